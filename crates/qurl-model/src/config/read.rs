@@ -1,0 +1,368 @@
+//! Reading `config.json`: both spellings in, refusals by name.
+//!
+//! Defaults of absent keys are those of the published classes. A JSON `null` counts as absent.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::{ConfigError, Dtype, Family, ModelConfig, Rope, RopeScaling};
+
+const MODEL_TYPES: &str = "qwen2, qwen3, llama, mistral (dense, full attention)";
+
+impl ModelConfig {
+    /// Reads and checks a `config.json`.
+    pub fn read(path: &Path) -> Result<ModelConfig, ConfigError> {
+        let file = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Io {
+            file: file.clone(),
+            source,
+        })?;
+        Self::from_json(&text, &file)
+    }
+
+    /// Parses the text of a `config.json`; `file` names it in messages.
+    pub fn from_json(text: &str, file: &str) -> Result<ModelConfig, ConfigError> {
+        let map: Map<String, Value> =
+            serde_json::from_str(text).map_err(|e| ConfigError::Json {
+                file: file.to_string(),
+                reason: e.to_string(),
+            })?;
+        let keys = Keys {
+            file,
+            prefix: "",
+            map: &map,
+        };
+        let family = family(&keys)?;
+        refuse_unsupported(&keys, family)?;
+
+        let hidden_size = keys.required_usize("hidden_size")?;
+        let num_heads = keys.required_usize("num_attention_heads")?;
+        let num_kv_heads = match (keys.usize("num_key_value_heads")?, family) {
+            (Some(n), _) => n,
+            (None, Family::Llama) => num_heads,
+            (None, _) => keys.required_usize("num_key_value_heads")?,
+        };
+        let head_dim = match (keys.usize("head_dim")?, family) {
+            (Some(n), _) => n,
+            (None, Family::Qwen3) => 128,
+            (None, _) if num_heads > 0 && hidden_size.is_multiple_of(num_heads) => {
+                hidden_size / num_heads
+            }
+            (None, _) => {
+                let expected = format!(
+                    "a multiple of num_attention_heads = {num_heads} where head_dim is not given"
+                );
+                return Err(keys.invalid("hidden_size", &expected));
+            }
+        };
+        let max_position_embeddings = keys.required_usize("max_position_embeddings")?;
+        let (default_bos, default_eos) = match family {
+            Family::Llama | Family::Mistral => (Some(1), vec![2]),
+            Family::Qwen2 | Family::Qwen3 => (None, Vec::new()),
+        };
+        let config = ModelConfig {
+            family,
+            vocab_size: keys.required_usize("vocab_size")?,
+            hidden_size,
+            intermediate_size: keys.required_usize("intermediate_size")?,
+            num_layers: keys.required_usize("num_hidden_layers")?,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            rms_norm_eps: keys.f64("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+            rope: rope(&keys, max_position_embeddings)?,
+            max_position_embeddings,
+            tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(false),
+            qkv_bias: family.has_qkv_bias(),
+            qk_norm: family.has_qk_norm(),
+            bos_token_id: if map.contains_key("bos_token_id") {
+                keys.token("bos_token_id")?
+            } else {
+                default_bos
+            },
+            eos_token_ids: if map.contains_key("eos_token_id") {
+                keys.tokens("eos_token_id")?
+            } else {
+                default_eos
+            },
+            pad_token_id: keys.token("pad_token_id")?,
+            initializer_range: keys.f64("initializer_range")?.unwrap_or(0.02) as f32,
+            dtype: dtype(&keys)?,
+        };
+        config.check(file)?;
+        Ok(config)
+    }
+}
+
+fn family(keys: &Keys) -> Result<Family, ConfigError> {
+    let Some(model_type) = keys.str("model_type")? else {
+        return Err(keys.missing("model_type", MODEL_TYPES));
+    };
+    Family::ALL
+        .into_iter()
+        .find(|family| family.model_type() == model_type)
+        .ok_or_else(|| keys.unsupported("model_type", MODEL_TYPES))
+}
+
+/// Everything that would change the computation and is not implemented.
+fn refuse_unsupported(keys: &Keys, family: Family) -> Result<(), ConfigError> {
+    let activation = keys.str("hidden_act")?;
+    if activation.is_some_and(|name| name != "silu" && name != "swish") {
+        return Err(keys.unsupported("hidden_act", "silu"));
+    }
+    for key in [
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+        "moe_intermediate_size",
+    ] {
+        if keys.get(key).is_some_and(|value| value.as_u64() != Some(0)) {
+            return Err(keys.unsupported(key, "dense models only (no mixture of experts)"));
+        }
+    }
+    match family {
+        Family::Qwen2 | Family::Qwen3 => {
+            if keys.bool("use_sliding_window")?.unwrap_or(false) {
+                return Err(keys.unsupported("use_sliding_window", "false (full attention)"));
+            }
+        }
+        Family::Mistral => {
+            if !keys.map.contains_key("sliding_window") {
+                let absent = "null (full attention); where the key is absent, Mistral means 4096";
+                return Err(keys.missing("sliding_window", absent));
+            }
+            if keys.get("sliding_window").is_some() {
+                return Err(keys.unsupported("sliding_window", "null (full attention)"));
+            }
+        }
+        Family::Llama => {}
+    }
+    if family != Family::Qwen2 && keys.bool("attention_bias")?.unwrap_or(false) {
+        return Err(keys.unsupported(
+            "attention_bias",
+            "false (only Qwen2 has biases, on query, key and value)",
+        ));
+    }
+    if keys.bool("mlp_bias")?.unwrap_or(false) {
+        return Err(keys.unsupported("mlp_bias", "false"));
+    }
+    if let Some(types) = keys.get("layer_types") {
+        let full = |kind: &Value| kind.as_str() == Some("full_attention");
+        if !types.as_array().is_some_and(|list| list.iter().all(full)) {
+            return Err(keys.unsupported("layer_types", "full_attention in every layer"));
+        }
+    }
+    if keys.get("quantization_config").is_some() {
+        return Err(keys.unsupported("quantization_config", "weights stored as f32, bf16 or f16"));
+    }
+    Ok(())
+}
+
+fn dtype(keys: &Keys) -> Result<Dtype, ConfigError> {
+    let key = if keys.get("dtype").is_some() {
+        "dtype"
+    } else {
+        "torch_dtype"
+    };
+    match keys.str(key)?.map(|name| name.trim_start_matches("torch.")) {
+        None | Some("float32") => Ok(Dtype::F32),
+        Some("bfloat16") => Ok(Dtype::Bf16),
+        Some("float16") => Ok(Dtype::F16),
+        Some(_) => Err(keys.unsupported(key, "float32, bfloat16, float16")),
+    }
+}
+
+/// `rope_theta` and `rope_scaling` (old) or `rope_parameters` (new); where both are given they must agree.
+fn rope(keys: &Keys, max_position_embeddings: usize) -> Result<Rope, ConfigError> {
+    let refuse_partial = |keys: &Keys| match keys.f64("partial_rotary_factor")? {
+        Some(share) if share != 1.0 => {
+            Err(keys.unsupported("partial_rotary_factor", "1.0 (whole heads)"))
+        }
+        _ => Ok(()),
+    };
+    refuse_partial(keys)?;
+    let old_theta = keys.f64("rope_theta")?;
+    let old = keys.object("rope_scaling", "rope_scaling.")?;
+    let new = keys.object("rope_parameters", "rope_parameters.")?;
+
+    let mut theta = old_theta;
+    let mut scaling = None;
+    for (name, group) in [("rope_scaling", &old), ("rope_parameters", &new)] {
+        let Some(group) = group else { continue };
+        if group.map.values().any(Value::is_object) {
+            return Err(keys.unsupported(name, "one set of parameters for all layers"));
+        }
+        refuse_partial(group)?;
+        if let Some(inner) = group.f64("rope_theta")? {
+            if theta.is_some_and(|outer| outer != inner) {
+                let expected = format!(
+                    "the same value as the other rope_theta, {}",
+                    theta.unwrap_or(inner)
+                );
+                return Err(group.invalid("rope_theta", &expected));
+            }
+            theta = Some(inner);
+        }
+        let this = rope_scaling(group, max_position_embeddings)?;
+        if scaling.is_some_and(|other| other != this) {
+            return Err(keys.invalid(name, "the same scaling as rope_scaling"));
+        }
+        scaling = Some(this);
+    }
+    Ok(Rope {
+        theta: theta.unwrap_or(1e4),
+        scaling: scaling.unwrap_or(RopeScaling::None),
+    })
+}
+
+fn rope_scaling(keys: &Keys, max_position_embeddings: usize) -> Result<RopeScaling, ConfigError> {
+    let key = if keys.get("rope_type").is_some() {
+        "rope_type"
+    } else {
+        "type"
+    };
+    match keys.str(key)? {
+        None | Some("default") => Ok(RopeScaling::None),
+        Some("linear") => Ok(RopeScaling::Linear {
+            factor: keys.required_f64("factor")?,
+        }),
+        Some("llama3") => Ok(RopeScaling::Llama3 {
+            factor: keys.required_f64("factor")?,
+            low_freq_factor: keys.required_f64("low_freq_factor")?,
+            high_freq_factor: keys.required_f64("high_freq_factor")?,
+            original_max_position_embeddings: keys
+                .usize("original_max_position_embeddings")?
+                .unwrap_or(max_position_embeddings),
+        }),
+        Some(_) => Err(keys.unsupported(key, "default, linear, llama3")),
+    }
+}
+
+/// Typed access to one JSON object, with errors that name the file and the whole key.
+struct Keys<'a> {
+    file: &'a str,
+    prefix: &'static str,
+    map: &'a Map<String, Value>,
+}
+
+impl<'a> Keys<'a> {
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    fn found(&self, key: &str) -> String {
+        self.map
+            .get(key)
+            .map_or_else(|| "absent".to_string(), Value::to_string)
+    }
+
+    fn full(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    fn invalid(&self, key: &str, expected: &str) -> ConfigError {
+        ConfigError::Invalid {
+            file: self.file.to_string(),
+            key: self.full(key),
+            found: self.found(key),
+            expected: expected.to_string(),
+        }
+    }
+
+    fn unsupported(&self, key: &str, supported: &str) -> ConfigError {
+        ConfigError::Unsupported {
+            file: self.file.to_string(),
+            key: self.full(key),
+            found: self.found(key),
+            supported: supported.to_string(),
+        }
+    }
+
+    fn missing(&self, key: &str, expected: &str) -> ConfigError {
+        ConfigError::Missing {
+            file: self.file.to_string(),
+            key: self.full(key),
+            expected: expected.to_string(),
+        }
+    }
+
+    /// The value through `convert`, `None` where absent.
+    fn typed<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        convert: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, ConfigError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(value) => convert(value)
+                .map(Some)
+                .ok_or_else(|| self.invalid(key, expected)),
+        }
+    }
+
+    fn usize(&self, key: &str) -> Result<Option<usize>, ConfigError> {
+        self.typed(key, "a whole number", |v| {
+            v.as_u64().and_then(|n| usize::try_from(n).ok())
+        })
+    }
+
+    fn required_usize(&self, key: &str) -> Result<usize, ConfigError> {
+        self.usize(key)?
+            .ok_or_else(|| self.missing(key, "a whole number"))
+    }
+
+    fn f64(&self, key: &str) -> Result<Option<f64>, ConfigError> {
+        self.typed(key, "a number", Value::as_f64)
+    }
+
+    fn required_f64(&self, key: &str) -> Result<f64, ConfigError> {
+        self.f64(key)?.ok_or_else(|| self.missing(key, "a number"))
+    }
+
+    fn bool(&self, key: &str) -> Result<Option<bool>, ConfigError> {
+        self.typed(key, "true or false", Value::as_bool)
+    }
+
+    fn str(&self, key: &str) -> Result<Option<&'a str>, ConfigError> {
+        self.typed(key, "a text", Value::as_str)
+    }
+
+    fn object(&self, key: &str, prefix: &'static str) -> Result<Option<Keys<'a>>, ConfigError> {
+        let map = self.typed(key, "an object", Value::as_object)?;
+        Ok(map.map(|map| Keys {
+            file: self.file,
+            prefix,
+            map,
+        }))
+    }
+
+    /// A token id; -1 is an old way to say that there is none.
+    fn token(&self, key: &str) -> Result<Option<u32>, ConfigError> {
+        if self
+            .get(key)
+            .is_some_and(|value| value.as_i64() == Some(-1))
+        {
+            return Ok(None);
+        }
+        self.typed(key, "a token id", token_id)
+    }
+
+    /// A token id or a list of them.
+    fn tokens(&self, key: &str) -> Result<Vec<u32>, ConfigError> {
+        let ids = self.typed(
+            key,
+            "a token id or a list of token ids",
+            |value| match value {
+                Value::Array(list) => list.iter().map(token_id).collect(),
+                one => token_id(one).map(|id| vec![id]),
+            },
+        )?;
+        Ok(ids.unwrap_or_default())
+    }
+}
+
+fn token_id(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|n| u32::try_from(n).ok())
+}

@@ -1,0 +1,13 @@
+//! One architecture family (RMSNorm, RoPE, grouped-query attention, SwiGLU) covers every model we train:
+//! Qwen2/2.5, Qwen3, Llama, Mistral and the DeepSeek-R1 distillations.
+//!
+//! The host side reads and writes Hugging Face directories: [`config`] checks `config.json`, [`params`]
+//! lays the weights out as one plain tree. [`rng`] holds the counter-based random numbers that
+//! initialisation and sampling share.
+
+pub mod config;
+pub mod params;
+pub mod rng;
+
+pub use config::{ConfigError, Dims, Dtype, Family, ModelConfig, Rope, RopeScaling};
+pub use params::{LayerParams, ParamInfo, ParamKind, Params};
