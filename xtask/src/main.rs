@@ -1,0 +1,97 @@
+//! `cargo xtask`: the chores of the project in plain Rust, so that a machine with a Rust
+//! toolchain needs nothing else to run them.
+//!
+//! `cargo xtask test` is the one gate: a change that passes it is fit to be committed, and
+//! `.ci/run` does nothing but call it. It first brings in what a minimal toolchain lacks
+//! ([`toolchain`]), then runs the stages of [`stages::GATE`] in order and stops at the first
+//! that fails.
+
+mod stages;
+mod toolchain;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const HELP: &str = "\
+Usage: cargo xtask COMMAND
+
+Commands:
+  test   formatting, clippy, all tests and doc tests; stops at the first failure.
+         Adds rustfmt and clippy to the toolchain where they are missing.
+  help   this text
+
+Exit status: 0 when all is well, 1 when a stage failed, 2 on bad usage.";
+
+/// What the command line asks for.
+#[derive(Debug, PartialEq)]
+enum Command {
+    Test,
+    Help,
+}
+
+fn parse(arguments: &[String]) -> Result<Command, String> {
+    match arguments {
+        [] => Err("a command is missing".to_string()),
+        [name] => match name.as_str() {
+            "test" => Ok(Command::Test),
+            "help" | "-h" | "--help" => Ok(Command::Help),
+            other => Err(format!("no command '{other}'")),
+        },
+        [_, extra, ..] => Err(format!("unexpected argument '{extra}'")),
+    }
+}
+
+/// The workspace root: the folder above this package, which cargo names at run time.
+fn workspace_root() -> Result<PathBuf, String> {
+    std::env::var_os("CARGO_MANIFEST_DIR")
+        .as_deref()
+        .and_then(|package| Path::new(package).parent())
+        .map(Path::to_path_buf)
+        .ok_or_else(|| "CARGO_MANIFEST_DIR is not set: call this as `cargo xtask`".to_string())
+}
+
+fn test() -> Result<(), String> {
+    let root = workspace_root()?;
+    toolchain::complete(&root)?;
+    stages::run_all(&root, stages::GATE)
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match parse(&arguments) {
+        Ok(Command::Help) => {
+            println!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Ok(Command::Test) => test(),
+        Err(message) => {
+            eprintln!("xtask: {message}\n\n{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_words(words: &[&str]) -> Result<Command, String> {
+        parse(&words.iter().map(|w| w.to_string()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn commands_are_recognised_and_mistakes_named() {
+        assert_eq!(parse_words(&["test"]), Ok(Command::Test));
+        assert_eq!(parse_words(&["--help"]), Ok(Command::Help));
+        assert!(parse_words(&[]).unwrap_err().contains("missing"));
+        assert!(parse_words(&["tset"]).unwrap_err().contains("'tset'"));
+        assert!(parse_words(&["test", "now"]).unwrap_err().contains("'now'"));
+    }
+}
