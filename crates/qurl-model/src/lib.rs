@@ -6,8 +6,13 @@
 //! initialisation and sampling share.
 
 pub mod config;
+pub mod generation;
+pub mod hf;
+mod keys;
 pub mod params;
 pub mod rng;
 
 pub use config::{ConfigError, Dims, Dtype, Family, ModelConfig, Rope, RopeScaling};
+pub use generation::GenerationConfig;
+pub use hf::{HfError, LoadedModel};
 pub use params::{LayerParams, ParamInfo, ParamKind, Params};

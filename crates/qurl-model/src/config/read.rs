@@ -4,35 +4,23 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{ConfigError, Dtype, Family, ModelConfig, Rope, RopeScaling};
+use crate::keys::{Keys, parse_object, read_text};
 
 const MODEL_TYPES: &str = "qwen2, qwen3, llama, mistral (dense, full attention)";
 
 impl ModelConfig {
     /// Reads and checks a `config.json`.
     pub fn read(path: &Path) -> Result<ModelConfig, ConfigError> {
-        let file = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Io {
-            file: file.clone(),
-            source,
-        })?;
-        Self::from_json(&text, &file)
+        Self::from_json(&read_text(path)?, &path.display().to_string())
     }
 
     /// Parses the text of a `config.json`; `file` names it in messages.
     pub fn from_json(text: &str, file: &str) -> Result<ModelConfig, ConfigError> {
-        let map: Map<String, Value> =
-            serde_json::from_str(text).map_err(|e| ConfigError::Json {
-                file: file.to_string(),
-                reason: e.to_string(),
-            })?;
-        let keys = Keys {
-            file,
-            prefix: "",
-            map: &map,
-        };
+        let map = parse_object(text, file)?;
+        let keys = Keys::new(file, &map);
         let family = family(&keys)?;
         refuse_unsupported(&keys, family)?;
 
@@ -237,132 +225,4 @@ fn rope_scaling(keys: &Keys, max_position_embeddings: usize) -> Result<RopeScali
         }),
         Some(_) => Err(keys.unsupported(key, "default, linear, llama3")),
     }
-}
-
-/// Typed access to one JSON object, with errors that name the file and the whole key.
-struct Keys<'a> {
-    file: &'a str,
-    prefix: &'static str,
-    map: &'a Map<String, Value>,
-}
-
-impl<'a> Keys<'a> {
-    fn get(&self, key: &str) -> Option<&'a Value> {
-        self.map.get(key).filter(|value| !value.is_null())
-    }
-
-    fn found(&self, key: &str) -> String {
-        self.map
-            .get(key)
-            .map_or_else(|| "absent".to_string(), Value::to_string)
-    }
-
-    fn full(&self, key: &str) -> String {
-        format!("{}{key}", self.prefix)
-    }
-
-    fn invalid(&self, key: &str, expected: &str) -> ConfigError {
-        ConfigError::Invalid {
-            file: self.file.to_string(),
-            key: self.full(key),
-            found: self.found(key),
-            expected: expected.to_string(),
-        }
-    }
-
-    fn unsupported(&self, key: &str, supported: &str) -> ConfigError {
-        ConfigError::Unsupported {
-            file: self.file.to_string(),
-            key: self.full(key),
-            found: self.found(key),
-            supported: supported.to_string(),
-        }
-    }
-
-    fn missing(&self, key: &str, expected: &str) -> ConfigError {
-        ConfigError::Missing {
-            file: self.file.to_string(),
-            key: self.full(key),
-            expected: expected.to_string(),
-        }
-    }
-
-    /// The value through `convert`, `None` where absent.
-    fn typed<T>(
-        &self,
-        key: &str,
-        expected: &str,
-        convert: impl Fn(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, ConfigError> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(value) => convert(value)
-                .map(Some)
-                .ok_or_else(|| self.invalid(key, expected)),
-        }
-    }
-
-    fn usize(&self, key: &str) -> Result<Option<usize>, ConfigError> {
-        self.typed(key, "a whole number", |v| {
-            v.as_u64().and_then(|n| usize::try_from(n).ok())
-        })
-    }
-
-    fn required_usize(&self, key: &str) -> Result<usize, ConfigError> {
-        self.usize(key)?
-            .ok_or_else(|| self.missing(key, "a whole number"))
-    }
-
-    fn f64(&self, key: &str) -> Result<Option<f64>, ConfigError> {
-        self.typed(key, "a number", Value::as_f64)
-    }
-
-    fn required_f64(&self, key: &str) -> Result<f64, ConfigError> {
-        self.f64(key)?.ok_or_else(|| self.missing(key, "a number"))
-    }
-
-    fn bool(&self, key: &str) -> Result<Option<bool>, ConfigError> {
-        self.typed(key, "true or false", Value::as_bool)
-    }
-
-    fn str(&self, key: &str) -> Result<Option<&'a str>, ConfigError> {
-        self.typed(key, "a text", Value::as_str)
-    }
-
-    fn object(&self, key: &str, prefix: &'static str) -> Result<Option<Keys<'a>>, ConfigError> {
-        let map = self.typed(key, "an object", Value::as_object)?;
-        Ok(map.map(|map| Keys {
-            file: self.file,
-            prefix,
-            map,
-        }))
-    }
-
-    /// A token id; -1 is an old way to say that there is none.
-    fn token(&self, key: &str) -> Result<Option<u32>, ConfigError> {
-        if self
-            .get(key)
-            .is_some_and(|value| value.as_i64() == Some(-1))
-        {
-            return Ok(None);
-        }
-        self.typed(key, "a token id", token_id)
-    }
-
-    /// A token id or a list of them.
-    fn tokens(&self, key: &str) -> Result<Vec<u32>, ConfigError> {
-        let ids = self.typed(
-            key,
-            "a token id or a list of token ids",
-            |value| match value {
-                Value::Array(list) => list.iter().map(token_id).collect(),
-                one => token_id(one).map(|id| vec![id]),
-            },
-        )?;
-        Ok(ids.unwrap_or_default())
-    }
-}
-
-fn token_id(value: &Value) -> Option<u32> {
-    value.as_u64().and_then(|n| u32::try_from(n).ok())
 }

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{Family, ModelConfig, RopeScaling};
+use crate::keys::short_f32;
 
 /// Which class of the reader's library a saved directory is meant for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,12 +43,12 @@ impl ModelConfig {
         put("num_key_value_heads", json!(self.num_kv_heads));
         put("head_dim", json!(self.head_dim));
         put("hidden_act", json!("silu"));
-        put("rms_norm_eps", short(self.rms_norm_eps));
+        put("rms_norm_eps", short_f32(self.rms_norm_eps));
         put(
             "max_position_embeddings",
             json!(self.max_position_embeddings),
         );
-        put("initializer_range", short(self.initializer_range));
+        put("initializer_range", short_f32(self.initializer_range));
         put("tie_word_embeddings", json!(self.tie_word_embeddings));
         put("attention_dropout", json!(0.0));
         put("use_cache", json!(true));
@@ -113,12 +114,4 @@ impl ModelConfig {
         };
         value.as_object().cloned()
     }
-}
-
-/// An f32 as the shortest decimal that reads back as the same f32: 1e-6 rather than 9.99999997e-7.
-fn short(value: f32) -> Value {
-    value
-        .to_string()
-        .parse::<f64>()
-        .map_or_else(|_| json!(value), |v| json!(v))
 }

@@ -1,0 +1,87 @@
+//! Hugging Face model directories, in and out.
+//!
+//! [`load`] maps the weight files, checks every tensor against what `config.json` promises and converts
+//! to f32 on all threads; [`save`] writes a directory that transformers loads. Whatever is wrong is an
+//! [`HfError`] that names the file, the tensor, what was expected and what was found: a model that
+//! loads is complete, of the right shape and finite.
+
+mod checkpoint;
+mod convert;
+mod error;
+mod save;
+mod staged;
+
+use std::path::Path;
+
+pub use error::HfError;
+pub use save::{SaveOptions, save};
+
+use crate::config::ModelConfig;
+use crate::generation::GenerationConfig;
+use crate::params::{LeafLayout, Params, hf_names};
+use checkpoint::Checkpoint;
+
+const EMBED: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+const VALUE_HEAD: &str = "score.weight";
+
+/// A model as it came from a directory.
+#[derive(Clone, Debug)]
+pub struct LoadedModel {
+    /// The checked configuration; `dtype` is that of the stored embedding.
+    pub config: ModelConfig,
+    /// The weights in f32.
+    pub params: Params<Vec<f32>>,
+    /// Sampling defaults and stop tokens.
+    pub generation: GenerationConfig,
+    /// Tensors in the files that the model does not use, to be shown as a warning.
+    pub unused_tensors: Vec<String>,
+}
+
+/// Loads a model directory: `config.json`, `generation_config.json` and the weights.
+///
+/// A `score.weight` makes it a critic: it is loaded as the value head, and an output head that the
+/// files then leave out is not missed (it is treated as tied).
+pub fn load(dir: &Path) -> Result<LoadedModel, HfError> {
+    let mut config = ModelConfig::read(&dir.join("config.json"))?;
+    let generation = GenerationConfig::load(dir, &config)?;
+    let checkpoint = Checkpoint::open(dir)?;
+    let value_head = checkpoint.contains(VALUE_HEAD);
+    if value_head && !checkpoint.contains(HEAD) {
+        config.tie_word_embeddings = true;
+    }
+    let layout = hf_names(&config, value_head);
+    if let Some(dtype) = checkpoint.dtype(EMBED)? {
+        config.dtype = dtype;
+    }
+    if config.tie_word_embeddings && checkpoint.contains(HEAD) {
+        checkpoint.check_equal(EMBED, HEAD)?;
+    }
+    let unused_tensors = unused(&checkpoint, &layout, &config);
+    let params = layout.try_map(|leaf| checkpoint.read_leaf(&leaf))?;
+    Ok(LoadedModel {
+        config,
+        params,
+        generation,
+        unused_tensors,
+    })
+}
+
+/// Names in the files that no leaf asks for, without the buffers that old versions stored.
+fn unused(
+    checkpoint: &Checkpoint,
+    layout: &Params<LeafLayout>,
+    config: &ModelConfig,
+) -> Vec<String> {
+    let used: std::collections::HashSet<&str> = layout
+        .iter()
+        .flat_map(|leaf| leaf.tensors.iter().map(|tensor| tensor.name.as_str()))
+        .collect();
+    checkpoint
+        .names()
+        .filter(|name| !used.contains(name))
+        .filter(|name| !name.ends_with("rotary_emb.inv_freq"))
+        .filter(|name| !(config.tie_word_embeddings && *name == HEAD))
+        .map(str::to_string)
+        .collect()
+}

@@ -1,0 +1,305 @@
+//! The weight files of a directory as one read-only set of named tensors.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use qurl_kernels::mmap::{Mapped, map_file};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Metadata, SafeTensorError};
+use serde_json::{Map, Value};
+
+use super::convert::to_f32;
+use super::error::HfError;
+use crate::config::Dtype;
+use crate::params::{HfTensor, LeafLayout};
+
+pub(super) const SINGLE: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+
+/// One mapped weight file.
+struct Shard {
+    path: PathBuf,
+    bytes: Mapped,
+    data_start: usize,
+    metadata: Metadata,
+}
+
+/// All weight files, with every tensor's place.
+pub(super) struct Checkpoint {
+    dir: PathBuf,
+    shards: Vec<Shard>,
+    /// tensor -> index into `shards`
+    places: BTreeMap<String, usize>,
+    /// tensor -> file, as the index promises; empty for a single file
+    promised: BTreeMap<String, PathBuf>,
+}
+
+/// A tensor in a mapped file.
+struct Stored<'a> {
+    file: &'a Path,
+    dtype: Dtype,
+    shape: &'a [usize],
+    bytes: &'a [u8],
+}
+
+impl Checkpoint {
+    /// Maps `model.safetensors`, or every shard that `model.safetensors.index.json` names.
+    pub fn open(dir: &Path) -> Result<Checkpoint, HfError> {
+        let single = dir.join(SINGLE);
+        let index = dir.join(INDEX);
+        let (files, promised) = if single.exists() {
+            (vec![single], BTreeMap::new())
+        } else if index.exists() {
+            let promised = read_index(dir, &index)?;
+            let files: BTreeSet<PathBuf> = promised.values().cloned().collect();
+            if let Some(missing) = files.iter().find(|file| !file.exists()) {
+                let shard = missing.file_name().unwrap_or_default();
+                return Err(HfError::MissingShard {
+                    index,
+                    shard: shard.to_string_lossy().into_owned(),
+                });
+            }
+            (files.into_iter().collect(), promised)
+        } else {
+            let pickled = dir.join("pytorch_model.bin").exists()
+                || dir.join("pytorch_model.bin.index.json").exists();
+            return Err(HfError::NoWeights {
+                dir: dir.to_path_buf(),
+                hint: if pickled {
+                    "; pytorch_model.bin is not read, convert it to safetensors"
+                } else {
+                    ""
+                },
+            });
+        };
+        let mut checkpoint = Checkpoint {
+            dir: dir.to_path_buf(),
+            shards: Vec::with_capacity(files.len()),
+            places: BTreeMap::new(),
+            promised,
+        };
+        for file in files {
+            checkpoint.add(Shard::open(file)?)?;
+        }
+        Ok(checkpoint)
+    }
+
+    fn add(&mut self, shard: Shard) -> Result<(), HfError> {
+        let at = self.shards.len();
+        for name in shard.metadata.offset_keys() {
+            if let Some(&earlier) = self.places.get(&name) {
+                return Err(HfError::Duplicate {
+                    tensor: name,
+                    first: self.shards[earlier].path.clone(),
+                    second: shard.path,
+                });
+            }
+            self.places.insert(name, at);
+        }
+        self.shards.push(shard);
+        Ok(())
+    }
+
+    /// All tensor names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.places.keys().map(String::as_str)
+    }
+
+    /// Whether any file holds the tensor.
+    pub fn contains(&self, tensor: &str) -> bool {
+        self.places.contains_key(tensor)
+    }
+
+    /// How a tensor is stored; `None` where it is missing.
+    pub fn dtype(&self, tensor: &str) -> Result<Option<Dtype>, HfError> {
+        Ok(self.find(tensor)?.map(|stored| stored.dtype))
+    }
+
+    /// An error unless both tensors are stored with the same bytes.
+    pub fn check_equal(&self, a: &str, b: &str) -> Result<(), HfError> {
+        match (self.find(a)?, self.find(b)?) {
+            (Some(one), Some(other)) if one.bytes != other.bytes => Err(HfError::TiedHeadDiffers {
+                file: other.file.to_path_buf(),
+                tensor: b.to_string(),
+                tied_to: a.to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gathers the tensors of one fused leaf into one vector.
+    pub fn read_leaf(&self, leaf: &LeafLayout) -> Result<Vec<f32>, HfError> {
+        let stored = leaf
+            .tensors
+            .iter()
+            .map(|tensor| self.expect(tensor))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut values = vec![0.0; leaf.info.len()];
+        let mut rest = values.as_mut_slice();
+        for (tensor, stored) in leaf.tensors.iter().zip(stored) {
+            let (part, after) = rest.split_at_mut(tensor.len());
+            rest = after;
+            to_f32(stored.bytes, stored.dtype, part).map_err(|bad| HfError::NotFinite {
+                file: stored.file.to_path_buf(),
+                tensor: tensor.name.clone(),
+                index: bad.index,
+                value: bad.value,
+                dtype: stored.dtype.name(),
+            })?;
+        }
+        Ok(values)
+    }
+
+    /// The stored tensor with the shape that the model asks for.
+    fn expect(&self, tensor: &HfTensor) -> Result<Stored<'_>, HfError> {
+        let Some(stored) = self.find(&tensor.name)? else {
+            let single = (self.shards.len() == 1).then(|| self.shards[0].path.clone());
+            let promised = self.promised.get(&tensor.name).cloned();
+            return Err(HfError::MissingTensor {
+                file: promised.or(single).unwrap_or_else(|| self.dir.clone()),
+                tensor: tensor.name.clone(),
+                expected: tensor.shape.clone(),
+            });
+        };
+        if stored.shape != tensor.shape {
+            return Err(HfError::Shape {
+                file: stored.file.to_path_buf(),
+                tensor: tensor.name.clone(),
+                expected: tensor.shape.clone(),
+                found: stored.shape.to_vec(),
+            });
+        }
+        Ok(stored)
+    }
+
+    fn find(&self, tensor: &str) -> Result<Option<Stored<'_>>, HfError> {
+        let Some(shard) = self.places.get(tensor).map(|&at| &self.shards[at]) else {
+            return Ok(None);
+        };
+        let Some(info) = shard.metadata.info(tensor) else {
+            return Ok(None);
+        };
+        let dtype = match info.dtype {
+            safetensors::Dtype::F32 => Dtype::F32,
+            safetensors::Dtype::BF16 => Dtype::Bf16,
+            safetensors::Dtype::F16 => Dtype::F16,
+            other => {
+                return Err(HfError::StoredAs {
+                    file: shard.path.clone(),
+                    tensor: tensor.to_string(),
+                    found: format!("{other:?}"),
+                });
+            }
+        };
+        let (start, end) = info.data_offsets;
+        let data = &shard.bytes[shard.data_start..];
+        let bytes = data.get(start..end).ok_or_else(|| HfError::Header {
+            file: shard.path.clone(),
+            reason: format!(
+                "tensor {tensor} lies at bytes {start}..{end} of {}",
+                data.len()
+            ),
+        })?;
+        Ok(Some(Stored {
+            file: &shard.path,
+            dtype,
+            shape: &info.shape,
+            bytes,
+        }))
+    }
+}
+
+impl Shard {
+    fn open(path: PathBuf) -> Result<Shard, HfError> {
+        let bytes = map_file(&path).map_err(|source| HfError::Io {
+            file: path.clone(),
+            action: "be read",
+            source,
+        })?;
+        match SafeTensors::read_metadata(&bytes) {
+            Ok((header, metadata)) => Ok(Shard {
+                data_start: 8 + header,
+                path,
+                bytes,
+                metadata,
+            }),
+            Err(error) => Err(header_error(path, &bytes, &error)),
+        }
+    }
+}
+
+/// A damaged file: says how long it should be where the header is readable.
+fn header_error(file: PathBuf, bytes: &[u8], error: &SafeTensorError) -> HfError {
+    let found = bytes.len() as u64;
+    match error {
+        SafeTensorError::HeaderTooSmall => HfError::Length {
+            file,
+            expected: 8,
+            found,
+        },
+        SafeTensorError::InvalidHeaderLength | SafeTensorError::MetadataIncompleteBuffer => {
+            match promised_length(bytes) {
+                Some(expected) => HfError::Length {
+                    file,
+                    expected,
+                    found,
+                },
+                None => HfError::Header {
+                    file,
+                    reason: error.to_string(),
+                },
+            }
+        }
+        _ => HfError::Header {
+            file,
+            reason: error.to_string(),
+        },
+    }
+}
+
+/// 8 bytes of length, the header, and data up to the largest offset (as far as the header is there).
+fn promised_length(bytes: &[u8]) -> Option<u64> {
+    let (length, rest) = bytes.split_first_chunk::<8>()?;
+    let length = u64::from_le_bytes(*length);
+    let Some(header) = usize::try_from(length).ok().and_then(|n| rest.get(..n)) else {
+        return length.checked_add(8);
+    };
+    let header: Map<String, Value> = serde_json::from_slice(header).ok()?;
+    let end = |info: &Value| info.get("data_offsets")?.get(1)?.as_u64();
+    let data = header.values().filter_map(end).max().unwrap_or(0);
+    length.checked_add(8)?.checked_add(data)
+}
+
+/// `weight_map` of the index, with file names turned into paths inside `dir`.
+fn read_index(dir: &Path, index: &Path) -> Result<BTreeMap<String, PathBuf>, HfError> {
+    let text = std::fs::read_to_string(index).map_err(|source| HfError::Io {
+        file: index.to_path_buf(),
+        action: "be read",
+        source,
+    })?;
+    let wrong = |found: String, expected| HfError::Index {
+        file: index.to_path_buf(),
+        found,
+        expected,
+    };
+    let value: Value = serde_json::from_str(&text)
+        .map_err(|error| wrong(format!("invalid JSON ({error})"), "a JSON object"))?;
+    let Some(map) = value.get("weight_map").and_then(Value::as_object) else {
+        let expected = "an object `weight_map` from tensors to files";
+        return Err(wrong("no `weight_map`".to_string(), expected));
+    };
+    map.iter()
+        .map(|(tensor, file)| {
+            let plain = file
+                .as_str()
+                .filter(|name| Path::new(name).file_name().is_some_and(|f| f == *name));
+            match plain {
+                Some(name) => Ok((tensor.clone(), dir.join(name))),
+                None => {
+                    let found = format!("`weight_map` sends {tensor} to {file}");
+                    Err(wrong(found, "the name of a file in the same directory"))
+                }
+            }
+        })
+        .collect()
+}

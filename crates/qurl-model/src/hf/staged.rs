@@ -1,0 +1,113 @@
+//! Files that appear all at once.
+//!
+//! Every file is first written under a temporary name and synced to disk; [`Staged::publish`] then
+//! renames them one after the other. Until then an existing directory stays as it was, and whatever is
+//! left of a failed attempt is removed.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::error::HfError;
+
+/// A set of files being written into one directory.
+pub(super) struct Staged {
+    dir: PathBuf,
+    /// (temporary path, final path), in the order of publication
+    files: Vec<(PathBuf, PathBuf)>,
+}
+
+impl Staged {
+    /// Starts a set in `dir`, which is created where needed.
+    pub fn new(dir: &Path) -> Result<Staged, HfError> {
+        std::fs::create_dir_all(dir).map_err(|source| HfError::Io {
+            file: dir.to_path_buf(),
+            action: "be created",
+            source,
+        })?;
+        Ok(Staged {
+            dir: dir.to_path_buf(),
+            files: Vec::new(),
+        })
+    }
+
+    /// Writes one file under its temporary name and syncs it.
+    pub fn write(
+        &mut self,
+        name: &str,
+        contents: impl FnOnce(&mut BufWriter<File>) -> Result<(), HfError>,
+    ) -> Result<(), HfError> {
+        let path = self.dir.join(name);
+        let temporary = self
+            .dir
+            .join(format!(".{name}.{}.part", std::process::id()));
+        self.files.push((temporary.clone(), path.clone()));
+        let failed = |source| HfError::Io {
+            file: path.clone(),
+            action: "be written",
+            source,
+        };
+        let mut writer =
+            BufWriter::with_capacity(1 << 20, File::create(&temporary).map_err(failed)?);
+        contents(&mut writer)?;
+        let file = writer
+            .into_inner()
+            .map_err(|error| failed(error.into_error()))?;
+        file.sync_all().map_err(failed)
+    }
+
+    /// Writes a file from bytes at hand.
+    pub fn write_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<(), HfError> {
+        let path = self.dir.join(name);
+        self.write(name, |file| {
+            file.write_all(bytes).map_err(|source| HfError::Io {
+                file: path,
+                action: "be written",
+                source,
+            })
+        })
+    }
+
+    /// Gives every file its name, removes the `stale` ones and syncs the directory.
+    pub fn publish(mut self, stale: &[PathBuf]) -> Result<(), HfError> {
+        let failed = |file: &Path, action| {
+            let file = file.to_path_buf();
+            move |source| HfError::Io {
+                file,
+                action,
+                source,
+            }
+        };
+        for (temporary, path) in std::mem::take(&mut self.files) {
+            std::fs::rename(&temporary, &path).map_err(failed(&path, "be renamed into place"))?;
+        }
+        for path in stale {
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(failed(path, "be removed")(error));
+                }
+                _ => {}
+            }
+        }
+        sync_dir(&self.dir).map_err(failed(&self.dir, "be synced"))
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        for (temporary, _) in &self.files {
+            // Nothing to report to: the attempt already failed with the error that matters.
+            let _ = std::fs::remove_file(temporary);
+        }
+    }
+}
+
+#[cfg(unix)]
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(not(unix))]
+fn sync_dir(_dir: &Path) -> io::Result<()> {
+    Ok(())
+}
