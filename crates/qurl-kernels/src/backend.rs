@@ -1,0 +1,261 @@
+//! The operations that models, the rollout engine and the trainer are written with.
+//!
+//! They are coarse, one for each thing a transformer does, so that a backend can fuse as it likes inside. Tensors are
+//! opaque: a backend decides where they live and how activations are stored. Operations do not fail one by one (a
+//! device would report later anyway); what can fail is taking memory and reading results back, and those return
+//! errors. Shapes are the caller's responsibility: a wrong one is a bug in this project and panics.
+//!
+//! Rows are tokens. Every operation treats its rows independently and sums in an order that depends on nothing but
+//! the row (or, for gradients of weights, on the order of the rows).
+
+use crate::Format;
+pub use crate::cpu::adamw::AdamW;
+pub use crate::cpu::attention::{Heads, Span};
+pub use crate::cpu::head::{HeadGradient, HeadOutput};
+pub use crate::cpu::kv::KvFormat;
+pub use crate::cpu::norm::Rows;
+
+/// What can go wrong on a backend.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BackendError {
+    /// The memory asked for is not there.
+    #[error("out of memory on {device}: {need} bytes asked for {what}")]
+    OutOfMemory {
+        /// Where.
+        device: String,
+        /// How much.
+        need: usize,
+        /// What for.
+        what: String,
+    },
+    /// Weights cannot be packed.
+    #[error("cannot pack weights as {format}: {reason}")]
+    Pack {
+        /// The format asked for.
+        format: Format,
+        /// What is wrong with the weights.
+        reason: String,
+    },
+}
+
+/// How the product of a linear layer meets the old content of its output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Overwrite.
+    Store,
+    /// Add (residual connections, gradients that flow together).
+    Add,
+}
+
+/// A set of rotary tables `[positions, head_dim / 2]`.
+pub struct Rope<'a, T> {
+    /// Cosines.
+    pub cos: &'a T,
+    /// Sines.
+    pub sin: &'a T,
+}
+
+/// A place that computes: see the module's text.
+pub trait Backend: Send + Sync + 'static {
+    /// A buffer of numbers.
+    type Tensor: Send + Sync;
+    /// A linear layer's weights, packed.
+    type Weight: Send + Sync;
+    /// Keys and values of one layer, in pages.
+    type Kv: Send + Sync;
+
+    /// One line for people: what this is and how fast it may be.
+    fn describe(&self) -> String;
+
+    /// A tensor of zeros.
+    fn zeros(&self, len: usize) -> Result<Self::Tensor, BackendError>;
+    /// A tensor with these values.
+    fn upload(&self, values: &[f32]) -> Result<Self::Tensor, BackendError>;
+    /// The first `len` values of a tensor.
+    fn download(&self, tensor: &Self::Tensor, len: usize) -> Result<Vec<f32>, BackendError>;
+    /// Overwrites the beginning of a tensor.
+    fn write(&self, tensor: &mut Self::Tensor, values: &[f32]);
+    /// Copies the first `len` values.
+    fn copy(&self, from: &Self::Tensor, to: &mut Self::Tensor, len: usize);
+    /// Sets the first `len` values to zero.
+    fn clear(&self, tensor: &mut Self::Tensor, len: usize);
+    /// Number of values.
+    fn len(&self, tensor: &Self::Tensor) -> usize;
+
+    /// Packs weights `[n, k]`; `trained` keeps what the gradient of the input needs too.
+    fn pack(
+        &self,
+        weights: &Self::Tensor,
+        n: usize,
+        k: usize,
+        format: Format,
+        trained: bool,
+    ) -> Result<Self::Weight, BackendError>;
+    /// Packs changed weights of the same shape into the same memory.
+    fn repack(&self, weights: &Self::Tensor, packed: &mut Self::Weight) -> Result<(), BackendError>;
+    /// Bytes of packed weights that a forward product reads.
+    fn weight_bytes(&self, packed: &Self::Weight) -> usize;
+
+    /// `out[i] = table[ids[i]]` with rows of `d`: embeddings, and picking rows.
+    fn gather(&self, table: &Self::Tensor, ids: &[u32], d: usize, out: &mut Self::Tensor);
+    /// `table[ids[i]] += rows[i]`, in the order of i.
+    fn scatter_add(&self, rows: &Self::Tensor, ids: &[u32], d: usize, table: &mut Self::Tensor);
+
+    /// `out = rmsnorm(x) * gain` over rows of `width`.
+    fn rmsnorm(
+        &self,
+        x: &Self::Tensor,
+        gain: &Self::Tensor,
+        rows: usize,
+        width: usize,
+        eps: f32,
+        out: &mut Self::Tensor,
+    );
+    /// Backward of [`Backend::rmsnorm`]: `dx += ...`, `dgain += ...`; `dy` is used up.
+    fn rmsnorm_backward(
+        &self,
+        x: &Self::Tensor,
+        gain: &Self::Tensor,
+        rows: usize,
+        width: usize,
+        eps: f32,
+        dy: &mut Self::Tensor,
+        dx: &mut Self::Tensor,
+        dgain: &mut Self::Tensor,
+    );
+    /// RMSNorm of heads inside rows, in place.
+    fn head_norm(&self, x: &mut Self::Tensor, gain: &Self::Tensor, rows: Rows, eps: f32);
+    /// Backward of [`Backend::head_norm`]: the gradient of its output becomes that of its input `x`.
+    fn head_norm_backward(
+        &self,
+        x: &Self::Tensor,
+        gain: &Self::Tensor,
+        rows: Rows,
+        eps: f32,
+        gradient: &mut Self::Tensor,
+        dgain: &mut Self::Tensor,
+    );
+
+    /// `out[rows, n] (+)= x[rows, k] W^T (+ bias)`.
+    fn linear(
+        &self,
+        x: &Self::Tensor,
+        rows: usize,
+        w: &Self::Weight,
+        bias: Option<&Self::Tensor>,
+        output: Output,
+        out: &mut Self::Tensor,
+    );
+    /// `dx[rows, k] = dy[rows, n] W`; the weights must have been packed as trained.
+    fn linear_input_gradient(&self, dy: &Self::Tensor, rows: usize, w: &Self::Weight, dx: &mut Self::Tensor);
+    /// `dw[n, k] += dy^T x`, `dbias[n] += sum dy`.
+    fn linear_weight_gradient(
+        &self,
+        x: &Self::Tensor,
+        dy: &Self::Tensor,
+        rows: usize,
+        w: &Self::Weight,
+        dw: &mut Self::Tensor,
+        dbias: Option<&mut Self::Tensor>,
+    );
+
+    /// Rotates the first `heads` heads of every row of `x[rows, stride]` by its position, or back.
+    fn rope(
+        &self,
+        x: &mut Self::Tensor,
+        stride: usize,
+        heads: usize,
+        head_dim: usize,
+        positions: &[u32],
+        rope: Rope<Self::Tensor>,
+        inverse: bool,
+    );
+
+    /// Memory for keys and values of one layer.
+    fn kv_pages(
+        &self,
+        format: KvFormat,
+        pages: usize,
+        page_size: usize,
+        kv_heads: usize,
+        head_dim: usize,
+    ) -> Result<Self::Kv, BackendError>;
+    /// Rounds the keys and values in rows of queries, keys and values to what `format` stores.
+    fn round_kv(&self, qkv: &mut Self::Tensor, rows: usize, heads: Heads, format: KvFormat);
+    /// Stores the keys and values of rows; `slots[row] = page * page_size + place`.
+    fn kv_write(&self, qkv: &Self::Tensor, heads: Heads, slots: &[u32], kv: &mut Self::Kv);
+    /// Copies one page to another.
+    fn kv_copy_page(&self, kv: &mut Self::Kv, from: usize, to: usize);
+    /// Causal attention of the rows of all spans; `lse` is kept for the backward pass.
+    fn attention(
+        &self,
+        heads: Heads,
+        qkv: &Self::Tensor,
+        kv: &Self::Kv,
+        spans: &[Span],
+        pages: &[u32],
+        out: &mut Self::Tensor,
+        lse: Option<&mut Self::Tensor>,
+    );
+    /// Backward of [`Backend::attention`] for whole sequences: `dqkv` is overwritten.
+    fn attention_backward(
+        &self,
+        heads: Heads,
+        qkv: &Self::Tensor,
+        spans: &[Span],
+        out: &Self::Tensor,
+        dout: &Self::Tensor,
+        lse: &Self::Tensor,
+        dqkv: &mut Self::Tensor,
+    );
+
+    /// `out[rows, f] = silu(gate) * up` from `gate_up[rows, 2 f]`.
+    fn swiglu(&self, gate_up: &Self::Tensor, rows: usize, f: usize, out: &mut Self::Tensor);
+    /// Replaces `gate_up` by its gradient.
+    fn swiglu_backward(&self, gate_up: &mut Self::Tensor, dout: &Self::Tensor, rows: usize, f: usize);
+
+    /// Log-probabilities of targets, entropies and likeliest tokens of hidden rows.
+    fn head(
+        &self,
+        hidden: &Self::Tensor,
+        head: &Self::Weight,
+        targets: &[u32],
+        temperature: f32,
+    ) -> Result<HeadOutput, BackendError>;
+    /// Backward of [`Backend::head`]: `dhidden` is overwritten, `dweight += ...`.
+    fn head_backward(
+        &self,
+        hidden: &Self::Tensor,
+        head: &Self::Weight,
+        targets: &[u32],
+        temperature: f32,
+        out: &HeadOutput,
+        gradient: HeadGradient,
+        dhidden: &mut Self::Tensor,
+        dweight: &mut Self::Tensor,
+    );
+    /// `hidden[row] . w`: the scalar head of a critic.
+    fn row_dots(&self, hidden: &Self::Tensor, rows: usize, w: &Self::Tensor) -> Result<Vec<f32>, BackendError>;
+    /// Backward of [`Backend::row_dots`]: `dhidden` is overwritten, `dw += ...`.
+    fn row_dots_backward(
+        &self,
+        hidden: &Self::Tensor,
+        rows: usize,
+        w: &Self::Tensor,
+        gradient: &[f32],
+        dhidden: &mut Self::Tensor,
+        dw: &mut Self::Tensor,
+    );
+
+    /// One AdamW update of a tensor.
+    fn adamw(
+        &self,
+        constants: &AdamW,
+        w: &mut Self::Tensor,
+        g: &Self::Tensor,
+        m: &mut Self::Tensor,
+        v: &mut Self::Tensor,
+    );
+    /// Sum of the squares of all values.
+    fn sum_squares(&self, x: &Self::Tensor) -> Result<f64, BackendError>;
+}

@@ -1,0 +1,370 @@
+//! Causal grouped-query attention over paged keys and values: training, prefill and decode are this one kernel.
+//!
+//! A task takes up to [`ROW_BLOCK`] query rows of one sequence and one key/value head (the query heads of a group
+//! count as rows, they share the keys) and walks the keys in tiles of [`TILE`] positions with the running softmax of
+//! flash attention. Scores never leave the cache, so memory is linear in the sequence length.
+//!
+//! **Order of summation.** For one query row: a score is a chain over the head dimension, a tile is reduced lane by
+//! lane in a fixed order, tiles follow positions, the weighted sum of values is a chain over positions. None of that
+//! depends on the other rows of the task; masked keys add exact zeros. So decode gives the bits of prefill.
+
+use super::Context;
+use super::buf::Parts;
+use super::kv::{KEY_BLOCK, KvPages};
+use super::simd::{Simd, exp, simd_dispatch};
+
+/// Query rows (queries times heads of a group) of one task.
+pub(crate) const ROW_BLOCK: usize = 48;
+/// Keys of one softmax tile.
+pub(crate) const TILE: usize = 64;
+/// Largest head dimension.
+pub const MAX_HEAD_DIM: usize = 256;
+const BLOCKS: usize = TILE / KEY_BLOCK;
+
+/// The heads of an attention layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heads {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Dimension of a head, at most [`MAX_HEAD_DIM`].
+    pub head_dim: usize,
+    /// Factor on the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+}
+
+impl Heads {
+    /// Query heads that share a key/value head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Columns of a row of queries, keys and values side by side.
+    pub fn qkv_width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+}
+
+/// Neighbouring query rows of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First row in the batch.
+    pub row: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// Position of the first row in its sequence; all earlier positions are in the pages.
+    pub position: usize,
+    /// Where the sequence's page numbers begin in the page list.
+    pub pages: usize,
+}
+
+/// `out[rows, heads * head_dim]` from queries in the first columns of `qkv[rows, qkv_width]` and stored keys and
+/// values; `lse[rows, heads]` takes the logarithm of the softmax denominators for the backward pass.
+pub fn forward(
+    ctx: &Context,
+    heads: Heads,
+    qkv: &[f32],
+    kv: &KvPages,
+    spans: &[Span],
+    pages: &[u32],
+    out: &mut [f32],
+    lse: Option<&mut [f32]>,
+) {
+    let group = heads.group();
+    let rows_end = spans.iter().map(|s| s.row + s.rows).max().unwrap_or(0);
+    assert!(heads.head_dim <= MAX_HEAD_DIM && heads.heads == group * heads.kv_heads, "attention: {heads:?}");
+    assert!(qkv.len() >= rows_end * heads.qkv_width(), "attention: queries");
+    assert!(out.len() >= rows_end * heads.heads * heads.head_dim, "attention: output");
+    for span in spans {
+        let last = (span.position + span.rows).div_ceil(kv.page_size());
+        let table = &pages[span.pages..span.pages + last];
+        assert!(table.iter().all(|&p| (p as usize) < kv.pages()), "attention: page out of range");
+    }
+    let lse = lse.map(|lse| {
+        assert!(lse.len() >= rows_end * heads.heads, "attention: lse");
+        Parts::new(lse)
+    });
+    let mut tasks = Vec::new();
+    for (span, s) in spans.iter().enumerate() {
+        for head in 0..heads.kv_heads {
+            tasks.extend((0..s.rows * group).step_by(ROW_BLOCK).map(|start| (span, head, start)));
+        }
+    }
+    let job = Job { heads, qkv, kv, pages, out: Parts::new(out), lse };
+    let grouped = (tasks.len() / (ctx.pool.threads() * 8)).max(1);
+    ctx.pool.for_each(tasks.len().div_ceil(grouped), &|i| {
+        for &(span, head, start) in &tasks[i * grouped..((i + 1) * grouped).min(tasks.len())] {
+            // SAFETY: the level was detected; shapes were checked; a task owns its rows and heads of the output.
+            unsafe { row_block(ctx.level, &job, &spans[span], head, start) }
+        }
+    });
+}
+
+struct Job<'a> {
+    heads: Heads,
+    qkv: &'a [f32],
+    kv: &'a KvPages,
+    pages: &'a [u32],
+    out: Parts<f32>,
+    lse: Option<Parts<f32>>,
+}
+
+/// `acc[r][v] += sum_k a[r * A_ROW + k * a_step] * b[v][k * b_step ..]`, each sum one chain over k.
+#[inline(always)]
+pub(crate) unsafe fn multiply<S: Simd, const R: usize, const A_ROW: usize>(
+    k: usize,
+    a: *const f32,
+    a_step: usize,
+    b: [*const f32; 4],
+    b_step: usize,
+    acc: &mut [[S::V; 4]; R],
+) {
+    // SAFETY: the caller gives operands of the stated shape.
+    unsafe {
+        for i in 0..k {
+            let row = b.map(|b| S::load(b.add(i * b_step)));
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let x = S::splat(*a.add(r * A_ROW + i * a_step));
+                for v in 0..4 {
+                    acc[v] = S::fma(x, row[v], acc[v]);
+                }
+            }
+        }
+    }
+}
+
+/// Rows of a register tile with four vectors of columns.
+#[inline(always)]
+pub(crate) const fn strip_rows<S: Simd>() -> usize {
+    S::MR / 2
+}
+
+/// Copies rows into strips `[strip][d][rows of strip]`, times a factor; row `i` is read from `row_of(i)`.
+#[inline(always)]
+pub(crate) unsafe fn pack_strips<S: Simd>(
+    rows: usize,
+    head_dim: usize,
+    factor: f32,
+    source: impl Fn(usize) -> *const f32,
+    to: *mut f32,
+) {
+    let strip = strip_rows::<S>();
+    for row in 0..rows {
+        let (first, width) = (row / strip * strip, strip.min(rows - row / strip * strip));
+        let from = source(row);
+        // SAFETY: the caller gives rows of head_dim values and room for all.
+        unsafe {
+            let to = to.add(first * head_dim + row - first);
+            for d in 0..head_dim {
+                *to.add(d * width) = *from.add(d) * factor;
+            }
+        }
+    }
+}
+
+simd_dispatch!(fn row_block(job: &Job, span: &Span, head: usize, start: usize) = row_block_at);
+
+#[inline(always)]
+unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usize) {
+    let Heads { head_dim, .. } = job.heads;
+    let group = job.heads.group();
+    let rows = ROW_BLOCK.min(span.rows * group - start);
+    let strip = strip_rows::<S>();
+    let position = |row: usize| span.position + (start + row) / group;
+    // Column block of the query head of a row, and its row in the batch.
+    let head_of = |row: usize| head * group + (start + row) % group;
+    let batch_row = |row: usize| span.row + (start + row) / group;
+
+    let mut room = Room::new();
+    let room = room.as_mut_ptr();
+    // SAFETY: `Room` holds ROW_BLOCK rows and MAX_HEAD_DIM columns; everything is written before it is read.
+    unsafe {
+        let queries: *mut f32 = (&raw mut (*room).queries).cast();
+        let scores: *mut f32 = (&raw mut (*room).scores).cast();
+        let sums: *mut f32 = (&raw mut (*room).sums).cast();
+        let blocks: *mut f32 = (&raw mut (*room).blocks).cast();
+        let mut state = [RowState { largest: f32::NEG_INFINITY, total: 0.0, rescale: 1.0 }; ROW_BLOCK];
+        let width = job.heads.qkv_width();
+        let query = |row: usize| job.qkv.as_ptr().add(batch_row(row) * width + head_of(row) * head_dim);
+        pack_strips::<S>(rows, head_dim, job.heads.scale, query, queries);
+        std::ptr::write_bytes(sums, 0, rows * head_dim);
+
+        let keys = position(rows - 1) + 1;
+        for tile in (0..keys).step_by(TILE) {
+            let count = TILE.min(keys - tile);
+            let mut key_blocks = [std::ptr::null::<f32>(); BLOCKS];
+            let mut value_blocks = [std::ptr::null::<f32>(); BLOCKS];
+            for block in 0..BLOCKS {
+                // Past the last key the first block stands in; its scores are masked.
+                let at = if block * KEY_BLOCK < count { tile + block * KEY_BLOCK } else { tile };
+                let page = job.pages[span.pages + at / job.kv.page_size()] as usize;
+                let into = blocks.add(block * 2 * KEY_BLOCK * head_dim);
+                (key_blocks[block], value_blocks[block]) = job.kv.block(page, head, at % job.kv.page_size(), into);
+            }
+            let key_vectors = |v: usize| key_blocks[v * S::LANES / KEY_BLOCK].add(v * S::LANES % KEY_BLOCK);
+            for first in (0..rows).step_by(strip) {
+                let height = strip.min(rows - first);
+                let (a, c) = (queries.add(first * head_dim), scores.add(first * TILE));
+                macro_rules! by_rows {
+                    ($($r:literal)*) => { match height { $($r => {
+                        for v in (0..TILE / S::LANES).step_by(4) {
+                            let mut acc = [[S::splat(0.0); 4]; $r];
+                            let b = [key_vectors(v), key_vectors(v + 1), key_vectors(v + 2), key_vectors(v + 3)];
+                            multiply::<S, $r, 1>(head_dim, a, $r, b, KEY_BLOCK, &mut acc);
+                            for (r, acc) in acc.iter().enumerate() {
+                                for (i, &acc) in acc.iter().enumerate() {
+                                    S::store(c.add(r * TILE + (v + i) * S::LANES), acc);
+                                }
+                            }
+                        }
+                    })* _ => unreachable!() } };
+                }
+                by_rows!(1 2 3 4 5 6);
+            }
+            for (row, state) in state.iter_mut().enumerate().take(rows) {
+                let seen = (position(row) + 1).saturating_sub(tile).min(TILE);
+                softmax_tile::<S>(scores.add(row * TILE), seen, state);
+            }
+            for first in (0..rows).step_by(strip) {
+                let height = strip.min(rows - first);
+                let (a, c) = (scores.add(first * TILE), sums.add(first * head_dim));
+                macro_rules! by_rows {
+                    ($($r:literal)*) => { match height { $($r => {
+                        for column in (0..head_dim).step_by(4 * S::LANES) {
+                            let rescale: [f32; $r] = std::array::from_fn(|r| state[first + r].rescale);
+                            weigh_values::<S, $r>(a, value_blocks, count, head_dim, column, rescale, c);
+                        }
+                    })* _ => unreachable!() } };
+                }
+                by_rows!(1 2 3 4 5 6);
+            }
+        }
+
+        for (row, state) in state.iter().enumerate().take(rows) {
+            let out = job.out.at(batch_row(row) * job.heads.heads * head_dim + head_of(row) * head_dim);
+            let inverse = S::splat(1.0 / state.total);
+            for d in (0..head_dim).step_by(S::LANES) {
+                let n = S::LANES.min(head_dim - d);
+                S::store_n(out.add(d), S::mul(S::load_n(sums.add(row * head_dim + d), n), inverse), n);
+            }
+            if let Some(lse) = &job.lse {
+                *lse.at(batch_row(row) * job.heads.heads + head_of(row)) = state.largest + state.total.ln();
+            }
+        }
+    }
+}
+
+/// The running softmax of one row.
+#[derive(Clone, Copy)]
+struct RowState {
+    largest: f32,
+    total: f32,
+    /// What the weighted values summed so far must be multiplied with for the new largest score.
+    rescale: f32,
+}
+
+/// Turns the first `seen` scores of a tile into weights `e^(score - largest)`, the others into zeros.
+#[inline(always)]
+unsafe fn softmax_tile<S: Simd>(scores: *mut f32, seen: usize, state: &mut RowState) {
+    // SAFETY: a row of TILE scores.
+    unsafe {
+        let mut largest = S::splat(f32::NEG_INFINITY);
+        for i in (0..TILE).step_by(S::LANES) {
+            let n = seen.saturating_sub(i).min(S::LANES);
+            let v = S::keep_n(S::load(scores.add(i)), n, f32::NEG_INFINITY);
+            largest = S::max(largest, v);
+        }
+        let tile_largest = S::largest(largest);
+        // Not `f32::max`, which would drop a not-a-number.
+        let largest = if tile_largest < state.largest { state.largest } else { tile_largest };
+        let difference = state.largest - largest;
+        state.rescale = if difference == 0.0 { 1.0 } else { exp_one::<S>(difference) };
+        state.largest = largest;
+        let mut total = S::splat(0.0);
+        for i in (0..TILE).step_by(S::LANES) {
+            let n = seen.saturating_sub(i).min(S::LANES);
+            let v = S::keep_n(exp::<S>(S::sub(S::load(scores.add(i)), S::splat(largest))), n, 0.0);
+            S::store(scores.add(i), v);
+            total = S::add(total, v);
+        }
+        state.total = state.total * state.rescale + S::sum(total);
+    }
+}
+
+#[inline(always)]
+unsafe fn exp_one<S: Simd>(x: f32) -> f32 {
+    // SAFETY: register operations and one lane on the stack.
+    unsafe {
+        let mut y = 0.0f32;
+        S::store_n(&raw mut y, exp::<S>(S::splat(x)), 1);
+        y
+    }
+}
+
+/// `sums[r][column..] = sums * rescale + sum over keys of weight[r][key] * value[key]`.
+#[inline(always)]
+unsafe fn weigh_values<S: Simd, const R: usize>(
+    weights: *const f32,
+    values: [*const f32; BLOCKS],
+    count: usize,
+    head_dim: usize,
+    column: usize,
+    rescale: [f32; R],
+    sums: *mut f32,
+) {
+    // SAFETY: the caller gives R rows of weights and sums, and value blocks of 16 rows of head_dim.
+    unsafe {
+        let lanes: [usize; 4] = std::array::from_fn(|v| (head_dim - column).saturating_sub(v * S::LANES).min(S::LANES));
+        let mut acc = [[S::splat(0.0); 4]; R];
+        for (r, acc) in acc.iter_mut().enumerate() {
+            for v in 0..4 {
+                let from = sums.add(r * head_dim + column + if lanes[v] == 0 { 0 } else { v * S::LANES });
+                acc[v] = S::mul(S::load_n(from, lanes[v]), S::splat(rescale[r]));
+            }
+        }
+        for (block, &rows) in values.iter().enumerate() {
+            let n = count.saturating_sub(block * KEY_BLOCK).min(KEY_BLOCK);
+            let weights = weights.add(block * KEY_BLOCK);
+            if lanes[3] == S::LANES {
+                let from = rows.add(column);
+                let b = [from, from.add(S::LANES), from.add(2 * S::LANES), from.add(3 * S::LANES)];
+                multiply::<S, R, TILE>(n, weights, 1, b, head_dim, &mut acc);
+            } else {
+                for key in 0..n {
+                    for v in 0..4 {
+                        if lanes[v] == 0 {
+                            continue;
+                        }
+                        let value = S::load_n(rows.add(key * head_dim + column + v * S::LANES), lanes[v]);
+                        for (r, acc) in acc.iter_mut().enumerate() {
+                            acc[v] = S::fma(S::splat(*weights.add(r * TILE + key)), value, acc[v]);
+                        }
+                    }
+                }
+            }
+        }
+        for (r, acc) in acc.iter().enumerate() {
+            for v in 0..4 {
+                if lanes[v] > 0 {
+                    S::store_n(sums.add(r * head_dim + column + v * S::LANES), acc[v], lanes[v]);
+                }
+            }
+        }
+    }
+}
+
+/// Working memory of a task, on its stack.
+#[repr(C, align(64))]
+struct Room {
+    queries: [f32; ROW_BLOCK * MAX_HEAD_DIM],
+    scores: [f32; ROW_BLOCK * TILE],
+    sums: [f32; ROW_BLOCK * MAX_HEAD_DIM],
+    blocks: [f32; BLOCKS * 2 * KEY_BLOCK * MAX_HEAD_DIM],
+}
+
+impl Room {
+    fn new() -> std::mem::MaybeUninit<Room> {
+        std::mem::MaybeUninit::uninit()
+    }
+}

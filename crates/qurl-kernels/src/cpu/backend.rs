@@ -1,0 +1,375 @@
+//! [`Backend`] for the CPU: every operation hands over to its kernel.
+
+use super::buf::Aligned;
+use super::gemm::{self, Mode, PackedB, Precision};
+use super::kv::KvPages;
+use super::level::{Level, LevelError};
+use super::{Context, adamw, attention, attention_backward, elementwise, head, norm};
+use crate::Format;
+use crate::backend::*;
+
+/// The CPU as a [`Backend`].
+pub struct Cpu {
+    ctx: Context,
+}
+
+/// Packed weights of a linear layer.
+pub struct CpuWeight {
+    n: usize,
+    k: usize,
+    forward: PackedB,
+    /// For the gradient of the input, where the weights are trained.
+    backward: Option<PackedB>,
+}
+
+impl Cpu {
+    /// All threads of the machine (or `QURL_THREADS`) at its best level (or `QURL_CPU`).
+    pub fn from_env() -> Result<Cpu, CpuError> {
+        let available = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = match std::env::var("QURL_THREADS") {
+            Ok(text) if !text.is_empty() => match text.parse() {
+                Ok(threads) if (1..=1024).contains(&threads) => threads,
+                _ => return Err(CpuError::Threads(text)),
+            },
+            _ => available,
+        };
+        Ok(Cpu::new(Level::from_env()?, threads))
+    }
+
+    /// A given level and number of threads.
+    pub fn new(level: Level, threads: usize) -> Cpu {
+        Cpu { ctx: Context::new(level, threads) }
+    }
+
+    /// Level, threads and scratch memory of the kernels.
+    pub fn context(&self) -> &Context {
+        &self.ctx
+    }
+}
+
+/// Why the CPU backend cannot be set up as asked.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CpuError {
+    /// `QURL_CPU` is wrong.
+    #[error(transparent)]
+    Level(#[from] LevelError),
+    /// `QURL_THREADS` is wrong.
+    #[error("QURL_THREADS={0:?} is not a number of threads; expected 1 to 1024")]
+    Threads(String),
+}
+
+fn precision(format: Format) -> Precision {
+    match format {
+        Format::F32 => Precision::F32,
+        Format::Bf16 => Precision::Bf16,
+    }
+}
+
+impl Backend for Cpu {
+    type Tensor = Aligned<f32>;
+    type Weight = CpuWeight;
+    type Kv = KvPages;
+
+    fn describe(&self) -> String {
+        format!("cpu, {} threads, {}", self.ctx.threads(), self.ctx.level())
+    }
+
+    fn zeros(&self, len: usize) -> Result<Self::Tensor, BackendError> {
+        Ok(Aligned::zeros(len))
+    }
+
+    fn upload(&self, values: &[f32]) -> Result<Self::Tensor, BackendError> {
+        Ok(Aligned::from_slice(values))
+    }
+
+    fn download(&self, tensor: &Self::Tensor, len: usize) -> Result<Vec<f32>, BackendError> {
+        Ok(tensor[..len].to_vec())
+    }
+
+    fn write(&self, tensor: &mut Self::Tensor, values: &[f32]) {
+        tensor[..values.len()].copy_from_slice(values);
+    }
+
+    fn copy(&self, from: &Self::Tensor, to: &mut Self::Tensor, len: usize) {
+        to[..len].copy_from_slice(&from[..len]);
+    }
+
+    fn clear(&self, tensor: &mut Self::Tensor, len: usize) {
+        tensor[..len].fill(0.0);
+    }
+
+    fn len(&self, tensor: &Self::Tensor) -> usize {
+        <[f32]>::len(tensor)
+    }
+
+    fn pack(
+        &self,
+        weights: &Self::Tensor,
+        n: usize,
+        k: usize,
+        format: Format,
+        trained: bool,
+    ) -> Result<CpuWeight, BackendError> {
+        let precision = precision(format);
+        let mut packed = CpuWeight {
+            n,
+            k,
+            forward: PackedB::new(&self.ctx, precision, k, n),
+            backward: trained.then(|| PackedB::new(&self.ctx, precision, n, k)),
+        };
+        self.repack(weights, &mut packed)?;
+        Ok(packed)
+    }
+
+    fn repack(&self, weights: &Self::Tensor, packed: &mut CpuWeight) -> Result<(), BackendError> {
+        packed.forward.fill(&self.ctx, weights, true);
+        if let Some(backward) = &mut packed.backward {
+            backward.fill(&self.ctx, weights, false);
+        }
+        Ok(())
+    }
+
+    fn weight_bytes(&self, packed: &CpuWeight) -> usize {
+        packed.forward.bytes()
+    }
+
+    fn gather(&self, table: &Self::Tensor, ids: &[u32], d: usize, out: &mut Self::Tensor) {
+        elementwise::gather(&self.ctx, table, ids, d, out);
+    }
+
+    fn scatter_add(&self, rows: &Self::Tensor, ids: &[u32], d: usize, table: &mut Self::Tensor) {
+        elementwise::scatter_add(&self.ctx, rows, ids, d, table);
+    }
+
+    fn rmsnorm(
+        &self,
+        x: &Self::Tensor,
+        gain: &Self::Tensor,
+        rows: usize,
+        width: usize,
+        eps: f32,
+        out: &mut Self::Tensor,
+    ) {
+        norm::forward(&self.ctx, x, gain, Rows::dense(rows, width), eps, out);
+    }
+
+    fn rmsnorm_backward(
+        &self,
+        x: &Self::Tensor,
+        gain: &Self::Tensor,
+        rows: usize,
+        width: usize,
+        eps: f32,
+        dy: &mut Self::Tensor,
+        dx: &mut Self::Tensor,
+        dgain: &mut Self::Tensor,
+    ) {
+        let dx = norm::InputGradient::Add(dx);
+        norm::backward(&self.ctx, x, gain, Rows::dense(rows, width), eps, dy, dx, dgain);
+    }
+
+    fn head_norm(&self, x: &mut Self::Tensor, gain: &Self::Tensor, rows: Rows, eps: f32) {
+        norm::forward_in_place(&self.ctx, x, gain, rows, eps);
+    }
+
+    fn head_norm_backward(
+        &self,
+        x: &Self::Tensor,
+        gain: &Self::Tensor,
+        rows: Rows,
+        eps: f32,
+        gradient: &mut Self::Tensor,
+        dgain: &mut Self::Tensor,
+    ) {
+        norm::backward(&self.ctx, x, gain, rows, eps, gradient, norm::InputGradient::InPlace, dgain);
+    }
+
+    fn linear(
+        &self,
+        x: &Self::Tensor,
+        rows: usize,
+        w: &CpuWeight,
+        bias: Option<&Self::Tensor>,
+        output: Output,
+        out: &mut Self::Tensor,
+    ) {
+        let mode = match output {
+            Output::Store => Mode::Store,
+            Output::Add => Mode::Add,
+        };
+        gemm::matmul(&self.ctx, x, rows, &w.forward, bias.map(|b| &**b), mode, out);
+    }
+
+    fn linear_input_gradient(&self, dy: &Self::Tensor, rows: usize, w: &CpuWeight, dx: &mut Self::Tensor) {
+        gemm::matmul(&self.ctx, dy, rows, w.transposed(), None, Mode::Store, dx);
+    }
+
+    fn linear_weight_gradient(
+        &self,
+        x: &Self::Tensor,
+        dy: &Self::Tensor,
+        rows: usize,
+        w: &CpuWeight,
+        dw: &mut Self::Tensor,
+        dbias: Option<&mut Self::Tensor>,
+    ) {
+        gemm::weight_gradient(&self.ctx, w.forward.precision(), x, dy, rows, w.n, w.k, dw);
+        if let Some(dbias) = dbias {
+            elementwise::column_sums(&self.ctx, dy, rows, w.n, dbias);
+        }
+    }
+
+    fn rope(
+        &self,
+        x: &mut Self::Tensor,
+        stride: usize,
+        heads: usize,
+        head_dim: usize,
+        positions: &[u32],
+        rope: Rope<Self::Tensor>,
+        inverse: bool,
+    ) {
+        elementwise::rope(&self.ctx, x, stride, heads, head_dim, positions, rope.cos, rope.sin, inverse);
+    }
+
+    fn kv_pages(
+        &self,
+        format: KvFormat,
+        pages: usize,
+        page_size: usize,
+        kv_heads: usize,
+        head_dim: usize,
+    ) -> Result<KvPages, BackendError> {
+        Ok(KvPages::new(format, pages, page_size, kv_heads, head_dim))
+    }
+
+    fn round_kv(&self, qkv: &mut Self::Tensor, rows: usize, heads: Heads, format: KvFormat) {
+        match format {
+            KvFormat::F32 => {}
+            KvFormat::Bf16 => {
+                let width = heads.qkv_width();
+                elementwise::round_bf16(&self.ctx, qkv, rows, width, heads.heads * heads.head_dim..width);
+            }
+        }
+    }
+
+    fn kv_write(&self, qkv: &Self::Tensor, heads: Heads, slots: &[u32], kv: &mut KvPages) {
+        kv.write(&self.ctx, qkv, heads.qkv_width(), heads.heads * heads.head_dim, slots);
+    }
+
+    fn kv_copy_page(&self, kv: &mut KvPages, from: usize, to: usize) {
+        kv.copy_page(from, to);
+    }
+
+    fn attention(
+        &self,
+        heads: Heads,
+        qkv: &Self::Tensor,
+        kv: &KvPages,
+        spans: &[Span],
+        pages: &[u32],
+        out: &mut Self::Tensor,
+        lse: Option<&mut Self::Tensor>,
+    ) {
+        attention::forward(&self.ctx, heads, qkv, kv, spans, pages, out, lse.map(|lse| &mut **lse));
+    }
+
+    fn attention_backward(
+        &self,
+        heads: Heads,
+        qkv: &Self::Tensor,
+        spans: &[Span],
+        out: &Self::Tensor,
+        dout: &Self::Tensor,
+        lse: &Self::Tensor,
+        dqkv: &mut Self::Tensor,
+    ) {
+        attention_backward::backward(&self.ctx, heads, qkv, spans, out, dout, lse, dqkv);
+    }
+
+    fn swiglu(&self, gate_up: &Self::Tensor, rows: usize, f: usize, out: &mut Self::Tensor) {
+        elementwise::swiglu(&self.ctx, gate_up, rows, f, out);
+    }
+
+    fn swiglu_backward(&self, gate_up: &mut Self::Tensor, dout: &Self::Tensor, rows: usize, f: usize) {
+        elementwise::swiglu_backward(&self.ctx, gate_up, dout, rows, f);
+    }
+
+    fn head(
+        &self,
+        hidden: &Self::Tensor,
+        head: &CpuWeight,
+        targets: &[u32],
+        temperature: f32,
+    ) -> Result<HeadOutput, BackendError> {
+        Ok(head::forward(&self.ctx, hidden, &head.forward, targets, temperature))
+    }
+
+    fn head_backward(
+        &self,
+        hidden: &Self::Tensor,
+        head: &CpuWeight,
+        targets: &[u32],
+        temperature: f32,
+        out: &HeadOutput,
+        gradient: HeadGradient,
+        dhidden: &mut Self::Tensor,
+        dweight: &mut Self::Tensor,
+    ) {
+        let transposed = head.transposed();
+        head::backward(
+            &self.ctx,
+            hidden,
+            &head.forward,
+            transposed,
+            targets,
+            temperature,
+            out,
+            gradient,
+            dhidden,
+            dweight,
+        );
+    }
+
+    fn row_dots(&self, hidden: &Self::Tensor, rows: usize, w: &Self::Tensor) -> Result<Vec<f32>, BackendError> {
+        let mut out = vec![0.0; rows];
+        elementwise::row_dots(&self.ctx, hidden, rows, w, &mut out);
+        Ok(out)
+    }
+
+    fn row_dots_backward(
+        &self,
+        hidden: &Self::Tensor,
+        rows: usize,
+        w: &Self::Tensor,
+        gradient: &[f32],
+        dhidden: &mut Self::Tensor,
+        dw: &mut Self::Tensor,
+    ) {
+        elementwise::row_dots_backward(&self.ctx, hidden, rows, w, gradient, dhidden, dw);
+    }
+
+    fn adamw(
+        &self,
+        constants: &AdamW,
+        w: &mut Self::Tensor,
+        g: &Self::Tensor,
+        m: &mut Self::Tensor,
+        v: &mut Self::Tensor,
+    ) {
+        adamw::update(&self.ctx, constants, w, g, m, v);
+    }
+
+    fn sum_squares(&self, x: &Self::Tensor) -> Result<f64, BackendError> {
+        Ok(adamw::sum_squares(&self.ctx, x))
+    }
+}
+
+impl CpuWeight {
+    fn transposed(&self) -> &PackedB {
+        match &self.backward {
+            Some(packed) => packed,
+            None => panic!("weights packed for inference have no input gradient"),
+        }
+    }
+}

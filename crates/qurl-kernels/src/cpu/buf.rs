@@ -1,0 +1,205 @@
+//! Memory of the CPU backend: cache-line aligned arrays, and a store of scratch arrays that are used again.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
+
+const ALIGN: usize = 64;
+
+/// Numbers that may fill an [`Aligned`] array: any bit pattern is a value and all zero bits are zero.
+pub trait Number: Copy + Send + Sync + 'static {}
+impl Number for f32 {}
+impl Number for u32 {}
+impl Number for u16 {}
+impl Number for i8 {}
+impl Number for u8 {}
+impl Number for i32 {}
+
+/// A fixed-size array aligned to a cache line, zero at first.
+pub struct Aligned<T: Number> {
+    data: *mut T,
+    len: usize,
+}
+
+// SAFETY: owns its memory like a Vec.
+unsafe impl<T: Number> Send for Aligned<T> {}
+// SAFETY: shared access is read-only, as for a Vec.
+unsafe impl<T: Number> Sync for Aligned<T> {}
+
+impl<T: Number> Aligned<T> {
+    fn layout(len: usize) -> Layout {
+        let bytes = len.max(1).saturating_mul(size_of::<T>());
+        Layout::from_size_align(bytes, ALIGN).unwrap_or_else(|_| panic!("array of {len} numbers is too large"))
+    }
+
+    /// An array of `len` zeros.
+    pub fn zeros(len: usize) -> Self {
+        let layout = Self::layout(len);
+        // SAFETY: the layout is not empty.
+        let data = unsafe { alloc_zeroed(layout) }.cast::<T>();
+        if data.is_null() {
+            handle_alloc_error(layout);
+        }
+        Aligned { data, len }
+    }
+
+    /// A copy of the values.
+    pub fn from_slice(values: &[T]) -> Self {
+        let mut array = Self::zeros(values.len());
+        array.copy_from_slice(values);
+        array
+    }
+}
+
+impl<T: Number> Drop for Aligned<T> {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeros` with the same layout.
+        unsafe { dealloc(self.data.cast(), Self::layout(self.len)) }
+    }
+}
+
+impl<T: Number> Deref for Aligned<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: `len` initialised values are owned by self.
+        unsafe { std::slice::from_raw_parts(self.data, self.len) }
+    }
+}
+
+impl<T: Number> DerefMut for Aligned<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`, and self is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.data, self.len) }
+    }
+}
+
+impl<T: Number> Clone for Aligned<T> {
+    fn clone(&self) -> Self {
+        Self::from_slice(self)
+    }
+}
+
+impl<T: Number + std::fmt::Debug> std::fmt::Debug for Aligned<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Aligned({} values)", self.len)
+    }
+}
+
+/// Arrays for the inside of one kernel call, kept for the next call: fresh memory would cost a page fault per page.
+#[derive(Default)]
+pub struct Scratch {
+    free: Mutex<Vec<Aligned<u32>>>,
+}
+
+impl Scratch {
+    /// An array of at least `len` words; its content is whatever was left there.
+    pub fn take(&self, len: usize) -> Borrowed<'_> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let fit = free.iter().enumerate().filter(|(_, a)| a.len >= len).min_by_key(|(_, a)| a.len).map(|(i, _)| i);
+        let array = match fit {
+            Some(i) => free.swap_remove(i),
+            None => {
+                // The largest array is too small: let it go, so that growing requests do not pile up memory.
+                if let Some(i) = free.iter().enumerate().max_by_key(|(_, a)| a.len).map(|(i, _)| i) {
+                    free.swap_remove(i);
+                }
+                drop(free);
+                Aligned::zeros(len)
+            }
+        };
+        Borrowed { store: self, array: Some(array), len }
+    }
+}
+
+/// A scratch array, given back when dropped.
+pub struct Borrowed<'a> {
+    store: &'a Scratch,
+    array: Option<Aligned<u32>>,
+    len: usize,
+}
+
+impl Deref for Borrowed<'_> {
+    type Target = [u32];
+    fn deref(&self) -> &[u32] {
+        self.array.as_ref().map_or(&[], |a| &a[..self.len])
+    }
+}
+
+impl DerefMut for Borrowed<'_> {
+    fn deref_mut(&mut self) -> &mut [u32] {
+        let len = self.len;
+        self.array.as_mut().map_or(&mut [], |a| &mut a[..len])
+    }
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        if let Some(array) = self.array.take() {
+            self.store.free.lock().unwrap_or_else(PoisonError::into_inner).push(array);
+        }
+    }
+}
+
+/// A pointer that tasks of one parallel region share, each writing its own part.
+pub(crate) struct Parts<T>(*mut T);
+
+impl<T> Clone for Parts<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Parts<T> {}
+
+// SAFETY: users promise in `Parts::new` callers' code that tasks touch disjoint parts.
+unsafe impl<T> Send for Parts<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Parts<T> {}
+
+impl<T> Parts<T> {
+    /// Shares the array among tasks.
+    pub(crate) fn new(array: &mut [T]) -> Self {
+        Parts(array.as_mut_ptr())
+    }
+
+    /// The address of element `offset`.
+    ///
+    /// # Safety
+    /// The offset lies inside the array, and no other task uses the part that is accessed through the result.
+    pub(crate) unsafe fn at(&self, offset: usize) -> *mut T {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.add(offset) }
+    }
+
+    /// The elements `offset..offset + len`.
+    ///
+    /// # Safety
+    /// The range lies inside the array, and no other task uses it while the slice lives.
+    #[allow(clippy::mut_from_ref)] // that is the purpose: disjoint parts of one array, one per task
+    pub(crate) unsafe fn slice(&self, offset: usize, len: usize) -> &mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(offset), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aligned_and_zero() {
+        let a = Aligned::<f32>::zeros(37);
+        assert_eq!(a.as_ptr() as usize % ALIGN, 0);
+        assert!(a.len() == 37 && a.iter().all(|&x| x == 0.0));
+        assert_eq!(Aligned::<f32>::zeros(0).len(), 0);
+    }
+
+    #[test]
+    fn scratch_is_used_again() {
+        let store = Scratch::default();
+        let first = store.take(100).as_ptr();
+        assert_eq!(store.take(60).as_ptr(), first);
+        let two = (store.take(50), store.take(50));
+        assert_ne!(two.0.as_ptr(), two.1.as_ptr());
+        assert_eq!(two.0.len(), 50);
+    }
+}

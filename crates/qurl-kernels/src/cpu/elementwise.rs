@@ -1,0 +1,254 @@
+//! The small operations between the matrix products: rotary embedding, SwiGLU, embedding rows, column sums, rounding.
+
+use super::Context;
+use super::buf::Parts;
+use super::simd::{Simd, exp, simd_dispatch};
+
+/// Rotates the first `heads` heads of each row of `x[rows, stride]` by the angles of its position; `inverse` turns
+/// back, which is the backward pass. Pairs are `(i, i + head_dim/2)`, as in Hugging Face models.
+/// `cos` and `sin` are tables `[positions, head_dim / 2]`.
+pub fn rope(
+    ctx: &Context,
+    x: &mut [f32],
+    stride: usize,
+    heads: usize,
+    head_dim: usize,
+    positions: &[u32],
+    cos: &[f32],
+    sin: &[f32],
+    inverse: bool,
+) {
+    let half = head_dim / 2;
+    assert!(x.len() >= positions.len() * stride && heads * head_dim <= stride, "rope: shapes");
+    assert!(positions.iter().all(|&p| (p as usize + 1) * half <= cos.len()), "rope: table too short");
+    let x = Parts::new(x);
+    ctx.pool.for_ranges(positions.len(), 4096 / stride.max(1) + 1, &|range| {
+        for row in range {
+            let angle = positions[row] as usize * half;
+            for head in 0..heads {
+                // SAFETY: rows are disjoint between tasks, tables were checked above.
+                unsafe {
+                    let x = x.at(row * stride + head * head_dim);
+                    rotate(ctx.level, x, half, cos.as_ptr().add(angle), sin.as_ptr().add(angle), inverse);
+                }
+            }
+        }
+    });
+}
+
+simd_dispatch!(fn rotate(x: *mut f32, half: usize, cos: *const f32, sin: *const f32, inverse: bool) = rotate_at);
+
+#[inline(always)]
+unsafe fn rotate_at<S: Simd>(x: *mut f32, half: usize, cos: *const f32, sin: *const f32, inverse: bool) {
+    // SAFETY: x has 2 * half values, the tables half.
+    unsafe {
+        for i in (0..half).step_by(S::LANES) {
+            let n = S::LANES.min(half - i);
+            let (a, b) = (S::load_n(x.add(i), n), S::load_n(x.add(half + i), n));
+            let c = S::load_n(cos.add(i), n);
+            let s = S::load_n(sin.add(i), n);
+            let s = if inverse { S::sub(S::splat(0.0), s) } else { s };
+            S::store_n(x.add(i), S::sub(S::mul(a, c), S::mul(b, s)), n);
+            S::store_n(x.add(half + i), S::add(S::mul(b, c), S::mul(a, s)), n);
+        }
+    }
+}
+
+/// `out[rows, f] = silu(gate) * up` of `gate_up[rows, 2f]` (gate first).
+pub fn swiglu(ctx: &Context, gate_up: &[f32], rows: usize, f: usize, out: &mut [f32]) {
+    assert!(gate_up.len() >= rows * 2 * f && out.len() >= rows * f, "swiglu: shapes");
+    let out = Parts::new(out);
+    ctx.pool.for_ranges(rows, 2048 / f.max(1) + 1, &|range| {
+        for row in range {
+            // SAFETY: rows are disjoint between tasks.
+            unsafe { swiglu_row(ctx.level, gate_up.as_ptr().add(row * 2 * f), f, out.at(row * f)) }
+        }
+    });
+}
+
+/// Replaces `gate_up` by its gradient, given that of the output.
+pub fn swiglu_backward(ctx: &Context, gate_up: &mut [f32], dout: &[f32], rows: usize, f: usize) {
+    assert!(gate_up.len() >= rows * 2 * f && dout.len() >= rows * f, "swiglu backward: shapes");
+    let gate_up = Parts::new(gate_up);
+    ctx.pool.for_ranges(rows, 2048 / f.max(1) + 1, &|range| {
+        for row in range {
+            // SAFETY: rows are disjoint between tasks.
+            unsafe { swiglu_backward_row(ctx.level, gate_up.at(row * 2 * f), f, dout.as_ptr().add(row * f)) }
+        }
+    });
+}
+
+simd_dispatch!(fn swiglu_row(gate_up: *const f32, f: usize, out: *mut f32) = swiglu_row_at);
+simd_dispatch!(fn swiglu_backward_row(gate_up: *mut f32, f: usize, dout: *const f32) = swiglu_backward_row_at);
+
+#[inline(always)]
+unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: register operations.
+    unsafe { S::div(S::splat(1.0), S::add(S::splat(1.0), exp::<S>(S::sub(S::splat(0.0), x)))) }
+}
+
+#[inline(always)]
+unsafe fn swiglu_row_at<S: Simd>(gate_up: *const f32, f: usize, out: *mut f32) {
+    // SAFETY: 2f values in, f out.
+    unsafe {
+        for i in (0..f).step_by(S::LANES) {
+            let n = S::LANES.min(f - i);
+            let (g, u) = (S::load_n(gate_up.add(i), n), S::load_n(gate_up.add(f + i), n));
+            S::store_n(out.add(i), S::mul(S::mul(g, sigmoid::<S>(g)), u), n);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn swiglu_backward_row_at<S: Simd>(gate_up: *mut f32, f: usize, dout: *const f32) {
+    // SAFETY: 2f values in place, f gradients.
+    unsafe {
+        for i in (0..f).step_by(S::LANES) {
+            let n = S::LANES.min(f - i);
+            let (g, u) = (S::load_n(gate_up.add(i), n), S::load_n(gate_up.add(f + i), n));
+            let d = S::load_n(dout.add(i), n);
+            let s = sigmoid::<S>(g);
+            // d silu = s + g s (1 - s)
+            let slope = S::fma(S::mul(g, s), S::sub(S::splat(1.0), s), s);
+            S::store_n(gate_up.add(i), S::mul(S::mul(d, u), slope), n);
+            S::store_n(gate_up.add(f + i), S::mul(d, S::mul(g, s)), n);
+        }
+    }
+}
+
+/// `out[i] = table[ids[i]]`, rows of `d`.
+pub fn gather(ctx: &Context, table: &[f32], ids: &[u32], d: usize, out: &mut [f32]) {
+    assert!(out.len() >= ids.len() * d && ids.iter().all(|&id| (id as usize + 1) * d <= table.len()), "gather: shapes");
+    let out = Parts::new(out);
+    ctx.pool.for_ranges(ids.len(), 8192 / d.max(1) + 1, &|range| {
+        for i in range {
+            // SAFETY: rows are disjoint between tasks.
+            unsafe { out.slice(i * d, d).copy_from_slice(&table[ids[i] as usize * d..][..d]) }
+        }
+    });
+}
+
+/// `table[ids[i]] += rows[i]` in the order of i.
+pub fn scatter_add(ctx: &Context, rows: &[f32], ids: &[u32], d: usize, table: &mut [f32]) {
+    assert!(
+        rows.len() >= ids.len() * d && ids.iter().all(|&id| (id as usize + 1) * d <= table.len()),
+        "scatter: shapes"
+    );
+    let table = Parts::new(table);
+    ctx.pool.for_ranges(d.div_ceil(16), 1, &|range| {
+        let columns = range.start * 16..(range.end * 16).min(d);
+        for (i, &id) in ids.iter().enumerate() {
+            // SAFETY: columns are disjoint between tasks.
+            let target = unsafe { table.slice(id as usize * d + columns.start, columns.len()) };
+            for (t, r) in target.iter_mut().zip(&rows[i * d + columns.start..]) {
+                *t += r;
+            }
+        }
+    });
+}
+
+/// `sums[j] += x[row, j]` over the rows in order.
+pub fn column_sums(ctx: &Context, x: &[f32], rows: usize, d: usize, sums: &mut [f32]) {
+    assert!(x.len() >= rows * d && sums.len() == d, "column sums: shapes");
+    let sums = Parts::new(sums);
+    ctx.pool.for_ranges(d.div_ceil(16), 1, &|range| {
+        let columns = range.start * 16..(range.end * 16).min(d);
+        // SAFETY: columns are disjoint between tasks.
+        let sums = unsafe { sums.slice(columns.start, columns.len()) };
+        for row in 0..rows {
+            for (s, v) in sums.iter_mut().zip(&x[row * d + columns.start..]) {
+                *s += v;
+            }
+        }
+    });
+}
+
+/// `y += x`
+pub fn add(ctx: &Context, x: &[f32], y: &mut [f32]) {
+    assert!(x.len() <= y.len(), "add: shapes");
+    let y = Parts::new(y);
+    ctx.pool.for_ranges(x.len(), 1 << 14, &|range| {
+        // SAFETY: ranges are disjoint between tasks.
+        let y = unsafe { y.slice(range.start, range.len()) };
+        for (y, x) in y.iter_mut().zip(&x[range]) {
+            *y += x;
+        }
+    });
+}
+
+/// Rounds columns `columns` of each row of `x[rows, stride]` to bf16.
+pub fn round_bf16(ctx: &Context, x: &mut [f32], rows: usize, stride: usize, columns: std::ops::Range<usize>) {
+    assert!(x.len() >= rows * stride && columns.end <= stride, "round: shapes");
+    let x = Parts::new(x);
+    ctx.pool.for_ranges(rows, 8192 / columns.len().max(1) + 1, &|range| {
+        for row in range {
+            // SAFETY: rows are disjoint between tasks.
+            unsafe { round_row(ctx.level, x.at(row * stride + columns.start), columns.len()) }
+        }
+    });
+}
+
+simd_dispatch!(fn round_row(x: *mut f32, n: usize) = round_row_at);
+
+#[inline(always)]
+unsafe fn round_row_at<S: Simd>(x: *mut f32, n: usize) {
+    // SAFETY: n values.
+    unsafe {
+        for i in (0..n).step_by(S::LANES) {
+            let m = S::LANES.min(n - i);
+            S::store_n(x.add(i), S::round_bf16(S::load_n(x.add(i), m)), m);
+        }
+    }
+}
+
+/// `out[row] = x[row] . w`, the scalar head of a critic.
+pub fn row_dots(ctx: &Context, x: &[f32], rows: usize, w: &[f32], out: &mut [f32]) {
+    let d = w.len();
+    assert!(x.len() >= rows * d && out.len() >= rows, "row dots: shapes");
+    let out = Parts::new(out);
+    ctx.pool.for_ranges(rows, 8192 / d.max(1) + 1, &|range| {
+        for row in range {
+            // SAFETY: rows are disjoint between tasks.
+            unsafe { *out.at(row) = dot(ctx.level, x.as_ptr().add(row * d), w) }
+        }
+    });
+}
+
+/// Backward of [`row_dots`]: `dx[row] = g[row] w`, `dw += g[row] x[row]` over the rows in order.
+pub fn row_dots_backward(ctx: &Context, x: &[f32], rows: usize, w: &[f32], g: &[f32], dx: &mut [f32], dw: &mut [f32]) {
+    let d = w.len();
+    assert!(
+        x.len() >= rows * d && dx.len() >= rows * d && g.len() >= rows && dw.len() == d,
+        "row dots backward: shapes"
+    );
+    let (dx, dw) = (Parts::new(dx), Parts::new(dw));
+    ctx.pool.for_ranges(d.div_ceil(16), 1, &|range| {
+        let columns = range.start * 16..(range.end * 16).min(d);
+        // SAFETY: columns are disjoint between tasks.
+        let dw = unsafe { dw.slice(columns.start, columns.len()) };
+        for row in 0..rows {
+            let from = row * d + columns.start;
+            // SAFETY: as above.
+            let dx = unsafe { dx.slice(from, columns.len()) };
+            for (j, (dx, dw)) in dx.iter_mut().zip(dw.iter_mut()).enumerate() {
+                *dx = g[row] * w[columns.start + j];
+                *dw += g[row] * x[from + j];
+            }
+        }
+    });
+}
+
+simd_dispatch!(fn dot(x: *const f32, w: &[f32]) -> f32 = dot_at);
+
+#[inline(always)]
+unsafe fn dot_at<S: Simd>(x: *const f32, w: &[f32]) -> f32 {
+    // SAFETY: x has the length of w.
+    unsafe {
+        let mut sum = S::splat(0.0);
+        for i in (0..w.len()).step_by(S::LANES) {
+            let n = S::LANES.min(w.len() - i);
+            sum = S::fma(S::load_n(x.add(i), n), S::load_n(w.as_ptr().add(i), n), sum);
+        }
+        S::sum(sum)
+    }
+}

@@ -1,0 +1,284 @@
+//! The log-probability head: from hidden rows to `log p(target)`, entropy and the likeliest token, and back.
+//!
+//! Logits exist only as tiles of some rows by [`CHUNK`] tokens of the vocabulary. Forward, each tile is reduced to
+//! four numbers a row; the chunks of a row are combined in the order of the vocabulary, so a row's result does not
+//! depend on the batch. Backward, tiles are recomputed and turned into `dlogits = g (1[y] - p) / T` (plus the
+//! entropy's part), from which the gradients of weights and hidden rows follow chunk by chunk.
+
+use super::Context;
+use super::buf::Parts;
+use super::gemm::{self, Job, Mode, PackedB, STRIPS_PER_BLOCK};
+use super::pack::{self, Layout};
+use super::simd::{Simd, exp, simd_dispatch};
+
+/// Columns of the vocabulary that are reduced at a time, at every level.
+const CHUNK: usize = 512;
+/// Chunks whose logit gradients are held at the same time in the backward pass.
+const BACKWARD_CHUNKS: usize = 4;
+
+/// What the head says about each row.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HeadOutput {
+    /// Log-probability of the target.
+    pub logp: Vec<f32>,
+    /// Entropy of the distribution.
+    pub entropy: Vec<f32>,
+    /// The likeliest token (the first of equals).
+    pub argmax: Vec<u32>,
+    /// Logarithm of the softmax denominator of logits / temperature.
+    pub lse: Vec<f32>,
+}
+
+/// Sums over one chunk of a row's scaled logits.
+#[derive(Clone, Copy)]
+struct Partial {
+    largest: f32,
+    argmax: u32,
+    /// Sum of `e^(x - largest)`.
+    total: f32,
+    /// Sum of `e^(x - largest) (x - largest)`.
+    weighted: f32,
+}
+
+/// Scores `targets[row]` under `softmax(hidden[row] W^T / temperature)`; `head` is packed for the forward product.
+pub fn forward(ctx: &Context, hidden: &[f32], head: &PackedB, targets: &[u32], temperature: f32) -> HeadOutput {
+    let (rows, vocabulary) = (targets.len(), head.n);
+    assert!(hidden.len() >= rows * head.k, "head: hidden rows");
+    assert!(targets.iter().all(|&t| (t as usize) < vocabulary), "head: target outside of the vocabulary");
+    let words = head.k.div_ceil(head.precision.per_word());
+    let mut strips = ctx.scratch.take(rows * words);
+    let shape = pack::Shape { lanes: rows, k: head.k, width: ctx.strip(), pad: false };
+    pack::pack(ctx, head.precision, Layout::LanesByK, hidden, shape, &mut strips);
+
+    let tiles = Tiles { ctx, head, strips: &strips, rows, words };
+    let chunks = vocabulary.div_ceil(CHUNK);
+    let mut partials = vec![Partial { largest: 0.0, argmax: 0, total: 0.0, weighted: 0.0 }; rows * chunks];
+    let mut target_logits = vec![0.0f32; rows];
+    let (partial_parts, target_parts) = (Parts::new(&mut partials), Parts::new(&mut target_logits));
+    let blocks = rows.div_ceil(tiles.block_rows());
+    ctx.pool.for_each(blocks * chunks, &|task| {
+        let (block, chunk) = (task / chunks, task % chunks);
+        tiles.logits(block, chunk, |first_row, first_column, logits, columns| {
+            for (i, logits) in logits.chunks_exact_mut(CHUNK).enumerate() {
+                let row = first_row + i;
+                let logits = &mut logits[..columns];
+                // SAFETY: the level was detected; this row and chunk belong to this task.
+                unsafe {
+                    let partial = reduce(ctx.level, logits, 1.0 / temperature);
+                    let argmax = first_column as u32 + partial.argmax;
+                    *partial_parts.at(row * chunks + chunk) = Partial { argmax, ..partial };
+                    if let Some(&x) = (targets[row] as usize).checked_sub(first_column).and_then(|c| logits.get(c)) {
+                        *target_parts.at(row) = x;
+                    }
+                }
+            }
+        });
+    });
+
+    let mut out = HeadOutput::default();
+    for row in 0..rows {
+        let partials = &partials[row * chunks..(row + 1) * chunks];
+        let mut best = partials[0];
+        for p in partials {
+            // A not-a-number wins, so that it is seen.
+            if p.largest > best.largest || p.largest.is_nan() {
+                best = *p;
+            }
+        }
+        let largest = best.largest as f64;
+        let (mut total, mut weighted) = (0.0f64, 0.0f64);
+        for p in partials {
+            let shift = p.largest as f64 - largest;
+            let factor = shift.exp();
+            total += factor * p.total as f64;
+            weighted += factor * (p.weighted as f64 + shift * p.total as f64);
+        }
+        let log_total = total.ln();
+        out.logp.push((target_logits[row] as f64 - largest - log_total) as f32);
+        out.entropy.push((log_total - weighted / total) as f32);
+        out.argmax.push(best.argmax);
+        out.lse.push((largest + log_total) as f32);
+    }
+    out
+}
+
+/// What the loss asks of each row: `dL/dlogp` and `dL/dentropy`.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadGradient<'a> {
+    /// `dL/dlogp` per row.
+    pub dlogp: &'a [f32],
+    /// `dL/dentropy` per row; empty where the loss has no entropy.
+    pub dentropy: &'a [f32],
+}
+
+/// Backward of [`forward`] with the same rows: `dhidden` is overwritten, `dweight[V, d] +=`.
+/// `head_transposed` is the head packed for the product with logit gradients (`[V, d]`, summed over V).
+pub fn backward(
+    ctx: &Context,
+    hidden: &[f32],
+    head: &PackedB,
+    head_transposed: &PackedB,
+    targets: &[u32],
+    temperature: f32,
+    out: &HeadOutput,
+    gradient: HeadGradient,
+    dhidden: &mut [f32],
+    dweight: &mut [f32],
+) {
+    let (rows, vocabulary, d) = (targets.len(), head.n, head.k);
+    assert!(hidden.len() >= rows * d && dhidden.len() >= rows * d, "head backward: hidden rows");
+    assert!(out.lse.len() == rows && gradient.dlogp.len() == rows, "head backward: rows");
+    assert!(gradient.dentropy.is_empty() || gradient.dentropy.len() == rows, "head backward: entropy gradient");
+    assert!(dweight.len() == vocabulary * d, "head backward: weight gradient");
+    let words = d.div_ceil(head.precision.per_word());
+    let mut strips = ctx.scratch.take(rows * words);
+    let shape = pack::Shape { lanes: rows, k: d, width: ctx.strip(), pad: false };
+    pack::pack(ctx, head.precision, Layout::LanesByK, hidden, shape, &mut strips);
+    let tiles = Tiles { ctx, head, strips: &strips, rows, words };
+    let blocks = rows.div_ceil(tiles.block_rows());
+
+    dhidden[..rows * d].fill(0.0);
+    let width = (CHUNK * BACKWARD_CHUNKS).min(vocabulary);
+    let mut dlogits = ctx.scratch.take(rows * width);
+    for first in (0..vocabulary).step_by(CHUNK * BACKWARD_CHUNKS) {
+        let last = (first + CHUNK * BACKWARD_CHUNKS).min(vocabulary);
+        let width = last - first;
+        let parts = Parts::new(&mut dlogits);
+        let chunks = width.div_ceil(CHUNK);
+        ctx.pool.for_each(blocks * chunks, &|task| {
+            let (block, chunk) = (task / chunks, first / CHUNK + task % chunks);
+            tiles.logits(block, chunk, |first_row, first_column, logits, columns| {
+                for (i, logits) in logits.chunks_exact(CHUNK).enumerate() {
+                    let row = first_row + i;
+                    let entropy_gradient = gradient.dentropy.get(row).copied().unwrap_or(0.0);
+                    let terms = RowTerms {
+                        inverse_temperature: 1.0 / temperature,
+                        lse: out.lse[row],
+                        dlogp: gradient.dlogp[row],
+                        dentropy: entropy_gradient,
+                        entropy: out.entropy[row],
+                    };
+                    let at = row * width + first_column - first;
+                    // SAFETY: the level was detected; this row's columns of the chunk belong to this task.
+                    unsafe {
+                        let to = parts.at(at).cast::<f32>();
+                        logit_gradients(ctx.level, &logits[..columns], &terms, to);
+                        let target = (targets[row] as usize).checked_sub(first_column).filter(|&c| c < columns);
+                        if let Some(column) = target {
+                            *to.add(column) += terms.dlogp * terms.inverse_temperature;
+                        }
+                    }
+                }
+            });
+        });
+        // SAFETY: f32 and u32 have the same size and any bits are a value.
+        let dlogits = unsafe { std::slice::from_raw_parts(dlogits.as_ptr().cast::<f32>(), rows * width) };
+        let dweight = &mut dweight[first * d..last * d];
+        gemm::weight_gradient(ctx, head.precision, hidden, dlogits, rows, width, d, dweight);
+        gemm::matmul_part(ctx, dlogits, rows, head_transposed, first..last, dhidden);
+    }
+}
+
+/// Logits of the given rows, in full: for sampling, where the rows are few.
+pub fn logits(ctx: &Context, hidden: &[f32], rows: usize, head: &PackedB, out: &mut [f32]) {
+    gemm::matmul(ctx, hidden, rows, head, None, Mode::Store, out);
+}
+
+/// Tiles of logits, made on demand.
+struct Tiles<'a> {
+    ctx: &'a Context,
+    head: &'a PackedB,
+    strips: &'a [u32],
+    rows: usize,
+    words: usize,
+}
+
+impl Tiles<'_> {
+    fn block_rows(&self) -> usize {
+        self.ctx.strip() * STRIPS_PER_BLOCK
+    }
+
+    /// Calls `f(first row, first column, logits [rows of block, CHUNK], columns in use)`.
+    fn logits(&self, block: usize, chunk: usize, f: impl FnOnce(usize, usize, &mut [f32], usize)) {
+        let first_row = block * self.block_rows();
+        let rows = self.block_rows().min(self.rows - first_row);
+        let first_column = chunk * CHUNK;
+        let columns = CHUNK.min(self.head.n - first_column);
+        let mut tile = self.ctx.scratch.take(rows * CHUNK);
+        // SAFETY: f32 and u32 have the same size and any bits are a value.
+        let tile = unsafe { std::slice::from_raw_parts_mut(tile.as_mut_ptr().cast::<f32>(), rows * CHUNK) };
+        let job = Job {
+            m: rows,
+            n: columns,
+            words: self.words,
+            a: self.strips[first_row * self.words..].as_ptr(),
+            b: self.head.words[first_column * self.words..].as_ptr(),
+            panel_words: self.words,
+            c: Parts::new(tile),
+            ldc: CHUNK,
+            bias: std::ptr::null(),
+            mode: Mode::Store,
+        };
+        let strips = 0..rows.div_ceil(self.ctx.strip());
+        let panels = 0..columns.div_ceil(self.ctx.panel());
+        // SAFETY: the block's strips and the chunk's panels lie inside the operands; the tile is ours alone.
+        unsafe { gemm::run_block(self.ctx, self.head.precision, &job, strips, panels) };
+        f(first_row, first_column, tile, columns);
+    }
+}
+
+simd_dispatch!(fn reduce(logits: &mut [f32], inverse_temperature: f32) -> Partial = reduce_at);
+
+/// Scales the logits in place and sums them up.
+#[inline(always)]
+unsafe fn reduce_at<S: Simd>(logits: &mut [f32], inverse_temperature: f32) -> Partial {
+    let len = logits.len();
+    let x = logits.as_mut_ptr();
+    // SAFETY: partial vectors are masked.
+    unsafe {
+        let mut largest = S::splat(f32::NEG_INFINITY);
+        for i in (0..len).step_by(S::LANES) {
+            let n = S::LANES.min(len - i);
+            let v = S::mul(S::load_n(x.add(i), n), S::splat(inverse_temperature));
+            S::store_n(x.add(i), v, n);
+            largest = S::max(largest, S::keep_n(v, n, f32::NEG_INFINITY));
+        }
+        let largest = S::largest(largest);
+        let (mut total, mut weighted) = (S::splat(0.0), S::splat(0.0));
+        for i in (0..len).step_by(S::LANES) {
+            let n = S::LANES.min(len - i);
+            let shifted = S::sub(S::load_n(x.add(i), n), S::splat(largest));
+            let e = S::keep_n(exp::<S>(shifted), n, 0.0);
+            total = S::add(total, e);
+            weighted = S::fma(e, shifted, weighted);
+        }
+        let argmax = logits.iter().position(|&v| v == largest).unwrap_or(0) as u32;
+        Partial { largest, argmax, total: S::sum(total), weighted: S::sum(weighted) }
+    }
+}
+
+struct RowTerms {
+    inverse_temperature: f32,
+    lse: f32,
+    dlogp: f32,
+    dentropy: f32,
+    entropy: f32,
+}
+
+simd_dispatch!(fn logit_gradients(logits: &[f32], terms: &RowTerms, out: *mut f32) = logit_gradients_at);
+
+/// `-p (g + e (log p + H)) / T` for every column; the target's `+ g / T` is added by the caller.
+#[inline(always)]
+unsafe fn logit_gradients_at<S: Simd>(logits: &[f32], terms: &RowTerms, out: *mut f32) {
+    // SAFETY: `out` has room for a value per logit; partial vectors are masked.
+    unsafe {
+        for i in (0..logits.len()).step_by(S::LANES) {
+            let n = S::LANES.min(logits.len() - i);
+            let x = S::mul(S::load_n(logits.as_ptr().add(i), n), S::splat(terms.inverse_temperature));
+            let log_p = S::sub(x, S::splat(terms.lse));
+            let slope = S::fma(S::add(log_p, S::splat(terms.entropy)), S::splat(terms.dentropy), S::splat(terms.dlogp));
+            let gradient = S::mul(S::mul(exp::<S>(log_p), slope), S::splat(-terms.inverse_temperature));
+            S::store_n(out.add(i), gradient, n);
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! The CPU backend: kernels compiled for several instruction sets, one chosen at run time, run on all threads.
+
+pub mod adamw;
+pub mod attention;
+pub mod attention_backward;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod backend;
+pub mod buf;
+pub mod elementwise;
+pub mod gemm;
+pub mod head;
+pub mod kv;
+pub mod level;
+pub mod norm;
+mod pack;
+pub mod pool;
+mod scalar;
+mod simd;
+
+pub use backend::{Cpu, CpuError, CpuWeight};
+
+use buf::Scratch;
+use level::Level;
+use pool::Pool;
+
+/// What every CPU kernel needs: the instruction set, the threads and scratch memory.
+pub struct Context {
+    pub(crate) level: Level,
+    pub(crate) pool: Pool,
+    pub(crate) scratch: Scratch,
+}
+
+impl Context {
+    /// A context at this level with this many threads.
+    ///
+    /// # Panics
+    /// If the machine does not have the instructions of the level.
+    pub fn new(level: Level, threads: usize) -> Self {
+        assert!(Level::available().contains(&level), "this machine cannot run {level}");
+        Context { level, pool: Pool::new(threads), scratch: Scratch::default() }
+    }
+
+    /// The instruction set in use.
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
+    /// Threads that take part in every kernel.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Rows of a packed strip at this level.
+    pub(crate) fn strip(&self) -> usize {
+        match self.level {
+            Level::Scalar => 4,
+            Level::Avx2 => 6,
+            Level::Avx512 | Level::Avx512Bf16 => 12,
+        }
+    }
+
+    /// Columns of a packed panel at this level.
+    pub(crate) fn panel(&self) -> usize {
+        match self.level {
+            Level::Scalar | Level::Avx2 => 16,
+            Level::Avx512 | Level::Avx512Bf16 => 32,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Packing of GEMM operands into strips and panels.
+//!
+//! An operand has `lanes` (rows of A, columns of B) and `k` (the summed dimension). It is cut into groups of `width`
+//! lanes, each stored as `[k words][width]`. The last group is narrower (strips) or padded with zeros (panels). For
+//! bf16 a word holds two neighbours along k; an odd k is padded with zero.
+
+use super::Context;
+use super::buf::Parts;
+use super::gemm::Precision;
+use super::scalar::bf16_bits;
+use super::simd::{Simd, simd_dispatch};
+
+/// How the source lies in memory (row-major).
+#[derive(Clone, Copy)]
+pub(crate) enum Layout {
+    /// `[lanes, k]`
+    LanesByK,
+    /// `[k, lanes]`
+    KByLanes,
+}
+
+/// Sizes of a packing job.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub lanes: usize,
+    pub k: usize,
+    pub width: usize,
+    pub pad: bool,
+}
+
+/// Packs `source` into `words`.
+pub(crate) fn pack(
+    ctx: &Context,
+    precision: Precision,
+    layout: Layout,
+    source: &[f32],
+    shape: Shape,
+    words: &mut [u32],
+) {
+    let Shape { lanes, k, width, pad } = shape;
+    let k_words = k.div_ceil(precision.per_word());
+    let groups = lanes.div_ceil(width);
+    let total = if pad { groups * width } else { lanes } * k_words;
+    assert!(source.len() >= lanes * k && words.len() >= total, "pack: shapes");
+    let out = Parts::new(words);
+    ctx.pool.for_ranges(groups, (1 << 15) / (width * k).max(1) + 1, &|range| {
+        for group in range {
+            let first = group * width;
+            let real = width.min(lanes - first);
+            let stride = if pad { width } else { real };
+            // SAFETY: groups own disjoint parts of the words; sizes were checked above; the level was detected.
+            unsafe {
+                let out = out.slice(first * k_words, stride * k_words);
+                match layout {
+                    Layout::LanesByK => pack_transposed(
+                        ctx.level,
+                        precision,
+                        &source[first * k..(first + real) * k],
+                        k,
+                        real,
+                        stride,
+                        out,
+                    ),
+                    Layout::KByLanes => {
+                        pack_copied(ctx.level, precision, &source[first..], k, lanes, real, stride, out)
+                    }
+                }
+            }
+        }
+    });
+}
+
+simd_dispatch!(fn pack_transposed(precision: Precision, source: &[f32], k: usize, real: usize, stride: usize, out: &mut [u32]) = pack_transposed_at);
+simd_dispatch!(fn pack_copied(precision: Precision, source: &[f32], k: usize, ld: usize, real: usize, stride: usize, out: &mut [u32]) = pack_copied_at);
+
+/// Words converted at a time before they are spread over the lanes.
+const CHUNK: usize = 64;
+/// No strip or panel is wider.
+const WIDEST: usize = 32;
+
+/// Two f32 as a word of two bf16, the first in the low half.
+#[inline(always)]
+fn pair(low: f32, high: f32) -> u32 {
+    bf16_bits(low) as u32 | (bf16_bits(high) as u32) << 16
+}
+
+#[inline(always)]
+unsafe fn pack_transposed_at<S: Simd>(
+    precision: Precision,
+    source: &[f32],
+    k: usize,
+    real: usize,
+    stride: usize,
+    out: &mut [u32],
+) {
+    let words = k.div_ceil(precision.per_word());
+    let mut staged = [[0u32; CHUNK]; WIDEST];
+    for start in (0..words).step_by(CHUNK) {
+        let count = CHUNK.min(words - start);
+        for lane in 0..real {
+            let row = &source[lane * k..(lane + 1) * k];
+            let staged = &mut staged[lane];
+            match precision {
+                Precision::F32 => {
+                    for (word, x) in staged.iter_mut().zip(&row[start..start + count]) {
+                        *word = x.to_bits();
+                    }
+                }
+                Precision::Bf16 => {
+                    let row = &row[2 * start..(2 * (start + count)).min(k)];
+                    let (pairs, rest) = row.as_chunks::<2>();
+                    for (word, p) in staged.iter_mut().zip(pairs) {
+                        *word = pair(p[0], p[1]);
+                    }
+                    if let [last] = rest {
+                        staged[pairs.len()] = pair(*last, 0.0);
+                    }
+                }
+            }
+        }
+        for i in 0..count {
+            let out = &mut out[(start + i) * stride..(start + i + 1) * stride];
+            for (lane, out) in out.iter_mut().enumerate() {
+                *out = staged[lane][i];
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn pack_copied_at<S: Simd>(
+    precision: Precision,
+    source: &[f32],
+    k: usize,
+    ld: usize,
+    real: usize,
+    stride: usize,
+    out: &mut [u32],
+) {
+    for (i, out) in out.chunks_exact_mut(stride).enumerate() {
+        let (used, padding) = out.split_at_mut(real);
+        match precision {
+            Precision::F32 => {
+                for (word, x) in used.iter_mut().zip(&source[i * ld..i * ld + real]) {
+                    *word = x.to_bits();
+                }
+            }
+            Precision::Bf16 if 2 * i + 1 < k => {
+                let low = &source[2 * i * ld..2 * i * ld + real];
+                let high = &source[(2 * i + 1) * ld..(2 * i + 1) * ld + real];
+                for ((word, &low), &high) in used.iter_mut().zip(low).zip(high) {
+                    *word = pair(low, high);
+                }
+            }
+            Precision::Bf16 => {
+                for (word, &low) in used.iter_mut().zip(&source[2 * i * ld..2 * i * ld + real]) {
+                    *word = pair(low, 0.0);
+                }
+            }
+        }
+        padding.fill(0);
+    }
+}

@@ -1,0 +1,137 @@
+//! The few vector operations that every CPU kernel is written with.
+//!
+//! A kernel is an `#[inline(always)]` function generic over [`Simd`]; [`simd_dispatch!`] compiles it once for each
+//! [`Level`](super::level::Level) inside a function that has the level's instructions enabled, so that the
+//! operations below inline to single instructions. The trait has no arithmetic of its own beyond that: what is
+//! summed in which order is decided by the kernel, per row, never by the batch.
+
+/// Vectors of `LANES` f32 at one instruction-set level.
+///
+/// # Safety
+/// Every method requires that the CPU has the instructions of the implementing level, and that pointers are valid
+/// for the lanes read or written (no alignment needed).
+pub unsafe trait Simd: Copy + 'static {
+    /// A vector of `LANES` f32.
+    type V: Copy;
+    /// A vector of `LANES` i32.
+    type I: Copy;
+    /// f32 per vector.
+    const LANES: usize;
+    /// Rows of the GEMM register tile, whose columns are two vectors.
+    const MR: usize;
+
+    unsafe fn splat(x: f32) -> Self::V;
+    unsafe fn load(p: *const f32) -> Self::V;
+    unsafe fn store(p: *mut f32, v: Self::V);
+    /// Loads the first `n <= LANES` values, the rest are zero.
+    unsafe fn load_n(p: *const f32, n: usize) -> Self::V;
+    /// Stores the first `n <= LANES` values.
+    unsafe fn store_n(p: *mut f32, v: Self::V, n: usize);
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sqrt(a: Self::V) -> Self::V;
+    /// The larger of the two; `b` where either is not a number.
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    /// The smaller of the two; `b` where either is not a number.
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, fused where the level has it.
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// Keeps the first `n` lanes and puts `fill` into the others.
+    unsafe fn keep_n(v: Self::V, n: usize, fill: f32) -> Self::V;
+    /// Sum of the lanes, always in the same order.
+    unsafe fn sum(v: Self::V) -> f32;
+    /// Largest lane.
+    unsafe fn largest(v: Self::V) -> f32;
+    /// Nearest integer, ties to even.
+    unsafe fn round(v: Self::V) -> Self::V;
+    /// 2^v for integral v in [-126, 127].
+    unsafe fn pow2(v: Self::V) -> Self::V;
+
+    /// `LANES` bf16 as f32.
+    unsafe fn load_bf16(p: *const u16) -> Self::V;
+    /// Stores as bf16, rounding to nearest even.
+    unsafe fn store_bf16(p: *mut u16, v: Self::V);
+    /// Rounds to bf16 and back.
+    unsafe fn round_bf16(v: Self::V) -> Self::V;
+    /// Adds to each lane the products of a pair of bf16: `a` is one pair for all lanes, `b` a pair per lane.
+    unsafe fn dot_bf16(acc: Self::V, a: u32, b: *const u32) -> Self::V;
+
+    unsafe fn zero_i() -> Self::I;
+    /// Adds to each lane four products of an unsigned byte of `a` (the same four for all lanes) and a signed byte of `b`.
+    unsafe fn dot_u8i8(acc: Self::I, a: u32, b: *const u32) -> Self::I;
+    unsafe fn load_i(p: *const i32) -> Self::I;
+    unsafe fn store_i(p: *mut i32, v: Self::I);
+    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I;
+    /// The integers as f32, rounded to nearest even.
+    unsafe fn to_f32(v: Self::I) -> Self::V;
+}
+
+/// e^x within two units in the last place for finite results; 0 is never returned (the smallest result is about
+/// 1e-38), not-a-number stays not-a-number.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+pub unsafe fn exp<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller has the instructions of S.
+    unsafe {
+        // The bound is the second operand of neither max nor min, so that a NaN in x survives.
+        let x = S::min(S::splat(88.0), S::max(S::splat(-87.0), x));
+        let n = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
+        // x - n ln 2 in two steps: the first constant has few bits, so n times it is exact.
+        let r = S::fma(n, S::splat(-0.693_359_4), x);
+        let r = S::fma(n, S::splat(2.121_944_4e-4), r);
+        let mut p = S::splat(1.987_569_1e-4);
+        for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_5e-2, 1.666_666_5e-1, 0.5] {
+            p = S::fma(p, r, S::splat(c));
+        }
+        let p = S::fma(S::mul(r, r), p, S::add(r, S::splat(1.0)));
+        S::mul(p, S::pow2(n))
+    }
+}
+
+/// Declares a function that runs a generic kernel at a level known only at run time.
+macro_rules! simd_dispatch {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)? = $generic:ident) => {
+        $(#[$meta])*
+        ///
+        /// # Safety
+        /// The machine must have the instructions of `level`, and every pointer must be valid for the shapes given.
+        $vis unsafe fn $name(level: $crate::cpu::level::Level, $($arg: $ty),*) $(-> $ret)? {
+            use $crate::cpu::level::Level;
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: passed on to the caller of the dispatched function.
+                unsafe { $generic::<$crate::cpu::avx2::Avx2>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+            unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: passed on to the caller of the dispatched function.
+                unsafe { $generic::<$crate::cpu::avx512::Avx512>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")]
+            unsafe fn avx512bf16($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: passed on to the caller of the dispatched function.
+                unsafe { $generic::<$crate::cpu::avx512::Avx512Bf16>($($arg),*) }
+            }
+            // SAFETY: the caller promises that the machine has the instructions of `level`.
+            unsafe {
+                match level {
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx2 => avx2($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx512 => avx512($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx512Bf16 => avx512bf16($($arg),*),
+                    _ => $generic::<$crate::cpu::scalar::Scalar>($($arg),*),
+                }
+            }
+        }
+    };
+}
+pub(crate) use simd_dispatch;

@@ -1,0 +1,12 @@
+//! Compute kernels of QuRL: the [`Backend`] trait and its implementations. Knows no models.
+//!
+//! This is the only crate with `unsafe`; each block says why it is sound.
+
+pub mod backend;
+pub mod cpu;
+mod format;
+pub mod mmap;
+
+pub use backend::{Backend, BackendError};
+pub use cpu::Cpu;
+pub use format::{Format, UnknownFormat};

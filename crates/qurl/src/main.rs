@@ -1,0 +1,2 @@
+//! The `qurl` command line.
+fn main() {}
