@@ -289,7 +289,11 @@ fn objective(line: usize, value: &Value) -> Result<Objective, CaseError> {
 /// What a parser expected, out of its message.
 fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    text.rsplit_once("expected ").map_or(text.clone(), |(_, expected)| expected.to_string())
+    match text.rsplit_once("expected ") {
+        Some((_, "f64")) => "a number".to_string(),
+        Some((_, expected)) => expected.to_string(),
+        None => text,
+    }
 }
 
 fn wrong(line: usize, key: &str, value: &Value, expected: &str) -> CaseError {

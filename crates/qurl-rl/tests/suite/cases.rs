@@ -92,7 +92,7 @@ fn keys_and_types_must_be_known() {
     message(&with(r#""objective":{"c":2}"#), &["objective.type", "naive"]);
     message(&with(r#""objective":"acr""#), &["`objective`", "\"acr\"", "object"]);
     message(&with(r#""objective":{"type":"acr","cap":2}"#), &["`objective.cap`", "2", "clip_ratio_low"]);
-    message(&with(r#""objective":{"type":"acr","c":"two"}"#), &["`objective.c`", "two", "f64"]);
+    message(&with(r#""objective":{"type":"acr","c":"two"}"#), &["`objective.c`", "two", "a number"]);
     message(&with(r#""objective":{"type":"acr","c":-2}"#), &["`objective.c`", "-2", "above 0"]);
     message(&with(r#""objective":{"type":"acr"},"loss_agg_mode":"mean"#), &["not valid JSON"]);
     message(&with(r#""objective":{"type":"acr"},"loss_agg_mode":"mean""#), &["loss_agg_mode", "mean", "token-sum"]);
