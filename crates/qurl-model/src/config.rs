@@ -279,10 +279,7 @@ impl ModelConfig {
                 Family::Qwen2 | Family::Qwen3 => 1e-6,
                 Family::Llama | Family::Mistral => 1e-5,
             },
-            rope: Rope {
-                theta,
-                scaling: RopeScaling::None,
-            },
+            rope: Rope { theta, scaling: RopeScaling::None },
             max_position_embeddings: 32768,
             tie_word_embeddings: false,
             qkv_bias: family.has_qkv_bias(),
@@ -315,60 +312,34 @@ impl ModelConfig {
             ("num_attention_heads", self.num_heads, MAX_DIM),
             ("num_key_value_heads", self.num_kv_heads, MAX_DIM),
             ("head_dim", self.head_dim, MAX_DIM),
-            (
-                "max_position_embeddings",
-                self.max_position_embeddings,
-                MAX_DIM,
-            ),
+            ("max_position_embeddings", self.max_position_embeddings, MAX_DIM),
         ];
         for (key, value, max) in dims {
             if value == 0 || value > max {
-                return fail(
-                    key,
-                    value.to_string(),
-                    &format!("a whole number from 1 to {max}"),
-                );
+                return fail(key, value.to_string(), &format!("a whole number from 1 to {max}"));
             }
         }
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             let expected = format!("a divisor of num_attention_heads = {}", self.num_heads);
-            return fail(
-                "num_key_value_heads",
-                self.num_kv_heads.to_string(),
-                &expected,
-            );
+            return fail("num_key_value_heads", self.num_kv_heads.to_string(), &expected);
         }
         if !self.head_dim.is_multiple_of(2) {
-            return fail(
-                "head_dim",
-                self.head_dim.to_string(),
-                "an even number (rotary pairs)",
-            );
+            return fail("head_dim", self.head_dim.to_string(), "an even number (rotary pairs)");
         }
-        let heads = self
-            .num_heads
-            .saturating_add(self.num_kv_heads.saturating_mul(2));
+        let heads = self.num_heads.saturating_add(self.num_kv_heads.saturating_mul(2));
         if heads.saturating_mul(self.head_dim) > MAX_DIM {
             let expected = format!("(heads + 2 key-value heads) * head_dim of at most {MAX_DIM}");
             return fail("head_dim", self.head_dim.to_string(), &expected);
         }
         if !(self.rms_norm_eps.is_finite() && self.rms_norm_eps > 0.0) {
-            return fail(
-                "rms_norm_eps",
-                self.rms_norm_eps.to_string(),
-                "a finite number above 0",
-            );
+            return fail("rms_norm_eps", self.rms_norm_eps.to_string(), "a finite number above 0");
         }
         if !(self.initializer_range.is_finite() && self.initializer_range >= 0.0) {
             let found = self.initializer_range.to_string();
             return fail("initializer_range", found, "a finite number, 0 or more");
         }
         if !(self.rope.theta.is_finite() && self.rope.theta > 0.0) {
-            return fail(
-                "rope_theta",
-                self.rope.theta.to_string(),
-                "a finite number above 0",
-            );
+            return fail("rope_theta", self.rope.theta.to_string(), "a finite number above 0");
         }
         let positive = |key: &str, value: f64| {
             if value.is_finite() && value > 0.0 {
@@ -379,12 +350,7 @@ impl ModelConfig {
         match self.rope.scaling {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } => positive("rope_scaling.factor", factor)?,
-            RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings,
-            } => {
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
                 positive("rope_scaling.factor", factor)?;
                 positive("rope_scaling.low_freq_factor", low_freq_factor)?;
                 positive("rope_scaling.high_freq_factor", high_freq_factor)?;
@@ -400,19 +366,11 @@ impl ModelConfig {
             }
         }
         if self.qkv_bias != self.family.has_qkv_bias() {
-            let expected = format!(
-                "{} for {}",
-                self.family.has_qkv_bias(),
-                self.family.model_type()
-            );
+            let expected = format!("{} for {}", self.family.has_qkv_bias(), self.family.model_type());
             return fail("qkv_bias", self.qkv_bias.to_string(), &expected);
         }
         if self.qk_norm != self.family.has_qk_norm() {
-            let expected = format!(
-                "{} for {}",
-                self.family.has_qk_norm(),
-                self.family.model_type()
-            );
+            let expected = format!("{} for {}", self.family.has_qk_norm(), self.family.model_type());
             return fail("qk_norm", self.qk_norm.to_string(), &expected);
         }
         Ok(())
@@ -435,8 +393,7 @@ impl ModelConfig {
 
     /// Number of parameters without a value head; a tied head counts once.
     pub fn param_count(&self) -> u64 {
-        let [v, d, f] =
-            [self.vocab_size, self.hidden_size, self.intermediate_size].map(|n| n as u64);
+        let [v, d, f] = [self.vocab_size, self.hidden_size, self.intermediate_size].map(|n| n as u64);
         let (q, qkv) = (self.q_dim() as u64, self.qkv_dim() as u64);
         let mut layer = 2 * d + qkv * d + q * d + 3 * f * d;
         if self.qkv_bias {

@@ -72,9 +72,7 @@ impl GenerationConfig {
         let path = dir.join(GENERATION_CONFIG);
         match read_text(&path) {
             Ok(text) => Self::from_json(&text, &path.display().to_string(), config),
-            Err(ConfigError::Io { source, .. })
-                if source.kind() == std::io::ErrorKind::NotFound =>
-            {
+            Err(ConfigError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 Ok(Self::from_model(config))
             }
             Err(error) => Err(error),
@@ -82,11 +80,7 @@ impl GenerationConfig {
     }
 
     /// Parses the text; special tokens that it leaves out come from the model's configuration.
-    pub fn from_json(
-        text: &str,
-        file: &str,
-        config: &ModelConfig,
-    ) -> Result<GenerationConfig, ConfigError> {
+    pub fn from_json(text: &str, file: &str, config: &ModelConfig) -> Result<GenerationConfig, ConfigError> {
         let mut map = parse_object(text, file)?;
         let keys = Keys::new(file, &map);
         let eos_token_ids = match keys.get("eos_token_id") {
@@ -94,11 +88,7 @@ impl GenerationConfig {
             None => config.eos_token_ids.clone(),
         };
         let positive = |key: &str| in_range(&keys, key, "a number above 0", |x| x > 0.0);
-        let share = |key: &str| {
-            in_range(&keys, key, "a number from 0 to 1", |x| {
-                (0.0..=1.0).contains(&x)
-            })
-        };
+        let share = |key: &str| in_range(&keys, key, "a number from 0 to 1", |x| (0.0..=1.0).contains(&x));
         let temperature = in_range(&keys, "temperature", "a number, 0 or more", |x| x >= 0.0)?;
         let mut generation = GenerationConfig {
             bos_token_id: keys.token("bos_token_id")?.or(config.bos_token_id),
@@ -148,12 +138,7 @@ impl GenerationConfig {
     }
 }
 
-fn in_range(
-    keys: &Keys,
-    key: &str,
-    expected: &str,
-    accepts: impl Fn(f64) -> bool,
-) -> Result<Option<f32>, ConfigError> {
+fn in_range(keys: &Keys, key: &str, expected: &str, accepts: impl Fn(f64) -> bool) -> Result<Option<f32>, ConfigError> {
     match keys.f64(key)? {
         Some(value) if !accepts(value) => Err(keys.invalid(key, expected)),
         value => Ok(value.map(|v| v as f32)),

@@ -59,24 +59,13 @@ pub fn load(dir: &Path) -> Result<LoadedModel, HfError> {
     }
     let unused_tensors = unused(&checkpoint, &layout, &config);
     let params = layout.try_map(|leaf| checkpoint.read_leaf(&leaf))?;
-    Ok(LoadedModel {
-        config,
-        params,
-        generation,
-        unused_tensors,
-    })
+    Ok(LoadedModel { config, params, generation, unused_tensors })
 }
 
 /// Names in the files that no leaf asks for, without the buffers that old versions stored.
-fn unused(
-    checkpoint: &Checkpoint,
-    layout: &Params<LeafLayout>,
-    config: &ModelConfig,
-) -> Vec<String> {
-    let used: std::collections::HashSet<&str> = layout
-        .iter()
-        .flat_map(|leaf| leaf.tensors.iter().map(|tensor| tensor.name.as_str()))
-        .collect();
+fn unused(checkpoint: &Checkpoint, layout: &Params<LeafLayout>, config: &ModelConfig) -> Vec<String> {
+    let used: std::collections::HashSet<&str> =
+        layout.iter().flat_map(|leaf| leaf.tensors.iter().map(|tensor| tensor.name.as_str())).collect();
     checkpoint
         .names()
         .filter(|name| !used.contains(name))

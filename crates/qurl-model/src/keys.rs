@@ -9,18 +9,12 @@ use crate::config::ConfigError;
 
 /// The text of a configuration file.
 pub(crate) fn read_text(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path).map_err(|source| ConfigError::Io {
-        file: path.display().to_string(),
-        source,
-    })
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Io { file: path.display().to_string(), source })
 }
 
 /// Parses a JSON object; `file` names it in messages.
 pub(crate) fn parse_object(text: &str, file: &str) -> Result<Map<String, Value>, ConfigError> {
-    serde_json::from_str(text).map_err(|error| ConfigError::Json {
-        file: file.to_string(),
-        reason: error.to_string(),
-    })
+    serde_json::from_str(text).map_err(|error| ConfigError::Json { file: file.to_string(), reason: error.to_string() })
 }
 
 /// Typed access to one JSON object, with errors that name the file and the whole key.
@@ -32,11 +26,7 @@ pub(crate) struct Keys<'a> {
 
 impl<'a> Keys<'a> {
     pub(crate) fn new(file: &'a str, map: &'a Map<String, Value>) -> Keys<'a> {
-        Keys {
-            file,
-            prefix: "",
-            map,
-        }
+        Keys { file, prefix: "", map }
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
@@ -44,9 +34,7 @@ impl<'a> Keys<'a> {
     }
 
     fn found(&self, key: &str) -> String {
-        self.map
-            .get(key)
-            .map_or_else(|| "absent".to_string(), Value::to_string)
+        self.map.get(key).map_or_else(|| "absent".to_string(), Value::to_string)
     }
 
     fn full(&self, key: &str) -> String {
@@ -72,11 +60,7 @@ impl<'a> Keys<'a> {
     }
 
     pub(crate) fn missing(&self, key: &str, expected: &str) -> ConfigError {
-        ConfigError::Missing {
-            file: self.file.to_string(),
-            key: self.full(key),
-            expected: expected.to_string(),
-        }
+        ConfigError::Missing { file: self.file.to_string(), key: self.full(key), expected: expected.to_string() }
     }
 
     /// The value through `convert`, `None` where absent.
@@ -88,21 +72,16 @@ impl<'a> Keys<'a> {
     ) -> Result<Option<T>, ConfigError> {
         match self.get(key) {
             None => Ok(None),
-            Some(value) => convert(value)
-                .map(Some)
-                .ok_or_else(|| self.invalid(key, expected)),
+            Some(value) => convert(value).map(Some).ok_or_else(|| self.invalid(key, expected)),
         }
     }
 
     pub(crate) fn usize(&self, key: &str) -> Result<Option<usize>, ConfigError> {
-        self.typed(key, "a whole number", |v| {
-            v.as_u64().and_then(|n| usize::try_from(n).ok())
-        })
+        self.typed(key, "a whole number", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
     }
 
     pub(crate) fn required_usize(&self, key: &str) -> Result<usize, ConfigError> {
-        self.usize(key)?
-            .ok_or_else(|| self.missing(key, "a whole number"))
+        self.usize(key)?.ok_or_else(|| self.missing(key, "a whole number"))
     }
 
     pub(crate) fn f64(&self, key: &str) -> Result<Option<f64>, ConfigError> {
@@ -121,25 +100,14 @@ impl<'a> Keys<'a> {
         self.typed(key, "a text", Value::as_str)
     }
 
-    pub(crate) fn object(
-        &self,
-        key: &str,
-        prefix: &'static str,
-    ) -> Result<Option<Keys<'a>>, ConfigError> {
+    pub(crate) fn object(&self, key: &str, prefix: &'static str) -> Result<Option<Keys<'a>>, ConfigError> {
         let map = self.typed(key, "an object", Value::as_object)?;
-        Ok(map.map(|map| Keys {
-            file: self.file,
-            prefix,
-            map,
-        }))
+        Ok(map.map(|map| Keys { file: self.file, prefix, map }))
     }
 
     /// A token id; -1 is an old way to say that there is none.
     pub(crate) fn token(&self, key: &str) -> Result<Option<u32>, ConfigError> {
-        if self
-            .get(key)
-            .is_some_and(|value| value.as_i64() == Some(-1))
-        {
+        if self.get(key).is_some_and(|value| value.as_i64() == Some(-1)) {
             return Ok(None);
         }
         self.typed(key, "a token id", token_id)
@@ -147,14 +115,10 @@ impl<'a> Keys<'a> {
 
     /// A token id or a list of them.
     pub(crate) fn tokens(&self, key: &str) -> Result<Vec<u32>, ConfigError> {
-        let ids = self.typed(
-            key,
-            "a token id or a list of token ids",
-            |value| match value {
-                Value::Array(list) => list.iter().map(token_id).collect(),
-                one => token_id(one).map(|id| vec![id]),
-            },
-        )?;
+        let ids = self.typed(key, "a token id or a list of token ids", |value| match value {
+            Value::Array(list) => list.iter().map(token_id).collect(),
+            one => token_id(one).map(|id| vec![id]),
+        })?;
         Ok(ids.unwrap_or_default())
     }
 }
@@ -165,8 +129,5 @@ fn token_id(value: &Value) -> Option<u32> {
 
 /// An f32 as the shortest decimal that reads back as the same f32: 1e-6 rather than 9.99999997e-7.
 pub(crate) fn short_f32(value: f32) -> Value {
-    value
-        .to_string()
-        .parse::<f64>()
-        .map_or_else(|_| json!(value), |v| json!(v))
+    value.to_string().parse::<f64>().map_or_else(|_| json!(value), |v| json!(v))
 }

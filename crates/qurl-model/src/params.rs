@@ -84,21 +84,14 @@ pub enum ParamKind {
 impl ParamKind {
     /// One of the four linear layers of a block: what a quantized rollout quantizes.
     pub fn is_block_linear(self) -> bool {
-        matches!(
-            self,
-            ParamKind::Qkv | ParamKind::AttnOut | ParamKind::GateUp | ParamKind::Down
-        )
+        matches!(self, ParamKind::Qkv | ParamKind::AttnOut | ParamKind::GateUp | ParamKind::Down)
     }
 
     /// An RMSNorm weight: starts at one.
     pub fn is_norm(self) -> bool {
         matches!(
             self,
-            ParamKind::AttnNorm
-                | ParamKind::QNorm
-                | ParamKind::KNorm
-                | ParamKind::MlpNorm
-                | ParamKind::FinalNorm
+            ParamKind::AttnNorm | ParamKind::QNorm | ParamKind::KNorm | ParamKind::MlpNorm | ParamKind::FinalNorm
         )
     }
 
@@ -194,11 +187,7 @@ impl<T> Params<T> {
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Params<U>, E> {
         Ok(Params {
             embed: f(self.embed)?,
-            layers: self
-                .layers
-                .into_iter()
-                .map(|layer| layer.try_map(&mut f))
-                .collect::<Result<_, E>>()?,
+            layers: self.layers.into_iter().map(|layer| layer.try_map(&mut f)).collect::<Result<_, E>>()?,
             final_norm: f(self.final_norm)?,
             head: self.head.map(&mut f).transpose()?,
             value_head: self.value_head.map(&mut f).transpose()?,
@@ -259,21 +248,14 @@ impl<T> Params<T> {
         let mut leaves = other.into_leaves().into_iter();
         self.try_map(|leaf| match leaves.next() {
             Some(theirs) => Ok((leaf, theirs)),
-            None => Err(LayoutMismatch {
-                what: "one tree has fewer leaves".to_string(),
-            }),
+            None => Err(LayoutMismatch { what: "one tree has fewer leaves".to_string() }),
         })
     }
 
     /// Which optional leaves exist, block by block and at the end.
     fn slots(&self) -> Vec<[bool; 3]> {
-        let layers = self
-            .layers
-            .iter()
-            .map(|l| [l.qkv_bias.is_some(), l.q_norm.is_some(), l.k_norm.is_some()]);
-        layers
-            .chain([[self.head.is_some(), self.value_head.is_some(), false]])
-            .collect()
+        let layers = self.layers.iter().map(|l| [l.qkv_bias.is_some(), l.q_norm.is_some(), l.k_norm.is_some()]);
+        layers.chain([[self.head.is_some(), self.value_head.is_some(), false]]).collect()
     }
 }
 
@@ -287,10 +269,7 @@ fn first_difference(a: &[[bool; 3]], b: &[[bool; 3]]) -> Option<String> {
     } else {
         (format!("layer {at}"), "qkv_bias, q_norm, k_norm")
     };
-    Some(format!(
-        "{what} has ({names}) = {:?} against {:?}",
-        a[at], b[at]
-    ))
+    Some(format!("{what} has ({names}) = {:?} against {:?}", a[at], b[at]))
 }
 
 impl<T> IntoIterator for Params<T> {

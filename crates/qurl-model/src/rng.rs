@@ -27,16 +27,11 @@ impl CounterRng {
     /// unrelated streams.
     pub fn new(parts: &[u64]) -> CounterRng {
         let fold = |start: u64| {
-            parts
-                .iter()
-                .fold(mix(start ^ parts.len() as u64), |state, &part| {
-                    mix(state.rotate_left(23) ^ mix(part.wrapping_add(start)))
-                })
+            parts.iter().fold(mix(start ^ parts.len() as u64), |state, &part| {
+                mix(state.rotate_left(23) ^ mix(part.wrapping_add(start)))
+            })
         };
-        CounterRng {
-            key: fold(0x243F_6A88_85A3_08D3),
-            stream: fold(0x1319_8A2E_0370_7344),
-        }
+        CounterRng { key: fold(0x243F_6A88_85A3_08D3), stream: fold(0x1319_8A2E_0370_7344) }
     }
 
     /// 64 uniform bits at index `i`.
@@ -68,17 +63,15 @@ impl CounterRng {
     /// Fills `out` with `normal_at(0..)` times `std`, on all threads.
     pub fn fill_normal(&self, out: &mut [f32], std: f32) {
         let std = f64::from(std);
-        out.par_chunks_mut(FILL_CHUNK)
-            .enumerate()
-            .for_each(|(chunk, numbers)| {
-                let first_pair = (chunk * FILL_CHUNK / 2) as u64;
-                for (pair, two) in (first_pair..).zip(numbers.chunks_mut(2)) {
-                    let (cos, sin) = self.normal_pair_at(pair);
-                    for (slot, value) in two.iter_mut().zip([cos, sin]) {
-                        *slot = (value * std) as f32;
-                    }
+        out.par_chunks_mut(FILL_CHUNK).enumerate().for_each(|(chunk, numbers)| {
+            let first_pair = (chunk * FILL_CHUNK / 2) as u64;
+            for (pair, two) in (first_pair..).zip(numbers.chunks_mut(2)) {
+                let (cos, sin) = self.normal_pair_at(pair);
+                for (slot, value) in two.iter_mut().zip([cos, sin]) {
+                    *slot = (value * std) as f32;
                 }
-            });
+            }
+        });
     }
 
     fn normal_pair_at(&self, pair: u64) -> (f64, f64) {
@@ -96,9 +89,7 @@ impl CounterRng {
 
 /// A key part made from a text (FNV-1a), for streams named after a parameter or a purpose.
 pub fn text_key(text: &str) -> u64 {
-    text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
-    })
+    text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3))
 }
 
 /// A uniform order of `0..n` (Fisher-Yates over `below_at(0..)`).
@@ -124,26 +115,13 @@ fn mix(mut z: u64) -> u64 {
 
 fn philox(counter: [u64; 2], key: u64) -> [u32; 4] {
     let [low, high] = counter;
-    let mut x = [
-        low as u32,
-        (low >> 32) as u32,
-        high as u32,
-        (high >> 32) as u32,
-    ];
+    let mut x = [low as u32, (low >> 32) as u32, high as u32, (high >> 32) as u32];
     let mut k = [key as u32, (key >> 32) as u32];
     for _ in 0..ROUNDS {
         let p0 = u64::from(PHILOX_M[0]) * u64::from(x[0]);
         let p1 = u64::from(PHILOX_M[1]) * u64::from(x[2]);
-        x = [
-            (p1 >> 32) as u32 ^ x[1] ^ k[0],
-            p1 as u32,
-            (p0 >> 32) as u32 ^ x[3] ^ k[1],
-            p0 as u32,
-        ];
-        k = [
-            k[0].wrapping_add(PHILOX_W[0]),
-            k[1].wrapping_add(PHILOX_W[1]),
-        ];
+        x = [(p1 >> 32) as u32 ^ x[1] ^ k[0], p1 as u32, (p0 >> 32) as u32 ^ x[3] ^ k[1], p0 as u32];
+        k = [k[0].wrapping_add(PHILOX_W[0]), k[1].wrapping_add(PHILOX_W[1])];
     }
     x
 }
@@ -155,19 +133,10 @@ mod tests {
     /// Known answers of the published reference implementation.
     #[test]
     fn philox_known_answers() {
+        assert_eq!(philox([0, 0], 0), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(philox([u64::MAX, u64::MAX], u64::MAX), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
         assert_eq!(
-            philox([0, 0], 0),
-            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
-        );
-        assert_eq!(
-            philox([u64::MAX, u64::MAX], u64::MAX),
-            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
-        );
-        assert_eq!(
-            philox(
-                [0x85a3_08d3_243f_6a88, 0x0370_7344_1319_8a2e],
-                0x299f_31d0_a409_3822
-            ),
+            philox([0x85a3_08d3_243f_6a88, 0x0370_7344_1319_8a2e], 0x299f_31d0_a409_3822),
             [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
         );
     }
@@ -175,10 +144,8 @@ mod tests {
     #[test]
     fn streams_differ_by_every_part() {
         let streams: [&[u64]; 7] = [&[], &[0], &[0, 0], &[1], &[1, 2], &[2, 1], &[1, 2, 0]];
-        let firsts: std::collections::BTreeSet<u64> = streams
-            .iter()
-            .map(|parts| CounterRng::new(parts).u64_at(0))
-            .collect();
+        let firsts: std::collections::BTreeSet<u64> =
+            streams.iter().map(|parts| CounterRng::new(parts).u64_at(0)).collect();
         assert_eq!(firsts.len(), streams.len());
     }
 
@@ -206,10 +173,7 @@ mod tests {
         let n = filled.len() as f64;
         let mean = filled.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
         let variance = filled.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n - mean * mean;
-        assert!(
-            mean.abs() < 0.02 && (variance - 1.0).abs() < 0.03,
-            "{mean} {variance}"
-        );
+        assert!(mean.abs() < 0.02 && (variance - 1.0).abs() < 0.03, "{mean} {variance}");
     }
 
     #[test]

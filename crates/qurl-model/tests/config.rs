@@ -40,8 +40,7 @@ fn old_and_new_spelling_give_the_same_config() {
                "high_freq_factor": 4.0, "original_max_position_embeddings": 128}}),
     )
     .unwrap();
-    let mut text: Value =
-        serde_json::from_str(&old_config("llama", json!({"dtype": "bfloat16"}))).unwrap();
+    let mut text: Value = serde_json::from_str(&old_config("llama", json!({"dtype": "bfloat16"}))).unwrap();
     let map = text.as_object_mut().unwrap();
     map.remove("rope_theta");
     map.remove("torch_dtype");
@@ -55,112 +54,51 @@ fn old_and_new_spelling_give_the_same_config() {
     assert_eq!(old.dtype, Dtype::Bf16);
     assert_eq!(old.rope.theta, 500000.0);
     assert_eq!(old.eos_token_ids, [2, 3]);
-    assert!(matches!(
-        old.rope.scaling,
-        RopeScaling::Llama3 { factor: 8.0, .. }
-    ));
+    assert!(matches!(old.rope.scaling, RopeScaling::Llama3 { factor: 8.0, .. }));
 }
 
 #[test]
 fn families_differ_where_they_should() {
-    let qwen2 = read(
-        "qwen2",
-        json!({"use_sliding_window": false, "sliding_window": 32768}),
-    )
-    .unwrap();
+    let qwen2 = read("qwen2", json!({"use_sliding_window": false, "sliding_window": 32768})).unwrap();
     assert!(qwen2.qkv_bias && !qwen2.qk_norm);
-    let qwen3 = read(
-        "qwen3",
-        json!({"head_dim": 32, "tie_word_embeddings": true}),
-    )
-    .unwrap();
+    let qwen3 = read("qwen3", json!({"head_dim": 32, "tie_word_embeddings": true})).unwrap();
     assert!(!qwen3.qkv_bias && qwen3.qk_norm && qwen3.tie_word_embeddings);
-    assert_eq!(
-        (qwen3.head_dim, qwen3.q_dim(), qwen3.qkv_dim()),
-        (32, 128, 256)
-    );
+    assert_eq!((qwen3.head_dim, qwen3.q_dim(), qwen3.qkv_dim()), (32, 128, 256));
     assert_eq!(read("qwen3", json!({})).unwrap().head_dim, 128);
-    let llama = read(
-        "llama",
-        json!({"num_key_value_heads": null, "rope_scaling": {"type": "linear", "factor": 4.0}}),
-    );
+    let llama = read("llama", json!({"num_key_value_heads": null, "rope_scaling": {"type": "linear", "factor": 4.0}}));
     let llama = llama.unwrap();
     assert_eq!(llama.num_kv_heads, 4);
     assert_eq!(llama.rope.scaling, RopeScaling::Linear { factor: 4.0 });
-    assert_eq!(
-        read("mistral", json!({"pad_token_id": -1}))
-            .unwrap()
-            .pad_token_id,
-        None
-    );
+    assert_eq!(read("mistral", json!({"pad_token_id": -1})).unwrap().pad_token_id, None);
 }
 
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
     let cases = [
-        (
-            "qwen2",
-            json!({"use_sliding_window": true}),
-            "use_sliding_window",
-        ),
+        ("qwen2", json!({"use_sliding_window": true}), "use_sliding_window"),
         ("mistral", json!({"sliding_window": 4096}), "sliding_window"),
         ("qwen3_moe", json!({}), "model_type"),
         ("mixtral", json!({}), "model_type"),
         ("gpt2", json!({}), "model_type"),
-        (
-            "llama",
-            json!({"num_local_experts": 8}),
-            "num_local_experts",
-        ),
+        ("llama", json!({"num_local_experts": 8}), "num_local_experts"),
         ("qwen3", json!({"num_experts": 128}), "num_experts"),
         ("llama", json!({"attention_bias": true}), "attention_bias"),
         ("llama", json!({"mlp_bias": true}), "mlp_bias"),
         ("llama", json!({"hidden_act": "gelu"}), "hidden_act"),
-        (
-            "llama",
-            json!({"partial_rotary_factor": 0.5}),
-            "partial_rotary_factor",
-        ),
-        (
-            "qwen2",
-            json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}),
-            "rope_scaling.type",
-        ),
-        (
-            "llama",
-            json!({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}),
-            "rope_scaling.rope_type",
-        ),
-        (
-            "llama",
-            json!({"rope_parameters": {"rope_type": "longrope"}}),
-            "rope_parameters.rope_type",
-        ),
-        (
-            "qwen2",
-            json!({"layer_types": ["full_attention", "sliding_attention"]}),
-            "layer_types",
-        ),
-        (
-            "llama",
-            json!({"torch_dtype": "float8_e4m3fn"}),
-            "torch_dtype",
-        ),
-        (
-            "llama",
-            json!({"quantization_config": {"quant_method": "awq"}}),
-            "quantization_config",
-        ),
+        ("llama", json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
+        ("qwen2", json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}), "rope_scaling.type"),
+        ("llama", json!({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}), "rope_scaling.rope_type"),
+        ("llama", json!({"rope_parameters": {"rope_type": "longrope"}}), "rope_parameters.rope_type"),
+        ("qwen2", json!({"layer_types": ["full_attention", "sliding_attention"]}), "layer_types"),
+        ("llama", json!({"torch_dtype": "float8_e4m3fn"}), "torch_dtype"),
+        ("llama", json!({"quantization_config": {"quant_method": "awq"}}), "quantization_config"),
     ];
     for (model_type, changes, expected_key) in cases {
         match read(model_type, changes.clone()) {
             Err(error @ ConfigError::Unsupported { .. }) => {
                 let text = error.to_string();
                 assert!(text.starts_with("dir/config.json: key `"), "{text}");
-                assert!(
-                    text.contains(&format!("`{expected_key}`")),
-                    "{changes}: {text}"
-                );
+                assert!(text.contains(&format!("`{expected_key}`")), "{changes}: {text}");
             }
             other => panic!("{model_type} {changes}: {other:?}"),
         }
@@ -170,50 +108,25 @@ fn what_is_not_supported_is_refused_by_name() {
 #[test]
 fn wrong_values_are_named() {
     let cases = [
-        (
-            json!({"hidden_size": "64"}),
-            "key `hidden_size` is \"64\", expected a whole number",
-        ),
+        (json!({"hidden_size": "64"}), "key `hidden_size` is \"64\", expected a whole number"),
         (json!({"hidden_size": null}), "key `hidden_size` is missing"),
-        (
-            json!({"hidden_size": 66}),
-            "key `hidden_size` is 66, expected a multiple of num_attention_heads = 4",
-        ),
+        (json!({"hidden_size": 66}), "key `hidden_size` is 66, expected a multiple of num_attention_heads = 4"),
         (json!({"num_attention_heads": 0}), "num_attention_heads"),
-        (
-            json!({"num_key_value_heads": 3}),
-            "a divisor of num_attention_heads = 4",
-        ),
-        (
-            json!({"num_hidden_layers": 1u64 << 40}),
-            "num_hidden_layers",
-        ),
+        (json!({"num_key_value_heads": 3}), "a divisor of num_attention_heads = 4"),
+        (json!({"num_hidden_layers": 1u64 << 40}), "num_hidden_layers"),
         (json!({"head_dim": 7}), "an even number"),
         (json!({"rms_norm_eps": 0}), "rms_norm_eps"),
         (json!({"rope_theta": -1.0}), "rope_theta"),
         (json!({"eos_token_id": "</s>"}), "eos_token_id"),
-        (
-            json!({"rope_scaling": {"type": "linear"}}),
-            "key `rope_scaling.factor` is missing",
-        ),
-        (
-            json!({"rope_parameters": {"rope_theta": 1.0}}),
-            "rope_parameters.rope_theta",
-        ),
+        (json!({"rope_scaling": {"type": "linear"}}), "key `rope_scaling.factor` is missing"),
+        (json!({"rope_parameters": {"rope_theta": 1.0}}), "rope_parameters.rope_theta"),
     ];
     for (changes, expected) in cases {
-        let error = read("llama", changes.clone())
-            .expect_err(&changes.to_string())
-            .to_string();
+        let error = read("llama", changes.clone()).expect_err(&changes.to_string()).to_string();
         assert!(error.contains(expected), "{changes}: {error}");
     }
-    let garbage = ModelConfig::from_json("[1, 2]", "x.json")
-        .unwrap_err()
-        .to_string();
-    assert!(
-        garbage.starts_with("x.json: expected a JSON object"),
-        "{garbage}"
-    );
+    let garbage = ModelConfig::from_json("[1, 2]", "x.json").unwrap_err().to_string();
+    assert!(garbage.starts_with("x.json: expected a JSON object"), "{garbage}");
     let absent = read("mistral", json!({})).map(|_| ()).and_then(|()| {
         let mut text: Value = serde_json::from_str(&old_config("mistral", json!({}))).unwrap();
         text.as_object_mut().unwrap().remove("sliding_window");
@@ -224,14 +137,8 @@ fn wrong_values_are_named() {
 
 #[test]
 fn what_we_write_reads_back_equal() {
-    let dims = Dims {
-        vocab_size: 512,
-        hidden_size: 64,
-        intermediate_size: 96,
-        num_layers: 3,
-        num_heads: 4,
-        num_kv_heads: 2,
-    };
+    let dims =
+        Dims { vocab_size: 512, hidden_size: 64, intermediate_size: 96, num_layers: 3, num_heads: 4, num_kv_heads: 2 };
     for family in Family::ALL {
         for scaling in [
             RopeScaling::None,
@@ -252,11 +159,7 @@ fn what_we_write_reads_back_equal() {
             config.initializer_range = 0.03;
             config.dtype = Dtype::F16;
             let text = config.to_json().to_string();
-            assert_eq!(
-                ModelConfig::from_json(&text, "config.json").unwrap(),
-                config,
-                "{text}"
-            );
+            assert_eq!(ModelConfig::from_json(&text, "config.json").unwrap(), config, "{text}");
         }
     }
 }
@@ -276,8 +179,5 @@ fn published_shapes_have_published_sizes() {
         assert_eq!((config.rope.theta, config.rms_norm_eps), (1e6, 1e-6));
     }
     let error = ModelConfig::named("gpt-5").unwrap_err().to_string();
-    assert!(
-        error.contains("`gpt-5`") && error.contains("qwen2.5-14b"),
-        "{error}"
-    );
+    assert!(error.contains("`gpt-5`") && error.contains("qwen2.5-14b"), "{error}");
 }

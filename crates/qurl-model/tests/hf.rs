@@ -11,13 +11,7 @@ use qurl_model::params::init;
 use qurl_model::{Dtype, Family, GenerationConfig, HfError, ModelConfig, Params};
 use serde_json::{Value, json};
 
-fn save_with(
-    dir: &Path,
-    config: &ModelConfig,
-    params: &Params<Vec<f32>>,
-    dtype: Dtype,
-    shard: u64,
-) {
+fn save_with(dir: &Path, config: &ModelConfig, params: &Params<Vec<f32>>, dtype: Dtype, shard: u64) {
     let generation = GenerationConfig::from_model(config);
     let mut options = SaveOptions::new(dtype, &generation);
     options.max_shard_bytes = shard;
@@ -28,13 +22,7 @@ fn save_with(
 fn saved(name: &str) -> (TempDir, ModelConfig) {
     let dir = TempDir::new(name);
     let config = small(Family::Qwen2);
-    save_with(
-        dir.path(),
-        &config,
-        &init(&config, 1, false),
-        Dtype::F32,
-        u64::MAX,
-    );
+    save_with(dir.path(), &config, &init(&config, 1, false), Dtype::F32, u64::MAX);
     (dir, config)
 }
 
@@ -96,31 +84,15 @@ fn saving_again_replaces_shards_and_leaves_other_files_alone() {
     let dir = TempDir::new("again");
     let config = small(Family::Llama);
     fs::write(dir.file("optimizer.bin"), b"state").unwrap();
-    save_with(
-        dir.path(),
-        &config,
-        &init(&config, 1, false),
-        Dtype::F32,
-        3000,
-    );
+    save_with(dir.path(), &config, &init(&config, 1, false), Dtype::F32, 3000);
     assert!(dir.file("model.safetensors.index.json").exists());
     let second = init(&config, 2, false);
     save_with(dir.path(), &config, &second, Dtype::F32, u64::MAX);
     assert_eq!(load(dir.path()).unwrap().params, second);
-    let mut names: Vec<String> = fs::read_dir(dir.path())
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<String> =
+        fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
-    assert_eq!(
-        names,
-        [
-            "config.json",
-            "generation_config.json",
-            "model.safetensors",
-            "optimizer.bin"
-        ]
-    );
+    assert_eq!(names, ["config.json", "generation_config.json", "model.safetensors", "optimizer.bin"]);
 }
 
 #[test]
@@ -130,53 +102,22 @@ fn a_failed_save_leaves_the_old_model_whole() {
     let generation = GenerationConfig::from_model(&config);
     let mut diverged = init(&config, 9, false);
     diverged.layers[1].down[5] = f32::NAN;
-    let error = save(
-        dir.path(),
-        &config,
-        &diverged,
-        &SaveOptions::new(Dtype::F32, &generation),
-    );
+    let error = save(dir.path(), &config, &diverged, &SaveOptions::new(Dtype::F32, &generation));
     let error = error.unwrap_err().to_string();
-    assert!(
-        error.contains("model.layers.1.mlp.down_proj.weight has NaN at element 5"),
-        "{error}"
-    );
+    assert!(error.contains("model.layers.1.mlp.down_proj.weight has NaN at element 5"), "{error}");
     let mut huge = init(&config, 9, false);
     huge.embed[3] = 1e5;
-    let error = save(
-        dir.path(),
-        &config,
-        &huge,
-        &SaveOptions::new(Dtype::F16, &generation),
-    );
-    assert!(
-        error
-            .unwrap_err()
-            .to_string()
-            .contains("expected finite float16 weights")
-    );
+    let error = save(dir.path(), &config, &huge, &SaveOptions::new(Dtype::F16, &generation));
+    assert!(error.unwrap_err().to_string().contains("expected finite float16 weights"));
     let mut short = init(&config, 9, false);
     short.final_norm.pop();
-    let error = save(
-        dir.path(),
-        &config,
-        &short,
-        &SaveOptions::new(Dtype::F32, &generation),
-    );
+    let error = save(dir.path(), &config, &short, &SaveOptions::new(Dtype::F32, &generation));
     let error = error.unwrap_err().to_string();
-    assert!(
-        error.contains("final_norm: 15 numbers, expected 1 x 16"),
-        "{error}"
-    );
+    assert!(error.contains("final_norm: 15 numbers, expected 1 x 16"), "{error}");
     assert_eq!(load(dir.path()).unwrap().params, before);
-    let leftovers = fs::read_dir(dir.path()).unwrap().filter(|entry| {
-        entry
-            .as_ref()
-            .unwrap()
-            .file_name()
-            .to_string_lossy()
-            .ends_with(".part")
-    });
+    let leftovers = fs::read_dir(dir.path())
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().ends_with(".part"));
     assert_eq!(leftovers.count(), 0);
 }
 
@@ -190,20 +131,18 @@ fn a_missing_tensor_is_named_with_its_shape() {
     });
     let (error, text) = error_of(&dir);
     assert!(matches!(error, HfError::MissingTensor { .. }));
-    assert!(text.contains("model.safetensors: tensor model.layers.1.self_attn.k_proj.bias is missing, expected shape [8]"), "{text}");
+    assert!(
+        text.contains("model.safetensors: tensor model.layers.1.self_attn.k_proj.bias is missing, expected shape [8]"),
+        "{text}"
+    );
 }
 
 #[test]
 fn a_wrong_shape_is_named() {
     let (dir, _) = saved("shape");
-    edit(&dir, |header, _| {
-        header["model.layers.0.self_attn.q_proj.weight"]["shape"] = json!([8, 32])
-    });
+    edit(&dir, |header, _| header["model.layers.0.self_attn.q_proj.weight"]["shape"] = json!([8, 32]));
     let (_, text) = error_of(&dir);
-    assert!(
-        text.contains("q_proj.weight has shape [8, 32], expected [16, 16]"),
-        "{text}"
-    );
+    assert!(text.contains("q_proj.weight has shape [8, 32], expected [16, 16]"), "{text}");
 }
 
 #[test]
@@ -214,10 +153,7 @@ fn damaged_files_are_named() {
     for keep in [whole.len() - 1, whole.len() / 2, 100, 8] {
         fs::write(&path, &whole[..keep]).unwrap();
         let (error, text) = error_of(&dir);
-        assert!(
-            matches!(error, HfError::Length { found, .. } if found == keep as u64),
-            "{text}"
-        );
+        assert!(matches!(error, HfError::Length { found, .. } if found == keep as u64), "{text}");
         assert!(text.contains("model.safetensors"), "{text}");
     }
     for contents in [
@@ -229,20 +165,13 @@ fn damaged_files_are_named() {
     ] {
         fs::write(&path, contents).unwrap();
         let (error, text) = error_of(&dir);
-        assert!(
-            matches!(error, HfError::Length { .. } | HfError::Header { .. }),
-            "{text}"
-        );
+        assert!(matches!(error, HfError::Length { .. } | HfError::Header { .. }), "{text}");
     }
 }
 
 #[test]
 fn numbers_that_are_not_finite_are_found() {
-    for (bits, shown) in [
-        (f32::NAN, "NaN"),
-        (f32::INFINITY, "inf"),
-        (f32::NEG_INFINITY, "-inf"),
-    ] {
+    for (bits, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
         let (dir, _) = saved("nan");
         edit(&dir, |header, data| {
             let info = &header["model.layers.0.mlp.up_proj.weight"]["data_offsets"][0];
@@ -250,8 +179,7 @@ fn numbers_that_are_not_finite_are_found() {
             data[at..at + 4].copy_from_slice(&bits.to_le_bytes());
         });
         let (_, text) = error_of(&dir);
-        let expected =
-            format!("tensor model.layers.0.mlp.up_proj.weight has {shown} at element 17");
+        let expected = format!("tensor model.layers.0.mlp.up_proj.weight has {shown} at element 17");
         assert!(text.contains(&expected), "{text}");
     }
 }
@@ -259,34 +187,22 @@ fn numbers_that_are_not_finite_are_found() {
 #[test]
 fn other_stored_formats_are_refused() {
     let (dir, _) = saved("dtype");
-    edit(&dir, |header, _| {
-        header["model.norm.weight"]["dtype"] = json!("I32")
-    });
+    edit(&dir, |header, _| header["model.norm.weight"]["dtype"] = json!("I32"));
     let (_, text) = error_of(&dir);
-    assert!(
-        text.contains("tensor model.norm.weight is stored as I32, expected F32, BF16 or F16"),
-        "{text}"
-    );
+    assert!(text.contains("tensor model.norm.weight is stored as I32, expected F32, BF16 or F16"), "{text}");
 }
 
 #[test]
 fn extra_tensors_are_listed_and_old_buffers_ignored() {
     let (dir, _) = saved("extra");
     edit(&dir, |header, data| {
-        for name in [
-            "model.layers.0.self_attn.rotary_emb.inv_freq",
-            "visual.patch.weight",
-        ] {
+        for name in ["model.layers.0.self_attn.rotary_emb.inv_freq", "visual.patch.weight"] {
             let start = data.len();
             data.extend([0; 8]);
-            header[name] =
-                json!({"dtype": "F32", "shape": [2], "data_offsets": [start, start + 8]});
+            header[name] = json!({"dtype": "F32", "shape": [2], "data_offsets": [start, start + 8]});
         }
     });
-    assert_eq!(
-        load(dir.path()).unwrap().unused_tensors,
-        ["visual.patch.weight"]
-    );
+    assert_eq!(load(dir.path()).unwrap().unused_tensors, ["visual.patch.weight"]);
 }
 
 #[test]
@@ -294,13 +210,7 @@ fn shards_are_checked_against_the_index() {
     let sharded = || {
         let dir = TempDir::new("shards");
         let config = small(Family::Qwen3);
-        save_with(
-            dir.path(),
-            &config,
-            &init(&config, 1, false),
-            Dtype::Bf16,
-            3000,
-        );
+        save_with(dir.path(), &config, &init(&config, 1, false), Dtype::Bf16, 3000);
         let mut shards: Vec<_> = fs::read_dir(dir.path())
             .unwrap()
             .map(|entry| entry.unwrap().path())
@@ -314,10 +224,7 @@ fn shards_are_checked_against_the_index() {
     fs::remove_file(&shards[1]).unwrap();
     let (error, text) = error_of(&dir);
     assert!(matches!(error, HfError::MissingShard { .. }));
-    assert!(
-        text.contains("index.json: names the shard model-00002-of-"),
-        "{text}"
-    );
+    assert!(text.contains("index.json: names the shard model-00002-of-"), "{text}");
 
     let (dir, shards) = sharded();
     fs::copy(&shards[0], &shards[1]).unwrap();
@@ -329,21 +236,12 @@ fn shards_are_checked_against_the_index() {
     for (contents, expected) in [
         ("{", "invalid JSON"),
         ("{}", "no `weight_map`"),
-        (
-            r#"{"weight_map": {"a": "../b.safetensors"}}"#,
-            "the name of a file in the same directory",
-        ),
-        (
-            r#"{"weight_map": {"a": 3}}"#,
-            "the name of a file in the same directory",
-        ),
+        (r#"{"weight_map": {"a": "../b.safetensors"}}"#, "the name of a file in the same directory"),
+        (r#"{"weight_map": {"a": 3}}"#, "the name of a file in the same directory"),
     ] {
         fs::write(&index, contents).unwrap();
         let (error, text) = error_of(&dir);
-        assert!(
-            matches!(error, HfError::Index { .. }) && text.contains(expected),
-            "{text}"
-        );
+        assert!(matches!(error, HfError::Index { .. }) && text.contains(expected), "{text}");
     }
 }
 
@@ -351,11 +249,7 @@ fn shards_are_checked_against_the_index() {
 fn a_directory_without_weights_says_what_it_looked_for() {
     let (dir, _) = saved("none");
     fs::remove_file(dir.file("model.safetensors")).unwrap();
-    assert!(
-        error_of(&dir)
-            .1
-            .contains("expected model.safetensors or model.safetensors.index.json")
-    );
+    assert!(error_of(&dir).1.contains("expected model.safetensors or model.safetensors.index.json"));
     fs::write(dir.file("pytorch_model.bin"), b"").unwrap();
     assert!(error_of(&dir).1.contains("convert it to safetensors"));
     fs::remove_file(dir.file("config.json")).unwrap();
@@ -389,25 +283,13 @@ fn generation_config_overrides_the_stop_tokens_and_keeps_unknown_keys() {
     fs::write(dir.file("generation_config.json"), text).unwrap();
     let generation = load(dir.path()).unwrap().generation;
     assert_eq!(generation.eos_token_ids, [5, 6]);
-    assert_eq!(
-        (generation.temperature, generation.top_p, generation.top_k),
-        (Some(0.6), Some(0.95), Some(20))
-    );
+    assert_eq!((generation.temperature, generation.top_p, generation.top_k), (Some(0.6), Some(0.95), Some(20)));
     let written = generation.to_json();
     assert_eq!(written, serde_json::from_str::<Value>(text).unwrap());
-    assert_eq!(
-        GenerationConfig::from_json(&written.to_string(), "g", &config).unwrap(),
-        generation
-    );
+    assert_eq!(GenerationConfig::from_json(&written.to_string(), "g", &config).unwrap(), generation);
     fs::write(dir.file("generation_config.json"), r#"{"top_p": 1.5}"#).unwrap();
     let text = error_of(&dir).1;
-    assert!(
-        text.contains("generation_config.json: key `top_p` is 1.5, expected a number from 0 to 1"),
-        "{text}"
-    );
+    assert!(text.contains("generation_config.json: key `top_p` is 1.5, expected a number from 0 to 1"), "{text}");
     fs::remove_file(dir.file("generation_config.json")).unwrap();
-    assert_eq!(
-        load(dir.path()).unwrap().generation,
-        GenerationConfig::from_model(&config)
-    );
+    assert_eq!(load(dir.path()).unwrap().generation, GenerationConfig::from_model(&config));
 }

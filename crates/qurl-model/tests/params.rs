@@ -4,25 +4,15 @@ use qurl_model::params::{hf_names, init, shapes};
 use qurl_model::{Dims, Family, ModelConfig, ParamKind};
 
 fn small(family: Family) -> ModelConfig {
-    let dims = Dims {
-        vocab_size: 40,
-        hidden_size: 16,
-        intermediate_size: 24,
-        num_layers: 2,
-        num_heads: 4,
-        num_kv_heads: 2,
-    };
+    let dims =
+        Dims { vocab_size: 40, hidden_size: 16, intermediate_size: 24, num_layers: 2, num_heads: 4, num_kv_heads: 2 };
     ModelConfig::from_dims(family, dims).unwrap()
 }
 
 #[test]
 fn leaves_come_in_one_order_with_the_counted_size() {
-    let names = |config: &ModelConfig| -> Vec<String> {
-        shapes(config, false)
-            .iter()
-            .map(|info| info.name.clone())
-            .collect()
-    };
+    let names =
+        |config: &ModelConfig| -> Vec<String> { shapes(config, false).iter().map(|info| info.name.clone()).collect() };
     let config = small(Family::Qwen2);
     assert_eq!(
         names(&config)[..8],
@@ -44,20 +34,11 @@ fn leaves_come_in_one_order_with_the_counted_size() {
             let total: usize = shapes(&config, false).iter().map(|info| info.len()).sum();
             assert_eq!(total as u64, config.param_count(), "{family:?}");
             assert_eq!(names(&config).contains(&"head".to_string()), !tied);
-            assert_eq!(
-                names(&config).contains(&"layers.1.k_norm".to_string()),
-                family == Family::Qwen3
-            );
+            assert_eq!(names(&config).contains(&"layers.1.k_norm".to_string()), family == Family::Qwen3);
         }
     }
     let with_value = shapes(&config, true);
-    assert_eq!(
-        with_value
-            .into_leaves()
-            .last()
-            .map(|info| (info.rows, info.cols)),
-        Some((1, 16))
-    );
+    assert_eq!(with_value.into_leaves().last().map(|info| (info.rows, info.cols)), Some((1, 16)));
 }
 
 #[test]
@@ -73,12 +54,7 @@ fn parts_fill_each_leaf_exactly() {
         }
     }
     let tree = hf_names(&small(Family::Qwen2), false);
-    let names: Vec<&str> = tree.layers[1]
-        .qkv
-        .tensors
-        .iter()
-        .map(|t| t.name.as_str())
-        .collect();
+    let names: Vec<&str> = tree.layers[1].qkv.tensors.iter().map(|t| t.name.as_str()).collect();
     assert_eq!(
         names,
         [
@@ -87,10 +63,7 @@ fn parts_fill_each_leaf_exactly() {
             "model.layers.1.self_attn.v_proj.weight"
         ]
     );
-    assert_eq!(
-        (tree.layers[1].qkv.info.rows, tree.layers[1].qkv.info.cols),
-        (32, 16)
-    );
+    assert_eq!((tree.layers[1].qkv.info.rows, tree.layers[1].qkv.info.cols), (32, 16));
 }
 
 #[test]
@@ -106,40 +79,23 @@ fn fresh_weights_are_reproducible_and_scaled() {
     let paired = a.as_ref().zip(shapes(&config, false)).unwrap();
     for (values, info) in paired {
         assert_eq!(values.len(), info.len());
-        let rms =
-            (values.iter().map(|x| f64::from(x * x)).sum::<f64>() / values.len() as f64).sqrt();
+        let rms = (values.iter().map(|x| f64::from(x * x)).sum::<f64>() / values.len() as f64).sqrt();
         let expected = match info.kind {
             ParamKind::QkvBias => 0.0,
             kind if kind.is_norm() => 1.0,
             ParamKind::AttnOut | ParamKind::Down => 0.01,
             _ => 0.02,
         };
-        assert!(
-            (rms - expected).abs() <= 0.15 * expected,
-            "{}: {rms} {expected}",
-            info.name
-        );
+        assert!((rms - expected).abs() <= 0.15 * expected, "{}: {rms} {expected}", info.name);
     }
 }
 
 #[test]
 fn zip_names_the_first_difference() {
-    let (qwen2, qwen3) = (
-        shapes(&small(Family::Qwen2), false),
-        shapes(&small(Family::Qwen3), false),
-    );
+    let (qwen2, qwen3) = (shapes(&small(Family::Qwen2), false), shapes(&small(Family::Qwen3), false));
     let error = qwen2.clone().zip(qwen3).unwrap_err().to_string();
-    assert!(
-        error.contains("layer 0 has (qkv_bias, q_norm, k_norm)"),
-        "{error}"
-    );
+    assert!(error.contains("layer 0 has (qkv_bias, q_norm, k_norm)"), "{error}");
     let mut shorter = qwen2.clone();
     shorter.layers.pop();
-    assert!(
-        qwen2
-            .zip(shorter)
-            .unwrap_err()
-            .to_string()
-            .contains("2 layers against 1")
-    );
+    assert!(qwen2.zip(shorter).unwrap_err().to_string().contains("2 layers against 1"));
 }

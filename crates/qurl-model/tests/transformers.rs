@@ -10,9 +10,9 @@ use serde_json::Value;
 
 /// The checksum of `tests/python/directory.py`.
 fn checksum(values: &[f32]) -> String {
-    let sum = (1u64..).zip(values).fold(0u64, |sum, (at, value)| {
-        sum.wrapping_add(at.wrapping_mul(u64::from(value.to_bits())))
-    });
+    let sum = (1u64..)
+        .zip(values)
+        .fold(0u64, |sum, (at, value)| sum.wrapping_add(at.wrapping_mul(u64::from(value.to_bits()))));
     sum.to_string()
 }
 
@@ -27,29 +27,14 @@ fn assert_same(printed: &Value, config: &ModelConfig, params: &Params<Vec<f32>>,
             }
             let theirs = &printed["tensors"][&tensor.name];
             let ours = checksum(&values[tensor.offset..tensor.offset + tensor.len()]);
-            assert_eq!(
-                theirs["checksum"].as_str(),
-                Some(ours.as_str()),
-                "{prefix}: {}",
-                tensor.name
-            );
-            assert_eq!(
-                theirs["shape"],
-                serde_json::json!(tensor.shape),
-                "{prefix}: {}",
-                tensor.name
-            );
+            assert_eq!(theirs["checksum"].as_str(), Some(ours.as_str()), "{prefix}: {}", tensor.name);
+            assert_eq!(theirs["shape"], serde_json::json!(tensor.shape), "{prefix}: {}", tensor.name);
             compared += 1;
         }
     }
     let theirs = printed["tensors"].as_object().unwrap();
     let tied = theirs.contains_key("lm_head.weight") && config.tie_word_embeddings;
-    assert_eq!(
-        theirs.len(),
-        compared + usize::from(tied),
-        "{prefix}: {:?}",
-        theirs.keys()
-    );
+    assert_eq!(theirs.len(), compared + usize::from(tied), "{prefix}: {:?}", theirs.keys());
 }
 
 #[test]
@@ -97,13 +82,7 @@ fn transformers_loads_our_critic() {
     let params = init(&config, 12, true);
     let generation = GenerationConfig::from_model(&config);
     let dir = TempDir::new("critic");
-    save(
-        dir.path(),
-        &config,
-        &params,
-        &SaveOptions::new(Dtype::F32, &generation),
-    )
-    .unwrap();
+    save(dir.path(), &config, &params, &SaveOptions::new(Dtype::F32, &generation)).unwrap();
     let path = dir.path().to_string_lossy().into_owned();
     let Some(output) = python("directory.py", &["read", &path, "score"]) else {
         return;
@@ -115,12 +94,8 @@ fn transformers_loads_our_critic() {
 
 #[test]
 fn we_load_what_transformers_saves() {
-    for (family, dtype) in [
-        ("qwen2", "float32"),
-        ("qwen3", "bfloat16"),
-        ("llama", "float16"),
-        ("mistral", "bfloat16"),
-    ] {
+    for (family, dtype) in [("qwen2", "float32"), ("qwen3", "bfloat16"), ("llama", "float16"), ("mistral", "bfloat16")]
+    {
         let dir = TempDir::new("from-transformers");
         let path = dir.path().to_string_lossy().into_owned();
         let Some(output) = python("directory.py", &["make", &path, family, dtype]) else {

@@ -34,13 +34,9 @@ impl ModelConfig {
         let head_dim = match (keys.usize("head_dim")?, family) {
             (Some(n), _) => n,
             (None, Family::Qwen3) => 128,
-            (None, _) if num_heads > 0 && hidden_size.is_multiple_of(num_heads) => {
-                hidden_size / num_heads
-            }
+            (None, _) if num_heads > 0 && hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
             (None, _) => {
-                let expected = format!(
-                    "a multiple of num_attention_heads = {num_heads} where head_dim is not given"
-                );
+                let expected = format!("a multiple of num_attention_heads = {num_heads} where head_dim is not given");
                 return Err(keys.invalid("hidden_size", &expected));
             }
         };
@@ -64,16 +60,8 @@ impl ModelConfig {
             tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(false),
             qkv_bias: family.has_qkv_bias(),
             qk_norm: family.has_qk_norm(),
-            bos_token_id: if map.contains_key("bos_token_id") {
-                keys.token("bos_token_id")?
-            } else {
-                default_bos
-            },
-            eos_token_ids: if map.contains_key("eos_token_id") {
-                keys.tokens("eos_token_id")?
-            } else {
-                default_eos
-            },
+            bos_token_id: if map.contains_key("bos_token_id") { keys.token("bos_token_id")? } else { default_bos },
+            eos_token_ids: if map.contains_key("eos_token_id") { keys.tokens("eos_token_id")? } else { default_eos },
             pad_token_id: keys.token("pad_token_id")?,
             initializer_range: keys.f64("initializer_range")?.unwrap_or(0.02) as f32,
             dtype: dtype(&keys)?,
@@ -99,12 +87,7 @@ fn refuse_unsupported(keys: &Keys, family: Family) -> Result<(), ConfigError> {
     if activation.is_some_and(|name| name != "silu" && name != "swish") {
         return Err(keys.unsupported("hidden_act", "silu"));
     }
-    for key in [
-        "num_experts",
-        "num_local_experts",
-        "n_routed_experts",
-        "moe_intermediate_size",
-    ] {
+    for key in ["num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size"] {
         if keys.get(key).is_some_and(|value| value.as_u64() != Some(0)) {
             return Err(keys.unsupported(key, "dense models only (no mixture of experts)"));
         }
@@ -127,10 +110,7 @@ fn refuse_unsupported(keys: &Keys, family: Family) -> Result<(), ConfigError> {
         Family::Llama => {}
     }
     if family != Family::Qwen2 && keys.bool("attention_bias")?.unwrap_or(false) {
-        return Err(keys.unsupported(
-            "attention_bias",
-            "false (only Qwen2 has biases, on query, key and value)",
-        ));
+        return Err(keys.unsupported("attention_bias", "false (only Qwen2 has biases, on query, key and value)"));
     }
     if keys.bool("mlp_bias")?.unwrap_or(false) {
         return Err(keys.unsupported("mlp_bias", "false"));
@@ -148,11 +128,7 @@ fn refuse_unsupported(keys: &Keys, family: Family) -> Result<(), ConfigError> {
 }
 
 fn dtype(keys: &Keys) -> Result<Dtype, ConfigError> {
-    let key = if keys.get("dtype").is_some() {
-        "dtype"
-    } else {
-        "torch_dtype"
-    };
+    let key = if keys.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
     match keys.str(key)?.map(|name| name.trim_start_matches("torch.")) {
         None | Some("float32") => Ok(Dtype::F32),
         Some("bfloat16") => Ok(Dtype::Bf16),
@@ -164,9 +140,7 @@ fn dtype(keys: &Keys) -> Result<Dtype, ConfigError> {
 /// `rope_theta` and `rope_scaling` (old) or `rope_parameters` (new); where both are given they must agree.
 fn rope(keys: &Keys, max_position_embeddings: usize) -> Result<Rope, ConfigError> {
     let refuse_partial = |keys: &Keys| match keys.f64("partial_rotary_factor")? {
-        Some(share) if share != 1.0 => {
-            Err(keys.unsupported("partial_rotary_factor", "1.0 (whole heads)"))
-        }
+        Some(share) if share != 1.0 => Err(keys.unsupported("partial_rotary_factor", "1.0 (whole heads)")),
         _ => Ok(()),
     };
     refuse_partial(keys)?;
@@ -184,10 +158,7 @@ fn rope(keys: &Keys, max_position_embeddings: usize) -> Result<Rope, ConfigError
         refuse_partial(group)?;
         if let Some(inner) = group.f64("rope_theta")? {
             if theta.is_some_and(|outer| outer != inner) {
-                let expected = format!(
-                    "the same value as the other rope_theta, {}",
-                    theta.unwrap_or(inner)
-                );
+                let expected = format!("the same value as the other rope_theta, {}", theta.unwrap_or(inner));
                 return Err(group.invalid("rope_theta", &expected));
             }
             theta = Some(inner);
@@ -198,23 +169,14 @@ fn rope(keys: &Keys, max_position_embeddings: usize) -> Result<Rope, ConfigError
         }
         scaling = Some(this);
     }
-    Ok(Rope {
-        theta: theta.unwrap_or(1e4),
-        scaling: scaling.unwrap_or(RopeScaling::None),
-    })
+    Ok(Rope { theta: theta.unwrap_or(1e4), scaling: scaling.unwrap_or(RopeScaling::None) })
 }
 
 fn rope_scaling(keys: &Keys, max_position_embeddings: usize) -> Result<RopeScaling, ConfigError> {
-    let key = if keys.get("rope_type").is_some() {
-        "rope_type"
-    } else {
-        "type"
-    };
+    let key = if keys.get("rope_type").is_some() { "rope_type" } else { "type" };
     match keys.str(key)? {
         None | Some("default") => Ok(RopeScaling::None),
-        Some("linear") => Ok(RopeScaling::Linear {
-            factor: keys.required_f64("factor")?,
-        }),
+        Some("linear") => Ok(RopeScaling::Linear { factor: keys.required_f64("factor")? }),
         Some("llama3") => Ok(RopeScaling::Llama3 {
             factor: keys.required_f64("factor")?,
             low_freq_factor: keys.required_f64("low_freq_factor")?,

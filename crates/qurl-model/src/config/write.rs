@@ -30,10 +30,7 @@ impl ModelConfig {
         let mut put = |key: &str, value: Value| {
             map.insert(key.to_string(), value);
         };
-        put(
-            "architectures",
-            json!([format!("{}{class}", self.family.class_prefix())]),
-        );
+        put("architectures", json!([format!("{}{class}", self.family.class_prefix())]));
         put("model_type", json!(self.family.model_type()));
         put("vocab_size", json!(self.vocab_size));
         put("hidden_size", json!(self.hidden_size));
@@ -44,10 +41,7 @@ impl ModelConfig {
         put("head_dim", json!(self.head_dim));
         put("hidden_act", json!("silu"));
         put("rms_norm_eps", short_f32(self.rms_norm_eps));
-        put(
-            "max_position_embeddings",
-            json!(self.max_position_embeddings),
-        );
+        put("max_position_embeddings", json!(self.max_position_embeddings));
         put("initializer_range", short_f32(self.initializer_range));
         put("tie_word_embeddings", json!(self.tie_word_embeddings));
         put("attention_dropout", json!(0.0));
@@ -99,18 +93,15 @@ impl ModelConfig {
             RopeScaling::Linear { factor } => {
                 json!({"rope_type": "linear", "type": "linear", "factor": factor})
             }
-            RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings,
-            } => json!({
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low_freq_factor,
-                "high_freq_factor": high_freq_factor,
-                "original_max_position_embeddings": original_max_position_embeddings,
-            }),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+                json!({
+                    "rope_type": "llama3",
+                    "factor": factor,
+                    "low_freq_factor": low_freq_factor,
+                    "high_freq_factor": high_freq_factor,
+                    "original_max_position_embeddings": original_max_position_embeddings,
+                })
+            }
         };
         value.as_object().cloned()
     }

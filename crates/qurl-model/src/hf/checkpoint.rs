@@ -54,22 +54,14 @@ impl Checkpoint {
             let files: BTreeSet<PathBuf> = promised.values().cloned().collect();
             if let Some(missing) = files.iter().find(|file| !file.exists()) {
                 let shard = missing.file_name().unwrap_or_default();
-                return Err(HfError::MissingShard {
-                    index,
-                    shard: shard.to_string_lossy().into_owned(),
-                });
+                return Err(HfError::MissingShard { index, shard: shard.to_string_lossy().into_owned() });
             }
             (files.into_iter().collect(), promised)
         } else {
-            let pickled = dir.join("pytorch_model.bin").exists()
-                || dir.join("pytorch_model.bin.index.json").exists();
+            let pickled = dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists();
             return Err(HfError::NoWeights {
                 dir: dir.to_path_buf(),
-                hint: if pickled {
-                    "; pytorch_model.bin is not read, convert it to safetensors"
-                } else {
-                    ""
-                },
+                hint: if pickled { "; pytorch_model.bin is not read, convert it to safetensors" } else { "" },
             });
         };
         let mut checkpoint = Checkpoint {
@@ -129,11 +121,7 @@ impl Checkpoint {
 
     /// Gathers the tensors of one fused leaf into one vector.
     pub fn read_leaf(&self, leaf: &LeafLayout) -> Result<Vec<f32>, HfError> {
-        let stored = leaf
-            .tensors
-            .iter()
-            .map(|tensor| self.expect(tensor))
-            .collect::<Result<Vec<_>, _>>()?;
+        let stored = leaf.tensors.iter().map(|tensor| self.expect(tensor)).collect::<Result<Vec<_>, _>>()?;
         let mut values = vec![0.0; leaf.info.len()];
         let mut rest = values.as_mut_slice();
         for (tensor, stored) in leaf.tensors.iter().zip(stored) {
@@ -195,34 +183,17 @@ impl Checkpoint {
         let data = &shard.bytes[shard.data_start..];
         let bytes = data.get(start..end).ok_or_else(|| HfError::Header {
             file: shard.path.clone(),
-            reason: format!(
-                "tensor {tensor} lies at bytes {start}..{end} of {}",
-                data.len()
-            ),
+            reason: format!("tensor {tensor} lies at bytes {start}..{end} of {}", data.len()),
         })?;
-        Ok(Some(Stored {
-            file: &shard.path,
-            dtype,
-            shape: &info.shape,
-            bytes,
-        }))
+        Ok(Some(Stored { file: &shard.path, dtype, shape: &info.shape, bytes }))
     }
 }
 
 impl Shard {
     fn open(path: PathBuf) -> Result<Shard, HfError> {
-        let bytes = map_file(&path).map_err(|source| HfError::Io {
-            file: path.clone(),
-            action: "be read",
-            source,
-        })?;
+        let bytes = map_file(&path).map_err(|source| HfError::Io { file: path.clone(), action: "be read", source })?;
         match SafeTensors::read_metadata(&bytes) {
-            Ok((header, metadata)) => Ok(Shard {
-                data_start: 8 + header,
-                path,
-                bytes,
-                metadata,
-            }),
+            Ok((header, metadata)) => Ok(Shard { data_start: 8 + header, path, bytes, metadata }),
             Err(error) => Err(header_error(path, &bytes, &error)),
         }
     }
@@ -232,28 +203,14 @@ impl Shard {
 fn header_error(file: PathBuf, bytes: &[u8], error: &SafeTensorError) -> HfError {
     let found = bytes.len() as u64;
     match error {
-        SafeTensorError::HeaderTooSmall => HfError::Length {
-            file,
-            expected: 8,
-            found,
-        },
+        SafeTensorError::HeaderTooSmall => HfError::Length { file, expected: 8, found },
         SafeTensorError::InvalidHeaderLength | SafeTensorError::MetadataIncompleteBuffer => {
             match promised_length(bytes) {
-                Some(expected) => HfError::Length {
-                    file,
-                    expected,
-                    found,
-                },
-                None => HfError::Header {
-                    file,
-                    reason: error.to_string(),
-                },
+                Some(expected) => HfError::Length { file, expected, found },
+                None => HfError::Header { file, reason: error.to_string() },
             }
         }
-        _ => HfError::Header {
-            file,
-            reason: error.to_string(),
-        },
+        _ => HfError::Header { file, reason: error.to_string() },
     }
 }
 
@@ -277,22 +234,16 @@ fn read_index(dir: &Path, index: &Path) -> Result<BTreeMap<String, PathBuf>, HfE
         action: "be read",
         source,
     })?;
-    let wrong = |found: String, expected| HfError::Index {
-        file: index.to_path_buf(),
-        found,
-        expected,
-    };
-    let value: Value = serde_json::from_str(&text)
-        .map_err(|error| wrong(format!("invalid JSON ({error})"), "a JSON object"))?;
+    let wrong = |found: String, expected| HfError::Index { file: index.to_path_buf(), found, expected };
+    let value: Value =
+        serde_json::from_str(&text).map_err(|error| wrong(format!("invalid JSON ({error})"), "a JSON object"))?;
     let Some(map) = value.get("weight_map").and_then(Value::as_object) else {
         let expected = "an object `weight_map` from tensors to files";
         return Err(wrong("no `weight_map`".to_string(), expected));
     };
     map.iter()
         .map(|(tensor, file)| {
-            let plain = file
-                .as_str()
-                .filter(|name| Path::new(name).file_name().is_some_and(|f| f == *name));
+            let plain = file.as_str().filter(|name| Path::new(name).file_name().is_some_and(|f| f == *name));
             match plain {
                 Some(name) => Ok((tensor.clone(), dir.join(name))),
                 None => {

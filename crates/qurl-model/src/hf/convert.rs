@@ -87,8 +87,5 @@ fn first_where(values: &[f32], chunk: usize, bad: impl Fn(f32) -> bool) -> Optio
         return None;
     }
     let at = values.iter().position(|&v| bad(v))?;
-    Some(NotFinite {
-        index: chunk * CHUNK + at,
-        value: values[at],
-    })
+    Some(NotFinite { index: chunk * CHUNK + at, value: values[at] })
 }

@@ -34,12 +34,7 @@ pub struct SaveOptions<'a> {
 impl<'a> SaveOptions<'a> {
     /// Options with shards of at most 5 GB and no tokenizer.
     pub fn new(dtype: Dtype, generation: &'a GenerationConfig) -> SaveOptions<'a> {
-        SaveOptions {
-            dtype,
-            generation,
-            tokenizer_files: &[],
-            max_shard_bytes: MAX_SHARD_BYTES,
-        }
+        SaveOptions { dtype, generation, tokenizer_files: &[], max_shard_bytes: MAX_SHARD_BYTES }
     }
 }
 
@@ -53,12 +48,7 @@ struct Part<'a> {
 ///
 /// Nothing is visible under its final name before everything is on disk. Weight files of an earlier
 /// model in the same directory that the new one does not have are removed; other files are left alone.
-pub fn save(
-    dir: &Path,
-    config: &ModelConfig,
-    params: &Params<Vec<f32>>,
-    options: &SaveOptions,
-) -> Result<(), HfError> {
+pub fn save(dir: &Path, config: &ModelConfig, params: &Params<Vec<f32>>, options: &SaveOptions) -> Result<(), HfError> {
     config.check("configuration to save")?;
     let parts = parts(dir, config, params)?;
     let shards = split(parts, options.dtype, options.max_shard_bytes);
@@ -96,11 +86,7 @@ pub fn save(
 }
 
 /// Checks the weights against the configuration and cuts every leaf into its tensors.
-fn parts<'a>(
-    dir: &Path,
-    config: &ModelConfig,
-    params: &'a Params<Vec<f32>>,
-) -> Result<Vec<Part<'a>>, HfError> {
+fn parts<'a>(dir: &Path, config: &ModelConfig, params: &'a Params<Vec<f32>>) -> Result<Vec<Part<'a>>, HfError> {
     let wrong = |name: &str, found: String, expected: String| HfError::Leaf {
         dir: dir.to_path_buf(),
         name: name.to_string(),
@@ -149,27 +135,15 @@ fn shard_names(count: usize) -> Vec<String> {
     if count == 1 {
         return vec![SINGLE.to_string()];
     }
-    (1..=count)
-        .map(|i| format!("model-{i:05}-of-{count:05}.safetensors"))
-        .collect()
+    (1..=count).map(|i| format!("model-{i:05}-of-{count:05}.safetensors")).collect()
 }
 
 /// Header, then the tensors one after the other, each converted just before it is written.
-fn write_shard(
-    staged: &mut Staged,
-    dir: &Path,
-    name: &str,
-    shard: &[Part],
-    dtype: Dtype,
-) -> Result<(), HfError> {
+fn write_shard(staged: &mut Staged, dir: &Path, name: &str, shard: &[Part], dtype: Dtype) -> Result<(), HfError> {
     let path = dir.join(name);
     let header = header(&path, shard, dtype)?;
     staged.write(name, |file| {
-        let failed = |source| HfError::Io {
-            file: path.clone(),
-            action: "be written",
-            source,
-        };
+        let failed = |source| HfError::Io { file: path.clone(), action: "be written", source };
         file.write_all(&header).map_err(failed)?;
         let mut bytes = Vec::new();
         for part in shard {
@@ -197,22 +171,15 @@ fn header(path: &Path, shard: &[Part], dtype: Dtype) -> Result<Vec<u8>, HfError>
     let mut tensors = Vec::with_capacity(shard.len());
     for part in shard {
         let end = offset + part.tensor.len() * dtype.bytes();
-        let info = TensorInfo {
-            dtype: stored,
-            shape: part.tensor.shape.clone(),
-            data_offsets: (offset, end),
-        };
+        let info = TensorInfo { dtype: stored, shape: part.tensor.shape.clone(), data_offsets: (offset, end) };
         tensors.push((part.tensor.name.clone(), info));
         offset = end;
     }
-    let invalid = |reason: String| HfError::Header {
-        file: path.to_path_buf(),
-        reason,
-    };
+    let invalid = |reason: String| HfError::Header { file: path.to_path_buf(), reason };
     // transformers asks for this key to know which library's layout the tensors have.
     let format = HashMap::from([("format".to_string(), "pt".to_string())]);
-    let metadata = Metadata::new(Some(format.into_iter().collect()), tensors)
-        .map_err(|error| invalid(error.to_string()))?;
+    let metadata =
+        Metadata::new(Some(format.into_iter().collect()), tensors).map_err(|error| invalid(error.to_string()))?;
     let mut json = serde_json::to_vec(&metadata).map_err(|error| invalid(error.to_string()))?;
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
@@ -222,19 +189,13 @@ fn header(path: &Path, shard: &[Part], dtype: Dtype) -> Result<Vec<u8>, HfError>
 
 /// Weight files of an earlier save that would be read in place of, or beside, the new ones.
 fn stale_weights(dir: &Path, written: &BTreeSet<&str>) -> Result<Vec<PathBuf>, HfError> {
-    let failed = |source| HfError::Io {
-        file: dir.to_path_buf(),
-        action: "be listed",
-        source,
-    };
+    let failed = |source| HfError::Io { file: dir.to_path_buf(), action: "be listed", source };
     let mut stale = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        let weights = name == SINGLE
-            || name == INDEX
-            || (name.starts_with("model-") && name.ends_with(".safetensors"));
+        let weights = name == SINGLE || name == INDEX || (name.starts_with("model-") && name.ends_with(".safetensors"));
         if weights && !written.contains(name.as_ref()) {
             stale.push(entry.path());
         }

@@ -25,10 +25,7 @@ impl Staged {
             action: "be created",
             source,
         })?;
-        Ok(Staged {
-            dir: dir.to_path_buf(),
-            files: Vec::new(),
-        })
+        Ok(Staged { dir: dir.to_path_buf(), files: Vec::new() })
     }
 
     /// Writes one file under its temporary name and syncs it.
@@ -38,21 +35,12 @@ impl Staged {
         contents: impl FnOnce(&mut BufWriter<File>) -> Result<(), HfError>,
     ) -> Result<(), HfError> {
         let path = self.dir.join(name);
-        let temporary = self
-            .dir
-            .join(format!(".{name}.{}.part", std::process::id()));
+        let temporary = self.dir.join(format!(".{name}.{}.part", std::process::id()));
         self.files.push((temporary.clone(), path.clone()));
-        let failed = |source| HfError::Io {
-            file: path.clone(),
-            action: "be written",
-            source,
-        };
-        let mut writer =
-            BufWriter::with_capacity(1 << 20, File::create(&temporary).map_err(failed)?);
+        let failed = |source| HfError::Io { file: path.clone(), action: "be written", source };
+        let mut writer = BufWriter::with_capacity(1 << 20, File::create(&temporary).map_err(failed)?);
         contents(&mut writer)?;
-        let file = writer
-            .into_inner()
-            .map_err(|error| failed(error.into_error()))?;
+        let file = writer.into_inner().map_err(|error| failed(error.into_error()))?;
         file.sync_all().map_err(failed)
     }
 
@@ -60,11 +48,7 @@ impl Staged {
     pub fn write_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<(), HfError> {
         let path = self.dir.join(name);
         self.write(name, |file| {
-            file.write_all(bytes).map_err(|source| HfError::Io {
-                file: path,
-                action: "be written",
-                source,
-            })
+            file.write_all(bytes).map_err(|source| HfError::Io { file: path, action: "be written", source })
         })
     }
 
@@ -72,11 +56,7 @@ impl Staged {
     pub fn publish(mut self, stale: &[PathBuf]) -> Result<(), HfError> {
         let failed = |file: &Path, action| {
             let file = file.to_path_buf();
-            move |source| HfError::Io {
-                file,
-                action,
-                source,
-            }
+            move |source| HfError::Io { file, action, source }
         };
         for (temporary, path) in std::mem::take(&mut self.files) {
             std::fs::rename(&temporary, &path).map_err(failed(&path, "be renamed into place"))?;

@@ -22,8 +22,7 @@ pub fn init(config: &ModelConfig, seed: u64, value_head: bool) -> Params<Vec<f32
             ParamKind::AttnOut | ParamKind::Down => residual,
             _ => config.initializer_range,
         };
-        CounterRng::new(&[seed, text_key("init"), text_key(&info.name)])
-            .fill_normal(&mut values, std);
+        CounterRng::new(&[seed, text_key("init"), text_key(&info.name)]).fill_normal(&mut values, std);
         values
     })
 }

@@ -43,52 +43,27 @@ pub fn shapes(config: &ModelConfig, value_head: bool) -> Params<ParamInfo> {
 /// The tree of leaves with the tensors that make up each.
 pub fn hf_names(config: &ModelConfig, value_head: bool) -> Params<LeafLayout> {
     let (v, d) = (config.vocab_size, config.hidden_size);
-    let whole = |kind, name: &str, hf: &str, shape: &[usize]| {
-        leaf(kind, None, name.to_string(), &[(hf.to_string(), shape)])
-    };
+    let whole =
+        |kind, name: &str, hf: &str, shape: &[usize]| leaf(kind, None, name.to_string(), &[(hf.to_string(), shape)]);
     Params {
-        embed: whole(
-            ParamKind::Embed,
-            "embed",
-            "model.embed_tokens.weight",
-            &[v, d],
-        ),
-        layers: (0..config.num_layers)
-            .map(|index| layer(config, index))
-            .collect(),
-        final_norm: whole(
-            ParamKind::FinalNorm,
-            "final_norm",
-            "model.norm.weight",
-            &[d],
-        ),
-        head: (!config.tie_word_embeddings)
-            .then(|| whole(ParamKind::Head, "head", "lm_head.weight", &[v, d])),
-        value_head: value_head
-            .then(|| whole(ParamKind::ValueHead, "value_head", "score.weight", &[1, d])),
+        embed: whole(ParamKind::Embed, "embed", "model.embed_tokens.weight", &[v, d]),
+        layers: (0..config.num_layers).map(|index| layer(config, index)).collect(),
+        final_norm: whole(ParamKind::FinalNorm, "final_norm", "model.norm.weight", &[d]),
+        head: (!config.tie_word_embeddings).then(|| whole(ParamKind::Head, "head", "lm_head.weight", &[v, d])),
+        value_head: value_head.then(|| whole(ParamKind::ValueHead, "value_head", "score.weight", &[1, d])),
     }
 }
 
 fn layer(config: &ModelConfig, index: usize) -> LayerParams<LeafLayout> {
-    let (d, f, hd) = (
-        config.hidden_size,
-        config.intermediate_size,
-        config.head_dim,
-    );
+    let (d, f, hd) = (config.hidden_size, config.intermediate_size, config.head_dim);
     let (q, kv) = (config.q_dim(), config.kv_dim());
     let fused = |kind, name: &str, parts: &[(&str, &[usize])]| {
-        let parts: Vec<(String, &[usize])> = parts
-            .iter()
-            .map(|&(hf, shape)| (format!("model.layers.{index}.{hf}"), shape))
-            .collect();
+        let parts: Vec<(String, &[usize])> =
+            parts.iter().map(|&(hf, shape)| (format!("model.layers.{index}.{hf}"), shape)).collect();
         leaf(kind, Some(index), format!("layers.{index}.{name}"), &parts)
     };
     LayerParams {
-        attn_norm: fused(
-            ParamKind::AttnNorm,
-            "attn_norm",
-            &[("input_layernorm.weight", &[d])],
-        ),
+        attn_norm: fused(ParamKind::AttnNorm, "attn_norm", &[("input_layernorm.weight", &[d])]),
         qkv: fused(
             ParamKind::Qkv,
             "qkv",
@@ -102,60 +77,24 @@ fn layer(config: &ModelConfig, index: usize) -> LayerParams<LeafLayout> {
             fused(
                 ParamKind::QkvBias,
                 "qkv_bias",
-                &[
-                    ("self_attn.q_proj.bias", &[q]),
-                    ("self_attn.k_proj.bias", &[kv]),
-                    ("self_attn.v_proj.bias", &[kv]),
-                ],
+                &[("self_attn.q_proj.bias", &[q]), ("self_attn.k_proj.bias", &[kv]), ("self_attn.v_proj.bias", &[kv])],
             )
         }),
-        q_norm: config.qk_norm.then(|| {
-            fused(
-                ParamKind::QNorm,
-                "q_norm",
-                &[("self_attn.q_norm.weight", &[hd])],
-            )
-        }),
-        k_norm: config.qk_norm.then(|| {
-            fused(
-                ParamKind::KNorm,
-                "k_norm",
-                &[("self_attn.k_norm.weight", &[hd])],
-            )
-        }),
-        o: fused(
-            ParamKind::AttnOut,
-            "o",
-            &[("self_attn.o_proj.weight", &[d, q])],
-        ),
-        mlp_norm: fused(
-            ParamKind::MlpNorm,
-            "mlp_norm",
-            &[("post_attention_layernorm.weight", &[d])],
-        ),
+        q_norm: config.qk_norm.then(|| fused(ParamKind::QNorm, "q_norm", &[("self_attn.q_norm.weight", &[hd])])),
+        k_norm: config.qk_norm.then(|| fused(ParamKind::KNorm, "k_norm", &[("self_attn.k_norm.weight", &[hd])])),
+        o: fused(ParamKind::AttnOut, "o", &[("self_attn.o_proj.weight", &[d, q])]),
+        mlp_norm: fused(ParamKind::MlpNorm, "mlp_norm", &[("post_attention_layernorm.weight", &[d])]),
         gate_up: fused(
             ParamKind::GateUp,
             "gate_up",
-            &[
-                ("mlp.gate_proj.weight", &[f, d]),
-                ("mlp.up_proj.weight", &[f, d]),
-            ],
+            &[("mlp.gate_proj.weight", &[f, d]), ("mlp.up_proj.weight", &[f, d])],
         ),
-        down: fused(
-            ParamKind::Down,
-            "down",
-            &[("mlp.down_proj.weight", &[d, f])],
-        ),
+        down: fused(ParamKind::Down, "down", &[("mlp.down_proj.weight", &[d, f])]),
     }
 }
 
 /// Stacks the parts: matrices by rows, vectors end to end.
-fn leaf(
-    kind: ParamKind,
-    layer: Option<usize>,
-    name: String,
-    parts: &[(String, &[usize])],
-) -> LeafLayout {
+fn leaf(kind: ParamKind, layer: Option<usize>, name: String, parts: &[(String, &[usize])]) -> LeafLayout {
     let mut tensors = Vec::with_capacity(parts.len());
     let (mut rows, mut cols, mut offset) = (0, 0, 0);
     for (hf, shape) in parts {
@@ -169,21 +108,8 @@ fn leaf(
                 cols += shape.iter().product::<usize>();
             }
         }
-        tensors.push(HfTensor {
-            name: hf.clone(),
-            shape: shape.to_vec(),
-            offset,
-        });
+        tensors.push(HfTensor { name: hf.clone(), shape: shape.to_vec(), offset });
         offset += shape.iter().product::<usize>();
     }
-    LeafLayout {
-        info: ParamInfo {
-            name,
-            rows,
-            cols,
-            kind,
-            layer,
-        },
-        tensors,
-    }
+    LeafLayout { info: ParamInfo { name, rows, cols, kind, layer }, tensors }
 }

@@ -37,14 +37,8 @@ impl Drop for TempDir {
 
 /// A model small enough to write in a millisecond.
 pub fn small(family: Family) -> ModelConfig {
-    let dims = Dims {
-        vocab_size: 40,
-        hidden_size: 16,
-        intermediate_size: 24,
-        num_layers: 2,
-        num_heads: 4,
-        num_kv_heads: 2,
-    };
+    let dims =
+        Dims { vocab_size: 40, hidden_size: 16, intermediate_size: 24, num_layers: 2, num_heads: 4, num_kv_heads: 2 };
     let mut config = ModelConfig::from_dims(family, dims).unwrap();
     config.eos_token_ids = vec![2];
     config
@@ -56,14 +50,8 @@ pub fn python(script: &str, args: &[&str]) -> Option<String> {
         println!("skipped: QURL_PYTHON does not name a Python with torch and transformers");
         return None;
     };
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/python")
-        .join(script);
-    let output = Command::new(interpreter)
-        .arg(path)
-        .args(args)
-        .output()
-        .unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python").join(script);
+    let output = Command::new(interpreter).arg(path).args(args).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{script} {args:?}: {stderr}");
     Some(String::from_utf8(output.stdout).unwrap())
@@ -71,9 +59,7 @@ pub fn python(script: &str, args: &[&str]) -> Option<String> {
 
 /// A file of the shared data sets, `None` (with a message) where they are not at hand.
 pub fn shared_data(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../../shared/data")
-        .join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data").join(name);
     if !path.exists() {
         println!("skipped: no shared data file {name}");
         return None;

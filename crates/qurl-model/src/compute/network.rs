@@ -1,0 +1,168 @@
+//! A model ready to compute: packed linear layers, norms, biases, embedding, rotary tables.
+//!
+//! The master weights stay with their owner (the trainer); [`Network::refresh`] packs their newest values into the
+//! memory that is already there. The same type serves as the trainer's full-precision network and as the engine's
+//! quantized copy: only the format differs.
+
+use super::rope;
+use crate::config::ModelConfig;
+use crate::params::{LayerParams, Params};
+use qurl_kernels::backend::{Heads, KvFormat, Rope};
+use qurl_kernels::{Backend, BackendError, Format};
+
+/// How a network is packed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NetworkOptions {
+    /// Format of the blocks' linear layers.
+    pub format: Format,
+    /// Format of the output head.
+    pub head_format: Format,
+    /// Number format of keys and values.
+    pub kv_format: KvFormat,
+    /// Whether gradients will be computed.
+    pub trained: bool,
+    /// Longest sequence.
+    pub positions: usize,
+}
+
+impl NetworkOptions {
+    /// Inference in one format of the blocks; the head stays in full (f32 or bf16).
+    pub fn inference(config: &ModelConfig, format: Format) -> Self {
+        let head_format = if format == Format::F32 { Format::F32 } else { Format::Bf16 };
+        let kv_format = if format == Format::F32 { KvFormat::F32 } else { KvFormat::Bf16 };
+        NetworkOptions { format, head_format, kv_format, trained: false, positions: config.max_position_embeddings }
+    }
+
+    /// Training in f32 or bf16.
+    pub fn training(config: &ModelConfig, format: Format) -> Self {
+        NetworkOptions { trained: true, ..Self::inference(config, format) }
+    }
+}
+
+/// One transformer block ready to compute.
+pub struct Block<B: Backend> {
+    pub(crate) attn_norm: B::Tensor,
+    pub(crate) qkv: B::Weight,
+    pub(crate) qkv_bias: Option<B::Tensor>,
+    pub(crate) q_norm: Option<B::Tensor>,
+    pub(crate) k_norm: Option<B::Tensor>,
+    pub(crate) o: B::Weight,
+    pub(crate) mlp_norm: B::Tensor,
+    pub(crate) gate_up: B::Weight,
+    pub(crate) down: B::Weight,
+}
+
+/// A model ready to compute.
+pub struct Network<B: Backend> {
+    pub(crate) config: ModelConfig,
+    pub(crate) options: NetworkOptions,
+    pub(crate) embed: B::Tensor,
+    pub(crate) blocks: Vec<Block<B>>,
+    pub(crate) final_norm: B::Tensor,
+    pub(crate) head: B::Weight,
+    pub(crate) value_head: Option<B::Tensor>,
+    cos: B::Tensor,
+    sin: B::Tensor,
+}
+
+impl<B: Backend> Network<B> {
+    /// Packs the weights.
+    pub fn new(
+        backend: &B,
+        config: &ModelConfig,
+        params: &Params<B::Tensor>,
+        options: NetworkOptions,
+    ) -> Result<Self, BackendError> {
+        let c = config;
+        let (d, f) = (c.hidden_size, c.intermediate_size);
+        let pack = |w: &B::Tensor, n, k| backend.pack(w, n, k, options.format, options.trained);
+        let clone = |x: &B::Tensor| duplicate(backend, x);
+        let clone_option = |x: &Option<B::Tensor>| x.as_ref().map(clone).transpose();
+        let blocks = params.layers.iter().map(|p| {
+            Ok(Block {
+                attn_norm: clone(&p.attn_norm)?,
+                qkv: pack(&p.qkv, c.qkv_dim(), d)?,
+                qkv_bias: clone_option(&p.qkv_bias)?,
+                q_norm: clone_option(&p.q_norm)?,
+                k_norm: clone_option(&p.k_norm)?,
+                o: pack(&p.o, d, c.q_dim())?,
+                mlp_norm: clone(&p.mlp_norm)?,
+                gate_up: pack(&p.gate_up, 2 * f, d)?,
+                down: pack(&p.down, d, f)?,
+            })
+        });
+        let (cos, sin) = rope::tables(&c.rope, c.head_dim, options.positions);
+        let head = params.head.as_ref().unwrap_or(&params.embed);
+        Ok(Network {
+            config: config.clone(),
+            options,
+            embed: clone(&params.embed)?,
+            blocks: blocks.collect::<Result<_, BackendError>>()?,
+            final_norm: clone(&params.final_norm)?,
+            head: backend.pack(head, c.vocab_size, d, options.head_format, options.trained)?,
+            value_head: clone_option(&params.value_head)?,
+            cos: backend.upload(&cos)?,
+            sin: backend.upload(&sin)?,
+        })
+    }
+
+    /// Takes over changed weights of the same model, without new memory.
+    pub fn refresh(&mut self, backend: &B, params: &Params<B::Tensor>) -> Result<(), BackendError> {
+        let copy = |from: &B::Tensor, to: &mut B::Tensor| backend.copy(from, to, backend.len(from));
+        let copy_option = |from: &Option<B::Tensor>, to: &mut Option<B::Tensor>| {
+            if let (Some(from), Some(to)) = (from, to) {
+                copy(from, to);
+            }
+        };
+        for (p, block) in params.layers.iter().zip(&mut self.blocks) {
+            let LayerParams { attn_norm, qkv, qkv_bias, q_norm, k_norm, o, mlp_norm, gate_up, down } = p;
+            copy(attn_norm, &mut block.attn_norm);
+            copy(mlp_norm, &mut block.mlp_norm);
+            copy_option(qkv_bias, &mut block.qkv_bias);
+            copy_option(q_norm, &mut block.q_norm);
+            copy_option(k_norm, &mut block.k_norm);
+            backend.repack(qkv, &mut block.qkv)?;
+            backend.repack(o, &mut block.o)?;
+            backend.repack(gate_up, &mut block.gate_up)?;
+            backend.repack(down, &mut block.down)?;
+        }
+        copy(&params.embed, &mut self.embed);
+        copy(&params.final_norm, &mut self.final_norm);
+        copy_option(&params.value_head, &mut self.value_head);
+        backend.repack(params.head.as_ref().unwrap_or(&params.embed), &mut self.head)
+    }
+
+    /// The model's sizes.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// How the network is packed.
+    pub fn options(&self) -> &NetworkOptions {
+        &self.options
+    }
+
+    /// The heads of its attention layers.
+    pub fn heads(&self) -> Heads {
+        let c = &self.config;
+        let scale = 1.0 / (c.head_dim as f32).sqrt();
+        Heads { heads: c.num_heads, kv_heads: c.num_kv_heads, head_dim: c.head_dim, scale }
+    }
+
+    /// Bytes of weights that one forward pass of a few rows reads: blocks and head.
+    pub fn weight_bytes(&self, backend: &B) -> usize {
+        let blocks = self.blocks.iter().flat_map(|b| [&b.qkv, &b.o, &b.gate_up, &b.down]);
+        blocks.chain([&self.head]).map(|w| backend.weight_bytes(w)).sum()
+    }
+
+    pub(crate) fn rope(&self) -> Rope<'_, B::Tensor> {
+        Rope { cos: &self.cos, sin: &self.sin }
+    }
+}
+
+fn duplicate<B: Backend>(backend: &B, x: &B::Tensor) -> Result<B::Tensor, BackendError> {
+    let len = backend.len(x);
+    let mut copy = backend.zeros(len)?;
+    backend.copy(x, &mut copy, len);
+    Ok(copy)
+}

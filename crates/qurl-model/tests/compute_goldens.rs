@@ -1,0 +1,234 @@
+//! Forward and backward against PyTorch/transformers (see `goldens/README.md`), at every instruction-set level.
+
+use qurl_kernels::backend::HeadGradient;
+use qurl_kernels::cpu::level::Level;
+use qurl_kernels::{Backend, Cpu, Format};
+use qurl_model::compute::{Batch, Network, NetworkOptions, Tape, TapeOptions, Targets, score};
+use qurl_model::params::{Params, hf_names, shapes};
+use qurl_model::{ModelConfig, hf};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+const CASES: [&str; 9] = [
+    "qwen2",
+    "qwen2-untied",
+    "qwen3",
+    "llama2",
+    "llama3",
+    "llama3-long",
+    "llama-linear",
+    "mistral",
+    "deepseek-r1-distill",
+];
+
+#[derive(Deserialize)]
+struct Golden {
+    ids: Vec<Vec<u32>>,
+    #[serde(default)]
+    scorings: Vec<Scoring>,
+    critic: Option<Critic>,
+}
+
+#[derive(Deserialize)]
+struct Scoring {
+    temperature: f32,
+    loss: f64,
+    gradients: String,
+    sequences: Vec<Scored>,
+}
+
+#[derive(Deserialize)]
+struct Scored {
+    g: Vec<f32>,
+    e: Vec<f32>,
+    logprobs: Vec<Option<f32>>,
+    entropies: Vec<Option<f32>>,
+    argmax: Vec<Option<u32>>,
+}
+
+#[derive(Deserialize)]
+struct Critic {
+    gradients: String,
+    sequences: Vec<Valued>,
+}
+
+#[derive(Deserialize)]
+struct Valued {
+    c: Vec<f32>,
+    values: Vec<f32>,
+}
+
+fn dir(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(case)
+}
+
+struct Case {
+    golden: Golden,
+    config: ModelConfig,
+    params: Params<Vec<f32>>,
+    dir: PathBuf,
+}
+
+fn load(case: &str) -> Case {
+    let dir = dir(case);
+    let golden = serde_json::from_str(&std::fs::read_to_string(dir.join("golden.json")).expect("golden.json")).expect(case);
+    let model = hf::load(&dir).unwrap_or_else(|e| panic!("{case}: {e}"));
+    Case { golden, config: model.config, params: model.params, dir }
+}
+
+fn upload(cpu: &Cpu, params: &Params<Vec<f32>>) -> Params<<Cpu as Backend>::Tensor> {
+    params.as_ref().map(|p| cpu.upload(p).expect("memory"))
+}
+
+fn zeros_like(cpu: &Cpu, params: &Params<Vec<f32>>) -> Params<<Cpu as Backend>::Tensor> {
+    params.as_ref().map(|p| cpu.zeros(p.len()).expect("memory"))
+}
+
+/// The golden gradients in the layout of our fused leaves.
+fn golden_gradients(case: &Case, file: &str) -> Params<Vec<f32>> {
+    let bytes = std::fs::read(case.dir.join(file)).expect("gradients");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    hf_names(&case.config, case.params.value_head.is_some()).map(|leaf| {
+        let values = leaf.tensors.iter().flat_map(|part| {
+            let tensor = tensors.tensor(&part.name).unwrap_or_else(|e| panic!("{}: {e}", part.name));
+            let (words, _) = tensor.data().as_chunks::<4>();
+            words.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<_>>()
+        });
+        values.collect()
+    })
+}
+
+fn assert_gradients(what: &str, config: &ModelConfig, got: &Params<<Cpu as Backend>::Tensor>, want: &Params<Vec<f32>>) {
+    let infos = shapes(config, want.value_head.is_some());
+    for ((got, want), info) in got.iter().zip(want.iter()).zip(infos.iter()) {
+        assert_eq!(got.len(), want.len(), "{what}: {}", info.name);
+        let norm = want.iter().map(|&x| x as f64 * x as f64).sum::<f64>().sqrt();
+        let error = got.iter().zip(want).map(|(&a, &b)| (a as f64 - b as f64).powi(2)).sum::<f64>().sqrt();
+        assert!(error <= 1e-4 * norm, "{what}: gradient of {} is off by {error:e} of a norm of {norm:e}", info.name);
+    }
+}
+
+fn whole(golden: &Golden) -> TapeOptions {
+    let rows = golden.ids.iter().map(Vec::len).sum();
+    TapeOptions { rows, sequences: golden.ids.len(), recompute: false }
+}
+
+fn flatten<T: Copy>(sequences: &[Scored], f: impl Fn(&Scored) -> Vec<T>) -> Vec<T> {
+    sequences.iter().flat_map(|s| f(s)[1..].to_vec()).collect()
+}
+
+#[test]
+fn log_probs_and_gradients_of_every_family() {
+    for level in Level::available() {
+        let cpu = Cpu::new(level, 2);
+        for name in CASES {
+            let case = load(name);
+            let params = upload(&cpu, &case.params);
+            let net = Network::new(&cpu, &case.config, &params, NetworkOptions::training(&case.config, Format::F32)).expect("network");
+            for scoring in &case.golden.scorings {
+                let what = format!("{name} at {level}, T = {}", scoring.temperature);
+                let ids = &case.golden.ids;
+                let mut gradients = Vec::new();
+                for recompute in [false, true] {
+                    let options = TapeOptions { recompute, ..whole(&case.golden) };
+                    let mut tape = Tape::new(&cpu, &net, options).expect("memory");
+                    let targets = Targets::of(ids, |_, _| true);
+                    let forward = tape.forward(&cpu, &net, Batch::whole(ids), targets, scoring.temperature).expect("forward");
+                    let dlogp = flatten(&scoring.sequences, |s| s.g.clone());
+                    let dentropy = flatten(&scoring.sequences, |s| s.e.clone());
+                    let out = &forward.out;
+                    let want = flatten(&scoring.sequences, |s| s.logprobs.clone());
+                    for (i, (got, want)) in out.logp.iter().zip(&want).enumerate() {
+                        let want = want.expect("a log-prob");
+                        assert!((got - want).abs() < 1e-4, "{what}: log-prob {i} is {got}, expected {want}");
+                    }
+                    let want = flatten(&scoring.sequences, |s| s.entropies.clone());
+                    for (i, (got, want)) in out.entropy.iter().zip(&want).enumerate() {
+                        let want = want.expect("an entropy");
+                        assert!((got - want).abs() < 1e-4, "{what}: entropy {i} is {got}, expected {want}");
+                    }
+                    let want: Vec<u32> = flatten(&scoring.sequences, |s| s.argmax.clone()).into_iter().flatten().collect();
+                    assert_eq!(out.argmax, want, "{what}");
+                    let loss: f64 = (0..dlogp.len())
+                        .map(|i| dlogp[i] as f64 * out.logp[i] as f64 + dentropy[i] as f64 * out.entropy[i] as f64)
+                        .sum();
+                    assert!((loss - scoring.loss).abs() < 1e-4 * (1.0 + scoring.loss.abs()), "{what}: loss {loss}");
+
+                    let mut grads = zeros_like(&cpu, &case.params);
+                    let gradient = HeadGradient { dlogp: &dlogp, dentropy: &dentropy };
+                    tape.backward(&cpu, &net, forward, gradient, &mut grads);
+                    assert_gradients(&what, &case.config, &grads, &golden_gradients(&case, &scoring.gradients));
+                    gradients.push(grads.map(|g| g.iter().map(|x| x.to_bits()).collect::<Vec<_>>()));
+                }
+                assert!(gradients[0] == gradients[1], "{what}: recomputation changed the gradients");
+            }
+        }
+    }
+}
+
+#[test]
+fn values_and_gradients_of_a_critic() {
+    for level in Level::available() {
+        let cpu = Cpu::new(level, 2);
+        let case = load("critic");
+        let critic = case.golden.critic.as_ref().expect("critic");
+        let params = upload(&cpu, &case.params);
+        let net = Network::new(&cpu, &case.config, &params, NetworkOptions::training(&case.config, Format::F32)).expect("network");
+        let mut tape = Tape::new(&cpu, &net, whole(&case.golden)).expect("memory");
+        let batch = Batch::whole(&case.golden.ids);
+        let rows: Vec<u32> = (0..batch.rows() as u32).collect();
+        let values = tape.forward_values(&cpu, &net, &batch, &rows).expect("values");
+        // The golden head has a bias, ours has none: it shifts all values alike.
+        let want: Vec<f32> = critic.sequences.iter().flat_map(|s| s.values.clone()).collect();
+        let bias = want[0] - values[0];
+        for (i, (got, want)) in values.iter().zip(&want).enumerate() {
+            assert!((got + bias - want).abs() < 1e-4, "value {i} at {level}: {} != {want}", got + bias);
+        }
+        let c: Vec<f32> = critic.sequences.iter().flat_map(|s| s.c.clone()).collect();
+        let mut grads = zeros_like(&cpu, &case.params);
+        tape.backward_values(&cpu, &net, &batch, &rows, &c, &mut grads);
+        assert_gradients("critic", &case.config, &grads, &golden_gradients(&case, &critic.gradients));
+    }
+}
+
+#[test]
+fn scores_have_the_same_bits_alone_in_a_batch_in_chunks_and_on_any_threads() {
+    for format in Format::ALL {
+        for level in Level::available() {
+            for name in ["llama3-long", "qwen3"] {
+                let case = load(name);
+                let ids = &case.golden.ids;
+                let bits = |cpu: &Cpu, ids: &[Vec<u32>], chunk: usize| -> Vec<Vec<u32>> {
+                    let params = upload(cpu, &case.params);
+                    let options = NetworkOptions::inference(&case.config, format);
+                    let net = Network::new(cpu, &case.config, &params, options).expect("network");
+                    let outs = score(cpu, &net, ids, 1.0, chunk).expect("score");
+                    outs.iter().map(|o| o.logp.iter().map(|x| x.to_bits()).collect()).collect()
+                };
+                let one = Cpu::new(level, 1);
+                let all = bits(&one, ids, 100_000);
+                for threads in [1, 2, 3] {
+                    let cpu = Cpu::new(level, threads);
+                    for chunk in [1, 5, 64, 1000] {
+                        assert!(bits(&cpu, ids, chunk) == all, "{name} {format} {level}: chunks of {chunk}, {threads} threads");
+                    }
+                    for (i, sequence) in ids.iter().enumerate() {
+                        assert!(bits(&cpu, &[sequence.clone()], 1000)[0] == all[i], "{name} {format} {level}: sequence {i} alone");
+                    }
+                }
+                // The trainer's forward pass is the same function of the row.
+                let params = upload(&one, &case.params);
+                let trainable = matches!(format, Format::F32 | Format::Bf16);
+                if trainable {
+                    let options = NetworkOptions::training(&case.config, format);
+                    let net = Network::new(&one, &case.config, &params, options).expect("network");
+                    let mut tape = Tape::new(&one, &net, whole(&case.golden)).expect("memory");
+                    let targets = Targets::of(ids, |_, _| true);
+                    let forward = tape.forward(&one, &net, Batch::whole(ids), targets, 1.0).expect("forward");
+                    let trained: Vec<u32> = forward.out.logp.iter().map(|x| x.to_bits()).collect();
+                    assert!(trained == all.concat(), "{name} {format} {level}: trainer and scorer differ");
+                }
+            }
+        }
+    }
+}
