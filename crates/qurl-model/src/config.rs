@@ -13,8 +13,9 @@ pub use write::Purpose;
 
 use std::fmt;
 
-/// The largest value any single dimension may have: tensors stay addressable and row counts fit 32 bits.
-const MAX_DIM: usize = i32::MAX as usize;
+/// The largest value any single dimension may have: far above published models, small enough that the
+/// size of every tensor and of the whole model fits 64 bits.
+const MAX_DIM: usize = 1 << 24;
 /// More layers than any published model; a bound so that a corrupt file cannot ask for endless memory.
 const MAX_LAYERS: usize = 4096;
 

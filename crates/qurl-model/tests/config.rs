@@ -114,6 +114,8 @@ fn wrong_values_are_named() {
         (json!({"num_attention_heads": 0}), "num_attention_heads"),
         (json!({"num_key_value_heads": 3}), "a divisor of num_attention_heads = 4"),
         (json!({"num_hidden_layers": 1u64 << 40}), "num_hidden_layers"),
+        (json!({"vocab_size": u64::MAX}), "vocab_size"),
+        (json!({"head_dim": 1 << 23}), "head_dim"),
         (json!({"head_dim": 7}), "an even number"),
         (json!({"rms_norm_eps": 0}), "rms_norm_eps"),
         (json!({"rope_theta": -1.0}), "rope_theta"),

@@ -8,6 +8,7 @@ use std::path::Path;
 use common::{TempDir, small};
 use qurl_model::hf::{SaveOptions, load, save};
 use qurl_model::params::init;
+use qurl_model::rng::CounterRng;
 use qurl_model::{Dtype, Family, GenerationConfig, HfError, ModelConfig, Params};
 use serde_json::{Value, json};
 
@@ -167,6 +168,36 @@ fn damaged_files_are_named() {
         let (error, text) = error_of(&dir);
         assert!(matches!(error, HfError::Length { .. } | HfError::Header { .. }), "{text}");
     }
+}
+
+/// Whatever bytes change, loading ends in a model or in an error, never in a panic.
+#[test]
+fn random_damage_never_panics() {
+    let (dir, _) = saved("random");
+    let files = ["model.safetensors", "config.json", "generation_config.json"];
+    let (mut errors, mut loads) = (0, 0);
+    for (file, name) in (0u64..).zip(files) {
+        let path = dir.file(name);
+        let whole = fs::read(&path).unwrap();
+        let header = whole.len().min(4000) as u64;
+        for round in 0..400 {
+            let rng = CounterRng::new(&[file, round]);
+            let mut bytes = whole.clone();
+            for change in 0..1 + rng.below_at(0, 3) {
+                let at = rng.below_at(3 * change + 1, header) as usize;
+                let digit = b'0' + rng.below_at(3 * change + 2, 10) as u8;
+                let any = rng.u64_at(3 * change + 3) as u8;
+                bytes[at] = if bytes[at].is_ascii_digit() { digit } else { any };
+            }
+            fs::write(&path, &bytes).unwrap();
+            match load(dir.path()) {
+                Ok(_) => loads += 1,
+                Err(_) => errors += 1,
+            }
+        }
+        fs::write(&path, &whole).unwrap();
+    }
+    assert!(errors > 0 && loads > 0, "{errors} {loads}");
 }
 
 #[test]
