@@ -121,7 +121,7 @@ impl Checkpoint {
 
     /// Gathers the tensors of one fused leaf into one vector.
     pub fn read_leaf(&self, leaf: &LeafLayout) -> Result<Vec<f32>, HfError> {
-        let stored = leaf.tensors.iter().map(|tensor| self.expect(tensor)).collect::<Result<Vec<_>, _>>()?;
+        let stored = leaf.tensors.iter().map(|tensor| self.find_shaped(tensor)).collect::<Result<Vec<_>, _>>()?;
         let mut values = vec![0.0; leaf.info.len()];
         let mut rest = values.as_mut_slice();
         for (tensor, stored) in leaf.tensors.iter().zip(stored) {
@@ -139,7 +139,7 @@ impl Checkpoint {
     }
 
     /// The stored tensor with the shape that the model asks for.
-    fn expect(&self, tensor: &HfTensor) -> Result<Stored<'_>, HfError> {
+    fn find_shaped(&self, tensor: &HfTensor) -> Result<Stored<'_>, HfError> {
         let Some(stored) = self.find(&tensor.name)? else {
             let single = (self.shards.len() == 1).then(|| self.shards[0].path.clone());
             let promised = self.promised.get(&tensor.name).cloned();
