@@ -6,13 +6,13 @@
 //! entropy's part), from which the gradients of weights and hidden rows follow chunk by chunk.
 
 use super::Context;
-use super::buf::Parts;
+use super::buf::{Borrowed, Parts};
 use super::gemm::{self, Job, Mode, PackedB, STRIPS_PER_BLOCK};
 use super::pack::{self, Layout};
 use super::simd::{Simd, exp, simd_dispatch};
 
 /// Columns of the vocabulary that are reduced at a time, at every level.
-const CHUNK: usize = 512;
+pub(super) const CHUNK: usize = 512;
 /// Chunks whose logit gradients are held at the same time in the backward pass.
 const BACKWARD_CHUNKS: usize = 4;
 
@@ -30,14 +30,63 @@ pub struct HeadOutput {
 }
 
 /// Sums over one chunk of a row's scaled logits.
-#[derive(Clone, Copy)]
-struct Partial {
-    largest: f32,
-    argmax: u32,
+#[derive(Clone, Copy, Default)]
+pub(super) struct Partial {
+    pub(super) largest: f32,
+    pub(super) argmax: u32,
     /// Sum of `e^(x - largest)`.
-    total: f32,
+    pub(super) total: f32,
     /// Sum of `e^(x - largest) (x - largest)`.
-    weighted: f32,
+    pub(super) weighted: f32,
+}
+
+/// A row's whole distribution, from the partial sums of its chunks.
+#[derive(Clone, Copy)]
+pub(super) struct Distribution {
+    /// Largest scaled logit.
+    pub(super) largest: f64,
+    /// Where it is (the first of equals).
+    pub(super) argmax: u32,
+    /// Sum of `e^(x - largest)`.
+    pub(super) total: f64,
+    log_total: f64,
+    /// Sum of `e^(x - largest) (x - largest)`.
+    weighted: f64,
+}
+
+impl Distribution {
+    /// Joins the chunks in the order of the vocabulary.
+    pub(super) fn join(partials: &[Partial]) -> Distribution {
+        let mut best = partials[0];
+        for p in partials {
+            // A not-a-number wins, so that it is seen.
+            if p.largest > best.largest || p.largest.is_nan() {
+                best = *p;
+            }
+        }
+        let largest = best.largest as f64;
+        let (mut total, mut weighted) = (0.0f64, 0.0f64);
+        for p in partials {
+            let shift = p.largest as f64 - largest;
+            let factor = shift.exp();
+            total += factor * p.total as f64;
+            weighted += factor * (p.weighted as f64 + shift * p.total as f64);
+        }
+        Distribution { largest, argmax: best.argmax, total, log_total: total.ln(), weighted }
+    }
+
+    /// Log-probability of a token with this scaled logit.
+    pub(super) fn logp(&self, scaled_logit: f32) -> f32 {
+        (scaled_logit as f64 - self.largest - self.log_total) as f32
+    }
+
+    pub(super) fn entropy(&self) -> f32 {
+        (self.log_total - self.weighted / self.total) as f32
+    }
+
+    fn lse(&self) -> f32 {
+        (self.largest + self.log_total) as f32
+    }
 }
 
 /// Scores `targets[row]` under `softmax(hidden[row] W^T / temperature)`; `head` is packed for the forward product.
@@ -45,14 +94,9 @@ pub fn forward(ctx: &Context, hidden: &[f32], head: &PackedB, targets: &[u32], t
     let (rows, vocabulary) = (targets.len(), head.n);
     assert!(hidden.len() >= rows * head.k, "head: hidden rows");
     assert!(targets.iter().all(|&t| (t as usize) < vocabulary), "head: target outside of the vocabulary");
-    let words = head.k.div_ceil(head.precision.per_word());
-    let mut strips = ctx.scratch.take(rows * words);
-    let shape = pack::Shape { lanes: rows, k: head.k, width: ctx.strip(), pad: false };
-    pack::pack(ctx, head.precision, Layout::LanesByK, hidden, shape, &mut strips);
-
-    let tiles = Tiles { ctx, head, strips: &strips, rows, words };
+    let tiles = Tiles::new(ctx, hidden, rows, head);
     let chunks = vocabulary.div_ceil(CHUNK);
-    let mut partials = vec![Partial { largest: 0.0, argmax: 0, total: 0.0, weighted: 0.0 }; rows * chunks];
+    let mut partials = vec![Partial::default(); rows * chunks];
     let mut target_logits = vec![0.0f32; rows];
     let (partial_parts, target_parts) = (Parts::new(&mut partials), Parts::new(&mut target_logits));
     let blocks = rows.div_ceil(tiles.block_rows());
@@ -77,27 +121,11 @@ pub fn forward(ctx: &Context, hidden: &[f32], head: &PackedB, targets: &[u32], t
 
     let mut out = HeadOutput::default();
     for row in 0..rows {
-        let partials = &partials[row * chunks..(row + 1) * chunks];
-        let mut best = partials[0];
-        for p in partials {
-            // A not-a-number wins, so that it is seen.
-            if p.largest > best.largest || p.largest.is_nan() {
-                best = *p;
-            }
-        }
-        let largest = best.largest as f64;
-        let (mut total, mut weighted) = (0.0f64, 0.0f64);
-        for p in partials {
-            let shift = p.largest as f64 - largest;
-            let factor = shift.exp();
-            total += factor * p.total as f64;
-            weighted += factor * (p.weighted as f64 + shift * p.total as f64);
-        }
-        let log_total = total.ln();
-        out.logp.push((target_logits[row] as f64 - largest - log_total) as f32);
-        out.entropy.push((log_total - weighted / total) as f32);
-        out.argmax.push(best.argmax);
-        out.lse.push((largest + log_total) as f32);
+        let distribution = Distribution::join(&partials[row * chunks..(row + 1) * chunks]);
+        out.logp.push(distribution.logp(target_logits[row]));
+        out.entropy.push(distribution.entropy());
+        out.argmax.push(distribution.argmax);
+        out.lse.push(distribution.lse());
     }
     out
 }
@@ -130,11 +158,7 @@ pub fn backward(
     assert!(out.lse.len() == rows && gradient.dlogp.len() == rows, "head backward: rows");
     assert!(gradient.dentropy.is_empty() || gradient.dentropy.len() == rows, "head backward: entropy gradient");
     assert!(dweight.len() == vocabulary * d, "head backward: weight gradient");
-    let words = d.div_ceil(head.precision.per_word());
-    let mut strips = ctx.scratch.take(rows * words);
-    let shape = pack::Shape { lanes: rows, k: d, width: ctx.strip(), pad: false };
-    pack::pack(ctx, head.precision, Layout::LanesByK, hidden, shape, &mut strips);
-    let tiles = Tiles { ctx, head, strips: &strips, rows, words };
+    let tiles = Tiles::new(ctx, hidden, rows, head);
     let blocks = rows.div_ceil(tiles.block_rows());
 
     dhidden[..rows * d].fill(0.0);
@@ -185,21 +209,30 @@ pub fn logits(ctx: &Context, hidden: &[f32], rows: usize, head: &PackedB, out: &
 }
 
 /// Tiles of logits, made on demand.
-struct Tiles<'a> {
+pub(super) struct Tiles<'a> {
     ctx: &'a Context,
     head: &'a PackedB,
-    strips: &'a [u32],
+    strips: Borrowed<'a>,
     rows: usize,
     words: usize,
 }
 
-impl Tiles<'_> {
-    fn block_rows(&self) -> usize {
+impl<'a> Tiles<'a> {
+    /// Packs the hidden rows for the product.
+    pub(super) fn new(ctx: &'a Context, hidden: &[f32], rows: usize, head: &'a PackedB) -> Self {
+        let words = head.k.div_ceil(head.precision.per_word());
+        let mut strips = ctx.scratch.take(rows * words);
+        let shape = pack::Shape { lanes: rows, k: head.k, width: ctx.strip(), pad: false };
+        pack::pack(ctx, head.precision, Layout::LanesByK, hidden, shape, &mut strips);
+        Tiles { ctx, head, strips, rows, words }
+    }
+
+    pub(super) fn block_rows(&self) -> usize {
         self.ctx.strip() * STRIPS_PER_BLOCK
     }
 
     /// Calls `f(first row, first column, logits [rows of block, CHUNK], columns in use)`.
-    fn logits(&self, block: usize, chunk: usize, f: impl FnOnce(usize, usize, &mut [f32], usize)) {
+    pub(super) fn logits(&self, block: usize, chunk: usize, f: impl FnOnce(usize, usize, &mut [f32], usize)) {
         let first_row = block * self.block_rows();
         let rows = self.block_rows().min(self.rows - first_row);
         let first_column = chunk * CHUNK;
@@ -227,7 +260,7 @@ impl Tiles<'_> {
     }
 }
 
-simd_dispatch!(fn reduce(logits: &mut [f32], inverse_temperature: f32) -> Partial = reduce_at);
+simd_dispatch!(pub(super) fn reduce(logits: &mut [f32], inverse_temperature: f32) -> Partial = reduce_at);
 
 /// Scales the logits in place and sums them up.
 #[inline(always)]
