@@ -14,6 +14,7 @@ pub use crate::cpu::attention::{Heads, Span};
 pub use crate::cpu::head::{HeadGradient, HeadOutput};
 pub use crate::cpu::kv::KvFormat;
 pub use crate::cpu::norm::Rows;
+pub use crate::cpu::sample::{SampleRow, Sampled};
 
 /// What can go wrong on a backend.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -180,6 +181,8 @@ pub trait Backend: Send + Sync + 'static {
         kv_heads: usize,
         head_dim: usize,
     ) -> Result<Self::Kv, BackendError>;
+    /// Bytes that a page of one layer takes.
+    fn kv_page_bytes(&self, format: KvFormat, page_size: usize, kv_heads: usize, head_dim: usize) -> usize;
     /// Rounds the keys and values in rows of queries, keys and values to what `format` stores.
     fn round_kv(&self, qkv: &mut Self::Tensor, rows: usize, heads: Heads, format: KvFormat);
     /// Stores the keys and values of rows; `slots[row] = page * page_size + place`.
@@ -222,6 +225,13 @@ pub trait Backend: Send + Sync + 'static {
         targets: &[u32],
         temperature: f32,
     ) -> Result<HeadOutput, BackendError>;
+    /// Draws a token for each hidden row. Without truncation its log-probability has the bits of [`Backend::head`].
+    fn sample(
+        &self,
+        hidden: &Self::Tensor,
+        head: &Self::Weight,
+        rows: &[SampleRow],
+    ) -> Result<Vec<Sampled>, BackendError>;
     /// Backward of [`Backend::head`]: `dhidden` is overwritten, `dweight += ...`.
     fn head_backward(
         &self,

@@ -4,7 +4,7 @@ use super::buf::Aligned;
 use super::gemm::{self, Mode, PackedB, Precision};
 use super::kv::KvPages;
 use super::level::{Level, LevelError};
-use super::{Context, adamw, attention, attention_backward, elementwise, head, norm};
+use super::{Context, adamw, attention, attention_backward, elementwise, head, norm, sample};
 use crate::Format;
 use crate::backend::*;
 
@@ -243,6 +243,10 @@ impl Backend for Cpu {
         Ok(KvPages::new(format, pages, page_size, kv_heads, head_dim))
     }
 
+    fn kv_page_bytes(&self, format: KvFormat, page_size: usize, kv_heads: usize, head_dim: usize) -> usize {
+        KvPages::page_bytes(format, page_size, kv_heads, head_dim)
+    }
+
     fn round_kv(&self, qkv: &mut Self::Tensor, rows: usize, heads: Heads, format: KvFormat) {
         match format {
             KvFormat::F32 => {}
@@ -303,6 +307,15 @@ impl Backend for Cpu {
         temperature: f32,
     ) -> Result<HeadOutput, BackendError> {
         Ok(head::forward(&self.ctx, hidden, &head.forward, targets, temperature))
+    }
+
+    fn sample(
+        &self,
+        hidden: &Self::Tensor,
+        head: &CpuWeight,
+        rows: &[SampleRow],
+    ) -> Result<Vec<Sampled>, BackendError> {
+        Ok(sample::sample(&self.ctx, hidden, &head.forward, rows))
     }
 
     fn head_backward(

@@ -3,7 +3,7 @@
 use super::batch::{Batch, PAGE, Targets};
 use super::layer::{self, Activations, Temporary};
 use super::network::Network;
-use qurl_kernels::backend::HeadOutput;
+use qurl_kernels::backend::{HeadOutput, SampleRow, Sampled};
 use qurl_kernels::{Backend, BackendError};
 
 /// Working memory for forward passes of up to a fixed number of rows.
@@ -64,6 +64,18 @@ impl<B: Backend> Inference<B> {
     ) -> Result<HeadOutput, BackendError> {
         let hidden = self.hidden(backend, net, &targets.rows);
         backend.head(hidden, &net.head, &targets.tokens, temperature)
+    }
+
+    /// Draws the tokens that follow some rows of the last forward pass, one `draws` each.
+    pub fn sample(
+        &mut self,
+        backend: &B,
+        net: &Network<B>,
+        rows: &[u32],
+        draws: &[SampleRow],
+    ) -> Result<Vec<Sampled>, BackendError> {
+        let hidden = self.hidden(backend, net, rows);
+        backend.sample(hidden, &net.head, draws)
     }
 
     /// Values of a critic for some rows of the last forward pass.

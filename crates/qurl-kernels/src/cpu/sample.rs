@@ -1,0 +1,298 @@
+//! Drawing tokens: from hidden rows to a token, its log-probability and the entropy of what it was drawn from.
+//!
+//! Logits come from the tiles of the log-probability [`head`](super::head) and are summed by the same code, so without
+//! truncation a token's log-probability has the bits that scoring it gives. A draw needs one uniform number: it walks
+//! the cumulative probabilities in a fixed order (chunks of the vocabulary, then the tokens of the chunk it falls
+//! into; or, truncated, the kept tokens from the likeliest on), so it depends on nothing but the row.
+//!
+//! Truncation follows the order of Hugging Face's generation: temperature, then the `top_k` likeliest tokens, then of
+//! those the smallest set with at least `top_p` of their probability, then of those the ones with at least `min_p` of
+//! the likeliest one's probability. Equals are ranked by their number. What is left is renormalised, and log-probability
+//! and entropy are those of the renormalised distribution: the one really sampled.
+
+use super::Context;
+use super::buf::Parts;
+use super::gemm::PackedB;
+use super::head::{CHUNK, Distribution, Partial, Tiles, reduce};
+
+/// Logits that are held at the same time (64 MiB): more rows are drawn in turns.
+const HELD_LOGITS: usize = 1 << 24;
+/// How far below the largest scaled logit the search for kept tokens looks, step by step; at last everywhere.
+const DEPTHS: [f64; 5] = [4.0, 8.0, 16.0, 32.0, f64::INFINITY];
+
+/// How one row is sampled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SampleRow {
+    /// Softmax temperature; 0 takes the likeliest token (the first of equals) with its log-probability at
+    /// temperature 1, without truncation.
+    pub temperature: f32,
+    /// Keep the smallest set of tokens with at least this probability; 1 keeps all.
+    pub top_p: f32,
+    /// Keep this many likeliest tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep tokens with at least this share of the likeliest one's probability; 0 keeps all.
+    pub min_p: f32,
+    /// The random number, in [0, 1).
+    pub uniform: f64,
+}
+
+/// A drawn token.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sampled {
+    /// The token.
+    pub token: u32,
+    /// Its log-probability under the distribution it was drawn from; not-a-number where a logit of the row is not
+    /// finite, and then the token means nothing.
+    pub logp: f32,
+    /// Entropy of that distribution.
+    pub entropy: f32,
+}
+
+impl SampleRow {
+    /// The likeliest token.
+    pub fn greedy() -> SampleRow {
+        SampleRow { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, uniform: 0.0 }
+    }
+
+    fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
+
+    /// What scaled logits are multiplied with; for greedy rows that of temperature 1.
+    fn inverse_temperature(&self) -> f32 {
+        if self.is_greedy() { 1.0 } else { 1.0 / self.temperature }
+    }
+
+    fn truncates(&self, vocabulary: usize) -> bool {
+        (1..vocabulary).contains(&(self.top_k as usize)) || self.top_p < 1.0 || self.min_p > 0.0
+    }
+}
+
+/// Draws a token for every row of `hidden`; `head` is packed for the forward product.
+pub fn sample(ctx: &Context, hidden: &[f32], head: &PackedB, rows: &[SampleRow]) -> Vec<Sampled> {
+    let mut out = vec![Sampled::default(); rows.len()];
+    let turn = (HELD_LOGITS / head.n).max(1);
+    for (first, (rows, out)) in (0..).step_by(turn).zip(rows.chunks(turn).zip(out.chunks_mut(turn))) {
+        sample_turn(ctx, &hidden[first * head.k..], head, rows, out);
+    }
+    out
+}
+
+fn sample_turn(ctx: &Context, hidden: &[f32], head: &PackedB, rows: &[SampleRow], out: &mut [Sampled]) {
+    let vocabulary = head.n;
+    assert!(hidden.len() >= rows.len() * head.k, "sample: hidden rows");
+    let tiles = Tiles::new(ctx, hidden, rows.len(), head);
+    let chunks = vocabulary.div_ceil(CHUNK);
+    let mut partials = vec![Partial::default(); rows.len() * chunks];
+    let mut held = ctx.scratch.take(rows.len() * vocabulary);
+    let (partial_parts, held_parts) = (Parts::new(&mut partials), Parts::new(&mut held));
+    let blocks = rows.len().div_ceil(tiles.block_rows());
+    ctx.pool.for_each(blocks * chunks, &|task| {
+        let (block, chunk) = (task / chunks, task % chunks);
+        tiles.logits(block, chunk, |first_row, first_column, logits, columns| {
+            for (i, logits) in logits.chunks_exact_mut(CHUNK).enumerate() {
+                let row = first_row + i;
+                let logits = &mut logits[..columns];
+                // SAFETY: the level was detected; this row and chunk belong to this task; f32 and u32 have one size.
+                unsafe {
+                    let partial = reduce(ctx.level, logits, rows[row].inverse_temperature());
+                    let argmax = first_column as u32 + partial.argmax;
+                    *partial_parts.at(row * chunks + chunk) = Partial { argmax, ..partial };
+                    if !rows[row].is_greedy() {
+                        let to = held_parts.at(row * vocabulary + first_column).cast::<f32>();
+                        std::ptr::copy_nonoverlapping(logits.as_ptr(), to, columns);
+                    }
+                }
+            }
+        });
+    });
+
+    // SAFETY: f32 and u32 have the same size and any bits are a value.
+    let held = unsafe { std::slice::from_raw_parts(held.as_ptr().cast::<f32>(), rows.len() * vocabulary) };
+    let out = Parts::new(out);
+    ctx.pool.for_each(rows.len(), &|row| {
+        let partials = &partials[row * chunks..(row + 1) * chunks];
+        let sampled = draw(ctx, &rows[row], partials, &held[row * vocabulary..(row + 1) * vocabulary]);
+        // SAFETY: one task a row.
+        unsafe { *out.at(row) = sampled }
+    });
+}
+
+/// Draws from one row; `logits` are scaled, and unset for a greedy row.
+fn draw(ctx: &Context, row: &SampleRow, partials: &[Partial], logits: &[f32]) -> Sampled {
+    // An infinite logit makes its chunk's sums infinite or not-a-number, and a not-a-number stays one.
+    if partials.iter().any(|p| !(p.largest.is_finite() && p.total.is_finite() && p.weighted.is_finite())) {
+        return Sampled { token: 0, logp: f32::NAN, entropy: f32::NAN };
+    }
+    let all = Distribution::join(partials);
+    if row.is_greedy() {
+        return Sampled { token: all.argmax, logp: all.logp(all.largest as f32), entropy: all.entropy() };
+    }
+    if row.truncates(logits.len()) {
+        let mut ids = ctx.scratch.take(logits.len());
+        return draw_kept(row, &all, logits, &mut ids);
+    }
+    let mass = |p: &Partial| (p.largest as f64 - all.largest).exp() * p.total as f64;
+    let (chunk, rest) = walk(partials.iter().map(mass), row.uniform * all.total);
+    let first = chunk * CHUNK;
+    let tokens = &logits[first..(first + CHUNK).min(logits.len())];
+    let weight = |x: &f32| (*x as f64 - all.largest).exp();
+    // The chunk's mass was summed in f32: the place inside it is a share of what its tokens really weigh.
+    let share = rest / mass(&partials[chunk]);
+    let (place, _) = walk(tokens.iter().map(weight), share * tokens.iter().map(weight).sum::<f64>());
+    let token = first + place;
+    Sampled { token: token as u32, logp: all.logp(logits[token]), entropy: all.entropy() }
+}
+
+/// The first item at which the running sum passes `point`, and how far into it the point lies. Rounding may leave the
+/// point behind the last item: then the last one with any weight is meant.
+fn walk(weights: impl Iterator<Item = f64>, point: f64) -> (usize, f64) {
+    let (mut before, mut last) = (0.0, (0, 0.0));
+    for (i, weight) in weights.enumerate() {
+        if before + weight > point {
+            return (i, point - before);
+        }
+        if weight > 0.0 {
+            last = (i, weight);
+        }
+        before += weight;
+    }
+    last
+}
+
+/// Draws from the tokens that truncation keeps; `ids` is room for a number per token.
+fn draw_kept(row: &SampleRow, all: &Distribution, logits: &[f32], ids: &mut [u32]) -> Sampled {
+    let weight = |id: &u32| (logits[*id as usize] as f64 - all.largest).exp();
+    let kept = keep(row, all, logits, ids);
+    let total: f64 = kept.iter().map(weight).sum();
+    let (place, _) = walk(kept.iter().map(weight), row.uniform * total);
+    let token = kept[place];
+    let shifted = |id: &u32| logits[*id as usize] as f64 - all.largest;
+    let weighted: f64 = kept.iter().map(|id| weight(id) * shifted(id)).sum();
+    let logp = (shifted(&token) - total.ln()) as f32;
+    Sampled { token, logp, entropy: (total.ln() - weighted / total) as f32 }
+}
+
+/// The tokens that truncation keeps, likeliest first. Never empty.
+fn keep<'a>(row: &SampleRow, all: &Distribution, logits: &[f32], ids: &'a mut [u32]) -> &'a [u32] {
+    let weight = |id: u32| (logits[id as usize] as f64 - all.largest).exp();
+    let (top_p, min_p) = (row.top_p as f64, row.min_p as f64);
+    let top_k = if row.top_k == 0 { logits.len() } else { (row.top_k as usize).min(logits.len()) };
+    // Sorting the vocabulary would cost more than the model: look only as far down as the kept tokens can be.
+    let mut count = 0;
+    for depth in DEPTHS {
+        let least = (all.largest - depth) as f32;
+        count = 0;
+        for (id, _) in logits.iter().enumerate().filter(|&(_, &x)| x >= least) {
+            ids[count] = id as u32;
+            count += 1;
+        }
+        let covers_min_p = min_p > 0.0 && (-depth).exp() < min_p * 0.999;
+        let enough = if top_k < logits.len() {
+            count >= top_k || (row.top_p >= 1.0 && covers_min_p)
+        } else {
+            covers_min_p || (top_p < 1.0 && ids[..count].iter().map(|&id| weight(id)).sum::<f64>() >= top_p * all.total)
+        };
+        if enough {
+            break;
+        }
+    }
+    let ids = &mut ids[..count];
+    ids.sort_unstable_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+    let mut kept = count.min(top_k);
+    if row.top_p < 1.0 {
+        let base = if top_k < logits.len() { ids[..kept].iter().map(|&id| weight(id)).sum() } else { all.total };
+        let mut before = 0.0;
+        let reached = ids[..kept].iter().position(|&id| {
+            before += weight(id);
+            before >= top_p * base
+        });
+        kept = reached.map_or(kept, |last| last + 1);
+    }
+    if row.min_p > 0.0 {
+        kept = ids[..kept].partition_point(|&id| weight(id) >= min_p);
+    }
+    &ids[..kept.max(1)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn distribution(logits: &[f32]) -> Distribution {
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let total = logits.iter().map(|x| (x - largest).exp()).sum();
+        let argmax = logits.iter().position(|&x| x == largest).unwrap_or(0) as u32;
+        Distribution::join(&[Partial { largest, argmax, total, weighted: 0.0 }])
+    }
+
+    fn kept(row: SampleRow, logits: &[f32]) -> Vec<u32> {
+        keep(&row, &distribution(logits), logits, &mut vec![0; logits.len()]).to_vec()
+    }
+
+    #[test]
+    fn truncation_in_order() {
+        let all = SampleRow { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, uniform: 0.0 };
+        // Probabilities 0.05, 0.4, 0.1, 0.4, 0.05.
+        let logits = [0.05f32, 0.4, 0.1, 0.4, 0.05].map(f32::ln);
+        assert_eq!(kept(SampleRow { top_k: 3, ..all }, &logits), [1, 3, 2]);
+        assert_eq!(kept(SampleRow { top_k: 4, ..all }, &logits), [1, 3, 2, 0]);
+        assert_eq!(kept(SampleRow { top_p: 0.3, ..all }, &logits), [1]);
+        assert_eq!(kept(SampleRow { top_p: 0.85, ..all }, &logits), [1, 3, 2]);
+        assert_eq!(kept(SampleRow { min_p: 0.2, ..all }, &logits), [1, 3, 2]);
+        assert_eq!(kept(SampleRow { min_p: 0.1, ..all }, &logits), [1, 3, 2, 0, 4]);
+        assert_eq!(kept(SampleRow { min_p: 1.0, ..all }, &logits), [1, 3]);
+        // 0.85 of the three likeliest tokens' 0.9 is less than the 0.8 of the first two.
+        assert_eq!(kept(SampleRow { top_k: 3, top_p: 0.85, ..all }, &logits), [1, 3]);
+        assert_eq!(kept(SampleRow { top_p: 0.99, min_p: 0.2, ..all }, &logits), [1, 3, 2]);
+    }
+
+    /// However deep the search must look, the kept tokens are those of a full sort.
+    #[test]
+    fn the_search_finds_what_a_full_sort_finds() {
+        let mut state = 1u64;
+        let mut random = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as f32 / (1u64 << 24) as f32
+        };
+        for case in 0..300 {
+            let spread = [0.1, 3.0, 20.0, 80.0][case % 4];
+            let logits: Vec<f32> = (0..1 + case * 3 % 500).map(|_| random() * spread).collect();
+            let row = SampleRow {
+                temperature: 1.0,
+                top_p: if case % 3 == 0 { 1.0 } else { 0.05 + 0.95 * random() },
+                top_k: if case % 5 == 0 { 0 } else { 1 + (random() * 60.0) as u32 },
+                min_p: if case % 2 == 0 { 0.0 } else { random() },
+                uniform: 0.0,
+            };
+            let all = distribution(&logits);
+            let weight = |id: u32| (logits[id as usize] as f64 - all.largest).exp();
+            let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+            order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+            if row.top_k > 0 {
+                order.truncate(row.top_k as usize);
+            }
+            if row.top_p < 1.0 {
+                let whole = row.top_k == 0 || row.top_k as usize >= logits.len();
+                let base: f64 = if whole { all.total } else { order.iter().map(|&id| weight(id)).sum() };
+                let mut sum = 0.0;
+                let count = order.iter().take_while(|&&id| {
+                    let wanted = sum < row.top_p as f64 * base;
+                    sum += weight(id);
+                    wanted
+                });
+                let count = count.count();
+                order.truncate(count);
+            }
+            order.retain(|&id| weight(id) >= row.min_p as f64);
+            assert_eq!(kept(row, &logits), order, "case {case}: {row:?}");
+        }
+    }
+
+    #[test]
+    fn walking_ends_inside() {
+        assert_eq!(walk([0.5, 0.0, 0.5].into_iter(), 0.0), (0, 0.0));
+        assert_eq!(walk([0.5, 0.0, 0.5].into_iter(), 0.5), (2, 0.0));
+        assert_eq!(walk([0.5, 0.5, 0.0].into_iter(), 1.0).0, 1);
+    }
+}
