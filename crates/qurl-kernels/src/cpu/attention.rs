@@ -6,7 +6,7 @@
 //!
 //! **Order of summation.** For one query row: a score is a chain over the head dimension, a tile is reduced lane by
 //! lane in a fixed order, tiles follow positions, the weighted sum of values is a chain over positions. None of that
-//! depends on the other rows of the task; masked keys add exact zeros. So decode gives the bits of prefill.
+//! depends on the other rows of the task; masked keys add nothing. So decode gives the bits of prefill.
 
 use super::Context;
 use super::buf::Parts;
@@ -222,22 +222,29 @@ unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usiz
                 }
                 by_rows!(1 2 3 4 5 6);
             }
+            let seen = |row: usize| (position(row) + 1).saturating_sub(tile).min(TILE);
             for (row, state) in state.iter_mut().enumerate().take(rows) {
-                let seen = (position(row) + 1).saturating_sub(tile).min(TILE);
-                softmax_tile::<S>(scores.add(row * TILE), seen, state);
+                softmax_tile::<S>(scores.add(row * TILE), seen(row), state);
             }
             for first in (0..rows).step_by(strip) {
                 let height = strip.min(rows - first);
                 let (a, c) = (scores.add(first * TILE), sums.add(first * head_dim));
+                // First the keys that all rows of the strip see, then the few that only the later rows see: a masked
+                // value is not even multiplied with zero, because one that is not finite must not reach earlier rows.
+                let common = seen(first);
                 macro_rules! by_rows {
                     ($($r:literal)*) => { match height { $($r => {
                         for column in (0..head_dim).step_by(4 * S::LANES) {
                             let rescale: [f32; $r] = std::array::from_fn(|r| state[first + r].rescale);
-                            weigh_values::<S, $r>(a, value_blocks, count, head_dim, column, rescale, c);
+                            weigh_values::<S, $r>(a, value_blocks, common, head_dim, column, rescale, c);
                         }
                     })* _ => unreachable!() } };
                 }
                 by_rows!(1 2 3 4 5 6);
+                for row in first..first + height {
+                    let (weights, sums) = (scores.add(row * TILE), sums.add(row * head_dim));
+                    add_values::<S>(weights, value_blocks, common..seen(row), head_dim, sums);
+                }
             }
         }
 
@@ -349,6 +356,28 @@ unsafe fn weigh_values<S: Simd, const R: usize>(
                 if lanes[v] > 0 {
                     S::store_n(sums.add(r * head_dim + column + v * S::LANES), acc[v], lanes[v]);
                 }
+            }
+        }
+    }
+}
+
+/// `sums += sum over keys of weight[key] * value[key]` for one row.
+#[inline(always)]
+unsafe fn add_values<S: Simd>(
+    weights: *const f32,
+    values: [*const f32; BLOCKS],
+    keys: std::ops::Range<usize>,
+    head_dim: usize,
+    sums: *mut f32,
+) {
+    for key in keys {
+        // SAFETY: the caller gives a row of weights, one of sums, and value blocks of 16 rows of head_dim.
+        unsafe {
+            let weight = S::splat(*weights.add(key));
+            let value = values[key / KEY_BLOCK].add(key % KEY_BLOCK * head_dim);
+            for d in (0..head_dim).step_by(S::LANES) {
+                let n = S::LANES.min(head_dim - d);
+                S::store_n(sums.add(d), S::fma(weight, S::load_n(value.add(d), n), S::load_n(sums.add(d), n)), n);
             }
         }
     }
