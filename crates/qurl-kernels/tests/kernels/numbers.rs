@@ -1,0 +1,223 @@
+//! The edges of the number range: exponentials from end to end, and how far a not-a-number may travel.
+
+use crate::naive;
+use crate::naive_head::{self, HeadShape};
+use crate::support::{Paged, Random, ULP, assert_bits, cpus, down, heads, up, wide};
+use qurl_kernels::backend::{Backend, HeadGradient, KvFormat, Output, Rope};
+use qurl_kernels::{Cpu, Format};
+
+/// Numbers from -100 to 100 with the special ones among them.
+fn range() -> Vec<f32> {
+    let mut values: Vec<f32> = (-20_000..=20_000).map(|i| i as f32 * 0.005).collect();
+    values.extend([0.0, -0.0, 1e-8, -1e-8, 1e-30, -1e-30, 87.3, -87.3, 88.7, -88.7, 100.0, -100.0]);
+    values
+}
+
+#[test]
+fn sigmoid_over_the_range() {
+    let x = range();
+    let gate_up: Vec<f32> = x.iter().copied().chain(x.iter().map(|_| 1.0)).collect();
+    let want = naive::swiglu(&wide(&gate_up), 1, x.len());
+    for cpu in cpus(1) {
+        let mut out = up(&cpu, &vec![f32::NAN; x.len()]);
+        cpu.swiglu(&up(&cpu, &gate_up), 1, x.len(), &mut out);
+        for ((x, got), want) in x.iter().zip(down(&cpu, &out)).zip(&want) {
+            // Below e^-87 the exponential stands still: what is left is smaller than the smallest normal number.
+            let allowed = 8.0 * ULP * want.abs() + 1e-36;
+            let what = format!("silu({x}) on {}", cpu.describe());
+            assert!((got - want).abs() <= allowed, "{what}: got {got:e}, want {want:e}");
+        }
+    }
+}
+
+#[test]
+fn softmax_over_the_range() {
+    // With the identity as weights, hidden rows are logits, and the gradient of the hidden row is that of the logits:
+    // -p, but for the target.
+    let d = 600;
+    let identity: Vec<f32> = (0..d * d).map(|i| if i / d == i % d { 1.0 } else { 0.0 }).collect();
+    let shape = HeadShape { rows: 1, vocabulary: d, d, temperature: 1.0 };
+    for spread in [0.0, 1.0, 20.0, 100.0] {
+        let hidden: Vec<f32> = (0..d).map(|i| spread * (i as f32 / 299.5 - 1.0)).collect();
+        let targets = [5];
+        let want = naive_head::head(shape, &wide(&hidden), &wide(&identity), &targets);
+        let (want_dhidden, _) =
+            naive_head::head_backward(shape, &wide(&hidden), &wide(&identity), &targets, &[1.0], &[0.0], |x| x);
+        for cpu in cpus(1) {
+            let what = format!("spread {spread} on {}", cpu.describe());
+            let w = cpu.pack(&up(&cpu, &identity), d, d, Format::F32, true).expect("weights pack");
+            let hidden = up(&cpu, &hidden);
+            let out = cpu.head(&hidden, &w, &targets, 1.0).expect("memory for the head");
+            assert!(
+                (out.logp[0] as f64 - want.logp[0]).abs() <= 8.0 * ULP * (1.0 + want.logp[0].abs()),
+                "{what}: logp"
+            );
+            assert!((out.entropy[0] as f64 - want.entropy[0]).abs() <= 32.0 * ULP * (1.0 + spread as f64), "{what}: H");
+            assert_eq!(out.argmax[0] as f64, want.argmax[0], "{what}: argmax");
+            let (mut dhidden, mut dw) = (up(&cpu, &vec![0.0; d]), up(&cpu, &vec![0.0; d * d]));
+            let gradient = HeadGradient { dlogp: &[1.0], dentropy: &[] };
+            cpu.head_backward(&hidden, &w, &targets, 1.0, &out, gradient, &mut dhidden, &mut dw);
+            for (i, (got, want)) in down(&cpu, &dhidden).iter().zip(&want_dhidden).enumerate() {
+                // The argument of the exponential is itself a rounded number of up to twice the spread.
+                let allowed = (8.0 + 4.0 * spread as f64) * ULP * want.abs() + 1e-37;
+                assert!((got - want).abs() <= allowed, "{what}: p[{i}] got {got:e}, want {want:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_to_far_away_scores() {
+    // Scores of 100, 0 and -100: all weight lies on the first key, wherever it stands, and nothing overflows.
+    let heads = heads(1, 1, 8);
+    let scores = [0.0f32, -100.0, 100.0, 0.0, -100.0];
+    let paged = Paged::scattered(&mut Random::new(1), &[scores.len()], 16);
+    let mut qkv = vec![0.0f32; scores.len() * heads.qkv_width()];
+    for (i, row) in qkv.chunks_exact_mut(heads.qkv_width()).enumerate() {
+        row[0] = 1.0 / heads.scale;
+        row[8] = scores[i];
+        row[16..].fill(i as f32 - 7.0);
+    }
+    for cpu in cpus(1) {
+        let mut kv = paged.stale_store(&cpu, heads, KvFormat::F32);
+        let rows = up(&cpu, &qkv);
+        cpu.kv_write(&rows, heads, &paged.slots(0, 0..scores.len()), &mut kv);
+        let mut out = up(&cpu, &vec![f32::NAN; scores.len() * 8]);
+        let span = paged.span(0, 0, scores.len(), 0);
+        cpu.attention(heads, &rows, &kv, &[span], &paged.pages, &mut out, None);
+        let got: Vec<f64> = down(&cpu, &out).chunks_exact(8).map(|row| row[0]).collect();
+        assert_bits(&cpu.describe(), &got, &[-7.0, -7.0, -5.0, -5.0, -5.0]);
+    }
+}
+
+#[test]
+fn rounding_to_bf16() {
+    // (given, bits of the nearest bf16): ties go to the even neighbour, what is too large becomes infinite, subnormals
+    // are kept, and a not-a-number stays one even where all its marks lie in the bits cut off.
+    let cases = [
+        (1.0 + 1.0 / 256.0, 0x3f80),
+        (1.0 + 3.0 / 256.0, 0x3f82),
+        (-1.0 - 3.0 / 256.0, 0xbf82),
+        (1.0 + 1.01 / 256.0, 0x3f81),
+        (-0.0, 0x8000),
+        (f32::MAX, 0x7f80),
+        (3.3895e38, 0x7f7f),
+        (f32::NEG_INFINITY, 0xff80),
+        (f32::from_bits(0x0001_8000), 0x0002),
+        (f32::from_bits(0x0001_7fff), 0x0001),
+        (f32::from_bits(0x7f80_0001), 0x7fc0),
+        (f32::from_bits(0x7fff_ffff), 0x7fc0),
+    ];
+    let heads = heads(1, 1, 16);
+    let paged = Paged::scattered(&mut Random::new(1), &[1], 16);
+    for cpu in cpus(1) {
+        for (given, bits) in cases {
+            let mut qkv = vec![0.0; 48];
+            qkv[32..].fill(given);
+            let original = up(&cpu, &qkv);
+            let mut rounded = up(&cpu, &qkv);
+            cpu.round_kv(&mut rounded, 1, heads, KvFormat::Bf16);
+            // A sequence of one token attends to its own value alone.
+            let mut kv = paged.stale_store(&cpu, heads, KvFormat::Bf16);
+            cpu.kv_write(&original, heads, &paged.slots(0, 0..1), &mut kv);
+            let mut stored = up(&cpu, &[7.0; 16]);
+            cpu.attention(heads, &original, &kv, &[paged.span(0, 0, 1, 0)], &paged.pages, &mut stored, None);
+            let want = f32::from_bits(bits << 16);
+            for (what, got) in [("rounded", &rounded[32..]), ("stored", &stored[..])] {
+                let same = |x: &f32| if want.is_nan() { x.is_nan() } else { *x == want };
+                let what = format!("{given:e} {what} on {}", cpu.describe());
+                assert!(got.iter().all(same), "{what}: got {got:?}, want {want:e}");
+            }
+        }
+    }
+}
+
+const ROWS: usize = 60;
+
+/// Runs rows with and without a not-a-number at one place of row `bad`: that row's outputs must hold one, and all
+/// other rows must keep their bits.
+fn stays_in_its_row(what: &str, width: usize, run: impl Fn(&[f32]) -> Vec<Vec<f64>>) {
+    let clean = Random::new(9).normals(ROWS * width);
+    let want = run(&clean);
+    for (bad, place) in [(0, 0), (13, width - 1), (59, width / 2), (30, 1)] {
+        let mut x = clean.clone();
+        x[bad * width + place] = f32::NAN;
+        for (i, (got, want)) in run(&x).iter().zip(&want).enumerate() {
+            let width = want.len() / ROWS;
+            let what = format!("{what} output {i}, row {bad}");
+            assert!(got[bad * width..(bad + 1) * width].iter().any(|x| x.is_nan()), "{what}: lost the not-a-number");
+            assert_bits(&what, &got[..bad * width], &want[..bad * width]);
+            assert_bits(&what, &got[(bad + 1) * width..], &want[(bad + 1) * width..]);
+        }
+    }
+}
+
+fn row_operations(cpu: &Cpu, x: &[f32], width: usize) -> Vec<Vec<f64>> {
+    let mut random = Random::new(10);
+    let gain = up(cpu, &random.normals(width));
+    let (cos, sin) = (up(cpu, &random.normals(width / 2)), up(cpu, &random.normals(width / 2)));
+    let x = up(cpu, x);
+    let mut normed = up(cpu, &vec![0.0; ROWS * width]);
+    cpu.rmsnorm(&x, &gain, ROWS, width, 1e-5, &mut normed);
+    let mut activated = up(cpu, &vec![0.0; ROWS * width / 2]);
+    cpu.swiglu(&x, ROWS, width / 2, &mut activated);
+    let mut turned = x.clone();
+    cpu.rope(&mut turned, width, 1, width, &[0; ROWS], Rope { cos: &cos, sin: &sin }, false);
+    let dots = cpu.row_dots(&x, ROWS, &gain).expect("dot products");
+    vec![down(cpu, &normed), down(cpu, &activated), down(cpu, &turned), wide(&dots)]
+}
+
+#[test]
+fn not_a_number_stays_in_its_row() {
+    let (n, k) = (37, 34);
+    for cpu in cpus(2) {
+        stays_in_its_row(&format!("row operations on {}", cpu.describe()), k, |x| row_operations(&cpu, x, k));
+        for format in [Format::F32, Format::Bf16] {
+            let mut random = Random::new(11);
+            let w = cpu.pack(&up(&cpu, &random.normals(n * k)), n, k, format, false).expect("weights pack");
+            let targets = random.ids(ROWS, n);
+            stays_in_its_row(&format!("linear {format} on {}", cpu.describe()), k, |x| {
+                let x = up(&cpu, x);
+                let mut out = up(&cpu, &vec![0.0; ROWS * n]);
+                cpu.linear(&x, ROWS, &w, None, Output::Store, &mut out);
+                let head = cpu.head(&x, &w, &targets, 1.0).expect("memory for the head");
+                vec![down(&cpu, &out), wide(&head.logp), wide(&head.entropy), wide(&head.lse)]
+            });
+        }
+    }
+}
+
+#[test]
+fn not_a_number_in_attention() {
+    let heads = heads(1, 2, 16);
+    let (lengths, width, out_width) = ([70, 70], heads.qkv_width(), heads.heads * heads.head_dim);
+    let paged = Paged::scattered(&mut Random::new(12), &lengths, 32);
+    let clean = Random::new(13).normals(140 * width);
+    let (bad, key_column, value_column) = (20, 2 * 16, 3 * 16);
+    for cpu in cpus(2) {
+        let attend = |qkv: &[f32]| {
+            let mut kv = paged.stale_store(&cpu, heads, KvFormat::F32);
+            let qkv = up(&cpu, qkv);
+            let slots = [paged.slots(0, 0..70), paged.slots(1, 0..70)].concat();
+            cpu.kv_write(&qkv, heads, &slots, &mut kv);
+            let mut out = up(&cpu, &vec![0.0; 140 * out_width]);
+            let spans = [paged.span(0, 0, 70, 0), paged.span(1, 70, 70, 0)];
+            cpu.attention(heads, &qkv, &kv, &spans, &paged.pages, &mut out, None);
+            down(&cpu, &out)
+        };
+        let want = attend(&clean);
+        // A query's reaches its own row, a key's or value's its own and the later rows of its sequence.
+        for (column, reached) in [(3, bad..bad + 1), (key_column + 5, bad..70), (value_column + 5, bad..70)] {
+            let mut qkv = clean.clone();
+            qkv[bad * width + column] = f32::NAN;
+            let got = attend(&qkv);
+            let what = format!("not-a-number in column {column} on {}", cpu.describe());
+            for row in reached.clone() {
+                assert!(got[row * out_width..][..out_width].iter().any(|x| x.is_nan()), "{what}: row {row} lost it");
+            }
+            let rows = |range: std::ops::Range<usize>| range.start * out_width..range.end * out_width;
+            assert_bits(&what, &got[rows(0..bad)], &want[rows(0..bad)]);
+            assert_bits(&what, &got[rows(reached.end..140)], &want[rows(reached.end..140)]);
+        }
+    }
+}
