@@ -226,13 +226,13 @@ pub fn row_dots_backward(ctx: &Context, x: &[f32], rows: usize, w: &[f32], g: &[
         let columns = range.start * 16..(range.end * 16).min(d);
         // SAFETY: columns are disjoint between tasks.
         let dw = unsafe { dw.slice(columns.start, columns.len()) };
-        for row in 0..rows {
+        for (row, &g) in g.iter().enumerate().take(rows) {
             let from = row * d + columns.start;
             // SAFETY: as above.
             let dx = unsafe { dx.slice(from, columns.len()) };
             for (j, (dx, dw)) in dx.iter_mut().zip(dw.iter_mut()).enumerate() {
-                *dx = g[row] * w[columns.start + j];
-                *dw += g[row] * x[from + j];
+                *dx = g * w[columns.start + j];
+                *dw += g * x[from + j];
             }
         }
     });
