@@ -8,7 +8,7 @@ use qurl_kernels::backend::{Backend, Output};
 use std::rc::Rc;
 
 /// (rows, n, k)
-const SHAPES: [(usize, usize, usize); 15] = [
+const SHAPES: [(usize, usize, usize); 16] = [
     (1, 1, 1),
     (1, 5, 17),
     (1, 61, 33),
@@ -24,6 +24,8 @@ const SHAPES: [(usize, usize, usize); 15] = [
     (200, 33, 61),
     (401, 17, 33),
     (1031, 17, 33),
+    // Enough work to be shared out by panels too.
+    (205, 165, 700),
 ];
 
 struct Inputs {
