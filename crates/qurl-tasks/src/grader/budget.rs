@@ -28,12 +28,13 @@ pub struct Stop;
 /// The fuel left for one comparison.
 #[derive(Clone, Debug)]
 pub struct Budget {
+    given: u64,
     left: u64,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Budget { left: FUEL }
+        Budget { given: FUEL, left: FUEL }
     }
 }
 
@@ -52,8 +53,13 @@ impl Budget {
         }
     }
 
+    /// A budget of half of what is left, for an attempt that has a fallback. Its use is charged to this one afterwards.
+    pub fn half(&self) -> Budget {
+        Budget { given: self.left / 2, left: self.left / 2 }
+    }
+
     /// Fuel used so far.
     pub fn used(&self) -> u64 {
-        FUEL - self.left
+        self.given - self.left
     }
 }

@@ -5,7 +5,7 @@
 
 use super::budget::{Budget, MAX_ANSWER_BYTES, MAX_ITEMS, Stop};
 use super::expr::{Bracket, Constant, Expr, Join, Relation};
-use super::intervals::is_set_like;
+use super::intervals::{RealSet, is_set_like};
 use super::lexer::Reading;
 use super::parser::parse;
 use super::relation::{assignment, is_label};
@@ -84,7 +84,8 @@ fn readings(answer: &str) -> Vec<Reading> {
         all.push(Reading::CommaSeparates);
         let plain = answer.trim_matches(|c: char| !c.is_ascii_digit());
         let one_comma = plain.bytes().filter(|c| *c == b',').count() == 1;
-        if one_comma && plain.bytes().all(|c| c.is_ascii_digit() || c == b',') {
+        let bare = !answer.contains(['(', '[', '{']);
+        if bare && one_comma && plain.bytes().all(|c| c.is_ascii_digit() || c == b',') {
             all.push(Reading::CommaIsPoint);
         }
     }
@@ -143,15 +144,18 @@ impl Comparer {
 
     /// A choice with its text (`(C) 12`) equals the letter and equals the text.
     fn same_choice(&mut self, gold: &str, pred: &str) -> Result<bool, Stop> {
-        let Some((letter, rest)) = text::choice(pred) else { return Ok(false) };
-        match text::choice(gold) {
-            Some((gold_letter, gold_rest)) if gold_rest.is_empty() || rest.is_empty() => Ok(letter == gold_letter),
-            Some(_) => Ok(false),
-            None if rest.is_empty() => Ok(false),
-            None => match (parse(gold, Reading::Usual), parse(&rest, Reading::Usual)) {
-                (Ok(g), Ok(p)) => self.same_answer(&g, &p),
-                _ => Ok(text::words(gold) == text::words(&rest) && !text::words(gold).is_empty()),
-            },
+        match (text::choice(gold), text::choice(pred)) {
+            (Some((g, gold_rest)), Some((p, pred_rest))) if gold_rest.is_empty() || pred_rest.is_empty() => Ok(g == p),
+            (Some((_, rest)), None) if !rest.is_empty() => self.same_choice_text(&rest, pred),
+            (None, Some((_, rest))) if !rest.is_empty() => self.same_choice_text(gold, &rest),
+            _ => Ok(false),
+        }
+    }
+
+    fn same_choice_text(&mut self, gold: &str, pred: &str) -> Result<bool, Stop> {
+        match (parse(gold, Reading::Usual), parse(pred, Reading::Usual)) {
+            (Ok(g), Ok(p)) => self.same_answer(&g, &p),
+            _ => Ok(text::words(gold) == text::words(pred) && !text::words(gold).is_empty()),
         }
     }
 
@@ -242,17 +246,17 @@ impl Comparer {
                 let differ = matches!(&names, (Some(x), Some(y)) if x != y);
                 Ok(Some(!differ && self.same_set(a, b)?))
             }
-            (Some(set), None) if matches!(pred, Expr::Relation(_)) && !matches!(gold, Expr::Relation(_)) => {
-                self.condition_is_set(pred, set).map(Some)
-            }
-            (None, Some(set)) if matches!(gold, Expr::Relation(_)) => {
-                if self.condition_is_set(gold, set)? {
-                    return Ok(Some(true));
-                }
-                Ok(None)
-            }
+            (Some(set), None) => self.condition_matches(pred, set, gold),
+            (None, Some(set)) => self.condition_matches(gold, set, pred),
             _ => Ok(None),
         }
+    }
+
+    /// Whether a condition holds exactly on a set that `other` describes; `None` leaves the decision to other rules.
+    fn condition_matches(&mut self, condition: &Expr, set: &RealSet, other: &Expr) -> Result<Option<bool>, Stop> {
+        let names = condition.variables();
+        let about_other = subject(other).is_some_and(|name| !names.contains(&name));
+        Ok((!about_other && self.condition_is_set(condition, set)?).then_some(true))
     }
 
     /// `name = value` against a value.

@@ -10,7 +10,7 @@ use num_traits::{One, Signed, ToPrimitive, Zero};
 
 use super::budget::{Budget, MAX_BITS, Stop};
 use super::expr::{Big, BigKind, Constant, Expr, Func, Rational};
-use super::poly::{Atom, Exponent, Form, Poly, exponent, factor, integer_power, reduce, to_exponent};
+use super::poly::{Atom, Exponent, Form, Poly, exponent, factor, integer_power, product, reduce, to_exponent};
 
 /// Largest power to which a sum is multiplied out.
 const MAX_EXPANSION: i64 = 40;
@@ -108,7 +108,7 @@ fn whole_power(base: &Form, power: &Rational, budget: &mut Budget) -> Result<For
         budget.charge(raised.numer().bits() / 16)?;
         let (monomial, moved) = reduce(powers)?;
         let mut num = Poly::default();
-        num.terms.insert(monomial, raised * moved);
+        num.terms.insert(monomial, product(&raised, &moved));
         return Ok(Form { num, den: Poly::constant(Rational::one()) });
     }
     if n.abs() > MAX_EXPANSION {
@@ -498,5 +498,9 @@ fn unrolled(big: &Big, budget: &mut Budget) -> Result<Form, Stop> {
     let key = |form: &Option<Form>| form.as_ref().map(Form::key).unwrap_or_default();
     let body = normal(&big.body, budget)?.key();
     let name = format!("{:?}({:?}|{}|{}|{body})", big.kind, big.var, key(&lower), key(&upper));
+    let computable = matches!(big.kind, BigKind::Sum | BigKind::Product) && big.var.is_some();
+    if computable {
+        return opaque(name);
+    }
     Form::atom(Atom::Sym(name), Exponent::one())
 }

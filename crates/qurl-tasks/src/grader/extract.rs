@@ -5,8 +5,6 @@ use super::expr::Expr;
 use super::lexer::Reading;
 use super::parser::parse;
 
-/// Only the end of a very long response is searched.
-const SEARCHED_BYTES: usize = 256 * 1024;
 /// Longest text between two boxes that still joins them.
 const MAX_GAP: usize = 80;
 
@@ -79,7 +77,9 @@ fn boxes(text: &str) -> Vec<BoxedSpan> {
             b'{' => open.push((i, box_command(text, i))),
             b'}' => {
                 if let Some((brace, Some(start))) = open.pop() {
-                    found.retain(|inner| inner.start < start);
+                    while found.last().is_some_and(|inner: &BoxedSpan| inner.start > start) {
+                        found.pop();
+                    }
                     found.push(BoxedSpan { start, content: brace + 1..i, end: i + 1 });
                 }
             }
@@ -295,8 +295,7 @@ fn from_prose(text: &str) -> Option<Found> {
 /// The latest of a box, a "final answer", a `####` line and an `<answer>` element wins; then "answer is" and "answer:";
 /// then the text itself.
 pub fn answer(response: &str) -> Option<Found> {
-    let searched = tail(response, SEARCHED_BYTES);
-    let visible = without_special_tokens(searched);
+    let visible = without_special_tokens(response);
     let text = after_thought(visible).filter(|rest| !rest.trim().is_empty()).unwrap_or(visible);
     let found = |answer: &str| Some(Found { answer: answer.trim().into(), last_number: false });
     let lower = text.to_ascii_lowercase();

@@ -277,6 +277,14 @@ impl Lexer {
         Some(if negative { -value } else { value })
     }
 
+    /// Whether the letters just read have white space, punctuation or nothing on both sides: `at` in `e^{at}` has not.
+    fn stands_alone(&self, length: usize) -> bool {
+        let before = (self.at - length).checked_sub(1).map(|i| self.chars[i]);
+        let after = self.peek(0);
+        before.is_none_or(|c| c.is_whitespace() || matches!(c, ',' | '.' | '$'))
+            && after.is_none_or(|c| c.is_whitespace() || matches!(c, ',' | '.' | ':' | '$'))
+    }
+
     /// Letters outside of text: functions, units after numbers, words, or a product of variables.
     fn letter_run(&mut self, run: &str) -> Result<(), Stop> {
         let opens_call = self.peek(0) == Some('(');
@@ -300,11 +308,13 @@ impl Lexer {
         if run.len() == 1 {
             return self.push(Tok::Sym(run.into()));
         }
-        if words::is_small_word(run) {
+        let joins = matches!(run, "and" | "or");
+        if joins || words::is_small_word(run) && self.stands_alone(run.len()) {
             return self.push(Tok::Word(run.into()));
         }
         for name in ["arcsin", "arccos", "arctan", "sin", "cos", "tan", "cot", "log", "ln", "pi", "sqrt"] {
-            if let Some(rest) = run.strip_prefix(name).filter(|rest| rest.len() <= 2) {
+            let rest = run.strip_prefix(name);
+            if let Some(rest) = rest.filter(|rest| matches!(*rest, "x" | "y" | "z" | "xy" | "A" | "B" | "C" | "pi")) {
                 if name == "sqrt" {
                     self.push(Tok::Sqrt)?;
                 } else if let Some(tok) = named(name) {

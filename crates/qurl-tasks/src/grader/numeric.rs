@@ -153,6 +153,7 @@ fn is_discrete(e: &Expr) -> bool {
             let negative_base = base.as_number().is_some_and(num_traits::Signed::is_negative);
             negative_base && !power.variables().is_empty()
         }
+        Expr::Big(_) => true,
         _ => false,
     }
 }

@@ -9,6 +9,9 @@ use super::extract::{self, Found};
 use super::lexer::{Reading, Tok, lex};
 use super::{normalize, text};
 
+/// Only the end of a very long response is searched.
+const SEARCHED_BYTES: usize = 128 * 1024;
+
 /// A grading convention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Policy {
@@ -108,7 +111,8 @@ pub fn grade(gold: &str, response: &str, policy: Policy) -> Grade {
         },
         number_words: matches!(policy, Policy::Equivalence | Policy::PercentAsRatio | Policy::ReducedFraction),
     };
-    let gold = &gold_answer(gold);
+    let response = extract::tail(response, SEARCHED_BYTES);
+    let gold = &gold_answer(extract::tail(gold, SEARCHED_BYTES));
     let judge = |answer: Option<&str>| match answer {
         Some(answer) => Grade::of(answer, compare(gold, answer, options)),
         None => Grade::missing(),

@@ -72,6 +72,29 @@ pub fn to_exponent(value: &Rational) -> Result<Exponent, Stop> {
     exponent(Ratio::new(numer, denom))
 }
 
+/// `a · b`. Whole numbers are multiplied without looking for common factors, which is slow for large ones.
+pub fn product(a: &Rational, b: &Rational) -> Rational {
+    if a.denom().is_one() && b.denom().is_one() {
+        return Rational::from_integer(a.numer() * b.numer());
+    }
+    a * b
+}
+
+/// `a + b`, with the same short cut.
+fn sum(a: &Rational, b: &Rational) -> Rational {
+    if a.denom().is_one() && b.denom().is_one() {
+        return Rational::from_integer(a.numer() + b.numer());
+    }
+    a + b
+}
+
+/// Fuel for arithmetic on two coefficients: reducing a large fraction takes quadratic time.
+fn cost(a: &Rational, b: &Rational) -> u64 {
+    let bits = a.numer().bits() + b.numer().bits();
+    let below = a.denom().bits() + b.denom().bits();
+    bits / 32 + if below > 2 { (bits + below) * (bits + below) / 8192 } else { 0 }
+}
+
 fn check_bits(value: &Rational) -> Result<(), Stop> {
     if value.numer().bits() + value.denom().bits() > MAX_BITS {
         return Err(Stop);
@@ -92,7 +115,8 @@ pub fn integer_power(base: &Rational, power: i64) -> Result<Rational, Stop> {
         return Err(Stop);
     }
     let n = u32::try_from(power.unsigned_abs()).map_err(|_| Stop)?;
-    let raised = Ratio::new(base.numer().pow(n), base.denom().pow(n));
+    // Powers of a reduced fraction are reduced.
+    let raised = Ratio::new_raw(base.numer().pow(n), base.denom().pow(n));
     Ok(if power < 0 { raised.recip() } else { raised })
 }
 
@@ -110,7 +134,7 @@ pub fn reduce(factors: impl IntoIterator<Item = (Atom, Exponent)>) -> Result<(Mo
             Atom::Prime(p) => {
                 let whole = power.floor().to_integer();
                 if whole != 0 {
-                    coefficient *= integer_power(&Rational::from_integer(p.clone()), whole)?;
+                    coefficient = product(&coefficient, &integer_power(&Rational::from_integer(p.clone()), whole)?);
                     check_bits(&coefficient)?;
                 }
                 power - whole
@@ -172,9 +196,9 @@ impl Poly {
         }
         check_bits(&coefficient)?;
         match self.terms.get_mut(&monomial) {
-            Some(sum) => {
-                *sum += coefficient;
-                if sum.is_zero() {
+            Some(total) => {
+                *total = sum(total, &coefficient);
+                if total.is_zero() {
                     self.terms.remove(&monomial);
                 }
             }
@@ -192,24 +216,24 @@ impl Poly {
     pub fn plus(&self, other: &Poly, scale: &Rational, budget: &mut Budget) -> Result<Poly, Stop> {
         let mut sum = self.clone();
         for (monomial, coefficient) in &other.terms {
-            budget.charge(4 + coefficient.numer().bits() / 64)?;
-            sum.add_term(monomial.clone(), coefficient * scale)?;
+            budget.charge(4 + cost(coefficient, scale))?;
+            sum.add_term(monomial.clone(), product(coefficient, scale))?;
         }
         Ok(sum)
     }
 
     /// `self · other`
     pub fn times(&self, other: &Poly, budget: &mut Budget) -> Result<Poly, Stop> {
-        let mut product = Poly::default();
+        let mut result = Poly::default();
         for (a, ca) in &self.terms {
             for (b, cb) in &other.terms {
-                let bits = ca.numer().bits() + cb.numer().bits() + ca.denom().bits() + cb.denom().bits();
-                budget.charge(12 + 4 * (a.len() + b.len()) as u64 + bits / 32)?;
+                budget.charge(12 + 4 * (a.len() + b.len()) as u64 + 2 * cost(ca, cb))?;
                 let (monomial, moved) = reduce(a.iter().chain(b).cloned())?;
-                product.add_term(monomial, ca * cb * moved)?;
+                let coefficient = product(&product(ca, cb), &moved);
+                result.add_term(monomial, coefficient)?;
             }
         }
-        Ok(product)
+        Ok(result)
     }
 
     /// Spells the polynomial in a fixed order.

@@ -162,7 +162,7 @@ impl Comparer {
 
 /// Different one-letter variables are different unknowns; other names (f(x), S_max, |AB|) are free to differ.
 fn plain_letter(name: &Expr) -> bool {
-    matches!(name, Expr::Sym(s) if s.chars().count() == 1 && s != "y")
+    matches!(name, Expr::Sym(s) if s.chars().count() == 1)
 }
 
 /// Only the variables of a monomial.

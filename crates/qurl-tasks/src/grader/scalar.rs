@@ -109,14 +109,13 @@ impl Comparer {
             return Ok(x == y || self.same_rounded(a, b)?);
         }
         // Running out of fuel in the exact form leaves the numeric comparison its own share.
-        let mut budget = self.budget.clone();
+        let mut budget = self.budget.half();
         let exact = normal(a, &mut budget).and_then(|x| {
             let y = normal(b, &mut budget)?;
             let zero = x.difference(&y, &mut budget)?.is_zero();
             Ok((zero, is_decided(&x) && is_decided(&y)))
         });
-        let used = budget.used() - self.budget.used();
-        self.budget.charge(used.min(super::budget::FUEL / 4))?;
+        self.budget.charge(budget.used())?;
         match exact {
             Ok((true, _)) => Ok(true),
             Ok((false, true)) => self.same_rounded(a, b),

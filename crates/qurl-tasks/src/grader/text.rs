@@ -5,6 +5,7 @@
 pub fn appearance(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text.trim().trim_end_matches('.');
+    let mut gap = false;
     const INVISIBLE: [&str; 12] =
         ["\\left", "\\right", "\\displaystyle", "\\qquad", "\\quad", "\\!", "\\,", "\\;", "\\:", "\\ ", "\\(", "\\)"];
     'outer: while let Some(c) = rest.chars().next() {
@@ -24,8 +25,14 @@ pub fn appearance(text: &str) -> String {
             }
         }
         if !c.is_whitespace() && c != '$' {
+            // "4 2" is not "42".
+            let split = c.is_ascii_digit() && gap && out.ends_with(|last: char| last.is_ascii_digit());
+            if split {
+                out.push(' ');
+            }
             out.push(c);
         }
+        gap = c.is_whitespace();
         rest = &rest[c.len_utf8()..];
     }
     out
@@ -61,7 +68,11 @@ pub fn words(text: &str) -> String {
     }
     let is_markup = |c: char| matches!(c, '{' | '}' | '$' | '(' | ')' | '.' | ',' | '"' | '\'' | '*' | '-' | '!' | '~');
     let spaced: String = plain.chars().map(|c| if is_markup(c) { ' ' } else { c }).collect();
-    if !spaced.chars().all(|c| c.is_alphabetic() || c.is_whitespace()) {
+    // Digits are fine after a word: "October 30".
+    let starts_with_word =
+        spaced.split_whitespace().next().is_some_and(|w| w.len() >= 3 && w.chars().all(char::is_alphabetic));
+    let is_prose = |c: char| c.is_alphabetic() || c.is_whitespace() || starts_with_word && c.is_ascii_digit();
+    if !spaced.chars().all(is_prose) {
         return String::new();
     }
     let mut words: Vec<&str> = spaced.split_whitespace().collect();

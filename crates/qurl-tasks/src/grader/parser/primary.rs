@@ -162,6 +162,11 @@ impl Parser {
             Tok::Big(kind) => self.big(kind),
             Tok::Accent(name) => {
                 let inner = self.argument()?;
+                let mut name = name;
+                if self.take(&Tok::Under) {
+                    name.push('_');
+                    name += &self.subscript()?;
+                }
                 Ok(Expr::Call(Func::Apply(name), vec![inner]))
             }
             Tok::Begin(env) => self.matrix(&env),
