@@ -1,0 +1,272 @@
+//! Who computes what in the next step: continuous batching with chunked prefill, shared prompts and preemption.
+//!
+//! Sequences are served in the order of their arrival, running ones first; a step has a budget of rows, and a long
+//! prompt is computed in chunks of what is left of it. When pages run out, the latest arrived running sequence gives all
+//! of its pages back and waits to be computed again from its tokens. So the earliest unfinished sequence always gets
+//! on, and as one sequence alone fits into the budget (checked when it is submitted), all finish.
+//!
+//! **Sharing.** The first sample of a request computes the prompt; its siblings wait (their places are kept) and then
+//! share its pages. Where all running siblings have ended before, the pages of the prompt are kept for the next one. A
+//! preempted sample shares again if it can. Pages kept for nobody running are the first to go when pages run out.
+
+use crate::pages::{PageCopy, PagePool, Pages};
+use crate::request::RequestId;
+use crate::sequence::{Sequence, SequenceId};
+use std::collections::{BTreeMap, VecDeque};
+
+/// The size of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most running sequences.
+    pub max_num_seqs: usize,
+    /// Most rows of a step.
+    pub max_num_batched_tokens: usize,
+}
+
+/// What was scheduled so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Rows that only filled the cache.
+    pub prefill_tokens: u64,
+    /// Rows that a token was drawn from.
+    pub decode_tokens: u64,
+    /// How often a running sequence had to give back its pages.
+    pub preemptions: u64,
+}
+
+/// All unfinished sequences.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    pool: PagePool,
+    /// Both in the order of arrival.
+    waiting: VecDeque<Sequence>,
+    running: Vec<Sequence>,
+    /// Prompts of requests without a running sample, kept for the waiting ones.
+    kept: BTreeMap<RequestId, Pages>,
+    copies: Vec<PageCopy>,
+    counts: Counts,
+}
+
+/// Where a waiting sequence can get the beginning of its prompt from.
+enum Prefix {
+    /// From this running sibling.
+    Running(usize),
+    /// A running sibling is still computing it.
+    Coming,
+    /// From the kept pages.
+    Kept,
+    /// It must compute it itself.
+    Absent,
+}
+
+impl Scheduler {
+    /// No sequences yet; both limits are at least 1.
+    pub fn new(limits: Limits, pool: PagePool) -> Scheduler {
+        Scheduler {
+            limits,
+            pool,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            kept: BTreeMap::new(),
+            copies: Vec::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// The pages.
+    pub fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
+    /// What was scheduled so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Sequences that have not ended.
+    pub fn unfinished(&self) -> usize {
+        self.waiting.len() + self.running.len()
+    }
+
+    /// Page contents to copy before the step is computed, in this order.
+    pub fn copies(&self) -> &[PageCopy] {
+        &self.copies
+    }
+
+    /// The sequences that hold pages, in the order of arrival; [`Sequence::rows`] says what they compute now.
+    pub fn running(&self) -> &[Sequence] {
+        &self.running
+    }
+
+    /// Pages that are kept for sequences to come.
+    pub fn kept(&self) -> impl Iterator<Item = &Pages> {
+        self.kept.values()
+    }
+
+    /// Takes a new sequence; it must be later in the order of arrival than all before.
+    pub fn add(&mut self, sequence: Sequence) {
+        self.enqueue(sequence);
+    }
+
+    fn enqueue(&mut self, sequence: Sequence) {
+        let at = self.waiting.partition_point(|s| s.id() < sequence.id());
+        self.waiting.insert(at, sequence);
+    }
+
+    /// Drops the sequences of a request.
+    pub fn cancel(&mut self, request: RequestId) {
+        self.waiting.retain(|s| s.id().request != request);
+        self.running.retain(|s| s.id().request != request);
+        self.kept.remove(&request);
+    }
+
+    /// Plans the next step.
+    pub fn schedule(&mut self) {
+        self.copies.clear();
+        let mut budget = self.limits.max_num_batched_tokens;
+        let preemptions = self.counts.preemptions;
+        let mut index = 0;
+        while index < self.running.len() {
+            let sequence = &mut self.running[index];
+            sequence.scheduled = budget.min(sequence.len() - sequence.computed);
+            let rows = sequence.rows();
+            if rows.is_empty() || self.make_room(index, rows.clone()) {
+                budget -= rows.len();
+                index += 1;
+            }
+        }
+        if self.counts.preemptions == preemptions {
+            self.admit(budget);
+        }
+        for sequence in &self.running {
+            let drawn = usize::from(sequence.draws());
+            self.counts.decode_tokens += drawn as u64;
+            self.counts.prefill_tokens += (sequence.scheduled - drawn) as u64;
+        }
+    }
+
+    /// Makes positions of a running sequence writable, at the cost of kept prompts and of later sequences; false where
+    /// it had to be preempted itself. Sequences behind it have not been scheduled yet.
+    fn make_room(&mut self, index: usize, rows: std::ops::Range<usize>) -> bool {
+        while index < self.running.len() {
+            if self.running[index].pages.prepare(rows.start, rows.end, &mut self.copies) {
+                return true;
+            }
+            if self.kept.pop_last().is_some() {
+                continue;
+            }
+            if let Some(mut victim) = self.running.pop() {
+                victim.pages.truncate(0);
+                victim.computed = 0;
+                victim.scheduled = 0;
+                self.counts.preemptions += 1;
+                self.enqueue(victim);
+            }
+        }
+        false
+    }
+
+    /// Lets waiting sequences run while there are places, rows and pages.
+    fn admit(&mut self, mut budget: usize) {
+        let mut places = self.limits.max_num_seqs.saturating_sub(self.running.len());
+        let mut at = 0;
+        while at < self.waiting.len() && places > 0 && budget > 0 {
+            places -= 1;
+            let sequence = &self.waiting[at];
+            let (request, shared, len) = (sequence.id().request, sequence.shareable(), sequence.len());
+            let prefix = self.prefix(sequence.id(), shared);
+            // Pages for all of its tokens at once, though they may be computed in several steps.
+            let partly_filled = !shared.is_multiple_of(self.pool.page_size());
+            let need = self.pool.pages_for(len);
+            let need = match prefix {
+                Prefix::Coming => {
+                    at += 1;
+                    continue;
+                }
+                Prefix::Running(_) => need - self.pool.pages_for(shared) + usize::from(partly_filled),
+                Prefix::Kept => need - self.pool.pages_for(shared),
+                Prefix::Absent => need,
+            };
+            if !self.has_room(need, request) {
+                break;
+            }
+            let Some(mut sequence) = self.waiting.remove(at) else { break };
+            match prefix {
+                Prefix::Running(sibling) => sequence.pages = self.running[sibling].pages.fork(shared),
+                Prefix::Kept => sequence.pages = self.kept.remove(&request).unwrap_or_else(|| self.pool.empty()),
+                Prefix::Coming | Prefix::Absent => {}
+            }
+            sequence.computed = if sequence.pages.ids().is_empty() { 0 } else { shared };
+            if !sequence.pages.prepare(sequence.computed, len, &mut self.copies) {
+                // Not reached, as there was room; without pages of its own the sequence simply waits on.
+                sequence.pages.truncate(0);
+                sequence.computed = 0;
+                self.enqueue(sequence);
+                break;
+            }
+            sequence.scheduled = budget.min(len - sequence.computed);
+            budget -= sequence.scheduled;
+            let place = self.running.partition_point(|s| s.id() < sequence.id());
+            self.running.insert(place, sequence);
+        }
+    }
+
+    fn prefix(&self, id: SequenceId, shared: usize) -> Prefix {
+        if shared == 0 {
+            return Prefix::Absent;
+        }
+        let first = self.running.partition_point(|s| s.id().request < id.request);
+        let siblings = self.running[first..].iter().take_while(|s| s.id().request == id.request);
+        let mut coming = false;
+        for (i, sibling) in siblings.enumerate() {
+            if sibling.computed >= shared {
+                return Prefix::Running(first + i);
+            }
+            coming = true;
+        }
+        match () {
+            () if coming => Prefix::Coming,
+            () if self.kept.contains_key(&id.request) => Prefix::Kept,
+            () => Prefix::Absent,
+        }
+    }
+
+    /// Whether a sequence that needs this many more pages may run. Some pages stay free for those that run already;
+    /// where none does, prompts kept for other requests make room.
+    fn has_room(&mut self, need: usize, request: RequestId) -> bool {
+        if !self.running.is_empty() {
+            return need + self.pool.total() / 100 <= self.pool.free();
+        }
+        while need > self.pool.free() {
+            let Some(other) = self.kept.keys().rev().copied().find(|&other| other != request) else { break };
+            self.kept.remove(&other);
+        }
+        need <= self.pool.free()
+    }
+
+    /// Ends the step: `drawn` is called for every sequence all of whose tokens are computed, in the order of
+    /// [`Scheduler::running`], and says whether it has ended; those that have are moved to `finished`.
+    pub fn commit(&mut self, mut drawn: impl FnMut(&mut Sequence) -> bool, finished: &mut Vec<Sequence>) {
+        let before = finished.len();
+        finished.extend(self.running.extract_if(.., |sequence| {
+            let draws = sequence.draws();
+            sequence.computed += sequence.scheduled;
+            sequence.scheduled = 0;
+            draws && drawn(sequence)
+        }));
+        for sequence in &mut finished[before..] {
+            let (request, shared) = (sequence.id().request, sequence.shareable());
+            let mut pages = std::mem::replace(&mut sequence.pages, self.pool.empty());
+            let waits = |queue: &VecDeque<Sequence>| {
+                let at = queue.partition_point(|s| s.id().request < request);
+                queue.get(at).is_some_and(|s| s.id().request == request)
+            };
+            let runs = self.running.iter().any(|s| s.id().request == request);
+            if shared > 0 && waits(&self.waiting) && !runs && !self.kept.contains_key(&request) {
+                pages.truncate(shared);
+                self.kept.insert(request, pages);
+            }
+        }
+    }
+}
