@@ -8,13 +8,13 @@
 //! Rows are tokens. Every operation treats its rows independently and sums in an order that depends on nothing but
 //! the row (or, for gradients of weights, on the order of the rows).
 
-use crate::Format;
 pub use crate::cpu::adamw::AdamW;
 pub use crate::cpu::attention::{Heads, Span};
 pub use crate::cpu::head::{HeadGradient, HeadOutput};
 pub use crate::cpu::kv::KvFormat;
 pub use crate::cpu::norm::Rows;
 pub use crate::cpu::sample::{SampleRow, Sampled};
+use crate::{Format, Rounding};
 
 /// What can go wrong on a backend.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,8 +92,18 @@ pub trait Backend: Send + Sync + 'static {
         format: Format,
         trained: bool,
     ) -> Result<Self::Weight, BackendError>;
-    /// Packs changed weights of the same shape into the same memory.
-    fn repack(&self, weights: &Self::Tensor, packed: &mut Self::Weight) -> Result<(), BackendError>;
+    /// Packs changed weights of the same shape into the same memory. After an error (quantized formats refuse numbers
+    /// that are not finite) the packed weights must not be used before a successful repack.
+    fn repack(&self, weights: &Self::Tensor, packed: &mut Self::Weight) -> Result<(), BackendError> {
+        self.repack_rounded(weights, packed, Rounding::Nearest)
+    }
+    /// [`Backend::repack`] with a choice of rounding, which matters to quantized formats only.
+    fn repack_rounded(
+        &self,
+        weights: &Self::Tensor,
+        packed: &mut Self::Weight,
+        rounding: Rounding,
+    ) -> Result<(), BackendError>;
     /// Bytes of packed weights that a forward product reads.
     fn weight_bytes(&self, packed: &Self::Weight) -> usize;
 

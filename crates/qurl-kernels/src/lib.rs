@@ -9,4 +9,4 @@ pub mod mmap;
 
 pub use backend::{Backend, BackendError};
 pub use cpu::Cpu;
-pub use format::{Format, UnknownFormat};
+pub use format::{Format, Rounding, UnknownFormat};

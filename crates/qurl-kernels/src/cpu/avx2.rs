@@ -101,11 +101,6 @@ unsafe impl Simd for Avx2 {
         unsafe { _mm256_storeu_si256(p.cast(), v) }
     }
     #[inline(always)]
-    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I {
-        // SAFETY: register operations.
-        unsafe { _mm256_sub_epi32(a, b) }
-    }
-    #[inline(always)]
     unsafe fn to_f32(v: Self::I) -> Self::V {
         // SAFETY: register operations.
         unsafe { _mm256_cvtepi32_ps(v) }
@@ -203,5 +198,24 @@ unsafe impl Simd for Avx2 {
             let acc = _mm256_add_epi32(acc, _mm256_madd_epi16(a_even, b_even));
             _mm256_add_epi32(acc, _mm256_madd_epi16(a_odd, b_odd))
         }
+    }
+    #[inline(always)]
+    unsafe fn abs_max(acc: Self::I, v: Self::V) -> Self::I {
+        // SAFETY: register operations.
+        unsafe { _mm256_max_epi32(acc, _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(i32::MAX))) }
+    }
+    #[inline(always)]
+    unsafe fn largest_i(v: Self::I) -> i32 {
+        // SAFETY: register operations.
+        unsafe {
+            let q = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+            let d = _mm_max_epi32(q, _mm_shuffle_epi32::<0b1110>(q));
+            _mm_cvtsi128_si32(_mm_max_epi32(d, _mm_shuffle_epi32::<1>(d)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 }

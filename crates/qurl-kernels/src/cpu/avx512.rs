@@ -30,6 +30,78 @@ unsafe fn round_bf16_by_hand(v: __m512) -> __m512 {
     }
 }
 
+/// The smallest normal number of E4M3.
+const E4M3_NORMAL: f32 = 1.0 / 64.0;
+/// What the byte indices of [`Simd::decode_e4m3`] grow by from one half of a 128-bit lane to the next.
+const HALF: i64 = 0x0008_0008_0008_0008;
+
+/// |v| rounded to E4M3, saturating at 448 (a not-a-number becomes 448: scales carry those).
+#[inline(always)]
+unsafe fn e4m3_magnitude(v: __m512) -> __m512 {
+    // SAFETY: register operations.
+    unsafe {
+        let v = _mm512_min_ps(_mm512_abs_ps(v), _mm512_set1_ps(448.0));
+        let bits = _mm512_castps_si512(v);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<20>(bits), _mm512_set1_epi32(1));
+        let up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7_ffff)), odd);
+        let normal = _mm512_and_si512(up, _mm512_set1_epi32(!0xf_ffff));
+        // Numbers near 2^14 are 2^-9 apart: adding it rounds to the steps of the subnormals.
+        let step = _mm512_set1_ps(16384.0);
+        let small = _mm512_sub_ps(_mm512_add_ps(v, step), step);
+        let is_small = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(v, _mm512_set1_ps(E4M3_NORMAL));
+        _mm512_mask_blend_ps(is_small, _mm512_castsi512_ps(normal), small)
+    }
+}
+
+/// E4M3 codes in the low bytes of 16-bit lanes, as bf16.
+#[inline(always)]
+unsafe fn bf16_of_e4m3(codes: __m512i) -> __m512i {
+    // SAFETY: register operations.
+    unsafe {
+        let fields = _mm512_and_si512(_mm512_slli_epi16::<4>(codes), _mm512_set1_epi16(0x07f0));
+        let normal = _mm512_add_epi16(fields, _mm512_set1_epi16(120 << 7));
+        // Zero and the seven subnormals m * 2^-9 come from a table; the lookup takes the lowest five bits.
+        let table = _mm512_castsi128_si512(_mm_set_epi16(0x3c60, 0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0));
+        let is_small = _mm512_testn_epi16_mask(codes, _mm512_set1_epi16(0x78));
+        let magnitude = _mm512_mask_permutexvar_epi16(normal, is_small, codes, table);
+        // Bit 15 from the shifted code, the others from the magnitude.
+        let sign = _mm512_set1_epi16(i16::MIN);
+        _mm512_ternarylogic_epi32::<0xd8>(magnitude, _mm512_slli_epi16::<8>(codes), sign)
+    }
+}
+
+/// Sixteen rows of sixteen words become sixteen columns.
+#[inline(always)]
+unsafe fn transpose_words(rows: [__m512i; 16]) -> [__m512i; 16] {
+    // SAFETY: register operations.
+    unsafe {
+        let zero = _mm512_setzero_si512();
+        // Squares of four by four words inside the 128-bit lanes ...
+        let mut quads = [zero; 16];
+        for group in 0..4 {
+            let [a, b, c, d]: [__m512i; 4] = std::array::from_fn(|r| rows[4 * group + r]);
+            let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+            quads[4 * group] = _mm512_unpacklo_epi64(ab_low, cd_low);
+            quads[4 * group + 1] = _mm512_unpackhi_epi64(ab_low, cd_low);
+            quads[4 * group + 2] = _mm512_unpacklo_epi64(ab_high, cd_high);
+            quads[4 * group + 3] = _mm512_unpackhi_epi64(ab_high, cd_high);
+        }
+        // ... then the lanes themselves.
+        let mut columns = [zero; 16];
+        for i in 0..4 {
+            let [a, b, c, d]: [__m512i; 4] = std::array::from_fn(|group| quads[4 * group + i]);
+            let (ab_even, ab_odd) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+            let (cd_even, cd_odd) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
+            columns[i] = _mm512_shuffle_i32x4::<0x88>(ab_even, cd_even);
+            columns[8 + i] = _mm512_shuffle_i32x4::<0xdd>(ab_even, cd_even);
+            columns[4 + i] = _mm512_shuffle_i32x4::<0x88>(ab_odd, cd_odd);
+            columns[12 + i] = _mm512_shuffle_i32x4::<0xdd>(ab_odd, cd_odd);
+        }
+        columns
+    }
+}
+
 /// The operations that both kinds share.
 macro_rules! common_operations {
     () => {
@@ -114,11 +186,6 @@ macro_rules! common_operations {
             unsafe { _mm512_storeu_si512(p.cast(), v) }
         }
         #[inline(always)]
-        unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I {
-            // SAFETY: register operations.
-            unsafe { _mm512_sub_epi32(a, b) }
-        }
-        #[inline(always)]
         unsafe fn to_f32(v: Self::I) -> Self::V {
             // SAFETY: register operations.
             unsafe { _mm512_cvtepi32_ps(v) }
@@ -160,6 +227,127 @@ macro_rules! common_operations {
         unsafe fn load_bf16(p: *const u16) -> Self::V {
             // SAFETY: the caller gives LANES readable values.
             unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))) }
+        }
+        #[inline(always)]
+        unsafe fn abs_max(acc: Self::I, v: Self::V) -> Self::I {
+            // SAFETY: register operations.
+            unsafe { _mm512_max_epi32(acc, _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(i32::MAX))) }
+        }
+        #[inline(always)]
+        unsafe fn largest_i(v: Self::I) -> i32 {
+            // SAFETY: register operations.
+            unsafe { _mm512_reduce_max_epi32(v) }
+        }
+        #[inline(always)]
+        unsafe fn stream_i(p: *mut i32, v: Self::I) {
+            // SAFETY: the caller gives LANES writable, aligned values.
+            unsafe { _mm512_stream_si512(p.cast(), v) }
+        }
+        #[inline(always)]
+        unsafe fn fence() {
+            // SAFETY: no operands.
+            unsafe { _mm_sfence() }
+        }
+        #[inline(always)]
+        unsafe fn prefetch(p: *const u8) {
+            // SAFETY: a prefetch never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+        }
+        #[inline(always)]
+        unsafe fn store_i8(p: *mut u8, v: Self::V) {
+            // SAFETY: the caller gives LANES writable bytes.
+            unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))) }
+        }
+        #[inline(always)]
+        unsafe fn load_i8(p: *const u8) -> Self::V {
+            // SAFETY: the caller gives LANES readable bytes.
+            unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+        }
+        #[inline(always)]
+        unsafe fn round_e4m3(v: Self::V) -> Self::V {
+            // SAFETY: register operations.
+            unsafe {
+                let sign = _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(i32::MIN));
+                _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(e4m3_magnitude(v)), sign))
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_e4m3(p: *mut u8, v: Self::V) {
+            // SAFETY: the caller gives LANES writable bytes.
+            unsafe {
+                let magnitude = e4m3_magnitude(v);
+                let bits = _mm512_castps_si512(magnitude);
+                // Normal: exponent and mantissa fields, rebased. Below 2^-6: multiples of 2^-9.
+                let normal = _mm512_sub_epi32(_mm512_srli_epi32::<20>(bits), _mm512_set1_epi32(120 << 3));
+                let small = _mm512_cvtps_epi32(_mm512_mul_ps(magnitude, _mm512_set1_ps(512.0)));
+                let is_small = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitude, _mm512_set1_ps(E4M3_NORMAL));
+                let code = _mm512_mask_blend_epi32(is_small, normal, small);
+                let sign =
+                    _mm512_srli_epi32::<24>(_mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(i32::MIN)));
+                _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_or_si512(code, sign)));
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_e4m3(p: *const u8) -> Self::V {
+            // SAFETY: the caller gives LANES readable bytes.
+            unsafe {
+                let code = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+                // The fields of the code in those of an f32 are the value times 2^-120, subnormals included.
+                let fields = _mm512_slli_epi32::<20>(_mm512_and_si512(code, _mm512_set1_epi32(0x7f)));
+                let value = _mm512_mul_ps(_mm512_castsi512_ps(fields), _mm512_set1_ps(f32::from_bits(247 << 23)));
+                let sign = _mm512_slli_epi32::<24>(_mm512_and_si512(code, _mm512_set1_epi32(0x80)));
+                _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign))
+            }
+        }
+        #[inline(always)]
+        unsafe fn decode_e4m3(codes: *const u32, out: *mut u32, stride: usize) {
+            // SAFETY: the caller gives LANES readable words and two vectors of writable ones.
+            unsafe {
+                let words = _mm512_loadu_si512(codes.cast());
+                let first = _mm512_set1_epi64(0x8005_8004_8001_8000_u64 as i64);
+                let first = _mm512_or_si512(first, _mm512_set_epi64(HALF, 0, HALF, 0, HALF, 0, HALF, 0));
+                let second = _mm512_add_epi8(first, _mm512_set1_epi16(2));
+                _mm512_storeu_si512(out.cast(), bf16_of_e4m3(_mm512_shuffle_epi8(words, first)));
+                _mm512_storeu_si512(out.add(stride).cast(), bf16_of_e4m3(_mm512_shuffle_epi8(words, second)));
+            }
+        }
+        #[inline(always)]
+        unsafe fn decode_nibbles(codes: *const u32, table: &[u32; 16], out: *mut u32, stride: usize) {
+            // SAFETY: the caller gives LANES readable words and four vectors of writable ones.
+            unsafe {
+                let mut words = _mm512_loadu_si512(codes.cast());
+                let table = _mm512_loadu_si512(table.as_ptr().cast());
+                for pair in 0..4 {
+                    // A lookup takes the lowest four bits of its index.
+                    let low = _mm512_permutexvar_epi32(words, table);
+                    let high = _mm512_permutexvar_epi32(_mm512_srli_epi32::<4>(words), table);
+                    let both = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
+                    _mm512_storeu_si512(out.add(pair * stride).cast(), both);
+                    words = _mm512_srli_epi32::<8>(words);
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn scale_pairs(words: *mut u32, scale: Self::V) {
+            // SAFETY: the caller gives LANES words.
+            unsafe {
+                let pairs = _mm512_loadu_si512(words.cast());
+                let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+                let low = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), scale);
+                let high = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_and_si512(pairs, upper)), scale);
+                let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(low));
+                _mm512_storeu_si512(words.cast(), _mm512_or_si512(low, _mm512_castps_si512(high)));
+            }
+        }
+        #[inline(always)]
+        unsafe fn transpose(from: *const u32, from_stride: usize, n: usize, to: *mut u32, to_stride: usize) {
+            // SAFETY: the caller gives sixteen readable rows; masked lanes are not written.
+            unsafe {
+                let rows: [__m512i; 16] = std::array::from_fn(|r| _mm512_loadu_si512(from.add(r * from_stride).cast()));
+                for (column, v) in transpose_words(rows).into_iter().enumerate() {
+                    _mm512_mask_storeu_epi32(to.add(column * to_stride).cast(), mask(n), v);
+                }
+            }
         }
     };
 }

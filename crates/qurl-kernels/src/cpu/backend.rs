@@ -1,12 +1,13 @@
 //! [`Backend`] for the CPU: every operation hands over to its kernel.
 
 use super::buf::Aligned;
-use super::gemm::{self, Mode, PackedB, Precision};
+use super::gemm::{self, Mode, PackedB, Precision, Right};
 use super::kv::KvPages;
 use super::level::{Level, LevelError};
+use super::quant::QuantB;
 use super::{Context, adamw, attention, attention_backward, elementwise, head, norm, sample};
-use crate::Format;
 use crate::backend::*;
+use crate::{Format, Rounding};
 
 /// The CPU as a [`Backend`].
 pub struct Cpu {
@@ -17,9 +18,15 @@ pub struct Cpu {
 pub struct CpuWeight {
     n: usize,
     k: usize,
-    forward: PackedB,
+    forward: Forward,
     /// For the gradient of the input, where the weights are trained.
     backward: Option<PackedB>,
+}
+
+/// Weights as the forward product reads them.
+enum Forward {
+    Float(PackedB),
+    Quantized(QuantB),
 }
 
 impl Cpu {
@@ -56,13 +63,6 @@ pub enum CpuError {
     /// `QURL_THREADS` is wrong.
     #[error("QURL_THREADS={0:?} is not a number of threads; expected 1 to 1024")]
     Threads(String),
-}
-
-fn precision(format: Format) -> Precision {
-    match format {
-        Format::F32 => Precision::F32,
-        Format::Bf16 => Precision::Bf16,
-    }
 }
 
 impl Backend for Cpu {
@@ -110,19 +110,37 @@ impl Backend for Cpu {
         format: Format,
         trained: bool,
     ) -> Result<CpuWeight, BackendError> {
-        let precision = precision(format);
-        let mut packed = CpuWeight {
-            n,
-            k,
-            forward: PackedB::new(&self.ctx, precision, k, n),
-            backward: trained.then(|| PackedB::new(&self.ctx, precision, n, k)),
+        let precision = match format {
+            Format::F32 => Some(Precision::F32),
+            Format::Bf16 => Some(Precision::Bf16),
+            _ => None,
         };
+        let (forward, backward) = match precision {
+            Some(precision) => (
+                Forward::Float(PackedB::new(&self.ctx, precision, k, n)),
+                trained.then(|| PackedB::new(&self.ctx, precision, n, k)),
+            ),
+            None if trained => {
+                let reason = "quantized weights have no gradients; train in f32 or bf16".to_string();
+                return Err(BackendError::Pack { format, reason });
+            }
+            None => (Forward::Quantized(QuantB::new(&self.ctx, format, n, k)?), None),
+        };
+        let mut packed = CpuWeight { n, k, forward, backward };
         self.repack(weights, &mut packed)?;
         Ok(packed)
     }
 
-    fn repack(&self, weights: &Self::Tensor, packed: &mut CpuWeight) -> Result<(), BackendError> {
-        packed.forward.fill(&self.ctx, weights, true);
+    fn repack_rounded(
+        &self,
+        weights: &Self::Tensor,
+        packed: &mut CpuWeight,
+        rounding: Rounding,
+    ) -> Result<(), BackendError> {
+        match &mut packed.forward {
+            Forward::Float(forward) => forward.fill(&self.ctx, weights, true),
+            Forward::Quantized(forward) => forward.fill(&self.ctx, weights, rounding)?,
+        }
         if let Some(backward) = &mut packed.backward {
             backward.fill(&self.ctx, weights, false);
         }
@@ -130,7 +148,10 @@ impl Backend for Cpu {
     }
 
     fn weight_bytes(&self, packed: &CpuWeight) -> usize {
-        packed.forward.bytes()
+        match &packed.forward {
+            Forward::Float(forward) => forward.bytes(),
+            Forward::Quantized(forward) => forward.bytes(),
+        }
     }
 
     fn gather(&self, table: &Self::Tensor, ids: &[u32], d: usize, out: &mut Self::Tensor) {
@@ -197,7 +218,7 @@ impl Backend for Cpu {
             Output::Store => Mode::Store,
             Output::Add => Mode::Add,
         };
-        gemm::matmul(&self.ctx, x, rows, &w.forward, bias.map(|b| &**b), mode, out);
+        gemm::matmul(&self.ctx, x, rows, w.right(), bias.map(|b| &**b), mode, out);
     }
 
     fn linear_input_gradient(&self, dy: &Self::Tensor, rows: usize, w: &CpuWeight, dx: &mut Self::Tensor) {
@@ -213,7 +234,7 @@ impl Backend for Cpu {
         dw: &mut Self::Tensor,
         dbias: Option<&mut Self::Tensor>,
     ) {
-        gemm::weight_gradient(&self.ctx, w.forward.precision(), x, dy, rows, w.n, w.k, dw);
+        gemm::weight_gradient(&self.ctx, w.float().precision(), x, dy, rows, w.n, w.k, dw);
         if let Some(dbias) = dbias {
             elementwise::column_sums(&self.ctx, dy, rows, w.n, dbias);
         }
@@ -306,7 +327,7 @@ impl Backend for Cpu {
         targets: &[u32],
         temperature: f32,
     ) -> Result<HeadOutput, BackendError> {
-        Ok(head::forward(&self.ctx, hidden, &head.forward, targets, temperature))
+        Ok(head::forward(&self.ctx, hidden, head.right(), targets, temperature))
     }
 
     fn sample(
@@ -315,7 +336,7 @@ impl Backend for Cpu {
         head: &CpuWeight,
         rows: &[SampleRow],
     ) -> Result<Vec<Sampled>, BackendError> {
-        Ok(sample::sample(&self.ctx, hidden, &head.forward, rows))
+        Ok(sample::sample(&self.ctx, hidden, head.right(), rows))
     }
 
     fn head_backward(
@@ -333,7 +354,7 @@ impl Backend for Cpu {
         head::backward(
             &self.ctx,
             hidden,
-            &head.forward,
+            head.float(),
             transposed,
             targets,
             temperature,
@@ -379,6 +400,20 @@ impl Backend for Cpu {
 }
 
 impl CpuWeight {
+    fn right(&self) -> Right<'_> {
+        match &self.forward {
+            Forward::Float(forward) => forward.into(),
+            Forward::Quantized(forward) => forward.into(),
+        }
+    }
+
+    fn float(&self) -> &PackedB {
+        match &self.forward {
+            Forward::Float(forward) => forward,
+            Forward::Quantized(_) => panic!("quantized weights have no gradients"),
+        }
+    }
+
     fn transposed(&self) -> &PackedB {
         match &self.backward {
             Some(packed) => packed,

@@ -6,9 +6,8 @@
 //! entropy's part), from which the gradients of weights and hidden rows follow chunk by chunk.
 
 use super::Context;
-use super::buf::{Borrowed, Parts};
-use super::gemm::{self, Job, Mode, PackedB, STRIPS_PER_BLOCK};
-use super::pack::{self, Layout};
+use super::buf::Parts;
+use super::gemm::{self, Left, Mode, PackedB, Right, STRIPS_PER_BLOCK};
 use super::simd::{Simd, exp, simd_dispatch};
 
 /// Columns of the vocabulary that are reduced at a time, at every level.
@@ -90,9 +89,16 @@ impl Distribution {
 }
 
 /// Scores `targets[row]` under `softmax(hidden[row] W^T / temperature)`; `head` is packed for the forward product.
-pub fn forward(ctx: &Context, hidden: &[f32], head: &PackedB, targets: &[u32], temperature: f32) -> HeadOutput {
-    let (rows, vocabulary) = (targets.len(), head.n);
-    assert!(hidden.len() >= rows * head.k, "head: hidden rows");
+pub fn forward<'a>(
+    ctx: &Context,
+    hidden: &[f32],
+    head: impl Into<Right<'a>>,
+    targets: &[u32],
+    temperature: f32,
+) -> HeadOutput {
+    let head = head.into();
+    let (rows, vocabulary) = (targets.len(), head.n());
+    assert!(hidden.len() >= rows * head.k(), "head: hidden rows");
     assert!(targets.iter().all(|&t| (t as usize) < vocabulary), "head: target outside of the vocabulary");
     let tiles = Tiles::new(ctx, hidden, rows, head);
     let chunks = vocabulary.div_ceil(CHUNK);
@@ -204,27 +210,23 @@ pub fn backward(
 }
 
 /// Logits of the given rows, in full: for sampling, where the rows are few.
-pub fn logits(ctx: &Context, hidden: &[f32], rows: usize, head: &PackedB, out: &mut [f32]) {
+pub fn logits<'a>(ctx: &Context, hidden: &[f32], rows: usize, head: impl Into<Right<'a>>, out: &mut [f32]) {
     gemm::matmul(ctx, hidden, rows, head, None, Mode::Store, out);
 }
 
 /// Tiles of logits, made on demand.
 pub(super) struct Tiles<'a> {
     ctx: &'a Context,
-    head: &'a PackedB,
-    strips: Borrowed<'a>,
+    head: Right<'a>,
+    left: Left<'a>,
     rows: usize,
-    words: usize,
 }
 
 impl<'a> Tiles<'a> {
     /// Packs the hidden rows for the product.
-    pub(super) fn new(ctx: &'a Context, hidden: &[f32], rows: usize, head: &'a PackedB) -> Self {
-        let words = head.k.div_ceil(head.precision.per_word());
-        let mut strips = ctx.scratch.take(rows * words);
-        let shape = pack::Shape { lanes: rows, k: head.k, width: ctx.strip(), pad: false };
-        pack::pack(ctx, head.precision, Layout::LanesByK, hidden, shape, &mut strips);
-        Tiles { ctx, head, strips, rows, words }
+    pub(super) fn new(ctx: &'a Context, hidden: &[f32], rows: usize, head: impl Into<Right<'a>>) -> Self {
+        let head = head.into();
+        Tiles { ctx, head, left: head.pack_left(ctx, hidden, rows), rows }
     }
 
     pub(super) fn block_rows(&self) -> usize {
@@ -236,26 +238,19 @@ impl<'a> Tiles<'a> {
         let first_row = block * self.block_rows();
         let rows = self.block_rows().min(self.rows - first_row);
         let first_column = chunk * CHUNK;
-        let columns = CHUNK.min(self.head.n - first_column);
+        let columns = CHUNK.min(self.head.n() - first_column);
         let mut tile = self.ctx.scratch.take(rows * CHUNK);
         // SAFETY: f32 and u32 have the same size and any bits are a value.
         let tile = unsafe { std::slice::from_raw_parts_mut(tile.as_mut_ptr().cast::<f32>(), rows * CHUNK) };
-        let job = Job {
-            m: rows,
-            n: columns,
-            words: self.words,
-            a: self.strips[first_row * self.words..].as_ptr(),
-            b: self.head.words[first_column * self.words..].as_ptr(),
-            panel_words: self.words,
-            c: Parts::new(tile),
-            ldc: CHUNK,
-            bias: std::ptr::null(),
-            mode: Mode::Store,
-        };
+        let whole = self.head.job(&self.left, None, Mode::Store, tile);
         let strips = 0..rows.div_ceil(self.ctx.strip());
         let panels = 0..columns.div_ceil(self.ctx.panel());
         // SAFETY: the block's strips and the chunk's panels lie inside the operands; the tile is ours alone.
-        unsafe { gemm::run_block(self.ctx, self.head.precision, &job, strips, panels) };
+        unsafe {
+            let mut job = whole.window(first_row, rows, first_column, columns, self.ctx.panel());
+            job.ldc = CHUNK;
+            gemm::run_block(self.ctx, &job, strips, panels);
+        }
         f(first_row, first_column, tile, columns);
     }
 }

@@ -17,6 +17,7 @@ pub mod level;
 pub mod norm;
 mod pack;
 pub mod pool;
+pub mod quant;
 pub mod sample;
 mod scalar;
 mod simd;

@@ -12,7 +12,7 @@
 
 use super::Context;
 use super::buf::Parts;
-use super::gemm::PackedB;
+use super::gemm::Right;
 use super::head::{CHUNK, Distribution, Partial, Tiles, reduce};
 
 /// Logits that are held at the same time (64 MiB): more rows are drawn in turns.
@@ -69,18 +69,19 @@ impl SampleRow {
 }
 
 /// Draws a token for every row of `hidden`; `head` is packed for the forward product.
-pub fn sample(ctx: &Context, hidden: &[f32], head: &PackedB, rows: &[SampleRow]) -> Vec<Sampled> {
+pub fn sample<'a>(ctx: &Context, hidden: &[f32], head: impl Into<Right<'a>>, rows: &[SampleRow]) -> Vec<Sampled> {
+    let head = head.into();
     let mut out = vec![Sampled::default(); rows.len()];
-    let turn = (HELD_LOGITS / head.n).max(1);
+    let turn = (HELD_LOGITS / head.n()).max(1);
     for (first, (rows, out)) in (0..).step_by(turn).zip(rows.chunks(turn).zip(out.chunks_mut(turn))) {
-        sample_turn(ctx, &hidden[first * head.k..], head, rows, out);
+        sample_turn(ctx, &hidden[first * head.k()..], head, rows, out);
     }
     out
 }
 
-fn sample_turn(ctx: &Context, hidden: &[f32], head: &PackedB, rows: &[SampleRow], out: &mut [Sampled]) {
-    let vocabulary = head.n;
-    assert!(hidden.len() >= rows.len() * head.k, "sample: hidden rows");
+fn sample_turn(ctx: &Context, hidden: &[f32], head: Right<'_>, rows: &[SampleRow], out: &mut [Sampled]) {
+    let vocabulary = head.n();
+    assert!(hidden.len() >= rows.len() * head.k(), "sample: hidden rows");
     let tiles = Tiles::new(ctx, hidden, rows.len(), head);
     let chunks = vocabulary.div_ceil(CHUNK);
     let mut partials = vec![Partial::default(); rows.len() * chunks];

@@ -164,11 +164,15 @@ unsafe impl Simd for Scalar {
         unsafe { p.cast::<[i32; N]>().write_unaligned(v) }
     }
     #[inline(always)]
-    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I {
-        std::array::from_fn(|i| a[i] - b[i])
-    }
-    #[inline(always)]
     unsafe fn to_f32(v: Self::I) -> Self::V {
         each(|i| v[i] as f32)
+    }
+    #[inline(always)]
+    unsafe fn abs_max(acc: Self::I, v: Self::V) -> Self::I {
+        std::array::from_fn(|i| acc[i].max(v[i].abs().to_bits() as i32))
+    }
+    #[inline(always)]
+    unsafe fn largest_i(v: Self::I) -> i32 {
+        v.iter().fold(i32::MIN, |m, &x| m.max(x))
     }
 }

@@ -4,6 +4,11 @@
 //! [`Level`](super::level::Level) inside a function that has the level's instructions enabled, so that the
 //! operations below inline to single instructions. The trait has no arithmetic of its own beyond that: what is
 //! summed in which order is decided by the kernel, per row, never by the batch.
+//!
+//! Conversions between numbers and 8- or 4-bit codes have plain bodies here; a level overrides them where it has
+//! the instructions. Codes are the same at every level, bit for bit.
+
+use super::quant::codec;
 
 /// Vectors of `LANES` f32 at one instruction-set level.
 ///
@@ -63,9 +68,141 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn dot_u8i8(acc: Self::I, a: u32, b: *const u32) -> Self::I;
     unsafe fn load_i(p: *const i32) -> Self::I;
     unsafe fn store_i(p: *mut i32, v: Self::I);
-    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I;
     /// The integers as f32, rounded to nearest even.
     unsafe fn to_f32(v: Self::I) -> Self::V;
+
+    /// The larger of `acc` and the bits of |v|, lane by lane: as integers, so that infinities and not-a-numbers win.
+    unsafe fn abs_max(acc: Self::I, v: Self::V) -> Self::I;
+    /// Largest lane.
+    unsafe fn largest_i(v: Self::I) -> i32;
+    /// Stores past the caches where the level can; `p` is aligned to the vector. Call [`Simd::fence`] after the last.
+    #[inline(always)]
+    unsafe fn stream_i(p: *mut i32, v: Self::I) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::store_i(p, v) }
+    }
+    /// Orders streamed stores before everything that follows.
+    #[inline(always)]
+    unsafe fn fence() {}
+    /// Asks for the cache line at `p`, which may be any address.
+    #[inline(always)]
+    unsafe fn prefetch(_p: *const u8) {}
+
+    /// Stores the nearest signed bytes (ties to even), saturating.
+    #[inline(always)]
+    unsafe fn store_i8(p: *mut u8, v: Self::V) {
+        // SAFETY: the caller gives LANES writable bytes.
+        unsafe { each_lane::<Self>(v, |lane, x| *p.add(lane) = codec::i8_code(x)) }
+    }
+    /// `LANES` signed bytes as f32.
+    #[inline(always)]
+    unsafe fn load_i8(p: *const u8) -> Self::V {
+        // SAFETY: the caller gives LANES readable bytes.
+        unsafe { from_lanes::<Self>(|lane| (*p.add(lane)).cast_signed() as f32) }
+    }
+    /// Rounds to the values of E4M3 (nearest, ties to even), saturating at 448.
+    #[inline(always)]
+    unsafe fn round_e4m3(v: Self::V) -> Self::V {
+        // SAFETY: register operations and an array on the stack.
+        unsafe {
+            let mut lanes = [0.0f32; MOST_LANES];
+            each_lane::<Self>(v, |lane, x| lanes[lane] = codec::e4m3_value(codec::e4m3_code(x)));
+            Self::load(lanes.as_ptr())
+        }
+    }
+    /// Stores as E4M3 (nearest, ties to even), saturating at 448.
+    #[inline(always)]
+    unsafe fn store_e4m3(p: *mut u8, v: Self::V) {
+        // SAFETY: the caller gives LANES writable bytes.
+        unsafe { each_lane::<Self>(v, |lane, x| *p.add(lane) = codec::e4m3_code(x)) }
+    }
+    /// `LANES` E4M3 codes as f32.
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const u8) -> Self::V {
+        // SAFETY: the caller gives LANES readable bytes.
+        unsafe { from_lanes::<Self>(|lane| codec::e4m3_value(*p.add(lane))) }
+    }
+    /// From `LANES` words of four E4M3 codes, two vectors of words of two bf16 each, `stride` words apart.
+    #[inline(always)]
+    unsafe fn decode_e4m3(codes: *const u32, out: *mut u32, stride: usize) {
+        for lane in 0..Self::LANES {
+            // SAFETY: the caller gives LANES readable words and two vectors of writable ones.
+            unsafe {
+                let value = (*codes.add(lane)).to_le_bytes().map(|code| codec::e4m3_value(code).to_bits() >> 16);
+                *out.add(lane) = value[0] | value[1] << 16;
+                *out.add(stride + lane) = value[2] | value[3] << 16;
+            }
+        }
+    }
+    /// From `LANES` words of eight 4-bit codes, four vectors of words of two bf16 each, `stride` words apart; `table`
+    /// has the bf16 bits of each code.
+    #[inline(always)]
+    unsafe fn decode_nibbles(codes: *const u32, table: &[u32; 16], out: *mut u32, stride: usize) {
+        for lane in 0..Self::LANES {
+            // SAFETY: the caller gives LANES readable words and four vectors of writable ones.
+            unsafe {
+                let word = *codes.add(lane);
+                for pair in 0..4 {
+                    let two = word >> (8 * pair);
+                    let [low, high] = [two & 15, two >> 4 & 15].map(|code| table[code as usize]);
+                    *out.add(pair * stride + lane) = low | high << 16;
+                }
+            }
+        }
+    }
+    /// Multiplies both bf16 of every word by the lane's number; the products must be exact in bf16.
+    #[inline(always)]
+    unsafe fn scale_pairs(words: *mut u32, scale: Self::V) {
+        // SAFETY: the caller gives LANES words.
+        unsafe {
+            each_lane::<Self>(scale, |lane, scale| {
+                let word = *words.add(lane);
+                let [low, high] = [word << 16, word & 0xffff_0000].map(|half| (f32::from_bits(half) * scale).to_bits());
+                *words.add(lane) = low >> 16 | high;
+            })
+        }
+    }
+    /// Transposes the first `n` of `LANES` readable rows of `LANES` words: `LANES` rows of `n` words are written.
+    #[inline(always)]
+    unsafe fn transpose(from: *const u32, from_stride: usize, n: usize, to: *mut u32, to_stride: usize) {
+        for column in 0..Self::LANES {
+            for row in 0..n {
+                // SAFETY: the caller gives two areas that do not overlap.
+                unsafe { *to.add(column * to_stride + row) = *from.add(row * from_stride + column) }
+            }
+        }
+    }
+}
+
+/// No level has more lanes.
+pub(crate) const MOST_LANES: usize = 16;
+
+/// Calls `f(lane, value)` for every lane: for operations that a level has no instructions for.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+unsafe fn each_lane<S: Simd + ?Sized>(v: S::V, mut f: impl FnMut(usize, f32)) {
+    let mut lanes = [0.0f32; MOST_LANES];
+    // SAFETY: the array has room for the lanes of any level.
+    unsafe { S::store(lanes.as_mut_ptr(), v) };
+    for (lane, &x) in lanes.iter().enumerate().take(S::LANES) {
+        f(lane, x);
+    }
+}
+
+/// A vector with `f(lane)` in every lane.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+unsafe fn from_lanes<S: Simd + ?Sized>(f: impl Fn(usize) -> f32) -> S::V {
+    let mut lanes = [0.0f32; MOST_LANES];
+    for (lane, x) in lanes.iter_mut().enumerate().take(S::LANES) {
+        *x = f(lane);
+    }
+    // SAFETY: the array has the lanes of any level.
+    unsafe { S::load(lanes.as_ptr()) }
 }
 
 /// e^x within two units in the last place for finite results; 0 is never returned (the smallest result is about

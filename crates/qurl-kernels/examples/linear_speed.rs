@@ -1,0 +1,172 @@
+//! Speed of linear layers in every format beside the limits of the machine, all measured in the same run.
+//!
+//! `cargo run --release -p qurl-kernels --example linear_speed [rounds]`
+//!
+//! The layers are those of a 0.5B model. Each format has so many copies of a layer that they do not stay in the
+//! caches, as in a real model. Formats take turns within a round and the best round counts, so that other work on the
+//! machine disturbs all of them alike. The limits are the rate of reading memory and the speed of a product that
+//! stays in the caches.
+
+use std::time::Instant;
+
+use qurl_kernels::backend::Output;
+use qurl_kernels::{Backend, BackendError, Cpu, Format};
+
+/// (outputs, inputs)
+const LAYERS: [(usize, usize); 2] = [(4864, 896), (896, 4864)];
+const ROWS: [usize; 4] = [1, 8, 32, 64];
+const COPIES: usize = 20;
+
+/// Formats to measure: those named in `QURL_FORMATS`, separated by commas, or all.
+fn formats() -> Vec<Format> {
+    let names = std::env::var("QURL_FORMATS").unwrap_or_default();
+    let named: Vec<Format> = names.split(',').filter_map(|name| name.parse().ok()).collect();
+    if named.is_empty() { Format::ALL.to_vec() } else { named }
+}
+
+type Tensor = <Cpu as Backend>::Tensor;
+type Weight = <Cpu as Backend>::Weight;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let rounds: usize = std::env::args().nth(1).map_or(Ok(12), |text| text.parse())?;
+    let cpu = Cpu::from_env()?;
+    println!("{}", cpu.describe());
+    let memory = vec![1.0f32; 1 << 26];
+    let bandwidth = (0..rounds).map(|_| read_rate(&cpu, &memory)).fold(0.0, f64::max);
+    println!("reading memory: {bandwidth:.1} GB/s");
+    for (n, k) in LAYERS {
+        let layer = Layer::new(&cpu, n, k)?;
+        println!("\n{n} x {k}");
+        layer.product_speed(rounds, bandwidth)?;
+        layer.repack_speed(rounds, bandwidth)?;
+    }
+    Ok(())
+}
+
+/// GB/s of reading a large array with all threads.
+fn read_rate(cpu: &Cpu, memory: &[f32]) -> f64 {
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for part in memory.chunks(memory.len() / cpu.context().threads()) {
+            scope.spawn(move || {
+                let mut sums = [0u32; 64];
+                for line in part.chunks_exact(64) {
+                    for (sum, x) in sums.iter_mut().zip(line) {
+                        *sum = sum.wrapping_add(x.to_bits());
+                    }
+                }
+                std::hint::black_box(sums);
+            });
+        }
+    });
+    size_of_val(memory) as f64 / start.elapsed().as_secs_f64() / 1e9
+}
+
+/// Runs every closure in turn, `rounds` times, and returns the shortest time of each.
+fn shortest(
+    rounds: usize,
+    cases: &mut [Box<dyn FnMut() -> Result<(), BackendError> + '_>],
+) -> Result<Vec<f64>, BackendError> {
+    let mut seconds = vec![f64::INFINITY; cases.len()];
+    for _ in 0..rounds {
+        for (case, best) in cases.iter_mut().zip(&mut seconds) {
+            let start = Instant::now();
+            case()?;
+            *best = best.min(start.elapsed().as_secs_f64());
+        }
+    }
+    Ok(seconds)
+}
+
+/// Copies of one layer in every format.
+struct Layer<'a> {
+    cpu: &'a Cpu,
+    n: usize,
+    k: usize,
+    source: Vec<Tensor>,
+    packed: Vec<(Format, Vec<Weight>)>,
+}
+
+impl<'a> Layer<'a> {
+    fn new(cpu: &'a Cpu, n: usize, k: usize) -> Result<Self, BackendError> {
+        let weights: Vec<f32> = (0..n * k).map(|i| ((i * 7919) % 1009) as f32 / 504.0 - 1.0).collect();
+        let source = (0..COPIES).map(|_| cpu.upload(&weights)).collect::<Result<Vec<_>, _>>()?;
+        let mut packed = Vec::new();
+        for format in formats() {
+            let copies = source.iter().map(|w| cpu.pack(w, n, k, format, false)).collect::<Result<_, _>>()?;
+            packed.push((format, copies));
+        }
+        Ok(Layer { cpu, n, k, source, packed })
+    }
+
+    fn product_speed(&self, rounds: usize, bandwidth: f64) -> Result<(), BackendError> {
+        let (cpu, n, k) = (self.cpu, self.n, self.k);
+        for rows in ROWS {
+            let x = cpu.upload(&(0..rows * k).map(|i| (i % 17) as f32 - 8.0).collect::<Vec<_>>())?;
+            let outs = self.packed.iter().map(|_| cpu.zeros(rows * n)).collect::<Result<Vec<_>, _>>()?;
+            let mut cases: Vec<Box<dyn FnMut() -> Result<(), BackendError>>> = Vec::new();
+            for ((_, copies), mut out) in self.packed.iter().zip(outs) {
+                let x = &x;
+                cases.push(Box::new(move || {
+                    for w in copies {
+                        cpu.linear(x, rows, w, None, Output::Store, &mut out);
+                    }
+                    Ok(())
+                }));
+            }
+            let cached = [Format::F32, Format::Bf16, Format::Int8];
+            for format in cached {
+                cases.push(cached_product(cpu, format)?);
+            }
+            let seconds = shortest(rounds, &mut cases)?;
+            let (seconds, cached) = seconds.split_at(self.packed.len());
+            let peaks: Vec<String> = cached.iter().map(|s| format!("{:.0}", CACHED_GOP / s)).collect();
+            println!("  {rows} rows (in the caches: f32, bf16, int8 reach {} GOP/s)", peaks.join(", "));
+            for ((format, copies), seconds) in self.packed.iter().zip(seconds) {
+                let gops = (2 * rows * n * k * COPIES) as f64 / seconds / 1e9;
+                let bytes: usize = copies.iter().map(|w| cpu.weight_bytes(w)).sum();
+                let rate = bytes as f64 / seconds / 1e9;
+                let share = 100.0 * rate / bandwidth;
+                println!("    {:9} {gops:6.1} GOP/s  weights {rate:5.1} GB/s ({share:.0}%)", format.name());
+            }
+        }
+        Ok(())
+    }
+
+    fn repack_speed(mut self, rounds: usize, bandwidth: f64) -> Result<(), BackendError> {
+        let (cpu, source) = (self.cpu, &self.source);
+        let formats: Vec<Format> = self.packed.iter().map(|(format, _)| *format).collect();
+        let mut cases: Vec<Box<dyn FnMut() -> Result<(), BackendError>>> = Vec::new();
+        for (_, copies) in &mut self.packed {
+            cases.push(Box::new(move || {
+                source.iter().zip(copies.iter_mut()).try_for_each(|(w, packed)| cpu.repack(w, packed))
+            }));
+        }
+        let seconds = shortest(rounds, &mut cases)?;
+        let read = (COPIES * self.n * self.k * 4) as f64 / bandwidth / 1e9;
+        println!("  repack, in units of reading the f32 weights once");
+        for (format, seconds) in formats.iter().zip(seconds) {
+            println!("    {:9} {:5.2}", format.name(), seconds / read);
+        }
+        Ok(())
+    }
+}
+
+/// 1e9 operations of [`cached_product`].
+const CACHED_GOP: f64 = 2.0 * 192.0 * 512.0 * 1024.0 * 4.0 / 1e9;
+
+/// A product that stays in the caches, four times.
+fn cached_product(
+    cpu: &Cpu,
+    format: Format,
+) -> Result<Box<dyn FnMut() -> Result<(), BackendError> + '_>, BackendError> {
+    let w = cpu.pack(&cpu.upload(&vec![0.5; 512 * 1024])?, 512, 1024, format, false)?;
+    let x = cpu.upload(&vec![0.5; 192 * 1024])?;
+    let mut out = cpu.zeros(192 * 512)?;
+    Ok(Box::new(move || {
+        for _ in 0..4 {
+            cpu.linear(&x, 192, &w, None, Output::Store, &mut out);
+        }
+        Ok(())
+    }))
+}

@@ -1,0 +1,79 @@
+//! Panels that are stored as codes, back into words of bf16 pairs.
+//!
+//! A stored word holds four 8-bit or eight 4-bit codes, neighbours along k; it becomes two or four words. All codes
+//! are exact in bf16, and so is an E2M1 number times its E4M3 scale (two and four significant bits give at most six),
+//! so decoding loses nothing.
+
+use super::Span;
+use super::tile::Job;
+use crate::cpu::quant::codec::{E2M1_BF16, INT4_BF16};
+use crate::cpu::simd::Simd;
+
+/// What the stored words of a right operand are.
+#[derive(Clone, Copy)]
+pub(crate) enum Codes {
+    /// The words themselves.
+    Words,
+    /// Four E4M3 codes.
+    E4m3,
+    /// Eight 4-bit integers.
+    Int4,
+    /// Eight E2M1 codes; for every sixteen along k there is an E4M3 scale per column, `[panel][k / 16][column]`.
+    Nvfp4 {
+        /// The scales.
+        scales: *const u8,
+        /// Scales of a column.
+        groups: usize,
+    },
+}
+
+/// Values along k that share an E4M3 scale in [`Codes::Nvfp4`].
+pub(crate) const NVFP4_GROUP: usize = 16;
+
+impl Codes {
+    /// The same codes seen from a later panel.
+    ///
+    /// # Safety
+    /// The panel lies inside the operand.
+    pub unsafe fn from_panel(self, panel: usize, width: usize) -> Codes {
+        match self {
+            Codes::Nvfp4 { scales, groups } => {
+                // SAFETY: the caller's promise.
+                Codes::Nvfp4 { scales: unsafe { scales.add(panel * groups * width) }, groups }
+            }
+            same => same,
+        }
+    }
+}
+
+/// Decodes the words `range` of a panel into `out[words][2 * LANES]`. The range begins at a multiple of eight words.
+///
+/// # Safety
+/// The range lies inside the panel, and `out` has room for it.
+#[inline(always)]
+pub(super) unsafe fn decode<S: Simd>(job: &Job, panel: usize, range: Span, out: *mut u32) {
+    let (l, width) = (S::LANES, 2 * S::LANES);
+    let expand = if matches!(job.codes, Codes::E4m3) { 2 } else { 4 };
+    for word in range.clone().step_by(expand) {
+        for half in [0, l] {
+            // SAFETY: the caller's promise; a stored word of k is `width` words of the panel.
+            unsafe {
+                let from = job.b.add((panel * job.panel_words + word / expand) * width + half);
+                let to = out.add((word - range.start) * width + half);
+                match job.codes {
+                    Codes::Words => {}
+                    Codes::E4m3 => S::decode_e4m3(from, to, width),
+                    Codes::Int4 => S::decode_nibbles(from, &INT4_BF16, to, width),
+                    Codes::Nvfp4 { scales, groups } => {
+                        S::decode_nibbles(from, &E2M1_BF16, to, width);
+                        let group = 2 * word / NVFP4_GROUP;
+                        let scale = S::load_e4m3(scales.add((panel * groups + group) * width + half));
+                        for i in 0..expand {
+                            S::scale_pairs(to.add(i * width), scale);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! The register tile: some rows of A times two vectors of columns of B, kept in registers along k.
+//!
+//! One tile serves every format. Words of A and B meet in one of three ways ([`Kind`]); what differs beyond that
+//! happens outside of the inner loop: codes of B are decoded into a small buffer that all strips of A then use, and
+//! scales are multiplied in when a sum along k is complete, either once or per block of k ([`Factors`]).
+
+use super::decode::{Codes, decode};
+use super::{K_BLOCK, Mode, STRIPS_PER_BLOCK, Span};
+use crate::cpu::buf::Parts;
+use crate::cpu::simd::{Simd, simd_dispatch};
+
+/// How a word of A meets a word of B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One product of f32.
+    F32,
+    /// Two products of bf16, summed in f32.
+    Bf16,
+    /// Four products of an unsigned by a signed byte, summed in integers.
+    Int8,
+}
+
+/// What turns sums of codes into numbers; null pointers where there is nothing to do.
+#[derive(Clone, Copy)]
+pub(crate) struct Factors {
+    /// Scales of A: `[row][block]`.
+    pub rows: *const f32,
+    /// Scales of B: `[panel][block][column]`.
+    pub columns: *const f32,
+    /// Where the integer sum of a column starts: it takes back that A's bytes are stored 128 too large.
+    pub start: *const i32,
+    /// Blocks of k with scales of their own.
+    pub blocks: usize,
+    /// Words along k of such a block.
+    pub block_words: usize,
+}
+
+impl Factors {
+    /// No scales: sums are the result.
+    pub const NONE: Factors = Factors {
+        rows: std::ptr::null(),
+        columns: std::ptr::null(),
+        start: std::ptr::null(),
+        blocks: 1,
+        block_words: usize::MAX,
+    };
+}
+
+/// A product of packed operands.
+#[derive(Clone, Copy)]
+pub(crate) struct Job {
+    /// Rows of A and C.
+    pub m: usize,
+    /// Columns of B and C.
+    pub n: usize,
+    /// Words of A along k.
+    pub words: usize,
+    /// How words meet.
+    pub kind: Kind,
+    /// Strips of A.
+    pub a: *const u32,
+    /// Panels of B.
+    pub b: *const u32,
+    /// Stored words along k from one panel to the next; more than the product needs where only a part of k is summed.
+    pub panel_words: usize,
+    /// How the stored words of B become words.
+    pub codes: Codes,
+    /// Scales of both.
+    pub factors: Factors,
+    /// The result.
+    pub c: Parts<f32>,
+    /// Distance of the rows of C.
+    pub ldc: usize,
+    /// A bias per column, or null.
+    pub bias: *const f32,
+    /// What happens to the old content of C.
+    pub mode: Mode,
+}
+
+// SAFETY: the pointers are read-only, except `c`, of which tasks own disjoint tiles.
+unsafe impl Sync for Job {}
+
+impl Job {
+    /// The product of `rows` rows from `first_row` (at a strip) and `columns` columns from `first_column` (at a panel)
+    /// with a C of its own.
+    ///
+    /// # Safety
+    /// The window lies inside the job, and `width` is the panel width of its level.
+    pub unsafe fn window(
+        &self,
+        first_row: usize,
+        rows: usize,
+        first_column: usize,
+        columns: usize,
+        width: usize,
+    ) -> Job {
+        let mut job = *self;
+        let panel = first_column / width;
+        (job.m, job.n) = (rows, columns);
+        // SAFETY: the caller's promise.
+        unsafe {
+            job.a = self.a.add(first_row * self.words);
+            job.b = self.b.add(panel * self.panel_words * width);
+            job.codes = self.codes.from_panel(panel, width);
+            let Factors { rows, columns, start, blocks, .. } = self.factors;
+            let offset = |p: *const f32, by: usize| if p.is_null() { p } else { p.add(by) };
+            job.factors.rows = offset(rows, first_row * blocks);
+            job.factors.columns = offset(columns, panel * blocks * width);
+            job.factors.start = if start.is_null() { start } else { start.add(first_column) };
+            job.bias = offset(self.bias, first_column);
+        }
+        job
+    }
+}
+
+simd_dispatch!(pub(super) fn block_f32(job: &Job, strips: Span, panels: Span) = block_f32_at);
+simd_dispatch!(pub(super) fn block_bf16(job: &Job, strips: Span, panels: Span) = block_bf16_at);
+simd_dispatch!(pub(super) fn block_int8(job: &Job, strips: Span, panels: Span) = block_int8_at);
+
+#[inline(always)]
+unsafe fn block_f32_at<S: Simd>(job: &Job, strips: Span, panels: Span) {
+    // SAFETY: the caller's promise.
+    unsafe { block::<S, F32Words>(job, strips, panels) }
+}
+
+#[inline(always)]
+unsafe fn block_bf16_at<S: Simd>(job: &Job, strips: Span, panels: Span) {
+    // SAFETY: the caller's promise.
+    unsafe { block::<S, Bf16Words>(job, strips, panels) }
+}
+
+#[inline(always)]
+unsafe fn block_int8_at<S: Simd>(job: &Job, strips: Span, panels: Span) {
+    // SAFETY: the caller's promise.
+    unsafe { block::<S, Int8Words>(job, strips, panels) }
+}
+
+/// How a packed word of A meets a vector of packed words of B, and what the sums are kept in.
+trait Words {
+    /// A vector of sums.
+    type Acc<S: Simd>: Copy;
+    /// Whether B may be stored as codes of these words.
+    const CODED: bool;
+    unsafe fn zero<S: Simd>() -> Self::Acc<S>;
+    unsafe fn load<S: Simd>(from: *const f32) -> Self::Acc<S>;
+    unsafe fn store<S: Simd>(to: *mut f32, acc: Self::Acc<S>);
+    /// Where the sum over k begins; `c` is the old content.
+    unsafe fn begin<S: Simd>(mode: Mode, c: *const f32, n: usize, start: *const i32) -> Self::Acc<S>;
+    unsafe fn multiply_add<S: Simd>(acc: Self::Acc<S>, a: u32, b: *const u32) -> Self::Acc<S>;
+    unsafe fn value<S: Simd>(acc: Self::Acc<S>) -> S::V;
+}
+
+struct F32Words;
+struct Bf16Words;
+struct Int8Words;
+
+/// What both kinds with f32 sums share.
+macro_rules! float_sums {
+    ($coded:literal) => {
+        type Acc<S: Simd> = S::V;
+        const CODED: bool = $coded;
+        #[inline(always)]
+        unsafe fn zero<S: Simd>() -> S::V {
+            // SAFETY: register operations.
+            unsafe { S::splat(0.0) }
+        }
+        #[inline(always)]
+        unsafe fn load<S: Simd>(from: *const f32) -> S::V {
+            // SAFETY: the caller's promise.
+            unsafe { S::load(from) }
+        }
+        #[inline(always)]
+        unsafe fn store<S: Simd>(to: *mut f32, acc: S::V) {
+            // SAFETY: the caller's promise.
+            unsafe { S::store(to, acc) }
+        }
+        #[inline(always)]
+        unsafe fn begin<S: Simd>(mode: Mode, c: *const f32, n: usize, _start: *const i32) -> S::V {
+            // SAFETY: the caller's promise.
+            unsafe { if mode == Mode::Chain { S::load_n(c, n) } else { S::splat(0.0) } }
+        }
+        #[inline(always)]
+        unsafe fn value<S: Simd>(acc: S::V) -> S::V {
+            acc
+        }
+    };
+}
+
+impl Words for F32Words {
+    float_sums!(false);
+    #[inline(always)]
+    unsafe fn multiply_add<S: Simd>(acc: S::V, a: u32, b: *const u32) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::fma(S::splat(f32::from_bits(a)), S::load(b.cast()), acc) }
+    }
+}
+
+impl Words for Bf16Words {
+    float_sums!(true);
+    #[inline(always)]
+    unsafe fn multiply_add<S: Simd>(acc: S::V, a: u32, b: *const u32) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::dot_bf16(acc, a, b) }
+    }
+}
+
+impl Words for Int8Words {
+    type Acc<S: Simd> = S::I;
+    const CODED: bool = false;
+    #[inline(always)]
+    unsafe fn zero<S: Simd>() -> S::I {
+        // SAFETY: register operations.
+        unsafe { S::zero_i() }
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const f32) -> S::I {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_i(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store<S: Simd>(to: *mut f32, acc: S::I) {
+        // SAFETY: the caller's promise.
+        unsafe { S::store_i(to.cast(), acc) }
+    }
+    #[inline(always)]
+    unsafe fn begin<S: Simd>(_mode: Mode, _c: *const f32, _n: usize, start: *const i32) -> S::I {
+        // SAFETY: the starts are padded to whole panels.
+        unsafe { S::load_i(start) }
+    }
+    #[inline(always)]
+    unsafe fn multiply_add<S: Simd>(acc: S::I, a: u32, b: *const u32) -> S::I {
+        // SAFETY: the caller's promise.
+        unsafe { S::dot_u8i8(acc, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn value<S: Simd>(acc: S::I) -> S::V {
+        // SAFETY: register operations.
+        unsafe { S::to_f32(acc) }
+    }
+}
+
+/// Largest strip block in rows times panel width, for the partial sums between passes along k.
+const PARTIAL: usize = 12 * STRIPS_PER_BLOCK * 32;
+/// Words along k that are decoded at a time.
+const DECODED: usize = 256;
+
+#[inline(always)]
+unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
+    let width = 2 * S::LANES;
+    let mut partial = std::mem::MaybeUninit::<[f32; PARTIAL]>::uninit();
+    let partial: *mut f32 = partial.as_mut_ptr().cast();
+    let mut decoded = std::mem::MaybeUninit::<[u32; DECODED * 32]>::uninit();
+    let decoded: *mut u32 = decoded.as_mut_ptr().cast();
+    let coded = W::CODED && !matches!(job.codes, Codes::Words);
+    let pass = if coded { DECODED } else { K_BLOCK }.min(job.factors.block_words);
+    // SAFETY: strips and panels lie inside the operands; `partial` is written in the first pass before it is read.
+    unsafe {
+        for panel in panels {
+            let columns = width.min(job.n - panel * width);
+            let mut k0 = 0;
+            loop {
+                let k1 = (k0 + pass).min(job.words);
+                let b = if coded {
+                    decode::<S>(job, panel, k0..k1, decoded);
+                    decoded.cast_const()
+                } else {
+                    job.b.add((panel * job.panel_words + k0) * width)
+                };
+                let scale_block = if job.factors.blocks > 1 { k0 / job.factors.block_words } else { 0 };
+                for strip in strips.clone() {
+                    let row = strip * S::MR;
+                    let rows = S::MR.min(job.m - row);
+                    let tile = Tile {
+                        a: job.a.add(row * job.words + k0 * rows),
+                        b,
+                        words: k1 - k0,
+                        c: job.c.at(row * job.ldc + panel * width),
+                        columns,
+                        panel,
+                        row,
+                        scale_block,
+                        partial: partial.add((strip - strips.start) * S::MR * width),
+                        first: k0 == 0,
+                        last: k1 == job.words,
+                    };
+                    macro_rules! by_rows {
+                        ($($r:literal)*) => { match rows { $($r => tile.compute::<S, W, $r>(job),)* _ => unreachable!() } };
+                    }
+                    by_rows!(1 2 3 4 5 6 7 8 9 10 11 12);
+                }
+                k0 = k1;
+                if k0 == job.words {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// One pass along k of one tile.
+struct Tile {
+    a: *const u32,
+    b: *const u32,
+    words: usize,
+    c: *mut f32,
+    columns: usize,
+    panel: usize,
+    row: usize,
+    scale_block: usize,
+    partial: *mut f32,
+    first: bool,
+    last: bool,
+}
+
+impl Tile {
+    #[inline(always)]
+    unsafe fn compute<S: Simd, W: Words, const R: usize>(&self, job: &Job) {
+        let l = S::LANES;
+        let Factors { start, blocks, .. } = job.factors;
+        // SAFETY: the caller gives a tile that lies inside the operands, C and the partial sums.
+        unsafe {
+            let mut acc = [[W::zero::<S>(); 2]; R];
+            let low = self.columns.min(l);
+            let high = self.columns - low;
+            if self.first {
+                let start = if start.is_null() { start } else { start.add(self.panel * 2 * l) };
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let c = self.c.add(r * job.ldc);
+                    acc[0] = W::begin::<S>(job.mode, c, low, start);
+                    acc[1] = W::begin::<S>(job.mode, c.add(low), high, start.wrapping_add(l));
+                }
+            } else if blocks == 1 {
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    acc[0] = W::load::<S>(self.partial.add(r * 2 * l));
+                    acc[1] = W::load::<S>(self.partial.add(r * 2 * l + l));
+                }
+            }
+            let (mut a, mut b) = (self.a, self.b);
+            for _ in 0..self.words {
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let word = *a.add(r);
+                    acc[0] = W::multiply_add::<S>(acc[0], word, b);
+                    acc[1] = W::multiply_add::<S>(acc[1], word, b.add(l));
+                }
+                a = a.add(R);
+                b = b.add(2 * l);
+            }
+            if blocks == 1 && !self.last {
+                for (r, acc) in acc.iter().enumerate() {
+                    W::store::<S>(self.partial.add(r * 2 * l), acc[0]);
+                    W::store::<S>(self.partial.add(r * 2 * l + l), acc[1]);
+                }
+                return;
+            }
+            let mut sums = [[S::splat(0.0); 2]; R];
+            for (sums, acc) in sums.iter_mut().zip(&acc) {
+                *sums = [W::value::<S>(acc[0]), W::value::<S>(acc[1])];
+            }
+            if !job.factors.columns.is_null() {
+                self.scale::<S, R>(job, &mut sums);
+                if blocks > 1 && !self.last {
+                    for (r, sums) in sums.iter().enumerate() {
+                        S::store(self.partial.add(r * 2 * l), sums[0]);
+                        S::store(self.partial.add(r * 2 * l + l), sums[1]);
+                    }
+                    return;
+                }
+            }
+            if !job.bias.is_null() {
+                let bias = job.bias.add(self.panel * 2 * l);
+                let bias = [S::load_n(bias, low), S::load_n(bias.add(low), high)];
+                for sums in sums.iter_mut() {
+                    *sums = [S::add(sums[0], bias[0]), S::add(sums[1], bias[1])];
+                }
+            }
+            for (r, &sums) in sums.iter().enumerate() {
+                let c = self.c.add(r * job.ldc);
+                let mut sums = sums;
+                if job.mode == Mode::Add {
+                    sums[0] = S::add(S::load_n(c, low), sums[0]);
+                    sums[1] = S::add(S::load_n(c.add(low), high), sums[1]);
+                }
+                if self.columns == 2 * l {
+                    S::store(c, sums[0]);
+                    S::store(c.add(l), sums[1]);
+                } else {
+                    S::store_n(c, sums[0], low);
+                    S::store_n(c.add(low), sums[1], high);
+                }
+            }
+        }
+    }
+
+    /// `sums * (row scale * column scale)`, and where k has several blocks, plus what the blocks before gave.
+    #[inline(always)]
+    unsafe fn scale<S: Simd, const R: usize>(&self, job: &Job, sums: &mut [[S::V; 2]; R]) {
+        let l = S::LANES;
+        let Factors { rows, columns, blocks, .. } = job.factors;
+        // SAFETY: scales cover every row, panel and block of the job.
+        unsafe {
+            let columns = columns.add((self.panel * blocks + self.scale_block) * 2 * l);
+            let columns = [S::load(columns), S::load(columns.add(l))];
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let row = if rows.is_null() { 1.0 } else { *rows.add((self.row + r) * blocks + self.scale_block) };
+                for v in 0..2 {
+                    let scale = S::mul(S::splat(row), columns[v]);
+                    sums[v] = if blocks > 1 && !self.first {
+                        S::fma(sums[v], scale, S::load(self.partial.add(r * 2 * l + v * l)))
+                    } else {
+                        S::mul(sums[v], scale)
+                    };
+                }
+            }
+        }
+    }
+}
