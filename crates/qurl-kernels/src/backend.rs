@@ -224,8 +224,8 @@ pub trait Backend: Send + Sync + 'static {
 
     /// `out[rows, f] = silu(gate) * up` from `gate_up[rows, 2 f]`.
     fn swiglu(&self, gate_up: &Self::Tensor, rows: usize, f: usize, out: &mut Self::Tensor);
-    /// Replaces `gate_up` by its gradient.
-    fn swiglu_backward(&self, gate_up: &mut Self::Tensor, dout: &Self::Tensor, rows: usize, f: usize);
+    /// Replaces `gate_up` by its gradient, and `out`, on entry the gradient of the output, by the output itself.
+    fn swiglu_backward(&self, gate_up: &mut Self::Tensor, out: &mut Self::Tensor, rows: usize, f: usize);
 
     /// Log-probabilities of targets, entropies and likeliest tokens of hidden rows.
     fn head(

@@ -71,7 +71,8 @@ struct Case {
 
 fn load(case: &str) -> Case {
     let dir = dir(case);
-    let golden = serde_json::from_str(&std::fs::read_to_string(dir.join("golden.json")).expect("golden.json")).expect(case);
+    let golden =
+        serde_json::from_str(&std::fs::read_to_string(dir.join("golden.json")).expect("golden.json")).expect(case);
     let model = hf::load(&dir).unwrap_or_else(|e| panic!("{case}: {e}"));
     Case { golden, config: model.config, params: model.params, dir }
 }
@@ -124,7 +125,8 @@ fn log_probs_and_gradients_of_every_family() {
         for name in CASES {
             let case = load(name);
             let params = upload(&cpu, &case.params);
-            let net = Network::new(&cpu, &case.config, &params, NetworkOptions::training(&case.config, Format::F32)).expect("network");
+            let net = Network::new(&cpu, &case.config, &params, NetworkOptions::training(&case.config, Format::F32))
+                .expect("network");
             for scoring in &case.golden.scorings {
                 let what = format!("{name} at {level}, T = {}", scoring.temperature);
                 let ids = &case.golden.ids;
@@ -133,7 +135,8 @@ fn log_probs_and_gradients_of_every_family() {
                     let options = TapeOptions { recompute, ..whole(&case.golden) };
                     let mut tape = Tape::new(&cpu, &net, options).expect("memory");
                     let targets = Targets::of(ids, |_, _| true);
-                    let forward = tape.forward(&cpu, &net, Batch::whole(ids), targets, scoring.temperature).expect("forward");
+                    let forward =
+                        tape.forward(&cpu, &net, Batch::whole(ids), targets, scoring.temperature).expect("forward");
                     let dlogp = flatten(&scoring.sequences, |s| s.g.clone());
                     let dentropy = flatten(&scoring.sequences, |s| s.e.clone());
                     let out = &forward.out;
@@ -147,7 +150,8 @@ fn log_probs_and_gradients_of_every_family() {
                         let want = want.expect("an entropy");
                         assert!((got - want).abs() < 1e-4, "{what}: entropy {i} is {got}, expected {want}");
                     }
-                    let want: Vec<u32> = flatten(&scoring.sequences, |s| s.argmax.clone()).into_iter().flatten().collect();
+                    let want: Vec<u32> =
+                        flatten(&scoring.sequences, |s| s.argmax.clone()).into_iter().flatten().collect();
                     assert_eq!(out.argmax, want, "{what}");
                     let loss: f64 = (0..dlogp.len())
                         .map(|i| dlogp[i] as f64 * out.logp[i] as f64 + dentropy[i] as f64 * out.entropy[i] as f64)
@@ -173,7 +177,8 @@ fn values_and_gradients_of_a_critic() {
         let case = load("critic");
         let critic = case.golden.critic.as_ref().expect("critic");
         let params = upload(&cpu, &case.params);
-        let net = Network::new(&cpu, &case.config, &params, NetworkOptions::training(&case.config, Format::F32)).expect("network");
+        let net = Network::new(&cpu, &case.config, &params, NetworkOptions::training(&case.config, Format::F32))
+            .expect("network");
         let mut tape = Tape::new(&cpu, &net, whole(&case.golden)).expect("memory");
         let batch = Batch::whole(&case.golden.ids);
         let rows: Vec<u32> = (0..batch.rows() as u32).collect();
@@ -210,10 +215,16 @@ fn scores_have_the_same_bits_alone_in_a_batch_in_chunks_and_on_any_threads() {
                 for threads in [1, 2, 3] {
                     let cpu = Cpu::new(level, threads);
                     for chunk in [1, 5, 64, 1000] {
-                        assert!(bits(&cpu, ids, chunk) == all, "{name} {format} {level}: chunks of {chunk}, {threads} threads");
+                        assert!(
+                            bits(&cpu, ids, chunk) == all,
+                            "{name} {format} {level}: chunks of {chunk}, {threads} threads"
+                        );
                     }
                     for (i, sequence) in ids.iter().enumerate() {
-                        assert!(bits(&cpu, &[sequence.clone()], 1000)[0] == all[i], "{name} {format} {level}: sequence {i} alone");
+                        assert!(
+                            bits(&cpu, &[sequence.clone()], 1000)[0] == all[i],
+                            "{name} {format} {level}: sequence {i} alone"
+                        );
                     }
                 }
                 // The trainer's forward pass is the same function of the row.

@@ -1,2 +1,40 @@
-//! The `qurl` command line.
-fn main() {}
+//! The `qurl` command line: a table of commands.
+//!
+//! Every command takes `--json` for one machine-readable document on standard output; progress goes to standard
+//! error. Exit status: 0 success, 2 bad usage or input, 1 failure.
+
+mod commands;
+mod input;
+mod system;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "qurl", version, about = "Trains language models by reinforcement learning with quantized rollouts")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Log-probs of given token ids, one JSON line in, one out
+    Score(commands::score::Args),
+    /// Speed beside the measured limits of the machine
+    Bench(commands::bench::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Score(args) => commands::score::run(args),
+        Command::Bench(args) => commands::bench::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("qurl: {error:#}");
+            ExitCode::from(if error.is::<input::BadInput>() { 2 } else { 1 })
+        }
+    }
+}

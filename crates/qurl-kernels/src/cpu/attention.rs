@@ -112,13 +112,13 @@ struct Job<'a> {
 
 /// `acc[r][v] += sum_k a[r * A_ROW + k * a_step] * b[v][k * b_step ..]`, each sum one chain over k.
 #[inline(always)]
-pub(crate) unsafe fn multiply<S: Simd, const R: usize, const A_ROW: usize>(
+pub(crate) unsafe fn multiply<S: Simd, const R: usize, const V: usize, const A_ROW: usize>(
     k: usize,
     a: *const f32,
     a_step: usize,
-    b: [*const f32; 4],
+    b: [*const f32; V],
     b_step: usize,
-    acc: &mut [[S::V; 4]; R],
+    acc: &mut [[S::V; V]; R],
 ) {
     // SAFETY: the caller gives operands of the stated shape.
     unsafe {
@@ -126,13 +126,29 @@ pub(crate) unsafe fn multiply<S: Simd, const R: usize, const A_ROW: usize>(
             let row = b.map(|b| S::load(b.add(i * b_step)));
             for (r, acc) in acc.iter_mut().enumerate() {
                 let x = S::splat(*a.add(r * A_ROW + i * a_step));
-                for v in 0..4 {
+                for v in 0..V {
                     acc[v] = S::fma(x, row[v], acc[v]);
                 }
             }
         }
     }
 }
+
+/// Expands the body for every height of a strip and every number of vectors, as constants `R` and `V`.
+macro_rules! by_tile {
+    ($rows:expr, $vectors:expr, $body:ident ! ($($arg:tt)*)) => {
+        match ($rows, $vectors) {
+            (1, 1) => $body!(1, 1, $($arg)*), (1, 2) => $body!(1, 2, $($arg)*), (1, 3) => $body!(1, 3, $($arg)*), (1, 4) => $body!(1, 4, $($arg)*),
+            (2, 1) => $body!(2, 1, $($arg)*), (2, 2) => $body!(2, 2, $($arg)*), (2, 3) => $body!(2, 3, $($arg)*), (2, 4) => $body!(2, 4, $($arg)*),
+            (3, 1) => $body!(3, 1, $($arg)*), (3, 2) => $body!(3, 2, $($arg)*), (3, 3) => $body!(3, 3, $($arg)*), (3, 4) => $body!(3, 4, $($arg)*),
+            (4, 1) => $body!(4, 1, $($arg)*), (4, 2) => $body!(4, 2, $($arg)*), (4, 3) => $body!(4, 3, $($arg)*), (4, 4) => $body!(4, 4, $($arg)*),
+            (5, 1) => $body!(5, 1, $($arg)*), (5, 2) => $body!(5, 2, $($arg)*), (5, 3) => $body!(5, 3, $($arg)*), (5, 4) => $body!(5, 4, $($arg)*),
+            (6, 1) => $body!(6, 1, $($arg)*), (6, 2) => $body!(6, 2, $($arg)*), (6, 3) => $body!(6, 3, $($arg)*), (6, 4) => $body!(6, 4, $($arg)*),
+            _ => unreachable!(),
+        }
+    };
+}
+pub(crate) use by_tile;
 
 /// Rows of a register tile with four vectors of columns.
 #[inline(always)]
@@ -202,45 +218,48 @@ unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usiz
                 let into = blocks.add(block * 2 * KEY_BLOCK * head_dim);
                 (key_blocks[block], value_blocks[block]) = job.kv.block(page, head, at % job.kv.page_size(), into);
             }
-            let key_vectors = |v: usize| key_blocks[v * S::LANES / KEY_BLOCK].add(v * S::LANES % KEY_BLOCK);
+            let key_vector = |v: usize| key_blocks[v * S::LANES / KEY_BLOCK].add(v * S::LANES % KEY_BLOCK);
             for first in (0..rows).step_by(strip) {
                 let height = strip.min(rows - first);
-                let (a, c) = (queries.add(first * head_dim), scores.add(first * TILE));
-                macro_rules! by_rows {
-                    ($($r:literal)*) => { match height { $($r => {
-                        for v in (0..TILE / S::LANES).step_by(4) {
-                            let mut acc = [[S::splat(0.0); 4]; $r];
-                            let b = [key_vectors(v), key_vectors(v + 1), key_vectors(v + 2), key_vectors(v + 3)];
-                            multiply::<S, $r, 1>(head_dim, a, $r, b, KEY_BLOCK, &mut acc);
+                // Keys that some row of the strip sees; the rest of the tile is not touched.
+                let seen = |row: usize| (position(row) + 1).saturating_sub(tile).min(TILE);
+                let widest = seen(first + height - 1);
+                if widest == 0 {
+                    continue;
+                }
+                let (query, score) = (queries.add(first * head_dim), scores.add(first * TILE));
+                for v in (0..widest.div_ceil(S::LANES)).step_by(4) {
+                    let vectors = (widest.div_ceil(S::LANES) - v).min(4);
+                    macro_rules! score_keys {
+                        ($r:literal, $v:literal,) => {{
+                            let mut acc = [[S::splat(0.0); $v]; $r];
+                            let b: [*const f32; $v] = std::array::from_fn(|i| key_vector(v + i));
+                            multiply::<S, $r, $v, 1>(head_dim, query, $r, b, KEY_BLOCK, &mut acc);
                             for (r, acc) in acc.iter().enumerate() {
                                 for (i, &acc) in acc.iter().enumerate() {
-                                    S::store(c.add(r * TILE + (v + i) * S::LANES), acc);
+                                    S::store(score.add(r * TILE + (v + i) * S::LANES), acc);
                                 }
                             }
-                        }
-                    })* _ => unreachable!() } };
+                        }};
+                    }
+                    by_tile!(height, vectors, score_keys!());
                 }
-                by_rows!(1 2 3 4 5 6);
-            }
-            let seen = |row: usize| (position(row) + 1).saturating_sub(tile).min(TILE);
-            for (row, state) in state.iter_mut().enumerate().take(rows) {
-                softmax_tile::<S>(scores.add(row * TILE), seen(row), state);
-            }
-            for first in (0..rows).step_by(strip) {
-                let height = strip.min(rows - first);
-                let (a, c) = (scores.add(first * TILE), sums.add(first * head_dim));
+                for row in first..first + height {
+                    softmax_tile::<S>(scores.add(row * TILE), seen(row), widest, &mut state[row]);
+                }
                 // First the keys that all rows of the strip see, then the few that only the later rows see: a masked
                 // value is not even multiplied with zero, because one that is not finite must not reach earlier rows.
-                let common = seen(first);
-                macro_rules! by_rows {
-                    ($($r:literal)*) => { match height { $($r => {
-                        for column in (0..head_dim).step_by(4 * S::LANES) {
+                let (sum, common) = (sums.add(first * head_dim), seen(first));
+                for column in (0..head_dim).step_by(4 * S::LANES) {
+                    let vectors = (head_dim - column).div_ceil(S::LANES).min(4);
+                    macro_rules! weigh {
+                        ($r:literal, $v:literal,) => {{
                             let rescale: [f32; $r] = std::array::from_fn(|r| state[first + r].rescale);
-                            weigh_values::<S, $r>(a, value_blocks, common, head_dim, column, rescale, c);
-                        }
-                    })* _ => unreachable!() } };
+                            weigh_values::<S, $r, $v>(score, value_blocks, common, head_dim, column, rescale, sum)
+                        }};
+                    }
+                    by_tile!(height, vectors, weigh!());
                 }
-                by_rows!(1 2 3 4 5 6);
                 for row in first..first + height {
                     let (weights, sums) = (scores.add(row * TILE), sums.add(row * head_dim));
                     add_values::<S>(weights, value_blocks, common..seen(row), head_dim, sums);
@@ -271,13 +290,13 @@ struct RowState {
     rescale: f32,
 }
 
-/// Turns the first `seen` scores of a tile into weights `e^(score - largest)`, the others into zeros.
+/// Turns the first `seen` of `widest` scores into weights `e^(score - largest)`, the others into zeros.
 #[inline(always)]
-unsafe fn softmax_tile<S: Simd>(scores: *mut f32, seen: usize, state: &mut RowState) {
+unsafe fn softmax_tile<S: Simd>(scores: *mut f32, seen: usize, widest: usize, state: &mut RowState) {
     // SAFETY: a row of TILE scores.
     unsafe {
         let mut largest = S::splat(f32::NEG_INFINITY);
-        for i in (0..TILE).step_by(S::LANES) {
+        for i in (0..widest).step_by(S::LANES) {
             let n = seen.saturating_sub(i).min(S::LANES);
             let v = S::keep_n(S::load(scores.add(i)), n, f32::NEG_INFINITY);
             largest = S::max(largest, v);
@@ -289,7 +308,7 @@ unsafe fn softmax_tile<S: Simd>(scores: *mut f32, seen: usize, state: &mut RowSt
         state.rescale = if difference == 0.0 { 1.0 } else { exp_one::<S>(difference) };
         state.largest = largest;
         let mut total = S::splat(0.0);
-        for i in (0..TILE).step_by(S::LANES) {
+        for i in (0..widest).step_by(S::LANES) {
             let n = seen.saturating_sub(i).min(S::LANES);
             let v = S::keep_n(exp::<S>(S::sub(S::load(scores.add(i)), S::splat(largest))), n, 0.0);
             S::store(scores.add(i), v);
@@ -309,9 +328,9 @@ unsafe fn exp_one<S: Simd>(x: f32) -> f32 {
     }
 }
 
-/// `sums[r][column..] = sums * rescale + sum over keys of weight[r][key] * value[key]`.
+/// `sums[r][column..] = sums * rescale + sum over keys of weight[r][key] * value[key]`, V vectors of columns.
 #[inline(always)]
-unsafe fn weigh_values<S: Simd, const R: usize>(
+unsafe fn weigh_values<S: Simd, const R: usize, const V: usize>(
     weights: *const f32,
     values: [*const f32; BLOCKS],
     count: usize,
@@ -322,27 +341,25 @@ unsafe fn weigh_values<S: Simd, const R: usize>(
 ) {
     // SAFETY: the caller gives R rows of weights and sums, and value blocks of 16 rows of head_dim.
     unsafe {
-        let lanes: [usize; 4] = std::array::from_fn(|v| (head_dim - column).saturating_sub(v * S::LANES).min(S::LANES));
-        let mut acc = [[S::splat(0.0); 4]; R];
+        // Only the last vector may be partly filled.
+        let last = (head_dim - column).min(V * S::LANES) - (V - 1) * S::LANES;
+        let lanes: [usize; V] = std::array::from_fn(|v| if v == V - 1 { last } else { S::LANES });
+        let mut acc = [[S::splat(0.0); V]; R];
         for (r, acc) in acc.iter_mut().enumerate() {
-            for v in 0..4 {
-                let from = sums.add(r * head_dim + column + if lanes[v] == 0 { 0 } else { v * S::LANES });
+            for v in 0..V {
+                let from = sums.add(r * head_dim + column + v * S::LANES);
                 acc[v] = S::mul(S::load_n(from, lanes[v]), S::splat(rescale[r]));
             }
         }
-        for (block, &rows) in values.iter().enumerate() {
-            let n = count.saturating_sub(block * KEY_BLOCK).min(KEY_BLOCK);
+        for (block, &rows) in values.iter().enumerate().take(count.div_ceil(KEY_BLOCK)) {
+            let n = (count - block * KEY_BLOCK).min(KEY_BLOCK);
             let weights = weights.add(block * KEY_BLOCK);
-            if lanes[3] == S::LANES {
-                let from = rows.add(column);
-                let b = [from, from.add(S::LANES), from.add(2 * S::LANES), from.add(3 * S::LANES)];
-                multiply::<S, R, TILE>(n, weights, 1, b, head_dim, &mut acc);
+            if last == S::LANES {
+                let b: [*const f32; V] = std::array::from_fn(|v| rows.add(column + v * S::LANES));
+                multiply::<S, R, V, TILE>(n, weights, 1, b, head_dim, &mut acc);
             } else {
                 for key in 0..n {
-                    for v in 0..4 {
-                        if lanes[v] == 0 {
-                            continue;
-                        }
+                    for v in 0..V {
                         let value = S::load_n(rows.add(key * head_dim + column + v * S::LANES), lanes[v]);
                         for (r, acc) in acc.iter_mut().enumerate() {
                             acc[v] = S::fma(S::splat(*weights.add(r * TILE + key)), value, acc[v]);
@@ -352,10 +369,8 @@ unsafe fn weigh_values<S: Simd, const R: usize>(
             }
         }
         for (r, acc) in acc.iter().enumerate() {
-            for v in 0..4 {
-                if lanes[v] > 0 {
-                    S::store_n(sums.add(r * head_dim + column + v * S::LANES), acc[v], lanes[v]);
-                }
+            for v in 0..V {
+                S::store_n(sums.add(r * head_dim + column + v * S::LANES), acc[v], lanes[v]);
             }
         }
     }

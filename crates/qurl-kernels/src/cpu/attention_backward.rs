@@ -6,7 +6,7 @@
 //! copies of the head's keys and values: linear in the length.
 
 use super::Context;
-use super::attention::{Heads, MAX_HEAD_DIM, ROW_BLOCK, Span, TILE, multiply, pack_strips, strip_rows};
+use super::attention::{Heads, MAX_HEAD_DIM, ROW_BLOCK, Span, TILE, by_tile, multiply, pack_strips, strip_rows};
 use super::buf::Parts;
 use super::simd::{Simd, exp, simd_dispatch};
 
@@ -126,37 +126,58 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
             pack_strips::<S>(rows, head_dim, 1.0, |row| douts.add(row * head_dim), dout_strips);
             std::ptr::write_bytes(dqueries, 0, rows * head_dim);
 
+            let strip = strip_rows::<S>();
             for tile in 0..=position(rows - 1) / TILE {
-                let keys = TILE.min(span.rows - tile * TILE);
                 let tile_at = tile * head_dim * TILE;
-                let strips = Operand { data: query_strips, strips: true };
-                let into = Target { data: weights, stride: TILE, add: false };
-                product::<S>(rows, TILE, head_dim, strips, keys_t.add(tile_at), TILE, into);
-                let strips = Operand { data: dout_strips, strips: true };
-                let into = Target { data: dscores, stride: TILE, add: false };
-                product::<S>(rows, TILE, head_dim, strips, values_t.add(tile_at), TILE, into);
-                for (row, &(lse, d)) in stats.iter().enumerate().take(rows) {
-                    let seen = (position(row) + 1).saturating_sub(tile * TILE).min(TILE);
-                    for i in (0..TILE).step_by(S::LANES) {
-                        let n = seen.saturating_sub(i).min(S::LANES);
-                        let score = S::load(weights.add(row * TILE + i));
-                        let weight = S::keep_n(exp::<S>(S::sub(score, S::splat(lse))), n, 0.0);
-                        let dscore = S::mul(weight, S::sub(S::load(dscores.add(row * TILE + i)), S::splat(d)));
-                        S::store(weights.add(row * TILE + i), weight);
-                        S::store(dscores.add(row * TILE + i), dscore);
+                let seen = |row: usize| (position(row) + 1).saturating_sub(tile * TILE).min(TILE);
+                for first in (0..rows).step_by(strip) {
+                    // Keys that some row of the strip sees; the rest of the tile is not touched.
+                    let height = strip.min(rows - first);
+                    let widest = seen(first + height - 1);
+                    if widest == 0 {
+                        continue; // and so for all tiles of keys to come
                     }
+                    let (weight, dscore) = (weights.add(first * TILE), dscores.add(first * TILE));
+                    let columns = widest.next_multiple_of(S::LANES);
+                    let into = Target { data: weight, stride: TILE, add: false };
+                    let a = Left::strip(query_strips.add(first * head_dim), height);
+                    product::<S>(height, columns, head_dim, a, keys_t.add(tile_at), TILE, into);
+                    let into = Target { data: dscore, stride: TILE, add: false };
+                    let a = Left::strip(dout_strips.add(first * head_dim), height);
+                    product::<S>(height, columns, head_dim, a, values_t.add(tile_at), TILE, into);
+                    for row in 0..height {
+                        let (lse, d) = stats[first + row];
+                        for i in (columns..TILE).step_by(S::LANES) {
+                            S::store(weight.add(row * TILE + i), S::splat(0.0));
+                            S::store(dscore.add(row * TILE + i), S::splat(0.0));
+                        }
+                        for i in (0..columns).step_by(S::LANES) {
+                            let n = seen(first + row).saturating_sub(i).min(S::LANES);
+                            let at = row * TILE + i;
+                            let p = S::keep_n(exp::<S>(S::sub(S::load(weight.add(at)), S::splat(lse))), n, 0.0);
+                            S::store(weight.add(at), p);
+                            let ds = S::mul(p, S::sub(S::load(dscore.add(at)), S::splat(d)));
+                            S::store(dscore.add(at), ds);
+                        }
+                    }
+                    let into = Target { data: dqueries.add(first * head_dim), stride: head_dim, add: true };
+                    let key_rows = job.qkv.as_ptr().add(row_of(tile * TILE) + key_column);
+                    product::<S>(height, head_dim, widest, Left::rows(dscore), key_rows, width, into);
                 }
-                let first_row = row_of(tile * TILE);
-                let columns = Operand { data: weights, strips: false };
-                let into = Target { data: job.dqkv.at(first_row + value_column), stride: width, add: true };
-                product_transposed::<S>(keys, head_dim, rows, columns, douts, head_dim, into);
-                let columns = Operand { data: dscores, strips: false };
-                let into = Target { data: job.dqkv.at(first_row + key_column), stride: width, add: true };
-                product_transposed::<S>(keys, head_dim, rows, columns, queries, head_dim, into);
-                let plain = Operand { data: dscores, strips: false };
-                let into = Target { data: dqueries, stride: head_dim, add: true };
-                let key_rows = job.qkv.as_ptr().add(first_row + key_column);
-                product::<S>(rows, head_dim, keys, plain, key_rows, width, into);
+                for first in (0..seen(rows - 1)).step_by(strip) {
+                    // Earlier strips of rows see none of these keys.
+                    let height = strip.min(seen(rows - 1) - first);
+                    let sees = |&row: &usize| seen((row + strip).min(rows) - 1) > first;
+                    let from = (0..rows).step_by(strip).find(sees).unwrap_or(0);
+                    let (left, count) = (from * TILE + first, rows - from);
+                    let key_row = row_of(tile * TILE + first);
+                    let into = Target { data: job.dqkv.at(key_row + value_column), stride: width, add: true };
+                    let a = Left::columns(weights.add(left));
+                    product::<S>(height, head_dim, count, a, douts.add(from * head_dim), head_dim, into);
+                    let into = Target { data: job.dqkv.at(key_row + key_column), stride: width, add: true };
+                    let a = Left::columns(dscores.add(left));
+                    product::<S>(height, head_dim, count, a, queries.add(from * head_dim), head_dim, into);
+                }
             }
 
             for row in 0..rows {
@@ -170,11 +191,31 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
     }
 }
 
-/// The left operand: strips `[k][rows of strip]`, or rows of TILE values.
+/// The left operand of a product: at most a strip high.
 #[derive(Clone, Copy)]
-struct Operand {
+struct Left {
     data: *const f32,
-    strips: bool,
+    /// Whether the rows are neighbours (else they are TILE apart).
+    packed: bool,
+    /// Distance along the summed dimension.
+    step: usize,
+}
+
+impl Left {
+    /// A strip `[k][rows]`.
+    fn strip(data: *const f32, rows: usize) -> Left {
+        Left { data, packed: true, step: rows }
+    }
+
+    /// Rows of a tile, summed along the row.
+    fn rows(data: *const f32) -> Left {
+        Left { data, packed: false, step: 1 }
+    }
+
+    /// Columns of a tile, summed down the rows: a transposed operand.
+    fn columns(data: *const f32) -> Left {
+        Left { data, packed: true, step: TILE }
+    }
 }
 
 /// Where a product goes.
@@ -187,89 +228,62 @@ struct Target {
 
 /// `C[m, n] (+)= A[m, k] B[k, n]`, B with rows `ldb` apart.
 #[inline(always)]
-unsafe fn product<S: Simd>(m: usize, n: usize, k: usize, a: Operand, b: *const f32, ldb: usize, c: Target) {
-    let strip = strip_rows::<S>();
-    for first in (0..m).step_by(strip) {
-        let rows = strip.min(m - first);
-        macro_rules! by_rows {
-            ($($r:literal)*) => { match rows { $($r => {
-                // SAFETY: the strip lies inside A and C.
-                unsafe {
-                    let c = Target { data: c.data.add(first * c.stride), ..c };
-                    if a.strips {
-                        strip_product::<S, $r, 1>(n, k, a.data.add(first * k), $r, b, ldb, c)
-                    } else {
-                        strip_product::<S, $r, TILE>(n, k, a.data.add(first * TILE), 1, b, ldb, c)
-                    }
+unsafe fn product<S: Simd>(m: usize, n: usize, k: usize, a: Left, b: *const f32, ldb: usize, c: Target) {
+    for column in (0..n).step_by(4 * S::LANES) {
+        let vectors = (n - column).div_ceil(S::LANES).min(4);
+        macro_rules! one_tile {
+            ($r:literal, $v:literal,) => {
+                if a.packed {
+                    tile_product::<S, $r, $v, 1>(n, column, k, a, b, ldb, c)
+                } else {
+                    tile_product::<S, $r, $v, TILE>(n, column, k, a, b, ldb, c)
                 }
-            })* _ => unreachable!() } };
+            };
         }
-        by_rows!(1 2 3 4 5 6);
-    }
-}
-
-/// `C[m, n] (+)= A[k, m]^T B[k, n]` with rows of A being TILE values.
-#[inline(always)]
-unsafe fn product_transposed<S: Simd>(m: usize, n: usize, k: usize, a: Operand, b: *const f32, ldb: usize, c: Target) {
-    let strip = strip_rows::<S>();
-    for first in (0..m).step_by(strip) {
-        let rows = strip.min(m - first);
-        macro_rules! by_rows {
-            ($($r:literal)*) => { match rows { $($r => {
-                // SAFETY: the strip lies inside A and C.
-                unsafe {
-                    let c = Target { data: c.data.add(first * c.stride), ..c };
-                    strip_product::<S, $r, 1>(n, k, a.data.add(first), TILE, b, ldb, c)
-                }
-            })* _ => unreachable!() } };
-        }
-        by_rows!(1 2 3 4 5 6);
+        // SAFETY: the caller gives operands of the stated shape.
+        unsafe { by_tile!(m, vectors, one_tile!()) }
     }
 }
 
 #[inline(always)]
-unsafe fn strip_product<S: Simd, const R: usize, const A_ROW: usize>(
+unsafe fn tile_product<S: Simd, const R: usize, const V: usize, const A_ROW: usize>(
     n: usize,
+    column: usize,
     k: usize,
-    a: *const f32,
-    a_step: usize,
+    a: Left,
     b: *const f32,
     ldb: usize,
     c: Target,
 ) {
     let l = S::LANES;
-    // SAFETY: the caller gives operands of the stated shape; a partial last group of columns is masked.
+    // SAFETY: the caller gives operands of the stated shape; a partly filled last vector is masked.
     unsafe {
-        for column in (0..n).step_by(4 * l) {
-            let lanes: [usize; 4] = std::array::from_fn(|v| (n - column).saturating_sub(v * l).min(l));
-            let offset: [usize; 4] = std::array::from_fn(|v| if lanes[v] == 0 { column } else { column + v * l });
-            let mut acc = [[S::splat(0.0); 4]; R];
-            if c.add {
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    for v in 0..4 {
-                        acc[v] = S::load_n(c.data.add(r * c.stride + offset[v]), lanes[v]);
+        let last = (n - column).min(V * l) - (V - 1) * l;
+        let lanes: [usize; V] = std::array::from_fn(|v| if v == V - 1 { last } else { l });
+        let (b, c_data) = (b.add(column), c.data.add(column));
+        let mut acc = [[S::splat(0.0); V]; R];
+        if c.add {
+            for (r, acc) in acc.iter_mut().enumerate() {
+                for v in 0..V {
+                    acc[v] = S::load_n(c_data.add(r * c.stride + v * l), lanes[v]);
+                }
+            }
+        }
+        if last == l {
+            multiply::<S, R, V, A_ROW>(k, a.data, a.step, std::array::from_fn(|v| b.add(v * l)), ldb, &mut acc);
+        } else {
+            for i in 0..k {
+                for v in 0..V {
+                    let row = S::load_n(b.add(i * ldb + v * l), lanes[v]);
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        acc[v] = S::fma(S::splat(*a.data.add(r * A_ROW + i * a.step)), row, acc[v]);
                     }
                 }
             }
-            if lanes[3] == l {
-                let b = b.add(column);
-                multiply::<S, R, A_ROW>(k, a, a_step, [b, b.add(l), b.add(2 * l), b.add(3 * l)], ldb, &mut acc);
-            } else {
-                for i in 0..k {
-                    for v in 0..4 {
-                        let row = S::load_n(b.add(i * ldb + offset[v]), lanes[v]);
-                        for (r, acc) in acc.iter_mut().enumerate() {
-                            acc[v] = S::fma(S::splat(*a.add(r * A_ROW + i * a_step)), row, acc[v]);
-                        }
-                    }
-                }
-            }
-            for (r, acc) in acc.iter().enumerate() {
-                for v in 0..4 {
-                    if lanes[v] > 0 {
-                        S::store_n(c.data.add(r * c.stride + offset[v]), acc[v], lanes[v]);
-                    }
-                }
+        }
+        for (r, acc) in acc.iter().enumerate() {
+            for v in 0..V {
+                S::store_n(c_data.add(r * c.stride + v * l), acc[v], lanes[v]);
             }
         }
     }

@@ -175,6 +175,23 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn store_pairs(p: *mut u32, low: Self::V, high: Self::V) {
+        // SAFETY: the caller gives LANES writable words.
+        unsafe {
+            let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(Self::round_bf16(low)));
+            let pairs = _mm256_or_si256(low, _mm256_castps_si256(Self::round_bf16(high)));
+            _mm256_storeu_si256(p.cast(), pairs);
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_neighbours(p: *mut u32, from: *const f32) {
+        // SAFETY: the caller gives 2 * LANES readable values and LANES writable words.
+        unsafe {
+            Self::store_bf16(p.cast(), _mm256_loadu_ps(from));
+            Self::store_bf16(p.cast::<u16>().add(8), _mm256_loadu_ps(from.add(8)));
+        }
+    }
+    #[inline(always)]
     unsafe fn dot_bf16(acc: Self::V, a: u32, b: *const u32) -> Self::V {
         // SAFETY: the caller gives LANES readable pairs.
         unsafe {

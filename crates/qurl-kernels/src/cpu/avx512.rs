@@ -11,6 +11,18 @@ pub struct Avx512;
 #[derive(Clone, Copy)]
 pub struct Avx512Bf16;
 
+/// 16-bit places 0, 16, 1, 17, ...: two vectors of halves become one of pairs.
+static INTERLEAVE: [u16; 32] = {
+    let mut order = [0; 32];
+    let mut i = 0;
+    while i < 16 {
+        order[2 * i] = i as u16;
+        order[2 * i + 1] = 16 + i as u16;
+        i += 1;
+    }
+    order
+};
+
 #[inline(always)]
 unsafe fn mask(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
@@ -370,6 +382,23 @@ unsafe impl Simd for Avx512 {
         unsafe { round_bf16_by_hand(v) }
     }
     #[inline(always)]
+    unsafe fn store_pairs(p: *mut u32, low: Self::V, high: Self::V) {
+        // SAFETY: the caller gives LANES writable words.
+        unsafe {
+            let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(round_bf16_by_hand(low)));
+            let pairs = _mm512_or_si512(low, _mm512_castps_si512(round_bf16_by_hand(high)));
+            _mm512_storeu_si512(p.cast(), pairs);
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_neighbours(p: *mut u32, from: *const f32) {
+        // SAFETY: the caller gives 2 * LANES readable values and LANES writable words.
+        unsafe {
+            Self::store_bf16(p.cast(), _mm512_loadu_ps(from));
+            Self::store_bf16(p.cast::<u16>().add(16), _mm512_loadu_ps(from.add(16)));
+        }
+    }
+    #[inline(always)]
     unsafe fn dot_bf16(acc: Self::V, a: u32, b: *const u32) -> Self::V {
         // SAFETY: the caller gives LANES readable pairs.
         unsafe {
@@ -412,6 +441,25 @@ unsafe impl Simd for Avx512Bf16 {
     unsafe fn round_bf16(v: Self::V) -> Self::V {
         // SAFETY: register operations. (The conversion instruction flushes subnormals: rounding by hand keeps them.)
         unsafe { round_bf16_by_hand(v) }
+    }
+    #[inline(always)]
+    unsafe fn store_pairs(p: *mut u32, low: Self::V, high: Self::V) {
+        // SAFETY: the caller gives LANES writable words; the casts only rename the bits of a register.
+        unsafe {
+            // All low halves, then all high halves: interleave them.
+            let halves: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+            let order = _mm512_loadu_si512(INTERLEAVE.as_ptr().cast());
+            _mm512_storeu_si512(p.cast(), _mm512_permutexvar_epi16(order, halves));
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_neighbours(p: *mut u32, from: *const f32) {
+        // SAFETY: the caller gives 2 * LANES readable values and LANES writable words; the cast renames bits.
+        unsafe {
+            let words: __m512i =
+                std::mem::transmute(_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from.add(16)), _mm512_loadu_ps(from)));
+            _mm512_storeu_si512(p.cast(), words);
+        }
     }
     #[inline(always)]
     unsafe fn dot_bf16(acc: Self::V, a: u32, b: *const u32) -> Self::V {

@@ -316,8 +316,8 @@ impl Backend for Cpu {
         elementwise::swiglu(&self.ctx, gate_up, rows, f, out);
     }
 
-    fn swiglu_backward(&self, gate_up: &mut Self::Tensor, dout: &Self::Tensor, rows: usize, f: usize) {
-        elementwise::swiglu_backward(&self.ctx, gate_up, dout, rows, f);
+    fn swiglu_backward(&self, gate_up: &mut Self::Tensor, out: &mut Self::Tensor, rows: usize, f: usize) {
+        elementwise::swiglu_backward(&self.ctx, gate_up, out, rows, f);
     }
 
     fn head(

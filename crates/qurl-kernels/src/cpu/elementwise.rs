@@ -66,20 +66,20 @@ pub fn swiglu(ctx: &Context, gate_up: &[f32], rows: usize, f: usize, out: &mut [
     });
 }
 
-/// Replaces `gate_up` by its gradient, given that of the output.
-pub fn swiglu_backward(ctx: &Context, gate_up: &mut [f32], dout: &[f32], rows: usize, f: usize) {
-    assert!(gate_up.len() >= rows * 2 * f && dout.len() >= rows * f, "swiglu backward: shapes");
-    let gate_up = Parts::new(gate_up);
+/// Replaces `gate_up` by its gradient, and `out`, on entry the gradient of the output, by the output itself.
+pub fn swiglu_backward(ctx: &Context, gate_up: &mut [f32], out: &mut [f32], rows: usize, f: usize) {
+    assert!(gate_up.len() >= rows * 2 * f && out.len() >= rows * f, "swiglu backward: shapes");
+    let (gate_up, out) = (Parts::new(gate_up), Parts::new(out));
     ctx.pool.for_ranges(rows, 2048 / f.max(1) + 1, &|range| {
         for row in range {
             // SAFETY: rows are disjoint between tasks.
-            unsafe { swiglu_backward_row(ctx.level, gate_up.at(row * 2 * f), f, dout.as_ptr().add(row * f)) }
+            unsafe { swiglu_backward_row(ctx.level, gate_up.at(row * 2 * f), f, out.at(row * f)) }
         }
     });
 }
 
 simd_dispatch!(fn swiglu_row(gate_up: *const f32, f: usize, out: *mut f32) = swiglu_row_at);
-simd_dispatch!(fn swiglu_backward_row(gate_up: *mut f32, f: usize, dout: *const f32) = swiglu_backward_row_at);
+simd_dispatch!(fn swiglu_backward_row(gate_up: *mut f32, f: usize, out: *mut f32) = swiglu_backward_row_at);
 
 #[inline(always)]
 unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
@@ -100,18 +100,20 @@ unsafe fn swiglu_row_at<S: Simd>(gate_up: *const f32, f: usize, out: *mut f32) {
 }
 
 #[inline(always)]
-unsafe fn swiglu_backward_row_at<S: Simd>(gate_up: *mut f32, f: usize, dout: *const f32) {
-    // SAFETY: 2f values in place, f gradients.
+unsafe fn swiglu_backward_row_at<S: Simd>(gate_up: *mut f32, f: usize, out: *mut f32) {
+    // SAFETY: 2f values and f gradients, both in place.
     unsafe {
         for i in (0..f).step_by(S::LANES) {
             let n = S::LANES.min(f - i);
             let (g, u) = (S::load_n(gate_up.add(i), n), S::load_n(gate_up.add(f + i), n));
-            let d = S::load_n(dout.add(i), n);
+            let d = S::load_n(out.add(i), n);
             let s = sigmoid::<S>(g);
+            let silu = S::mul(g, s);
             // d silu = s + g s (1 - s)
-            let slope = S::fma(S::mul(g, s), S::sub(S::splat(1.0), s), s);
+            let slope = S::fma(silu, S::sub(S::splat(1.0), s), s);
             S::store_n(gate_up.add(i), S::mul(S::mul(d, u), slope), n);
-            S::store_n(gate_up.add(f + i), S::mul(d, S::mul(g, s)), n);
+            S::store_n(gate_up.add(f + i), S::mul(d, silu), n);
+            S::store_n(out.add(i), S::mul(silu, u), n);
         }
     }
 }

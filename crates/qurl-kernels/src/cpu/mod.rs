@@ -16,6 +16,7 @@ pub mod kv;
 pub mod level;
 pub mod norm;
 mod pack;
+pub mod peak;
 pub mod pool;
 pub mod quant;
 pub mod sample;

@@ -108,12 +108,14 @@ unsafe fn pack_transposed_at<S: Simd>(
                 }
                 Precision::Bf16 => {
                     let row = &row[2 * start..(2 * (start + count)).min(k)];
-                    let (pairs, rest) = row.as_chunks::<2>();
-                    for (word, p) in staged.iter_mut().zip(pairs) {
-                        *word = pair(p[0], p[1]);
+                    let vectors = row.chunks_exact(2 * S::LANES);
+                    let (rest, done) = (vectors.remainder(), row.len() / (2 * S::LANES) * S::LANES);
+                    for (words, x) in staged.chunks_exact_mut(S::LANES).zip(vectors) {
+                        // SAFETY: LANES words and twice as many values.
+                        unsafe { S::store_neighbours(words.as_mut_ptr(), x.as_ptr()) }
                     }
-                    if let [last] = rest {
-                        staged[pairs.len()] = pair(*last, 0.0);
+                    for (word, p) in staged[done..].iter_mut().zip(rest.chunks(2)) {
+                        *word = pair(p[0], p.get(1).copied().unwrap_or(0.0));
                     }
                 }
             }
@@ -139,22 +141,23 @@ unsafe fn pack_copied_at<S: Simd>(
 ) {
     for (i, out) in out.chunks_exact_mut(stride).enumerate() {
         let (used, padding) = out.split_at_mut(real);
-        match precision {
-            Precision::F32 => {
-                for (word, x) in used.iter_mut().zip(&source[i * ld..i * ld + real]) {
-                    *word = x.to_bits();
-                }
-            }
-            Precision::Bf16 if 2 * i + 1 < k => {
-                let low = &source[2 * i * ld..2 * i * ld + real];
-                let high = &source[(2 * i + 1) * ld..(2 * i + 1) * ld + real];
-                for ((word, &low), &high) in used.iter_mut().zip(low).zip(high) {
-                    *word = pair(low, high);
-                }
-            }
-            Precision::Bf16 => {
-                for (word, &low) in used.iter_mut().zip(&source[2 * i * ld..2 * i * ld + real]) {
-                    *word = pair(low, 0.0);
+        let row = i * precision.per_word();
+        let second = row + 1 < k;
+        for lane in (0..real).step_by(S::LANES) {
+            let n = S::LANES.min(real - lane);
+            // SAFETY: n lanes of one or two rows of the source and of the packed row; what is beyond is masked.
+            unsafe {
+                let to = used.as_mut_ptr().add(lane).cast::<f32>();
+                let low = S::load_n(source.as_ptr().add(row * ld + lane), n);
+                match precision {
+                    Precision::F32 => S::store_n(to, low, n),
+                    Precision::Bf16 => {
+                        let high = if second { source.as_ptr().add((row + 1) * ld + lane) } else { source.as_ptr() };
+                        let high = S::load_n(high, if second { n } else { 0 });
+                        let mut words = [0u32; WIDEST];
+                        S::store_pairs(words.as_mut_ptr(), low, high);
+                        S::store_n(to, S::load(words.as_ptr().cast()), n);
+                    }
                 }
             }
         }

@@ -141,6 +141,20 @@ unsafe impl Simd for Scalar {
         })
     }
     #[inline(always)]
+    unsafe fn store_pairs(p: *mut u32, low: Self::V, high: Self::V) {
+        for i in 0..N {
+            // SAFETY: the caller gives LANES writable words.
+            unsafe { *p.add(i) = bf16_bits(low[i]) as u32 | (bf16_bits(high[i]) as u32) << 16 }
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_neighbours(p: *mut u32, from: *const f32) {
+        for i in 0..N {
+            // SAFETY: the caller gives 2 * LANES readable values and LANES writable words.
+            unsafe { *p.add(i) = bf16_bits(*from.add(2 * i)) as u32 | (bf16_bits(*from.add(2 * i + 1)) as u32) << 16 }
+        }
+    }
+    #[inline(always)]
     unsafe fn zero_i() -> Self::I {
         [0; N]
     }

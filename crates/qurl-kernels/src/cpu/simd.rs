@@ -63,6 +63,11 @@ pub unsafe trait Simd: Copy + 'static {
     /// Adds to each lane the products of a pair of bf16: `a` is one pair for all lanes, `b` a pair per lane.
     unsafe fn dot_bf16(acc: Self::V, a: u32, b: *const u32) -> Self::V;
 
+    /// Stores a word of two bf16 per lane, `low` in the low half; subnormals may become zero.
+    unsafe fn store_pairs(p: *mut u32, low: Self::V, high: Self::V);
+    /// Stores `LANES` words of two bf16 made from `2 * LANES` neighbouring f32; subnormals may become zero.
+    unsafe fn store_neighbours(p: *mut u32, from: *const f32);
+
     unsafe fn zero_i() -> Self::I;
     /// Adds to each lane four products of an unsigned byte of `a` (the same four for all lanes) and a signed byte of `b`.
     unsafe fn dot_u8i8(acc: Self::I, a: u32, b: *const u32) -> Self::I;

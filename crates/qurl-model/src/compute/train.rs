@@ -41,7 +41,6 @@ pub struct Tape<B: Backend> {
     dnormed: B::Tensor,
     dattention: B::Tensor,
     dqkv: B::Tensor,
-    dactivated: B::Tensor,
 }
 
 /// What a forward pass leaves for the backward pass.
@@ -73,7 +72,6 @@ impl<B: Backend> Tape<B> {
             dnormed: zeros(d)?,
             dattention: zeros(c.q_dim())?,
             dqkv: zeros(c.qkv_dim())?,
-            dactivated: zeros(c.intermediate_size)?,
         })
     }
 
@@ -224,10 +222,10 @@ impl<B: Backend> Tape<B> {
         let (Some(middle), Some(lse)) = (&acts.middle, &acts.lse) else { panic!("activations were not kept") };
 
         // MLP: x = middle + down(swiglu(gate_up(norm(middle))))
-        backend.swiglu(&acts.gate_up, rows, f, &mut self.temp.activated);
-        backend.linear_weight_gradient(&self.temp.activated, &self.x, rows, &block.down, &mut grads.down, None);
-        backend.linear_input_gradient(&self.x, rows, &block.down, &mut self.dactivated);
-        backend.swiglu_backward(&mut acts.gate_up, &self.dactivated, rows, f);
+        let activated = &mut self.temp.activated;
+        backend.linear_input_gradient(&self.x, rows, &block.down, activated);
+        backend.swiglu_backward(&mut acts.gate_up, activated, rows, f);
+        backend.linear_weight_gradient(activated, &self.x, rows, &block.down, &mut grads.down, None);
         backend.rmsnorm(middle, &block.mlp_norm, rows, d, eps, &mut self.temp.normed);
         backend.linear_weight_gradient(
             &self.temp.normed,

@@ -1,0 +1,116 @@
+//! What the machine can do at most, measured: benchmarks print their figures beside it.
+
+use super::Context;
+use super::buf::{Aligned, Parts};
+use super::simd::{Simd, simd_dispatch};
+use std::time::Instant;
+
+/// An arithmetic unit whose peak can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// f32 multiply-add.
+    F32,
+    /// bf16 dot product.
+    Bf16,
+    /// 8-bit dot product.
+    Int8,
+}
+
+/// Multiply-adds in registers: the most operations a second (two per multiply-add) that all threads reach together.
+pub fn operations_per_second(ctx: &Context, unit: Unit) -> f64 {
+    const ROUNDS: usize = 400_000;
+    let lanes = ctx.panel() / 2;
+    let per_lane = match unit {
+        Unit::F32 => 2,
+        Unit::Bf16 => 4,
+        Unit::Int8 => 8,
+    };
+    let operations = (ctx.threads() * ROUNDS * CHAINS * lanes * per_lane) as f64;
+    let best = (0..5).map(|_| {
+        let start = Instant::now();
+        // SAFETY: the level was detected when the context was made.
+        ctx.pool.for_each(ctx.threads(), &|_| unsafe { spin(ctx.level, unit, ROUNDS) });
+        start.elapsed().as_secs_f64()
+    });
+    operations / best.fold(f64::INFINITY, f64::min)
+}
+
+/// Bytes a second that all threads read together from an array far larger than the caches.
+pub fn read_bandwidth(ctx: &Context) -> f64 {
+    const WORDS: usize = 64 << 20;
+    const BLOCK: usize = 1 << 20;
+    let data = Aligned::<f32>::zeros(WORDS);
+    let mut sums = vec![0.0f32; WORDS / BLOCK];
+    let parts = Parts::new(&mut sums);
+    let best = (0..5).map(|_| {
+        let start = Instant::now();
+        ctx.pool.for_each(WORDS / BLOCK, &|i| {
+            // SAFETY: the level was detected; one slot a task.
+            unsafe { *parts.at(i) = sum(ctx.level, &data[i * BLOCK..(i + 1) * BLOCK]) }
+        });
+        start.elapsed().as_secs_f64()
+    });
+    let best = best.fold(f64::INFINITY, f64::min);
+    std::hint::black_box(&sums);
+    (WORDS * 4) as f64 / best
+}
+
+/// Independent chains: enough to hide the latency of the unit.
+const CHAINS: usize = 12;
+
+simd_dispatch!(fn spin(unit: Unit, rounds: usize) = spin_at);
+simd_dispatch!(fn sum(x: &[f32]) -> f32 = sum_at);
+
+#[inline(always)]
+unsafe fn spin_at<S: Simd>(unit: Unit, rounds: usize) {
+    let words = [0x3c00_3c00u32; 16];
+    let b = std::hint::black_box(words.as_ptr());
+    let a = std::hint::black_box(0x3c00_3c00u32);
+    // SAFETY: sixteen words are at least a vector.
+    unsafe {
+        match unit {
+            Unit::F32 => {
+                let (x, y) = (S::splat(f32::from_bits(a)), S::load(b.cast()));
+                let mut acc = [S::splat(0.0); CHAINS];
+                for _ in 0..rounds {
+                    for acc in &mut acc {
+                        *acc = S::fma(x, y, *acc);
+                    }
+                }
+                std::hint::black_box(acc);
+            }
+            Unit::Bf16 => {
+                let mut acc = [S::splat(0.0); CHAINS];
+                for _ in 0..rounds {
+                    for acc in &mut acc {
+                        *acc = S::dot_bf16(*acc, a, b);
+                    }
+                }
+                std::hint::black_box(acc);
+            }
+            Unit::Int8 => {
+                let mut acc = [S::zero_i(); CHAINS];
+                for _ in 0..rounds {
+                    for acc in &mut acc {
+                        *acc = S::dot_u8i8(*acc, a, b);
+                    }
+                }
+                std::hint::black_box(acc);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn sum_at<S: Simd>(x: &[f32]) -> f32 {
+    // SAFETY: whole vectors inside the slice; a rest is left out.
+    unsafe {
+        let mut acc = [S::splat(0.0); 8];
+        for chunk in x.chunks_exact(8 * S::LANES) {
+            for (i, acc) in acc.iter_mut().enumerate() {
+                *acc = S::add(*acc, S::load(chunk.as_ptr().add(i * S::LANES)));
+            }
+        }
+        acc.into_iter().map(|acc| S::sum(acc)).sum()
+    }
+}

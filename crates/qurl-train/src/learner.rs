@@ -1,0 +1,154 @@
+//! A model that is being trained.
+//!
+//! It owns the master weights in f32, their gradients and moments, and the packed network that computes. A step adds
+//! up gradients over micro-batches ([`Learner::accumulate`]) and ends with one [`Learner::update`], after which the
+//! network is packed again from the new weights. What the loss is, is the caller's business: it sees the log-probs of
+//! a micro-batch and answers with their derivatives.
+
+use crate::optimizer::{AdamWOptions, Optimizer, UpdateReport};
+use qurl_kernels::backend::{HeadGradient, HeadOutput};
+use qurl_kernels::{Backend, BackendError, Format};
+use qurl_model::compute::{Batch, Network, NetworkOptions, Tape, TapeOptions, Targets};
+use qurl_model::{ModelConfig, Params};
+use std::sync::Arc;
+
+/// How a learner computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LearnerOptions {
+    /// f32, or bf16 with f32 master weights and sums.
+    pub compute: Format,
+    /// Longest sequence.
+    pub positions: usize,
+    /// Micro-batches and recomputation.
+    pub tape: TapeOptions,
+    /// The optimizer.
+    pub adamw: AdamWOptions,
+}
+
+/// Derivatives of the loss by what the head said.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LossGradient {
+    /// By each target's log-prob.
+    pub dlogp: Vec<f32>,
+    /// By each target's entropy; empty where the loss has none.
+    pub dentropy: Vec<f32>,
+}
+
+/// A model that is being trained.
+pub struct Learner<B: Backend> {
+    backend: Arc<B>,
+    /// Master weights.
+    pub params: Params<B::Tensor>,
+    grads: Params<B::Tensor>,
+    net: Network<B>,
+    /// Moments and the number of updates.
+    pub optimizer: Optimizer<B>,
+    tape: Tape<B>,
+}
+
+impl<B: Backend> Learner<B> {
+    /// Takes over weights.
+    pub fn new(
+        backend: Arc<B>,
+        config: &ModelConfig,
+        weights: &Params<Vec<f32>>,
+        options: LearnerOptions,
+    ) -> Result<Self, BackendError> {
+        let params = weights.as_ref().try_map(|w| backend.upload(w))?;
+        let grads = weights.as_ref().try_map(|w| backend.zeros(w.len()))?;
+        let network =
+            NetworkOptions { positions: options.positions, ..NetworkOptions::training(config, options.compute) };
+        let net = Network::new(&*backend, config, &params, network)?;
+        let optimizer = Optimizer::new(&*backend, &params, options.adamw)?;
+        let tape = Tape::new(&*backend, &net, options.tape)?;
+        Ok(Learner { backend, params, grads, net, optimizer, tape })
+    }
+
+    /// The network with the newest weights.
+    pub fn network(&self) -> &Network<B> {
+        &self.net
+    }
+
+    /// Where it computes.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// Runs one micro-batch forward, asks for the loss's derivatives, and adds the gradients.
+    pub fn accumulate(
+        &mut self,
+        batch: Batch,
+        targets: Targets,
+        temperature: f32,
+        loss: impl FnOnce(&HeadOutput) -> LossGradient,
+    ) -> Result<(), BackendError> {
+        if targets.is_empty() {
+            return Ok(());
+        }
+        let forward = self.tape.forward(&*self.backend, &self.net, batch, targets, temperature)?;
+        let gradient = loss(&forward.out);
+        let gradient = HeadGradient { dlogp: &gradient.dlogp, dentropy: &gradient.dentropy };
+        self.tape.backward(&*self.backend, &self.net, forward, gradient, &mut self.grads);
+        Ok(())
+    }
+
+    /// Runs one micro-batch of a critic forward, asks for the derivatives by the values of `rows`, adds the gradients.
+    pub fn accumulate_values(
+        &mut self,
+        batch: &Batch,
+        rows: &[u32],
+        loss: impl FnOnce(&[f32]) -> Vec<f32>,
+    ) -> Result<(), BackendError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let values = self.tape.forward_values(&*self.backend, &self.net, batch, rows)?;
+        let gradient = loss(&values);
+        self.tape.backward_values(&*self.backend, &self.net, batch, rows, &gradient, &mut self.grads);
+        Ok(())
+    }
+
+    /// One optimizer update with all gradients added so far.
+    pub fn update(&mut self, lr: f64) -> Result<UpdateReport, BackendError> {
+        let report = self.optimizer.step(&*self.backend, lr, &mut self.params, &mut self.grads)?;
+        if report.applied {
+            self.net.refresh(&*self.backend, &self.params)?;
+        }
+        Ok(report)
+    }
+
+    /// The weights, on the host.
+    pub fn weights(&self) -> Result<Params<Vec<f32>>, BackendError> {
+        self.params.as_ref().try_map(|p| self.backend.download(p, self.backend.len(p)))
+    }
+}
+
+/// Splits whole sequences into micro-batches of at most `rows` tokens and `sequences` sequences, in order. A sequence
+/// longer than `rows` is an error of the caller.
+pub fn micro_batches(lengths: &[usize], options: TapeOptions) -> Vec<std::ops::Range<usize>> {
+    let mut batches = Vec::new();
+    let (mut start, mut rows) = (0, 0);
+    for (i, &length) in lengths.iter().enumerate() {
+        if i > start && (rows + length > options.rows || i - start == options.sequences) {
+            batches.push(start..i);
+            (start, rows) = (i, 0);
+        }
+        rows += length;
+    }
+    if start < lengths.len() {
+        batches.push(start..lengths.len());
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn micro_batches_keep_order_and_bounds() {
+        let options = TapeOptions { rows: 10, sequences: 3, recompute: false };
+        assert_eq!(micro_batches(&[4, 4, 4, 1, 1, 1, 1, 10], options), [0..2, 2..5, 5..7, 7..8]);
+        assert_eq!(micro_batches(&[], options), []);
+    }
+}

@@ -1,0 +1,99 @@
+//! AdamW over all parameters of a model, with clipping by the global norm.
+//!
+//! Weight decay applies to every parameter, as PyTorch's optimizer and the trainers built on it do. A gradient that
+//! is not finite is never applied: the step is skipped and reported.
+
+use qurl_kernels::backend::AdamW;
+use qurl_kernels::{Backend, BackendError};
+use qurl_model::Params;
+use serde::{Deserialize, Serialize};
+
+/// Constants of the optimizer, with the names and defaults of its peers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdamWOptions {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Gradients are scaled down to this global norm.
+    pub clip_grad: f64,
+}
+
+impl Default for AdamWOptions {
+    fn default() -> Self {
+        AdamWOptions { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, clip_grad: 1.0 }
+    }
+}
+
+/// Moments of all parameters, and the number of updates made.
+pub struct Optimizer<B: Backend> {
+    options: AdamWOptions,
+    /// Updates made so far.
+    pub steps: u64,
+    /// First moments.
+    pub first: Params<B::Tensor>,
+    /// Second moments.
+    pub second: Params<B::Tensor>,
+}
+
+/// What an update did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UpdateReport {
+    /// Global norm of the gradients before clipping.
+    pub grad_norm: f64,
+    /// False where the norm was not finite: nothing was changed.
+    pub applied: bool,
+}
+
+impl<B: Backend> Optimizer<B> {
+    /// Zero moments for these parameters.
+    pub fn new(backend: &B, params: &Params<B::Tensor>, options: AdamWOptions) -> Result<Self, BackendError> {
+        let zeros = || params.as_ref().try_map(|p| backend.zeros(backend.len(p)));
+        Ok(Optimizer { options, steps: 0, first: zeros()?, second: zeros()? })
+    }
+
+    /// Clips, updates the parameters and clears the gradients.
+    pub fn step(
+        &mut self,
+        backend: &B,
+        lr: f64,
+        params: &mut Params<B::Tensor>,
+        grads: &mut Params<B::Tensor>,
+    ) -> Result<UpdateReport, BackendError> {
+        let mut squares = 0.0;
+        for g in grads.iter() {
+            squares += backend.sum_squares(g)?;
+        }
+        let grad_norm = squares.sqrt();
+        let applied = grad_norm.is_finite();
+        if applied {
+            self.steps += 1;
+            let o = &self.options;
+            // As torch.nn.utils.clip_grad_norm_ does it.
+            let scale = (o.clip_grad / (grad_norm + 1e-6)).min(1.0);
+            let constants = AdamW {
+                lr: lr as f32,
+                beta1: o.beta1 as f32,
+                beta2: o.beta2 as f32,
+                eps: o.eps as f32,
+                weight_decay: o.weight_decay as f32,
+                step: self.steps,
+                grad_scale: scale as f32,
+            };
+            let moments = self.first.iter_mut().zip(self.second.iter_mut());
+            for ((w, g), (m, v)) in params.iter_mut().zip(grads.iter()).zip(moments) {
+                backend.adamw(&constants, w, g, m, v);
+            }
+        }
+        for g in grads.iter_mut() {
+            let len = backend.len(g);
+            backend.clear(g, len);
+        }
+        Ok(UpdateReport { grad_norm, applied })
+    }
+}

@@ -1,0 +1,113 @@
+//! `qurl bench gemm`: the linear layers of a model shape, one by one.
+
+use super::{Document, median, peak_gflops, print_json};
+use crate::input::bad;
+use qurl_kernels::backend::Output;
+use qurl_kernels::cpu::peak;
+use qurl_kernels::{Backend, Cpu, Format};
+use qurl_model::rng::CounterRng;
+use serde::Serialize;
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Model shape: "5m", or a published one such as qwen2.5-0.5b
+    #[arg(long, default_value = "qwen2.5-0.5b")]
+    shape: String,
+    /// Number formats of the weights
+    #[arg(long, value_delimiter = ',', default_values_t = Format::ALL)]
+    formats: Vec<Format>,
+    /// Rows of the input
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 32, 64, 256])]
+    batch: Vec<usize>,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Row {
+    case: String,
+    format: String,
+    batch: usize,
+    microseconds: f64,
+    gflops: f64,
+    peak_gflops: f64,
+    gb_per_s: f64,
+    peak_gb_per_s: f64,
+    /// Share of the limit that binds: arithmetic or reading the weights.
+    share: f64,
+}
+
+pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
+    if args.batch.contains(&0) {
+        return Err(bad("--batch: rows must be at least 1"));
+    }
+    let c = super::train::shape(&args.shape)?;
+    let layers = [
+        ("qkv", c.qkv_dim(), c.hidden_size),
+        ("o", c.hidden_size, c.q_dim()),
+        ("gate_up", 2 * c.intermediate_size, c.hidden_size),
+        ("down", c.hidden_size, c.intermediate_size),
+    ];
+    let bandwidth = peak::read_bandwidth(cpu.context());
+    if !args.json {
+        println!("{}; reads {:.1} GB/s", cpu.describe(), bandwidth / 1e9);
+        println!("layer    format     rows  microseconds  GFLOP/s of peak       GB/s of weights  share of limit");
+    }
+    let mut rows = Vec::new();
+    for &format in &args.formats {
+        let peak = peak_gflops(&cpu, format);
+        for (name, n, k) in layers {
+            let mut weights = vec![0.0f32; n * k];
+            CounterRng::new(&[1, n as u64, k as u64]).fill_normal(&mut weights, 0.02);
+            let packed = cpu.pack(&cpu.upload(&weights)?, n, k, format, false)?;
+            let bytes = cpu.weight_bytes(&packed) as f64;
+            for &batch in &args.batch {
+                let mut input = vec![0.0f32; batch * k];
+                CounterRng::new(&[2]).fill_normal(&mut input, 1.0);
+                let (x, mut y) = (cpu.upload(&input)?, cpu.zeros(batch * n)?);
+                let operations = 2.0 * (batch * n * k) as f64;
+                let repeats = (2e8 / operations).clamp(5.0, 200.0) as usize;
+                let mut times = Vec::new();
+                for _ in 0..repeats + 2 {
+                    let start = Instant::now();
+                    cpu.linear(&x, batch, &packed, None, Output::Store, &mut y);
+                    times.push(start.elapsed().as_secs_f64());
+                }
+                let seconds = median(times.split_off(2));
+                let limit = (operations / 1e9 / peak).max(bytes / bandwidth);
+                let row = Row {
+                    case: name.to_string(),
+                    format: format.to_string(),
+                    batch,
+                    microseconds: seconds * 1e6,
+                    gflops: operations / seconds / 1e9,
+                    peak_gflops: peak,
+                    gb_per_s: bytes / seconds / 1e9,
+                    peak_gb_per_s: bandwidth / 1e9,
+                    share: limit / seconds,
+                };
+                if !args.json {
+                    println!(
+                        "{:8} {:9} {:5}  {:12.1}  {:7.1} of {:7.1}  {:8.1} of {:5.1}  {:13.0}%",
+                        row.case,
+                        row.format,
+                        batch,
+                        row.microseconds,
+                        row.gflops,
+                        peak,
+                        row.gb_per_s,
+                        row.peak_gb_per_s,
+                        100.0 * row.share
+                    );
+                }
+                rows.push(row);
+            }
+        }
+    }
+    if args.json {
+        print_json(&Document { machine: cpu.describe(), results: rows })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! `qurl bench train`: whole training steps (forward, backward, AdamW) on random tokens.
+//!
+//! The default is a Llama-style model of 5,082,368 parameters on 16 x 256 tokens a step. The limit counts the
+//! multiply-adds that the step cannot do without (6 per weight and token, and causal attention) over the peak of the
+//! machine's unit, measured in the same run.
+
+use super::{Document, median, peak_gflops, print_json};
+use crate::input::{OrBad, bad};
+use crate::system::peak_rss_mb;
+use qurl_kernels::{Backend, Cpu, Format};
+use qurl_model::compute::{Batch, TapeOptions, Targets};
+use qurl_model::config::Dims;
+use qurl_model::rng::CounterRng;
+use qurl_model::{Family, ModelConfig, params};
+use qurl_train::learner::{Learner, LearnerOptions, LossGradient, micro_batches};
+use qurl_train::optimizer::AdamWOptions;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Model shape: "5m", or a published one such as qwen2.5-0.5b
+    #[arg(long, default_value = "5m")]
+    shape: String,
+    /// Number formats to compute in
+    #[arg(long, value_delimiter = ',', default_values_t = [Format::F32, Format::Bf16])]
+    formats: Vec<Format>,
+    /// Sequences per step
+    #[arg(long, default_value_t = 16)]
+    batch: usize,
+    /// Tokens per sequence
+    #[arg(long, default_value_t = 256)]
+    length: usize,
+    /// Most tokens of a micro-batch
+    #[arg(long, default_value_t = 1024)]
+    micro_tokens: usize,
+    /// Timed steps
+    #[arg(long, default_value_t = 10)]
+    steps: usize,
+    /// Keep only the inputs of the blocks and compute them again in the backward pass
+    #[arg(long)]
+    recompute: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Row {
+    case: &'static str,
+    shape: String,
+    format: String,
+    batch: usize,
+    length: usize,
+    tokens_per_s: f64,
+    limit_tokens_per_s: f64,
+    share: f64,
+    gflops: f64,
+    peak_gflops: f64,
+    peak_rss_mb: Option<f64>,
+    loss: f64,
+}
+
+pub fn shape(name: &str) -> anyhow::Result<ModelConfig> {
+    if name != "5m" {
+        return ModelConfig::named(name).or_bad();
+    }
+    let dims = Dims {
+        vocab_size: 512,
+        hidden_size: 256,
+        intermediate_size: 704,
+        num_layers: 6,
+        num_heads: 4,
+        num_kv_heads: 4,
+    };
+    let mut config = ModelConfig::from_dims(Family::Llama, dims).or_bad()?;
+    config.tie_word_embeddings = false;
+    Ok(config)
+}
+
+pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
+    if args.batch == 0 || args.length < 2 || args.steps == 0 {
+        return Err(bad("--batch and --steps must be at least 1, --length at least 2"));
+    }
+    let config = shape(&args.shape)?;
+    let cpu = Arc::new(cpu);
+    let mut rows = Vec::new();
+    if !args.json {
+        println!("{}", cpu.describe());
+        println!("{} parameters, {} x {} tokens per step, AdamW", config.param_count(), args.batch, args.length);
+    }
+    for &format in &args.formats {
+        let row = measure(&cpu, &config, &args, format)?;
+        if !args.json {
+            println!(
+                "{:5} {:8.0} tokens/s of {:6.0} ({:2.0}%)  {:6.1} GFLOP/s of {:6.1}  peak memory {:.0} MB",
+                row.format,
+                row.tokens_per_s,
+                row.limit_tokens_per_s,
+                100.0 * row.share,
+                row.gflops,
+                row.peak_gflops,
+                row.peak_rss_mb.unwrap_or(f64::NAN)
+            );
+        }
+        rows.push(row);
+    }
+    if args.json {
+        print_json(&Document { machine: cpu.describe(), results: rows })?;
+    }
+    Ok(())
+}
+
+fn measure(cpu: &Arc<Cpu>, config: &ModelConfig, args: &Args, format: Format) -> anyhow::Result<Row> {
+    let weights = params::init(config, 1, false);
+    let tape =
+        TapeOptions { rows: args.micro_tokens.max(args.length), sequences: args.batch, recompute: args.recompute };
+    let options = LearnerOptions { compute: format, positions: args.length, tape, adamw: AdamWOptions::default() };
+    let mut learner = Learner::new(cpu.clone(), config, &weights, options)?;
+    drop(weights);
+    let rng = CounterRng::new(&[7]);
+    let token = |i: usize| rng.below_at(i as u64, config.vocab_size as u64) as u32;
+    let sequences: Vec<Vec<u32>> =
+        (0..args.batch).map(|s| (0..args.length).map(|t| token(s * args.length + t)).collect()).collect();
+    let micro = micro_batches(&vec![args.length; args.batch], tape);
+    let scored = (args.batch * (args.length - 1)) as f32;
+    let mut loss = 0.0;
+    let mut times = Vec::new();
+    for step in 0..args.steps + 2 {
+        let start = Instant::now();
+        loss = 0.0;
+        for range in &micro {
+            let part = &sequences[range.clone()];
+            learner.accumulate(Batch::whole(part), Targets::of(part, |_, _| true), 1.0, |out| {
+                loss -= out.logp.iter().map(|&x| x as f64).sum::<f64>() / scored as f64;
+                LossGradient { dlogp: vec![-1.0 / scored; out.logp.len()], dentropy: Vec::new() }
+            })?;
+        }
+        learner.update(1e-3)?;
+        if step >= 2 {
+            times.push(start.elapsed().as_secs_f64());
+        }
+    }
+    let seconds = median(times);
+    let flops = flops_per_token(config, args.length) * (args.batch * args.length) as f64;
+    let peak = peak_gflops(cpu, format);
+    let tokens = (args.batch * args.length) as f64;
+    let limit = tokens / (flops / 1e9 / peak);
+    Ok(Row {
+        case: "train",
+        shape: args.shape.clone(),
+        format: format.to_string(),
+        batch: args.batch,
+        length: args.length,
+        tokens_per_s: tokens / seconds,
+        limit_tokens_per_s: limit,
+        share: tokens / seconds / limit,
+        gflops: flops / 1e9 / seconds,
+        peak_gflops: peak,
+        peak_rss_mb: peak_rss_mb(),
+        loss,
+    })
+}
+
+/// Forward and backward: six operations per weight of a matrix product, and causal attention.
+fn flops_per_token(config: &ModelConfig, length: usize) -> f64 {
+    let embedding = if config.tie_word_embeddings { 0 } else { config.vocab_size * config.hidden_size };
+    let products = config.param_count() as f64 - embedding as f64;
+    6.0 * products + 6.0 * (config.num_layers * config.q_dim() * length) as f64
+}
