@@ -124,13 +124,16 @@ fn swiglu<B: Backend>(rows: usize, f: usize, seed: u64) -> Case<B> {
         let mut gate_up = up(backend, &given.0);
         let mut out = up(backend, &vec![f32::NAN; rows * f]);
         backend.swiglu(&gate_up, rows, f, &mut out);
-        backend.swiglu_backward(&mut gate_up, &up(backend, &given.1), rows, f);
-        vec![down(backend, &out), down(backend, &gate_up)]
+        // The gradient of the output goes in, the output comes out.
+        let mut swapped = up(backend, &given.1);
+        backend.swiglu_backward(&mut gate_up, &mut swapped, rows, f);
+        vec![down(backend, &out), down(backend, &swapped), down(backend, &gate_up)]
     };
     let want = move || {
         let (gate_up, dout) = (wide(&gate_up), wide(&dout));
         vec![
             Want::new("out", naive::swiglu(&gate_up, rows, f), 12.0),
+            Want::new("out, again", naive::swiglu(&gate_up, rows, f), 12.0),
             Want::new("gradient", naive::swiglu_backward(&gate_up, &dout, rows, f), 24.0),
         ]
     };
