@@ -1,0 +1,116 @@
+//! Small random models and what the tests ask of them.
+#![allow(dead_code)] // each test binary uses its own part
+
+use qurl_kernels::backend::KvFormat;
+use qurl_kernels::cpu::level::Level;
+use qurl_kernels::{Backend, Cpu, Format};
+use qurl_model::compute::{Network, NetworkOptions};
+use qurl_model::rng::{CounterRng, text_key};
+use qurl_model::{Dims, Family, ModelConfig, Params, params};
+use qurl_rollout::{Engine, EngineOptions, Group, Request, SampleKey, Sampling, WeightVersion};
+use std::sync::Arc;
+
+pub const WEIGHTS: WeightVersion = WeightVersion { version: 3, checksum: 0xABCD };
+pub const POSITIONS: usize = 160;
+
+pub fn cpu(threads: usize) -> Arc<Cpu> {
+    let level = *Level::available().last().expect("every machine has a level");
+    Arc::new(Cpu::new(level, threads))
+}
+
+/// A model with sharp enough distributions, and with every bias and gain in use.
+pub fn model(family: Family, vocab_size: usize, seed: u64) -> (ModelConfig, Params<Vec<f32>>) {
+    let dims =
+        Dims { vocab_size, hidden_size: 128, intermediate_size: 256, num_layers: 2, num_heads: 4, num_kv_heads: 2 };
+    let mut config = ModelConfig::from_dims(family, dims).expect("dimensions");
+    config.initializer_range = 0.12;
+    let mut params = params::init(&config, seed, false);
+    for (leaf, info) in params.iter_mut().zip(params::shapes(&config, false).iter()) {
+        if info.rows == 1 {
+            let mut noise = vec![0.0; leaf.len()];
+            CounterRng::new(&[seed, text_key(&info.name)]).fill_normal(&mut noise, 0.3);
+            leaf.iter_mut().zip(noise).for_each(|(x, noise)| *x += noise);
+        }
+    }
+    (config, params)
+}
+
+pub fn upload(cpu: &Cpu, params: &Params<Vec<f32>>) -> Params<<Cpu as Backend>::Tensor> {
+    params.as_ref().map(|p| cpu.upload(p).expect("memory"))
+}
+
+pub fn options(config: &ModelConfig, format: Format) -> NetworkOptions {
+    NetworkOptions { positions: POSITIONS, ..NetworkOptions::inference(config, format) }
+}
+
+pub fn network(
+    cpu: &Cpu,
+    config: &ModelConfig,
+    params: &Params<Vec<f32>>,
+    format: Format,
+    kv: Option<KvFormat>,
+) -> Network<Cpu> {
+    let mut options = options(config, format);
+    options.kv_format = kv.unwrap_or(options.kv_format);
+    Network::new(cpu, config, &upload(cpu, params), options).expect("network")
+}
+
+/// Room for everything at once.
+pub fn roomy() -> EngineOptions {
+    EngineOptions { kv_bytes: 64 << 20, page_size: 16, max_num_seqs: 64, max_num_batched_tokens: 256 }
+}
+
+pub fn engine(cpu: &Arc<Cpu>, net: Network<Cpu>, options: EngineOptions) -> Engine<Cpu> {
+    Engine::new(cpu.clone(), net, WEIGHTS, options).expect("engine")
+}
+
+/// An engine with a budget of exactly this many pages.
+pub fn engine_of_pages(cpu: &Arc<Cpu>, net: Network<Cpu>, pages: usize, options: EngineOptions) -> Engine<Cpu> {
+    let c = net.config();
+    let page = cpu.kv_page_bytes(net.options().kv_format, options.page_size, c.num_kv_heads, c.head_dim);
+    let kv_bytes = page * c.num_layers * pages + page / 2;
+    let engine = engine(cpu, net, EngineOptions { kv_bytes, ..options });
+    assert_eq!(engine.pages().total(), pages);
+    engine
+}
+
+/// Prompts and settings of many kinds.
+pub fn mixed_requests(vocabulary: usize) -> Vec<Request> {
+    let rng = CounterRng::new(&[text_key("prompts")]);
+    let lens = [1, 5, 16, 17, 33, 60, 2, 31, 32, 48];
+    let temperatures = [1.0, 0.7, 1.0, 1.3, 1.0, 0.7];
+    lens.iter()
+        .enumerate()
+        .map(|(i, &len)| Request {
+            n: 1 + i % 4,
+            sampling: Sampling { temperature: temperatures[i % temperatures.len()], ..Sampling::default() },
+            key: SampleKey { seed: 11, step: 2, prompt: i as u64 },
+            stop_ids: (0..vocabulary as u32).filter(|t| t % 29 == i as u32).collect(),
+            prompt_logprobs: i % 2 == 0,
+            ..Request::new((0..len).map(|p| token(&rng, i, p, vocabulary)).collect(), 7 + 13 * i % 40)
+        })
+        .collect()
+}
+
+fn token(rng: &CounterRng, prompt: usize, position: usize, vocabulary: usize) -> u32 {
+    rng.below_at((prompt * 1000 + position) as u64, vocabulary as u64) as u32
+}
+
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Everything but the request's number is the same, bit for bit.
+pub fn assert_same(what: &str, a: &[Group], b: &[Group]) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    for (a, b) in a.iter().zip(b) {
+        assert_eq!((a.key, &a.prompt), (b.key, &b.prompt), "{what}");
+        assert_eq!(bits(&a.prompt_logprobs), bits(&b.prompt_logprobs), "{what}: prompt {:?}", a.key);
+        assert_eq!(a.samples.len(), b.samples.len(), "{what}");
+        for (a, b) in a.samples.iter().zip(&b.samples) {
+            assert_eq!((&a.tokens, a.finish, a.weights), (&b.tokens, b.finish, b.weights), "{what}");
+            assert_eq!(bits(&a.logprobs), bits(&b.logprobs), "{what}");
+            assert_eq!(bits(&a.entropies), bits(&b.entropies), "{what}");
+        }
+    }
+}
