@@ -1,6 +1,20 @@
 //! Tasks with verifiable rewards: problems, prompts, answer graders, data sets, metrics.
 //!
 //! This crate depends on none of the others: a response is text, a verdict is a number.
+//!
+//! * [`grader`] decides whether a response is right.
+//! * [`task`] is what a trainer sees; [`tasks`] holds generated tasks, Countdown and data sets.
+//! * [`data`] reads JSONL, gzip JSONL and parquet; [`presets`] has templates and evaluation settings.
+//! * [`external`] asks a command for rewards; [`metrics`] and [`grade_lines`] serve evaluation.
 
+pub mod data;
+pub mod external;
+pub mod grade_lines;
 pub mod grader;
+pub mod metrics;
+pub mod presets;
 pub mod rng;
+pub mod task;
+pub mod tasks;
+
+pub use task::{Message, Problem, Prompt, Split, Task, Verdict};

@@ -2,6 +2,7 @@
 
 mod common;
 
+use qurl_tasks::data::read;
 use qurl_tasks::grader::{Policy, Understood, equivalent, grade, understand};
 
 const SETS: &[&str] = &[
@@ -29,8 +30,8 @@ fn every_gold_answer_equals_itself() {
     println!("{:36} {:>6} {:>8} {:>6} {:>5} {:>8}", "set", "rows", "formula", "words", "raw", "parsed");
     for set in SETS {
         let (mut formula, mut words, mut raw) = (0, 0, Vec::new());
-        for row in common::rows(&data.join(set)) {
-            let answer = row["answer"].as_str().unwrap();
+        for row in read(&data.join(set)).unwrap() {
+            let answer = row.answer.as_str();
             match understand(answer) {
                 Understood::Formula => formula += 1,
                 Understood::Words => words += 1,

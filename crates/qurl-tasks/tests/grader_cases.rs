@@ -11,7 +11,9 @@ fn published_cases() {
     let Some(data) = common::shared_data() else { return };
     let mut by_policy: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     let mut false_equal_numbers = Vec::new();
-    for (line, row) in common::rows(&data.join("grader/cases.jsonl")).iter().enumerate() {
+    let cases = std::fs::read_to_string(data.join("grader/cases.jsonl")).unwrap();
+    for (line, text) in cases.lines().enumerate() {
+        let row: serde_json::Value = serde_json::from_str(text).unwrap();
         let text = |key: &str| row[key].as_str().unwrap();
         let (gold, pred, policy) = (text("gold"), text("pred"), text("policy"));
         let expected = row["equal"].as_bool().unwrap();

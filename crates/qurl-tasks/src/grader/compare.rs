@@ -95,8 +95,8 @@ fn readings(answer: &str) -> Vec<Reading> {
     all
 }
 
-/// A plain whole number without leading zeros, or `None`.
-fn whole_number(text: &str) -> Option<(bool, &str)> {
+/// Sign and significant digits of a plain whole number.
+pub(super) fn whole_number(text: &str) -> Option<(bool, &str)> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text),

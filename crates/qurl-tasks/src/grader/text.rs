@@ -101,6 +101,12 @@ pub fn choice(text: &str) -> Option<(char, String)> {
         return Some((letter, String::new()));
     }
     let after = closed.strip_prefix([')', ']', '.', ':'])?;
+    // `(E) + 1` is a sum, `(E) -1` a choice with its text.
+    let said = after.trim_start_matches([' ', '}', '\\']);
+    let operator = said.starts_with(['+', '*', '/', '=', '^', '_', '<', '>', '!']) || said.starts_with("- ");
+    if operator {
+        return None;
+    }
     let opened = plain[..start].contains(['(', '[']);
     let separated = after.is_empty() || after.starts_with([' ', '}', '\\', '$', '*']);
     (opened || separated).then(|| (letter, after.trim_matches(['}', ' ', '*', '\\', ':', '.']).to_string()))

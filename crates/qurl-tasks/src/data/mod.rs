@@ -1,0 +1,174 @@
+//! Reading data sets: JSONL, gzip JSONL, and verl's parquet layout, all into the same rows.
+//!
+//! A row needs a problem and an answer. Names differ between projects, so a few aliases are understood; whatever else a
+//! row has is kept in `extra`.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::grader::extract;
+use crate::task::{Message, Prompt};
+
+mod parquet;
+
+/// One problem of a data set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// The row's own id, or `file:row`.
+    pub id: String,
+    /// The problem as stored: text, or chat messages.
+    pub problem: Prompt,
+    /// The right answer.
+    pub answer: String,
+    /// Which data set it came from, where the row says so.
+    pub source: Option<String>,
+    /// All other fields.
+    pub extra: Value,
+}
+
+/// Why a data set could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// The file could not be opened or read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What went wrong.
+        source: std::io::Error,
+    },
+    /// A line is not JSON.
+    #[error("{path}, row {row}: not a JSON object: {source}")]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Row number, from 1.
+        row: usize,
+        /// What went wrong.
+        source: serde_json::Error,
+    },
+    /// A row lacks a field.
+    #[error("{path}, row {row}: expected {expected}, found the keys {keys:?}")]
+    Field {
+        /// The file.
+        path: PathBuf,
+        /// Row number, from 1.
+        row: usize,
+        /// What is missing.
+        expected: &'static str,
+        /// The keys that are there.
+        keys: Vec<String>,
+    },
+    /// The parquet file could not be read.
+    #[error("{path}: {source}")]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// What went wrong.
+        source: ::parquet::errors::ParquetError,
+    },
+    /// The file has no rows.
+    #[error("{path}: no rows")]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// Reads all rows of a `.jsonl`, `.jsonl.gz` or `.parquet` file.
+pub fn read(path: &Path) -> Result<Vec<Row>, DataError> {
+    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
+    let rows =
+        if name.ends_with(".parquet") { parquet::read(path)? } else { read_json_lines(path, name.ends_with(".gz"))? };
+    if rows.is_empty() {
+        return Err(DataError::Empty { path: path.into() });
+    }
+    Ok(rows)
+}
+
+fn read_json_lines(path: &Path, gzip: bool) -> Result<Vec<Row>, DataError> {
+    let io = |source| DataError::Io { path: path.into(), source };
+    let file = File::open(path).map_err(io)?;
+    let reader: Box<dyn Read> = if gzip { Box::new(flate2::read::MultiGzDecoder::new(file)) } else { Box::new(file) };
+    let mut rows = Vec::new();
+    for (index, line) in BufReader::new(reader).lines().enumerate() {
+        let line = line.map_err(io)?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        let fields: Map<String, Value> = serde_json::from_str(&line).map_err(|source| DataError::Json {
+            path: path.into(),
+            row: index + 1,
+            source,
+        })?;
+        rows.push(row_of(path, index + 1, fields)?);
+    }
+    Ok(rows)
+}
+
+/// Makes a row of a record's fields.
+fn row_of(path: &Path, row: usize, mut fields: Map<String, Value>) -> Result<Row, DataError> {
+    let missing = |expected, fields: &Map<String, Value>| DataError::Field {
+        path: path.into(),
+        row,
+        expected,
+        keys: fields.keys().cloned().collect(),
+    };
+    let Some(problem) = ["problem", "question", "prompt"].iter().find_map(|key| prompt_of(fields.get(*key)?)) else {
+        return Err(missing("a text or chat messages under `problem`, `question` or `prompt`", &fields));
+    };
+    let ground_truth = fields.get("reward_model").and_then(|r| r.get("ground_truth")).and_then(answer_of);
+    let named = || ["answer", "ground_truth", "final_answer"].iter().find_map(|key| answer_of(fields.get(*key)?));
+    let boxed = || Some(extract::boxed(fields.get("solution")?.as_str()?)?.1);
+    let Some(answer) = ground_truth.or_else(named).or_else(boxed).filter(|a| !a.trim().is_empty()) else {
+        let expected = "an answer under `answer`, `ground_truth`, `reward_model.ground_truth` or boxed in `solution`";
+        return Err(missing(expected, &fields));
+    };
+    let text_of = |key: &str| match fields.get(key) {
+        Some(Value::String(s)) => Some(s.clone()),
+        Some(Value::Number(n)) => Some(n.to_string()),
+        _ => None,
+    };
+    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("data");
+    let id = ["id", "unique_id"].iter().find_map(|key| text_of(key)).unwrap_or_else(|| format!("{name}:{row}"));
+    let source = text_of("data_source").or_else(|| text_of("source"));
+    for key in ["problem", "question", "prompt", "answer", "id"] {
+        fields.remove(key);
+    }
+    Ok(Row { id, problem, answer, source, extra: Value::Object(fields) })
+}
+
+/// Text, or a list of `{role, content}`.
+fn prompt_of(value: &Value) -> Option<Prompt> {
+    match value {
+        Value::String(text) if !text.trim().is_empty() => Some(Prompt::Text(text.clone())),
+        Value::Array(items) if !items.is_empty() => {
+            let message = |item: &Value| {
+                Some(Message {
+                    role: item.get("role")?.as_str()?.into(),
+                    content: item.get("content")?.as_str()?.into(),
+                })
+            };
+            items.iter().map(message).collect::<Option<Vec<_>>>().map(Prompt::Chat)
+        }
+        _ => None,
+    }
+}
+
+/// A text, a number, or a list of alternatives or parts.
+fn answer_of(value: &Value) -> Option<String> {
+    match value {
+        Value::String(s) => Some(s.clone()),
+        Value::Number(n) => Some(n.to_string()),
+        Value::Array(items) => {
+            let parts: Option<Vec<String>> = items.iter().map(answer_of).collect();
+            parts.map(|p| p.join(", "))
+        }
+        // A Countdown ground truth is an object with its target.
+        Value::Object(fields) => answer_of(fields.get("target")?),
+        _ => None,
+    }
+}

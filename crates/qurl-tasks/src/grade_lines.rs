@@ -1,0 +1,72 @@
+//! Grading JSON lines, as `qurl grade` does: `{"gold": ..., "pred": ...}` in, `{"equal": ...}` out, one line per line.
+
+use std::io::BufRead;
+
+use serde::{Deserialize, Serialize};
+
+use crate::grader::{Policy, grade};
+
+/// A line to grade. Other fields are ignored.
+#[derive(Debug, Deserialize)]
+struct Case {
+    gold: String,
+    pred: String,
+    policy: Option<String>,
+}
+
+/// A verdict line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GradedLine {
+    /// Whether the prediction is right.
+    pub equal: bool,
+    /// The answer that was found in the prediction.
+    pub extracted: Option<String>,
+}
+
+/// A line that could not be graded.
+#[derive(Debug, thiserror::Error)]
+pub enum GradeLineError {
+    /// The input could not be read.
+    #[error("line {line}: {source}")]
+    Io {
+        /// Line number, from 1.
+        line: usize,
+        /// What went wrong.
+        source: std::io::Error,
+    },
+    /// The line is not a case.
+    #[error("line {line}: expected an object with the texts `gold` and `pred`: {source}")]
+    Json {
+        /// Line number, from 1.
+        line: usize,
+        /// What went wrong.
+        source: serde_json::Error,
+    },
+    /// The line names an unknown policy.
+    #[error("line {line}: {source}")]
+    Policy {
+        /// Line number, from 1.
+        line: usize,
+        /// What went wrong.
+        source: crate::grader::UnknownPolicy,
+    },
+}
+
+/// Grades every line. A line may name its own policy under `policy` unless `policy` is given, which then rules.
+pub fn grade_lines<R: BufRead>(
+    input: R,
+    policy: Option<Policy>,
+) -> impl Iterator<Item = Result<GradedLine, GradeLineError>> {
+    input.lines().enumerate().map(move |(index, text)| {
+        let line = index + 1;
+        let text = text.map_err(|source| GradeLineError::Io { line, source })?;
+        let case: Case = serde_json::from_str(&text).map_err(|source| GradeLineError::Json { line, source })?;
+        let named = match (policy, &case.policy) {
+            (Some(policy), _) => policy,
+            (None, Some(name)) => name.parse().map_err(|source| GradeLineError::Policy { line, source })?,
+            (None, None) => Policy::default(),
+        };
+        let graded = grade(&case.gold, &case.pred, named);
+        Ok(GradedLine { equal: graded.equal, extracted: graded.extracted })
+    })
+}

@@ -1,0 +1,127 @@
+//! What a task is: problems drawn by key, and a verdict on a response.
+//!
+//! A problem is a pure function of (split, seed, index): the same key gives the same problem in any order, on any number
+//! of workers. The split of a problem is decided by a hash of its text, so that training and held-out problems can never
+//! meet.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::rng::mix_text;
+
+/// One message of a chat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// `system`, `user` or `assistant`.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+/// What the model is given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Prompt {
+    /// Text to continue.
+    Text(String),
+    /// Messages for a chat template.
+    Chat(Vec<Message>),
+}
+
+impl Prompt {
+    /// The text without roles, for hashing and for models without a chat template.
+    pub fn plain(&self) -> String {
+        match self {
+            Prompt::Text(text) => text.clone(),
+            Prompt::Chat(messages) => {
+                let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
+                contents.join("\n")
+            }
+        }
+    }
+}
+
+/// A problem with its right answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Problem {
+    /// Unique within the task.
+    pub id: String,
+    /// What the model is given.
+    pub prompt: Prompt,
+    /// The right answer.
+    pub answer: String,
+    /// What else the task needs to verify a response.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub extra: Value,
+}
+
+/// Training or held-out problems.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// To learn from.
+    Train,
+    /// To measure on; never drawn for training.
+    Test,
+}
+
+/// The verdict on one response.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// What the model is rewarded with, in [0, 1].
+    pub reward: f64,
+    /// Named parts, each in [0, 1]: `correct`, `format`, ...
+    pub parts: Vec<(String, f64)>,
+    /// The answer that was found in the response.
+    pub extracted: Option<String>,
+}
+
+impl Verdict {
+    /// A verdict with the parts `correct` and `format`. `format_weight` of the reward is for the form alone.
+    pub fn new(correct: bool, format: bool, format_weight: f64, extracted: Option<String>) -> Verdict {
+        let value = |holds: bool| if holds { 1.0 } else { 0.0 };
+        let reward = if correct { 1.0 } else { format_weight * value(format) };
+        Verdict { reward, parts: vec![("correct".into(), value(correct)), ("format".into(), value(format))], extracted }
+    }
+
+    /// A named part.
+    pub fn part(&self, name: &str) -> Option<f64> {
+        self.parts.iter().find(|(n, _)| n == name).map(|(_, value)| *value)
+    }
+}
+
+/// A source of problems with a verifiable reward.
+pub trait Task: Send + Sync {
+    /// The name in recipes and reports.
+    fn name(&self) -> &str;
+
+    /// The problem of a key; `None` when the split has no problems.
+    fn draw(&self, split: Split, seed: u64, index: u64) -> Option<Problem>;
+
+    /// Judges a response.
+    fn verify(&self, problem: &Problem, response: &str) -> Verdict;
+
+    /// How many different problems a split has; `None` when they are generated.
+    fn len(&self, split: Split) -> Option<u64>;
+
+    /// Whether a split has no problems.
+    fn is_empty(&self, split: Split) -> bool {
+        self.len(split) == Some(0)
+    }
+
+    /// A right response with its steps, for a supervised warm start.
+    fn worked_solution(&self, _problem: &Problem) -> Option<String> {
+        None
+    }
+
+    /// All characters of prompts and worked solutions, where they are few enough for a tokenizer of characters.
+    fn alphabet(&self) -> Option<&'static str> {
+        None
+    }
+}
+
+/// The split that a text belongs to, when a share of `held_out` is kept from training.
+pub fn split_of(text: &str, held_out: f64) -> Split {
+    let unit = (mix_text(text) >> 11) as f64 / (1u64 << 53) as f64;
+    if unit < held_out { Split::Test } else { Split::Train }
+}

@@ -1,0 +1,169 @@
+//! A data set as a task: rows, a prompt template and a grading policy.
+//!
+//! Rows are drawn in a seeded order without repetition: an epoch is a permutation that is computed row by row, so that
+//! any index can be drawn by itself.
+
+use super::countdown;
+use crate::data::Row;
+use crate::grader::{Policy, grade};
+use crate::presets::Template;
+use crate::rng::mix;
+use crate::task::{Problem, Prompt, Split, Task, Verdict, split_of};
+use serde_json::json;
+
+/// A data set with a template and a policy.
+#[derive(Clone, Debug)]
+pub struct DatasetTask {
+    name: String,
+    rows: Vec<Row>,
+    train: Vec<usize>,
+    test: Vec<usize>,
+    template: Template,
+    policy: Policy,
+    format_weight: f64,
+}
+
+impl DatasetTask {
+    /// Makes a task of rows; a share of `held_out` goes to the test split, by the hash of the problem's text.
+    pub fn new(name: &str, rows: Vec<Row>, template: Template, policy: Policy, held_out: f64) -> DatasetTask {
+        let of = |split: Split| {
+            let key = |row: &Row| text_key(&row.problem.plain());
+            let belongs = |(_, row): &(usize, &Row)| split_of(&key(row), held_out) == split;
+            rows.iter().enumerate().filter(belongs).map(|(i, _)| i).collect()
+        };
+        DatasetTask {
+            name: name.into(),
+            train: of(Split::Train),
+            test: of(Split::Test),
+            rows,
+            template,
+            policy,
+            format_weight: 0.0,
+        }
+    }
+
+    /// Gives this share of the reward to responses with an answer in the wanted form that is wrong.
+    pub fn with_format_weight(mut self, weight: f64) -> DatasetTask {
+        self.format_weight = weight.clamp(0.0, 1.0);
+        self
+    }
+
+    /// The rows of the data set.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// The problem of a row.
+    pub fn problem(&self, row: &Row) -> Problem {
+        let prompt = match &row.problem {
+            Prompt::Text(text) => self.template.apply(text),
+            // Chat messages were stored with their template.
+            Prompt::Chat(messages) => Prompt::Chat(messages.clone()),
+        };
+        let mut extra = json!({});
+        for key in ["nums", "target", "solution"] {
+            if let Some(value) = row.extra.get(key) {
+                extra[key] = value.clone();
+            }
+        }
+        // verl keeps Countdown's numbers inside the ground truth.
+        if let Some(truth) = row.extra.get("reward_model").and_then(|r| r.get("ground_truth"))
+            && let (Some(numbers), Some(target)) = (truth.get("numbers"), truth.get("target"))
+        {
+            extra["nums"] = numbers.clone();
+            extra["target"] = target.clone();
+        }
+        if let Some(source) = &row.source {
+            extra["data_source"] = json!(source);
+        }
+        Problem { id: row.id.clone(), prompt, answer: row.answer.clone(), extra }
+    }
+}
+
+impl Task for DatasetTask {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn draw(&self, split: Split, seed: u64, index: u64) -> Option<Problem> {
+        let members = match split {
+            Split::Train => &self.train,
+            Split::Test => &self.test,
+        };
+        let count = members.len() as u64;
+        if count == 0 {
+            return None;
+        }
+        let place = permuted(index % count, count, &[seed, index / count]);
+        let row = self.rows.get(*members.get(place as usize)?)?;
+        Some(self.problem(row))
+    }
+
+    fn verify(&self, problem: &Problem, response: &str) -> Verdict {
+        if countdown::numbers_and_target(&problem.extra).is_some() {
+            return countdown::verify(problem, response, self.format_weight);
+        }
+        let graded = grade(&problem.answer, response, self.policy);
+        let format = graded.extracted.is_some();
+        Verdict::new(graded.equal, format, self.format_weight, graded.extracted)
+    }
+
+    fn len(&self, split: Split) -> Option<u64> {
+        Some(match split {
+            Split::Train => self.train.len() as u64,
+            Split::Test => self.test.len() as u64,
+        })
+    }
+
+    fn worked_solution(&self, problem: &Problem) -> Option<String> {
+        problem.extra["solution"].as_str().map(str::to_string)
+    }
+}
+
+/// A problem's text in lower case without anything but letters and digits: equal keys are the same problem.
+pub fn text_key(text: &str) -> String {
+    text.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
+}
+
+/// Drops the rows whose problem also occurs in `others`, for training sets that overlap with evaluation sets.
+pub fn without_overlap(rows: Vec<Row>, others: &[Row]) -> Vec<Row> {
+    let seen: std::collections::HashSet<String> = others.iter().map(|row| text_key(&row.problem.plain())).collect();
+    rows.into_iter().filter(|row| !seen.contains(&text_key(&row.problem.plain()))).collect()
+}
+
+/// Where a keyed permutation of 0..count sends `index`: a Feistel network, walked until it lands inside.
+fn permuted(index: u64, count: u64, key: &[u64]) -> u64 {
+    let half_bits = (64 - count.saturating_sub(1).leading_zeros()).div_ceil(2).max(1);
+    let mask = (1u64 << half_bits) - 1;
+    let mut value = index;
+    loop {
+        let (mut left, mut right) = (value >> half_bits, value & mask);
+        for round in 0..4 {
+            let mut words = key.to_vec();
+            words.extend([round, right]);
+            (left, right) = (right, left ^ (mix(&words) & mask));
+        }
+        value = left << half_bits | right;
+        if value < count {
+            return value;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_visits_every_row_once() {
+        for count in [1, 2, 3, 7, 64, 100, 1319] {
+            let mut seen: Vec<u64> = (0..count).map(|i| permuted(i, count, &[5, 0])).collect();
+            seen.sort_unstable();
+            assert_eq!(seen, (0..count).collect::<Vec<_>>());
+        }
+        assert_ne!(
+            (0..50).map(|i| permuted(i, 50, &[5, 0])).collect::<Vec<_>>(),
+            (0..50).map(|i| permuted(i, 50, &[5, 1])).collect::<Vec<_>>()
+        );
+    }
+}
