@@ -11,7 +11,7 @@
 pub use crate::cpu::adamw::AdamW;
 pub use crate::cpu::attention::{Heads, Span};
 pub use crate::cpu::head::{HeadGradient, HeadOutput};
-pub use crate::cpu::kv::KvFormat;
+pub use crate::cpu::kv::{KvFormat, UnknownKvFormat};
 pub use crate::cpu::norm::Rows;
 pub use crate::cpu::sample::{SampleRow, Sampled};
 use crate::{Format, Rounding};

@@ -212,11 +212,15 @@ unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usiz
             let mut key_blocks = [std::ptr::null::<f32>(); BLOCKS];
             let mut value_blocks = [std::ptr::null::<f32>(); BLOCKS];
             for block in 0..BLOCKS {
-                // Past the last key the first block stands in; its scores are masked.
-                let at = if block * KEY_BLOCK < count { tile + block * KEY_BLOCK } else { tile };
+                if block * KEY_BLOCK >= count {
+                    // Past the last key the first block stands in; its scores are masked.
+                    (key_blocks[block], value_blocks[block]) = (key_blocks[0], value_blocks[0]);
+                    continue;
+                }
+                let at = tile + block * KEY_BLOCK;
                 let page = job.pages[span.pages + at / job.kv.page_size()] as usize;
                 let into = blocks.add(block * 2 * KEY_BLOCK * head_dim);
-                (key_blocks[block], value_blocks[block]) = job.kv.block(page, head, at % job.kv.page_size(), into);
+                (key_blocks[block], value_blocks[block]) = job.kv.block::<S>(page, head, at % job.kv.page_size(), into);
             }
             let key_vector = |v: usize| key_blocks[v * S::LANES / KEY_BLOCK].add(v * S::LANES % KEY_BLOCK);
             for first in (0..rows).step_by(strip) {

@@ -2,7 +2,7 @@
 
 use super::buf::Aligned;
 use super::gemm::{self, Mode, PackedB, Precision, Right};
-use super::kv::KvPages;
+use super::kv::{self, KvPages};
 use super::level::{Level, LevelError};
 use super::quant::QuantB;
 use super::{Context, adamw, attention, attention_backward, elementwise, head, norm, sample};
@@ -269,13 +269,7 @@ impl Backend for Cpu {
     }
 
     fn round_kv(&self, qkv: &mut Self::Tensor, rows: usize, heads: Heads, format: KvFormat) {
-        match format {
-            KvFormat::F32 => {}
-            KvFormat::Bf16 => {
-                let width = heads.qkv_width();
-                elementwise::round_bf16(&self.ctx, qkv, rows, width, heads.heads * heads.head_dim..width);
-            }
-        }
+        kv::round(&self.ctx, qkv, rows, heads, format);
     }
 
     fn kv_write(&self, qkv: &Self::Tensor, heads: Heads, slots: &[u32], kv: &mut KvPages) {

@@ -4,10 +4,18 @@
 //! whether a single query (decode) or many (prefill, training) ask for them; values are stored as rows. A page holds,
 //! for every key/value head, its key blocks and then its value rows. Attention walks the positions of a sequence in
 //! order, so the size of a page does not change a single bit of the result.
+//!
+//! In the 8-bit formats the keys of a token and head share a scale, and so do its values ([`eight_bits`]).
+
+mod eight_bits;
 
 use super::Context;
+use super::attention::Heads;
 use super::buf::{Aligned, Parts};
-use super::scalar::{bf16_bits, bf16_value};
+use super::elementwise;
+use super::scalar::bf16_bits;
+use super::simd::Simd;
+use eight_bits::Code;
 
 /// Tokens of a key block.
 pub const KEY_BLOCK: usize = 16;
@@ -19,13 +27,62 @@ pub enum KvFormat {
     F32,
     /// bf16.
     Bf16,
+    /// 8-bit integers, a scale per token and head.
+    Int8,
+    /// 8-bit floats (E4M3), a scale per token and head.
+    Fp8,
+}
+
+impl KvFormat {
+    /// All formats, widest first.
+    pub const ALL: [KvFormat; 4] = [KvFormat::F32, KvFormat::Bf16, KvFormat::Int8, KvFormat::Fp8];
+
+    /// The name used on the command line and in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvFormat::F32 => "f32",
+            KvFormat::Bf16 => "bf16",
+            KvFormat::Int8 => "int8",
+            KvFormat::Fp8 => "fp8",
+        }
+    }
+
+    fn code(self) -> Option<Code> {
+        match self {
+            KvFormat::F32 | KvFormat::Bf16 => None,
+            KvFormat::Int8 => Some(Code::Int8),
+            KvFormat::Fp8 => Some(Code::E4m3),
+        }
+    }
+}
+
+/// A name that is not a format of keys and values.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown key/value format {found:?}; expected one of {}", KvFormat::ALL.map(KvFormat::name).join(", "))]
+pub struct UnknownKvFormat {
+    /// The name given.
+    pub found: String,
+}
+
+impl std::str::FromStr for KvFormat {
+    type Err = UnknownKvFormat;
+
+    fn from_str(name: &str) -> Result<Self, UnknownKvFormat> {
+        let known = KvFormat::ALL.into_iter().find(|format| format.name() == name);
+        known.ok_or_else(|| UnknownKvFormat { found: name.to_string() })
+    }
 }
 
 #[derive(Clone, Debug)]
 enum Store {
     F32(Aligned<f32>),
     Bf16(Aligned<u16>),
+    /// Codes where the others have numbers; scales `[page][head][keys, values][slot]`.
+    Coded(Code, Aligned<u8>, Aligned<f32>),
 }
+
+/// Stores the keys and values of one token and head: `(page, head, slot, keys, values)`.
+type Put<'a> = dyn Fn(usize, usize, usize, &[f32], &[f32]) + Sync + 'a;
 
 /// Keys and values of one layer.
 #[derive(Clone, Debug)]
@@ -41,10 +98,12 @@ impl KvPages {
     /// Room for `pages` pages of `page_size` tokens (a multiple of [`KEY_BLOCK`]).
     pub fn new(format: KvFormat, pages: usize, page_size: usize, kv_heads: usize, head_dim: usize) -> Self {
         assert!(page_size > 0 && page_size.is_multiple_of(KEY_BLOCK), "page size {page_size} is not a multiple of 16");
-        let len = pages * page_size * kv_heads * head_dim * 2;
-        let store = match format {
-            KvFormat::F32 => Store::F32(Aligned::zeros(len)),
-            KvFormat::Bf16 => Store::Bf16(Aligned::zeros(len)),
+        let scales = pages * page_size * kv_heads * 2;
+        let len = scales * head_dim;
+        let store = match (format, format.code()) {
+            (_, Some(code)) => Store::Coded(code, Aligned::zeros(len), Aligned::zeros(scales)),
+            (KvFormat::F32, _) => Store::F32(Aligned::zeros(len)),
+            _ => Store::Bf16(Aligned::zeros(len)),
         };
         KvPages { store, pages, page_size, kv_heads, head_dim }
     }
@@ -64,16 +123,19 @@ impl KvPages {
         match self.store {
             Store::F32(_) => KvFormat::F32,
             Store::Bf16(_) => KvFormat::Bf16,
+            Store::Coded(Code::Int8, ..) => KvFormat::Int8,
+            Store::Coded(Code::E4m3, ..) => KvFormat::Fp8,
         }
     }
 
     /// Bytes that a page of this format takes in one layer.
     pub fn page_bytes(format: KvFormat, page_size: usize, kv_heads: usize, head_dim: usize) -> usize {
-        let bytes = match format {
-            KvFormat::F32 => 4,
-            KvFormat::Bf16 => 2,
+        let token_and_head = match format {
+            KvFormat::F32 => 4 * head_dim,
+            KvFormat::Bf16 => 2 * head_dim,
+            KvFormat::Int8 | KvFormat::Fp8 => head_dim + size_of::<f32>(),
         };
-        page_size * kv_heads * head_dim * 2 * bytes
+        page_size * kv_heads * 2 * token_and_head
     }
 
     /// Writes keys and values of `slots.len()` tokens. Row `i` of `qkv[.., stride]` has its keys from column
@@ -83,40 +145,55 @@ impl KvPages {
         assert!(qkv.len() >= slots.len() * stride && key_column + 2 * kv <= stride, "kv write: shapes");
         assert!(slots.iter().all(|&s| (s as usize) < self.pages * self.page_size), "kv write: slot out of range");
         let (head_dim, page_size, shape) = (self.head_dim, self.page_size, self.shape());
-        let put = |row: usize, put_key: &mut dyn FnMut(usize, f32), put_values: &mut dyn FnMut(usize, &[f32])| {
-            let (page, slot) = (slots[row] as usize / page_size, slots[row] as usize % page_size);
-            let keys = &qkv[row * stride + key_column..][..kv];
-            let values = &qkv[row * stride + key_column + kv..][..kv];
-            for head in 0..shape.kv_heads {
-                let block = shape.key_block(page, head, slot) + slot % KEY_BLOCK;
-                for (i, &key) in keys[head * head_dim..][..head_dim].iter().enumerate() {
-                    put_key(block + i * KEY_BLOCK, key);
+        // Calls `put(page, head, slot, keys, values)` for every token and head.
+        let each = |put: &Put| {
+            ctx.pool.for_ranges(slots.len(), 4096 / kv.max(1) + 1, &|range| {
+                for row in range {
+                    let (page, slot) = (slots[row] as usize / page_size, slots[row] as usize % page_size);
+                    let keys = &qkv[row * stride + key_column..][..kv];
+                    let values = &qkv[row * stride + key_column + kv..][..kv];
+                    let heads = keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim));
+                    for (head, (keys, values)) in heads.enumerate() {
+                        put(page, head, slot, keys, values);
+                    }
                 }
-                put_values(shape.value_row(page, head, slot), &values[head * head_dim..][..head_dim]);
-            }
+            });
         };
         match &mut self.store {
             Store::F32(data) => {
                 let data = Parts::new(data);
-                ctx.pool.for_ranges(slots.len(), 4096 / kv.max(1) + 1, &|range| {
-                    for row in range {
-                        // SAFETY: slots are distinct tokens, each task writes its own.
-                        put(row, &mut |at, x| unsafe { *data.at(at) = x }, &mut |at, xs| unsafe {
-                            data.slice(at, xs.len()).copy_from_slice(xs)
-                        });
+                each(&|page, head, slot, keys, values| {
+                    // SAFETY: slots are distinct tokens, each task writes its own.
+                    unsafe {
+                        spread(&data, shape.key_at(page, head, slot), keys, |x| x);
+                        data.slice(shape.value_row(page, head, slot), head_dim).copy_from_slice(values);
                     }
                 });
             }
             Store::Bf16(data) => {
                 let data = Parts::new(data);
-                ctx.pool.for_ranges(slots.len(), 4096 / kv.max(1) + 1, &|range| {
-                    for row in range {
-                        // SAFETY: slots are distinct tokens, each task writes its own.
-                        put(row, &mut |at, x| unsafe { *data.at(at) = bf16_bits(x) }, &mut |at, xs| unsafe {
-                            for (to, &x) in data.slice(at, xs.len()).iter_mut().zip(xs) {
-                                *to = bf16_bits(x);
-                            }
-                        });
+                each(&|page, head, slot, keys, values| {
+                    // SAFETY: slots are distinct tokens, each task writes its own.
+                    unsafe {
+                        spread(&data, shape.key_at(page, head, slot), keys, bf16_bits);
+                        let row = data.slice(shape.value_row(page, head, slot), head_dim);
+                        row.iter_mut().zip(values).for_each(|(to, &x)| *to = bf16_bits(x));
+                    }
+                });
+            }
+            Store::Coded(code, data, scales) => {
+                let (code, data, scales) = (*code, Parts::new(data), Parts::new(scales));
+                each(&|page, head, slot, keys, values| {
+                    let mut codes = [0u8; eight_bits::MOST];
+                    // SAFETY: the level was detected; slots are distinct tokens, each task writes its own.
+                    unsafe {
+                        *scales.at(shape.scale(page, head, slot, 0)) =
+                            eight_bits::quantize(ctx.level, code, keys, &mut codes);
+                        spread(&data, shape.key_at(page, head, slot), &codes[..head_dim], |x| x);
+                        *scales.at(shape.scale(page, head, slot, 1)) =
+                            eight_bits::quantize(ctx.level, code, values, &mut codes);
+                        let row = data.slice(shape.value_row(page, head, slot), head_dim);
+                        row.copy_from_slice(&codes[..head_dim]);
                     }
                 });
             }
@@ -130,6 +207,11 @@ impl KvPages {
         match &mut self.store {
             Store::F32(data) => data.copy_within(from * len..(from + 1) * len, to * len),
             Store::Bf16(data) => data.copy_within(from * len..(from + 1) * len, to * len),
+            Store::Coded(_, data, scales) => {
+                data.copy_within(from * len..(from + 1) * len, to * len);
+                let len = len / self.head_dim;
+                scales.copy_within(from * len..(from + 1) * len, to * len);
+            }
         }
     }
 
@@ -141,9 +223,9 @@ impl KvPages {
     /// `room` (of `2 * 16 * head_dim` values).
     ///
     /// # Safety
-    /// `room` is valid for writing and outlives the use of the result.
+    /// `room` is valid for writing and outlives the use of the result; the machine has the instructions of S.
     #[inline(always)]
-    pub(crate) unsafe fn block(
+    pub(crate) unsafe fn block<S: Simd>(
         &self,
         page: usize,
         head: usize,
@@ -151,24 +233,69 @@ impl KvPages {
         room: *mut f32,
     ) -> (*const f32, *const f32) {
         let shape = self.shape();
-        let (key, value) = (shape.key_block(page, head, slot), shape.value_row(page, head, slot));
+        let slot = slot / KEY_BLOCK * KEY_BLOCK;
+        let (key, value) = (shape.key_at(page, head, slot), shape.value_row(page, head, slot));
         let len = KEY_BLOCK * self.head_dim;
-        match &self.store {
-            Store::F32(data) => (data[key..key + len].as_ptr(), data[value..value + len].as_ptr()),
-            Store::Bf16(data) => {
-                // SAFETY: the caller gives room for both halves.
-                let (keys, values) = unsafe {
-                    (std::slice::from_raw_parts_mut(room, len), std::slice::from_raw_parts_mut(room.add(len), len))
-                };
-                for (to, &x) in keys.iter_mut().zip(&data[key..key + len]) {
-                    *to = bf16_value(x);
+        // SAFETY: the caller gives room for both halves; a block is a whole number of vectors.
+        unsafe {
+            let (keys, values) = (room, room.add(len));
+            match &self.store {
+                Store::F32(data) => return (data[key..key + len].as_ptr(), data[value..value + len].as_ptr()),
+                Store::Bf16(data) => {
+                    let (from_keys, from_values) = (data[key..key + len].as_ptr(), data[value..value + len].as_ptr());
+                    for i in (0..len).step_by(S::LANES) {
+                        S::store(keys.add(i), S::load_bf16(from_keys.add(i)));
+                        S::store(values.add(i), S::load_bf16(from_values.add(i)));
+                    }
                 }
-                for (to, &x) in values.iter_mut().zip(&data[value..value + len]) {
-                    *to = bf16_value(x);
+                Store::Coded(code, data, scales) => {
+                    let scales = |part| {
+                        let at = shape.scale(page, head, slot, part);
+                        &scales[at..at + KEY_BLOCK]
+                    };
+                    eight_bits::keys::<S>(*code, &data[key..key + len], scales(0), keys);
+                    eight_bits::values::<S>(*code, &data[value..value + len], scales(1), values);
                 }
-                (keys.as_ptr(), values.as_ptr())
             }
+            (keys, values)
         }
+    }
+}
+
+/// Writes the keys of one token into their block, from `at` on.
+///
+/// # Safety
+/// The token belongs to the calling task.
+#[inline(always)]
+unsafe fn spread<T: Copy, U>(data: &Parts<U>, at: usize, keys: &[T], convert: impl Fn(T) -> U) {
+    for (i, &key) in keys.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { *data.at(at + i * KEY_BLOCK) = convert(key) }
+    }
+}
+
+/// Rounds keys and values in `qkv[rows, qkv_width]` to what a store of this format holds. Rounding twice changes
+/// nothing, so rounded rows can be written to the store.
+pub fn round(ctx: &Context, qkv: &mut [f32], rows: usize, heads: Heads, format: KvFormat) {
+    let (width, first) = (heads.qkv_width(), heads.heads * heads.head_dim);
+    assert!(qkv.len() >= rows * width, "round_kv: shapes");
+    match (format, format.code()) {
+        (_, Some(code)) => {
+            let parts = Parts::new(qkv);
+            ctx.pool.for_ranges(rows, 4096 / width.max(1) + 1, &|range| {
+                for row in range {
+                    // SAFETY: one task a row; the level was detected.
+                    unsafe {
+                        let columns = parts.slice(row * width + first, width - first);
+                        for part in columns.chunks_exact_mut(heads.head_dim) {
+                            eight_bits::round(ctx.level, code, part);
+                        }
+                    }
+                }
+            });
+        }
+        (KvFormat::Bf16, _) => elementwise::round_bf16(ctx, qkv, rows, width, first..width),
+        _ => {}
     }
 }
 
@@ -191,13 +318,20 @@ impl Shape {
         self.kv_heads * self.head_len()
     }
 
-    /// Offset of the key block that holds `slot` of a page.
-    fn key_block(self, page: usize, head: usize, slot: usize) -> usize {
-        (page * self.kv_heads + head) * self.head_len() + slot / KEY_BLOCK * KEY_BLOCK * self.head_dim
+    /// Offset of the first key of `slot` of a page, the others follow at distances of [`KEY_BLOCK`]; for the first
+    /// slot of a block that of the whole block.
+    fn key_at(self, page: usize, head: usize, slot: usize) -> usize {
+        let block = slot / KEY_BLOCK * KEY_BLOCK * self.head_dim;
+        (page * self.kv_heads + head) * self.head_len() + block + slot % KEY_BLOCK
     }
 
     /// Offset of the value row of `slot` of a page.
     fn value_row(self, page: usize, head: usize, slot: usize) -> usize {
         (page * self.kv_heads + head) * self.head_len() + (self.page_size + slot) * self.head_dim
+    }
+
+    /// Offset of the scale of the keys (`part` 0) or values (1) of `slot`.
+    fn scale(self, page: usize, head: usize, slot: usize, part: usize) -> usize {
+        ((page * self.kv_heads + head) * 2 + part) * self.page_size + slot
     }
 }

@@ -187,7 +187,7 @@ pub(crate) const MOST_LANES: usize = 16;
 /// # Safety
 /// As for [`Simd`].
 #[inline(always)]
-unsafe fn each_lane<S: Simd + ?Sized>(v: S::V, mut f: impl FnMut(usize, f32)) {
+unsafe fn each_lane<S: Simd>(v: S::V, mut f: impl FnMut(usize, f32)) {
     let mut lanes = [0.0f32; MOST_LANES];
     // SAFETY: the array has room for the lanes of any level.
     unsafe { S::store(lanes.as_mut_ptr(), v) };
@@ -201,7 +201,7 @@ unsafe fn each_lane<S: Simd + ?Sized>(v: S::V, mut f: impl FnMut(usize, f32)) {
 /// # Safety
 /// As for [`Simd`].
 #[inline(always)]
-unsafe fn from_lanes<S: Simd + ?Sized>(f: impl Fn(usize) -> f32) -> S::V {
+unsafe fn from_lanes<S: Simd>(f: impl Fn(usize) -> f32) -> S::V {
     let mut lanes = [0.0f32; MOST_LANES];
     for (lane, x) in lanes.iter_mut().enumerate().take(S::LANES) {
         *x = f(lane);

@@ -35,7 +35,7 @@ impl Codes {
     ///
     /// # Safety
     /// The panel lies inside the operand.
-    pub unsafe fn from_panel(self, panel: usize, width: usize) -> Codes {
+    pub unsafe fn seen_from(self, panel: usize, width: usize) -> Codes {
         match self {
             Codes::Nvfp4 { scales, groups } => {
                 // SAFETY: the caller's promise.

@@ -101,7 +101,7 @@ impl Job {
         unsafe {
             job.a = self.a.add(first_row * self.words);
             job.b = self.b.add(panel * self.panel_words * width);
-            job.codes = self.codes.from_panel(panel, width);
+            job.codes = self.codes.seen_from(panel, width);
             let Factors { rows, columns, start, blocks, .. } = self.factors;
             let offset = |p: *const f32, by: usize| if p.is_null() { p } else { p.add(by) };
             job.factors.rows = offset(rows, first_row * blocks);

@@ -116,7 +116,7 @@ unsafe fn pack_strip_at<S: Simd>(
 /// # Safety
 /// As for [`Simd`].
 #[inline(always)]
-pub(super) unsafe fn largest_bits<S: Simd>(values: &[f32]) -> i32 {
+pub(crate) unsafe fn largest_bits<S: Simd>(values: &[f32]) -> i32 {
     // SAFETY: the last vector reads only what is left.
     unsafe {
         let mut largest = S::zero_i();

@@ -13,6 +13,8 @@ pub mod codec;
 mod left;
 mod pack;
 
+pub(crate) use left::largest_bits;
+
 use super::Context;
 use super::buf::Aligned;
 use super::gemm::{Codes, Factors, Kind, Left, NVFP4_GROUP};

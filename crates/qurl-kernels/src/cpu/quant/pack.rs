@@ -8,8 +8,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::left::largest_bits;
-use super::{BLOCK, Granularity, QuantB, Scheme, scale_of};
+use super::{BLOCK, Granularity, QuantB, Scheme, largest_bits, scale_of};
 use crate::Rounding;
 use crate::backend::BackendError;
 use crate::cpu::Context;

@@ -1,0 +1,117 @@
+//! Keys and values in eight bits: codes with one scale per token and head.
+//!
+//! Scales are rounded up to sixteen significant bits, so that the largest code times the scale is exact. Numbers that
+//! have been rounded once then get the same scale and codes again: the trainer may round before it stores.
+
+use crate::cpu::attention::MAX_HEAD_DIM;
+use crate::cpu::kv::KEY_BLOCK;
+use crate::cpu::quant::codec::CodeKind;
+use crate::cpu::quant::{largest_bits, scale_of};
+use crate::cpu::simd::{Simd, simd_dispatch};
+
+/// Room for the codes of one head.
+pub(super) const MOST: usize = MAX_HEAD_DIM + 16;
+
+/// The kind of code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Code {
+    Int8,
+    E4m3,
+}
+
+simd_dispatch!(
+    /// Codes of one head of one token; returns the scale, not-a-number where a number is not finite.
+    pub(super) fn quantize(code: Code, values: &[f32], codes: &mut [u8; MOST]) -> f32 = quantize_at
+);
+
+simd_dispatch!(
+    /// Rounds one head of one token to what its codes and scale stand for.
+    pub(super) fn round(code: Code, values: &mut [f32]) = round_at
+);
+
+#[inline(always)]
+unsafe fn quantize_at<S: Simd>(code: Code, values: &[f32], codes: &mut [u8; MOST]) -> f32 {
+    assert!(values.len() <= MAX_HEAD_DIM, "head of {} values", values.len());
+    let max = if code == Code::Int8 { CodeKind::Int8.max() } else { CodeKind::E4m3.max() };
+    // SAFETY: the codes have room for one vector more than the largest head.
+    unsafe {
+        let scale = scale_of(largest_bits::<S>(values), max);
+        let scale = if scale.is_nan() { scale } else { f32::from_bits((scale.to_bits() + 0xff) & !0xff) };
+        let inverse = S::splat(1.0 / scale);
+        for i in (0..values.len()).step_by(S::LANES) {
+            let v = S::mul(S::load_n(values.as_ptr().add(i), S::LANES.min(values.len() - i)), inverse);
+            match code {
+                Code::Int8 => S::store_i8(codes.as_mut_ptr().add(i), v),
+                Code::E4m3 => S::store_e4m3(codes.as_mut_ptr().add(i), v),
+            }
+        }
+        scale
+    }
+}
+
+#[inline(always)]
+unsafe fn round_at<S: Simd>(code: Code, values: &mut [f32]) {
+    let mut codes = [0u8; MOST];
+    // SAFETY: as above; partial vectors are masked.
+    unsafe {
+        let scale = S::splat(quantize_at::<S>(code, values, &mut codes));
+        for i in (0..values.len()).step_by(S::LANES) {
+            let v = S::mul(decode::<S>(code, codes.as_ptr().add(i)), scale);
+            S::store_n(values.as_mut_ptr().add(i), v, S::LANES.min(values.len() - i));
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decode<S: Simd>(code: Code, from: *const u8) -> S::V {
+    // SAFETY: the caller gives LANES codes.
+    unsafe {
+        match code {
+            Code::Int8 => S::load_i8(from),
+            Code::E4m3 => S::load_e4m3(from),
+        }
+    }
+}
+
+/// A key block `[head_dim][16]`, whose tokens have a scale each.
+///
+/// # Safety
+/// `out` has room for all; the machine has the instructions of S.
+#[inline(always)]
+pub(super) unsafe fn keys<S: Simd>(code: Code, codes: &[u8], scales: &[f32], out: *mut f32) {
+    // SAFETY: sixteen tokens are one or two vectors, for codes and scales alike.
+    unsafe {
+        for token in (0..KEY_BLOCK).step_by(S::LANES) {
+            let scale = S::load(scales[token..token + S::LANES].as_ptr());
+            for i in (token..codes.len()).step_by(KEY_BLOCK) {
+                S::store(out.add(i), S::mul(decode::<S>(code, codes.as_ptr().add(i)), scale));
+            }
+        }
+    }
+}
+
+/// Value rows `[16][head_dim]`, each with a scale.
+///
+/// # Safety
+/// `out` has room for all; the machine has the instructions of S.
+#[inline(always)]
+pub(super) unsafe fn values<S: Simd>(code: Code, codes: &[u8], scales: &[f32], out: *mut f32) {
+    let head_dim = codes.len() / KEY_BLOCK;
+    for (row, &scale) in scales.iter().enumerate() {
+        let start = row * head_dim;
+        // SAFETY: a vector that goes beyond its row is written again by the next one; the last vector of all is
+        // kept inside by going through a buffer.
+        unsafe {
+            let scale = S::splat(scale);
+            for i in (start..start + head_dim).step_by(S::LANES) {
+                if i + S::LANES <= codes.len() {
+                    S::store(out.add(i), S::mul(decode::<S>(code, codes.as_ptr().add(i)), scale));
+                } else {
+                    let mut last = [0u8; 16];
+                    last[..codes.len() - i].copy_from_slice(&codes[i..]);
+                    S::store_n(out.add(i), S::mul(decode::<S>(code, last.as_ptr()), scale), codes.len() - i);
+                }
+            }
+        }
+    }
+}
