@@ -296,4 +296,63 @@ mod tests {
         assert_eq!(walk([0.5, 0.0, 0.5].into_iter(), 0.5), (2, 0.0));
         assert_eq!(walk([0.5, 0.5, 0.0].into_iter(), 1.0).0, 1);
     }
+
+    /// Log-probs are the head's own; neither the other rows nor the threads matter; ill rows say so.
+    #[test]
+    fn rows_are_independent_and_score_as_the_head_does() {
+        use crate::cpu::level::Level;
+        use crate::{Backend, Cpu, Format};
+        let (rows, k, vocabulary) = (37, 48, 1300);
+        let values = |len: usize, seed: f32| (0..len).map(|i| ((i as f32 + seed) * 12.9898).sin() * 1.5).collect();
+        let (hidden, weights): (Vec<f32>, Vec<f32>) = (values(rows * k, 0.5), values(vocabulary * k, 7.0));
+        let draws: Vec<SampleRow> = (0..rows)
+            .map(|i| SampleRow {
+                temperature: [0.0, 0.6, 1.0, 1.7][i % 4],
+                top_p: if i % 5 == 0 { 0.7 } else { 1.0 },
+                top_k: if i % 7 == 0 { 40 } else { 0 },
+                min_p: if i % 11 == 0 { 0.02 } else { 0.0 },
+                uniform: (i as f64 + 0.5) / rows as f64,
+            })
+            .collect();
+        for level in Level::available() {
+            for format in [Format::F32, Format::Bf16] {
+                let run = |threads: usize| {
+                    let cpu = Cpu::new(level, threads);
+                    let packed = cpu.pack(&cpu.upload(&weights).unwrap(), vocabulary, k, format, false).unwrap();
+                    let sampled = cpu.sample(&cpu.upload(&hidden).unwrap(), &packed, &draws).unwrap();
+                    (cpu, packed, sampled)
+                };
+                let (cpu, packed, all) = run(1);
+                assert_eq!(run(3).2, all, "{level} {format}: threads");
+                for (i, (draw, sampled)) in draws.iter().zip(&all).enumerate() {
+                    let one = cpu.upload(&hidden[i * k..(i + 1) * k]).unwrap();
+                    let alone = cpu.sample(&one, &packed, std::slice::from_ref(draw)).unwrap();
+                    assert_eq!(alone, [*sampled], "{level} {format}: row {i} alone");
+                    let temperature = if draw.is_greedy() { 1.0 } else { draw.temperature };
+                    let head = cpu.head(&one, &packed, &[sampled.token], temperature).unwrap();
+                    if draw.is_greedy() {
+                        assert_eq!(sampled.token, head.argmax[0], "{level} {format}: row {i}");
+                    }
+                    if draw.is_greedy() || !draw.truncates(vocabulary) {
+                        assert_eq!(sampled.logp.to_bits(), head.logp[0].to_bits(), "{level} {format}: row {i}");
+                        assert_eq!(sampled.entropy.to_bits(), head.entropy[0].to_bits(), "{level} {format}: row {i}");
+                    } else {
+                        assert!(sampled.logp >= head.logp[0], "{level} {format}: row {i} is not renormalised");
+                    }
+                }
+                for ill in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    let mut hidden = hidden.clone();
+                    hidden[4 * k + 3] = ill;
+                    let sampled = cpu.sample(&cpu.upload(&hidden).unwrap(), &packed, &draws).unwrap();
+                    for (i, (sampled, well)) in sampled.iter().zip(&all).enumerate() {
+                        if i == 4 {
+                            assert!(sampled.logp.is_nan(), "{level} {format}: {ill} gives {sampled:?}");
+                        } else {
+                            assert_eq!(sampled, well, "{level} {format}: row {i} beside {ill}");
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
