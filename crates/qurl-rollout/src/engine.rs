@@ -23,6 +23,9 @@ pub type TextDecoder = Arc<dyn Fn(&[u32]) -> String + Send + Sync>;
 /// Tokens before the longest possible stop string that are decoded with it: a character may span several.
 const TEXT_MARGIN: usize = 8;
 
+/// Most samples of one request.
+const MAX_SAMPLES: usize = 1 << 20;
+
 /// Size of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
@@ -248,7 +251,7 @@ impl<B: Backend> Engine<B> {
                 Err(RolloutError::OutOfRange { key, found: value.to_string(), expected })
             }
         };
-        count("n", request.n, u32::MAX as usize)?;
+        count("n", request.n, MAX_SAMPLES)?;
         count("max_new", request.max_new, usize::MAX)?;
         request.sampling.check(vocabulary)?;
         if let Some(empty) = request.stop_strings.iter().find(|s| s.is_empty()) {

@@ -36,6 +36,7 @@ fn requests() {
         ),
         (Request { stop_ids: vec![2, 77], ..good.clone() }, "stop token 77 is outside of the vocabulary of 50"),
         (Request { n: 0, ..good.clone() }, "n = 0: expected at least 1"),
+        (Request { n: usize::MAX, ..good.clone() }, "expected at most 1048576"),
         (Request { max_new: 0, ..good.clone() }, "max_new = 0: expected at least 1"),
         (
             Request { max_new: 63, ..good.clone() },
