@@ -83,9 +83,13 @@ fn readings(answer: &str) -> Vec<Reading> {
     if near(|c| c == b',') {
         all.push(Reading::CommaSeparates);
         let plain = answer.trim_matches(|c: char| !c.is_ascii_digit());
-        let one_comma = plain.bytes().filter(|c| *c == b',').count() == 1;
+        // "1,234" is a whole number, "0,111" and "1,22" may be decimals.
+        let decimal = plain.split_once(',').is_some_and(|(whole, rest)| {
+            let digits = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+            digits(whole) && digits(rest) && (rest.len() != 3 || whole == "0")
+        });
         let bare = !answer.contains(['(', '[', '{']);
-        if bare && one_comma && plain.bytes().all(|c| c.is_ascii_digit() || c == b',') {
+        if bare && decimal {
             all.push(Reading::CommaIsPoint);
         }
     }
@@ -125,6 +129,9 @@ impl Comparer {
         }
         let (gold_words, pred_words) = (text::words(gold), text::words(pred));
         if !gold_words.is_empty() && gold_words == pred_words {
+            return Ok(true);
+        }
+        if text::verdict(&gold_words).is_some_and(|v| v == gold_words && text::verdict(pred) == Some(v)) {
             return Ok(true);
         }
         if self.same_choice(gold, pred)? {
@@ -356,7 +363,7 @@ impl Comparer {
 }
 
 /// The variable a condition is about; different variables describe different sets.
-fn subject(e: &Expr) -> Option<String> {
+pub(super) fn subject(e: &Expr) -> Option<String> {
     let Expr::Relation(r) = e else { return None };
     r.sides.iter().find(|side| is_label(side)).and_then(|side| match side {
         Expr::Sym(name) => Some(name.clone()),

@@ -253,8 +253,15 @@ fn last_number(text: &str) -> Option<(usize, &str)> {
     }
 }
 
-fn parses(text: &str) -> bool {
-    parse(text, Reading::Usual).is_ok()
+/// The text without "Therefore," and its kin.
+fn without_discourse(text: &str) -> &str {
+    const WORDS: [&str; 7] = ["therefore", "thus", "hence", "so", "then", "finally", "answer"];
+    let end = text.find([',', ' ', ':']).unwrap_or(text.len());
+    let first = &text[..end];
+    if WORDS.iter().any(|w| first.eq_ignore_ascii_case(w)) {
+        return text[end..].trim_start_matches([',', ' ', ':']);
+    }
+    text
 }
 
 fn is_formula(text: &str) -> bool {
@@ -264,12 +271,19 @@ fn is_formula(text: &str) -> bool {
 /// Reads a sentence or a text without markers: all of it, what follows the last "is", the last formula or number.
 fn from_prose(text: &str) -> Option<Found> {
     let found = |answer: &str| Some(Found { answer: answer.into(), last_number: false });
-    let text = text.trim();
+    let text = without_discourse(text.trim());
     if text.is_empty() {
         return None;
     }
-    if parses(text) {
-        return found(text);
+    let sentence = || text.split_whitespace().count() > 3 && text.contains(" is ");
+    match parse(text, Reading::Usual) {
+        // Words that say "... is B": what follows is the answer.
+        Ok(Expr::Text(_)) if sentence() => {
+            let said = text.rsplit(" is ").next().unwrap_or(text);
+            return found(said.trim().trim_end_matches('.'));
+        }
+        Ok(_) => return found(text),
+        Err(_) => {}
     }
     let after_verb =
         [" is ", " are ", " equals "].iter().filter_map(|verb| text.rfind(verb).map(|at| at + verb.len())).max();

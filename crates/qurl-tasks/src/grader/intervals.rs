@@ -4,7 +4,7 @@
 //! the intervals, close to them, between them and far away.
 
 use super::budget::{MAX_ITEMS, Stop};
-use super::compare::Comparer;
+use super::compare::{Comparer, subject};
 use super::expr::{Bracket, Expr, Func, Join, RelOp, Relation, SetOp};
 use super::numeric;
 use super::relation::is_label;
@@ -203,6 +203,11 @@ impl Comparer {
 
     fn joined_sets(&mut self, items: &[Expr], unite: bool) -> Result<Option<RealSet>, Stop> {
         let mut whole: Option<RealSet> = None;
+        let mut names: Vec<String> = items.iter().filter_map(subject).collect();
+        names.dedup();
+        if names.len() > 1 {
+            return Ok(None);
+        }
         for item in items {
             let Some(set) = self.real_set(item)? else { return Ok(None) };
             whole = Some(match whole.take() {

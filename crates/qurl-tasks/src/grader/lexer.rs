@@ -285,13 +285,30 @@ impl Lexer {
             && after.is_none_or(|c| c.is_whitespace() || matches!(c, ',' | '.' | ':' | '$'))
     }
 
+    /// Whether an `x` stands between a number and `10^`: the times sign of people without one.
+    fn before_power_of_ten(&self) -> bool {
+        let rest: String = self.chars[self.at..].iter().filter(|c| **c != ' ').take(4).collect();
+        let after_number = matches!(self.tokens.last().map(|t| &t.tok), Some(Tok::Num(_)));
+        after_number && (rest.starts_with("10^") || rest.starts_with("10**"))
+    }
+
+    /// Whether letters start a unit such as `m/s`.
+    fn is_unit_quotient(&self, run: &str) -> bool {
+        let Some(rest) = self.chars.get(self.at + 1..) else { return false };
+        let below: String = rest.iter().take_while(|c| c.is_ascii_alphabetic()).collect();
+        self.peek(0) == Some('/') && words::unit_size(run).is_some() && words::unit_size(&below).is_some()
+    }
+
     /// Letters outside of text: functions, units after numbers, words, or a product of variables.
     fn letter_run(&mut self, run: &str) -> Result<(), Stop> {
         let opens_call = self.peek(0) == Some('(');
         let after_value =
             matches!(self.tokens.last().map(|t| &t.tok), Some(Tok::Num(_) | Tok::RParen | Tok::RBrace | Tok::Degree));
         let squared = matches!(self.peek(0), Some('²' | '³')) && words::unit_size(run).is_some();
-        if after_value && !opens_call && (squared || words::is_short_unit(run)) {
+        if run == "x" && self.before_power_of_ten() {
+            return self.push(Tok::Times);
+        }
+        if after_value && !opens_call && (squared || words::is_short_unit(run) || self.is_unit_quotient(run)) {
             return self.push(Tok::Word(run.into()));
         }
         match run {

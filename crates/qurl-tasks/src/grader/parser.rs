@@ -155,7 +155,13 @@ impl Parser {
     /// One item of a list: words, or a relation with an optional unit.
     fn item(&mut self) -> Result<Expr, Stop> {
         if let Some(words) = self.plain_words() {
-            return Ok(words);
+            if self.peek() != Some(&Tok::Rel(RelOp::Eq)) {
+                return Ok(words);
+            }
+            // `\text{Area} = 12`
+            self.at += 1;
+            let value = self.deeper(Self::relation)?;
+            return Ok(Expr::Relation(Relation { sides: vec![words, value], ops: vec![RelOp::Eq], modulus: None }));
         }
         self.take(&Tok::Amp);
         self.relation()
@@ -181,7 +187,8 @@ impl Parser {
                 | Tok::RAngle
                 | Tok::Amp
                 | Tok::NewRow
-                | Tok::End(_) => break,
+                | Tok::End(_)
+                | Tok::Rel(RelOp::Eq) => break,
                 _ => return None,
             };
             long_word |= matches!(tok, Tok::Word(w) if w.len() > 1);

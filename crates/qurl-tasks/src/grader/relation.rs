@@ -22,11 +22,21 @@ pub fn is_label(e: &Expr) -> bool {
             arguments.iter().all(|a| is_label(a) || a.as_number().is_some())
                 && !arguments.iter().all(|a| a.as_number().is_some())
         }
-        Expr::Mul(factors) => factors.iter().all(named_part),
+        Expr::Mul(factors) => factors.iter().all(named_part) || is_derivative(factors),
         Expr::Pow(base, power) => {
             power.as_number().is_some_and(|p| *p == -super::expr::Rational::one()) && named_part(base)
         }
         Expr::Ratio(parts) | Expr::Seq(_, _, parts) => parts.iter().all(is_label),
+        _ => false,
+    }
+}
+
+/// `dy/dx`
+fn is_derivative(factors: &[Expr]) -> bool {
+    let differential =
+        |e: &Expr| matches!(e, Expr::Mul(parts) if matches!(&parts[..], [Expr::Sym(d), Expr::Sym(_)] if d == "d"));
+    match factors {
+        [top, Expr::Pow(bottom, _)] => differential(top) && differential(bottom),
         _ => false,
     }
 }

@@ -6,7 +6,7 @@ use num_traits::{One, Zero};
 use super::budget::Stop;
 use super::compare::{Comparer, PercentRule};
 use super::exact::normal;
-use super::expr::{Expr, Rational};
+use super::expr::{Constant, Expr, Rational};
 use super::numeric;
 use super::poly::{Atom, Form};
 use super::words::{UnitSize, unit_size};
@@ -80,6 +80,13 @@ impl Comparer {
             g.value = in_base_units(g.value, gs, gp);
             p.value = in_base_units(p.value, ps, pp);
         }
+        let degrees = (g.unit.as_deref() == Some("degree"), p.unit.as_deref() == Some("degree"));
+        let has_pi = |e: &Expr| e.any(&|n| matches!(n, Expr::Const(Constant::Pi)));
+        if degrees == (true, false) && has_pi(&p.value) {
+            g.value = in_radians(g.value);
+        } else if degrees == (false, true) && has_pi(&g.value) {
+            p.value = in_radians(p.value);
+        }
         match self.options.percent {
             PercentRule::IsRatio => {
                 let ratio = |side: Peeled| if side.percent { Expr::Percent(Box::new(side.value)) } else { side.value };
@@ -145,6 +152,12 @@ impl Comparer {
     pub(super) fn is_zero(&mut self, e: &Expr) -> Result<bool, Stop> {
         Ok(normal(e, &mut self.budget)?.as_constant().is_some_and(|c| c.is_zero()))
     }
+}
+
+/// An angle in degrees, to be compared with one that is given as a multiple of π.
+fn in_radians(value: Expr) -> Expr {
+    let turn = Expr::rational(Rational::new(1.into(), 180.into()));
+    Expr::Mul(vec![value, Expr::Const(Constant::Pi), turn])
 }
 
 fn in_base_units(value: Expr, size: UnitSize, power: u32) -> Expr {

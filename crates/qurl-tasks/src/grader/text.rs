@@ -86,13 +86,24 @@ pub fn words(text: &str) -> String {
     }
 }
 
+/// The first word of a sentence that answers a yes-or-no question.
+pub fn verdict(text: &str) -> Option<String> {
+    let first = text.trim().split(|c: char| !c.is_alphabetic()).next()?.to_lowercase();
+    matches!(first.as_str(), "yes" | "no" | "true" | "false").then_some(first)
+}
+
 /// The letter of a multiple-choice answer: `B`, `(B)`, `\text{(B)}`, `B. 12`, `(B) 12`; and what follows it.
 pub fn choice(text: &str) -> Option<(char, String)> {
     let mut plain = text.trim().to_string();
     for wrapper in ["\\textbf{", "\\text{", "\\mathrm{", "\\mathbf{", "\\boxed{"] {
         plain = plain.replace(wrapper, "{");
     }
-    let plain = plain.trim_matches(['$', ' ']);
+    let mut plain = plain.trim_matches(['$', ' ', '*']);
+    for word in ["option", "choice", "answer"] {
+        if plain.get(..word.len()).is_some_and(|start| start.eq_ignore_ascii_case(word)) {
+            plain = plain[word.len()..].trim_start();
+        }
+    }
     let mut chars = plain.char_indices().skip_while(|(_, c)| matches!(c, '(' | '{' | '[' | ' ' | '*'));
     let (start, letter) = chars.next().filter(|(_, c)| c.is_ascii_uppercase())?;
     let rest = &plain[start + 1..];

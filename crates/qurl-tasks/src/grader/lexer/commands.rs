@@ -91,9 +91,8 @@ fn action(name: &str) -> Option<Action> {
         "exponentialE" => Emit(Tok::Const(Constant::E)),
         "imaginaryI" | "imath" => Emit(Tok::Const(Constant::I)),
         "overline" | "bar" => Emit(Tok::Accent("bar".into())),
-        "hat" | "widehat" | "vec" | "overrightarrow" | "dot" | "ddot" | "tilde" | "underline" | "widetilde" => {
-            Emit(Tok::Accent(name.into()))
-        }
+        "vec" | "overrightarrow" => Emit(Tok::Accent("vec".into())),
+        "hat" | "widehat" | "dot" | "ddot" | "tilde" | "underline" | "widetilde" => Emit(Tok::Accent(name.into())),
         _ => return None,
     })
 }
@@ -226,7 +225,7 @@ impl Lexer {
             let Some(c) = self.peek(0) else { break };
             if c.is_ascii_alphabetic() {
                 let word = self.text_word(outer_end);
-                self.push(Tok::Word(word))?;
+                self.push(if word == "mod" { Tok::Mod } else { Tok::Word(word) })?;
             } else if c.is_ascii_digit() {
                 self.number()?;
             } else if c == '\\' {

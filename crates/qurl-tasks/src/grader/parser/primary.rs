@@ -7,6 +7,7 @@ use super::{Parser, bracket};
 use crate::grader::budget::Stop;
 use crate::grader::expr::{Expr, Func, Number, Rational};
 use crate::grader::lexer::{NumTok, Tok};
+use crate::grader::words;
 
 /// Most postfix operators on one primary.
 const MAX_POSTFIX: usize = 8;
@@ -202,7 +203,10 @@ impl Parser {
     fn number(&mut self, n: NumTok) -> Result<Expr, Stop> {
         if self.peek() == Some(&Tok::Under) && !n.digits.is_empty() {
             self.at += 1;
-            let base = self.argument()?;
+            let base = match self.argument()? {
+                Expr::Text(word) => Expr::int(words::number_word(&word).ok_or(Stop)?),
+                other => other,
+            };
             let base = base.as_number().filter(|b| b.denom().is_one()).and_then(|b| b.numer().to_u32());
             let value = base.and_then(|base| in_base(&n.digits, base)).ok_or(Stop)?;
             return Ok(Expr::rational(value));
@@ -224,7 +228,7 @@ impl Parser {
         }
         if self.peek() == Some(&Tok::LParen) {
             let head = name.trim_end_matches('\'');
-            let always = matches!(head, "f" | "g" | "h" | "F" | "G");
+            let always = matches!(head, "f" | "g" | "h" | "F" | "G" | "P");
             let single =
                 matches!(self.peek_at(1), Some(Tok::Num(_) | Tok::Sym(_))) && self.peek_at(2) == Some(&Tok::RParen);
             if always || single {
