@@ -25,6 +25,10 @@ pub fn parse(text: &str, reading: Reading) -> Result<Expr, Stop> {
         tokens.pop();
     }
     let mut parser = Parser { tokens, at: 0, depth: 0, bars: 0, bar_separates: false };
+    // `= 5` and `\approx 5` continue something that is not part of the answer.
+    if matches!(parser.peek(), Some(Tok::Rel(RelOp::Eq | RelOp::Approx))) {
+        parser.at += 1;
+    }
     let answer = parser.list()?;
     if parser.at < parser.tokens.len() {
         return Err(Stop);
