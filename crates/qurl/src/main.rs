@@ -5,6 +5,7 @@
 
 mod commands;
 mod input;
+mod progress;
 mod system;
 
 use clap::{Parser, Subcommand};
@@ -19,6 +20,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Supervised training on JSON lines or on a task's worked solutions
+    Sft(commands::sft::Args),
     /// Log-probs of given token ids, one JSON line in, one out
     Score(commands::score::Args),
     /// Speed beside the measured limits of the machine
@@ -27,6 +30,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Sft(args) => commands::sft::run(args),
         Command::Score(args) => commands::score::run(args),
         Command::Bench(args) => commands::bench::run(args),
     };

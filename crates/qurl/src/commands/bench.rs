@@ -42,7 +42,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 fn unit(format: Format) -> Unit {
     match format {
         Format::F32 => Unit::F32,
-        Format::Bf16 => Unit::Bf16,
+        Format::Int8 => Unit::Int8,
+        // The other formats are decoded to bf16 on the way into the product.
+        Format::Bf16 | Format::Fp8 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => Unit::Bf16,
     }
 }
 

@@ -1,0 +1,225 @@
+//! Recipes: what a run does, as written in TOML.
+//!
+//! A recipe is parsed once, with every unknown key refused, and checked before anything is written; what comes out is
+//! complete (defaults filled in) and can be written back. Any key can be overridden on the command line by its path,
+//! `trainer.seed=7`, before the recipe is parsed.
+
+mod model;
+mod sft;
+mod task;
+
+pub use model::{ModelSource, NewModel};
+pub use sft::Sft;
+pub use task::TaskSource;
+
+use qurl_kernels::Format;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// Why a recipe cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RecipeError {
+    /// The file cannot be read.
+    #[error("{file}: cannot be read: {source}")]
+    Io {
+        /// The file.
+        file: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Not TOML, an unknown key, or a value of the wrong type.
+    #[error("{file}: {reason}")]
+    Parse {
+        /// The file.
+        file: String,
+        /// What the parser said: line, key and what was expected.
+        reason: String,
+    },
+    /// An override that is not `key=value`.
+    #[error("--set {found}: {reason}")]
+    Override {
+        /// As given.
+        found: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A value that is out of range or contradicts another.
+    #[error("{file}: key `{key}` is {found}, expected {expected}")]
+    Invalid {
+        /// The file.
+        file: String,
+        /// Path of the key.
+        key: String,
+        /// The value.
+        found: String,
+        /// What would be right.
+        expected: String,
+    },
+    /// A section that the command needs is not there.
+    #[error("{file}: section `[{section}]` is missing; {why}")]
+    Section {
+        /// The file.
+        file: String,
+        /// Name of the section.
+        section: &'static str,
+        /// What needs it.
+        why: &'static str,
+    },
+}
+
+/// How and where a run computes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Trainer {
+    /// Everything random follows from it.
+    pub seed: u64,
+    /// `f32` or `bf16` (with f32 master weights, moments and sums).
+    #[serde(with = "format_name")]
+    pub compute: Format,
+    /// Most tokens of a micro-batch; the longest sequence must fit.
+    pub micro_tokens: usize,
+    /// Keep only the inputs of the blocks and compute them again in the backward pass: less memory, a third more work.
+    pub recompute: bool,
+}
+
+impl Default for Trainer {
+    fn default() -> Self {
+        Trainer { seed: 1, compute: Format::Bf16, micro_tokens: 2048, recompute: false }
+    }
+}
+
+/// A recipe as written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// Where the model comes from.
+    pub model: ModelSource,
+    /// Where problems and rewards come from.
+    pub task: TaskSource,
+    /// How and where the run computes.
+    #[serde(default)]
+    pub trainer: Trainer,
+    /// Supervised training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sft: Option<Sft>,
+}
+
+impl Recipe {
+    /// Reads and checks a file, with overrides `key.path=value`.
+    pub fn read(path: &Path, overrides: &[String]) -> Result<Recipe, RecipeError> {
+        let file = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|source| RecipeError::Io { file: file.clone(), source })?;
+        Recipe::parse(&text, &file, overrides)
+    }
+
+    /// Parses and checks a text; `file` names it in errors.
+    pub fn parse(text: &str, file: &str, overrides: &[String]) -> Result<Recipe, RecipeError> {
+        let parse = |e: toml::de::Error| RecipeError::Parse {
+            file: file.to_string(),
+            reason: e.to_string().trim_end().to_string(),
+        };
+        let recipe: Recipe = if overrides.is_empty() {
+            toml::from_str(text).map_err(parse)?
+        } else {
+            let mut table: toml::Table = toml::from_str(text).map_err(parse)?;
+            for entry in overrides {
+                set(&mut table, entry)?;
+            }
+            // Parsed again from text, so that errors show the line.
+            let text = toml::to_string(&table)
+                .map_err(|e| RecipeError::Parse { file: file.to_string(), reason: e.to_string() })?;
+            toml::from_str(&text).map_err(parse)?
+        };
+        recipe.check(file)?;
+        Ok(recipe)
+    }
+
+    /// The recipe with all defaults filled in, as TOML.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).unwrap_or_else(|e| format!("# this recipe cannot be written: {e}\n"))
+    }
+
+    fn check(&self, file: &str) -> Result<(), RecipeError> {
+        let check = Check { file };
+        check.that(
+            "trainer.micro_tokens",
+            self.trainer.micro_tokens,
+            self.trainer.micro_tokens >= 16,
+            "at least 16",
+        )?;
+        let trainable = !self.trainer.compute.is_quantized();
+        check.that("trainer.compute", self.trainer.compute, trainable, "f32 or bf16")?;
+        self.model.check(check)?;
+        self.task.check(check)?;
+        if let Some(sft) = &self.sft {
+            sft.check(check)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes `Invalid` errors.
+#[derive(Clone, Copy)]
+pub(crate) struct Check<'a> {
+    file: &'a str,
+}
+
+impl Check<'_> {
+    pub(crate) fn that(
+        self,
+        key: &str,
+        found: impl std::fmt::Display,
+        ok: bool,
+        expected: &str,
+    ) -> Result<(), RecipeError> {
+        if ok {
+            return Ok(());
+        }
+        let (file, key) = (self.file.to_string(), key.to_string());
+        Err(RecipeError::Invalid { file, key, found: found.to_string(), expected: expected.to_string() })
+    }
+}
+
+/// Applies one override. The value is TOML; what is not is taken as a string.
+fn set(table: &mut toml::Table, entry: &str) -> Result<(), RecipeError> {
+    let wrong = |reason: String| RecipeError::Override { found: entry.to_string(), reason };
+    let Some((path, text)) = entry.split_once('=') else {
+        return Err(wrong("expected key=value, such as trainer.seed=7".to_string()));
+    };
+    let keys: Vec<&str> = path.trim().split('.').collect();
+    if keys.iter().any(|k| k.is_empty()) {
+        return Err(wrong("the key has an empty part".to_string()));
+    }
+    let value = match toml::from_str::<toml::Table>(&format!("value = {text}")) {
+        Ok(mut parsed) => parsed.remove("value").unwrap_or_else(|| toml::Value::String(text.to_string())),
+        Err(_) => toml::Value::String(text.trim().to_string()),
+    };
+    let Some((last, parents)) = keys.split_last() else { return Err(wrong("no key".to_string())) };
+    let mut table = table;
+    for key in parents {
+        let next = table.entry(key.to_string()).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+        match next {
+            toml::Value::Table(next) => table = next,
+            _ => return Err(wrong(format!("`{key}` is a value, not a section"))),
+        }
+    }
+    table.insert(last.to_string(), value);
+    Ok(())
+}
+
+/// A format by its name.
+pub(crate) mod format_name {
+    use qurl_kernels::Format;
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub fn serialize<S: Serializer>(format: &Format, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(format.name())
+    }
+
+    pub fn deserialize<'d, D: Deserializer<'d>>(deserializer: D) -> Result<Format, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests;

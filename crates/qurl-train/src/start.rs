@@ -1,0 +1,98 @@
+//! What a run starts from: configuration, weights, tokenizer and chat template.
+
+use crate::recipe::Recipe;
+use qurl_model::chat::{self, ChatError, ChatTemplate};
+use qurl_model::tokenizer::{CharacterSpecials, Tokenizer, TokenizerError};
+use qurl_model::{ConfigError, GenerationConfig, HfError, ModelConfig, Params, hf, params};
+use qurl_tasks::task::{Prompt, Task};
+
+/// A model with everything that belongs to it.
+pub struct Start {
+    /// Sizes and tokens.
+    pub config: ModelConfig,
+    /// Weights on the host.
+    pub weights: Params<Vec<f32>>,
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// How chats become text, if the tokenizer says.
+    pub template: Option<ChatTemplate>,
+    /// What is saved beside the model.
+    pub generation: GenerationConfig,
+}
+
+/// Why a run cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The directory of the model.
+    #[error(transparent)]
+    Hf(#[from] HfError),
+    /// Its tokenizer.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// Its chat template.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// The sizes of a new model.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A new model needs a tokenizer of characters, and the task has too many of them.
+    #[error(
+        "key `model.new`: the task {task:?} has no small alphabet to make a tokenizer of; give `model.path` instead"
+    )]
+    NoAlphabet {
+        /// The task.
+        task: String,
+    },
+    /// A chat prompt needs a template.
+    #[error("the prompt is a chat and the tokenizer has no chat template")]
+    NoTemplate,
+}
+
+impl Start {
+    /// Loads the recipe's model, or makes a new one for the task's alphabet.
+    pub fn from_recipe(recipe: &Recipe, task: &dyn Task) -> Result<Start, StartError> {
+        if let Some(dir) = &recipe.model.path {
+            let model = hf::load(dir)?;
+            let tokenizer = Tokenizer::load(dir)?;
+            tokenizer.check_fits(&model.config)?;
+            let template = ChatTemplate::of(&tokenizer)?;
+            let generation = model.generation;
+            return Ok(Start { config: model.config, weights: model.params, tokenizer, template, generation });
+        }
+        let alphabet = task.alphabet().ok_or_else(|| StartError::NoAlphabet { task: task.name().to_string() })?;
+        let tokenizer = Tokenizer::characters(alphabet, &CharacterSpecials::default())?;
+        let Some(new) = &recipe.model.new else { return Err(StartError::NoAlphabet { task: task.name().to_string() }) };
+        let mut config = new.config(tokenizer.vocab_size())?;
+        let specials = tokenizer.specials();
+        config.bos_token_id = specials.bos.as_ref().map(|s| s.id);
+        config.pad_token_id = specials.pad.as_ref().map(|s| s.id);
+        config.eos_token_ids = tokenizer.eos().into_iter().collect();
+        let generation =
+            GenerationConfig { eos_token_ids: config.eos_token_ids.clone(), ..GenerationConfig::default() };
+        let weights = params::init(&config, recipe.trainer.seed, false);
+        Ok(Start { config, weights, tokenizer, template: None, generation })
+    }
+
+    /// Tokens that end a response.
+    pub fn stop_ids(&self) -> Vec<u32> {
+        let mut ids = self.generation.eos_token_ids.clone();
+        ids.extend(&self.config.eos_token_ids);
+        ids.extend(self.tokenizer.eos());
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
+    /// Tokens of a prompt.
+    pub fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>, StartError> {
+        match prompt {
+            Prompt::Text(text) => Ok(self.tokenizer.encode(text, true)?),
+            Prompt::Chat(messages) => {
+                let template = self.template.as_ref().ok_or(StartError::NoTemplate)?;
+                let messages: Vec<chat::Message> =
+                    messages.iter().map(|m| chat::Message::new(&m.role, &m.content)).collect();
+                Ok(self.tokenizer.encode(&template.render(&messages, true)?, false)?)
+            }
+        }
+    }
+}

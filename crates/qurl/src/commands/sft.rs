@@ -1,0 +1,122 @@
+//! `qurl sft`: supervised training, from a recipe or from the embedded default.
+
+use crate::input::{OrBad, bad};
+use crate::progress::Progress;
+use anyhow::Context;
+use qurl_kernels::{Backend, Cpu};
+use qurl_model::compute::{Network, NetworkOptions};
+use qurl_model::hf::{SaveOptions, save};
+use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
+use qurl_tasks::task::Split;
+use qurl_train::recipe::{Recipe, RecipeError};
+use qurl_train::sft::{self, Examples};
+use qurl_train::solve::{Draw, accuracy, draw_problems, solve};
+use qurl_train::start::Start;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+const DEFAULT: &str = include_str!("../../../../recipes/sft.toml");
+
+/// Example: qurl sft recipes/sft.toml --set sft.steps=100 --out runs/sft
+#[derive(clap::Args)]
+pub struct Args {
+    /// Recipe file; without one the embedded default trains a small model from nothing
+    recipe: Option<PathBuf>,
+    /// Overrides a key of the recipe, as in --set trainer.seed=7
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Directory that receives the model
+    #[arg(long, default_value = "runs/sft")]
+    out: PathBuf,
+    /// Print one JSON document at the end
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Summary {
+    first_loss: f64,
+    last_loss: f64,
+    steps: u64,
+    skipped: u64,
+    tokens_per_s: f64,
+    seconds: f64,
+    accuracy: Option<f64>,
+    model: String,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let (recipe, file) = match &args.recipe {
+        Some(path) => (Recipe::read(path, &args.overrides), path.display().to_string()),
+        None => (Recipe::parse(DEFAULT, "embedded default", &args.overrides), "embedded default".to_string()),
+    };
+    let recipe = recipe.or_bad()?;
+    let section = RecipeError::Section { file, section: "sft", why: "`qurl sft` trains by it" };
+    let sft = recipe.sft.clone().ok_or(section).or_bad()?;
+    let cpu = Arc::new(Cpu::from_env().or_bad()?);
+    let task = recipe.task.task().or_bad()?;
+    let start = Start::from_recipe(&recipe, &*task).or_bad()?;
+    let examples = Examples::open(&sft, recipe.trainer.seed, &start, &*task).or_bad()?;
+    if args.out.exists() && !args.out.is_dir() {
+        return Err(bad(format!("--out {}: expected a directory or a new name", args.out.display())));
+    }
+    eprintln!("{}: {} parameters, {}", recipe.trainer.compute, start.config.param_count(), cpu.describe());
+
+    let progress = Progress::new(sft.steps, args.json);
+    let (mut first_loss, mut last_loss, mut tokens, mut seconds, mut skipped) = (f64::NAN, f64::NAN, 0, 0.0, 0);
+    let learner = sft::run(cpu.clone(), &recipe, &sft, &start, &examples, |step| {
+        if step.step == 1 {
+            first_loss = step.loss;
+        }
+        last_loss = step.loss;
+        tokens += step.tokens;
+        seconds += step.time.as_secs_f64();
+        skipped += u64::from(!step.applied);
+        progress.step(step.step, &format!("loss {:.4}  {:.0} tokens/s", step.loss, tokens as f64 / seconds));
+    })
+    .or_bad()?;
+    progress.finish();
+
+    let weights = learner.weights()?;
+    let options = SaveOptions {
+        tokenizer_files: start.tokenizer.files(),
+        ..SaveOptions::new(start.config.dtype, &start.generation)
+    };
+    save(&args.out, &start.config, &weights, &options).with_context(|| format!("saving to {}", args.out.display()))?;
+
+    let accuracy = if sft.test_problems > 0 && task.draw(Split::Test, recipe.trainer.seed, 0).is_some() {
+        let options = NetworkOptions::inference(&start.config, recipe.trainer.compute);
+        let network = Network::new(&*cpu, &start.config, &learner.params, options)?;
+        let mut engine = Engine::new(cpu, network, WeightVersion::default(), EngineOptions::default())?;
+        let problems = draw_problems(&*task, Split::Test, recipe.trainer.seed, 0, sft.test_problems)?;
+        let max_new = sft.max_length.min(start.config.max_position_embeddings);
+        let draw = Draw { n: 1, sampling: Sampling::greedy(), max_new, seed: recipe.trainer.seed, step: 0 };
+        Some(accuracy(&solve(&mut engine, &start, &*task, problems, draw)?))
+    } else {
+        None
+    };
+    let summary = Summary {
+        first_loss,
+        last_loss,
+        steps: sft.steps,
+        skipped,
+        tokens_per_s: tokens as f64 / seconds,
+        seconds: began.elapsed().as_secs_f64(),
+        accuracy,
+        model: args.out.display().to_string(),
+    };
+    if args.json {
+        println!("{}", serde_json::to_string(&summary)?);
+        return Ok(());
+    }
+    println!("loss {:.4} -> {:.4} in {} steps, {:.0} tokens/s", first_loss, last_loss, sft.steps, summary.tokens_per_s);
+    if let Some(accuracy) = accuracy {
+        println!("greedy accuracy on {} held-out problems: {:.1}%", sft.test_problems, 100.0 * accuracy);
+    }
+    println!("model saved to {}", summary.model);
+    Ok(())
+}
