@@ -199,7 +199,7 @@ fn stops_by_token_text_length_and_context() {
     let net = network(&cpu, &config, &params, Format::F32, None);
     let mut engine = engine(&cpu, net, roomy());
     let free = Request { key: SampleKey { seed: 9, step: 0, prompt: 0 }, ..Request::new(vec![7; 20], 30) };
-    let tokens = engine.generate(&[free.clone()]).expect("generate").remove(0).samples.remove(0).tokens;
+    let tokens = engine.generate(std::slice::from_ref(&free)).expect("generate").remove(0).samples.remove(0).tokens;
     let stop = tokens[11];
     let first = tokens.iter().position(|&t| t == stop).expect("it is there") + 1;
     let stopped = Request { stop_ids: vec![stop], ..free.clone() };
@@ -266,7 +266,7 @@ fn weights_change_only_between_requests() {
     let cpu = cpu(2);
     let request = Request::new(vec![1, 2, 3], 8);
     let mut engine = engine(&cpu, network(&cpu, &config, &params, Format::Bf16, None), roomy());
-    let before = engine.generate(&[request.clone()]).expect("generate").remove(0);
+    let before = engine.generate(std::slice::from_ref(&request)).expect("generate").remove(0);
     assert_eq!(before.samples[0].weights, WEIGHTS);
 
     engine.submit(request.clone()).expect("submit");
@@ -280,7 +280,7 @@ fn weights_change_only_between_requests() {
     assert_same("the refused load changed nothing", &engine.finished(), std::slice::from_ref(&before));
 
     engine.load(&upload(&cpu, &other), newer).expect("load");
-    let after = engine.generate(&[request.clone()]).expect("generate").remove(0);
+    let after = engine.generate(std::slice::from_ref(&request)).expect("generate").remove(0);
     assert_eq!(after.require_weights(newer), Ok(()));
     assert_eq!(after.require_weights(WEIGHTS), Err(RolloutError::WrongWeights { made_with: newer, asked: WEIGHTS }));
     assert_ne!(after.samples[0].logprobs, before.samples[0].logprobs);
@@ -306,7 +306,7 @@ fn a_logit_that_is_not_finite_names_its_request() {
     let net = network(&cpu, &config, &params, Format::F32, None);
     let mut engine = engine(&cpu, net, roomy());
     let well = Request { stop_ids: vec![5], ..Request::new((10..30).collect(), 12) };
-    let expected = engine.generate(&[well.clone()]).expect("generate");
+    let expected = engine.generate(std::slice::from_ref(&well)).expect("generate");
 
     let key = SampleKey { seed: 1, step: 2, prompt: 3 };
     let ill = engine.submit(Request { key, n: 2, ..Request::new(vec![6, 5, 6], 4) }).expect("submit");
