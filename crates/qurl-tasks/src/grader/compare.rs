@@ -99,6 +99,11 @@ fn readings(answer: &str) -> Vec<Reading> {
     all
 }
 
+/// Whether a decimal point is written: only then can a comma elsewhere be one too.
+fn has_decimal_point(answer: &str) -> bool {
+    answer.as_bytes().windows(2).any(|w| w[0] == b'.' && w[1].is_ascii_digit())
+}
+
 /// Sign and significant digits of a plain whole number.
 pub(super) fn whole_number(text: &str) -> Option<(bool, &str)> {
     let (negative, digits) = match text.strip_prefix('-') {
@@ -140,6 +145,10 @@ impl Comparer {
         for gold_reading in readings(gold) {
             let Ok(g) = parse(gold, gold_reading) else { continue };
             for pred_reading in readings(pred) {
+                let point_reading = (gold_reading == Reading::CommaIsPoint, pred_reading == Reading::CommaIsPoint);
+                if point_reading.0 && !has_decimal_point(pred) || point_reading.1 && !has_decimal_point(gold) {
+                    continue;
+                }
                 let Ok(p) = parse(pred, pred_reading) else { continue };
                 if self.same_answer(&g, &p)? {
                     return Ok(true);
@@ -225,6 +234,12 @@ impl Comparer {
                 self.same_in_any_order(many, one)
             }
             (Expr::Ratio(a), Expr::Ratio(b)) => self.same_ratio(a, b),
+            // `4:30 p.m.` is not a number.
+            (Expr::Ratio(parts), _) | (_, Expr::Ratio(parts))
+                if parts.iter().any(|part| matches!(part, Expr::Quantity(..))) =>
+            {
+                Ok(false)
+            }
             _ if is_structure(gold) || is_structure(pred) => Ok(false),
             _ => self.same_scalar(gold, pred),
         }

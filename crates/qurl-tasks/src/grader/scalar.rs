@@ -80,6 +80,9 @@ impl Comparer {
             g.value = in_base_units(g.value, gs, gp);
             p.value = in_base_units(p.value, ps, pp);
         }
+        if g.percent && p.unit.is_some() && !p.percent || p.percent && g.unit.is_some() && !g.percent {
+            return Ok(false);
+        }
         let degrees = (g.unit.as_deref() == Some("degree"), p.unit.as_deref() == Some("degree"));
         let has_pi = |e: &Expr| e.any(&|n| matches!(n, Expr::Const(Constant::Pi)));
         if degrees == (true, false) && has_pi(&p.value) {

@@ -76,7 +76,7 @@ pub fn words(text: &str) -> String {
         return String::new();
     }
     let mut words: Vec<&str> = spaced.split_whitespace().collect();
-    if words.len() > 1 && matches!(words[0].to_lowercase().as_str(), "the" | "a" | "an") {
+    if words.len() > 1 && words[1].len() > 1 && matches!(words[0].to_lowercase().as_str(), "the" | "a" | "an") {
         words.remove(0);
     }
     // A single letter is a variable or a choice: its case matters.
