@@ -380,10 +380,13 @@ impl Parser {
         if self.peek_at(1) == Some(&Tok::Frac) {
             let start = self.at;
             self.at += 1;
-            let fraction = self.power()?;
-            let proper = fraction.as_number().is_some_and(|f| f.is_positive() && !f.denom().is_one());
-            if proper && self.peek() != Some(&Tok::Caret) {
-                return Ok(Expr::rational(whole + fraction.as_number().ok_or(Stop)?));
+            let fraction = self.deeper(Self::primary)?;
+            let proper = fraction.as_number().filter(|f| f.is_positive() && !f.denom().is_one());
+            // `3\frac{1}{2}^2` is no mixed number, `3\frac{1}{2}^\circ` is one.
+            let raised = self.peek() == Some(&Tok::Caret) && !self.caret_means_degrees();
+            if let Some(part) = proper.filter(|_| !raised) {
+                let value = Expr::rational(whole + part);
+                return self.postfix(value);
             }
             self.at = start;
         } else if let (Some(top), Some(Tok::Slash), Some(bottom)) =
@@ -403,6 +406,12 @@ impl Parser {
             return Ok(Expr::rational(value));
         }
         self.power()
+    }
+
+    /// Whether the exponent at hand is a degree sign.
+    fn caret_means_degrees(&self) -> bool {
+        let inner = if self.peek_at(1) == Some(&Tok::LBrace) { self.peek_at(2) } else { self.peek_at(1) };
+        matches!(inner, Some(Tok::Degree | Tok::Prime))
     }
 
     /// The whole number `ahead` tokens away.

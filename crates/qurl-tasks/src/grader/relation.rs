@@ -83,7 +83,11 @@ impl Comparer {
             _ => {}
         }
         if let (Some((gold_name, gold_value)), Some((pred_name, pred_value))) = (assignment(gold), assignment(pred)) {
-            let same_name = gold_name == pred_name || !plain_letter(gold_name) || !plain_letter(pred_name);
+            let free = !plain_letter(gold_name) || !plain_letter(pred_name);
+            // f(x) = 1 says nothing of x.
+            let about = |name: &Expr, other: &Expr| matches!(other, Expr::Sym(s) if name.variables().contains(s));
+            let confused = about(gold_name, pred_name) || about(pred_name, gold_name);
+            let same_name = gold_name == pred_name || free && !confused;
             if same_name && self.same(gold_value, pred_value)? {
                 return Ok(true);
             }

@@ -44,7 +44,15 @@ impl Parser {
     /// A primary with its postfix operators and exponents.
     pub(super) fn power(&mut self) -> Result<Expr, Stop> {
         self.deeper(|p| {
-            let mut base = p.primary()?;
+            let base = p.primary()?;
+            p.postfix(base)
+        })
+    }
+
+    /// Postfix operators and exponents of a value.
+    pub(super) fn postfix(&mut self, value: Expr) -> Result<Expr, Stop> {
+        self.deeper(|p| {
+            let mut base = value;
             for _ in 0..MAX_POSTFIX {
                 base = match p.peek() {
                     Some(Tok::Bang) => {
