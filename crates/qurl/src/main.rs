@@ -5,6 +5,7 @@
 
 mod commands;
 mod input;
+mod packing;
 mod progress;
 mod system;
 
@@ -22,6 +23,8 @@ struct Cli {
 enum Command {
     /// Supervised training on JSON lines or on a task's worked solutions
     Sft(commands::sft::Args),
+    /// Samples text
+    Generate(commands::generate::Args),
     /// Log-probs of given token ids, one JSON line in, one out
     Score(commands::score::Args),
     /// Speed beside the measured limits of the machine
@@ -31,6 +34,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Sft(args) => commands::sft::run(args),
+        Command::Generate(args) => commands::generate::run(args),
         Command::Score(args) => commands::score::run(args),
         Command::Bench(args) => commands::bench::run(args),
     };

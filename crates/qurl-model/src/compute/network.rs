@@ -33,6 +33,11 @@ impl NetworkOptions {
         NetworkOptions { format, head_format, kv_format, trained: false, positions: config.max_position_embeddings }
     }
 
+    /// The same with the output head in the format of the blocks.
+    pub fn quantize_head(self) -> Self {
+        NetworkOptions { head_format: self.format, ..self }
+    }
+
     /// Training in f32 or bf16.
     pub fn training(config: &ModelConfig, format: Format) -> Self {
         NetworkOptions { trained: true, ..Self::inference(config, format) }

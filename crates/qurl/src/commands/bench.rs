@@ -1,6 +1,8 @@
 //! `qurl bench`: speed beside the measured limits of the machine.
 
 mod gemm;
+mod rollout;
+mod shape;
 mod train;
 
 use crate::input::OrBad;
@@ -23,6 +25,10 @@ enum What {
     ///
     /// Example: qurl bench train --formats f32,bf16 --steps 20
     Train(train::Args),
+    /// Speed of the rollout engine with random weights of a named shape
+    ///
+    /// Example: qurl bench rollout --shape qwen2.5-0.5b --formats bf16,int8 --batch 1,32 --quantize-head
+    Rollout(rollout::Args),
     /// Speed of single linear layers
     ///
     /// Example: qurl bench gemm --shape qwen2.5-0.5b --formats f32,bf16 --batch 1,32
@@ -34,6 +40,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let cpu = Cpu::from_env().or_bad()?;
     match args.what {
         What::Train(args) => train::run(cpu, args),
+        What::Rollout(args) => rollout::run(cpu, args),
         What::Gemm(args) => gemm::run(cpu, args),
     }
 }

@@ -4,8 +4,9 @@
 //! that read back as the same f32, so the bits survive.
 
 use crate::input::{OrBad, bad};
+use crate::packing::Packing;
 use anyhow::Context;
-use qurl_kernels::{Backend, Cpu, Format};
+use qurl_kernels::{Backend, Cpu};
 use qurl_model::compute::{Network, NetworkOptions, score};
 use qurl_model::{ModelConfig, hf};
 use serde::{Deserialize, Serialize};
@@ -18,9 +19,8 @@ pub struct Args {
     /// Hugging Face directory
     #[arg(long)]
     model: PathBuf,
-    /// Number format to compute in
-    #[arg(long, default_value_t = Format::F32)]
-    format: Format,
+    #[command(flatten)]
+    packing: Packing,
     /// Most tokens computed at a time
     #[arg(long, default_value_t = 1024)]
     chunk: usize,
@@ -62,7 +62,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         sequences.push(ids);
     }
     let longest = sequences.iter().map(Vec::len).max().unwrap_or(0).max(1);
-    let options = NetworkOptions { positions: longest, ..NetworkOptions::inference(&model.config, args.format) };
+    let options = NetworkOptions { positions: longest, ..args.packing.options(&model.config) };
     let params = model.params.try_map(|p| cpu.upload(&p))?;
     let net = Network::new(&cpu, &model.config, &params, options).or_bad()?;
     drop(params);

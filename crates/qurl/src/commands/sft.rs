@@ -17,7 +17,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-const DEFAULT: &str = include_str!("../../../../recipes/sft.toml");
+/// The embedded recipe.
+pub const DEFAULT: &str = include_str!("../../../../recipes/sft.toml");
 
 /// Example: qurl sft recipes/sft.toml --set sft.steps=100 --out runs/sft
 #[derive(clap::Args)]

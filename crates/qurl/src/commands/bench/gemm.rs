@@ -11,7 +11,7 @@ use std::time::Instant;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Model shape: "5m", or a published one such as qwen2.5-0.5b
+    /// Model shape: "5m", "default", or a published one such as qwen2.5-0.5b
     #[arg(long, default_value = "qwen2.5-0.5b")]
     shape: String,
     /// Number formats of the weights
@@ -43,7 +43,7 @@ pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
     if args.batch.contains(&0) {
         return Err(bad("--batch: rows must be at least 1"));
     }
-    let c = super::train::shape(&args.shape)?;
+    let c = super::shape::config(&args.shape)?;
     let layers = [
         ("qkv", c.qkv_dim(), c.hidden_size),
         ("o", c.hidden_size, c.q_dim()),

@@ -4,14 +4,13 @@
 //! multiply-adds that the step cannot do without (6 per weight and token, and causal attention) over the peak of the
 //! machine's unit, measured in the same run.
 
-use super::{Document, median, peak_gflops, print_json};
-use crate::input::{OrBad, bad};
+use super::{Document, median, peak_gflops, print_json, shape};
+use crate::input::bad;
 use crate::system::peak_rss_mb;
 use qurl_kernels::{Backend, Cpu, Format};
 use qurl_model::compute::{Batch, TapeOptions, Targets};
-use qurl_model::config::Dims;
 use qurl_model::rng::CounterRng;
-use qurl_model::{Family, ModelConfig, params};
+use qurl_model::{ModelConfig, params};
 use qurl_train::learner::{Learner, LearnerOptions, LossGradient, micro_batches};
 use qurl_train::optimizer::AdamWOptions;
 use serde::Serialize;
@@ -20,7 +19,7 @@ use std::time::Instant;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Model shape: "5m", or a published one such as qwen2.5-0.5b
+    /// Model shape: "5m", "default", or a published one such as qwen2.5-0.5b
     #[arg(long, default_value = "5m")]
     shape: String,
     /// Number formats to compute in
@@ -62,28 +61,11 @@ struct Row {
     loss: f64,
 }
 
-pub fn shape(name: &str) -> anyhow::Result<ModelConfig> {
-    if name != "5m" {
-        return ModelConfig::named(name).or_bad();
-    }
-    let dims = Dims {
-        vocab_size: 512,
-        hidden_size: 256,
-        intermediate_size: 704,
-        num_layers: 6,
-        num_heads: 4,
-        num_kv_heads: 4,
-    };
-    let mut config = ModelConfig::from_dims(Family::Llama, dims).or_bad()?;
-    config.tie_word_embeddings = false;
-    Ok(config)
-}
-
 pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
     if args.batch == 0 || args.length < 2 || args.steps == 0 {
         return Err(bad("--batch and --steps must be at least 1, --length at least 2"));
     }
-    let config = shape(&args.shape)?;
+    let config = shape::config(&args.shape)?;
     let cpu = Arc::new(cpu);
     let mut rows = Vec::new();
     if !args.json {

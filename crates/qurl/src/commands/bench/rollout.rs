@@ -1,0 +1,281 @@
+//! `qurl bench rollout`: the engine on random weights of a named shape, in several number formats.
+//!
+//! Every round runs each format once, and a figure is the median of its rounds: a disturbance of the machine meets all
+//! formats alike. A run is a batch of prompts of one length that all draw the same number of tokens. It is cut in two at
+//! the moment when the last prompt has got its first token: before lies the prefill, after it the decode.
+//!
+//! The limits are measured in the same run. A decode step cannot take less time than reading all packed weights and the
+//! keys and values of the batch once, nor less than the multiply-adds of its linear layers at the peak of the unit.
+
+use super::{Document, median, peak_gflops, print_json, shape};
+use crate::input::{OrBad, bad};
+use crate::packing::Extent;
+use crate::system::peak_rss_mb;
+use qurl_kernels::cpu::peak;
+use qurl_kernels::{Backend, Cpu, Format};
+use qurl_model::compute::{Network, NetworkOptions};
+use qurl_model::rng::CounterRng;
+use qurl_model::{ModelConfig, Params};
+use qurl_rollout::{Engine, EngineOptions, Request, SampleKey, WeightVersion};
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Model shape: "default" (what `qurl sft` trains), "5m", or a published one such as qwen2.5-0.5b
+    #[arg(long, default_value = "qwen2.5-0.5b")]
+    shape: String,
+    /// Number formats of the weights
+    #[arg(long, value_delimiter = ',', default_values_t = [Format::Bf16, Format::Int8])]
+    formats: Vec<Format>,
+    #[command(flatten)]
+    extent: Extent,
+    /// Prompts that are answered together
+    #[arg(long, value_delimiter = ',', default_values_t = [32])]
+    batch: Vec<usize>,
+    /// Tokens of a prompt
+    #[arg(long, default_value_t = 128)]
+    prompt: usize,
+    /// New tokens per prompt
+    #[arg(long, default_value_t = 128)]
+    new: usize,
+    /// Runs of every format
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Row {
+    case: &'static str,
+    shape: String,
+    format: String,
+    head_format: String,
+    kv_format: &'static str,
+    batch: usize,
+    prompt: usize,
+    new: usize,
+    rounds: usize,
+    /// New tokens a second of the decode phase, the most that the measured limits allow, and the ratio of both.
+    tokens_per_s: f64,
+    limit_tokens_per_s: f64,
+    share: f64,
+    /// New tokens a second from the first prompt token to the last new one.
+    total_tokens_per_s: f64,
+    prefill_tokens_per_s: f64,
+    prefill_limit_tokens_per_s: f64,
+    /// Mean over the prompts, all of which arrive at the same time.
+    first_token_s: f64,
+    /// Packed weights and cache read by the decode phase, and what the machine can read.
+    gb_per_s: f64,
+    peak_gb_per_s: f64,
+    /// Multiply-adds (times two) of the linear layers in the decode phase, and what the machine can do.
+    gflops: f64,
+    peak_gflops: f64,
+    weight_mb: f64,
+    /// Packing changed f32 weights again, and reading them once at the measured bandwidth.
+    requantize_s: f64,
+    read_weights_s: f64,
+    peak_rss_mb: Option<f64>,
+}
+
+/// What one run took.
+struct Times {
+    first_token: f64,
+    prefill: f64,
+    total: f64,
+    /// Tokens that the decode phase drew.
+    decoded: usize,
+    requantize: f64,
+}
+
+pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
+    let positive = [args.prompt, args.rounds, args.formats.len(), args.batch.len()].iter().all(|&x| x > 0);
+    if !positive || args.new < 2 || args.batch.contains(&0) {
+        return Err(bad("--batch, --prompt, --rounds and --formats must be at least 1, --new at least 2"));
+    }
+    let config = shape::config(&args.shape)?;
+    let positions = args.prompt + args.new;
+    if positions > config.max_position_embeddings {
+        return Err(bad(format!(
+            "--prompt and --new are {positions} tokens, the context of {} is {}",
+            args.shape, config.max_position_embeddings
+        )));
+    }
+    let cpu = Arc::new(cpu);
+    if !args.json {
+        println!("{}", cpu.describe());
+        println!(
+            "{}: {} parameters, prompts of {}, {} new tokens, median of {} rounds",
+            args.shape,
+            config.param_count(),
+            args.prompt,
+            args.new,
+            args.rounds
+        );
+    }
+    let params = shape::weights(&config).try_map(|leaf| cpu.upload(&leaf))?;
+    let mut engines = Vec::new();
+    for &format in &args.formats {
+        let options = NetworkOptions { positions, ..args.extent.options(&config, format) };
+        engines.push(engine(&cpu, &config, &params, options, &args)?);
+    }
+    let mut rows = Vec::new();
+    for &batch in &args.batch {
+        let mut bandwidth = 0.0f64;
+        let mut times: Vec<Vec<Times>> = engines.iter().map(|_| Vec::new()).collect();
+        for round in 0..args.rounds {
+            bandwidth = bandwidth.max(peak::read_bandwidth(cpu.context()));
+            for (engine, times) in engines.iter_mut().zip(&mut times) {
+                times.push(once(engine, &params, batch, round as u64, &args)?);
+            }
+        }
+        for (engine, times) in engines.iter().zip(&times) {
+            let row = summarize(engine, times, batch, bandwidth, &args);
+            if !args.json {
+                print_row(&row);
+            }
+            rows.push(row);
+        }
+    }
+    if args.json {
+        print_json(&Document { machine: cpu.describe(), results: rows })?;
+    }
+    Ok(())
+}
+
+fn engine(
+    cpu: &Arc<Cpu>,
+    config: &ModelConfig,
+    params: &Params<<Cpu as Backend>::Tensor>,
+    options: NetworkOptions,
+    args: &Args,
+) -> anyhow::Result<Engine<Cpu>> {
+    let network = Network::new(&**cpu, config, params, options)?;
+    let batch = args.batch.iter().copied().max().unwrap_or(1);
+    let defaults = EngineOptions::default();
+    let layer_page = cpu.kv_page_bytes(options.kv_format, defaults.page_size, config.num_kv_heads, config.head_dim);
+    // Some pages more than the batch fills, as the scheduler keeps a few free.
+    let pages = batch * options.positions.div_ceil(defaults.page_size) * 51 / 50 + 2;
+    let kv_bytes = layer_page * config.num_layers * pages;
+    let options = EngineOptions { kv_bytes, max_num_seqs: batch, ..defaults };
+    Engine::new(cpu.clone(), network, WeightVersion::default(), options).or_bad()
+}
+
+/// Loads the weights anew and answers one batch of prompts.
+fn once(
+    engine: &mut Engine<Cpu>,
+    params: &Params<<Cpu as Backend>::Tensor>,
+    batch: usize,
+    round: u64,
+    args: &Args,
+) -> anyhow::Result<Times> {
+    let start = Instant::now();
+    engine.load(params, WeightVersion { version: round, checksum: 0 })?;
+    let requantize = start.elapsed().as_secs_f64();
+
+    let vocabulary = engine.network().config().vocab_size as u64;
+    let start = Instant::now();
+    for prompt in 0..batch as u64 {
+        let rng = CounterRng::new(&[11, round, prompt]);
+        let ids = (0..args.prompt as u64).map(|i| rng.below_at(i, vocabulary) as u32).collect();
+        let key = SampleKey { seed: 1, step: round, prompt };
+        engine.submit(Request { key, ..Request::new(ids, args.new) })?;
+    }
+    let (mut waiting, mut decoded, mut first_token, mut prefill) = (BTreeSet::new(), 0, 0.0, 0.0);
+    while engine.unfinished() > 0 {
+        let emitted = engine.step()?;
+        if waiting.len() == batch {
+            decoded += emitted.len();
+            continue;
+        }
+        prefill = start.elapsed().as_secs_f64();
+        for token in emitted {
+            if waiting.insert(token.request) {
+                first_token += prefill / batch as f64;
+            }
+        }
+    }
+    let total = start.elapsed().as_secs_f64();
+    engine.finished();
+    Ok(Times { first_token, prefill, total, decoded, requantize })
+}
+
+fn summarize(engine: &Engine<Cpu>, times: &[Times], batch: usize, bandwidth: f64, args: &Args) -> Row {
+    let of = |figure: fn(&Times) -> f64| median(times.iter().map(figure).collect());
+    let (cpu, network) = (engine.backend(), engine.network());
+    let (options, config) = (network.options(), network.config());
+    let (block_peak, head_peak) = (peak_gflops(cpu, options.format), peak_gflops(cpu, options.head_format));
+    let block_gflop = 2e-9 * block_weights(config) as f64;
+    let head_gflop = 2e-9 * (config.vocab_size * config.hidden_size) as f64;
+    let token_gflop = block_gflop + head_gflop;
+    let token_seconds = block_gflop / block_peak + head_gflop / head_peak;
+
+    let weight_bytes = network.weight_bytes(cpu) as f64;
+    let token_bytes = engine.page_bytes() as f64 / engine.pages().page_size() as f64;
+    let step_bytes = weight_bytes + batch as f64 * token_bytes * (args.prompt as f64 + args.new as f64 / 2.0);
+    let limit = batch as f64 / (step_bytes / bandwidth).max(batch as f64 * token_seconds);
+    let tokens_per_s = of(|t| t.decoded as f64 / (t.total - t.prefill));
+    let total_seconds = of(|t| t.total);
+    Row {
+        case: "rollout",
+        shape: args.shape.clone(),
+        format: options.format.to_string(),
+        head_format: options.head_format.to_string(),
+        kv_format: options.kv_format.name(),
+        batch,
+        prompt: args.prompt,
+        new: args.new,
+        rounds: args.rounds,
+        tokens_per_s,
+        limit_tokens_per_s: limit,
+        share: tokens_per_s / limit,
+        total_tokens_per_s: (batch * args.new) as f64 / total_seconds,
+        prefill_tokens_per_s: (batch * args.prompt) as f64 / of(|t| t.prefill),
+        // The head is computed for the last token of a prompt only.
+        prefill_limit_tokens_per_s: block_peak / block_gflop,
+        first_token_s: of(|t| t.first_token),
+        gb_per_s: tokens_per_s / batch as f64 * step_bytes / 1e9,
+        peak_gb_per_s: bandwidth / 1e9,
+        gflops: tokens_per_s * token_gflop,
+        peak_gflops: token_gflop / token_seconds,
+        weight_mb: weight_bytes / 1e6,
+        requantize_s: of(|t| t.requantize),
+        read_weights_s: 4.0 * config.param_count() as f64 / bandwidth,
+        peak_rss_mb: peak_rss_mb(),
+    }
+}
+
+/// Weights of the blocks' linear layers.
+fn block_weights(c: &ModelConfig) -> usize {
+    c.num_layers * c.hidden_size * (c.qkv_dim() + c.q_dim() + 3 * c.intermediate_size)
+}
+
+fn print_row(row: &Row) {
+    println!(
+        "{:9} batch {:3}: {:7.1} tokens/s of {:7.1} ({:3.0}%)  {:5.1} of {:4.1} GB/s  {:5.0} of {:5.0} GFLOP/s",
+        row.format,
+        row.batch,
+        row.tokens_per_s,
+        row.limit_tokens_per_s,
+        100.0 * row.share,
+        row.gb_per_s,
+        row.peak_gb_per_s,
+        row.gflops,
+        row.peak_gflops
+    );
+    println!(
+        "          prefill {:7.1} tokens/s of {:7.1}  first token {:.3} s  all {:7.1} tokens/s  requantizing {:.3} s, \
+         reading f32 {:.3} s",
+        row.prefill_tokens_per_s,
+        row.prefill_limit_tokens_per_s,
+        row.first_token_s,
+        row.total_tokens_per_s,
+        row.requantize_s,
+        row.read_weights_s
+    );
+}
