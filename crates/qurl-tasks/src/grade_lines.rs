@@ -35,7 +35,11 @@ pub enum GradeLineError {
         source: std::io::Error,
     },
     /// The line is not a case.
-    #[error("line {line}: expected an object with the texts `gold` and `pred`: {source}")]
+    #[error(
+        "line {line}, column {}: expected an object with the texts `gold` and `pred`: {}",
+        source.column(),
+        source.to_string().split(" at line ").next().unwrap_or_default()
+    )]
     Json {
         /// Line number, from 1.
         line: usize,
@@ -52,7 +56,20 @@ pub enum GradeLineError {
     },
 }
 
-/// Grades every line. A line may name its own policy under `policy` unless `policy` is given, which then rules.
+/// Grades line number `line` (from 1). It may name its own policy under `policy` unless `policy` is given, which then
+/// rules.
+pub fn grade_line(line: usize, text: &str, policy: Option<Policy>) -> Result<GradedLine, GradeLineError> {
+    let case: Case = serde_json::from_str(text).map_err(|source| GradeLineError::Json { line, source })?;
+    let named = match (policy, &case.policy) {
+        (Some(policy), _) => policy,
+        (None, Some(name)) => name.parse().map_err(|source| GradeLineError::Policy { line, source })?,
+        (None, None) => Policy::default(),
+    };
+    let graded = grade(&case.gold, &case.pred, named);
+    Ok(GradedLine { equal: graded.equal, extracted: graded.extracted })
+}
+
+/// Grades every line, as [`grade_line`] does.
 pub fn grade_lines<R: BufRead>(
     input: R,
     policy: Option<Policy>,
@@ -60,13 +77,6 @@ pub fn grade_lines<R: BufRead>(
     input.lines().enumerate().map(move |(index, text)| {
         let line = index + 1;
         let text = text.map_err(|source| GradeLineError::Io { line, source })?;
-        let case: Case = serde_json::from_str(&text).map_err(|source| GradeLineError::Json { line, source })?;
-        let named = match (policy, &case.policy) {
-            (Some(policy), _) => policy,
-            (None, Some(name)) => name.parse().map_err(|source| GradeLineError::Policy { line, source })?,
-            (None, None) => Policy::default(),
-        };
-        let graded = grade(&case.gold, &case.pred, named);
-        Ok(GradedLine { equal: graded.equal, extracted: graded.extracted })
+        grade_line(line, &text, policy)
     })
 }

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::external::ExternalError;
 use crate::rng::mix_text;
 
 /// One message of a chat.
@@ -98,8 +99,13 @@ pub trait Task: Send + Sync {
     /// The problem of a key; `None` when the split has no problems.
     fn draw(&self, split: Split, seed: u64, index: u64) -> Option<Problem>;
 
-    /// Judges a response.
+    /// Judges a response by the task's own rules.
     fn verify(&self, problem: &Problem, response: &str) -> Verdict;
+
+    /// Judges responses as a run rewards them: by the task's own rules, unless the reward comes from outside.
+    fn judge(&self, batch: &[(&Problem, &str)]) -> Result<Vec<Verdict>, ExternalError> {
+        Ok(batch.iter().map(|(problem, response)| self.verify(problem, response)).collect())
+    }
 
     /// How many different problems a split has; `None` when they are generated.
     fn len(&self, split: Split) -> Option<u64>;

@@ -42,6 +42,16 @@ impl DatasetTask {
         }
     }
 
+    /// Holds out these rows instead of a share: all others are for training, less those whose problem is held out too.
+    pub fn with_test_rows(mut self, test: Vec<Row>) -> DatasetTask {
+        let mut rows = without_overlap(self.rows, &test);
+        self.train = (0..rows.len()).collect();
+        self.test = (rows.len()..rows.len() + test.len()).collect();
+        rows.extend(test);
+        self.rows = rows;
+        self
+    }
+
     /// Gives this share of the reward to responses with an answer in the wanted form that is wrong.
     pub fn with_format_weight(mut self, weight: f64) -> DatasetTask {
         self.format_weight = weight.clamp(0.0, 1.0);

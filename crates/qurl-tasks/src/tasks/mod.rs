@@ -1,6 +1,7 @@
-//! The tasks: generated ones with a difficulty dial, Countdown, and data sets.
+//! The tasks: generated ones with a difficulty dial, Countdown, data sets, and any of them with a reward from outside.
 
 pub mod arithmetic;
+pub mod command;
 pub mod countdown;
 pub mod dataset;
 pub mod mod_chain;
@@ -8,5 +9,6 @@ pub mod sorting;
 pub mod synthetic;
 pub mod word_problems;
 
+pub use command::CommandTask;
 pub use dataset::DatasetTask;
 pub use synthetic::{Kind, Synthetic, TaskError};
