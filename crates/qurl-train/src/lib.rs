@@ -3,7 +3,9 @@
 //! [`recipe`] says what a run does; [`start`] is what it begins with. [`learner`] holds a model that is being trained
 //! (weights, gradients, moments, packed copies) and the two things every kind of training does with it: add up
 //! gradients of micro-batches, and update. [`sft`] is supervised training on top of it.
+//! [`solve`] has the engine answer problems and judges the answers; [`evaluate`] does so for whole sets.
 
+pub mod evaluate;
 pub mod learner;
 pub mod optimizer;
 pub mod recipe;

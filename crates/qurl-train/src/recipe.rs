@@ -10,7 +10,7 @@ mod task;
 
 pub use model::{ModelSource, NewModel};
 pub use sft::Sft;
-pub use task::TaskSource;
+pub use task::{DatasetSource, TaskSource, TaskSourceError};
 
 use qurl_kernels::Format;
 use serde::{Deserialize, Serialize};

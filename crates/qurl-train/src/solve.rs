@@ -5,6 +5,7 @@ use crate::start::{Start, StartError};
 use qurl_kernels::Backend;
 use qurl_model::tokenizer::TokenizerError;
 use qurl_rollout::{Engine, Request, RolloutError, Sample, SampleKey, Sampling};
+use qurl_tasks::external::ExternalError;
 use qurl_tasks::task::{Problem, Split, Task, Verdict};
 
 /// Why problems could not be solved.
@@ -24,6 +25,9 @@ pub enum SolveError {
     /// Turning tokens into text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The reward command.
+    #[error(transparent)]
+    Reward(#[from] ExternalError),
     /// The task has no problems in this split.
     #[error("the task {task:?} has no {split:?} problems")]
     NoProblems {
@@ -112,22 +116,28 @@ pub fn solve<B: Backend>(
         });
     }
     let groups = engine.generate(&requests)?;
+    let decode = |sample: &Sample| start.tokenizer.decode(&sample.tokens, true);
+    let texts = groups.iter().flat_map(|g| &g.samples).map(decode).collect::<Result<Vec<String>, _>>()?;
+    let owners = problems.iter().zip(&groups).flat_map(|(p, g)| std::iter::repeat_n(p, g.samples.len()));
+    let batch: Vec<(&Problem, &str)> = owners.zip(texts.iter().map(String::as_str)).collect();
+    let verdicts = task.judge(&batch)?;
+    let mut judged = verdicts.into_iter().zip(texts);
     let mut solved = Vec::with_capacity(problems.len());
     for (problem, group) in problems.into_iter().zip(groups) {
-        let mut responses = Vec::with_capacity(group.samples.len());
-        for sample in group.samples {
-            let text = start.tokenizer.decode(&sample.tokens, true)?;
-            let verdict = task.verify(&problem, &text);
-            responses.push(Response { sample, text, verdict });
-        }
+        let samples = group.samples.into_iter().zip(&mut judged);
+        let responses = samples.map(|(sample, (verdict, text))| Response { sample, text, verdict }).collect();
         solved.push(Solved { problem, prompt: group.prompt, responses });
     }
     Ok(solved)
 }
 
-/// Share of problems whose responses are right, by the part `correct` of the verdicts (or the reward where there is none).
+/// How right a response is: the part `correct` of its verdict, or the reward where there is none.
+pub fn correctness(verdict: &Verdict) -> f64 {
+    verdict.part("correct").unwrap_or(verdict.reward)
+}
+
+/// Share of responses that are right.
 pub fn accuracy(solved: &[Solved]) -> f64 {
-    let right = |r: &Response| r.verdict.part("correct").unwrap_or(r.verdict.reward);
-    let all: Vec<f64> = solved.iter().flat_map(|s| s.responses.iter().map(right)).collect();
+    let all: Vec<f64> = solved.iter().flat_map(|s| s.responses.iter().map(|r| correctness(&r.verdict))).collect();
     all.iter().sum::<f64>() / all.len().max(1) as f64
 }

@@ -5,6 +5,7 @@ use qurl_model::chat::{self, ChatError, ChatTemplate};
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer, TokenizerError};
 use qurl_model::{ConfigError, GenerationConfig, HfError, ModelConfig, Params, hf, params};
 use qurl_tasks::task::{Prompt, Task};
+use std::path::Path;
 
 /// A model with everything that belongs to it.
 pub struct Start {
@@ -49,15 +50,19 @@ pub enum StartError {
 }
 
 impl Start {
+    /// Loads a Hugging Face directory.
+    pub fn load(dir: &Path) -> Result<Start, StartError> {
+        let model = hf::load(dir)?;
+        let tokenizer = Tokenizer::load(dir)?;
+        tokenizer.check_fits(&model.config)?;
+        let template = ChatTemplate::of(&tokenizer)?;
+        Ok(Start { config: model.config, weights: model.params, tokenizer, template, generation: model.generation })
+    }
+
     /// Loads the recipe's model, or makes a new one for the task's alphabet.
     pub fn from_recipe(recipe: &Recipe, task: &dyn Task) -> Result<Start, StartError> {
         if let Some(dir) = &recipe.model.path {
-            let model = hf::load(dir)?;
-            let tokenizer = Tokenizer::load(dir)?;
-            tokenizer.check_fits(&model.config)?;
-            let template = ChatTemplate::of(&tokenizer)?;
-            let generation = model.generation;
-            return Ok(Start { config: model.config, weights: model.params, tokenizer, template, generation });
+            return Start::load(dir);
         }
         let alphabet = task.alphabet().ok_or_else(|| StartError::NoAlphabet { task: task.name().to_string() })?;
         let tokenizer = Tokenizer::characters(alphabet, &CharacterSpecials::default())?;
@@ -71,6 +76,14 @@ impl Start {
             GenerationConfig { eos_token_ids: config.eos_token_ids.clone(), ..GenerationConfig::default() };
         let weights = params::init(&config, recipe.trainer.seed, false);
         Ok(Start { config, weights, tokenizer, template: None, generation })
+    }
+
+    /// A number that tells these weights from others.
+    pub fn checksum(&self) -> u64 {
+        let bits = self.weights.iter().flatten().map(|x| u64::from(x.to_bits()));
+        bits.fold(0x243f_6a88_85a3_08d3, |sum: u64, bits| {
+            (sum.rotate_left(5) ^ bits).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        })
     }
 
     /// Tokens that end a response.

@@ -1,9 +1,16 @@
 //! `[task]`: where problems and rewards come from.
 
 use super::{Check, RecipeError};
+use qurl_tasks::data::{self, DataError, Row};
+use qurl_tasks::external::{ExternalError, ExternalReward};
+use qurl_tasks::grader::{Policy, UnknownPolicy};
+use qurl_tasks::presets::{self, EvalPreset, Template, UnknownPreset};
 use qurl_tasks::task::Task;
-use qurl_tasks::tasks::{Kind, Synthetic};
+use qurl_tasks::tasks::{CommandTask, DatasetTask, Kind, Synthetic, TaskError};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
 
 /// A source of problems with a verifiable reward.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,28 +26,196 @@ pub enum TaskSource {
         #[serde(default)]
         format_weight: f64,
     },
+    /// Problems read from files.
+    Dataset(DatasetSource),
+    /// Another source's problems with the reward of a command.
+    Command {
+        /// Program and arguments; it reads JSON lines and writes one score per line.
+        command: Vec<String>,
+        /// Longest time for the scores of one batch, in seconds.
+        #[serde(default = "default_time_limit")]
+        time_limit_s: f64,
+        /// Where the problems come from: a section [task.source] like any [task].
+        source: Box<TaskSource>,
+    },
+}
+
+fn default_time_limit() -> f64 {
+    300.0
+}
+
+/// Problems read from `.jsonl`, `.jsonl.gz` or `.parquet` files.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DatasetSource {
+    /// Files to learn from.
+    pub files: Vec<PathBuf>,
+    /// Files to measure on; their problems are left out of the training files.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub test_files: Vec<PathBuf>,
+    /// Share of the training files that is held out where there are no test files.
+    #[serde(default)]
+    pub held_out: f64,
+    /// Keep only rows of these data sets, by the rows' `data_source` (or `source`); none keeps all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub data_sources: Vec<String>,
+    /// dapo, deepscaler, qwen_math or gsm8k: sets template and policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preset: Option<String>,
+    /// How a problem becomes a prompt; rows that hold chat messages keep them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// How responses are graded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    /// Share of the reward for a response with an answer in the wanted form that is wrong.
+    #[serde(default)]
+    pub format_weight: f64,
+}
+
+/// Why the problems of a recipe cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum TaskSourceError {
+    /// A generated task.
+    #[error(transparent)]
+    Task(#[from] TaskError),
+    /// A file.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A preset or template.
+    #[error(transparent)]
+    Preset(#[from] UnknownPreset),
+    /// A grading policy.
+    #[error(transparent)]
+    Policy(#[from] UnknownPolicy),
+    /// The reward command.
+    #[error(transparent)]
+    Command(#[from] ExternalError),
+    /// No row is of the wanted data sets.
+    #[error(
+        "key `task.data_sources` is {wanted:?}, but the rows of {} are of {found:?}",
+        files.iter().map(|f| f.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    NoRows {
+        /// The files.
+        files: Vec<PathBuf>,
+        /// The data sets asked for.
+        wanted: Vec<String>,
+        /// The data sets there are.
+        found: Vec<String>,
+    },
 }
 
 impl TaskSource {
-    /// The task itself.
-    pub fn task(&self) -> Result<Box<dyn Task>, qurl_tasks::tasks::TaskError> {
+    /// The task itself: reads files, starts commands.
+    pub fn task(&self) -> Result<Box<dyn Task>, TaskSourceError> {
         match self {
             TaskSource::Synthetic { kind, level, format_weight } => {
                 Ok(Box::new(Synthetic::new(kind.parse::<Kind>()?, *level)?.with_format_weight(*format_weight)))
+            }
+            TaskSource::Dataset(source) => Ok(Box::new(source.task()?)),
+            TaskSource::Command { command, time_limit_s, source } => {
+                let source = source.task()?;
+                let reward = ExternalReward::start(command, Duration::from_secs_f64(*time_limit_s))?;
+                Ok(Box::new(CommandTask::new(source, reward)))
             }
         }
     }
 
     pub(crate) fn check(&self, check: Check) -> Result<(), RecipeError> {
+        self.check_in("task", check)
+    }
+
+    fn check_in(&self, section: &str, check: Check) -> Result<(), RecipeError> {
+        let key = |name: &str| format!("{section}.{name}");
         match self {
             TaskSource::Synthetic { kind, level, format_weight } => {
                 let parsed = kind.parse::<Kind>();
-                check.that("task.kind", kind, parsed.is_ok(), &Kind::names())?;
+                check.that(&key("kind"), kind, parsed.is_ok(), &Kind::names())?;
                 let max = parsed.map_or(1, Kind::max_level);
-                check.that("task.level", level, (1..=max).contains(level), &format!("1 to {max} for {kind}"))?;
+                check.that(&key("level"), level, (1..=max).contains(level), &format!("1 to {max} for {kind}"))?;
                 let ok = (0.0..=1.0).contains(format_weight);
-                check.that("task.format_weight", format_weight, ok, "a number from 0 to 1")
+                check.that(&key("format_weight"), format_weight, ok, "a number from 0 to 1")
+            }
+            TaskSource::Dataset(source) => source.check(section, check),
+            TaskSource::Command { command, time_limit_s, source } => {
+                let named = command.first().is_some_and(|program| !program.is_empty());
+                check.that(&key("command"), format!("{command:?}"), named, "a program and its arguments")?;
+                let ok = *time_limit_s > 0.0 && *time_limit_s <= 1e6;
+                check.that(&key("time_limit_s"), time_limit_s, ok, "a number of seconds above 0, at most 1000000")?;
+                let plain = !matches!(**source, TaskSource::Command { .. });
+                check.that(&key("source.type"), "command", plain, "a source of problems: synthetic or dataset")?;
+                source.check_in(&key("source"), check)
             }
         }
+    }
+}
+
+impl DatasetSource {
+    fn preset(&self) -> Result<Option<EvalPreset>, UnknownPreset> {
+        self.preset.as_deref().map(EvalPreset::named).transpose()
+    }
+
+    /// How problems become prompts: as the template says, else the preset, else the problem and nothing else.
+    pub fn template(&self) -> Result<Template, UnknownPreset> {
+        match &self.template {
+            Some(name) => Template::named(name),
+            None => Ok(self.preset()?.map_or(presets::PLAIN, |p| p.template)),
+        }
+    }
+
+    /// How responses are graded: as the policy says, else the preset, else by equivalence.
+    pub fn policy(&self) -> Result<Policy, TaskSourceError> {
+        match &self.policy {
+            Some(name) => Ok(name.parse()?),
+            None => Ok(self.preset()?.map_or(Policy::default(), |p| p.policy)),
+        }
+    }
+
+    fn task(&self) -> Result<DatasetTask, TaskSourceError> {
+        let name = self.files.first().and_then(|f| f.file_name()).map_or("dataset".into(), |n| n.to_string_lossy());
+        let rows = self.rows(&self.files)?;
+        let task = DatasetTask::new(&name, rows, self.template()?, self.policy()?, self.held_out)
+            .with_format_weight(self.format_weight);
+        Ok(if self.test_files.is_empty() { task } else { task.with_test_rows(self.rows(&self.test_files)?) })
+    }
+
+    fn rows(&self, files: &[PathBuf]) -> Result<Vec<Row>, TaskSourceError> {
+        let mut rows = Vec::new();
+        for file in files {
+            rows.extend(data::read(file)?);
+        }
+        if self.data_sources.is_empty() {
+            return Ok(rows);
+        }
+        let source = |row: &Row| row.source.clone().unwrap_or_default();
+        let found: BTreeSet<String> = rows.iter().map(source).collect();
+        rows.retain(|row| self.data_sources.contains(&source(row)));
+        if rows.is_empty() {
+            let (files, wanted) = (files.to_vec(), self.data_sources.clone());
+            return Err(TaskSourceError::NoRows { files, wanted, found: found.into_iter().collect() });
+        }
+        Ok(rows)
+    }
+
+    fn check(&self, section: &str, check: Check) -> Result<(), RecipeError> {
+        let key = |name: &str| format!("{section}.{name}");
+        let none = self.files.is_empty();
+        check.that(&key("files"), "empty", !none, "at least one .jsonl, .jsonl.gz or .parquet file")?;
+        let share = (0.0..1.0).contains(&self.held_out);
+        check.that(&key("held_out"), self.held_out, share, "a share from 0 to below 1")?;
+        let one = self.held_out == 0.0 || self.test_files.is_empty();
+        check.that(&key("held_out"), self.held_out, one, "0 where there are test_files")?;
+        let weight = (0.0..=1.0).contains(&self.format_weight);
+        check.that(&key("format_weight"), self.format_weight, weight, "a number from 0 to 1")?;
+        let name = |key: String, given: &Option<String>, wrong: Option<String>| match (given, wrong) {
+            (Some(given), Some(expected)) => check.that(&key, given, false, &format!("one of {expected}")),
+            _ => Ok(()),
+        };
+        name(key("preset"), &self.preset, self.preset().err().map(|e| e.expected))?;
+        let template = self.template.as_deref().and_then(|t| Template::named(t).err());
+        name(key("template"), &self.template, template.map(|e| e.expected))?;
+        let policy = self.policy.as_deref().and_then(|p| p.parse::<Policy>().err());
+        name(key("policy"), &self.policy, policy.map(|_| Policy::names()))
     }
 }

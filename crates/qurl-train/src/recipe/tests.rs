@@ -58,3 +58,82 @@ fn errors_name_the_key() {
     let e = error("[model", &[]);
     assert!(e.contains("r.toml") && e.contains("line 1"), "{e}");
 }
+
+/// The good recipe with another `[task]`.
+fn with_task(task: &str) -> String {
+    let (model, rest) = GOOD.split_once("[task]").expect("a task");
+    let (_, sft) = rest.split_once("[sft]").expect("a section [sft]");
+    format!("{model}[task]\n{task}\n[sft]{sft}")
+}
+
+const DATASET: &str = r#"
+type = "dataset"
+files = ["train.parquet"]
+test_files = ["test.jsonl"]
+preset = "dapo"
+data_sources = ["math_dapo"]
+"#;
+
+const COMMAND: &str = r#"
+type = "command"
+command = ["python3", "reward.py"]
+
+[task.source]
+type = "synthetic"
+kind = "addition"
+level = 2
+"#;
+
+#[test]
+fn data_sets_and_commands() {
+    for task in [DATASET, COMMAND] {
+        let recipe = Recipe::parse(&with_task(task), "r.toml", &[]).expect("good");
+        let again = Recipe::parse(&recipe.to_toml(), "again", &[]).expect("what is written can be read");
+        assert_eq!(again, recipe);
+    }
+    let dataset = with_task(DATASET);
+    let recipe = Recipe::parse(&dataset, "r.toml", &["task.policy=strict_box".to_string()]).expect("good");
+    let TaskSource::Dataset(source) = &recipe.task else { panic!("{:?}", recipe.task) };
+    assert_eq!(source.template().expect("a template").name, "dapo");
+    assert_eq!(source.policy().expect("a policy").name(), "strict_box");
+    let missing = recipe.task.task().err().expect("no such file").to_string();
+    assert!(missing.contains("train.parquet"), "{missing}");
+
+    for (overrides, key, expected) in [
+        ("task.files=[]", "`task.files`", "at least one"),
+        ("task.fils=[]", "fils", "unknown field"),
+        ("task.preset=dapoo", "`task.preset`", "deepscaler"),
+        ("task.template=x", "`task.template`", "qwen_math"),
+        ("task.policy=x", "`task.policy`", "answer_line"),
+        ("task.held_out=0.1", "`task.held_out`", "test_files"),
+        ("task.held_out=1.0", "`task.held_out`", "below 1"),
+        ("task.format_weight=2.0", "`task.format_weight`", "0 to 1"),
+        ("task.files=3", "files", "invalid type"),
+    ] {
+        let e = error(&dataset, &[overrides]);
+        assert!(e.contains(key) && e.contains(expected), "{overrides}: {e}");
+    }
+    let command = with_task(COMMAND);
+    for (overrides, key, expected) in [
+        ("task.command=[]", "`task.command`", "a program"),
+        ("task.time_limit_s=0.0", "`task.time_limit_s`", "above 0"),
+        ("task.source.level=99", "`task.source.level`", "1 to 12"),
+        (
+            "task.source={type=\"command\",command=[\"x\"],source={type=\"synthetic\",kind=\"sorting\",level=1}}",
+            "`task.source.type`",
+            "synthetic or dataset",
+        ),
+    ] {
+        let e = error(&command, &[overrides]);
+        assert!(e.contains(key) && e.contains(expected), "{overrides}: {e}");
+    }
+}
+
+#[test]
+fn a_missing_command_is_named() {
+    let text = with_task(COMMAND);
+    let recipe =
+        Recipe::parse(&text, "r.toml", &["task.command=[\"no-such-program-here\"]".to_string()]).expect("good");
+    let e = recipe.task.task().err().expect("cannot start").to_string();
+    assert!(e.contains("no-such-program-here"), "{e}");
+}

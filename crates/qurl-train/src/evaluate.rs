@@ -1,0 +1,234 @@
+//! Evaluation: every problem of every set is solved once greedily and k times by sampling, and judged.
+//!
+//! Problems are handed to the engine a few at a time and come back in any order; each is given to the caller as soon as
+//! it is judged, so that an interrupted evaluation loses only what was in flight. A sample depends on the weights, the
+//! prompt and its key (seed, set, number of the problem, sample) alone, so what is left can be done later, or in another
+//! order, with the same result. [`record`] is what is kept of a problem, [`summary`] makes figures of it.
+
+pub mod record;
+pub mod summary;
+
+use crate::solve::correctness;
+use crate::start::{Start, StartError};
+use qurl_kernels::Backend;
+use qurl_model::tokenizer::TokenizerError;
+use qurl_rollout::{Engine, Request, RequestId, RolloutError, Sample, SampleKey, Sampling};
+use qurl_tasks::external::ExternalError;
+use qurl_tasks::rng::mix_text;
+use qurl_tasks::task::{Problem, Prompt, Task};
+use record::{ProblemRecord, ResponseRecord};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Sequences that are given to the engine at the same time.
+const IN_FLIGHT: usize = 512;
+
+/// Problems that are evaluated together.
+pub struct EvalSet<'a> {
+    /// Unique among the sets.
+    pub name: String,
+    /// The judge.
+    pub task: &'a dyn Task,
+    /// In the order of the data set.
+    pub problems: Vec<Problem>,
+}
+
+/// How problems are solved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EvalOptions {
+    /// Samples per problem beside the greedy response; 0 for none.
+    pub k: usize,
+    /// How they are drawn.
+    pub sampling: Sampling,
+    /// Most new tokens of a response.
+    pub max_new: usize,
+    /// Seed of the random numbers.
+    pub seed: u64,
+}
+
+/// Why an evaluation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum EvaluateError {
+    /// The engine.
+    #[error(transparent)]
+    Rollout(#[from] RolloutError),
+    /// A problem that the model cannot be given.
+    #[error("{set}, problem {id}: {reason}")]
+    Problem {
+        /// The set.
+        set: String,
+        /// The problem.
+        id: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Turning tokens into text.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The reward command.
+    #[error(transparent)]
+    Reward(#[from] ExternalError),
+    /// A finished problem could not be saved.
+    #[error("saving a response: {0}")]
+    Save(#[from] std::io::Error),
+    /// A record of an earlier evaluation does not belong to this one.
+    #[error("the record of problem {index} ({id}) of set {set} does not belong to this evaluation: {reason}")]
+    Stray {
+        /// The set.
+        set: String,
+        /// Number of the problem.
+        index: u64,
+        /// Its id.
+        id: String,
+        /// What does not fit.
+        reason: &'static str,
+    },
+}
+
+/// The tokens of a prompt. A chat for a tokenizer without a chat template is given as plain text.
+pub fn encode(start: &Start, prompt: &Prompt) -> Result<Vec<u32>, StartError> {
+    match prompt {
+        Prompt::Chat(_) if start.template.is_none() => start.encode(&Prompt::Text(prompt.plain())),
+        _ => start.encode(prompt),
+    }
+}
+
+/// Set and number of a problem.
+type Key = (usize, u64);
+
+/// Solves and judges all problems but those that are `done` already. `save` is called with each new record, in the order
+/// of finishing; all records come back in the order of the sets.
+pub fn evaluate<B: Backend>(
+    engine: &mut Engine<B>,
+    start: &Start,
+    sets: &[EvalSet],
+    options: EvalOptions,
+    done: Vec<ProblemRecord>,
+    save: impl FnMut(&ProblemRecord) -> std::io::Result<()>,
+) -> Result<Vec<ProblemRecord>, EvaluateError> {
+    let mut records = BTreeMap::new();
+    for record in done {
+        records.insert((place_of(&record, sets, options.k)?, record.index), record);
+    }
+    // Everything is checked before anything is computed.
+    let mut work = Vec::new();
+    for (place, set) in sets.iter().enumerate() {
+        for (index, problem) in set.problems.iter().enumerate() {
+            let key = (place, index as u64);
+            if records.contains_key(&key) {
+                continue;
+            }
+            let wrong =
+                |reason: String| EvaluateError::Problem { set: set.name.clone(), id: problem.id.clone(), reason };
+            let prompt = encode(start, &problem.prompt).map_err(|e| wrong(e.to_string()))?;
+            let requests = requests(start, &set.name, key.1, prompt, options);
+            for request in &requests {
+                engine.check(request).map_err(|e| wrong(e.to_string()))?;
+            }
+            work.push((key, requests));
+        }
+    }
+    let mut owners = BTreeMap::new();
+    let result = run(engine, start, sets, work, &mut owners, &mut records, save);
+    for &id in owners.keys() {
+        engine.cancel(id);
+    }
+    result.map(|()| records.into_values().collect())
+}
+
+/// Which set a record belongs to.
+fn place_of(record: &ProblemRecord, sets: &[EvalSet], k: usize) -> Result<usize, EvaluateError> {
+    let stray = |reason| {
+        let (set, id) = (record.set.clone(), record.id.clone());
+        EvaluateError::Stray { set, index: record.index, id, reason }
+    };
+    let place = sets.iter().position(|s| s.name == record.set).ok_or_else(|| stray("there is no such set"))?;
+    match sets[place].problems.get(record.index as usize) {
+        None => Err(stray("the set has fewer problems")),
+        Some(problem) if problem.id != record.id => Err(stray("the set has another problem there")),
+        Some(_) if record.samples.len() != k => Err(stray("the number of samples differs")),
+        Some(_) => Ok(place),
+    }
+}
+
+/// The greedy request and, where samples are wanted, the one for them.
+fn requests(start: &Start, set: &str, index: u64, prompt: Vec<u32>, options: EvalOptions) -> Vec<Request> {
+    let greedy = Request {
+        sampling: Sampling::greedy(),
+        // The name of the set takes the place of the step: its samples do not depend on the other sets.
+        key: SampleKey { seed: options.seed, step: mix_text(set), prompt: index },
+        stop_ids: start.stop_ids(),
+        ..Request::new(prompt, options.max_new)
+    };
+    let samples = Request { n: options.k, sampling: options.sampling, ..greedy.clone() };
+    if options.k == 0 { vec![greedy] } else { vec![greedy, samples] }
+}
+
+/// Keeps the engine busy until all work is done. `owners` are the requests in flight.
+fn run<B: Backend>(
+    engine: &mut Engine<B>,
+    start: &Start,
+    sets: &[EvalSet],
+    work: Vec<(Key, Vec<Request>)>,
+    owners: &mut BTreeMap<RequestId, Key>,
+    records: &mut BTreeMap<Key, ProblemRecord>,
+    mut save: impl FnMut(&ProblemRecord) -> std::io::Result<()>,
+) -> Result<(), EvaluateError> {
+    let mut work = work.into_iter();
+    let mut parts: BTreeMap<Key, BTreeMap<RequestId, Vec<Sample>>> = BTreeMap::new();
+    loop {
+        while engine.unfinished() < IN_FLIGHT
+            && let Some((key, requests)) = work.next()
+        {
+            for request in requests {
+                owners.insert(engine.submit(request)?, key);
+            }
+        }
+        if owners.is_empty() {
+            return Ok(());
+        }
+        engine.step()?;
+        for group in engine.finished() {
+            let Some(key) = owners.remove(&group.request) else { continue };
+            parts.entry(key).or_default().insert(group.request, group.samples);
+            if owners.values().any(|owner| *owner == key) {
+                continue;
+            }
+            // The greedy request is the older one.
+            let samples = parts.remove(&key).unwrap_or_default().into_values().flatten().collect();
+            let record = judge(start, &sets[key.0], key.1, samples)?;
+            save(&record)?;
+            records.insert(key, record);
+        }
+    }
+}
+
+/// Texts and verdicts of a problem's responses, the greedy one first.
+fn judge(start: &Start, set: &EvalSet, index: u64, samples: Vec<Sample>) -> Result<ProblemRecord, EvaluateError> {
+    let problem = &set.problems[index as usize];
+    let decode = |sample: &Sample| start.tokenizer.decode(&sample.tokens, true);
+    let texts = samples.iter().map(decode).collect::<Result<Vec<String>, _>>()?;
+    let batch: Vec<(&Problem, &str)> = texts.iter().map(|text| (problem, text.as_str())).collect();
+    let verdicts = set.task.judge(&batch)?;
+    let mut responses: VecDeque<ResponseRecord> = samples
+        .iter()
+        .zip(texts)
+        .zip(verdicts)
+        .map(|((sample, text), verdict)| ResponseRecord {
+            text,
+            correct: correctness(&verdict),
+            reward: verdict.reward,
+            extracted: verdict.extracted,
+            tokens: sample.tokens.len(),
+            truncated: sample.finish.is_truncated(),
+        })
+        .collect();
+    Ok(ProblemRecord {
+        set: set.name.clone(),
+        index,
+        id: problem.id.clone(),
+        prompt: problem.prompt.clone(),
+        answer: problem.answer.clone(),
+        greedy: responses.pop_front(),
+        samples: responses.into(),
+    })
+}
