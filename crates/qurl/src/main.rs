@@ -5,6 +5,7 @@
 
 mod commands;
 mod input;
+mod lines;
 mod packing;
 mod progress;
 mod system;
@@ -25,8 +26,14 @@ enum Command {
     Sft(commands::sft::Args),
     /// Samples text
     Generate(commands::generate::Args),
+    /// Avg@1, Avg@k, pass@k and maj@k on data sets or generated problems
+    Eval(commands::eval::Args),
     /// Log-probs of given token ids, one JSON line in, one out
     Score(commands::score::Args),
+    /// Grades answers, one JSON line in, one out
+    Grade(commands::grade::Args),
+    /// What a loss does to given tokens, one JSON line in, one out
+    Objective(commands::objective::Args),
     /// Speed beside the measured limits of the machine
     Bench(commands::bench::Args),
 }
@@ -35,7 +42,10 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Sft(args) => commands::sft::run(args),
         Command::Generate(args) => commands::generate::run(args),
+        Command::Eval(args) => commands::eval::run(args),
         Command::Score(args) => commands::score::run(args),
+        Command::Grade(args) => commands::grade::run(args),
+        Command::Objective(args) => commands::objective::run(args),
         Command::Bench(args) => commands::bench::run(args),
     };
     match result {

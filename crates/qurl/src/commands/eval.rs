@@ -1,0 +1,226 @@
+//! `qurl eval`: how many problems a model solves.
+//!
+//! Every problem is solved once greedily (Avg@1) and k times by sampling (Avg@k, pass@k, maj@k). The output directory
+//! receives `settings.json`, `responses.jsonl` (a line per problem with every response and verdict) and `summary.json`;
+//! an evaluation that was interrupted goes on with `--resume` and ends with the same figures.
+
+mod output;
+mod sets;
+
+use crate::input::{OrBad, bad};
+use crate::packing::Packing;
+use crate::progress::Progress;
+use anyhow::Context;
+use output::{Output, Settings};
+use qurl_kernels::{Backend, Cpu};
+use qurl_model::compute::{Network, NetworkOptions};
+use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
+use qurl_tasks::grader::Policy;
+use qurl_tasks::presets::{EvalPreset, PLAIN};
+use qurl_train::evaluate::record::ProblemRecord;
+use qurl_train::evaluate::summary::{Summary, summarize};
+use qurl_train::evaluate::{EvalOptions, EvalSet, EvaluateError, encode, evaluate};
+use qurl_train::start::Start;
+use serde::Serialize;
+use sets::Sources;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Example: qurl eval --model DIR --data aime24.jsonl math500.jsonl --preset deepscaler --k 16 --out runs/aime
+#[derive(clap::Args)]
+pub struct Args {
+    /// Hugging Face directory
+    #[arg(long)]
+    model: PathBuf,
+    /// Data sets: .jsonl, .jsonl.gz or .parquet files
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    data: Vec<PathBuf>,
+    /// Generated problems, as in addition:3 (kind and level)
+    #[arg(long, value_name = "KIND:LEVEL", num_args = 1..)]
+    task: Vec<String>,
+    /// Samples per problem beside the greedy response [default: the preset's, else 32]
+    #[arg(long)]
+    k: Option<usize>,
+    #[command(flatten)]
+    packing: Packing,
+    /// Prompt template, grading policy and sampling: dapo, deepscaler, qwen_math or gsm8k
+    #[arg(long)]
+    preset: Option<String>,
+    /// What counts as an answer of a data set and when it is right [default: the preset's, else equivalence]
+    #[arg(long)]
+    policy: Option<String>,
+    /// Temperature of the samples [default: the preset's, else 1]
+    #[arg(long)]
+    temperature: Option<f32>,
+    /// Probability that the samples' nucleus covers [default: the preset's, else 1]
+    #[arg(long)]
+    top_p: Option<f32>,
+    /// Most new tokens of a response [default: the preset's, else 1024]
+    #[arg(long)]
+    max_new: Option<usize>,
+    /// First problems of every data set only; number of generated problems [default: all; 200]
+    #[arg(long)]
+    limit: Option<usize>,
+    /// Seed of the samples and of generated problems
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Directory for responses and figures [default: the first of runs/eval-1, runs/eval-2, ... that is free]
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Go on with the evaluation in --out
+    #[arg(long)]
+    resume: bool,
+    /// Most sequences computed at the same time
+    #[arg(long, default_value_t = EngineOptions::default().max_num_seqs)]
+    max_num_seqs: usize,
+    /// Most memory for keys and values, in MiB
+    #[arg(long, default_value_t = 1024)]
+    kv_mib: usize,
+    /// Print one JSON document at the end
+    #[arg(long)]
+    json: bool,
+}
+
+/// The JSON document.
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    settings: &'a Settings,
+    sets: &'a [Summary],
+    total: &'a Summary,
+    responses: String,
+    seconds: f64,
+    tokens_per_s: f64,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let (options, sources) = plan(&args)?;
+    if args.resume && args.out.is_none() {
+        return Err(bad("--resume needs --out: the directory of the evaluation to go on with"));
+    }
+    let start = Start::load(&args.model).or_bad()?;
+    let cpu = Arc::new(Cpu::from_env().or_bad()?);
+    let sets = sources.sets();
+    let mut engine = engine(&args, cpu, &start, &sets, options)?;
+    let settings = Settings::new(&args.model, engine.network().options(), options, &start, &sources);
+    let (mut output, done) = Output::open(args.out.as_deref(), args.resume, &settings)?;
+
+    let problems: usize = sets.iter().map(|s| s.problems.len()).sum();
+    let progress = Progress::new(problems as u64, args.json);
+    let (mut solved, mut right) = (done.len() as u64, done.iter().filter_map(greedy_correct).sum::<f64>());
+    if solved > 0 {
+        eprintln!("{solved} of {problems} problems are done already");
+    }
+    let (solving, mut tokens) = (Instant::now(), 0);
+    let records = evaluate(&mut engine, &start, &sets, options, done, |record| {
+        output.append(record)?;
+        solved += 1;
+        right += greedy_correct(record).unwrap_or(0.0);
+        tokens += record.greedy.iter().chain(&record.samples).map(|r| r.tokens).sum::<usize>();
+        let (share, speed) = (100.0 * right / solved as f64, tokens as f64 / solving.elapsed().as_secs_f64());
+        progress.step(solved, &format!("Avg@1 {share:.1}%  {speed:.0} tokens/s"));
+        Ok(())
+    });
+    let records = match records {
+        Err(e @ (EvaluateError::Problem { .. } | EvaluateError::Stray { .. })) => return Err(bad(e)),
+        result => result.with_context(|| format!("evaluating {}", args.model.display()))?,
+    };
+    progress.finish();
+
+    let of_set = |set: &EvalSet| summarize(&set.name, records.iter().filter(|r| r.set == set.name), options.k);
+    let summaries: Vec<Summary> = sets.iter().map(of_set).collect();
+    let total = summarize("total", &records, options.k);
+    let document = Document {
+        settings: &settings,
+        sets: &summaries,
+        total: &total,
+        responses: output.responses().display().to_string(),
+        seconds: began.elapsed().as_secs_f64(),
+        tokens_per_s: tokens as f64 / solving.elapsed().as_secs_f64(),
+    };
+    let responses = document.responses.clone();
+    output.finish(&records, &document)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&document)?);
+    } else {
+        print!("{}", output::table(&summaries, &total, options.k));
+        println!("\nresponses and verdicts in {responses}");
+    }
+    Ok(())
+}
+
+fn greedy_correct(record: &ProblemRecord) -> Option<f64> {
+    record.greedy.as_ref().map(|g| g.correct)
+}
+
+/// Checks the settings and reads the problems, before anything that takes time.
+fn plan(args: &Args) -> anyhow::Result<(EvalOptions, Sources)> {
+    let preset = args.preset.as_deref().map(EvalPreset::named).transpose().or_bad()?;
+    let policy = args.policy.as_deref().map(|name| name.parse::<Policy>()).transpose().or_bad()?;
+    let at_least_one = |flag: &str, value: Option<usize>| match value {
+        Some(0) => Err(bad(format!("{flag} is 0, expected at least 1"))),
+        _ => Ok(()),
+    };
+    at_least_one("--k", args.k)?;
+    at_least_one("--max-new", args.max_new)?;
+    at_least_one("--limit", args.limit)?;
+    at_least_one("--max-num-seqs", Some(args.max_num_seqs))?;
+    at_least_one("--kv-mib", Some(args.kv_mib))?;
+    let sampling = Sampling {
+        temperature: args.temperature.or(preset.map(|p| p.temperature as f32)).unwrap_or(1.0),
+        top_p: args.top_p.or(preset.map(|p| p.top_p as f32)).unwrap_or(1.0),
+        ..Sampling::default()
+    };
+    sampling.check(usize::MAX).or_bad()?;
+    let options = EvalOptions {
+        k: args.k.or(preset.map(|p| p.samples as usize)).unwrap_or(32),
+        sampling,
+        max_new: args.max_new.or(preset.map(|p| p.max_new_tokens as usize)).unwrap_or(1024),
+        seed: args.seed,
+    };
+    let template = preset.map_or(PLAIN, |p| p.template);
+    let policy = policy.or(preset.map(|p| p.policy)).unwrap_or_default();
+    let sources = Sources::open(&args.data, &args.task, template, policy, args.limit, args.seed)?;
+    Ok((options, sources))
+}
+
+/// An engine with no more room than the longest problem and the number of sequences can use.
+fn engine(
+    args: &Args,
+    cpu: Arc<Cpu>,
+    start: &Start,
+    sets: &[EvalSet],
+    options: EvalOptions,
+) -> anyhow::Result<Engine<Cpu>> {
+    let mut longest = 0;
+    let mut chats = false;
+    for set in sets {
+        for problem in &set.problems {
+            let prompt = encode(start, &problem.prompt);
+            let prompt = prompt.map_err(|e| bad(format!("{}, problem {}: {e}", set.name, problem.id)))?;
+            longest = longest.max(prompt.len());
+            chats |= matches!(problem.prompt, qurl_tasks::Prompt::Chat(_));
+        }
+    }
+    if chats && start.template.is_none() {
+        eprintln!("the tokenizer has no chat template: prompts are given as plain text");
+    }
+    let context = start.config.max_position_embeddings;
+    let positions = longest.saturating_add(options.max_new).min(context);
+    let network = NetworkOptions { positions, ..args.packing.options(&start.config) };
+    let params = start.weights.as_ref().try_map(|p| cpu.upload(p))?;
+    let network = Network::new(&*cpu, &start.config, &params, network).or_bad()?;
+    drop(params);
+
+    let engine = EngineOptions { max_num_seqs: args.max_num_seqs, ..EngineOptions::default() };
+    let c = &start.config;
+    let layer = cpu.kv_page_bytes(network.options().kv_format, engine.page_size, c.num_kv_heads, c.head_dim);
+    let pages = positions.div_ceil(engine.page_size).saturating_add(1).saturating_mul(args.max_num_seqs);
+    let useful = layer.saturating_mul(c.num_layers).saturating_mul(pages);
+    let kv_bytes = args.kv_mib.saturating_mul(1 << 20).min(useful);
+    let weights = WeightVersion { version: 0, checksum: start.checksum() };
+    Engine::new(cpu, network, weights, EngineOptions { kv_bytes, ..engine }).or_bad()
+}

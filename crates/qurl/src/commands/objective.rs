@@ -1,0 +1,19 @@
+//! `qurl objective`: what a loss does to given tokens.
+//!
+//! Input lines are described in `qurl_rl::cases`; output lines are `{"loss":x,"dlogp":[..],"clip_fraction":y}`.
+
+use crate::lines::answer_stdin;
+use qurl_rl::cases::run_line;
+
+/// Example: echo '{"theta":[-1],"prox":[-1.1],"behav":[-1.2],"adv":[1],"objective":{"type":"acr"}}' | qurl objective
+#[derive(clap::Args)]
+pub struct Args {
+    /// Accepted for uniformity: the output is JSON lines always
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(_args: Args) -> anyhow::Result<()> {
+    answer_stdin(run_line)
+}
