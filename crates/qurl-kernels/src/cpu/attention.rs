@@ -248,8 +248,8 @@ unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usiz
                     }
                     by_tile!(height, vectors, score_keys!());
                 }
-                for row in first..first + height {
-                    softmax_tile::<S>(scores.add(row * TILE), seen(row), widest, &mut state[row]);
+                for (row, state) in state.iter_mut().enumerate().skip(first).take(height) {
+                    softmax_tile::<S>(scores.add(row * TILE), seen(row), widest, state);
                 }
                 // First the keys that all rows of the strip see, then the few that only the later rows see: a masked
                 // value is not even multiplied with zero, because one that is not finite must not reach earlier rows.

@@ -106,6 +106,11 @@ unsafe impl Simd for Avx2 {
         unsafe { _mm256_cvtepi32_ps(v) }
     }
     #[inline(always)]
+    unsafe fn bits_as_f32(v: Self::I) -> Self::V {
+        // SAFETY: register operations.
+        unsafe { _mm256_castsi256_ps(v) }
+    }
+    #[inline(always)]
     unsafe fn load_n(p: *const f32, n: usize) -> Self::V {
         // SAFETY: masked lanes are not read.
         unsafe { _mm256_maskload_ps(p, mask(n)) }
@@ -192,21 +197,19 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn dot_bf16(acc: Self::V, a: u32, b: *const u32) -> Self::V {
-        // SAFETY: the caller gives LANES readable pairs.
+    unsafe fn dot_bf16(acc: Self::V, a: u32, b: Self::I) -> Self::V {
+        // SAFETY: register operations.
         unsafe {
-            let pairs = _mm256_loadu_si256(b.cast());
-            let low = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs));
-            let high = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32)));
+            let low = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(b));
+            let high = _mm256_castsi256_ps(_mm256_and_si256(b, _mm256_set1_epi32(0xffff_0000_u32 as i32)));
             let acc = _mm256_fmadd_ps(_mm256_set1_ps(f32::from_bits(a << 16)), low, acc);
             _mm256_fmadd_ps(_mm256_set1_ps(f32::from_bits(a & 0xffff_0000)), high, acc)
         }
     }
     #[inline(always)]
-    unsafe fn dot_u8i8(acc: Self::I, a: u32, b: *const u32) -> Self::I {
-        // SAFETY: the caller gives LANES readable groups of four bytes.
+    unsafe fn dot_u8i8(acc: Self::I, a: u32, b: Self::I) -> Self::I {
+        // SAFETY: register operations.
         unsafe {
-            let b = _mm256_loadu_si256(b.cast());
             // Bytes 0 and 2, then 1 and 3 of every group, as 16-bit numbers.
             let b_even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(b));
             let b_odd = _mm256_srai_epi16::<8>(b);

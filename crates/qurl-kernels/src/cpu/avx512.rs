@@ -1,5 +1,6 @@
 //! The AVX-512 level: sixteen f32 in a register; with and without the bf16 and 8-bit dot products.
 
+use super::quant::codec;
 use super::simd::Simd;
 use std::arch::x86_64::*;
 
@@ -114,6 +115,24 @@ unsafe fn transpose_words(rows: [__m512i; 16]) -> [__m512i; 16] {
     }
 }
 
+/// The bytes of the bf16 of every E4M3 magnitude: the low ones, then the high ones.
+#[repr(align(64))]
+struct E4m3Bytes([u8; 256]);
+
+static E4M3_BYTES: E4m3Bytes = e4m3_bytes();
+
+const fn e4m3_bytes() -> E4m3Bytes {
+    let mut bytes = [0; 256];
+    let mut code = 0;
+    while code < 128 {
+        let bits = codec::e4m3_bf16(code as u8);
+        bytes[code] = bits as u8;
+        bytes[128 + code] = (bits >> 8) as u8;
+        code += 1;
+    }
+    E4m3Bytes(bytes)
+}
+
 /// The operations that both kinds share.
 macro_rules! common_operations {
     () => {
@@ -203,6 +222,11 @@ macro_rules! common_operations {
             unsafe { _mm512_cvtepi32_ps(v) }
         }
         #[inline(always)]
+        unsafe fn bits_as_f32(v: Self::I) -> Self::V {
+            // SAFETY: register operations.
+            unsafe { _mm512_castsi512_ps(v) }
+        }
+        #[inline(always)]
         unsafe fn load_n(p: *const f32, n: usize) -> Self::V {
             // SAFETY: masked lanes are not read.
             unsafe { _mm512_maskz_loadu_ps(mask(n), p) }
@@ -287,16 +311,20 @@ macro_rules! common_operations {
         unsafe fn store_e4m3(p: *mut u8, v: Self::V) {
             // SAFETY: the caller gives LANES writable bytes.
             unsafe {
-                let magnitude = e4m3_magnitude(v);
+                let magnitude = _mm512_min_ps(_mm512_abs_ps(v), _mm512_set1_ps(448.0));
                 let bits = _mm512_castps_si512(magnitude);
-                // Normal: exponent and mantissa fields, rebased. Below 2^-6: multiples of 2^-9.
-                let normal = _mm512_sub_epi32(_mm512_srli_epi32::<20>(bits), _mm512_set1_epi32(120 << 3));
-                let small = _mm512_cvtps_epi32(_mm512_mul_ps(magnitude, _mm512_set1_ps(512.0)));
+                // Normal: exponent and mantissa, rebased and rounded. Below 2^-6: the steps that are left over when
+                // 2^14 is added, whose neighbours are 2^-9 apart.
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<20>(bits), _mm512_set1_epi32(1));
+                let rebased = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7_ffff - (120 << 23)));
+                let normal = _mm512_srli_epi32::<20>(_mm512_add_epi32(rebased, odd));
+                let small = _mm512_castps_si512(_mm512_add_ps(magnitude, _mm512_set1_ps(16384.0)));
                 let is_small = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitude, _mm512_set1_ps(E4M3_NORMAL));
+                // Only the lowest byte is stored, and the bits of 2^14 end in zeros.
                 let code = _mm512_mask_blend_epi32(is_small, normal, small);
-                let sign =
-                    _mm512_srli_epi32::<24>(_mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(i32::MIN)));
-                _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_or_si512(code, sign)));
+                let sign = _mm512_srli_epi32::<24>(_mm512_castps_si512(v));
+                let code = _mm512_ternarylogic_epi32::<0xf8>(code, sign, _mm512_set1_epi32(0x80));
+                _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(code));
             }
         }
         #[inline(always)]
@@ -309,18 +337,6 @@ macro_rules! common_operations {
                 let value = _mm512_mul_ps(_mm512_castsi512_ps(fields), _mm512_set1_ps(f32::from_bits(247 << 23)));
                 let sign = _mm512_slli_epi32::<24>(_mm512_and_si512(code, _mm512_set1_epi32(0x80)));
                 _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign))
-            }
-        }
-        #[inline(always)]
-        unsafe fn decode_e4m3(codes: *const u32, out: *mut u32, stride: usize) {
-            // SAFETY: the caller gives LANES readable words and two vectors of writable ones.
-            unsafe {
-                let words = _mm512_loadu_si512(codes.cast());
-                let first = _mm512_set1_epi64(0x8005_8004_8001_8000_u64 as i64);
-                let first = _mm512_or_si512(first, _mm512_set_epi64(HALF, 0, HALF, 0, HALF, 0, HALF, 0));
-                let second = _mm512_add_epi8(first, _mm512_set1_epi16(2));
-                _mm512_storeu_si512(out.cast(), bf16_of_e4m3(_mm512_shuffle_epi8(words, first)));
-                _mm512_storeu_si512(out.add(stride).cast(), bf16_of_e4m3(_mm512_shuffle_epi8(words, second)));
             }
         }
         #[inline(always)]
@@ -369,6 +385,18 @@ unsafe impl Simd for Avx512 {
     common_operations!();
 
     #[inline(always)]
+    unsafe fn decode_e4m3(codes: *const u32) -> [Self::I; 2] {
+        // SAFETY: the caller gives LANES readable words.
+        unsafe {
+            let words = _mm512_loadu_si512(codes.cast());
+            let first = _mm512_set1_epi64(0x8005_8004_8001_8000_u64 as i64);
+            let first = _mm512_or_si512(first, _mm512_set_epi64(HALF, 0, HALF, 0, HALF, 0, HALF, 0));
+            let second = _mm512_add_epi8(first, _mm512_set1_epi16(2));
+            let [first, second] = [_mm512_shuffle_epi8(words, first), _mm512_shuffle_epi8(words, second)];
+            [bf16_of_e4m3(first), bf16_of_e4m3(second)]
+        }
+    }
+    #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: Self::V) {
         // SAFETY: the caller gives LANES writable values.
         unsafe {
@@ -399,21 +427,19 @@ unsafe impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn dot_bf16(acc: Self::V, a: u32, b: *const u32) -> Self::V {
-        // SAFETY: the caller gives LANES readable pairs.
+    unsafe fn dot_bf16(acc: Self::V, a: u32, b: Self::I) -> Self::V {
+        // SAFETY: register operations.
         unsafe {
-            let pairs = _mm512_loadu_si512(b.cast());
-            let low = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs));
-            let high = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32)));
+            let low = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(b));
+            let high = _mm512_castsi512_ps(_mm512_and_si512(b, _mm512_set1_epi32(0xffff_0000_u32 as i32)));
             let acc = _mm512_fmadd_ps(_mm512_set1_ps(f32::from_bits(a << 16)), low, acc);
             _mm512_fmadd_ps(_mm512_set1_ps(f32::from_bits(a & 0xffff_0000)), high, acc)
         }
     }
     #[inline(always)]
-    unsafe fn dot_u8i8(acc: Self::I, a: u32, b: *const u32) -> Self::I {
-        // SAFETY: the caller gives LANES readable groups of four bytes.
+    unsafe fn dot_u8i8(acc: Self::I, a: u32, b: Self::I) -> Self::I {
+        // SAFETY: register operations.
         unsafe {
-            let b = _mm512_loadu_si512(b.cast());
             // Bytes 0 and 2, then 1 and 3 of every group, as 16-bit numbers.
             let b_even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(b));
             let b_odd = _mm512_srai_epi16::<8>(b);
@@ -425,9 +451,24 @@ unsafe impl Simd for Avx512 {
     }
 }
 
-// SAFETY: as above, with avx512bf16 and avx512vnni enabled too.
+// SAFETY: as above, with avx512bf16, avx512vnni and avx512vbmi enabled too.
 unsafe impl Simd for Avx512Bf16 {
     common_operations!();
+
+    #[inline(always)]
+    unsafe fn decode_e4m3(codes: *const u32) -> [Self::I; 2] {
+        // SAFETY: the caller gives LANES readable words.
+        unsafe {
+            // In every 128-bit lane first the lower, then the upper two codes of its four words.
+            let order = _mm512_set4_epi32(0x0f0e_0b0a, 0x0706_0302, 0x0d0c_0908, 0x0504_0100);
+            let codes = _mm512_shuffle_epi8(_mm512_loadu_si512(codes.cast()), order);
+            let table = |at: usize| _mm512_load_si512(E4M3_BYTES.0.as_ptr().add(at).cast());
+            let low = _mm512_permutex2var_epi8(table(0), codes, table(64));
+            let high = _mm512_permutex2var_epi8(table(128), codes, table(192));
+            let high = _mm512_ternarylogic_epi32::<0xd8>(high, codes, _mm512_set1_epi8(i8::MIN));
+            [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)]
+        }
+    }
 
     #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: Self::V) {
@@ -462,17 +503,17 @@ unsafe impl Simd for Avx512Bf16 {
         }
     }
     #[inline(always)]
-    unsafe fn dot_bf16(acc: Self::V, a: u32, b: *const u32) -> Self::V {
-        // SAFETY: the caller gives LANES readable pairs; the casts only rename the bits of a register.
+    unsafe fn dot_bf16(acc: Self::V, a: u32, b: Self::I) -> Self::V {
+        // SAFETY: register operations; the casts only rename the bits of a register.
         unsafe {
-            let pairs: __m512bh = std::mem::transmute(_mm512_loadu_si512(b.cast()));
+            let b: __m512bh = std::mem::transmute(b);
             let a: __m512bh = std::mem::transmute(_mm512_set1_epi32(a as i32));
-            _mm512_dpbf16_ps(acc, a, pairs)
+            _mm512_dpbf16_ps(acc, a, b)
         }
     }
     #[inline(always)]
-    unsafe fn dot_u8i8(acc: Self::I, a: u32, b: *const u32) -> Self::I {
-        // SAFETY: the caller gives LANES readable groups of four bytes.
-        unsafe { _mm512_dpbusd_epi32(acc, _mm512_set1_epi32(a as i32), _mm512_loadu_si512(b.cast())) }
+    unsafe fn dot_u8i8(acc: Self::I, a: u32, b: Self::I) -> Self::I {
+        // SAFETY: register operations.
+        unsafe { _mm512_dpbusd_epi32(acc, _mm512_set1_epi32(a as i32), b) }
     }
 }

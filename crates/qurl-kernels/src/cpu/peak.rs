@@ -83,7 +83,7 @@ unsafe fn spin_at<S: Simd>(unit: Unit, rounds: usize) {
                 let mut acc = [S::splat(0.0); CHAINS];
                 for _ in 0..rounds {
                     for acc in &mut acc {
-                        *acc = S::dot_bf16(*acc, a, b);
+                        *acc = S::dot_bf16(*acc, a, S::load_i(b.cast()));
                     }
                 }
                 std::hint::black_box(acc);
@@ -92,7 +92,7 @@ unsafe fn spin_at<S: Simd>(unit: Unit, rounds: usize) {
                 let mut acc = [S::zero_i(); CHAINS];
                 for _ in 0..rounds {
                     for acc in &mut acc {
-                        *acc = S::dot_u8i8(*acc, a, b);
+                        *acc = S::dot_u8i8(*acc, a, S::load_i(b.cast()));
                     }
                 }
                 std::hint::black_box(acc);

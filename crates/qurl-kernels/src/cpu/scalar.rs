@@ -132,11 +132,10 @@ unsafe impl Simd for Scalar {
         each(|i| bf16_value(bf16_bits(v[i])))
     }
     #[inline(always)]
-    unsafe fn dot_bf16(acc: Self::V, a: u32, b: *const u32) -> Self::V {
+    unsafe fn dot_bf16(acc: Self::V, a: u32, b: Self::I) -> Self::V {
         let (a0, a1) = (f32::from_bits(a << 16), f32::from_bits(a & 0xffff_0000));
         each(|i| {
-            // SAFETY: the caller gives LANES readable pairs.
-            let pair = unsafe { *b.add(i) };
+            let pair = b[i] as u32;
             acc[i] + (a0 * f32::from_bits(pair << 16) + a1 * f32::from_bits(pair & 0xffff_0000))
         })
     }
@@ -159,11 +158,10 @@ unsafe impl Simd for Scalar {
         [0; N]
     }
     #[inline(always)]
-    unsafe fn dot_u8i8(acc: Self::I, a: u32, b: *const u32) -> Self::I {
+    unsafe fn dot_u8i8(acc: Self::I, a: u32, b: Self::I) -> Self::I {
         let a = a.to_le_bytes();
         std::array::from_fn(|i| {
-            // SAFETY: the caller gives LANES readable groups of four bytes.
-            let b = unsafe { *b.add(i) }.to_le_bytes();
+            let b = b[i].to_le_bytes();
             (0..4).fold(acc[i], |s, j| s + a[j] as i32 * (b[j] as i8) as i32)
         })
     }
@@ -180,6 +178,10 @@ unsafe impl Simd for Scalar {
     #[inline(always)]
     unsafe fn to_f32(v: Self::I) -> Self::V {
         each(|i| v[i] as f32)
+    }
+    #[inline(always)]
+    unsafe fn bits_as_f32(v: Self::I) -> Self::V {
+        each(|i| f32::from_bits(v[i] as u32))
     }
     #[inline(always)]
     unsafe fn abs_max(acc: Self::I, v: Self::V) -> Self::I {

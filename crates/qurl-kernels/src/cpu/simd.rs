@@ -61,7 +61,7 @@ pub unsafe trait Simd: Copy + 'static {
     /// Rounds to bf16 and back.
     unsafe fn round_bf16(v: Self::V) -> Self::V;
     /// Adds to each lane the products of a pair of bf16: `a` is one pair for all lanes, `b` a pair per lane.
-    unsafe fn dot_bf16(acc: Self::V, a: u32, b: *const u32) -> Self::V;
+    unsafe fn dot_bf16(acc: Self::V, a: u32, b: Self::I) -> Self::V;
 
     /// Stores a word of two bf16 per lane, `low` in the low half; subnormals may become zero.
     unsafe fn store_pairs(p: *mut u32, low: Self::V, high: Self::V);
@@ -70,11 +70,13 @@ pub unsafe trait Simd: Copy + 'static {
 
     unsafe fn zero_i() -> Self::I;
     /// Adds to each lane four products of an unsigned byte of `a` (the same four for all lanes) and a signed byte of `b`.
-    unsafe fn dot_u8i8(acc: Self::I, a: u32, b: *const u32) -> Self::I;
+    unsafe fn dot_u8i8(acc: Self::I, a: u32, b: Self::I) -> Self::I;
     unsafe fn load_i(p: *const i32) -> Self::I;
     unsafe fn store_i(p: *mut i32, v: Self::I);
     /// The integers as f32, rounded to nearest even.
     unsafe fn to_f32(v: Self::I) -> Self::V;
+    /// The bits of the integers as f32.
+    unsafe fn bits_as_f32(v: Self::I) -> Self::V;
 
     /// The larger of `acc` and the bits of |v|, lane by lane: as integers, so that infinities and not-a-numbers win.
     unsafe fn abs_max(acc: Self::I, v: Self::V) -> Self::I;
@@ -127,17 +129,19 @@ pub unsafe trait Simd: Copy + 'static {
         // SAFETY: the caller gives LANES readable bytes.
         unsafe { from_lanes::<Self>(|lane| codec::e4m3_value(*p.add(lane))) }
     }
-    /// From `LANES` words of four E4M3 codes, two vectors of words of two bf16 each, `stride` words apart.
+    /// From `LANES` words of four E4M3 codes, two vectors of words of two bf16 each.
     #[inline(always)]
-    unsafe fn decode_e4m3(codes: *const u32, out: *mut u32, stride: usize) {
-        for lane in 0..Self::LANES {
-            // SAFETY: the caller gives LANES readable words and two vectors of writable ones.
-            unsafe {
-                let value = (*codes.add(lane)).to_le_bytes().map(|code| codec::e4m3_value(code).to_bits() >> 16);
-                *out.add(lane) = value[0] | value[1] << 16;
-                *out.add(stride + lane) = value[2] | value[3] << 16;
-            }
+    unsafe fn decode_e4m3(codes: *const u32) -> [Self::I; 2] {
+        let (mut first, mut second) = ([0i32; MOST_LANES], [0i32; MOST_LANES]);
+        for (lane, (first, second)) in first.iter_mut().zip(&mut second).enumerate().take(Self::LANES) {
+            // SAFETY: the caller gives LANES readable words.
+            let codes = unsafe { *codes.add(lane) }.to_le_bytes();
+            let value = codes.map(|code| codec::e4m3_value(code).to_bits() >> 16);
+            *first = (value[0] | value[1] << 16) as i32;
+            *second = (value[2] | value[3] << 16) as i32;
         }
+        // SAFETY: the arrays have the lanes of any level.
+        unsafe { [Self::load_i(first.as_ptr()), Self::load_i(second.as_ptr())] }
     }
     /// From `LANES` words of eight 4-bit codes, four vectors of words of two bf16 each, `stride` words apart; `table`
     /// has the bf16 bits of each code.
@@ -256,7 +260,7 @@ macro_rules! simd_dispatch {
                 unsafe { $generic::<$crate::cpu::avx512::Avx512>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")]
+            #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx512vbmi")]
             unsafe fn avx512bf16($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: passed on to the caller of the dispatched function.
                 unsafe { $generic::<$crate::cpu::avx512::Avx512Bf16>($($arg),*) }

@@ -31,6 +31,15 @@ pub(crate) enum Codes {
 pub(crate) const NVFP4_GROUP: usize = 16;
 
 impl Codes {
+    /// Words that a stored word becomes.
+    pub fn per_word(&self) -> usize {
+        match self {
+            Codes::Words => 1,
+            Codes::E4m3 => 2,
+            Codes::Int4 | Codes::Nvfp4 { .. } => 4,
+        }
+    }
+
     /// The same codes seen from a later panel.
     ///
     /// # Safety
@@ -53,23 +62,35 @@ impl Codes {
 #[inline(always)]
 pub(super) unsafe fn decode<S: Simd>(job: &Job, panel: usize, range: Span, out: *mut u32) {
     let (l, width) = (S::LANES, 2 * S::LANES);
-    let expand = if matches!(job.codes, Codes::E4m3) { 2 } else { 4 };
-    for word in range.clone().step_by(expand) {
-        for half in [0, l] {
-            // SAFETY: the caller's promise; a stored word of k is `width` words of the panel.
-            unsafe {
-                let from = job.b.add((panel * job.panel_words + word / expand) * width + half);
-                let to = out.add((word - range.start) * width + half);
-                match job.codes {
-                    Codes::Words => {}
-                    Codes::E4m3 => S::decode_e4m3(from, to, width),
-                    Codes::Int4 => S::decode_nibbles(from, &INT4_BF16, to, width),
-                    Codes::Nvfp4 { scales, groups } => {
-                        S::decode_nibbles(from, &E2M1_BF16, to, width);
-                        let group = 2 * word / NVFP4_GROUP;
-                        let scale = S::load_e4m3(scales.add((panel * groups + group) * width + half));
-                        for i in 0..expand {
-                            S::scale_pairs(to.add(i * width), scale);
+    // SAFETY: the caller's promise; a stored word of k is `width` words of the panel.
+    unsafe {
+        match job.codes {
+            Codes::Words => {}
+            Codes::E4m3 => {
+                let (mut from, mut to) = (job.stored(panel, range.start, width), out.cast::<i32>());
+                for _ in 0..range.len() / 2 {
+                    for half in [0, l] {
+                        let [first, second] = S::decode_e4m3(from.add(half));
+                        S::store_i(to.add(half), first);
+                        S::store_i(to.add(width + half), second);
+                    }
+                    (from, to) = (from.add(width), to.add(2 * width));
+                }
+            }
+            Codes::Int4 | Codes::Nvfp4 { .. } => {
+                for word in range.clone().step_by(4) {
+                    for half in [0, l] {
+                        let from = job.stored(panel, word, width).add(half);
+                        let to = out.add((word - range.start) * width + half);
+                        if let Codes::Nvfp4 { scales, groups } = job.codes {
+                            S::decode_nibbles(from, &E2M1_BF16, to, width);
+                            let group = 2 * word / NVFP4_GROUP;
+                            let scale = S::load_e4m3(scales.add((panel * groups + group) * width + half));
+                            for i in 0..4 {
+                                S::scale_pairs(to.add(i * width), scale);
+                            }
+                        } else {
+                            S::decode_nibbles(from, &INT4_BF16, to, width);
                         }
                     }
                 }

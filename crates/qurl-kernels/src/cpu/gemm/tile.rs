@@ -81,6 +81,16 @@ pub(crate) struct Job {
 unsafe impl Sync for Job {}
 
 impl Job {
+    /// Where the stored words of a panel begin that give the words from `word` on.
+    ///
+    /// # Safety
+    /// The panel and the word lie inside the operand.
+    #[inline(always)]
+    pub(super) unsafe fn stored(&self, panel: usize, word: usize, width: usize) -> *const u32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.b.add((panel * self.panel_words + word / self.codes.per_word()) * width) }
+    }
+
     /// The product of `rows` rows from `first_row` (at a strip) and `columns` columns from `first_column` (at a panel)
     /// with a C of its own.
     ///
@@ -146,7 +156,7 @@ trait Words {
     unsafe fn store<S: Simd>(to: *mut f32, acc: Self::Acc<S>);
     /// Where the sum over k begins; `c` is the old content.
     unsafe fn begin<S: Simd>(mode: Mode, c: *const f32, n: usize, start: *const i32) -> Self::Acc<S>;
-    unsafe fn multiply_add<S: Simd>(acc: Self::Acc<S>, a: u32, b: *const u32) -> Self::Acc<S>;
+    unsafe fn multiply_add<S: Simd>(acc: Self::Acc<S>, a: u32, b: S::I) -> Self::Acc<S>;
     unsafe fn value<S: Simd>(acc: Self::Acc<S>) -> S::V;
 }
 
@@ -189,16 +199,16 @@ macro_rules! float_sums {
 impl Words for F32Words {
     float_sums!(false);
     #[inline(always)]
-    unsafe fn multiply_add<S: Simd>(acc: S::V, a: u32, b: *const u32) -> S::V {
+    unsafe fn multiply_add<S: Simd>(acc: S::V, a: u32, b: S::I) -> S::V {
         // SAFETY: the caller's promise.
-        unsafe { S::fma(S::splat(f32::from_bits(a)), S::load(b.cast()), acc) }
+        unsafe { S::fma(S::splat(f32::from_bits(a)), S::bits_as_f32(b), acc) }
     }
 }
 
 impl Words for Bf16Words {
     float_sums!(true);
     #[inline(always)]
-    unsafe fn multiply_add<S: Simd>(acc: S::V, a: u32, b: *const u32) -> S::V {
+    unsafe fn multiply_add<S: Simd>(acc: S::V, a: u32, b: S::I) -> S::V {
         // SAFETY: the caller's promise.
         unsafe { S::dot_bf16(acc, a, b) }
     }
@@ -228,7 +238,7 @@ impl Words for Int8Words {
         unsafe { S::load_i(start) }
     }
     #[inline(always)]
-    unsafe fn multiply_add<S: Simd>(acc: S::I, a: u32, b: *const u32) -> S::I {
+    unsafe fn multiply_add<S: Simd>(acc: S::I, a: u32, b: S::I) -> S::I {
         // SAFETY: the caller's promise.
         unsafe { S::dot_u8i8(acc, a, b) }
     }
@@ -241,8 +251,9 @@ impl Words for Int8Words {
 
 /// Largest strip block in rows times panel width, for the partial sums between passes along k.
 const PARTIAL: usize = 12 * STRIPS_PER_BLOCK * 32;
+const CACHE_LINE: usize = 64;
 /// Words along k that are decoded at a time.
-const DECODED: usize = 256;
+const DECODED: usize = 128;
 
 #[inline(always)]
 unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
@@ -255,22 +266,36 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
     let pass = if coded { DECODED } else { K_BLOCK }.min(job.factors.block_words);
     // SAFETY: strips and panels lie inside the operands; `partial` is written in the first pass before it is read.
     unsafe {
-        for panel in panels {
+        for panel in panels.clone() {
             let columns = width.min(job.n - panel * width);
             let mut k0 = 0;
             loop {
                 let k1 = (k0 + pass).min(job.words);
-                let b = if coded {
+                let stored = job.stored(panel, k0, width);
+                let fused = W::CODED && matches!(job.codes, Codes::E4m3);
+                let b = if coded { decoded.cast_const() } else { stored };
+                if coded && !fused {
                     decode::<S>(job, panel, k0..k1, decoded);
-                    decoded.cast_const()
+                }
+                // What comes next is asked for while the tiles multiply: a cache line per word and strip.
+                let next = if k1 < job.words {
+                    job.stored(panel, k1, width)
                 } else {
-                    job.b.add((panel * job.panel_words + k0) * width)
+                    job.stored((panel + 1).min(panels.end - 1), 0, width)
                 };
                 let scale_block = if job.factors.blocks > 1 { k0 / job.factors.block_words } else { 0 };
                 for strip in strips.clone() {
                     let row = strip * S::MR;
                     let rows = S::MR.min(job.m - row);
+                    let lines = (strip - strips.start) * (k1 - k0);
+                    let ahead = if lines * CACHE_LINE < (k1 - k0) * width * 4 / job.codes.per_word() {
+                        next.cast::<u8>().wrapping_add(lines * CACHE_LINE)
+                    } else {
+                        b.cast()
+                    };
                     let tile = Tile {
+                        codes: if fused && strip == strips.start { stored } else { std::ptr::null() },
+                        ahead,
                         a: job.a.add(row * job.words + k0 * rows),
                         b,
                         words: k1 - k0,
@@ -299,6 +324,10 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
 
 /// One pass along k of one tile.
 struct Tile {
+    /// Memory to ask for meanwhile.
+    ahead: *const u8,
+    /// E4M3 codes that this tile decodes into `b` while it multiplies, or null where `b` is ready.
+    codes: *const u32,
     a: *const u32,
     b: *const u32,
     words: usize,
@@ -335,15 +364,37 @@ impl Tile {
                     acc[1] = W::load::<S>(self.partial.add(r * 2 * l + l));
                 }
             }
-            let (mut a, mut b) = (self.a, self.b);
-            for _ in 0..self.words {
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    let word = *a.add(r);
-                    acc[0] = W::multiply_add::<S>(acc[0], word, b);
-                    acc[1] = W::multiply_add::<S>(acc[1], word, b.add(l));
+            if W::CODED && !self.codes.is_null() {
+                let (mut a, mut codes, mut b) = (self.a, self.codes, self.b.cast::<i32>().cast_mut());
+                for word in 0..self.words / 2 {
+                    S::prefetch(self.ahead.wrapping_add(2 * word * CACHE_LINE));
+                    S::prefetch(self.ahead.wrapping_add((2 * word + 1) * CACHE_LINE));
+                    let (low, high) = (S::decode_e4m3(codes), S::decode_e4m3(codes.add(l)));
+                    for i in 0..2 {
+                        S::store_i(b, low[i]);
+                        S::store_i(b.add(l), high[i]);
+                        for (r, acc) in acc.iter_mut().enumerate() {
+                            let word = *a.add(r);
+                            acc[0] = W::multiply_add::<S>(acc[0], word, low[i]);
+                            acc[1] = W::multiply_add::<S>(acc[1], word, high[i]);
+                        }
+                        (a, b) = (a.add(R), b.add(2 * l));
+                    }
+                    codes = codes.add(2 * l);
                 }
-                a = a.add(R);
-                b = b.add(2 * l);
+            } else {
+                let (mut a, mut b) = (self.a, self.b.cast::<i32>());
+                for word in 0..self.words {
+                    S::prefetch(self.ahead.wrapping_add(word * CACHE_LINE));
+                    let columns = [S::load_i(b), S::load_i(b.add(l))];
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        let word = *a.add(r);
+                        acc[0] = W::multiply_add::<S>(acc[0], word, columns[0]);
+                        acc[1] = W::multiply_add::<S>(acc[1], word, columns[1]);
+                    }
+                    a = a.add(R);
+                    b = b.add(2 * l);
+                }
             }
             if blocks == 1 && !self.last {
                 for (r, acc) in acc.iter().enumerate() {

@@ -81,6 +81,20 @@ pub fn e4m3_value(code: u8) -> f32 {
     E4M3.value(code)
 }
 
+/// The bf16 bits of an E4M3 magnitude, made from its fields.
+pub(crate) const fn e4m3_bf16(magnitude: u8) -> u16 {
+    let (exponent, mantissa) = (magnitude as u16 >> 3, magnitude as u16 & 7);
+    if exponent > 0 {
+        return ((exponent + 120) << 7) | (mantissa << 4);
+    }
+    if mantissa == 0 {
+        return 0;
+    }
+    // m * 2^-9 with m = 1..7: the highest bit of m becomes the hidden one.
+    let top = mantissa.ilog2() as u16;
+    ((118 + top) << 7) | ((mantissa << (7 - top)) & 0x7f)
+}
+
 /// The nearest E2M1 code, ties to even, saturating at 6.
 #[inline(always)]
 pub fn e2m1_code(x: f32) -> u8 {

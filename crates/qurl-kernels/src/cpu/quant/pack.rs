@@ -179,7 +179,7 @@ impl Weights<'_> {
                     }
                     Granularity::Group | Granularity::Square => {
                         for block in 0..self.blocks {
-                            let values = row.chunks(BLOCK).nth(block).unwrap_or(&[]);
+                            let values = part(row, block, BLOCK);
                             let scale = self.scale_of::<S>(channel, values);
                             *self.scales.at(self.scale_at::<S>(channel, block, self.blocks)) = scale;
                         }
@@ -188,7 +188,7 @@ impl Weights<'_> {
                         *self.scales.at(self.scale_at::<S>(channel, 0, 1)) = self.tensor_scale;
                         let groups = self.k.div_ceil(NVFP4_GROUP);
                         for group in 0..groups {
-                            let values = row.chunks(NVFP4_GROUP).nth(group).unwrap_or(&[]);
+                            let values = part(row, group, NVFP4_GROUP);
                             let largest = f32::from_bits(largest_bits::<S>(values) as u32);
                             let code = e4m3_code(largest / E2M1_MAX / self.tensor_scale);
                             *self.group_scales.at(self.scale_at::<S>(channel, group, groups)) = code;
@@ -216,10 +216,10 @@ impl Weights<'_> {
                 let (rows, columns) = (staged.rows.as_ptr().cast(), staged.columns.as_mut_ptr().cast::<u32>());
                 S::transpose(rows, MOST_LANES, l, columns, MOST_LANES);
                 for word in start..(start + l).min(self.stored_words) {
-                    let column = columns.add((word - start) * MOST_LANES);
+                    let column = S::load_i(columns.add((word - start) * MOST_LANES).cast());
                     sums = S::dot_u8i8(sums, 0x0101_0101, column);
                     let at = (first / width * self.stored_words + word) * width + first % width;
-                    S::stream_i(self.words.at(at).cast(), S::load_i(column.cast()));
+                    S::stream_i(self.words.at(at).cast(), column);
                 }
             }
             if self.scheme.codes == CodeKind::Int8 {
@@ -235,32 +235,44 @@ impl Weights<'_> {
     /// `LANES` words of codes of one row, from column `from` on; zeros behind the last column.
     #[inline(always)]
     unsafe fn row_codes<S: Simd>(&self, channel: usize, from: usize, out: *mut u8) {
-        let count = S::LANES * self.scheme.codes.per_word();
         let row = self.row(channel);
-        // SAFETY: `out` has room for LANES words; reads stay inside the row.
+        // SAFETY: there is room for LANES words; reads stay inside the row.
         unsafe {
-            let fast = self.rounding == Rounding::Nearest && self.scheme.codes.per_word() == 4;
-            if fast {
-                let ahead = self.source.as_ptr().wrapping_add((channel + S::LANES) * self.k + from);
-                for at in (from..from + count).step_by(S::LANES) {
-                    S::prefetch(ahead.wrapping_add(at - from).cast());
-                    let scale = *self.scales.at(self.scale_at::<S>(channel, self.block_of(at), self.blocks));
-                    let v = S::load_n(row.as_ptr().add(at.min(self.k)), S::LANES.min(self.k.saturating_sub(at)));
-                    let scaled = S::mul(v, S::splat(1.0 / scale));
-                    match self.scheme.codes {
-                        CodeKind::Int8 => S::store_i8(out.add(at - from), scaled),
-                        _ => S::store_e4m3(out.add(at - from), scaled),
+            match (self.rounding, self.scheme.codes) {
+                (Rounding::Nearest, CodeKind::Int8) => {
+                    byte_codes::<S, 4, false>(row, from, self.inverse::<S>(channel, from), out);
+                }
+                (Rounding::Nearest, CodeKind::E4m3) => {
+                    byte_codes::<S, 4, true>(row, from, self.inverse::<S>(channel, from), out);
+                }
+                (Rounding::Nearest, CodeKind::Int4) => {
+                    let mut bytes = [0u8; 8 * MOST_LANES];
+                    byte_codes::<S, 8, false>(row, from, self.inverse::<S>(channel, from), bytes.as_mut_ptr());
+                    for (i, pair) in bytes[..8 * S::LANES].as_chunks::<2>().0.iter().enumerate() {
+                        *out.add(i) = (pair[0] & 15) | pair[1] << 4;
                     }
                 }
-                return;
+                _ => self.row_codes_one_by_one::<S>(channel, from, out),
             }
-            for i in 0..count {
-                let column = from + i;
-                let code = match row.get(column) {
-                    Some(&x) => self.one_code::<S>(channel, column, x),
-                    None => 0,
-                };
-                match (self.scheme.codes.per_word(), i % 2) {
+        }
+    }
+
+    /// The same for the cases that need not be fast: stochastic rounding and E2M1.
+    #[inline(always)]
+    unsafe fn row_codes_one_by_one<S: Simd>(&self, channel: usize, from: usize, out: *mut u8) {
+        let per_word = self.scheme.codes.per_word();
+        let row = self.row(channel);
+        let mut inverse = 0.0;
+        for i in 0..S::LANES * per_word {
+            let column = from + i;
+            // SAFETY: there is room for LANES words; scales of this task's channels.
+            unsafe {
+                if i.is_multiple_of(NVFP4_GROUP) {
+                    inverse = self.inverse::<S>(channel, column);
+                }
+                let x = row.get(column).map_or(0.0, |x| x * inverse);
+                let code = self.scheme.codes.code(x, self.rounding, channel * self.k + column);
+                match (per_word, i % 2) {
                     (4, _) => *out.add(i) = code,
                     (_, 0) => *out.add(i / 2) = code,
                     _ => *out.add(i / 2) |= code << 4,
@@ -269,23 +281,21 @@ impl Weights<'_> {
         }
     }
 
-    /// The code of one weight, as the reference has it.
+    /// What the weights of a channel are multiplied by, at a column and until their scale ends.
     #[inline(always)]
-    unsafe fn one_code<S: Simd>(&self, channel: usize, column: usize, x: f32) -> u8 {
+    unsafe fn inverse<S: Simd>(&self, channel: usize, column: usize) -> f32 {
         // SAFETY: scales of this task's channels.
-        let scale = unsafe {
+        unsafe {
             let scale = *self.scales.at(self.scale_at::<S>(channel, self.block_of(column), self.blocks));
-            if self.scheme.granularity == Granularity::Nvfp4 {
-                let groups = self.k.div_ceil(NVFP4_GROUP);
-                let code = *self.group_scales.at(self.scale_at::<S>(channel, column / NVFP4_GROUP, groups));
-                scale * e4m3_value(code)
-            } else {
-                scale
+            if self.scheme.granularity != Granularity::Nvfp4 {
+                return 1.0 / scale;
             }
-        };
-        // A group scale may round to zero: such weights are zeros.
-        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-        self.scheme.codes.code(x * inverse, self.rounding, channel * self.k + column)
+            let groups = self.k.div_ceil(NVFP4_GROUP);
+            let group = (column / NVFP4_GROUP).min(groups - 1);
+            let scale = scale * e4m3_value(*self.group_scales.at(self.scale_at::<S>(channel, group, groups)));
+            // A group scale may round to zero: such weights are zeros.
+            if scale == 0.0 { 0.0 } else { 1.0 / scale }
+        }
     }
 
     /// The f32 scale that a column of the matrix uses, among those of its channel.
@@ -293,6 +303,42 @@ impl Weights<'_> {
     fn block_of(&self, column: usize) -> usize {
         if self.blocks > 1 { (column / BLOCK).min(self.blocks - 1) } else { 0 }
     }
+}
+
+/// `LANES * PER_WORD` codes of a row from column `from` on, a byte each: integers or E4M3, rounded to nearest. Asks
+/// for the row `LANES` rows further meanwhile.
+///
+/// # Safety
+/// As for [`Simd`]; `out` has room for the codes.
+#[inline(always)]
+unsafe fn byte_codes<S: Simd, const PER_WORD: usize, const E4M3: bool>(
+    row: &[f32],
+    from: usize,
+    inverse: f32,
+    out: *mut u8,
+) {
+    let ahead = row.as_ptr().wrapping_add(S::LANES * row.len() + from);
+    let whole = from + PER_WORD * S::LANES <= row.len();
+    for i in 0..PER_WORD {
+        let at = from + i * S::LANES;
+        // SAFETY: reads stay inside the row.
+        unsafe {
+            S::prefetch(ahead.wrapping_add(i * S::LANES).cast());
+            let v = if whole {
+                S::load(row.as_ptr().add(at))
+            } else {
+                S::load_n(row.as_ptr().add(at.min(row.len())), S::LANES.min(row.len().saturating_sub(at)))
+            };
+            let scaled = S::mul(v, S::splat(inverse));
+            let to = out.add(i * S::LANES);
+            if E4M3 { S::store_e4m3(to, scaled) } else { S::store_i8(to, scaled) }
+        }
+    }
+}
+
+/// The `index`-th piece of `len` values; empty for a padding row.
+fn part(row: &[f32], index: usize, len: usize) -> &[f32] {
+    row.get(index * len..).map_or(&[], |rest| &rest[..len.min(rest.len())])
 }
 
 /// Codes of some rows before and after the transposition.
