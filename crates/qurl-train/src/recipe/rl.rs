@@ -205,9 +205,19 @@ impl Updates {
         check.that(&key("lr"), self.lr, self.lr.is_finite() && self.lr > 0.0, "a positive number")?;
         let mini = self.ppo_mini_batch_size;
         let fits = mini > 0 && mini <= batch && batch.is_multiple_of(mini);
-        check.that(&key("ppo_mini_batch_size"), mini, fits, &format!("a divisor of data.train_batch_size = {batch}"))?;
+        check.that(
+            &key("ppo_mini_batch_size"),
+            mini,
+            fits,
+            &format!("a divisor of data.train_batch_size = {batch}"),
+        )?;
         check.that(&key("ppo_epochs"), self.ppo_epochs, self.ppo_epochs > 0, "at least 1")?;
-        check.that(&key("min_lr_ratio"), self.min_lr_ratio, (0.0..=1.0).contains(&self.min_lr_ratio), "a number from 0 to 1")?;
+        check.that(
+            &key("min_lr_ratio"),
+            self.min_lr_ratio,
+            (0.0..=1.0).contains(&self.min_lr_ratio),
+            "a number from 0 to 1",
+        )?;
         let range = self.cliprange_value.is_none_or(|c| c > 0.0);
         check.that(&key("cliprange_value"), self.cliprange_value.unwrap_or(0.0), range, "a positive number")?;
         self.optim.check(check, &key("optim"))
@@ -330,16 +340,27 @@ impl RlPlan {
         check.that("data.max_prompt_length", data.max_prompt_length, data.max_prompt_length > 0, "at least 1")?;
         check.that("data.max_response_length", data.max_response_length, data.max_response_length > 0, "at least 1")?;
         check.that("rollout.n", rollout.n, rollout.n > 0, "at least 1")?;
-        let grouped = matches!(algorithm.adv_estimator, Estimator::Grpo { .. } | Estimator::DrGrpo {} | Estimator::Rloo {});
+        let grouped =
+            matches!(algorithm.adv_estimator, Estimator::Grpo { .. } | Estimator::DrGrpo {} | Estimator::Rloo {});
         check.that("rollout.n", rollout.n, !grouped || rollout.n > 1, "at least 2 for advantages within a group")?;
         if let Err(e) = rollout.sampling().check(usize::MAX) {
             check.that("rollout", e, false, "sampling settings in their ranges")?;
         }
-        check.that("rollout.temperature", rollout.temperature, rollout.temperature > 0.0, "above 0: training needs samples")?;
+        check.that(
+            "rollout.temperature",
+            rollout.temperature,
+            rollout.temperature > 0.0,
+            "above 0: training needs samples",
+        )?;
         let whole = rollout.sampling().is_full() || rollout.allow_truncated_sampling;
         let expected = "top_p = 1 and top_k = 0, because the trainer scores the whole distribution (or set rollout.allow_truncated_sampling)";
         check.that("rollout.top_p", rollout.top_p, whole, expected)?;
-        check.that("rollout.uaq", rollout.uaq, rollout.uaq.is_finite() && rollout.uaq > 0.0, "a positive number, 1 for none")?;
+        check.that(
+            "rollout.uaq",
+            rollout.uaq,
+            rollout.uaq.is_finite() && rollout.uaq > 0.0,
+            "a positive number, 1 for none",
+        )?;
         let rl = |key: &str, result: Result<(), qurl_rl::RlError>| match result {
             Ok(()) => Ok(()),
             Err(e) => check.that(key, e, false, "a setting in its range"),
@@ -357,10 +378,20 @@ impl RlPlan {
             check.that("algorithm.filter_groups.max_num_gen_batches", batches, batches > 0, "at least 1")?;
         }
         actor.check(check, "actor", data.train_batch_size)?;
-        check.that("actor.cliprange_value", actor.cliprange_value.unwrap_or(0.0), actor.cliprange_value.is_none(), "nothing: it belongs to [critic]")?;
+        check.that(
+            "actor.cliprange_value",
+            actor.cliprange_value.unwrap_or(0.0),
+            actor.cliprange_value.is_none(),
+            "nothing: it belongs to [critic]",
+        )?;
         let needed = algorithm.adv_estimator.needs_critic();
         let found = if critic.is_some() { "there" } else { "missing" };
-        check.that("critic", found, critic.is_some() == needed, "a section exactly when algorithm.adv_estimator is gae")?;
+        check.that(
+            "critic",
+            found,
+            critic.is_some() == needed,
+            "a section exactly when algorithm.adv_estimator is gae",
+        )?;
         if let Some(critic) = critic {
             critic.check(check, "critic", data.train_batch_size)?;
         }
@@ -388,6 +419,8 @@ mod kv_format_name {
         let name = String::deserialize(deserializer)?;
         let found = KvFormat::ALL.into_iter().find(|f| f.name() == name);
         let known = KvFormat::ALL.map(KvFormat::name).join(", ");
-        found.map(Some).ok_or_else(|| de::Error::custom(format!("unknown kv_cache format {name:?}; expected one of {known}")))
+        found
+            .map(Some)
+            .ok_or_else(|| de::Error::custom(format!("unknown kv_cache format {name:?}; expected one of {known}")))
     }
 }
