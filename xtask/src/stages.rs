@@ -14,25 +14,9 @@ pub struct Stage {
 
 /// Cheapest first, so that a stray space is told at once and not after the tests.
 pub const GATE: &[Stage] = &[
-    Stage {
-        name: "format",
-        arguments: &["fmt", "--all", "--check"],
-    },
-    Stage {
-        name: "clippy",
-        arguments: &[
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--",
-            "-D",
-            "warnings",
-        ],
-    },
-    Stage {
-        name: "tests and doc tests",
-        arguments: &["test", "--workspace"],
-    },
+    Stage { name: "format", arguments: &["fmt", "--all", "--check"] },
+    Stage { name: "clippy", arguments: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"] },
+    Stage { name: "tests and doc tests", arguments: &["test", "--workspace"] },
 ];
 
 /// Runs the stages in order in `root` and prints how long each took. The error names the stage
@@ -55,18 +39,8 @@ pub fn run_all(root: &Path, stages: &[Stage]) -> Result<(), String> {
 }
 
 fn run(root: &Path, stage: &Stage) -> Result<(), String> {
-    let status = cargo(root)
-        .args(stage.arguments)
-        .status()
-        .map_err(|error| format!("cargo did not start: {error}"))?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!(
-            "`cargo {}` ended with {status}",
-            stage.arguments.join(" ")
-        ))
-    }
+    let status = cargo(root).args(stage.arguments).status().map_err(|error| format!("cargo did not start: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("`cargo {}` ended with {status}", stage.arguments.join(" "))) }
 }
 
 /// The cargo that started us, in `root`, without what it told us about our own package: build
@@ -90,11 +64,7 @@ fn summary(done: &[(&str, Duration)], stages: &[Stage], failed: bool) -> String 
     for (index, stage) in stages.iter().enumerate() {
         let line = match done.get(index) {
             Some((_, time)) => {
-                let fate = if failed && index + 1 == done.len() {
-                    "FAILED"
-                } else {
-                    "ok"
-                };
+                let fate = if failed && index + 1 == done.len() { "FAILED" } else { "ok" };
                 format!("{:<22}{:>7.1} s  {fate}\n", stage.name, time.as_secs_f64())
             }
             None => format!("{:<22}{:>9}  not run\n", stage.name, "-"),
@@ -111,14 +81,8 @@ mod tests {
     use super::*;
 
     const TWO: &[Stage] = &[
-        Stage {
-            name: "first",
-            arguments: &["no-such-subcommand-of-cargo"],
-        },
-        Stage {
-            name: "second",
-            arguments: &["--version"],
-        },
+        Stage { name: "first", arguments: &["no-such-subcommand-of-cargo"] },
+        Stage { name: "second", arguments: &["--version"] },
     ];
 
     #[test]
@@ -136,10 +100,7 @@ mod tests {
         assert!(lines[0].contains("1.5 s") && lines[0].ends_with("FAILED"));
         assert!(lines[1].ends_with("not run"));
         assert!(lines[2].starts_with("total"));
-        let all = [
-            ("first", Duration::from_secs(1)),
-            ("second", Duration::from_secs(2)),
-        ];
+        let all = [("first", Duration::from_secs(1)), ("second", Duration::from_secs(2))];
         let text = summary(&all, TWO, false);
         assert!(!text.contains("FAILED") && text.contains("3.0 s"));
     }

@@ -60,9 +60,6 @@ mod tests {
     fn presence_is_told_from_absence() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         assert!(succeeds(here, &["version"]));
-        assert!(!succeeds(
-            here,
-            &["no-such-subcommand-of-cargo", "--version"]
-        ));
+        assert!(!succeeds(here, &["no-such-subcommand-of-cargo", "--version"]));
     }
 }

@@ -9,6 +9,7 @@ pub mod evaluate;
 pub mod learner;
 pub mod optimizer;
 pub mod recipe;
+pub mod rl;
 pub mod schedule;
 pub mod sft;
 pub mod solve;

@@ -5,10 +5,12 @@
 //! `trainer.seed=7`, before the recipe is parsed.
 
 mod model;
+mod rl;
 mod sft;
 mod task;
 
 pub use model::{ModelSource, NewModel};
+pub use rl::{Alarm, AlarmAction, Algorithm, Data, FilterGroups, KlInReward, RlPlan, Rollout, Run, Stage, Updates};
 pub use sft::Sft;
 pub use task::{DatasetSource, TaskSource, TaskSourceError};
 
@@ -102,6 +104,24 @@ pub struct Recipe {
     /// Supervised training.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sft: Option<Sft>,
+    /// Reinforcement learning: sizes of a step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<Data>,
+    /// How responses are sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<Rollout>,
+    /// From rewards to the loss.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub algorithm: Option<Algorithm>,
+    /// The actor's updates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub actor: Option<Updates>,
+    /// The critic's updates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub critic: Option<Updates>,
+    /// How long, and what is measured on the way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<Run>,
 }
 
 impl Recipe {
@@ -154,7 +174,29 @@ impl Recipe {
         if let Some(sft) = &self.sft {
             sft.check(check)?;
         }
+        let sections = [self.data.is_some(), self.rollout.is_some(), self.algorithm.is_some(), self.actor.is_some()];
+        if sections.contains(&true) || self.run.is_some() || self.critic.is_some() {
+            self.rl(file)?;
+        }
         Ok(())
+    }
+
+    /// The checked plan of reinforcement learning; an error where a section is missing.
+    pub fn rl(&self, file: &str) -> Result<RlPlan, RecipeError> {
+        let missing = |section| {
+            let why = "reinforcement learning needs [data], [algorithm], [actor] and [run]";
+            RecipeError::Section { file: file.to_string(), section, why }
+        };
+        let plan = RlPlan {
+            data: self.data.clone().ok_or_else(|| missing("data"))?,
+            rollout: self.rollout.clone().unwrap_or_default(),
+            algorithm: self.algorithm.clone().ok_or_else(|| missing("algorithm"))?,
+            actor: self.actor.clone().ok_or_else(|| missing("actor"))?,
+            critic: self.critic.clone(),
+            run: self.run.clone().ok_or_else(|| missing("run"))?,
+        };
+        plan.check(Check { file })?;
+        Ok(plan)
     }
 }
 

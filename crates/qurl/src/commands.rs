@@ -7,3 +7,4 @@ pub mod grade;
 pub mod objective;
 pub mod score;
 pub mod sft;
+pub mod train;

@@ -28,6 +28,26 @@ pub struct HeadOutput {
     pub lse: Vec<f32>,
 }
 
+impl HeadOutput {
+    /// Appends other rows.
+    pub fn extend(&mut self, other: HeadOutput) {
+        self.logp.extend(other.logp);
+        self.entropy.extend(other.entropy);
+        self.argmax.extend(other.argmax);
+        self.lse.extend(other.lse);
+    }
+
+    /// Some of the rows.
+    pub fn part(&self, rows: std::ops::Range<usize>) -> HeadOutput {
+        HeadOutput {
+            logp: self.logp[rows.clone()].to_vec(),
+            entropy: self.entropy[rows.clone()].to_vec(),
+            argmax: self.argmax[rows.clone()].to_vec(),
+            lse: self.lse[rows].to_vec(),
+        }
+    }
+}
+
 /// Sums over one chunk of a row's scaled logits.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Partial {

@@ -98,43 +98,83 @@ pub fn score<B: Backend, S: AsRef<[u32]>>(
     temperature: f32,
     chunk: usize,
 ) -> Result<Vec<HeadOutput>, BackendError> {
-    let batch = Batch::whole(sequences);
     let targets = Targets::of(sequences, |_, _| true);
-    let mut kv = page_store(backend, net, batch.pages.len(), PAGE)?;
-    let mut work = Inference::new(backend, net, chunk.min(batch.rows()).max(1))?;
-    let mut all = HeadOutput::default();
-    let mut scored = 0;
-    for start in (0..batch.rows()).step_by(work.rows()) {
-        let end = (start + work.rows()).min(batch.rows());
-        work.forward(backend, net, &batch.chunk(start..end), &mut kv);
-        let count = targets.rows[scored..].partition_point(|&row| (row as usize) < end);
-        let part = Targets {
-            rows: targets.rows[scored..scored + count].iter().map(|row| row - start as u32).collect(),
-            tokens: targets.tokens[scored..scored + count].to_vec(),
-        };
-        scored += count;
-        if !part.is_empty() {
-            let out = work.head(backend, net, &part, temperature)?;
-            all.logp.extend(out.logp);
-            all.entropy.extend(out.entropy);
-            all.argmax.extend(out.argmax);
-            all.lse.extend(out.lse);
-        }
-    }
+    let all = score_targets(backend, net, sequences, &targets, temperature, chunk)?;
     let mut from = 0;
     Ok(sequences
         .iter()
         .map(|s| {
             let range = from..from + s.as_ref().len().saturating_sub(1);
             from = range.end;
-            HeadOutput {
-                logp: all.logp[range.clone()].to_vec(),
-                entropy: all.entropy[range.clone()].to_vec(),
-                argmax: all.argmax[range.clone()].to_vec(),
-                lse: all.lse[range].to_vec(),
-            }
+            all.part(range)
         })
         .collect())
+}
+
+/// As [`score`] for chosen targets of the sequences side by side, in the order of the targets.
+pub fn score_targets<B: Backend, S: AsRef<[u32]>>(
+    backend: &B,
+    net: &Network<B>,
+    sequences: &[S],
+    targets: &Targets,
+    temperature: f32,
+    chunk: usize,
+) -> Result<HeadOutput, BackendError> {
+    let mut all = HeadOutput::default();
+    let mut scored = 0;
+    in_chunks(backend, net, sequences, chunk, |work, rows| {
+        let count = targets.rows[scored..].partition_point(|&row| (row as usize) < rows.end);
+        let part = Targets {
+            rows: targets.rows[scored..scored + count].iter().map(|row| row - rows.start as u32).collect(),
+            tokens: targets.tokens[scored..scored + count].to_vec(),
+        };
+        scored += count;
+        if !part.is_empty() {
+            all.extend(work.head(backend, net, &part, temperature)?);
+        }
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// A critic's values of chosen rows (in ascending order) of the sequences side by side.
+pub fn value_rows<B: Backend, S: AsRef<[u32]>>(
+    backend: &B,
+    net: &Network<B>,
+    sequences: &[S],
+    wanted: &[u32],
+    chunk: usize,
+) -> Result<Vec<f32>, BackendError> {
+    let mut values = Vec::with_capacity(wanted.len());
+    in_chunks(backend, net, sequences, chunk, |work, rows| {
+        let part = &wanted[values.len()..];
+        let count = part.partition_point(|&row| (row as usize) < rows.end);
+        let part: Vec<u32> = part[..count].iter().map(|row| row - rows.start as u32).collect();
+        if !part.is_empty() {
+            values.extend(work.values(backend, net, &part)?);
+        }
+        Ok(())
+    })?;
+    Ok(values)
+}
+
+/// Runs whole sequences forward in chunks of rows and shows each chunk while its rows are at hand.
+fn in_chunks<B: Backend, S: AsRef<[u32]>>(
+    backend: &B,
+    net: &Network<B>,
+    sequences: &[S],
+    chunk: usize,
+    mut see: impl FnMut(&mut Inference<B>, std::ops::Range<usize>) -> Result<(), BackendError>,
+) -> Result<(), BackendError> {
+    let batch = Batch::whole(sequences);
+    let mut kv = page_store(backend, net, batch.pages.len(), PAGE)?;
+    let mut work = Inference::new(backend, net, chunk.min(batch.rows()).max(1))?;
+    for start in (0..batch.rows()).step_by(work.rows()) {
+        let rows = start..(start + work.rows()).min(batch.rows());
+        work.forward(backend, net, &batch.chunk(rows.clone()), &mut kv);
+        see(&mut work, rows)?;
+    }
+    Ok(())
 }
 
 /// Pages for the keys and values of every layer.

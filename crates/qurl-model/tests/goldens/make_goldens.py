@@ -411,7 +411,7 @@ def adamw_run(weight_decay, dtype, steps=20, warmup=5, peak=0.05):
     draw = torch.Generator().manual_seed(77)
     shapes = {"matrix": (3, 5), "vector": (7,), "scalar": (1,)}
     first = {n: torch.randn(s, generator=draw) for n, s in shapes.items()}
-    parameters = {n: torch.nn.Parameter(v.to(dtype)) for n, v in first.items()}
+    parameters = {n: torch.nn.Parameter(v.clone().to(dtype)) for n, v in first.items()}
     optimizer = torch.optim.AdamW(
         parameters.values(), lr=peak, betas=(0.9, 0.999), eps=1e-8,
         weight_decay=weight_decay, foreach=False,
@@ -428,7 +428,7 @@ def adamw_run(weight_decay, dtype, steps=20, warmup=5, peak=0.05):
         scale = (0.05, 0.4, 3.0)[step % 3]
         raw = {n: scale * torch.randn(s, generator=draw) for n, s in shapes.items()}
         for name, parameter in parameters.items():
-            parameter.grad = raw[name].to(dtype)
+            parameter.grad = raw[name].clone().to(dtype)
         norm = torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0).item()
         lr = optimizer.param_groups[0]["lr"]
         optimizer.step()

@@ -1,0 +1,426 @@
+//! `[data]`, `[rollout]`, `[algorithm]`, `[actor]`, `[critic]`, `[run]`: reinforcement learning.
+//!
+//! Names follow verl where its users know them. Every part has vetted defaults; what cannot be guessed (sizes, learning
+//! rates) has none.
+
+use super::{Check, RecipeError, format_name};
+use crate::optimizer::AdamWOptions;
+use crate::schedule::{Decay, Schedule};
+use qurl_kernels::Format;
+use qurl_kernels::backend::KvFormat;
+use qurl_rl::{Estimator, KlControl, KlEstimator, LossAggMode, Objective, OverlongBuffer};
+use qurl_rollout::Sampling;
+use serde::{Deserialize, Serialize};
+
+/// `[data]`: sizes of a step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Data {
+    /// Prompts of a step.
+    pub train_batch_size: usize,
+    /// Longest prompt in tokens.
+    pub max_prompt_length: usize,
+    /// Most tokens of a response.
+    pub max_response_length: usize,
+}
+
+/// `[rollout]`: how responses are sampled, and with which copy of the actor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rollout {
+    /// Responses per prompt.
+    pub n: usize,
+    /// Number format of the rollout's weights.
+    #[serde(with = "format_name")]
+    pub format: Format,
+    /// Quantize the output head too.
+    pub quantize_head: bool,
+    /// Number format of stored keys and values; by default the one that fits `format`.
+    #[serde(with = "kv_format_name", skip_serializing_if = "Option::is_none")]
+    pub kv_cache: Option<KvFormat>,
+    /// Sampling temperature; all policies are scored at it.
+    pub temperature: f32,
+    /// 1 samples from the whole distribution, as training needs it.
+    pub top_p: f32,
+    /// 0 samples from the whole distribution, as training needs it.
+    pub top_k: u32,
+    /// Allow `top_p` and `top_k` to cut off tokens although the trainer scores the whole distribution.
+    pub allow_truncated_sampling: bool,
+    /// Update-aware quantization: the invariant scale s, 1 for none.
+    pub uaq: f64,
+    /// Memory for keys and values, in MB.
+    pub kv_cache_mb: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// Most sequences computed at the same time.
+    pub max_num_seqs: usize,
+    /// Most tokens of an engine step.
+    pub max_num_batched_tokens: usize,
+}
+
+impl Default for Rollout {
+    fn default() -> Self {
+        Rollout {
+            n: 1,
+            format: Format::Int8,
+            quantize_head: false,
+            kv_cache: None,
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            allow_truncated_sampling: false,
+            uaq: 1.0,
+            kv_cache_mb: 1024,
+            page_size: 16,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 1024,
+        }
+    }
+}
+
+impl Rollout {
+    /// How training rollouts are drawn.
+    pub fn sampling(&self) -> Sampling {
+        Sampling { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k, min_p: 0.0 }
+    }
+}
+
+/// Dynamic sampling (DAPO): groups whose rewards are all equal are dropped and others drawn instead.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FilterGroups {
+    /// Most batches that are drawn to fill one; what is there is used then.
+    pub max_num_gen_batches: usize,
+}
+
+/// KL to the reference model, taken off the rewards.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KlInReward {
+    /// Estimator.
+    #[serde(default = "KlInReward::default_penalty")]
+    pub kl_penalty: KlEstimator,
+    /// Fixed or adaptive coefficient.
+    pub kl_ctrl: KlControl,
+}
+
+impl KlInReward {
+    fn default_penalty() -> KlEstimator {
+        KlEstimator::K1
+    }
+}
+
+/// `[algorithm]`: from rewards to the loss.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Algorithm {
+    /// From rewards to advantages.
+    pub adv_estimator: Estimator,
+    /// The policy loss.
+    #[serde(default)]
+    pub objective: Objective,
+    /// From losses of tokens to the loss of a mini-batch.
+    #[serde(default)]
+    pub loss_agg_mode: LossAggMode,
+    /// Constant length of `seq-mean-token-sum-norm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale_factor: Option<f64>,
+    /// Coefficient of the entropy bonus.
+    #[serde(default)]
+    pub entropy_coeff: f64,
+    /// Coefficient of the KL to the reference model in the loss; 0 for none.
+    #[serde(default)]
+    pub kl_loss_coef: f64,
+    /// Its estimator.
+    #[serde(default = "Algorithm::default_kl")]
+    pub kl_loss_type: KlEstimator,
+    /// KL to the reference model in the rewards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl_in_reward: Option<KlInReward>,
+    /// Dynamic sampling.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filter_groups: Option<FilterGroups>,
+    /// Penalty for responses near the limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlong_buffer: Option<OverlongBuffer>,
+}
+
+impl Algorithm {
+    fn default_kl() -> KlEstimator {
+        KlEstimator::K3
+    }
+
+    /// Whether the reference model is needed.
+    pub fn needs_reference(&self) -> bool {
+        self.kl_loss_coef != 0.0 || self.kl_in_reward.is_some()
+    }
+}
+
+/// `[actor]` and `[critic]`: an optimizer and how often it is used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Updates {
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Training steps of linear warm-up.
+    #[serde(default)]
+    pub lr_warmup_steps: u64,
+    /// `constant` or `cosine` after the warm-up.
+    #[serde(default)]
+    pub decay: Decay,
+    /// Where the cosine ends, as a share of the peak.
+    #[serde(default)]
+    pub min_lr_ratio: f64,
+    /// Prompts of a mini-batch: one update each.
+    pub ppo_mini_batch_size: usize,
+    /// Passes over the batch of a step.
+    #[serde(default = "Updates::one")]
+    pub ppo_epochs: usize,
+    /// The optimizer.
+    #[serde(default)]
+    pub optim: AdamWOptions,
+    /// Critic only: how far a value may move from its old one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cliprange_value: Option<f64>,
+}
+
+impl Updates {
+    fn one() -> usize {
+        1
+    }
+
+    /// The learning rate over the steps of a run.
+    pub fn schedule(&self, total_steps: u64) -> Schedule {
+        Schedule {
+            peak: self.lr,
+            warmup_steps: self.lr_warmup_steps,
+            total_steps,
+            decay: self.decay,
+            min_lr_ratio: self.min_lr_ratio,
+        }
+    }
+
+    fn check(&self, check: Check, section: &str, batch: usize) -> Result<(), RecipeError> {
+        let key = |name: &str| format!("{section}.{name}");
+        check.that(&key("lr"), self.lr, self.lr.is_finite() && self.lr > 0.0, "a positive number")?;
+        let mini = self.ppo_mini_batch_size;
+        let fits = mini > 0 && mini <= batch && batch.is_multiple_of(mini);
+        check.that(
+            &key("ppo_mini_batch_size"),
+            mini,
+            fits,
+            &format!("a divisor of data.train_batch_size = {batch}"),
+        )?;
+        check.that(&key("ppo_epochs"), self.ppo_epochs, self.ppo_epochs > 0, "at least 1")?;
+        check.that(
+            &key("min_lr_ratio"),
+            self.min_lr_ratio,
+            (0.0..=1.0).contains(&self.min_lr_ratio),
+            "a number from 0 to 1",
+        )?;
+        let range = self.cliprange_value.is_none_or(|c| c > 0.0);
+        check.that(&key("cliprange_value"), self.cliprange_value.unwrap_or(0.0), range, "a positive number")?;
+        self.optim.check(check, &key("optim"))
+    }
+}
+
+/// What happens when the run leaves its band.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AlarmAction {
+    /// Say so and go on.
+    #[default]
+    Warn,
+    /// End the run.
+    Stop,
+}
+
+/// `[run.alarm]`: the band of a healthy run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Alarm {
+    /// Largest KL(behav||prox).
+    pub mismatch_kl: f64,
+    /// Smallest mean entropy.
+    pub entropy_low: f64,
+    /// Largest mean entropy.
+    pub entropy_high: f64,
+    /// What to do.
+    pub action: AlarmAction,
+}
+
+impl Default for Alarm {
+    fn default() -> Self {
+        Alarm { mismatch_kl: 0.05, entropy_low: 0.0, entropy_high: 20.0, action: AlarmAction::Warn }
+    }
+}
+
+/// A stretch of the run with its own sizes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stage {
+    /// First step of the stage.
+    pub from_step: u64,
+    /// Most tokens of a response from then on.
+    pub max_response_length: usize,
+    /// Responses per prompt from then on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n: Option<usize>,
+}
+
+/// `[run]`: how long, and what is measured on the way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// Steps.
+    pub total_steps: u64,
+    /// Evaluate every so many steps; 0 for before and after only.
+    #[serde(default)]
+    pub test_freq: u64,
+    /// Held-out problems of an evaluation.
+    #[serde(default = "Run::default_problems")]
+    pub test_problems: u64,
+    /// Measure weight update, quantization error and flipped codes every so many steps; 0 for never.
+    #[serde(default = "Run::default_update_freq")]
+    pub update_metrics_freq: u64,
+    /// The band of a healthy run.
+    #[serde(default)]
+    pub alarm: Alarm,
+    /// Stretches with other sizes, such as a growing context.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<Stage>,
+}
+
+impl Run {
+    fn default_problems() -> u64 {
+        200
+    }
+
+    fn default_update_freq() -> u64 {
+        16
+    }
+}
+
+/// Everything that reinforcement learning needs, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RlPlan {
+    /// Sizes of a step.
+    pub data: Data,
+    /// How responses are sampled.
+    pub rollout: Rollout,
+    /// From rewards to the loss.
+    pub algorithm: Algorithm,
+    /// The actor's updates.
+    pub actor: Updates,
+    /// The critic's updates, where there is one.
+    pub critic: Option<Updates>,
+    /// How long.
+    pub run: Run,
+}
+
+impl RlPlan {
+    /// Longest sequence of the whole run.
+    pub fn longest(&self) -> usize {
+        let stages = self.run.stages.iter().map(|s| s.max_response_length).max().unwrap_or(0);
+        self.data.max_prompt_length + self.data.max_response_length.max(stages)
+    }
+
+    /// Most tokens of a response, and responses per prompt, at a step.
+    pub fn sizes_at(&self, step: u64) -> (usize, usize) {
+        let mut sizes = (self.data.max_response_length, self.rollout.n);
+        for stage in self.run.stages.iter().filter(|s| s.from_step <= step) {
+            sizes = (stage.max_response_length, stage.n.unwrap_or(sizes.1));
+        }
+        sizes
+    }
+
+    pub(crate) fn check(&self, check: Check) -> Result<(), RecipeError> {
+        let RlPlan { data, rollout, algorithm, actor, critic, run } = self;
+        check.that("data.train_batch_size", data.train_batch_size, data.train_batch_size > 0, "at least 1")?;
+        check.that("data.max_prompt_length", data.max_prompt_length, data.max_prompt_length > 0, "at least 1")?;
+        check.that("data.max_response_length", data.max_response_length, data.max_response_length > 0, "at least 1")?;
+        check.that("rollout.n", rollout.n, rollout.n > 0, "at least 1")?;
+        let grouped =
+            matches!(algorithm.adv_estimator, Estimator::Grpo { .. } | Estimator::DrGrpo {} | Estimator::Rloo {});
+        check.that("rollout.n", rollout.n, !grouped || rollout.n > 1, "at least 2 for advantages within a group")?;
+        if let Err(e) = rollout.sampling().check(usize::MAX) {
+            check.that("rollout", e, false, "sampling settings in their ranges")?;
+        }
+        check.that(
+            "rollout.temperature",
+            rollout.temperature,
+            rollout.temperature > 0.0,
+            "above 0: training needs samples",
+        )?;
+        let whole = rollout.sampling().is_full() || rollout.allow_truncated_sampling;
+        let expected = "top_p = 1 and top_k = 0, because the trainer scores the whole distribution (or set rollout.allow_truncated_sampling)";
+        check.that("rollout.top_p", rollout.top_p, whole, expected)?;
+        check.that(
+            "rollout.uaq",
+            rollout.uaq,
+            rollout.uaq.is_finite() && rollout.uaq > 0.0,
+            "a positive number, 1 for none",
+        )?;
+        let rl = |key: &str, result: Result<(), qurl_rl::RlError>| match result {
+            Ok(()) => Ok(()),
+            Err(e) => check.that(key, e, false, "a setting in its range"),
+        };
+        rl("algorithm.adv_estimator", algorithm.adv_estimator.check())?;
+        rl("algorithm.objective", algorithm.objective.check())?;
+        if let Some(kl) = &algorithm.kl_in_reward {
+            rl("algorithm.kl_in_reward.kl_ctrl", kl.kl_ctrl.check())?;
+        }
+        if let Some(buffer) = &algorithm.overlong_buffer {
+            rl("algorithm.overlong_buffer", buffer.check(data.max_response_length))?;
+        }
+        if let Some(filter) = &algorithm.filter_groups {
+            let batches = filter.max_num_gen_batches;
+            check.that("algorithm.filter_groups.max_num_gen_batches", batches, batches > 0, "at least 1")?;
+        }
+        actor.check(check, "actor", data.train_batch_size)?;
+        check.that(
+            "actor.cliprange_value",
+            actor.cliprange_value.unwrap_or(0.0),
+            actor.cliprange_value.is_none(),
+            "nothing: it belongs to [critic]",
+        )?;
+        let needed = algorithm.adv_estimator.needs_critic();
+        let found = if critic.is_some() { "there" } else { "missing" };
+        check.that(
+            "critic",
+            found,
+            critic.is_some() == needed,
+            "a section exactly when algorithm.adv_estimator is gae",
+        )?;
+        if let Some(critic) = critic {
+            critic.check(check, "critic", data.train_batch_size)?;
+        }
+        check.that("run.total_steps", run.total_steps, run.total_steps > 0, "at least 1")?;
+        let ordered = run.stages.windows(2).all(|w| w[0].from_step < w[1].from_step);
+        check.that("run.stages", run.stages.len(), ordered, "stages in the order of from_step")?;
+        let sized = run.stages.iter().all(|s| s.max_response_length > 0 && s.n != Some(0));
+        check.that("run.stages", run.stages.len(), sized, "sizes of at least 1")
+    }
+}
+
+/// A key/value format by its name.
+mod kv_format_name {
+    use qurl_kernels::backend::KvFormat;
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub fn serialize<S: Serializer>(format: &Option<KvFormat>, serializer: S) -> Result<S::Ok, S::Error> {
+        match format {
+            Some(format) => serializer.serialize_str(format.name()),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub fn deserialize<'d, D: Deserializer<'d>>(deserializer: D) -> Result<Option<KvFormat>, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let found = KvFormat::ALL.into_iter().find(|f| f.name() == name);
+        let known = KvFormat::ALL.map(KvFormat::name).join(", ");
+        found
+            .map(Some)
+            .ok_or_else(|| de::Error::custom(format!("unknown kv_cache format {name:?}; expected one of {known}")))
+    }
+}

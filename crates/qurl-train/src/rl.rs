@@ -1,0 +1,415 @@
+//! Reinforcement learning with a quantized rollout: the step, top to bottom.
+//!
+//! Three policies appear in every step. `behav` is the quantized copy of the actor that samples; `prox` is the actor
+//! in full precision, frozen for the step; `theta` is the actor while it is updated. Trainer and engine run the same
+//! kernels, so without quantization `behav` and `prox` agree bit for bit, and with it their ratio measures
+//! quantization and nothing else.
+
+mod batch;
+mod record;
+
+pub use batch::RolloutBatch;
+pub use record::{Phases, StepRecord};
+
+use crate::learner::{Learner, LearnerOptions, LossGradient, micro_batches};
+use crate::recipe::{Recipe, RecipeError, RlPlan};
+use crate::solve::{Draw, SolveError, Solved, accuracy, draw_problems, solve};
+use crate::start::Start;
+use qurl_kernels::{Backend, BackendError};
+use qurl_model::compute::{Network, NetworkOptions, TapeOptions, score_targets, value_rows};
+use qurl_model::{Params, params};
+use qurl_rl::advantage::{Rollouts, group::in_mixed_group};
+use qurl_rl::entropy::entropy_bonus;
+use qurl_rl::value::value_loss;
+use qurl_rl::{Aggregation, Denominator, KlCoefficient, Mismatch, RlError, Tokens, to_f32};
+use qurl_rollout::{Engine, EngineOptions, RolloutError, Sampling, WeightVersion};
+use qurl_tasks::task::{Split, Task};
+use std::sync::Arc;
+
+/// Why training stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// The recipe.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
+    /// The computation.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The rollout engine.
+    #[error(transparent)]
+    Rollout(#[from] RolloutError),
+    /// Prompts, responses and verdicts.
+    #[error(transparent)]
+    Solve(#[from] SolveError),
+    /// Advantages and objectives.
+    #[error(transparent)]
+    Rl(#[from] RlError),
+    /// A prompt that does not fit.
+    #[error("problem {id}: its prompt has {found} tokens, `data.max_prompt_length` is {max}")]
+    PromptTooLong {
+        /// The problem.
+        id: String,
+        /// Its length.
+        found: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// Sequences that do not fit.
+    #[error(
+        "prompts and responses of up to {found} tokens: the model's context is {context}; lower `data.max_prompt_length` or `data.max_response_length`"
+    )]
+    Context {
+        /// Longest sequence.
+        found: usize,
+        /// The model's limit.
+        context: usize,
+    },
+}
+
+/// A run of reinforcement learning.
+pub struct RlTrainer<B: Backend> {
+    plan: RlPlan,
+    seed: u64,
+    chunk: usize,
+    start: Start,
+    task: Box<dyn Task>,
+    backend: Arc<B>,
+    /// theta: the model that is trained.
+    pub actor: Learner<B>,
+    critic: Option<Learner<B>>,
+    reference: Option<Network<B>>,
+    /// behav: the quantized copy that samples.
+    engine: Engine<B>,
+    kl: Option<KlCoefficient>,
+    tape: TapeOptions,
+    step: u64,
+    /// Problems drawn so far.
+    drawn: u64,
+}
+
+impl<B: Backend> RlTrainer<B> {
+    /// Sets up actor, critic, reference and engine from the weights of `start`.
+    pub fn new(
+        backend: Arc<B>,
+        recipe: &Recipe,
+        file: &str,
+        start: Start,
+        task: Box<dyn Task>,
+    ) -> Result<Self, TrainError> {
+        let plan = recipe.rl(file)?;
+        let (config, positions) = (&start.config, plan.longest());
+        if positions > config.max_position_embeddings {
+            return Err(TrainError::Context { found: positions, context: config.max_position_embeddings });
+        }
+        let rows = recipe.trainer.micro_tokens.max(positions);
+        let tape = TapeOptions { rows, sequences: rows, recompute: recipe.trainer.recompute };
+        let compute = recipe.trainer.compute;
+        let learner = |weights: &Params<Vec<f32>>, adamw| {
+            Learner::new(backend.clone(), config, weights, LearnerOptions { compute, positions, tape, adamw })
+        };
+        let actor = learner(&start.weights, plan.actor.optim)?;
+        let critic = match &plan.critic {
+            Some(updates) => {
+                let value_head = params::init(config, recipe.trainer.seed, true).value_head;
+                Some(learner(&Params { value_head, ..start.weights.clone() }, updates.optim)?)
+            }
+            None => None,
+        };
+        let inference = |format| NetworkOptions { positions, ..NetworkOptions::inference(config, format) };
+        let reference = match plan.algorithm.needs_reference() {
+            true => Some(Network::new(&*backend, config, &actor.params, inference(compute))?),
+            false => None,
+        };
+        let r = &plan.rollout;
+        let mut options = inference(r.format);
+        options.kv_format = r.kv_cache.unwrap_or(options.kv_format);
+        options.head_format = if r.quantize_head { r.format } else { options.head_format };
+        let network = Network::new(&*backend, config, &actor.params, options)?;
+        let engine_options = EngineOptions {
+            kv_bytes: r.kv_cache_mb << 20,
+            page_size: r.page_size,
+            max_num_seqs: r.max_num_seqs,
+            max_num_batched_tokens: r.max_num_batched_tokens,
+        };
+        let engine = Engine::new(backend.clone(), network, WeightVersion::default(), engine_options)?;
+        let kl = plan.algorithm.kl_in_reward.as_ref().map(|k| KlCoefficient::new(k.kl_ctrl)).transpose()?;
+        let (seed, chunk) = (recipe.trainer.seed, recipe.trainer.micro_tokens);
+        Ok(RlTrainer {
+            plan,
+            seed,
+            chunk,
+            start,
+            task,
+            backend,
+            actor,
+            critic,
+            reference,
+            engine,
+            kl,
+            tape,
+            step: 0,
+            drawn: 0,
+        })
+    }
+
+    /// The checked plan.
+    pub fn plan(&self) -> &RlPlan {
+        &self.plan
+    }
+
+    /// Model sizes, tokenizer and what is saved beside the weights.
+    pub fn start(&self) -> &Start {
+        &self.start
+    }
+
+    /// One step: sample with the quantized actor, judge, score, update.
+    pub fn step(&mut self) -> Result<StepRecord, TrainError> {
+        let mut phases = Phases::start();
+        self.step += 1;
+        let version = WeightVersion { version: self.step, checksum: 0 };
+        self.engine.load(&self.actor.params, version)?; // behav = Q(theta_old)
+        phases.end("quantize");
+
+        let (solved, gen_batches) = self.rollouts()?;
+        let mut batch = RolloutBatch::pack(&solved, &self.plan, self.step);
+        let mut record = StepRecord::new(self.step, &solved, &batch, gen_batches);
+        phases.end("rollout");
+        if batch.tokens() == 0 {
+            record.timing = phases.finish();
+            return Ok(record);
+        }
+
+        batch.prox = self.logprobs(self.actor.network(), &batch)?; // theta_old in full precision
+        if let Some(reference) = &self.reference {
+            batch.reference = self.logprobs(reference, &batch)?;
+        }
+        if let Some(critic) = &self.critic {
+            batch.values = self.values(critic, &batch)?;
+        }
+        record.mismatch = Mismatch::measure(&batch.behav, &batch.prox, &batch.mask, &batch.seq)?;
+        self.advantages(&mut batch, &mut record)?;
+        phases.end("score");
+
+        if let Some(kept) =
+            self.plan.algorithm.objective.accepted(&batch.behav, &batch.prox, &batch.mask, &batch.seq)?
+        {
+            batch.mask = kept;
+        }
+        record.lr = self.plan.actor.schedule(self.plan.run.total_steps).at(self.step - 1);
+        for _ in 0..self.plan.actor.ppo_epochs {
+            for mini in batch.mini_batches(self.plan.actor.ppo_mini_batch_size) {
+                self.update_actor(&batch, mini, &mut record)?;
+            }
+        }
+        self.update_critic(&batch, &mut record)?;
+        phases.end("update");
+        record.timing = phases.finish();
+        Ok(record)
+    }
+
+    /// Samples groups until the batch is full; with dynamic sampling, groups whose rewards are all equal are dropped.
+    fn rollouts(&mut self) -> Result<(Vec<Solved>, usize), TrainError> {
+        let wanted = self.plan.data.train_batch_size;
+        let (max_new, n) = self.plan.sizes_at(self.step);
+        let most = self.plan.algorithm.filter_groups.as_ref().map_or(1, |f| f.max_num_gen_batches);
+        let mut kept: Vec<Solved> = Vec::with_capacity(wanted);
+        for batch in 0..most {
+            let problems = draw_problems(&*self.task, Split::Train, self.seed, self.drawn, wanted as u64)?;
+            self.drawn += wanted as u64;
+            let step = self.step * most as u64 + batch as u64; // its own random numbers for every batch drawn
+            let draw = Draw { n, sampling: self.plan.rollout.sampling(), max_new, seed: self.seed, step };
+            let solved = solve(&mut self.engine, &self.start, &*self.task, problems, draw)?;
+            if let Some(s) = solved.iter().find(|s| s.prompt.len() > self.plan.data.max_prompt_length) {
+                let (found, max) = (s.prompt.len(), self.plan.data.max_prompt_length);
+                return Err(TrainError::PromptTooLong { id: s.problem.id.clone(), found, max });
+            }
+            if self.plan.algorithm.filter_groups.is_none() {
+                return Ok((solved, 1));
+            }
+            for group in solved {
+                let scores: Vec<f64> = group.responses.iter().map(|r| r.verdict.reward).collect();
+                if in_mixed_group(&scores, &vec![0; scores.len()])?.contains(&true) {
+                    kept.push(group);
+                }
+            }
+            if kept.len() >= wanted {
+                kept.truncate(wanted);
+                return Ok((kept, batch + 1));
+            }
+        }
+        Ok((kept, most))
+    }
+
+    /// Log-probs of the response tokens at the sampling temperature.
+    fn logprobs(&self, net: &Network<B>, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
+        let mut logp = Vec::with_capacity(batch.tokens());
+        for range in micro_batches(&batch.lengths(), self.tape) {
+            let ids = batch.ids(range.clone());
+            let targets = batch.targets(range);
+            let out = score_targets(&*self.backend, net, &ids, &targets, self.plan.rollout.temperature, self.chunk)?;
+            logp.extend(out.logp);
+        }
+        Ok(logp)
+    }
+
+    /// The critic's value of the state before each response token.
+    fn values(&self, critic: &Learner<B>, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
+        let mut values = Vec::with_capacity(batch.tokens());
+        for range in micro_batches(&batch.lengths(), self.tape) {
+            let ids = batch.ids(range.clone());
+            let rows = batch.targets(range).rows;
+            values.extend(value_rows(&*self.backend, critic.network(), &ids, &rows, self.chunk)?);
+        }
+        Ok(values)
+    }
+
+    /// Rewards of tokens (with KL to the reference taken off where asked), then advantages and returns.
+    fn advantages(&mut self, batch: &mut RolloutBatch, record: &mut StepRecord) -> Result<(), TrainError> {
+        let mut rewards: Vec<f64> = batch.rewards.iter().map(|&r| r as f64).collect();
+        if let (Some(settings), Some(coefficient)) = (&self.plan.algorithm.kl_in_reward, &mut self.kl) {
+            let (prox, reference): (Vec<f64>, Vec<f64>) = (wide(&batch.prox), wide(&batch.reference));
+            let kl = settings.kl_penalty.in_reward(
+                coefficient.value(),
+                &rewards,
+                &prox,
+                &reference,
+                &batch.mask,
+                &batch.seq,
+            )?;
+            rewards = kl.rewards;
+            record.reference_kl = Some(kl.mean_kl);
+            record.kl_coef = Some(coefficient.value());
+            coefficient.update(kl.mean_kl, batch.sequences());
+        }
+        let values = wide(&batch.values);
+        let values = self.critic.is_some().then_some(values.as_slice());
+        let rollouts =
+            Rollouts { rewards: &rewards, mask: &batch.mask, seq: &batch.seq, groups: &batch.groups, values };
+        let estimate = self.plan.algorithm.adv_estimator.estimate(&rollouts)?;
+        batch.advantages = to_f32(&estimate.advantages);
+        batch.returns = to_f32(&estimate.returns);
+        Ok(())
+    }
+
+    /// One update of the actor on the sequences `mini`; the denominator belongs to the whole mini-batch.
+    fn update_actor(
+        &mut self,
+        batch: &RolloutBatch,
+        mini: std::ops::Range<usize>,
+        record: &mut StepRecord,
+    ) -> Result<(), TrainError> {
+        let algorithm = &self.plan.algorithm;
+        let whole = batch.view(mini.clone());
+        let denominator = Denominator::count(whole.mask, &whole.seq)?;
+        if denominator.tokens == 0 {
+            return Ok(());
+        }
+        let mode = algorithm.objective.loss_agg_mode(algorithm.loss_agg_mode);
+        let aggregation = Aggregation { mode, loss_scale_factor: algorithm.loss_scale_factor };
+        let mut failure = None;
+        for micro in micro_batches(&batch.lengths()[mini.clone()], self.tape) {
+            let micro = mini.start + micro.start..mini.start + micro.end;
+            let ids = batch.ids(micro.clone());
+            let part = batch.view(micro.clone());
+            let weights = aggregation.token_weights(&denominator, part.mask, &part.seq)?;
+            let packed = qurl_model::compute::Batch::whole(&ids);
+            self.actor.accumulate(packed, batch.targets(micro), self.plan.rollout.temperature, |out| {
+                let result = (|| {
+                    let tokens = Tokens {
+                        theta: &out.logp,
+                        prox: part.prox,
+                        behav: part.behav,
+                        adv: part.advantages,
+                        mask: part.mask,
+                        seq: &part.seq,
+                    };
+                    let mut outcome = algorithm.objective.evaluate(&tokens, &weights)?;
+                    if algorithm.kl_loss_coef != 0.0 {
+                        let (kind, coef) = (algorithm.kl_loss_type, algorithm.kl_loss_coef);
+                        let kl = kind.in_loss(coef, &out.logp, part.reference, part.mask, &weights)?;
+                        outcome.loss += kl.loss;
+                        outcome.dlogp.iter_mut().zip(&kl.dlogp).for_each(|(a, b)| *a += b);
+                        record.add_reference_kl(kl.kl_sum, kl.tokens);
+                    }
+                    let bonus = entropy_bonus(algorithm.entropy_coeff, &out.entropy, part.mask, &weights)?;
+                    outcome.loss += bonus.loss;
+                    record.add_outcome(&outcome, bonus.entropy_sum, bonus.tokens);
+                    let dentropy = if algorithm.entropy_coeff == 0.0 { Vec::new() } else { to_f32(&bonus.dentropy) };
+                    Ok(LossGradient { dlogp: to_f32(&outcome.dlogp), dentropy })
+                })();
+                result.unwrap_or_else(|e: RlError| {
+                    failure = Some(e);
+                    LossGradient { dlogp: vec![0.0; out.logp.len()], dentropy: Vec::new() }
+                })
+            })?;
+            if let Some(e) = failure {
+                return Err(e.into());
+            }
+        }
+        record.add_update(self.actor.update(record.lr)?);
+        Ok(())
+    }
+
+    /// The critic's updates on the same batch.
+    fn update_critic(&mut self, batch: &RolloutBatch, record: &mut StepRecord) -> Result<(), TrainError> {
+        let (Some(critic), Some(updates)) = (&mut self.critic, &self.plan.critic) else { return Ok(()) };
+        let lr = updates.schedule(self.plan.run.total_steps).at(self.step - 1);
+        for _ in 0..updates.ppo_epochs {
+            for mini in batch.mini_batches(updates.ppo_mini_batch_size) {
+                let whole = batch.view(mini.clone());
+                let denominator = Denominator::count(whole.mask, &whole.seq)?;
+                let mut failure = None;
+                for micro in micro_batches(&batch.lengths()[mini.clone()], self.tape) {
+                    let micro = mini.start + micro.start..mini.start + micro.end;
+                    let part = batch.view(micro.clone());
+                    let weights = Aggregation::default().token_weights(&denominator, part.mask, &part.seq)?;
+                    let packed = qurl_model::compute::Batch::whole(&batch.ids(micro.clone()));
+                    critic.accumulate_values(&packed, &batch.targets(micro).rows, |values| {
+                        match value_loss(
+                            values,
+                            part.values,
+                            part.returns,
+                            part.mask,
+                            &weights,
+                            updates.cliprange_value,
+                        ) {
+                            Ok(loss) => {
+                                record.value_loss = Some(record.value_loss.unwrap_or(0.0) + loss.loss);
+                                to_f32(&loss.dvalue)
+                            }
+                            Err(e) => {
+                                failure = Some(e);
+                                vec![0.0; values.len()]
+                            }
+                        }
+                    })?;
+                    if let Some(e) = failure {
+                        return Err(e.into());
+                    }
+                }
+                let report = critic.update(lr)?;
+                record.value_grad_norm = Some(report.grad_norm);
+            }
+        }
+        Ok(())
+    }
+
+    /// Greedy accuracy of the actor in full precision on held-out problems.
+    pub fn evaluate(&mut self) -> Result<f64, TrainError> {
+        let options = *self.actor.network().options();
+        let options = NetworkOptions { trained: false, ..options };
+        let network = Network::new(&*self.backend, &self.start.config, &self.actor.params, options)?;
+        let version = WeightVersion { version: self.step, checksum: 0 };
+        let engine_options =
+            EngineOptions { kv_bytes: self.plan.rollout.kv_cache_mb << 20, ..EngineOptions::default() };
+        let mut engine = Engine::new(self.backend.clone(), network, version, engine_options)?;
+        let problems = draw_problems(&*self.task, Split::Test, self.seed, 0, self.plan.run.test_problems)?;
+        let (max_new, _) = self.plan.sizes_at(self.step);
+        let draw = Draw { n: 1, sampling: Sampling::greedy(), max_new, seed: self.seed, step: 0 };
+        Ok(accuracy(&solve(&mut engine, &self.start, &*self.task, problems, draw)?))
+    }
+}
+
+fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&v| v as f64).collect()
+}

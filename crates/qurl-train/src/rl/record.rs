@@ -1,0 +1,189 @@
+//! What is written down about a step.
+
+use super::RolloutBatch;
+use crate::optimizer::UpdateReport;
+use crate::solve::{Solved, accuracy};
+use qurl_rl::{Facts, Mismatch, Outcome};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Facts of one training step. Everything but `timing` is a function of recipe and seed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepRecord {
+    /// From 1.
+    pub step: u64,
+    /// Mean reward of all responses.
+    pub reward: f64,
+    /// Share of right responses.
+    pub accuracy: f64,
+    /// Groups of the batch.
+    pub groups: usize,
+    /// Batches that were drawn to fill it.
+    pub gen_batches: usize,
+    /// Tokens of all responses.
+    pub response_tokens: usize,
+    /// Mean tokens of a response.
+    pub response_length: f64,
+    /// Share of responses that were cut off.
+    pub truncated: f64,
+    /// Mean entropy of the distributions that were sampled from.
+    pub rollout_entropy: f64,
+    /// Distance between the policy that sampled and the policy that is trained.
+    pub mismatch: Option<Mismatch>,
+    /// Learning rate of the actor.
+    pub lr: f64,
+    /// Loss, mean over the updates.
+    pub loss: f64,
+    /// Mean entropy under the actor while it was updated.
+    pub entropy: f64,
+    /// Norm of the gradients before clipping, mean over the updates.
+    pub grad_norm: f64,
+    /// Updates that were applied.
+    pub updates: u64,
+    /// Updates that were skipped because their gradient was not finite.
+    pub skipped_updates: u64,
+    /// Share of tokens clipped at the upper bound.
+    pub clip_fraction_upper: f64,
+    /// Share of tokens clipped at the lower bound.
+    pub clip_fraction_lower: f64,
+    /// Share of tokens capped by the dual clip.
+    pub clip_fraction_dual: f64,
+    /// Largest ratio of the updated to the proximal policy.
+    pub ratio_max: f64,
+    /// Mean KL to the reference model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reference_kl: Option<f64>,
+    /// Coefficient of that KL in the rewards.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kl_coef: Option<f64>,
+    /// The critic's loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value_loss: Option<f64>,
+    /// Norm of the critic's gradients.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value_grad_norm: Option<f64>,
+    /// Greedy accuracy on held-out problems after this step, where measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub test_accuracy: Option<f64>,
+    /// Seconds of the phases, and `total`.
+    pub timing: BTreeMap<String, f64>,
+    #[serde(skip)]
+    facts: Facts,
+    #[serde(skip)]
+    sums: Sums,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Sums {
+    loss: f64,
+    entropy: f64,
+    entropy_tokens: u64,
+    norms: f64,
+    reference_kl: f64,
+    reference_tokens: u64,
+}
+
+impl StepRecord {
+    /// What is known after the rollouts.
+    pub fn new(step: u64, solved: &[Solved], batch: &RolloutBatch, gen_batches: usize) -> StepRecord {
+        let samples: Vec<_> = solved.iter().flat_map(|s| &s.responses).map(|r| &r.sample).collect();
+        let count = samples.len().max(1) as f64;
+        let entropies: Vec<f64> = samples.iter().flat_map(|s| s.entropies.iter().map(|&e| e as f64)).collect();
+        StepRecord {
+            step,
+            reward: solved.iter().flat_map(|s| &s.responses).map(|r| r.verdict.reward).sum::<f64>() / count,
+            accuracy: accuracy(solved),
+            groups: solved.len(),
+            gen_batches,
+            response_tokens: batch.tokens(),
+            response_length: batch.tokens() as f64 / count,
+            truncated: samples.iter().filter(|s| s.finish.is_truncated()).count() as f64 / count,
+            rollout_entropy: entropies.iter().sum::<f64>() / entropies.len().max(1) as f64,
+            mismatch: None,
+            lr: 0.0,
+            loss: 0.0,
+            entropy: 0.0,
+            grad_norm: 0.0,
+            updates: 0,
+            skipped_updates: 0,
+            clip_fraction_upper: 0.0,
+            clip_fraction_lower: 0.0,
+            clip_fraction_dual: 0.0,
+            ratio_max: 0.0,
+            reference_kl: None,
+            kl_coef: None,
+            value_loss: None,
+            value_grad_norm: None,
+            test_accuracy: None,
+            timing: BTreeMap::new(),
+            facts: Facts::default(),
+            sums: Sums::default(),
+        }
+    }
+
+    /// Adds what the objective said about a micro-batch.
+    pub fn add_outcome(&mut self, outcome: &Outcome, entropy_sum: f64, tokens: u64) {
+        self.facts.merge(&outcome.facts);
+        self.sums.loss += outcome.loss;
+        self.sums.entropy += entropy_sum;
+        self.sums.entropy_tokens += tokens;
+        let share = |n: u64| n as f64 / self.facts.tokens.max(1) as f64;
+        self.clip_fraction_upper = share(self.facts.clipped_upper);
+        self.clip_fraction_lower = share(self.facts.clipped_lower);
+        self.clip_fraction_dual = share(self.facts.clipped_dual);
+        self.ratio_max = self.facts.ratio_max;
+        self.entropy = self.sums.entropy / self.sums.entropy_tokens.max(1) as f64;
+    }
+
+    /// Adds KL to the reference model from a micro-batch.
+    pub fn add_reference_kl(&mut self, sum: f64, tokens: u64) {
+        self.sums.reference_kl += sum;
+        self.sums.reference_tokens += tokens;
+        self.reference_kl = Some(self.sums.reference_kl / self.sums.reference_tokens.max(1) as f64);
+    }
+
+    /// An update was made or skipped.
+    pub fn add_update(&mut self, report: UpdateReport) {
+        self.updates += u64::from(report.applied);
+        self.skipped_updates += u64::from(!report.applied);
+        if report.applied {
+            self.sums.norms += report.grad_norm;
+        }
+        self.grad_norm = self.sums.norms / self.updates.max(1) as f64;
+        self.loss = self.sums.loss / (self.updates + self.skipped_updates).max(1) as f64;
+    }
+
+    /// Response tokens per second of rollout.
+    pub fn rollout_tokens_per_s(&self) -> f64 {
+        self.response_tokens as f64 / self.timing.get("rollout").copied().unwrap_or(f64::NAN)
+    }
+}
+
+/// Times the phases of a step.
+pub struct Phases {
+    began: Instant,
+    last: Instant,
+    seconds: BTreeMap<String, f64>,
+}
+
+impl Phases {
+    /// The step begins.
+    pub fn start() -> Phases {
+        let now = Instant::now();
+        Phases { began: now, last: now, seconds: BTreeMap::new() }
+    }
+
+    /// A phase ends here.
+    pub fn end(&mut self, name: &str) {
+        let now = Instant::now();
+        self.seconds.insert(name.to_string(), (now - self.last).as_secs_f64());
+        self.last = now;
+    }
+
+    /// The step ends.
+    pub fn finish(mut self) -> BTreeMap<String, f64> {
+        self.seconds.insert("total".to_string(), self.began.elapsed().as_secs_f64());
+        self.seconds
+    }
+}
