@@ -105,13 +105,13 @@ pub fn quantize(
             }
         }
     }
-    quantized.codes = (0..rows * cols)
-        .map(|at| {
-            let scale = quantized.scale_at(at / cols, at % cols);
-            let scaled = if scale == 0.0 { 0.0 } else { weights[at] * (1.0 / scale) };
-            code(format, scaled)
-        })
-        .collect();
+    for (row, values) in weights.chunks(cols).enumerate() {
+        for (col, values) in quantized.runs(values) {
+            let scale = quantized.scale_at(row, col);
+            let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+            quantized.codes.extend(values.iter().map(|x| code(format, x * inverse)));
+        }
+    }
     Ok(quantized)
 }
 
@@ -158,7 +158,24 @@ impl Quantized {
 
     /// The weights that the codes stand for.
     pub fn dequantize(&self) -> Vec<f32> {
-        (0..self.codes.len()).map(|at| self.code_value(at) * self.scale_at(at / self.cols, at % self.cols)).collect()
+        let mut weights = Vec::with_capacity(self.codes.len());
+        for (row, codes) in self.codes.chunks(self.cols).enumerate() {
+            for (col, codes) in self.runs(codes) {
+                let scale = self.scale_at(row, col);
+                let first = row * self.cols + col;
+                weights.extend((first..first + codes.len()).map(|at| self.code_value(at) * scale));
+            }
+        }
+        weights
+    }
+
+    /// A row in pieces that have one scale, with their first column.
+    fn runs<'a, T>(&self, row: &'a [T]) -> impl Iterator<Item = (usize, &'a [T])> + use<'a, T> {
+        let len = match self.format {
+            Format::Nvfp4 => NVFP4_GROUP,
+            _ => scale_block(self.format, self.rows, self.cols).1,
+        };
+        row.chunks(len).enumerate().map(move |(i, piece)| (i * len, piece))
     }
 }
 

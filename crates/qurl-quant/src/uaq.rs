@@ -1,0 +1,59 @@
+//! Update-aware quantization (Eq. 11, 12): once before RL, the matrices behind a norm are divided by `s` and the norm's
+//! gain is multiplied by it.
+//!
+//! `W x = (W / s)(s x)`: the model computes the same. What changes is training: an optimizer whose steps do not depend
+//! on the size of the weights (Adam) now moves `W / s` by `s` times more relative to its quantization step. Scaled are
+//! the query, key and value projections behind the input norm and the gate and up projections behind the
+//! post-attention norm. Biases are added after the product and are not scaled.
+//!
+//! With a power of two nothing is rounded (short of underflow), so [`undo`] restores every bit.
+
+use qurl_model::{ModelConfig, Params, params};
+
+use crate::error::QuantError;
+
+/// Divides the matrices behind norms by `s` and multiplies the norms' gains by it.
+pub fn apply(weights: &mut Params<Vec<f32>>, config: &ModelConfig, s: f32) -> Result<(), QuantError> {
+    scale(weights, config, s, |w| w / s, |gain| gain * s)
+}
+
+/// Takes [`apply`] with the same `s` back.
+pub fn undo(weights: &mut Params<Vec<f32>>, config: &ModelConfig, s: f32) -> Result<(), QuantError> {
+    scale(weights, config, s, |w| w * s, |gain| gain / s)
+}
+
+fn scale(
+    weights: &mut Params<Vec<f32>>,
+    config: &ModelConfig,
+    s: f32,
+    matrix: impl Fn(f32) -> f32,
+    gain: impl Fn(f32) -> f32,
+) -> Result<(), QuantError> {
+    if !(s.is_finite() && s > 0.0) {
+        return Err(QuantError::UaqScale { found: s });
+    }
+    check_layout(weights, config)?;
+    for layer in &mut weights.layers {
+        for values in [&mut layer.qkv, &mut layer.gate_up] {
+            values.iter_mut().for_each(|w| *w = matrix(*w));
+        }
+        for values in [&mut layer.attn_norm, &mut layer.mlp_norm] {
+            values.iter_mut().for_each(|g| *g = gain(*g));
+        }
+    }
+    Ok(())
+}
+
+/// Every leaf that the configuration asks for is there and has its size.
+pub(crate) fn check_layout(weights: &Params<Vec<f32>>, config: &ModelConfig) -> Result<(), QuantError> {
+    let shapes = params::shapes(config, weights.value_head.is_some());
+    let pairs =
+        weights.as_ref().zip(shapes).map_err(|difference| QuantError::Layout { what: difference.to_string() })?;
+    for (values, info) in pairs {
+        if values.len() != info.len() {
+            let (rows, cols) = (info.rows, info.cols);
+            return Err(QuantError::Shape { name: info.name, found: values.len(), rows, cols });
+        }
+    }
+    Ok(())
+}
