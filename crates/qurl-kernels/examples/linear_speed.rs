@@ -1,6 +1,6 @@
 //! Speed of linear layers in every format beside the limits of the machine, all measured in the same run.
 //!
-//! `cargo run --release -p qurl-kernels --example linear_speed [rounds]`
+//! `cargo run --release -p qurl-kernels --example linear_speed [rounds] [format ...]`
 //!
 //! The layers are those of a 0.5B model. Each format has so many copies of a layer that they do not stay in the
 //! caches, as in a real model. Formats take turns within a round and the best round counts, so that other work on the
@@ -17,25 +17,21 @@ const LAYERS: [(usize, usize); 2] = [(4864, 896), (896, 4864)];
 const ROWS: [usize; 4] = [1, 8, 32, 64];
 const COPIES: usize = 20;
 
-/// Formats to measure: those named in `QURL_FORMATS`, separated by commas, or all.
-fn formats() -> Vec<Format> {
-    let names = std::env::var("QURL_FORMATS").unwrap_or_default();
-    let named: Vec<Format> = names.split(',').filter_map(|name| name.parse().ok()).collect();
-    if named.is_empty() { Format::ALL.to_vec() } else { named }
-}
-
 type Tensor = <Cpu as Backend>::Tensor;
 type Weight = <Cpu as Backend>::Weight;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let rounds: usize = std::env::args().nth(1).map_or(Ok(12), |text| text.parse())?;
+    let mut arguments = std::env::args().skip(1);
+    let rounds: usize = arguments.next().map_or(Ok(12), |text| text.parse())?;
+    let named: Vec<Format> = arguments.map(|name| name.parse()).collect::<Result<_, _>>()?;
+    let formats = if named.is_empty() { Format::ALL.to_vec() } else { named };
     let cpu = Cpu::from_env()?;
     println!("{}", cpu.describe());
     let memory = vec![1.0f32; 1 << 26];
     let bandwidth = (0..rounds).map(|_| read_rate(&cpu, &memory)).fold(0.0, f64::max);
     println!("reading memory: {bandwidth:.1} GB/s");
     for (n, k) in LAYERS {
-        let layer = Layer::new(&cpu, n, k)?;
+        let layer = Layer::new(&cpu, n, k, &formats)?;
         println!("\n{n} x {k}");
         layer.product_speed(rounds, bandwidth)?;
         layer.repack_speed(rounds, bandwidth)?;
@@ -88,11 +84,11 @@ struct Layer<'a> {
 }
 
 impl<'a> Layer<'a> {
-    fn new(cpu: &'a Cpu, n: usize, k: usize) -> Result<Self, BackendError> {
+    fn new(cpu: &'a Cpu, n: usize, k: usize, formats: &[Format]) -> Result<Self, BackendError> {
         let weights: Vec<f32> = (0..n * k).map(|i| ((i * 7919) % 1009) as f32 / 504.0 - 1.0).collect();
         let source = (0..COPIES).map(|_| cpu.upload(&weights)).collect::<Result<Vec<_>, _>>()?;
         let mut packed = Vec::new();
-        for format in formats() {
+        for &format in formats {
             let copies = source.iter().map(|w| cpu.pack(w, n, k, format, false)).collect::<Result<_, _>>()?;
             packed.push((format, copies));
         }

@@ -284,17 +284,18 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                     job.stored((panel + 1).min(panels.end - 1), 0, width)
                 };
                 let scale_block = if job.factors.blocks > 1 { k0 / job.factors.block_words } else { 0 };
-                for strip in strips.clone() {
+                // The last strip, often the lowest, comes first: it decodes, and with fewer sums has registers to spare.
+                for strip in strips.clone().rev() {
                     let row = strip * S::MR;
                     let rows = S::MR.min(job.m - row);
-                    let lines = (strip - strips.start) * (k1 - k0);
+                    let lines = (strips.end - 1 - strip) * (k1 - k0);
                     let ahead = if lines * CACHE_LINE < (k1 - k0) * width * 4 / job.codes.per_word() {
                         next.cast::<u8>().wrapping_add(lines * CACHE_LINE)
                     } else {
                         b.cast()
                     };
                     let tile = Tile {
-                        codes: if fused && strip == strips.start { stored } else { std::ptr::null() },
+                        codes: if fused && strip + 1 == strips.end { stored } else { std::ptr::null() },
                         ahead,
                         a: job.a.add(row * job.words + k0 * rows),
                         b,
