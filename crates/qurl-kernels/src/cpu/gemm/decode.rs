@@ -55,7 +55,7 @@ impl Codes {
     }
 }
 
-/// Decodes the words `range` of a panel into `out[words][2 * LANES]`. The range begins at a multiple of eight words.
+/// Decodes the words `range` of a panel of 4-bit codes into `out[words][2 * LANES]`. The range begins at a multiple of eight words.
 ///
 /// # Safety
 /// The range lies inside the panel, and `out` has room for it.
@@ -65,18 +65,8 @@ pub(super) unsafe fn decode<S: Simd>(job: &Job, panel: usize, range: Span, out: 
     // SAFETY: the caller's promise; a stored word of k is `width` words of the panel.
     unsafe {
         match job.codes {
-            Codes::Words => {}
-            Codes::E4m3 => {
-                let (mut from, mut to) = (job.stored(panel, range.start, width), out.cast::<i32>());
-                for _ in 0..range.len() / 2 {
-                    for half in [0, l] {
-                        let [first, second] = S::decode_e4m3(from.add(half));
-                        S::store_i(to.add(half), first);
-                        S::store_i(to.add(width + half), second);
-                    }
-                    (from, to) = (from.add(width), to.add(2 * width));
-                }
-            }
+            // Decoded by the tile itself, while it multiplies.
+            Codes::Words | Codes::E4m3 => {}
             Codes::Int4 | Codes::Nvfp4 { .. } => {
                 for word in range.clone().step_by(4) {
                     for half in [0, l] {
