@@ -12,8 +12,8 @@ Variants
     f32-eager      attention written out: scores, mask, softmax, product
     f32-sdpa       scaled_dot_product_attention
     bf16-autocast  f32 weights, products in bf16 by autocast, sdpa
-    bf16-pure      weights, gradients and moments all in bf16, sdpa: a few per cent faster
-                   than autocast, but small updates are lost to rounding
+    bf16-pure      weights, gradients and moments all in bf16, sdpa: about as fast as
+                   autocast, but small updates are lost to rounding
 `--compile` runs the variant through torch.compile, which needs a C++ compiler.
 """
 
