@@ -137,3 +137,69 @@ fn a_missing_command_is_named() {
     let e = recipe.task.task().err().expect("cannot start").to_string();
     assert!(e.contains("no-such-program-here"), "{e}");
 }
+
+const RL: &str = r#"
+[data]
+train_batch_size = 8
+max_prompt_length = 8
+max_response_length = 8
+
+[algorithm]
+adv_estimator = { type = "grpo" }
+
+[rollout]
+n = 4
+
+[actor]
+lr = 1e-3
+ppo_mini_batch_size = 4
+
+[run]
+total_steps = 2
+"#;
+
+#[test]
+fn impossible_and_conflicting_settings_of_rl() {
+    let text = format!("{GOOD}{RL}");
+    let recipe = Recipe::parse(&text, "r.toml", &[]).expect("good");
+    assert_eq!(Recipe::parse(&recipe.to_toml(), "again", &[]).expect("what is written can be read"), recipe);
+    for (change, key) in [
+        ("rollout.n=1", "rollout.n"),
+        ("rollout.top_p=0.9", "rollout.top_p"),
+        ("rollout.temperature=0.0", "rollout.temperature"),
+        ("rollout.format=int3", "int3"),
+        ("actor.ppo_mini_batch_size=3", "actor.ppo_mini_batch_size"),
+        ("actor.cliprange_value=0.5", "actor.cliprange_value"),
+        ("algorithm.adv_estimator={ type = \"gae\" }", "critic"),
+        ("critic={ lr = 1e-3, ppo_mini_batch_size = 4 }", "critic"),
+        ("algorithm.overlong_buffer={ len = 100 }", "overlong_buffer"),
+        ("algorithm.objective={ type = \"acr\", c = -1.0 }", "algorithm.objective"),
+        ("algorithm.loss_agg_mode=mean", "loss_agg_mode"),
+        ("run.total_steps=0", "run.total_steps"),
+        (
+            "run.stages=[{ from_step = 5, max_response_length = 9 }, { from_step = 2, max_response_length = 9 }]",
+            "run.stages",
+        ),
+        ("data.train_batch_size=0", "data.train_batch_size"),
+        ("rollout.uaq=0.0", "rollout.uaq"),
+    ] {
+        let e = error(&text, &[change]);
+        assert!(e.contains(key), "{change}: {e}");
+    }
+    let missing = text.replace("[run]\ntotal_steps = 2\n", "");
+    assert!(error(&missing, &[]).contains("[run]"));
+}
+
+#[test]
+fn every_recipe_of_the_project_parses() {
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(dir).expect("recipes") {
+        let path = entry.expect("entry").path();
+        if path.extension().is_some_and(|e| e == "toml") {
+            Recipe::read(&path, &[]).unwrap_or_else(|e| panic!("{e}"));
+            seen += 1;
+        }
+    }
+    assert!(seen >= 2);
+}
