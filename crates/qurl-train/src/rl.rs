@@ -9,7 +9,7 @@ mod batch;
 mod record;
 
 pub use batch::RolloutBatch;
-pub use record::{Phases, StepRecord};
+pub use record::{Layered, Phases, StepRecord};
 
 use crate::learner::{Learner, LearnerOptions, LossGradient, micro_batches};
 use crate::recipe::{Recipe, RecipeError, RlPlan};
@@ -18,6 +18,7 @@ use crate::start::Start;
 use qurl_kernels::{Backend, BackendError};
 use qurl_model::compute::{Network, NetworkOptions, TapeOptions, score_targets, value_rows};
 use qurl_model::{Params, params};
+use qurl_quant::{QuantError, checksum, diagnostics, uaq};
 use qurl_rl::advantage::{Rollouts, group::in_mixed_group};
 use qurl_rl::entropy::entropy_bonus;
 use qurl_rl::value::value_loss;
@@ -44,6 +45,9 @@ pub enum TrainError {
     /// Advantages and objectives.
     #[error(transparent)]
     Rl(#[from] RlError),
+    /// Scaling and diagnostics of the weights.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
     /// A prompt that does not fit.
     #[error("problem {id}: its prompt has {found} tokens, `data.max_prompt_length` is {max}")]
     PromptTooLong {
@@ -85,6 +89,8 @@ pub struct RlTrainer<B: Backend> {
     step: u64,
     /// Problems drawn so far.
     drawn: u64,
+    /// The weights when the update was last measured.
+    measured: Option<Params<Vec<f32>>>,
 }
 
 impl<B: Backend> RlTrainer<B> {
@@ -93,10 +99,14 @@ impl<B: Backend> RlTrainer<B> {
         backend: Arc<B>,
         recipe: &Recipe,
         file: &str,
-        start: Start,
+        mut start: Start,
         task: Box<dyn Task>,
     ) -> Result<Self, TrainError> {
         let plan = recipe.rl(file)?;
+        if plan.rollout.uaq != 1.0 {
+            uaq::apply(&mut start.weights, &start.config, plan.rollout.uaq as f32)?; // once, before training (Eq. 11)
+        }
+        let measured = (plan.run.update_metrics_freq > 0).then(|| start.weights.clone());
         let (config, positions) = (&start.config, plan.longest());
         if positions > config.max_position_embeddings {
             return Err(TrainError::Context { found: positions, context: config.max_position_embeddings });
@@ -149,6 +159,7 @@ impl<B: Backend> RlTrainer<B> {
             tape,
             step: 0,
             drawn: 0,
+            measured,
         })
     }
 
@@ -166,7 +177,7 @@ impl<B: Backend> RlTrainer<B> {
     pub fn step(&mut self) -> Result<StepRecord, TrainError> {
         let mut phases = Phases::start();
         self.step += 1;
-        let version = WeightVersion { version: self.step, checksum: 0 };
+        let version = self.version()?;
         self.engine.load(&self.actor.params, version)?; // behav = Q(theta_old)
         phases.end("quantize");
 
@@ -203,8 +214,37 @@ impl<B: Backend> RlTrainer<B> {
         }
         self.update_critic(&batch, &mut record)?;
         phases.end("update");
+        self.measure_update(&mut record)?;
+        phases.end("measure");
         record.timing = phases.finish();
         Ok(record)
+    }
+
+    /// Names the actor's weights as they are now.
+    fn version(&self) -> Result<WeightVersion, TrainError> {
+        Ok(WeightVersion { version: self.step, checksum: checksum::params(&self.actor.weights()?) })
+    }
+
+    /// Every so many steps: how far the weights moved (Eq. 13), how far their quantized copy is off (Eq. 14), and how
+    /// many of its codes changed.
+    fn measure_update(&mut self, record: &mut StepRecord) -> Result<(), TrainError> {
+        let every = self.plan.run.update_metrics_freq;
+        let Some(before) = self.measured.as_ref().filter(|_| every > 0 && self.step.is_multiple_of(every)) else {
+            return Ok(());
+        };
+        let (config, r) = (&self.start.config, &self.plan.rollout);
+        let scope = diagnostics::Scope { head: r.quantize_head };
+        let after = self.actor.weights()?;
+        let layers_and_total = |m: diagnostics::Measure| Layered { total: m.total(), layers: m.layers() };
+        record.weight_update = Some(layers_and_total(diagnostics::weight_update(before, &after, config, scope)?));
+        if r.format.is_quantized() {
+            let error = diagnostics::quantization_error(&after, config, r.format, scope)?;
+            record.quantization_error = Some(layers_and_total(error));
+            let flipped = diagnostics::flipped_codes(before, &after, config, r.format, scope)?;
+            record.flipped_codes = Some(layers_and_total(flipped));
+        }
+        self.measured = Some(after);
+        Ok(())
     }
 
     /// Samples groups until the batch is full; with dynamic sampling, groups whose rewards are all equal are dropped.
@@ -399,7 +439,7 @@ impl<B: Backend> RlTrainer<B> {
         let options = *self.actor.network().options();
         let options = NetworkOptions { trained: false, ..options };
         let network = Network::new(&*self.backend, &self.start.config, &self.actor.params, options)?;
-        let version = WeightVersion { version: self.step, checksum: 0 };
+        let version = self.version()?;
         let engine_options =
             EngineOptions { kv_bytes: self.plan.rollout.kv_cache_mb << 20, ..EngineOptions::default() };
         let mut engine = Engine::new(self.backend.clone(), network, version, engine_options)?;

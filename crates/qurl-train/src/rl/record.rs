@@ -8,6 +8,15 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+/// A figure of the weights: in total and per block.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Layered {
+    /// Over all matrices.
+    pub total: f64,
+    /// Block by block.
+    pub layers: Vec<f64>,
+}
+
 /// Facts of one training step. Everything but `timing` is a function of recipe and seed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepRecord {
@@ -66,6 +75,15 @@ pub struct StepRecord {
     /// Greedy accuracy on held-out problems after this step, where measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test_accuracy: Option<f64>,
+    /// Normalized weight update since it was last measured (Eq. 13).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight_update: Option<Layered>,
+    /// Normalized quantization error of the weights (Eq. 14).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantization_error: Option<Layered>,
+    /// Share of the codes that changed since it was last measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flipped_codes: Option<Layered>,
     /// Seconds of the phases, and `total`.
     pub timing: BTreeMap<String, f64>,
     #[serde(skip)]
@@ -116,6 +134,9 @@ impl StepRecord {
             value_loss: None,
             value_grad_norm: None,
             test_accuracy: None,
+            weight_update: None,
+            quantization_error: None,
+            flipped_codes: None,
             timing: BTreeMap::new(),
             facts: Facts::default(),
             sums: Sums::default(),
