@@ -109,30 +109,47 @@ pub fn evaluate<B: Backend>(
     for record in done {
         records.insert((place_of(&record, sets, options.k)?, record.index), record);
     }
-    // Everything is checked before anything is computed.
-    let mut work = Vec::new();
-    for (place, set) in sets.iter().enumerate() {
-        for (index, problem) in set.problems.iter().enumerate() {
-            let key = (place, index as u64);
-            if records.contains_key(&key) {
-                continue;
-            }
-            let wrong =
-                |reason: String| EvaluateError::Problem { set: set.name.clone(), id: problem.id.clone(), reason };
-            let prompt = encode(start, &problem.prompt).map_err(|e| wrong(e.to_string()))?;
-            let requests = requests(start, &set.name, key.1, prompt, options);
-            for request in &requests {
-                engine.check(request).map_err(|e| wrong(e.to_string()))?;
-            }
-            work.push((key, requests));
-        }
-    }
+    let mut work = plan(engine, start, sets, options)?;
+    work.retain(|(key, _)| !records.contains_key(key));
     let mut owners = BTreeMap::new();
     let result = run(engine, start, sets, work, &mut owners, &mut records, save);
     for &id in owners.keys() {
         engine.cancel(id);
     }
     result.map(|()| records.into_values().collect())
+}
+
+/// Whether all problems can be given to the engine; changes nothing.
+pub fn check<B: Backend>(
+    engine: &Engine<B>,
+    start: &Start,
+    sets: &[EvalSet],
+    options: EvalOptions,
+) -> Result<(), EvaluateError> {
+    plan(engine, start, sets, options).map(|_| ())
+}
+
+/// The checked requests of all problems.
+fn plan<B: Backend>(
+    engine: &Engine<B>,
+    start: &Start,
+    sets: &[EvalSet],
+    options: EvalOptions,
+) -> Result<Vec<(Key, Vec<Request>)>, EvaluateError> {
+    let mut work = Vec::new();
+    for (place, set) in sets.iter().enumerate() {
+        for (index, problem) in (0..).zip(&set.problems) {
+            let wrong =
+                |reason: String| EvaluateError::Problem { set: set.name.clone(), id: problem.id.clone(), reason };
+            let prompt = encode(start, &problem.prompt).map_err(|e| wrong(e.to_string()))?;
+            let requests = requests(start, &set.name, index, prompt, options);
+            for request in &requests {
+                engine.check(request).map_err(|e| wrong(e.to_string()))?;
+            }
+            work.push(((place, index), requests));
+        }
+    }
+    Ok(work)
 }
 
 /// Which set a record belongs to.

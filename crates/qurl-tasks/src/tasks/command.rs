@@ -56,3 +56,35 @@ impl Task for CommandTask {
         self.source.alphabet()
     }
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use crate::tasks::{Kind, Synthetic};
+    use std::time::Duration;
+
+    fn task(script: &str) -> CommandTask {
+        let command = ["sh", "-c", script].map(String::from);
+        let reward = ExternalReward::start(&command, Duration::from_secs(30)).expect("a shell");
+        CommandTask::new(Box::new(Synthetic::new(Kind::Addition, 2).expect("a level")), reward)
+    }
+
+    #[test]
+    fn the_score_is_the_reward_and_the_rules_are_kept() {
+        let task = task("while read -r line; do echo 0.25; done");
+        let problem = task.draw(Split::Train, 1, 0).expect("a problem");
+        let solution = task.worked_solution(&problem).expect("a solution");
+        let verdicts = task.judge(&[(&problem, &solution), (&problem, "no")]).expect("scores");
+        let summary: Vec<_> = verdicts.iter().map(|v| (v.reward, v.part("rules"), v.part("correct"))).collect();
+        assert_eq!(summary, [(0.25, Some(1.0), None), (0.25, Some(0.0), None)]);
+        assert_eq!(verdicts[0].extracted.as_deref(), Some(problem.answer.as_str()));
+    }
+
+    #[test]
+    fn a_dead_command_is_an_error() {
+        let task = task("exit 7");
+        let problem = task.draw(Split::Train, 1, 0).expect("a problem");
+        let error = task.judge(&[(&problem, "1")]).expect_err("no scores").to_string();
+        assert!(error.contains("exit 7"), "{error}");
+    }
+}

@@ -176,4 +176,26 @@ mod tests {
             (0..50).map(|i| permuted(i, 50, &[5, 1])).collect::<Vec<_>>()
         );
     }
+
+    #[test]
+    fn test_rows_are_never_trained_on() {
+        let row = |id: &str, problem: &str| Row {
+            id: id.into(),
+            problem: Prompt::Text(problem.into()),
+            answer: "1".into(),
+            source: None,
+            extra: serde_json::Value::Null,
+        };
+        let train = vec![row("a", "One plus two?"), row("b", "Two plus two?"), row("c", "Three?")];
+        let test = vec![row("x", "two  PLUS two"), row("y", "Four?")];
+        let task = DatasetTask::new("t", train, crate::presets::PLAIN, Policy::default(), 0.0).with_test_rows(test);
+        let ids = |split: Split| {
+            let count = task.len(split).expect("a count");
+            let mut ids: Vec<String> = (0..count).filter_map(|i| Some(task.draw(split, 3, i)?.id)).collect();
+            ids.sort();
+            ids
+        };
+        assert_eq!(ids(Split::Train), ["a", "c"]);
+        assert_eq!(ids(Split::Test), ["x", "y"]);
+    }
 }

@@ -19,7 +19,7 @@ use qurl_tasks::grader::Policy;
 use qurl_tasks::presets::{EvalPreset, PLAIN};
 use qurl_train::evaluate::record::ProblemRecord;
 use qurl_train::evaluate::summary::{Summary, summarize};
-use qurl_train::evaluate::{EvalOptions, EvalSet, EvaluateError, encode, evaluate};
+use qurl_train::evaluate::{self, EvalOptions, EvalSet, EvaluateError, encode};
 use qurl_train::start::Start;
 use serde::Serialize;
 use sets::Sources;
@@ -105,6 +105,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let cpu = Arc::new(Cpu::from_env().or_bad()?);
     let sets = sources.sets();
     let mut engine = engine(&args, cpu, &start, &sets, options)?;
+    evaluate::check(&engine, &start, &sets, options).or_bad()?;
     let settings = Settings::new(&args.model, engine.network().options(), options, &start, &sources);
     let (mut output, done) = Output::open(args.out.as_deref(), args.resume, &settings)?;
 
@@ -115,7 +116,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         eprintln!("{solved} of {problems} problems are done already");
     }
     let (solving, mut tokens) = (Instant::now(), 0);
-    let records = evaluate(&mut engine, &start, &sets, options, done, |record| {
+    let records = evaluate::evaluate(&mut engine, &start, &sets, options, done, |record| {
         output.append(record)?;
         solved += 1;
         right += greedy_correct(record).unwrap_or(0.0);
@@ -125,7 +126,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Ok(())
     });
     let records = match records {
-        Err(e @ (EvaluateError::Problem { .. } | EvaluateError::Stray { .. })) => return Err(bad(e)),
+        Err(e @ EvaluateError::Stray { .. }) => return Err(bad(e)),
         result => result.with_context(|| format!("evaluating {}", args.model.display()))?,
     };
     progress.finish();
