@@ -4,6 +4,7 @@
 //! complete (defaults filled in) and can be written back. Any key can be overridden on the command line by its path,
 //! `trainer.seed=7`, before the recipe is parsed.
 
+mod blame;
 mod model;
 mod rl;
 mod sft;
@@ -138,8 +139,17 @@ impl Recipe {
             file: file.to_string(),
             reason: e.to_string().trim_end().to_string(),
         };
+        let recipe_of = |text: &str| {
+            toml::from_str::<Recipe>(text).map_err(|e| {
+                let error_of =
+                    |table: &toml::Table| Some(table.clone().try_into::<Recipe>().err()?.message().to_string());
+                let key = toml::from_str(text).ok().and_then(|table| blame::key_to_blame(&table, error_of));
+                let place = key.map_or(String::new(), |key| format!("key `{key}`: "));
+                RecipeError::Parse { file: file.to_string(), reason: format!("{place}{}", e.to_string().trim_end()) }
+            })
+        };
         let recipe: Recipe = if overrides.is_empty() {
-            toml::from_str(text).map_err(parse)?
+            recipe_of(text)?
         } else {
             let mut table: toml::Table = toml::from_str(text).map_err(parse)?;
             for entry in overrides {
@@ -148,7 +158,7 @@ impl Recipe {
             // Parsed again from text, so that errors show the line.
             let text = toml::to_string(&table)
                 .map_err(|e| RecipeError::Parse { file: file.to_string(), reason: e.to_string() })?;
-            toml::from_str(&text).map_err(parse)?
+            recipe_of(&text)?
         };
         recipe.check(file)?;
         Ok(recipe)

@@ -101,14 +101,19 @@ fn data_sets_and_commands() {
 
     for (overrides, key, expected) in [
         ("task.files=[]", "`task.files`", "at least one"),
-        ("task.fils=[]", "fils", "unknown field"),
+        ("task.fils=[]", "`task.fils`", "unknown field"),
+        ("model.new.depth.x=1", "`model.new.depth`", "unknown field"),
+        ("model.new.hidden_size=big", "`model.new.hidden_size`", "invalid type"),
+        ("sft.steps=1.5", "`sft.steps`", "invalid type"),
         ("task.preset=dapoo", "`task.preset`", "deepscaler"),
         ("task.template=x", "`task.template`", "qwen_math"),
         ("task.policy=x", "`task.policy`", "answer_line"),
         ("task.held_out=0.1", "`task.held_out`", "test_files"),
         ("task.held_out=1.0", "`task.held_out`", "below 1"),
         ("task.format_weight=2.0", "`task.format_weight`", "0 to 1"),
-        ("task.files=3", "files", "invalid type"),
+        ("task.files=3", "`task.files`", "invalid type"),
+        ("task.preset=3", "`task.preset`", "invalid type"),
+        ("task.type=data", "`task.type`", "dataset"),
     ] {
         let e = error(&dataset, &[overrides]);
         assert!(e.contains(key) && e.contains(expected), "{overrides}: {e}");
@@ -117,6 +122,7 @@ fn data_sets_and_commands() {
     for (overrides, key, expected) in [
         ("task.command=[]", "`task.command`", "a program"),
         ("task.time_limit_s=0.0", "`task.time_limit_s`", "above 0"),
+        ("task.source.level=hard", "`task.source.level`", "invalid type"),
         ("task.source.level=99", "`task.source.level`", "1 to 12"),
         (
             "task.source={type=\"command\",command=[\"x\"],source={type=\"synthetic\",kind=\"sorting\",level=1}}",
