@@ -20,7 +20,7 @@ pub enum SolveError {
         /// The problem.
         id: String,
         /// What went wrong.
-        source: StartError,
+        source: Box<StartError>,
     },
     /// Turning tokens into text.
     #[error(transparent)]
@@ -105,8 +105,9 @@ pub fn solve<B: Backend>(
     let stop_ids = start.stop_ids();
     let mut requests = Vec::with_capacity(problems.len());
     for (i, problem) in problems.iter().enumerate() {
-        let prompt =
-            start.encode(&problem.prompt).map_err(|source| SolveError::Prompt { id: problem.id.clone(), source })?;
+        let prompt = start
+            .encode(&problem.prompt)
+            .map_err(|e| SolveError::Prompt { id: problem.id.clone(), source: Box::new(e) })?;
         requests.push(Request {
             n: draw.n,
             sampling: draw.sampling,
