@@ -134,17 +134,31 @@ pub(crate) unsafe fn multiply<S: Simd, const R: usize, const V: usize, const A_R
     }
 }
 
-/// Expands the body for every height of a strip and every number of vectors, as constants `R` and `V`.
+/// Expands the body for every height of a strip and every number of vectors, as constants. Heights that the level does
+/// not use are not compiled.
 macro_rules! by_tile {
-    ($rows:expr, $vectors:expr, $body:ident ! ($($arg:tt)*)) => {
-        match ($rows, $vectors) {
-            (1, 1) => $body!(1, 1, $($arg)*), (1, 2) => $body!(1, 2, $($arg)*), (1, 3) => $body!(1, 3, $($arg)*), (1, 4) => $body!(1, 4, $($arg)*),
-            (2, 1) => $body!(2, 1, $($arg)*), (2, 2) => $body!(2, 2, $($arg)*), (2, 3) => $body!(2, 3, $($arg)*), (2, 4) => $body!(2, 4, $($arg)*),
-            (3, 1) => $body!(3, 1, $($arg)*), (3, 2) => $body!(3, 2, $($arg)*), (3, 3) => $body!(3, 3, $($arg)*), (3, 4) => $body!(3, 4, $($arg)*),
-            (4, 1) => $body!(4, 1, $($arg)*), (4, 2) => $body!(4, 2, $($arg)*), (4, 3) => $body!(4, 3, $($arg)*), (4, 4) => $body!(4, 4, $($arg)*),
-            (5, 1) => $body!(5, 1, $($arg)*), (5, 2) => $body!(5, 2, $($arg)*), (5, 3) => $body!(5, 3, $($arg)*), (5, 4) => $body!(5, 4, $($arg)*),
-            (6, 1) => $body!(6, 1, $($arg)*), (6, 2) => $body!(6, 2, $($arg)*), (6, 3) => $body!(6, 3, $($arg)*), (6, 4) => $body!(6, 4, $($arg)*),
+    ($S:ident, $rows:expr, $vectors:expr, $body:ident ! ($($arg:tt)*)) => {
+        match $rows {
+            1 => by_tile!(@vectors $S, 1, $vectors, $body!($($arg)*)),
+            2 => by_tile!(@vectors $S, 2, $vectors, $body!($($arg)*)),
+            3 => by_tile!(@vectors $S, 3, $vectors, $body!($($arg)*)),
+            4 => by_tile!(@vectors $S, 4, $vectors, $body!($($arg)*)),
+            5 => by_tile!(@vectors $S, 5, $vectors, $body!($($arg)*)),
+            6 => by_tile!(@vectors $S, 6, $vectors, $body!($($arg)*)),
             _ => unreachable!(),
+        }
+    };
+    (@vectors $S:ident, $r:literal, $vectors:expr, $body:ident ! ($($arg:tt)*)) => {
+        if const { $r <= $S::MR / 2 } {
+            match $vectors {
+                1 => $body!($r, 1, $($arg)*),
+                2 => $body!($r, 2, $($arg)*),
+                3 => $body!($r, 3, $($arg)*),
+                4 => $body!($r, 4, $($arg)*),
+                _ => unreachable!(),
+            }
+        } else {
+            unreachable!()
         }
     };
 }
@@ -179,7 +193,7 @@ pub(crate) unsafe fn pack_strips<S: Simd>(
     }
 }
 
-simd_dispatch!(fn row_block(job: &Job, span: &Span, head: usize, start: usize) = row_block_at);
+simd_dispatch!(plain fn row_block(job: &Job, span: &Span, head: usize, start: usize) = row_block_at);
 
 #[inline(always)]
 unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usize) {
@@ -246,7 +260,7 @@ unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usiz
                             }
                         }};
                     }
-                    by_tile!(height, vectors, score_keys!());
+                    by_tile!(S, height, vectors, score_keys!());
                 }
                 for (row, state) in state.iter_mut().enumerate().skip(first).take(height) {
                     softmax_tile::<S>(scores.add(row * TILE), seen(row), widest, state);
@@ -262,7 +276,7 @@ unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usiz
                             weigh_values::<S, $r, $v>(score, value_blocks, common, head_dim, column, rescale, sum)
                         }};
                     }
-                    by_tile!(height, vectors, weigh!());
+                    by_tile!(S, height, vectors, weigh!());
                 }
                 for row in first..first + height {
                     let (weights, sums) = (scores.add(row * TILE), sums.add(row * head_dim));

@@ -49,7 +49,7 @@ struct Job<'a> {
     dqkv: Parts<f32>,
 }
 
-simd_dispatch!(fn head_backward(job: &Job, span: &Span, head: usize, transposed: *mut f32) = head_backward_at);
+simd_dispatch!(plain fn head_backward(job: &Job, span: &Span, head: usize, transposed: *mut f32) = head_backward_at);
 
 /// Working memory of a task, on its stack.
 #[repr(C, align(64))]
@@ -241,7 +241,7 @@ unsafe fn product<S: Simd>(m: usize, n: usize, k: usize, a: Left, b: *const f32,
             };
         }
         // SAFETY: the caller gives operands of the stated shape.
-        unsafe { by_tile!(m, vectors, one_tile!()) }
+        unsafe { by_tile!(S, m, vectors, one_tile!()) }
     }
 }
 

@@ -36,7 +36,7 @@ pub fn rope(
     });
 }
 
-simd_dispatch!(fn rotate(x: *mut f32, half: usize, cos: *const f32, sin: *const f32, inverse: bool) = rotate_at);
+simd_dispatch!(plain fn rotate(x: *mut f32, half: usize, cos: *const f32, sin: *const f32, inverse: bool) = rotate_at);
 
 #[inline(always)]
 unsafe fn rotate_at<S: Simd>(x: *mut f32, half: usize, cos: *const f32, sin: *const f32, inverse: bool) {
@@ -78,8 +78,8 @@ pub fn swiglu_backward(ctx: &Context, gate_up: &mut [f32], out: &mut [f32], rows
     });
 }
 
-simd_dispatch!(fn swiglu_row(gate_up: *const f32, f: usize, out: *mut f32) = swiglu_row_at);
-simd_dispatch!(fn swiglu_backward_row(gate_up: *mut f32, f: usize, out: *mut f32) = swiglu_backward_row_at);
+simd_dispatch!(plain fn swiglu_row(gate_up: *const f32, f: usize, out: *mut f32) = swiglu_row_at);
+simd_dispatch!(plain fn swiglu_backward_row(gate_up: *mut f32, f: usize, out: *mut f32) = swiglu_backward_row_at);
 
 #[inline(always)]
 unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
@@ -190,7 +190,7 @@ pub fn round_bf16(ctx: &Context, x: &mut [f32], rows: usize, stride: usize, colu
     });
 }
 
-simd_dispatch!(fn round_row(x: *mut f32, n: usize) = round_row_at);
+simd_dispatch!(plain fn round_row(x: *mut f32, n: usize) = round_row_at);
 
 #[inline(always)]
 unsafe fn round_row_at<S: Simd>(x: *mut f32, n: usize) {
@@ -240,7 +240,7 @@ pub fn row_dots_backward(ctx: &Context, x: &[f32], rows: usize, w: &[f32], g: &[
     });
 }
 
-simd_dispatch!(fn dot(x: *const f32, w: &[f32]) -> f32 = dot_at);
+simd_dispatch!(plain fn dot(x: *const f32, w: &[f32]) -> f32 = dot_at);
 
 #[inline(always)]
 unsafe fn dot_at<S: Simd>(x: *const f32, w: &[f32]) -> f32 {

@@ -240,6 +240,38 @@ pub unsafe fn exp<S: Simd>(x: S::V) -> S::V {
 
 /// Declares a function that runs a generic kernel at a level known only at run time.
 macro_rules! simd_dispatch {
+    // For kernels without bf16 and 8-bit dot products: the code of both AVX-512 levels is one.
+    (plain $(#[$meta:meta])* $vis:vis fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)? = $generic:ident) => {
+        $(#[$meta])*
+        ///
+        /// # Safety
+        /// The machine must have the instructions of `level`, and every pointer must be valid for the shapes given.
+        $vis unsafe fn $name(level: $crate::cpu::level::Level, $($arg: $ty),*) $(-> $ret)? {
+            use $crate::cpu::level::Level;
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: passed on to the caller of the dispatched function.
+                unsafe { $generic::<$crate::cpu::avx2::Avx2>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+            unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: passed on to the caller of the dispatched function.
+                unsafe { $generic::<$crate::cpu::avx512::Avx512>($($arg),*) }
+            }
+            // SAFETY: the caller promises that the machine has the instructions of `level`.
+            unsafe {
+                match level {
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx2 => avx2($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx512 | Level::Avx512Bf16 => avx512($($arg),*),
+                    _ => $generic::<$crate::cpu::scalar::Scalar>($($arg),*),
+                }
+            }
+        }
+    };
     ($(#[$meta:meta])* $vis:vis fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)? = $generic:ident) => {
         $(#[$meta])*
         ///

@@ -310,7 +310,11 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                         last: k1 == job.words,
                     };
                     macro_rules! by_rows {
-                        ($($r:literal)*) => { match rows { $($r => tile.compute::<S, W, $r>(job),)* _ => unreachable!() } };
+                        ($($r:literal)*) => { match rows {
+                            // Heights that the level does not use are not compiled.
+                            $($r => if const { $r <= S::MR } { tile.compute::<S, W, $r>(job) } else { unreachable!() },)*
+                            _ => unreachable!()
+                        } };
                     }
                     by_rows!(1 2 3 4 5 6 7 8 9 10 11 12);
                 }
