@@ -1,8 +1,9 @@
 //! `qurl bench rollout`: what it reports, not how fast it is.
 
 mod common;
+mod models;
 
-use common::qurl;
+use models::qurl;
 
 #[test]
 fn rollout_reports_figures_beside_limits() {
@@ -58,8 +59,8 @@ fn rollout_reports_figures_beside_limits() {
 #[test]
 fn wrong_sizes_are_named() {
     let run = |more: &[&str]| qurl(&[&["bench", "rollout", "--shape", "default"], more].concat());
-    run(&["--prompt", "200", "--new", "100"]).refused(&["300", "256"]);
-    run(&["--batch", "0"]).refused(&["--batch"]);
-    run(&["--formats", "int9"]).refused(&["int9"]);
-    qurl(&["bench", "rollout", "--shape", "qwen9"]).refused(&["qwen9", "qwen2.5-0.5b"]);
+    run(&["--prompt", "200", "--new", "100"]).assert_bad(&["300", "256"]);
+    run(&["--batch", "0"]).assert_bad(&["--batch"]);
+    run(&["--formats", "int9"]).assert_bad(&["int9"]);
+    qurl(&["bench", "rollout", "--shape", "qwen9"]).assert_bad(&["qwen9", "qwen2.5-0.5b"]);
 }

@@ -1,8 +1,10 @@
 //! `qurl generate` and `qurl score` on small models.
 
 mod common;
+mod models;
 
-use common::{Outcome, TempDir, model, qurl, qurl_with, save, saved, tokenizer};
+use common::Run;
+use models::{TempDir, model, qurl, save, saved, tokenizer};
 use qurl_model::Family;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -24,8 +26,8 @@ fn score(model: &str, options: &[&str], sequences: &[Vec<u32>]) -> Vec<Value> {
     let lines: Vec<String> = sequences.iter().map(|ids| json!({ "ids": ids }).to_string()).collect();
     let mut arguments = vec!["score", "--model", model];
     arguments.extend(options);
-    let outcome = qurl_with(&arguments, &[], &lines.join("\n"));
-    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    let outcome = common::qurl(&arguments, &lines.join("\n"));
+    assert_eq!(outcome.status, 0, "{}", outcome.stderr);
     outcome.stdout.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
 }
 
@@ -73,7 +75,7 @@ fn the_seed_alone_decides() {
     let run = |seed: &str, n: &str, environment: &[(&str, &str)]| {
         let arguments =
             ["generate", "--model", dir.text(), "--format", "int8", "--n", n, "--seed", seed, "--json", "a+b"];
-        qurl_with(&arguments, environment, "").json()
+        common::qurl_with(Path::new("."), &arguments, environment, "").json()
     };
     let two = run("1", "2", &[]);
     assert_eq!(two, run("1", "2", &[]), "again");
@@ -108,7 +110,7 @@ fn text_streams_and_ids_need_no_tokenizer() {
     let greedy = |more: &[&str]| qurl(&[&base, more].concat());
     let text = greedy(&["1+1="]);
     let document = greedy(&["--json", "1+1="]).json();
-    assert_eq!(text.code, 0);
+    assert_eq!(text.status, 0);
     assert_eq!(text.stdout, format!("{}\n", document["samples"][0]["text"].as_str().expect("text")));
     assert!(text.stderr.contains("tokens/s"), "{}", text.stderr);
 
@@ -123,7 +125,7 @@ fn text_streams_and_ids_need_no_tokenizer() {
     assert_eq!(by_ids["samples"][0]["ids"], document["samples"][0]["ids"]);
     assert_eq!(by_ids["samples"][0]["logprobs"], document["samples"][0]["logprobs"]);
     assert_eq!(by_ids["samples"][0]["text"], Value::Null);
-    greedy(&["1+1="]).refused(&["no tokenizer"]);
+    greedy(&["1+1="]).assert_bad(&["no tokenizer"]);
 }
 
 #[test]
@@ -149,29 +151,30 @@ fn stop_strings_and_truncation() {
 #[test]
 fn bad_input_is_named() {
     let dir = saved(Family::Qwen2);
-    let run = |more: &[&str]| -> Outcome { qurl(&[&["generate", "--model", dir.text()], more].concat()) };
-    run(&["--format", "int3", "a"]).refused(&["int3", "fp8-block"]);
-    run(&["--kv", "int4", "a"]).refused(&["int4", "bf16"]);
-    run(&[""]).refused(&["prompt is empty"]);
-    run(&["--prompt-ids", ""]).refused(&["--prompt-ids"]);
-    run(&["--prompt-ids", "1,x"]).refused(&["x"]);
-    run(&["--prompt-ids", "1,2", "text"]).refused(&["cannot be used with"]);
-    run(&[]).refused(&["PROMPT"]);
-    run(&["~"]).refused(&["~"]);
-    run(&["--chat", "a"]).refused(&["chat template"]);
-    run(&["--n", "0", "a"]).refused(&["n = 0"]);
-    run(&["--max-new", "0", "a"]).refused(&["max_new = 0"]);
-    run(&["--temperature", "-1", "a"]).refused(&["temperature"]);
-    run(&["--top-p", "0", "a"]).refused(&["top_p"]);
-    run(&["--stop", "", "a"]).refused(&["stop string"]);
-    run(&["--prompt-ids", "1,99999"]).refused(&["99999", "vocabulary", "position 1"]);
-    run(&[&"1".repeat(200)]).refused(&["200", "96"]);
-    qurl_with(&["generate", "--model", dir.text(), "a"], &[("QURL_THREADS", "many")], "").refused(&["QURL_THREADS"]);
-    qurl_with(&["score", "--model", dir.text()], &[], "{\"ids\":[]}").refused(&["line 1", "ids"]);
-    qurl_with(&["score", "--model", dir.text()], &[], "{\"ids\":[1,2]}\n{\"id\":[1]}").refused(&["line 2", "id"]);
-    qurl_with(&["score", "--model", dir.text()], &[], "{\"ids\":[1,99999]}").refused(&["99999", "vocabulary"]);
-    qurl(&["generate", "--model", "no/such/directory", "a"]).refused(&["no/such/directory"]);
-    qurl(&["generate", "--model", dir.text(), "--nonsense", "a"]).refused(&["--nonsense"]);
+    let run = |more: &[&str]| -> Run { qurl(&[&["generate", "--model", dir.text()], more].concat()) };
+    run(&["--format", "int3", "a"]).assert_bad(&["int3", "fp8-block"]);
+    run(&["--kv", "int4", "a"]).assert_bad(&["int4", "bf16"]);
+    run(&[""]).assert_bad(&["prompt is empty"]);
+    run(&["--prompt-ids", ""]).assert_bad(&["--prompt-ids"]);
+    run(&["--prompt-ids", "1,x"]).assert_bad(&["x"]);
+    run(&["--prompt-ids", "1,2", "text"]).assert_bad(&["cannot be used with"]);
+    run(&[]).assert_bad(&["PROMPT"]);
+    run(&["~"]).assert_bad(&["~"]);
+    run(&["--chat", "a"]).assert_bad(&["chat template"]);
+    run(&["--n", "0", "a"]).assert_bad(&["n = 0"]);
+    run(&["--max-new", "0", "a"]).assert_bad(&["max_new = 0"]);
+    run(&["--temperature=-1", "a"]).assert_bad(&["temperature"]);
+    run(&["--top-p", "0", "a"]).assert_bad(&["top_p"]);
+    run(&["--stop", "", "a"]).assert_bad(&["stop string"]);
+    run(&["--prompt-ids", "1,99999"]).assert_bad(&["99999", "vocabulary", "position 1"]);
+    run(&[&"1".repeat(200)]).assert_bad(&["200", "96"]);
+    let many = [("QURL_THREADS", "many")];
+    common::qurl_with(dir.path(), &["generate", "--model", ".", "a"], &many, "").assert_bad(&["QURL_THREADS"]);
+    common::qurl(&["score", "--model", dir.text()], "{\"ids\":[]}").assert_bad(&["line 1", "ids"]);
+    common::qurl(&["score", "--model", dir.text()], "{\"ids\":[1,2]}\n{\"id\":[1]}").assert_bad(&["line 2", "id"]);
+    common::qurl(&["score", "--model", dir.text()], "{\"ids\":[1,99999]}").assert_bad(&["99999", "vocabulary"]);
+    qurl(&["generate", "--model", "no/such/directory", "a"]).assert_bad(&["no/such/directory"]);
+    qurl(&["generate", "--model", dir.text(), "--nonsense", "a"]).assert_bad(&["--nonsense"]);
 }
 
 /// Overwrites one number of the file of weights, which holds f32.
@@ -192,8 +195,8 @@ fn a_model_that_is_wrong_is_refused() {
         let dir = saved(Family::Qwen2);
         poison(dir.path(), name, value);
         for format in ["f32", "int8"] {
-            qurl(&["generate", "--model", dir.text(), "--format", format, "a"]).refused(&[name]);
-            qurl_with(&["score", "--model", dir.text(), "--format", format], &[], "{\"ids\":[1]}").refused(&[name]);
+            qurl(&["generate", "--model", dir.text(), "--format", format, "a"]).assert_bad(&[name]);
+            common::qurl(&["score", "--model", dir.text(), "--format", format], "{\"ids\":[1]}").assert_bad(&[name]);
         }
     }
 
@@ -202,7 +205,7 @@ fn a_model_that_is_wrong_is_refused() {
     config.eos_token_ids = vec![2];
     let dir = TempDir::new();
     save(dir.path(), &config, &qurl_model::params::init(&config, 1, false));
-    qurl(&["generate", "--model", dir.text(), "a"]).refused(&["vocabulary", "45", "20"]);
+    qurl(&["generate", "--model", dir.text(), "a"]).assert_bad(&["vocabulary", "45", "20"]);
 }
 
 /// A channel of zeros has no scale of its own and must not become not-a-number.

@@ -1,8 +1,9 @@
 //! `qurl quantize` and `qurl inspect` on small models.
 
 mod common;
+mod models;
 
-use common::{TempDir, model, qurl, qurl_with, save, saved};
+use models::{TempDir, model, qurl, save, saved};
 use qurl_model::{Dtype, Family, hf};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -73,7 +74,7 @@ fn int8_directories_hold_codes_and_scales_of_the_weights() {
     let fp8_text = fp8.to_str().expect("UTF-8");
     qurl(&["quantize", "--model", dir.text(), "--format", "fp8", "--uaq", "2", "--json", fp8_text]).json();
     assert_eq!(tensors(&fp8)[name].0, "F8_E4M3");
-    qurl(&["generate", "--model", fp8_text, "a"]).refused(&["quantization_config"]);
+    qurl(&["generate", "--model", fp8_text, "a"]).assert_bad(&["quantization_config"]);
 }
 
 #[test]
@@ -81,8 +82,8 @@ fn uaq_alone_writes_the_same_model() {
     let dir = saved(Family::Qwen2);
     let out = TempDir::new();
     let scores = |model: &str| {
-        let outcome = qurl_with(&["score", "--model", model], &[], "{\"ids\":[3,9,14,20,7,11,30,4]}");
-        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+        let outcome = common::qurl(&["score", "--model", model], "{\"ids\":[3,9,14,20,7,11,30,4]}");
+        assert_eq!(outcome.status, 0, "{}", outcome.stderr);
         let line: Value = serde_json::from_str(&outcome.stdout).expect("a line of JSON");
         let numbers = line["logprobs"].as_array().expect("log-probs").iter();
         numbers.filter_map(Value::as_f64).collect::<Vec<f64>>()
@@ -127,17 +128,17 @@ fn nothing_is_overwritten_and_bad_input_is_named() {
     let out = TempDir::new();
     std::fs::write(out.path().join("notes.txt"), "mine").expect("writing");
     let run = |more: &[&str]| qurl(&[&["quantize", "--model", dir.text()], more].concat());
-    run(&["--format", "int8", out.text()]).refused(&["not empty", "--force"]);
-    run(&["--format", "int8", dir.text()]).refused(&["the model itself"]);
-    run(&["--format", "int8", "--force", dir.text()]).refused(&["the model itself"]);
-    run(&["--format", "int4", "--force", out.text()]).refused(&["int4", "int8, fp8"]);
-    run(&["--uaq", "0", "--force", out.text()]).refused(&["UAQ scale is 0"]);
-    run(&["--uaq", "1e-40", "--force", out.text()]).refused(&["1e-40", "range"]);
-    run(&[out.text()]).refused(&["--format"]);
-    qurl(&["quantize", "--model", "no/such", "--format", "int8", "--force", out.text()]).refused(&["no/such"]);
+    run(&["--format", "int8", out.text()]).assert_bad(&["not empty", "--force"]);
+    run(&["--format", "int8", dir.text()]).assert_bad(&["the model itself"]);
+    run(&["--format", "int8", "--force", dir.text()]).assert_bad(&["the model itself"]);
+    run(&["--format", "int4", "--force", out.text()]).assert_bad(&["int4", "int8, fp8"]);
+    run(&["--uaq", "0", "--force", out.text()]).assert_bad(&["UAQ scale is 0"]);
+    run(&["--uaq", "1e-40", "--force", out.text()]).assert_bad(&["1e-40", "range"]);
+    run(&[out.text()]).assert_bad(&["--format"]);
+    qurl(&["quantize", "--model", "no/such", "--format", "int8", "--force", out.text()]).assert_bad(&["no/such"]);
     assert_eq!(names(out.path()), ["notes.txt"], "a refused command leaves nothing");
 
-    assert_eq!(run(&["--format", "int8", "--force", out.text()]).code, 0);
+    assert_eq!(run(&["--format", "int8", "--force", out.text()]).status, 0);
     assert!(names(out.path()).contains(&"notes.txt".to_string()));
     assert!(names(out.path()).iter().all(|name| !name.ends_with(".part")));
 }
@@ -167,8 +168,8 @@ fn inspect_measures_errors_updates_and_flips() {
     assert_eq!(changed.map(|m| m["name"].as_str().expect("a name")).collect::<Vec<_>>(), ["layers.1.down"]);
 
     let table = qurl(&["inspect", a.text(), b.text()]);
-    assert_eq!((table.code, table.stdout.lines().count()), (0, 6), "{}", table.stdout);
+    assert_eq!((table.status, table.stdout.lines().count()), (0, 6), "{}", table.stdout);
     let other = saved(Family::Llama);
-    qurl(&["inspect", a.text(), other.text()]).refused(&[other.text(), "not another checkpoint"]);
-    qurl(&["inspect", "no/such"]).refused(&["no/such"]);
+    qurl(&["inspect", a.text(), other.text()]).assert_bad(&[other.text(), "not another checkpoint"]);
+    qurl(&["inspect", "no/such"]).assert_bad(&["no/such"]);
 }
