@@ -8,12 +8,14 @@
 mod checkpoint;
 mod convert;
 mod error;
+mod raw;
 mod save;
 mod staged;
 
 use std::path::Path;
 
 pub use error::HfError;
+pub use raw::{RawTensor, save_raw};
 pub use save::{SaveOptions, save};
 
 use crate::config::ModelConfig;

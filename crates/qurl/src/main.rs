@@ -36,6 +36,10 @@ enum Command {
     Grade(commands::grade::Args),
     /// What a loss does to given tokens, one JSON line in, one out
     Objective(commands::objective::Args),
+    /// Writes a quantized model directory, or one that is only scaled for update-aware quantization
+    Quantize(commands::quantize::Args),
+    /// What quantization does to weights, and what changed between two checkpoints
+    Inspect(commands::inspect::Args),
     /// Speed beside the measured limits of the machine
     Bench(commands::bench::Args),
 }
@@ -49,6 +53,8 @@ fn main() -> ExitCode {
         Command::Score(args) => commands::score::run(args),
         Command::Grade(args) => commands::grade::run(args),
         Command::Objective(args) => commands::objective::run(args),
+        Command::Quantize(args) => commands::quantize::run(args),
+        Command::Inspect(args) => commands::inspect::run(args),
         Command::Bench(args) => commands::bench::run(args),
     };
     match result {

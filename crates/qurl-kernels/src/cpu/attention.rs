@@ -94,9 +94,11 @@ pub fn forward(
     let job = Job { heads, qkv, kv, pages, out: Parts::new(out), lse };
     let grouped = (tasks.len() / (ctx.pool.threads() * 8)).max(1);
     ctx.pool.for_each(tasks.len().div_ceil(grouped), &|i| {
-        for &(span, head, start) in &tasks[i * grouped..((i + 1) * grouped).min(tasks.len())] {
+        let tasks = &tasks[i * grouped..((i + 1) * grouped).min(tasks.len())];
+        for (t, &(span, head, start)) in tasks.iter().enumerate() {
+            let next = tasks.get(t + 1).map(|&(span, head, _)| (&spans[span], head));
             // SAFETY: the level was detected; shapes were checked; a task owns its rows and heads of the output.
-            unsafe { row_block(ctx.level, &job, &spans[span], head, start) }
+            unsafe { row_block(ctx.level, &job, &spans[span], head, start, next) }
         }
     });
 }
@@ -108,6 +110,18 @@ struct Job<'a> {
     pages: &'a [u32],
     out: Parts<f32>,
     lse: Option<Parts<f32>>,
+}
+
+impl Job<'_> {
+    /// Asks for the sixteen keys and values from position `at` on, if the span sees them.
+    #[inline(always)]
+    unsafe fn prefetch<S: Simd>(&self, span: &Span, head: usize, at: usize) {
+        if at < span.position + span.rows {
+            let page = self.pages[span.pages + at / self.kv.page_size()] as usize;
+            // SAFETY: the caller has the instructions of S.
+            unsafe { self.kv.prefetch::<S>(page, head, at % self.kv.page_size()) }
+        }
+    }
 }
 
 /// `acc[r][v] += sum_k a[r * A_ROW + k * a_step] * b[v][k * b_step ..]`, each sum one chain over k.
@@ -193,10 +207,11 @@ pub(crate) unsafe fn pack_strips<S: Simd>(
     }
 }
 
-simd_dispatch!(plain fn row_block(job: &Job, span: &Span, head: usize, start: usize) = row_block_at);
+simd_dispatch!(plain fn row_block(job: &Job, span: &Span, head: usize, start: usize, next: Option<(&Span, usize)>) = row_block_at);
 
+/// `next` is what this thread will attend to next: its first keys are asked for while the last ones here are at work.
 #[inline(always)]
-unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usize) {
+unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usize, next: Option<(&Span, usize)>) {
     let Heads { head_dim, .. } = job.heads;
     let group = job.heads.group();
     let rows = ROW_BLOCK.min(span.rows * group - start);
@@ -223,6 +238,12 @@ unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usiz
         let keys = position(rows - 1) + 1;
         for tile in (0..keys).step_by(TILE) {
             let count = TILE.min(keys - tile);
+            // Pages are scattered in memory, so no hardware guesses where the next tile lies.
+            let ahead = match next {
+                _ if tile + TILE < keys => Some((span, head, tile + TILE)),
+                Some((span, head)) => Some((span, head, 0)),
+                None => None,
+            };
             let mut key_blocks = [std::ptr::null::<f32>(); BLOCKS];
             let mut value_blocks = [std::ptr::null::<f32>(); BLOCKS];
             for block in 0..BLOCKS {
@@ -230,6 +251,9 @@ unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usiz
                     // Past the last key the first block stands in; its scores are masked.
                     (key_blocks[block], value_blocks[block]) = (key_blocks[0], value_blocks[0]);
                     continue;
+                }
+                if let Some((span, head, tile)) = ahead {
+                    job.prefetch::<S>(span, head, tile + block * KEY_BLOCK);
                 }
                 let at = tile + block * KEY_BLOCK;
                 let page = job.pages[span.pages + at / job.kv.page_size()] as usize;

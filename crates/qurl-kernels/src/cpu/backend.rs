@@ -91,7 +91,7 @@ impl Backend for Cpu {
     }
 
     fn copy(&self, from: &Self::Tensor, to: &mut Self::Tensor, len: usize) {
-        to[..len].copy_from_slice(&from[..len]);
+        elementwise::copy(&self.ctx, &from[..len], &mut to[..len]);
     }
 
     fn clear(&self, tensor: &mut Self::Tensor, len: usize) {

@@ -54,6 +54,16 @@ unsafe fn rotate_at<S: Simd>(x: *mut f32, half: usize, cos: *const f32, sin: *co
     }
 }
 
+/// Copies all values, on all threads.
+pub fn copy(ctx: &Context, from: &[f32], to: &mut [f32]) {
+    assert_eq!(from.len(), to.len(), "copy: lengths");
+    let parts = Parts::new(to);
+    ctx.pool.for_ranges(from.len(), 1 << 16, &|range| {
+        // SAFETY: ranges are disjoint between tasks.
+        unsafe { parts.slice(range.start, range.len()) }.copy_from_slice(&from[range]);
+    });
+}
+
 /// `out[rows, f] = silu(gate) * up` of `gate_up[rows, 2f]` (gate first).
 pub fn swiglu(ctx: &Context, gate_up: &[f32], rows: usize, f: usize, out: &mut [f32]) {
     assert!(gate_up.len() >= rows * 2 * f && out.len() >= rows * f, "swiglu: shapes");

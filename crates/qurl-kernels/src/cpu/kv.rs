@@ -219,6 +219,28 @@ impl KvPages {
         Shape { page_size: self.page_size, kv_heads: self.kv_heads, head_dim: self.head_dim }
     }
 
+    /// Asks the caches for what [`KvPages::block`] will read.
+    ///
+    /// # Safety
+    /// The machine has the instructions of S.
+    #[inline(always)]
+    pub(crate) unsafe fn prefetch<S: Simd>(&self, page: usize, head: usize, slot: usize) {
+        let shape = self.shape();
+        let slot = slot / KEY_BLOCK * KEY_BLOCK;
+        let (key, value) = (shape.key_at(page, head, slot), shape.value_row(page, head, slot));
+        let len = KEY_BLOCK * self.head_dim;
+        for at in [key, value] {
+            // SAFETY: the caller's promise; nothing is read.
+            unsafe {
+                match &self.store {
+                    Store::F32(data) => prefetch_lines::<S, f32>(data.as_ptr().wrapping_add(at), len),
+                    Store::Bf16(data) => prefetch_lines::<S, u16>(data.as_ptr().wrapping_add(at), len),
+                    Store::Coded(_, data, _) => prefetch_lines::<S, u8>(data.as_ptr().wrapping_add(at), len),
+                }
+            }
+        }
+    }
+
     /// Addresses of the key block and value rows of sixteen tokens, in f32: in the store itself, or converted into
     /// `room` (of `2 * 16 * head_dim` values).
     ///
@@ -259,6 +281,15 @@ impl KvPages {
             }
             (keys, values)
         }
+    }
+}
+
+/// Asks for the cache lines of `len` values.
+#[inline(always)]
+unsafe fn prefetch_lines<S: Simd, T>(from: *const T, len: usize) {
+    for byte in (0..len * size_of::<T>()).step_by(64) {
+        // SAFETY: any address may be asked for.
+        unsafe { S::prefetch(from.cast::<u8>().wrapping_add(byte)) }
     }
 }
 

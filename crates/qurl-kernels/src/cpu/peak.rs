@@ -37,22 +37,31 @@ pub fn operations_per_second(ctx: &Context, unit: Unit) -> f64 {
 
 /// Bytes a second that all threads read together from an array far larger than the caches.
 pub fn read_bandwidth(ctx: &Context) -> f64 {
-    const WORDS: usize = 64 << 20;
-    const BLOCK: usize = 1 << 20;
-    let data = Aligned::<f32>::zeros(WORDS);
-    let mut sums = vec![0.0f32; WORDS / BLOCK];
+    read_bandwidth_of(ctx, 256 << 20)
+}
+
+/// Bytes a second that all threads read together from an array of this many bytes, again and again: what fits into the
+/// caches is read from there. No less than 64 KiB, no more than 256 MiB.
+pub fn read_bandwidth_of(ctx: &Context, bytes: usize) -> f64 {
+    let words = bytes.clamp(1 << 16, 256 << 20) / 4;
+    let block = (words / (4 * ctx.threads())).clamp(1 << 12, 1 << 20);
+    let data = Aligned::<f32>::zeros(words);
+    let mut sums = vec![0.0f32; words.div_ceil(block)];
     let parts = Parts::new(&mut sums);
+    let passes = (64 << 20) / (4 * words) + 1;
     let best = (0..5).map(|_| {
         let start = Instant::now();
-        ctx.pool.for_each(WORDS / BLOCK, &|i| {
-            // SAFETY: the level was detected; one slot a task.
-            unsafe { *parts.at(i) = sum(ctx.level, &data[i * BLOCK..(i + 1) * BLOCK]) }
-        });
+        for _ in 0..passes {
+            ctx.pool.for_each(words.div_ceil(block), &|i| {
+                // SAFETY: the level was detected; one slot a task.
+                unsafe { *parts.at(i) = sum(ctx.level, &data[i * block..((i + 1) * block).min(words)]) }
+            });
+        }
         start.elapsed().as_secs_f64()
     });
     let best = best.fold(f64::INFINITY, f64::min);
     std::hint::black_box(&sums);
-    (WORDS * 4) as f64 / best
+    (passes * words * 4) as f64 / best
 }
 
 /// Independent chains: enough to hide the latency of the unit.

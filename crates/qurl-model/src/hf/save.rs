@@ -16,7 +16,7 @@ use crate::generation::{GENERATION_CONFIG, GenerationConfig};
 use crate::params::{HfTensor, Params, hf_names};
 
 /// Shards hold at most this many bytes of weights, as in published models.
-const MAX_SHARD_BYTES: u64 = 5_000_000_000;
+pub(super) const MAX_SHARD_BYTES: u64 = 5_000_000_000;
 
 /// How to write a model directory.
 #[derive(Clone, Debug)]
@@ -131,7 +131,7 @@ fn split(parts: Vec<Part>, dtype: Dtype, max_bytes: u64) -> Vec<Vec<Part>> {
     shards
 }
 
-fn shard_names(count: usize) -> Vec<String> {
+pub(super) fn shard_names(count: usize) -> Vec<String> {
     if count == 1 {
         return vec![SINGLE.to_string()];
     }
@@ -141,7 +141,18 @@ fn shard_names(count: usize) -> Vec<String> {
 /// Header, then the tensors one after the other, each converted just before it is written.
 fn write_shard(staged: &mut Staged, dir: &Path, name: &str, shard: &[Part], dtype: Dtype) -> Result<(), HfError> {
     let path = dir.join(name);
-    let header = header(&path, shard, dtype)?;
+    let stored = match dtype {
+        Dtype::F32 => safetensors::Dtype::F32,
+        Dtype::Bf16 => safetensors::Dtype::BF16,
+        Dtype::F16 => safetensors::Dtype::F16,
+    };
+    let entry = |part: &Part| Entry {
+        name: part.tensor.name.clone(),
+        dtype: stored,
+        shape: part.tensor.shape.clone(),
+        bytes: part.tensor.len() * dtype.bytes(),
+    };
+    let header = header(&path, shard.iter().map(entry))?;
     staged.write(name, |file| {
         let failed = |source| HfError::Io { file: path.clone(), action: "be written", source };
         file.write_all(&header).map_err(failed)?;
@@ -160,20 +171,22 @@ fn write_shard(staged: &mut Staged, dir: &Path, name: &str, shard: &[Part], dtyp
     })
 }
 
+/// A tensor as the header of its file describes it.
+pub(super) struct Entry {
+    pub name: String,
+    pub dtype: safetensors::Dtype,
+    pub shape: Vec<usize>,
+    pub bytes: usize,
+}
+
 /// The length and the JSON header, padded with spaces so that the data is aligned to 8 bytes.
-fn header(path: &Path, shard: &[Part], dtype: Dtype) -> Result<Vec<u8>, HfError> {
-    let stored = match dtype {
-        Dtype::F32 => safetensors::Dtype::F32,
-        Dtype::Bf16 => safetensors::Dtype::BF16,
-        Dtype::F16 => safetensors::Dtype::F16,
-    };
+pub(super) fn header(path: &Path, entries: impl Iterator<Item = Entry>) -> Result<Vec<u8>, HfError> {
     let mut offset = 0;
-    let mut tensors = Vec::with_capacity(shard.len());
-    for part in shard {
-        let end = offset + part.tensor.len() * dtype.bytes();
-        let info = TensorInfo { dtype: stored, shape: part.tensor.shape.clone(), data_offsets: (offset, end) };
-        tensors.push((part.tensor.name.clone(), info));
-        offset = end;
+    let mut tensors = Vec::new();
+    for Entry { name, dtype, shape, bytes } in entries {
+        let data_offsets = (offset, offset + bytes);
+        offset += bytes;
+        tensors.push((name, TensorInfo { dtype, shape, data_offsets }));
     }
     let invalid = |reason: String| HfError::Header { file: path.to_path_buf(), reason };
     // transformers asks for this key to know which library's layout the tensors have.
@@ -188,7 +201,7 @@ fn header(path: &Path, shard: &[Part], dtype: Dtype) -> Result<Vec<u8>, HfError>
 }
 
 /// Weight files of an earlier save that would be read in place of, or beside, the new ones.
-fn stale_weights(dir: &Path, written: &BTreeSet<&str>) -> Result<Vec<PathBuf>, HfError> {
+pub(super) fn stale_weights(dir: &Path, written: &BTreeSet<&str>) -> Result<Vec<PathBuf>, HfError> {
     let failed = |source| HfError::Io { file: dir.to_path_buf(), action: "be listed", source };
     let mut stale = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(failed)? {
@@ -203,6 +216,6 @@ fn stale_weights(dir: &Path, written: &BTreeSet<&str>) -> Result<Vec<PathBuf>, H
     Ok(stale)
 }
 
-fn pretty(value: &Value) -> String {
+pub(super) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }

@@ -167,7 +167,7 @@ fn stop_ids(model: &LoadedModel, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
 fn engine(args: &Args, model: LoadedModel, request: &Request) -> anyhow::Result<Engine<Cpu>> {
     let cpu = Arc::new(Cpu::from_env().or_bad()?);
     let LoadedModel { config, params, .. } = model;
-    let positions = request.prompt.len().saturating_add(args.max_new).min(config.max_position_embeddings);
+    let positions = request.prompt.len().saturating_add(args.max_new.max(1)).min(config.max_position_embeddings);
     let options = NetworkOptions { positions, ..args.packing.options(&config) };
     let params = params.try_map(|p| cpu.upload(&p))?;
     let network = Network::new(&*cpu, &config, &params, options).or_bad()?;

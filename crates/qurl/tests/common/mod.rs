@@ -34,8 +34,14 @@ impl Run {
 
 /// Runs `qurl` in a directory with this standard input.
 pub fn qurl_in(dir: &Path, args: &[&str], stdin: &str) -> Run {
+    qurl_with(dir, args, &[], stdin)
+}
+
+/// Runs `qurl` in a directory with these environment variables and this standard input.
+pub fn qurl_with(dir: &Path, args: &[&str], environment: &[(&str, &str)], stdin: &str) -> Run {
     let mut child = Command::new(env!("CARGO_BIN_EXE_qurl"))
         .args(args)
+        .envs(environment.iter().copied())
         .current_dir(dir)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

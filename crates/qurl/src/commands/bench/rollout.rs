@@ -5,7 +5,7 @@
 //! the moment when the last prompt has got its first token: before lies the prefill, after it the decode.
 //!
 //! The limits are measured in the same run. A decode step cannot take less time than reading all packed weights and the
-//! keys and values of the batch once, nor less than the multiply-adds of its linear layers at the peak of the unit.
+//! keys and values of the batch once (from memory, or where all of it fits there from the caches), nor less than the multiply-adds of its linear layers at the peak of the unit.
 
 use super::{Document, median, peak_gflops, print_json, shape};
 use crate::input::{OrBad, bad};
@@ -83,6 +83,36 @@ struct Row {
     peak_rss_mb: Option<f64>,
 }
 
+/// The runs of a format and the limits of the machine, the best that any round saw.
+#[derive(Default)]
+struct Measured {
+    times: Vec<Times>,
+    /// Bytes a second from memory.
+    memory: f64,
+    /// Bytes a second from an array as large as what a decode step reads, which for a small model is in the caches.
+    step_memory: f64,
+    block_gflops: f64,
+    head_gflops: f64,
+}
+
+impl Measured {
+    fn limits(&mut self, engine: &Engine<Cpu>, batch: usize, args: &Args) {
+        let (cpu, options) = (engine.backend(), engine.network().options());
+        let step_bytes = step_bytes(engine, batch, args) as usize;
+        self.memory = self.memory.max(peak::read_bandwidth(cpu.context()));
+        self.step_memory = self.step_memory.max(peak::read_bandwidth_of(cpu.context(), step_bytes));
+        self.block_gflops = self.block_gflops.max(peak_gflops(cpu, options.format));
+        self.head_gflops = self.head_gflops.max(peak_gflops(cpu, options.head_format));
+    }
+}
+
+/// Bytes that a decode step in the middle of a run reads: all packed weights, and the keys and values of the batch.
+fn step_bytes(engine: &Engine<Cpu>, batch: usize, args: &Args) -> f64 {
+    let token_bytes = engine.page_bytes() as f64 / engine.pages().page_size() as f64;
+    let cached = args.prompt as f64 + args.new as f64 / 2.0;
+    engine.network().weight_bytes(engine.backend()) as f64 + batch as f64 * token_bytes * cached
+}
+
 /// What one run took.
 struct Times {
     first_token: f64,
@@ -126,16 +156,15 @@ pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
     }
     let mut rows = Vec::new();
     for &batch in &args.batch {
-        let mut bandwidth = 0.0f64;
-        let mut times: Vec<Vec<Times>> = engines.iter().map(|_| Vec::new()).collect();
+        let mut measured: Vec<Measured> = engines.iter().map(|_| Measured::default()).collect();
         for round in 0..args.rounds {
-            bandwidth = bandwidth.max(peak::read_bandwidth(cpu.context()));
-            for (engine, times) in engines.iter_mut().zip(&mut times) {
-                times.push(once(engine, &params, batch, round as u64, &args)?);
+            for (engine, measured) in engines.iter_mut().zip(&mut measured) {
+                measured.limits(engine, batch, &args);
+                measured.times.push(once(engine, &params, batch, round as u64, &args)?);
             }
         }
-        for (engine, times) in engines.iter().zip(&times) {
-            let row = summarize(engine, times, batch, bandwidth, &args);
+        for (engine, measured) in engines.iter().zip(&measured) {
+            let row = summarize(engine, measured, batch, &args);
             if !args.json {
                 print_row(&row);
             }
@@ -205,20 +234,16 @@ fn once(
     Ok(Times { first_token, prefill, total, decoded, requantize })
 }
 
-fn summarize(engine: &Engine<Cpu>, times: &[Times], batch: usize, bandwidth: f64, args: &Args) -> Row {
-    let of = |figure: fn(&Times) -> f64| median(times.iter().map(figure).collect());
-    let (cpu, network) = (engine.backend(), engine.network());
+fn summarize(engine: &Engine<Cpu>, measured: &Measured, batch: usize, args: &Args) -> Row {
+    let of = |figure: fn(&Times) -> f64| median(measured.times.iter().map(figure).collect());
+    let network = engine.network();
     let (options, config) = (network.options(), network.config());
-    let (block_peak, head_peak) = (peak_gflops(cpu, options.format), peak_gflops(cpu, options.head_format));
     let block_gflop = 2e-9 * block_weights(config) as f64;
     let head_gflop = 2e-9 * (config.vocab_size * config.hidden_size) as f64;
     let token_gflop = block_gflop + head_gflop;
-    let token_seconds = block_gflop / block_peak + head_gflop / head_peak;
-
-    let weight_bytes = network.weight_bytes(cpu) as f64;
-    let token_bytes = engine.page_bytes() as f64 / engine.pages().page_size() as f64;
-    let step_bytes = weight_bytes + batch as f64 * token_bytes * (args.prompt as f64 + args.new as f64 / 2.0);
-    let limit = batch as f64 / (step_bytes / bandwidth).max(batch as f64 * token_seconds);
+    let token_seconds = block_gflop / measured.block_gflops + head_gflop / measured.head_gflops;
+    let step_bytes = step_bytes(engine, batch, args);
+    let limit = batch as f64 / (step_bytes / measured.step_memory).max(batch as f64 * token_seconds);
     let tokens_per_s = of(|t| t.decoded as f64 / (t.total - t.prefill));
     let total_seconds = of(|t| t.total);
     Row {
@@ -237,15 +262,15 @@ fn summarize(engine: &Engine<Cpu>, times: &[Times], batch: usize, bandwidth: f64
         total_tokens_per_s: (batch * args.new) as f64 / total_seconds,
         prefill_tokens_per_s: (batch * args.prompt) as f64 / of(|t| t.prefill),
         // The head is computed for the last token of a prompt only.
-        prefill_limit_tokens_per_s: block_peak / block_gflop,
+        prefill_limit_tokens_per_s: measured.block_gflops / block_gflop,
         first_token_s: of(|t| t.first_token),
         gb_per_s: tokens_per_s / batch as f64 * step_bytes / 1e9,
-        peak_gb_per_s: bandwidth / 1e9,
+        peak_gb_per_s: measured.step_memory / 1e9,
         gflops: tokens_per_s * token_gflop,
         peak_gflops: token_gflop / token_seconds,
-        weight_mb: weight_bytes / 1e6,
+        weight_mb: network.weight_bytes(engine.backend()) as f64 / 1e6,
         requantize_s: of(|t| t.requantize),
-        read_weights_s: 4.0 * config.param_count() as f64 / bandwidth,
+        read_weights_s: 4.0 * config.param_count() as f64 / measured.memory,
         peak_rss_mb: peak_rss_mb(),
     }
 }

@@ -1,0 +1,170 @@
+//! `qurl quantize`: a model directory in another number format, or only scaled for update-aware quantization.
+//!
+//! int8 and fp8 become compressed-tensors directories, which vLLM and others read. f32 and bf16 are written in full.
+//! `--uaq S` scales the weights first; alone it keeps the model's number format where that loses nothing (S is a power
+//! of two, or the model is in f32), and writes f32 otherwise.
+
+use crate::input::{OrBad, bad};
+use qurl_kernels::Format;
+use qurl_model::hf::{self, LoadedModel, RawTensor, SaveOptions};
+use qurl_model::tokenizer::{Tokenizer, TokenizerError};
+use qurl_model::{Dtype, ModelConfig};
+use qurl_quant::{QuantError, export, uaq};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Example: qurl quantize --model DIR --format int8 OUT
+#[derive(clap::Args)]
+pub struct Args {
+    /// Hugging Face directory
+    #[arg(long)]
+    model: PathBuf,
+    /// Number format to write: int8 or fp8 (compressed-tensors), f32 or bf16 (in full)
+    #[arg(long, required_unless_present = "uaq")]
+    format: Option<Format>,
+    /// Scale of update-aware quantization: matrices behind norms are divided by it, the norms multiplied
+    #[arg(long, value_name = "S")]
+    uaq: Option<f32>,
+    /// Write into a directory that is not empty; weights there are replaced
+    #[arg(long)]
+    force: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+    /// Directory to write
+    out: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Summary {
+    out: String,
+    /// `int8` or `fp8`; else the number format of all weights.
+    format: String,
+    uaq: Option<f32>,
+    parameters: u64,
+    bytes: u64,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    check_out(&args)?;
+    if let Some(format) = args.format.filter(|f| f.is_quantized()) {
+        export::quantization_config(format).map_err(|e| bad(format!("--format {format}: {e}")))?;
+    }
+    let mut model = hf::load(&args.model).or_bad()?;
+    let tokenizer_files = tokenizer_files(&args.model)?;
+    if let Some(s) = args.uaq {
+        uaq::apply(&mut model.params, &model.config, s).or_bad()?;
+        check_finite(&model, s)?;
+    }
+    let format = match args.format {
+        Some(format) if format.is_quantized() => {
+            save_quantized(&args.out, &model, format, &tokenizer_files)?;
+            format.to_string()
+        }
+        full => {
+            let dtype = full_dtype(full, args.uaq, model.config.dtype);
+            let options =
+                SaveOptions { tokenizer_files: &tokenizer_files, ..SaveOptions::new(dtype, &model.generation) };
+            hf::save(&args.out, &model.config, &model.params, &options).or_bad()?;
+            dtype.to_string()
+        }
+    };
+    let summary = Summary {
+        out: args.out.display().to_string(),
+        format,
+        uaq: args.uaq,
+        parameters: model.config.param_count(),
+        bytes: weight_bytes(&args.out)?,
+    };
+    if args.json {
+        println!("{}", serde_json::to_string(&summary)?);
+        return Ok(());
+    }
+    let scaled = args.uaq.map_or(String::new(), |s| format!(", scaled by {s} for update-aware quantization"));
+    println!("{}: {} parameters, {}{scaled}", summary.out, summary.parameters, summary.format);
+    println!("{:.1} MB of weights", summary.bytes as f64 / 1e6);
+    Ok(())
+}
+
+/// A new name, an empty directory, or whatever `--force` allows; never the model itself.
+fn check_out(args: &Args) -> anyhow::Result<()> {
+    let out = args.out.display();
+    if !args.out.exists() {
+        return Ok(());
+    }
+    if !args.out.is_dir() {
+        return Err(bad(format!("{out}: is a file, expected a directory or a new name")));
+    }
+    let same = |a: &Path, b: &Path| Some(a.canonicalize().ok()? == b.canonicalize().ok()?);
+    if same(&args.model, &args.out) == Some(true) {
+        return Err(bad(format!("{out}: is the model itself, expected another directory")));
+    }
+    let mut entries = std::fs::read_dir(&args.out).or_bad()?;
+    if entries.next().is_some() && !args.force {
+        return Err(bad(format!("{out}: is not empty; give --force to write into it")));
+    }
+    Ok(())
+}
+
+/// Scaling may leave the range of f32.
+fn check_finite(model: &LoadedModel, s: f32) -> anyhow::Result<()> {
+    match model.params.iter().flatten().all(|x| x.is_finite()) {
+        true => Ok(()),
+        false => Err(bad(format!("--uaq {s:e}: a weight leaves the range of f32; expected a scale near 1"))),
+    }
+}
+
+/// The tokenizer's files go along where there are any.
+fn tokenizer_files(dir: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    match Tokenizer::load(dir) {
+        Ok(tokenizer) => Ok(tokenizer.files().to_vec()),
+        Err(TokenizerError::NotFound { .. }) => Ok(Vec::new()),
+        Err(error) => Err(bad(error)),
+    }
+}
+
+/// Number format of weights written in full.
+fn full_dtype(asked: Option<Format>, uaq: Option<f32>, stored: Dtype) -> Dtype {
+    // A power of two has no mantissa bits.
+    let exact = uaq.is_none_or(|s| s.to_bits() & 0x007f_ffff == 0);
+    match asked {
+        Some(Format::Bf16) => Dtype::Bf16,
+        None if exact => stored,
+        _ => Dtype::F32,
+    }
+}
+
+fn save_quantized(
+    out: &Path,
+    model: &LoadedModel,
+    format: Format,
+    tokenizer_files: &[(String, Vec<u8>)],
+) -> anyhow::Result<()> {
+    let mut tensors = Vec::new();
+    export::for_each_tensor(&model.params, &model.config, format, |tensor| {
+        let export::StoredTensor { name, dtype, shape, bytes } = tensor;
+        tensors.push(RawTensor { name, dtype: dtype.name(), shape, bytes });
+        Ok::<(), QuantError>(())
+    })
+    .or_bad()?;
+    let config = quantized_config(&model.config, format)?;
+    hf::save_raw(out, &config, &tensors, &model.generation, tokenizer_files).or_bad()
+}
+
+fn quantized_config(config: &ModelConfig, format: Format) -> anyhow::Result<serde_json::Value> {
+    let mut json = config.to_json();
+    json["quantization_config"] = export::quantization_config(format).or_bad()?;
+    Ok(json)
+}
+
+fn weight_bytes(dir: &Path) -> anyhow::Result<u64> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().ends_with(".safetensors") {
+            bytes += entry.metadata()?.len();
+        }
+    }
+    Ok(bytes)
+}
