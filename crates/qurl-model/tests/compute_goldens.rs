@@ -222,7 +222,7 @@ fn scores_have_the_same_bits_alone_in_a_batch_in_chunks_and_on_any_threads() {
                     }
                     for (i, sequence) in ids.iter().enumerate() {
                         assert!(
-                            bits(&cpu, &[sequence.clone()], 1000)[0] == all[i],
+                            bits(&cpu, std::slice::from_ref(sequence), 1000)[0] == all[i],
                             "{name} {format} {level}: sequence {i} alone"
                         );
                     }
