@@ -23,6 +23,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Reinforcement learning with a quantized rollout
+    #[command(hide = true)]
     Train(commands::train::Args),
     /// Supervised training on JSON lines or on a task's worked solutions
     Sft(commands::sft::Args),
