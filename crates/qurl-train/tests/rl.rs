@@ -83,8 +83,6 @@ fn same_recipe_same_seed_same_records() {
     assert!(first.iter().all(|r| r.updates > 0 && r.grad_norm > 0.0), "nothing was learned: {first:?}");
     assert_eq!(run(&[], 2), first);
     assert_ne!(run(&["trainer.seed=2"], 2), first);
-    // The split into micro-batches is not part of the mathematics, and in f32 not even of the rounding.
-    assert_eq!(run(&["trainer.micro_tokens=64"], 2), first);
 }
 
 #[test]
