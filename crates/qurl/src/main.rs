@@ -9,6 +9,7 @@ mod lines;
 mod packing;
 mod progress;
 mod system;
+mod view;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;

@@ -179,6 +179,11 @@ impl StepRecord {
     pub fn rollout_tokens_per_s(&self) -> f64 {
         self.response_tokens as f64 / self.timing.get("rollout").copied().unwrap_or(f64::NAN)
     }
+
+    /// Response tokens per second of the updates.
+    pub fn training_tokens_per_s(&self) -> f64 {
+        self.response_tokens as f64 / self.timing.get("update").copied().unwrap_or(f64::NAN)
+    }
 }
 
 /// Times the phases of a step.

@@ -1,7 +1,7 @@
 //! `qurl train`: reinforcement learning, from a recipe or from the embedded default.
 
 use crate::input::{OrBad, bad};
-use crate::progress::Progress;
+use crate::view::{Mode, TrainView};
 use anyhow::Context;
 use qurl_kernels::{Backend, Cpu};
 use qurl_model::hf::{SaveOptions, save};
@@ -32,14 +32,27 @@ pub struct Args {
     /// Directory of the run (default: the next free runs/train-N)
     #[arg(long)]
     run: Option<PathBuf>,
+    /// Show warnings and the result only
+    #[arg(long, short)]
+    quiet: bool,
     /// Print one JSON document at the end
     #[arg(long)]
     json: bool,
 }
 
+/// `summary.json` of the run directory while the run goes on: what no line of `metrics.jsonl` holds.
+#[derive(Serialize)]
+struct Begun {
+    accuracy_before: f64,
+    parameters: u64,
+    device: String,
+}
+
+/// What `--json` prints, and `summary.json` at the end.
 #[derive(Serialize)]
 struct Summary {
-    accuracy_before: f64,
+    #[serde(flatten)]
+    begun: Begun,
     accuracy_after: f64,
     mismatch_kl: f64,
     rho_max: f64,
@@ -67,17 +80,15 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut start = Start::from_recipe(&recipe, &*task).or_bad()?;
     let run = run_directory(args.run.as_deref())?;
     std::fs::write(run.join("recipe.toml"), recipe.to_toml()).with_context(|| format!("writing {}", run.display()))?;
-    eprintln!("{} parameters, {}, run in {}", start.config.param_count(), cpu.describe(), run.display());
+    let (parameters, device) = (start.config.param_count(), cpu.describe());
+    let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
+    view.note(&format!("{parameters} parameters, {device}, run in {}", run.display()));
 
     if let Some(settings) = &recipe.sft {
-        eprintln!("warm start: {} supervised steps", settings.steps);
         let examples = Examples::open(settings, recipe.trainer.seed, &start, &*task).or_bad()?;
-        let progress = Progress::new(settings.steps, args.json);
-        let learner = sft::run(cpu.clone(), &recipe, settings, &start, &examples, |step| {
-            progress.step(step.step, &format!("loss {:.4}", step.loss));
-        })
-        .or_bad()?;
-        progress.finish();
+        view.begin("warm start", 0, settings.steps);
+        let learner = sft::run(cpu.clone(), &recipe, settings, &start, &examples, |s| view.supervised(s.step, s.loss))
+            .or_bad()?;
         let weights = learner.weights()?;
         drop(examples);
         start.weights = weights;
@@ -86,10 +97,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut trainer = RlTrainer::new(cpu, &recipe, &file, start, task).or_bad()?;
     let plan = trainer.plan().clone();
     let accuracy_before = trainer.evaluate()?;
-    eprintln!("accuracy before: {:.1}% of {} held-out problems", 100.0 * accuracy_before, plan.run.test_problems);
+    let begun = Begun { accuracy_before, parameters, device };
+    write_json(&run.join("summary.json"), &begun)?;
+    view.evaluated(accuracy_before);
+    let percent = 100.0 * accuracy_before;
+    view.note(&format!("accuracy before: {percent:.1}% of {} held-out problems", plan.run.test_problems));
     let path = run.join("metrics.jsonl");
     let mut metrics = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
-    let progress = Progress::new(plan.run.total_steps, args.json);
+    view.begin("RL", 0, plan.run.total_steps);
     let mut totals = Totals::default();
     let mut accuracy_after = accuracy_before;
     for step in 1..=plan.run.total_steps {
@@ -102,15 +117,15 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         writeln!(metrics, "{}", serde_json::to_string(&record)?)
             .with_context(|| format!("writing {}", path.display()))?;
         totals.add(&record);
-        progress.step(step, &line(&record));
+        view.step(&record);
         if let Some(alarm) = alarm(&plan.run.alarm, &record) {
-            eprintln!("step {step}: {alarm}");
+            view.warn(&format!("step {step}: {alarm}"));
             if plan.run.alarm.action == AlarmAction::Stop {
                 break;
             }
         }
     }
-    progress.finish();
+    view.finish();
     let model = run.join("model");
     let start = trainer.start();
     let options = SaveOptions {
@@ -121,7 +136,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         .with_context(|| format!("saving {}", model.display()))?;
 
     let summary = Summary {
-        accuracy_before,
+        begun,
         accuracy_after,
         mismatch_kl: totals.mismatch_kl / totals.steps.max(1) as f64,
         rho_max: totals.rho_max,
@@ -132,6 +147,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         seconds_by_phase: totals.seconds,
         run: run.display().to_string(),
     };
+    write_json(&run.join("summary.json"), &summary)?;
     if args.json {
         println!("{}", serde_json::to_string(&summary)?);
         return Ok(());
@@ -193,10 +209,11 @@ impl Totals {
     }
 }
 
-fn line(record: &StepRecord) -> String {
-    let kl = record.mismatch.map_or(0.0, |m| m.kl);
-    let test = record.test_accuracy.map_or(String::new(), |a| format!("  test {:.1}%", 100.0 * a));
-    format!("reward {:.3}  KL {kl:.1e}  {:.0} tokens/s{test}", record.reward, record.rollout_tokens_per_s())
+fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
+    let text = serde_json::to_string(value)?
+        + "
+";
+    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 
 /// What is out of its band, if anything.
