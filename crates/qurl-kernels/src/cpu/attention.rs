@@ -9,14 +9,17 @@
 //! depends on the other rows of the task; masked keys add nothing. So decode gives the bits of prefill.
 
 use super::Context;
-use super::buf::Parts;
-use super::kv::{KEY_BLOCK, KvPages};
+use super::buf::{Aligned, Parts};
+use super::kv::{Element, KEY_BLOCK, KvPages};
 use super::simd::{Simd, exp, simd_dispatch};
+use std::cell::RefCell;
 
 /// Query rows (queries times heads of a group) of one task.
 pub(crate) const ROW_BLOCK: usize = 48;
 /// Keys of one softmax tile.
 pub(crate) const TILE: usize = 64;
+/// Rows from which on keys and values of another format are converted to f32 before the strips of rows use them.
+const CONVERT_FIRST: usize = 13;
 /// Largest head dimension.
 pub const MAX_HEAD_DIM: usize = 256;
 const BLOCKS: usize = TILE / KEY_BLOCK;
@@ -97,8 +100,19 @@ pub fn forward(
         let tasks = &tasks[i * grouped..((i + 1) * grouped).min(tasks.len())];
         for (t, &(span, head, start)) in tasks.iter().enumerate() {
             let next = tasks.get(t + 1).map(|&(span, head, _)| (&spans[span], head));
-            // SAFETY: the level was detected; shapes were checked; a task owns its rows and heads of the output.
-            unsafe { row_block(ctx.level, &job, &spans[span], head, start, next) }
+            let (span, rows) = (&spans[span], (spans[span].rows * group - start).min(ROW_BLOCK));
+            ROOM.with_borrow_mut(|room| {
+                let room = room.as_mut_ptr().cast();
+                // SAFETY: the level was detected; shapes were checked; a task owns its rows and heads of the output,
+                // and this thread its room.
+                unsafe {
+                    // Keys that few rows share are converted as they are used, others once before.
+                    match rows < CONVERT_FIRST && kv.is_bf16() {
+                        true => row_block_bf16(ctx.level, &job, span, head, start, next, room),
+                        false => row_block(ctx.level, &job, span, head, start, next, room),
+                    }
+                }
+            });
         }
     });
 }
@@ -126,18 +140,18 @@ impl Job<'_> {
 
 /// `acc[r][v] += sum_k a[r * A_ROW + k * a_step] * b[v][k * b_step ..]`, each sum one chain over k.
 #[inline(always)]
-pub(crate) unsafe fn multiply<S: Simd, const R: usize, const V: usize, const A_ROW: usize>(
+pub(crate) unsafe fn multiply<S: Simd, E: Element, const R: usize, const V: usize, const A_ROW: usize>(
     k: usize,
     a: *const f32,
     a_step: usize,
-    b: [*const f32; V],
+    b: [*const E; V],
     b_step: usize,
     acc: &mut [[S::V; V]; R],
 ) {
     // SAFETY: the caller gives operands of the stated shape.
     unsafe {
         for i in 0..k {
-            let row = b.map(|b| S::load(b.add(i * b_step)));
+            let row = b.map(|b| E::load::<S>(b.add(i * b_step)));
             for (r, acc) in acc.iter_mut().enumerate() {
                 let x = S::splat(*a.add(r * A_ROW + i * a_step));
                 for v in 0..V {
@@ -207,11 +221,45 @@ pub(crate) unsafe fn pack_strips<S: Simd>(
     }
 }
 
-simd_dispatch!(plain fn row_block(job: &Job, span: &Span, head: usize, start: usize, next: Option<(&Span, usize)>) = row_block_at);
+simd_dispatch!(plain fn row_block(job: &Job, span: &Span, head: usize, start: usize, next: Option<(&Span, usize)>, room: *mut Room) = row_block_f32_at);
+simd_dispatch!(plain fn row_block_bf16(job: &Job, span: &Span, head: usize, start: usize, next: Option<(&Span, usize)>, room: *mut Room) = row_block_bf16_at);
+
+#[inline(always)]
+unsafe fn row_block_f32_at<S: Simd>(
+    job: &Job,
+    span: &Span,
+    head: usize,
+    start: usize,
+    next: Option<(&Span, usize)>,
+    room: *mut Room,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { row_block_of::<S, f32>(job, span, head, start, next, room) }
+}
+
+#[inline(always)]
+unsafe fn row_block_bf16_at<S: Simd>(
+    job: &Job,
+    span: &Span,
+    head: usize,
+    start: usize,
+    next: Option<(&Span, usize)>,
+    room: *mut Room,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { row_block_of::<S, u16>(job, span, head, start, next, room) }
+}
 
 /// `next` is what this thread will attend to next: its first keys are asked for while the last ones here are at work.
 #[inline(always)]
-unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usize, next: Option<(&Span, usize)>) {
+unsafe fn row_block_of<S: Simd, E: Element>(
+    job: &Job,
+    span: &Span,
+    head: usize,
+    start: usize,
+    next: Option<(&Span, usize)>,
+    room: *mut Room,
+) {
     let Heads { head_dim, .. } = job.heads;
     let group = job.heads.group();
     let rows = ROW_BLOCK.min(span.rows * group - start);
@@ -221,8 +269,6 @@ unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usiz
     let head_of = |row: usize| head * group + (start + row) % group;
     let batch_row = |row: usize| span.row + (start + row) / group;
 
-    let mut room = Room::new();
-    let room = room.as_mut_ptr();
     // SAFETY: `Room` holds ROW_BLOCK rows and MAX_HEAD_DIM columns; everything is written before it is read.
     unsafe {
         let queries: *mut f32 = (&raw mut (*room).queries).cast();
@@ -244,8 +290,8 @@ unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usiz
                 Some((span, head)) => Some((span, head, 0)),
                 None => None,
             };
-            let mut key_blocks = [std::ptr::null::<f32>(); BLOCKS];
-            let mut value_blocks = [std::ptr::null::<f32>(); BLOCKS];
+            let mut key_blocks = [std::ptr::null::<E>(); BLOCKS];
+            let mut value_blocks = [std::ptr::null::<E>(); BLOCKS];
             for block in 0..BLOCKS {
                 if block * KEY_BLOCK >= count {
                     // Past the last key the first block stands in; its scores are masked.
@@ -258,7 +304,8 @@ unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usiz
                 let at = tile + block * KEY_BLOCK;
                 let page = job.pages[span.pages + at / job.kv.page_size()] as usize;
                 let into = blocks.add(block * 2 * KEY_BLOCK * head_dim);
-                (key_blocks[block], value_blocks[block]) = job.kv.block::<S>(page, head, at % job.kv.page_size(), into);
+                (key_blocks[block], value_blocks[block]) =
+                    E::block::<S>(job.kv, page, head, at % job.kv.page_size(), into);
             }
             let key_vector = |v: usize| key_blocks[v * S::LANES / KEY_BLOCK].add(v * S::LANES % KEY_BLOCK);
             for first in (0..rows).step_by(strip) {
@@ -275,8 +322,8 @@ unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usiz
                     macro_rules! score_keys {
                         ($r:literal, $v:literal,) => {{
                             let mut acc = [[S::splat(0.0); $v]; $r];
-                            let b: [*const f32; $v] = std::array::from_fn(|i| key_vector(v + i));
-                            multiply::<S, $r, $v, 1>(head_dim, query, $r, b, KEY_BLOCK, &mut acc);
+                            let b: [*const E; $v] = std::array::from_fn(|i| key_vector(v + i));
+                            multiply::<S, E, $r, $v, 1>(head_dim, query, $r, b, KEY_BLOCK, &mut acc);
                             for (r, acc) in acc.iter().enumerate() {
                                 for (i, &acc) in acc.iter().enumerate() {
                                     S::store(score.add(r * TILE + (v + i) * S::LANES), acc);
@@ -297,14 +344,14 @@ unsafe fn row_block_at<S: Simd>(job: &Job, span: &Span, head: usize, start: usiz
                     macro_rules! weigh {
                         ($r:literal, $v:literal,) => {{
                             let rescale: [f32; $r] = std::array::from_fn(|r| state[first + r].rescale);
-                            weigh_values::<S, $r, $v>(score, value_blocks, common, head_dim, column, rescale, sum)
+                            weigh_values::<S, E, $r, $v>(score, value_blocks, common, head_dim, column, rescale, sum)
                         }};
                     }
                     by_tile!(S, height, vectors, weigh!());
                 }
                 for row in first..first + height {
                     let (weights, sums) = (scores.add(row * TILE), sums.add(row * head_dim));
-                    add_values::<S>(weights, value_blocks, common..seen(row), head_dim, sums);
+                    add_values::<S, E>(weights, value_blocks, common..seen(row), head_dim, sums);
                 }
             }
         }
@@ -372,9 +419,9 @@ unsafe fn exp_one<S: Simd>(x: f32) -> f32 {
 
 /// `sums[r][column..] = sums * rescale + sum over keys of weight[r][key] * value[key]`, V vectors of columns.
 #[inline(always)]
-unsafe fn weigh_values<S: Simd, const R: usize, const V: usize>(
+unsafe fn weigh_values<S: Simd, E: Element, const R: usize, const V: usize>(
     weights: *const f32,
-    values: [*const f32; BLOCKS],
+    values: [*const E; BLOCKS],
     count: usize,
     head_dim: usize,
     column: usize,
@@ -397,12 +444,12 @@ unsafe fn weigh_values<S: Simd, const R: usize, const V: usize>(
             let n = (count - block * KEY_BLOCK).min(KEY_BLOCK);
             let weights = weights.add(block * KEY_BLOCK);
             if last == S::LANES {
-                let b: [*const f32; V] = std::array::from_fn(|v| rows.add(column + v * S::LANES));
-                multiply::<S, R, V, TILE>(n, weights, 1, b, head_dim, &mut acc);
+                let b: [*const E; V] = std::array::from_fn(|v| rows.add(column + v * S::LANES));
+                multiply::<S, E, R, V, TILE>(n, weights, 1, b, head_dim, &mut acc);
             } else {
                 for key in 0..n {
                     for v in 0..V {
-                        let value = S::load_n(rows.add(key * head_dim + column + v * S::LANES), lanes[v]);
+                        let value = E::load_n::<S>(rows.add(key * head_dim + column + v * S::LANES), lanes[v]);
                         for (r, acc) in acc.iter_mut().enumerate() {
                             acc[v] = S::fma(S::splat(*weights.add(r * TILE + key)), value, acc[v]);
                         }
@@ -420,9 +467,9 @@ unsafe fn weigh_values<S: Simd, const R: usize, const V: usize>(
 
 /// `sums += sum over keys of weight[key] * value[key]` for one row.
 #[inline(always)]
-unsafe fn add_values<S: Simd>(
+unsafe fn add_values<S: Simd, E: Element>(
     weights: *const f32,
-    values: [*const f32; BLOCKS],
+    values: [*const E; BLOCKS],
     keys: std::ops::Range<usize>,
     head_dim: usize,
     sums: *mut f32,
@@ -434,13 +481,13 @@ unsafe fn add_values<S: Simd>(
             let value = values[key / KEY_BLOCK].add(key % KEY_BLOCK * head_dim);
             for d in (0..head_dim).step_by(S::LANES) {
                 let n = S::LANES.min(head_dim - d);
-                S::store_n(sums.add(d), S::fma(weight, S::load_n(value.add(d), n), S::load_n(sums.add(d), n)), n);
+                S::store_n(sums.add(d), S::fma(weight, E::load_n::<S>(value.add(d), n), S::load_n(sums.add(d), n)), n);
             }
         }
     }
 }
 
-/// Working memory of a task, on its stack.
+/// Working memory of a task.
 #[repr(C, align(64))]
 struct Room {
     queries: [f32; ROW_BLOCK * MAX_HEAD_DIM],
@@ -449,8 +496,7 @@ struct Room {
     blocks: [f32; BLOCKS * 2 * KEY_BLOCK * MAX_HEAD_DIM],
 }
 
-impl Room {
-    fn new() -> std::mem::MaybeUninit<Room> {
-        std::mem::MaybeUninit::uninit()
-    }
+thread_local! {
+    /// This thread's [`Room`], kept: so large a frame on the stack would be probed page by page in every call.
+    static ROOM: RefCell<Aligned<f32>> = RefCell::new(Aligned::zeros(size_of::<Room>() / size_of::<f32>()));
 }

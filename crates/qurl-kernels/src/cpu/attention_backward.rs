@@ -270,7 +270,7 @@ unsafe fn tile_product<S: Simd, const R: usize, const V: usize, const A_ROW: usi
             }
         }
         if last == l {
-            multiply::<S, R, V, A_ROW>(k, a.data, a.step, std::array::from_fn(|v| b.add(v * l)), ldb, &mut acc);
+            multiply::<S, f32, R, V, A_ROW>(k, a.data, a.step, std::array::from_fn(|v| b.add(v * l)), ldb, &mut acc);
         } else {
             for i in 0..k {
                 for v in 0..V {

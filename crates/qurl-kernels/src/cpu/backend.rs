@@ -75,11 +75,17 @@ impl Backend for Cpu {
     }
 
     fn zeros(&self, len: usize) -> Result<Self::Tensor, BackendError> {
-        Ok(Aligned::zeros(len))
+        Aligned::try_zeros(len).ok_or_else(|| BackendError::OutOfMemory {
+            device: "cpu".to_string(),
+            need: len.saturating_mul(size_of::<f32>()),
+            what: "a tensor".to_string(),
+        })
     }
 
     fn upload(&self, values: &[f32]) -> Result<Self::Tensor, BackendError> {
-        Ok(Aligned::from_slice(values))
+        let mut tensor = self.zeros(values.len())?;
+        tensor.copy_from_slice(values);
+        Ok(tensor)
     }
 
     fn download(&self, tensor: &Self::Tensor, len: usize) -> Result<Vec<f32>, BackendError> {

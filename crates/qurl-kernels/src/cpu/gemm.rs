@@ -282,7 +282,7 @@ fn run(ctx: &Context, job: &Job) {
     let strip_blocks = strip_count.div_ceil(STRIPS_PER_BLOCK);
     let panel_count = job.n.div_ceil(ctx.panel());
     // A few tasks a thread, each a run of panels for one block of strips.
-    let wanted = (4 * ctx.pool.threads()).div_ceil(strip_blocks.max(1));
+    let wanted = (12 * ctx.pool.threads()).div_ceil(strip_blocks.max(1));
     let work_per_panel = job.m.min(ctx.strip() * STRIPS_PER_BLOCK) * job.words * ctx.panel();
     let least = (1 << 18) / work_per_panel.max(1) + 1; // below about ten microseconds a task does not pay
     let run_length = panel_count.div_ceil(wanted).max(least).min(panel_count).max(1);

@@ -14,7 +14,7 @@ use super::attention::Heads;
 use super::buf::{Aligned, Parts};
 use super::elementwise;
 use super::scalar::bf16_bits;
-use super::simd::Simd;
+use super::simd::{MOST_LANES, Simd};
 use eight_bits::Code;
 
 /// Tokens of a key block.
@@ -126,6 +126,10 @@ impl KvPages {
             Store::Coded(Code::Int8, ..) => KvFormat::Int8,
             Store::Coded(Code::E4m3, ..) => KvFormat::Fp8,
         }
+    }
+
+    pub(crate) fn is_bf16(&self) -> bool {
+        matches!(self.store, Store::Bf16(_))
     }
 
     /// Bytes that a page of this format takes in one layer.
@@ -281,6 +285,85 @@ impl KvPages {
             }
             (keys, values)
         }
+    }
+}
+
+/// What attention reads keys and values as: f32 (of the store, or converted first), or bf16 straight from the store.
+pub(crate) trait Element: Copy {
+    /// A vector of f32.
+    ///
+    /// # Safety
+    /// A vector of elements can be read there; the machine has the instructions of S.
+    unsafe fn load<S: Simd>(from: *const Self) -> S::V;
+    /// The first `n` lanes of a vector, the others zero.
+    ///
+    /// # Safety
+    /// As for [`Element::load`] with `n` elements.
+    unsafe fn load_n<S: Simd>(from: *const Self, n: usize) -> S::V;
+    /// Addresses of the key block and value rows of sixteen tokens; `room` as for [`KvPages::block`].
+    ///
+    /// # Safety
+    /// As for [`KvPages::block`].
+    unsafe fn block<S: Simd>(
+        kv: &KvPages,
+        page: usize,
+        head: usize,
+        slot: usize,
+        room: *mut f32,
+    ) -> (*const Self, *const Self);
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const f32) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_n<S: Simd>(from: *const f32, n: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_n(from, n) }
+    }
+    #[inline(always)]
+    unsafe fn block<S: Simd>(
+        kv: &KvPages,
+        page: usize,
+        head: usize,
+        slot: usize,
+        room: *mut f32,
+    ) -> (*const f32, *const f32) {
+        // SAFETY: the caller's promise.
+        unsafe { kv.block::<S>(page, head, slot, room) }
+    }
+}
+
+impl Element for u16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u16) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_bf16(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_n<S: Simd>(from: *const u16, n: usize) -> S::V {
+        let mut bits = [0u16; MOST_LANES];
+        // SAFETY: n elements are there, and the array has the lanes of any level.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, bits.as_mut_ptr(), n);
+            S::load_bf16(bits.as_ptr())
+        }
+    }
+    #[inline(always)]
+    unsafe fn block<S: Simd>(
+        kv: &KvPages,
+        page: usize,
+        head: usize,
+        slot: usize,
+        _room: *mut f32,
+    ) -> (*const u16, *const u16) {
+        let Store::Bf16(data) = &kv.store else { unreachable!("the caller has looked at the format") };
+        let (shape, slot, len) = (kv.shape(), slot / KEY_BLOCK * KEY_BLOCK, KEY_BLOCK * kv.head_dim);
+        let (key, value) = (shape.key_at(page, head, slot), shape.value_row(page, head, slot));
+        (data[key..key + len].as_ptr(), data[value..value + len].as_ptr())
     }
 }
 

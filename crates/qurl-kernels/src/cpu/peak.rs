@@ -45,7 +45,8 @@ pub fn read_bandwidth(ctx: &Context) -> f64 {
 pub fn read_bandwidth_of(ctx: &Context, bytes: usize) -> f64 {
     let words = bytes.clamp(1 << 16, 256 << 20) / 4;
     let block = (words / (4 * ctx.threads())).clamp(1 << 12, 1 << 20);
-    let data = Aligned::<f32>::zeros(words);
+    let mut data = Aligned::<f32>::zeros(words);
+    data.fill(1.0); // memory that was never written would be one page of zeros in the caches
     let mut sums = vec![0.0f32; words.div_ceil(block)];
     let parts = Parts::new(&mut sums);
     let passes = (64 << 20) / (4 * words) + 1;
