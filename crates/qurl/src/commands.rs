@@ -1,12 +1,15 @@
 //! One file a command.
 
 pub mod bench;
+pub mod completions;
+pub mod dash;
 pub mod eval;
 pub mod generate;
 pub mod grade;
 pub mod inspect;
 pub mod objective;
 pub mod quantize;
+pub mod report;
 pub mod score;
 pub mod sft;
 pub mod train;

@@ -4,14 +4,16 @@
 //! error. Exit status: 0 success, 2 bad usage or input, 1 failure.
 
 mod commands;
+mod dash;
 mod input;
 mod lines;
 mod packing;
 mod progress;
+mod report;
 mod system;
 mod view;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -44,6 +46,12 @@ enum Command {
     Inspect(commands::inspect::Args),
     /// Speed beside the measured limits of the machine
     Bench(commands::bench::Args),
+    /// One HTML file with the plots, settings and sampled responses of runs
+    Report(commands::report::Args),
+    /// The same page live in a browser, while a run goes on
+    Dash(commands::dash::Args),
+    /// A script that completes this command line in a shell
+    Completions(commands::completions::Args),
 }
 
 fn main() -> ExitCode {
@@ -58,12 +66,44 @@ fn main() -> ExitCode {
         Command::Quantize(args) => commands::quantize::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Bench(args) => commands::bench::run(args),
+        Command::Report(args) => commands::report::run(args),
+        Command::Dash(args) => commands::dash::run(args),
+        Command::Completions(args) => commands::completions::run(args, Cli::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("qurl: {error:#}");
             ExitCode::from(if error.is::<input::BadInput>() { 2 } else { 1 })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every command, with the words that lead to it.
+    fn walk(command: &clap::Command, path: &str, found: &mut Vec<(String, clap::Command)>) {
+        for sub in command.get_subcommands().filter(|c| c.get_name() != "help") {
+            let path = format!("{path} {}", sub.get_name());
+            found.push((path.clone(), sub.clone()));
+            walk(sub, &path, found);
+        }
+    }
+
+    #[test]
+    fn every_command_says_what_it_does_and_shows_an_example() {
+        let mut cli = Cli::command();
+        cli.build();
+        let mut commands = Vec::new();
+        walk(&cli, "qurl", &mut commands);
+        assert!(commands.len() >= 12, "{}", commands.len());
+        for (path, mut command) in commands {
+            let help = command.render_long_help().to_string();
+            let example = help.lines().find(|line| line.contains("Example: "));
+            assert!(example.is_some_and(|line| line.contains(&path)), "{path}: {help}");
+            assert!(command.get_about().is_some_and(|about| !about.to_string().contains("Example")), "{path}");
         }
     }
 }

@@ -12,8 +12,9 @@ use qurl_kernels::Format;
 use qurl_kernels::cpu::peak::{self, Unit};
 use serde::Serialize;
 
-/// `qurl bench`
+/// Options of `qurl bench`.
 #[derive(clap::Args)]
+#[command(after_help = "Example: qurl bench rollout --shape qwen2.5-0.5b --formats bf16,int8 --batch 32")]
 pub struct Args {
     #[command(subcommand)]
     what: What,
@@ -22,16 +23,15 @@ pub struct Args {
 #[derive(Subcommand)]
 enum What {
     /// Training speed of a small model from random weights
-    ///
-    /// Example: qurl bench train --formats f32,bf16 --steps 20
+    #[command(after_help = "Example: qurl bench train --formats f32,bf16 --steps 20")]
     Train(train::Args),
     /// Speed of the rollout engine with random weights of a named shape
-    ///
-    /// Example: qurl bench rollout --shape qwen2.5-0.5b --formats bf16,int8 --batch 1,32 --quantize-head
+    #[command(
+        after_help = "Example: qurl bench rollout --shape qwen2.5-0.5b --formats bf16,int8 --batch 1,32 --quantize-head"
+    )]
     Rollout(rollout::Args),
     /// Speed of single linear layers
-    ///
-    /// Example: qurl bench gemm --shape qwen2.5-0.5b --formats f32,bf16 --batch 1,32
+    #[command(after_help = "Example: qurl bench gemm --shape qwen2.5-0.5b --formats f32,bf16 --batch 1,32")]
     Gemm(gemm::Args),
 }
 

@@ -27,8 +27,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Example: qurl eval --model DIR --data aime24.jsonl math500.jsonl --preset deepscaler --k 16 --out runs/aime
+/// Options of `qurl eval`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Example: qurl eval --model DIR --data aime24.jsonl math500.jsonl --preset deepscaler --k 16 --out runs/aime"
+)]
 pub struct Args {
     /// Hugging Face directory
     #[arg(long)]

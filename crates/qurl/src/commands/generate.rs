@@ -20,8 +20,9 @@ use std::time::Instant;
 /// Memory for keys and values is what the samples need, but no more than this unless a single one needs it.
 const KV_BYTES: usize = 2 << 30;
 
-/// Example: qurl generate --model DIR --format int8 --n 4 --max-new 256 "What is 17 + 25?"
+/// Options of `qurl generate`.
 #[derive(clap::Args)]
+#[command(after_help = r#"Example: qurl generate --model DIR --format int8 --n 4 --max-new 256 "What is 17 + 25?""#)]
 pub struct Args {
     /// Hugging Face directory
     #[arg(long)]

@@ -9,8 +9,9 @@ use qurl_tasks::grade_lines::grade_line;
 use qurl_tasks::grader::Policy;
 use serde::Serialize;
 
-/// Example: echo '{"gold":"1/2","pred":"The answer is \boxed{0.5}"}' | qurl grade
+/// Options of `qurl grade`.
 #[derive(clap::Args)]
+#[command(after_help = r#"Example: echo '{"gold":"1/2","pred":"The answer is \boxed{0.5}"}' | qurl grade"#)]
 pub struct Args {
     /// What counts as an answer and when it is right: equivalence, strict_box, answer_line, think_split, ...
     #[arg(long)]

@@ -11,8 +11,9 @@ use qurl_quant::diagnostics::{self, Measure, Scope};
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// Example: qurl inspect runs/a/checkpoints/step-10 runs/a/checkpoints/step-11 --format int8
+/// Options of `qurl inspect`.
 #[derive(clap::Args)]
+#[command(after_help = "Example: qurl inspect runs/a/checkpoints/step-10 runs/a/checkpoints/step-11 --format int8")]
 pub struct Args {
     /// Hugging Face directory
     a: PathBuf,

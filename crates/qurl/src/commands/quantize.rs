@@ -13,8 +13,9 @@ use qurl_quant::{QuantError, export, uaq};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Example: qurl quantize --model DIR --format int8 OUT
+/// Options of `qurl quantize`.
 #[derive(clap::Args)]
+#[command(after_help = "Example: qurl quantize --model DIR --format int8 OUT")]
 pub struct Args {
     /// Hugging Face directory
     #[arg(long)]

@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
 
-/// Example: echo '{"ids":[1,403,407]}' | qurl score --model DIR
+/// Options of `qurl score`.
 #[derive(clap::Args)]
+#[command(after_help = r#"Example: echo '{"ids":[1,403,407]}' | qurl score --model DIR"#)]
 pub struct Args {
     /// Hugging Face directory
     #[arg(long)]

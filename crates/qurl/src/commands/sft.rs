@@ -20,8 +20,9 @@ use std::time::Instant;
 /// The embedded recipe.
 pub const DEFAULT: &str = include_str!("../../../../recipes/sft.toml");
 
-/// Example: qurl sft recipes/sft.toml --set sft.steps=100 --out runs/sft
+/// Options of `qurl sft`.
 #[derive(clap::Args)]
+#[command(after_help = "Example: qurl sft recipes/sft.toml --set sft.steps=100 --out runs/sft")]
 pub struct Args {
     /// Recipe file; without one the embedded default trains a small model from nothing
     recipe: Option<PathBuf>,

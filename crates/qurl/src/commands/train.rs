@@ -18,8 +18,9 @@ use std::time::Instant;
 
 const DEFAULT: &str = include_str!("../../../../recipes/default.toml");
 
-/// Example: qurl train recipes/default.toml --set rollout.format=fp8 --run runs/fp8
+/// Options of `qurl train`.
 #[derive(clap::Args)]
+#[command(after_help = "Example: qurl train recipes/default.toml --set rollout.format=fp8 --run runs/fp8")]
 pub struct Args {
     /// Recipe file; without one the embedded default trains a small model from nothing
     recipe: Option<PathBuf>,

@@ -1,0 +1,48 @@
+//! `qurl report`: runs as one HTML file.
+
+use crate::input::bad;
+use crate::report::{RunData, figures, label_apart, render};
+use anyhow::Context;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// Options of `qurl report`.
+#[derive(clap::Args)]
+#[command(after_help = "Example: qurl report runs/train-1 runs/train-2 --out compare.html")]
+pub struct Args {
+    /// Directories of runs; several are drawn over each other
+    #[arg(value_name = "RUN", required = true)]
+    runs: Vec<PathBuf>,
+    /// File to write (default: report.html in the run's directory; for several runs, in the current one)
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Print one JSON document: the file and the figures of each run
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let mut runs = args.runs.iter().map(|dir| RunData::read(dir)).collect::<anyhow::Result<Vec<RunData>>>()?;
+    label_apart(&mut runs, &args.runs);
+    for warning in runs.iter().flat_map(|run| &run.warnings) {
+        eprintln!("qurl: {warning}");
+    }
+    let out = match (&args.out, args.runs.as_slice()) {
+        (Some(out), _) => out.clone(),
+        (None, [dir]) => dir.join("report.html"),
+        (None, _) => PathBuf::from("report.html"),
+    };
+    if out.is_dir() {
+        return Err(bad(format!("--out {}: is a directory, expected the name of a file", out.display())));
+    }
+    let page = render(&runs);
+    std::fs::write(&out, &page).with_context(|| format!("writing {}", out.display()))?;
+    if args.json {
+        let figures: Vec<Value> = runs.iter().map(|run| json!({"run": run.label, "figures": figures(run)})).collect();
+        println!("{}", json!({"report": out.display().to_string(), "bytes": page.len(), "runs": figures}));
+        return Ok(());
+    }
+    println!("{} ({:.0} kB)", out.display(), page.len() as f64 / 1e3);
+    Ok(())
+}

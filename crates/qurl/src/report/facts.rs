@@ -1,0 +1,99 @@
+//! A run in a few words and a few figures.
+
+use super::RunData;
+use serde::Serialize;
+use serde_json::Value;
+
+/// Steps at each end of a run that make its first and its last reward.
+const END: usize = 5;
+
+/// The figures of the summary; what was not measured is missing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Figures {
+    /// Steps that were made.
+    pub steps: usize,
+    /// Held-out accuracy before the first step.
+    pub accuracy_before: Option<f64>,
+    /// Held-out accuracy, measured last.
+    pub accuracy_after: Option<f64>,
+    /// Largest held-out accuracy.
+    pub accuracy_best: Option<f64>,
+    /// Mean reward of the first steps.
+    pub reward_first: Option<f64>,
+    /// Mean reward of the last steps.
+    pub reward_last: Option<f64>,
+    /// Mean KL(behav||prox).
+    pub mismatch_kl: Option<f64>,
+    /// Largest rho.
+    pub rho_max: Option<f64>,
+    /// Mean share of tokens that were clipped at either bound.
+    pub clipped: Option<f64>,
+    /// Response tokens per second of rollout.
+    pub rollout_tokens_per_s: Option<f64>,
+    /// Response tokens per second of the updates.
+    pub training_tokens_per_s: Option<f64>,
+    /// Seconds of all steps.
+    pub seconds: Option<f64>,
+    /// Updates that were applied.
+    pub updates: f64,
+    /// Updates that were skipped.
+    pub skipped_updates: f64,
+}
+
+/// The figures of a run.
+pub fn figures(run: &RunData) -> Figures {
+    let steps = &run.steps;
+    let sum = |key: &str| steps.values(key).sum::<f64>();
+    let mean = |key: &str| mean_of(steps.values(key));
+    let per_second = |phase: &str| Some(sum("response_tokens") / sum(phase)).filter(|speed| speed.is_finite());
+    let largest = |key: &str| steps.values(key).reduce(f64::max);
+    let noted = |key: &str| run.summary.get(key).and_then(Value::as_f64);
+    Figures {
+        steps: steps.len(),
+        accuracy_before: noted("accuracy_before"),
+        accuracy_after: steps.values("test_accuracy").next_back(),
+        accuracy_best: largest("test_accuracy"),
+        reward_first: mean_of(steps.values("reward").take(END)),
+        reward_last: mean_of(steps.values("reward").rev().take(END)),
+        mismatch_kl: mean("mismatch.kl"),
+        rho_max: largest("mismatch.rho_max"),
+        clipped: mean("clip_fraction_upper").zip(mean("clip_fraction_lower")).map(|(upper, lower)| upper + lower),
+        rollout_tokens_per_s: per_second("timing.rollout"),
+        training_tokens_per_s: per_second("timing.update"),
+        seconds: steps.values("timing.total").next().map(|_| sum("timing.total")),
+        updates: sum("updates"),
+        skipped_updates: sum("skipped_updates"),
+    }
+}
+
+fn mean_of(values: impl Iterator<Item = f64> + Clone) -> Option<f64> {
+    let count = values.clone().count();
+    (count > 0).then(|| values.sum::<f64>() / count as f64)
+}
+
+/// What ran: model, task, format, algorithm, device.
+pub fn facts(run: &RunData) -> Vec<String> {
+    let get = |key: &str| run.setting(key);
+    let mut facts = Vec::new();
+    let model = get("model.path").or(get("model.new.family"));
+    let size = run.summary.get("parameters").and_then(Value::as_f64).map(|n| match n {
+        n if n >= 1e9 => format!("{:.1}B parameters", n / 1e9),
+        n if n >= 1e6 => format!("{:.0}M parameters", n / 1e6),
+        n => format!("{:.0}k parameters", n / 1e3),
+    });
+    facts.extend(join([model.map(str::to_string), size], ", "));
+    let level = get("task.level").map(|level| format!("level {level}"));
+    facts.extend(join([get("task.kind").or(get("task.type")).map(str::to_string), level], " "));
+    facts.extend(get("rollout.format").map(|format| format!("{format} rollout")));
+    let method = [get("algorithm.adv_estimator.type"), get("algorithm.objective.type")];
+    facts.extend(join(method.map(|name| name.map(str::to_uppercase)), " with "));
+    facts.extend(get("rollout.uaq").filter(|s| s.parse() != Ok(1.0)).map(|s| format!("UAQ {s}")));
+    facts.extend(get("trainer.seed").map(|seed| format!("seed {seed}")));
+    facts.extend(run.summary.get("device").and_then(Value::as_str).map(str::to_string));
+    facts
+}
+
+fn join(parts: [Option<String>; 2], between: &str) -> Option<String> {
+    let there: Vec<String> = parts.into_iter().flatten().collect();
+    (!there.is_empty()).then(|| there.join(between))
+}

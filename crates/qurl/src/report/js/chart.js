@@ -1,0 +1,150 @@
+// One plot of lines: an SVG drawn anew whenever data, size or choices change. All plots over steps share the cross-hair.
+
+const MARGIN = { left: 50, right: 14, top: 8, bottom: 24 };
+const HEIGHT = 216;
+const DASHES = ["", "6 4", "1.5 4"];
+const charts = [];
+
+/** A chart of `spec`: { id, title, lines: [{ name, of(run) }], format, log, zero, x }. */
+function lineChart(spec) {
+  const key = h("span", { class: "key" });
+  const plot = svg("svg", { class: "plot", tabindex: "0", role: "img" });
+  const tip = h("div", { class: "tip", hidden: true });
+  const figure = h("figure", { class: "card", id: `plot-${spec.id}` },
+    h("figcaption", {}, h("span", { class: "title" }, spec.title), key), plot, tip);
+  const chart = { spec, figure, plot, tip, key, lines: [], draw: () => draw(chart), cross: (x) => cross(chart, x) };
+  plot.addEventListener("pointermove", (event) => {
+    const box = plot.getBoundingClientRect();
+    if (chart.scaleX) hover(chart, chart.scaleX.value(event.clientX - box.left));
+  });
+  plot.addEventListener("pointerleave", () => hover(chart, null));
+  plot.addEventListener("blur", () => hover(chart, null));
+  plot.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!move || !chart.lines.length) return;
+    event.preventDefault();
+    const xs = [...new Set(chart.lines.flatMap((line) => line.points.map((p) => p[0])))].sort((a, b) => a - b);
+    const at = chart.at === undefined ? xs.length : xs.findIndex((x) => x >= chart.at);
+    hover(chart, xs[Math.min(xs.length - 1, Math.max(0, at + move))]);
+  });
+  charts.push(chart);
+  return chart;
+}
+
+function collect(spec) {
+  const lines = [];
+  for (const { run, index } of shown()) {
+    spec.lines.forEach((line, kind) => {
+      const raw = line.of(run);
+      if (!raw.length) return;
+      const smooth = state.smooth > 0 && spec.x !== "layer" && !line.sparse;
+      const name = [several() ? run.label : null, spec.lines.length > 1 || !several() ? line.name : null].filter(Boolean).join(", ");
+      const dash = DASHES[Math.min(kind, 2)];
+      lines.push({ name, kind, dash, colour: colour(several() ? index : kind), raw, points: smooth ? smoothed(raw, state.smooth) : raw, smooth });
+    });
+  }
+  return lines;
+}
+
+function draw(chart) {
+  const { spec, figure, plot, key } = chart;
+  const lines = (chart.lines = collect(spec));
+  const total = lines.reduce((sum, line) => sum + line.raw.length, 0);
+  figure.dataset.points = total;
+  figure.hidden = total === 0 && !state.live;
+  plot.replaceChildren();
+  const kinds = spec.lines.filter((line, kind) => lines.some((l) => l.kind === kind));
+  key.replaceChildren(...(kinds.length > 1 ? spec.lines.map((line, kind) => kinds.includes(line) &&
+    h("span", {}, swatch(several() ? "var(--soft)" : colour(kind), kind), line.name)).filter(Boolean) : []));
+  if (figure.hidden) return;
+  const width = plot.clientWidth || 340;
+  plot.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+  if (total === 0) {
+    plot.append(svg("text", { x: width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "nothing measured yet"));
+    chart.scaleX = null;
+    return;
+  }
+  const [left, right, top, bottom] = [MARGIN.left, width - MARGIN.right, MARGIN.top, HEIGHT - MARGIN.bottom];
+  const xs = lines.flatMap((line) => line.points.map((p) => p[0]));
+  let [low, high] = [lowest(xs), highest(xs)];
+  if (low === high) [low, high] = [low - 0.5, high + 0.5];
+  const scaleX = (chart.scaleX = linear(low, high, left, right, Math.max(2, Math.floor((right - left) / 80))));
+  const scaleY = (chart.scaleY = yScale(lines.flatMap((line) => line.points.map((p) => p[1])), spec, bottom, top));
+  for (const tick of scaleY.ticks) {
+    const y = Math.round(scaleY.place(tick)) + 0.5;
+    plot.append(svg("line", { class: "grid", x1: left, x2: right, y1: y, y2: y }),
+      svg("text", { x: left - 7, y: y + 4, "text-anchor": "end" }, spec.format(tick)));
+  }
+  const whole = spec.x === "layer" || state.x === "step";
+  for (const tick of scaleX.ticks.filter((t) => !whole || Number.isInteger(t))) {
+    const x = scaleX.place(tick);
+    if (x < right - 42) plot.append(svg("text", { x, y: HEIGHT - 6, "text-anchor": "middle" }, number(tick, 6)));
+  }
+  const unit = spec.x === "layer" ? "block" : state.x === "step" ? "step" : "min";
+  plot.append(svg("text", { x: right, y: HEIGHT - 6, "text-anchor": "end" }, `${number(high, 4)} ${unit}`));
+  const path = (line) => "M" + thinned(line).map(([x, y]) => `${scaleX.place(x).toFixed(1)},${scaleY.place(y).toFixed(1)}`).join("L");
+  for (const line of lines) {
+    const paint = { class: "line", style: { stroke: line.colour }, "stroke-dasharray": line.dash };
+    if (line.smooth) plot.append(svg("path", { ...paint, class: "line raw", d: path(line.raw) }));
+    plot.append(svg("path", { ...paint, d: path(line.points) }));
+    if (line.points.length <= 32) plot.append(...line.points.map((p) => spot(chart, line, p, 2.6)));
+  }
+  const last = lines.map((line) => `${line.name || spec.title} ${spec.format(line.raw[line.raw.length - 1][1])}`);
+  plot.setAttribute("aria-label", `${spec.title}; last values: ${last.join("; ")}`);
+  chart.overlay = svg("g", {});
+  plot.append(chart.overlay);
+}
+
+function swatch(paint, kind) {
+  return h("span", { class: `swatch d${Math.min(kind, 2)}`, style: { "border-color": paint } });
+}
+
+function spot(chart, line, [x, y], r) {
+  return svg("circle", { class: "spot", cx: chart.scaleX.place(x), cy: chart.scaleY.place(y), r, style: { fill: line.colour } });
+}
+
+/** The reader points at `x` in `chart`: its values are shown, and the same place is marked in all plots over steps. */
+function hover(chart, x) {
+  const linked = charts.filter((other) => (other.spec.x === "layer") === (chart.spec.x === "layer"));
+  for (const other of linked) other.cross(x);
+  chart.at = x === null ? undefined : x;
+  chart.tip.hidden = x === null || !chart.lines.length;
+  if (chart.tip.hidden) return;
+  const found = nearest(chart, x);
+  const unit = chart.spec.x === "layer" ? "block" : state.x === "step" ? "step" : "minute";
+  chart.at = found[0].point[0];
+  chart.tip.replaceChildren(h("div", { class: "at" }, `${unit} ${number(chart.at, 6)}`), ...found.slice(0, 14).map(({ line, raw }) =>
+    h("div", {}, swatch(line.colour, line.kind), h("span", {}, line.name), h("b", {}, chart.spec.exact ? chart.spec.exact(raw[1]) : chart.spec.format(raw[1])))));
+  const place = chart.plot.offsetLeft + chart.scaleX.place(chart.at);
+  const room = chart.figure.clientWidth - chart.tip.offsetWidth - 8;
+  const side = place + 14 + chart.tip.offsetWidth > chart.figure.clientWidth ? place - 14 - chart.tip.offsetWidth : place + 14;
+  chart.tip.style.left = `${Math.max(8, Math.min(room, side))}px`;
+  chart.tip.style.top = `${chart.plot.offsetTop + 6}px`;
+}
+
+/** The point of each line that is nearest to `x`; the lines nearest of all come first. */
+function nearest(chart, x) {
+  const found = chart.lines.map((line) => {
+    let [a, b] = [0, line.points.length - 1];
+    while (b - a > 1) {
+      const middle = (a + b) >> 1;
+      if (line.points[middle][0] <= x) a = middle;
+      else b = middle;
+    }
+    const at = Math.abs(line.points[a][0] - x) <= Math.abs(line.points[b][0] - x) ? a : b;
+    return { line, point: line.points[at], raw: line.raw[at] };
+  });
+  const distance = (f) => Math.abs(f.point[0] - x);
+  const best = lowest(found.map(distance));
+  return found.filter((f) => distance(f) <= best + 1e-9).concat(found.filter((f) => distance(f) > best + 1e-9));
+}
+
+function cross(chart, x) {
+  if (!chart.overlay || !chart.scaleX) return;
+  chart.overlay.replaceChildren();
+  if (x === null || !chart.lines.length) return;
+  const found = nearest(chart, x);
+  const place = chart.scaleX.place(found[0].point[0]);
+  chart.overlay.append(svg("line", { class: "cross", x1: place, x2: place, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }),
+    ...found.map(({ line, point }) => spot(chart, line, point, 4)));
+}

@@ -1,0 +1,57 @@
+// Sampled responses, token by token: coloured by ρ (what quantization did to the token's probability) or by advantage (what
+// the update makes of it).
+
+const paints = {
+  rho: { name: "ρ", low: "ρ ≤ ½: less likely in full precision", high: "ρ ≥ 2: more likely", of: (sample, i) => Math.log2(sample.rho[i]) },
+  advantage: { name: "Advantage", low: "−2: made less likely", high: "+2: made more likely", of: (sample, i) => (Array.isArray(sample.advantage) ? sample.advantage[i] : sample.advantage) / 2 },
+};
+
+/** Blue below 0, orange above, nothing at 0; full strength at ±1. */
+function tint(level) {
+  if (missing(level) || Math.abs(level) < 0.02) return "transparent";
+  const strength = Math.round(70 * Math.min(1, Math.abs(level)) ** 0.7);
+  return `color-mix(in srgb, var(${level < 0 ? "--rho-low" : "--rho-high"}) ${strength}%, transparent)`;
+}
+
+function rolloutsPart() {
+  const choice = { run: 0, step: null, paint: "rho" };
+  const runSelect = h("select", { "aria-label": "Run", onchange: () => { choice.run = Number(runSelect.value); update(); } });
+  const stepSelect = h("select", { "aria-label": "Step", onchange: () => { choice.step = Number(stepSelect.value); update(); } });
+  const buttons = Object.entries(paints).map(([key, paint]) =>
+    h("button", { type: "button", "data-paint": key, onclick: () => { choice.paint = key; update(); } }, paint.name));
+  const scale = h("span", { class: "scale" });
+  const list = h("div", { class: "samples" });
+  const node = h("section", { id: "rollouts" }, h("h2", {}, "Sampled responses"),
+    h("p", { class: "lead" }, "Every token as it was drawn. Point at one for its figures."),
+    h("div", { class: "row" }, runSelect, stepSelect, h("span", { class: "choice", role: "group", "aria-label": "Colour" }, buttons), scale), list);
+  const update = () => {
+    const withSamples = state.runs.map((run, index) => ({ run, index })).filter(({ run }) => run.rollouts.length);
+    node.hidden = !withSamples.length;
+    if (node.hidden) return;
+    if (!withSamples.some(({ index }) => index === choice.run)) choice.run = withSamples[0].index;
+    const { rollouts } = state.runs[choice.run];
+    const current = rollouts.find((r) => r.step === choice.step) || rollouts[rollouts.length - 1];
+    runSelect.hidden = !several();
+    runSelect.replaceChildren(...withSamples.map(({ run, index }) => h("option", { value: index, selected: index === choice.run }, run.label)));
+    stepSelect.replaceChildren(...rollouts.map((r) => h("option", { value: r.step, selected: r === current }, `step ${r.step}`)));
+    buttons.forEach((button) => button.setAttribute("aria-pressed", button.dataset.paint === choice.paint));
+    scale.replaceChildren(paints[choice.paint].low, h("i", { class: choice.paint }), paints[choice.paint].high);
+    list.replaceChildren(...current.samples.map((sample) => sampleCard(sample, paints[choice.paint])));
+  };
+  return { node, update };
+}
+
+function sampleCard(sample, paint) {
+  const mean = Array.isArray(sample.advantage) ? sample.advantage.reduce((a, b) => a + b, 0) / sample.advantage.length : sample.advantage;
+  const facts = [["reward", number(sample.reward)], ["advantage", number(mean)], ["end", sample.finish], ["tokens", sample.length],
+    ["largest ρ", number(sample.rho.reduce((a, b) => Math.max(a, b), 0))],
+    ...Object.entries(sample.reward_parts || {}).map(([name, value]) => [name, number(value)])].filter(([, value]) => value !== null && value !== undefined && value !== "–");
+  const tokens = sample.tokens.map((text, i) => {
+    const level = paint.of(sample, i);
+    const title = `ρ ${number(sample.rho[i], 4)}` + (sample.behav ? `, behav ${number(Math.exp(sample.behav[i]))}, prox ${number(Math.exp(sample.prox[i]))}` : "");
+    return h("span", { title, style: { background: tint(level) } }, text === "\n" ? "⏎\n" : text);
+  });
+  const rest = sample.length > sample.tokens.length ? `… ${sample.length - sample.tokens.length} more tokens` : null;
+  return h("article", { class: "sample card" }, h("div", { class: "about" }, facts.map(([name, value]) => h("span", {}, `${name} `, h("b", {}, String(value)))),
+    h("span", {}, sample.problem)), h("p", { class: "prompt" }, sample.prompt), h("p", { class: "tokens" }, tokens, rest));
+}

@@ -1,0 +1,90 @@
+//! Reading run directories as they are found: whole, half written, growing, resumed.
+
+use super::*;
+use std::path::PathBuf;
+
+fn directory(name: &str) -> PathBuf {
+    let dir = std::env::temp_dir().join(format!("qurl-report-{}-{name}", std::process::id()));
+    if dir.exists() {
+        std::fs::remove_dir_all(&dir).expect("removed");
+    }
+    std::fs::create_dir_all(&dir).expect("created");
+    dir
+}
+
+fn line(step: u64, reward: f64) -> String {
+    json!({"step": step, "reward": reward, "response_tokens": 10, "timing": {"rollout": 1.0, "total": 2.0}}).to_string()
+        + "\n"
+}
+
+fn write(dir: &Path, file: &str, text: &str) {
+    std::fs::write(dir.join(file), text).expect("written");
+}
+
+#[test]
+fn what_is_not_a_run_is_named() {
+    let dir = directory("none");
+    let error = RunData::read(&dir.join("absent")).expect_err("no directory");
+    assert!(error.is::<crate::input::BadInput>() && error.to_string().contains("absent"), "{error}");
+    let error = RunData::read(&dir).expect_err("no metrics");
+    assert!(error.to_string().contains("metrics.jsonl"), "{error}");
+    write(&dir, "file", "");
+    assert!(RunData::read(&dir.join("file")).expect_err("a file").to_string().contains("is a file"));
+}
+
+#[test]
+fn broken_lines_and_missing_files_leave_gaps() {
+    let dir = directory("gaps");
+    write(&dir, "metrics.jsonl", &format!("{}not json\n{}{{\"step\":3,\"rew", line(1, 0.5), line(2, 1.0)));
+    write(&dir, "recipe.toml", "[run]\ntotal_steps = 2\n[algorithm]\nobjective = { type = \"acr\", c = 2.0 }\n");
+    write(&dir, "summary.json", "{\"accuracy_before\":0.25,\"parameters\":791168}");
+    std::fs::create_dir_all(dir.join("rollouts")).expect("created");
+    write(&dir, "rollouts/step-000002.jsonl", "{\"step\":2,\"tokens\":[\"a\",\"b\"],\"rho\":[1.5]}\n{\"step\":2,\"tok");
+    write(&dir, "rollouts/notes.txt", "not a step");
+    let run = RunData::read(&dir).expect("read");
+    assert_eq!(run.steps.len(), 2, "the half-written line is not there yet");
+    assert_eq!(run.warnings.len(), 1);
+    assert!(run.warnings[0].contains("line 2"), "{:?}", run.warnings);
+    assert_eq!(run.setting("algorithm.objective.c"), Some("2.0"));
+    assert!(run.finished());
+    let page = run.to_json();
+    assert_eq!(page["figures"]["accuracy_before"], 0.25);
+    assert_eq!(page["figures"]["rollout_tokens_per_s"], 10.0);
+    assert_eq!(page["facts"], json!(["791k parameters", "ACR"]));
+    assert_eq!(page["rollouts"][0]["samples"][0]["rho"], json!([1.5, null]));
+    assert_eq!(page["rollouts"][0]["samples"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn only_what_is_new_is_read_and_a_cut_is_noticed() {
+    let dir = directory("grows");
+    let mut follower = Follower::open(&dir).expect("a directory");
+    assert_eq!(follower.poll().expect("nothing yet"), Change::default());
+    write(&dir, "metrics.jsonl", &(line(1, 1.0) + &line(2, 2.0)));
+    assert_eq!(follower.poll().expect("two").steps_from, Some(0));
+    assert_eq!(follower.poll().expect("nothing new"), Change::default());
+    let third = line(3, 3.0);
+    write(&dir, "metrics.jsonl", &(line(1, 1.0) + &line(2, 2.0) + &third[..9]));
+    assert_eq!(follower.poll().expect("half a line"), Change::default());
+    write(&dir, "metrics.jsonl", &(line(1, 1.0) + &line(2, 2.0) + &third));
+    assert_eq!(follower.poll().expect("one more").steps_from, Some(2));
+    assert_eq!(follower.run().since(2, false, false)["series"]["reward"], json!([3.0]));
+    // Resumed after step 1, and already further than before.
+    write(&dir, "metrics.jsonl", &(line(1, 1.0) + &line(2, 20.0) + &line(3, 30.0) + &line(4, 40.0)));
+    assert_eq!(follower.poll().expect("anew").steps_from, Some(0));
+    assert_eq!(follower.run().steps.columns_from(0)["reward"], json!([1.0, 20.0, 30.0, 40.0]));
+    write(&dir, "summary.json", "{\"accuracy_bef");
+    assert!(!follower.poll().expect("half").about);
+    write(&dir, "summary.json", "{\"accuracy_before\":0.5,\"accuracy_after\":0.75}");
+    assert!(follower.poll().expect("whole").about && follower.run().finished());
+}
+
+#[test]
+fn equal_names_are_told_apart() {
+    let dirs: Vec<PathBuf> = ["a/x/run", "b/x/run", "c/other"].map(PathBuf::from).into();
+    let mut runs: Vec<RunData> =
+        ["run", "run", "other"].map(|label| RunData { label: label.to_string(), ..RunData::default() }).into();
+    label_apart(&mut runs, &dirs);
+    let labels: Vec<&str> = runs.iter().map(|r| r.label.as_str()).collect();
+    assert_eq!(labels, ["a/x/run", "b/x/run", "other"]);
+}
