@@ -3,9 +3,10 @@
 //!
 //! `cargo xtask test` is the one gate: a change that passes it is fit to be committed, and
 //! `.ci/run` does nothing but call it. It first brings in what a minimal toolchain lacks
-//! ([`toolchain`]), then runs the stages of [`stages::GATE`] in order and stops at the first
+//! ([`toolchain`]) and a browser ([`browser`]), then runs the stages of [`stages::GATE`] in order and stops at the first
 //! that fails.
 
+mod browser;
 mod stages;
 mod toolchain;
 
@@ -17,7 +18,8 @@ Usage: cargo xtask COMMAND
 
 Commands:
   test   formatting, clippy, all tests and doc tests; stops at the first failure.
-         Adds rustfmt and clippy to the toolchain where they are missing.
+         Adds rustfmt and clippy to the toolchain where they are missing, and
+         Chromium to the system where it is missing and can be installed.
   help   this text
 
 Exit status: 0 when all is well, 1 when a stage failed, 2 on bad usage.";
@@ -53,6 +55,7 @@ fn workspace_root() -> Result<PathBuf, String> {
 fn test() -> Result<(), String> {
     let root = workspace_root()?;
     toolchain::complete(&root)?;
+    browser::complete();
     stages::run_all(&root, stages::GATE)
 }
 

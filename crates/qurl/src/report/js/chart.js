@@ -5,7 +5,10 @@ const HEIGHT = 216;
 const DASHES = ["", "6 4", "1.5 4"];
 const charts = [];
 
-/** A chart of `spec`: { id, title, lines: [{ name, of(run) }], format, log, zero, x }. */
+/**
+ * A chart of `spec`: { id, title, lines: [{ name, of(run), sparse }], format, exact, log, zero, whole, x, optional }. An optional
+ * one belongs to some algorithms only, so that its absence says nothing.
+ */
 function lineChart(spec) {
   const key = h("span", { class: "key" });
   const plot = svg("svg", { class: "plot", tabindex: "0", role: "img" });
@@ -51,7 +54,8 @@ function draw(chart) {
   const lines = (chart.lines = collect(spec));
   const total = lines.reduce((sum, line) => sum + line.raw.length, 0);
   figure.dataset.points = total;
-  figure.hidden = total === 0 && !state.live;
+  const awaited = state.live && !spec.optional && !state.runs.every((run) => run.finished);
+  figure.hidden = total === 0 && !awaited;
   plot.replaceChildren();
   const kinds = spec.lines.filter((line, kind) => lines.some((l) => l.kind === kind));
   key.replaceChildren(...(kinds.length > 1 ? spec.lines.map((line, kind) => kinds.includes(line) &&
@@ -68,7 +72,7 @@ function draw(chart) {
   const xs = lines.flatMap((line) => line.points.map((p) => p[0]));
   let [low, high] = [lowest(xs), highest(xs)];
   if (low === high) [low, high] = [low - 0.5, high + 0.5];
-  const scaleX = (chart.scaleX = linear(low, high, left, right, Math.max(2, Math.floor((right - left) / 80))));
+  const scaleX = (chart.scaleX = linear(low, high, left, right, Math.max(2, Math.floor((right - left) / 56))));
   const scaleY = (chart.scaleY = yScale(lines.flatMap((line) => line.points.map((p) => p[1])), spec, bottom, top));
   for (const tick of scaleY.ticks) {
     const y = Math.round(scaleY.place(tick)) + 0.5;
@@ -82,17 +86,29 @@ function draw(chart) {
   }
   const unit = spec.x === "layer" ? "block" : state.x === "step" ? "step" : "min";
   plot.append(svg("text", { x: right, y: HEIGHT - 6, "text-anchor": "end" }, `${number(high, 4)} ${unit}`));
-  const path = (line) => "M" + thinned(line).map(([x, y]) => `${scaleX.place(x).toFixed(1)},${scaleY.place(y).toFixed(1)}`).join("L");
+  const path = (line) => segments(line, scaleY).map((part) =>
+    "M" + thinned(part).map(([x, y]) => `${scaleX.place(x).toFixed(1)},${scaleY.place(y).toFixed(1)}`).join("L")).join("");
   for (const line of lines) {
     const paint = { class: "line", style: { stroke: line.colour }, "stroke-dasharray": line.dash };
     if (line.smooth) plot.append(svg("path", { ...paint, class: "line raw", d: path(line.raw) }));
     plot.append(svg("path", { ...paint, d: path(line.points) }));
-    if (line.points.length <= 32) plot.append(...line.points.map((p) => spot(chart, line, p, 2.6)));
+    if (line.points.length <= 24) plot.append(...line.points.map((p) => spot(chart, line, p, 2.6)));
   }
   const last = lines.map((line) => `${line.name || spec.title} ${spec.format(line.raw[line.raw.length - 1][1])}`);
   plot.setAttribute("aria-label", `${spec.title}; last values: ${last.join("; ")}`);
   chart.overlay = svg("g", {});
   plot.append(chart.overlay);
+}
+
+/** On a logarithmic axis a line has gaps where it is not positive; one that never is runs along the lower edge. */
+function segments(line, scale) {
+  if (!scale.log || !line.some(([, y]) => y > 0)) return [line];
+  const parts = [[]];
+  for (const point of line) {
+    if (point[1] > 0) parts[parts.length - 1].push(point);
+    else if (parts[parts.length - 1].length) parts.push([]);
+  }
+  return parts.filter((part) => part.length);
 }
 
 function swatch(paint, kind) {

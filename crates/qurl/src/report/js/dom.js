@@ -39,6 +39,7 @@ function duration(seconds) {
   if (missing(seconds)) return "–";
   if (seconds < 10) return `${number(seconds, 2)} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
+  if (seconds < 600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
   const minutes = Math.round(seconds / 60);
   return minutes < 120 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }

@@ -11,7 +11,7 @@ const SECTIONS = [
   ] },
   { title: "Mismatch", lead: "How far the quantized policy that samples (behav) is from the full-precision policy that is trained (prox); ρ = prox / behav of each sampled token.", plots: [
     { id: "mismatch-kl", title: "KL(behav ‖ prox)", format: power, exact: number, log: true, lines: [
-      { name: "mean log ratio", of: over("mismatch.kl") }, { name: "k3 estimator", of: over("mismatch.k3_kl") }] },
+      { name: "k3 estimator", of: over("mismatch.k3_kl") }, { name: "mean log ratio", of: over("mismatch.kl") }] },
     { id: "rho", title: "Largest ρ", format: power, exact: (v) => number(v, 4), log: true, lines: [
       { name: "largest", of: over("mismatch.rho_max") }, { name: "1 in 1000", of: over("mismatch.rho_p999") }] },
     { id: "probs-diff", title: "Mean |behav − prox| of probabilities", format: power, exact: number, zero: true, lines: [{ name: "difference", of: over("mismatch.probs_diff_mean") }] },
@@ -41,22 +41,23 @@ const SECTIONS = [
       { name: "rollout", of: over("rollout_entropy") }, { name: "actor", of: over("entropy") }] },
     { id: "grad-norm", title: "Gradient norm", format: power, exact: number, log: true, lines: [{ name: "norm", of: over("grad_norm") }] },
     { id: "loss", title: "Loss", format: power, exact: number, lines: [{ name: "loss", of: over("loss") }] },
-    { id: "reference-kl", title: "KL to the reference model", format: power, exact: number, zero: true, lines: [{ name: "KL", of: over("reference_kl") }] },
-    { id: "value-loss", title: "Loss of the critic", format: power, exact: number, zero: true, lines: [{ name: "loss", of: over("value_loss") }] },
+    { id: "lr", title: "Learning rate", format: power, exact: number, zero: true, lines: [{ name: "rate", of: over("lr") }] },
+    { id: "reference-kl", optional: true, title: "KL to the reference model", format: power, exact: number, zero: true, lines: [{ name: "KL", of: over("reference_kl") }] },
+    { id: "value-loss", optional: true, title: "Loss of the critic", format: power, exact: number, zero: true, lines: [{ name: "loss", of: over("value_loss") }] },
   ] },
 ];
-const OPTIONAL = new Set(["reference-kl", "value-loss"]); // only some algorithms have them: absence says nothing
 
 function plotSection(section) {
   const made = section.plots.map(lineChart);
+  const columns = section.plots.length % 3 === 0 || section.plots.length > 4 ? "plots" : "plots two";
   const absent = h("p", { class: "absent", hidden: true });
   const bars = section.phases ? phaseBars() : null;
   const node = h("section", {}, h("h2", {}, section.title), h("p", { class: "lead" }, section.lead),
-    h("div", { class: "plots" }, made.map((chart) => chart.figure)), absent, bars && bars.node);
+    h("div", { class: columns }, made.map((chart) => chart.figure)), absent, bars && bars.node);
   const update = () => {
     made.forEach((chart) => chart.draw());
     if (bars) bars.draw();
-    const hidden = made.filter((chart) => chart.figure.hidden && !OPTIONAL.has(chart.spec.id)).map((chart) => chart.spec.title);
+    const hidden = made.filter((chart) => chart.figure.hidden && !chart.spec.optional).map((chart) => chart.spec.title);
     absent.hidden = !hidden.length;
     absent.textContent = `Not measured: ${hidden.join(", ")}.`;
   };

@@ -36,7 +36,7 @@ function linear(low, high, from, to, wanted) {
 function logarithmic(low, high, from, to) {
   const [a, b] = [Math.log(low), Math.log(high)];
   const place = (v) => from + ((Math.log(Math.max(v, low)) - a) / (b - a)) * (to - from);
-  return { place, ticks: logTicks(low, high) };
+  return { place, ticks: logTicks(low, high), log: true };
 }
 
 /** The y scale of some values. */

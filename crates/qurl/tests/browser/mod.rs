@@ -1,0 +1,147 @@
+//! Headless Chromium, driven through its driver by the WebDriver protocol: JSON over plain HTTP, so a socket is enough.
+#![allow(dead_code)] // each test binary uses its own part
+
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// After this long without what was waited for, something hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A browser with one page.
+pub struct Browser {
+    driver: Child,
+    port: u16,
+    session: String,
+    profile: PathBuf,
+}
+
+/// The first of these programs that is on the search path.
+fn program(names: &[&str]) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let found = std::env::split_paths(&path).flat_map(|dir| names.iter().map(move |name| dir.join(name)));
+    found.into_iter().find(|file| file.is_file())
+}
+
+impl Browser {
+    /// Starts a browser, or says why the test is skipped.
+    pub fn start(name: &str, width: u32, height: u32) -> Option<Browser> {
+        let chromium = program(&["chromium", "chromium-browser", "google-chrome"]);
+        let (Some(chromium), Some(driver)) = (chromium, program(&["chromedriver"])) else {
+            println!("skipped: Chromium and its driver are not installed (Debian: chromium, chromium-driver)");
+            return None;
+        };
+        let profile = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("profile-{name}-{}", std::process::id()));
+        let mut driver = Command::new(driver)
+            .arg("--port=0")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the driver starts");
+        let mut lines = BufReader::new(driver.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+        let port =
+            lines.find_map(|line| line.split("successfully on port ").nth(1)?.trim_end_matches('.').parse().ok());
+        let port = port.expect("the driver names its port");
+        std::thread::spawn(move || lines.count()); // the driver must not block on a full pipe
+        let mut browser = Browser { driver, port, session: String::new(), profile };
+        let mut flags: Vec<String> = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--hide-scrollbars",
+        ]
+        .map(str::to_string)
+        .into();
+        flags.push(format!("--window-size={width},{height}"));
+        flags.push(format!("--user-data-dir={}", browser.profile.display()));
+        let wanted = json!({"capabilities": {"alwaysMatch": {
+            "goog:chromeOptions": {"binary": chromium, "args": flags},
+            "goog:loggingPrefs": {"browser": "ALL"},
+        }}});
+        let begun = browser.call("POST", "/session", &wanted);
+        browser.session = begun["sessionId"].as_str().unwrap_or_else(|| panic!("no session: {begun}")).to_string();
+        Some(browser)
+    }
+
+    /// One call of the protocol; its value.
+    fn call(&self, method: &str, path: &str, body: &Value) -> Value {
+        let body = body.to_string();
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the driver listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        let head =
+            format!("{method} {path} HTTP/1.1\r\nHost: localhost:{}\r\nContent-Type: application/json", self.port);
+        write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).expect("sent");
+        let mut reader = BufReader::new(stream);
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).expect("a header");
+            if line.trim().is_empty() {
+                break;
+            }
+            if let Some((name, value)) = line.split_once(':').filter(|(n, _)| n.eq_ignore_ascii_case("content-length"))
+            {
+                length = value.trim().parse().unwrap_or_else(|_| panic!("{name}: {value}"));
+            }
+        }
+        let mut answer = vec![0; length];
+        reader.read_exact(&mut answer).expect("the answer");
+        let answer: Value = serde_json::from_slice(&answer).expect("JSON");
+        assert!(answer["value"]["error"].is_null(), "{method} {path}: {}", answer["value"]);
+        answer["value"].clone()
+    }
+
+    fn ask(&self, what: &str, body: &Value) -> Value {
+        self.call("POST", &format!("/session/{}/{what}", self.session), body)
+    }
+
+    /// Opens an address and waits until the page is drawn.
+    pub fn open(&self, url: &str) {
+        self.ask("url", &json!({"url": url}));
+        self.wait_for("return document.documentElement.dataset.ready === 'yes'");
+    }
+
+    /// The value of a script that ends with `return`.
+    pub fn eval(&self, script: &str) -> Value {
+        self.ask("execute/sync", &json!({"script": script, "args": []}))
+    }
+
+    /// Waits until a script returns true.
+    pub fn wait_for(&self, script: &str) {
+        let began = Instant::now();
+        while self.eval(script) != json!(true) {
+            assert!(began.elapsed() < PATIENCE, "never true: {script}; console: {}", self.console());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// What the page wrote to its console since the last call: errors, refused loads, violations of its policy.
+    pub fn console(&self) -> Value {
+        self.ask("se/log", &json!({"type": "browser"}))
+    }
+
+    /// Gives the window another size.
+    pub fn resize(&self, width: u32, height: u32) {
+        self.ask("window/rect", &json!({"width": width, "height": height}));
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        if !self.session.is_empty() && !std::thread::panicking() {
+            self.call("DELETE", &format!("/session/{}", self.session), &json!({}));
+        }
+        _ = self.driver.kill();
+        _ = self.driver.wait();
+        _ = std::fs::remove_dir_all(&self.profile);
+    }
+}

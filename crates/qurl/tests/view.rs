@@ -1,0 +1,194 @@
+//! Runs that can be seen: the report and the live page of real, small runs in a real browser.
+
+mod browser;
+mod common;
+
+use browser::Browser;
+use common::{directory, qurl, qurl_in};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// A training run of a second or two.
+fn train_arguments(run: &Path, steps: u64, more: &[&str]) -> Vec<String> {
+    let mut arguments = vec!["train".to_string(), "--run".to_string(), run.display().to_string(), "--json".to_string()];
+    let settings = [
+        "model.new.hidden_size=32",
+        "model.new.intermediate_size=64",
+        "model.new.num_hidden_layers=2",
+        "sft.steps=20",
+        "sft.warmup_steps=5",
+        "sft.batch_size=16",
+        "data.train_batch_size=8",
+        "rollout.n=8",
+        "actor.ppo_mini_batch_size=4",
+        "run.test_freq=2",
+        "run.test_problems=16",
+        "run.update_metrics_freq=2",
+    ];
+    for setting in settings.iter().chain(more) {
+        arguments.extend(["--set".to_string(), setting.to_string()]);
+    }
+    arguments.extend(["--steps".to_string(), steps.to_string()]);
+    arguments
+}
+
+fn train(run: &Path, steps: u64, more: &[&str]) -> Value {
+    let arguments = train_arguments(run, steps, more);
+    qurl(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), "").json()
+}
+
+const HOSTILE: &str = "</script><img src=x onerror=\"window.pwned=1\"><script>window.pwned=1</script>\u{2028}{{data}}";
+
+/// A response that tries to be markup, beside whatever the run sampled.
+fn write_hostile_rollout(run: &Path) {
+    let sample = json!({"step": 3, "problem": HOSTILE, "prompt": HOSTILE, "response": HOSTILE, "finish": "stop", "reward": 1.0,
+        "reward_parts": {HOSTILE: 1.0}, "advantage": 0.7, "ids": [1, 2], "tokens": [HOSTILE, "\n"], "rho": [1.5, 0.6],
+        "behav": [-1.0, -0.5], "prox": [-0.6, -1.0]});
+    std::fs::create_dir_all(run.join("rollouts")).expect("made");
+    std::fs::write(run.join("rollouts/step-000003.jsonl"), format!("{sample}\n{{\"step\":3,\"tok")).expect("written");
+}
+
+/// Every plot that is shown has points and a drawn line; the names of those that are not shown.
+fn check_plots(browser: &Browser) -> Vec<String> {
+    let figures = browser.eval(
+        "return [...document.querySelectorAll('figure')].map(f => [f.id, f.hidden, Number(f.dataset.points), \
+         f.querySelectorAll('svg path.line, svg circle, svg rect').length])",
+    );
+    let mut hidden = Vec::new();
+    for figure in figures.as_array().expect("figures") {
+        if figure[1] == json!(true) {
+            hidden.push(figure[0].as_str().expect("a name").to_string());
+            continue;
+        }
+        assert!(figure[2].as_u64() > Some(0) && figure[3].as_u64() > Some(0), "an empty plot: {figure}");
+    }
+    assert!(figures.as_array().map_or(0, Vec::len) >= 20, "{figures}");
+    hidden
+}
+
+#[test]
+fn the_report_of_a_run_opens_and_every_plot_has_data() {
+    let dir = directory("report");
+    train(&dir.join("int8"), 4, &[]);
+    train(&dir.join("bf16"), 3, &["rollout.format=bf16"]);
+    write_hostile_rollout(&dir.join("int8"));
+    let one = qurl_in(&dir, &["report", "int8", "--json"], "").json();
+    assert_eq!(one["runs"][0]["figures"]["steps"], 4);
+    assert!(one["runs"][0]["figures"]["accuracy_before"].is_number(), "{one}");
+    let many = qurl_in(&dir, &["report", "int8", "bf16", "--out", "many.html", "--json"], "").json();
+    assert_eq!(many["runs"][1]["run"], "bf16");
+
+    let Some(browser) = Browser::start("report", 1280, 900) else { return };
+    let page = |file: &str| format!("file://{}", dir.join(file).display());
+    browser.open(&page("int8/report.html"));
+    // Only recipes with a reference model or a critic have the last two.
+    assert_eq!(check_plots(&browser), ["plot-reference-kl", "plot-value-loss"]);
+    assert_eq!(browser.eval("return document.title"), "int8 · QuRL");
+    assert!(
+        browser
+            .eval("return document.getElementById('headline').textContent")
+            .as_str()
+            .is_some_and(|t| t.contains('→'))
+    );
+    // What a model wrote is text, and stays text.
+    browser.eval("const s = document.querySelector('#rollouts select[aria-label=Step]'); s.value = 3; s.dispatchEvent(new Event('change')); return 0");
+    let tokens = browser.eval("return document.querySelector('.sample .tokens span').textContent");
+    assert_eq!(tokens, HOSTILE);
+    assert_eq!(browser.eval("return [window.pwned === undefined, document.images.length]"), json!([true, 0]));
+    let tints =
+        "return [...document.querySelectorAll('.sample .tokens span')].map(s => getComputedStyle(s).backgroundColor)";
+    let by_rho = browser.eval(tints);
+    browser.eval("document.querySelector('[data-paint=advantage]').click(); return 0");
+    assert_ne!(browser.eval(tints), by_rho, "the colours follow the choice");
+    // Hovering reads values out; the theme can be switched.
+    let tip = "const p = document.querySelector('#plot-reward .plot'); const b = p.getBoundingClientRect(); \
+               p.dispatchEvent(new PointerEvent('pointermove', { clientX: b.left + b.width / 2, clientY: b.top + 20 })); \
+               return document.querySelector('#plot-reward .tip').textContent";
+    assert!(browser.eval(tip).as_str().is_some_and(|text| text.starts_with("step ") && text.contains("reward")));
+    let background = "return getComputedStyle(document.body).backgroundColor";
+    let before = browser.eval(background);
+    browser.eval("document.getElementById('theme').click(); return 0");
+    assert_ne!(browser.eval(background), before);
+
+    browser.open(&page("many.html"));
+    assert_eq!(check_plots(&browser), ["plot-reference-kl", "plot-value-loss"]);
+    let points = "return Number(document.getElementById('plot-reward').dataset.points)";
+    assert_eq!(browser.eval(points), 7);
+    browser.eval("document.querySelectorAll('#legend button')[1].click(); return 0");
+    assert_eq!(browser.eval(points), 4, "the legend hides a run");
+    let differences =
+        browser.eval("return [...document.querySelectorAll('#settings tr.differs th')].map(t => t.textContent)");
+    assert_eq!(differences, json!(["format", "total_steps"]));
+
+    browser.resize(390, 800);
+    browser.open(&page("int8/report.html"));
+    check_plots(&browser);
+    assert_eq!(browser.eval("return document.documentElement.scrollWidth <= innerWidth"), true, "fits a phone");
+    assert_eq!(browser.eval("return performance.getEntriesByType('resource').length"), 0, "nothing is loaded");
+    assert_eq!(browser.console(), json!([]));
+}
+
+/// Ends its process when a test fails before it does.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_live_page_follows_a_run_and_closes() {
+    let Some(browser) = Browser::start("dash", 1280, 900) else { return };
+    let dir = directory("dash");
+    let run = dir.join("going");
+    std::fs::create_dir_all(&run).expect("made");
+    let mut dash = Command::new(env!("CARGO_BIN_EXE_qurl"));
+    let dash = dash.arg("dash").arg(&run).args(["--port", "0", "--json"]).stdout(Stdio::piped()).spawn();
+    let mut dash = Ended(dash.expect("the server starts"));
+    let mut line = String::new();
+    BufReader::new(dash.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("its address");
+    let url = serde_json::from_str::<Value>(&line).expect("JSON")["url"].as_str().expect("an address").to_string();
+    browser.open(&url);
+    let steps = "return Number(document.getElementById('plot-reward').dataset.points)";
+    assert_eq!(browser.eval(steps), 0, "nothing yet");
+
+    let training = Command::new(env!("CARGO_BIN_EXE_qurl"))
+        .args(train_arguments(&run, 60, &["run.test_freq=20", "data.train_batch_size=4"]))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut training = Ended(training.expect("the run starts"));
+    browser.wait_for("return Number(document.getElementById('plot-reward').dataset.points) > 0");
+    assert_eq!(browser.eval("return document.getElementById('status').dataset.state"), "running");
+    let first = browser.eval(steps).as_u64().expect("a count");
+    assert!(first < 60, "the page saw the run only at its end");
+    browser.wait_for(&format!("return Number(document.getElementById('plot-reward').dataset.points) > {first}"));
+    assert!(training.0.wait().expect("the run ends").success());
+    browser.wait_for("return document.getElementById('status').dataset.state === 'finished'");
+    browser.wait_for("return Number(document.getElementById('plot-reward').dataset.points) === 60");
+    check_plots(&browser);
+    let headline = browser.eval("return document.getElementById('headline').textContent");
+    assert!(headline.as_str().is_some_and(|text| text.contains('→')), "{headline}");
+    assert_eq!(browser.console(), json!([]));
+
+    let id = dash.0.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().expect("kill").success());
+    assert!(dash.0.wait().expect("the server ends").success(), "Ctrl-C is a clean end");
+}
+
+#[test]
+fn mistakes_are_named() {
+    let dir = directory("report-mistakes");
+    qurl_in(&dir, &["report", "absent"], "").assert_bad(&["absent"]);
+    qurl_in(&dir, &["report", "."], "").assert_bad(&["metrics.jsonl"]);
+    qurl_in(&dir, &["report"], "").assert_bad(&["RUN"]);
+    qurl_in(&dir, &["dash", "absent"], "").assert_bad(&["absent"]);
+    qurl_in(&dir, &["dash", ".", "--host", "nowhere"], "").assert_bad(&["nowhere"]);
+    qurl_in(&dir, &["completions", "tcsh"], "").assert_bad(&["tcsh", "bash"]);
+    let script = qurl_in(&dir, &["completions", "bash"], "");
+    assert!(script.status == 0 && script.stdout.contains("qurl") && script.stdout.contains("--run"));
+}
