@@ -25,7 +25,7 @@ use std::path::Path;
 pub struct RunData {
     /// Its name in the page.
     pub label: String,
-    /// The recipe, key by key, in the order of the file.
+    /// The recipe, key by key.
     pub settings: Vec<(String, String)>,
     /// `summary.json`: what no step knows; empty where there is none.
     pub summary: Map<String, Value>,

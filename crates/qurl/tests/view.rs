@@ -122,10 +122,14 @@ fn the_report_of_a_run_opens_and_every_plot_has_data() {
         browser.eval("return [...document.querySelectorAll('#settings tr.differs th')].map(t => t.textContent)");
     assert_eq!(differences, json!(["format", "total_steps"]));
 
-    browser.resize(390, 800);
+    browser.as_phone(390, 800);
     browser.open(&page("int8/report.html"));
     check_plots(&browser);
-    assert_eq!(browser.eval("return document.documentElement.scrollWidth <= innerWidth"), true, "fits a phone");
+    assert_eq!(
+        browser.eval("return [innerWidth, document.documentElement.scrollWidth]"),
+        json!([390, 390]),
+        "fits a phone"
+    );
     assert_eq!(browser.eval("return performance.getEntriesByType('resource').length"), 0, "nothing is loaded");
     assert_eq!(browser.console(), json!([]));
 }

@@ -138,10 +138,11 @@ fn read_if_there(path: &Path) -> anyhow::Result<String> {
     }
 }
 
-/// The keys of a recipe with their values, flat and in the order of the file.
+/// The keys of a recipe with their values, flat; within a section its own keys come before those of its parts.
 fn settings(recipe: &str) -> Vec<(String, String)> {
     fn flatten(prefix: &str, table: &toml::Table, out: &mut Vec<(String, String)>) {
-        for (key, value) in table {
+        let (parts, own): (Vec<_>, Vec<_>) = table.iter().partition(|(_, value)| value.is_table());
+        for (key, value) in own.into_iter().chain(parts) {
             let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
             match value {
                 toml::Value::Table(table) => flatten(&path, table, out),

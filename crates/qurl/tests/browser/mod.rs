@@ -129,9 +129,10 @@ impl Browser {
         self.ask("se/log", &json!({"type": "browser"}))
     }
 
-    /// Gives the window another size.
-    pub fn resize(&self, width: u32, height: u32) {
-        self.ask("window/rect", &json!({"width": width, "height": height}));
+    /// Shows the page as a phone with this many points across does.
+    pub fn as_phone(&self, width: u32, height: u32) {
+        let screen = json!({"width": width, "height": height, "deviceScaleFactor": 2, "mobile": true});
+        self.ask("goog/cdp/execute", &json!({"cmd": "Emulation.setDeviceMetricsOverride", "params": screen}));
     }
 }
 

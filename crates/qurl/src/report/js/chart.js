@@ -100,12 +100,12 @@ function draw(chart) {
   plot.append(chart.overlay);
 }
 
-/** On a logarithmic axis a line has gaps where it is not positive; one that never is runs along the lower edge. */
+/** On a logarithmic axis a line has gaps where it is negative; zeros stand on the lower edge. */
 function segments(line, scale) {
-  if (!scale.log || !line.some(([, y]) => y > 0)) return [line];
+  if (!scale.log) return [line];
   const parts = [[]];
   for (const point of line) {
-    if (point[1] > 0) parts[parts.length - 1].push(point);
+    if (point[1] >= 0) parts[parts.length - 1].push(point);
     else if (parts[parts.length - 1].length) parts.push([]);
   }
   return parts.filter((part) => part.length);

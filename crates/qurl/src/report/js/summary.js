@@ -72,26 +72,44 @@ function themeButton() {
   return button;
 }
 
+/** The keys of a recipe by their section, in the order of the keys. */
+function bySection(keys) {
+  const sections = new Map();
+  for (const key of keys) {
+    const cut = key.lastIndexOf(".");
+    const name = cut < 0 ? "" : key.slice(0, cut);
+    if (!sections.has(name)) sections.set(name, []);
+    sections.get(name).push({ key, name: key.slice(cut + 1) });
+  }
+  return sections;
+}
+
+function settingsOfOne(run) {
+  const values = new Map(run.settings);
+  if (!values.size) return h("div", { class: "card settings-columns" }, "No recipe.toml was found.");
+  return h("div", { class: "card settings-columns" }, [...bySection(values.keys())].map(([section, keys]) =>
+    h("table", { class: "settings" }, h("caption", {}, section), h("tbody", {}, keys.map(({ key, name }) =>
+      h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, values.get(key))))))));
+}
+
+function settingsOfSeveral(onlyDifferences) {
+  const maps = state.runs.map((run) => new Map(run.settings));
+  const keys = [...new Set(state.runs.flatMap((run) => run.settings.map(([key]) => key)))];
+  const differs = (key) => new Set(maps.map((map) => map.get(key))).size > 1;
+  const rows = [...bySection(keys.filter((key) => !onlyDifferences || differs(key)))].flatMap(([section, found]) => [
+    h("tr", { class: "section" }, h("th", { colspan: maps.length + 1 }, section)),
+    ...found.map(({ key, name }) => h("tr", { class: differs(key) ? "differs" : null }, h("th", { scope: "row" }, name),
+      maps.map((map) => h("td", {}, map.has(key) ? map.get(key) : "–")))),
+  ]);
+  if (!rows.length) rows.push(h("tr", {}, h("td", { colspan: maps.length + 1 }, "All settings are equal.")));
+  const head = h("tr", {}, h("th", {}, "key"), state.runs.map((run) => h("th", {}, run.label)));
+  return h("div", { class: "card scroll" }, h("table", { class: "settings" }, h("thead", {}, head), h("tbody", {}, rows)));
+}
+
 function settingsPart() {
-  const only = h("input", { type: "checkbox", checked: several(), onchange: () => update() });
-  const body = h("div", { class: "card scroll" });
-  const update = () => {
-    const maps = state.runs.map((run) => new Map(run.settings));
-    const keys = [...new Set(state.runs.flatMap((run) => run.settings.map(([key]) => key)))];
-    const differs = (key) => new Set(maps.map((map) => map.get(key))).size > 1;
-    const rows = [];
-    let section = null;
-    for (const key of keys.filter((k) => !several() || !only.checked || differs(k))) {
-      const cut = key.lastIndexOf(".");
-      const name = cut < 0 ? "" : key.slice(0, cut);
-      if (name !== section) rows.push(h("tr", { class: "section" }, h("th", { colspan: maps.length + 1 }, name)));
-      section = name;
-      rows.push(h("tr", { class: several() && differs(key) ? "differs" : null }, h("th", { scope: "row" }, key.slice(cut + 1)), maps.map((map) => h("td", {}, map.has(key) ? map.get(key) : "–"))));
-    }
-    if (!rows.length) rows.push(h("tr", {}, h("td", { colspan: maps.length + 1 }, keys.length ? "All settings are equal." : "No recipe.toml was found.")));
-    const head = several() ? h("thead", {}, h("tr", {}, h("th", {}, "key"), state.runs.map((run) => h("th", {}, run.label)))) : null;
-    body.replaceChildren(h("table", { class: "settings" }, head, h("tbody", {}, rows)));
-  };
+  const only = h("input", { type: "checkbox", checked: true, onchange: () => update() });
+  const body = h("div", {});
+  const update = () => body.replaceChildren(several() ? settingsOfSeveral(only.checked) : settingsOfOne(state.runs[0]));
   const node = h("section", { id: "settings" }, h("h2", {}, "Settings"), h("p", { class: "lead" }, "The recipe with all defaults filled in."),
     several() ? h("div", { class: "row" }, h("label", {}, only, "differences only")) : null, body);
   return { node, update };
