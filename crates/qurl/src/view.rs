@@ -149,7 +149,7 @@ impl Drop for TrainView {
 
 /// One line of progress, then whatever the message holds.
 fn style(first: u64) -> ProgressStyle {
-    let template = "{prefix:10} {bar:32.cyan/dim} {pos}/{len}  {elapsed} gone{left}{msg}";
+    let template = "{prefix:10} {bar:32.cyan/dim} {pos}/{len}  {elapsed} elapsed{left}{msg}";
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     let left = move |state: &ProgressState, out: &mut dyn Write| {
         let (done, total) = (state.pos(), state.len().unwrap_or(0));

@@ -9,10 +9,20 @@ use clap_complete::Shell;
 pub struct Args {
     /// The shell to write for
     shell: Shell,
+    /// Print one JSON document with the script in it
+    #[arg(long)]
+    json: bool,
 }
 
 /// Writes the script for `command` to standard output.
 pub fn run(args: Args, mut command: Command) -> anyhow::Result<()> {
-    clap_complete::generate(args.shell, &mut command, "qurl", &mut std::io::stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command, "qurl", &mut script);
+    let script = String::from_utf8(script)?;
+    if args.json {
+        println!("{}", serde_json::json!({"shell": args.shell.to_string(), "script": script}));
+    } else {
+        print!("{script}");
+    }
     Ok(())
 }

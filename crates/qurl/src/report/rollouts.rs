@@ -29,10 +29,15 @@ pub struct Sample {
     problem: String,
     prompt: String,
     finish: String,
+    /// The right answer, and the one that was found in the response.
+    answer: Option<String>,
+    extracted: Option<String>,
     reward: Option<f64>,
     reward_parts: Map<String, Value>,
-    /// One number, or one a token.
-    advantage: Value,
+    /// Mean over the tokens.
+    advantage: Option<f64>,
+    /// One a token, where they differ.
+    advantages: Vec<Option<f64>>,
     /// Text of the first tokens.
     tokens: Vec<String>,
     rho: Vec<Option<f64>>,
@@ -90,14 +95,16 @@ impl Sample {
         self.length = self.tokens.len();
         let kept = self.length.min(most);
         self.tokens.truncate(kept);
+        if !self.advantages.is_empty() {
+            self.advantages.resize(kept, None);
+        }
         for figures in [&mut self.rho, &mut self.behav, &mut self.prox] {
             figures.resize(kept, None);
+        }
+        for figures in [&mut self.rho, &mut self.behav, &mut self.prox, &mut self.advantages] {
             for figure in figures.iter_mut() {
                 *figure = figure.filter(|f| f.is_finite()).and_then(|f| format!("{f:.3e}").parse().ok());
             }
-        }
-        if let Value::Array(advantages) = &mut self.advantage {
-            advantages.truncate(kept);
         }
     }
 }

@@ -15,6 +15,7 @@ const KEPT: &[&str] = &[
     "response_length",
     "truncated",
     "rollout_entropy",
+    "full_kl",
     "mismatch.kl",
     "mismatch.k3_kl",
     "mismatch.rho_max",

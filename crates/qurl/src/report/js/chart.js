@@ -41,9 +41,11 @@ function collect(spec) {
       const raw = line.of(run);
       if (!raw.length) return;
       const smooth = state.smooth > 0 && spec.x !== "layer" && !line.sparse;
-      const name = [several() ? run.label : null, spec.lines.length > 1 || !several() ? line.name : null].filter(Boolean).join(", ");
-      const dash = DASHES[Math.min(kind, 2)];
-      lines.push({ name, kind, dash, colour: colour(several() ? index : kind), raw, points: smooth ? smoothed(raw, state.smooth) : raw, smooth });
+      const names = [several() && run.label, (spec.lines.length > 1 || !several()) && line.name];
+      lines.push({
+        name: names.filter(Boolean).join(", "), kind, dash: DASHES[Math.min(kind, 2)], colour: colour(several() ? index : kind),
+        raw, points: smooth ? smoothed(raw, state.smooth) : raw, smooth,
+      });
     });
   }
   return lines;
@@ -129,8 +131,9 @@ function hover(chart, x) {
   const found = nearest(chart, x);
   const unit = chart.spec.x === "layer" ? "block" : state.x === "step" ? "step" : "minute";
   chart.at = found[0].point[0];
-  chart.tip.replaceChildren(h("div", { class: "at" }, `${unit} ${number(chart.at, 6)}`), ...found.slice(0, 14).map(({ line, raw }) =>
-    h("div", {}, swatch(line.colour, line.kind), h("span", {}, line.name), h("b", {}, chart.spec.exact ? chart.spec.exact(raw[1]) : chart.spec.format(raw[1])))));
+  const exact = chart.spec.exact || chart.spec.format;
+  chart.tip.replaceChildren(h("div", { class: "at" }, `${unit} ${number(chart.at, 6)}`), ...found.slice(0, 14).map((f) =>
+    h("div", {}, swatch(f.line.colour, f.line.kind), h("span", {}, f.line.name), h("b", {}, exact(f.raw[1])))));
   const place = chart.plot.offsetLeft + chart.scaleX.place(chart.at);
   const room = chart.figure.clientWidth - chart.tip.offsetWidth - 8;
   const side = place + 14 + chart.tip.offsetWidth > chart.figure.clientWidth ? place - 14 - chart.tip.offsetWidth : place + 14;

@@ -2,8 +2,18 @@
 // the update makes of it).
 
 const paints = {
-  rho: { name: "ρ", low: "ρ ≤ ½: less likely in full precision", high: "ρ ≥ 2: more likely", of: (sample, i) => Math.log2(sample.rho[i]) },
-  advantage: { name: "Advantage", low: "−2: made less likely", high: "+2: made more likely", of: (sample, i) => (Array.isArray(sample.advantage) ? sample.advantage[i] : sample.advantage) / 2 },
+  rho: {
+    name: "ρ",
+    low: "ρ ≤ ½: less likely in full precision",
+    high: "ρ ≥ 2: more likely",
+    of: (sample, i) => (missing(sample.rho[i]) ? null : Math.log2(sample.rho[i])),
+  },
+  advantage: {
+    name: "Advantage",
+    low: "−2: made less likely",
+    high: "+2: made more likely",
+    of: (sample, i) => (sample.advantages.length ? sample.advantages[i] : sample.advantage) / 2,
+  },
 };
 
 /** Blue below 0, orange above, nothing at 0; full strength at ±1. */
@@ -15,15 +25,22 @@ function tint(level) {
 
 function rolloutsPart() {
   const choice = { run: 0, step: null, paint: "rho" };
-  const runSelect = h("select", { "aria-label": "Run", onchange: () => { choice.run = Number(runSelect.value); update(); } });
-  const stepSelect = h("select", { "aria-label": "Step", onchange: () => { choice.step = Number(stepSelect.value); update(); } });
+  const select = (label, key) => {
+    const node = h("select", { "aria-label": label, onchange: () => { choice[key] = Number(node.value); update(); } });
+    return node;
+  };
+  const runSelect = select("Run", "run");
+  const stepSelect = select("Step", "step");
   const buttons = Object.entries(paints).map(([key, paint]) =>
     h("button", { type: "button", "data-paint": key, onclick: () => { choice.paint = key; update(); } }, paint.name));
   const scale = h("span", { class: "scale" });
   const list = h("div", { class: "samples" });
-  const node = h("section", { id: "rollouts" }, h("h2", {}, "Sampled responses"),
+  const node = h("section", { id: "rollouts" },
+    h("h2", {}, "Sampled responses"),
     h("p", { class: "lead" }, "Every token as it was drawn. Point at one for its figures."),
-    h("div", { class: "row" }, runSelect, stepSelect, h("span", { class: "choice", role: "group", "aria-label": "Colour" }, buttons), scale), list);
+    h("div", { class: "row" }, runSelect, stepSelect,
+      h("span", { class: "choice", role: "group", "aria-label": "Colour" }, buttons), scale),
+    list);
   const update = () => {
     const withSamples = state.runs.map((run, index) => ({ run, index })).filter(({ run }) => run.rollouts.length);
     node.hidden = !withSamples.length;
@@ -31,9 +48,10 @@ function rolloutsPart() {
     if (!withSamples.some(({ index }) => index === choice.run)) choice.run = withSamples[0].index;
     const { rollouts } = state.runs[choice.run];
     const current = rollouts.find((r) => r.step === choice.step) || rollouts[rollouts.length - 1];
+    const option = (value, selected, text) => h("option", { value, selected }, text);
     runSelect.hidden = !several();
-    runSelect.replaceChildren(...withSamples.map(({ run, index }) => h("option", { value: index, selected: index === choice.run }, run.label)));
-    stepSelect.replaceChildren(...rollouts.map((r) => h("option", { value: r.step, selected: r === current }, `step ${r.step}`)));
+    runSelect.replaceChildren(...withSamples.map(({ run, index }) => option(index, index === choice.run, run.label)));
+    stepSelect.replaceChildren(...rollouts.map((r) => option(r.step, r === current, `step ${r.step}`)));
     buttons.forEach((button) => button.setAttribute("aria-pressed", button.dataset.paint === choice.paint));
     scale.replaceChildren(paints[choice.paint].low, h("i", { class: choice.paint }), paints[choice.paint].high);
     list.replaceChildren(...current.samples.map((sample) => sampleCard(sample, paints[choice.paint])));
@@ -42,16 +60,20 @@ function rolloutsPart() {
 }
 
 function sampleCard(sample, paint) {
-  const mean = Array.isArray(sample.advantage) ? sample.advantage.reduce((a, b) => a + b, 0) / sample.advantage.length : sample.advantage;
-  const facts = [["reward", number(sample.reward)], ["advantage", number(mean)], ["end", sample.finish], ["tokens", sample.length],
-    ["largest ρ", number(sample.rho.reduce((a, b) => Math.max(a, b), 0))],
-    ...Object.entries(sample.reward_parts || {}).map(([name, value]) => [name, number(value)])].filter(([, value]) => value !== null && value !== undefined && value !== "–");
+  const figures = { reward: sample.reward, ...sample.reward_parts, advantage: sample.advantage };
+  const facts = Object.entries(figures).map(([name, value]) => [name, number(value)]);
+  facts.push(["largest ρ", number(sample.rho.reduce((a, b) => Math.max(a, b || 0), 0))], ["tokens", sample.length]);
+  facts.push(["end", sample.finish], ["wanted", sample.answer], ["found", sample.extracted]);
+  const known = facts.filter(([, value]) => ![null, undefined, "", "–"].includes(value));
   const tokens = sample.tokens.map((text, i) => {
-    const level = paint.of(sample, i);
-    const title = `ρ ${number(sample.rho[i], 4)}` + (sample.behav ? `, behav ${number(Math.exp(sample.behav[i]))}, prox ${number(Math.exp(sample.prox[i]))}` : "");
-    return h("span", { title, style: { background: tint(level) } }, text === "\n" ? "⏎\n" : text);
+    const probability = (logp) => (missing(logp) ? "–" : number(Math.exp(logp)));
+    const title = `ρ ${number(sample.rho[i], 4)}, behav ${probability(sample.behav[i])}, prox ${probability(sample.prox[i])}`;
+    return h("span", { title, style: { background: tint(paint.of(sample, i)) } }, text === "\n" ? "⏎\n" : text);
   });
   const rest = sample.length > sample.tokens.length ? `… ${sample.length - sample.tokens.length} more tokens` : null;
-  return h("article", { class: "sample card" }, h("div", { class: "about" }, facts.map(([name, value]) => h("span", {}, `${name} `, h("b", {}, String(value)))),
-    h("span", {}, sample.problem)), h("p", { class: "prompt" }, sample.prompt), h("p", { class: "tokens" }, tokens, rest));
+  return h("article", { class: "sample card" },
+    h("div", { class: "about" }, known.map(([name, value]) => h("span", {}, `${name} `, h("b", {}, String(value)))),
+      h("span", {}, sample.problem)),
+    h("p", { class: "prompt" }, sample.prompt),
+    h("p", { class: "tokens" }, tokens, rest));
 }

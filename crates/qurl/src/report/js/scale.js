@@ -50,8 +50,12 @@ function yScale(values, spec, from, to) {
   let low = lowest(values);
   let high = highest(values);
   if (spec.zero) [low, high] = [Math.min(0, low), Math.max(0, high)];
-  if (low === high) [low, high] = spec.zero && low === 0 ? [0, 1] : [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
+  if (low === high) {
+    const around = Math.abs(low) * 0.1 || 1;
+    [low, high] = spec.zero && low === 0 ? [0, 1] : [low - around, high + around];
+  }
   const room = (high - low) * 0.06;
-  const whole = spec.whole !== undefined && high <= spec.whole;
-  return linear(spec.zero && low === 0 ? 0 : low - room, whole ? Math.min(spec.whole, high + room) : high + room, from, to, 4);
+  const bottom = spec.zero && low === 0 ? 0 : low - room;
+  const top = spec.whole !== undefined && high <= spec.whole ? Math.min(spec.whole, high + room) : high + room;
+  return linear(bottom, top, from, to, 4);
 }

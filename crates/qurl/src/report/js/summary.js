@@ -1,41 +1,55 @@
 // The top of the page: what ran, what came of it. And the table of settings at its end.
 
-const arrow = (before, after, format) => [h("span", { class: "from" }, `${format(before)} → `), format(after)];
-
 function tile(name, figure, more) {
-  return h("div", { class: "tile" }, h("div", { class: "name" }, name), h("div", { class: "figure" }, figure), h("div", { class: "more" }, more || "\u00a0"));
+  return h("div", { class: "tile" }, h("div", { class: "name" }, name), h("div", { class: "figure" }, figure),
+    h("div", { class: "more" }, more));
+}
+
+/** Held-out accuracy before and after, and what that is in points. */
+function headline({ accuracy_before: before, accuracy_after: after, accuracy_best: best }) {
+  const named = (figure, more) => h("div", { class: "headline" }, h("div", { class: "name" }, "Held-out accuracy"),
+    h("div", { class: "figure", id: "headline" }, figure), h("div", { class: "name" }, more));
+  if (missing(after)) return named(percent(before), missing(before) ? "not measured" : "before the first step");
+  if (missing(before)) return named(percent(after), "after the last step");
+  const gain = 100 * (after - before);
+  const peak = missing(best) || best <= after ? "" : `, best ${percent(best)}`;
+  return named([h("span", { class: "from" }, `${percent(before)} → `), percent(after)],
+    `${gain < 0 ? "−" : "+"}${Math.abs(gain).toFixed(1)} points${peak}`);
 }
 
 function hero(run) {
   const f = run.figures;
-  const gain = missing(f.accuracy_before) || missing(f.accuracy_after) ? null : 100 * (f.accuracy_after - f.accuracy_before);
-  const points_ = gain === null ? "not measured yet" : `${gain < 0 ? "−" : "+"}${Math.abs(gain).toFixed(1)} points` +
-    (missing(f.accuracy_best) || f.accuracy_best <= f.accuracy_after ? "" : `, best ${percent(f.accuracy_best)}`);
-  const figure = missing(f.accuracy_after) ? percent(f.accuracy_before) : missing(f.accuracy_before) ? percent(f.accuracy_after)
-    : arrow(f.accuracy_before, f.accuracy_after, percent);
-  const steps = run.total_steps && run.total_steps !== f.steps ? `${f.steps} of ${run.total_steps} steps` : `${f.steps} steps`;
-  return h("div", { class: "hero card" },
-    h("div", { class: "headline" }, h("div", { class: "name" }, "Held-out accuracy"), h("div", { class: "figure", id: "headline" }, figure), h("div", { class: "name" }, points_)),
-    h("div", { class: "tiles" },
-      tile("Reward", number(f.reward_last), `${number(f.reward_first)} at first`),
-      tile("Mismatch KL", number(f.mismatch_kl, 2), "mean of all steps"),
-      tile("Largest ρ", number(f.rho_max), "of all tokens"),
-      tile("Clipped", share(f.clipped), "of the tokens"),
-      tile("Rollout", count(f.rollout_tokens_per_s), "tokens/s"),
-      tile("Training", count(f.training_tokens_per_s), "tokens/s"),
-      tile("Time", duration(f.seconds), steps),
-      tile("Updates", number(f.updates, 6), f.skipped_updates ? `${f.skipped_updates} skipped` : "none skipped")));
+  const planned = run.total_steps && run.total_steps !== f.steps ? ` of ${run.total_steps}` : "";
+  return h("div", { class: "hero card" }, headline(f), h("div", { class: "tiles" },
+    tile("Reward", number(f.reward_last), `${number(f.reward_first)} at first`),
+    tile("Mismatch KL", number(f.mismatch_kl, 2), "mean of all steps"),
+    tile("Largest ρ", number(f.rho_max), "of all tokens"),
+    tile("Clipped", share(f.clipped), "of the tokens"),
+    tile("Rollout", count(f.rollout_tokens_per_s), "tokens/s"),
+    tile("Training", count(f.training_tokens_per_s), "tokens/s"),
+    tile("Time", duration(f.seconds), `${f.steps}${planned} steps`),
+    tile("Updates", number(f.updates, 6), f.skipped_updates ? `${f.skipped_updates} skipped` : "none skipped")));
 }
 
+const OVERVIEW = [
+  ["held-out accuracy", (f) => `${percent(f.accuracy_before)} → ${percent(f.accuracy_after)}`],
+  ["best", (f) => percent(f.accuracy_best)],
+  ["reward", (f) => number(f.reward_last)],
+  ["mismatch KL", (f) => number(f.mismatch_kl, 2)],
+  ["largest ρ", (f) => number(f.rho_max)],
+  ["clipped", (f) => share(f.clipped)],
+  ["rollout tok/s", (f) => count(f.rollout_tokens_per_s)],
+  ["training tok/s", (f) => count(f.training_tokens_per_s)],
+  ["time", (f) => duration(f.seconds)],
+  ["steps", (f) => String(f.steps)],
+];
+
 function overview() {
-  const heads = ["run", "held-out accuracy", "best", "reward", "mismatch KL", "largest ρ", "clipped", "rollout tok/s", "training tok/s", "time", "steps"];
-  const rows = state.runs.map((run, index) => {
-    const f = run.figures;
-    const cells = [`${percent(f.accuracy_before)} → ${percent(f.accuracy_after)}`, percent(f.accuracy_best), number(f.reward_last), number(f.mismatch_kl, 2),
-      number(f.rho_max), share(f.clipped), count(f.rollout_tokens_per_s), count(f.training_tokens_per_s), duration(f.seconds), f.steps];
-    return h("tr", {}, h("th", { scope: "row" }, h("span", { class: "row" }, swatch(colour(index), 0), run.label)), cells.map((cell) => h("td", {}, String(cell))));
-  });
-  return h("div", { class: "card scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, rows)));
+  const rows = state.runs.map((run, index) => h("tr", {},
+    h("th", { scope: "row" }, h("span", { class: "row" }, swatch(colour(index), 0), run.label)),
+    OVERVIEW.map(([, cell]) => h("td", {}, cell(run.figures)))));
+  const heads = ["run", ...OVERVIEW.map(([name]) => name)].map((name) => h("th", { scope: "col" }, name));
+  return h("div", { class: "card scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)));
 }
 
 function summaryPart() {
@@ -44,30 +58,40 @@ function summaryPart() {
   const status = h("span", { class: "status", id: "status", hidden: true });
   const body = h("div", { id: "summary" });
   const warnings = h("ul", { class: "warnings" });
-  const node = h("div", {}, h("header", {}, h("div", {}, h("div", { class: "brand" }, "QuRL"), title, facts), h("div", { class: "side" }, status, themeButton())), body, warnings);
+  const node = h("div", {},
+    h("header", {}, h("div", {}, h("div", { class: "brand" }, "QuRL"), title, facts),
+      h("div", { class: "side" }, status, themeButton())),
+    body, warnings);
   const update = () => {
-    const one = state.runs[0];
-    title.textContent = several() ? `${state.runs.length} runs compared` : one.label;
+    title.textContent = several() ? `${state.runs.length} runs compared` : state.runs[0].label;
     const shared = state.runs.map((run) => run.facts).reduce((kept, next) => kept.filter((fact) => next.includes(fact)));
     facts.replaceChildren(...shared.map((fact) => h("li", {}, fact)));
-    body.replaceChildren(several() ? overview() : hero(one));
+    body.replaceChildren(several() ? overview() : hero(state.runs[0]));
     warnings.replaceChildren(...state.runs.flatMap((run) => run.warnings).map((text) => h("li", {}, text)));
     warnings.hidden = !warnings.children.length;
   };
   return { node, update, status };
 }
 
+/** Light or dark: the system's choice until the reader makes one, which is kept where the browser lets a page keep things. */
 function themeButton() {
   const root = document.documentElement;
-  const stored = () => { try { return localStorage.getItem("qurl-theme"); } catch { return null; } };
-  const store = (value) => { try { localStorage.setItem("qurl-theme", value); } catch { /* a file may have no storage: the choice lasts as long as the page */ } };
-  const set = (theme) => { if (theme === "light" || theme === "dark") root.dataset.theme = theme; };
-  const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  set(stored());
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
   const button = h("button", { type: "button", id: "theme" });
-  const name = () => { button.textContent = dark() ? "Light" : "Dark"; button.title = `Switch to ${dark() ? "light" : "dark"} colours`; };
-  button.addEventListener("click", () => { set(dark() ? "light" : "dark"); store(root.dataset.theme); name(); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", name);
+  const name = () => {
+    button.textContent = dark() ? "Light" : "Dark";
+    button.title = `Switch to ${dark() ? "light" : "dark"} colours`;
+  };
+  const storage = (use) => { try { return use(localStorage); } catch { return null; } };
+  const kept = storage((store) => store.getItem("qurl-theme"));
+  if (kept === "light" || kept === "dark") root.dataset.theme = kept;
+  button.addEventListener("click", () => {
+    root.dataset.theme = dark() ? "light" : "dark";
+    storage((store) => store.setItem("qurl-theme", root.dataset.theme));
+    name();
+  });
+  system.addEventListener("change", name);
   name();
   return button;
 }
@@ -110,7 +134,8 @@ function settingsPart() {
   const only = h("input", { type: "checkbox", checked: true, onchange: () => update() });
   const body = h("div", {});
   const update = () => body.replaceChildren(several() ? settingsOfSeveral(only.checked) : settingsOfOne(state.runs[0]));
-  const node = h("section", { id: "settings" }, h("h2", {}, "Settings"), h("p", { class: "lead" }, "The recipe with all defaults filled in."),
+  const node = h("section", { id: "settings" }, h("h2", {}, "Settings"),
+    h("p", { class: "lead" }, "The recipe with all defaults filled in."),
     several() ? h("div", { class: "row" }, h("label", {}, only, "differences only")) : null, body);
   return { node, update };
 }
