@@ -103,10 +103,15 @@ fn the_report_of_a_run_opens_and_every_plot_has_data() {
     browser.eval("document.querySelector('[data-paint=advantage]').click(); return 0");
     assert_ne!(browser.eval(tints), by_rho, "the colours follow the choice");
     // Hovering reads values out; the theme can be switched.
-    let tip = "const p = document.querySelector('#plot-reward .plot'); const b = p.getBoundingClientRect(); \
-               p.dispatchEvent(new PointerEvent('pointermove', { clientX: b.left + b.width / 2, clientY: b.top + 20 })); \
-               return document.querySelector('#plot-reward .tip').textContent";
-    assert!(browser.eval(tip).as_str().is_some_and(|text| text.starts_with("step ") && text.contains("reward")));
+    let tip = "const plot = document.querySelector('#plot-reward .plot').getBoundingClientRect(); \
+               const at = { clientX: plot.left + plot.width / 2, clientY: plot.top + 20 }; \
+               document.querySelector('#plot-reward .plot').dispatchEvent(new PointerEvent('pointermove', at)); \
+               const tip = document.querySelector('#plot-reward .tip'); const box = tip.getBoundingClientRect(); \
+               const cross = document.querySelector('#plot-reward .cross').getBoundingClientRect().left; \
+               return [tip.textContent, box.left > cross || box.right < cross, box.top >= plot.top]";
+    let tip = browser.eval(tip);
+    assert!(tip[0].as_str().is_some_and(|text| text.starts_with("step ") && text.contains("reward")), "{tip}");
+    assert_eq!((&tip[1], &tip[2]), (&json!(true), &json!(true)), "beside the cross-hair, inside the plot");
     let background = "return getComputedStyle(document.body).backgroundColor";
     let before = browser.eval(background);
     browser.eval("document.getElementById('theme').click(); return 0");

@@ -6,8 +6,9 @@ const DASHES = ["", "6 4", "1.5 4"];
 const charts = [];
 
 /**
- * A chart of `spec`: { id, title, lines: [{ name, of(run), sparse }], format, exact, log, zero, whole, x, optional }. An optional
- * one belongs to some algorithms only, so that its absence says nothing.
+ * A chart of `spec`: { id, title, lines: [{ name, of(run), sparse, detail }], format, exact, log, zero, whole, x, optional }.
+ * An optional one belongs to some algorithms only, so that its absence says nothing; a line that is a detail is left out
+ * while several runs are shown; a sparse one is never smoothed.
  */
 function lineChart(spec) {
   const key = h("span", { class: "key" });
@@ -38,7 +39,7 @@ function collect(spec) {
   const lines = [];
   for (const { run, index } of shown()) {
     spec.lines.forEach((line, kind) => {
-      const raw = line.of(run);
+      const raw = line.detail && shown().length > 1 ? [] : line.of(run);
       if (!raw.length) return;
       const smooth = state.smooth > 0 && spec.x !== "layer" && !line.sparse;
       const names = [several() && run.label, (spec.lines.length > 1 || !several()) && line.name];
@@ -134,14 +135,14 @@ function hover(chart, x) {
   const exact = chart.spec.exact || chart.spec.format;
   chart.tip.replaceChildren(h("div", { class: "at" }, `${unit} ${number(chart.at, 6)}`), ...found.slice(0, 14).map((f) =>
     h("div", {}, swatch(f.line.colour, f.line.kind), h("span", {}, f.line.name), h("b", {}, exact(f.raw[1])))));
-  const place = chart.plot.offsetLeft + chart.scaleX.place(chart.at);
-  const room = chart.figure.clientWidth - chart.tip.offsetWidth - 8;
-  const side = place + 14 + chart.tip.offsetWidth > chart.figure.clientWidth ? place - 14 - chart.tip.offsetWidth : place + 14;
-  chart.tip.style.left = `${Math.max(8, Math.min(room, side))}px`;
-  chart.tip.style.top = `${chart.plot.offsetTop + 6}px`;
+  const [figure, plot] = [chart.figure.getBoundingClientRect(), chart.plot.getBoundingClientRect()];
+  const place = plot.left - figure.left + chart.scaleX.place(chart.at);
+  const side = place + 14 + chart.tip.offsetWidth > figure.width ? place - 14 - chart.tip.offsetWidth : place + 14;
+  chart.tip.style.left = `${Math.max(8, Math.min(figure.width - chart.tip.offsetWidth - 8, side))}px`;
+  chart.tip.style.top = `${plot.top - figure.top + 6}px`;
 }
 
-/** The point of each line that is nearest to `x`; the lines nearest of all come first. */
+/** The point nearest to `x` of each line that has one about there; the nearest of all comes first. */
 function nearest(chart, x) {
   const found = chart.lines.map((line) => {
     let [a, b] = [0, line.points.length - 1];
@@ -151,11 +152,13 @@ function nearest(chart, x) {
       else b = middle;
     }
     const at = Math.abs(line.points[a][0] - x) <= Math.abs(line.points[b][0] - x) ? a : b;
-    return { line, point: line.points[at], raw: line.raw[at] };
+    const distance = Math.abs(line.points[at][0] - x);
+    const spacing = (line.points[line.points.length - 1][0] - line.points[0][0]) / Math.max(1, line.points.length - 1);
+    return { line, point: line.points[at], raw: line.raw[at], distance, spacing };
   });
-  const distance = (f) => Math.abs(f.point[0] - x);
-  const best = lowest(found.map(distance));
-  return found.filter((f) => distance(f) <= best + 1e-9).concat(found.filter((f) => distance(f) > best + 1e-9));
+  const best = lowest(found.map((f) => f.distance));
+  const about = found.filter((f) => f.distance <= Math.max(best, f.spacing));
+  return about.filter((f) => f.distance === best).concat(about.filter((f) => f.distance > best));
 }
 
 function cross(chart, x) {

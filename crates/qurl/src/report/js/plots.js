@@ -26,12 +26,12 @@ const SECTIONS = [
     plots: [
       { id: "mismatch-kl", title: "KL(behav ‖ prox)", format: short, exact: number, log: true, lines: [
         { name: "k3", of: over("mismatch.k3_kl") },
-        { name: "mean log ratio", of: over("mismatch.kl") },
-        { name: "whole vocabulary", of: over("full_kl") },
+        { name: "mean log ratio", of: over("mismatch.kl"), detail: true },
+        { name: "whole vocabulary", of: over("full_kl"), detail: true },
       ] },
       { id: "rho", title: "Largest ρ", format: short, exact: (v) => number(v, 4), log: true, lines: [
         { name: "largest", of: over("mismatch.rho_max") },
-        { name: "1 in 1000", of: over("mismatch.rho_p999") },
+        { name: "1 in 1000", of: over("mismatch.rho_p999"), detail: true },
       ] },
       single("probs-diff", "Mean |behav − prox|", "mismatch.probs_diff_mean", { format: short, exact: number }),
     ],
