@@ -10,6 +10,8 @@ mod lines;
 mod packing;
 mod progress;
 mod report;
+#[cfg(test)]
+mod scratch;
 mod system;
 mod view;
 

@@ -1,17 +1,9 @@
 //! The server over real connections.
 
 use super::*;
+use crate::scratch::Scratch;
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
-
-fn directory(name: &str) -> PathBuf {
-    let dir = std::env::temp_dir().join(format!("qurl-dash-{}-{name}", std::process::id()));
-    if dir.exists() {
-        std::fs::remove_dir_all(&dir).expect("removed");
-    }
-    std::fs::create_dir_all(&dir).expect("created");
-    dir
-}
+use std::path::Path;
 
 fn write_steps(dir: &Path, steps: u64) {
     let lines: String = (1..=steps).map(|step| format!("{{\"step\":{step},\"reward\":{step}}}\n")).collect();
@@ -41,7 +33,7 @@ fn ask(address: SocketAddr, request: &str) -> String {
 
 #[test]
 fn fixed_addresses_and_nothing_else() {
-    let dir = directory("routes");
+    let dir = Scratch::new("dash-routes");
     write_steps(&dir, 2);
     serving(&dir, |address| {
         let get = |path: &str| ask(address, &format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n"));
@@ -68,7 +60,7 @@ fn fixed_addresses_and_nothing_else() {
 
 #[test]
 fn events_bring_the_run_then_what_is_new_then_goodbye() {
-    let dir = directory("events");
+    let dir = Scratch::new("dash-events");
     write_steps(&dir, 2);
     let mut after = None;
     serving(&dir, |address| {

@@ -1,16 +1,8 @@
 //! Reading run directories as they are found: whole, half written, growing, resumed.
 
 use super::*;
+use crate::scratch::Scratch;
 use std::path::PathBuf;
-
-fn directory(name: &str) -> PathBuf {
-    let dir = std::env::temp_dir().join(format!("qurl-report-{}-{name}", std::process::id()));
-    if dir.exists() {
-        std::fs::remove_dir_all(&dir).expect("removed");
-    }
-    std::fs::create_dir_all(&dir).expect("created");
-    dir
-}
 
 fn line(step: u64, reward: f64) -> String {
     json!({"step": step, "reward": reward, "response_tokens": 10, "timing": {"rollout": 1.0, "total": 2.0}}).to_string()
@@ -23,7 +15,7 @@ fn write(dir: &Path, file: &str, text: &str) {
 
 #[test]
 fn what_is_not_a_run_is_named() {
-    let dir = directory("none");
+    let dir = Scratch::new("report-none");
     let error = RunData::read(&dir.join("absent")).expect_err("no directory");
     assert!(error.is::<crate::input::BadInput>() && error.to_string().contains("absent"), "{error}");
     let error = RunData::read(&dir).expect_err("no metrics");
@@ -34,7 +26,7 @@ fn what_is_not_a_run_is_named() {
 
 #[test]
 fn broken_lines_and_missing_files_leave_gaps() {
-    let dir = directory("gaps");
+    let dir = Scratch::new("report-gaps");
     write(&dir, "metrics.jsonl", &format!("{}not json\n{}{{\"step\":3,\"rew", line(1, 0.5), line(2, 1.0)));
     write(&dir, "recipe.toml", "[run]\ntotal_steps = 2\n[algorithm]\nobjective = { type = \"acr\", c = 2.0 }\n");
     write(&dir, "summary.json", "{\"accuracy_before\":0.25,\"parameters\":791168}");
@@ -57,7 +49,7 @@ fn broken_lines_and_missing_files_leave_gaps() {
 
 #[test]
 fn only_what_is_new_is_read_and_a_cut_is_noticed() {
-    let dir = directory("grows");
+    let dir = Scratch::new("report-grows");
     let mut follower = Follower::open(&dir).expect("a directory");
     assert_eq!(follower.poll().expect("nothing yet"), Change::default());
     write(&dir, "metrics.jsonl", &(line(1, 1.0) + &line(2, 2.0)));
