@@ -5,6 +5,7 @@
 //! network is packed again from the new weights. What the loss is, is the caller's business: it sees the log-probs of
 //! a micro-batch and answers with their derivatives.
 
+use crate::checkpoint::LearnerSnapshot;
 use crate::optimizer::{AdamWOptions, Optimizer, UpdateReport};
 use qurl_kernels::backend::{HeadGradient, HeadOutput};
 use qurl_kernels::{Backend, BackendError, Format};
@@ -119,7 +120,32 @@ impl<B: Backend> Learner<B> {
 
     /// The weights, on the host.
     pub fn weights(&self) -> Result<Params<Vec<f32>>, BackendError> {
-        self.params.as_ref().try_map(|p| self.backend.download(p, self.backend.len(p)))
+        self.download(&self.params)
+    }
+
+    /// Weights, moments and the number of updates, on the host. Gradients are not part of it: take it between updates.
+    pub fn snapshot(&self) -> Result<LearnerSnapshot, BackendError> {
+        let Optimizer { first, second, steps, .. } = &self.optimizer;
+        Ok(LearnerSnapshot {
+            weights: self.weights()?,
+            first: self.download(first)?,
+            second: self.download(second)?,
+            updates: *steps,
+        })
+    }
+
+    /// Takes over the state of a model of the same layout.
+    pub fn restore(&mut self, from: &LearnerSnapshot) -> Result<(), BackendError> {
+        let to = [&mut self.params, &mut self.optimizer.first, &mut self.optimizer.second];
+        for (to, from) in to.into_iter().zip([&from.weights, &from.first, &from.second]) {
+            to.iter_mut().zip(from.iter()).for_each(|(to, from)| self.backend.write(to, from));
+        }
+        self.optimizer.steps = from.updates;
+        self.net.refresh(&*self.backend, &self.params)
+    }
+
+    fn download(&self, tensors: &Params<B::Tensor>) -> Result<Params<Vec<f32>>, BackendError> {
+        tensors.as_ref().try_map(|t| self.backend.download(t, self.backend.len(t)))
     }
 }
 

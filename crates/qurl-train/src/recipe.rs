@@ -5,11 +5,13 @@
 //! `trainer.seed=7`, before the recipe is parsed.
 
 mod blame;
+mod compare;
 mod model;
 mod rl;
 mod sft;
 mod task;
 
+pub use compare::{Change, Changes};
 pub use model::{ModelSource, NewModel};
 pub use rl::{Alarm, AlarmAction, Algorithm, Data, FilterGroups, KlInReward, RlPlan, Rollout, Run, Stage, Updates};
 pub use sft::Sft;
@@ -83,11 +85,25 @@ pub struct Trainer {
     pub micro_tokens: usize,
     /// Keep only the inputs of the blocks and compute them again in the backward pass: less memory, a third more work.
     pub recompute: bool,
+    /// Reinforcement learning: a checkpoint every so many steps; 0 for none but the one that Ctrl-C makes.
+    pub save_freq: u64,
+    /// Newest checkpoints that are kept, at least 1.
+    pub keep_last: usize,
+    /// Checkpoints with the highest test accuracy that are kept beside them.
+    pub keep_best: usize,
 }
 
 impl Default for Trainer {
     fn default() -> Self {
-        Trainer { seed: 1, compute: Format::Bf16, micro_tokens: 2048, recompute: false }
+        Trainer {
+            seed: 1,
+            compute: Format::Bf16,
+            micro_tokens: 2048,
+            recompute: false,
+            save_freq: 10,
+            keep_last: 2,
+            keep_best: 1,
+        }
     }
 }
 
@@ -179,6 +195,8 @@ impl Recipe {
         )?;
         let trainable = !self.trainer.compute.is_quantized();
         check.that("trainer.compute", self.trainer.compute, trainable, "f32 or bf16")?;
+        let keep_last = self.trainer.keep_last;
+        check.that("trainer.keep_last", keep_last, keep_last > 0, "at least 1: a run goes on from the newest")?;
         self.model.check(check)?;
         self.task.check(check)?;
         if let Some(sft) = &self.sft {

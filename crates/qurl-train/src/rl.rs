@@ -7,9 +7,12 @@
 
 mod batch;
 mod record;
+mod sampled;
+mod state;
 
 pub use batch::RolloutBatch;
 pub use record::{Layered, Phases, StepRecord};
+pub use sampled::SampledRollout;
 
 use crate::learner::{Learner, LearnerOptions, LossGradient, micro_batches};
 use crate::recipe::{Recipe, RecipeError, RlPlan};
@@ -58,6 +61,14 @@ pub enum TrainError {
         /// The limit.
         max: usize,
     },
+    /// A checkpoint of another kind of run.
+    #[error("the checkpoint has (critic, reference, measured weights) = {found:?}, the recipe asks for {expected:?}")]
+    OtherState {
+        /// What the checkpoint has.
+        found: [bool; 3],
+        /// What the recipe asks for.
+        expected: [bool; 3],
+    },
     /// Sequences that do not fit.
     #[error(
         "prompts and responses of up to {found} tokens: the model's context is {context}; lower `data.max_prompt_length` or `data.max_response_length`"
@@ -91,6 +102,8 @@ pub struct RlTrainer<B: Backend> {
     drawn: u64,
     /// The weights when the update was last measured.
     measured: Option<Params<Vec<f32>>>,
+    /// The rollouts of the last step, for those who want to look at them.
+    last: (Vec<Solved>, RolloutBatch),
 }
 
 impl<B: Backend> RlTrainer<B> {
@@ -160,6 +173,7 @@ impl<B: Backend> RlTrainer<B> {
             step: 0,
             drawn: 0,
             measured,
+            last: Default::default(),
         })
     }
 
@@ -187,6 +201,7 @@ impl<B: Backend> RlTrainer<B> {
         phases.end("rollout");
         if batch.tokens() == 0 {
             record.timing = phases.finish();
+            self.last = (solved, batch);
             return Ok(record);
         }
 
@@ -217,6 +232,8 @@ impl<B: Backend> RlTrainer<B> {
         self.measure_update(&mut record)?;
         phases.end("measure");
         record.timing = phases.finish();
+        tracing::debug!(step = self.step, reward = record.reward, timing = ?record.timing, "step done");
+        self.last = (solved, batch);
         Ok(record)
     }
 

@@ -12,6 +12,7 @@ use crate::recipe::{Recipe, Sft};
 use crate::start::{Start, StartError};
 use qurl_kernels::{Backend, BackendError};
 use qurl_model::compute::{Batch, TapeOptions, Targets};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,6 +69,22 @@ pub fn run<B: Backend>(
     examples: &Examples,
     mut on_step: impl FnMut(&SftStep),
 ) -> Result<Learner<B>, SftError> {
+    let go_on = |step: &SftStep| {
+        on_step(step);
+        ControlFlow::Continue(())
+    };
+    Ok(run_while(backend, recipe, sft, start, examples, go_on)?.0)
+}
+
+/// Like [`run`], but ends early where `on_step` says so; the flag tells whether it did.
+pub fn run_while<B: Backend>(
+    backend: Arc<B>,
+    recipe: &Recipe,
+    sft: &Sft,
+    start: &Start,
+    examples: &Examples,
+    mut on_step: impl FnMut(&SftStep) -> ControlFlow<()>,
+) -> Result<(Learner<B>, ControlFlow<()>), SftError> {
     let positions = sft.max_length.min(start.config.max_position_embeddings);
     let rows = recipe.trainer.micro_tokens.max(positions);
     let tape = TapeOptions { rows, sequences: sft.batch_size, recompute: recipe.trainer.recompute };
@@ -83,7 +100,7 @@ pub fn run<B: Backend>(
         let lr = schedule.at(step);
         let (loss, report) = train_step(&mut learner, &batch, tape, lr)?;
         skipped = if report.applied { 0 } else { skipped + 1 };
-        on_step(&SftStep {
+        let flow = on_step(&SftStep {
             step: step + 1,
             loss,
             grad_norm: report.grad_norm,
@@ -92,11 +109,14 @@ pub fn run<B: Backend>(
             tokens: batch.iter().map(|e| e.ids.len()).sum(),
             time: began.elapsed(),
         });
+        if flow.is_break() {
+            return Ok((learner, flow));
+        }
         if skipped == MOST_SKIPPED {
             return Err(SftError::NotFinite { step: step + 1, times: skipped });
         }
     }
-    Ok(learner)
+    Ok((learner, ControlFlow::Continue(())))
 }
 
 /// One update on a batch of examples; returns the loss before it.

@@ -1,7 +1,7 @@
 //! The `qurl` command line: a table of commands.
 //!
 //! Every command takes `--json` for one machine-readable document on standard output; progress goes to standard
-//! error. Exit status: 0 success, 2 bad usage or input, 1 failure.
+//! error. Exit status: 0 success, 2 bad usage or input, 1 failure, 130 stopped by Ctrl-C.
 
 mod commands;
 mod dash;
@@ -12,6 +12,7 @@ mod progress;
 mod report;
 #[cfg(test)]
 mod scratch;
+mod stop;
 mod system;
 mod view;
 
@@ -56,7 +57,16 @@ enum Command {
     Completions(commands::completions::Args),
 }
 
+/// Events of the libraries on standard error where `RUST_LOG` asks for them, as in `RUST_LOG=qurl_train=debug`.
+fn trace() {
+    if std::env::var_os("RUST_LOG").is_some() {
+        let filter = tracing_subscriber::EnvFilter::from_default_env();
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    }
+}
+
 fn main() -> ExitCode {
+    trace();
     let result = match Cli::parse().command {
         Command::Train(args) => commands::train::run(args),
         Command::Sft(args) => commands::sft::run(args),
@@ -76,7 +86,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("qurl: {error:#}");
-            ExitCode::from(if error.is::<input::BadInput>() { 2 } else { 1 })
+            match error.downcast_ref::<stop::Stopped>() {
+                Some(stopped) => ExitCode::from(stopped.status),
+                None => ExitCode::from(if error.is::<input::BadInput>() { 2 } else { 1 }),
+            }
         }
     }
 }

@@ -283,6 +283,12 @@ pub struct Run {
     /// Measure weight update, quantization error and flipped codes every so many steps; 0 for never.
     #[serde(default = "Run::default_update_freq")]
     pub update_metrics_freq: u64,
+    /// Write sampled rollouts at the first step and every so many; 0 for never.
+    #[serde(default = "Run::default_rollout_freq")]
+    pub rollout_log_freq: u64,
+    /// Rollouts that are written then.
+    #[serde(default = "Run::default_rollout_samples")]
+    pub rollout_log_samples: usize,
     /// The band of a healthy run.
     #[serde(default)]
     pub alarm: Alarm,
@@ -298,6 +304,19 @@ impl Run {
 
     fn default_update_freq() -> u64 {
         16
+    }
+
+    fn default_rollout_freq() -> u64 {
+        10
+    }
+
+    fn default_rollout_samples() -> usize {
+        8
+    }
+
+    /// Whether the rollouts of a step are written.
+    pub fn logs_rollouts_at(&self, step: u64) -> bool {
+        self.rollout_log_freq > 0 && (step == 1 || step.is_multiple_of(self.rollout_log_freq))
     }
 }
 

@@ -209,3 +209,35 @@ fn every_recipe_of_the_project_parses() {
     }
     assert!(seen >= 2);
 }
+
+#[test]
+fn a_run_goes_on_with_its_own_recipe_only() {
+    let text = format!("{GOOD}{RL}");
+    let old = Recipe::parse(&text, "r.toml", &[]).expect("good");
+    let against = |old: &Recipe, changes: &[&str]| {
+        let overrides: Vec<String> = changes.iter().map(|s| s.to_string()).collect();
+        Changes::between(old, &Recipe::parse(&text, "r.toml", &overrides).expect("good"))
+    };
+    assert_eq!(against(&old, &[]), Changes::default());
+    let changes = against(
+        &old,
+        &[
+            "trainer.seed=7",
+            "sft.lr=2e-3",
+            "critic={ lr = 1.0, ppo_mini_batch_size = 4 }",
+            "algorithm.adv_estimator={ type = \"gae\" }",
+        ],
+    );
+    let refused: Vec<String> = changes.refused.iter().map(Change::to_string).collect();
+    assert!(refused.contains(&"trainer.seed: 1 -> 7".to_string()), "{refused:?}");
+    assert!(refused.contains(&"sft.lr: 0.001 -> 0.002".to_string()), "{refused:?}");
+    assert!(refused.contains(&"critic.lr: not set -> 1.0".to_string()), "{refused:?}");
+    assert!(changes.allowed.is_empty());
+    let changes = against(&old, &["run.total_steps=9", "trainer.save_freq=3", "run.alarm.action=stop"]);
+    let allowed: Vec<&str> = changes.allowed.iter().map(|c| c.key.as_str()).collect();
+    assert_eq!((allowed, changes.refused.len()), (vec!["run.alarm.action", "run.total_steps", "trainer.save_freq"], 0));
+    // A decaying learning rate of the past would have been another one.
+    let decaying = Recipe::parse(&text, "r.toml", &["actor.decay=cosine".to_string()]).expect("good");
+    let changes = against(&decaying, &["actor.decay=cosine", "run.total_steps=9"]);
+    assert_eq!(changes.refused.iter().map(|c| c.key.as_str()).collect::<Vec<_>>(), ["run.total_steps"]);
+}

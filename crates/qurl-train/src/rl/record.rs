@@ -175,6 +175,13 @@ impl StepRecord {
         self.loss = self.sums.loss / (self.updates + self.skipped_updates).max(1) as f64;
     }
 
+    /// Adds the time of something that is done beside the step: `test`, `log`, `checkpoint`.
+    pub fn add_phase(&mut self, name: &str, seconds: f64) {
+        for name in [name, "total"] {
+            *self.timing.entry(name.to_string()).or_default() += seconds;
+        }
+    }
+
     /// Response tokens per second of rollout.
     pub fn rollout_tokens_per_s(&self) -> f64 {
         self.response_tokens as f64 / self.timing.get("rollout").copied().unwrap_or(f64::NAN)

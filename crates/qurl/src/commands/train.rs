@@ -1,20 +1,29 @@
 //! `qurl train`: reinforcement learning, from a recipe or from the embedded default.
 
-use crate::input::{OrBad, bad};
+mod run_dir;
+mod totals;
+
+use crate::input::OrBad;
+use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
 use anyhow::Context;
 use qurl_kernels::{Backend, Cpu};
+use qurl_model::Params;
 use qurl_model::hf::{SaveOptions, save};
-use qurl_train::recipe::{AlarmAction, Recipe};
+use qurl_tasks::task::Task;
+use qurl_train::checkpoint::{ModelFiles, Snapshot, Writer};
+use qurl_train::recipe::{AlarmAction, Recipe, Sft};
 use qurl_train::rl::{RlTrainer, StepRecord};
+use qurl_train::runlog::RunLog;
 use qurl_train::sft::{self, Examples};
 use qurl_train::start::Start;
+use run_dir::{RECIPE, RunDir};
 use serde::Serialize;
-use std::fs::File;
-use std::io::Write;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
+use totals::Totals;
 
 const DEFAULT: &str = include_str!("../../../../recipes/default.toml");
 
@@ -33,6 +42,9 @@ pub struct Args {
     /// Directory of the run (default: the next free runs/train-N)
     #[arg(long)]
     run: Option<PathBuf>,
+    /// Go on with the run in --run from its newest whole checkpoint; without a recipe, with its own
+    #[arg(long, requires = "run")]
+    resume: bool,
     /// Show warnings and the result only
     #[arg(long, short)]
     quiet: bool,
@@ -68,66 +80,108 @@ struct Summary {
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
-    let mut overrides = args.overrides.clone();
-    overrides.extend(args.steps.map(|steps| format!("run.total_steps={steps}")));
-    let (recipe, file) = match &args.recipe {
-        Some(path) => (Recipe::read(path, &overrides), path.display().to_string()),
-        None => (Recipe::parse(DEFAULT, "embedded default", &overrides), "embedded default".to_string()),
-    };
-    let recipe = recipe.or_bad()?;
-    recipe.rl(&file).or_bad()?;
+    let (recipe, file) = recipe_of(&args)?;
+    let plan = recipe.rl(&file).or_bad()?;
+    let stop = Stop::watch()?;
     let cpu = Arc::new(Cpu::from_env().or_bad()?);
     let task = recipe.task.task().or_bad()?;
     let mut start = Start::from_recipe(&recipe, &*task).or_bad()?;
-    let run = run_directory(args.run.as_deref())?;
-    std::fs::write(run.join("recipe.toml"), recipe.to_toml()).with_context(|| format!("writing {}", run.display()))?;
-    let (parameters, device) = (start.config.param_count(), cpu.describe());
     let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
-    view.note(&format!("{parameters} parameters, {device}, run in {}", run.display()));
-
-    if let Some(settings) = &recipe.sft {
-        let examples = Examples::open(settings, recipe.trainer.seed, &start, &*task).or_bad()?;
-        view.begin("warm start", 0, settings.steps);
-        let learner = sft::run(cpu.clone(), &recipe, settings, &start, &examples, |s| view.supervised(s.step, s.loss))
-            .or_bad()?;
-        let weights = learner.weights()?;
-        drop(examples);
-        start.weights = weights;
+    let dir = RunDir::open(args.run.as_deref(), args.resume, &recipe, &view)?;
+    let (parameters, device) = (start.config.param_count(), cpu.describe());
+    view.note(&format!("{parameters} parameters, {device}, run in {}", dir.path.display()));
+    let mut log = RunLog::open(&dir.path, dir.step())?;
+    if log.kept().len() as u64 != dir.step() {
+        let (kept, step) = (log.kept().len(), dir.step());
+        view.warn(&format!("warning: metrics.jsonl has {kept} of the {step} steps done so far"));
     }
+    let mut writer = Writer::new(dir.store.clone(), ModelFiles::of(&start), dir.from.as_ref().map(|(step, _)| *step));
 
+    if let (Some(settings), None) = (&recipe.sft, &dir.from) {
+        start.weights = warm_start(&cpu, &recipe, settings, &start, &*task, &stop, &dir, &mut view)?;
+    }
     let mut trainer = RlTrainer::new(cpu, &recipe, &file, start, task).or_bad()?;
-    let plan = trainer.plan().clone();
-    let accuracy_before = trainer.evaluate()?;
+    let text = recipe.to_toml();
+    let mut accuracy_before = None;
+    match &dir.from {
+        Some((_, path)) => {
+            let snapshot = Snapshot::read(path, &trainer.start().config)?;
+            accuracy_before = snapshot.state.accuracy_before;
+            trainer.restore(snapshot)?;
+        }
+        None if recipe.sft.is_some() && recipe.trainer.save_freq > 0 => {
+            writer.start(trainer.snapshot(&text)?, log.files()?)?; // the warm start is not to be lost
+        }
+        None => {}
+    }
+    let accuracy_before = match accuracy_before {
+        Some(accuracy) => accuracy,
+        None => trainer.evaluate()?,
+    };
     let begun = Begun { accuracy_before, parameters, device };
-    write_json(&run.join("summary.json"), &begun)?;
+    let summary_file = dir.path.join("summary.json");
+    write_json(&summary_file, &begun)?;
     view.evaluated(accuracy_before);
     let percent = 100.0 * accuracy_before;
     view.note(&format!("accuracy before: {percent:.1}% of {} held-out problems", plan.run.test_problems));
-    let path = run.join("metrics.jsonl");
-    let mut metrics = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
-    view.begin("RL", 0, plan.run.total_steps);
+
+    view.begin("RL", trainer.steps_done(), plan.run.total_steps);
     let mut totals = Totals::default();
-    let mut accuracy_after = accuracy_before;
-    for step in 1..=plan.run.total_steps {
+    log.kept().iter().for_each(|line| totals.add(line));
+    let mut tested = None;
+    while trainer.steps_done() < plan.run.total_steps {
+        if stop.asked() {
+            let step = trainer.steps_done();
+            if !writer.has(step) {
+                writer.start(snapshot(&trainer, &text, accuracy_before, tested)?, log.files()?)?;
+            }
+            writer.finish()?;
+            return Err(stop.error(format!("stopped after step {step}; go on with: {}", dir.how_to_go_on())));
+        }
+        writer.poll().with_context(|| failed_checkpoint(&dir))?;
+        let step = trainer.steps_done() + 1;
         let mut record = trainer.step().with_context(|| format!("step {step}"))?;
         let last = step == plan.run.total_steps;
-        if last || (plan.run.test_freq > 0 && step % plan.run.test_freq == 0) {
-            accuracy_after = trainer.evaluate()?;
-            record.test_accuracy = Some(accuracy_after);
+        tested = None;
+        if last || (plan.run.test_freq > 0 && step.is_multiple_of(plan.run.test_freq)) {
+            let began = Instant::now();
+            tested = Some(trainer.evaluate()?);
+            record.test_accuracy = tested;
+            record.add_phase("test", began.elapsed().as_secs_f64());
         }
-        writeln!(metrics, "{}", serde_json::to_string(&record)?)
-            .with_context(|| format!("writing {}", path.display()))?;
-        totals.add(&record);
-        view.step(&record);
-        if let Some(alarm) = alarm(&plan.run.alarm, &record) {
-            view.warn(&format!("step {step}: {alarm}"));
-            if plan.run.alarm.action == AlarmAction::Stop {
-                break;
+        let alarm = alarm(&plan.run.alarm, &record);
+        let ends = last || (alarm.is_some() && plan.run.alarm.action == AlarmAction::Stop);
+        let freq = recipe.trainer.save_freq;
+        let began = Instant::now();
+        let saved = match freq > 0 && (ends || step.is_multiple_of(freq)) {
+            true => {
+                writer.finish().with_context(|| failed_checkpoint(&dir))?;
+                Some(snapshot(&trainer, &text, accuracy_before, tested)?)
             }
+            false => None,
+        };
+        record.add_phase("checkpoint", began.elapsed().as_secs_f64());
+        let began = Instant::now();
+        if plan.run.logs_rollouts_at(step) {
+            log.rollouts(step, &trainer.sampled_rollouts(plan.run.rollout_log_samples)?)?;
+        }
+        record.add_phase("log", log.take_seconds() + began.elapsed().as_secs_f64());
+        log.record(&record)?;
+        if let Some(snapshot) = saved {
+            writer.start(snapshot, log.files()?)?;
+        }
+        totals.add(&serde_json::to_value(&record)?);
+        view.step(&record);
+        if let Some(alarm) = alarm {
+            view.warn(&format!("step {step}: {alarm}"));
+        }
+        if ends {
+            break;
         }
     }
     view.finish();
-    let model = run.join("model");
+    writer.finish().with_context(|| failed_checkpoint(&dir))?;
+    let model = dir.path.join("model");
     let start = trainer.start();
     let options = SaveOptions {
         tokenizer_files: start.tokenizer.files(),
@@ -138,7 +192,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
     let summary = Summary {
         begun,
-        accuracy_after,
+        accuracy_after: totals.test_accuracy.unwrap_or(accuracy_before),
         mismatch_kl: totals.mismatch_kl / totals.steps.max(1) as f64,
         rho_max: totals.rho_max,
         rollout_tokens_per_s: totals.response_tokens / totals.seconds.get("rollout").copied().unwrap_or(f64::NAN),
@@ -146,9 +200,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         skipped_updates: totals.skipped,
         seconds: began.elapsed().as_secs_f64(),
         seconds_by_phase: totals.seconds,
-        run: run.display().to_string(),
+        run: dir.path.display().to_string(),
     };
-    write_json(&run.join("summary.json"), &summary)?;
+    write_json(&summary_file, &summary)?;
     if args.json {
         println!("{}", serde_json::to_string(&summary)?);
         return Ok(());
@@ -156,64 +210,72 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     println!(
         "accuracy {:.1}% -> {:.1}% in {} steps, {:.0} s",
         100.0 * accuracy_before,
-        100.0 * accuracy_after,
+        100.0 * summary.accuracy_after,
         summary.steps,
         summary.seconds
     );
     println!("mismatch KL(behav||prox) {:.2e}, largest rho {:.3}", summary.mismatch_kl, summary.rho_max);
     println!("rollout {:.0} tokens/s in {}", summary.rollout_tokens_per_s, plan.rollout.format);
-    println!("model, recipe and metrics in {}", summary.run);
+    println!("model, recipe, logs and checkpoints in {}", summary.run);
     Ok(())
 }
 
-/// The run's directory, made new: an existing one with metrics is never overwritten.
-fn run_directory(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let dir = match asked {
-        Some(dir) => dir.to_path_buf(),
-        None => {
-            let free = (1..).map(|i| PathBuf::from(format!("runs/train-{i}"))).find(|dir| !dir.exists());
-            free.unwrap_or_else(|| PathBuf::from("runs/train"))
-        }
+/// The recipe that was named, that of the run that goes on, or the embedded default; and what to call it.
+fn recipe_of(args: &Args) -> anyhow::Result<(Recipe, String)> {
+    let mut overrides = args.overrides.clone();
+    overrides.extend(args.steps.map(|steps| format!("run.total_steps={steps}")));
+    let of_the_run = args.run.as_ref().filter(|_| args.resume).map(|run| run.join(RECIPE)).filter(|path| path.exists());
+    let (recipe, file) = match args.recipe.as_ref().or(of_the_run.as_ref()) {
+        Some(path) => (Recipe::read(path, &overrides), path.display().to_string()),
+        None => (Recipe::parse(DEFAULT, "embedded default", &overrides), "embedded default".to_string()),
     };
-    if dir.join("metrics.jsonl").exists() {
-        return Err(bad(format!(
-            "--run {}: there is a run already (metrics.jsonl); choose another directory",
-            dir.display()
-        )));
-    }
-    std::fs::create_dir_all(&dir).map_err(|e| bad(format!("--run {}: cannot be made: {e}", dir.display())))?;
-    Ok(dir)
+    Ok((recipe.or_bad()?, file))
 }
 
-#[derive(Default)]
-struct Totals {
-    steps: u64,
-    skipped: u64,
-    mismatch_kl: f64,
-    rho_max: f64,
-    response_tokens: f64,
-    seconds: std::collections::BTreeMap<String, f64>,
+/// Supervised training first; the weights it ends with.
+fn warm_start(
+    cpu: &Arc<Cpu>,
+    recipe: &Recipe,
+    settings: &Sft,
+    start: &Start,
+    task: &dyn Task,
+    stop: &Stop,
+    dir: &RunDir,
+    view: &mut TrainView,
+) -> anyhow::Result<Params<Vec<f32>>> {
+    let examples = Examples::open(settings, recipe.trainer.seed, start, task).or_bad()?;
+    view.begin("warm start", 0, settings.steps);
+    let (learner, flow) = sft::run_while(cpu.clone(), recipe, settings, start, &examples, |step| {
+        view.supervised(step.step, step.loss);
+        if stop.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })
+    .or_bad()?;
+    if flow.is_break() {
+        let message = format!("stopped in the warm start, which begins anew with: {}", dir.how_to_go_on());
+        return Err(stop.error(message));
+    }
+    Ok(learner.weights()?)
 }
 
-impl Totals {
-    fn add(&mut self, record: &StepRecord) {
-        self.steps += 1;
-        self.skipped += record.skipped_updates;
-        self.response_tokens += record.response_tokens as f64;
-        if let Some(mismatch) = &record.mismatch {
-            self.mismatch_kl += mismatch.kl;
-            self.rho_max = self.rho_max.max(mismatch.rho_max);
-        }
-        for (phase, seconds) in &record.timing {
-            *self.seconds.entry(phase.clone()).or_default() += seconds;
-        }
-    }
+/// The state of the run for a checkpoint.
+fn snapshot(
+    trainer: &RlTrainer<Cpu>,
+    recipe: &str,
+    accuracy_before: f64,
+    tested: Option<f64>,
+) -> anyhow::Result<Snapshot> {
+    let mut snapshot = trainer.snapshot(recipe)?;
+    snapshot.state.accuracy_before = Some(accuracy_before);
+    snapshot.state.test_accuracy = tested;
+    Ok(snapshot)
+}
+
+fn failed_checkpoint(dir: &RunDir) -> String {
+    format!("writing a checkpoint (earlier ones are whole; go on with: {})", dir.how_to_go_on())
 }
 
 fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
-    let text = serde_json::to_string(value)?
-        + "
-";
+    let text = format!("{}\n", serde_json::to_string(value)?);
     std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 

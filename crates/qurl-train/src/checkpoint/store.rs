@@ -1,0 +1,220 @@
+//! The directory of a run's checkpoints: writing one whole or not at all, finding the newest whole one, and keeping few.
+//!
+//! Names that begin with a dot are work in progress (being written, being removed). Whatever is left of it by a
+//! process that was killed is removed when the directory is opened again, under the lock of the run.
+
+use super::manifest::{MANIFEST, Manifest};
+use super::snapshot::{read_recipe, write_synced};
+use super::{CheckpointError, Snapshot, State};
+use crate::start::Start;
+use qurl_model::{GenerationConfig, ModelConfig};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// Room for headers, configuration and state beside the tensors.
+const SMALL_FILES: u64 = 256 << 10;
+
+/// What makes a directory of weights a model.
+#[derive(Clone, Debug)]
+pub struct ModelFiles {
+    /// Sizes and tokens.
+    pub config: ModelConfig,
+    /// Sampling defaults.
+    pub generation: GenerationConfig,
+    /// Names and contents.
+    pub tokenizer_files: Vec<(String, Vec<u8>)>,
+}
+
+impl ModelFiles {
+    /// Those of a run's model.
+    pub fn of(start: &Start) -> ModelFiles {
+        ModelFiles {
+            config: start.config.clone(),
+            generation: start.generation.clone(),
+            tokenizer_files: start.tokenizer.files().to_vec(),
+        }
+    }
+}
+
+/// How many checkpoints are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// The newest.
+    pub last: usize,
+    /// Beside them, those with the highest test accuracy.
+    pub best: usize,
+}
+
+/// A checkpoint that cannot be used.
+#[derive(Debug)]
+pub struct Torn {
+    /// Its step.
+    pub step: u64,
+    /// What is wrong with it.
+    pub error: CheckpointError,
+}
+
+/// What a run can go on from.
+#[derive(Debug, Default)]
+pub struct Newest {
+    /// Step and directory of the newest whole checkpoint.
+    pub whole: Option<(u64, PathBuf)>,
+    /// Newer ones that are not whole.
+    pub torn: Vec<Torn>,
+}
+
+/// The checkpoints of a run.
+#[derive(Clone, Debug)]
+pub struct Store {
+    dir: PathBuf,
+    keep: Keep,
+}
+
+impl Store {
+    /// Opens or makes the directory and clears away what a killed process left half done.
+    pub fn open(dir: &Path, keep: Keep) -> Result<Store, CheckpointError> {
+        std::fs::create_dir_all(dir).map_err(CheckpointError::io(dir, "be created"))?;
+        for entry in std::fs::read_dir(dir).map_err(CheckpointError::io(dir, "be listed"))? {
+            let entry = entry.map_err(CheckpointError::io(dir, "be listed"))?;
+            if entry.file_name().to_string_lossy().starts_with(".step-") {
+                remove(&entry.path())?;
+            }
+        }
+        Ok(Store { dir: dir.to_path_buf(), keep })
+    }
+
+    /// Where it is.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Steps that have a checkpoint, whole or not, in order.
+    pub fn steps(&self) -> Result<BTreeSet<u64>, CheckpointError> {
+        let entries = std::fs::read_dir(&self.dir).map_err(CheckpointError::io(&self.dir, "be listed"))?;
+        let step = |name: &str| name.strip_prefix("step-")?.parse().ok();
+        Ok(entries.flatten().filter_map(|entry| step(&entry.file_name().to_string_lossy())).collect())
+    }
+
+    /// The newest whole checkpoint and the torn ones after it. An error where there are some and none is whole: going
+    /// on would begin anew and throw the run's logs away.
+    pub fn newest(&self) -> Result<Newest, CheckpointError> {
+        let mut newest = Newest::default();
+        for step in self.steps()?.into_iter().rev() {
+            let dir = self.path(step);
+            match Manifest::check(&dir) {
+                Ok(()) => {
+                    newest.whole = Some((step, dir));
+                    return Ok(newest);
+                }
+                Err(error) => newest.torn.push(Torn { step, error }),
+            }
+        }
+        match newest.torn.first() {
+            Some(torn) => Err(CheckpointError::NoneWhole { dir: self.dir.clone(), newest: torn.error.to_string() }),
+            None => Ok(newest),
+        }
+    }
+
+    /// The recipe of a checkpoint.
+    pub fn recipe(&self, step: u64) -> Result<String, CheckpointError> {
+        read_recipe(&self.path(step))
+    }
+
+    /// Writes a checkpoint: everything under a temporary name, then synced, then renamed. Returns its directory.
+    pub fn write(&self, snapshot: &Snapshot, model: &ModelFiles) -> Result<PathBuf, CheckpointError> {
+        self.check_space(snapshot.bytes(), model)?;
+        let step = snapshot.state.step;
+        let temporary = self.dir.join(format!(".step-{step}.part"));
+        let written = self.write_under(&temporary, snapshot, model);
+        if written.is_err() {
+            // The error that matters is the one at hand; what cannot be removed now is when the store is next opened.
+            let _ = remove(&temporary);
+        }
+        written?;
+        let path = self.path(step);
+        let old = self.dir.join(format!(".step-{step}.old"));
+        if path.exists() {
+            std::fs::rename(&path, &old).map_err(CheckpointError::io(&path, "be renamed"))?;
+        }
+        std::fs::rename(&temporary, &path).map_err(CheckpointError::io(&path, "be renamed into place"))?;
+        sync_dir(&self.dir)?;
+        if old.exists() {
+            remove(&old)?;
+        }
+        Ok(path)
+    }
+
+    fn write_under(&self, dir: &Path, snapshot: &Snapshot, model: &ModelFiles) -> Result<(), CheckpointError> {
+        std::fs::create_dir_all(dir).map_err(CheckpointError::io(dir, "be created"))?;
+        snapshot.write(dir, model)?;
+        let manifest = dir.join(MANIFEST);
+        let text = Manifest::of(dir)?
+            .to_json()
+            .map_err(|e| CheckpointError::damaged(&manifest, e, "a manifest that can be written"))?;
+        write_synced(&manifest, text.as_bytes())?;
+        sync_dir(dir)
+    }
+
+    /// An error where tensors of so many bytes, and what goes with them, do not fit on the disk.
+    pub fn check_space(&self, tensor_bytes: u64, model: &ModelFiles) -> Result<(), CheckpointError> {
+        let files: u64 = model.tokenizer_files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        let need = tensor_bytes + 2 * files + SMALL_FILES;
+        match free_space(&self.dir) {
+            Some(free) if free < need => Err(CheckpointError::Full { dir: self.dir.clone(), need, free }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes what need not be kept after the checkpoint of `step`. Newer ones, left by a run that went further and
+    /// was torn, are not counted and not touched.
+    pub fn prune(&self, step: u64) -> Result<(), CheckpointError> {
+        let steps: Vec<u64> = self.steps()?.into_iter().filter(|&s| s <= step).collect();
+        let mut kept: BTreeSet<u64> = steps.iter().rev().take(self.keep.last.max(1)).copied().collect();
+        let accuracy = |s: u64| Some((State::read(&self.path(s)).ok()?.test_accuracy?, s));
+        let mut best: Vec<(f64, u64)> = steps.iter().filter_map(|&s| accuracy(s)).collect();
+        best.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
+        kept.extend(best.iter().take(self.keep.best).map(|&(_, s)| s));
+        for step in steps.into_iter().filter(|s| !kept.contains(s)) {
+            // Renamed first: a checkpoint that is being removed must never look like one that is torn.
+            let (path, old) = (self.path(step), self.dir.join(format!(".step-{step}.old")));
+            std::fs::rename(&path, &old).map_err(CheckpointError::io(&path, "be renamed"))?;
+            remove(&old)?;
+        }
+        Ok(())
+    }
+
+    fn path(&self, step: u64) -> PathBuf {
+        self.dir.join(format!("step-{step}"))
+    }
+}
+
+fn remove(path: &Path) -> Result<(), CheckpointError> {
+    let removed = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    match removed {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(CheckpointError::io(path, "be removed")(e)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(unix)]
+fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
+    File::open(dir).and_then(|d| d.sync_all()).map_err(CheckpointError::io(dir, "be synced"))
+}
+
+#[cfg(not(unix))]
+fn sync_dir(_dir: &Path) -> Result<(), CheckpointError> {
+    Ok(())
+}
+
+/// Bytes that we may still write; none where the system does not say.
+#[cfg(unix)]
+fn free_space(dir: &Path) -> Option<u64> {
+    let disk = rustix::fs::statvfs(dir).ok()?;
+    disk.f_bavail.checked_mul(disk.f_frsize)
+}
+
+#[cfg(not(unix))]
+fn free_space(_dir: &Path) -> Option<u64> {
+    None
+}

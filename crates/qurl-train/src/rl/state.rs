@@ -1,0 +1,52 @@
+//! The state of a run in and out: what a checkpoint holds of a trainer.
+
+use super::{RlTrainer, TrainError};
+use crate::checkpoint::Snapshot;
+use qurl_kernels::Backend;
+
+impl<B: Backend> RlTrainer<B> {
+    /// Steps done so far.
+    pub fn steps_done(&self) -> u64 {
+        self.step
+    }
+
+    /// A copy of everything that the next steps depend on. `recipe` is the text that goes into the checkpoint.
+    pub fn snapshot(&self, recipe: &str) -> Result<Snapshot, TrainError> {
+        let critic = self.critic.as_ref().map(|c| c.snapshot()).transpose()?;
+        let reference = self.reference.as_ref().map(|_| self.start.weights.clone());
+        Ok(Snapshot::new(
+            self.step,
+            self.drawn,
+            recipe.to_string(),
+            self.kl,
+            self.actor.snapshot()?,
+            critic,
+            reference,
+            self.measured.clone(),
+        ))
+    }
+
+    /// Takes over the state of a run with the same recipe. The engine needs nothing: every step begins by loading the
+    /// actor into it.
+    pub fn restore(&mut self, snapshot: Snapshot) -> Result<(), TrainError> {
+        let there = [snapshot.critic.is_some(), snapshot.reference.is_some(), snapshot.measured.is_some()];
+        let wanted = [self.critic.is_some(), self.reference.is_some(), self.measured.is_some()];
+        if there != wanted {
+            return Err(TrainError::OtherState { found: there, expected: wanted });
+        }
+        self.actor.restore(&snapshot.actor)?;
+        if let (Some(critic), Some(state)) = (&mut self.critic, &snapshot.critic) {
+            critic.restore(state)?;
+        }
+        if let (Some(reference), Some(weights)) = (&mut self.reference, snapshot.reference) {
+            let tensors = weights.as_ref().try_map(|w| self.backend.upload(w))?;
+            reference.refresh(&*self.backend, &tensors)?;
+            self.start.weights = weights;
+        }
+        self.measured = snapshot.measured;
+        self.kl = snapshot.state.kl;
+        self.step = snapshot.state.step;
+        self.drawn = snapshot.state.drawn;
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+//! What a run writes down, in its run directory:
+//!
+//! | file | holds |
+//! |---|---|
+//! | `metrics.jsonl` | one [`StepRecord`](crate::rl::StepRecord) per step |
+//! | `tensorboard/events.out.tfevents.qurl` | the same numbers for TensorBoard |
+//! | `rollouts/step-000010.jsonl` | a few rollouts of the step, one per line |
+//! | `run.lock` | the process that writes here, held by a lock of the system |
+//!
+//! Everything is flushed after every step, so that others can look while the run goes on. A run that goes on from a
+//! checkpoint first cuts off what was written after it: the steps are done again and written again.
+
+mod events;
+mod lock;
+mod metrics;
+
+pub use events::{EventFile, EventReader, flatten};
+pub use lock::RunLock;
+pub use metrics::MetricsFile;
+
+use crate::rl::{SampledRollout, StepRecord};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Why a log could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The system refused.
+    #[error("{}: cannot {action}: {source}", file.display())]
+    Io {
+        /// The file or directory.
+        file: PathBuf,
+        /// What was attempted.
+        action: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Another process writes here.
+    #[error("{}: another process{} trains in this directory; wait for it, stop it, or choose another --run", dir.display(), pid.map_or(String::new(), |p| format!(" ({p})")))]
+    InUse {
+        /// The run directory.
+        dir: PathBuf,
+        /// The process, if it could be read.
+        pid: Option<u32>,
+    },
+    /// A record that cannot be written as JSON.
+    #[error("{}: {source}", file.display())]
+    Json {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+}
+
+impl LogError {
+    fn io(file: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> LogError {
+        let file = file.to_path_buf();
+        move |source| LogError::Io { file, action, source }
+    }
+}
+
+/// The logs of a run.
+pub struct RunLog {
+    dir: PathBuf,
+    metrics: MetricsFile,
+    events: EventFile,
+    /// The newest file of rollouts, until it is known to be on disk.
+    rollouts: Option<File>,
+    /// Time spent on the last record.
+    seconds: f64,
+}
+
+impl RunLog {
+    /// Opens the logs of a run of which `step` steps are kept; what is later is cut off.
+    pub fn open(dir: &Path, step: u64) -> Result<RunLog, LogError> {
+        let folder = dir.join("rollouts");
+        std::fs::create_dir_all(&folder).map_err(LogError::io(&folder, "be created"))?;
+        for entry in std::fs::read_dir(&folder).map_err(LogError::io(&folder, "be listed"))?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let number = |name: &str| name.strip_prefix("step-")?.strip_suffix(".jsonl")?.parse::<u64>().ok();
+            if number(&name).is_some_and(|n| n > step) {
+                std::fs::remove_file(entry.path()).map_err(LogError::io(&entry.path(), "be removed"))?;
+            }
+        }
+        Ok(RunLog {
+            dir: dir.to_path_buf(),
+            metrics: MetricsFile::open(&dir.join("metrics.jsonl"), step)?,
+            events: EventFile::open(&dir.join("tensorboard"), step)?,
+            rollouts: None,
+            seconds: 0.0,
+        })
+    }
+
+    /// Lines of `metrics.jsonl` that were kept.
+    pub fn kept(&self) -> &[serde_json::Value] {
+        self.metrics.kept()
+    }
+
+    /// Writes rollouts of a step.
+    pub fn rollouts(&mut self, step: u64, sampled: &[SampledRollout]) -> Result<(), LogError> {
+        let path = self.dir.join(format!("rollouts/step-{step:06}.jsonl"));
+        let mut file = BufWriter::new(File::create(&path).map_err(LogError::io(&path, "be created"))?);
+        for rollout in sampled {
+            let line =
+                serde_json::to_string(rollout).map_err(|source| LogError::Json { file: path.clone(), source })?;
+            writeln!(file, "{line}").map_err(LogError::io(&path, "be written"))?;
+        }
+        let file = file.into_inner().map_err(|e| LogError::io(&path, "be written")(e.into_error()))?;
+        self.rollouts = Some(file);
+        Ok(())
+    }
+
+    /// Seconds that the writing of the last record took. They go into the next one, because a record cannot hold the time
+    /// of its own writing.
+    pub fn take_seconds(&mut self) -> f64 {
+        std::mem::take(&mut self.seconds)
+    }
+
+    /// Writes the record of a step.
+    pub fn record(&mut self, record: &StepRecord) -> Result<(), LogError> {
+        let began = Instant::now();
+        self.metrics.write(record)?;
+        let value = serde_json::to_value(record)
+            .map_err(|source| LogError::Json { file: self.dir.join("metrics.jsonl"), source })?;
+        self.events.write(record.step, &flatten(&value))?;
+        self.seconds += began.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// The files written so far, to be synced to disk by whoever needs them there.
+    pub fn files(&mut self) -> Result<Vec<File>, LogError> {
+        let mut files = vec![self.metrics.file()?, self.events.file()?];
+        files.extend(self.rollouts.take());
+        Ok(files)
+    }
+}

@@ -1,0 +1,113 @@
+//! The directory of a run: new, or one that goes on.
+
+use crate::input::{OrBad, bad};
+use crate::view::TrainView;
+use anyhow::Context;
+use qurl_train::checkpoint::{Keep, Store};
+use qurl_train::recipe::{Changes, Recipe};
+use qurl_train::runlog::RunLock;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The recipe's file in a run directory.
+pub const RECIPE: &str = "recipe.toml";
+
+/// A run directory that no other process writes to.
+pub struct RunDir {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its checkpoints.
+    pub store: Store,
+    /// Step and directory of the checkpoint that the run goes on from.
+    pub from: Option<(u64, PathBuf)>,
+    _lock: RunLock,
+}
+
+impl RunDir {
+    /// Makes the directory, or takes the one of a run that is to go on, and locks it.
+    pub fn open(asked: Option<&Path>, resume: bool, recipe: &Recipe, view: &TrainView) -> anyhow::Result<RunDir> {
+        let path = match asked {
+            Some(dir) => dir.to_path_buf(),
+            None => {
+                let free = (1..).map(|i| PathBuf::from(format!("runs/train-{i}"))).find(|dir| !dir.exists());
+                free.unwrap_or_else(|| PathBuf::from("runs/train"))
+            }
+        };
+        let name = path.display();
+        std::fs::create_dir_all(&path).map_err(|e| bad(format!("--run {name}: cannot be made: {e}")))?;
+        let lock = RunLock::take(&path).map_err(|e| bad(format!("--run {e}")))?;
+        if !resume && path.join(RECIPE).exists() {
+            let hint = "choose another directory, or go on with it by --resume";
+            return Err(bad(format!("--run {name}: there is a run already ({RECIPE}); {hint}")));
+        }
+        let keep = Keep { last: recipe.trainer.keep_last, best: recipe.trainer.keep_best };
+        let store = Store::open(&path.join("checkpoints"), keep)?;
+        let newest = store.newest()?;
+        for torn in &newest.torn {
+            let (step, error) = (torn.step, &torn.error);
+            view.warn(&format!("warning: the checkpoint of step {step} is not whole and is ignored: {error}"));
+        }
+        let dir = RunDir { path, store, from: newest.whole, _lock: lock };
+        if resume {
+            dir.check_recipe(recipe, view)?;
+        }
+        dir.write_recipe(recipe)?;
+        Ok(dir)
+    }
+
+    /// The step that the run goes on from.
+    pub fn step(&self) -> u64 {
+        self.from.as_ref().map_or(0, |(step, _)| *step)
+    }
+
+    /// How to go on with this run.
+    pub fn how_to_go_on(&self) -> String {
+        format!("qurl train --run {} --resume", self.path.display())
+    }
+
+    /// Refuses a recipe that would make it another run.
+    fn check_recipe(&self, recipe: &Recipe, view: &TrainView) -> anyhow::Result<()> {
+        let name = self.path.display();
+        let (file, text) = match &self.from {
+            Some((step, _)) => (format!("checkpoint of step {step}"), self.store.recipe(*step)?),
+            None => match std::fs::read_to_string(self.path.join(RECIPE)) {
+                Ok(text) => (self.path.join(RECIPE).display().to_string(), text),
+                Err(_) => {
+                    view.warn(&format!("--resume: there is no run in {name} yet; it begins"));
+                    return Ok(());
+                }
+            },
+        };
+        let changes = Changes::between(&Recipe::parse(&text, &file, &[]).or_bad()?, recipe);
+        if !changes.refused.is_empty() {
+            let list: Vec<String> = changes.refused.iter().map(|c| format!("  {c}")).collect();
+            let list = list.join("\n");
+            return Err(bad(format!("--resume: the run in {name} was begun with another recipe:\n{list}")));
+        }
+        let total = recipe.run.as_ref().map_or(0, |run| run.total_steps);
+        if total < self.step() {
+            let step = self.step();
+            return Err(bad(format!(
+                "--resume: key `run.total_steps` is {total}, but the run in {name} has {step} already"
+            )));
+        }
+        for change in &changes.allowed {
+            view.note(&format!("recipe: {change}"));
+        }
+        match &self.from {
+            Some((step, _)) => view.note(&format!("goes on after step {step}")),
+            None => view.warn(&format!("--resume: the run in {name} has no checkpoint yet; it begins anew")),
+        }
+        Ok(())
+    }
+
+    /// All or nothing, so that a reader never sees half a recipe.
+    fn write_recipe(&self, recipe: &Recipe) -> anyhow::Result<()> {
+        let (path, temporary) = (self.path.join(RECIPE), self.path.join(format!(".{RECIPE}.part")));
+        let written = File::create(&temporary)
+            .and_then(|mut file| file.write_all(recipe.to_toml().as_bytes()).and_then(|()| file.sync_all()))
+            .and_then(|()| std::fs::rename(&temporary, &path));
+        written.with_context(|| format!("writing {}", path.display()))
+    }
+}
