@@ -236,3 +236,53 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     *bytes = rest;
     Some(*first)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn records_become_flat_names() {
+        let record =
+            json!({"step": 3, "reward": 0.5, "mismatch": {"kl": 1e-3, "corr": null}, "layers": [1.0, 2], "x": "y"});
+        let expected = [("reward", 0.5), ("mismatch/kl", 1e-3), ("layers/0", 1.0), ("layers/1", 2.0)];
+        assert_eq!(flatten(&record), expected.map(|(name, value)| (name.to_string(), value)));
+    }
+
+    #[test]
+    fn what_is_later_or_torn_is_cut_off() {
+        let dir = std::env::temp_dir().join(format!("qurl-events-{}", std::process::id()));
+        let path = dir.join(NAME);
+        let mut file = EventFile::open(&dir, 0).expect("opened");
+        for step in 1..=300 {
+            file.write(step, &[("a/b".to_string(), step as f64), ("c".to_string(), f64::NAN)]).expect("written");
+        }
+        drop(file);
+        let whole = std::fs::read(&path).expect("a file");
+        let events: Vec<Event> = EventReader::new(&whole).collect();
+        assert_eq!((events.len(), events[0].scalars.len(), events[300].step), (301, 0, 300));
+        assert_eq!(events[200].scalars[0], ("a/b".to_string(), 200.0));
+        let ends: Vec<usize> = {
+            let mut reader = EventReader::new(&whole);
+            std::iter::from_fn(|| reader.next().map(|_| reader.position)).collect()
+        };
+        // Every way to tear the event of step 2: the reader stops before it, and opening cuts it off.
+        for length in ends[1]..ends[2] {
+            assert_eq!(EventReader::new(&whole[..length]).count(), 2, "{length} bytes");
+        }
+        std::fs::write(&path, &whole[..ends[2] - 1]).expect("written");
+        drop(EventFile::open(&dir, 100).expect("opened"));
+        assert_eq!(std::fs::read(&path).expect("a file"), whole[..ends[1]]);
+        let mut damaged = whole.clone();
+        damaged[ends[1] + 20] ^= 4;
+        assert_eq!(EventReader::new(&damaged).count(), 2);
+        // Going on from step 150 writes the same events again.
+        std::fs::write(&path, &whole).expect("written");
+        let mut file = EventFile::open(&dir, 150).expect("opened");
+        file.write(151, &[("a/b".to_string(), 151.0)]).expect("written");
+        let steps: Vec<u64> = EventReader::new(&std::fs::read(&path).expect("a file")).map(|e| e.step).collect();
+        assert_eq!(steps, (0..=151).collect::<Vec<u64>>());
+        std::fs::remove_dir_all(&dir).expect("removed");
+    }
+}

@@ -3,7 +3,7 @@
 mod run_dir;
 mod totals;
 
-use crate::input::OrBad;
+use crate::input::{OrBad, bad};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
 use anyhow::Context;
@@ -224,7 +224,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 fn recipe_of(args: &Args) -> anyhow::Result<(Recipe, String)> {
     let mut overrides = args.overrides.clone();
     overrides.extend(args.steps.map(|steps| format!("run.total_steps={steps}")));
-    let of_the_run = args.run.as_ref().filter(|_| args.resume).map(|run| run.join(RECIPE)).filter(|path| path.exists());
+    let of_the_run = args.run.as_ref().filter(|_| args.resume && args.recipe.is_none()).map(|run| run.join(RECIPE));
+    if let Some(path) = of_the_run.as_ref().filter(|path| !path.exists()) {
+        let what = "nothing to go on with; name the recipe to begin a run there";
+        return Err(bad(format!("--resume: {} does not exist: {what}", path.display())));
+    }
     let (recipe, file) = match args.recipe.as_ref().or(of_the_run.as_ref()) {
         Some(path) => (Recipe::read(path, &overrides), path.display().to_string()),
         None => (Recipe::parse(DEFAULT, "embedded default", &overrides), "embedded default".to_string()),

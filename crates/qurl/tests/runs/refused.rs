@@ -1,0 +1,61 @@
+//! What is refused: another recipe, a second process, a run that is there already.
+
+use super::common::qurl_in;
+use super::support::{Outcome, lines, place, spawn, train, trained, wait_for};
+
+#[test]
+fn another_recipe_is_refused_by_its_keys() {
+    let dir = place("runs-recipe");
+    trained(&dir, "run", &["--set", "run.total_steps=4"]);
+    let before = Outcome::of(&dir.join("run"));
+    let changed = ["--resume", "--set", "trainer.seed=7", "--set", "actor.lr=0.5", "--set", "run.total_steps=4"];
+    train(&dir, "run", &changed).assert_bad(&["another recipe", "trainer.seed: 1 -> 7", "actor.lr: 0.001 -> 0.5"]);
+    train(&dir, "run", &["--resume", "--set", "run.total_steps=3"]).assert_bad(&["run.total_steps", "has 4 already"]);
+    Outcome::of(&dir.join("run")).assert_same(&before, "a refusal changes nothing");
+
+    // Longer, and with other bookkeeping: the same run.
+    let more = ["--resume", "--set", "run.total_steps=10", "--set", "trainer.keep_last=5"];
+    let done = trained(&dir, "run", &more);
+    assert!(done.stderr.contains("run.total_steps: 4 -> 10"), "{}", done.stderr);
+    trained(&dir, "whole", &["--set", "run.total_steps=10"]);
+    assert_eq!(Outcome::of(&dir.join("run")).weights(), Outcome::of(&dir.join("whole")).weights());
+    let stored = std::fs::read_to_string(dir.join("run/recipe.toml")).expect("a recipe");
+    assert!(stored.contains("total_steps = 10") && stored.contains("keep_last = 5"), "{stored}");
+
+    // A schedule that looks at the end of the run would have been another one.
+    let cosine = ["--set", "actor.decay=cosine", "--set", "run.total_steps=4"];
+    trained(&dir, "cosine", &cosine);
+    let more = ["--resume", "--set", "actor.decay=cosine", "--set", "run.total_steps=10"];
+    train(&dir, "cosine", &more).assert_bad(&["run.total_steps: 4 -> 10"]);
+}
+
+#[test]
+fn one_process_per_run_directory() {
+    let dir = place("runs-lock");
+    let long = ["--set", "run.total_steps=1000000"];
+    let mut first = spawn(&dir, "run", &long);
+    assert!(wait_for(&mut first, || dir.join("run/checkpoints/step-4").exists()));
+    let pid = first.id().to_string();
+    train(&dir, "run", &["--resume"]).assert_bad(&["another process", &pid]);
+    train(&dir, "run", &[]).assert_bad(&["another process", &pid]);
+    first.kill().expect("killed");
+    first.wait().expect("ended");
+    // What the dead process left of its lock does not matter, and without --resume nothing is overwritten.
+    train(&dir, "run", &[]).assert_bad(&["there is a run already", "--resume"]);
+    let step = lines(&dir.join("run")) as u64 + 4;
+    let done = trained(&dir, "run", &["--resume", "--set", &format!("run.total_steps={step}")]);
+    assert!(done.stderr.contains("goes on after step"), "{}", done.stderr);
+}
+
+#[test]
+fn a_run_that_is_over_or_not_there() {
+    let dir = place("runs-over");
+    trained(&dir, "run", &["--set", "run.total_steps=2"]);
+    let whole = Outcome::of(&dir.join("run"));
+    let again = qurl_in(&dir, &["train", "--run", "run", "--resume", "--json"], "");
+    assert_eq!(again.json()["steps"], 2);
+    Outcome::of(&dir.join("run")).assert_same(&whole, "nothing is left to do");
+    qurl_in(&dir, &["train", "--run", "nowhere", "--resume"], "").assert_bad(&["nowhere", "recipe.toml"]);
+    qurl_in(&dir, &["train", "--resume"], "").assert_bad(&["--run"]);
+    assert!(!dir.join("nowhere").exists());
+}
