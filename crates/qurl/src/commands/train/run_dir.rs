@@ -53,6 +53,9 @@ impl RunDir {
             dir.check_recipe(recipe, view)?;
         }
         dir.write_recipe(recipe)?;
+        if let Some((step, _)) = dir.from {
+            dir.store.prune(step)?; // a process killed between writing and clearing up left one too many
+        }
         Ok(dir)
     }
 
