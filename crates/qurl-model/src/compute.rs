@@ -14,6 +14,6 @@ pub mod rope;
 pub mod train;
 
 pub use batch::{Batch, Targets};
-pub use infer::{Inference, score, score_targets, value_rows};
+pub use infer::{Inference, logit_rows, score, score_targets, value_rows};
 pub use network::{Network, NetworkOptions};
 pub use train::{Tape, TapeOptions};

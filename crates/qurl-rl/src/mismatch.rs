@@ -108,6 +108,33 @@ impl Mismatch {
     }
 }
 
+/// KL(behav‖prox) over the whole vocabulary, mean over the rows of two `[rows, vocabulary]` arrays of logits at a
+/// temperature: what [`Mismatch::kl`] estimates from one token a row. `None` without rows.
+pub fn full_vocabulary_kl(
+    behav: &[f32],
+    prox: &[f32],
+    vocabulary: usize,
+    temperature: f64,
+) -> Result<Option<f64>, RlError> {
+    same_length("prox logits", prox.len(), "behav logits", behav.len())?;
+    if behav.is_empty() || vocabulary == 0 {
+        return Ok(None);
+    }
+    let rows = behav.chunks_exact(vocabulary).zip(prox.chunks_exact(vocabulary));
+    let kl = rows.map(|(b, p)| {
+        let (b, p) = (log_softmax(b, temperature), log_softmax(p, temperature));
+        b.iter().zip(&p).map(|(b, p)| b.exp() * (b - p)).sum::<f64>()
+    });
+    Ok(Some(mean_of(kl)))
+}
+
+fn log_softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
+    let scaled: Vec<f64> = logits.iter().map(|&x| x as f64 / temperature).collect();
+    let largest = scaled.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let total = scaled.iter().map(|x| (x - largest).exp()).sum::<f64>().ln() + largest;
+    scaled.iter().map(|x| x - total).collect()
+}
+
 /// The ρ of all tokens, sorted, with the sums taken in token order.
 struct Rho {
     sorted: Vec<f64>,
@@ -176,6 +203,22 @@ fn mean_of(values: impl Iterator<Item = f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kl_over_the_whole_vocabulary() {
+        // Two coins: logits ln 3 and 0 are probabilities 3/4 and 1/4, against 1/2 and 1/2.
+        let (behav, prox) = ([3f32.ln(), 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]);
+        let first = 0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln();
+        let kl = full_vocabulary_kl(&behav, &prox, 2, 1.0).unwrap().unwrap();
+        assert!((kl - first / 2.0).abs() < 1e-7, "{kl}");
+        // At temperature 1/2 the odds are squared: 9/10 and 1/10.
+        let hot = 0.9 * 1.8f64.ln() + 0.1 * 0.2f64.ln();
+        let kl = full_vocabulary_kl(&behav[..2], &prox[..2], 2, 0.5).unwrap().unwrap();
+        assert!((kl - hot).abs() < 1e-6, "{kl}");
+        assert_eq!(full_vocabulary_kl(&prox, &prox, 2, 1.0).unwrap(), Some(0.0));
+        assert_eq!(full_vocabulary_kl(&[], &[], 2, 1.0).unwrap(), None);
+        assert!(full_vocabulary_kl(&behav, &prox[..2], 2, 1.0).is_err());
+    }
 
     #[test]
     fn equal_policies_are_exactly_equal() {

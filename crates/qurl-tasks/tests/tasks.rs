@@ -153,3 +153,22 @@ fn countdown_needs_a_real_expression_over_the_given_numbers() {
     let (value, used) = countdown::evaluate("8/(3-8/3)").unwrap();
     assert_eq!((value.to_string(), used.len()), ("24".into(), 4));
 }
+
+#[test]
+fn a_careless_teacher_forgets_carries_and_nothing_else() {
+    let careful = Synthetic::new(Kind::Addition, 3).unwrap();
+    let careless = careful.clone().with_teacher_slips(1.0);
+    let (mut wrong, mut without_carry) = (0, 0);
+    for i in 0..200 {
+        let (right, slipped) = (careful.draw(Split::Train, 1, i).unwrap(), careless.draw(Split::Train, 1, i).unwrap());
+        assert_eq!((&right.prompt, &right.answer), (&slipped.prompt, &slipped.answer));
+        let solution = careless.worked_solution(&slipped).unwrap();
+        assert!(!solution.contains("+1="), "a carry was not forgotten: {solution}");
+        let verdict = careless.verify(&slipped, &solution);
+        let needs_carry = careful.worked_solution(&right).unwrap().contains("+1=");
+        assert_eq!(verdict.reward < 0.5, needs_carry, "{solution}");
+        wrong += usize::from(needs_carry);
+        without_carry += usize::from(!needs_carry);
+    }
+    assert!(wrong > 50 && without_carry > 20, "{wrong} and {without_carry}");
+}

@@ -6,11 +6,13 @@
 //! quantization and nothing else.
 
 mod batch;
+mod probe;
 mod record;
 mod sampled;
 mod state;
 
 pub use batch::RolloutBatch;
+pub use probe::RolloutSpeed;
 pub use record::{Layered, Phases, StepRecord};
 pub use sampled::SampledRollout;
 
@@ -18,9 +20,10 @@ use crate::learner::{Learner, LearnerOptions, LossGradient, micro_batches};
 use crate::recipe::{Recipe, RecipeError, RlPlan};
 use crate::solve::{Draw, SolveError, Solved, accuracy, draw_problems, solve};
 use crate::start::Start;
-use qurl_kernels::{Backend, BackendError};
+use qurl_kernels::{Backend, BackendError, Rounding};
 use qurl_model::compute::{Network, NetworkOptions, TapeOptions, score_targets, value_rows};
-use qurl_model::{Params, params};
+use qurl_model::rng::CounterRng;
+use qurl_model::{ModelConfig, Params, params};
 use qurl_quant::{QuantError, checksum, diagnostics, uaq};
 use qurl_rl::advantage::{Rollouts, group::in_mixed_group};
 use qurl_rl::entropy::entropy_bonus;
@@ -138,23 +141,14 @@ impl<B: Backend> RlTrainer<B> {
             }
             None => None,
         };
-        let inference = |format| NetworkOptions { positions, ..NetworkOptions::inference(config, format) };
         let reference = match plan.algorithm.needs_reference() {
-            true => Some(Network::new(&*backend, config, &actor.params, inference(compute))?),
+            true => {
+                let options = NetworkOptions { positions, ..NetworkOptions::inference(config, compute) };
+                Some(Network::new(&*backend, config, &actor.params, options)?)
+            }
             false => None,
         };
-        let r = &plan.rollout;
-        let mut options = inference(r.format);
-        options.kv_format = r.kv_cache.unwrap_or(options.kv_format);
-        options.head_format = if r.quantize_head { r.format } else { options.head_format };
-        let network = Network::new(&*backend, config, &actor.params, options)?;
-        let engine_options = EngineOptions {
-            kv_bytes: r.kv_cache_mb << 20,
-            page_size: r.page_size,
-            max_num_seqs: r.max_num_seqs,
-            max_num_batched_tokens: r.max_num_batched_tokens,
-        };
-        let engine = Engine::new(backend.clone(), network, WeightVersion::default(), engine_options)?;
+        let engine = rollout_engine(&backend, config, &actor.params, &plan)?;
         let kl = plan.algorithm.kl_in_reward.as_ref().map(|k| KlCoefficient::new(k.kl_ctrl)).transpose()?;
         let (seed, chunk) = (recipe.trainer.seed, recipe.trainer.micro_tokens);
         Ok(RlTrainer {
@@ -192,7 +186,9 @@ impl<B: Backend> RlTrainer<B> {
         let mut phases = Phases::start();
         self.step += 1;
         let version = self.version()?;
-        self.engine.load(&self.actor.params, version)?; // behav = Q(theta_old)
+        let rounding = self.rounding();
+        let actor = &self.actor.params;
+        self.engine.load_with(version, |backend, net| net.refresh_rounded(backend, actor, rounding))?; // behav = Q(theta_old)
         phases.end("quantize");
 
         let (solved, gen_batches) = self.rollouts()?;
@@ -213,6 +209,7 @@ impl<B: Backend> RlTrainer<B> {
             batch.values = self.values(critic, &batch)?;
         }
         record.mismatch = Mismatch::measure(&batch.behav, &batch.prox, &batch.mask, &batch.seq)?;
+        record.full_kl = self.full_kl(&batch)?;
         self.advantages(&mut batch, &mut record)?;
         phases.end("score");
 
@@ -235,6 +232,13 @@ impl<B: Backend> RlTrainer<B> {
         tracing::debug!(step = self.step, reward = record.reward, timing = ?record.timing, "step done");
         self.last = (solved, batch);
         Ok(record)
+    }
+
+    fn rounding(&self) -> Rounding {
+        match self.plan.rollout.stochastic_rounding {
+            true => Rounding::Stochastic { seed: CounterRng::new(&[self.seed, self.step]).u64_at(0) },
+            false => Rounding::Nearest,
+        }
     }
 
     /// Names the actor's weights as they are now.
@@ -465,6 +469,27 @@ impl<B: Backend> RlTrainer<B> {
         let draw = Draw { n: 1, sampling: Sampling::greedy(), max_new, seed: self.seed, step: 0 };
         Ok(accuracy(&solve(&mut engine, &self.start, &*self.task, problems, draw)?))
     }
+}
+
+/// An engine for the plan's rollouts, packed in the plan's format.
+fn rollout_engine<B: Backend>(
+    backend: &Arc<B>,
+    config: &ModelConfig,
+    params: &Params<B::Tensor>,
+    plan: &RlPlan,
+) -> Result<Engine<B>, TrainError> {
+    let r = &plan.rollout;
+    let mut options = NetworkOptions { positions: plan.longest(), ..NetworkOptions::inference(config, r.format) };
+    options.kv_format = r.kv_cache.unwrap_or(options.kv_format);
+    options.head_format = if r.quantize_head { r.format } else { options.head_format };
+    let network = Network::new(&**backend, config, params, options)?;
+    let engine_options = EngineOptions {
+        kv_bytes: r.kv_cache_mb << 20,
+        page_size: r.page_size,
+        max_num_seqs: r.max_num_seqs,
+        max_num_batched_tokens: r.max_num_batched_tokens,
+    };
+    Ok(Engine::new(backend.clone(), network, WeightVersion::default(), engine_options)?)
 }
 
 fn wide(values: &[f32]) -> Vec<f64> {

@@ -3,7 +3,7 @@
 use super::batch::{Batch, PAGE, Targets};
 use super::layer::{self, Activations, Temporary};
 use super::network::Network;
-use qurl_kernels::backend::{HeadOutput, SampleRow, Sampled};
+use qurl_kernels::backend::{HeadOutput, Output, SampleRow, Sampled};
 use qurl_kernels::{Backend, BackendError};
 
 /// Working memory for forward passes of up to a fixed number of rows.
@@ -64,6 +64,15 @@ impl<B: Backend> Inference<B> {
     ) -> Result<HeadOutput, BackendError> {
         let hidden = self.hidden(backend, net, &targets.rows);
         backend.head(hidden, &net.head, &targets.tokens, temperature)
+    }
+
+    /// Logits `[rows.len(), vocabulary]` of some rows of the last forward pass: for diagnostics of few rows.
+    pub fn logits(&mut self, backend: &B, net: &Network<B>, rows: &[u32]) -> Result<Vec<f32>, BackendError> {
+        let len = rows.len() * net.config().vocab_size;
+        let hidden = self.hidden(backend, net, rows);
+        let mut logits = backend.zeros(len)?;
+        backend.linear(hidden, rows.len(), &net.head, None, Output::Store, &mut logits);
+        backend.download(&logits, len)
     }
 
     /// Draws the tokens that follow some rows of the last forward pass, one `draws` each.
@@ -135,6 +144,28 @@ pub fn score_targets<B: Backend, S: AsRef<[u32]>>(
         Ok(())
     })?;
     Ok(all)
+}
+
+/// Logits `[wanted.len(), vocabulary]` of chosen rows (in ascending order) of the sequences side by side.
+pub fn logit_rows<B: Backend, S: AsRef<[u32]>>(
+    backend: &B,
+    net: &Network<B>,
+    sequences: &[S],
+    wanted: &[u32],
+    chunk: usize,
+) -> Result<Vec<f32>, BackendError> {
+    let mut logits = Vec::with_capacity(wanted.len() * net.config().vocab_size);
+    let mut taken = 0;
+    in_chunks(backend, net, sequences, chunk, |work, rows| {
+        let count = wanted[taken..].partition_point(|&row| (row as usize) < rows.end);
+        let part: Vec<u32> = wanted[taken..taken + count].iter().map(|row| row - rows.start as u32).collect();
+        taken += count;
+        if !part.is_empty() {
+            logits.extend(work.logits(backend, net, &part)?);
+        }
+        Ok(())
+    })?;
+    Ok(logits)
 }
 
 /// A critic's values of chosen rows (in ascending order) of the sequences side by side.

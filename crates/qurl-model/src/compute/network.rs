@@ -7,8 +7,9 @@
 use super::rope;
 use crate::config::ModelConfig;
 use crate::params::{LayerParams, Params};
+use crate::rng::CounterRng;
 use qurl_kernels::backend::{Heads, KvFormat, Rope};
-use qurl_kernels::{Backend, BackendError, Format};
+use qurl_kernels::{Backend, BackendError, Format, Rounding};
 
 /// How a network is packed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -113,6 +114,27 @@ impl<B: Backend> Network<B> {
 
     /// Takes over changed weights of the same model, without new memory.
     pub fn refresh(&mut self, backend: &B, params: &Params<B::Tensor>) -> Result<(), BackendError> {
+        self.refresh_rounded(backend, params, Rounding::Nearest)
+    }
+
+    /// [`Network::refresh`] with a choice of rounding; stochastic rounding draws every matrix with a seed of its own.
+    pub fn refresh_rounded(
+        &mut self,
+        backend: &B,
+        params: &Params<B::Tensor>,
+        rounding: Rounding,
+    ) -> Result<(), BackendError> {
+        let mut matrices = 0;
+        let mut repack = |from: &B::Tensor, to: &mut B::Weight| {
+            matrices += 1;
+            let rounding = match rounding {
+                Rounding::Nearest => rounding,
+                Rounding::Stochastic { seed } => {
+                    Rounding::Stochastic { seed: CounterRng::new(&[seed, matrices]).u64_at(0) }
+                }
+            };
+            backend.repack_rounded(from, to, rounding)
+        };
         let copy = |from: &B::Tensor, to: &mut B::Tensor| backend.copy(from, to, backend.len(from));
         let copy_option = |from: &Option<B::Tensor>, to: &mut Option<B::Tensor>| {
             if let (Some(from), Some(to)) = (from, to) {
@@ -126,15 +148,15 @@ impl<B: Backend> Network<B> {
             copy_option(qkv_bias, &mut block.qkv_bias);
             copy_option(q_norm, &mut block.q_norm);
             copy_option(k_norm, &mut block.k_norm);
-            backend.repack(qkv, &mut block.qkv)?;
-            backend.repack(o, &mut block.o)?;
-            backend.repack(gate_up, &mut block.gate_up)?;
-            backend.repack(down, &mut block.down)?;
+            repack(qkv, &mut block.qkv)?;
+            repack(o, &mut block.o)?;
+            repack(gate_up, &mut block.gate_up)?;
+            repack(down, &mut block.down)?;
         }
         copy(&params.embed, &mut self.embed);
         copy(&params.final_norm, &mut self.final_norm);
         copy_option(&params.value_head, &mut self.value_head);
-        backend.repack(params.head.as_ref().unwrap_or(&params.embed), &mut self.head)
+        repack(params.head.as_ref().unwrap_or(&params.embed), &mut self.head)
     }
 
     /// The model's sizes.

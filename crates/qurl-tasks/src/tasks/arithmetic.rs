@@ -2,6 +2,10 @@
 //!
 //! `47+85=` is solved as `7+5+0=12;4+8+1=13;#### 132`: from the right, digit plus digit plus carry. A model that learns
 //! one column has learned them all, which makes the easiest levels a matter of seconds of training.
+//!
+//! Worked additions can be made by a careless teacher who now and then forgets a carry and goes on consistently from
+//! there. A model that imitates it knows how to add but does not do so reliably: the state in which reinforcement
+//! learning finds most pretrained models, and what a reward for right answers can change.
 
 use serde_json::json;
 
@@ -27,17 +31,21 @@ fn digits_of(mut n: u64) -> Vec<u64> {
     digits
 }
 
-/// The columns of `a + b`.
-fn add_steps(a: u64, b: u64, steps: &mut String) -> u64 {
+/// The columns of `a + b`, and what they give: the sum, unless `forgets` says of a due carry that it is forgotten.
+fn add_steps(a: u64, b: u64, mut forgets: impl FnMut() -> bool, steps: &mut String) -> u64 {
     let (x, y) = (digits_of(a), digits_of(b));
-    let mut carry = 0;
-    for i in 0..x.len().max(y.len()) {
+    let (mut carry, mut result, mut place) = (0, 0, 1);
+    let columns = x.len().max(y.len());
+    for i in 0..columns {
         let (p, q) = (x.get(i).copied().unwrap_or(0), y.get(i).copied().unwrap_or(0));
         let sum = p + q + carry;
         steps.push_str(&format!("{p}+{q}+{carry}={sum};"));
-        carry = sum / 10;
+        let last = i + 1 == columns;
+        result += if last { sum } else { sum % 10 } * place;
+        carry = if !last && sum >= 10 && !forgets() { 1 } else { 0 };
+        place *= 10;
     }
-    a + b
+    result
 }
 
 /// The columns of `a · digit`.
@@ -56,12 +64,14 @@ fn finished(prompt: String, mut steps: String, answer: u64) -> Generated {
     Generated { prompt, answer: answer.to_string(), solution: steps, extra: json!({}) }
 }
 
-/// Two numbers with `level` digits each.
-pub fn addition(level: u32, rng: &mut Rng) -> Generated {
+/// Two numbers with `level` digits each; the worked solution forgets a due carry with probability `slips`.
+pub fn addition(level: u32, slips: f64, rng: &mut Rng) -> Generated {
+    const PARTS: u64 = 1 << 32;
     let (a, b) = (number(level, rng), number(level, rng));
     let mut steps = String::new();
-    let sum = add_steps(a, b, &mut steps);
-    finished(format!("{a}+{b}="), steps, sum)
+    let forgets = || slips > 0.0 && (rng.below(PARTS) as f64) < slips * PARTS as f64;
+    let written = add_steps(a, b, forgets, &mut steps);
+    Generated { answer: (a + b).to_string(), ..finished(format!("{a}+{b}="), steps, written) }
 }
 
 /// Numbers with 2×1, 3×1, 4×1, 2×2, 3×2, 3×3 digits.
@@ -85,7 +95,7 @@ pub fn multiplication(level: u32, rng: &mut Rng) -> Generated {
             total = partial;
         } else {
             let before = total;
-            total = add_steps(before, partial, &mut steps);
+            total = add_steps(before, partial, || false, &mut steps);
             steps.push_str(&format!("{before}+{partial}={total};"));
         }
     }

@@ -98,9 +98,14 @@ impl Kind {
         }
     }
 
-    fn generate(self, level: u32, rng: &mut Rng) -> Generated {
+    /// Whether worked solutions can be those of a careless teacher.
+    pub fn can_slip(self) -> bool {
+        self == Kind::Addition
+    }
+
+    fn generate(self, level: u32, slips: f64, rng: &mut Rng) -> Generated {
         match self {
-            Kind::Addition => arithmetic::addition(level, rng),
+            Kind::Addition => arithmetic::addition(level, slips, rng),
             Kind::Multiplication => arithmetic::multiplication(level, rng),
             Kind::ModChain => mod_chain::generate(level, rng),
             Kind::Sorting => sorting::generate(level, rng),
@@ -125,6 +130,7 @@ pub struct Synthetic {
     kind: Kind,
     level: u32,
     format_weight: f64,
+    teacher_slips: f64,
 }
 
 impl Synthetic {
@@ -134,12 +140,18 @@ impl Synthetic {
         if !(1..=max).contains(&level) {
             return Err(TaskError::Level { kind, level, max });
         }
-        Ok(Synthetic { kind, level, format_weight: 0.0 })
+        Ok(Synthetic { kind, level, format_weight: 0.0, teacher_slips: 0.0 })
     }
 
     /// Gives this share of the reward to responses that are well formed but wrong.
     pub fn with_format_weight(mut self, weight: f64) -> Synthetic {
         self.format_weight = weight.clamp(0.0, 1.0);
+        self
+    }
+
+    /// Lets worked solutions forget a due carry with this probability; for kinds that [can slip](Kind::can_slip).
+    pub fn with_teacher_slips(mut self, probability: f64) -> Synthetic {
+        self.teacher_slips = if self.kind.can_slip() { probability.clamp(0.0, 1.0) } else { 0.0 };
         self
     }
 
@@ -157,7 +169,7 @@ impl Synthetic {
         let task = mix_text(self.kind.name());
         (0..MAX_ATTEMPTS).find_map(|attempt| {
             let mut rng = Rng::new(&[task, u64::from(self.level), seed, index, attempt]);
-            let made = self.kind.generate(self.level, &mut rng);
+            let made = self.kind.generate(self.level, self.teacher_slips, &mut rng);
             (split_of(&made.prompt, HELD_OUT) == split).then_some(made)
         })
     }

@@ -35,6 +35,8 @@ pub struct Rollout {
     pub format: Format,
     /// Quantize the output head too.
     pub quantize_head: bool,
+    /// Round weights up or down at random (seeded) instead of to the nearest code.
+    pub stochastic_rounding: bool,
     /// Number format of stored keys and values; by default the one that fits `format`.
     #[serde(with = "kv_format_name", skip_serializing_if = "Option::is_none")]
     pub kv_cache: Option<KvFormat>,
@@ -64,6 +66,7 @@ impl Default for Rollout {
             n: 1,
             format: Format::Int8,
             quantize_head: false,
+            stochastic_rounding: false,
             kv_cache: None,
             temperature: 1.0,
             top_p: 1.0,
@@ -289,6 +292,9 @@ pub struct Run {
     /// Rollouts that are written then.
     #[serde(default = "Run::default_rollout_samples")]
     pub rollout_log_samples: usize,
+    /// Response tokens of a step for which the mismatch KL is measured over the whole vocabulary; 0 for none.
+    #[serde(default = "Run::default_full_kl")]
+    pub full_kl_positions: usize,
     /// The band of a healthy run.
     #[serde(default)]
     pub alarm: Alarm,
@@ -317,6 +323,10 @@ impl Run {
     /// Whether the rollouts of a step are written.
     pub fn logs_rollouts_at(&self, step: u64) -> bool {
         self.rollout_log_freq > 0 && (step == 1 || step.is_multiple_of(self.rollout_log_freq))
+    }
+
+    fn default_full_kl() -> usize {
+        64
     }
 }
 

@@ -25,6 +25,9 @@ pub enum TaskSource {
         /// Share of the reward for a well-formed but wrong response.
         #[serde(default)]
         format_weight: f64,
+        /// Addition only: how often worked solutions, which supervised training imitates, forget a due carry.
+        #[serde(default)]
+        teacher_slips: f64,
     },
     /// Problems read from files.
     Dataset(DatasetSource),
@@ -110,8 +113,9 @@ impl TaskSource {
     /// The task itself: reads files, starts commands.
     pub fn task(&self) -> Result<Box<dyn Task>, TaskSourceError> {
         match self {
-            TaskSource::Synthetic { kind, level, format_weight } => {
-                Ok(Box::new(Synthetic::new(kind.parse::<Kind>()?, *level)?.with_format_weight(*format_weight)))
+            TaskSource::Synthetic { kind, level, format_weight, teacher_slips } => {
+                let task = Synthetic::new(kind.parse::<Kind>()?, *level)?;
+                Ok(Box::new(task.with_format_weight(*format_weight).with_teacher_slips(*teacher_slips)))
             }
             TaskSource::Dataset(source) => Ok(Box::new(source.task()?)),
             TaskSource::Command { command, time_limit_s, source } => {
@@ -129,9 +133,17 @@ impl TaskSource {
     fn check_in(&self, section: &str, check: Check) -> Result<(), RecipeError> {
         let key = |name: &str| format!("{section}.{name}");
         match self {
-            TaskSource::Synthetic { kind, level, format_weight } => {
+            TaskSource::Synthetic { kind, level, format_weight, teacher_slips } => {
                 let parsed = kind.parse::<Kind>();
                 check.that(&key("kind"), kind, parsed.is_ok(), &Kind::names())?;
+                let slips = parsed.as_ref().is_ok_and(|kind| kind.can_slip());
+                let ok = *teacher_slips == 0.0 || (slips && (0.0..=1.0).contains(teacher_slips));
+                check.that(
+                    &key("teacher_slips"),
+                    teacher_slips,
+                    ok,
+                    "a number from 0 to 1, and 0 unless kind is addition",
+                )?;
                 let max = parsed.map_or(1, Kind::max_level);
                 check.that(&key("level"), level, (1..=max).contains(level), &format!("1 to {max} for {kind}"))?;
                 let ok = (0.0..=1.0).contains(format_weight);

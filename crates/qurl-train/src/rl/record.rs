@@ -40,6 +40,9 @@ pub struct StepRecord {
     pub rollout_entropy: f64,
     /// Distance between the policy that sampled and the policy that is trained.
     pub mismatch: Option<Mismatch>,
+    /// KL(behav||prox) over the whole vocabulary, mean over a sample of positions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub full_kl: Option<f64>,
     /// Learning rate of the actor.
     pub lr: f64,
     /// Loss, mean over the updates.
@@ -119,6 +122,7 @@ impl StepRecord {
             truncated: samples.iter().filter(|s| s.finish.is_truncated()).count() as f64 / count,
             rollout_entropy: entropies.iter().sum::<f64>() / entropies.len().max(1) as f64,
             mismatch: None,
+            full_kl: None,
             lr: 0.0,
             loss: 0.0,
             entropy: 0.0,
