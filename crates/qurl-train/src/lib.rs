@@ -7,6 +7,7 @@
 //! [`solve`] has the engine answer problems and judges the answers; [`evaluate`] does so for whole sets.
 
 pub mod checkpoint;
+pub mod compare;
 pub mod crc32c;
 pub mod evaluate;
 pub mod learner;

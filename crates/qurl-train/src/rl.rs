@@ -191,10 +191,26 @@ impl<B: Backend> RlTrainer<B> {
         self.engine.load_with(version, |backend, net| net.refresh_rounded(backend, actor, rounding))?; // behav = Q(theta_old)
         phases.end("quantize");
 
-        let (solved, gen_batches) = self.rollouts()?;
+        let (solved, gen_batches, verifying) = self.rollouts()?;
+        phases.end("rollout");
+        phases.split("rollout", "verify", verifying);
+        self.learn(solved, gen_batches, phases)
+    }
+
+    /// The second half of a step on rollouts from elsewhere, as if this step had sampled them.
+    pub fn train_on(&mut self, solved: Vec<Solved>) -> Result<StepRecord, TrainError> {
+        self.step += 1;
+        self.learn(solved, 1, Phases::start())
+    }
+
+    fn learn(
+        &mut self,
+        solved: Vec<Solved>,
+        gen_batches: usize,
+        mut phases: Phases,
+    ) -> Result<StepRecord, TrainError> {
         let mut batch = RolloutBatch::pack(&solved, &self.plan, self.step);
         let mut record = StepRecord::new(self.step, &solved, &batch, gen_batches);
-        phases.end("rollout");
         if batch.tokens() == 0 {
             record.timing = phases.finish();
             self.last = (solved, batch);
@@ -269,7 +285,9 @@ impl<B: Backend> RlTrainer<B> {
     }
 
     /// Samples groups until the batch is full; with dynamic sampling, groups whose rewards are all equal are dropped.
-    fn rollouts(&mut self) -> Result<(Vec<Solved>, usize), TrainError> {
+    /// Returns them with the number of batches drawn and the seconds that judging took.
+    fn rollouts(&mut self) -> Result<(Vec<Solved>, usize, f64), TrainError> {
+        let mut verifying = 0.0;
         let wanted = self.plan.data.train_batch_size;
         let (max_new, n) = self.plan.sizes_at(self.step);
         let most = self.plan.algorithm.filter_groups.as_ref().map_or(1, |f| f.max_num_gen_batches);
@@ -279,13 +297,14 @@ impl<B: Backend> RlTrainer<B> {
             self.drawn += wanted as u64;
             let step = self.step * most as u64 + batch as u64; // its own random numbers for every batch drawn
             let draw = Draw { n, sampling: self.plan.rollout.sampling(), max_new, seed: self.seed, step };
-            let solved = solve(&mut self.engine, &self.start, &*self.task, problems, draw)?;
+            let (solved, seconds) = solve(&mut self.engine, &self.start, &*self.task, problems, draw)?;
+            verifying += seconds;
             if let Some(s) = solved.iter().find(|s| s.prompt.len() > self.plan.data.max_prompt_length) {
                 let (found, max) = (s.prompt.len(), self.plan.data.max_prompt_length);
                 return Err(TrainError::PromptTooLong { id: s.problem.id.clone(), found, max });
             }
             if self.plan.algorithm.filter_groups.is_none() {
-                return Ok((solved, 1));
+                return Ok((solved, 1, verifying));
             }
             for group in solved {
                 let scores: Vec<f64> = group.responses.iter().map(|r| r.verdict.reward).collect();
@@ -295,10 +314,10 @@ impl<B: Backend> RlTrainer<B> {
             }
             if kept.len() >= wanted {
                 kept.truncate(wanted);
-                return Ok((kept, batch + 1));
+                return Ok((kept, batch + 1, verifying));
             }
         }
-        Ok((kept, most))
+        Ok((kept, most, verifying))
     }
 
     /// Log-probs of the response tokens at the sampling temperature.
@@ -467,7 +486,7 @@ impl<B: Backend> RlTrainer<B> {
         let problems = draw_problems(&*self.task, Split::Test, self.seed, 0, self.plan.run.test_problems)?;
         let (max_new, _) = self.plan.sizes_at(self.step);
         let draw = Draw { n: 1, sampling: Sampling::greedy(), max_new, seed: self.seed, step: 0 };
-        Ok(accuracy(&solve(&mut engine, &self.start, &*self.task, problems, draw)?))
+        Ok(accuracy(&solve(&mut engine, &self.start, &*self.task, problems, draw)?.0))
     }
 }
 

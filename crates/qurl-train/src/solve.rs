@@ -7,6 +7,7 @@ use qurl_model::tokenizer::TokenizerError;
 use qurl_rollout::{Engine, Request, RolloutError, Sample, SampleKey, Sampling};
 use qurl_tasks::external::ExternalError;
 use qurl_tasks::task::{Problem, Split, Task, Verdict};
+use std::time::Instant;
 
 /// Why problems could not be solved.
 #[derive(Debug, thiserror::Error)]
@@ -94,14 +95,14 @@ pub fn draw_problems(
     problems.collect::<Option<_>>().ok_or_else(|| SolveError::NoProblems { task: task.name().to_string(), split })
 }
 
-/// Samples responses to all problems and judges them.
+/// Samples responses to all problems and judges them; the second result is how many seconds judging took.
 pub fn solve<B: Backend>(
     engine: &mut Engine<B>,
     start: &Start,
     task: &dyn Task,
     problems: Vec<Problem>,
     draw: Draw,
-) -> Result<Vec<Solved>, SolveError> {
+) -> Result<(Vec<Solved>, f64), SolveError> {
     let stop_ids = start.stop_ids();
     let mut requests = Vec::with_capacity(problems.len());
     for (i, problem) in problems.iter().enumerate() {
@@ -117,11 +118,13 @@ pub fn solve<B: Backend>(
         });
     }
     let groups = engine.generate(&requests)?;
+    let judging = Instant::now();
     let decode = |sample: &Sample| start.tokenizer.decode(&sample.tokens, true);
     let texts = groups.iter().flat_map(|g| &g.samples).map(decode).collect::<Result<Vec<String>, _>>()?;
     let owners = problems.iter().zip(&groups).flat_map(|(p, g)| std::iter::repeat_n(p, g.samples.len()));
     let batch: Vec<(&Problem, &str)> = owners.zip(texts.iter().map(String::as_str)).collect();
     let verdicts = task.judge(&batch)?;
+    let seconds = judging.elapsed().as_secs_f64();
     let mut judged = verdicts.into_iter().zip(texts);
     let mut solved = Vec::with_capacity(problems.len());
     for (problem, group) in problems.into_iter().zip(groups) {
@@ -129,7 +132,7 @@ pub fn solve<B: Backend>(
         let responses = samples.map(|(sample, (verdict, text))| Response { sample, text, verdict }).collect();
         solved.push(Solved { problem, prompt: group.prompt, responses });
     }
-    Ok(solved)
+    Ok((solved, seconds))
 }
 
 /// How right a response is: the part `correct` of its verdict, or the reward where there is none.

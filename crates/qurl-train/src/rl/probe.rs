@@ -62,7 +62,7 @@ impl<B: Backend> RlTrainer<B> {
                 let (max_new, n) = plan.sizes_at(self.step.max(1));
                 let draw = Draw { n, sampling: plan.rollout.sampling(), max_new, seed: self.seed, step: 0 };
                 let began = Instant::now();
-                let solved = solve(engine, &self.start, &*self.task, problems, draw)?;
+                let (solved, _) = solve(engine, &self.start, &*self.task, problems, draw)?;
                 let tokens: usize = solved.iter().flat_map(|s| &s.responses).map(|r| r.sample.tokens.len()).sum();
                 *best = best.max(tokens as f64 / began.elapsed().as_secs_f64());
             }

@@ -218,6 +218,14 @@ impl Phases {
         self.last = now;
     }
 
+    /// A part of a phase gets a name of its own.
+    pub fn split(&mut self, phase: &str, part: &str, seconds: f64) {
+        if let Some(whole) = self.seconds.get_mut(phase) {
+            *whole -= seconds;
+        }
+        self.seconds.insert(part.to_string(), seconds);
+    }
+
     /// The step ends.
     pub fn finish(mut self) -> BTreeMap<String, f64> {
         self.seconds.insert("total".to_string(), self.began.elapsed().as_secs_f64());

@@ -97,7 +97,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         let problems = draw_problems(&*task, Split::Test, recipe.trainer.seed, 0, sft.test_problems)?;
         let max_new = sft.max_length.min(start.config.max_position_embeddings);
         let draw = Draw { n: 1, sampling: Sampling::greedy(), max_new, seed: recipe.trainer.seed, step: 0 };
-        Some(accuracy(&solve(&mut engine, &start, &*task, problems, draw)?))
+        Some(accuracy(&solve(&mut engine, &start, &*task, problems, draw)?.0))
     } else {
         None
     };

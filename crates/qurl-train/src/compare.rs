@@ -1,0 +1,276 @@
+//! The paper's comparison as changes to one recipe: which methods there are, and what their runs say side by side.
+//!
+//! All methods of a seed start from the same weights and draw the same problems; what differs is how rollouts are
+//! quantized and how the loss corrects for it. Clip ranges and C come from the recipe's own objective, so that every
+//! method gets the same ones.
+
+use crate::recipe::Recipe;
+use crate::rl::StepRecord;
+use qurl_rl::objective::recipe::{Clip, Objective, Truncated};
+use serde::Serialize;
+
+/// One way to train with a quantized rollout (or without quantization).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Method {
+    /// Rollouts in the precision of training.
+    Full,
+    /// Quantized rollouts, no correction (Eq. 1).
+    Naive,
+    /// The ratio to the quantized policy (Eq. 3).
+    QuantizedIs,
+    /// Weighted by rho (Eq. 4).
+    Decoupled,
+    /// Weighted by truncated rho, FlashRL (Eq. 5).
+    Tis,
+    /// Adaptive clipping (Eq. 9) with an invariant scale s (Eq. 11); 1 is without UAQ.
+    Qurl {
+        /// s.
+        uaq: f64,
+    },
+    /// Adaptive clipping without UAQ, the learning rate multiplied: what UAQ is not.
+    FasterLearning {
+        /// The factor.
+        factor: f64,
+    },
+    /// Adaptive clipping without UAQ, codes drawn by stochastic rounding.
+    StochasticRounding,
+}
+
+/// s of the paper.
+const PAPER_SCALE: f64 = 1.5;
+
+impl Method {
+    /// The grid of the paper's tables 1 to 3.
+    pub const GRID: [Method; 7] = [
+        Method::Full,
+        Method::Naive,
+        Method::QuantizedIs,
+        Method::Decoupled,
+        Method::Tis,
+        Method::Qurl { uaq: 1.0 },
+        Method::Qurl { uaq: PAPER_SCALE },
+    ];
+
+    /// The grid of table 4, and stochastic rounding as the other way to let small updates through.
+    pub const UAQ_ABLATION: [Method; 7] = [
+        Method::Qurl { uaq: 1.0 },
+        Method::Qurl { uaq: 1.5 },
+        Method::Qurl { uaq: 2.0 },
+        Method::Qurl { uaq: 3.0 },
+        Method::FasterLearning { factor: 1.5 },
+        Method::FasterLearning { factor: 2.0 },
+        Method::StochasticRounding,
+    ];
+
+    /// Its name on the command line and in file names.
+    pub fn name(self) -> String {
+        match self {
+            Method::Full => "full".to_string(),
+            Method::Naive => "naive".to_string(),
+            Method::QuantizedIs => "quantized-is".to_string(),
+            Method::Decoupled => "decoupled".to_string(),
+            Method::Tis => "tis".to_string(),
+            Method::Qurl { uaq: 1.0 } => "acr".to_string(),
+            Method::Qurl { uaq: PAPER_SCALE } => "acr-uaq".to_string(),
+            Method::Qurl { uaq } => format!("acr-uaq-{uaq}"),
+            Method::FasterLearning { factor } => format!("acr-lr-x{factor}"),
+            Method::StochasticRounding => "acr-stochastic".to_string(),
+        }
+    }
+
+    /// What the paper calls it.
+    pub fn title(self) -> String {
+        match self {
+            Method::Full => "RL, full-precision rollout".to_string(),
+            Method::Naive => "naive quantized rollout".to_string(),
+            Method::QuantizedIs => "quantized importance sampling".to_string(),
+            Method::Decoupled => "decoupled".to_string(),
+            Method::Tis => "FlashRL (TIS)".to_string(),
+            Method::Qurl { uaq: 1.0 } => "QuRL w/o UAQ".to_string(),
+            Method::Qurl { uaq } => format!("QuRL w/ UAQ, s = {uaq}"),
+            Method::FasterLearning { factor } => format!("QuRL w/o UAQ, lr x {factor}"),
+            Method::StochasticRounding => "QuRL w/o UAQ, stochastic rounding".to_string(),
+        }
+    }
+
+    /// The recipe of this method; it must have the sections of reinforcement learning.
+    pub fn recipe(self, base: &Recipe, seed: u64) -> Recipe {
+        let mut recipe = base.clone();
+        recipe.trainer.seed = seed;
+        let mut rollout = recipe.rollout.take().unwrap_or_default();
+        rollout.uaq = 1.0;
+        rollout.stochastic_rounding = false;
+        match self {
+            Method::Full => {
+                rollout.format = recipe.trainer.compute;
+                rollout.kv_cache = None;
+            }
+            Method::Qurl { uaq } => rollout.uaq = uaq,
+            Method::FasterLearning { factor } => {
+                if let Some(actor) = &mut recipe.actor {
+                    actor.lr *= factor;
+                }
+            }
+            Method::StochasticRounding => rollout.stochastic_rounding = true,
+            Method::Naive | Method::QuantizedIs | Method::Decoupled | Method::Tis => {}
+        }
+        recipe.rollout = Some(rollout);
+        if let Some(algorithm) = &mut recipe.algorithm {
+            algorithm.objective = self.objective(algorithm.objective);
+        }
+        recipe
+    }
+
+    /// Its objective with the bounds of another.
+    fn objective(self, base: Objective) -> Objective {
+        let truncated = match base {
+            Objective::Tis(t) | Objective::Acr(t) | Objective::SequenceTis(t) => t,
+            Objective::Naive(c) | Objective::QuantizedIs(c) | Objective::Decoupled(c) => Truncated {
+                clip_ratio_low: c.clip_ratio_low,
+                clip_ratio_high: c.clip_ratio_high,
+                clip_ratio_c: c.clip_ratio_c,
+                ..Truncated::default()
+            },
+            _ => Truncated::default(),
+        };
+        let Truncated { clip_ratio_low, clip_ratio_high, clip_ratio_c, .. } = truncated;
+        let clip = Clip { clip_ratio_low, clip_ratio_high, clip_ratio_c };
+        match self {
+            Method::Full | Method::Naive => Objective::Naive(clip),
+            Method::QuantizedIs => Objective::QuantizedIs(clip),
+            Method::Decoupled => Objective::Decoupled(clip),
+            Method::Tis => Objective::Tis(truncated),
+            Method::Qurl { .. } | Method::FasterLearning { .. } | Method::StochasticRounding => {
+                Objective::Acr(truncated)
+            }
+        }
+    }
+}
+
+/// What one run of one method gave.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct RunFigures {
+    /// Held-out accuracy before.
+    pub accuracy_before: f64,
+    /// Held-out accuracy at the end.
+    pub accuracy_final: f64,
+    /// The best on the way.
+    pub accuracy_best: f64,
+    /// Mean of KL(behav||prox) over the steps.
+    pub mismatch_kl: f64,
+    /// Its largest value.
+    pub mismatch_kl_max: f64,
+    /// Largest rho of all tokens.
+    pub rho_max: f64,
+    /// Mean share of clipped tokens.
+    pub clip_fraction: f64,
+    /// Updates skipped because they were not finite.
+    pub skipped_updates: u64,
+    /// Response tokens.
+    pub response_tokens: f64,
+    /// Seconds of rollout.
+    pub rollout_seconds: f64,
+    steps: u64,
+}
+
+impl RunFigures {
+    /// A run that begins.
+    pub fn new(accuracy_before: f64) -> RunFigures {
+        RunFigures {
+            accuracy_before,
+            accuracy_final: accuracy_before,
+            accuracy_best: accuracy_before,
+            ..RunFigures::default()
+        }
+    }
+
+    /// Adds a step.
+    pub fn add(&mut self, record: &StepRecord) {
+        self.steps += 1;
+        let mean = |old: f64, new: f64| old + (new - old) / self.steps as f64;
+        if let Some(m) = &record.mismatch {
+            self.mismatch_kl = mean(self.mismatch_kl, m.kl);
+            self.mismatch_kl_max = self.mismatch_kl_max.max(m.kl);
+            self.rho_max = self.rho_max.max(m.rho_max);
+        }
+        self.clip_fraction = mean(self.clip_fraction, record.clip_fraction_upper + record.clip_fraction_lower);
+        self.skipped_updates += record.skipped_updates;
+        self.response_tokens += record.response_tokens as f64;
+        self.rollout_seconds += record.timing.get("rollout").copied().unwrap_or(0.0);
+        if let Some(accuracy) = record.test_accuracy {
+            self.accuracy_final = accuracy;
+            self.accuracy_best = self.accuracy_best.max(accuracy);
+        }
+    }
+
+    /// Response tokens a second of rollout.
+    pub fn tokens_per_s(&self) -> f64 {
+        self.response_tokens / self.rollout_seconds
+    }
+}
+
+/// Mean and sample standard deviation over seeds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// Mean.
+    pub mean: f64,
+    /// Standard deviation; 0 for a single seed.
+    pub deviation: f64,
+}
+
+impl Spread {
+    /// Of some values; not a number where there are none.
+    pub fn of(values: impl Iterator<Item = f64> + Clone) -> Spread {
+        let count = values.clone().count() as f64;
+        let mean = values.clone().sum::<f64>() / count;
+        let squares: f64 = values.map(|x| (x - mean) * (x - mean)).sum();
+        Spread { mean, deviation: if count > 1.0 { (squares / (count - 1.0)).sqrt() } else { 0.0 } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: &str = include_str!("../../../recipes/default.toml");
+
+    fn base() -> Recipe {
+        Recipe::parse(BASE, "default", &[]).expect("the default")
+    }
+
+    #[test]
+    fn every_method_is_a_valid_recipe_with_the_bounds_of_the_base() {
+        let base = base();
+        for method in Method::GRID.into_iter().chain(Method::UAQ_ABLATION) {
+            let recipe = method.recipe(&base, 7);
+            let text = recipe.to_toml();
+            let again = Recipe::parse(&text, &method.name(), &[]).expect("valid");
+            assert_eq!(again, recipe);
+            assert_eq!(recipe.trainer.seed, 7);
+            let objective = toml::to_string(&recipe.algorithm.expect("algorithm").objective).expect("toml");
+            assert!(objective.contains("clip_ratio_high = 0.28"), "{}: {objective}", method.name());
+        }
+    }
+
+    #[test]
+    fn methods_differ_in_what_they_should() {
+        let base = base();
+        let rollout = |m: Method| m.recipe(&base, 1).rollout.expect("rollout");
+        assert_eq!(rollout(Method::Full).format, base.trainer.compute);
+        assert_eq!(rollout(Method::Naive).format, base.rollout.as_ref().expect("rollout").format);
+        assert_eq!(rollout(Method::Tis).uaq, 1.0);
+        assert_eq!(rollout(Method::Qurl { uaq: 3.0 }).uaq, 3.0);
+        assert!(rollout(Method::StochasticRounding).stochastic_rounding);
+        let lr = |m: Method| m.recipe(&base, 1).actor.expect("actor").lr;
+        assert_eq!(lr(Method::FasterLearning { factor: 2.0 }), 2.0 * lr(Method::Tis));
+        let names: std::collections::BTreeSet<String> = Method::GRID.iter().map(|m| m.name()).collect();
+        assert_eq!(names.len(), Method::GRID.len());
+    }
+
+    #[test]
+    fn spread_of_seeds() {
+        let spread = Spread::of([1.0, 2.0, 3.0].into_iter());
+        assert!((spread.mean - 2.0).abs() < 1e-12 && (spread.deviation - 1.0).abs() < 1e-12);
+        assert_eq!(Spread::of([4.0].into_iter()).deviation, 0.0);
+    }
+}
