@@ -203,12 +203,7 @@ impl<B: Backend> RlTrainer<B> {
         self.learn(solved, 1, Phases::start())
     }
 
-    fn learn(
-        &mut self,
-        solved: Vec<Solved>,
-        gen_batches: usize,
-        mut phases: Phases,
-    ) -> Result<StepRecord, TrainError> {
+    fn learn(&mut self, solved: Vec<Solved>, gen_batches: usize, mut phases: Phases) -> Result<StepRecord, TrainError> {
         let mut batch = RolloutBatch::pack(&solved, &self.plan, self.step);
         let mut record = StepRecord::new(self.step, &solved, &batch, gen_batches);
         if batch.tokens() == 0 {

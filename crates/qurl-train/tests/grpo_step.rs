@@ -2,8 +2,8 @@
 
 use qurl_kernels::Cpu;
 use qurl_kernels::cpu::level::Level;
-use qurl_model::{Params, hf};
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
+use qurl_model::{Params, hf};
 use qurl_rollout::{FinishReason, Sample, WeightVersion};
 use qurl_tasks::task::{Problem, Prompt, Verdict};
 use qurl_train::recipe::Recipe;
@@ -87,7 +87,9 @@ fn a_whole_grpo_step_agrees_with_pytorch() {
         format!("rollout.temperature={}", number("temperature")),
         format!(
             "algorithm.objective={{ type = \"acr\", c = {:?}, clip_ratio_low = {}, clip_ratio_high = {} }}",
-            objective["c"].as_f64().expect("c"), objective["clip_ratio_low"], objective["clip_ratio_high"]
+            objective["c"].as_f64().expect("c"),
+            objective["clip_ratio_low"],
+            objective["clip_ratio_high"]
         ),
         format!("actor.lr={}", number("lr")),
         format!("actor.ppo_epochs={}", number("epochs")),

@@ -7,7 +7,6 @@ use qurl_train::recipe::Recipe;
 use qurl_train::rl::RlTrainer;
 use qurl_train::sft::{self, Examples};
 use qurl_train::start::Start;
-use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
 
 const GRPO: &str = include_str!("../../../recipes/tiny-grpo.toml");
@@ -23,7 +22,7 @@ fn warm_start(recipe: &Recipe) -> Params<Vec<f32>> {
         let settings = recipe.sft.as_ref().expect("sft");
         let examples = Examples::open(settings, recipe.trainer.seed, &start, &*task).expect("examples");
         let cpu = Arc::new(Cpu::new(Level::best(), 2));
-        let learner = sft::run(cpu, recipe, settings, &start, &examples, |_| ControlFlow::Continue(())).expect("sft");
+        let learner = sft::run(cpu, recipe, settings, &start, &examples, |_| {}).expect("sft");
         (recipe.clone(), learner.weights().expect("weights"))
     });
     let same = (&made_with.model, &made_with.task, &made_with.sft, &made_with.trainer)
@@ -43,9 +42,8 @@ fn learns(text: &str, name: &str) {
     let before = trainer.evaluate().expect("accuracy");
     let records: Vec<_> = (0..steps).map(|_| trainer.step().expect("step")).collect();
     let after = trainer.evaluate().expect("accuracy");
-    let reward = |records: &[qurl_train::rl::StepRecord]| {
-        records.iter().map(|r| r.reward).sum::<f64>() / records.len() as f64
-    };
+    let reward =
+        |records: &[qurl_train::rl::StepRecord]| records.iter().map(|r| r.reward).sum::<f64>() / records.len() as f64;
     let (first, last) = (reward(&records[..5]), reward(&records[records.len() - 5..]));
     println!("{name}: accuracy {before:.3} -> {after:.3}, reward {first:.3} -> {last:.3}");
     assert!(before < 0.7 && after > 0.9, "{name}: accuracy {before} -> {after}");

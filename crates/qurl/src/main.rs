@@ -29,8 +29,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Reinforcement learning with a quantized rollout
-    #[command(hide = true)]
     Train(commands::train::Args),
+    /// The paper's methods side by side on one recipe
+    Compare(commands::compare::Args),
     /// Supervised training on JSON lines or on a task's worked solutions
     Sft(commands::sft::Args),
     /// Samples text
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
     trace();
     let result = match Cli::parse().command {
         Command::Train(args) => commands::train::run(args),
+        Command::Compare(args) => commands::compare::run(args),
         Command::Sft(args) => commands::sft::run(args),
         Command::Generate(args) => commands::generate::run(args),
         Command::Eval(args) => commands::eval::run(args),

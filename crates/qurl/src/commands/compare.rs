@@ -23,7 +23,9 @@ use std::sync::Arc;
 
 /// Options of `qurl compare`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: qurl compare --seeds 3 --methods full,naive,tis,acr,acr-uaq --set rollout.format=int4")]
+#[command(
+    after_help = "Example: qurl compare --seeds 3 --methods full,naive,tis,acr,acr-uaq --set rollout.format=int4"
+)]
 pub struct Args {
     /// Recipe file; without one the embedded default
     recipe: Option<PathBuf>,
@@ -185,7 +187,6 @@ fn warm_start(
     view.begin("warm start", 0, settings.steps);
     let learner = sft::run(cpu.clone(), &recipe, settings, &start, &examples, |step| {
         view.supervised(step.step, step.loss);
-        std::ops::ControlFlow::Continue(())
     })
     .or_bad()?;
     view.finish();

@@ -4,6 +4,7 @@ mod run_dir;
 mod totals;
 
 use crate::input::{OrBad, bad};
+use crate::report::{RunData, render};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
 use anyhow::Context;
@@ -13,7 +14,7 @@ use qurl_model::hf::{SaveOptions, save};
 use qurl_tasks::task::Task;
 use qurl_train::checkpoint::{ModelFiles, Snapshot, Writer};
 use qurl_train::recipe::{AlarmAction, Recipe, Sft};
-use qurl_train::rl::{RlTrainer, StepRecord};
+use qurl_train::rl::{RlTrainer, RolloutSpeed, StepRecord};
 use qurl_train::runlog::RunLog;
 use qurl_train::sft::{self, Examples};
 use qurl_train::start::Start;
@@ -26,6 +27,8 @@ use std::time::Instant;
 use totals::Totals;
 
 const DEFAULT: &str = include_str!("../../../../recipes/default.toml");
+/// Rollouts in each format for the summary's comparison of speeds.
+const SPEED_ROUNDS: usize = 3;
 
 /// Options of `qurl train`.
 #[derive(clap::Args)]
@@ -70,10 +73,14 @@ struct Summary {
     mismatch_kl: f64,
     rho_max: f64,
     rollout_tokens_per_s: f64,
+    /// The final weights on the same problems, in the recipe's format and in bf16, in turns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rollout_speed: Option<RolloutSpeed>,
     steps: u64,
     skipped_updates: u64,
     seconds: f64,
     seconds_by_phase: std::collections::BTreeMap<String, f64>,
+    report: String,
     run: String,
 }
 
@@ -190,19 +197,25 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     save(&model, &start.config, &trainer.actor.weights()?, &options)
         .with_context(|| format!("saving {}", model.display()))?;
 
+    let rollout_speed = plan.rollout.format.is_quantized().then(|| trainer.rollout_speed(SPEED_ROUNDS)).transpose()?;
+    let report = dir.path.join("report.html");
     let summary = Summary {
         begun,
         accuracy_after: totals.test_accuracy.unwrap_or(accuracy_before),
         mismatch_kl: totals.mismatch_kl / totals.steps.max(1) as f64,
         rho_max: totals.rho_max,
         rollout_tokens_per_s: totals.response_tokens / totals.seconds.get("rollout").copied().unwrap_or(f64::NAN),
+        rollout_speed,
         steps: totals.steps,
         skipped_updates: totals.skipped,
         seconds: began.elapsed().as_secs_f64(),
         seconds_by_phase: totals.seconds,
+        report: report.display().to_string(),
         run: dir.path.display().to_string(),
     };
     write_json(&summary_file, &summary)?;
+    std::fs::write(&report, render(&[RunData::read(&dir.path)?]))
+        .with_context(|| format!("writing {}", report.display()))?;
     if args.json {
         println!("{}", serde_json::to_string(&summary)?);
         return Ok(());
@@ -216,7 +229,13 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     );
     println!("mismatch KL(behav||prox) {:.2e}, largest rho {:.3}", summary.mismatch_kl, summary.rho_max);
     println!("rollout {:.0} tokens/s in {}", summary.rollout_tokens_per_s, plan.rollout.format);
-    println!("model, recipe, logs and checkpoints in {}", summary.run);
+    if let Some(speed) = &summary.rollout_speed {
+        let (quantized, bf16) = (speed.tokens_per_s, speed.bf16_tokens_per_s);
+        let times = quantized / bf16;
+        let format = plan.rollout.format;
+        println!("  the final model alone: {quantized:.0} in {format}, {bf16:.0} in bf16 ({times:.2} times)");
+    }
+    println!("report {}; model, recipe, logs and checkpoints in {}", summary.report, summary.run);
     Ok(())
 }
 
@@ -229,9 +248,14 @@ fn recipe_of(args: &Args) -> anyhow::Result<(Recipe, String)> {
         let what = "nothing to go on with; name the recipe to begin a run there";
         return Err(bad(format!("--resume: {} does not exist: {what}", path.display())));
     }
-    let (recipe, file) = match args.recipe.as_ref().or(of_the_run.as_ref()) {
-        Some(path) => (Recipe::read(path, &overrides), path.display().to_string()),
-        None => (Recipe::parse(DEFAULT, "embedded default", &overrides), "embedded default".to_string()),
+    recipe_or_default(args.recipe.as_deref().or(of_the_run.as_deref()), &overrides)
+}
+
+/// A recipe file, or without one the embedded default; and what to call it.
+pub fn recipe_or_default(path: Option<&Path>, overrides: &[String]) -> anyhow::Result<(Recipe, String)> {
+    let (recipe, file) = match path {
+        Some(path) => (Recipe::read(path, overrides), path.display().to_string()),
+        None => (Recipe::parse(DEFAULT, "embedded default", overrides), "embedded default".to_string()),
     };
     Ok((recipe.or_bad()?, file))
 }
