@@ -131,3 +131,33 @@ fn ppo_with_a_critic_and_dapo() {
     );
     assert!(records.iter().all(|r| (1..=3).contains(&r.gen_batches) && r.groups <= 4));
 }
+
+#[test]
+fn stages_change_the_sizes_of_a_step() {
+    let records = run(
+        &["run.stages=[{ from_step = 2, max_response_length = 6, n = 2 }, { from_step = 3, max_response_length = 9 }]"],
+        1,
+    );
+    let most = [(24, 4), (6, 2), (9, 4)];
+    for (record, (length, n)) in records.iter().zip(most) {
+        assert!(record.response_tokens <= 4 * n * length, "step {}: {} tokens", record.step, record.response_tokens);
+    }
+    // A model of twenty supervised steps writes on to the limit now and then.
+    assert!(records[1].truncated > 0.0 && records[1].response_length <= 6.0, "{:?}", records[1]);
+}
+
+#[test]
+fn stochastic_rounding_is_seeded_and_differs_from_the_nearest() {
+    let kl = |records: &[StepRecord]| records[0].mismatch.expect("mismatch").k3_kl;
+    let nearest = run(&[], 1);
+    let stochastic = run(&["rollout.stochastic_rounding=true"], 1);
+    assert_eq!(run(&["rollout.stochastic_rounding=true"], 2), stochastic);
+    assert!(kl(&stochastic) > kl(&nearest), "{} and {}", kl(&stochastic), kl(&nearest));
+}
+
+#[test]
+fn kl_over_the_whole_vocabulary_is_there_and_zero_without_quantization() {
+    assert!(run(&[], 1).iter().all(|r| r.full_kl.is_some_and(|kl| kl > 0.0 && kl < 0.1)));
+    assert!(run(&["rollout.format=f32"], 1).iter().all(|r| r.full_kl == Some(0.0)));
+    assert!(run(&["run.full_kl_positions=0"], 1).iter().all(|r| r.full_kl.is_none()));
+}

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod alarm;
 mod compare;
 mod disk;
 mod interrupted;
