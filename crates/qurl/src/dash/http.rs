@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest request that is read.
 const MOST_BYTES: usize = 8 << 10;
@@ -39,6 +39,8 @@ pub enum Refusal {
     NotFound,
     /// The request is too long.
     TooLong,
+    /// The request comes too slowly.
+    TooSlow,
     /// Too many readers.
     Busy,
 }
@@ -52,6 +54,7 @@ impl Refusal {
             Refusal::WrongHost => ("403 Forbidden", "this server answers to loopback names only"),
             Refusal::NotFound => ("404 Not Found", "there is nothing here"),
             Refusal::TooLong => ("431 Request Header Fields Too Large", "the request is too long"),
+            Refusal::TooSlow => ("408 Request Timeout", "the request took too long"),
             Refusal::Busy => ("503 Service Unavailable", "too many readers"),
         };
         Answer { status, kind: "text/plain", body: format!("{text}\n") }
@@ -83,16 +86,23 @@ pub fn prepare(stream: &TcpStream) -> std::io::Result<()> {
 impl Request {
     /// Reads a request for the server at `address`.
     pub fn read(mut stream: impl Read, address: SocketAddr) -> Result<Request, Refusal> {
+        let began = Instant::now();
         let mut bytes = Vec::new();
         let mut piece = [0; 1024];
         while !bytes.windows(4).any(|end| end == b"\r\n\r\n") {
             if bytes.len() > MOST_BYTES {
                 return Err(Refusal::TooLong);
             }
+            if began.elapsed() > PATIENCE {
+                return Err(Refusal::TooSlow);
+            }
             match stream.read(&mut piece) {
                 Ok(0) => return Err(Refusal::Malformed),
                 Ok(n) => bytes.extend_from_slice(&piece[..n]),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    return Err(Refusal::TooSlow);
+                }
                 Err(_) => return Err(Refusal::Malformed),
             }
         }
