@@ -30,6 +30,8 @@ pub struct Figures {
     pub clipped: Option<f64>,
     /// Response tokens per second of rollout.
     pub rollout_tokens_per_s: Option<f64>,
+    /// The rollout's speed in its format over that in bf16, where it was measured.
+    pub rollout_speedup: Option<f64>,
     /// Response tokens per second of the updates.
     pub training_tokens_per_s: Option<f64>,
     /// Seconds of all steps.
@@ -59,6 +61,10 @@ pub fn figures(run: &RunData) -> Figures {
         rho_max: largest("mismatch.rho_max"),
         clipped: mean("clip_fraction_upper").zip(mean("clip_fraction_lower")).map(|(upper, lower)| upper + lower),
         rollout_tokens_per_s: per_second("timing.rollout"),
+        rollout_speedup: run
+            .summary
+            .get("rollout_speed")
+            .and_then(|speed| Some(speed.get("tokens_per_s")?.as_f64()? / speed.get("bf16_tokens_per_s")?.as_f64()?)),
         training_tokens_per_s: per_second("timing.update"),
         seconds: steps.values("timing.total").next().map(|_| sum("timing.total")),
         updates: sum("updates"),

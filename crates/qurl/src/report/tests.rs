@@ -29,7 +29,12 @@ fn broken_lines_and_missing_files_leave_gaps() {
     let dir = Scratch::new("report-gaps");
     write(&dir, "metrics.jsonl", &format!("{}not json\n{}{{\"step\":3,\"rew", line(1, 0.5), line(2, 1.0)));
     write(&dir, "recipe.toml", "[run]\ntotal_steps = 2\n[algorithm]\nobjective = { type = \"acr\", c = 2.0 }\n");
-    write(&dir, "summary.json", "{\"accuracy_before\":0.25,\"parameters\":791168}");
+    write(
+        &dir,
+        "summary.json",
+        "{\"accuracy_before\":0.25,\"parameters\":791168,\
+                             \"rollout_speed\":{\"tokens_per_s\":3,\"bf16_tokens_per_s\":2}}",
+    );
     std::fs::create_dir_all(dir.join("rollouts")).expect("created");
     write(&dir, "rollouts/step-000002.jsonl", "{\"step\":2,\"tokens\":[\"a\",\"b\"],\"rho\":[1.5]}\n{\"step\":2,\"tok");
     write(&dir, "rollouts/notes.txt", "not a step");
@@ -42,6 +47,7 @@ fn broken_lines_and_missing_files_leave_gaps() {
     let page = run.to_json();
     assert_eq!(page["figures"]["accuracy_before"], 0.25);
     assert_eq!(page["figures"]["rollout_tokens_per_s"], 10.0);
+    assert_eq!(page["figures"]["rollout_speedup"], 1.5);
     assert_eq!(page["facts"], json!(["791k parameters", "ACR"]));
     assert_eq!(page["rollouts"][0]["samples"][0]["rho"], json!([1.5, null]));
     assert_eq!(page["rollouts"][0]["samples"].as_array().map(Vec::len), Some(1));

@@ -83,12 +83,12 @@ function draw(chart) {
       svg("text", { x: left - 7, y: y + 4, "text-anchor": "end" }, spec.format(tick)));
   }
   const whole = spec.x === "layer" || state.x === "step";
+  const last = `${number(high, 4)} ${spec.x === "layer" ? "block" : state.x === "step" ? "step" : "min"}`;
   for (const tick of scaleX.ticks.filter((t) => !whole || Number.isInteger(t))) {
     const x = scaleX.place(tick);
-    if (x < right - 42) plot.append(svg("text", { x, y: HEIGHT - 6, "text-anchor": "middle" }, number(tick, 6)));
+    if (x < right - 6.5 * last.length - 14) plot.append(svg("text", { x, y: HEIGHT - 6, "text-anchor": "middle" }, number(tick, 6)));
   }
-  const unit = spec.x === "layer" ? "block" : state.x === "step" ? "step" : "min";
-  plot.append(svg("text", { x: right, y: HEIGHT - 6, "text-anchor": "end" }, `${number(high, 4)} ${unit}`));
+  plot.append(svg("text", { x: right, y: HEIGHT - 6, "text-anchor": "end" }, last));
   const path = (line) => segments(line, scaleY).map((part) =>
     "M" + thinned(part).map(([x, y]) => `${scaleX.place(x).toFixed(1)},${scaleY.place(y).toFixed(1)}`).join("L")).join("");
   for (const line of lines) {
@@ -97,8 +97,8 @@ function draw(chart) {
     plot.append(svg("path", { ...paint, d: path(line.points) }));
     if (line.points.length <= 24) plot.append(...line.points.map((p) => spot(chart, line, p, 2.6)));
   }
-  const last = lines.map((line) => `${line.name || spec.title} ${spec.format(line.raw[line.raw.length - 1][1])}`);
-  plot.setAttribute("aria-label", `${spec.title}; last values: ${last.join("; ")}`);
+  const ends = lines.map((line) => `${line.name || spec.title} ${spec.format(line.raw[line.raw.length - 1][1])}`);
+  plot.setAttribute("aria-label", `${spec.title}; last values: ${ends.join("; ")}`);
   chart.overlay = svg("g", {});
   plot.append(chart.overlay);
 }

@@ -1,6 +1,6 @@
 // Where the time of a step goes: one bar a run, made of its phases.
 
-const PHASES = ["quantize", "rollout", "score", "update", "measure", "test", "checkpoint", "log"];
+const PHASES = ["quantize", "rollout", "verify", "score", "update", "measure", "test", "checkpoint", "log"];
 
 /** Seconds of each phase over a whole run, the known ones first and in the order of a step. */
 function phaseSums(run) {

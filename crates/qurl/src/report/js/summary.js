@@ -25,7 +25,7 @@ function hero(run) {
     tile("Mismatch KL", number(f.mismatch_kl, 2), "mean of all steps"),
     tile("Largest ρ", number(f.rho_max), "of all tokens"),
     tile("Clipped", share(f.clipped), "of the tokens"),
-    tile("Rollout", count(f.rollout_tokens_per_s), "tokens/s"),
+    tile("Rollout", count(f.rollout_tokens_per_s), missing(f.rollout_speedup) ? "tokens/s" : `tokens/s, ${number(f.rollout_speedup)}× bf16`),
     tile("Training", count(f.training_tokens_per_s), "tokens/s"),
     tile("Time", duration(f.seconds), `${f.steps}${planned} steps`),
     tile("Updates", number(f.updates, 6), f.skipped_updates ? `${f.skipped_updates} skipped` : "none skipped")));
