@@ -26,8 +26,7 @@ impl<B: Backend> RlTrainer<B> {
         ))
     }
 
-    /// Takes over the state of a run with the same recipe. The engine needs nothing: every step begins by loading the
-    /// actor into it.
+    /// Takes over the state of a run with the same recipe.
     pub fn restore(&mut self, snapshot: Snapshot) -> Result<(), TrainError> {
         let there = [snapshot.critic.is_some(), snapshot.reference.is_some(), snapshot.measured.is_some()];
         let wanted = [self.critic.is_some(), self.reference.is_some(), self.measured.is_some()];
@@ -47,6 +46,7 @@ impl<B: Backend> RlTrainer<B> {
         self.kl = snapshot.state.kl;
         self.step = snapshot.state.step;
         self.drawn = snapshot.state.drawn;
-        Ok(())
+        let version = self.version()?;
+        Ok(self.engine.load(&self.actor.params, version)?)
     }
 }
