@@ -113,7 +113,7 @@ impl StepRecord {
         let entropies: Vec<f64> = samples.iter().flat_map(|s| s.entropies.iter().map(|&e| e as f64)).collect();
         StepRecord {
             step,
-            reward: solved.iter().flat_map(|s| &s.responses).map(|r| r.verdict.reward).sum::<f64>() / count,
+            reward: solved.iter().flat_map(|s| &s.responses).map(|r| r.verdict.reward).fold(0.0, |a, b| a + b) / count,
             accuracy: accuracy(solved),
             groups: solved.len(),
             gen_batches,
