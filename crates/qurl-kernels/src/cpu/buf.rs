@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn large_arrays_are_mapped_and_zero() {
         let mut a = Aligned::<u8>::zeros(MAPPED_BYTES + 5);
-        assert!(a.map.is_some() && a.as_ptr() as usize % ALIGN == 0);
+        assert!(a.map.is_some() && (a.as_ptr() as usize).is_multiple_of(ALIGN));
         assert!(a.len() == MAPPED_BYTES + 5 && a.iter().all(|&x| x == 0));
         a[MAPPED_BYTES + 4] = 7;
         assert_eq!(a.clone()[MAPPED_BYTES + 4], 7);
