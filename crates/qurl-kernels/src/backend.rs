@@ -37,6 +37,22 @@ pub enum BackendError {
         /// What is wrong with the weights.
         reason: String,
     },
+    /// There is no such device, or it cannot be used.
+    #[error("device {device} cannot be used: {reason}")]
+    Unavailable {
+        /// The device asked for.
+        device: String,
+        /// What is missing.
+        reason: String,
+    },
+    /// A device failed while computing.
+    #[error("{device} failed: {what}")]
+    Device {
+        /// The device.
+        device: String,
+        /// What it was doing and what it said.
+        what: String,
+    },
 }
 
 /// How the product of a linear layer meets the old content of its output.
@@ -55,6 +71,9 @@ pub struct Rope<'a, T> {
     /// Sines.
     pub sin: &'a T,
 }
+
+/// Values of a tensor that hold a drawn token: its number (as bits), log-probability and entropy.
+pub const DRAWN_WORDS: usize = 3;
 
 /// A place that computes: see the module's text.
 pub trait Backend: Send + Sync + 'static {
@@ -82,6 +101,27 @@ pub trait Backend: Send + Sync + 'static {
     fn clear(&self, tensor: &mut Self::Tensor, len: usize);
     /// Number of values.
     fn len(&self, tensor: &Self::Tensor) -> usize;
+    /// Fills a tensor with random numbers around zero, of a deviation of about `factor`: weights for benchmarks.
+    fn fill_random(&self, tensor: &mut Self::Tensor, seed: u64, factor: f32);
+    /// Free and total bytes of its memory, where it has its own.
+    fn memory(&self) -> Option<(usize, usize)> {
+        None
+    }
+    /// Waits until everything issued so far is done.
+    fn synchronize(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    /// The number of rows that a decode step of `rows` rows should be filled up to: devices that record steps keep few
+    /// sizes.
+    fn bucket(&self, rows: usize) -> usize {
+        rows
+    }
+    /// Runs operations that belong together and whose results are read after all of them. A device may call `run`
+    /// several times (to look, then to record), so it must do the same each time and read no results.
+    fn step(&self, run: &mut dyn FnMut()) {
+        run();
+    }
 
     /// Packs weights `[n, k]`; `trained` keeps what the gradient of the input needs too.
     fn pack(
@@ -157,6 +197,35 @@ pub trait Backend: Send + Sync + 'static {
         output: Output,
         out: &mut Self::Tensor,
     );
+    /// `out = rmsnorm(x) W^T (+ bias)` with rows as wide as the gain; `normed` is working memory of the size of `x`.
+    fn norm_linear(
+        &self,
+        x: &Self::Tensor,
+        gain: &Self::Tensor,
+        rows: usize,
+        eps: f32,
+        w: &Self::Weight,
+        bias: Option<&Self::Tensor>,
+        normed: &mut Self::Tensor,
+        out: &mut Self::Tensor,
+    ) {
+        self.rmsnorm(x, gain, rows, self.len(gain), eps, normed);
+        self.linear(normed, rows, w, bias, Output::Store, out);
+    }
+    /// `out (+)= swiglu(gate_up) W^T` with `w` of `width` inputs; `activated` is working memory `[rows, width]`.
+    fn swiglu_linear(
+        &self,
+        gate_up: &Self::Tensor,
+        rows: usize,
+        width: usize,
+        w: &Self::Weight,
+        output: Output,
+        activated: &mut Self::Tensor,
+        out: &mut Self::Tensor,
+    ) {
+        self.swiglu(gate_up, rows, width, activated);
+        self.linear(activated, rows, w, None, output, out);
+    }
     /// `dx[rows, k] = dy[rows, n] W`; the weights must have been packed as trained.
     fn linear_input_gradient(&self, dy: &Self::Tensor, rows: usize, w: &Self::Weight, dx: &mut Self::Tensor);
     /// `dw[n, k] += dy^T x`, `dbias[n] += sum dy`.
@@ -197,6 +266,22 @@ pub trait Backend: Send + Sync + 'static {
     fn round_kv(&self, qkv: &mut Self::Tensor, rows: usize, heads: Heads, format: KvFormat);
     /// Stores the keys and values of rows; `slots[row] = page * page_size + place`.
     fn kv_write(&self, qkv: &Self::Tensor, heads: Heads, slots: &[u32], kv: &mut Self::Kv);
+    /// Rotates queries and keys of rows, rounds keys and values to the format of the pages and stores them.
+    fn rope_store(
+        &self,
+        qkv: &mut Self::Tensor,
+        heads: Heads,
+        positions: &[u32],
+        rope: Rope<Self::Tensor>,
+        slots: &[u32],
+        kv: &mut Self::Kv,
+        format: KvFormat,
+    ) {
+        let rotated = heads.heads + heads.kv_heads;
+        self.rope(qkv, heads.qkv_width(), rotated, heads.head_dim, positions, rope, false);
+        self.round_kv(qkv, positions.len(), heads, format);
+        self.kv_write(qkv, heads, slots, kv);
+    }
     /// Copies one page to another.
     fn kv_copy_page(&self, kv: &mut Self::Kv, from: usize, to: usize);
     /// Causal attention of the rows of all spans; `lse` is kept for the backward pass.
@@ -241,7 +326,15 @@ pub trait Backend: Send + Sync + 'static {
         hidden: &Self::Tensor,
         head: &Self::Weight,
         rows: &[SampleRow],
-    ) -> Result<Vec<Sampled>, BackendError>;
+    ) -> Result<Vec<Sampled>, BackendError> {
+        let mut out = self.zeros(rows.len() * DRAWN_WORDS)?;
+        self.draw(hidden, head, rows, &mut out);
+        self.drawn(&out, rows.len())
+    }
+    /// [`Backend::sample`] without reading the result, which takes [`DRAWN_WORDS`] values a row of `out`.
+    fn draw(&self, hidden: &Self::Tensor, head: &Self::Weight, rows: &[SampleRow], out: &mut Self::Tensor);
+    /// Reads what [`Backend::draw`] wrote for the first `rows` rows.
+    fn drawn(&self, out: &Self::Tensor, rows: usize) -> Result<Vec<Sampled>, BackendError>;
     /// Backward of [`Backend::head`]: `dhidden` is overwritten, `dweight += ...`.
     fn head_backward(
         &self,

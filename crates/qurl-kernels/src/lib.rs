@@ -4,9 +4,13 @@
 
 pub mod backend;
 pub mod cpu;
+pub mod cuda;
+mod device;
 mod format;
 pub mod mmap;
 
 pub use backend::{Backend, BackendError};
 pub use cpu::Cpu;
+pub use cuda::Cuda;
+pub use device::{Device, UnknownDevice};
 pub use format::{Format, Rounding, UnknownFormat};

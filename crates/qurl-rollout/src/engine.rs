@@ -102,6 +102,8 @@ pub struct Engine<B: Backend> {
     batch: Batch,
     draw_rows: Vec<u32>,
     draws: Vec<SampleRow>,
+    /// Draws that are sequences'; the rest fills up the step.
+    drawing: usize,
     ended: Vec<Sequence>,
     emitted: Vec<Emitted>,
     finished: Vec<Group>,
@@ -128,13 +130,14 @@ impl<B: Backend> Engine<B> {
         let layer_bytes = backend.kv_page_bytes(network.options().kv_format, page_size, c.num_kv_heads, c.head_dim);
         let page_bytes = layer_bytes * c.num_layers;
         // Slots are numbered with 32 bits.
-        let pages = (kv_bytes / page_bytes.max(1)).min(u32::MAX as usize / page_size);
+        let pages = (kv_bytes / page_bytes.max(1)).min(u32::MAX as usize / page_size - 1);
         in_range("kv_bytes", kv_bytes, pages > 0, &format!("at least the {page_bytes} bytes of one page"))?;
         let limits = Limits { max_num_seqs, max_num_batched_tokens };
         Ok(Engine {
             page_bytes,
-            kv: page_store(&*backend, &network, pages, page_size)?,
-            work: Inference::new(&*backend, &network, max_num_batched_tokens.max(max_num_seqs))?,
+            // One page more, for the rows that fill up a step.
+            kv: page_store(&*backend, &network, pages + 1, page_size)?,
+            work: Inference::new(&*backend, &network, max_num_batched_tokens.max(backend.bucket(max_num_seqs)))?,
             scheduler: Scheduler::new(limits, PagePool::new(pages, page_size)),
             backend,
             network,
@@ -146,6 +149,7 @@ impl<B: Backend> Engine<B> {
             batch: Batch::default(),
             draw_rows: Vec::new(),
             draws: Vec::new(),
+            drawing: 0,
             ended: Vec::new(),
             emitted: Vec::new(),
             finished: Vec::new(),
@@ -312,16 +316,21 @@ impl<B: Backend> Engine<B> {
         if self.batch.rows() == 0 {
             return Err(RolloutError::Stuck { unfinished: self.unfinished() });
         }
-        let backend = &*self.backend;
+        let backend = &*self.backend.clone();
         for copy in self.scheduler.copies() {
             for kv in &mut self.kv {
                 backend.kv_copy_page(kv, copy.from as usize, copy.to as usize);
             }
         }
-        self.work.forward(backend, &self.network, &self.batch, &mut self.kv);
+        let Engine { work, network, batch, kv, draw_rows, draws, .. } = self;
+        backend.step(&mut || {
+            work.forward(backend, network, batch, kv);
+            if !draws.is_empty() {
+                work.draw(backend, network, draw_rows, draws);
+            }
+        });
         self.steps += 1;
-        self.score_prompts()?;
-        self.draw()?;
+        self.commit()?;
         Ok(&self.emitted)
     }
 
@@ -359,6 +368,23 @@ impl<B: Backend> Engine<B> {
                 self.draws.push(sequence.draw());
             }
         }
+        self.drawing = self.draws.len();
+        // A step of nothing but decoding is filled up to a size that the backend may have recorded.
+        if !ids.is_empty() && self.draws.len() == ids.len() {
+            let spare = self.scheduler.pool().total();
+            let table = pages.len();
+            for row in ids.len()..self.backend.bucket(ids.len()) {
+                ids.push(0);
+                positions.push(0);
+                slots.push((spare * page_size) as u32);
+                spans.push(Span { row, rows: 1, position: 0, pages: table });
+                self.draw_rows.push(row as u32);
+                self.draws.push(SampleRow::greedy());
+            }
+            if ids.len() > self.drawing {
+                pages.push(spare as u32);
+            }
+        }
     }
 
     /// Log-probs of the prompts that asked for them, as far as this step has computed them for the first time.
@@ -383,12 +409,13 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Draws tokens for the sequences that are ready and takes note of those that end.
-    fn draw(&mut self) -> Result<(), RolloutError> {
-        let sampled = match self.draws.is_empty() {
-            true => Vec::new(),
-            false => self.work.sample(&self.backend, &self.network, &self.draw_rows, &self.draws)?,
+    /// Reads the drawn tokens and takes note of the sequences that end.
+    fn commit(&mut self) -> Result<(), RolloutError> {
+        let sampled = match self.drawing {
+            0 => Vec::new(),
+            drawing => self.work.drawn(&self.backend, drawing)?,
         };
+        self.score_prompts()?;
         let (pending, decoder, emitted) = (&self.pending, self.decoder.as_ref(), &mut self.emitted);
         let context = self.network.options().positions;
         let mut sampled = sampled.into_iter();

@@ -11,6 +11,7 @@ pub mod compare;
 pub mod crc32c;
 pub mod evaluate;
 pub mod learner;
+pub mod memory;
 pub mod optimizer;
 pub mod recipe;
 pub mod rl;

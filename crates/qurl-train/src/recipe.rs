@@ -17,7 +17,7 @@ pub use rl::{Alarm, AlarmAction, Algorithm, Data, FilterGroups, KlInReward, RlPl
 pub use sft::Sft;
 pub use task::{DatasetSource, TaskSource, TaskSourceError};
 
-use qurl_kernels::Format;
+use qurl_kernels::{Device, Format};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -91,6 +91,9 @@ pub struct Trainer {
     pub keep_last: usize,
     /// Checkpoints with the highest test accuracy that are kept beside them.
     pub keep_best: usize,
+    /// Where to compute: `auto` (a GPU if there is one), `cpu` or `cuda`.
+    #[serde(with = "device_name")]
+    pub device: Device,
 }
 
 impl Default for Trainer {
@@ -103,6 +106,7 @@ impl Default for Trainer {
             save_freq: 10,
             keep_last: 2,
             keep_best: 1,
+            device: Device::Auto,
         }
     }
 }
@@ -287,6 +291,20 @@ pub(crate) mod format_name {
     }
 
     pub fn deserialize<'d, D: Deserializer<'d>>(deserializer: D) -> Result<Format, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+/// Devices by their names.
+pub(crate) mod device_name {
+    use qurl_kernels::Device;
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub fn serialize<S: Serializer>(device: &Device, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(device.name())
+    }
+
+    pub fn deserialize<'d, D: Deserializer<'d>>(deserializer: D) -> Result<Device, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }

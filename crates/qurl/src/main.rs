@@ -5,6 +5,7 @@
 
 mod commands;
 mod dash;
+mod device;
 mod input;
 mod lines;
 mod packing;

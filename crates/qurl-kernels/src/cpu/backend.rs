@@ -108,6 +108,10 @@ impl Backend for Cpu {
         <[f32]>::len(tensor)
     }
 
+    fn fill_random(&self, tensor: &mut Self::Tensor, seed: u64, factor: f32) {
+        elementwise::fill_random(&self.ctx, tensor, seed, factor);
+    }
+
     fn pack(
         &self,
         weights: &Self::Tensor,
@@ -330,13 +334,16 @@ impl Backend for Cpu {
         Ok(head::forward(&self.ctx, hidden, head.right(), targets, temperature))
     }
 
-    fn sample(
-        &self,
-        hidden: &Self::Tensor,
-        head: &CpuWeight,
-        rows: &[SampleRow],
-    ) -> Result<Vec<Sampled>, BackendError> {
-        Ok(sample::sample(&self.ctx, hidden, head.right(), rows))
+    fn draw(&self, hidden: &Self::Tensor, head: &CpuWeight, rows: &[SampleRow], out: &mut Self::Tensor) {
+        let sampled = sample::sample(&self.ctx, hidden, head.right(), rows);
+        for (words, Sampled { token, logp, entropy }) in out.chunks_exact_mut(DRAWN_WORDS).zip(sampled) {
+            words.copy_from_slice(&[f32::from_bits(token), logp, entropy]);
+        }
+    }
+
+    fn drawn(&self, out: &Self::Tensor, rows: usize) -> Result<Vec<Sampled>, BackendError> {
+        let one = |words: &[f32]| Sampled { token: words[0].to_bits(), logp: words[1], entropy: words[2] };
+        Ok(out[..rows * DRAWN_WORDS].chunks_exact(DRAWN_WORDS).map(one).collect())
     }
 
     fn head_backward(

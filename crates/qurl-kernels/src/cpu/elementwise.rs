@@ -213,6 +213,24 @@ unsafe fn round_row_at<S: Simd>(x: *mut f32, n: usize) {
     }
 }
 
+/// Roughly normal numbers (sums of four uniform ones) times a factor, each a function of seed and place.
+pub fn fill_random(ctx: &Context, out: &mut [f32], seed: u64, factor: f32) {
+    let len = out.len();
+    let out = Parts::new(out);
+    ctx.pool.for_ranges(len, 1 << 14, &|range| {
+        // SAFETY: ranges are disjoint between tasks.
+        let part = unsafe { out.slice(range.start, range.len()) };
+        for (i, x) in range.zip(part) {
+            let mut bits = seed.wrapping_add((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            bits ^= bits >> 31;
+            let sum: i32 = (0..4).map(|j| (bits >> (16 * j) & 0xffff) as i32).sum();
+            *x = (sum - 131_070) as f32 * (1.732_050_8 / 65_536.0) * factor;
+        }
+    });
+}
+
 /// `out[row] = x[row] . w`, the scalar head of a critic.
 pub fn row_dots(ctx: &Context, x: &[f32], rows: usize, w: &[f32], out: &mut [f32]) {
     let d = w.len();

@@ -28,7 +28,7 @@ impl Rows {
         Rows { start: 0, outer: rows, stride: width, per: 1, width }
     }
 
-    fn fits(&self, len: usize) -> bool {
+    pub(crate) fn fits(&self, len: usize) -> bool {
         self.outer == 0 || self.start + (self.outer - 1) * self.stride + self.per * self.width <= len
     }
 }

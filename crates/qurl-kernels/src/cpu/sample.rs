@@ -54,16 +54,16 @@ impl SampleRow {
         SampleRow { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, uniform: 0.0 }
     }
 
-    fn is_greedy(&self) -> bool {
+    pub(crate) fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }
 
     /// What scaled logits are multiplied with; for greedy rows that of temperature 1.
-    fn inverse_temperature(&self) -> f32 {
+    pub(crate) fn inverse_temperature(&self) -> f32 {
         if self.is_greedy() { 1.0 } else { 1.0 / self.temperature }
     }
 
-    fn truncates(&self, vocabulary: usize) -> bool {
+    pub(crate) fn truncates(&self, vocabulary: usize) -> bool {
         (1..vocabulary).contains(&(self.top_k as usize)) || self.top_p < 1.0 || self.min_p > 0.0
     }
 }

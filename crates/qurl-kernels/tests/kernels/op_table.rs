@@ -22,15 +22,15 @@ pub struct Case<B: Backend> {
     /// The outputs of a backend.
     pub run: Box<dyn Fn(&B) -> Outputs>,
     /// Those of the naive twin.
-    want: Box<dyn Fn() -> Vec<Want>>,
+    pub want: Box<dyn Fn() -> Vec<Want>>,
 }
 
 /// One expected output.
-struct Want {
-    name: &'static str,
-    values: Vec<f64>,
+pub struct Want {
+    pub name: &'static str,
+    pub values: Vec<f64>,
     /// Allowed error in roundings of a typical value.
-    units: f64,
+    pub units: f64,
 }
 
 impl Want {

@@ -96,12 +96,28 @@ pub const ULP: f64 = 1.0 / (1u64 << 24) as f64;
 /// cancellation in single values does not matter.
 pub fn assert_close(what: &str, got: &[f64], want: &[f64], units: f64) {
     assert_eq!(got.len(), want.len(), "{what}: length");
-    let rms = (want.iter().map(|x| x * x).sum::<f64>() / want.len().max(1) as f64).sqrt();
+    let rms = rms(want);
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
         let allowed = units * ULP * (want.abs() + rms);
         // Written so that a not-a-number fails.
         assert!((got - want).abs() <= allowed, "{what}[{i}]: got {got:e}, want {want:e} within {allowed:e}");
     }
+}
+
+/// Root of the mean square.
+fn rms(values: &[f64]) -> f64 {
+    (values.iter().map(|x| x * x).sum::<f64>() / values.len().max(1) as f64).sqrt()
+}
+
+/// The largest error in the units of [`assert_close`]; infinite for a not-a-number that is not wanted.
+pub fn units_off(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len(), "length");
+    let rms = rms(want);
+    let off = |(&got, &want): (&f64, &f64)| match got == want {
+        true => 0.0,
+        false => (got - want).abs() / (ULP * (want.abs() + rms)),
+    };
+    got.iter().zip(want).map(off).fold(0.0, |most, x| if x > most || x.is_nan() { x } else { most })
 }
 
 /// The same bits.

@@ -3,7 +3,7 @@
 use super::batch::{Batch, PAGE, Targets};
 use super::layer::{self, Activations, Temporary};
 use super::network::Network;
-use qurl_kernels::backend::{HeadOutput, Output, SampleRow, Sampled};
+use qurl_kernels::backend::{DRAWN_WORDS, HeadOutput, Output, SampleRow, Sampled};
 use qurl_kernels::{Backend, BackendError};
 
 /// Working memory for forward passes of up to a fixed number of rows.
@@ -16,6 +16,8 @@ pub struct Inference<B: Backend> {
     /// `[rows, d]` picked rows of it, and those normalised.
     picked: B::Tensor,
     hidden: B::Tensor,
+    /// Drawn tokens.
+    drawn: B::Tensor,
 }
 
 impl<B: Backend> Inference<B> {
@@ -29,6 +31,7 @@ impl<B: Backend> Inference<B> {
             x: backend.zeros(rows * d)?,
             picked: backend.zeros(rows * d)?,
             hidden: backend.zeros(rows * d)?,
+            drawn: backend.zeros(rows * DRAWN_WORDS)?,
         })
     }
 
@@ -75,16 +78,16 @@ impl<B: Backend> Inference<B> {
         backend.download(&logits, len)
     }
 
-    /// Draws the tokens that follow some rows of the last forward pass, one `draws` each.
-    pub fn sample(
-        &mut self,
-        backend: &B,
-        net: &Network<B>,
-        rows: &[u32],
-        draws: &[SampleRow],
-    ) -> Result<Vec<Sampled>, BackendError> {
-        let hidden = self.hidden(backend, net, rows);
-        backend.sample(hidden, &net.head, draws)
+    /// Draws the tokens that follow some rows of the last forward pass, one `draws` each. [`Inference::drawn`] reads
+    /// them.
+    pub fn draw(&mut self, backend: &B, net: &Network<B>, rows: &[u32], draws: &[SampleRow]) {
+        self.hidden(backend, net, rows);
+        backend.draw(&self.hidden, &net.head, draws, &mut self.drawn);
+    }
+
+    /// The first `rows` tokens that the last [`Inference::draw`] drew.
+    pub fn drawn(&self, backend: &B, rows: usize) -> Result<Vec<Sampled>, BackendError> {
+        backend.drawn(&self.drawn, rows)
     }
 
     /// Values of a critic for some rows of the last forward pass.

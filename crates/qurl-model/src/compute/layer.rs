@@ -78,8 +78,8 @@ pub fn forward<B: Backend>(
     let (rows, d, f, eps) = (batch.rows(), c.hidden_size, c.intermediate_size, c.rms_norm_eps);
     let heads = net.heads();
 
-    backend.rmsnorm(x, &block.attn_norm, rows, d, eps, &mut temp.normed);
-    backend.linear(&temp.normed, rows, &block.qkv, block.qkv_bias.as_ref(), Output::Store, &mut acts.qkv);
+    let (normed, bias) = (&mut temp.normed, block.qkv_bias.as_ref());
+    backend.norm_linear(x, &block.attn_norm, rows, eps, &block.qkv, bias, normed, &mut acts.qkv);
     if let (Some(q_norm), Some(k_norm)) = (&block.q_norm, &block.k_norm) {
         if let Some(raw) = &mut acts.qkv_raw {
             backend.copy(&acts.qkv, raw, rows * c.qkv_dim());
@@ -88,18 +88,14 @@ pub fn forward<B: Backend>(
         backend.head_norm(&mut acts.qkv, q_norm, queries, eps);
         backend.head_norm(&mut acts.qkv, k_norm, keys, eps);
     }
-    let rotated = c.num_heads + c.num_kv_heads;
-    backend.rope(&mut acts.qkv, c.qkv_dim(), rotated, c.head_dim, &batch.positions, net.rope(), false);
-    backend.round_kv(&mut acts.qkv, rows, heads, net.options().kv_format);
-    backend.kv_write(&acts.qkv, heads, &batch.slots, kv);
+    let format = net.options().kv_format;
+    backend.rope_store(&mut acts.qkv, heads, &batch.positions, net.rope(), &batch.slots, kv, format);
     backend.attention(heads, &acts.qkv, kv, &batch.spans, &batch.pages, &mut acts.attention, acts.lse.as_mut());
     backend.linear(&acts.attention, rows, &block.o, None, Output::Add, x);
 
     if let Some(middle) = &mut acts.middle {
         backend.copy(x, middle, rows * d);
     }
-    backend.rmsnorm(x, &block.mlp_norm, rows, d, eps, &mut temp.normed);
-    backend.linear(&temp.normed, rows, &block.gate_up, None, Output::Store, &mut acts.gate_up);
-    backend.swiglu(&acts.gate_up, rows, f, &mut temp.activated);
-    backend.linear(&temp.activated, rows, &block.down, None, Output::Add, x);
+    backend.norm_linear(x, &block.mlp_norm, rows, eps, &block.gate_up, None, &mut temp.normed, &mut acts.gate_up);
+    backend.swiglu_linear(&acts.gate_up, rows, f, &block.down, Output::Add, &mut temp.activated, x);
 }

@@ -6,10 +6,11 @@
 
 use super::rope;
 use crate::config::ModelConfig;
-use crate::params::{LayerParams, Params};
-use crate::rng::CounterRng;
+use crate::params::{LayerParams, ParamInfo, ParamKind, Params, shapes};
+use crate::rng::{CounterRng, text_key};
 use qurl_kernels::backend::{Heads, KvFormat, Rope};
 use qurl_kernels::{Backend, BackendError, Format, Rounding};
+use std::time::Instant;
 
 /// How a network is packed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,37 +80,75 @@ impl<B: Backend> Network<B> {
         params: &Params<B::Tensor>,
         options: NetworkOptions,
     ) -> Result<Self, BackendError> {
+        Self::build(backend, config, options, params, |leaf| Ok(Leaf::Given(leaf)))
+    }
+
+    /// Random weights, made leaf by leaf where they are packed: never is more than one leaf there in full.
+    pub fn random(backend: &B, config: &ModelConfig, options: NetworkOptions, seed: u64) -> Result<Self, BackendError> {
+        let shapes = shapes(config, false);
+        Self::build(backend, config, options, &shapes, |info| random_leaf(backend, config, info, seed).map(Leaf::Made))
+    }
+
+    fn build<S>(
+        backend: &B,
+        config: &ModelConfig,
+        options: NetworkOptions,
+        source: &Params<S>,
+        leaf: impl for<'s> Fn(&'s S) -> Result<Leaf<'s, B>, BackendError>,
+    ) -> Result<Self, BackendError> {
         let c = config;
         let (d, f) = (c.hidden_size, c.intermediate_size);
-        let pack = |w: &B::Tensor, n, k| backend.pack(w, n, k, options.format, options.trained);
-        let clone = |x: &B::Tensor| duplicate(backend, x);
-        let clone_option = |x: &Option<B::Tensor>| x.as_ref().map(clone).transpose();
-        let blocks = params.layers.iter().map(|p| {
+        let pack = |w: &S, n, k, format| backend.pack(leaf(w)?.tensor(), n, k, format, options.trained);
+        let own = |x: &S| leaf(x)?.into_own(backend);
+        let own_option = |x: &Option<S>| x.as_ref().map(own).transpose();
+        let blocks = source.layers.iter().map(|p| {
             Ok(Block {
-                attn_norm: clone(&p.attn_norm)?,
-                qkv: pack(&p.qkv, c.qkv_dim(), d)?,
-                qkv_bias: clone_option(&p.qkv_bias)?,
-                q_norm: clone_option(&p.q_norm)?,
-                k_norm: clone_option(&p.k_norm)?,
-                o: pack(&p.o, d, c.q_dim())?,
-                mlp_norm: clone(&p.mlp_norm)?,
-                gate_up: pack(&p.gate_up, 2 * f, d)?,
-                down: pack(&p.down, d, f)?,
+                attn_norm: own(&p.attn_norm)?,
+                qkv: pack(&p.qkv, c.qkv_dim(), d, options.format)?,
+                qkv_bias: own_option(&p.qkv_bias)?,
+                q_norm: own_option(&p.q_norm)?,
+                k_norm: own_option(&p.k_norm)?,
+                o: pack(&p.o, d, c.q_dim(), options.format)?,
+                mlp_norm: own(&p.mlp_norm)?,
+                gate_up: pack(&p.gate_up, 2 * f, d, options.format)?,
+                down: pack(&p.down, d, f, options.format)?,
             })
         });
         let (cos, sin) = rope::tables(&c.rope, c.head_dim, options.positions);
-        let head = params.head.as_ref().unwrap_or(&params.embed);
+        let head = source.head.as_ref().unwrap_or(&source.embed);
         Ok(Network {
             config: config.clone(),
             options,
-            embed: clone(&params.embed)?,
+            embed: own(&source.embed)?,
             blocks: blocks.collect::<Result<_, BackendError>>()?,
-            final_norm: clone(&params.final_norm)?,
-            head: backend.pack(head, c.vocab_size, d, options.head_format, options.trained)?,
-            value_head: clone_option(&params.value_head)?,
+            final_norm: own(&source.final_norm)?,
+            head: pack(head, c.vocab_size, d, options.head_format)?,
+            value_head: own_option(&source.value_head)?,
             cos: backend.upload(&cos)?,
             sin: backend.upload(&sin)?,
         })
+    }
+
+    /// Packs other random weights, leaf by leaf, and tells how long each packing took.
+    pub fn randomize(&mut self, backend: &B, seed: u64, mut packed: impl FnMut(f64)) -> Result<(), BackendError> {
+        let shapes = shapes(&self.config, false);
+        let config = &self.config;
+        let mut repack = |info: &ParamInfo, weight: &mut B::Weight| {
+            let leaf = random_leaf(backend, config, info, seed)?;
+            backend.synchronize()?;
+            let start = Instant::now();
+            backend.repack(&leaf, weight)?;
+            backend.synchronize()?;
+            packed(start.elapsed().as_secs_f64());
+            Ok::<(), BackendError>(())
+        };
+        for (p, block) in shapes.layers.iter().zip(&mut self.blocks) {
+            repack(&p.qkv, &mut block.qkv)?;
+            repack(&p.o, &mut block.o)?;
+            repack(&p.gate_up, &mut block.gate_up)?;
+            repack(&p.down, &mut block.down)?;
+        }
+        repack(shapes.head.as_ref().unwrap_or(&shapes.embed), &mut self.head)
     }
 
     /// Takes over changed weights of the same model, without new memory.
@@ -184,6 +223,47 @@ impl<B: Backend> Network<B> {
 
     pub(crate) fn rope(&self) -> Rope<'_, B::Tensor> {
         Rope { cos: &self.cos, sin: &self.sin }
+    }
+}
+
+/// A leaf that is somebody's or made for the purpose.
+enum Leaf<'a, B: Backend> {
+    Given(&'a B::Tensor),
+    Made(B::Tensor),
+}
+
+impl<B: Backend> Leaf<'_, B> {
+    fn tensor(&self) -> &B::Tensor {
+        match self {
+            Leaf::Given(tensor) => tensor,
+            Leaf::Made(tensor) => tensor,
+        }
+    }
+
+    fn into_own(self, backend: &B) -> Result<B::Tensor, BackendError> {
+        match self {
+            Leaf::Given(tensor) => duplicate(backend, tensor),
+            Leaf::Made(tensor) => Ok(tensor),
+        }
+    }
+}
+
+/// Gains of one, biases of zero, the rest with the spread of fresh weights.
+fn random_leaf<B: Backend>(
+    backend: &B,
+    config: &ModelConfig,
+    info: &ParamInfo,
+    seed: u64,
+) -> Result<B::Tensor, BackendError> {
+    match info.kind {
+        kind if kind.is_norm() => backend.upload(&vec![1.0; info.len()]),
+        ParamKind::QkvBias => backend.zeros(info.len()),
+        _ => {
+            let mut leaf = backend.zeros(info.len())?;
+            let key = CounterRng::new(&[seed, text_key(&info.name)]).below_at(0, u64::MAX);
+            backend.fill_random(&mut leaf, key, config.initializer_range);
+            Ok(leaf)
+        }
     }
 }
 

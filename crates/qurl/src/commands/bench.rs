@@ -1,15 +1,15 @@
 //! `qurl bench`: speed beside the measured limits of the machine.
 
 mod gemm;
+mod machine;
 mod rollout;
 mod shape;
 mod train;
 
+use crate::device::on_device;
 use crate::input::OrBad;
 use clap::Subcommand;
 use qurl_kernels::Cpu;
-use qurl_kernels::Format;
-use qurl_kernels::cpu::peak::{self, Unit};
 use serde::Serialize;
 
 /// Options of `qurl bench`.
@@ -37,27 +37,11 @@ enum What {
 
 /// Runs the benchmark.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let cpu = Cpu::from_env().or_bad()?;
     match args.what {
-        What::Train(args) => train::run(cpu, args),
-        What::Rollout(args) => rollout::run(cpu, args),
-        What::Gemm(args) => gemm::run(cpu, args),
+        What::Train(args) => on_device!(args.device.get(), backend => train::run(backend, args)),
+        What::Rollout(args) => on_device!(args.device.get(), backend => rollout::run(backend, args)),
+        What::Gemm(args) => gemm::run(Cpu::from_env().or_bad()?, args),
     }
-}
-
-/// The unit that bounds products in a format, and its name.
-fn unit(format: Format) -> Unit {
-    match format {
-        Format::F32 => Unit::F32,
-        Format::Int8 => Unit::Int8,
-        // The other formats are decoded to bf16 on the way into the product.
-        Format::Bf16 | Format::Fp8 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => Unit::Bf16,
-    }
-}
-
-/// Peak of the unit of a format in GFLOP/s (GOP/s).
-fn peak_gflops(cpu: &Cpu, format: Format) -> f64 {
-    peak::operations_per_second(cpu.context(), unit(format)) / 1e9
 }
 
 /// The one JSON document of a benchmark.

@@ -5,11 +5,12 @@
 //! goes to standard output and, with all figures, to `compare.json`.
 
 use super::train::recipe_or_default;
+use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
 use crate::report::{RunData, render};
 use crate::view::{Mode, TrainView};
 use anyhow::Context;
-use qurl_kernels::{Backend, Cpu};
+use qurl_kernels::Backend;
 use qurl_model::Params;
 use qurl_train::compare::{Method, RunFigures, Spread};
 use qurl_train::recipe::Recipe;
@@ -47,6 +48,8 @@ pub struct Args {
     /// Directory of the comparison (default: the next free runs/compare-N)
     #[arg(long)]
     run: Option<PathBuf>,
+    #[command(flatten)]
+    device: RecipeDevice,
     /// Show warnings and the result only
     #[arg(long, short)]
     quiet: bool,
@@ -98,22 +101,32 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut overrides = args.overrides.clone();
     overrides.extend(args.steps.map(|steps| format!("run.total_steps={steps}")));
     let (base, file) = recipe_or_default(args.recipe.as_deref(), &overrides)?;
+    let base = args.device.put_into(base);
+    on_device!(base.trainer.device, backend => run_on(backend, args, base, file, methods))
+}
+
+fn run_on<B: Backend>(
+    backend: Arc<B>,
+    args: Args,
+    base: Recipe,
+    file: String,
+    methods: Vec<Method>,
+) -> anyhow::Result<()> {
     let plan = base.rl(&file).or_bad()?;
     let dir = directory(args.run.as_deref())?;
     let _lock = RunLock::take(&dir).map_err(|e| bad(format!("--run {e}")))?;
-    let cpu = Arc::new(Cpu::from_env().or_bad()?);
     let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
     let seeds: Vec<u64> = (0..args.seeds).map(|i| base.trainer.seed + i).collect();
     let runs = methods.len() * seeds.len();
-    view.note(&format!("{runs} runs of {} steps, {}, in {}", plan.run.total_steps, cpu.describe(), dir.display()));
+    view.note(&format!("{runs} runs of {} steps, {}, in {}", plan.run.total_steps, backend.describe(), dir.display()));
 
     let mut figures: Vec<Vec<RunFigures>> = vec![Vec::new(); methods.len()];
     for &seed in &seeds {
-        let weights = warm_start(&cpu, &base, seed, &mut view)?;
+        let weights = warm_start(&backend, &base, seed, &mut view)?;
         for (method, figures) in methods.iter().zip(&mut figures) {
             let run_dir = dir.join(format!("seed-{seed}")).join(method.name());
             view.note(&format!("seed {seed}: {}", method.title()));
-            figures.push(one_run(&cpu, &method.recipe(&base, seed), &file, &weights, &run_dir, &mut view)?);
+            figures.push(one_run(&backend, &method.recipe(&base, seed), &file, &weights, &run_dir, &mut view)?);
         }
     }
 
@@ -124,7 +137,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let document = Document {
         recipe: file,
         format: plan.rollout.format.to_string(),
-        device: cpu.describe(),
+        device: backend.describe(),
         accuracy_before: Spread::of(figures[0].iter().map(|f| f.accuracy_before)),
         steps: plan.run.total_steps,
         seeds,
@@ -172,8 +185,8 @@ fn directory(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
 }
 
 /// The weights that all methods of a seed start from.
-fn warm_start(
-    cpu: &Arc<Cpu>,
+fn warm_start<B: Backend>(
+    backend: &Arc<B>,
     base: &Recipe,
     seed: u64,
     view: &mut TrainView,
@@ -185,7 +198,7 @@ fn warm_start(
     let start = Start::from_recipe(&recipe, &*task).or_bad()?;
     let examples = Examples::open(settings, seed, &start, &*task).or_bad()?;
     view.begin("warm start", 0, settings.steps);
-    let learner = sft::run(cpu.clone(), &recipe, settings, &start, &examples, |step| {
+    let learner = sft::run(backend.clone(), &recipe, settings, &start, &examples, |step| {
         view.supervised(step.step, step.loss);
     })
     .or_bad()?;
@@ -194,8 +207,8 @@ fn warm_start(
 }
 
 /// One method with one seed, written down as `qurl train` does.
-fn one_run(
-    cpu: &Arc<Cpu>,
+fn one_run<B: Backend>(
+    backend: &Arc<B>,
     recipe: &Recipe,
     file: &str,
     weights: &Option<Params<Vec<f32>>>,
@@ -211,7 +224,7 @@ fn one_run(
         start.weights = weights.clone();
     }
     let parameters = start.config.param_count();
-    let mut trainer = RlTrainer::new(cpu.clone(), recipe, file, start, task).or_bad()?;
+    let mut trainer = RlTrainer::new(backend.clone(), recipe, file, start, task).or_bad()?;
     let plan = trainer.plan().clone();
     let mut log = RunLog::open(dir, 0)?;
     let accuracy_before = trainer.evaluate()?;
@@ -236,7 +249,7 @@ fn one_run(
         "accuracy_before": accuracy_before,
         "accuracy_after": figures.accuracy_final,
         "parameters": parameters,
-        "device": cpu.describe(),
+        "device": backend.describe(),
     });
     std::fs::write(&path, summary.to_string()).with_context(|| format!("writing {}", path.display()))?;
     Ok(figures)

@@ -7,12 +7,13 @@
 mod output;
 mod sets;
 
+use crate::device::{DeviceArg, on_device};
 use crate::input::{OrBad, bad};
 use crate::packing::Packing;
 use crate::progress::Progress;
 use anyhow::Context;
 use output::{Output, Settings};
-use qurl_kernels::{Backend, Cpu};
+use qurl_kernels::Backend;
 use qurl_model::compute::{Network, NetworkOptions};
 use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
 use qurl_tasks::grader::Policy;
@@ -47,6 +48,8 @@ pub struct Args {
     k: Option<usize>,
     #[command(flatten)]
     packing: Packing,
+    #[command(flatten)]
+    device: DeviceArg,
     /// Prompt template, grading policy and sampling: dapo, deepscaler, qwen_math or gsm8k
     #[arg(long)]
     preset: Option<String>,
@@ -99,15 +102,18 @@ struct Document<'a> {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
+    on_device!(args.device.get(), backend => run_on(backend, args))
+}
+
+fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
     let (options, sources) = plan(&args)?;
     if args.resume && args.out.is_none() {
         return Err(bad("--resume needs --out: the directory of the evaluation to go on with"));
     }
     let start = Start::load(&args.model).or_bad()?;
-    let cpu = Arc::new(Cpu::from_env().or_bad()?);
     let sets = sources.sets();
-    let mut engine = engine(&args, cpu, &start, &sets, options)?;
+    let mut engine = engine(&args, backend, &start, &sets, options)?;
     evaluate::check(&engine, &start, &sets, options).or_bad()?;
     let settings = Settings::new(&args.model, engine.network().options(), options, &start, &sources);
     let (mut output, done) = Output::open(args.out.as_deref(), args.resume, &settings)?;
@@ -192,13 +198,13 @@ fn plan(args: &Args) -> anyhow::Result<(EvalOptions, Sources)> {
 }
 
 /// An engine with no more room than the longest problem and the number of sequences can use.
-fn engine(
+fn engine<B: Backend>(
     args: &Args,
-    cpu: Arc<Cpu>,
+    backend: Arc<B>,
     start: &Start,
     sets: &[EvalSet],
     options: EvalOptions,
-) -> anyhow::Result<Engine<Cpu>> {
+) -> anyhow::Result<Engine<B>> {
     let mut longest = 0;
     let mut chats = false;
     for set in sets {
@@ -215,16 +221,16 @@ fn engine(
     let context = start.config.max_position_embeddings;
     let positions = longest.saturating_add(options.max_new).min(context);
     let network = NetworkOptions { positions, ..args.packing.options(&start.config) };
-    let params = start.weights.as_ref().try_map(|p| cpu.upload(p))?;
-    let network = Network::new(&*cpu, &start.config, &params, network).or_bad()?;
+    let params = start.weights.as_ref().try_map(|p| backend.upload(p))?;
+    let network = Network::new(&*backend, &start.config, &params, network).or_bad()?;
     drop(params);
 
     let engine = EngineOptions { max_num_seqs: args.max_num_seqs, ..EngineOptions::default() };
     let c = &start.config;
-    let layer = cpu.kv_page_bytes(network.options().kv_format, engine.page_size, c.num_kv_heads, c.head_dim);
+    let layer = backend.kv_page_bytes(network.options().kv_format, engine.page_size, c.num_kv_heads, c.head_dim);
     let pages = positions.div_ceil(engine.page_size).saturating_add(1).saturating_mul(args.max_num_seqs);
     let useful = layer.saturating_mul(c.num_layers).saturating_mul(pages);
     let kv_bytes = args.kv_mib.saturating_mul(1 << 20).min(useful);
     let weights = WeightVersion { version: 0, checksum: start.checksum() };
-    Engine::new(cpu, network, weights, EngineOptions { kv_bytes, ..engine }).or_bad()
+    Engine::new(backend, network, weights, EngineOptions { kv_bytes, ..engine }).or_bad()
 }

@@ -3,9 +3,10 @@
 //! With one sample the text appears while it is made. `--json` gives ids and log-probs as well, printed as the shortest
 //! decimals that read back as the same f32, so that `qurl score` can be held against them.
 
+use crate::device::{DeviceArg, on_device};
 use crate::input::{OrBad, bad};
 use crate::packing::Packing;
-use qurl_kernels::{Backend, Cpu};
+use qurl_kernels::Backend;
 use qurl_model::chat::{ChatTemplate, Message};
 use qurl_model::compute::{Network, NetworkOptions};
 use qurl_model::hf::{self, LoadedModel};
@@ -29,6 +30,8 @@ pub struct Args {
     model: PathBuf,
     #[command(flatten)]
     packing: Packing,
+    #[command(flatten)]
+    device: DeviceArg,
     /// Number of samples
     #[arg(long, default_value_t = 1)]
     n: usize,
@@ -84,6 +87,10 @@ struct Sampled<'a> {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
+    on_device!(args.device.get(), backend => run_on(backend, args))
+}
+
+fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
     let model = hf::load(&args.model).or_bad()?;
     let tokenizer = load_tokenizer(&args, &model)?;
     let prompt = encode(&args, tokenizer.as_deref())?;
@@ -95,7 +102,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         stop_strings: args.stop.clone(),
         ..Request::new(prompt, args.max_new)
     };
-    let mut engine = engine(&args, model, &request)?;
+    let mut engine = engine(backend, &args, model, &request)?;
     if let Some(tokenizer) = &tokenizer {
         let tokenizer = tokenizer.clone();
         // A decoder fails on ids without a token only, and the engine's are the model's own.
@@ -165,25 +172,33 @@ fn stop_ids(model: &LoadedModel, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
 }
 
 /// An engine for this request.
-fn engine(args: &Args, model: LoadedModel, request: &Request) -> anyhow::Result<Engine<Cpu>> {
-    let cpu = Arc::new(Cpu::from_env().or_bad()?);
+fn engine<B: Backend>(
+    backend: Arc<B>,
+    args: &Args,
+    model: LoadedModel,
+    request: &Request,
+) -> anyhow::Result<Engine<B>> {
     let LoadedModel { config, params, .. } = model;
     let positions = request.prompt.len().saturating_add(args.max_new.max(1)).min(config.max_position_embeddings);
     let options = NetworkOptions { positions, ..args.packing.options(&config) };
-    let params = params.try_map(|p| cpu.upload(&p))?;
-    let network = Network::new(&*cpu, &config, &params, options).or_bad()?;
+    let params = params.try_map(|p| backend.upload(&p))?;
+    let network = Network::new(&*backend, &config, &params, options).or_bad()?;
     drop(params);
     let defaults = EngineOptions::default();
-    let layer_page = cpu.kv_page_bytes(options.kv_format, defaults.page_size, config.num_kv_heads, config.head_dim);
+    let layer_page = backend.kv_page_bytes(options.kv_format, defaults.page_size, config.num_kv_heads, config.head_dim);
     let sample = layer_page * config.num_layers * (positions.div_ceil(defaults.page_size) + 1);
     let kv_bytes = sample.saturating_mul(args.n.max(1)).min(sample.max(KV_BYTES));
     let max_num_seqs = args.n.clamp(1, defaults.max_num_seqs);
     let options = EngineOptions { kv_bytes, max_num_seqs, ..defaults };
-    Engine::new(cpu, network, WeightVersion::default(), options).or_bad()
+    Engine::new(backend, network, WeightVersion::default(), options).or_bad()
 }
 
 /// Writes the only sample as it is made.
-fn stream(engine: &mut Engine<Cpu>, request: Request, tokenizer: &Tokenizer) -> anyhow::Result<Option<Group>> {
+fn stream<B: Backend>(
+    engine: &mut Engine<B>,
+    request: Request,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<Option<Group>> {
     let mut decoder = StreamDecoder::new(true);
     let mut out = std::io::stdout().lock();
     engine.submit(request)?;

@@ -3,10 +3,11 @@
 //! Input lines are `{"ids":[..]}`, output lines `{"logprobs":[null,..]}`. Numbers are printed as the shortest decimals
 //! that read back as the same f32, so the bits survive.
 
+use crate::device::{DeviceArg, on_device};
 use crate::input::{OrBad, bad};
 use crate::packing::Packing;
 use anyhow::Context;
-use qurl_kernels::{Backend, Cpu};
+use qurl_kernels::Backend;
 use qurl_model::compute::{Network, NetworkOptions, score};
 use qurl_model::{ModelConfig, hf};
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,8 @@ pub struct Args {
     model: PathBuf,
     #[command(flatten)]
     packing: Packing,
+    #[command(flatten)]
+    device: DeviceArg,
     /// Most tokens computed at a time
     #[arg(long, default_value_t = 1024)]
     chunk: usize,
@@ -46,11 +49,14 @@ struct Scores {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
+    on_device!(args.device.get(), backend => run_on(&*backend, args))
+}
+
+fn run_on<B: Backend>(backend: &B, args: Args) -> anyhow::Result<()> {
     if args.chunk == 0 || args.batch == 0 {
         return Err(bad("--chunk and --batch must be at least 1"));
     }
     let model = hf::load(&args.model).or_bad()?;
-    let cpu = Cpu::from_env().or_bad()?;
     let mut sequences = Vec::new();
     for (i, line) in std::io::stdin().lock().lines().enumerate() {
         let line = line.context("reading standard input")?;
@@ -64,12 +70,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     let longest = sequences.iter().map(Vec::len).max().unwrap_or(0).max(1);
     let options = NetworkOptions { positions: longest, ..args.packing.options(&model.config) };
-    let params = model.params.try_map(|p| cpu.upload(&p))?;
-    let net = Network::new(&cpu, &model.config, &params, options).or_bad()?;
+    let params = model.params.try_map(|p| backend.upload(&p))?;
+    let net = Network::new(backend, &model.config, &params, options).or_bad()?;
     drop(params);
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     for group in sequences.chunks(args.batch) {
-        for scored in score(&cpu, &net, group, 1.0, args.chunk)? {
+        for scored in score(backend, &net, group, 1.0, args.chunk)? {
             let logprobs = std::iter::once(None).chain(scored.logp.into_iter().map(Some)).collect();
             writeln!(out, "{}", serde_json::to_string(&Scores { logprobs })?)?;
         }

@@ -1,13 +1,15 @@
 //! `qurl sft`: supervised training, from a recipe or from the embedded default.
 
+use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
 use crate::progress::Progress;
 use anyhow::Context;
-use qurl_kernels::{Backend, Cpu};
+use qurl_kernels::Backend;
 use qurl_model::compute::{Network, NetworkOptions};
 use qurl_model::hf::{SaveOptions, save};
 use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
 use qurl_tasks::task::Split;
+use qurl_train::memory::MemoryPlan;
 use qurl_train::recipe::{Recipe, RecipeError};
 use qurl_train::sft::{self, Examples};
 use qurl_train::solve::{Draw, accuracy, draw_problems, solve};
@@ -32,6 +34,8 @@ pub struct Args {
     /// Directory that receives the model
     #[arg(long, default_value = "runs/sft")]
     out: PathBuf,
+    #[command(flatten)]
+    device: RecipeDevice,
     /// Print one JSON document at the end
     #[arg(long)]
     json: bool,
@@ -56,21 +60,29 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Some(path) => (Recipe::read(path, &args.overrides), path.display().to_string()),
         None => (Recipe::parse(DEFAULT, "embedded default", &args.overrides), "embedded default".to_string()),
     };
-    let recipe = recipe.or_bad()?;
+    let recipe = args.device.put_into(recipe.or_bad()?);
+    on_device!(recipe.trainer.device, backend => run_on(backend, args, recipe, file, began))
+}
+
+fn run_on<B: Backend>(backend: Arc<B>, args: Args, recipe: Recipe, file: String, began: Instant) -> anyhow::Result<()> {
     let section = RecipeError::Section { file, section: "sft", why: "`qurl sft` trains by it" };
     let sft = recipe.sft.clone().ok_or(section).or_bad()?;
-    let cpu = Arc::new(Cpu::from_env().or_bad()?);
     let task = recipe.task.task().or_bad()?;
     let start = Start::from_recipe(&recipe, &*task).or_bad()?;
     let examples = Examples::open(&sft, recipe.trainer.seed, &start, &*task).or_bad()?;
     if args.out.exists() && !args.out.is_dir() {
         return Err(bad(format!("--out {}: expected a directory or a new name", args.out.display())));
     }
-    eprintln!("{}: {} parameters, {}", recipe.trainer.compute, start.config.param_count(), cpu.describe());
+    eprintln!("{}: {} parameters, {}", recipe.trainer.compute, start.config.param_count(), backend.describe());
+    if backend.memory().is_some() {
+        let memory = MemoryPlan::of_sft(&recipe, &sft, &start.config);
+        eprintln!("memory: {memory}");
+        memory.check(&*backend).or_bad()?;
+    }
 
     let progress = Progress::new(sft.steps, args.json);
     let (mut first_loss, mut last_loss, mut tokens, mut seconds, mut skipped) = (f64::NAN, f64::NAN, 0, 0.0, 0);
-    let learner = sft::run(cpu.clone(), &recipe, &sft, &start, &examples, |step| {
+    let learner = sft::run(backend.clone(), &recipe, &sft, &start, &examples, |step| {
         if step.step == 1 {
             first_loss = step.loss;
         }
@@ -92,8 +104,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
     let accuracy = if sft.test_problems > 0 && task.draw(Split::Test, recipe.trainer.seed, 0).is_some() {
         let options = NetworkOptions::inference(&start.config, recipe.trainer.compute);
-        let network = Network::new(&*cpu, &start.config, &learner.params, options)?;
-        let mut engine = Engine::new(cpu, network, WeightVersion::default(), EngineOptions::default())?;
+        let network = Network::new(&*backend, &start.config, &learner.params, options)?;
+        let mut engine = Engine::new(backend, network, WeightVersion::default(), EngineOptions::default())?;
         let problems = draw_problems(&*task, Split::Test, recipe.trainer.seed, 0, sft.test_problems)?;
         let max_new = sft.max_length.min(start.config.max_position_embeddings);
         let draw = Draw { n: 1, sampling: Sampling::greedy(), max_new, seed: recipe.trainer.seed, step: 0 };

@@ -3,17 +3,19 @@
 mod run_dir;
 mod totals;
 
+use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
 use crate::report::{RunData, render};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
 use anyhow::Context;
-use qurl_kernels::{Backend, Cpu};
+use qurl_kernels::Backend;
 use qurl_model::Params;
 use qurl_model::hf::{SaveOptions, save};
 use qurl_tasks::task::Task;
 use qurl_train::checkpoint::{ModelFiles, Snapshot, Writer};
-use qurl_train::recipe::{AlarmAction, Recipe, Sft};
+use qurl_train::memory::MemoryPlan;
+use qurl_train::recipe::{AlarmAction, Recipe, RlPlan, Sft};
 use qurl_train::rl::{RlTrainer, RolloutSpeed, StepRecord};
 use qurl_train::runlog::RunLog;
 use qurl_train::sft::{self, Examples};
@@ -48,6 +50,8 @@ pub struct Args {
     /// Go on with the run in --run from its newest whole checkpoint; without a recipe, with its own
     #[arg(long, requires = "run")]
     resume: bool,
+    #[command(flatten)]
+    device: RecipeDevice,
     /// Show warnings and the result only
     #[arg(long, short)]
     quiet: bool,
@@ -88,15 +92,31 @@ struct Summary {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
     let (recipe, file) = recipe_of(&args)?;
+    let recipe = args.device.put_into(recipe);
     let plan = recipe.rl(&file).or_bad()?;
+    on_device!(recipe.trainer.device, backend => run_on(backend, args, recipe, file, plan, began))
+}
+
+fn run_on<B: Backend>(
+    backend: Arc<B>,
+    args: Args,
+    recipe: Recipe,
+    file: String,
+    plan: RlPlan,
+    began: Instant,
+) -> anyhow::Result<()> {
     let stop = Stop::watch()?;
-    let cpu = Arc::new(Cpu::from_env().or_bad()?);
     let task = recipe.task.task().or_bad()?;
     let mut start = Start::from_recipe(&recipe, &*task).or_bad()?;
     let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
     let dir = RunDir::open(args.run.as_deref(), args.resume, &recipe, &view)?;
-    let (parameters, device) = (start.config.param_count(), cpu.describe());
+    let (parameters, device) = (start.config.param_count(), backend.describe());
     view.note(&format!("{parameters} parameters, {device}, run in {}", dir.path.display()));
+    if backend.memory().is_some() {
+        let memory = MemoryPlan::of_rl(&recipe, &plan, &start.config);
+        view.note(&format!("memory: {memory}"));
+        memory.check(&*backend).or_bad()?;
+    }
     let mut log = RunLog::open(&dir.path, dir.step())?;
     if log.kept().len() as u64 != dir.step() {
         let (kept, step) = (log.kept().len(), dir.step());
@@ -105,9 +125,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut writer = Writer::new(dir.store.clone(), ModelFiles::of(&start), dir.from.as_ref().map(|(step, _)| *step));
 
     if let (Some(settings), None) = (&recipe.sft, &dir.from) {
-        start.weights = warm_start(&cpu, &recipe, settings, &start, &*task, &stop, &dir, &mut view)?;
+        start.weights = warm_start(&backend, &recipe, settings, &start, &*task, &stop, &dir, &mut view)?;
     }
-    let mut trainer = RlTrainer::new(cpu, &recipe, &file, start, task).or_bad()?;
+    let mut trainer = RlTrainer::new(backend, &recipe, &file, start, task).or_bad()?;
     let text = recipe.to_toml();
     let mut accuracy_before = None;
     match &dir.from {
@@ -261,8 +281,8 @@ pub fn recipe_or_default(path: Option<&Path>, overrides: &[String]) -> anyhow::R
 }
 
 /// Supervised training first; the weights it ends with.
-fn warm_start(
-    cpu: &Arc<Cpu>,
+fn warm_start<B: Backend>(
+    backend: &Arc<B>,
     recipe: &Recipe,
     settings: &Sft,
     start: &Start,
@@ -273,7 +293,7 @@ fn warm_start(
 ) -> anyhow::Result<Params<Vec<f32>>> {
     let examples = Examples::open(settings, recipe.trainer.seed, start, task).or_bad()?;
     view.begin("warm start", 0, settings.steps);
-    let (learner, flow) = sft::run_while(cpu.clone(), recipe, settings, start, &examples, |step| {
+    let (learner, flow) = sft::run_while(backend.clone(), recipe, settings, start, &examples, |step| {
         view.supervised(step.step, step.loss);
         if stop.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })
@@ -286,8 +306,8 @@ fn warm_start(
 }
 
 /// The state of the run for a checkpoint.
-fn snapshot(
-    trainer: &RlTrainer<Cpu>,
+fn snapshot<B: Backend>(
+    trainer: &RlTrainer<B>,
     recipe: &str,
     accuracy_before: f64,
     tested: Option<f64>,

@@ -1,6 +1,7 @@
 //! `qurl bench gemm`: the linear layers of a model shape, one by one.
 
-use super::{Document, median, peak_gflops, print_json};
+use super::machine::Machine;
+use super::{Document, median, print_json};
 use crate::input::bad;
 use qurl_kernels::backend::Output;
 use qurl_kernels::cpu::peak;
@@ -57,7 +58,7 @@ pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
     }
     let mut rows = Vec::new();
     for &format in &args.formats {
-        let peak = peak_gflops(&cpu, format);
+        let peak = cpu.peak_gflops(format)?;
         for (name, n, k) in layers {
             let mut weights = vec![0.0f32; n * k];
             CounterRng::new(&[1, n as u64, k as u64]).fill_normal(&mut weights, 0.02);

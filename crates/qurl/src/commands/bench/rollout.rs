@@ -7,15 +7,16 @@
 //! The limits are measured in the same run. A decode step cannot take less time than reading all packed weights and the
 //! keys and values of the batch once (from memory, or where all of it fits there from the caches), nor less than the multiply-adds of its linear layers at the peak of the unit.
 
-use super::{Document, median, peak_gflops, print_json, shape};
+use super::machine::Machine;
+use super::{Document, median, print_json, shape};
+use crate::device::DeviceArg;
 use crate::input::{OrBad, bad};
 use crate::packing::Extent;
 use crate::system::peak_rss_mb;
-use qurl_kernels::cpu::peak;
-use qurl_kernels::{Backend, Cpu, Format};
+use qurl_kernels::Format;
+use qurl_model::ModelConfig;
 use qurl_model::compute::{Network, NetworkOptions};
 use qurl_model::rng::CounterRng;
-use qurl_model::{ModelConfig, Params};
 use qurl_rollout::{Engine, EngineOptions, Request, SampleKey, WeightVersion};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -44,6 +45,8 @@ pub struct Args {
     /// Runs of every format
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    #[command(flatten)]
+    pub device: DeviceArg,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -83,6 +86,9 @@ struct Row {
     peak_rss_mb: Option<f64>,
 }
 
+/// Parameters above which formats are measured one after the other: their packed weights may not fit together.
+const APART: u64 = 10_000_000_000;
+
 /// The runs of a format and the limits of the machine, the best that any round saw.
 #[derive(Default)]
 struct Measured {
@@ -96,18 +102,19 @@ struct Measured {
 }
 
 impl Measured {
-    fn limits(&mut self, engine: &Engine<Cpu>, batch: usize, args: &Args) {
-        let (cpu, options) = (engine.backend(), engine.network().options());
+    fn limits<B: Machine>(&mut self, engine: &Engine<B>, batch: usize, args: &Args) -> anyhow::Result<()> {
+        let (machine, options) = (engine.backend(), engine.network().options());
         let step_bytes = step_bytes(engine, batch, args) as usize;
-        self.memory = self.memory.max(peak::read_bandwidth(cpu.context()));
-        self.step_memory = self.step_memory.max(peak::read_bandwidth_of(cpu.context(), step_bytes));
-        self.block_gflops = self.block_gflops.max(peak_gflops(cpu, options.format));
-        self.head_gflops = self.head_gflops.max(peak_gflops(cpu, options.head_format));
+        self.memory = self.memory.max(machine.bandwidth()?);
+        self.step_memory = self.step_memory.max(machine.bandwidth_of(step_bytes)?);
+        self.block_gflops = self.block_gflops.max(machine.peak_gflops(options.format)?);
+        self.head_gflops = self.head_gflops.max(machine.peak_gflops(options.head_format)?);
+        Ok(())
     }
 }
 
 /// Bytes that a decode step in the middle of a run reads: all packed weights, and the keys and values of the batch.
-fn step_bytes(engine: &Engine<Cpu>, batch: usize, args: &Args) -> f64 {
+fn step_bytes<B: Machine>(engine: &Engine<B>, batch: usize, args: &Args) -> f64 {
     let token_bytes = engine.page_bytes() as f64 / engine.pages().page_size() as f64;
     let cached = args.prompt as f64 + args.new as f64 / 2.0;
     engine.network().weight_bytes(engine.backend()) as f64 + batch as f64 * token_bytes * cached
@@ -123,7 +130,7 @@ struct Times {
     requantize: f64,
 }
 
-pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
+pub fn run<B: Machine>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
     let positive = [args.prompt, args.rounds, args.formats.len(), args.batch.len()].iter().all(|&x| x > 0);
     if !positive || args.new < 2 || args.batch.contains(&0) {
         return Err(bad("--batch, --prompt, --rounds and --formats must be at least 1, --new at least 2"));
@@ -136,9 +143,8 @@ pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
             args.shape, config.max_position_embeddings
         )));
     }
-    let cpu = Arc::new(cpu);
     if !args.json {
-        println!("{}", cpu.describe());
+        println!("{}", backend.describe());
         println!(
             "{}: {} parameters, prompts of {}, {} new tokens, median of {} rounds",
             args.shape,
@@ -148,64 +154,75 @@ pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
             args.rounds
         );
     }
-    let params = shape::weights(&config).try_map(|leaf| cpu.upload(&leaf))?;
-    let mut engines = Vec::new();
-    for &format in &args.formats {
-        let options = NetworkOptions { positions, ..args.extent.options(&config, format) };
-        engines.push(engine(&cpu, &config, &params, options, &args)?);
-    }
     let mut rows = Vec::new();
     for &batch in &args.batch {
+        rows.extend(measure(&backend, &config, batch, positions, &args)?);
+    }
+    if args.json {
+        print_json(&Document { machine: backend.describe(), results: rows })?;
+    }
+    Ok(())
+}
+
+/// All formats at one batch size. Where the packed weights of all formats fit beside each other, the rounds take turns;
+/// else one format comes after the other.
+fn measure<B: Machine>(
+    backend: &Arc<B>,
+    config: &ModelConfig,
+    batch: usize,
+    positions: usize,
+    args: &Args,
+) -> anyhow::Result<Vec<Row>> {
+    let options = |format| NetworkOptions { positions, ..args.extent.options(config, format) };
+    let apart = config.param_count() > APART;
+    let groups: Vec<&[Format]> = if apart { args.formats.chunks(1).collect() } else { vec![&args.formats] };
+    let mut rows = Vec::new();
+    for formats in groups {
+        let mut engines = Vec::new();
+        for &format in formats {
+            engines.push(engine(backend, config, batch, options(format))?);
+        }
         let mut measured: Vec<Measured> = engines.iter().map(|_| Measured::default()).collect();
         for round in 0..args.rounds {
             for (engine, measured) in engines.iter_mut().zip(&mut measured) {
-                measured.limits(engine, batch, &args);
-                measured.times.push(once(engine, &params, batch, round as u64, &args)?);
+                measured.limits(engine, batch, args)?;
+                measured.times.push(once(engine, batch, round as u64, args)?);
             }
         }
         for (engine, measured) in engines.iter().zip(&measured) {
-            let row = summarize(engine, measured, batch, &args);
+            let row = summarize(engine, measured, batch, args);
             if !args.json {
                 print_row(&row);
             }
             rows.push(row);
         }
     }
-    if args.json {
-        print_json(&Document { machine: cpu.describe(), results: rows })?;
-    }
-    Ok(())
+    Ok(rows)
 }
 
-fn engine(
-    cpu: &Arc<Cpu>,
+fn engine<B: Machine>(
+    backend: &Arc<B>,
     config: &ModelConfig,
-    params: &Params<<Cpu as Backend>::Tensor>,
+    batch: usize,
     options: NetworkOptions,
-    args: &Args,
-) -> anyhow::Result<Engine<Cpu>> {
-    let network = Network::new(&**cpu, config, params, options)?;
-    let batch = args.batch.iter().copied().max().unwrap_or(1);
-    let defaults = EngineOptions::default();
-    let layer_page = cpu.kv_page_bytes(options.kv_format, defaults.page_size, config.num_kv_heads, config.head_dim);
+) -> anyhow::Result<Engine<B>> {
+    let network = Network::random(&**backend, config, options, 5)?;
+    let step_tokens = backend.step_tokens();
+    let defaults = EngineOptions { max_num_batched_tokens: step_tokens, ..EngineOptions::default() };
+    let layer_page = backend.kv_page_bytes(options.kv_format, defaults.page_size, config.num_kv_heads, config.head_dim);
     // Some pages more than the batch fills, as the scheduler keeps a few free.
     let pages = batch * options.positions.div_ceil(defaults.page_size) * 51 / 50 + 2;
     let kv_bytes = layer_page * config.num_layers * pages;
     let options = EngineOptions { kv_bytes, max_num_seqs: batch, ..defaults };
-    Engine::new(cpu.clone(), network, WeightVersion::default(), options).or_bad()
+    Engine::new(backend.clone(), network, WeightVersion::default(), options).or_bad()
 }
 
-/// Loads the weights anew and answers one batch of prompts.
-fn once(
-    engine: &mut Engine<Cpu>,
-    params: &Params<<Cpu as Backend>::Tensor>,
-    batch: usize,
-    round: u64,
-    args: &Args,
-) -> anyhow::Result<Times> {
-    let start = Instant::now();
-    engine.load(params, WeightVersion { version: round, checksum: 0 })?;
-    let requantize = start.elapsed().as_secs_f64();
+/// Packs the weights anew and answers one batch of prompts.
+fn once<B: Machine>(engine: &mut Engine<B>, batch: usize, round: u64, args: &Args) -> anyhow::Result<Times> {
+    let mut requantize = 0.0;
+    engine.load_with(WeightVersion { version: round, checksum: 0 }, |backend, network| {
+        network.randomize(backend, 6 + round, |seconds| requantize += seconds)
+    })?;
 
     let vocabulary = engine.network().config().vocab_size as u64;
     let start = Instant::now();
@@ -234,7 +251,7 @@ fn once(
     Ok(Times { first_token, prefill, total, decoded, requantize })
 }
 
-fn summarize(engine: &Engine<Cpu>, measured: &Measured, batch: usize, args: &Args) -> Row {
+fn summarize<B: Machine>(engine: &Engine<B>, measured: &Measured, batch: usize, args: &Args) -> Row {
     let of = |figure: fn(&Times) -> f64| median(measured.times.iter().map(figure).collect());
     let network = engine.network();
     let (options, config) = (network.options(), network.config());

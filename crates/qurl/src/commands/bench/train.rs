@@ -4,14 +4,17 @@
 //! multiply-adds that the step cannot do without (6 per weight and token, and causal attention) over the peak of the
 //! machine's unit, measured in the same run.
 
-use super::{Document, median, peak_gflops, print_json, shape};
+use super::machine::Machine;
+use super::{Document, median, print_json, shape};
+use crate::device::DeviceArg;
 use crate::input::bad;
 use crate::system::peak_rss_mb;
-use qurl_kernels::{Backend, Cpu, Format};
+use qurl_kernels::Format;
+use qurl_model::ModelConfig;
 use qurl_model::compute::{Batch, TapeOptions, Targets};
 use qurl_model::rng::CounterRng;
-use qurl_model::{ModelConfig, params};
 use qurl_train::learner::{Learner, LearnerOptions, LossGradient, micro_batches};
+use qurl_train::memory::MemoryPlan;
 use qurl_train::optimizer::AdamWOptions;
 use serde::Serialize;
 use std::sync::Arc;
@@ -40,6 +43,8 @@ pub struct Args {
     /// Keep only the inputs of the blocks and compute them again in the backward pass
     #[arg(long)]
     recompute: bool,
+    #[command(flatten)]
+    pub device: DeviceArg,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -61,19 +66,18 @@ struct Row {
     loss: f64,
 }
 
-pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
+pub fn run<B: Machine>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
     if args.batch == 0 || args.length < 2 || args.steps == 0 {
         return Err(bad("--batch and --steps must be at least 1, --length at least 2"));
     }
     let config = shape::config(&args.shape)?;
-    let cpu = Arc::new(cpu);
     let mut rows = Vec::new();
     if !args.json {
-        println!("{}", cpu.describe());
+        println!("{}", backend.describe());
         println!("{} parameters, {} x {} tokens per step, AdamW", config.param_count(), args.batch, args.length);
     }
     for &format in &args.formats {
-        let row = measure(&cpu, &config, &args, format)?;
+        let row = measure(&backend, &config, &args, format)?;
         if !args.json {
             println!(
                 "{:5} {:8.0} tokens/s of {:6.0} ({:2.0}%)  {:6.1} GFLOP/s of {:6.1}  peak memory {:.0} MB",
@@ -89,17 +93,19 @@ pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
         rows.push(row);
     }
     if args.json {
-        print_json(&Document { machine: cpu.describe(), results: rows })?;
+        print_json(&Document { machine: backend.describe(), results: rows })?;
     }
     Ok(())
 }
 
-fn measure(cpu: &Arc<Cpu>, config: &ModelConfig, args: &Args, format: Format) -> anyhow::Result<Row> {
-    let weights = params::init(config, 1, false);
+fn measure<B: Machine>(backend: &Arc<B>, config: &ModelConfig, args: &Args, format: Format) -> anyhow::Result<Row> {
+    let peak = backend.peak_gflops(format)?;
+    let weights = shape::weights(config);
     let tape =
         TapeOptions { rows: args.micro_tokens.max(args.length), sequences: args.batch, recompute: args.recompute };
     let options = LearnerOptions { compute: format, positions: args.length, tape, adamw: AdamWOptions::default() };
-    let mut learner = Learner::new(cpu.clone(), config, &weights, options)?;
+    MemoryPlan::new().learner("model", config, &options).check(&**backend)?;
+    let mut learner = Learner::new(backend.clone(), config, &weights, options)?;
     drop(weights);
     let rng = CounterRng::new(&[7]);
     let token = |i: usize| rng.below_at(i as u64, config.vocab_size as u64) as u32;
@@ -120,13 +126,13 @@ fn measure(cpu: &Arc<Cpu>, config: &ModelConfig, args: &Args, format: Format) ->
             })?;
         }
         learner.update(1e-3)?;
+        backend.synchronize()?;
         if step >= 2 {
             times.push(start.elapsed().as_secs_f64());
         }
     }
     let seconds = median(times);
     let flops = flops_per_token(config, args.length) * (args.batch * args.length) as f64;
-    let peak = peak_gflops(cpu, format);
     let tokens = (args.batch * args.length) as f64;
     let limit = tokens / (flops / 1e9 / peak);
     Ok(Row {

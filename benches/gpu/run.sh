@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Everything about the CUDA backend in one go, in under eight minutes on one GPU: that it builds and its kernels compile, the
+# op table against the naive twins and the CPU, parity of trainer, prefill and decode, then all benchmarks.
+#
+#   benches/gpu/run.sh OUT
+#
+# leaves its raw output in OUT. Where there is no cargo, QURL, KERNEL_TESTS and PARITY_TESTS name binaries built elsewhere
+# (`cargo build --release -p qurl`, `cargo test --no-run -p qurl-kernels --test kernels`, `... -p qurl-rollout --test cuda`).
+# ONLY="tests" or "bench" or "train" runs a part.
+set -u
+out=${1:?usage: benches/gpu/run.sh OUT}
+mkdir -p "$out"
+only=${ONLY:-tests bench train}
+here=$(cd "$(dirname "$0")/../.." && pwd)
+
+if [ -z "${QURL:-}" ]; then
+    (cd "$here" && cargo build --release -p qurl) > "$out/build.log" 2>&1 || { echo "the build failed: $out/build.log"; exit 1; }
+    QURL=$here/target/release/qurl
+fi
+test_binary() { # package, test
+    (cd "$here" && cargo test --no-run -p "$1" --test "$2" 2>&1) | sed -n 's/.*Executable.*(\(.*\))/\1/p' | tail -1
+}
+
+failed=0
+step() { # seconds, name, command...
+    local seconds=$1 name=$2
+    shift 2
+    echo "== $name: $*"
+    local began=$SECONDS
+    timeout "$seconds" "$@" > "$out/$name.txt" 2>&1
+    local status=$?
+    tail -n "${TAIL:-6}" "$out/$name.txt"
+    echo "   status $status after $((SECONDS - began)) s"
+    [ $status -eq 0 ] || failed=1
+}
+rollout() { # seconds, shape, batch, formats, more...
+    local seconds=$1 shape=$2 batch=$3 formats=$4
+    shift 4
+    TAIL=8 step "$seconds" "rollout-$shape-$batch" "$QURL" bench rollout --device cuda --shape "$shape" --batch "$batch" \
+        --formats "$formats" "$@"
+}
+
+{ date -u; nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader; } | tee "$out/machine.txt"
+
+if [[ " $only " == *" tests "* ]]; then
+    step 90 kernels "${KERNEL_TESTS:-$(test_binary qurl-kernels kernels)}" --nocapture --test-threads 1 cuda::
+    TAIL=30 step 60 parity "${PARITY_TESTS:-$(test_binary qurl-rollout cuda)}" --nocapture --test-threads 1
+fi
+if [[ " $only " == *" bench "* ]]; then
+    # The contexts of the comparison: 384 tokens at most.
+    rollout 40 qwen2.5-0.5b 256 bf16,int8,fp8 --prompt 128 --new 256 --rounds 2
+    rollout 40 qwen2.5-1.5b 256 bf16,int8,fp8 --prompt 128 --new 256 --rounds 1
+    rollout 60 qwen2.5-7b 64 bf16,int8,fp8 --prompt 128 --new 256 --rounds 1
+    rollout 60 qwen2.5-7b 256 bf16,int8,fp8 --prompt 128 --new 256 --rounds 1
+    rollout 60 qwen2.5-14b 64 bf16,int8,fp8 --prompt 128 --new 128 --rounds 1
+    rollout 90 qwen2.5-32b 64 bf16,int8,fp8 --prompt 128 --new 256 --rounds 1
+    # Through the whole engine with longer answers.
+    TAIL=8 step 60 rollout-long "$QURL" bench rollout --device cuda --shape qwen2.5-7b --batch 64 --formats int8 \
+        --prompt 128 --new 512 --rounds 1
+fi
+if [[ " $only " == *" train "* ]]; then
+    step 60 train-1.5b "$QURL" bench train --device cuda --shape qwen2.5-1.5b --formats bf16 --batch 8 --length 4096 \
+        --micro-tokens 8192 --steps 3
+    step 60 recipe "$QURL" train --device cuda --steps 10 --run "$out/run" --json
+    rm -rf "$out/run/model"
+fi
+[ $failed -eq 0 ] && echo "all steps passed" || echo "SOME STEPS FAILED"
+exit $failed

@@ -1,0 +1,117 @@
+// The small operations between the matrix products: rotary embedding, SwiGLU, embedding rows, column sums, dot products.
+#include "common.cuh"
+
+// out[i] = table[ids[i]], rows of d. A block a row.
+extern "C" __global__ void __launch_bounds__(256) gather(const float* table, const u32* ids, u32 d, float* out) {
+    wait_for_previous();
+    const float* from = table + (u64)ids[blockIdx.x] * d;
+    float* to = out + (u64)blockIdx.x * d;
+    if (d % 4 == 0) {
+        for (u32 i = threadIdx.x; i < d / 4; i += blockDim.x) ((float4*)to)[i] = ((const float4*)from)[i];
+    } else {
+        for (u32 i = threadIdx.x; i < d; i += blockDim.x) to[i] = from[i];
+    }
+}
+
+// table[target] += the rows of a segment, in their order. A block a target: ids[segment], rows order[starts..].
+extern "C" __global__ void __launch_bounds__(256)
+    scatter_add(const float* rows, const u32* ids, const u32* starts, const u32* order, u32 d, float* table) {
+    u32 first = starts[blockIdx.x], last = starts[blockIdx.x + 1];
+    float* to = table + (u64)ids[blockIdx.x] * d;
+    for (u32 i = threadIdx.x; i < d; i += blockDim.x) {
+        float sum = to[i];
+        for (u32 r = first; r < last; ++r) sum = __fadd_rn(sum, rows[(u64)order[r] * d + i]);
+        to[i] = sum;
+    }
+}
+
+// Rotates pairs (i, i + half) of the first heads of every row, by the row's position or back.
+extern "C" __global__ void __launch_bounds__(256)
+    rope(float* x, u32 stride, u32 heads, u32 half, const u32* positions, const float* cos, const float* sin,
+         u32 inverse) {
+    u32 row = blockIdx.x;
+    const float* c = cos + (u64)positions[row] * half;
+    const float* s = sin + (u64)positions[row] * half;
+    for (u32 i = threadIdx.x; i < heads * half; i += blockDim.x) {
+        u32 at = i % half;
+        float* pair = x + (u64)row * stride + i / half * 2 * half + at;
+        float a = pair[0], b = pair[half], cs = c[at], sn = inverse ? 0.0f - s[at] : s[at];
+        pair[0] = __fsub_rn(__fmul_rn(a, cs), __fmul_rn(b, sn));
+        pair[half] = __fadd_rn(__fmul_rn(b, cs), __fmul_rn(a, sn));
+    }
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return __fdiv_rn(1.0f, __fadd_rn(1.0f, exp_cpu(0.0f - x))); }
+
+// out[rows, f] = silu(gate) * up of gate_up[rows, 2 f].
+extern "C" __global__ void __launch_bounds__(256) swiglu(const float* gate_up, u32 f, u64 count, float* out) {
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    u64 at = i / f * 2 * f + i % f;
+    float g = gate_up[at], u = gate_up[at + f];
+    out[i] = __fmul_rn(__fmul_rn(g, sigmoid(g)), u);
+}
+
+// gate_up becomes its gradient; out, on entry the gradient of the output, becomes the output.
+extern "C" __global__ void __launch_bounds__(256) swiglu_backward(float* gate_up, u32 f, u64 count, float* out) {
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    u64 at = i / f * 2 * f + i % f;
+    float g = gate_up[at], u = gate_up[at + f], d = out[i];
+    float s = sigmoid(g), silu = __fmul_rn(g, s);
+    float slope = __fmaf_rn(silu, __fsub_rn(1.0f, s), s);
+    gate_up[at] = __fmul_rn(__fmul_rn(d, u), slope);
+    gate_up[at + f] = __fmul_rn(d, silu);
+    out[i] = __fmul_rn(silu, u);
+}
+
+// partials[part][column] = sum over a part of the rows of x (times w[row]); parts of `per` rows, one per blockIdx.y.
+extern "C" __global__ void __launch_bounds__(128)
+    column_partials(const float* x, const float* w, u32 rows, u32 d, u32 per, float* partials) {
+    u32 column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= d) return;
+    u32 first = blockIdx.y * per, last = min(first + per, rows);
+    float sum = 0.0f;
+    for (u32 row = first; row < last; ++row) {
+        float v = x[(u64)row * d + column];
+        sum = w ? __fmaf_rn(w[row], v, sum) : __fadd_rn(sum, v);
+    }
+    partials[(u64)blockIdx.y * d + column] = sum;
+}
+
+// sums[column] += partials of all parts, in order.
+extern "C" __global__ void __launch_bounds__(128) add_partials(const float* partials, u32 parts, u32 d, float* sums) {
+    u32 column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= d) return;
+    float sum = partials[column];
+    for (u32 part = 1; part < parts; ++part) sum = __fadd_rn(sum, partials[(u64)part * d + column]);
+    sums[column] = __fadd_rn(sums[column], sum);
+}
+
+// out[row] = x[row] . w, a warp a row.
+extern "C" __global__ void __launch_bounds__(32) row_dots(const float* x, const float* w, u32 d, float* out) {
+    const float* row = x + (u64)blockIdx.x * d;
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x; i < d; i += WARP) sum = __fmaf_rn(row[i], w[i], sum);
+    sum = warp_sum(sum);
+    if (threadIdx.x == 0) out[blockIdx.x] = sum;
+}
+
+// dx[row] = g[row] w.
+extern "C" __global__ void __launch_bounds__(256)
+    outer_product(const float* g, const float* w, u32 d, u64 count, float* dx) {
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) dx[i] = __fmul_rn(g[i / d], w[i % d]);
+}
+
+// Roughly normal numbers (a sum of four uniform ones) times a factor, each a function of seed and place.
+extern "C" __global__ void __launch_bounds__(256) random_fill(float* out, u64 count, u64 seed, float factor) {
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    u64 x = seed + (i + 1) * 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    x ^= x >> 31;
+    int sum = (int)(x & 0xffff) + (int)(x >> 16 & 0xffff) + (int)(x >> 32 & 0xffff) + (int)(x >> 48);
+    out[i] = (float)(sum - 131070) * (1.7320508f / 65536.0f) * factor;
+}

@@ -1,0 +1,16 @@
+// The variants of the product with weights in 8-bit integers: see gemm_hopper.cuh.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#include "gemm_hopper.cuh"
+
+#ifdef TUNE
+TUNE(KERNEL)
+#else
+KERNEL(int8, INT8, 16, 2, 1, STREAM)
+KERNEL(int8, INT8, 64, 2, 1, STREAM)
+KERNEL(int8, INT8, 128, 2, 1, STREAM)
+KERNEL(int8, INT8, 256, 2, 1, STREAM)
+KERNEL(int8, INT8, 128, 1, 1, TILES)
+KERNEL(int8, INT8, 128, 2, 1, TILES)
+KERNEL(int8, INT8, 256, 2, 2, TILES)
+#endif
+#endif

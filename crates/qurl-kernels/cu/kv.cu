@@ -1,0 +1,102 @@
+// Keys and values of a layer in pages: [page][kv head][slot][head_dim], keys and values apart.
+//
+// In eight bits the keys of a token and head share a scale, and so do its values: rounded up to sixteen significant
+// bits, so that rounding twice changes nothing.
+#include "common.cuh"
+
+enum Format { F32 = 0, BF16 = 1, INT8 = 2, FP8 = 3 };
+
+__device__ __forceinline__ float kv_scale(const float* x, u32 head_dim, float max_code) {
+    u32 largest = 0;
+    for (u32 i = threadIdx.x % WARP; i < head_dim; i += WARP) largest = max(largest, magnitude_bits(x[i]));
+    float scale = scale_of(warp_max(largest), max_code);
+    return scale != scale ? scale : __uint_as_float((__float_as_uint(scale) + 0xffu) & ~0xffu);
+}
+
+// Rounds keys and values of a row to what the format stores; a warp a head.
+extern "C" __global__ void __launch_bounds__(128)
+    kv_round(float* qkv, u32 rows, u32 width, u32 first, u32 parts, u32 head_dim, u32 format) {
+    u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    if (warp >= rows * parts) return;
+    float* x = qkv + (u64)(warp / parts) * width + first + (warp % parts) * head_dim;
+    u32 lane = threadIdx.x % WARP;
+    if (format == BF16) {
+        for (u32 i = lane; i < head_dim; i += WARP) x[i] = bf16_value(bf16_bits(x[i]));
+    } else if (format == INT8) {
+        float scale = kv_scale(x, head_dim, 127.0f), inverse = __fdiv_rn(1.0f, scale);
+        for (u32 i = lane; i < head_dim; i += WARP) x[i] = __fmul_rn((float)i8_code(__fmul_rn(x[i], inverse)), scale);
+    } else if (format == FP8) {
+        float scale = kv_scale(x, head_dim, 448.0f), inverse = __fdiv_rn(1.0f, scale);
+        for (u32 i = lane; i < head_dim; i += WARP) {
+            x[i] = __fmul_rn(e4m3_value(e4m3_code(__fmul_rn(x[i], inverse))), scale);
+        }
+    }
+}
+
+// Stores the keys and values of rows: a warp a row, part (keys, values) and head.
+__device__ __forceinline__ void store_head(const float* x, u32 head_dim, u32 format, void* data, float* scales,
+                                           u64 place) {
+    u32 lane = threadIdx.x % WARP;
+    u64 at = place * head_dim;
+    if (format == F32) {
+        for (u32 i = lane; i < head_dim; i += WARP) ((float*)data)[at + i] = x[i];
+    } else if (format == BF16) {
+        for (u32 i = lane; i < head_dim; i += WARP) ((u16*)data)[at + i] = bf16_bits(x[i]);
+    } else {
+        float scale = kv_scale(x, head_dim, format == INT8 ? 127.0f : 448.0f), inverse = __fdiv_rn(1.0f, scale);
+        if (lane == 0) scales[place] = scale;
+        for (u32 i = lane; i < head_dim; i += WARP) {
+            float v = __fmul_rn(x[i], inverse);
+            ((u8*)data)[at + i] = format == INT8 ? (u8)i8_code(v) : e4m3_code(v);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+    kv_write(const float* qkv, u32 rows, u32 width, u32 first, u32 kv_heads, u32 head_dim, const u32* slots,
+             u32 page_size, u32 format, void* keys, void* values, float* key_scales, float* value_scales) {
+    u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    if (warp >= rows * 2 * kv_heads) return;
+    u32 row = warp / (2 * kv_heads), part = warp / kv_heads % 2, head = warp % kv_heads;
+    u32 slot = slots[row];
+    const float* x = qkv + (u64)row * width + first + (part * kv_heads + head) * head_dim;
+    u64 place = ((u64)(slot / page_size) * kv_heads + head) * page_size + slot % page_size;
+    store_head(x, head_dim, format, part ? values : keys, part ? value_scales : key_scales, place);
+}
+
+// Rotation of queries and keys, rounding and storing in one: a warp a head of a row.
+extern "C" __global__ void __launch_bounds__(128)
+    rope_write(float* qkv, u32 rows, u32 width, u32 heads, u32 kv_heads, u32 head_dim, const u32* positions,
+               const float* cos, const float* sin, const u32* slots, u32 page_size, u32 format, void* keys,
+               void* values, float* key_scales, float* value_scales) {
+    wait_for_previous();
+    u32 all = heads + 2 * kv_heads;
+    u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    if (warp >= rows * all) return;
+    u32 row = warp / all, head = warp % all, lane = threadIdx.x % WARP, half = head_dim / 2;
+    float* x = qkv + (u64)row * width + head * head_dim;
+    if (head < heads + kv_heads) {
+        u64 angle = (u64)positions[row] * half;
+        for (u32 i = lane; i < half; i += WARP) {
+            float a = x[i], b = x[half + i], c = cos[angle + i], s = sin[angle + i];
+            x[i] = __fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s));
+            x[half + i] = __fadd_rn(__fmul_rn(b, c), __fmul_rn(a, s));
+        }
+        __syncwarp();
+    }
+    if (head < heads) return;
+    u32 part = head >= heads + kv_heads, kv_head = (head - heads) % kv_heads;
+    u64 place = ((u64)(slots[row] / page_size) * kv_heads + kv_head) * page_size + slots[row] % page_size;
+    store_head(x, head_dim, format, part ? values : keys, part ? value_scales : key_scales, place);
+    // The row keeps what was stored, for a backward pass.
+    if (format == BF16) {
+        for (u32 i = lane; i < head_dim; i += WARP) x[i] = bf16_value(bf16_bits(x[i]));
+    } else if (format != F32) {
+        float scale = kv_scale(x, head_dim, format == INT8 ? 127.0f : 448.0f), inverse = __fdiv_rn(1.0f, scale);
+        __syncwarp();
+        for (u32 i = lane; i < head_dim; i += WARP) {
+            float v = __fmul_rn(x[i], inverse);
+            x[i] = __fmul_rn(format == INT8 ? (float)i8_code(v) : e4m3_value(e4m3_code(v)), scale);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+// RMSNorm over rows and over heads inside rows, forward and backward, a block a row.
+//
+// y = x / sqrt(mean(x^2) + eps) * gain. Threads and order of summation of a row depend on its width alone.
+#include "common.cuh"
+
+#define THREADS 256
+
+// Where row `i` of a family of rows begins: runs of `per` neighbouring rows, `stride` apart.
+__device__ __forceinline__ u64 row_start(u64 start, u32 per, u32 stride, u32 width, u32 i) {
+    return start + (u64)(i / per) * stride + (u64)(i % per) * width;
+}
+
+__device__ __forceinline__ float inverse_rms(const float* x, u32 width, float eps, float* room) {
+    float sum = 0.0f;
+    if (width % 4 == 0 && ((u64)x & 15) == 0) {
+        for (u32 i = threadIdx.x; i < width / 4; i += THREADS) {
+            float4 v = ((const float4*)x)[i];
+            sum = __fmaf_rn(v.x, v.x, sum);
+            sum = __fmaf_rn(v.y, v.y, sum);
+            sum = __fmaf_rn(v.z, v.z, sum);
+            sum = __fmaf_rn(v.w, v.w, sum);
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < width; i += THREADS) sum = __fmaf_rn(x[i], x[i], sum);
+    }
+    sum = block_sum<THREADS>(sum, room);
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    norm_forward(const float* x, const float* gain, u64 start, u32 per, u32 stride, u32 width, float eps, float* out) {
+    wait_for_previous();
+    __shared__ float room[THREADS / WARP];
+    u64 at = row_start(start, per, stride, width, blockIdx.x);
+    float scale = inverse_rms(x + at, width, eps, room);
+    for (u32 i = threadIdx.x; i < width; i += THREADS) out[at + i] = __fmul_rn(__fmul_rn(x[at + i], scale), gain[i]);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    norm_scales(const float* x, u64 start, u32 per, u32 stride, u32 width, float eps, float* scales) {
+    __shared__ float room[THREADS / WARP];
+    float scale = inverse_rms(x + row_start(start, per, stride, width, blockIdx.x), width, eps, room);
+    if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+}
+
+// partials[part][column] = sum over `many` rows of dy * x * scale.
+extern "C" __global__ void __launch_bounds__(128)
+    norm_gain_partials(const float* x, const float* dy, const float* scales, u64 start, u32 per, u32 stride, u32 width,
+                       u32 rows, u32 many, float* partials) {
+    u32 column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= width) return;
+    u32 first = blockIdx.y * many, last = min(first + many, rows);
+    float sum = 0.0f;
+    for (u32 row = first; row < last; ++row) {
+        u64 at = row_start(start, per, stride, width, row) + column;
+        sum = __fmaf_rn(dy[at], __fmul_rn(x[at], scales[row]), sum);
+    }
+    partials[(u64)blockIdx.y * width + column] = sum;
+}
+
+// The gradient of the input: added to dx, or, where dx is dy, in its place.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    norm_backward(const float* x, const float* gain, const float* scales, u64 start, u32 per, u32 stride, u32 width,
+                  const float* dy, float* dx, u32 add) {
+    __shared__ float room[THREADS / WARP];
+    u64 at = row_start(start, per, stride, width, blockIdx.x);
+    float scale = scales[blockIdx.x];
+    float dot = 0.0f;
+    for (u32 i = threadIdx.x; i < width; i += THREADS) dot = __fmaf_rn(__fmul_rn(dy[at + i], gain[i]), x[at + i], dot);
+    dot = block_sum<THREADS>(dot, room);
+    float shared = __fdiv_rn(__fmul_rn(-__fmul_rn(scale, scale), dot), (float)width);
+    for (u32 i = threadIdx.x; i < width; i += THREADS) {
+        float v = __fmul_rn(__fmaf_rn(x[at + i], shared, __fmul_rn(dy[at + i], gain[i])), scale);
+        dx[at + i] = add ? __fadd_rn(dx[at + i], v) : v;
+    }
+}

@@ -1,0 +1,246 @@
+// Numbers on their way into a product: converted to bf16, or scaled per row and rounded to codes of eight bits.
+//
+// A row is the activations of a token or the weights of an output channel: its largest magnitude gives its scale, its
+// codes are round(x * (1 / scale)), as on the CPU and with the same bits. RMSNorm and SwiGLU can feed the conversion
+// directly: their results then never reach memory in 32 bits.
+#include "common.cuh"
+
+#define THREADS 1024
+
+// What a row is made of.
+struct Plain {
+    const float* x;
+    __device__ __forceinline__ float operator()(u32 i) const { return x[i]; }
+    __device__ __forceinline__ float4 four(u32 i) const { return ((const float4*)x)[i]; }
+};
+
+struct Normed {
+    const float* x;
+    const float* gain;
+    float scale;
+    __device__ __forceinline__ float operator()(u32 i) const { return __fmul_rn(__fmul_rn(x[i], scale), gain[i]); }
+    __device__ __forceinline__ float4 four(u32 i) const {
+        float4 v = ((const float4*)x)[i], g = ((const float4*)gain)[i];
+        return make_float4(__fmul_rn(__fmul_rn(v.x, scale), g.x), __fmul_rn(__fmul_rn(v.y, scale), g.y),
+                           __fmul_rn(__fmul_rn(v.z, scale), g.z), __fmul_rn(__fmul_rn(v.w, scale), g.w));
+    }
+};
+
+struct Swiglu {
+    const float* gate;
+    const float* up;
+    static __device__ __forceinline__ float one(float g, float u) {
+        float s = __fdiv_rn(1.0f, __fadd_rn(1.0f, exp_cpu(0.0f - g)));
+        return __fmul_rn(__fmul_rn(g, s), u);
+    }
+    __device__ __forceinline__ float operator()(u32 i) const { return one(gate[i], up[i]); }
+    __device__ __forceinline__ float4 four(u32 i) const {
+        float4 g = ((const float4*)gate)[i], u = ((const float4*)up)[i];
+        return make_float4(one(g.x, u.x), one(g.y, u.y), one(g.z, u.z), one(g.w, u.w));
+    }
+};
+
+// Codes.
+struct Int8 {
+    typedef i8 Code;
+    static constexpr float max = 127.0f;
+    static __device__ __forceinline__ u32 code(float x) { return (u8)i8_code(x); }
+};
+
+struct E4m3 {
+    typedef u8 Code;
+    static constexpr float max = 448.0f;
+    static __device__ __forceinline__ u32 code(float x) { return e4m3_code(x); }
+};
+
+template <typename Row>
+__device__ __forceinline__ void to_bf16(const Row& row, u32 k, u16* out) {
+    if (k % 4 == 0) {
+        for (u32 i = threadIdx.x; i < k / 4; i += THREADS) {
+            float4 v = row.four(i);
+            ((uint2*)out)[i] = make_uint2(bf16_pair(v.x, v.y), bf16_pair(v.z, v.w));
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < k; i += THREADS) out[i] = bf16_bits(row(i));
+    }
+}
+
+__device__ __forceinline__ u32 largest_of(u32 largest, float4 v) {
+    u32 a = max(magnitude_bits(v.x), magnitude_bits(v.y)), b = max(magnitude_bits(v.z), magnitude_bits(v.w));
+    return max(largest, max(a, b));
+}
+
+template <typename C>
+__device__ __forceinline__ u32 four_codes(float4 v, float inverse) {
+    return C::code(__fmul_rn(v.x, inverse)) | C::code(__fmul_rn(v.y, inverse)) << 8 |
+           C::code(__fmul_rn(v.z, inverse)) << 16 | C::code(__fmul_rn(v.w, inverse)) << 24;
+}
+
+// Rows of up to 4 * HELD * THREADS numbers are kept in registers between finding their scale and rounding them.
+#define HELD 8
+
+template <typename C, typename Row>
+__device__ __forceinline__ void to_codes(const Row& row, u32 k, u8* out, float* scale_out, u32* room) {
+    u32 largest = 0, fours = k / 4;
+    float4 held[HELD];
+    bool holds = k % 4 == 0 && fours <= HELD * THREADS;
+    if (holds) {
+#pragma unroll
+        for (u32 j = 0; j < HELD; ++j) {
+            u32 i = j * THREADS + threadIdx.x;
+            if (i < fours) {
+                held[j] = row.four(i);
+                largest = largest_of(largest, held[j]);
+            }
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < k; i += THREADS) largest = max(largest, magnitude_bits(row(i)));
+    }
+    float scale = scale_of(block_max<THREADS>(largest, room), C::max);
+    float inverse = __fdiv_rn(1.0f, scale);
+    if (threadIdx.x == 0) *scale_out = scale;
+    if (holds) {
+#pragma unroll
+        for (u32 j = 0; j < HELD; ++j) {
+            u32 i = j * THREADS + threadIdx.x;
+            if (i < fours) ((u32*)out)[i] = four_codes<C>(held[j], inverse);
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < k; i += THREADS) out[i] = (u8)C::code(__fmul_rn(row(i), inverse));
+    }
+}
+
+__device__ __forceinline__ Normed normed(const float* x, const float* gain, u32 width, float eps, float* room) {
+    float sum = 0.0f;
+    if (width % 4 == 0) {
+        for (u32 i = threadIdx.x; i < width / 4; i += THREADS) {
+            float4 v = ((const float4*)x)[i];
+            sum = __fmaf_rn(v.x, v.x, sum);
+            sum = __fmaf_rn(v.y, v.y, sum);
+            sum = __fmaf_rn(v.z, v.z, sum);
+            sum = __fmaf_rn(v.w, v.w, sum);
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < width; i += THREADS) sum = __fmaf_rn(x[i], x[i], sum);
+    }
+    sum = block_sum<THREADS>(sum, room);
+    float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
+    return Normed{x, gain, scale};
+}
+
+#define ROW_OF(width) ((u64)blockIdx.x * (width))
+#define ROOM __shared__ u32 room[THREADS / WARP]
+
+extern "C" __global__ void __launch_bounds__(THREADS) rows_bf16(const float* x, u32 k, u16* out) {
+    wait_for_previous();
+    to_bf16(Plain{x + ROW_OF(k)}, k, out + ROW_OF(k));
+}
+extern "C" __global__ void __launch_bounds__(THREADS) rows_i8(const float* x, u32 k, u8* out, float* scales) {
+    ROOM;
+    wait_for_previous();
+    to_codes<Int8>(Plain{x + ROW_OF(k)}, k, out + ROW_OF(k), scales + blockIdx.x, room);
+}
+extern "C" __global__ void __launch_bounds__(THREADS) rows_e4m3(const float* x, u32 k, u8* out, float* scales) {
+    ROOM;
+    wait_for_previous();
+    to_codes<E4m3>(Plain{x + ROW_OF(k)}, k, out + ROW_OF(k), scales + blockIdx.x, room);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    norm_bf16(const float* x, const float* gain, u32 k, float eps, u16* out) {
+    __shared__ float sums[THREADS / WARP];
+    wait_for_previous();
+    to_bf16(normed(x + ROW_OF(k), gain, k, eps, sums), k, out + ROW_OF(k));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    norm_i8(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales) {
+    __shared__ float sums[THREADS / WARP];
+    ROOM;
+    wait_for_previous();
+    to_codes<Int8>(normed(x + ROW_OF(k), gain, k, eps, sums), k, out + ROW_OF(k), scales + blockIdx.x, room);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    norm_e4m3(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales) {
+    __shared__ float sums[THREADS / WARP];
+    ROOM;
+    wait_for_previous();
+    to_codes<E4m3>(normed(x + ROW_OF(k), gain, k, eps, sums), k, out + ROW_OF(k), scales + blockIdx.x, room);
+}
+
+__device__ __forceinline__ Swiglu swiglu_row(const float* gate_up, u32 f) {
+    const float* row = gate_up + (u64)blockIdx.x * 2 * f;
+    return Swiglu{row, row + f};
+}
+extern "C" __global__ void __launch_bounds__(THREADS) swiglu_bf16(const float* gate_up, u32 f, u16* out) {
+    wait_for_previous();
+    to_bf16(swiglu_row(gate_up, f), f, out + ROW_OF(f));
+}
+extern "C" __global__ void __launch_bounds__(THREADS) swiglu_i8(const float* gate_up, u32 f, u8* out, float* scales) {
+    ROOM;
+    wait_for_previous();
+    to_codes<Int8>(swiglu_row(gate_up, f), f, out + ROW_OF(f), scales + blockIdx.x, room);
+}
+extern "C" __global__ void __launch_bounds__(THREADS) swiglu_e4m3(const float* gate_up, u32 f, u8* out, float* scales) {
+    ROOM;
+    wait_for_previous();
+    to_codes<E4m3>(swiglu_row(gate_up, f), f, out + ROW_OF(f), scales + blockIdx.x, room);
+}
+
+// A number in [0, 1) and random bits that depend on seed and place alone, as the CPU draws them.
+__device__ __forceinline__ u32 random_bits(u64 seed, u64 index) {
+    u64 x = seed + (index + 1) * 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return (u32)((x ^ (x >> 31)) >> 32);
+}
+
+__device__ __forceinline__ float unit(u32 random) { return (float)(random >> 8) * (1.0f / 16777216.0f); }
+
+__device__ __forceinline__ u8 stochastic_i8(float x, u32 random) {
+    float whole = floorf(__fadd_rn(x, unit(random)));
+    return (u8)(i8)(int)fminf(fmaxf(whole, -127.0f), 127.0f);
+}
+
+__device__ __forceinline__ u8 stochastic_e4m3(float x, u32 random) {
+    float m = fabsf(x);
+    m = m < 448.0f ? m : 448.0f;
+    u32 code;
+    if (m < 0.015625f) {
+        code = (u32)floorf(__fadd_rn(m * 512.0f, unit(random)));
+    } else {
+        code = ((__float_as_uint(m) + (random >> 12)) >> 20) - (120u << 3);
+    }
+    return (u8)(code | (__float_as_uint(x) >> 24 & 0x80u));
+}
+
+// Codes of the weights of an output channel; the first channel with a number that is not finite goes to *bad.
+template <typename C, u8 (*STOCHASTIC)(float, u32)>
+__device__ __forceinline__ void weight_codes(const float* w, u32 k, u32 stochastic, u64 seed, u8* out, float* scales,
+                                             u32* bad, u32* room) {
+    const float* row = w + ROW_OF(k);
+    u8* to = out + ROW_OF(k);
+    if (!stochastic) {
+        to_codes<C>(Plain{row}, k, to, scales + blockIdx.x, room);
+    } else {
+        u32 largest = 0;
+        for (u32 i = threadIdx.x; i < k; i += THREADS) largest = max(largest, magnitude_bits(row[i]));
+        float scale = scale_of(block_max<THREADS>(largest, room), C::max);
+        float inverse = __fdiv_rn(1.0f, scale);
+        if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+        for (u32 i = threadIdx.x; i < k; i += THREADS) {
+            to[i] = STOCHASTIC(__fmul_rn(row[i], inverse), random_bits(seed, ROW_OF(k) + i));
+        }
+    }
+    if (threadIdx.x == 0 && scales[blockIdx.x] != scales[blockIdx.x]) atomicMin(bad, blockIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    weights_i8(const float* w, u32 k, u32 stochastic, u64 seed, u8* out, float* scales, u32* bad) {
+    ROOM;
+    weight_codes<Int8, stochastic_i8>(w, k, stochastic, seed, out, scales, bad, room);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    weights_e4m3(const float* w, u32 k, u32 stochastic, u64 seed, u8* out, float* scales, u32* bad) {
+    ROOM;
+    weight_codes<E4m3, stochastic_e4m3>(w, k, stochastic, seed, out, scales, bad, room);
+}

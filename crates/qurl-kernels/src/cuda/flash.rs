@@ -1,0 +1,154 @@
+//! Attention on tensor cores: which kernel of `cu/flash_*.cu` takes which rows.
+//!
+//! Many rows of a sequence go through the prefill kernel, single rows through the decode kernel, which shares a long
+//! context among blocks. Both sum in the same order, so a mixed step may use either.
+
+use super::ffi::DevicePtr;
+use super::gpu::{Gpu, args};
+use super::kv::{CudaKv, stage_spans};
+use super::memory::{COUNTER_BYTES, Slot};
+use crate::backend::{Heads, KvFormat, Span};
+use std::f32::consts::LOG2_E;
+
+const TILE: usize = 64;
+/// Positions that one block of a decode step takes.
+const SPLIT: usize = 512;
+/// Rows (queries times heads of a group) of a block of the prefill kernel.
+const ROW_BLOCK: usize = 128;
+/// Most heads that share a key/value head.
+const MOST_GROUP: usize = 16;
+/// The decode kernel's counters lie behind those of products.
+const COUNTERS_AT: usize = COUNTER_BYTES / 2;
+
+/// Whether the kernels take this attention.
+pub(super) fn takes(heads: Heads, kv: &CudaKv) -> bool {
+    kv.format != KvFormat::F32
+        && matches!(heads.head_dim, 64 | 128)
+        && heads.group() <= MOST_GROUP
+        && kv.page_size.is_power_of_two()
+}
+
+/// Causal attention of the rows of all spans.
+pub(super) fn forward(
+    gpu: &Gpu,
+    heads: Heads,
+    qkv: DevicePtr,
+    kv: &CudaKv,
+    spans: &[Span],
+    pages: &[u32],
+    out: DevicePtr,
+    lse: DevicePtr,
+) {
+    let single = spans.iter().all(|s| s.rows == 1) && spans.len() * heads.kv_heads * 4 <= COUNTER_BYTES / 2;
+    let (staged_spans, staged_pages) = (stage_spans(gpu, spans), gpu.stage(pages));
+    let (key_scales, value_scales) = kv.scales();
+    let (keys, values) = (kv.keys.at(), kv.values.at());
+    let (stride, shift) = (heads.qkv_width() as u32, kv.page_size.trailing_zeros());
+    let scale = heads.scale * LOG2_E;
+    let (count, kv_heads, hd) = (heads.heads as u32, heads.kv_heads as u32, heads.head_dim);
+    if !single {
+        let work = gpu.stage(&work_list(spans, heads.group()));
+        let blocks: usize = spans.iter().map(|s| (s.rows * heads.group()).div_ceil(ROW_BLOCK)).sum();
+        let shared = 4 * TILE * hd * 2 + 4 * TILE * 4 + 8 * (hd / 2 + 4) * 32 * 4;
+        let kernel = match (kv.format, hd) {
+            (KvFormat::Int8, 64) => "flash_prefill_int8_64",
+            (KvFormat::Int8, _) => "flash_prefill_int8_128",
+            (KvFormat::Fp8, 64) => "flash_prefill_fp8_64",
+            (KvFormat::Fp8, _) => "flash_prefill_fp8_128",
+            (_, 64) => "flash_prefill_bf16_64",
+            _ => "flash_prefill_bf16_128",
+        };
+        let given = args![
+            qkv,
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            staged_spans,
+            staged_pages,
+            work,
+            out,
+            lse,
+            stride,
+            count,
+            kv_heads,
+            shift,
+            scale
+        ];
+        gpu.launch("flash_forward", kernel, [blocks, heads.kv_heads, 1], 256, shared as u32, given);
+        return;
+    }
+    let longest = spans.iter().map(|s| s.position + 1).max().unwrap_or(1);
+    // A power of two: a recorded step is good for many lengths.
+    let splits = longest.div_ceil(SPLIT).next_power_of_two();
+    let group = heads.group();
+    let room = if splits > 1 { 4 * spans.len() * heads.kv_heads * splits * group * (hd + 4) } else { 4 };
+    let partials = gpu.scratch(Slot::Attention, room);
+    let bf16 = kv.format == KvFormat::Bf16;
+    let warps = if bf16 && hd == 128 { 2 } else { 4 };
+    let row_bytes = if bf16 { 2 * hd } else { hd };
+    let shared = warps * (2 * TILE * row_bytes + 2 * TILE * 4 + group * (hd + 4) * 4);
+    let kernel = match (kv.format, hd) {
+        (KvFormat::Int8, 64) => "flash_decode_int8_64",
+        (KvFormat::Int8, _) => "flash_decode_int8_128",
+        (KvFormat::Fp8, 64) => "flash_decode_fp8_64",
+        (KvFormat::Fp8, _) => "flash_decode_fp8_128",
+        (_, 64) => "flash_decode_bf16_64",
+        _ => "flash_decode_bf16_128",
+    };
+    let counters = gpu.counters() + COUNTERS_AT as u64;
+    let given = args![
+        qkv,
+        keys,
+        values,
+        key_scales,
+        value_scales,
+        staged_spans,
+        staged_pages,
+        out,
+        lse,
+        partials,
+        counters,
+        stride,
+        count,
+        kv_heads,
+        shift,
+        splits as u32,
+        scale
+    ];
+    let grid = [splits, heads.kv_heads, spans.len()];
+    gpu.launch_next("flash_forward", kernel, grid, warps as u32 * 32, shared as u32, given);
+}
+
+/// Pairs of span and first row for the prefill kernel, those that see most keys first. Spans count in the order of rows.
+fn work_list(spans: &[Span], group: usize) -> Vec<u32> {
+    let mut sorted: Vec<&Span> = spans.iter().collect();
+    sorted.sort_by_key(|span| span.row);
+    let mut work: Vec<(usize, [u32; 2])> = Vec::new();
+    for (i, span) in sorted.iter().enumerate() {
+        let firsts = (0..span.rows * group).step_by(ROW_BLOCK);
+        work.extend(firsts.map(|first| (span.position + first / group, [i as u32, first as u32])));
+    }
+    work.sort_by_key(|&(seen, _)| std::cmp::Reverse(seen));
+    work.into_iter().flat_map(|(_, pair)| pair).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_covers_every_row_once() {
+        let spans = [(0, 300, 0), (300, 1, 1000), (301, 40, 7)];
+        let spans = spans.map(|(row, rows, position)| Span { row, rows, position, pages: 0 });
+        let work = work_list(&spans, 7);
+        let mut covered = spans.map(|s| vec![0; s.rows * 7]);
+        for pair in work.chunks_exact(2) {
+            let rows = &mut covered[pair[0] as usize];
+            let first = pair[1] as usize;
+            let end = (first + ROW_BLOCK).min(rows.len());
+            rows[first..end].iter_mut().for_each(|times| *times += 1);
+        }
+        assert!(covered.iter().flatten().all(|&times| times == 1));
+    }
+}

@@ -1,0 +1,197 @@
+//! Products with packed weights on Hopper's tensor cores: which kernel of `cu/gemm_*.cu` takes which shape.
+//!
+//! Weights lie in swizzled tiles of 64 rows by 128 bytes. For up to 256 tokens the weight stream is cut into ranges, one
+//! per multiprocessor, that depend on the matrix alone; for more, whole tiles are computed, in floating point with the
+//! same cuts. So a row's bits do not depend on how many others there are.
+
+use super::ffi::DevicePtr;
+use super::gpu::{Gpu, Launch, args};
+use super::linear::Left;
+use super::memory::Slot;
+use crate::Format;
+
+/// The architecture whose instructions the kernels use.
+const HOPPER: u32 = 90;
+const TILE_ROWS: usize = 64;
+const TILE_BYTES: usize = 128;
+/// Rows of a tile that ranges are counted in.
+const CUT_ROWS: usize = 128;
+/// Shared memory for the stages of the weight stream.
+const STAGE_ROOM: usize = 196 << 10;
+
+/// A compiled form of the product.
+#[derive(Clone, Copy, Debug)]
+struct Variant {
+    file: &'static str,
+    kernel: &'static str,
+    /// Tokens of a tile, warpgroups, blocks of a cluster.
+    tokens: usize,
+    groups: usize,
+    cluster: usize,
+    /// Whether it streams ranges of the weights.
+    streams: bool,
+}
+
+macro_rules! variants {
+    ($format:literal, $whole:literal, [$(($tokens:literal, $groups:literal, $cluster:literal)),*]) => {
+        &[
+            variants!(@one $format, "STREAM", true, 16, 2, 1),
+            variants!(@one $format, "STREAM", true, 64, 2, 1),
+            variants!(@one $format, "STREAM", true, 128, 2, 1),
+            variants!(@one $format, "STREAM", true, 256, 2, 1),
+            $(variants!(@one $format, $whole, false, $tokens, $groups, $cluster)),*
+        ]
+    };
+    (@one $format:literal, $schedule:literal, $streams:literal, $tokens:literal, $groups:literal, $cluster:literal) => {
+        Variant {
+            file: concat!("gemm_", $format),
+            kernel: concat!("gemm_", $format, "_", $tokens, "_", $groups, "_", $cluster, "_", $schedule),
+            tokens: $tokens,
+            groups: $groups,
+            cluster: $cluster,
+            streams: $streams,
+        }
+    };
+}
+
+/// Four streams by tokens, then whole tiles: narrow, wide, and for very many tokens.
+const BF16: &[Variant] = variants!("bf16", "VIRTUAL", [(128, 1, 1), (128, 2, 1), (128, 2, 2)]);
+const INT8: &[Variant] = variants!("int8", "TILES", [(128, 1, 1), (128, 2, 1), (256, 2, 2)]);
+const FP8: &[Variant] = variants!("fp8", "VIRTUAL", [(128, 1, 1), (128, 2, 1), (128, 2, 2)]);
+
+fn number_bytes(format: Format) -> usize {
+    if format == Format::Bf16 { 2 } else { 1 }
+}
+
+/// Bytes of packed weights `[n, k]`; `None` where the kernels do not take them.
+pub(super) fn packed_bytes(gpu: &Gpu, format: Format, n: usize, k: usize) -> Option<usize> {
+    let known = matches!(format, Format::Bf16 | Format::Int8 | Format::Fp8);
+    let row = k * number_bytes(format);
+    let taken = known && gpu.architecture() == HOPPER && row.is_multiple_of(16);
+    taken.then(|| n.div_ceil(TILE_ROWS) * TILE_ROWS * row.div_ceil(TILE_BYTES) * TILE_BYTES)
+}
+
+/// Packs rows of numbers or codes.
+pub(super) fn pack(gpu: &Gpu, format: Format, rows: DevicePtr, n: usize, k: usize, tiles: DevicePtr) {
+    let row = k * number_bytes(format);
+    let blocks = row.div_ceil(TILE_BYTES);
+    let given = args![rows, tiles, n as u32, row as u32, blocks as u32, 0u32];
+    gpu.launch("gemm_pack", "gemm_pack", [n.div_ceil(TILE_ROWS) * blocks * 2, 1, 1], 256, 0, given);
+}
+
+/// Into how many ranges the weights are cut, by the matrix and the device alone: a few for every tile, as long as there
+/// are multiprocessors, and never an empty one (the others would wait for it).
+fn ranges(multiprocessors: usize, n: usize, blocks: usize) -> usize {
+    let tiles = n.div_ceil(CUT_ROWS);
+    match tiles > multiprocessors {
+        true => multiprocessors,
+        false => tiles * (multiprocessors / tiles).min(4).min((blocks / 3).max(1)),
+    }
+}
+
+/// The form for some tokens: the one with the least estimated time. All give a row the same bits.
+fn choose(format: Format, tokens: usize, n: usize, blocks: usize, multiprocessors: usize) -> &'static Variant {
+    let all = match format {
+        Format::Bf16 => BF16,
+        Format::Int8 => INT8,
+        _ => FP8,
+    };
+    match tokens {
+        0..=16 => return &all[0],
+        17..=64 => return &all[1],
+        _ => {}
+    }
+    let share = (n.div_ceil(CUT_ROWS) * blocks).div_ceil(ranges(multiprocessors, n, blocks)) as f64;
+    let waves = |rows: usize, columns: usize, at_once: usize| (rows * columns).div_ceil(at_once) as f64;
+    let depth = blocks as f64;
+    // Microseconds, fitted to measurements on an H200.
+    let estimate = |v: &Variant| {
+        let columns = tokens.div_ceil(v.tokens);
+        match (v.streams, v.tokens, v.groups, v.cluster) {
+            (true, held, ..) if held < tokens => f64::INFINITY,
+            (true, 128, ..) => 0.5 * share + 5.0,
+            (true, 256, ..) => 0.9 * share + 8.0,
+            (true, ..) => f64::INFINITY,
+            (_, 128, 1, _) => 0.27 * depth * waves(n.div_ceil(64), columns, multiprocessors) + 2.5,
+            (_, 128, 2, 1) => 0.45 * depth * waves(n.div_ceil(128), columns, multiprocessors) + 1.0,
+            _ if tokens <= 256 => f64::INFINITY,
+            (_, 256, ..) => 0.75 * depth * waves(n.div_ceil(256), columns, multiprocessors / 2) + 3.0,
+            _ => 0.5 * depth * waves(n.div_ceil(256), columns, multiprocessors / 2) + 3.0,
+        }
+    };
+    let best = all.iter().min_by(|a, b| estimate(a).total_cmp(&estimate(b)));
+    best.unwrap_or(&all[5])
+}
+
+/// `out[tokens, n] (+)= x W^T (+ bias)`
+pub(super) fn linear(
+    gpu: &Gpu,
+    x: Left,
+    tokens: usize,
+    format: Format,
+    (n, k): (usize, usize),
+    (tiles, scales): (DevicePtr, DevicePtr),
+    bias: DevicePtr,
+    add: bool,
+    out: DevicePtr,
+) {
+    let row = k * number_bytes(format);
+    let (blocks, multiprocessors) = (row.div_ceil(TILE_BYTES), gpu.multiprocessors() as usize);
+    let ranges = ranges(multiprocessors, n, blocks);
+    let v = choose(format, tokens, n, blocks, multiprocessors);
+    let height = TILE_ROWS * v.groups * v.cluster;
+    let grid = match v.streams {
+        true => ranges,
+        false => (multiprocessors / v.cluster).min(n.div_ceil(height) * tokens.div_ceil(v.tokens)) * v.cluster,
+    };
+    // Two tiles a range may have partial sums of eight warps, for all tokens of a tile.
+    let partials = gpu.scratch(Slot::Product, if v.streams { 2 * ranges * 8 * v.tokens * 64 } else { 1 });
+    let stage = v.groups * TILE_ROWS * TILE_BYTES + v.tokens * TILE_BYTES;
+    let shared = (STAGE_ROOM / stage).min(16) * stage + 1024;
+    let map = gpu.tensor_map(x.data, tokens, row, (v.tokens / v.cluster) as u32, TILE_BYTES as u32);
+    let given = args![
+        &map,
+        tiles,
+        scales,
+        x.scales,
+        bias,
+        out,
+        partials,
+        gpu.counters(),
+        tokens as u32,
+        n as u32,
+        blocks as u32,
+        ranges as u32,
+        u32::from(add),
+        0u32,
+    ];
+    let block = if v.groups > 1 { v.groups as u32 * 128 + 128 } else { 160 };
+    let launch = Launch { grid: [grid, 1, 1], block, shared: shared as u32, overlap: true };
+    gpu.launch_as(v.file, v.kernel, launch, given);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_never_more_than_multiprocessors_or_work() {
+        for (n, blocks) in [(1, 1), (64, 7), (896, 14), (4608, 56), (37_888, 28), (152_064, 56), (3584, 296)] {
+            let cut = ranges(132, n, blocks);
+            assert!((1..=132).contains(&cut) && cut <= n.div_ceil(CUT_ROWS) * blocks, "{n} {blocks}: {cut}");
+        }
+    }
+
+    #[test]
+    fn every_number_of_tokens_has_a_form_that_holds_them() {
+        for format in [Format::Bf16, Format::Int8, Format::Fp8] {
+            for tokens in [1, 16, 17, 64, 100, 128, 129, 256, 257, 5000] {
+                for (n, blocks) in [(896, 7), (37_888, 28), (3584, 148), (152_064, 56)] {
+                    let v = choose(format, tokens, n, blocks, 132);
+                    assert!(!v.streams || v.tokens >= tokens, "{format} {tokens}: {v:?}");
+                    assert!(v.kernel.starts_with(v.file), "{v:?}");
+                }
+            }
+        }
+    }
+}

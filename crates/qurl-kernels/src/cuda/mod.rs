@@ -1,0 +1,25 @@
+//! The CUDA backend: every operation on an NVIDIA GPU of compute capability 8.0 or newer.
+//!
+//! It is compiled in always and found at run time: driver, NVRTC and cuBLASLt are opened with `dlopen` ([`ffi`]), the
+//! kernels are sources in the binary, compiled for the device at hand and kept on disk ([`compile`]). Tensors are f32 on
+//! the device; products convert their operands to bf16 or to codes of eight bits right before ([`linear`]), on tensor cores where the shapes allow ([`gemm`], [`flash`]). Everything
+//! runs on one stream ([`gpu`]); decode steps are replayed as recorded graphs ([`replay`]).
+
+mod backend;
+pub mod compile;
+pub mod ffi;
+mod flash;
+mod gemm;
+mod gpu;
+mod head;
+mod kv;
+mod linear;
+mod lt;
+mod memory;
+pub mod peak;
+mod replay;
+
+pub use backend::{Cuda, CudaTensor};
+pub use gpu::Gpu;
+pub use kv::CudaKv;
+pub use linear::CudaWeight;

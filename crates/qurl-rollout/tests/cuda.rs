@@ -1,0 +1,198 @@
+//! The engine on a GPU: trainer log-probs = prefill = decode bit for bit where products do not depend on the batch, and
+//! the same model on the CPU within the tolerance of its format. Says so and passes where there is no device.
+
+mod common;
+
+use common::*;
+use qurl_kernels::backend::KvFormat;
+use qurl_kernels::{Backend, Cuda, Format};
+use qurl_model::compute::{Batch, Network, NetworkOptions, Tape, TapeOptions, Targets, score};
+use qurl_model::{Family, ModelConfig, Params};
+use qurl_rollout::{Engine, EngineOptions, Group, Request};
+use std::sync::Arc;
+
+const VOCABULARY: usize = 1111;
+
+fn device() -> Option<Arc<Cuda>> {
+    Cuda::open().map_err(|reason| eprintln!("skipped: {reason}")).ok().map(Arc::new)
+}
+
+fn pack<B: Backend>(
+    backend: &B,
+    config: &ModelConfig,
+    params: &Params<Vec<f32>>,
+    format: Format,
+    kv: Option<KvFormat>,
+) -> Network<B> {
+    let params = params.as_ref().map(|p| backend.upload(p).expect("memory"));
+    let mut options = options(config, format);
+    options.kv_format = kv.unwrap_or(options.kv_format);
+    Network::new(backend, config, &params, options).expect("network")
+}
+
+fn sequences(groups: &[Group]) -> Vec<Vec<u32>> {
+    groups.iter().flat_map(|g| g.samples.iter().map(|s| [&g.prompt[..], &s.tokens].concat())).collect()
+}
+
+/// Log-probs of the samples' tokens, as scoring gives them.
+fn scored<B: Backend>(backend: &B, net: &Network<B>, requests: &[Request], groups: &[Group]) -> Vec<f32> {
+    let mut all = Vec::new();
+    for (request, group) in requests.iter().zip(groups) {
+        let sequences = sequences(std::slice::from_ref(group));
+        let temperature = request.sampling.logp_temperature();
+        for out in score(backend, net, &sequences, temperature, 37).expect("score") {
+            all.extend_from_slice(&out.logp[request.prompt.len() - 1..]);
+        }
+    }
+    all
+}
+
+/// As the trainer's tape gives them.
+fn taped<B: Backend>(backend: &B, net: &Network<B>, requests: &[Request], groups: &[Group]) -> Vec<f32> {
+    let mut all = Vec::new();
+    for (request, group) in requests.iter().zip(groups) {
+        let sequences = sequences(std::slice::from_ref(group));
+        let rows = sequences.iter().map(Vec::len).sum();
+        let options = TapeOptions { rows, sequences: sequences.len(), recompute: false };
+        let mut tape = Tape::new(backend, net, options).expect("tape");
+        let targets = Targets::of(&sequences, |_, position| position >= request.prompt.len());
+        let temperature = request.sampling.logp_temperature();
+        let forward = tape.forward(backend, net, Batch::whole(&sequences), targets, temperature).expect("forward");
+        all.extend(forward.out.logp);
+    }
+    all
+}
+
+/// As the engine's prefill gives them.
+fn prefilled<B: Backend>(backend: &Arc<B>, net: Network<B>, requests: &[Request], groups: &[Group]) -> Vec<f32> {
+    let options = EngineOptions { max_num_batched_tokens: 50, max_num_seqs: 5, ..roomy() };
+    let mut engine = Engine::new(backend.clone(), net, WEIGHTS, options).expect("engine");
+    let mut all = Vec::new();
+    for (request, group) in requests.iter().zip(groups) {
+        let again = sequences(std::slice::from_ref(group)).into_iter().map(|prompt| Request {
+            sampling: request.sampling,
+            prompt_logprobs: true,
+            ..Request::new(prompt, 1)
+        });
+        for scored in engine.generate(&again.collect::<Vec<_>>()).expect("prefill") {
+            all.extend_from_slice(&scored.prompt_logprobs[request.prompt.len() - 1..]);
+        }
+    }
+    all
+}
+
+fn largest(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, x| if x > m || x.is_nan() { x } else { m })
+}
+
+fn parity(cuda: &Arc<Cuda>, config: &ModelConfig, params: &Params<Vec<f32>>, format: Format, kv: Option<KvFormat>) {
+    let what = format!("{:?} {format} {kv:?}", config.family);
+    let requests = mixed_requests(VOCABULARY);
+    let mut engine =
+        Engine::new(cuda.clone(), pack(&**cuda, config, params, format, kv), WEIGHTS, roomy()).expect("engine");
+    let groups = engine.generate(&requests).expect("generate");
+    let decoded: Vec<f32> = groups.iter().flat_map(|g| &g.samples).flat_map(|s| s.logprobs.clone()).collect();
+    let net = pack(&**cuda, config, params, format, kv);
+    let scored_here = scored(&**cuda, &net, &requests, &groups);
+    let taped_here = taped(&**cuda, &net, &requests, &groups);
+    let prefilled_here = prefilled(cuda, pack(&**cuda, config, params, format, kv), &requests, &groups);
+    let cpu = cpu(2);
+    let on_cpu = scored(&*cpu, &pack(&*cpu, config, params, format, kv), &requests, &groups);
+    let same = |other: &[f32]| if bits(&decoded) == bits(other) { "same bits" } else { "other bits" };
+    println!(
+        "{what}: {} tokens; decode = scoring: {} ({:.1e}), = trainer: {} ({:.1e}), = prefill: {} ({:.1e}); CPU within {:.1e}",
+        decoded.len(),
+        same(&scored_here),
+        largest(&decoded, &scored_here),
+        same(&taped_here),
+        largest(&decoded, &taped_here),
+        same(&prefilled_here),
+        largest(&decoded, &prefilled_here),
+        largest(&decoded, &on_cpu),
+    );
+    assert!(groups.iter().flat_map(|g| &g.samples).any(|s| s.tokens.len() > 20), "{what}: only short samples");
+    if format != Format::Bf16 {
+        assert_eq!(bits(&decoded), bits(&scored_here), "{what}: decode = scoring");
+        assert_eq!(bits(&decoded), bits(&taped_here), "{what}: decode = trainer");
+        assert_eq!(bits(&decoded), bits(&prefilled_here), "{what}: decode = prefill");
+    }
+    // A code may fall to the other side of a rounding where sums differ in their last bits.
+    // Hopper's tensor cores keep fewer bits than f32 while they sum fp8 products.
+    let tolerance = match (format, kv) {
+        (Format::F32, None) => 1e-3,
+        (Format::Fp8, _) => 1.0,
+        _ => 0.2,
+    };
+    assert!(largest(&decoded, &on_cpu) < tolerance, "{what}: CPU {}", largest(&decoded, &on_cpu));
+    assert!(largest(&decoded, &scored_here) < 0.1, "{what}: scoring");
+}
+
+#[test]
+fn every_format() {
+    let Some(cuda) = device() else { return };
+    let (config, params) = model(Family::Qwen2, VOCABULARY, 5);
+    for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8] {
+        parity(&cuda, &config, &params, format, None);
+    }
+    for kv in [KvFormat::Int8, KvFormat::Fp8] {
+        parity(&cuda, &config, &params, Format::Int8, Some(kv));
+    }
+}
+
+#[test]
+fn every_family() {
+    let Some(cuda) = device() else { return };
+    for family in [Family::Qwen3, Family::Llama, Family::Mistral] {
+        let (config, params) = model(family, VOCABULARY, 6);
+        parity(&cuda, &config, &params, Format::Int8, None);
+    }
+}
+
+/// Gradients of a small model on the device and on the CPU.
+#[test]
+fn gradients_equal_the_cpu() {
+    let Some(cuda) = device() else { return };
+    for (family, format, tolerance) in
+        [(Family::Qwen2, Format::F32, 1e-4), (Family::Qwen3, Format::F32, 1e-4), (Family::Qwen2, Format::Bf16, 1e-2)]
+    {
+        let (config, params) = model(family, VOCABULARY, 8);
+        let got = gradients(&*cuda, &config, &params, format);
+        let want = gradients(&*cpu(2), &config, &params, format);
+        let mut worst = 0.0f64;
+        for (got, want) in got.iter().zip(want.iter()) {
+            let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let difference: Vec<f64> = got.iter().zip(want).map(|(a, b)| f64::from(*a) - f64::from(*b)).collect();
+            let size: Vec<f64> = want.iter().map(|&x| f64::from(x)).collect();
+            let off = norm(&difference) / norm(&size).max(1e-12);
+            worst = if off > worst || off.is_nan() { off } else { worst };
+        }
+        println!("{family:?} {format}: gradients within {worst:.1e} of the CPU's, relative, per tensor");
+        assert!(worst < tolerance, "{family:?} {format}: {worst}");
+    }
+}
+
+fn gradients<B: Backend>(
+    backend: &B,
+    config: &ModelConfig,
+    params: &Params<Vec<f32>>,
+    format: Format,
+) -> Params<Vec<f32>> {
+    let device = params.as_ref().map(|p| backend.upload(p).expect("memory"));
+    let mut grads = params.as_ref().map(|p| backend.zeros(p.len()).expect("memory"));
+    let options = NetworkOptions { positions: POSITIONS, ..NetworkOptions::training(config, format) };
+    let net = Network::new(backend, config, &device, options).expect("network");
+    let sequences: Vec<Vec<u32>> =
+        [40usize, 97, 3].iter().map(|&n| (0..n).map(|i| ((i * 37 + n) % VOCABULARY) as u32).collect()).collect();
+    for recompute in [false, true] {
+        let mut tape = Tape::new(backend, &net, TapeOptions { rows: 140, sequences: 3, recompute }).expect("tape");
+        let targets = Targets::of(&sequences, |_, _| true);
+        let forward = tape.forward(backend, &net, Batch::whole(&sequences), targets, 1.0).expect("forward");
+        let count = forward.out.logp.len();
+        let dlogp: Vec<f32> = (0..count).map(|i| ((i * 7 % 13) as f32 - 6.0) / 50.0).collect();
+        let dentropy = vec![0.01; count];
+        let gradient = qurl_kernels::backend::HeadGradient { dlogp: &dlogp, dentropy: &dentropy };
+        tape.backward(backend, &net, forward, gradient, &mut grads);
+    }
+    grads.as_ref().map(|g| backend.download(g, backend.len(g)).expect("memory"))
+}

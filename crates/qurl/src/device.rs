@@ -1,0 +1,79 @@
+//! The device of a command: opened once, and every command written once over whatever backend it is.
+
+use crate::input::OrBad;
+use qurl_kernels::cuda::ffi;
+use qurl_kernels::{Cpu, Cuda, Device};
+use qurl_train::recipe::Recipe;
+
+/// The option that commands share.
+#[derive(clap::Args, Clone, Copy)]
+pub struct DeviceArg {
+    /// Where to compute: auto (a GPU if there is one), cpu or cuda
+    #[arg(long, default_value_t = Device::Auto)]
+    device: Device,
+}
+
+impl DeviceArg {
+    /// The device asked for.
+    pub fn get(self) -> Device {
+        self.device
+    }
+}
+
+/// The option of commands whose recipe names a device, which it overrides.
+#[derive(clap::Args, Clone, Copy)]
+pub struct RecipeDevice {
+    /// Where to compute, in place of the recipe's trainer.device: auto (a GPU if there is one), cpu or cuda
+    #[arg(long)]
+    device: Option<Device>,
+}
+
+impl RecipeDevice {
+    /// The recipe with the device asked for.
+    pub fn put_into(self, mut recipe: Recipe) -> Recipe {
+        recipe.trainer.device = self.device.unwrap_or(recipe.trainer.device);
+        recipe
+    }
+}
+
+/// A device in use.
+pub enum Opened {
+    /// The CPU.
+    Cpu(Cpu),
+    /// A GPU.
+    Cuda(Cuda),
+}
+
+/// Opens a device. `auto` takes the CPU where no GPU can be used, and says why if there is a driver.
+pub fn open(device: Device) -> anyhow::Result<Opened> {
+    match device {
+        Device::Cpu => Ok(Opened::Cpu(Cpu::from_env().or_bad()?)),
+        Device::Cuda => Ok(Opened::Cuda(Cuda::open().or_bad()?)),
+        Device::Auto => match Cuda::open() {
+            Ok(cuda) => Ok(Opened::Cuda(cuda)),
+            Err(reason) => {
+                if ffi::driver().is_ok() {
+                    eprintln!("{reason}; computing on the CPU");
+                }
+                open(Device::Cpu)
+            }
+        },
+    }
+}
+
+/// Runs an expression with the opened device as an `Arc` of its backend.
+macro_rules! on_device {
+    ($device:expr, $backend:ident => $body:expr) => {
+        match $crate::device::open($device)? {
+            $crate::device::Opened::Cpu(backend) => {
+                let $backend = std::sync::Arc::new(backend);
+                $body
+            }
+            $crate::device::Opened::Cuda(backend) => {
+                let $backend = std::sync::Arc::new(backend);
+                $body
+            }
+        }
+    };
+}
+pub(crate) use on_device;
