@@ -8,8 +8,8 @@
 // folded in order. Both kernels use the same steps, written without room for the compiler to contract them differently,
 // and a tile that a row does not see changes nothing. So a row's bits depend neither on the kernel nor on its neighbours.
 //
-// Products are bf16 with f32 sums. Codes of eight bits are exact in bf16; the scale of a key multiplies its score, that
-// of a value its weight. Each lane takes HD / 4 neighbouring numbers of a key (and of the query) through all steps of
+// Products are bf16 (with codes of eight bits f16, which holds them exactly) with f32 sums; the scale of a key multiplies
+// its score, that of a value its weight. Each lane takes HD / 4 neighbouring numbers of a key (and of the query) through all steps of
 // the product, which makes its loads 16 bytes wide.
 #include "common.cuh"
 #include "mma.cuh"
@@ -61,21 +61,28 @@ __device__ __forceinline__ u32 value_chunk(u32 row, u32 chunk) {
     return row * BYTES + chunk * 16;
 }
 
-// The code in byte `i` of a word as a float.
+// Byte `i` of `low` and byte `j` of `high` as f16, the first in the low half.
 template <int FORMAT>
-__device__ __forceinline__ float code_value(u32 word, int i) {
-    if (FORMAT == KV_INT8) {
-        // The biased byte becomes the low bits of 2^23.
-        return __fadd_rn(__uint_as_float(__byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7540 + i)), -8388736.0f);
-    }
-    u32 bits = (u32)((int)__byte_perm(word, 0, 0x0444 + (i << 12)) >> 4) & 0x87f00000u;
-    return __fmul_rn(__uint_as_float(bits), __uint_as_float(247u << 23));
+__device__ __forceinline__ u32 codes_f16(u32 low, int i, u32 high, int j) {
+    u32 both = __byte_perm(low, high, i | (4 + j) << 4);
+    // Selector 4 is a zero byte.
+    if (FORMAT == KV_INT8) return f16_of_bytes(__byte_perm(both ^ 0x8080u, 0, 0x4140));
+    return f16_of_e4m3(__byte_perm(both, 0, 0x1404));
 }
 
-// Two codes as bf16.
-template <int FORMAT>
-__device__ __forceinline__ u32 code_pair(u32 word, int i) {
-    return bf16_two(code_value<FORMAT>(word, i), code_value<FORMAT>(word, i + 1));
+// Products of a format.
+template <bool F16>
+__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if (F16) {
+        mma_f16(d, a[0], a[1], a[2], a[3], b0, b1);
+    } else {
+        mma_bf16(d, a[0], a[1], a[2], a[3], b0, b1);
+    }
+}
+
+template <bool F16>
+__device__ __forceinline__ u32 two(float low, float high) {
+    return F16 ? f16_two(low, high) : bf16_two(low, high);
 }
 
 // ---- one tile of one warp ----------------------------------------------------------------------------------------
@@ -86,7 +93,7 @@ struct Queries {
     u32 a[HD / 16][4];
 };
 
-template <int HD>
+template <int HD, bool F16>
 __device__ __forceinline__ void load_queries(Queries<HD>& q, const float* row0, const float* row8) {
     u32 first = threadIdx.x % 4 * (HD / 4);
 #pragma unroll
@@ -94,10 +101,10 @@ __device__ __forceinline__ void load_queries(Queries<HD>& q, const float* row0, 
         float4 x = {0, 0, 0, 0}, y = {0, 0, 0, 0};
         if (row0) x = *reinterpret_cast<const float4*>(row0 + first + 4 * s);
         if (row8) y = *reinterpret_cast<const float4*>(row8 + first + 4 * s);
-        q.a[s][0] = bf16_two(x.x, x.y);
-        q.a[s][1] = bf16_two(y.x, y.y);
-        q.a[s][2] = bf16_two(x.z, x.w);
-        q.a[s][3] = bf16_two(y.z, y.w);
+        q.a[s][0] = two<F16>(x.x, x.y);
+        q.a[s][1] = two<F16>(y.x, y.y);
+        q.a[s][2] = two<F16>(x.z, x.w);
+        q.a[s][3] = two<F16>(y.z, y.w);
     }
 }
 
@@ -106,7 +113,7 @@ struct Softmax {
 };
 
 // Scores of a tile in units of log2, masked from `limit` on, and then their weights 2^(s - m) in place.
-// FORMAT is that of the keys in shared memory; codes that were turned into bf16 on the way there are still SCALED.
+// FORMAT is that of the keys in shared memory; codes that were widened to f16 on the way there count as KV_BF16, but SCALED.
 template <int FORMAT, bool SCALED, int HD>
 __device__ __forceinline__ void tile_weights(
     const Queries<HD>& q, const u8* keys, const float* key_scales, float scale, const u32 (&limit)[2], u32 first,
@@ -134,9 +141,9 @@ __device__ __forceinline__ void tile_weights(
 #pragma unroll
         for (int k = 0; k < HD / 16; ++k) {
             const u32* w = words[j % 2];
-            u32 b0 = FORMAT == KV_BF16 ? w[2 * k] : code_pair<FORMAT>(w[k], 0);
-            u32 b1 = FORMAT == KV_BF16 ? w[2 * k + 1] : code_pair<FORMAT>(w[k], 2);
-            mma_bf16(s[j], q.a[k][0], q.a[k][1], q.a[k][2], q.a[k][3], b0, b1);
+            u32 b0 = FORMAT == KV_BF16 ? w[2 * k] : codes_f16<FORMAT>(w[k], 0, w[k], 1);
+            u32 b1 = FORMAT == KV_BF16 ? w[2 * k + 1] : codes_f16<FORMAT>(w[k], 2, w[k], 3);
+            mma<SCALED>(s[j], q.a[k], b0, b1);
         }
     }
     soft.m[0] = soft.m[1] = -INFINITY_F;
@@ -185,10 +192,10 @@ __device__ __forceinline__ void weight_operand(u32 (&p)[4], const float (&s)[8][
             if (FORMAT != KV_BF16) v[h][e] = __fmul_rn(v[h][e], value_scales[k * 16 + h * 8 + quad * 2 + e % 2]);
         }
     }
-    p[0] = bf16_two(v[0][0], v[0][1]);
-    p[1] = bf16_two(v[0][2], v[0][3]);
-    p[2] = bf16_two(v[1][0], v[1][1]);
-    p[3] = bf16_two(v[1][2], v[1][3]);
+    p[0] = two<FORMAT != KV_BF16>(v[0][0], v[0][1]);
+    p[1] = two<FORMAT != KV_BF16>(v[0][2], v[0][3]);
+    p[2] = two<FORMAT != KV_BF16>(v[1][0], v[1][1]);
+    p[3] = two<FORMAT != KV_BF16>(v[1][2], v[1][3]);
 }
 
 // How the states (m, l, o) of two neighbouring stretches of keys become one: factors for the earlier and the later.
@@ -238,7 +245,7 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
         queries[h] = real ? a.qkv + (u64)(span.row + query) * a.stride + head * HD : nullptr;
     }
     Queries<HD> q;
-    load_queries<HD>(q, queries[0], queries[1]);
+    load_queries<HD, FORMAT != KV_BF16>(q, queries[0], queries[1]);
     u32 last_query = min((first_row + 127) / group, span.rows - 1);
     u32 length = span.position + last_query + 1;
     u32 tile_count = (length + TILE - 1) / TILE;
@@ -280,7 +287,7 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
             code_scale[1] = valid ? a.value_scales[from] : 0.0f;
         }
     };
-    // Codes become bf16 on their way into shared memory.
+    // Codes become f16 on their way into shared memory.
     auto settle = [&](u32 tile) {
         if (FORMAT == KV_BF16) return;
         u8* keys = tiles + tile % 2 * 2 * TILE_BYTES;
@@ -291,8 +298,9 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
 #pragma unroll
             for (int part = 0; part < 2; ++part) {
                 uint4 x = codes[FORMAT == KV_BF16 ? 0 : 2 * c + part];
-                uint4 low = {code_pair<FORMAT>(x.x, 0), code_pair<FORMAT>(x.x, 2), code_pair<FORMAT>(x.y, 0), code_pair<FORMAT>(x.y, 2)};
-                uint4 high = {code_pair<FORMAT>(x.z, 0), code_pair<FORMAT>(x.z, 2), code_pair<FORMAT>(x.w, 0), code_pair<FORMAT>(x.w, 2)};
+                auto wider = [](u32 word, int i) { return codes_f16<FORMAT>(word, i, word, i + 1); };
+                uint4 low = {wider(x.x, 0), wider(x.x, 2), wider(x.y, 0), wider(x.y, 2)};
+                uint4 high = {wider(x.z, 0), wider(x.z, 2), wider(x.w, 0), wider(x.w, 2)};
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
                     u32 wide = 2 * chunk + h;
@@ -385,8 +393,8 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
                 for (int k = 0; k < 4; ++k) {
                     u32 b[4];
                     load_transposed(b, values + k * 16 * BYTES + ((t + lane / 16) ^ swizzle) * 16);
-                    mma_bf16(part[0], p[k][0], p[k][1], p[k][2], p[k][3], b[0], b[1]);
-                    mma_bf16(part[1], p[k][0], p[k][1], p[k][2], p[k][3], b[2], b[3]);
+                    mma<FORMAT != KV_BF16>(part[0], p[k], b[0], b[1]);
+                    mma<FORMAT != KV_BF16>(part[1], p[k], b[2], b[3]);
                 }
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
@@ -400,11 +408,13 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
     }
     if (folded_splits > 0) close_split();
     // Places are computed again rather than kept over the loop.
+    const volatile u32* again = reinterpret_cast<const volatile u32*>(a.spans + const_cast<const volatile u32*>(a.work)[2 * blockIdx.x]);
+    u32 span_row = again[0];
     packed = const_cast<const volatile u32*>(a.work)[2 * blockIdx.x + 1] + threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         if (limit[h] == 0) continue;
-        u64 place = (u64)(span.row + (packed + 8 * h) / group) * a.heads + kv_head * group + (packed + 8 * h) % group;
+        u64 place = (u64)(span_row + (packed + 8 * h) / group) * a.heads + kv_head * group + (packed + 8 * h) % group;
         float inverse = __frcp_rn(state.l[h]);
         float* out = a.out + place * HD + quad * 2;
 #pragma unroll
@@ -483,7 +493,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     Queries<HD> q;
     const float* row = a.qkv + (u64)span.row * a.stride + kv_head * group * HD;
     u32 head = lane / 4;
-    load_queries<HD>(q, head < group ? row + head * HD : nullptr, head + 8 < group ? row + (head + 8) * HD : nullptr);
+    load_queries<HD, FORMAT != KV_BF16>(q, head < group ? row + head * HD : nullptr, head + 8 < group ? row + (head + 8) * HD : nullptr);
     u32 limit[2] = {length, length};
 
     // Thread g keeps m and l of head g; a thread folds columns threadIdx.x, + THREADS, ... of all heads.
@@ -545,10 +555,10 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
                         if (FORMAT == KV_BF16) {
                             b[h] = __byte_perm(rows[2 * h][t / 2], rows[2 * h + 1][t / 2], t % 2 ? 0x7632 : 0x5410);
                         } else {
-                            b[h] = bf16_two(code_value<FORMAT>(rows[2 * h][t / 4], t % 4), code_value<FORMAT>(rows[2 * h + 1][t / 4], t % 4));
+                            b[h] = codes_f16<FORMAT>(rows[2 * h][t / 4], t % 4, rows[2 * h + 1][t / 4], t % 4);
                         }
                     }
-                    mma_bf16(part[t], p[0], p[1], p[2], p[3], b[0], b[1]);
+                    mma<FORMAT != KV_BF16>(part[t], p, b[0], b[1]);
                 }
             }
             float* to = parts + warp * part_size;

@@ -9,8 +9,8 @@
 //
 // Schedules:
 //   STREAM  the matrix is cut into equal ranges of k-blocks, one per block of threads, whatever the tiles of 128 rows.
-//           Blocks that meet in a tile leave their partial sums in memory, and each adds up those of some tokens, in
-//           order of k. The cut depends on (n, k) and the number of ranges, never on the tokens: neither do the bits.
+//           Blocks that meet in a tile leave their partial sums in memory; the last one (or each for some tokens) adds
+//           them up in order of k. The cut depends on (n, k) and the number of ranges, never on the tokens: neither do the bits.
 //   TILES   whole tiles, for many tokens.
 //   VIRTUAL whole tiles, but summed with the cuts of STREAM, for the same bits in floating point with many tokens.
 //
@@ -345,9 +345,9 @@ __device__ __forceinline__ void store(
     }
 }
 
-// Leaves a warp's sums of part of k in memory, waits for those of the other ranges, adds up those of its share of the
-// tokens in order of k, and stores the results. All blocks run at the same time, and those that wait have no other
-// work left.
+// Leaves a warp's sums of part of k in memory. Of few tokens, the warp that comes last adds up all ranges in order of k
+// and stores the results. Of many, the warps wait for each other and share the tokens: reading takes longer than
+// waiting then. All blocks run at the same time, and those that wait have no other work left.
 template <int FORMAT, int TOK, int WARPS>
 __device__ __forceinline__ void meet(
     const GemmArgs& a, const Cut& cut, typename Sum<FORMAT>::type (&d)[TOK / 2], u32 tile, u32 range, u32 row, float* room
@@ -355,6 +355,7 @@ __device__ __forceinline__ void meet(
     typedef typename Sum<FORMAT>::type S;
     const int STEP = Room<TOK>::STEP;
     const int QUADS = TOK / 8;
+    const bool ALONE = TOK <= 16;
     u32 lane = threadIdx.x % WARP;
     Meeting meeting(cut, tile, range);
     float4* mine = meeting.place<WARPS, QUADS>(a.partials, range);
@@ -368,20 +369,25 @@ __device__ __forceinline__ void meet(
     // Arrivals, and adders that are through.
     u32* counters = a.counters + (meeting.first * WARPS + threadIdx.x / WARP) * 2;
     u32 ranges = meeting.last - meeting.first + 1, me = range - meeting.first;
-    bool adds = me < meeting.adders;
-    if (lane == 0) {
-        atomicAdd(counters, 1);
+    const u32 STRETCHES = TOK / STEP;
+    u32 first_stretch = 0, last_stretch = STRETCHES;
+    u32 before = 0;
+    if (lane == 0) before = atomicAdd(counters, 1);
+    if (ALONE) {
+        if (__shfl_sync(FULL, before, 0) != ranges - 1) return;
+        if (lane == 0) *counters = 0;
+    } else {
+        if (me >= meeting.adders) return;
         u32 seen = 0;
-        while (adds && seen != ranges) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counters) : "memory");
+        while (lane == 0 && seen != ranges) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counters) : "memory");
+        __syncwarp();
+        first_stretch = STRETCHES * me / meeting.adders;
+        last_stretch = STRETCHES * (me + 1) / meeting.adders;
     }
-    __syncwarp();
-    if (!adds) return;
     __threadfence();
     Finish<FORMAT, TOK> finish(a, row, 0);
-    const u32 STRETCHES = TOK / STEP;
-    u32 last_stretch = STRETCHES * (me + 1) / meeting.adders;
 #pragma unroll 1
-    for (u32 stretch = STRETCHES * me / meeting.adders; stretch < last_stretch; ++stretch) {
+    for (u32 stretch = first_stretch; stretch < last_stretch; ++stretch) {
         const int TOGETHER = 4;
         S total[STEP / 2];
 #pragma unroll 1
@@ -414,7 +420,7 @@ __device__ __forceinline__ void meet(
         __syncwarp();
         finish.flush(a, room, stretch * STEP);
     }
-    if (lane == 0 && atomicAdd(counters + 1, 1) == meeting.adders - 1) {
+    if (!ALONE && lane == 0 && atomicAdd(counters + 1, 1) == meeting.adders - 1) {
         counters[0] = 0;
         counters[1] = 0;
     }
@@ -436,6 +442,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     const int STAGE_BYTES = Shape<TOK, WG>::STAGE_BYTES;
     const int WARPS = WG * 4;
     const bool STREAMS = SCHEDULE == STREAM;
+    const int PRODUCER_REGISTERS = FORMAT == FP8 ? 40 : STREAMS ? 56 : 88;
     static_assert(!STREAMS || (WG == 2 && CL == 1), "a stream's tiles have 128 rows");
 
     extern __shared__ u8 dynamic[];
@@ -492,7 +499,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     };
 
     if (warp >= WARPS) {
-        if (WG > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(STREAMS ? 56 : 88));
+        if (WG > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x == WARPS * WARP) {
             u64 policy;
             if (SCHEDULE == STREAM) {
@@ -535,7 +542,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
             }
         }
     } else {
-        if (WG > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(STREAMS ? 224 : 208));
+        if (WG > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((504 - PRODUCER_REGISTERS) / 2));
         asm volatile("griddepcontrol.wait;" ::: "memory");
         u32 group = warp / 4, lane = threadIdx.x % WARP;
         u32 done = 0;
@@ -551,12 +558,25 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                 u32 stage = done % STAGES;
                 barrier_wait(smem_address(&full[stage]), done / STAGES & 1);
                 u32 at = stages + stage * STAGE_BYTES;
-                multiply<FORMAT, TOK>(d, operand(at + group * TILE_BYTES), operand(at + WG * TILE_BYTES), k > from);
-                finish_products<1>();
-                if (k > from) release((done - 1) % STAGES);
+                u64 wa = operand(at + group * TILE_BYTES), xb = operand(at + WG * TILE_BYTES);
+                if constexpr (FORMAT == FP8) {
+                    // The tensor cores keep only 14 bits or so of a sum of fp8 products: take it out after every block.
+                    S block[TOK / 2];
+                    multiply<FORMAT, TOK>(block, wa, xb, 0);
+                    finish_products<0>();
+                    release(stage);
+#pragma unroll
+                    for (int i = 0; i < TOK / 2; ++i) d[i] = k > from ? __fadd_rn(d[i], block[i]) : block[i];
+                } else {
+                    multiply<FORMAT, TOK>(d, wa, xb, k > from);
+                    finish_products<1>();
+                    if (k > from) release((done - 1) % STAGES);
+                }
             }
-            finish_products<0>();
-            release((done - 1) % STAGES);
+            if constexpr (FORMAT != FP8) {
+                finish_products<0>();
+                release((done - 1) % STAGES);
+            }
         };
         Walk w = start();
         while (next(w)) {

@@ -12,6 +12,14 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], u32 a0, u32 a1, u32 a2, 
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// The same in f16.
+__device__ __forceinline__ void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
 // Four 8 x 8 matrices of 16-bit numbers; lanes 8 i .. 8 i + 7 give the rows of matrix i.
 __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -49,6 +57,27 @@ __device__ __forceinline__ void copies_wait() {
 __device__ __forceinline__ u32 bf16_two(float low, float high) {
     u32 r;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+// Two floats as f16.
+__device__ __forceinline__ u32 f16_two(float low, float high) {
+    u32 r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+// Two signed bytes (in bytes 0 and 2 of a word, 128 too large) as f16: 0x6400 + x is 1024 + x.
+__device__ __forceinline__ u32 f16_of_bytes(u32 bytes) {
+    u32 r;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(bytes | 0x64006400u), "r"(0x64806480u));
+    return r;
+}
+
+// Two E4M3 codes (in bytes 1 and 3 of a word) as f16: their fields are those of the number times 2^-8.
+__device__ __forceinline__ u32 f16_of_e4m3(u32 bytes) {
+    u32 r, fields = (bytes & 0x80008000u) | ((bytes & 0x7f007f00u) >> 1);
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(fields), "r"(0x5c005c00u));
     return r;
 }
 

@@ -5,7 +5,28 @@
 // directly: their results then never reach memory in 32 bits.
 #include "common.cuh"
 
-#define THREADS 1024
+// Threads of a block: chosen by the width of a row, up to 1024.
+#define THREADS blockDim.x
+#define MOST_WARPS 32
+
+// Sum and largest over a block of any number of warps, in a fixed order; `room` holds one value per warp.
+__device__ __forceinline__ float sum_of_block(float x, float* room) {
+    x = warp_sum(x);
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = x;
+    __syncthreads();
+    u32 lane = threadIdx.x % WARP;
+    return warp_sum(lane < blockDim.x / WARP ? room[lane] : 0.0f);
+}
+
+__device__ __forceinline__ u32 largest_of_block(u32 x, u32* room) {
+    x = warp_max(x);
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = x;
+    __syncthreads();
+    u32 lane = threadIdx.x % WARP;
+    return warp_max(lane < blockDim.x / WARP ? room[lane] : 0u);
+}
 
 // What a row is made of.
 struct Plain {
@@ -96,7 +117,7 @@ __device__ __forceinline__ void to_codes(const Row& row, u32 k, u8* out, float* 
     } else {
         for (u32 i = threadIdx.x; i < k; i += THREADS) largest = max(largest, magnitude_bits(row(i)));
     }
-    float scale = scale_of(block_max<THREADS>(largest, room), C::max);
+    float scale = scale_of(largest_of_block(largest, room), C::max);
     float inverse = __fdiv_rn(1.0f, scale);
     if (threadIdx.x == 0) *scale_out = scale;
     if (holds) {
@@ -123,45 +144,45 @@ __device__ __forceinline__ Normed normed(const float* x, const float* gain, u32 
     } else {
         for (u32 i = threadIdx.x; i < width; i += THREADS) sum = __fmaf_rn(x[i], x[i], sum);
     }
-    sum = block_sum<THREADS>(sum, room);
+    sum = sum_of_block(sum, room);
     float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
     return Normed{x, gain, scale};
 }
 
 #define ROW_OF(width) ((u64)blockIdx.x * (width))
-#define ROOM __shared__ u32 room[THREADS / WARP]
+#define ROOM __shared__ u32 room[MOST_WARPS]
 
-extern "C" __global__ void __launch_bounds__(THREADS) rows_bf16(const float* x, u32 k, u16* out) {
+extern "C" __global__ void __launch_bounds__(1024) rows_bf16(const float* x, u32 k, u16* out) {
     wait_for_previous();
     to_bf16(Plain{x + ROW_OF(k)}, k, out + ROW_OF(k));
 }
-extern "C" __global__ void __launch_bounds__(THREADS) rows_i8(const float* x, u32 k, u8* out, float* scales) {
+extern "C" __global__ void __launch_bounds__(1024) rows_i8(const float* x, u32 k, u8* out, float* scales) {
     ROOM;
     wait_for_previous();
     to_codes<Int8>(Plain{x + ROW_OF(k)}, k, out + ROW_OF(k), scales + blockIdx.x, room);
 }
-extern "C" __global__ void __launch_bounds__(THREADS) rows_e4m3(const float* x, u32 k, u8* out, float* scales) {
+extern "C" __global__ void __launch_bounds__(1024) rows_e4m3(const float* x, u32 k, u8* out, float* scales) {
     ROOM;
     wait_for_previous();
     to_codes<E4m3>(Plain{x + ROW_OF(k)}, k, out + ROW_OF(k), scales + blockIdx.x, room);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(1024)
     norm_bf16(const float* x, const float* gain, u32 k, float eps, u16* out) {
-    __shared__ float sums[THREADS / WARP];
+    __shared__ float sums[MOST_WARPS];
     wait_for_previous();
     to_bf16(normed(x + ROW_OF(k), gain, k, eps, sums), k, out + ROW_OF(k));
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(1024)
     norm_i8(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales) {
-    __shared__ float sums[THREADS / WARP];
+    __shared__ float sums[MOST_WARPS];
     ROOM;
     wait_for_previous();
     to_codes<Int8>(normed(x + ROW_OF(k), gain, k, eps, sums), k, out + ROW_OF(k), scales + blockIdx.x, room);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(1024)
     norm_e4m3(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales) {
-    __shared__ float sums[THREADS / WARP];
+    __shared__ float sums[MOST_WARPS];
     ROOM;
     wait_for_previous();
     to_codes<E4m3>(normed(x + ROW_OF(k), gain, k, eps, sums), k, out + ROW_OF(k), scales + blockIdx.x, room);
@@ -171,16 +192,16 @@ __device__ __forceinline__ Swiglu swiglu_row(const float* gate_up, u32 f) {
     const float* row = gate_up + (u64)blockIdx.x * 2 * f;
     return Swiglu{row, row + f};
 }
-extern "C" __global__ void __launch_bounds__(THREADS) swiglu_bf16(const float* gate_up, u32 f, u16* out) {
+extern "C" __global__ void __launch_bounds__(1024) swiglu_bf16(const float* gate_up, u32 f, u16* out) {
     wait_for_previous();
     to_bf16(swiglu_row(gate_up, f), f, out + ROW_OF(f));
 }
-extern "C" __global__ void __launch_bounds__(THREADS) swiglu_i8(const float* gate_up, u32 f, u8* out, float* scales) {
+extern "C" __global__ void __launch_bounds__(1024) swiglu_i8(const float* gate_up, u32 f, u8* out, float* scales) {
     ROOM;
     wait_for_previous();
     to_codes<Int8>(swiglu_row(gate_up, f), f, out + ROW_OF(f), scales + blockIdx.x, room);
 }
-extern "C" __global__ void __launch_bounds__(THREADS) swiglu_e4m3(const float* gate_up, u32 f, u8* out, float* scales) {
+extern "C" __global__ void __launch_bounds__(1024) swiglu_e4m3(const float* gate_up, u32 f, u8* out, float* scales) {
     ROOM;
     wait_for_previous();
     to_codes<E4m3>(swiglu_row(gate_up, f), f, out + ROW_OF(f), scales + blockIdx.x, room);
@@ -224,7 +245,7 @@ __device__ __forceinline__ void weight_codes(const float* w, u32 k, u32 stochast
     } else {
         u32 largest = 0;
         for (u32 i = threadIdx.x; i < k; i += THREADS) largest = max(largest, magnitude_bits(row[i]));
-        float scale = scale_of(block_max<THREADS>(largest, room), C::max);
+        float scale = scale_of(largest_of_block(largest, room), C::max);
         float inverse = __fdiv_rn(1.0f, scale);
         if (threadIdx.x == 0) scales[blockIdx.x] = scale;
         for (u32 i = threadIdx.x; i < k; i += THREADS) {
@@ -234,12 +255,12 @@ __device__ __forceinline__ void weight_codes(const float* w, u32 k, u32 stochast
     if (threadIdx.x == 0 && scales[blockIdx.x] != scales[blockIdx.x]) atomicMin(bad, blockIdx.x);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(1024)
     weights_i8(const float* w, u32 k, u32 stochastic, u64 seed, u8* out, float* scales, u32* bad) {
     ROOM;
     weight_codes<Int8, stochastic_i8>(w, k, stochastic, seed, out, scales, bad, room);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(1024)
     weights_e4m3(const float* w, u32 k, u32 stochastic, u64 seed, u8* out, float* scales, u32* bad) {
     ROOM;
     weight_codes<E4m3, stochastic_e4m3>(w, k, stochastic, seed, out, scales, bad, room);

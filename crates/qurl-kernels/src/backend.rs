@@ -295,10 +295,12 @@ pub trait Backend: Send + Sync + 'static {
         out: &mut Self::Tensor,
         lse: Option<&mut Self::Tensor>,
     );
-    /// Backward of [`Backend::attention`] for whole sequences: `dqkv` is overwritten.
+    /// Backward of [`Backend::attention`] for whole sequences: `dqkv` is overwritten. `format` is that of the pages,
+    /// to which the keys and values in `qkv` have been rounded; a device may compute in it.
     fn attention_backward(
         &self,
         heads: Heads,
+        format: KvFormat,
         qkv: &Self::Tensor,
         spans: &[Span],
         out: &Self::Tensor,

@@ -306,6 +306,7 @@ impl Backend for Cpu {
     fn attention_backward(
         &self,
         heads: Heads,
+        _format: KvFormat,
         qkv: &Self::Tensor,
         spans: &[Span],
         out: &Self::Tensor,

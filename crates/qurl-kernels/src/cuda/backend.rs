@@ -447,6 +447,7 @@ impl Backend for Cuda {
     fn attention_backward(
         &self,
         heads: Heads,
+        format: KvFormat,
         qkv: &CudaTensor,
         spans: &[Span],
         out: &CudaTensor,
@@ -458,7 +459,8 @@ impl Backend for Cuda {
         let width = heads.heads * heads.head_dim;
         check("attention backward rows", rows * heads.qkv_width() <= qkv.len.min(dqkv.len));
         check("attention backward", rows * width <= out.len.min(dout.len) && rows * heads.heads <= lse.len);
-        kv::attention_backward(&self.gpu, heads, qkv.at(), spans, out.at(), dout.at(), lse.at(), dqkv.at());
+        let (out, dout, lse, dqkv) = (out.at(), dout.at(), lse.at(), dqkv.at());
+        kv::attention_backward(&self.gpu, heads, format, qkv.at(), spans, out, dout, lse, dqkv);
     }
 
     fn swiglu(&self, gate_up: &CudaTensor, rows: usize, f: usize, out: &mut CudaTensor) {

@@ -35,6 +35,7 @@ macro_rules! source {
 pub const SOURCES: &[Source] = &[
     source!("attention_plain", false),
     source!("elementwise", false),
+    source!("flash_backward", false),
     source!("flash_forward", false),
     source!("gemm_bf16", true),
     source!("gemm_fp8", true),

@@ -15,6 +15,8 @@ const TILE: usize = 64;
 const SPLIT: usize = 512;
 /// Rows (queries times heads of a group) of a block of the prefill kernel.
 const ROW_BLOCK: usize = 128;
+/// Rows that a block of the backward pass owns.
+const OWNED_ROWS: usize = 64;
 /// Most heads that share a key/value head.
 const MOST_GROUP: usize = 16;
 /// The decode kernel's counters lie behind those of products.
@@ -118,6 +120,65 @@ pub(super) fn forward(
     ];
     let grid = [splits, heads.kv_heads, spans.len()];
     gpu.launch_next("flash_forward", kernel, grid, warps as u32 * 32, shared as u32, given);
+}
+
+/// Whether the kernels take the backward pass.
+pub(super) fn takes_backward(heads: Heads) -> bool {
+    matches!(heads.head_dim, 64 | 128)
+}
+
+/// Backward of [`forward`] for whole sequences.
+pub(super) fn backward(
+    gpu: &Gpu,
+    heads: Heads,
+    qkv: DevicePtr,
+    spans: &[Span],
+    out: DevicePtr,
+    dout: DevicePtr,
+    lse: DevicePtr,
+    dqkv: DevicePtr,
+) {
+    let rows = spans.iter().map(|s| s.row + s.rows).max().unwrap_or(0);
+    let (stride, width) = (heads.qkv_width(), heads.heads * heads.head_dim);
+    let copies = gpu.scratch(Slot::Attention, rows * (2 * stride + 2 * width + 4 * heads.heads));
+    let copied_dout = copies + (2 * rows * stride) as u64;
+    let deltas = copied_dout + (2 * rows * width) as u64;
+    let given =
+        args![qkv, out, dout, copies, copied_dout, deltas, stride as u32, heads.heads as u32, heads.head_dim as u32,];
+    gpu.launch("flash_backward", "flash_backward_prepare", [rows, 1, 1], 128, 0, given);
+    let work = owned_rows(spans);
+    let given = args![
+        copies,
+        copied_dout,
+        lse,
+        deltas,
+        stage_spans(gpu, spans),
+        gpu.stage(&work),
+        dqkv,
+        stride as u32,
+        heads.heads as u32,
+        heads.kv_heads as u32,
+        heads.scale,
+    ];
+    let hd = heads.head_dim;
+    let shared = (2 * 64 * hd * 2 + 4 * 32 * hd * 2 + 4 * 32 * 4) as u32;
+    let (keys, queries) = match hd {
+        64 => ("flash_backward_keys_64", "flash_backward_queries_64"),
+        _ => ("flash_backward_keys_128", "flash_backward_queries_128"),
+    };
+    let blocks = work.len() / 2;
+    gpu.launch("flash_backward", keys, [blocks, heads.kv_heads, 1], 128, shared, given);
+    gpu.launch("flash_backward", queries, [blocks, heads.heads, 1], 128, shared, given);
+}
+
+/// Pairs of span and first row, in steps of the rows that a block of the backward pass owns; long sequences first.
+fn owned_rows(spans: &[Span]) -> Vec<u32> {
+    let mut sorted = spans.to_vec();
+    sorted.sort_by_key(|span| span.row);
+    let mut order: Vec<usize> = (0..sorted.len()).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(sorted[i].rows));
+    let owned = |i: usize| (0..sorted[i].rows).step_by(OWNED_ROWS).flat_map(move |first| [i as u32, first as u32]);
+    order.into_iter().flat_map(owned).collect()
 }
 
 /// Pairs of span and first row for the prefill kernel, those that see most keys first. Spans count in the order of rows.

@@ -32,32 +32,49 @@ struct Variant {
     streams: bool,
 }
 
-macro_rules! variants {
-    ($format:literal, $whole:literal, [$(($tokens:literal, $groups:literal, $cluster:literal)),*]) => {
-        &[
-            variants!(@one $format, "STREAM", true, 16, 2, 1),
-            variants!(@one $format, "STREAM", true, 64, 2, 1),
-            variants!(@one $format, "STREAM", true, 128, 2, 1),
-            variants!(@one $format, "STREAM", true, 256, 2, 1),
-            $(variants!(@one $format, $whole, false, $tokens, $groups, $cluster)),*
-        ]
-    };
-    (@one $format:literal, $schedule:literal, $streams:literal, $tokens:literal, $groups:literal, $cluster:literal) => {
+macro_rules! variant {
+    ($format:literal, $tokens:literal, $groups:literal, $cluster:literal, $schedule:literal) => {
         Variant {
             file: concat!("gemm_", $format),
             kernel: concat!("gemm_", $format, "_", $tokens, "_", $groups, "_", $cluster, "_", $schedule),
             tokens: $tokens,
             groups: $groups,
             cluster: $cluster,
-            streams: $streams,
+            streams: matches!($schedule.as_bytes(), b"STREAM"),
         }
     };
 }
 
-/// Four streams by tokens, then whole tiles: narrow, wide, and for very many tokens.
-const BF16: &[Variant] = variants!("bf16", "VIRTUAL", [(128, 1, 1), (128, 2, 1), (128, 2, 2)]);
-const INT8: &[Variant] = variants!("int8", "TILES", [(128, 1, 1), (128, 2, 1), (256, 2, 2)]);
-const FP8: &[Variant] = variants!("fp8", "VIRTUAL", [(128, 1, 1), (128, 2, 1), (128, 2, 2)]);
+/// Streams, few tokens first, then whole tiles.
+const BF16: &[Variant] = &[
+    variant!("bf16", 16, 2, 1, "STREAM"),
+    variant!("bf16", 64, 2, 1, "STREAM"),
+    variant!("bf16", 128, 2, 1, "STREAM"),
+    variant!("bf16", 256, 2, 1, "STREAM"),
+    variant!("bf16", 64, 1, 1, "VIRTUAL"),
+    variant!("bf16", 128, 1, 1, "VIRTUAL"),
+    variant!("bf16", 128, 2, 1, "VIRTUAL"),
+    variant!("bf16", 128, 2, 2, "VIRTUAL"),
+];
+const INT8: &[Variant] = &[
+    variant!("int8", 16, 2, 1, "STREAM"),
+    variant!("int8", 64, 2, 1, "STREAM"),
+    variant!("int8", 128, 2, 1, "STREAM"),
+    variant!("int8", 256, 2, 1, "STREAM"),
+    variant!("int8", 64, 1, 1, "TILES"),
+    variant!("int8", 128, 1, 1, "TILES"),
+    variant!("int8", 128, 2, 1, "TILES"),
+    variant!("int8", 256, 2, 2, "TILES"),
+];
+const FP8: &[Variant] = &[
+    variant!("fp8", 16, 2, 1, "STREAM"),
+    variant!("fp8", 64, 2, 1, "STREAM"),
+    variant!("fp8", 128, 2, 1, "STREAM"),
+    variant!("fp8", 64, 1, 1, "VIRTUAL"),
+    variant!("fp8", 128, 1, 1, "VIRTUAL"),
+    variant!("fp8", 128, 2, 1, "VIRTUAL"),
+    variant!("fp8", 128, 2, 2, "VIRTUAL"),
+];
 
 fn number_bytes(format: Format) -> usize {
     if format == Format::Bf16 { 2 } else { 1 }
@@ -85,7 +102,8 @@ fn ranges(multiprocessors: usize, n: usize, blocks: usize) -> usize {
     let tiles = n.div_ceil(CUT_ROWS);
     match tiles > multiprocessors {
         true => multiprocessors,
-        false => tiles * (multiprocessors / tiles).min(4).min((blocks / 3).max(1)),
+        false if blocks < 16 => tiles,
+        false => tiles * (multiprocessors / tiles).min(4),
     }
 }
 
@@ -101,7 +119,10 @@ fn choose(format: Format, tokens: usize, n: usize, blocks: usize, multiprocessor
         17..=64 => return &all[1],
         _ => {}
     }
-    let share = (n.div_ceil(CUT_ROWS) * blocks).div_ceil(ranges(multiprocessors, n, blocks)) as f64;
+    let (tiles, ranges) = (n.div_ceil(CUT_ROWS), ranges(multiprocessors, n, blocks));
+    let share = (tiles * blocks).div_ceil(ranges) as f64;
+    // Ranges that are whole tiles have no partial sums to add.
+    let meeting = |cost: f64| if ranges == tiles { 2.0 } else { cost };
     let waves = |rows: usize, columns: usize, at_once: usize| (rows * columns).div_ceil(at_once) as f64;
     let depth = blocks as f64;
     // Microseconds, fitted to measurements on an H200.
@@ -109,9 +130,10 @@ fn choose(format: Format, tokens: usize, n: usize, blocks: usize, multiprocessor
         let columns = tokens.div_ceil(v.tokens);
         match (v.streams, v.tokens, v.groups, v.cluster) {
             (true, held, ..) if held < tokens => f64::INFINITY,
-            (true, 128, ..) => 0.5 * share + 5.0,
-            (true, 256, ..) => 0.9 * share + 8.0,
+            (true, 128, ..) => 0.5 * share + meeting(5.0),
+            (true, 256, ..) => 0.9 * share + meeting(8.0),
             (true, ..) => f64::INFINITY,
+            (_, 64, ..) => 0.22 * depth * waves(n.div_ceil(64), columns, multiprocessors) + 2.0,
             (_, 128, 1, _) => 0.27 * depth * waves(n.div_ceil(64), columns, multiprocessors) + 2.5,
             (_, 128, 2, 1) => 0.45 * depth * waves(n.div_ceil(128), columns, multiprocessors) + 1.0,
             _ if tokens <= 256 => f64::INFINITY,
@@ -120,7 +142,7 @@ fn choose(format: Format, tokens: usize, n: usize, blocks: usize, multiprocessor
         }
     };
     let best = all.iter().min_by(|a, b| estimate(a).total_cmp(&estimate(b)));
-    best.unwrap_or(&all[5])
+    best.unwrap_or(&all[0])
 }
 
 /// `out[tokens, n] (+)= x W^T (+ bias)`

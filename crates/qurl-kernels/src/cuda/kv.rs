@@ -204,6 +204,7 @@ pub(super) fn attention(
 pub(super) fn attention_backward(
     gpu: &Gpu,
     heads: Heads,
+    format: KvFormat,
     qkv: DevicePtr,
     spans: &[Span],
     out: DevicePtr,
@@ -211,6 +212,9 @@ pub(super) fn attention_backward(
     lse: DevicePtr,
     dqkv: DevicePtr,
 ) {
+    if format != KvFormat::F32 && flash::takes_backward(heads) {
+        return flash::backward(gpu, heads, qkv, spans, out, dout, lse, dqkv);
+    }
     let rows = spans.iter().map(|s| s.row + s.rows).max().unwrap_or(0);
     let deltas = gpu.scratch(Slot::Attention, 4 * rows * heads.heads);
     let count = rows * heads.heads;

@@ -73,7 +73,7 @@ impl CudaWeight {
             Format::Int8 => "weights_i8",
             Format::Fp8 => "weights_e4m3",
             Format::Bf16 => {
-                gpu.launch_next("quantize", "rows_bf16", [n, 1, 1], 1024, 0, args![weights, k as u32, rows]);
+                gpu.launch_next("quantize", "rows_bf16", [n, 1, 1], threads(k), 0, args![weights, k as u32, rows]);
                 pack();
                 return Ok(());
             }
@@ -90,7 +90,7 @@ impl CudaWeight {
         gpu.fill(bad, 0xff, 4);
         let scales = self.scales();
         let given = args![weights, k as u32, stochastic, seed, rows, scales, bad];
-        gpu.launch("quantize", kernel, [n, 1, 1], 1024, 0, given);
+        gpu.launch("quantize", kernel, [n, 1, 1], threads(k), 0, given);
         pack();
         let mut row = [0u32];
         gpu.read(bad, &mut row)?;
@@ -114,6 +114,11 @@ impl CudaWeight {
     fn scales(&self) -> DevicePtr {
         self.scales.as_ref().map_or(0, Buffer::at)
     }
+}
+
+/// Threads that convert a row: few for narrow rows, whose sums over a block cost more than their numbers.
+fn threads(width: usize) -> u32 {
+    width.div_ceil(16).next_power_of_two().clamp(128, 1024) as u32
 }
 
 /// Where the rows of a product come from.
@@ -159,27 +164,29 @@ pub(super) fn left(gpu: &Gpu, format: Format, rows: Rows, count: usize, k: usize
             let given = args![x, k32, elements, data];
             gpu.launch("elementwise", "swiglu", [elements.div_ceil(256), 1, 1], 256, 0, given);
         }
-        (Format::Bf16, Rows::Plain(x)) => gpu.launch_next("quantize", "rows_bf16", grid, 1024, 0, args![x, k32, data]),
+        (Format::Bf16, Rows::Plain(x)) => {
+            gpu.launch_next("quantize", "rows_bf16", grid, threads(k), 0, args![x, k32, data])
+        }
         (Format::Bf16, Rows::Normed { x, gain, eps }) => {
-            gpu.launch_next("quantize", "norm_bf16", grid, 1024, 0, args![x, gain, k32, eps, data]);
+            gpu.launch_next("quantize", "norm_bf16", grid, threads(k), 0, args![x, gain, k32, eps, data]);
         }
         (Format::Bf16, Rows::Swiglu(x)) => {
-            gpu.launch_next("quantize", "swiglu_bf16", grid, 1024, 0, args![x, k32, data]);
+            gpu.launch_next("quantize", "swiglu_bf16", grid, threads(k), 0, args![x, k32, data]);
         }
         (_, rows) => {
             let fp8 = format == Format::Fp8;
             match rows {
                 Rows::Plain(x) => {
                     let kernel = if fp8 { "rows_e4m3" } else { "rows_i8" };
-                    gpu.launch_next("quantize", kernel, grid, 1024, 0, args![x, k32, data, scales]);
+                    gpu.launch_next("quantize", kernel, grid, threads(k), 0, args![x, k32, data, scales]);
                 }
                 Rows::Normed { x, gain, eps } => {
                     let kernel = if fp8 { "norm_e4m3" } else { "norm_i8" };
-                    gpu.launch_next("quantize", kernel, grid, 1024, 0, args![x, gain, k32, eps, data, scales]);
+                    gpu.launch_next("quantize", kernel, grid, threads(k), 0, args![x, gain, k32, eps, data, scales]);
                 }
                 Rows::Swiglu(x) => {
                     let kernel = if fp8 { "swiglu_e4m3" } else { "swiglu_i8" };
-                    gpu.launch_next("quantize", kernel, grid, 1024, 0, args![x, k32, data, scales]);
+                    gpu.launch_next("quantize", kernel, grid, threads(k), 0, args![x, k32, data, scales]);
                 }
             }
         }
@@ -193,7 +200,7 @@ pub(super) fn converted(gpu: &Gpu, format: Format, x: DevicePtr, rows: usize, wi
         return x;
     }
     let to = gpu.scratch(slot, rows.next_multiple_of(ROW_TILE) * width * 2);
-    gpu.launch_next("quantize", "rows_bf16", [rows, 1, 1], 1024, 0, args![x, width as u32, to]);
+    gpu.launch_next("quantize", "rows_bf16", [rows, 1, 1], threads(width), 0, args![x, width as u32, to]);
     to
 }
 

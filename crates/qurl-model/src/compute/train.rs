@@ -253,6 +253,7 @@ impl<B: Backend> Tape<B> {
         let heads = net.heads();
         backend.attention_backward(
             heads,
+            net.options().kv_format,
             &acts.qkv,
             &batch.spans,
             &acts.attention,

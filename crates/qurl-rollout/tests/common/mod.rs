@@ -20,10 +20,15 @@ pub fn cpu(threads: usize) -> Arc<Cpu> {
 
 /// A model with sharp enough distributions, and with every bias and gain in use.
 pub fn model(family: Family, vocab_size: usize, seed: u64) -> (ModelConfig, Params<Vec<f32>>) {
-    let dims =
-        Dims { vocab_size, hidden_size: 128, intermediate_size: 256, num_layers: 2, num_heads: 4, num_kv_heads: 2 };
+    model_of(family, vocab_size, 128, seed)
+}
+
+/// The same with another width, shared by four heads.
+pub fn model_of(family: Family, vocab_size: usize, hidden_size: usize, seed: u64) -> (ModelConfig, Params<Vec<f32>>) {
+    let dims = Dims { vocab_size, hidden_size, intermediate_size: 256, num_layers: 2, num_heads: 4, num_kv_heads: 2 };
     let mut config = ModelConfig::from_dims(family, dims).expect("dimensions");
-    config.initializer_range = 0.12;
+    // As sharp at any width.
+    config.initializer_range = 0.12 * (128.0 / hidden_size as f32).sqrt();
     let mut params = params::init(&config, seed, false);
     for (leaf, info) in params.iter_mut().zip(params::shapes(&config, false).iter()) {
         if info.rows == 1 {

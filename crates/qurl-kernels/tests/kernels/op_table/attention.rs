@@ -106,7 +106,8 @@ fn whole<B: Backend>(inputs: Rc<Inputs>, format: KvFormat) -> Case<B> {
         let mut lse = up(backend, &vec![f32::NAN; rows * heads.heads]);
         backend.attention(heads, &qkv, &kv, &spans, pages, &mut out, Some(&mut lse));
         let mut dqkv = up(backend, &vec![f32::NAN; given.qkv.len()]);
-        backend.attention_backward(heads, &qkv, &spans, &out, &up(backend, &given.dout), &lse, &mut dqkv);
+        let dout = up(backend, &given.dout);
+        backend.attention_backward(heads, format, &qkv, &spans, &out, &dout, &lse, &mut dqkv);
         [qkv, out, lse, dqkv].iter().map(|t| down(backend, t)).collect()
     };
     let want = move || {

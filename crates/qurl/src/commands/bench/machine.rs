@@ -3,6 +3,7 @@
 use qurl_kernels::cpu::peak::{self as cpu_peak, Unit};
 use qurl_kernels::cuda::peak as cuda_peak;
 use qurl_kernels::{Backend, Cpu, Cuda, Format};
+use qurl_rollout::EngineOptions;
 
 /// A device whose limits can be measured.
 pub trait Machine: Backend {
@@ -12,8 +13,8 @@ pub trait Machine: Backend {
     fn bandwidth_of(&self, bytes: usize) -> anyhow::Result<f64>;
     /// Operations a second (in 1e9) of products in a format.
     fn peak_gflops(&self, format: Format) -> anyhow::Result<f64>;
-    /// Most tokens of a step that keep the device busy.
-    fn step_tokens(&self) -> usize;
+    /// Size of an engine that keeps the device busy.
+    fn engine(&self) -> EngineOptions;
 }
 
 /// The unit that bounds products in a format on the CPU.
@@ -39,8 +40,8 @@ impl Machine for Cpu {
         Ok(cpu_peak::operations_per_second(self.context(), unit(format)) / 1e9)
     }
 
-    fn step_tokens(&self) -> usize {
-        1024
+    fn engine(&self) -> EngineOptions {
+        EngineOptions::default()
     }
 }
 
@@ -64,7 +65,7 @@ impl Machine for Cuda {
         })
     }
 
-    fn step_tokens(&self) -> usize {
-        8192
+    fn engine(&self) -> EngineOptions {
+        EngineOptions { max_num_batched_tokens: 8192, page_size: 64, ..EngineOptions::default() }
     }
 }

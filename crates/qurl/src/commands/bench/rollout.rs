@@ -207,8 +207,7 @@ fn engine<B: Machine>(
     options: NetworkOptions,
 ) -> anyhow::Result<Engine<B>> {
     let network = Network::random(&**backend, config, options, 5)?;
-    let step_tokens = backend.step_tokens();
-    let defaults = EngineOptions { max_num_batched_tokens: step_tokens, ..EngineOptions::default() };
+    let defaults = backend.engine();
     let layer_page = backend.kv_page_bytes(options.kv_format, defaults.page_size, config.num_kv_heads, config.head_dim);
     // Some pages more than the batch fills, as the scheduler keeps a few free.
     let pages = batch * options.positions.div_ceil(defaults.page_size) * 51 / 50 + 2;
