@@ -1,6 +1,5 @@
 //! The AVX-512 level: sixteen f32 in a register; with and without the bf16 and 8-bit dot products.
 
-use super::quant::codec;
 use super::simd::Simd;
 use std::arch::x86_64::*;
 
@@ -45,9 +44,6 @@ unsafe fn round_bf16_by_hand(v: __m512) -> __m512 {
 
 /// The smallest normal number of E4M3.
 const E4M3_NORMAL: f32 = 1.0 / 64.0;
-/// What the byte indices of [`Simd::decode_e4m3`] grow by from one half of a 128-bit lane to the next.
-const HALF: i64 = 0x0008_0008_0008_0008;
-
 /// |v| rounded to E4M3, saturating at 448 (a not-a-number becomes 448: scales carry those).
 #[inline(always)]
 unsafe fn e4m3_magnitude(v: __m512) -> __m512 {
@@ -66,20 +62,27 @@ unsafe fn e4m3_magnitude(v: __m512) -> __m512 {
     }
 }
 
-/// E4M3 codes in the low bytes of 16-bit lanes, as bf16.
+/// The fields of E4M3 numbers that lie where those of a bf16 do (other bits may be set), as bf16 that are
+/// `E4M3_SHIFT` too small. Wrong for zero and subnormals.
 #[inline(always)]
-unsafe fn bf16_of_e4m3(codes: __m512i) -> __m512i {
-    // SAFETY: register operations.
+unsafe fn bf16_of_fields(fields: __m512i) -> __m512i {
+    // SAFETY: register operations. (0xea: the fields of the first two, or the set bit of the exponent.)
     unsafe {
-        let fields = _mm512_and_si512(_mm512_slli_epi16::<4>(codes), _mm512_set1_epi16(0x07f0));
-        let normal = _mm512_add_epi16(fields, _mm512_set1_epi16(120 << 7));
-        // Zero and the seven subnormals m * 2^-9 come from a table; the lookup takes the lowest five bits.
-        let table = _mm512_castsi128_si512(_mm_set_epi16(0x3c60, 0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0));
-        let is_small = _mm512_testn_epi16_mask(codes, _mm512_set1_epi16(0x78));
-        let magnitude = _mm512_mask_permutexvar_epi16(normal, is_small, codes, table);
-        // Bit 15 from the shifted code, the others from the magnitude.
-        let sign = _mm512_set1_epi16(i16::MIN);
-        _mm512_ternarylogic_epi32::<0xd8>(magnitude, _mm512_slli_epi16::<8>(codes), sign)
+        let places = _mm512_set1_epi16(0x87f0_u16 as i16);
+        _mm512_ternarylogic_epi32::<0xea>(fields, places, _mm512_set1_epi16(0x2000))
+    }
+}
+
+/// Puts right what [`bf16_of_fields`] made of zero and the seven subnormals.
+#[inline(always)]
+unsafe fn with_small(bf16: __m512i) -> __m512i {
+    // SAFETY: register operations; a lookup takes the lowest five bits of its index, here those of the mantissa.
+    unsafe {
+        let table = _mm512_castsi128_si512(_mm_set_epi16(0x2060, 0x2040, 0x2020, 0x2000, 0x1fc0, 0x1f80, 0x1f00, 0));
+        let is_small = _mm512_testn_epi16_mask(bf16, _mm512_set1_epi16(0x0780));
+        let magnitude = _mm512_mask_permutexvar_epi16(bf16, is_small, _mm512_srli_epi16::<4>(bf16), table);
+        // Bit 15 from before, the others from the magnitude.
+        _mm512_ternarylogic_epi32::<0xd8>(magnitude, bf16, _mm512_set1_epi16(i16::MIN))
     }
 }
 
@@ -113,24 +116,6 @@ unsafe fn transpose_words(rows: [__m512i; 16]) -> [__m512i; 16] {
         }
         columns
     }
-}
-
-/// The bytes of the bf16 of every E4M3 magnitude: the low ones, then the high ones.
-#[repr(align(64))]
-struct E4m3Bytes([u8; 256]);
-
-static E4M3_BYTES: E4m3Bytes = e4m3_bytes();
-
-const fn e4m3_bytes() -> E4m3Bytes {
-    let mut bytes = [0; 256];
-    let mut code = 0;
-    while code < 128 {
-        let bits = codec::e4m3_bf16(code as u8);
-        bytes[code] = bits as u8;
-        bytes[128 + code] = (bits >> 8) as u8;
-        code += 1;
-    }
-    E4m3Bytes(bytes)
 }
 
 /// The operations that both kinds share.
@@ -340,6 +325,22 @@ macro_rules! common_operations {
             }
         }
         #[inline(always)]
+        unsafe fn order_e4m3(codes: Self::I) -> (Self::I, bool) {
+            // SAFETY: register operations.
+            unsafe {
+                let small = _mm512_testn_epi8_mask(codes, _mm512_set1_epi8(0x78)) != 0;
+                let order = _mm512_set4_epi32(0x0f0d_0e0c, 0x0b09_0a08, 0x0705_0604, 0x0301_0200);
+                let codes = _mm512_shuffle_epi8(codes, order);
+                let turned = _mm512_or_si512(
+                    _mm512_and_si512(_mm512_slli_epi16::<3>(codes), _mm512_set1_epi16(0x78)),
+                    _mm512_and_si512(_mm512_srli_epi16::<4>(codes), _mm512_set1_epi16(0x07)),
+                );
+                // 0xf8: the turned fields, or the sign and the upper byte.
+                let kept = _mm512_set1_epi16(0xff80_u16 as i16);
+                (_mm512_ternarylogic_epi32::<0xf8>(turned, codes, kept), small)
+            }
+        }
+        #[inline(always)]
         unsafe fn decode_nibbles(codes: *const u32, table: &[u32; 16], out: *mut u32, stride: usize) {
             // SAFETY: the caller gives LANES readable words and four vectors of writable ones.
             unsafe {
@@ -385,15 +386,19 @@ unsafe impl Simd for Avx512 {
     common_operations!();
 
     #[inline(always)]
-    unsafe fn decode_e4m3(codes: *const u32) -> [Self::I; 2] {
-        // SAFETY: the caller gives LANES readable words.
+    unsafe fn decode_e4m3(codes: *const u32, _small: bool) -> [[Self::I; 2]; 2] {
+        // SAFETY: the caller gives 2 * LANES readable words.
         unsafe {
-            let words = _mm512_loadu_si512(codes.cast());
-            let first = _mm512_set1_epi64(0x8005_8004_8001_8000_u64 as i64);
-            let first = _mm512_or_si512(first, _mm512_set_epi64(HALF, 0, HALF, 0, HALF, 0, HALF, 0));
-            let second = _mm512_add_epi8(first, _mm512_set1_epi16(2));
-            let [first, second] = [_mm512_shuffle_epi8(words, first), _mm512_shuffle_epi8(words, second)];
-            [bf16_of_e4m3(first), bf16_of_e4m3(second)]
+            let halves = [_mm512_loadu_si512(codes.cast()), _mm512_loadu_si512(codes.add(16).cast())];
+            let mut rows = [halves; 2];
+            for half in 0..2 {
+                let (upper, lower) = (_mm512_slli_epi16::<8>(halves[half]), _mm512_slli_epi16::<1>(halves[half]));
+                // 0xb8: the upper byte of the first, the lower byte of the last.
+                let fields = _mm512_ternarylogic_epi32::<0xb8>(upper, _mm512_set1_epi16(0xff), lower);
+                rows[0][half] = with_small(bf16_of_fields(fields));
+                rows[1][half] = with_small(bf16_of_fields(_mm512_srai_epi16::<4>(halves[half])));
+            }
+            rows
         }
     }
     #[inline(always)]
@@ -456,20 +461,26 @@ unsafe impl Simd for Avx512Bf16 {
     common_operations!();
 
     #[inline(always)]
-    unsafe fn decode_e4m3(codes: *const u32) -> [Self::I; 2] {
-        // SAFETY: the caller gives LANES readable words.
+    unsafe fn decode_e4m3(codes: *const u32, small: bool) -> [[Self::I; 2]; 2] {
+        // SAFETY: the caller gives 2 * LANES readable words.
         unsafe {
-            // In every 128-bit lane first the lower, then the upper two codes of its four words.
-            let order = _mm512_set4_epi32(0x0f0e_0b0a, 0x0706_0302, 0x0d0c_0908, 0x0504_0100);
-            let codes = _mm512_shuffle_epi8(_mm512_loadu_si512(codes.cast()), order);
-            let table = |at: usize| _mm512_load_si512(E4M3_BYTES.0.as_ptr().add(at).cast());
-            let low = _mm512_permutex2var_epi8(table(0), codes, table(64));
-            let high = _mm512_permutex2var_epi8(table(128), codes, table(192));
-            let high = _mm512_ternarylogic_epi32::<0xd8>(high, codes, _mm512_set1_epi8(i8::MIN));
-            [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)]
+            let halves = [_mm512_loadu_si512(codes.cast()), _mm512_loadu_si512(codes.add(16).cast())];
+            // For every 16 bits the eight bits from one place before them on, and the lower eight.
+            let windows = _mm512_set1_epi64(0x302f_201f_100f_003f);
+            let mut rows = [halves; 2];
+            for half in 0..2 {
+                rows[0][half] = bf16_of_fields(_mm512_multishift_epi64_epi8(windows, halves[half]));
+                rows[1][half] = bf16_of_fields(_mm512_srai_epi16::<4>(halves[half]));
+            }
+            if small {
+                std::hint::cold_path();
+                for row in &mut rows {
+                    *row = [with_small(row[0]), with_small(row[1])];
+                }
+            }
+            rows
         }
     }
-
     #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: Self::V) {
         // SAFETY: the caller gives LANES writable values.

@@ -129,19 +129,37 @@ pub unsafe trait Simd: Copy + 'static {
         // SAFETY: the caller gives LANES readable bytes.
         unsafe { from_lanes::<Self>(|lane| codec::e4m3_value(*p.add(lane))) }
     }
-    /// From `LANES` words of four E4M3 codes, two vectors of words of two bf16 each.
+    /// `LANES` words of four E4M3 codes in the order of [`codec::e4m3_word`], and whether some code is zero or subnormal.
     #[inline(always)]
-    unsafe fn decode_e4m3(codes: *const u32) -> [Self::I; 2] {
-        let (mut first, mut second) = ([0i32; MOST_LANES], [0i32; MOST_LANES]);
-        for (lane, (first, second)) in first.iter_mut().zip(&mut second).enumerate().take(Self::LANES) {
-            // SAFETY: the caller gives LANES readable words.
-            let codes = unsafe { *codes.add(lane) }.to_le_bytes();
-            let value = codes.map(|code| codec::e4m3_value(code).to_bits() >> 16);
-            *first = (value[0] | value[1] << 16) as i32;
-            *second = (value[2] | value[3] << 16) as i32;
+    unsafe fn order_e4m3(codes: Self::I) -> (Self::I, bool) {
+        let mut words = [0i32; MOST_LANES];
+        let mut small = false;
+        // SAFETY: the array has the lanes of any level.
+        unsafe {
+            Self::store_i(words.as_mut_ptr(), codes);
+            for word in words.iter_mut().take(Self::LANES) {
+                let codes = word.to_le_bytes();
+                small |= codes.into_iter().any(codec::e4m3_is_small);
+                *word = codec::e4m3_word(codes) as i32;
+            }
+            (Self::load_i(words.as_ptr()), small)
+        }
+    }
+    /// A row of a panel, two vectors of ordered words of four E4M3 codes, as two rows of words of two bf16 that are
+    /// [`codec::E4M3_SHIFT`] too small; `small` tells whether some code may be zero or subnormal.
+    #[inline(always)]
+    unsafe fn decode_e4m3(codes: *const u32, _small: bool) -> [[Self::I; 2]; 2] {
+        let mut rows = [[[0i32; MOST_LANES]; 2]; 2];
+        for lane in 0..2 * Self::LANES {
+            // SAFETY: the caller gives 2 * LANES readable words.
+            let codes = codec::e4m3_codes(unsafe { *codes.add(lane) });
+            let bits = codes.map(|code| (codec::e4m3_value(code) / codec::E4M3_SHIFT).to_bits() >> 16);
+            for (row, pair) in rows.iter_mut().zip(bits.chunks_exact(2)) {
+                row[lane / Self::LANES][lane % Self::LANES] = (pair[0] | pair[1] << 16) as i32;
+            }
         }
         // SAFETY: the arrays have the lanes of any level.
-        unsafe { [Self::load_i(first.as_ptr()), Self::load_i(second.as_ptr())] }
+        unsafe { rows.map(|row| row.map(|vector| Self::load_i(vector.as_ptr()))) }
     }
     /// From `LANES` words of eight 4-bit codes, four vectors of words of two bf16 each, `stride` words apart; `table`
     /// has the bf16 bits of each code.

@@ -15,7 +15,12 @@ pub(crate) enum Codes {
     /// The words themselves.
     Words,
     /// Four E4M3 codes.
-    E4m3,
+    E4m3 {
+        /// Whether a vector of words has a zero or a subnormal: `[panel][word][half of the columns]`.
+        small: *const u8,
+        /// Stored words of a column.
+        words: usize,
+    },
     /// Eight 4-bit integers.
     Int4,
     /// Eight E2M1 codes; for every sixteen along k there is an E4M3 scale per column, `[panel][k / 16][column]`.
@@ -35,7 +40,7 @@ impl Codes {
     pub fn per_word(&self) -> usize {
         match self {
             Codes::Words => 1,
-            Codes::E4m3 => 2,
+            Codes::E4m3 { .. } => 2,
             Codes::Int4 | Codes::Nvfp4 { .. } => 4,
         }
     }
@@ -49,6 +54,10 @@ impl Codes {
             Codes::Nvfp4 { scales, groups } => {
                 // SAFETY: the caller's promise.
                 Codes::Nvfp4 { scales: unsafe { scales.add(panel * groups * width) }, groups }
+            }
+            Codes::E4m3 { small, words } => {
+                // SAFETY: the caller's promise.
+                Codes::E4m3 { small: unsafe { small.add(panel * words * 2) }, words }
             }
             same => same,
         }
@@ -66,7 +75,7 @@ pub(super) unsafe fn decode<S: Simd>(job: &Job, panel: usize, range: Span, out: 
     unsafe {
         match job.codes {
             // Decoded by the tile itself, while it multiplies.
-            Codes::Words | Codes::E4m3 => {}
+            Codes::Words | Codes::E4m3 { .. } => {}
             Codes::Int4 | Codes::Nvfp4 { .. } => {
                 for word in range.clone().step_by(4) {
                     for half in [0, l] {

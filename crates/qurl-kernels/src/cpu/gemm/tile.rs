@@ -252,7 +252,7 @@ impl Words for Int8Words {
 /// Largest strip block in rows times panel width, for the partial sums between passes along k.
 const PARTIAL: usize = 12 * STRIPS_PER_BLOCK * 32;
 const CACHE_LINE: usize = 64;
-/// Words along k that are decoded at a time.
+/// Words along k that are decoded at a time before the tiles use them; tiles that decode themselves do whole passes.
 const DECODED: usize = 128;
 
 #[inline(always)]
@@ -260,10 +260,11 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
     let width = 2 * S::LANES;
     let mut partial = std::mem::MaybeUninit::<[f32; PARTIAL]>::uninit();
     let partial: *mut f32 = partial.as_mut_ptr().cast();
-    let mut decoded = std::mem::MaybeUninit::<[u32; DECODED * 32]>::uninit();
+    let mut decoded = std::mem::MaybeUninit::<[u32; K_BLOCK * 32]>::uninit();
     let decoded: *mut u32 = decoded.as_mut_ptr().cast();
     let coded = W::CODED && !matches!(job.codes, Codes::Words);
-    let pass = if coded { DECODED } else { K_BLOCK }.min(job.factors.block_words);
+    let fused = W::CODED && matches!(job.codes, Codes::E4m3 { .. });
+    let pass = if coded && !fused { DECODED } else { K_BLOCK }.min(job.factors.block_words);
     // SAFETY: strips and panels lie inside the operands; `partial` is written in the first pass before it is read.
     unsafe {
         for panel in panels.clone() {
@@ -272,7 +273,11 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
             loop {
                 let k1 = (k0 + pass).min(job.words);
                 let stored = job.stored(panel, k0, width);
-                let fused = W::CODED && matches!(job.codes, Codes::E4m3);
+                // Where the flags of a fused panel's stored words begin.
+                let small = match job.codes {
+                    Codes::E4m3 { small, words } if W::CODED => small.add((panel * words + k0 / 2) * 2),
+                    _ => std::ptr::null(),
+                };
                 let b = if coded { decoded.cast_const() } else { stored };
                 if coded && !fused {
                     decode::<S>(job, panel, k0..k1, decoded);
@@ -296,7 +301,9 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                     };
                     let tile = Tile {
                         codes: if fused && strip + 1 == strips.end { stored } else { std::ptr::null() },
+                        small,
                         ahead,
+                        decodes_for_others: strips.len() > 1,
                         a: job.a.add(row * job.words + k0 * rows),
                         b,
                         words: k1 - k0,
@@ -333,6 +340,10 @@ struct Tile {
     ahead: *const u8,
     /// E4M3 codes that this tile decodes into `b` while it multiplies, or null where `b` is ready.
     codes: *const u32,
+    /// Whether other tiles use what this one decodes.
+    decodes_for_others: bool,
+    /// Two flags for every row of codes: whether its halves have zeros or subnormals.
+    small: *const u8,
     a: *const u32,
     b: *const u32,
     words: usize,
@@ -374,14 +385,16 @@ impl Tile {
                 for word in 0..self.words / 2 {
                     S::prefetch(self.ahead.wrapping_add(2 * word * CACHE_LINE));
                     S::prefetch(self.ahead.wrapping_add((2 * word + 1) * CACHE_LINE));
-                    let (low, high) = (S::decode_e4m3(codes), S::decode_e4m3(codes.add(l)));
-                    for i in 0..2 {
-                        S::store_i(b, low[i]);
-                        S::store_i(b.add(l), high[i]);
+                    let small = self.small.cast::<[u8; 2]>().add(word).read() != [0, 0];
+                    for columns in S::decode_e4m3(codes, small) {
+                        if self.decodes_for_others {
+                            S::store_i(b, columns[0]);
+                            S::store_i(b.add(l), columns[1]);
+                        }
                         for (r, acc) in acc.iter_mut().enumerate() {
                             let word = *a.add(r);
-                            acc[0] = W::multiply_add::<S>(acc[0], word, low[i]);
-                            acc[1] = W::multiply_add::<S>(acc[1], word, high[i]);
+                            acc[0] = W::multiply_add::<S>(acc[0], word, columns[0]);
+                            acc[1] = W::multiply_add::<S>(acc[1], word, columns[1]);
                         }
                         (a, b) = (a.add(R), b.add(2 * l));
                     }

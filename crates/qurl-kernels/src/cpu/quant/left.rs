@@ -7,7 +7,7 @@ use super::{BLOCK, LeftKind, scale_of};
 use crate::cpu::Context;
 use crate::cpu::buf::Parts;
 use crate::cpu::gemm::Left;
-use crate::cpu::quant::codec::{CodeKind, E4M3_MAX};
+use crate::cpu::quant::codec::{CodeKind, E4M3_MAX, E4M3_SHIFT};
 use crate::cpu::simd::{MOST_LANES, Simd, simd_dispatch};
 
 /// Quantizes `x[rows, k]` into strips of `words` words a row, with `blocks` scales a row.
@@ -85,7 +85,10 @@ unsafe fn pack_strip_at<S: Simd>(
                     let scaled = S::mul(v, S::splat(inverse[r]));
                     match kind {
                         LeftKind::Int8 => S::store_i8(staged.add(word).cast(), scaled),
-                        LeftKind::E4m3 => S::store_bf16(staged.add(word).cast(), S::round_e4m3(scaled)),
+                        LeftKind::E4m3 => {
+                            let shifted = S::mul(S::round_e4m3(scaled), S::splat(E4M3_SHIFT));
+                            S::store_bf16(staged.add(word).cast(), shifted);
+                        }
                         LeftKind::Bf16 => S::store_bf16(staged.add(word).cast(), v),
                     }
                 }

@@ -110,6 +110,8 @@ pub struct QuantB {
     scales: Aligned<f32>,
     /// Int8: minus 128 times the sum of a column's codes.
     starts: Aligned<i32>,
+    /// E4M3: whether a vector of words has a zero or a subnormal, `[panel][word][half of the columns]`.
+    small: Aligned<u8>,
     /// Nvfp4: E4M3 scales `[panel][k / 16][column]`.
     group_scales: Aligned<u8>,
 }
@@ -137,6 +139,7 @@ impl QuantB {
             words: Aligned::zeros(lanes * k.div_ceil(scheme.codes.per_word())),
             scales: Aligned::zeros(lanes * scheme.blocks(k)),
             starts: Aligned::zeros(only(scheme.left == LeftKind::Int8, lanes)),
+            small: Aligned::zeros(only(scheme.codes == CodeKind::E4m3, 2 * lanes / ctx.panel() * k.div_ceil(4))),
             group_scales: Aligned::zeros(only(scheme.codes == CodeKind::E2m1, lanes * k.div_ceil(NVFP4_GROUP))),
         })
     }
@@ -163,7 +166,7 @@ impl QuantB {
 
     /// Bytes that a product reads: codes and scales.
     pub fn bytes(&self) -> usize {
-        4 * (self.words.len() + self.scales.len() + self.starts.len()) + self.group_scales.len()
+        4 * (self.words.len() + self.scales.len() + self.starts.len()) + self.small.len() + self.group_scales.len()
     }
 
     /// The code of one weight: the bits of an i8, of E4M3, or four bits.
@@ -172,6 +175,9 @@ impl QuantB {
         let (width, per_word) = (ctx.panel(), self.scheme.codes.per_word());
         let stored = self.k.div_ceil(per_word);
         let word = self.words[(row / width * stored + column / per_word) * width + row % width];
+        if self.scheme.codes == CodeKind::E4m3 {
+            return codec::e4m3_codes(word)[column % per_word];
+        }
         let bits = 32 / per_word;
         ((word >> (column % per_word * bits)) & ((1 << bits) - 1)) as u8
     }
@@ -210,7 +216,7 @@ impl QuantB {
     pub(crate) fn parts(&self, left: &Left) -> (*const u32, usize, Kind, Codes, Factors) {
         let (kind, codes) = match self.scheme.codes {
             CodeKind::Int8 => (Kind::Int8, Codes::Words),
-            CodeKind::E4m3 => (Kind::Bf16, Codes::E4m3),
+            CodeKind::E4m3 => (Kind::Bf16, Codes::E4m3 { small: self.small.as_ptr(), words: self.k.div_ceil(4) }),
             CodeKind::Int4 => (Kind::Bf16, Codes::Int4),
             CodeKind::E2m1 => {
                 let scales = self.group_scales.as_ptr();

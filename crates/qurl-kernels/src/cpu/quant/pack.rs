@@ -39,6 +39,7 @@ pub(super) fn fill(ctx: &Context, packed: &mut QuantB, source: &[f32], rounding:
         words: Parts::new(&mut packed.words),
         scales: Parts::new(&mut packed.scales),
         starts: Parts::new(&mut packed.starts),
+        small: Parts::new(&mut packed.small),
         group_scales: Parts::new(&mut packed.group_scales),
         bad_row: &bad_row,
     };
@@ -95,6 +96,7 @@ struct Weights<'a> {
     words: Parts<u32>,
     scales: Parts<f32>,
     starts: Parts<i32>,
+    small: Parts<u8>,
     group_scales: Parts<u8>,
     bad_row: &'a AtomicUsize,
 }
@@ -216,8 +218,15 @@ impl Weights<'_> {
                 let (rows, columns) = (staged.rows.as_ptr().cast(), staged.columns.as_mut_ptr().cast::<u32>());
                 S::transpose(rows, MOST_LANES, l, columns, MOST_LANES);
                 for word in start..(start + l).min(self.stored_words) {
-                    let column = S::load_i(columns.add((word - start) * MOST_LANES).cast());
-                    sums = S::dot_u8i8(sums, 0x0101_0101, column);
+                    let mut column = S::load_i(columns.add((word - start) * MOST_LANES).cast());
+                    if self.scheme.codes == CodeKind::E4m3 {
+                        let (ordered, small) = S::order_e4m3(column);
+                        column = ordered;
+                        *self.small.at((first / width * self.stored_words + word) * 2 + first % width / l) =
+                            small.into();
+                    } else {
+                        sums = S::dot_u8i8(sums, 0x0101_0101, column);
+                    }
                     let at = (first / width * self.stored_words + word) * width + first % width;
                     S::stream_i(self.words.at(at).cast(), column);
                 }
