@@ -144,6 +144,17 @@ pub trait Backend: Send + Sync + 'static {
         packed: &mut Self::Weight,
         rounding: Rounding,
     ) -> Result<(), BackendError>;
+    /// [`Backend::repack_rounded`] that copies the weights too: an embedding that is also the head is read once.
+    fn repack_and_copy(
+        &self,
+        weights: &Self::Tensor,
+        packed: &mut Self::Weight,
+        rounding: Rounding,
+        copy: &mut Self::Tensor,
+    ) -> Result<(), BackendError> {
+        self.copy(weights, copy, self.len(weights));
+        self.repack_rounded(weights, packed, rounding)
+    }
     /// Bytes of packed weights that a forward product reads.
     fn weight_bytes(&self, packed: &Self::Weight) -> usize;
 

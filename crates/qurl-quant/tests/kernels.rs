@@ -76,6 +76,34 @@ fn products() {
     }
 }
 
+/// Zero and subnormals take a path of their own, so every code is seen in every place of a word and of a vector.
+#[test]
+fn every_e4m3_code_is_exact_in_a_product() {
+    let (n, k) = (70, 256);
+    let code = |row: usize, column: usize| match (row * 37 + column * 5 + column / 16) % 256 {
+        0x7f | 0xff => 0,
+        code => code as u8,
+    };
+    // The largest number in every block makes all scales one.
+    let value = |row, column: usize| if column % 128 == 7 { 448.0 } else { codec::e4m3_value(code(row, column)) };
+    let weights: Vec<f32> = (0..n * k).map(|i| value(i / k, i % k)).collect();
+    let one_hot: Vec<f32> = (0..k * k).map(|i| if i / k == i % k { 448.0 } else { 0.0 }).collect();
+    for level in Level::available() {
+        let cpu = Cpu::new(level, 2);
+        for format in [Format::Fp8, Format::Fp8Block] {
+            let w = cpu.pack(&tensor(&cpu, &weights), n, k, format, false).expect("packs");
+            for rows in [1, k] {
+                let mut out = cpu.zeros(rows * n).expect("memory");
+                cpu.linear(&tensor(&cpu, &one_hot), rows, &w, None, Output::Store, &mut out);
+                for (i, &got) in out.iter().enumerate() {
+                    let wanted = 448.0 * value(i % n, i / n);
+                    assert_eq!(got, wanted, "{format} {level}: weight ({}, {})", i % n, i / n);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_row_has_the_same_bits_alone_and_with_any_threads() {
     let (rows, n, k) = (37, 70, 300);

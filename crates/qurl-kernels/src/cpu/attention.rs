@@ -394,7 +394,9 @@ unsafe fn softmax_tile<S: Simd>(scores: *mut f32, seen: usize, widest: usize, st
         // Not `f32::max`, which would drop a not-a-number.
         let largest = if tile_largest < state.largest { state.largest } else { tile_largest };
         let difference = state.largest - largest;
-        state.rescale = if difference == 0.0 { 1.0 } else { exp_one::<S>(difference) };
+        // Before the first tile there is nothing to rescale.
+        let keeps = difference == 0.0 || state.largest == f32::NEG_INFINITY;
+        state.rescale = if keeps { 1.0 } else { exp_one::<S>(difference) };
         state.largest = largest;
         let mut total = S::splat(0.0);
         for i in (0..widest).step_by(S::LANES) {

@@ -157,6 +157,20 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn repack_and_copy(
+        &self,
+        weights: &Self::Tensor,
+        packed: &mut CpuWeight,
+        rounding: Rounding,
+        copy: &mut Self::Tensor,
+    ) -> Result<(), BackendError> {
+        if let Forward::Quantized(forward) = &mut packed.forward {
+            return forward.fill_and_copy(&self.ctx, weights, rounding, copy);
+        }
+        self.copy(weights, copy, weights.len());
+        self.repack_rounded(weights, packed, rounding)
+    }
+
     fn weight_bytes(&self, packed: &CpuWeight) -> usize {
         match &packed.forward {
             Forward::Float(forward) => forward.bytes(),

@@ -100,6 +100,14 @@ unsafe fn pack_transposed_at<S: Simd>(
         for lane in 0..real {
             let row = &source[lane * k..(lane + 1) * k];
             let staged = &mut staged[lane];
+            if stride > S::MR {
+                // Panels are made of weights, which come from memory: ask for those of the next panel.
+                let ahead = row.as_ptr().wrapping_add(real * k + start * precision.per_word());
+                for line in (0..count * precision.per_word()).step_by(16) {
+                    // SAFETY: any address may be asked for.
+                    unsafe { S::prefetch(ahead.wrapping_add(line).cast()) }
+                }
+            }
             match precision {
                 Precision::F32 => {
                     for (word, x) in staged.iter_mut().zip(&row[start..start + count]) {
@@ -120,10 +128,19 @@ unsafe fn pack_transposed_at<S: Simd>(
                 }
             }
         }
-        for i in 0..count {
-            let out = &mut out[(start + i) * stride..(start + i + 1) * stride];
-            for (lane, out) in out.iter_mut().enumerate() {
-                *out = staged[lane][i];
+        let out = &mut out[start * stride..(start + count) * stride];
+        let squares = count / S::LANES * S::LANES;
+        for word in (0..squares).step_by(S::LANES) {
+            for lane in (0..stride).step_by(S::LANES) {
+                let (from, to) = (staged[lane][word..].as_ptr(), out[word * stride + lane..].as_mut_ptr());
+                // SAFETY: a vector of staged rows from every such lane on, and as many packed rows; lanes beyond the
+                // stride are not written.
+                unsafe { S::transpose(from, CHUNK, S::LANES.min(stride - lane), to, stride) }
+            }
+        }
+        for i in squares..count {
+            for lane in 0..stride {
+                out[i * stride + lane] = staged[lane][i];
             }
         }
     }

@@ -5,7 +5,7 @@ use crate::op_table::table;
 use crate::support::{Paged, Random, assert_bits, cpus, down, heads, up, wide};
 use qurl_kernels::backend::{Backend, HeadGradient, KvFormat, Output, Rope};
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::{Cpu, Format};
+use qurl_kernels::{Cpu, Format, Rounding};
 
 const FORMATS: [Format; 2] = [Format::F32, Format::Bf16];
 const EPS: f32 = 1e-5;
@@ -228,6 +228,31 @@ fn repacked_weights_equal_fresh_ones() {
                 [down(&cpu, &out), down(&cpu, &back)].concat()
             });
             assert_bits(&format!("repacked {format} on {}", cpu.describe()), &got, &want);
+        }
+    }
+}
+
+#[test]
+fn repacking_with_a_copy_is_repacking_and_copying() {
+    let mut random = Random::new(9);
+    let rows = 5;
+    for (n, k) in [(37, 71), (64, 256)] {
+        let (old, new, x) = (random.normals(n * k), random.normals(n * k), random.normals(rows * k));
+        for cpu in cpus(2) {
+            for format in Format::ALL {
+                let (new, x) = (up(&cpu, &new), up(&cpu, &x));
+                let mut both = cpu.pack(&up(&cpu, &old), n, k, format, false).expect("weights pack");
+                let mut copy = up(&cpu, &old);
+                cpu.repack_and_copy(&new, &mut both, Rounding::Nearest, &mut copy).expect("weights pack");
+                assert_bits(&format!("copy beside {format}"), &down(&cpu, &copy), &down(&cpu, &new));
+                let fresh = cpu.pack(&new, n, k, format, false).expect("weights pack");
+                let [got, want] = [both, fresh].map(|w| {
+                    let mut out = up(&cpu, &vec![0.0; rows * n]);
+                    cpu.linear(&x, rows, &w, None, Output::Store, &mut out);
+                    down(&cpu, &out)
+                });
+                assert_bits(&format!("repacked {format} on {}", cpu.describe()), &got, &want);
+            }
         }
     }
 }

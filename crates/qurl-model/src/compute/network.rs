@@ -164,15 +164,14 @@ impl<B: Backend> Network<B> {
         rounding: Rounding,
     ) -> Result<(), BackendError> {
         let mut matrices = 0;
-        let mut repack = |from: &B::Tensor, to: &mut B::Weight| {
+        let mut rounding = || {
             matrices += 1;
-            let rounding = match rounding {
+            match rounding {
                 Rounding::Nearest => rounding,
                 Rounding::Stochastic { seed } => {
                     Rounding::Stochastic { seed: CounterRng::new(&[seed, matrices]).u64_at(0) }
                 }
-            };
-            backend.repack_rounded(from, to, rounding)
+            }
         };
         let copy = |from: &B::Tensor, to: &mut B::Tensor| backend.copy(from, to, backend.len(from));
         let copy_option = |from: &Option<B::Tensor>, to: &mut Option<B::Tensor>| {
@@ -187,15 +186,20 @@ impl<B: Backend> Network<B> {
             copy_option(qkv_bias, &mut block.qkv_bias);
             copy_option(q_norm, &mut block.q_norm);
             copy_option(k_norm, &mut block.k_norm);
-            repack(qkv, &mut block.qkv)?;
-            repack(o, &mut block.o)?;
-            repack(gate_up, &mut block.gate_up)?;
-            repack(down, &mut block.down)?;
+            backend.repack_rounded(qkv, &mut block.qkv, rounding())?;
+            backend.repack_rounded(o, &mut block.o, rounding())?;
+            backend.repack_rounded(gate_up, &mut block.gate_up, rounding())?;
+            backend.repack_rounded(down, &mut block.down, rounding())?;
         }
-        copy(&params.embed, &mut self.embed);
         copy(&params.final_norm, &mut self.final_norm);
         copy_option(&params.value_head, &mut self.value_head);
-        repack(params.head.as_ref().unwrap_or(&params.embed), &mut self.head)
+        match &params.head {
+            Some(head) => {
+                copy(&params.embed, &mut self.embed);
+                backend.repack_rounded(head, &mut self.head, rounding())
+            }
+            None => backend.repack_and_copy(&params.embed, &mut self.head, rounding(), &mut self.embed),
+        }
     }
 
     /// The model's sizes.

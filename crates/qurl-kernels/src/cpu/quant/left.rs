@@ -61,6 +61,7 @@ unsafe fn pack_strip_at<S: Simd>(
     let max = if kind == LeftKind::Int8 { CodeKind::Int8.max() } else { E4M3_MAX };
     let per_word = if kind == LeftKind::Int8 { 4 } else { 2 };
     let mut staged = [[0u32; CHUNK]; MOST_LANES];
+    let mut values = [0.0f32; 2 * CHUNK];
     let mut inverse = [0.0f32; MOST_LANES];
     // SAFETY: `staged` has a row of CHUNK words for every row of a strip; reads and writes stay inside the slices.
     unsafe {
@@ -87,9 +88,14 @@ unsafe fn pack_strip_at<S: Simd>(
                         LeftKind::Int8 => S::store_i8(staged.add(word).cast(), scaled),
                         LeftKind::E4m3 => {
                             let shifted = S::mul(S::round_e4m3(scaled), S::splat(E4M3_SHIFT));
-                            S::store_bf16(staged.add(word).cast(), shifted);
+                            S::store(values.as_mut_ptr().add(2 * word), shifted);
                         }
-                        LeftKind::Bf16 => S::store_bf16(staged.add(word).cast(), v),
+                        LeftKind::Bf16 => S::store(values.as_mut_ptr().add(2 * word), v),
+                    }
+                }
+                if kind != LeftKind::Int8 {
+                    for word in (0..chunk).step_by(S::LANES) {
+                        S::store_neighbours(staged.add(word), values.as_ptr().add(2 * word));
                     }
                 }
                 if kind == LeftKind::Int8 {

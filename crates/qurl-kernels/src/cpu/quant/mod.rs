@@ -146,7 +146,18 @@ impl QuantB {
 
     /// Quantizes weights `[n, k]` into the panels. After an error the content is of no use.
     pub fn fill(&mut self, ctx: &Context, source: &[f32], rounding: Rounding) -> Result<(), BackendError> {
-        pack::fill(ctx, self, source, rounding)
+        pack::fill(ctx, self, source, rounding, None)
+    }
+
+    /// [`QuantB::fill`] that copies the weights while they are at hand.
+    pub(crate) fn fill_and_copy(
+        &mut self,
+        ctx: &Context,
+        source: &[f32],
+        rounding: Rounding,
+        copy: &mut [f32],
+    ) -> Result<(), BackendError> {
+        pack::fill(ctx, self, source, rounding, Some(copy))
     }
 
     /// The number format.

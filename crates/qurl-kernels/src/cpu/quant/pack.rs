@@ -18,9 +18,16 @@ use crate::cpu::quant::codec::{CodeKind, E2M1_MAX, E4M3_MAX, e4m3_code, e4m3_val
 use crate::cpu::simd::{MOST_LANES, Simd, simd_dispatch};
 
 /// Quantizes `source[n, k]` into `packed`.
-pub(super) fn fill(ctx: &Context, packed: &mut QuantB, source: &[f32], rounding: Rounding) -> Result<(), BackendError> {
+pub(super) fn fill(
+    ctx: &Context,
+    packed: &mut QuantB,
+    source: &[f32],
+    rounding: Rounding,
+    copy: Option<&mut [f32]>,
+) -> Result<(), BackendError> {
     let (n, k, format) = (packed.n, packed.k, packed.format);
     assert!(source.len() >= n * k, "quantize: {} values for {n} by {k}", source.len());
+    assert!(copy.as_ref().is_none_or(|copy| copy.len() >= n * k), "quantize: the copy of {n} by {k}");
     let bad_row = AtomicUsize::new(usize::MAX);
     let lanes = ctx.panel() / 2;
     let tensor_scale = match packed.scheme.granularity {
@@ -41,6 +48,7 @@ pub(super) fn fill(ctx: &Context, packed: &mut QuantB, source: &[f32], rounding:
         starts: Parts::new(&mut packed.starts),
         small: Parts::new(&mut packed.small),
         group_scales: Parts::new(&mut packed.group_scales),
+        copy: copy.map(Parts::new),
         bad_row: &bad_row,
     };
     let rows = if job.scheme.granularity == Granularity::Square { BLOCK } else { lanes };
@@ -98,6 +106,8 @@ struct Weights<'a> {
     starts: Parts<i32>,
     small: Parts<u8>,
     group_scales: Parts<u8>,
+    /// Where the weights are copied to meanwhile.
+    copy: Option<Parts<f32>>,
     bad_row: &'a AtomicUsize,
 }
 
@@ -213,6 +223,11 @@ impl Weights<'_> {
             let mut sums = S::zero_i();
             for start in (0..self.stored_words).step_by(l) {
                 for lane in 0..real {
+                    if let Some(copy) = &self.copy {
+                        let from = start * per_word;
+                        let values = &self.row(first + lane)[from..(from + l * per_word).min(self.k)];
+                        copy_past_caches::<S>(values, copy.at((first + lane) * self.k + from));
+                    }
                     self.row_codes::<S>(first + lane, start * per_word, staged.rows[lane].as_mut_ptr().cast());
                 }
                 let (rows, columns) = (staged.rows.as_ptr().cast(), staged.columns.as_mut_ptr().cast::<u32>());
@@ -342,6 +357,23 @@ unsafe fn byte_codes<S: Simd, const PER_WORD: usize, const E4M3: bool>(
             let to = out.add(i * S::LANES);
             if E4M3 { S::store_e4m3(to, scaled) } else { S::store_i8(to, scaled) }
         }
+    }
+}
+
+/// Copies values past the caches where the target is aligned to vectors.
+///
+/// # Safety
+/// As for [`Simd`]; `to` has room for the values. Call [`Simd::fence`] after the last.
+#[inline(always)]
+unsafe fn copy_past_caches<S: Simd>(values: &[f32], to: *mut f32) {
+    // SAFETY: whole vectors, then what is left.
+    unsafe {
+        let streamed = if to.addr().is_multiple_of(4 * S::LANES) { values.len() / S::LANES * S::LANES } else { 0 };
+        for i in (0..streamed).step_by(S::LANES) {
+            S::stream_i(to.add(i).cast(), S::load_i(values.as_ptr().add(i).cast()));
+        }
+        let rest = &values[streamed..];
+        std::ptr::copy_nonoverlapping(rest.as_ptr(), to.add(streamed), rest.len());
     }
 }
 
