@@ -1,0 +1,254 @@
+"""The attention kernels of cu/flash_*.cu: checked against float64, prefill against decode bit for bit, and timed."""
+
+import ctypes
+import math
+
+import torch
+
+from device import Kernel, compile_all, graph_time, load
+
+LOG2E = math.log2(math.e)
+TILE, SPLIT = 64, 512
+FORMATS = ("bf16", "int8", "fp8")
+
+
+def quantize(x, fmt):
+    """Codes and scales per token and head, as the CPU makes them; and the numbers they stand for."""
+    if fmt == "bf16":
+        codes = x.bfloat16()
+        return codes, None, codes.float()
+    most = 127.0 if fmt == "int8" else 448.0
+    scale = x.abs().amax(-1) / most
+    scale = ((scale.view(torch.int32) + 0xFF) & ~0xFF).view(torch.float32)
+    scaled = x * (1.0 / scale)[..., None]
+    codes = scaled.round().clamp(-128, 127).to(torch.int8) if fmt == "int8" else scaled.to(torch.float8_e4m3fn)
+    return codes, scale, codes.float() * scale[..., None]
+
+
+class Case:
+    """Sequences with `new` query rows each after `old` positions, their pages shuffled."""
+
+    def __init__(self, fmt, heads, kv_heads, hd, sequences, page_size=16):
+        self.fmt, self.heads, self.kv_heads, self.hd, self.page_size = fmt, heads, kv_heads, hd, page_size
+        self.sequences = sequences
+        rows = sum(new for _, new in sequences)
+        self.stride = (heads + 2 * kv_heads) * hd
+        self.qkv = torch.randn(rows, self.stride, device="cuda")
+        counts = [-(-(old + new) // page_size) for old, new in sequences]
+        order = torch.randperm(sum(counts)) + 1
+        total = sum(counts) + 2
+        dtype = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[fmt]
+        shape = (total, kv_heads, page_size, hd)
+        self.keys = torch.empty(shape, device="cuda").fill_(float("nan")).to(dtype) if fmt == "bf16" else torch.full(shape, 0x7F, dtype=torch.uint8, device="cuda").view(dtype)
+        self.values = self.keys.clone()
+        self.key_scales = torch.full(shape[:3], float("nan"), device="cuda")
+        self.value_scales = self.key_scales.clone()
+        spans, pages, self.contents, row = [], [], [], 0
+        for (old, new), count in zip(sequences, counts):
+            mine = order[len(pages) : len(pages) + count]
+            spans.append([row, new, old, len(pages)])
+            pages += mine.tolist()
+            k, v = torch.randn(old + new, kv_heads, hd, device="cuda"), torch.randn(old + new, kv_heads, hd, device="cuda")
+            stored = []
+            for x, to, scales in ((k, self.keys, self.key_scales), (v, self.values, self.value_scales)):
+                codes, scale, value = quantize(x, fmt)
+                stored.append(value)
+                position = torch.arange(old + new, device="cuda")
+                page, slot = mine.cuda()[position // page_size], position % page_size
+                raw = to.view(torch.uint8 if fmt != "bf16" else torch.int16)
+                raw[page, :, slot] = codes.view(raw.dtype)
+                if scale is not None:
+                    scales[page, :, slot] = scale
+            self.contents.append(stored)
+            row += new
+        self.rows = rows
+        self.spans_host = spans
+        self.spans = torch.tensor(spans, dtype=torch.int32, device="cuda")
+        self.pages = torch.tensor(pages, dtype=torch.int32, device="cuda")
+
+    def reference(self):
+        group = self.heads // self.kv_heads
+        outs, lses = [], []
+        for (row, new, old, _), (k, v) in zip(self.spans_host, self.contents):
+            q = self.qkv[row : row + new, : self.heads * self.hd].view(new, self.heads, self.hd).double()
+            k = k.double().repeat_interleave(group, 1)
+            v = v.double().repeat_interleave(group, 1)
+            s = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(self.hd)
+            mask = torch.arange(old + new, device="cuda")[None, :] > (old + torch.arange(new, device="cuda"))[:, None]
+            s = s.masked_fill(mask, float("-inf"))
+            outs.append(torch.einsum("hqk,khd->qhd", s.softmax(-1), v))
+            lses.append(s.logsumexp(-1).T)
+        return torch.cat(outs).reshape(self.rows, -1), torch.cat(lses)
+
+
+class Flash:
+    def __init__(self):
+        cubin, log = compile_all([("flash_forward.cu", "sm_90", [])])[0]
+        if cubin is None:
+            raise SystemExit(log)
+        module = load(cubin)
+        self.kernels = {
+            (kind, fmt, hd): Kernel(module, f"flash_{kind}_{fmt}_{hd}") for kind in ("prefill", "decode") for fmt in FORMATS for hd in (64, 128)
+        }
+        self.partials = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+        self.counters = torch.zeros(1 << 15, dtype=torch.int32, device="cuda")
+
+    def inputs(self, case):
+        return [case.qkv, case.keys, case.values, case.key_scales, case.value_scales, case.spans, case.pages]
+
+    def numbers(self, case, *more):
+        scale = ctypes.c_float(LOG2E / math.sqrt(case.hd))
+        return [*[ctypes.c_int(v) for v in (case.stride, case.heads, case.kv_heads, case.page_size.bit_length() - 1, *more)], scale]
+
+    def prefill(self, case, out, lse, work=None):
+        work = work if work is not None else prefill_work(case)
+        smem = 4 * TILE * case.hd * 2 + 4 * TILE * 4 + 8 * (case.hd // 2 + 4) * 32 * 4
+        kernel = self.kernels["prefill", case.fmt, case.hd]
+        kernel.launch((work.shape[0], case.kv_heads), (256,), smem, [*self.inputs(case), work, out, lse, *self.numbers(case)])
+
+    def decode(self, case, out, lse):
+        longest = max(old + new for old, new in case.sequences)
+        splits = -(-longest // SPLIT)
+        warps = 2 if (case.fmt, case.hd) == ("bf16", 128) else 4
+        size = case.hd * (2 if case.fmt == "bf16" else 1)
+        group = case.heads // case.kv_heads
+        smem = warps * (2 * TILE * size + 2 * TILE * 4 + group * (case.hd + 4) * 4)
+        kernel = self.kernels["decode", case.fmt, case.hd]
+        kernel.launch((splits, case.kv_heads, len(case.sequences)), (warps * 32,), smem, [*self.inputs(case), out, lse, self.partials, self.counters, *self.numbers(case, splits)])
+
+
+def prefill_work(case):
+    group = case.heads // case.kv_heads
+    work = [[i, first, old + first // group] for i, (_, new, old, _) in enumerate(case.spans_host) for first in range(0, new * group, 128)]
+    work.sort(key=lambda w: -w[2])
+    return torch.tensor([w[:2] for w in work], dtype=torch.int32, device="cuda")
+
+
+def run(kernel, case):
+    out = torch.full((case.rows, case.heads * case.hd), float("nan"), device="cuda")
+    lse = torch.full((case.rows, case.heads), float("nan"), device="cuda")
+    kernel(case, out, lse)
+    torch.cuda.synchronize()
+    return out, lse
+
+
+def relative(a, b):
+    return float((a.double() - b).norm() / b.norm())
+
+
+def check_forward(flash, say):
+    good = True
+    shapes = [(14, 2, 64), (28, 4, 128), (40, 8, 128), (4, 4, 64), (8, 8, 128), (16, 1, 128)]
+    for fmt in FORMATS:
+        for heads, kv_heads, hd in shapes:
+            for page in (16, 64):
+                mixed = Case(fmt, heads, kv_heads, hd, [(0, 1), (0, 7), (0, 64), (0, 65), (100, 30), (0, 600), (513, 1), (1500, 40), (2047, 1)], page)
+                want, want_lse = mixed.reference()
+                out, lse = run(flash.prefill, mixed)
+                errors = [relative(out, want), relative(lse, want_lse)]
+                single = Case(fmt, heads, kv_heads, hd, [(n, 1) for n in (0, 1, 15, 63, 64, 65, 200, 511, 512, 700, 1023, 1024, 1300, 2500)], page)
+                want, want_lse = single.reference()
+                pre, pre_lse = run(flash.prefill, single)
+                dec, dec_lse = run(flash.decode, single)
+                errors += [relative(dec, want), relative(dec_lse, want_lse)]
+                same = torch.equal(pre, dec) and torch.equal(pre_lse, dec_lse)
+                fine = same and all(e < 6e-3 for e in errors)
+                good &= fine
+                if not fine or page == 16:
+                    say(f"{fmt} {heads}/{kv_heads}x{hd} page {page}: errors {' '.join(f'{e:.1e}' for e in errors)} decode = prefill: {same} {'ok' if fine else 'WRONG'}")
+    return good
+
+
+def time_decode(flash, fmt, heads, kv_heads, hd, batch, context):
+    """Microseconds of one layer's decode attention, over several caches, and its bytes."""
+    cases = [Case(fmt, heads, kv_heads, hd, [(context - 1, 1)] * batch) for _ in range(4)]
+    outs = torch.empty(batch, heads * hd, device="cuda")
+    t = graph_time([(lambda c=c: flash.decode(c, outs, ctypes.c_void_p(0))) for c in cases * 4], 5)
+    size = 2 * batch * context * kv_heads * (hd * (2 if fmt == "bf16" else 1) + (0 if fmt == "bf16" else 4))
+    return t, size
+
+
+def time_prefill(flash, fmt, heads, kv_heads, hd, batch, length):
+    case = Case(fmt, heads, kv_heads, hd, [(0, length)] * batch, 64)
+    out, lse = torch.empty(case.rows, heads * hd, device="cuda"), torch.empty(case.rows, heads, device="cuda")
+    work = prefill_work(case)
+    t = graph_time([(lambda: flash.prefill(case, out, lse, work))] * 4, 5)
+    return t, 2 * batch * length * length * heads * hd
+
+
+class Backward:
+    """Gradients of whole sequences, packed."""
+
+    def __init__(self):
+        cubin, log = compile_all([("flash_backward.cu", "sm_90", [])])[0]
+        if cubin is None:
+            raise SystemExit(log)
+        module = load(cubin)
+        self.prepare = Kernel(module, "flash_backward_prepare")
+        self.kernels = {(part, hd): Kernel(module, f"flash_backward_{part}_{hd}") for part in ("keys", "queries") for hd in (64, 128)}
+
+    def run(self, qkv, out, dout, lse, spans, heads, kv_heads, hd, dqkv, room):
+        rows, stride = qkv.shape
+        half_qkv, half_dout, delta, work, spans_at = room
+        ints = lambda *v: [ctypes.c_int(x) for x in v]
+        self.prepare.launch((rows,), (128,), 0, [qkv, out, dout, half_qkv, half_dout, delta, *ints(stride, heads, hd)])
+        smem = 2 * 64 * hd * 2 + 4 * 32 * hd * 2 + 4 * 32 * 4
+        common = [half_qkv, half_dout, lse, delta, spans_at, work, dqkv, *ints(stride, heads, kv_heads), ctypes.c_float(1 / math.sqrt(hd))]
+        self.kernels["keys", hd].launch((work.shape[0], kv_heads), (128,), smem, common)
+        self.kernels["queries", hd].launch((work.shape[0], heads), (128,), smem, common)
+
+    def room(self, rows, stride, heads, hd, lengths):
+        spans, work, row = [], [], 0
+        for i, n in enumerate(lengths):
+            spans.append([row, n, 0, 0])
+            work += [[i, p] for p in range(0, n, 64)]
+            row += n
+        device = lambda x: torch.tensor(x, dtype=torch.int32, device="cuda")
+        empty = lambda *shape: torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+        return empty(rows, stride), empty(rows, heads * hd), torch.empty(rows, heads, device="cuda"), device(work), device(spans)
+
+
+def check_backward(backward, say):
+    good = True
+    for heads, kv_heads, hd in ((14, 2, 64), (28, 4, 128), (4, 4, 64), (12, 2, 128), (6, 1, 128)):
+        lengths = [1, 5, 31, 64, 65, 200, 300]
+        rows, stride = sum(lengths), (heads + 2 * kv_heads) * hd
+        qkv = torch.randn(rows, stride, device="cuda").bfloat16().float()
+        exact = qkv.double().requires_grad_(True)
+        outs, lses, row = [], [], 0
+        for n in lengths:
+            part = exact[row : row + n]
+            q = part[:, : heads * hd].view(n, heads, hd)
+            k = part[:, heads * hd : (heads + kv_heads) * hd].view(n, kv_heads, hd).repeat_interleave(heads // kv_heads, 1)
+            v = part[:, (heads + kv_heads) * hd :].view(n, kv_heads, hd).repeat_interleave(heads // kv_heads, 1)
+            s = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(hd)
+            s = s.masked_fill(torch.ones(n, n, device="cuda").triu(1).bool(), float("-inf"))
+            outs.append(torch.einsum("hqk,khd->qhd", s.softmax(-1), v).reshape(n, -1))
+            lses.append(s.logsumexp(-1).T)
+            row += n
+        out, lse = torch.cat(outs), torch.cat(lses)
+        dout = torch.randn(rows, heads * hd, device="cuda").bfloat16().float()
+        out.backward(dout.double())
+        room = backward.room(rows, stride, heads, hd, lengths)
+        found = []
+        for _ in range(2):
+            dqkv = torch.full((rows, stride), float("nan"), device="cuda")
+            backward.run(qkv, out.float().detach(), dout, lse.float().detach().contiguous(), None, heads, kv_heads, hd, dqkv, room)
+            torch.cuda.synchronize()
+            found.append(dqkv)
+        columns = [0, heads * hd, (heads + kv_heads) * hd, stride]
+        errors = [relative(found[0][:, a:b], exact.grad[:, a:b]) for a, b in zip(columns, columns[1:])]
+        fine = all(e < 1e-2 for e in errors) and torch.equal(found[0], found[1])
+        good &= fine
+        say(f"backward {heads}/{kv_heads}x{hd}: errors dq dk dv {' '.join(f'{e:.1e}' for e in errors)} {'ok' if fine else 'WRONG'}")
+    return good
+
+
+def time_backward(backward, heads, kv_heads, hd, batch, length):
+    rows, stride = batch * length, (heads + 2 * kv_heads) * hd
+    qkv, dqkv = torch.randn(rows, stride, device="cuda"), torch.empty(rows, stride, device="cuda")
+    out, dout = torch.randn(rows, heads * hd, device="cuda"), torch.randn(rows, heads * hd, device="cuda")
+    lse = torch.full((rows, heads), math.log(length), device="cuda")
+    room = backward.room(rows, stride, heads, hd, [length] * batch)
+    t = graph_time([lambda: backward.run(qkv, out, dout, lse, None, heads, kv_heads, hd, dqkv, room)] * 2, 5)
+    return t, 5 * batch * length * length * heads * hd

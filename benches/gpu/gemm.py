@@ -1,0 +1,231 @@
+"""The packed-weight products of cu/gemm_hopper.cu: checked against exact sums, timed beside torch's libraries."""
+
+import ctypes
+
+import torch
+
+from device import Kernel, compile_all, graph_time, load, tensor_map
+
+SMS = 132
+FORMATS = {"bf16": (0, 2), "int8": (1, 1), "fp8": (2, 1)}
+SHAPES = {
+    "0.5B": [("qkv", 1152, 896), ("o", 896, 896), ("gate_up", 9728, 896), ("down", 896, 4864)],
+    "7B": [("qkv", 4608, 3584), ("o", 3584, 3584), ("gate_up", 37888, 3584), ("down", 3584, 18944)],
+    "32B": [("qkv", 7168, 5120), ("o", 5120, 5120), ("gate_up", 55296, 5120), ("down", 5120, 27648)],
+}
+
+
+def variant(fmt, tok, wg, cl, schedule="STREAM"):
+    return f"gemm_{fmt}_{tok}_{wg}_{cl}_{schedule}"
+
+
+def stage_bytes(tok, wg):
+    return wg * 8192 + tok * 128
+
+
+def ranges_for(n, k_bytes):
+    """Into how many ranges a matrix is cut: as `cuda/gemm.rs` does it."""
+    tiles, kb = -(-n // 128), -(-k_bytes // 128)
+    return SMS if tiles > SMS else tiles * (1 if kb < 16 else min(SMS // tiles, 4))
+
+
+def variants(fmt):
+    """What the files gemm_*.cu hold."""
+    large = "TILES" if fmt == "int8" else "VIRTUAL"
+    streams = (16, 64, 128) if fmt == "fp8" else (16, 64, 128, 256)
+    last = (256, 2, 2, large) if fmt == "int8" else (128, 2, 2, large)
+    return [(fmt, t, 2, 1, "STREAM") for t in streams] + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large), (fmt, *last)]
+
+
+def choose(fmt, rows, n, k_bytes):
+    """The variant for a number of rows, by estimated microseconds: as `cuda/gemm.rs` does it."""
+    tiles, kb = -(-n // 128), -(-k_bytes // 128)
+    up = lambda a, b: -(-a // b)
+    own = {v[1:]: v for v in variants(fmt)}
+    if rows <= 64:
+        return own[(16 if rows <= 16 else 64, 2, 1, "STREAM")]
+    costs = []
+    for v in own.values():
+        _, tok, wg, cl, schedule = v
+        if schedule == "STREAM":
+            if rows > tok or tok < 128:
+                continue
+            ranges = ranges_for(n, k_bytes)
+            unit, fixed = (0.5, 5) if tok == 128 else (0.9, 8)
+            costs.append((unit * up(tiles * kb, ranges) + (2 if ranges == tiles else fixed), v))
+        elif cl == 2:
+            unit = 0.75 if tok == 256 else 0.5
+            costs.append((unit * kb * up(up(n, 256) * up(rows, tok), SMS // 2) + 3, v) if rows > 256 else (1e9, v))
+        else:
+            unit, fixed = (0.45, 1) if wg == 2 else (0.27, 2.5) if tok == 128 else (0.22, 2)
+            costs.append((unit * kb * up(up(n, 64 * wg) * up(rows, tok), SMS) + fixed, v))
+    return min(costs)[1]
+
+
+class Gemm:
+    """The kernels of a list of (format, tok, wg, cl, schedule)."""
+
+    def __init__(self, variants, report=print):
+        jobs = [
+            (f"gemm_{f}.cu", "sm_90a", [f"TUNE(K)=K({f}, {f.upper()}, {t}, {w}, {c}, {s})"]) for f, t, w, c, s in variants
+        ] + [("gemm_pack.cu", "sm_90a", [])]
+        built = compile_all(jobs)
+        self.kernels = {}
+        for v, (cubin, log) in zip(variants, built):
+            if cubin is None:
+                report(f"{v}: {log}")
+                continue
+            self.kernels[v] = Kernel(load(cubin), variant(*v))
+        self.packer = Kernel(load(built[-1][0]), "gemm_pack")
+        self.counters = torch.zeros(1 << 16, dtype=torch.int32, device="cuda")
+        self.partials = torch.empty(96 << 20, dtype=torch.uint8, device="cuda")
+
+    def pack(self, rows, interleave=0):
+        n, row_bytes = rows.shape[0], rows.shape[1] * rows.element_size()
+        strips, kb = -(-n // 64), -(-row_bytes // 128)
+        tiles = torch.full((strips * kb * 8192,), 0x55, dtype=torch.uint8, device="cuda")
+        ints = [ctypes.c_int(v) for v in (n, row_bytes, kb, interleave)]
+        self.packer.launch((strips * kb * 2,), (256,), 0, [rows, tiles, *ints])
+        return tiles
+
+    def run(self, v, x, tiles, n, out, xs=None, ws=None, bias=None, add=0, swiglu=0, ranges=None, pdl=True, prepared=None):
+        fmt, tok, wg, cl, schedule = v
+        element = FORMATS[fmt][1]
+        tokens, row_bytes = x.shape[0], x.shape[1] * element
+        kb = -(-row_bytes // 128)
+        ranges = ranges or ranges_for(n, row_bytes)
+        grid = ranges * cl
+        if schedule != "STREAM":
+            grid = min(SMS // cl, -(-n // (64 * wg * cl)) * -(-tokens // tok)) * cl
+        at = lambda t: t.data_ptr() if t is not None else None
+        pointers = [ctypes.c_void_p(at(t)) for t in (tiles, ws, xs, bias, out, self.partials, self.counters)]
+        numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, swiglu)]
+        most = min(16, 196 * 1024 // stage_bytes(tok, wg))
+        smem = most * stage_bytes(tok, wg) + 1024
+        if prepared is None:
+            prepared = tensor_map(x.data_ptr(), tokens, row_bytes, tok // cl)
+        block = wg * 128 + 128 if wg > 1 else 160
+        self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers], pdl)
+
+
+def operands(fmt, tokens, n, k):
+    if fmt == "bf16":
+        x = torch.randn(tokens, k, device="cuda").bfloat16()
+        w = torch.randn(n, k, device="cuda").bfloat16()
+        return x, w, None, None
+    xs, ws = torch.rand(tokens, device="cuda") + 0.5, torch.rand(n, device="cuda") + 0.5
+    if fmt == "int8":
+        x = torch.randint(-127, 128, (tokens, k), dtype=torch.int8, device="cuda")
+        w = torch.randint(-127, 128, (n, k), dtype=torch.int8, device="cuda")
+    else:
+        x = (torch.randn(tokens, k, device="cuda") * 30).to(torch.float8_e4m3fn)
+        w = (torch.randn(n, k, device="cuda") * 30).to(torch.float8_e4m3fn)
+    return x, w, xs, ws
+
+
+def reference(fmt, x, w, xs, ws, bias, old):
+    total = x.double() @ w.double().T if fmt == "bf16" else x.float().double() @ w.float().double().T
+    if fmt == "int8":
+        v = total.to(torch.int32).float() * (xs[:, None] * ws[None, :])
+        v = v + bias if bias is not None else v
+        return old + v if old is not None else v
+    if xs is not None:
+        total = total * xs[:, None].double() * ws[None, :].double()
+    total = total + bias.double() if bias is not None else total
+    return total + old.double() if old is not None else total
+
+
+def verify(gemm, v, tokens, n, k, bias, add, ranges=None):
+    """Relative error (int8: 0 or the number of wrong elements)."""
+    fmt = v[0]
+    x, w, xs, ws = operands(fmt, tokens, n, k)
+    b = torch.randn(n, device="cuda") if bias else None
+    old = torch.randn(tokens, n, device="cuda") if add else None
+    out = old.clone() if add else torch.full((tokens, n), float("nan"), device="cuda")
+    tiles = gemm.pack(w)
+    gemm.run(v, x, tiles, n, out, xs, ws, b, int(add), ranges=ranges)
+    again = old.clone() if add else torch.full((tokens, n), float("nan"), device="cuda")
+    gemm.run(v, x, tiles, n, again, xs, ws, b, int(add), ranges=ranges)
+    torch.cuda.synchronize()
+    want = reference(fmt, x, w, xs, ws, b, old)
+    same = bool(torch.equal(out.view(torch.int32), again.view(torch.int32)))
+    if fmt == "int8":
+        return float((out != want).sum()), same
+    return float((out.double() - want).norm() / want.norm()), same
+
+
+def verify_swiglu(gemm, v, tokens, n, k):
+    """Relative error of silu(gate) * up made by the product itself."""
+    x, w, xs, ws = operands(v[0], tokens, n, k)
+    f = n // 2
+    out = torch.full((tokens, f), float("nan"), device="cuda")
+    order = torch.arange(n, device="cuda").view(2, f // 8, 8).transpose(0, 1).reshape(-1)
+    packed_scales = ws[order].contiguous() if ws is not None else None
+    factor = 1e-3 if v[0] != "bf16" else 1.0
+    xs = xs * factor if xs is not None else None
+    gemm.run(v, x, gemm.pack(w, f), n, out, xs, packed_scales, swiglu=1)
+    torch.cuda.synchronize()
+    both = reference(v[0], x, w, xs, ws, None, None).double()
+    want = torch.nn.functional.silu(both[:, :f]) * both[:, f:]
+    return float((out.double() - want).norm() / want.norm())
+
+
+def invariance(gemm, small, large, n, k):
+    """Whether the first rows of a large batch have the bits of a small one."""
+    x, w, xs, ws = operands(small[0], large[1], n, k)
+    tiles = gemm.pack(w)
+    outs = []
+    ranges = ranges_for(n, k * FORMATS[small[0]][1])
+    for v, rows in ((small, small[1] - 3), (large, large[1])):
+        out = torch.full((rows, n), float("nan"), device="cuda")
+        gemm.run(v, x[:rows], tiles, n, out, xs, ws, ranges=ranges)
+        outs.append(out)
+    torch.cuda.synchronize()
+    return bool(torch.equal(outs[0], outs[1][: outs[0].shape[0]]))
+
+
+class Pool:
+    """A gigabyte of weights per format, to rotate over more than the L2 holds."""
+
+    def __init__(self):
+        size = 1 << 30
+        self.data = {
+            "bf16": torch.randn(size // 2, device="cuda", dtype=torch.bfloat16).view(torch.uint8),
+            "int8": torch.randint(-127, 128, (size,), dtype=torch.int8, device="cuda").view(torch.uint8),
+        }
+        self.data["fp8"] = (torch.randn(size, device="cuda") * 30).to(torch.float8_e4m3fn).view(torch.uint8)
+
+    def sets(self, fmt, size):
+        pool = self.data[fmt]
+        count = max(1, min(48, pool.numel() // size))
+        return [pool[i * size : (i + 1) * size] for i in range(count)]
+
+
+def timing(gemm, pool, v, tokens, n, k, ranges=None, swiglu=0):
+    fmt, tok, wg, cl, schedule = v
+    element = FORMATS[fmt][1]
+    x, _, xs, ws = operands(fmt, tokens, 16, k)
+    ws = torch.rand(n, device="cuda")
+    sets = pool.sets(fmt, -(-n // 64) * -(-k * element // 128) * 8192)
+    out = torch.empty(tokens, n, device="cuda")
+    prepared = tensor_map(x.data_ptr(), tokens, k * element, tok // cl)
+    launches = [
+        (lambda t=t: gemm.run(v, x, t, n, out, xs, ws, ranges=ranges, prepared=prepared, swiglu=swiglu))
+        for t in sets * max(1, 8 // len(sets))
+    ]
+    return graph_time(launches, 5)
+
+
+def torch_timing(pool, fmt, tokens, n, k):
+    element = FORMATS[fmt][1]
+    x, _, xs, ws = operands(fmt, tokens, 16, k)
+    dtype = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[fmt]
+    sets = [s[: n * k * element].view(dtype).view(n, k) for s in pool.sets(fmt, n * k * element)]
+    ws = torch.rand(n, device="cuda")
+    if fmt == "bf16":
+        call = lambda w: torch.nn.functional.linear(x, w)
+    elif fmt == "fp8":
+        call = lambda w: torch._scaled_mm(x, w.T, scale_a=xs[:, None], scale_b=ws[None, :], out_dtype=torch.bfloat16)
+    else:
+        call = lambda w: torch._int_mm(x, w.T)
+    return graph_time([(lambda w=w: call(w)) for w in sets * max(1, 8 // len(sets))], 5)
