@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (u32 j = 0; j < PER_THREAD; ++j) {
         if (j * THREADS + threadIdx.x < count) {
-            float shifted = __fsub_rn(v[j], best), e = exp_cpu(shifted);
+            float shifted = __fsub_rn(v[j], best), e = exp_fast(shifted);
             total = __fadd_rn(total, e);
             weighted = __fmaf_rn(e, shifted, weighted);
         }

@@ -51,7 +51,8 @@ struct Swiglu {
     const float* gate;
     const float* up;
     static __device__ __forceinline__ float one(float g, float u) {
-        float s = __fdiv_rn(1.0f, __fadd_rn(1.0f, exp_cpu(0.0f - g)));
+        float s;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(__fadd_rn(1.0f, exp_fast(0.0f - g))));
         return __fmul_rn(__fmul_rn(g, s), u);
     }
     __device__ __forceinline__ float operator()(u32 i) const { return one(gate[i], up[i]); }
@@ -131,22 +132,72 @@ __device__ __forceinline__ void to_codes(const Row& row, u32 k, u8* out, float* 
     }
 }
 
+__device__ __forceinline__ float inverse_rms(float sum, u32 width, float eps, float* room) {
+    sum = sum_of_block(sum, room);
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
+}
+
+__device__ __forceinline__ float add_squares(float sum, float4 v) {
+    sum = __fmaf_rn(v.x, v.x, sum);
+    sum = __fmaf_rn(v.y, v.y, sum);
+    sum = __fmaf_rn(v.z, v.z, sum);
+    return __fmaf_rn(v.w, v.w, sum);
+}
+
 __device__ __forceinline__ Normed normed(const float* x, const float* gain, u32 width, float eps, float* room) {
     float sum = 0.0f;
     if (width % 4 == 0) {
-        for (u32 i = threadIdx.x; i < width / 4; i += THREADS) {
-            float4 v = ((const float4*)x)[i];
-            sum = __fmaf_rn(v.x, v.x, sum);
-            sum = __fmaf_rn(v.y, v.y, sum);
-            sum = __fmaf_rn(v.z, v.z, sum);
-            sum = __fmaf_rn(v.w, v.w, sum);
-        }
+        for (u32 i = threadIdx.x; i < width / 4; i += THREADS) sum = add_squares(sum, ((const float4*)x)[i]);
     } else {
         for (u32 i = threadIdx.x; i < width; i += THREADS) sum = __fmaf_rn(x[i], x[i], sum);
     }
-    sum = sum_of_block(sum, room);
-    float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
-    return Normed{x, gain, scale};
+    return Normed{x, gain, inverse_rms(sum, width, eps, room)};
+}
+
+// RMSNorm and codes of a row that is read once: it stays in registers, and the gain is there before it is needed.
+template <typename C>
+__device__ __forceinline__ void norm_codes(const float* x, const float* gain, u32 k, float eps, u8* out,
+                                           float* scale_out, float* sums, u32* room) {
+    const u32 NARROW = 4;
+    u32 fours = k / 4;
+    if (k % 4 != 0 || fours > NARROW * THREADS) {
+        to_codes<C>(normed(x, gain, k, eps, sums), k, out, scale_out, room);
+        return;
+    }
+    float4 v[NARROW], g[NARROW];
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 j = 0; j < NARROW; ++j) {
+        u32 i = j * THREADS + threadIdx.x;
+        if (i < fours) {
+            v[j] = ((const float4*)x)[i];
+            g[j] = ((const float4*)gain)[i];
+        }
+    }
+#pragma unroll
+    for (u32 j = 0; j < NARROW; ++j) {
+        if (j * THREADS + threadIdx.x < fours) sum = add_squares(sum, v[j]);
+    }
+    float scale = inverse_rms(sum, k, eps, sums);
+    u32 largest = 0;
+#pragma unroll
+    for (u32 j = 0; j < NARROW; ++j) {
+        if (j * THREADS + threadIdx.x < fours) {
+            v[j].x = __fmul_rn(__fmul_rn(v[j].x, scale), g[j].x);
+            v[j].y = __fmul_rn(__fmul_rn(v[j].y, scale), g[j].y);
+            v[j].z = __fmul_rn(__fmul_rn(v[j].z, scale), g[j].z);
+            v[j].w = __fmul_rn(__fmul_rn(v[j].w, scale), g[j].w);
+            largest = largest_of(largest, v[j]);
+        }
+    }
+    float code_scale = scale_of(largest_of_block(largest, room), C::max);
+    float inverse = __fdiv_rn(1.0f, code_scale);
+    if (threadIdx.x == 0) *scale_out = code_scale;
+#pragma unroll
+    for (u32 j = 0; j < NARROW; ++j) {
+        u32 i = j * THREADS + threadIdx.x;
+        if (i < fours) ((u32*)out)[i] = four_codes<C>(v[j], inverse);
+    }
 }
 
 #define ROW_OF(width) ((u64)blockIdx.x * (width))
@@ -178,14 +229,14 @@ extern "C" __global__ void __launch_bounds__(1024)
     __shared__ float sums[MOST_WARPS];
     ROOM;
     wait_for_previous();
-    to_codes<Int8>(normed(x + ROW_OF(k), gain, k, eps, sums), k, out + ROW_OF(k), scales + blockIdx.x, room);
+    norm_codes<Int8>(x + ROW_OF(k), gain, k, eps, out + ROW_OF(k), scales + blockIdx.x, sums, room);
 }
 extern "C" __global__ void __launch_bounds__(1024)
     norm_e4m3(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales) {
     __shared__ float sums[MOST_WARPS];
     ROOM;
     wait_for_previous();
-    to_codes<E4m3>(normed(x + ROW_OF(k), gain, k, eps, sums), k, out + ROW_OF(k), scales + blockIdx.x, room);
+    norm_codes<E4m3>(x + ROW_OF(k), gain, k, eps, out + ROW_OF(k), scales + blockIdx.x, sums, room);
 }
 
 __device__ __forceinline__ Swiglu swiglu_row(const float* gate_up, u32 f) {
