@@ -5,6 +5,7 @@ use super::layer::{self, Activations, Temporary};
 use super::network::Network;
 use qurl_kernels::backend::{DRAWN_WORDS, HeadOutput, Output, SampleRow, Sampled};
 use qurl_kernels::{Backend, BackendError};
+use std::ops::Range;
 
 /// Working memory for forward passes of up to a fixed number of rows.
 pub struct Inference<B: Backend> {
@@ -133,17 +134,9 @@ pub fn score_targets<B: Backend, S: AsRef<[u32]>>(
     chunk: usize,
 ) -> Result<HeadOutput, BackendError> {
     let mut all = HeadOutput::default();
-    let mut scored = 0;
-    in_chunks(backend, net, sequences, chunk, |work, rows| {
-        let count = targets.rows[scored..].partition_point(|&row| (row as usize) < rows.end);
-        let part = Targets {
-            rows: targets.rows[scored..scored + count].iter().map(|row| row - rows.start as u32).collect(),
-            tokens: targets.tokens[scored..scored + count].to_vec(),
-        };
-        scored += count;
-        if !part.is_empty() {
-            all.extend(work.head(backend, net, &part, temperature)?);
-        }
+    in_chunks(backend, net, sequences, &targets.rows, chunk, |work, rows, wanted| {
+        let part = Targets { rows, tokens: targets.tokens[wanted].to_vec() };
+        all.extend(work.head(backend, net, &part, temperature)?);
         Ok(())
     })?;
     Ok(all)
@@ -158,14 +151,8 @@ pub fn logit_rows<B: Backend, S: AsRef<[u32]>>(
     chunk: usize,
 ) -> Result<Vec<f32>, BackendError> {
     let mut logits = Vec::with_capacity(wanted.len() * net.config().vocab_size);
-    let mut taken = 0;
-    in_chunks(backend, net, sequences, chunk, |work, rows| {
-        let count = wanted[taken..].partition_point(|&row| (row as usize) < rows.end);
-        let part: Vec<u32> = wanted[taken..taken + count].iter().map(|row| row - rows.start as u32).collect();
-        taken += count;
-        if !part.is_empty() {
-            logits.extend(work.logits(backend, net, &part)?);
-        }
+    in_chunks(backend, net, sequences, wanted, chunk, |work, rows, _| {
+        logits.extend(work.logits(backend, net, &rows)?);
         Ok(())
     })?;
     Ok(logits)
@@ -180,33 +167,35 @@ pub fn value_rows<B: Backend, S: AsRef<[u32]>>(
     chunk: usize,
 ) -> Result<Vec<f32>, BackendError> {
     let mut values = Vec::with_capacity(wanted.len());
-    in_chunks(backend, net, sequences, chunk, |work, rows| {
-        let part = &wanted[values.len()..];
-        let count = part.partition_point(|&row| (row as usize) < rows.end);
-        let part: Vec<u32> = part[..count].iter().map(|row| row - rows.start as u32).collect();
-        if !part.is_empty() {
-            values.extend(work.values(backend, net, &part)?);
-        }
+    in_chunks(backend, net, sequences, wanted, chunk, |work, rows, _| {
+        values.extend(work.values(backend, net, &rows)?);
         Ok(())
     })?;
     Ok(values)
 }
 
-/// Runs whole sequences forward in chunks of rows and shows each chunk while its rows are at hand.
+/// Runs whole sequences forward in chunks of rows and shows the wanted rows (in ascending order) of each chunk while they
+/// are at hand: their numbers in the chunk, and which of `wanted` they are. Chunks without any are not shown.
 fn in_chunks<B: Backend, S: AsRef<[u32]>>(
     backend: &B,
     net: &Network<B>,
     sequences: &[S],
+    wanted: &[u32],
     chunk: usize,
-    mut see: impl FnMut(&mut Inference<B>, std::ops::Range<usize>) -> Result<(), BackendError>,
+    mut see: impl FnMut(&mut Inference<B>, Vec<u32>, Range<usize>) -> Result<(), BackendError>,
 ) -> Result<(), BackendError> {
     let batch = Batch::whole(sequences);
     let mut kv = page_store(backend, net, batch.pages.len(), PAGE)?;
     let mut work = Inference::new(backend, net, chunk.min(batch.rows()).max(1))?;
+    let mut seen = 0;
     for start in (0..batch.rows()).step_by(work.rows()) {
-        let rows = start..(start + work.rows()).min(batch.rows());
-        work.forward(backend, net, &batch.chunk(rows.clone()), &mut kv);
-        see(&mut work, rows)?;
+        let end = (start + work.rows()).min(batch.rows());
+        work.forward(backend, net, &batch.chunk(start..end), &mut kv);
+        let here = seen..seen + wanted[seen..].partition_point(|&row| (row as usize) < end);
+        seen = here.end;
+        if !here.is_empty() {
+            see(&mut work, wanted[here.clone()].iter().map(|row| row - start as u32).collect(), here)?;
+        }
     }
     Ok(())
 }
