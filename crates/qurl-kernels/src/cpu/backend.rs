@@ -238,11 +238,35 @@ impl Backend for Cpu {
         output: Output,
         out: &mut Self::Tensor,
     ) {
-        let mode = match output {
-            Output::Store => Mode::Store,
-            Output::Add => Mode::Add,
-        };
-        gemm::matmul(&self.ctx, x, rows, w.right(), bias.map(|b| &**b), mode, out);
+        gemm::matmul(&self.ctx, x, rows, w.right(), bias.map(|b| &**b), output.into(), out);
+    }
+
+    fn norm_linear(
+        &self,
+        x: &Self::Tensor,
+        gain: &Self::Tensor,
+        rows: usize,
+        eps: f32,
+        w: &CpuWeight,
+        bias: Option<&Self::Tensor>,
+        normed: &mut Self::Tensor,
+        out: &mut Self::Tensor,
+    ) {
+        gemm::norm_matmul(&self.ctx, x, gain, eps, rows, w.right(), bias.map(|b| &**b), normed, out);
+    }
+
+    fn swiglu_linear(
+        &self,
+        gate_up: &Self::Tensor,
+        rows: usize,
+        width: usize,
+        w: &CpuWeight,
+        output: Output,
+        activated: &mut Self::Tensor,
+        out: &mut Self::Tensor,
+    ) {
+        assert_eq!(width, w.k, "swiglu: width");
+        gemm::swiglu_matmul(&self.ctx, gate_up, rows, w.right(), output.into(), activated, out);
     }
 
     fn linear_input_gradient(&self, dy: &Self::Tensor, rows: usize, w: &CpuWeight, dx: &mut Self::Tensor) {
@@ -298,6 +322,20 @@ impl Backend for Cpu {
 
     fn kv_write(&self, qkv: &Self::Tensor, heads: Heads, slots: &[u32], kv: &mut KvPages) {
         kv.write(&self.ctx, qkv, heads.qkv_width(), heads.heads * heads.head_dim, slots);
+    }
+
+    fn rope_store(
+        &self,
+        qkv: &mut Self::Tensor,
+        heads: Heads,
+        positions: &[u32],
+        rope: Rope<Self::Tensor>,
+        slots: &[u32],
+        kv: &mut KvPages,
+        format: KvFormat,
+    ) {
+        assert_eq!(format, kv.format(), "kv store: format");
+        kv.rope_store(&self.ctx, qkv, heads, positions, rope.cos, rope.sin, slots);
     }
 
     fn kv_copy_page(&self, kv: &mut KvPages, from: usize, to: usize) {
@@ -418,6 +456,15 @@ impl Backend for Cpu {
 
     fn sum_squares(&self, x: &Self::Tensor) -> Result<f64, BackendError> {
         Ok(adamw::sum_squares(&self.ctx, x))
+    }
+}
+
+impl From<Output> for Mode {
+    fn from(output: Output) -> Mode {
+        match output {
+            Output::Store => Mode::Store,
+            Output::Add => Mode::Add,
+        }
     }
 }
 

@@ -36,7 +36,7 @@ pub fn rope(
     });
 }
 
-simd_dispatch!(plain fn rotate(x: *mut f32, half: usize, cos: *const f32, sin: *const f32, inverse: bool) = rotate_at);
+simd_dispatch!(plain pub(super) fn rotate(x: *mut f32, half: usize, cos: *const f32, sin: *const f32, inverse: bool) = rotate_at);
 
 #[inline(always)]
 unsafe fn rotate_at<S: Simd>(x: *mut f32, half: usize, cos: *const f32, sin: *const f32, inverse: bool) {
@@ -88,7 +88,7 @@ pub fn swiglu_backward(ctx: &Context, gate_up: &mut [f32], out: &mut [f32], rows
     });
 }
 
-simd_dispatch!(plain fn swiglu_row(gate_up: *const f32, f: usize, out: *mut f32) = swiglu_row_at);
+simd_dispatch!(plain pub(super) fn swiglu_row(gate_up: *const f32, f: usize, out: *mut f32) = swiglu_row_at);
 simd_dispatch!(plain fn swiglu_backward_row(gate_up: *mut f32, f: usize, out: *mut f32) = swiglu_backward_row_at);
 
 #[inline(always)]
@@ -188,19 +188,11 @@ pub fn add(ctx: &Context, x: &[f32], y: &mut [f32]) {
     });
 }
 
-/// Rounds columns `columns` of each row of `x[rows, stride]` to bf16.
-pub fn round_bf16(ctx: &Context, x: &mut [f32], rows: usize, stride: usize, columns: std::ops::Range<usize>) {
-    assert!(x.len() >= rows * stride && columns.end <= stride, "round: shapes");
-    let x = Parts::new(x);
-    ctx.pool.for_ranges(rows, 8192 / columns.len().max(1) + 1, &|range| {
-        for row in range {
-            // SAFETY: rows are disjoint between tasks.
-            unsafe { round_row(ctx.level, x.at(row * stride + columns.start), columns.len()) }
-        }
-    });
-}
-
-simd_dispatch!(plain fn round_row(x: *mut f32, n: usize) = round_row_at);
+simd_dispatch!(
+    plain
+    /// Rounds `n` values to bf16.
+    pub(super) fn round_row(x: *mut f32, n: usize) = round_row_at
+);
 
 #[inline(always)]
 unsafe fn round_row_at<S: Simd>(x: *mut f32, n: usize) {

@@ -19,6 +19,7 @@ use super::Context;
 use super::buf::{Aligned, Borrowed, Parts};
 use super::pack::{self, Layout};
 use super::quant::QuantB;
+use super::source::Source;
 
 /// The number format of packed operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,13 +124,12 @@ impl Right<'_> {
     }
 
     /// Packs the left operand `x[rows, k]` as this right operand needs it.
-    pub(crate) fn pack_left<'c>(&self, ctx: &'c Context, x: &[f32], rows: usize) -> Left<'c> {
+    pub(crate) fn pack_left<'c>(&self, ctx: &'c Context, x: &Source, rows: usize) -> Left<'c> {
         match self {
             Right::Float(b) => {
                 let words = b.k.div_ceil(b.precision.per_word());
                 let mut strips = ctx.scratch.take(rows * words);
-                let shape = pack::Shape { lanes: rows, k: b.k, width: ctx.strip(), pad: false };
-                pack::pack(ctx, b.precision, Layout::LanesByK, x, shape, &mut strips);
+                pack::pack_rows(ctx, b.precision, x, rows, b.k, &mut strips);
                 Left { strips, scales: None, rows, words }
             }
             Right::Quantized(b) => b.pack_left(ctx, x, rows),
@@ -187,8 +187,7 @@ pub(crate) fn matmul_part(ctx: &Context, x: &[f32], rows: usize, b: &PackedB, ra
     assert!(x.len() >= rows * range.len() && out.len() >= rows * b.n, "matmul part: shapes");
     let words = range.len().div_ceil(per_word);
     let mut strips = ctx.scratch.take(rows * words);
-    let shape = pack::Shape { lanes: rows, k: range.len(), width: ctx.strip(), pad: false };
-    pack::pack(ctx, b.precision, Layout::LanesByK, x, shape, &mut strips);
+    pack::pack_rows(ctx, b.precision, &Source::Ready(x), rows, range.len(), &mut strips);
     let job = Job {
         m: rows,
         n: b.n,
@@ -218,9 +217,48 @@ pub fn matmul<'a>(
     out: &mut [f32],
 ) {
     let b = b.into();
-    assert!(x.len() >= rows * b.k() && out.len() >= rows * b.n(), "matmul: {rows} rows of {} -> {}", b.k(), b.n());
-    assert!(bias.is_none_or(|bias| bias.len() == b.n()), "matmul: bias length");
-    assert!(mode != Mode::Chain || matches!(b, Right::Float(_)), "matmul: quantized products cannot go on from C");
+    assert!(x.len() >= rows * b.k(), "matmul: {rows} rows of {}", b.k());
+    multiply(ctx, &Source::Ready(x), rows, b, bias, mode, out);
+}
+
+/// `out = rmsnorm(x) B (+ bias)`; `normed` is working memory of the size of `x`.
+pub(crate) fn norm_matmul(
+    ctx: &Context,
+    x: &[f32],
+    gain: &[f32],
+    eps: f32,
+    rows: usize,
+    b: Right<'_>,
+    bias: Option<&[f32]>,
+    normed: &mut [f32],
+    out: &mut [f32],
+) {
+    let len = rows * b.k();
+    assert!(gain.len() == b.k() && x.len() >= len && normed.len() >= len, "normed product: shapes");
+    let source = Source::Normed { x, gain, eps, into: Parts::new(normed) };
+    multiply(ctx, &source, rows, b, bias, Mode::Store, out);
+}
+
+/// `out (+)= swiglu(gate_up) B`; `activated` is working memory `[rows, k]`.
+pub(crate) fn swiglu_matmul(
+    ctx: &Context,
+    gate_up: &[f32],
+    rows: usize,
+    b: Right<'_>,
+    mode: Mode,
+    activated: &mut [f32],
+    out: &mut [f32],
+) {
+    let len = rows * b.k();
+    assert!(gate_up.len() >= 2 * len && activated.len() >= len, "activated product: shapes");
+    let source = Source::Activated { gate_up, into: Parts::new(activated) };
+    multiply(ctx, &source, rows, b, None, mode, out);
+}
+
+fn multiply(ctx: &Context, x: &Source, rows: usize, b: Right<'_>, bias: Option<&[f32]>, mode: Mode, out: &mut [f32]) {
+    assert!(out.len() >= rows * b.n(), "product: {rows} rows of {}", b.n());
+    assert!(bias.is_none_or(|bias| bias.len() == b.n()), "product: bias length");
+    assert!(mode != Mode::Chain || matches!(b, Right::Float(_)), "quantized products cannot go on from C");
     let left = b.pack_left(ctx, x, rows);
     run(ctx, &b.job(&left, bias, mode, out));
 }
@@ -276,23 +314,25 @@ pub(crate) const STRIPS_PER_BLOCK: usize = 16;
 /// Words along k in one pass: the strip stays in the first-level cache and the panel in the second.
 const K_BLOCK: usize = 512;
 
-/// Runs a product on all threads.
+/// Words of A times columns of B, about one microsecond's: so much a thread takes at a time.
+const RUN_WORK: usize = 1 << 14;
+
+/// Runs a product on all threads: each streams a contiguous part of the panels, a block of strips at a time.
 fn run(ctx: &Context, job: &Job) {
     let strip_count = job.m.div_ceil(ctx.strip());
     let strip_blocks = strip_count.div_ceil(STRIPS_PER_BLOCK);
     let panel_count = job.n.div_ceil(ctx.panel());
-    // A few tasks a thread, each a run of panels for one block of strips.
-    let wanted = (12 * ctx.pool.threads()).div_ceil(strip_blocks.max(1));
-    let work_per_panel = job.m.min(ctx.strip() * STRIPS_PER_BLOCK) * job.words * ctx.panel();
-    let least = (1 << 18) / work_per_panel.max(1) + 1; // below about ten microseconds a task does not pay
-    let run_length = panel_count.div_ceil(wanted).max(least).min(panel_count).max(1);
-    let runs = panel_count.div_ceil(run_length);
-    ctx.pool.for_each(strip_blocks * runs, &|task| {
-        let (block, run) = (task / runs, task % runs);
-        let strips = block * STRIPS_PER_BLOCK..((block + 1) * STRIPS_PER_BLOCK).min(strip_count);
-        let panels = run * run_length..((run + 1) * run_length).min(panel_count);
-        // SAFETY: the ranges lie inside the packed operands, and tasks own disjoint tiles of C.
-        unsafe { run_block(ctx, job, strips, panels) }
+    let panel_work = job.m.min(ctx.strip() * STRIPS_PER_BLOCK) * job.words * ctx.panel();
+    let most = RUN_WORK / panel_work.max(1) + 1;
+    ctx.pool.for_runs(strip_blocks * panel_count, most, 2 * most, &|mut part| {
+        while !part.is_empty() {
+            let (block, first) = (part.start / panel_count, part.start % panel_count);
+            let panels = first..(first + part.len()).min(panel_count);
+            let strips = block * STRIPS_PER_BLOCK..((block + 1) * STRIPS_PER_BLOCK).min(strip_count);
+            part.start += panels.len();
+            // SAFETY: the ranges lie inside the packed operands, and parts own disjoint tiles of C.
+            unsafe { run_block(ctx, job, strips, panels) }
+        }
     });
 }
 

@@ -9,6 +9,7 @@ use super::Context;
 use super::buf::Parts;
 use super::gemm::{self, Left, Mode, PackedB, Right, STRIPS_PER_BLOCK};
 use super::simd::{Simd, exp, simd_dispatch};
+use super::source::Source;
 
 /// Columns of the vocabulary that are reduced at a time, at every level.
 pub(super) const CHUNK: usize = 512;
@@ -246,7 +247,7 @@ impl<'a> Tiles<'a> {
     /// Packs the hidden rows for the product.
     pub(super) fn new(ctx: &'a Context, hidden: &[f32], rows: usize, head: impl Into<Right<'a>>) -> Self {
         let head = head.into();
-        Tiles { ctx, head, left: head.pack_left(ctx, hidden, rows), rows }
+        Tiles { ctx, head, left: head.pack_left(ctx, &Source::Ready(hidden), rows), rows }
     }
 
     pub(super) fn block_rows(&self) -> usize {
@@ -280,29 +281,45 @@ simd_dispatch!(plain pub(super) fn reduce(logits: &mut [f32], inverse_temperatur
 /// Scales the logits in place and sums them up.
 #[inline(always)]
 unsafe fn reduce_at<S: Simd>(logits: &mut [f32], inverse_temperature: f32) -> Partial {
-    let len = logits.len();
+    let whole = logits.len() / S::LANES * S::LANES;
+    let rest = logits.len() - whole;
     let x = logits.as_mut_ptr();
-    // SAFETY: partial vectors are masked.
+    // SAFETY: whole vectors, then a masked one.
     unsafe {
-        let mut largest = S::splat(f32::NEG_INFINITY);
-        for i in (0..len).step_by(S::LANES) {
-            let n = S::LANES.min(len - i);
-            let v = S::mul(S::load_n(x.add(i), n), S::splat(inverse_temperature));
-            S::store_n(x.add(i), v, n);
-            largest = S::max(largest, S::keep_n(v, n, f32::NEG_INFINITY));
+        let factor = S::splat(inverse_temperature);
+        let last = S::mul(S::load_n(x.add(whole), rest), factor);
+        S::store_n(x.add(whole), last, rest);
+        let mut largest = S::keep_n(last, rest, f32::NEG_INFINITY);
+        for i in (0..whole).step_by(S::LANES) {
+            let v = S::mul(S::load(x.add(i)), factor);
+            S::store(x.add(i), v);
+            largest = S::max(largest, v);
         }
         let largest = S::largest(largest);
         let (mut total, mut weighted) = (S::splat(0.0), S::splat(0.0));
-        for i in (0..len).step_by(S::LANES) {
-            let n = S::LANES.min(len - i);
-            let shifted = S::sub(S::load_n(x.add(i), n), S::splat(largest));
-            let e = S::keep_n(exp::<S>(shifted), n, 0.0);
+        for i in (0..whole).step_by(S::LANES) {
+            let shifted = S::sub(S::load(x.add(i)), S::splat(largest));
+            let e = exp::<S>(shifted);
             total = S::add(total, e);
             weighted = S::fma(e, shifted, weighted);
         }
-        let argmax = logits.iter().position(|&v| v == largest).unwrap_or(0) as u32;
+        if rest > 0 {
+            let shifted = S::sub(S::load_n(x.add(whole), rest), S::splat(largest));
+            let e = S::keep_n(exp::<S>(shifted), rest, 0.0);
+            total = S::add(total, e);
+            weighted = S::fma(e, shifted, weighted);
+        }
+        let argmax = first_place(logits, largest).unwrap_or(0) as u32;
         Partial { largest, argmax, total: S::sum(total), weighted: S::sum(weighted) }
     }
+}
+
+/// Where `x` is found first. Looks at sixteen at a time, which compilers turn into vectors.
+#[inline(always)]
+fn first_place(values: &[f32], x: f32) -> Option<usize> {
+    let has = |part: &[f32]| part.iter().fold(false, |found, &v| found | (v == x));
+    let part = values.chunks(16).position(has)?;
+    Some(16 * part + values[16 * part..].iter().position(|&v| v == x)?)
 }
 
 struct RowTerms {

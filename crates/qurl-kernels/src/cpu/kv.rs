@@ -10,11 +10,12 @@
 mod eight_bits;
 
 use super::Context;
-use super::attention::Heads;
+use super::attention::{Heads, MAX_HEAD_DIM};
 use super::buf::{Aligned, Parts};
 use super::elementwise;
+use super::level::Level;
 use super::scalar::bf16_bits;
-use super::simd::{MOST_LANES, Simd};
+use super::simd::{MOST_LANES, Simd, simd_dispatch};
 use eight_bits::Code;
 
 /// Tokens of a key block.
@@ -81,9 +82,6 @@ enum Store {
     Coded(Code, Aligned<u8>, Aligned<f32>),
 }
 
-/// Stores the keys and values of one token and head: `(page, head, slot, keys, values)`.
-type Put<'a> = dyn Fn(usize, usize, usize, &[f32], &[f32]) + Sync + 'a;
-
 /// Keys and values of one layer.
 #[derive(Clone, Debug)]
 pub struct KvPages {
@@ -147,61 +145,63 @@ impl KvPages {
     pub fn write(&mut self, ctx: &Context, qkv: &[f32], stride: usize, key_column: usize, slots: &[u32]) {
         let kv = self.kv_heads * self.head_dim;
         assert!(qkv.len() >= slots.len() * stride && key_column + 2 * kv <= stride, "kv write: shapes");
-        assert!(slots.iter().all(|&s| (s as usize) < self.pages * self.page_size), "kv write: slot out of range");
-        let (head_dim, page_size, shape) = (self.head_dim, self.page_size, self.shape());
-        // Calls `put(page, head, slot, keys, values)` for every token and head.
-        let each = |put: &Put| {
-            ctx.pool.for_ranges(slots.len(), 4096 / kv.max(1) + 1, &|range| {
-                for row in range {
-                    let (page, slot) = (slots[row] as usize / page_size, slots[row] as usize % page_size);
-                    let keys = &qkv[row * stride + key_column..][..kv];
-                    let values = &qkv[row * stride + key_column + kv..][..kv];
-                    let heads = keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim));
-                    for (head, (keys, values)) in heads.enumerate() {
-                        put(page, head, slot, keys, values);
+        let writer = self.writer(slots);
+        ctx.pool.for_ranges(slots.len(), 4096 / kv.max(1) + 1, &|range| {
+            for row in range {
+                // SAFETY: slots are distinct tokens, each task writes its own.
+                unsafe { writer.put(ctx.level, slots[row], &qkv[row * stride + key_column..][..2 * kv]) }
+            }
+        });
+    }
+
+    /// Rotates queries and keys of rows, rounds keys and values to what is stored, and stores them.
+    pub fn rope_store(
+        &mut self,
+        ctx: &Context,
+        qkv: &mut [f32],
+        heads: Heads,
+        positions: &[u32],
+        cos: &[f32],
+        sin: &[f32],
+        slots: &[u32],
+    ) {
+        let (width, first) = (heads.qkv_width(), heads.heads * heads.head_dim);
+        assert!(heads.kv_heads == self.kv_heads && heads.head_dim == self.head_dim, "kv store: {heads:?}");
+        assert!(positions.len() == slots.len() && qkv.len() >= slots.len() * width, "kv store: shapes");
+        let half = heads.head_dim / 2;
+        assert!(
+            positions.iter().all(|&p| (p as usize + 1) * half <= cos.len().min(sin.len())),
+            "rope: table too short"
+        );
+        let (format, qkv) = (self.format(), Parts::new(qkv));
+        let writer = self.writer(slots);
+        let most = slots.len().div_ceil(ctx.threads()).max(1);
+        ctx.pool.for_runs(slots.len(), most, 4096 / width.max(1) + 1, &|part| {
+            for row in part {
+                let angle = positions[row] as usize * half;
+                // SAFETY: rows and slots are distinct between tasks, tables were checked above; the level was detected.
+                unsafe {
+                    for head in 0..heads.heads + heads.kv_heads {
+                        let x = qkv.at(row * width + head * heads.head_dim);
+                        elementwise::rotate(ctx.level, x, half, &raw const cos[angle], &raw const sin[angle], false);
                     }
+                    let columns = qkv.slice(row * width + first, width - first);
+                    round_columns(ctx.level, columns, heads.head_dim, format);
+                    writer.put(ctx.level, slots[row], columns);
                 }
-            });
+            }
+        });
+    }
+
+    /// What stores tokens from several threads, in these slots.
+    fn writer(&mut self, slots: &[u32]) -> Writer {
+        assert!(slots.iter().all(|&s| (s as usize) < self.pages * self.page_size), "kv write: slot out of range");
+        let target = match &mut self.store {
+            Store::F32(data) => Target::F32(Parts::new(data)),
+            Store::Bf16(data) => Target::Bf16(Parts::new(data)),
+            Store::Coded(code, data, scales) => Target::Coded(*code, Parts::new(data), Parts::new(scales)),
         };
-        match &mut self.store {
-            Store::F32(data) => {
-                let data = Parts::new(data);
-                each(&|page, head, slot, keys, values| {
-                    // SAFETY: slots are distinct tokens, each task writes its own.
-                    unsafe {
-                        spread(&data, shape.key_at(page, head, slot), keys, |x| x);
-                        data.slice(shape.value_row(page, head, slot), head_dim).copy_from_slice(values);
-                    }
-                });
-            }
-            Store::Bf16(data) => {
-                let data = Parts::new(data);
-                each(&|page, head, slot, keys, values| {
-                    // SAFETY: slots are distinct tokens, each task writes its own.
-                    unsafe {
-                        spread(&data, shape.key_at(page, head, slot), keys, bf16_bits);
-                        let row = data.slice(shape.value_row(page, head, slot), head_dim);
-                        row.iter_mut().zip(values).for_each(|(to, &x)| *to = bf16_bits(x));
-                    }
-                });
-            }
-            Store::Coded(code, data, scales) => {
-                let (code, data, scales) = (*code, Parts::new(data), Parts::new(scales));
-                each(&|page, head, slot, keys, values| {
-                    let mut codes = [0u8; eight_bits::MOST];
-                    // SAFETY: the level was detected; slots are distinct tokens, each task writes its own.
-                    unsafe {
-                        *scales.at(shape.scale(page, head, slot, 0)) =
-                            eight_bits::quantize(ctx.level, code, keys, &mut codes);
-                        spread(&data, shape.key_at(page, head, slot), &codes[..head_dim], |x| x);
-                        *scales.at(shape.scale(page, head, slot, 1)) =
-                            eight_bits::quantize(ctx.level, code, values, &mut codes);
-                        let row = data.slice(shape.value_row(page, head, slot), head_dim);
-                        row.copy_from_slice(&codes[..head_dim]);
-                    }
-                });
-            }
-        }
+        Writer { shape: self.shape(), target }
     }
 
     /// Copies the content of one page to another (copy on write of shared prompts).
@@ -376,15 +376,102 @@ unsafe fn prefetch_lines<S: Simd, T>(from: *const T, len: usize) {
     }
 }
 
+/// A store that several threads write to.
+struct Writer {
+    shape: Shape,
+    target: Target,
+}
+
+enum Target {
+    F32(Parts<f32>),
+    Bf16(Parts<u16>),
+    Coded(Code, Parts<u8>, Parts<f32>),
+}
+
+impl Writer {
+    /// Stores the keys of one token, then its values, all heads of each.
+    ///
+    /// # Safety
+    /// The slot lies inside the store and belongs to the calling task; the machine has the instructions of the level.
+    unsafe fn put(&self, level: Level, slot: u32, keys_and_values: &[f32]) {
+        let (shape, head_dim) = (self.shape, self.shape.head_dim);
+        let (page, slot) = (slot as usize / shape.page_size, slot as usize % shape.page_size);
+        let (keys, values) = keys_and_values.split_at(shape.kv_heads * head_dim);
+        let heads = keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim));
+        for (head, (keys, values)) in heads.enumerate() {
+            let (key, value) = (shape.key_at(page, head, slot), shape.value_row(page, head, slot));
+            // SAFETY: the caller's promise; arrays on the stack have room for one vector more than the largest head.
+            unsafe {
+                match &self.target {
+                    Target::F32(data) => {
+                        spread(data, key, keys);
+                        data.slice(value, head_dim).copy_from_slice(values);
+                    }
+                    Target::Bf16(data) => {
+                        let mut bits = [0u16; MAX_HEAD_DIM];
+                        bf16_row(level, keys, bits.as_mut_ptr());
+                        spread(data, key, &bits[..head_dim]);
+                        bf16_row(level, values, data.at(value));
+                    }
+                    Target::Coded(code, data, scales) => {
+                        let mut codes = [0u8; eight_bits::MOST];
+                        *scales.at(shape.scale(page, head, slot, 0)) =
+                            eight_bits::quantize(level, *code, keys, &mut codes);
+                        spread(data, key, &codes[..head_dim]);
+                        *scales.at(shape.scale(page, head, slot, 1)) =
+                            eight_bits::quantize(level, *code, values, &mut codes);
+                        data.slice(value, head_dim).copy_from_slice(&codes[..head_dim]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+simd_dispatch!(plain fn bf16_row(values: &[f32], to: *mut u16) = bf16_row_at);
+
+#[inline(always)]
+unsafe fn bf16_row_at<S: Simd>(values: &[f32], to: *mut u16) {
+    let whole = values.len() / S::LANES * S::LANES;
+    // SAFETY: the caller gives room for as many bf16; vectors stay inside of it.
+    unsafe {
+        for i in (0..whole).step_by(S::LANES) {
+            S::store_bf16(to.add(i), S::load(values.as_ptr().add(i)));
+        }
+        for (i, &x) in values.iter().enumerate().skip(whole) {
+            *to.add(i) = bf16_bits(x);
+        }
+    }
+}
+
 /// Writes the keys of one token into their block, from `at` on.
 ///
 /// # Safety
 /// The token belongs to the calling task.
 #[inline(always)]
-unsafe fn spread<T: Copy, U>(data: &Parts<U>, at: usize, keys: &[T], convert: impl Fn(T) -> U) {
+unsafe fn spread<T: Copy>(data: &Parts<T>, at: usize, keys: &[T]) {
     for (i, &key) in keys.iter().enumerate() {
         // SAFETY: the caller's promise.
-        unsafe { *data.at(at + i * KEY_BLOCK) = convert(key) }
+        unsafe { *data.at(at + i * KEY_BLOCK) = key }
+    }
+}
+
+/// Rounds the keys and values of one token to what a store of this format holds.
+///
+/// # Safety
+/// The machine has the instructions of the level.
+unsafe fn round_columns(level: Level, columns: &mut [f32], head_dim: usize, format: KvFormat) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (format, format.code()) {
+            (_, Some(code)) => {
+                for part in columns.chunks_exact_mut(head_dim) {
+                    eight_bits::round(level, code, part);
+                }
+            }
+            (KvFormat::Bf16, _) => elementwise::round_row(level, columns.as_mut_ptr(), columns.len()),
+            _ => {}
+        }
     }
 }
 
@@ -393,24 +480,16 @@ unsafe fn spread<T: Copy, U>(data: &Parts<U>, at: usize, keys: &[T], convert: im
 pub fn round(ctx: &Context, qkv: &mut [f32], rows: usize, heads: Heads, format: KvFormat) {
     let (width, first) = (heads.qkv_width(), heads.heads * heads.head_dim);
     assert!(qkv.len() >= rows * width, "round_kv: shapes");
-    match (format, format.code()) {
-        (_, Some(code)) => {
-            let parts = Parts::new(qkv);
-            ctx.pool.for_ranges(rows, 4096 / width.max(1) + 1, &|range| {
-                for row in range {
-                    // SAFETY: one task a row; the level was detected.
-                    unsafe {
-                        let columns = parts.slice(row * width + first, width - first);
-                        for part in columns.chunks_exact_mut(heads.head_dim) {
-                            eight_bits::round(ctx.level, code, part);
-                        }
-                    }
-                }
-            });
-        }
-        (KvFormat::Bf16, _) => elementwise::round_bf16(ctx, qkv, rows, width, first..width),
-        _ => {}
+    if format == KvFormat::F32 {
+        return;
     }
+    let parts = Parts::new(qkv);
+    ctx.pool.for_ranges(rows, 4096 / width.max(1) + 1, &|range| {
+        for row in range {
+            // SAFETY: one task a row; the level was detected.
+            unsafe { round_columns(ctx.level, parts.slice(row * width + first, width - first), heads.head_dim, format) }
+        }
+    });
 }
 
 /// The sizes that offsets are made of, apart from the store so that it can be borrowed mutably beside them.

@@ -22,6 +22,7 @@ pub mod quant;
 pub mod sample;
 mod scalar;
 mod simd;
+mod source;
 
 pub use backend::{Cpu, CpuError, CpuWeight};
 

@@ -9,6 +9,7 @@ use super::buf::Parts;
 use super::gemm::Precision;
 use super::scalar::bf16_bits;
 use super::simd::{Simd, simd_dispatch};
+use super::source::{Piece, Source};
 
 /// How the source lies in memory (row-major).
 #[derive(Clone, Copy)]
@@ -50,18 +51,13 @@ pub(crate) fn pack(
             let stride = if pad { width } else { real };
             // SAFETY: groups own disjoint parts of the words; sizes were checked above; the level was detected.
             unsafe {
-                let out = out.slice(first * k_words, stride * k_words);
                 match layout {
-                    Layout::LanesByK => pack_transposed(
-                        ctx.level,
-                        precision,
-                        &source[first * k..(first + real) * k],
-                        k,
-                        real,
-                        stride,
-                        out,
-                    ),
+                    Layout::LanesByK => {
+                        let rows = &source[first * k..(first + real) * k];
+                        pack_transposed(ctx.level, precision, rows, k, stride, stride, out.at(first * k_words));
+                    }
                     Layout::KByLanes => {
+                        let out = out.slice(first * k_words, stride * k_words);
                         pack_copied(ctx.level, precision, &source[first..], k, lanes, real, stride, out)
                     }
                 }
@@ -70,7 +66,28 @@ pub(crate) fn pack(
     });
 }
 
-simd_dispatch!(fn pack_transposed(precision: Precision, source: &[f32], k: usize, real: usize, stride: usize, out: &mut [u32]) = pack_transposed_at);
+/// Packs rows of `k` into strips.
+pub(crate) fn pack_rows(
+    ctx: &Context,
+    precision: Precision,
+    source: &Source,
+    rows: usize,
+    k: usize,
+    words: &mut [u32],
+) {
+    let k_words = k.div_ceil(precision.per_word());
+    assert!(words.len() >= rows * k_words, "pack: rows");
+    let out = Parts::new(words);
+    source.pack(ctx, rows, k, &|Piece { values, first, strip, height }| {
+        // SAFETY: the piece's columns of its strip belong to this task; the level was detected.
+        unsafe {
+            let out = out.at(strip * k_words + first - strip);
+            pack_transposed(ctx.level, precision, values, k, values.len() / k.max(1), height, out);
+        }
+    });
+}
+
+simd_dispatch!(fn pack_transposed(precision: Precision, rows: &[f32], k: usize, lanes: usize, stride: usize, out: *mut u32) = pack_transposed_at);
 simd_dispatch!(fn pack_copied(precision: Precision, source: &[f32], k: usize, ld: usize, real: usize, stride: usize, out: &mut [u32]) = pack_copied_at);
 
 /// Words converted at a time before they are spread over the lanes.
@@ -84,21 +101,23 @@ fn pair(low: f32, high: f32) -> u32 {
     bf16_bits(low) as u32 | (bf16_bits(high) as u32) << 16
 }
 
+/// Rows of `k` become lanes of packed rows that lie `stride` words apart; lanes without a row are zero.
 #[inline(always)]
 unsafe fn pack_transposed_at<S: Simd>(
     precision: Precision,
-    source: &[f32],
+    rows: &[f32],
     k: usize,
-    real: usize,
+    lanes: usize,
     stride: usize,
-    out: &mut [u32],
+    out: *mut u32,
 ) {
+    let real = rows.len() / k.max(1);
     let words = k.div_ceil(precision.per_word());
     let mut staged = [[0u32; CHUNK]; WIDEST];
     for start in (0..words).step_by(CHUNK) {
         let count = CHUNK.min(words - start);
         for lane in 0..real {
-            let row = &source[lane * k..(lane + 1) * k];
+            let row = &rows[lane * k..(lane + 1) * k];
             let staged = &mut staged[lane];
             if stride > S::MR {
                 // Panels are made of weights, which come from memory: ask for those of the next panel.
@@ -128,19 +147,21 @@ unsafe fn pack_transposed_at<S: Simd>(
                 }
             }
         }
-        let out = &mut out[start * stride..(start + count) * stride];
         let squares = count / S::LANES * S::LANES;
-        for word in (0..squares).step_by(S::LANES) {
-            for lane in (0..stride).step_by(S::LANES) {
-                let (from, to) = (staged[lane][word..].as_ptr(), out[word * stride + lane..].as_mut_ptr());
-                // SAFETY: a vector of staged rows from every such lane on, and as many packed rows; lanes beyond the
-                // stride are not written.
-                unsafe { S::transpose(from, CHUNK, S::LANES.min(stride - lane), to, stride) }
+        // SAFETY: a vector of staged rows from every such lane on, and as many packed rows; lanes beyond the last are not
+        // written.
+        unsafe {
+            let out = out.add(start * stride);
+            for word in (0..squares).step_by(S::LANES) {
+                for lane in (0..lanes).step_by(S::LANES) {
+                    let (from, to) = (staged[lane][word..].as_ptr(), out.add(word * stride + lane));
+                    S::transpose(from, CHUNK, S::LANES.min(lanes - lane), to, stride);
+                }
             }
-        }
-        for i in squares..count {
-            for lane in 0..stride {
-                out[i * stride + lane] = staged[lane][i];
+            for i in squares..count {
+                for (lane, staged) in staged.iter().enumerate().take(lanes) {
+                    *out.add(i * stride + lane) = staged[i];
+                }
             }
         }
     }

@@ -6,6 +6,7 @@
 mod attention_paths;
 mod cuda;
 mod determinism;
+mod fused;
 mod gradients;
 mod naive;
 mod naive_attention;

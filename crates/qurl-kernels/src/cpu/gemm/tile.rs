@@ -264,6 +264,7 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
     let decoded: *mut u32 = decoded.as_mut_ptr().cast();
     let coded = W::CODED && !matches!(job.codes, Codes::Words);
     let fused = W::CODED && matches!(job.codes, Codes::E4m3 { .. });
+    let last_panel = job.n.div_ceil(width) - 1;
     let pass = if coded && !fused { DECODED } else { K_BLOCK }.min(job.factors.block_words);
     // SAFETY: strips and panels lie inside the operands; `partial` is written in the first pass before it is read.
     unsafe {
@@ -286,7 +287,7 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                 let next = if k1 < job.words {
                     job.stored(panel, k1, width)
                 } else {
-                    job.stored((panel + 1).min(panels.end - 1), 0, width)
+                    job.stored((panel + 1).min(last_panel), 0, width)
                 };
                 let scale_block = if job.factors.blocks > 1 { k0 / job.factors.block_words } else { 0 };
                 // The last strip, often the lowest, comes first: it decodes, and with fewer sums has registers to spare.

@@ -9,61 +9,58 @@ use crate::cpu::buf::Parts;
 use crate::cpu::gemm::Left;
 use crate::cpu::quant::codec::{CodeKind, E4M3_MAX, E4M3_SHIFT};
 use crate::cpu::simd::{MOST_LANES, Simd, simd_dispatch};
+use crate::cpu::source::{Piece, Source};
 
 /// Quantizes `x[rows, k]` into strips of `words` words a row, with `blocks` scales a row.
 pub(super) fn pack<'c>(
     ctx: &'c Context,
     kind: LeftKind,
-    x: &[f32],
+    x: &Source,
     rows: usize,
     k: usize,
     words: usize,
     blocks: usize,
 ) -> Left<'c> {
-    assert!(x.len() >= rows * k, "quantized rows: shapes");
     let mut strips = ctx.scratch.take(rows * words);
     let scale_count = if kind == LeftKind::Bf16 { 0 } else { rows * blocks };
     let mut scales = ctx.scratch.take(scale_count);
     let (strip_parts, scale_parts) = (Parts::new(&mut strips), Parts::new(&mut scales));
-    let height = ctx.strip();
-    ctx.pool.for_ranges(rows.div_ceil(height), (1 << 14) / (height * k).max(1) + 1, &|range| {
-        for strip in range {
-            let first = strip * height;
-            let real = height.min(rows - first);
-            // SAFETY: strips own disjoint parts of words and scales; the level was detected.
-            unsafe {
-                let scales = if scale_count == 0 { &mut [] } else { scale_parts.slice(first * blocks, real * blocks) };
-                let out = strip_parts.slice(first * words, real * words);
-                pack_strip(ctx.level, kind, &x[first * k..(first + real) * k], k, blocks, scales, out);
-            }
+    x.pack(ctx, rows, k, &|Piece { values, first, strip, height }| {
+        // SAFETY: rows own their scales and their columns of a strip; the level was detected.
+        unsafe {
+            let count = if scale_count == 0 { 0 } else { values.len() / k * blocks };
+            let scales = scale_parts.slice(first * blocks, count);
+            let out = strip_parts.at(strip * words + first - strip);
+            pack_piece(ctx.level, kind, values, k, blocks, scales, words, height, out);
         }
     });
     Left { strips, scales: (scale_count > 0).then_some(scales), rows, words }
 }
 
-simd_dispatch!(fn pack_strip(kind: LeftKind, rows: &[f32], k: usize, blocks: usize, scales: &mut [u32], out: &mut [u32]) = pack_strip_at);
+simd_dispatch!(fn pack_piece(kind: LeftKind, rows: &[f32], k: usize, blocks: usize, scales: &mut [u32], words: usize, stride: usize, out: *mut u32) = pack_piece_at);
 
-/// Words of a row that are converted before the rows are interleaved.
+/// Words of a row that are converted before the rows are interleaved; they never belong to two scales.
 const CHUNK: usize = 64;
 
+/// Scales and codes of rows of one strip; packed words along k lie `stride` apart.
 #[inline(always)]
-unsafe fn pack_strip_at<S: Simd>(
+unsafe fn pack_piece_at<S: Simd>(
     kind: LeftKind,
     rows: &[f32],
     k: usize,
     blocks: usize,
     scales: &mut [u32],
-    out: &mut [u32],
+    words: usize,
+    stride: usize,
+    out: *mut u32,
 ) {
     let count = rows.len() / k;
-    let words = out.len() / count;
     let block = if blocks > 1 { BLOCK } else { k };
     let max = if kind == LeftKind::Int8 { CodeKind::Int8.max() } else { E4M3_MAX };
     let per_word = if kind == LeftKind::Int8 { 4 } else { 2 };
     let mut staged = [[0u32; CHUNK]; MOST_LANES];
-    let mut values = [0.0f32; 2 * CHUNK];
-    let mut inverse = [0.0f32; MOST_LANES];
-    // SAFETY: `staged` has a row of CHUNK words for every row of a strip; reads and writes stay inside the slices.
+    // SAFETY: `staged` has a row of CHUNK words for every row of a strip; reads and writes stay inside the slices, and the
+    // columns of `out` belong to the caller.
     unsafe {
         if kind != LeftKind::Bf16 {
             for (row, scales) in rows.chunks_exact(k).zip(scales.chunks_exact_mut(blocks)) {
@@ -74,49 +71,77 @@ unsafe fn pack_strip_at<S: Simd>(
         }
         for start in (0..words).step_by(CHUNK) {
             let chunk = CHUNK.min(words - start);
+            let from = (start * per_word).min(k);
+            let place = (start * per_word / block).min(blocks - 1);
             for (r, row) in rows.chunks_exact(k).enumerate() {
+                let values = &row[from..(from + chunk * per_word).min(k)];
                 let staged = staged[r].as_mut_ptr();
-                for word in (0..chunk).step_by(S::LANES / per_word) {
-                    let at = (start + word) * per_word;
-                    let v = S::load_n(row.as_ptr().add(at.min(k)), S::LANES.min(k.saturating_sub(at)));
-                    // A scale block is a whole number of vectors.
-                    if kind != LeftKind::Bf16 && (at.is_multiple_of(block) || word == 0) && at < k {
-                        inverse[r] = 1.0 / f32::from_bits(scales[r * blocks + at / block]);
-                    }
-                    let scaled = S::mul(v, S::splat(inverse[r]));
-                    match kind {
-                        LeftKind::Int8 => S::store_i8(staged.add(word).cast(), scaled),
-                        LeftKind::E4m3 => {
-                            let shifted = S::mul(S::round_e4m3(scaled), S::splat(E4M3_SHIFT));
-                            S::store(values.as_mut_ptr().add(2 * word), shifted);
+                match kind {
+                    LeftKind::Int8 => {
+                        let inverse = 1.0 / f32::from_bits(scales[r]);
+                        let codes = staged.cast::<u8>();
+                        for at in (0..4 * chunk).step_by(S::LANES) {
+                            S::store_i8(codes.add(at), scaled::<S>(values, at, inverse));
                         }
-                        LeftKind::Bf16 => S::store(values.as_mut_ptr().add(2 * word), v),
+                        for word in 0..chunk {
+                            *staged.add(word) ^= 0x8080_8080;
+                        }
                     }
-                }
-                if kind != LeftKind::Int8 {
-                    for word in (0..chunk).step_by(S::LANES) {
-                        S::store_neighbours(staged.add(word), values.as_ptr().add(2 * word));
+                    LeftKind::E4m3 => {
+                        let inverse = 1.0 / f32::from_bits(scales[r * blocks + place]);
+                        let mut rounded = [0.0f32; 2 * CHUNK];
+                        for at in (0..2 * chunk).step_by(S::LANES) {
+                            let v = S::round_e4m3(scaled::<S>(values, at, inverse));
+                            S::store(rounded.as_mut_ptr().add(at), S::mul(v, S::splat(E4M3_SHIFT)));
+                        }
+                        pairs::<S>(&rounded, staged);
                     }
-                }
-                if kind == LeftKind::Int8 {
-                    for word in 0..chunk {
-                        *staged.add(word) ^= 0x8080_8080;
-                    }
+                    LeftKind::Bf16 => match values.as_array() {
+                        Some(whole) => pairs::<S>(whole, staged),
+                        None => {
+                            let mut padded = [0.0f32; 2 * CHUNK];
+                            padded[..values.len()].copy_from_slice(values);
+                            pairs::<S>(&padded, staged);
+                        }
+                    },
                 }
             }
             for word in (0..chunk).step_by(S::LANES) {
-                let out = out.as_mut_ptr().add((start + word) * count);
+                let out = out.add((start + word) * stride);
                 if word + S::LANES <= chunk {
-                    S::transpose(staged.as_ptr().cast::<u32>().add(word), CHUNK, count, out, count);
+                    S::transpose(staged.as_ptr().cast::<u32>().add(word), CHUNK, count, out, stride);
                 } else {
                     for i in 0..chunk - word {
                         for (r, staged) in staged.iter().enumerate().take(count) {
-                            *out.add(i * count + r) = staged[word + i];
+                            *out.add(i * stride + r) = staged[word + i];
                         }
                     }
                 }
             }
         }
+    }
+}
+
+/// A vector of `values * factor` from `at` on; zeros behind the last value.
+#[inline(always)]
+unsafe fn scaled<S: Simd>(values: &[f32], at: usize, factor: f32) -> S::V {
+    // SAFETY: a whole vector, or what is left.
+    unsafe {
+        let v = if at + S::LANES <= values.len() {
+            S::load(values.as_ptr().add(at))
+        } else {
+            S::load_n(values.as_ptr().add(at.min(values.len())), values.len().saturating_sub(at).min(S::LANES))
+        };
+        S::mul(v, S::splat(factor))
+    }
+}
+
+/// [`CHUNK`] words of two bf16 from neighbours.
+#[inline(always)]
+unsafe fn pairs<S: Simd>(values: &[f32; 2 * CHUNK], words: *mut u32) {
+    for at in (0..values.len()).step_by(2 * S::LANES) {
+        // SAFETY: the caller gives room for CHUNK words, a whole number of vectors.
+        unsafe { S::store_neighbours(words.add(at / 2), values.as_ptr().add(at)) }
     }
 }
 

@@ -18,6 +18,7 @@ pub(crate) use left::largest_bits;
 use super::Context;
 use super::buf::Aligned;
 use super::gemm::{Codes, Factors, Kind, Left, NVFP4_GROUP};
+use super::source::Source;
 use crate::backend::BackendError;
 use crate::{Format, Rounding};
 use codec::CodeKind;
@@ -209,7 +210,7 @@ impl QuantB {
     }
 
     /// Quantizes rows of activations into strips.
-    pub(crate) fn pack_left<'c>(&self, ctx: &'c Context, x: &[f32], rows: usize) -> Left<'c> {
+    pub(crate) fn pack_left<'c>(&self, ctx: &'c Context, x: &Source, rows: usize) -> Left<'c> {
         left::pack(ctx, self.scheme.left, x, rows, self.k, self.left_words(), self.scheme.blocks(self.k))
     }
 
