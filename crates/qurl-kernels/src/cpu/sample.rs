@@ -14,6 +14,7 @@ use super::Context;
 use super::buf::Parts;
 use super::gemm::Right;
 use super::head::{CHUNK, Distribution, Partial, Tiles, reduce};
+use super::simd::{Simd, copy_past_caches, simd_dispatch};
 
 /// Logits that are held at the same time (64 MiB): more rows are drawn in turns.
 const HELD_LOGITS: usize = 1 << 24;
@@ -100,11 +101,12 @@ fn sample_turn(ctx: &Context, hidden: &[f32], head: Right<'_>, rows: &[SampleRow
                     let argmax = first_column as u32 + partial.argmax;
                     *partial_parts.at(row * chunks + chunk) = Partial { argmax, ..partial };
                     if !rows[row].is_greedy() {
-                        let to = held_parts.at(row * vocabulary + first_column).cast::<f32>();
-                        std::ptr::copy_nonoverlapping(logits.as_ptr(), to, columns);
+                        hold(ctx.level, logits, held_parts.at(row * vocabulary + first_column).cast());
                     }
                 }
             }
+            // SAFETY: the level was detected.
+            unsafe { settle(ctx.level) }
         });
     });
 
@@ -117,6 +119,23 @@ fn sample_turn(ctx: &Context, hidden: &[f32], head: Right<'_>, rows: &[SampleRow
         // SAFETY: one task a row.
         unsafe { *out.at(row) = sampled }
     });
+}
+
+simd_dispatch!(
+    plain
+    /// Keeps logits for the draw. Most are not looked at again, so they go past the caches.
+    fn hold(logits: &[f32], to: *mut f32) = copy_past_caches
+);
+simd_dispatch!(
+    plain
+    /// Orders what was held before what follows.
+    fn settle() = settle_at
+);
+
+#[inline(always)]
+unsafe fn settle_at<S: Simd>() {
+    // SAFETY: no operands.
+    unsafe { S::fence() }
 }
 
 /// Draws from one row; `logits` are scaled, and unset for a greedy row.

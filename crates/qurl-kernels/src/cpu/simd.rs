@@ -256,6 +256,23 @@ pub unsafe fn exp<S: Simd>(x: S::V) -> S::V {
     }
 }
 
+/// Copies values past the caches where the target is aligned to vectors.
+///
+/// # Safety
+/// As for [`Simd`]; `to` has room for the values. Call [`Simd::fence`] after the last.
+#[inline(always)]
+pub(crate) unsafe fn copy_past_caches<S: Simd>(values: &[f32], to: *mut f32) {
+    // SAFETY: whole vectors, then what is left.
+    unsafe {
+        let streamed = if to.addr().is_multiple_of(4 * S::LANES) { values.len() / S::LANES * S::LANES } else { 0 };
+        for i in (0..streamed).step_by(S::LANES) {
+            S::stream_i(to.add(i).cast(), S::load_i(values.as_ptr().add(i).cast()));
+        }
+        let rest = &values[streamed..];
+        std::ptr::copy_nonoverlapping(rest.as_ptr(), to.add(streamed), rest.len());
+    }
+}
+
 /// Declares a function that runs a generic kernel at a level known only at run time.
 macro_rules! simd_dispatch {
     // For kernels without bf16 and 8-bit dot products: the code of both AVX-512 levels is one.

@@ -15,7 +15,7 @@ use crate::cpu::Context;
 use crate::cpu::buf::Parts;
 use crate::cpu::gemm::NVFP4_GROUP;
 use crate::cpu::quant::codec::{CodeKind, E2M1_MAX, E4M3_MAX, e4m3_code, e4m3_value};
-use crate::cpu::simd::{MOST_LANES, Simd, simd_dispatch};
+use crate::cpu::simd::{MOST_LANES, Simd, copy_past_caches, simd_dispatch};
 
 /// Quantizes `source[n, k]` into `packed`.
 pub(super) fn fill(
@@ -357,23 +357,6 @@ unsafe fn byte_codes<S: Simd, const PER_WORD: usize, const E4M3: bool>(
             let to = out.add(i * S::LANES);
             if E4M3 { S::store_e4m3(to, scaled) } else { S::store_i8(to, scaled) }
         }
-    }
-}
-
-/// Copies values past the caches where the target is aligned to vectors.
-///
-/// # Safety
-/// As for [`Simd`]; `to` has room for the values. Call [`Simd::fence`] after the last.
-#[inline(always)]
-unsafe fn copy_past_caches<S: Simd>(values: &[f32], to: *mut f32) {
-    // SAFETY: whole vectors, then what is left.
-    unsafe {
-        let streamed = if to.addr().is_multiple_of(4 * S::LANES) { values.len() / S::LANES * S::LANES } else { 0 };
-        for i in (0..streamed).step_by(S::LANES) {
-            S::stream_i(to.add(i).cast(), S::load_i(values.as_ptr().add(i).cast()));
-        }
-        let rest = &values[streamed..];
-        std::ptr::copy_nonoverlapping(rest.as_ptr(), to.add(streamed), rest.len());
     }
 }
 
