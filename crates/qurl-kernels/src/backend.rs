@@ -384,4 +384,6 @@ pub trait Backend: Send + Sync + 'static {
     );
     /// Sum of the squares of all values.
     fn sum_squares(&self, x: &Self::Tensor) -> Result<f64, BackendError>;
+    /// [`crate::checksum::values`] of a tensor.
+    fn checksum(&self, x: &Self::Tensor) -> Result<u64, BackendError>;
 }

@@ -3,6 +3,7 @@
 //! This is the only crate with `unsafe`; each block says why it is sound.
 
 pub mod backend;
+pub mod checksum;
 pub mod cpu;
 pub mod cuda;
 mod device;

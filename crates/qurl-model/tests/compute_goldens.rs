@@ -1,103 +1,14 @@
 //! Forward and backward against PyTorch/transformers (see `goldens/README.md`), at every instruction-set level.
 
+mod common;
+
+use common::golden::*;
 use qurl_kernels::backend::HeadGradient;
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::{Backend, Cpu, Format};
+use qurl_model::ModelConfig;
 use qurl_model::compute::{Batch, Network, NetworkOptions, Tape, TapeOptions, Targets, score};
-use qurl_model::params::{Params, hf_names, shapes};
-use qurl_model::{ModelConfig, hf};
-use serde::Deserialize;
-use std::path::{Path, PathBuf};
-
-const CASES: [&str; 9] = [
-    "qwen2",
-    "qwen2-untied",
-    "qwen3",
-    "llama2",
-    "llama3",
-    "llama3-long",
-    "llama-linear",
-    "mistral",
-    "deepseek-r1-distill",
-];
-
-#[derive(Deserialize)]
-struct Golden {
-    ids: Vec<Vec<u32>>,
-    #[serde(default)]
-    scorings: Vec<Scoring>,
-    critic: Option<Critic>,
-}
-
-#[derive(Deserialize)]
-struct Scoring {
-    temperature: f32,
-    loss: f64,
-    gradients: String,
-    sequences: Vec<Scored>,
-}
-
-#[derive(Deserialize)]
-struct Scored {
-    g: Vec<f32>,
-    e: Vec<f32>,
-    logprobs: Vec<Option<f32>>,
-    entropies: Vec<Option<f32>>,
-    argmax: Vec<Option<u32>>,
-}
-
-#[derive(Deserialize)]
-struct Critic {
-    gradients: String,
-    sequences: Vec<Valued>,
-}
-
-#[derive(Deserialize)]
-struct Valued {
-    c: Vec<f32>,
-    values: Vec<f32>,
-}
-
-fn dir(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(case)
-}
-
-struct Case {
-    golden: Golden,
-    config: ModelConfig,
-    params: Params<Vec<f32>>,
-    dir: PathBuf,
-}
-
-fn load(case: &str) -> Case {
-    let dir = dir(case);
-    let golden =
-        serde_json::from_str(&std::fs::read_to_string(dir.join("golden.json")).expect("golden.json")).expect(case);
-    let model = hf::load(&dir).unwrap_or_else(|e| panic!("{case}: {e}"));
-    Case { golden, config: model.config, params: model.params, dir }
-}
-
-fn upload(cpu: &Cpu, params: &Params<Vec<f32>>) -> Params<<Cpu as Backend>::Tensor> {
-    params.as_ref().map(|p| cpu.upload(p).expect("memory"))
-}
-
-fn zeros_like(cpu: &Cpu, params: &Params<Vec<f32>>) -> Params<<Cpu as Backend>::Tensor> {
-    params.as_ref().map(|p| cpu.zeros(p.len()).expect("memory"))
-}
-
-/// The golden gradients in the layout of our fused leaves.
-fn golden_gradients(case: &Case, file: &str) -> Params<Vec<f32>> {
-    let bytes = std::fs::read(case.dir.join(file)).expect("gradients");
-    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
-    hf_names(&case.config, case.params.value_head.is_some()).map(|leaf| {
-        let values = leaf.tensors.iter().flat_map(|part| {
-            let tensor = tensors.tensor(&part.name).unwrap_or_else(|e| panic!("{}: {e}", part.name));
-            let (words, _) = tensor.data().as_chunks::<4>();
-            words.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<_>>()
-        });
-        values.collect()
-    })
-}
+use qurl_model::params::{Params, shapes};
 
 fn assert_gradients(what: &str, config: &ModelConfig, got: &Params<<Cpu as Backend>::Tensor>, want: &Params<Vec<f32>>) {
     let infos = shapes(config, want.value_head.is_some());
@@ -107,15 +18,6 @@ fn assert_gradients(what: &str, config: &ModelConfig, got: &Params<<Cpu as Backe
         let error = got.iter().zip(want).map(|(&a, &b)| (a as f64 - b as f64).powi(2)).sum::<f64>().sqrt();
         assert!(error <= 1e-4 * norm, "{what}: gradient of {} is off by {error:e} of a norm of {norm:e}", info.name);
     }
-}
-
-fn whole(golden: &Golden) -> TapeOptions {
-    let rows = golden.ids.iter().map(Vec::len).sum();
-    TapeOptions { rows, sequences: golden.ids.len(), recompute: false }
-}
-
-fn flatten<T: Copy>(sequences: &[Scored], f: impl Fn(&Scored) -> Vec<T>) -> Vec<T> {
-    sequences.iter().flat_map(|s| f(s)[1..].to_vec()).collect()
 }
 
 #[test]

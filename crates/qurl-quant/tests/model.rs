@@ -1,7 +1,7 @@
 //! Whole models: update-aware scaling, diagnostics, checksums, export.
 
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::{Cpu, Format};
+use qurl_kernels::{Backend, Cpu, Format};
 use qurl_model::compute::{Network, NetworkOptions, score};
 use qurl_model::rng::CounterRng;
 use qurl_model::{Dims, Dtype, Family, ModelConfig, Params, params};
@@ -144,11 +144,16 @@ fn codes_flip_one_by_one() {
 fn checksums_tell_models_apart() {
     let (_, weights) = model(Family::Llama, 1);
     let (_, other) = model(Family::Llama, 2);
-    assert_eq!(checksum::params(&weights), checksum::params(&weights.clone()));
-    assert_ne!(checksum::params(&weights), checksum::params(&other));
+    let sum = checksum::host_params(&weights);
+    for threads in [1, 3] {
+        let cpu = Cpu::new(Level::best(), threads);
+        let uploaded = weights.as_ref().map(|w| cpu.upload(w).expect("memory"));
+        assert_eq!(checksum::params(&cpu, &uploaded), Ok(sum));
+    }
+    assert_ne!(sum, checksum::host_params(&other));
     let mut swapped = weights.clone();
     swapped.layers.swap(0, 1);
-    assert_ne!(checksum::params(&weights), checksum::params(&swapped));
+    assert_ne!(sum, checksum::host_params(&swapped));
 }
 
 #[test]

@@ -57,6 +57,12 @@ impl Rng {
         low + self.below((high - low + 1) as u64) as i64
     }
 
+    /// True with this probability; nothing is drawn where it is zero.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        const PARTS: u64 = 1 << 32;
+        probability > 0.0 && (self.below(PARTS) as f64) < probability * PARTS as f64
+    }
+
     /// One item of a slice that is not empty.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len() as u64) as usize]

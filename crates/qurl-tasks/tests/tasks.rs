@@ -172,3 +172,26 @@ fn a_careless_teacher_forgets_carries_and_nothing_else() {
     }
     assert!(wrong > 50 && without_carry > 20, "{wrong} and {without_carry}");
 }
+
+#[test]
+fn a_careless_teacher_of_word_problems_is_off_by_ten() {
+    let careful = Synthetic::new(Kind::WordProblems, 4).unwrap();
+    let careless = careful.clone().with_teacher_slips(1.0);
+    let (mut wrong, mut equal) = (0, 0);
+    for i in 0..300 {
+        let (right, slipped) = (careful.draw(Split::Train, 1, i).unwrap(), careless.draw(Split::Train, 1, i).unwrap());
+        assert_eq!((&right.prompt, &right.answer), (&slipped.prompt, &slipped.answer));
+        let (exact, solution) = (careful.worked_solution(&right).unwrap(), careless.worked_solution(&slipped).unwrap());
+        assert!(careful.verify(&right, &exact).reward > 0.5, "{exact}");
+        let first = exact.lines().zip(solution.lines()).find(|(a, b)| a != b);
+        let Some((exact, solution)) = first else {
+            equal += 1;
+            continue;
+        };
+        wrong += 1;
+        let result = |line: &str| line.rsplit('=').next().unwrap().parse::<i64>().unwrap();
+        assert!(exact.contains(['+', '-']), "only sums and differences have carries: {exact}");
+        assert_eq!((result(exact) - result(solution)).abs(), 10, "{exact} and {solution}");
+    }
+    assert!(wrong > 100 && equal > 50, "{wrong} and {equal}");
+}

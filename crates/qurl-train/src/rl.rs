@@ -254,7 +254,7 @@ impl<B: Backend> RlTrainer<B> {
 
     /// Names the actor's weights as they are now.
     fn version(&self) -> Result<WeightVersion, TrainError> {
-        Ok(WeightVersion { version: self.step, checksum: checksum::params(&self.actor.weights()?) })
+        Ok(WeightVersion { version: self.step, checksum: checksum::params(&*self.backend, &self.actor.params)? })
     }
 
     /// Every so many steps: how far the weights moved (Eq. 13), how far their quantized copy is off (Eq. 14), and how

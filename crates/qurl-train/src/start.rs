@@ -4,6 +4,7 @@ use crate::recipe::Recipe;
 use qurl_model::chat::{self, ChatError, ChatTemplate};
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer, TokenizerError};
 use qurl_model::{ConfigError, GenerationConfig, HfError, ModelConfig, Params, hf, params};
+use qurl_quant::checksum;
 use qurl_tasks::task::{Prompt, Task};
 use std::path::Path;
 
@@ -80,10 +81,7 @@ impl Start {
 
     /// A number that tells these weights from others.
     pub fn checksum(&self) -> u64 {
-        let bits = self.weights.iter().flatten().map(|x| u64::from(x.to_bits()));
-        bits.fold(0x243f_6a88_85a3_08d3, |sum: u64, bits| {
-            (sum.rotate_left(5) ^ bits).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        })
+        checksum::host_params(&self.weights)
     }
 
     /// Tokens that end a response.

@@ -7,7 +7,7 @@ use super::level::{Level, LevelError};
 use super::quant::QuantB;
 use super::{Context, adamw, attention, attention_backward, elementwise, head, norm, sample};
 use crate::backend::*;
-use crate::{Format, Rounding};
+use crate::{Format, Rounding, checksum};
 
 /// The CPU as a [`Backend`].
 pub struct Cpu {
@@ -456,6 +456,10 @@ impl Backend for Cpu {
 
     fn sum_squares(&self, x: &Self::Tensor) -> Result<f64, BackendError> {
         Ok(adamw::sum_squares(&self.ctx, x))
+    }
+
+    fn checksum(&self, x: &Self::Tensor) -> Result<u64, BackendError> {
+        Ok(checksum::on(&self.ctx.pool, x))
     }
 }
 

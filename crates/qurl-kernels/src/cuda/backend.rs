@@ -7,13 +7,15 @@ use super::kv::{self, CudaKv};
 use super::linear::{self, CudaWeight, Rows as Left};
 use super::memory::{Buffer, Slot};
 use crate::backend::*;
-use crate::{Format, Rounding};
+use crate::{Format, Rounding, checksum};
 use std::sync::Arc;
 
 /// Rows whose column sums are one partial sum.
 const PARTIAL_ROWS: usize = 64;
 /// Values whose squares are one partial sum.
 const SQUARES: usize = 1 << 14;
+/// Blocks of a checksum that one thread block takes.
+const CHECKSUM_BLOCKS: usize = 4;
 /// Largest head dimension.
 const MAX_HEAD_DIM: usize = 256;
 
@@ -572,5 +574,17 @@ impl Backend for Cuda {
         let mut sum = [0.0f64];
         self.gpu.read(total, &mut sum)?;
         Ok(sum[0])
+    }
+
+    fn checksum(&self, x: &CudaTensor) -> Result<u64, BackendError> {
+        let mut sums = vec![0u64; x.len.div_ceil(checksum::BLOCK)];
+        if !sums.is_empty() {
+            let found = self.gpu.scratch(Slot::Partials, 8 * sums.len());
+            let grid = [sums.len().div_ceil(CHECKSUM_BLOCKS), 1, 1];
+            let threads = (CHECKSUM_BLOCKS * checksum::CHAINS) as u32;
+            self.gpu.launch("checksum", "block_sums", grid, threads, 0, args![x.at(), x.len, found]);
+            self.gpu.read(found, &mut sums)?;
+        }
+        Ok(checksum::whole(x.len, sums.into_iter()))
     }
 }

@@ -34,6 +34,7 @@ macro_rules! source {
 /// All files of kernels.
 pub const SOURCES: &[Source] = &[
     source!("attention_plain", false),
+    source!("checksum", false),
     source!("elementwise", false),
     source!("flash_backward", false),
     source!("flash_forward", false),

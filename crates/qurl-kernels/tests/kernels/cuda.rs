@@ -50,6 +50,15 @@ fn device() -> Option<Cuda> {
     Cuda::open().map_err(|reason| eprintln!("skipped: {reason}")).ok()
 }
 
+#[test]
+fn checksums_are_those_of_the_host() {
+    let Some(cuda) = device() else { return };
+    for len in [1, 7, 8, 1000, 65_536, 65_537, 1_000_003] {
+        let values = Random::new(len as u64).normals(len);
+        assert_eq!(cuda.checksum(&up(&cuda, &values)), Ok(qurl_kernels::checksum::values(&values)), "{len} values");
+    }
+}
+
 /// Goes on after failures: the whole table is worth more than its first gap.
 #[test]
 fn op_table() {

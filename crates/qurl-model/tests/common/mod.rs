@@ -1,6 +1,8 @@
 //! Shared by the integration tests: temporary directories, small models, Python where it is given.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
+pub mod golden;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -44,13 +46,18 @@ pub fn small(family: Family) -> ModelConfig {
     config
 }
 
+/// The directory of this package. Taken at run time, so that a test built here can run in a checkout elsewhere.
+pub fn package() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").map_or(env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
+}
+
 /// Runs a script of `tests/python` with the interpreter named by `QURL_PYTHON`; `None` where it is not set.
 pub fn python(script: &str, args: &[&str]) -> Option<String> {
     let Some(interpreter) = std::env::var_os("QURL_PYTHON") else {
         println!("skipped: QURL_PYTHON does not name a Python with torch and transformers");
         return None;
     };
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python").join(script);
+    let path = package().join("tests/python").join(script);
     let output = Command::new(interpreter).arg(path).args(args).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{script} {args:?}: {stderr}");
@@ -59,7 +66,7 @@ pub fn python(script: &str, args: &[&str]) -> Option<String> {
 
 /// A file of the shared data sets, `None` (with a message) where they are not at hand.
 pub fn shared_data(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data").join(name);
+    let path = package().join("../../../shared/data").join(name);
     if !path.exists() {
         println!("skipped: no shared data file {name}");
         return None;

@@ -66,11 +66,9 @@ fn finished(prompt: String, mut steps: String, answer: u64) -> Generated {
 
 /// Two numbers with `level` digits each; the worked solution forgets a due carry with probability `slips`.
 pub fn addition(level: u32, slips: f64, rng: &mut Rng) -> Generated {
-    const PARTS: u64 = 1 << 32;
     let (a, b) = (number(level, rng), number(level, rng));
     let mut steps = String::new();
-    let forgets = || slips > 0.0 && (rng.below(PARTS) as f64) < slips * PARTS as f64;
-    let written = add_steps(a, b, forgets, &mut steps);
+    let written = add_steps(a, b, || rng.chance(slips), &mut steps);
     Generated { answer: (a + b).to_string(), ..finished(format!("{a}+{b}="), steps, written) }
 }
 

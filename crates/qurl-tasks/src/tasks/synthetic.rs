@@ -100,7 +100,7 @@ impl Kind {
 
     /// Whether worked solutions can be those of a careless teacher.
     pub fn can_slip(self) -> bool {
-        self == Kind::Addition
+        matches!(self, Kind::Addition | Kind::WordProblems)
     }
 
     fn generate(self, level: u32, slips: f64, rng: &mut Rng) -> Generated {
@@ -109,7 +109,7 @@ impl Kind {
             Kind::Multiplication => arithmetic::multiplication(level, rng),
             Kind::ModChain => mod_chain::generate(level, rng),
             Kind::Sorting => sorting::generate(level, rng),
-            Kind::WordProblems => word_problems::generate(level, rng),
+            Kind::WordProblems => word_problems::generate(level, slips, rng),
             Kind::Countdown => countdown::generate(level, rng),
         }
     }

@@ -25,7 +25,7 @@ pub enum TaskSource {
         /// Share of the reward for a well-formed but wrong response.
         #[serde(default)]
         format_weight: f64,
-        /// Addition only: how often worked solutions, which supervised training imitates, forget a due carry.
+        /// Addition and word problems only: how often worked solutions, which supervised training imitates, forget a due carry.
         #[serde(default)]
         teacher_slips: f64,
     },
@@ -142,7 +142,7 @@ impl TaskSource {
                     &key("teacher_slips"),
                     teacher_slips,
                     ok,
-                    "a number from 0 to 1, and 0 unless kind is addition",
+                    "a number from 0 to 1, and 0 unless kind is addition or word_problems",
                 )?;
                 let max = parsed.map_or(1, Kind::max_level);
                 check.that(&key("level"), level, (1..=max).contains(level), &format!("1 to {max} for {kind}"))?;

@@ -1,0 +1,118 @@
+//! The golden models of transformers (see `goldens/README.md`): loading, and what every comparison with them needs.
+#![allow(dead_code, reason = "every test file uses its own part")]
+
+use qurl_kernels::Backend;
+use qurl_model::compute::TapeOptions;
+use qurl_model::params::{Params, hf_names};
+use qurl_model::{ModelConfig, hf};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// Models with log-probs and gradients.
+pub const CASES: [&str; 9] = [
+    "qwen2",
+    "qwen2-untied",
+    "qwen3",
+    "llama2",
+    "llama3",
+    "llama3-long",
+    "llama-linear",
+    "mistral",
+    "deepseek-r1-distill",
+];
+
+#[derive(Deserialize)]
+pub struct Golden {
+    pub ids: Vec<Vec<u32>>,
+    #[serde(default)]
+    pub scorings: Vec<Scoring>,
+    pub critic: Option<Critic>,
+}
+
+#[derive(Deserialize)]
+pub struct Scoring {
+    pub temperature: f32,
+    pub loss: f64,
+    pub gradients: String,
+    pub sequences: Vec<Scored>,
+}
+
+#[derive(Deserialize)]
+pub struct Scored {
+    pub g: Vec<f32>,
+    pub e: Vec<f32>,
+    pub logprobs: Vec<Option<f32>>,
+    pub entropies: Vec<Option<f32>>,
+    pub argmax: Vec<Option<u32>>,
+}
+
+#[derive(Deserialize)]
+pub struct Critic {
+    pub gradients: String,
+    pub sequences: Vec<Valued>,
+}
+
+#[derive(Deserialize)]
+pub struct Valued {
+    pub c: Vec<f32>,
+    pub values: Vec<f32>,
+}
+
+fn dir(case: &str) -> PathBuf {
+    super::package().join("tests/goldens").join(case)
+}
+
+pub struct Case {
+    pub golden: Golden,
+    pub config: ModelConfig,
+    pub params: Params<Vec<f32>>,
+    pub dir: PathBuf,
+}
+
+impl Case {
+    /// A model directory with sequences to score and nothing to compare them with.
+    pub fn without_golden(dir: &Path, ids: Vec<Vec<u32>>) -> Case {
+        let model = hf::load(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+        let golden = Golden { ids, scorings: Vec::new(), critic: None };
+        Case { golden, config: model.config, params: model.params, dir: dir.to_path_buf() }
+    }
+}
+
+pub fn load(case: &str) -> Case {
+    let dir = dir(case);
+    let golden =
+        serde_json::from_str(&std::fs::read_to_string(dir.join("golden.json")).expect("golden.json")).expect(case);
+    let model = hf::load(&dir).unwrap_or_else(|e| panic!("{case}: {e}"));
+    Case { golden, config: model.config, params: model.params, dir }
+}
+
+pub fn upload<B: Backend>(backend: &B, params: &Params<Vec<f32>>) -> Params<B::Tensor> {
+    params.as_ref().map(|p| backend.upload(p).expect("memory"))
+}
+
+pub fn zeros_like<B: Backend>(backend: &B, params: &Params<Vec<f32>>) -> Params<B::Tensor> {
+    params.as_ref().map(|p| backend.zeros(p.len()).expect("memory"))
+}
+
+/// The golden gradients in the layout of our fused leaves.
+pub fn golden_gradients(case: &Case, file: &str) -> Params<Vec<f32>> {
+    let bytes = std::fs::read(case.dir.join(file)).expect("gradients");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    hf_names(&case.config, case.params.value_head.is_some()).map(|leaf| {
+        let values = leaf.tensors.iter().flat_map(|part| {
+            let tensor = tensors.tensor(&part.name).unwrap_or_else(|e| panic!("{}: {e}", part.name));
+            let (words, _) = tensor.data().as_chunks::<4>();
+            words.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<_>>()
+        });
+        values.collect()
+    })
+}
+
+pub fn whole(golden: &Golden) -> TapeOptions {
+    let rows = golden.ids.iter().map(Vec::len).sum();
+    TapeOptions { rows, sequences: golden.ids.len(), recompute: false }
+}
+
+pub fn flatten<T: Copy>(sequences: &[Scored], f: impl Fn(&Scored) -> Vec<T>) -> Vec<T> {
+    sequences.iter().flat_map(|s| f(s)[1..].to_vec()).collect()
+}
