@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Everything about the CUDA backend in one go, in under eight minutes on one GPU: that it builds and its kernels compile, the
-# op table against the naive twins and the CPU, parity of trainer, prefill and decode, then all benchmarks.
+# op table against the naive twins and the CPU, parity of trainer, prefill and decode, the golden models, then all
+# benchmarks, the default recipe, and the commands on the model it made.
 #
 #   benches/gpu/run.sh OUT
 #
-# leaves its raw output in OUT. Where there is no cargo, QURL, KERNEL_TESTS and PARITY_TESTS name binaries built elsewhere
-# (`cargo build --release -p qurl`, `cargo test --no-run -p qurl-kernels --test kernels`, `... -p qurl-rollout --test cuda`).
+# leaves its raw output in OUT. Where there is no cargo, QURL, KERNEL_TESTS, PARITY_TESTS and GOLDEN_TESTS name binaries built
+# elsewhere (`cargo build --release -p qurl`, `cargo test --no-run -p qurl-kernels --test kernels`, `... -p qurl-rollout
+# --test cuda`, `... -p qurl-model --test device_goldens`).
 # ONLY="tests" or "bench" or "train" runs a part.
 set -u
 out=${1:?usage: benches/gpu/run.sh OUT}
@@ -45,6 +47,8 @@ rollout() { # seconds, shape, batch, formats, more...
 if [[ " $only " == *" tests "* ]]; then
     step 90 kernels "${KERNEL_TESTS:-$(test_binary qurl-kernels kernels)}" --nocapture --test-threads 1 cuda::
     TAIL=30 step 60 parity "${PARITY_TESTS:-$(test_binary qurl-rollout cuda)}" --nocapture --test-threads 1
+    TAIL=4 step 60 goldens env CARGO_MANIFEST_DIR="$here/crates/qurl-model" \
+        "${GOLDEN_TESTS:-$(test_binary qurl-model device_goldens)}" --nocapture --test-threads 1
 fi
 if [[ " $only " == *" bench "* ]]; then
     # The contexts of the comparison: 384 tokens at most.
@@ -67,7 +71,14 @@ if [[ " $only " == *" train "* ]]; then
     step 60 train-1.5b "$QURL" bench train --device cuda --shape qwen2.5-1.5b --formats bf16 --batch 8 --length 4096 \
         --micro-tokens 8192 --steps 3
     step 60 recipe "$QURL" train --device cuda --steps 10 --run "$out/run" --json
-    rm -rf "$out/run/model"
+    model=$out/run/model
+    step 30 generate "$QURL" generate --device cuda --model "$model" --format int8 --n 2 --max-new 48 "478+356="
+    TAIL=1 step 30 eval "$QURL" eval --device cuda --model "$model" --format int8 --task addition:3 --k 4 --limit 200 \
+        --max-new 48 --out "$out/eval" --json
+    for device in cuda cpu; do
+        TAIL=1 step 30 "score-$device" "$QURL" score --device $device --model "$model" --format int8 <<< '{"ids":[4,5,6,7,8,9]}'
+    done
+    rm -rf "$model" "$out/eval"
 fi
 [ $failed -eq 0 ] && echo "all steps passed" || echo "SOME STEPS FAILED"
 exit $failed
