@@ -4,7 +4,7 @@
 //! has a run directory of its own, as `qurl train` writes it, so that `qurl report` and TensorBoard read them; the table
 //! goes to standard output and, with all figures, to `compare.json`.
 
-use super::train::recipe_or_default;
+use super::train::{foresee_memory, recipe_or_default};
 use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
 use crate::report::{RunData, render};
@@ -113,12 +113,14 @@ fn run_on<B: Backend>(
     methods: Vec<Method>,
 ) -> anyhow::Result<()> {
     let plan = base.rl(&file).or_bad()?;
+    let config = Start::from_recipe(&base, &*base.task.task().or_bad()?).or_bad()?.config;
     let dir = directory(args.run.as_deref())?;
     let _lock = RunLock::take(&dir).map_err(|e| bad(format!("--run {e}")))?;
     let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
     let seeds: Vec<u64> = (0..args.seeds).map(|i| base.trainer.seed + i).collect();
     let runs = methods.len() * seeds.len();
     view.note(&format!("{runs} runs of {} steps, {}, in {}", plan.run.total_steps, backend.describe(), dir.display()));
+    foresee_memory(&*backend, &base, &plan, &config, &view)?;
 
     let mut figures: Vec<Vec<RunFigures>> = vec![Vec::new(); methods.len()];
     for &seed in &seeds {

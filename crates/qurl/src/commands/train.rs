@@ -10,8 +10,8 @@ use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
 use anyhow::Context;
 use qurl_kernels::Backend;
-use qurl_model::Params;
 use qurl_model::hf::{SaveOptions, save};
+use qurl_model::{ModelConfig, Params};
 use qurl_tasks::task::Task;
 use qurl_train::checkpoint::{ModelFiles, Snapshot, Writer};
 use qurl_train::memory::MemoryPlan;
@@ -112,11 +112,7 @@ fn run_on<B: Backend>(
     let dir = RunDir::open(args.run.as_deref(), args.resume, &recipe, &view)?;
     let (parameters, device) = (start.config.param_count(), backend.describe());
     view.note(&format!("{parameters} parameters, {device}, run in {}", dir.path.display()));
-    if backend.memory().is_some() {
-        let memory = MemoryPlan::of_rl(&recipe, &plan, &start.config);
-        view.note(&format!("memory: {memory}"));
-        memory.check(&*backend).or_bad()?;
-    }
+    foresee_memory(&*backend, &recipe, &plan, &start.config, &view)?;
     let mut log = RunLog::open(&dir.path, dir.step())?;
     if log.kept().len() as u64 != dir.step() {
         let (kept, step) = (log.kept().len(), dir.step());
@@ -278,6 +274,22 @@ pub fn recipe_or_default(path: Option<&Path>, overrides: &[String]) -> anyhow::R
         None => (Recipe::parse(DEFAULT, "embedded default", overrides), "embedded default".to_string()),
     };
     Ok((recipe.or_bad()?, file))
+}
+
+/// On a device with its own memory, says what a run will need there; an error if it is too much.
+pub fn foresee_memory<B: Backend>(
+    backend: &B,
+    recipe: &Recipe,
+    plan: &RlPlan,
+    config: &ModelConfig,
+    view: &TrainView,
+) -> anyhow::Result<()> {
+    if backend.memory().is_some() {
+        let memory = MemoryPlan::of_rl(recipe, plan, config);
+        view.note(&format!("memory: {memory}"));
+        memory.check(backend).or_bad()?;
+    }
+    Ok(())
 }
 
 /// Supervised training first; the weights it ends with.
