@@ -71,6 +71,8 @@ if [[ " $only " == *" train "* ]]; then
     step 60 train-1.5b "$QURL" bench train --device cuda --shape qwen2.5-1.5b --formats bf16 --batch 8 --length 4096 \
         --micro-tokens 8192 --steps 3
     step 60 recipe "$QURL" train --device cuda --steps 10 --run "$out/run" --json
+    TAIL=1 step 60 recipe-ppo "$QURL" train "$here/recipes/tiny-ppo.toml" --device cuda --run "$out/ppo" --json
+    rm -rf "$out/ppo"
     model=$out/run/model
     step 30 generate "$QURL" generate --device cuda --model "$model" --format int8 --n 2 --max-new 48 "478+356="
     TAIL=1 step 30 eval "$QURL" eval --device cuda --model "$model" --format int8 --task addition:3 --k 4 --limit 200 \
