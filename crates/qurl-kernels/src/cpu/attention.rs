@@ -8,9 +8,11 @@
 //! lane in a fixed order, tiles follow positions, the weighted sum of values is a chain over positions. None of that
 //! depends on the other rows of the task; masked keys add nothing. So decode gives the bits of prefill.
 
+mod decode;
+
 use super::Context;
 use super::buf::{Aligned, Parts};
-use super::kv::{Element, KEY_BLOCK, KvPages};
+use super::kv::{KEY_BLOCK, KvPages};
 use super::simd::{Simd, exp, simd_dispatch};
 use std::cell::RefCell;
 
@@ -18,8 +20,6 @@ use std::cell::RefCell;
 pub(crate) const ROW_BLOCK: usize = 48;
 /// Keys of one softmax tile.
 pub(crate) const TILE: usize = 64;
-/// Rows from which on keys and values of another format are converted to f32 before the strips of rows use them.
-const CONVERT_FIRST: usize = 13;
 /// Largest head dimension.
 pub const MAX_HEAD_DIM: usize = 256;
 const BLOCKS: usize = TILE / KEY_BLOCK;
@@ -95,20 +95,20 @@ pub fn forward(
         }
     }
     let job = Job { heads, qkv, kv, pages, out: Parts::new(out), lse };
+    let decodes = group <= decode::MOST_ROWS && heads.head_dim.is_multiple_of(ctx.panel() / 2);
     let grouped = (tasks.len() / (ctx.pool.threads() * 8)).max(1);
     ctx.pool.for_each(tasks.len().div_ceil(grouped), &|i| {
         let tasks = &tasks[i * grouped..((i + 1) * grouped).min(tasks.len())];
         for (t, &(span, head, start)) in tasks.iter().enumerate() {
             let next = tasks.get(t + 1).map(|&(span, head, _)| (&spans[span], head));
-            let (span, rows) = (&spans[span], (spans[span].rows * group - start).min(ROW_BLOCK));
+            let span = &spans[span];
             ROOM.with_borrow_mut(|room| {
                 let room = room.as_mut_ptr().cast();
                 // SAFETY: the level was detected; shapes were checked; a task owns its rows and heads of the output,
                 // and this thread its room.
                 unsafe {
-                    // Keys that few rows share are converted as they are used, others once before.
-                    match rows < CONVERT_FIRST && kv.is_bf16() {
-                        true => row_block_bf16(ctx.level, &job, span, head, start, next, room),
+                    match span.rows == 1 && decodes {
+                        true => decode::rows(ctx.level, &job, span, head, next, room),
                         false => row_block(ctx.level, &job, span, head, start, next, room),
                     }
                 }
@@ -131,27 +131,35 @@ impl Job<'_> {
     #[inline(always)]
     unsafe fn prefetch<S: Simd>(&self, span: &Span, head: usize, at: usize) {
         if at < span.position + span.rows {
-            let page = self.pages[span.pages + at / self.kv.page_size()] as usize;
+            let (page, slot) = self.place(span, at);
             // SAFETY: the caller has the instructions of S.
-            unsafe { self.kv.prefetch::<S>(page, head, at % self.kv.page_size()) }
+            unsafe { self.kv.prefetch::<S>(page, head, slot) }
         }
+    }
+
+    /// Page and slot of a position.
+    #[inline(always)]
+    fn place(&self, span: &Span, position: usize) -> (usize, usize) {
+        // 32 bits are divided faster.
+        let (position, page_size) = (position as u32, self.kv.page_size() as u32);
+        (self.pages[span.pages + (position / page_size) as usize] as usize, (position % page_size) as usize)
     }
 }
 
 /// `acc[r][v] += sum_k a[r * A_ROW + k * a_step] * b[v][k * b_step ..]`, each sum one chain over k.
 #[inline(always)]
-pub(crate) unsafe fn multiply<S: Simd, E: Element, const R: usize, const V: usize, const A_ROW: usize>(
+pub(crate) unsafe fn multiply<S: Simd, const R: usize, const V: usize, const A_ROW: usize>(
     k: usize,
     a: *const f32,
     a_step: usize,
-    b: [*const E; V],
+    b: [*const f32; V],
     b_step: usize,
     acc: &mut [[S::V; V]; R],
 ) {
     // SAFETY: the caller gives operands of the stated shape.
     unsafe {
         for i in 0..k {
-            let row = b.map(|b| E::load::<S>(b.add(i * b_step)));
+            let row = b.map(|b| S::load(b.add(i * b_step)));
             for (r, acc) in acc.iter_mut().enumerate() {
                 let x = S::splat(*a.add(r * A_ROW + i * a_step));
                 for v in 0..V {
@@ -200,14 +208,14 @@ pub(crate) const fn strip_rows<S: Simd>() -> usize {
 
 /// Copies rows into strips `[strip][d][rows of strip]`, times a factor; row `i` is read from `row_of(i)`.
 #[inline(always)]
-pub(crate) unsafe fn pack_strips<S: Simd>(
+pub(crate) unsafe fn pack_strips(
     rows: usize,
     head_dim: usize,
     factor: f32,
+    strip: usize,
     source: impl Fn(usize) -> *const f32,
     to: *mut f32,
 ) {
-    let strip = strip_rows::<S>();
     for row in 0..rows {
         let (first, width) = (row / strip * strip, strip.min(rows - row / strip * strip));
         let from = source(row);
@@ -221,38 +229,11 @@ pub(crate) unsafe fn pack_strips<S: Simd>(
     }
 }
 
-simd_dispatch!(plain fn row_block(job: &Job, span: &Span, head: usize, start: usize, next: Option<(&Span, usize)>, room: *mut Room) = row_block_f32_at);
-simd_dispatch!(plain fn row_block_bf16(job: &Job, span: &Span, head: usize, start: usize, next: Option<(&Span, usize)>, room: *mut Room) = row_block_bf16_at);
-
-#[inline(always)]
-unsafe fn row_block_f32_at<S: Simd>(
-    job: &Job,
-    span: &Span,
-    head: usize,
-    start: usize,
-    next: Option<(&Span, usize)>,
-    room: *mut Room,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { row_block_of::<S, f32>(job, span, head, start, next, room) }
-}
-
-#[inline(always)]
-unsafe fn row_block_bf16_at<S: Simd>(
-    job: &Job,
-    span: &Span,
-    head: usize,
-    start: usize,
-    next: Option<(&Span, usize)>,
-    room: *mut Room,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { row_block_of::<S, u16>(job, span, head, start, next, room) }
-}
+simd_dispatch!(plain fn row_block(job: &Job, span: &Span, head: usize, start: usize, next: Option<(&Span, usize)>, room: *mut Room) = row_block_at);
 
 /// `next` is what this thread will attend to next: its first keys are asked for while the last ones here are at work.
 #[inline(always)]
-unsafe fn row_block_of<S: Simd, E: Element>(
+unsafe fn row_block_at<S: Simd>(
     job: &Job,
     span: &Span,
     head: usize,
@@ -275,10 +256,10 @@ unsafe fn row_block_of<S: Simd, E: Element>(
         let scores: *mut f32 = (&raw mut (*room).scores).cast();
         let sums: *mut f32 = (&raw mut (*room).sums).cast();
         let blocks: *mut f32 = (&raw mut (*room).blocks).cast();
-        let mut state = [RowState { largest: f32::NEG_INFINITY, total: 0.0, rescale: 1.0 }; ROW_BLOCK];
+        let mut state = [RowState::NEW; ROW_BLOCK];
         let width = job.heads.qkv_width();
         let query = |row: usize| job.qkv.as_ptr().add(batch_row(row) * width + head_of(row) * head_dim);
-        pack_strips::<S>(rows, head_dim, job.heads.scale, query, queries);
+        pack_strips(rows, head_dim, job.heads.scale, strip, query, queries);
         std::ptr::write_bytes(sums, 0, rows * head_dim);
 
         let keys = position(rows - 1) + 1;
@@ -290,8 +271,8 @@ unsafe fn row_block_of<S: Simd, E: Element>(
                 Some((span, head)) => Some((span, head, 0)),
                 None => None,
             };
-            let mut key_blocks = [std::ptr::null::<E>(); BLOCKS];
-            let mut value_blocks = [std::ptr::null::<E>(); BLOCKS];
+            let mut key_blocks = [std::ptr::null::<f32>(); BLOCKS];
+            let mut value_blocks = [std::ptr::null::<f32>(); BLOCKS];
             for block in 0..BLOCKS {
                 if block * KEY_BLOCK >= count {
                     // Past the last key the first block stands in; its scores are masked.
@@ -301,11 +282,9 @@ unsafe fn row_block_of<S: Simd, E: Element>(
                 if let Some((span, head, tile)) = ahead {
                     job.prefetch::<S>(span, head, tile + block * KEY_BLOCK);
                 }
-                let at = tile + block * KEY_BLOCK;
-                let page = job.pages[span.pages + at / job.kv.page_size()] as usize;
+                let (page, slot) = job.place(span, tile + block * KEY_BLOCK);
                 let into = blocks.add(block * 2 * KEY_BLOCK * head_dim);
-                (key_blocks[block], value_blocks[block]) =
-                    E::block::<S>(job.kv, page, head, at % job.kv.page_size(), into);
+                (key_blocks[block], value_blocks[block]) = job.kv.block::<S>(page, head, slot, into);
             }
             let key_vector = |v: usize| key_blocks[v * S::LANES / KEY_BLOCK].add(v * S::LANES % KEY_BLOCK);
             for first in (0..rows).step_by(strip) {
@@ -322,8 +301,8 @@ unsafe fn row_block_of<S: Simd, E: Element>(
                     macro_rules! score_keys {
                         ($r:literal, $v:literal,) => {{
                             let mut acc = [[S::splat(0.0); $v]; $r];
-                            let b: [*const E; $v] = std::array::from_fn(|i| key_vector(v + i));
-                            multiply::<S, E, $r, $v, 1>(head_dim, query, $r, b, KEY_BLOCK, &mut acc);
+                            let b: [*const f32; $v] = std::array::from_fn(|i| key_vector(v + i));
+                            multiply::<S, $r, $v, 1>(head_dim, query, $r, b, KEY_BLOCK, &mut acc);
                             for (r, acc) in acc.iter().enumerate() {
                                 for (i, &acc) in acc.iter().enumerate() {
                                     S::store(score.add(r * TILE + (v + i) * S::LANES), acc);
@@ -344,14 +323,14 @@ unsafe fn row_block_of<S: Simd, E: Element>(
                     macro_rules! weigh {
                         ($r:literal, $v:literal,) => {{
                             let rescale: [f32; $r] = std::array::from_fn(|r| state[first + r].rescale);
-                            weigh_values::<S, E, $r, $v>(score, value_blocks, common, head_dim, column, rescale, sum)
+                            weigh_values::<S, $r, $v>(score, value_blocks, common, head_dim, column, rescale, sum)
                         }};
                     }
                     by_tile!(S, height, vectors, weigh!());
                 }
                 for row in first..first + height {
                     let (weights, sums) = (scores.add(row * TILE), sums.add(row * head_dim));
-                    add_values::<S, E>(weights, value_blocks, common..seen(row), head_dim, sums);
+                    add_values::<S>(weights, value_blocks, common..seen(row), head_dim, sums);
                 }
             }
         }
@@ -364,7 +343,7 @@ unsafe fn row_block_of<S: Simd, E: Element>(
                 S::store_n(out.add(d), S::mul(S::load_n(sums.add(row * head_dim + d), n), inverse), n);
             }
             if let Some(lse) = &job.lse {
-                *lse.at(batch_row(row) * job.heads.heads + head_of(row)) = state.largest + state.total.ln();
+                *lse.at(batch_row(row) * job.heads.heads + head_of(row)) = state.lse();
             }
         }
     }
@@ -379,16 +358,28 @@ struct RowState {
     rescale: f32,
 }
 
+impl RowState {
+    const NEW: RowState = RowState { largest: f32::NEG_INFINITY, total: 0.0, rescale: 1.0 };
+
+    /// Logarithm of the denominator.
+    fn lse(&self) -> f32 {
+        self.largest + self.total.ln()
+    }
+}
+
 /// Turns the first `seen` of `widest` scores into weights `e^(score - largest)`, the others into zeros.
 #[inline(always)]
 unsafe fn softmax_tile<S: Simd>(scores: *mut f32, seen: usize, widest: usize, state: &mut RowState) {
+    let whole = seen / S::LANES * S::LANES;
     // SAFETY: a row of TILE scores.
     unsafe {
         let mut largest = S::splat(f32::NEG_INFINITY);
-        for i in (0..widest).step_by(S::LANES) {
+        for i in (0..whole).step_by(S::LANES) {
+            largest = S::max(largest, S::load(scores.add(i)));
+        }
+        for i in (whole..widest).step_by(S::LANES) {
             let n = seen.saturating_sub(i).min(S::LANES);
-            let v = S::keep_n(S::load(scores.add(i)), n, f32::NEG_INFINITY);
-            largest = S::max(largest, v);
+            largest = S::max(largest, S::keep_n(S::load(scores.add(i)), n, f32::NEG_INFINITY));
         }
         let tile_largest = S::largest(largest);
         // Not `f32::max`, which would drop a not-a-number.
@@ -399,7 +390,12 @@ unsafe fn softmax_tile<S: Simd>(scores: *mut f32, seen: usize, widest: usize, st
         state.rescale = if keeps { 1.0 } else { exp_one::<S>(difference) };
         state.largest = largest;
         let mut total = S::splat(0.0);
-        for i in (0..widest).step_by(S::LANES) {
+        for i in (0..whole).step_by(S::LANES) {
+            let v = exp::<S>(S::sub(S::load(scores.add(i)), S::splat(largest)));
+            S::store(scores.add(i), v);
+            total = S::add(total, v);
+        }
+        for i in (whole..widest).step_by(S::LANES) {
             let n = seen.saturating_sub(i).min(S::LANES);
             let v = S::keep_n(exp::<S>(S::sub(S::load(scores.add(i)), S::splat(largest))), n, 0.0);
             S::store(scores.add(i), v);
@@ -421,9 +417,9 @@ unsafe fn exp_one<S: Simd>(x: f32) -> f32 {
 
 /// `sums[r][column..] = sums * rescale + sum over keys of weight[r][key] * value[key]`, V vectors of columns.
 #[inline(always)]
-unsafe fn weigh_values<S: Simd, E: Element, const R: usize, const V: usize>(
+unsafe fn weigh_values<S: Simd, const R: usize, const V: usize>(
     weights: *const f32,
-    values: [*const E; BLOCKS],
+    values: [*const f32; BLOCKS],
     count: usize,
     head_dim: usize,
     column: usize,
@@ -446,12 +442,12 @@ unsafe fn weigh_values<S: Simd, E: Element, const R: usize, const V: usize>(
             let n = (count - block * KEY_BLOCK).min(KEY_BLOCK);
             let weights = weights.add(block * KEY_BLOCK);
             if last == S::LANES {
-                let b: [*const E; V] = std::array::from_fn(|v| rows.add(column + v * S::LANES));
-                multiply::<S, E, R, V, TILE>(n, weights, 1, b, head_dim, &mut acc);
+                let b: [*const f32; V] = std::array::from_fn(|v| rows.add(column + v * S::LANES));
+                multiply::<S, R, V, TILE>(n, weights, 1, b, head_dim, &mut acc);
             } else {
                 for key in 0..n {
                     for v in 0..V {
-                        let value = E::load_n::<S>(rows.add(key * head_dim + column + v * S::LANES), lanes[v]);
+                        let value = S::load_n(rows.add(key * head_dim + column + v * S::LANES), lanes[v]);
                         for (r, acc) in acc.iter_mut().enumerate() {
                             acc[v] = S::fma(S::splat(*weights.add(r * TILE + key)), value, acc[v]);
                         }
@@ -469,9 +465,9 @@ unsafe fn weigh_values<S: Simd, E: Element, const R: usize, const V: usize>(
 
 /// `sums += sum over keys of weight[key] * value[key]` for one row.
 #[inline(always)]
-unsafe fn add_values<S: Simd, E: Element>(
+unsafe fn add_values<S: Simd>(
     weights: *const f32,
-    values: [*const E; BLOCKS],
+    values: [*const f32; BLOCKS],
     keys: std::ops::Range<usize>,
     head_dim: usize,
     sums: *mut f32,
@@ -483,7 +479,7 @@ unsafe fn add_values<S: Simd, E: Element>(
             let value = values[key / KEY_BLOCK].add(key % KEY_BLOCK * head_dim);
             for d in (0..head_dim).step_by(S::LANES) {
                 let n = S::LANES.min(head_dim - d);
-                S::store_n(sums.add(d), S::fma(weight, E::load_n::<S>(value.add(d), n), S::load_n(sums.add(d), n)), n);
+                S::store_n(sums.add(d), S::fma(weight, S::load_n(value.add(d), n), S::load_n(sums.add(d), n)), n);
             }
         }
     }

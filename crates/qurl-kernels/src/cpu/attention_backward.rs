@@ -122,8 +122,8 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                 }
                 *stat = (job.lse[(span.row + position(row)) * heads + head_of(row)], S::sum(dot));
             }
-            pack_strips::<S>(rows, head_dim, 1.0, |row| queries.add(row * head_dim), query_strips);
-            pack_strips::<S>(rows, head_dim, 1.0, |row| douts.add(row * head_dim), dout_strips);
+            pack_strips(rows, head_dim, 1.0, strip_rows::<S>(), |row| queries.add(row * head_dim), query_strips);
+            pack_strips(rows, head_dim, 1.0, strip_rows::<S>(), |row| douts.add(row * head_dim), dout_strips);
             std::ptr::write_bytes(dqueries, 0, rows * head_dim);
 
             let strip = strip_rows::<S>();
@@ -270,7 +270,7 @@ unsafe fn tile_product<S: Simd, const R: usize, const V: usize, const A_ROW: usi
             }
         }
         if last == l {
-            multiply::<S, f32, R, V, A_ROW>(k, a.data, a.step, std::array::from_fn(|v| b.add(v * l)), ldb, &mut acc);
+            multiply::<S, R, V, A_ROW>(k, a.data, a.step, std::array::from_fn(|v| b.add(v * l)), ldb, &mut acc);
         } else {
             for i in 0..k {
                 for v in 0..V {

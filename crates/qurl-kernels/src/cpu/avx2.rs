@@ -152,9 +152,22 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn load_bf16(p: *const u16) -> Self::V {
-        // SAFETY: the caller gives LANES readable values.
-        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))) }
+    unsafe fn load_pairs(p: *const u32) -> [Self::V; 2] {
+        // SAFETY: the caller gives LANES readable words.
+        unsafe {
+            let words = _mm256_loadu_si256(p.cast());
+            let high = _mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)), _mm256_castsi256_ps(high)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs_n(p: *const u32, n: usize) -> [Self::V; 2] {
+        let mut words = [0u32; 8];
+        // SAFETY: the caller gives n readable words.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, words.as_mut_ptr(), n);
+            Self::load_pairs(words.as_ptr())
+        }
     }
     #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: Self::V) {

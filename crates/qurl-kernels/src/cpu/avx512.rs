@@ -28,6 +28,16 @@ unsafe fn mask(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
 }
 
+/// The low and the high halves of words of two bf16, as f32.
+#[inline(always)]
+unsafe fn halves(words: __m512i) -> [__m512; 2] {
+    // SAFETY: register operations.
+    unsafe {
+        let high = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+        [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)), _mm512_castsi512_ps(high)]
+    }
+}
+
 #[inline(always)]
 unsafe fn round_bf16_by_hand(v: __m512) -> __m512 {
     // SAFETY: register operations.
@@ -245,9 +255,14 @@ macro_rules! common_operations {
             }
         }
         #[inline(always)]
-        unsafe fn load_bf16(p: *const u16) -> Self::V {
-            // SAFETY: the caller gives LANES readable values.
-            unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))) }
+        unsafe fn load_pairs(p: *const u32) -> [Self::V; 2] {
+            // SAFETY: the caller gives LANES readable words.
+            unsafe { halves(_mm512_loadu_si512(p.cast())) }
+        }
+        #[inline(always)]
+        unsafe fn load_pairs_n(p: *const u32, n: usize) -> [Self::V; 2] {
+            // SAFETY: masked words are not read.
+            unsafe { halves(_mm512_maskz_loadu_epi32(mask(n), p.cast())) }
         }
         #[inline(always)]
         unsafe fn abs_max(acc: Self::I, v: Self::V) -> Self::I {

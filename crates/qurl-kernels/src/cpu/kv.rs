@@ -5,9 +5,11 @@
 //! for every key/value head, its key blocks and then its value rows. Attention walks the positions of a sequence in
 //! order, so the size of a page does not change a single bit of the result.
 //!
-//! In the 8-bit formats the keys of a token and head share a scale, and so do its values ([`eight_bits`]).
+//! bf16 lie in words of two: keys with their neighbour along the head dimension, values with that of the next token
+//! ([`element`]). In the 8-bit formats the keys of a token and head share a scale, and so do its values ([`eight_bits`]).
 
 mod eight_bits;
+mod element;
 
 use super::Context;
 use super::attention::{Heads, MAX_HEAD_DIM};
@@ -15,8 +17,9 @@ use super::buf::{Aligned, Parts};
 use super::elementwise;
 use super::level::Level;
 use super::scalar::bf16_bits;
-use super::simd::{MOST_LANES, Simd, simd_dispatch};
+use super::simd::{Simd, simd_dispatch};
 use eight_bits::Code;
+pub(crate) use element::{Element, Pair};
 
 /// Tokens of a key block.
 pub const KEY_BLOCK: usize = 16;
@@ -96,6 +99,8 @@ impl KvPages {
     /// Room for `pages` pages of `page_size` tokens (a multiple of [`KEY_BLOCK`]).
     pub fn new(format: KvFormat, pages: usize, page_size: usize, kv_heads: usize, head_dim: usize) -> Self {
         assert!(page_size > 0 && page_size.is_multiple_of(KEY_BLOCK), "page size {page_size} is not a multiple of 16");
+        let whole_pairs = format != KvFormat::Bf16 || head_dim.is_multiple_of(2);
+        assert!(whole_pairs, "heads of {head_dim}: bf16 keys are stored in pairs");
         let scales = pages * page_size * kv_heads * 2;
         let len = scales * head_dim;
         let store = match (format, format.code()) {
@@ -231,7 +236,7 @@ impl KvPages {
     pub(crate) unsafe fn prefetch<S: Simd>(&self, page: usize, head: usize, slot: usize) {
         let shape = self.shape();
         let slot = slot / KEY_BLOCK * KEY_BLOCK;
-        let (key, value) = (shape.key_at(page, head, slot), shape.value_row(page, head, slot));
+        let (key, value) = (shape.key_block(page, head, slot), shape.value_block(page, head, slot));
         let len = KEY_BLOCK * self.head_dim;
         for at in [key, value] {
             // SAFETY: the caller's promise; nothing is read.
@@ -260,7 +265,7 @@ impl KvPages {
     ) -> (*const f32, *const f32) {
         let shape = self.shape();
         let slot = slot / KEY_BLOCK * KEY_BLOCK;
-        let (key, value) = (shape.key_at(page, head, slot), shape.value_row(page, head, slot));
+        let (key, value) = (shape.key_block(page, head, slot), shape.value_block(page, head, slot));
         let len = KEY_BLOCK * self.head_dim;
         // SAFETY: the caller gives room for both halves; a block is a whole number of vectors.
         unsafe {
@@ -268,11 +273,8 @@ impl KvPages {
             match &self.store {
                 Store::F32(data) => return (data[key..key + len].as_ptr(), data[value..value + len].as_ptr()),
                 Store::Bf16(data) => {
-                    let (from_keys, from_values) = (data[key..key + len].as_ptr(), data[value..value + len].as_ptr());
-                    for i in (0..len).step_by(S::LANES) {
-                        S::store(keys.add(i), S::load_bf16(from_keys.add(i)));
-                        S::store(values.add(i), S::load_bf16(from_values.add(i)));
-                    }
+                    from_pairs::<S>(data[key..key + len].as_ptr().cast(), self.head_dim, KEY_BLOCK, keys);
+                    from_pairs::<S>(data[value..value + len].as_ptr().cast(), KEY_BLOCK, self.head_dim, values);
                 }
                 Store::Coded(code, data, scales) => {
                     let scales = |part| {
@@ -285,85 +287,6 @@ impl KvPages {
             }
             (keys, values)
         }
-    }
-}
-
-/// What attention reads keys and values as: f32 (of the store, or converted first), or bf16 straight from the store.
-pub(crate) trait Element: Copy {
-    /// A vector of f32.
-    ///
-    /// # Safety
-    /// A vector of elements can be read there; the machine has the instructions of S.
-    unsafe fn load<S: Simd>(from: *const Self) -> S::V;
-    /// The first `n` lanes of a vector, the others zero.
-    ///
-    /// # Safety
-    /// As for [`Element::load`] with `n` elements.
-    unsafe fn load_n<S: Simd>(from: *const Self, n: usize) -> S::V;
-    /// Addresses of the key block and value rows of sixteen tokens; `room` as for [`KvPages::block`].
-    ///
-    /// # Safety
-    /// As for [`KvPages::block`].
-    unsafe fn block<S: Simd>(
-        kv: &KvPages,
-        page: usize,
-        head: usize,
-        slot: usize,
-        room: *mut f32,
-    ) -> (*const Self, *const Self);
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const f32) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { S::load(from) }
-    }
-    #[inline(always)]
-    unsafe fn load_n<S: Simd>(from: *const f32, n: usize) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { S::load_n(from, n) }
-    }
-    #[inline(always)]
-    unsafe fn block<S: Simd>(
-        kv: &KvPages,
-        page: usize,
-        head: usize,
-        slot: usize,
-        room: *mut f32,
-    ) -> (*const f32, *const f32) {
-        // SAFETY: the caller's promise.
-        unsafe { kv.block::<S>(page, head, slot, room) }
-    }
-}
-
-impl Element for u16 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const u16) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { S::load_bf16(from) }
-    }
-    #[inline(always)]
-    unsafe fn load_n<S: Simd>(from: *const u16, n: usize) -> S::V {
-        let mut bits = [0u16; MOST_LANES];
-        // SAFETY: n elements are there, and the array has the lanes of any level.
-        unsafe {
-            std::ptr::copy_nonoverlapping(from, bits.as_mut_ptr(), n);
-            S::load_bf16(bits.as_ptr())
-        }
-    }
-    #[inline(always)]
-    unsafe fn block<S: Simd>(
-        kv: &KvPages,
-        page: usize,
-        head: usize,
-        slot: usize,
-        _room: *mut f32,
-    ) -> (*const u16, *const u16) {
-        let Store::Bf16(data) = &kv.store else { unreachable!("the caller has looked at the format") };
-        let (shape, slot, len) = (kv.shape(), slot / KEY_BLOCK * KEY_BLOCK, KEY_BLOCK * kv.head_dim);
-        let (key, value) = (shape.key_at(page, head, slot), shape.value_row(page, head, slot));
-        (data[key..key + len].as_ptr(), data[value..value + len].as_ptr())
     }
 }
 
@@ -399,7 +322,9 @@ impl Writer {
         let (keys, values) = keys_and_values.split_at(shape.kv_heads * head_dim);
         let heads = keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim));
         for (head, (keys, values)) in heads.enumerate() {
-            let (key, value) = (shape.key_at(page, head, slot), shape.value_row(page, head, slot));
+            let place = slot % KEY_BLOCK;
+            let key = shape.key_block(page, head, slot) + place;
+            let value = shape.value_block(page, head, slot) + place * head_dim;
             // SAFETY: the caller's promise; arrays on the stack have room for one vector more than the largest head.
             unsafe {
                 match &self.target {
@@ -409,9 +334,16 @@ impl Writer {
                     }
                     Target::Bf16(data) => {
                         let mut bits = [0u16; MAX_HEAD_DIM];
-                        bf16_row(level, keys, bits.as_mut_ptr());
-                        spread(data, key, &bits[..head_dim]);
-                        bf16_row(level, values, data.at(value));
+                        bf16_row(level, keys, &mut bits);
+                        let block = data.at(key + place);
+                        for (i, &pair) in bits[..head_dim].as_chunks::<2>().0.iter().enumerate() {
+                            block.add(2 * i * KEY_BLOCK).cast::<[u16; 2]>().write(pair);
+                        }
+                        bf16_row(level, values, &mut bits);
+                        let rows = data.at(value - place % 2 * (head_dim - 1));
+                        for (i, &bits) in bits[..head_dim].iter().enumerate() {
+                            *rows.add(2 * i) = bits;
+                        }
                     }
                     Target::Coded(code, data, scales) => {
                         let mut codes = [0u8; eight_bits::MOST];
@@ -428,18 +360,33 @@ impl Writer {
     }
 }
 
-simd_dispatch!(plain fn bf16_row(values: &[f32], to: *mut u16) = bf16_row_at);
+simd_dispatch!(plain fn bf16_row(values: &[f32], to: &mut [u16; MAX_HEAD_DIM]) = bf16_row_at);
 
 #[inline(always)]
-unsafe fn bf16_row_at<S: Simd>(values: &[f32], to: *mut u16) {
+unsafe fn bf16_row_at<S: Simd>(values: &[f32], to: &mut [u16; MAX_HEAD_DIM]) {
+    let to = &mut to[..values.len()];
     let whole = values.len() / S::LANES * S::LANES;
-    // SAFETY: the caller gives room for as many bf16; vectors stay inside of it.
-    unsafe {
-        for i in (0..whole).step_by(S::LANES) {
-            S::store_bf16(to.add(i), S::load(values.as_ptr().add(i)));
-        }
-        for (i, &x) in values.iter().enumerate().skip(whole) {
-            *to.add(i) = bf16_bits(x);
+    for i in (0..whole).step_by(S::LANES) {
+        // SAFETY: whole vectors inside both.
+        unsafe { S::store_bf16(to.as_mut_ptr().add(i), S::load(values.as_ptr().add(i))) }
+    }
+    for (to, &x) in to[whole..].iter_mut().zip(&values[whole..]) {
+        *to = bf16_bits(x);
+    }
+}
+
+/// Words `[rows / 2][columns]` of two bf16 become f32 `[rows][columns]`.
+#[inline(always)]
+unsafe fn from_pairs<S: Simd>(from: *const u32, rows: usize, columns: usize, to: *mut f32) {
+    for pair in 0..rows / 2 {
+        for column in (0..columns).step_by(S::LANES) {
+            let n = S::LANES.min(columns - column);
+            // SAFETY: the caller gives blocks of this size; partial vectors are masked.
+            unsafe {
+                let [low, high] = S::load_pairs_n(from.add(pair * columns + column), n);
+                S::store_n(to.add(2 * pair * columns + column), low, n);
+                S::store_n(to.add((2 * pair + 1) * columns + column), high, n);
+            }
         }
     }
 }
@@ -511,16 +458,14 @@ impl Shape {
         self.kv_heads * self.head_len()
     }
 
-    /// Offset of the first key of `slot` of a page, the others follow at distances of [`KEY_BLOCK`]; for the first
-    /// slot of a block that of the whole block.
-    fn key_at(self, page: usize, head: usize, slot: usize) -> usize {
-        let block = slot / KEY_BLOCK * KEY_BLOCK * self.head_dim;
-        (page * self.kv_heads + head) * self.head_len() + block + slot % KEY_BLOCK
+    /// Offset of the block of keys that has `slot`.
+    fn key_block(self, page: usize, head: usize, slot: usize) -> usize {
+        (page * self.kv_heads + head) * self.head_len() + slot / KEY_BLOCK * KEY_BLOCK * self.head_dim
     }
 
-    /// Offset of the value row of `slot` of a page.
-    fn value_row(self, page: usize, head: usize, slot: usize) -> usize {
-        (page * self.kv_heads + head) * self.head_len() + (self.page_size + slot) * self.head_dim
+    /// Offset of the block of values that has `slot`.
+    fn value_block(self, page: usize, head: usize, slot: usize) -> usize {
+        self.key_block(page, head, slot) + self.page_size * self.head_dim
     }
 
     /// Offset of the scale of the keys (`part` 0) or values (1) of `slot`.

@@ -116,9 +116,15 @@ unsafe impl Simd for Scalar {
         each(|i| f32::from_bits(((v[i] as i32 + 127) << 23) as u32))
     }
     #[inline(always)]
-    unsafe fn load_bf16(p: *const u16) -> Self::V {
-        // SAFETY: the caller gives LANES readable values.
-        each(|i| bf16_value(unsafe { *p.add(i) }))
+    unsafe fn load_pairs(p: *const u32) -> [Self::V; 2] {
+        // SAFETY: the caller gives LANES readable words.
+        unsafe { Self::load_pairs_n(p, Self::LANES) }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs_n(p: *const u32, n: usize) -> [Self::V; 2] {
+        // SAFETY: the caller gives n readable words.
+        let words = each(|i| f32::from_bits(if i < n { unsafe { *p.add(i) } } else { 0 })).map(f32::to_bits);
+        [words.map(|word| f32::from_bits(word << 16)), words.map(|word| f32::from_bits(word & 0xffff_0000))]
     }
     #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: Self::V) {

@@ -54,8 +54,10 @@ pub unsafe trait Simd: Copy + 'static {
     /// 2^v for integral v in [-126, 127].
     unsafe fn pow2(v: Self::V) -> Self::V;
 
-    /// `LANES` bf16 as f32.
-    unsafe fn load_bf16(p: *const u16) -> Self::V;
+    /// `LANES` words of two bf16: the low halves as f32, and the high ones.
+    unsafe fn load_pairs(p: *const u32) -> [Self::V; 2];
+    /// [`Simd::load_pairs`] of the first `n <= LANES` words, the rest are zero.
+    unsafe fn load_pairs_n(p: *const u32, n: usize) -> [Self::V; 2];
     /// Stores as bf16, rounding to nearest even.
     unsafe fn store_bf16(p: *mut u16, v: Self::V);
     /// Rounds to bf16 and back.

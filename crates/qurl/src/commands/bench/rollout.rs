@@ -89,26 +89,30 @@ struct Row {
 /// Parameters above which formats are measured one after the other: their packed weights may not fit together.
 const APART: u64 = 10_000_000_000;
 
-/// The runs of a format and the limits of the machine, the best that any round saw.
+/// The runs of a format and the limits of the machine: the best arithmetic that any round saw, and readings of the memory
+/// before and after every run, because neighbours on the same machine may take half of its bandwidth for a while.
 #[derive(Default)]
 struct Measured {
     times: Vec<Times>,
     /// Bytes a second from memory.
-    memory: f64,
+    memory: Vec<f64>,
     /// Bytes a second from an array as large as what a decode step reads, which for a small model is in the caches.
-    step_memory: f64,
+    step_memory: Vec<f64>,
     block_gflops: f64,
     head_gflops: f64,
 }
 
 impl Measured {
-    fn limits<B: Machine>(&mut self, engine: &Engine<B>, batch: usize, args: &Args) -> anyhow::Result<()> {
+    fn arithmetic<B: Machine>(&mut self, engine: &Engine<B>) -> anyhow::Result<()> {
         let (machine, options) = (engine.backend(), engine.network().options());
-        let step_bytes = step_bytes(engine, batch, args) as usize;
-        self.memory = self.memory.max(machine.bandwidth()?);
-        self.step_memory = self.step_memory.max(machine.bandwidth_of(step_bytes)?);
         self.block_gflops = self.block_gflops.max(machine.peak_gflops(options.format)?);
         self.head_gflops = self.head_gflops.max(machine.peak_gflops(options.head_format)?);
+        Ok(())
+    }
+
+    fn read<B: Machine>(&mut self, engine: &Engine<B>, batch: usize, args: &Args) -> anyhow::Result<()> {
+        self.memory.push(engine.backend().bandwidth()?);
+        self.step_memory.push(engine.backend().bandwidth_of(step_bytes(engine, batch, args) as usize)?);
         Ok(())
     }
 }
@@ -185,8 +189,10 @@ fn measure<B: Machine>(
         let mut measured: Vec<Measured> = engines.iter().map(|_| Measured::default()).collect();
         for round in 0..args.rounds {
             for (engine, measured) in engines.iter_mut().zip(&mut measured) {
-                measured.limits(engine, batch, args)?;
+                measured.arithmetic(engine)?;
+                measured.read(engine, batch, args)?;
                 measured.times.push(once(engine, batch, round as u64, args)?);
+                measured.read(engine, batch, args)?;
             }
         }
         for (engine, measured) in engines.iter().zip(&measured) {
@@ -259,7 +265,8 @@ fn summarize<B: Machine>(engine: &Engine<B>, measured: &Measured, batch: usize, 
     let token_gflop = block_gflop + head_gflop;
     let token_seconds = block_gflop / measured.block_gflops + head_gflop / measured.head_gflops;
     let step_bytes = step_bytes(engine, batch, args);
-    let limit = batch as f64 / (step_bytes / measured.step_memory).max(batch as f64 * token_seconds);
+    let (memory, step_memory) = (median(measured.memory.clone()), median(measured.step_memory.clone()));
+    let limit = batch as f64 / (step_bytes / step_memory).max(batch as f64 * token_seconds);
     let tokens_per_s = of(|t| t.decoded as f64 / (t.total - t.prefill));
     let total_seconds = of(|t| t.total);
     Row {
@@ -281,12 +288,12 @@ fn summarize<B: Machine>(engine: &Engine<B>, measured: &Measured, batch: usize, 
         prefill_limit_tokens_per_s: measured.block_gflops / block_gflop,
         first_token_s: of(|t| t.first_token),
         gb_per_s: tokens_per_s / batch as f64 * step_bytes / 1e9,
-        peak_gb_per_s: measured.step_memory / 1e9,
+        peak_gb_per_s: step_memory / 1e9,
         gflops: tokens_per_s * token_gflop,
         peak_gflops: token_gflop / token_seconds,
         weight_mb: network.weight_bytes(engine.backend()) as f64 / 1e6,
         requantize_s: of(|t| t.requantize),
-        read_weights_s: 4.0 * config.param_count() as f64 / measured.memory,
+        read_weights_s: 4.0 * config.param_count() as f64 / memory,
         peak_rss_mb: peak_rss_mb(),
     }
 }

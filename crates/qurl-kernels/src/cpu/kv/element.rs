@@ -1,0 +1,134 @@
+//! What attention reads keys and values as: f32 (of the store, or converted first), or bf16 straight from the store.
+//!
+//! Both come in blocks `[summed][columns]`: for scores the head dimension is summed and sixteen keys are the columns, for
+//! values sixteen tokens are summed and the head dimension are the columns. bf16 lie in words of two neighbours along the
+//! summed dimension, so that one load and two cheap operations give two rows of f32. (Loops instead of `array::map`: a
+//! closure that is compiled apart has not the instructions of the level.)
+
+use super::{KEY_BLOCK, KvPages, Store};
+use crate::cpu::simd::Simd;
+
+/// An element of a block.
+pub(crate) trait Element: Copy {
+    /// `acc[r][v] += sum over i < k of a[r * A_ROW + i * a_step] * row i of b[v]`, each sum one chain over i. Blocks have
+    /// `width` columns; `b[v]` begins at the columns of vector v.
+    ///
+    /// # Safety
+    /// The operands have the stated shape; the machine has the instructions of S.
+    unsafe fn multiply<S: Simd, const R: usize, const V: usize, const A_ROW: usize>(
+        k: usize,
+        a: *const f32,
+        a_step: usize,
+        b: [*const Self; V],
+        width: usize,
+        acc: &mut [[S::V; V]; R],
+    );
+    /// Addresses of the key block and value rows of sixteen tokens; `room` as for [`KvPages::block`].
+    ///
+    /// # Safety
+    /// As for [`KvPages::block`].
+    unsafe fn block<S: Simd>(
+        kv: &KvPages,
+        page: usize,
+        head: usize,
+        slot: usize,
+        room: *mut f32,
+    ) -> (*const Self, *const Self);
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn multiply<S: Simd, const R: usize, const V: usize, const A_ROW: usize>(
+        k: usize,
+        a: *const f32,
+        a_step: usize,
+        b: [*const f32; V],
+        width: usize,
+        acc: &mut [[S::V; V]; R],
+    ) {
+        // SAFETY: the caller gives operands of the stated shape.
+        unsafe {
+            for i in 0..k {
+                let mut row = [S::splat(0.0); V];
+                for v in 0..V {
+                    row[v] = S::load(b[v].add(i * width));
+                }
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let x = S::splat(*a.add(r * A_ROW + i * a_step));
+                    for v in 0..V {
+                        acc[v] = S::fma(x, row[v], acc[v]);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn block<S: Simd>(
+        kv: &KvPages,
+        page: usize,
+        head: usize,
+        slot: usize,
+        room: *mut f32,
+    ) -> (*const f32, *const f32) {
+        // SAFETY: the caller's promise.
+        unsafe { kv.block::<S>(page, head, slot, room) }
+    }
+}
+
+/// Two bf16, neighbours along the summed dimension, the first in the low half.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Pair(u32);
+
+impl Element for Pair {
+    #[inline(always)]
+    unsafe fn multiply<S: Simd, const R: usize, const V: usize, const A_ROW: usize>(
+        k: usize,
+        a: *const f32,
+        a_step: usize,
+        b: [*const Pair; V],
+        width: usize,
+        acc: &mut [[S::V; V]; R],
+    ) {
+        // SAFETY: the caller gives operands of the stated shape; of the last pair of an odd k only one half is used.
+        unsafe {
+            for i in 0..k / 2 {
+                let mut rows = [[S::splat(0.0); V]; 2];
+                for v in 0..V {
+                    [rows[0][v], rows[1][v]] = S::load_pairs(b[v].add(i * width).cast());
+                }
+                for (half, row) in rows.iter().enumerate() {
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        let x = S::splat(*a.add(r * A_ROW + (2 * i + half) * a_step));
+                        for v in 0..V {
+                            acc[v] = S::fma(x, row[v], acc[v]);
+                        }
+                    }
+                }
+            }
+            if k % 2 == 1 {
+                for v in 0..V {
+                    let row = S::load_pairs(b[v].add(k / 2 * width).cast())[0];
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        acc[v] = S::fma(S::splat(*a.add(r * A_ROW + (k - 1) * a_step)), row, acc[v]);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn block<S: Simd>(
+        kv: &KvPages,
+        page: usize,
+        head: usize,
+        slot: usize,
+        _room: *mut f32,
+    ) -> (*const Pair, *const Pair) {
+        let Store::Bf16(data) = &kv.store else { unreachable!("the caller has looked at the format") };
+        let (shape, slot, len) = (kv.shape(), slot / KEY_BLOCK * KEY_BLOCK, KEY_BLOCK * kv.head_dim);
+        let (key, value) = (shape.key_block(page, head, slot), shape.value_block(page, head, slot));
+        (data[key..key + len].as_ptr().cast(), data[value..value + len].as_ptr().cast())
+    }
+}
