@@ -70,17 +70,26 @@ class Kernel:
         self.name = name
         self.smem = 0
 
-    def launch(self, grid, block, smem, args, pdl=False):
-        """args: ctypes values; torch tensors are passed as pointers."""
+    def launch(self, grid, block, smem, args, pdl=False, cluster=None):
+        """args: ctypes values; torch tensors are passed as pointers. cluster: its size in x, y, z."""
         values = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else a for a in args]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
         if smem > 48 * 1024 and smem > self.smem:
             check(cuda.cuFuncSetAttribute(self.handle, 8, smem), f"shared memory of {self.name}")
             self.smem = smem
-        attribute = Attribute(6, 0)
-        attribute.value[0] = 1
+        attributes = (Attribute * 2)()
+        count = 0
+        if pdl:
+            attributes[count].id = 6
+            attributes[count].value[0] = 1
+            count += 1
+        if cluster:
+            attributes[count].id = 4
+            attributes[count].value[0] = cluster[0] | cluster[1] << 32
+            attributes[count].value[1] = cluster[2]
+            count += 1
         grid, block = tuple(grid) + (1,) * (3 - len(grid)), tuple(block) + (1,) * (3 - len(block))
-        config = Config(grid, block, smem, torch.cuda.current_stream().cuda_stream, ctypes.pointer(attribute), 1 if pdl else 0)
+        config = Config(grid, block, smem, torch.cuda.current_stream().cuda_stream, attributes, count)
         check(cuda.cuLaunchKernelEx(ctypes.byref(config), self.handle, pointers, None), self.name)
 
 

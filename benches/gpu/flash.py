@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import sys
 
 import torch
 
@@ -81,15 +82,19 @@ class Case:
         return torch.cat(outs).reshape(self.rows, -1), torch.cat(lses)
 
 
+def decode_shape(fmt, hd, group):
+    """Threads and shared memory of a block of the decode kernel."""
+    pairs = 4 if (fmt != "bf16" and hd == 128) else 2
+    row = hd * 2 if fmt == "bf16" else hd
+    return pairs * 64, pairs * (2 * TILE * row + (0 if fmt == "bf16" else 2 * TILE * 4) + max(group * (hd + 4) * 4, 2048))
+
+
 class Flash:
     def __init__(self):
-        cubin, log = compile_all([("flash_forward.cu", "sm_90", [])])[0]
-        if cubin is None:
-            raise SystemExit(log)
-        module = load(cubin)
-        self.kernels = {
-            (kind, fmt, hd): Kernel(module, f"flash_{kind}_{fmt}_{hd}") for kind in ("prefill", "decode") for fmt in FORMATS for hd in (64, 128)
-        }
+        kinds = ("prefill", "decode")
+        built = compile_all([(f"flash_{kind}.cu", "sm_90", []) for kind in kinds])
+        modules = {kind: load(cubin) if cubin else sys.exit(log) for kind, (cubin, log) in zip(kinds, built)}
+        self.kernels = {(kind, fmt, hd): Kernel(modules[kind], f"flash_{kind}_{fmt}_{hd}") for kind in kinds for fmt in FORMATS for hd in (64, 128)}
         self.partials = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
         self.counters = torch.zeros(1 << 15, dtype=torch.int32, device="cuda")
 
@@ -106,15 +111,13 @@ class Flash:
         kernel = self.kernels["prefill", case.fmt, case.hd]
         kernel.launch((work.shape[0], case.kv_heads), (256,), smem, [*self.inputs(case), work, out, lse, *self.numbers(case)])
 
-    def decode(self, case, out, lse):
+    def decode(self, case, out, lse, angles=None, output=0, scales=None):
+        cos, sin = angles or (ctypes.c_void_p(0), ctypes.c_void_p(0))
         longest = max(old + new for old, new in case.sequences)
         splits = -(-longest // SPLIT)
-        warps = 2 if (case.fmt, case.hd) == ("bf16", 128) else 4
-        size = case.hd * (2 if case.fmt == "bf16" else 1)
-        group = case.heads // case.kv_heads
-        smem = warps * (2 * TILE * size + 2 * TILE * 4 + group * (case.hd + 4) * 4)
+        threads, smem = decode_shape(case.fmt, case.hd, case.heads // case.kv_heads)
         kernel = self.kernels["decode", case.fmt, case.hd]
-        kernel.launch((splits, case.kv_heads, len(case.sequences)), (warps * 32,), smem, [*self.inputs(case), out, lse, self.partials, self.counters, *self.numbers(case, splits)])
+        kernel.launch((splits, case.kv_heads, len(case.sequences)), (threads,), smem, [*self.inputs(case), out, lse, self.partials, self.counters, *self.numbers(case, splits), cos, sin, ctypes.c_int(output), scales if scales is not None else ctypes.c_void_p(0)], cluster=(1, case.kv_heads, 1) if output > 1 else None)
 
 
 def prefill_work(case):
@@ -156,6 +159,54 @@ def check_forward(flash, say):
                 good &= fine
                 if not fine or page == 16:
                     say(f"{fmt} {heads}/{kv_heads}x{hd} page {page}: errors {' '.join(f'{e:.1e}' for e in errors)} decode = prefill: {same} {'ok' if fine else 'WRONG'}")
+    return good
+
+
+def check_rotation(flash, say):
+    """A decode that rotates and stores the new row itself against one that finds it stored: the same bits."""
+    cubin, log = compile_all([("kv.cu", "sm_90", [])])[0]
+    writer = Kernel(load(cubin), "rope_write")
+    good = True
+    for fmt in FORMATS:
+        for heads, kv_heads, hd in ((14, 2, 64), (28, 4, 128), (40, 8, 128), (16, 1, 128)):
+            for page in (16, 64):
+              for lengths in ((0, 1, 15, 16, 63, 64, 65, 200, 511, 512, 700, 1023, 1024, 1300), (0, 1, 16, 63, 64, 200, 300, 511)):
+                case = Case(fmt, heads, kv_heads, hd, [(n, 1) for n in lengths], page)
+                cos, sin = torch.rand(1400, hd // 2, device="cuda"), torch.rand(1400, hd // 2, device="cuda")
+                before = [t.clone() for t in (case.qkv, case.keys, case.values, case.key_scales, case.value_scales)]
+                positions = torch.tensor([old for old, _ in case.sequences], dtype=torch.int32, device="cuda")
+                slots = torch.tensor([int(case.pages[at + old // page]) * page + old % page for (_, _, old, at) in case.spans_host], dtype=torch.int32, device="cuda")
+                ints = [ctypes.c_uint32(v) for v in (case.rows, case.stride, heads, kv_heads, hd)]
+                warps = case.rows * (heads + 2 * kv_heads)
+                code = {"bf16": 1, "int8": 2, "fp8": 3}[fmt]
+                writer.launch((-(-warps // 4),), (128,), 0, [case.qkv, *ints, positions, cos, sin, slots, ctypes.c_uint32(page), ctypes.c_uint32(code), case.keys, case.values, case.key_scales, case.value_scales])
+                want, want_lse = run(flash.decode, case)
+                stored = [case.keys, case.values, case.key_scales, case.value_scales]
+                case.qkv, case.keys, case.values, case.key_scales, case.value_scales = before
+                got, got_lse = run(lambda *a: flash.decode(*a, (cos, sin)), case)
+                half = torch.zeros(case.rows, heads * hd, dtype=torch.bfloat16, device="cuda")
+                case.qkv, case.keys, case.values, case.key_scales, case.value_scales = before
+                flash.decode(case, half, got_lse, (cos, sin), 1)
+                torch.cuda.synchronize()
+                if max(old for old, _ in case.sequences) < SPLIT and kv_heads > 1:
+                    for output, most, kind in ((2, 127.0, torch.int8), (3, 448.0, torch.float8_e4m3fn)):
+                        codes = torch.zeros(case.rows, heads * hd, dtype=kind, device="cuda")
+                        scales = torch.zeros(case.rows, device="cuda")
+                        flash.decode(case, codes, got_lse, (cos, sin), output, scales)
+                        torch.cuda.synchronize()
+                        # torch multiplies by the reciprocal of a number; dividing tensors is exact.
+                        scale = want.abs().amax(-1) / torch.full((case.rows,), most, device="cuda")
+                        scaled = want * (torch.ones_like(scale) / scale)[:, None]
+                        exact = scaled.round().to(torch.int8) if output == 2 else scaled.to(kind)
+                        if not (torch.equal(scale, scales) and torch.equal(exact.view(torch.uint8), codes.view(torch.uint8))):
+                            good = False
+                            say(f"{fmt} {heads}/{kv_heads}x{hd} page {page}: codes {output} differ: WRONG")
+                same = torch.equal(want, got) and torch.equal(want_lse, got_lse) and torch.equal(half, want.bfloat16())
+                rows = lambda t: t.view(torch.uint8).cpu()
+                same = same and all(torch.equal(rows(a), rows(b)) for a, b in zip(stored, [case.keys, case.values, case.key_scales, case.value_scales]))
+                good &= same
+                if not same:
+                    say(f"{fmt} {heads}/{kv_heads}x{hd} page {page}: rotating inside differs: WRONG")
     return good
 
 

@@ -37,7 +37,7 @@ def variants(fmt):
     return [(fmt, t, 2, 1, "STREAM") for t in streams] + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large), (fmt, *last)]
 
 
-def choose(fmt, rows, n, k_bytes):
+def choose(fmt, rows, n, k_bytes, swiglu=0):
     """The variant for a number of rows, by estimated microseconds: as `cuda/gemm.rs` does it."""
     tiles, kb = -(-n // 128), -(-k_bytes // 128)
     up = lambda a, b: -(-a // b)
@@ -47,6 +47,8 @@ def choose(fmt, rows, n, k_bytes):
     costs = []
     for v in own.values():
         _, tok, wg, cl, schedule = v
+        if swiglu and wg == 1:
+            continue
         if schedule == "STREAM":
             if rows > tok or tok < 128:
                 continue
@@ -65,9 +67,9 @@ def choose(fmt, rows, n, k_bytes):
 class Gemm:
     """The kernels of a list of (format, tok, wg, cl, schedule)."""
 
-    def __init__(self, variants, report=print):
+    def __init__(self, variants, report=print, defines=()):
         jobs = [
-            (f"gemm_{f}.cu", "sm_90a", [f"TUNE(K)=K({f}, {f.upper()}, {t}, {w}, {c}, {s})"]) for f, t, w, c, s in variants
+            (f"gemm_{f}.cu", "sm_90a", [f"TUNE(K)=K({f}, {f.upper()}, {t}, {w}, {c}, {s})", *defines]) for f, t, w, c, s in variants
         ] + [("gemm_pack.cu", "sm_90a", [])]
         built = compile_all(jobs)
         self.kernels = {}
@@ -77,6 +79,7 @@ class Gemm:
                 continue
             self.kernels[v] = Kernel(load(cubin), variant(*v))
         self.packer = Kernel(load(built[-1][0]), "gemm_pack")
+        self.apart = False
         self.counters = torch.zeros(1 << 16, dtype=torch.int32, device="cuda")
         self.partials = torch.empty(96 << 20, dtype=torch.uint8, device="cuda")
 
@@ -88,10 +91,10 @@ class Gemm:
         self.packer.launch((strips * kb * 2,), (256,), 0, [rows, tiles, *ints])
         return tiles
 
-    def run(self, v, x, tiles, n, out, xs=None, ws=None, bias=None, add=0, swiglu=0, ranges=None, pdl=True, prepared=None):
+    def run(self, v, x, tiles, n, out, xs=None, ws=None, bias=None, add=0, swiglu=0, ranges=None, pdl=True, prepared=None, row_bytes=None):
         fmt, tok, wg, cl, schedule = v
         element = FORMATS[fmt][1]
-        tokens, row_bytes = x.shape[0], x.shape[1] * element
+        tokens, row_bytes = x.shape[0], row_bytes or x.shape[1] * element
         kb = -(-row_bytes // 128)
         ranges = ranges or ranges_for(n, row_bytes)
         grid = ranges * cl
@@ -99,13 +102,15 @@ class Gemm:
             grid = min(SMS // cl, -(-n // (64 * wg * cl)) * -(-tokens // tok)) * cl
         at = lambda t: t.data_ptr() if t is not None else None
         pointers = [ctypes.c_void_p(at(t)) for t in (tiles, ws, xs, bias, out, self.partials, self.counters)]
-        numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, swiglu)]
+        tiles_of_128 = -(-n // 128)
+        together = ranges // tiles_of_128 if schedule == "STREAM" and tok <= 64 and not self.apart and ranges % tiles_of_128 == 0 else 1
+        numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, swiglu, together)]
         most = min(16, 196 * 1024 // stage_bytes(tok, wg))
         smem = most * stage_bytes(tok, wg) + 1024
         if prepared is None:
             prepared = tensor_map(x.data_ptr(), tokens, row_bytes, tok // cl)
         block = wg * 128 + 128 if wg > 1 else 160
-        self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers], pdl)
+        self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers], pdl, (together, 1, 1) if together > 1 else None)
 
 
 def operands(fmt, tokens, n, k):
@@ -158,12 +163,10 @@ def verify_swiglu(gemm, v, tokens, n, k):
     """Relative error of silu(gate) * up made by the product itself."""
     x, w, xs, ws = operands(v[0], tokens, n, k)
     f = n // 2
-    out = torch.full((tokens, f), float("nan"), device="cuda")
-    order = torch.arange(n, device="cuda").view(2, f // 8, 8).transpose(0, 1).reshape(-1)
-    packed_scales = ws[order].contiguous() if ws is not None else None
-    factor = 1e-3 if v[0] != "bf16" else 1.0
-    xs = xs * factor if xs is not None else None
-    gemm.run(v, x, gemm.pack(w, f), n, out, xs, packed_scales, swiglu=1)
+    kind = torch.bfloat16 if v[0] == "bf16" else torch.float32
+    out = torch.full((tokens, f), float("nan"), device="cuda", dtype=kind)
+    xs, x = (xs * 1e-3, x) if xs is not None else (None, (x * 0.05).bfloat16())
+    gemm.run(v, x, gemm.pack(w), n, out, xs, ws, swiglu=1)
     torch.cuda.synchronize()
     both = reference(v[0], x, w, xs, ws, None, None).double()
     want = torch.nn.functional.silu(both[:, :f]) * both[:, f:]

@@ -57,6 +57,7 @@ del pool
 flash = attention.Flash()
 say("compiled")
 good = attention.check_forward(flash, say)
+good &= attention.check_rotation(flash, say)
 say(f"attention forward {'right' if good else 'WRONG'}")
 backward = attention.Backward()
 good = attention.check_backward(backward, say)

@@ -37,7 +37,7 @@ def compile_source(path, arch="sm_90a", defines=(), folder=CU):
     headers = (ctypes.c_char_p * len(found))(*[open(os.path.join(folder, name), "rb").read() for name in found])
     check = lambda code: code == 0 or sys.exit(f"nvrtc error {code}")
     check(lib.nvrtcCreateProgram(ctypes.byref(program), source, os.path.basename(path).encode(), len(found), headers, names))
-    options = [f"--gpu-architecture={arch}", "--ptxas-options=-v", "--std=c++17"]
+    options = [f"--gpu-architecture={arch}", "--ptxas-options=-v", "--std=c++17", "--fmad=false", "-default-device"]
     options += [f"-D{d}" for d in defines]
     array = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
     code = lib.nvrtcCompileProgram(program, len(options), array)

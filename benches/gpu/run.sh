@@ -45,7 +45,7 @@ rollout() { # seconds, shape, batch, formats, more...
 { date -u; nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader; } | tee "$out/machine.txt"
 
 if [[ " $only " == *" tests "* ]]; then
-    step 90 kernels "${KERNEL_TESTS:-$(test_binary qurl-kernels kernels)}" --nocapture --test-threads 1 cuda::
+    step 90 kernels "${KERNEL_TESTS:-$(test_binary qurl-kernels kernels)}" --nocapture --test-threads 1 cuda
     TAIL=30 step 60 parity "${PARITY_TESTS:-$(test_binary qurl-rollout cuda)}" --nocapture --test-threads 1
     TAIL=4 step 60 goldens env CARGO_MANIFEST_DIR="$here/crates/qurl-model" \
         "${GOLDEN_TESTS:-$(test_binary qurl-model device_goldens)}" --nocapture --test-threads 1
@@ -63,6 +63,8 @@ if [[ " $only " == *" bench "* ]]; then
         --quantize-head --kv int8 --prompt 128 --new 256 --rounds 1
     TAIL=4 step 60 rollout-8bit-32b "$QURL" bench rollout --device cuda --shape qwen2.5-32b --batch 64 --formats int8 \
         --quantize-head --kv int8 --prompt 128 --new 256 --rounds 1
+    TAIL=4 step 60 rollout-8bit-0.5b "$QURL" bench rollout --device cuda --shape qwen2.5-0.5b --batch 256 --formats int8 \
+        --quantize-head --kv int8 --prompt 128 --new 256 --rounds 2
     # Through the whole engine with longer answers.
     TAIL=8 step 60 rollout-long "$QURL" bench rollout --device cuda --shape qwen2.5-7b --batch 64 --formats int8 \
         --prompt 128 --new 512 --rounds 1

@@ -77,6 +77,13 @@ __device__ __forceinline__ float scale_of(u32 largest_bits, float max) {
     return __fdiv_rn(largest, max);
 }
 
+// Scale of the keys or values of a token and head: rounded up to sixteen significant bits, so that rounding twice
+// changes nothing.
+__device__ __forceinline__ float kv_scale(u32 largest_bits, float max) {
+    float scale = scale_of(largest_bits, max);
+    return scale != scale ? scale : __uint_as_float((__float_as_uint(scale) + 0xffu) & ~0xffu);
+}
+
 // The CPU's e^x: within two units in the last place, never 0, not-a-number stays.
 __device__ __forceinline__ float exp_cpu(float x) {
     x = x > -87.0f || x != x ? x : -87.0f;

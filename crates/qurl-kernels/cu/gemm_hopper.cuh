@@ -10,138 +10,36 @@
 // Schedules:
 //   STREAM  the matrix is cut into equal ranges of k-blocks, one per block of threads, whatever the tiles of 128 rows.
 //           Blocks that meet in a tile leave their partial sums in memory; the last one (or each for some tokens) adds
-//           them up in order of k. The cut depends on (n, k) and the number of ranges, never on the tokens: neither do the bits.
+//           them up in order of k. Where every tile is cut into the same number of ranges and there are few tokens, the
+//           blocks of a tile are a cluster and send each other the sums. The cut depends on (n, k) and the number of ranges, never on the tokens: neither do the bits.
 //   TILES   whole tiles, for many tokens.
 //   VIRTUAL whole tiles, but summed with the cuts of STREAM, for the same bits in floating point with many tokens.
 //
 // Weights do not depend on earlier kernels: launched with programmatic serialization, a block fills its stages with
 // them while the kernel before it still runs.
 #pragma once
-#include "common.cuh"
+#include "hopper.cuh"
 #include "mma.cuh"
 
 enum Format { BF16, INT8, FP8 };
 enum Schedule { STREAM, TILES, VIRTUAL };
-
-const int TILE_ROWS = 64;
-const int TILE_BYTES = TILE_ROWS * 128;
-
-struct alignas(64) TensorMap {
-    u64 words[16];
-};
 
 struct GemmArgs {
     const u8* weights;       // [n / 64][k_blocks][64][128 bytes]
     const float* w_scales;   // [n], or null
     const float* x_scales;   // [tokens], or null
     const float* bias;       // [n], or null
-    float* out;              // [tokens, n] (or [tokens, n / 2] with swiglu)
+    float* out;              // [tokens, n]; with swiglu [tokens, n / 2], in bf16 if the product is
     float4* partials;        // STREAM: partial sums
     u32* counters;           // STREAM: 16 per range, zero between kernels
     int tokens, n, k_blocks;
     int ranges;              // STREAM, VIRTUAL: the number of ranges
     int add;                 // out += instead of out =
-    int swiglu;              // rows are gate and up in turns of 8: out = silu(gate) * up
+    int together;            // STREAM: ranges of a tile whose blocks are a cluster, or 1
+    int swiglu;              // the first half of the rows are gates, the second ups: out = silu(gate) * up
 };
 
-// ---- barriers, copies and products -------------------------------------------------------------------------------
-
-__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
-}
-
-__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}\n" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-
-// Arrives at the barrier of the same address in block `rank` of the cluster.
-__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
-    asm volatile(
-        "{\n"
-        ".reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-        "}\n" ::"r"(barrier),
-        "r"(rank)
-        : "memory");
-}
-
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void copy_weights(u32 to, const u8* from, u32 barrier, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
-        "l"(from), "r"(TILE_BYTES), "r"(barrier), "l"(policy)
-        : "memory");
-}
-
-template <int CL>
-__device__ __forceinline__ void copy_tokens(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
-    if (CL == 1) {
-        asm volatile(
-            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-            "l"(map), "r"(column), "r"(row), "r"(barrier)
-            : "memory");
-    } else {
-        asm volatile(
-            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-            "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-            "l"(map), "r"(column), "r"(row), "r"(barrier), "h"((u16)((1 << CL) - 1))
-            : "memory");
-    }
-}
-
-// Rows of 128 bytes in groups of eight, swizzled over 128 bytes.
-__device__ __forceinline__ u64 operand(u32 address) {
-    return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
-}
-
-#define TEN(p) "%" p "0, %" p "1, %" p "2, %" p "3, %" p "4, %" p "5, %" p "6, %" p "7, %" p "8, %" p "9"
-#define REGS8 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define REGS16 TEN("") ", %10, %11, %12, %13, %14, %15"
-#define REGS32 TEN("") ", " TEN("1") ", " TEN("2") ", %30, %31"
-#define REGS64 TEN("") ", " TEN("1") ", " TEN("2") ", " TEN("3") ", " TEN("4") ", " TEN("5") ", %60, %61, %62, %63"
-#define REGS128                                                                                                \
-    TEN("") ", " TEN("1") ", " TEN("2") ", " TEN("3") ", " TEN("4") ", " TEN("5") ", " TEN("6") ", " TEN("7") ", " \
-    TEN("8") ", " TEN("9") ", " TEN("10") ", " TEN("11") ", %120, %121, %122, %123, %124, %125, %126, %127"
-#define SUMS4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
-#define SUMS8(c, i) SUMS4(c, i), SUMS4(c, i + 4)
-#define SUMS16(c, i) SUMS8(c, i), SUMS8(c, i + 8)
-#define SUMS32(c, i) SUMS16(c, i), SUMS16(c, i + 16)
-#define SUMS64(c, i) SUMS32(c, i), SUMS32(c, i + 32)
-#define SUMS128(c, i) SUMS64(c, i), SUMS64(c, i + 64)
-#define WGMMA(shape, regs, sums, a, b, go, tail)                                                        \
-    asm volatile("{\n.reg .pred go;\nsetp.ne.b32 go, " go ", 0;\n"                                        \
-                 "wgmma.mma_async.sync.aligned." shape " {" regs "}, " a ", " b ", go" tail ";\n}\n"      \
-                 : sums                                                                                 \
-                 : "l"(wa), "l"(xb), "r"(go_on))
-#define WGMMA_TOKENS(name, type, c, shape_tail, k, tail)                                                         \
-    template <int TOK>                                                                                           \
-    __device__ __forceinline__ void name(type(&d)[TOK / 2], u64 wa, u64 xb, int go_on) {                         \
-        if constexpr (TOK == 16) WGMMA("m64n16" k shape_tail, REGS8, SUMS8(c, 0), "%8", "%9", "%10", tail);       \
-        if constexpr (TOK == 32) WGMMA("m64n32" k shape_tail, REGS16, SUMS16(c, 0), "%16", "%17", "%18", tail);   \
-        if constexpr (TOK == 64) WGMMA("m64n64" k shape_tail, REGS32, SUMS32(c, 0), "%32", "%33", "%34", tail);   \
-        if constexpr (TOK == 128) WGMMA("m64n128" k shape_tail, REGS64, SUMS64(c, 0), "%64", "%65", "%66", tail); \
-        if constexpr (TOK == 256)                                                                                \
-            WGMMA("m64n256" k shape_tail, REGS128, SUMS128(c, 0), "%128", "%129", "%130", tail);                 \
-    }
-WGMMA_TOKENS(wgmma_bf16, float, "+f", ".f32.bf16.bf16", "k16", ", 1, 1, 0, 0")
-WGMMA_TOKENS(wgmma_int8, int, "+r", ".s32.s8.s8", "k32", "")
-WGMMA_TOKENS(wgmma_fp8, float, "+f", ".f32.e4m3.e4m3", "k32", ", 1, 1")
+// ---- products -----------------------------------------------------------------------------------------------------
 
 template <int FORMAT>
 struct Sum {
@@ -236,27 +134,26 @@ __device__ __forceinline__ void load_scales(const GemmArgs& a, u32 token, float*
     __syncwarp();
 }
 
-// What a lane needs to finish results: it takes tokens lane / 4 + {0, 8, ..}, and of the warp's 16 rows four neighbours,
-// or with swiglu two gates and their ups.
+// What a lane needs to finish results: it takes tokens lane / 4 + {0, 8, ..}, and of the warp's 16 rows four neighbours.
 template <int FORMAT, int TOK>
 struct Finish {
     float ws[4], bias[4];
     u32 width, left, row;
-    float* out;
+    u64 place;
     bool in;
 
     __device__ Finish(const GemmArgs& a, u32 first_row, u32 token) : row(first_row) {
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            u32 r = row + (a.swiglu ? quad * 2 + e % 2 + e / 2 * 8 : quad * 4 + e);
+            u32 r = row + quad * 4 + e;
             ws[e] = FORMAT != BF16 && r < a.n ? __ldg(a.w_scales + r) : 1.0f;
             bias[e] = a.bias && r < a.n ? __ldg(a.bias + r) : 0.0f;
         }
         width = a.swiglu ? a.n / 2 : a.n;
-        out = a.out + (u64)(token + eighth) * width + (a.swiglu ? row / 2 + quad * 2 : row + quad * 4);
+        place = (u64)(token + eighth) * width + row + quad * 4;
         left = a.tokens - token - eighth;
-        in = row + quad * (a.swiglu ? 2 : 4) < a.n;
+        in = row + quad * 4 < a.n;
     }
 
     __device__ void scale(const GemmArgs& a, float (&v)[4], float x_scale) const {
@@ -270,40 +167,57 @@ struct Finish {
         }
     }
 
-    // Writes the Room::STEP tokens from `first` on that lie in the warp's room.
-    __device__ void flush(const GemmArgs& a, const float* room, u32 first) const {
+    // Writes `count` tokens (Room::STEP at most, in eights) from `first` on that lie in the warp's room.
+    __device__ void flush(const GemmArgs& a, float* room, u32 first, u32 count = Room<TOK>::STEP) const {
         const int STEP = Room<TOK>::STEP;
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
-        const float* from = room + eighth * TURN_ROW;
+        float* from = room + eighth * TURN_ROW + quad * 4;
         const float* xs = room + STEP * TURN_ROW + first + eighth;
-        float* to = out + (u64)first * width;
+        u64 at = place + (u64)first * width;
+        // With swiglu a warp of the second group leaves its ups in its room for the warp of the first that has the gates.
+        bool gates = a.swiglu && threadIdx.x < 128, ups = a.swiglu && threadIdx.x >= 128;
+        if (gates) pair_sync();
 #pragma unroll
-        for (int t = 0; t < STEP; t += 8, from += 8 * TURN_ROW, to += 8 * (u64)width) {
+        for (int t = 0; t < STEP; t += 8, from += 8 * TURN_ROW, at += 8 * (u64)width) {
+            if (t >= count) break;
             bool store = in && (int)left > (int)first + t;
             float x_scale = FORMAT != BF16 ? xs[t] : 1.0f;
-            if (a.swiglu) {
-                const float* pair = from + quad * 2;
-                float v[4] = {pair[0], pair[1], pair[8], pair[9]};
-                scale(a, v, x_scale);
-                float2 result = {silu_times(v[0], v[2]), silu_times(v[1], v[3])};
-                if (store) *reinterpret_cast<float2*>(to) = result;
-                continue;
-            }
-            float4 four = *reinterpret_cast<const float4*>(from + quad * 4);
+            float4 four = *reinterpret_cast<const float4*>(from);
             float v[4] = {four.x, four.y, four.z, four.w};
             scale(a, v, x_scale);
-            if (!store) continue;
-            if (a.n % 4 != 0) {
+            float4 result = {v[0], v[1], v[2], v[3]};
+            float* to = a.out + at;
+            if (ups) {
+                *reinterpret_cast<float4*>(from) = result;
+            } else if (gates) {
+                float4 up = *reinterpret_cast<const float4*>(from + 4 * Room<TOK>::FLOATS);
+                result = {silu_times(v[0], up.x), silu_times(v[1], up.y), silu_times(v[2], up.z), silu_times(v[3], up.w)};
+                if (!store) continue;
+                if (FORMAT == BF16) {
+                    uint2 halves = {bf16_two(result.x, result.y), bf16_two(result.z, result.w)};
+                    *reinterpret_cast<uint2*>(reinterpret_cast<u16*>(a.out) + at) = halves;
+                } else {
+                    *reinterpret_cast<float4*>(to) = result;
+                }
+            } else if (!store) {
+                continue;
+            } else if (a.n % 4 != 0) {
                 for (int e = 0; e < 4 && row + quad * 4 + e < a.n; ++e) to[e] = a.add ? __fadd_rn(to[e], v[e]) : v[e];
             } else if (a.add) {
                 // One addition per element: its order cannot vary.
                 asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
                              : "memory");
             } else {
-                float4 result = {v[0], v[1], v[2], v[3]};
                 *reinterpret_cast<float4*>(to) = result;
             }
         }
+        if (ups) pair_sync();
+        if (a.swiglu) pair_sync();
+    }
+
+    // Waits for the warp of the other group.
+    static __device__ __forceinline__ void pair_sync() {
+        asm volatile("bar.sync %0, 64;" ::"r"(1 + threadIdx.x / WARP % 4) : "memory");
     }
 };
 
@@ -355,9 +269,33 @@ __device__ __forceinline__ void meet(
     typedef typename Sum<FORMAT>::type S;
     const int STEP = Room<TOK>::STEP;
     const int QUADS = TOK / 8;
-    const bool ALONE = TOK <= 16;
+    // Gates and ups must be added up in the same block.
+    const bool ALONE = TOK <= 16 && !a.swiglu;
     u32 lane = threadIdx.x % WARP;
     Meeting meeting(cut, tile, range);
+    if (TOK <= 128 && meeting.adders == 1 && range == meeting.first) {
+        // Two meet, and the later part was summed up long ago: this warp adds it to what it has.
+        u32* arrived = a.counters + (meeting.first * WARPS + threadIdx.x / WARP) * 2;
+        u32 seen = 0;
+        while (lane == 0 && seen == 0) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(arrived) : "memory");
+        __syncwarp();
+        __threadfence();
+        const float4* from = meeting.place<WARPS, QUADS>(a.partials, meeting.last);
+#pragma unroll
+        for (int q = 0; q < QUADS; ++q) {
+            float4 part = __ldcg(from + q * WARP);
+            float bits[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                S more;
+                from_bits(more, bits[e]);
+                d[4 * q + e] = d[4 * q + e] + more;
+            }
+        }
+        if (lane == 0) *arrived = 0;
+        store<FORMAT, TOK>(a, d, row, 0, room);
+        return;
+    }
     float4* mine = meeting.place<WARPS, QUADS>(a.partials, range);
 #pragma unroll
     for (int q = 0; q < QUADS; ++q) {
@@ -373,6 +311,7 @@ __device__ __forceinline__ void meet(
     u32 first_stretch = 0, last_stretch = STRETCHES;
     u32 before = 0;
     if (lane == 0) before = atomicAdd(counters, 1);
+    if (TOK <= 128 && meeting.adders == 1) return;
     if (ALONE) {
         if (__shfl_sync(FULL, before, 0) != ranges - 1) return;
         if (lane == 0) *counters = 0;
@@ -426,6 +365,61 @@ __device__ __forceinline__ void meet(
     }
 }
 
+// Sums of a tile whose ranges are the blocks of a cluster: each block adds up some tokens, in eights.
+struct Exchange {
+    u32 room;      // shared memory for what comes in: the stages of the weight stream, which all are through with
+    u32 through;   // barrier: all warps of the cluster are
+    u32 received;  // barrier: all sums have come in
+
+    // The first of the eights that block `rank` of `blocks` adds up.
+    static __device__ __forceinline__ u32 first_of(u32 eights, u32 rank, u32 blocks) { return eights * rank / blocks; }
+};
+
+template <int FORMAT, int TOK, int WARPS>
+__device__ __forceinline__ void meet_in_cluster(
+    const GemmArgs& a, typename Sum<FORMAT>::type (&d)[TOK / 2], const Exchange& exchange, u32 rank, u32 row, float* room
+) {
+    typedef typename Sum<FORMAT>::type S;
+    const u32 EIGHTS = TOK / 8, MOST = EIGHTS / 2;
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, blocks = a.together;
+    // Where the sums of a block's eight lie.
+    auto place = [&](u32 from, u32 eight) { return exchange.room + (((from * MOST + eight) * WARPS + warp) * WARP + lane) * 16; };
+    if (lane < blocks) barrier_arrive(exchange.through, lane);
+    barrier_wait(exchange.through, 0);
+#pragma unroll
+    for (u32 q = 0; q < EIGHTS; ++q) {
+        u32 owner = ((q + 1) * blocks - 1) / EIGHTS;
+        if (owner == rank) continue;
+        u32 to = place(rank, q - Exchange::first_of(EIGHTS, owner, blocks));
+        send(to, exchange.received, owner, sum_bits(d[4 * q]), sum_bits(d[4 * q + 1]), sum_bits(d[4 * q + 2]), sum_bits(d[4 * q + 3]));
+    }
+    barrier_wait(exchange.received, 0);
+    u32 first = Exchange::first_of(EIGHTS, rank, blocks), count = Exchange::first_of(EIGHTS, rank + 1, blocks) - first;
+    if (count == 0) return;
+    Finish<FORMAT, TOK> finish(a, row, 0);
+    __syncwarp();
+#pragma unroll
+    for (u32 q = 0; q < EIGHTS; ++q) {
+        if (q < first || q >= first + count) continue;
+        S total[4];
+        for (u32 from = 0; from < blocks; ++from) {
+            float bits[4] = {sum_bits(d[4 * q]), sum_bits(d[4 * q + 1]), sum_bits(d[4 * q + 2]), sum_bits(d[4 * q + 3])};
+            if (from != rank) {
+                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(bits[0]), "=f"(bits[1]), "=f"(bits[2]), "=f"(bits[3]) : "r"(place(from, q - first)) : "memory");
+            }
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                S more;
+                from_bits(more, bits[e]);
+                total[e] = from == 0 ? more : total[e] + more;
+            }
+        }
+        turn(room, (q - first) * 8, total[0], total[1], total[2], total[3]);
+    }
+    __syncwarp();
+    finish.flush(a, room, first * 8, count * 8);
+}
+
 // ---- the kernel --------------------------------------------------------------------------------------------------
 
 template <int TOK, int WG>
@@ -446,7 +440,9 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     static_assert(!STREAMS || (WG == 2 && CL == 1), "a stream's tiles have 128 rows");
 
     extern __shared__ u8 dynamic[];
-    __shared__ u64 full[STAGES], empty[STAGES];
+    __shared__ u64 full[STAGES], empty[STAGES], through, received;
+    const bool FEW = STREAMS && TOK <= 64;
+    bool together = FEW && a.together > 1;
     __shared__ float4 rooms[WARPS * Room<TOK>::FLOATS / 4];
     u32 stages = (smem_address(dynamic) + 1023) & ~1023u;
     u32 warp = threadIdx.x / WARP;
@@ -462,9 +458,16 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
             barrier_init(smem_address(&full[s]), 1);
             barrier_init(smem_address(&empty[s]), WARPS * CL);
         }
+        if (together) {
+            u32 place = blockIdx.x % a.together;
+            u32 eights = Exchange::first_of(TOK / 8, place + 1, a.together) - Exchange::first_of(TOK / 8, place, a.together);
+            barrier_init(smem_address(&through), WARPS * a.together);
+            barrier_init(smem_address(&received), 1);
+            barrier_expect(smem_address(&received), eights * (a.together - 1) * WARPS * WARP * 16);
+        }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    if (CL > 1) {
+    if (CL > 1 || together) {
         cluster_sync();
     } else {
         __syncthreads();
@@ -482,6 +485,11 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
             w.end = cut.begin(range + 1);
         }
         return w;
+    };
+    // The 64 rows of a warpgroup: with swiglu the second takes the ups of the first one's gates.
+    auto strip_of = [&](u32 tile, u32 group) {
+        u32 at = tile * CL + rank;
+        return WG > 1 && a.swiglu ? at + group * (strips / 2) : at * WG + group;
     };
     auto next = [&](Walk& w) {
         if (w.at >= w.end) return false;
@@ -513,7 +521,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
 #pragma unroll
                 for (int g = 0; g < WG; ++g) {
                     // Past the last rows the last ones are read again; nothing of them is stored.
-                    u32 strip = min((w.tile * CL + rank) * WG + g, strips - 1);
+                    u32 strip = min(strip_of(w.tile, g), strips - 1);
                     const u8* from = a.weights + ((u64)strip * kb + k) * TILE_BYTES;
                     copy_weights(stages + stage * STAGE_BYTES + g * TILE_BYTES, from, barrier, policy);
                 }
@@ -548,7 +556,8 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
         u32 done = 0;
         // Lane b tells block b of the cluster that this warp is through with a stage.
         auto release = [&](u32 stage) {
-            if (lane < CL) barrier_arrive(smem_address(&empty[stage]), lane);
+            if (CL == 1 && lane == 0) barrier_arrive(smem_address(&empty[stage]));
+            if (CL > 1 && lane < CL) barrier_arrive(smem_address(&empty[stage]), lane);
         };
         float* room = reinterpret_cast<float*>(rooms) + warp * Room<TOK>::FLOATS;
         u32 scales_of = ~0u;
@@ -580,12 +589,12 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
         };
         Walk w = start();
         while (next(w)) {
-            u32 row = ((w.tile * CL + rank) * WG + group) * TILE_ROWS + warp % 4 * 16;
+            u32 row = strip_of(w.tile, group) * TILE_ROWS + warp % 4 * 16;
             if (w.token_tile != scales_of) load_scales<FORMAT, TOK>(a, w.token_tile * TOK, room);
             scales_of = w.token_tile;
             if (SCHEDULE == VIRTUAL) {
                 S total[TOK / 2];
-                u32 base = row / CUT_ROWS * kb, from = 0;
+                u32 base = (WG > 1 ? w.tile * CL + rank : row / CUT_ROWS) * kb, from = 0;
                 for (u32 r = cut.holder(base); from < kb; ++r) {
                     u32 to = min(kb, cut.begin(r + 1) - base);
                     if (to <= from) continue;
@@ -597,7 +606,12 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                 store<FORMAT, TOK>(a, total, row, w.token_tile * TOK, room);
             } else {
                 sum_up(w.k0, w.k1);
-                if (STREAMS && w.k1 - w.k0 < kb) {
+                if (together) {
+                    if constexpr (FEW) {
+                        Exchange exchange = {stages, smem_address(&through), smem_address(&received)};
+                        meet_in_cluster<FORMAT, TOK, WARPS>(a, d, exchange, blockIdx.x % a.together, row, room);
+                    }
+                } else if (STREAMS && w.k1 - w.k0 < kb) {
                     meet<FORMAT, TOK, WARPS>(a, cut, d, w.tile, range, row, room);
                 } else {
                     store<FORMAT, TOK>(a, d, row, w.token_tile * TOK, room);
@@ -614,14 +628,17 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
 
 // With two consumer warpgroups the producer is a warpgroup too, so that registers can change hands.
 #define THREADS(wg) ((wg) > 1 ? (wg) * 128 + 128 : 160)
+// Of a stream the launch says which blocks are a cluster.
+#define CLUSTER_1
+#define CLUSTER_2 __cluster_dims__(2, 1, 1)
 #define KERNEL(name, format, tok, wg, cl, schedule)                                                                  \
-    extern "C" __global__ void __cluster_dims__(cl, 1, 1) __launch_bounds__(THREADS(wg), 1)                          \
+    extern "C" __global__ void CLUSTER_##cl __launch_bounds__(THREADS(wg), 1)                          \
         gemm_##name##_##tok##_##wg##_##cl##_##schedule(                                                              \
             const __grid_constant__ TensorMap map, const u8* weights, const float* w_scales, const float* x_scales,  \
             const float* bias, float* out, float4* partials, u32* counters, int tokens, int n, int k_blocks,         \
-            int ranges, int add, int swiglu                                                                          \
+            int ranges, int add, int swiglu, int together                                                            \
         ) {                                                                                                          \
-        GemmArgs args = {weights, w_scales, x_scales, bias,     out,    partials, counters,                          \
-                         tokens,  n,        k_blocks, ranges,   add,    swiglu};                                     \
+        GemmArgs args = {weights, w_scales, x_scales, bias,   out, partials, counters,                               \
+                         tokens,  n,        k_blocks, ranges, add, together, swiglu};                                \
         gemm<format, tok, wg, cl, schedule>(map, args);                                                              \
     }

@@ -1,7 +1,6 @@
 // Keys and values of a layer in pages: [page][kv head][slot][head_dim], keys and values apart.
 //
-// In eight bits the keys of a token and head share a scale, and so do its values: rounded up to sixteen significant
-// bits, so that rounding twice changes nothing.
+// In eight bits the keys of a token and head share a scale, and so do its values.
 #include "common.cuh"
 
 enum Format { F32 = 0, BF16 = 1, INT8 = 2, FP8 = 3 };
@@ -9,8 +8,7 @@ enum Format { F32 = 0, BF16 = 1, INT8 = 2, FP8 = 3 };
 __device__ __forceinline__ float kv_scale(const float* x, u32 head_dim, float max_code) {
     u32 largest = 0;
     for (u32 i = threadIdx.x % WARP; i < head_dim; i += WARP) largest = max(largest, magnitude_bits(x[i]));
-    float scale = scale_of(warp_max(largest), max_code);
-    return scale != scale ? scale : __uint_as_float((__float_as_uint(scale) + 0xffu) & ~0xffu);
+    return kv_scale(warp_max(largest), max_code);
 }
 
 // Rounds keys and values of a row to what the format stores; a warp a head.

@@ -218,6 +218,65 @@ extern "C" __global__ void __launch_bounds__(1024) rows_e4m3(const float* x, u32
     to_codes<E4m3>(Plain{x + ROW_OF(k)}, k, out + ROW_OF(k), scales + blockIdx.x, room);
 }
 
+// Wide rows: SHARES blocks of a cluster take a part each and tell each other their largest magnitude.
+#define SHARES 4
+#if __CUDA_ARCH__ >= 900
+#define SHARED_ROW __cluster_dims__(SHARES, 1, 1)
+#else
+#define SHARED_ROW
+#endif
+
+// Tells every block of the cluster a block's number; all of them, in order of rank, are in `seen` afterwards.
+__device__ __forceinline__ void tell_cluster(u32 number, u32 rank, u32* seen) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x < SHARES) {
+        u32 own = (u32)__cvta_generic_to_shared(seen + rank), other;
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(own), "r"(threadIdx.x));
+        asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(other), "r"(number) : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+template <typename C>
+__device__ __forceinline__ void to_codes_shared(const float* x, u32 k, u8* out, float* scales) {
+    ROOM;
+    __shared__ u32 seen[SHARES];
+    wait_for_previous();
+    u32 row = blockIdx.x / SHARES, rank = blockIdx.x % SHARES;
+    u32 fours = k / 4, share = (fours + SHARES - 1) / SHARES;
+    u32 first = min(rank * share, fours), count = min(share, fours - first);
+    const float4* from = (const float4*)(x + (u64)row * k) + first;
+    float4 held[HELD];
+    u32 largest = 0;
+#pragma unroll
+    for (u32 j = 0; j < HELD; ++j) {
+        u32 i = j * THREADS + threadIdx.x;
+        if (i < count) held[j] = from[i];
+    }
+#pragma unroll
+    for (u32 j = 0; j < HELD; ++j) {
+        if (j * THREADS + threadIdx.x < count) largest = largest_of(largest, held[j]);
+    }
+    tell_cluster(largest_of_block(largest, room), rank, seen);
+    largest = max(max(seen[0], seen[1]), max(seen[2], seen[3]));
+    float scale = scale_of(largest, C::max), inverse = __fdiv_rn(1.0f, scale);
+    if (threadIdx.x == 0 && rank == 0) scales[row] = scale;
+    u32* to = (u32*)(out + (u64)row * k) + first;
+#pragma unroll
+    for (u32 j = 0; j < HELD; ++j) {
+        u32 i = j * THREADS + threadIdx.x;
+        if (i < count) to[i] = four_codes<C>(held[j], inverse);
+    }
+}
+
+extern "C" __global__ void SHARED_ROW __launch_bounds__(512) shared_rows_i8(const float* x, u32 k, u8* out, float* scales) {
+    to_codes_shared<Int8>(x, k, out, scales);
+}
+extern "C" __global__ void SHARED_ROW __launch_bounds__(512) shared_rows_e4m3(const float* x, u32 k, u8* out, float* scales) {
+    to_codes_shared<E4m3>(x, k, out, scales);
+}
+
 extern "C" __global__ void __launch_bounds__(1024)
     norm_bf16(const float* x, const float* gain, u32 k, float eps, u16* out) {
     __shared__ float sums[MOST_WARPS];

@@ -72,6 +72,19 @@ pub struct Rope<'a, T> {
     pub sin: &'a T,
 }
 
+/// Rows of a pass: where they are, where their keys and values go, and what they see.
+#[derive(Clone, Copy)]
+pub struct Placed<'a> {
+    /// A row's position in its sequence.
+    pub positions: &'a [u32],
+    /// `page * page_size + place` of its keys and values.
+    pub slots: &'a [u32],
+    /// The sequences that the rows belong to.
+    pub spans: &'a [Span],
+    /// The pages of the spans.
+    pub pages: &'a [u32],
+}
+
 /// Values of a tensor that hold a drawn token: its number (as bits), log-probability and entropy.
 pub const DRAWN_WORDS: usize = 3;
 
@@ -237,6 +250,24 @@ pub trait Backend: Send + Sync + 'static {
         self.swiglu(gate_up, rows, width, activated);
         self.linear(activated, rows, w, None, output, out);
     }
+    /// `x += swiglu(rmsnorm(x) gate_up^T) down^T`, all of a block's MLP. Where the weights are trained, `projected`
+    /// holds `[rows, 2 f]` gates and ups afterwards; `normed` and `activated` are working memory.
+    fn mlp(
+        &self,
+        x: &mut Self::Tensor,
+        gain: &Self::Tensor,
+        rows: usize,
+        width: usize,
+        eps: f32,
+        gate_up: &Self::Weight,
+        down: &Self::Weight,
+        normed: &mut Self::Tensor,
+        projected: &mut Self::Tensor,
+        activated: &mut Self::Tensor,
+    ) {
+        self.norm_linear(x, gain, rows, eps, gate_up, None, normed, projected);
+        self.swiglu_linear(projected, rows, width, down, Output::Add, activated, x);
+    }
     /// `dx[rows, k] = dy[rows, n] W`; the weights must have been packed as trained.
     fn linear_input_gradient(&self, dy: &Self::Tensor, rows: usize, w: &Self::Weight, dx: &mut Self::Tensor);
     /// `dw[n, k] += dy^T x`, `dbias[n] += sum dy`.
@@ -306,6 +337,25 @@ pub trait Backend: Send + Sync + 'static {
         out: &mut Self::Tensor,
         lse: Option<&mut Self::Tensor>,
     );
+    /// Rotates and stores as [`Backend::rope_store`], attends, and `x += attention w^T`. Where `lse` is kept, `qkv` and
+    /// `out` hold what the backward pass needs afterwards.
+    fn attend(
+        &self,
+        heads: Heads,
+        qkv: &mut Self::Tensor,
+        rope: Rope<Self::Tensor>,
+        rows: Placed,
+        kv: &mut Self::Kv,
+        format: KvFormat,
+        out: &mut Self::Tensor,
+        lse: Option<&mut Self::Tensor>,
+        w: &Self::Weight,
+        x: &mut Self::Tensor,
+    ) {
+        self.rope_store(qkv, heads, rows.positions, rope, rows.slots, kv, format);
+        self.attention(heads, qkv, kv, rows.spans, rows.pages, out, lse);
+        self.linear(out, rows.positions.len(), w, None, Output::Add, x);
+    }
     /// Backward of [`Backend::attention`] for whole sequences: `dqkv` is overwritten. `format` is that of the pages,
     /// to which the keys and values in `qkv` have been rounded; a device may compute in it.
     fn attention_backward(

@@ -1,6 +1,7 @@
 //! [`Backend`] for CUDA: every operation launches its kernels.
 
 use super::ffi::DevicePtr;
+use super::flash::{self, Decoded};
 use super::gpu::{Gpu, args};
 use super::head;
 use super::kv::{self, CudaKv};
@@ -320,6 +321,29 @@ impl Backend for Cuda {
         linear::forward(&self.gpu, x, rows, w, 0, output, out.at());
     }
 
+    fn mlp(
+        &self,
+        x: &mut CudaTensor,
+        gain: &CudaTensor,
+        rows: usize,
+        width: usize,
+        eps: f32,
+        gate_up: &CudaWeight,
+        down: &CudaWeight,
+        normed: &mut CudaTensor,
+        projected: &mut CudaTensor,
+        activated: &mut CudaTensor,
+    ) {
+        let Some(packed) = gate_up.tiles(true).filter(|w| w.format == down.format) else {
+            self.norm_linear(x, gain, rows, eps, gate_up, None, normed, projected);
+            return self.swiglu_linear(projected, rows, width, down, Output::Add, activated, x);
+        };
+        let fits = rows * packed.k <= x.len && rows * packed.n <= projected.len && rows * down.n <= x.len;
+        check("mlp", fits && gain.len == packed.k && packed.n == 2 * width && down.k == width);
+        let source = Left::Normed { x: x.at(), gain: gain.at(), eps };
+        linear::mlp(&self.gpu, source, rows, packed, down, projected.at(), x.at());
+    }
+
     fn linear_input_gradient(&self, dy: &CudaTensor, rows: usize, w: &CudaWeight, dx: &mut CudaTensor) {
         check("linear input gradient", rows * w.n <= dy.len && rows * w.k <= dx.len);
         let dy = linear::converted(&self.gpu, w.format, dy.at(), rows, w.n, Slot::Right);
@@ -444,6 +468,49 @@ impl Backend for Cuda {
         check("attention output", rows * heads.heads * heads.head_dim <= out.len);
         check("attention lse", lse.as_ref().is_none_or(|lse| rows * heads.heads <= lse.len));
         kv::attention(&self.gpu, heads, qkv.at(), kv, spans, pages, out.at(), address(lse.as_deref()));
+    }
+
+    fn attend(
+        &self,
+        heads: Heads,
+        qkv: &mut CudaTensor,
+        rope: Rope<CudaTensor>,
+        rows: Placed,
+        kv: &mut CudaKv,
+        format: KvFormat,
+        out: &mut CudaTensor,
+        lse: Option<&mut CudaTensor>,
+        w: &CudaWeight,
+        x: &mut CudaTensor,
+    ) {
+        let Placed { positions, slots, spans, pages } = rows;
+        if lse.is_some() || !flash::decodes(heads, kv, spans) {
+            self.rope_store(qkv, heads, positions, rope, slots, kv, format);
+            self.attention(heads, qkv, kv, spans, pages, out, lse);
+            return self.linear(out, positions.len(), w, None, Output::Add, x);
+        }
+        let (count, half) = (positions.len(), heads.head_dim / 2);
+        check("attention queries", count * heads.qkv_width() <= qkv.len && count == spans.len());
+        check("attention output", count * w.k <= out.len && count * w.n <= x.len && format == kv.format);
+        check("rope table", positions.iter().all(|&p| (p as usize + 1) * half <= rope.cos.len.min(rope.sin.len)));
+        kv::check_pages(kv, spans, pages);
+        let gpu = &self.gpu;
+        // Attention writes what the product reads, where it can.
+        let decoded = match w.format {
+            Format::Bf16 => Decoded::Rounded(out.at()),
+            format if format.is_quantized() && flash::writes_codes(gpu, heads, spans) => {
+                Decoded::Codes(format, linear::code_room(gpu, count, w.k))
+            }
+            _ => Decoded::Numbers(out.at()),
+        };
+        let tables = Some((rope.cos.at(), rope.sin.at()));
+        flash::decode(gpu, heads, qkv.at(), kv, spans, pages, decoded, 0, tables);
+        let left = match decoded {
+            Decoded::Numbers(data) => linear::left(gpu, w.format, Left::Plain(data), count, w.k),
+            Decoded::Rounded(data) => linear::Left { data, scales: 0 },
+            Decoded::Codes(_, left) => left,
+        };
+        linear::forward(gpu, left, count, w, 0, Output::Add, x.at());
     }
 
     fn attention_backward(

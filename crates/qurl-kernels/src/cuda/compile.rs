@@ -21,8 +21,10 @@ pub struct Source {
 /// Headers that sources may include: name and text.
 const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../../cu/common.cuh")),
+    ("flash.cuh", include_str!("../../cu/flash.cuh")),
     ("mma.cuh", include_str!("../../cu/mma.cuh")),
     ("gemm_hopper.cuh", include_str!("../../cu/gemm_hopper.cuh")),
+    ("hopper.cuh", include_str!("../../cu/hopper.cuh")),
 ];
 
 macro_rules! source {
@@ -37,7 +39,8 @@ pub const SOURCES: &[Source] = &[
     source!("checksum", false),
     source!("elementwise", false),
     source!("flash_backward", false),
-    source!("flash_forward", false),
+    source!("flash_decode", false),
+    source!("flash_prefill", false),
     source!("gemm_bf16", true),
     source!("gemm_fp8", true),
     source!("gemm_int8", true),

@@ -150,6 +150,13 @@ impl LaunchAttribute {
         value[1] = 1;
         LaunchAttribute { id: 6, value }
     }
+
+    /// Blocks of a cluster along each dimension.
+    pub fn cluster(blocks: [u32; 3]) -> Self {
+        let mut value = [0; 17];
+        value[1..4].copy_from_slice(&blocks);
+        LaunchAttribute { id: 4, value }
+    }
 }
 
 /// `CUtensorMap`: how the copy engine sees a matrix.

@@ -4,13 +4,21 @@
 //! context among blocks. Both sum in the same order, so a mixed step may use either.
 
 use super::ffi::DevicePtr;
-use super::gpu::{Gpu, args};
+use super::gpu::{ALONE, CLUSTERS, Gpu, Launch, args};
 use super::kv::{CudaKv, stage_spans};
+use super::linear::Left;
 use super::memory::{COUNTER_BYTES, Slot};
+use crate::Format;
 use crate::backend::{Heads, KvFormat, Span};
 use std::f32::consts::LOG2_E;
 
 const TILE: usize = 64;
+/// Positions that the kernels want to lie side by side.
+const SMALLEST_PAGE: usize = 16;
+/// Softmax weights of a tile as a decode step keeps them for a while.
+const WEIGHT_BYTES: usize = 2048;
+/// Most blocks of a cluster.
+const MOST_CLUSTER: usize = 8;
 /// Positions that one block of a decode step takes.
 const SPLIT: usize = 512;
 /// Rows (queries times heads of a group) of a block of the prefill kernel.
@@ -28,6 +36,13 @@ pub(super) fn takes(heads: Heads, kv: &CudaKv) -> bool {
         && matches!(heads.head_dim, 64 | 128)
         && heads.group() <= MOST_GROUP
         && kv.page_size.is_power_of_two()
+        && kv.page_size >= SMALLEST_PAGE
+}
+
+/// Whether the decode kernel takes these rows: one of each sequence.
+pub(super) fn decodes(heads: Heads, kv: &CudaKv, spans: &[Span]) -> bool {
+    let counted = spans.len() * heads.kv_heads * 4 <= COUNTER_BYTES / 2;
+    takes(heads, kv) && counted && spans.iter().all(|s| s.rows == 1)
 }
 
 /// Causal attention of the rows of all spans.
@@ -41,45 +56,89 @@ pub(super) fn forward(
     out: DevicePtr,
     lse: DevicePtr,
 ) {
-    let single = spans.iter().all(|s| s.rows == 1) && spans.len() * heads.kv_heads * 4 <= COUNTER_BYTES / 2;
+    if decodes(heads, kv, spans) {
+        return decode(gpu, heads, qkv, kv, spans, pages, Decoded::Numbers(out), lse, None);
+    }
     let (staged_spans, staged_pages) = (stage_spans(gpu, spans), gpu.stage(pages));
     let (key_scales, value_scales) = kv.scales();
     let (keys, values) = (kv.keys.at(), kv.values.at());
     let (stride, shift) = (heads.qkv_width() as u32, kv.page_size.trailing_zeros());
     let scale = heads.scale * LOG2_E;
     let (count, kv_heads, hd) = (heads.heads as u32, heads.kv_heads as u32, heads.head_dim);
-    if !single {
-        let work = gpu.stage(&work_list(spans, heads.group()));
-        let blocks: usize = spans.iter().map(|s| (s.rows * heads.group()).div_ceil(ROW_BLOCK)).sum();
-        let shared = 4 * TILE * hd * 2 + 4 * TILE * 4 + 8 * (hd / 2 + 4) * 32 * 4;
-        let kernel = match (kv.format, hd) {
-            (KvFormat::Int8, 64) => "flash_prefill_int8_64",
-            (KvFormat::Int8, _) => "flash_prefill_int8_128",
-            (KvFormat::Fp8, 64) => "flash_prefill_fp8_64",
-            (KvFormat::Fp8, _) => "flash_prefill_fp8_128",
-            (_, 64) => "flash_prefill_bf16_64",
-            _ => "flash_prefill_bf16_128",
-        };
-        let given = args![
-            qkv,
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            staged_spans,
-            staged_pages,
-            work,
-            out,
-            lse,
-            stride,
-            count,
-            kv_heads,
-            shift,
-            scale
-        ];
-        gpu.launch("flash_forward", kernel, [blocks, heads.kv_heads, 1], 256, shared as u32, given);
-        return;
-    }
+    let work = gpu.stage(&work_list(spans, heads.group()));
+    let blocks: usize = spans.iter().map(|s| (s.rows * heads.group()).div_ceil(ROW_BLOCK)).sum();
+    let shared = 4 * TILE * hd * 2 + 4 * TILE * 4 + 8 * (hd / 2 + 4) * 32 * 4;
+    let kernel = match (kv.format, hd) {
+        (KvFormat::Int8, 64) => "flash_prefill_int8_64",
+        (KvFormat::Int8, _) => "flash_prefill_int8_128",
+        (KvFormat::Fp8, 64) => "flash_prefill_fp8_64",
+        (KvFormat::Fp8, _) => "flash_prefill_fp8_128",
+        (_, 64) => "flash_prefill_bf16_64",
+        _ => "flash_prefill_bf16_128",
+    };
+    let given = args![
+        qkv,
+        keys,
+        values,
+        key_scales,
+        value_scales,
+        staged_spans,
+        staged_pages,
+        work,
+        out,
+        lse,
+        stride,
+        count,
+        kv_heads,
+        shift,
+        scale
+    ];
+    gpu.launch("flash_prefill", kernel, [blocks, heads.kv_heads, 1], 256, shared as u32, given);
+}
+
+/// What a decode step writes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Decoded {
+    /// Numbers.
+    Numbers(DevicePtr),
+    /// Numbers in bf16, a product's left operand.
+    Rounded(DevicePtr),
+    /// Codes and scales, a product's left operand.
+    Codes(Format, Left),
+}
+
+/// Whether a decode step can write codes: the blocks of a row are one cluster.
+pub(super) fn writes_codes(gpu: &Gpu, heads: Heads, spans: &[Span]) -> bool {
+    let longest = spans.iter().map(|s| s.position + 1).max().unwrap_or(1);
+    gpu.architecture() >= CLUSTERS && heads.kv_heads <= MOST_CLUSTER && longest <= SPLIT
+}
+
+/// One row of each sequence. With tables of cosines and sines the row's queries and keys are rotated and its keys and
+/// values stored on the way.
+pub(super) fn decode(
+    gpu: &Gpu,
+    heads: Heads,
+    qkv: DevicePtr,
+    kv: &CudaKv,
+    spans: &[Span],
+    pages: &[u32],
+    out: Decoded,
+    lse: DevicePtr,
+    rope: Option<(DevicePtr, DevicePtr)>,
+) {
+    let (staged_spans, staged_pages) = (stage_spans(gpu, spans), gpu.stage(pages));
+    let (key_scales, value_scales) = kv.scales();
+    let (keys, values) = (kv.keys.at(), kv.values.at());
+    let (stride, shift) = (heads.qkv_width() as u32, kv.page_size.trailing_zeros());
+    let scale = heads.scale * LOG2_E;
+    let (count, kv_heads, hd) = (heads.heads as u32, heads.kv_heads as u32, heads.head_dim);
+    let (cos, sin) = rope.unwrap_or((0, 0));
+    let (output, out, out_scales, cluster) = match out {
+        Decoded::Numbers(out) => (0u32, out, 0, ALONE),
+        Decoded::Rounded(out) => (1, out, 0, ALONE),
+        Decoded::Codes(Format::Fp8, out) => (3, out.data, out.scales, [1, kv_heads, 1]),
+        Decoded::Codes(_, out) => (2, out.data, out.scales, [1, kv_heads, 1]),
+    };
     let longest = spans.iter().map(|s| s.position + 1).max().unwrap_or(1);
     // A power of two: a recorded step is good for many lengths.
     let splits = longest.div_ceil(SPLIT).next_power_of_two();
@@ -87,9 +146,10 @@ pub(super) fn forward(
     let room = if splits > 1 { 4 * spans.len() * heads.kv_heads * splits * group * (hd + 4) } else { 4 };
     let partials = gpu.scratch(Slot::Attention, room);
     let bf16 = kv.format == KvFormat::Bf16;
-    let warps = if bf16 && hd == 128 { 2 } else { 4 };
-    let row_bytes = if bf16 { 2 * hd } else { hd };
-    let shared = warps * (2 * TILE * row_bytes + 2 * TILE * 4 + group * (hd + 4) * 4);
+    // Pairs of warps, each with a tile of keys and values, their scales, and a part of the result.
+    let pairs: u32 = if !bf16 && hd == 128 { 4 } else { 2 };
+    let (row_bytes, scale_bytes) = if bf16 { (2 * hd, 0) } else { (hd, 2 * TILE * 4) };
+    let shared = pairs as usize * (2 * TILE * row_bytes + scale_bytes + (group * (hd + 4) * 4).max(WEIGHT_BYTES));
     let kernel = match (kv.format, hd) {
         (KvFormat::Int8, 64) => "flash_decode_int8_64",
         (KvFormat::Int8, _) => "flash_decode_int8_128",
@@ -116,10 +176,15 @@ pub(super) fn forward(
         kv_heads,
         shift,
         splits as u32,
-        scale
+        scale,
+        cos,
+        sin,
+        output,
+        out_scales,
     ];
     let grid = [splits, heads.kv_heads, spans.len()];
-    gpu.launch_next("flash_forward", kernel, grid, warps as u32 * 32, shared as u32, given);
+    let launch = Launch { grid, block: pairs * 64, shared: shared as u32, overlap: true, cluster };
+    gpu.launch_as("flash_decode", kernel, launch, given);
 }
 
 /// Whether the kernels take the backward pass.

@@ -16,6 +16,8 @@ const TILE_ROWS: usize = 64;
 const TILE_BYTES: usize = 128;
 /// Rows of a tile that ranges are counted in.
 const CUT_ROWS: usize = 128;
+/// Most tokens whose partial sums the blocks of a tile send each other.
+const MET_IN_CLUSTER: usize = 64;
 /// Shared memory for the stages of the weight stream.
 const STAGE_ROOM: usize = 196 << 10;
 
@@ -107,8 +109,16 @@ fn ranges(multiprocessors: usize, n: usize, blocks: usize) -> usize {
     }
 }
 
-/// The form for some tokens: the one with the least estimated time. All give a row the same bits.
-fn choose(format: Format, tokens: usize, n: usize, blocks: usize, multiprocessors: usize) -> &'static Variant {
+/// The form for some tokens: the one with the least estimated time. All give a row the same bits. A gated product needs
+/// two warpgroups, one for the gates and one for the ups.
+fn choose(
+    format: Format,
+    tokens: usize,
+    n: usize,
+    blocks: usize,
+    multiprocessors: usize,
+    gated: bool,
+) -> &'static Variant {
     let all = match format {
         Format::Bf16 => BF16,
         Format::Int8 => INT8,
@@ -129,6 +139,7 @@ fn choose(format: Format, tokens: usize, n: usize, blocks: usize, multiprocessor
     let estimate = |v: &Variant| {
         let columns = tokens.div_ceil(v.tokens);
         match (v.streams, v.tokens, v.groups, v.cluster) {
+            (_, _, 1, _) if gated => f64::INFINITY,
             (true, held, ..) if held < tokens => f64::INFINITY,
             (true, 128, ..) => 0.5 * share + meeting(5.0),
             (true, 256, ..) => 0.9 * share + meeting(8.0),
@@ -145,27 +156,47 @@ fn choose(format: Format, tokens: usize, n: usize, blocks: usize, multiprocessor
     best.unwrap_or(&all[0])
 }
 
-/// `out[tokens, n] (+)= x W^T (+ bias)`
-pub(super) fn linear(
-    gpu: &Gpu,
-    x: Left,
-    tokens: usize,
-    format: Format,
-    (n, k): (usize, usize),
-    (tiles, scales): (DevicePtr, DevicePtr),
-    bias: DevicePtr,
-    add: bool,
-    out: DevicePtr,
-) {
-    let row = k * number_bytes(format);
-    let (blocks, multiprocessors) = (row.div_ceil(TILE_BYTES), gpu.multiprocessors() as usize);
+/// Packed weights as a product takes them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packed {
+    pub format: Format,
+    /// Outputs and inputs.
+    pub n: usize,
+    pub k: usize,
+    pub tiles: DevicePtr,
+    /// One per output, for codes.
+    pub scales: DevicePtr,
+    /// Whether the first half of the outputs are gates and the second ups: the result is `silu(gate) * up`, half as
+    /// wide, and in bf16 if the product is.
+    pub gated: bool,
+}
+
+impl Packed {
+    fn blocks(&self) -> usize {
+        (self.k * number_bytes(self.format)).div_ceil(TILE_BYTES)
+    }
+
+    /// Whether gates and ups can be brought together.
+    pub fn takes_gates(&self) -> bool {
+        self.n.is_multiple_of(2 * TILE_ROWS)
+    }
+}
+
+/// `out[tokens, n] (+)= x W^T (+ bias)`, or what [`Packed::gated`] says.
+pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DevicePtr, add: bool, out: DevicePtr) {
+    let row = w.k * number_bytes(w.format);
+    let (n, blocks, multiprocessors) = (w.n, w.blocks(), gpu.multiprocessors() as usize);
     let ranges = ranges(multiprocessors, n, blocks);
-    let v = choose(format, tokens, n, blocks, multiprocessors);
+    let v = choose(w.format, tokens, n, blocks, multiprocessors, w.gated);
     let height = TILE_ROWS * v.groups * v.cluster;
     let grid = match v.streams {
         true => ranges,
         false => (multiprocessors / v.cluster).min(n.div_ceil(height) * tokens.div_ceil(v.tokens)) * v.cluster,
     };
+    // The ranges of a tile, if they are the same for all and few tokens are to be added up.
+    let tiles = n.div_ceil(CUT_ROWS);
+    let alike = v.streams && v.tokens <= MET_IN_CLUSTER && ranges.is_multiple_of(tiles);
+    let together = if alike { ranges / tiles } else { 1 };
     // Two tiles a range may have partial sums of eight warps, for all tokens of a tile.
     let partials = gpu.scratch(Slot::Product, if v.streams { 2 * ranges * 8 * v.tokens * 64 } else { 1 });
     let stage = v.groups * TILE_ROWS * TILE_BYTES + v.tokens * TILE_BYTES;
@@ -173,8 +204,8 @@ pub(super) fn linear(
     let map = gpu.tensor_map(x.data, tokens, row, (v.tokens / v.cluster) as u32, TILE_BYTES as u32);
     let given = args![
         &map,
-        tiles,
-        scales,
+        w.tiles,
+        w.scales,
         x.scales,
         bias,
         out,
@@ -185,10 +216,12 @@ pub(super) fn linear(
         blocks as u32,
         ranges as u32,
         u32::from(add),
-        0u32,
+        u32::from(w.gated),
+        together as u32,
     ];
     let block = if v.groups > 1 { v.groups as u32 * 128 + 128 } else { 160 };
-    let launch = Launch { grid: [grid, 1, 1], block, shared: shared as u32, overlap: true };
+    let cluster = [together as u32, 1, 1];
+    let launch = Launch { grid: [grid, 1, 1], block, shared: shared as u32, overlap: true, cluster };
     gpu.launch_as(v.file, v.kernel, launch, given);
 }
 
@@ -209,9 +242,14 @@ mod tests {
         for format in [Format::Bf16, Format::Int8, Format::Fp8] {
             for tokens in [1, 16, 17, 64, 100, 128, 129, 256, 257, 5000] {
                 for (n, blocks) in [(896, 7), (37_888, 28), (3584, 148), (152_064, 56)] {
-                    let v = choose(format, tokens, n, blocks, 132);
+                    let v = choose(format, tokens, n, blocks, 132, false);
                     assert!(!v.streams || v.tokens >= tokens, "{format} {tokens}: {v:?}");
                     assert!(v.kernel.starts_with(v.file), "{v:?}");
+                    let gated = choose(format, tokens, n, blocks, 132, true);
+                    assert!(
+                        gated.groups == 2 && (!gated.streams || gated.tokens >= tokens),
+                        "{format} {tokens}: {gated:?}"
+                    );
                 }
             }
         }

@@ -20,6 +20,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 const OLDEST: u32 = 80;
 /// The oldest architecture on which launches can overlap.
 const OVERLAPS: u32 = 90;
+/// The oldest architecture with clusters of blocks.
+pub(super) const CLUSTERS: u32 = 90;
 const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 const ATTRIBUTE_L2_BYTES: c_int = 38;
 const ATTRIBUTE_MAJOR: c_int = 75;
@@ -65,6 +67,9 @@ impl<'a> From<&'a TensorMap> for Arg<'a> {
     }
 }
 
+/// A cluster of one block.
+pub(super) const ALONE: [u32; 3] = [1; 3];
+
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Launch {
@@ -76,6 +81,8 @@ pub(super) struct Launch {
     pub shared: u32,
     /// Whether it may begin before the kernel in front of it has ended; such a kernel waits by itself.
     pub overlap: bool,
+    /// Blocks of a cluster along each dimension; one where the kernel says itself or has none.
+    pub cluster: [u32; 3],
 }
 
 /// The arguments of a launch: `args![pointer, rows as u32, eps]`.
@@ -310,7 +317,7 @@ impl Gpu {
         shared: u32,
         args: &[Arg],
     ) {
-        self.launch_as(file, kernel, Launch { grid, block, shared, overlap: false }, args);
+        self.launch_as(file, kernel, Launch { grid, block, shared, overlap: false, cluster: ALONE }, args);
     }
 
     /// [`Gpu::launch`] of a kernel that begins with `wait_for_previous`: its launching overlaps with what is in front.
@@ -323,12 +330,12 @@ impl Gpu {
         shared: u32,
         args: &[Arg],
     ) {
-        self.launch_as(file, kernel, Launch { grid, block, shared, overlap: true }, args);
+        self.launch_as(file, kernel, Launch { grid, block, shared, overlap: true, cluster: ALONE }, args);
     }
 
     /// [`Gpu::launch`] with a choice of overlap.
     pub(super) fn launch_as(&self, file: &'static str, kernel: &'static str, launch: Launch, args: &[Arg]) {
-        let Launch { grid, block, shared, overlap } = launch;
+        let Launch { grid, block, shared, overlap, cluster } = launch;
         if grid.contains(&0) {
             return;
         }
@@ -347,14 +354,20 @@ impl Gpu {
                 Arg::Map(map) => (&raw const **map).cast_mut().cast(),
             };
         }
-        let attributes = [LaunchAttribute::overlap()];
+        let overlaps = overlap && self.architecture.0 >= OVERLAPS;
+        let mut attributes = [LaunchAttribute::cluster(cluster); 2];
+        let mut count = u32::from(cluster != ALONE);
+        if overlaps {
+            attributes[count as usize] = LaunchAttribute::overlap();
+            count += 1;
+        }
         let config = LaunchConfig {
             grid: grid.map(|n| n as u32),
             block: [block, 1, 1],
             shared,
             stream: self.stream,
             attributes: attributes.as_ptr(),
-            count: u32::from(overlap && self.architecture.0 >= OVERLAPS),
+            count,
         };
         self.bind();
         // SAFETY: the arguments are those of the kernel, in its order; the driver copies them before it returns.
@@ -371,10 +384,10 @@ impl Gpu {
         if state.mode != Mode::Dry {
             return false;
         }
-        let Launch { grid: [x, y, z], block, shared, overlap } = launch;
+        let Launch { grid: [x, y, z], block, shared, overlap, cluster } = launch;
         let shape = [x as u64, y as u64, z as u64, block.into(), shared.into(), overlap.into()];
         state.hash.word(function.handle as u64);
-        shape.into_iter().for_each(|word| state.hash.word(word));
+        shape.into_iter().chain(cluster.map(u64::from)).for_each(|word| state.hash.word(word));
         for arg in args {
             match arg {
                 Arg::Word(word) => state.hash.word(*word),

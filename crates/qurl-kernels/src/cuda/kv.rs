@@ -158,6 +158,13 @@ pub(super) fn stage_spans(gpu: &Gpu, spans: &[Span]) -> DevicePtr {
     gpu.stage(&sorted.iter().map(words).collect::<Vec<_>>())
 }
 
+/// Panics where a span's pages are not all there.
+pub(super) fn check_pages(kv: &CudaKv, spans: &[Span], pages: &[u32]) {
+    let last = |span: &Span| span.pages + (span.position + span.rows).div_ceil(kv.page_size);
+    let inside = spans.iter().all(|span| last(span) <= pages.len());
+    assert!(inside && pages.iter().copied().max().is_none_or(|p| (p as usize) < kv.pages), "attention: pages");
+}
+
 /// Causal attention of the rows of all spans.
 pub(super) fn attention(
     gpu: &Gpu,
@@ -169,9 +176,7 @@ pub(super) fn attention(
     out: DevicePtr,
     lse: DevicePtr,
 ) {
-    let last = |span: &Span| span.pages + (span.position + span.rows).div_ceil(kv.page_size);
-    let inside = spans.iter().all(|span| last(span) <= pages.len());
-    assert!(inside && pages.iter().copied().max().is_none_or(|p| (p as usize) < kv.pages), "attention: pages");
+    check_pages(kv, spans, pages);
     if flash::takes(heads, kv) {
         return flash::forward(gpu, heads, qkv, kv, spans, pages, out, lse);
     }

@@ -5,8 +5,8 @@
 //! with one scale per output channel.
 
 use super::ffi::DevicePtr;
-use super::gemm;
-use super::gpu::{Gpu, args};
+use super::gemm::{self, Packed};
+use super::gpu::{CLUSTERS, Gpu, args};
 use super::lt::Lt;
 use super::memory::{Buffer, Slot};
 use crate::backend::Output;
@@ -114,6 +114,13 @@ impl CudaWeight {
     fn scales(&self) -> DevicePtr {
         self.scales.as_ref().map_or(0, Buffer::at)
     }
+
+    /// The weights in tiles, where they are.
+    pub(super) fn tiles(&self, gated: bool) -> Option<Packed> {
+        let (tiles, scales) = (self.data.at(), self.scales());
+        let packed = Packed { format: self.format, n: self.n, k: self.k, tiles, scales, gated };
+        (self.packed && (!gated || packed.takes_gates())).then_some(packed)
+    }
 }
 
 /// Threads that convert a row: few for narrow rows, whose sums over a block cost more than their numbers.
@@ -133,10 +140,16 @@ pub(super) enum Rows {
 }
 
 /// The left operand of a product.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Left {
     pub data: DevicePtr,
     pub scales: DevicePtr,
+}
+
+/// Room for the codes of rows and their scales.
+pub(super) fn code_room(gpu: &Gpu, count: usize, k: usize) -> Left {
+    let padded = count.next_multiple_of(ROW_TILE);
+    Left { data: gpu.scratch(Slot::Left, padded * k), scales: gpu.scratch(Slot::LeftScales, padded * 4) }
 }
 
 /// Brings rows into the number format of a product.
@@ -176,6 +189,12 @@ pub(super) fn left(gpu: &Gpu, format: Format, rows: Rows, count: usize, k: usize
         (_, rows) => {
             let fp8 = format == Format::Fp8;
             match rows {
+                Rows::Plain(x)
+                    if (WIDE..=SHARED_MOST).contains(&k) && k.is_multiple_of(4) && gpu.architecture() >= CLUSTERS =>
+                {
+                    let kernel = if fp8 { "shared_rows_e4m3" } else { "shared_rows_i8" };
+                    gpu.launch_next("quantize", kernel, [SHARES * count, 1, 1], 256, 0, args![x, k32, data, scales]);
+                }
                 Rows::Plain(x) => {
                     let kernel = if fp8 { "rows_e4m3" } else { "rows_i8" };
                     gpu.launch_next("quantize", kernel, grid, threads(k), 0, args![x, k32, data, scales]);
@@ -192,6 +211,32 @@ pub(super) fn left(gpu: &Gpu, format: Format, rows: Rows, count: usize, k: usize
         }
     }
     Left { data, scales: if format.is_quantized() { scales } else { 0 } }
+}
+
+/// Rows from which on the codes of a row are made by several blocks.
+const WIDE: usize = 8192;
+/// So many blocks share such a row, and keep so many numbers a thread at most.
+const SHARES: usize = 4;
+const SHARED_MOST: usize = SHARES * 256 * 32;
+
+/// All of an MLP whose weights are packed: `x += (silu(gate) * up) down^T`. Gates and ups meet inside the first product;
+/// `room` takes the result, `[rows, width]`.
+pub(super) fn mlp(
+    gpu: &Gpu,
+    normed: Rows,
+    rows: usize,
+    gate_up: Packed,
+    down: &CudaWeight,
+    room: DevicePtr,
+    x: DevicePtr,
+) {
+    let first = left(gpu, gate_up.format, normed, rows, gate_up.k);
+    gemm::linear(gpu, first, rows, gate_up, 0, false, room);
+    let second = match gate_up.format {
+        Format::Bf16 => Left { data: room, scales: 0 },
+        format => left(gpu, format, Rows::Plain(room), rows, down.k),
+    };
+    forward(gpu, second, rows, down, 0, Output::Add, x);
 }
 
 /// Numbers in the format of trained weights, in a scratch area of their own.
@@ -215,9 +260,8 @@ pub(super) fn forward(
     out: DevicePtr,
 ) {
     let add = output == Output::Add;
-    if w.packed {
-        let weights = (w.data.at(), w.scales());
-        return gemm::linear(gpu, x, rows, w.format, (w.n, w.k), weights, bias, add, out);
+    if let Some(weights) = w.tiles(false) {
+        return gemm::linear(gpu, x, rows, weights, bias, add, out);
     }
     if w.format == Format::Bf16
         && Lt::takes(w.n, w.k)

@@ -46,7 +46,7 @@ fn every_kernel_compiles_without_spills() {
 }
 
 /// The device, or a word about why there is none.
-fn device() -> Option<Cuda> {
+pub(crate) fn device() -> Option<Cuda> {
     Cuda::open().map_err(|reason| eprintln!("skipped: {reason}")).ok()
 }
 
@@ -88,7 +88,7 @@ fn op_table() {
 }
 
 /// `|got - want| / |want|` over all values together.
-fn distance(got: &[f64], want: &[f64]) -> f64 {
+pub(crate) fn distance(got: &[f64], want: &[f64]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     norm(&mut got.iter().zip(want).map(|(a, b)| a - b)) / norm(&mut want.iter().copied())
 }

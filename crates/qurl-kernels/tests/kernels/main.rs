@@ -5,6 +5,7 @@
 
 mod attention_paths;
 mod cuda;
+mod cuda_fused;
 mod determinism;
 mod fused;
 mod gradients;

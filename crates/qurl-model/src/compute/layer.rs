@@ -2,7 +2,7 @@
 
 use super::batch::Batch;
 use super::network::{Block, Network};
-use qurl_kernels::backend::{Output, Rows};
+use qurl_kernels::backend::{Placed, Rows};
 use qurl_kernels::{Backend, BackendError};
 
 /// What a block's forward pass writes. Training gives every block its own and keeps them for the backward pass;
@@ -89,13 +89,15 @@ pub fn forward<B: Backend>(
         backend.head_norm(&mut acts.qkv, k_norm, keys, eps);
     }
     let format = net.options().kv_format;
-    backend.rope_store(&mut acts.qkv, heads, &batch.positions, net.rope(), &batch.slots, kv, format);
-    backend.attention(heads, &acts.qkv, kv, &batch.spans, &batch.pages, &mut acts.attention, acts.lse.as_mut());
-    backend.linear(&acts.attention, rows, &block.o, None, Output::Add, x);
+    let Batch { positions, slots, spans, pages, .. } = batch;
+    let placed = Placed { positions, slots, spans, pages };
+    let (qkv, out, lse) = (&mut acts.qkv, &mut acts.attention, acts.lse.as_mut());
+    backend.attend(heads, qkv, net.rope(), placed, kv, format, out, lse, &block.o, x);
 
     if let Some(middle) = &mut acts.middle {
         backend.copy(x, middle, rows * d);
     }
-    backend.norm_linear(x, &block.mlp_norm, rows, eps, &block.gate_up, None, &mut temp.normed, &mut acts.gate_up);
-    backend.swiglu_linear(&acts.gate_up, rows, f, &block.down, Output::Add, &mut temp.activated, x);
+    let Temporary { normed, activated } = temp;
+    let (gate_up, down) = (&block.gate_up, &block.down);
+    backend.mlp(x, &block.mlp_norm, rows, f, eps, gate_up, down, normed, &mut acts.gate_up, activated);
 }

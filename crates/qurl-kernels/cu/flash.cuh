@@ -1,0 +1,232 @@
+// Causal grouped-query attention over paged keys and values: prefill (many queries) and decode (one per sequence).
+//
+// The query heads that share a key/value head count as rows, so the keys are read once for all of them. A warp takes 16
+// rows and tiles of 64 keys: scores, softmax and weighted values of a tile are computed on their own (m, l, o) and
+// folded into a running state.
+//
+// Order of summation. Tiles count from position 0 and are folded in order within a split of 512 positions; splits are
+// folded in order. Both kernels use the same steps, written without room for the compiler to contract them differently,
+// and a tile that a row does not see changes nothing. So a row's bits depend neither on the kernel nor on its neighbours.
+//
+// Products are bf16 (with codes of eight bits f16, which holds them exactly) with f32 sums; the scale of a key multiplies
+// its score, that of a value its weight. Each lane takes HD / 4 neighbouring numbers of a key (and of the query) through all steps of
+// the product, which makes its loads 16 bytes wide.
+#pragma once
+#include "common.cuh"
+#include "mma.cuh"
+
+enum KvFormat { KV_BF16, KV_INT8, KV_FP8 };
+
+const int TILE = 64;
+const int SPLIT_TILES = 8;
+
+struct Span {
+    u32 row, rows, position, pages;
+};
+
+struct FlashArgs {
+    const float* qkv;  // [rows, stride]: queries of all heads first
+    const u8* keys;    // [page][kv_head][slot][head_dim]
+    const u8* values;
+    const float* key_scales;  // [page][kv_head][slot], 8-bit formats
+    const float* value_scales;
+    const Span* spans;
+    const u32* pages;
+    const u32* work;    // prefill: pairs of span and first packed row
+    float* out;         // [rows, heads * head_dim]
+    float* lse;         // [rows, heads], or null
+    float* partials;    // decode: [span][kv_head][split][group][head_dim + 4]
+    u32* counters;      // decode: one per span and kv_head, zero between kernels
+    int stride, heads, kv_heads, page_shift, splits;  // pages of 2^page_shift tokens
+    float scale;        // of scores, times log2(e)
+    // decode: with these, queries and keys are rotated here, and the new keys and values stored in their pages.
+    const float* cos;   // [position][head_dim / 2], or null
+    const float* sin;
+    int output;         // decode: what `out` holds, see Output
+    float* out_scales;  // decode: one per row, for codes
+};
+
+template <int FORMAT, int HD>
+struct Row {
+    static const int BYTES = FORMAT == KV_BF16 ? HD * 2 : HD;
+    static const int CHUNKS = BYTES / 16;
+};
+
+// Where the 16-byte chunk of a row lies in shared memory, so that no two lanes that read together meet in a bank.
+template <int BYTES>
+__device__ __forceinline__ u32 key_chunk(u32 row, u32 chunk) {
+    if (BYTES == 256) return row * 256 + ((chunk ^ (chunk >> 3) ^ (row & 1) * 2) * 16);
+    if (BYTES == 128) return row * 128 + ((chunk ^ (row & 1)) * 16);
+    return row * BYTES + chunk * 16;
+}
+
+template <int BYTES>
+__device__ __forceinline__ u32 value_chunk(u32 row, u32 chunk) {
+    if (BYTES == 128) return row * 128 + ((chunk ^ (row & 6)) * 16);
+    if (BYTES == 64) return (row ^ (row >> 2 & 1)) * 64 + ((chunk ^ (row & 2)) * 16);
+    return row * BYTES + chunk * 16;
+}
+
+// Byte `i` of `low` and byte `j` of `high` as f16, the first in the low half.
+template <int FORMAT>
+__device__ __forceinline__ u32 codes_f16(u32 low, int i, u32 high, int j) {
+    u32 both = __byte_perm(low, high, i | (4 + j) << 4);
+    // Selector 4 is a zero byte.
+    if (FORMAT == KV_INT8) return f16_of_bytes(__byte_perm(both ^ 0x8080u, 0, 0x4140));
+    return f16_of_e4m3(__byte_perm(both, 0, 0x1404));
+}
+
+// Products of a format.
+template <bool F16>
+__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if (F16) {
+        mma_f16(d, a[0], a[1], a[2], a[3], b0, b1);
+    } else {
+        mma_bf16(d, a[0], a[1], a[2], a[3], b0, b1);
+    }
+}
+
+template <bool F16>
+__device__ __forceinline__ u32 two(float low, float high) {
+    return F16 ? f16_two(low, high) : bf16_two(low, high);
+}
+
+// ---- one tile of one warp ----------------------------------------------------------------------------------------
+
+// The queries of 16 rows as left operands.
+template <int HD>
+struct Queries {
+    u32 a[HD / 16][4];
+};
+
+template <int HD, bool F16>
+__device__ __forceinline__ void load_queries(Queries<HD>& q, const float* row0, const float* row8) {
+    u32 first = threadIdx.x % 4 * (HD / 4);
+#pragma unroll
+    for (int s = 0; s < HD / 16; ++s) {
+        float4 x = {0, 0, 0, 0}, y = {0, 0, 0, 0};
+        if (row0) x = *reinterpret_cast<const float4*>(row0 + first + 4 * s);
+        if (row8) y = *reinterpret_cast<const float4*>(row8 + first + 4 * s);
+        q.a[s][0] = two<F16>(x.x, x.y);
+        q.a[s][1] = two<F16>(y.x, y.y);
+        q.a[s][2] = two<F16>(x.z, x.w);
+        q.a[s][3] = two<F16>(y.z, y.w);
+    }
+}
+
+struct Softmax {
+    float m[2], l[2];
+};
+
+// Scores of J x 8 keys from position `first` on, in units of log2, masked from `limit` on, and their largest of each row.
+// FORMAT is that of the keys in shared memory; codes that were widened to f16 on the way there count as KV_BF16, but SCALED.
+template <int FORMAT, bool SCALED, int HD, int J>
+__device__ __forceinline__ void tile_scores(
+    const Queries<HD>& q, const u8* keys, const float* key_scales, float scale, const u32 (&limit)[2], u32 first,
+    float (&s)[J][4], Softmax& soft
+) {
+    const int BYTES = Row<FORMAT, HD>::BYTES;
+    const int CHUNKS = BYTES / 64;  // of a lane
+    u32 lane = threadIdx.x % WARP, quad = lane % 4;
+    // The keys of the next eight are on their way while those of the last eight are multiplied.
+    u32 words[2][CHUNKS * 4];
+    auto load = [&](int j) {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            u32* w = &words[j % 2][4 * c];
+            u32 from = smem_address(keys) + key_chunk<BYTES>(j * 8 + lane / 4, quad * CHUNKS + c);
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+        }
+    };
+    load(0);
+#pragma unroll
+    for (int j = 0; j < J; ++j) {
+        if (j + 1 < J) load(j + 1);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[j][e] = 0.0f;
+#pragma unroll
+        for (int k = 0; k < HD / 16; ++k) {
+            const u32* w = words[j % 2];
+            u32 b0 = FORMAT == KV_BF16 ? w[2 * k] : codes_f16<FORMAT>(w[k], 0, w[k], 1);
+            u32 b1 = FORMAT == KV_BF16 ? w[2 * k + 1] : codes_f16<FORMAT>(w[k], 2, w[k], 3);
+            mma<SCALED>(s[j], q.a[k], b0, b1);
+        }
+    }
+    soft.m[0] = soft.m[1] = -INFINITY_F;
+#pragma unroll
+    for (int j = 0; j < J; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            u32 key = j * 8 + quad * 2 + e % 2;
+            float factor = SCALED ? __fmul_rn(scale, key_scales[key]) : scale;
+            s[j][e] = first + key < limit[e / 2] ? __fmul_rn(s[j][e], factor) : -INFINITY_F;
+            soft.m[e / 2] = fmaxf(soft.m[e / 2], s[j][e]);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        soft.m[h] = fmaxf(soft.m[h], __shfl_xor_sync(FULL, soft.m[h], 1));
+        soft.m[h] = fmaxf(soft.m[h], __shfl_xor_sync(FULL, soft.m[h], 2));
+    }
+}
+
+// Scores become weights 2^(s - m), and their sums: every 32 keys on their own, then these in order.
+template <int J>
+__device__ __forceinline__ void tile_weights(float (&s)[J][4], Softmax& soft) {
+    float base[2] = {soft.m[0] == -INFINITY_F ? 0.0f : soft.m[0], soft.m[1] == -INFINITY_F ? 0.0f : soft.m[1]};
+#pragma unroll
+    for (int part = 0; part < J; part += 4) {
+        float l[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int j = part; j < part + 4; ++j) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                s[j][e] = exp2_fast(__fsub_rn(s[j][e], base[e / 2]));
+                l[e / 2] = __fadd_rn(l[e / 2], s[j][e]);
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            l[h] = __fadd_rn(l[h], __shfl_xor_sync(FULL, l[h], 1));
+            l[h] = __fadd_rn(l[h], __shfl_xor_sync(FULL, l[h], 2));
+            soft.l[h] = part == 0 ? l[h] : __fadd_rn(soft.l[h], l[h]);
+        }
+    }
+}
+
+// The weights of 16 keys as a left operand, times the scales of their values.
+template <int FORMAT, int J>
+__device__ __forceinline__ void weight_operand(u32 (&p)[4], const float (&s)[J][4], int k, const float* value_scales) {
+    u32 quad = threadIdx.x % 4;
+    float v[2][4];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            v[h][e] = s[2 * k + h][e];
+            if (FORMAT != KV_BF16) v[h][e] = __fmul_rn(v[h][e], value_scales[k * 16 + h * 8 + quad * 2 + e % 2]);
+        }
+    }
+    p[0] = two<FORMAT != KV_BF16>(v[0][0], v[0][1]);
+    p[1] = two<FORMAT != KV_BF16>(v[0][2], v[0][3]);
+    p[2] = two<FORMAT != KV_BF16>(v[1][0], v[1][1]);
+    p[3] = two<FORMAT != KV_BF16>(v[1][2], v[1][3]);
+}
+
+// How the states (m, l, o) of two neighbouring stretches of keys become one: factors for the earlier and the later.
+__device__ __forceinline__ void fold(float& m, float& l, float later_m, float later_l, float& keep, float& take) {
+    float top = fmaxf(m, later_m);
+    float base = top == -INFINITY_F ? 0.0f : top;
+    keep = exp2_fast(__fsub_rn(m, base));
+    take = exp2_fast(__fsub_rn(later_m, base));
+    l = __fmaf_rn(later_l, take, __fmul_rn(l, keep));
+    m = top;
+}
+
+__device__ __forceinline__ float folded(float o, float later, float keep, float take) {
+    return __fmaf_rn(later, take, __fmul_rn(o, keep));
+}
+
+__device__ __forceinline__ float log_sum(float m, float l) {
+    return __fmul_rn(__fadd_rn(m, log2f(l)), 0.69314718055994530942f);
+}

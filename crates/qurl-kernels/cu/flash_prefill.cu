@@ -1,0 +1,229 @@
+// Attention of many queries of a sequence: see flash.cuh.
+#include "flash.cuh"
+
+// 128 packed rows of one span and key/value head; tiles of keys and values are shared by eight warps, two in turns.
+template <int FORMAT, int HD>
+__device__ __forceinline__ void prefill(const FlashArgs& a) {
+    const int THREADS = 256;
+    const int BYTES = HD * 2;
+    const int TILE_BYTES = TILE * BYTES;
+    extern __shared__ __align__(1024) u8 smem[];
+    u8* tiles = smem;  // [2][keys, values]
+    float* scales = reinterpret_cast<float*>(smem + 4 * TILE_BYTES);  // [2][keys, values][64]
+    float* totals = scales + 4 * TILE;
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, quad = lane % 4;
+    u32 kv_head = blockIdx.y, group = a.heads / a.kv_heads;
+    Span span = a.spans[a.work[2 * blockIdx.x]];
+    u32 first_row = a.work[2 * blockIdx.x + 1];
+
+    // The lane's two rows: what they see, and where they come from.
+    u32 packed = first_row + warp * 16 + lane / 4;
+    u32 limit[2];
+    const float* queries[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        u32 query = (packed + 8 * h) / group, head = kv_head * group + (packed + 8 * h) % group;
+        bool real = query < span.rows;
+        limit[h] = real ? span.position + query + 1 : 0;
+        queries[h] = real ? a.qkv + (u64)(span.row + query) * a.stride + head * HD : nullptr;
+    }
+    Queries<HD> q;
+    load_queries<HD, FORMAT != KV_BF16>(q, queries[0], queries[1]);
+    u32 last_query = min((first_row + 127) / group, span.rows - 1);
+    u32 length = span.position + last_query + 1;
+    u32 tile_count = (length + TILE - 1) / TILE;
+    // What the warp's last row sees.
+    u32 warp_query = min((first_row + warp * 16 + 15) / group, span.rows - 1);
+    u32 warp_length = (first_row + warp * 16) / group < span.rows ? span.position + warp_query + 1 : 0;
+
+    // Row `r` of a tile in the pages.
+    auto source = [&](u32 position) {
+        u32 page = a.pages[span.pages + (position >> a.page_shift)];
+        return ((u64)(page * a.kv_heads + kv_head) << a.page_shift) + (position & ((1 << a.page_shift) - 1));
+    };
+    const int COPIES = TILE * Row<FORMAT, HD>::CHUNKS / THREADS;  // 16-byte chunks of keys (and of values) per thread
+    uint4 codes[FORMAT == KV_BF16 ? 1 : 2 * COPIES];
+    float code_scale[2];
+    auto fetch = [&](u32 tile) {
+#pragma unroll
+        for (int c = 0; c < COPIES; ++c) {
+            u32 at = c * THREADS + threadIdx.x;
+            u32 row = at / Row<FORMAT, HD>::CHUNKS, chunk = at % Row<FORMAT, HD>::CHUNKS;
+            u32 position = tile * TILE + row;
+            bool valid = position < length;
+            u64 from = source(min(position, length - 1)) * Row<FORMAT, HD>::BYTES + chunk * 16;
+            if (FORMAT == KV_BF16) {
+                u8* keys = tiles + tile % 2 * 2 * TILE_BYTES;
+                copy_16(smem_address(keys + key_chunk<BYTES>(row, chunk)), a.keys + from, valid);
+                copy_16(smem_address(keys + TILE_BYTES + row * BYTES + (chunk ^ (row & 7)) * 16), a.values + from, valid);
+            } else {
+                uint4 zero = {0, 0, 0, 0};
+                codes[2 * c] = valid ? *reinterpret_cast<const uint4*>(a.keys + from) : zero;
+                codes[2 * c + 1] = valid ? *reinterpret_cast<const uint4*>(a.values + from) : zero;
+            }
+        }
+        if (FORMAT != KV_BF16 && threadIdx.x < TILE) {
+            u32 position = tile * TILE + threadIdx.x;
+            bool valid = position < length;
+            u64 from = source(min(position, length - 1));
+            code_scale[0] = valid ? a.key_scales[from] : 0.0f;
+            code_scale[1] = valid ? a.value_scales[from] : 0.0f;
+        }
+    };
+    // Codes become f16 on their way into shared memory.
+    auto settle = [&](u32 tile) {
+        if (FORMAT == KV_BF16) return;
+        u8* keys = tiles + tile % 2 * 2 * TILE_BYTES;
+#pragma unroll
+        for (int c = 0; c < COPIES; ++c) {
+            u32 at = c * THREADS + threadIdx.x;
+            u32 row = at / Row<FORMAT, HD>::CHUNKS, chunk = at % Row<FORMAT, HD>::CHUNKS;
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                uint4 x = codes[FORMAT == KV_BF16 ? 0 : 2 * c + part];
+                auto wider = [](u32 word, int i) { return codes_f16<FORMAT>(word, i, word, i + 1); };
+                uint4 low = {wider(x.x, 0), wider(x.x, 2), wider(x.y, 0), wider(x.y, 2)};
+                uint4 high = {wider(x.z, 0), wider(x.z, 2), wider(x.w, 0), wider(x.w, 2)};
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    u32 wide = 2 * chunk + h;
+                    u32 to = part == 0 ? key_chunk<BYTES>(row, wide) : TILE_BYTES + row * BYTES + (wide ^ (row & 7)) * 16;
+                    *reinterpret_cast<uint4*>(keys + to) = h ? high : low;
+                }
+            }
+        }
+        if (threadIdx.x < TILE) {
+            scales[tile % 2 * 2 * TILE + threadIdx.x] = code_scale[0];
+            scales[(tile % 2 * 2 + 1) * TILE + threadIdx.x] = code_scale[1];
+        }
+    };
+
+    Softmax state;
+    float o[HD / 8][4];
+    float* room = totals + warp * (HD / 2 + 4) * WARP + lane;
+    float* total = room + HD / 2 * WARP;  // m and l of both rows
+    auto reset = [&]() {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            state.m[h] = -INFINITY_F;
+            state.l[h] = 0.0f;
+        }
+#pragma unroll
+        for (int t = 0; t < HD / 8; ++t) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[t][e] = 0.0f;
+        }
+    };
+    reset();
+    u32 folded_splits = 0;
+    // Folds the state of a split into the total.
+    auto close_split = [&]() {
+        float keep[2] = {0.0f, 0.0f}, take[2] = {1.0f, 1.0f};
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (folded_splits > 0) {
+                float m = total[2 * h * WARP], l = total[(2 * h + 1) * WARP];
+                fold(m, l, state.m[h], state.l[h], keep[h], take[h]);
+                state.m[h] = m;
+                state.l[h] = l;
+            }
+            total[2 * h * WARP] = state.m[h];
+            total[(2 * h + 1) * WARP] = state.l[h];
+        }
+#pragma unroll
+        for (int t = 0; t < HD / 8; ++t) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                float* at = room + (t * 4 + e) * WARP;
+                if (folded_splits > 0) o[t][e] = folded(*at, o[t][e], keep[e / 2], take[e / 2]);
+                *at = o[t][e];
+            }
+        }
+        ++folded_splits;
+    };
+
+    fetch(0);
+    copies_commit();
+    settle(0);
+    for (u32 tile = 0; tile < tile_count; ++tile) {
+        if (tile + 1 < tile_count) fetch(tile + 1);
+        copies_commit();
+        copies_wait<1>();
+        __syncthreads();
+        if (tile > 0 && tile % SPLIT_TILES == 0) {
+            close_split();
+            reset();
+        }
+        if (tile * TILE < warp_length) {
+            const u8* keys = tiles + tile % 2 * 2 * TILE_BYTES;
+            const float* tile_scales = scales + tile % 2 * 2 * TILE;
+            float s[8][4];
+            Softmax soft;
+            tile_scores<KV_BF16, FORMAT != KV_BF16, HD>(q, keys, tile_scales, a.scale, limit, tile * TILE, s, soft);
+            tile_weights(s, soft);
+            float keep[2], take[2];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) fold(state.m[h], state.l[h], soft.m[h], soft.l[h], keep[h], take[h]);
+            u32 p[4][4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) weight_operand<FORMAT>(p[k], s, k, tile_scales + TILE);
+            u32 values = smem_address(keys + TILE_BYTES) + lane % 16 * BYTES, swizzle = lane % 8;
+            // Made anew for every tile: addresses kept over the loop would not fit into the registers.
+            asm volatile("" : "+r"(swizzle));
+#pragma unroll
+            for (int t = 0; t < HD / 8; t += 2) {
+                float part[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    u32 b[4];
+                    load_transposed(b, values + k * 16 * BYTES + ((t + lane / 16) ^ swizzle) * 16);
+                    mma<FORMAT != KV_BF16>(part[0], p[k], b[0], b[1]);
+                    mma<FORMAT != KV_BF16>(part[1], p[k], b[2], b[3]);
+                }
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    o[t][e] = folded(o[t][e], part[0][e], keep[e / 2], take[e / 2]);
+                    o[t + 1][e] = folded(o[t + 1][e], part[1][e], keep[e / 2], take[e / 2]);
+                }
+            }
+        }
+        if (tile + 1 < tile_count) settle(tile + 1);
+        __syncthreads();
+    }
+    if (folded_splits > 0) close_split();
+    // Places are computed again rather than kept over the loop.
+    const volatile u32* again = reinterpret_cast<const volatile u32*>(a.spans + const_cast<const volatile u32*>(a.work)[2 * blockIdx.x]);
+    u32 span_row = again[0];
+    packed = const_cast<const volatile u32*>(a.work)[2 * blockIdx.x + 1] + threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        if (limit[h] == 0) continue;
+        u64 place = (u64)(span_row + (packed + 8 * h) / group) * a.heads + kv_head * group + (packed + 8 * h) % group;
+        float inverse = __frcp_rn(state.l[h]);
+        float* out = a.out + place * HD + quad * 2;
+#pragma unroll
+        for (int t = 0; t < HD / 8; ++t) {
+            float2 pair = {__fmul_rn(o[t][2 * h], inverse), __fmul_rn(o[t][2 * h + 1], inverse)};
+            *reinterpret_cast<float2*>(out + t * 8) = pair;
+        }
+        if (a.lse && quad == 0) a.lse[place] = log_sum(state.m[h], state.l[h]);
+    }
+}
+
+#define KERNEL(name, format, hd)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(256, 1) flash_prefill_##name##_##hd(                               \
+        const float* qkv, const u8* keys, const u8* values, const float* key_scales, const float* value_scales,     \
+        const Span* spans, const u32* pages, const u32* work, float* out, float* lse, int stride, int heads,        \
+        int kv_heads, int page_shift, float scale                                                                    \
+    ) {                                                                                                             \
+        FlashArgs args = {qkv, keys,    values,  key_scales, value_scales, spans,    pages,      work, out,         \
+                          lse, nullptr, nullptr, stride,     heads,        kv_heads, page_shift, 1,    scale,       \
+                          nullptr, nullptr, 0, nullptr};                                                            \
+        prefill<format, hd>(args);                                                                                  \
+    }
+KERNEL(bf16, KV_BF16, 64)
+KERNEL(bf16, KV_BF16, 128)
+KERNEL(int8, KV_INT8, 64)
+KERNEL(int8, KV_INT8, 128)
+KERNEL(fp8, KV_FP8, 64)
+KERNEL(fp8, KV_FP8, 128)

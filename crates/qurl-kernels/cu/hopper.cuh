@@ -1,0 +1,125 @@
+// Instructions of Hopper (sm_90a) that the products are made of: barriers that count bytes, copies in bulk, sums sent to
+// another block of a cluster, and products of a warpgroup.
+#pragma once
+#include "common.cuh"
+
+const int TILE_ROWS = 64;
+const int TILE_BYTES = TILE_ROWS * 128;
+
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives at the barrier of the same address in block `rank` of the cluster.
+__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+        "}\n" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+}
+
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Sends four numbers to the place of the same address in block `rank` of the cluster; its barrier counts the bytes.
+__device__ __forceinline__ void send(u32 to, u32 barrier, u32 rank, float x, float y, float z, float w) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 there, counts;\n"
+        "mapa.shared::cluster.u32 there, %0, %2;\n"
+        "mapa.shared::cluster.u32 counts, %1, %2;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [counts];\n"
+        "}\n" ::"r"(to),
+        "r"(barrier), "r"(rank), "f"(x), "f"(y), "f"(z), "f"(w)
+        : "memory");
+}
+
+__device__ __forceinline__ void copy_weights(u32 to, const u8* from, u32 barrier, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(TILE_BYTES), "r"(barrier), "l"(policy)
+        : "memory");
+}
+
+template <int CL>
+__device__ __forceinline__ void copy_tokens(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
+    if (CL == 1) {
+        asm volatile(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+            "l"(map), "r"(column), "r"(row), "r"(barrier)
+            : "memory");
+    } else {
+        asm volatile(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+            "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+            "l"(map), "r"(column), "r"(row), "r"(barrier), "h"((u16)((1 << CL) - 1))
+            : "memory");
+    }
+}
+
+// Rows of 128 bytes in groups of eight, swizzled over 128 bytes.
+__device__ __forceinline__ u64 operand(u32 address) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
+}
+
+#define TEN(p) "%" p "0, %" p "1, %" p "2, %" p "3, %" p "4, %" p "5, %" p "6, %" p "7, %" p "8, %" p "9"
+#define REGS8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define REGS16 TEN("") ", %10, %11, %12, %13, %14, %15"
+#define REGS32 TEN("") ", " TEN("1") ", " TEN("2") ", %30, %31"
+#define REGS64 TEN("") ", " TEN("1") ", " TEN("2") ", " TEN("3") ", " TEN("4") ", " TEN("5") ", %60, %61, %62, %63"
+#define REGS128                                                                                                \
+    TEN("") ", " TEN("1") ", " TEN("2") ", " TEN("3") ", " TEN("4") ", " TEN("5") ", " TEN("6") ", " TEN("7") ", " \
+    TEN("8") ", " TEN("9") ", " TEN("10") ", " TEN("11") ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define SUMS4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
+#define SUMS8(c, i) SUMS4(c, i), SUMS4(c, i + 4)
+#define SUMS16(c, i) SUMS8(c, i), SUMS8(c, i + 8)
+#define SUMS32(c, i) SUMS16(c, i), SUMS16(c, i + 16)
+#define SUMS64(c, i) SUMS32(c, i), SUMS32(c, i + 32)
+#define SUMS128(c, i) SUMS64(c, i), SUMS64(c, i + 64)
+#define WGMMA(shape, regs, sums, a, b, go, tail)                                                        \
+    asm volatile("{\n.reg .pred go;\nsetp.ne.b32 go, " go ", 0;\n"                                        \
+                 "wgmma.mma_async.sync.aligned." shape " {" regs "}, " a ", " b ", go" tail ";\n}\n"      \
+                 : sums                                                                                 \
+                 : "l"(wa), "l"(xb), "r"(go_on))
+#define WGMMA_TOKENS(name, type, c, shape_tail, k, tail)                                                         \
+    template <int TOK>                                                                                           \
+    __device__ __forceinline__ void name(type(&d)[TOK / 2], u64 wa, u64 xb, int go_on) {                         \
+        if constexpr (TOK == 16) WGMMA("m64n16" k shape_tail, REGS8, SUMS8(c, 0), "%8", "%9", "%10", tail);       \
+        if constexpr (TOK == 32) WGMMA("m64n32" k shape_tail, REGS16, SUMS16(c, 0), "%16", "%17", "%18", tail);   \
+        if constexpr (TOK == 64) WGMMA("m64n64" k shape_tail, REGS32, SUMS32(c, 0), "%32", "%33", "%34", tail);   \
+        if constexpr (TOK == 128) WGMMA("m64n128" k shape_tail, REGS64, SUMS64(c, 0), "%64", "%65", "%66", tail); \
+        if constexpr (TOK == 256)                                                                                \
+            WGMMA("m64n256" k shape_tail, REGS128, SUMS128(c, 0), "%128", "%129", "%130", tail);                 \
+    }
+WGMMA_TOKENS(wgmma_bf16, float, "+f", ".f32.bf16.bf16", "k16", ", 1, 1, 0, 0")
+WGMMA_TOKENS(wgmma_int8, int, "+r", ".s32.s8.s8", "k32", "")
+WGMMA_TOKENS(wgmma_fp8, float, "+f", ".f32.e4m3.e4m3", "k32", ", 1, 1")

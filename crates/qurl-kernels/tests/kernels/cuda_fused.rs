@@ -1,0 +1,118 @@
+//! Operations that CUDA does in fewer kernels than the trait's parts: the parts are their twins.
+
+use crate::cuda::{device, distance};
+use crate::support::{Paged, Random, assert_bits, down, heads, up};
+use qurl_kernels::Format;
+use qurl_kernels::backend::{Backend, KvFormat, Output, Placed, Rope};
+
+/// Rows of an MLP have the bits they have alone, and what its parts give within the rounding of exponentials.
+#[test]
+fn an_mlp_equals_its_parts_and_does_not_depend_on_the_batch() {
+    let Some(cuda) = device() else { return };
+    let (rows, d, f, eps) = (300, 256, 8512, 1e-6);
+    let mut random = Random::new(4);
+    let (x, gain) = (random.normals(rows * d), random.normals(d));
+    let small = |values: Vec<f32>| values.into_iter().map(|v| 0.05 * v).collect::<Vec<f32>>();
+    let (gate_up, down_weights) = (small(random.normals(2 * f * d)), small(random.normals(d * f)));
+    for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8] {
+        let first = cuda.pack(&up(&cuda, &gate_up), 2 * f, d, format, false).expect("weights pack");
+        let second = cuda.pack(&up(&cuda, &down_weights), d, f, format, false).expect("weights pack");
+        let gain = up(&cuda, &gain);
+        let run = |from: usize, count: usize, apart: bool| {
+            let mut y = up(&cuda, &x[from * d..][..count * d]);
+            let room = |width: usize| up(&cuda, &vec![f32::NAN; count * width]);
+            let (mut normed, mut projected, mut activated) = (room(d), room(2 * f), room(f));
+            match apart {
+                true => {
+                    cuda.norm_linear(&y, &gain, count, eps, &first, None, &mut normed, &mut projected);
+                    cuda.swiglu_linear(&projected, count, f, &second, Output::Add, &mut activated, &mut y);
+                }
+                false => {
+                    let (normed, projected, activated) = (&mut normed, &mut projected, &mut activated);
+                    cuda.mlp(&mut y, &gain, count, f, eps, &first, &second, normed, projected, activated);
+                }
+            }
+            down(&cuda, &y)
+        };
+        let all = run(0, rows, false);
+        let off = distance(&all, &run(0, rows, true));
+        println!("mlp {format}: {off:.1e} from its parts");
+        assert!(off < 2e-3, "{format}: {off:.1e}");
+        for (from, count) in [(0, 1), (299, 1), (7, 5), (30, 16), (100, 33), (3, 64), (20, 128), (2, 200), (50, 250)] {
+            assert_bits(
+                &format!("mlp {format}: {count} rows from {from}"),
+                &run(from, count, false),
+                &all[from * d..][..count * d],
+            );
+        }
+    }
+}
+
+/// A decode step that rotates, stores, attends and converts in one kernel leaves the bits of its parts, in the result
+/// and in the pages.
+#[test]
+fn a_decode_step_equals_its_parts() {
+    let Some(cuda) = device() else { return };
+    let lengths = [70, 1, 64, 131, 512, 17];
+    for ((kv_heads, group, head_dim), page, kv_format) in
+        [(2, 7, 64), (4, 7, 128), (8, 5, 128), (1, 12, 64), (2, 3, 80)]
+            .into_iter()
+            .flat_map(|shape| [16, 64].map(|page| (shape, page)))
+            .flat_map(|(shape, page)| KvFormat::ALL.map(|format| (shape, page, format)))
+    {
+        let heads = heads(kv_heads, group, head_dim);
+        let (width, inner, d) = (heads.qkv_width(), heads.heads * heads.head_dim, 192);
+        let mut random = Random::new(5);
+        let paged = Paged::scattered(&mut random, &lengths, page);
+        let (cos, sin) = (random.normals(513 * head_dim / 2), random.normals(513 * head_dim / 2));
+        let (cos, sin) = (up(&cuda, &cos), up(&cuda, &sin));
+        let earlier = random.normals(lengths.iter().map(|len| len - 1).sum::<usize>() * width);
+        let (newest, x) = (random.normals(lengths.len() * width), random.normals(lengths.len() * d));
+        let weights = random.normals(d * inner);
+        for format in [Format::Bf16, Format::Int8, Format::Fp8] {
+            let w = cuda.pack(&up(&cuda, &weights), d, inner, format, false).expect("weights pack");
+            let run = |apart: bool| {
+                let mut kv = paged.stale_store(&cuda, heads, kv_format);
+                let places = |new: bool| {
+                    let ranges =
+                        lengths.iter().enumerate().map(|(s, &len)| (s, if new { len - 1..len } else { 0..len - 1 }));
+                    let (mut positions, mut slots) = (Vec::new(), Vec::new());
+                    for (sequence, range) in ranges {
+                        positions.extend(range.clone().map(|p| p as u32));
+                        slots.extend(paged.slots(sequence, range));
+                    }
+                    (positions, slots)
+                };
+                let (positions, slots) = places(false);
+                let mut qkv = up(&cuda, &earlier);
+                let rope = || Rope { cos: &cos, sin: &sin };
+                cuda.rope_store(&mut qkv, heads, &positions, rope(), &slots, &mut kv, kv_format);
+                let (positions, slots) = places(true);
+                let spans: Vec<_> = (0..lengths.len()).map(|s| paged.span(s, s, 1, lengths[s] - 1)).collect();
+                let (mut qkv, mut y) = (up(&cuda, &newest), up(&cuda, &x));
+                let mut out = up(&cuda, &vec![f32::NAN; lengths.len() * inner]);
+                match apart {
+                    true => {
+                        cuda.rope_store(&mut qkv, heads, &positions, rope(), &slots, &mut kv, kv_format);
+                        cuda.attention(heads, &qkv, &kv, &spans, &paged.pages, &mut out, None);
+                        cuda.linear(&out, lengths.len(), &w, None, Output::Add, &mut y);
+                    }
+                    false => {
+                        let placed =
+                            Placed { positions: &positions, slots: &slots, spans: &spans, pages: &paged.pages };
+                        let (qkv, kv, out, y) = (&mut qkv, &mut kv, &mut out, &mut y);
+                        cuda.attend(heads, qkv, rope(), placed, kv, kv_format, out, None, &w, y);
+                    }
+                }
+                // Attention alone over the new rows once more: what the pages hold now.
+                let mut again = up(&cuda, &vec![f32::NAN; lengths.len() * inner]);
+                cuda.attention(heads, &up(&cuda, &newest), &kv, &spans, &paged.pages, &mut again, None);
+                [down(&cuda, &y), down(&cuda, &again)]
+            };
+            let (together, apart) = (run(false), run(true));
+            let what = format!("{kv_format:?} {kv_heads}x{group}x{head_dim} pages of {page}, {format}");
+            assert_bits(&format!("result, {what}"), &together[0], &apart[0]);
+            assert_bits(&format!("pages, {what}"), &together[1], &apart[1]);
+        }
+    }
+}
