@@ -84,7 +84,7 @@ class Case:
 
 def decode_shape(fmt, hd, group):
     """Threads and shared memory of a block of the decode kernel."""
-    pairs = 4 if (fmt != "bf16" and hd == 128) else 2
+    pairs = 4 if (fmt, hd) == ("int8", 128) else 2
     row = hd * 2 if fmt == "bf16" else hd
     return pairs * 64, pairs * (2 * TILE * row + (0 if fmt == "bf16" else 2 * TILE * 4) + max(group * (hd + 4) * 4, 2048))
 

@@ -466,7 +466,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
         if (!cos) wait_for_previous();                                                                              \
         decode<format, hd, pairs>(args);                                                                            \
     }
-// Blocks of the largest decode kernels on a multiprocessor.
+// Blocks of the largest kernel on a multiprocessor.
 #if __CUDA_ARCH__ >= 900
 #define AT_ONCE 2
 #else
@@ -477,4 +477,4 @@ KERNEL(bf16, KV_BF16, 128, 2, 3)
 KERNEL(int8, KV_INT8, 64, 2, 4)
 KERNEL(int8, KV_INT8, 128, 4, AT_ONCE)
 KERNEL(fp8, KV_FP8, 64, 2, 4)
-KERNEL(fp8, KV_FP8, 128, 4, AT_ONCE)
+KERNEL(fp8, KV_FP8, 128, 2, 3)

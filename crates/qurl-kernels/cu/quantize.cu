@@ -4,6 +4,7 @@
 // codes are round(x * (1 / scale)), as on the CPU and with the same bits. RMSNorm and SwiGLU can feed the conversion
 // directly: their results then never reach memory in 32 bits.
 #include "common.cuh"
+#include "mma.cuh"
 
 // Threads of a block: chosen by the width of a row, up to 1024.
 #define THREADS blockDim.x
@@ -50,15 +51,10 @@ struct Normed {
 struct Swiglu {
     const float* gate;
     const float* up;
-    static __device__ __forceinline__ float one(float g, float u) {
-        float s;
-        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(__fadd_rn(1.0f, exp_fast(0.0f - g))));
-        return __fmul_rn(__fmul_rn(g, s), u);
-    }
-    __device__ __forceinline__ float operator()(u32 i) const { return one(gate[i], up[i]); }
+    __device__ __forceinline__ float operator()(u32 i) const { return silu_times(gate[i], up[i]); }
     __device__ __forceinline__ float4 four(u32 i) const {
         float4 g = ((const float4*)gate)[i], u = ((const float4*)up)[i];
-        return make_float4(one(g.x, u.x), one(g.y, u.y), one(g.z, u.z), one(g.w, u.w));
+        return make_float4(silu_times(g.x, u.x), silu_times(g.y, u.y), silu_times(g.z, u.z), silu_times(g.w, u.w));
     }
 };
 

@@ -17,6 +17,8 @@ const PARTIAL_ROWS: usize = 64;
 const SQUARES: usize = 1 << 14;
 /// Blocks of a checksum that one thread block takes.
 const CHECKSUM_BLOCKS: usize = 4;
+/// Most rows of an int8 MLP whose gates and ups meet inside the first product.
+const GATED_ROWS: usize = 128;
 /// Largest head dimension.
 const MAX_HEAD_DIM: usize = 256;
 
@@ -334,7 +336,10 @@ impl Backend for Cuda {
         projected: &mut CudaTensor,
         activated: &mut CudaTensor,
     ) {
-        let Some(packed) = gate_up.tiles(true).filter(|w| w.format == down.format) else {
+        // Sums of int8 are exact: both ways have the same bits, and for many rows the second is faster.
+        let exact = gate_up.format == Format::Int8 && rows > GATED_ROWS;
+        let gated = gate_up.tiles(true).filter(|w| w.format == down.format && !exact);
+        let Some(packed) = gated else {
             self.norm_linear(x, gain, rows, eps, gate_up, None, normed, projected);
             return self.swiglu_linear(projected, rows, width, down, Output::Add, activated, x);
         };

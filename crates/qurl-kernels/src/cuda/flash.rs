@@ -147,7 +147,7 @@ pub(super) fn decode(
     let partials = gpu.scratch(Slot::Attention, room);
     let bf16 = kv.format == KvFormat::Bf16;
     // Pairs of warps, each with a tile of keys and values, their scales, and a part of the result.
-    let pairs: u32 = if !bf16 && hd == 128 { 4 } else { 2 };
+    let pairs: u32 = if kv.format == KvFormat::Int8 && hd == 128 { 4 } else { 2 };
     let (row_bytes, scale_bytes) = if bf16 { (2 * hd, 0) } else { (hd, 2 * TILE * 4) };
     let shared = pairs as usize * (2 * TILE * row_bytes + scale_bytes + (group * (hd + 4) * 4).max(WEIGHT_BYTES));
     let kernel = match (kv.format, hd) {

@@ -5,7 +5,8 @@ use crate::support::{Paged, Random, assert_bits, down, heads, up};
 use qurl_kernels::Format;
 use qurl_kernels::backend::{Backend, KvFormat, Output, Placed, Rope};
 
-/// Rows of an MLP have the bits they have alone, and what its parts give within the rounding of exponentials.
+/// Rows of an MLP have the bits they have alone, and what its parts give within rounding: the sums of bf16 and fp8 are cut
+/// elsewhere. Those of int8 are exact, so there the parts give the same bits.
 #[test]
 fn an_mlp_equals_its_parts_and_does_not_depend_on_the_batch() {
     let Some(cuda) = device() else { return };
@@ -37,7 +38,7 @@ fn an_mlp_equals_its_parts_and_does_not_depend_on_the_batch() {
         let all = run(0, rows, false);
         let off = distance(&all, &run(0, rows, true));
         println!("mlp {format}: {off:.1e} from its parts");
-        assert!(off < 2e-3, "{format}: {off:.1e}");
+        assert!(off < if format == Format::Int8 { f64::MIN_POSITIVE } else { 2e-3 }, "{format}: {off:.1e}");
         for (from, count) in [(0, 1), (299, 1), (7, 5), (30, 16), (100, 33), (3, 64), (20, 128), (2, 200), (50, 250)] {
             assert_bits(
                 &format!("mlp {format}: {count} rows from {from}"),
