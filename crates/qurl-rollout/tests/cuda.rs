@@ -112,11 +112,9 @@ fn parity(cuda: &Arc<Cuda>, config: &ModelConfig, params: &Params<Vec<f32>>, for
         largest(&decoded, &on_cpu),
     );
     assert!(groups.iter().flat_map(|g| &g.samples).any(|s| s.tokens.len() > 20), "{what}: only short samples");
-    if format != Format::Bf16 {
-        assert_eq!(bits(&decoded), bits(&scored_here), "{what}: decode = scoring");
-        assert_eq!(bits(&decoded), bits(&taped_here), "{what}: decode = trainer");
-        assert_eq!(bits(&decoded), bits(&prefilled_here), "{what}: decode = prefill");
-    }
+    assert_eq!(bits(&decoded), bits(&scored_here), "{what}: decode = scoring");
+    assert_eq!(bits(&decoded), bits(&taped_here), "{what}: decode = trainer");
+    assert_eq!(bits(&decoded), bits(&prefilled_here), "{what}: decode = prefill");
     // A code may fall to the other side of a rounding where sums differ in their last bits.
     // Hopper's tensor cores keep fewer bits than f32 while they sum fp8 products.
     let tolerance = match (format, kv) {
@@ -125,7 +123,6 @@ fn parity(cuda: &Arc<Cuda>, config: &ModelConfig, params: &Params<Vec<f32>>, for
         _ => 0.5,
     };
     assert!(largest(&decoded, &on_cpu) < tolerance, "{what}: CPU {}", largest(&decoded, &on_cpu));
-    assert!(largest(&decoded, &scored_here) < 0.1, "{what}: scoring");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::ffi::DevicePtr;
 use super::flash::{self, Decoded};
+use super::gemm::Packed;
 use super::gpu::{Gpu, args};
 use super::head;
 use super::kv::{self, CudaKv};
@@ -42,7 +43,13 @@ impl CudaTensor {
 impl Cuda {
     /// The first device of the machine; an error where there is none or its driver or compiler is missing.
     pub fn open() -> Result<Cuda, BackendError> {
-        Ok(Cuda { gpu: Arc::new(Gpu::open()?) })
+        Cuda::open_as(u32::MAX)
+    }
+
+    /// The same, with instructions of at most the architecture `newest` (80 for compute capability 8.0): how tests see
+    /// what older devices do.
+    pub fn open_as(newest: u32) -> Result<Cuda, BackendError> {
+        Ok(Cuda { gpu: Arc::new(Gpu::open_as(newest)?) })
     }
 
     /// The device.
@@ -338,15 +345,16 @@ impl Backend for Cuda {
     ) {
         // Sums of int8 are exact: both ways have the same bits, and for many rows the second is faster.
         let exact = gate_up.format == Format::Int8 && rows > GATED_ROWS;
-        let gated = gate_up.tiles(true).filter(|w| w.format == down.format && !exact);
-        let Some(packed) = gated else {
+        let together = |w: &Packed| w.format == down.format && !exact && w.takes_gates(&self.gpu);
+        let Some(packed) = gate_up.tiles().filter(together) else {
             self.norm_linear(x, gain, rows, eps, gate_up, None, normed, projected);
             return self.swiglu_linear(projected, rows, width, down, Output::Add, activated, x);
         };
         let fits = rows * packed.k <= x.len && rows * packed.n <= projected.len && rows * down.n <= x.len;
         check("mlp", fits && gain.len == packed.k && packed.n == 2 * width && down.k == width);
         let source = Left::Normed { x: x.at(), gain: gain.at(), eps };
-        linear::mlp(&self.gpu, source, rows, packed, down, projected.at(), x.at());
+        let gated = Packed { gated: true, ..packed };
+        linear::mlp(&self.gpu, source, rows, gated, down, projected.at(), x.at());
     }
 
     fn linear_input_gradient(&self, dy: &CudaTensor, rows: usize, w: &CudaWeight, dx: &mut CudaTensor) {

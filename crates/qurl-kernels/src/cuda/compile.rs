@@ -44,6 +44,7 @@ pub const SOURCES: &[Source] = &[
     source!("gemm_bf16", true),
     source!("gemm_fp8", true),
     source!("gemm_int8", true),
+    source!("gemm_mma", false),
     source!("gemm_pack", false),
     source!("gemm_plain", false),
     source!("head", false),

@@ -110,7 +110,7 @@ pub(super) enum Decoded {
 /// Whether a decode step can write codes: the blocks of a row are one cluster.
 pub(super) fn writes_codes(gpu: &Gpu, heads: Heads, spans: &[Span]) -> bool {
     let longest = spans.iter().map(|s| s.position + 1).max().unwrap_or(1);
-    gpu.architecture() >= CLUSTERS && heads.kv_heads <= MOST_CLUSTER && longest <= SPLIT
+    gpu.generation() >= CLUSTERS && heads.kv_heads <= MOST_CLUSTER && longest <= SPLIT
 }
 
 /// One row of each sequence. With tables of cosines and sines the row's queries and keys are rotated and its keys and

@@ -2,9 +2,10 @@
 //!
 //! Weights lie in swizzled tiles of 64 rows by 128 bytes. For up to 256 tokens the weight stream is cut into ranges, one
 //! per multiprocessor, that depend on the matrix alone; for more, whole tiles are computed, in floating point with the
-//! same cuts. So a row's bits do not depend on how many others there are.
+//! same cuts. So a row's bits do not depend on how many others there are. Other devices take the same tiles (`gemm_mma.rs`).
 
 use super::ffi::DevicePtr;
+use super::gemm_mma;
 use super::gpu::{Gpu, Launch, args};
 use super::linear::Left;
 use super::memory::Slot;
@@ -12,8 +13,8 @@ use crate::Format;
 
 /// The architecture whose instructions the kernels use.
 const HOPPER: u32 = 90;
-const TILE_ROWS: usize = 64;
-const TILE_BYTES: usize = 128;
+pub(super) const TILE_ROWS: usize = 64;
+pub(super) const TILE_BYTES: usize = 128;
 /// Rows of a tile that ranges are counted in.
 const CUT_ROWS: usize = 128;
 /// Most tokens whose partial sums the blocks of a tile send each other.
@@ -83,11 +84,10 @@ fn number_bytes(format: Format) -> usize {
 }
 
 /// Bytes of packed weights `[n, k]`; `None` where the kernels do not take them.
-pub(super) fn packed_bytes(gpu: &Gpu, format: Format, n: usize, k: usize) -> Option<usize> {
+pub(super) fn packed_bytes(format: Format, n: usize, k: usize) -> Option<usize> {
     let known = matches!(format, Format::Bf16 | Format::Int8 | Format::Fp8);
     let row = k * number_bytes(format);
-    let taken = known && gpu.architecture() == HOPPER && row.is_multiple_of(16);
-    taken.then(|| n.div_ceil(TILE_ROWS) * TILE_ROWS * row.div_ceil(TILE_BYTES) * TILE_BYTES)
+    (known && row.is_multiple_of(16)).then(|| n.div_ceil(TILE_ROWS) * TILE_ROWS * row.div_ceil(TILE_BYTES) * TILE_BYTES)
 }
 
 /// Packs rows of numbers or codes.
@@ -172,19 +172,28 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    fn blocks(&self) -> usize {
-        (self.k * number_bytes(self.format)).div_ceil(TILE_BYTES)
+    /// Bytes of a token.
+    pub fn row_bytes(&self) -> usize {
+        self.k * number_bytes(self.format)
+    }
+
+    /// Blocks along k.
+    pub fn blocks(&self) -> usize {
+        self.row_bytes().div_ceil(TILE_BYTES)
     }
 
     /// Whether gates and ups can be brought together.
-    pub fn takes_gates(&self) -> bool {
-        self.n.is_multiple_of(2 * TILE_ROWS)
+    pub fn takes_gates(&self, gpu: &Gpu) -> bool {
+        gpu.generation() == HOPPER && self.n.is_multiple_of(2 * TILE_ROWS)
     }
 }
 
 /// `out[tokens, n] (+)= x W^T (+ bias)`, or what [`Packed::gated`] says.
 pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DevicePtr, add: bool, out: DevicePtr) {
-    let row = w.k * number_bytes(w.format);
+    if gpu.generation() != HOPPER {
+        return gemm_mma::linear(gpu, x, tokens, w, bias, add, out);
+    }
+    let row = w.row_bytes();
     let (n, blocks, multiprocessors) = (w.n, w.blocks(), gpu.multiprocessors() as usize);
     let ranges = ranges(multiprocessors, n, blocks);
     let v = choose(w.format, tokens, n, blocks, multiprocessors, w.gated);

@@ -144,6 +144,8 @@ pub struct Gpu {
     pub(super) stream: Handle,
     name: String,
     architecture: Architecture,
+    /// The architecture whose instructions are used: its own, or an older one.
+    generation: u32,
     multiprocessors: u32,
     l2_bytes: usize,
     functions: Mutex<HashMap<(usize, usize), Function, BuildHasherDefault<AddressHasher>>>,
@@ -167,8 +169,8 @@ thread_local! {
 }
 
 impl Gpu {
-    /// The first device of the machine.
-    pub fn open() -> Result<Gpu, BackendError> {
+    /// The first device of the machine, with instructions of at most the architecture `newest`.
+    pub fn open_as(newest: u32) -> Result<Gpu, BackendError> {
         let unavailable = |reason: String| BackendError::Unavailable { device: "cuda".to_string(), reason };
         let driver = ffi::driver().map_err(unavailable)?;
         let text = |status: Status| error_text(&driver, status);
@@ -218,6 +220,7 @@ impl Gpu {
             stream,
             name,
             architecture,
+            generation: architecture.0.min(newest),
             multiprocessors,
             l2_bytes: l2_bytes as usize,
             functions: Mutex::default(),
@@ -235,9 +238,9 @@ impl Gpu {
         &self.name
     }
 
-    /// Its compute capability, 90 for 9.0.
-    pub fn architecture(&self) -> u32 {
-        self.architecture.0
+    /// The architecture whose instructions may be used.
+    pub fn generation(&self) -> u32 {
+        self.generation
     }
 
     /// Its number of multiprocessors.
@@ -354,7 +357,7 @@ impl Gpu {
                 Arg::Map(map) => (&raw const **map).cast_mut().cast(),
             };
         }
-        let overlaps = overlap && self.architecture.0 >= OVERLAPS;
+        let overlaps = overlap && self.generation >= OVERLAPS;
         let mut attributes = [LaunchAttribute::cluster(cluster); 2];
         let mut count = u32::from(cluster != ALONE);
         if overlaps {

@@ -51,7 +51,7 @@ impl CudaWeight {
         if format == Format::Int8 && k > INT8_MAX_K {
             return refuse(format!("{k} inputs, but 32-bit sums hold at most {INT8_MAX_K}"));
         }
-        let packed = if trained { None } else { gemm::packed_bytes(gpu, format, n, k) };
+        let packed = if trained { None } else { gemm::packed_bytes(format, n, k) };
         let data = Buffer::new(gpu, packed.unwrap_or(n * k * bytes), "weights")?;
         let scales = format.is_quantized().then(|| Buffer::new(gpu, 4 * n, "weight scales")).transpose()?;
         Ok(CudaWeight { n, k, format, trained, packed: packed.is_some(), data, scales })
@@ -116,10 +116,10 @@ impl CudaWeight {
     }
 
     /// The weights in tiles, where they are.
-    pub(super) fn tiles(&self, gated: bool) -> Option<Packed> {
+    pub(super) fn tiles(&self) -> Option<Packed> {
         let (tiles, scales) = (self.data.at(), self.scales());
-        let packed = Packed { format: self.format, n: self.n, k: self.k, tiles, scales, gated };
-        (self.packed && (!gated || packed.takes_gates())).then_some(packed)
+        let packed = Packed { format: self.format, n: self.n, k: self.k, tiles, scales, gated: false };
+        self.packed.then_some(packed)
     }
 }
 
@@ -190,7 +190,7 @@ pub(super) fn left(gpu: &Gpu, format: Format, rows: Rows, count: usize, k: usize
             let fp8 = format == Format::Fp8;
             match rows {
                 Rows::Plain(x)
-                    if (WIDE..=SHARED_MOST).contains(&k) && k.is_multiple_of(4) && gpu.architecture() >= CLUSTERS =>
+                    if (WIDE..=SHARED_MOST).contains(&k) && k.is_multiple_of(4) && gpu.generation() >= CLUSTERS =>
                 {
                     let kernel = if fp8 { "shared_rows_e4m3" } else { "shared_rows_i8" };
                     gpu.launch_next("quantize", kernel, [SHARES * count, 1, 1], 256, 0, args![x, k32, data, scales]);
@@ -260,7 +260,7 @@ pub(super) fn forward(
     out: DevicePtr,
 ) {
     let add = output == Output::Add;
-    if let Some(weights) = w.tiles(false) {
+    if let Some(weights) = w.tiles() {
         return gemm::linear(gpu, x, rows, weights, bias, add, out);
     }
     if w.format == Format::Bf16

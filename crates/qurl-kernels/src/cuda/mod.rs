@@ -2,14 +2,16 @@
 //!
 //! It is compiled in always and found at run time: driver, NVRTC and cuBLASLt are opened with `dlopen` ([`ffi`]), the
 //! kernels are sources in the binary, compiled for the device at hand and kept on disk ([`compile`]). Tensors are f32 on
-//! the device; products convert their operands to bf16 or to codes of eight bits right before ([`linear`]), on tensor cores where the shapes allow ([`gemm`], [`flash`]). Everything
-//! runs on one stream ([`gpu`]); decode steps are replayed as recorded graphs ([`replay`]).
+//! the device; products convert their operands to bf16 or to codes of eight bits right before ([`linear`]), on tensor
+//! cores where the shapes allow ([`gemm`] on Hopper, [`gemm_mma`] elsewhere, [`flash`]). Everything runs on one stream
+//! ([`gpu`]); decode steps are replayed as recorded graphs ([`replay`]).
 
 mod backend;
 pub mod compile;
 pub mod ffi;
 mod flash;
 mod gemm;
+mod gemm_mma;
 mod gpu;
 mod head;
 mod kv;
