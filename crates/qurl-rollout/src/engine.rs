@@ -129,8 +129,10 @@ impl<B: Backend> Engine<B> {
         let c = network.config();
         let layer_bytes = backend.kv_page_bytes(network.options().kv_format, page_size, c.num_kv_heads, c.head_dim);
         let page_bytes = layer_bytes * c.num_layers;
-        // Slots are numbered with 32 bits.
-        let pages = (kv_bytes / page_bytes.max(1)).min(u32::MAX as usize / page_size - 1);
+        // Slots are numbered with 32 bits, and no more pages are taken than all sequences can fill (twice, for prompts
+        // that wait for their samples).
+        let useful = max_num_seqs.saturating_mul(2 * network.options().positions.div_ceil(page_size));
+        let pages = (kv_bytes / page_bytes.max(1)).min(u32::MAX as usize / page_size - 1).min(useful);
         in_range("kv_bytes", kv_bytes, pages > 0, &format!("at least the {page_bytes} bytes of one page"))?;
         let limits = Limits { max_num_seqs, max_num_batched_tokens };
         Ok(Engine {

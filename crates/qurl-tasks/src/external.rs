@@ -86,12 +86,12 @@ impl ExternalReward {
         let (program, arguments) = command.split_first().ok_or(ExternalError::Empty)?;
         let shown = command.join(" ");
         let failed = |source| ExternalError::Start { command: shown.clone(), source };
-        let mut child = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(failed)?;
+        let mut ready = Command::new(program);
+        ready.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        // A Ctrl-C at the terminal is for the run, which ends its step first and needs the scores for it.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut ready, 0);
+        let mut child = ready.spawn().map_err(failed)?;
         let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(failed(std::io::Error::other("its pipes could not be opened")));
         };

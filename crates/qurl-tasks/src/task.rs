@@ -66,6 +66,15 @@ pub enum Split {
     Test,
 }
 
+/// Problems that were dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// Of those to learn from.
+    pub train: u64,
+    /// Of those to measure on.
+    pub test: u64,
+}
+
 /// The verdict on one response.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
@@ -113,6 +122,16 @@ pub trait Task: Send + Sync {
     /// Whether a split has no problems.
     fn is_empty(&self, split: Split) -> bool {
         self.len(split) == Some(0)
+    }
+
+    /// Drops the problems of data sets that are not to be kept; how many of each split. Generated ones stay.
+    fn retain(&mut self, _keep: &mut dyn FnMut(&Problem) -> bool) -> Dropped {
+        Dropped::default()
+    }
+
+    /// A number that tells this task's problems from others.
+    fn fingerprint(&self) -> u64 {
+        mix_text(self.name())
     }
 
     /// A right response with its steps, for a supervised warm start.

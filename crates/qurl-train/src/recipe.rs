@@ -81,7 +81,7 @@ pub struct Trainer {
     /// `f32` or `bf16` (with f32 master weights, moments and sums).
     #[serde(with = "format_name")]
     pub compute: Format,
-    /// Most tokens of a micro-batch; the longest sequence must fit.
+    /// Most tokens of a micro-batch, or one longest sequence where that has more.
     pub micro_tokens: usize,
     /// Keep only the inputs of the blocks and compute them again in the backward pass: less memory, a third more work.
     pub recompute: bool,
@@ -191,12 +191,8 @@ impl Recipe {
 
     fn check(&self, file: &str) -> Result<(), RecipeError> {
         let check = Check { file };
-        check.that(
-            "trainer.micro_tokens",
-            self.trainer.micro_tokens,
-            self.trainer.micro_tokens >= 16,
-            "at least 16",
-        )?;
+        let micro = self.trainer.micro_tokens;
+        check.that("trainer.micro_tokens", micro, (16..=1 << 24).contains(&micro), "16 to 16777216")?;
         let trainable = !self.trainer.compute.is_quantized();
         check.that("trainer.compute", self.trainer.compute, trainable, "f32 or bf16")?;
         let keep_last = self.trainer.keep_last;
@@ -239,6 +235,11 @@ pub(crate) struct Check<'a> {
 }
 
 impl Check<'_> {
+    /// A number of things: at least one, and not so many that it must be a mistake.
+    pub(crate) fn size(self, key: &str, found: usize, most: usize) -> Result<(), RecipeError> {
+        self.that(key, found, (1..=most).contains(&found), &format!("1 to {most}"))
+    }
+
     pub(crate) fn that(
         self,
         key: &str,

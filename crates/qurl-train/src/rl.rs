@@ -6,19 +6,21 @@
 //! quantization and nothing else.
 
 mod batch;
+mod prepare;
 mod probe;
 mod record;
 mod sampled;
 mod state;
 
 pub use batch::RolloutBatch;
+pub use prepare::prepare;
 pub use probe::RolloutSpeed;
 pub use record::{Layered, Phases, StepRecord};
 pub use sampled::SampledRollout;
 
 use crate::learner::{Learner, LearnerOptions, LossGradient, micro_batches};
 use crate::recipe::{Recipe, RecipeError, RlPlan};
-use crate::solve::{Draw, SolveError, Solved, accuracy, draw_problems, solve};
+use crate::solve::{Draw, SolveError, Solved, accuracy, draw_problems, held_out, solve};
 use crate::start::Start;
 use qurl_kernels::{Backend, BackendError, Rounding};
 use qurl_model::compute::{Network, NetworkOptions, TapeOptions, score_targets, value_rows};
@@ -54,16 +56,6 @@ pub enum TrainError {
     /// Scaling and diagnostics of the weights.
     #[error(transparent)]
     Quant(#[from] QuantError),
-    /// A prompt that does not fit.
-    #[error("problem {id}: its prompt has {found} tokens, `data.max_prompt_length` is {max}")]
-    PromptTooLong {
-        /// The problem.
-        id: String,
-        /// Its length.
-        found: usize,
-        /// The limit.
-        max: usize,
-    },
     /// A checkpoint of another kind of run.
     #[error("the checkpoint has (critic, reference, measured weights) = {found:?}, the recipe asks for {expected:?}")]
     OtherState {
@@ -72,6 +64,9 @@ pub enum TrainError {
         /// What the recipe asks for.
         expected: [bool; 3],
     },
+    /// A checkpoint of a run with other problems.
+    #[error("the problems of the task are not those that the run was begun with: its files were changed")]
+    OtherProblems,
     /// Sequences that do not fit.
     #[error(
         "prompts and responses of up to {found} tokens: the model's context is {context}; lower `data.max_prompt_length` or `data.max_response_length`"
@@ -291,13 +286,10 @@ impl<B: Backend> RlTrainer<B> {
             let problems = draw_problems(&*self.task, Split::Train, self.seed, self.drawn, wanted as u64)?;
             self.drawn += wanted as u64;
             let step = self.step * most as u64 + batch as u64; // its own random numbers for every batch drawn
-            let draw = Draw { n, sampling: self.plan.rollout.sampling(), max_new, seed: self.seed, step };
+            let max_prompt = self.plan.data.max_prompt_length;
+            let draw = Draw { max_prompt, n, sampling: self.plan.rollout.sampling(), max_new, seed: self.seed, step };
             let (solved, seconds) = solve(&mut self.engine, &self.start, &*self.task, problems, draw)?;
             verifying += seconds;
-            if let Some(s) = solved.iter().find(|s| s.prompt.len() > self.plan.data.max_prompt_length) {
-                let (found, max) = (s.prompt.len(), self.plan.data.max_prompt_length);
-                return Err(TrainError::PromptTooLong { id: s.problem.id.clone(), found, max });
-            }
             if self.plan.algorithm.filter_groups.is_none() {
                 return Ok((solved, 1, verifying));
             }
@@ -469,6 +461,11 @@ impl<B: Backend> RlTrainer<B> {
         Ok(())
     }
 
+    /// Held-out problems of an evaluation.
+    pub fn held_out(&self) -> u64 {
+        held_out(&*self.task, self.plan.run.test_problems)
+    }
+
     /// Greedy accuracy of the actor in full precision on held-out problems.
     pub fn evaluate(&mut self) -> Result<f64, TrainError> {
         let options = *self.actor.network().options();
@@ -478,9 +475,10 @@ impl<B: Backend> RlTrainer<B> {
         let engine_options =
             EngineOptions { kv_bytes: self.plan.rollout.kv_cache_mb << 20, ..EngineOptions::default() };
         let mut engine = Engine::new(self.backend.clone(), network, version, engine_options)?;
-        let problems = draw_problems(&*self.task, Split::Test, self.seed, 0, self.plan.run.test_problems)?;
+        let problems = draw_problems(&*self.task, Split::Test, self.seed, 0, self.held_out())?;
         let (max_new, _) = self.plan.sizes_at(self.step);
-        let draw = Draw { n: 1, sampling: Sampling::greedy(), max_new, seed: self.seed, step: 0 };
+        let max_prompt = self.plan.data.max_prompt_length;
+        let draw = Draw { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed: self.seed, step: 0 };
         Ok(accuracy(&solve(&mut engine, &self.start, &*self.task, problems, draw)?.0))
     }
 }

@@ -23,6 +23,16 @@ pub enum SolveError {
         /// What went wrong.
         source: Box<StartError>,
     },
+    /// A prompt that does not fit.
+    #[error("problem {id}: its prompt has {found} tokens, expected at most the {max} of `data.max_prompt_length`")]
+    PromptTooLong {
+        /// The problem.
+        id: String,
+        /// Its length.
+        found: usize,
+        /// The limit.
+        max: usize,
+    },
     /// Turning tokens into text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -42,6 +52,8 @@ pub enum SolveError {
 /// How samples are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
+    /// Longest prompt in tokens.
+    pub max_prompt: usize,
     /// Samples per problem.
     pub n: usize,
     /// Temperature and truncation.
@@ -95,6 +107,11 @@ pub fn draw_problems(
     problems.collect::<Option<_>>().ok_or_else(|| SolveError::NoProblems { task: task.name().to_string(), split })
 }
 
+/// So many different held-out problems there are of those asked for.
+pub fn held_out(task: &dyn Task, wanted: u64) -> u64 {
+    task.len(Split::Test).map_or(wanted, |there| there.min(wanted))
+}
+
 /// Samples responses to all problems and judges them; the second result is how many seconds judging took.
 pub fn solve<B: Backend>(
     engine: &mut Engine<B>,
@@ -109,6 +126,10 @@ pub fn solve<B: Backend>(
         let prompt = start
             .encode(&problem.prompt)
             .map_err(|e| SolveError::Prompt { id: problem.id.clone(), source: Box::new(e) })?;
+        if prompt.len() > draw.max_prompt {
+            let (id, found) = (problem.id.clone(), prompt.len());
+            return Err(SolveError::PromptTooLong { id, found, max: draw.max_prompt });
+        }
         requests.push(Request {
             n: draw.n,
             sampling: draw.sampling,

@@ -4,7 +4,7 @@
 //! votes work, and their verdict is kept as the part `rules`.
 
 use crate::external::{ExternalError, ExternalReward};
-use crate::task::{Problem, Split, Task, Verdict};
+use crate::task::{Dropped, Problem, Split, Task, Verdict};
 use std::sync::{Mutex, PoisonError};
 
 /// A task whose reward comes from a running command.
@@ -46,6 +46,14 @@ impl Task for CommandTask {
 
     fn len(&self, split: Split) -> Option<u64> {
         self.source.len(split)
+    }
+
+    fn retain(&mut self, keep: &mut dyn FnMut(&Problem) -> bool) -> Dropped {
+        self.source.retain(keep)
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.source.fingerprint()
     }
 
     fn worked_solution(&self, problem: &Problem) -> Option<String> {

@@ -7,8 +7,8 @@ use super::countdown;
 use crate::data::Row;
 use crate::grader::{Policy, grade};
 use crate::presets::Template;
-use crate::rng::mix;
-use crate::task::{Problem, Prompt, Split, Task, Verdict, split_of};
+use crate::rng::{mix, mix_text};
+use crate::task::{Dropped, Problem, Prompt, Split, Task, Verdict, split_of};
 use serde_json::json;
 
 /// A data set with a template and a policy.
@@ -123,6 +123,29 @@ impl Task for DatasetTask {
             Split::Train => self.train.len() as u64,
             Split::Test => self.test.len() as u64,
         })
+    }
+
+    fn retain(&mut self, keep: &mut dyn FnMut(&Problem) -> bool) -> Dropped {
+        let (mut train, mut test) = (std::mem::take(&mut self.train), std::mem::take(&mut self.test));
+        let mut dropped = |members: &mut Vec<usize>| {
+            let before = members.len();
+            members.retain(|&row| keep(&self.problem(&self.rows[row])));
+            (before - members.len()) as u64
+        };
+        let dropped = Dropped { train: dropped(&mut train), test: dropped(&mut test) };
+        (self.train, self.test) = (train, test);
+        dropped
+    }
+
+    fn fingerprint(&self) -> u64 {
+        let of = |members: &[usize]| {
+            members.iter().fold(members.len() as u64, |sum, &row| {
+                let Problem { id, prompt, answer, extra } = self.problem(&self.rows[row]);
+                let words = [id, prompt.plain(), answer, extra.to_string()];
+                words.iter().fold(sum, |sum, text| mix(&[sum, mix_text(text)]))
+            })
+        };
+        mix(&[mix_text(&self.name), of(&self.train), of(&self.test)])
     }
 
     fn worked_solution(&self, problem: &Problem) -> Option<String> {

@@ -5,7 +5,7 @@
 
 use super::{arithmetic, countdown, mod_chain, sorting, word_problems};
 use crate::grader::equivalent;
-use crate::rng::{Rng, mix_text};
+use crate::rng::{Rng, mix, mix_text};
 use crate::task::{Problem, Prompt, Split, Task, Verdict, split_of};
 use serde_json::Value;
 
@@ -210,6 +210,10 @@ impl Task for Synthetic {
 
     fn len(&self, _split: Split) -> Option<u64> {
         None
+    }
+
+    fn fingerprint(&self) -> u64 {
+        mix(&[mix_text(self.kind.name()), u64::from(self.level)])
     }
 
     fn worked_solution(&self, problem: &Problem) -> Option<String> {

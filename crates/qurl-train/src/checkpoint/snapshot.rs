@@ -58,6 +58,9 @@ pub struct State {
     pub test_accuracy: Option<f64>,
     /// Tells the recipe from others.
     pub recipe_hash: String,
+    /// Tells the task's problems from others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problems: Option<u64>,
 }
 
 /// The whole state.
@@ -83,6 +86,7 @@ impl Snapshot {
         step: u64,
         drawn: u64,
         recipe: String,
+        problems: u64,
         kl: Option<KlCoefficient>,
         actor: LearnerSnapshot,
         critic: Option<LearnerSnapshot>,
@@ -101,6 +105,7 @@ impl Snapshot {
             accuracy_before: None,
             test_accuracy: None,
             recipe_hash: format!("{:016x}", qurl_model::rng::text_key(&recipe)),
+            problems: Some(problems),
         };
         Snapshot { state, recipe, actor, critic, reference, measured }
     }

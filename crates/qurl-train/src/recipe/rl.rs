@@ -365,13 +365,24 @@ impl RlPlan {
 
     pub(crate) fn check(&self, check: Check) -> Result<(), RecipeError> {
         let RlPlan { data, rollout, algorithm, actor, critic, run } = self;
-        check.that("data.train_batch_size", data.train_batch_size, data.train_batch_size > 0, "at least 1")?;
-        check.that("data.max_prompt_length", data.max_prompt_length, data.max_prompt_length > 0, "at least 1")?;
-        check.that("data.max_response_length", data.max_response_length, data.max_response_length > 0, "at least 1")?;
-        check.that("rollout.n", rollout.n, rollout.n > 0, "at least 1")?;
+        let sizes = [
+            ("data.train_batch_size", data.train_batch_size, 1 << 20),
+            ("data.max_prompt_length", data.max_prompt_length, 1 << 24),
+            ("data.max_response_length", data.max_response_length, 1 << 24),
+            ("rollout.n", rollout.n, 1 << 16),
+            ("rollout.kv_cache_mb", rollout.kv_cache_mb, 1 << 24),
+            ("rollout.max_num_seqs", rollout.max_num_seqs, 1 << 20),
+            ("rollout.max_num_batched_tokens", rollout.max_num_batched_tokens, 1 << 24),
+        ];
+        for (key, found, most) in sizes {
+            check.size(key, found, most)?;
+        }
+        let pages = rollout.page_size > 0 && rollout.page_size.is_multiple_of(16) && rollout.page_size <= 1 << 16;
+        check.that("rollout.page_size", rollout.page_size, pages, "a multiple of 16, at most 65536")?;
         let grouped =
             matches!(algorithm.adv_estimator, Estimator::Grpo { .. } | Estimator::DrGrpo {} | Estimator::Rloo {});
-        check.that("rollout.n", rollout.n, !grouped || rollout.n > 1, "at least 2 for advantages within a group")?;
+        let in_a_group = "at least 2 for advantages within a group";
+        check.that("rollout.n", rollout.n, !grouped || rollout.n > 1, in_a_group)?;
         if let Err(e) = rollout.sampling().check(usize::MAX) {
             check.that("rollout", e, false, "sampling settings in their ranges")?;
         }
@@ -387,8 +398,8 @@ impl RlPlan {
         check.that(
             "rollout.uaq",
             rollout.uaq,
-            rollout.uaq.is_finite() && rollout.uaq > 0.0,
-            "a positive number, 1 for none",
+            (1.0 / 64.0..=64.0).contains(&rollout.uaq),
+            "a number from 1/64 to 64, 1 for none",
         )?;
         let rl = |key: &str, result: Result<(), qurl_rl::RlError>| match result {
             Ok(()) => Ok(()),
@@ -404,8 +415,19 @@ impl RlPlan {
         }
         if let Some(filter) = &algorithm.filter_groups {
             let batches = filter.max_num_gen_batches;
-            check.that("algorithm.filter_groups.max_num_gen_batches", batches, batches > 0, "at least 1")?;
+            check.size("algorithm.filter_groups.max_num_gen_batches", batches, 1000)?;
         }
+        let coefficient = |x: f64| (0.0..=1e3).contains(&x);
+        let expected = "a number from 0 to 1000";
+        check.that("algorithm.kl_loss_coef", algorithm.kl_loss_coef, coefficient(algorithm.kl_loss_coef), expected)?;
+        check.that(
+            "algorithm.entropy_coeff",
+            algorithm.entropy_coeff,
+            coefficient(algorithm.entropy_coeff),
+            expected,
+        )?;
+        let factor = algorithm.loss_scale_factor.unwrap_or(1.0);
+        check.that("algorithm.loss_scale_factor", factor, factor.is_finite() && factor > 0.0, "a positive number")?;
         actor.check(check, "actor", data.train_batch_size)?;
         check.that(
             "actor.cliprange_value",
@@ -425,10 +447,31 @@ impl RlPlan {
             critic.check(check, "critic", data.train_batch_size)?;
         }
         check.that("run.total_steps", run.total_steps, run.total_steps > 0, "at least 1")?;
-        let ordered = run.stages.windows(2).all(|w| w[0].from_step < w[1].from_step);
-        check.that("run.stages", run.stages.len(), ordered, "stages in the order of from_step")?;
-        let sized = run.stages.iter().all(|s| s.max_response_length > 0 && s.n != Some(0));
-        check.that("run.stages", run.stages.len(), sized, "sizes of at least 1")
+        let Alarm { mismatch_kl, entropy_low, entropy_high, .. } = run.alarm;
+        for (key, value) in [("mismatch_kl", mismatch_kl), ("entropy_low", entropy_low), ("entropy_high", entropy_high)]
+        {
+            check.that(&format!("run.alarm.{key}"), value, !value.is_nan(), "a number")?;
+        }
+        check.that(
+            "run.test_problems",
+            run.test_problems,
+            (1..=1 << 20).contains(&run.test_problems),
+            "1 to 1048576",
+        )?;
+        let starts: Vec<u64> = run.stages.iter().map(|s| s.from_step).collect();
+        let ordered = starts.windows(2).all(|w| w[0] < w[1]);
+        check.that("run.stages", format!("{starts:?} in from_step"), ordered, "stages in their order")?;
+        for (i, stage) in run.stages.iter().enumerate() {
+            let key = |name: &str| format!("run.stages[{i}].{name}");
+            check.size(&key("max_response_length"), stage.max_response_length, 1 << 24)?;
+            let n = stage.n.unwrap_or(rollout.n);
+            check.size(&key("n"), n, 1 << 16)?;
+            check.that(&key("n"), n, !grouped || n > 1, in_a_group)?;
+            if let Some(buffer) = &algorithm.overlong_buffer {
+                rl(&key("max_response_length"), buffer.check(stage.max_response_length))?;
+            }
+        }
+        Ok(())
     }
 }
 

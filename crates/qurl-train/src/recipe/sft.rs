@@ -61,8 +61,9 @@ impl Sft {
 
     pub(crate) fn check(&self, check: Check) -> Result<(), RecipeError> {
         check.that("sft.steps", self.steps, self.steps > 0, "at least 1")?;
-        check.that("sft.batch_size", self.batch_size, self.batch_size > 0, "at least 1")?;
-        check.that("sft.max_length", self.max_length, self.max_length >= 2, "at least 2")?;
+        check.size("sft.batch_size", self.batch_size, 1 << 20)?;
+        let length = self.max_length;
+        check.that("sft.max_length", length, (2..=1 << 24).contains(&length), "2 to 16777216")?;
         check.that("sft.lr", self.lr, self.lr.is_finite() && self.lr > 0.0, "a positive number")?;
         let warmup = self.warmup_steps <= self.steps;
         check.that("sft.warmup_steps", self.warmup_steps, warmup, "at most sft.steps")?;

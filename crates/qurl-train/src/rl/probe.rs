@@ -60,7 +60,8 @@ impl<B: Backend> RlTrainer<B> {
                 let problems =
                     draw_problems(&*self.task, Split::Train, self.seed, 0, plan.data.train_batch_size as u64)?;
                 let (max_new, n) = plan.sizes_at(self.step.max(1));
-                let draw = Draw { n, sampling: plan.rollout.sampling(), max_new, seed: self.seed, step: 0 };
+                let max_prompt = plan.data.max_prompt_length;
+                let draw = Draw { max_prompt, n, sampling: plan.rollout.sampling(), max_new, seed: self.seed, step: 0 };
                 let began = Instant::now();
                 let (solved, _) = solve(engine, &self.start, &*self.task, problems, draw)?;
                 let tokens: usize = solved.iter().flat_map(|s| &s.responses).map(|r| r.sample.tokens.len()).sum();

@@ -18,6 +18,7 @@ impl<B: Backend> RlTrainer<B> {
             self.step,
             self.drawn,
             recipe.to_string(),
+            self.task.fingerprint(),
             self.kl,
             self.actor.snapshot()?,
             critic,
@@ -32,6 +33,9 @@ impl<B: Backend> RlTrainer<B> {
         let wanted = [self.critic.is_some(), self.reference.is_some(), self.measured.is_some()];
         if there != wanted {
             return Err(TrainError::OtherState { found: there, expected: wanted });
+        }
+        if snapshot.state.problems.is_some_and(|problems| problems != self.task.fingerprint()) {
+            return Err(TrainError::OtherProblems);
         }
         self.actor.restore(&snapshot.actor)?;
         if let (Some(critic), Some(state)) = (&mut self.critic, &snapshot.critic) {

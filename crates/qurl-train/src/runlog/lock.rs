@@ -15,9 +15,12 @@ pub struct RunLock {
 }
 
 impl RunLock {
+    /// Name of its file in the run directory.
+    pub const FILE: &str = "run.lock";
+
     /// Takes the lock of a run directory, which must exist.
     pub fn take(dir: &Path) -> Result<RunLock, LogError> {
-        let path = dir.join("run.lock");
+        let path = dir.join(RunLock::FILE);
         let mut file = File::options()
             .read(true)
             .write(true)

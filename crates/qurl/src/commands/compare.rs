@@ -4,7 +4,8 @@
 //! has a run directory of its own, as `qurl train` writes it, so that `qurl report` and TensorBoard read them; the table
 //! goes to standard output and, with all figures, to `compare.json`.
 
-use super::train::{foresee_memory, recipe_or_default};
+use super::train::run_dir::something_in;
+use super::train::{foresee_memory, note_dropped, recipe_or_default};
 use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
 use crate::report::{RunData, render};
@@ -14,7 +15,7 @@ use qurl_kernels::Backend;
 use qurl_model::Params;
 use qurl_train::compare::{Method, RunFigures, Spread};
 use qurl_train::recipe::Recipe;
-use qurl_train::rl::RlTrainer;
+use qurl_train::rl::{RlTrainer, prepare};
 use qurl_train::runlog::{RunLock, RunLog};
 use qurl_train::sft::{self, Examples};
 use qurl_train::start::Start;
@@ -113,14 +114,17 @@ fn run_on<B: Backend>(
     methods: Vec<Method>,
 ) -> anyhow::Result<()> {
     let plan = base.rl(&file).or_bad()?;
-    let config = Start::from_recipe(&base, &*base.task.task().or_bad()?).or_bad()?.config;
+    let mut task = base.task.task().or_bad()?;
+    let start = Start::from_recipe(&base, &*task).or_bad()?;
+    let dropped = prepare(&*backend, &base, &file, &start, &mut *task).or_bad()?;
     let dir = directory(args.run.as_deref())?;
     let _lock = RunLock::take(&dir).map_err(|e| bad(format!("--run {e}")))?;
     let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
     let seeds: Vec<u64> = (0..args.seeds).map(|i| base.trainer.seed + i).collect();
     let runs = methods.len() * seeds.len();
     view.note(&format!("{runs} runs of {} steps, {}, in {}", plan.run.total_steps, backend.describe(), dir.display()));
-    foresee_memory(&*backend, &base, &plan, &config, &view)?;
+    note_dropped(dropped, &plan, &view);
+    foresee_memory(&*backend, &base, &plan, &start.config, &view)?;
 
     let mut figures: Vec<Vec<RunFigures>> = vec![Vec::new(); methods.len()];
     for &seed in &seeds {
@@ -179,10 +183,10 @@ fn methods(args: &Args) -> anyhow::Result<Vec<Method>> {
 fn directory(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
     let free = || (1..).map(|i| PathBuf::from(format!("runs/compare-{i}"))).find(|dir| !dir.exists());
     let dir = asked.map(Path::to_path_buf).or_else(free).unwrap_or_else(|| PathBuf::from("runs/compare"));
-    if dir.join("compare.json").exists() {
-        return Err(bad(format!("--run {}: there is a comparison already (compare.json)", dir.display())));
-    }
     std::fs::create_dir_all(&dir).map_err(|e| bad(format!("--run {}: cannot be made: {e}", dir.display())))?;
+    if let Some(found) = something_in(&dir)? {
+        return Err(bad(format!("--run {}: holds {found}, expected a new or empty directory", dir.display())));
+    }
     Ok(dir)
 }
 
@@ -220,8 +224,9 @@ fn one_run<B: Backend>(
     std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
     let path = dir.join("recipe.toml");
     std::fs::write(&path, recipe.to_toml()).with_context(|| format!("writing {}", path.display()))?;
-    let task = recipe.task.task().or_bad()?;
+    let mut task = recipe.task.task().or_bad()?;
     let mut start = Start::from_recipe(recipe, &*task).or_bad()?;
+    prepare(&**backend, recipe, file, &start, &mut *task).or_bad()?;
     if let Some(weights) = weights {
         start.weights = weights.clone();
     }

@@ -12,7 +12,7 @@ use qurl_tasks::task::Split;
 use qurl_train::memory::MemoryPlan;
 use qurl_train::recipe::{Recipe, RecipeError};
 use qurl_train::sft::{self, Examples};
-use qurl_train::solve::{Draw, accuracy, draw_problems, solve};
+use qurl_train::solve::{Draw, accuracy, draw_problems, held_out, solve};
 use qurl_train::start::Start;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -102,13 +102,15 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args, recipe: Recipe, file: String,
     };
     save(&args.out, &start.config, &weights, &options).with_context(|| format!("saving to {}", args.out.display()))?;
 
-    let accuracy = if sft.test_problems > 0 && task.draw(Split::Test, recipe.trainer.seed, 0).is_some() {
+    let test_problems = held_out(&*task, sft.test_problems);
+    let accuracy = if test_problems > 0 && task.draw(Split::Test, recipe.trainer.seed, 0).is_some() {
         let options = NetworkOptions::inference(&start.config, recipe.trainer.compute);
         let network = Network::new(&*backend, &start.config, &learner.params, options)?;
         let mut engine = Engine::new(backend, network, WeightVersion::default(), EngineOptions::default())?;
-        let problems = draw_problems(&*task, Split::Test, recipe.trainer.seed, 0, sft.test_problems)?;
+        let problems = draw_problems(&*task, Split::Test, recipe.trainer.seed, 0, test_problems)?;
         let max_new = sft.max_length.min(start.config.max_position_embeddings);
-        let draw = Draw { n: 1, sampling: Sampling::greedy(), max_new, seed: recipe.trainer.seed, step: 0 };
+        let (max_prompt, seed) = (usize::MAX, recipe.trainer.seed); // the engine has its own limit
+        let draw = Draw { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed, step: 0 };
         Some(accuracy(&solve(&mut engine, &start, &*task, problems, draw)?.0))
     } else {
         None
@@ -129,7 +131,7 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args, recipe: Recipe, file: String,
     }
     println!("loss {:.4} -> {:.4} in {} steps, {:.0} tokens/s", first_loss, last_loss, sft.steps, summary.tokens_per_s);
     if let Some(accuracy) = accuracy {
-        println!("greedy accuracy on {} held-out problems: {:.1}%", sft.test_problems, 100.0 * accuracy);
+        println!("greedy accuracy on {} held-out problems: {:.1}%", test_problems, 100.0 * accuracy);
     }
     println!("model saved to {}", summary.model);
     Ok(())

@@ -1,6 +1,6 @@
 //! `qurl train`: reinforcement learning, from a recipe or from the embedded default.
 
-mod run_dir;
+pub mod run_dir;
 mod totals;
 
 use crate::device::{RecipeDevice, on_device};
@@ -12,11 +12,11 @@ use anyhow::Context;
 use qurl_kernels::Backend;
 use qurl_model::hf::{SaveOptions, save};
 use qurl_model::{ModelConfig, Params};
-use qurl_tasks::task::Task;
+use qurl_tasks::task::{Dropped, Task};
 use qurl_train::checkpoint::{ModelFiles, Snapshot, Writer};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::recipe::{AlarmAction, Recipe, RlPlan, Sft};
-use qurl_train::rl::{RlTrainer, RolloutSpeed, StepRecord};
+use qurl_train::rl::{RlTrainer, RolloutSpeed, StepRecord, prepare};
 use qurl_train::runlog::RunLog;
 use qurl_train::sft::{self, Examples};
 use qurl_train::start::Start;
@@ -106,9 +106,10 @@ fn run_on<B: Backend>(
     began: Instant,
 ) -> anyhow::Result<()> {
     let stop = Stop::watch()?;
-    let task = recipe.task.task().or_bad()?;
+    let mut task = recipe.task.task().or_bad()?;
     let mut start = Start::from_recipe(&recipe, &*task).or_bad()?;
     let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
+    note_dropped(prepare(&*backend, &recipe, &file, &start, &mut *task).or_bad()?, &plan, &view);
     let dir = RunDir::open(args.run.as_deref(), args.resume, &recipe, &view)?;
     let (parameters, device) = (start.config.param_count(), backend.describe());
     view.note(&format!("{parameters} parameters, {device}, run in {}", dir.path.display()));
@@ -130,7 +131,7 @@ fn run_on<B: Backend>(
         Some((_, path)) => {
             let snapshot = Snapshot::read(path, &trainer.start().config)?;
             accuracy_before = snapshot.state.accuracy_before;
-            trainer.restore(snapshot)?;
+            trainer.restore(snapshot).or_bad()?;
         }
         None if recipe.sft.is_some() && recipe.trainer.save_freq > 0 => {
             writer.start(trainer.snapshot(&text)?, log.files()?)?; // the warm start is not to be lost
@@ -146,7 +147,7 @@ fn run_on<B: Backend>(
     write_json(&summary_file, &begun)?;
     view.evaluated(accuracy_before);
     let percent = 100.0 * accuracy_before;
-    view.note(&format!("accuracy before: {percent:.1}% of {} held-out problems", plan.run.test_problems));
+    view.note(&format!("accuracy before: {percent:.1}% of {} held-out problems", trainer.held_out()));
 
     view.begin("RL", trainer.steps_done(), plan.run.total_steps);
     let mut totals = Totals::default();
@@ -164,16 +165,16 @@ fn run_on<B: Backend>(
         writer.poll().with_context(|| failed_checkpoint(&dir))?;
         let step = trainer.steps_done() + 1;
         let mut record = trainer.step().with_context(|| format!("step {step}"))?;
-        let last = step == plan.run.total_steps;
+        let alarm = alarm(&plan.run.alarm, &record);
+        let stopped = alarm.is_some() && plan.run.alarm.action == AlarmAction::Stop;
+        let ends = stopped || step == plan.run.total_steps;
         tested = None;
-        if last || (plan.run.test_freq > 0 && step.is_multiple_of(plan.run.test_freq)) {
+        if ends || (plan.run.test_freq > 0 && step.is_multiple_of(plan.run.test_freq)) {
             let began = Instant::now();
             tested = Some(trainer.evaluate()?);
             record.test_accuracy = tested;
             record.add_phase("test", began.elapsed().as_secs_f64());
         }
-        let alarm = alarm(&plan.run.alarm, &record);
-        let ends = last || (alarm.is_some() && plan.run.alarm.action == AlarmAction::Stop);
         let freq = recipe.trainer.save_freq;
         let began = Instant::now();
         let saved = match freq > 0 && (ends || step.is_multiple_of(freq)) {
@@ -196,7 +197,12 @@ fn run_on<B: Backend>(
         totals.add(&serde_json::to_value(&record)?);
         view.step(&record);
         if let Some(alarm) = alarm {
-            view.warn(&format!("step {step}: {alarm}"));
+            let end = if stopped { "; the run ends here (run.alarm.action)" } else { "" };
+            view.warn(&format!("step {step}: {alarm}{end}"));
+        }
+        if record.skipped_updates > 0 {
+            let (skipped, all) = (record.skipped_updates, record.updates + record.skipped_updates);
+            view.warn(&format!("step {step}: {skipped} of {all} updates were not finite and were skipped"));
         }
         if ends {
             break;
@@ -274,6 +280,15 @@ pub fn recipe_or_default(path: Option<&Path>, overrides: &[String]) -> anyhow::R
         None => (Recipe::parse(DEFAULT, "embedded default", overrides), "embedded default".to_string()),
     };
     Ok((recipe.or_bad()?, file))
+}
+
+/// Says that problems were left out, if any were.
+pub fn note_dropped(dropped: Dropped, plan: &RlPlan, view: &TrainView) {
+    if dropped != Dropped::default() {
+        let (Dropped { train, test }, most) = (dropped, plan.data.max_prompt_length);
+        let what = format!("{train} problems to train on and {test} held-out ones are left out");
+        view.warn(&format!("{what}: their prompts have more than data.max_prompt_length = {most} tokens"));
+    }
 }
 
 /// On a device with its own memory, says what a run will need there; an error if it is too much.

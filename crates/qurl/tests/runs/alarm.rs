@@ -14,6 +14,10 @@ fn an_alarm_warns_or_stops() {
     let stop = [&few[..], &["--set", "run.alarm.action=stop"]].concat();
     let stopped = trained(&dir, "stops", &stop);
     assert!(said(&stopped.stderr) == 1, "{}", stopped.stderr);
+    assert!(stopped.stderr.contains("the run ends here"), "{}", stopped.stderr);
     assert_eq!(lines(&dir.join("stops")), 1);
+    // Accuracy afterwards is that of the model that is left, not of the one before.
+    let metrics = std::fs::read_to_string(dir.join("stops/metrics.jsonl")).expect("metrics");
+    assert!(metrics.contains("\"test_accuracy\":"), "{metrics}");
     assert!(dir.join("stops/model/model.safetensors").exists(), "what was learned is kept");
 }

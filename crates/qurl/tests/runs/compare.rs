@@ -32,6 +32,6 @@ fn methods_side_by_side_from_one_start() {
     let report = std::fs::read_to_string(dir.join("c/report.html")).expect("report");
     assert!(report.contains("acr-uaq") && report.contains("naive"));
 
-    qurl_in(&dir, &args, "").assert_bad(&["--run c", "there is a comparison already"]);
+    qurl_in(&dir, &args, "").assert_bad(&["--run c", "empty"]);
     qurl_in(&dir, &["compare", "tiny.toml", "--methods", "full,ppo2"], "").assert_bad(&["ppo2", "quantized-is"]);
 }

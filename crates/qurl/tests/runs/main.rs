@@ -6,6 +6,7 @@ mod common;
 
 mod alarm;
 mod compare;
+mod data_sets;
 mod disk;
 mod interrupted;
 mod killed;

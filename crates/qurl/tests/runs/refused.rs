@@ -59,3 +59,47 @@ fn a_run_that_is_over_or_not_there() {
     qurl_in(&dir, &["train", "--resume"], "").assert_bad(&["--run"]);
     assert!(!dir.join("nowhere").exists());
 }
+
+/// What can be known at the start is said at the start, by file and key, and leaves nothing behind.
+#[test]
+fn mistakes_are_found_before_anything_is_trained() {
+    let dir = place("runs-mistakes");
+    let cases: [(&str, &[&str]); 19] = [
+        ("rollout.page_size=8", &["rollout.page_size", "multiple of 16"]),
+        ("rollout.kv_cache_mb=0", &["rollout.kv_cache_mb"]),
+        ("rollout.kv_cache_mb=17592186044416", &["rollout.kv_cache_mb"]),
+        ("rollout.max_num_seqs=0", &["rollout.max_num_seqs"]),
+        ("rollout.max_num_batched_tokens=0", &["rollout.max_num_batched_tokens"]),
+        ("rollout.n=1000000000", &["rollout.n", "65536"]),
+        ("rollout.uaq=1e300", &["rollout.uaq", "64"]),
+        ("rollout={n=4,top_k=1000,allow_truncated_sampling=true}", &["rollout", "top_k", "vocabulary"]),
+        ("data.train_batch_size=9223372036854775800", &["data.train_batch_size"]),
+        ("data.max_response_length=100", &["data.max_response_length", "context", "64"]),
+        ("data.max_prompt_length=2", &["data.max_prompt_length"]),
+        ("run.stages=[{from_step=1,max_response_length=100}]", &["data.max_response_length", "64"]),
+        ("run.stages=[{from_step=2,max_response_length=9},{from_step=1,max_response_length=9}]", &["[2, 1]"]),
+        ("run.test_problems=0", &["run.test_problems"]),
+        ("run.alarm.mismatch_kl=nan", &["run.alarm.mismatch_kl"]),
+        ("algorithm.kl_loss_coef=nan", &["algorithm.kl_loss_coef"]),
+        ("algorithm.entropy_coeff=1e300", &["algorithm.entropy_coeff"]),
+        ("algorithm.loss_scale_factor=0.0", &["algorithm.loss_scale_factor"]),
+        ("sft.batch_size=1000000000000", &["sft.batch_size"]),
+    ];
+    for (change, expected) in cases {
+        train(&dir, "run", &["--set", change]).assert_bad(&[&["tiny.toml"], expected].concat());
+        assert!(!dir.join("run").exists(), "{change}: a directory is left");
+    }
+}
+
+/// Nothing of others is overwritten, and no run goes on by accident.
+#[test]
+fn a_directory_with_anything_in_it_is_not_a_new_run() {
+    let dir = place("runs-strangers");
+    std::fs::create_dir_all(dir.join("thesis/model")).expect("made");
+    train(&dir, "thesis", &[]).assert_bad(&["thesis", "model", "empty"]);
+    trained(&dir, "run", &["--set", "run.total_steps=4"]);
+    std::fs::remove_file(dir.join("run/recipe.toml")).expect("removed");
+    let before = Outcome::of(&dir.join("run"));
+    train(&dir, "run", &["--set", "actor.lr=0.5"]).assert_bad(&["run", "empty"]);
+    Outcome::of(&dir.join("run")).assert_same(&before, "a refusal changes nothing");
+}

@@ -13,6 +13,18 @@ use std::path::{Path, PathBuf};
 /// The recipe's file in a run directory.
 pub const RECIPE: &str = "recipe.toml";
 
+/// The name of something in a directory, other than a lock.
+pub fn something_in(dir: &Path) -> anyhow::Result<Option<String>> {
+    let unreadable = |e: std::io::Error| bad(format!("--run {}: cannot be read: {e}", dir.display()));
+    for entry in std::fs::read_dir(dir).map_err(unreadable)? {
+        let name = entry.map_err(unreadable)?.file_name().to_string_lossy().into_owned();
+        if name != RunLock::FILE {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
 /// A run directory that no other process writes to.
 pub struct RunDir {
     /// Where it is.
@@ -40,6 +52,9 @@ impl RunDir {
         if !resume && path.join(RECIPE).exists() {
             let hint = "choose another directory, or go on with it by --resume";
             return Err(bad(format!("--run {name}: there is a run already ({RECIPE}); {hint}")));
+        }
+        if let Some(found) = something_in(&path)?.filter(|_| !resume) {
+            return Err(bad(format!("--run {name}: holds {found}, expected a new or empty directory")));
         }
         let keep = Keep { last: recipe.trainer.keep_last, best: recipe.trainer.keep_best };
         let store = Store::open(&path.join("checkpoints"), keep)?;

@@ -1,0 +1,95 @@
+//! Everything that can be known to be wrong before a run begins: what the recipe, the model and the problems say
+//! together. A run that starts has passed this, so that no hour of training ends in a message about its first line.
+
+use super::TrainError;
+use crate::recipe::{Recipe, RecipeError, RlPlan};
+use crate::solve::{SolveError, draw_problems};
+use crate::start::Start;
+use qurl_kernels::Backend;
+use qurl_model::compute::NetworkOptions;
+use qurl_tasks::task::{Dropped, Problem, Split, Task};
+
+/// Generated problems whose length is looked at.
+const LOOKED_AT: u64 = 64;
+
+/// Checks a plan against the model and the problems, and drops the problems whose prompts are longer than
+/// `data.max_prompt_length`; says how many.
+pub fn prepare<B: Backend>(
+    backend: &B,
+    recipe: &Recipe,
+    file: &str,
+    start: &Start,
+    task: &mut dyn Task,
+) -> Result<Dropped, TrainError> {
+    let plan = recipe.rl(file)?;
+    let invalid = |key: &str, found: String, expected: String| {
+        Err(TrainError::Recipe(RecipeError::Invalid { file: file.to_string(), key: key.to_string(), found, expected }))
+    };
+    let (config, longest) = (&start.config, plan.longest());
+    if longest > config.max_position_embeddings {
+        let context = config.max_position_embeddings;
+        let expected = format!("prompts and responses of together at most {context} tokens, the model's context");
+        return invalid("data.max_response_length", format!("such that they have {longest}"), expected);
+    }
+    if let Err(error) = plan.rollout.sampling().check(config.vocab_size) {
+        return invalid("rollout", error.to_string(), "settings that fit the model".to_string());
+    }
+    let (needed, there) = (sequence_bytes(backend, &plan, start), plan.rollout.kv_cache_mb << 20);
+    if needed > there {
+        let expected = format!("at least {}, for one sequence of {longest} tokens", needed.div_ceil(1 << 20));
+        return invalid("rollout.kv_cache_mb", plan.rollout.kv_cache_mb.to_string(), expected);
+    }
+    if task.len(Split::Train).is_none() {
+        // Generated problems cannot be dropped: some of them stand for all.
+        let most = plan.data.max_prompt_length;
+        for problem in draw_problems(&*task, Split::Train, recipe.trainer.seed, 0, LOOKED_AT)? {
+            let found = encode(start, &problem)?.len();
+            if found > most {
+                let expected = format!("at least the {found} tokens of problem {}", problem.id);
+                return invalid("data.max_prompt_length", most.to_string(), expected);
+            }
+        }
+    }
+    let dropped = drop_long_prompts(start, task, plan.data.max_prompt_length)?;
+    if task.is_empty(Split::Train) {
+        let expected = format!(
+            "problems that are not held out and have prompts of at most data.max_prompt_length = {} tokens ({} are longer)",
+            plan.data.max_prompt_length, dropped.train
+        );
+        return invalid("task.files", "without any problem to train on".to_string(), expected);
+    }
+    if task.is_empty(Split::Test) {
+        let expected = format!("problems to measure on, or a share task.held_out ({} are too long)", dropped.test);
+        return invalid("task.test_files", "without any".to_string(), expected);
+    }
+    Ok(dropped)
+}
+
+/// Bytes of the keys and values of one longest sequence.
+fn sequence_bytes<B: Backend>(backend: &B, plan: &RlPlan, start: &Start) -> usize {
+    let (c, r) = (&start.config, &plan.rollout);
+    let format = r.kv_cache.unwrap_or(NetworkOptions::inference(c, r.format).kv_format);
+    let page = backend.kv_page_bytes(format, r.page_size, c.num_kv_heads, c.head_dim) * c.num_layers;
+    page * plan.longest().div_ceil(r.page_size)
+}
+
+fn encode(start: &Start, problem: &Problem) -> Result<Vec<u32>, SolveError> {
+    let failed = |e| SolveError::Prompt { id: problem.id.clone(), source: Box::new(e) };
+    start.encode(&problem.prompt).map_err(failed)
+}
+
+fn drop_long_prompts(start: &Start, task: &mut dyn Task, most: usize) -> Result<Dropped, TrainError> {
+    let mut failed = None;
+    let mut fits = |problem: &Problem| match encode(start, problem) {
+        Ok(prompt) => prompt.len() <= most,
+        Err(error) => {
+            failed.get_or_insert(error);
+            true
+        }
+    };
+    let dropped = task.retain(&mut fits);
+    match failed {
+        Some(error) => Err(error.into()),
+        None => Ok(dropped),
+    }
+}

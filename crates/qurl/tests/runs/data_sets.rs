@@ -1,0 +1,111 @@
+//! Runs on files of problems: too long prompts, few held-out problems, files that change, a reward command and Ctrl-C.
+
+use super::common::{qurl_in, tiny_model};
+use super::support::place;
+use std::fmt::Write;
+use std::path::Path;
+
+const RECIPE: &str = r#"
+[model]
+path = "model"
+
+[task]
+type = "dataset"
+files = ["train.jsonl"]
+test_files = ["test.jsonl"]
+
+[data]
+train_batch_size = 2
+max_prompt_length = 8
+max_response_length = 8
+
+[rollout]
+n = 2
+kv_cache_mb = 4
+
+[algorithm]
+adv_estimator = { type = "grpo" }
+
+[actor]
+lr = 1e-4
+ppo_mini_batch_size = 2
+
+[run]
+total_steps = 2
+test_problems = 50
+
+[trainer]
+compute = "f32"
+save_freq = 1
+"#;
+
+/// Sums from `first` on, and one with a long problem.
+fn write_sums(file: &Path, first: usize, count: usize, long: bool) {
+    let mut text = String::new();
+    for a in first..first + count {
+        writeln!(text, r#"{{"problem": "{a}+1=", "answer": "{}"}}"#, a + 1).expect("text");
+    }
+    if long {
+        writeln!(text, r#"{{"problem": "{}=", "answer": "20"}}"#, ["1"; 20].join("+")).expect("text");
+    }
+    std::fs::write(file, text).expect("written");
+}
+
+#[test]
+fn long_prompts_are_left_out_and_held_out_problems_counted_once() {
+    let dir = place("runs-data");
+    tiny_model(&dir.join("model"), "0123456789+=");
+    std::fs::write(dir.join("data.toml"), RECIPE).expect("written");
+    write_sums(&dir.join("train.jsonl"), 0, 12, true);
+    write_sums(&dir.join("test.jsonl"), 20, 5, false);
+    let train =
+        |run: &str, more: &[&str]| qurl_in(&dir, &[&["train", "data.toml", "--run", run][..], more].concat(), "");
+    let done = train("run", &[]);
+    assert_eq!(done.status, 0, "{}", done.stderr);
+    assert!(done.stderr.contains("1 problems to train on and 0 held-out ones are left out"), "{}", done.stderr);
+    assert!(done.stderr.contains("of 5 held-out problems"), "{}", done.stderr);
+
+    // Other problems would make it another run.
+    write_sums(&dir.join("train.jsonl"), 0, 11, true);
+    train("run", &["--resume", "--steps", "3"]).assert_bad(&["problems", "changed"]);
+    write_sums(&dir.join("train.jsonl"), 0, 12, true);
+    assert_eq!(train("run", &["--resume", "--steps", "3"]).status, 0);
+
+    // Nothing left to train on, or to measure on.
+    train("none", &["--set", "data.max_prompt_length=1"]).assert_bad(&["data.toml", "task.files", "13 are longer"]);
+    train("none", &["--set", "task.files=['test.jsonl']"]).assert_bad(&["data.toml", "task.files"]);
+    train("none", &["--set", "task.test_files=[]"]).assert_bad(&["data.toml", "task.test_files", "held_out"]);
+    assert!(!dir.join("none").exists());
+}
+
+/// A terminal sends Ctrl-C to every process of its group; the reward command must outlive it until the step is done.
+#[cfg(unix)]
+#[test]
+fn a_reward_command_survives_the_interrupt_that_ends_the_run() {
+    use super::support::wait_for;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+
+    let dir = place("runs-reward");
+    tiny_model(&dir.join("model"), "0123456789+=");
+    let task = "[task]\ntype = \"command\"\ncommand = [\"sh\", \"-c\", \"while read -r line; do sleep 0.02; echo 0.5; done\"]\n\n[task.source]\n";
+    let recipe = RECIPE.replace("[task]\n", task).replace("total_steps = 2", "total_steps = 100000");
+    std::fs::write(dir.join("data.toml"), recipe.replace("test_problems = 50", "test_problems = 1")).expect("written");
+    write_sums(&dir.join("train.jsonl"), 0, 12, false);
+    write_sums(&dir.join("test.jsonl"), 20, 5, false);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_qurl"))
+        .args(["train", "data.toml", "--run", "run"])
+        .current_dir(&dir)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .expect("the command starts");
+    assert!(wait_for(&mut child, || dir.join("run/checkpoints/step-2").exists()));
+    let group = format!("-{}", child.id());
+    assert!(Command::new("kill").args(["-INT", "--", &group]).status().expect("kill").success());
+    let ended = child.wait_with_output().expect("ended");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(130), "{said}");
+    assert!(said.contains("go on with"), "{said}");
+}
