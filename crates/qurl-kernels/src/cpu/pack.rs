@@ -152,6 +152,10 @@ unsafe fn pack_transposed_at<S: Simd>(
         // written.
         unsafe {
             let out = out.add(start * stride);
+            if stride == 1 {
+                std::ptr::copy_nonoverlapping(staged[0].as_ptr(), out, count);
+                continue;
+            }
             for word in (0..squares).step_by(S::LANES) {
                 for lane in (0..lanes).step_by(S::LANES) {
                     let (from, to) = (staged[lane][word..].as_ptr(), out.add(word * stride + lane));

@@ -252,6 +252,9 @@ impl Words for Int8Words {
 /// Largest strip block in rows times panel width, for the partial sums between passes along k.
 const PARTIAL: usize = 12 * STRIPS_PER_BLOCK * 32;
 const CACHE_LINE: usize = 64;
+/// How far ahead in the same stream of weights a single row asks for memory, in bytes. A row alone reads as fast as memory
+/// gives; asking for the next panel instead, as tiles of more rows do, was seen to slow it down by a seventh.
+const NEAR: usize = 512;
 /// Words along k that are decoded at a time before the tiles use them; tiles that decode themselves do whole passes.
 const DECODED: usize = 128;
 
@@ -404,7 +407,12 @@ impl Tile {
             } else {
                 let (mut a, mut b) = (self.a, self.b.cast::<i32>());
                 for word in 0..self.words {
-                    S::prefetch(self.ahead.wrapping_add(word * CACHE_LINE));
+                    if const { R == 1 } {
+                        S::prefetch(b.cast::<u8>().wrapping_add(NEAR));
+                        S::prefetch(b.cast::<u8>().wrapping_add(NEAR + CACHE_LINE));
+                    } else {
+                        S::prefetch(self.ahead.wrapping_add(word * CACHE_LINE));
+                    }
                     let columns = [S::load_i(b), S::load_i(b.add(l))];
                     for (r, acc) in acc.iter_mut().enumerate() {
                         let word = *a.add(r);

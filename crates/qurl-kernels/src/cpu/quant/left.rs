@@ -106,6 +106,10 @@ unsafe fn pack_piece_at<S: Simd>(
                     },
                 }
             }
+            if stride == 1 {
+                std::ptr::copy_nonoverlapping(staged[0].as_ptr(), out.add(start), chunk);
+                continue;
+            }
             for word in (0..chunk).step_by(S::LANES) {
                 let out = out.add((start + word) * stride);
                 if word + S::LANES <= chunk {
