@@ -7,6 +7,8 @@
 
 mod http;
 
+use crate::input::message as explain;
+use crate::output::err;
 use crate::report::{Change, Follower, RunData, SCRIPT, STYLE, live_page};
 use http::{Refusal, Request, respond};
 use serde_json::Value;
@@ -138,9 +140,9 @@ impl Board {
                 change != Change::default()
             }
             Err(error) => {
-                let trouble = format!("{error:#}");
+                let trouble = explain(&error);
                 if self.trouble.as_ref() != Some(&trouble) {
-                    eprintln!("qurl: {trouble}");
+                    err!("qurl: {trouble}");
                 }
                 self.trouble = Some(trouble);
                 false

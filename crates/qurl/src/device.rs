@@ -1,6 +1,7 @@
 //! The device of a command: opened once, and every command written once over whatever backend it is.
 
 use crate::input::OrBad;
+use crate::output::err;
 use qurl_kernels::cuda::ffi;
 use qurl_kernels::{Cpu, Cuda, Device};
 use qurl_train::recipe::Recipe;
@@ -53,7 +54,7 @@ pub fn open(device: Device) -> anyhow::Result<Opened> {
             Ok(cuda) => Ok(Opened::Cuda(cuda)),
             Err(reason) => {
                 if ffi::driver().is_ok() {
-                    eprintln!("{reason}; computing on the CPU");
+                    err!("{reason}; computing on the CPU");
                 }
                 open(Device::Cpu)
             }

@@ -19,6 +19,14 @@ pub fn bad(message: impl fmt::Display) -> anyhow::Error {
     anyhow::Error::new(BadInput(message.to_string()))
 }
 
+/// An error and its causes on one line. The messages of our libraries hold their causes already; nothing is said twice.
+pub fn message(error: &anyhow::Error) -> String {
+    error.chain().skip(1).fold(error.to_string(), |text, cause| match cause.to_string() {
+        cause if text.contains(&cause) => text,
+        cause => format!("{text}: {cause}"),
+    })
+}
+
 /// Marks an error as the user's to mend.
 pub trait OrBad<T> {
     /// Keeps the message (with its causes) and makes it a [`BadInput`].
@@ -27,6 +35,6 @@ pub trait OrBad<T> {
 
 impl<T, E: Into<anyhow::Error>> OrBad<T> for Result<T, E> {
     fn or_bad(self) -> anyhow::Result<T> {
-        self.map_err(|e| bad(format!("{:#}", e.into())))
+        self.map_err(|e| bad(message(&e.into())))
     }
 }

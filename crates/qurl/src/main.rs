@@ -3,11 +3,14 @@
 //! Every command takes `--json` for one machine-readable document on standard output; progress goes to standard
 //! error. Exit status: 0 success, 2 bad usage or input, 1 failure, 130 stopped by Ctrl-C.
 
+#![deny(clippy::print_stdout, clippy::print_stderr, reason = "they panic where the reader has gone: see output.rs")]
+
 mod commands;
 mod dash;
 mod device;
 mod input;
 mod lines;
+mod output;
 mod packing;
 mod progress;
 mod report;
@@ -63,7 +66,11 @@ enum Command {
 fn trace() {
     if std::env::var_os("RUST_LOG").is_some() {
         let filter = tracing_subscriber::EnvFilter::from_default_env();
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .log_internal_errors(false)
+            .init();
     }
 }
 
@@ -85,10 +92,11 @@ fn main() -> ExitCode {
         Command::Dash(args) => commands::dash::run(args),
         Command::Completions(args) => commands::completions::run(args, Cli::command()),
     };
-    match result {
+    match result.and_then(|()| Ok(output::text("")?)) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if output::is_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("qurl: {error:#}");
+            output::err!("qurl: {}", input::message(&error));
             match error.downcast_ref::<stop::Stopped>() {
                 Some(stopped) => ExitCode::from(stopped.status),
                 None => ExitCode::from(if error.is::<input::BadInput>() { 2 } else { 1 }),

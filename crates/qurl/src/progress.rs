@@ -1,5 +1,6 @@
 //! Progress of a run on standard error: a bar on a terminal, plain lines otherwise.
 
+use crate::output::err;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::cell::Cell;
 use std::io::IsTerminal;
@@ -39,7 +40,7 @@ impl Progress {
         if due || step == self.total {
             self.last_line.set(Some(Instant::now()));
             let left = self.began.elapsed().as_secs_f64() / step as f64 * (self.total - step) as f64;
-            eprintln!("{step}/{}  {message}  {left:.0} s left", self.total);
+            err!("{step}/{}  {message}  {left:.0} s left", self.total);
         }
     }
 

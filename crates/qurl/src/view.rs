@@ -6,6 +6,7 @@
 
 mod frame;
 
+use crate::output::err;
 use frame::{Painter, block, plain};
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use qurl_train::rl::StepRecord;
@@ -74,8 +75,8 @@ impl TrainView {
     /// A warning, above what is drawn, in every mode.
     pub fn warn(&self, text: &str) {
         match self.stage.as_ref().and_then(|s| s.bar.as_ref()) {
-            Some(bar) => bar.suspend(|| eprintln!("{text}")),
-            None => eprintln!("{text}"),
+            Some(bar) => bar.suspend(|| err!("{text}")),
+            None => err!("{text}"),
         }
     }
 
@@ -129,7 +130,7 @@ impl TrainView {
             let left =
                 time_left(stage.began.elapsed(), step - stage.first.min(step), stage.total - step.min(stage.total));
             let left = left.map_or(String::new(), |left| format!("  {} left", clock(left)));
-            eprintln!("{step}/{}  {}{left}", stage.total, line());
+            err!("{step}/{}  {}{left}", stage.total, line());
         }
     }
 

@@ -8,6 +8,7 @@ mod train;
 
 use crate::device::on_device;
 use crate::input::OrBad;
+use crate::output::out;
 use clap::Subcommand;
 use qurl_kernels::Cpu;
 use serde::Serialize;
@@ -61,6 +62,6 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 fn print_json<T: Serialize>(document: &Document<T>) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string(document)?);
+    out!("{}", serde_json::to_string(document)?)?;
     Ok(())
 }

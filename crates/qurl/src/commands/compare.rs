@@ -8,6 +8,7 @@ use super::train::run_dir::something_in;
 use super::train::{foresee_memory, note_dropped, recipe_or_default};
 use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
+use crate::output::out;
 use crate::report::{RunData, render};
 use crate::view::{Mode, TrainView};
 use anyhow::Context;
@@ -155,9 +156,9 @@ fn run_on<B: Backend>(
     std::fs::write(&path, serde_json::to_string_pretty(&document)?)
         .with_context(|| format!("writing {}", path.display()))?;
     if args.json {
-        println!("{}", serde_json::to_string(&document)?);
+        out!("{}", serde_json::to_string(&document)?)?;
     } else {
-        print!("{}", table(&document));
+        crate::output::text(&table(&document))?;
     }
     Ok(())
 }

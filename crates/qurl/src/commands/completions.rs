@@ -1,5 +1,6 @@
 //! `qurl completions`: scripts that complete the command line in a shell.
 
+use crate::output::{self, out};
 use clap::Command;
 use clap_complete::Shell;
 
@@ -20,9 +21,9 @@ pub fn run(args: Args, mut command: Command) -> anyhow::Result<()> {
     clap_complete::generate(args.shell, &mut command, "qurl", &mut script);
     let script = String::from_utf8(script)?;
     if args.json {
-        println!("{}", serde_json::json!({"shell": args.shell.to_string(), "script": script}));
+        out!("{}", serde_json::json!({"shell": args.shell.to_string(), "script": script}))?;
     } else {
-        print!("{script}");
+        output::text(&script)?;
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! `qurl dash`: the page of a run while it goes on.
 
 use crate::dash::Server;
+use crate::output::{err, even_if_closed, out};
 use crate::report::Follower;
 use serde_json::json;
 use std::net::IpAddr;
@@ -33,13 +34,13 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         signal_hook::flag::register(signal, stop.clone())?;
     }
     let url = format!("http://{}/", server.address());
-    if args.json {
-        println!("{}", json!({"url": url, "run": args.run.display().to_string()}));
-    } else {
-        println!("{} is shown at {url}; Ctrl-C stops", args.run.display());
-    }
+    let run = args.run.display();
+    even_if_closed(match args.json {
+        true => out!("{}", json!({"url": url, "run": run.to_string()})),
+        false => out!("{run} is shown at {url}; Ctrl-C stops"),
+    })?;
     if !args.host.is_loopback() {
-        eprintln!("qurl: {} is not a loopback address: whoever reaches it can read the run", args.host);
+        err!("qurl: {} is not a loopback address: whoever reaches it can read the run", args.host);
     }
     server.serve(&stop)
 }

@@ -9,6 +9,7 @@ mod sets;
 
 use crate::device::{DeviceArg, on_device};
 use crate::input::{OrBad, bad};
+use crate::output::{err, out};
 use crate::packing::Packing;
 use crate::progress::Progress;
 use anyhow::Context;
@@ -122,7 +123,7 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
     let progress = Progress::new(problems as u64, args.json);
     let (mut solved, mut right) = (done.len() as u64, done.iter().filter_map(greedy_correct).sum::<f64>());
     if solved > 0 {
-        eprintln!("{solved} of {problems} problems are done already");
+        err!("{solved} of {problems} problems are done already");
     }
     let (solving, mut tokens) = (Instant::now(), 0);
     let records = evaluate::evaluate(&mut engine, &start, &sets, options, done, |record| {
@@ -154,10 +155,9 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
     let responses = document.responses.clone();
     output.finish(&records, &document)?;
     if args.json {
-        println!("{}", serde_json::to_string(&document)?);
+        out!("{}", serde_json::to_string(&document)?)?;
     } else {
-        print!("{}", output::table(&summaries, &total, options.k));
-        println!("\nresponses and verdicts in {responses}");
+        out!("{}\nresponses and verdicts in {responses}", output::table(&summaries, &total, options.k))?;
     }
     Ok(())
 }
@@ -216,7 +216,7 @@ fn engine<B: Backend>(
         }
     }
     if chats && start.template.is_none() {
-        eprintln!("the tokenizer has no chat template: prompts are given as plain text");
+        err!("the tokenizer has no chat template: prompts are given as plain text");
     }
     let context = start.config.max_position_embeddings;
     let positions = longest.saturating_add(options.max_new).min(context);

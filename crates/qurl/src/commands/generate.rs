@@ -5,6 +5,7 @@
 
 use crate::device::{DeviceArg, on_device};
 use crate::input::{OrBad, bad};
+use crate::output::{self, err, out};
 use crate::packing::Packing;
 use qurl_kernels::Backend;
 use qurl_model::chat::{ChatTemplate, Message};
@@ -13,7 +14,6 @@ use qurl_model::hf::{self, LoadedModel};
 use qurl_model::tokenizer::{StreamDecoder, Tokenizer, TokenizerError};
 use qurl_rollout::{Engine, EngineOptions, Group, Request, SampleKey, Sampling, WeightVersion};
 use serde::Serialize;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -119,12 +119,12 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
     let (tokens, seconds) =
         (group.samples.iter().map(|s| s.tokens.len()).sum::<usize>(), began.elapsed().as_secs_f64());
     if args.json {
-        println!("{}", serde_json::to_string(&document(&group, tokenizer.as_deref())?)?);
+        out!("{}", serde_json::to_string(&document(&group, tokenizer.as_deref())?)?)?;
     } else if args.n > 1 || tokenizer.is_none() {
         print_all(&group, tokenizer.as_deref())?;
     }
     if !args.json {
-        eprintln!("{tokens} tokens in {seconds:.2} s, {:.1} tokens/s", tokens as f64 / seconds);
+        err!("{tokens} tokens in {seconds:.2} s, {:.1} tokens/s", tokens as f64 / seconds);
     }
     Ok(())
 }
@@ -200,15 +200,13 @@ fn stream<B: Backend>(
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<Option<Group>> {
     let mut decoder = StreamDecoder::new(true);
-    let mut out = std::io::stdout().lock();
     engine.submit(request)?;
     while engine.unfinished() > 0 {
         for emitted in engine.step()? {
-            out.write_all(decoder.push(tokenizer, emitted.token)?.as_bytes())?;
-            out.flush()?;
+            output::text(&decoder.push(tokenizer, emitted.token)?)?;
         }
     }
-    writeln!(out, "{}", decoder.finish(tokenizer)?)?;
+    out!("{}", decoder.finish(tokenizer)?)?;
     Ok(engine.finished().pop())
 }
 
@@ -226,16 +224,15 @@ fn document<'a>(group: &'a Group, tokenizer: Option<&Tokenizer>) -> anyhow::Resu
 }
 
 fn print_all(group: &Group, tokenizer: Option<&Tokenizer>) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
     for (i, sample) in group.samples.iter().enumerate() {
         let text = match tokenizer {
             Some(tokenizer) => tokenizer.decode(&sample.tokens, true)?,
             None => sample.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
         };
         if group.samples.len() > 1 {
-            writeln!(out, "== sample {} ({} tokens, {})", i + 1, sample.tokens.len(), sample.finish.name())?;
+            out!("== sample {} ({} tokens, {})", i + 1, sample.tokens.len(), sample.finish.name())?;
         }
-        writeln!(out, "{text}")?;
+        out!("{text}")?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! the quantized actor does not see.
 
 use crate::input::{OrBad, bad};
+use crate::output::{OutputError, out};
 use qurl_kernels::Format;
 use qurl_model::hf::{self, LoadedModel};
 use qurl_quant::diagnostics::{self, Measure, Scope};
@@ -68,9 +69,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let b = args.b.as_ref().map(|dir| hf::load(dir).or_bad()).transpose()?;
     let document = measure(&args, &a, b.as_ref())?;
     if args.json {
-        println!("{}", serde_json::to_string(&document)?);
+        out!("{}", serde_json::to_string(&document)?)?;
     } else {
-        print(&document);
+        print(&document)?;
     }
     Ok(())
 }
@@ -110,20 +111,20 @@ fn measure(args: &Args, a: &LoadedModel, b: Option<&LoadedModel>) -> anyhow::Res
     })
 }
 
-fn print(document: &Document) {
+fn print(document: &Document) -> Result<(), OutputError> {
     let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.3e}"));
     let row = |name: &str, f: &Figures| {
         let flipped = f.flipped_codes.map_or("-".to_string(), |x| format!("{:.3}%", 100.0 * x));
         let (error, update) = (number(Some(f.quantization_error)), number(f.weight_update));
-        println!("{name:>8}  {error:>18}  {update:>13}  {flipped:>13}");
+        out!("{name:>8}  {error:>18}  {update:>13}  {flipped:>13}")
     };
-    println!("{}: weights of {}", document.format, document.a);
+    out!("{}: weights of {}", document.format, document.a)?;
     if let Some(b) = &document.b {
-        println!("update and flipped codes: to {b}");
+        out!("update and flipped codes: to {b}")?;
     }
-    println!("{:>8}  {:>18}  {:>13}  {:>13}", "layer", "quantization error", "weight update", "flipped codes");
+    out!("{:>8}  {:>18}  {:>13}  {:>13}", "layer", "quantization error", "weight update", "flipped codes")?;
     for layer in &document.layers {
-        row(&layer.layer.to_string(), &layer.figures);
+        row(&layer.layer.to_string(), &layer.figures)?;
     }
-    row("total", &document.total);
+    row("total", &document.total)
 }

@@ -5,6 +5,7 @@
 //! of two, or the model is in f32), and writes f32 otherwise.
 
 use crate::input::{OrBad, bad};
+use crate::output::out;
 use qurl_kernels::Format;
 use qurl_model::hf::{self, LoadedModel, RawTensor, SaveOptions};
 use qurl_model::tokenizer::{Tokenizer, TokenizerError};
@@ -79,12 +80,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         bytes: weight_bytes(&args.out)?,
     };
     if args.json {
-        println!("{}", serde_json::to_string(&summary)?);
+        out!("{}", serde_json::to_string(&summary)?)?;
         return Ok(());
     }
     let scaled = args.uaq.map_or(String::new(), |s| format!(", scaled by {s} for update-aware quantization"));
-    println!("{}: {} parameters, {}{scaled}", summary.out, summary.parameters, summary.format);
-    println!("{:.1} MB of weights", summary.bytes as f64 / 1e6);
+    out!("{}: {} parameters, {}{scaled}", summary.out, summary.parameters, summary.format)?;
+    out!("{:.1} MB of weights", summary.bytes as f64 / 1e6)?;
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! `qurl report`: runs as one HTML file.
 
 use crate::input::bad;
+use crate::output::{err, out};
 use crate::report::{RunData, figures, label_apart, render};
 use anyhow::Context;
 use serde_json::{Value, json};
@@ -26,7 +27,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut runs = args.runs.iter().map(|dir| RunData::read(dir)).collect::<anyhow::Result<Vec<RunData>>>()?;
     label_apart(&mut runs, &args.runs);
     for warning in runs.iter().flat_map(|run| &run.warnings) {
-        eprintln!("qurl: {warning}");
+        err!("qurl: {warning}");
     }
     let out = match (&args.out, args.runs.as_slice()) {
         (Some(out), _) => out.clone(),
@@ -40,9 +41,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     std::fs::write(&out, &page).with_context(|| format!("writing {}", out.display()))?;
     if args.json {
         let figures: Vec<Value> = runs.iter().map(|run| json!({"run": run.label, "figures": figures(run)})).collect();
-        println!("{}", json!({"report": out.display().to_string(), "bytes": page.len(), "runs": figures}));
+        out!("{}", json!({"report": out.display().to_string(), "bytes": page.len(), "runs": figures}))?;
         return Ok(());
     }
-    println!("{} ({:.0} kB)", out.display(), page.len() as f64 / 1e3);
+    out!("{} ({:.0} kB)", out.display(), page.len() as f64 / 1e3)?;
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
+use crate::output::{err, out};
 use crate::progress::Progress;
 use anyhow::Context;
 use qurl_kernels::Backend;
@@ -73,10 +74,10 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args, recipe: Recipe, file: String,
     if args.out.exists() && !args.out.is_dir() {
         return Err(bad(format!("--out {}: expected a directory or a new name", args.out.display())));
     }
-    eprintln!("{}: {} parameters, {}", recipe.trainer.compute, start.config.param_count(), backend.describe());
+    err!("{}: {} parameters, {}", recipe.trainer.compute, start.config.param_count(), backend.describe());
     if backend.memory().is_some() {
         let memory = MemoryPlan::of_sft(&recipe, &sft, &start.config);
-        eprintln!("memory: {memory}");
+        err!("memory: {memory}");
         memory.check(&*backend).or_bad()?;
     }
 
@@ -126,13 +127,13 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args, recipe: Recipe, file: String,
         model: args.out.display().to_string(),
     };
     if args.json {
-        println!("{}", serde_json::to_string(&summary)?);
+        out!("{}", serde_json::to_string(&summary)?)?;
         return Ok(());
     }
-    println!("loss {:.4} -> {:.4} in {} steps, {:.0} tokens/s", first_loss, last_loss, sft.steps, summary.tokens_per_s);
+    out!("loss {:.4} -> {:.4} in {} steps, {:.0} tokens/s", first_loss, last_loss, sft.steps, summary.tokens_per_s)?;
     if let Some(accuracy) = accuracy {
-        println!("greedy accuracy on {} held-out problems: {:.1}%", test_problems, 100.0 * accuracy);
+        out!("greedy accuracy on {} held-out problems: {:.1}%", test_problems, 100.0 * accuracy)?;
     }
-    println!("model saved to {}", summary.model);
+    out!("model saved to {}", summary.model)?;
     Ok(())
 }

@@ -5,6 +5,7 @@ mod totals;
 
 use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
+use crate::output::out;
 use crate::report::{RunData, render};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
@@ -239,25 +240,25 @@ fn run_on<B: Backend>(
     std::fs::write(&report, render(&[RunData::read(&dir.path)?]))
         .with_context(|| format!("writing {}", report.display()))?;
     if args.json {
-        println!("{}", serde_json::to_string(&summary)?);
+        out!("{}", serde_json::to_string(&summary)?)?;
         return Ok(());
     }
-    println!(
+    out!(
         "accuracy {:.1}% -> {:.1}% in {} steps, {:.0} s",
         100.0 * accuracy_before,
         100.0 * summary.accuracy_after,
         summary.steps,
         summary.seconds
-    );
-    println!("mismatch KL(behav||prox) {:.2e}, largest rho {:.3}", summary.mismatch_kl, summary.rho_max);
-    println!("rollout {:.0} tokens/s in {}", summary.rollout_tokens_per_s, plan.rollout.format);
+    )?;
+    out!("mismatch KL(behav||prox) {:.2e}, largest rho {:.3}", summary.mismatch_kl, summary.rho_max)?;
+    out!("rollout {:.0} tokens/s in {}", summary.rollout_tokens_per_s, plan.rollout.format)?;
     if let Some(speed) = &summary.rollout_speed {
         let (quantized, bf16) = (speed.tokens_per_s, speed.bf16_tokens_per_s);
         let times = quantized / bf16;
         let format = plan.rollout.format;
-        println!("  the final model alone: {quantized:.0} in {format}, {bf16:.0} in bf16 ({times:.2} times)");
+        out!("  the final model alone: {quantized:.0} in {format}, {bf16:.0} in bf16 ({times:.2} times)")?;
     }
-    println!("report {}; model, recipe, logs and checkpoints in {}", summary.report, summary.run);
+    out!("report {}; model, recipe, logs and checkpoints in {}", summary.report, summary.run)?;
     Ok(())
 }
 

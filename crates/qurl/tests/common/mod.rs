@@ -4,7 +4,8 @@
 use qurl_model::hf::{SaveOptions, save};
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
 use qurl_model::{Dims, Family, GenerationConfig, ModelConfig, params};
-use std::io::Write;
+use std::fs::File;
+use std::io::{PipeWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -56,6 +57,28 @@ pub fn qurl_with(dir: &Path, args: &[&str], environment: &[(&str, &str)], stdin:
     writer.join().expect("the writer ends");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
     Run { status: output.status.code().unwrap_or(-1), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// Runs `qurl` in a directory without input, and with these outputs; gives its status.
+pub fn qurl_to(dir: &Path, args: &[&str], stdout: impl Into<Stdio>, stderr: impl Into<Stdio>) -> i32 {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_qurl"));
+    command.args(args).current_dir(dir).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+    command.status().expect("the command starts").code().unwrap_or(-1)
+}
+
+/// An output that nobody reads any longer.
+pub fn closed() -> PipeWriter {
+    let (_reader, writer) = std::io::pipe().expect("a pipe");
+    writer
+}
+
+/// An output on a disk without space, where the system has one.
+pub fn full() -> Option<File> {
+    let full = File::options().write(true).open("/dev/full").ok();
+    if full.is_none() {
+        println!("skipped: there is no /dev/full");
+    }
+    full
 }
 
 /// Runs `qurl` where it does not matter.

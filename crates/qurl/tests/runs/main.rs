@@ -5,6 +5,7 @@
 mod common;
 
 mod alarm;
+mod closed;
 mod compare;
 mod data_sets;
 mod disk;

@@ -3,6 +3,7 @@
 use super::machine::Machine;
 use super::{Document, median, print_json};
 use crate::input::bad;
+use crate::output::out;
 use qurl_kernels::backend::Output;
 use qurl_kernels::cpu::peak;
 use qurl_kernels::{Backend, Cpu, Format};
@@ -53,8 +54,8 @@ pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
     ];
     let bandwidth = peak::read_bandwidth(cpu.context());
     if !args.json {
-        println!("{}; reads {:.1} GB/s", cpu.describe(), bandwidth / 1e9);
-        println!("layer    format     rows  microseconds  GFLOP/s of peak       GB/s of weights  share of limit");
+        out!("{}; reads {:.1} GB/s", cpu.describe(), bandwidth / 1e9)?;
+        out!("layer    format     rows  microseconds  GFLOP/s of peak       GB/s of weights  share of limit")?;
     }
     let mut rows = Vec::new();
     for &format in &args.formats {
@@ -90,7 +91,7 @@ pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
                     share: limit / seconds,
                 };
                 if !args.json {
-                    println!(
+                    out!(
                         "{:8} {:9} {:5}  {:12.1}  {:7.1} of {:7.1}  {:8.1} of {:5.1}  {:13.0}%",
                         row.case,
                         row.format,
@@ -101,7 +102,7 @@ pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
                         row.gb_per_s,
                         row.peak_gb_per_s,
                         100.0 * row.share
-                    );
+                    )?;
                 }
                 rows.push(row);
             }

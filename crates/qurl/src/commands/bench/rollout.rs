@@ -11,6 +11,7 @@ use super::machine::Machine;
 use super::{Document, median, print_json, shape};
 use crate::device::DeviceArg;
 use crate::input::{OrBad, bad};
+use crate::output::{OutputError, out};
 use crate::packing::Extent;
 use crate::system::peak_rss_mb;
 use qurl_kernels::Format;
@@ -148,15 +149,15 @@ pub fn run<B: Machine>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
         )));
     }
     if !args.json {
-        println!("{}", backend.describe());
-        println!(
+        out!("{}", backend.describe())?;
+        out!(
             "{}: {} parameters, prompts of {}, {} new tokens, median of {} rounds",
             args.shape,
             config.param_count(),
             args.prompt,
             args.new,
             args.rounds
-        );
+        )?;
     }
     let mut rows = Vec::new();
     for &batch in &args.batch {
@@ -198,7 +199,7 @@ fn measure<B: Machine>(
         for (engine, measured) in engines.iter().zip(&measured) {
             let row = summarize(engine, measured, batch, args);
             if !args.json {
-                print_row(&row);
+                print_row(&row)?;
             }
             rows.push(row);
         }
@@ -303,8 +304,8 @@ fn block_weights(c: &ModelConfig) -> usize {
     c.num_layers * c.hidden_size * (c.qkv_dim() + c.q_dim() + 3 * c.intermediate_size)
 }
 
-fn print_row(row: &Row) {
-    println!(
+fn print_row(row: &Row) -> Result<(), OutputError> {
+    out!(
         "{:9} batch {:3}: {:7.1} tokens/s of {:7.1} ({:3.0}%)  {:5.1} of {:4.1} GB/s  {:5.0} of {:5.0} GFLOP/s",
         row.format,
         row.batch,
@@ -315,8 +316,8 @@ fn print_row(row: &Row) {
         row.peak_gb_per_s,
         row.gflops,
         row.peak_gflops
-    );
-    println!(
+    )?;
+    out!(
         "          prefill {:7.1} tokens/s of {:7.1}  first token {:.3} s  all {:7.1} tokens/s  requantizing {:.3} s, \
          reading f32 {:.3} s",
         row.prefill_tokens_per_s,
@@ -325,5 +326,5 @@ fn print_row(row: &Row) {
         row.total_tokens_per_s,
         row.requantize_s,
         row.read_weights_s
-    );
+    )
 }

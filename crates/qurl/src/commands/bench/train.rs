@@ -8,6 +8,7 @@ use super::machine::Machine;
 use super::{Document, median, print_json, shape};
 use crate::device::DeviceArg;
 use crate::input::bad;
+use crate::output::out;
 use crate::system::peak_rss_mb;
 use qurl_kernels::Format;
 use qurl_model::ModelConfig;
@@ -73,13 +74,13 @@ pub fn run<B: Machine>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
     let config = shape::config(&args.shape)?;
     let mut rows = Vec::new();
     if !args.json {
-        println!("{}", backend.describe());
-        println!("{} parameters, {} x {} tokens per step, AdamW", config.param_count(), args.batch, args.length);
+        out!("{}", backend.describe())?;
+        out!("{} parameters, {} x {} tokens per step, AdamW", config.param_count(), args.batch, args.length)?;
     }
     for &format in &args.formats {
         let row = measure(&backend, &config, &args, format)?;
         if !args.json {
-            println!(
+            out!(
                 "{:5} {:8.0} tokens/s of {:6.0} ({:2.0}%)  {:6.1} GFLOP/s of {:6.1}  peak memory {:.0} MB",
                 row.format,
                 row.tokens_per_s,
@@ -88,7 +89,7 @@ pub fn run<B: Machine>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
                 row.gflops,
                 row.peak_gflops,
                 row.peak_rss_mb.unwrap_or(f64::NAN)
-            );
+            )?;
         }
         rows.push(row);
     }

@@ -1,0 +1,85 @@
+//! Standard output and standard error, which may be closed or full at any time.
+//!
+//! `println!` and `eprintln!` panic then, in the middle of a run that is not saved yet. Here a line for standard error
+//! that cannot be written is lost in silence: it is a remark, and the work goes on. A line for standard output is the
+//! command's result, so [`out!`](out) gives an error; commands that train or write files print after they have saved. An
+//! output that was closed because its reader has seen enough is no failure: `main` ends then with status 0 and says
+//! nothing.
+
+use std::fmt;
+use std::io::{self, ErrorKind, Write};
+
+/// Why a result could not be printed.
+#[derive(Debug)]
+pub enum OutputError {
+    /// The reader has gone.
+    Closed,
+    /// Anything else, as a disk that is full.
+    Failed(io::Error),
+}
+
+impl From<io::Error> for OutputError {
+    fn from(error: io::Error) -> OutputError {
+        match error.kind() {
+            ErrorKind::BrokenPipe => OutputError::Closed,
+            _ => OutputError::Failed(error),
+        }
+    }
+}
+
+impl fmt::Display for OutputError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OutputError::Closed => f.write_str("standard output is closed"),
+            OutputError::Failed(error) => write!(f, "standard output cannot be written: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for OutputError {}
+
+/// Whether an error says no more than that nobody reads the output any longer.
+pub fn is_closed(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(OutputError::Closed))
+}
+
+/// The result of printing for a command that has more to do: a closed output does not end it.
+pub fn even_if_closed(printed: Result<(), OutputError>) -> Result<(), OutputError> {
+    match printed {
+        Err(OutputError::Closed) => Ok(()),
+        result => result,
+    }
+}
+
+/// Text for standard output that is shown at once; no line break is added.
+pub fn text(text: &str) -> Result<(), OutputError> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    Ok(stdout.flush()?)
+}
+
+/// A line for standard output; called through [`out!`](out).
+pub fn line(line: fmt::Arguments<'_>) -> Result<(), OutputError> {
+    Ok(writeln!(io::stdout().lock(), "{line}")?)
+}
+
+/// A line for standard error; called through [`err!`](err).
+pub fn remark(line: fmt::Arguments<'_>) {
+    _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// Prints a line to standard output: `println!` with a `Result`.
+macro_rules! out {
+    ($($text:tt)*) => {
+        $crate::output::line(format_args!($($text)*))
+    };
+}
+
+/// Prints a line to standard error: `eprintln!` that cannot fail.
+macro_rules! err {
+    ($($text:tt)*) => {
+        $crate::output::remark(format_args!($($text)*))
+    };
+}
+
+pub(crate) use {err, out};
