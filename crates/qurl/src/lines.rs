@@ -1,61 +1,85 @@
 //! JSON lines from standard input to standard output, one answer a line, in order.
 //!
 //! Answers are written in large pieces, but never held back while the command waits for more input: a program that
-//! writes one line and reads one answer does not wait for ever. Blank lines are passed over.
+//! writes one line and reads one answer does not wait for ever. For the same reason lines are answered together only
+//! where they have all arrived already. Blank lines are passed over.
 
 use crate::input::bad;
+use crate::output::OutputError;
+use anyhow::Context;
 use serde::Serialize;
-use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 
 /// Size of the buffers in bytes.
-const BUFFER: usize = 1 << 16;
+const BUFFER: usize = 1 << 18;
 
 /// Answers every line of standard input with `answer(line number from 1, text)`. The first line that cannot be answered
 /// ends the command as bad input, after the answers before it have been written.
 pub fn answer_stdin<T: Serialize, E: std::fmt::Display>(
     answer: impl FnMut(usize, &str) -> Result<T, E>,
 ) -> anyhow::Result<()> {
-    match answer_lines(std::io::stdin().lock(), std::io::stdout().lock(), answer) {
-        // Whoever read the answers has seen enough.
-        Err(e) if e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) => Ok(()),
-        result => result,
-    }
+    answer_stdin_together(1, answer, Ok)
 }
 
-fn answer_lines<T: Serialize, E: std::fmt::Display>(
+/// As [`answer_stdin`] in two parts: `read` checks a line, and `answer` gives one answer for each of at most `most` lines
+/// that have arrived.
+pub fn answer_stdin_together<Q, T: Serialize, E: std::fmt::Display>(
+    most: usize,
+    read: impl FnMut(usize, &str) -> Result<Q, E>,
+    answer: impl FnMut(Vec<Q>) -> anyhow::Result<Vec<T>>,
+) -> anyhow::Result<()> {
+    answer_lines(std::io::stdin().lock(), std::io::stdout().lock(), most, read, answer)
+}
+
+fn answer_lines<Q, T: Serialize, E: std::fmt::Display>(
     input: impl Read,
     output: impl Write,
-    mut answer: impl FnMut(usize, &str) -> Result<T, E>,
+    most: usize,
+    mut read: impl FnMut(usize, &str) -> Result<Q, E>,
+    mut answer: impl FnMut(Vec<Q>) -> anyhow::Result<Vec<T>>,
 ) -> anyhow::Result<()> {
     let mut input = BufReader::with_capacity(BUFFER, input);
     let mut output = BufWriter::with_capacity(BUFFER, output);
+    let mut waiting = Vec::new();
+    let mut reply = |waiting: &mut Vec<Q>, output: &mut BufWriter<_>| -> anyhow::Result<()> {
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        for value in answer(std::mem::take(waiting))? {
+            let line = serde_json::to_string(&value)?;
+            output.write_all(line.as_bytes()).and_then(|()| output.write_all(b"\n")).map_err(OutputError::from)?;
+        }
+        Ok(())
+    };
     let mut line = Vec::new();
     for number in 1.. {
         if !input.buffer().contains(&b'\n') {
-            output.flush()?;
+            reply(&mut waiting, &mut output)?;
+            output.flush().map_err(OutputError::from)?;
         }
         line.clear();
-        if input.read_until(b'\n', &mut line)? == 0 {
+        if input.read_until(b'\n', &mut line).context("reading standard input")? == 0 {
             break;
         }
-        let answered = match std::str::from_utf8(&line) {
+        let question = match std::str::from_utf8(&line) {
             Ok(text) if text.trim().is_empty() => continue,
-            Ok(text) => answer(number, text.trim_end()).map_err(|e| e.to_string()),
+            Ok(text) => read(number, text.trim_end()).map_err(|e| e.to_string()),
             Err(e) => Err(format!("line {number}: not UTF-8 text: {e}")),
         };
-        match answered {
-            Ok(value) => {
-                serde_json::to_writer(&mut output, &value).map_err(std::io::Error::from)?;
-                output.write_all(b"\n")?;
-            }
+        match question {
+            Ok(question) => waiting.push(question),
             Err(message) => {
-                output.flush()?;
+                reply(&mut waiting, &mut output)?;
+                output.flush().map_err(OutputError::from)?;
                 return Err(bad(format!("standard input, {message}")));
             }
         }
+        if waiting.len() >= most {
+            reply(&mut waiting, &mut output)?;
+        }
     }
-    output.flush()?;
-    Ok(())
+    reply(&mut waiting, &mut output)?;
+    Ok(output.flush().map_err(OutputError::from)?)
 }
 
 #[cfg(test)]
@@ -67,17 +91,32 @@ mod tests {
         if text == "bad" { Err(format!("line {number}: bad")) } else { Ok(text.len()) }
     }
 
+    /// Lengths of lines, each beside the number of lines that were answered with it.
+    fn lengths(input: impl Read, output: impl Write, most: usize) -> anyhow::Result<()> {
+        answer_lines(input, output, most, length, |lengths| {
+            let together = lengths.len();
+            Ok(lengths.into_iter().map(|length| (length, together)).collect())
+        })
+    }
+
     #[test]
     fn one_answer_a_line_until_a_bad_one() {
         let mut out = Vec::new();
-        answer_lines(&b"a\n\nbbb\r\ncc"[..], &mut out, length).expect("good lines");
-        assert_eq!(out, b"1\n3\n2\n");
+        lengths(&b"a\n\nbbb\r\ncc"[..], &mut out, 1).expect("good lines");
+        assert_eq!(out, b"[1,1]\n[3,1]\n[2,1]\n");
         let mut out = Vec::new();
-        let error = answer_lines(&b"a\n\nbad\nccc\n"[..], &mut out, length).expect_err("a bad line");
+        let error = lengths(&b"a\n\nbad\nccc\n"[..], &mut out, 9).expect_err("a bad line");
         assert_eq!(error.to_string(), "standard input, line 3: bad");
-        assert_eq!(out, b"1\n", "what came before is written");
-        let error = answer_lines(&b"\xff\n"[..], Vec::new(), length).expect_err("not text");
+        assert_eq!(out, b"[1,1]\n", "what came before is written");
+        let error = lengths(&b"\xff\n"[..], Vec::new(), 1).expect_err("not text");
         assert!(error.to_string().contains("line 1: not UTF-8"), "{error}");
+    }
+
+    #[test]
+    fn lines_that_have_arrived_are_answered_together() {
+        let mut out = Vec::new();
+        lengths(&b"a\nbb\nccc\ndddd\neeeee"[..], &mut out, 3).expect("good lines");
+        assert_eq!(out, b"[1,3]\n[2,3]\n[3,3]\n[4,1]\n[5,1]\n", "the last line may go on");
     }
 
     /// Input that gives a line only after the answer to the line before has arrived.
@@ -114,8 +153,10 @@ mod tests {
 
     #[test]
     fn answers_are_not_held_back() {
-        let (sender, answers) = channel();
-        let input = Conversation { lines: vec![b"a\n", b"bb\n", b"ccc\n"], answers, asked: 0 };
-        answer_lines(input, Listener(sender), length).expect("no deadlock");
+        for most in [1, 16] {
+            let (sender, answers) = channel();
+            let input = Conversation { lines: vec![b"a\n", b"bb\n", b"ccc\n"], answers, asked: 0 };
+            lengths(input, Listener(sender), most).expect("no deadlock");
+        }
     }
 }

@@ -1,17 +1,17 @@
 //! `qurl score`: per-token log-probs of given ids at temperature 1.
 //!
 //! Input lines are `{"ids":[..]}`, output lines `{"logprobs":[null,..]}`. Numbers are printed as the shortest decimals
-//! that read back as the same f32, so the bits survive.
+//! that read back as the same f32, so the bits survive. Lines are answered as they come; those that have arrived together
+//! are scored together, which changes no bit.
 
 use crate::device::{DeviceArg, on_device};
 use crate::input::{OrBad, bad};
+use crate::lines::answer_stdin_together;
 use crate::packing::Packing;
-use anyhow::Context;
 use qurl_kernels::Backend;
-use qurl_model::compute::{Network, NetworkOptions, score};
+use qurl_model::compute::{Network, score};
 use qurl_model::{ModelConfig, hf};
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, Write};
 use std::path::PathBuf;
 
 /// Options of `qurl score`.
@@ -28,7 +28,7 @@ pub struct Args {
     /// Most tokens computed at a time
     #[arg(long, default_value_t = 1024)]
     chunk: usize,
-    /// Sequences scored together
+    /// Most sequences scored together
     #[arg(long, default_value_t = 16)]
     batch: usize,
     /// Accepted for uniformity: the output is JSON lines always
@@ -57,46 +57,32 @@ fn run_on<B: Backend>(backend: &B, args: Args) -> anyhow::Result<()> {
         return Err(bad("--chunk and --batch must be at least 1"));
     }
     let model = hf::load(&args.model).or_bad()?;
-    let mut sequences = Vec::new();
-    for (i, line) in std::io::stdin().lock().lines().enumerate() {
-        let line = line.context("reading standard input")?;
-        if line.trim().is_empty() {
-            continue;
-        }
-        let Line { ids } = serde_json::from_str(&line)
-            .map_err(|e| bad(format!("standard input, line {}: {e}; expected {{\"ids\":[..]}}", i + 1)))?;
-        check(&ids, &model.config, i + 1)?;
-        sequences.push(ids);
-    }
-    let longest = sequences.iter().map(Vec::len).max().unwrap_or(0).max(1);
-    let options = NetworkOptions { positions: longest, ..args.packing.options(&model.config) };
+    let options = args.packing.options(&model.config);
     let params = model.params.try_map(|p| backend.upload(&p))?;
     let net = Network::new(backend, &model.config, &params, options).or_bad()?;
     drop(params);
-    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    for group in sequences.chunks(args.batch) {
-        for scored in score(backend, &net, group, 1.0, args.chunk)? {
-            let logprobs = std::iter::once(None).chain(scored.logp.into_iter().map(Some)).collect();
-            writeln!(out, "{}", serde_json::to_string(&Scores { logprobs })?)?;
-        }
-    }
-    out.flush()?;
-    Ok(())
+    let read = |number: usize, text: &str| {
+        let in_line = |what: String| format!("line {number}: {what}");
+        let line = serde_json::from_str(text).map_err(|e| in_line(format!("{e}; expected {{\"ids\":[..]}}")));
+        line.and_then(|Line { ids }| check(&ids, &model.config).map(|()| ids).map_err(in_line))
+    };
+    answer_stdin_together(args.batch, read, |sequences| {
+        let scored = score(backend, &net, &sequences, 1.0, args.chunk)?;
+        let logprobs = |logp: Vec<f32>| std::iter::once(None).chain(logp.into_iter().map(Some)).collect();
+        Ok(scored.into_iter().map(|scored| Scores { logprobs: logprobs(scored.logp) }).collect())
+    })
 }
 
-fn check(ids: &[u32], config: &ModelConfig, line: usize) -> anyhow::Result<()> {
+fn check(ids: &[u32], config: &ModelConfig) -> Result<(), String> {
     if ids.is_empty() {
-        return Err(bad(format!("standard input, line {line}: key `ids` is empty, expected at least one token")));
+        return Err("key `ids` is empty, expected at least one token".to_string());
     }
     if ids.len() > config.max_position_embeddings {
         let (len, max) = (ids.len(), config.max_position_embeddings);
-        return Err(bad(format!("standard input, line {line}: {len} tokens, the model's context is {max}")));
+        return Err(format!("{len} tokens, the model's context is {max}"));
     }
     match ids.iter().find(|&&id| id as usize >= config.vocab_size) {
-        Some(id) => Err(bad(format!(
-            "standard input, line {line}: token {id} is outside of the vocabulary of {}",
-            config.vocab_size
-        ))),
+        Some(id) => Err(format!("token {id} is outside of the vocabulary of {}", config.vocab_size)),
         None => Ok(()),
     }
 }
