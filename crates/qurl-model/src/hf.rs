@@ -23,6 +23,7 @@ use crate::generation::GenerationConfig;
 use crate::params::{LeafLayout, Params, hf_names};
 use checkpoint::Checkpoint;
 
+const BLOCKS: &str = "model.layers.";
 const EMBED: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
 const VALUE_HEAD: &str = "score.weight";
@@ -36,8 +37,24 @@ pub struct LoadedModel {
     pub params: Params<Vec<f32>>,
     /// Sampling defaults and stop tokens.
     pub generation: GenerationConfig,
-    /// Tensors in the files that the model does not use, to be shown as a warning.
+    /// Tensors in the files that the model does not use, to be shown as a warning; none of them belongs to a block.
     pub unused_tensors: Vec<String>,
+}
+
+impl LoadedModel {
+    /// What a user should know of a model from `dir`: the tensors that it does not use.
+    pub fn warning(&self, dir: &Path) -> Option<String> {
+        const SHOWN: usize = 3;
+        let (count, names) = (self.unused_tensors.len(), &self.unused_tensors);
+        let first = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+        let text = |what: String| format!("{}: the model does not use {what}", dir.display());
+        match count {
+            0 => None,
+            1 => Some(text(format!("the tensor {first}"))),
+            2..=SHOWN => Some(text(format!("{count} tensors: {first}"))),
+            _ => Some(text(format!("{count} tensors: {first} and {} more", count - SHOWN))),
+        }
+    }
 }
 
 /// Loads a model directory: `config.json`, `generation_config.json` and the weights.
@@ -60,8 +77,22 @@ pub fn load(dir: &Path) -> Result<LoadedModel, HfError> {
         checkpoint.check_equal(EMBED, HEAD)?;
     }
     let unused_tensors = unused(&checkpoint, &layout, &config);
+    check_blocks(dir, &config, &unused_tensors)?;
     let params = layout.try_map(|leaf| checkpoint.read_leaf(&leaf))?;
     Ok(LoadedModel { config, params, generation, unused_tensors })
+}
+
+/// A block without some of its weights, or a model without some of its blocks, is another model: refused.
+fn check_blocks(dir: &Path, config: &ModelConfig, unused: &[String]) -> Result<(), HfError> {
+    let of_block = |name: &String| name.strip_prefix(BLOCKS)?.split('.').next()?.parse::<usize>().ok();
+    let mut blocks = unused.iter().filter_map(|name| Some((of_block(name)?, name)));
+    let Some((block, tensor)) = blocks.next() else { return Ok(()) };
+    let (key, value) = match block < config.num_layers {
+        true => ("model_type", config.family.model_type().to_string()),
+        false => ("num_hidden_layers", config.num_layers.to_string()),
+    };
+    let (dir, tensor, more) = (dir.to_path_buf(), tensor.clone(), blocks.count());
+    Err(HfError::UnusedInBlock { dir, key, value, tensor, more })
 }
 
 /// Names in the files that no leaf asks for, without the buffers that old versions stored.

@@ -233,7 +233,28 @@ fn extra_tensors_are_listed_and_old_buffers_ignored() {
             header[name] = json!({"dtype": "F32", "shape": [2], "data_offsets": [start, start + 8]});
         }
     });
-    assert_eq!(load(dir.path()).unwrap().unused_tensors, ["visual.patch.weight"]);
+    let model = load(dir.path()).unwrap();
+    assert_eq!(model.unused_tensors, ["visual.patch.weight"]);
+    let warning = model.warning(dir.path()).unwrap();
+    assert!(warning.ends_with("the model does not use the tensor visual.patch.weight"), "{warning}");
+}
+
+#[test]
+fn weights_of_blocks_are_never_left_out() {
+    for (name, key) in [
+        ("model.layers.9.mlp.up_proj.weight", "`num_hidden_layers` = 2"),
+        ("model.layers.0.self_attn.q_norm.extra", "`model_type` = "),
+    ] {
+        let (dir, _) = saved("blocks");
+        edit(&dir, |header, data| {
+            let start = data.len();
+            data.extend([0; 8]);
+            header[name] = json!({"dtype": "F32", "shape": [2], "data_offsets": [start, start + 8]});
+        });
+        let (_, text) = error_of(&dir);
+        let directory = dir.path().display().to_string();
+        assert!(text.contains(key) && text.contains(name) && text.contains(&directory), "{text}");
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::recipe::Recipe;
 use qurl_model::chat::{self, ChatError, ChatTemplate};
+use qurl_model::hf::LoadedModel;
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer, TokenizerError};
 use qurl_model::{ConfigError, GenerationConfig, HfError, ModelConfig, Params, hf, params};
 use qurl_quant::checksum;
@@ -20,6 +21,8 @@ pub struct Start {
     pub template: Option<ChatTemplate>,
     /// What is saved beside the model.
     pub generation: GenerationConfig,
+    /// What a user should know of the model's files, if anything.
+    pub warning: Option<String>,
 }
 
 /// Why a run cannot start.
@@ -57,7 +60,9 @@ impl Start {
         let tokenizer = Tokenizer::load(dir)?;
         tokenizer.check_fits(&model.config)?;
         let template = ChatTemplate::of(&tokenizer)?;
-        Ok(Start { config: model.config, weights: model.params, tokenizer, template, generation: model.generation })
+        let warning = model.warning(dir);
+        let LoadedModel { config, params: weights, generation, .. } = model;
+        Ok(Start { config, weights, tokenizer, template, generation, warning })
     }
 
     /// Loads the recipe's model, or makes a new one for the task's alphabet.
@@ -76,7 +81,7 @@ impl Start {
         let generation =
             GenerationConfig { eos_token_ids: config.eos_token_ids.clone(), ..GenerationConfig::default() };
         let weights = params::init(&config, recipe.trainer.seed, false);
-        Ok(Start { config, weights, tokenizer, template: None, generation })
+        Ok(Start { config, weights, tokenizer, template: None, generation, warning: None })
     }
 
     /// A number that tells these weights from others.

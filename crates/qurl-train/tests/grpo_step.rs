@@ -104,6 +104,7 @@ fn a_whole_grpo_step_agrees_with_pytorch() {
     let start = Start {
         generation: Default::default(),
         template: None,
+        warning: None,
         tokenizer,
         config: model.config.clone(),
         weights: model.params,

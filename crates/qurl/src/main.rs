@@ -10,6 +10,7 @@ mod dash;
 mod device;
 mod input;
 mod lines;
+mod model;
 mod output;
 mod packing;
 mod progress;
@@ -18,6 +19,7 @@ mod report;
 mod scratch;
 mod stop;
 mod system;
+mod target;
 mod view;
 
 use clap::{CommandFactory, Parser, Subcommand};

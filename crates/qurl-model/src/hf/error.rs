@@ -120,6 +120,24 @@ pub enum HfError {
         /// The stored format.
         dtype: &'static str,
     },
+    /// The files have weights of blocks that the configuration does not ask for.
+    #[error(
+        "{}: config.json has `{key}` = {value}, which does not use the tensor {tensor} and {more} more under \
+         model.layers; expected a configuration that uses all of them",
+        dir.display()
+    )]
+    UnusedInBlock {
+        /// The directory.
+        dir: PathBuf,
+        /// The key that decides about it.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// The first such tensor.
+        tensor: String,
+        /// How many others there are.
+        more: usize,
+    },
     /// `tie_word_embeddings` is true but the file has another head.
     #[error("{}: tensor {tensor} differs from {tied_to}, expected equal because config.json sets tie_word_embeddings", file.display())]
     TiedHeadDiffers {

@@ -124,6 +124,7 @@ fn run_on<B: Backend>(
     let seeds: Vec<u64> = (0..args.seeds).map(|i| base.trainer.seed + i).collect();
     let runs = methods.len() * seeds.len();
     view.note(&format!("{runs} runs of {} steps, {}, in {}", plan.run.total_steps, backend.describe(), dir.display()));
+    start.warning.iter().for_each(|warning| view.warn(&format!("warning: {warning}")));
     note_dropped(dropped, &plan, &view);
     foresee_memory(&*backend, &base, &plan, &start.config, &view)?;
 

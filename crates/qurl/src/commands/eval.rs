@@ -9,6 +9,7 @@ mod sets;
 
 use crate::device::{DeviceArg, on_device};
 use crate::input::{OrBad, bad};
+use crate::model::warn;
 use crate::output::{err, out};
 use crate::packing::Packing;
 use crate::progress::Progress;
@@ -113,6 +114,7 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
         return Err(bad("--resume needs --out: the directory of the evaluation to go on with"));
     }
     let start = Start::load(&args.model).or_bad()?;
+    warn(start.warning.as_deref());
     let sets = sources.sets();
     let mut engine = engine(&args, backend, &start, &sets, options)?;
     evaluate::check(&engine, &start, &sets, options).or_bad()?;

@@ -5,12 +5,13 @@
 
 use crate::device::{DeviceArg, on_device};
 use crate::input::{OrBad, bad};
+use crate::model;
 use crate::output::{self, err, out};
 use crate::packing::Packing;
 use qurl_kernels::Backend;
 use qurl_model::chat::{ChatTemplate, Message};
 use qurl_model::compute::{Network, NetworkOptions};
-use qurl_model::hf::{self, LoadedModel};
+use qurl_model::hf::LoadedModel;
 use qurl_model::tokenizer::{StreamDecoder, Tokenizer, TokenizerError};
 use qurl_rollout::{Engine, EngineOptions, Group, Request, SampleKey, Sampling, WeightVersion};
 use serde::Serialize;
@@ -91,7 +92,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
-    let model = hf::load(&args.model).or_bad()?;
+    let model = model::load(&args.model)?;
     let tokenizer = load_tokenizer(&args, &model)?;
     let prompt = encode(&args, tokenizer.as_deref())?;
     let request = Request {

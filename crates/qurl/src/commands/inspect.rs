@@ -5,9 +5,10 @@
 //! the quantized actor does not see.
 
 use crate::input::{OrBad, bad};
+use crate::model;
 use crate::output::{OutputError, out};
 use qurl_kernels::Format;
-use qurl_model::hf::{self, LoadedModel};
+use qurl_model::hf::LoadedModel;
 use qurl_quant::diagnostics::{self, Measure, Scope};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -65,8 +66,8 @@ struct Document {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let a = hf::load(&args.a).or_bad()?;
-    let b = args.b.as_ref().map(|dir| hf::load(dir).or_bad()).transpose()?;
+    let a = model::load(&args.a)?;
+    let b = args.b.as_ref().map(|dir| model::load(dir)).transpose()?;
     let document = measure(&args, &a, b.as_ref())?;
     if args.json {
         out!("{}", serde_json::to_string(&document)?)?;

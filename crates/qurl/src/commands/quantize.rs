@@ -5,7 +5,9 @@
 //! of two, or the model is in f32), and writes f32 otherwise.
 
 use crate::input::{OrBad, bad};
+use crate::model;
 use crate::output::out;
+use crate::target;
 use qurl_kernels::Format;
 use qurl_model::hf::{self, LoadedModel, RawTensor, SaveOptions};
 use qurl_model::tokenizer::{Tokenizer, TokenizerError};
@@ -53,7 +55,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if let Some(format) = args.format.filter(|f| f.is_quantized()) {
         export::quantization_config(format).map_err(|e| bad(format!("--format {format}: {e}")))?;
     }
-    let mut model = hf::load(&args.model).or_bad()?;
+    let mut model = model::load(&args.model)?;
     let tokenizer_files = tokenizer_files(&args.model)?;
     if let Some(s) = args.uaq {
         uaq::apply(&mut model.params, &model.config, s).or_bad()?;
@@ -92,21 +94,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 /// A new name, an empty directory, or whatever `--force` allows; never the model itself.
 fn check_out(args: &Args) -> anyhow::Result<()> {
     let out = args.out.display();
-    if !args.out.exists() {
-        return Ok(());
-    }
-    if !args.out.is_dir() {
-        return Err(bad(format!("{out}: is a file, expected a directory or a new name")));
-    }
     let same = |a: &Path, b: &Path| Some(a.canonicalize().ok()? == b.canonicalize().ok()?);
     if same(&args.model, &args.out) == Some(true) {
         return Err(bad(format!("{out}: is the model itself, expected another directory")));
     }
-    let mut entries = std::fs::read_dir(&args.out).or_bad()?;
-    if entries.next().is_some() && !args.force {
-        return Err(bad(format!("{out}: is not empty; give --force to write into it")));
-    }
-    Ok(())
+    target::check(&args.out, args.force)
 }
 
 /// Scaling may leave the range of f32.

@@ -3,8 +3,10 @@
 use crate::input::bad;
 use crate::output::{err, out};
 use crate::report::{RunData, figures, label_apart, render};
+use crate::target::create;
 use anyhow::Context;
 use serde_json::{Value, json};
+use std::io::Write;
 use std::path::PathBuf;
 
 /// Options of `qurl report`.
@@ -38,7 +40,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return Err(bad(format!("--out {}: is a directory, expected the name of a file", out.display())));
     }
     let page = render(&runs);
-    std::fs::write(&out, &page).with_context(|| format!("writing {}", out.display()))?;
+    create(&out)?.write_all(page.as_bytes()).with_context(|| format!("writing {}", out.display()))?;
     if args.json {
         let figures: Vec<Value> = runs.iter().map(|run| json!({"run": run.label, "figures": figures(run)})).collect();
         out!("{}", json!({"report": out.display().to_string(), "bytes": page.len(), "runs": figures}))?;

@@ -7,10 +7,11 @@
 use crate::device::{DeviceArg, on_device};
 use crate::input::{OrBad, bad};
 use crate::lines::answer_stdin_together;
+use crate::model;
 use crate::packing::Packing;
 use qurl_kernels::Backend;
+use qurl_model::ModelConfig;
 use qurl_model::compute::{Network, score};
-use qurl_model::{ModelConfig, hf};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -56,7 +57,7 @@ fn run_on<B: Backend>(backend: &B, args: Args) -> anyhow::Result<()> {
     if args.chunk == 0 || args.batch == 0 {
         return Err(bad("--chunk and --batch must be at least 1"));
     }
-    let model = hf::load(&args.model).or_bad()?;
+    let model = model::load(&args.model)?;
     let options = args.packing.options(&model.config);
     let params = model.params.try_map(|p| backend.upload(&p))?;
     let net = Network::new(backend, &model.config, &params, options).or_bad()?;

@@ -1,9 +1,11 @@
 //! `qurl sft`: supervised training, from a recipe or from the embedded default.
 
 use crate::device::{RecipeDevice, on_device};
-use crate::input::{OrBad, bad};
+use crate::input::OrBad;
+use crate::model::warn;
 use crate::output::{err, out};
 use crate::progress::Progress;
+use crate::target;
 use anyhow::Context;
 use qurl_kernels::Backend;
 use qurl_model::compute::{Network, NetworkOptions};
@@ -16,7 +18,7 @@ use qurl_train::sft::{self, Examples};
 use qurl_train::solve::{Draw, accuracy, draw_problems, held_out, solve};
 use qurl_train::start::Start;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -32,9 +34,12 @@ pub struct Args {
     /// Overrides a key of the recipe, as in --set trainer.seed=7
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Directory that receives the model
-    #[arg(long, default_value = "runs/sft")]
-    out: PathBuf,
+    /// Directory that receives the model [default: the first of runs/sft-1, runs/sft-2, ... that is free]
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Write into a directory that is not empty; a model there is replaced
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     device: RecipeDevice,
     /// Print one JSON document at the end
@@ -62,26 +67,34 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         None => (Recipe::parse(DEFAULT, "embedded default", &args.overrides), "embedded default".to_string()),
     };
     let recipe = args.device.put_into(recipe.or_bad()?);
-    on_device!(recipe.trainer.device, backend => run_on(backend, args, recipe, file, began))
+    let out = args.out.clone().unwrap_or_else(|| target::free_run("sft"));
+    target::check(&out, args.force).context("--out").or_bad()?;
+    on_device!(recipe.trainer.device, backend => run_on(backend, recipe, file, &out, args.json, began))
 }
 
-fn run_on<B: Backend>(backend: Arc<B>, args: Args, recipe: Recipe, file: String, began: Instant) -> anyhow::Result<()> {
+fn run_on<B: Backend>(
+    backend: Arc<B>,
+    recipe: Recipe,
+    file: String,
+    out: &Path,
+    json: bool,
+    began: Instant,
+) -> anyhow::Result<()> {
     let section = RecipeError::Section { file, section: "sft", why: "`qurl sft` trains by it" };
     let sft = recipe.sft.clone().ok_or(section).or_bad()?;
     let task = recipe.task.task().or_bad()?;
     let start = Start::from_recipe(&recipe, &*task).or_bad()?;
+    warn(start.warning.as_deref());
     let examples = Examples::open(&sft, recipe.trainer.seed, &start, &*task).or_bad()?;
-    if args.out.exists() && !args.out.is_dir() {
-        return Err(bad(format!("--out {}: expected a directory or a new name", args.out.display())));
-    }
     err!("{}: {} parameters, {}", recipe.trainer.compute, start.config.param_count(), backend.describe());
     if backend.memory().is_some() {
         let memory = MemoryPlan::of_sft(&recipe, &sft, &start.config);
         err!("memory: {memory}");
         memory.check(&*backend).or_bad()?;
     }
+    target::prepare(out).context("--out").or_bad()?;
 
-    let progress = Progress::new(sft.steps, args.json);
+    let progress = Progress::new(sft.steps, json);
     let (mut first_loss, mut last_loss, mut tokens, mut seconds, mut skipped) = (f64::NAN, f64::NAN, 0, 0.0, 0);
     let learner = sft::run(backend.clone(), &recipe, &sft, &start, &examples, |step| {
         if step.step == 1 {
@@ -101,7 +114,7 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args, recipe: Recipe, file: String,
         tokenizer_files: start.tokenizer.files(),
         ..SaveOptions::new(start.config.dtype, &start.generation)
     };
-    save(&args.out, &start.config, &weights, &options).with_context(|| format!("saving to {}", args.out.display()))?;
+    save(out, &start.config, &weights, &options).with_context(|| format!("saving to {}", out.display()))?;
 
     let test_problems = held_out(&*task, sft.test_problems);
     let accuracy = if test_problems > 0 && task.draw(Split::Test, recipe.trainer.seed, 0).is_some() {
@@ -124,9 +137,9 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args, recipe: Recipe, file: String,
         tokens_per_s: tokens as f64 / seconds,
         seconds: began.elapsed().as_secs_f64(),
         accuracy,
-        model: args.out.display().to_string(),
+        model: out.display().to_string(),
     };
-    if args.json {
+    if json {
         out!("{}", serde_json::to_string(&summary)?)?;
         return Ok(());
     }

@@ -13,5 +13,7 @@ mod interrupted;
 mod killed;
 mod logs;
 mod refused;
+mod supervised;
 mod support;
 mod torn;
+mod unused;

@@ -2,6 +2,7 @@
 
 use super::Sources;
 use crate::input::{OrBad, bad};
+use crate::target::free_run;
 use anyhow::Context;
 use qurl_model::compute::NetworkOptions;
 use qurl_tasks::metrics::Estimate;
@@ -91,7 +92,7 @@ impl Output {
     pub fn open(dir: Option<&Path>, resume: bool, settings: &Settings) -> anyhow::Result<(Output, Vec<ProblemRecord>)> {
         let dir = match dir {
             Some(dir) => dir.to_path_buf(),
-            None => free_directory(),
+            None => free_run("eval"),
         };
         let (file, responses) = (dir.join(SETTINGS), dir.join(RESPONSES));
         if resume && file.exists() {
@@ -128,12 +129,6 @@ impl Output {
         let text = serde_json::to_string_pretty(summary)? + "\n";
         std::fs::write(&file, text).with_context(|| file.display().to_string())
     }
-}
-
-/// The first of runs/eval-1, runs/eval-2, ... that is not there.
-fn free_directory() -> PathBuf {
-    let candidates = (1u32..).map(|n| PathBuf::from(format!("runs/eval-{n}")));
-    candidates.into_iter().find(|dir| !dir.exists()).unwrap_or_else(|| PathBuf::from("runs/eval"))
 }
 
 /// The figures for the terminal: percent with the 95% interval.
