@@ -25,7 +25,7 @@ const VOCAB_JSON: &str = "vocab.json";
 const MERGES_TXT: &str = "merges.txt";
 
 /// Everything in a model directory that belongs to the tokenizer.
-const FILES: [&str; 9] = [
+pub(crate) const FILES: [&str; 9] = [
     TOKENIZER_JSON,
     TOKENIZER_CONFIG,
     "special_tokens_map.json",

@@ -40,7 +40,7 @@ pub enum QuantError {
         expected: String,
     },
     /// A scale of update-aware quantization that makes no sense.
-    #[error("UAQ scale is {found}; expected a finite number above 0")]
+    #[error("UAQ scale is {found:?}; expected a number from 1/64 to 64")]
     UaqScale {
         /// The number given.
         found: f32,

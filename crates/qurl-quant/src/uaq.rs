@@ -11,6 +11,10 @@
 use qurl_model::{ModelConfig, Params, params};
 
 use crate::error::QuantError;
+use std::ops::RangeInclusive;
+
+/// Scales that are taken. The paper's best is 1.5; far outside, products of scaled weights leave the range of f32.
+pub const SCALES: RangeInclusive<f32> = 1.0 / 64.0..=64.0;
 
 /// Divides the matrices behind norms by `s` and multiplies the norms' gains by it.
 pub fn apply(weights: &mut Params<Vec<f32>>, config: &ModelConfig, s: f32) -> Result<(), QuantError> {
@@ -29,7 +33,7 @@ fn scale(
     matrix: impl Fn(f32) -> f32,
     gain: impl Fn(f32) -> f32,
 ) -> Result<(), QuantError> {
-    if !(s.is_finite() && s > 0.0) {
+    if !SCALES.contains(&s) {
         return Err(QuantError::UaqScale { found: s });
     }
     check_layout(weights, config)?;

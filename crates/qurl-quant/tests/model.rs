@@ -74,7 +74,7 @@ fn uaq_scales_what_it_should_and_nothing_else() {
         assert_eq!((&old.qkv_bias, &old.o, &old.down), (&new.qkv_bias, &new.o, &new.down));
     }
     assert_eq!((&weights.embed, &weights.final_norm, &weights.head), (&scaled.embed, &scaled.final_norm, &scaled.head));
-    for s in [0.0, -1.5, f32::NAN, f32::INFINITY] {
+    for s in [0.0, -1.5, 1.0 / 65.0, 65.0, 1e38, f32::NAN, f32::INFINITY] {
         let mut untouched = weights.clone();
         let error = uaq::apply(&mut untouched, &config, s).expect_err("refused");
         assert!(matches!(error, QuantError::UaqScale { .. }), "{error}");

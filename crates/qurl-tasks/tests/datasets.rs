@@ -50,6 +50,22 @@ const LINES: &str = concat!(
 );
 
 #[test]
+fn what_is_wrong_with_a_file_of_lines_is_named() {
+    let message = |file: &Scratch| read(file.path()).expect_err("refused").to_string();
+    for (name, content) in [("no.jsonl.gz", LINES.as_bytes()), ("short.jsonl.gz", b"{}"), ("empty.jsonl.gz", b"")] {
+        let text = message(&Scratch::new(name, content));
+        assert!(text.contains(name) && text.contains("not a gzip file"), "{text}");
+    }
+    let text =
+        message(&Scratch::new("text.jsonl", b"{\"problem\":\"1\",\"answer\":\"1\"}\n\n{\"problem\":\"\xff\"}\n"));
+    assert!(text.contains("text.jsonl, row 3: not UTF-8"), "{text}");
+    let marked = Scratch::new("marked.jsonl", format!("\u{feff}{LINES}").as_bytes());
+    let plain = Scratch::new("unmarked.jsonl", LINES.as_bytes());
+    let answers = |file: &Scratch| read(file.path()).unwrap().into_iter().map(|row| row.answer).collect::<Vec<_>>();
+    assert_eq!(answers(&marked), answers(&plain));
+}
+
+#[test]
 fn json_lines_with_all_aliases() {
     let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gz.write_all(LINES.as_bytes()).unwrap();

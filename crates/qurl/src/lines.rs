@@ -12,6 +12,8 @@ use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 
 /// Size of the buffers in bytes.
 const BUFFER: usize = 1 << 18;
+/// What some editors write before the first character of a text; no part of it.
+const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// Answers every line of standard input with `answer(line number from 1, text)`. The first line that cannot be answered
 /// ends the command as bad input, after the answers before it have been written.
@@ -63,7 +65,7 @@ fn answer_lines<Q, T: Serialize, E: std::fmt::Display>(
         }
         let question = match std::str::from_utf8(&line) {
             Ok(text) if text.trim().is_empty() => continue,
-            Ok(text) => read(number, text.trim_end()).map_err(|e| e.to_string()),
+            Ok(text) => read(number, text.trim_start_matches(BYTE_ORDER_MARK).trim_end()).map_err(|e| e.to_string()),
             Err(e) => Err(format!("line {number}: not UTF-8 text: {e}")),
         };
         match question {
@@ -102,7 +104,7 @@ mod tests {
     #[test]
     fn one_answer_a_line_until_a_bad_one() {
         let mut out = Vec::new();
-        lengths(&b"a\n\nbbb\r\ncc"[..], &mut out, 1).expect("good lines");
+        lengths("\u{feff}a\n\nbbb\r\ncc".as_bytes(), &mut out, 1).expect("good lines");
         assert_eq!(out, b"[1,1]\n[3,1]\n[2,1]\n");
         let mut out = Vec::new();
         let error = lengths(&b"a\n\nbad\nccc\n"[..], &mut out, 9).expect_err("a bad line");

@@ -62,5 +62,5 @@ fn wrong_sizes_are_named() {
     run(&["--prompt", "200", "--new", "100"]).assert_bad(&["300", "256"]);
     run(&["--batch", "0"]).assert_bad(&["--batch"]);
     run(&["--formats", "int9"]).assert_bad(&["int9"]);
-    qurl(&["bench", "rollout", "--shape", "qwen9"]).assert_bad(&["qwen9", "qwen2.5-0.5b"]);
+    qurl(&["bench", "rollout", "--shape", "qwen9"]).assert_bad(&["qwen9", "default, 5m, qwen2.5-0.5b"]);
 }

@@ -10,6 +10,14 @@ fn lines(text: &str) -> Vec<Value> {
 }
 
 #[test]
+fn the_example_of_the_help_is_right() {
+    let help = qurl(&["grade", "--help"], "").stdout;
+    let (_, example) = help.split_once("Example: echo '").expect("an example");
+    let (line, _) = example.split_once('\'').expect("a line");
+    assert_eq!(lines(&qurl(&["grade", "--extracted"], line).stdout), [json!({"equal": true, "extracted": "0.5"})]);
+}
+
+#[test]
 fn one_verdict_a_line_in_order() {
     let cases = concat!(
         r#"{"gold":"1/2","pred":"so it is \\boxed{0.5}"}"#,

@@ -133,7 +133,9 @@ fn nothing_is_overwritten_and_bad_input_is_named() {
     run(&["--format", "int8", "--force", dir.text()]).assert_bad(&["the model itself"]);
     run(&["--format", "int4", "--force", out.text()]).assert_bad(&["int4", "int8, fp8"]);
     run(&["--uaq", "0", "--force", out.text()]).assert_bad(&["UAQ scale is 0"]);
-    run(&["--uaq", "1e-40", "--force", out.text()]).assert_bad(&["1e-40", "range"]);
+    for s in ["1e-40", "1e38", "65.0"] {
+        run(&["--uaq", s, "--force", out.text()]).assert_bad(&["UAQ scale", s, "1/64 to 64"]);
+    }
     run(&[out.text()]).assert_bad(&["--format"]);
     qurl(&["quantize", "--model", "no/such", "--format", "int8", "--force", out.text()]).assert_bad(&["no/such"]);
     assert_eq!(names(out.path()), ["notes.txt"], "a refused command leaves nothing");
@@ -141,6 +143,24 @@ fn nothing_is_overwritten_and_bad_input_is_named() {
     assert_eq!(run(&["--format", "int8", "--force", out.text()]).status, 0);
     assert!(names(out.path()).contains(&"notes.txt".to_string()));
     assert!(names(out.path()).iter().all(|name| !name.ends_with(".part")));
+}
+
+/// A tokenizer of another model would be read beside the new weights.
+#[test]
+fn a_replaced_model_leaves_no_tokenizer_behind() {
+    let (out, bare) = (TempDir::new(), TempDir::new());
+    let (config, weights) = model(Family::Qwen2);
+    let generation = Default::default();
+    hf::save(bare.path(), &config, &weights, &hf::SaveOptions::new(Dtype::F32, &generation)).expect("saving");
+    for format in ["int8", "f32"] {
+        save(out.path(), &config, &weights);
+        for name in ["merges.txt", "chat_template.jinja"] {
+            std::fs::write(out.path().join(name), "of another model").expect("writing");
+        }
+        let run = qurl(&["quantize", "--model", bare.text(), "--format", format, "--force", out.text()]);
+        assert_eq!(run.status, 0, "{}", run.stderr);
+        assert_eq!(names(out.path()), names(bare.path()), "{format}");
+    }
 }
 
 #[test]

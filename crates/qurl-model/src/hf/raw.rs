@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::checkpoint::INDEX;
 use super::error::HfError;
-use super::save::{Entry, MAX_SHARD_BYTES, header, pretty, shard_names, stale_weights};
+use super::save::{Entry, MAX_SHARD_BYTES, header, pretty, shard_names, stale_files};
 use super::staged::Staged;
 use crate::generation::{GENERATION_CONFIG, GenerationConfig};
 
@@ -51,10 +51,11 @@ pub fn save_raw(
     }
     for (name, contents) in tokenizer_files {
         staged.write_bytes(name, contents)?;
+        written.insert(name);
     }
     staged.write_bytes(GENERATION_CONFIG, pretty(&generation.to_json()).as_bytes())?;
     staged.write_bytes("config.json", pretty(config).as_bytes())?;
-    staged.publish(&stale_weights(dir, &written)?)
+    staged.publish(&stale_files(dir, &written)?)
 }
 
 /// Fills shards in order.

@@ -14,6 +14,7 @@ use super::staged::Staged;
 use crate::config::{Dtype, ModelConfig, Purpose};
 use crate::generation::{GENERATION_CONFIG, GenerationConfig};
 use crate::params::{HfTensor, Params, hf_names};
+use crate::tokenizer;
 
 /// Shards hold at most this many bytes of weights, as in published models.
 pub(super) const MAX_SHARD_BYTES: u64 = 5_000_000_000;
@@ -46,8 +47,8 @@ struct Part<'a> {
 
 /// Writes `config.json`, the weights, `generation_config.json` and the tokenizer files into `dir`.
 ///
-/// Nothing is visible under its final name before everything is on disk. Weight files of an earlier
-/// model in the same directory that the new one does not have are removed; other files are left alone.
+/// Nothing is visible under its final name before everything is on disk. Weight and tokenizer files of an
+/// earlier model in the same directory that the new one does not have are removed; other files are left alone.
 pub fn save(dir: &Path, config: &ModelConfig, params: &Params<Vec<f32>>, options: &SaveOptions) -> Result<(), HfError> {
     config.check("configuration to save")?;
     let parts = parts(dir, config, params)?;
@@ -71,6 +72,7 @@ pub fn save(dir: &Path, config: &ModelConfig, params: &Params<Vec<f32>>, options
     }
     for (name, contents) in options.tokenizer_files {
         staged.write_bytes(name, contents)?;
+        written.insert(name);
     }
     let generation = pretty(&options.generation.to_json());
     staged.write_bytes(GENERATION_CONFIG, generation.as_bytes())?;
@@ -82,7 +84,7 @@ pub fn save(dir: &Path, config: &ModelConfig, params: &Params<Vec<f32>>, options
     stored.dtype = options.dtype;
     let config_json = pretty(&stored.to_json_for(purpose));
     staged.write_bytes("config.json", config_json.as_bytes())?;
-    staged.publish(&stale_weights(dir, &written)?)
+    staged.publish(&stale_files(dir, &written)?)
 }
 
 /// Checks the weights against the configuration and cuts every leaf into its tensors.
@@ -200,8 +202,8 @@ pub(super) fn header(path: &Path, entries: impl Iterator<Item = Entry>) -> Resul
     Ok(header)
 }
 
-/// Weight files of an earlier save that would be read in place of, or beside, the new ones.
-pub(super) fn stale_weights(dir: &Path, written: &BTreeSet<&str>) -> Result<Vec<PathBuf>, HfError> {
+/// Weight and tokenizer files of an earlier model that would be read in place of, or beside, the new ones.
+pub(super) fn stale_files(dir: &Path, written: &BTreeSet<&str>) -> Result<Vec<PathBuf>, HfError> {
     let failed = |source| HfError::Io { file: dir.to_path_buf(), action: "be listed", source };
     let mut stale = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(failed)? {
@@ -209,7 +211,8 @@ pub(super) fn stale_weights(dir: &Path, written: &BTreeSet<&str>) -> Result<Vec<
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let weights = name == SINGLE || name == INDEX || (name.starts_with("model-") && name.ends_with(".safetensors"));
-        if weights && !written.contains(name.as_ref()) {
+        let tokenizer = tokenizer::FILES.contains(&name.as_ref());
+        if (weights || tokenizer) && !written.contains(name.as_ref()) {
             stale.push(entry.path());
         }
     }

@@ -14,6 +14,11 @@ use crate::task::{Message, Prompt};
 
 mod parquet;
 
+/// How a gzip file begins.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+/// What some editors write before the first character of a text; no part of it.
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
 /// One problem of a data set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
@@ -39,6 +44,22 @@ pub enum DataError {
         path: PathBuf,
         /// What went wrong.
         source: std::io::Error,
+    },
+    /// The name ends in `.gz`, the contents are something else.
+    #[error("{path}: not a gzip file, expected one because of its name")]
+    NotGzip {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A line is not text.
+    #[error("{path}, row {row}: not UTF-8 text: {source}")]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// Row number, from 1.
+        row: usize,
+        /// What went wrong.
+        source: std::str::Utf8Error,
     },
     /// A line is not JSON.
     #[error("{path}, row {row}: not a JSON object: {source}")]
@@ -91,20 +112,28 @@ pub fn read(path: &Path) -> Result<Vec<Row>, DataError> {
 
 fn read_json_lines(path: &Path, gzip: bool) -> Result<Vec<Row>, DataError> {
     let io = |source| DataError::Io { path: path.into(), source };
-    let file = File::open(path).map_err(io)?;
-    let reader: Box<dyn Read> = if gzip { Box::new(flate2::read::MultiGzDecoder::new(file)) } else { Box::new(file) };
-    let mut rows = Vec::new();
-    for (index, line) in BufReader::new(reader).lines().enumerate() {
-        let line = line.map_err(io)?;
-        if line.trim().is_empty() {
+    let mut file = BufReader::new(File::open(path).map_err(io)?);
+    if gzip && !file.fill_buf().map_err(io)?.starts_with(&GZIP) {
+        return Err(DataError::NotGzip { path: path.into() });
+    }
+    let reader: Box<dyn Read> =
+        if gzip { Box::new(flate2::bufread::MultiGzDecoder::new(file)) } else { Box::new(file) };
+    let mut reader = BufReader::new(reader);
+    let (mut rows, mut line) = (Vec::new(), Vec::new());
+    for row in 1.. {
+        line.clear();
+        if reader.read_until(b'\n', &mut line).map_err(io)? == 0 {
+            break;
+        }
+        let text = std::str::from_utf8(&line);
+        let text = text.map_err(|source| DataError::Text { path: path.into(), row, source })?;
+        let text = if row == 1 { text.trim_start_matches(BYTE_ORDER_MARK) } else { text };
+        if text.trim().is_empty() {
             continue;
         }
-        let fields: Map<String, Value> = serde_json::from_str(&line).map_err(|source| DataError::Json {
-            path: path.into(),
-            row: index + 1,
-            source,
-        })?;
-        rows.push(row_of(path, index + 1, fields)?);
+        let fields = serde_json::from_str(text);
+        let fields = fields.map_err(|source| DataError::Json { path: path.into(), row, source })?;
+        rows.push(row_of(path, row, fields)?);
     }
     Ok(rows)
 }

@@ -8,6 +8,9 @@ use qurl_tasks::task::{Prompt, Split, Task};
 use serde::Deserialize;
 use std::path::Path;
 
+/// What some editors write before the first character of a text; no part of it.
+const BYTE_ORDER_MARK: &str = "\u{feff}";
+
 /// A sequence, and which of its tokens are learned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Example {
@@ -167,10 +170,15 @@ fn conversation(start: &Start, messages: &[Message]) -> Result<Example, StartErr
 
 fn read_file(path: &Path, start: &Start) -> Result<Vec<Example>, ExampleError> {
     let file = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|source| ExampleError::Io { file: file.clone(), source })?;
+    let bytes = std::fs::read(path).map_err(|source| ExampleError::Io { file: file.clone(), source })?;
+    let bytes = bytes.strip_prefix(BYTE_ORDER_MARK.as_bytes()).unwrap_or(&bytes);
     let mut examples = Vec::new();
-    for (i, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
+    for (i, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
         let wrong = |reason: String| ExampleError::Line { file: file.clone(), line: i + 1, reason };
+        let line = std::str::from_utf8(line).map_err(|e| wrong(format!("not UTF-8 text: {e}")))?;
+        if line.trim().is_empty() {
+            continue;
+        }
         let parsed: Line = serde_json::from_str(line)
             .map_err(|e| wrong(format!("{e}; expected an object with `prompt` and `response`, or with `messages`")))?;
         let example = match &parsed {

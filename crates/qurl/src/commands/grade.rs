@@ -11,7 +11,7 @@ use serde::Serialize;
 
 /// Options of `qurl grade`.
 #[derive(clap::Args)]
-#[command(after_help = r#"Example: echo '{"gold":"1/2","pred":"The answer is \boxed{0.5}"}' | qurl grade"#)]
+#[command(after_help = r#"Example: echo '{"gold":"1/2","pred":"The answer is \\boxed{0.5}"}' | qurl grade"#)]
 pub struct Args {
     /// What counts as an answer and when it is right: equivalence, strict_box, answer_line, think_split, ...
     #[arg(long)]

@@ -35,6 +35,21 @@ fn a_place_that_cannot_be_used_is_refused_before_training() {
 }
 
 #[test]
+fn lines_of_examples_are_named_and_causes_said_once() {
+    let dir = place("supervised-lines");
+    let sft = || qurl_in(&dir, &["sft", "tiny.toml", "--set", "sft.steps=2", "--set", "sft.files=[\"x.jsonl\"]"], "");
+    let good = "{\"prompt\":\"1+2=\",\"response\":\"3\"}\n";
+    std::fs::write(dir.join("x.jsonl"), format!("\u{feff}{good}")).expect("written");
+    assert_eq!(sft().status, 0, "{}", sft().stderr);
+    std::fs::write(dir.join("x.jsonl"), [good.as_bytes(), b"{\"prompt\":\"\xff\"}\n"].concat()).expect("written");
+    sft().assert_bad(&["x.jsonl, line 2: not UTF-8"]);
+
+    let missing = qurl_in(&dir, &["train", "nowhere.toml"], "");
+    missing.assert_bad(&["nowhere.toml"]);
+    assert_eq!(missing.stderr.matches("os error").count(), 1, "{}", missing.stderr);
+}
+
+#[test]
 fn models_without_a_place_get_one_each() {
     let dir = place("supervised-free");
     for model in ["runs/sft-1", "runs/sft-2"] {

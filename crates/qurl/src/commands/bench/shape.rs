@@ -5,7 +5,7 @@ use crate::input::OrBad;
 use qurl_model::config::Dims;
 use qurl_model::params::shapes;
 use qurl_model::rng::CounterRng;
-use qurl_model::{Family, ModelConfig, ParamKind, Params};
+use qurl_model::{ConfigError, Family, ModelConfig, ParamKind, Params};
 use qurl_train::recipe::Recipe;
 use qurl_train::start::Start;
 
@@ -17,7 +17,17 @@ pub fn config(name: &str) -> anyhow::Result<ModelConfig> {
     match name {
         "5m" => five_million(),
         "default" => default(),
-        _ => ModelConfig::named(name).or_bad(),
+        _ => ModelConfig::named(name).map_err(with_ours).or_bad(),
+    }
+}
+
+/// The error for an unknown name with all names that are known here.
+fn with_ours(error: ConfigError) -> ConfigError {
+    match error {
+        ConfigError::UnknownShape { name, known } => {
+            ConfigError::UnknownShape { name, known: format!("default, 5m, {known}") }
+        }
+        error => error,
     }
 }
 
