@@ -14,6 +14,8 @@ fn the_example_of_the_help_is_right() {
     let help = qurl(&["grade", "--help"], "").stdout;
     let (_, example) = help.split_once("Example: echo '").expect("an example");
     let (line, _) = example.split_once('\'').expect("a line");
+    // JSON reads a single backslash and a `b` as a backspace.
+    assert_eq!(lines(line)[0]["pred"], r"The answer is \boxed{0.5}");
     assert_eq!(lines(&qurl(&["grade", "--extracted"], line).stdout), [json!({"equal": true, "extracted": "0.5"})]);
 }
 
