@@ -87,13 +87,18 @@ fn saving_again_replaces_shards_and_leaves_other_files_alone() {
     fs::write(dir.file("optimizer.bin"), b"state").unwrap();
     save_with(dir.path(), &config, &init(&config, 1, false), Dtype::F32, 3000);
     assert!(dir.file("model.safetensors.index.json").exists());
+    // What a process that was killed while saving has left.
+    fs::write(dir.file(".model.safetensors.1.part"), b"half").unwrap();
+    fs::write(dir.file(".config.json.1.part"), b"half").unwrap();
+    fs::write(dir.file(".notes.1.part"), b"not ours").unwrap();
     let second = init(&config, 2, false);
     save_with(dir.path(), &config, &second, Dtype::F32, u64::MAX);
     assert_eq!(load(dir.path()).unwrap().params, second);
     let mut names: Vec<String> =
         fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
-    assert_eq!(names, ["config.json", "generation_config.json", "model.safetensors", "optimizer.bin"]);
+    let expected = [".notes.1.part", "config.json", "generation_config.json", "model.safetensors", "optimizer.bin"];
+    assert_eq!(names, expected);
 }
 
 #[test]

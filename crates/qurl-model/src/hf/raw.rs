@@ -43,6 +43,7 @@ pub fn save_raw(
         write_shard(&mut staged, &dir.join(name), name, shard)?;
     }
     let mut written: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+    written.extend([GENERATION_CONFIG, "config.json"]);
     if shards.len() > 1 {
         let total: usize = tensors.iter().map(|tensor| tensor.bytes.len()).sum();
         let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::checkpoint::{INDEX, SINGLE};
 use super::convert::from_f32;
 use super::error::HfError;
-use super::staged::Staged;
+use super::staged::{self, Staged};
 use crate::config::{Dtype, ModelConfig, Purpose};
 use crate::generation::{GENERATION_CONFIG, GenerationConfig};
 use crate::params::{HfTensor, Params, hf_names};
@@ -65,6 +65,7 @@ pub fn save(dir: &Path, config: &ModelConfig, params: &Params<Vec<f32>>, options
         write_shard(&mut staged, dir, name, shard, options.dtype)?;
     }
     let mut written: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+    written.extend([GENERATION_CONFIG, "config.json"]);
     if shards.len() > 1 {
         let index = json!({"metadata": {"total_size": total_bytes}, "weight_map": weight_map});
         staged.write_bytes(INDEX, pretty(&index).as_bytes())?;
@@ -202,7 +203,8 @@ pub(super) fn header(path: &Path, entries: impl Iterator<Item = Entry>) -> Resul
     Ok(header)
 }
 
-/// Weight and tokenizer files of an earlier model that would be read in place of, or beside, the new ones.
+/// Weight and tokenizer files of an earlier model that would be read in place of, or beside, the new ones, and what an
+/// attempt that was killed has left.
 pub(super) fn stale_files(dir: &Path, written: &BTreeSet<&str>) -> Result<Vec<PathBuf>, HfError> {
     let failed = |source| HfError::Io { file: dir.to_path_buf(), action: "be listed", source };
     let mut stale = Vec::new();
@@ -212,7 +214,8 @@ pub(super) fn stale_files(dir: &Path, written: &BTreeSet<&str>) -> Result<Vec<Pa
         let name = name.to_string_lossy();
         let weights = name == SINGLE || name == INDEX || (name.starts_with("model-") && name.ends_with(".safetensors"));
         let tokenizer = tokenizer::FILES.contains(&name.as_ref());
-        if (weights || tokenizer) && !written.contains(name.as_ref()) {
+        let replaced = (weights || tokenizer) && !written.contains(name.as_ref());
+        if replaced || staged::is_left_over(&name, written) {
             stale.push(entry.path());
         }
     }

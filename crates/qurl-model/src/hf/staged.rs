@@ -4,6 +4,7 @@
 //! renames them one after the other. Until then an existing directory stays as it was, and whatever is
 //! left of a failed attempt is removed.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -71,6 +72,15 @@ impl Staged {
         }
         sync_dir(&self.dir).map_err(failed(&self.dir, "be synced"))
     }
+}
+
+/// Whether a file is one of these under the temporary name of another process.
+pub(super) fn is_left_over(file: &str, names: &BTreeSet<&str>) -> bool {
+    let inner = file.strip_prefix('.').and_then(|rest| rest.strip_suffix(".part"));
+    inner.and_then(|inner| inner.rsplit_once('.')).is_some_and(|(name, process)| {
+        let number = process.parse::<u32>();
+        names.contains(name) && number.is_ok_and(|number| number != std::process::id())
+    })
 }
 
 impl Drop for Staged {
