@@ -67,16 +67,6 @@ pub enum TrainError {
     /// A checkpoint of a run with other problems.
     #[error("the problems of the task are not those that the run was begun with: its files were changed")]
     OtherProblems,
-    /// Sequences that do not fit.
-    #[error(
-        "prompts and responses of up to {found} tokens: the model's context is {context}; lower `data.max_prompt_length` or `data.max_response_length`"
-    )]
-    Context {
-        /// Longest sequence.
-        found: usize,
-        /// The model's limit.
-        context: usize,
-    },
 }
 
 /// A run of reinforcement learning.
@@ -86,6 +76,8 @@ pub struct RlTrainer<B: Backend> {
     chunk: usize,
     start: Start,
     task: Box<dyn Task>,
+    /// Tells the task's problems from others.
+    problems: u64,
     backend: Arc<B>,
     /// theta: the model that is trained.
     pub actor: Learner<B>,
@@ -118,10 +110,8 @@ impl<B: Backend> RlTrainer<B> {
             uaq::apply(&mut start.weights, &start.config, plan.rollout.uaq as f32)?; // once, before training (Eq. 11)
         }
         let measured = (plan.run.update_metrics_freq > 0).then(|| start.weights.clone());
+        prepare::check_context(&plan, file, &start.config)?;
         let (config, positions) = (&start.config, plan.longest());
-        if positions > config.max_position_embeddings {
-            return Err(TrainError::Context { found: positions, context: config.max_position_embeddings });
-        }
         let rows = recipe.trainer.micro_tokens.max(positions);
         let tape = TapeOptions { rows, sequences: rows, recompute: recipe.trainer.recompute };
         let compute = recipe.trainer.compute;
@@ -151,6 +141,7 @@ impl<B: Backend> RlTrainer<B> {
             seed,
             chunk,
             start,
+            problems: task.fingerprint(),
             task,
             backend,
             actor,

@@ -6,6 +6,7 @@ use crate::recipe::{Recipe, RecipeError, RlPlan};
 use crate::solve::{SolveError, draw_problems};
 use crate::start::Start;
 use qurl_kernels::Backend;
+use qurl_model::ModelConfig;
 use qurl_model::compute::NetworkOptions;
 use qurl_tasks::task::{Dropped, Problem, Split, Task};
 
@@ -26,11 +27,7 @@ pub fn prepare<B: Backend>(
         Err(TrainError::Recipe(RecipeError::Invalid { file: file.to_string(), key: key.to_string(), found, expected }))
     };
     let (config, longest) = (&start.config, plan.longest());
-    if longest > config.max_position_embeddings {
-        let context = config.max_position_embeddings;
-        let expected = format!("prompts and responses of together at most {context} tokens, the model's context");
-        return invalid("data.max_response_length", format!("such that they have {longest}"), expected);
-    }
+    check_context(&plan, file, config)?;
     if let Err(error) = plan.rollout.sampling().check(config.vocab_size) {
         return invalid("rollout", error.to_string(), "settings that fit the model".to_string());
     }
@@ -63,6 +60,20 @@ pub fn prepare<B: Backend>(
         return invalid("task.test_files", "without any".to_string(), expected);
     }
     Ok(dropped)
+}
+
+/// Refuses sequences longer than the model's context.
+pub(super) fn check_context(plan: &RlPlan, file: &str, config: &ModelConfig) -> Result<(), RecipeError> {
+    let (longest, context) = (plan.longest(), config.max_position_embeddings);
+    if longest <= context {
+        return Ok(());
+    }
+    Err(RecipeError::Invalid {
+        file: file.to_string(),
+        key: "data.max_response_length".to_string(),
+        found: format!("such that they have {longest}"),
+        expected: format!("prompts and responses of together at most {context} tokens, the model's context"),
+    })
 }
 
 /// Bytes of the keys and values of one longest sequence.

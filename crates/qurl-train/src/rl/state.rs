@@ -18,7 +18,7 @@ impl<B: Backend> RlTrainer<B> {
             self.step,
             self.drawn,
             recipe.to_string(),
-            self.task.fingerprint(),
+            self.problems,
             self.kl,
             self.actor.snapshot()?,
             critic,
@@ -34,7 +34,7 @@ impl<B: Backend> RlTrainer<B> {
         if there != wanted {
             return Err(TrainError::OtherState { found: there, expected: wanted });
         }
-        if snapshot.state.problems.is_some_and(|problems| problems != self.task.fingerprint()) {
+        if snapshot.state.problems.is_some_and(|problems| problems != self.problems) {
             return Err(TrainError::OtherProblems);
         }
         self.actor.restore(&snapshot.actor)?;
