@@ -202,11 +202,11 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn store_neighbours(p: *mut u32, from: *const f32) {
-        // SAFETY: the caller gives 2 * LANES readable values and LANES writable words.
+    unsafe fn store_neighbours(p: *mut u32, first: Self::V, second: Self::V) {
+        // SAFETY: the caller gives LANES writable words.
         unsafe {
-            Self::store_bf16(p.cast(), _mm256_loadu_ps(from));
-            Self::store_bf16(p.cast::<u16>().add(8), _mm256_loadu_ps(from.add(8)));
+            Self::store_bf16(p.cast(), first);
+            Self::store_bf16(p.cast::<u16>().add(8), second);
         }
     }
     #[inline(always)]

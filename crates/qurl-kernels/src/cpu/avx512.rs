@@ -54,48 +54,6 @@ unsafe fn round_bf16_by_hand(v: __m512) -> __m512 {
 
 /// The smallest normal number of E4M3.
 const E4M3_NORMAL: f32 = 1.0 / 64.0;
-/// |v| rounded to E4M3, saturating at 448 (a not-a-number becomes 448: scales carry those).
-#[inline(always)]
-unsafe fn e4m3_magnitude(v: __m512) -> __m512 {
-    // SAFETY: register operations.
-    unsafe {
-        let v = _mm512_min_ps(_mm512_abs_ps(v), _mm512_set1_ps(448.0));
-        let bits = _mm512_castps_si512(v);
-        let odd = _mm512_and_si512(_mm512_srli_epi32::<20>(bits), _mm512_set1_epi32(1));
-        let up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7_ffff)), odd);
-        let normal = _mm512_and_si512(up, _mm512_set1_epi32(!0xf_ffff));
-        // Numbers near 2^14 are 2^-9 apart: adding it rounds to the steps of the subnormals.
-        let step = _mm512_set1_ps(16384.0);
-        let small = _mm512_sub_ps(_mm512_add_ps(v, step), step);
-        let is_small = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(v, _mm512_set1_ps(E4M3_NORMAL));
-        _mm512_mask_blend_ps(is_small, _mm512_castsi512_ps(normal), small)
-    }
-}
-
-/// The fields of E4M3 numbers that lie where those of a bf16 do (other bits may be set), as bf16 that are
-/// `E4M3_SHIFT` too small. Wrong for zero and subnormals.
-#[inline(always)]
-unsafe fn bf16_of_fields(fields: __m512i) -> __m512i {
-    // SAFETY: register operations. (0xea: the fields of the first two, or the set bit of the exponent.)
-    unsafe {
-        let places = _mm512_set1_epi16(0x87f0_u16 as i16);
-        _mm512_ternarylogic_epi32::<0xea>(fields, places, _mm512_set1_epi16(0x2000))
-    }
-}
-
-/// Puts right what [`bf16_of_fields`] made of zero and the seven subnormals.
-#[inline(always)]
-unsafe fn with_small(bf16: __m512i) -> __m512i {
-    // SAFETY: register operations; a lookup takes the lowest five bits of its index, here those of the mantissa.
-    unsafe {
-        let table = _mm512_castsi128_si512(_mm_set_epi16(0x2060, 0x2040, 0x2020, 0x2000, 0x1fc0, 0x1f80, 0x1f00, 0));
-        let is_small = _mm512_testn_epi16_mask(bf16, _mm512_set1_epi16(0x0780));
-        let magnitude = _mm512_mask_permutexvar_epi16(bf16, is_small, _mm512_srli_epi16::<4>(bf16), table);
-        // Bit 15 from before, the others from the magnitude.
-        _mm512_ternarylogic_epi32::<0xd8>(magnitude, bf16, _mm512_set1_epi16(i16::MIN))
-    }
-}
-
 /// Sixteen rows of sixteen words become sixteen columns.
 #[inline(always)]
 unsafe fn transpose_words(rows: [__m512i; 16]) -> [__m512i; 16] {
@@ -290,6 +248,11 @@ macro_rules! common_operations {
             unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
         }
         #[inline(always)]
+        unsafe fn prefetch_for_writing(p: *const u8) {
+            // SAFETY: a prefetch never faults.
+            unsafe { std::arch::asm!("prefetchw [{0}]", in(reg) p, options(nostack, preserves_flags, readonly)) }
+        }
+        #[inline(always)]
         unsafe fn store_i8(p: *mut u8, v: Self::V) {
             // SAFETY: the caller gives LANES writable bytes.
             unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))) }
@@ -303,8 +266,12 @@ macro_rules! common_operations {
         unsafe fn round_e4m3(v: Self::V) -> Self::V {
             // SAFETY: register operations.
             unsafe {
-                let sign = _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(i32::MIN));
-                _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(e4m3_magnitude(v)), sign))
+                // The power of two below v, at least that of the subnormals; 2^20 times it has neighbours as far apart as
+                // the E4M3 numbers around v, so adding it rounds. (One and a half times: then v may be negative.)
+                let power = _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0x7f80_0000));
+                let power = _mm512_max_epi32(power, _mm512_set1_epi32(E4M3_NORMAL.to_bits() as i32));
+                let coarse = _mm512_castsi512_ps(_mm512_add_epi32(power, _mm512_set1_epi32(20 << 23 | 1 << 22)));
+                _mm512_sub_ps(_mm512_add_ps(v, coarse), coarse)
             }
         }
         #[inline(always)]
@@ -345,14 +312,40 @@ macro_rules! common_operations {
             unsafe {
                 let small = _mm512_testn_epi8_mask(codes, _mm512_set1_epi8(0x78)) != 0;
                 let order = _mm512_set4_epi32(0x0f0d_0e0c, 0x0b09_0a08, 0x0705_0604, 0x0301_0200);
-                let codes = _mm512_shuffle_epi8(codes, order);
-                let turned = _mm512_or_si512(
-                    _mm512_and_si512(_mm512_slli_epi16::<3>(codes), _mm512_set1_epi16(0x78)),
-                    _mm512_and_si512(_mm512_srli_epi16::<4>(codes), _mm512_set1_epi16(0x07)),
-                );
-                // 0xf8: the turned fields, or the sign and the upper byte.
-                let kept = _mm512_set1_epi16(0xff80_u16 as i16);
-                (_mm512_ternarylogic_epi32::<0xf8>(turned, codes, kept), small)
+                (_mm512_shuffle_epi8(codes, order), small)
+            }
+        }
+        #[inline(always)]
+        unsafe fn shift_e4m3<const LAST: bool>(codes: *const u32) -> Self::I {
+            // SAFETY: the caller gives LANES readable words and a byte before them.
+            unsafe {
+                // Each half of a word holds one code of either pair. Those of the first pair get into the upper byte by
+                // reading one byte earlier: that is free, unlike a shift.
+                let from = if LAST { codes.cast::<u8>() } else { codes.cast::<u8>().sub(1) };
+                _mm512_srai_epi16::<4>(_mm512_loadu_si512(from.cast()))
+            }
+        }
+        #[inline(always)]
+        unsafe fn place_e4m3(shifted: Self::I) -> Self::I {
+            // SAFETY: register operations.
+            unsafe {
+                // The sign and the seven bits of exponent and mantissa lie where those of a bf16 do. 0xea: they, or the set
+                // bit of the exponent.
+                let places = _mm512_set1_epi16(0x87f0_u16 as i16);
+                _mm512_ternarylogic_epi32::<0xea>(shifted, places, _mm512_set1_epi16(0x2000))
+            }
+        }
+        #[inline(always)]
+        unsafe fn mend_e4m3(words: Self::I) -> Self::I {
+            // SAFETY: register operations; a lookup takes the lowest five bits of its index, here those of the mantissa.
+            unsafe {
+                let small = _mm_set_epi16(0x2060, 0x2040, 0x2020, 0x2000, 0x1fc0, 0x1f80, 0x1f00, 0);
+                let is_small = _mm512_testn_epi16_mask(words, _mm512_set1_epi16(0x0780));
+                let mantissa = _mm512_srli_epi16::<4>(words);
+                let magnitude =
+                    _mm512_mask_permutexvar_epi16(words, is_small, mantissa, _mm512_castsi128_si512(small));
+                // Bit 15 from before, the others from the magnitude.
+                _mm512_ternarylogic_epi32::<0xd8>(magnitude, words, _mm512_set1_epi16(i16::MIN))
             }
         }
         #[inline(always)]
@@ -401,22 +394,6 @@ unsafe impl Simd for Avx512 {
     common_operations!();
 
     #[inline(always)]
-    unsafe fn decode_e4m3(codes: *const u32, _small: bool) -> [[Self::I; 2]; 2] {
-        // SAFETY: the caller gives 2 * LANES readable words.
-        unsafe {
-            let halves = [_mm512_loadu_si512(codes.cast()), _mm512_loadu_si512(codes.add(16).cast())];
-            let mut rows = [halves; 2];
-            for half in 0..2 {
-                let (upper, lower) = (_mm512_slli_epi16::<8>(halves[half]), _mm512_slli_epi16::<1>(halves[half]));
-                // 0xb8: the upper byte of the first, the lower byte of the last.
-                let fields = _mm512_ternarylogic_epi32::<0xb8>(upper, _mm512_set1_epi16(0xff), lower);
-                rows[0][half] = with_small(bf16_of_fields(fields));
-                rows[1][half] = with_small(bf16_of_fields(_mm512_srai_epi16::<4>(halves[half])));
-            }
-            rows
-        }
-    }
-    #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: Self::V) {
         // SAFETY: the caller gives LANES writable values.
         unsafe {
@@ -439,11 +416,11 @@ unsafe impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn store_neighbours(p: *mut u32, from: *const f32) {
-        // SAFETY: the caller gives 2 * LANES readable values and LANES writable words.
+    unsafe fn store_neighbours(p: *mut u32, first: Self::V, second: Self::V) {
+        // SAFETY: the caller gives LANES writable words.
         unsafe {
-            Self::store_bf16(p.cast(), _mm512_loadu_ps(from));
-            Self::store_bf16(p.cast::<u16>().add(16), _mm512_loadu_ps(from.add(16)));
+            Self::store_bf16(p.cast(), first);
+            Self::store_bf16(p.cast::<u16>().add(16), second);
         }
     }
     #[inline(always)]
@@ -471,31 +448,10 @@ unsafe impl Simd for Avx512 {
     }
 }
 
-// SAFETY: as above, with avx512bf16, avx512vnni and avx512vbmi enabled too.
+// SAFETY: as above, with avx512bf16 and avx512vnni enabled too.
 unsafe impl Simd for Avx512Bf16 {
     common_operations!();
 
-    #[inline(always)]
-    unsafe fn decode_e4m3(codes: *const u32, small: bool) -> [[Self::I; 2]; 2] {
-        // SAFETY: the caller gives 2 * LANES readable words.
-        unsafe {
-            let halves = [_mm512_loadu_si512(codes.cast()), _mm512_loadu_si512(codes.add(16).cast())];
-            // For every 16 bits the eight bits from one place before them on, and the lower eight.
-            let windows = _mm512_set1_epi64(0x302f_201f_100f_003f);
-            let mut rows = [halves; 2];
-            for half in 0..2 {
-                rows[0][half] = bf16_of_fields(_mm512_multishift_epi64_epi8(windows, halves[half]));
-                rows[1][half] = bf16_of_fields(_mm512_srai_epi16::<4>(halves[half]));
-            }
-            if small {
-                std::hint::cold_path();
-                for row in &mut rows {
-                    *row = [with_small(row[0]), with_small(row[1])];
-                }
-            }
-            rows
-        }
-    }
     #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: Self::V) {
         // SAFETY: the caller gives LANES writable values.
@@ -520,11 +476,10 @@ unsafe impl Simd for Avx512Bf16 {
         }
     }
     #[inline(always)]
-    unsafe fn store_neighbours(p: *mut u32, from: *const f32) {
-        // SAFETY: the caller gives 2 * LANES readable values and LANES writable words; the cast renames bits.
+    unsafe fn store_neighbours(p: *mut u32, first: Self::V, second: Self::V) {
+        // SAFETY: the caller gives LANES writable words; the cast renames bits.
         unsafe {
-            let words: __m512i =
-                std::mem::transmute(_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from.add(16)), _mm512_loadu_ps(from)));
+            let words: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(second, first));
             _mm512_storeu_si512(p.cast(), words);
         }
     }

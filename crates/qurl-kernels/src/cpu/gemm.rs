@@ -11,6 +11,7 @@
 
 mod decode;
 mod tile;
+mod words;
 
 pub(crate) use decode::{Codes, NVFP4_GROUP};
 pub(crate) use tile::{Factors, Job, Kind};

@@ -16,7 +16,7 @@ pub enum Level {
     Avx2,
     /// AVX-512 F/BW/DQ/VL without the bf16 and 8-bit dot products.
     Avx512,
-    /// AVX-512 with BF16 and VNNI dot products, and VBMI byte lookups.
+    /// AVX-512 with BF16 and VNNI dot products.
     Avx512Bf16,
 }
 
@@ -51,10 +51,7 @@ impl Level {
                 && is_x86_feature_detected!("avx512vl")
             {
                 levels.push(Level::Avx512);
-                if is_x86_feature_detected!("avx512bf16")
-                    && is_x86_feature_detected!("avx512vnni")
-                    && is_x86_feature_detected!("avx512vbmi")
-                {
+                if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni") {
                     levels.push(Level::Avx512Bf16);
                 }
             }

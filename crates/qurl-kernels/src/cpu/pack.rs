@@ -139,7 +139,10 @@ unsafe fn pack_transposed_at<S: Simd>(
                     let (rest, done) = (vectors.remainder(), row.len() / (2 * S::LANES) * S::LANES);
                     for (words, x) in staged.chunks_exact_mut(S::LANES).zip(vectors) {
                         // SAFETY: LANES words and twice as many values.
-                        unsafe { S::store_neighbours(words.as_mut_ptr(), x.as_ptr()) }
+                        unsafe {
+                            let (first, second) = (S::load(x.as_ptr()), S::load(x.as_ptr().add(S::LANES)));
+                            S::store_neighbours(words.as_mut_ptr(), first, second);
+                        }
                     }
                     for (word, p) in staged[done..].iter_mut().zip(rest.chunks(2)) {
                         *word = pair(p[0], p.get(1).copied().unwrap_or(0.0));

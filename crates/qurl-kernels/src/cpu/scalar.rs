@@ -153,10 +153,11 @@ unsafe impl Simd for Scalar {
         }
     }
     #[inline(always)]
-    unsafe fn store_neighbours(p: *mut u32, from: *const f32) {
-        for i in 0..N {
-            // SAFETY: the caller gives 2 * LANES readable values and LANES writable words.
-            unsafe { *p.add(i) = bf16_bits(*from.add(2 * i)) as u32 | (bf16_bits(*from.add(2 * i + 1)) as u32) << 16 }
+    unsafe fn store_neighbours(p: *mut u32, first: Self::V, second: Self::V) {
+        // SAFETY: the caller gives LANES writable words.
+        unsafe {
+            Self::store_bf16(p.cast(), first);
+            Self::store_bf16(p.cast::<u16>().add(N), second);
         }
     }
     #[inline(always)]

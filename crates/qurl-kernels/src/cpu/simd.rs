@@ -67,8 +67,9 @@ pub unsafe trait Simd: Copy + 'static {
 
     /// Stores a word of two bf16 per lane, `low` in the low half; subnormals may become zero.
     unsafe fn store_pairs(p: *mut u32, low: Self::V, high: Self::V);
-    /// Stores `LANES` words of two bf16 made from `2 * LANES` neighbouring f32; subnormals may become zero.
-    unsafe fn store_neighbours(p: *mut u32, from: *const f32);
+    /// Stores `LANES` words of two bf16 made from `2 * LANES` neighbouring f32, the `first` and those behind them;
+    /// subnormals may become zero.
+    unsafe fn store_neighbours(p: *mut u32, first: Self::V, second: Self::V);
 
     unsafe fn zero_i() -> Self::I;
     /// Adds to each lane four products of an unsigned byte of `a` (the same four for all lanes) and a signed byte of `b`.
@@ -96,6 +97,9 @@ pub unsafe trait Simd: Copy + 'static {
     /// Asks for the cache line at `p`, which may be any address.
     #[inline(always)]
     unsafe fn prefetch(_p: *const u8) {}
+    /// Asks for the cache line at `p`, which may be any address, to write to it.
+    #[inline(always)]
+    unsafe fn prefetch_for_writing(_p: *const u8) {}
 
     /// Stores the nearest signed bytes (ties to even), saturating.
     #[inline(always)]
@@ -109,7 +113,8 @@ pub unsafe trait Simd: Copy + 'static {
         // SAFETY: the caller gives LANES readable bytes.
         unsafe { from_lanes::<Self>(|lane| (*p.add(lane)).cast_signed() as f32) }
     }
-    /// Rounds to the values of E4M3 (nearest, ties to even), saturating at 448.
+    /// Rounds to the values of E4M3 (nearest, ties to even). Magnitudes are at most 448, or so little more that they round
+    /// to it; the sign of what becomes zero may be lost.
     #[inline(always)]
     unsafe fn round_e4m3(v: Self::V) -> Self::V {
         // SAFETY: register operations and an array on the stack.
@@ -147,21 +152,30 @@ pub unsafe trait Simd: Copy + 'static {
             (Self::load_i(words.as_ptr()), small)
         }
     }
-    /// A row of a panel, two vectors of ordered words of four E4M3 codes, as two rows of words of two bf16 that are
-    /// [`codec::E4M3_SHIFT`] too small; `small` tells whether some code may be zero or subnormal.
+    /// The first half of decoding E4M3: from `LANES` ordered words of four codes what [`Simd::place_e4m3`] makes words of two
+    /// bf16 of, for the first pair of codes or the `LAST`. The byte before the words must be readable.
     #[inline(always)]
-    unsafe fn decode_e4m3(codes: *const u32, _small: bool) -> [[Self::I; 2]; 2] {
-        let mut rows = [[[0i32; MOST_LANES]; 2]; 2];
-        for lane in 0..2 * Self::LANES {
-            // SAFETY: the caller gives 2 * LANES readable words.
-            let codes = codec::e4m3_codes(unsafe { *codes.add(lane) });
-            let bits = codes.map(|code| (codec::e4m3_value(code) / codec::E4M3_SHIFT).to_bits() >> 16);
-            for (row, pair) in rows.iter_mut().zip(bits.chunks_exact(2)) {
-                row[lane / Self::LANES][lane % Self::LANES] = (pair[0] | pair[1] << 16) as i32;
-            }
+    unsafe fn shift_e4m3<const LAST: bool>(codes: *const u32) -> Self::I {
+        let mut words = [0i32; MOST_LANES];
+        for (lane, word) in words.iter_mut().enumerate().take(Self::LANES) {
+            // SAFETY: the caller gives LANES readable words.
+            let [a, b, c, d] = codec::e4m3_codes(unsafe { *codes.add(lane) });
+            let [low, high] = if LAST { [c, d] } else { [a, b] }
+                .map(|code| (codec::e4m3_value(code) / codec::E4M3_SHIFT).to_bits() >> 16);
+            *word = (low | high << 16) as i32;
         }
-        // SAFETY: the arrays have the lanes of any level.
-        unsafe { rows.map(|row| row.map(|vector| Self::load_i(vector.as_ptr()))) }
+        // SAFETY: the array has the lanes of any level.
+        unsafe { Self::load_i(words.as_ptr()) }
+    }
+    /// The second half: bf16 that are [`codec::E4M3_SHIFT`] too small; zeros and subnormals may be wrong.
+    #[inline(always)]
+    unsafe fn place_e4m3(shifted: Self::I) -> Self::I {
+        shifted
+    }
+    /// Puts right the zeros and subnormals of [`Simd::place_e4m3`].
+    #[inline(always)]
+    unsafe fn mend_e4m3(words: Self::I) -> Self::I {
+        words
     }
     /// From `LANES` words of eight 4-bit codes, four vectors of words of two bf16 each, `stride` words apart; `table`
     /// has the bf16 bits of each code.
@@ -329,7 +343,7 @@ macro_rules! simd_dispatch {
                 unsafe { $generic::<$crate::cpu::avx512::Avx512>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx512vbmi")]
+            #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")]
             unsafe fn avx512bf16($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: passed on to the caller of the dispatched function.
                 unsafe { $generic::<$crate::cpu::avx512::Avx512Bf16>($($arg),*) }

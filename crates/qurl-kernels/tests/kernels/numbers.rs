@@ -4,6 +4,7 @@ use crate::naive;
 use crate::naive_head::{self, HeadShape};
 use crate::support::{Paged, Random, ULP, assert_bits, cpus, down, heads, up, wide};
 use qurl_kernels::backend::{Backend, HeadGradient, KvFormat, Output, Rope};
+use qurl_kernels::cpu::quant::codec::{e4m3_code, e4m3_value};
 use qurl_kernels::{Cpu, Format};
 
 /// Numbers from -100 to 100 with the special ones among them.
@@ -129,6 +130,72 @@ fn rounding_to_bf16() {
                 assert!(got.iter().all(same), "{what}: got {got:?}, want {want:e}");
             }
         }
+    }
+}
+
+/// `W x` in fp8 at every level, for `rows` rows of `x` and a square `w`, all exact.
+fn fp8_products(x: &[f32], rows: usize, w: &[f32], width: usize, want: &[f64]) {
+    for cpu in cpus(2) {
+        let packed = cpu.pack(&up(&cpu, w), width, width, Format::Fp8, false).expect("weights pack");
+        let mut out = up(&cpu, &vec![f32::NAN; rows * width]);
+        cpu.linear(&up(&cpu, x), rows, &packed, None, Output::Store, &mut out);
+        for (i, (got, want)) in down(&cpu, &out).iter().zip(want).enumerate() {
+            let place = format!("row {}, column {} of {rows} rows on {}", i / width, i % width, cpu.describe());
+            assert_eq!(got, want, "{place}");
+        }
+    }
+}
+
+#[test]
+fn rounding_of_activations_to_e4m3() {
+    // A row with 448 in it has a scale of one, and weights of 448 on the diagonal show its numbers one by one.
+    const WIDTH: usize = 250;
+    let weights: Vec<f32> = (0..WIDTH * WIDTH).map(|i| if i / WIDTH == i % WIDTH { 448.0 } else { 0.0 }).collect();
+    let mut random = Random::new(5);
+    // Every bf16 up to 448, its neighbours in f32, and random numbers of every size.
+    let mut values = Vec::new();
+    for bits in 0..=448f32.to_bits() >> 16 {
+        let bits = bits << 16;
+        values
+            .extend([bits, bits + 1, bits.saturating_sub(1), bits | random.below(1 << 16) as u32].map(f32::from_bits));
+    }
+    values.retain(|x| *x <= 448.0);
+    let mut x = Vec::new();
+    for (i, chunk) in values.chunks(WIDTH - 1).enumerate() {
+        let sign = if i % 2 == 0 { 1.0 } else { -1.0 };
+        x.push(448.0);
+        x.extend(chunk.iter().map(|x| sign * x));
+        x.resize((i + 1) * WIDTH, 0.0);
+    }
+    let want: Vec<f64> = x.iter().map(|&x| f64::from(e4m3_value(e4m3_code(x))) * 448.0).collect();
+    fp8_products(&x, x.len() / WIDTH, &weights, WIDTH, &want);
+}
+
+#[test]
+fn every_code_of_an_e4m3_weight() {
+    // Each row of activations shows one column of the weights, which hold every code, zeros and subnormals among others
+    // and alone; 1100 inputs are three passes along k.
+    const WIDTH: usize = 1100;
+    let codes: Vec<u8> = (0..=255).filter(|code| code & 0x7f != 0x7f).collect();
+    let mut random = Random::new(9);
+    let mut weights: Vec<f32> = (0..WIDTH * WIDTH)
+        .map(|i| if (i % WIDTH).is_multiple_of(7) { codes[random.below(codes.len())] } else { 0x38 })
+        .map(e4m3_value)
+        .collect();
+    for row in weights.chunks_exact_mut(WIDTH) {
+        row[0] = 448.0;
+    }
+    for rows in [1, 5, 8, 12, 13, 32, 37] {
+        let columns: Vec<usize> = (0..rows).map(|row| row * 7 % WIDTH).collect();
+        let mut x = vec![0.0; rows * WIDTH];
+        for (row, column) in columns.iter().enumerate() {
+            x[row * WIDTH + column] = 448.0;
+        }
+        let want: Vec<f64> = columns
+            .iter()
+            .flat_map(|column| (0..WIDTH).map(|n| f64::from(weights[n * WIDTH + column]) * 448.0).collect::<Vec<_>>())
+            .collect();
+        fp8_products(&x, rows, &weights, WIDTH, &want);
     }
 }
 

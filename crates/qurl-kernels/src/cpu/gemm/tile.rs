@@ -5,6 +5,7 @@
 //! scales are multiplied in when a sum along k is complete, either once or per block of k ([`Factors`]).
 
 use super::decode::{Codes, decode};
+use super::words::{Bf16Words, F32Words, Int8Words, Words};
 use super::{K_BLOCK, Mode, STRIPS_PER_BLOCK, Span};
 use crate::cpu::buf::Parts;
 use crate::cpu::simd::{Simd, simd_dispatch};
@@ -145,113 +146,14 @@ unsafe fn block_int8_at<S: Simd>(job: &Job, strips: Span, panels: Span) {
     unsafe { block::<S, Int8Words>(job, strips, panels) }
 }
 
-/// How a packed word of A meets a vector of packed words of B, and what the sums are kept in.
-trait Words {
-    /// A vector of sums.
-    type Acc<S: Simd>: Copy;
-    /// Whether B may be stored as codes of these words.
-    const CODED: bool;
-    unsafe fn zero<S: Simd>() -> Self::Acc<S>;
-    unsafe fn load<S: Simd>(from: *const f32) -> Self::Acc<S>;
-    unsafe fn store<S: Simd>(to: *mut f32, acc: Self::Acc<S>);
-    /// Where the sum over k begins; `c` is the old content.
-    unsafe fn begin<S: Simd>(mode: Mode, c: *const f32, n: usize, start: *const i32) -> Self::Acc<S>;
-    unsafe fn multiply_add<S: Simd>(acc: Self::Acc<S>, a: u32, b: S::I) -> Self::Acc<S>;
-    unsafe fn value<S: Simd>(acc: Self::Acc<S>) -> S::V;
-}
-
-struct F32Words;
-struct Bf16Words;
-struct Int8Words;
-
-/// What both kinds with f32 sums share.
-macro_rules! float_sums {
-    ($coded:literal) => {
-        type Acc<S: Simd> = S::V;
-        const CODED: bool = $coded;
-        #[inline(always)]
-        unsafe fn zero<S: Simd>() -> S::V {
-            // SAFETY: register operations.
-            unsafe { S::splat(0.0) }
-        }
-        #[inline(always)]
-        unsafe fn load<S: Simd>(from: *const f32) -> S::V {
-            // SAFETY: the caller's promise.
-            unsafe { S::load(from) }
-        }
-        #[inline(always)]
-        unsafe fn store<S: Simd>(to: *mut f32, acc: S::V) {
-            // SAFETY: the caller's promise.
-            unsafe { S::store(to, acc) }
-        }
-        #[inline(always)]
-        unsafe fn begin<S: Simd>(mode: Mode, c: *const f32, n: usize, _start: *const i32) -> S::V {
-            // SAFETY: the caller's promise.
-            unsafe { if mode == Mode::Chain { S::load_n(c, n) } else { S::splat(0.0) } }
-        }
-        #[inline(always)]
-        unsafe fn value<S: Simd>(acc: S::V) -> S::V {
-            acc
-        }
-    };
-}
-
-impl Words for F32Words {
-    float_sums!(false);
-    #[inline(always)]
-    unsafe fn multiply_add<S: Simd>(acc: S::V, a: u32, b: S::I) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { S::fma(S::splat(f32::from_bits(a)), S::bits_as_f32(b), acc) }
-    }
-}
-
-impl Words for Bf16Words {
-    float_sums!(true);
-    #[inline(always)]
-    unsafe fn multiply_add<S: Simd>(acc: S::V, a: u32, b: S::I) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { S::dot_bf16(acc, a, b) }
-    }
-}
-
-impl Words for Int8Words {
-    type Acc<S: Simd> = S::I;
-    const CODED: bool = false;
-    #[inline(always)]
-    unsafe fn zero<S: Simd>() -> S::I {
-        // SAFETY: register operations.
-        unsafe { S::zero_i() }
-    }
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const f32) -> S::I {
-        // SAFETY: the caller's promise.
-        unsafe { S::load_i(from.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store<S: Simd>(to: *mut f32, acc: S::I) {
-        // SAFETY: the caller's promise.
-        unsafe { S::store_i(to.cast(), acc) }
-    }
-    #[inline(always)]
-    unsafe fn begin<S: Simd>(_mode: Mode, _c: *const f32, _n: usize, start: *const i32) -> S::I {
-        // SAFETY: the starts are padded to whole panels.
-        unsafe { S::load_i(start) }
-    }
-    #[inline(always)]
-    unsafe fn multiply_add<S: Simd>(acc: S::I, a: u32, b: S::I) -> S::I {
-        // SAFETY: the caller's promise.
-        unsafe { S::dot_u8i8(acc, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn value<S: Simd>(acc: S::I) -> S::V {
-        // SAFETY: register operations.
-        unsafe { S::to_f32(acc) }
-    }
-}
-
 /// Largest strip block in rows times panel width, for the partial sums between passes along k.
 const PARTIAL: usize = 12 * STRIPS_PER_BLOCK * 32;
 const CACHE_LINE: usize = 64;
+
+/// An array that begins at a cache line: a vector that straddles two lines costs twice.
+#[repr(align(64))]
+struct AtLine<T>(T);
+
 /// How far ahead in the same stream of weights a single row asks for memory, in bytes. A row alone reads as fast as memory
 /// gives; asking for the next panel instead, as tiles of more rows do, was seen to slow it down by a seventh.
 const NEAR: usize = 512;
@@ -261,9 +163,10 @@ const DECODED: usize = 128;
 #[inline(always)]
 unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
     let width = 2 * S::LANES;
-    let mut partial = std::mem::MaybeUninit::<[f32; PARTIAL]>::uninit();
+    let mut partial = std::mem::MaybeUninit::<AtLine<[f32; PARTIAL]>>::uninit();
     let partial: *mut f32 = partial.as_mut_ptr().cast();
-    let mut decoded = std::mem::MaybeUninit::<[u32; K_BLOCK * 32]>::uninit();
+    // One more, because decoding runs a row ahead.
+    let mut decoded = std::mem::MaybeUninit::<AtLine<[u32; (K_BLOCK + 1) * 32]>>::uninit();
     let decoded: *mut u32 = decoded.as_mut_ptr().cast();
     let coded = W::CODED && !matches!(job.codes, Codes::Words);
     let fused = W::CODED && matches!(job.codes, Codes::E4m3 { .. });
@@ -292,6 +195,9 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                 } else {
                     job.stored((panel + 1).min(last_panel), 0, width)
                 };
+                if k0 == 0 && panel < last_panel {
+                    ask_for_extras::<S>(job, panel + 1);
+                }
                 let scale_block = if job.factors.blocks > 1 { k0 / job.factors.block_words } else { 0 };
                 // The last strip, often the lowest, comes first: it decodes, and with fewer sums has registers to spare.
                 for strip in strips.clone().rev() {
@@ -335,6 +241,38 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                 }
             }
         }
+    }
+}
+
+/// Asks for what a panel has beside its words: scales, bias, flags. Each is a few lines of an array of its own that nothing
+/// else would ask for.
+#[inline(always)]
+unsafe fn ask_for_extras<S: Simd>(job: &Job, panel: usize) {
+    let width = 2 * S::LANES;
+    let Factors { columns, start, blocks, .. } = job.factors;
+    // SAFETY: any address may be asked for.
+    unsafe {
+        if !columns.is_null() {
+            ask_for::<S>(columns.wrapping_add(panel * blocks * width).cast(), blocks * width * 4);
+        }
+        if !start.is_null() {
+            ask_for::<S>(start.wrapping_add(panel * width).cast(), width * 4);
+        }
+        if !job.bias.is_null() {
+            ask_for::<S>(job.bias.wrapping_add(panel * width).cast(), width * 4);
+        }
+        if let Codes::E4m3 { small, words } = job.codes {
+            ask_for::<S>(small.wrapping_add(panel * words * 2), words * 2);
+        }
+    }
+}
+
+/// Asks for every cache line of some bytes.
+#[inline(always)]
+unsafe fn ask_for<S: Simd>(from: *const u8, bytes: usize) {
+    for at in (0..bytes + CACHE_LINE - 1).step_by(CACHE_LINE) {
+        // SAFETY: any address may be asked for.
+        unsafe { S::prefetch(from.wrapping_add(at)) }
     }
 }
 
@@ -384,25 +322,19 @@ impl Tile {
                     acc[1] = W::load::<S>(self.partial.add(r * 2 * l + l));
                 }
             }
+            if self.last {
+                // C is on its way while the tile multiplies: its stores would hold up those of decoded words.
+                for r in 0..R {
+                    let c = self.c.wrapping_add(r * job.ldc);
+                    S::prefetch_for_writing(c.cast());
+                    S::prefetch_for_writing(c.wrapping_add(l).cast());
+                }
+            }
             if W::CODED && !self.codes.is_null() {
-                let (mut a, mut codes, mut b) = (self.a, self.codes, self.b.cast::<i32>().cast_mut());
-                for word in 0..self.words / 2 {
-                    S::prefetch(self.ahead.wrapping_add(2 * word * CACHE_LINE));
-                    S::prefetch(self.ahead.wrapping_add((2 * word + 1) * CACHE_LINE));
-                    let small = self.small.cast::<[u8; 2]>().add(word).read() != [0, 0];
-                    for columns in S::decode_e4m3(codes, small) {
-                        if self.decodes_for_others {
-                            S::store_i(b, columns[0]);
-                            S::store_i(b.add(l), columns[1]);
-                        }
-                        for (r, acc) in acc.iter_mut().enumerate() {
-                            let word = *a.add(r);
-                            acc[0] = W::multiply_add::<S>(acc[0], word, columns[0]);
-                            acc[1] = W::multiply_add::<S>(acc[1], word, columns[1]);
-                        }
-                        (a, b) = (a.add(R), b.add(2 * l));
-                    }
-                    codes = codes.add(2 * l);
+                if self.decodes_for_others {
+                    self.decode_and_multiply::<S, W, R, true>(&mut acc);
+                } else {
+                    self.decode_and_multiply::<S, W, R, false>(&mut acc);
                 }
             } else {
                 let (mut a, mut b) = (self.a, self.b.cast::<i32>());
@@ -469,6 +401,44 @@ impl Tile {
         }
     }
 
+    /// Decodes the codes of the pass and multiplies by them: what comes next is decoded while the products before it are
+    /// under way. `KEEP` stores the decoded words for the tiles that follow.
+    #[inline(always)]
+    unsafe fn decode_and_multiply<S: Simd, W: Words, const R: usize, const KEEP: bool>(
+        &self,
+        acc: &mut [[W::Acc<S>; 2]; R],
+    ) {
+        let row = 2 * S::LANES;
+        // SAFETY: the caller gives codes and a row behind them, flags, and room for two words each and a row.
+        unsafe {
+            let small = self.small.cast::<[u8; 2]>();
+            let (mut a, mut codes, mut b) = (self.a, self.codes, self.b.cast::<i32>().cast_mut());
+            let mut first = decode_row::<S, false>(codes);
+            keep::<S, KEEP>(first, b);
+            for word in 0..self.words / 2 {
+                S::prefetch(self.ahead.wrapping_add(2 * word * CACHE_LINE));
+                S::prefetch(self.ahead.wrapping_add((2 * word + 1) * CACHE_LINE));
+                let next = codes.add(row);
+                if small.add(word).read() != [0, 0] {
+                    std::hint::cold_path();
+                    first = [S::mend_e4m3(first[0]), S::mend_e4m3(first[1])];
+                    let second = decode_row::<S, true>(codes);
+                    let second = [S::mend_e4m3(second[0]), S::mend_e4m3(second[1])];
+                    keep::<S, KEEP>(first, b);
+                    keep::<S, KEEP>(second, b.add(row));
+                    multiply::<S, W, R>(acc, a, first);
+                    multiply::<S, W, R>(acc, a.add(R), second);
+                    first = decode_row::<S, false>(next);
+                    keep::<S, KEEP>(first, b.add(2 * row));
+                } else {
+                    let second = multiply_and_decode::<S, W, R, KEEP, true>(acc, a, first, codes, b.add(row));
+                    first = multiply_and_decode::<S, W, R, KEEP, false>(acc, a.add(R), second, next, b.add(2 * row));
+                }
+                (a, codes, b) = (a.add(2 * R), next, b.add(2 * row));
+            }
+        }
+    }
+
     /// `sums * (row scale * column scale)`, and where k has several blocks, plus what the blocks before gave.
     #[inline(always)]
     unsafe fn scale<S: Simd, const R: usize>(&self, job: &Job, sums: &mut [[S::V; 2]; R]) {
@@ -478,17 +448,95 @@ impl Tile {
         unsafe {
             let columns = columns.add((self.panel * blocks + self.scale_block) * 2 * l);
             let columns = [S::load(columns), S::load(columns.add(l))];
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let row = if rows.is_null() { 1.0 } else { *rows.add((self.row + r) * blocks + self.scale_block) };
-                for v in 0..2 {
-                    let scale = S::mul(S::splat(row), columns[v]);
-                    sums[v] = if blocks > 1 && !self.first {
-                        S::fma(sums[v], scale, S::load(self.partial.add(r * 2 * l + v * l)))
-                    } else {
-                        S::mul(sums[v], scale)
-                    };
+            // Without scales of rows the same one serves all of them.
+            let (rows, stride) = if rows.is_null() {
+                (&raw const ONE, 0)
+            } else {
+                (rows.add(self.row * blocks + self.scale_block), blocks)
+            };
+            if blocks > 1 && !self.first {
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let (row, before) = (S::splat(*rows.add(r * stride)), self.partial.add(r * 2 * l));
+                    sums[0] = S::fma(sums[0], S::mul(row, columns[0]), S::load(before));
+                    sums[1] = S::fma(sums[1], S::mul(row, columns[1]), S::load(before.add(l)));
+                }
+            } else {
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let row = S::splat(*rows.add(r * stride));
+                    *sums = [S::mul(sums[0], S::mul(row, columns[0])), S::mul(sums[1], S::mul(row, columns[1]))];
                 }
             }
+        }
+    }
+}
+
+/// The scale of rows that have none.
+static ONE: f32 = 1.0;
+
+/// Multiplies by `columns`.
+#[inline(always)]
+unsafe fn multiply<S: Simd, W: Words, const R: usize>(
+    acc: &mut [[W::Acc<S>; 2]; R],
+    a: *const u32,
+    columns: [S::I; 2],
+) {
+    for (r, acc) in acc.iter_mut().enumerate() {
+        // SAFETY: the caller gives R words of A.
+        unsafe {
+            let word = *a.add(r);
+            acc[0] = W::multiply_add::<S>(acc[0], word, columns[0]);
+            acc[1] = W::multiply_add::<S>(acc[1], word, columns[1]);
+        }
+    }
+}
+
+/// Multiplies by `columns` and decodes the next ones meanwhile. Where among the products shifts, logic and stores stand decides
+/// how often they take a place from a product; these places were the best of those tried.
+#[inline(always)]
+unsafe fn multiply_and_decode<S: Simd, W: Words, const R: usize, const KEEP: bool, const LAST: bool>(
+    acc: &mut [[W::Acc<S>; 2]; R],
+    a: *const u32,
+    columns: [S::I; 2],
+    codes: *const u32,
+    to: *mut i32,
+) -> [S::I; 2] {
+    // SAFETY: the caller gives R words of A, a row of codes and room for a row of words.
+    unsafe {
+        let mut next = columns;
+        for (r, acc) in acc.iter_mut().enumerate() {
+            let word = *a.add(r);
+            if r == 1.min(R - 1) {
+                next = [S::shift_e4m3::<LAST>(codes), S::shift_e4m3::<LAST>(codes.add(S::LANES))];
+            }
+            if r == 3.min(R - 1) {
+                next = [S::place_e4m3(next[0]), S::place_e4m3(next[1])];
+                keep::<S, KEEP>(next, to);
+            }
+            acc[0] = W::multiply_add::<S>(acc[0], word, columns[0]);
+            acc[1] = W::multiply_add::<S>(acc[1], word, columns[1]);
+        }
+        next
+    }
+}
+
+/// A row of codes as the words of its first pairs, or the `LAST`, as long as none is zero or subnormal.
+#[inline(always)]
+unsafe fn decode_row<S: Simd, const LAST: bool>(codes: *const u32) -> [S::I; 2] {
+    // SAFETY: the caller gives a row of codes.
+    unsafe {
+        let low = S::place_e4m3(S::shift_e4m3::<LAST>(codes));
+        [low, S::place_e4m3(S::shift_e4m3::<LAST>(codes.add(S::LANES)))]
+    }
+}
+
+/// Stores decoded columns where other tiles need them.
+#[inline(always)]
+unsafe fn keep<S: Simd, const KEEP: bool>(columns: [S::I; 2], to: *mut i32) {
+    if KEEP {
+        // SAFETY: the caller gives room for two vectors.
+        unsafe {
+            S::store_i(to, columns[0]);
+            S::store_i(to.add(S::LANES), columns[1]);
         }
     }
 }

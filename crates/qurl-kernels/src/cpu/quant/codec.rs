@@ -86,22 +86,20 @@ pub fn e4m3_value(code: u8) -> f32 {
 /// stay far from the ends of bf16, so sums are the same to the last bit.
 pub(crate) const E4M3_SHIFT: f32 = f32::from_bits((127 + 56) << 23);
 
-/// Four E4M3 codes, neighbours along k, as the stored word that decoding is quick for. Each half gives one bf16 by a
-/// shift (its upper byte, codes 2 and 3) and one by windows of eight bits (its lower byte, codes 0 and 1): there the
-/// fields lie as sign, lowest exponent bit, mantissa, rest of the exponent.
+/// Four E4M3 codes, neighbours along k, as the stored word that decoding is quick for: the last two are the upper bytes of
+/// its halves, from where one shift brings them into the places of a bf16. The first two are the lower bytes, and upper
+/// ones when memory is read from one byte earlier on.
 #[inline(always)]
 pub(crate) fn e4m3_word(codes: [u8; 4]) -> u32 {
     let [a, b, c, d] = codes;
-    let turned = |code: u8| (code & 0x80) | (code & 0x0f) << 3 | (code >> 4 & 7);
-    u32::from_le_bytes([turned(a), c, turned(b), d])
+    u32::from_le_bytes([a, c, b, d])
 }
 
 /// The codes of a word of [`e4m3_word`].
 #[inline(always)]
 pub(crate) fn e4m3_codes(word: u32) -> [u8; 4] {
     let [a, c, b, d] = word.to_le_bytes();
-    let back = |byte: u8| (byte & 0x80) | (byte & 7) << 4 | (byte >> 3 & 0x0f);
-    [back(a), back(b), c, d]
+    [a, b, c, d]
 }
 
 /// Whether a code is zero or subnormal.

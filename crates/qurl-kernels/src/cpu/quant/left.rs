@@ -89,12 +89,14 @@ unsafe fn pack_piece_at<S: Simd>(
                     }
                     LeftKind::E4m3 => {
                         let inverse = 1.0 / f32::from_bits(scales[r * blocks + place]);
-                        let mut rounded = [0.0f32; 2 * CHUNK];
-                        for at in (0..2 * chunk).step_by(S::LANES) {
-                            let v = S::round_e4m3(scaled::<S>(values, at, inverse));
-                            S::store(rounded.as_mut_ptr().add(at), S::mul(v, S::splat(E4M3_SHIFT)));
+                        match values.as_array() {
+                            Some(whole) => e4m3_pairs::<S>(whole, inverse, staged),
+                            None => {
+                                let mut padded = [0.0f32; 2 * CHUNK];
+                                padded[..values.len()].copy_from_slice(values);
+                                e4m3_pairs::<S>(&padded, inverse, staged);
+                            }
                         }
-                        pairs::<S>(&rounded, staged);
                     }
                     LeftKind::Bf16 => match values.as_array() {
                         Some(whole) => pairs::<S>(whole, staged),
@@ -140,12 +142,30 @@ unsafe fn scaled<S: Simd>(values: &[f32], at: usize, factor: f32) -> S::V {
     }
 }
 
+/// [`CHUNK`] words of two E4M3 numbers, as bf16 that are [`E4M3_SHIFT`] too large, from neighbours times `factor`.
+#[inline(always)]
+unsafe fn e4m3_pairs<S: Simd>(values: &[f32; 2 * CHUNK], factor: f32, words: *mut u32) {
+    // SAFETY: the caller gives room for CHUNK words, a whole number of vectors.
+    unsafe {
+        let (factor, shift) = (S::splat(factor), S::splat(E4M3_SHIFT));
+        for at in (0..values.len()).step_by(2 * S::LANES) {
+            let values = values.as_ptr().add(at);
+            let first = S::round_e4m3(S::mul(S::load(values), factor));
+            let second = S::round_e4m3(S::mul(S::load(values.add(S::LANES)), factor));
+            S::store_neighbours(words.add(at / 2), S::mul(first, shift), S::mul(second, shift));
+        }
+    }
+}
+
 /// [`CHUNK`] words of two bf16 from neighbours.
 #[inline(always)]
 unsafe fn pairs<S: Simd>(values: &[f32; 2 * CHUNK], words: *mut u32) {
     for at in (0..values.len()).step_by(2 * S::LANES) {
         // SAFETY: the caller gives room for CHUNK words, a whole number of vectors.
-        unsafe { S::store_neighbours(words.add(at / 2), values.as_ptr().add(at)) }
+        unsafe {
+            let values = values.as_ptr().add(at);
+            S::store_neighbours(words.add(at / 2), S::load(values), S::load(values.add(S::LANES)));
+        }
     }
 }
 

@@ -27,6 +27,10 @@ use codec::CodeKind;
 pub(crate) const BLOCK: usize = 128;
 /// 2^-100: below this largest magnitude a channel counts as zero, since the inverse of its scale might not be finite.
 pub(crate) const TINY: f32 = f32::from_bits(27 << 23);
+/// Words before the first code: decoding reads a byte too early, and a whole cache line keeps the codes aligned.
+const LEAD: usize = 16;
+/// Words behind the last code: decoding reads a row too far.
+const TRAIL: usize = 32;
 /// Longest sums of int8 products that cannot leave 32 bits.
 const INT8_MAX_K: usize = 65_536;
 
@@ -105,7 +109,7 @@ pub struct QuantB {
     scheme: Scheme,
     n: usize,
     k: usize,
-    /// Codes: `[panel][k / codes of a word][column]`.
+    /// Codes `[panel][k / codes of a word][column]` between [`LEAD`] and [`TRAIL`] words that are not used.
     words: Aligned<u32>,
     /// `[panel][block of k][column]`.
     scales: Aligned<f32>,
@@ -137,7 +141,7 @@ impl QuantB {
             scheme,
             n,
             k,
-            words: Aligned::zeros(lanes * k.div_ceil(scheme.codes.per_word())),
+            words: Aligned::zeros(LEAD + lanes * k.div_ceil(scheme.codes.per_word()) + TRAIL),
             scales: Aligned::zeros(lanes * scheme.blocks(k)),
             starts: Aligned::zeros(only(scheme.left == LeftKind::Int8, lanes)),
             small: Aligned::zeros(only(scheme.codes == CodeKind::E4m3, 2 * lanes / ctx.panel() * k.div_ceil(4))),
@@ -178,7 +182,9 @@ impl QuantB {
 
     /// Bytes that a product reads: codes and scales.
     pub fn bytes(&self) -> usize {
-        4 * (self.words.len() + self.scales.len() + self.starts.len()) + self.small.len() + self.group_scales.len()
+        4 * (self.words.len() - LEAD - TRAIL + self.scales.len() + self.starts.len())
+            + self.small.len()
+            + self.group_scales.len()
     }
 
     /// The code of one weight: the bits of an i8, of E4M3, or four bits.
@@ -186,7 +192,7 @@ impl QuantB {
         assert!(row < self.n && column < self.k, "weight ({row}, {column}) of {} by {}", self.n, self.k);
         let (width, per_word) = (ctx.panel(), self.scheme.codes.per_word());
         let stored = self.k.div_ceil(per_word);
-        let word = self.words[(row / width * stored + column / per_word) * width + row % width];
+        let word = self.words[LEAD + (row / width * stored + column / per_word) * width + row % width];
         if self.scheme.codes == CodeKind::E4m3 {
             return codec::e4m3_codes(word)[column % per_word];
         }
@@ -243,6 +249,6 @@ impl QuantB {
             blocks,
             block_words: if blocks > 1 { BLOCK / 2 } else { usize::MAX },
         };
-        (self.words.as_ptr(), self.k.div_ceil(self.scheme.codes.per_word()), kind, codes, factors)
+        (self.words.as_ptr().wrapping_add(LEAD), self.k.div_ceil(self.scheme.codes.per_word()), kind, codes, factors)
     }
 }

@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{BLOCK, Granularity, QuantB, Scheme, largest_bits, scale_of};
+use super::{BLOCK, Granularity, LEAD, QuantB, Scheme, largest_bits, scale_of};
 use crate::Rounding;
 use crate::backend::BackendError;
 use crate::cpu::Context;
@@ -43,7 +43,7 @@ pub(super) fn fill(
         stored_words: k.div_ceil(packed.scheme.codes.per_word()),
         blocks: packed.scheme.blocks(k),
         tensor_scale,
-        words: Parts::new(&mut packed.words),
+        words: Parts::new(&mut packed.words[LEAD..]),
         scales: Parts::new(&mut packed.scales),
         starts: Parts::new(&mut packed.starts),
         small: Parts::new(&mut packed.small),
