@@ -24,6 +24,22 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
+// Words on their way from one block to another through memory, without flags and fences: a word that is EMPTY has not
+// arrived. Who has read it leaves the place EMPTY. Only blocks that run at the same time may wait for each other.
+#define EMPTY 0xffffffffu
+
+__device__ __forceinline__ void tell(u32* at, u32 word) {
+    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(word) : "memory");
+}
+
+__device__ __forceinline__ u32 hear(const u32* at) {
+    u32 word;
+    do {
+        asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(word) : "l"(at) : "memory");
+    } while (word == EMPTY);
+    return word;
+}
+
 // bf16 is kept as its bits.
 struct bf16 {
     u16 bits;

@@ -44,6 +44,7 @@ struct FlashArgs {
     const float* sin;
     int output;         // decode: what `out` holds, see Output
     float* out_scales;  // decode: one per row, for codes
+    u32* maxima;        // decode, for codes: [row][kv_head to][kv_head from], EMPTY between kernels
 };
 
 template <int FORMAT, int HD>
@@ -126,14 +127,16 @@ __device__ __forceinline__ void tile_scores(
     float (&s)[J][4], Softmax& soft
 ) {
     const int BYTES = Row<FORMAT, HD>::BYTES;
-    const int CHUNKS = BYTES / 64;  // of a lane
+    const int CHUNKS = BYTES / 64;             // of a lane
+    const int STEPS = HD / 16 / CHUNKS;        // of the product that a chunk is good for
     u32 lane = threadIdx.x % WARP, quad = lane % 4;
-    // The keys of the next eight are on their way while those of the last eight are multiplied.
-    u32 words[2][CHUNKS * 4];
-    auto load = [&](int j) {
+    // The next chunk of all keys is on its way while the last one is multiplied. Products of different keys follow each
+    // other: each waits for nothing.
+    u32 words[2][J][4];
+    auto load = [&](int c) {
 #pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
-            u32* w = &words[j % 2][4 * c];
+        for (int j = 0; j < J; ++j) {
+            u32* w = words[c % 2][j];
             u32 from = smem_address(keys) + key_chunk<BYTES>(j * 8 + lane / 4, quad * CHUNKS + c);
             asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
         }
@@ -141,15 +144,21 @@ __device__ __forceinline__ void tile_scores(
     load(0);
 #pragma unroll
     for (int j = 0; j < J; ++j) {
-        if (j + 1 < J) load(j + 1);
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[j][e] = 0.0f;
+    }
 #pragma unroll
-        for (int k = 0; k < HD / 16; ++k) {
-            const u32* w = words[j % 2];
-            u32 b0 = FORMAT == KV_BF16 ? w[2 * k] : codes_f16<FORMAT>(w[k], 0, w[k], 1);
-            u32 b1 = FORMAT == KV_BF16 ? w[2 * k + 1] : codes_f16<FORMAT>(w[k], 2, w[k], 3);
-            mma<SCALED>(s[j], q.a[k], b0, b1);
+    for (int c = 0; c < CHUNKS; ++c) {
+        if (c + 1 < CHUNKS) load(c + 1);
+#pragma unroll
+        for (int k = 0; k < STEPS; ++k) {
+#pragma unroll
+            for (int j = 0; j < J; ++j) {
+                const u32* w = words[c % 2][j];
+                u32 b0 = FORMAT == KV_BF16 ? w[2 * k] : codes_f16<FORMAT>(w[k], 0, w[k], 1);
+                u32 b1 = FORMAT == KV_BF16 ? w[2 * k + 1] : codes_f16<FORMAT>(w[k], 2, w[k], 3);
+                mma<SCALED>(s[j], q.a[c * STEPS + k], b0, b1);
+            }
         }
     }
     soft.m[0] = soft.m[1] = -INFINITY_F;

@@ -1,38 +1,36 @@
 // Attention of one new position of each sequence: see flash.cuh.
 #include "flash.cuh"
 
-// Most blocks of a cluster: the key/value heads of a row whose output becomes codes.
-#define MOST_KV_HEADS 8
-
-// What decode writes: numbers, or a product's left operand. For codes the blocks of a row are a cluster.
+// What decode writes: numbers, or a product's left operand. For codes the blocks of a row tell each other their largest
+// number, so all of them must run at the same time.
 enum Output { OUT_F32, OUT_BF16, OUT_INT8, OUT_FP8 };
 
-// Four neighbouring numbers of a head, rotated: `at` is the first, cos and sin are those of the position.
-template <int HD>
-__device__ __forceinline__ float4 rotated(const float* head, u32 at, const float* cos, const float* sin) {
-    float4 x = *reinterpret_cast<const float4*>(head + at), y = *reinterpret_cast<const float4*>(head + (at ^ HD / 2));
-    float4 c = *reinterpret_cast<const float4*>(cos + at % (HD / 2)), s = *reinterpret_cast<const float4*>(sin + at % (HD / 2));
-    auto one = [&](float own, float other, float c, float s) {
-        float a = __fmul_rn(own, c), b = __fmul_rn(other, s);
-        return at < HD / 2 ? __fsub_rn(a, b) : __fadd_rn(a, b);
-    };
-    return make_float4(one(x.x, y.x, c.x, s.x), one(x.y, y.y, c.y, s.y), one(x.z, y.z, c.z, s.z), one(x.w, y.w, c.w, s.w));
+// A number of a head's first or second half, rotated with the one in the other half.
+__device__ __forceinline__ float rotated(bool second, float own, float other, float cos, float sin) {
+    float a = __fmul_rn(own, cos), b = __fmul_rn(other, sin);
+    return second ? __fadd_rn(a, b) : __fsub_rn(a, b);
 }
 
+// The queries of a group in shared memory, as 16-bit numbers, and from there as left operands.
 template <int HD, bool F16>
-__device__ __forceinline__ void rotate_queries(Queries<HD>& q, const float* row0, const float* row8, const float* cos, const float* sin) {
-    u32 first = threadIdx.x % 4 * (HD / 4);
-#pragma unroll
-    for (int s = 0; s < HD / 16; ++s) {
-        float4 x = {0, 0, 0, 0}, y = {0, 0, 0, 0};
-        if (row0) x = rotated<HD>(row0, first + 4 * s, cos, sin);
-        if (row8) y = rotated<HD>(row8, first + 4 * s, cos, sin);
-        q.a[s][0] = two<F16>(x.x, x.y);
-        q.a[s][1] = two<F16>(y.x, y.y);
-        q.a[s][2] = two<F16>(x.z, x.w);
-        q.a[s][3] = two<F16>(y.z, y.w);
+struct StagedQueries {
+    u16 (*rows)[HD + 8];  // padded: neighbouring rows begin four banks apart
+
+    __device__ __forceinline__ void put(u32 head, u32 at, float4 x) const {
+        *reinterpret_cast<uint2*>(&rows[head][at]) = make_uint2(two<F16>(x.x, x.y), two<F16>(x.z, x.w));
     }
-}
+    __device__ __forceinline__ void get(Queries<HD>& q, u32 group) const {
+        u32 row = threadIdx.x % WARP / 4, first = threadIdx.x % 4 * (HD / 4);
+#pragma unroll
+        for (int s = 0; s < HD / 16; s += 2) {
+            uint4 x = {0, 0, 0, 0}, y = {0, 0, 0, 0};
+            if (row < group) x = *reinterpret_cast<const uint4*>(&rows[row][first + 4 * s]);
+            if (row + 8 < group) y = *reinterpret_cast<const uint4*>(&rows[row + 8][first + 4 * s]);
+            q.a[s][0] = x.x, q.a[s][2] = x.y, q.a[s + 1][0] = x.z, q.a[s + 1][2] = x.w;
+            q.a[s][1] = y.x, q.a[s][3] = y.y, q.a[s + 1][1] = y.z, q.a[s + 1][3] = y.w;
+        }
+    }
+};
 
 // The new key or value of a head in the format of the pages: a lane has HD / 32 neighbouring numbers.
 template <int FORMAT, int HD>
@@ -71,7 +69,8 @@ struct NewRow {
 // One split of one sequence and key/value head. Pairs of warps take tiles in turns: for the scores each warp has half of
 // the keys, for the values half of the columns, in its own stretch of shared memory; they tell each other the largest
 // score, and their weights. The next keys are copied while the values are multiplied; after every round the tiles are
-// folded in order.
+// folded in order. A pair alone keeps what it has folded in registers. Two pairs are faster, but only as long as all
+// blocks run at the same time.
 //
 // What lies in the pages was written in earlier steps, so where the new row is made here, the first tiles are fetched
 // before the kernel in front (the product that makes the row) has ended.
@@ -84,7 +83,8 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     const int COLUMNS = HD / 16;         // of a lane, side by side
     const bool SCALED = FORMAT != KV_BF16;
     const int THREADS = PAIRS * 2 * WARP;
-    const int FOLDERS = THREADS / HD;    // threads that fold a column, each for some heads
+    const int FOLDERS = THREADS < HD ? 1 : THREADS / HD;  // threads that fold a column, each for some heads
+    const int EACH = HD * FOLDERS / THREADS;              // columns of a thread, THREADS apart
     extern __shared__ __align__(1024) u8 smem[];
     __shared__ float maxima[PAIRS][2][16], sums[PAIRS][2][16];
     __shared__ float factors[PAIRS][16][2];
@@ -164,60 +164,148 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     fetch(first_tile + pair, 1, numbers);
     numbers = page_numbers(first_tile + pair + PAIRS);
 
-    Queries<HD> q;
-    const float* row = a.qkv + (u64)span.row * a.stride + kv_head * group * HD;
-    u32 head = lane / 4;
-    const float *row0 = head < group ? row + head * HD : nullptr, *row8 = head + 8 < group ? row + (head + 8) * HD : nullptr;
-    u32 limit[2] = {length, length};
-    // The pair that takes the tile of the new position makes its key and value.
-    u32 new_tile = span.position / TILE, new_at = span.position % TILE;
+    // A thread stages four neighbouring numbers `at` of some heads' queries. Lanes of the pair that takes the tile of the new
+    // position make its key and value, NUMBERS each.
+    const int NUMBERS = HD / WARP, FOURS = HD / 4, STAGED = 8 * FOURS / THREADS;
+    // Where shared memory is short (two pairs of bf16), queries are kept in registers and their place is used again; where
+    // registers are, they are read again for every tile.
+    const bool KEEPS = PAIRS > 1 && !SCALED;
+    __shared__ __align__(16) u16 own_place[KEEPS ? 1 : 16][HD + 8];
+    StagedQueries<HD, SCALED> staged = {KEEPS ? reinterpret_cast<u16 (*)[HD + 8]>(parts) : own_place};
+    u32 at = threadIdx.x % FOURS * 4, first_head = threadIdx.x / FOURS;
+    u32 new_tile = span.position / TILE, new_at = span.position % TILE, new_first = lane * NUMBERS;
     bool makes = a.cos && new_tile < last_tile && (new_tile - first_tile) % PAIRS == pair;
     u32 new_byte = lane * NewRow<FORMAT, HD>::BYTES;
     // It waits here for its tile.
     __shared__ NewRow<FORMAT, HD> fresh[2][2][WARP];
     NewRow<FORMAT, HD>*fresh_key = &fresh[side][0][lane], *fresh_value = &fresh[side][1][lane];
+    float4 cos = {1, 1, 1, 1}, sin = {0, 0, 0, 0};
+    float new_cos[NUMBERS], new_sin[NUMBERS];
+    u64 new_place = 0;
     if (a.cos) {
-        const float *cos = a.cos + (u64)span.position * (HD / 2), *sin = a.sin + (u64)span.position * (HD / 2);
-        wait_for_previous();
+        // What does not come from the kernel in front is fetched before it has ended.
+        u64 angles = (u64)span.position * (HD / 2);
+        cos = *reinterpret_cast<const float4*>(a.cos + angles + at % (HD / 2));
+        sin = *reinterpret_cast<const float4*>(a.sin + angles + at % (HD / 2));
         if (makes) {
-            const int NUMBERS = HD / WARP;
-            const float* key = a.qkv + (u64)span.row * a.stride + (a.heads + kv_head) * HD;
-            const float* value = key + a.kv_heads * HD;
-            NewRow<FORMAT, HD> new_key, new_value;
-            float x[NUMBERS];
 #pragma unroll
             for (int i = 0; i < NUMBERS; ++i) {
-                u32 at = lane * NUMBERS + i, angle = at % (HD / 2);
-                float own = __fmul_rn(key[at], cos[angle]), other = __fmul_rn(key[at ^ HD / 2], sin[angle]);
-                x[i] = at < HD / 2 ? __fsub_rn(own, other) : __fadd_rn(own, other);
+                new_cos[i] = a.cos[angles + (new_first + i) % (HD / 2)];
+                new_sin[i] = a.sin[angles + (new_first + i) % (HD / 2)];
             }
-            new_key.round(x);
+            u32 page = a.pages[span.pages + (span.position >> a.page_shift)];
+            new_place = ((u64)(page * a.kv_heads + kv_head) << a.page_shift) + (span.position & ((1 << a.page_shift) - 1));
+        }
+        wait_for_previous();
+    }
+    const float* row = a.qkv + (u64)span.row * a.stride;
+    // Queries in eights of heads: fetched, and rotated and staged.
+    float4 own[STAGED], other[STAGED];
+    auto fetch_queries = [&](u32 eight) {
 #pragma unroll
-            for (int i = 0; i < NUMBERS; ++i) x[i] = value[lane * NUMBERS + i];
-            new_value.round(x);
-            *fresh_key = new_key;
-            *fresh_value = new_value;
-            if (side == 0) {
-                u32 page = a.pages[span.pages + (span.position >> a.page_shift)];
-                u64 place = ((u64)(page * a.kv_heads + kv_head) << a.page_shift) + (span.position & ((1 << a.page_shift) - 1));
-                new_key.put(const_cast<u8*>(a.keys) + place * BYTES + new_byte);
-                new_value.put(const_cast<u8*>(a.values) + place * BYTES + new_byte);
-                if (SCALED && lane == 0) {
-                    const_cast<float*>(a.key_scales)[place] = new_key.scale;
-                    const_cast<float*>(a.value_scales)[place] = new_value.scale;
-                }
+        for (int i = 0; i < STAGED; ++i) {
+            u32 head = eight + first_head + i * (THREADS / FOURS);
+            if (head >= group) break;
+            const float* from = row + (kv_head * group + head) * HD;
+            own[i] = *reinterpret_cast<const float4*>(from + at);
+            if (a.cos) other[i] = *reinterpret_cast<const float4*>(from + (at ^ HD / 2));
+        }
+    };
+    auto stage_queries = [&](u32 eight) {
+#pragma unroll
+        for (int i = 0; i < STAGED; ++i) {
+            u32 head = eight + first_head + i * (THREADS / FOURS);
+            if (head >= group) break;
+            float4 x = own[i], y = other[i];
+            if (a.cos) {
+                bool second = at >= HD / 2;
+                x = make_float4(rotated(second, x.x, y.x, cos.x, sin.x), rotated(second, x.y, y.y, cos.y, sin.y),
+                                rotated(second, x.z, y.z, cos.z, sin.z), rotated(second, x.w, y.w, cos.w, sin.w));
+            }
+            staged.put(head, at, x);
+        }
+    };
+    fetch_queries(0);
+    if (makes) {
+        const float* key = row + (a.heads + kv_head) * HD;
+        const float* value = key + a.kv_heads * HD;
+        NewRow<FORMAT, HD> new_key, new_value;
+        float x[NUMBERS], y[NUMBERS], z[NUMBERS];
+#pragma unroll
+        for (int i = 0; i < NUMBERS; ++i) {
+            x[i] = key[new_first + i];
+            y[i] = key[(new_first + i) ^ HD / 2];
+            z[i] = value[new_first + i];
+        }
+#pragma unroll
+        for (int i = 0; i < NUMBERS; ++i) x[i] = rotated(new_first + i >= HD / 2, x[i], y[i], new_cos[i], new_sin[i]);
+        new_key.round(x);
+        new_value.round(z);
+        *fresh_key = new_key;
+        *fresh_value = new_value;
+        if (side == 0) {
+            new_key.put(const_cast<u8*>(a.keys) + new_place * BYTES + new_byte);
+            new_value.put(const_cast<u8*>(a.values) + new_place * BYTES + new_byte);
+            if (SCALED && lane == 0) {
+                const_cast<float*>(a.key_scales)[new_place] = new_key.scale;
+                const_cast<float*>(a.value_scales)[new_place] = new_value.scale;
             }
         }
-        rotate_queries<HD, SCALED>(q, row0, row8, cos, sin);
-    } else {
-        load_queries<HD, SCALED>(q, row0, row8);
     }
+    stage_queries(0);
+    if (group > 8) {
+        fetch_queries(8);
+        stage_queries(8);
+    }
+    __syncthreads();
+    Queries<HD> q;
+    if (KEEPS) {
+        staged.get(q, group);
+        __syncthreads();
+    }
+    u32 head = lane / 4;
+    u32 limit[2] = {length, length};
 
-    // Thread g keeps m and l of head g; a thread folds one column of heads threadIdx.x / HD, + FOLDERS, ...
-    u32 column = threadIdx.x % HD, folder = threadIdx.x / HD;
-    float m = -INFINITY_F, l = 0.0f, o[16 / FOLDERS];
+    // Thread g keeps m and l of head g; a thread folds EACH columns of heads threadIdx.x / HD, + FOLDERS, ...
+    float m = -INFINITY_F, l = 0.0f, o[16 / FOLDERS][EACH];
+    // Calls `use` with every number of the thread, its head and its column.
+    auto each = [&](auto use) {
 #pragma unroll
-    for (int i = 0; i < 16 / FOLDERS; ++i) o[i] = 0.0f;
+        for (int i = 0; i < 16 / FOLDERS; ++i) {
+            u32 g = threadIdx.x / HD + i * FOLDERS;
+            if (g >= group) break;
+#pragma unroll
+            for (int c = 0; c < EACH; ++c) use(o[i][c], g, threadIdx.x % HD + c * THREADS);
+        }
+    };
+    each([&](float& o, u32, u32) { o = 0.0f; });
+    // What a pair alone has folded.
+    Softmax alone = {{-INFINITY_F, -INFINITY_F}, {0.0f, 0.0f}};
+    float folded_alone[COLUMNS][4];
+#pragma unroll
+    for (int t = 0; t < COLUMNS; ++t) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) folded_alone[t][e] = 0.0f;
+    }
+    // Leaves a pair's part of the result in shared memory.
+    auto leave = [&](const float (&part)[COLUMNS][4], float m, float l, int h) {
+        if (head + 8 * h >= group) return;
+        float* mine = parts + pair * part_stride + (head + 8 * h) * (HD + 4);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            int i = 2 * h + c;
+            float* to = mine + side * (HD / 2) + (quad * 2 + c) * COLUMNS;
+#pragma unroll
+            for (int t = 0; t < COLUMNS; t += 4) {
+                float4 four = {part[t][i], part[t + 1][i], part[t + 2][i], part[t + 3][i]};
+                *reinterpret_cast<float4*>(to + t) = four;
+            }
+        }
+        if (quad == 0 && side == 0) {
+            mine[HD] = m;
+            mine[HD + 1] = l;
+        }
+    };
     for (u32 round = first_tile; round < last_tile; round += PAIRS) {
         u32 tile = round + pair;
         bool has_tile = tile < last_tile, inserts = makes && tile == new_tile;
@@ -234,6 +322,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
         float s[HALF / 8][4];
         Softmax soft;
         if (has_tile) {
+            if (!KEEPS) staged.get(q, group);
             tile_scores<FORMAT, SCALED, HD>(q, keys, scales, a.scale, limit, tile * TILE + side * HALF, s, soft);
             if (quad == 0) {
                 maxima[pair][side][head] = soft.m[0];
@@ -313,27 +402,24 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
             pair_sync();
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                if (head + 8 * h >= group) continue;
-                float* mine = parts + pair * part_stride + (head + 8 * h) * (HD + 4);
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    int i = 2 * h + c;
-                    float* to = mine + side * (HD / 2) + (quad * 2 + c) * COLUMNS;
-#pragma unroll
-                    for (int t = 0; t < COLUMNS; t += 4) {
-                        float4 four = {part[t][i], part[t + 1][i], part[t + 2][i], part[t + 3][i]};
-                        *reinterpret_cast<float4*>(to + t) = four;
-                    }
+                float sum = __fadd_rn(sums[pair][0][head + 8 * h], sums[pair][1][head + 8 * h]);
+                if (PAIRS > 1) {
+                    leave(part, soft.m[h], sum, h);
+                    continue;
                 }
-                if (quad == 0 && side == 0) {
-                    mine[HD] = soft.m[h];
-                    mine[HD + 1] = __fadd_rn(sums[pair][0][head + 8 * h], sums[pair][1][head + 8 * h]);
+                float keep, take;
+                fold(alone.m[h], alone.l[h], soft.m[h], sum, keep, take);
+#pragma unroll
+                for (int t = 0; t < COLUMNS; ++t) {
+#pragma unroll
+                    for (int i = 2 * h; i < 2 * h + 2; ++i) folded_alone[t][i] = folded(folded_alone[t][i], part[t][i], keep, take);
                 }
             }
         }
         __syncwarp();
         fetch(tile + PAIRS, 1, numbers);
         numbers = page_numbers(tile + 2 * PAIRS);
+        if (PAIRS == 1) continue;
         __syncthreads();
         if (threadIdx.x < group) {
             for (int w = 0; w < PAIRS && round + w < last_tile; ++w) {
@@ -343,14 +429,22 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
         }
         __syncthreads();
         for (int w = 0; w < PAIRS && round + w < last_tile; ++w) {
-#pragma unroll
-            for (int i = 0; i < 16 / FOLDERS; ++i) {
-                u32 g = folder + i * FOLDERS;
-                if (g >= group) break;
-                o[i] = folded(o[i], parts[w * part_stride + g * (HD + 4) + column], factors[w][g][0], factors[w][g][1]);
-            }
+            each([&](float& o, u32 g, u32 column) {
+                o = folded(o, parts[w * part_stride + g * (HD + 4) + column], factors[w][g][0], factors[w][g][1]);
+            });
         }
         __syncthreads();
+    }
+    if (PAIRS == 1) {
+        __syncthreads();
+        leave(folded_alone, alone.m[0], alone.l[0], 0);
+        leave(folded_alone, alone.m[1], alone.l[1], 1);
+        __syncthreads();
+        if (threadIdx.x < group) {
+            m = parts[threadIdx.x * (HD + 4) + HD];
+            l = parts[threadIdx.x * (HD + 4) + HD + 1];
+        }
+        each([&](float& o, u32 g, u32 column) { o = parts[g * (HD + 4) + column]; });
     }
 
     u32 splits = (length + TILE * SPLIT_TILES - 1) / (TILE * SPLIT_TILES);
@@ -358,12 +452,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     if (splits > 1) {
         // The block that comes last folds the splits in order.
         float* all = a.partials + (u64)(blockIdx.z * a.kv_heads + kv_head) * a.splits * part_size;
-#pragma unroll
-        for (int i = 0; i < 16 / FOLDERS; ++i) {
-            u32 g = folder + i * FOLDERS;
-            if (g >= group) break;
-            __stcg(all + split * part_size + g * (HD + 4) + column, o[i]);
-        }
+        each([&](float& o, u32 g, u32 column) { __stcg(all + split * part_size + g * (HD + 4) + column, o); });
         if (threadIdx.x < group) {
             float* to = all + split * part_size + threadIdx.x * (HD + 4) + HD;
             __stcg(to, m);
@@ -390,13 +479,10 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
                 }
             }
             __syncthreads();
-#pragma unroll
-            for (int i = 0; i < 16 / FOLDERS; ++i) {
-                u32 g = folder + i * FOLDERS;
-                if (g >= group) break;
+            each([&](float& o, u32 g, u32 column) {
                 float later = __ldcg(part + g * (HD + 4) + column);
-                o[i] = s == 0 ? later : folded(o[i], later, factors[0][g][0], factors[0][g][1]);
-            }
+                o = s == 0 ? later : folded(o, later, factors[0][g][0], factors[0][g][1]);
+            });
             __syncthreads();
         }
     }
@@ -406,75 +492,70 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     }
     __syncthreads();
     float inverse = 1.0f;
-#if __CUDA_ARCH__ >= 900
     if (a.output == OUT_INT8 || a.output == OUT_FP8) {
-        __shared__ u32 largest_of[PAIRS * 2], seen[MOST_KV_HEADS];
+        __shared__ u32 largest_of[PAIRS * 2];
         u32 largest = 0;
-#pragma unroll
-        for (int i = 0; i < 16 / FOLDERS; ++i) {
-            u32 g = folder + i * FOLDERS;
-            if (g >= group) break;
-            o[i] = __fmul_rn(o[i], factors[0][g][0]);
-            largest = max(largest, magnitude_bits(o[i]));
-        }
+        each([&](float& o, u32 g, u32) {
+            o = __fmul_rn(o, factors[0][g][0]);
+            largest = max(largest, magnitude_bits(o));
+        });
         largest = warp_max(largest);
         if (lane == 0) largest_of[warp] = largest;
         __syncthreads();
-        // Every block of the cluster tells the others its largest.
-        if (threadIdx.x < a.kv_heads) {
 #pragma unroll
-            for (int w = 0; w < PAIRS * 2; ++w) largest = max(largest, largest_of[w]);
-            u32 other, own = smem_address(seen + kv_head);
-            asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(own), "r"(threadIdx.x));
-            asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(other), "r"(largest) : "memory");
+        for (int w = 0; w < PAIRS * 2; ++w) largest = max(largest, largest_of[w]);
+        // Lane h of every warp tells block h of the row, and hears from it; only the first warp speaks and clears.
+        u32* told = a.maxima + (u64)span.row * a.kv_heads * a.kv_heads;
+        for (u32 h = lane; h < a.kv_heads; h += WARP) {
+            if (warp == 0) tell(told + h * a.kv_heads + kv_head, largest);
         }
-        asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-        largest = 0;
-        for (u32 h = 0; h < a.kv_heads; ++h) largest = max(largest, seen[h]);
+        u32 heard = 0;
+        for (u32 h = lane; h < a.kv_heads; h += WARP) heard = max(heard, hear(told + kv_head * a.kv_heads + h));
+        largest = warp_max(heard);
+        __syncthreads();
+        for (u32 h = lane; h < a.kv_heads; h += WARP) {
+            if (warp == 0) tell(told + kv_head * a.kv_heads + h, EMPTY);
+        }
         float scale = scale_of(largest, a.output == OUT_INT8 ? 127.0f : 448.0f);
         inverse = __fdiv_rn(1.0f, scale);
         if (threadIdx.x == 0 && kv_head == 0) a.out_scales[span.row] = scale;
     }
-#endif
-#pragma unroll
-    for (int i = 0; i < 16 / FOLDERS; ++i) {
-        u32 g = folder + i * FOLDERS;
-        if (g >= group) break;
+    each([&](float& o, u32 g, u32 column) {
         u64 at = (place + g) * HD + column;
         if (a.output == OUT_INT8) {
-            reinterpret_cast<i8*>(a.out)[at] = i8_code(__fmul_rn(o[i], inverse));
+            reinterpret_cast<i8*>(a.out)[at] = i8_code(__fmul_rn(o, inverse));
         } else if (a.output == OUT_FP8) {
-            reinterpret_cast<u8*>(a.out)[at] = e4m3_code(__fmul_rn(o[i], inverse));
+            reinterpret_cast<u8*>(a.out)[at] = e4m3_code(__fmul_rn(o, inverse));
         } else if (a.output == OUT_BF16) {
-            reinterpret_cast<u16*>(a.out)[at] = bf16_bits(__fmul_rn(o[i], factors[0][g][0]));
+            reinterpret_cast<u16*>(a.out)[at] = bf16_bits(__fmul_rn(o, factors[0][g][0]));
         } else {
-            a.out[at] = __fmul_rn(o[i], factors[0][g][0]);
+            a.out[at] = __fmul_rn(o, factors[0][g][0]);
         }
-    }
+    });
 }
 
 #define KERNEL(name, format, hd, pairs, blocks)                                                                     \
-    extern "C" __global__ void __launch_bounds__(pairs * 64, blocks) flash_decode_##name##_##hd(                    \
+    extern "C" __global__ void __launch_bounds__(pairs * 64, blocks) flash_decode_##name##_##hd##_##pairs(          \
         const float* qkv, const u8* keys, const u8* values, const float* key_scales, const float* value_scales,     \
         const Span* spans, const u32* pages, float* out, float* lse, float* partials, u32* counters, int stride,    \
         int heads, int kv_heads, int page_shift, int splits, float scale, const float* cos, const float* sin,        \
-        int output, float* out_scales                                                                                \
+        int output, float* out_scales, u32* maxima                                                                   \
     ) {                                                                                                             \
         FlashArgs args = {qkv, keys,     values,   key_scales, value_scales, spans,    pages,      nullptr, out,    \
                           lse, partials, counters, stride,     heads,        kv_heads, page_shift, splits,  scale,  \
-                          cos, sin,      output, out_scales};                                                       \
+                          cos, sin,      output, out_scales, maxima};                                               \
         if (!cos) wait_for_previous();                                                                              \
         decode<format, hd, pairs>(args);                                                                            \
     }
-// Blocks of the largest kernel on a multiprocessor.
-#if __CUDA_ARCH__ >= 900
-#define AT_ONCE 2
-#else
-#define AT_ONCE 1
-#endif
+KERNEL(bf16, KV_BF16, 64, 1, 8)
 KERNEL(bf16, KV_BF16, 64, 2, 4)
+KERNEL(bf16, KV_BF16, 128, 1, 6)
 KERNEL(bf16, KV_BF16, 128, 2, 3)
+KERNEL(int8, KV_INT8, 64, 1, 8)
 KERNEL(int8, KV_INT8, 64, 2, 4)
-KERNEL(int8, KV_INT8, 128, 4, AT_ONCE)
+KERNEL(int8, KV_INT8, 128, 1, 6)
+KERNEL(int8, KV_INT8, 128, 2, 4)
+KERNEL(fp8, KV_FP8, 64, 1, 8)
 KERNEL(fp8, KV_FP8, 64, 2, 4)
-KERNEL(fp8, KV_FP8, 128, 2, 3)
+KERNEL(fp8, KV_FP8, 128, 1, 6)
+KERNEL(fp8, KV_FP8, 128, 2, 4)

@@ -9,9 +9,8 @@
 //
 // fp8 codes become f16 on the way to the tensor core: exact, and their products are summed in f32.
 #include "common.cuh"
+#include "gemm_sums.cuh"
 #include "mma.cuh"
-
-enum Format { BF16, INT8, FP8 };
 
 const int TILE_ROWS = 64;
 const int TILE_BYTES = TILE_ROWS * 128;
@@ -49,20 +48,6 @@ __device__ __forceinline__ void multiply(S (&d)[4], const u32 (&a)[4], u32 b0, u
                 f16_of_e4m3(b1));
     }
 }
-
-template <int FORMAT>
-struct Sum {
-    typedef float type;
-};
-template <>
-struct Sum<INT8> {
-    typedef int type;
-};
-
-__device__ __forceinline__ float sum_bits(float x) { return x; }
-__device__ __forceinline__ float sum_bits(int x) { return __int_as_float(x); }
-__device__ __forceinline__ void from_bits(float& to, float x) { to = x; }
-__device__ __forceinline__ void from_bits(int& to, float x) { to = __float_as_int(x); }
 
 template <int FORMAT, typename S>
 __device__ __forceinline__ void finish_one(const Product& p, S sum, u32 token, u32 row) {

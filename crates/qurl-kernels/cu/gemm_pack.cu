@@ -2,10 +2,9 @@
 // bytes], the 16-byte chunk c of row r at chunk c ^ (r % 8), rows and columns past the end zero.
 #include "common.cuh"
 
-// One thread moves one chunk. `interleave` = f takes gate rows [0, f) and up rows [f, 2 f) in turns of eight, so that
-// the product can finish silu(gate) * up; 0 keeps the order.
+// One thread moves one chunk.
 extern "C" __global__ void __launch_bounds__(256) gemm_pack(
-    const u8* rows, u8* tiles, int n, int row_bytes, int k_blocks, int interleave
+    const u8* rows, u8* tiles, int n, int row_bytes, int k_blocks
 ) {
     u64 chunk = (u64)blockIdx.x * 256 + threadIdx.x;
     u64 chunks = (u64)((n + 63) / 64) * k_blocks * 512;
@@ -16,9 +15,7 @@ extern "C" __global__ void __launch_bounds__(256) gemm_pack(
     u32 column = tile % k_blocks * 128 + (place ^ (row_in_tile & 7)) * 16;
     uint4 value = {0, 0, 0, 0};
     if (row < n && column < row_bytes) {
-        u32 from = row;
-        if (interleave) from = row / 16 * 8 + row % 8 + (row % 16 < 8 ? 0 : interleave);
-        value = *reinterpret_cast<const uint4*>(rows + (u64)from * row_bytes + column);
+        value = *reinterpret_cast<const uint4*>(rows + (u64)row * row_bytes + column);
     }
     reinterpret_cast<uint4*>(tiles)[chunk] = value;
 }

@@ -2,32 +2,47 @@
 #include "common.cuh"
 
 #define THREADS 128
-#define PER_THREAD 8
-// Columns of the vocabulary that are reduced at a time.
-#define CHUNK (THREADS * PER_THREAD)
+// Columns of the vocabulary that are reduced at a time, by a warp, in fours.
+#define CHUNK 1024
+#define FOURS (CHUNK / WARP / 4)
 
 // Scales the logits of a row and chunk in place (by the row's own factor where there are several) and sums them up.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    reduce_logits(float* logits, u32 vocabulary, u32 chunks, float factor, const float* factors, Partial* partials) {
+extern "C" __global__ void __launch_bounds__(THREADS) reduce_logits(
+    float* logits, u32 vocabulary, u32 rows, u32 chunks, float factor, const float* factors, Partial* partials
+) {
     wait_for_previous();
-    __shared__ float sums[THREADS / WARP], more[THREADS / WARP], best_of[THREADS / WARP];
-    __shared__ u32 place_of[THREADS / WARP];
-    u32 row = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
-    u32 first = chunk * CHUNK, count = min(CHUNK, vocabulary - first);
+    u32 at = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    u32 row = at / chunks, first = at % chunks * CHUNK;
+    if (row >= rows) return;
+    u32 count = min(CHUNK, vocabulary - first);
     float* x = logits + (u64)row * vocabulary + first;
     float scale = factors ? factors[row] : factor;
-    float v[PER_THREAD];
+    bool aligned = vocabulary % 4 == 0;
+    float v[FOURS][4];
+    // Number e of four j is that of column (j * WARP + lane) * 4 + e.
+#pragma unroll
+    for (u32 j = 0; j < FOURS; ++j) {
+        u32 i = (j * WARP + lane) * 4;
+        if (aligned && i < count) {
+            float4 four = *reinterpret_cast<const float4*>(x + i);
+            v[j][0] = four.x, v[j][1] = four.y, v[j][2] = four.z, v[j][3] = four.w;
+        } else {
+#pragma unroll
+            for (u32 e = 0; e < 4; ++e) v[j][e] = i + e < count ? x[i + e] : -INFINITY_F;
+        }
+    }
     float best = -INFINITY_F;
     u32 place = 0xffffffffu;
 #pragma unroll
-    for (u32 j = 0; j < PER_THREAD; ++j) {
-        u32 i = j * THREADS + threadIdx.x;
-        v[j] = -INFINITY_F;
-        if (i < count) {
-            v[j] = __fmul_rn(x[i], scale);
-            if (scale != 1.0f) x[i] = v[j];
-            if (v[j] > best || (place == 0xffffffffu && v[j] == v[j])) {
-                best = v[j];
+    for (u32 j = 0; j < FOURS; ++j) {
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) {
+            u32 i = (j * WARP + lane) * 4 + e;
+            if (i >= count) continue;
+            v[j][e] = __fmul_rn(v[j][e], scale);
+            if (scale != 1.0f) x[i] = v[j][e];
+            if (v[j][e] > best || (place == 0xffffffffu && v[j][e] == v[j][e])) {
+                best = v[j][e];
                 place = i;
             }
         }
@@ -35,38 +50,26 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) {
         float other = __shfl_xor_sync(FULL, best, d);
-        u32 at = __shfl_xor_sync(FULL, place, d);
-        if (other > best || (other == best && at < place)) {
+        u32 there = __shfl_xor_sync(FULL, place, d);
+        if (other > best || (other == best && there < place)) {
             best = other;
-            place = at;
-        }
-    }
-    if (threadIdx.x % WARP == 0) {
-        best_of[threadIdx.x / WARP] = best;
-        place_of[threadIdx.x / WARP] = place;
-    }
-    __syncthreads();
-    best = best_of[0];
-    place = place_of[0];
-#pragma unroll
-    for (int i = 1; i < THREADS / WARP; ++i) {
-        if (best_of[i] > best || (best_of[i] == best && place_of[i] < place)) {
-            best = best_of[i];
-            place = place_of[i];
+            place = there;
         }
     }
     float total = 0.0f, weighted = 0.0f;
 #pragma unroll
-    for (u32 j = 0; j < PER_THREAD; ++j) {
-        if (j * THREADS + threadIdx.x < count) {
-            float shifted = __fsub_rn(v[j], best), e = exp_fast(shifted);
-            total = __fadd_rn(total, e);
-            weighted = __fmaf_rn(e, shifted, weighted);
+    for (u32 j = 0; j < FOURS; ++j) {
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) {
+            if ((j * WARP + lane) * 4 + e >= count) continue;
+            float shifted = __fsub_rn(v[j][e], best), exponential = exp_fast(shifted);
+            total = __fadd_rn(total, exponential);
+            weighted = __fmaf_rn(exponential, shifted, weighted);
         }
     }
-    total = block_sum<THREADS>(total, sums);
-    weighted = block_sum<THREADS>(weighted, more);
-    if (threadIdx.x == 0) partials[blockIdx.x] = Partial{best, first + (place == 0xffffffffu ? 0 : place), total, weighted};
+    total = warp_sum(total);
+    weighted = warp_sum(weighted);
+    if (lane == 0) partials[at] = Partial{best, first + (place == 0xffffffffu ? 0 : place), total, weighted};
 }
 
 // Log-probability of the target, entropy, likeliest token and logarithm of the denominator; a warp a row.

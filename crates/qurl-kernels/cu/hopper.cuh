@@ -1,5 +1,5 @@
-// Instructions of Hopper (sm_90a) that the products are made of: barriers that count bytes, copies in bulk, sums sent to
-// another block of a cluster, and products of a warpgroup.
+// Instructions of Hopper (sm_90a) that the products are made of: barriers that count bytes, copies in bulk and products of a
+// warpgroup.
 #pragma once
 #include "common.cuh"
 
@@ -30,10 +30,6 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 // Arrives at the barrier of the same address in block `rank` of the cluster.
 __device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
     asm volatile(
@@ -48,19 +44,6 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
 
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-
-// Sends four numbers to the place of the same address in block `rank` of the cluster; its barrier counts the bytes.
-__device__ __forceinline__ void send(u32 to, u32 barrier, u32 rank, float x, float y, float z, float w) {
-    asm volatile(
-        "{\n"
-        ".reg .b32 there, counts;\n"
-        "mapa.shared::cluster.u32 there, %0, %2;\n"
-        "mapa.shared::cluster.u32 counts, %1, %2;\n"
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [counts];\n"
-        "}\n" ::"r"(to),
-        "r"(barrier), "r"(rank), "f"(x), "f"(y), "f"(z), "f"(w)
-        : "memory");
 }
 
 __device__ __forceinline__ void copy_weights(u32 to, const u8* from, u32 barrier, u64 policy) {

@@ -150,50 +150,55 @@ __device__ __forceinline__ Normed normed(const float* x, const float* gain, u32 
     return Normed{x, gain, inverse_rms(sum, width, eps, room)};
 }
 
-// RMSNorm and codes of a row that is read once: it stays in registers, and the gain is there before it is needed.
-template <typename C>
-__device__ __forceinline__ void norm_codes(const float* x, const float* gain, u32 k, float eps, u8* out,
-                                           float* scale_out, float* sums, u32* room) {
-    const u32 NARROW = 4;
-    u32 fours = k / 4;
-    if (k % 4 != 0 || fours > NARROW * THREADS) {
-        to_codes<C>(normed(x, gain, k, eps, sums), k, out, scale_out, room);
-        return;
-    }
-    float4 v[NARROW], g[NARROW];
-    float sum = 0.0f;
-#pragma unroll
-    for (u32 j = 0; j < NARROW; ++j) {
-        u32 i = j * THREADS + threadIdx.x;
-        if (i < fours) {
-            v[j] = ((const float4*)x)[i];
-            g[j] = ((const float4*)gain)[i];
-        }
-    }
-#pragma unroll
-    for (u32 j = 0; j < NARROW; ++j) {
-        if (j * THREADS + threadIdx.x < fours) sum = add_squares(sum, v[j]);
-    }
-    float scale = inverse_rms(sum, k, eps, sums);
-    u32 largest = 0;
-#pragma unroll
-    for (u32 j = 0; j < NARROW; ++j) {
-        if (j * THREADS + threadIdx.x < fours) {
+// A row that RMSNorm reads once: it stays in registers, and the gain is there before the kernel in front has ended.
+#define NARROW 4
+__device__ __forceinline__ bool is_narrow(u32 k) { return k % 4 == 0 && k / 4 <= NARROW * THREADS; }
+
+struct NormedRow {
+    float4 v[NARROW];
+
+    __device__ __forceinline__ NormedRow(const float* x, const float* gain, u32 k, float eps, float* sums) {
+        float4 g[NARROW];
+        float sum = 0.0f;
+        each(k, [&](u32 j, u32 i) { g[j] = ((const float4*)gain)[i]; });
+        wait_for_previous();
+        each(k, [&](u32 j, u32 i) { v[j] = ((const float4*)x)[i]; });
+        each(k, [&](u32 j, u32) { sum = add_squares(sum, v[j]); });
+        float scale = inverse_rms(sum, k, eps, sums);
+        each(k, [&](u32 j, u32) {
             v[j].x = __fmul_rn(__fmul_rn(v[j].x, scale), g[j].x);
             v[j].y = __fmul_rn(__fmul_rn(v[j].y, scale), g[j].y);
             v[j].z = __fmul_rn(__fmul_rn(v[j].z, scale), g[j].z);
             v[j].w = __fmul_rn(__fmul_rn(v[j].w, scale), g[j].w);
-            largest = largest_of(largest, v[j]);
+        });
+    }
+
+    // Calls `use` with the place of each of the thread's fours, here and in the row.
+    template <typename Use>
+    static __device__ __forceinline__ void each(u32 k, Use use) {
+#pragma unroll
+        for (u32 j = 0; j < NARROW; ++j) {
+            u32 i = j * THREADS + threadIdx.x;
+            if (i < k / 4) use(j, i);
         }
     }
-    float code_scale = scale_of(largest_of_block(largest, room), C::max);
-    float inverse = __fdiv_rn(1.0f, code_scale);
-    if (threadIdx.x == 0) *scale_out = code_scale;
-#pragma unroll
-    for (u32 j = 0; j < NARROW; ++j) {
-        u32 i = j * THREADS + threadIdx.x;
-        if (i < fours) ((u32*)out)[i] = four_codes<C>(v[j], inverse);
+};
+
+template <typename C>
+__device__ __forceinline__ void norm_codes(const float* x, const float* gain, u32 k, float eps, u8* out,
+                                           float* scale_out, float* sums, u32* room) {
+    if (!is_narrow(k)) {
+        wait_for_previous();
+        to_codes<C>(normed(x, gain, k, eps, sums), k, out, scale_out, room);
+        return;
     }
+    NormedRow row(x, gain, k, eps, sums);
+    u32 largest = 0;
+    row.each(k, [&](u32 j, u32) { largest = largest_of(largest, row.v[j]); });
+    float scale = scale_of(largest_of_block(largest, room), C::max);
+    float inverse = __fdiv_rn(1.0f, scale);
+    if (threadIdx.x == 0) *scale_out = scale;
+    row.each(k, [&](u32 j, u32 i) { ((u32*)out)[i] = four_codes<C>(row.v[j], inverse); });
 }
 
 #define ROW_OF(width) ((u64)blockIdx.x * (width))
@@ -276,21 +281,27 @@ extern "C" __global__ void SHARED_ROW __launch_bounds__(512) shared_rows_e4m3(co
 extern "C" __global__ void __launch_bounds__(1024)
     norm_bf16(const float* x, const float* gain, u32 k, float eps, u16* out) {
     __shared__ float sums[MOST_WARPS];
-    wait_for_previous();
-    to_bf16(normed(x + ROW_OF(k), gain, k, eps, sums), k, out + ROW_OF(k));
+    if (!is_narrow(k)) {
+        wait_for_previous();
+        to_bf16(normed(x + ROW_OF(k), gain, k, eps, sums), k, out + ROW_OF(k));
+        return;
+    }
+    NormedRow row(x + ROW_OF(k), gain, k, eps, sums);
+    row.each(k, [&](u32 j, u32 i) {
+        float4 v = row.v[j];
+        ((uint2*)(out + ROW_OF(k)))[i] = make_uint2(bf16_pair(v.x, v.y), bf16_pair(v.z, v.w));
+    });
 }
 extern "C" __global__ void __launch_bounds__(1024)
     norm_i8(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales) {
     __shared__ float sums[MOST_WARPS];
     ROOM;
-    wait_for_previous();
     norm_codes<Int8>(x + ROW_OF(k), gain, k, eps, out + ROW_OF(k), scales + blockIdx.x, sums, room);
 }
 extern "C" __global__ void __launch_bounds__(1024)
     norm_e4m3(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales) {
     __shared__ float sums[MOST_WARPS];
     ROOM;
-    wait_for_previous();
     norm_codes<E4m3>(x + ROW_OF(k), gain, k, eps, out + ROW_OF(k), scales + blockIdx.x, sums, room);
 }
 

@@ -18,8 +18,6 @@ const PARTIAL_ROWS: usize = 64;
 const SQUARES: usize = 1 << 14;
 /// Blocks of a checksum that one thread block takes.
 const CHECKSUM_BLOCKS: usize = 4;
-/// Most rows of an int8 MLP whose gates and ups meet inside the first product.
-const GATED_ROWS: usize = 128;
 /// Largest head dimension.
 const MAX_HEAD_DIM: usize = 256;
 
@@ -343,9 +341,7 @@ impl Backend for Cuda {
         projected: &mut CudaTensor,
         activated: &mut CudaTensor,
     ) {
-        // Sums of int8 are exact: both ways have the same bits, and for many rows the second is faster.
-        let exact = gate_up.format == Format::Int8 && rows > GATED_ROWS;
-        let together = |w: &Packed| w.format == down.format && !exact && w.takes_gates(&self.gpu);
+        let together = |w: &Packed| w.format == down.format && w.takes_gates(&self.gpu);
         let Some(packed) = gate_up.tiles().filter(together) else {
             self.norm_linear(x, gain, rows, eps, gate_up, None, normed, projected);
             return self.swiglu_linear(projected, rows, width, down, Output::Add, activated, x);
@@ -354,7 +350,7 @@ impl Backend for Cuda {
         check("mlp", fits && gain.len == packed.k && packed.n == 2 * width && down.k == width);
         let source = Left::Normed { x: x.at(), gain: gain.at(), eps };
         let gated = Packed { gated: true, ..packed };
-        linear::mlp(&self.gpu, source, rows, gated, down, projected.at(), x.at());
+        linear::mlp(&self.gpu, source, rows, gated, down, (projected.at(), 4 * projected.len), x.at());
     }
 
     fn linear_input_gradient(&self, dy: &CudaTensor, rows: usize, w: &CudaWeight, dx: &mut CudaTensor) {
@@ -497,30 +493,30 @@ impl Backend for Cuda {
         x: &mut CudaTensor,
     ) {
         let Placed { positions, slots, spans, pages } = rows;
-        if lse.is_some() || !flash::decodes(heads, kv, spans) {
+        let seen = kv::see(&self.gpu, kv, spans, pages);
+        if lse.is_some() || !flash::decodes(heads, kv, &seen) {
             self.rope_store(qkv, heads, positions, rope, slots, kv, format);
             self.attention(heads, qkv, kv, spans, pages, out, lse);
             return self.linear(out, positions.len(), w, None, Output::Add, x);
         }
         let (count, half) = (positions.len(), heads.head_dim / 2);
-        check("attention queries", count * heads.qkv_width() <= qkv.len && count == spans.len());
+        check("attention queries", count * heads.qkv_width() <= qkv.len && count == seen.count);
         check("attention output", count * w.k <= out.len && count * w.n <= x.len && format == kv.format);
-        check("rope table", positions.iter().all(|&p| (p as usize + 1) * half <= rope.cos.len.min(rope.sin.len)));
-        kv::check_pages(kv, spans, pages);
+        check("rope table", seen.longest * half <= rope.cos.len.min(rope.sin.len));
         let gpu = &self.gpu;
         // Attention writes what the product reads, where it can.
         let decoded = match w.format {
             Format::Bf16 => Decoded::Rounded(out.at()),
-            format if format.is_quantized() && flash::writes_codes(gpu, heads, spans) => {
+            format if format.is_quantized() && flash::writes_codes(gpu, heads, kv, &seen) => {
                 Decoded::Codes(format, linear::code_room(gpu, count, w.k))
             }
             _ => Decoded::Numbers(out.at()),
         };
         let tables = Some((rope.cos.at(), rope.sin.at()));
-        flash::decode(gpu, heads, qkv.at(), kv, spans, pages, decoded, 0, tables);
+        flash::decode(gpu, heads, qkv.at(), kv, &seen, decoded, 0, tables);
         let left = match decoded {
             Decoded::Numbers(data) => linear::left(gpu, w.format, Left::Plain(data), count, w.k),
-            Decoded::Rounded(data) => linear::Left { data, scales: 0 },
+            Decoded::Rounded(data) => linear::Left { data, scales: 0, readable: 2 * out.len / w.k },
             Decoded::Codes(_, left) => left,
         };
         linear::forward(gpu, left, count, w, 0, Output::Add, x.at());

@@ -23,6 +23,9 @@ const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../../cu/common.cuh")),
     ("flash.cuh", include_str!("../../cu/flash.cuh")),
     ("mma.cuh", include_str!("../../cu/mma.cuh")),
+    ("gemm_sums.cuh", include_str!("../../cu/gemm_sums.cuh")),
+    ("gemm_store.cuh", include_str!("../../cu/gemm_store.cuh")),
+    ("gemm_meet.cuh", include_str!("../../cu/gemm_meet.cuh")),
     ("gemm_hopper.cuh", include_str!("../../cu/gemm_hopper.cuh")),
     ("hopper.cuh", include_str!("../../cu/hopper.cuh")),
 ];

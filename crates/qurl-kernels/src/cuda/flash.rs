@@ -4,21 +4,21 @@
 //! context among blocks. Both sum in the same order, so a mixed step may use either.
 
 use super::ffi::DevicePtr;
-use super::gpu::{ALONE, CLUSTERS, Gpu, Launch, args};
-use super::kv::{CudaKv, stage_spans};
+use super::gpu::{Gpu, Launch, args};
+use super::kv::{CudaKv, Seen, see, stage_spans};
 use super::linear::Left;
-use super::memory::{COUNTER_BYTES, Slot};
+use super::memory::{COUNTER_BYTES, MAXIMA_BYTES, Slot};
 use crate::Format;
 use crate::backend::{Heads, KvFormat, Span};
 use std::f32::consts::LOG2_E;
 
+/// The file of the decode kernels.
+const DECODE: &str = "flash_decode";
 const TILE: usize = 64;
 /// Positions that the kernels want to lie side by side.
 const SMALLEST_PAGE: usize = 16;
 /// Softmax weights of a tile as a decode step keeps them for a while.
 const WEIGHT_BYTES: usize = 2048;
-/// Most blocks of a cluster.
-const MOST_CLUSTER: usize = 8;
 /// Positions that one block of a decode step takes.
 const SPLIT: usize = 512;
 /// Rows (queries times heads of a group) of a block of the prefill kernel.
@@ -27,8 +27,6 @@ const ROW_BLOCK: usize = 128;
 const OWNED_ROWS: usize = 64;
 /// Most heads that share a key/value head.
 const MOST_GROUP: usize = 16;
-/// The decode kernel's counters lie behind those of products.
-const COUNTERS_AT: usize = COUNTER_BYTES / 2;
 
 /// Whether the kernels take this attention.
 pub(super) fn takes(heads: Heads, kv: &CudaKv) -> bool {
@@ -40,9 +38,8 @@ pub(super) fn takes(heads: Heads, kv: &CudaKv) -> bool {
 }
 
 /// Whether the decode kernel takes these rows: one of each sequence.
-pub(super) fn decodes(heads: Heads, kv: &CudaKv, spans: &[Span]) -> bool {
-    let counted = spans.len() * heads.kv_heads * 4 <= COUNTER_BYTES / 2;
-    takes(heads, kv) && counted && spans.iter().all(|s| s.rows == 1)
+pub(super) fn decodes(heads: Heads, kv: &CudaKv, seen: &Seen) -> bool {
+    takes(heads, kv) && seen.single && seen.count * heads.kv_heads * 4 <= COUNTER_BYTES
 }
 
 /// Causal attention of the rows of all spans.
@@ -56,10 +53,10 @@ pub(super) fn forward(
     out: DevicePtr,
     lse: DevicePtr,
 ) {
-    if decodes(heads, kv, spans) {
-        return decode(gpu, heads, qkv, kv, spans, pages, Decoded::Numbers(out), lse, None);
+    let seen = see(gpu, kv, spans, pages);
+    if decodes(heads, kv, &seen) {
+        return decode(gpu, heads, qkv, kv, &seen, Decoded::Numbers(out), lse, None);
     }
-    let (staged_spans, staged_pages) = (stage_spans(gpu, spans), gpu.stage(pages));
     let (key_scales, value_scales) = kv.scales();
     let (keys, values) = (kv.keys.at(), kv.values.at());
     let (stride, shift) = (heads.qkv_width() as u32, kv.page_size.trailing_zeros());
@@ -82,8 +79,8 @@ pub(super) fn forward(
         values,
         key_scales,
         value_scales,
-        staged_spans,
-        staged_pages,
+        seen.spans,
+        seen.pages,
         work,
         out,
         lse,
@@ -107,10 +104,52 @@ pub(super) enum Decoded {
     Codes(Format, Left),
 }
 
-/// Whether a decode step can write codes: the blocks of a row are one cluster.
-pub(super) fn writes_codes(gpu: &Gpu, heads: Heads, spans: &[Span]) -> bool {
-    let longest = spans.iter().map(|s| s.position + 1).max().unwrap_or(1);
-    gpu.generation() >= CLUSTERS && heads.kv_heads <= MOST_CLUSTER && longest <= SPLIT
+/// The form of a decode step.
+struct Plan {
+    kernel: &'static str,
+    threads: u32,
+    shared: u32,
+    /// Blocks that share the context of a row.
+    splits: usize,
+    /// Whether all blocks run at the same time, so that they may wait for each other.
+    at_once: bool,
+}
+
+/// Two pairs of warps a block, as long as all blocks run at the same time; else one.
+fn plan(gpu: &Gpu, heads: Heads, kv: &CudaKv, seen: &Seen) -> Plan {
+    let hd = heads.head_dim;
+    // A power of two: a recorded step is good for many lengths.
+    let splits = seen.longest.div_ceil(SPLIT).next_power_of_two();
+    let blocks = splits * heads.kv_heads * seen.count;
+    // Every pair has a tile of keys and values, their scales, and a part of the result.
+    let (row_bytes, scale_bytes) = if kv.format == KvFormat::Bf16 { (2 * hd, 0) } else { (hd, 2 * TILE * 4) };
+    let pair_bytes = 2 * TILE * row_bytes + scale_bytes + (heads.group() * (hd + 4) * 4).max(WEIGHT_BYTES);
+    let form = |pairs: usize| {
+        let kernel = match (kv.format, hd, pairs) {
+            (KvFormat::Int8, 64, 1) => "flash_decode_int8_64_1",
+            (KvFormat::Int8, 64, _) => "flash_decode_int8_64_2",
+            (KvFormat::Int8, _, 1) => "flash_decode_int8_128_1",
+            (KvFormat::Int8, ..) => "flash_decode_int8_128_2",
+            (KvFormat::Fp8, 64, 1) => "flash_decode_fp8_64_1",
+            (KvFormat::Fp8, 64, _) => "flash_decode_fp8_64_2",
+            (KvFormat::Fp8, _, 1) => "flash_decode_fp8_128_1",
+            (KvFormat::Fp8, ..) => "flash_decode_fp8_128_2",
+            (_, 64, 1) => "flash_decode_bf16_64_1",
+            (_, 64, _) => "flash_decode_bf16_64_2",
+            (_, _, 1) => "flash_decode_bf16_128_1",
+            _ => "flash_decode_bf16_128_2",
+        };
+        let (threads, shared) = (64 * pairs as u32, (pairs * pair_bytes) as u32);
+        let at_once = blocks <= gpu.blocks_at_once(DECODE, kernel, threads, shared);
+        Plan { kernel, threads, shared, splits, at_once }
+    };
+    let two = form(2);
+    if two.at_once { two } else { form(1) }
+}
+
+/// Whether a decode step can write codes: the blocks of a row tell each other their largest number.
+pub(super) fn writes_codes(gpu: &Gpu, heads: Heads, kv: &CudaKv, seen: &Seen) -> bool {
+    seen.rows * heads.kv_heads * heads.kv_heads * 4 <= MAXIMA_BYTES && plan(gpu, heads, kv, seen).at_once
 }
 
 /// One row of each sequence. With tables of cosines and sines the row's queries and keys are rotated and its keys and
@@ -120,57 +159,38 @@ pub(super) fn decode(
     heads: Heads,
     qkv: DevicePtr,
     kv: &CudaKv,
-    spans: &[Span],
-    pages: &[u32],
+    seen: &Seen,
     out: Decoded,
     lse: DevicePtr,
     rope: Option<(DevicePtr, DevicePtr)>,
 ) {
-    let (staged_spans, staged_pages) = (stage_spans(gpu, spans), gpu.stage(pages));
     let (key_scales, value_scales) = kv.scales();
     let (keys, values) = (kv.keys.at(), kv.values.at());
     let (stride, shift) = (heads.qkv_width() as u32, kv.page_size.trailing_zeros());
     let scale = heads.scale * LOG2_E;
     let (count, kv_heads, hd) = (heads.heads as u32, heads.kv_heads as u32, heads.head_dim);
     let (cos, sin) = rope.unwrap_or((0, 0));
-    let (output, out, out_scales, cluster) = match out {
-        Decoded::Numbers(out) => (0u32, out, 0, ALONE),
-        Decoded::Rounded(out) => (1, out, 0, ALONE),
-        Decoded::Codes(Format::Fp8, out) => (3, out.data, out.scales, [1, kv_heads, 1]),
-        Decoded::Codes(_, out) => (2, out.data, out.scales, [1, kv_heads, 1]),
+    let (output, out, out_scales) = match out {
+        Decoded::Numbers(out) => (0u32, out, 0),
+        Decoded::Rounded(out) => (1, out, 0),
+        Decoded::Codes(Format::Fp8, out) => (3, out.data, out.scales),
+        Decoded::Codes(_, out) => (2, out.data, out.scales),
     };
-    let longest = spans.iter().map(|s| s.position + 1).max().unwrap_or(1);
-    // A power of two: a recorded step is good for many lengths.
-    let splits = longest.div_ceil(SPLIT).next_power_of_two();
-    let group = heads.group();
-    let room = if splits > 1 { 4 * spans.len() * heads.kv_heads * splits * group * (hd + 4) } else { 4 };
+    let Plan { kernel, threads, shared, splits, .. } = plan(gpu, heads, kv, seen);
+    let room = if splits > 1 { 4 * seen.count * heads.kv_heads * splits * heads.group() * (hd + 4) } else { 4 };
     let partials = gpu.scratch(Slot::Attention, room);
-    let bf16 = kv.format == KvFormat::Bf16;
-    // Pairs of warps, each with a tile of keys and values, their scales, and a part of the result.
-    let pairs: u32 = if kv.format == KvFormat::Int8 && hd == 128 { 4 } else { 2 };
-    let (row_bytes, scale_bytes) = if bf16 { (2 * hd, 0) } else { (hd, 2 * TILE * 4) };
-    let shared = pairs as usize * (2 * TILE * row_bytes + scale_bytes + (group * (hd + 4) * 4).max(WEIGHT_BYTES));
-    let kernel = match (kv.format, hd) {
-        (KvFormat::Int8, 64) => "flash_decode_int8_64",
-        (KvFormat::Int8, _) => "flash_decode_int8_128",
-        (KvFormat::Fp8, 64) => "flash_decode_fp8_64",
-        (KvFormat::Fp8, _) => "flash_decode_fp8_128",
-        (_, 64) => "flash_decode_bf16_64",
-        _ => "flash_decode_bf16_128",
-    };
-    let counters = gpu.counters() + COUNTERS_AT as u64;
     let given = args![
         qkv,
         keys,
         values,
         key_scales,
         value_scales,
-        staged_spans,
-        staged_pages,
+        seen.spans,
+        seen.pages,
         out,
         lse,
         partials,
-        counters,
+        gpu.counters(),
         stride,
         count,
         kv_heads,
@@ -181,10 +201,10 @@ pub(super) fn decode(
         sin,
         output,
         out_scales,
+        gpu.words(),
     ];
-    let grid = [splits, heads.kv_heads, spans.len()];
-    let launch = Launch { grid, block: pairs * 64, shared: shared as u32, overlap: true, cluster };
-    gpu.launch_as("flash_decode", kernel, launch, given);
+    let grid = [splits, heads.kv_heads, seen.count];
+    gpu.launch_as(DECODE, kernel, Launch { grid, block: threads, shared, overlap: true }, given);
 }
 
 /// Whether the kernels take the backward pass.

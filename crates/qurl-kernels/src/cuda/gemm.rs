@@ -8,17 +8,20 @@ use super::ffi::DevicePtr;
 use super::gemm_mma;
 use super::gpu::{Gpu, Launch, args};
 use super::linear::Left;
-use super::memory::Slot;
+use super::memory::MAXIMA_BYTES;
 use crate::Format;
 
 /// The architecture whose instructions the kernels use.
 const HOPPER: u32 = 90;
 pub(super) const TILE_ROWS: usize = 64;
 pub(super) const TILE_BYTES: usize = 128;
-/// Rows of a tile that ranges are counted in.
-const CUT_ROWS: usize = 128;
-/// Most tokens whose partial sums the blocks of a tile send each other.
-const MET_IN_CLUSTER: usize = 64;
+/// Rows of a tile that ranges are counted in, and the blocks of a range: each takes half of the rows.
+const CUT_ROWS: usize = 256;
+const SIDES: usize = 2;
+/// Most ranges that meet in a tile.
+const MOST_MEET: usize = 4;
+/// Most tokens of a stream.
+const MOST_STREAMED: usize = 256;
 /// Shared memory for the stages of the weight stream.
 const STAGE_ROOM: usize = 196 << 10;
 
@@ -53,7 +56,7 @@ const BF16: &[Variant] = &[
     variant!("bf16", 16, 2, 1, "STREAM"),
     variant!("bf16", 64, 2, 1, "STREAM"),
     variant!("bf16", 128, 2, 1, "STREAM"),
-    variant!("bf16", 256, 2, 1, "STREAM"),
+    variant!("bf16", 256, 2, 2, "STREAM"),
     variant!("bf16", 64, 1, 1, "VIRTUAL"),
     variant!("bf16", 128, 1, 1, "VIRTUAL"),
     variant!("bf16", 128, 2, 1, "VIRTUAL"),
@@ -63,7 +66,7 @@ const INT8: &[Variant] = &[
     variant!("int8", 16, 2, 1, "STREAM"),
     variant!("int8", 64, 2, 1, "STREAM"),
     variant!("int8", 128, 2, 1, "STREAM"),
-    variant!("int8", 256, 2, 1, "STREAM"),
+    variant!("int8", 256, 2, 2, "STREAM"),
     variant!("int8", 64, 1, 1, "TILES"),
     variant!("int8", 128, 1, 1, "TILES"),
     variant!("int8", 128, 2, 1, "TILES"),
@@ -87,26 +90,34 @@ fn number_bytes(format: Format) -> usize {
 pub(super) fn packed_bytes(format: Format, n: usize, k: usize) -> Option<usize> {
     let known = matches!(format, Format::Bf16 | Format::Int8 | Format::Fp8);
     let row = k * number_bytes(format);
-    (known && row.is_multiple_of(16)).then(|| n.div_ceil(TILE_ROWS) * TILE_ROWS * row.div_ceil(TILE_BYTES) * TILE_BYTES)
+    // Kernels count k-blocks of tiles, times ranges, in 32 bits.
+    let counted = n.div_ceil(CUT_ROWS) * row.div_ceil(TILE_BYTES) <= 1 << 22;
+    (known && counted && row.is_multiple_of(16))
+        .then(|| n.div_ceil(TILE_ROWS) * TILE_ROWS * row.div_ceil(TILE_BYTES) * TILE_BYTES)
 }
 
 /// Packs rows of numbers or codes.
 pub(super) fn pack(gpu: &Gpu, format: Format, rows: DevicePtr, n: usize, k: usize, tiles: DevicePtr) {
     let row = k * number_bytes(format);
     let blocks = row.div_ceil(TILE_BYTES);
-    let given = args![rows, tiles, n as u32, row as u32, blocks as u32, 0u32];
+    let given = args![rows, tiles, n as u32, row as u32, blocks as u32];
     gpu.launch("gemm_pack", "gemm_pack", [n.div_ceil(TILE_ROWS) * blocks * 2, 1, 1], 256, 0, given);
 }
 
 /// Into how many ranges the weights are cut, by the matrix and the device alone: a few for every tile, as long as there
 /// are multiprocessors, and never an empty one (the others would wait for it).
 fn ranges(multiprocessors: usize, n: usize, blocks: usize) -> usize {
-    let tiles = n.div_ceil(CUT_ROWS);
-    match tiles > multiprocessors {
-        true => multiprocessors,
+    let (tiles, most) = (n.div_ceil(CUT_ROWS), multiprocessors / SIDES);
+    match tiles > most {
+        true => most,
         false if blocks < 16 => tiles,
-        false => tiles * (multiprocessors / tiles).min(4),
+        false => tiles * (most / tiles).min(MOST_MEET),
     }
+}
+
+/// Bytes for partial sums: of two tiles a range, two blocks of eight warps, for all tokens of a tile.
+pub(super) fn partial_bytes(gpu: &Gpu) -> usize {
+    if gpu.generation() == HOPPER { 2 * gpu.multiprocessors() as usize * 8 * MOST_STREAMED * 64 } else { 0 }
 }
 
 /// The form for some tokens: the one with the least estimated time. All give a row the same bits. A gated product needs
@@ -132,7 +143,7 @@ fn choose(
     let (tiles, ranges) = (n.div_ceil(CUT_ROWS), ranges(multiprocessors, n, blocks));
     let share = (tiles * blocks).div_ceil(ranges) as f64;
     // Ranges that are whole tiles have no partial sums to add.
-    let meeting = |cost: f64| if ranges == tiles { 2.0 } else { cost };
+    let meeting = |apart: f64, whole: f64| if ranges == tiles { whole } else { apart };
     let waves = |rows: usize, columns: usize, at_once: usize| (rows * columns).div_ceil(at_once) as f64;
     let depth = blocks as f64;
     // Microseconds, fitted to measurements on an H200.
@@ -141,12 +152,12 @@ fn choose(
         match (v.streams, v.tokens, v.groups, v.cluster) {
             (_, _, 1, _) if gated => f64::INFINITY,
             (true, held, ..) if held < tokens => f64::INFINITY,
-            (true, 128, ..) => 0.5 * share + meeting(5.0),
-            (true, 256, ..) => 0.9 * share + meeting(8.0),
+            (true, 128, ..) => 0.5 * share + meeting(7.0, 2.5),
+            (true, 256, ..) => 0.75 * share + meeting(11.0, if gated { 4.0 } else { 8.0 }),
             (true, ..) => f64::INFINITY,
-            (_, 64, ..) => 0.22 * depth * waves(n.div_ceil(64), columns, multiprocessors) + 2.0,
-            (_, 128, 1, _) => 0.27 * depth * waves(n.div_ceil(64), columns, multiprocessors) + 2.5,
-            (_, 128, 2, 1) => 0.45 * depth * waves(n.div_ceil(128), columns, multiprocessors) + 1.0,
+            (_, 64, ..) => (0.21 * depth + 1.5) * waves(n.div_ceil(64), columns, multiprocessors),
+            (_, 128, 1, _) => (0.25 * depth + 2.5) * waves(n.div_ceil(64), columns, multiprocessors),
+            (_, 128, 2, 1) => (0.42 * depth + 2.0) * waves(n.div_ceil(128), columns, multiprocessors),
             _ if tokens <= 256 => f64::INFINITY,
             (_, 256, ..) => 0.75 * depth * waves(n.div_ceil(256), columns, multiprocessors / 2) + 3.0,
             _ => 0.5 * depth * waves(n.div_ceil(256), columns, multiprocessors / 2) + 3.0,
@@ -197,20 +208,16 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
     let (n, blocks, multiprocessors) = (w.n, w.blocks(), gpu.multiprocessors() as usize);
     let ranges = ranges(multiprocessors, n, blocks);
     let v = choose(w.format, tokens, n, blocks, multiprocessors, w.gated);
-    let height = TILE_ROWS * v.groups * v.cluster;
+    let tile_rows = TILE_ROWS * v.groups * v.cluster;
     let grid = match v.streams {
-        true => ranges,
-        false => (multiprocessors / v.cluster).min(n.div_ceil(height) * tokens.div_ceil(v.tokens)) * v.cluster,
+        true => ranges * SIDES,
+        false => (multiprocessors / v.cluster).min(n.div_ceil(tile_rows) * tokens.div_ceil(v.tokens)) * v.cluster,
     };
-    // The ranges of a tile, if they are the same for all and few tokens are to be added up.
-    let tiles = n.div_ceil(CUT_ROWS);
-    let alike = v.streams && v.tokens <= MET_IN_CLUSTER && ranges.is_multiple_of(tiles);
-    let together = if alike { ranges / tiles } else { 1 };
-    // Two tiles a range may have partial sums of eight warps, for all tokens of a tile.
-    let partials = gpu.scratch(Slot::Product, if v.streams { 2 * ranges * 8 * v.tokens * 64 } else { 1 });
     let stage = v.groups * TILE_ROWS * TILE_BYTES + v.tokens * TILE_BYTES;
     let shared = (STAGE_ROOM / stage).min(16) * stage + 1024;
-    let map = gpu.tensor_map(x.data, tokens, row, (v.tokens / v.cluster) as u32, TILE_BYTES as u32);
+    // Whole tiles where they can be read: the copy engine is slow at the edge of a matrix.
+    let height = tokens.next_multiple_of(v.tokens).min(x.readable);
+    let map = gpu.tensor_map(x.data, height, row, (v.tokens / v.cluster) as u32, TILE_BYTES as u32);
     let given = args![
         &map,
         w.tiles,
@@ -218,19 +225,16 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
         x.scales,
         bias,
         out,
-        partials,
-        gpu.counters(),
+        gpu.words() + MAXIMA_BYTES as u64,
         tokens as u32,
         n as u32,
         blocks as u32,
         ranges as u32,
         u32::from(add),
         u32::from(w.gated),
-        together as u32,
     ];
     let block = if v.groups > 1 { v.groups as u32 * 128 + 128 } else { 160 };
-    let cluster = [together as u32, 1, 1];
-    let launch = Launch { grid: [grid, 1, 1], block, shared: shared as u32, overlap: true, cluster };
+    let launch = Launch { grid: [grid, 1, 1], block, shared: shared as u32, overlap: true };
     gpu.launch_as(v.file, v.kernel, launch, given);
 }
 
@@ -242,7 +246,7 @@ mod tests {
     fn ranges_are_never_more_than_multiprocessors_or_work() {
         for (n, blocks) in [(1, 1), (64, 7), (896, 14), (4608, 56), (37_888, 28), (152_064, 56), (3584, 296)] {
             let cut = ranges(132, n, blocks);
-            assert!((1..=132).contains(&cut) && cut <= n.div_ceil(CUT_ROWS) * blocks, "{n} {blocks}: {cut}");
+            assert!((1..=132 / SIDES).contains(&cut) && cut <= n.div_ceil(CUT_ROWS) * blocks, "{n} {blocks}: {cut}");
         }
     }
 

@@ -6,6 +6,7 @@
 
 use super::compile::{self, Architecture, SOURCES};
 use super::ffi::{self, DevicePtr, Driver, Handle, LaunchAttribute, LaunchConfig, Nvrtc, Status, TensorMap};
+use super::kv::LastSeen;
 use super::lt::Lt;
 use super::memory::Memory;
 use super::replay::{Replay, StepHash};
@@ -67,9 +68,6 @@ impl<'a> From<&'a TensorMap> for Arg<'a> {
     }
 }
 
-/// A cluster of one block.
-pub(super) const ALONE: [u32; 3] = [1; 3];
-
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Launch {
@@ -81,8 +79,6 @@ pub(super) struct Launch {
     pub shared: u32,
     /// Whether it may begin before the kernel in front of it has ended; such a kernel waits by itself.
     pub overlap: bool,
-    /// Blocks of a cluster along each dimension; one where the kernel says itself or has none.
-    pub cluster: [u32; 3],
 }
 
 /// The arguments of a launch: `args![pointer, rows as u32, eps]`.
@@ -150,11 +146,14 @@ pub struct Gpu {
     l2_bytes: usize,
     functions: Mutex<HashMap<(usize, usize), Function, BuildHasherDefault<AddressHasher>>>,
     modules: Mutex<HashMap<&'static str, Handle>>,
+    /// Blocks that run at the same time: by kernel, threads and shared memory.
+    at_once: Mutex<HashMap<(usize, u32, u32), usize>>,
     /// Matrices that have been described to the copy engine.
     maps: Mutex<HashMap<[u64; 5], TensorMap, BuildHasherDefault<AddressHasher>>>,
     pub(super) state: Mutex<State>,
     pub(super) memory: Mutex<Memory>,
     pub(super) replay: Mutex<Replay>,
+    last_seen: Mutex<LastSeen>,
     lt: OnceLock<Option<Lt>>,
 }
 
@@ -225,10 +224,12 @@ impl Gpu {
             l2_bytes: l2_bytes as usize,
             functions: Mutex::default(),
             modules: Mutex::default(),
+            at_once: Mutex::default(),
             maps: Mutex::default(),
             state: Mutex::new(state),
             memory: Mutex::default(),
             replay: Mutex::default(),
+            last_seen: Mutex::default(),
             lt: OnceLock::new(),
         })
     }
@@ -283,6 +284,11 @@ impl Gpu {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The sequences that the last layer of the step at hand asked for.
+    pub(super) fn last_seen(&self) -> MutexGuard<'_, LastSeen> {
+        self.last_seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Keeps the first error for the next reading of results.
     pub(super) fn check(&self, what: &str, status: Status) {
         if status != 0 {
@@ -320,7 +326,7 @@ impl Gpu {
         shared: u32,
         args: &[Arg],
     ) {
-        self.launch_as(file, kernel, Launch { grid, block, shared, overlap: false, cluster: ALONE }, args);
+        self.launch_as(file, kernel, Launch { grid, block, shared, overlap: false }, args);
     }
 
     /// [`Gpu::launch`] of a kernel that begins with `wait_for_previous`: its launching overlaps with what is in front.
@@ -333,12 +339,12 @@ impl Gpu {
         shared: u32,
         args: &[Arg],
     ) {
-        self.launch_as(file, kernel, Launch { grid, block, shared, overlap: true, cluster: ALONE }, args);
+        self.launch_as(file, kernel, Launch { grid, block, shared, overlap: true }, args);
     }
 
     /// [`Gpu::launch`] with a choice of overlap.
     pub(super) fn launch_as(&self, file: &'static str, kernel: &'static str, launch: Launch, args: &[Arg]) {
-        let Launch { grid, block, shared, overlap, cluster } = launch;
+        let Launch { grid, block, shared, overlap } = launch;
         if grid.contains(&0) {
             return;
         }
@@ -357,13 +363,8 @@ impl Gpu {
                 Arg::Map(map) => (&raw const **map).cast_mut().cast(),
             };
         }
-        let overlaps = overlap && self.generation >= OVERLAPS;
-        let mut attributes = [LaunchAttribute::cluster(cluster); 2];
-        let mut count = u32::from(cluster != ALONE);
-        if overlaps {
-            attributes[count as usize] = LaunchAttribute::overlap();
-            count += 1;
-        }
+        let attributes = [LaunchAttribute::overlap()];
+        let count = u32::from(overlap && self.generation >= OVERLAPS);
         let config = LaunchConfig {
             grid: grid.map(|n| n as u32),
             block: [block, 1, 1],
@@ -387,10 +388,10 @@ impl Gpu {
         if state.mode != Mode::Dry {
             return false;
         }
-        let Launch { grid: [x, y, z], block, shared, overlap, cluster } = launch;
+        let Launch { grid: [x, y, z], block, shared, overlap } = launch;
         let shape = [x as u64, y as u64, z as u64, block.into(), shared.into(), overlap.into()];
         state.hash.word(function.handle as u64);
-        shape.into_iter().chain(cluster.map(u64::from)).for_each(|word| state.hash.word(word));
+        shape.into_iter().for_each(|word| state.hash.word(word));
         for arg in args {
             match arg {
                 Arg::Word(word) => state.hash.word(*word),
@@ -489,6 +490,26 @@ impl Gpu {
         let function = Function { handle, shared: shared.max(PLAIN_SHARED) };
         functions.insert(key, function);
         Ok(function)
+    }
+
+    /// Blocks of a kernel that run on the whole device at the same time; none if it cannot be launched.
+    pub(super) fn blocks_at_once(&self, file: &'static str, kernel: &'static str, block: u32, shared: u32) -> usize {
+        let key = (kernel.as_ptr() as usize, block, shared);
+        let mut known = self.at_once.lock().unwrap_or_else(PoisonError::into_inner);
+        *known.entry(key).or_insert_with(|| {
+            let mut blocks = 0;
+            match self.function(file, kernel, shared) {
+                Ok(function) => {
+                    // SAFETY: the place is valid, the function is loaded.
+                    let status = unsafe {
+                        (self.driver.blocks_at_once)(&mut blocks, function.handle, block as c_int, shared as usize)
+                    };
+                    self.check("asking how many blocks run at once", status);
+                }
+                Err(what) => self.fail(what),
+            }
+            blocks.unsigned_abs() as usize * self.multiprocessors as usize
+        })
     }
 
     fn module(&self, file: &'static str) -> Result<Handle, String> {

@@ -57,8 +57,9 @@ impl<'a> Turn<'a> {
 
     fn reduce(&self, rows: usize, factor: f32, factors: DevicePtr) -> DevicePtr {
         let partials = self.gpu.scratch(Slot::Partials, rows * self.chunks * PARTIAL_BYTES);
-        let given = args![self.logits, self.vocabulary as u32, self.chunks as u32, factor, factors, partials];
-        self.gpu.launch_next("head", "reduce_logits", [rows * self.chunks, 1, 1], 128, 0, given);
+        let (vocabulary, chunks) = (self.vocabulary as u32, self.chunks as u32);
+        let given = args![self.logits, vocabulary, rows as u32, chunks, factor, factors, partials];
+        self.gpu.launch_next("head", "reduce_logits", [(rows * self.chunks).div_ceil(4), 1, 1], 128, 0, given);
         partials
     }
 }

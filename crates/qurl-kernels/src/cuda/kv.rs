@@ -2,7 +2,7 @@
 
 use super::ffi::DevicePtr;
 use super::flash;
-use super::gpu::{Gpu, args};
+use super::gpu::{Gpu, Mode, args};
 use super::memory::{Buffer, Slot};
 use crate::BackendError;
 use crate::backend::{Heads, KvFormat, Span};
@@ -149,7 +149,7 @@ impl CudaKv {
 /// Spans as the kernels read them, sorted by row.
 pub(super) fn stage_spans(gpu: &Gpu, spans: &[Span]) -> DevicePtr {
     let words = |s: &Span| [s.row, s.rows, s.position, s.pages].map(|x| x as u32);
-    // Usually they are sorted, and this is on the way of every layer of a step.
+    // Usually they are sorted.
     if spans.is_sorted_by_key(|span| span.row) {
         return gpu.stage(&spans.iter().map(words).collect::<Vec<_>>());
     }
@@ -159,10 +159,54 @@ pub(super) fn stage_spans(gpu: &Gpu, spans: &[Span]) -> DevicePtr {
 }
 
 /// Panics where a span's pages are not all there.
-pub(super) fn check_pages(kv: &CudaKv, spans: &[Span], pages: &[u32]) {
+fn check_pages(kv: &CudaKv, spans: &[Span], pages: &[u32]) {
     let last = |span: &Span| span.pages + (span.position + span.rows).div_ceil(kv.page_size);
     let inside = spans.iter().all(|span| last(span) <= pages.len());
     assert!(inside && pages.iter().copied().max().is_none_or(|p| (p as usize) < kv.pages), "attention: pages");
+}
+
+/// The sequences of a step as every layer asks for them: on the device, and what the choice of kernels depends on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    pub spans: DevicePtr,
+    pub pages: DevicePtr,
+    /// Sequences.
+    pub count: usize,
+    /// Positions of the longest one, new rows included.
+    pub longest: usize,
+    /// Rows of the batch.
+    pub rows: usize,
+    /// Whether each has one new row.
+    pub single: bool,
+}
+
+/// What [`Seen`] was made from.
+type SeenKey = [usize; 6];
+
+/// The last sequences of the step at hand. Inside of a step the same slices come with every layer and do not change, so
+/// they are looked at once.
+#[derive(Default)]
+pub(super) struct LastSeen(Option<(SeenKey, Seen)>);
+
+/// Checks sequences and brings them to the device.
+pub(super) fn see(gpu: &Gpu, kv: &CudaKv, spans: &[Span], pages: &[u32]) -> Seen {
+    let key = [spans.as_ptr() as usize, spans.len(), pages.as_ptr() as usize, pages.len(), kv.pages, kv.page_size];
+    if let Some((_, seen)) = gpu.last_seen().0.filter(|(known, _)| *known == key) {
+        return seen;
+    }
+    check_pages(kv, spans, pages);
+    let seen = Seen {
+        spans: stage_spans(gpu, spans),
+        pages: gpu.stage(pages),
+        count: spans.len(),
+        longest: spans.iter().map(|s| s.position + s.rows).max().unwrap_or(0),
+        rows: spans.iter().map(|s| s.row + s.rows).max().unwrap_or(0),
+        single: spans.iter().all(|s| s.rows == 1),
+    };
+    if gpu.lock_state().mode != Mode::Direct {
+        gpu.last_seen().0 = Some((key, seen));
+    }
+    seen
 }
 
 /// Causal attention of the rows of all spans.
@@ -176,11 +220,10 @@ pub(super) fn attention(
     out: DevicePtr,
     lse: DevicePtr,
 ) {
-    check_pages(kv, spans, pages);
     if flash::takes(heads, kv) {
         return flash::forward(gpu, heads, qkv, kv, spans, pages, out, lse);
     }
-    let rows = spans.iter().map(|s| s.row + s.rows).max().unwrap_or(0);
+    let Seen { spans, pages, count, rows, .. } = see(gpu, kv, spans, pages);
     let (key_scales, value_scales) = kv.scales();
     let given = args![
         qkv,
@@ -189,9 +232,9 @@ pub(super) fn attention(
         heads.group() as u32,
         heads.head_dim as u32,
         heads.scale,
-        stage_spans(gpu, spans),
-        spans.len() as u32,
-        gpu.stage(pages),
+        spans,
+        count as u32,
+        pages,
         kv.page_size as u32,
         code(kv.format),
         kv.keys.at(),

@@ -144,12 +144,15 @@ pub(super) enum Rows {
 pub(super) struct Left {
     pub data: DevicePtr,
     pub scales: DevicePtr,
+    /// Rows that may be read, those of the batch and what lies behind them.
+    pub readable: usize,
 }
 
 /// Room for the codes of rows and their scales.
 pub(super) fn code_room(gpu: &Gpu, count: usize, k: usize) -> Left {
     let padded = count.next_multiple_of(ROW_TILE);
-    Left { data: gpu.scratch(Slot::Left, padded * k), scales: gpu.scratch(Slot::LeftScales, padded * 4) }
+    let (data, scales) = (gpu.scratch(Slot::Left, padded * k), gpu.scratch(Slot::LeftScales, padded * 4));
+    Left { data, scales, readable: padded }
 }
 
 /// Brings rows into the number format of a product.
@@ -160,7 +163,7 @@ pub(super) fn left(gpu: &Gpu, format: Format, rows: Rows, count: usize, k: usize
         _ => 1,
     };
     if let (Format::F32, Rows::Plain(data)) = (format, rows) {
-        return Left { data, scales: 0 };
+        return Left { data, scales: 0, readable: count };
     }
     let padded = count.next_multiple_of(ROW_TILE);
     let data = gpu.scratch(Slot::Left, padded * k * bytes);
@@ -210,7 +213,7 @@ pub(super) fn left(gpu: &Gpu, format: Format, rows: Rows, count: usize, k: usize
             }
         }
     }
-    Left { data, scales: if format.is_quantized() { scales } else { 0 } }
+    Left { data, scales: if format.is_quantized() { scales } else { 0 }, readable: padded }
 }
 
 /// Rows from which on the codes of a row are made by several blocks.
@@ -220,20 +223,21 @@ const SHARES: usize = 4;
 const SHARED_MOST: usize = SHARES * 256 * 32;
 
 /// All of an MLP whose weights are packed: `x += (silu(gate) * up) down^T`. Gates and ups meet inside the first product;
-/// `room` takes the result, `[rows, width]`.
+/// `room` (an address and bytes) takes the result, `[rows, width]`.
 pub(super) fn mlp(
     gpu: &Gpu,
     normed: Rows,
     rows: usize,
     gate_up: Packed,
     down: &CudaWeight,
-    room: DevicePtr,
+    room: (DevicePtr, usize),
     x: DevicePtr,
 ) {
+    let (room, room_bytes) = room;
     let first = left(gpu, gate_up.format, normed, rows, gate_up.k);
     gemm::linear(gpu, first, rows, gate_up, 0, false, room);
     let second = match gate_up.format {
-        Format::Bf16 => Left { data: room, scales: 0 },
+        Format::Bf16 => Left { data: room, scales: 0, readable: room_bytes / (2 * down.k) },
         format => left(gpu, format, Rows::Plain(room), rows, down.k),
     };
     forward(gpu, second, rows, down, 0, Output::Add, x);

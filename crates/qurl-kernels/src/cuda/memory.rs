@@ -5,7 +5,9 @@
 //! places that stay the same from step to step, so that a recorded step finds them.
 
 use super::ffi::{DevicePtr, Driver, Status};
+use super::gemm;
 use super::gpu::{Gpu, Mode};
+use super::kv::LastSeen;
 use crate::BackendError;
 use std::ffi::c_void;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -16,7 +18,9 @@ const OUT_OF_MEMORY: Status = 2;
 const STAGING_BYTES: usize = 16 << 20;
 const ALIGN: usize = 256;
 /// Bytes of the area of counters.
-pub(super) const COUNTER_BYTES: usize = 128 << 10;
+pub(super) const COUNTER_BYTES: usize = 64 << 10;
+/// Bytes for the largest numbers of parts of rows.
+pub(super) const MAXIMA_BYTES: usize = 4 << 20;
 /// Staged inputs that are compared with a new one.
 const REMEMBERED: usize = 8;
 
@@ -83,6 +87,8 @@ pub(super) enum Slot {
     Sorted,
     /// Counters between the blocks of a kernel.
     Counters,
+    /// Words on their way between the blocks of a kernel.
+    Words,
     /// Small results on their way to the host.
     Results,
 }
@@ -115,7 +121,6 @@ impl Default for Staging {
 #[derive(Default)]
 pub(super) struct Memory {
     scratch: [Option<Area>; SLOTS],
-    counters: Option<DevicePtr>,
     ring: Staging,
     step: Staging,
     /// Areas that were too small.
@@ -198,16 +203,29 @@ impl Gpu {
 
     /// An area of zeros for counters that kernels leave at zero again, [`COUNTER_BYTES`] long.
     pub(super) fn counters(&self) -> DevicePtr {
-        let known = self.lock_memory().counters;
-        known.unwrap_or_else(|| {
-            let at = self.scratch(Slot::Counters, COUNTER_BYTES);
-            self.bind();
-            // SAFETY: the area was just taken; in a recorded step the fill must not be repeated, so it is not recorded.
-            let status = unsafe { (self.driver.fill_now)(at, 0, COUNTER_BYTES) };
-            self.check("clearing", status);
-            self.lock_memory().counters = Some(at);
-            at
-        })
+        self.prepared(Slot::Counters, COUNTER_BYTES, 0)
+    }
+
+    /// An area for words that the blocks of a kernel leave for each other: EMPTY (all bits set), and left so by every
+    /// kernel. First [`MAXIMA_BYTES`] for largest numbers, then the partial sums of products.
+    pub(super) fn words(&self) -> DevicePtr {
+        self.prepared(Slot::Words, MAXIMA_BYTES + gemm::partial_bytes(self), 0xff)
+    }
+
+    /// An area that is filled once, and that only kernels use which leave it so.
+    fn prepared(&self, slot: Slot, bytes: usize, byte: u8) -> DevicePtr {
+        let known = self.lock_memory().scratch[slot as usize];
+        known.map_or_else(
+            || {
+                let at = self.scratch(slot, bytes);
+                self.bind();
+                // SAFETY: the area was just taken; in a recorded step the fill must not be repeated, so it is not recorded.
+                let status = unsafe { (self.driver.fill_now)(at, byte, bytes) };
+                self.check("preparing memory", status);
+                at
+            },
+            |area| area.at,
+        )
     }
 
     /// Brings an input to the device; the address is good until the current operation (or step) has been issued.
@@ -266,6 +284,8 @@ impl Gpu {
         let mut memory = self.lock_memory();
         memory.step.used = 0;
         memory.step.recent.clear();
+        drop(memory);
+        *self.last_seen() = LastSeen::default();
     }
 
     /// Makes room for the inputs of a step, or twice the room after an overflow; whether there was need.

@@ -8,6 +8,7 @@
 
 use super::ffi::{Driver, Handle};
 use super::gpu::{Gpu, Mode};
+use super::kv::LastSeen;
 use std::collections::{HashMap, HashSet};
 use std::sync::PoisonError;
 
@@ -101,6 +102,7 @@ impl Gpu {
             }
         }
         self.lock_state().mode = Mode::Direct;
+        *self.last_seen() = LastSeen::default();
     }
 
     /// Records a step; `None` if that failed.

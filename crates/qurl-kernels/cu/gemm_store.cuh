@@ -1,0 +1,177 @@
+// The results of a product on Hopper on their way to memory: see gemm_hopper.cuh.
+//
+// Sums lie in registers as the tensor cores leave them, 16 rows of weights by all tokens in a warp. They are turned around
+// in a small room of the warp in shared memory, scaled, and written in runs of 16 rows.
+#pragma once
+#include "common.cuh"
+#include "gemm_sums.cuh"
+#include "mma.cuh"
+
+struct GemmArgs {
+    const u8* weights;       // [n / 64][k_blocks][64][128 bytes]
+    const float* w_scales;   // [n], or null
+    const float* x_scales;   // [tokens], or null
+    const float* bias;       // [n], or null
+    float* out;              // [tokens, n]; with swiglu [tokens, n / 2], in bf16 if the product is
+    uint4* partials;         // STREAM: partial sums; EMPTY between kernels
+    int tokens, n, k_blocks;
+    int ranges;              // STREAM, VIRTUAL: the number of ranges
+    int add;                 // out += instead of out =
+    int swiglu;              // the first half of the rows are gates, the second ups: out = silu(gate) * up
+};
+
+// Tokens that a warp turns around in shared memory at a time, and the padded length of their rows there.
+const int TURN = 32;
+const int TURN_ROW = 20;
+
+template <int TOK>
+struct Room {
+    static const int STEP = TOK < TURN ? TOK : TURN;
+    // A warp's place to turn sums around, and the scales of all tokens.
+    static const int FLOATS = STEP * TURN_ROW + TOK;
+};
+
+// Brings the scales of a token tile into a warp's room.
+template <int FORMAT, int TOK>
+__device__ __forceinline__ void load_scales(const GemmArgs& a, u32 token, float* room) {
+    if (FORMAT == BF16) return;
+    __syncwarp();
+    for (u32 t = threadIdx.x % WARP; t < TOK; t += WARP) {
+        room[Room<TOK>::STEP * TURN_ROW + t] = token + t < a.tokens ? a.x_scales[token + t] : 0.0f;
+    }
+    __syncwarp();
+}
+
+// What a lane needs to finish results: it takes tokens lane / 4 + {0, 8, ..}, and of the warp's 16 rows four neighbours.
+template <int FORMAT, int TOK>
+struct Finish {
+    float ws[4], up_ws[4], bias[4];
+    u32 width, left, row;
+    u64 place;
+    bool in;
+
+    // With swiglu `row` is that of the gates also for warps that have the ups.
+    __device__ Finish(const GemmArgs& a, u32 first_row, u32 token) : row(first_row) {
+        u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
+        width = a.swiglu ? a.n / 2 : a.n;
+        if (a.swiglu && threadIdx.x >= 128) row -= width;
+        in = row + quad * 4 < width;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            u32 r = row + quad * 4 + e;
+            ws[e] = FORMAT != BF16 && r < width ? __ldg(a.w_scales + r) : 1.0f;
+            up_ws[e] = FORMAT != BF16 && a.swiglu && r < width ? __ldg(a.w_scales + width + r) : 1.0f;
+            bias[e] = a.bias && r < a.n ? __ldg(a.bias + r) : 0.0f;
+        }
+        place = (u64)(token + eighth) * width + row + quad * 4;
+        left = a.tokens - token - eighth;
+    }
+
+    // Sums of four rows as numbers.
+    static __device__ float4 scaled(float4 sums, const float (&ws)[4], float x_scale) {
+        float v[4] = {sums.x, sums.y, sums.z, sums.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            typename Sum<FORMAT>::type sum;
+            from_bits(sum, v[e]);
+            v[e] = (float)sum;
+            if (FORMAT != BF16) v[e] = __fmul_rn(v[e], __fmul_rn(x_scale, ws[e]));
+        }
+        return make_float4(v[0], v[1], v[2], v[3]);
+    }
+
+    // Writes the COUNT tokens from `first` on that lie in the warp's room.
+    template <int COUNT>
+    __device__ void flush(const GemmArgs& a, float* room, u32 first) const {
+        if (a.swiglu) return flush_gated<COUNT>(a, room, first);
+        u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
+        const float* from = room + eighth * TURN_ROW + quad * 4;
+        const float* xs = room + Room<TOK>::STEP * TURN_ROW + first + eighth;
+        float* to = a.out + place + (u64)first * width;
+#pragma unroll
+        for (int t = 0; t < COUNT; t += 8, from += 8 * TURN_ROW, to += 8 * (u64)width) {
+            if (!in || (int)left <= (int)first + t) continue;
+            float4 v = scaled(*reinterpret_cast<const float4*>(from), ws, FORMAT != BF16 ? xs[t] : 1.0f);
+            if (a.bias) v = make_float4(__fadd_rn(v.x, bias[0]), __fadd_rn(v.y, bias[1]), __fadd_rn(v.z, bias[2]), __fadd_rn(v.w, bias[3]));
+            if (a.n % 4 != 0) {
+                float one[4] = {v.x, v.y, v.z, v.w};
+                for (int e = 0; e < 4 && row + quad * 4 + e < a.n; ++e) to[e] = a.add ? __fadd_rn(to[e], one[e]) : one[e];
+            } else if (a.add) {
+                // One addition per element: its order cannot vary.
+                asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                             : "memory");
+            } else {
+                *reinterpret_cast<float4*>(to) = v;
+            }
+        }
+    }
+
+    // A warp of the first group has the gates, the same warp of the second their ups. Each takes half of the tokens.
+    template <int COUNT>
+    __device__ void flush_gated(const GemmArgs& a, float* room, u32 first) const {
+        u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
+        bool has_ups = threadIdx.x >= 128;
+        u32 half = has_ups ? COUNT / 2 : 0;
+        const float* gates = (has_ups ? room - 4 * Room<TOK>::FLOATS : room) + (half + eighth) * TURN_ROW + quad * 4;
+        const float* xs = room + Room<TOK>::STEP * TURN_ROW + first + half + eighth;
+        u64 at = place + (u64)(first + half) * width;
+        pair_sync();
+#pragma unroll
+        for (int t = 0; t < COUNT / 2; t += 8, gates += 8 * TURN_ROW, at += 8 * (u64)width) {
+            if (!in || (int)left <= (int)(first + half) + t) continue;
+            float x_scale = FORMAT != BF16 ? xs[t] : 1.0f;
+            float4 gate = scaled(*reinterpret_cast<const float4*>(gates), ws, x_scale);
+            float4 up = scaled(*reinterpret_cast<const float4*>(gates + 4 * Room<TOK>::FLOATS), up_ws, x_scale);
+            float4 v = {silu_times(gate.x, up.x), silu_times(gate.y, up.y), silu_times(gate.z, up.z), silu_times(gate.w, up.w)};
+            if (FORMAT == BF16) {
+                *reinterpret_cast<uint2*>(reinterpret_cast<u16*>(a.out) + at) = make_uint2(bf16_two(v.x, v.y), bf16_two(v.z, v.w));
+            } else {
+                *reinterpret_cast<float4*>(a.out + at) = v;
+            }
+        }
+        pair_sync();
+    }
+
+    // Waits for the warp of the other group.
+    static __device__ __forceinline__ void pair_sync() {
+        asm volatile("bar.sync %0, 64;" ::"r"(1 + threadIdx.x / WARP % 4) : "memory");
+    }
+};
+
+// Turns sums of 8 tokens around: a lane has rows lane / 4 + {0, 8} of tokens 2 (lane % 4) + {0, 1}.
+template <typename S>
+__device__ __forceinline__ void turn(float* room, int token, S s0, S s1, S s2, S s3) {
+    u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
+    float* to = room + (token + quad * 2) * TURN_ROW + eighth;
+    to[0] = sum_bits(s0);
+    to[TURN_ROW] = sum_bits(s1);
+    to[8] = sum_bits(s2);
+    to[TURN_ROW + 8] = sum_bits(s3);
+}
+
+// Stores the sums of 16 rows x TOK tokens of one warp. They go through `room`, so that memory is written in runs of 16
+// rows, in a short loop: writing them from where they are took longer than the product itself, thousands
+// of instructions that run once.
+template <int FORMAT, int TOK>
+__device__ __forceinline__ void store(
+    const GemmArgs& a, typename Sum<FORMAT>::type (&d)[TOK / 2], u32 row, u32 token, float* room
+) {
+    const int STEP = Room<TOK>::STEP;
+    Finish<FORMAT, TOK> finish(a, row, token);
+#pragma unroll(TOK > 64 ? 1 : 2)
+    for (int first = 0; first < TOK; first += STEP) {
+        __syncwarp();
+        // Registers have no addresses: one of these is the stretch.
+#pragma unroll
+        for (int f = 0; f < TOK; f += STEP) {
+            if (f != first) continue;
+#pragma unroll
+            for (int t = 0; t < STEP; t += 8) {
+                int i = (f + t) / 2;
+                turn(room, t, d[i], d[i + 1], d[i + 2], d[i + 3]);
+            }
+        }
+        __syncwarp();
+        finish.template flush<STEP>(a, room, first);
+    }
+}
