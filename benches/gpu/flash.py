@@ -82,9 +82,13 @@ class Case:
         return torch.cat(outs).reshape(self.rows, -1), torch.cat(lses)
 
 
-def decode_shape(fmt, hd, group):
+def decode_pairs(fmt, hd, blocks):
+    """Pairs of warps of a block: two as long as all blocks run at the same time."""
+    return 2 if blocks <= 132 * (3 if fmt == "bf16" and hd == 128 else 4) else 1
+
+
+def decode_shape(fmt, hd, group, pairs):
     """Threads and shared memory of a block of the decode kernel."""
-    pairs = 4 if (fmt, hd) == ("int8", 128) else 2
     row = hd * 2 if fmt == "bf16" else hd
     return pairs * 64, pairs * (2 * TILE * row + (0 if fmt == "bf16" else 2 * TILE * 4) + max(group * (hd + 4) * 4, 2048))
 
@@ -94,9 +98,12 @@ class Flash:
         kinds = ("prefill", "decode")
         built = compile_all([(f"flash_{kind}.cu", "sm_90", []) for kind in kinds])
         modules = {kind: load(cubin) if cubin else sys.exit(log) for kind, (cubin, log) in zip(kinds, built)}
-        self.kernels = {(kind, fmt, hd): Kernel(modules[kind], f"flash_{kind}_{fmt}_{hd}") for kind in kinds for fmt in FORMATS for hd in (64, 128)}
+        self.kernels = {("prefill", fmt, hd): Kernel(modules["prefill"], f"flash_prefill_{fmt}_{hd}") for fmt in FORMATS for hd in (64, 128)}
+        self.kernels |= {("decode", fmt, hd, pairs): Kernel(modules["decode"], f"flash_decode_{fmt}_{hd}_{pairs}") for fmt in FORMATS for hd in (64, 128) for pairs in (1, 2)}
+        self.pairs = None
         self.partials = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
         self.counters = torch.zeros(1 << 15, dtype=torch.int32, device="cuda")
+        self.maxima = torch.full((1 << 16,), -1, dtype=torch.int32, device="cuda")
 
     def inputs(self, case):
         return [case.qkv, case.keys, case.values, case.key_scales, case.value_scales, case.spans, case.pages]
@@ -115,9 +122,10 @@ class Flash:
         cos, sin = angles or (ctypes.c_void_p(0), ctypes.c_void_p(0))
         longest = max(old + new for old, new in case.sequences)
         splits = -(-longest // SPLIT)
-        threads, smem = decode_shape(case.fmt, case.hd, case.heads // case.kv_heads)
-        kernel = self.kernels["decode", case.fmt, case.hd]
-        kernel.launch((splits, case.kv_heads, len(case.sequences)), (threads,), smem, [*self.inputs(case), out, lse, self.partials, self.counters, *self.numbers(case, splits), cos, sin, ctypes.c_int(output), scales if scales is not None else ctypes.c_void_p(0)], cluster=(1, case.kv_heads, 1) if output > 1 else None)
+        pairs = self.pairs or decode_pairs(case.fmt, case.hd, splits * case.kv_heads * len(case.sequences))
+        threads, smem = decode_shape(case.fmt, case.hd, case.heads // case.kv_heads, pairs)
+        kernel = self.kernels["decode", case.fmt, case.hd, pairs]
+        kernel.launch((splits, case.kv_heads, len(case.sequences)), (threads,), smem, [*self.inputs(case), out, lse, self.partials, self.counters, *self.numbers(case, splits), cos, sin, ctypes.c_int(output), scales if scales is not None else ctypes.c_void_p(0), self.maxima])
 
 
 def prefill_work(case):
@@ -188,7 +196,7 @@ def check_rotation(flash, say):
                 case.qkv, case.keys, case.values, case.key_scales, case.value_scales = before
                 flash.decode(case, half, got_lse, (cos, sin), 1)
                 torch.cuda.synchronize()
-                if max(old for old, _ in case.sequences) < SPLIT and kv_heads > 1:
+                if len(case.sequences) * kv_heads <= 132:
                     for output, most, kind in ((2, 127.0, torch.int8), (3, 448.0, torch.float8_e4m3fn)):
                         codes = torch.zeros(case.rows, heads * hd, dtype=kind, device="cuda")
                         scales = torch.zeros(case.rows, device="cuda")

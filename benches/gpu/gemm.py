@@ -25,8 +25,8 @@ def stage_bytes(tok, wg):
 
 def ranges_for(n, k_bytes):
     """Into how many ranges a matrix is cut: as `cuda/gemm.rs` does it."""
-    tiles, kb = -(-n // 128), -(-k_bytes // 128)
-    return SMS if tiles > SMS else tiles * (1 if kb < 16 else min(SMS // tiles, 4))
+    tiles, kb, most = -(-n // 256), -(-k_bytes // 128), SMS // 2
+    return most if tiles > most else tiles * (1 if kb < 16 else min(most // tiles, 4))
 
 
 def variants(fmt):
@@ -34,12 +34,12 @@ def variants(fmt):
     large = "TILES" if fmt == "int8" else "VIRTUAL"
     streams = (16, 64, 128) if fmt == "fp8" else (16, 64, 128, 256)
     last = (256, 2, 2, large) if fmt == "int8" else (128, 2, 2, large)
-    return [(fmt, t, 2, 1, "STREAM") for t in streams] + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large), (fmt, *last)]
+    return [(fmt, t, 2, 2 if t == 256 else 1, "STREAM") for t in streams] + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large), (fmt, *last)]
 
 
 def choose(fmt, rows, n, k_bytes, swiglu=0):
     """The variant for a number of rows, by estimated microseconds: as `cuda/gemm.rs` does it."""
-    tiles, kb = -(-n // 128), -(-k_bytes // 128)
+    tiles, kb = -(-n // 256), -(-k_bytes // 128)
     up = lambda a, b: -(-a // b)
     own = {v[1:]: v for v in variants(fmt)}
     if rows <= 64:
@@ -53,14 +53,14 @@ def choose(fmt, rows, n, k_bytes, swiglu=0):
             if rows > tok or tok < 128:
                 continue
             ranges = ranges_for(n, k_bytes)
-            unit, fixed = (0.5, 5) if tok == 128 else (0.9, 8)
-            costs.append((unit * up(tiles * kb, ranges) + (2 if ranges == tiles else fixed), v))
+            unit, apart, whole = (0.5, 7, 2.5) if tok == 128 else (0.75, 11, 4 if swiglu else 8)
+            costs.append((unit * up(tiles * kb, ranges) + (whole if ranges == tiles else apart), v))
         elif cl == 2:
             unit = 0.75 if tok == 256 else 0.5
             costs.append((unit * kb * up(up(n, 256) * up(rows, tok), SMS // 2) + 3, v) if rows > 256 else (1e9, v))
         else:
-            unit, fixed = (0.45, 1) if wg == 2 else (0.27, 2.5) if tok == 128 else (0.22, 2)
-            costs.append((unit * kb * up(up(n, 64 * wg) * up(rows, tok), SMS) + fixed, v))
+            unit, fixed = (0.42, 2) if wg == 2 else (0.25, 2.5) if tok == 128 else (0.21, 1.5)
+            costs.append(((unit * kb + fixed) * up(up(n, 64 * wg) * up(rows, tok), SMS), v))
     return min(costs)[1]
 
 
@@ -79,15 +79,13 @@ class Gemm:
                 continue
             self.kernels[v] = Kernel(load(cubin), variant(*v))
         self.packer = Kernel(load(built[-1][0]), "gemm_pack")
-        self.apart = False
-        self.counters = torch.zeros(1 << 16, dtype=torch.int32, device="cuda")
-        self.partials = torch.empty(96 << 20, dtype=torch.uint8, device="cuda")
+        self.partials = torch.full((40 << 20,), 0xFF, dtype=torch.uint8, device="cuda")
 
-    def pack(self, rows, interleave=0):
+    def pack(self, rows):
         n, row_bytes = rows.shape[0], rows.shape[1] * rows.element_size()
         strips, kb = -(-n // 64), -(-row_bytes // 128)
         tiles = torch.full((strips * kb * 8192,), 0x55, dtype=torch.uint8, device="cuda")
-        ints = [ctypes.c_int(v) for v in (n, row_bytes, kb, interleave)]
+        ints = [ctypes.c_int(v) for v in (n, row_bytes, kb)]
         self.packer.launch((strips * kb * 2,), (256,), 0, [rows, tiles, *ints])
         return tiles
 
@@ -97,20 +95,18 @@ class Gemm:
         tokens, row_bytes = x.shape[0], row_bytes or x.shape[1] * element
         kb = -(-row_bytes // 128)
         ranges = ranges or ranges_for(n, row_bytes)
-        grid = ranges * cl
+        grid = ranges * 2
         if schedule != "STREAM":
             grid = min(SMS // cl, -(-n // (64 * wg * cl)) * -(-tokens // tok)) * cl
         at = lambda t: t.data_ptr() if t is not None else None
-        pointers = [ctypes.c_void_p(at(t)) for t in (tiles, ws, xs, bias, out, self.partials, self.counters)]
-        tiles_of_128 = -(-n // 128)
-        together = ranges // tiles_of_128 if schedule == "STREAM" and tok <= 64 and not self.apart and ranges % tiles_of_128 == 0 else 1
-        numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, swiglu, together)]
+        pointers = [ctypes.c_void_p(at(t)) for t in (tiles, ws, xs, bias, out, self.partials)]
+        numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, swiglu)]
         most = min(16, 196 * 1024 // stage_bytes(tok, wg))
         smem = most * stage_bytes(tok, wg) + 1024
         if prepared is None:
             prepared = tensor_map(x.data_ptr(), tokens, row_bytes, tok // cl)
         block = wg * 128 + 128 if wg > 1 else 160
-        self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers], pdl, (together, 1, 1) if together > 1 else None)
+        self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers], pdl)
 
 
 def operands(fmt, tokens, n, k):

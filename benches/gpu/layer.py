@@ -10,7 +10,7 @@ import time
 import torch
 
 import gemm as products
-from flash import decode_shape
+from flash import decode_pairs, decode_shape
 from device import Kernel, compile_all, graph_time, load, tensor_map
 
 SHAPES = {"0.5B": (896, 14, 2, 64, 4864), "1.5B": (1536, 12, 2, 128, 8960), "7B": (3584, 28, 4, 128, 18944), "32B": (5120, 40, 8, 128, 27648)}
@@ -34,6 +34,7 @@ class Kernels:
         self.gemm = products.Gemm(self.variants, defines=defines)
         self.partials = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
         self.counters = torch.zeros(1 << 15, dtype=torch.int32, device="cuda")
+        self.maxima = torch.full((1 << 18,), -1, dtype=torch.int32, device="cuda")
 
     def get(self, file, name):
         if name not in self.known:
@@ -105,17 +106,18 @@ class Block:
     def attend(self, i, rotate=False):
         keys, values = self.caches[i]
         splits = -(-self.context // 512)
-        block, smem = decode_shape(self.kv, self.hd, self.heads // self.kv_heads)
+        pairs = decode_pairs(self.kv, self.hd, splits * self.kv_heads * self.rows)
+        block, smem = decode_shape(self.kv, self.hd, self.heads // self.kv_heads, pairs)
         given = [self.qkv, keys, values, self.kv_scales, self.kv_scales, self.spans, self.pages, self.attention, ptr(0), self.k.partials, self.k.counters, *[u32(v) for v in (self.width, self.heads, self.kv_heads, 6, splits)], f32(0.1)]
         output = 0
         if rotate and self.fmt == "bf16":
             output = 1
         if rotate and "codes" in self.options and self.fmt != "bf16":
             output = 2 if self.fmt == "int8" else 3
-        given += [self.cos if rotate else ptr(0), self.sin if rotate else ptr(0), u32(output), self.left_scales]
+        given += [self.cos if rotate else ptr(0), self.sin if rotate else ptr(0), u32(output), self.left_scales, self.k.maxima]
         if output:
             given[7] = self.left
-        self.k.get("flash_decode", f"flash_decode_{self.kv}_{self.hd}").launch((splits, self.kv_heads, self.rows), (block,), smem, given, True, (1, self.kv_heads, 1) if output > 1 else None)
+        self.k.get("flash_decode", f"flash_decode_{self.kv}_{self.hd}_{pairs}").launch((splits, self.kv_heads, self.rows), (block,), smem, given, True)
 
     def launches(self, i):
         q = self.heads * self.hd
@@ -158,9 +160,8 @@ def main():
     for shape, fmt, rows, context in cases:
         block = Block(kernels, shape, fmt, int(rows), int(context), 16 if shape == "0.5B" else 4, *[a[3:] for a in sys.argv[1:] if a.startswith("kv=")])
         shared = ("shared",) if shape != "0.5B" else ()
-        for options in (("apart", "fused", *shared, "rotate"), ("fused", *shared, "rotate"), ("fused", *shared, "rotate", "codes")):
+        for options in ((), ("fused", *shared, "rotate"), ("fused", *shared, "rotate", "codes")):
             block.options = options
-            kernels.gemm.apart = "apart" in options
             whole = block.time()
             parts = [] if "quick" in sys.argv else [(name, whole - block.time((name,))) for name, _ in block.launches(0)]
             print(f"{shape} {fmt} {rows} rows, context {context} {options}: {whole:.1f} us a block; " + ", ".join(f"{n} {t:.1f}" for n, t in parts), flush=True)
