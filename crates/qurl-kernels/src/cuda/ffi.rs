@@ -68,6 +68,7 @@ table! {
         function_set as "cuFuncSetAttribute" (Handle, c_int, c_int);
         function_get as "cuFuncGetAttribute" (*mut c_int, c_int, Handle);
         blocks_at_once as "cuOccupancyMaxActiveBlocksPerMultiprocessor" (*mut c_int, Handle, c_int, usize);
+        clusters_at_once as "cuOccupancyMaxActiveClusters" (*mut c_int, Handle, *const LaunchConfig);
         launch as "cuLaunchKernelEx" (*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
         tensor_map as "cuTensorMapEncodeTiled" (*mut TensorMap, c_int, c_uint, DevicePtr, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int, c_int, c_int);
         capture_begin as "cuStreamBeginCapture_v2" (Handle, c_int);
@@ -150,6 +151,13 @@ impl LaunchAttribute {
         let mut value = [0; 17];
         value[1] = 1;
         LaunchAttribute { id: 6, value }
+    }
+
+    /// So many neighbouring blocks are a cluster.
+    pub fn cluster(blocks: u32) -> Self {
+        let mut value = [0; 17];
+        value[1..4].copy_from_slice(&[blocks, 1, 1]);
+        LaunchAttribute { id: 4, value }
     }
 }
 

@@ -140,7 +140,7 @@ fn plan(gpu: &Gpu, heads: Heads, kv: &CudaKv, seen: &Seen) -> Plan {
             _ => "flash_decode_bf16_128_2",
         };
         let (threads, shared) = (64 * pairs as u32, (pairs * pair_bytes) as u32);
-        let at_once = blocks <= gpu.blocks_at_once(DECODE, kernel, threads, shared);
+        let at_once = blocks <= gpu.blocks_at_once(DECODE, kernel, threads, shared, 1);
         Plan { kernel, threads, shared, splits, at_once }
     };
     let two = form(2);

@@ -51,6 +51,19 @@ macro_rules! variant {
     };
 }
 
+impl Variant {
+    /// Threads of a block: with two warpgroups the producer is a third.
+    fn threads(&self) -> u32 {
+        if self.groups > 1 { self.groups as u32 * 128 + 128 } else { 160 }
+    }
+
+    /// Bytes of shared memory of a block.
+    fn shared(&self) -> u32 {
+        let stage = self.groups * TILE_ROWS * TILE_BYTES + self.tokens * TILE_BYTES;
+        ((STAGE_ROOM / stage).min(16) * stage + 1024) as u32
+    }
+}
+
 /// Streams, few tokens first, then whole tiles.
 const BF16: &[Variant] = &[
     variant!("bf16", 16, 2, 1, "STREAM"),
@@ -121,7 +134,8 @@ pub(super) fn partial_bytes(gpu: &Gpu) -> usize {
 }
 
 /// The form for some tokens: the one with the least estimated time. All give a row the same bits. A gated product needs
-/// two warpgroups, one for the gates and one for the ups.
+/// two warpgroups, one for the gates and one for the ups. The blocks of a stream wait for each other, so all of them must
+/// run `at_once`.
 fn choose(
     format: Format,
     tokens: usize,
@@ -129,6 +143,7 @@ fn choose(
     blocks: usize,
     multiprocessors: usize,
     gated: bool,
+    at_once: impl Fn(&Variant) -> usize,
 ) -> &'static Variant {
     let all = match format {
         Format::Bf16 => BF16,
@@ -152,6 +167,7 @@ fn choose(
         match (v.streams, v.tokens, v.groups, v.cluster) {
             (_, _, 1, _) if gated => f64::INFINITY,
             (true, held, ..) if held < tokens => f64::INFINITY,
+            (true, .., 2) if at_once(v) < ranges * SIDES => f64::INFINITY,
             (true, 128, ..) => 0.5 * share + meeting(7.0, 2.5),
             (true, 256, ..) => 0.75 * share + meeting(11.0, if gated { 4.0 } else { 8.0 }),
             (true, ..) => f64::INFINITY,
@@ -207,14 +223,13 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
     let row = w.row_bytes();
     let (n, blocks, multiprocessors) = (w.n, w.blocks(), gpu.multiprocessors() as usize);
     let ranges = ranges(multiprocessors, n, blocks);
-    let v = choose(w.format, tokens, n, blocks, multiprocessors, w.gated);
+    let at_once = |v: &Variant| gpu.blocks_at_once(v.file, v.kernel, v.threads(), v.shared(), v.cluster as u32);
+    let v = choose(w.format, tokens, n, blocks, multiprocessors, w.gated, at_once);
     let tile_rows = TILE_ROWS * v.groups * v.cluster;
     let grid = match v.streams {
         true => ranges * SIDES,
         false => (multiprocessors / v.cluster).min(n.div_ceil(tile_rows) * tokens.div_ceil(v.tokens)) * v.cluster,
     };
-    let stage = v.groups * TILE_ROWS * TILE_BYTES + v.tokens * TILE_BYTES;
-    let shared = (STAGE_ROOM / stage).min(16) * stage + 1024;
     // Whole tiles where they can be read: the copy engine is slow at the edge of a matrix.
     let height = tokens.next_multiple_of(v.tokens).min(x.readable);
     let map = gpu.tensor_map(x.data, height, row, (v.tokens / v.cluster) as u32, TILE_BYTES as u32);
@@ -233,8 +248,7 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
         u32::from(add),
         u32::from(w.gated),
     ];
-    let block = if v.groups > 1 { v.groups as u32 * 128 + 128 } else { 160 };
-    let launch = Launch { grid: [grid, 1, 1], block, shared: shared as u32, overlap: true };
+    let launch = Launch { grid: [grid, 1, 1], block: v.threads(), shared: v.shared(), overlap: true };
     gpu.launch_as(v.file, v.kernel, launch, given);
 }
 
@@ -255,13 +269,18 @@ mod tests {
         for format in [Format::Bf16, Format::Int8, Format::Fp8] {
             for tokens in [1, 16, 17, 64, 100, 128, 129, 256, 257, 5000] {
                 for (n, blocks) in [(896, 7), (37_888, 28), (3584, 148), (152_064, 56)] {
-                    let v = choose(format, tokens, n, blocks, 132, false);
+                    let v = choose(format, tokens, n, blocks, 132, false, |_| 132);
                     assert!(!v.streams || v.tokens >= tokens, "{format} {tokens}: {v:?}");
                     assert!(v.kernel.starts_with(v.file), "{v:?}");
-                    let gated = choose(format, tokens, n, blocks, 132, true);
+                    let gated = choose(format, tokens, n, blocks, 132, true, |_| 130);
                     assert!(
                         gated.groups == 2 && (!gated.streams || gated.tokens >= tokens),
                         "{format} {tokens}: {gated:?}"
+                    );
+                    let fits = ranges(132, n, blocks) * SIDES <= 130;
+                    assert!(
+                        !gated.streams || gated.cluster == 1 || fits,
+                        "{format} {tokens}: {gated:?} would wait for ever"
                     );
                 }
             }

@@ -492,23 +492,46 @@ impl Gpu {
         Ok(function)
     }
 
-    /// Blocks of a kernel that run on the whole device at the same time; none if it cannot be launched.
-    pub(super) fn blocks_at_once(&self, file: &'static str, kernel: &'static str, block: u32, shared: u32) -> usize {
+    /// Blocks of a kernel that run on the whole device at the same time, in clusters of so many; none if it cannot be
+    /// launched.
+    pub(super) fn blocks_at_once(
+        &self,
+        file: &'static str,
+        kernel: &'static str,
+        block: u32,
+        shared: u32,
+        cluster: u32,
+    ) -> usize {
         let key = (kernel.as_ptr() as usize, block, shared);
         let mut known = self.at_once.lock().unwrap_or_else(PoisonError::into_inner);
         *known.entry(key).or_insert_with(|| {
-            let mut blocks = 0;
-            match self.function(file, kernel, shared) {
-                Ok(function) => {
-                    // SAFETY: the place is valid, the function is loaded.
-                    let status = unsafe {
-                        (self.driver.blocks_at_once)(&mut blocks, function.handle, block as c_int, shared as usize)
-                    };
-                    self.check("asking how many blocks run at once", status);
+            let function = match self.function(file, kernel, shared) {
+                Ok(function) => function,
+                Err(what) => {
+                    self.fail(what);
+                    return 0;
                 }
-                Err(what) => self.fail(what),
-            }
-            blocks.unsigned_abs() as usize * self.multiprocessors as usize
+            };
+            let attributes = [LaunchAttribute::cluster(cluster)];
+            let config = LaunchConfig {
+                grid: [cluster * self.multiprocessors, 1, 1],
+                block: [block, 1, 1],
+                shared,
+                stream: self.stream,
+                attributes: attributes.as_ptr(),
+                count: 1,
+            };
+            let (mut count, handle) = (0, function.handle);
+            // SAFETY: the place is valid, the function is loaded, the configuration outlives the call.
+            let status = unsafe {
+                match cluster {
+                    1 => (self.driver.blocks_at_once)(&mut count, handle, block as c_int, shared as usize),
+                    _ => (self.driver.clusters_at_once)(&mut count, handle, &config),
+                }
+            };
+            self.check("asking how many blocks run at once", status);
+            let each = if cluster == 1 { self.multiprocessors } else { cluster };
+            (count.unsigned_abs() * each) as usize
         })
     }
 
