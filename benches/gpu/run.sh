@@ -82,7 +82,8 @@ if [[ " $only " == *" train "* ]]; then
     for device in cuda cpu; do
         TAIL=1 step 30 "score-$device" "$QURL" score --device $device --model "$model" --format int8 <<< '{"ids":[4,5,6,7,8,9]}'
     done
-    rm -rf "$model" "$out/eval"
+    cp "$out/run/metrics.jsonl" "$out/recipe-metrics.jsonl"
+    rm -rf "$out/run" "$out/eval"
 fi
 [ $failed -eq 0 ] && echo "all steps passed" || echo "SOME STEPS FAILED"
 exit $failed

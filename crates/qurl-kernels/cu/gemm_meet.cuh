@@ -99,7 +99,7 @@ __device__ __forceinline__ void take(
 // what it has, and has the results.
 template <int FORMAT, int TOK, int WARPS>
 __device__ __forceinline__ void add_left(const GemmArgs& a, const Meeting& meeting, typename Sum<FORMAT>::type (&d)[TOK / 2]) {
-    const int QUADS = TOK / 8, EIGHTS = QUADS < 8 ? QUADS : 8;
+    const int QUADS = TOK / 8, EIGHTS = QUADS < 16 ? QUADS : 16;
 #pragma unroll
     for (int first = 0; first < QUADS; first += EIGHTS) {
         uint4 part[1][EIGHTS];
