@@ -173,19 +173,6 @@ __device__ __forceinline__ T block_sum(T x, T* room) {
     return total;
 }
 
-// Largest magnitude over a block, as bits: infinities and not-a-numbers are larger than all numbers.
-template <int THREADS>
-__device__ __forceinline__ u32 block_max(u32 x, u32* room) {
-    x = warp_max(x);
-    __syncthreads();
-    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = x;
-    __syncthreads();
-    u32 total = room[0];
-#pragma unroll
-    for (int i = 1; i < THREADS / WARP; ++i) total = room[i] > total ? room[i] : total;
-    return total;
-}
-
 __device__ __forceinline__ u32 magnitude_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
 // Sums over one chunk of a row's scaled logits.

@@ -11,7 +11,7 @@ struct GemmArgs {
     const u8* weights;       // [n / 64][k_blocks][64][128 bytes]
     const float* w_scales;   // [n], or null
     const float* x_scales;   // [tokens], or null
-    const float* bias;       // [n], or null
+    const float* bias;       // [n], or null; none with swiglu
     float* out;              // [tokens, n]; with swiglu [tokens, n / 2], in bf16 if the product is
     uint4* partials;         // STREAM: partial sums; EMPTY between kernels
     int tokens, n, k_blocks;
