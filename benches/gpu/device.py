@@ -74,7 +74,7 @@ class Kernel:
         """args: ctypes values; torch tensors are passed as pointers. cluster: its size in x, y, z."""
         values = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else a for a in args]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
-        if smem > 48 * 1024 and smem > self.smem:
+        if smem > 32 * 1024 and smem > self.smem:
             check(cuda.cuFuncSetAttribute(self.handle, 8, smem), f"shared memory of {self.name}")
             self.smem = smem
         attributes = (Attribute * 2)()

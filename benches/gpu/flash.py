@@ -83,14 +83,17 @@ class Case:
 
 
 def decode_pairs(fmt, hd, blocks):
-    """Pairs of warps of a block: two as long as all blocks run at the same time."""
-    return 2 if blocks <= 132 * (3 if fmt == "bf16" and hd == 128 else 4) else 1
+    """Pairs of warps of a block: as many as let all blocks run at the same time."""
+    if hd == 128 and fmt != "bf16" and blocks <= 132 * 2:
+        return 4
+    return 2 if blocks <= 132 * (3 if hd == 128 else 4) else 1
 
 
 def decode_shape(fmt, hd, group, pairs):
     """Threads and shared memory of a block of the decode kernel."""
-    row = hd * 2 if fmt == "bf16" else hd
-    return pairs * 64, pairs * (2 * TILE * row + (0 if fmt == "bf16" else 2 * TILE * 4) + max(group * (hd + 4) * 4, 2048))
+    depth = 1 if fmt == "bf16" or pairs == 4 else 2
+    row, scales = (hd * 2, 0) if fmt == "bf16" else (hd, 2 * TILE * 4)
+    return pairs * 64, pairs * (depth * (2 * TILE * row + scales) + max(group * (hd + 4) * 4, 2048))
 
 
 class Flash:
@@ -99,7 +102,7 @@ class Flash:
         built = compile_all([(f"flash_{kind}.cu", "sm_90", []) for kind in kinds])
         modules = {kind: load(cubin) if cubin else sys.exit(log) for kind, (cubin, log) in zip(kinds, built)}
         self.kernels = {("prefill", fmt, hd): Kernel(modules["prefill"], f"flash_prefill_{fmt}_{hd}") for fmt in FORMATS for hd in (64, 128)}
-        self.kernels |= {("decode", fmt, hd, pairs): Kernel(modules["decode"], f"flash_decode_{fmt}_{hd}_{pairs}") for fmt in FORMATS for hd in (64, 128) for pairs in (1, 2)}
+        self.kernels |= {("decode", fmt, hd, pairs): Kernel(modules["decode"], f"flash_decode_{fmt}_{hd}_{pairs}") for fmt in FORMATS for hd in (64, 128) for pairs in ((1, 2, 4) if hd == 128 and fmt != "bf16" else (1, 2))}
         self.pairs = None
         self.partials = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
         self.counters = torch.zeros(1 << 15, dtype=torch.int32, device="cuda")

@@ -89,7 +89,7 @@ class Gemm:
         self.packer.launch((strips * kb * 2,), (256,), 0, [rows, tiles, *ints])
         return tiles
 
-    def run(self, v, x, tiles, n, out, xs=None, ws=None, bias=None, add=0, swiglu=0, ranges=None, pdl=True, prepared=None, row_bytes=None):
+    def run(self, v, x, tiles, n, out, xs=None, ws=None, bias=None, add=0, swiglu=0, ranges=None, pdl=True, prepared=None, row_bytes=None, largest=None):
         fmt, tok, wg, cl, schedule = v
         element = FORMATS[fmt][1]
         tokens, row_bytes = x.shape[0], row_bytes or x.shape[1] * element
@@ -106,7 +106,7 @@ class Gemm:
         if prepared is None:
             prepared = tensor_map(x.data_ptr(), tokens, row_bytes, tok // cl)
         block = wg * 128 + 128 if wg > 1 else 160
-        self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers], pdl)
+        self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers, ctypes.c_void_p(at(largest))], pdl)
 
 
 def operands(fmt, tokens, n, k):

@@ -35,6 +35,7 @@ class Kernels:
         self.partials = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
         self.counters = torch.zeros(1 << 15, dtype=torch.int32, device="cuda")
         self.maxima = torch.full((1 << 18,), -1, dtype=torch.int32, device="cuda")
+        self.largest = torch.zeros(256 * 32, dtype=torch.int32, device="cuda")
 
     def get(self, file, name):
         if name not in self.known:
@@ -89,11 +90,13 @@ class Block:
         scales = (self.left_scales, self.scales[name]) if self.fmt != "bf16" else (None, None)
         self.k.gemm.run(v, x, self.weights[i][name], n, out, *scales, bias, add, prepared=self.maps[key], row_bytes=k * self.element, **more)
 
-    def rows_of(self, kind, source, k, *more, shared=False):
+    def rows_of(self, kind, source, k, *more):
         tail = {"int8": "i8", "fp8": "e4m3", "bf16": "bf16"}[self.fmt]
         given = [*source, u32(k), *more, self.left] + ([self.left_scales] if self.fmt != "bf16" else [])
-        if shared:
-            return self.k.get("quantize", f"shared_{kind}_{tail}").launch((self.rows * 4,), (threads(k) // 4,), 0, given, True)
+        if kind == "known":
+            return self.k.get("quantize", f"known_{tail}").launch((self.rows, -(-k // 4096)), (256,), 0, given, True)
+        if kind == "norm" and self.fmt != "bf16":
+            given.append(self.k.largest)
         self.k.get("quantize", f"{kind}_{tail}").launch((self.rows,), (threads(k),), 0, given, True)
 
     def rope(self, i):
@@ -126,9 +129,10 @@ class Block:
             ("swiglu", lambda: self.rows_of("swiglu", [self.gate_up], self.f)),
         ]
         if "fused" in self.options:
-            mlp = [("gate_up", lambda: self.product(i, "gate_up", self.gate_up, swiglu=1))]
+            largest = self.k.largest if self.fmt != "bf16" else None
+            mlp = [("gate_up", lambda: self.product(i, "gate_up", self.gate_up, swiglu=1, largest=largest))]
             if self.fmt != "bf16":
-                mlp.append(("swiglu", lambda: self.rows_of("rows", [self.gate_up], self.f, shared="shared" in self.options)))
+                mlp.append(("swiglu", lambda: self.rows_of("known", [self.gate_up], self.f, self.k.largest)))
         middle = [
             ("rope", lambda: self.rope(i)),
             ("attention", lambda: self.attend(i)),
@@ -159,8 +163,7 @@ def main():
     print(f"compiled {time.time() - begin:.1f} s", flush=True)
     for shape, fmt, rows, context in cases:
         block = Block(kernels, shape, fmt, int(rows), int(context), 16 if shape == "0.5B" else 4, *[a[3:] for a in sys.argv[1:] if a.startswith("kv=")])
-        shared = ("shared",) if shape != "0.5B" else ()
-        for options in ((), ("fused", *shared, "rotate"), ("fused", *shared, "rotate", "codes")):
+        for options in ((), ("fused", "rotate"), ("fused", "rotate", "codes")):
             block.options = options
             whole = block.time()
             parts = [] if "quick" in sys.argv else [(name, whole - block.time((name,))) for name, _ in block.launches(0)]

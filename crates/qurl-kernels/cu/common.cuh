@@ -40,6 +40,10 @@ __device__ __forceinline__ u32 hear(const u32* at) {
     return word;
 }
 
+// Largest magnitudes of rows that many blocks find together: so many words apart, or they would all meet in one slice of the
+// cache.
+const u32 LARGEST_STRIDE = 32;
+
 // bf16 is kept as its bits.
 struct bf16 {
     u16 bits;
@@ -83,6 +87,19 @@ __device__ __forceinline__ i8 i8_code(float x) {
     float r = rintf(x);
     if (r != r) return 0;
     return (i8)(int)fminf(fmaxf(r, -128.0f), 127.0f);
+}
+
+// The same for four neighbours, the first in the lowest byte.
+__device__ __forceinline__ u32 i8_codes(float4 x) {
+    int a, b, c, d;
+    asm("cvt.rni.s32.f32 %0, %1;" : "=r"(a) : "f"(x.x));
+    asm("cvt.rni.s32.f32 %0, %1;" : "=r"(b) : "f"(x.y));
+    asm("cvt.rni.s32.f32 %0, %1;" : "=r"(c) : "f"(x.z));
+    asm("cvt.rni.s32.f32 %0, %1;" : "=r"(d) : "f"(x.w));
+    u32 high, codes;
+    asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, 0;" : "=r"(high) : "r"(d), "r"(c));
+    asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(codes) : "r"(b), "r"(a), "r"(high));
+    return codes;
 }
 
 // Scale of numbers whose largest magnitude has these bits; not-a-number where one of them is not finite.

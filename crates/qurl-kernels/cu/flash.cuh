@@ -68,13 +68,17 @@ __device__ __forceinline__ u32 value_chunk(u32 row, u32 chunk) {
     return row * BYTES + chunk * 16;
 }
 
-// Byte `i` of `low` and byte `j` of `high` as f16, the first in the low half.
-template <int FORMAT>
-__device__ __forceinline__ u32 codes_f16(u32 low, int i, u32 high, int j) {
-    u32 both = __byte_perm(low, high, i | (4 + j) << 4);
+// Two codes of a word, the first two or the last two (HALF), as f16 side by side; `biased` words are those of `bias_codes`.
+template <int FORMAT, int HALF>
+__device__ __forceinline__ u32 codes_f16(u32 biased) {
+    if (FORMAT == KV_INT8) return f16_of_bytes(__byte_perm(biased, 0x64646464u, HALF ? 0x4342 : 0x4140));
     // Selector 4 is a zero byte.
-    if (FORMAT == KV_INT8) return f16_of_bytes(__byte_perm(both ^ 0x8080u, 0, 0x4140));
-    return f16_of_e4m3(__byte_perm(both, 0, 0x1404));
+    return f16_of_e4m3(__byte_perm(biased, 0, HALF ? 0x3424 : 0x1404));
+}
+
+template <int FORMAT>
+__device__ __forceinline__ u32 bias_codes(u32 word) {
+    return FORMAT == KV_INT8 ? word ^ 0x80808080u : word;
 }
 
 // Products of a format.
@@ -155,8 +159,9 @@ __device__ __forceinline__ void tile_scores(
 #pragma unroll
             for (int j = 0; j < J; ++j) {
                 const u32* w = words[c % 2][j];
-                u32 b0 = FORMAT == KV_BF16 ? w[2 * k] : codes_f16<FORMAT>(w[k], 0, w[k], 1);
-                u32 b1 = FORMAT == KV_BF16 ? w[2 * k + 1] : codes_f16<FORMAT>(w[k], 2, w[k], 3);
+                u32 four = FORMAT == KV_BF16 ? 0 : bias_codes<FORMAT>(w[k]);
+                u32 b0 = FORMAT == KV_BF16 ? w[2 * k] : codes_f16<FORMAT, 0>(four);
+                u32 b1 = FORMAT == KV_BF16 ? w[2 * k + 1] : codes_f16<FORMAT, 1>(four);
                 mma<SCALED>(s[j], q.a[c * STEPS + k], b0, b1);
             }
         }

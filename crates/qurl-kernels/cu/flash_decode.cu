@@ -82,6 +82,9 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     const int HALF_BYTES = BYTES / 2;    // of a value
     const int COLUMNS = HD / 16;         // of a lane, side by side
     const bool SCALED = FORMAT != KV_BF16;
+    // Tiles on their way: where they are small, the next one is fetched before the first is needed.
+    const int DEPTH = SCALED && PAIRS < 4 ? 2 : 1;
+    const int KEYS_BYTES = HALF * BYTES, ALL_KEYS = PAIRS * 2 * KEYS_BYTES;  // of a warp, of all
     const int THREADS = PAIRS * 2 * WARP;
     const int FOLDERS = THREADS < HD ? 1 : THREADS / HD;  // threads that fold a column, each for some heads
     const int EACH = HD * FOLDERS / THREADS;              // columns of a thread, THREADS apart
@@ -98,22 +101,27 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     if (first_tile * TILE >= length) return;
     u32 last_tile = min((length + TILE - 1) / TILE, first_tile + SPLIT_TILES);
 
-    u8* keys = smem + warp * 2 * HALF * BYTES;
-    u8* values = keys + HALF * BYTES;
-    float* scales = reinterpret_cast<float*>(smem + PAIRS * 2 * TILE * BYTES) + warp * 2 * HALF;  // keys, values
-    float* parts = reinterpret_cast<float*>(smem + PAIRS * 2 * TILE * BYTES) + (SCALED ? PAIRS * 2 * TILE : 0);
+    // Of the warp: keys, values, and the scales of both.
+    u8* all_keys = smem + warp * KEYS_BYTES;
+    u8* all_values = smem + DEPTH * ALL_KEYS + warp * KEYS_BYTES;
+    float* after_tiles = reinterpret_cast<float*>(smem + 2 * DEPTH * ALL_KEYS);
+    float* all_scales = after_tiles + warp * 2 * HALF;
+    float* parts = after_tiles + (SCALED ? DEPTH * PAIRS * 2 * TILE : 0);
     // A pair's part is [group][HD + 4]; before that is known, its place holds the weights as left operands.
     u32 part_size = group * (HD + 4), part_stride = max(part_size, 4u * 4 * WARP);
     uint4* weights = reinterpret_cast<uint4*>(parts + pair * part_stride) + lane;
     auto pair_sync = [&]() { asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory"); };
 
-    // Lane i has the number of the tile's i-th page, known a tile ahead.
+    // Lane i has the number of the tile's i-th page, known before the tile is fetched.
     auto page_numbers = [&](u32 tile) {
         u32 page = (tile * TILE >> a.page_shift) + lane;
         return tile < last_tile && page << a.page_shift < length ? a.pages[span.pages + page] : 0;
     };
     // Copies the warp's keys (part 0) or values (1) of a tile.
     auto fetch = [&](u32 tile, int part, u32 numbers) {
+        u32 turn = (tile - first_tile) / PAIRS;
+        u8 *keys = all_keys + turn % DEPTH * ALL_KEYS, *values = all_values + turn % DEPTH * ALL_KEYS;
+        float* scales = all_scales + turn % DEPTH * (PAIRS * 2 * TILE);
         if (tile < last_tile) {
             u32 first_page = tile * TILE >> a.page_shift, in_page = (1 << a.page_shift) - 1;
             u32 left = stored - min(stored, tile * TILE);
@@ -159,10 +167,15 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
         }
         copies_commit();
     };
-    u32 numbers = page_numbers(first_tile + pair);
-    fetch(first_tile + pair, 0, numbers);
-    fetch(first_tile + pair, 1, numbers);
-    numbers = page_numbers(first_tile + pair + PAIRS);
+    u32 early_numbers[DEPTH];
+#pragma unroll
+    for (int i = 0; i < DEPTH; ++i) early_numbers[i] = page_numbers(first_tile + pair + i * PAIRS);
+    u32 numbers = page_numbers(first_tile + pair + DEPTH * PAIRS);
+#pragma unroll
+    for (int i = 0; i < DEPTH; ++i) {
+        fetch(first_tile + pair + i * PAIRS, 0, early_numbers[i]);
+        fetch(first_tile + pair + i * PAIRS, 1, early_numbers[i]);
+    }
 
     // A thread stages four neighbouring numbers `at` of some heads' queries. Lanes of the pair that takes the tile of the new
     // position make its key and value, NUMBERS each.
@@ -309,7 +322,10 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     for (u32 round = first_tile; round < last_tile; round += PAIRS) {
         u32 tile = round + pair;
         bool has_tile = tile < last_tile, inserts = makes && tile == new_tile;
-        copies_wait<1>();
+        u32 turn = (round - first_tile) / PAIRS;
+        u8 *keys = all_keys + turn % DEPTH * ALL_KEYS, *values = all_values + turn % DEPTH * ALL_KEYS;
+        float* scales = all_scales + turn % DEPTH * (PAIRS * 2 * TILE);
+        copies_wait<2 * DEPTH - 1>();
         __syncwarp();
         if (inserts && new_at / HALF == side) {
             fresh_key->put(keys + key_chunk<BYTES>(new_at % HALF, new_byte / 16) + new_byte % 16);
@@ -344,8 +360,8 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
             }
         }
         __syncwarp();
-        fetch(tile + PAIRS, 0, numbers);
-        copies_wait<1>();
+        fetch(tile + DEPTH * PAIRS, 0, numbers);
+        copies_wait<2 * DEPTH - 1>();
         __syncwarp();
         if (inserts && new_byte / HALF_BYTES == side) {
             u32 byte = new_byte % HALF_BYTES;
@@ -383,6 +399,10 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
                     } else {
                         rows[r][0] = *reinterpret_cast<const u32*>(from);
                     }
+                    if (SCALED) {
+#pragma unroll
+                        for (int w = 0; w < WORDS; ++w) rows[r][w] = bias_codes<FORMAT>(rows[r][w]);
+                    }
                 }
 #pragma unroll
                 for (int t = 0; t < COLUMNS; ++t) {
@@ -392,7 +412,9 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
                         if (FORMAT == KV_BF16) {
                             b[h] = __byte_perm(rows[2 * h][t / 2], rows[2 * h + 1][t / 2], t % 2 ? 0x7632 : 0x5410);
                         } else {
-                            b[h] = codes_f16<FORMAT>(rows[2 * h][t / 4], t % 4, rows[2 * h + 1][t / 4], t % 4);
+                            // Columns t and t ^ 1 of two keys, side by side.
+                            u32 four = __byte_perm(rows[2 * h][t / 4], rows[2 * h + 1][t / 4], t % 4 < 2 ? 0x5140 : 0x7362);
+                            b[h] = t % 2 ? codes_f16<FORMAT, 1>(four) : codes_f16<FORMAT, 0>(four);
                         }
                     }
                     mma<SCALED>(part[t], p, b[0], b[1]);
@@ -417,8 +439,8 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
             }
         }
         __syncwarp();
-        fetch(tile + PAIRS, 1, numbers);
-        numbers = page_numbers(tile + 2 * PAIRS);
+        fetch(tile + DEPTH * PAIRS, 1, numbers);
+        numbers = page_numbers(tile + (DEPTH + 1) * PAIRS);
         if (PAIRS == 1) continue;
         __syncthreads();
         if (threadIdx.x < group) {
@@ -555,7 +577,9 @@ KERNEL(int8, KV_INT8, 64, 1, 8)
 KERNEL(int8, KV_INT8, 64, 2, 4)
 KERNEL(int8, KV_INT8, 128, 1, 6)
 KERNEL(int8, KV_INT8, 128, 2, 4)
+KERNEL(int8, KV_INT8, 128, 4, 2)
 KERNEL(fp8, KV_FP8, 64, 1, 8)
 KERNEL(fp8, KV_FP8, 64, 2, 4)
 KERNEL(fp8, KV_FP8, 128, 1, 6)
 KERNEL(fp8, KV_FP8, 128, 2, 4)
+KERNEL(fp8, KV_FP8, 128, 4, 2)

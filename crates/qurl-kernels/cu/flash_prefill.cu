@@ -81,9 +81,14 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
 #pragma unroll
             for (int part = 0; part < 2; ++part) {
                 uint4 x = codes[FORMAT == KV_BF16 ? 0 : 2 * c + part];
-                auto wider = [](u32 word, int i) { return codes_f16<FORMAT>(word, i, word, i + 1); };
-                uint4 low = {wider(x.x, 0), wider(x.x, 2), wider(x.y, 0), wider(x.y, 2)};
-                uint4 high = {wider(x.z, 0), wider(x.z, 2), wider(x.w, 0), wider(x.w, 2)};
+                auto wider = [](u32 first, u32 second) {
+                    first = bias_codes<FORMAT>(first);
+                    second = bias_codes<FORMAT>(second);
+                    return make_uint4(
+                        codes_f16<FORMAT, 0>(first), codes_f16<FORMAT, 1>(first), codes_f16<FORMAT, 0>(second), codes_f16<FORMAT, 1>(second)
+                    );
+                };
+                uint4 low = wider(x.x, x.y), high = wider(x.z, x.w);
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
                     u32 wide = 2 * chunk + h;

@@ -16,12 +16,16 @@
 //   VIRTUAL whole tiles, but summed with the cuts of STREAM, for the same bits in floating point with many tokens.
 //
 // Weights do not depend on earlier kernels: launched with programmatic serialization, a block fills its stages with
-// them while the kernel before it still runs.
+// them while the kernel before it still runs, a stream not faster than PACE.
 #pragma once
 #include "gemm_meet.cuh"
 #include "hopper.cuh"
 
 enum Schedule { STREAM, TILES, VIRTUAL };
+
+// Nanoseconds from one early stage of a stream to the next. All at once would fill the queues of the memory, and the kernel in
+// front, short as it may be, is a chain of round trips through them.
+const u32 PACE = 450;
 
 // ---- products -----------------------------------------------------------------------------------------------------
 
@@ -65,7 +69,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     const int STAGE_BYTES = Shape<TOK, WG>::STAGE_BYTES;
     const int WARPS = WG * 4;
     const bool STREAMS = SCHEDULE == STREAM;
-    const int PRODUCER_REGISTERS = FORMAT == FP8 ? 40 : STREAMS ? 56 : 88;
+    const int PRODUCER_REGISTERS = FORMAT == FP8 || (STREAMS && TOK == 256) ? 40 : STREAMS ? 56 : 88;
     static_assert(!STREAMS || (WG == 2 && CL <= SIDES), "a stream's tiles have 256 rows");
 
     extern __shared__ u8 dynamic[];
@@ -80,6 +84,10 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     u32 kb = a.k_blocks, strips = (a.n + TILE_ROWS - 1) / TILE_ROWS;
     Cut cut = {(a.n + CUT_ROWS - 1) / CUT_ROWS * kb, (u32)a.ranges, kb};
 
+    // Whether the input is there.
+    __shared__ u32 input_is_there;
+    volatile u32* input = &input_is_there;
+    if (threadIdx.x == 0) *input = 0;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(smem_address(&full[s]), 1);
@@ -150,11 +158,15 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                 u32 to = stages + stage * STAGE_BYTES + WG * TILE_BYTES + rank * (TOK / CL) * 128;
                 copy_tokens<CL>(to, &map, k * 128, w.token_tile * TOK + rank * (TOK / CL), smem_address(&full[stage]));
             };
-            // The first stages: weights at once, tokens when the kernel before has written them.
+            // The first stages: weights early, tokens when the kernel before has written them.
             u32 ahead = 0, done = 0;
             Walk w = start();
             while (ahead < STAGES && next(w)) {
-                for (u32 k = w.k0; k < w.k1 && ahead < STAGES; ++k, ++ahead) weights(ahead, w, k);
+                for (u32 k = w.k0; k < w.k1 && ahead < STAGES && !(STREAMS && *input); ++k, ++ahead) {
+                    weights(ahead, w, k);
+                    if (STREAMS && ahead > 0) __nanosleep(PACE);
+                }
+                if (STREAMS && *input) break;
             }
             asm volatile("griddepcontrol.wait;" ::: "memory");
             w = start();
@@ -162,12 +174,16 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                 for (u32 k = w.k0; k < w.k1; ++k, ++done) {
                     u32 stage = done % STAGES;
                     if (done >= ahead) {
-                        barrier_wait(smem_address(&empty[stage]), (done / STAGES & 1) ^ 1);
+                        if (done >= STAGES) barrier_wait(smem_address(&empty[stage]), (done / STAGES & 1) ^ 1);
                         weights(stage, w, k);
                     }
                     tokens(stage, w, k);
                 }
             }
+        }
+        if (STREAMS && threadIdx.x == (WARPS + 1) * WARP) {
+            asm volatile("griddepcontrol.wait;" ::: "memory");
+            *input = 1;
         }
     } else {
         if (WG > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((504 - PRODUCER_REGISTERS) / 2));
@@ -218,6 +234,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
             u32 row = strip_of(w.tile, group) * TILE_ROWS + warp % 4 * 16;
             if (w.token_tile != scales_of) load_scales<FORMAT, TOK>(a, w.token_tile * TOK, room);
             scales_of = w.token_tile;
+            Finish<FORMAT, TOK> finish;
             if (SCHEDULE == VIRTUAL) {
                 S total[TOK / 2];
                 // With swiglu the cut is that of the gates.
@@ -230,16 +247,21 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                     for (int i = 0; i < TOK / 2; ++i) total[i] = from == 0 ? d[i] : total[i] + d[i];
                     from = to;
                 }
-                store<FORMAT, TOK>(a, total, row, w.token_tile * TOK, room);
+                finish.fetch(a, row, w.token_tile * TOK);
+                store<FORMAT, TOK>(a, finish, total, room);
             } else {
                 Meeting meeting(cut, w.tile);
+                // What results are finished with is fetched before they are there, where there are registers for it.
+                if (TOK <= 64) finish.fetch(a, row, w.token_tile * TOK);
                 sum_up(w.k0, w.k1);
                 bool joins = STREAMS && meeting.first < meeting.last, adds = meeting.adders == 1 && range == meeting.first;
                 if (joins && !adds) {
-                    meet<FORMAT, TOK, WARPS>(a, meeting, d, range, row, room);
+                    if (TOK > 64) finish.fetch(a, row, w.token_tile * TOK);
+                    meet<FORMAT, TOK, WARPS>(a, finish, meeting, d, range, room);
                 } else {
                     if (joins) add_left<FORMAT, TOK, WARPS>(a, meeting, d);
-                    store<FORMAT, TOK>(a, d, row, w.token_tile * TOK, room);
+                    if (TOK > 64) finish.fetch(a, row, w.token_tile * TOK);
+                    store<FORMAT, TOK>(a, finish, d, room);
                 }
             }
         }
@@ -258,8 +280,9 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
         gemm_##name##_##tok##_##wg##_##cl##_##schedule(                                                              \
             const __grid_constant__ TensorMap map, const u8* weights, const float* w_scales, const float* x_scales,  \
             const float* bias, float* out, uint4* partials, int tokens, int n, int k_blocks, int ranges, int add,    \
-            int swiglu                                                                                               \
+            int swiglu, u32* largest                                                                                 \
         ) {                                                                                                          \
-        GemmArgs args = {weights, w_scales, x_scales, bias, out, partials, tokens, n, k_blocks, ranges, add, swiglu}; \
+        GemmArgs args = {weights, w_scales, x_scales, bias,   out,     partials, tokens,                             \
+                         n,       k_blocks, ranges,   add,    swiglu,  largest};                                     \
         gemm<format, tok, wg, cl, schedule>(map, args);                                                              \
     }

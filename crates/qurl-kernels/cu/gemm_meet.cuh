@@ -121,7 +121,7 @@ __device__ __forceinline__ void add_left(const GemmArgs& a, const Meeting& meeti
 // those that wait have no other work left.
 template <int FORMAT, int TOK, int WARPS>
 __device__ __forceinline__ void meet(
-    const GemmArgs& a, const Meeting& meeting, typename Sum<FORMAT>::type (&d)[TOK / 2], u32 range, u32 row, float* room
+    const GemmArgs& a, const Finish<FORMAT, TOK>& finish, const Meeting& meeting, typename Sum<FORMAT>::type (&d)[TOK / 2], u32 range, float* room
 ) {
     typedef typename Sum<FORMAT>::type S;
     const int QUADS = TOK / 8;
@@ -134,7 +134,6 @@ __device__ __forceinline__ void meet(
     if (meeting.adders == 1 || me >= meeting.adders) return;
     // Tokens that are added up at a time.
     const int STEP = TOK < 128 ? 16 : 32, STRETCHES = TOK / STEP;
-    Finish<FORMAT, TOK> finish(a, row, 0);
 #pragma unroll 1
     for (u32 stretch = STRETCHES * me / meeting.adders; stretch < STRETCHES * (me + 1) / meeting.adders; ++stretch) {
         uint4 part[MOST_MEET][STEP / 8];

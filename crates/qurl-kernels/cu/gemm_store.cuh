@@ -18,6 +18,7 @@ struct GemmArgs {
     int ranges;              // STREAM, VIRTUAL: the number of ranges
     int add;                 // out += instead of out =
     int swiglu;              // the first half of the rows are gates, the second ups: out = silu(gate) * up
+    u32* largest;            // with swiglu: the largest magnitude of every token's results, [tokens][LARGEST_STRIDE], or null
 };
 
 // Tokens that a warp turns around in shared memory at a time, and the padded length of their rows there.
@@ -51,7 +52,8 @@ struct Finish {
     bool in;
 
     // With swiglu `row` is that of the gates also for warps that have the ups.
-    __device__ Finish(const GemmArgs& a, u32 first_row, u32 token) : row(first_row) {
+    __device__ void fetch(const GemmArgs& a, u32 first_row, u32 token) {
+        row = first_row;
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
         width = a.swiglu ? a.n / 2 : a.n;
         if (a.swiglu && threadIdx.x >= 128) row -= width;
@@ -118,18 +120,28 @@ struct Finish {
         pair_sync();
 #pragma unroll
         for (int t = 0; t < COUNT / 2; t += 8, gates += 8 * TURN_ROW, at += 8 * (u64)width) {
-            if (!in || (int)left <= (int)(first + half) + t) continue;
-            float x_scale = FORMAT != BF16 ? xs[t] : 1.0f;
-            float4 gate = scaled(*reinterpret_cast<const float4*>(gates), ws, x_scale);
-            float4 up = scaled(*reinterpret_cast<const float4*>(gates + 4 * Room<TOK>::FLOATS), up_ws, x_scale);
-            float4 v = {silu_times(gate.x, up.x), silu_times(gate.y, up.y), silu_times(gate.z, up.z), silu_times(gate.w, up.w)};
-            if (FORMAT == BF16) {
-                *reinterpret_cast<uint2*>(reinterpret_cast<u16*>(a.out) + at) = make_uint2(bf16_two(v.x, v.y), bf16_two(v.z, v.w));
-            } else {
-                *reinterpret_cast<float4*>(a.out + at) = v;
-            }
+            u32 largest = 0;
+            bool has = in && (int)left > (int)(first + half) + t;
+            if (has) largest = gated(a, gates, at, FORMAT != BF16 ? xs[t] : 1.0f);
+            if (FORMAT == BF16 || !a.largest) continue;
+            largest = max(largest, __shfl_xor_sync(FULL, largest, 1));
+            largest = max(largest, __shfl_xor_sync(FULL, largest, 2));
+            if (has && quad == 0) atomicMax(a.largest + (u64)(a.tokens - left + first + half + t) * LARGEST_STRIDE, largest);
         }
         pair_sync();
+    }
+
+    // Writes the results of four gates and their ups; their largest magnitude.
+    __device__ __forceinline__ u32 gated(const GemmArgs& a, const float* gates, u64 at, float x_scale) const {
+        float4 gate = scaled(*reinterpret_cast<const float4*>(gates), ws, x_scale);
+        float4 up = scaled(*reinterpret_cast<const float4*>(gates + 4 * Room<TOK>::FLOATS), up_ws, x_scale);
+        float4 v = {silu_times(gate.x, up.x), silu_times(gate.y, up.y), silu_times(gate.z, up.z), silu_times(gate.w, up.w)};
+        if (FORMAT == BF16) {
+            *reinterpret_cast<uint2*>(reinterpret_cast<u16*>(a.out) + at) = make_uint2(bf16_two(v.x, v.y), bf16_two(v.z, v.w));
+            return 0;
+        }
+        *reinterpret_cast<float4*>(a.out + at) = v;
+        return max(max(magnitude_bits(v.x), magnitude_bits(v.y)), max(magnitude_bits(v.z), magnitude_bits(v.w)));
     }
 
     // Waits for the warp of the other group.
@@ -154,10 +166,9 @@ __device__ __forceinline__ void turn(float* room, int token, S s0, S s1, S s2, S
 // of instructions that run once.
 template <int FORMAT, int TOK>
 __device__ __forceinline__ void store(
-    const GemmArgs& a, typename Sum<FORMAT>::type (&d)[TOK / 2], u32 row, u32 token, float* room
+    const GemmArgs& a, const Finish<FORMAT, TOK>& finish, typename Sum<FORMAT>::type (&d)[TOK / 2], float* room
 ) {
     const int STEP = Room<TOK>::STEP;
-    Finish<FORMAT, TOK> finish(a, row, token);
 #pragma unroll(TOK > 64 ? 1 : 2)
     for (int first = 0; first < TOK; first += STEP) {
         __syncwarp();

@@ -67,10 +67,10 @@ __device__ __forceinline__ u32 f16_two(float low, float high) {
     return r;
 }
 
-// Two signed bytes (in bytes 0 and 2 of a word, 128 too large) as f16: 0x6400 + x is 1024 + x.
+// Two signed bytes (in bytes 0 and 2 of a word, 128 too large; bytes 1 and 3 are 0x64) as f16: 0x6400 + x is 1024 + x.
 __device__ __forceinline__ u32 f16_of_bytes(u32 bytes) {
     u32 r;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(bytes | 0x64006400u), "r"(0x64806480u));
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(bytes), "r"(0x64806480u));
     return r;
 }
 

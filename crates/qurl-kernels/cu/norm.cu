@@ -1,6 +1,6 @@
 // RMSNorm over rows and over heads inside rows, forward and backward, a block a row.
 //
-// y = x / sqrt(mean(x^2) + eps) * gain. Threads and order of summation of a row depend on its width alone.
+// y = x * gain / sqrt(mean(x^2) + eps). Threads and order of summation of a row depend on its width alone.
 #include "common.cuh"
 
 #define THREADS 256
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ float room[THREADS / WARP];
     u64 at = row_start(start, per, stride, width, blockIdx.x);
     float scale = inverse_rms(x + at, width, eps, room);
-    for (u32 i = threadIdx.x; i < width; i += THREADS) out[at + i] = __fmul_rn(__fmul_rn(x[at + i], scale), gain[i]);
+    for (u32 i = threadIdx.x; i < width; i += THREADS) out[at + i] = __fmul_rn(__fmul_rn(x[at + i], gain[i]), scale);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

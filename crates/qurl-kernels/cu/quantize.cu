@@ -10,7 +10,22 @@
 #define THREADS blockDim.x
 #define MOST_WARPS 32
 
-// Sum and largest over a block of any number of warps, in a fixed order; `room` holds one value per warp.
+// Sum and largest over a block of any number of warps, in a fixed order; rooms hold one value per warp.
+__device__ __forceinline__ void sum_and_largest_of_block(float& sum, u32& largest, float* sums, u32* room) {
+    sum = warp_sum(sum);
+    largest = warp_max(largest);
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) {
+        sums[threadIdx.x / WARP] = sum;
+        room[threadIdx.x / WARP] = largest;
+    }
+    __syncthreads();
+    u32 lane = threadIdx.x % WARP;
+    bool in = lane < blockDim.x / WARP;
+    sum = warp_sum(in ? sums[lane] : 0.0f);
+    largest = warp_max(in ? room[lane] : 0u);
+}
+
 __device__ __forceinline__ float sum_of_block(float x, float* room) {
     x = warp_sum(x);
     __syncthreads();
@@ -40,11 +55,11 @@ struct Normed {
     const float* x;
     const float* gain;
     float scale;
-    __device__ __forceinline__ float operator()(u32 i) const { return __fmul_rn(__fmul_rn(x[i], scale), gain[i]); }
+    __device__ __forceinline__ float operator()(u32 i) const { return __fmul_rn(__fmul_rn(x[i], gain[i]), scale); }
     __device__ __forceinline__ float4 four(u32 i) const {
         float4 v = ((const float4*)x)[i], g = ((const float4*)gain)[i];
-        return make_float4(__fmul_rn(__fmul_rn(v.x, scale), g.x), __fmul_rn(__fmul_rn(v.y, scale), g.y),
-                           __fmul_rn(__fmul_rn(v.z, scale), g.z), __fmul_rn(__fmul_rn(v.w, scale), g.w));
+        return make_float4(__fmul_rn(__fmul_rn(v.x, g.x), scale), __fmul_rn(__fmul_rn(v.y, g.y), scale),
+                           __fmul_rn(__fmul_rn(v.z, g.z), scale), __fmul_rn(__fmul_rn(v.w, g.w), scale));
     }
 };
 
@@ -63,12 +78,16 @@ struct Int8 {
     typedef i8 Code;
     static constexpr float max = 127.0f;
     static __device__ __forceinline__ u32 code(float x) { return (u8)i8_code(x); }
+    static __device__ __forceinline__ u32 codes(float4 x) { return i8_codes(x); }
 };
 
 struct E4m3 {
     typedef u8 Code;
     static constexpr float max = 448.0f;
     static __device__ __forceinline__ u32 code(float x) { return e4m3_code(x); }
+    static __device__ __forceinline__ u32 codes(float4 x) {
+        return code(x.x) | code(x.y) << 8 | code(x.z) << 16 | code(x.w) << 24;
+    }
 };
 
 template <typename Row>
@@ -90,8 +109,7 @@ __device__ __forceinline__ u32 largest_of(u32 largest, float4 v) {
 
 template <typename C>
 __device__ __forceinline__ u32 four_codes(float4 v, float inverse) {
-    return C::code(__fmul_rn(v.x, inverse)) | C::code(__fmul_rn(v.y, inverse)) << 8 |
-           C::code(__fmul_rn(v.z, inverse)) << 16 | C::code(__fmul_rn(v.w, inverse)) << 24;
+    return C::codes(make_float4(__fmul_rn(v.x, inverse), __fmul_rn(v.y, inverse), __fmul_rn(v.z, inverse), __fmul_rn(v.w, inverse)));
 }
 
 // Rows of up to 4 * HELD * THREADS numbers are kept in registers between finding their scale and rounding them.
@@ -128,8 +146,7 @@ __device__ __forceinline__ void to_codes(const Row& row, u32 k, u8* out, float* 
     }
 }
 
-__device__ __forceinline__ float inverse_rms(float sum, u32 width, float eps, float* room) {
-    sum = sum_of_block(sum, room);
+__device__ __forceinline__ float inverse_rms(float sum, u32 width, float eps) {
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
 }
 
@@ -147,29 +164,31 @@ __device__ __forceinline__ Normed normed(const float* x, const float* gain, u32 
     } else {
         for (u32 i = threadIdx.x; i < width; i += THREADS) sum = __fmaf_rn(x[i], x[i], sum);
     }
-    return Normed{x, gain, inverse_rms(sum, width, eps, room)};
+    return Normed{x, gain, inverse_rms(sum_of_block(sum, room), width, eps)};
 }
 
-// A row that RMSNorm reads once: it stays in registers, and the gain is there before the kernel in front has ended.
+// A row that RMSNorm reads once: it stays in registers, times the gain, which is there before the kernel in front has ended.
 #define NARROW 4
 __device__ __forceinline__ bool is_narrow(u32 k) { return k % 4 == 0 && k / 4 <= NARROW * THREADS; }
 
 struct NormedRow {
     float4 v[NARROW];
+    float sum;  // of the thread's squares
 
-    __device__ __forceinline__ NormedRow(const float* x, const float* gain, u32 k, float eps, float* sums) {
+    __device__ __forceinline__ NormedRow(const float* x, const float* gain, u32 k) : sum(0.0f) {
         float4 g[NARROW];
-        float sum = 0.0f;
         each(k, [&](u32 j, u32 i) { g[j] = ((const float4*)gain)[i]; });
         wait_for_previous();
         each(k, [&](u32 j, u32 i) { v[j] = ((const float4*)x)[i]; });
-        each(k, [&](u32 j, u32) { sum = add_squares(sum, v[j]); });
-        float scale = inverse_rms(sum, k, eps, sums);
         each(k, [&](u32 j, u32) {
-            v[j].x = __fmul_rn(__fmul_rn(v[j].x, scale), g[j].x);
-            v[j].y = __fmul_rn(__fmul_rn(v[j].y, scale), g[j].y);
-            v[j].z = __fmul_rn(__fmul_rn(v[j].z, scale), g[j].z);
-            v[j].w = __fmul_rn(__fmul_rn(v[j].w, scale), g[j].w);
+            sum = add_squares(sum, v[j]);
+            v[j] = make_float4(__fmul_rn(v[j].x, g[j].x), __fmul_rn(v[j].y, g[j].y), __fmul_rn(v[j].z, g[j].z), __fmul_rn(v[j].w, g[j].w));
+        });
+    }
+
+    __device__ __forceinline__ void scale(u32 k, float factor) {
+        each(k, [&](u32 j, u32) {
+            v[j] = make_float4(__fmul_rn(v[j].x, factor), __fmul_rn(v[j].y, factor), __fmul_rn(v[j].z, factor), __fmul_rn(v[j].w, factor));
         });
     }
 
@@ -192,12 +211,16 @@ __device__ __forceinline__ void norm_codes(const float* x, const float* gain, u3
         to_codes<C>(normed(x, gain, k, eps, sums), k, out, scale_out, room);
         return;
     }
-    NormedRow row(x, gain, k, eps, sums);
+    NormedRow row(x, gain, k);
     u32 largest = 0;
     row.each(k, [&](u32 j, u32) { largest = largest_of(largest, row.v[j]); });
-    float scale = scale_of(largest_of_block(largest, room), C::max);
+    sum_and_largest_of_block(row.sum, largest, sums, room);
+    // Rounding keeps the order: the largest times 1 / rms is the largest of what follows.
+    float inverse_root = inverse_rms(row.sum, k, eps);
+    float scale = scale_of(magnitude_bits(__fmul_rn(__uint_as_float(largest), inverse_root)), C::max);
     float inverse = __fdiv_rn(1.0f, scale);
     if (threadIdx.x == 0) *scale_out = scale;
+    row.scale(k, inverse_root);
     row.each(k, [&](u32 j, u32 i) { ((u32*)out)[i] = four_codes<C>(row.v[j], inverse); });
 }
 
@@ -219,63 +242,35 @@ extern "C" __global__ void __launch_bounds__(1024) rows_e4m3(const float* x, u32
     to_codes<E4m3>(Plain{x + ROW_OF(k)}, k, out + ROW_OF(k), scales + blockIdx.x, room);
 }
 
-// Wide rows: SHARES blocks of a cluster take a part each and tell each other their largest magnitude.
-#define SHARES 4
-#if __CUDA_ARCH__ >= 900
-#define SHARED_ROW __cluster_dims__(SHARES, 1, 1)
-#else
-#define SHARED_ROW
-#endif
-
-// Tells every block of the cluster a block's number; all of them, in order of rank, are in `seen` afterwards.
-__device__ __forceinline__ void tell_cluster(u32 number, u32 rank, u32* seen) {
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x < SHARES) {
-        u32 own = (u32)__cvta_generic_to_shared(seen + rank), other;
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(own), "r"(threadIdx.x));
-        asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(other), "r"(number) : "memory");
-    }
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
+// Rows whose largest magnitude the product that made them has found: a row is shared by blocks that need not know of each
+// other, 4 * SHARE numbers a thread.
+#define SHARE 4
 
 template <typename C>
-__device__ __forceinline__ void to_codes_shared(const float* x, u32 k, u8* out, float* scales) {
-    ROOM;
-    __shared__ u32 seen[SHARES];
+__device__ __forceinline__ void to_codes_known(const float* x, u32 k, const u32* largest, u8* out, float* scales) {
     wait_for_previous();
-    u32 row = blockIdx.x / SHARES, rank = blockIdx.x % SHARES;
-    u32 fours = k / 4, share = (fours + SHARES - 1) / SHARES;
-    u32 first = min(rank * share, fours), count = min(share, fours - first);
-    const float4* from = (const float4*)(x + (u64)row * k) + first;
-    float4 held[HELD];
-    u32 largest = 0;
+    u32 row = blockIdx.x, fours = k / 4, first = blockIdx.y * SHARE * THREADS + threadIdx.x;
+    const float4* from = (const float4*)(x + (u64)row * k);
+    u32 found = largest[row * LARGEST_STRIDE];
+    float4 held[SHARE];
 #pragma unroll
-    for (u32 j = 0; j < HELD; ++j) {
-        u32 i = j * THREADS + threadIdx.x;
-        if (i < count) held[j] = from[i];
+    for (u32 j = 0; j < SHARE; ++j) {
+        if (first + j * THREADS < fours) held[j] = from[first + j * THREADS];
     }
+    float scale = scale_of(found, C::max), inverse = __fdiv_rn(1.0f, scale);
+    if (first == 0) scales[row] = scale;
+    u32* to = (u32*)(out + (u64)row * k);
 #pragma unroll
-    for (u32 j = 0; j < HELD; ++j) {
-        if (j * THREADS + threadIdx.x < count) largest = largest_of(largest, held[j]);
-    }
-    tell_cluster(largest_of_block(largest, room), rank, seen);
-    largest = max(max(seen[0], seen[1]), max(seen[2], seen[3]));
-    float scale = scale_of(largest, C::max), inverse = __fdiv_rn(1.0f, scale);
-    if (threadIdx.x == 0 && rank == 0) scales[row] = scale;
-    u32* to = (u32*)(out + (u64)row * k) + first;
-#pragma unroll
-    for (u32 j = 0; j < HELD; ++j) {
-        u32 i = j * THREADS + threadIdx.x;
-        if (i < count) to[i] = four_codes<C>(held[j], inverse);
+    for (u32 j = 0; j < SHARE; ++j) {
+        if (first + j * THREADS < fours) to[first + j * THREADS] = four_codes<C>(held[j], inverse);
     }
 }
 
-extern "C" __global__ void SHARED_ROW __launch_bounds__(512) shared_rows_i8(const float* x, u32 k, u8* out, float* scales) {
-    to_codes_shared<Int8>(x, k, out, scales);
+extern "C" __global__ void __launch_bounds__(256) known_i8(const float* x, u32 k, const u32* largest, u8* out, float* scales) {
+    to_codes_known<Int8>(x, k, largest, out, scales);
 }
-extern "C" __global__ void SHARED_ROW __launch_bounds__(512) shared_rows_e4m3(const float* x, u32 k, u8* out, float* scales) {
-    to_codes_shared<E4m3>(x, k, out, scales);
+extern "C" __global__ void __launch_bounds__(256) known_e4m3(const float* x, u32 k, const u32* largest, u8* out, float* scales) {
+    to_codes_known<E4m3>(x, k, largest, out, scales);
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
@@ -286,23 +281,27 @@ extern "C" __global__ void __launch_bounds__(1024)
         to_bf16(normed(x + ROW_OF(k), gain, k, eps, sums), k, out + ROW_OF(k));
         return;
     }
-    NormedRow row(x + ROW_OF(k), gain, k, eps, sums);
+    NormedRow row(x + ROW_OF(k), gain, k);
+    row.scale(k, inverse_rms(sum_of_block(row.sum, sums), k, eps));
     row.each(k, [&](u32 j, u32 i) {
         float4 v = row.v[j];
         ((uint2*)(out + ROW_OF(k)))[i] = make_uint2(bf16_pair(v.x, v.y), bf16_pair(v.z, v.w));
     });
 }
+// `largest` is made ready for the product that follows.
 extern "C" __global__ void __launch_bounds__(1024)
-    norm_i8(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales) {
+    norm_i8(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales, u32* largest) {
     __shared__ float sums[MOST_WARPS];
     ROOM;
     norm_codes<Int8>(x + ROW_OF(k), gain, k, eps, out + ROW_OF(k), scales + blockIdx.x, sums, room);
+    if (largest && threadIdx.x == 0) largest[blockIdx.x * LARGEST_STRIDE] = 0;
 }
 extern "C" __global__ void __launch_bounds__(1024)
-    norm_e4m3(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales) {
+    norm_e4m3(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales, u32* largest) {
     __shared__ float sums[MOST_WARPS];
     ROOM;
     norm_codes<E4m3>(x + ROW_OF(k), gain, k, eps, out + ROW_OF(k), scales + blockIdx.x, sums, room);
+    if (largest && threadIdx.x == 0) largest[blockIdx.x * LARGEST_STRIDE] = 0;
 }
 
 __device__ __forceinline__ Swiglu swiglu_row(const float* gate_up, u32 f) {

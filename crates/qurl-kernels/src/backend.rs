@@ -88,6 +88,16 @@ pub struct Placed<'a> {
 /// Values of a tensor that hold a drawn token: its number (as bits), log-probability and entropy.
 pub const DRAWN_WORDS: usize = 3;
 
+/// How much of a step is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it.
+    Whole,
+    /// The operations that take inputs from the host, and what else may tell one step from another. Later layers do what the
+    /// first has done.
+    Inputs,
+}
+
 /// A place that computes: see the module's text.
 pub trait Backend: Send + Sync + 'static {
     /// A buffer of numbers.
@@ -131,9 +141,10 @@ pub trait Backend: Send + Sync + 'static {
         rows
     }
     /// Runs operations that belong together and whose results are read after all of them. A device may call `run`
-    /// several times (to look, then to record), so it must do the same each time and read no results.
-    fn step(&self, run: &mut dyn FnMut()) {
-        run();
+    /// several times (to look, then to record), so it must do the same each time and read no results. `of` says whose
+    /// step it is: steps of the same number differ only in what the operations of [`Extent::Inputs`] are given.
+    fn step(&self, _of: u64, run: &mut dyn FnMut(Extent)) {
+        run(Extent::Whole);
     }
 
     /// Packs weights `[n, k]`; `trained` keeps what the gradient of the input needs too.

@@ -16,12 +16,16 @@ use qurl_model::compute::infer::page_store;
 use qurl_model::compute::{Batch, Inference, Network, Targets};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Turns tokens into text, for stop strings.
 pub type TextDecoder = Arc<dyn Fn(&[u32]) -> String + Send + Sync>;
 
 /// Tokens before the longest possible stop string that are decoded with it: a character may span several.
 const TEXT_MARGIN: usize = 8;
+
+/// Engines so far.
+static ENGINES: AtomicU64 = AtomicU64::new(0);
 
 /// Most samples of one request.
 const MAX_SAMPLES: usize = 1 << 20;
@@ -87,6 +91,8 @@ struct Pending {
 /// Generates samples with one network.
 pub struct Engine<B: Backend> {
     backend: Arc<B>,
+    /// Unlike that of any other engine: whose steps a backend has seen.
+    identity: u64,
     network: Network<B>,
     /// `None` after a load that failed half-way.
     weights: Option<WeightVersion>,
@@ -137,6 +143,7 @@ impl<B: Backend> Engine<B> {
         let limits = Limits { max_num_seqs, max_num_batched_tokens };
         Ok(Engine {
             page_bytes,
+            identity: ENGINES.fetch_add(1, Ordering::Relaxed),
             // One page more, for the rows that fill up a step.
             kv: page_store(&*backend, &network, pages + 1, page_size)?,
             work: Inference::new(&*backend, &network, max_num_batched_tokens.max(backend.bucket(max_num_seqs)))?,
@@ -325,8 +332,8 @@ impl<B: Backend> Engine<B> {
             }
         }
         let Engine { work, network, batch, kv, draw_rows, draws, .. } = self;
-        backend.step(&mut || {
-            work.forward(backend, network, batch, kv);
+        backend.step(self.identity, &mut |extent| {
+            work.forward_part(backend, network, batch, kv, extent);
             if !draws.is_empty() {
                 work.draw(backend, network, draw_rows, draws);
             }

@@ -179,8 +179,8 @@ impl Backend for Cuda {
         }
     }
 
-    fn step(&self, run: &mut dyn FnMut()) {
-        self.gpu.step(run);
+    fn step(&self, of: u64, run: &mut dyn FnMut(Extent)) {
+        self.gpu.step(of, run);
     }
 
     fn pack(
@@ -308,7 +308,7 @@ impl Backend for Cuda {
     ) {
         check("linear", rows * w.k <= x.len && rows * w.n <= out.len && bias.is_none_or(|b| b.len >= w.n));
         check("rmsnorm", gain.len == w.k);
-        let source = Left::Normed { x: x.at(), gain: gain.at(), eps };
+        let source = Left::Normed { x: x.at(), gain: gain.at(), eps, largest: 0 };
         let x = linear::left(&self.gpu, w.format, source, rows, w.k);
         linear::forward(&self.gpu, x, rows, w, address(bias), Output::Store, out.at());
     }
@@ -348,9 +348,8 @@ impl Backend for Cuda {
         };
         let fits = rows * packed.k <= x.len && rows * packed.n <= projected.len && rows * down.n <= x.len;
         check("mlp", fits && gain.len == packed.k && packed.n == 2 * width && down.k == width);
-        let source = Left::Normed { x: x.at(), gain: gain.at(), eps };
-        let gated = Packed { gated: true, ..packed };
-        linear::mlp(&self.gpu, source, rows, gated, down, (projected.at(), 4 * projected.len), x.at());
+        let room = (projected.at(), 4 * projected.len);
+        linear::mlp(&self.gpu, (gain.at(), eps), rows, packed, down, room, x.at());
     }
 
     fn linear_input_gradient(&self, dy: &CudaTensor, rows: usize, w: &CudaWeight, dx: &mut CudaTensor) {

@@ -115,36 +115,41 @@ struct Plan {
     at_once: bool,
 }
 
-/// Two pairs of warps a block, as long as all blocks run at the same time; else one.
+/// As many pairs of warps a block as let all blocks run at the same time; else one.
 fn plan(gpu: &Gpu, heads: Heads, kv: &CudaKv, seen: &Seen) -> Plan {
     let hd = heads.head_dim;
     // A power of two: a recorded step is good for many lengths.
     let splits = seen.longest.div_ceil(SPLIT).next_power_of_two();
     let blocks = splits * heads.kv_heads * seen.count;
-    // Every pair has a tile of keys and values, their scales, and a part of the result.
-    let (row_bytes, scale_bytes) = if kv.format == KvFormat::Bf16 { (2 * hd, 0) } else { (hd, 2 * TILE * 4) };
-    let pair_bytes = 2 * TILE * row_bytes + scale_bytes + (heads.group() * (hd + 4) * 4).max(WEIGHT_BYTES);
+    let codes = kv.format != KvFormat::Bf16;
+    // Every pair has tiles of keys and values, their scales, and a part of the result.
+    let tile_bytes = 2 * TILE * if codes { hd + 4 } else { 2 * hd };
+    let part_bytes = (heads.group() * (hd + 4) * 4).max(WEIGHT_BYTES);
     let form = |pairs: usize| {
         let kernel = match (kv.format, hd, pairs) {
             (KvFormat::Int8, 64, 1) => "flash_decode_int8_64_1",
             (KvFormat::Int8, 64, _) => "flash_decode_int8_64_2",
             (KvFormat::Int8, _, 1) => "flash_decode_int8_128_1",
-            (KvFormat::Int8, ..) => "flash_decode_int8_128_2",
+            (KvFormat::Int8, _, 2) => "flash_decode_int8_128_2",
+            (KvFormat::Int8, ..) => "flash_decode_int8_128_4",
             (KvFormat::Fp8, 64, 1) => "flash_decode_fp8_64_1",
             (KvFormat::Fp8, 64, _) => "flash_decode_fp8_64_2",
             (KvFormat::Fp8, _, 1) => "flash_decode_fp8_128_1",
-            (KvFormat::Fp8, ..) => "flash_decode_fp8_128_2",
+            (KvFormat::Fp8, _, 2) => "flash_decode_fp8_128_2",
+            (KvFormat::Fp8, ..) => "flash_decode_fp8_128_4",
             (_, 64, 1) => "flash_decode_bf16_64_1",
             (_, 64, _) => "flash_decode_bf16_64_2",
             (_, _, 1) => "flash_decode_bf16_128_1",
             _ => "flash_decode_bf16_128_2",
         };
-        let (threads, shared) = (64 * pairs as u32, (pairs * pair_bytes) as u32);
+        let depth = if codes && pairs < 4 { 2 } else { 1 };
+        let (threads, shared) = (64 * pairs as u32, (pairs * (depth * tile_bytes + part_bytes)) as u32);
         let at_once = blocks <= gpu.blocks_at_once(DECODE, kernel, threads, shared, 1);
         Plan { kernel, threads, shared, splits, at_once }
     };
-    let two = form(2);
-    if two.at_once { two } else { form(1) }
+    let four = if codes && hd == 128 { Some(form(4)) } else { None };
+    let fits = |plan: &Plan| plan.at_once;
+    four.filter(fits).or_else(|| Some(form(2)).filter(fits)).unwrap_or_else(|| form(1))
 }
 
 /// Whether a decode step can write codes: the blocks of a row tell each other their largest number.

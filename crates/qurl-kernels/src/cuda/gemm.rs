@@ -196,6 +196,8 @@ pub(super) struct Packed {
     /// Whether the first half of the outputs are gates and the second ups: the result is `silu(gate) * up`, half as
     /// wide, and in bf16 if the product is.
     pub gated: bool,
+    /// Where the largest magnitudes of its rows go, or 0; not for bf16.
+    pub largest: DevicePtr,
 }
 
 impl Packed {
@@ -247,6 +249,7 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
         ranges as u32,
         u32::from(add),
         u32::from(w.gated),
+        w.largest,
     ];
     let launch = Launch { grid: [grid, 1, 1], block: v.threads(), shared: v.shared(), overlap: true };
     gpu.launch_as(v.file, v.kernel, launch, given);

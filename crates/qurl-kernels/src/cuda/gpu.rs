@@ -21,8 +21,6 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 const OLDEST: u32 = 80;
 /// The oldest architecture on which launches can overlap.
 const OVERLAPS: u32 = 90;
-/// The oldest architecture with clusters of blocks.
-pub(super) const CLUSTERS: u32 = 90;
 const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 const ATTRIBUTE_L2_BYTES: c_int = 38;
 const ATTRIBUTE_MAJOR: c_int = 75;
@@ -30,8 +28,8 @@ const ATTRIBUTE_MINOR: c_int = 76;
 const FUNCTION_DYNAMIC_SHARED: c_int = 8;
 /// Descriptions of matrices that are kept.
 const MOST_MAPS: usize = 1 << 12;
-/// Shared memory that a block may have without asking.
-const PLAIN_SHARED: u32 = 48 << 10;
+/// Dynamic shared memory that a block may have without asking: 48 KB with what it has anyway.
+const PLAIN_SHARED: u32 = 32 << 10;
 
 /// A kernel's argument.
 #[derive(Clone, Copy, Debug)]

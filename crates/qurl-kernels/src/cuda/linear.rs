@@ -6,7 +6,7 @@
 
 use super::ffi::DevicePtr;
 use super::gemm::{self, Packed};
-use super::gpu::{CLUSTERS, Gpu, args};
+use super::gpu::{Gpu, args};
 use super::lt::Lt;
 use super::memory::{Buffer, Slot};
 use crate::backend::Output;
@@ -118,7 +118,7 @@ impl CudaWeight {
     /// The weights in tiles, where they are.
     pub(super) fn tiles(&self) -> Option<Packed> {
         let (tiles, scales) = (self.data.at(), self.scales());
-        let packed = Packed { format: self.format, n: self.n, k: self.k, tiles, scales, gated: false };
+        let packed = Packed { format: self.format, n: self.n, k: self.k, tiles, scales, gated: false, largest: 0 };
         self.packed.then_some(packed)
     }
 }
@@ -133,8 +133,8 @@ fn threads(width: usize) -> u32 {
 pub(super) enum Rows {
     /// As they are.
     Plain(DevicePtr),
-    /// RMSNorm of rows.
-    Normed { x: DevicePtr, gain: DevicePtr, eps: f32 },
+    /// RMSNorm of rows. A place for the largest magnitudes of the product's rows is made ready on the way (or 0).
+    Normed { x: DevicePtr, gain: DevicePtr, eps: f32, largest: DevicePtr },
     /// SwiGLU of rows of gates and values.
     Swiglu(DevicePtr),
 }
@@ -171,7 +171,7 @@ pub(super) fn left(gpu: &Gpu, format: Format, rows: Rows, count: usize, k: usize
     let grid = [count, 1, 1];
     let k32 = k as u32;
     match (format, rows) {
-        (Format::F32, Rows::Normed { x, gain, eps }) => {
+        (Format::F32, Rows::Normed { x, gain, eps, .. }) => {
             let given = args![x, gain, 0u64, 1u32, k32, k32, eps, data];
             gpu.launch_next("norm", "norm_forward", grid, 256, 0, given);
         }
@@ -183,7 +183,7 @@ pub(super) fn left(gpu: &Gpu, format: Format, rows: Rows, count: usize, k: usize
         (Format::Bf16, Rows::Plain(x)) => {
             gpu.launch_next("quantize", "rows_bf16", grid, threads(k), 0, args![x, k32, data])
         }
-        (Format::Bf16, Rows::Normed { x, gain, eps }) => {
+        (Format::Bf16, Rows::Normed { x, gain, eps, .. }) => {
             gpu.launch_next("quantize", "norm_bf16", grid, threads(k), 0, args![x, gain, k32, eps, data]);
         }
         (Format::Bf16, Rows::Swiglu(x)) => {
@@ -192,19 +192,14 @@ pub(super) fn left(gpu: &Gpu, format: Format, rows: Rows, count: usize, k: usize
         (_, rows) => {
             let fp8 = format == Format::Fp8;
             match rows {
-                Rows::Plain(x)
-                    if (WIDE..=SHARED_MOST).contains(&k) && k.is_multiple_of(4) && gpu.generation() >= CLUSTERS =>
-                {
-                    let kernel = if fp8 { "shared_rows_e4m3" } else { "shared_rows_i8" };
-                    gpu.launch_next("quantize", kernel, [SHARES * count, 1, 1], 256, 0, args![x, k32, data, scales]);
-                }
                 Rows::Plain(x) => {
                     let kernel = if fp8 { "rows_e4m3" } else { "rows_i8" };
                     gpu.launch_next("quantize", kernel, grid, threads(k), 0, args![x, k32, data, scales]);
                 }
-                Rows::Normed { x, gain, eps } => {
+                Rows::Normed { x, gain, eps, largest } => {
                     let kernel = if fp8 { "norm_e4m3" } else { "norm_i8" };
-                    gpu.launch_next("quantize", kernel, grid, threads(k), 0, args![x, gain, k32, eps, data, scales]);
+                    let given = args![x, gain, k32, eps, data, scales, largest];
+                    gpu.launch_next("quantize", kernel, grid, threads(k), 0, given);
                 }
                 Rows::Swiglu(x) => {
                     let kernel = if fp8 { "swiglu_e4m3" } else { "swiglu_i8" };
@@ -216,17 +211,26 @@ pub(super) fn left(gpu: &Gpu, format: Format, rows: Rows, count: usize, k: usize
     Left { data, scales: if format.is_quantized() { scales } else { 0 }, readable: padded }
 }
 
-/// Rows from which on the codes of a row are made by several blocks.
-const WIDE: usize = 8192;
-/// So many blocks share such a row, and keep so many numbers a thread at most.
-const SHARES: usize = 4;
-const SHARED_MOST: usize = SHARES * 256 * 32;
+/// Words from the largest magnitude of a row to that of the next: those of common.cuh.
+const LARGEST_STRIDE: usize = 32;
+/// Numbers of a row whose codes one block makes.
+const KNOWN_SHARE: usize = 4 * 4 * 256;
 
-/// All of an MLP whose weights are packed: `x += (silu(gate) * up) down^T`. Gates and ups meet inside the first product;
-/// `room` (an address and bytes) takes the result, `[rows, width]`.
+/// Codes of rows whose largest magnitudes are known.
+fn known_codes(gpu: &Gpu, format: Format, rows: DevicePtr, largest: DevicePtr, count: usize, k: usize) -> Left {
+    let left = code_room(gpu, count, k);
+    let kernel = if format == Format::Fp8 { "known_e4m3" } else { "known_i8" };
+    let given = args![rows, k as u32, largest, left.data, left.scales];
+    gpu.launch_next("quantize", kernel, [count, k.div_ceil(KNOWN_SHARE), 1], 256, 0, given);
+    left
+}
+
+/// All of an MLP whose weights are packed: `x += (silu(gate) * up) down^T` of the normed rows. Gates and ups meet inside the
+/// first product, which finds the largest magnitude of each row for its codes; `room` (an address and bytes) takes the
+/// result, `[rows, width]`.
 pub(super) fn mlp(
     gpu: &Gpu,
-    normed: Rows,
+    (gain, eps): (DevicePtr, f32),
     rows: usize,
     gate_up: Packed,
     down: &CudaWeight,
@@ -234,11 +238,16 @@ pub(super) fn mlp(
     x: DevicePtr,
 ) {
     let (room, room_bytes) = room;
-    let first = left(gpu, gate_up.format, normed, rows, gate_up.k);
-    gemm::linear(gpu, first, rows, gate_up, 0, false, room);
-    let second = match gate_up.format {
+    let format = gate_up.format;
+    let largest = match format {
+        Format::Bf16 => 0,
+        _ => gpu.scratch(Slot::Largest, 4 * LARGEST_STRIDE * rows),
+    };
+    let first = left(gpu, format, Rows::Normed { x, gain, eps, largest }, rows, gate_up.k);
+    gemm::linear(gpu, first, rows, Packed { gated: true, largest, ..gate_up }, 0, false, room);
+    let second = match format {
         Format::Bf16 => Left { data: room, scales: 0, readable: room_bytes / (2 * down.k) },
-        format => left(gpu, format, Rows::Plain(room), rows, down.k),
+        format => known_codes(gpu, format, room, largest, rows, down.k),
     };
     forward(gpu, second, rows, down, 0, Output::Add, x);
 }

@@ -71,6 +71,8 @@ pub(super) enum Slot {
     Left,
     /// Its scales.
     LeftScales,
+    /// The largest magnitudes of its rows.
+    Largest,
     /// A second operand.
     Right,
     /// Numbers before they are packed.
@@ -286,6 +288,11 @@ impl Gpu {
         memory.step.recent.clear();
         drop(memory);
         *self.last_seen() = LastSeen::default();
+    }
+
+    /// Bytes of the inputs that the step has so far.
+    pub(super) fn step_inputs(&self) -> usize {
+        self.lock_memory().step.used
     }
 
     /// Makes room for the inputs of a step, or twice the room after an overflow; whether there was need.

@@ -5,10 +5,14 @@
 //! graph recorded from a step with the same hash does exactly the same work, and is launched in its place. Nothing has
 //! to be declared: a new batch size, a grown scratch area or other weights simply make another hash. A hash seen for
 //! the first time is run directly, at the second time it is recorded.
+//!
+//! The device waits meanwhile, so only the part of a step that takes inputs is run dry, as long as its own hash is known
+//! to belong to a recorded step.
 
 use super::ffi::{Driver, Handle};
 use super::gpu::{Gpu, Mode};
 use super::kv::LastSeen;
+use crate::backend::Extent;
 use std::collections::{HashMap, HashSet};
 use std::sync::PoisonError;
 
@@ -35,6 +39,8 @@ impl StepHash {
 #[derive(Default)]
 pub(super) struct Replay {
     graphs: HashMap<StepHash, Handle>,
+    /// The hash of a step by that of the part that takes inputs.
+    whole: HashMap<StepHash, StepHash>,
     seen: HashSet<StepHash>,
     /// Marks that the inputs of the last step have been copied.
     sent: Option<Handle>,
@@ -56,24 +62,27 @@ impl Replay {
 
 impl Gpu {
     /// Runs a step: `run` only issues operations and reads no results, and does the same every time it is called.
-    pub(super) fn step(&self, run: &mut dyn FnMut()) {
+    pub(super) fn step(&self, of: u64, run: &mut dyn FnMut(Extent)) {
         if self.lock_state().mode != Mode::Direct {
-            return run();
+            return run(Extent::Whole);
         }
         self.bind();
         let mut replay = self.replay.lock().unwrap_or_else(PoisonError::into_inner);
         self.wait_for_inputs(&mut replay);
         self.grow_step();
-        let hash = loop {
-            self.begin_step();
-            let mut state = self.lock_state();
-            (state.mode, state.hash) = (Mode::Dry, StepHash::default());
-            drop(state);
-            run();
-            if !self.grow_step() {
-                break self.lock_state().hash;
+        let (part, inputs) = self.dry(of, Extent::Inputs, run);
+        let known = replay.whole.get(&part).copied().filter(|hash| replay.graphs.contains_key(hash));
+        let hash = known.unwrap_or_else(|| {
+            let (hash, all_inputs) = self.dry(of, Extent::Whole, run);
+            if replay.whole.len() >= MOST_SEEN {
+                replay.whole.clear();
             }
-        };
+            // Layers that bring inputs of their own are always run dry as a whole.
+            if inputs == all_inputs {
+                replay.whole.insert(part, hash);
+            }
+            hash
+        });
         self.lock_state().mode = Mode::Step;
         self.send_step();
         if let Some(event) = replay.sent {
@@ -98,15 +107,30 @@ impl Gpu {
             }
             None => {
                 self.begin_step();
-                run();
+                run(Extent::Whole);
             }
         }
         self.lock_state().mode = Mode::Direct;
         *self.last_seen() = LastSeen::default();
     }
 
+    /// Hashes the launches of a step and places its inputs; the hash, and the bytes of the inputs.
+    fn dry(&self, of: u64, extent: Extent, run: &mut dyn FnMut(Extent)) -> (StepHash, usize) {
+        loop {
+            self.begin_step();
+            let mut state = self.lock_state();
+            (state.mode, state.hash) = (Mode::Dry, StepHash::default());
+            state.hash.word(of);
+            drop(state);
+            run(extent);
+            if !self.grow_step() {
+                return (self.lock_state().hash, self.step_inputs());
+            }
+        }
+    }
+
     /// Records a step; `None` if that failed.
-    fn record(&self, replay: &mut Replay, hash: StepHash, run: &mut dyn FnMut()) -> Option<Handle> {
+    fn record(&self, replay: &mut Replay, hash: StepHash, run: &mut dyn FnMut(Extent)) -> Option<Handle> {
         if replay.graphs.len() >= MOST_GRAPHS {
             // SAFETY: the driver keeps a graph in flight alive until it is done.
             replay.graphs.drain().for_each(|(_, graph)| unsafe {
@@ -120,7 +144,7 @@ impl Gpu {
                 return None;
             }
             self.begin_step();
-            run();
+            run(Extent::Whole);
             let ended = (self.driver.capture_end)(self.stream, &mut graph);
             if ended != 0 || graph.is_null() {
                 self.check("recording a step", ended);

@@ -5,7 +5,7 @@
 
 use crate::op_table::table;
 use crate::support::{Paged, Random, ULP, assert_bits, assert_close, down, heads, units_off, up, wide};
-use qurl_kernels::backend::{Backend, Heads, KvFormat, Output, SampleRow};
+use qurl_kernels::backend::{Backend, Extent, Heads, KvFormat, Output, SampleRow};
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::cuda::compile::{Architecture, SOURCES, compile};
 use qurl_kernels::cuda::ffi::{self, Nvrtc};
@@ -299,26 +299,39 @@ fn sampled<B: Backend>(
     sampled.iter().map(|s| (s.token, [s.logp, s.entropy])).collect()
 }
 
-/// A step gives the same bits run directly, recorded and replayed, with inputs that change from step to step.
+/// A step gives the same bits run directly, recorded and replayed, with inputs that change from step to step: for owners whose
+/// steps differ only in a later layer, and where a later layer has inputs of its own.
 #[test]
 fn recorded_steps_give_the_same_bits() {
     let Some(cuda) = device() else { return };
-    let (rows, n, k) = (8, 96, 64);
+    let (rows, n, k) = (8, 64, 64);
     let mut random = Random::new(5);
     let table = up(&cuda, &random.normals(50 * k));
-    let w = cuda.pack(&up(&cuda, &random.normals(n * k)), n, k, Format::Int8, false).expect("weights pack");
+    let weights =
+        (0..3).map(|_| cuda.pack(&up(&cuda, &random.normals(n * k)), n, k, Format::Int8, false).expect("weights pack"));
+    let weights: Vec<_> = weights.collect();
     let mut x = cuda.zeros(rows * k).expect("memory");
+    let mut middle = cuda.zeros(rows * k).expect("memory");
     let mut out = cuda.zeros(rows * n).expect("memory");
-    for step in 0..6 {
-        let ids = random.ids(rows, 50);
-        cuda.step(&mut || {
+    for step in 0..12 {
+        let (ids, picked) = (random.ids(rows, 50), random.ids(rows, rows));
+        // Owners 0 and 1 have other second layers, owner 2 a second layer with inputs.
+        let owner = step % 3;
+        let mut run = |extent: Extent, out: &mut <Cuda as Backend>::Tensor| {
             cuda.gather(&table, &ids, k, &mut x);
-            cuda.linear(&x, rows, &w, None, Output::Store, &mut out);
-        });
+            cuda.linear(&x, rows, &weights[0], None, Output::Store, &mut middle);
+            if extent == Extent::Whole {
+                match owner {
+                    2 => cuda.gather(&middle, &picked, k, &mut x),
+                    _ => cuda.copy(&middle, &mut x, rows * k),
+                }
+                cuda.linear(&x, rows, &weights[1 + owner % 2], None, Output::Store, out);
+            }
+        };
+        cuda.step(owner as u64, &mut |extent| run(extent, &mut out));
         let stepped = down(&cuda, &out);
-        cuda.gather(&table, &ids, k, &mut x);
-        cuda.linear(&x, rows, &w, None, Output::Store, &mut out);
+        run(Extent::Whole, &mut out);
         assert_bits(&format!("step {step}"), &stepped, &down(&cuda, &out));
     }
-    assert_eq!(cuda.gpu().recorded_steps(), 1);
+    assert_eq!(cuda.gpu().recorded_steps(), 3);
 }

@@ -3,7 +3,7 @@
 use super::batch::{Batch, PAGE, Targets};
 use super::layer::{self, Activations, Temporary};
 use super::network::Network;
-use qurl_kernels::backend::{DRAWN_WORDS, HeadOutput, Output, SampleRow, Sampled};
+use qurl_kernels::backend::{DRAWN_WORDS, Extent, HeadOutput, Output, SampleRow, Sampled};
 use qurl_kernels::{Backend, BackendError};
 use std::ops::Range;
 
@@ -43,9 +43,18 @@ impl<B: Backend> Inference<B> {
 
     /// Runs the blocks over the rows of the batch; `kv` has the pages of every layer.
     pub fn forward(&mut self, backend: &B, net: &Network<B>, batch: &Batch, kv: &mut [B::Kv]) {
+        self.forward_part(backend, net, batch, kv, Extent::Whole);
+    }
+
+    /// [`Inference::forward`] as far as a [`Backend::step`] wants it: all blocks take the same inputs.
+    pub fn forward_part(&mut self, backend: &B, net: &Network<B>, batch: &Batch, kv: &mut [B::Kv], extent: Extent) {
         assert!(batch.rows() <= self.rows, "{} rows in a workspace of {}", batch.rows(), self.rows);
         backend.gather(&net.embed, &batch.ids, net.config().hidden_size, &mut self.x);
-        for (block, kv) in net.blocks.iter().zip(kv) {
+        let blocks = match extent {
+            Extent::Whole => net.blocks.len(),
+            Extent::Inputs => 1,
+        };
+        for (block, kv) in net.blocks.iter().zip(kv).take(blocks) {
             layer::forward(backend, net, block, batch, kv, &mut self.x, &mut self.acts, &mut self.temp);
         }
     }
