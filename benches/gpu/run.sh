@@ -58,7 +58,9 @@ if [[ " $only " == *" bench "* ]]; then
     rollout 60 qwen2.5-7b 256 bf16,int8,fp8 --prompt 128 --new 256 --rounds 1
     rollout 60 qwen2.5-14b 64 bf16,int8,fp8 --prompt 128 --new 128 --rounds 1
     rollout 90 qwen2.5-32b 64 bf16,int8,fp8 --prompt 128 --new 256 --rounds 1
-    # The head and the keys and values in eight bits, too.
+    # The head in eight bits, too, then the keys and values.
+    TAIL=4 step 60 rollout-head-7b "$QURL" bench rollout --device cuda --shape qwen2.5-7b --batch 64 --formats int8 \
+        --quantize-head --prompt 128 --new 256 --rounds 1
     TAIL=4 step 60 rollout-8bit-7b "$QURL" bench rollout --device cuda --shape qwen2.5-7b --batch 64,256 --formats int8 \
         --quantize-head --kv int8 --prompt 128 --new 256 --rounds 1
     TAIL=4 step 60 rollout-8bit-32b "$QURL" bench rollout --device cuda --shape qwen2.5-32b --batch 64 --formats int8 \
