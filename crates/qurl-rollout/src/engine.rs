@@ -102,6 +102,8 @@ pub struct Engine<B: Backend> {
     scheduler: Scheduler,
     decoder: Option<TextDecoder>,
     pending: BTreeMap<RequestId, Pending>,
+    /// Whether a request in flight may have asked for the log-probs of its prompt.
+    prompts_are_scored: bool,
     next_request: u64,
     steps: u64,
     // Buffers of a step.
@@ -153,6 +155,7 @@ impl<B: Backend> Engine<B> {
             weights: Some(weights),
             decoder: None,
             pending: BTreeMap::new(),
+            prompts_are_scored: false,
             next_request: 0,
             steps: 0,
             batch: Batch::default(),
@@ -302,6 +305,8 @@ impl<B: Backend> Engine<B> {
             samples: (0..request.n).map(|_| None).collect(),
             request,
         };
+        self.prompts_are_scored &= !self.pending.is_empty();
+        self.prompts_are_scored |= pending.request.prompt_logprobs;
         self.pending.insert(id, pending);
         Ok(id)
     }
@@ -398,6 +403,9 @@ impl<B: Backend> Engine<B> {
 
     /// Log-probs of the prompts that asked for them, as far as this step has computed them for the first time.
     fn score_prompts(&mut self) -> Result<(), RolloutError> {
+        if !self.prompts_are_scored {
+            return Ok(());
+        }
         let scheduled = self.scheduler.running().iter().filter(|s| !s.rows().is_empty());
         for (sequence, span) in scheduled.zip(&self.batch.spans) {
             let Some(pending) = self.pending.get_mut(&sequence.id().request) else { continue };
