@@ -54,6 +54,43 @@ unsafe fn round_bf16_by_hand(v: __m512) -> __m512 {
 
 /// The smallest normal number of E4M3.
 const E4M3_NORMAL: f32 = 1.0 / 64.0;
+/// E4M3 codes (nearest, ties to even, saturating at 448) in the lowest bytes; the others are of no use.
+#[inline(always)]
+unsafe fn e4m3_codes(v: __m512) -> __m512i {
+    // SAFETY: register operations.
+    unsafe {
+        let magnitude = _mm512_min_ps(_mm512_abs_ps(v), _mm512_set1_ps(448.0));
+        let bits = _mm512_castps_si512(magnitude);
+        // Normal: exponent and mantissa, rebased and rounded. Below 2^-6: the steps that are left over when
+        // 2^14 is added, whose neighbours are 2^-9 apart.
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<20>(bits), _mm512_set1_epi32(1));
+        let rebased = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7_ffff - (120 << 23)));
+        let normal = _mm512_srli_epi32::<20>(_mm512_add_epi32(rebased, odd));
+        let small = _mm512_castps_si512(_mm512_add_ps(magnitude, _mm512_set1_ps(16384.0)));
+        let is_small = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitude, _mm512_set1_ps(E4M3_NORMAL));
+        // Only the lowest byte counts, and the bits of 2^14 end in zeros.
+        let code = _mm512_mask_blend_epi32(is_small, normal, small);
+        let sign = _mm512_srli_epi32::<24>(_mm512_castps_si512(v));
+        _mm512_ternarylogic_epi32::<0xf8>(code, sign, _mm512_set1_epi32(0x80))
+    }
+}
+
+/// Four rows of four 128-bit quarters become four columns.
+#[inline(always)]
+unsafe fn transpose_quarters([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    // SAFETY: register operations.
+    unsafe {
+        let (ab_even, ab_odd) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+        let (cd_even, cd_odd) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
+        [
+            _mm512_shuffle_i32x4::<0x88>(ab_even, cd_even),
+            _mm512_shuffle_i32x4::<0x88>(ab_odd, cd_odd),
+            _mm512_shuffle_i32x4::<0xdd>(ab_even, cd_even),
+            _mm512_shuffle_i32x4::<0xdd>(ab_odd, cd_odd),
+        ]
+    }
+}
+
 /// Sixteen rows of sixteen words become sixteen columns.
 #[inline(always)]
 unsafe fn transpose_words(rows: [__m512i; 16]) -> [__m512i; 16] {
@@ -63,7 +100,7 @@ unsafe fn transpose_words(rows: [__m512i; 16]) -> [__m512i; 16] {
         // Squares of four by four words inside the 128-bit lanes ...
         let mut quads = [zero; 16];
         for group in 0..4 {
-            let [a, b, c, d]: [__m512i; 4] = std::array::from_fn(|r| rows[4 * group + r]);
+            let (a, b, c, d) = (rows[4 * group], rows[4 * group + 1], rows[4 * group + 2], rows[4 * group + 3]);
             let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
             let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
             quads[4 * group] = _mm512_unpacklo_epi64(ab_low, cd_low);
@@ -74,13 +111,10 @@ unsafe fn transpose_words(rows: [__m512i; 16]) -> [__m512i; 16] {
         // ... then the lanes themselves.
         let mut columns = [zero; 16];
         for i in 0..4 {
-            let [a, b, c, d]: [__m512i; 4] = std::array::from_fn(|group| quads[4 * group + i]);
-            let (ab_even, ab_odd) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
-            let (cd_even, cd_odd) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
-            columns[i] = _mm512_shuffle_i32x4::<0x88>(ab_even, cd_even);
-            columns[8 + i] = _mm512_shuffle_i32x4::<0xdd>(ab_even, cd_even);
-            columns[4 + i] = _mm512_shuffle_i32x4::<0x88>(ab_odd, cd_odd);
-            columns[12 + i] = _mm512_shuffle_i32x4::<0xdd>(ab_odd, cd_odd);
+            let turned = transpose_quarters([quads[i], quads[4 + i], quads[8 + i], quads[12 + i]]);
+            for (quarter, column) in turned.into_iter().enumerate() {
+                columns[4 * quarter + i] = column;
+            }
         }
         columns
     }
@@ -277,21 +311,34 @@ macro_rules! common_operations {
         #[inline(always)]
         unsafe fn store_e4m3(p: *mut u8, v: Self::V) {
             // SAFETY: the caller gives LANES writable bytes.
+            unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(e4m3_codes(v))) }
+        }
+        #[inline(always)]
+        unsafe fn byte_columns<const E4M3: bool>(
+            rows: *const f32,
+            stride: usize,
+            factors: &[Self::V; 16],
+        ) -> [Self::I; 4] {
+            // SAFETY: the caller gives sixteen readable rows.
             unsafe {
-                let magnitude = _mm512_min_ps(_mm512_abs_ps(v), _mm512_set1_ps(448.0));
-                let bits = _mm512_castps_si512(magnitude);
-                // Normal: exponent and mantissa, rebased and rounded. Below 2^-6: the steps that are left over when
-                // 2^14 is added, whose neighbours are 2^-9 apart.
-                let odd = _mm512_and_si512(_mm512_srli_epi32::<20>(bits), _mm512_set1_epi32(1));
-                let rebased = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7_ffff - (120 << 23)));
-                let normal = _mm512_srli_epi32::<20>(_mm512_add_epi32(rebased, odd));
-                let small = _mm512_castps_si512(_mm512_add_ps(magnitude, _mm512_set1_ps(16384.0)));
-                let is_small = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitude, _mm512_set1_ps(E4M3_NORMAL));
-                // Only the lowest byte is stored, and the bits of 2^14 end in zeros.
-                let code = _mm512_mask_blend_epi32(is_small, normal, small);
-                let sign = _mm512_srli_epi32::<24>(_mm512_castps_si512(v));
-                let code = _mm512_ternarylogic_epi32::<0xf8>(code, sign, _mm512_set1_epi32(0x80));
-                _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(code));
+                let mut fours = [_mm512_setzero_si512(); 4];
+                for (group, four) in fours.iter_mut().enumerate() {
+                    let mut codes = [_mm512_setzero_si512(); 4];
+                    let rows = rows.add(4 * group * stride);
+                    for (i, codes) in codes.iter_mut().enumerate() {
+                        let scaled = _mm512_mul_ps(_mm512_loadu_ps(rows.add(i * stride)), factors[4 * group + i]);
+                        *codes = if E4M3 {
+                            // The sign of a byte, so that saturation leaves it as it is.
+                            _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(e4m3_codes(scaled)))
+                        } else {
+                            _mm512_cvtps_epi32(scaled)
+                        };
+                    }
+                    // Each quarter has four neighbours of four rows.
+                    let halves = [_mm512_packs_epi32(codes[0], codes[1]), _mm512_packs_epi32(codes[2], codes[3])];
+                    *four = _mm512_packs_epi16(halves[0], halves[1]);
+                }
+                transpose_quarters(fours)
             }
         }
         #[inline(always)]
@@ -380,7 +427,10 @@ macro_rules! common_operations {
         unsafe fn transpose(from: *const u32, from_stride: usize, n: usize, to: *mut u32, to_stride: usize) {
             // SAFETY: the caller gives sixteen readable rows; masked lanes are not written.
             unsafe {
-                let rows: [__m512i; 16] = std::array::from_fn(|r| _mm512_loadu_si512(from.add(r * from_stride).cast()));
+                let mut rows = [_mm512_setzero_si512(); 16];
+                for (r, row) in rows.iter_mut().enumerate() {
+                    *row = _mm512_loadu_si512(from.add(r * from_stride).cast());
+                }
                 for (column, v) in transpose_words(rows).into_iter().enumerate() {
                     _mm512_mask_storeu_epi32(to.add(column * to_stride).cast(), mask(n), v);
                 }

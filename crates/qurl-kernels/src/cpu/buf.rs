@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 const ALIGN: usize = 64;
 /// From this size on an array is mapped on its own: two huge pages.
-const MAPPED_BYTES: usize = 4 << 20;
+const MAPPED_BYTES: usize = 512 << 10;
 
 /// Numbers that may fill an [`Aligned`] array: any bit pattern is a value and all zero bits are zero.
 pub trait Number: Copy + Send + Sync + 'static {}

@@ -209,7 +209,8 @@ unsafe fn round_row_at<S: Simd>(x: *mut f32, n: usize) {
 pub fn fill_random(ctx: &Context, out: &mut [f32], seed: u64, factor: f32) {
     let len = out.len();
     let out = Parts::new(out);
-    ctx.pool.for_ranges(len, 1 << 14, &|range| {
+    // In the parts in which weights are packed: what is still in a cache is in that of the thread that comes for it.
+    ctx.pool.for_runs(len, 1 << 16, 1 << 15, &|range| {
         // SAFETY: ranges are disjoint between tasks.
         let part = unsafe { out.slice(range.start, range.len()) };
         for (i, x) in range.zip(part) {

@@ -130,6 +130,34 @@ pub unsafe trait Simd: Copy + 'static {
         // SAFETY: the caller gives LANES writable bytes.
         unsafe { each_lane::<Self>(v, |lane, x| *p.add(lane) = codec::e4m3_code(x)) }
     }
+    /// From `LANES` rows of `LANES` numbers, `stride` apart, each row times its factor (the same in all lanes): signed bytes or E4M3 codes as
+    /// [`Simd::store_i8`] and [`Simd::store_e4m3`] store them, four neighbours of a row in a word, a row in a lane. These are
+    /// `LANES / 4` vectors, the others are of no use.
+    #[inline(always)]
+    unsafe fn byte_columns<const E4M3: bool>(
+        rows: *const f32,
+        stride: usize,
+        factors: &[Self::V; MOST_LANES],
+    ) -> [Self::I; 4] {
+        let mut words = [[0u32; MOST_LANES]; 4];
+        // SAFETY: the caller gives the rows; the arrays have the lanes of any level.
+        unsafe {
+            for (lane, &factor) in factors.iter().enumerate().take(Self::LANES) {
+                let mut codes = [0u8; MOST_LANES];
+                let scaled = Self::mul(Self::load(rows.add(lane * stride)), factor);
+                if E4M3 {
+                    Self::store_e4m3(codes.as_mut_ptr(), scaled);
+                } else {
+                    Self::store_i8(codes.as_mut_ptr(), scaled);
+                }
+                for (words, &codes) in words.iter_mut().zip(codes.as_chunks::<4>().0) {
+                    words[lane] = u32::from_le_bytes(codes);
+                }
+            }
+            let [a, b, c, d] = words.each_ref().map(|words| words.as_ptr().cast());
+            [Self::load_i(a), Self::load_i(b), Self::load_i(c), Self::load_i(d)]
+        }
+    }
     /// `LANES` E4M3 codes as f32.
     #[inline(always)]
     unsafe fn load_e4m3(p: *const u8) -> Self::V {

@@ -2,9 +2,9 @@
 //!
 //! It should take little longer than reading the weights once. A task takes as many rows as a vector has lanes (or
 //! as many as share a scale), finds their scales while they come from memory, and rounds them while they are still
-//! in the second-level cache, asking for the next rows meanwhile. Codes are staged row by row, transposed in small
-//! squares and written past the caches. Nothing is allocated. (With nvfp4, whose tensor scale needs all weights
-//! first, the weights are read twice.)
+//! in the second-level cache, asking for the next rows meanwhile. Codes of a byte are made in small squares that leave the
+//! registers as lanes of a panel, past the caches; the others are staged row by row and transposed. Nothing is allocated.
+//! (With nvfp4, whose tensor scale needs all weights first, the weights are read twice.)
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -53,11 +53,11 @@ pub(super) fn fill(
     };
     let rows = if job.scheme.granularity == Granularity::Square { BLOCK } else { lanes };
     let lanes_padded = n.div_ceil(ctx.panel()) * ctx.panel();
-    ctx.pool.for_ranges(lanes_padded.div_ceil(rows), (1 << 15) / (rows * k) + 1, &|range| {
-        for task in range {
-            // SAFETY: tasks own disjoint rows, and so disjoint lanes of the panels; the level was detected.
-            unsafe { quantize_rows(ctx.level, &job, task * rows, ((task + 1) * rows).min(lanes_padded)) }
-        }
+    let groups = |values: usize| values / (rows * k) + 1;
+    // Every thread has a contiguous part: what it asks for ahead, it comes to itself.
+    ctx.pool.for_runs(lanes_padded.div_ceil(rows), groups(1 << 17), groups(1 << 16), &|range| {
+        // SAFETY: tasks own disjoint rows, and so disjoint lanes of the panels; the level was detected.
+        unsafe { quantize_rows(ctx.level, &job, range.start * rows, (range.end * rows).min(lanes_padded)) }
     });
     match bad_row.into_inner() {
         usize::MAX => Ok(()),
@@ -117,14 +117,22 @@ simd_dispatch!(fn quantize_rows(job: &Weights, first: usize, end: usize) = quant
 unsafe fn quantize_rows_at<S: Simd>(job: &Weights, first: usize, end: usize) {
     // SAFETY: the caller gives rows that no other task has; padding rows beyond n are never read.
     unsafe {
-        if job.scheme.granularity == Granularity::Square {
-            job.square_scales::<S>(first, end);
-        }
         for first in (first..end).step_by(S::LANES) {
-            if job.scheme.granularity != Granularity::Square {
-                job.row_scales::<S>(first);
+            match job.scheme.granularity {
+                Granularity::Channel => job.channel_scales::<S>(first),
+                Granularity::Group => job.block_scales::<S>(first),
+                Granularity::Square if first.is_multiple_of(BLOCK) => {
+                    job.square_scales::<S>(first, (first + BLOCK).min(end));
+                }
+                Granularity::Square => {}
+                Granularity::Nvfp4 => job.nvfp4_scales::<S>(first),
             }
-            job.codes::<S>(first);
+            job.copy_rows::<S>(first);
+            match (job.scheme.codes, job.rounding) {
+                (CodeKind::Int8, Rounding::Nearest) => job.byte_codes::<S, false>(first),
+                (CodeKind::E4m3, Rounding::Nearest) => job.byte_codes::<S, true>(first),
+                _ => job.other_codes::<S>(first),
+            }
         }
         S::fence();
     }
@@ -141,14 +149,7 @@ impl Weights<'_> {
         (channel / width * per_column + block) * width + channel % width
     }
 
-    /// The scale of some weights, noting the row where they are not finite.
-    #[inline(always)]
-    unsafe fn scale_of<S: Simd>(&self, row: usize, values: &[f32]) -> f32 {
-        // SAFETY: the caller has the instructions of S.
-        let bits = unsafe { largest_bits::<S>(values) };
-        self.checked(row, scale_of(bits, self.scheme.codes.max()))
-    }
-
+    /// The scale, or one where some weights of the row are not finite, which is noted.
     #[inline(always)]
     fn checked(&self, row: usize, scale: f32) -> f32 {
         if scale.is_nan() {
@@ -178,43 +179,111 @@ impl Weights<'_> {
         }
     }
 
-    /// Scales of the `LANES` rows from `first`.
+    /// Copies the `LANES` rows from `first`, where a copy is wanted.
     #[inline(always)]
-    unsafe fn row_scales<S: Simd>(&self, first: usize) {
+    unsafe fn copy_rows<S: Simd>(&self, first: usize) {
+        if let Some(copy) = &self.copy {
+            let rows = first * self.k..(first + S::LANES).min(self.n) * self.k;
+            if !rows.is_empty() {
+                // SAFETY: the rows belong to this task, and the copy is as large as the source.
+                unsafe { copy_past_caches::<S>(&self.source[rows.clone()], copy.at(rows.start)) }
+            }
+        }
+    }
+
+    /// Scales of the `LANES` rows from `first`, one a row.
+    #[inline(always)]
+    unsafe fn channel_scales<S: Simd>(&self, first: usize) {
         for channel in first..first + S::LANES {
             let row = if channel < self.n { self.row(channel) } else { &[] };
             // SAFETY: the channel belongs to this task.
             unsafe {
-                match self.scheme.granularity {
-                    Granularity::Channel => {
-                        *self.scales.at(self.scale_at::<S>(channel, 0, 1)) = self.scale_of::<S>(channel, row);
-                    }
-                    Granularity::Group | Granularity::Square => {
-                        for block in 0..self.blocks {
-                            let values = part(row, block, BLOCK);
-                            let scale = self.scale_of::<S>(channel, values);
-                            *self.scales.at(self.scale_at::<S>(channel, block, self.blocks)) = scale;
-                        }
-                    }
-                    Granularity::Nvfp4 => {
-                        *self.scales.at(self.scale_at::<S>(channel, 0, 1)) = self.tensor_scale;
-                        let groups = self.k.div_ceil(NVFP4_GROUP);
-                        for group in 0..groups {
-                            let values = part(row, group, NVFP4_GROUP);
-                            let largest = f32::from_bits(largest_bits::<S>(values) as u32);
-                            let code = e4m3_code(largest / E2M1_MAX / self.tensor_scale);
-                            *self.group_scales.at(self.scale_at::<S>(channel, group, groups)) = code;
-                        }
-                    }
+                let scale = self.checked(channel, scale_of(largest_bits::<S>(row), self.scheme.codes.max()));
+                *self.scales.at(self.scale_at::<S>(channel, 0, 1)) = scale;
+            }
+        }
+    }
+
+    /// Scales of the `LANES` rows from `first`, several a row.
+    #[inline(always)]
+    unsafe fn block_scales<S: Simd>(&self, first: usize) {
+        for channel in first..first + S::LANES {
+            let row = if channel < self.n { self.row(channel) } else { &[] };
+            // SAFETY: the channel belongs to this task.
+            unsafe {
+                for block in 0..self.blocks {
+                    let bits = largest_bits::<S>(part(row, block, BLOCK));
+                    let scale = self.checked(channel, scale_of(bits, self.scheme.codes.max()));
+                    *self.scales.at(self.scale_at::<S>(channel, block, self.blocks)) = scale;
                 }
             }
         }
     }
 
-    /// Codes of the `LANES` rows from `first`, whose scales are there.
+    /// The tensor's scale and those of groups for the `LANES` rows from `first`.
     #[inline(always)]
-    unsafe fn codes<S: Simd>(&self, first: usize) {
-        let (l, width) = (S::LANES, 2 * S::LANES);
+    unsafe fn nvfp4_scales<S: Simd>(&self, first: usize) {
+        let groups = self.k.div_ceil(NVFP4_GROUP);
+        for channel in first..first + S::LANES {
+            let row = if channel < self.n { self.row(channel) } else { &[] };
+            // SAFETY: the channel belongs to this task.
+            unsafe {
+                *self.scales.at(self.scale_at::<S>(channel, 0, 1)) = self.tensor_scale;
+                for group in 0..groups {
+                    let values = part(row, group, NVFP4_GROUP);
+                    let largest = f32::from_bits(largest_bits::<S>(values) as u32);
+                    let code = e4m3_code(largest / E2M1_MAX / self.tensor_scale);
+                    *self.group_scales.at(self.scale_at::<S>(channel, group, groups)) = code;
+                }
+            }
+        }
+    }
+
+    /// Codes of the `LANES` rows from `first`, whose scales are there: bytes, rounded to nearest.
+    #[inline(always)]
+    unsafe fn byte_codes<S: Simd, const E4M3: bool>(&self, first: usize) {
+        let l = S::LANES;
+        let real = self.n.saturating_sub(first).min(l);
+        let columns = if self.blocks > 1 { BLOCK } else { self.k };
+        // SAFETY: the words of these lanes belong to this task; whole squares are read from the rows, others from a copy.
+        unsafe {
+            let mut sums = S::zero_i();
+            for from in (0..self.k).step_by(columns) {
+                let end = (from + columns).min(self.k);
+                let mut factors = [S::splat(0.0); MOST_LANES];
+                for (lane, factor) in factors.iter_mut().enumerate().take(l) {
+                    *factor = S::splat(self.inverse::<S>(first + lane, from));
+                }
+                let whole = if real == l { (end - from) / l } else { 0 };
+                let rows = self.source.as_ptr().wrapping_add(first * self.k + from);
+                for square in 0..whole {
+                    let from = from + square * l;
+                    self.ask_for_next::<S>(first, from);
+                    let columns = S::byte_columns::<E4M3>(rows.add(square * l), self.k, &factors);
+                    for (i, &column) in columns.iter().enumerate().take(l / 4) {
+                        sums = self.put::<S>(first, from / 4 + i, column, sums);
+                    }
+                }
+                for from in (from + whole * l..end).step_by(l) {
+                    let mut square = [[0.0f32; MOST_LANES]; MOST_LANES];
+                    for (lane, square) in square.iter_mut().enumerate().take(real) {
+                        let values = part(&self.row(first + lane)[from..], 0, l);
+                        square[..values.len()].copy_from_slice(values);
+                    }
+                    let columns = S::byte_columns::<E4M3>(square.as_ptr().cast(), MOST_LANES, &factors);
+                    for (word, &column) in (from / 4..self.stored_words).zip(&columns[..l / 4]) {
+                        sums = self.put::<S>(first, word, column, sums);
+                    }
+                }
+            }
+            self.put_starts::<S>(first, sums);
+        }
+    }
+
+    /// The same for all other codes.
+    #[inline(always)]
+    unsafe fn other_codes<S: Simd>(&self, first: usize) {
+        let l = S::LANES;
         let per_word = self.scheme.codes.per_word();
         let real = self.n.saturating_sub(first).min(l);
         let mut staged = Squares { rows: [[0; MOST_LANES]; MOST_LANES], columns: [[0; MOST_LANES]; MOST_LANES] };
@@ -222,34 +291,63 @@ impl Weights<'_> {
         unsafe {
             let mut sums = S::zero_i();
             for start in (0..self.stored_words).step_by(l) {
+                for from in (start * per_word..(start + l) * per_word).step_by(l) {
+                    self.ask_for_next::<S>(first, from);
+                }
                 for lane in 0..real {
-                    if let Some(copy) = &self.copy {
-                        let from = start * per_word;
-                        let values = &self.row(first + lane)[from..(from + l * per_word).min(self.k)];
-                        copy_past_caches::<S>(values, copy.at((first + lane) * self.k + from));
-                    }
                     self.row_codes::<S>(first + lane, start * per_word, staged.rows[lane].as_mut_ptr().cast());
                 }
                 let (rows, columns) = (staged.rows.as_ptr().cast(), staged.columns.as_mut_ptr().cast::<u32>());
                 S::transpose(rows, MOST_LANES, l, columns, MOST_LANES);
                 for word in start..(start + l).min(self.stored_words) {
-                    let mut column = S::load_i(columns.add((word - start) * MOST_LANES).cast());
-                    if self.scheme.codes == CodeKind::E4m3 {
-                        let (ordered, small) = S::order_e4m3(column);
-                        column = ordered;
-                        *self.small.at((first / width * self.stored_words + word) * 2 + first % width / l) =
-                            small.into();
-                    } else {
-                        sums = S::dot_u8i8(sums, 0x0101_0101, column);
-                    }
-                    let at = (first / width * self.stored_words + word) * width + first % width;
-                    S::stream_i(self.words.at(at).cast(), column);
+                    let column = S::load_i(columns.add((word - start) * MOST_LANES).cast());
+                    sums = self.put::<S>(first, word, column, sums);
                 }
             }
-            if self.scheme.codes == CodeKind::Int8 {
-                let mut lanes = [0i32; MOST_LANES];
+            self.put_starts::<S>(first, sums);
+        }
+    }
+
+    /// Asks for a part of the `LANES` rows behind those from `first` on, as large as the square at column `from`. Memory
+    /// gives lines in pairs when one of them is asked for; asking for both would take the places of other requests.
+    #[inline(always)]
+    unsafe fn ask_for_next<S: Simd>(&self, first: usize, from: usize) {
+        let ahead = self.source.as_ptr().wrapping_add((first + S::LANES) * self.k + from * S::LANES);
+        for at in (0..S::LANES * S::LANES).step_by(32) {
+            // SAFETY: any address may be asked for.
+            unsafe { S::prefetch(ahead.wrapping_add(at).cast()) }
+        }
+    }
+
+    /// Writes a vector of words of codes to its place in the panels. Returns `sums`, the codes of every lane so far, with
+    /// those of these words.
+    #[inline(always)]
+    unsafe fn put<S: Simd>(&self, first: usize, word: usize, column: S::I, sums: S::I) -> S::I {
+        let width = 2 * S::LANES;
+        let row = first / width * self.stored_words + word;
+        // SAFETY: the words and flags of these lanes belong to this task.
+        unsafe {
+            let to = self.words.at(row * width + first % width).cast();
+            if self.scheme.codes == CodeKind::E4m3 {
+                let (ordered, small) = S::order_e4m3(column);
+                *self.small.at(row * 2 + first % width / S::LANES) = small.into();
+                S::stream_i(to, ordered);
+                return sums;
+            }
+            S::stream_i(to, column);
+            S::dot_u8i8(sums, 0x0101_0101, column)
+        }
+    }
+
+    /// Writes where the sums of products with these lanes begin.
+    #[inline(always)]
+    unsafe fn put_starts<S: Simd>(&self, first: usize, sums: S::I) {
+        if self.scheme.codes == CodeKind::Int8 {
+            let mut lanes = [0i32; MOST_LANES];
+            // SAFETY: the array has the lanes of any level; the starts of these lanes belong to this task.
+            unsafe {
                 S::store_i(lanes.as_mut_ptr(), sums);
-                for (lane, sum) in lanes.iter().enumerate().take(l) {
+                for (lane, sum) in lanes.iter().enumerate().take(S::LANES) {
                     *self.starts.at(first + lane) = -128 * sum;
                 }
             }
@@ -262,21 +360,17 @@ impl Weights<'_> {
         let row = self.row(channel);
         // SAFETY: there is room for LANES words; reads stay inside the row.
         unsafe {
-            match (self.rounding, self.scheme.codes) {
-                (Rounding::Nearest, CodeKind::Int8) => {
-                    byte_codes::<S, 4, false>(row, from, self.inverse::<S>(channel, from), out);
-                }
-                (Rounding::Nearest, CodeKind::E4m3) => {
-                    byte_codes::<S, 4, true>(row, from, self.inverse::<S>(channel, from), out);
-                }
-                (Rounding::Nearest, CodeKind::Int4) => {
-                    let mut bytes = [0u8; 8 * MOST_LANES];
-                    byte_codes::<S, 8, false>(row, from, self.inverse::<S>(channel, from), bytes.as_mut_ptr());
-                    for (i, pair) in bytes[..8 * S::LANES].as_chunks::<2>().0.iter().enumerate() {
-                        *out.add(i) = (pair[0] & 15) | pair[1] << 4;
-                    }
-                }
-                _ => self.row_codes_one_by_one::<S>(channel, from, out),
+            if (self.rounding, self.scheme.codes) != (Rounding::Nearest, CodeKind::Int4) {
+                return self.row_codes_one_by_one::<S>(channel, from, out);
+            }
+            let factor = S::splat(self.inverse::<S>(channel, from));
+            let mut bytes = [0u8; 8 * MOST_LANES];
+            for at in (0..8 * S::LANES).step_by(S::LANES) {
+                let values = part(&row[(from + at).min(row.len())..], 0, S::LANES);
+                S::store_i8(bytes.as_mut_ptr().add(at), S::mul(S::load_n(values.as_ptr(), values.len()), factor));
+            }
+            for (i, pair) in bytes[..8 * S::LANES].as_chunks::<2>().0.iter().enumerate() {
+                *out.add(i) = (pair[0] & 15) | pair[1] << 4;
             }
         }
     }
@@ -329,43 +423,12 @@ impl Weights<'_> {
     }
 }
 
-/// `LANES * PER_WORD` codes of a row from column `from` on, a byte each: integers or E4M3, rounded to nearest. Asks
-/// for the row `LANES` rows further meanwhile.
-///
-/// # Safety
-/// As for [`Simd`]; `out` has room for the codes.
-#[inline(always)]
-unsafe fn byte_codes<S: Simd, const PER_WORD: usize, const E4M3: bool>(
-    row: &[f32],
-    from: usize,
-    inverse: f32,
-    out: *mut u8,
-) {
-    let ahead = row.as_ptr().wrapping_add(S::LANES * row.len() + from);
-    let whole = from + PER_WORD * S::LANES <= row.len();
-    for i in 0..PER_WORD {
-        let at = from + i * S::LANES;
-        // SAFETY: reads stay inside the row.
-        unsafe {
-            S::prefetch(ahead.wrapping_add(i * S::LANES).cast());
-            let v = if whole {
-                S::load(row.as_ptr().add(at))
-            } else {
-                S::load_n(row.as_ptr().add(at.min(row.len())), S::LANES.min(row.len().saturating_sub(at)))
-            };
-            let scaled = S::mul(v, S::splat(inverse));
-            let to = out.add(i * S::LANES);
-            if E4M3 { S::store_e4m3(to, scaled) } else { S::store_i8(to, scaled) }
-        }
-    }
-}
-
 /// The `index`-th piece of `len` values; empty for a padding row.
 fn part(row: &[f32], index: usize, len: usize) -> &[f32] {
     row.get(index * len..).map_or(&[], |rest| &rest[..len.min(rest.len())])
 }
 
-/// Codes of some rows before and after the transposition.
+/// Words of some rows before and after a transposition.
 #[repr(align(64))]
 struct Squares {
     rows: [[u32; MOST_LANES]; MOST_LANES],
