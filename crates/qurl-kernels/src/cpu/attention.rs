@@ -97,8 +97,8 @@ pub fn forward(
     let job = Job { heads, qkv, kv, pages, out: Parts::new(out), lse };
     let decodes = group <= decode::MOST_ROWS && heads.head_dim.is_multiple_of(ctx.panel() / 2);
     let grouped = (tasks.len() / (ctx.pool.threads() * 8)).max(1);
-    ctx.pool.for_each(tasks.len().div_ceil(grouped), &|i| {
-        let tasks = &tasks[i * grouped..((i + 1) * grouped).min(tasks.len())];
+    ctx.pool.for_runs(tasks.len(), grouped, 2, &|range| {
+        let tasks = &tasks[range];
         for (t, &(span, head, start)) in tasks.iter().enumerate() {
             let next = tasks.get(t + 1).map(|&(span, head, _)| (&spans[span], head));
             let span = &spans[span];

@@ -180,6 +180,11 @@ impl<T> Parts<T> {
         Parts(array.as_mut_ptr())
     }
 
+    /// The address of the first element, for reading when no task writes.
+    pub(crate) fn first(&self) -> *const T {
+        self.0
+    }
+
     /// The address of element `offset`.
     ///
     /// # Safety

@@ -25,31 +25,33 @@ pub fn rope(
     ctx.pool.for_ranges(positions.len(), 4096 / stride.max(1) + 1, &|range| {
         for row in range {
             let angle = positions[row] as usize * half;
-            for head in 0..heads {
-                // SAFETY: rows are disjoint between tasks, tables were checked above.
-                unsafe {
-                    let x = x.at(row * stride + head * head_dim);
-                    rotate(ctx.level, x, half, cos.as_ptr().add(angle), sin.as_ptr().add(angle), inverse);
-                }
+            // SAFETY: rows are disjoint between tasks, tables were checked above.
+            unsafe {
+                let (cos, sin) = (cos.as_ptr().add(angle), sin.as_ptr().add(angle));
+                rotate(ctx.level, x.at(row * stride), heads, half, cos, sin, inverse);
             }
         }
     });
 }
 
-simd_dispatch!(plain pub(super) fn rotate(x: *mut f32, half: usize, cos: *const f32, sin: *const f32, inverse: bool) = rotate_at);
+simd_dispatch!(plain pub(super) fn rotate(x: *mut f32, heads: usize, half: usize, cos: *const f32, sin: *const f32, inverse: bool) = rotate_at);
 
+/// Rotates the heads of one row.
 #[inline(always)]
-unsafe fn rotate_at<S: Simd>(x: *mut f32, half: usize, cos: *const f32, sin: *const f32, inverse: bool) {
-    // SAFETY: x has 2 * half values, the tables half.
+unsafe fn rotate_at<S: Simd>(x: *mut f32, heads: usize, half: usize, cos: *const f32, sin: *const f32, inverse: bool) {
+    // SAFETY: x has 2 * half values for every head, the tables half.
     unsafe {
         for i in (0..half).step_by(S::LANES) {
             let n = S::LANES.min(half - i);
-            let (a, b) = (S::load_n(x.add(i), n), S::load_n(x.add(half + i), n));
             let c = S::load_n(cos.add(i), n);
             let s = S::load_n(sin.add(i), n);
             let s = if inverse { S::sub(S::splat(0.0), s) } else { s };
-            S::store_n(x.add(i), S::sub(S::mul(a, c), S::mul(b, s)), n);
-            S::store_n(x.add(half + i), S::add(S::mul(b, c), S::mul(a, s)), n);
+            for head in 0..heads {
+                let x = x.add(2 * head * half + i);
+                let (a, b) = (S::load_n(x, n), S::load_n(x.add(half), n));
+                S::store_n(x, S::sub(S::mul(a, c), S::mul(b, s)), n);
+                S::store_n(x.add(half), S::add(S::mul(b, c), S::mul(a, s)), n);
+            }
         }
     }
 }

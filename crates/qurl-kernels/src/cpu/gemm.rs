@@ -20,7 +20,8 @@ use super::Context;
 use super::buf::{Aligned, Borrowed, Parts};
 use super::pack::{self, Layout};
 use super::quant::QuantB;
-use super::source::Source;
+use super::source::{Piece, Source};
+use std::cell::RefCell;
 
 /// The number format of packed operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,21 +125,41 @@ impl Right<'_> {
         }
     }
 
-    /// Packs the left operand `x[rows, k]` as this right operand needs it.
-    pub(crate) fn pack_left<'c>(&self, ctx: &'c Context, x: &Source, rows: usize) -> Left<'c> {
+    /// Bytes that a product reads.
+    fn bytes(&self) -> usize {
         match self {
-            Right::Float(b) => {
-                let words = b.k.div_ceil(b.precision.per_word());
-                let mut strips = ctx.scratch.take(rows * words);
-                pack::pack_rows(ctx, b.precision, x, rows, b.k, &mut strips);
-                Left { strips, scales: None, rows, words }
-            }
-            Right::Quantized(b) => b.pack_left(ctx, x, rows),
+            Right::Float(b) => b.bytes(),
+            Right::Quantized(b) => b.bytes(),
         }
     }
 
+    /// Words of a row of the left operand, packed as this right operand needs it, and its scales.
+    fn left_words(&self) -> (usize, usize) {
+        match self {
+            Right::Float(b) => (b.k.div_ceil(b.precision.per_word()), 0),
+            Right::Quantized(b) => b.left_words(),
+        }
+    }
+
+    /// Packs some rows of a left operand.
+    fn pack_piece(&self, ctx: &Context, left: &LeftParts, piece: Piece) {
+        match self {
+            Right::Float(b) => pack::pack_piece(ctx, b.precision, b.k, left.strips, piece),
+            Right::Quantized(b) => b.pack_left(ctx, left, piece),
+        }
+    }
+
+    /// Packs the left operand `x[rows, k]` as this right operand needs it.
+    pub(crate) fn pack_left<'c>(&self, ctx: &'c Context, x: &Source, rows: usize) -> Left<'c> {
+        let (words, scales) = self.left_words();
+        let mut memory = ctx.scratch.take(rows * (words + scales));
+        let parts = LeftParts::new(&mut memory, rows, words);
+        x.pack(ctx, rows, self.k(), &|piece| self.pack_piece(ctx, &parts, piece));
+        Left { _memory: memory, parts }
+    }
+
     /// The product with a packed left operand.
-    pub(crate) fn job(&self, left: &Left, bias: Option<&[f32]>, mode: Mode, out: &mut [f32]) -> Job {
+    pub(crate) fn job(&self, left: &LeftParts, bias: Option<&[f32]>, mode: Mode, out: &mut [f32]) -> Job {
         let (b, panel_words, kind, codes, factors) = match self {
             Right::Float(b) => (b.words.as_ptr(), left.words, b.precision.into(), Codes::Words, Factors::NONE),
             Right::Quantized(b) => b.parts(left),
@@ -148,7 +169,7 @@ impl Right<'_> {
             n: self.n(),
             words: left.words,
             kind,
-            a: left.strips.as_ptr(),
+            a: left.strips.first(),
             b,
             panel_words,
             codes,
@@ -163,12 +184,27 @@ impl Right<'_> {
 
 /// A left operand, packed into strips.
 pub(crate) struct Left<'a> {
-    pub strips: Borrowed<'a>,
+    /// Keeps what `parts` points to.
+    _memory: Borrowed<'a>,
+    pub parts: LeftParts,
+}
+
+/// Where a left operand lies; every row belongs to one thread while it is packed.
+pub(crate) struct LeftParts {
+    pub strips: Parts<u32>,
     /// Scales `[rows][blocks of k]` as bits of f32, where rows are quantized.
-    pub scales: Option<Borrowed<'a>>,
+    pub scales: Parts<u32>,
     pub rows: usize,
     /// Words along k.
     pub words: usize,
+}
+
+impl LeftParts {
+    /// `rows` rows of `words` words, and scales in what is left of the memory.
+    fn new(memory: &mut [u32], rows: usize, words: usize) -> LeftParts {
+        let (strips, scales) = memory.split_at_mut(rows * words);
+        LeftParts { strips: Parts::new(strips), scales: Parts::new(scales), rows, words }
+    }
 }
 
 impl From<Precision> for Kind {
@@ -260,8 +296,59 @@ fn multiply(ctx: &Context, x: &Source, rows: usize, b: Right<'_>, bias: Option<&
     assert!(out.len() >= rows * b.n(), "product: {rows} rows of {}", b.n());
     assert!(bias.is_none_or(|bias| bias.len() == b.n()), "product: bias length");
     assert!(mode != Mode::Chain || matches!(b, Right::Float(_)), "quantized products cannot go on from C");
+    if ctx.threads() > 1 && rows >= ROWS_APART * ctx.threads() && b.bytes() <= BYTES_APART {
+        return multiply_rows_apart(ctx, x, rows, b, bias, mode, out);
+    }
     let left = b.pack_left(ctx, x, rows);
-    run(ctx, &b.job(&left, bias, mode, out));
+    run(ctx, &b.job(&left.parts, bias, mode, out));
+}
+
+/// Rows of a thread from which on threads share out the rows of a product instead of its columns,
+const ROWS_APART: usize = 8;
+/// as long as the right operand is not larger than this: every thread reads all of it, from its own second-level cache.
+const BYTES_APART: usize = 384 << 10;
+
+/// A product whose threads have rows of their own. They need not wait for each other between packing and multiplying, and
+/// as long as all products of a model do so, a row stays in the caches of one thread.
+fn multiply_rows_apart(
+    ctx: &Context,
+    x: &Source,
+    rows: usize,
+    b: Right<'_>,
+    bias: Option<&[f32]>,
+    mode: Mode,
+    out: &mut [f32],
+) {
+    let (n, (words, scales)) = (b.n(), b.left_words());
+    let out = Parts::new(out);
+    let parts = ctx.threads() * rows.div_ceil(ctx.threads() * 4 * ctx.strip());
+    ctx.pool.for_runs(parts, 1, 2, &|range| {
+        for part in range {
+            let part = rows * part / parts..rows * (part + 1) / parts;
+            OWN_LEFT.with_borrow_mut(|memory| {
+                let len = part.len() * (words + scales);
+                if memory.len() < len {
+                    *memory = Aligned::zeros(len);
+                }
+                let left = LeftParts::new(&mut memory[..len], part.len(), words);
+                // SAFETY: the part's rows belong to this task, and the memory of its left operand to this thread.
+                unsafe {
+                    x.pack_part(ctx, part.clone(), part.clone(), b.k(), &|piece| {
+                        let (first, strip) = (piece.first - part.start, piece.strip - part.start);
+                        b.pack_piece(ctx, &left, Piece { first, strip, ..piece });
+                    });
+                    let job = b.job(&left, bias, mode, out.slice(part.start * n, part.len() * n));
+                    run_block(ctx, &job, 0..part.len().div_ceil(ctx.strip()), 0..n.div_ceil(ctx.panel()));
+                }
+            });
+        }
+    });
+}
+
+thread_local! {
+    /// Rows on their way into a product that a thread packs for itself. Memory that another thread has written before would
+    /// have to be fetched from its caches.
+    static OWN_LEFT: RefCell<Aligned<u32>> = RefCell::new(Aligned::zeros(0));
 }
 
 /// Tokens that are packed and multiplied at a time for a weight gradient.

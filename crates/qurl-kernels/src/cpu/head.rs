@@ -263,7 +263,7 @@ impl<'a> Tiles<'a> {
         let mut tile = self.ctx.scratch.take(rows * CHUNK);
         // SAFETY: f32 and u32 have the same size and any bits are a value.
         let tile = unsafe { std::slice::from_raw_parts_mut(tile.as_mut_ptr().cast::<f32>(), rows * CHUNK) };
-        let whole = self.head.job(&self.left, None, Mode::Store, tile);
+        let whole = self.head.job(&self.left.parts, None, Mode::Store, tile);
         let strips = 0..rows.div_ceil(self.ctx.strip());
         let panels = 0..columns.div_ceil(self.ctx.panel());
         // SAFETY: the block's strips and the chunk's panels lie inside the operands; the tile is ours alone.

@@ -12,12 +12,11 @@ mod eight_bits;
 mod element;
 
 use super::Context;
-use super::attention::{Heads, MAX_HEAD_DIM};
+use super::attention::Heads;
 use super::buf::{Aligned, Parts};
 use super::elementwise;
 use super::level::Level;
-use super::scalar::bf16_bits;
-use super::simd::{Simd, simd_dispatch};
+use super::simd::{MOST_LANES, Simd, simd_dispatch};
 use eight_bits::Code;
 pub(crate) use element::{Element, Pair};
 
@@ -186,10 +185,9 @@ impl KvPages {
                 let angle = positions[row] as usize * half;
                 // SAFETY: rows and slots are distinct between tasks, tables were checked above; the level was detected.
                 unsafe {
-                    for head in 0..heads.heads + heads.kv_heads {
-                        let x = qkv.at(row * width + head * heads.head_dim);
-                        elementwise::rotate(ctx.level, x, half, &raw const cos[angle], &raw const sin[angle], false);
-                    }
+                    let (x, rotated) = (qkv.at(row * width), heads.heads + heads.kv_heads);
+                    let (cos, sin) = (cos.as_ptr().add(angle), sin.as_ptr().add(angle));
+                    elementwise::rotate(ctx.level, x, rotated, half, cos, sin, false);
                     let columns = qkv.slice(row * width + first, width - first);
                     round_columns(ctx.level, columns, heads.head_dim, format);
                     writer.put(ctx.level, slots[row], columns);
@@ -333,17 +331,8 @@ impl Writer {
                         data.slice(value, head_dim).copy_from_slice(values);
                     }
                     Target::Bf16(data) => {
-                        let mut bits = [0u16; MAX_HEAD_DIM];
-                        bf16_row(level, keys, &mut bits);
-                        let block = data.at(key + place);
-                        for (i, &pair) in bits[..head_dim].as_chunks::<2>().0.iter().enumerate() {
-                            block.add(2 * i * KEY_BLOCK).cast::<[u16; 2]>().write(pair);
-                        }
-                        bf16_row(level, values, &mut bits);
                         let rows = data.at(value - place % 2 * (head_dim - 1));
-                        for (i, &bits) in bits[..head_dim].iter().enumerate() {
-                            *rows.add(2 * i) = bits;
-                        }
+                        put_bf16(level, keys, values, data.at(key + place), rows);
                     }
                     Target::Coded(code, data, scales) => {
                         let mut codes = [0u8; eight_bits::MOST];
@@ -360,18 +349,25 @@ impl Writer {
     }
 }
 
-simd_dispatch!(plain fn bf16_row(values: &[f32], to: &mut [u16; MAX_HEAD_DIM]) = bf16_row_at);
+simd_dispatch!(plain fn put_bf16(keys: &[f32], values: &[f32], block: *mut u16, rows: *mut u16) = put_bf16_at);
 
+/// Stores the keys of one token and head in pairs into their block, and its values into every second place of their rows.
 #[inline(always)]
-unsafe fn bf16_row_at<S: Simd>(values: &[f32], to: &mut [u16; MAX_HEAD_DIM]) {
-    let to = &mut to[..values.len()];
-    let whole = values.len() / S::LANES * S::LANES;
-    for i in (0..whole).step_by(S::LANES) {
-        // SAFETY: whole vectors inside both.
-        unsafe { S::store_bf16(to.as_mut_ptr().add(i), S::load(values.as_ptr().add(i))) }
-    }
-    for (to, &x) in to[whole..].iter_mut().zip(&values[whole..]) {
-        *to = bf16_bits(x);
+unsafe fn put_bf16_at<S: Simd>(keys: &[f32], values: &[f32], block: *mut u16, rows: *mut u16) {
+    for at in (0..keys.len()).step_by(S::LANES) {
+        let n = S::LANES.min(keys.len() - at);
+        let (mut key_bits, mut value_bits) = ([0u16; MOST_LANES], [0u16; MOST_LANES]);
+        // SAFETY: a head's keys and values, and the token's places of a block; heads are whole pairs.
+        unsafe {
+            S::store_bf16(key_bits.as_mut_ptr(), S::load_n(keys.as_ptr().add(at), n));
+            S::store_bf16(value_bits.as_mut_ptr(), S::load_n(values.as_ptr().add(at), n));
+            for (i, &pair) in key_bits[..n].as_chunks::<2>().0.iter().enumerate() {
+                block.add((at + 2 * i) * KEY_BLOCK).cast::<[u16; 2]>().write(pair);
+            }
+            for (i, &bits) in value_bits[..n].iter().enumerate() {
+                *rows.add(2 * (at + i)) = bits;
+            }
+        }
     }
 }
 

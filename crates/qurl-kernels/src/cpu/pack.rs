@@ -75,16 +75,19 @@ pub(crate) fn pack_rows(
     k: usize,
     words: &mut [u32],
 ) {
-    let k_words = k.div_ceil(precision.per_word());
-    assert!(words.len() >= rows * k_words, "pack: rows");
+    assert!(words.len() >= rows * k.div_ceil(precision.per_word()), "pack: rows");
     let out = Parts::new(words);
-    source.pack(ctx, rows, k, &|Piece { values, first, strip, height }| {
-        // SAFETY: the piece's columns of its strip belong to this task; the level was detected.
-        unsafe {
-            let out = out.at(strip * k_words + first - strip);
-            pack_transposed(ctx.level, precision, values, k, values.len() / k.max(1), height, out);
-        }
-    });
+    source.pack(ctx, rows, k, &|piece| pack_piece(ctx, precision, k, out, piece));
+}
+
+/// Packs rows of `k` into their columns of a strip.
+pub(crate) fn pack_piece(ctx: &Context, precision: Precision, k: usize, strips: Parts<u32>, piece: Piece) {
+    let Piece { values, first, strip, height } = piece;
+    // SAFETY: the piece's columns of its strip belong to this task; the level was detected.
+    unsafe {
+        let out = strips.at(strip * k.div_ceil(precision.per_word()) + first - strip);
+        pack_transposed(ctx.level, precision, values, k, values.len() / k.max(1), height, out);
+    }
 }
 
 simd_dispatch!(fn pack_transposed(precision: Precision, rows: &[f32], k: usize, lanes: usize, stride: usize, out: *mut u32) = pack_transposed_at);
@@ -113,7 +116,14 @@ unsafe fn pack_transposed_at<S: Simd>(
 ) {
     let real = rows.len() / k.max(1);
     let words = k.div_ceil(precision.per_word());
-    let mut staged = [[0u32; CHUNK]; WIDEST];
+    // Lanes without a row are zero; the others are not cleared: that would take longer than filling them.
+    let mut staged = std::mem::MaybeUninit::<[[u32; CHUNK]; WIDEST]>::uninit();
+    // SAFETY: any bits are a word, and those that are read are written before; lanes are at most WIDEST.
+    let staged = unsafe {
+        let first: *mut [u32; CHUNK] = staged.as_mut_ptr().cast();
+        first.add(real).write_bytes(0, lanes.next_multiple_of(S::LANES).min(WIDEST) - real);
+        &mut *staged.as_mut_ptr()
+    };
     for start in (0..words).step_by(CHUNK) {
         let count = CHUNK.min(words - start);
         for lane in 0..real {

@@ -113,11 +113,13 @@ fn sample_turn(ctx: &Context, hidden: &[f32], head: Right<'_>, rows: &[SampleRow
     // SAFETY: f32 and u32 have the same size and any bits are a value.
     let held = unsafe { std::slice::from_raw_parts(held.as_ptr().cast::<f32>(), rows.len() * vocabulary) };
     let out = Parts::new(out);
-    ctx.pool.for_each(rows.len(), &|row| {
-        let partials = &partials[row * chunks..(row + 1) * chunks];
-        let sampled = draw(ctx, &rows[row], partials, &held[row * vocabulary..(row + 1) * vocabulary]);
-        // SAFETY: one task a row.
-        unsafe { *out.at(row) = sampled }
+    ctx.pool.for_runs(rows.len(), 8, 2, &|part| {
+        for row in part {
+            let partials = &partials[row * chunks..(row + 1) * chunks];
+            let sampled = draw(ctx, &rows[row], partials, &held[row * vocabulary..(row + 1) * vocabulary]);
+            // SAFETY: one task a row.
+            unsafe { *out.at(row) = sampled }
+        }
     });
 }
 

@@ -38,18 +38,35 @@ const MOST_ROWS: usize = 48;
 impl Source<'_> {
     /// Calls `pack` for pieces of strips that together are `rows` rows of `k`, on all threads.
     pub fn pack(&self, ctx: &Context, rows: usize, k: usize, pack: &(dyn Fn(Piece) + Sync)) {
-        let height = ctx.strip();
         let most = rows.div_ceil(ctx.threads()).clamp(1, MOST_ROWS);
-        ctx.pool.for_runs(rows, most, SHARED_FROM / k.max(1) + 1, &|mut part| {
-            while !part.is_empty() {
-                let strip = part.start / height * height;
-                let piece = part.start..part.end.min(strip + height);
-                part.start = piece.end;
-                // SAFETY: no other task has these rows.
-                let values = unsafe { self.rows(ctx, piece.clone(), k) };
-                pack(Piece { values, first: piece.start, strip, height: height.min(rows - strip) });
-            }
+        ctx.pool.for_runs(rows, most, SHARED_FROM / k.max(1) + 1, &|part| {
+            // SAFETY: no other task has these rows.
+            unsafe { self.pack_part(ctx, 0..rows, part, k, pack) }
         });
+    }
+
+    /// Calls `pack` for pieces of strips that together are the rows `part`, on this thread. Strips begin with the first row
+    /// of `operand`.
+    ///
+    /// # Safety
+    /// Nobody else uses the same rows of the working memory.
+    pub unsafe fn pack_part(
+        &self,
+        ctx: &Context,
+        operand: Range<usize>,
+        mut part: Range<usize>,
+        k: usize,
+        pack: &dyn Fn(Piece),
+    ) {
+        let height = ctx.strip();
+        while !part.is_empty() {
+            let strip = part.start - (part.start - operand.start) % height;
+            let piece = part.start..part.end.min(strip + height);
+            part.start = piece.end;
+            // SAFETY: the caller's promise.
+            let values = unsafe { self.rows(ctx, piece.clone(), k) };
+            pack(Piece { values, first: piece.start, strip, height: height.min(operand.end - strip) });
+        }
     }
 
     /// The rows `range`, made now where they are not there.

@@ -5,36 +5,21 @@
 
 use super::{BLOCK, LeftKind, scale_of};
 use crate::cpu::Context;
-use crate::cpu::buf::Parts;
-use crate::cpu::gemm::Left;
+use crate::cpu::gemm::LeftParts;
 use crate::cpu::quant::codec::{CodeKind, E4M3_MAX, E4M3_SHIFT};
 use crate::cpu::simd::{MOST_LANES, Simd, simd_dispatch};
-use crate::cpu::source::{Piece, Source};
+use crate::cpu::source::Piece;
 
-/// Quantizes `x[rows, k]` into strips of `words` words a row, with `blocks` scales a row.
-pub(super) fn pack<'c>(
-    ctx: &'c Context,
-    kind: LeftKind,
-    x: &Source,
-    rows: usize,
-    k: usize,
-    words: usize,
-    blocks: usize,
-) -> Left<'c> {
-    let mut strips = ctx.scratch.take(rows * words);
-    let scale_count = if kind == LeftKind::Bf16 { 0 } else { rows * blocks };
-    let mut scales = ctx.scratch.take(scale_count);
-    let (strip_parts, scale_parts) = (Parts::new(&mut strips), Parts::new(&mut scales));
-    x.pack(ctx, rows, k, &|Piece { values, first, strip, height }| {
-        // SAFETY: rows own their scales and their columns of a strip; the level was detected.
-        unsafe {
-            let count = if scale_count == 0 { 0 } else { values.len() / k * blocks };
-            let scales = scale_parts.slice(first * blocks, count);
-            let out = strip_parts.at(strip * words + first - strip);
-            pack_piece(ctx.level, kind, values, k, blocks, scales, words, height, out);
-        }
-    });
-    Left { strips, scales: (scale_count > 0).then_some(scales), rows, words }
+/// Quantizes rows of `k` into their columns of a strip, with `blocks` scales a row.
+pub(super) fn pack(ctx: &Context, kind: LeftKind, k: usize, blocks: usize, left: &LeftParts, piece: Piece) {
+    let Piece { values, first, strip, height } = piece;
+    // SAFETY: rows own their scales and their columns of a strip; the level was detected.
+    unsafe {
+        let count = if kind == LeftKind::Bf16 { 0 } else { values.len() / k * blocks };
+        let scales = left.scales.slice(first * blocks, count);
+        let out = left.strips.at(strip * left.words + first - strip);
+        pack_piece(ctx.level, kind, values, k, blocks, scales, left.words, height, out);
+    }
 }
 
 simd_dispatch!(fn pack_piece(kind: LeftKind, rows: &[f32], k: usize, blocks: usize, scales: &mut [u32], words: usize, stride: usize, out: *mut u32) = pack_piece_at);
@@ -58,10 +43,13 @@ unsafe fn pack_piece_at<S: Simd>(
     let block = if blocks > 1 { BLOCK } else { k };
     let max = if kind == LeftKind::Int8 { CodeKind::Int8.max() } else { E4M3_MAX };
     let per_word = if kind == LeftKind::Int8 { 4 } else { 2 };
-    let mut staged = [[0u32; CHUNK]; MOST_LANES];
-    // SAFETY: `staged` has a row of CHUNK words for every row of a strip; reads and writes stay inside the slices, and the
+    let mut staged = std::mem::MaybeUninit::<[[u32; CHUNK]; MOST_LANES]>::uninit();
+    let staged: *mut u32 = staged.as_mut_ptr().cast();
+    // SAFETY: `staged` has a row of CHUNK words for every row of a strip; what is read of it is written before; reads and writes stay inside the slices, and the
     // columns of `out` belong to the caller.
     unsafe {
+        // Only the rows that a transposition reads beside those that are there: clearing all takes as long as filling them.
+        staged.add(count * CHUNK).write_bytes(0, (MOST_LANES - count) * CHUNK);
         if kind != LeftKind::Bf16 {
             for (row, scales) in rows.chunks_exact(k).zip(scales.chunks_exact_mut(blocks)) {
                 for (values, scale) in row.chunks(block).zip(scales) {
@@ -75,7 +63,7 @@ unsafe fn pack_piece_at<S: Simd>(
             let place = (start * per_word / block).min(blocks - 1);
             for (r, row) in rows.chunks_exact(k).enumerate() {
                 let values = &row[from..(from + chunk * per_word).min(k)];
-                let staged = staged[r].as_mut_ptr();
+                let staged = staged.add(r * CHUNK);
                 match kind {
                     LeftKind::Int8 => {
                         let inverse = 1.0 / f32::from_bits(scales[r]);
@@ -109,17 +97,17 @@ unsafe fn pack_piece_at<S: Simd>(
                 }
             }
             if stride == 1 {
-                std::ptr::copy_nonoverlapping(staged[0].as_ptr(), out.add(start), chunk);
+                std::ptr::copy_nonoverlapping(staged, out.add(start), chunk);
                 continue;
             }
             for word in (0..chunk).step_by(S::LANES) {
                 let out = out.add((start + word) * stride);
                 if word + S::LANES <= chunk {
-                    S::transpose(staged.as_ptr().cast::<u32>().add(word), CHUNK, count, out, stride);
+                    S::transpose(staged.add(word), CHUNK, count, out, stride);
                 } else {
                     for i in 0..chunk - word {
-                        for (r, staged) in staged.iter().enumerate().take(count) {
-                            *out.add(i * stride + r) = staged[word + i];
+                        for r in 0..count {
+                            *out.add(i * stride + r) = *staged.add(r * CHUNK + word + i);
                         }
                     }
                 }

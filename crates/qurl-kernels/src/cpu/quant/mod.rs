@@ -17,8 +17,8 @@ pub(crate) use left::largest_bits;
 
 use super::Context;
 use super::buf::Aligned;
-use super::gemm::{Codes, Factors, Kind, Left, NVFP4_GROUP};
-use super::source::Source;
+use super::gemm::{Codes, Factors, Kind, LeftParts, NVFP4_GROUP};
+use super::source::Piece;
 use crate::backend::BackendError;
 use crate::{Format, Rounding};
 use codec::CodeKind;
@@ -215,23 +215,24 @@ impl QuantB {
         scale * codec::e4m3_value(self.group_scales[group])
     }
 
-    /// Quantizes rows of activations into strips.
-    pub(crate) fn pack_left<'c>(&self, ctx: &'c Context, x: &Source, rows: usize) -> Left<'c> {
-        left::pack(ctx, self.scheme.left, x, rows, self.k, self.left_words(), self.scheme.blocks(self.k))
+    /// Quantizes rows of activations into their columns of a strip.
+    pub(crate) fn pack_left(&self, ctx: &Context, left: &LeftParts, piece: Piece) {
+        left::pack(ctx, self.scheme.left, self.k, self.scheme.blocks(self.k), left, piece);
     }
 
-    /// Words of a row of activations: as many as the decoded panel has.
-    fn left_words(&self) -> usize {
+    /// Words of a row of activations, as many as the decoded panel has, and scales of a row.
+    pub(crate) fn left_words(&self) -> (usize, usize) {
         let stored = self.k.div_ceil(self.scheme.codes.per_word());
-        match self.scheme.codes {
+        let words = match self.scheme.codes {
             CodeKind::Int8 => stored,
             CodeKind::E4m3 => 2 * stored,
             CodeKind::Int4 | CodeKind::E2m1 => 4 * stored,
-        }
+        };
+        (words, if self.scheme.left == LeftKind::Bf16 { 0 } else { self.scheme.blocks(self.k) })
     }
 
     /// Panels, stored words of a panel along k, how they multiply, how they are coded, and the scales.
-    pub(crate) fn parts(&self, left: &Left) -> (*const u32, usize, Kind, Codes, Factors) {
+    pub(crate) fn parts(&self, left: &LeftParts) -> (*const u32, usize, Kind, Codes, Factors) {
         let (kind, codes) = match self.scheme.codes {
             CodeKind::Int8 => (Kind::Int8, Codes::Words),
             CodeKind::E4m3 => (Kind::Bf16, Codes::E4m3 { small: self.small.as_ptr(), words: self.k.div_ceil(4) }),
@@ -243,7 +244,7 @@ impl QuantB {
         };
         let blocks = self.scheme.blocks(self.k);
         let factors = Factors {
-            rows: left.scales.as_ref().map_or(std::ptr::null(), |scales| scales.as_ptr().cast()),
+            rows: if self.scheme.left == LeftKind::Bf16 { std::ptr::null() } else { left.scales.first().cast() },
             columns: self.scales.as_ptr(),
             start: if self.starts.is_empty() { std::ptr::null() } else { self.starts.as_ptr() },
             blocks,
