@@ -1,16 +1,17 @@
 //! Memory of the CPU backend: cache-line aligned arrays, and a store of scratch arrays that are used again.
 //!
 //! Large arrays (weights, keys and values) are mapped on their own and ask for huge pages: streaming them walks the
-//! page tables five hundred times less often, and filling them takes that many fewer page faults.
+//! page tables five hundred times less often, and filling them takes that many fewer page faults. They begin at a huge
+//! page. Packed weights, of which a decode step reads every byte, share mappings of their own ([`Arena`](super::arena)).
 
 use memmap2::{Advice, MmapMut};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 const ALIGN: usize = 64;
-/// From this size on an array is mapped on its own: two huge pages.
-const MAPPED_BYTES: usize = 512 << 10;
+/// The size of a huge page; from this size on an array is mapped on its own.
+const HUGE: usize = 2 << 20;
 
 /// Numbers that may fill an [`Aligned`] array: any bit pattern is a value and all zero bits are zero.
 pub trait Number: Copy + Send + Sync + 'static {}
@@ -25,8 +26,8 @@ impl Number for i32 {}
 pub struct Aligned<T: Number> {
     data: *mut T,
     len: usize,
-    /// Owns the memory of a large array; that of a small one comes from the allocator.
-    map: Option<MmapMut>,
+    /// Owns the memory of a mapped array; that of others comes from the allocator.
+    map: Option<Arc<MmapMut>>,
 }
 
 // SAFETY: owns its memory like a Vec.
@@ -49,15 +50,21 @@ impl<T: Number> Aligned<T> {
     /// An array of `len` zeros, if the system gives the memory for it.
     pub fn try_zeros(len: usize) -> Option<Self> {
         let layout = Self::layout(len);
-        if layout.size() >= MAPPED_BYTES {
-            let mut map = MmapMut::map_anon(layout.size()).ok()?;
-            #[cfg(target_os = "linux")]
-            let _ = map.advise(Advice::HugePage); // a wish: small pages hold the same numbers
-            return Some(Aligned { data: map.as_mut_ptr().cast(), len, map: Some(map) });
+        if layout.size() >= HUGE {
+            let (map, data) = map_huge(layout.size())?;
+            return Some(Aligned { data: data.cast(), len, map: Some(map) });
         }
         // SAFETY: the layout is not empty.
         let data = unsafe { alloc_zeroed(layout) }.cast::<T>();
         (!data.is_null()).then_some(Aligned { data, len, map: None })
+    }
+
+    /// An array of `len` zeros in a part of a mapping.
+    ///
+    /// # Safety
+    /// `data` is aligned to a cache line and lies in the mapping with all `len` numbers, which are zero and nobody else's.
+    pub(super) unsafe fn in_mapping(data: *mut T, len: usize, map: Arc<MmapMut>) -> Self {
+        Aligned { data, len, map: Some(map) }
     }
 
     /// A copy of the values.
@@ -66,6 +73,17 @@ impl<T: Number> Aligned<T> {
         array.copy_from_slice(values);
         array
     }
+}
+
+/// Maps at least `bytes` zeros from a huge page on. Of the last page that is not filled at least half stays in small pages.
+pub(super) fn map_huge(bytes: usize) -> Option<(Arc<MmapMut>, *mut u8)> {
+    // One page more, so that the array can begin at one; what is never touched takes no memory.
+    let mut map = MmapMut::map_anon(bytes.checked_next_multiple_of(HUGE)?.checked_add(HUGE)?).ok()?;
+    let lead = map.as_ptr().align_offset(HUGE);
+    #[cfg(target_os = "linux")]
+    let _ = map.advise_range(Advice::HugePage, lead, (bytes + HUGE / 2) / HUGE * HUGE); // a wish: small pages serve, too
+    let data = map[lead..].as_mut_ptr();
+    Some((Arc::new(map), data))
 }
 
 impl<T: Number> Drop for Aligned<T> {
@@ -219,11 +237,11 @@ mod tests {
 
     #[test]
     fn large_arrays_are_mapped_and_zero() {
-        let mut a = Aligned::<u8>::zeros(MAPPED_BYTES + 5);
-        assert!(a.map.is_some() && (a.as_ptr() as usize).is_multiple_of(ALIGN));
-        assert!(a.len() == MAPPED_BYTES + 5 && a.iter().all(|&x| x == 0));
-        a[MAPPED_BYTES + 4] = 7;
-        assert_eq!(a.clone()[MAPPED_BYTES + 4], 7);
+        let mut a = Aligned::<u8>::zeros(HUGE + 5);
+        assert!(a.map.is_some() && (a.as_ptr() as usize).is_multiple_of(HUGE));
+        assert!(a.len() == HUGE + 5 && a.iter().all(|&x| x == 0));
+        a[HUGE + 4] = 7;
+        assert_eq!(a.clone()[HUGE + 4], 7);
     }
 
     #[test]

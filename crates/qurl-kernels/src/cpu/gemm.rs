@@ -66,7 +66,7 @@ impl PackedB {
     /// Room for a right operand of `k` by `n`.
     pub fn new(ctx: &Context, precision: Precision, k: usize, n: usize) -> Self {
         let words = n.div_ceil(ctx.panel()) * ctx.panel() * k.div_ceil(precision.per_word());
-        PackedB { words: Aligned::zeros(words), precision, k, n }
+        PackedB { words: ctx.weights.zeros(words), precision, k, n }
     }
 
     /// Fills it from a row-major matrix: `[n, k]` (`transpose`, as linear layers store their weights) or `[k, n]`.

@@ -1,6 +1,7 @@
 //! The CPU backend: kernels compiled for several instruction sets, one chosen at run time, run on all threads.
 
 pub mod adamw;
+mod arena;
 pub mod attention;
 pub mod attention_backward;
 #[cfg(target_arch = "x86_64")]
@@ -26,15 +27,17 @@ mod source;
 
 pub use backend::{Cpu, CpuError, CpuWeight};
 
+use arena::Arena;
 use buf::Scratch;
 use level::Level;
 use pool::Pool;
 
-/// What every CPU kernel needs: the instruction set, the threads and scratch memory.
+/// What every CPU kernel needs: the instruction set, the threads and memory.
 pub struct Context {
     pub(crate) level: Level,
     pub(crate) pool: Pool,
     pub(crate) scratch: Scratch,
+    pub(crate) weights: Arena,
 }
 
 impl Context {
@@ -44,7 +47,7 @@ impl Context {
     /// If the machine does not have the instructions of the level.
     pub fn new(level: Level, threads: usize) -> Self {
         assert!(Level::available().contains(&level), "this machine cannot run {level}");
-        Context { level, pool: Pool::new(threads), scratch: Scratch::default() }
+        Context { level, pool: Pool::new(threads), scratch: Scratch::default(), weights: Arena::default() }
     }
 
     /// The instruction set in use.

@@ -1,0 +1,88 @@
+//! Memory for packed weights: many arrays in few mappings of huge pages.
+//!
+//! A decode step of one sequence does little else than read weights, and a megabyte in small pages was seen to be read at
+//! half the speed of one in huge pages. Giving every matrix huge pages of its own would waste most of a page for each. So
+//! they lie side by side in mappings that live as long as one of their arrays: the weights of a network come and go
+//! together.
+
+use super::buf::{Aligned, Number, map_huge};
+use memmap2::MmapMut;
+use std::alloc::{Layout, handle_alloc_error};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes of a mapping; arrays of more than half of it have one of their own.
+const CHUNK: usize = 32 << 20;
+const CACHE_LINE: usize = 64;
+
+/// Gives out arrays.
+#[derive(Default)]
+pub struct Arena {
+    chunk: Mutex<Option<Chunk>>,
+}
+
+/// The mapping that the next arrays come from.
+struct Chunk {
+    map: Arc<MmapMut>,
+    /// The bytes that are left.
+    next: *mut u8,
+    left: usize,
+}
+
+// SAFETY: it owns the bytes that are left like a Vec.
+unsafe impl Send for Chunk {}
+
+impl Arena {
+    /// An array of `len` zeros; without the memory for it the program ends.
+    pub fn zeros<T: Number>(&self, len: usize) -> Aligned<T> {
+        let bytes = len.saturating_mul(size_of::<T>());
+        if bytes > CHUNK / 2 {
+            return Aligned::zeros(len);
+        }
+        let bytes = bytes.next_multiple_of(CACHE_LINE);
+        let mut chunk = self.chunk.lock().unwrap_or_else(PoisonError::into_inner);
+        // A mapping whose arrays are all gone is given back.
+        let mut usable = chunk.take().filter(|chunk| chunk.left >= bytes && Arc::strong_count(&chunk.map) > 1);
+        let place = usable.get_or_insert_with(|| match map_huge(CHUNK) {
+            Some((map, next)) => Chunk { map, next, left: CHUNK },
+            None => handle_alloc_error(Layout::new::<[u8; CHUNK]>()),
+        });
+        let data = place.next;
+        place.left -= bytes;
+        // SAFETY: the bytes are left of the mapping, fresh and so zero, and from now on this array's; all arrays are whole
+        // cache lines, the mapping begins with one.
+        let array = unsafe {
+            place.next = data.add(bytes);
+            Aligned::in_mapping(data.cast(), len, place.map.clone())
+        };
+        *chunk = usable;
+        array
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_lie_side_by_side_and_are_their_own() {
+        let arena = Arena::default();
+        let mut arrays: Vec<Aligned<u32>> = (0..40).map(|i| arena.zeros(1000 * i + 1)).collect();
+        for (i, array) in arrays.iter_mut().enumerate() {
+            assert!(array.len() == 1000 * i + 1 && array.iter().all(|&x| x == 0));
+            assert!((array.as_ptr() as usize).is_multiple_of(CACHE_LINE));
+            array.fill(i as u32 + 1);
+        }
+        assert!(arrays.iter().enumerate().all(|(i, array)| array.iter().all(|&x| x == i as u32 + 1)));
+        assert!(arrays[39].as_ptr() as usize - (arrays[0].as_ptr() as usize) < CHUNK);
+    }
+
+    #[test]
+    fn memory_that_was_used_is_not_given_out_again() {
+        let arena = Arena::default();
+        arena.zeros::<u32>(100).fill(7);
+        assert!(arena.zeros::<u32>(100).iter().all(|&x| x == 0));
+        let large = [arena.zeros::<u8>(CHUNK / 2), arena.zeros(CHUNK / 2), arena.zeros(CHUNK / 2), arena.zeros(CHUNK)];
+        assert!(large.iter().all(|array| array.iter().all(|&x| x == 0)));
+        assert_eq!(arena.zeros::<f32>(0).len(), 0);
+    }
+}
