@@ -321,10 +321,14 @@ fn multiply_rows_apart(
 ) {
     let (n, (words, scales)) = (b.n(), b.left_words());
     let out = Parts::new(out);
-    let parts = ctx.threads() * rows.div_ceil(ctx.threads() * 4 * ctx.strip());
+    let strip = ctx.strip();
+    let parts = ctx.threads() * rows.div_ceil(ctx.threads() * 8 * strip);
+    // Few rows are shared out evenly, of many only whole strips: the lower ones take longer a row.
+    let unit = if rows >= 4 * strip * parts { strip } else { 1 };
+    let begin = |part: usize| (rows * part / parts).next_multiple_of(unit).min(rows);
     ctx.pool.for_runs(parts, 1, 2, &|range| {
         for part in range {
-            let part = rows * part / parts..rows * (part + 1) / parts;
+            let part = begin(part)..begin(part + 1);
             OWN_LEFT.with_borrow_mut(|memory| {
                 let len = part.len() * (words + scales);
                 if memory.len() < len {
