@@ -72,6 +72,9 @@ pub struct Network<B: Backend> {
     sin: B::Tensor,
 }
 
+/// Weights that [`Network::randomize`] makes before it packs them.
+const GROUP_BYTES: usize = 512 << 20;
+
 impl<B: Backend> Network<B> {
     /// Packs the weights.
     pub fn new(
@@ -129,26 +132,44 @@ impl<B: Backend> Network<B> {
         })
     }
 
-    /// Packs other random weights, leaf by leaf, and tells how long each packing took.
-    pub fn randomize(&mut self, backend: &B, seed: u64, mut packed: impl FnMut(f64)) -> Result<(), BackendError> {
+    /// Packs other random weights and tells how long that took, [`GROUP_BYTES`] of them at a time: more than the caches hold, as a
+    /// trainer's are, and less than all of a large model. `made` is called before each group is packed.
+    pub fn randomize(
+        &mut self,
+        backend: &B,
+        seed: u64,
+        mut made: impl FnMut(),
+        mut packed: impl FnMut(f64),
+    ) -> Result<(), BackendError> {
         let shapes = shapes(&self.config, false);
-        let config = &self.config;
-        let mut repack = |info: &ParamInfo, weight: &mut B::Weight| {
-            let leaf = random_leaf(backend, config, info, seed)?;
+        let mut weights: Vec<(&ParamInfo, &mut B::Weight)> = Vec::new();
+        for (p, block) in shapes.layers.iter().zip(&mut self.blocks) {
+            weights.push((&p.qkv, &mut block.qkv));
+            weights.push((&p.o, &mut block.o));
+            weights.push((&p.gate_up, &mut block.gate_up));
+            weights.push((&p.down, &mut block.down));
+        }
+        weights.push((shapes.head.as_ref().unwrap_or(&shapes.embed), &mut self.head));
+        let mut weights = weights.into_iter().peekable();
+        while weights.peek().is_some() {
+            let (mut group, mut bytes) = (Vec::new(), 0);
+            while bytes < GROUP_BYTES
+                && let Some((info, weight)) = weights.next()
+            {
+                let leaf = random_leaf(backend, &self.config, info, seed)?;
+                bytes += 4 * backend.len(&leaf);
+                group.push((leaf, weight));
+            }
             backend.synchronize()?;
+            made();
             let start = Instant::now();
-            backend.repack(&leaf, weight)?;
+            for (leaf, weight) in &mut group {
+                backend.repack(leaf, weight)?;
+            }
             backend.synchronize()?;
             packed(start.elapsed().as_secs_f64());
-            Ok::<(), BackendError>(())
-        };
-        for (p, block) in shapes.layers.iter().zip(&mut self.blocks) {
-            repack(&p.qkv, &mut block.qkv)?;
-            repack(&p.o, &mut block.o)?;
-            repack(&p.gate_up, &mut block.gate_up)?;
-            repack(&p.down, &mut block.down)?;
         }
-        repack(shapes.head.as_ref().unwrap_or(&shapes.embed), &mut self.head)
+        Ok(())
     }
 
     /// Takes over changed weights of the same model, without new memory.

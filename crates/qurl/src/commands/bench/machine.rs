@@ -13,6 +13,8 @@ pub trait Machine: Backend {
     fn bandwidth_of(&self, bytes: usize) -> anyhow::Result<f64>;
     /// Operations a second (in 1e9) of products in a format.
     fn peak_gflops(&self, format: Format) -> anyhow::Result<f64>;
+    /// Groups of weights that are packed between two measurements of the bandwidth.
+    fn packed_together(&self) -> usize;
     /// Size of an engine that keeps the device busy.
     fn engine(&self) -> EngineOptions;
 }
@@ -40,6 +42,10 @@ impl Machine for Cpu {
         Ok(cpu_peak::operations_per_second(self.context(), unit(format)) / 1e9)
     }
 
+    fn packed_together(&self) -> usize {
+        1
+    }
+
     fn engine(&self) -> EngineOptions {
         EngineOptions::default()
     }
@@ -63,6 +69,11 @@ impl Machine for Cuda {
             Format::Int8 | Format::Fp8 => 2.0 * bf16,
             _ => bf16,
         })
+    }
+
+    /// More than one: a measurement takes longer than a packing.
+    fn packed_together(&self) -> usize {
+        8
     }
 
     fn engine(&self) -> EngineOptions {

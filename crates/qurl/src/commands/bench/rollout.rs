@@ -81,11 +81,14 @@ struct Row {
     gflops: f64,
     peak_gflops: f64,
     weight_mb: f64,
-    /// Packing changed f32 weights again, and reading them once at the measured bandwidth.
+    /// Packing changed f32 weights again, and reading them once at the bandwidth measured in between.
     requantize_s: f64,
     read_weights_s: f64,
     peak_rss_mb: Option<f64>,
 }
+
+/// Bytes that no cache holds.
+const BEYOND_CACHES: usize = 128 << 20;
 
 /// Parameters above which formats are measured one after the other: their packed weights may not fit together.
 const APART: u64 = 10_000_000_000;
@@ -95,8 +98,6 @@ const APART: u64 = 10_000_000_000;
 #[derive(Default)]
 struct Measured {
     times: Vec<Times>,
-    /// Bytes a second from memory.
-    memory: Vec<f64>,
     /// Bytes a second from an array as large as what a decode step reads, which for a small model is in the caches.
     step_memory: Vec<f64>,
     block_gflops: f64,
@@ -112,7 +113,6 @@ impl Measured {
     }
 
     fn read<B: Machine>(&mut self, engine: &Engine<B>, batch: usize, args: &Args) -> anyhow::Result<()> {
-        self.memory.push(engine.backend().bandwidth()?);
         self.step_memory.push(engine.backend().bandwidth_of(step_bytes(engine, batch, args) as usize)?);
         Ok(())
     }
@@ -133,6 +133,8 @@ struct Times {
     /// Tokens that the decode phase drew.
     decoded: usize,
     requantize: f64,
+    /// Reading the f32 weights once.
+    reading: f64,
 }
 
 pub fn run<B: Machine>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
@@ -225,10 +227,21 @@ fn engine<B: Machine>(
 
 /// Packs the weights anew and answers one batch of prompts.
 fn once<B: Machine>(engine: &mut Engine<B>, batch: usize, round: u64, args: &Args) -> anyhow::Result<Times> {
-    let mut requantize = 0.0;
+    // The bandwidth may change from one moment to the next, so it is measured in between. That also pushes the weights that were
+    // made last out of the caches.
+    let (mut requantize, mut made, mut bandwidths) = (0.0, 0, Vec::new());
     engine.load_with(WeightVersion { version: round, checksum: 0 }, |backend, network| {
-        network.randomize(backend, 6 + round, |seconds| requantize += seconds)
+        let read = || {
+            if made % backend.packed_together() == 0 {
+                bandwidths.push(backend.bandwidth_of(BEYOND_CACHES));
+            }
+            made += 1;
+        };
+        network.randomize(backend, 6 + round, read, |seconds| requantize += seconds)
     })?;
+    let bandwidths = bandwidths.into_iter().collect::<anyhow::Result<Vec<f64>>>()?;
+    let seconds_a_byte = bandwidths.iter().map(|b| 1.0 / b).sum::<f64>() / bandwidths.len() as f64;
+    let reading = 4.0 * engine.network().config().param_count() as f64 * seconds_a_byte;
 
     let vocabulary = engine.network().config().vocab_size as u64;
     let start = Instant::now();
@@ -254,7 +267,7 @@ fn once<B: Machine>(engine: &mut Engine<B>, batch: usize, round: u64, args: &Arg
     }
     let total = start.elapsed().as_secs_f64();
     engine.finished();
-    Ok(Times { first_token, prefill, total, decoded, requantize })
+    Ok(Times { first_token, prefill, total, decoded, requantize, reading })
 }
 
 fn summarize<B: Machine>(engine: &Engine<B>, measured: &Measured, batch: usize, args: &Args) -> Row {
@@ -266,7 +279,7 @@ fn summarize<B: Machine>(engine: &Engine<B>, measured: &Measured, batch: usize, 
     let token_gflop = block_gflop + head_gflop;
     let token_seconds = block_gflop / measured.block_gflops + head_gflop / measured.head_gflops;
     let step_bytes = step_bytes(engine, batch, args);
-    let (memory, step_memory) = (median(measured.memory.clone()), median(measured.step_memory.clone()));
+    let step_memory = median(measured.step_memory.clone());
     let limit = batch as f64 / (step_bytes / step_memory).max(batch as f64 * token_seconds);
     let tokens_per_s = of(|t| t.decoded as f64 / (t.total - t.prefill));
     let total_seconds = of(|t| t.total);
@@ -294,7 +307,7 @@ fn summarize<B: Machine>(engine: &Engine<B>, measured: &Measured, batch: usize, 
         peak_gflops: token_gflop / token_seconds,
         weight_mb: network.weight_bytes(engine.backend()) as f64 / 1e6,
         requantize_s: of(|t| t.requantize),
-        read_weights_s: 4.0 * config.param_count() as f64 / memory,
+        read_weights_s: of(|t| t.reading),
         peak_rss_mb: peak_rss_mb(),
     }
 }
