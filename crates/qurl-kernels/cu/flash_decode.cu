@@ -69,8 +69,8 @@ struct NewRow {
 // One split of one sequence and key/value head. Pairs of warps take tiles in turns: for the scores each warp has half of
 // the keys, for the values half of the columns, in its own stretch of shared memory; they tell each other the largest
 // score, and their weights. The next keys are copied while the values are multiplied; after every round the tiles are
-// folded in order. A pair alone keeps what it has folded in registers. Two pairs are faster, but only as long as all
-// blocks run at the same time.
+// folded in order. A pair alone keeps what it has folded in registers. More pairs are faster, but only as long as all
+// blocks run at the same time. Tiles of codes are small: the next DEPTH - 1 are on their way, too.
 //
 // What lies in the pages was written in earlier steps, so where the new row is made here, the first tiles are fetched
 // before the kernel in front (the product that makes the row) has ended.
