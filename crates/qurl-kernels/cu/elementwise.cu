@@ -1,16 +1,33 @@
 // The small operations between the matrix products: rotary embedding, SwiGLU, embedding rows, column sums, dot products.
 #include "common.cuh"
 
-// out[i] = table[ids[i]], rows of d. A block a row.
-extern "C" __global__ void __launch_bounds__(256) gather(const float* table, const u32* ids, u32 d, float* out) {
-    wait_for_previous();
-    const float* from = table + (u64)ids[blockIdx.x] * d;
-    float* to = out + (u64)blockIdx.x * d;
+// Set in an id that names a row of the last draw in place of a token.
+#define NAMES_DRAW 0x80000000u
+// Words that hold a drawn token; the first is its number.
+#define DRAWN_WORDS 3
+
+// to = from, d numbers, by all threads of a block.
+__device__ __forceinline__ void copy_row(const float* from, u32 d, float* to) {
     if (d % 4 == 0) {
         for (u32 i = threadIdx.x; i < d / 4; i += blockDim.x) ((float4*)to)[i] = ((const float4*)from)[i];
     } else {
         for (u32 i = threadIdx.x; i < d; i += blockDim.x) to[i] = from[i];
     }
+}
+
+// out[i] = table[ids[i]], rows of d. A block a row.
+extern "C" __global__ void __launch_bounds__(256) gather(const float* table, const u32* ids, u32 d, float* out) {
+    wait_for_previous();
+    copy_row(table + (u64)ids[blockIdx.x] * d, d, out + (u64)blockIdx.x * d);
+}
+
+// The same where ids may name rows of the last draw: the host issues a step before it knows the tokens of the last one.
+extern "C" __global__ void __launch_bounds__(256)
+    gather_tokens(const float* table, const u32* ids, const u32* drawn, u32 d, float* out) {
+    wait_for_previous();
+    u32 id = ids[blockIdx.x];
+    u32 token = id & NAMES_DRAW ? drawn[(u64)(id & ~NAMES_DRAW) * DRAWN_WORDS] : id;
+    copy_row(table + (u64)token * d, d, out + (u64)blockIdx.x * d);
 }
 
 // table[target] += the rows of a segment, in their order. A block a target: ids[segment], rows order[starts..].

@@ -88,6 +88,20 @@ pub struct Placed<'a> {
 /// Values of a tensor that hold a drawn token: its number (as bits), log-probability and entropy.
 pub const DRAWN_WORDS: usize = 3;
 
+/// Set in an id that names a row of the last draw in place of a token; no vocabulary reaches so far.
+const NAMES_DRAW: u32 = 1 << 31;
+
+/// The id of a token that the host has not seen: the one that this row of the last draw gave.
+pub fn drawn_id(row: u32) -> u32 {
+    debug_assert!(row < NAMES_DRAW);
+    row | NAMES_DRAW
+}
+
+/// The row of the last draw that an id names; `None` if it is a token.
+pub fn drawn_row(id: u32) -> Option<usize> {
+    (id & NAMES_DRAW != 0).then_some((id & !NAMES_DRAW) as usize)
+}
+
 /// How much of a step is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
@@ -106,6 +120,8 @@ pub trait Backend: Send + Sync + 'static {
     type Weight: Send + Sync;
     /// Keys and values of one layer, in pages.
     type Kv: Send + Sync;
+    /// Drawn tokens on their way to the host.
+    type Asked: Send + Sync;
 
     /// One line for people: what this is and how fast it may be.
     fn describe(&self) -> String;
@@ -146,6 +162,10 @@ pub trait Backend: Send + Sync + 'static {
     fn step(&self, _of: u64, run: &mut dyn FnMut(Extent)) {
         run(Extent::Whole);
     }
+    /// Whether operations return before they are done: then it pays to issue the next step before the last one is read.
+    fn runs_ahead(&self) -> bool {
+        false
+    }
 
     /// Packs weights `[n, k]`; `trained` keeps what the gradient of the input needs too.
     fn pack(
@@ -184,6 +204,9 @@ pub trait Backend: Send + Sync + 'static {
 
     /// `out[i] = table[ids[i]]` with rows of `d`: embeddings, and picking rows.
     fn gather(&self, table: &Self::Tensor, ids: &[u32], d: usize, out: &mut Self::Tensor);
+    /// [`Backend::gather`] of tokens, some of which are named by rows of the last draw ([`drawn_id`]): these are taken from
+    /// `drawn`, which [`Backend::draw`] has written.
+    fn gather_tokens(&self, table: &Self::Tensor, ids: &[u32], drawn: &Self::Tensor, d: usize, out: &mut Self::Tensor);
     /// `table[ids[i]] += rows[i]`, in the order of i.
     fn scatter_add(&self, rows: &Self::Tensor, ids: &[u32], d: usize, table: &mut Self::Tensor);
 
@@ -403,12 +426,15 @@ pub trait Backend: Send + Sync + 'static {
     ) -> Result<Vec<Sampled>, BackendError> {
         let mut out = self.zeros(rows.len() * DRAWN_WORDS)?;
         self.draw(hidden, head, rows, &mut out);
-        self.drawn(&out, rows.len())
+        self.drawn(self.ask_drawn(&out, rows.len())?)
     }
     /// [`Backend::sample`] without reading the result, which takes [`DRAWN_WORDS`] values a row of `out`.
     fn draw(&self, hidden: &Self::Tensor, head: &Self::Weight, rows: &[SampleRow], out: &mut Self::Tensor);
-    /// Reads what [`Backend::draw`] wrote for the first `rows` rows.
-    fn drawn(&self, out: &Self::Tensor, rows: usize) -> Result<Vec<Sampled>, BackendError>;
+    /// Begins to read what [`Backend::draw`] wrote for the first `rows` rows; what is drawn into `out` later does not
+    /// change the answer.
+    fn ask_drawn(&self, out: &Self::Tensor, rows: usize) -> Result<Self::Asked, BackendError>;
+    /// Waits for drawn tokens, and for nothing that was issued after they were asked for.
+    fn drawn(&self, asked: Self::Asked) -> Result<Vec<Sampled>, BackendError>;
     /// Backward of [`Backend::head`]: `dhidden` is overwritten, `dweight += ...`.
     fn head_backward(
         &self,

@@ -1,34 +1,35 @@
 //! The engine: requests in, one step after the other, finished groups out.
 //!
-//! A step is schedule, forward, commit. The buffers of a step (token ids, positions, page numbers, draws) are kept and
-//! filled again, so a decode step costs the kernels and little else. Weights change only between requests, and every
-//! sample carries the version it was made with.
+//! A step is launched (schedule, forward, draw) and committed (its tokens are read). On a device that computes while the
+//! host does something else, the next step is launched before the last one is committed, so that the device never waits for
+//! the host: tokens that are not known yet are named by the rows that draw them. What is computed for a sequence that turns
+//! out to have ended is dropped. Samples do not depend on it, as they do not depend on anything else around them.
+//!
+//! The buffers of a step are kept and filled again, so a decode step costs the kernels and little else. Weights change only
+//! between requests, and every sample carries the version it was made with.
+
+mod check;
+mod commit;
 
 use crate::error::RolloutError;
 use crate::pages::PagePool;
 use crate::request::{FinishReason, Group, Request, RequestId, Sample, WeightVersion};
+use crate::rows::StepRows;
 use crate::scheduler::{Limits, Scheduler};
 use crate::sequence::{Sequence, SequenceId};
-use qurl_kernels::backend::{SampleRow, Span};
 use qurl_kernels::{Backend, BackendError};
 use qurl_model::Params;
 use qurl_model::compute::infer::page_store;
-use qurl_model::compute::{Batch, Inference, Network, Targets};
-use std::collections::BTreeMap;
+use qurl_model::compute::{Inference, Network, Targets};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Turns tokens into text, for stop strings.
 pub type TextDecoder = Arc<dyn Fn(&[u32]) -> String + Send + Sync>;
 
-/// Tokens before the longest possible stop string that are decoded with it: a character may span several.
-const TEXT_MARGIN: usize = 8;
-
 /// Engines so far.
 static ENGINES: AtomicU64 = AtomicU64::new(0);
-
-/// Most samples of one request.
-const MAX_SAMPLES: usize = 1 << 20;
 
 /// Size of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,11 +55,11 @@ impl Default for EngineOptions {
 pub struct EngineStats {
     /// Tokens computed only for their keys and values: prompts (all but their last token), and what was preempted.
     pub prefill_tokens: u64,
-    /// Tokens computed to draw the next one.
+    /// Tokens computed to draw the next one, which was taken.
     pub decode_tokens: u64,
     /// How often a sequence gave back its pages and was computed again.
     pub preemptions: u64,
-    /// Steps.
+    /// Steps launched.
     pub steps: u64,
     /// Most pages in use at the same time.
     pub peak_pages: usize,
@@ -81,11 +82,17 @@ pub struct Emitted {
 
 /// A request in flight.
 struct Pending {
-    request: Request,
-    /// Longest stop string in bytes, hence at most so many tokens.
-    stop_bytes: usize,
+    request: Arc<Request>,
     prompt_logprobs: Vec<f32>,
     samples: Vec<Option<Sample>>,
+}
+
+/// A step that has been launched.
+struct Flight<B: Backend> {
+    /// Its drawn tokens on their way, if it draws any.
+    asked: Option<B::Asked>,
+    /// The sequences that they are for.
+    drawing: Vec<SequenceId>,
 }
 
 /// Generates samples with one network.
@@ -106,12 +113,12 @@ pub struct Engine<B: Backend> {
     prompts_are_scored: bool,
     next_request: u64,
     steps: u64,
+    /// Whether a step is launched before the last one is committed.
+    ahead: bool,
+    /// Launched steps, the oldest first: between calls none, or one where the engine runs ahead.
+    flights: VecDeque<Flight<B>>,
     // Buffers of a step.
-    batch: Batch,
-    draw_rows: Vec<u32>,
-    draws: Vec<SampleRow>,
-    /// Draws that are sequences'; the rest fills up the step.
-    drawing: usize,
+    rows: StepRows,
     ended: Vec<Sequence>,
     emitted: Vec<Emitted>,
     finished: Vec<Group>,
@@ -150,6 +157,8 @@ impl<B: Backend> Engine<B> {
             kv: page_store(&*backend, &network, pages + 1, page_size)?,
             work: Inference::new(&*backend, &network, max_num_batched_tokens.max(backend.bucket(max_num_seqs)))?,
             scheduler: Scheduler::new(limits, PagePool::new(pages, page_size)),
+            ahead: backend.runs_ahead(),
+            flights: VecDeque::new(),
             backend,
             network,
             weights: Some(weights),
@@ -158,10 +167,7 @@ impl<B: Backend> Engine<B> {
             prompts_are_scored: false,
             next_request: 0,
             steps: 0,
-            batch: Batch::default(),
-            draw_rows: Vec::new(),
-            draws: Vec::new(),
-            drawing: 0,
+            rows: StepRows::default(),
             ended: Vec::new(),
             emitted: Vec::new(),
             finished: Vec::new(),
@@ -171,6 +177,12 @@ impl<B: Backend> Engine<B> {
     /// Gives the engine a way to make text, which requests with stop strings need.
     pub fn set_text_decoder(&mut self, decoder: TextDecoder) {
         self.decoder = Some(decoder);
+    }
+
+    /// Whether the engine launches a step before it has read the tokens of the last one; at first as the backend likes it.
+    /// It changes when tokens come out, not which.
+    pub fn set_ahead(&mut self, ahead: bool) {
+        self.ahead = ahead;
     }
 
     /// The backend.
@@ -236,75 +248,20 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Whether a request can be served; changes nothing.
-    pub fn check(&self, request: &Request) -> Result<(), RolloutError> {
-        if self.weights.is_none() {
-            return Err(RolloutError::NoWeights);
-        }
-        let vocabulary = self.network.config().vocab_size;
-        let inside = |what: &dyn Fn() -> String, token: u32| match (token as usize) < vocabulary {
-            true => Ok(()),
-            false => Err(RolloutError::TokenOutsideVocabulary { what: what(), token, vocabulary }),
-        };
-        if request.prompt.is_empty() {
-            return Err(RolloutError::EmptyPrompt);
-        }
-        let context = self.network.options().positions;
-        let len = request.prompt.len();
-        if len >= context {
-            return Err(RolloutError::PromptTooLong { len, context });
-        }
-        for (position, &token) in request.prompt.iter().enumerate() {
-            inside(&|| format!("prompt token at position {position},"), token)?;
-        }
-        for &token in &request.stop_ids {
-            inside(&|| "stop token".to_string(), token)?;
-        }
-        let count = |key, value: usize, limit: usize| match (1..=limit).contains(&value) {
-            true => Ok(()),
-            false => {
-                let expected = if value == 0 { "at least 1".to_string() } else { format!("at most {limit}") };
-                Err(RolloutError::OutOfRange { key, found: value.to_string(), expected })
-            }
-        };
-        count("n", request.n, MAX_SAMPLES)?;
-        count("max_new", request.max_new, usize::MAX)?;
-        request.sampling.check(vocabulary)?;
-        if let Some(empty) = request.stop_strings.iter().find(|s| s.is_empty()) {
-            let found = format!("{empty:?}");
-            return Err(RolloutError::OutOfRange { key: "stop string", found, expected: "some text".to_string() });
-        }
-        if !request.stop_strings.is_empty() && self.decoder.is_none() {
-            return Err(RolloutError::NoTextDecoder);
-        }
-        // The last new token is drawn, but never computed.
-        let tokens = len + request.max_new.min(context - len);
-        let (pool, bytes) = (self.scheduler.pool(), self.page_bytes);
-        let (need_pages, have_pages) = (pool.pages_for(tokens - 1), pool.total());
-        if need_pages > have_pages {
-            let (need, have) = (need_pages.saturating_mul(bytes), have_pages * bytes);
-            return Err(RolloutError::BudgetTooSmall { tokens, need, need_pages, have, have_pages });
-        }
-        Ok(())
-    }
-
     /// Queues a request.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, RolloutError> {
         self.check(&request)?;
         let id = RequestId(self.next_request);
         self.next_request += 1;
-        let prompt: Arc<[u32]> = request.prompt.as_slice().into();
+        let request = Arc::new(request);
+        let context = self.network.options().positions;
         for sample in 0..request.n as u32 {
             let id = SequenceId { request: id, sample };
             let pages = self.scheduler.pool().empty();
-            self.scheduler.add(Sequence::new(id, prompt.clone(), request.sampling, request.key, pages));
+            self.scheduler.add(Sequence::new(id, request.clone(), context, pages));
         }
-        let pending = Pending {
-            stop_bytes: request.stop_strings.iter().map(String::len).max().unwrap_or(0),
-            prompt_logprobs: Vec::new(),
-            samples: (0..request.n).map(|_| None).collect(),
-            request,
-        };
+        let samples = (0..request.n).map(|_| None).collect();
+        let pending = Pending { request, prompt_logprobs: Vec::new(), samples };
         self.prompts_are_scored &= !self.pending.is_empty();
         self.prompts_are_scored |= pending.request.prompt_logprobs;
         self.pending.insert(id, pending);
@@ -315,6 +272,14 @@ impl<B: Backend> Engine<B> {
     pub fn cancel(&mut self, request: RequestId) {
         self.scheduler.cancel(request);
         self.pending.remove(&request);
+        self.forget_void();
+    }
+
+    /// Where no sequence is left, nobody waits for what has been launched.
+    fn forget_void(&mut self) {
+        if self.unfinished() == 0 {
+            self.flights.clear();
+        }
     }
 
     /// One step: every scheduled sequence computes some tokens, and those that have computed all of theirs draw one
@@ -325,27 +290,50 @@ impl<B: Backend> Engine<B> {
         if self.unfinished() == 0 {
             return Ok(&self.emitted);
         }
-        self.scheduler.schedule();
-        self.fill_batch();
-        if self.batch.rows() == 0 {
+        if self.flights.is_empty() && !self.launch()? {
             return Err(RolloutError::Stuck { unfinished: self.unfinished() });
         }
+        if self.ahead && self.flights.len() == 1 {
+            self.launch()?;
+        }
+        if let Some(flight) = self.flights.pop_front() {
+            let committed = self.commit(flight);
+            self.forget_void();
+            committed?;
+        }
+        Ok(&self.emitted)
+    }
+
+    /// Plans a step and issues it; false where there is nothing to compute as long as tokens are coming.
+    fn launch(&mut self) -> Result<bool, RolloutError> {
+        self.scheduler.schedule();
         let backend = &*self.backend.clone();
+        self.rows.fill(self.scheduler.running(), self.scheduler.pool(), |rows| backend.bucket(rows));
+        if self.rows.batch.rows() == 0 {
+            return Ok(false);
+        }
         for copy in self.scheduler.copies() {
             for kv in &mut self.kv {
                 backend.kv_copy_page(kv, copy.from as usize, copy.to as usize);
             }
         }
-        let Engine { work, network, batch, kv, draw_rows, draws, .. } = self;
+        let Engine { work, network, kv, rows, .. } = self;
         backend.step(self.identity, &mut |extent| {
-            work.forward_part(backend, network, batch, kv, extent);
-            if !draws.is_empty() {
-                work.draw(backend, network, draw_rows, draws);
+            work.forward_step(backend, network, &rows.batch, kv, extent);
+            if !rows.draws.is_empty() {
+                work.draw(backend, network, &rows.draw_rows, &rows.draws);
             }
         });
         self.steps += 1;
-        self.commit()?;
-        Ok(&self.emitted)
+        let asked = match self.rows.drawing {
+            0 => None,
+            drawing => Some(self.work.ask_drawn(backend, drawing)?),
+        };
+        self.score_prompts()?;
+        let mut drawing = Vec::with_capacity(self.rows.drawing);
+        self.scheduler.launch(&mut drawing);
+        self.flights.push_back(Flight { asked, drawing });
+        Ok(true)
     }
 
     /// The groups that have finished since the last call, in the order of finishing.
@@ -358,56 +346,14 @@ impl<B: Backend> Engine<B> {
         self.finished.extend(groups);
     }
 
-    /// Lays out the scheduled rows.
-    fn fill_batch(&mut self) {
-        let Batch { ids, positions, slots, spans, pages } = &mut self.batch;
-        for buffer in [&mut *ids, positions, slots, pages, &mut self.draw_rows] {
-            buffer.clear();
-        }
-        spans.clear();
-        self.draws.clear();
-        let page_size = self.scheduler.pool().page_size();
-        for sequence in self.scheduler.running() {
-            let rows = sequence.rows();
-            if rows.is_empty() {
-                continue;
-            }
-            spans.push(Span { row: ids.len(), rows: rows.len(), position: rows.start, pages: pages.len() });
-            pages.extend_from_slice(&sequence.pages().ids()[..rows.end.div_ceil(page_size)]);
-            sequence.copy_tokens(rows.clone(), ids);
-            positions.extend(rows.clone().map(|position| position as u32));
-            slots.extend(rows.map(|position| sequence.pages().slot(position)));
-            if sequence.draws() {
-                self.draw_rows.push(ids.len() as u32 - 1);
-                self.draws.push(sequence.draw());
-            }
-        }
-        self.drawing = self.draws.len();
-        // A step of nothing but decoding is filled up to a size that the backend may have recorded.
-        if !ids.is_empty() && self.draws.len() == ids.len() {
-            let spare = self.scheduler.pool().total();
-            let table = pages.len();
-            for row in ids.len()..self.backend.bucket(ids.len()) {
-                ids.push(0);
-                positions.push(0);
-                slots.push((spare * page_size) as u32);
-                spans.push(Span { row, rows: 1, position: 0, pages: table });
-                self.draw_rows.push(row as u32);
-                self.draws.push(SampleRow::greedy());
-            }
-            if ids.len() > self.drawing {
-                pages.push(spare as u32);
-            }
-        }
-    }
-
-    /// Log-probs of the prompts that asked for them, as far as this step has computed them for the first time.
+    /// Log-probs of the prompts that asked for them, as far as this step has computed them for the first time. They are read
+    /// at once, since the next step overwrites its rows.
     fn score_prompts(&mut self) -> Result<(), RolloutError> {
         if !self.prompts_are_scored {
             return Ok(());
         }
         let scheduled = self.scheduler.running().iter().filter(|s| !s.rows().is_empty());
-        for (sequence, span) in scheduled.zip(&self.batch.spans) {
+        for (sequence, span) in scheduled.zip(&self.rows.batch.spans) {
             let Some(pending) = self.pending.get_mut(&sequence.id().request) else { continue };
             let (prompt, done) = (sequence.prompt(), pending.prompt_logprobs.len());
             let rows = done..sequence.rows().end.min(prompt.len() - 1);
@@ -424,81 +370,5 @@ impl<B: Backend> Engine<B> {
             pending.prompt_logprobs.extend(out.logp);
         }
         Ok(())
-    }
-
-    /// Reads the drawn tokens and takes note of the sequences that end.
-    fn commit(&mut self) -> Result<(), RolloutError> {
-        let sampled = match self.drawing {
-            0 => Vec::new(),
-            drawing => self.work.drawn(&self.backend, drawing)?,
-        };
-        self.score_prompts()?;
-        let (pending, decoder, emitted) = (&self.pending, self.decoder.as_ref(), &mut self.emitted);
-        let context = self.network.options().positions;
-        let mut sampled = sampled.into_iter();
-        let mut failed = None;
-        let commit = |sequence: &mut Sequence| {
-            let (Some(drawn), Some(pending)) = (sampled.next(), pending.get(&sequence.id().request)) else {
-                return false;
-            };
-            if drawn.logp.is_nan() {
-                failed.get_or_insert((sequence.id(), sequence.len()));
-                return true;
-            }
-            sequence.push(drawn);
-            sequence.finish = finish(sequence, pending, decoder, context);
-            let SequenceId { request, sample } = sequence.id();
-            let finish = sequence.finish;
-            emitted.push(Emitted { request, sample, token: drawn.token, logp: drawn.logp, finish });
-            finish.is_some()
-        };
-        self.scheduler.commit(commit, &mut self.ended);
-
-        let weights = self.weights.unwrap_or_default();
-        for sequence in self.ended.drain(..) {
-            let SequenceId { request, sample } = sequence.id();
-            let Sequence { tokens, logprobs, entropies, finish: Some(finish), .. } = sequence else { continue };
-            let Some(pending) = self.pending.get_mut(&request) else { continue };
-            pending.samples[sample as usize] = Some(Sample { tokens, logprobs, entropies, finish, weights });
-            if pending.samples.iter().all(Option::is_some)
-                && let Some(Pending { request: Request { prompt, key, .. }, prompt_logprobs, samples, .. }) =
-                    self.pending.remove(&request)
-            {
-                let samples = samples.into_iter().flatten().collect();
-                self.finished.push(Group { request, key, prompt, prompt_logprobs, samples });
-            }
-        }
-        let Some((SequenceId { request, sample }, position)) = failed else { return Ok(()) };
-        let key = self.pending.get(&request).map(|p| p.request.key).unwrap_or_default();
-        self.cancel(request);
-        let (seed, step, prompt) = (key.seed, key.step, key.prompt);
-        Err(RolloutError::BadLogits { request, sample, position, seed, step, prompt })
-    }
-}
-
-/// Whether a sequence ends with the token it has just got.
-fn finish(
-    sequence: &Sequence,
-    pending: &Pending,
-    decoder: Option<&TextDecoder>,
-    context: usize,
-) -> Option<FinishReason> {
-    let request = &pending.request;
-    let tokens = &sequence.tokens;
-    if let Some(&token) = tokens.last().filter(|token| request.stop_ids.contains(token)) {
-        return Some(FinishReason::StopId(token));
-    }
-    if let Some(decode) = decoder.filter(|_| !request.stop_strings.is_empty()) {
-        // A stop string that the newest token completes lies in the last few tokens: a token is a byte or more.
-        let tail = &tokens[tokens.len().saturating_sub(pending.stop_bytes + TEXT_MARGIN)..];
-        let text = decode(tail);
-        if let Some(index) = request.stop_strings.iter().position(|stop| text.contains(stop)) {
-            return Some(FinishReason::StopString(index));
-        }
-    }
-    match () {
-        () if tokens.len() >= request.max_new => Some(FinishReason::Length),
-        () if sequence.len() >= context => Some(FinishReason::Context),
-        () => None,
     }
 }

@@ -8,6 +8,13 @@
 //! **Sharing.** The first sample of a request computes the prompt; its siblings wait (their places are kept) and then
 //! share its pages. Where all running siblings have ended before, the pages of the prompt are kept for the next one. A
 //! preempted sample shares again if it can. Pages kept for nobody running are the first to go when pages run out.
+//!
+//! **Running ahead.** A step is planned, launched and, when its tokens have been read, committed; one more may be planned and
+//! launched before that. Everything is computed in the order of launching, so what a launched step writes can be planned
+//! with: a sibling shares a prompt that is still being computed, and a page that a commit frees while a launched step writes
+//! to it is only given to later steps. Rows of sequences that turn out to have ended are void: their tokens find nobody at
+//! the commit. As long as tokens are coming, sequences may be about to end, so nobody is preempted then: a step that would
+//! need it is not planned before the tokens have been read. So what is preempted has no tokens coming.
 
 use crate::pages::{PageCopy, PagePool, Pages};
 use crate::request::RequestId;
@@ -60,6 +67,16 @@ enum Prefix {
     Absent,
 }
 
+/// Whether a running sequence can compute its rows.
+enum Room {
+    /// Its pages are there.
+    Made,
+    /// It had to be preempted itself.
+    Preempted,
+    /// Somebody would have to be preempted, but tokens are coming.
+    NotYet,
+}
+
 impl Scheduler {
     /// No sequences yet; both limits are at least 1.
     pub fn new(limits: Limits, pool: PagePool) -> Scheduler {
@@ -89,7 +106,8 @@ impl Scheduler {
         self.waiting.len() + self.running.len()
     }
 
-    /// Page contents to copy before the step is computed, in this order.
+    /// Page contents to copy before the step is computed, in this order. A step that was not launched leaves them to the
+    /// next one.
     pub fn copies(&self) -> &[PageCopy] {
         &self.copies
     }
@@ -121,40 +139,45 @@ impl Scheduler {
         self.kept.remove(&request);
     }
 
-    /// Plans the next step.
+    /// Plans the next step. It may have no rows while tokens are coming, never otherwise.
     pub fn schedule(&mut self) {
-        self.copies.clear();
         let mut budget = self.limits.max_num_batched_tokens;
         let preemptions = self.counts.preemptions;
         let mut index = 0;
         while index < self.running.len() {
             let sequence = &mut self.running[index];
-            sequence.scheduled = budget.min(sequence.len() - sequence.computed);
+            sequence.scheduled = budget.min(sequence.uncomputed());
             let rows = sequence.rows();
-            if rows.is_empty() || self.make_room(index, rows.clone()) {
-                budget -= rows.len();
+            if rows.is_empty() {
                 index += 1;
+                continue;
+            }
+            match self.make_room(index, rows.clone()) {
+                Room::Made => {
+                    budget -= rows.len();
+                    index += 1;
+                }
+                Room::Preempted => {}
+                Room::NotYet => return self.running.iter_mut().for_each(|s| s.scheduled = 0),
             }
         }
         if self.counts.preemptions == preemptions {
             self.admit(budget);
         }
-        for sequence in &self.running {
-            let drawn = usize::from(sequence.draws());
-            self.counts.decode_tokens += drawn as u64;
-            self.counts.prefill_tokens += (sequence.scheduled - drawn) as u64;
-        }
     }
 
-    /// Makes positions of a running sequence writable, at the cost of kept prompts and of later sequences; false where
-    /// it had to be preempted itself. Sequences behind it have not been scheduled yet.
-    fn make_room(&mut self, index: usize, rows: std::ops::Range<usize>) -> bool {
+    /// Makes positions of a running sequence writable, at the cost of kept prompts and of later sequences. Sequences behind
+    /// it have not been scheduled yet.
+    fn make_room(&mut self, index: usize, rows: std::ops::Range<usize>) -> Room {
         while index < self.running.len() {
             if self.running[index].pages.prepare(rows.start, rows.end, &mut self.copies) {
-                return true;
+                return Room::Made;
             }
             if self.kept.pop_last().is_some() {
                 continue;
+            }
+            if self.running.iter().any(|s| s.coming > 0) {
+                return Room::NotYet;
             }
             if let Some(mut victim) = self.running.pop() {
                 victim.pages.truncate(0);
@@ -164,7 +187,7 @@ impl Scheduler {
                 self.enqueue(victim);
             }
         }
-        false
+        Room::Preempted
     }
 
     /// Lets waiting sequences run while there are places, rows and pages.
@@ -245,25 +268,50 @@ impl Scheduler {
         need <= self.pool.free()
     }
 
-    /// Ends the step: `drawn` is called for every sequence all of whose tokens are computed, in the order of
-    /// [`Scheduler::running`], and says whether it has ended; those that have are moved to `finished`.
-    pub fn commit(&mut self, mut drawn: impl FnMut(&mut Sequence) -> bool, finished: &mut Vec<Sequence>) {
-        let before = finished.len();
-        finished.extend(self.running.extract_if(.., |sequence| {
+    /// Takes note that the planned step has been launched. The sequences that draw in it, which are those all of whose tokens
+    /// it computes, are added to `drawing` in the order of [`Scheduler::running`].
+    pub fn launch(&mut self, drawing: &mut Vec<SequenceId>) {
+        self.copies.clear();
+        for sequence in self.running.iter_mut().filter(|s| s.scheduled > 0) {
             let draws = sequence.draws();
-            sequence.computed += sequence.scheduled;
-            sequence.scheduled = 0;
-            draws && drawn(sequence)
+            self.counts.prefill_tokens += (sequence.scheduled - usize::from(draws)) as u64;
+            sequence.launched(drawing.len() as u32);
+            if draws {
+                drawing.push(sequence.id());
+            }
+        }
+    }
+
+    /// Ends the oldest launched step, which `drawing` drew in: `drawn` is called for every one of them that is still there,
+    /// with its place among them, and says whether it has ended; those that have are moved to `finished`.
+    pub fn commit(
+        &mut self,
+        drawing: &[SequenceId],
+        mut drawn: impl FnMut(&mut Sequence, usize) -> bool,
+        finished: &mut Vec<Sequence>,
+    ) {
+        let before = finished.len();
+        let mut next = 0;
+        // Both are in the order of arrival.
+        finished.extend(self.running.extract_if(.., |sequence| {
+            while drawing.get(next).is_some_and(|id| *id < sequence.id()) {
+                next += 1;
+            }
+            if drawing.get(next) != Some(&sequence.id()) || sequence.coming == 0 {
+                return false;
+            }
+            sequence.coming -= 1;
+            self.counts.decode_tokens += 1;
+            drawn(sequence, next)
         }));
         for sequence in &mut finished[before..] {
             let (request, shared) = (sequence.id().request, sequence.shareable());
             let mut pages = std::mem::replace(&mut sequence.pages, self.pool.empty());
-            let waits = |queue: &VecDeque<Sequence>| {
-                let at = queue.partition_point(|s| s.id().request < request);
-                queue.get(at).is_some_and(|s| s.id().request == request)
-            };
-            let runs = self.running.iter().any(|s| s.id().request == request);
-            if shared > 0 && waits(&self.waiting) && !runs && !self.kept.contains_key(&request) {
+            let first = |s: &Sequence| s.id().request < request;
+            let belongs = |s: Option<&Sequence>| s.is_some_and(|s| s.id().request == request);
+            let waits = belongs(self.waiting.get(self.waiting.partition_point(first)));
+            let runs = belongs(self.running.get(self.running.partition_point(first)));
+            if shared > 0 && waits && !runs && !self.kept.contains_key(&request) {
                 pages.truncate(shared);
                 self.kept.insert(request, pages);
             }

@@ -3,10 +3,13 @@
 //! There is no prefill state and no decode state. A sequence has tokens, of which the first `computed` have their keys
 //! and values in its pages; a step computes some more, and when all are computed the next token is drawn. A fresh
 //! prompt, a prompt shared with a sibling, a sequence that was preempted and plain decoding differ in that number alone.
+//!
+//! A step may be planned before the tokens of the step in front of it have been read. Such a token is *coming*: it counts
+//! as one of the sequence's tokens, and the row that computes it names the row of the draw instead of the token.
 
 use crate::pages::Pages;
-use crate::request::{FinishReason, RequestId, SampleKey, Sampling};
-use qurl_kernels::backend::{SampleRow, Sampled};
+use crate::request::{FinishReason, Request, RequestId, SampleKey, Sampling};
+use qurl_kernels::backend::{SampleRow, Sampled, drawn_id};
 use qurl_model::rng::{CounterRng, text_key};
 use std::sync::Arc;
 
@@ -23,9 +26,10 @@ pub struct SequenceId {
 #[derive(Debug)]
 pub struct Sequence {
     id: SequenceId,
-    prompt: Arc<[u32]>,
-    sampling: Sampling,
+    request: Arc<Request>,
     random: CounterRng,
+    /// Most tokens that it can have, those of the prompt included.
+    limit: usize,
     /// Tokens drawn so far.
     pub tokens: Vec<u32>,
     /// Their log-probabilities.
@@ -36,22 +40,26 @@ pub struct Sequence {
     pub finish: Option<FinishReason>,
     /// Where its keys and values are.
     pub(crate) pages: Pages,
-    /// Tokens whose keys and values are in the pages.
+    /// Tokens whose keys and values are in the pages once the launched steps are done.
     pub(crate) computed: usize,
-    /// Tokens that are computed in this step.
+    /// Tokens that are computed in the step that is being planned.
     pub(crate) scheduled: usize,
+    /// Tokens that launched steps draw and that have not been read.
+    pub(crate) coming: usize,
+    /// The row of the last launched step's draws that gives the last of them.
+    draw_row: u32,
 }
 
 impl Sequence {
-    /// A sequence that has nothing but its prompt.
-    pub fn new(id: SequenceId, prompt: Arc<[u32]>, sampling: Sampling, key: SampleKey, pages: Pages) -> Sequence {
-        let SampleKey { seed, step, prompt: prompt_key } = key;
-        let random = CounterRng::new(&[seed, text_key("sample"), step, prompt_key, u64::from(id.sample)]);
+    /// A sequence that has nothing but its prompt, in a context of so many tokens.
+    pub fn new(id: SequenceId, request: Arc<Request>, context: usize, pages: Pages) -> Sequence {
+        let SampleKey { seed, step, prompt } = request.key;
+        let random = CounterRng::new(&[seed, text_key("sample"), step, prompt, u64::from(id.sample)]);
         Sequence {
             id,
-            prompt,
-            sampling,
             random,
+            limit: request.prompt.len().saturating_add(request.max_new).min(context),
+            request,
             tokens: Vec::new(),
             logprobs: Vec::new(),
             entropies: Vec::new(),
@@ -59,6 +67,8 @@ impl Sequence {
             pages,
             computed: 0,
             scheduled: 0,
+            coming: 0,
+            draw_row: 0,
         }
     }
 
@@ -67,9 +77,14 @@ impl Sequence {
         self.id
     }
 
+    /// The request it belongs to.
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
     /// Tokens of the prompt.
     pub fn prompt(&self) -> &[u32] {
-        &self.prompt
+        &self.request.prompt
     }
 
     /// Its pages.
@@ -77,14 +92,24 @@ impl Sequence {
         &self.pages
     }
 
-    /// Tokens so far, those of the prompt included.
+    /// Tokens so far, those of the prompt and those coming included.
     pub fn len(&self) -> usize {
-        self.prompt.len() + self.tokens.len()
+        self.known_len() + self.coming
+    }
+
+    /// Tokens so far that have been read, those of the prompt included.
+    pub fn known_len(&self) -> usize {
+        self.request.prompt.len() + self.tokens.len()
     }
 
     /// Whether there are no tokens; never, the prompt has at least one.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Tokens that can be computed now. The last one that it can have never is, even before it has been read.
+    pub(crate) fn uncomputed(&self) -> usize {
+        if self.len() < self.limit { self.len() - self.computed } else { 0 }
     }
 
     /// The positions that are computed in this step.
@@ -100,22 +125,36 @@ impl Sequence {
     /// Tokens that the samples of a request share: all of the prompt but its last token, whose row each sample runs
     /// itself to draw its first token.
     pub fn shareable(&self) -> usize {
-        self.prompt.len() - 1
+        self.prompt().len() - 1
     }
 
-    /// Appends the tokens of some positions.
+    /// Appends the tokens of some positions. One that is coming appears as [`drawn_id`]; while a step is planned that is at
+    /// most the last, and the last launched step draws it.
     pub fn copy_tokens(&self, positions: std::ops::Range<usize>, to: &mut Vec<u32>) {
-        let split = self.prompt.len();
-        let clamp = |position: usize| position.min(split);
-        to.extend_from_slice(&self.prompt[clamp(positions.start)..clamp(positions.end)]);
-        let behind = |position: usize| position.saturating_sub(split);
-        to.extend_from_slice(&self.tokens[behind(positions.start)..behind(positions.end)]);
+        let (prompt, tokens) = (self.prompt(), &self.tokens);
+        let clamp = |position: usize| position.min(prompt.len());
+        to.extend_from_slice(&prompt[clamp(positions.start)..clamp(positions.end)]);
+        let behind = |position: usize| position.saturating_sub(prompt.len()).min(tokens.len());
+        to.extend_from_slice(&tokens[behind(positions.start)..behind(positions.end)]);
+        if positions.end > self.known_len() {
+            to.push(drawn_id(self.draw_row));
+        }
     }
 
     /// How the next token is drawn: the random number depends on the key and the position alone.
     pub fn draw(&self) -> SampleRow {
-        let Sampling { temperature, top_p, top_k, min_p } = self.sampling;
+        let Sampling { temperature, top_p, top_k, min_p } = self.request.sampling;
         SampleRow { temperature, top_p, top_k, min_p, uniform: self.random.uniform_f64_at(self.len() as u64) }
+    }
+
+    /// The step has been launched; its draw, if it has one, is the `draw_row`-th.
+    pub(crate) fn launched(&mut self, draw_row: u32) {
+        if self.draws() {
+            self.coming += 1;
+            self.draw_row = draw_row;
+        }
+        self.computed += self.scheduled;
+        self.scheduled = 0;
     }
 
     /// Takes the drawn token.

@@ -1,5 +1,5 @@
-//! The engine on a GPU: trainer log-probs = prefill = decode bit for bit where products do not depend on the batch, and
-//! the same model on the CPU within the tolerance of its format. Says so and passes where there is no device.
+//! The engine on a GPU: trainer log-probs = prefill = decode bit for bit where products do not depend on the batch, running
+//! ahead = not running ahead, and the same model on the CPU within the tolerance of its format. Says so and passes where there is no device.
 
 mod common;
 
@@ -150,6 +150,54 @@ fn every_family() {
     for family in [Family::Qwen3, Family::Llama, Family::Mistral] {
         let (config, params) = model(family, VOCABULARY, 6);
         parity(&cuda, &config, &params, Format::Int8, None);
+    }
+}
+
+/// Steps launched before the last one is read, with groups, stops, chunks of prompts, places and pages that run out. Every
+/// engine serves its requests three times, so that steps are run directly, recorded and replayed.
+#[test]
+fn running_ahead_changes_nothing() {
+    let Some(cuda) = device() else { return };
+    assert!(cuda.runs_ahead());
+    let (config, params) = model_of(Family::Qwen2, VOCABULARY, 256, 5);
+    let mut requests = mixed_requests(VOCABULARY);
+    requests.push(Request { n: 2, ..Request::new(vec![7; POSITIONS - 5], 30) });
+    for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8] {
+        let serve = |options: EngineOptions, ahead: bool| {
+            let net = pack(&*cuda, &config, &params, format, None);
+            let mut engine = Engine::new(cuda.clone(), net, WEIGHTS, options).expect("engine");
+            engine.set_ahead(ahead);
+            let rounds = [(); 3].map(|()| engine.generate(&requests).expect("generate"));
+            assert_eq!(engine.pages().free(), engine.pages().total(), "{format} {options:?}: pages leaked");
+            let tokens: usize = rounds.iter().flatten().flat_map(|g| &g.samples).map(|s| s.tokens.len()).sum();
+            let stats = engine.stats();
+            assert_eq!(stats.decode_tokens, tokens as u64, "{format} {options:?}");
+            println!("{format}, ahead {ahead}, {} pages: {stats:?}", engine.pages().total());
+            (rounds, stats)
+        };
+        let ([expected, ..], _) = serve(roomy(), false);
+        let layer_page =
+            cuda.kv_page_bytes(options(&config, format).kv_format, 16, config.num_kv_heads, config.head_dim);
+        let small = EngineOptions {
+            kv_bytes: layer_page * config.num_layers * 12,
+            max_num_seqs: 10,
+            max_num_batched_tokens: 23,
+            ..roomy()
+        };
+        let cases = [
+            (roomy(), true),
+            (EngineOptions { max_num_seqs: 6, ..roomy() }, true),
+            (EngineOptions { max_num_batched_tokens: 9, ..roomy() }, true),
+            (small, false),
+            (small, true),
+        ];
+        for (options, ahead) in cases {
+            let (rounds, stats) = serve(options, ahead);
+            for round in rounds {
+                assert_same(&format!("{format} {options:?} ahead {ahead}"), &expected, &round);
+            }
+            assert!(options != small || stats.preemptions > 0, "{format}: {stats:?}");
+        }
     }
 }
 

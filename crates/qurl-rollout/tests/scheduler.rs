@@ -1,12 +1,14 @@
 //! Scheduler and pages driven by random arrivals, ends, cancellations and preemptions, with a stand-in for the model that
-//! writes into every slot which tokens led there: any page that is lost, shared wrongly or overwritten shows.
+//! writes into every slot which tokens led there: any page that is lost, shared wrongly or overwritten shows. Steps are
+//! launched one after the other, or before the last one is committed.
 
-use qurl_kernels::backend::Sampled;
+use qurl_kernels::backend::{Sampled, drawn_row};
 use qurl_rollout::pages::PagePool;
 use qurl_rollout::scheduler::{Limits, Scheduler};
 use qurl_rollout::sequence::{Sequence, SequenceId};
-use qurl_rollout::{RequestId, SampleKey, Sampling};
-use std::collections::{BTreeMap, BTreeSet};
+use qurl_rollout::{Request, RequestId};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 struct Random(u64);
 
@@ -18,10 +20,15 @@ impl Random {
 }
 
 /// What the keys and values of a position depend on: the tokens up to it.
-fn content(sequence: &Sequence, position: usize) -> u64 {
-    let mut tokens = Vec::new();
-    sequence.copy_tokens(0..position + 1, &mut tokens);
-    tokens.iter().fold(position as u64, |hash, &t| (hash ^ u64::from(t)).wrapping_mul(0x0000_0100_0000_01B3))
+fn content(tokens: &[u32], position: usize) -> u64 {
+    let hash = |hash: u64, &t: &u32| (hash ^ u64::from(t)).wrapping_mul(0x0000_0100_0000_01B3);
+    tokens[..position + 1].iter().fold(position as u64, hash)
+}
+
+/// The token that a sequence draws at a position, whenever and however often it does. Few different ones, so that wrongly
+/// shared pages could go unnoticed only if prefixes are really equal.
+fn token(id: SequenceId, position: usize) -> u32 {
+    Random(id.request.0 * 1000 + u64::from(id.sample) * 100_000 + position as u64).below(3) as u32
 }
 
 struct Case {
@@ -34,12 +41,19 @@ struct Case {
     ends: BTreeMap<SequenceId, usize>,
     finished: BTreeSet<SequenceId>,
     requests: u64,
+    /// Percentage of steps that are launched before the last one is committed.
+    ahead: usize,
+    /// Launched steps: who draws what.
+    flights: VecDeque<Vec<(SequenceId, u32)>>,
+    /// What the last launched step has drawn.
+    drawn: Vec<u32>,
+    taken: u64,
+    void: u64,
+    copies: usize,
 }
 
 impl Case {
-    fn new(random: &mut Random) -> Case {
-        let limits = Limits { max_num_seqs: 1 + random.below(8), max_num_batched_tokens: 1 + random.below(40) };
-        let (pages, page_size) = (3 + random.below(20), 1 + random.below(6));
+    fn new(limits: Limits, pages: usize, page_size: usize, ahead: usize) -> Case {
         Case {
             scheduler: Scheduler::new(limits, PagePool::new(pages, page_size)),
             limits,
@@ -48,55 +62,122 @@ impl Case {
             ends: BTreeMap::new(),
             finished: BTreeSet::new(),
             requests: 0,
+            ahead,
+            flights: VecDeque::new(),
+            drawn: Vec::new(),
+            taken: 0,
+            void: 0,
+            copies: 0,
         }
+    }
+
+    fn random(random: &mut Random, ahead: usize) -> Case {
+        let limits = Limits { max_num_seqs: 1 + random.below(8), max_num_batched_tokens: 1 + random.below(40) };
+        Case::new(limits, 3 + random.below(20), 1 + random.below(6), ahead)
+    }
+
+    /// A sequence that ends at a length, which it knows beforehand or not.
+    fn add(&mut self, id: SequenceId, prompt: &[u32], end: usize, known: bool) {
+        let max_new = if known { end - prompt.len() } else { usize::MAX };
+        let request = Arc::new(Request::new(prompt.to_vec(), max_new));
+        let pages = self.scheduler.pool().empty();
+        self.scheduler.add(Sequence::new(id, request, usize::MAX, pages));
+        self.ends.insert(id, end);
     }
 
     /// A request whose every sequence fits into the pool alone.
     fn submit(&mut self, random: &mut Random) {
         let most = self.pages * self.scheduler.pool().page_size();
         let len = 1 + random.below(most);
-        // Few different tokens, so that wrongly shared pages could go unnoticed only if prefixes are really equal.
         let prompt: Vec<u32> = (0..len).map(|_| random.below(3) as u32).collect();
         let request = RequestId(self.requests);
         self.requests += 1;
         for sample in 0..1 + random.below(5) as u32 {
-            let id = SequenceId { request, sample };
-            let pages = self.scheduler.pool().empty();
-            let key = SampleKey::default();
-            self.scheduler.add(Sequence::new(id, prompt.as_slice().into(), Sampling::default(), key, pages));
-            self.ends.insert(id, len + 1 + random.below(most + 1 - len));
+            let (end, known) = (len + 1 + random.below(most + 1 - len), random.below(2) == 0);
+            self.add(SequenceId { request, sample }, &prompt, end, known);
         }
     }
 
     fn step(&mut self, random: &mut Random) {
+        if self.flights.is_empty() {
+            assert!(self.launch(), "nothing is scheduled");
+        }
+        if random.below(100) < self.ahead {
+            self.launch();
+        }
+        self.commit();
+        if self.scheduler.unfinished() == 0 {
+            self.flights.clear();
+        }
+    }
+
+    /// All tokens of a sequence up to its last row.
+    fn tokens(&self, sequence: &Sequence) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        sequence.copy_tokens(0..sequence.rows().end, &mut tokens);
+        assert_eq!(tokens.len(), sequence.rows().end);
+        for (position, t) in tokens.iter_mut().enumerate() {
+            if let Some(row) = drawn_row(*t) {
+                *t = self.drawn[row];
+            }
+            let drawn = position >= sequence.prompt().len();
+            assert!(!drawn || *t == token(sequence.id(), position), "{:?} position {position}", sequence.id());
+        }
+        tokens
+    }
+
+    fn launch(&mut self) -> bool {
         self.scheduler.schedule();
+        let rows: usize = self.scheduler.running().iter().map(|s| s.rows().len()).sum();
+        if rows == 0 {
+            return false;
+        }
         for copy in self.scheduler.copies() {
             let size = self.store.len() / self.pages;
             let from = copy.from as usize * size;
             self.store.copy_within(from..from + size, copy.to as usize * size);
         }
+        self.copies += self.scheduler.copies().len();
         self.check_plan();
-        for sequence in self.scheduler.running() {
+        let scheduled = || self.scheduler.running().iter().filter(|s| !s.rows().is_empty());
+        let tokens: Vec<Vec<u32>> = scheduled().map(|s| self.tokens(s)).collect();
+        for (sequence, tokens) in scheduled().zip(&tokens) {
             for position in sequence.rows() {
-                self.store[sequence.pages().slot(position) as usize] = content(sequence, position);
+                self.store[sequence.pages().slot(position) as usize] = content(tokens, position);
             }
         }
         // Attention reads every position up to the last row.
-        for sequence in self.scheduler.running().iter().filter(|s| !s.rows().is_empty()) {
+        for (sequence, tokens) in scheduled().zip(&tokens) {
             for position in 0..sequence.rows().end {
                 let slot = sequence.pages().slot(position) as usize;
-                assert_eq!(self.store[slot], content(sequence, position), "{:?} position {position}", sequence.id());
+                assert_eq!(self.store[slot], content(tokens, position), "{:?} position {position}", sequence.id());
             }
         }
-        let ends = &self.ends;
-        let mut ended = Vec::new();
-        let drawn = |sequence: &mut Sequence| {
-            sequence.push(Sampled { token: random.below(3) as u32, logp: -1.0, entropy: 1.0 });
-            sequence.len() >= ends[&sequence.id()]
+        let draws = scheduled().filter(|s| s.draws()).map(|s| (s.id(), token(s.id(), s.len())));
+        let draws: Vec<(SequenceId, u32)> = draws.collect();
+        let mut drawing = Vec::new();
+        self.scheduler.launch(&mut drawing);
+        assert!(drawing.iter().eq(draws.iter().map(|(id, _)| id)));
+        self.drawn = draws.iter().map(|&(_, token)| token).collect();
+        self.flights.push_back(draws);
+        true
+    }
+
+    fn commit(&mut self) {
+        let flight = self.flights.pop_front().expect("a launched step");
+        let drawing: Vec<SequenceId> = flight.iter().map(|&(id, _)| id).collect();
+        let (ends, mut taken, mut ended) = (&self.ends, 0, Vec::new());
+        let drawn = |sequence: &mut Sequence, place: usize| {
+            assert_eq!(flight[place].0, sequence.id());
+            sequence.push(Sampled { token: flight[place].1, logp: -1.0, entropy: 1.0 });
+            taken += 1;
+            sequence.known_len() >= ends[&sequence.id()]
         };
-        self.scheduler.commit(drawn, &mut ended);
+        self.scheduler.commit(&drawing, drawn, &mut ended);
+        self.taken += taken;
+        self.void += drawing.len() as u64 - taken;
         for sequence in ended {
-            assert_eq!(sequence.len(), self.ends[&sequence.id()]);
+            assert_eq!(sequence.known_len(), self.ends[&sequence.id()]);
             assert!(self.finished.insert(sequence.id()), "{:?} ends twice", sequence.id());
         }
     }
@@ -104,7 +185,6 @@ impl Case {
     fn check_plan(&self) {
         let running = self.scheduler.running();
         let rows: usize = running.iter().map(|s| s.rows().len()).sum();
-        assert!(rows > 0, "nothing is scheduled");
         assert!(rows <= self.limits.max_num_batched_tokens && running.len() <= self.limits.max_num_seqs);
         assert!(running.is_sorted_by_key(Sequence::id));
         let mut written = BTreeSet::new();
@@ -136,68 +216,70 @@ impl Case {
 
 #[test]
 fn no_page_leaks_or_is_shared_wrongly() {
-    let (mut preemptions, mut copies) = (0, 0);
-    for seed in 0..400 {
-        let mut random = Random(seed);
-        let mut case = Case::new(&mut random);
-        let arrivals = 1 + random.below(12);
-        let mut steps = 0;
-        while case.requests < arrivals as u64 || case.scheduler.unfinished() > 0 {
-            if case.requests < arrivals as u64 && (case.scheduler.unfinished() == 0 || random.below(4) == 0) {
-                case.submit(&mut random);
-            }
-            if random.below(60) == 0 {
-                let request = RequestId(random.below(case.requests.max(1) as usize) as u64);
-                case.scheduler.cancel(request);
-                case.ends.retain(|id, _| id.request != request);
-                case.finished.retain(|id| id.request != request);
-            }
-            if case.scheduler.unfinished() > 0 {
-                case.step(&mut random);
-                copies += case.scheduler.copies().len();
-            }
-            case.check_pages();
-            steps += 1;
-            assert!(steps < 200_000, "seed {seed}: no end");
+    for ahead in [0, 70, 100] {
+        let (mut preemptions, mut copies, mut void) = (0, 0, 0);
+        for seed in 0..400 {
+            let case = drive(seed, ahead);
+            let counts = case.scheduler.counts();
+            assert_eq!(counts.decode_tokens, case.taken, "seed {seed}");
+            preemptions += counts.preemptions;
+            copies += case.copies;
+            void += case.void;
         }
-        assert!(case.finished.iter().eq(case.ends.keys()), "seed {seed}: some sequence never ended");
-        assert_eq!(case.scheduler.pool().free(), case.pages, "seed {seed}: pages leaked");
-        preemptions += case.scheduler.counts().preemptions;
+        assert!(preemptions > 1000 && copies > 1000, "the test saw {preemptions} preemptions and {copies} copies");
+        // Cancelled sequences leave void rows only where a step is in flight between calls.
+        assert!(if ahead == 0 { void == 0 } else { void > 1000 }, "ahead {ahead}: {void} void rows");
     }
-    assert!(preemptions > 1000 && copies > 1000, "the test saw {preemptions} preemptions and {copies} copies");
+}
+
+/// Serves random requests until the last has ended.
+fn drive(seed: u64, ahead: usize) -> Case {
+    let mut random = Random(seed);
+    let mut case = Case::random(&mut random, ahead);
+    let arrivals = 1 + random.below(12);
+    let mut steps = 0;
+    while case.requests < arrivals as u64 || case.scheduler.unfinished() > 0 {
+        if case.requests < arrivals as u64 && (case.scheduler.unfinished() == 0 || random.below(4) == 0) {
+            case.submit(&mut random);
+        }
+        if random.below(60) == 0 {
+            let request = RequestId(random.below(case.requests.max(1) as usize) as u64);
+            case.scheduler.cancel(request);
+            case.ends.retain(|id, _| id.request != request);
+            case.finished.retain(|id| id.request != request);
+        }
+        match case.scheduler.unfinished() {
+            0 => case.flights.clear(),
+            _ => case.step(&mut random),
+        }
+        case.check_pages();
+        steps += 1;
+        assert!(steps < 200_000, "seed {seed}: no end");
+    }
+    assert!(case.finished.iter().eq(case.ends.keys()), "seed {seed}: some sequence never ended");
+    assert_eq!(case.scheduler.pool().free(), case.pages, "seed {seed}: pages leaked");
+    case
 }
 
 /// With enough memory a prompt is computed once for all of its samples, whatever the number of places.
 #[test]
 fn one_prefill_for_all_samples() {
-    for places in [1, 2, 3, 8, 20] {
+    for (places, ahead) in [1, 2, 3, 8, 20].into_iter().flat_map(|places| [(places, 0), (places, 100)]) {
         for len in [1, 4, 5, 8, 9, 40] {
             let mut random = Random(places as u64);
             let limits = Limits { max_num_seqs: places, max_num_batched_tokens: 7 };
-            let (pages, page_size) = (300, 4);
-            let mut case = Case {
-                scheduler: Scheduler::new(limits, PagePool::new(pages, page_size)),
-                limits,
-                pages,
-                store: vec![0; pages * page_size],
-                ends: BTreeMap::new(),
-                finished: BTreeSet::new(),
-                requests: 0,
-            };
+            let mut case = Case::new(limits, 300, 4, ahead);
             let prompt: Vec<u32> = (0..len).map(|i| i as u32 % 3).collect();
             for sample in 0..9 {
                 let id = SequenceId { request: RequestId(0), sample };
-                let pages = case.scheduler.pool().empty();
-                let key = SampleKey::default();
-                case.scheduler.add(Sequence::new(id, prompt.as_slice().into(), Sampling::default(), key, pages));
-                case.ends.insert(id, len + 1 + sample as usize % 4);
+                case.add(id, &prompt, len + 1 + sample as usize % 4, sample % 3 == 0);
             }
             while case.scheduler.unfinished() > 0 {
                 case.step(&mut random);
                 case.check_pages();
             }
             let counts = case.scheduler.counts();
-            assert_eq!(counts.prefill_tokens, len as u64 - 1, "{places} places, prompt of {len}");
+            assert_eq!(counts.prefill_tokens, len as u64 - 1, "{places} places, prompt of {len}, ahead {ahead}");
             assert_eq!(counts.decode_tokens, (0..9).map(|sample| 1 + sample % 4).sum::<u64>());
         }
     }

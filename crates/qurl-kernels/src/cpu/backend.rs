@@ -69,6 +69,8 @@ impl Backend for Cpu {
     type Tensor = Aligned<f32>;
     type Weight = CpuWeight;
     type Kv = KvPages;
+    /// Nothing is on its way: an operation is done when it returns.
+    type Asked = Vec<Sampled>;
 
     fn describe(&self) -> String {
         format!("cpu, {} threads, {}", self.ctx.threads(), self.ctx.level())
@@ -180,6 +182,15 @@ impl Backend for Cpu {
 
     fn gather(&self, table: &Self::Tensor, ids: &[u32], d: usize, out: &mut Self::Tensor) {
         elementwise::gather(&self.ctx, table, ids, d, out);
+    }
+
+    fn gather_tokens(&self, table: &Self::Tensor, ids: &[u32], drawn: &Self::Tensor, d: usize, out: &mut Self::Tensor) {
+        if ids.iter().all(|&id| drawn_row(id).is_none()) {
+            return self.gather(table, ids, d, out);
+        }
+        let token = |&id: &u32| drawn_row(id).map_or(id, |row| drawn[row * DRAWN_WORDS].to_bits());
+        let tokens: Vec<u32> = ids.iter().map(token).collect();
+        self.gather(table, &tokens, d, out);
     }
 
     fn scatter_add(&self, rows: &Self::Tensor, ids: &[u32], d: usize, table: &mut Self::Tensor) {
@@ -394,9 +405,13 @@ impl Backend for Cpu {
         }
     }
 
-    fn drawn(&self, out: &Self::Tensor, rows: usize) -> Result<Vec<Sampled>, BackendError> {
+    fn ask_drawn(&self, out: &Self::Tensor, rows: usize) -> Result<Vec<Sampled>, BackendError> {
         let one = |words: &[f32]| Sampled { token: words[0].to_bits(), logp: words[1], entropy: words[2] };
         Ok(out[..rows * DRAWN_WORDS].chunks_exact(DRAWN_WORDS).map(one).collect())
+    }
+
+    fn drawn(&self, asked: Vec<Sampled>) -> Result<Vec<Sampled>, BackendError> {
+        Ok(asked)
     }
 
     fn head_backward(

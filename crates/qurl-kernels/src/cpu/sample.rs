@@ -43,7 +43,7 @@ pub struct Sampled {
     /// The token.
     pub token: u32,
     /// Its log-probability under the distribution it was drawn from; not-a-number where a logit of the row is not
-    /// finite, and then the token means nothing.
+    /// finite, and then the token is 0.
     pub logp: f32,
     /// Entropy of that distribution.
     pub entropy: f32,

@@ -1,5 +1,6 @@
 //! [`Backend`] for CUDA: every operation launches its kernels.
 
+use super::drawn::{self, CudaDrawn};
 use super::ffi::DevicePtr;
 use super::flash::{self, Decoded};
 use super::gemm::Packed;
@@ -115,6 +116,7 @@ impl Backend for Cuda {
     type Tensor = CudaTensor;
     type Weight = CudaWeight;
     type Kv = CudaKv;
+    type Asked = CudaDrawn;
 
     fn describe(&self) -> String {
         let (free, total) = self.gpu.memory_info();
@@ -183,6 +185,10 @@ impl Backend for Cuda {
         self.gpu.step(of, run);
     }
 
+    fn runs_ahead(&self) -> bool {
+        true
+    }
+
     fn pack(
         &self,
         weights: &CudaTensor,
@@ -215,6 +221,16 @@ impl Backend for Cuda {
         check("gather", inside && ids.len() * d <= out.len);
         let given = args![table.at(), self.gpu.stage(ids), d as u32, out.at()];
         self.gpu.launch_next("elementwise", "gather", [ids.len(), 1, 1], 256, 0, given);
+    }
+
+    fn gather_tokens(&self, table: &CudaTensor, ids: &[u32], drawn: &CudaTensor, d: usize, out: &mut CudaTensor) {
+        let inside = |&id: &u32| match drawn_row(id) {
+            Some(row) => (row + 1) * DRAWN_WORDS <= drawn.len,
+            None => (id as usize + 1) * d <= table.len,
+        };
+        check("gather", ids.iter().all(inside) && ids.len() * d <= out.len);
+        let given = args![table.at(), self.gpu.stage(ids), drawn.at(), d as u32, out.at()];
+        self.gpu.launch_next("elementwise", "gather_tokens", [ids.len(), 1, 1], 256, 0, given);
     }
 
     fn scatter_add(&self, rows: &CudaTensor, ids: &[u32], d: usize, table: &mut CudaTensor) {
@@ -566,9 +582,13 @@ impl Backend for Cuda {
         head::draw(&self.gpu, hidden.at(), head, rows, out.at());
     }
 
-    fn drawn(&self, out: &CudaTensor, rows: usize) -> Result<Vec<Sampled>, BackendError> {
+    fn ask_drawn(&self, out: &CudaTensor, rows: usize) -> Result<CudaDrawn, BackendError> {
         check("sample", rows * DRAWN_WORDS <= out.len);
-        head::drawn(&self.gpu, out.at(), rows)
+        drawn::ask(&self.gpu, out.at(), rows)
+    }
+
+    fn drawn(&self, asked: CudaDrawn) -> Result<Vec<Sampled>, BackendError> {
+        asked.wait()
     }
 
     fn head_backward(

@@ -5,6 +5,7 @@
 //! added to a hash.
 
 use super::compile::{self, Architecture, SOURCES};
+use super::drawn::Room;
 use super::ffi::{self, DevicePtr, Driver, Handle, LaunchAttribute, LaunchConfig, Nvrtc, Status, TensorMap};
 use super::kv::LastSeen;
 use super::lt::Lt;
@@ -151,6 +152,8 @@ pub struct Gpu {
     pub(super) state: Mutex<State>,
     pub(super) memory: Mutex<Memory>,
     pub(super) replay: Mutex<Replay>,
+    /// Page-locked memory for drawn tokens that nobody waits for.
+    pub(super) rooms: Mutex<Vec<Room>>,
     last_seen: Mutex<LastSeen>,
     lt: OnceLock<Option<Lt>>,
 }
@@ -227,6 +230,7 @@ impl Gpu {
             state: Mutex::new(state),
             memory: Mutex::default(),
             replay: Mutex::default(),
+            rooms: Mutex::default(),
             last_seen: Mutex::default(),
             lt: OnceLock::new(),
         })
@@ -565,6 +569,8 @@ impl Drop for Gpu {
         memory.release(&self.driver);
         let replay = std::mem::take(&mut *self.replay.lock().unwrap_or_else(PoisonError::into_inner));
         replay.release(&self.driver);
+        let rooms = std::mem::take(&mut *self.rooms.lock().unwrap_or_else(PoisonError::into_inner));
+        rooms.into_iter().for_each(|room| room.release(&self.driver));
         let modules = std::mem::take(&mut *self.modules.lock().unwrap_or_else(PoisonError::into_inner));
         // SAFETY: nothing uses the handles any more: every buffer holds the device alive.
         unsafe {

@@ -7,7 +7,7 @@ use super::ffi::DevicePtr;
 use super::gpu::{Gpu, args};
 use super::linear::{self, CudaWeight, Rows};
 use super::memory::{Plain, Slot};
-use crate::backend::{DRAWN_WORDS, HeadGradient, HeadOutput, Output, SampleRow, Sampled};
+use crate::backend::{DRAWN_WORDS, HeadGradient, HeadOutput, Output, SampleRow};
 use crate::{BackendError, Format};
 
 /// Logits that are held at the same time (1 GiB).
@@ -144,14 +144,6 @@ pub(super) fn draw(gpu: &Gpu, hidden: DevicePtr, head: &CudaWeight, rows: &[Samp
             gpu.launch("sample", "draw_truncated", [which.len(), 1, 1], 256, 0, given);
         }
     }
-}
-
-/// What [`draw`] wrote.
-pub(super) fn drawn(gpu: &Gpu, from: DevicePtr, rows: usize) -> Result<Vec<Sampled>, BackendError> {
-    let mut words = vec![0u32; rows * DRAWN_WORDS];
-    gpu.read(from, &mut words)?;
-    let one = |w: &[u32]| Sampled { token: w[0], logp: f32::from_bits(w[1]), entropy: f32::from_bits(w[2]) };
-    Ok(words.chunks_exact(DRAWN_WORDS).map(one).collect())
 }
 
 /// Backward of [`score`]: `dhidden` is overwritten, `dweight += ...`.

@@ -4,10 +4,12 @@
 //! kernels are sources in the binary, compiled for the device at hand and kept on disk ([`compile`]). Tensors are f32 on
 //! the device; products convert their operands to bf16 or to codes of eight bits right before ([`linear`]), on tensor
 //! cores where the shapes allow ([`gemm`] on Hopper, [`gemm_mma`] elsewhere, [`flash`]). Everything runs on one stream
-//! ([`gpu`]); decode steps are replayed as recorded graphs ([`replay`]).
+//! ([`gpu`]); decode steps are replayed as recorded graphs ([`replay`]), and the tokens they draw come to the host while the
+//! next step runs ([`drawn`]).
 
 mod backend;
 pub mod compile;
+mod drawn;
 pub mod ffi;
 mod flash;
 mod gemm;
@@ -22,6 +24,7 @@ pub mod peak;
 mod replay;
 
 pub use backend::{Cuda, CudaTensor};
+pub use drawn::CudaDrawn;
 pub use gpu::Gpu;
 pub use kv::CudaKv;
 pub use linear::CudaWeight;

@@ -6,7 +6,7 @@
 //! to be declared: a new batch size, a grown scratch area or other weights simply make another hash. A hash seen for
 //! the first time is run directly, at the second time it is recorded.
 //!
-//! The device waits meanwhile, so only the part of a step that takes inputs is run dry, as long as its own hash is known
+//! The host should keep ahead of the device, so only the part of a step that takes inputs is run dry, as long as its own hash is known
 //! to belong to a recorded step.
 
 use super::ffi::{Driver, Handle};

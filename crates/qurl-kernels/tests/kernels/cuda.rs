@@ -5,7 +5,7 @@
 
 use crate::op_table::table;
 use crate::support::{Paged, Random, ULP, assert_bits, assert_close, down, heads, units_off, up, wide};
-use qurl_kernels::backend::{Backend, Extent, Heads, KvFormat, Output, SampleRow};
+use qurl_kernels::backend::{Backend, DRAWN_WORDS, Extent, Heads, KvFormat, Output, SampleRow};
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::cuda::compile::{Architecture, SOURCES, compile};
 use qurl_kernels::cuda::ffi::{self, Nvrtc};
@@ -297,6 +297,37 @@ fn sampled<B: Backend>(
         assert!(drawn.logp <= 0.0 && (drawn.token as usize) < vocabulary, "{draw:?}: {drawn:?}");
     }
     sampled.iter().map(|s| (s.token, [s.logp, s.entropy])).collect()
+}
+
+/// Tokens that were asked for are those of the draw before, whatever is drawn before they are read, and if nobody reads them.
+#[test]
+fn asked_tokens_outlive_the_next_draw() {
+    asked_tokens(&scalar());
+    if let Some(cuda) = device() {
+        asked_tokens(&cuda);
+    }
+}
+
+fn asked_tokens<B: Backend>(backend: &B) {
+    let (k, vocabulary) = (64, 1003);
+    let mut random = Random::new(6);
+    let hidden = up(backend, &random.normals(2000 * k));
+    let head = backend.pack(&up(backend, &random.normals(vocabulary * k)), vocabulary, k, Format::F32, false);
+    let head = head.expect("weights pack");
+    let mut drawn = backend.zeros(2000 * DRAWN_WORDS).expect("memory");
+    let mut waiting = None;
+    for (turn, rows) in [3, 5, 700, 2000, 1, 300, 2000].into_iter().enumerate() {
+        let row = |i| SampleRow { temperature: 1.0, uniform: (i as f64 + 0.1) / rows as f64, ..SampleRow::greedy() };
+        let draws: Vec<SampleRow> = (0..rows).map(row).collect();
+        let want = backend.sample(&hidden, &head, &draws).expect("draws");
+        backend.draw(&hidden, &head, &draws, &mut drawn);
+        let asked = backend.ask_drawn(&drawn, rows).expect("asked");
+        if let Some((asked, want)) = waiting.replace((asked, want))
+            && turn != 3
+        {
+            assert_eq!(backend.drawn(asked).expect("drawn"), want, "turn {turn}");
+        }
+    }
 }
 
 /// A step gives the same bits run directly, recorded and replayed, with inputs that change from step to step: for owners whose

@@ -8,7 +8,8 @@ pub const PAGE: usize = 64;
 /// Rows of tokens for one forward pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
-    /// Token of each row.
+    /// Token of each row; in steps of the engine it may name a row of the last draw
+    /// ([`drawn_id`](qurl_kernels::backend::drawn_id)).
     pub ids: Vec<u32>,
     /// Position of each row in its sequence.
     pub positions: Vec<u32>,

@@ -3,7 +3,7 @@
 use super::batch::{Batch, PAGE, Targets};
 use super::layer::{self, Activations, Temporary};
 use super::network::Network;
-use qurl_kernels::backend::{DRAWN_WORDS, Extent, HeadOutput, Output, SampleRow, Sampled};
+use qurl_kernels::backend::{DRAWN_WORDS, Extent, HeadOutput, Output, SampleRow};
 use qurl_kernels::{Backend, BackendError};
 use std::ops::Range;
 
@@ -43,13 +43,24 @@ impl<B: Backend> Inference<B> {
 
     /// Runs the blocks over the rows of the batch; `kv` has the pages of every layer.
     pub fn forward(&mut self, backend: &B, net: &Network<B>, batch: &Batch, kv: &mut [B::Kv]) {
-        self.forward_part(backend, net, batch, kv, Extent::Whole);
+        self.check(batch);
+        backend.gather(&net.embed, &batch.ids, net.config().hidden_size, &mut self.x);
+        self.blocks(backend, net, batch, kv, Extent::Whole);
     }
 
-    /// [`Inference::forward`] as far as a [`Backend::step`] wants it: all blocks take the same inputs.
-    pub fn forward_part(&mut self, backend: &B, net: &Network<B>, batch: &Batch, kv: &mut [B::Kv], extent: Extent) {
+    /// [`Inference::forward`] of a batch whose ids may name rows of the last [`Inference::draw`], as far as a
+    /// [`Backend::step`] wants it: all blocks take the same inputs.
+    pub fn forward_step(&mut self, backend: &B, net: &Network<B>, batch: &Batch, kv: &mut [B::Kv], extent: Extent) {
+        self.check(batch);
+        backend.gather_tokens(&net.embed, &batch.ids, &self.drawn, net.config().hidden_size, &mut self.x);
+        self.blocks(backend, net, batch, kv, extent);
+    }
+
+    fn check(&self, batch: &Batch) {
         assert!(batch.rows() <= self.rows, "{} rows in a workspace of {}", batch.rows(), self.rows);
-        backend.gather(&net.embed, &batch.ids, net.config().hidden_size, &mut self.x);
+    }
+
+    fn blocks(&mut self, backend: &B, net: &Network<B>, batch: &Batch, kv: &mut [B::Kv], extent: Extent) {
         let blocks = match extent {
             Extent::Whole => net.blocks.len(),
             Extent::Inputs => 1,
@@ -88,16 +99,16 @@ impl<B: Backend> Inference<B> {
         backend.download(&logits, len)
     }
 
-    /// Draws the tokens that follow some rows of the last forward pass, one `draws` each. [`Inference::drawn`] reads
-    /// them.
+    /// Draws the tokens that follow some rows of the last forward pass, one `draws` each. [`Inference::ask_drawn`] asks
+    /// for them.
     pub fn draw(&mut self, backend: &B, net: &Network<B>, rows: &[u32], draws: &[SampleRow]) {
         self.hidden(backend, net, rows);
         backend.draw(&self.hidden, &net.head, draws, &mut self.drawn);
     }
 
-    /// The first `rows` tokens that the last [`Inference::draw`] drew.
-    pub fn drawn(&self, backend: &B, rows: usize) -> Result<Vec<Sampled>, BackendError> {
-        backend.drawn(&self.drawn, rows)
+    /// Begins to read the first `rows` tokens that the last [`Inference::draw`] drew.
+    pub fn ask_drawn(&self, backend: &B, rows: usize) -> Result<B::Asked, BackendError> {
+        backend.ask_drawn(&self.drawn, rows)
     }
 
     /// Values of a critic for some rows of the last forward pass.

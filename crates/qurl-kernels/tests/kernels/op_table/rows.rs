@@ -4,7 +4,7 @@
 use super::{Case, Want, sum_units};
 use crate::naive;
 use crate::support::{Random, down, up, wide};
-use qurl_kernels::backend::{AdamW, Backend, Rope, Rows};
+use qurl_kernels::backend::{AdamW, Backend, Rope, Rows, drawn_id};
 
 /// (rows, width)
 const SHAPES: [(usize, usize); 8] = [(1, 1), (1, 5), (1, 61), (13, 17), (200, 33), (70, 256), (3, 1101), (401, 16)];
@@ -152,14 +152,27 @@ fn embedding<B: Backend>(rows: usize, d: usize, seed: u64) -> Case<B> {
         let mut table = up(backend, table);
         let mut out = up(backend, &vec![f32::NAN; rows * d]);
         backend.gather(&table, ids, d, &mut out);
+        // Every second token is named by the row of a draw that gave it.
+        let words = ids.iter().flat_map(|&id| [f32::from_bits(id), -1.0, f32::NAN]);
+        let drawn = up(backend, &words.collect::<Vec<f32>>());
+        let named = ids.iter().zip(0..).map(|(&id, row)| if row % 2 == 0 { drawn_id(row) } else { id });
+        let mut named_out = up(backend, &vec![f32::NAN; rows * d]);
+        backend.gather_tokens(&table, &named.collect::<Vec<u32>>(), &drawn, d, &mut named_out);
+        let mut plain_out = up(backend, &vec![f32::NAN; rows * d]);
+        backend.gather_tokens(&table, ids, &drawn, d, &mut plain_out);
         backend.scatter_add(&up(backend, gradients), ids, d, &mut table);
-        vec![down(backend, &out), down(backend, &table)]
+        [out, named_out, plain_out, table].iter().map(|tensor| down(backend, tensor)).collect()
     };
     let want = move || {
         let mut table = wide(&table);
         let out = naive::gather(&table, &ids, d);
         naive::scatter_add(&wide(&gradients), &ids, d, &mut table);
-        vec![Want::new("gathered", out, 0.0), Want::new("scattered", table, sum_units(rows / vocabulary))]
+        vec![
+            Want::new("gathered", out.clone(), 0.0),
+            Want::new("gathered from draws", out.clone(), 0.0),
+            Want::new("gathered tokens", out, 0.0),
+            Want::new("scattered", table, sum_units(rows / vocabulary)),
+        ]
     };
     Case { name: format!("embedding {rows}x{d}"), run: Box::new(run), want: Box::new(want) }
 }

@@ -1,0 +1,63 @@
+//! What the engine refuses to serve, before anything is changed.
+
+use super::Engine;
+use crate::error::RolloutError;
+use crate::request::Request;
+use qurl_kernels::Backend;
+
+/// Most samples of one request.
+const MAX_SAMPLES: usize = 1 << 20;
+
+impl<B: Backend> Engine<B> {
+    /// Whether a request can be served; changes nothing.
+    pub fn check(&self, request: &Request) -> Result<(), RolloutError> {
+        if self.weights.is_none() {
+            return Err(RolloutError::NoWeights);
+        }
+        let vocabulary = self.network.config().vocab_size;
+        let inside = |what: &dyn Fn() -> String, token: u32| match (token as usize) < vocabulary {
+            true => Ok(()),
+            false => Err(RolloutError::TokenOutsideVocabulary { what: what(), token, vocabulary }),
+        };
+        if request.prompt.is_empty() {
+            return Err(RolloutError::EmptyPrompt);
+        }
+        let context = self.network.options().positions;
+        let len = request.prompt.len();
+        if len >= context {
+            return Err(RolloutError::PromptTooLong { len, context });
+        }
+        for (position, &token) in request.prompt.iter().enumerate() {
+            inside(&|| format!("prompt token at position {position},"), token)?;
+        }
+        for &token in &request.stop_ids {
+            inside(&|| "stop token".to_string(), token)?;
+        }
+        let count = |key, value: usize, limit: usize| match (1..=limit).contains(&value) {
+            true => Ok(()),
+            false => {
+                let expected = if value == 0 { "at least 1".to_string() } else { format!("at most {limit}") };
+                Err(RolloutError::OutOfRange { key, found: value.to_string(), expected })
+            }
+        };
+        count("n", request.n, MAX_SAMPLES)?;
+        count("max_new", request.max_new, usize::MAX)?;
+        request.sampling.check(vocabulary)?;
+        if let Some(empty) = request.stop_strings.iter().find(|s| s.is_empty()) {
+            let found = format!("{empty:?}");
+            return Err(RolloutError::OutOfRange { key: "stop string", found, expected: "some text".to_string() });
+        }
+        if !request.stop_strings.is_empty() && self.decoder.is_none() {
+            return Err(RolloutError::NoTextDecoder);
+        }
+        // The last new token is drawn, but never computed.
+        let tokens = len + request.max_new.min(context - len);
+        let (pool, bytes) = (self.scheduler.pool(), self.page_bytes);
+        let (need_pages, have_pages) = (pool.pages_for(tokens - 1), pool.total());
+        if need_pages > have_pages {
+            let (need, have) = (need_pages.saturating_mul(bytes), have_pages * bytes);
+            return Err(RolloutError::BudgetTooSmall { tokens, need, need_pages, have, have_pages });
+        }
+        Ok(())
+    }
+}

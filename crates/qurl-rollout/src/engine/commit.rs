@@ -1,0 +1,77 @@
+//! The end of a step: its tokens are read, and the sequences that they end become samples.
+
+use super::{Emitted, Engine, Flight, Pending, TextDecoder};
+use crate::error::RolloutError;
+use crate::request::{FinishReason, Group, Sample};
+use crate::sequence::{Sequence, SequenceId};
+use qurl_kernels::Backend;
+
+/// Tokens before the longest possible stop string that are decoded with it: a character may span several.
+const TEXT_MARGIN: usize = 8;
+
+impl<B: Backend> Engine<B> {
+    /// Reads the drawn tokens of a step and takes note of the sequences that end.
+    pub(super) fn commit(&mut self, flight: Flight<B>) -> Result<(), RolloutError> {
+        let Flight { asked, drawing } = flight;
+        let Some(asked) = asked else { return Ok(()) };
+        let sampled = self.backend.drawn(asked)?;
+        let (decoder, emitted) = (self.decoder.as_ref(), &mut self.emitted);
+        let context = self.network.options().positions;
+        let mut failed = None;
+        let commit = |sequence: &mut Sequence, place: usize| {
+            let drawn = sampled[place];
+            if drawn.logp.is_nan() {
+                failed.get_or_insert((sequence.id(), sequence.known_len()));
+                return true;
+            }
+            sequence.push(drawn);
+            sequence.finish = finish(sequence, decoder, context);
+            let SequenceId { request, sample } = sequence.id();
+            let finish = sequence.finish;
+            emitted.push(Emitted { request, sample, token: drawn.token, logp: drawn.logp, finish });
+            finish.is_some()
+        };
+        self.scheduler.commit(&drawing, commit, &mut self.ended);
+
+        let weights = self.weights.unwrap_or_default();
+        for sequence in self.ended.drain(..) {
+            let SequenceId { request, sample } = sequence.id();
+            let Sequence { tokens, logprobs, entropies, finish: Some(finish), .. } = sequence else { continue };
+            let Some(pending) = self.pending.get_mut(&request) else { continue };
+            pending.samples[sample as usize] = Some(Sample { tokens, logprobs, entropies, finish, weights });
+            if pending.samples.iter().all(Option::is_some)
+                && let Some(Pending { request: asked, prompt_logprobs, samples }) = self.pending.remove(&request)
+            {
+                let (key, prompt) = (asked.key, asked.prompt.clone());
+                let samples = samples.into_iter().flatten().collect();
+                self.finished.push(Group { request, key, prompt, prompt_logprobs, samples });
+            }
+        }
+        let Some((SequenceId { request, sample }, position)) = failed else { return Ok(()) };
+        let key = self.pending.get(&request).map(|p| p.request.key).unwrap_or_default();
+        self.cancel(request);
+        let (seed, step, prompt) = (key.seed, key.step, key.prompt);
+        Err(RolloutError::BadLogits { request, sample, position, seed, step, prompt })
+    }
+}
+
+/// Whether a sequence ends with the token it has just got.
+fn finish(sequence: &Sequence, decoder: Option<&TextDecoder>, context: usize) -> Option<FinishReason> {
+    let (request, tokens) = (sequence.request(), &sequence.tokens);
+    if let Some(&token) = tokens.last().filter(|token| request.stop_ids.contains(token)) {
+        return Some(FinishReason::StopId(token));
+    }
+    if let Some(decode) = decoder.filter(|_| !request.stop_strings.is_empty()) {
+        // A stop string that the newest token completes lies in the last few tokens: a token is a byte or more.
+        let longest = request.stop_strings.iter().map(String::len).max().unwrap_or(0);
+        let text = decode(&tokens[tokens.len().saturating_sub(longest + TEXT_MARGIN)..]);
+        if let Some(index) = request.stop_strings.iter().position(|stop| text.contains(stop)) {
+            return Some(FinishReason::StopString(index));
+        }
+    }
+    match () {
+        () if tokens.len() >= request.max_new => Some(FinishReason::Length),
+        () if sequence.known_len() >= context => Some(FinishReason::Context),
+        () => None,
+    }
+}
