@@ -122,6 +122,8 @@ pub struct Engine<B: Backend> {
     ended: Vec<Sequence>,
     emitted: Vec<Emitted>,
     finished: Vec<Group>,
+    /// Requests that failed beside another one, and why; the next steps say so.
+    failed: VecDeque<(RequestId, RolloutError)>,
 }
 
 impl<B: Backend> Engine<B> {
@@ -171,6 +173,7 @@ impl<B: Backend> Engine<B> {
             ended: Vec::new(),
             emitted: Vec::new(),
             finished: Vec::new(),
+            failed: VecDeque::new(),
         })
     }
 
@@ -222,9 +225,9 @@ impl<B: Backend> Engine<B> {
         self.page_bytes
     }
 
-    /// Sequences that have not ended.
+    /// Sequences that have not ended, and requests whose failure has not been told.
     pub fn unfinished(&self) -> usize {
-        self.scheduler.unfinished()
+        self.scheduler.unfinished() + self.failed.len()
     }
 
     /// Takes over changed parameters. Refused while requests are in flight.
@@ -272,12 +275,13 @@ impl<B: Backend> Engine<B> {
     pub fn cancel(&mut self, request: RequestId) {
         self.scheduler.cancel(request);
         self.pending.remove(&request);
+        self.failed.retain(|(failed, _)| *failed != request);
         self.forget_void();
     }
 
     /// Where no sequence is left, nobody waits for what has been launched.
     fn forget_void(&mut self) {
-        if self.unfinished() == 0 {
+        if self.scheduler.unfinished() == 0 {
             self.flights.clear();
         }
     }
@@ -287,6 +291,9 @@ impl<B: Backend> Engine<B> {
     /// it names is gone and the others go on.
     pub fn step(&mut self) -> Result<&[Emitted], RolloutError> {
         self.emitted.clear();
+        if let Some((_, error)) = self.failed.pop_front() {
+            return Err(error);
+        }
         if self.unfinished() == 0 {
             return Ok(&self.emitted);
         }

@@ -327,6 +327,19 @@ fn a_logit_that_is_not_finite_names_its_request() {
     assert_same("the other request", &expected, &groups);
     assert_same("in pages that held the ill one", &expected, &engine.generate(&[well]).expect("generate"));
     assert_eq!(engine.pages().free(), engine.pages().total());
+    // Several that fail in the same step are told of one by one; one that is cancelled is not.
+    let ids = [(); 4].map(|()| engine.submit(Request { n: 2, ..Request::new(vec![5, 6], 4) }).expect("submit"));
+    let [first, second, cancelled, last] = ids;
+    let failed = |error: Result<(), RolloutError>| match error {
+        Err(RolloutError::BadLogits { request, sample: 0, position: 2, .. }) => request,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(failed(engine.step().map(|_| ())), first);
+    engine.cancel(cancelled);
+    assert_eq!(engine.unfinished(), 2);
+    assert_eq!(failed(engine.step().map(|_| ())), second);
+    assert_eq!(failed(engine.step().map(|_| ())), last);
+    assert_eq!((engine.unfinished(), engine.pages().free()), (0, engine.pages().total()));
     params.final_norm[0] = f32::INFINITY;
     engine.load(&upload(&cpu, &params), WEIGHTS).expect("norms are not checked");
     let error = engine.generate(&[Request { sampling: Sampling::greedy(), ..Request::new(vec![1], 2) }]);

@@ -2,7 +2,7 @@
 
 use super::{Emitted, Engine, Flight, Pending, TextDecoder};
 use crate::error::RolloutError;
-use crate::request::{FinishReason, Group, Sample};
+use crate::request::{FinishReason, Group, Sample, SampleKey};
 use crate::sequence::{Sequence, SequenceId};
 use qurl_kernels::Backend;
 
@@ -17,11 +17,14 @@ impl<B: Backend> Engine<B> {
         let sampled = self.backend.drawn(asked)?;
         let (decoder, emitted) = (self.decoder.as_ref(), &mut self.emitted);
         let context = self.network.options().positions;
-        let mut failed = None;
+        let mut failed: Vec<(SequenceId, usize)> = Vec::new();
         let commit = |sequence: &mut Sequence, place: usize| {
             let drawn = sampled[place];
             if drawn.logp.is_nan() {
-                failed.get_or_insert((sequence.id(), sequence.known_len()));
+                // One error a request; its samples stand side by side.
+                if failed.last().is_none_or(|(id, _)| id.request != sequence.id().request) {
+                    failed.push((sequence.id(), sequence.known_len()));
+                }
                 return true;
             }
             sequence.push(drawn);
@@ -47,11 +50,14 @@ impl<B: Backend> Engine<B> {
                 self.finished.push(Group { request, key, prompt, prompt_logprobs, samples });
             }
         }
-        let Some((SequenceId { request, sample }, position)) = failed else { return Ok(()) };
-        let key = self.pending.get(&request).map(|p| p.request.key).unwrap_or_default();
-        self.cancel(request);
-        let (seed, step, prompt) = (key.seed, key.step, key.prompt);
-        Err(RolloutError::BadLogits { request, sample, position, seed, step, prompt })
+        for (SequenceId { request, sample }, position) in failed {
+            let SampleKey { seed, step, prompt } =
+                self.pending.get(&request).map(|p| p.request.key).unwrap_or_default();
+            self.cancel(request);
+            let error = RolloutError::BadLogits { request, sample, position, seed, step, prompt };
+            self.failed.push_back((request, error));
+        }
+        self.failed.pop_front().map_or(Ok(()), |(_, error)| Err(error))
     }
 }
 
