@@ -54,7 +54,8 @@ pub(crate) fn pack(
                 match layout {
                     Layout::LanesByK => {
                         let rows = &source[first * k..(first + real) * k];
-                        pack_transposed(ctx.level, precision, rows, k, stride, stride, out.at(first * k_words));
+                        let more = pad && first + 2 * real <= lanes;
+                        pack_transposed(ctx.level, precision, rows, k, stride, stride, more, out.at(first * k_words));
                     }
                     Layout::KByLanes => {
                         let out = out.slice(first * k_words, stride * k_words);
@@ -86,11 +87,11 @@ pub(crate) fn pack_piece(ctx: &Context, precision: Precision, k: usize, strips: 
     // SAFETY: the piece's columns of its strip belong to this task; the level was detected.
     unsafe {
         let out = strips.at(strip * k.div_ceil(precision.per_word()) + first - strip);
-        pack_transposed(ctx.level, precision, values, k, values.len() / k.max(1), height, out);
+        pack_transposed(ctx.level, precision, values, k, values.len() / k.max(1), height, false, out);
     }
 }
 
-simd_dispatch!(fn pack_transposed(precision: Precision, rows: &[f32], k: usize, lanes: usize, stride: usize, out: *mut u32) = pack_transposed_at);
+simd_dispatch!(fn pack_transposed(precision: Precision, rows: &[f32], k: usize, lanes: usize, stride: usize, more: bool, out: *mut u32) = pack_transposed_at);
 simd_dispatch!(fn pack_copied(precision: Precision, source: &[f32], k: usize, ld: usize, real: usize, stride: usize, out: &mut [u32]) = pack_copied_at);
 
 /// Words converted at a time before they are spread over the lanes.
@@ -104,7 +105,8 @@ fn pair(low: f32, high: f32) -> u32 {
     bf16_bits(low) as u32 | (bf16_bits(high) as u32) << 16
 }
 
-/// Rows of `k` become lanes of packed rows that lie `stride` words apart; lanes without a row are zero.
+/// Rows of `k` become lanes of packed rows that lie `stride` words apart; lanes without a row are zero. With `more`, as many
+/// rows lie behind them in memory and come next.
 #[inline(always)]
 unsafe fn pack_transposed_at<S: Simd>(
     precision: Precision,
@@ -112,6 +114,7 @@ unsafe fn pack_transposed_at<S: Simd>(
     k: usize,
     lanes: usize,
     stride: usize,
+    more: bool,
     out: *mut u32,
 ) {
     let real = rows.len() / k.max(1);
@@ -129,8 +132,9 @@ unsafe fn pack_transposed_at<S: Simd>(
         for lane in 0..real {
             let row = &rows[lane * k..(lane + 1) * k];
             let staged = &mut staged[lane];
-            if stride > S::MR {
-                // Panels are made of weights, which come from memory: ask for those of the next panel.
+            if more {
+                // Panels are made of weights, which come from memory: ask for those of the next panel, but never for what is
+                // not mapped, since that takes microseconds a line.
                 let ahead = row.as_ptr().wrapping_add(real * k + start * precision.per_word());
                 for line in (0..count * precision.per_word()).step_by(16) {
                     // SAFETY: any address may be asked for.

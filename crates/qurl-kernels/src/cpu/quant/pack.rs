@@ -309,13 +309,16 @@ impl Weights<'_> {
     }
 
     /// Asks for a part of the `LANES` rows behind those from `first` on, as large as the square at column `from`. Memory
-    /// gives lines in pairs when one of them is asked for; asking for both would take the places of other requests.
+    /// gives lines in pairs when one of them is asked for; asking for both would take the places of other requests. Behind the
+    /// last row nothing is asked for: where no memory is mapped a request takes microseconds until it is given up.
     #[inline(always)]
     unsafe fn ask_for_next<S: Simd>(&self, first: usize, from: usize) {
-        let ahead = self.source.as_ptr().wrapping_add((first + S::LANES) * self.k + from * S::LANES);
-        for at in (0..S::LANES * S::LANES).step_by(32) {
-            // SAFETY: any address may be asked for.
-            unsafe { S::prefetch(ahead.wrapping_add(at).cast()) }
+        let (next, square) = ((first + S::LANES) * self.k + from * S::LANES, S::LANES * S::LANES);
+        if next + square <= self.source.len() {
+            for at in (0..square).step_by(32) {
+                // SAFETY: any address may be asked for.
+                unsafe { S::prefetch(self.source.as_ptr().wrapping_add(next + at).cast()) }
+            }
         }
     }
 
