@@ -13,6 +13,9 @@ const ALIGN: usize = 64;
 /// The size of a huge page; from this size on an array is mapped on its own.
 const HUGE: usize = 2 << 20;
 
+/// From so many huge pages on an array has no others: at most an eighth of its memory is wasted.
+const MANY: usize = 8;
+
 /// Numbers that may fill an [`Aligned`] array: any bit pattern is a value and all zero bits are zero.
 pub trait Number: Copy + Send + Sync + 'static {}
 impl Number for f32 {}
@@ -75,13 +78,17 @@ impl<T: Number> Aligned<T> {
     }
 }
 
-/// Maps at least `bytes` zeros from a huge page on. Of the last page that is not filled at least half stays in small pages.
+/// Maps at least `bytes` zeros from a huge page on. The last page is huge, too, if the array fills half of it or has many:
+/// small pages may come from anywhere, and on a virtual machine each of them can cost as much as a huge one.
 pub(super) fn map_huge(bytes: usize) -> Option<(Arc<MmapMut>, *mut u8)> {
     // One page more, so that the array can begin at one; what is never touched takes no memory.
     let mut map = MmapMut::map_anon(bytes.checked_next_multiple_of(HUGE)?.checked_add(HUGE)?).ok()?;
     let lead = map.as_ptr().align_offset(HUGE);
     #[cfg(target_os = "linux")]
-    let _ = map.advise_range(Advice::HugePage, lead, (bytes + HUGE / 2) / HUGE * HUGE); // a wish: small pages serve, too
+    {
+        let huge = if bytes < MANY * HUGE { (bytes + HUGE / 2) / HUGE * HUGE } else { bytes.next_multiple_of(HUGE) };
+        let _ = map.advise_range(Advice::HugePage, lead, huge); // a wish: small pages serve, too
+    }
     let data = map[lead..].as_mut_ptr();
     Some((Arc::new(map), data))
 }

@@ -66,6 +66,26 @@ pub fn read_bandwidth_of(ctx: &Context, bytes: usize) -> f64 {
     (passes * words * 4) as f64 / seconds[2]
 }
 
+/// Seconds that all threads together take to read these arrays once, every thread a contiguous part of each: the median of
+/// three times. What fits into the caches is read from there.
+pub fn read_seconds(ctx: &Context, arrays: &[&[f32]]) -> f64 {
+    const BLOCK: usize = 1 << 15;
+    let mut seconds = [0.0; 3];
+    for seconds in &mut seconds {
+        let start = Instant::now();
+        for array in arrays {
+            ctx.pool.for_runs(array.len().div_ceil(BLOCK), 4, 2, &|blocks| {
+                let part = &array[blocks.start * BLOCK..(blocks.end * BLOCK).min(array.len())];
+                // SAFETY: the level was detected.
+                std::hint::black_box(unsafe { sum(ctx.level, part) });
+            });
+        }
+        *seconds = start.elapsed().as_secs_f64();
+    }
+    seconds.sort_by(f64::total_cmp);
+    seconds[1]
+}
+
 /// Independent chains: enough to hide the latency of the unit.
 const CHAINS: usize = 12;
 

@@ -11,6 +11,8 @@ pub trait Machine: Backend {
     fn bandwidth(&self) -> anyhow::Result<f64>;
     /// Bytes a second from an array of this size, which may be in the caches.
     fn bandwidth_of(&self, bytes: usize) -> anyhow::Result<f64>;
+    /// Bytes a second from these arrays.
+    fn bandwidth_from(&self, arrays: &[&Self::Tensor]) -> anyhow::Result<f64>;
     /// Operations a second (in 1e9) of products in a format.
     fn peak_gflops(&self, format: Format) -> anyhow::Result<f64>;
     /// Groups of weights that are packed between two measurements of the bandwidth.
@@ -38,6 +40,12 @@ impl Machine for Cpu {
         Ok(cpu_peak::read_bandwidth_of(self.context(), bytes))
     }
 
+    fn bandwidth_from(&self, arrays: &[&Self::Tensor]) -> anyhow::Result<f64> {
+        let arrays: Vec<&[f32]> = arrays.iter().map(|array| &array[..]).collect();
+        let bytes = 4 * arrays.iter().map(|array| array.len()).sum::<usize>();
+        Ok(bytes as f64 / cpu_peak::read_seconds(self.context(), &arrays))
+    }
+
     fn peak_gflops(&self, format: Format) -> anyhow::Result<f64> {
         Ok(cpu_peak::operations_per_second(self.context(), unit(format)) / 1e9)
     }
@@ -58,6 +66,10 @@ impl Machine for Cuda {
     }
 
     fn bandwidth_of(&self, _bytes: usize) -> anyhow::Result<f64> {
+        self.bandwidth()
+    }
+
+    fn bandwidth_from(&self, _arrays: &[&Self::Tensor]) -> anyhow::Result<f64> {
         self.bandwidth()
     }
 

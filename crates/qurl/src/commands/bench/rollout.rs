@@ -81,14 +81,12 @@ struct Row {
     gflops: f64,
     peak_gflops: f64,
     weight_mb: f64,
-    /// Packing changed f32 weights again, and reading them once at the bandwidth measured in between.
+    /// Packing changed f32 weights again, and reading them once at the bandwidth measured on them in between, in the round with
+    /// the median of the ratio of both.
     requantize_s: f64,
     read_weights_s: f64,
     peak_rss_mb: Option<f64>,
 }
-
-/// Bytes that no cache holds.
-const BEYOND_CACHES: usize = 128 << 20;
 
 /// Parameters above which formats are measured one after the other: their packed weights may not fit together.
 const APART: u64 = 10_000_000_000;
@@ -133,7 +131,7 @@ struct Times {
     /// Tokens that the decode phase drew.
     decoded: usize,
     requantize: f64,
-    /// Reading the f32 weights once.
+    /// Reading the f32 weights once, at the bandwidth measured on them.
     reading: f64,
 }
 
@@ -227,21 +225,23 @@ fn engine<B: Machine>(
 
 /// Packs the weights anew and answers one batch of prompts.
 fn once<B: Machine>(engine: &mut Engine<B>, batch: usize, round: u64, args: &Args) -> anyhow::Result<Times> {
-    // The bandwidth may change from one moment to the next, so it is measured in between. That also pushes the weights that were
-    // made last out of the caches.
-    let (mut requantize, mut made, mut bandwidths) = (0.0, 0, Vec::new());
+    // The bandwidth may change from one moment and from one place to the next, so it is measured in between, on the weights
+    // themselves. That also pushes those that are packed first out of the caches.
+    let (mut requantize, mut made, mut bytes, mut seconds) = (0.0, 0, 0.0, 0.0);
+    let mut bandwidth = Ok(1.0);
     engine.load_with(WeightVersion { version: round, checksum: 0 }, |backend, network| {
-        let read = || {
-            if made % backend.packed_together() == 0 {
-                bandwidths.push(backend.bandwidth_of(BEYOND_CACHES));
+        let read = |weights: &[&B::Tensor]| {
+            if made % backend.packed_together() == 0 && bandwidth.is_ok() {
+                bandwidth = backend.bandwidth_from(weights);
             }
-            made += 1;
+            let group = 4.0 * weights.iter().map(|weights| backend.len(weights)).sum::<usize>() as f64;
+            (made, bytes) = (made + 1, bytes + group);
+            seconds += group / bandwidth.as_ref().unwrap_or(&1.0);
         };
         network.randomize(backend, 6 + round, read, |seconds| requantize += seconds)
     })?;
-    let bandwidths = bandwidths.into_iter().collect::<anyhow::Result<Vec<f64>>>()?;
-    let seconds_a_byte = bandwidths.iter().map(|b| 1.0 / b).sum::<f64>() / bandwidths.len() as f64;
-    let reading = 4.0 * engine.network().config().param_count() as f64 * seconds_a_byte;
+    bandwidth?;
+    let reading = 4.0 * engine.network().config().param_count() as f64 * seconds / bytes;
 
     let vocabulary = engine.network().config().vocab_size as u64;
     let start = Instant::now();
@@ -283,6 +283,9 @@ fn summarize<B: Machine>(engine: &Engine<B>, measured: &Measured, batch: usize, 
     let limit = batch as f64 / (step_bytes / step_memory).max(batch as f64 * token_seconds);
     let tokens_per_s = of(|t| t.decoded as f64 / (t.total - t.prefill));
     let total_seconds = of(|t| t.total);
+    let mut packing: Vec<(f64, f64)> = measured.times.iter().map(|t| (t.requantize, t.reading)).collect();
+    packing.sort_by(|a, b| (a.0 / a.1).total_cmp(&(b.0 / b.1)));
+    let (requantize_s, read_weights_s) = packing[packing.len() / 2];
     Row {
         case: "rollout",
         shape: args.shape.clone(),
@@ -306,8 +309,8 @@ fn summarize<B: Machine>(engine: &Engine<B>, measured: &Measured, batch: usize, 
         gflops: tokens_per_s * token_gflop,
         peak_gflops: token_gflop / token_seconds,
         weight_mb: network.weight_bytes(engine.backend()) as f64 / 1e6,
-        requantize_s: of(|t| t.requantize),
-        read_weights_s: of(|t| t.reading),
+        requantize_s,
+        read_weights_s,
         peak_rss_mb: peak_rss_mb(),
     }
 }
