@@ -8,7 +8,7 @@ use super::Context;
 use super::buf::Parts;
 use super::gemm::Precision;
 use super::scalar::bf16_bits;
-use super::simd::{Simd, simd_dispatch};
+use super::simd::{MOST_LANES, Simd, simd_dispatch};
 use super::source::{Piece, Source};
 
 /// How the source lies in memory (row-major).
@@ -43,6 +43,7 @@ pub(crate) fn pack(
     let groups = lanes.div_ceil(width);
     let total = if pad { groups * width } else { lanes } * k_words;
     assert!(source.len() >= lanes * k && words.len() >= total, "pack: shapes");
+    let past_caches = pad && 4 * total >= PAST_CACHES && words.as_ptr().addr().is_multiple_of(2 * width);
     let out = Parts::new(words);
     ctx.pool.for_ranges(groups, (1 << 15) / (width * k).max(1) + 1, &|range| {
         for group in range {
@@ -54,8 +55,8 @@ pub(crate) fn pack(
                 match layout {
                     Layout::LanesByK => {
                         let rows = &source[first * k..(first + real) * k];
-                        let more = pad && first + 2 * real <= lanes;
-                        pack_transposed(ctx.level, precision, rows, k, stride, stride, more, out.at(first * k_words));
+                        let ahead = Ahead { more: pad && first + 2 * real <= lanes, past_caches };
+                        pack_transposed(ctx.level, precision, rows, k, stride, stride, ahead, out.at(first * k_words));
                     }
                     Layout::KByLanes => {
                         let out = out.slice(first * k_words, stride * k_words);
@@ -64,7 +65,28 @@ pub(crate) fn pack(
                 }
             }
         }
+        if past_caches {
+            // SAFETY: the level was detected.
+            unsafe { finish(ctx.level) }
+        }
     });
+}
+
+/// Bytes of panels from which on they are written past the caches, which could not hold them until they are used.
+const PAST_CACHES: usize = 16 << 20;
+
+/// What surrounds rows that are packed.
+#[derive(Clone, Copy)]
+struct Ahead {
+    /// As many rows lie behind them in memory and come next.
+    more: bool,
+    /// Panels go past the caches.
+    past_caches: bool,
+}
+
+impl Ahead {
+    /// Rows on their own.
+    const NOTHING: Ahead = Ahead { more: false, past_caches: false };
 }
 
 /// Packs rows of `k` into strips.
@@ -87,11 +109,12 @@ pub(crate) fn pack_piece(ctx: &Context, precision: Precision, k: usize, strips: 
     // SAFETY: the piece's columns of its strip belong to this task; the level was detected.
     unsafe {
         let out = strips.at(strip * k.div_ceil(precision.per_word()) + first - strip);
-        pack_transposed(ctx.level, precision, values, k, values.len() / k.max(1), height, false, out);
+        pack_transposed(ctx.level, precision, values, k, values.len() / k.max(1), height, Ahead::NOTHING, out);
     }
 }
 
-simd_dispatch!(fn pack_transposed(precision: Precision, rows: &[f32], k: usize, lanes: usize, stride: usize, more: bool, out: *mut u32) = pack_transposed_at);
+simd_dispatch!(fn pack_transposed(precision: Precision, rows: &[f32], k: usize, lanes: usize, stride: usize, ahead: Ahead, out: *mut u32) = pack_transposed_at);
+simd_dispatch!(fn finish() = finish_at);
 simd_dispatch!(fn pack_copied(precision: Precision, source: &[f32], k: usize, ld: usize, real: usize, stride: usize, out: &mut [u32]) = pack_copied_at);
 
 /// Words converted at a time before they are spread over the lanes.
@@ -105,8 +128,18 @@ fn pair(low: f32, high: f32) -> u32 {
     bf16_bits(low) as u32 | (bf16_bits(high) as u32) << 16
 }
 
-/// Rows of `k` become lanes of packed rows that lie `stride` words apart; lanes without a row are zero. With `more`, as many
-/// rows lie behind them in memory and come next.
+/// Orders what was written past the caches before everything that follows.
+#[inline(always)]
+unsafe fn finish_at<S: Simd>() {
+    // SAFETY: the caller has the instructions of S.
+    unsafe { S::fence() }
+}
+
+/// Room for a square of words on its way past the caches.
+#[repr(align(64))]
+struct Square(#[expect(dead_code, reason = "used through a pointer")] [[u32; MOST_LANES]; MOST_LANES]);
+
+/// Rows of `k` become lanes of packed rows that lie `stride` words apart; lanes without a row are zero.
 #[inline(always)]
 unsafe fn pack_transposed_at<S: Simd>(
     precision: Precision,
@@ -114,7 +147,7 @@ unsafe fn pack_transposed_at<S: Simd>(
     k: usize,
     lanes: usize,
     stride: usize,
-    more: bool,
+    ahead: Ahead,
     out: *mut u32,
 ) {
     let real = rows.len() / k.max(1);
@@ -127,12 +160,14 @@ unsafe fn pack_transposed_at<S: Simd>(
         first.add(real).write_bytes(0, lanes.next_multiple_of(S::LANES).min(WIDEST) - real);
         &mut *staged.as_mut_ptr()
     };
+    let mut square = std::mem::MaybeUninit::<Square>::uninit();
+    let square: *mut u32 = square.as_mut_ptr().cast();
     for start in (0..words).step_by(CHUNK) {
         let count = CHUNK.min(words - start);
         for lane in 0..real {
             let row = &rows[lane * k..(lane + 1) * k];
             let staged = &mut staged[lane];
-            if more {
+            if ahead.more {
                 // Panels are made of weights, which come from memory: ask for those of the next panel, but never for what is
                 // not mapped, since that takes microseconds a line.
                 let ahead = row.as_ptr().wrapping_add(real * k + start * precision.per_word());
@@ -176,6 +211,13 @@ unsafe fn pack_transposed_at<S: Simd>(
             for word in (0..squares).step_by(S::LANES) {
                 for lane in (0..lanes).step_by(S::LANES) {
                     let (from, to) = (staged[lane][word..].as_ptr(), out.add(word * stride + lane));
+                    if ahead.past_caches {
+                        S::transpose(from, CHUNK, S::LANES, square, MOST_LANES);
+                        for row in 0..S::LANES {
+                            S::stream_i(to.add(row * stride).cast(), S::load_i(square.add(row * MOST_LANES).cast()));
+                        }
+                        continue;
+                    }
                     S::transpose(from, CHUNK, S::LANES.min(lanes - lane), to, stride);
                 }
             }
@@ -221,5 +263,41 @@ unsafe fn pack_copied_at<S: Simd>(
             }
         }
         padding.fill(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::buf::Aligned;
+    use crate::cpu::level::Level;
+
+    #[test]
+    fn panels_that_go_past_the_caches_hold_the_same_words() {
+        // Columns that fill no panel, a k that is odd, and lengths that are no multiple of a vector or of a chunk.
+        let (lanes, k) = (4203_usize, 2051_usize);
+        let source: Vec<f32> = (0..lanes * k).map(|i| (i % 8191) as f32 - 4000.5).collect();
+        for level in Level::available() {
+            let ctx = Context::new(level, 2);
+            for precision in [Precision::F32, Precision::Bf16] {
+                let (width, words) = (ctx.panel(), k.div_ceil(precision.per_word()));
+                let mut packed = Aligned::<u32>::zeros(lanes.next_multiple_of(width) * words);
+                assert!(4 * packed.len() >= PAST_CACHES);
+                packed.fill(7);
+                let shape = Shape { lanes, k, width, pad: true };
+                pack(&ctx, precision, Layout::LanesByK, &source, shape, &mut packed);
+                for (i, &word) in packed.iter().enumerate() {
+                    let (row, lane) = (i / width % words, i / width / words * width + i % width);
+                    let at = |column: usize| -> f32 {
+                        if lane < lanes && column < k { source[lane * k + column] } else { 0.0 }
+                    };
+                    let expected = match precision {
+                        Precision::F32 => at(row).to_bits(),
+                        Precision::Bf16 => pair(at(2 * row), at(2 * row + 1)),
+                    };
+                    assert_eq!(word, expected, "{level:?} {precision:?}: lane {lane}, word {row}");
+                }
+            }
+        }
     }
 }
