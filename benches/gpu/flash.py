@@ -82,18 +82,15 @@ class Case:
         return torch.cat(outs).reshape(self.rows, -1), torch.cat(lses)
 
 
-def decode_pairs(fmt, hd, blocks):
-    """Pairs of warps of a block: as many as let all blocks run at the same time."""
-    if hd == 128 and fmt != "bf16" and blocks <= 132 * 2:
-        return 4
-    return 2 if blocks <= 132 * (3 if hd == 128 else 4) else 1
-
-
-def decode_shape(fmt, hd, group, pairs):
-    """Threads and shared memory of a block of the decode kernel."""
-    depth = 1 if fmt == "bf16" or pairs == 4 else 2
-    row, scales = (hd * 2, 0) if fmt == "bf16" else (hd, 2 * TILE * 4)
-    return pairs * 64, pairs * (depth * (2 * TILE * row + scales) + max(group * (hd + 4) * 4, 2048))
+def decode_shape(fmt, hd, blocks, longest, teams=None):
+    """Threads and shared memory of a block of the decode kernel, and whether all run at the same time: as `cuda/flash.rs` does it."""
+    team = 1 if fmt != "bf16" and hd == 64 else 2
+    tile, own = 2 * TILE * (hd * 2 if fmt == "bf16" else hd + 4), 1024 + 8 * (hd + 8) * 2 + 2048 + 4 * 1152 * (team - 1)
+    each = -(-blocks // 132)
+    fits = lambda n: n * team * each <= 16 and each * (n * tile + own) <= 228 << 10
+    most = min(8 // team, -(-min(longest, SPLIT) // TILE))
+    chosen = teams or next((n for n in range(most, 0, -1) if fits(n)), min(most, 2))
+    return 32 * team * chosen, chosen * tile, fits(chosen)
 
 
 class Flash:
@@ -102,8 +99,8 @@ class Flash:
         built = compile_all([(f"flash_{kind}.cu", "sm_90", []) for kind in kinds])
         modules = {kind: load(cubin) if cubin else sys.exit(log) for kind, (cubin, log) in zip(kinds, built)}
         self.kernels = {("prefill", fmt, hd): Kernel(modules["prefill"], f"flash_prefill_{fmt}_{hd}") for fmt in FORMATS for hd in (64, 128)}
-        self.kernels |= {("decode", fmt, hd, pairs): Kernel(modules["decode"], f"flash_decode_{fmt}_{hd}_{pairs}") for fmt in FORMATS for hd in (64, 128) for pairs in ((1, 2, 4) if hd == 128 and fmt != "bf16" else (1, 2))}
-        self.pairs = None
+        self.kernels |= {("decode", fmt, hd): Kernel(modules["decode"], f"flash_decode_{fmt}_{hd}") for fmt in FORMATS for hd in (64, 128)}
+        self.teams = None
         self.partials = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
         self.counters = torch.zeros(1 << 15, dtype=torch.int32, device="cuda")
         self.maxima = torch.full((1 << 16,), -1, dtype=torch.int32, device="cuda")
@@ -125,10 +122,10 @@ class Flash:
         cos, sin = angles or (ctypes.c_void_p(0), ctypes.c_void_p(0))
         longest = max(old + new for old, new in case.sequences)
         splits = -(-longest // SPLIT)
-        pairs = self.pairs or decode_pairs(case.fmt, case.hd, splits * case.kv_heads * len(case.sequences))
-        threads, smem = decode_shape(case.fmt, case.hd, case.heads // case.kv_heads, pairs)
-        kernel = self.kernels["decode", case.fmt, case.hd, pairs]
-        kernel.launch((splits, case.kv_heads, len(case.sequences)), (threads,), smem, [*self.inputs(case), out, lse, self.partials, self.counters, *self.numbers(case, splits), cos, sin, ctypes.c_int(output), scales if scales is not None else ctypes.c_void_p(0), self.maxima])
+        parties = case.kv_heads * -(-case.heads // case.kv_heads // 8)
+        threads, smem, _ = decode_shape(case.fmt, case.hd, splits * parties * len(case.sequences), longest, self.teams)
+        kernel = self.kernels["decode", case.fmt, case.hd]
+        kernel.launch((splits, parties, len(case.sequences)), (threads,), smem, [*self.inputs(case), out, lse, self.partials, self.counters, *self.numbers(case, splits), cos, sin, ctypes.c_int(output), scales if scales is not None else ctypes.c_void_p(0), self.maxima])
 
 
 def prefill_work(case):

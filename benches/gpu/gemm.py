@@ -23,6 +23,17 @@ def stage_bytes(tok, wg):
     return wg * 8192 + tok * 128
 
 
+def box_rows(tok, cl, schedule):
+    """Rows of tokens of one copy: blocks of a cluster bring a part each, unless they have different parts of k."""
+    return tok if schedule == "SPLIT" else tok // cl
+
+
+def shared_bytes(tok, wg, parts):
+    """Shared memory of a block: stages, and sums from the others of its cluster."""
+    sums = (parts - 1) * wg * 64 * (tok // parts) * 4
+    return min(16, (196 * 1024 - sums) // stage_bytes(tok, wg)) * stage_bytes(tok, wg) + sums + 1024
+
+
 def ranges_for(n, k_bytes):
     """Into how many ranges a matrix is cut: as `cuda/gemm.rs` does it."""
     tiles, kb, most = -(-n // 256), -(-k_bytes // 128), SMS // 2
@@ -34,7 +45,8 @@ def variants(fmt):
     large = "TILES" if fmt == "int8" else "VIRTUAL"
     streams = (16, 64, 128) if fmt == "fp8" else (16, 64, 128, 256)
     last = (256, 2, 2, large) if fmt == "int8" else (128, 2, 2, large)
-    return [(fmt, t, 2, 2 if t == 256 else 1, "STREAM") for t in streams] + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large), (fmt, *last)]
+    split = [(fmt, 128, 1, parts, "SPLIT") for parts in (2, 4)] if fmt == "int8" else []
+    return [(fmt, t, 2, 2 if t == 256 else 1, "STREAM") for t in streams] + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large), (fmt, *last)] + split
 
 
 def choose(fmt, rows, n, k_bytes, swiglu=0):
@@ -55,6 +67,9 @@ def choose(fmt, rows, n, k_bytes, swiglu=0):
             ranges = ranges_for(n, k_bytes)
             unit, apart, whole = (0.5, 7, 2.5) if tok == 128 else (0.75, 11, 4 if swiglu else 8)
             costs.append((unit * up(tiles * kb, ranges) + (whole if ranges == tiles else apart), v))
+        elif schedule == "SPLIT":
+            if kb >= 4 * cl:
+                costs.append(((0.25 * kb / cl + 3.2) * up(up(n, 64) * up(rows, tok) * cl, SMS), v))
         elif cl == 2:
             unit = 0.75 if tok == 256 else 0.5
             costs.append((unit * kb * up(up(n, 256) * up(rows, tok), SMS // 2) + 3, v) if rows > 256 else (1e9, v))
@@ -96,15 +111,17 @@ class Gemm:
         kb = -(-row_bytes // 128)
         ranges = ranges or ranges_for(n, row_bytes)
         grid = ranges * 2
-        if schedule != "STREAM":
+        if schedule == "SPLIT":
+            grid = -(-n // (64 * wg)) * -(-tokens // tok) * cl
+        elif schedule != "STREAM":
             grid = min(SMS // cl, -(-n // (64 * wg * cl)) * -(-tokens // tok)) * cl
         at = lambda t: t.data_ptr() if t is not None else None
         pointers = [ctypes.c_void_p(at(t)) for t in (tiles, ws, xs, bias, out, self.partials)]
         numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, swiglu)]
-        most = min(16, 196 * 1024 // stage_bytes(tok, wg))
-        smem = most * stage_bytes(tok, wg) + 1024
+        parts = cl if schedule == "SPLIT" else 1
+        smem = shared_bytes(tok, wg, parts)
         if prepared is None:
-            prepared = tensor_map(x.data_ptr(), tokens, row_bytes, tok // cl)
+            prepared = tensor_map(x.data_ptr(), tokens, row_bytes, box_rows(tok, cl, schedule))
         block = wg * 128 + 128 if wg > 1 else 160
         self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers, ctypes.c_void_p(at(largest))], pdl)
 
@@ -207,7 +224,7 @@ def timing(gemm, pool, v, tokens, n, k, ranges=None, swiglu=0):
     ws = torch.rand(n, device="cuda")
     sets = pool.sets(fmt, -(-n // 64) * -(-k * element // 128) * 8192)
     out = torch.empty(tokens, n, device="cuda")
-    prepared = tensor_map(x.data_ptr(), tokens, k * element, tok // cl)
+    prepared = tensor_map(x.data_ptr(), tokens, k * element, box_rows(tok, cl, schedule))
     launches = [
         (lambda t=t: gemm.run(v, x, t, n, out, xs, ws, ranges=ranges, prepared=prepared, swiglu=swiglu))
         for t in sets * max(1, 8 // len(sets))

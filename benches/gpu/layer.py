@@ -10,7 +10,7 @@ import time
 import torch
 
 import gemm as products
-from flash import decode_pairs, decode_shape
+from flash import decode_shape
 from device import Kernel, compile_all, graph_time, load, tensor_map
 
 SHAPES = {"0.5B": (896, 14, 2, 64, 4864), "1.5B": (1536, 12, 2, 128, 8960), "7B": (3584, 28, 4, 128, 18944), "32B": (5120, 40, 8, 128, 27648)}
@@ -83,9 +83,9 @@ class Block:
     def product(self, i, name, out, bias=None, add=0, **more):
         n, k = self.sizes[name]
         v = products.choose(self.fmt, self.rows, n, k * self.element, more.get("swiglu", 0))
-        key = (k, v[1] // v[3])
+        key = (k, products.box_rows(v[1], v[3], v[4]))
         if key not in self.maps:
-            self.maps[key] = tensor_map(self.left.data_ptr(), self.rows, k * self.element, v[1] // v[3])
+            self.maps[key] = tensor_map(self.left.data_ptr(), self.rows, k * self.element, key[1])
         x = self.left[: self.rows * k * self.element].view(self.rows, -1)
         scales = (self.left_scales, self.scales[name]) if self.fmt != "bf16" else (None, None)
         self.k.gemm.run(v, x, self.weights[i][name], n, out, *scales, bias, add, prepared=self.maps[key], row_bytes=k * self.element, **more)
@@ -106,21 +106,25 @@ class Block:
         warps = self.rows * (self.heads + 2 * self.kv_heads)
         self.k.get("kv", "rope_write").launch((-(-warps // 4),), (128,), 0, given, True)
 
+    def shape(self):
+        """Splits of attention, the shape of its blocks, and whether it writes codes."""
+        splits = -(-self.context // 512)
+        block, smem, at_once = decode_shape(self.kv, self.hd, splits * self.kv_heads * self.rows, self.context)
+        return splits, block, smem, "codes" in self.options and self.fmt != "bf16" and at_once
+
     def attend(self, i, rotate=False):
         keys, values = self.caches[i]
-        splits = -(-self.context // 512)
-        pairs = decode_pairs(self.kv, self.hd, splits * self.kv_heads * self.rows)
-        block, smem = decode_shape(self.kv, self.hd, self.heads // self.kv_heads, pairs)
+        splits, block, smem, codes = self.shape()
         given = [self.qkv, keys, values, self.kv_scales, self.kv_scales, self.spans, self.pages, self.attention, ptr(0), self.k.partials, self.k.counters, *[u32(v) for v in (self.width, self.heads, self.kv_heads, 6, splits)], f32(0.1)]
         output = 0
         if rotate and self.fmt == "bf16":
             output = 1
-        if rotate and "codes" in self.options and self.fmt != "bf16":
+        if rotate and codes:
             output = 2 if self.fmt == "int8" else 3
         given += [self.cos if rotate else ptr(0), self.sin if rotate else ptr(0), u32(output), self.left_scales, self.k.maxima]
         if output:
             given[7] = self.left
-        self.k.get("flash_decode", f"flash_decode_{self.kv}_{self.hd}_{pairs}").launch((splits, self.kv_heads, self.rows), (block,), smem, given, True)
+        self.k.get("flash_decode", f"flash_decode_{self.kv}_{self.hd}").launch((splits, self.kv_heads, self.rows), (block,), smem, given, True)
 
     def launches(self, i):
         q = self.heads * self.hd
@@ -139,7 +143,7 @@ class Block:
             ("rows", lambda: self.rows_of("rows", [self.attention], q)),
         ]
         if "rotate" in self.options:
-            middle = [("attention", lambda: self.attend(i, True))] + (middle[2:] if self.fmt != "bf16" and "codes" not in self.options else [])
+            middle = [("attention", lambda: self.attend(i, True))] + (middle[2:] if self.fmt != "bf16" and not self.shape()[3] else [])
         return [
             ("norm1", lambda: self.rows_of("norm", [self.x, self.gain], self.d, f32(1e-6))),
             ("qkv", lambda: self.product(i, "qkv", self.qkv, self.bias)),

@@ -1,8 +1,8 @@
 // Causal grouped-query attention over paged keys and values: prefill (many queries) and decode (one per sequence).
 //
-// The query heads that share a key/value head count as rows, so the keys are read once for all of them. A warp takes 16
-// rows and tiles of 64 keys: scores, softmax and weighted values of a tile are computed on their own (m, l, o) and
-// folded into a running state.
+// The query heads that share a key/value head go together, so the keys are read once for all of them. Scores, softmax and
+// weighted values of a tile of 64 keys are computed on their own (m, l, o) and folded into a running state. In prefill a warp
+// takes 16 rows, of all heads of a group; decode has its own way through a tile (flash_tile.cuh).
 //
 // Order of summation. Tiles count from position 0 and are folded in order within a split of 512 positions; splits are
 // folded in order. Both kernels use the same steps, written without room for the compiler to contract them differently,
@@ -35,8 +35,8 @@ struct FlashArgs {
     const u32* work;    // prefill: pairs of span and first packed row
     float* out;         // [rows, heads * head_dim]
     float* lse;         // [rows, heads], or null
-    float* partials;    // decode: [span][kv_head][split][group][head_dim + 4]
-    u32* counters;      // decode: one per span and kv_head, zero between kernels
+    float* partials;    // decode: [span][eight heads of a group][split][8][head_dim + 4]
+    u32* counters;      // decode: one per span and eight heads, zero between kernels
     int stride, heads, kv_heads, page_shift, splits;  // pages of 2^page_shift tokens
     float scale;        // of scores, times log2(e)
     // decode: with these, queries and keys are rotated here, and the new keys and values stored in their pages.
@@ -44,7 +44,7 @@ struct FlashArgs {
     const float* sin;
     int output;         // decode: what `out` holds, see Output
     float* out_scales;  // decode: one per row, for codes
-    u32* maxima;        // decode, for codes: [row][kv_head to][kv_head from], EMPTY between kernels
+    u32* maxima;        // decode, for codes: [row][block to][block from], EMPTY between kernels
 };
 
 template <int FORMAT, int HD>
@@ -58,13 +58,6 @@ template <int BYTES>
 __device__ __forceinline__ u32 key_chunk(u32 row, u32 chunk) {
     if (BYTES == 256) return row * 256 + ((chunk ^ (chunk >> 3) ^ (row & 1) * 2) * 16);
     if (BYTES == 128) return row * 128 + ((chunk ^ (row & 1)) * 16);
-    return row * BYTES + chunk * 16;
-}
-
-template <int BYTES>
-__device__ __forceinline__ u32 value_chunk(u32 row, u32 chunk) {
-    if (BYTES == 128) return row * 128 + ((chunk ^ (row & 6)) * 16);
-    if (BYTES == 64) return (row ^ (row >> 2 & 1)) * 64 + ((chunk ^ (row & 2)) * 16);
     return row * BYTES + chunk * 16;
 }
 
@@ -124,15 +117,15 @@ struct Softmax {
 };
 
 // Scores of J x 8 keys from position `first` on, in units of log2, masked from `limit` on, and their largest of each row.
-// FORMAT is that of the keys in shared memory; codes that were widened to f16 on the way there count as KV_BF16, but SCALED.
-template <int FORMAT, bool SCALED, int HD, int J>
+// Keys are 16-bit numbers in shared memory: bf16, or codes (SCALED) as f16.
+template <bool SCALED, int HD, int J>
 __device__ __forceinline__ void tile_scores(
     const Queries<HD>& q, const u8* keys, const float* key_scales, float scale, const u32 (&limit)[2], u32 first,
     float (&s)[J][4], Softmax& soft
 ) {
-    const int BYTES = Row<FORMAT, HD>::BYTES;
-    const int CHUNKS = BYTES / 64;             // of a lane
-    const int STEPS = HD / 16 / CHUNKS;        // of the product that a chunk is good for
+    const int BYTES = HD * 2;
+    const int CHUNKS = BYTES / 64;  // of a lane
+    const int STEPS = 2;            // of the product that a chunk is good for
     u32 lane = threadIdx.x % WARP, quad = lane % 4;
     // The next chunk of all keys is on its way while the last one is multiplied. Products of different keys follow each
     // other: each waits for nothing.
@@ -159,10 +152,7 @@ __device__ __forceinline__ void tile_scores(
 #pragma unroll
             for (int j = 0; j < J; ++j) {
                 const u32* w = words[c % 2][j];
-                u32 four = FORMAT == KV_BF16 ? 0 : bias_codes<FORMAT>(w[k]);
-                u32 b0 = FORMAT == KV_BF16 ? w[2 * k] : codes_f16<FORMAT, 0>(four);
-                u32 b1 = FORMAT == KV_BF16 ? w[2 * k + 1] : codes_f16<FORMAT, 1>(four);
-                mma<SCALED>(s[j], q.a[c * STEPS + k], b0, b1);
+                mma<SCALED>(s[j], q.a[c * STEPS + k], w[2 * k], w[2 * k + 1]);
             }
         }
     }
@@ -184,23 +174,25 @@ __device__ __forceinline__ void tile_scores(
     }
 }
 
-// Scores become weights 2^(s - m), and their sums: every 32 keys on their own, then these in order.
+// Scores become weights 2^(s - m), and their sums: of 32 keys every eighth one in order, neighbours of these eight sums two by
+// two, and the sums of all 32 in order.
 template <int J>
 __device__ __forceinline__ void tile_weights(float (&s)[J][4], Softmax& soft) {
     float base[2] = {soft.m[0] == -INFINITY_F ? 0.0f : soft.m[0], soft.m[1] == -INFINITY_F ? 0.0f : soft.m[1]};
 #pragma unroll
     for (int part = 0; part < J; part += 4) {
-        float l[2] = {0.0f, 0.0f};
+        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f}, l[2];
 #pragma unroll
         for (int j = part; j < part + 4; ++j) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 s[j][e] = exp2_fast(__fsub_rn(s[j][e], base[e / 2]));
-                l[e / 2] = __fadd_rn(l[e / 2], s[j][e]);
+                sums[e] = __fadd_rn(sums[e], s[j][e]);
             }
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
+            l[h] = __fadd_rn(sums[2 * h], sums[2 * h + 1]);
             l[h] = __fadd_rn(l[h], __shfl_xor_sync(FULL, l[h], 1));
             l[h] = __fadd_rn(l[h], __shfl_xor_sync(FULL, l[h], 2));
             soft.l[h] = part == 0 ? l[h] : __fadd_rn(soft.l[h], l[h]);

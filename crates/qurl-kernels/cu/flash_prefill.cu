@@ -164,7 +164,7 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
             const float* tile_scales = scales + tile % 2 * 2 * TILE;
             float s[8][4];
             Softmax soft;
-            tile_scores<KV_BF16, FORMAT != KV_BF16, HD>(q, keys, tile_scales, a.scale, limit, tile * TILE, s, soft);
+            tile_scores<FORMAT != KV_BF16, HD>(q, keys, tile_scales, a.scale, limit, tile * TILE, s, soft);
             tile_weights(s, soft);
             float keep[2], take[2];
 #pragma unroll

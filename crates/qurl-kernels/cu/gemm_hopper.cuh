@@ -13,6 +13,8 @@
 //           each adds up some tokens, in order of k. The cut depends on (n, k) and the number of ranges, never on the
 //           tokens: neither do the bits.
 //   TILES   whole tiles, for many tokens.
+//   SPLIT   whole tiles, each by the blocks of a cluster, which have a part of k each and then some of the tokens: for few rows
+//           of many numbers. Sums of integers only, which are exact in any order.
 //   VIRTUAL whole tiles, but summed with the cuts of STREAM, for the same bits in floating point with many tokens.
 //
 // Weights do not depend on earlier kernels: launched with programmatic serialization, a block fills its stages with
@@ -21,7 +23,7 @@
 #include "gemm_meet.cuh"
 #include "hopper.cuh"
 
-enum Schedule { STREAM, TILES, VIRTUAL };
+enum Schedule { STREAM, TILES, VIRTUAL, SPLIT };
 
 // Nanoseconds from one early stage of a stream to the next. All at once would fill the queues of the memory, and the kernel in
 // front, short as it may be, is a chain of round trips through them.
@@ -55,22 +57,63 @@ __device__ __forceinline__ void finish_products() {
 
 // ---- the kernel --------------------------------------------------------------------------------------------------
 
-template <int TOK, int WG>
+// Shared memory of a block: stages, and behind them sums from the others of its cluster (PARTS of them, with SPLIT).
+template <int TOK, int WG, int PARTS>
 struct Shape {
     static const int STAGE_BYTES = WG * TILE_BYTES + TOK * 128;
-    static const int MOST = 196 * 1024 / STAGE_BYTES;
+    static const int SUM_BYTES = PARTS > 1 ? (PARTS - 1) * WG * TILE_ROWS * (TOK / PARTS) * 4 : 0;
+    static const int MOST = (196 * 1024 - SUM_BYTES) / STAGE_BYTES;
     static const int STAGES = MOST > 16 ? 16 : MOST;
 };
+
+// The blocks of a cluster have the sums of a tile over parts of k: each gets its share of the tokens from the others,
+// behind its stages, and adds them up.
+template <int TOK, int CL, int WARPS>
+__device__ __forceinline__ void share_out(const int (&d)[TOK / 2], u32 rank, u32 area, int (&share)[TOK / 2 / CL]) {
+    const int EIGHTS = TOK / 8 / CL, PART_BYTES = WARPS * EIGHTS * WARP * 16;
+    u32 place = area + (threadIdx.x / WARP * EIGHTS * WARP + threadIdx.x % WARP) * 16;
+#pragma unroll
+    for (u32 to = 0; to < CL; ++to) {
+        const int first = to * EIGHTS * 4;
+        if (to == rank) {
+#pragma unroll
+            for (int i = 0; i < EIGHTS * 4; ++i) share[i] = d[first + i];
+            continue;
+        }
+        u32 there;
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(place + (rank - (rank > to)) * PART_BYTES), "r"(to));
+#pragma unroll
+        for (int q = 0; q < EIGHTS; ++q) {
+            const int* s = d + first + 4 * q;
+            asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(there + q * WARP * 16), "r"(s[0]), "r"(s[1]), "r"(s[2]), "r"(s[3]) : "memory");
+        }
+    }
+    cluster_sync();
+#pragma unroll
+    for (int part = 0; part < CL - 1; ++part) {
+#pragma unroll
+        for (int q = 0; q < EIGHTS; ++q) {
+            int s[4];
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(s[0]), "=r"(s[1]), "=r"(s[2]), "=r"(s[3]) : "r"(place + part * PART_BYTES + q * WARP * 16) : "memory");
+#pragma unroll
+            for (int e = 0; e < 4; ++e) share[4 * q + e] += s[e];
+        }
+    }
+}
 
 template <int FORMAT, int TOK, int WG, int CL, int SCHEDULE>
 __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     typedef typename Sum<FORMAT>::type S;
-    const int STAGES = Shape<TOK, WG>::STAGES;
-    const int STAGE_BYTES = Shape<TOK, WG>::STAGE_BYTES;
+    const bool STREAMS = SCHEDULE == STREAM, SPLITS = SCHEDULE == SPLIT;
+    typedef Shape<TOK, WG, SPLITS ? CL : 1> Memory;
+    const int STAGES = Memory::STAGES;
+    const int STAGE_BYTES = Memory::STAGE_BYTES;
     const int WARPS = WG * 4;
-    const bool STREAMS = SCHEDULE == STREAM;
+    // Blocks with the same tokens.
+    const int ALIKE = SPLITS ? 1 : CL;
     const int PRODUCER_REGISTERS = FORMAT == FP8 || (STREAMS && TOK == 256) ? 40 : STREAMS ? 56 : 88;
     static_assert(!STREAMS || (WG == 2 && CL <= SIDES), "a stream's tiles have 256 rows");
+    static_assert(!SPLITS || FORMAT == INT8, "sums of parts of k in any order");
 
     extern __shared__ u8 dynamic[];
     __shared__ u64 full[STAGES], empty[STAGES];
@@ -79,7 +122,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     u32 warp = threadIdx.x / WARP;
     u32 rank = CL > 1 ? blockIdx.x % CL : 0;
     u32 range = blockIdx.x / (STREAMS ? SIDES : CL), clusters = gridDim.x / CL;
-    u32 tiles = (a.n + TILE_ROWS * WG * CL - 1) / (TILE_ROWS * WG * CL);
+    u32 tiles = (a.n + TILE_ROWS * WG * ALIKE - 1) / (TILE_ROWS * WG * ALIKE);
     u32 token_tiles = (a.tokens + TOK - 1) / TOK;
     u32 kb = a.k_blocks, strips = (a.n + TILE_ROWS - 1) / TILE_ROWS;
     Cut cut = {(a.n + CUT_ROWS - 1) / CUT_ROWS * kb, (u32)a.ranges, kb};
@@ -91,7 +134,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(smem_address(&full[s]), 1);
-            barrier_init(smem_address(&empty[s]), WARPS * CL);
+            barrier_init(smem_address(&empty[s]), WARPS * ALIKE);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -112,11 +155,15 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
             w.at = cut.begin(range);
             w.end = cut.begin(range + 1);
         }
+        if (SPLITS) {
+            w.k0 = kb * rank / CL;
+            w.k1 = kb * (rank + 1) / CL;
+        }
         return w;
     };
     // The 64 rows of a warpgroup: with swiglu the second takes the ups of the first one's gates.
     auto strip_of = [&](u32 tile, u32 group) {
-        u32 at = STREAMS ? tile * SIDES + blockIdx.x % SIDES : tile * CL + rank;
+        u32 at = STREAMS ? tile * SIDES + blockIdx.x % SIDES : SPLITS ? tile : tile * CL + rank;
         return WG > 1 && a.swiglu ? at + group * (strips / 2) : at * WG + group;
     };
     auto next = [&](Walk& w) {
@@ -155,8 +202,9 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                 }
             };
             auto tokens = [&](u32 stage, const Walk& w, u32 k) {
-                u32 to = stages + stage * STAGE_BYTES + WG * TILE_BYTES + rank * (TOK / CL) * 128;
-                copy_tokens<CL>(to, &map, k * 128, w.token_tile * TOK + rank * (TOK / CL), smem_address(&full[stage]));
+                u32 first = SPLITS ? 0 : rank * (TOK / CL);
+                u32 to = stages + stage * STAGE_BYTES + WG * TILE_BYTES + first * 128;
+                copy_tokens<ALIKE>(to, &map, k * 128, w.token_tile * TOK + first, smem_address(&full[stage]));
             };
             // The first stages: weights early, tokens when the kernel before has written them.
             u32 ahead = 0, done = 0;
@@ -192,7 +240,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
         u32 done = 0;
         // Lane b tells block b of the cluster that this warp is through with a stage.
         auto release = [&](u32 stage) {
-            if (lane < CL) barrier_arrive(smem_address(&empty[stage]), lane);
+            if (lane < ALIKE) barrier_arrive(smem_address(&empty[stage]), SPLITS ? rank : lane);
         };
         float* room = reinterpret_cast<float*>(rooms) + warp * Room<TOK>::FLOATS;
         u32 scales_of = ~0u;
@@ -249,6 +297,13 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                 }
                 finish.fetch(a, row, w.token_tile * TOK);
                 store<FORMAT, TOK>(a, finish, total, room);
+            } else if constexpr (SPLITS) {
+                const int SHARE = TOK / CL;
+                finish.fetch(a, row, w.token_tile * TOK);
+                sum_up(w.k0, w.k1);
+                int share[SHARE / 2];
+                share_out<TOK, CL, WARPS>(d, rank, stages + STAGES * STAGE_BYTES, share);
+                store<FORMAT, SHARE>(a, finish, share, room, rank * SHARE);
             } else {
                 Meeting meeting(cut, w.tile);
                 // What results are finished with is fetched before they are there, where there are registers for it.
@@ -266,8 +321,8 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
             }
         }
     }
-    // No block may end while another of its cluster still sends to it.
-    if (CL > 1) {
+    // No block may end while another of its cluster still sends to it; those that share out sums have met.
+    if (CL > 1 && !(SPLITS && warp < WARPS)) {
         __syncwarp();
         cluster_sync();
     }

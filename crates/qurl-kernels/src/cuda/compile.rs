@@ -22,6 +22,7 @@ pub struct Source {
 const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../../cu/common.cuh")),
     ("flash.cuh", include_str!("../../cu/flash.cuh")),
+    ("flash_tile.cuh", include_str!("../../cu/flash_tile.cuh")),
     ("mma.cuh", include_str!("../../cu/mma.cuh")),
     ("gemm_sums.cuh", include_str!("../../cu/gemm_sums.cuh")),
     ("gemm_store.cuh", include_str!("../../cu/gemm_store.cuh")),

@@ -17,8 +17,6 @@ const DECODE: &str = "flash_decode";
 const TILE: usize = 64;
 /// Positions that the kernels want to lie side by side.
 const SMALLEST_PAGE: usize = 16;
-/// Softmax weights of a tile as a decode step keeps them for a while.
-const WEIGHT_BYTES: usize = 2048;
 /// Positions that one block of a decode step takes.
 const SPLIT: usize = 512;
 /// Rows (queries times heads of a group) of a block of the prefill kernel.
@@ -27,6 +25,9 @@ const ROW_BLOCK: usize = 128;
 const OWNED_ROWS: usize = 64;
 /// Most heads that share a key/value head.
 const MOST_GROUP: usize = 16;
+/// Heads of a block of the decode kernel, and its most warps.
+const BLOCK_HEADS: usize = 8;
+const MOST_WARPS: usize = 8;
 
 /// Whether the kernels take this attention.
 pub(super) fn takes(heads: Heads, kv: &CudaKv) -> bool {
@@ -39,7 +40,7 @@ pub(super) fn takes(heads: Heads, kv: &CudaKv) -> bool {
 
 /// Whether the decode kernel takes these rows: one of each sequence.
 pub(super) fn decodes(heads: Heads, kv: &CudaKv, seen: &Seen) -> bool {
-    takes(heads, kv) && seen.single && seen.count * heads.kv_heads * 4 <= COUNTER_BYTES
+    takes(heads, kv) && seen.single && seen.count * parties(heads) * 4 <= COUNTER_BYTES
 }
 
 /// Causal attention of the rows of all spans.
@@ -115,46 +116,42 @@ struct Plan {
     at_once: bool,
 }
 
-/// As many pairs of warps a block as let all blocks run at the same time; else one.
+/// Blocks of the decode kernel that make a row together, if one has all of the context.
+fn parties(heads: Heads) -> usize {
+    heads.kv_heads * heads.group().div_ceil(BLOCK_HEADS)
+}
+
+/// As many teams of warps a block as there are tiles to take, if all blocks run at the same time; else two.
 fn plan(gpu: &Gpu, heads: Heads, kv: &CudaKv, seen: &Seen) -> Plan {
     let hd = heads.head_dim;
     // A power of two: a recorded step is good for many lengths.
     let splits = seen.longest.div_ceil(SPLIT).next_power_of_two();
-    let blocks = splits * heads.kv_heads * seen.count;
+    let blocks = splits * parties(heads) * seen.count;
     let codes = kv.format != KvFormat::Bf16;
-    // Every pair has tiles of keys and values, their scales, and a part of the result.
+    // A team is one warp or two.
+    let (kernel, team) = match (kv.format, hd) {
+        (KvFormat::Int8, 64) => ("flash_decode_int8_64", 1),
+        (KvFormat::Int8, _) => ("flash_decode_int8_128", 2),
+        (KvFormat::Fp8, 64) => ("flash_decode_fp8_64", 1),
+        (KvFormat::Fp8, _) => ("flash_decode_fp8_128", 2),
+        (_, 64) => ("flash_decode_bf16_64", 2),
+        _ => ("flash_decode_bf16_128", 2),
+    };
     let tile_bytes = 2 * TILE * if codes { hd + 4 } else { 2 * hd };
-    let part_bytes = (heads.group() * (hd + 4) * 4).max(WEIGHT_BYTES);
-    let form = |pairs: usize| {
-        let kernel = match (kv.format, hd, pairs) {
-            (KvFormat::Int8, 64, 1) => "flash_decode_int8_64_1",
-            (KvFormat::Int8, 64, _) => "flash_decode_int8_64_2",
-            (KvFormat::Int8, _, 1) => "flash_decode_int8_128_1",
-            (KvFormat::Int8, _, 2) => "flash_decode_int8_128_2",
-            (KvFormat::Int8, ..) => "flash_decode_int8_128_4",
-            (KvFormat::Fp8, 64, 1) => "flash_decode_fp8_64_1",
-            (KvFormat::Fp8, 64, _) => "flash_decode_fp8_64_2",
-            (KvFormat::Fp8, _, 1) => "flash_decode_fp8_128_1",
-            (KvFormat::Fp8, _, 2) => "flash_decode_fp8_128_2",
-            (KvFormat::Fp8, ..) => "flash_decode_fp8_128_4",
-            (_, 64, 1) => "flash_decode_bf16_64_1",
-            (_, 64, _) => "flash_decode_bf16_64_2",
-            (_, _, 1) => "flash_decode_bf16_128_1",
-            _ => "flash_decode_bf16_128_2",
-        };
-        let depth = if codes && pairs < 4 { 2 } else { 1 };
-        let (threads, shared) = (64 * pairs as u32, (pairs * (depth * tile_bytes + part_bytes)) as u32);
+    let form = |teams: usize| {
+        let (threads, shared) = ((32 * team * teams) as u32, (teams * tile_bytes) as u32);
         let at_once = blocks <= gpu.blocks_at_once(DECODE, kernel, threads, shared, 1);
         Plan { kernel, threads, shared, splits, at_once }
     };
-    let four = if codes && hd == 128 { Some(form(4)) } else { None };
-    let fits = |plan: &Plan| plan.at_once;
-    four.filter(fits).or_else(|| Some(form(2)).filter(fits)).unwrap_or_else(|| form(1))
+    let tiles = seen.longest.min(SPLIT).div_ceil(TILE);
+    let most = tiles.clamp(1, MOST_WARPS / team);
+    (1..=most).rev().map(form).find(|plan| plan.at_once).unwrap_or_else(|| form(most.min(2)))
 }
 
 /// Whether a decode step can write codes: the blocks of a row tell each other their largest number.
 pub(super) fn writes_codes(gpu: &Gpu, heads: Heads, kv: &CudaKv, seen: &Seen) -> bool {
-    seen.rows * heads.kv_heads * heads.kv_heads * 4 <= MAXIMA_BYTES && plan(gpu, heads, kv, seen).at_once
+    let parties = parties(heads);
+    seen.rows * parties * parties * 4 <= MAXIMA_BYTES && plan(gpu, heads, kv, seen).at_once
 }
 
 /// One row of each sequence. With tables of cosines and sines the row's queries and keys are rotated and its keys and
@@ -182,7 +179,8 @@ pub(super) fn decode(
         Decoded::Codes(_, out) => (2, out.data, out.scales),
     };
     let Plan { kernel, threads, shared, splits, .. } = plan(gpu, heads, kv, seen);
-    let room = if splits > 1 { 4 * seen.count * heads.kv_heads * splits * heads.group() * (hd + 4) } else { 4 };
+    let parties = parties(heads);
+    let room = if splits > 1 { 4 * seen.count * parties * splits * BLOCK_HEADS * (hd + 4) } else { 4 };
     let partials = gpu.scratch(Slot::Attention, room);
     let given = args![
         qkv,
@@ -208,7 +206,7 @@ pub(super) fn decode(
         out_scales,
         gpu.words(),
     ];
-    let grid = [splits, heads.kv_heads, seen.count];
+    let grid = [splits, parties, seen.count];
     gpu.launch_as(DECODE, kernel, Launch { grid, block: threads, shared, overlap: true }, given);
 }
 

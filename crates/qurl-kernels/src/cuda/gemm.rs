@@ -36,6 +36,8 @@ struct Variant {
     cluster: usize,
     /// Whether it streams ranges of the weights.
     streams: bool,
+    /// Whether the blocks of a cluster have a part of k each, of the same tile.
+    splits: bool,
 }
 
 macro_rules! variant {
@@ -47,6 +49,7 @@ macro_rules! variant {
             groups: $groups,
             cluster: $cluster,
             streams: matches!($schedule.as_bytes(), b"STREAM"),
+            splits: matches!($schedule.as_bytes(), b"SPLIT"),
         }
     };
 }
@@ -57,10 +60,21 @@ impl Variant {
         if self.groups > 1 { self.groups as u32 * 128 + 128 } else { 160 }
     }
 
-    /// Bytes of shared memory of a block.
+    /// Bytes of shared memory of a block: stages, and behind them sums from the others of its cluster.
     fn shared(&self) -> u32 {
         let stage = self.groups * TILE_ROWS * TILE_BYTES + self.tokens * TILE_BYTES;
-        ((STAGE_ROOM / stage).min(16) * stage + 1024) as u32
+        let sums = (self.parts() - 1) * self.groups * TILE_ROWS * self.tokens / self.parts() * 4;
+        (((STAGE_ROOM - sums) / stage).min(16) * stage + sums + 1024) as u32
+    }
+
+    /// Blocks that sum up a tile.
+    fn parts(&self) -> usize {
+        if self.splits { self.cluster } else { 1 }
+    }
+
+    /// Blocks of a cluster that have different rows and the same tokens.
+    fn alike(&self) -> usize {
+        self.cluster / self.parts()
     }
 }
 
@@ -84,6 +98,8 @@ const INT8: &[Variant] = &[
     variant!("int8", 128, 1, 1, "TILES"),
     variant!("int8", 128, 2, 1, "TILES"),
     variant!("int8", 256, 2, 2, "TILES"),
+    variant!("int8", 128, 1, 2, "SPLIT"),
+    variant!("int8", 128, 1, 4, "SPLIT"),
 ];
 const FP8: &[Variant] = &[
     variant!("fp8", 16, 2, 1, "STREAM"),
@@ -171,6 +187,10 @@ fn choose(
             (true, 128, ..) => 0.5 * share + meeting(7.0, 2.5),
             (true, 256, ..) => 0.75 * share + meeting(11.0, if gated { 4.0 } else { 8.0 }),
             (true, ..) => f64::INFINITY,
+            _ if v.splits && blocks < 4 * v.cluster => f64::INFINITY,
+            (.., parts) if v.splits => {
+                (0.25 * depth / parts as f64 + 3.2) * waves(n.div_ceil(64) * parts, columns, multiprocessors)
+            }
             (_, 64, ..) => (0.21 * depth + 1.5) * waves(n.div_ceil(64), columns, multiprocessors),
             (_, 128, 1, _) => (0.25 * depth + 2.5) * waves(n.div_ceil(64), columns, multiprocessors),
             (_, 128, 2, 1) => (0.42 * depth + 2.0) * waves(n.div_ceil(128), columns, multiprocessors),
@@ -227,14 +247,16 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
     let ranges = ranges(multiprocessors, n, blocks);
     let at_once = |v: &Variant| gpu.blocks_at_once(v.file, v.kernel, v.threads(), v.shared(), v.cluster as u32);
     let v = choose(w.format, tokens, n, blocks, multiprocessors, w.gated, at_once);
-    let tile_rows = TILE_ROWS * v.groups * v.cluster;
-    let grid = match v.streams {
-        true => ranges * SIDES,
-        false => (multiprocessors / v.cluster).min(n.div_ceil(tile_rows) * tokens.div_ceil(v.tokens)) * v.cluster,
+    let tiles = n.div_ceil(TILE_ROWS * v.groups * v.alike()) * tokens.div_ceil(v.tokens);
+    let grid = match () {
+        () if v.streams => ranges * SIDES,
+        // Each of its clusters takes one tile.
+        () if v.splits => tiles * v.cluster,
+        () => (multiprocessors / v.cluster).min(tiles) * v.cluster,
     };
     // Whole tiles where they can be read: the copy engine is slow at the edge of a matrix.
     let height = tokens.next_multiple_of(v.tokens).min(x.readable);
-    let map = gpu.tensor_map(x.data, height, row, (v.tokens / v.cluster) as u32, TILE_BYTES as u32);
+    let map = gpu.tensor_map(x.data, height, row, (v.tokens / v.alike()) as u32, TILE_BYTES as u32);
     let given = args![
         &map,
         w.tiles,
