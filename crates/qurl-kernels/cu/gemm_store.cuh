@@ -169,6 +169,7 @@ __device__ __forceinline__ void store(
     const GemmArgs& a, const Finish<FORMAT, TOK>& finish, typename Sum<FORMAT>::type (&d)[COUNT / 2], float* room, u32 from = 0
 ) {
     const int STEP = Room<TOK>::STEP;
+    static_assert(COUNT % STEP == 0, "whole stretches");
 #pragma unroll(COUNT > 64 ? 1 : 2)
     for (int first = 0; first < COUNT; first += STEP) {
         __syncwarp();

@@ -6,6 +6,9 @@
 
 #define THREADS 256
 #define CHUNK 1024
+// Threads that draw a token without truncation, and what says that none is drawn by chance.
+#define DRAWING 128
+#define NO_CHUNK 0xffffffffu
 
 struct Row {
     float temperature;
@@ -66,9 +69,8 @@ struct ChunkMass {
 };
 
 struct TokenWeight {
-    const float* logits;
-    double largest;
-    __device__ __forceinline__ double operator()(u32 i) const { return exp((double)logits[i] - largest); }
+    const double* weights;
+    __device__ __forceinline__ double operator()(u32 i) const { return weights[i]; }
 };
 
 template <typename Weight>
@@ -78,9 +80,12 @@ __device__ __forceinline__ double total_of(const Weight& weight, u32 count) {
     return warp_sum(sum);
 }
 
-// Draws for every row that does not truncate; a warp a row.
-extern "C" __global__ void __launch_bounds__(WARP)
+// Draws for every row that does not truncate; a block a row. One warp finds the chunk, all find the weights of its tokens
+// (exponentials of 64 bits are long), and the warp walks them.
+extern "C" __global__ void __launch_bounds__(DRAWING)
     draw(const float* logits, u32 vocabulary, u32 chunks, const Partial* partials, const Row* rows, Drawn* out) {
+    __shared__ double weights[CHUNK], top;
+    __shared__ u32 chosen;
     wait_for_previous();
     u32 row = blockIdx.x;
     Row r = rows[row];
@@ -89,16 +94,35 @@ extern "C" __global__ void __launch_bounds__(WARP)
     if (!greedy && truncates) return;
     const Partial* own = partials + (u64)row * chunks;
     const float* x = logits + (u64)row * vocabulary;
-    Distribution all = join_partials(own, chunks);
+    Distribution all;
+    // The chunk's mass was summed in 32 bits: the place inside is a share of what its tokens really weigh.
+    double share = 0.0;
+    if (threadIdx.x < WARP) {
+        all = join_partials(own, chunks);
+        u32 chunk = NO_CHUNK;
+        if (all.finite && !greedy) {
+            double rest = 0.0;
+            ChunkMass mass{own, all.largest};
+            chunk = walk(mass, chunks, r.uniform * all.total, &rest);
+            share = rest / mass(chunk);
+        }
+        if (threadIdx.x == 0) {
+            chosen = chunk;
+            top = all.largest;
+        }
+    }
+    __syncthreads();
+    u32 first = chosen * CHUNK, count = chosen == NO_CHUNK ? 0 : min(CHUNK, vocabulary - first);
+#pragma unroll
+    for (u32 i = threadIdx.x; i < CHUNK; i += DRAWING) {
+        if (i < count) weights[i] = exp((double)x[first + i] - top);
+    }
+    __syncthreads();
+    if (threadIdx.x >= WARP) return;
     u32 token = all.argmax;
-    if (all.finite && !greedy) {
-        double rest = 0.0, ignored = 0.0;
-        ChunkMass mass{own, all.largest};
-        u32 chunk = walk(mass, chunks, r.uniform * all.total, &rest);
-        u32 first = chunk * CHUNK, count = min(CHUNK, vocabulary - first);
-        TokenWeight weight{x + first, all.largest};
-        // The chunk's mass was summed in 32 bits: the place inside is a share of what its tokens really weigh.
-        double share = rest / mass(chunk);
+    if (count > 0) {
+        double ignored = 0.0;
+        TokenWeight weight{weights};
         token = first + walk(weight, count, share * total_of(weight, count), &ignored);
     }
     if (threadIdx.x == 0) {

@@ -16,6 +16,8 @@ const HELD_LOGITS: usize = 1 << 28;
 const MOST_ROWS: usize = 1 << 15;
 /// Columns of the vocabulary that are summed up at a time.
 const CHUNK: usize = 1024;
+/// Threads that draw a token.
+const DRAWING: u32 = 128;
 /// Bytes of the sums of a chunk.
 const PARTIAL_BYTES: usize = 16;
 /// Rows with truncation that are drawn at the same time.
@@ -124,7 +126,7 @@ pub(super) fn draw(gpu: &Gpu, hidden: DevicePtr, head: &CudaWeight, rows: &[Samp
         let staged = gpu.stage(&plain);
         let to = out + (first * DRAWN_WORDS * 4) as u64;
         let given = args![turn.logits, turn.vocabulary as u32, turn.chunks as u32, partials, staged, to];
-        gpu.launch_next("sample", "draw", [rows.len(), 1, 1], 32, 0, given);
+        gpu.launch_next("sample", "draw", [rows.len(), 1, 1], DRAWING, 0, given);
         let truncated = rows.iter().enumerate().filter(|(_, r)| !r.is_greedy() && r.truncates(head.n));
         let truncated: Vec<u32> = truncated.map(|(i, _)| i as u32).collect();
         let room = head.n.next_power_of_two();
