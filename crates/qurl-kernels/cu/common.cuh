@@ -134,15 +134,11 @@ __device__ __forceinline__ float exp_cpu(float x) {
     return __fmul_rn(p, __uint_as_float((u32)((int)n + 127) << 23));
 }
 
-// The same within about three units in the last place, at less than half the work: the special-function unit takes the
-// place of the polynomial. For kernels that are bound by their exponentials.
-__device__ __forceinline__ float exp_fast(float x) {
-    x = x > -87.0f || x != x ? x : -87.0f;
-    x = x < 88.0f || x != x ? x : 88.0f;
-    float n = rintf(__fmul_rn(x, 1.44269504088896340736f)), p;
-    float r = __fmaf_rn(n, 2.1219444e-4f, __fmaf_rn(n, -0.6933594f, x));
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(p) : "f"(__fmul_rn(r, 1.44269504088896340736f)));
-    return __fmul_rn(p, __uint_as_float((u32)((int)n + 127) << 23));
+// 2^x, by the special-function unit. For kernels that are bound by their exponentials.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
 }
 
 // Sum over a warp; every lane gets it. The order is fixed.

@@ -31,45 +31,46 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_logits(
             for (u32 e = 0; e < 4; ++e) v[j][e] = i + e < count ? x[i + e] : -INFINITY_F;
         }
     }
-    float best = -INFINITY_F;
-    u32 place = 0xffffffffu;
+    if (scale != 1.0f) {
 #pragma unroll
-    for (u32 j = 0; j < FOURS; ++j) {
+        for (u32 j = 0; j < FOURS; ++j) {
 #pragma unroll
-        for (u32 e = 0; e < 4; ++e) {
-            u32 i = (j * WARP + lane) * 4 + e;
-            if (i >= count) continue;
-            v[j][e] = __fmul_rn(v[j][e], scale);
-            if (scale != 1.0f) x[i] = v[j][e];
-            if (v[j][e] > best || (place == 0xffffffffu && v[j][e] == v[j][e])) {
-                best = v[j][e];
-                place = i;
+            for (u32 e = 0; e < 4; ++e) {
+                u32 i = (j * WARP + lane) * 4 + e;
+                v[j][e] = __fmul_rn(v[j][e], scale);
+                if (i < count) x[i] = v[j][e];
             }
         }
     }
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-        float other = __shfl_xor_sync(FULL, best, d);
-        u32 there = __shfl_xor_sync(FULL, place, d);
-        if (other > best || (other == best && there < place)) {
-            best = other;
-            place = there;
-        }
-    }
-    float total = 0.0f, weighted = 0.0f;
+    float best = -INFINITY_F;
 #pragma unroll
     for (u32 j = 0; j < FOURS; ++j) {
 #pragma unroll
+        for (u32 e = 0; e < 4; ++e) best = fmaxf(best, v[j][e]);
+    }
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) best = fmaxf(best, __shfl_xor_sync(FULL, best, d));
+    // A number that is not finite makes a sum that is none either. Behind the last column there is nothing to add.
+    float total = 0.0f, weighted = 0.0f;
+    u32 place = CHUNK;
+#pragma unroll
+    for (u32 j = 0; j < FOURS; ++j) {
+        u32 i = (j * WARP + lane) * 4;
+        if (i >= count) break;
+#pragma unroll
         for (u32 e = 0; e < 4; ++e) {
-            if ((j * WARP + lane) * 4 + e >= count) continue;
-            float shifted = __fsub_rn(v[j][e], best), exponential = exp_fast(shifted);
+            if (!aligned && i + e >= count) break;
+            float shifted = __fsub_rn(v[j][e], best), exponential = exp2_fast(__fmul_rn(shifted, 1.44269504088896340736f));
             total = __fadd_rn(total, exponential);
             weighted = __fmaf_rn(exponential, shifted, weighted);
+            if (v[j][e] == best) place = min(place, i + e);
         }
     }
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) place = min(place, __shfl_xor_sync(FULL, place, d));
     total = warp_sum(total);
     weighted = warp_sum(weighted);
-    if (lane == 0) partials[at] = Partial{best, first + (place == 0xffffffffu ? 0 : place), total, weighted};
+    if (lane == 0) partials[at] = Partial{best, first + (place < CHUNK ? place : 0), total, weighted};
 }
 
 // Log-probability of the target, entropy, likeliest token and logarithm of the denominator; a warp a row.

@@ -81,13 +81,6 @@ __device__ __forceinline__ u32 f16_of_e4m3(u32 bytes) {
     return r;
 }
 
-// 2^x, fast.
-__device__ __forceinline__ float exp2_fast(float x) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
-
 // silu(gate) * up, fast. Every kernel that computes it uses this, so that fused and separate steps have the same bits.
 __device__ __forceinline__ float silu_times(float gate, float up) {
     float sigmoid;
