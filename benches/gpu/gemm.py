@@ -28,10 +28,11 @@ def box_rows(tok, cl, schedule):
     return tok if schedule == "SPLIT" else tok // cl
 
 
-def shared_bytes(tok, wg, parts):
-    """Shared memory of a block: stages, and sums from the others of its cluster."""
+def shared_bytes(tok, wg, parts, k_blocks):
+    """Shared memory of a block: stages, no more than it has k-blocks, and sums from the others of its cluster."""
     sums = (parts - 1) * wg * 64 * (tok // parts) * 4
-    return min(16, (196 * 1024 - sums) // stage_bytes(tok, wg)) * stage_bytes(tok, wg) + sums + 1024
+    stages = min(16, (196 * 1024 - sums) // stage_bytes(tok, wg))
+    return (stages if parts > 1 else min(stages, k_blocks)) * stage_bytes(tok, wg) + sums + 1024
 
 
 def ranges_for(n, k_bytes):
@@ -110,16 +111,18 @@ class Gemm:
         tokens, row_bytes = x.shape[0], row_bytes or x.shape[1] * element
         kb = -(-row_bytes // 128)
         ranges = ranges or ranges_for(n, row_bytes)
-        grid = ranges * 2
+        grid, each = ranges * 2, -(-(-(-n // 256) * kb) // ranges)
         if schedule == "SPLIT":
-            grid = -(-n // (64 * wg)) * -(-tokens // tok) * cl
+            grid, each = -(-n // (64 * wg)) * -(-tokens // tok) * cl, kb
         elif schedule != "STREAM":
-            grid = min(SMS // cl, -(-n // (64 * wg * cl)) * -(-tokens // tok)) * cl
+            work = -(-n // (64 * wg * cl)) * -(-tokens // tok)
+            clusters = min(SMS // cl, work)
+            grid, each = clusters * cl, -(-work // clusters) * kb
         at = lambda t: t.data_ptr() if t is not None else None
         pointers = [ctypes.c_void_p(at(t)) for t in (tiles, ws, xs, bias, out, self.partials)]
         numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, swiglu)]
         parts = cl if schedule == "SPLIT" else 1
-        smem = shared_bytes(tok, wg, parts)
+        smem = shared_bytes(tok, wg, parts, each)
         if prepared is None:
             prepared = tensor_map(x.data_ptr(), tokens, row_bytes, box_rows(tok, cl, schedule))
         block = wg * 128 + 128 if wg > 1 else 160

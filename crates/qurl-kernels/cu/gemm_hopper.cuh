@@ -283,6 +283,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
             if (w.token_tile != scales_of) load_scales<FORMAT, TOK>(a, w.token_tile * TOK, room);
             scales_of = w.token_tile;
             Finish<FORMAT, TOK> finish;
+            finish.ask(a, row, room);
             if (SCHEDULE == VIRTUAL) {
                 S total[TOK / 2];
                 // With swiglu the cut is that of the gates.
@@ -295,27 +296,25 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                     for (int i = 0; i < TOK / 2; ++i) total[i] = from == 0 ? d[i] : total[i] + d[i];
                     from = to;
                 }
-                finish.fetch(a, row, w.token_tile * TOK);
+                finish.fetch(a, row, w.token_tile * TOK, room);
                 store<FORMAT, TOK>(a, finish, total, room);
             } else if constexpr (SPLITS) {
                 const int SHARE = TOK / CL;
-                finish.fetch(a, row, w.token_tile * TOK);
                 sum_up(w.k0, w.k1);
                 int share[SHARE / 2];
                 share_out<TOK, CL, WARPS>(d, rank, stages + STAGES * STAGE_BYTES, share);
+                finish.fetch(a, row, w.token_tile * TOK, room);
                 store<FORMAT, SHARE>(a, finish, share, room, rank * SHARE);
             } else {
                 Meeting meeting(cut, w.tile);
-                // What results are finished with is fetched before they are there, where there are registers for it.
-                if (TOK <= 64) finish.fetch(a, row, w.token_tile * TOK);
                 sum_up(w.k0, w.k1);
                 bool joins = STREAMS && meeting.first < meeting.last, adds = meeting.adders == 1 && range == meeting.first;
                 if (joins && !adds) {
-                    if (TOK > 64) finish.fetch(a, row, w.token_tile * TOK);
+                    finish.fetch(a, row, w.token_tile * TOK, room);
                     meet<FORMAT, TOK, WARPS>(a, finish, meeting, d, range, room);
                 } else {
                     if (joins) add_left<FORMAT, TOK, WARPS>(a, meeting, d);
-                    if (TOK > 64) finish.fetch(a, row, w.token_tile * TOK);
+                    finish.fetch(a, row, w.token_tile * TOK, room);
                     store<FORMAT, TOK>(a, finish, d, room);
                 }
             }

@@ -28,8 +28,9 @@ const int TURN_ROW = 20;
 template <int TOK>
 struct Room {
     static const int STEP = TOK < TURN ? TOK : TURN;
-    // A warp's place to turn sums around, and the scales of all tokens.
-    static const int FLOATS = STEP * TURN_ROW + TOK;
+    // A warp's place to turn sums around, the scales of all tokens, and what its 16 rows are finished with.
+    static const int TOKEN_SCALES = STEP * TURN_ROW, ROW_SCALES = TOKEN_SCALES + TOK, ROW_OTHERS = ROW_SCALES + 16;
+    static const int FLOATS = ROW_OTHERS + 16;
 };
 
 // Brings the scales of a token tile into a warp's room.
@@ -38,7 +39,7 @@ __device__ __forceinline__ void load_scales(const GemmArgs& a, u32 token, float*
     if (FORMAT == BF16) return;
     __syncwarp();
     for (u32 t = threadIdx.x % WARP; t < TOK; t += WARP) {
-        room[Room<TOK>::STEP * TURN_ROW + t] = token + t < a.tokens ? a.x_scales[token + t] : 0.0f;
+        room[Room<TOK>::TOKEN_SCALES + t] = token + t < a.tokens ? a.x_scales[token + t] : 0.0f;
     }
     __syncwarp();
 }
@@ -46,24 +47,38 @@ __device__ __forceinline__ void load_scales(const GemmArgs& a, u32 token, float*
 // What a lane needs to finish results: it takes tokens lane / 4 + {0, 8, ..}, and of the warp's 16 rows four neighbours.
 template <int FORMAT, int TOK>
 struct Finish {
-    float ws[4], up_ws[4], bias[4];
+    float ws[4];
+    float other[4];  // bias, or the scales of the ups: with swiglu there is no bias
     u32 width, left, row;
     u64 place;
     bool in;
 
     // With swiglu `row` is that of the gates also for warps that have the ups.
-    __device__ void fetch(const GemmArgs& a, u32 first_row, u32 token) {
-        row = first_row;
+    static __device__ u32 own_row(const GemmArgs& a, u32 first_row) {
+        return a.swiglu && threadIdx.x >= 128 ? first_row - a.n / 2 : first_row;
+    }
+
+    // Asks for what the rows are finished with, before their sums are there: the scales of 16 rows, and those of their ups or
+    // the bias.
+    static __device__ void ask(const GemmArgs& a, u32 first_row, float* room) {
+        u32 lane = threadIdx.x % WARP, row = own_row(a, first_row) + lane % 16, width = a.swiglu ? a.n / 2 : a.n;
+        const float* from = lane >= 16 && !a.swiglu ? a.bias : FORMAT == BF16 ? nullptr : a.w_scales;
+        if (from) copy_4(smem_address(room + Room<TOK>::ROW_SCALES + lane), from + (lane >= 16 && a.swiglu ? width : 0) + row, row < width);
+    }
+
+    __device__ void fetch(const GemmArgs& a, u32 first_row, u32 token, const float* room) {
+        row = own_row(a, first_row);
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
         width = a.swiglu ? a.n / 2 : a.n;
-        if (a.swiglu && threadIdx.x >= 128) row -= width;
         in = row + quad * 4 < width;
+        if (FORMAT != BF16 || a.bias) {
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            __syncwarp();
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            u32 r = row + quad * 4 + e;
-            ws[e] = FORMAT != BF16 && r < width ? __ldg(a.w_scales + r) : 1.0f;
-            up_ws[e] = FORMAT != BF16 && a.swiglu && r < width ? __ldg(a.w_scales + width + r) : 1.0f;
-            bias[e] = a.bias && r < a.n ? __ldg(a.bias + r) : 0.0f;
+            for (int e = 0; e < 4; ++e) {
+                ws[e] = FORMAT != BF16 ? room[Room<TOK>::ROW_SCALES + quad * 4 + e] : 1.0f;
+                other[e] = room[Room<TOK>::ROW_OTHERS + quad * 4 + e];
+            }
         }
         place = (u64)(token + eighth) * width + row + quad * 4;
         left = a.tokens - token - eighth;
@@ -88,13 +103,13 @@ struct Finish {
         if (a.swiglu) return flush_gated<COUNT>(a, room, first);
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
         const float* from = room + eighth * TURN_ROW + quad * 4;
-        const float* xs = room + Room<TOK>::STEP * TURN_ROW + first + eighth;
+        const float* xs = room + Room<TOK>::TOKEN_SCALES + first + eighth;
         float* to = a.out + place + (u64)first * width;
 #pragma unroll
         for (int t = 0; t < COUNT; t += 8, from += 8 * TURN_ROW, to += 8 * (u64)width) {
             if (!in || (int)left <= (int)first + t) continue;
             float4 v = scaled(*reinterpret_cast<const float4*>(from), ws, FORMAT != BF16 ? xs[t] : 1.0f);
-            if (a.bias) v = make_float4(__fadd_rn(v.x, bias[0]), __fadd_rn(v.y, bias[1]), __fadd_rn(v.z, bias[2]), __fadd_rn(v.w, bias[3]));
+            if (a.bias) v = make_float4(__fadd_rn(v.x, other[0]), __fadd_rn(v.y, other[1]), __fadd_rn(v.z, other[2]), __fadd_rn(v.w, other[3]));
             if (a.n % 4 != 0) {
                 float one[4] = {v.x, v.y, v.z, v.w};
                 for (int e = 0; e < 4 && row + quad * 4 + e < a.n; ++e) to[e] = a.add ? __fadd_rn(to[e], one[e]) : one[e];
@@ -115,7 +130,7 @@ struct Finish {
         bool has_ups = threadIdx.x >= 128;
         u32 half = has_ups ? COUNT / 2 : 0;
         const float* gates = (has_ups ? room - 4 * Room<TOK>::FLOATS : room) + (half + eighth) * TURN_ROW + quad * 4;
-        const float* xs = room + Room<TOK>::STEP * TURN_ROW + first + half + eighth;
+        const float* xs = room + Room<TOK>::TOKEN_SCALES + first + half + eighth;
         u64 at = place + (u64)(first + half) * width;
         pair_sync();
 #pragma unroll
@@ -134,7 +149,7 @@ struct Finish {
     // Writes the results of four gates and their ups; their largest magnitude.
     __device__ __forceinline__ u32 gated(const GemmArgs& a, const float* gates, u64 at, float x_scale) const {
         float4 gate = scaled(*reinterpret_cast<const float4*>(gates), ws, x_scale);
-        float4 up = scaled(*reinterpret_cast<const float4*>(gates + 4 * Room<TOK>::FLOATS), up_ws, x_scale);
+        float4 up = scaled(*reinterpret_cast<const float4*>(gates + 4 * Room<TOK>::FLOATS), other, x_scale);
         float4 v = {silu_times(gate.x, up.x), silu_times(gate.y, up.y), silu_times(gate.z, up.z), silu_times(gate.w, up.w)};
         if (FORMAT == BF16) {
             *reinterpret_cast<uint2*>(reinterpret_cast<u16*>(a.out) + at) = make_uint2(bf16_two(v.x, v.y), bf16_two(v.z, v.w));

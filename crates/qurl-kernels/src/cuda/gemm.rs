@@ -60,11 +60,14 @@ impl Variant {
         if self.groups > 1 { self.groups as u32 * 128 + 128 } else { 160 }
     }
 
-    /// Bytes of shared memory of a block: stages, and behind them sums from the others of its cluster.
-    fn shared(&self) -> u32 {
+    /// Bytes of shared memory of a block: stages, and behind them sums from the others of its cluster. A block that has few
+    /// k-blocks needs no more stages than that, and leaves room for the kernels before and behind it.
+    fn shared(&self, k_blocks: usize) -> u32 {
         let stage = self.groups * TILE_ROWS * TILE_BYTES + self.tokens * TILE_BYTES;
         let sums = (self.parts() - 1) * self.groups * TILE_ROWS * self.tokens / self.parts() * 4;
-        (((STAGE_ROOM - sums) / stage).min(16) * stage + sums + 1024) as u32
+        let stages = ((STAGE_ROOM - sums) / stage).min(16);
+        let used = if self.splits { stages } else { stages.min(k_blocks) };
+        (used * stage + sums + 1024) as u32
     }
 
     /// Blocks that sum up a tile.
@@ -245,14 +248,19 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
     let row = w.row_bytes();
     let (n, blocks, multiprocessors) = (w.n, w.blocks(), gpu.multiprocessors() as usize);
     let ranges = ranges(multiprocessors, n, blocks);
-    let at_once = |v: &Variant| gpu.blocks_at_once(v.file, v.kernel, v.threads(), v.shared(), v.cluster as u32);
+    let at_once =
+        |v: &Variant| gpu.blocks_at_once(v.file, v.kernel, v.threads(), v.shared(usize::MAX), v.cluster as u32);
     let v = choose(w.format, tokens, n, blocks, multiprocessors, w.gated, at_once);
     let tiles = n.div_ceil(TILE_ROWS * v.groups * v.alike()) * tokens.div_ceil(v.tokens);
-    let grid = match () {
-        () if v.streams => ranges * SIDES,
+    // Blocks, and k-blocks that each has at most.
+    let (grid, each) = match () {
+        () if v.streams => (ranges * SIDES, (n.div_ceil(CUT_ROWS) * blocks).div_ceil(ranges)),
         // Each of its clusters takes one tile.
-        () if v.splits => tiles * v.cluster,
-        () => (multiprocessors / v.cluster).min(tiles) * v.cluster,
+        () if v.splits => (tiles * v.cluster, blocks),
+        () => {
+            let clusters = (multiprocessors / v.cluster).min(tiles);
+            (clusters * v.cluster, tiles.div_ceil(clusters) * blocks)
+        }
     };
     // Whole tiles where they can be read: the copy engine is slow at the edge of a matrix.
     let height = tokens.next_multiple_of(v.tokens).min(x.readable);
@@ -273,7 +281,7 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
         u32::from(w.gated),
         w.largest,
     ];
-    let launch = Launch { grid: [grid, 1, 1], block: v.threads(), shared: v.shared(), overlap: true };
+    let launch = Launch { grid: [grid, 1, 1], block: v.threads(), shared: v.shared(each), overlap: true };
     gpu.launch_as(v.file, v.kernel, launch, given);
 }
 
