@@ -165,12 +165,9 @@ __device__ __forceinline__ float warp_max(float x) {
 }
 
 __device__ __forceinline__ u32 warp_max(u32 x) {
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-        u32 y = __shfl_xor_sync(FULL, x, d);
-        x = y > x ? y : x;
-    }
-    return x;
+    u32 largest;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(x));
+    return largest;
 }
 
 // Sum over a block of THREADS threads; every thread gets it. `room` holds one value per warp.

@@ -381,25 +381,22 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
         }
     });
     float inverse = 1.0f;
-    if (a.output == OUT_INT8 || a.output == OUT_FP8) {
+    bool codes = a.output == OUT_INT8 || a.output == OUT_FP8;
+    u32 parties = gridDim.y, me = blockIdx.y;
+    u32* told = a.maxima + (u64)span.row * parties * parties;
+    if (codes) {
         __shared__ u32 largest_of[MOST_WARPS];
         largest = warp_max(largest);
         if (lane == 0) largest_of[warp] = largest;
         __syncthreads();
         for (u32 w = 0; w < warps; ++w) largest = max(largest, largest_of[w]);
-        // Lane h of every warp tells block h of the row, and hears from it; only the first warp speaks and clears.
-        u32 parties = gridDim.y, me = blockIdx.y;
-        u32* told = a.maxima + (u64)span.row * parties * parties;
+        // Lane h of every warp tells block h of the row, and hears from it; only the first warp speaks and, in the end, clears.
         for (u32 h = lane; h < parties; h += WARP) {
             if (warp == 0) tell(told + h * parties + me, largest);
         }
         u32 heard = 0;
         for (u32 h = lane; h < parties; h += WARP) heard = max(heard, hear(told + me * parties + h));
         largest = warp_max(heard);
-        __syncthreads();
-        for (u32 h = lane; h < parties; h += WARP) {
-            if (warp == 0) tell(told + me * parties + h, EMPTY);
-        }
         float scale = scale_of(largest, a.output == OUT_INT8 ? 127.0f : 448.0f);
         inverse = __fdiv_rn(1.0f, scale);
         if (threadIdx.x == 0 && me == 0) a.out_scales[span.row] = scale;
@@ -419,13 +416,19 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
             float v = __fmul_rn(o[i].x[c], inverse);
             word |= (u32)(a.output == OUT_INT8 ? (u8)i8_code(v) : e4m3_code(v)) << 8 * c;
         }
-        u8* codes = reinterpret_cast<u8*>(a.out) + to;
+        u8* row = reinterpret_cast<u8*>(a.out) + to;
         if (OWN == 4) {
-            *reinterpret_cast<u32*>(codes) = word;
+            *reinterpret_cast<u32*>(row) = word;
         } else {
-            *reinterpret_cast<u16*>(codes) = (u16)word;
+            *reinterpret_cast<u16*>(row) = (u16)word;
         }
     });
+    if (codes) {
+        __syncthreads();
+        for (u32 h = lane; h < parties; h += WARP) {
+            if (warp == 0) tell(told + me * parties + h, EMPTY);
+        }
+    }
 }
 
 // Small tiles by a warp alone, others by teams of two; registers for 16 warps a multiprocessor.

@@ -10,11 +10,11 @@
 #define THREADS blockDim.x
 #define MOST_WARPS 32
 
-// Sum and largest over a block of any number of warps, in a fixed order; rooms hold one value per warp.
+// Sum and largest over a block of any number of warps, in a fixed order; rooms hold one value per warp, and nobody has used
+// them before.
 __device__ __forceinline__ void sum_and_largest_of_block(float& sum, u32& largest, float* sums, u32* room) {
     sum = warp_sum(sum);
     largest = warp_max(largest);
-    __syncthreads();
     if (threadIdx.x % WARP == 0) {
         sums[threadIdx.x / WARP] = sum;
         room[threadIdx.x / WARP] = largest;
