@@ -32,7 +32,7 @@ def shared_bytes(tok, wg, parts, k_blocks):
     """Shared memory of a block: stages, no more than it has k-blocks, and sums from the others of its cluster."""
     sums = (parts - 1) * wg * 64 * (tok // parts) * 4
     stages = min(16, (196 * 1024 - sums) // stage_bytes(tok, wg))
-    return (stages if parts > 1 else min(stages, k_blocks)) * stage_bytes(tok, wg) + sums + 1024
+    return (stages if parts > 1 else min(stages, max(2, k_blocks))) * stage_bytes(tok, wg) + sums + 1024
 
 
 def ranges_for(n, k_bytes):

@@ -61,12 +61,13 @@ impl Variant {
     }
 
     /// Bytes of shared memory of a block: stages, and behind them sums from the others of its cluster. A block that has few
-    /// k-blocks needs no more stages than that, and leaves room for the kernels before and behind it.
+    /// k-blocks needs no more stages than that, and leaves room for the kernels before and behind it. Two are the least: with
+    /// one the driver would not be asked ([`super::gpu::PLAIN_SHARED`]) for what a block needs together with its own rooms.
     fn shared(&self, k_blocks: usize) -> u32 {
         let stage = self.groups * TILE_ROWS * TILE_BYTES + self.tokens * TILE_BYTES;
         let sums = (self.parts() - 1) * self.groups * TILE_ROWS * self.tokens / self.parts() * 4;
         let stages = ((STAGE_ROOM - sums) / stage).min(16);
-        let used = if self.splits { stages } else { stages.min(k_blocks) };
+        let used = if self.splits { stages } else { stages.min(k_blocks.max(2)) };
         (used * stage + sums + 1024) as u32
     }
 
@@ -287,6 +288,7 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
 
 #[cfg(test)]
 mod tests {
+    use super::super::gpu::PLAIN_SHARED;
     use super::*;
 
     #[test]
@@ -294,6 +296,15 @@ mod tests {
         for (n, blocks) in [(1, 1), (64, 7), (896, 14), (4608, 56), (37_888, 28), (152_064, 56), (3584, 296)] {
             let cut = ranges(132, n, blocks);
             assert!((1..=132 / SIDES).contains(&cut) && cut <= n.div_ceil(CUT_ROWS) * blocks, "{n} {blocks}: {cut}");
+        }
+    }
+
+    #[test]
+    fn shared_memory_is_always_asked_for() {
+        for v in [BF16, INT8, FP8].concat() {
+            for k_blocks in [1, 2, 7, 1000] {
+                assert!(v.shared(k_blocks) > PLAIN_SHARED && v.shared(k_blocks) <= v.shared(usize::MAX), "{v:?}");
+            }
         }
     }
 

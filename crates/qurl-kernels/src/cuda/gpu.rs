@@ -30,7 +30,7 @@ const FUNCTION_DYNAMIC_SHARED: c_int = 8;
 /// Descriptions of matrices that are kept.
 const MOST_MAPS: usize = 1 << 12;
 /// Dynamic shared memory that a block may have without asking: 48 KB with what it has anyway.
-const PLAIN_SHARED: u32 = 32 << 10;
+pub(super) const PLAIN_SHARED: u32 = 32 << 10;
 
 /// A kernel's argument.
 #[derive(Clone, Copy, Debug)]
