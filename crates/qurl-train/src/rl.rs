@@ -171,6 +171,7 @@ impl<B: Backend> RlTrainer<B> {
     pub fn step(&mut self) -> Result<StepRecord, TrainError> {
         let mut phases = Phases::start();
         self.step += 1;
+        tracing::debug!(step = self.step, "step begins");
         let version = self.version()?;
         let rounding = self.rounding();
         let actor = &self.actor.params;

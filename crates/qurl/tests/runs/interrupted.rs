@@ -1,8 +1,8 @@
 //! Ctrl-C: finish the step, save, say how to go on; a second one stops at once.
 #![cfg(unix)]
 
-use super::support::{Outcome, lines, place, spawn, trained, wait_for};
-use std::io::Read;
+use super::support::{Outcome, lines, place, spawn, spawn_with, trained, wait_for};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command};
 
 fn signal(child: &Child, name: &str) {
@@ -58,13 +58,19 @@ fn ctrl_c_in_the_warm_start() {
 fn a_second_ctrl_c_stops_at_once() {
     let dir = place("runs-interrupted-twice");
     // One step of this takes far longer than it takes to send a signal.
-    let mut child = spawn(&dir, "run", &["--set", "data.train_batch_size=20000", "--set", "rollout.n=16"]);
-    assert!(wait_for(&mut child, || dir.join("run/summary.json").exists()));
+    let more = ["--set", "data.train_batch_size=20000", "--set", "rollout.n=16"];
+    let mut child = spawn_with(&dir, "run", &more, &[("RUST_LOG", "qurl_train=debug")]);
+    let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+    let mut said = String::new();
+    while !said.contains("step begins") {
+        assert!(stderr.read_line(&mut said).expect("text") > 0, "it ended before its first step: {said}");
+    }
     signal(&child, "INT");
     std::thread::sleep(std::time::Duration::from_millis(50)); // two at once would be one
     signal(&child, "INT");
-    let (code, said) = end(child);
+    stderr.read_to_string(&mut said).expect("text");
+    let code = child.wait().expect("ended").code();
     assert_eq!(code, Some(130), "{said}");
-    assert!(!said.contains("stopped after"), "it did not wait for the step: {said}");
+    assert!(!said.contains("stopped after"), "it waited for the step: {said}");
     assert_eq!(lines(&dir.join("run")), 0);
 }

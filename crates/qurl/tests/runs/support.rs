@@ -92,9 +92,15 @@ pub fn trained(dir: &Path, run: &str, more: &[&str]) -> Run {
 
 /// The same in the background.
 pub fn spawn(dir: &Path, run: &str, more: &[&str]) -> Child {
+    spawn_with(dir, run, more, &[])
+}
+
+/// [`spawn`] with variables of the environment.
+pub fn spawn_with(dir: &Path, run: &str, more: &[&str], environment: &[(&str, &str)]) -> Child {
     Command::new(env!("CARGO_BIN_EXE_qurl"))
         .args(["train", "tiny.toml", "--run", run])
         .args(more)
+        .envs(environment.iter().copied())
         .current_dir(dir)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
