@@ -9,16 +9,11 @@ use super::head;
 use super::kv::{self, CudaKv};
 use super::linear::{self, CudaWeight, Rows as Left};
 use super::memory::{Buffer, Slot};
+use super::sums;
 use crate::backend::*;
-use crate::{Format, Rounding, checksum};
+use crate::{Format, Rounding};
 use std::sync::Arc;
 
-/// Rows whose column sums are one partial sum.
-const PARTIAL_ROWS: usize = 64;
-/// Values whose squares are one partial sum.
-const SQUARES: usize = 1 << 14;
-/// Blocks of a checksum that one thread block takes.
-const CHECKSUM_BLOCKS: usize = 4;
 /// Largest head dimension.
 const MAX_HEAD_DIM: usize = 256;
 
@@ -58,49 +53,6 @@ impl Cuda {
 
     fn each(&self, file: &'static str, kernel: &'static str, count: usize, args: &[super::gpu::Arg]) {
         self.gpu.launch(file, kernel, [count.div_ceil(256), 1, 1], 256, 0, args);
-    }
-
-    /// `sums[column] += sum over rows of x (times w[row])`
-    fn column_sums(&self, x: DevicePtr, w: DevicePtr, rows: usize, d: usize, sums: DevicePtr) {
-        let parts = rows.div_ceil(PARTIAL_ROWS);
-        let partials = self.gpu.scratch(Slot::Partials, 4 * parts * d);
-        let given = args![x, w, rows as u32, d as u32, PARTIAL_ROWS as u32, partials];
-        self.gpu.launch("elementwise", "column_partials", [d.div_ceil(128), parts, 1], 128, 0, given);
-        self.add_partials(partials, parts, d, sums);
-    }
-
-    fn add_partials(&self, partials: DevicePtr, parts: usize, d: usize, sums: DevicePtr) {
-        if parts > 0 {
-            let given = args![partials, parts as u32, d as u32, sums];
-            self.gpu.launch("elementwise", "add_partials", [d.div_ceil(128), 1, 1], 128, 0, given);
-        }
-    }
-
-    fn norm_backward(
-        &self,
-        x: DevicePtr,
-        gain: DevicePtr,
-        rows: Rows,
-        eps: f32,
-        dy: DevicePtr,
-        dx: DevicePtr,
-        dgain: DevicePtr,
-    ) {
-        let Rows { start, outer, stride, per, width } = rows;
-        let count = outer * per;
-        let shape = (start as u64, per as u32, stride as u32, width as u32);
-        let scales = self.gpu.scratch(Slot::LeftScales, 4 * count);
-        let given = args![x, shape.0, shape.1, shape.2, shape.3, eps, scales];
-        self.gpu.launch("norm", "norm_scales", [count, 1, 1], 256, 0, given);
-        let parts = count.div_ceil(PARTIAL_ROWS);
-        let partials = self.gpu.scratch(Slot::Partials, 4 * parts * width);
-        let many = PARTIAL_ROWS as u32;
-        let given = args![x, dy, scales, shape.0, shape.1, shape.2, shape.3, count as u32, many, partials];
-        self.gpu.launch("norm", "norm_gain_partials", [width.div_ceil(128), parts, 1], 128, 0, given);
-        self.add_partials(partials, parts, width, dgain);
-        let add = u32::from(dx != dy);
-        let given = args![x, gain, scales, shape.0, shape.1, shape.2, shape.3, dy, dx, add];
-        self.gpu.launch("norm", "norm_backward", [count, 1, 1], 256, 0, given);
     }
 }
 
@@ -273,7 +225,7 @@ impl Backend for Cuda {
         let fits = [x.len, dy.len, dx.len].iter().all(|&len| rows * width <= len);
         check("rmsnorm backward", fits && gain.len == width && dgain.len == width);
         let rows = Rows::dense(rows, width);
-        self.norm_backward(x.at(), gain.at(), rows, eps, dy.at(), dx.at(), dgain.at());
+        sums::norm_backward(&self.gpu, x.at(), gain.at(), rows, eps, dy.at(), dx.at(), dgain.at());
     }
 
     fn head_norm(&self, x: &mut CudaTensor, gain: &CudaTensor, rows: Rows, eps: f32) {
@@ -294,7 +246,7 @@ impl Backend for Cuda {
     ) {
         let fits = rows.fits(x.len) && rows.fits(gradient.len);
         check("head norm backward", fits && gain.len == rows.width && dgain.len == rows.width);
-        self.norm_backward(x.at(), gain.at(), rows, eps, gradient.at(), gradient.at(), dgain.at());
+        sums::norm_backward(&self.gpu, x.at(), gain.at(), rows, eps, gradient.at(), gradient.at(), dgain.at());
     }
 
     fn linear(
@@ -385,7 +337,7 @@ impl Backend for Cuda {
     ) {
         check("linear weight gradient", rows * w.k <= x.len && rows * w.n <= dy.len && w.n * w.k <= dw.len);
         if let Some(dbias) = dbias {
-            self.column_sums(dy.at(), 0, rows, w.n, dbias.at());
+            sums::of_columns(&self.gpu, dy.at(), 0, rows, w.n, dbias.at());
         }
         let x = linear::converted(&self.gpu, w.format, x.at(), rows, w.k, Slot::Left);
         let dy = linear::converted(&self.gpu, w.format, dy.at(), rows, w.n, Slot::Right);
@@ -631,7 +583,7 @@ impl Backend for Cuda {
         check("row dots backward", rows * d <= hidden.len.min(dhidden.len) && gradient.len() >= rows && dw.len == d);
         let g = self.gpu.stage(&gradient[..rows]);
         self.each("elementwise", "outer_product", rows * d, args![g, w.at(), d as u32, rows * d, dhidden.at()]);
-        self.column_sums(hidden.at(), g, rows, d, dw.at());
+        sums::of_columns(&self.gpu, hidden.at(), g, rows, d, dw.at());
     }
 
     fn adamw(&self, a: &AdamW, w: &mut CudaTensor, g: &CudaTensor, m: &mut CudaTensor, v: &mut CudaTensor) {
@@ -659,27 +611,10 @@ impl Backend for Cuda {
     }
 
     fn sum_squares(&self, x: &CudaTensor) -> Result<f64, BackendError> {
-        let parts = x.len.div_ceil(SQUARES);
-        let partials = self.gpu.scratch(Slot::Partials, 8 * (parts + 1));
-        let total = partials + 8 * parts as u64;
-        self.gpu.fill(total, 0, 8);
-        let given = args![x.at(), x.len, SQUARES as u32, partials];
-        self.gpu.launch("optim", "square_partials", [parts, 1, 1], 256, 0, given);
-        self.gpu.launch("optim", "sum_doubles", [1, 1, 1], 256, 0, args![partials, parts as u32, total]);
-        let mut sum = [0.0f64];
-        self.gpu.read(total, &mut sum)?;
-        Ok(sum[0])
+        sums::squares(&self.gpu, x.at(), x.len)
     }
 
     fn checksum(&self, x: &CudaTensor) -> Result<u64, BackendError> {
-        let mut sums = vec![0u64; x.len.div_ceil(checksum::BLOCK)];
-        if !sums.is_empty() {
-            let found = self.gpu.scratch(Slot::Partials, 8 * sums.len());
-            let grid = [sums.len().div_ceil(CHECKSUM_BLOCKS), 1, 1];
-            let threads = (CHECKSUM_BLOCKS * checksum::CHAINS) as u32;
-            self.gpu.launch("checksum", "block_sums", grid, threads, 0, args![x.at(), x.len, found]);
-            self.gpu.read(found, &mut sums)?;
-        }
-        Ok(checksum::whole(x.len, sums.into_iter()))
+        sums::checksum(&self.gpu, x.at(), x.len)
     }
 }

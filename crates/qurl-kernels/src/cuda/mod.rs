@@ -22,6 +22,7 @@ mod lt;
 mod memory;
 pub mod peak;
 mod replay;
+mod sums;
 
 pub use backend::{Cuda, CudaTensor};
 pub use drawn::CudaDrawn;
