@@ -125,7 +125,7 @@ class Gemm:
         smem = shared_bytes(tok, wg, parts, each)
         if prepared is None:
             prepared = tensor_map(x.data_ptr(), tokens, row_bytes, box_rows(tok, cl, schedule))
-        block = wg * 128 + 128 if wg > 1 else 160
+        block = wg * 128 + 128 if wg > 1 else 192
         self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers, ctypes.c_void_p(at(largest))], pdl)
 
 

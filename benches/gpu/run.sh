@@ -70,6 +70,10 @@ if [[ " $only " == *" bench "* ]]; then
     # Through the whole engine with longer answers.
     TAIL=8 step 60 rollout-long "$QURL" bench rollout --device cuda --shape qwen2.5-7b --batch 64 --formats int8 \
         --prompt 128 --new 512 --rounds 1
+    # PyTorch on the same device, where there is one: decoding in bf16 runs at the power limit, and devices differ.
+    if python3 -c 'import torch' 2> /dev/null; then
+        TAIL=5 step 180 torch-decode python3 "$here/benches/peers/decode_torch.py"
+    fi
 fi
 if [[ " $only " == *" train "* ]]; then
     step 60 train-1.5b "$QURL" bench train --device cuda --shape qwen2.5-1.5b --formats bf16 --batch 8 --length 4096 \

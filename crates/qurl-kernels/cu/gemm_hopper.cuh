@@ -3,8 +3,8 @@
 // Decoding reads every weight once for a handful of tokens, so the kernel is built around the weight stream. Weights
 // lie packed in tiles of 64 rows x 128 bytes of k, already swizzled as the tensor cores want them, so a tile is one
 // 8 KB bulk copy. They are the left operand (64 rows of a wgmma), the tokens the right one (16..256 columns): the
-// result is computed transposed and no work is padded but to the next token tile. A block is one producer warp, which
-// keeps STAGES tiles in flight, and WG consumer warpgroups of 64 rows each. CL blocks of a cluster work on neighbouring
+// result is computed transposed and no work is padded but to the next token tile. A block is two producers, a thread
+// for weights and one for tokens, which keep STAGES tiles in flight, and WG consumer warpgroups of 64 rows each. CL blocks of a cluster work on neighbouring
 // rows and share the activations by multicast, each loading a part.
 //
 // Schedules:
@@ -24,6 +24,10 @@
 #include "hopper.cuh"
 
 enum Schedule { STREAM, TILES, VIRTUAL, SPLIT };
+
+// Streams for few tokens take less than half of the registers: norms and roundings of rows then run beside them. They are there when
+// the product in front of them ends, and the weights of the one behind come meanwhile.
+#define IS_LIGHT(tok, schedule) ((schedule) == STREAM && (tok) <= 64)
 
 // Nanoseconds from one early stage of a stream to the next. All at once would fill the queues of the memory, and the kernel in
 // front, short as it may be, is a chain of round trips through them.
@@ -111,7 +115,9 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     const int WARPS = WG * 4;
     // Blocks with the same tokens.
     const int ALIKE = SPLITS ? 1 : CL;
-    const int PRODUCER_REGISTERS = FORMAT == FP8 || (STREAMS && TOK == 256) ? 40 : STREAMS ? 56 : 88;
+    // Of a thread when the block begins; producers then give some of theirs to the consumers.
+    const int REGISTERS = IS_LIGHT(TOK, SCHEDULE) ? 80 : 168;
+    const int PRODUCER_REGISTERS = REGISTERS == 80 || FORMAT == FP8 || (STREAMS && TOK == 256) ? 40 : STREAMS ? 56 : 88;
     static_assert(!STREAMS || (WG == 2 && CL <= SIDES), "a stream's tiles have 256 rows");
     static_assert(!SPLITS || FORMAT == INT8, "sums of parts of k in any order");
 
@@ -183,6 +189,18 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
 
     if (warp >= WARPS) {
         if (WG > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        // One thread asks for weights, early, and one for tokens when the kernel before has written them. Both wait until the
+        // consumers are through with a stage.
+        auto each_stage = [&](auto use) {
+            Walk w = start();
+            for (u32 done = 0; next(w);) {
+                for (u32 k = w.k0; k < w.k1; ++k, ++done) {
+                    u32 stage = done % STAGES;
+                    if (done >= STAGES) barrier_wait(smem_address(&empty[stage]), (done / STAGES & 1) ^ 1);
+                    use(stage, w, k, done);
+                }
+            }
+        };
         if (threadIdx.x == WARPS * WARP) {
             u64 policy;
             if (SCHEDULE == STREAM) {
@@ -190,7 +208,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
             } else {
                 asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
             }
-            auto weights = [&](u32 stage, const Walk& w, u32 k) {
+            each_stage([&](u32 stage, const Walk& w, u32 k, u32 done) {
                 u32 barrier = smem_address(&full[stage]);
                 barrier_expect(barrier, STAGE_BYTES);
 #pragma unroll
@@ -200,41 +218,20 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                     const u8* from = a.weights + ((u64)strip * kb + k) * TILE_BYTES;
                     copy_weights(stages + stage * STAGE_BYTES + g * TILE_BYTES, from, barrier, policy);
                 }
-            };
-            auto tokens = [&](u32 stage, const Walk& w, u32 k) {
-                u32 first = SPLITS ? 0 : rank * (TOK / CL);
-                u32 to = stages + stage * STAGE_BYTES + WG * TILE_BYTES + first * 128;
-                copy_tokens<ALIKE>(to, &map, k * 128, w.token_tile * TOK + first, smem_address(&full[stage]));
-            };
-            // The first stages: weights early, tokens when the kernel before has written them.
-            u32 ahead = 0, done = 0;
-            Walk w = start();
-            while (ahead < STAGES && next(w)) {
-                for (u32 k = w.k0; k < w.k1 && ahead < STAGES && !(STREAMS && *input); ++k, ++ahead) {
-                    weights(ahead, w, k);
-                    if (STREAMS && ahead > 0) __nanosleep(PACE);
-                }
-                if (STREAMS && *input) break;
-            }
-            asm volatile("griddepcontrol.wait;" ::: "memory");
-            w = start();
-            while (next(w)) {
-                for (u32 k = w.k0; k < w.k1; ++k, ++done) {
-                    u32 stage = done % STAGES;
-                    if (done >= ahead) {
-                        if (done >= STAGES) barrier_wait(smem_address(&empty[stage]), (done / STAGES & 1) ^ 1);
-                        weights(stage, w, k);
-                    }
-                    tokens(stage, w, k);
-                }
-            }
+                if (STREAMS && done > 0 && done < STAGES && !*input) __nanosleep(PACE);
+            });
         }
-        if (STREAMS && threadIdx.x == (WARPS + 1) * WARP) {
+        if (threadIdx.x == (WARPS + 1) * WARP) {
             asm volatile("griddepcontrol.wait;" ::: "memory");
             *input = 1;
+            u32 first = SPLITS ? 0 : rank * (TOK / CL);
+            each_stage([&](u32 stage, const Walk& w, u32 k, u32 done) {
+                u32 to = stages + stage * STAGE_BYTES + WG * TILE_BYTES + first * 128;
+                copy_tokens<ALIKE>(to, &map, k * 128, w.token_tile * TOK + first, smem_address(&full[stage]));
+            });
         }
     } else {
-        if (WG > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((504 - PRODUCER_REGISTERS) / 2));
+        if (WG > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((3 * REGISTERS - PRODUCER_REGISTERS) / 2 / 8 * 8));
         asm volatile("griddepcontrol.wait;" ::: "memory");
         u32 group = warp / 4, lane = threadIdx.x % WARP;
         u32 done = 0;
@@ -280,7 +277,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
         Walk w = start();
         while (next(w)) {
             u32 row = strip_of(w.tile, group) * TILE_ROWS + warp % 4 * 16;
-            if (w.token_tile != scales_of) load_scales<FORMAT, TOK>(a, w.token_tile * TOK, room);
+            if (w.token_tile != scales_of) ask_for_scales<FORMAT, TOK>(a, w.token_tile * TOK, room);
             scales_of = w.token_tile;
             Finish<FORMAT, TOK> finish;
             finish.ask(a, row, room);
@@ -327,10 +324,12 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     }
 }
 
-// With two consumer warpgroups the producer is a warpgroup too, so that registers can change hands.
-#define THREADS(wg) ((wg) > 1 ? (wg) * 128 + 128 : 160)
+// With two consumer warpgroups the producers are a warpgroup, so that registers can change hands.
+#define THREADS(wg) ((wg) > 1 ? (wg) * 128 + 128 : 192)
+// The compiler divides all registers by these threads: 168 for each of 384, 80 for each of 768.
+#define BOUND(tok, wg, schedule) (IS_LIGHT(tok, schedule) ? 768 : THREADS(wg))
 #define KERNEL(name, format, tok, wg, cl, schedule)                                                                  \
-    extern "C" __global__ void __cluster_dims__(cl, 1, 1) __launch_bounds__(THREADS(wg), 1)                          \
+    extern "C" __global__ void __cluster_dims__(cl, 1, 1) __launch_bounds__(BOUND(tok, wg, schedule), 1)             \
         gemm_##name##_##tok##_##wg##_##cl##_##schedule(                                                              \
             const __grid_constant__ TensorMap map, const u8* weights, const float* w_scales, const float* x_scales,  \
             const float* bias, float* out, uint4* partials, int tokens, int n, int k_blocks, int ranges, int add,    \

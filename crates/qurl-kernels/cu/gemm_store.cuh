@@ -33,15 +33,14 @@ struct Room {
     static const int FLOATS = ROW_OTHERS + 16;
 };
 
-// Brings the scales of a token tile into a warp's room.
+// Asks for the scales of a token tile, which come into a warp's room.
 template <int FORMAT, int TOK>
-__device__ __forceinline__ void load_scales(const GemmArgs& a, u32 token, float* room) {
+__device__ __forceinline__ void ask_for_scales(const GemmArgs& a, u32 token, float* room) {
     if (FORMAT == BF16) return;
     __syncwarp();
     for (u32 t = threadIdx.x % WARP; t < TOK; t += WARP) {
-        room[Room<TOK>::TOKEN_SCALES + t] = token + t < a.tokens ? a.x_scales[token + t] : 0.0f;
+        copy_4(smem_address(room + Room<TOK>::TOKEN_SCALES + t), a.x_scales + token + t, token + t < a.tokens);
     }
-    __syncwarp();
 }
 
 // What a lane needs to finish results: it takes tokens lane / 4 + {0, 8, ..}, and of the warp's 16 rows four neighbours.

@@ -57,7 +57,7 @@ macro_rules! variant {
 impl Variant {
     /// Threads of a block: with two warpgroups the producer is a third.
     fn threads(&self) -> u32 {
-        if self.groups > 1 { self.groups as u32 * 128 + 128 } else { 160 }
+        if self.groups > 1 { self.groups as u32 * 128 + 128 } else { 192 }
     }
 
     /// Bytes of shared memory of a block: stages, and behind them sums from the others of its cluster. A block that has few
