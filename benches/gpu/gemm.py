@@ -7,6 +7,8 @@ import torch
 from device import Kernel, compile_all, graph_time, load, tensor_map
 
 SMS = 132
+# Blocks that run at once in clusters of so many.
+CLUSTERED = {2: 132, 3: 108, 4: 120}
 FORMATS = {"bf16": (0, 2), "int8": (1, 1), "fp8": (2, 1)}
 SHAPES = {
     "0.5B": [("qkv", 1152, 896), ("o", 896, 896), ("gate_up", 9728, 896), ("down", 896, 4864)],
@@ -29,10 +31,10 @@ def box_rows(tok, cl, schedule):
 
 
 def shared_bytes(tok, wg, parts, k_blocks):
-    """Shared memory of a block: stages, no more than it has k-blocks, and sums from the others of its cluster."""
-    sums = (parts - 1) * wg * 64 * (tok // parts) * 4
-    stages = min(16, (196 * 1024 - sums) // stage_bytes(tok, wg))
-    return (stages if parts > 1 else min(stages, max(2, k_blocks))) * stage_bytes(tok, wg) + sums + 1024
+    """Shared memory of a block: stages, no more than it has k-blocks; the sums of a cluster take their place."""
+    stages = min(16, 196 * 1024 // stage_bytes(tok, wg), max(2, k_blocks))
+    sums = parts * -(-(tok // 32) // parts) * wg * 4 * 2048 if parts > 1 else 0
+    return max(stages * stage_bytes(tok, wg), sums) + 1024
 
 
 def ranges_for(n, k_bytes):
@@ -46,7 +48,7 @@ def variants(fmt):
     large = "TILES" if fmt == "int8" else "VIRTUAL"
     streams = (16, 64, 128) if fmt == "fp8" else (16, 64, 128, 256)
     last = (256, 2, 2, large) if fmt == "int8" else (128, 2, 2, large)
-    split = [(fmt, 128, 1, parts, "SPLIT") for parts in (2, 4)] if fmt == "int8" else []
+    split = [(fmt, 128, 1, parts, "SPLIT") for parts in (2, 4)] + ([(fmt, 256, 2, parts, "SPLIT") for parts in (3, 4)] if fmt != "fp8" else [])
     return [(fmt, t, 2, 2 if t == 256 else 1, "STREAM") for t in streams] + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large), (fmt, *last)] + split
 
 
@@ -66,11 +68,13 @@ def choose(fmt, rows, n, k_bytes, swiglu=0):
             if rows > tok or tok < 128:
                 continue
             ranges = ranges_for(n, k_bytes)
-            unit, apart, whole = (0.5, 7, 2.5) if tok == 128 else (0.75, 11, 4 if swiglu else 8)
+            unit, apart, whole = (0.5, 7, 2.5) if tok == 128 else (0.75, 11, 5 if swiglu else 8)
             costs.append((unit * up(tiles * kb, ranges) + (whole if ranges == tiles else apart), v))
         elif schedule == "SPLIT":
-            if kb >= 4 * cl:
-                costs.append(((0.25 * kb / cl + 3.2) * up(up(n, 64) * up(rows, tok) * cl, SMS), v))
+            if swiglu or kb < 4 * cl or (wg > 1 and rows > tok) or (fmt != "int8" and ranges_for(n, k_bytes) != tiles * cl):
+                continue
+            unit, fixed = (0.25, 3.2) if tok == 128 else (0.72, 8)
+            costs.append(((unit * kb / cl + fixed) * up(up(n, 64 * wg) * up(rows, tok) * cl, CLUSTERED[cl]), v))
         elif cl == 2:
             unit = 0.75 if tok == 256 else 0.5
             costs.append((unit * kb * up(up(n, 256) * up(rows, tok), SMS // 2) + 3, v) if rows > 256 else (1e9, v))
@@ -113,7 +117,7 @@ class Gemm:
         ranges = ranges or ranges_for(n, row_bytes)
         grid, each = ranges * 2, -(-(-(-n // 256) * kb) // ranges)
         if schedule == "SPLIT":
-            grid, each = -(-n // (64 * wg)) * -(-tokens // tok) * cl, kb
+            grid, each = -(-n // (64 * wg)) * -(-tokens // tok) * cl, -(-kb // cl)
         elif schedule != "STREAM":
             work = -(-n // (64 * wg * cl)) * -(-tokens // tok)
             clusters = min(SMS // cl, work)

@@ -110,7 +110,7 @@ class Block:
         """Splits of attention, the shape of its blocks, and whether it writes codes."""
         splits = -(-self.context // 512)
         block, smem, at_once = decode_shape(self.kv, self.hd, splits * self.kv_heads * self.rows, self.context)
-        return splits, block, smem, "codes" in self.options and self.fmt != "bf16" and at_once
+        return splits, block, smem, "codes" in self.options and self.fmt != "bf16" and at_once and self.rows <= 64
 
     def attend(self, i, rotate=False):
         keys, values = self.caches[i]

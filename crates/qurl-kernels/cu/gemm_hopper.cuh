@@ -61,47 +61,60 @@ __device__ __forceinline__ void finish_products() {
 
 // ---- the kernel --------------------------------------------------------------------------------------------------
 
-// Shared memory of a block: stages, and behind them sums from the others of its cluster (PARTS of them, with SPLIT).
-template <int TOK, int WG, int PARTS>
+// Stages of a block in shared memory.
+template <int TOK, int WG>
 struct Shape {
     static const int STAGE_BYTES = WG * TILE_BYTES + TOK * 128;
-    static const int SUM_BYTES = PARTS > 1 ? (PARTS - 1) * WG * TILE_ROWS * (TOK / PARTS) * 4 : 0;
-    static const int MOST = (196 * 1024 - SUM_BYTES) / STAGE_BYTES;
+    static const int MOST = 196 * 1024 / STAGE_BYTES;
     static const int STAGES = MOST > 16 ? 16 : MOST;
 };
 
-// The blocks of a cluster have the sums of a tile over parts of k: each gets its share of the tokens from the others,
-// behind its stages, and adds them up.
-template <int TOK, int CL, int WARPS>
-__device__ __forceinline__ void share_out(const int (&d)[TOK / 2], u32 rank, u32 area, int (&share)[TOK / 2 / CL]) {
-    const int EIGHTS = TOK / 8 / CL, PART_BYTES = WARPS * EIGHTS * WARP * 16;
-    u32 place = area + (threadIdx.x / WARP * EIGHTS * WARP + threadIdx.x % WARP) * 16;
+// The blocks of a cluster have the sums of a tile over parts of k. Each gets some stretches of tokens from all, itself included, where
+// its stages were, adds them up in order of k and has the results.
+template <int FORMAT, int TOK, int CL, int WARPS>
+__device__ __forceinline__ void join(
+    const GemmArgs& a, const Finish<FORMAT, TOK>& finish, const typename Sum<FORMAT>::type (&d)[TOK / 2], u32 rank, u32 area, float* room
+) {
+    typedef typename Sum<FORMAT>::type S;
+    const int STEP = TURN, STRETCHES = TOK / STEP, MOST = (STRETCHES + CL - 1) / CL, QUADS = STEP / 8;
+    auto first_of = [](u32 block) { return STRETCHES * block / CL; };
+    // Where the sums of part `from` wait in the block that adds up the stretch, its `nth`.
+    auto place = [&](u32 from, u32 nth) {
+        return area + (((from * MOST + nth) * WARPS + threadIdx.x / WARP) * QUADS * WARP + threadIdx.x % WARP) * 16;
+    };
+    // Nobody needs stages any more.
+    cluster_sync();
 #pragma unroll
-    for (u32 to = 0; to < CL; ++to) {
-        const int first = to * EIGHTS * 4;
-        if (to == rank) {
-#pragma unroll
-            for (int i = 0; i < EIGHTS * 4; ++i) share[i] = d[first + i];
-            continue;
-        }
+    for (u32 stretch = 0; stretch < STRETCHES; ++stretch) {
+        const u32 to = ((stretch + 1) * CL - 1) / STRETCHES;
         u32 there;
-        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(place + (rank - (rank > to)) * PART_BYTES), "r"(to));
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(place(rank, stretch - first_of(to))), "r"(to));
 #pragma unroll
-        for (int q = 0; q < EIGHTS; ++q) {
-            const int* s = d + first + 4 * q;
-            asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(there + q * WARP * 16), "r"(s[0]), "r"(s[1]), "r"(s[2]), "r"(s[3]) : "memory");
+        for (int q = 0; q < QUADS; ++q) {
+            const S* s = d + stretch * (STEP / 2) + 4 * q;
+            send(there + q * WARP * 16, s[0], s[1], s[2], s[3]);
         }
     }
     cluster_sync();
+#pragma unroll 1
+    for (u32 stretch = first_of(rank); stretch < first_of(rank + 1); ++stretch) {
+        S total[STEP / 2];
 #pragma unroll
-    for (int part = 0; part < CL - 1; ++part) {
+        for (u32 part = 0; part < CL; ++part) {
+            u32 from = place(part, stretch - first_of(rank));
 #pragma unroll
-        for (int q = 0; q < EIGHTS; ++q) {
-            int s[4];
-            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(s[0]), "=r"(s[1]), "=r"(s[2]), "=r"(s[3]) : "r"(place + part * PART_BYTES + q * WARP * 16) : "memory");
+            for (int q = 0; q < QUADS; ++q) {
+                S more[4];
+                receive(from + q * WARP * 16, more);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) share[4 * q + e] += s[e];
+                for (int e = 0; e < 4; ++e) total[4 * q + e] = part == 0 ? more[e] : total[4 * q + e] + more[e];
+            }
         }
+        __syncwarp();
+#pragma unroll
+        for (int t = 0; t < STEP; t += 8) turn(room, t, total[t / 2], total[t / 2 + 1], total[t / 2 + 2], total[t / 2 + 3]);
+        __syncwarp();
+        finish.template flush<STEP>(a, room, stretch * STEP);
     }
 }
 
@@ -109,7 +122,7 @@ template <int FORMAT, int TOK, int WG, int CL, int SCHEDULE>
 __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     typedef typename Sum<FORMAT>::type S;
     const bool STREAMS = SCHEDULE == STREAM, SPLITS = SCHEDULE == SPLIT;
-    typedef Shape<TOK, WG, SPLITS ? CL : 1> Memory;
+    typedef Shape<TOK, WG> Memory;
     const int STAGES = Memory::STAGES;
     const int STAGE_BYTES = Memory::STAGE_BYTES;
     const int WARPS = WG * 4;
@@ -117,9 +130,8 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     const int ALIKE = SPLITS ? 1 : CL;
     // Of a thread when the block begins; producers then give some of theirs to the consumers.
     const int REGISTERS = IS_LIGHT(TOK, SCHEDULE) ? 80 : 168;
-    const int PRODUCER_REGISTERS = REGISTERS == 80 || FORMAT == FP8 || (STREAMS && TOK == 256) ? 40 : STREAMS ? 56 : 88;
+    const int PRODUCER_REGISTERS = REGISTERS == 80 || FORMAT == FP8 || (STREAMS && TOK == 256) ? 40 : STREAMS || SPLITS ? 56 : 88;
     static_assert(!STREAMS || (WG == 2 && CL <= SIDES), "a stream's tiles have 256 rows");
-    static_assert(!SPLITS || FORMAT == INT8, "sums of parts of k in any order");
 
     extern __shared__ u8 dynamic[];
     __shared__ u64 full[STAGES], empty[STAGES];
@@ -296,12 +308,9 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                 finish.fetch(a, row, w.token_tile * TOK, room);
                 store<FORMAT, TOK>(a, finish, total, room);
             } else if constexpr (SPLITS) {
-                const int SHARE = TOK / CL;
                 sum_up(w.k0, w.k1);
-                int share[SHARE / 2];
-                share_out<TOK, CL, WARPS>(d, rank, stages + STAGES * STAGE_BYTES, share);
                 finish.fetch(a, row, w.token_tile * TOK, room);
-                store<FORMAT, SHARE>(a, finish, share, room, rank * SHARE);
+                join<FORMAT, TOK, CL, WARPS>(a, finish, d, rank, stages, room);
             } else {
                 Meeting meeting(cut, w.tile);
                 sum_up(w.k0, w.k1);
@@ -317,10 +326,11 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
             }
         }
     }
-    // No block may end while another of its cluster still sends to it; those that share out sums have met.
+    // No block may end while another of its cluster still sends to it. Blocks that join sums have met twice: so do their producers.
     if (CL > 1 && !(SPLITS && warp < WARPS)) {
         __syncwarp();
         cluster_sync();
+        if (SPLITS) cluster_sync();
     }
 }
 

@@ -175,21 +175,20 @@ __device__ __forceinline__ void turn(float* room, int token, S s0, S s1, S s2, S
     to[TURN_ROW + 8] = sum_bits(s3);
 }
 
-// Stores the sums of 16 rows x COUNT tokens of one warp, from token `from` of the tile on. They go through `room`, so that memory is written in runs of 16
+// Stores the sums of 16 rows of one warp. They go through `room`, so that memory is written in runs of 16
 // rows, in a short loop: writing them from where they are took longer than the product itself, thousands
 // of instructions that run once.
-template <int FORMAT, int COUNT, int TOK>
+template <int FORMAT, int TOK>
 __device__ __forceinline__ void store(
-    const GemmArgs& a, const Finish<FORMAT, TOK>& finish, typename Sum<FORMAT>::type (&d)[COUNT / 2], float* room, u32 from = 0
+    const GemmArgs& a, const Finish<FORMAT, TOK>& finish, typename Sum<FORMAT>::type (&d)[TOK / 2], float* room
 ) {
     const int STEP = Room<TOK>::STEP;
-    static_assert(COUNT % STEP == 0, "whole stretches");
-#pragma unroll(COUNT > 64 ? 1 : 2)
-    for (int first = 0; first < COUNT; first += STEP) {
+#pragma unroll(TOK > 64 ? 1 : 2)
+    for (int first = 0; first < TOK; first += STEP) {
         __syncwarp();
         // Registers have no addresses: one of these is the stretch.
 #pragma unroll
-        for (int f = 0; f < COUNT; f += STEP) {
+        for (int f = 0; f < TOK; f += STEP) {
             if (f != first) continue;
 #pragma unroll
             for (int t = 0; t < STEP; t += 8) {
@@ -198,6 +197,6 @@ __device__ __forceinline__ void store(
             }
         }
         __syncwarp();
-        finish.template flush<STEP>(a, room, from + first);
+        finish.template flush<STEP>(a, room, first);
     }
 }

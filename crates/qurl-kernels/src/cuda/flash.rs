@@ -28,6 +28,8 @@ const MOST_GROUP: usize = 16;
 /// Heads of a block of the decode kernel, and its most warps.
 const BLOCK_HEADS: usize = 8;
 const MOST_WARPS: usize = 8;
+/// Most rows of a step whose blocks tell each other their largest numbers.
+const MOST_TELLING: usize = 64;
 
 /// Whether the kernels take this attention.
 pub(super) fn takes(heads: Heads, kv: &CudaKv) -> bool {
@@ -148,10 +150,11 @@ fn plan(gpu: &Gpu, heads: Heads, kv: &CudaKv, seen: &Seen) -> Plan {
     (1..=most).rev().map(form).find(|plan| plan.at_once).unwrap_or_else(|| form(most.min(2)))
 }
 
-/// Whether a decode step can write codes: the blocks of a row tell each other their largest number.
+/// Whether a decode step writes codes: the blocks of a row tell each other their largest number. With many rows the wait is
+/// longer than a kernel that rounds them.
 pub(super) fn writes_codes(gpu: &Gpu, heads: Heads, kv: &CudaKv, seen: &Seen) -> bool {
     let parties = parties(heads);
-    seen.rows * parties * parties * 4 <= MAXIMA_BYTES && plan(gpu, heads, kv, seen).at_once
+    seen.rows <= MOST_TELLING && seen.rows * parties * parties * 4 <= MAXIMA_BYTES && plan(gpu, heads, kv, seen).at_once
 }
 
 /// One row of each sequence. With tables of cosines and sines the row's queries and keys are rotated and its keys and

@@ -22,6 +22,8 @@ const SIDES: usize = 2;
 const MOST_MEET: usize = 4;
 /// Most tokens of a stream.
 const MOST_STREAMED: usize = 256;
+/// Tokens whose sums one of the blocks that share a tile adds up at a time.
+const STRETCH: usize = 32;
 /// Shared memory for the stages of the weight stream.
 const STAGE_ROOM: usize = 196 << 10;
 
@@ -60,15 +62,19 @@ impl Variant {
         if self.groups > 1 { self.groups as u32 * 128 + 128 } else { 192 }
     }
 
-    /// Bytes of shared memory of a block: stages, and behind them sums from the others of its cluster. A block that has few
-    /// k-blocks needs no more stages than that, and leaves room for the kernels before and behind it. Two are the least: with
-    /// one the driver would not be asked ([`super::gpu::PLAIN_SHARED`]) for what a block needs together with its own rooms.
+    /// Bytes of shared memory of a block: stages, whose place the sums of a cluster take in the end. A block that has few k-blocks
+    /// needs no more stages than that, and leaves room for the kernels before and behind it. Two are the least: with one
+    /// the driver would not be asked ([`super::gpu::PLAIN_SHARED`]) for what a block needs together with its own rooms.
     fn shared(&self, k_blocks: usize) -> u32 {
         let stage = self.groups * TILE_ROWS * TILE_BYTES + self.tokens * TILE_BYTES;
-        let sums = (self.parts() - 1) * self.groups * TILE_ROWS * self.tokens / self.parts() * 4;
-        let stages = ((STAGE_ROOM - sums) / stage).min(16);
-        let used = if self.splits { stages } else { stages.min(k_blocks.max(2)) };
-        (used * stage + sums + 1024) as u32
+        let stages = (STAGE_ROOM / stage).min(16).min(k_blocks.max(2));
+        let sums = match self.splits {
+            true => {
+                self.parts() * (self.tokens / STRETCH).div_ceil(self.parts()) * self.groups * TILE_ROWS * STRETCH * 4
+            }
+            false => 0,
+        };
+        ((stages * stage).max(sums) + 1024) as u32
     }
 
     /// Blocks that sum up a tile.
@@ -92,6 +98,10 @@ const BF16: &[Variant] = &[
     variant!("bf16", 128, 1, 1, "VIRTUAL"),
     variant!("bf16", 128, 2, 1, "VIRTUAL"),
     variant!("bf16", 128, 2, 2, "VIRTUAL"),
+    variant!("bf16", 128, 1, 2, "SPLIT"),
+    variant!("bf16", 128, 1, 4, "SPLIT"),
+    variant!("bf16", 256, 2, 3, "SPLIT"),
+    variant!("bf16", 256, 2, 4, "SPLIT"),
 ];
 const INT8: &[Variant] = &[
     variant!("int8", 16, 2, 1, "STREAM"),
@@ -104,6 +114,8 @@ const INT8: &[Variant] = &[
     variant!("int8", 256, 2, 2, "TILES"),
     variant!("int8", 128, 1, 2, "SPLIT"),
     variant!("int8", 128, 1, 4, "SPLIT"),
+    variant!("int8", 256, 2, 3, "SPLIT"),
+    variant!("int8", 256, 2, 4, "SPLIT"),
 ];
 const FP8: &[Variant] = &[
     variant!("fp8", 16, 2, 1, "STREAM"),
@@ -113,6 +125,8 @@ const FP8: &[Variant] = &[
     variant!("fp8", 128, 1, 1, "VIRTUAL"),
     variant!("fp8", 128, 2, 1, "VIRTUAL"),
     variant!("fp8", 128, 2, 2, "VIRTUAL"),
+    variant!("fp8", 128, 1, 2, "SPLIT"),
+    variant!("fp8", 128, 1, 4, "SPLIT"),
 ];
 
 fn number_bytes(format: Format) -> usize {
@@ -155,7 +169,7 @@ pub(super) fn partial_bytes(gpu: &Gpu) -> usize {
 
 /// The form for some tokens: the one with the least estimated time. All give a row the same bits. A gated product needs
 /// two warpgroups, one for the gates and one for the ups. The blocks of a stream wait for each other, so all of them must
-/// run `at_once`.
+/// run `at_once`. In floating point a tile is split where the ranges of its matrix are.
 fn choose(
     format: Format,
     tokens: usize,
@@ -189,11 +203,15 @@ fn choose(
             (true, held, ..) if held < tokens => f64::INFINITY,
             (true, .., 2) if at_once(v) < ranges * SIDES => f64::INFINITY,
             (true, 128, ..) => 0.5 * share + meeting(7.0, 2.5),
-            (true, 256, ..) => 0.75 * share + meeting(11.0, if gated { 4.0 } else { 8.0 }),
+            (true, 256, ..) => 0.75 * share + meeting(11.0, if gated { 5.0 } else { 8.0 }),
             (true, ..) => f64::INFINITY,
-            _ if v.splits && blocks < 4 * v.cluster => f64::INFINITY,
+            _ if v.splits && (gated || blocks < 4 * v.cluster || (v.groups > 1 && columns > 1)) => f64::INFINITY,
+            _ if v.splits && format != Format::Int8 && ranges != tiles * v.cluster => f64::INFINITY,
+            (_, 128, _, parts) if v.splits => {
+                (0.25 * depth / parts as f64 + 3.2) * waves(n.div_ceil(64) * parts, columns, at_once(v).max(1))
+            }
             (.., parts) if v.splits => {
-                (0.25 * depth / parts as f64 + 3.2) * waves(n.div_ceil(64) * parts, columns, multiprocessors)
+                (0.72 * depth / parts as f64 + 8.0) * waves(n.div_ceil(128) * parts, columns, at_once(v).max(1))
             }
             (_, 64, ..) => (0.21 * depth + 1.5) * waves(n.div_ceil(64), columns, multiprocessors),
             (_, 128, 1, _) => (0.25 * depth + 2.5) * waves(n.div_ceil(64), columns, multiprocessors),
@@ -257,7 +275,7 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
     let (grid, each) = match () {
         () if v.streams => (ranges * SIDES, (n.div_ceil(CUT_ROWS) * blocks).div_ceil(ranges)),
         // Each of its clusters takes one tile.
-        () if v.splits => (tiles * v.cluster, blocks),
+        () if v.splits => (tiles * v.cluster, blocks.div_ceil(v.cluster)),
         () => {
             let clusters = (multiprocessors / v.cluster).min(tiles);
             (clusters * v.cluster, tiles.div_ceil(clusters) * blocks)
@@ -312,10 +330,15 @@ mod tests {
     fn every_number_of_tokens_has_a_form_that_holds_them() {
         for format in [Format::Bf16, Format::Int8, Format::Fp8] {
             for tokens in [1, 16, 17, 64, 100, 128, 129, 256, 257, 5000] {
-                for (n, blocks) in [(896, 7), (37_888, 28), (3584, 148), (152_064, 56)] {
+                for (n, blocks) in
+                    [(896, 7), (896, 76), (4608, 56), (37_888, 28), (3584, 148), (3584, 296), (152_064, 56)]
+                {
                     let v = choose(format, tokens, n, blocks, 132, false, |_| 132);
                     assert!(!v.streams || v.tokens >= tokens, "{format} {tokens}: {v:?}");
                     assert!(v.kernel.starts_with(v.file), "{v:?}");
+                    // Sums of floating-point numbers are cut where a stream would cut them.
+                    let cut = ranges(132, n, blocks) == n.div_ceil(CUT_ROWS) * v.cluster;
+                    assert!(!v.splits || format == Format::Int8 || cut, "{format} {tokens} {n} {blocks}: {v:?}");
                     let gated = choose(format, tokens, n, blocks, 132, true, |_| 130);
                     assert!(
                         gated.groups == 2 && (!gated.streams || gated.tokens >= tokens),
