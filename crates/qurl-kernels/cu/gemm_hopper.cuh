@@ -4,8 +4,8 @@
 // lie packed in tiles of 64 rows x 128 bytes of k, already swizzled as the tensor cores want them, so a tile is one
 // 8 KB bulk copy. They are the left operand (64 rows of a wgmma), the tokens the right one (16..256 columns): the
 // result is computed transposed and no work is padded but to the next token tile. A block is two producers, a thread
-// for weights and one for tokens, which keep STAGES tiles in flight, and WG consumer warpgroups of 64 rows each. CL blocks of a cluster work on neighbouring
-// rows and share the activations by multicast, each loading a part.
+// for weights and one for tokens, which keep STAGES tiles in flight, and WG consumer warpgroups of 64 rows each. CL
+// blocks of a cluster work on neighbouring rows and share the activations by multicast, each loading a part.
 //
 // Schedules:
 //   STREAM  the matrix is cut into equal ranges of k-blocks of 256 rows, whatever the tiles. A range is two blocks of
@@ -14,7 +14,7 @@
 //           tokens: neither do the bits.
 //   TILES   whole tiles, for many tokens.
 //   SPLIT   whole tiles, each by the blocks of a cluster, which have a part of k each and then some of the tokens: for few rows
-//           of many numbers. Sums of integers only, which are exact in any order.
+//           of many numbers. In floating point only where the parts are the ranges of STREAM, for the same bits.
 //   VIRTUAL whole tiles, but summed with the cuts of STREAM, for the same bits in floating point with many tokens.
 //
 // Weights do not depend on earlier kernels: launched with programmatic serialization, a block fills its stages with
