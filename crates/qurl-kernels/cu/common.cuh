@@ -77,6 +77,24 @@ __device__ __forceinline__ u8 e4m3_code(float x) {
     return (u8)(code | (__float_as_uint(x) >> 24 & 0x80u));
 }
 
+// The same for four neighbours, the first in the lowest byte; a not-a-number may become another code.
+__device__ __forceinline__ u32 e4m3_codes(float4 x) {
+#if __CUDA_ARCH__ >= 890
+    u32 codes;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};\n"
+        "}"
+        : "=r"(codes)
+        : "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w));
+    return codes;
+#else
+    return (u32)e4m3_code(x.x) | (u32)e4m3_code(x.y) << 8 | (u32)e4m3_code(x.z) << 16 | (u32)e4m3_code(x.w) << 24;
+#endif
+}
+
 __device__ __forceinline__ float e4m3_value(u8 code) {
     float v = __uint_as_float((u32)(code & 0x7f) << 20) * __uint_as_float(247u << 23);
     return code & 0x80 ? -v : v;

@@ -43,18 +43,45 @@ __device__ __forceinline__ void ask_for_scales(const GemmArgs& a, u32 token, flo
     }
 }
 
+// Stores or adds four numbers at once; one addition per element, so its order cannot vary. (Left to the compiler, stores of four
+// numbers became four stores, each a part of a sector.)
+__device__ __forceinline__ void write_four(float* to, float4 v, bool store, bool add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred store, add;\n"
+        "setp.ne.b32 store, %5, 0;\n"
+        "setp.ne.b32 add, %6, 0;\n"
+        "@store st.global.v4.f32 [%0], {%1, %2, %3, %4};\n"
+        "@add red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n"
+        "}\n" ::"l"(to),
+        "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"((int)store), "r"((int)add));
+}
+
+__device__ __forceinline__ void write_four_bf16(u16* to, float4 v, bool store) {
+    asm volatile(
+        "{\n"
+        ".reg .pred store;\n"
+        "setp.ne.b32 store, %3, 0;\n"
+        "@store st.global.v2.b32 [%0], {%1, %2};\n"
+        "}\n" ::"l"(to),
+        "r"(bf16_two(v.x, v.y)), "r"(bf16_two(v.z, v.w)), "r"((int)store));
+}
+
 // What a lane needs to finish results: it takes tokens lane / 4 + {0, 8, ..}, and of the warp's 16 rows four neighbours.
 template <int FORMAT, int TOK>
 struct Finish {
     float ws[4];
     float other[4];  // bias, or the scales of the ups: with swiglu there is no bias
-    u32 width, left, row;
+    u32 width, row;
+    int left;  // tokens from the lane's first on, if it has rows
     u64 place;
-    bool in;
+
+    // With swiglu the second warpgroup has the ups.
+    static __device__ __forceinline__ bool has_ups() { return threadIdx.x >= 128; }
 
     // With swiglu `row` is that of the gates also for warps that have the ups.
     static __device__ u32 own_row(const GemmArgs& a, u32 first_row) {
-        return a.swiglu && threadIdx.x >= 128 ? first_row - a.n / 2 : first_row;
+        return a.swiglu && has_ups() ? first_row - a.n / 2 : first_row;
     }
 
     // Asks for what the rows are finished with, before their sums are there: the scales of 16 rows, and those of their ups or
@@ -69,7 +96,6 @@ struct Finish {
         row = own_row(a, first_row);
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
         width = a.swiglu ? a.n / 2 : a.n;
-        in = row + quad * 4 < width;
         if (FORMAT != BF16 || a.bias) {
             asm volatile("cp.async.wait_all;" ::: "memory");
             __syncwarp();
@@ -80,7 +106,7 @@ struct Finish {
             }
         }
         place = (u64)(token + eighth) * width + row + quad * 4;
-        left = a.tokens - token - eighth;
+        left = row + quad * 4 < width ? (int)(a.tokens - token - eighth) : 0;
     }
 
     // Sums of four rows as numbers.
@@ -104,58 +130,67 @@ struct Finish {
         const float* from = room + eighth * TURN_ROW + quad * 4;
         const float* xs = room + Room<TOK>::TOKEN_SCALES + first + eighth;
         float* to = a.out + place + (u64)first * width;
-#pragma unroll
-        for (int t = 0; t < COUNT; t += 8, from += 8 * TURN_ROW, to += 8 * (u64)width) {
-            if (!in || (int)left <= (int)first + t) continue;
-            float4 v = scaled(*reinterpret_cast<const float4*>(from), ws, FORMAT != BF16 ? xs[t] : 1.0f);
-            if (a.bias) v = make_float4(__fadd_rn(v.x, other[0]), __fadd_rn(v.y, other[1]), __fadd_rn(v.z, other[2]), __fadd_rn(v.w, other[3]));
-            if (a.n % 4 != 0) {
+        auto result = [&](int t) {
+            float4 v = scaled(*reinterpret_cast<const float4*>(from + t * TURN_ROW), ws, FORMAT != BF16 ? xs[t] : 1.0f);
+            float4 more = make_float4(__fadd_rn(v.x, other[0]), __fadd_rn(v.y, other[1]), __fadd_rn(v.z, other[2]), __fadd_rn(v.w, other[3]));
+            return a.bias ? more : v;
+        };
+        if (a.n % 4 != 0) {
+#pragma unroll 1
+            for (int t = 0; t < COUNT && left > (int)first + t; t += 8, to += 8 * (u64)width) {
+                float4 v = result(t);
                 float one[4] = {v.x, v.y, v.z, v.w};
                 for (int e = 0; e < 4 && row + quad * 4 + e < a.n; ++e) to[e] = a.add ? __fadd_rn(to[e], one[e]) : one[e];
-            } else if (a.add) {
-                // One addition per element: its order cannot vary.
-                asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                             : "memory");
-            } else {
-                *reinterpret_cast<float4*>(to) = v;
             }
+            return;
+        }
+#pragma unroll
+        for (int t = 0; t < COUNT; t += 8, to += 8 * (u64)width) {
+            bool has = left > (int)first + t;
+            write_four(to, result(t), has && !a.add, has && a.add);
         }
     }
 
-    // A warp of the first group has the gates, the same warp of the second their ups. Each takes half of the tokens.
+    // A warp of the first group has the gates, the same warp of the second their ups. Each takes half of the tokens. Gates and ups
+    // come in whole tiles: a token that is there has all 16 rows.
     template <int COUNT>
     __device__ void flush_gated(const GemmArgs& a, float* room, u32 first) const {
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
-        bool has_ups = threadIdx.x >= 128;
-        u32 half = has_ups ? COUNT / 2 : 0;
-        const float* gates = (has_ups ? room - 4 * Room<TOK>::FLOATS : room) + (half + eighth) * TURN_ROW + quad * 4;
+        u32 half = has_ups() ? COUNT / 2 : 0;
+        const float* gates = (has_ups() ? room - 4 * Room<TOK>::FLOATS : room) + (half + eighth) * TURN_ROW + quad * 4;
         const float* xs = room + Room<TOK>::TOKEN_SCALES + first + half + eighth;
         u64 at = place + (u64)(first + half) * width;
+        u32 largest[COUNT / 16];
         pair_sync();
 #pragma unroll
         for (int t = 0; t < COUNT / 2; t += 8, gates += 8 * TURN_ROW, at += 8 * (u64)width) {
-            u32 largest = 0;
-            bool has = in && (int)left > (int)(first + half) + t;
-            if (has) largest = gated(a, gates, at, FORMAT != BF16 ? xs[t] : 1.0f);
-            if (FORMAT == BF16 || !a.largest) continue;
-            largest = max(largest, __shfl_xor_sync(FULL, largest, 1));
-            largest = max(largest, __shfl_xor_sync(FULL, largest, 2));
-            if (has && quad == 0) atomicMax(a.largest + (u64)(a.tokens - left + first + half + t) * LARGEST_STRIDE, largest);
+            bool has = left > (int)(first + half) + t;
+            float4 v = gated(gates, FORMAT != BF16 ? xs[t] : 1.0f);
+            if (FORMAT == BF16) {
+                write_four_bf16(reinterpret_cast<u16*>(a.out) + at, v, has);
+            } else {
+                write_four(a.out + at, v, has, false);
+                largest[t / 8] = max(max(magnitude_bits(v.x), magnitude_bits(v.y)), max(magnitude_bits(v.z), magnitude_bits(v.w)));
+            }
+        }
+        if (FORMAT != BF16 && a.largest) {
+#pragma unroll
+            for (int t = 0; t < COUNT / 2; t += 8) {
+                u32 row_largest = largest[t / 8];
+                row_largest = max(row_largest, __shfl_xor_sync(FULL, row_largest, 1));
+                row_largest = max(row_largest, __shfl_xor_sync(FULL, row_largest, 2));
+                bool tells = quad == 0 && left > (int)(first + half) + t;
+                if (tells) atomicMax(a.largest + (u64)(a.tokens - left + first + half + t) * LARGEST_STRIDE, row_largest);
+            }
         }
         pair_sync();
     }
 
-    // Writes the results of four gates and their ups; their largest magnitude.
-    __device__ __forceinline__ u32 gated(const GemmArgs& a, const float* gates, u64 at, float x_scale) const {
+    // The results of four gates and their ups.
+    __device__ __forceinline__ float4 gated(const float* gates, float x_scale) const {
         float4 gate = scaled(*reinterpret_cast<const float4*>(gates), ws, x_scale);
         float4 up = scaled(*reinterpret_cast<const float4*>(gates + 4 * Room<TOK>::FLOATS), other, x_scale);
-        float4 v = {silu_times(gate.x, up.x), silu_times(gate.y, up.y), silu_times(gate.z, up.z), silu_times(gate.w, up.w)};
-        if (FORMAT == BF16) {
-            *reinterpret_cast<uint2*>(reinterpret_cast<u16*>(a.out) + at) = make_uint2(bf16_two(v.x, v.y), bf16_two(v.z, v.w));
-            return 0;
-        }
-        *reinterpret_cast<float4*>(a.out + at) = v;
-        return max(max(magnitude_bits(v.x), magnitude_bits(v.y)), max(magnitude_bits(v.z), magnitude_bits(v.w)));
+        return make_float4(silu_times(gate.x, up.x), silu_times(gate.y, up.y), silu_times(gate.z, up.z), silu_times(gate.w, up.w));
     }
 
     // Waits for the warp of the other group.

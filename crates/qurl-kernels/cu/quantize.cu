@@ -85,9 +85,7 @@ struct E4m3 {
     typedef u8 Code;
     static constexpr float max = 448.0f;
     static __device__ __forceinline__ u32 code(float x) { return e4m3_code(x); }
-    static __device__ __forceinline__ u32 codes(float4 x) {
-        return code(x.x) | code(x.y) << 8 | code(x.z) << 16 | code(x.w) << 24;
-    }
+    static __device__ __forceinline__ u32 codes(float4 x) { return e4m3_codes(x); }
 };
 
 template <typename Row>
