@@ -64,6 +64,12 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn round_bf16(v: Self::V) -> Self::V;
     /// Adds to each lane the products of a pair of bf16: `a` is one pair for all lanes, `b` a pair per lane.
     unsafe fn dot_bf16(acc: Self::V, a: u32, b: Self::I) -> Self::V;
+    /// [`Simd::dot_bf16`] with a pair in memory, for products that have other work beside them.
+    #[inline(always)]
+    unsafe fn dot_bf16_at(acc: Self::V, a: *const u32, b: Self::I) -> Self::V {
+        // SAFETY: the caller gives a readable word.
+        unsafe { Self::dot_bf16(acc, *a, b) }
+    }
 
     /// Stores a word of two bf16 per lane, `low` in the low half; subnormals may become zero.
     unsafe fn store_pairs(p: *mut u32, low: Self::V, high: Self::V);
@@ -94,9 +100,12 @@ pub unsafe trait Simd: Copy + 'static {
     /// Orders streamed stores before everything that follows.
     #[inline(always)]
     unsafe fn fence() {}
-    /// Asks for the cache line at `p`, which may be any address.
+    /// Asks for the cache line at `p`, which may be any address, to come into the second-level cache.
     #[inline(always)]
     unsafe fn prefetch(_p: *const u8) {}
+    /// Asks for the cache line at `p`, which may be any address, to come into the first-level cache.
+    #[inline(always)]
+    unsafe fn prefetch_close(_p: *const u8) {}
     /// Asks for the cache line at `p`, which may be any address, to write to it.
     #[inline(always)]
     unsafe fn prefetch_for_writing(_p: *const u8) {}

@@ -157,6 +157,8 @@ struct AtLine<T>(T);
 /// How far ahead in the same stream of weights a single row asks for memory, in bytes. A row alone reads as fast as memory
 /// gives; asking for the next panel instead, as tiles of more rows do, was seen to slow it down by a seventh.
 const NEAR: usize = 512;
+/// Rows of codes that are brought from the second-level cache to the first before they are decoded.
+const CLOSE: usize = 15;
 /// Words along k that are decoded at a time before the tiles use them; tiles that decode themselves do whole passes.
 const DECODED: usize = 128;
 
@@ -414,26 +416,26 @@ impl Tile {
             let small = self.small.cast::<[u8; 2]>();
             let (mut a, mut codes, mut b) = (self.a, self.codes, self.b.cast::<i32>().cast_mut());
             let mut first = decode_row::<S, false>(codes);
-            keep::<S, KEEP>(first, b);
+            keep_row::<S, KEEP>(first, b);
             for word in 0..self.words / 2 {
                 S::prefetch(self.ahead.wrapping_add(2 * word * CACHE_LINE));
                 S::prefetch(self.ahead.wrapping_add((2 * word + 1) * CACHE_LINE));
                 let next = codes.add(row);
-                if small.add(word).read() != [0, 0] {
+                S::prefetch_close(next.wrapping_add(CLOSE * row).cast());
+                S::prefetch_close(next.wrapping_add(CLOSE * row + S::LANES).cast());
+                let has_small = small.add(word).read() != [0, 0];
+                if has_small {
                     std::hint::cold_path();
                     first = [S::mend_e4m3(first[0]), S::mend_e4m3(first[1])];
-                    let second = decode_row::<S, true>(codes);
-                    let second = [S::mend_e4m3(second[0]), S::mend_e4m3(second[1])];
-                    keep::<S, KEEP>(first, b);
-                    keep::<S, KEEP>(second, b.add(row));
-                    multiply::<S, W, R>(acc, a, first);
-                    multiply::<S, W, R>(acc, a.add(R), second);
-                    first = decode_row::<S, false>(next);
-                    keep::<S, KEEP>(first, b.add(2 * row));
-                } else {
-                    let second = multiply_and_decode::<S, W, R, KEEP, true>(acc, a, first, codes, b.add(row));
-                    first = multiply_and_decode::<S, W, R, KEEP, false>(acc, a.add(R), second, next, b.add(2 * row));
+                    keep_row::<S, KEEP>(first, b);
                 }
+                let mut second = multiply_and_decode::<S, W, R, KEEP, true>(acc, a, first, codes, b.add(row));
+                if has_small {
+                    std::hint::cold_path();
+                    second = [S::mend_e4m3(second[0]), S::mend_e4m3(second[1])];
+                    keep_row::<S, KEEP>(second, b.add(row));
+                }
+                first = multiply_and_decode::<S, W, R, KEEP, false>(acc, a.add(R), second, next, b.add(2 * row));
                 (a, codes, b) = (a.add(2 * R), next, b.add(2 * row));
             }
         }
@@ -473,25 +475,9 @@ impl Tile {
 /// The scale of rows that have none.
 static ONE: f32 = 1.0;
 
-/// Multiplies by `columns`.
-#[inline(always)]
-unsafe fn multiply<S: Simd, W: Words, const R: usize>(
-    acc: &mut [[W::Acc<S>; 2]; R],
-    a: *const u32,
-    columns: [S::I; 2],
-) {
-    for (r, acc) in acc.iter_mut().enumerate() {
-        // SAFETY: the caller gives R words of A.
-        unsafe {
-            let word = *a.add(r);
-            acc[0] = W::multiply_add::<S>(acc[0], word, columns[0]);
-            acc[1] = W::multiply_add::<S>(acc[1], word, columns[1]);
-        }
-    }
-}
-
-/// Multiplies by `columns` and decodes the next ones meanwhile. Where among the products shifts, logic and stores stand decides
-/// how often they take a place from a product; these places were the best of those tried.
+/// Multiplies by `columns` and decodes the next ones meanwhile. Each vector is shifted, put in its places and stored in one go,
+/// and words of A are operands in memory: then decoding takes no time from the products. The highest tile has no registers left
+/// for that; its shifts, logic and stores stand where they take the fewest places from products.
 #[inline(always)]
 unsafe fn multiply_and_decode<S: Simd, W: Words, const R: usize, const KEEP: bool, const LAST: bool>(
     acc: &mut [[W::Acc<S>; 2]; R],
@@ -503,17 +489,29 @@ unsafe fn multiply_and_decode<S: Simd, W: Words, const R: usize, const KEEP: boo
     // SAFETY: the caller gives R words of A, a row of codes and room for a row of words.
     unsafe {
         let mut next = columns;
+        let shift = |v: usize| S::shift_e4m3::<LAST>(codes.add(v * S::LANES));
         for (r, acc) in acc.iter_mut().enumerate() {
-            let word = *a.add(r);
-            if r == 1.min(R - 1) {
-                next = [S::shift_e4m3::<LAST>(codes), S::shift_e4m3::<LAST>(codes.add(S::LANES))];
+            if const { R < S::MR } {
+                for (v, at) in [1, 4].into_iter().enumerate() {
+                    if r == at.min(R - 1) {
+                        next[v] = S::place_e4m3(shift(v));
+                        keep::<S, KEEP>(next[v], to.add(v * S::LANES));
+                    }
+                }
+                acc[0] = W::multiply_add_at::<S>(acc[0], a.add(r), columns[0]);
+                acc[1] = W::multiply_add_at::<S>(acc[1], a.add(r), columns[1]);
+            } else {
+                if r == 1 {
+                    next = [shift(0), shift(1)];
+                }
+                if r == 3 {
+                    next = [S::place_e4m3(next[0]), S::place_e4m3(next[1])];
+                    keep_row::<S, KEEP>(next, to);
+                }
+                let word = *a.add(r);
+                acc[0] = W::multiply_add::<S>(acc[0], word, columns[0]);
+                acc[1] = W::multiply_add::<S>(acc[1], word, columns[1]);
             }
-            if r == 3.min(R - 1) {
-                next = [S::place_e4m3(next[0]), S::place_e4m3(next[1])];
-                keep::<S, KEEP>(next, to);
-            }
-            acc[0] = W::multiply_add::<S>(acc[0], word, columns[0]);
-            acc[1] = W::multiply_add::<S>(acc[1], word, columns[1]);
         }
         next
     }
@@ -531,12 +529,19 @@ unsafe fn decode_row<S: Simd, const LAST: bool>(codes: *const u32) -> [S::I; 2] 
 
 /// Stores decoded columns where other tiles need them.
 #[inline(always)]
-unsafe fn keep<S: Simd, const KEEP: bool>(columns: [S::I; 2], to: *mut i32) {
+unsafe fn keep<S: Simd, const KEEP: bool>(columns: S::I, to: *mut i32) {
     if KEEP {
-        // SAFETY: the caller gives room for two vectors.
-        unsafe {
-            S::store_i(to, columns[0]);
-            S::store_i(to.add(S::LANES), columns[1]);
-        }
+        // SAFETY: the caller gives room for a vector.
+        unsafe { S::store_i(to, columns) }
+    }
+}
+
+/// The same for both vectors of a row.
+#[inline(always)]
+unsafe fn keep_row<S: Simd, const KEEP: bool>(columns: [S::I; 2], to: *mut i32) {
+    // SAFETY: the caller gives room for two vectors.
+    unsafe {
+        keep::<S, KEEP>(columns[0], to);
+        keep::<S, KEEP>(columns[1], to.add(S::LANES));
     }
 }

@@ -17,6 +17,12 @@ pub(super) trait Words {
     /// Where the sum over k begins; `c` is the old content.
     unsafe fn begin<S: Simd>(mode: Mode, c: *const f32, n: usize, start: *const i32) -> Self::Acc<S>;
     unsafe fn multiply_add<S: Simd>(acc: Self::Acc<S>, a: u32, b: S::I) -> Self::Acc<S>;
+    /// The same with a word of A in memory, for products beside which codes are decoded.
+    #[inline(always)]
+    unsafe fn multiply_add_at<S: Simd>(acc: Self::Acc<S>, a: *const u32, b: S::I) -> Self::Acc<S> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::multiply_add::<S>(acc, *a, b) }
+    }
     unsafe fn value<S: Simd>(acc: Self::Acc<S>) -> S::V;
 }
 
@@ -74,6 +80,11 @@ impl Words for Bf16Words {
     unsafe fn multiply_add<S: Simd>(acc: S::V, a: u32, b: S::I) -> S::V {
         // SAFETY: the caller's promise.
         unsafe { S::dot_bf16(acc, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn multiply_add_at<S: Simd>(acc: S::V, a: *const u32, b: S::I) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::dot_bf16_at(acc, a, b) }
     }
 }
 
