@@ -206,15 +206,18 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                     let row = strip * S::MR;
                     let rows = S::MR.min(job.m - row);
                     let lines = (strips.end - 1 - strip) * (k1 - k0);
-                    let ahead = if lines * CACHE_LINE < (k1 - k0) * width * 4 / job.codes.per_word() {
-                        next.cast::<u8>().wrapping_add(lines * CACHE_LINE)
+                    let (ahead, ahead_step) = if lines * CACHE_LINE < (k1 - k0) * width * 4 / job.codes.per_word() {
+                        (next.cast::<u8>().wrapping_add(lines * CACHE_LINE), CACHE_LINE)
+                    } else if coded {
+                        (job.a.cast(), 0)
                     } else {
-                        b.cast()
+                        (b.cast(), CACHE_LINE)
                     };
                     let tile = Tile {
                         codes: if fused && strip + 1 == strips.end { stored } else { std::ptr::null() },
                         small,
                         ahead,
+                        ahead_step,
                         decodes_for_others: strips.len() > 1,
                         a: job.a.add(row * job.words + k0 * rows),
                         b,
@@ -280,8 +283,10 @@ unsafe fn ask_for<S: Simd>(from: *const u8, bytes: usize) {
 
 /// One pass along k of one tile.
 struct Tile {
-    /// Memory to ask for meanwhile.
+    /// Memory to ask for meanwhile, and how much further for every word. Where nothing is left, something that is there: words
+    /// that a product reads anyway, but of what was decoded always the same line, since two strips of three would ask for it.
     ahead: *const u8,
+    ahead_step: usize,
     /// E4M3 codes that this tile decodes into `b` while it multiplies, or null where `b` is ready.
     codes: *const u32,
     /// Whether other tiles use what this one decodes.
@@ -345,7 +350,8 @@ impl Tile {
                         S::prefetch(b.cast::<u8>().wrapping_add(NEAR));
                         S::prefetch(b.cast::<u8>().wrapping_add(NEAR + CACHE_LINE));
                     } else {
-                        S::prefetch(self.ahead.wrapping_add(word * CACHE_LINE));
+                        let step = if const { W::CODED } { self.ahead_step } else { CACHE_LINE };
+                        S::prefetch(self.ahead.wrapping_add(word * step));
                     }
                     let columns = [S::load_i(b), S::load_i(b.add(l))];
                     for (r, acc) in acc.iter_mut().enumerate() {
