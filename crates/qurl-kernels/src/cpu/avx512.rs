@@ -297,6 +297,21 @@ macro_rules! common_operations {
             unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))) }
         }
         #[inline(always)]
+        unsafe fn store_offset_i8(words: *mut u32, values: *const f32, factor: f32) {
+            // SAFETY: the caller gives 64 readable numbers and sixteen writable words.
+            unsafe {
+                let whole = |part: usize| {
+                    _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values.add(16 * part)), _mm512_set1_ps(factor)))
+                };
+                let halves = [_mm512_packs_epi32(whole(0), whole(1)), _mm512_packs_epi32(whole(2), whole(3))];
+                // Each quarter has the same four neighbours of all parts.
+                let bytes = _mm512_packs_epi16(halves[0], halves[1]);
+                let order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+                let bytes = _mm512_xor_si512(_mm512_permutexvar_epi32(order, bytes), _mm512_set1_epi8(i8::MIN));
+                _mm512_storeu_si512(words.cast(), bytes);
+            }
+        }
+        #[inline(always)]
         unsafe fn load_i8(p: *const u8) -> Self::V {
             // SAFETY: the caller gives LANES readable bytes.
             unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }

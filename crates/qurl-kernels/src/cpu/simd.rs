@@ -116,6 +116,20 @@ pub unsafe trait Simd: Copy + 'static {
         // SAFETY: the caller gives LANES writable bytes.
         unsafe { each_lane::<Self>(v, |lane, x| *p.add(lane) = codec::i8_code(x)) }
     }
+    /// Stores `LANES` words of four neighbours times `factor`, each as [`Simd::store_i8`] rounds it and 128 larger.
+    #[inline(always)]
+    unsafe fn store_offset_i8(words: *mut u32, values: *const f32, factor: f32) {
+        // SAFETY: the caller gives 4 * LANES readable numbers and LANES writable words.
+        unsafe {
+            for part in 0..4 {
+                let scaled = Self::mul(Self::load(values.add(part * Self::LANES)), Self::splat(factor));
+                Self::store_i8(words.cast::<u8>().add(part * Self::LANES), scaled);
+            }
+            for word in 0..Self::LANES {
+                *words.add(word) ^= 0x8080_8080;
+            }
+        }
+    }
     /// `LANES` signed bytes as f32.
     #[inline(always)]
     unsafe fn load_i8(p: *const u8) -> Self::V {

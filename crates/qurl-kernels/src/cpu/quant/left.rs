@@ -67,12 +67,16 @@ unsafe fn pack_piece_at<S: Simd>(
                 match kind {
                     LeftKind::Int8 => {
                         let inverse = 1.0 / f32::from_bits(scales[r]);
-                        let codes = staged.cast::<u8>();
-                        for at in (0..4 * chunk).step_by(S::LANES) {
-                            S::store_i8(codes.add(at), scaled::<S>(values, at, inverse));
-                        }
-                        for word in 0..chunk {
-                            *staged.add(word) ^= 0x8080_8080;
+                        for at in (0..4 * chunk).step_by(4 * S::LANES) {
+                            let words = staged.add(at / 4);
+                            let left = values.get(at..).unwrap_or(&[]);
+                            if left.len() >= 4 * S::LANES {
+                                S::store_offset_i8(words, left.as_ptr(), inverse);
+                            } else {
+                                let mut padded = [0.0f32; 4 * MOST_LANES];
+                                padded[..left.len()].copy_from_slice(left);
+                                S::store_offset_i8(words, padded.as_ptr(), inverse);
+                            }
                         }
                     }
                     LeftKind::E4m3 => {
@@ -113,20 +117,6 @@ unsafe fn pack_piece_at<S: Simd>(
                 }
             }
         }
-    }
-}
-
-/// A vector of `values * factor` from `at` on; zeros behind the last value.
-#[inline(always)]
-unsafe fn scaled<S: Simd>(values: &[f32], at: usize, factor: f32) -> S::V {
-    // SAFETY: a whole vector, or what is left.
-    unsafe {
-        let v = if at + S::LANES <= values.len() {
-            S::load(values.as_ptr().add(at))
-        } else {
-            S::load_n(values.as_ptr().add(at.min(values.len())), values.len().saturating_sub(at).min(S::LANES))
-        };
-        S::mul(v, S::splat(factor))
     }
 }
 
