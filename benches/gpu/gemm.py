@@ -18,7 +18,13 @@ SHAPES = {
 
 
 def variant(fmt, tok, wg, cl, schedule="STREAM"):
-    return f"gemm_{fmt}_{tok}_{wg}_{cl}_{schedule}"
+    """The name of a kernel. For GATED `wg` is its columns."""
+    return f"gemm_{fmt}_{tok}_{wg}_GATED" if schedule == "GATED" else f"gemm_{fmt}_{tok}_{wg}_{cl}_{schedule}"
+
+
+def instance(fmt, tok, wg, cl, schedule):
+    """The macro that makes a kernel."""
+    return f"GATED({wg})" if schedule == "GATED" else f"K({fmt}, {fmt.upper()}, {tok}, {wg}, {cl}, {schedule})"
 
 
 def stage_bytes(tok, wg):
@@ -37,6 +43,12 @@ def shared_bytes(tok, wg, parts, k_blocks):
     return max(stages * stage_bytes(tok, wg), sums) + 1024
 
 
+def gated_bytes(columns, k_blocks):
+    """The same of a gated product of 256 tokens, which needs less beside its stages."""
+    stage = (256 + 2 * columns) * 128
+    return min(212 * 1024 // stage, max(2, k_blocks)) * stage + 1024
+
+
 def ranges_for(n, k_bytes):
     """Into how many ranges a matrix is cut: as `cuda/gemm.rs` does it."""
     tiles, kb, most = -(-n // 256), -(-k_bytes // 128), SMS // 2
@@ -49,6 +61,7 @@ def variants(fmt):
     streams = (16, 64, 128) if fmt == "fp8" else (16, 64, 128, 256)
     last = (256, 2, 2, large) if fmt == "int8" else (128, 2, 2, large)
     split = [(fmt, 128, 1, parts, "SPLIT") for parts in (2, 4)] + ([(fmt, 256, 2, parts, "SPLIT") for parts in (3, 4)] if fmt != "fp8" else [])
+    split += [(fmt, 256, columns, 1, "GATED") for columns in (40, 48, 64)] if fmt == "int8" else []
     return [(fmt, t, 2, 2 if t == 256 else 1, "STREAM") for t in streams] + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large), (fmt, *last)] + split
 
 
@@ -63,6 +76,10 @@ def choose(fmt, rows, n, k_bytes, swiglu=0):
     for v in own.values():
         _, tok, wg, cl, schedule = v
         if swiglu and wg == 1:
+            continue
+        if schedule == "GATED":
+            if swiglu and rows <= tok:
+                costs.append((((0.39 + 0.004 * wg) * kb + 3.5) * up(up(n, 2 * wg), SMS), v))
             continue
         if schedule == "STREAM":
             if rows > tok or tok < 128:
@@ -88,9 +105,8 @@ class Gemm:
     """The kernels of a list of (format, tok, wg, cl, schedule)."""
 
     def __init__(self, variants, report=print, defines=()):
-        jobs = [
-            (f"gemm_{f}.cu", "sm_90a", [f"TUNE(K)=K({f}, {f.upper()}, {t}, {w}, {c}, {s})", *defines]) for f, t, w, c, s in variants
-        ] + [("gemm_pack.cu", "sm_90a", [])]
+        jobs = [(f"gemm_{v[0]}.cu", "sm_90a", [f"TUNE(K)={instance(*v)}", *defines]) for v in variants]
+        jobs.append(("gemm_pack.cu", "sm_90a", []))
         built = compile_all(jobs)
         self.kernels = {}
         for v, (cubin, log) in zip(variants, built):
@@ -127,9 +143,13 @@ class Gemm:
         numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, swiglu)]
         parts = cl if schedule == "SPLIT" else 1
         smem = shared_bytes(tok, wg, parts, each)
+        if schedule == "GATED":
+            work = -(-n // (2 * wg))
+            grid = min(SMS, work)
+            smem = gated_bytes(wg, -(-work // grid) * kb)
         if prepared is None:
             prepared = tensor_map(x.data_ptr(), tokens, row_bytes, box_rows(tok, cl, schedule))
-        block = wg * 128 + 128 if wg > 1 else 192
+        block = 576 if schedule == "GATED" else wg * 128 + 128 if wg > 1 else 192
         self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers, ctypes.c_void_p(at(largest))], pdl)
 
 

@@ -331,6 +331,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
         __syncthreads();
         u32 present = min(teams, last_tile - round);
         each([&](int i, u32 g) {
+#pragma unroll 1
             for (u32 t = 0; t < present; ++t) fold_in(i, result_of(t) + g * (HD + 4));
         });
         if (round + teams >= last_tile) break;
@@ -359,6 +360,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
         __threadfence();
         if (threadIdx.x == 0) a.counters[number] = 0;
         each([&](int i, u32 g) {
+#pragma unroll 1
             for (u32 s = 0; s < splits; ++s) {
                 const float* from = all + s * size + g * (HD + 4);
                 if (s > 0) {
@@ -389,6 +391,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
         largest = warp_max(largest);
         if (lane == 0) largest_of[warp] = largest;
         __syncthreads();
+#pragma unroll 1
         for (u32 w = 0; w < warps; ++w) largest = max(largest, largest_of[w]);
         // Lane h of every warp tells block h of the row, and hears from it; only the first warp speaks and, in the end, clears.
         for (u32 h = lane; h < parties; h += WARP) {

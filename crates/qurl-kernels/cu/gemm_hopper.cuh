@@ -228,7 +228,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                     // Past the last rows the last ones are read again; nothing of them is stored.
                     u32 strip = min(strip_of(w.tile, g), strips - 1);
                     const u8* from = a.weights + ((u64)strip * kb + k) * TILE_BYTES;
-                    copy_weights(stages + stage * STAGE_BYTES + g * TILE_BYTES, from, barrier, policy);
+                    copy_weights(stages + stage * STAGE_BYTES + g * TILE_BYTES, from, TILE_BYTES, barrier, policy);
                 }
                 if (STREAMS && done > 0 && done < STAGES && !*input) __nanosleep(PACE);
             });
@@ -316,8 +316,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                 sum_up(w.k0, w.k1);
                 bool joins = STREAMS && meeting.first < meeting.last, adds = meeting.adders == 1 && range == meeting.first;
                 if (joins && !adds) {
-                    finish.fetch(a, row, w.token_tile * TOK, room);
-                    meet<FORMAT, TOK, WARPS>(a, finish, meeting, d, range, room);
+                    meet<FORMAT, TOK, WARPS>(a, finish, meeting, d, range, row, room);
                 } else {
                     if (joins) add_left<FORMAT, TOK, WARPS>(a, meeting, d);
                     finish.fetch(a, row, w.token_tile * TOK, room);
@@ -338,14 +337,14 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
 #define THREADS(wg) ((wg) > 1 ? (wg) * 128 + 128 : 192)
 // The compiler divides all registers by these threads: 168 for each of 384, 80 for each of 768.
 #define BOUND(tok, wg, schedule) (IS_LIGHT(tok, schedule) ? 768 : THREADS(wg))
+#define GEMM_PARAMETERS                                                                                              \
+    const __grid_constant__ TensorMap map, const u8 *weights, const float *w_scales, const float *x_scales,          \
+        const float *bias, float *out, uint4 *partials, int tokens, int n, int k_blocks, int ranges, int add,        \
+        int swiglu, u32 *largest
+#define GEMM_ARGUMENTS {weights, w_scales, x_scales, bias, out, partials, tokens, n, k_blocks, ranges, add, swiglu, largest}
 #define KERNEL(name, format, tok, wg, cl, schedule)                                                                  \
     extern "C" __global__ void __cluster_dims__(cl, 1, 1) __launch_bounds__(BOUND(tok, wg, schedule), 1)             \
-        gemm_##name##_##tok##_##wg##_##cl##_##schedule(                                                              \
-            const __grid_constant__ TensorMap map, const u8* weights, const float* w_scales, const float* x_scales,  \
-            const float* bias, float* out, uint4* partials, int tokens, int n, int k_blocks, int ranges, int add,    \
-            int swiglu, u32* largest                                                                                 \
-        ) {                                                                                                          \
-        GemmArgs args = {weights, w_scales, x_scales, bias,   out,     partials, tokens,                             \
-                         n,       k_blocks, ranges,   add,    swiglu,  largest};                                     \
+        gemm_##name##_##tok##_##wg##_##cl##_##schedule(GEMM_PARAMETERS) {                                            \
+        GemmArgs args = GEMM_ARGUMENTS;                                                                              \
         gemm<format, tok, wg, cl, schedule>(map, args);                                                              \
     }

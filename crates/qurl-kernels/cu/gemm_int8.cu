@@ -1,6 +1,6 @@
 // The variants of the product with weights in 8-bit integers: see gemm_hopper.cuh.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#include "gemm_hopper.cuh"
+#include "gemm_gated.cuh"
 
 #ifdef TUNE
 TUNE(KERNEL)
@@ -17,5 +17,8 @@ KERNEL(int8, INT8, 128, 1, 2, SPLIT)
 KERNEL(int8, INT8, 128, 1, 4, SPLIT)
 KERNEL(int8, INT8, 256, 2, 3, SPLIT)
 KERNEL(int8, INT8, 256, 2, 4, SPLIT)
+GATED(40)
+GATED(48)
+GATED(64)
 #endif
 #endif

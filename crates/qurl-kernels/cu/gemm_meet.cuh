@@ -62,23 +62,23 @@ __device__ __forceinline__ uint4 look(const uint4* at) {
     return v;
 }
 
-// The sums of EIGHTS x 8 tokens that ranges from `range` on have left, RANGES of them (past the last one it is read again).
+// The sums that RANGES ranges from `range` on have left, of EIGHTS x 8 tokens from `first_eight` on, or of the first `some` eights;
+// past the last range or eight that one is read again.
 template <int WARPS, int QUADS, int RANGES, int EIGHTS>
 __device__ __forceinline__ void take(
-    const Meeting& meeting, uint4* partials, u32 range, u32 first_eight, uint4 (&v)[RANGES][EIGHTS]
+    const Meeting& meeting, uint4* partials, u32 range, u32 first_eight, u32 some, uint4 (&v)[RANGES][EIGHTS]
 ) {
     uint4* from[RANGES];
 #pragma unroll
-    for (int r = 0; r < RANGES; ++r) {
-        from[r] = meeting.place<WARPS, QUADS>(partials, min(range + r, meeting.last)) + first_eight * WARP;
-    }
+    for (int r = 0; r < RANGES; ++r) from[r] = meeting.place<WARPS, QUADS>(partials, min(range + r, meeting.last));
+    auto at = [&](u32 q) { return (first_eight + min(q, some - 1)) * WARP; };
     bool missing;
     do {
         missing = false;
 #pragma unroll
         for (int r = 0; r < RANGES; ++r) {
 #pragma unroll
-            for (int q = 0; q < EIGHTS; ++q) v[r][q] = look(from[r] + q * WARP);
+            for (int q = 0; q < EIGHTS; ++q) v[r][q] = look(from[r] + at(q));
         }
 #pragma unroll
         for (int r = 0; r < RANGES; ++r) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ void take(
 #pragma unroll
     for (int r = 0; r < RANGES; ++r) {
 #pragma unroll
-        for (int q = 0; q < EIGHTS; ++q) leave(from[r] + q * WARP, make_uint4(EMPTY, EMPTY, EMPTY, EMPTY));
+        for (int q = 0; q < EIGHTS; ++q) leave(from[r] + at(q), make_uint4(EMPTY, EMPTY, EMPTY, EMPTY));
     }
 }
 
@@ -103,7 +103,7 @@ __device__ __forceinline__ void add_left(const GemmArgs& a, const Meeting& meeti
 #pragma unroll
     for (int first = 0; first < QUADS; first += EIGHTS) {
         uint4 part[1][EIGHTS];
-        take<WARPS, QUADS>(meeting, a.partials, meeting.last, first, part);
+        take<WARPS, QUADS>(meeting, a.partials, meeting.last, first, EIGHTS, part);
 #pragma unroll
         for (int q = 0; q < EIGHTS; ++q) {
             u32 bits[4] = {part[0][q].x, part[0][q].y, part[0][q].z, part[0][q].w};
@@ -117,13 +117,40 @@ __device__ __forceinline__ void add_left(const GemmArgs& a, const Meeting& meeti
     }
 }
 
+// What RANGES ranges have left of EIGHTS x 8 tokens, or the first `some` eights of them, added up in order of k and turned around in
+// the warp's room.
+template <int FORMAT, int TOK, int WARPS, int RANGES, int EIGHTS>
+__device__ __forceinline__ void gather(const GemmArgs& a, const Meeting& meeting, u32 first_eight, u32 some, float* room) {
+    typedef typename Sum<FORMAT>::type S;
+    uint4 part[RANGES][EIGHTS];
+    take<WARPS, TOK / 8>(meeting, a.partials, meeting.first, first_eight, some, part);
+    __syncwarp();
+#pragma unroll
+    for (int q = 0; q < EIGHTS; ++q) {
+        S total[4];
+#pragma unroll
+        for (u32 r = 0; r < RANGES; ++r) {
+            if (meeting.first + r > meeting.last) break;
+            u32 bits[4] = {part[r][q].x, part[r][q].y, part[r][q].z, part[r][q].w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                S more;
+                arrived(more, bits[e]);
+                total[e] = r == 0 ? more : total[e] + more;
+            }
+        }
+        turn(room, 8 * q, total[0], total[1], total[2], total[3]);
+    }
+    __syncwarp();
+}
+
 // Every range leaves its sums in memory, and those that end here share the tokens. All blocks run at the same time, and
 // those that wait have no other work left.
 template <int FORMAT, int TOK, int WARPS>
 __device__ __forceinline__ void meet(
-    const GemmArgs& a, const Finish<FORMAT, TOK>& finish, const Meeting& meeting, typename Sum<FORMAT>::type (&d)[TOK / 2], u32 range, float* room
+    const GemmArgs& a, Finish<FORMAT, TOK>& finish, const Meeting& meeting, typename Sum<FORMAT>::type (&d)[TOK / 2], u32 range, u32 row,
+    float* room
 ) {
-    typedef typename Sum<FORMAT>::type S;
     const int QUADS = TOK / 8;
     uint4* mine = meeting.place<WARPS, QUADS>(a.partials, range);
 #pragma unroll
@@ -132,31 +159,27 @@ __device__ __forceinline__ void meet(
     }
     u32 me = range - meeting.first;
     if (meeting.adders == 1 || me >= meeting.adders) return;
-    // Tokens that are added up at a time.
+    finish.fetch(a, row, 0, room);
+    // Tokens that are finished at a time.
     const int STEP = TOK < 128 ? 16 : 32, STRETCHES = TOK / STEP;
-#pragma unroll 1
-    for (u32 stretch = STRETCHES * me / meeting.adders; stretch < STRETCHES * (me + 1) / meeting.adders; ++stretch) {
-        uint4 part[MOST_MEET][STEP / 8];
-        take<WARPS, QUADS>(meeting, a.partials, meeting.first, stretch * (STEP / 8), part);
-        S total[STEP / 2];
-#pragma unroll
-        for (u32 r = 0; r < MOST_MEET; ++r) {
-            if (meeting.first + r > meeting.last) break;
-#pragma unroll
-            for (int q = 0; q < STEP / 8; ++q) {
-                u32 bits[4] = {part[r][q].x, part[r][q].y, part[r][q].z, part[r][q].w};
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    S more;
-                    arrived(more, bits[e]);
-                    total[4 * q + e] = r == 0 ? more : total[4 * q + e] + more;
-                }
-            }
+    if constexpr (TOK == 64) {
+        // All of its tokens in one round trip: up to four eights of two ranges, three of three, two of four. (As many add as meet:
+        // the ranges of a tile end with it, or one of two goes on and the other adds alone.)
+        u32 first = QUADS * me / meeting.adders, some = QUADS * (me + 1) / meeting.adders - first;
+        if (meeting.last - meeting.first == 1) {
+            gather<FORMAT, TOK, WARPS, 2, 4>(a, meeting, first, some, room);
+        } else if (meeting.last - meeting.first == 2) {
+            gather<FORMAT, TOK, WARPS, 3, 3>(a, meeting, first, some, room);
+        } else {
+            gather<FORMAT, TOK, WARPS, 4, 2>(a, meeting, first, some, room);
         }
-        __syncwarp();
-#pragma unroll
-        for (int t = 0; t < STEP; t += 8) turn(room, t, total[t / 2], total[t / 2 + 1], total[t / 2 + 2], total[t / 2 + 3]);
-        __syncwarp();
-        finish.template flush<STEP>(a, room, stretch * STEP);
+#pragma unroll 1
+        for (u32 at = 0; at < 8 * some; at += STEP) finish.template flush<STEP>(a, room, 8 * first + at, at, 8 * some - at);
+    } else {
+#pragma unroll 1
+        for (u32 stretch = STRETCHES * me / meeting.adders; stretch < STRETCHES * (me + 1) / meeting.adders; ++stretch) {
+            gather<FORMAT, TOK, WARPS, MOST_MEET, STEP / 8>(a, meeting, stretch * (STEP / 8), STEP / 8, room);
+            finish.template flush<STEP>(a, room, stretch * STEP);
+        }
     }
 }

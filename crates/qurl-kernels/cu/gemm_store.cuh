@@ -122,12 +122,12 @@ struct Finish {
         return make_float4(v[0], v[1], v[2], v[3]);
     }
 
-    // Writes the COUNT tokens from `first` on that lie in the warp's room.
+    // Writes tokens from `first` on, which lie in the warp's room from its token `at` on: COUNT, or the first `some` of them.
     template <int COUNT>
-    __device__ void flush(const GemmArgs& a, float* room, u32 first) const {
-        if (a.swiglu) return flush_gated<COUNT>(a, room, first);
+    __device__ void flush(const GemmArgs& a, float* room, u32 first, u32 at = 0, int some = COUNT) const {
+        if (a.swiglu) return flush_gated<COUNT>(a, room, first, at, some);
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
-        const float* from = room + eighth * TURN_ROW + quad * 4;
+        const float* from = room + (at + eighth) * TURN_ROW + quad * 4;
         const float* xs = room + Room<TOK>::TOKEN_SCALES + first + eighth;
         float* to = a.out + place + (u64)first * width;
         auto result = [&](int t) {
@@ -137,7 +137,7 @@ struct Finish {
         };
         if (a.n % 4 != 0) {
 #pragma unroll 1
-            for (int t = 0; t < COUNT && left > (int)first + t; t += 8, to += 8 * (u64)width) {
+            for (int t = 0; t < min(COUNT, some) && left > (int)first + t; t += 8, to += 8 * (u64)width) {
                 float4 v = result(t);
                 float one[4] = {v.x, v.y, v.z, v.w};
                 for (int e = 0; e < 4 && row + quad * 4 + e < a.n; ++e) to[e] = a.add ? __fadd_rn(to[e], one[e]) : one[e];
@@ -146,7 +146,7 @@ struct Finish {
         }
 #pragma unroll
         for (int t = 0; t < COUNT; t += 8, to += 8 * (u64)width) {
-            bool has = left > (int)first + t;
+            bool has = t < some && left > (int)first + t;
             write_four(to, result(t), has && !a.add, has && a.add);
         }
     }
@@ -154,22 +154,22 @@ struct Finish {
     // A warp of the first group has the gates, the same warp of the second their ups. Each takes half of the tokens. Gates and ups
     // come in whole tiles: a token that is there has all 16 rows.
     template <int COUNT>
-    __device__ void flush_gated(const GemmArgs& a, float* room, u32 first) const {
+    __device__ void flush_gated(const GemmArgs& a, float* room, u32 first, u32 at, int some) const {
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
         u32 half = has_ups() ? COUNT / 2 : 0;
-        const float* gates = (has_ups() ? room - 4 * Room<TOK>::FLOATS : room) + (half + eighth) * TURN_ROW + quad * 4;
+        const float* gates = (has_ups() ? room - 4 * Room<TOK>::FLOATS : room) + (at + half + eighth) * TURN_ROW + quad * 4;
         const float* xs = room + Room<TOK>::TOKEN_SCALES + first + half + eighth;
-        u64 at = place + (u64)(first + half) * width;
+        u64 to = place + (u64)(first + half) * width;
         u32 largest[COUNT / 16];
         pair_sync();
 #pragma unroll
-        for (int t = 0; t < COUNT / 2; t += 8, gates += 8 * TURN_ROW, at += 8 * (u64)width) {
-            bool has = left > (int)(first + half) + t;
+        for (int t = 0; t < COUNT / 2; t += 8, gates += 8 * TURN_ROW, to += 8 * (u64)width) {
+            bool has = (int)half + t < some && left > (int)(first + half) + t;
             float4 v = gated(gates, FORMAT != BF16 ? xs[t] : 1.0f);
             if (FORMAT == BF16) {
-                write_four_bf16(reinterpret_cast<u16*>(a.out) + at, v, has);
+                write_four_bf16(reinterpret_cast<u16*>(a.out) + to, v, has);
             } else {
-                write_four(a.out + at, v, has, false);
+                write_four(a.out + to, v, has, false);
                 largest[t / 8] = max(max(magnitude_bits(v.x), magnitude_bits(v.y)), max(magnitude_bits(v.z), magnitude_bits(v.w)));
             }
         }
@@ -179,7 +179,7 @@ struct Finish {
                 u32 row_largest = largest[t / 8];
                 row_largest = max(row_largest, __shfl_xor_sync(FULL, row_largest, 1));
                 row_largest = max(row_largest, __shfl_xor_sync(FULL, row_largest, 2));
-                bool tells = quad == 0 && left > (int)(first + half) + t;
+                bool tells = quad == 0 && (int)half + t < some && left > (int)(first + half) + t;
                 if (tells) atomicMax(a.largest + (u64)(a.tokens - left + first + half + t) * LARGEST_STRIDE, row_largest);
             }
         }

@@ -46,10 +46,10 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ void copy_weights(u32 to, const u8* from, u32 barrier, u64 policy) {
+__device__ __forceinline__ void copy_weights(u32 to, const u8* from, u32 bytes, u32 barrier, u64 policy) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
-        "l"(from), "r"(TILE_BYTES), "r"(barrier), "l"(policy)
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
         : "memory");
 }
 
@@ -79,6 +79,8 @@ __device__ __forceinline__ u64 operand(u32 address) {
 #define REGS16 TEN("") ", %10, %11, %12, %13, %14, %15"
 #define REGS32 TEN("") ", " TEN("1") ", " TEN("2") ", %30, %31"
 #define REGS64 TEN("") ", " TEN("1") ", " TEN("2") ", " TEN("3") ", " TEN("4") ", " TEN("5") ", %60, %61, %62, %63"
+#define REGS40 TEN("") ", " TEN("1") ", " TEN("2") ", " TEN("3")
+#define REGS48 REGS40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define REGS128                                                                                                \
     TEN("") ", " TEN("1") ", " TEN("2") ", " TEN("3") ", " TEN("4") ", " TEN("5") ", " TEN("6") ", " TEN("7") ", " \
     TEN("8") ", " TEN("9") ", " TEN("10") ", " TEN("11") ", %120, %121, %122, %123, %124, %125, %126, %127"
@@ -86,6 +88,8 @@ __device__ __forceinline__ u64 operand(u32 address) {
 #define SUMS8(c, i) SUMS4(c, i), SUMS4(c, i + 4)
 #define SUMS16(c, i) SUMS8(c, i), SUMS8(c, i + 8)
 #define SUMS32(c, i) SUMS16(c, i), SUMS16(c, i + 16)
+#define SUMS40(c, i) SUMS32(c, i), SUMS8(c, i + 32)
+#define SUMS48(c, i) SUMS32(c, i), SUMS16(c, i + 32)
 #define SUMS64(c, i) SUMS32(c, i), SUMS32(c, i + 32)
 #define SUMS128(c, i) SUMS64(c, i), SUMS64(c, i + 64)
 #define WGMMA(shape, regs, sums, a, b, go, tail)                                                        \
@@ -99,6 +103,8 @@ __device__ __forceinline__ u64 operand(u32 address) {
         if constexpr (TOK == 16) WGMMA("m64n16" k shape_tail, REGS8, SUMS8(c, 0), "%8", "%9", "%10", tail);       \
         if constexpr (TOK == 32) WGMMA("m64n32" k shape_tail, REGS16, SUMS16(c, 0), "%16", "%17", "%18", tail);   \
         if constexpr (TOK == 64) WGMMA("m64n64" k shape_tail, REGS32, SUMS32(c, 0), "%32", "%33", "%34", tail);   \
+        if constexpr (TOK == 80) WGMMA("m64n80" k shape_tail, REGS40, SUMS40(c, 0), "%40", "%41", "%42", tail);   \
+        if constexpr (TOK == 96) WGMMA("m64n96" k shape_tail, REGS48, SUMS48(c, 0), "%48", "%49", "%50", tail);   \
         if constexpr (TOK == 128) WGMMA("m64n128" k shape_tail, REGS64, SUMS64(c, 0), "%64", "%65", "%66", tail); \
         if constexpr (TOK == 256)                                                                                \
             WGMMA("m64n256" k shape_tail, REGS128, SUMS128(c, 0), "%128", "%129", "%130", tail);                 \

@@ -27,6 +27,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("gemm_sums.cuh", include_str!("../../cu/gemm_sums.cuh")),
     ("gemm_store.cuh", include_str!("../../cu/gemm_store.cuh")),
     ("gemm_meet.cuh", include_str!("../../cu/gemm_meet.cuh")),
+    ("gemm_gated.cuh", include_str!("../../cu/gemm_gated.cuh")),
     ("gemm_hopper.cuh", include_str!("../../cu/gemm_hopper.cuh")),
     ("hopper.cuh", include_str!("../../cu/hopper.cuh")),
 ];

@@ -24,22 +24,30 @@ const MOST_MEET: usize = 4;
 const MOST_STREAMED: usize = 256;
 /// Tokens whose sums one of the blocks that share a tile adds up at a time.
 const STRETCH: usize = 32;
-/// Shared memory for the stages of the weight stream.
+/// Shared memory for the stages of the weight stream, and of a gated product, which has no rooms of warps beside them.
 const STAGE_ROOM: usize = 196 << 10;
+const GATED_ROOM: usize = 212 << 10;
+
+/// What the blocks of a product have of it: see the top of `gemm_hopper.cuh`, and `gemm_gated.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Schedule {
+    Stream,
+    /// TILES or VIRTUAL.
+    Tiles,
+    Split,
+    Gated,
+}
 
 /// A compiled form of the product.
 #[derive(Clone, Copy, Debug)]
 struct Variant {
     file: &'static str,
     kernel: &'static str,
-    /// Tokens of a tile, warpgroups, blocks of a cluster.
+    /// Tokens of a tile, rows of weights of a block, blocks of a cluster.
     tokens: usize,
-    groups: usize,
+    rows: usize,
     cluster: usize,
-    /// Whether it streams ranges of the weights.
-    streams: bool,
-    /// Whether the blocks of a cluster have a part of k each, of the same tile.
-    splits: bool,
+    schedule: Schedule,
 }
 
 macro_rules! variant {
@@ -48,38 +56,55 @@ macro_rules! variant {
             file: concat!("gemm_", $format),
             kernel: concat!("gemm_", $format, "_", $tokens, "_", $groups, "_", $cluster, "_", $schedule),
             tokens: $tokens,
-            groups: $groups,
+            rows: $groups * TILE_ROWS,
             cluster: $cluster,
-            streams: matches!($schedule.as_bytes(), b"STREAM"),
-            splits: matches!($schedule.as_bytes(), b"SPLIT"),
+            schedule: match $schedule.as_bytes() {
+                b"STREAM" => Schedule::Stream,
+                b"SPLIT" => Schedule::Split,
+                _ => Schedule::Tiles,
+            },
+        }
+    };
+    (gated $columns:literal) => {
+        Variant {
+            file: "gemm_int8",
+            kernel: concat!("gemm_int8_256_", $columns, "_GATED"),
+            tokens: MOST_STREAMED,
+            rows: 2 * $columns,
+            cluster: 1,
+            schedule: Schedule::Gated,
         }
     };
 }
 
 impl Variant {
-    /// Threads of a block: with two warpgroups the producer is a third.
+    /// Warpgroups that multiply.
+    fn groups(&self) -> usize {
+        if self.schedule == Schedule::Gated { self.tokens / TILE_ROWS } else { self.rows / TILE_ROWS }
+    }
+
+    /// Threads of a block: two producers, a warp each; with two warpgroups they are a third, so that registers can change hands.
     fn threads(&self) -> u32 {
-        if self.groups > 1 { self.groups as u32 * 128 + 128 } else { 192 }
+        self.groups() as u32 * 128 + if self.groups() == 2 { 128 } else { 64 }
     }
 
     /// Bytes of shared memory of a block: stages, whose place the sums of a cluster take in the end. A block that has few k-blocks
     /// needs no more stages than that, and leaves room for the kernels before and behind it. Two are the least: with one
     /// the driver would not be asked ([`super::gpu::PLAIN_SHARED`]) for what a block needs together with its own rooms.
     fn shared(&self, k_blocks: usize) -> u32 {
-        let stage = self.groups * TILE_ROWS * TILE_BYTES + self.tokens * TILE_BYTES;
-        let stages = (STAGE_ROOM / stage).min(16).min(k_blocks.max(2));
-        let sums = match self.splits {
-            true => {
-                self.parts() * (self.tokens / STRETCH).div_ceil(self.parts()) * self.groups * TILE_ROWS * STRETCH * 4
-            }
-            false => 0,
+        let stage = (self.rows + self.tokens) * TILE_BYTES;
+        let room = if self.schedule == Schedule::Gated { GATED_ROOM } else { STAGE_ROOM };
+        let stages = (room / stage).min(16).min(k_blocks.max(2));
+        let sums = match self.schedule {
+            Schedule::Split => self.parts() * (self.tokens / STRETCH).div_ceil(self.parts()) * self.rows * STRETCH * 4,
+            _ => 0,
         };
         ((stages * stage).max(sums) + 1024) as u32
     }
 
     /// Blocks that sum up a tile.
     fn parts(&self) -> usize {
-        if self.splits { self.cluster } else { 1 }
+        if self.schedule == Schedule::Split { self.cluster } else { 1 }
     }
 
     /// Blocks of a cluster that have different rows and the same tokens.
@@ -116,6 +141,9 @@ const INT8: &[Variant] = &[
     variant!("int8", 128, 1, 4, "SPLIT"),
     variant!("int8", 256, 2, 3, "SPLIT"),
     variant!("int8", 256, 2, 4, "SPLIT"),
+    variant!(gated 40),
+    variant!(gated 48),
+    variant!(gated 64),
 ];
 const FP8: &[Variant] = &[
     variant!("fp8", 16, 2, 1, "STREAM"),
@@ -198,24 +226,30 @@ fn choose(
     // Microseconds, fitted to measurements on an H200.
     let estimate = |v: &Variant| {
         let columns = tokens.div_ceil(v.tokens);
-        match (v.streams, v.tokens, v.groups, v.cluster) {
-            (_, _, 1, _) if gated => f64::INFINITY,
-            (true, held, ..) if held < tokens => f64::INFINITY,
-            (true, .., 2) if at_once(v) < ranges * SIDES => f64::INFINITY,
-            (true, 128, ..) => 0.5 * share + meeting(7.0, 2.5),
-            (true, 256, ..) => 0.75 * share + meeting(11.0, if gated { 5.0 } else { 8.0 }),
-            (true, ..) => f64::INFINITY,
-            _ if v.splits && (gated || blocks < 4 * v.cluster || (v.groups > 1 && columns > 1)) => f64::INFINITY,
-            _ if v.splits && format != Format::Int8 && ranges != tiles * v.cluster => f64::INFINITY,
-            (_, 128, _, parts) if v.splits => {
-                (0.25 * depth / parts as f64 + 3.2) * waves(n.div_ceil(64) * parts, columns, at_once(v).max(1))
+        match (v.schedule, v.tokens, v.rows, v.cluster) {
+            (Schedule::Gated, held, rows, _) if gated && tokens <= held => {
+                ((0.39 + 0.002 * rows as f64) * depth + 3.5) * waves(n.div_ceil(rows), 1, multiprocessors)
             }
-            (.., parts) if v.splits => {
-                (0.72 * depth / parts as f64 + 8.0) * waves(n.div_ceil(128) * parts, columns, at_once(v).max(1))
+            (Schedule::Gated, ..) => f64::INFINITY,
+            (_, _, 64, _) if gated => f64::INFINITY,
+            (Schedule::Stream, held, ..) if held < tokens => f64::INFINITY,
+            (Schedule::Stream, .., 2) if at_once(v) < ranges * SIDES => f64::INFINITY,
+            (Schedule::Stream, 128, ..) => 0.5 * share + meeting(7.0, 2.5),
+            (Schedule::Stream, 256, ..) => 0.75 * share + meeting(11.0, if gated { 5.0 } else { 8.0 }),
+            (Schedule::Stream, ..) => f64::INFINITY,
+            (Schedule::Split, _, rows, parts) if gated || blocks < 4 * parts || (rows > 64 && columns > 1) => {
+                f64::INFINITY
             }
-            (_, 64, ..) => (0.21 * depth + 1.5) * waves(n.div_ceil(64), columns, multiprocessors),
-            (_, 128, 1, _) => (0.25 * depth + 2.5) * waves(n.div_ceil(64), columns, multiprocessors),
-            (_, 128, 2, 1) => (0.42 * depth + 2.0) * waves(n.div_ceil(128), columns, multiprocessors),
+            (Schedule::Split, .., parts) if format != Format::Int8 && ranges != tiles * parts => f64::INFINITY,
+            (Schedule::Split, 128, rows, parts) => {
+                (0.25 * depth / parts as f64 + 3.2) * waves(n.div_ceil(rows) * parts, columns, at_once(v).max(1))
+            }
+            (Schedule::Split, _, rows, parts) => {
+                (0.72 * depth / parts as f64 + 8.0) * waves(n.div_ceil(rows) * parts, columns, at_once(v).max(1))
+            }
+            (_, 64, rows, _) => (0.21 * depth + 1.5) * waves(n.div_ceil(rows), columns, multiprocessors),
+            (_, 128, 64, _) => (0.25 * depth + 2.5) * waves(n.div_ceil(64), columns, multiprocessors),
+            (_, 128, rows, 1) => (0.42 * depth + 2.0) * waves(n.div_ceil(rows), columns, multiprocessors),
             _ if tokens <= 256 => f64::INFINITY,
             (_, 256, ..) => 0.75 * depth * waves(n.div_ceil(256), columns, multiprocessors / 2) + 3.0,
             _ => 0.5 * depth * waves(n.div_ceil(256), columns, multiprocessors / 2) + 3.0,
@@ -270,13 +304,13 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
     let at_once =
         |v: &Variant| gpu.blocks_at_once(v.file, v.kernel, v.threads(), v.shared(usize::MAX), v.cluster as u32);
     let v = choose(w.format, tokens, n, blocks, multiprocessors, w.gated, at_once);
-    let tiles = n.div_ceil(TILE_ROWS * v.groups * v.alike()) * tokens.div_ceil(v.tokens);
+    let tiles = n.div_ceil(v.rows * v.alike()) * tokens.div_ceil(v.tokens);
     // Blocks, and k-blocks that each has at most.
-    let (grid, each) = match () {
-        () if v.streams => (ranges * SIDES, (n.div_ceil(CUT_ROWS) * blocks).div_ceil(ranges)),
+    let (grid, each) = match v.schedule {
+        Schedule::Stream => (ranges * SIDES, (n.div_ceil(CUT_ROWS) * blocks).div_ceil(ranges)),
         // Each of its clusters takes one tile.
-        () if v.splits => (tiles * v.cluster, blocks.div_ceil(v.cluster)),
-        () => {
+        Schedule::Split => (tiles * v.cluster, blocks.div_ceil(v.cluster)),
+        Schedule::Tiles | Schedule::Gated => {
             let clusters = (multiprocessors / v.cluster).min(tiles);
             (clusters * v.cluster, tiles.div_ceil(clusters) * blocks)
         }
@@ -317,6 +351,23 @@ mod tests {
         }
     }
 
+    /// What `meet` of `gemm_meet.cuh` relies on: the ranges of a tile end with it, or there are two and the later one goes on.
+    #[test]
+    fn ranges_that_meet_end_together_or_are_two() {
+        for n in [64, 896, 1152, 3584, 4608, 5120, 7168, 9728, 16_640, 17_920, 37_888, 55_296, 152_064] {
+            for blocks in [1, 7, 14, 16, 28, 40, 56, 76, 148, 216, 296] {
+                let (cut, units) = (ranges(132, n, blocks), n.div_ceil(CUT_ROWS) * blocks);
+                let begin = |range: usize| units * range / cut;
+                for end in (blocks..=units).step_by(blocks) {
+                    let holder = |unit: usize| ((unit + 1) * cut - 1) / units;
+                    let (first, last) = (holder(end - blocks), holder(end - 1));
+                    let (meet, ends) = (last - first + 1, begin(last + 1) == end);
+                    assert!(meet <= MOST_MEET && (ends || meet <= 2), "{n} {blocks}: {meet} in the tile up to {end}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn shared_memory_is_always_asked_for() {
         for v in [BF16, INT8, FP8].concat() {
@@ -334,19 +385,23 @@ mod tests {
                     [(896, 7), (896, 76), (4608, 56), (37_888, 28), (3584, 148), (3584, 296), (152_064, 56)]
                 {
                     let v = choose(format, tokens, n, blocks, 132, false, |_| 132);
-                    assert!(!v.streams || v.tokens >= tokens, "{format} {tokens}: {v:?}");
+                    let streams = |v: &Variant| v.schedule == Schedule::Stream;
+                    assert!(!streams(v) || v.tokens >= tokens, "{format} {tokens}: {v:?}");
                     assert!(v.kernel.starts_with(v.file), "{v:?}");
                     // Sums of floating-point numbers are cut where a stream would cut them.
                     let cut = ranges(132, n, blocks) == n.div_ceil(CUT_ROWS) * v.cluster;
-                    assert!(!v.splits || format == Format::Int8 || cut, "{format} {tokens} {n} {blocks}: {v:?}");
+                    assert!(
+                        v.schedule != Schedule::Split || format == Format::Int8 || cut,
+                        "{format} {tokens} {n} {blocks}: {v:?}"
+                    );
                     let gated = choose(format, tokens, n, blocks, 132, true, |_| 130);
                     assert!(
-                        gated.groups == 2 && (!gated.streams || gated.tokens >= tokens),
+                        gated.groups() >= 2 && (!streams(gated) || gated.tokens >= tokens),
                         "{format} {tokens}: {gated:?}"
                     );
                     let fits = ranges(132, n, blocks) * SIDES <= 130;
                     assert!(
-                        !gated.streams || gated.cluster == 1 || fits,
+                        !streams(gated) || gated.cluster == 1 || fits,
                         "{format} {tokens}: {gated:?} would wait for ever"
                     );
                 }

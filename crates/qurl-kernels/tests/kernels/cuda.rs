@@ -167,10 +167,9 @@ fn product<B: Backend>(
 #[test]
 fn products_do_not_depend_on_the_batch() {
     let rows = 300;
-    for ((cuda, generation), (n, k)) in generations()
-        .iter()
-        .flat_map(|device| [(384, 1024), (200, 4864), (4608, 3584), (3584, 8192)].map(|shape| (device, shape)))
-    {
+    for ((cuda, generation), (n, k)) in generations().iter().flat_map(|device| {
+        [(384, 1024), (200, 4864), (4608, 3584), (3584, 8192), (7168, 2048)].map(|shape| (device, shape))
+    }) {
         let mut random = Random::new(8);
         let (x, w) = (random.normals(rows * k), random.normals(n * k));
         for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8] {
