@@ -23,6 +23,15 @@ pub fn check(dir: &Path, force: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Refuses the directory of the model that is read, whatever else is allowed.
+pub fn check_apart(dir: &Path, model: &Path) -> anyhow::Result<()> {
+    let place = |path: &Path| path.canonicalize().ok();
+    match place(dir).is_some_and(|dir| Some(dir) == place(model)) {
+        true => Err(bad(format!("{}: is the model itself, expected another directory", dir.display()))),
+        false => Ok(()),
+    }
+}
+
 /// Makes the directory and sees whether a file can be written there.
 pub fn prepare(dir: &Path) -> anyhow::Result<()> {
     let name = dir.display();

@@ -6,8 +6,8 @@
 //! together.
 
 use super::buf::{Aligned, Number, map_huge};
+use crate::backend::BackendError;
 use memmap2::MmapMut;
-use std::alloc::{Layout, handle_alloc_error};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a mapping; arrays of more than half of it have one of their own.
@@ -32,20 +32,28 @@ struct Chunk {
 unsafe impl Send for Chunk {}
 
 impl Arena {
-    /// An array of `len` zeros; without the memory for it the program ends.
-    pub fn zeros<T: Number>(&self, len: usize) -> Aligned<T> {
+    /// An array of `len` zeros.
+    pub fn zeros<T: Number>(&self, len: usize) -> Result<Aligned<T>, BackendError> {
         let bytes = len.saturating_mul(size_of::<T>());
+        let missing = |need: usize| BackendError::OutOfMemory {
+            device: "cpu".to_string(),
+            need,
+            what: "packed weights".to_string(),
+        };
         if bytes > CHUNK / 2 {
-            return Aligned::zeros(len);
+            return Aligned::try_zeros(len).ok_or_else(|| missing(bytes));
         }
         let bytes = bytes.next_multiple_of(CACHE_LINE);
         let mut chunk = self.chunk.lock().unwrap_or_else(PoisonError::into_inner);
         // A mapping whose arrays are all gone is given back.
-        let mut usable = chunk.take().filter(|chunk| chunk.left >= bytes && Arc::strong_count(&chunk.map) > 1);
-        let place = usable.get_or_insert_with(|| match map_huge(CHUNK) {
-            Some((map, next)) => Chunk { map, next, left: CHUNK },
-            None => handle_alloc_error(Layout::new::<[u8; CHUNK]>()),
-        });
+        let usable = chunk.take().filter(|chunk| chunk.left >= bytes && Arc::strong_count(&chunk.map) > 1);
+        let mut place = match usable {
+            Some(place) => place,
+            None => {
+                let (map, next) = map_huge(CHUNK).ok_or_else(|| missing(CHUNK))?;
+                Chunk { map, next, left: CHUNK }
+            }
+        };
         let data = place.next;
         place.left -= bytes;
         // SAFETY: the bytes are left of the mapping, fresh and so zero, and from now on this array's; all arrays are whole
@@ -54,8 +62,8 @@ impl Arena {
             place.next = data.add(bytes);
             Aligned::in_mapping(data.cast(), len, place.map.clone())
         };
-        *chunk = usable;
-        array
+        *chunk = Some(place);
+        Ok(array)
     }
 }
 
@@ -66,7 +74,7 @@ mod tests {
     #[test]
     fn arrays_lie_side_by_side_and_are_their_own() {
         let arena = Arena::default();
-        let mut arrays: Vec<Aligned<u32>> = (0..40).map(|i| arena.zeros(1000 * i + 1)).collect();
+        let mut arrays: Vec<Aligned<u32>> = (0..40).map(|i| arena.zeros(1000 * i + 1).expect("memory")).collect();
         for (i, array) in arrays.iter_mut().enumerate() {
             assert!(array.len() == 1000 * i + 1 && array.iter().all(|&x| x == 0));
             assert!((array.as_ptr() as usize).is_multiple_of(CACHE_LINE));
@@ -79,10 +87,18 @@ mod tests {
     #[test]
     fn memory_that_was_used_is_not_given_out_again() {
         let arena = Arena::default();
-        arena.zeros::<u32>(100).fill(7);
-        assert!(arena.zeros::<u32>(100).iter().all(|&x| x == 0));
-        let large = [arena.zeros::<u8>(CHUNK / 2), arena.zeros(CHUNK / 2), arena.zeros(CHUNK / 2), arena.zeros(CHUNK)];
+        let zeros = |len: usize| arena.zeros::<u8>(len).expect("memory");
+        zeros(100).fill(7);
+        assert!(zeros(100).iter().all(|&x| x == 0));
+        let large = [CHUNK / 2, CHUNK / 2, CHUNK / 2, CHUNK].map(zeros);
         assert!(large.iter().all(|array| array.iter().all(|&x| x == 0)));
-        assert_eq!(arena.zeros::<f32>(0).len(), 0);
+        assert_eq!(zeros(0).len(), 0);
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error() {
+        let error = Arena::default().zeros::<u32>(1 << 60).map(|array| array.len());
+        let expected = "out of memory on cpu: 4611686018427387904 bytes asked for packed weights";
+        assert_eq!(error.expect_err("nobody has as much").to_string(), expected);
     }
 }

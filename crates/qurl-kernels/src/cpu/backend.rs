@@ -129,8 +129,8 @@ impl Backend for Cpu {
         };
         let (forward, backward) = match precision {
             Some(precision) => (
-                Forward::Float(PackedB::new(&self.ctx, precision, k, n)),
-                trained.then(|| PackedB::new(&self.ctx, precision, n, k)),
+                Forward::Float(PackedB::new(&self.ctx, precision, k, n)?),
+                trained.then(|| PackedB::new(&self.ctx, precision, n, k)).transpose()?,
             ),
             None if trained => {
                 let reason = "quantized weights have no gradients; train in f32 or bf16".to_string();

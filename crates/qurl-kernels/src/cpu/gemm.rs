@@ -21,6 +21,7 @@ use super::buf::{Aligned, Borrowed, Parts};
 use super::pack::{self, Layout};
 use super::quant::QuantB;
 use super::source::{Piece, Source};
+use crate::backend::BackendError;
 use std::cell::RefCell;
 
 /// The number format of packed operands.
@@ -64,9 +65,9 @@ pub struct PackedB {
 
 impl PackedB {
     /// Room for a right operand of `k` by `n`.
-    pub fn new(ctx: &Context, precision: Precision, k: usize, n: usize) -> Self {
+    pub fn new(ctx: &Context, precision: Precision, k: usize, n: usize) -> Result<Self, BackendError> {
         let words = n.div_ceil(ctx.panel()) * ctx.panel() * k.div_ceil(precision.per_word());
-        PackedB { words: ctx.weights.zeros(words), precision, k, n }
+        Ok(PackedB { words: ctx.weights.zeros(words)?, precision, k, n })
     }
 
     /// Fills it from a row-major matrix: `[n, k]` (`transpose`, as linear layers store their weights) or `[k, n]`.

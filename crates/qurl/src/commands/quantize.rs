@@ -51,7 +51,8 @@ struct Summary {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    check_out(&args)?;
+    target::check_apart(&args.out, &args.model)?;
+    target::check(&args.out, args.force)?;
     if let Some(format) = args.format.filter(|f| f.is_quantized()) {
         export::quantization_config(format).map_err(|e| bad(format!("--format {format}: {e}")))?;
     }
@@ -89,16 +90,6 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     out!("{}: {} parameters, {}{scaled}", summary.out, summary.parameters, summary.format)?;
     out!("{:.1} MB of weights", summary.bytes as f64 / 1e6)?;
     Ok(())
-}
-
-/// A new name, an empty directory, or whatever `--force` allows; never the model itself.
-fn check_out(args: &Args) -> anyhow::Result<()> {
-    let out = args.out.display();
-    let same = |a: &Path, b: &Path| Some(a.canonicalize().ok()? == b.canonicalize().ok()?);
-    if same(&args.model, &args.out) == Some(true) {
-        return Err(bad(format!("{out}: is the model itself, expected another directory")));
-    }
-    target::check(&args.out, args.force)
 }
 
 /// Scaling may leave the range of f32.

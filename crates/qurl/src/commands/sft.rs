@@ -68,6 +68,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     };
     let recipe = args.device.put_into(recipe.or_bad()?);
     let out = args.out.clone().unwrap_or_else(|| target::free_run("sft"));
+    if let Some(model) = &recipe.model.path {
+        target::check_apart(&out, model).context("--out").or_bad()?;
+    }
     target::check(&out, args.force).context("--out").or_bad()?;
     on_device!(recipe.trainer.device, backend => run_on(backend, recipe, file, &out, args.json, began))
 }

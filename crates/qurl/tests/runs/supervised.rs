@@ -1,7 +1,7 @@
 //! Where `qurl sft` and `qurl report` write: looked at before the work, and never over something else unasked.
 
 use super::common::qurl_in;
-use super::support::{place, trained};
+use super::support::{RECIPE, place, trained};
 use std::path::Path;
 
 #[test]
@@ -32,6 +32,17 @@ fn a_place_that_cannot_be_used_is_refused_before_training() {
         names.into_iter().all(|entry| !entry.file_name().to_string_lossy().starts_with('.')),
         "nothing is left over"
     );
+
+    // Not over the model that it starts from, by whatever name.
+    let task = RECIPE.find("[task]").expect("a task");
+    std::fs::write(dir.join("from.toml"), format!("[model]\npath = \"model\"\n\n{}", &RECIPE[task..]))
+        .expect("written");
+    let (before, args) = (weights(), ["sft", "from.toml", "--set", "sft.steps=2", "--force", "--out"]);
+    for out in ["model", "./model/../model"] {
+        qurl_in(&dir, &[&args[..], &[out]].concat(), "").assert_bad(&["--out", out, "is the model itself"]);
+    }
+    assert_eq!(weights(), before);
+    assert_eq!(qurl_in(&dir, &[&args[..], &["next"]].concat(), "").status, 0);
 }
 
 #[test]

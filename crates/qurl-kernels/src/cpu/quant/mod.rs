@@ -141,11 +141,11 @@ impl QuantB {
             scheme,
             n,
             k,
-            words: ctx.weights.zeros(LEAD + lanes * k.div_ceil(scheme.codes.per_word()) + TRAIL),
-            scales: ctx.weights.zeros(lanes * scheme.blocks(k)),
-            starts: ctx.weights.zeros(only(scheme.left == LeftKind::Int8, lanes)),
-            small: ctx.weights.zeros(only(scheme.codes == CodeKind::E4m3, 2 * lanes / ctx.panel() * k.div_ceil(4))),
-            group_scales: ctx.weights.zeros(only(scheme.codes == CodeKind::E2m1, lanes * k.div_ceil(NVFP4_GROUP))),
+            words: ctx.weights.zeros(LEAD + lanes * k.div_ceil(scheme.codes.per_word()) + TRAIL)?,
+            scales: ctx.weights.zeros(lanes * scheme.blocks(k))?,
+            starts: ctx.weights.zeros(only(scheme.left == LeftKind::Int8, lanes))?,
+            small: ctx.weights.zeros(only(scheme.codes == CodeKind::E4m3, 2 * lanes / ctx.panel() * k.div_ceil(4)))?,
+            group_scales: ctx.weights.zeros(only(scheme.codes == CodeKind::E2m1, lanes * k.div_ceil(NVFP4_GROUP)))?,
         })
     }
 
