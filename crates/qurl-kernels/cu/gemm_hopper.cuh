@@ -316,7 +316,8 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                 sum_up(w.k0, w.k1);
                 bool joins = STREAMS && meeting.first < meeting.last, adds = meeting.adders == 1 && range == meeting.first;
                 if (joins && !adds) {
-                    meet<FORMAT, TOK, WARPS>(a, finish, meeting, d, range, row, room);
+                    finish.fetch(a, row, w.token_tile * TOK, room);
+                    meet<FORMAT, TOK, WARPS>(a, finish, meeting, d, range, room);
                 } else {
                     if (joins) add_left<FORMAT, TOK, WARPS>(a, meeting, d);
                     finish.fetch(a, row, w.token_tile * TOK, room);

@@ -148,8 +148,7 @@ __device__ __forceinline__ void gather(const GemmArgs& a, const Meeting& meeting
 // those that wait have no other work left.
 template <int FORMAT, int TOK, int WARPS>
 __device__ __forceinline__ void meet(
-    const GemmArgs& a, Finish<FORMAT, TOK>& finish, const Meeting& meeting, typename Sum<FORMAT>::type (&d)[TOK / 2], u32 range, u32 row,
-    float* room
+    const GemmArgs& a, const Finish<FORMAT, TOK>& finish, const Meeting& meeting, typename Sum<FORMAT>::type (&d)[TOK / 2], u32 range, float* room
 ) {
     const int QUADS = TOK / 8;
     uint4* mine = meeting.place<WARPS, QUADS>(a.partials, range);
@@ -159,7 +158,6 @@ __device__ __forceinline__ void meet(
     }
     u32 me = range - meeting.first;
     if (meeting.adders == 1 || me >= meeting.adders) return;
-    finish.fetch(a, row, 0, room);
     // Tokens that are finished at a time.
     const int STEP = TOK < 128 ? 16 : 32, STRETCHES = TOK / STEP;
     if constexpr (TOK == 64) {

@@ -85,7 +85,7 @@ struct Finish {
     }
 
     // Asks for what the rows are finished with, before their sums are there: the scales of 16 rows, and those of their ups or
-    // the bias.
+    // the bias. `fetch` waits for them, and must before the next tile asks, even if nothing of this one is stored.
     static __device__ void ask(const GemmArgs& a, u32 first_row, float* room) {
         u32 lane = threadIdx.x % WARP, row = own_row(a, first_row) + lane % 16, width = a.swiglu ? a.n / 2 : a.n;
         const float* from = lane >= 16 && !a.swiglu ? a.bias : FORMAT == BF16 ? nullptr : a.w_scales;

@@ -351,6 +351,24 @@ mod tests {
         }
     }
 
+    /// The columns of a tile that go evenly into the multiprocessors.
+    #[test]
+    fn gates_and_ups_of_int8_have_tiles_for_all_multiprocessors() {
+        let shapes = [(896, 4864, 40), (512, 6144, 48), (512, 8192, 64), (1024, 8960, 40), (1536, 8960, 40)];
+        for (d, f, columns) in shapes {
+            let chosen = |format: Format, tokens: usize| {
+                choose(format, tokens, 2 * f, d * number_bytes(format) / TILE_BYTES, 132, true, |_| 132)
+            };
+            for tokens in [200, 250, 256] {
+                let v = chosen(Format::Int8, tokens);
+                assert!(v.schedule == Schedule::Gated && v.rows == 2 * columns, "{d} {f} {tokens}: {v:?}");
+            }
+            for v in [chosen(Format::Bf16, 256), chosen(Format::Int8, 257)] {
+                assert!(v.schedule != Schedule::Gated, "{d} {f}: {v:?}");
+            }
+        }
+    }
+
     /// What `meet` of `gemm_meet.cuh` relies on: the ranges of a tile end with it, or there are two and the later one goes on.
     #[test]
     fn ranges_that_meet_end_together_or_are_two() {

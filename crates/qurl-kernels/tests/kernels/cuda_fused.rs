@@ -10,8 +10,8 @@ use qurl_kernels::backend::{Backend, KvFormat, Output, Placed, Rope};
 #[test]
 fn an_mlp_equals_its_parts_and_does_not_depend_on_the_batch() {
     let Some(cuda) = device() else { return };
-    // The second shape is one whose gates and ups are a single round of tiles.
-    for (d, f) in [(256, 8512), (896, 4864)] {
+    // From the second on, gates and ups of int8 have tiles of 40, 48, 64 and, two rounds of them, 40 columns (`cuda/gemm.rs`).
+    for (d, f) in [(256, 8512), (896, 4864), (512, 6144), (512, 8192), (1024, 8960)] {
         check_mlp(&cuda, 300, d, f);
     }
 }
