@@ -4,9 +4,10 @@ use super::drawn::{self, CudaDrawn};
 use super::ffi::DevicePtr;
 use super::flash::{self, Decoded};
 use super::gemm::Packed;
-use super::gpu::{Gpu, args};
+use super::gpu::Gpu;
 use super::head;
 use super::kv::{self, CudaKv};
+use super::launch::{Arg, args};
 use super::linear::{self, CudaWeight, Rows as Left};
 use super::memory::{Buffer, Slot};
 use super::sums;
@@ -51,7 +52,7 @@ impl Cuda {
         &self.gpu
     }
 
-    fn each(&self, file: &'static str, kernel: &'static str, count: usize, args: &[super::gpu::Arg]) {
+    fn each(&self, file: &'static str, kernel: &'static str, count: usize, args: &[Arg]) {
         self.gpu.launch(file, kernel, [count.div_ceil(256), 1, 1], 256, 0, args);
     }
 }

@@ -4,8 +4,9 @@
 //! context among blocks. Both sum in the same order, so a mixed step may use either.
 
 use super::ffi::DevicePtr;
-use super::gpu::{Gpu, Launch, args};
+use super::gpu::Gpu;
 use super::kv::{CudaKv, Seen, see, stage_spans};
+use super::launch::{Launch, args};
 use super::linear::Left;
 use super::memory::{COUNTER_BYTES, MAXIMA_BYTES, Slot};
 use crate::Format;

@@ -6,7 +6,8 @@
 
 use super::ffi::DevicePtr;
 use super::gemm_mma;
-use super::gpu::{Gpu, Launch, args};
+use super::gpu::Gpu;
+use super::launch::{Launch, args};
 use super::linear::Left;
 use super::memory::MAXIMA_BYTES;
 use crate::Format;
@@ -90,7 +91,7 @@ impl Variant {
 
     /// Bytes of shared memory of a block: stages, whose place the sums of a cluster take in the end. A block that has few k-blocks
     /// needs no more stages than that, and leaves room for the kernels before and behind it. Two are the least: with one
-    /// the driver would not be asked ([`super::gpu::PLAIN_SHARED`]) for what a block needs together with its own rooms.
+    /// the driver would not be asked ([`super::launch::PLAIN_SHARED`]) for what a block needs together with its own rooms.
     fn shared(&self, k_blocks: usize) -> u32 {
         let stage = (self.rows + self.tokens) * TILE_BYTES;
         let room = if self.schedule == Schedule::Gated { GATED_ROOM } else { STAGE_ROOM };
@@ -340,7 +341,7 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
 
 #[cfg(test)]
 mod tests {
-    use super::super::gpu::PLAIN_SHARED;
+    use super::super::launch::PLAIN_SHARED;
     use super::*;
 
     #[test]

@@ -5,7 +5,8 @@
 
 use super::ffi::DevicePtr;
 use super::gemm::{Packed, TILE_BYTES, TILE_ROWS};
-use super::gpu::{Gpu, args};
+use super::gpu::Gpu;
+use super::launch::args;
 use super::linear::Left;
 use super::memory::Slot;
 use crate::Format;

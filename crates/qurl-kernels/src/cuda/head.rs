@@ -4,7 +4,8 @@
 //! row up, so without truncation a drawn token's log-probability has the bits that scoring it gives.
 
 use super::ffi::DevicePtr;
-use super::gpu::{Gpu, args};
+use super::gpu::Gpu;
+use super::launch::args;
 use super::linear::{self, CudaWeight, Rows};
 use super::memory::{Plain, Slot};
 use crate::backend::{DRAWN_WORDS, HeadGradient, HeadOutput, Output, SampleRow};

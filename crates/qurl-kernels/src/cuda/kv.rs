@@ -2,7 +2,8 @@
 
 use super::ffi::DevicePtr;
 use super::flash;
-use super::gpu::{Gpu, Mode, args};
+use super::gpu::{Gpu, Mode};
+use super::launch::args;
 use super::memory::{Buffer, Slot};
 use crate::BackendError;
 use crate::backend::{Heads, KvFormat, Span};

@@ -6,7 +6,8 @@
 
 use super::ffi::DevicePtr;
 use super::gemm::{self, Packed};
-use super::gpu::{Gpu, args};
+use super::gpu::Gpu;
+use super::launch::args;
 use super::lt::Lt;
 use super::memory::{Buffer, Slot};
 use crate::backend::Output;

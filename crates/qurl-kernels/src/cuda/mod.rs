@@ -4,7 +4,7 @@
 //! kernels are sources in the binary, compiled for the device at hand and kept on disk ([`compile`]). Tensors are f32 on
 //! the device; products convert their operands to bf16 or to codes of eight bits right before ([`linear`]), on tensor
 //! cores where the shapes allow ([`gemm`] on Hopper, [`gemm_mma`] elsewhere, [`flash`]). Everything runs on one stream
-//! ([`gpu`]); decode steps are replayed as recorded graphs ([`replay`]), and the tokens they draw come to the host while the
+//! ([`gpu`], [`launch`]); decode steps are replayed as recorded graphs ([`replay`]), and the tokens they draw come to the host while the
 //! next step runs ([`drawn`]).
 
 mod backend;
@@ -17,6 +17,7 @@ mod gemm_mma;
 mod gpu;
 mod head;
 mod kv;
+mod launch;
 mod linear;
 mod lt;
 mod memory;

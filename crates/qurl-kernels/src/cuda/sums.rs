@@ -2,7 +2,8 @@
 //! the numbers alone.
 
 use super::ffi::DevicePtr;
-use super::gpu::{Gpu, args};
+use super::gpu::Gpu;
+use super::launch::args;
 use super::memory::Slot;
 use crate::BackendError;
 use crate::backend::Rows;
