@@ -61,8 +61,8 @@ def variants(fmt):
     streams = (16, 64, 128) if fmt == "fp8" else (16, 64, 128, 256)
     last = (256, 2, 2, large) if fmt == "int8" else (128, 2, 2, large)
     split = [(fmt, 128, 1, parts, "SPLIT") for parts in (2, 4)] + ([(fmt, 256, 2, parts, "SPLIT") for parts in (3, 4)] if fmt != "fp8" else [])
-    split += [(fmt, 256, columns, 1, "GATED") for columns in (40, 48, 64)] if fmt == "int8" else []
-    return [(fmt, t, 2, 2 if t == 256 else 1, "STREAM") for t in streams] + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large), (fmt, *last)] + split
+    gated = [(fmt, 256, columns, 1, "GATED") for columns in (40, 48, 64)] if fmt == "int8" else []
+    return [(fmt, t, 2, 2 if t == 256 else 1, "STREAM") for t in streams] + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large), (fmt, *last)] + split + gated
 
 
 def choose(fmt, rows, n, k_bytes, swiglu=0):
@@ -142,11 +142,12 @@ class Gemm:
         pointers = [ctypes.c_void_p(at(t)) for t in (tiles, ws, xs, bias, out, self.partials)]
         numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, swiglu)]
         parts = cl if schedule == "SPLIT" else 1
-        smem = shared_bytes(tok, wg, parts, each)
         if schedule == "GATED":
             work = -(-n // (2 * wg))
             grid = min(SMS, work)
             smem = gated_bytes(wg, -(-work // grid) * kb)
+        else:
+            smem = shared_bytes(tok, wg, parts, each)
         if prepared is None:
             prepared = tensor_map(x.data_ptr(), tokens, row_bytes, box_rows(tok, cl, schedule))
         block = 576 if schedule == "GATED" else wg * 128 + 128 if wg > 1 else 192

@@ -5,7 +5,7 @@
 //! they lie side by side in mappings that live as long as one of their arrays: the weights of a network come and go
 //! together.
 
-use super::buf::{Aligned, Number, map_huge};
+use super::buf::{Aligned, Number, map_huge, out_of_memory};
 use crate::backend::BackendError;
 use memmap2::MmapMut;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,11 +35,7 @@ impl Arena {
     /// An array of `len` zeros.
     pub fn zeros<T: Number>(&self, len: usize) -> Result<Aligned<T>, BackendError> {
         let bytes = len.saturating_mul(size_of::<T>());
-        let missing = |need: usize| BackendError::OutOfMemory {
-            device: "cpu".to_string(),
-            need,
-            what: "packed weights".to_string(),
-        };
+        let missing = |need: usize| out_of_memory(need, "packed weights");
         if bytes > CHUNK / 2 {
             return Aligned::try_zeros(len).ok_or_else(|| missing(bytes));
         }
@@ -87,12 +83,11 @@ mod tests {
     #[test]
     fn memory_that_was_used_is_not_given_out_again() {
         let arena = Arena::default();
-        let zeros = |len: usize| arena.zeros::<u8>(len).expect("memory");
-        zeros(100).fill(7);
-        assert!(zeros(100).iter().all(|&x| x == 0));
-        let large = [CHUNK / 2, CHUNK / 2, CHUNK / 2, CHUNK].map(zeros);
+        arena.zeros::<u32>(100).expect("memory").fill(7);
+        assert!(arena.zeros::<u32>(100).expect("memory").iter().all(|&x| x == 0));
+        let large = [CHUNK / 2, CHUNK / 2, CHUNK / 2, CHUNK].map(|len| arena.zeros::<u8>(len).expect("memory"));
         assert!(large.iter().all(|array| array.iter().all(|&x| x == 0)));
-        assert_eq!(zeros(0).len(), 0);
+        assert_eq!(arena.zeros::<f32>(0).expect("memory").len(), 0);
     }
 
     #[test]

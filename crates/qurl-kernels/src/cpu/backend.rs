@@ -1,6 +1,6 @@
 //! [`Backend`] for the CPU: every operation hands over to its kernel.
 
-use super::buf::Aligned;
+use super::buf::{Aligned, out_of_memory};
 use super::gemm::{self, Mode, PackedB, Precision, Right};
 use super::kv::{self, KvPages};
 use super::level::{Level, LevelError};
@@ -77,11 +77,8 @@ impl Backend for Cpu {
     }
 
     fn zeros(&self, len: usize) -> Result<Self::Tensor, BackendError> {
-        Aligned::try_zeros(len).ok_or_else(|| BackendError::OutOfMemory {
-            device: "cpu".to_string(),
-            need: len.saturating_mul(size_of::<f32>()),
-            what: "a tensor".to_string(),
-        })
+        let missing = || out_of_memory(len.saturating_mul(size_of::<f32>()), "a tensor");
+        Aligned::try_zeros(len).ok_or_else(missing)
     }
 
     fn upload(&self, values: &[f32]) -> Result<Self::Tensor, BackendError> {

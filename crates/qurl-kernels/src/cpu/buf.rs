@@ -4,6 +4,7 @@
 //! page tables five hundred times less often, and filling them takes that many fewer page faults. They begin at a huge
 //! page. Packed weights, of which a decode step reads every byte, share mappings of their own ([`Arena`](super::arena)).
 
+use crate::backend::BackendError;
 use memmap2::{Advice, MmapMut};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -37,6 +38,11 @@ pub struct Aligned<T: Number> {
 unsafe impl<T: Number> Send for Aligned<T> {}
 // SAFETY: shared access is read-only, as for a Vec.
 unsafe impl<T: Number> Sync for Aligned<T> {}
+
+/// The system does not give the memory for something.
+pub(super) fn out_of_memory(need: usize, what: &str) -> BackendError {
+    BackendError::OutOfMemory { device: "cpu".to_string(), need, what: what.to_string() }
+}
 
 impl<T: Number> Aligned<T> {
     fn layout(len: usize) -> Layout {
