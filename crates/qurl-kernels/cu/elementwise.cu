@@ -1,5 +1,6 @@
 // The small operations between the matrix products: rotary embedding, SwiGLU, embedding rows, column sums, dot products.
 #include "common.cuh"
+#include "mma.cuh"
 
 // Set in an id that names a row of the last draw in place of a token.
 #define NAMES_DRAW 0x80000000u
@@ -69,17 +70,63 @@ extern "C" __global__ void __launch_bounds__(256) swiglu(const float* gate_up, u
     out[i] = __fmul_rn(__fmul_rn(g, sigmoid(g)), u);
 }
 
-// gate_up becomes its gradient; out, on entry the gradient of the output, becomes the output.
-extern "C" __global__ void __launch_bounds__(256) swiglu_backward(float* gate_up, u32 f, u64 count, float* out) {
-    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    u64 at = i / f * 2 * f + i % f;
-    float g = gate_up[at], u = gate_up[at + f], d = out[i];
+// Numbers where they are kept (f32) or read by products (the bits of bf16), one and four.
+__device__ __forceinline__ void put(float* to, float x) { *to = x; }
+__device__ __forceinline__ void put(u16* to, float x) { *to = bf16_bits(x); }
+__device__ __forceinline__ void put(float* to, float4 x) { *(float4*)to = x; }
+__device__ __forceinline__ void put(u16* to, float4 x) {
+    *(uint2*)to = make_uint2(bf16_two(x.x, x.y), bf16_two(x.z, x.w));
+}
+
+// What the gradient d of silu(g) * u leaves: that of g in its place, that of u in its place, and silu(g) * u in place of d.
+__device__ __forceinline__ void swiglu_gradient(float& g, float& u, float& d) {
     float s = sigmoid(g), silu = __fmul_rn(g, s);
     float slope = __fmaf_rn(silu, __fsub_rn(1.0f, s), s);
-    gate_up[at] = __fmul_rn(__fmul_rn(d, u), slope);
-    gate_up[at + f] = __fmul_rn(d, silu);
-    out[i] = __fmul_rn(silu, u);
+    float dg = __fmul_rn(__fmul_rn(d, u), slope), du = __fmul_rn(d, silu), out = __fmul_rn(silu, u);
+    g = dg, u = du, d = out;
+}
+
+// Four neighbours of a row a thread, rows along x. Results may replace what they are made of: each is written by the thread that
+// has read all of it.
+template <typename To>
+__device__ __forceinline__ void swiglu_gradients(const float* gate_up, const float* dout, u32 f, To* gradients, To* out) {
+    wait_for_previous();
+    u64 row = blockIdx.x;
+    u32 first = 4 * (blockIdx.y * blockDim.x + threadIdx.x);
+    const float *gates = gate_up + row * 2 * f, *ups = gates + f;
+    To *dgates = gradients + row * 2 * f, *dups = dgates + f;
+    dout += row * f;
+    out += row * f;
+    if (f % 4 == 0) {
+        if (first >= f) return;
+        float4 g = *(const float4*)(gates + first), u = *(const float4*)(ups + first), d = *(const float4*)(dout + first);
+        swiglu_gradient(g.x, u.x, d.x);
+        swiglu_gradient(g.y, u.y, d.y);
+        swiglu_gradient(g.z, u.z, d.z);
+        swiglu_gradient(g.w, u.w, d.w);
+        put(dgates + first, g);
+        put(dups + first, u);
+        put(out + first, d);
+    } else {
+        for (u32 i = first; i < min(first + 4, f); ++i) {
+            float g = gates[i], u = ups[i], d = dout[i];
+            swiglu_gradient(g, u, d);
+            put(dgates + i, g);
+            put(dups + i, u);
+            put(out + i, d);
+        }
+    }
+}
+
+// gate_up becomes its gradient; out, on entry the gradient of the output, becomes the output.
+extern "C" __global__ void __launch_bounds__(256) swiglu_backward(float* gate_up, u32 f, float* out) {
+    swiglu_gradients(gate_up, out, f, gate_up, out);
+}
+
+// The same numbers rounded to bf16, beside what they are made of.
+extern "C" __global__ void __launch_bounds__(256)
+    swiglu_backward_bf16(const float* gate_up, const float* dout, u32 f, u16* gradients, u16* out) {
+    swiglu_gradients(gate_up, dout, f, gradients, out);
 }
 
 // partials[part][column] = sum over a part of the rows of x (times w[row]); parts of `per` rows, one per blockIdx.y.

@@ -315,6 +315,52 @@ pub trait Backend: Send + Sync + 'static {
         dbias: Option<&mut Self::Tensor>,
     );
 
+    /// Backward of [`Backend::norm_linear`] up to the output of its norm: `dw += dy^T rmsnorm(x)`, `dbias += sum dy`,
+    /// `dnormed = dy W`. `normed` is working memory of the size of `x`.
+    fn norm_linear_backward(
+        &self,
+        x: &Self::Tensor,
+        gain: &Self::Tensor,
+        rows: usize,
+        eps: f32,
+        w: &Self::Weight,
+        dy: &Self::Tensor,
+        normed: &mut Self::Tensor,
+        dw: &mut Self::Tensor,
+        dbias: Option<&mut Self::Tensor>,
+        dnormed: &mut Self::Tensor,
+    ) {
+        self.rmsnorm(x, gain, rows, self.len(gain), eps, normed);
+        self.linear_weight_gradient(normed, dy, rows, w, dw, dbias);
+        self.linear_input_gradient(dy, rows, w, dnormed);
+    }
+    /// Backward of [`Backend::mlp`] up to the output of its norm: `x` is what went in, `dy` the gradient of what came out,
+    /// `projected` what the forward pass left there. `dgate_up += ...`, `ddown += ...`, and `dnormed` is overwritten.
+    /// `projected` is used up: what it holds afterwards differs from device to device. `normed` and `activated` are
+    /// working memory.
+    fn mlp_backward(
+        &self,
+        x: &Self::Tensor,
+        gain: &Self::Tensor,
+        rows: usize,
+        width: usize,
+        eps: f32,
+        gate_up: &Self::Weight,
+        down: &Self::Weight,
+        dy: &Self::Tensor,
+        normed: &mut Self::Tensor,
+        projected: &mut Self::Tensor,
+        activated: &mut Self::Tensor,
+        dgate_up: &mut Self::Tensor,
+        ddown: &mut Self::Tensor,
+        dnormed: &mut Self::Tensor,
+    ) {
+        self.linear_input_gradient(dy, rows, down, activated);
+        self.swiglu_backward(projected, activated, rows, width);
+        self.linear_weight_gradient(activated, dy, rows, down, ddown, None);
+        self.norm_linear_backward(x, gain, rows, eps, gate_up, projected, normed, dgate_up, None, dnormed);
+    }
+
     /// Rotates the first `heads` heads of every row of `x[rows, stride]` by its position, or back.
     fn rope(
         &self,

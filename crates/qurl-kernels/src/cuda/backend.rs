@@ -9,6 +9,7 @@ use super::head;
 use super::kv::{self, CudaKv};
 use super::launch::{Arg, args};
 use super::linear::{self, CudaWeight, Rows as Left};
+use super::linear_backward;
 use super::memory::{Buffer, Slot};
 use super::sums;
 use crate::backend::*;
@@ -345,6 +346,64 @@ impl Backend for Cuda {
         linear::weight_gradient(&self.gpu, w.format, x, dy, rows, w.n, w.k, dw.at());
     }
 
+    fn norm_linear_backward(
+        &self,
+        x: &CudaTensor,
+        gain: &CudaTensor,
+        rows: usize,
+        eps: f32,
+        w: &CudaWeight,
+        dy: &CudaTensor,
+        normed: &mut CudaTensor,
+        dw: &mut CudaTensor,
+        dbias: Option<&mut CudaTensor>,
+        dnormed: &mut CudaTensor,
+    ) {
+        let fits = rows * w.n <= dy.len && rows * w.k <= dnormed.len && w.n * w.k <= dw.len;
+        check("norm and linear backward", fits && dbias.as_ref().is_none_or(|dbias| w.n <= dbias.len));
+        // `norm_bf16` would save a pass over memory, but sums a row's squares in another order than RMSNorm in f32.
+        self.rmsnorm(x, gain, rows, w.k, eps, normed);
+        if let Some(dbias) = dbias {
+            sums::of_columns(&self.gpu, dy.at(), 0, rows, w.n, dbias.at());
+        }
+        let dy = linear::converted(&self.gpu, w.format, dy.at(), rows, w.n, Slot::Right);
+        linear_backward::gradients(&self.gpu, normed.at(), dy, rows, w, dw.at(), dnormed.at());
+    }
+
+    fn mlp_backward(
+        &self,
+        x: &CudaTensor,
+        gain: &CudaTensor,
+        rows: usize,
+        width: usize,
+        eps: f32,
+        gate_up: &CudaWeight,
+        down: &CudaWeight,
+        dy: &CudaTensor,
+        normed: &mut CudaTensor,
+        projected: &mut CudaTensor,
+        activated: &mut CudaTensor,
+        dgate_up: &mut CudaTensor,
+        ddown: &mut CudaTensor,
+        dnormed: &mut CudaTensor,
+    ) {
+        if [gate_up.format, down.format] != [Format::Bf16; 2] {
+            self.linear_input_gradient(dy, rows, down, activated);
+            self.swiglu_backward(projected, activated, rows, width);
+            self.linear_weight_gradient(activated, dy, rows, down, ddown, None);
+            return self.norm_linear_backward(x, gain, rows, eps, gate_up, projected, normed, dgate_up, None, dnormed);
+        }
+        let rows_fit = rows * gate_up.n <= projected.len && rows * width <= activated.len && rows * down.n <= dy.len;
+        let weights_fit = gate_up.n * gate_up.k <= dgate_up.len && down.n * down.k <= ddown.len;
+        check("mlp backward", rows_fit && weights_fit && rows * gate_up.k <= dnormed.len);
+        check("mlp backward widths", gate_up.n == 2 * width && down.k == width);
+        let (gpu, activated) = (&self.gpu, activated.at());
+        let dprojected =
+            linear_backward::swiglu_linear(gpu, projected.at(), dy.at(), rows, down, activated, ddown.at());
+        self.rmsnorm(x, gain, rows, gate_up.k, eps, normed);
+        linear_backward::gradients(gpu, normed.at(), dprojected, rows, gate_up, dgate_up.at(), dnormed.at());
+    }
+
     fn rope(
         &self,
         x: &mut CudaTensor,
@@ -516,7 +575,7 @@ impl Backend for Cuda {
 
     fn swiglu_backward(&self, gate_up: &mut CudaTensor, out: &mut CudaTensor, rows: usize, f: usize) {
         check("swiglu backward", rows * 2 * f <= gate_up.len && rows * f <= out.len);
-        self.each("elementwise", "swiglu_backward", rows * f, args![gate_up.at(), f as u32, rows * f, out.at()]);
+        linear_backward::swiglu(&self.gpu, gate_up.at(), out.at(), rows, f);
     }
 
     fn head(

@@ -258,9 +258,14 @@ pub(super) fn converted(gpu: &Gpu, format: Format, x: DevicePtr, rows: usize, wi
     if format == Format::F32 {
         return x;
     }
-    let to = gpu.scratch(slot, rows.next_multiple_of(ROW_TILE) * width * 2);
+    let to = operand_room(gpu, rows, width, slot);
     gpu.launch_next("quantize", "rows_bf16", [rows, 1, 1], threads(width), 0, args![x, width as u32, to]);
     to
+}
+
+/// Room for bf16 rows that a product reads.
+pub(super) fn operand_room(gpu: &Gpu, rows: usize, width: usize, slot: Slot) -> DevicePtr {
+    gpu.scratch(slot, rows.next_multiple_of(ROW_TILE) * width * 2)
 }
 
 /// `out[rows, n] (+)= x W^T (+ bias)`

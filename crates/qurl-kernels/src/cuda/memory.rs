@@ -75,6 +75,8 @@ pub(super) enum Slot {
     Largest,
     /// A second operand.
     Right,
+    /// A gradient that several products read, while others of their operands come and go.
+    Gradient,
     /// Numbers before they are packed.
     Codes,
     /// Workspace of products.

@@ -19,6 +19,7 @@ mod head;
 mod kv;
 mod launch;
 mod linear;
+mod linear_backward;
 mod lt;
 mod memory;
 pub mod peak;

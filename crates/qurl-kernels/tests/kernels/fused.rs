@@ -38,6 +38,80 @@ fn normed_and_activated_products() {
 }
 
 #[test]
+fn gradients_of_an_mlp_and_of_a_normed_product() {
+    for cpu in cpus(2) {
+        for (rows, d, f) in [(1, 40, 36), (7, 24, 37), (205, 70, 130)] {
+            check_backward(&cpu, rows, d, f);
+        }
+    }
+}
+
+/// The backward operations of a block, together and in their parts, in the formats that are trained.
+pub(crate) fn check_backward<B: Backend>(backend: &B, rows: usize, d: usize, f: usize) {
+    let mut random = Random::new(33);
+    let (x, dy, gain) = (random.normals(rows * d), random.normals(rows * d), random.normals(d));
+    let (first, second) = (random.normals(2 * f * d), random.normals(d * f));
+    // Far gates too, where the slope of SwiGLU is next to nothing.
+    let gates: Vec<f32> = random.normals(rows * 2 * f).iter().map(|v| 4.0 * v).collect();
+    let (old_first, old_second, old_bias) = (random.normals(2 * f * d), random.normals(d * f), random.normals(2 * f));
+    let [x, dy, gain, first, second] = [x, dy, gain, first, second].map(|values| up(backend, &values));
+    for format in [Format::F32, Format::Bf16] {
+        let gate_up = &backend.pack(&first, 2 * f, d, format, true).expect("weights pack");
+        let last = &backend.pack(&second, d, f, format, true).expect("weights pack");
+        let room = |width: usize| up(backend, &vec![f32::NAN; rows * width]);
+
+        let mlp = |together: bool| {
+            let (mut projected, mut dfirst, mut dsecond) =
+                (up(backend, &gates), up(backend, &old_first), up(backend, &old_second));
+            let (mut normed, mut activated, mut dnormed) = (room(d), room(f), room(d));
+            if together {
+                let (normed, projected, activated) = (&mut normed, &mut projected, &mut activated);
+                let (dfirst, dsecond, dnormed) = (&mut dfirst, &mut dsecond, &mut dnormed);
+                backend.mlp_backward(
+                    &x, &gain, rows, f, EPS, gate_up, last, &dy, normed, projected, activated, dfirst, dsecond, dnormed,
+                );
+            } else {
+                backend.linear_input_gradient(&dy, rows, last, &mut activated);
+                backend.swiglu_backward(&mut projected, &mut activated, rows, f);
+                backend.linear_weight_gradient(&activated, &dy, rows, last, &mut dsecond, None);
+                backend.rmsnorm(&x, &gain, rows, d, EPS, &mut normed);
+                backend.linear_weight_gradient(&normed, &projected, rows, gate_up, &mut dfirst, None);
+                backend.linear_input_gradient(&projected, rows, gate_up, &mut dnormed);
+            }
+            [dfirst, dsecond, dnormed].map(|t| down(backend, &t))
+        };
+        let (got, want) = (mlp(true), mlp(false));
+        for (name, (got, want)) in ["gate_up", "down", "normed rows"].iter().zip(got.iter().zip(&want)) {
+            let what = format!("gradient of {name}, mlp {format}, {rows} rows of {d} and {f}");
+            assert_bits(&format!("{what} on {}", backend.describe()), got, want);
+        }
+
+        let dy = up(backend, &gates);
+        let product = |together: bool, bias: bool| {
+            let (mut dw, mut dbias) = (up(backend, &old_first), up(backend, &old_bias));
+            let (mut normed, mut dnormed) = (room(d), room(d));
+            let given = bias.then_some(&mut dbias);
+            if together {
+                let (normed, dw, dnormed) = (&mut normed, &mut dw, &mut dnormed);
+                backend.norm_linear_backward(&x, &gain, rows, EPS, gate_up, &dy, normed, dw, given, dnormed);
+            } else {
+                backend.rmsnorm(&x, &gain, rows, d, EPS, &mut normed);
+                backend.linear_weight_gradient(&normed, &dy, rows, gate_up, &mut dw, given);
+                backend.linear_input_gradient(&dy, rows, gate_up, &mut dnormed);
+            }
+            [dw, dbias, dnormed].map(|t| down(backend, &t))
+        };
+        for bias in [false, true] {
+            let (got, want) = (product(true, bias), product(false, bias));
+            for (name, (got, want)) in ["weights", "bias", "normed rows"].iter().zip(got.iter().zip(&want)) {
+                let what = format!("gradient of {name}, norm and linear {format}, {rows} rows of {d} to {}", 2 * f);
+                assert_bits(&format!("{what} on {}", backend.describe()), got, want);
+            }
+        }
+    }
+}
+
+#[test]
 fn keys_rotated_rounded_and_stored() {
     let mut random = Random::new(32);
     let (heads, rows) = (heads(2, 3, 48), 37);

@@ -222,20 +222,23 @@ impl<B: Backend> Tape<B> {
         let (Some(middle), Some(lse)) = (&acts.middle, &acts.lse) else { panic!("activations were not kept") };
 
         // MLP: x = middle + down(swiglu(gate_up(norm(middle))))
-        let activated = &mut self.temp.activated;
-        backend.linear_input_gradient(&self.x, rows, &block.down, activated);
-        backend.swiglu_backward(&mut acts.gate_up, activated, rows, f);
-        backend.linear_weight_gradient(activated, &self.x, rows, &block.down, &mut grads.down, None);
-        backend.rmsnorm(middle, &block.mlp_norm, rows, d, eps, &mut self.temp.normed);
-        backend.linear_weight_gradient(
-            &self.temp.normed,
-            &acts.gate_up,
+        let Temporary { normed, activated } = &mut self.temp;
+        backend.mlp_backward(
+            middle,
+            &block.mlp_norm,
             rows,
+            f,
+            eps,
             &block.gate_up,
+            &block.down,
+            &self.x,
+            normed,
+            &mut acts.gate_up,
+            activated,
             &mut grads.gate_up,
-            None,
+            &mut grads.down,
+            &mut self.dnormed,
         );
-        backend.linear_input_gradient(&acts.gate_up, rows, &block.gate_up, &mut self.dnormed);
         backend.rmsnorm_backward(
             middle,
             &block.mlp_norm,
@@ -270,10 +273,18 @@ impl<B: Backend> Tape<B> {
             backend.head_norm_backward(raw, q_norm, queries, eps, &mut self.dqkv, dq_norm);
             backend.head_norm_backward(raw, k_norm, keys, eps, &mut self.dqkv, dk_norm);
         }
-        backend.rmsnorm(input, &block.attn_norm, rows, d, eps, &mut self.temp.normed);
-        let dbias = grads.qkv_bias.as_mut();
-        backend.linear_weight_gradient(&self.temp.normed, &self.dqkv, rows, &block.qkv, &mut grads.qkv, dbias);
-        backend.linear_input_gradient(&self.dqkv, rows, &block.qkv, &mut self.dnormed);
+        backend.norm_linear_backward(
+            input,
+            &block.attn_norm,
+            rows,
+            eps,
+            &block.qkv,
+            &self.dqkv,
+            normed,
+            &mut grads.qkv,
+            grads.qkv_bias.as_mut(),
+            &mut self.dnormed,
+        );
         backend.rmsnorm_backward(
             input,
             &block.attn_norm,
