@@ -41,8 +41,8 @@ class TensorMap(ctypes.Structure):
     _fields_ = [("words", ctypes.c_uint64 * 16)]
 
 
-def tensor_map(pointer, rows, row_bytes, box_rows):
-    """A map of a row-major matrix of bytes in boxes of box_rows x 128 bytes, swizzled over 128 bytes."""
+def tensor_map(pointer, rows, row_bytes, box_rows, box_bytes=128):
+    """A map of a row-major matrix of bytes in boxes of box_rows x box_bytes; those of 128 bytes are swizzled over them."""
     raw = ctypes.create_string_buffer(128 + 64)
     address = (ctypes.addressof(raw) + 63) & ~63
     result = cuda.cuTensorMapEncodeTiled(
@@ -52,10 +52,10 @@ def tensor_map(pointer, rows, row_bytes, box_rows):
         ctypes.c_void_p(pointer),
         (ctypes.c_uint64 * 2)(row_bytes, rows),
         (ctypes.c_uint64 * 1)(row_bytes),
-        (ctypes.c_uint32 * 2)(128, box_rows),
+        (ctypes.c_uint32 * 2)(box_bytes, box_rows),
         (ctypes.c_uint32 * 2)(1, 1),
         ctypes.c_int(0),
-        ctypes.c_int(3),
+        ctypes.c_int(3 if box_bytes == 128 else 0),
         ctypes.c_int(3),
         ctypes.c_int(0),
     )

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from device import Kernel, compile_all, graph_time, load
+from device import Kernel, compile_all, graph_time, load, tensor_map
 
 LOG2E = math.log2(math.e)
 TILE, SPLIT = 64, 512
@@ -236,35 +236,60 @@ def time_prefill(flash, fmt, heads, kv_heads, hd, batch, length):
 
 
 class Backward:
-    """Gradients of whole sequences, packed."""
+    """Gradients of whole sequences, packed; with the instructions of Hopper, or with those that are everywhere."""
 
-    def __init__(self):
-        cubin, log = compile_all([("flash_backward.cu", "sm_90", [])])[0]
-        if cubin is None:
-            raise SystemExit(log)
-        module = load(cubin)
-        self.prepare = Kernel(module, "flash_backward_prepare")
-        self.kernels = {(part, hd): Kernel(module, f"flash_backward_{part}_{hd}") for part in ("keys", "queries") for hd in (64, 128)}
+    def __init__(self, hopper=True):
+        self.hopper, self.name = hopper, f"backward{' of Hopper' if hopper else ''}"
+        modules = []
+        for cubin, log in compile_all([("flash_backward.cu", "sm_90a", []), ("flash_backward_hopper.cu", "sm_90a", [])]):
+            if cubin is None:
+                raise SystemExit(log)
+            modules.append(load(cubin))
+        self.prepare, self.join = Kernel(modules[0], "flash_backward_prepare"), Kernel(modules[1], "flash_backward_join")
+        name = "flash_backward_hopper" if hopper else "flash_backward"
+        self.kernels = {(part, hd): Kernel(modules[hopper], f"{name}_{part}_{hd}") for part in ("keys", "queries") for hd in (64, 128)}
 
-    def run(self, qkv, out, dout, lse, spans, heads, kv_heads, hd, dqkv, room):
+    def run(self, qkv, out, dout, lse, heads, kv_heads, hd, dqkv, room):
         rows, stride = qkv.shape
-        half_qkv, half_dout, delta, work, spans_at = room
+        half_qkv, half_dout, facts, parts_of, by_keys, by_queries, spans, maps = room
         ints = lambda *v: [ctypes.c_int(x) for x in v]
-        self.prepare.launch((rows,), (128,), 0, [qkv, out, dout, half_qkv, half_dout, delta, *ints(stride, heads, hd)])
-        smem = 2 * 64 * hd * 2 + 4 * 32 * hd * 2 + 4 * 32 * 4
-        common = [half_qkv, half_dout, lse, delta, spans_at, work, dqkv, *ints(stride, heads, kv_heads), ctypes.c_float(1 / math.sqrt(hd))]
-        self.kernels["keys", hd].launch((work.shape[0], kv_heads), (128,), smem, common)
-        self.kernels["queries", hd].launch((work.shape[0], heads), (128,), smem, common)
+        scale = ctypes.c_float(1 / math.sqrt(hd))
+        self.prepare.launch((rows,), (128,), 0, [qkv, out, dout, lse, half_qkv, half_dout, facts, *ints(stride, heads, hd)])
+        if not self.hopper:
+            smem = 2 * 64 * hd * 2 + 4 * 32 * hd * 2 + 2 * 32 * 16
+            common = [half_qkv, half_dout, facts, spans, by_keys, dqkv, *ints(stride, heads, kv_heads), scale]
+            self.kernels["keys", hd].launch((by_keys.shape[0], kv_heads), (128,), smem, common)
+            self.kernels["queries", hd].launch((by_keys.shape[0], heads), (128,), smem, common)
+            return
+        group, blocks = heads // kv_heads, by_keys.shape[0]
+        share = max(s for s in range(1, group + 1) if group % s == 0 and (s == 1 or blocks * heads // s >= 4 * 132))
+        smem = 1024 + 4 * 64 * hd * 2 + (4 if hd == 64 else 3) * 2 * 64 * hd * 2
+        place = lambda at, column: ctypes.c_void_p(at.data_ptr() + 4 * column)
+        if share == group:
+            to = [place(dqkv, heads * hd), place(dqkv, (heads + kv_heads) * hd), ctypes.c_uint64(stride)]
+        else:
+            width = heads // share * hd
+            to = [place(parts_of, 0), place(parts_of, rows * width), ctypes.c_uint64(width)]
+        self.kernels["keys", hd].launch((heads // share, blocks), (384,), smem, [*maps, spans, by_keys, *to, *ints(heads, kv_heads, share), scale])
+        if share < group:
+            self.join.launch((rows,), (128,), 0, [*to[:2], place(dqkv, heads * hd), ctypes.c_uint64(stride), *ints(group // share, kv_heads, hd)])
+        self.kernels["queries", hd].launch((heads, blocks), (384,), smem, [*maps[:2], facts, spans, by_queries, dqkv, ctypes.c_uint64(stride), *ints(heads, kv_heads), scale])
 
     def room(self, rows, stride, heads, hd, lengths):
+        own = 128 if self.hopper else 64
         spans, work, row = [], [], 0
         for i, n in enumerate(lengths):
             spans.append([row, n, 0, 0])
-            work += [[i, p] for p in range(0, n, 64)]
+            work += [(i, p, n) for p in range(0, n, own)]
             row += n
         device = lambda x: torch.tensor(x, dtype=torch.int32, device="cuda")
         empty = lambda *shape: torch.empty(shape, dtype=torch.bfloat16, device="cuda")
-        return empty(rows, stride), empty(rows, heads * hd), torch.empty(rows, heads, device="cuda"), device(work), device(spans)
+        half_qkv, half_dout = empty(rows, stride), empty(rows, heads * hd)
+        facts = torch.full((rows, heads, 4), float("nan"), device="cuda")
+        parts = torch.full((2, rows, heads * hd), float("nan"), device="cuda")
+        order = lambda key: device([[i, p] for i, p, _ in sorted(work, key=key)])
+        maps = [tensor_map(half_qkv.data_ptr(), rows, stride * 2, 64), tensor_map(half_dout.data_ptr(), rows, heads * hd * 2, 64), tensor_map(facts.data_ptr(), rows, heads * 16, 64, 16)]
+        return half_qkv, half_dout, facts, parts, order(lambda w: w[1] - w[2]), order(lambda w: -w[1]), device(spans), maps
 
 
 def check_backward(backward, say):
@@ -292,14 +317,14 @@ def check_backward(backward, say):
         found = []
         for _ in range(2):
             dqkv = torch.full((rows, stride), float("nan"), device="cuda")
-            backward.run(qkv, out.float().detach(), dout, lse.float().detach().contiguous(), None, heads, kv_heads, hd, dqkv, room)
+            backward.run(qkv, out.float().detach(), dout, lse.float().detach().contiguous(), heads, kv_heads, hd, dqkv, room)
             torch.cuda.synchronize()
             found.append(dqkv)
         columns = [0, heads * hd, (heads + kv_heads) * hd, stride]
         errors = [relative(found[0][:, a:b], exact.grad[:, a:b]) for a, b in zip(columns, columns[1:])]
         fine = all(e < 1e-2 for e in errors) and torch.equal(found[0], found[1])
         good &= fine
-        say(f"backward {heads}/{kv_heads}x{hd}: errors dq dk dv {' '.join(f'{e:.1e}' for e in errors)} {'ok' if fine else 'WRONG'}")
+        say(f"{backward.name} {heads}/{kv_heads}x{hd}: errors dq dk dv {' '.join(f'{e:.1e}' for e in errors)} {'ok' if fine else 'WRONG'}")
     return good
 
 
@@ -309,5 +334,24 @@ def time_backward(backward, heads, kv_heads, hd, batch, length):
     out, dout = torch.randn(rows, heads * hd, device="cuda"), torch.randn(rows, heads * hd, device="cuda")
     lse = torch.full((rows, heads), math.log(length), device="cuda")
     room = backward.room(rows, stride, heads, hd, [length] * batch)
-    t = graph_time([lambda: backward.run(qkv, out, dout, lse, None, heads, kv_heads, hd, dqkv, room)] * 2, 5)
+    t = graph_time([lambda: backward.run(qkv, out, dout, lse, heads, kv_heads, hd, dqkv, room)] * 2, 5)
     return t, 5 * batch * length * length * heads * hd
+
+
+def torch_backward(heads, hd, batch, length):
+    """Microseconds of PyTorch's kernels, heads not shared: pairs of a library and its time."""
+    q, k, v = (torch.randn(batch, heads, length, hd, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    gradient = torch.randn_like(q)
+    for library in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
+        with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, library)):
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            back = lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
+            for _ in range(3):
+                back()
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            for _ in range(10):
+                back()
+            end.record()
+            torch.cuda.synchronize()
+            yield library, begin.elapsed_time(end) * 100

@@ -64,12 +64,15 @@ say("compiled")
 good = attention.check_forward(flash, say)
 good &= attention.check_rotation(flash, say)
 say(f"attention forward {'right' if good else 'WRONG'}")
-backward = attention.Backward()
-good = attention.check_backward(backward, say)
-say(f"attention backward {'right' if good else 'WRONG'}")
-for heads, kv_heads, hd, batch, length in ((12, 2, 128, 8, 4096), (14, 2, 64, 32, 512)):
-    t, flops = attention.time_backward(backward, heads, kv_heads, hd, batch, length)
-    say(f"backward {heads}/{kv_heads}x{hd} {batch} x {length}: {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s (of the five products needed)")
+for backward in (attention.Backward(False), attention.Backward()):
+    good = attention.check_backward(backward, say)
+    say(f"attention backward {'right' if good else 'WRONG'}")
+    for heads, kv_heads, hd, batch, length in ((12, 2, 128, 8, 4096), (12, 2, 128, 2, 4096), (12, 2, 128, 8, 1024), (14, 2, 64, 2, 4096), (14, 2, 64, 32, 512)):
+        t, flops = attention.time_backward(backward, heads, kv_heads, hd, batch, length)
+        say(f"{backward.name} {heads}/{kv_heads}x{hd} {batch} x {length}: {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s (of the five products needed)")
+        if backward.hopper and batch * length > 8000:
+            for library, t in attention.torch_backward(heads, hd, batch, length):
+                say(f"torch's {library} (heads not shared): {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s")
 for heads, kv_heads, hd, batch, context in ((28, 4, 128, 64, 384), (28, 4, 128, 64, 640), (28, 4, 128, 256, 384), (40, 8, 128, 64, 384), (14, 2, 64, 256, 384), (28, 4, 128, 8, 8192)):
     for fmt in attention.FORMATS:
         t, size = attention.time_decode(flash, fmt, heads, kv_heads, hd, batch, context)

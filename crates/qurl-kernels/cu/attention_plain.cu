@@ -13,13 +13,6 @@
 
 enum Format { F32 = 0, BF16 = 1, INT8 = 2, FP8 = 3 };
 
-struct Span {
-    u32 row;
-    u32 rows;
-    u32 position;
-    u32 pages;
-};
-
 __device__ __forceinline__ float stored(const void* data, const float* scales, u32 format, u64 place, u32 head_dim,
                                         u32 i) {
     u64 at = place * head_dim + i;

@@ -16,6 +16,15 @@ typedef long long i64;
 #define INFINITY_F __int_as_float(0x7f800000)
 #define NAN_F __int_as_float(0x7fffffff)
 
+#define LOG2E 1.44269504088896340736f
+
+// Rows of one sequence in a batch.
+struct Span {
+    u32 row, rows;  // where they begin, and how many
+    u32 position;   // of the first, in its sequence
+    u32 pages;      // where the numbers of the sequence's pages begin
+};
+
 // The first line of kernels that are launched to overlap: lets the kernel behind begin (it waits in the same way), and
 // waits until everything in front is done. What is hidden is the time of launching.
 __device__ __forceinline__ void wait_for_previous() {

@@ -20,10 +20,6 @@ enum KvFormat { KV_BF16, KV_INT8, KV_FP8 };
 const int TILE = 64;
 const int SPLIT_TILES = 8;
 
-struct Span {
-    u32 row, rows, position, pages;
-};
-
 struct FlashArgs {
     const float* qkv;  // [rows, stride]: queries of all heads first
     const u8* keys;    // [page][kv_head][slot][head_dim]

@@ -5,19 +5,15 @@
 // the query heads that share them, then over queries), another owns 64 queries of one head (and sums over keys). That
 // costs seven products instead of five, and no atomic additions.
 //
-// Operands are bf16, made once by the first kernel together with delta = out . dout; sums are f32.
+// Operands are bf16, made once by the first kernel together with delta = out . dout; sums are f32. These kernels run everywhere; on
+// Hopper those of flash_backward_hopper.cu take their place behind the first.
 #include "common.cuh"
 #include "mma.cuh"
-
-struct Span {
-    u32 row, rows, position, pages;
-};
 
 struct BackwardArgs {
     const u16* qkv;      // [rows, stride] bf16
     const u16* dout;     // [rows, heads * head_dim] bf16
-    const float* lse;    // [rows, heads]
-    const float* delta;  // [rows, heads]
+    const float4* facts;  // [rows, heads]
     const Span* spans;
     const u32* work;     // pairs of span and first position, in steps of 64
     float* dqkv;         // [rows, stride]
@@ -28,11 +24,12 @@ struct BackwardArgs {
 const int OWN = 64;    // rows that a block owns
 const int OTHER = 32;  // rows that pass by at a time
 const int THREADS = 128;
-#define LOG2E 1.44269504088896340736f
 
-// One block per row: bf16 copies, and the products of outputs and their gradients by head.
+// One block per row: bf16 copies, and the facts of a row and head: the logarithm in base 2 of its softmax denominator, the product of
+// its output and that one's gradient, and nothing twice (the copy engine takes 16 bytes).
 extern "C" __global__ void __launch_bounds__(128) flash_backward_prepare(
-    const float* qkv, const float* out, const float* dout, u32* qkv_to, u32* dout_to, float* delta, int stride, int heads, int head_dim
+    const float* qkv, const float* out, const float* dout, const float* lse, u32* qkv_to, u32* dout_to, float4* facts, int stride,
+    int heads, int head_dim
 ) {
     u64 row = blockIdx.x;
     u32 width = heads * head_dim;
@@ -49,7 +46,8 @@ extern "C" __global__ void __launch_bounds__(128) flash_backward_prepare(
             sum = __fmaf_rn(x.y, y.y, sum);
         }
         sum = warp_sum(sum);
-        if (threadIdx.x % WARP == 0) delta[row * heads + head] = sum;
+        u64 at = row * heads + head;
+        if (threadIdx.x % WARP == 0) facts[at] = make_float4(__fmul_rn(lse[at], LOG2E), sum, 0.0f, 0.0f);
     }
 }
 
@@ -165,7 +163,7 @@ __device__ __forceinline__ void backward_keys(const BackwardArgs& a) {
     const u32 OWN_BYTES = OWN * HD * 2, OTHER_BYTES = OTHER * HD * 2;
     extern __shared__ __align__(1024) u8 smem[];
     u32 keys = smem_address(smem), values = keys + OWN_BYTES, passing = values + OWN_BYTES;  // [2][queries, dout]
-    float* facts = reinterpret_cast<float*>(smem + 2 * OWN_BYTES + 4 * OTHER_BYTES);  // [2][lse, delta][OTHER]
+    float4* facts = reinterpret_cast<float4*>(smem + 2 * OWN_BYTES + 4 * OTHER_BYTES);  // [2][OTHER]
     u32 lane = threadIdx.x % WARP, quad = lane % 4, own = threadIdx.x / WARP * 16;
     u32 kv_head = blockIdx.y, group = a.heads / a.kv_heads;
     Span span = a.spans[a.work[2 * blockIdx.x]];
@@ -182,11 +180,10 @@ __device__ __forceinline__ void backward_keys(const BackwardArgs& a) {
             u32 to = passing + step % 2 * 2 * OTHER_BYTES;
             fetch_rows<HD, OTHER>(to, qkv + head * HD, a.stride, query, span.rows);
             fetch_rows<HD, OTHER>(to + OTHER_BYTES, a.dout + span.row * out_stride + head * HD, out_stride, query, span.rows);
-            if (threadIdx.x < 2 * OTHER) {
-                u32 q = query + threadIdx.x % OTHER;
-                const float* from = threadIdx.x < OTHER ? a.lse : a.delta;
-                u64 at = (u64)(span.row + min(q, span.rows - 1)) * a.heads + head;
-                copy_4(smem_address(facts + step % 2 * 2 * OTHER + threadIdx.x), from + at, q < span.rows);
+            if (threadIdx.x < OTHER) {
+                u32 q = query + threadIdx.x;
+                const float4* from = a.facts + (u64)(span.row + min(q, span.rows - 1)) * a.heads + head;
+                copy_16(smem_address(facts + step % 2 * OTHER + threadIdx.x), from, q < span.rows);
             }
         }
         copies_commit();
@@ -203,7 +200,7 @@ __device__ __forceinline__ void backward_keys(const BackwardArgs& a) {
         copies_wait<1>();
         __syncthreads();
         u32 queries = passing + step % 2 * 2 * OTHER_BYTES, douts = queries + OTHER_BYTES;
-        const float* lse = facts + step % 2 * 2 * OTHER;
+        const float4* known = facts + step % 2 * OTHER;
         u32 query = first + step % blocks * OTHER;
         float p[OTHER / 8][4], dp[OTHER / 8][4];
         scores<HD>(p, keys, own, queries);
@@ -214,9 +211,9 @@ __device__ __forceinline__ void backward_keys(const BackwardArgs& a) {
             for (int e = 0; e < 4; ++e) {
                 u32 column = j * 8 + quad * 2 + e % 2, key = first + own + lane / 4 + e / 2 * 8;
                 bool seen = key <= query + column && query + column < span.rows;
-                float weight = exp2_fast(__fmaf_rn(p[j][e], log_scale, -__fmul_rn(lse[column], LOG2E)));
+                float weight = exp2_fast(__fmaf_rn(p[j][e], log_scale, -known[column].x));
                 p[j][e] = seen ? weight : 0.0f;
-                dp[j][e] = __fmul_rn(p[j][e], __fsub_rn(dp[j][e], lse[OTHER + column]));
+                dp[j][e] = __fmul_rn(p[j][e], __fsub_rn(dp[j][e], known[column].y));
             }
         }
         accumulate<HD>(dv, p, douts);
@@ -255,12 +252,12 @@ __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
     fetch_rows<HD, OWN>(queries, qkv + head * HD, a.stride, first, span.rows);
     fetch_rows<HD, OWN>(douts, a.dout + span.row * out_stride + head * HD, out_stride, first, span.rows);
     fetch(0);
-    float lse[2], delta[2];
+    float log[2], delta[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        u64 at = (u64)(span.row + min(first + own + lane / 4 + 8 * h, span.rows - 1)) * a.heads + head;
-        lse[h] = __fmul_rn(a.lse[at], LOG2E);
-        delta[h] = a.delta[at];
+        float4 known = a.facts[(u64)(span.row + min(first + own + lane / 4 + 8 * h, span.rows - 1)) * a.heads + head];
+        log[h] = known.x;
+        delta[h] = known.y;
     }
     float dq[HD / 8][4];
     clear<HD>(dq);
@@ -280,7 +277,7 @@ __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     u32 key = step * OTHER + j * 8 + quad * 2 + e % 2, query = first + own + lane / 4 + e / 2 * 8;
-                    float weight = exp2_fast(__fmaf_rn(p[j][e], log_scale, -lse[e / 2]));
+                    float weight = exp2_fast(__fmaf_rn(p[j][e], log_scale, -log[e / 2]));
                     dp[j][e] = key <= query ? __fmul_rn(weight, __fsub_rn(dp[j][e], delta[e / 2])) : 0.0f;
                 }
             }
@@ -293,17 +290,17 @@ __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
 
 #define KERNELS(hd)                                                                                                  \
     extern "C" __global__ void __launch_bounds__(128, 2) flash_backward_keys_##hd(                                   \
-        const u16* qkv, const u16* dout, const float* lse, const float* delta, const Span* spans, const u32* work,   \
-        float* dqkv, int stride, int heads, int kv_heads, float scale                                                \
+        const u16* qkv, const u16* dout, const float4* facts, const Span* spans, const u32* work, float* dqkv,       \
+        int stride, int heads, int kv_heads, float scale                                                             \
     ) {                                                                                                              \
-        BackwardArgs args = {qkv, dout, lse, delta, spans, work, dqkv, stride, heads, kv_heads, scale};              \
+        BackwardArgs args = {qkv, dout, facts, spans, work, dqkv, stride, heads, kv_heads, scale};                   \
         backward_keys<hd>(args);                                                                                     \
     }                                                                                                                \
     extern "C" __global__ void __launch_bounds__(128, 2) flash_backward_queries_##hd(                                \
-        const u16* qkv, const u16* dout, const float* lse, const float* delta, const Span* spans, const u32* work,   \
-        float* dqkv, int stride, int heads, int kv_heads, float scale                                                \
+        const u16* qkv, const u16* dout, const float4* facts, const Span* spans, const u32* work, float* dqkv,       \
+        int stride, int heads, int kv_heads, float scale                                                             \
     ) {                                                                                                              \
-        BackwardArgs args = {qkv, dout, lse, delta, spans, work, dqkv, stride, heads, kv_heads, scale};              \
+        BackwardArgs args = {qkv, dout, facts, spans, work, dqkv, stride, heads, kv_heads, scale};                   \
         backward_queries<hd>(args);                                                                                  \
     }
 KERNELS(64)

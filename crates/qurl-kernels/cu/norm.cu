@@ -58,13 +58,14 @@ extern "C" __global__ void __launch_bounds__(128)
     partials[(u64)blockIdx.y * width + column] = sum;
 }
 
-// The gradient of the input: added to dx, or, where dx is dy, in its place.
+// The gradient of the input: added to dx, or, where dx is dy, in its place. Leaves the rows' scales.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    norm_backward(const float* x, const float* gain, const float* scales, u64 start, u32 per, u32 stride, u32 width,
+    norm_backward(const float* x, const float* gain, float* scales, u64 start, u32 per, u32 stride, u32 width, float eps,
                   const float* dy, float* dx, u32 add) {
     __shared__ float room[THREADS / WARP];
     u64 at = row_start(start, per, stride, width, blockIdx.x);
-    float scale = scales[blockIdx.x];
+    float scale = inverse_rms(x + at, width, eps, room);
+    if (threadIdx.x == 0) scales[blockIdx.x] = scale;
     float dot = 0.0f;
     for (u32 i = threadIdx.x; i < width; i += THREADS) dot = __fmaf_rn(__fmul_rn(dy[at + i], gain[i]), x[at + i], dot);
     dot = block_sum<THREADS>(dot, room);

@@ -44,6 +44,7 @@ pub const SOURCES: &[Source] = &[
     source!("checksum", false),
     source!("elementwise", false),
     source!("flash_backward", false),
+    source!("flash_backward_hopper", true),
     source!("flash_decode", false),
     source!("flash_prefill", false),
     source!("gemm_bf16", true),

@@ -1,11 +1,12 @@
-//! Attention on tensor cores: which kernel of `cu/flash_*.cu` takes which rows.
+//! Attention on tensor cores: which kernel of `cu/flash_{prefill,decode}.cu` takes which rows. The way back is in
+//! [`super::flash_backward`].
 //!
 //! Many rows of a sequence go through the prefill kernel, single rows through the decode kernel, which shares a long
 //! context among blocks. Both sum in the same order, so a mixed step may use either.
 
 use super::ffi::DevicePtr;
 use super::gpu::Gpu;
-use super::kv::{CudaKv, Seen, see, stage_spans};
+use super::kv::{CudaKv, Seen, see};
 use super::launch::{Launch, args};
 use super::linear::Left;
 use super::memory::{COUNTER_BYTES, MAXIMA_BYTES, Slot};
@@ -22,8 +23,6 @@ const SMALLEST_PAGE: usize = 16;
 const SPLIT: usize = 512;
 /// Rows (queries times heads of a group) of a block of the prefill kernel.
 const ROW_BLOCK: usize = 128;
-/// Rows that a block of the backward pass owns.
-const OWNED_ROWS: usize = 64;
 /// Most heads that share a key/value head.
 const MOST_GROUP: usize = 16;
 /// Heads of a block of the decode kernel, and its most warps.
@@ -212,65 +211,6 @@ pub(super) fn decode(
     ];
     let grid = [splits, parties, seen.count];
     gpu.launch_as(DECODE, kernel, Launch { grid, block: threads, shared, overlap: true }, given);
-}
-
-/// Whether the kernels take the backward pass.
-pub(super) fn takes_backward(heads: Heads) -> bool {
-    matches!(heads.head_dim, 64 | 128)
-}
-
-/// Backward of [`forward`] for whole sequences.
-pub(super) fn backward(
-    gpu: &Gpu,
-    heads: Heads,
-    qkv: DevicePtr,
-    spans: &[Span],
-    out: DevicePtr,
-    dout: DevicePtr,
-    lse: DevicePtr,
-    dqkv: DevicePtr,
-) {
-    let rows = spans.iter().map(|s| s.row + s.rows).max().unwrap_or(0);
-    let (stride, width) = (heads.qkv_width(), heads.heads * heads.head_dim);
-    let copies = gpu.scratch(Slot::Attention, rows * (2 * stride + 2 * width + 4 * heads.heads));
-    let copied_dout = copies + (2 * rows * stride) as u64;
-    let deltas = copied_dout + (2 * rows * width) as u64;
-    let given =
-        args![qkv, out, dout, copies, copied_dout, deltas, stride as u32, heads.heads as u32, heads.head_dim as u32,];
-    gpu.launch("flash_backward", "flash_backward_prepare", [rows, 1, 1], 128, 0, given);
-    let work = owned_rows(spans);
-    let given = args![
-        copies,
-        copied_dout,
-        lse,
-        deltas,
-        stage_spans(gpu, spans),
-        gpu.stage(&work),
-        dqkv,
-        stride as u32,
-        heads.heads as u32,
-        heads.kv_heads as u32,
-        heads.scale,
-    ];
-    let hd = heads.head_dim;
-    let shared = (2 * 64 * hd * 2 + 4 * 32 * hd * 2 + 4 * 32 * 4) as u32;
-    let (keys, queries) = match hd {
-        64 => ("flash_backward_keys_64", "flash_backward_queries_64"),
-        _ => ("flash_backward_keys_128", "flash_backward_queries_128"),
-    };
-    let blocks = work.len() / 2;
-    gpu.launch("flash_backward", keys, [blocks, heads.kv_heads, 1], 128, shared, given);
-    gpu.launch("flash_backward", queries, [blocks, heads.heads, 1], 128, shared, given);
-}
-
-/// Pairs of span and first row, in steps of the rows that a block of the backward pass owns; long sequences first.
-fn owned_rows(spans: &[Span]) -> Vec<u32> {
-    let mut sorted = spans.to_vec();
-    sorted.sort_by_key(|span| span.row);
-    let mut order: Vec<usize> = (0..sorted.len()).collect();
-    order.sort_by_key(|&i| std::cmp::Reverse(sorted[i].rows));
-    let owned = |i: usize| (0..sorted[i].rows).step_by(OWNED_ROWS).flat_map(move |first| [i as u32, first as u32]);
-    order.into_iter().flat_map(owned).collect()
 }
 
 /// Pairs of span and first row for the prefill kernel, those that see most keys first. Spans count in the order of rows.

@@ -1,10 +1,10 @@
 //! Keys and values of one layer in pages on the device, and attention over them.
 
 use super::ffi::DevicePtr;
-use super::flash;
 use super::gpu::{Gpu, Mode};
 use super::launch::args;
 use super::memory::{Buffer, Slot};
+use super::{flash, flash_backward};
 use crate::BackendError;
 use crate::backend::{Heads, KvFormat, Span};
 use std::sync::Arc;
@@ -261,8 +261,8 @@ pub(super) fn attention_backward(
     lse: DevicePtr,
     dqkv: DevicePtr,
 ) {
-    if format != KvFormat::F32 && flash::takes_backward(heads) {
-        return flash::backward(gpu, heads, qkv, spans, out, dout, lse, dqkv);
+    if format != KvFormat::F32 && flash_backward::takes(heads) {
+        return flash_backward::backward(gpu, heads, qkv, spans, out, dout, lse, dqkv);
     }
     let rows = spans.iter().map(|s| s.row + s.rows).max().unwrap_or(0);
     let deltas = gpu.scratch(Slot::Attention, 4 * rows * heads.heads);

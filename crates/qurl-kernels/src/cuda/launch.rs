@@ -210,8 +210,8 @@ impl Gpu {
         true
     }
 
-    /// Describes a row-major matrix of bytes to the copy engine: boxes of `rows` by `bytes` (at most 128), swizzled over
-    /// 128 bytes. Reads beyond the matrix give zeros.
+    /// Describes a row-major matrix of bytes to the copy engine: boxes of `rows` by `bytes`, those of 128 bytes swizzled.
+    /// Columns must be multiples of 16 bytes. Reads beyond the matrix give zeros.
     pub(super) fn tensor_map(&self, at: DevicePtr, height: usize, width: usize, rows: u32, bytes: u32) -> TensorMap {
         let key = [at, height as u64, width as u64, rows.into(), bytes.into()];
         let mut maps = self.kernels.maps.lock().unwrap_or_else(PoisonError::into_inner);
@@ -225,14 +225,16 @@ impl Gpu {
         let (sizes, strides) = ([width as u64, height as u64], [width as u64]);
         let (boxes, steps) = ([bytes, rows], [1, 1]);
         const BYTES: c_int = 0;
+        const PLAIN: c_int = 0;
         const SWIZZLE_128: c_int = 3;
         const PROMOTE_256: c_int = 3;
+        let swizzle = if bytes == 128 { SWIZZLE_128 } else { PLAIN };
         // SAFETY: all places are valid; the address is only stored.
         let status = unsafe {
             let (sizes, strides) = (sizes.as_ptr(), strides.as_ptr());
             let (boxes, steps) = (boxes.as_ptr(), steps.as_ptr());
             let make = self.driver.tensor_map;
-            make(&mut map, BYTES, 2, at, sizes, strides, boxes, steps, 0, SWIZZLE_128, PROMOTE_256, 0)
+            make(&mut map, BYTES, 2, at, sizes, strides, boxes, steps, 0, swizzle, PROMOTE_256, 0)
         };
         self.check("describing a matrix", status);
         maps.insert(key, map);

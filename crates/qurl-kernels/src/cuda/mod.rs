@@ -12,6 +12,7 @@ pub mod compile;
 mod drawn;
 pub mod ffi;
 mod flash;
+mod flash_backward;
 mod gemm;
 mod gemm_mma;
 mod gpu;

@@ -47,17 +47,29 @@ pub(super) fn norm_backward(
     let count = outer * per;
     let shape = (start as u64, per as u32, stride as u32, width as u32);
     let scales = gpu.scratch(Slot::LeftScales, 4 * count);
-    let given = args![x, shape.0, shape.1, shape.2, shape.3, eps, scales];
-    gpu.launch("norm", "norm_scales", [count, 1, 1], 256, 0, given);
-    let parts = count.div_ceil(PARTIAL_ROWS);
-    let partials = gpu.scratch(Slot::Partials, 4 * parts * width);
-    let many = PARTIAL_ROWS as u32;
-    let given = args![x, dy, scales, shape.0, shape.1, shape.2, shape.3, count as u32, many, partials];
-    gpu.launch("norm", "norm_gain_partials", [width.div_ceil(128), parts, 1], 128, 0, given);
-    add_partials(gpu, partials, parts, width, dgain);
-    let add = u32::from(dx != dy);
-    let given = args![x, gain, scales, shape.0, shape.1, shape.2, shape.3, dy, dx, add];
-    gpu.launch("norm", "norm_backward", [count, 1, 1], 256, 0, given);
+    let inputs = || {
+        let add = u32::from(dx != dy);
+        let given = args![x, gain, scales, shape.0, shape.1, shape.2, shape.3, eps, dy, dx, add];
+        gpu.launch("norm", "norm_backward", [count, 1, 1], 256, 0, given);
+    };
+    let gains = || {
+        let parts = count.div_ceil(PARTIAL_ROWS);
+        let partials = gpu.scratch(Slot::Partials, 4 * parts * width);
+        let many = PARTIAL_ROWS as u32;
+        let given = args![x, dy, scales, shape.0, shape.1, shape.2, shape.3, count as u32, many, partials];
+        gpu.launch("norm", "norm_gain_partials", [width.div_ceil(128), parts, 1], 128, 0, given);
+        add_partials(gpu, partials, parts, width, dgain);
+    };
+    // The gain's gradient needs the rows' scales, which the other one finds on its way, and dy, which it may replace.
+    if dx == dy {
+        let given = args![x, shape.0, shape.1, shape.2, shape.3, eps, scales];
+        gpu.launch("norm", "norm_scales", [count, 1, 1], 256, 0, given);
+        gains();
+        inputs();
+    } else {
+        inputs();
+        gains();
+    }
 }
 
 /// Sum of the squares of `len` values.

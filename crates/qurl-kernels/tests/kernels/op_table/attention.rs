@@ -12,7 +12,8 @@ use std::rc::Rc;
 /// Lengths of the sequences, (key/value heads, group, head dimension), page size.
 type Shape = (&'static [usize], (usize, usize, usize), usize);
 
-const SHAPES: [Shape; 9] = [
+/// Some are for the ways in which the backward pass on a GPU shares out heads: many sequences, or long ones.
+const SHAPES: [Shape; 12] = [
     (&[1], (1, 1, 8), 16),
     (&[13, 1, 70], (1, 2, 16), 16),
     (&[65, 130], (1, 7, 64), 32),
@@ -22,6 +23,9 @@ const SHAPES: [Shape; 9] = [
     (&[200], (1, 1, 20), 32),
     (&[3, 129, 64, 16], (3, 1, 16), 64),
     (&[150], (1, 2, 64), 128),
+    (&[1, 300, 77], (2, 3, 128), 64),
+    (&[3; 133], (2, 4, 64), 16),
+    (&[2; 133], (4, 2, 64), 16),
 ];
 
 struct Inputs {
@@ -89,7 +93,11 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
 
 fn name(kind: &str, i: &Inputs, format: KvFormat) -> String {
     let (h, page) = (i.heads, i.paged.page_size);
-    format!("{kind} {format:?} {:?} heads {}/{}x{} pages of {page}", i.lengths, h.heads, h.kv_heads, h.head_dim)
+    let lengths = match i.lengths.len() {
+        0..8 => format!("{:?}", i.lengths),
+        many => format!("{many} of {}", i.lengths[0]),
+    };
+    format!("{kind} {format:?} {lengths} heads {}/{}x{} pages of {page}", h.heads, h.kv_heads, h.head_dim)
 }
 
 fn whole<B: Backend>(inputs: Rc<Inputs>, format: KvFormat) -> Case<B> {

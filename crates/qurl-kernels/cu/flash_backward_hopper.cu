@@ -1,0 +1,369 @@
+// Backward pass of causal grouped-query attention with the instructions of Hopper: see flash_backward.cu for what is computed.
+//
+// Again one kernel owns keys and another owns queries, and nothing is added by two blocks at once. A block is a producer, which
+// brings the tiles of 64 rows that pass by, and warpgroups that own 64 rows each: while one takes exponentials, the tensor cores
+// have the products of another. Tiles lie in halves of 64 columns, 128 bytes a row, swizzled; so the same tile is an operand by
+// its rows (scores) and by its columns (gradients). Weights and their gradients go from one product to the next in registers.
+//
+// A block that owns keys takes `share` of the query heads that read them; where that is not all, its sums are parts, which
+// flash_backward_join adds up in order.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#include "hopper.cuh"
+#include "mma.cuh"
+
+struct HopperArgs {
+    const Span* spans;
+    const u32* work;     // pairs of span and first row, in steps of the rows that a block owns, the longest work first
+    const float4* facts;  // [rows, heads]: of flash_backward_prepare
+    float* dkeys;        // [rows, stride]; a block of threads has columns blockIdx.x * HD and following
+    float* dvalues;
+    float* dqueries;
+    u64 stride;
+    int heads, kv_heads, share;
+    float scale;
+};
+
+const int GROUPS = 2;  // warpgroups that own rows
+const int ROWS = 64;   // of a tile
+const int HALF = ROWS * 128;
+const int CONSUMERS = GROUPS * 128;
+
+template <int HD>
+struct Shape {
+    static const int TILE = ROWS * HD * 2;
+    static const int OWN = 2 * GROUPS * TILE;  // two matrices
+    static const int STAGES = HD == 64 ? 4 : 3;
+};
+
+// d += left . right: 64 rows in registers by 16 columns, and a tile's N columns of 16 rows.
+template <int N>
+__device__ __forceinline__ void wgmma_across(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 right) {
+    if constexpr (N == 64) {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" REGS32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+                     : SUMS32("+f", 0)
+                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(right));
+    } else {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGS64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+                     : SUMS64("+f", 0)
+                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(right));
+    }
+}
+
+// A tile as an operand whose columns are the result's: halves lie HALF bytes apart.
+__device__ __forceinline__ u64 operand_across(u32 address) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(HALF >> 4) << 16 | (u64)64 << 32 | (u64)1 << 62;
+}
+
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_for_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+// Nothing that uses these may be moved in front of this.
+template <int COUNT>
+__device__ __forceinline__ void pin(float (&d)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// d = 64 rows of one tile . 64 rows of another; asynchronous.
+template <int HD>
+__device__ __forceinline__ void scores(float (&d)[ROWS / 2], u32 left, u32 right) {
+#pragma unroll
+    for (int k = 0; k < HD / 16; ++k) {
+        u32 at = k / 4 * HALF + k % 4 * 32;
+        wgmma_bf16<ROWS>(d, operand(left + at), operand(right + at), k > 0);
+    }
+    commit_products();
+}
+
+// The numbers of 64 x 64 scores as left operands.
+struct Left {
+    u32 a[ROWS / 4];
+    __device__ __forceinline__ void take(const float (&p)[ROWS / 2]) {
+#pragma unroll
+        for (int i = 0; i < ROWS / 4; ++i) a[i] = bf16_two(p[2 * i], p[2 * i + 1]);
+    }
+};
+
+// sum += left . tile; asynchronous.
+template <int HD>
+__device__ __forceinline__ void accumulate(float (&sum)[HD / 2], const Left& left, u32 tile) {
+#pragma unroll
+    for (int k = 0; k < ROWS / 16; ++k) {
+        const u32* a = left.a + 4 * k;
+        wgmma_across<HD>(sum, a[0], a[1], a[2], a[3], operand_across(tile + k * 16 * 128));
+    }
+    commit_products();
+}
+
+// Brings 64 rows of HD columns.
+template <int HD>
+__device__ __forceinline__ void bring(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier) {
+#pragma unroll
+    for (int half = 0; half < HD / 64; ++half) copy_tokens<1>(to + half * HALF, map, column * 2 + half * 128, row, barrier);
+}
+
+// Writes a warpgroup's rows, times a factor.
+template <int HD>
+__device__ __forceinline__ void write_rows(const float (&sum)[HD / 2], float* to, u64 stride, u32 row, u32 end, float factor) {
+    u32 lane = threadIdx.x % WARP, first = row + threadIdx.x % 128 / WARP * 16 + lane / 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        if (first + 8 * h >= end) continue;
+        float* out = to + (first + 8 * h) * stride + lane % 4 * 2;
+#pragma unroll
+        for (int t = 0; t < HD / 8; ++t) {
+            float2 pair = {__fmul_rn(sum[4 * t + 2 * h], factor), __fmul_rn(sum[4 * t + 2 * h + 1], factor)};
+            *reinterpret_cast<float2*>(out + t * 8) = pair;
+        }
+    }
+}
+
+// What the blocks of both kernels share: barriers of the stages and of what the block owns.
+struct Barriers {
+    u64 full[4], empty[4], own;
+};
+
+template <int STAGES>
+__device__ __forceinline__ void set_up(Barriers& b) {
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) {
+            barrier_init(smem_address(&b.full[s]), 1);
+            barrier_init(smem_address(&b.empty[s]), CONSUMERS / WARP);
+        }
+        barrier_init(smem_address(&b.own), 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+}
+
+// ---- gradients of keys and values --------------------------------------------------------------------------------
+
+template <int HD>
+__device__ __forceinline__ void backward_keys(const TensorMap& qkv, const TensorMap& dout, const TensorMap& facts_map, const HopperArgs& a) {
+    typedef Shape<HD> M;
+    extern __shared__ u8 dynamic[];
+    __shared__ Barriers barriers;
+    __shared__ __align__(128) float4 facts[M::STAGES][ROWS];
+    u32 own = (smem_address(dynamic) + 1023) & ~1023u, stages = own + M::OWN;
+    set_up<M::STAGES>(barriers);
+    u32 group = a.heads / a.kv_heads, head = blockIdx.x * a.share, kv_head = head / group;
+    Span span = a.spans[a.work[2 * blockIdx.y]];
+    u32 first = a.work[2 * blockIdx.y + 1];
+    // Steps: the block's query heads, and for each the queries from the first key on.
+    u32 blocks = (span.rows - first + ROWS - 1) / ROWS;
+
+    if (threadIdx.x >= CONSUMERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x == CONSUMERS) {
+            u32 barrier = smem_address(&barriers.own);
+            barrier_expect(barrier, M::OWN);
+            for (u32 g = 0; g < GROUPS; ++g) {
+                u32 row = span.row + first + g * ROWS;
+                bring<HD>(own + 2 * g * M::TILE, &qkv, (a.heads + kv_head) * HD, row, barrier);
+                bring<HD>(own + (2 * g + 1) * M::TILE, &qkv, (a.heads + a.kv_heads + kv_head) * HD, row, barrier);
+            }
+            u32 done = 0;
+            for (u32 h = head; h < head + a.share; ++h) {
+                for (u32 block = 0; block < blocks; ++block, ++done) {
+                    u32 stage = done % M::STAGES, to = stages + stage * 2 * M::TILE, row = span.row + first + block * ROWS;
+                    if (done >= M::STAGES) barrier_wait(smem_address(&barriers.empty[stage]), (done / M::STAGES & 1) ^ 1);
+                    barrier = smem_address(&barriers.full[stage]);
+                    barrier_expect(barrier, 2 * M::TILE + sizeof(facts[0]));
+                    bring<HD>(to, &qkv, h * HD, row, barrier);
+                    bring<HD>(to + M::TILE, &dout, h * HD, row, barrier);
+                    copy_tokens<1>(smem_address(facts[stage]), &facts_map, h * sizeof(float4), row, barrier);
+                }
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        u32 warpgroup = threadIdx.x / 128, lane = threadIdx.x % WARP, quad = lane % 4;
+        u32 first_key = first + warpgroup * ROWS, key = first_key + threadIdx.x % 128 / WARP * 16 + lane / 4;
+        u32 keys = own + 2 * warpgroup * M::TILE, values = keys + M::TILE;
+        float dk[HD / 2], dv[HD / 2];
+#pragma unroll
+        for (int i = 0; i < HD / 2; ++i) dk[i] = dv[i] = 0.0f;
+        float log_scale = __fmul_rn(a.scale, LOG2E);
+        barrier_wait(smem_address(&barriers.own), 0);
+        u32 done = 0;
+        for (u32 h = 0; h < a.share; ++h) {
+            for (u32 block = 0; block < blocks; ++block, ++done) {
+                u32 stage = done % M::STAGES, queries = stages + stage * 2 * M::TILE, douts = queries + M::TILE;
+                u32 query = first + block * ROWS;
+                barrier_wait(smem_address(&barriers.full[stage]), done / M::STAGES & 1);
+                // Queries in front of all keys of the warpgroup see none.
+                if (query >= first_key) {
+                    float p[ROWS / 2], dp[ROWS / 2];
+                    begin_products();
+                    scores<HD>(p, keys, queries);
+                    scores<HD>(dp, values, douts);
+                    wait_for_products<1>();
+                    pin(p);
+                    const float4* known = facts[stage] + quad * 2;
+#pragma unroll
+                    for (int j = 0; j < ROWS / 8; ++j) {
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) p[4 * j + e] = exp2_fast(__fmaf_rn(p[4 * j + e], log_scale, -known[j * 8 + e % 2].x));
+                    }
+                    if (query == first_key || query + ROWS > span.rows) {
+#pragma unroll
+                        for (int i = 0; i < ROWS / 2; ++i) {
+                            u32 q = query + i / 4 * 8 + quad * 2 + i % 2;
+                            p[i] = key + i % 4 / 2 * 8 <= q && q < span.rows ? p[i] : 0.0f;
+                        }
+                    }
+                    Left weights, gradients;
+                    weights.take(p);
+                    begin_products();
+                    accumulate<HD>(dv, weights, douts);
+                    wait_for_products<1>();
+                    pin(dp);
+#pragma unroll
+                    for (int j = 0; j < ROWS / 8; ++j) {
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) dp[4 * j + e] = __fmul_rn(p[4 * j + e], __fsub_rn(dp[4 * j + e], known[j * 8 + e % 2].y));
+                    }
+                    gradients.take(dp);
+                    begin_products();
+                    accumulate<HD>(dk, gradients, queries);
+                    wait_for_products<0>();
+                    pin(dv);
+                    pin(dk);
+                }
+                if (lane == 0) barrier_arrive(smem_address(&barriers.empty[stage]), 0);
+            }
+        }
+        u64 to = span.row * a.stride + blockIdx.x * HD;
+        write_rows<HD>(dk, a.dkeys + to, a.stride, first_key, span.rows, a.scale);
+        write_rows<HD>(dv, a.dvalues + to, a.stride, first_key, span.rows, 1.0f);
+    }
+}
+
+// ---- gradients of queries ----------------------------------------------------------------------------------------
+
+template <int HD>
+__device__ __forceinline__ void backward_queries(const TensorMap& qkv, const TensorMap& dout, const HopperArgs& a) {
+    typedef Shape<HD> M;
+    extern __shared__ u8 dynamic[];
+    __shared__ Barriers barriers;
+    u32 own = (smem_address(dynamic) + 1023) & ~1023u, stages = own + M::OWN;
+    set_up<M::STAGES>(barriers);
+    u32 head = blockIdx.x, kv_head = head / (a.heads / a.kv_heads);
+    Span span = a.spans[a.work[2 * blockIdx.y]];
+    u32 first = a.work[2 * blockIdx.y + 1];
+    u32 steps = (min(first + GROUPS * ROWS, span.rows) + ROWS - 1) / ROWS;
+
+    if (threadIdx.x >= CONSUMERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x == CONSUMERS) {
+            u32 barrier = smem_address(&barriers.own);
+            barrier_expect(barrier, M::OWN);
+            for (u32 g = 0; g < GROUPS; ++g) {
+                u32 row = span.row + first + g * ROWS;
+                bring<HD>(own + 2 * g * M::TILE, &qkv, head * HD, row, barrier);
+                bring<HD>(own + (2 * g + 1) * M::TILE, &dout, head * HD, row, barrier);
+            }
+            for (u32 step = 0; step < steps; ++step) {
+                u32 stage = step % M::STAGES, to = stages + stage * 2 * M::TILE, row = span.row + step * ROWS;
+                if (step >= M::STAGES) barrier_wait(smem_address(&barriers.empty[stage]), (step / M::STAGES & 1) ^ 1);
+                barrier = smem_address(&barriers.full[stage]);
+                barrier_expect(barrier, 2 * M::TILE);
+                bring<HD>(to, &qkv, (a.heads + kv_head) * HD, row, barrier);
+                bring<HD>(to + M::TILE, &qkv, (a.heads + a.kv_heads + kv_head) * HD, row, barrier);
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        u32 warpgroup = threadIdx.x / 128, lane = threadIdx.x % WARP, quad = lane % 4;
+        u32 first_query = first + warpgroup * ROWS, query = first_query + threadIdx.x % 128 / WARP * 16 + lane / 4;
+        u32 queries = own + 2 * warpgroup * M::TILE, douts = queries + M::TILE;
+        float log[2], delta[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float4 known = a.facts[(u64)(span.row + min(query + 8 * h, span.rows - 1)) * a.heads + head];
+            log[h] = known.x;
+            delta[h] = known.y;
+        }
+        float dq[HD / 2];
+#pragma unroll
+        for (int i = 0; i < HD / 2; ++i) dq[i] = 0.0f;
+        float log_scale = __fmul_rn(a.scale, LOG2E);
+        barrier_wait(smem_address(&barriers.own), 0);
+        for (u32 step = 0; step < steps; ++step) {
+            u32 stage = step % M::STAGES, keys = stages + stage * 2 * M::TILE, values = keys + M::TILE;
+            u32 key = step * ROWS;
+            barrier_wait(smem_address(&barriers.full[stage]), step / M::STAGES & 1);
+            // Keys that come after all queries of the warpgroup add nothing.
+            if (key <= first_query) {
+                float p[ROWS / 2], dp[ROWS / 2];
+                begin_products();
+                scores<HD>(p, queries, keys);
+                scores<HD>(dp, douts, values);
+                wait_for_products<1>();
+                pin(p);
+#pragma unroll
+                for (int i = 0; i < ROWS / 2; ++i) p[i] = exp2_fast(__fmaf_rn(p[i], log_scale, -log[i % 4 / 2]));
+                if (key == first_query) {
+#pragma unroll
+                    for (int i = 0; i < ROWS / 2; ++i) {
+                        p[i] = key + i / 4 * 8 + quad * 2 + i % 2 <= query + i % 4 / 2 * 8 ? p[i] : 0.0f;
+                    }
+                }
+                wait_for_products<0>();
+                pin(dp);
+#pragma unroll
+                for (int i = 0; i < ROWS / 2; ++i) dp[i] = __fmul_rn(p[i], __fsub_rn(dp[i], delta[i % 4 / 2]));
+                Left gradients;
+                gradients.take(dp);
+                begin_products();
+                accumulate<HD>(dq, gradients, keys);
+                wait_for_products<0>();
+                pin(dq);
+            }
+            if (lane == 0) barrier_arrive(smem_address(&barriers.empty[stage]), 0);
+        }
+        write_rows<HD>(dq, a.dqueries + span.row * a.stride + head * HD, a.stride, first_query, span.rows, a.scale);
+    }
+}
+
+#define KERNELS(hd)                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1) flash_backward_hopper_keys_##hd(                    \
+        const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout,                                  \
+        const __grid_constant__ TensorMap facts_map, const Span* spans, const u32* work, float* dkeys, float* dvalues,  \
+        u64 stride, int heads, int kv_heads, int share, float scale                                                     \
+    ) {                                                                                                                 \
+        HopperArgs args = {spans, work, nullptr, dkeys, dvalues, nullptr, stride, heads, kv_heads, share, scale};        \
+        backward_keys<hd>(qkv, dout, facts_map, args);                                                                  \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1) flash_backward_hopper_queries_##hd(                 \
+        const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout, const float4* facts,             \
+        const Span* spans, const u32* work, float* dqueries, u64 stride, int heads, int kv_heads, float scale           \
+    ) {                                                                                                                 \
+        HopperArgs args = {spans, work, facts, nullptr, nullptr, dqueries, stride, heads, kv_heads, 1, scale};           \
+        backward_queries<hd>(qkv, dout, args);                                                                          \
+    }
+KERNELS(64)
+KERNELS(128)
+
+// dqkv's keys and values: the sums of `parts` neighbours of HD columns each, in order. A block per row.
+extern "C" __global__ void __launch_bounds__(128) flash_backward_join(
+    const float* dkeys, const float* dvalues, float* to, u64 stride, int parts, int kv_heads, int head_dim
+) {
+    u64 row = blockIdx.x;
+    u32 width = kv_heads * head_dim;
+    for (u32 i = threadIdx.x * 4; i < 2 * width; i += 128 * 4) {
+        u32 column = i < width ? i : i - width;
+        const float* from = (i < width ? dkeys : dvalues) + row * width * parts + (column / head_dim * parts * head_dim + column % head_dim);
+        float4 sum = *reinterpret_cast<const float4*>(from);
+        for (int part = 1; part < parts; ++part) {
+            float4 more = *reinterpret_cast<const float4*>(from + part * head_dim);
+            sum = make_float4(__fadd_rn(sum.x, more.x), __fadd_rn(sum.y, more.y), __fadd_rn(sum.z, more.z), __fadd_rn(sum.w, more.w));
+        }
+        *reinterpret_cast<float4*>(to + row * stride + i) = sum;
+    }
+}
+#endif
