@@ -70,14 +70,6 @@ extern "C" __global__ void __launch_bounds__(256) swiglu(const float* gate_up, u
     out[i] = __fmul_rn(__fmul_rn(g, sigmoid(g)), u);
 }
 
-// Numbers where they are kept (f32) or read by products (the bits of bf16), one and four.
-__device__ __forceinline__ void put(float* to, float x) { *to = x; }
-__device__ __forceinline__ void put(u16* to, float x) { *to = bf16_bits(x); }
-__device__ __forceinline__ void put(float* to, float4 x) { *(float4*)to = x; }
-__device__ __forceinline__ void put(u16* to, float4 x) {
-    *(uint2*)to = make_uint2(bf16_two(x.x, x.y), bf16_two(x.z, x.w));
-}
-
 // What the gradient d of silu(g) * u leaves: that of g in its place, that of u in its place, and silu(g) * u in place of d.
 __device__ __forceinline__ void swiglu_gradient(float& g, float& u, float& d) {
     float s = sigmoid(g), silu = __fmul_rn(g, s);

@@ -1,5 +1,6 @@
 // The log-probability head: rows of logits are reduced chunk by chunk, the chunks of a row joined in a fixed order.
 #include "common.cuh"
+#include "mma.cuh"
 
 #define THREADS 128
 // Columns of the vocabulary that are reduced at a time, by a warp, in fours.
@@ -96,22 +97,36 @@ __device__ __forceinline__ float logit_gradient(float logit, u32 column, u32 tar
     return column == target ? __fadd_rn(g, __fmul_rn(dlogp, inverse_temperature)) : g;
 }
 
+// Four neighbours of a row a thread; results may take the logits' place.
+template <typename To>
+__device__ __forceinline__ void logit_gradients(
+    const float* logits, u32 vocabulary, const u32* targets, float inverse_temperature, const float* lse, const float* dlogp,
+    const float* dentropy, const float* entropy, To* out
+) {
+    u32 row = blockIdx.y, column = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    u32 count = column < vocabulary ? min(4, vocabulary - column) : 0;
+    u32 target = targets[row];
+    float row_lse = lse[row], row_dlogp = dlogp[row], row_dentropy = dentropy[row], row_entropy = entropy[row];
+    u64 at = (u64)row * vocabulary + column;
+    auto gradient = [&](float logit, u32 e) {
+        return logit_gradient(logit, column + e, target, inverse_temperature, row_lse, row_dlogp, row_dentropy, row_entropy);
+    };
+    if (vocabulary % 4 == 0 && count == 4) {
+        float4 x = *reinterpret_cast<const float4*>(logits + at);
+        put(out + at, make_float4(gradient(x.x, 0), gradient(x.y, 1), gradient(x.z, 2), gradient(x.w, 3)));
+    } else {
+        for (u32 e = 0; e < count; ++e) put(out + at + e, gradient(logits[at + e], e));
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(256)
     logit_gradients_f32(float* logits, u32 vocabulary, const u32* targets, float inverse_temperature, const float* lse,
                         const float* dlogp, const float* dentropy, const float* entropy) {
-    u32 row = blockIdx.y, column = blockIdx.x * blockDim.x + threadIdx.x;
-    if (column >= vocabulary) return;
-    float* x = logits + (u64)row * vocabulary + column;
-    *x = logit_gradient(*x, column, targets[row], inverse_temperature, lse[row], dlogp[row], dentropy[row], entropy[row]);
+    logit_gradients(logits, vocabulary, targets, inverse_temperature, lse, dlogp, dentropy, entropy, logits);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     logit_gradients_bf16(const float* logits, u32 vocabulary, const u32* targets, float inverse_temperature,
                          const float* lse, const float* dlogp, const float* dentropy, const float* entropy, u16* out) {
-    u32 row = blockIdx.y, column = blockIdx.x * blockDim.x + threadIdx.x;
-    if (column >= vocabulary) return;
-    u64 at = (u64)row * vocabulary + column;
-    float g = logit_gradient(logits[at], column, targets[row], inverse_temperature, lse[row], dlogp[row], dentropy[row],
-                             entropy[row]);
-    out[at] = bf16_bits(g);
+    logit_gradients(logits, vocabulary, targets, inverse_temperature, lse, dlogp, dentropy, entropy, out);
 }

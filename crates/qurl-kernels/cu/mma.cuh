@@ -60,6 +60,14 @@ __device__ __forceinline__ u32 bf16_two(float low, float high) {
     return r;
 }
 
+// Numbers where they are kept (f32) or read by products (the bits of bf16), one and four.
+__device__ __forceinline__ void put(float* to, float x) { *to = x; }
+__device__ __forceinline__ void put(u16* to, float x) { *to = bf16_bits(x); }
+__device__ __forceinline__ void put(float* to, float4 x) { *reinterpret_cast<float4*>(to) = x; }
+__device__ __forceinline__ void put(u16* to, float4 x) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(bf16_two(x.x, x.y), bf16_two(x.z, x.w));
+}
+
 // Two floats as f16.
 __device__ __forceinline__ u32 f16_two(float low, float high) {
     u32 r;

@@ -2,6 +2,7 @@
 //
 // y = x * gain / sqrt(mean(x^2) + eps). Threads and order of summation of a row depend on its width alone.
 #include "common.cuh"
+#include "mma.cuh"
 
 #define THREADS 256
 
@@ -34,6 +35,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     u64 at = row_start(start, per, stride, width, blockIdx.x);
     float scale = inverse_rms(x + at, width, eps, room);
     for (u32 i = threadIdx.x; i < width; i += THREADS) out[at + i] = __fmul_rn(__fmul_rn(x[at + i], gain[i]), scale);
+}
+
+// Dense rows, the same numbers rounded to bf16.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    norm_forward_bf16(const float* x, const float* gain, u32 width, float eps, u16* out) {
+    wait_for_previous();
+    __shared__ float room[THREADS / WARP];
+    x += (u64)blockIdx.x * width;
+    out += (u64)blockIdx.x * width;
+    float scale = inverse_rms(x, width, eps, room);
+    auto normed = [&](float v, float by) { return __fmul_rn(__fmul_rn(v, by), scale); };
+    if (width % 4 == 0) {
+        for (u32 i = threadIdx.x * 4; i < width; i += THREADS * 4) {
+            float4 v = *reinterpret_cast<const float4*>(x + i), by = *reinterpret_cast<const float4*>(gain + i);
+            put(out + i, make_float4(normed(v.x, by.x), normed(v.y, by.y), normed(v.z, by.z), normed(v.w, by.w)));
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < width; i += THREADS) put(out + i, normed(x[i], gain[i]));
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -315,6 +315,20 @@ pub trait Backend: Send + Sync + 'static {
         dbias: Option<&mut Self::Tensor>,
     );
 
+    /// All of a product's backward: `dw += dy^T x`, `dbias += sum dy`, `dx = dy W`.
+    fn linear_backward(
+        &self,
+        x: &Self::Tensor,
+        dy: &Self::Tensor,
+        rows: usize,
+        w: &Self::Weight,
+        dw: &mut Self::Tensor,
+        dbias: Option<&mut Self::Tensor>,
+        dx: &mut Self::Tensor,
+    ) {
+        self.linear_weight_gradient(x, dy, rows, w, dw, dbias);
+        self.linear_input_gradient(dy, rows, w, dx);
+    }
     /// Backward of [`Backend::norm_linear`] up to the output of its norm: `dw += dy^T rmsnorm(x)`, `dbias += sum dy`,
     /// `dnormed = dy W`. `normed` is working memory of the size of `x`.
     fn norm_linear_backward(
@@ -331,8 +345,7 @@ pub trait Backend: Send + Sync + 'static {
         dnormed: &mut Self::Tensor,
     ) {
         self.rmsnorm(x, gain, rows, self.len(gain), eps, normed);
-        self.linear_weight_gradient(normed, dy, rows, w, dw, dbias);
-        self.linear_input_gradient(dy, rows, w, dnormed);
+        self.linear_backward(normed, dy, rows, w, dw, dbias, dnormed);
     }
     /// Backward of [`Backend::mlp`] up to the output of its norm: `x` is what went in, `dy` the gradient of what came out,
     /// `projected` what the forward pass left there. `dgate_up += ...`, `ddown += ...`, and `dnormed` is overwritten.
@@ -515,8 +528,8 @@ pub trait Backend: Send + Sync + 'static {
         m: &mut Self::Tensor,
         v: &mut Self::Tensor,
     );
-    /// Sum of the squares of all values.
-    fn sum_squares(&self, x: &Self::Tensor) -> Result<f64, BackendError>;
+    /// Sum of the squares of all values: of each tensor's, added up in order.
+    fn sum_squares(&self, tensors: &[&Self::Tensor]) -> Result<f64, BackendError>;
     /// [`crate::checksum::values`] of a tensor.
     fn checksum(&self, x: &Self::Tensor) -> Result<u64, BackendError>;
 }

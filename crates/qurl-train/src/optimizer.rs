@@ -65,11 +65,7 @@ impl<B: Backend> Optimizer<B> {
         params: &mut Params<B::Tensor>,
         grads: &mut Params<B::Tensor>,
     ) -> Result<UpdateReport, BackendError> {
-        let mut squares = 0.0;
-        for g in grads.iter() {
-            squares += backend.sum_squares(g)?;
-        }
-        let grad_norm = squares.sqrt();
+        let grad_norm = backend.sum_squares(&grads.iter().collect::<Vec<_>>())?.sqrt();
         let applied = grad_norm.is_finite();
         if applied {
             self.steps += 1;

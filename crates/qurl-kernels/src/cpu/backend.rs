@@ -466,8 +466,8 @@ impl Backend for Cpu {
         adamw::update(&self.ctx, constants, w, g, m, v);
     }
 
-    fn sum_squares(&self, x: &Self::Tensor) -> Result<f64, BackendError> {
-        Ok(adamw::sum_squares(&self.ctx, x))
+    fn sum_squares(&self, tensors: &[&Self::Tensor]) -> Result<f64, BackendError> {
+        Ok(tensors.iter().map(|x| adamw::sum_squares(&self.ctx, x)).sum())
     }
 
     fn checksum(&self, x: &Self::Tensor) -> Result<u64, BackendError> {

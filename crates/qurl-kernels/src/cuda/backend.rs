@@ -346,6 +346,22 @@ impl Backend for Cuda {
         linear::weight_gradient(&self.gpu, w.format, x, dy, rows, w.n, w.k, dw.at());
     }
 
+    fn linear_backward(
+        &self,
+        x: &CudaTensor,
+        dy: &CudaTensor,
+        rows: usize,
+        w: &CudaWeight,
+        dw: &mut CudaTensor,
+        dbias: Option<&mut CudaTensor>,
+        dx: &mut CudaTensor,
+    ) {
+        check("linear backward", rows * w.k <= x.len.min(dx.len) && rows * w.n <= dy.len && w.n * w.k <= dw.len);
+        check("linear backward bias", dbias.as_ref().is_none_or(|dbias| w.n <= dbias.len));
+        let x = linear::converted(&self.gpu, w.format, x.at(), rows, w.k, Slot::Left);
+        linear_backward::gradients(&self.gpu, x, dy.at(), rows, w, dw.at(), address(dbias.as_deref()), dx.at());
+    }
+
     fn norm_linear_backward(
         &self,
         x: &CudaTensor,
@@ -359,15 +375,11 @@ impl Backend for Cuda {
         dbias: Option<&mut CudaTensor>,
         dnormed: &mut CudaTensor,
     ) {
-        let fits = rows * w.n <= dy.len && rows * w.k <= dnormed.len && w.n * w.k <= dw.len;
-        check("norm and linear backward", fits && dbias.as_ref().is_none_or(|dbias| w.n <= dbias.len));
-        // `norm_bf16` would save a pass over memory, but sums a row's squares in another order than RMSNorm in f32.
-        self.rmsnorm(x, gain, rows, w.k, eps, normed);
-        if let Some(dbias) = dbias {
-            sums::of_columns(&self.gpu, dy.at(), 0, rows, w.n, dbias.at());
-        }
-        let dy = linear::converted(&self.gpu, w.format, dy.at(), rows, w.n, Slot::Right);
-        linear_backward::gradients(&self.gpu, normed.at(), dy, rows, w, dw.at(), dnormed.at());
+        let rows_fit = rows * w.n <= dy.len && rows * w.k <= x.len.min(normed.len).min(dnormed.len);
+        check("norm and linear backward", rows_fit && w.n * w.k <= dw.len && gain.len == w.k);
+        check("norm and linear backward bias", dbias.as_ref().is_none_or(|dbias| w.n <= dbias.len));
+        let x = linear_backward::normed(&self.gpu, (x.at(), gain.at(), eps), rows, w, normed.at());
+        linear_backward::gradients(&self.gpu, x, dy.at(), rows, w, dw.at(), address(dbias.as_deref()), dnormed.at());
     }
 
     fn mlp_backward(
@@ -387,21 +399,16 @@ impl Backend for Cuda {
         ddown: &mut CudaTensor,
         dnormed: &mut CudaTensor,
     ) {
-        if [gate_up.format, down.format] != [Format::Bf16; 2] {
-            self.linear_input_gradient(dy, rows, down, activated);
-            self.swiglu_backward(projected, activated, rows, width);
-            self.linear_weight_gradient(activated, dy, rows, down, ddown, None);
-            return self.norm_linear_backward(x, gain, rows, eps, gate_up, projected, normed, dgate_up, None, dnormed);
-        }
         let rows_fit = rows * gate_up.n <= projected.len && rows * width <= activated.len && rows * down.n <= dy.len;
         let weights_fit = gate_up.n * gate_up.k <= dgate_up.len && down.n * down.k <= ddown.len;
-        check("mlp backward", rows_fit && weights_fit && rows * gate_up.k <= dnormed.len);
-        check("mlp backward widths", gate_up.n == 2 * width && down.k == width);
+        check("mlp backward", rows_fit && weights_fit && rows * gate_up.k <= x.len.min(normed.len).min(dnormed.len));
+        check("mlp backward widths", gate_up.n == 2 * width && down.k == width && gain.len == gate_up.k);
+        check("mlp backward formats", gate_up.format == down.format);
         let (gpu, activated) = (&self.gpu, activated.at());
         let dprojected =
             linear_backward::swiglu_linear(gpu, projected.at(), dy.at(), rows, down, activated, ddown.at());
-        self.rmsnorm(x, gain, rows, gate_up.k, eps, normed);
-        linear_backward::gradients(gpu, normed.at(), dprojected, rows, gate_up, dgate_up.at(), dnormed.at());
+        let x = linear_backward::normed(gpu, (x.at(), gain.at(), eps), rows, gate_up, normed.at());
+        linear_backward::products(gpu, x, dprojected, rows, gate_up, dgate_up.at(), dnormed.at());
     }
 
     fn rope(
@@ -670,8 +677,8 @@ impl Backend for Cuda {
         self.each("optim", "adamw", w.len.min(1 << 24), given);
     }
 
-    fn sum_squares(&self, x: &CudaTensor) -> Result<f64, BackendError> {
-        sums::squares(&self.gpu, x.at(), x.len)
+    fn sum_squares(&self, tensors: &[&CudaTensor]) -> Result<f64, BackendError> {
+        sums::squares(&self.gpu, tensors.iter().map(|x| (x.at(), x.len)))
     }
 
     fn checksum(&self, x: &CudaTensor) -> Result<u64, BackendError> {

@@ -183,7 +183,7 @@ pub(super) fn backward(
         ];
         let [targets, lse, dlogp, dentropy, entropy] = common;
         let (vocabulary, inverse) = (head.n as u32, 1.0 / temperature);
-        let grid = [head.n.div_ceil(256), count, 1];
+        let grid = [head.n.div_ceil(4 * 256), count, 1];
         let dlogits = match head.format {
             Format::Bf16 => {
                 let to = gpu.scratch(Slot::Right, 2 * count * head.n);

@@ -5,6 +5,7 @@ use super::gpu::Gpu;
 use super::launch::args;
 use super::linear::{self, CudaWeight};
 use super::memory::Slot;
+use super::sums;
 use crate::Format;
 
 /// Threads of a block that computes gradients of SwiGLU, four numbers each.
@@ -14,23 +15,49 @@ const SWIGLU_SHARE: usize = 4 * SWIGLU_THREADS as usize;
 
 /// Gates and ups become their gradients; `out`, on entry the gradient of the output, becomes the output.
 pub(super) fn swiglu(gpu: &Gpu, gate_up: DevicePtr, out: DevicePtr, rows: usize, f: usize) {
-    let grid = [rows, f.div_ceil(SWIGLU_SHARE), 1];
-    gpu.launch_next("elementwise", "swiglu_backward", grid, SWIGLU_THREADS, 0, args![gate_up, f as u32, out]);
+    let given = args![gate_up, f as u32, out];
+    gpu.launch_next("elementwise", "swiglu_backward", swiglu_grid(rows, f), SWIGLU_THREADS, 0, given);
 }
 
-/// The same for bf16 products, all that ever reads the results: gradients of gates and ups `[rows, 2 f]` in
-/// [`Slot::Right`] and the output `[rows, f]` in [`Slot::Left`].
-fn swiglu_bf16(gpu: &Gpu, gate_up: DevicePtr, dout: DevicePtr, rows: usize, f: usize) -> (DevicePtr, DevicePtr) {
-    let gradients = linear::operand_room(gpu, rows, 2 * f, Slot::Right);
-    let out = linear::operand_room(gpu, rows, f, Slot::Left);
-    let given = args![gate_up, dout, f as u32, gradients, out];
-    let grid = [rows, f.div_ceil(SWIGLU_SHARE), 1];
-    gpu.launch_next("elementwise", "swiglu_backward_bf16", grid, SWIGLU_THREADS, 0, given);
-    (gradients, out)
+/// RMSNorm of rows in the format of the weights that multiply them: in `room` or, in bf16, in [`Slot::Left`].
+pub(super) fn normed(
+    gpu: &Gpu,
+    (x, gain, eps): (DevicePtr, DevicePtr, f32),
+    rows: usize,
+    w: &CudaWeight,
+    room: DevicePtr,
+) -> DevicePtr {
+    let (grid, width) = ([rows, 1, 1], w.k as u32);
+    if w.format != Format::Bf16 {
+        let given = args![x, gain, 0u64, 1u32, width, width, eps, room];
+        gpu.launch_next("norm", "norm_forward", grid, 256, 0, given);
+        return room;
+    }
+    let to = linear::operand_room(gpu, rows, w.k, Slot::Left);
+    gpu.launch_next("norm", "norm_forward_bf16", grid, 256, 0, args![x, gain, width, eps, to]);
+    to
 }
 
-/// `dw += dy^T x` and `dx = dy W`; `dy` is in the weights' format and not in [`Slot::Left`], which `x` takes.
+/// `dw += dy^T x`, `dbias += sum dy` (unless it is 0) and `dx = dy W`; `x` is in the weights' format.
 pub(super) fn gradients(
+    gpu: &Gpu,
+    x: DevicePtr,
+    dy: DevicePtr,
+    rows: usize,
+    w: &CudaWeight,
+    dw: DevicePtr,
+    dbias: DevicePtr,
+    dx: DevicePtr,
+) {
+    if dbias != 0 {
+        sums::of_columns(gpu, dy, 0, rows, w.n, dbias);
+    }
+    let dy = linear::converted(gpu, w.format, dy, rows, w.n, Slot::Right);
+    products(gpu, x, dy, rows, w, dw, dx);
+}
+
+/// `dw += dy^T x` and `dx = dy W`; both operands are in the weights' format.
+pub(super) fn products(
     gpu: &Gpu,
     x: DevicePtr,
     dy: DevicePtr,
@@ -39,13 +66,13 @@ pub(super) fn gradients(
     dw: DevicePtr,
     dx: DevicePtr,
 ) {
-    let x = linear::converted(gpu, w.format, x, rows, w.k, Slot::Left);
     linear::weight_gradient(gpu, w.format, x, dy, rows, w.n, w.k, dw);
     linear::input_gradient(gpu, dy, rows, w, false, dx);
 }
 
-/// Backward of `swiglu(gate_up) down^T` with bf16 weights: `ddown += ...`, and where the gradients of gates and ups are,
-/// in bf16. `activated` is working memory `[rows, down.k]`.
+/// Backward of `swiglu(gate_up) down^T`: `ddown += ...`, and where the gradients of gates and ups are, in the weights'
+/// format. In f32 they take the place of `gate_up`; in bf16, which products alone read, they come to [`Slot::Right`], and the
+/// output of SwiGLU to [`Slot::Left`]. `activated` is working memory `[rows, down.k]`.
 pub(super) fn swiglu_linear(
     gpu: &Gpu,
     gate_up: DevicePtr,
@@ -55,10 +82,27 @@ pub(super) fn swiglu_linear(
     activated: DevicePtr,
     ddown: DevicePtr,
 ) -> DevicePtr {
+    let (format, f) = (down.format, down.k);
     // Both products of `down` read it, and between them the gradients of gates and ups take the place of second operands.
-    let dy = linear::converted(gpu, Format::Bf16, dy, rows, down.n, Slot::Gradient);
+    let dy = linear::converted(gpu, format, dy, rows, down.n, Slot::Gradient);
     linear::input_gradient(gpu, dy, rows, down, false, activated);
-    let (gradients, out) = swiglu_bf16(gpu, gate_up, activated, rows, down.k);
-    linear::weight_gradient(gpu, Format::Bf16, out, dy, rows, down.n, down.k, ddown);
+    let (gradients, out) = match format {
+        Format::Bf16 => {
+            let gradients = linear::operand_room(gpu, rows, 2 * f, Slot::Right);
+            let out = linear::operand_room(gpu, rows, f, Slot::Left);
+            let given = args![gate_up, activated, f as u32, gradients, out];
+            gpu.launch_next("elementwise", "swiglu_backward_bf16", swiglu_grid(rows, f), SWIGLU_THREADS, 0, given);
+            (gradients, out)
+        }
+        _ => {
+            swiglu(gpu, gate_up, activated, rows, f);
+            (gate_up, activated)
+        }
+    };
+    linear::weight_gradient(gpu, format, out, dy, rows, down.n, f, ddown);
     gradients
+}
+
+fn swiglu_grid(rows: usize, f: usize) -> [usize; 3] {
+    [rows, f.div_ceil(SWIGLU_SHARE), 1]
 }

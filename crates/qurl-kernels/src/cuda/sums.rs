@@ -72,18 +72,25 @@ pub(super) fn norm_backward(
     }
 }
 
-/// Sum of the squares of `len` values.
-pub(super) fn squares(gpu: &Gpu, x: DevicePtr, len: usize) -> Result<f64, BackendError> {
-    let parts = len.div_ceil(SQUARES);
-    let partials = gpu.scratch(Slot::Partials, 8 * (parts + 1));
-    let total = partials + 8 * parts as u64;
-    gpu.fill(total, 0, 8);
-    let given = args![x, len, SQUARES as u32, partials];
-    gpu.launch("optim", "square_partials", [parts, 1, 1], 256, 0, given);
-    gpu.launch("optim", "sum_doubles", [1, 1, 1], 256, 0, args![partials, parts as u32, total]);
-    let mut sum = [0.0f64];
-    gpu.read(total, &mut sum)?;
-    Ok(sum[0])
+/// Sum of the squares of tensors, given by address and length. All are asked for before the first is waited for.
+pub(super) fn squares(
+    gpu: &Gpu,
+    tensors: impl ExactSizeIterator<Item = (DevicePtr, usize)>,
+) -> Result<f64, BackendError> {
+    let mut sums = vec![0.0f64; tensors.len()];
+    if sums.is_empty() {
+        return Ok(0.0);
+    }
+    let totals = gpu.scratch(Slot::Results, 8 * sums.len());
+    for ((x, len), total) in tensors.zip((totals..).step_by(8)) {
+        let parts = len.div_ceil(SQUARES);
+        let partials = gpu.scratch(Slot::Partials, 8 * parts);
+        let given = args![x, len, SQUARES as u32, partials];
+        gpu.launch("optim", "square_partials", [parts, 1, 1], 256, 0, given);
+        gpu.launch("optim", "sum_doubles", [1, 1, 1], 256, 0, args![partials, parts as u32, total]);
+    }
+    gpu.read(totals, &mut sums)?;
+    Ok(sums.iter().sum())
 }
 
 /// [`checksum::values`] of `len` values.

@@ -87,6 +87,20 @@ pub(crate) fn check_backward<B: Backend>(backend: &B, rows: usize, d: usize, f: 
         }
 
         let dy = up(backend, &gates);
+        let linear = |together: bool| {
+            let (mut dw, mut dbias, mut dx) = (up(backend, &old_first), up(backend, &old_bias), room(d));
+            if together {
+                backend.linear_backward(&x, &dy, rows, gate_up, &mut dw, Some(&mut dbias), &mut dx);
+            } else {
+                backend.linear_weight_gradient(&x, &dy, rows, gate_up, &mut dw, Some(&mut dbias));
+                backend.linear_input_gradient(&dy, rows, gate_up, &mut dx);
+            }
+            [dw, dbias, dx].map(|t| down(backend, &t))
+        };
+        for (got, want) in linear(true).iter().zip(&linear(false)) {
+            let what = format!("linear backward {format}, {rows} rows of {d} to {}", 2 * f);
+            assert_bits(&format!("{what} on {}", backend.describe()), got, want);
+        }
         let product = |together: bool, bias: bool| {
             let (mut dw, mut dbias) = (up(backend, &old_first), up(backend, &old_bias));
             let (mut normed, mut dnormed) = (room(d), room(d));

@@ -251,8 +251,7 @@ impl<B: Backend> Tape<B> {
         );
 
         // Attention: middle = input + o(attention(rope(qkv(norm(input)))))
-        backend.linear_weight_gradient(&acts.attention, &self.x, rows, &block.o, &mut grads.o, None);
-        backend.linear_input_gradient(&self.x, rows, &block.o, &mut self.dattention);
+        backend.linear_backward(&acts.attention, &self.x, rows, &block.o, &mut grads.o, None, &mut self.dattention);
         let heads = net.heads();
         backend.attention_backward(
             heads,

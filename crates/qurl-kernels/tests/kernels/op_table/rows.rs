@@ -230,7 +230,7 @@ fn adamw<B: Backend>(len: usize, step: u64, seed: u64) -> Case<B> {
 fn sum_squares<B: Backend>(len: usize, seed: u64) -> Case<B> {
     let x = Random::new(seed).normals(len);
     let given = x.clone();
-    let run = move |backend: &B| vec![vec![backend.sum_squares(&up(backend, &given)).expect("a sum")]];
+    let run = move |backend: &B| vec![vec![backend.sum_squares(&[&up(backend, &given)]).expect("a sum")]];
     // Summed in f64: far better than a rounding of f32.
     let want = move || vec![Want::new("sum", vec![wide(&x).iter().map(|x| x * x).sum()], 1e-5)];
     Case { name: format!("sum_squares {len}"), run: Box::new(run), want: Box::new(want) }
