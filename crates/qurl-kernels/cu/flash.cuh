@@ -152,16 +152,27 @@ __device__ __forceinline__ void tile_scores(
             }
         }
     }
-    soft.m[0] = soft.m[1] = -INFINITY_F;
 #pragma unroll
     for (int j = 0; j < J; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            u32 key = j * 8 + quad * 2 + e % 2;
-            float factor = SCALED ? __fmul_rn(scale, key_scales[key]) : scale;
-            s[j][e] = first + key < limit[e / 2] ? __fmul_rn(s[j][e], factor) : -INFINITY_F;
-            soft.m[e / 2] = fmaxf(soft.m[e / 2], s[j][e]);
+            float factor = SCALED ? __fmul_rn(scale, key_scales[j * 8 + quad * 2 + e % 2]) : scale;
+            s[j][e] = __fmul_rn(s[j][e], factor);
         }
+    }
+    // Most tiles are seen by all rows.
+    if (!__all_sync(FULL, first + 8 * J <= min(limit[0], limit[1]))) {
+#pragma unroll
+        for (int j = 0; j < J; ++j) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[j][e] = first + j * 8 + quad * 2 + e % 2 < limit[e / 2] ? s[j][e] : -INFINITY_F;
+        }
+    }
+    soft.m[0] = soft.m[1] = -INFINITY_F;
+#pragma unroll
+    for (int j = 0; j < J; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) soft.m[e / 2] = fmaxf(soft.m[e / 2], s[j][e]);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
