@@ -270,10 +270,10 @@ class Backward:
         else:
             width = heads // share * hd
             to = [place(parts_of, 0), place(parts_of, rows * width), ctypes.c_uint64(width)]
-        self.kernels["keys", hd].launch((heads // share, blocks), (384,), smem, [*maps, spans, by_keys, *to, *ints(heads, kv_heads, share), scale])
+        self.kernels["keys", hd].launch((heads // share * blocks,), (384,), smem, [*maps, spans, by_keys, *to, *ints(heads, kv_heads, share), scale])
         if share < group:
             self.join.launch((rows,), (128,), 0, [*to[:2], place(dqkv, heads * hd), ctypes.c_uint64(stride), *ints(group // share, kv_heads, hd)])
-        self.kernels["queries", hd].launch((heads, blocks), (384,), smem, [*maps[:2], facts, spans, by_queries, dqkv, ctypes.c_uint64(stride), *ints(heads, kv_heads), scale])
+        self.kernels["queries", hd].launch((heads * blocks,), (384,), smem, [*maps[:2], facts, spans, by_queries, dqkv, ctypes.c_uint64(stride), *ints(heads, kv_heads), scale])
 
     def room(self, rows, stride, heads, hd, lengths):
         own = 128 if self.hopper else 64

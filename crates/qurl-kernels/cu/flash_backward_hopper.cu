@@ -7,20 +7,28 @@
 //
 // A block that owns keys takes `share` of the query heads that read them; where that is not all, its sums are parts, which
 // flash_backward_join adds up in order.
+//
+// The last tile of a sequence holds rows of the next one, times zero: numbers that are not finite can go over from there, as they do
+// to every weight's gradient anyway.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #include "hopper.cuh"
 #include "mma.cuh"
 
 struct HopperArgs {
     const Span* spans;
-    const u32* work;     // pairs of span and first row, in steps of the rows that a block owns, the longest work first
+    const u32* work;      // pairs of span and first row, in steps of the rows that a block owns, the longest work first
     const float4* facts;  // [rows, heads]: of flash_backward_prepare
-    float* dkeys;        // [rows, stride]; a block of threads has columns blockIdx.x * HD and following
+    float* dkeys;         // [rows, stride]: HD columns for every `share` of heads
     float* dvalues;
     float* dqueries;
     u64 stride;
     int heads, kv_heads, share;
     float scale;
+
+    // Blocks that have the same rows come one after the other: they read the same keys and values. This is the number of the block's
+    // heads among theirs, and that of its rows.
+    __device__ u32 part() const { return blockIdx.x % (heads / share); }
+    __device__ u32 item() const { return blockIdx.x / (heads / share); }
 };
 
 const int GROUPS = 2;  // warpgroups that own rows
@@ -150,9 +158,9 @@ __device__ __forceinline__ void backward_keys(const TensorMap& qkv, const Tensor
     __shared__ __align__(128) float4 facts[M::STAGES][ROWS];
     u32 own = (smem_address(dynamic) + 1023) & ~1023u, stages = own + M::OWN;
     set_up<M::STAGES>(barriers);
-    u32 group = a.heads / a.kv_heads, head = blockIdx.x * a.share, kv_head = head / group;
-    Span span = a.spans[a.work[2 * blockIdx.y]];
-    u32 first = a.work[2 * blockIdx.y + 1];
+    u32 group = a.heads / a.kv_heads, head = a.part() * a.share, kv_head = head / group;
+    Span span = a.spans[a.work[2 * a.item()]];
+    u32 first = a.work[2 * a.item() + 1];
     // Steps: the block's query heads, and for each the queries from the first key on.
     u32 blocks = (span.rows - first + ROWS - 1) / ROWS;
 
@@ -237,7 +245,7 @@ __device__ __forceinline__ void backward_keys(const TensorMap& qkv, const Tensor
                 if (lane == 0) barrier_arrive(smem_address(&barriers.empty[stage]), 0);
             }
         }
-        u64 to = span.row * a.stride + blockIdx.x * HD;
+        u64 to = span.row * a.stride + a.part() * HD;
         write_rows<HD>(dk, a.dkeys + to, a.stride, first_key, span.rows, a.scale);
         write_rows<HD>(dv, a.dvalues + to, a.stride, first_key, span.rows, 1.0f);
     }
@@ -252,9 +260,9 @@ __device__ __forceinline__ void backward_queries(const TensorMap& qkv, const Ten
     __shared__ Barriers barriers;
     u32 own = (smem_address(dynamic) + 1023) & ~1023u, stages = own + M::OWN;
     set_up<M::STAGES>(barriers);
-    u32 head = blockIdx.x, kv_head = head / (a.heads / a.kv_heads);
-    Span span = a.spans[a.work[2 * blockIdx.y]];
-    u32 first = a.work[2 * blockIdx.y + 1];
+    u32 head = a.part(), kv_head = head / (a.heads / a.kv_heads);
+    Span span = a.spans[a.work[2 * a.item()]];
+    u32 first = a.work[2 * a.item() + 1];
     u32 steps = (min(first + GROUPS * ROWS, span.rows) + ROWS - 1) / ROWS;
 
     if (threadIdx.x >= CONSUMERS) {

@@ -67,15 +67,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(128)
     norm_gain_partials(const float* x, const float* dy, const float* scales, u64 start, u32 per, u32 stride, u32 width,
                        u32 rows, u32 many, float* partials) {
-    u32 column = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 column = blockIdx.y * blockDim.x + threadIdx.x;
     if (column >= width) return;
-    u32 first = blockIdx.y * many, last = min(first + many, rows);
+    u32 first = blockIdx.x * many, last = min(first + many, rows);
     float sum = 0.0f;
     for (u32 row = first; row < last; ++row) {
         u64 at = row_start(start, per, stride, width, row) + column;
         sum = __fmaf_rn(dy[at], __fmul_rn(x[at], scales[row]), sum);
     }
-    partials[(u64)blockIdx.y * width + column] = sum;
+    partials[(u64)blockIdx.x * width + column] = sum;
 }
 
 // The gradient of the input: added to dx, or, where dx is dy, in its place. Leaves the rows' scales.

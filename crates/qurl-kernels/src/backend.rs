@@ -449,8 +449,8 @@ pub trait Backend: Send + Sync + 'static {
         self.attention(heads, qkv, kv, rows.spans, rows.pages, out, lse);
         self.linear(out, rows.positions.len(), w, None, Output::Add, x);
     }
-    /// Backward of [`Backend::attention`] for whole sequences: `dqkv` is overwritten. `format` is that of the pages,
-    /// to which the keys and values in `qkv` have been rounded; a device may compute in it.
+    /// Backward of [`Backend::attention`] for whole sequences, side by side: `dqkv` is overwritten. `format` is that of
+    /// the pages, to which the keys and values in `qkv` have been rounded; a device may compute in it.
     fn attention_backward(
         &self,
         heads: Heads,

@@ -11,8 +11,10 @@ use qurl_model::compute::{NetworkOptions, TapeOptions};
 use qurl_rollout::EngineOptions;
 use std::fmt;
 
-/// Scratch memory of the kernels: logits and their gradients, operands of products, workspaces.
+/// Scratch memory of the kernels: logits and their gradients, workspaces.
 const SCRATCH: usize = 2 << 30;
+/// Bytes of a bf16 number.
+const BF16: usize = 2;
 /// Bytes of an f32.
 const F32: usize = 4;
 
@@ -73,6 +75,7 @@ impl MemoryPlan {
         self.add(format!("{name}: moments"), 2 * weights);
         self.add(format!("{name}: packed weights"), packed_bytes(config, &network));
         self.add(format!("{name}: activations"), tape_bytes(config, options.tape));
+        self.add(format!("{name}: operands"), operand_bytes(config, options.tape.rows));
         self
     }
 
@@ -154,6 +157,15 @@ fn tape_bytes(config: &ModelConfig, tape: TapeOptions) -> usize {
     let gradients = 5 * c.hidden_size + c.intermediate_size + c.q_dim() + c.qkv_dim();
     let row = c.num_layers * c.hidden_size + kept * row_values(config, true) + gradients;
     F32 * tape.rows * row
+}
+
+/// Bytes of rows on their way into the products of a block's backward pass, and of what attention works with there: operands
+/// in bf16, 16 bytes of facts a head, and sums of keys and values in parts.
+fn operand_bytes(config: &ModelConfig, rows: usize) -> usize {
+    let c = config;
+    let products = 3 * c.intermediate_size + c.hidden_size;
+    let attention = BF16 * (c.qkv_dim() + c.q_dim()) + 16 * c.num_heads + 2 * F32 * c.q_dim();
+    rows * (BF16 * products + attention)
 }
 
 #[cfg(test)]

@@ -55,6 +55,11 @@ pub(super) fn backward(
     let hopper = gpu.generation() == HOPPER;
     let owned = if hopper { HOPPER_OWNED } else { TILE };
     let work = Work::new(spans, owned);
+    if work.blocks == 0 {
+        return;
+    }
+    // Rows of no sequence would get what scratch memory holds.
+    assert_eq!(spans.iter().map(|s| s.rows).sum::<usize>(), rows, "attention backward: sequences side by side");
     let share = share(heads, work.blocks, gpu.multiprocessors() as usize);
     let parts = if hopper && share < heads.group() { 2 * rows * width / share * 4 } else { 0 };
     let sizes = [2 * rows * stride, 2 * rows * width, FACT_BYTES * rows * heads.heads];
@@ -132,7 +137,7 @@ fn on_hopper(
     let by_keys = gpu.stage(&work.by_keys);
     let given =
         args![&qkv, &dout, &facts, spans, by_keys, dkeys, dvalues, width, count, kv_heads, share as u32, heads.scale];
-    gpu.launch(FILE, keys, [columns, work.blocks, 1], THREADS, shared, given);
+    gpu.launch(FILE, keys, [columns * work.blocks, 1, 1], THREADS, shared, given);
     if share < heads.group() {
         let parts = (heads.group() / share) as u32;
         let given = args![dkeys, dvalues, key_columns, stride, parts, kv_heads, hd as u32];
@@ -140,7 +145,7 @@ fn on_hopper(
     }
     let by_queries = gpu.stage(&work.by_queries);
     let given = args![&qkv, &dout, operands.facts, spans, by_queries, dqkv, stride, count, kv_heads, heads.scale];
-    gpu.launch(FILE, queries, [heads.heads, work.blocks, 1], THREADS, shared, given);
+    gpu.launch(FILE, queries, [heads.heads * work.blocks, 1, 1], THREADS, shared, given);
 }
 
 /// Query heads of a group that a block of keys takes: as many as leave enough blocks to share the work evenly.
@@ -163,11 +168,11 @@ struct Work {
 
 impl Work {
     fn new(spans: &[Span], owned: usize) -> Work {
-        let mut lengths: Vec<(usize, usize)> = spans.iter().map(|span| (span.row, span.rows)).collect();
-        lengths.sort_unstable();
+        let mut sorted: Vec<&Span> = spans.iter().collect();
+        sorted.sort_by_key(|span| span.row);
         let mut work: Vec<(u32, usize, usize)> = Vec::new();
-        for (i, &(_, rows)) in lengths.iter().enumerate() {
-            work.extend((0..rows).step_by(owned).map(|first| (i as u32, first, rows - first)));
+        for (i, span) in sorted.iter().enumerate() {
+            work.extend((0..span.rows).step_by(owned).map(|first| (i as u32, first, span.rows - first)));
         }
         let pairs =
             |work: &[(u32, usize, usize)]| work.iter().flat_map(|&(i, first, _)| [i, first as u32]).collect::<Vec<_>>();

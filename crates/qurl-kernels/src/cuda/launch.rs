@@ -237,7 +237,9 @@ impl Gpu {
             make(&mut map, BYTES, 2, at, sizes, strides, boxes, steps, 0, swizzle, PROMOTE_256, 0)
         };
         self.check("describing a matrix", status);
-        maps.insert(key, map);
+        if status == 0 {
+            maps.insert(key, map);
+        }
         map
     }
 

@@ -57,7 +57,7 @@ pub(super) fn norm_backward(
         let partials = gpu.scratch(Slot::Partials, 4 * parts * width);
         let many = PARTIAL_ROWS as u32;
         let given = args![x, dy, scales, shape.0, shape.1, shape.2, shape.3, count as u32, many, partials];
-        gpu.launch("norm", "norm_gain_partials", [width.div_ceil(128), parts, 1], 128, 0, given);
+        gpu.launch("norm", "norm_gain_partials", [parts, width.div_ceil(128), 1], 128, 0, given);
         add_partials(gpu, partials, parts, width, dgain);
     };
     // The gain's gradient needs the rows' scales, which the other one finds on its way, and dy, which it may replace.

@@ -13,7 +13,7 @@ use std::rc::Rc;
 type Shape = (&'static [usize], (usize, usize, usize), usize);
 
 /// Some are for the ways in which the backward pass on a GPU shares out heads: many sequences, or long ones.
-const SHAPES: [Shape; 12] = [
+const SHAPES: [Shape; 13] = [
     (&[1], (1, 1, 8), 16),
     (&[13, 1, 70], (1, 2, 16), 16),
     (&[65, 130], (1, 7, 64), 32),
@@ -26,6 +26,7 @@ const SHAPES: [Shape; 12] = [
     (&[1, 300, 77], (2, 3, 128), 64),
     (&[3; 133], (2, 4, 64), 16),
     (&[2; 133], (4, 2, 64), 16),
+    (&[2; 133], (4, 2, 128), 16),
 ];
 
 struct Inputs {
