@@ -78,6 +78,8 @@ fi
 if [[ " $only " == *" train "* ]]; then
     step 60 train-1.5b "$QURL" bench train --device cuda --shape qwen2.5-1.5b --formats bf16 --batch 8 --length 4096 \
         --micro-tokens 8192 --steps 3
+    step 60 train-1.5b-1024 "$QURL" bench train --device cuda --shape qwen2.5-1.5b --formats bf16 --batch 8 --length 1024 \
+        --micro-tokens 8192 --steps 5
     step 60 recipe "$QURL" train --device cuda --steps 10 --run "$out/run" --json
     TAIL=1 step 60 recipe-ppo "$QURL" train "$here/recipes/tiny-ppo.toml" --device cuda --run "$out/ppo" --json
     rm -rf "$out/ppo"
