@@ -172,14 +172,6 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
             u32 p[4][4];
 #pragma unroll
             for (int k = 0; k < 4; ++k) weight_operand<FORMAT>(p[k], s, k, tile_scales + TILE);
-            // Sums so far times one, which is what most tiles leave of them, are what they were.
-            if (!__all_sync(FULL, keep[0] == 1.0f && keep[1] == 1.0f)) {
-#pragma unroll
-                for (int t = 0; t < HD / 8; ++t) {
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) o[t][e] = __fmul_rn(o[t][e], keep[e / 2]);
-                }
-            }
             u32 values = smem_address(keys + TILE_BYTES) + lane % 16 * BYTES, swizzle = lane % 8;
             // Made anew for every tile: addresses kept over the loop would not fit into the registers.
             asm volatile("" : "+r"(swizzle));
@@ -195,8 +187,8 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
                 }
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    o[t][e] = __fmaf_rn(part[0][e], take[e / 2], o[t][e]);
-                    o[t + 1][e] = __fmaf_rn(part[1][e], take[e / 2], o[t + 1][e]);
+                    o[t][e] = folded(o[t][e], part[0][e], keep[e / 2], take[e / 2]);
+                    o[t + 1][e] = folded(o[t + 1][e], part[1][e], keep[e / 2], take[e / 2]);
                 }
             }
         }
