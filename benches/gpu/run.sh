@@ -45,7 +45,7 @@ rollout() { # seconds, shape, batch, formats, more...
 { date -u; nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader; } | tee "$out/machine.txt"
 
 if [[ " $only " == *" tests "* ]]; then
-    step 120 kernels "${KERNEL_TESTS:-$(test_binary qurl-kernels kernels)}" --nocapture --test-threads 1 cuda
+    step 240 kernels "${KERNEL_TESTS:-$(test_binary qurl-kernels kernels)}" --nocapture --test-threads 1 cuda
     TAIL=30 step 60 parity "${PARITY_TESTS:-$(test_binary qurl-rollout cuda)}" --nocapture --test-threads 1
     TAIL=4 step 60 goldens env CARGO_MANIFEST_DIR="$here/crates/qurl-model" \
         "${GOLDEN_TESTS:-$(test_binary qurl-model device_goldens)}" --nocapture --test-threads 1
