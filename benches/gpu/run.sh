@@ -35,6 +35,16 @@ step() { # seconds, name, command...
     echo "   status $status after $((SECONDS - began)) s"
     [ $status -eq 0 ] || failed=1
 }
+refused() { # name, command...: must end with status 2
+    local name=$1
+    shift
+    echo "== $name: $*"
+    timeout 30 "$@" > "$out/$name.txt" 2>&1
+    local status=$?
+    tail -n 2 "$out/$name.txt"
+    echo "   status $status, expected 2"
+    [ $status -eq 2 ] || failed=1
+}
 rollout() { # seconds, shape, batch, formats, more...
     local seconds=$1 shape=$2 batch=$3 formats=$4
     shift 4
@@ -90,6 +100,10 @@ if [[ " $only " == *" train "* ]]; then
     for device in cuda cpu; do
         TAIL=1 step 30 "score-$device" "$QURL" score --device $device --model "$model" --format int8 <<< '{"ids":[4,5,6,7,8,9]}'
     done
+    # More keys and values than there is memory: said before the run starts. And a driver that is not there.
+    refused no-memory "$QURL" train --device cuda --set rollout.kv_cache_mb=400000 --run "$out/refused"
+    QURL_CUDA=/there/is/no/libcuda.so refused no-driver "$QURL" generate --device cuda --model "$model" "1+1="
+    QURL_CUDA=/there/is/no/libcuda.so step 30 no-driver-auto "$QURL" generate --model "$model" --max-new 48 "478+356="
     cp "$out/run/metrics.jsonl" "$out/recipe-metrics.jsonl"
     rm -rf "$out/run" "$out/eval"
 fi

@@ -53,7 +53,7 @@ pub fn open(device: Device) -> anyhow::Result<Opened> {
         Device::Auto => match Cuda::open() {
             Ok(cuda) => Ok(Opened::Cuda(cuda)),
             Err(reason) => {
-                if ffi::driver().is_ok() {
+                if ffi::has_driver() {
                     err!("{reason}; computing on the CPU");
                 }
                 open(Device::Cpu)

@@ -41,7 +41,6 @@ table! {
     /// The driver, `libcuda`.
     Driver {
         init as "cuInit" (c_uint);
-        driver_version as "cuDriverGetVersion" (*mut c_int);
         device_count as "cuDeviceGetCount" (*mut c_int);
         device_get as "cuDeviceGet" (*mut c_int, c_int);
         device_name as "cuDeviceGetName" (*mut c_char, c_int, c_int);
@@ -193,9 +192,34 @@ impl LtHeuristic {
         LtHeuristic { algorithm: LtAlgorithm { data: [0; 8] }, workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
 }
 
-/// The driver library, if the machine has one.
+/// The variable that names the driver's file.
+const DRIVER_FILE: &str = "QURL_CUDA";
+/// The oldest driver that will do, as drivers tell it: of CUDA 12.0.
+const OLDEST_DRIVER: c_int = 12_000;
+
+/// The driver library, if the machine has one that is new enough.
 pub fn driver() -> Result<Driver, String> {
-    open("the CUDA driver", "QURL_CUDA", &["libcuda.so.1", "libcuda.so"]).and_then(Driver::load)
+    let library = driver_library()?;
+    let mut version = 0;
+    // SAFETY: the signature is that of the documentation, the place is valid; it may be asked before anything else.
+    unsafe {
+        let ask = library.get::<unsafe extern "C" fn(*mut c_int) -> Status>(b"cuDriverGetVersion\0");
+        (ask.map_err(|e| e.to_string())?)(&mut version);
+    }
+    if version < OLDEST_DRIVER {
+        let (major, minor) = (version / 1000, version % 1000 / 10);
+        return Err(format!("the driver is too old: it is made for CUDA {major}.{minor}, expected 12.0 or newer"));
+    }
+    Driver::load(library)
+}
+
+/// Whether the machine has a driver, usable or not, or is said to have one.
+pub fn has_driver() -> bool {
+    std::env::var(DRIVER_FILE).is_ok_and(|path| !path.is_empty()) || driver_library().is_ok()
+}
+
+fn driver_library() -> Result<Library, String> {
+    open("the CUDA driver", DRIVER_FILE, &["libcuda.so.1", "libcuda.so"])
 }
 
 /// The run-time compiler, if the machine has one.

@@ -9,7 +9,7 @@ use qurl_kernels::backend::{Backend, DRAWN_WORDS, Extent, Heads, KvFormat, Outpu
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::cuda::compile::{Architecture, SOURCES, compile};
 use qurl_kernels::cuda::ffi::{self, Nvrtc};
-use qurl_kernels::{Cpu, Cuda, Format, Rounding};
+use qurl_kernels::{BackendError, Cpu, Cuda, Format, Rounding};
 use std::process::Command;
 
 /// NVRTC, from the system or from the Python package that carries it.
@@ -51,6 +51,19 @@ fn every_kernel_compiles_without_spills_and_serialized_products() {
 /// The device, or a word about why there is none.
 pub(crate) fn device() -> Option<Cuda> {
     Cuda::open().map_err(|reason| eprintln!("skipped: {reason}")).ok()
+}
+
+/// More than any device has: an error that names the size, and the device goes on.
+#[test]
+fn memory_that_is_not_there() {
+    let Some(cuda) = device() else { return };
+    match cuda.zeros(1 << 44) {
+        Err(BackendError::OutOfMemory { need, .. }) => assert_eq!(need, 4 << 44),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("64 TiB were given"),
+    }
+    let values = Random::new(1).normals(1000);
+    assert_eq!(cuda.checksum(&up(&cuda, &values)), Ok(qurl_kernels::checksum::values(&values)));
 }
 
 #[test]

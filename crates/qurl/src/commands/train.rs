@@ -111,11 +111,11 @@ fn run_on<B: Backend>(
     let mut start = Start::from_recipe(&recipe, &*task).or_bad()?;
     let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
     note_dropped(prepare(&*backend, &recipe, &file, &start, &mut *task).or_bad()?, &plan, &view);
+    foresee_memory(&*backend, &recipe, &plan, &start.config, &view)?;
     let dir = RunDir::open(args.run.as_deref(), args.resume, &recipe, &view)?;
     let (parameters, device) = (start.config.param_count(), backend.describe());
     view.note(&format!("{parameters} parameters, {device}, run in {}", dir.path.display()));
     start.warning.iter().for_each(|warning| view.warn(&format!("warning: {warning}")));
-    foresee_memory(&*backend, &recipe, &plan, &start.config, &view)?;
     let mut log = RunLog::open(&dir.path, dir.step())?;
     if log.kept().len() as u64 != dir.step() {
         let (kept, step) = (log.kept().len(), dir.step());

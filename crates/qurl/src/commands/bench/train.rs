@@ -100,12 +100,12 @@ pub fn run<B: Machine>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
 }
 
 fn measure<B: Machine>(backend: &Arc<B>, config: &ModelConfig, args: &Args, format: Format) -> anyhow::Result<Row> {
-    let peak = backend.peak_gflops(format)?;
-    let weights = shape::weights(config);
     let tape =
         TapeOptions { rows: args.micro_tokens.max(args.length), sequences: args.batch, recompute: args.recompute };
     let options = LearnerOptions { compute: format, positions: args.length, tape, adamw: AdamWOptions::default() };
     MemoryPlan::new().learner("model", config, &options).check(&**backend)?;
+    let peak = backend.peak_gflops(format)?;
+    let weights = shape::weights(config);
     let mut learner = Learner::new(backend.clone(), config, &weights, options)?;
     drop(weights);
     let rng = CounterRng::new(&[7]);

@@ -1,0 +1,100 @@
+//! `--device` where there is no GPU, or one that will not do. The driver is a small library made here: what it says of itself is
+//! all that a refusal needs.
+
+mod common;
+mod models;
+
+use common::{Run, qurl_with};
+use models::{TempDir, saved};
+use qurl_model::Family;
+use std::process::Command;
+
+/// A driver of this version (1000 times its major number), with one device that has 1 of 2 GiB free, and a compiler. Nothing computes.
+const LIBRARY: &str = r#"
+#include <stddef.h>
+#include <string.h>
+#define EMPTY(name) int name() { return 0; }
+int cuDriverGetVersion(int* version) { *version = VERSION; return 0; }
+#if VERSION >= 12000
+int cuDeviceGetCount(int* count) { *count = 1; return 0; }
+int cuDeviceGetName(char* name, int length, int device) { strncpy(name, "a device of the tests", length); return 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int device) { *value = attribute == 75 ? 9 : attribute == 76 ? 0 : 132; return 0; }
+int cuDevicePrimaryCtxRetain(void** context, int device) { *context = (void*)1; return 0; }
+int cuMemGetInfo_v2(size_t* free, size_t* total) { *free = (size_t)1 << 30; *total = (size_t)2 << 30; return 0; }
+EMPTY(cuInit) EMPTY(cuDeviceGet) EMPTY(cuDevicePrimaryCtxRelease_v2) EMPTY(cuCtxSetCurrent) EMPTY(cuMemAlloc_v2)
+EMPTY(cuMemFree_v2) EMPTY(cuMemHostAlloc) EMPTY(cuMemFreeHost) EMPTY(cuMemcpyHtoDAsync_v2) EMPTY(cuMemcpyDtoHAsync_v2)
+EMPTY(cuMemcpyDtoDAsync_v2) EMPTY(cuMemsetD8Async) EMPTY(cuMemsetD8_v2) EMPTY(cuStreamCreate) EMPTY(cuStreamDestroy_v2)
+EMPTY(cuStreamSynchronize) EMPTY(cuModuleLoadData) EMPTY(cuModuleUnload) EMPTY(cuModuleGetFunction) EMPTY(cuFuncSetAttribute)
+EMPTY(cuFuncGetAttribute) EMPTY(cuOccupancyMaxActiveBlocksPerMultiprocessor) EMPTY(cuOccupancyMaxActiveClusters)
+EMPTY(cuLaunchKernelEx) EMPTY(cuTensorMapEncodeTiled) EMPTY(cuStreamBeginCapture_v2) EMPTY(cuStreamEndCapture)
+EMPTY(cuGraphInstantiateWithFlags) EMPTY(cuGraphLaunch) EMPTY(cuGraphExecDestroy) EMPTY(cuGraphDestroy) EMPTY(cuEventCreate)
+EMPTY(cuEventRecord) EMPTY(cuEventSynchronize) EMPTY(cuEventElapsedTime) EMPTY(cuEventDestroy_v2) EMPTY(cuGetErrorString)
+EMPTY(nvrtcVersion) EMPTY(nvrtcCreateProgram) EMPTY(nvrtcCompileProgram) EMPTY(nvrtcGetProgramLogSize)
+EMPTY(nvrtcGetProgramLog) EMPTY(nvrtcGetCUBINSize) EMPTY(nvrtcGetCUBIN) EMPTY(nvrtcDestroyProgram)
+#endif
+"#;
+
+/// Builds the library with the compiler that Rust links with.
+fn driver(dir: &TempDir, version: u32) -> String {
+    let (source, library) = (dir.path().join("driver.c"), dir.path().join("driver.so"));
+    std::fs::write(&source, LIBRARY).expect("written");
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-w", &format!("-DVERSION={version}"), "-o"])
+        .args([&library, &source])
+        .status()
+        .expect("cc, with which Rust links");
+    assert!(built.success(), "the driver of the tests does not build");
+    library.to_str().expect("a path in UTF-8").to_string()
+}
+
+/// Runs a command with this file as the driver and the compiler.
+fn with_driver(dir: &TempDir, driver: &str, args: &[&str], stdin: &str) -> Run {
+    qurl_with(dir.path(), args, &[("QURL_CUDA", driver), ("QURL_NVRTC", driver)], stdin)
+}
+
+/// `cuda` is refused for this reason; `auto` says it and computes on the CPU.
+fn check_refused(dir: &TempDir, driver: &str, reasons: &[&str]) {
+    let model = saved(Family::Qwen2);
+    let score = |device: &str| {
+        let args = ["score", "--model", model.text(), "--device", device];
+        with_driver(dir, driver, &args, "{\"ids\":[3,9,14]}\n")
+    };
+    let refused = score("cuda");
+    refused.assert_bad(&["device cuda cannot be used"]);
+    refused.assert_bad(reasons);
+    assert_eq!(refused.stdout, "");
+    let (fallen_back, cpu) = (score("auto"), score("cpu"));
+    assert_eq!((fallen_back.status, &fallen_back.stdout), (0, &cpu.stdout), "{}", fallen_back.stderr);
+    for text in reasons.iter().chain(&["computing on the CPU"]) {
+        assert!(fallen_back.stderr.contains(text), "expected {text:?} in {}", fallen_back.stderr);
+    }
+}
+
+#[test]
+fn a_missing_driver() {
+    let dir = TempDir::new();
+    check_refused(&dir, "/there/is/no/libcuda.so", &["QURL_CUDA=/there/is/no/libcuda.so"]);
+}
+
+#[test]
+fn a_driver_that_is_too_old() {
+    let dir = TempDir::new();
+    let old = driver(&dir, 11_040);
+    check_refused(&dir, &old, &["the driver is too old", "CUDA 11.4", "expected 12.0 or newer"]);
+}
+
+/// What goes where is said before a run starts, and a run that does not fit leaves nothing behind.
+#[test]
+fn memory_that_does_not_suffice() {
+    let dir = TempDir::new();
+    let driver = driver(&dir, 12_000);
+    let parts = ["scratch 2048 MiB", "actor: weights in f32", "actor: moments", "rollout: keys and values", "together"];
+    let refused = with_driver(&dir, &driver, &["train", "--device", "cuda", "--run", "refused"], "");
+    refused.assert_bad(&parts);
+    refused.assert_bad(&["memory: ", "1024 of 2048 MiB free", "trainer.micro_tokens"]);
+    assert!(!dir.path().join("refused").exists(), "a refused run has left its directory");
+
+    let refused = with_driver(&dir, &driver, &["bench", "train", "--device", "cuda", "--shape", "5m"], "");
+    assert_eq!(refused.status, 1, "{}{}", refused.stdout, refused.stderr);
+    assert!(refused.stderr.contains("1024 of 2048 MiB free"), "{}", refused.stderr);
+}
