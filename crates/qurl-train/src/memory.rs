@@ -75,7 +75,7 @@ impl MemoryPlan {
         self.add(format!("{name}: moments"), 2 * weights);
         self.add(format!("{name}: packed weights"), packed_bytes(config, &network));
         self.add(format!("{name}: activations"), tape_bytes(config, options.tape));
-        self.add(format!("{name}: operands"), operand_bytes(config, options.tape.rows));
+        self.share("operands", operand_bytes(config, options.tape.rows));
         self
     }
 
@@ -96,6 +96,14 @@ impl MemoryPlan {
 
     fn add(&mut self, part: String, bytes: usize) {
         self.parts.push((part, bytes));
+    }
+
+    /// A part that models use in turns: as much as the largest needs.
+    fn share(&mut self, part: &str, bytes: usize) {
+        match self.parts.iter_mut().find(|(name, _)| name == part) {
+            Some((_, most)) => *most = bytes.max(*most),
+            None => self.add(part.to_string(), bytes),
+        }
     }
 
     /// All parts together.
@@ -185,6 +193,10 @@ mod tests {
         }
         // Sixteen bytes a parameter for weights, gradients and moments, and more than that in all.
         assert!(plan.total() > 16 * config.param_count() as usize);
+        // A second model brings its own of everything but scratch memory.
+        let shared = SCRATCH + operand_bytes(&config, tape.rows);
+        let both = plan.clone().learner("critic", &config, &options);
+        assert_eq!(both.total(), 2 * plan.total() - shared);
         let recomputed = LearnerOptions { tape: TapeOptions { recompute: true, ..tape }, ..options };
         assert!(MemoryPlan::new().learner("actor", &config, &recomputed).total() < plan.total());
     }

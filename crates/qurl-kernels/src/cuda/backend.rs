@@ -370,15 +370,15 @@ impl Backend for Cuda {
         eps: f32,
         w: &CudaWeight,
         dy: &CudaTensor,
-        normed: &mut CudaTensor,
+        _normed: &mut CudaTensor,
         dw: &mut CudaTensor,
         dbias: Option<&mut CudaTensor>,
         dnormed: &mut CudaTensor,
     ) {
-        let rows_fit = rows * w.n <= dy.len && rows * w.k <= x.len.min(normed.len).min(dnormed.len);
+        let rows_fit = rows * w.n <= dy.len && rows * w.k <= x.len.min(dnormed.len);
         check("norm and linear backward", rows_fit && w.n * w.k <= dw.len && gain.len == w.k);
         check("norm and linear backward bias", dbias.as_ref().is_none_or(|dbias| w.n <= dbias.len));
-        let x = linear_backward::normed(&self.gpu, (x.at(), gain.at(), eps), rows, w, normed.at());
+        let x = linear_backward::normed(&self.gpu, x.at(), gain.at(), eps, rows, w);
         linear_backward::gradients(&self.gpu, x, dy.at(), rows, w, dw.at(), address(dbias.as_deref()), dnormed.at());
     }
 
@@ -392,7 +392,7 @@ impl Backend for Cuda {
         gate_up: &CudaWeight,
         down: &CudaWeight,
         dy: &CudaTensor,
-        normed: &mut CudaTensor,
+        _normed: &mut CudaTensor,
         projected: &mut CudaTensor,
         activated: &mut CudaTensor,
         dgate_up: &mut CudaTensor,
@@ -401,13 +401,13 @@ impl Backend for Cuda {
     ) {
         let rows_fit = rows * gate_up.n <= projected.len && rows * width <= activated.len && rows * down.n <= dy.len;
         let weights_fit = gate_up.n * gate_up.k <= dgate_up.len && down.n * down.k <= ddown.len;
-        check("mlp backward", rows_fit && weights_fit && rows * gate_up.k <= x.len.min(normed.len).min(dnormed.len));
+        check("mlp backward", rows_fit && weights_fit && rows * gate_up.k <= x.len.min(dnormed.len));
         check("mlp backward widths", gate_up.n == 2 * width && down.k == width && gain.len == gate_up.k);
         check("mlp backward formats", gate_up.format == down.format);
         let (gpu, activated) = (&self.gpu, activated.at());
         let dprojected =
             linear_backward::swiglu_linear(gpu, projected.at(), dy.at(), rows, down, activated, ddown.at());
-        let x = linear_backward::normed(gpu, (x.at(), gain.at(), eps), rows, gate_up, normed.at());
+        let x = linear_backward::normed(gpu, x.at(), gain.at(), eps, rows, gate_up);
         linear_backward::products(gpu, x, dprojected, rows, gate_up, dgate_up.at(), dnormed.at());
     }
 

@@ -5,14 +5,12 @@
 //! of the sequences and the device alone.
 
 use super::ffi::DevicePtr;
-use super::gpu::Gpu;
+use super::gpu::{Gpu, HOPPER};
 use super::kv::stage_spans;
 use super::launch::args;
 use super::memory::Slot;
 use crate::backend::{Heads, Span};
 
-/// The architecture that has its own form.
-const HOPPER: u32 = 90;
 /// Rows of a tile, and those that a block owns: on Hopper a tile for each of two warpgroups.
 const TILE: usize = 64;
 const PASSING: usize = 32;

@@ -6,14 +6,12 @@
 
 use super::ffi::DevicePtr;
 use super::gemm_mma;
-use super::gpu::Gpu;
+use super::gpu::{Gpu, HOPPER};
 use super::launch::{Launch, args};
 use super::linear::Left;
 use super::memory::MAXIMA_BYTES;
 use crate::Format;
 
-/// The architecture whose instructions the kernels use.
-const HOPPER: u32 = 90;
 pub(super) const TILE_ROWS: usize = 64;
 pub(super) const TILE_BYTES: usize = 128;
 /// Rows of a tile that ranges are counted in, and the blocks of a range: each takes half of the rows.

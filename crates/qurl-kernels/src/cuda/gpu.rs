@@ -73,6 +73,9 @@ thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
+/// The architecture that has kernels of its own: products, and attention's way back.
+pub(super) const HOPPER: u32 = 90;
+
 impl Gpu {
     /// The first device of the machine, with instructions of at most the architecture `newest`.
     pub fn open_as(newest: u32) -> Result<Gpu, BackendError> {
