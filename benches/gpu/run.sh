@@ -100,6 +100,8 @@ if [[ " $only " == *" train "* ]]; then
     for device in cuda cpu; do
         TAIL=1 step 30 "score-$device" "$QURL" score --device $device --model "$model" --format int8 <<< '{"ids":[4,5,6,7,8,9]}'
     done
+    # Without a place to keep compiled kernels.
+    XDG_CACHE_HOME=/dev/null step 60 no-cache "$QURL" generate --device cuda --model "$model" --max-new 48 "478+356="
     # More keys and values than there is memory: said before the run starts. And a driver that is not there.
     refused no-memory "$QURL" train --device cuda --set rollout.kv_cache_mb=400000 --run "$out/refused"
     QURL_CUDA=/there/is/no/libcuda.so refused no-driver "$QURL" generate --device cuda --model "$model" "1+1="

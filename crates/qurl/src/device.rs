@@ -3,7 +3,7 @@
 use crate::input::OrBad;
 use crate::output::err;
 use qurl_kernels::cuda::ffi;
-use qurl_kernels::{Cpu, Cuda, Device};
+use qurl_kernels::{BackendError, Cpu, Cuda, Device};
 use qurl_train::recipe::Recipe;
 
 /// The option that commands share.
@@ -49,8 +49,8 @@ pub enum Opened {
 pub fn open(device: Device) -> anyhow::Result<Opened> {
     match device {
         Device::Cpu => Ok(Opened::Cpu(Cpu::from_env().or_bad()?)),
-        Device::Cuda => Ok(Opened::Cuda(Cuda::open().or_bad()?)),
-        Device::Auto => match Cuda::open() {
+        Device::Cuda => Ok(Opened::Cuda(open_cuda().or_bad()?)),
+        Device::Auto => match open_cuda() {
             Ok(cuda) => Ok(Opened::Cuda(cuda)),
             Err(reason) => {
                 if ffi::has_driver() {
@@ -60,6 +60,14 @@ pub fn open(device: Device) -> anyhow::Result<Opened> {
             }
         },
     }
+}
+
+/// The GPU, with all kernels compiled: no step of a run waits for the compiler.
+fn open_cuda() -> Result<Cuda, BackendError> {
+    let cuda = Cuda::open()?;
+    cuda.gpu()
+        .compile_kernels(|files| err!("compiling {files} files of kernels, once for this machine and program"))?;
+    Ok(cuda)
 }
 
 /// Runs an expression with the opened device as an `Arc` of its backend.

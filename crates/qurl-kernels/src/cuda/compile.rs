@@ -1,11 +1,13 @@
 //! Kernels: sources in the binary, compiled by NVRTC for the device at hand, kept on disk.
 //!
 //! A compiled file is found again by a hash of everything that makes it: source, headers, architecture, options and the
-//! compiler's version. A cache that cannot be read or written costs time, nothing else.
+//! compiler's version. A cache that cannot be read or written costs time, nothing else. What it does not have is compiled
+//! on all cores before the device is used (a minute of work for one core), so that no step of a run waits for it.
 
 use super::ffi::Nvrtc;
 use std::ffi::{CString, c_char, c_int};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// One file of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +143,29 @@ fn options(source: &Source, architecture: Architecture) -> Vec<String> {
 
 fn c_string(text: &str) -> Result<CString, String> {
     CString::new(text).map_err(|_| "a source text has a zero byte".to_string())
+}
+
+/// Does every job, on all cores; results in the order of the jobs.
+pub fn on_all_cores<J: Sync, R: Send>(jobs: &[J], work: impl Fn(&J) -> R + Sync) -> Vec<R> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
+    let next = AtomicUsize::new(0);
+    let turn = || {
+        let taken = std::iter::from_fn(|| Some(next.fetch_add(1, Ordering::Relaxed)));
+        taken.map_while(|at| Some((at, work(jobs.get(at)?)))).collect::<Vec<_>>()
+    };
+    let mut results: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(turn)).collect();
+        let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
+        joined.flatten().collect()
+    });
+    results.sort_by_key(|&(at, _)| at);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Whether the cache has the machine code of a file.
+pub fn is_cached(nvrtc: &Nvrtc, source: &Source, architecture: Architecture) -> bool {
+    let path = cache_path(nvrtc, source, architecture);
+    path.and_then(|path| std::fs::metadata(path).ok()).is_some_and(|found| found.len() > 0)
 }
 
 /// The machine code of a file: from the cache or compiled now.

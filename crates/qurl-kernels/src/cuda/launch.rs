@@ -5,6 +5,7 @@
 use super::compile::{self, SOURCES};
 use super::ffi::{DevicePtr, Driver, Handle, LaunchAttribute, LaunchConfig, TensorMap};
 use super::gpu::{Gpu, Mode, error_text};
+use crate::BackendError;
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -104,6 +105,8 @@ struct Function {
 pub(super) struct Kernels {
     functions: Mutex<HashMap<(usize, usize), Function, BuildHasherDefault<AddressHasher>>>,
     modules: Mutex<HashMap<&'static str, Handle>>,
+    /// Machine code that was compiled in this process and not loaded yet: there may be no cache.
+    compiled: Mutex<HashMap<&'static str, Vec<u8>>>,
     /// Blocks that run at the same time: by kernel, threads and shared memory.
     at_once: Mutex<HashMap<(usize, u32, u32), usize>>,
     /// Matrices that have been described to the copy engine.
@@ -125,6 +128,23 @@ impl Kernels {
 }
 
 impl Gpu {
+    /// Compiles the files that the cache does not have, on all cores; `say` hears before how many those are.
+    pub fn compile_kernels(&self, say: impl FnOnce(usize)) -> Result<(), BackendError> {
+        let (nvrtc, architecture) = (&self.nvrtc, self.architecture);
+        let missing: Vec<_> = SOURCES.iter().filter(|s| !compile::is_cached(nvrtc, s, architecture)).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        say(missing.len());
+        let cubins = compile::on_all_cores(&missing, |source| compile::cubin(nvrtc, source, architecture));
+        let mut compiled = self.kernels.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        for (source, cubin) in missing.into_iter().zip(cubins) {
+            let unavailable = |reason| BackendError::Unavailable { device: "cuda".to_string(), reason };
+            compiled.insert(source.name, cubin.map_err(unavailable)?);
+        }
+        Ok(())
+    }
+
     /// Launches a kernel of a file. An empty grid launches nothing.
     pub(super) fn launch(
         &self,
@@ -360,7 +380,8 @@ impl Gpu {
         let mut status = 0;
         // A cached file that the driver does not take is compiled anew.
         for _ in 0..2 {
-            let cubin = compile::cubin(&self.nvrtc, source, self.architecture)?;
+            let compiled = self.kernels.compiled.lock().unwrap_or_else(PoisonError::into_inner).remove(file);
+            let cubin = compiled.map_or_else(|| compile::cubin(&self.nvrtc, source, self.architecture), Ok)?;
             // SAFETY: a compiled file, whose header has its length.
             status = unsafe { (self.driver.module_load)(&mut module, cubin.as_ptr().cast()) };
             if status == 0 {

@@ -7,7 +7,7 @@ use crate::op_table::table;
 use crate::support::{Paged, Random, ULP, assert_bits, assert_close, down, heads, units_off, up, wide};
 use qurl_kernels::backend::{Backend, DRAWN_WORDS, Extent, Heads, KvFormat, Output, SampleRow};
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::cuda::compile::{Architecture, SOURCES, compile};
+use qurl_kernels::cuda::compile::{Architecture, SOURCES, Source, compile, on_all_cores};
 use qurl_kernels::cuda::ffi::{self, Nvrtc};
 use qurl_kernels::{BackendError, Cpu, Cuda, Format, Rounding};
 use std::process::Command;
@@ -32,25 +32,35 @@ fn every_kernel_compiles_without_spills_and_serialized_products() {
         eprintln!("skipped: NVRTC was not found (QURL_NVRTC may name its library, or install nvidia-cuda-nvrtc)");
         return;
     };
-    for source in SOURCES {
-        for architecture in [80, 89, 90].map(Architecture) {
-            let target = architecture.target(source);
-            let compiled = compile(&nvrtc, source, architecture, true).unwrap_or_else(|log| panic!("{log}"));
-            assert!(!compiled.cubin.is_empty(), "{} for {target}: no code", source.name);
-            for line in compiled.log.lines().filter(|line| line.contains("spill")) {
-                let clean = line.contains(" 0 bytes spill stores, 0 bytes spill loads");
-                assert!(clean, "{}.cu for {target}: {line}\n{}", source.name, compiled.log);
-            }
-            // The assembler says so where tensor-core products wait for each other.
-            let slow = compiled.log.contains("Potential Performance Loss");
-            assert!(!slow, "{}.cu for {target}: {}", source.name, compiled.log);
+    let on_each = |source| [80, 89, 90].map(|architecture| (source, Architecture(architecture)));
+    let jobs: Vec<(&Source, Architecture)> = SOURCES.iter().flat_map(on_each).collect();
+    on_all_cores(&jobs, |&(source, architecture)| {
+        let target = architecture.target(source);
+        let compiled = compile(&nvrtc, source, architecture, true).unwrap_or_else(|log| panic!("{log}"));
+        assert!(!compiled.cubin.is_empty(), "{} for {target}: no code", source.name);
+        for line in compiled.log.lines().filter(|line| line.contains("spill")) {
+            let clean = line.contains(" 0 bytes spill stores, 0 bytes spill loads");
+            assert!(clean, "{}.cu for {target}: {line}\n{}", source.name, compiled.log);
         }
-    }
+        // The assembler says so where tensor-core products wait for each other.
+        let slow = compiled.log.contains("Potential Performance Loss");
+        assert!(!slow, "{}.cu for {target}: {}", source.name, compiled.log);
+    });
 }
 
 /// The device, or a word about why there is none.
 pub(crate) fn device() -> Option<Cuda> {
-    Cuda::open().map_err(|reason| eprintln!("skipped: {reason}")).ok()
+    let cuda = Cuda::open().map_err(|reason| eprintln!("skipped: {reason}")).ok()?;
+    cuda.gpu().compile_kernels(|_| ()).expect("kernels");
+    Some(cuda)
+}
+
+#[test]
+fn jobs_on_all_cores_keep_their_order() {
+    for count in [0, 1, 2, 100] {
+        let jobs: Vec<usize> = (0..count).collect();
+        assert_eq!(on_all_cores(&jobs, |job| job * job), jobs.iter().map(|job| job * job).collect::<Vec<_>>());
+    }
 }
 
 /// More than any device has: an error that names the size, and the device goes on.
@@ -77,12 +87,9 @@ fn checksums_are_those_of_the_host() {
 
 /// The device as it is, and as one of the oldest architecture.
 fn generations() -> Vec<(Cuda, &'static str)> {
-    let open = |newest, name| Some((Cuda::open_as(newest).ok()?, name));
-    let found: Vec<_> = [open(u32::MAX, "as it is"), open(80, "as of 8.0")].into_iter().flatten().collect();
-    if found.is_empty() {
-        device(); // says why
-    }
-    found
+    let Some(newest) = device() else { return Vec::new() };
+    let oldest = Cuda::open_as(80).expect("the same device");
+    vec![(newest, "as it is"), (oldest, "as of 8.0")]
 }
 
 #[test]
