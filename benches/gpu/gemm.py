@@ -59,10 +59,10 @@ def variants(fmt):
     """What the files gemm_*.cu hold."""
     large = "TILES" if fmt == "int8" else "VIRTUAL"
     streams = (16, 64, 128) if fmt == "fp8" else (16, 64, 128, 256)
-    last = (256, 2, 2, large) if fmt == "int8" else (128, 2, 2, large)
+    last = [(fmt, 256 if fmt == "int8" else 128, 2, 2, large)] + ([(fmt, 192, 2, 2, large)] if fmt == "bf16" else [])
     split = [(fmt, 128, 1, parts, "SPLIT") for parts in (2, 4)] + ([(fmt, 256, 2, parts, "SPLIT") for parts in (3, 4)] if fmt != "fp8" else [])
     gated = [(fmt, 256, columns, 1, "GATED") for columns in (40, 48, 64)] if fmt == "int8" else []
-    return [(fmt, t, 2, 2 if t == 256 else 1, "STREAM") for t in streams] + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large), (fmt, *last)] + split + gated
+    return [(fmt, t, 2, 2 if t == 256 else 1, "STREAM") for t in streams] + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large)] + last + split + gated
 
 
 def choose(fmt, rows, n, k_bytes, swiglu=0):
@@ -93,10 +93,10 @@ def choose(fmt, rows, n, k_bytes, swiglu=0):
             unit, fixed = (0.25, 3.2) if tok == 128 else (0.72, 8)
             costs.append(((unit * kb / cl + fixed) * up(up(n, 64 * wg) * up(rows, tok) * cl, CLUSTERED[cl]), v))
         elif cl == 2:
-            unit = 0.75 if tok == 256 else 0.5
-            costs.append((unit * kb * up(up(n, 256) * up(rows, tok), SMS // 2) + 3, v) if rows > 256 else (1e9, v))
+            unit, each, fixed = {256: (0.75, 0, 3), 192: (0.62, 3.2, 0), 128: (0.45, 2, 0)}[tok]
+            costs.append(((unit * kb + each) * up(up(n, 256) * up(rows, tok), SMS // 2) + fixed, v) if rows > 256 else (1e9, v))
         else:
-            unit, fixed = (0.42, 2) if wg == 2 else (0.25, 2.5) if tok == 128 else (0.21, 1.5)
+            unit, fixed = (0.42 if rows <= 256 else 0.46, 2) if wg == 2 else (0.25, 2.5) if tok == 128 else (0.21, 1.5)
             costs.append(((unit * kb + fixed) * up(up(n, 64 * wg) * up(rows, tok), SMS), v))
     return min(costs)[1]
 
@@ -140,7 +140,7 @@ class Gemm:
             grid, each = clusters * cl, -(-work // clusters) * kb
         at = lambda t: t.data_ptr() if t is not None else None
         pointers = [ctypes.c_void_p(at(t)) for t in (tiles, ws, xs, bias, out, self.partials)]
-        numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, swiglu)]
+        numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, 2 * swiglu)]
         parts = cl if schedule == "SPLIT" else 1
         if schedule == "GATED":
             work = -(-n // (2 * wg))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything about the CUDA backend in one go, in under eight minutes on one GPU: that it builds and its kernels compile, the
 # op table against the naive twins and the CPU, parity of trainer, prefill and decode, the golden models, then all
-# benchmarks, the default recipe, and the commands on the model it made.
+# benchmarks, the default recipe, that a run repeated or resumed has the same bits, and the commands on the model it made.
 #
 #   benches/gpu/run.sh OUT
 #
@@ -100,6 +100,8 @@ if [[ " $only " == *" train "* ]]; then
     for device in cuda cpu; do
         TAIL=1 step 30 "score-$device" "$QURL" score --device $device --model "$model" --format int8 <<< '{"ids":[4,5,6,7,8,9]}'
     done
+    TAIL=12 step 90 same-bits "$here/benches/gpu/same_bits.sh" "$QURL" cuda "$out/same"
+    rm -rf "$out/same"
     # Without a place to keep compiled kernels.
     XDG_CACHE_HOME=/dev/null step 60 no-cache "$QURL" generate --device cuda --model "$model" --max-new 48 "478+356="
     # More keys and values than there is memory: said before the run starts. And a driver that is not there.

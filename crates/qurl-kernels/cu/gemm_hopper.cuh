@@ -33,6 +33,12 @@ enum Schedule { STREAM, TILES, VIRTUAL, SPLIT };
 // front, short as it may be, is a chain of round trips through them.
 const u32 PACE = 450;
 
+// Whole tiles are taken by so many rows of tiles at a time: what runs at once then needs few weights and few tokens, and finds
+// them in the L2.
+#ifndef GROUP
+#define GROUP 8u
+#endif
+
 // ---- products -----------------------------------------------------------------------------------------------------
 
 // d += 64 rows of weights . TOK tokens over 128 bytes of k; asynchronous.
@@ -130,7 +136,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     const int ALIKE = SPLITS ? 1 : CL;
     // Of a thread when the block begins; producers then give some of theirs to the consumers.
     const int REGISTERS = IS_LIGHT(TOK, SCHEDULE) ? 80 : 168;
-    const int PRODUCER_REGISTERS = REGISTERS == 80 || FORMAT == FP8 || (STREAMS && TOK == 256) ? 40 : STREAMS || SPLITS ? 56 : 88;
+    const int PRODUCER_REGISTERS = REGISTERS == 80 || FORMAT == FP8 || (STREAMS && TOK == 256) ? 40 : STREAMS || SPLITS || TOK == 192 ? 56 : 88;
     static_assert(!STREAMS || (WG == 2 && CL <= SIDES), "a stream's tiles have 256 rows");
 
     extern __shared__ u8 dynamic[];
@@ -179,10 +185,10 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
         }
         return w;
     };
-    // The 64 rows of a warpgroup: with swiglu the second takes the ups of the first one's gates.
+    // The 64 rows of a warpgroup: the second takes the ups of the first one's gates.
     auto strip_of = [&](u32 tile, u32 group) {
         u32 at = STREAMS ? tile * SIDES + blockIdx.x % SIDES : SPLITS ? tile : tile * CL + rank;
-        return WG > 1 && a.swiglu ? at + group * (strips / 2) : at * WG + group;
+        return WG > 1 && a.gates ? at + group * (strips / 2) : at * WG + group;
     };
     auto next = [&](Walk& w) {
         if (w.at >= w.end) return false;
@@ -192,8 +198,9 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
             w.k1 = min(kb, w.k0 + (w.end - w.at));
             w.at += w.k1 - w.k0;
         } else {
-            w.tile = w.at / token_tiles;
-            w.token_tile = w.at % token_tiles;
+            u32 first = w.at / (GROUP * token_tiles) * GROUP, nth = w.at % (GROUP * token_tiles), rows = min(GROUP, tiles - first);
+            w.tile = first + nth % rows;
+            w.token_tile = nth / rows;
             w.at += clusters;
         }
         return true;
@@ -295,7 +302,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
             finish.ask(a, row, room);
             if (SCHEDULE == VIRTUAL) {
                 S total[TOK / 2];
-                // With swiglu the cut is that of the gates.
+                // The cut of ups is that of their gates.
                 u32 base = (WG > 1 ? (w.tile * CL + rank) / SIDES : row / CUT_ROWS) * kb, from = 0;
                 for (u32 r = cut.holder(base); from < kb; ++r) {
                     u32 to = min(kb, cut.begin(r + 1) - base);
@@ -341,8 +348,8 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
 #define GEMM_PARAMETERS                                                                                              \
     const __grid_constant__ TensorMap map, const u8 *weights, const float *w_scales, const float *x_scales,          \
         const float *bias, float *out, uint4 *partials, int tokens, int n, int k_blocks, int ranges, int add,        \
-        int swiglu, u32 *largest
-#define GEMM_ARGUMENTS {weights, w_scales, x_scales, bias, out, partials, tokens, n, k_blocks, ranges, add, swiglu, largest}
+        int gates, u32 *largest
+#define GEMM_ARGUMENTS {weights, w_scales, x_scales, bias, out, partials, tokens, n, k_blocks, ranges, add, gates, largest}
 #define KERNEL(name, format, tok, wg, cl, schedule)                                                                  \
     extern "C" __global__ void __cluster_dims__(cl, 1, 1) __launch_bounds__(BOUND(tok, wg, schedule), 1)             \
         gemm_##name##_##tok##_##wg##_##cl##_##schedule(GEMM_PARAMETERS) {                                            \

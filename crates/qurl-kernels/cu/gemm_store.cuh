@@ -7,18 +7,22 @@
 #include "gemm_sums.cuh"
 #include "mma.cuh"
 
+// Rows may be gates, and behind them as many ups. A block that has gates then has their ups, too, and cuts their sums alike; with
+// SWIGLU they become silu(gate) * up. Where training wants both, they have the same bits PAIRED.
+enum Gates { NO_GATES, PAIRED, SWIGLU };
+
 struct GemmArgs {
     const u8* weights;       // [n / 64][k_blocks][64][128 bytes]
     const float* w_scales;   // [n], or null
     const float* x_scales;   // [tokens], or null
-    const float* bias;       // [n], or null; none with swiglu
-    float* out;              // [tokens, n]; with swiglu [tokens, n / 2], in bf16 if the product is
+    const float* bias;       // [n], or null; none with SWIGLU
+    float* out;              // [tokens, n]; with SWIGLU [tokens, n / 2], in bf16 if the product is
     uint4* partials;         // STREAM: partial sums; EMPTY between kernels
     int tokens, n, k_blocks;
     int ranges;              // STREAM, VIRTUAL: the number of ranges
     int add;                 // out += instead of out =
-    int swiglu;              // the first half of the rows are gates, the second ups: out = silu(gate) * up
-    u32* largest;            // with swiglu: the largest magnitude of every token's results, [tokens][LARGEST_STRIDE], or null
+    int gates;               // what the rows are: Gates
+    u32* largest;            // with SWIGLU: the largest magnitude of every token's results, [tokens][LARGEST_STRIDE], or null
 };
 
 // Tokens that a warp turns around in shared memory at a time, and the padded length of their rows there.
@@ -71,31 +75,31 @@ __device__ __forceinline__ void write_four_bf16(u16* to, float4 v, bool store) {
 template <int FORMAT, int TOK>
 struct Finish {
     float ws[4];
-    float other[4];  // bias, or the scales of the ups: with swiglu there is no bias
+    float other[4];  // bias, or the scales of the ups: with SWIGLU there is no bias
     u32 width, row;
     int left;  // tokens from the lane's first on, if it has rows
     u64 place;
 
-    // With swiglu the second warpgroup has the ups.
+    // The second warpgroup has the ups of the first one's gates.
     static __device__ __forceinline__ bool has_ups() { return threadIdx.x >= 128; }
 
-    // With swiglu `row` is that of the gates also for warps that have the ups.
+    // With SWIGLU `row` is that of the gates also for warps that have the ups.
     static __device__ u32 own_row(const GemmArgs& a, u32 first_row) {
-        return a.swiglu && has_ups() ? first_row - a.n / 2 : first_row;
+        return a.gates == SWIGLU && has_ups() ? first_row - a.n / 2 : first_row;
     }
 
     // Asks for what the rows are finished with, before their sums are there: the scales of 16 rows, and those of their ups or
     // the bias. `fetch` waits for them, and must before the next tile asks, even if nothing of this one is stored.
     static __device__ void ask(const GemmArgs& a, u32 first_row, float* room) {
-        u32 lane = threadIdx.x % WARP, row = own_row(a, first_row) + lane % 16, width = a.swiglu ? a.n / 2 : a.n;
-        const float* from = lane >= 16 && !a.swiglu ? a.bias : FORMAT == BF16 ? nullptr : a.w_scales;
-        if (from) copy_4(smem_address(room + Room<TOK>::ROW_SCALES + lane), from + (lane >= 16 && a.swiglu ? width : 0) + row, row < width);
+        u32 lane = threadIdx.x % WARP, row = own_row(a, first_row) + lane % 16, width = a.gates == SWIGLU ? a.n / 2 : a.n;
+        const float* from = lane >= 16 && a.gates != SWIGLU ? a.bias : FORMAT == BF16 ? nullptr : a.w_scales;
+        if (from) copy_4(smem_address(room + Room<TOK>::ROW_SCALES + lane), from + (lane >= 16 && a.gates == SWIGLU ? width : 0) + row, row < width);
     }
 
     __device__ void fetch(const GemmArgs& a, u32 first_row, u32 token, const float* room) {
         row = own_row(a, first_row);
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
-        width = a.swiglu ? a.n / 2 : a.n;
+        width = a.gates == SWIGLU ? a.n / 2 : a.n;
         if (FORMAT != BF16 || a.bias) {
             asm volatile("cp.async.wait_all;" ::: "memory");
             __syncwarp();
@@ -125,7 +129,7 @@ struct Finish {
     // Writes tokens from `first` on, which lie in the warp's room from its token `at` on: COUNT, or the first `some` of them.
     template <int COUNT>
     __device__ void flush(const GemmArgs& a, float* room, u32 first, u32 at = 0, int some = COUNT) const {
-        if (a.swiglu) return flush_gated<COUNT>(a, room, first, at, some);
+        if (a.gates == SWIGLU) return flush_gated<COUNT>(a, room, first, at, some);
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
         const float* from = room + (at + eighth) * TURN_ROW + quad * 4;
         const float* xs = room + Room<TOK>::TOKEN_SCALES + first + eighth;

@@ -81,6 +81,8 @@ __device__ __forceinline__ u64 operand(u32 address) {
 #define REGS64 TEN("") ", " TEN("1") ", " TEN("2") ", " TEN("3") ", " TEN("4") ", " TEN("5") ", %60, %61, %62, %63"
 #define REGS40 TEN("") ", " TEN("1") ", " TEN("2") ", " TEN("3")
 #define REGS48 REGS40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define REGS96                                                                                                 \
+    REGS40 ", " TEN("4") ", " TEN("5") ", " TEN("6") ", " TEN("7") ", " TEN("8") ", %90, %91, %92, %93, %94, %95"
 #define REGS128                                                                                                \
     TEN("") ", " TEN("1") ", " TEN("2") ", " TEN("3") ", " TEN("4") ", " TEN("5") ", " TEN("6") ", " TEN("7") ", " \
     TEN("8") ", " TEN("9") ", " TEN("10") ", " TEN("11") ", %120, %121, %122, %123, %124, %125, %126, %127"
@@ -91,6 +93,7 @@ __device__ __forceinline__ u64 operand(u32 address) {
 #define SUMS40(c, i) SUMS32(c, i), SUMS8(c, i + 32)
 #define SUMS48(c, i) SUMS32(c, i), SUMS16(c, i + 32)
 #define SUMS64(c, i) SUMS32(c, i), SUMS32(c, i + 32)
+#define SUMS96(c, i) SUMS64(c, i), SUMS32(c, i + 64)
 #define SUMS128(c, i) SUMS64(c, i), SUMS64(c, i + 64)
 #define WGMMA(shape, regs, sums, a, b, go, tail)                                                        \
     asm volatile("{\n.reg .pred go;\nsetp.ne.b32 go, " go ", 0;\n"                                        \
@@ -106,6 +109,7 @@ __device__ __forceinline__ u64 operand(u32 address) {
         if constexpr (TOK == 80) WGMMA("m64n80" k shape_tail, REGS40, SUMS40(c, 0), "%40", "%41", "%42", tail);   \
         if constexpr (TOK == 96) WGMMA("m64n96" k shape_tail, REGS48, SUMS48(c, 0), "%48", "%49", "%50", tail);   \
         if constexpr (TOK == 128) WGMMA("m64n128" k shape_tail, REGS64, SUMS64(c, 0), "%64", "%65", "%66", tail); \
+        if constexpr (TOK == 192) WGMMA("m64n192" k shape_tail, REGS96, SUMS96(c, 0), "%96", "%97", "%98", tail); \
         if constexpr (TOK == 256)                                                                                \
             WGMMA("m64n256" k shape_tail, REGS128, SUMS128(c, 0), "%128", "%129", "%130", tail);                 \
     }

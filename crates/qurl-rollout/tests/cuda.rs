@@ -23,10 +23,12 @@ fn pack<B: Backend>(
     params: &Params<Vec<f32>>,
     format: Format,
     kv: Option<KvFormat>,
+    trained: bool,
 ) -> Network<B> {
     let params = params.as_ref().map(|p| backend.upload(p).expect("memory"));
     let mut options = options(config, format);
     options.kv_format = kv.unwrap_or(options.kv_format);
+    options.trained = trained;
     Network::new(backend, config, &params, options).expect("network")
 }
 
@@ -90,15 +92,16 @@ fn parity(cuda: &Arc<Cuda>, config: &ModelConfig, params: &Params<Vec<f32>>, for
     let what = format!("{:?} {format} {kv:?}", config.family);
     let requests = mixed_requests(VOCABULARY);
     let mut engine =
-        Engine::new(cuda.clone(), pack(&**cuda, config, params, format, kv), WEIGHTS, roomy()).expect("engine");
+        Engine::new(cuda.clone(), pack(&**cuda, config, params, format, kv, false), WEIGHTS, roomy()).expect("engine");
     let groups = engine.generate(&requests).expect("generate");
     let decoded: Vec<f32> = groups.iter().flat_map(|g| &g.samples).flat_map(|s| s.logprobs.clone()).collect();
-    let net = pack(&**cuda, config, params, format, kv);
+    // The trainer's network, where the format can be trained: with other weights in memory, and the same bits.
+    let net = pack(&**cuda, config, params, format, kv, !format.is_quantized());
     let scored_here = scored(&**cuda, &net, &requests, &groups);
     let taped_here = taped(&**cuda, &net, &requests, &groups);
-    let prefilled_here = prefilled(cuda, pack(&**cuda, config, params, format, kv), &requests, &groups);
+    let prefilled_here = prefilled(cuda, pack(&**cuda, config, params, format, kv, false), &requests, &groups);
     let cpu = cpu(2);
-    let on_cpu = scored(&*cpu, &pack(&*cpu, config, params, format, kv), &requests, &groups);
+    let on_cpu = scored(&*cpu, &pack(&*cpu, config, params, format, kv, false), &requests, &groups);
     let same = |other: &[f32]| if bits(&decoded) == bits(other) { "same bits" } else { "other bits" };
     println!(
         "{what}: {} tokens; decode = scoring: {} ({:.1e}), = trainer: {} ({:.1e}), = prefill: {} ({:.1e}); CPU within {:.1e}",
@@ -164,7 +167,7 @@ fn running_ahead_changes_nothing() {
     requests.push(Request { n: 2, ..Request::new(vec![7; POSITIONS - 5], 30) });
     for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8] {
         let serve = |options: EngineOptions, ahead: bool| {
-            let net = pack(&*cuda, &config, &params, format, None);
+            let net = pack(&*cuda, &config, &params, format, None, false);
             let mut engine = Engine::new(cuda.clone(), net, WEIGHTS, options).expect("engine");
             engine.set_ahead(ahead);
             let rounds = [(); 3].map(|()| engine.generate(&requests).expect("generate"));

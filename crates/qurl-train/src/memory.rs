@@ -147,7 +147,9 @@ fn packed_bytes(config: &ModelConfig, options: &NetworkOptions) -> usize {
     let block = c.hidden_size * (c.qkv_dim() + c.q_dim() + 3 * c.intermediate_size);
     let table = c.vocab_size * c.hidden_size;
     let linear = c.num_layers * block / 8 * bits(options.format) + table / 8 * bits(options.head_format);
-    linear + F32 * table + 2 * F32 * options.positions * c.head_dim / 2
+    // Trained ones twice, for forward products and for the way back, but for f32, which both read alike.
+    let copies = if options.trained && options.format != Format::F32 { 2 } else { 1 };
+    copies * linear + F32 * table + 2 * F32 * options.positions * c.head_dim / 2
 }
 
 /// Values of one row in a block's forward pass; `kept` counts what only training keeps.

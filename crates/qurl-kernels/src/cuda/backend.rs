@@ -318,6 +318,11 @@ impl Backend for Cuda {
         };
         let fits = rows * packed.k <= x.len && rows * packed.n <= projected.len && rows * down.n <= x.len;
         check("mlp", fits && gain.len == packed.k && packed.n == 2 * width && down.k == width);
+        if gate_up.trained {
+            let source = Left::Normed { x: x.at(), gain: gain.at(), eps, largest: 0 };
+            linear::gates_and_ups(&self.gpu, source, rows, packed, projected.at());
+            return self.swiglu_linear(projected, rows, width, down, Output::Add, activated, x);
+        }
         let room = (projected.at(), 4 * projected.len);
         linear::mlp(&self.gpu, (gain.at(), eps), rows, packed, down, room, x.at());
     }

@@ -122,6 +122,7 @@ const BF16: &[Variant] = &[
     variant!("bf16", 128, 1, 1, "VIRTUAL"),
     variant!("bf16", 128, 2, 1, "VIRTUAL"),
     variant!("bf16", 128, 2, 2, "VIRTUAL"),
+    variant!("bf16", 192, 2, 2, "VIRTUAL"),
     variant!("bf16", 128, 1, 2, "SPLIT"),
     variant!("bf16", 128, 1, 4, "SPLIT"),
     variant!("bf16", 256, 2, 3, "SPLIT"),
@@ -194,7 +195,7 @@ pub(super) fn partial_bytes(gpu: &Gpu) -> usize {
     if gpu.generation() == HOPPER { 2 * gpu.multiprocessors() as usize * 8 * MOST_STREAMED * 64 } else { 0 }
 }
 
-/// The form for some tokens: the one with the least estimated time. All give a row the same bits. A gated product needs
+/// The form for some tokens: the one with the least estimated time. All give a row the same bits. A product with gates needs
 /// two warpgroups, one for the gates and one for the ups. The blocks of a stream wait for each other, so all of them must
 /// run `at_once`. In floating point a tile is split where the ranges of its matrix are.
 fn choose(
@@ -203,9 +204,10 @@ fn choose(
     n: usize,
     blocks: usize,
     multiprocessors: usize,
-    gated: bool,
+    gates: Gates,
     at_once: impl Fn(&Variant) -> usize,
 ) -> &'static Variant {
+    let gated = gates != Gates::None;
     let all = match format {
         Format::Bf16 => BF16,
         Format::Int8 => INT8,
@@ -226,7 +228,7 @@ fn choose(
     let estimate = |v: &Variant| {
         let columns = tokens.div_ceil(v.tokens);
         match (v.schedule, v.tokens, v.rows, v.cluster) {
-            (Schedule::Gated, held, rows, _) if gated && tokens <= held => {
+            (Schedule::Gated, held, rows, _) if gates == Gates::Swiglu && tokens <= held => {
                 ((0.39 + 0.002 * rows as f64) * depth + 3.5) * waves(n.div_ceil(rows), 1, multiprocessors)
             }
             (Schedule::Gated, ..) => f64::INFINITY,
@@ -248,14 +250,30 @@ fn choose(
             }
             (_, 64, rows, _) => (0.21 * depth + 1.5) * waves(n.div_ceil(rows), columns, multiprocessors),
             (_, 128, 64, _) => (0.25 * depth + 2.5) * waves(n.div_ceil(64), columns, multiprocessors),
-            (_, 128, rows, 1) => (0.42 * depth + 2.0) * waves(n.div_ceil(rows), columns, multiprocessors),
+            // Thousands of tokens keep the tensor cores at the power limit.
+            (_, 128, rows, 1) => {
+                let unit = if tokens <= 256 { 0.42 } else { 0.46 };
+                (unit * depth + 2.0) * waves(n.div_ceil(rows), columns, multiprocessors)
+            }
             _ if tokens <= 256 => f64::INFINITY,
+            (_, 192, ..) => (0.62 * depth + 3.2) * waves(n.div_ceil(256), columns, multiprocessors / 2),
             (_, 256, ..) => 0.75 * depth * waves(n.div_ceil(256), columns, multiprocessors / 2) + 3.0,
-            _ => 0.5 * depth * waves(n.div_ceil(256), columns, multiprocessors / 2) + 3.0,
+            _ => (0.45 * depth + 2.0) * waves(n.div_ceil(256), columns, multiprocessors / 2),
         }
     };
     let best = all.iter().min_by(|a, b| estimate(a).total_cmp(&estimate(b)));
     best.unwrap_or(&all[0])
+}
+
+/// What the outputs of a product are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gates {
+    /// Nothing of the kind.
+    None,
+    /// Gates, and behind them as many ups, with the bits that they have on their way to [`Gates::Swiglu`].
+    Paired,
+    /// The same, brought together: the result is `silu(gate) * up`, half as wide, and in bf16 if the product is.
+    Swiglu,
 }
 
 /// Packed weights as a product takes them.
@@ -268,10 +286,8 @@ pub(super) struct Packed {
     pub tiles: DevicePtr,
     /// One per output, for codes.
     pub scales: DevicePtr,
-    /// Whether the first half of the outputs are gates and the second ups: the result is `silu(gate) * up`, half as
-    /// wide, and in bf16 if the product is.
-    pub gated: bool,
-    /// Where the largest magnitudes of its rows go, or 0; not for bf16.
+    pub gates: Gates,
+    /// Where the largest magnitudes of the rows of [`Gates::Swiglu`] go, or 0; not for bf16.
     pub largest: DevicePtr,
 }
 
@@ -292,7 +308,7 @@ impl Packed {
     }
 }
 
-/// `out[tokens, n] (+)= x W^T (+ bias)`, or what [`Packed::gated`] says.
+/// `out[tokens, n] (+)= x W^T (+ bias)`, or what [`Packed::gates`] says.
 pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DevicePtr, add: bool, out: DevicePtr) {
     if gpu.generation() != HOPPER {
         return gemm_mma::linear(gpu, x, tokens, w, bias, add, out);
@@ -302,7 +318,7 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
     let ranges = ranges(multiprocessors, n, blocks);
     let at_once =
         |v: &Variant| gpu.blocks_at_once(v.file, v.kernel, v.threads(), v.shared(usize::MAX), v.cluster as u32);
-    let v = choose(w.format, tokens, n, blocks, multiprocessors, w.gated, at_once);
+    let v = choose(w.format, tokens, n, blocks, multiprocessors, w.gates, at_once);
     let tiles = n.div_ceil(v.rows * v.alike()) * tokens.div_ceil(v.tokens);
     // Blocks, and k-blocks that each has at most.
     let (grid, each) = match v.schedule {
@@ -330,7 +346,7 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
         blocks as u32,
         ranges as u32,
         u32::from(add),
-        u32::from(w.gated),
+        w.gates as u32,
         w.largest,
     ];
     let launch = Launch { grid: [grid, 1, 1], block: v.threads(), shared: v.shared(each), overlap: true };
@@ -356,7 +372,7 @@ mod tests {
         let shapes = [(896, 4864, 40), (512, 6144, 48), (512, 8192, 64), (1024, 8960, 40), (1536, 8960, 40)];
         for (d, f, columns) in shapes {
             let chosen = |format: Format, tokens: usize| {
-                choose(format, tokens, 2 * f, d * number_bytes(format) / TILE_BYTES, 132, true, |_| 132)
+                choose(format, tokens, 2 * f, d * number_bytes(format) / TILE_BYTES, 132, Gates::Swiglu, |_| 132)
             };
             for tokens in [200, 250, 256] {
                 let v = chosen(Format::Int8, tokens);
@@ -385,6 +401,15 @@ mod tests {
         }
     }
 
+    /// The shapes of 1.5B in training, and one that `tests/kernels/cuda_fused.rs` holds to its bits.
+    #[test]
+    fn many_tokens_of_bf16_have_tiles_of_192() {
+        for (tokens, n, k) in [(8192, 17_920, 1536), (8192, 151_936, 1536), (8192, 1536, 8960), (1700, 2 * 4864, 896)] {
+            let v = choose(Format::Bf16, tokens, n, k * 2 / TILE_BYTES, 132, Gates::None, |_| 132);
+            assert_eq!(v.tokens, 192, "{tokens} {n} {k}: {v:?}");
+        }
+    }
+
     #[test]
     fn shared_memory_is_always_asked_for() {
         for v in [BF16, INT8, FP8].concat() {
@@ -401,7 +426,7 @@ mod tests {
                 for (n, blocks) in
                     [(896, 7), (896, 76), (4608, 56), (37_888, 28), (3584, 148), (3584, 296), (152_064, 56)]
                 {
-                    let v = choose(format, tokens, n, blocks, 132, false, |_| 132);
+                    let v = choose(format, tokens, n, blocks, 132, Gates::None, |_| 132);
                     let streams = |v: &Variant| v.schedule == Schedule::Stream;
                     assert!(!streams(v) || v.tokens >= tokens, "{format} {tokens}: {v:?}");
                     assert!(v.kernel.starts_with(v.file), "{v:?}");
@@ -411,7 +436,7 @@ mod tests {
                         v.schedule != Schedule::Split || format == Format::Int8 || cut,
                         "{format} {tokens} {n} {blocks}: {v:?}"
                     );
-                    let gated = choose(format, tokens, n, blocks, 132, true, |_| 130);
+                    let gated = choose(format, tokens, n, blocks, 132, Gates::Paired, |_| 130);
                     assert!(
                         gated.groups() >= 2 && (!streams(gated) || gated.tokens >= tokens),
                         "{format} {tokens}: {gated:?}"

@@ -1,11 +1,11 @@
 //! Linear layers: packed weights, activations on their way into a product, and the choice of the kernel.
 //!
 //! Activations are converted to the product's number format right before it, in scratch memory; RMSNorm and SwiGLU are
-//! fused into that conversion. Trained weights are bf16 (or f32) rows for cuBLASLt; weights for inference are codes
-//! with one scale per output channel.
+//! fused into that conversion. Forward products of a network that is trained run in the kernels of inference, so that its
+//! log-probabilities have the engine's bits; the products of its way back are cuBLASLt's, which reads weights by rows.
 
 use super::ffi::DevicePtr;
-use super::gemm::{self, Packed};
+use super::gemm::{self, Gates, Packed};
 use super::gpu::Gpu;
 use super::launch::args;
 use super::lt::Lt;
@@ -24,11 +24,13 @@ pub struct CudaWeight {
     pub(super) n: usize,
     pub(super) k: usize,
     pub(super) format: Format,
-    trained: bool,
+    pub(super) trained: bool,
     /// In the tiles of [`gemm`]; else rows.
     packed: bool,
     /// `[n, k]` in the format's numbers.
     data: Buffer,
+    /// The same in rows, for the way back of trained weights that are packed.
+    rows: Option<Buffer>,
     /// One per output channel, for codes.
     scales: Option<Buffer>,
 }
@@ -52,18 +54,21 @@ impl CudaWeight {
         if format == Format::Int8 && k > INT8_MAX_K {
             return refuse(format!("{k} inputs, but 32-bit sums hold at most {INT8_MAX_K}"));
         }
-        let packed = if trained { None } else { gemm::packed_bytes(format, n, k) };
+        let packed = gemm::packed_bytes(format, n, k);
         let data = Buffer::new(gpu, packed.unwrap_or(n * k * bytes), "weights")?;
+        let both = trained && packed.is_some();
+        let rows = both.then(|| Buffer::new(gpu, n * k * bytes, "rows of weights")).transpose()?;
         let scales = format.is_quantized().then(|| Buffer::new(gpu, 4 * n, "weight scales")).transpose()?;
-        Ok(CudaWeight { n, k, format, trained, packed: packed.is_some(), data, scales })
+        Ok(CudaWeight { n, k, format, trained, packed: packed.is_some(), data, rows, scales })
     }
 
     /// Packs weights `[n, k]`.
     pub fn fill(&mut self, gpu: &Gpu, weights: DevicePtr, rounding: Rounding) -> Result<(), BackendError> {
         let (n, k) = (self.n, self.k);
-        let rows = match self.packed {
-            true => gpu.scratch(Slot::Codes, n * k * if self.format == Format::Bf16 { 2 } else { 1 }),
-            false => self.data.at(),
+        let rows = match (&self.rows, self.packed) {
+            (Some(rows), _) => rows.at(),
+            (None, true) => gpu.scratch(Slot::Codes, n * k * if self.format == Format::Bf16 { 2 } else { 1 }),
+            (None, false) => self.data.at(),
         };
         let pack = || {
             if self.packed {
@@ -119,7 +124,8 @@ impl CudaWeight {
     /// The weights in tiles, where they are.
     pub(super) fn tiles(&self) -> Option<Packed> {
         let (tiles, scales) = (self.data.at(), self.scales());
-        let packed = Packed { format: self.format, n: self.n, k: self.k, tiles, scales, gated: false, largest: 0 };
+        let packed =
+            Packed { format: self.format, n: self.n, k: self.k, tiles, scales, gates: Gates::None, largest: 0 };
         self.packed.then_some(packed)
     }
 }
@@ -245,12 +251,18 @@ pub(super) fn mlp(
         _ => gpu.scratch(Slot::Largest, 4 * LARGEST_STRIDE * rows),
     };
     let first = left(gpu, format, Rows::Normed { x, gain, eps, largest }, rows, gate_up.k);
-    gemm::linear(gpu, first, rows, Packed { gated: true, largest, ..gate_up }, 0, false, room);
+    gemm::linear(gpu, first, rows, Packed { gates: Gates::Swiglu, largest, ..gate_up }, 0, false, room);
     let second = match format {
         Format::Bf16 => Left { data: room, scales: 0, readable: room_bytes / (2 * down.k) },
         format => known_codes(gpu, format, room, largest, rows, down.k),
     };
     forward(gpu, second, rows, down, 0, Output::Add, x);
+}
+
+/// Gates and ups of the normed rows, with the bits that they have inside [`mlp`]: the way back needs them.
+pub(super) fn gates_and_ups(gpu: &Gpu, normed: Rows, rows: usize, gate_up: Packed, out: DevicePtr) {
+    let first = left(gpu, gate_up.format, normed, rows, gate_up.k);
+    gemm::linear(gpu, first, rows, Packed { gates: Gates::Paired, ..gate_up }, 0, false, out);
 }
 
 /// Numbers in the format of trained weights, in a scratch area of their own.
@@ -282,12 +294,6 @@ pub(super) fn forward(
     if let Some(weights) = w.tiles() {
         return gemm::linear(gpu, x, rows, weights, bias, add, out);
     }
-    if w.format == Format::Bf16
-        && Lt::takes(w.n, w.k)
-        && gpu.lt().is_some_and(|lt| lt.forward(gpu, x.data, w.data.at(), rows, w.n, w.k, bias, add, out))
-    {
-        return;
-    }
     let product = Plain {
         a: (x.data, w.k, 1),
         b: (w.data.at(), w.k, 1),
@@ -303,21 +309,15 @@ pub(super) fn forward(
 /// `dx[rows, k] (+)= dy[rows, n] W`; `dy` is in the weights' format.
 pub(super) fn input_gradient(gpu: &Gpu, dy: DevicePtr, rows: usize, w: &CudaWeight, add: bool, dx: DevicePtr) {
     assert!(w.trained, "weights packed for inference have no input gradient");
+    let weights = w.rows.as_ref().unwrap_or(&w.data).at();
     if w.format == Format::Bf16
         && Lt::takes(w.n, w.k)
-        && gpu.lt().is_some_and(|lt| lt.input_gradient(gpu, dy, w.data.at(), rows, w.n, w.k, add, dx))
+        && gpu.lt().is_some_and(|lt| lt.input_gradient(gpu, dy, weights, rows, w.n, w.k, add, dx))
     {
         return;
     }
-    let product = Plain {
-        a: (dy, w.n, 1),
-        b: (w.data.at(), 1, w.k),
-        sizes: (rows, w.k, w.n),
-        scales: (0, 0),
-        bias: 0,
-        add,
-        out: dx,
-    };
+    let product =
+        Plain { a: (dy, w.n, 1), b: (weights, 1, w.k), sizes: (rows, w.k, w.n), scales: (0, 0), bias: 0, add, out: dx };
     product.run(gpu, w.format);
 }
 

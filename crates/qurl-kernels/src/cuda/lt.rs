@@ -1,6 +1,6 @@
-//! cuBLASLt for the large bf16 products of training: forward, input gradient, weight gradient, sums in f32.
+//! cuBLASLt for the large bf16 products on the way back: input gradient and weight gradient, sums in f32.
 //!
-//! A plan (descriptors and the algorithm that the library recommends) is made once per shape. The library counts
+//! Forward products are the engine's own ([`super::gemm`]): the trainer's log-probabilities have the engine's bits. A plan (descriptors and the algorithm that the library recommends) is made once per shape. The library counts
 //! columns first; with operands swapped its column-major result is our row-major one.
 
 use super::ffi::{self, CublasLt, DevicePtr, Handle, LtAlgorithm, LtHeuristic};
@@ -13,24 +13,18 @@ use std::sync::{Mutex, PoisonError};
 const COMPUTE_F32: c_int = 68;
 const TYPE_F32: c_int = 0;
 const TYPE_BF16: c_int = 14;
-const DESC_TRANSPOSE_A: c_int = 3;
 const DESC_TRANSPOSE_B: c_int = 4;
-const DESC_EPILOGUE: c_int = 7;
-const DESC_BIAS: c_int = 8;
-const EPILOGUE_BIAS: c_int = 4;
 const PREFERENCE_WORKSPACE: c_int = 1;
 const WORKSPACE: usize = 64 << 20;
 
-/// One product `d[m, n] = op(a) op(b) (+ d) (+ bias)` in the library's column-major terms.
+/// One product `d[m, n] = a op(b) (+ d)` in the library's column-major terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     m: usize,
     n: usize,
     k: usize,
-    transpose_a: bool,
     transpose_b: bool,
     add: bool,
-    bias: bool,
 }
 
 struct Plan {
@@ -65,24 +59,7 @@ impl Lt {
         n.is_multiple_of(8) && k.is_multiple_of(8)
     }
 
-    /// `out[rows, n] (+)= x[rows, k] w[n, k]^T (+ bias)`; whether the library could.
-    pub fn forward(
-        &self,
-        gpu: &Gpu,
-        x: DevicePtr,
-        w: DevicePtr,
-        rows: usize,
-        n: usize,
-        k: usize,
-        bias: DevicePtr,
-        add: bool,
-        out: DevicePtr,
-    ) -> bool {
-        let shape = Shape { m: n, n: rows, k, transpose_a: true, transpose_b: false, add, bias: bias != 0 };
-        self.run(gpu, shape, w, x, bias, out)
-    }
-
-    /// `dx[rows, k] (+)= dy[rows, n] w[n, k]`
+    /// `dx[rows, k] (+)= dy[rows, n] w[n, k]`; whether the library could.
     pub fn input_gradient(
         &self,
         gpu: &Gpu,
@@ -94,8 +71,8 @@ impl Lt {
         add: bool,
         dx: DevicePtr,
     ) -> bool {
-        let shape = Shape { m: k, n: rows, k: n, transpose_a: false, transpose_b: false, add, bias: false };
-        self.run(gpu, shape, w, dy, 0, dx)
+        let shape = Shape { m: k, n: rows, k: n, transpose_b: false, add };
+        self.run(gpu, shape, w, dy, dx)
     }
 
     /// `dw[n, k] += dy[rows, n]^T x[rows, k]`
@@ -109,17 +86,17 @@ impl Lt {
         k: usize,
         dw: DevicePtr,
     ) -> bool {
-        let shape = Shape { m: k, n, k: rows, transpose_a: false, transpose_b: true, add: true, bias: false };
-        self.run(gpu, shape, x, dy, 0, dw)
+        let shape = Shape { m: k, n, k: rows, transpose_b: true, add: true };
+        self.run(gpu, shape, x, dy, dw)
     }
 
-    fn run(&self, gpu: &Gpu, shape: Shape, a: DevicePtr, b: DevicePtr, bias: DevicePtr, d: DevicePtr) -> bool {
+    fn run(&self, gpu: &Gpu, shape: Shape, a: DevicePtr, b: DevicePtr, d: DevicePtr) -> bool {
         let workspace = gpu.scratch(Slot::Product, WORKSPACE);
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(plan) = plans.entry(shape).or_insert_with(|| self.plan(shape)) else { return false };
         let sizes = [shape.m, shape.n, shape.k].map(|x| x as u64);
-        let flags = [shape.transpose_a, shape.transpose_b, shape.add].map(u64::from);
-        if gpu.hashed(&[3, a, b, bias, d, workspace]) {
+        let flags = [shape.transpose_b, shape.add].map(u64::from);
+        if gpu.hashed(&[3, a, b, d, workspace]) {
             gpu.hashed(&sizes);
             gpu.hashed(&flags);
             return true;
@@ -128,9 +105,6 @@ impl Lt {
         let (one, beta) = (1.0f32, if shape.add { 1.0f32 } else { 0.0 });
         // SAFETY: the descriptors describe the operands; the caller gives addresses of their sizes.
         let status = unsafe {
-            if shape.bias {
-                (self.library.desc_set)(plan.desc, DESC_BIAS, (&raw const bias).cast(), size_of::<DevicePtr>());
-            }
             (self.library.matmul)(
                 self.handle,
                 plan.desc,
@@ -165,9 +139,8 @@ impl Lt {
             (status == 0).then_some(layout)
         };
         let stored = |transposed: bool, rows, columns| if transposed { (columns, rows) } else { (rows, columns) };
-        let (a_rows, a_columns) = stored(shape.transpose_a, shape.m, shape.k);
         let (b_rows, b_columns) = stored(shape.transpose_b, shape.k, shape.n);
-        let a = layout(a_rows, a_columns, TYPE_BF16)?;
+        let a = layout(shape.m, shape.k, TYPE_BF16)?;
         let b = layout(b_rows, b_columns, TYPE_BF16)?;
         let d = layout(shape.m, shape.n, TYPE_F32)?;
         let (mut desc, mut preference, mut found) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
@@ -180,11 +153,7 @@ impl Lt {
             let set = |attribute: c_int, value: c_int| {
                 (lib.desc_set)(desc, attribute, (&raw const value).cast(), size_of::<c_int>());
             };
-            set(DESC_TRANSPOSE_A, c_int::from(shape.transpose_a));
             set(DESC_TRANSPOSE_B, c_int::from(shape.transpose_b));
-            if shape.bias {
-                set(DESC_EPILOGUE, EPILOGUE_BIAS);
-            }
             (lib.preference_create)(&mut preference);
             let bytes = WORKSPACE as u64;
             (lib.preference_set)(preference, PREFERENCE_WORKSPACE, (&raw const bytes).cast(), size_of::<u64>());

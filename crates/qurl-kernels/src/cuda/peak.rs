@@ -20,7 +20,8 @@ pub fn copy_bandwidth(cuda: &Cuda) -> Result<f64, BackendError> {
     Ok(2.0 * COPIED as f64 / seconds)
 }
 
-/// Operations a second (multiply and add counted apart) of a large bf16 product on random numbers.
+/// Operations a second (multiply and add counted apart) of a large bf16 product on random numbers: the library's, as on the
+/// way back, or our own, whichever is faster.
 pub fn bf16_rate(cuda: &Cuda) -> Result<f64, BackendError> {
     let gpu = cuda.gpu();
     let mut w = cuda.zeros(PRODUCT * PRODUCT)?;
@@ -29,8 +30,9 @@ pub fn bf16_rate(cuda: &Cuda) -> Result<f64, BackendError> {
     packed.fill(gpu, w.at(), crate::Rounding::Nearest)?;
     let out = Buffer::new(gpu, 4 * PRODUCT * PRODUCT, "measuring products")?;
     let x = linear::left(gpu, Format::Bf16, Rows::Plain(w.at()), PRODUCT, PRODUCT);
-    let product = || linear::forward(gpu, x, PRODUCT, &packed, 0, Output::Store, out.at());
-    Ok(2.0 * (PRODUCT as f64).powi(3) / best_of(cuda, 5, product)?)
+    let forward = best_of(cuda, 5, || linear::forward(gpu, x, PRODUCT, &packed, 0, Output::Store, out.at()))?;
+    let back = best_of(cuda, 5, || linear::input_gradient(gpu, x.data, PRODUCT, &packed, false, out.at()))?;
+    Ok(2.0 * (PRODUCT as f64).powi(3) / forward.min(back))
 }
 
 /// Seconds of one run: the best of several groups of eight.

@@ -6,8 +6,8 @@ use crate::support::{Paged, Random, assert_bits, down, heads, up};
 use qurl_kernels::Format;
 use qurl_kernels::backend::{Backend, KvFormat, Output, Placed, Rope};
 
-/// Rows of an MLP have the bits they have alone, and what its parts give within rounding: the sums of bf16 and fp8 are cut
-/// elsewhere. Those of int8 are exact, so there the parts give the same bits.
+/// Rows of an MLP have the bits they have alone and with weights that are trained, and what its parts give within rounding:
+/// the sums of bf16 and fp8 are cut elsewhere. Those of int8 are exact, so there the parts give the same bits.
 #[test]
 fn an_mlp_equals_its_parts_and_does_not_depend_on_the_batch() {
     let Some(cuda) = device() else { return };
@@ -15,6 +15,8 @@ fn an_mlp_equals_its_parts_and_does_not_depend_on_the_batch() {
     for (d, f) in [(256, 8512), (896, 4864), (512, 6144), (512, 8192), (1024, 8960)] {
         check_mlp(&cuda, 300, d, f);
     }
+    // So many that gates and ups of bf16 have tiles of 192 tokens.
+    check_mlp(&cuda, 1700, 896, 4864);
 }
 
 fn check_mlp(cuda: &impl Backend, rows: usize, d: usize, f: usize) {
@@ -24,29 +26,42 @@ fn check_mlp(cuda: &impl Backend, rows: usize, d: usize, f: usize) {
     let small = |values: Vec<f32>| values.into_iter().map(|v| 0.05 * v).collect::<Vec<f32>>();
     let (gate_up, down_weights) = (small(random.normals(2 * f * d)), small(random.normals(d * f)));
     for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8] {
-        let first = cuda.pack(&up(cuda, &gate_up), 2 * f, d, format, false).expect("weights pack");
-        let second = cuda.pack(&up(cuda, &down_weights), d, f, format, false).expect("weights pack");
+        let pack = |weights: &[f32], n, k, trained| {
+            cuda.pack(&up(cuda, weights), n, k, format, trained).expect("weights pack")
+        };
+        let packed = |trained| [pack(&gate_up, 2 * f, d, trained), pack(&down_weights, d, f, trained)];
         let gain = up(cuda, &gain);
-        let run = |from: usize, count: usize, apart: bool| {
+        let run_with = |[first, second]: &[_; 2], from: usize, count: usize, apart: bool| {
             let mut y = up(cuda, &x[from * d..][..count * d]);
             let room = |width: usize| up(cuda, &vec![f32::NAN; count * width]);
             let (mut normed, mut projected, mut activated) = (room(d), room(2 * f), room(f));
             match apart {
                 true => {
-                    cuda.norm_linear(&y, &gain, count, eps, &first, None, &mut normed, &mut projected);
-                    cuda.swiglu_linear(&projected, count, f, &second, Output::Add, &mut activated, &mut y);
+                    cuda.norm_linear(&y, &gain, count, eps, first, None, &mut normed, &mut projected);
+                    cuda.swiglu_linear(&projected, count, f, second, Output::Add, &mut activated, &mut y);
                 }
                 false => {
                     let (normed, projected, activated) = (&mut normed, &mut projected, &mut activated);
-                    cuda.mlp(&mut y, &gain, count, f, eps, &first, &second, normed, projected, activated);
+                    cuda.mlp(&mut y, &gain, count, f, eps, first, second, normed, projected, activated);
                 }
             }
             down(cuda, &y)
         };
+        let weights = packed(false);
+        let run = |from, count, apart| run_with(&weights, from, count, apart);
         let all = run(0, rows, false);
         let off = distance(&all, &run(0, rows, true));
         println!("mlp of {d} and {f}, {format}: {off:.1e} from its parts");
         assert!(off < if format == Format::Int8 { f64::MIN_POSITIVE } else { 2e-3 }, "{format}: {off:.1e}");
+        if !format.is_quantized() {
+            let trained = packed(true);
+            assert_bits(&format!("trained mlp {format}"), &run_with(&trained, 0, rows, false), &all);
+            assert_bits(
+                &format!("trained mlp {format}, 5 rows"),
+                &run_with(&trained, 7, 5, false),
+                &all[7 * d..][..5 * d],
+            );
+        }
         for (from, count) in [(0, 1), (299, 1), (7, 5), (30, 16), (100, 33), (3, 64), (20, 128), (2, 200), (50, 250)] {
             assert_bits(
                 &format!("mlp {format}: {count} rows from {from}"),
