@@ -96,7 +96,7 @@ def choose(fmt, rows, n, k_bytes, swiglu=0):
             unit, each, fixed = {256: (0.75, 0, 3), 192: (0.62, 3.2, 0), 128: (0.45, 2, 0)}[tok]
             costs.append(((unit * kb + each) * up(up(n, 256) * up(rows, tok), SMS // 2) + fixed, v) if rows > 256 else (1e9, v))
         else:
-            unit, fixed = (0.42 if rows <= 256 else 0.46, 2) if wg == 2 else (0.25, 2.5) if tok == 128 else (0.21, 1.5)
+            unit, fixed = (0.46 if rows > 256 and fmt != "fp8" else 0.42, 2) if wg == 2 else (0.25, 2.5) if tok == 128 else (0.21, 1.5)
             costs.append(((unit * kb + fixed) * up(up(n, 64 * wg) * up(rows, tok), SMS), v))
     return min(costs)[1]
 

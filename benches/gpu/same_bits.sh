@@ -11,9 +11,10 @@ mkdir -p "$folder"
 "${train[@]}" "$folder/once"
 "${train[@]}" "$folder/again"
 "${train[@]}" "$folder/resumed" &
-until [ -d "$folder/resumed/checkpoints/step-2" ]; do sleep 0.05; done
-kill -9 $!
-wait $! || true
+run=$!
+while kill -0 $run && [ ! -d "$folder/resumed/checkpoints/step-2" ]; do sleep 0.05; done
+kill -9 $run || true
+wait $run || true
 echo "killed after $(wc -l < "$folder/resumed/metrics.jsonl") of 10 steps"
 "$qurl" train --device "$device" --run "$folder/resumed" --resume --quiet
 

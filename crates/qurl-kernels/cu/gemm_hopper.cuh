@@ -185,7 +185,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
         }
         return w;
     };
-    // The 64 rows of a warpgroup: the second takes the ups of the first one's gates.
+    // The 64 rows of a warpgroup: with gates the second takes their ups.
     auto strip_of = [&](u32 tile, u32 group) {
         u32 at = STREAMS ? tile * SIDES + blockIdx.x % SIDES : SPLITS ? tile : tile * CL + rank;
         return WG > 1 && a.gates ? at + group * (strips / 2) : at * WG + group;

@@ -80,7 +80,7 @@ struct Finish {
     int left;  // tokens from the lane's first on, if it has rows
     u64 place;
 
-    // The second warpgroup has the ups of the first one's gates.
+    // With gates the second warpgroup has their ups.
     static __device__ __forceinline__ bool has_ups() { return threadIdx.x >= 128; }
 
     // With SWIGLU `row` is that of the gates also for warps that have the ups.
@@ -110,7 +110,9 @@ struct Finish {
             }
         }
         place = (u64)(token + eighth) * width + row + quad * 4;
-        left = row + quad * 4 < width ? (int)(a.tokens - token - eighth) : 0;
+        // Gates end where ups begin: past the last pair of strips a block would have some of those.
+        u32 end = a.gates == PAIRED && !has_ups() ? a.n / 2 : width;
+        left = row + quad * 4 < end ? (int)(a.tokens - token - eighth) : 0;
     }
 
     // Sums of four rows as numbers.

@@ -95,10 +95,11 @@ fn parity(cuda: &Arc<Cuda>, config: &ModelConfig, params: &Params<Vec<f32>>, for
         Engine::new(cuda.clone(), pack(&**cuda, config, params, format, kv, false), WEIGHTS, roomy()).expect("engine");
     let groups = engine.generate(&requests).expect("generate");
     let decoded: Vec<f32> = groups.iter().flat_map(|g| &g.samples).flat_map(|s| s.logprobs.clone()).collect();
+    let scored_here = scored(&**cuda, &pack(&**cuda, config, params, format, kv, false), &requests, &groups);
     // The trainer's network, where the format can be trained: with other weights in memory, and the same bits.
     let net = pack(&**cuda, config, params, format, kv, !format.is_quantized());
-    let scored_here = scored(&**cuda, &net, &requests, &groups);
     let taped_here = taped(&**cuda, &net, &requests, &groups);
+    assert_eq!(bits(&taped_here), bits(&scored(&**cuda, &net, &requests, &groups)), "{what}: trainer = its scoring");
     let prefilled_here = prefilled(cuda, pack(&**cuda, config, params, format, kv, false), &requests, &groups);
     let cpu = cpu(2);
     let on_cpu = scored(&*cpu, &pack(&*cpu, config, params, format, kv, false), &requests, &groups);

@@ -195,6 +195,14 @@ mod tests {
         }
         // Sixteen bytes a parameter for weights, gradients and moments, and more than that in all.
         assert!(plan.total() > 16 * config.param_count() as usize);
+        // What is trained in bf16 is packed twice.
+        let packed = |trained| {
+            packed_bytes(&config, &NetworkOptions { trained, ..NetworkOptions::training(&config, Format::Bf16) })
+        };
+        let linear =
+            config.num_layers * config.hidden_size * (config.qkv_dim() + config.q_dim() + 3 * config.intermediate_size)
+                + config.vocab_size * config.hidden_size;
+        assert_eq!(packed(true) - packed(false), BF16 * linear);
         // A second model brings its own of everything but scratch memory.
         let shared = SCRATCH + operand_bytes(&config, tape.rows);
         let both = plan.clone().learner("critic", &config, &options);

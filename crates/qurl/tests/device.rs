@@ -9,7 +9,8 @@ use models::{TempDir, saved};
 use qurl_model::Family;
 use std::process::Command;
 
-/// A driver of this version (1000 times its major number), with one device that has 1 of 2 GiB free, and a compiler. Nothing computes.
+/// A driver of this version (1000 times its major number), with one device that has 1 of 2 GiB free, and a compiler that ends with
+/// this status. Nothing computes.
 const LIBRARY: &str = r#"
 #include <stddef.h>
 #include <string.h>
@@ -29,17 +30,20 @@ EMPTY(cuFuncGetAttribute) EMPTY(cuOccupancyMaxActiveBlocksPerMultiprocessor) EMP
 EMPTY(cuLaunchKernelEx) EMPTY(cuTensorMapEncodeTiled) EMPTY(cuStreamBeginCapture_v2) EMPTY(cuStreamEndCapture)
 EMPTY(cuGraphInstantiateWithFlags) EMPTY(cuGraphLaunch) EMPTY(cuGraphExecDestroy) EMPTY(cuGraphDestroy) EMPTY(cuEventCreate)
 EMPTY(cuEventRecord) EMPTY(cuEventSynchronize) EMPTY(cuEventElapsedTime) EMPTY(cuEventDestroy_v2) EMPTY(cuGetErrorString)
-EMPTY(nvrtcVersion) EMPTY(nvrtcCreateProgram) EMPTY(nvrtcCompileProgram) EMPTY(nvrtcGetProgramLogSize)
-EMPTY(nvrtcGetProgramLog) EMPTY(nvrtcGetCUBINSize) EMPTY(nvrtcGetCUBIN) EMPTY(nvrtcDestroyProgram)
+int nvrtcCompileProgram() { return COMPILED; }
+int nvrtcGetProgramLogSize(void* program, size_t* size) { *size = 9; return 0; }
+int nvrtcGetProgramLog(void* program, char* log) { strcpy(log, "too hard"); return 0; }
+int nvrtcGetCUBINSize(void* program, size_t* size) { *size = 1; return 0; }
+EMPTY(nvrtcVersion) EMPTY(nvrtcCreateProgram) EMPTY(nvrtcGetCUBIN) EMPTY(nvrtcDestroyProgram)
 #endif
 "#;
 
 /// Builds the library with the compiler that Rust links with.
-fn driver(dir: &TempDir, version: u32) -> String {
+fn driver(dir: &TempDir, version: u32, compiled: u32) -> String {
     let (source, library) = (dir.path().join("driver.c"), dir.path().join("driver.so"));
     std::fs::write(&source, LIBRARY).expect("written");
     let built = Command::new("cc")
-        .args(["-shared", "-fPIC", "-w", &format!("-DVERSION={version}"), "-o"])
+        .args(["-shared", "-fPIC", "-w", &format!("-DVERSION={version}"), &format!("-DCOMPILED={compiled}"), "-o"])
         .args([&library, &source])
         .status()
         .expect("cc, with which Rust links");
@@ -49,7 +53,9 @@ fn driver(dir: &TempDir, version: u32) -> String {
 
 /// Runs a command with this file as the driver and the compiler.
 fn with_driver(dir: &TempDir, driver: &str, args: &[&str], stdin: &str) -> Run {
-    qurl_with(dir.path(), args, &[("QURL_CUDA", driver), ("QURL_NVRTC", driver)], stdin)
+    let cache = dir.path().join("cache");
+    let cache = cache.to_str().expect("a path in UTF-8");
+    qurl_with(dir.path(), args, &[("QURL_CUDA", driver), ("QURL_NVRTC", driver), ("XDG_CACHE_HOME", cache)], stdin)
 }
 
 /// `cuda` is refused for this reason; `auto` says it and computes on the CPU.
@@ -79,22 +85,31 @@ fn a_missing_driver() {
 #[test]
 fn a_driver_that_is_too_old() {
     let dir = TempDir::new();
-    let old = driver(&dir, 11_040);
+    let old = driver(&dir, 11_040, 0);
     check_refused(&dir, &old, &["the driver is too old", "CUDA 11.4", "expected 12.0 or newer"]);
+}
+
+#[test]
+fn a_compiler_that_fails() {
+    let dir = TempDir::new();
+    let driver = driver(&dir, 12_000, 6);
+    check_refused(&dir, &driver, &["does not compile for sm_90", "NVRTC status 6", "too hard"]);
 }
 
 /// What goes where is said before a run starts, and a run that does not fit leaves nothing behind.
 #[test]
 fn memory_that_does_not_suffice() {
     let dir = TempDir::new();
-    let driver = driver(&dir, 12_000);
+    let driver = driver(&dir, 12_000, 0);
     let parts = ["scratch 2048 MiB", "actor: weights in f32", "actor: moments", "rollout: keys and values", "together"];
     let refused = with_driver(&dir, &driver, &["train", "--device", "cuda", "--run", "refused"], "");
     refused.assert_bad(&parts);
     refused.assert_bad(&["memory: ", "1024 of 2048 MiB free", "trainer.micro_tokens"]);
     assert!(!dir.path().join("refused").exists(), "a refused run has left its directory");
+    assert!(refused.stderr.contains("compiling"), "{}", refused.stderr);
 
     let refused = with_driver(&dir, &driver, &["bench", "train", "--device", "cuda", "--shape", "5m"], "");
     assert_eq!(refused.status, 1, "{}{}", refused.stdout, refused.stderr);
     assert!(refused.stderr.contains("1024 of 2048 MiB free"), "{}", refused.stderr);
+    assert!(!refused.stderr.contains("compiling"), "the kernels are in the cache: {}", refused.stderr);
 }

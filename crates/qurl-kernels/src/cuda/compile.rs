@@ -2,7 +2,7 @@
 //!
 //! A compiled file is found again by a hash of everything that makes it: source, headers, architecture, options and the
 //! compiler's version. A cache that cannot be read or written costs time, nothing else. What it does not have is compiled
-//! on all cores before the device is used (a minute of work for one core), so that no step of a run waits for it.
+//! on all cores before the device is used (half a minute to a minute for one core), so that no step of a run waits for it.
 
 use super::ffi::Nvrtc;
 use std::ffi::{CString, c_char, c_int};
@@ -126,6 +126,7 @@ pub fn compile(nvrtc: &Nvrtc, source: &Source, architecture: Architecture, verbo
         }
         (nvrtc.destroy)(&mut program);
         match got {
+            0 if cubin.is_empty() => Err(format!("NVRTC made no code of {}.cu", source.name)),
             0 => Ok(Compiled { cubin, log }),
             status => {
                 let target = architecture.target(source);
@@ -176,8 +177,10 @@ pub fn cubin(nvrtc: &Nvrtc, source: &Source, architecture: Architecture) -> Resu
     }
     let Compiled { cubin, .. } = compile(nvrtc, source, architecture, false)?;
     if let Some(path) = path {
-        // Written beside and renamed, so that no other process reads half a file. Failure costs time next time.
-        let beside = path.with_extension(format!("{}.part", std::process::id()));
+        // Written beside and renamed, so that nobody else reads half a file. Failure costs time next time.
+        static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+        let nth = WRITTEN.fetch_add(1, Ordering::Relaxed);
+        let beside = path.with_extension(format!("{}-{nth}.part", std::process::id()));
         let written = path.parent().is_some_and(|folder| std::fs::create_dir_all(folder).is_ok())
             && std::fs::write(&beside, &cubin).is_ok();
         if !written || std::fs::rename(&beside, &path).is_err() {

@@ -130,6 +130,9 @@ impl Kernels {
 impl Gpu {
     /// Compiles the files that the cache does not have, on all cores; `say` hears before how many those are.
     pub fn compile_kernels(&self, say: impl FnOnce(usize)) -> Result<(), BackendError> {
+        // Whoever opens the device at the same time waits, and finds the files in the cache.
+        static COMPILING: Mutex<()> = Mutex::new(());
+        let _compiling = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
         let (nvrtc, architecture) = (&self.nvrtc, self.architecture);
         let missing: Vec<_> = SOURCES.iter().filter(|s| !compile::is_cached(nvrtc, s, architecture)).collect();
         if missing.is_empty() {

@@ -37,7 +37,6 @@ fn every_kernel_compiles_without_spills_and_serialized_products() {
     on_all_cores(&jobs, |&(source, architecture)| {
         let target = architecture.target(source);
         let compiled = compile(&nvrtc, source, architecture, true).unwrap_or_else(|log| panic!("{log}"));
-        assert!(!compiled.cubin.is_empty(), "{} for {target}: no code", source.name);
         for line in compiled.log.lines().filter(|line| line.contains("spill")) {
             let clean = line.contains(" 0 bytes spill stores, 0 bytes spill loads");
             assert!(clean, "{}.cu for {target}: {line}\n{}", source.name, compiled.log);
