@@ -81,6 +81,8 @@ def tokens_per_second(shape, batch):
         position.add_(1)
         return log_probs
 
+    # What was made on the default stream must be there before another one uses it.
+    torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
