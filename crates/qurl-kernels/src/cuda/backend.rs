@@ -330,7 +330,7 @@ impl Backend for Cuda {
     fn linear_input_gradient(&self, dy: &CudaTensor, rows: usize, w: &CudaWeight, dx: &mut CudaTensor) {
         check("linear input gradient", rows * w.n <= dy.len && rows * w.k <= dx.len);
         let dy = linear::converted(&self.gpu, w.format, dy.at(), rows, w.n, Slot::Right);
-        linear::input_gradient(&self.gpu, dy, rows, w, false, dx.at());
+        linear::input_gradient(&self.gpu, dy, rows, w, dx.at());
     }
 
     fn linear_weight_gradient(

@@ -198,6 +198,6 @@ pub(super) fn backward(
             }
         };
         linear::weight_gradient(gpu, head.format, x.data, dlogits, count, head.n, head.k, dweight);
-        linear::input_gradient(gpu, dlogits, count, head, false, dhidden + offset);
+        linear::input_gradient(gpu, dlogits, count, head, dhidden + offset);
     }
 }

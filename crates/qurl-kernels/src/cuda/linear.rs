@@ -306,18 +306,25 @@ pub(super) fn forward(
     product.run(gpu, w.format);
 }
 
-/// `dx[rows, k] (+)= dy[rows, n] W`; `dy` is in the weights' format.
-pub(super) fn input_gradient(gpu: &Gpu, dy: DevicePtr, rows: usize, w: &CudaWeight, add: bool, dx: DevicePtr) {
+/// `dx[rows, k] = dy[rows, n] W`; `dy` is in the weights' format.
+pub(super) fn input_gradient(gpu: &Gpu, dy: DevicePtr, rows: usize, w: &CudaWeight, dx: DevicePtr) {
     assert!(w.trained, "weights packed for inference have no input gradient");
     let weights = w.rows.as_ref().unwrap_or(&w.data).at();
     if w.format == Format::Bf16
         && Lt::takes(w.n, w.k)
-        && gpu.lt().is_some_and(|lt| lt.input_gradient(gpu, dy, weights, rows, w.n, w.k, add, dx))
+        && gpu.lt().is_some_and(|lt| lt.input_gradient(gpu, dy, weights, rows, w.n, w.k, dx))
     {
         return;
     }
-    let product =
-        Plain { a: (dy, w.n, 1), b: (weights, 1, w.k), sizes: (rows, w.k, w.n), scales: (0, 0), bias: 0, add, out: dx };
+    let product = Plain {
+        a: (dy, w.n, 1),
+        b: (weights, 1, w.k),
+        sizes: (rows, w.k, w.n),
+        scales: (0, 0),
+        bias: 0,
+        add: false,
+        out: dx,
+    };
     product.run(gpu, w.format);
 }
 

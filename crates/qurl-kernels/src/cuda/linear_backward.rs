@@ -62,7 +62,7 @@ pub(super) fn products(
     dx: DevicePtr,
 ) {
     linear::weight_gradient(gpu, w.format, x, dy, rows, w.n, w.k, dw);
-    linear::input_gradient(gpu, dy, rows, w, false, dx);
+    linear::input_gradient(gpu, dy, rows, w, dx);
 }
 
 /// Backward of `swiglu(gate_up) down^T`: `ddown += ...`, and where the gradients of gates and ups are, in the weights'
@@ -80,7 +80,7 @@ pub(super) fn swiglu_linear(
     let (format, f) = (down.format, down.k);
     // Both products of `down` read it, and between them the gradients of gates and ups take the place of second operands.
     let dy = linear::converted(gpu, format, dy, rows, down.n, Slot::Gradient);
-    linear::input_gradient(gpu, dy, rows, down, false, activated);
+    linear::input_gradient(gpu, dy, rows, down, activated);
     let (gradients, out) = match format {
         Format::Bf16 => {
             let gradients = linear::operand_room(gpu, rows, 2 * f, Slot::Right);

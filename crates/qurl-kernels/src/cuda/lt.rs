@@ -60,7 +60,7 @@ impl Lt {
         n.is_multiple_of(8) && k.is_multiple_of(8)
     }
 
-    /// `dx[rows, k] (+)= dy[rows, n] w[n, k]`; whether the library could.
+    /// `dx[rows, k] = dy[rows, n] w[n, k]`; whether the library could.
     pub fn input_gradient(
         &self,
         gpu: &Gpu,
@@ -69,10 +69,9 @@ impl Lt {
         rows: usize,
         n: usize,
         k: usize,
-        add: bool,
         dx: DevicePtr,
     ) -> bool {
-        let shape = Shape { m: k, n: rows, k: n, transpose_b: false, add };
+        let shape = Shape { m: k, n: rows, k: n, transpose_b: false, add: false };
         self.run(gpu, shape, w, dy, dx)
     }
 
@@ -139,8 +138,7 @@ impl Lt {
             let status = unsafe { (lib.layout_create)(&mut layout, ty, rows as u64, columns as u64, rows as i64) };
             (status == 0).then_some(layout)
         };
-        let stored = |transposed: bool, rows, columns| if transposed { (columns, rows) } else { (rows, columns) };
-        let (b_rows, b_columns) = stored(shape.transpose_b, shape.k, shape.n);
+        let (b_rows, b_columns) = if shape.transpose_b { (shape.n, shape.k) } else { (shape.k, shape.n) };
         let a = layout(shape.m, shape.k, TYPE_BF16)?;
         let b = layout(b_rows, b_columns, TYPE_BF16)?;
         let d = layout(shape.m, shape.n, TYPE_F32)?;

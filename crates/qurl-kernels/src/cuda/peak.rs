@@ -31,7 +31,7 @@ pub fn bf16_rate(cuda: &Cuda) -> Result<f64, BackendError> {
     let out = Buffer::new(gpu, 4 * PRODUCT * PRODUCT, "measuring products")?;
     let x = linear::left(gpu, Format::Bf16, Rows::Plain(w.at()), PRODUCT, PRODUCT);
     let forward = best_of(cuda, 5, || linear::forward(gpu, x, PRODUCT, &packed, 0, Output::Store, out.at()))?;
-    let back = best_of(cuda, 5, || linear::input_gradient(gpu, x.data, PRODUCT, &packed, false, out.at()))?;
+    let back = best_of(cuda, 5, || linear::input_gradient(gpu, x.data, PRODUCT, &packed, out.at()))?;
     Ok(2.0 * (PRODUCT as f64).powi(3) / forward.min(back))
 }
 

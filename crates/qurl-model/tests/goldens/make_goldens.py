@@ -2,6 +2,7 @@
 
     python make_goldens.py            # rewrites every case
     python make_goldens.py qwen3      # rewrites one
+    python make_goldens.py softer     # rewrites what the softer models of all cases give
 
 Each case is a tiny random model saved by transformers itself, and beside it what
 transformers and autograd compute with it in float32 on one CPU thread: the numbers
@@ -19,7 +20,7 @@ import math
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ HERE = Path(__file__).resolve().parent
 LOGPROB_NOISE = 1e-5
 GRADIENT_NOISE = 1e-5
 # The best token must win by this much, or its index would hang on rounding.
-ARGMAX_MARGIN = 1e-3
+ARGMAX_MARGIN = 1e-4
 
 
 @dataclass
@@ -362,8 +363,24 @@ def make_case(case):
             run_scoring(case, s, model, twin, sequences, folder) for s in case.scorings
         ]
     write_json(folder / "golden.json", golden)
+    if not case.critic:
+        make_softer(case)
     if case.name == "qwen2":
         write_json(HERE / "training.json", training_trace(case, sequences))
+
+
+def make_softer(case):
+    """The same scorings of a saved model with 0.7 of its weights, rounded to numbers that bf16 has."""
+    folder = HERE / case.name
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_((0.7 * parameter).bfloat16().float())
+    twin = copy.deepcopy(model).double()
+    sequences = draw_sequences(case)
+    scorings = [replace(s, suffix="_softer" + s.suffix) for s in case.scorings]
+    golden = [run_scoring(case, s, model, twin, sequences, folder) for s in scorings]
+    write_json(folder / "softer.json", {"case": case.name, "ids": sequences, "scorings": golden})
 
 
 # ---------------------------------------------------------------- training
@@ -490,13 +507,15 @@ def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     wanted = sys.argv[1:]
-    known = [case.name for case in cases()] + ["adamw"]
+    known = [case.name for case in cases()] + ["softer", "adamw"]
     for name in wanted:
         if name not in known:
             sys.exit(f"no case {name!r}; there are {', '.join(known)}")
     for case in cases():
         if not wanted or case.name in wanted:
             make_case(case)
+        elif "softer" in wanted and not case.critic:
+            make_softer(case)
     if not wanted or "adamw" in wanted:
         make_adamw()
     size = sum(f.stat().st_size for f in HERE.rglob("*") if f.is_file())
