@@ -146,6 +146,10 @@ pub trait Backend: Send + Sync + 'static {
     fn memory(&self) -> Option<(usize, usize)> {
         None
     }
+    /// The most bytes that this process had allocated at a time, if the device has memory of its own.
+    fn peak_memory(&self) -> Option<usize> {
+        None
+    }
     /// Waits until everything issued so far is done.
     fn synchronize(&self) -> Result<(), BackendError> {
         Ok(())

@@ -13,7 +13,7 @@ pub mod network;
 pub mod rope;
 pub mod train;
 
-pub use batch::{Batch, Targets};
-pub use infer::{Inference, logit_rows, score, score_targets, value_rows};
+pub use batch::{Batch, PAGE, Targets};
+pub use infer::{Inference, score};
 pub use network::{Network, NetworkOptions};
 pub use train::{Tape, TapeOptions};

@@ -10,16 +10,18 @@
 
 mod check;
 mod commit;
+mod options;
+
+pub use options::EngineOptions;
 
 use crate::error::RolloutError;
 use crate::pages::PagePool;
 use crate::request::{FinishReason, Group, Request, RequestId, Sample, WeightVersion};
 use crate::rows::StepRows;
-use crate::scheduler::{Limits, Scheduler};
+use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, SequenceId};
 use qurl_kernels::{Backend, BackendError};
 use qurl_model::Params;
-use qurl_model::compute::infer::page_store;
 use qurl_model::compute::{Inference, Network, Targets};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -30,25 +32,6 @@ pub type TextDecoder = Arc<dyn Fn(&[u32]) -> String + Send + Sync>;
 
 /// Engines so far.
 static ENGINES: AtomicU64 = AtomicU64::new(0);
-
-/// Size of an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EngineOptions {
-    /// Memory for keys and values of all layers, in bytes.
-    pub kv_bytes: usize,
-    /// Tokens of a page, a multiple of 16.
-    pub page_size: usize,
-    /// Most sequences that are computed at the same time.
-    pub max_num_seqs: usize,
-    /// Most tokens of a step; longer prompts are computed in chunks.
-    pub max_num_batched_tokens: usize,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        EngineOptions { kv_bytes: 1 << 30, page_size: 16, max_num_seqs: 256, max_num_batched_tokens: 1024 }
-    }
-}
 
 /// What an engine has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,6 +86,7 @@ pub struct Engine<B: Backend> {
     network: Network<B>,
     /// `None` after a load that failed half-way.
     weights: Option<WeightVersion>,
+    options: EngineOptions,
     page_bytes: usize,
     kv: Vec<B::Kv>,
     work: Inference<B>,
@@ -138,27 +122,19 @@ impl<B: Backend> Engine<B> {
             true => Ok(()),
             false => Err(RolloutError::OutOfRange { key, found: value.to_string(), expected: expected.to_string() }),
         };
-        let EngineOptions { kv_bytes, page_size, max_num_seqs, max_num_batched_tokens } = options;
+        let EngineOptions { page_size, max_num_seqs, max_num_batched_tokens, .. } = options;
         let whole_blocks = page_size > 0 && page_size.is_multiple_of(16) && page_size <= 1 << 16;
         in_range("page_size", page_size, whole_blocks, "a multiple of 16, at most 65536")?;
         in_range("max_num_seqs", max_num_seqs, max_num_seqs > 0, "at least 1")?;
         in_range("max_num_batched_tokens", max_num_batched_tokens, max_num_batched_tokens > 0, "at least 1")?;
-        let c = network.config();
-        let layer_bytes = backend.kv_page_bytes(network.options().kv_format, page_size, c.num_kv_heads, c.head_dim);
-        let page_bytes = layer_bytes * c.num_layers;
-        // Slots are numbered with 32 bits, and no more pages are taken than all sequences can fill (twice, for prompts
-        // that wait for their samples).
-        let useful = max_num_seqs.saturating_mul(2 * network.options().positions.div_ceil(page_size));
-        let pages = (kv_bytes / page_bytes.max(1)).min(u32::MAX as usize / page_size - 1).min(useful);
-        in_range("kv_bytes", kv_bytes, pages > 0, &format!("at least the {page_bytes} bytes of one page"))?;
-        let limits = Limits { max_num_seqs, max_num_batched_tokens };
+        let (page_bytes, pages) = options.pages(&*backend, &network)?;
         Ok(Engine {
+            options,
             page_bytes,
             identity: ENGINES.fetch_add(1, Ordering::Relaxed),
-            // One page more, for the rows that fill up a step.
-            kv: page_store(&*backend, &network, pages + 1, page_size)?,
+            kv: options.page_store(&*backend, &network, pages)?,
             work: Inference::new(&*backend, &network, max_num_batched_tokens.max(backend.bucket(max_num_seqs)))?,
-            scheduler: Scheduler::new(limits, PagePool::new(pages, page_size)),
+            scheduler: options.scheduler(pages),
             ahead: backend.runs_ahead(),
             flights: VecDeque::new(),
             backend,
@@ -248,6 +224,51 @@ impl<B: Backend> Engine<B> {
         self.weights = None;
         change(&self.backend, &mut self.network)?;
         self.weights = Some(weights);
+        Ok(())
+    }
+
+    /// Lets `work` use the engine, its memory included, with another network of the same model. Requests that `work`
+    /// leaves in flight are dropped. Refused while requests are in flight.
+    ///
+    /// # Panics
+    /// If the network is of another model.
+    pub fn with_network<T>(
+        &mut self,
+        network: &mut Network<B>,
+        weights: WeightVersion,
+        work: impl FnOnce(&mut Engine<B>) -> T,
+    ) -> Result<T, RolloutError> {
+        let own = self.weights;
+        self.swap_network(network, Some(weights))?;
+        let result = work(self);
+        let left: Vec<RequestId> = self.pending.keys().copied().chain(self.failed.iter().map(|(id, _)| *id)).collect();
+        left.into_iter().for_each(|id| self.cancel(id));
+        self.swap_network(network, own)?;
+        Ok(result)
+    }
+
+    fn swap_network(&mut self, other: &mut Network<B>, weights: Option<WeightVersion>) -> Result<(), RolloutError> {
+        if self.unfinished() > 0 {
+            return Err(RolloutError::Busy { unfinished: self.unfinished() });
+        }
+        let (old, new) = (*self.network.options(), *other.options());
+        assert!(
+            self.network.config() == other.config() && old.positions == new.positions,
+            "a network of another model"
+        );
+        self.weights = None;
+        std::mem::swap(&mut self.network, other);
+        if old.kv_format != new.kv_format {
+            // The same bytes as pages of another format. The old ones go first, so that both are never there at once.
+            let (page_bytes, pages) = self.options.pages(&*self.backend, &self.network)?;
+            self.kv.clear();
+            self.kv = self.options.page_store(&*self.backend, &self.network, pages)?;
+            self.page_bytes = page_bytes;
+            self.scheduler = self.options.scheduler(pages);
+            // Recorded steps know the old addresses.
+            self.identity = ENGINES.fetch_add(1, Ordering::Relaxed);
+        }
+        self.weights = weights;
         Ok(())
     }
 

@@ -122,6 +122,10 @@ impl Backend for Cuda {
         Some(self.gpu.memory_info())
     }
 
+    fn peak_memory(&self) -> Option<usize> {
+        Some(self.gpu.peak_memory())
+    }
+
     fn synchronize(&self) -> Result<(), BackendError> {
         self.gpu.wait()
     }

@@ -9,7 +9,7 @@ use super::ffi::{self, Driver, Handle, Nvrtc, Status};
 use super::kv::LastSeen;
 use super::launch::Kernels;
 use super::lt::Lt;
-use super::memory::Memory;
+use super::memory::{Allocated, Memory};
 use super::replay::{Replay, StepHash};
 use crate::BackendError;
 use std::cell::Cell;
@@ -59,6 +59,7 @@ pub struct Gpu {
     pub(super) replay: Mutex<Replay>,
     /// Page-locked memory for drawn tokens that nobody waits for.
     pub(super) rooms: Mutex<Vec<Room>>,
+    pub(super) allocated: Allocated,
     last_seen: Mutex<LastSeen>,
     lt: OnceLock<Option<Lt>>,
 }
@@ -136,6 +137,7 @@ impl Gpu {
             memory: Mutex::default(),
             replay: Mutex::default(),
             rooms: Mutex::default(),
+            allocated: Allocated::default(),
             last_seen: Mutex::default(),
             lt: OnceLock::new(),
         })
@@ -169,6 +171,11 @@ impl Gpu {
         let status = unsafe { (self.driver.memory_info)(&mut free, &mut total) };
         self.check("asking for memory", status);
         (free, total)
+    }
+
+    /// The most bytes that this process had allocated at a time.
+    pub fn peak_memory(&self) -> usize {
+        self.allocated.peak()
     }
 
     /// cuBLASLt, where the machine has it.

@@ -10,6 +10,7 @@ use super::gpu::{Gpu, Mode};
 use super::kv::LastSeen;
 use crate::BackendError;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 /// Out of memory, as the driver says it.
@@ -61,6 +62,30 @@ impl Drop for Buffer {
         self.gpu.bind();
         // SAFETY: allocated in `new`; the driver waits for work that still uses it.
         unsafe { (self.gpu.driver.free)(self.at) };
+        self.gpu.allocated.sub(self.bytes);
+    }
+}
+
+/// Bytes that this process has allocated on the device, and the most it ever had.
+#[derive(Default)]
+pub(super) struct Allocated {
+    now: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+impl Allocated {
+    fn add(&self, bytes: usize) {
+        let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn sub(&self, bytes: usize) {
+        self.now.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// The most there ever was.
+    pub fn peak(&self) -> usize {
+        self.peak.load(Ordering::Relaxed)
     }
 }
 
@@ -165,7 +190,10 @@ impl Gpu {
         let mut at = 0;
         // SAFETY: the place is valid.
         match unsafe { (self.driver.alloc)(&mut at, bytes.max(ALIGN)) } {
-            0 => Ok(at),
+            0 => {
+                self.allocated.add(bytes);
+                Ok(at)
+            }
             OUT_OF_MEMORY => {
                 let (free, total) = self.memory_info();
                 let device = format!("{} ({} of {} MiB free)", self.name(), free >> 20, total >> 20);
@@ -190,6 +218,7 @@ impl Gpu {
         if let Some(old) = area.take() {
             // SAFETY: allocated below; the driver waits for work that still uses it.
             unsafe { (self.driver.free)(old.at) };
+            self.allocated.sub(old.bytes);
         }
         // Some room to grow, so that slowly growing requests do not free and allocate each time.
         let roomy = (bytes + bytes / 8).next_multiple_of(1 << 20);

@@ -3,9 +3,8 @@
 use super::batch::{Batch, PAGE, Targets};
 use super::layer::{self, Activations, Temporary};
 use super::network::Network;
-use qurl_kernels::backend::{DRAWN_WORDS, Extent, HeadOutput, Output, SampleRow};
+use qurl_kernels::backend::{DRAWN_WORDS, Extent, HeadOutput, SampleRow};
 use qurl_kernels::{Backend, BackendError};
-use std::ops::Range;
 
 /// Working memory for forward passes of up to a fixed number of rows.
 pub struct Inference<B: Backend> {
@@ -90,15 +89,6 @@ impl<B: Backend> Inference<B> {
         backend.head(hidden, &net.head, &targets.tokens, temperature)
     }
 
-    /// Logits `[rows.len(), vocabulary]` of some rows of the last forward pass: for diagnostics of few rows.
-    pub fn logits(&mut self, backend: &B, net: &Network<B>, rows: &[u32]) -> Result<Vec<f32>, BackendError> {
-        let len = rows.len() * net.config().vocab_size;
-        let hidden = self.hidden(backend, net, rows);
-        let mut logits = backend.zeros(len)?;
-        backend.linear(hidden, rows.len(), &net.head, None, Output::Store, &mut logits);
-        backend.download(&logits, len)
-    }
-
     /// Draws the tokens that follow some rows of the last forward pass, one `draws` each. [`Inference::ask_drawn`] asks
     /// for them.
     pub fn draw(&mut self, backend: &B, net: &Network<B>, rows: &[u32], draws: &[SampleRow]) {
@@ -110,19 +100,9 @@ impl<B: Backend> Inference<B> {
     pub fn ask_drawn(&self, backend: &B, rows: usize) -> Result<B::Asked, BackendError> {
         backend.ask_drawn(&self.drawn, rows)
     }
-
-    /// Values of a critic for some rows of the last forward pass.
-    ///
-    /// # Panics
-    /// If the network has no value head.
-    pub fn values(&mut self, backend: &B, net: &Network<B>, rows: &[u32]) -> Result<Vec<f32>, BackendError> {
-        let Some(value_head) = &net.value_head else { panic!("the network has no value head") };
-        let hidden = self.hidden(backend, net, rows);
-        backend.row_dots(hidden, rows.len(), value_head)
-    }
 }
 
-/// Log-probs (with entropies and likeliest tokens) of every token but the first of whole sequences, in chunks of at
+/// Log-probs (with entropies and argmax tokens) of every token but the first of whole sequences, in chunks of at
 /// most `chunk` rows. How sequences are batched and chunked does not change a bit of the result.
 pub fn score<B: Backend, S: AsRef<[u32]>>(
     backend: &B,
@@ -132,7 +112,21 @@ pub fn score<B: Backend, S: AsRef<[u32]>>(
     chunk: usize,
 ) -> Result<Vec<HeadOutput>, BackendError> {
     let targets = Targets::of(sequences, |_, _| true);
-    let all = score_targets(backend, net, sequences, &targets, temperature, chunk)?;
+    let batch = Batch::whole(sequences);
+    let mut kv = page_store(backend, net, batch.pages.len(), PAGE)?;
+    let mut work = Inference::new(backend, net, chunk.min(batch.rows()).max(1))?;
+    let mut all = HeadOutput::default();
+    for start in (0..batch.rows()).step_by(work.rows()) {
+        let end = (start + work.rows()).min(batch.rows());
+        work.forward(backend, net, &batch.chunk(start..end), &mut kv);
+        let first = all.logp.len();
+        let here = first..first + targets.rows[first..].partition_point(|&row| (row as usize) < end);
+        let rows = targets.rows[here.clone()].iter().map(|row| row - start as u32).collect();
+        let part = Targets { rows, tokens: targets.tokens[here].to_vec() };
+        if !part.is_empty() {
+            all.extend(work.head(backend, net, &part, temperature)?);
+        }
+    }
     let mut from = 0;
     Ok(sequences
         .iter()
@@ -142,82 +136,6 @@ pub fn score<B: Backend, S: AsRef<[u32]>>(
             all.part(range)
         })
         .collect())
-}
-
-/// As [`score`] for chosen targets of the sequences side by side, in the order of the targets.
-pub fn score_targets<B: Backend, S: AsRef<[u32]>>(
-    backend: &B,
-    net: &Network<B>,
-    sequences: &[S],
-    targets: &Targets,
-    temperature: f32,
-    chunk: usize,
-) -> Result<HeadOutput, BackendError> {
-    let mut all = HeadOutput::default();
-    in_chunks(backend, net, sequences, &targets.rows, chunk, |work, rows, wanted| {
-        let part = Targets { rows, tokens: targets.tokens[wanted].to_vec() };
-        all.extend(work.head(backend, net, &part, temperature)?);
-        Ok(())
-    })?;
-    Ok(all)
-}
-
-/// Logits `[wanted.len(), vocabulary]` of chosen rows (in ascending order) of the sequences side by side.
-pub fn logit_rows<B: Backend, S: AsRef<[u32]>>(
-    backend: &B,
-    net: &Network<B>,
-    sequences: &[S],
-    wanted: &[u32],
-    chunk: usize,
-) -> Result<Vec<f32>, BackendError> {
-    let mut logits = Vec::with_capacity(wanted.len() * net.config().vocab_size);
-    in_chunks(backend, net, sequences, wanted, chunk, |work, rows, _| {
-        logits.extend(work.logits(backend, net, &rows)?);
-        Ok(())
-    })?;
-    Ok(logits)
-}
-
-/// A critic's values of chosen rows (in ascending order) of the sequences side by side.
-pub fn value_rows<B: Backend, S: AsRef<[u32]>>(
-    backend: &B,
-    net: &Network<B>,
-    sequences: &[S],
-    wanted: &[u32],
-    chunk: usize,
-) -> Result<Vec<f32>, BackendError> {
-    let mut values = Vec::with_capacity(wanted.len());
-    in_chunks(backend, net, sequences, wanted, chunk, |work, rows, _| {
-        values.extend(work.values(backend, net, &rows)?);
-        Ok(())
-    })?;
-    Ok(values)
-}
-
-/// Runs whole sequences forward in chunks of rows and shows the wanted rows (in ascending order) of each chunk while they
-/// are at hand: their numbers in the chunk, and which of `wanted` they are. Chunks without any are not shown.
-fn in_chunks<B: Backend, S: AsRef<[u32]>>(
-    backend: &B,
-    net: &Network<B>,
-    sequences: &[S],
-    wanted: &[u32],
-    chunk: usize,
-    mut see: impl FnMut(&mut Inference<B>, Vec<u32>, Range<usize>) -> Result<(), BackendError>,
-) -> Result<(), BackendError> {
-    let batch = Batch::whole(sequences);
-    let mut kv = page_store(backend, net, batch.pages.len(), PAGE)?;
-    let mut work = Inference::new(backend, net, chunk.min(batch.rows()).max(1))?;
-    let mut seen = 0;
-    for start in (0..batch.rows()).step_by(work.rows()) {
-        let end = (start + work.rows()).min(batch.rows());
-        work.forward(backend, net, &batch.chunk(start..end), &mut kv);
-        let here = seen..seen + wanted[seen..].partition_point(|&row| (row as usize) < end);
-        seen = here.end;
-        if !here.is_empty() {
-            see(&mut work, wanted[here.clone()].iter().map(|row| row - start as u32).collect(), here)?;
-        }
-    }
-    Ok(())
 }
 
 /// Pages for the keys and values of every layer.

@@ -3,12 +3,15 @@
 //! [`Tape`] owns the memory of one micro-batch. `forward` runs the blocks (the same [`layer::forward`] as inference)
 //! and the head; `backward` takes `dL/dlogp` per scored token and adds to the gradients of all parameters. With
 //! recomputation only the input of each block is kept, and a block's forward pass is run again on the way back.
+//!
+//! Scoring without gradients ([`Tape::score`], [`Tape::values`], [`Tape::logits`]) runs in the same memory, with any
+//! network of the model: a step of RL scores its rollouts without allocating anything.
 
 use super::batch::{Batch, PAGE, Targets};
 use super::layer::{self, Activations, Temporary, head_rows};
 use super::network::{Block, Network};
 use crate::params::{LayerParams, Params};
-use qurl_kernels::backend::{HeadGradient, HeadOutput};
+use qurl_kernels::backend::{HeadGradient, HeadOutput, KvFormat, Output};
 use qurl_kernels::{Backend, BackendError};
 
 /// How a tape uses memory.
@@ -16,10 +19,17 @@ use qurl_kernels::{Backend, BackendError};
 pub struct TapeOptions {
     /// Most rows (tokens) of a micro-batch.
     pub rows: usize,
-    /// Most sequences of a micro-batch.
+    /// Most sequences of a micro-batch: each begins a page of keys and values of its own.
     pub sequences: usize,
     /// Keep only the inputs of the blocks and run each block again in the backward pass.
     pub recompute: bool,
+}
+
+impl TapeOptions {
+    /// Pages that the keys and values of one block can take.
+    pub fn pages(&self) -> usize {
+        self.rows / PAGE + self.sequences + 1
+    }
 }
 
 /// Memory of one micro-batch: activations, then gradients of activations.
@@ -32,6 +42,7 @@ pub struct Tape<B: Backend> {
     temp: Temporary<B>,
     /// Keys and values of the block that is running.
     kv: B::Kv,
+    kv_format: KvFormat,
     /// `[rows, d]` the residual stream; backward: its gradient.
     x: B::Tensor,
     /// `[targets, d]` scored rows of the last block's output, and those normalised.
@@ -58,14 +69,15 @@ impl<B: Backend> Tape<B> {
         let c = net.config();
         let (rows, d) = (options.rows, c.hidden_size);
         let kept = if options.recompute { 1 } else { c.num_layers };
-        let pages = rows / PAGE + options.sequences + 1;
+        let kv_format = net.options().kv_format;
         let zeros = |width: usize| backend.zeros(rows * width);
         Ok(Tape {
             options,
             inputs: (0..c.num_layers).map(|_| zeros(d)).collect::<Result<_, _>>()?,
             acts: (0..kept).map(|_| Activations::new(backend, net, rows, true)).collect::<Result<_, _>>()?,
             temp: Temporary::new(backend, net, rows)?,
-            kv: backend.kv_pages(net.options().kv_format, pages, PAGE, c.num_kv_heads, c.head_dim)?,
+            kv: backend.kv_pages(kv_format, options.pages(), PAGE, c.num_kv_heads, c.head_dim)?,
+            kv_format,
             x: zeros(d)?,
             picked: zeros(d)?,
             hidden: zeros(d)?,
@@ -85,13 +97,78 @@ impl<B: Backend> Tape<B> {
         layer::forward(backend, net, &net.blocks[index], batch, &mut self.kv, &mut self.x, acts, &mut self.temp);
     }
 
+    fn embed(&mut self, backend: &B, net: &Network<B>, batch: &Batch) {
+        let TapeOptions { rows, sequences, .. } = self.options;
+        assert!(batch.rows() <= rows && batch.spans.len() <= sequences, "micro-batch larger than its tape");
+        backend.gather(&net.embed, &batch.ids, net.config().hidden_size, &mut self.x);
+    }
+
+    /// Runs all blocks and keeps nothing: every block overwrites the activations of the one before.
+    fn run_blocks_once(&mut self, backend: &B, net: &Network<B>, batch: &Batch) -> Result<(), BackendError> {
+        let c = net.config();
+        self.embed(backend, net, batch);
+        // Quantized networks may store keys and values in fewer bits than the trainer does.
+        let mut own = match net.options().kv_format {
+            format if format == self.kv_format => None,
+            format => Some(backend.kv_pages(format, batch.pages.len(), PAGE, c.num_kv_heads, c.head_dim)?),
+        };
+        let kv = own.as_mut().unwrap_or(&mut self.kv);
+        for block in &net.blocks {
+            layer::forward(backend, net, block, batch, kv, &mut self.x, &mut self.acts[0], &mut self.temp);
+        }
+        Ok(())
+    }
+
+    /// Log-probs, entropies and argmax tokens of the targets of whole sequences, without gradients.
+    pub fn score(
+        &mut self,
+        backend: &B,
+        net: &Network<B>,
+        batch: &Batch,
+        targets: &Targets,
+        temperature: f32,
+    ) -> Result<HeadOutput, BackendError> {
+        self.run_blocks_once(backend, net, batch)?;
+        self.pick(backend, net, &targets.rows);
+        backend.head(&self.hidden, &net.head, &targets.tokens, temperature)
+    }
+
+    /// A critic's values of the chosen rows of whole sequences, without gradients.
+    ///
+    /// # Panics
+    /// If the network has no value head.
+    pub fn values(
+        &mut self,
+        backend: &B,
+        net: &Network<B>,
+        batch: &Batch,
+        rows: &[u32],
+    ) -> Result<Vec<f32>, BackendError> {
+        let Some(value_head) = &net.value_head else { panic!("the network has no value head") };
+        self.run_blocks_once(backend, net, batch)?;
+        self.pick(backend, net, rows);
+        backend.row_dots(&self.hidden, rows.len(), value_head)
+    }
+
+    /// Logits `[rows.len(), vocabulary]` of the chosen rows of whole sequences: for diagnostics of few rows.
+    pub fn logits(
+        &mut self,
+        backend: &B,
+        net: &Network<B>,
+        batch: &Batch,
+        rows: &[u32],
+    ) -> Result<Vec<f32>, BackendError> {
+        self.run_blocks_once(backend, net, batch)?;
+        self.pick(backend, net, rows);
+        let len = rows.len() * net.config().vocab_size;
+        let mut logits = backend.zeros(len)?;
+        backend.linear(&self.hidden, rows.len(), &net.head, None, Output::Store, &mut logits);
+        backend.download(&logits, len)
+    }
+
     fn run_blocks(&mut self, backend: &B, net: &Network<B>, batch: &Batch) {
         let (rows, d) = (batch.rows(), net.config().hidden_size);
-        assert!(
-            rows <= self.options.rows && batch.spans.len() <= self.options.sequences,
-            "micro-batch larger than its tape"
-        );
-        backend.gather(&net.embed, &batch.ids, d, &mut self.x);
+        self.embed(backend, net, batch);
         for index in 0..net.blocks.len() {
             backend.copy(&self.x, &mut self.inputs[index], rows * d);
             self.run_block(backend, net, index, batch);
