@@ -5,7 +5,7 @@
 //! method gets the same ones.
 
 use crate::recipe::Recipe;
-use crate::rl::StepRecord;
+use crate::rl::{StepRecord, Tested};
 use qurl_rl::objective::recipe::{Clip, Objective, Truncated};
 use serde::Serialize;
 
@@ -156,6 +156,15 @@ pub struct RunFigures {
     pub accuracy_final: f64,
     /// The best on the way.
     pub accuracy_best: f64,
+    /// Mean accuracy of `run.test_k` samples before, where measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub avg_at_k_before: Option<f64>,
+    /// The same at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub avg_at_k_final: Option<f64>,
+    /// The step at which training was found to be broken, and ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub broken_at: Option<u64>,
     /// Mean of KL(behav||prox) over the steps.
     pub mismatch_kl: f64,
     /// Its largest value.
@@ -175,11 +184,13 @@ pub struct RunFigures {
 
 impl RunFigures {
     /// A run that begins.
-    pub fn new(accuracy_before: f64) -> RunFigures {
+    pub fn new(before: Tested) -> RunFigures {
         RunFigures {
-            accuracy_before,
-            accuracy_final: accuracy_before,
-            accuracy_best: accuracy_before,
+            accuracy_before: before.accuracy,
+            accuracy_final: before.accuracy,
+            accuracy_best: before.accuracy,
+            avg_at_k_before: before.avg_at_k,
+            avg_at_k_final: before.avg_at_k,
             ..RunFigures::default()
         }
     }
@@ -201,6 +212,7 @@ impl RunFigures {
             self.accuracy_final = accuracy;
             self.accuracy_best = self.accuracy_best.max(accuracy);
         }
+        self.avg_at_k_final = record.test_avg_at_k.or(self.avg_at_k_final);
     }
 
     /// Response tokens a second of rollout.

@@ -70,41 +70,78 @@ impl<B: Backend> Learner<B> {
         &self.net
     }
 
+    /// The same, to be lent to an engine ([`Engine::with_network`](qurl_rollout::Engine::with_network)).
+    pub fn network_mut(&mut self) -> &mut Network<B> {
+        &mut self.net
+    }
+
+    /// Scores targets with the newest weights, without gradients and in the memory of the updates.
+    pub fn score(&mut self, batch: &Batch, targets: &Targets, temperature: f32) -> Result<HeadOutput, BackendError> {
+        self.tape.score(&*self.backend, &self.net, batch, targets, temperature)
+    }
+
+    /// [`Learner::score`] with another network of the same model.
+    pub fn score_with(
+        &mut self,
+        net: &Network<B>,
+        batch: &Batch,
+        targets: &Targets,
+        temperature: f32,
+    ) -> Result<HeadOutput, BackendError> {
+        self.tape.score(&*self.backend, net, batch, targets, temperature)
+    }
+
+    /// A critic's values of rows, without gradients and in the memory of the updates.
+    pub fn values(&mut self, batch: &Batch, rows: &[u32]) -> Result<Vec<f32>, BackendError> {
+        self.tape.values(&*self.backend, &self.net, batch, rows)
+    }
+
+    /// Logits of rows with the newest weights and with those of another network of the same model.
+    pub fn logits_of_both(
+        &mut self,
+        other: &Network<B>,
+        batch: &Batch,
+        rows: &[u32],
+    ) -> Result<(Vec<f32>, Vec<f32>), BackendError> {
+        let own = self.tape.logits(&*self.backend, &self.net, batch, rows)?;
+        Ok((own, self.tape.logits(&*self.backend, other, batch, rows)?))
+    }
+
     /// Where it computes.
     pub fn backend(&self) -> &B {
         &self.backend
     }
 
     /// Runs one micro-batch forward, asks for the loss's derivatives, and adds the gradients.
-    pub fn accumulate(
+    pub fn accumulate<E: From<BackendError>>(
         &mut self,
         batch: Batch,
         targets: Targets,
         temperature: f32,
-        loss: impl FnOnce(&HeadOutput) -> LossGradient,
-    ) -> Result<(), BackendError> {
+        loss: impl FnOnce(&HeadOutput) -> Result<LossGradient, E>,
+    ) -> Result<(), E> {
         if targets.is_empty() {
             return Ok(());
         }
         let forward = self.tape.forward(&*self.backend, &self.net, batch, targets, temperature)?;
-        let gradient = loss(&forward.out);
+        let gradient = loss(&forward.out)?;
         let gradient = HeadGradient { dlogp: &gradient.dlogp, dentropy: &gradient.dentropy };
         self.tape.backward(&*self.backend, &self.net, forward, gradient, &mut self.grads);
         Ok(())
     }
 
     /// Runs one micro-batch of a critic forward, asks for the derivatives by the values of `rows`, adds the gradients.
-    pub fn accumulate_values(
+    pub fn accumulate_values<E: From<BackendError>>(
         &mut self,
         batch: &Batch,
         rows: &[u32],
-        loss: impl FnOnce(&[f32]) -> Vec<f32>,
-    ) -> Result<(), BackendError> {
+        loss: impl FnOnce(&[f32]) -> Result<Vec<f32>, E>,
+    ) -> Result<(), E> {
         if rows.is_empty() {
             return Ok(());
         }
         let values = self.tape.forward_values(&*self.backend, &self.net, batch, rows)?;
-        let gradient = loss(&values);
+        let gradient = loss(&values)?;
         self.tape.backward_values(&*self.backend, &self.net, batch, rows, &gradient, &mut self.grads);
         Ok(())
     }

@@ -1,18 +1,23 @@
 //! What a run takes of its device's memory, told before it starts.
 //!
 //! Counted from the sizes of the model and of the batches, the way the parts allocate. A device whose memory does not
-//! hold the sum refuses the run with these figures, in place of failing somewhere on the way.
+//! hold the sum refuses the run with these figures, in place of failing somewhere on the way; at the end of a run they are
+//! printed beside what was really allocated.
 
 use crate::learner::LearnerOptions;
 use crate::recipe::{Recipe, RlPlan, Sft};
+use qurl_kernels::backend::KvFormat;
 use qurl_kernels::{Backend, BackendError, Format};
 use qurl_model::ModelConfig;
-use qurl_model::compute::{NetworkOptions, TapeOptions};
+use qurl_model::compute::{NetworkOptions, PAGE, TapeOptions};
 use qurl_rollout::EngineOptions;
 use std::fmt;
 
-/// Scratch memory of the kernels: logits and their gradients, workspaces.
-const SCRATCH: usize = 2 << 30;
+/// Workspaces of the kernels that do not depend on the model: those of GEMMs, partial sums, inputs on their way.
+const FIXED_WORKSPACE: usize = 256 << 20;
+/// Logits that the head holds at the same time, and most rows of them.
+const HELD_LOGITS: usize = 1 << 28;
+const HELD_ROWS: usize = 1 << 15;
 /// Bytes of a bf16 number.
 const BF16: usize = 2;
 /// Bytes of an f32.
@@ -25,20 +30,14 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// Scratch memory alone.
-    pub fn new() -> MemoryPlan {
-        MemoryPlan { parts: vec![("scratch".to_string(), SCRATCH)] }
-    }
-
     /// What reinforcement learning by a recipe takes.
     pub fn of_rl(recipe: &Recipe, plan: &RlPlan, config: &ModelConfig) -> MemoryPlan {
         let positions = plan.longest();
-        let rows = recipe.trainer.micro_tokens.max(positions);
-        let tape = TapeOptions { rows, sequences: rows, recompute: recipe.trainer.recompute };
+        let tape = plan.tape(&recipe.trainer);
         let compute = recipe.trainer.compute;
         let learner = |adamw| LearnerOptions { compute, positions, tape, adamw };
         let inference = |format| NetworkOptions { positions, ..NetworkOptions::inference(config, format) };
-        let mut memory = MemoryPlan::new().learner("actor", config, &learner(plan.actor.optim));
+        let mut memory = MemoryPlan::default().learner("actor", config, &learner(plan.actor.optim));
         if let Some(critic) = &plan.critic {
             memory = memory.learner("critic", config, &learner(critic.optim));
         }
@@ -48,12 +47,11 @@ impl MemoryPlan {
         let r = &plan.rollout;
         let mut network = inference(r.format);
         network.head_format = if r.quantize_head { r.format } else { network.head_format };
-        let engine = EngineOptions {
-            kv_bytes: r.kv_cache_mb << 20,
-            page_size: r.page_size,
-            max_num_seqs: r.max_num_seqs,
-            max_num_batched_tokens: r.max_num_batched_tokens,
-        };
+        // Evaluations use the same pages in the trainer's own format.
+        let engine = r.engine_options();
+        let formats = [r.kv_cache.unwrap_or(network.kv_format), inference(compute).kv_format];
+        let bytes = |kv_format: KvFormat| kv_bytes(config, &NetworkOptions { kv_format, ..network }, &engine);
+        network.kv_format = if bytes(formats[0]) >= bytes(formats[1]) { formats[0] } else { formats[1] };
         memory.engine(config, &network, &engine)
     }
 
@@ -63,7 +61,7 @@ impl MemoryPlan {
         let rows = recipe.trainer.micro_tokens.max(positions);
         let tape = TapeOptions { rows, sequences: sft.batch_size, recompute: recipe.trainer.recompute };
         let options = LearnerOptions { compute: recipe.trainer.compute, positions, tape, adamw: sft.optim };
-        MemoryPlan::new().learner("model", config, &options)
+        MemoryPlan::default().learner("model", config, &options)
     }
 
     /// Adds a model that is trained.
@@ -74,8 +72,8 @@ impl MemoryPlan {
         self.add(format!("{name}: gradients"), weights);
         self.add(format!("{name}: moments"), 2 * weights);
         self.add(format!("{name}: packed weights"), packed_bytes(config, &network));
-        self.add(format!("{name}: activations"), tape_bytes(config, options.tape));
-        self.share("operands", operand_bytes(config, options.tape.rows));
+        self.add(format!("{name}: activations"), tape_bytes(config, options.tape, network.kv_format));
+        self.share("workspace", workspace_bytes(config, options.compute, options.tape.rows));
         self
     }
 
@@ -88,7 +86,7 @@ impl MemoryPlan {
     /// Adds an engine.
     pub fn engine(mut self, config: &ModelConfig, network: &NetworkOptions, options: &EngineOptions) -> MemoryPlan {
         self.add("rollout: packed weights".to_string(), packed_bytes(config, network));
-        self.add("rollout: keys and values".to_string(), options.kv_bytes);
+        self.add("rollout: keys and values".to_string(), kv_bytes(config, network, options));
         let rows = options.max_num_batched_tokens.max(options.max_num_seqs);
         self.add("rollout: working memory".to_string(), rows * F32 * row_values(config, false));
         self
@@ -98,7 +96,7 @@ impl MemoryPlan {
         self.parts.push((part, bytes));
     }
 
-    /// A part that models use in turns: as much as the largest needs.
+    /// A part that models share, one after the other: as much as the largest needs.
     fn share(&mut self, part: &str, bytes: usize) {
         match self.parts.iter_mut().find(|(name, _)| name == part) {
             Some((_, most)) => *most = bytes.max(*most),
@@ -161,21 +159,49 @@ fn row_values(config: &ModelConfig, kept: bool) -> usize {
     always + if kept { training } else { working }
 }
 
-fn tape_bytes(config: &ModelConfig, tape: TapeOptions) -> usize {
+fn tape_bytes(config: &ModelConfig, tape: TapeOptions, kv: KvFormat) -> usize {
     let c = config;
     let kept = if tape.recompute { 1 } else { c.num_layers };
     let gradients = 5 * c.hidden_size + c.intermediate_size + c.q_dim() + c.qkv_dim();
     let row = c.num_layers * c.hidden_size + kept * row_values(config, true) + gradients;
-    F32 * tape.rows * row
+    F32 * tape.rows * row + tape.pages() * page_bytes(config, kv, PAGE)
 }
 
-/// Bytes of rows on their way into the products of a block's backward pass, and of what attention works with there: operands
-/// in bf16, 16 bytes of facts a head, and sums of keys and values in parts.
-fn operand_bytes(config: &ModelConfig, rows: usize) -> usize {
+/// Bytes of a page of one layer.
+fn page_bytes(config: &ModelConfig, kv: KvFormat, page_size: usize) -> usize {
+    let (number, scale) = match kv {
+        KvFormat::F32 => (4, 0),
+        KvFormat::Bf16 => (2, 0),
+        KvFormat::Int8 | KvFormat::Fp8 => (1, 4),
+    };
+    2 * page_size * config.num_kv_heads * (config.head_dim * number + scale)
+}
+
+/// Bytes of the engine's keys and values: whole pages of the budget, but no more than all sequences can fill, twice.
+fn kv_bytes(config: &ModelConfig, network: &NetworkOptions, options: &EngineOptions) -> usize {
+    let page = page_bytes(config, network.kv_format, options.page_size) * config.num_layers;
+    let useful = options.max_num_seqs.saturating_mul(2 * network.positions.div_ceil(options.page_size));
+    ((options.kv_bytes / page.max(1)).min(useful) + 1) * page
+}
+
+/// Bytes that the operations of a training step work in: operands of the GEMMs of a block's backward pass in bf16, what
+/// attention's backward keeps of a row (operands, 16 bytes a head, sums of keys and values in parts), logits and their
+/// gradients, and the largest matrix before it is packed. Areas are an eighth larger than what is asked of them.
+fn workspace_bytes(config: &ModelConfig, compute: Format, rows: usize) -> usize {
     let c = config;
-    let products = 3 * c.intermediate_size + c.hidden_size;
-    let attention = BF16 * (c.qkv_dim() + c.q_dim()) + 16 * c.num_heads + 2 * F32 * c.q_dim();
-    rows * (BF16 * products + attention)
+    let held = (HELD_LOGITS / c.vocab_size).clamp(1, HELD_ROWS).min(rows);
+    let logits = F32 * held * c.vocab_size;
+    let number = if compute == Format::F32 { F32 } else { BF16 };
+    let left = rows * c.intermediate_size.max(c.q_dim()).max(c.hidden_size) * number;
+    let right = (rows * 2 * c.intermediate_size * BF16).max(BF16 * held * c.vocab_size);
+    let gradient = rows * c.hidden_size * BF16;
+    let attention = rows * (BF16 * (c.qkv_dim() + c.q_dim()) + 16 * c.num_heads + 2 * F32 * c.q_dim());
+    let packing = BF16 * c.vocab_size * c.hidden_size;
+    let asked = match compute {
+        Format::F32 => logits + left + packing + rows * F32 * c.num_heads,
+        _ => logits + left + right + gradient + attention + packing,
+    };
+    FIXED_WORKSPACE + asked + asked / 8
 }
 
 #[cfg(test)]
@@ -188,7 +214,7 @@ mod tests {
         let config = ModelConfig::named("qwen2.5-0.5b").expect("a known shape");
         let tape = TapeOptions { rows: 4096, sequences: 8, recompute: false };
         let options = LearnerOptions { compute: Format::Bf16, positions: 512, tape, adamw: AdamWOptions::default() };
-        let plan = MemoryPlan::new().learner("actor", &config, &options);
+        let plan = MemoryPlan::default().learner("actor", &config, &options);
         let text = plan.to_string();
         for part in ["actor: gradients", "actor: activations", "together"] {
             assert!(text.contains(part), "{text}");
@@ -203,11 +229,11 @@ mod tests {
             config.num_layers * config.hidden_size * (config.qkv_dim() + config.q_dim() + 3 * config.intermediate_size)
                 + config.vocab_size * config.hidden_size;
         assert_eq!(packed(true) - packed(false), BF16 * linear);
-        // A second model brings its own of everything but scratch memory.
-        let shared = SCRATCH + operand_bytes(&config, tape.rows);
+        // A second model brings its own of everything but workspace.
+        let shared = workspace_bytes(&config, Format::Bf16, tape.rows);
         let both = plan.clone().learner("critic", &config, &options);
         assert_eq!(both.total(), 2 * plan.total() - shared);
         let recomputed = LearnerOptions { tape: TapeOptions { recompute: true, ..tape }, ..options };
-        assert!(MemoryPlan::new().learner("actor", &config, &recomputed).total() < plan.total());
+        assert!(MemoryPlan::default().learner("actor", &config, &recomputed).total() < plan.total());
     }
 }

@@ -222,6 +222,7 @@ impl Recipe {
             actor: self.actor.clone().ok_or_else(|| missing("actor"))?,
             critic: self.critic.clone(),
             run: self.run.clone().ok_or_else(|| missing("run"))?,
+            preset_sampling: self.task.preset().map(|p| (p.temperature as f32, p.top_p as f32)),
         };
         plan.check(Check { file })?;
         Ok(plan)

@@ -6,33 +6,39 @@
 //! quantization and nothing else.
 
 mod batch;
+mod health;
 mod prepare;
 mod probe;
 mod record;
+mod rollouts;
 mod sampled;
 mod state;
+mod test;
+mod update;
 
 pub use batch::RolloutBatch;
+pub use health::{Health, Symptom};
 pub use prepare::prepare;
 pub use probe::RolloutSpeed;
 pub use record::{Layered, Phases, StepRecord};
 pub use sampled::SampledRollout;
+pub use test::Tested;
 
-use crate::learner::{Learner, LearnerOptions, LossGradient, micro_batches};
+use crate::learner::{Learner, LearnerOptions, micro_batches};
 use crate::recipe::{Recipe, RecipeError, RlPlan};
-use crate::solve::{Draw, SolveError, Solved, accuracy, draw_problems, held_out, solve};
+use crate::solve::{SolveError, Solved};
 use crate::start::Start;
 use qurl_kernels::{Backend, BackendError, Rounding};
-use qurl_model::compute::{Network, NetworkOptions, TapeOptions, score_targets, value_rows};
+use qurl_model::compute::{Batch, Network, NetworkOptions, TapeOptions};
 use qurl_model::rng::CounterRng;
 use qurl_model::{ModelConfig, Params, params};
 use qurl_quant::{QuantError, checksum, diagnostics, uaq};
-use qurl_rl::advantage::{Rollouts, group::in_mixed_group};
-use qurl_rl::entropy::entropy_bonus;
-use qurl_rl::value::value_loss;
-use qurl_rl::{Aggregation, Denominator, KlCoefficient, Mismatch, RlError, Tokens, to_f32};
-use qurl_rollout::{Engine, EngineOptions, RolloutError, Sampling, WeightVersion};
-use qurl_tasks::task::{Split, Task};
+use qurl_rl::advantage::Rollouts;
+use qurl_rl::{KlCoefficient, Mismatch, RlError, to_f32};
+use qurl_rollout::{Engine, RolloutError, WeightVersion};
+use qurl_tasks::task::Task;
+use rollouts::{Entropy, Rolled};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Why training stopped.
@@ -56,6 +62,29 @@ pub enum TrainError {
     /// Scaling and diagnostics of the weights.
     #[error(transparent)]
     Quant(#[from] QuantError),
+    /// Dynamic sampling did not find enough.
+    #[error(
+        "key `algorithm.filter_groups.max_num_gen_batches` is {batches}: after so many batches of prompts only {found} of \
+         {wanted} groups had responses with different rewards (the others: {right} all right, {wrong} all wrong, {other} \
+         all alike otherwise); allow more batches, choose problems that fit the model, or set \
+         `algorithm.filter_groups.allow_fewer = true` to train on whole mini-batches of what was found"
+    )]
+    TooFewGroups {
+        /// Batches of prompts sampled.
+        batches: usize,
+        /// Groups found.
+        found: usize,
+        /// Groups of a step.
+        wanted: usize,
+        /// Dropped groups whose responses were all right.
+        right: usize,
+        /// Dropped groups whose responses were all wrong.
+        wrong: usize,
+        /// Other groups that were dropped.
+        other: usize,
+        /// Mean entropy of all responses.
+        entropy: f64,
+    },
     /// A checkpoint of another kind of run.
     #[error("the checkpoint has (critic, reference, measured weights) = {found:?}, the recipe asks for {expected:?}")]
     OtherState {
@@ -73,7 +102,6 @@ pub enum TrainError {
 pub struct RlTrainer<B: Backend> {
     plan: RlPlan,
     seed: u64,
-    chunk: usize,
     start: Start,
     task: Box<dyn Task>,
     /// Tells the task's problems from others.
@@ -112,8 +140,7 @@ impl<B: Backend> RlTrainer<B> {
         let measured = (plan.run.update_metrics_freq > 0).then(|| start.weights.clone());
         prepare::check_context(&plan, file, &start.config)?;
         let (config, positions) = (&start.config, plan.longest());
-        let rows = recipe.trainer.micro_tokens.max(positions);
-        let tape = TapeOptions { rows, sequences: rows, recompute: recipe.trainer.recompute };
+        let tape = plan.tape(&recipe.trainer);
         let compute = recipe.trainer.compute;
         let learner = |weights: &Params<Vec<f32>>, adamw| {
             Learner::new(backend.clone(), config, weights, LearnerOptions { compute, positions, tape, adamw })
@@ -135,11 +162,9 @@ impl<B: Backend> RlTrainer<B> {
         };
         let engine = rollout_engine(&backend, config, &actor.params, &plan)?;
         let kl = plan.algorithm.kl_in_reward.as_ref().map(|k| KlCoefficient::new(k.kl_ctrl)).transpose()?;
-        let (seed, chunk) = (recipe.trainer.seed, recipe.trainer.micro_tokens);
         Ok(RlTrainer {
             plan,
-            seed,
-            chunk,
+            seed: recipe.trainer.seed,
             start,
             problems: task.fingerprint(),
             task,
@@ -167,48 +192,62 @@ impl<B: Backend> RlTrainer<B> {
         &self.start
     }
 
-    /// One step: sample with the quantized actor, judge, score, update.
+    /// One step: sample with the quantized actor, judge, score, update. A step that fails before its first update leaves
+    /// the trainer as it was, [`RlTrainer::steps_done`] included.
     pub fn step(&mut self) -> Result<StepRecord, TrainError> {
         let mut phases = Phases::start();
+        let before = (self.step, self.drawn);
         self.step += 1;
         tracing::debug!(step = self.step, "step begins");
+        match self.sample(&mut phases) {
+            Ok(rolled) => self.learn(rolled, phases),
+            Err(error) => {
+                (self.step, self.drawn) = before;
+                Err(error)
+            }
+        }
+    }
+
+    /// The first half of a step: the engine takes over the actor's weights, samples and judges.
+    fn sample(&mut self, phases: &mut Phases) -> Result<Rolled, TrainError> {
         let version = self.version()?;
         let rounding = self.rounding();
         let actor = &self.actor.params;
-        self.engine.load_with(version, |backend, net| net.refresh_rounded(backend, actor, rounding))?; // behav = Q(theta_old)
+        // behav = Q(theta_old)
+        self.engine.load_with(version, |backend, net| net.refresh_rounded(backend, actor, rounding))?;
         phases.end("quantize");
-
-        let (solved, gen_batches, verifying) = self.rollouts()?;
+        let rolled = self.rollouts()?;
         phases.end("rollout");
-        phases.split("rollout", "verify", verifying);
-        self.learn(solved, gen_batches, phases)
+        phases.split("rollout", "verify", rolled.verifying);
+        Ok(rolled)
     }
 
     /// The second half of a step on rollouts from elsewhere, as if this step had sampled them.
     pub fn train_on(&mut self, solved: Vec<Solved>) -> Result<StepRecord, TrainError> {
         self.step += 1;
-        self.learn(solved, 1, Phases::start())
+        let mut entropy = Entropy::default();
+        entropy.add(&solved);
+        let rolled = Rolled { groups: solved, gen_batches: 1, verifying: 0.0, entropy: entropy.mean() };
+        self.learn(rolled, Phases::start())
     }
 
-    fn learn(&mut self, solved: Vec<Solved>, gen_batches: usize, mut phases: Phases) -> Result<StepRecord, TrainError> {
+    fn learn(&mut self, rolled: Rolled, mut phases: Phases) -> Result<StepRecord, TrainError> {
+        let Rolled { groups: solved, gen_batches, entropy, .. } = rolled;
         let mut batch = RolloutBatch::pack(&solved, &self.plan, self.step);
-        let mut record = StepRecord::new(self.step, &solved, &batch, gen_batches);
+        let mut record = StepRecord::new(self.step, &solved, &batch, gen_batches, entropy);
         if batch.tokens() == 0 {
             record.timing = phases.finish();
             self.last = (solved, batch);
             return Ok(record);
         }
 
-        batch.prox = self.logprobs(self.actor.network(), &batch)?; // theta_old in full precision
-        if let Some(reference) = &self.reference {
-            batch.reference = self.logprobs(reference, &batch)?;
-        }
-        if let Some(critic) = &self.critic {
-            batch.values = self.values(critic, &batch)?;
-        }
+        batch.prox = self.logprobs(&batch)?; // theta_old in full precision
+        batch.reference = self.reference_logprobs(&batch)?;
+        batch.values = self.values(&batch)?;
         record.mismatch = Mismatch::measure(&batch.behav, &batch.prox, &batch.mask, &batch.seq)?;
         record.full_kl = self.full_kl(&batch)?;
         self.advantages(&mut batch, &mut record)?;
+        record.learnable = batch.advantages.iter().zip(&batch.mask).any(|(&a, &counts)| counts && a != 0.0);
         phases.end("score");
 
         if let Some(kept) =
@@ -266,60 +305,25 @@ impl<B: Backend> RlTrainer<B> {
         Ok(())
     }
 
-    /// Samples groups until the batch is full; with dynamic sampling, groups whose rewards are all equal are dropped.
-    /// Returns them with the number of batches drawn and the seconds that judging took.
-    fn rollouts(&mut self) -> Result<(Vec<Solved>, usize, f64), TrainError> {
-        let mut verifying = 0.0;
-        let wanted = self.plan.data.train_batch_size;
-        let (max_new, n) = self.plan.sizes_at(self.step);
-        let most = self.plan.algorithm.filter_groups.as_ref().map_or(1, |f| f.max_num_gen_batches);
-        let mut kept: Vec<Solved> = Vec::with_capacity(wanted);
-        for batch in 0..most {
-            let problems = draw_problems(&*self.task, Split::Train, self.seed, self.drawn, wanted as u64)?;
-            self.drawn += wanted as u64;
-            let step = self.step * most as u64 + batch as u64; // its own random numbers for every batch drawn
-            let max_prompt = self.plan.data.max_prompt_length;
-            let draw = Draw { max_prompt, n, sampling: self.plan.rollout.sampling(), max_new, seed: self.seed, step };
-            let (solved, seconds) = solve(&mut self.engine, &self.start, &*self.task, problems, draw)?;
-            verifying += seconds;
-            if self.plan.algorithm.filter_groups.is_none() {
-                return Ok((solved, 1, verifying));
-            }
-            for group in solved {
-                let scores: Vec<f64> = group.responses.iter().map(|r| r.verdict.reward).collect();
-                if in_mixed_group(&scores, &vec![0; scores.len()])?.contains(&true) {
-                    kept.push(group);
-                }
-            }
-            if kept.len() >= wanted {
-                kept.truncate(wanted);
-                return Ok((kept, batch + 1, verifying));
-            }
-        }
-        Ok((kept, most, verifying))
+    /// Log-probs of the response tokens under the actor, at the sampling temperature.
+    fn logprobs(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
+        let (actor, temperature) = (&mut self.actor, self.plan.rollout.temperature);
+        by_micro_batches(batch, self.tape, |ids, range| Ok(actor.score(&ids, &batch.targets(range), temperature)?.logp))
     }
 
-    /// Log-probs of the response tokens at the sampling temperature.
-    fn logprobs(&self, net: &Network<B>, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
-        let mut logp = Vec::with_capacity(batch.tokens());
-        for range in micro_batches(&batch.lengths(), self.tape) {
-            let ids = batch.ids(range.clone());
-            let targets = batch.targets(range);
-            let out = score_targets(&*self.backend, net, &ids, &targets, self.plan.rollout.temperature, self.chunk)?;
-            logp.extend(out.logp);
-        }
-        Ok(logp)
+    /// The same under the reference model; empty where there is none.
+    fn reference_logprobs(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
+        let Some(reference) = &self.reference else { return Ok(Vec::new()) };
+        let (actor, temperature) = (&mut self.actor, self.plan.rollout.temperature);
+        by_micro_batches(batch, self.tape, |ids, range| {
+            Ok(actor.score_with(reference, &ids, &batch.targets(range), temperature)?.logp)
+        })
     }
 
-    /// The critic's value of the state before each response token.
-    fn values(&self, critic: &Learner<B>, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
-        let mut values = Vec::with_capacity(batch.tokens());
-        for range in micro_batches(&batch.lengths(), self.tape) {
-            let ids = batch.ids(range.clone());
-            let rows = batch.targets(range).rows;
-            values.extend(value_rows(&*self.backend, critic.network(), &ids, &rows, self.chunk)?);
-        }
-        Ok(values)
+    /// The critic's value of the state before each response token; empty where there is no critic.
+    fn values(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
+        let Some(critic) = &mut self.critic else { return Ok(Vec::new()) };
+        by_micro_batches(batch, self.tape, |ids, range| Ok(critic.values(&ids, &batch.targets(range).rows)?))
     }
 
     /// Rewards of tokens (with KL to the reference taken off where asked), then advantages and returns.
@@ -349,130 +353,19 @@ impl<B: Backend> RlTrainer<B> {
         batch.returns = to_f32(&estimate.returns);
         Ok(())
     }
+}
 
-    /// One update of the actor on the sequences `mini`; the denominator belongs to the whole mini-batch.
-    fn update_actor(
-        &mut self,
-        batch: &RolloutBatch,
-        mini: std::ops::Range<usize>,
-        record: &mut StepRecord,
-    ) -> Result<(), TrainError> {
-        let algorithm = &self.plan.algorithm;
-        let whole = batch.view(mini.clone());
-        let denominator = Denominator::count(whole.mask, &whole.seq)?;
-        if denominator.tokens == 0 {
-            return Ok(());
-        }
-        let mode = algorithm.objective.loss_agg_mode(algorithm.loss_agg_mode);
-        let aggregation = Aggregation { mode, loss_scale_factor: algorithm.loss_scale_factor };
-        let mut failure = None;
-        for micro in micro_batches(&batch.lengths()[mini.clone()], self.tape) {
-            let micro = mini.start + micro.start..mini.start + micro.end;
-            let ids = batch.ids(micro.clone());
-            let part = batch.view(micro.clone());
-            let weights = aggregation.token_weights(&denominator, part.mask, &part.seq)?;
-            let packed = qurl_model::compute::Batch::whole(&ids);
-            self.actor.accumulate(packed, batch.targets(micro), self.plan.rollout.temperature, |out| {
-                let result = (|| {
-                    let tokens = Tokens {
-                        theta: &out.logp,
-                        prox: part.prox,
-                        behav: part.behav,
-                        adv: part.advantages,
-                        mask: part.mask,
-                        seq: &part.seq,
-                    };
-                    let mut outcome = algorithm.objective.evaluate(&tokens, &weights)?;
-                    if algorithm.kl_loss_coef != 0.0 {
-                        let (kind, coef) = (algorithm.kl_loss_type, algorithm.kl_loss_coef);
-                        let kl = kind.in_loss(coef, &out.logp, part.reference, part.mask, &weights)?;
-                        outcome.loss += kl.loss;
-                        outcome.dlogp.iter_mut().zip(&kl.dlogp).for_each(|(a, b)| *a += b);
-                        record.add_reference_kl(kl.kl_sum, kl.tokens);
-                    }
-                    let bonus = entropy_bonus(algorithm.entropy_coeff, &out.entropy, part.mask, &weights)?;
-                    outcome.loss += bonus.loss;
-                    record.add_outcome(&outcome, bonus.entropy_sum, bonus.tokens);
-                    let dentropy = if algorithm.entropy_coeff == 0.0 { Vec::new() } else { to_f32(&bonus.dentropy) };
-                    Ok(LossGradient { dlogp: to_f32(&outcome.dlogp), dentropy })
-                })();
-                result.unwrap_or_else(|e: RlError| {
-                    failure = Some(e);
-                    LossGradient { dlogp: vec![0.0; out.logp.len()], dentropy: Vec::new() }
-                })
-            })?;
-            if let Some(e) = failure {
-                return Err(e.into());
-            }
-        }
-        record.add_update(self.actor.update(record.lr)?);
-        Ok(())
+/// Collects what `score` says of each micro-batch, in order.
+fn by_micro_batches(
+    batch: &RolloutBatch,
+    tape: TapeOptions,
+    mut score: impl FnMut(Batch, Range<usize>) -> Result<Vec<f32>, TrainError>,
+) -> Result<Vec<f32>, TrainError> {
+    let mut all = Vec::with_capacity(batch.tokens());
+    for range in micro_batches(&batch.lengths(), tape) {
+        all.extend(score(Batch::whole(&batch.ids(range.clone())), range)?);
     }
-
-    /// The critic's updates on the same batch.
-    fn update_critic(&mut self, batch: &RolloutBatch, record: &mut StepRecord) -> Result<(), TrainError> {
-        let (Some(critic), Some(updates)) = (&mut self.critic, &self.plan.critic) else { return Ok(()) };
-        let lr = updates.schedule(self.plan.run.total_steps).at(self.step - 1);
-        for _ in 0..updates.ppo_epochs {
-            for mini in batch.mini_batches(updates.ppo_mini_batch_size) {
-                let whole = batch.view(mini.clone());
-                let denominator = Denominator::count(whole.mask, &whole.seq)?;
-                let mut failure = None;
-                for micro in micro_batches(&batch.lengths()[mini.clone()], self.tape) {
-                    let micro = mini.start + micro.start..mini.start + micro.end;
-                    let part = batch.view(micro.clone());
-                    let weights = Aggregation::default().token_weights(&denominator, part.mask, &part.seq)?;
-                    let packed = qurl_model::compute::Batch::whole(&batch.ids(micro.clone()));
-                    critic.accumulate_values(&packed, &batch.targets(micro).rows, |values| {
-                        match value_loss(
-                            values,
-                            part.values,
-                            part.returns,
-                            part.mask,
-                            &weights,
-                            updates.cliprange_value,
-                        ) {
-                            Ok(loss) => {
-                                record.value_loss = Some(record.value_loss.unwrap_or(0.0) + loss.loss);
-                                to_f32(&loss.dvalue)
-                            }
-                            Err(e) => {
-                                failure = Some(e);
-                                vec![0.0; values.len()]
-                            }
-                        }
-                    })?;
-                    if let Some(e) = failure {
-                        return Err(e.into());
-                    }
-                }
-                let report = critic.update(lr)?;
-                record.value_grad_norm = Some(report.grad_norm);
-            }
-        }
-        Ok(())
-    }
-
-    /// Held-out problems of an evaluation.
-    pub fn held_out(&self) -> u64 {
-        held_out(&*self.task, self.plan.run.test_problems)
-    }
-
-    /// Greedy accuracy of the actor in full precision on held-out problems.
-    pub fn evaluate(&mut self) -> Result<f64, TrainError> {
-        let options = *self.actor.network().options();
-        let options = NetworkOptions { trained: false, ..options };
-        let network = Network::new(&*self.backend, &self.start.config, &self.actor.params, options)?;
-        let version = self.version()?;
-        let engine_options =
-            EngineOptions { kv_bytes: self.plan.rollout.kv_cache_mb << 20, ..EngineOptions::default() };
-        let mut engine = Engine::new(self.backend.clone(), network, version, engine_options)?;
-        let problems = draw_problems(&*self.task, Split::Test, self.seed, 0, self.held_out())?;
-        let (max_new, _) = self.plan.sizes_at(self.step);
-        let max_prompt = self.plan.data.max_prompt_length;
-        let draw = Draw { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed: self.seed, step: 0 };
-        Ok(accuracy(&solve(&mut engine, &self.start, &*self.task, problems, draw)?.0))
-    }
+    Ok(all)
 }
 
 /// An engine for the plan's rollouts, packed in the plan's format.
@@ -487,13 +380,7 @@ fn rollout_engine<B: Backend>(
     options.kv_format = r.kv_cache.unwrap_or(options.kv_format);
     options.head_format = if r.quantize_head { r.format } else { options.head_format };
     let network = Network::new(&**backend, config, params, options)?;
-    let engine_options = EngineOptions {
-        kv_bytes: r.kv_cache_mb << 20,
-        page_size: r.page_size,
-        max_num_seqs: r.max_num_seqs,
-        max_num_batched_tokens: r.max_num_batched_tokens,
-    };
-    Ok(Engine::new(backend.clone(), network, WeightVersion::default(), engine_options)?)
+    Ok(Engine::new(backend.clone(), network, WeightVersion::default(), r.engine_options())?)
 }
 
 fn wide(values: &[f32]) -> Vec<f64> {

@@ -136,7 +136,8 @@ pub fn train_step<B: Backend>(
         let targets = Targets::of(&ids, |sequence, position| part[sequence].loss[position]);
         learner.accumulate(Batch::whole(&ids), targets, 1.0, |out| {
             loss -= out.logp.iter().map(|&x| x as f64).sum::<f64>() * weight;
-            LossGradient { dlogp: vec![-weight as f32; out.logp.len()], dentropy: Vec::new() }
+            let dlogp = vec![-weight as f32; out.logp.len()];
+            Ok::<_, BackendError>(LossGradient { dlogp, dentropy: Vec::new() })
         })?;
     }
     Ok((loss, learner.update(lr)?))

@@ -2,7 +2,7 @@
 
 use qurl_kernels::backend::AdamW;
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::{Backend, Cpu, Format};
+use qurl_kernels::{Backend, BackendError, Cpu, Format};
 use qurl_model::compute::{TapeOptions, score};
 use qurl_model::hf;
 use qurl_train::learner::{Learner, LearnerOptions};
@@ -121,9 +121,9 @@ fn non_finite_gradients_are_not_applied() {
     let batch = qurl_model::compute::Batch::whole(&ids);
     let targets = qurl_model::compute::Targets::of(&ids, |_, _| true);
     learner
-        .accumulate(batch, targets, 1.0, |_| qurl_train::learner::LossGradient {
-            dlogp: vec![f32::NAN, 1.0],
-            dentropy: Vec::new(),
+        .accumulate(batch, targets, 1.0, |_| {
+            let dlogp = vec![f32::NAN, 1.0];
+            Ok::<_, BackendError>(qurl_train::learner::LossGradient { dlogp, dentropy: Vec::new() })
         })
         .expect("backward");
     let report = learner.update(1e-3).expect("update");

@@ -40,9 +40,9 @@ fn trained(recipe: &Recipe, name: &str, weights: Params<Vec<f32>>) -> (f64, f64,
     let start = Start { weights, ..Start::from_recipe(recipe, &*task).expect("start") };
     let mut trainer = RlTrainer::new(Arc::new(Cpu::new(Level::best(), 2)), recipe, name, start, task).expect("trainer");
     let steps = trainer.plan().run.total_steps;
-    let before = trainer.evaluate().expect("accuracy");
+    let before = trainer.evaluate().expect("accuracy").accuracy;
     let records: Vec<_> = (0..steps).map(|_| trainer.step().expect("step")).collect();
-    let after = trainer.evaluate().expect("accuracy");
+    let after = trainer.evaluate().expect("accuracy").accuracy;
     println!("{name}: accuracy {before:.3} -> {after:.3}");
     assert!(records.iter().all(|r| r.skipped_updates == 0 && r.mismatch.is_some_and(|m| m.kl < 0.01)));
     (before, after, records)

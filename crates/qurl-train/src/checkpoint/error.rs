@@ -21,7 +21,8 @@ pub enum CheckpointError {
     Model(#[from] HfError),
     /// The disk is too full.
     #[error(
-        "{}: a checkpoint of {need} bytes does not fit, {free} bytes are free; make room, or keep fewer (`trainer.keep_last`, `trainer.keep_best`)",
+        "{}: a checkpoint and the final model, together {need} bytes, do not fit, {free} bytes are free; make room, or \
+         keep fewer (`trainer.keep_last`, `trainer.keep_best`)",
         dir.display()
     )]
     Full {

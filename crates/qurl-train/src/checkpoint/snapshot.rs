@@ -1,6 +1,7 @@
 //! The state of a run on the host: what a checkpoint is written from, and what a run is set to when it goes on.
 
 use super::{CheckpointError, ModelFiles, tensors};
+use crate::rl::Tested;
 use qurl_model::hf::{self, SaveOptions};
 use qurl_model::{Dtype, ModelConfig, Params, params};
 use qurl_rl::KlCoefficient;
@@ -53,7 +54,10 @@ pub struct State {
     /// Accuracy before the first step, once measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy_before: Option<f64>,
-    /// Accuracy after this step, where measured: what `keep_best` goes by.
+    /// Avg@k before the first step, where measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub avg_at_k_before: Option<f64>,
+    /// Avg@k (or else greedy accuracy) after this step, where measured: what `keep_best` goes by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub test_accuracy: Option<f64>,
     /// Tells the recipe from others.
@@ -61,6 +65,19 @@ pub struct State {
     /// Tells the task's problems from others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problems: Option<u64>,
+}
+
+impl State {
+    /// The evaluation before the first step, once made.
+    pub fn before(&self) -> Option<Tested> {
+        self.accuracy_before.map(|accuracy| Tested { accuracy, avg_at_k: self.avg_at_k_before })
+    }
+
+    /// Takes note of the evaluation before the first step.
+    pub fn set_before(&mut self, before: Tested) {
+        self.accuracy_before = Some(before.accuracy);
+        self.avg_at_k_before = before.avg_at_k;
+    }
 }
 
 /// The whole state.
@@ -103,6 +120,7 @@ impl Snapshot {
             has_reference: reference.is_some(),
             has_measured: measured.is_some(),
             accuracy_before: None,
+            avg_at_k_before: None,
             test_accuracy: None,
             recipe_hash: format!("{:016x}", qurl_model::rng::text_key(&recipe)),
             problems: Some(problems),

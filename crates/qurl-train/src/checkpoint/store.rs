@@ -1,7 +1,8 @@
 //! The directory of a run's checkpoints: writing one whole or not at all, finding the newest whole one, and keeping few.
 //!
-//! Names that begin with a dot are work in progress (being written, being removed). Whatever is left of it by a
-//! process that was killed is removed when the directory is opened again, under the lock of the run.
+//! Names that begin with a dot are work in progress (`.part` being written, `.gone` being removed). Whatever is left of it
+//! by a process that was killed is removed when the directory is opened again, under the lock of the run. A checkpoint that
+//! is being replaced is kept aside (`.old`) until the new one is in place, and comes back if that did not happen.
 
 use super::manifest::{MANIFEST, Manifest};
 use super::snapshot::{read_recipe, write_synced};
@@ -27,6 +28,12 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
+    /// Bytes of a directory of the model in its own dtype: what the end of a run writes.
+    pub fn bytes(&self) -> u64 {
+        let files: u64 = self.tokenizer_files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        self.config.param_count() * self.config.dtype.bytes() as u64 + files + SMALL_FILES
+    }
+
     /// Those of a run's model.
     pub fn of(start: &Start) -> ModelFiles {
         ModelFiles {
@@ -77,8 +84,14 @@ impl Store {
         std::fs::create_dir_all(dir).map_err(CheckpointError::io(dir, "be created"))?;
         for entry in std::fs::read_dir(dir).map_err(CheckpointError::io(dir, "be listed"))? {
             let entry = entry.map_err(CheckpointError::io(dir, "be listed"))?;
-            if entry.file_name().to_string_lossy().starts_with(".step-") {
-                remove(&entry.path())?;
+            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            let replaced = name.strip_prefix('.').and_then(|name| name.strip_suffix(".old")).map(|name| dir.join(name));
+            match replaced {
+                Some(place) if !place.exists() => {
+                    std::fs::rename(&path, &place).map_err(CheckpointError::io(&path, "be put back"))?;
+                }
+                _ if name.starts_with(".step-") => remove(&path)?,
+                _ => {}
             }
         }
         Ok(Store { dir: dir.to_path_buf(), keep })
@@ -156,10 +169,11 @@ impl Store {
         sync_dir(dir)
     }
 
-    /// An error where tensors of so many bytes, and what goes with them, do not fit on the disk.
+    /// An error where tensors of so many bytes, what goes with them, and after them the final model of the run do not
+    /// fit on the disk.
     pub fn check_space(&self, tensor_bytes: u64, model: &ModelFiles) -> Result<(), CheckpointError> {
         let files: u64 = model.tokenizer_files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-        let need = tensor_bytes + 2 * files + SMALL_FILES;
+        let need = tensor_bytes + 2 * files + SMALL_FILES + model.bytes();
         match free_space(&self.dir) {
             Some(free) if free < need => Err(CheckpointError::Full { dir: self.dir.clone(), need, free }),
             _ => Ok(()),
@@ -177,14 +191,22 @@ impl Store {
         kept.extend(best.iter().take(self.keep.best).map(|&(_, s)| s));
         for step in steps.into_iter().filter(|s| !kept.contains(s)) {
             // Renamed first: a checkpoint that is being removed must never look like one that is torn.
-            let (path, old) = (self.path(step), self.dir.join(format!(".step-{step}.old")));
-            std::fs::rename(&path, &old).map_err(CheckpointError::io(&path, "be renamed"))?;
-            remove(&old)?;
+            let (path, gone) = (self.path(step), self.dir.join(format!(".step-{step}.gone")));
+            std::fs::rename(&path, &gone).map_err(CheckpointError::io(&path, "be renamed"))?;
+            remove(&gone)?;
         }
         Ok(())
     }
 
-    fn path(&self, step: u64) -> PathBuf {
+    /// Whether a checkpoint with this test accuracy would be kept for it.
+    pub fn would_keep(&self, accuracy: f64) -> Result<bool, CheckpointError> {
+        let found = |s: u64| State::read(&self.path(s)).ok()?.test_accuracy;
+        let as_good = self.steps()?.into_iter().filter_map(found).filter(|&there| there >= accuracy).count();
+        Ok(as_good < self.keep.best)
+    }
+
+    /// Where the checkpoint of a step is.
+    pub fn path(&self, step: u64) -> PathBuf {
         self.dir.join(format!("step-{step}"))
     }
 }

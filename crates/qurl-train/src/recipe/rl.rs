@@ -3,13 +3,14 @@
 //! Names follow verl where its users know them. Every part has vetted defaults; what cannot be guessed (sizes, learning
 //! rates) has none.
 
-use super::{Check, RecipeError, format_name};
+use super::{Check, RecipeError, Trainer, format_name};
 use crate::optimizer::AdamWOptions;
 use crate::schedule::{Decay, Schedule};
 use qurl_kernels::Format;
 use qurl_kernels::backend::KvFormat;
+use qurl_model::compute::TapeOptions;
 use qurl_rl::{Estimator, KlControl, KlEstimator, LossAggMode, Objective, OverlongBuffer};
-use qurl_rollout::Sampling;
+use qurl_rollout::{EngineOptions, Sampling};
 use serde::{Deserialize, Serialize};
 
 /// `[data]`: sizes of a step.
@@ -82,6 +83,16 @@ impl Default for Rollout {
 }
 
 impl Rollout {
+    /// Size of the engine.
+    pub fn engine_options(&self) -> EngineOptions {
+        EngineOptions {
+            kv_bytes: self.kv_cache_mb << 20,
+            page_size: self.page_size,
+            max_num_seqs: self.max_num_seqs,
+            max_num_batched_tokens: self.max_num_batched_tokens,
+        }
+    }
+
     /// How training rollouts are drawn.
     pub fn sampling(&self) -> Sampling {
         Sampling { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k, min_p: 0.0 }
@@ -92,8 +103,11 @@ impl Rollout {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FilterGroups {
-    /// Most batches that are drawn to fill one; what is there is used then.
+    /// Most batches of prompts that are sampled to fill one; a step that is not full then is an error.
     pub max_num_gen_batches: usize,
+    /// Train on the whole mini-batches that were found instead, however few.
+    #[serde(default)]
+    pub allow_fewer: bool,
 }
 
 /// KL to the reference model, taken off the rewards.
@@ -248,13 +262,16 @@ pub struct Alarm {
     pub entropy_low: f64,
     /// Largest mean entropy.
     pub entropy_high: f64,
-    /// What to do.
+    /// What to do when one of these bounds is crossed.
     pub action: AlarmAction,
+    /// Steps in a row with a symptom of broken training (every update skipped, gradients of zero, uniform logits, no
+    /// entropy left) after which the run ends with an error; 0 goes on for ever.
+    pub patience: u64,
 }
 
 impl Default for Alarm {
     fn default() -> Self {
-        Alarm { mismatch_kl: 0.05, entropy_low: 0.0, entropy_high: 20.0, action: AlarmAction::Warn }
+        Alarm { mismatch_kl: 0.05, entropy_low: 0.0, entropy_high: 20.0, action: AlarmAction::Warn, patience: 3 }
     }
 }
 
@@ -283,6 +300,15 @@ pub struct Run {
     /// Held-out problems of an evaluation.
     #[serde(default = "Run::default_problems")]
     pub test_problems: u64,
+    /// Samples of each held-out problem beside the greedy response: an evaluation gives Avg@k then, too; 0 for none.
+    #[serde(default)]
+    pub test_k: usize,
+    /// Temperature of these samples; by default that of the task's preset, else of the rollout.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub test_temperature: Option<f32>,
+    /// Nucleus sampling of these samples; by default that of the task's preset, else 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub test_top_p: Option<f32>,
     /// Measure weight update, quantization error and flipped codes every so many steps; 0 for never.
     #[serde(default = "Run::default_update_freq")]
     pub update_metrics_freq: u64,
@@ -345,9 +371,38 @@ pub struct RlPlan {
     pub critic: Option<Updates>,
     /// How long.
     pub run: Run,
+    /// Temperature and top-p of evaluations, where the task's preset says so.
+    pub preset_sampling: Option<(f32, f32)>,
 }
 
+/// Shortest mean length of the sequences of a micro-batch that its memory is made for; shorter ones make it smaller.
+const SHORT_SEQUENCE: usize = 16;
+
 impl RlPlan {
+    /// The memory of a micro-batch.
+    pub fn tape(&self, trainer: &Trainer) -> TapeOptions {
+        let rows = trainer.micro_tokens.max(self.longest());
+        TapeOptions { rows, sequences: rows.div_ceil(SHORT_SEQUENCE), recompute: trainer.recompute }
+    }
+
+    /// Bytes of the tensors of a checkpoint of a model with so many parameters.
+    pub fn checkpoint_bytes(&self, parameters: u64) -> u64 {
+        let learners = 1 + u64::from(self.critic.is_some());
+        let copies = u64::from(self.algorithm.needs_reference()) + u64::from(self.run.update_metrics_freq > 0);
+        4 * parameters * (3 * learners + copies)
+    }
+
+    /// How `run.test_k` samples are drawn.
+    pub fn test_sampling(&self) -> Sampling {
+        let (temperature, top_p) = self.preset_sampling.unwrap_or((self.rollout.temperature, 1.0));
+        Sampling {
+            temperature: self.run.test_temperature.unwrap_or(temperature),
+            top_p: self.run.test_top_p.unwrap_or(top_p),
+            top_k: 0,
+            min_p: 0.0,
+        }
+    }
+
     /// Longest sequence of the whole run.
     pub fn longest(&self) -> usize {
         let stages = self.run.stages.iter().map(|s| s.max_response_length).max().unwrap_or(0);
@@ -364,7 +419,7 @@ impl RlPlan {
     }
 
     pub(crate) fn check(&self, check: Check) -> Result<(), RecipeError> {
-        let RlPlan { data, rollout, algorithm, actor, critic, run } = self;
+        let RlPlan { data, rollout, algorithm, actor, critic, run, preset_sampling: _ } = self;
         let sizes = [
             ("data.train_batch_size", data.train_batch_size, 1 << 20),
             ("data.max_prompt_length", data.max_prompt_length, 1 << 24),
@@ -458,6 +513,10 @@ impl RlPlan {
             (1..=1 << 20).contains(&run.test_problems),
             "1 to 1048576",
         )?;
+        check.that("run.test_k", run.test_k, run.test_k <= 1 << 16, "0 to 65536")?;
+        if let Err(e) = self.test_sampling().check(usize::MAX) {
+            check.that("run.test_temperature", e, false, "sampling settings in their ranges")?;
+        }
         let starts: Vec<u64> = run.stages.iter().map(|s| s.from_step).collect();
         let ordered = starts.windows(2).all(|w| w[0] < w[1]);
         check.that("run.stages", format!("{starts:?} in from_step"), ordered, "stages in their order")?;

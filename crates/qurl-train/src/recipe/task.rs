@@ -126,6 +126,15 @@ impl TaskSource {
         }
     }
 
+    /// The evaluation settings that the problems' preset names, if any.
+    pub(crate) fn preset(&self) -> Option<EvalPreset> {
+        match self {
+            TaskSource::Synthetic { .. } => None,
+            TaskSource::Dataset(source) => source.preset().ok().flatten(),
+            TaskSource::Command { source, .. } => source.preset(),
+        }
+    }
+
     pub(crate) fn check(&self, check: Check) -> Result<(), RecipeError> {
         self.check_in("task", check)
     }

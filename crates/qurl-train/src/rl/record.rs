@@ -1,6 +1,6 @@
 //! What is written down about a step.
 
-use super::RolloutBatch;
+use super::{RolloutBatch, Tested};
 use crate::optimizer::UpdateReport;
 use crate::solve::{Solved, accuracy};
 use qurl_rl::{Facts, Mismatch, Outcome};
@@ -36,7 +36,7 @@ pub struct StepRecord {
     pub response_length: f64,
     /// Share of responses that were cut off.
     pub truncated: f64,
-    /// Mean entropy of the distributions that were sampled from.
+    /// Mean entropy of the distributions that were sampled from, with those of groups that were dropped.
     pub rollout_entropy: f64,
     /// Distance between the policy that sampled and the policy that is trained.
     pub mismatch: Option<Mismatch>,
@@ -69,15 +69,18 @@ pub struct StepRecord {
     /// Coefficient of that KL in the rewards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kl_coef: Option<f64>,
-    /// The critic's loss.
+    /// The critic's loss, mean over its updates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value_loss: Option<f64>,
-    /// Norm of the critic's gradients.
+    /// Norm of the critic's gradients before clipping, mean over its updates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value_grad_norm: Option<f64>,
     /// Greedy accuracy on held-out problems after this step, where measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test_accuracy: Option<f64>,
+    /// Mean accuracy of `run.test_k` samples on held-out problems after this step, where measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub test_avg_at_k: Option<f64>,
     /// Normalized weight update since it was last measured (Eq. 13).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_update: Option<Layered>,
@@ -89,6 +92,9 @@ pub struct StepRecord {
     pub flipped_codes: Option<Layered>,
     /// Seconds of the phases, and `total`.
     pub timing: BTreeMap<String, f64>,
+    /// Whether some token had an advantage: without one there is nothing to learn, and a gradient of zero is no fault.
+    #[serde(skip)]
+    pub learnable: bool,
     #[serde(skip)]
     facts: Facts,
     #[serde(skip)]
@@ -103,14 +109,23 @@ struct Sums {
     norms: f64,
     reference_kl: f64,
     reference_tokens: u64,
+    value_loss: f64,
+    value_norms: f64,
+    value_updates: u64,
+    value_applied: u64,
 }
 
 impl StepRecord {
     /// What is known after the rollouts.
-    pub fn new(step: u64, solved: &[Solved], batch: &RolloutBatch, gen_batches: usize) -> StepRecord {
+    pub fn new(
+        step: u64,
+        solved: &[Solved],
+        batch: &RolloutBatch,
+        gen_batches: usize,
+        rollout_entropy: f64,
+    ) -> StepRecord {
         let samples: Vec<_> = solved.iter().flat_map(|s| &s.responses).map(|r| &r.sample).collect();
         let count = samples.len().max(1) as f64;
-        let entropies: Vec<f64> = samples.iter().flat_map(|s| s.entropies.iter().map(|&e| e as f64)).collect();
         StepRecord {
             step,
             reward: solved.iter().flat_map(|s| &s.responses).map(|r| r.verdict.reward).fold(0.0, |a, b| a + b) / count,
@@ -120,7 +135,7 @@ impl StepRecord {
             response_tokens: batch.tokens(),
             response_length: batch.tokens() as f64 / count,
             truncated: samples.iter().filter(|s| s.finish.is_truncated()).count() as f64 / count,
-            rollout_entropy: entropies.iter().sum::<f64>() / entropies.len().max(1) as f64,
+            rollout_entropy,
             mismatch: None,
             full_kl: None,
             lr: 0.0,
@@ -138,10 +153,12 @@ impl StepRecord {
             value_loss: None,
             value_grad_norm: None,
             test_accuracy: None,
+            test_avg_at_k: None,
             weight_update: None,
             quantization_error: None,
             flipped_codes: None,
             timing: BTreeMap::new(),
+            learnable: false,
             facts: Facts::default(),
             sums: Sums::default(),
         }
@@ -177,6 +194,28 @@ impl StepRecord {
         }
         self.grad_norm = self.sums.norms / self.updates.max(1) as f64;
         self.loss = self.sums.loss / (self.updates + self.skipped_updates).max(1) as f64;
+    }
+
+    /// Adds the critic's loss on a micro-batch.
+    pub fn add_value_loss(&mut self, loss: f64) {
+        self.sums.value_loss += loss;
+    }
+
+    /// An update of the critic was made or skipped.
+    pub fn add_value_update(&mut self, report: UpdateReport) {
+        self.sums.value_updates += 1;
+        self.value_loss = Some(self.sums.value_loss / self.sums.value_updates as f64);
+        if report.applied {
+            self.sums.value_applied += 1;
+            self.sums.value_norms += report.grad_norm;
+        }
+        self.value_grad_norm = Some(self.sums.value_norms / self.sums.value_applied.max(1) as f64);
+    }
+
+    /// Takes note of an evaluation after the step.
+    pub fn add_test(&mut self, tested: Tested) {
+        self.test_accuracy = Some(tested.accuracy);
+        self.test_avg_at_k = tested.avg_at_k;
     }
 
     /// Adds the time of something that is done beside the step: `test`, `log`, `checkpoint`.

@@ -37,14 +37,16 @@ impl<B: Backend> RlTrainer<B> {
         if snapshot.state.problems.is_some_and(|problems| problems != self.problems) {
             return Err(TrainError::OtherProblems);
         }
+        if let (Some(reference), Some(weights)) = (&mut self.reference, snapshot.reference) {
+            // By way of the actor's memory, which is written next: a second copy on the device might not fit.
+            let to = self.actor.params.iter_mut();
+            to.zip(weights.iter()).for_each(|(to, from)| self.backend.write(to, from));
+            reference.refresh(&*self.backend, &self.actor.params)?;
+            self.start.weights = weights;
+        }
         self.actor.restore(&snapshot.actor)?;
         if let (Some(critic), Some(state)) = (&mut self.critic, &snapshot.critic) {
             critic.restore(state)?;
-        }
-        if let (Some(reference), Some(weights)) = (&mut self.reference, snapshot.reference) {
-            let tensors = weights.as_ref().try_map(|w| self.backend.upload(w))?;
-            reference.refresh(&*self.backend, &tensors)?;
-            self.start.weights = weights;
         }
         self.measured = snapshot.measured;
         self.kl = snapshot.state.kl;

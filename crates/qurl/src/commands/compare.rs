@@ -16,7 +16,7 @@ use qurl_kernels::Backend;
 use qurl_model::Params;
 use qurl_train::compare::{Method, RunFigures, Spread};
 use qurl_train::recipe::Recipe;
-use qurl_train::rl::{RlTrainer, prepare};
+use qurl_train::rl::{Health, RlTrainer, Symptom, prepare};
 use qurl_train::runlog::{RunLock, RunLog};
 use qurl_train::sft::{self, Examples};
 use qurl_train::start::Start;
@@ -74,6 +74,9 @@ struct Row {
     title: String,
     accuracy_final: Spread,
     accuracy_best: Spread,
+    /// Mean accuracy of `run.test_k` samples at the end, where measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    avg_at_k_final: Option<Spread>,
     mismatch_kl: Spread,
     mismatch_kl_max: f64,
     rho_max: f64,
@@ -91,6 +94,7 @@ struct Document {
     device: String,
     seeds: Vec<u64>,
     steps: u64,
+    test_k: usize,
     accuracy_before: Spread,
     rows: Vec<Row>,
     report: String,
@@ -148,6 +152,7 @@ fn run_on<B: Backend>(
         device: backend.describe(),
         accuracy_before: Spread::of(figures[0].iter().map(|f| f.accuracy_before)),
         steps: plan.run.total_steps,
+        test_k: plan.run.test_k,
         seeds,
         rows: rows(&methods, figures),
         report: report.display().to_string(),
@@ -234,16 +239,29 @@ fn one_run<B: Backend>(
     }
     let parameters = start.config.param_count();
     let mut trainer = RlTrainer::new(backend.clone(), recipe, file, start, task).or_bad()?;
-    let plan = trainer.plan().clone();
+    let (plan, vocabulary) = (trainer.plan().clone(), trainer.start().config.vocab_size);
     let mut log = RunLog::open(dir, 0)?;
-    let accuracy_before = trainer.evaluate()?;
-    let mut figures = RunFigures::new(accuracy_before);
+    let before = trainer.evaluate()?;
+    let mut figures = RunFigures::new(before);
+    let mut health = Health::new(plan.run.alarm.patience);
     view.begin("RL", 0, plan.run.total_steps);
     for step in 1..=plan.run.total_steps {
-        let mut record = trainer.step().with_context(|| format!("step {step}"))?;
-        let last = step == plan.run.total_steps;
+        let broke = |symptom: &Symptom| format!("step {step}: {symptom}; this run ends here");
+        let mut record = match trainer.step() {
+            Err(error) if let Some(symptom) = Symptom::of_error(&error, vocabulary) => {
+                figures.broken_at = Some(step);
+                view.warn(&broke(&symptom));
+                break;
+            }
+            record => record.with_context(|| format!("step {step}"))?,
+        };
+        let symptom = Symptom::of(&record, vocabulary);
+        if health.observe(step, symptom.as_ref()) {
+            figures.broken_at = Some(step);
+        }
+        let last = step == plan.run.total_steps || figures.broken_at.is_some();
         if last || (plan.run.test_freq > 0 && step.is_multiple_of(plan.run.test_freq)) {
-            record.test_accuracy = Some(trainer.evaluate()?);
+            record.add_test(trainer.evaluate()?);
         }
         if plan.run.logs_rollouts_at(step) {
             log.rollouts(step, &trainer.sampled_rollouts(plan.run.rollout_log_samples)?)?;
@@ -251,12 +269,18 @@ fn one_run<B: Backend>(
         log.record(&record)?;
         figures.add(&record);
         view.step(&record);
+        if let (Some(symptom), Some(_)) = (symptom, figures.broken_at) {
+            view.warn(&broke(&symptom));
+            break;
+        }
     }
     view.finish();
     let path = dir.join("summary.json");
     let summary = serde_json::json!({
-        "accuracy_before": accuracy_before,
+        "accuracy_before": before.accuracy,
+        "avg_at_k_before": before.avg_at_k,
         "accuracy_after": figures.accuracy_final,
+        "avg_at_k_after": figures.avg_at_k_final,
         "parameters": parameters,
         "device": backend.describe(),
     });
@@ -275,6 +299,10 @@ fn rows(methods: &[Method], figures: Vec<Vec<RunFigures>>) -> Vec<Row> {
             title: method.title(),
             accuracy_final: spread(|r| r.accuracy_final),
             accuracy_best: spread(|r| r.accuracy_best),
+            avg_at_k_final: runs
+                .iter()
+                .all(|r| r.avg_at_k_final.is_some())
+                .then(|| Spread::of(runs.iter().filter_map(|r| r.avg_at_k_final))),
             mismatch_kl: spread(|r| r.mismatch_kl),
             mismatch_kl_max: largest(|r| r.mismatch_kl_max),
             rho_max: largest(|r| r.rho_max),
@@ -297,12 +325,22 @@ fn table(document: &Document) -> String {
         document.seeds.len(),
         percent(document.accuracy_before)
     );
-    text += "| method | final % | best % | mismatch KL | its maximum | max rho | clipped % | rollout tokens/s | speed-up |\n";
-    text += "|---|---|---|---|---|---|---|---|---|\n";
+    let k = document.test_k;
+    let (title, rule) = if k > 0 { (format!(" Avg@{k} % |"), "---|") } else { (String::new(), "") };
+    text += &format!(
+        "| method | final % | best % |{title} mismatch KL | its maximum | max rho | clipped % | rollout tokens/s | speed-up |\n\
+         |---|---|---|{rule}---|---|---|---|---|---|\n"
+    );
     for row in &document.rows {
         let speed_up = row.speed_up.map_or("-".to_string(), |x| format!("{x:.2}x"));
+        let avg_at_k = row.avg_at_k_final.map_or(String::new(), |spread| format!(" {} |", percent(spread)));
+        let broken: Vec<String> = row.runs.iter().filter_map(|r| Some(r.broken_at?.to_string())).collect();
+        let broken = match broken.len() {
+            0 => String::new(),
+            _ => format!(" (broke at step {})", broken.join(", ")),
+        };
         text += &format!(
-            "| {} | {} | {} | {:.1e} | {:.1e} | {:.3} | {:.2} | {:.0} | {speed_up} |\n",
+            "| {}{broken} | {} | {} |{avg_at_k} {:.1e} | {:.1e} | {:.3} | {:.2} | {:.0} | {speed_up} |\n",
             row.title,
             percent(row.accuracy_final),
             percent(row.accuracy_best),

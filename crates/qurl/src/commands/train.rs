@@ -1,23 +1,23 @@
 //! `qurl train`: reinforcement learning, from a recipe or from the embedded default.
 
+mod end;
 pub mod run_dir;
+mod steps;
 mod totals;
 
 use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
-use crate::output::out;
-use crate::report::{RunData, render};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
 use anyhow::Context;
+use end::{Begun, End, SUMMARY};
 use qurl_kernels::Backend;
-use qurl_model::hf::{SaveOptions, save};
 use qurl_model::{ModelConfig, Params};
 use qurl_tasks::task::{Dropped, Task};
 use qurl_train::checkpoint::{ModelFiles, Snapshot, Writer};
 use qurl_train::memory::MemoryPlan;
-use qurl_train::recipe::{AlarmAction, Recipe, RlPlan, Sft};
-use qurl_train::rl::{RlTrainer, RolloutSpeed, StepRecord, prepare};
+use qurl_train::recipe::{Recipe, RlPlan, Sft};
+use qurl_train::rl::{Health, RlTrainer, prepare};
 use qurl_train::runlog::RunLog;
 use qurl_train::sft::{self, Examples};
 use qurl_train::start::Start;
@@ -27,11 +27,10 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
+use steps::{Checkpoints, Outcome, Steps};
 use totals::Totals;
 
 const DEFAULT: &str = include_str!("../../../../recipes/default.toml");
-/// Rollouts in each format for the summary's comparison of speeds.
-const SPEED_ROUNDS: usize = 3;
 
 /// Options of `qurl train`.
 #[derive(clap::Args)]
@@ -59,34 +58,6 @@ pub struct Args {
     /// Print one JSON document at the end
     #[arg(long)]
     json: bool,
-}
-
-/// `summary.json` of the run directory while the run goes on: what no line of `metrics.jsonl` holds.
-#[derive(Serialize)]
-struct Begun {
-    accuracy_before: f64,
-    parameters: u64,
-    device: String,
-}
-
-/// What `--json` prints, and `summary.json` at the end.
-#[derive(Serialize)]
-struct Summary {
-    #[serde(flatten)]
-    begun: Begun,
-    accuracy_after: f64,
-    mismatch_kl: f64,
-    rho_max: f64,
-    rollout_tokens_per_s: f64,
-    /// The final weights on the same problems, in the recipe's format and in bf16, in turns.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rollout_speed: Option<RolloutSpeed>,
-    steps: u64,
-    skipped_updates: u64,
-    seconds: f64,
-    seconds_by_phase: std::collections::BTreeMap<String, f64>,
-    report: String,
-    run: String,
 }
 
 /// Runs the command.
@@ -121,18 +92,24 @@ fn run_on<B: Backend>(
         let (kept, step) = (log.kept().len(), dir.step());
         view.warn(&format!("warning: metrics.jsonl has {kept} of the {step} steps done so far"));
     }
-    let mut writer = Writer::new(dir.store.clone(), ModelFiles::of(&start), dir.from.as_ref().map(|(step, _)| *step));
+    let files = ModelFiles::of(&start);
+    let checkpoint = if recipe.trainer.save_freq > 0 { plan.checkpoint_bytes(parameters) } else { 0 };
+    dir.store.check_space(checkpoint, &files)?;
+    let mut writer = Writer::new(dir.store.clone(), files, dir.from.as_ref().map(|(step, _)| *step));
 
     if let (Some(settings), None) = (&recipe.sft, &dir.from) {
         start.weights = warm_start(&backend, &recipe, settings, &start, &*task, &stop, &dir, &mut view)?;
     }
-    let mut trainer = RlTrainer::new(backend, &recipe, &file, start, task).or_bad()?;
+    // Where the weights are that the first step starts from, if they are anywhere.
+    let start_path = recipe.model.path.clone().filter(|_| recipe.sft.is_none());
+    let memory = MemoryPlan::of_rl(&recipe, &plan, &start.config);
+    let mut trainer = RlTrainer::new(backend.clone(), &recipe, &file, start, task).or_bad()?;
     let text = recipe.to_toml();
-    let mut accuracy_before = None;
+    let mut before = None;
     match &dir.from {
         Some((_, path)) => {
             let snapshot = Snapshot::read(path, &trainer.start().config)?;
-            accuracy_before = snapshot.state.accuracy_before;
+            before = snapshot.state.before();
             trainer.restore(snapshot).or_bad()?;
         }
         None if recipe.sft.is_some() && recipe.trainer.save_freq > 0 => {
@@ -140,127 +117,48 @@ fn run_on<B: Backend>(
         }
         None => {}
     }
-    let accuracy_before = match accuracy_before {
-        Some(accuracy) => accuracy,
+    let evaluated = before.is_none();
+    let before = match before {
+        Some(tested) => tested,
         None => trainer.evaluate()?,
     };
-    let begun = Begun { accuracy_before, parameters, device };
-    let summary_file = dir.path.join("summary.json");
-    write_json(&summary_file, &begun)?;
-    view.evaluated(accuracy_before);
-    let percent = 100.0 * accuracy_before;
-    view.note(&format!("accuracy before: {percent:.1}% of {} held-out problems", trainer.held_out()));
-
-    view.begin("RL", trainer.steps_done(), plan.run.total_steps);
+    let begun = Begun::new(before, parameters, device);
+    write_json(&dir.path.join(SUMMARY), &begun)?;
+    view.evaluated(before.accuracy);
+    let avg = before.avg_at_k.map_or(String::new(), |avg| format!(", Avg@{} {:.1}%", plan.run.test_k, 100.0 * avg));
+    let percent = 100.0 * before.accuracy;
+    view.note(&format!("accuracy before: {percent:.1}% of {} held-out problems{avg}", trainer.held_out()));
     let mut totals = Totals::default();
     log.kept().iter().for_each(|line| totals.add(line));
-    let mut tested = None;
-    while trainer.steps_done() < plan.run.total_steps {
-        if stop.asked() {
-            let step = trainer.steps_done();
-            if !writer.has(step) {
-                writer.start(snapshot(&trainer, &text, accuracy_before, tested)?, log.files()?)?;
-            }
-            writer.finish()?;
-            return Err(stop.error(format!("stopped after step {step}; go on with: {}", dir.how_to_go_on())));
-        }
-        writer.poll().with_context(|| failed_checkpoint(&dir))?;
-        let step = trainer.steps_done() + 1;
-        let mut record = trainer.step().with_context(|| format!("step {step}"))?;
-        let alarm = alarm(&plan.run.alarm, &record);
-        let stopped = alarm.is_some() && plan.run.alarm.action == AlarmAction::Stop;
-        let ends = stopped || step == plan.run.total_steps;
-        tested = None;
-        if ends || (plan.run.test_freq > 0 && step.is_multiple_of(plan.run.test_freq)) {
-            let began = Instant::now();
-            tested = Some(trainer.evaluate()?);
-            record.test_accuracy = tested;
-            record.add_phase("test", began.elapsed().as_secs_f64());
-        }
-        let freq = recipe.trainer.save_freq;
-        let began = Instant::now();
-        let saved = match freq > 0 && (ends || step.is_multiple_of(freq)) {
-            true => {
-                writer.finish().with_context(|| failed_checkpoint(&dir))?;
-                Some(snapshot(&trainer, &text, accuracy_before, tested)?)
-            }
-            false => None,
-        };
-        record.add_phase("checkpoint", began.elapsed().as_secs_f64());
-        let began = Instant::now();
-        if plan.run.logs_rollouts_at(step) {
-            log.rollouts(step, &trainer.sampled_rollouts(plan.run.rollout_log_samples)?)?;
-        }
-        record.add_phase("log", log.take_seconds() + began.elapsed().as_secs_f64());
-        log.record(&record)?;
-        if let Some(snapshot) = saved {
-            writer.start(snapshot, log.files()?)?;
-        }
-        totals.add(&serde_json::to_value(&record)?);
-        view.step(&record);
-        if let Some(alarm) = alarm {
-            let end = if stopped { "; the run ends here (run.alarm.action)" } else { "" };
-            view.warn(&format!("step {step}: {alarm}{end}"));
-        }
-        if record.skipped_updates > 0 {
-            let (skipped, all) = (record.skipped_updates, record.updates + record.skipped_updates);
-            view.warn(&format!("step {step}: {skipped} of {all} updates were not finite and were skipped"));
-        }
-        if ends {
-            break;
-        }
+    let mut run = Steps {
+        checkpoints: Checkpoints {
+            writer,
+            store: dir.store.clone(),
+            save_freq: recipe.trainer.save_freq,
+            text,
+            before,
+        },
+        health: Health::new(plan.run.alarm.patience),
+        tested: None,
+        plan: &plan,
+        dir: &dir,
+        stop: &stop,
+        trainer,
+        log,
+        totals,
+    };
+    if evaluated && run.trainer.steps_done() == 0 && start_path.is_none() {
+        // The start of a model that is nowhere else, with its accuracy: it may turn out to be the best there was.
+        run.save(Some(before))?;
     }
+    view.begin("RL", run.trainer.steps_done(), plan.run.total_steps);
+    let outcome = run.all(&mut view);
     view.finish();
-    writer.finish().with_context(|| failed_checkpoint(&dir))?;
-    let model = dir.path.join("model");
-    let start = trainer.start();
-    let options = SaveOptions {
-        tokenizer_files: start.tokenizer.files(),
-        ..SaveOptions::new(start.config.dtype, &start.generation)
-    };
-    save(&model, &start.config, &trainer.actor.weights()?, &options)
-        .with_context(|| format!("saving {}", model.display()))?;
-
-    let rollout_speed = plan.rollout.format.is_quantized().then(|| trainer.rollout_speed(SPEED_ROUNDS)).transpose()?;
-    let report = dir.path.join("report.html");
-    let summary = Summary {
-        begun,
-        accuracy_after: totals.test_accuracy.unwrap_or(accuracy_before),
-        mismatch_kl: totals.mismatch_kl / totals.steps.max(1) as f64,
-        rho_max: totals.rho_max,
-        rollout_tokens_per_s: totals.response_tokens / totals.seconds.get("rollout").copied().unwrap_or(f64::NAN),
-        rollout_speed,
-        steps: totals.steps,
-        skipped_updates: totals.skipped,
-        seconds: began.elapsed().as_secs_f64(),
-        seconds_by_phase: totals.seconds,
-        report: report.display().to_string(),
-        run: dir.path.display().to_string(),
-    };
-    write_json(&summary_file, &summary)?;
-    std::fs::write(&report, render(&[RunData::read(&dir.path)?]))
-        .with_context(|| format!("writing {}", report.display()))?;
-    if args.json {
-        out!("{}", serde_json::to_string(&summary)?)?;
-        return Ok(());
+    let end = End { run, begun, start_path, memory, backend: &*backend, began, json: args.json };
+    match outcome? {
+        Outcome::Done => end.done(&view),
+        Outcome::Broken { step, symptom } => end.broken(step, &symptom, &view),
     }
-    out!(
-        "accuracy {:.1}% -> {:.1}% in {} steps, {:.0} s",
-        100.0 * accuracy_before,
-        100.0 * summary.accuracy_after,
-        summary.steps,
-        summary.seconds
-    )?;
-    out!("mismatch KL(behav||prox) {:.2e}, largest rho {:.3}", summary.mismatch_kl, summary.rho_max)?;
-    out!("rollout {:.0} tokens/s in {}", summary.rollout_tokens_per_s, plan.rollout.format)?;
-    if let Some(speed) = &summary.rollout_speed {
-        let (quantized, bf16) = (speed.tokens_per_s, speed.bf16_tokens_per_s);
-        let times = quantized / bf16;
-        let format = plan.rollout.format;
-        out!("  the final model alone: {quantized:.0} in {format}, {bf16:.0} in bf16 ({times:.2} times)")?;
-    }
-    out!("report {}; model, recipe, logs and checkpoints in {}", summary.report, summary.run)?;
-    Ok(())
 }
 
 /// The recipe that was named, that of the run that goes on, or the embedded default; and what to call it.
@@ -334,36 +232,8 @@ fn warm_start<B: Backend>(
     Ok(learner.weights()?)
 }
 
-/// The state of the run for a checkpoint.
-fn snapshot<B: Backend>(
-    trainer: &RlTrainer<B>,
-    recipe: &str,
-    accuracy_before: f64,
-    tested: Option<f64>,
-) -> anyhow::Result<Snapshot> {
-    let mut snapshot = trainer.snapshot(recipe)?;
-    snapshot.state.accuracy_before = Some(accuracy_before);
-    snapshot.state.test_accuracy = tested;
-    Ok(snapshot)
-}
-
-fn failed_checkpoint(dir: &RunDir) -> String {
-    format!("writing a checkpoint (earlier ones are whole; go on with: {})", dir.how_to_go_on())
-}
-
-fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
+/// A file with one JSON document.
+pub fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
     let text = format!("{}\n", serde_json::to_string(value)?);
     std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
-}
-
-/// What is out of its band, if anything.
-fn alarm(band: &qurl_train::recipe::Alarm, record: &StepRecord) -> Option<String> {
-    let kl = record.mismatch.map_or(0.0, |m| m.kl);
-    if kl > band.mismatch_kl || !kl.is_finite() {
-        return Some(format!("mismatch KL {kl:.4} is above run.alarm.mismatch_kl = {}", band.mismatch_kl));
-    }
-    let entropy = record.rollout_entropy;
-    let outside = entropy < band.entropy_low || entropy > band.entropy_high;
-    outside
-        .then(|| format!("entropy {entropy:.4} is outside of run.alarm {} to {}", band.entropy_low, band.entropy_high))
 }

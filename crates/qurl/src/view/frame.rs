@@ -138,7 +138,7 @@ mod tests {
     const PLAIN: Painter = Painter { coloured: false };
 
     fn record() -> StepRecord {
-        let mut record = StepRecord::new(3, &[], &RolloutBatch::default(), 1);
+        let mut record = StepRecord::new(3, &[], &RolloutBatch::default(), 1, 0.5);
         record.reward = 0.412;
         record.response_tokens = 12_000;
         let timing = [("rollout", 0.1), ("update", 0.5), ("score", 0.399), ("measure", 0.001), ("total", 1.0)];

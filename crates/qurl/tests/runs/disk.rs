@@ -2,7 +2,7 @@
 //! say that they are skipped.
 #![cfg(target_os = "linux")]
 
-use super::support::{Outcome, place, train, trained};
+use super::support::{Outcome, lines, place, spawn, train, trained, wait_for};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -48,7 +48,7 @@ fn a_full_disk_is_named_and_the_last_checkpoint_stays() {
     let steps = ["--set", "trainer.keep_last=100"];
     let full = train(&dir, "disk/run", &steps);
     assert_eq!(full.status, 1, "{}", full.stderr);
-    for text in ["does not fit", "bytes are free", "keep_last", "--resume"] {
+    for text in ["do not fit", "bytes are free", "keep_last", "--resume"] {
         assert!(full.stderr.contains(text), "expected {text:?} in {}", full.stderr);
     }
     let checkpoints: Vec<_> = std::fs::read_dir(dir.join("disk/run/checkpoints")).expect("checkpoints").collect();
@@ -61,12 +61,29 @@ fn a_full_disk_is_named_and_the_last_checkpoint_stays() {
 }
 
 #[test]
-fn a_log_that_does_not_fit_is_named() {
-    let dir = fresh("runs-full-log");
-    let Some(_disk) = Disk::mount(&dir.join("disk"), "size=32k") else { return };
+fn a_final_model_that_will_not_fit_is_told_before_the_run() {
+    let dir = fresh("runs-full-model");
+    let Some(_disk) = Disk::mount(&dir.join("disk"), "size=300k") else { return };
     let full = train(&dir, "disk/run", &["--set", "trainer.save_freq=0"]);
     assert_eq!(full.status, 1, "{}", full.stderr);
-    assert!(full.stderr.contains("No space left") && full.stderr.contains("disk/run/"), "{}", full.stderr);
+    assert!(full.stderr.contains("the final model") && full.stderr.contains("do not fit"), "{}", full.stderr);
+    assert!(!full.stderr.contains("accuracy before"), "nothing was begun: {}", full.stderr);
+}
+
+#[test]
+fn a_log_that_does_not_fit_is_named() {
+    let dir = fresh("runs-full-log");
+    let Some(_disk) = Disk::mount(&dir.join("disk"), "size=1m") else { return };
+    let endless = ["--set", "trainer.save_freq=0", "--steps", "100000", "--set", "run.test_freq=0"];
+    let mut child = spawn(&dir, "disk/run", &endless);
+    wait_for(&mut child, || lines(&dir.join("disk/run")) > 0);
+    // Somebody else takes what is left of the disk.
+    let filled = std::fs::write(dir.join("disk/other"), vec![1u8; 2 << 20]);
+    assert!(filled.is_err(), "the disk is full now");
+    let full = child.wait_with_output().expect("it ends");
+    let stderr = String::from_utf8_lossy(&full.stderr);
+    assert_eq!(full.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("No space left") && stderr.contains("disk/run/"), "{stderr}");
 }
 
 #[test]

@@ -5,10 +5,13 @@
 mod common;
 
 mod alarm;
+mod best;
+mod broken;
 mod closed;
 mod compare;
 mod data_sets;
 mod disk;
+mod dynamic;
 mod interrupted;
 mod killed;
 mod logs;

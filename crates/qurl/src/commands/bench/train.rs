@@ -10,7 +10,7 @@ use crate::device::DeviceArg;
 use crate::input::bad;
 use crate::output::out;
 use crate::system::peak_rss_mb;
-use qurl_kernels::Format;
+use qurl_kernels::{BackendError, Format};
 use qurl_model::ModelConfig;
 use qurl_model::compute::{Batch, TapeOptions, Targets};
 use qurl_model::rng::CounterRng;
@@ -103,7 +103,7 @@ fn measure<B: Machine>(backend: &Arc<B>, config: &ModelConfig, args: &Args, form
     let tape =
         TapeOptions { rows: args.micro_tokens.max(args.length), sequences: args.batch, recompute: args.recompute };
     let options = LearnerOptions { compute: format, positions: args.length, tape, adamw: AdamWOptions::default() };
-    MemoryPlan::new().learner("model", config, &options).check(&**backend)?;
+    MemoryPlan::default().learner("model", config, &options).check(&**backend)?;
     let peak = backend.peak_gflops(format)?;
     let weights = shape::weights(config);
     let mut learner = Learner::new(backend.clone(), config, &weights, options)?;
@@ -123,7 +123,8 @@ fn measure<B: Machine>(backend: &Arc<B>, config: &ModelConfig, args: &Args, form
             let part = &sequences[range.clone()];
             learner.accumulate(Batch::whole(part), Targets::of(part, |_, _| true), 1.0, |out| {
                 loss -= out.logp.iter().map(|&x| x as f64).sum::<f64>() / scored as f64;
-                LossGradient { dlogp: vec![-1.0 / scored; out.logp.len()], dentropy: Vec::new() }
+                let dlogp = vec![-1.0 / scored; out.logp.len()];
+                Ok::<_, BackendError>(LossGradient { dlogp, dentropy: Vec::new() })
             })?;
         }
         learner.update(1e-3)?;

@@ -18,8 +18,12 @@ pub struct Totals {
     pub response_tokens: f64,
     /// Seconds by phase.
     pub seconds: BTreeMap<String, f64>,
-    /// The newest test accuracy.
+    /// The newest greedy test accuracy.
     pub test_accuracy: Option<f64>,
+    /// The newest Avg@k.
+    pub test_avg_at_k: Option<f64>,
+    /// The best Avg@k (or greedy accuracy, where that is all there is) and its step; of equal ones the newest.
+    pub best: Option<(f64, u64)>,
 }
 
 impl Totals {
@@ -32,6 +36,11 @@ impl Totals {
         self.mismatch_kl += number("/mismatch/kl").unwrap_or(0.0);
         self.rho_max = self.rho_max.max(number("/mismatch/rho_max").unwrap_or(0.0));
         self.test_accuracy = number("/test_accuracy").or(self.test_accuracy);
+        self.test_avg_at_k = number("/test_avg_at_k").or(self.test_avg_at_k);
+        let score = number("/test_avg_at_k").or(number("/test_accuracy"));
+        if let Some(score) = score.filter(|score| self.best.is_none_or(|(best, _)| *score >= best)) {
+            self.best = Some((score, record["step"].as_u64().unwrap_or(self.steps)));
+        }
         for (phase, seconds) in record["timing"].as_object().into_iter().flatten() {
             *self.seconds.entry(phase.clone()).or_default() += seconds.as_f64().unwrap_or(0.0);
         }

@@ -1,0 +1,107 @@
+//! The rollouts of a step: one batch of prompts, or with dynamic sampling as many as it takes to fill one.
+
+use super::{RlTrainer, TrainError};
+use crate::solve::{Draw, Solved, correctness, draw_problems, solve};
+use qurl_kernels::Backend;
+use qurl_rl::advantage::group::in_mixed_group;
+use qurl_tasks::task::Split;
+
+/// What the first half of a step gives.
+pub(super) struct Rolled {
+    /// The groups to learn from.
+    pub groups: Vec<Solved>,
+    /// Batches of prompts that they took.
+    pub gen_batches: usize,
+    /// Seconds of judging.
+    pub verifying: f64,
+    /// Mean entropy of all responses, those of dropped groups included.
+    pub entropy: f64,
+}
+
+/// Sums of entropies over tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Entropy {
+    sum: f64,
+    tokens: u64,
+}
+
+impl Entropy {
+    /// Adds the tokens of all responses, in order.
+    pub fn add(&mut self, groups: &[Solved]) {
+        for entropy in groups.iter().flat_map(|g| &g.responses).flat_map(|r| &r.sample.entropies) {
+            self.sum += f64::from(*entropy);
+            self.tokens += 1;
+        }
+    }
+
+    /// The mean; NaN of nothing.
+    pub fn mean(&self) -> f64 {
+        self.sum / self.tokens as f64
+    }
+}
+
+/// Groups that dynamic sampling dropped, by what their responses were.
+#[derive(Clone, Copy, Debug, Default)]
+struct Dropped {
+    right: usize,
+    wrong: usize,
+    other: usize,
+}
+
+impl Dropped {
+    fn add(&mut self, group: &Solved) {
+        let all = |share: f64| group.responses.iter().all(|r| correctness(&r.verdict) == share);
+        match () {
+            () if all(1.0) => self.right += 1,
+            () if all(0.0) => self.wrong += 1,
+            () => self.other += 1,
+        }
+    }
+}
+
+impl<B: Backend> RlTrainer<B> {
+    /// Samples groups until the batch is full; with dynamic sampling, groups whose rewards are all equal are dropped.
+    pub(super) fn rollouts(&mut self) -> Result<Rolled, TrainError> {
+        let (mut verifying, mut entropy) = (0.0, Entropy::default());
+        let wanted = self.plan.data.train_batch_size;
+        let (max_new, n) = self.plan.sizes_at(self.step);
+        let filter = self.plan.algorithm.filter_groups.clone();
+        let most = filter.as_ref().map_or(1, |f| f.max_num_gen_batches);
+        let mut kept: Vec<Solved> = Vec::with_capacity(wanted);
+        let mut dropped = Dropped::default();
+        for batch in 0..most {
+            let problems = draw_problems(&*self.task, Split::Train, self.seed, self.drawn, wanted as u64)?;
+            self.drawn += wanted as u64;
+            let step = self.step * most as u64 + batch as u64; // its own random numbers for every batch of prompts
+            let max_prompt = self.plan.data.max_prompt_length;
+            let draw = Draw { max_prompt, n, sampling: self.plan.rollout.sampling(), max_new, seed: self.seed, step };
+            let (solved, seconds) = solve(&mut self.engine, &self.start, &*self.task, problems, draw)?;
+            verifying += seconds;
+            entropy.add(&solved);
+            if filter.is_none() {
+                return Ok(Rolled { groups: solved, gen_batches: 1, verifying, entropy: entropy.mean() });
+            }
+            for group in solved {
+                let scores: Vec<f64> = group.responses.iter().map(|r| r.verdict.reward).collect();
+                match in_mixed_group(&scores, &vec![0; scores.len()])?.contains(&true) {
+                    true => kept.push(group),
+                    false => dropped.add(&group),
+                }
+            }
+            if kept.len() >= wanted {
+                kept.truncate(wanted);
+                return Ok(Rolled { groups: kept, gen_batches: batch + 1, verifying, entropy: entropy.mean() });
+            }
+        }
+        let found = kept.len();
+        if filter.is_none_or(|f| !f.allow_fewer) {
+            let Dropped { right, wrong, other } = dropped;
+            let entropy = entropy.mean();
+            return Err(TrainError::TooFewGroups { batches: most, found, wanted, right, wrong, other, entropy });
+        }
+        // A mini-batch that is not whole would weigh its responses more than the others do.
+        let mini = self.plan.actor.ppo_mini_batch_size;
+        kept.truncate(found / mini * mini);
+        Ok(Rolled { groups: kept, gen_batches: most, verifying, entropy: entropy.mean() })
+    }
+}

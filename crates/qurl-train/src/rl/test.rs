@@ -1,0 +1,53 @@
+//! Held-out problems, solved by the actor in full precision.
+//!
+//! The rollout engine lends its pages and working memory: for an evaluation it runs with the trainer's own network, so that
+//! nothing is packed or allocated beside what training has.
+
+use super::{RlTrainer, TrainError};
+use crate::solve::{Draw, accuracy, draw_problems, held_out, solve};
+use qurl_kernels::Backend;
+use qurl_rollout::Sampling;
+use qurl_tasks::task::Split;
+
+/// What an evaluation found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tested {
+    /// Accuracy of one greedy response to each problem.
+    pub accuracy: f64,
+    /// Mean accuracy of `run.test_k` samples of each problem (Avg@k), where asked for.
+    pub avg_at_k: Option<f64>,
+}
+
+impl Tested {
+    /// What models are compared by: Avg@k where it is measured, else the greedy accuracy.
+    pub fn score(&self) -> f64 {
+        self.avg_at_k.unwrap_or(self.accuracy)
+    }
+}
+
+impl<B: Backend> RlTrainer<B> {
+    /// Held-out problems of an evaluation.
+    pub fn held_out(&self) -> u64 {
+        held_out(&*self.task, self.plan.run.test_problems)
+    }
+
+    /// Accuracy of the actor in full precision on held-out problems: greedy, and of `run.test_k` samples. All
+    /// evaluations of a run use the same problems and random numbers.
+    pub fn evaluate(&mut self) -> Result<Tested, TrainError> {
+        let version = self.version()?;
+        let problems = draw_problems(&*self.task, Split::Test, self.seed, 0, self.held_out())?;
+        let (max_new, _) = self.plan.sizes_at(self.step);
+        let (max_prompt, seed) = (self.plan.data.max_prompt_length, self.seed);
+        let greedy = Draw { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed, step: 0 };
+        let sampled = Draw { n: self.plan.run.test_k, sampling: self.plan.test_sampling(), ..greedy };
+        let (start, task) = (&self.start, &*self.task);
+        self.engine.with_network(self.actor.network_mut(), version, |engine| {
+            let mut measure = |draw: Draw| -> Result<f64, TrainError> {
+                Ok(accuracy(&solve(engine, start, task, problems.clone(), draw)?.0))
+            };
+            let accuracy = measure(greedy)?;
+            let avg_at_k = if sampled.n > 0 { Some(measure(sampled)?) } else { None };
+            Ok(Tested { accuracy, avg_at_k })
+        })?
+    }
+}
