@@ -433,7 +433,7 @@ impl<B: Backend> RlTrainer<B> {
                             updates.cliprange_value,
                         ) {
                             Ok(loss) => {
-                                record.value_loss = Some(record.value_loss.unwrap_or(0.0) + loss.loss);
+                                record.add_value_loss(loss.loss);
                                 to_f32(&loss.dvalue)
                             }
                             Err(e) => {
@@ -446,8 +446,7 @@ impl<B: Backend> RlTrainer<B> {
                         return Err(e.into());
                     }
                 }
-                let report = critic.update(lr)?;
-                record.value_grad_norm = Some(report.grad_norm);
+                record.add_value_update(critic.update(lr)?);
             }
         }
         Ok(())

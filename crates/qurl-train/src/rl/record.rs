@@ -69,10 +69,10 @@ pub struct StepRecord {
     /// Coefficient of that KL in the rewards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kl_coef: Option<f64>,
-    /// The critic's loss.
+    /// The critic's loss, mean over its updates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value_loss: Option<f64>,
-    /// Norm of the critic's gradients.
+    /// Norm of the critic's gradients before clipping, mean over its updates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value_grad_norm: Option<f64>,
     /// Greedy accuracy on held-out problems after this step, where measured.
@@ -103,6 +103,10 @@ struct Sums {
     norms: f64,
     reference_kl: f64,
     reference_tokens: u64,
+    value_loss: f64,
+    value_norms: f64,
+    value_updates: u64,
+    value_skipped: u64,
 }
 
 impl StepRecord {
@@ -177,6 +181,23 @@ impl StepRecord {
         }
         self.grad_norm = self.sums.norms / self.updates.max(1) as f64;
         self.loss = self.sums.loss / (self.updates + self.skipped_updates).max(1) as f64;
+    }
+
+    /// Adds the critic's loss on a micro-batch.
+    pub fn add_value_loss(&mut self, loss: f64) {
+        self.sums.value_loss += loss;
+    }
+
+    /// The critic was updated, or its update was skipped.
+    pub fn add_value_update(&mut self, report: UpdateReport) {
+        self.sums.value_updates += u64::from(report.applied);
+        self.sums.value_skipped += u64::from(!report.applied);
+        if report.applied {
+            self.sums.value_norms += report.grad_norm;
+        }
+        let all = self.sums.value_updates + self.sums.value_skipped;
+        self.value_loss = Some(self.sums.value_loss / all.max(1) as f64);
+        self.value_grad_norm = Some(self.sums.value_norms / self.sums.value_updates.max(1) as f64);
     }
 
     /// Adds the time of something that is done beside the step: `test`, `log`, `checkpoint`.
