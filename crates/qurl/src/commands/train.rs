@@ -121,12 +121,12 @@ fn run_on<B: Backend>(
         let (kept, step) = (log.kept().len(), dir.step());
         view.warn(&format!("warning: metrics.jsonl has {kept} of the {step} steps done so far"));
     }
-    let mut writer = Writer::new(dir.store.clone(), ModelFiles::of(&start), dir.from.as_ref().map(|(step, _)| *step));
-
     if let (Some(settings), None) = (&recipe.sft, &dir.from) {
         start.weights = warm_start(&backend, &recipe, settings, &start, &*task, &stop, &dir, &mut view)?;
     }
     let mut trainer = RlTrainer::new(backend, &recipe, &file, start, task).or_bad()?;
+    let from = dir.from.as_ref().map(|(step, _)| *step);
+    let mut writer = Writer::new(dir.store.clone(), ModelFiles::of(trainer.start()), from);
     let text = recipe.to_toml();
     let mut accuracy_before = None;
     match &dir.from {
@@ -218,8 +218,8 @@ fn run_on<B: Backend>(
         tokenizer_files: start.tokenizer.files(),
         ..SaveOptions::new(start.config.dtype, &start.generation)
     };
-    save(&model, &start.config, &trainer.actor.weights()?, &options)
-        .with_context(|| format!("saving {}", model.display()))?;
+    let (config, weights) = trainer.model()?;
+    save(&model, &config, &weights, &options).with_context(|| format!("saving {}", model.display()))?;
 
     let rollout_speed = plan.rollout.format.is_quantized().then(|| trainer.rollout_speed(SPEED_ROUNDS)).transpose()?;
     let report = dir.path.join("report.html");
