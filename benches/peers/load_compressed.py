@@ -1,8 +1,9 @@
 """Whether others read what `qurl quantize` writes: loads int8 and fp8 directories with transformers and compressed-tensors.
 
 `python3 load_compressed.py --qurl target/release/qurl --model DIR` checks that every matrix, as they read it, is the model's within the
-rounding of the format, and prints how far their log-probs are from those of `qurl score` in the same format. They round activations with
-other scales, so the two are about as far apart as either is from the model in full.
+rounding of the format, and prints how far their log-probs are from those of `qurl score` in the same format. They keep keys, values and the
+head in f32, and int8 activations have other scales there, so the two are about as far apart as either is from the model in full;
+crates/qurl-quant/tests/python/scores.py tells the reasons apart.
 """
 
 import argparse

@@ -193,7 +193,14 @@ pub struct ModelConfig {
     pub initializer_range: f32,
     /// Number format of the stored weights.
     pub dtype: Dtype,
+    /// The scale of update-aware quantization that the weights carry, 1 for none: the matrices behind norms are divided
+    /// by it, the norms' gains multiplied. What the model computes does not depend on it; it is a mark (`qurl.uaq` in
+    /// `config.json`), so that nobody scales them again.
+    pub uaq: f32,
 }
+
+/// Scales of update-aware quantization that are taken. Far outside, scaled weights leave the range of f32.
+pub const UAQ_SCALES: std::ops::RangeInclusive<f32> = 1.0 / 64.0..=64.0;
 
 /// Why a configuration was not accepted. Every message names the file and the key.
 #[derive(Debug, thiserror::Error)]
@@ -290,6 +297,7 @@ impl ModelConfig {
             pad_token_id: None,
             initializer_range: 0.02,
             dtype: Dtype::F32,
+            uaq: 1.0,
         };
         config.check("model dimensions")?;
         Ok(config)
@@ -338,6 +346,9 @@ impl ModelConfig {
         if !(self.initializer_range.is_finite() && self.initializer_range >= 0.0) {
             let found = self.initializer_range.to_string();
             return fail("initializer_range", found, "a finite number, 0 or more");
+        }
+        if !UAQ_SCALES.contains(&self.uaq) {
+            return fail("qurl.uaq", self.uaq.to_string(), "a number from 1/64 to 64, 1 for none");
         }
         if !(self.rope.theta.is_finite() && self.rope.theta > 0.0) {
             return fail("rope_theta", self.rope.theta.to_string(), "a finite number above 0");

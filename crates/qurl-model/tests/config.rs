@@ -122,6 +122,10 @@ fn wrong_values_are_named() {
         (json!({"eos_token_id": "</s>"}), "eos_token_id"),
         (json!({"rope_scaling": {"type": "linear"}}), "key `rope_scaling.factor` is missing"),
         (json!({"rope_parameters": {"rope_theta": 1.0}}), "rope_parameters.rope_theta"),
+        (json!({"qurl": {"uaq": 0}}), "key `qurl.uaq` is 0, expected a number from 1/64 to 64"),
+        (json!({"qurl": {"uaq": "2"}}), "key `qurl.uaq` is \"2\", expected a number"),
+        (json!({"qurl": {"scale": 2}}), "qurl.scale"),
+        (json!({"qurl": 2}), "key `qurl` is 2, expected an object"),
     ];
     for (changes, expected) in cases {
         let error = read("llama", changes.clone()).expect_err(&changes.to_string()).to_string();
@@ -160,6 +164,7 @@ fn what_we_write_reads_back_equal() {
             config.tie_word_embeddings = true;
             config.initializer_range = 0.03;
             config.dtype = Dtype::F16;
+            config.uaq = 1.1;
             let text = config.to_json().to_string();
             assert_eq!(ModelConfig::from_json(&text, "config.json").unwrap(), config, "{text}");
         }

@@ -45,6 +45,16 @@ pub enum QuantError {
         /// The number given.
         found: f32,
     },
+    /// Scaled weights were asked for another scale.
+    #[error(
+        "the weights are scaled by {found} for UAQ already (`qurl.uaq` in config.json); {asked} is a second scaling"
+    )]
+    Scaled {
+        /// The mark.
+        found: f32,
+        /// The scale that was asked for.
+        asked: f32,
+    },
     /// Two parameter trees, or a tree and a configuration, do not fit together.
     #[error("parameters do not fit: {what}")]
     Layout {

@@ -7,14 +7,27 @@
 //! post-attention norm. Biases are added after the product and are not scaled.
 //!
 //! With a power of two nothing is rounded (short of underflow), so [`undo`] restores every bit.
+//!
+//! Weights do not show that they were scaled, and scaling them twice is another scale. So configurations carry it as a
+//! mark ([`ModelConfig::uaq`]) wherever weights are stored, and [`rescale`] is the way to change both.
 
+use qurl_model::config::UAQ_SCALES;
 use qurl_model::{ModelConfig, Params, params};
 
 use crate::error::QuantError;
-use std::ops::RangeInclusive;
 
-/// Scales that are taken. The paper's best is 1.5; far outside, products of scaled weights leave the range of f32.
-pub const SCALES: RangeInclusive<f32> = 1.0 / 64.0..=64.0;
+/// Brings weights to the scale `s`, and their mark with them: 1 takes the scaling off. From one scale to another is a
+/// second scaling and refused.
+pub fn rescale(weights: &mut Params<Vec<f32>>, config: &mut ModelConfig, s: f32) -> Result<(), QuantError> {
+    match config.uaq {
+        found if found == s => return Ok(()),
+        1.0 => apply(weights, config, s)?,
+        found if s == 1.0 => undo(weights, config, found)?,
+        found => return Err(QuantError::Scaled { found, asked: s }),
+    }
+    config.uaq = s;
+    Ok(())
+}
 
 /// Divides the matrices behind norms by `s` and multiplies the norms' gains by it.
 pub fn apply(weights: &mut Params<Vec<f32>>, config: &ModelConfig, s: f32) -> Result<(), QuantError> {
@@ -33,7 +46,7 @@ fn scale(
     matrix: impl Fn(f32) -> f32,
     gain: impl Fn(f32) -> f32,
 ) -> Result<(), QuantError> {
-    if !SCALES.contains(&s) {
+    if !UAQ_SCALES.contains(&s) {
         return Err(QuantError::UaqScale { found: s });
     }
     check_layout(weights, config)?;

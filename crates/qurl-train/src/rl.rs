@@ -134,9 +134,9 @@ impl<B: Backend> RlTrainer<B> {
         task: Box<dyn Task>,
     ) -> Result<Self, TrainError> {
         let plan = recipe.rl(file)?;
-        if plan.rollout.uaq != 1.0 {
-            uaq::apply(&mut start.weights, &start.config, plan.rollout.uaq as f32)?; // once, before training (Eq. 11)
-        }
+        prepare::check_uaq(&plan, recipe, file, &start.config)?;
+        // Once, before training (Eq. 11); the configuration is marked, and checkpoints with it.
+        uaq::rescale(&mut start.weights, &mut start.config, plan.rollout.uaq as f32)?;
         let measured = (plan.run.update_metrics_freq > 0).then(|| start.weights.clone());
         prepare::check_context(&plan, file, &start.config)?;
         let (config, positions) = (&start.config, plan.longest());

@@ -122,6 +122,56 @@ fn uaq_loses_nothing_to_the_file_format() {
     }
 }
 
+/// Scaled directories say so, are not scaled again, and can be scaled back.
+#[test]
+fn uaq_is_marked_and_does_not_stack() {
+    let dir = saved(Family::Qwen3);
+    let out = TempDir::new();
+    let at = |name: &str| out.path().join(name).to_str().expect("UTF-8").to_string();
+    let mark = |dir: &str| {
+        let text = std::fs::read_to_string(format!("{dir}/config.json")).expect("a configuration");
+        serde_json::from_str::<Value>(&text).expect("JSON")["qurl"].clone()
+    };
+    let quantize = |from: &str, to: &str, more: &[&str]| {
+        let run = qurl(&[&["quantize", "--model", from], more, &[to]].concat());
+        assert_eq!(run.status, 0, "{}", run.stderr);
+        run.stdout
+    };
+    for s in ["2", "1.5"] {
+        let [scaled, again, int8, back] = ["scaled", "again", "int8", "back"].map(|name| at(&format!("{name}-{s}")));
+        assert!(quantize(dir.text(), &scaled, &["--uaq", s]).contains(&format!("scaled by {s}")));
+        let expected = serde_json::json!({"uaq": s.parse::<f64>().expect("a number")});
+        assert_eq!(mark(&scaled), expected);
+        for asked in [s, "3"] {
+            let refused = qurl(&["quantize", "--model", &scaled, "--uaq", asked, &again]);
+            refused.assert_bad(&[
+                &format!("--uaq {asked}"),
+                &scaled,
+                &format!("scaled by {s}"),
+                "qurl.uaq",
+                "1 to take",
+            ]);
+        }
+        assert!(!out.path().join(format!("again-{s}")).exists());
+        // Other commands keep the mark.
+        quantize(&scaled, &again, &["--format", "f32"]);
+        quantize(&scaled, &int8, &["--format", "int8"]);
+        assert_eq!((mark(&again), mark(&int8)), (expected.clone(), expected));
+        quantize(&again, &back, &["--uaq", "1"]);
+        assert_eq!(mark(&back), Value::Null);
+        let (was, is) = (tensors(dir.path()), tensors(Path::new(&back)));
+        for (name, (_, _, bytes)) in &was {
+            let numbers = |bytes: &[u8]| -> Vec<f32> {
+                bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
+            };
+            let pairs = numbers(bytes).into_iter().zip(numbers(&is[name].2));
+            // A power of two comes back to the last bit, others within the two roundings.
+            let most = if s == "2" { 0.0 } else { 1.2e-7 };
+            assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() <= most * a.abs()), "{name}, scaled by {s} and back");
+        }
+    }
+}
+
 #[test]
 fn nothing_is_overwritten_and_bad_input_is_named() {
     let dir = saved(Family::Qwen2);

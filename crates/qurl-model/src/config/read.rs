@@ -65,6 +65,7 @@ impl ModelConfig {
             pad_token_id: keys.token("pad_token_id")?,
             initializer_range: keys.f64("initializer_range")?.unwrap_or(0.02) as f32,
             dtype: dtype(&keys)?,
+            uaq: uaq(&keys)?,
         };
         config.check(file)?;
         Ok(config)
@@ -125,6 +126,15 @@ fn refuse_unsupported(keys: &Keys, family: Family) -> Result<(), ConfigError> {
         return Err(keys.unsupported("quantization_config", "weights stored as f32, bf16 or f16"));
     }
     Ok(())
+}
+
+/// The mark of weights that were scaled for update-aware quantization: `"qurl": {"uaq": 1.5}`.
+fn uaq(keys: &Keys) -> Result<f32, ConfigError> {
+    let Some(ours) = keys.object("qurl", "qurl.")? else { return Ok(1.0) };
+    if let Some(unknown) = ours.map.keys().find(|key| *key != "uaq") {
+        return Err(ours.unsupported(unknown, "uaq only"));
+    }
+    Ok(ours.f64("uaq")?.unwrap_or(1.0) as f32)
 }
 
 fn dtype(keys: &Keys) -> Result<Dtype, ConfigError> {

@@ -80,6 +80,9 @@ impl ModelConfig {
         put("rope_parameters", Value::Object(parameters));
         put("dtype", json!(self.dtype.name()));
         put("torch_dtype", json!(self.dtype.name()));
+        if self.uaq != 1.0 {
+            put("qurl", json!({"uaq": short_f32(self.uaq)}));
+        }
         if purpose == Purpose::Critic {
             put("id2label", json!({"0": "value"}));
             put("label2id", json!({"value": 0}));

@@ -36,12 +36,13 @@ pub struct Changes {
 }
 
 /// Keys that no step depends on, and sections of such keys (with a dot at the end).
-const BOOKKEEPING: [&str; 6] = [
+const BOOKKEEPING: [&str; 7] = [
     "trainer.save_freq",
     "trainer.keep_last",
     "trainer.keep_best",
     "run.rollout_log_freq",
     "run.rollout_log_samples",
+    "run.export_uaq",
     "run.alarm.",
 ];
 

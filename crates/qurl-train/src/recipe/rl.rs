@@ -321,6 +321,9 @@ pub struct Run {
     /// Response tokens of a step for which the mismatch KL is measured over the whole vocabulary; 0 for none.
     #[serde(default = "Run::default_full_kl")]
     pub full_kl_positions: usize,
+    /// Leave the scaling of update-aware quantization in the model that the run writes, which then is marked.
+    #[serde(default)]
+    pub export_uaq: bool,
     /// The band of a healthy run.
     #[serde(default)]
     pub alarm: Alarm,

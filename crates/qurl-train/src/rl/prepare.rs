@@ -28,6 +28,7 @@ pub fn prepare<B: Backend>(
     };
     let (config, longest) = (&start.config, plan.longest());
     check_context(&plan, file, config)?;
+    check_uaq(&plan, recipe, file, config)?;
     if let Err(error) = plan.rollout.sampling().check(config.vocab_size) {
         return invalid("rollout", error.to_string(), "settings that fit the model".to_string());
     }
@@ -73,6 +74,23 @@ pub(super) fn check_context(plan: &RlPlan, file: &str, config: &ModelConfig) -> 
         key: "data.max_response_length".to_string(),
         found: format!("such that they have {longest}"),
         expected: format!("prompts and responses of together at most {context} tokens, the model's context"),
+    })
+}
+
+/// Refuses to scale a model that is marked as scaled. With the recipe's own scale it is taken as it is (a checkpoint of
+/// such a run), and a recipe without one takes the scaling off.
+pub(super) fn check_uaq(plan: &RlPlan, recipe: &Recipe, file: &str, config: &ModelConfig) -> Result<(), RecipeError> {
+    let (asked, mark) = (plan.rollout.uaq, config.uaq);
+    if mark == 1.0 || asked == 1.0 || asked as f32 == mark {
+        return Ok(());
+    }
+    let dir = recipe.model.path.as_ref().map_or("the model".to_string(), |dir| dir.display().to_string());
+    let marked = format!("{dir} is scaled by {mark} already (`qurl.uaq` in its config.json)");
+    Err(RecipeError::Invalid {
+        file: file.to_string(),
+        key: "rollout.uaq".to_string(),
+        found: asked.to_string(),
+        expected: format!("{mark} to train it as it is or 1 to take the scaling off, since {marked}; or another model"),
     })
 }
 

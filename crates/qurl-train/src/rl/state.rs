@@ -3,11 +3,23 @@
 use super::{RlTrainer, TrainError};
 use crate::checkpoint::Snapshot;
 use qurl_kernels::Backend;
+use qurl_model::{ModelConfig, Params};
+use qurl_quant::uaq;
 
 impl<B: Backend> RlTrainer<B> {
     /// Steps done so far.
     pub fn steps_done(&self) -> u64 {
         self.step
+    }
+
+    /// The actor as the run hands it on: with the scaling of update-aware quantization taken off, so that the next run may
+    /// scale it again, unless the recipe keeps it (`run.export_uaq`). The configuration says which.
+    pub fn model(&self) -> Result<(ModelConfig, Params<Vec<f32>>), TrainError> {
+        let (mut config, mut weights) = (self.start.config.clone(), self.actor.weights()?);
+        if !self.plan.run.export_uaq {
+            uaq::rescale(&mut weights, &mut config, 1.0)?;
+        }
+        Ok((config, weights))
     }
 
     /// A copy of everything that the next steps depend on. `recipe` is the text that goes into the checkpoint.

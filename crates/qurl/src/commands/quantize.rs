@@ -2,7 +2,8 @@
 //!
 //! int8 and fp8 become compressed-tensors directories, which vLLM and others read. f32 and bf16 are written in full.
 //! `--uaq S` scales the weights first; alone it keeps the model's number format where that loses nothing (S is a power
-//! of two, or the model is in f32), and writes f32 otherwise.
+//! of two, or the model is in f32), and writes f32 otherwise. The directory is marked (`qurl.uaq` in its `config.json`); a
+//! marked one is not scaled again, and `--uaq 1` takes the scaling off.
 
 use crate::input::{OrBad, bad};
 use crate::model;
@@ -26,7 +27,8 @@ pub struct Args {
     /// Number format to write: int8 or fp8 (compressed-tensors), f32 or bf16 (in full)
     #[arg(long, required_unless_present = "uaq")]
     format: Option<Format>,
-    /// Scale of update-aware quantization: matrices behind norms are divided by it, the norms multiplied
+    /// Scale of update-aware quantization: matrices behind norms are divided by it, the norms multiplied; 1 takes the
+    /// scaling of a marked model off
     #[arg(long, value_name = "S")]
     uaq: Option<f32>,
     /// Write into a directory that is not empty; weights there are replaced
@@ -58,8 +60,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     let mut model = model::load(&args.model)?;
     let tokenizer_files = tokenizer_files(&args.model)?;
+    let mark = model.config.uaq;
     if let Some(s) = args.uaq {
-        uaq::apply(&mut model.params, &model.config, s).or_bad()?;
+        if mark != 1.0 && s != 1.0 {
+            let (dir, expected) = (args.model.display(), "a model that is not scaled, or 1 to take the scaling off");
+            let already = format!("{dir} is scaled by {mark} already (`qurl.uaq` in its config.json)");
+            return Err(bad(format!("--uaq {s}: {already}; expected {expected}")));
+        }
+        uaq::rescale(&mut model.params, &mut model.config, s).or_bad()?;
         check_finite(&model, s)?;
     }
     let format = match args.format {
@@ -68,7 +76,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             format.to_string()
         }
         full => {
-            let dtype = full_dtype(full, args.uaq, model.config.dtype);
+            let dtype = full_dtype(full, args.uaq.map(|s| s / mark), model.config.dtype);
             let options =
                 SaveOptions { tokenizer_files: &tokenizer_files, ..SaveOptions::new(dtype, &model.generation) };
             hf::save(&args.out, &model.config, &model.params, &options).or_bad()?;
@@ -86,7 +94,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         out!("{}", serde_json::to_string(&summary)?)?;
         return Ok(());
     }
-    let scaled = args.uaq.map_or(String::new(), |s| format!(", scaled by {s} for update-aware quantization"));
+    let scaled = match model.config.uaq {
+        1.0 => String::new(),
+        s => format!(", scaled by {s} for update-aware quantization"),
+    };
     out!("{}: {} parameters, {}{scaled}", summary.out, summary.parameters, summary.format)?;
     out!("{:.1} MB of weights", summary.bytes as f64 / 1e6)?;
     Ok(())
@@ -110,9 +121,9 @@ fn tokenizer_files(dir: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
 }
 
 /// Number format of weights written in full.
-fn full_dtype(asked: Option<Format>, uaq: Option<f32>, stored: Dtype) -> Dtype {
+fn full_dtype(asked: Option<Format>, factor: Option<f32>, stored: Dtype) -> Dtype {
     // A power of two has no mantissa bits.
-    let exact = uaq.is_none_or(|s| s.to_bits() & 0x007f_ffff == 0);
+    let exact = factor.is_none_or(|s| s.to_bits() & 0x007f_ffff == 0);
     match asked {
         Some(Format::Bf16) => Dtype::Bf16,
         None if exact => stored,

@@ -92,10 +92,8 @@ fn run_on<B: Backend>(
         let (kept, step) = (log.kept().len(), dir.step());
         view.warn(&format!("warning: metrics.jsonl has {kept} of the {step} steps done so far"));
     }
-    let files = ModelFiles::of(&start);
     let checkpoint = if recipe.trainer.save_freq > 0 { plan.checkpoint_bytes(parameters) } else { 0 };
-    dir.store.check_space(checkpoint, &files)?;
-    let mut writer = Writer::new(dir.store.clone(), files, dir.from.as_ref().map(|(step, _)| *step));
+    dir.store.check_space(checkpoint, &ModelFiles::of(&start))?;
 
     if let (Some(settings), None) = (&recipe.sft, &dir.from) {
         start.weights = warm_start(&backend, &recipe, settings, &start, &*task, &stop, &dir, &mut view)?;
@@ -104,6 +102,8 @@ fn run_on<B: Backend>(
     let start_path = recipe.model.path.clone().filter(|_| recipe.sft.is_none());
     let memory = MemoryPlan::of_rl(&recipe, &plan, &start.config);
     let mut trainer = RlTrainer::new(backend.clone(), &recipe, &file, start, task).or_bad()?;
+    let from = dir.from.as_ref().map(|(step, _)| *step);
+    let mut writer = Writer::new(dir.store.clone(), ModelFiles::of(trainer.start()), from);
     let text = recipe.to_toml();
     let mut before = None;
     match &dir.from {

@@ -210,8 +210,8 @@ impl<B: Backend> End<'_, B> {
             tokenizer_files: start.tokenizer.files(),
             ..SaveOptions::new(start.config.dtype, &start.generation)
         };
-        save(&model, &start.config, &self.run.trainer.actor.weights()?, &options)
-            .with_context(|| format!("saving {}", model.display()))
+        let (config, weights) = self.run.trainer.model()?;
+        save(&model, &config, &weights, &options).with_context(|| format!("saving {}", model.display()))
     }
 }
 
