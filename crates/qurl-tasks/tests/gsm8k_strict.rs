@@ -1,4 +1,5 @@
-//! `gsm8k_strict` against what verl's scorer says of the same responses (`compute_score(..., method="strict")`).
+//! `gsm8k_strict` against what verl's scorer says of the same responses (`compute_score(...,
+//! method="strict")`).
 
 use qurl_tasks::grader::{Policy, grade};
 use qurl_tasks::presets::EvalPreset;
