@@ -48,6 +48,10 @@ impl Task for CommandTask {
         self.source.len(split)
     }
 
+    fn overlaps(&self) -> u64 {
+        self.source.overlaps()
+    }
+
     fn retain(&mut self, keep: &mut dyn FnMut(&Problem) -> bool) -> Dropped {
         self.source.retain(keep)
     }
