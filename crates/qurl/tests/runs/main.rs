@@ -13,6 +13,7 @@ mod interrupted;
 mod killed;
 mod logs;
 mod refused;
+mod rewards;
 mod supervised;
 mod support;
 mod torn;
