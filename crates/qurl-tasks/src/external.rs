@@ -8,7 +8,7 @@
 //! scores by one, nothing may be waiting before a batch, and nothing may follow within a moment after it. The
 //! first reply of a command decides which of the two it uses.
 //!
-//! Any line that is wrong ends the command: which of its scores are right cannot be known. [`process`] has
+//! Any line that is wrong ends the command: which of its scores are right cannot be known. `process` has
 //! the pipes, [`guard`] ends what the command started, however the run ends.
 
 mod error;

@@ -62,6 +62,22 @@ fn scores_with_requests_come_in_any_order() {
     assert_eq!(score(&mut reward, &["e", "f"]).unwrap(), [0.4, 0.5]);
 }
 
+/// The example of the documentation, as it stands there.
+#[test]
+fn the_documented_example_works() {
+    if std::process::Command::new("python3").arg("--version").output().is_err() {
+        println!("skipped: there is no python3");
+        return;
+    }
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rewards.md")).unwrap();
+    let (_, rest) = page.split_once("```python\n").unwrap();
+    let (example, _) = rest.split_once("```").unwrap();
+    let command = ["python3", "-c", example].map(String::from);
+    let mut reward = ExternalReward::start(&command, Duration::from_secs(120), &Launch::default()).unwrap();
+    assert_eq!(score(&mut reward, &["2+2=4", "2+2=5", "4"]).unwrap(), [1.0, 0.0, 1.0]);
+    assert_eq!(score(&mut reward, &["no", "\u{1f642} 4 "]).unwrap(), [0.0, 1.0]);
+}
+
 #[test]
 fn requests_that_were_not_made_or_have_a_score_are_reported() {
     let reply = |n: &str| format!(r#"echo "{{\"request\": {n}, \"score\": 1}}""#);

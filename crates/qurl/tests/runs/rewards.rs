@@ -5,6 +5,7 @@
 use super::common::{qurl_in, tiny_model};
 use super::data_sets::{RECIPE, write_sums};
 use super::support::{place, wait_for};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -172,6 +173,28 @@ fn a_run_that_ignores_hangups_goes_on() {
     std::fs::write(dir.join("go"), "").expect("written");
     let (code, said) = end(child, &dir);
     assert_eq!(code, Some(0), "{said}");
+}
+
+/// What is written to the command and not read does not hide the end of the input; statuses are the command's own.
+#[test]
+fn the_guard_by_itself() {
+    let guard = |script: &str| {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_qurl"));
+        let program = program.args(["reward-guard", "sh", "-c", script]).stdin(Stdio::piped());
+        program.spawn().expect("the guard starts")
+    };
+    let mut hanging = guard("exec sleep 1000");
+    hanging.stdin.take().expect("a pipe").write_all(&[b'x'; 10_000]).expect("written");
+    assert!(!wait_for(&mut hanging, || false));
+    assert_eq!(hanging.wait().expect("ended").code(), Some(128 + 15));
+    for (script, status) in [("exit 7", 7), ("kill -9 $$", 137), ("read -r line || exit 3", 3)] {
+        let mut ended = guard(script);
+        if script.starts_with("read") {
+            drop(ended.stdin.take());
+        }
+        assert!(!wait_for(&mut ended, || false));
+        assert_eq!(ended.wait().expect("ended").code(), Some(status), "{script}");
+    }
 }
 
 #[test]
