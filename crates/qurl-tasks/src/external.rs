@@ -1,220 +1,253 @@
 //! A reward from outside: a command that reads JSON lines and writes one score per line.
 //!
-//! The command is started once and kept running. Every batch is written as one JSON object per response
-//! (`id`, `prompt`, `answer`, `response`, and `extra` where the task has it); the command answers each with one line: a
-//! number in [0, 1], or an object with such a number under `score`. Reading and writing happen on threads of their own,
-//! so that a command that stops reading or answering runs into the time limit instead of blocking the trainer.
+//! The command is started once and kept running. Every response is written as one JSON object with a number
+//! of its own under `request` (and `id`, `prompt`, `answer`, `response`, and `extra` where the task has it).
+//! A reply is best an object `{"request": 17, "score": 0.5}`: such replies may come in any order and can
+//! never go to another response. A bare number in [0, 1], or an object with one under `score` and no
+//! `request`, is taken for the oldest request without a score; since one stray line would then move all later
+//! scores by one, nothing may be waiting before a batch, and nothing may follow within a moment after it. The
+//! first reply of a command decides which of the two it uses.
+//!
+//! Any line that is wrong ends the command: which of its scores are right cannot be known. `process` has
+//! the pipes, [`guard`] ends what the command started, however the run ends.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
-
-use serde_json::{Value, json};
+mod error;
+#[cfg(unix)]
+pub mod guard;
+mod process;
 
 use crate::task::Problem;
+pub use error::{ExternalError, Slip};
+pub use process::MAX_LINE;
+use process::{Line, Process, shown};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
 
-/// Longest part of a wrong line that an error shows.
-const SHOWN: usize = 200;
+/// How long nothing may follow a batch without request numbers, at least and at most. In between it is twice
+/// the longest time between two of its replies: a command that is one line ahead writes the last one then.
+const QUIET: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// How often a wait looks at [`Launch::cancel`].
+const TICK: Duration = Duration::from_millis(50);
+/// How long a command may take to end after the end of its input: at the end of a run, and after it closed
+/// its output.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(200));
 
-/// Why the reward command gave no scores.
-#[derive(Debug, thiserror::Error)]
-pub enum ExternalError {
-    /// There is no command.
-    #[error("the reward command is empty: expected a program and its arguments")]
-    Empty,
-    /// The command could not be started.
-    #[error("could not start the reward command {command:?}: {source}")]
-    Start {
-        /// The command.
-        command: String,
-        /// What went wrong.
-        source: std::io::Error,
-    },
-    /// The command ended.
-    #[error("the reward command {command:?} ended ({status}) after {answered} of {expected} scores of this batch")]
-    Died {
-        /// The command.
-        command: String,
-        /// Its exit status in words.
-        status: String,
-        /// Scores received in this batch.
-        answered: usize,
-        /// Scores expected in this batch.
-        expected: usize,
-    },
-    /// The command took too long.
-    #[error("the reward command {command:?} gave {answered} of {expected} scores within {seconds} s")]
-    TimeLimit {
-        /// The command.
-        command: String,
-        /// The limit in seconds.
-        seconds: f64,
-        /// Scores received in this batch.
-        answered: usize,
-        /// Scores expected in this batch.
-        expected: usize,
-    },
-    /// The command wrote something that is not a score.
-    #[error(
-        "the reward command {command:?} wrote {line:?} as score {number} of {expected}: expected a number in [0, 1]"
-    )]
-    NotAScore {
-        /// The command.
-        command: String,
-        /// The line, shortened.
-        line: String,
-        /// Which score of the batch, from 1.
-        number: usize,
-        /// Scores expected in this batch.
-        expected: usize,
-    },
+/// How a reward command is started and given up.
+#[derive(Clone, Debug, Default)]
+pub struct Launch {
+    /// Program and arguments that start the command (as further arguments) and end with it all that it
+    /// started: a program that calls [`guard::run`]. Without it the command's process group is ended, when
+    /// the reward is dropped.
+    pub guard: Vec<String>,
+    /// Once this is set, nothing waits for scores any more.
+    pub cancel: Arc<AtomicBool>,
+}
+
+/// Whether replies name their requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Style {
+    ByRequest,
+    InOrder,
 }
 
 /// A running reward command.
 pub struct ExternalReward {
     command: String,
-    child: Child,
-    to_child: Option<Sender<String>>,
-    from_child: Receiver<String>,
+    process: Process,
+    /// How it ended, once it was stopped.
+    ended: Option<String>,
+    style: Option<Style>,
+    /// The number of the next request.
+    next_request: u64,
     limit: Duration,
+    cancel: Arc<AtomicBool>,
+}
+
+/// Why a batch has no scores; the command is still to be ended.
+enum Trouble {
+    Line(String, Slip),
+    Ended,
+    Late,
+    Cancelled,
+}
+
+/// The scores of a batch so far.
+struct Scores {
+    /// The number of the first request.
+    first: u64,
+    scores: Vec<Option<f64>>,
+    answered: usize,
 }
 
 impl ExternalReward {
     /// Starts a command (program and arguments). `limit` bounds the time of one batch.
-    pub fn start(command: &[String], limit: Duration) -> Result<ExternalReward, ExternalError> {
-        let (program, arguments) = command.split_first().ok_or(ExternalError::Empty)?;
+    pub fn start(command: &[String], limit: Duration, launch: &Launch) -> Result<ExternalReward, ExternalError> {
+        if command.first().is_none_or(String::is_empty) {
+            return Err(ExternalError::Empty);
+        }
         let shown = command.join(" ");
-        let failed = |source| ExternalError::Start { command: shown.clone(), source };
-        let mut ready = Command::new(program);
-        ready.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
-        // A Ctrl-C at the terminal is for the run, which ends its step first and needs the scores for it.
-        #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(&mut ready, 0);
-        let mut child = ready.spawn().map_err(failed)?;
-        let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(failed(std::io::Error::other("its pipes could not be opened")));
-        };
-        let (to_child, lines_in) = channel::<String>();
-        let (lines_out, from_child) = channel::<String>();
-        std::thread::spawn(move || {
-            for batch in lines_in {
-                // A command that no longer reads shows as ended or late on the other side.
-                if stdin.write_all(batch.as_bytes()).and_then(|()| stdin.flush()).is_err() {
-                    break;
-                }
-            }
-        });
-        std::thread::spawn(move || {
-            for line in BufReader::new(stdout).lines() {
-                let Ok(line) = line else { break };
-                if lines_out.send(line).is_err() {
-                    break;
-                }
-            }
-        });
-        Ok(ExternalReward { command: shown, child, to_child: Some(to_child), from_child, limit })
+        let started = Process::start(&launch.guard, command);
+        let process = started.map_err(|source| ExternalError::Start { command: shown.clone(), source })?;
+        let cancel = launch.cancel.clone();
+        Ok(ExternalReward { command: shown, process, ended: None, style: None, next_request: 0, limit, cancel })
     }
 
-    /// Scores a batch of responses, in order.
+    /// Scores a batch of responses, in order. After an error every later batch reports that the command is
+    /// gone.
     pub fn score(&mut self, batch: &[(&Problem, &str)]) -> Result<Vec<f64>, ExternalError> {
-        let expected = batch.len();
-        let mut text = String::new();
-        for (problem, response) in batch {
-            let mut line = json!({
-                "id": problem.id,
-                "prompt": problem.prompt,
-                "answer": problem.answer,
-                "response": response,
-            });
-            if !problem.extra.is_null() {
-                line["extra"] = problem.extra.clone();
-            }
-            text.push_str(&line.to_string());
-            text.push('\n');
+        let mut scores = Scores { first: self.next_request, scores: vec![None; batch.len()], answered: 0 };
+        if batch.is_empty() {
+            return Ok(Vec::new());
         }
-        let deadline = Instant::now() + self.limit;
-        if let Some(to_child) = &self.to_child {
-            // A writer that is gone means a command that is gone: the read below reports it.
-            let _ = to_child.send(text);
-        }
-        let mut scores = Vec::with_capacity(expected);
-        while scores.len() < expected {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.from_child.recv_timeout(left) {
-                Ok(line) => match score_of(&line) {
-                    Some(score) => scores.push(score),
-                    None => return Err(self.not_a_score(line, scores.len() + 1, expected)),
-                },
-                Err(RecvTimeoutError::Timeout) => {
-                    self.stop();
-                    return Err(ExternalError::TimeLimit {
-                        command: self.command.clone(),
-                        seconds: self.limit.as_secs_f64(),
-                        answered: scores.len(),
-                        expected,
-                    });
-                }
-                Err(RecvTimeoutError::Disconnected) => {
-                    let status = self.stop();
-                    return Err(ExternalError::Died {
-                        command: self.command.clone(),
-                        status,
-                        answered: scores.len(),
-                        expected,
-                    });
-                }
-            }
-        }
-        Ok(scores)
-    }
-
-    fn not_a_score(&mut self, line: String, number: usize, expected: usize) -> ExternalError {
-        self.stop();
-        ExternalError::NotAScore {
-            command: self.command.clone(),
-            line: line.chars().take(SHOWN).collect(),
-            number,
-            expected,
-        }
-    }
-
-    /// Ends the command and says how it ended. Once stopped, every later batch reports that it is gone.
-    fn stop(&mut self) -> String {
-        self.to_child = None;
-        let ended = match self.child.try_wait() {
-            Ok(Some(status)) => Some(status),
-            _ => {
-                // It closed its output a moment ago, or it hangs: a short grace tells the two apart.
-                std::thread::sleep(Duration::from_millis(50));
-                self.child.try_wait().ok().flatten()
-            }
+        let outcome = match self.ended {
+            None => self.ask(batch, &mut scores),
+            Some(_) => Err(Trouble::Ended),
         };
-        match ended {
-            Some(status) => status.to_string(),
-            None => {
-                // Killing can only fail when the process is gone already.
-                let _ = self.child.kill();
-                let _ = self.child.wait();
-                "stopped".into()
+        let (answered, expected) = (scores.answered, batch.len());
+        let Err(trouble) = outcome else { return Ok(scores.scores.into_iter().flatten().collect()) };
+        let status = self.stop(if matches!(trouble, Trouble::Ended) { PATIENCE.1 } else { Duration::ZERO });
+        let command = self.command.clone();
+        Err(match trouble {
+            Trouble::Line(line, slip) => ExternalError::Line { command, line, slip },
+            Trouble::Ended => ExternalError::Died { command, status, answered, expected },
+            Trouble::Cancelled => ExternalError::Cancelled { command },
+            Trouble::Late => {
+                let seconds = self.limit.as_secs_f64();
+                ExternalError::TimeLimit { command, seconds, answered, expected, missing: scores.missing() }
+            }
+        })
+    }
+
+    fn ask(&mut self, batch: &[(&Problem, &str)], scores: &mut Scores) -> Result<(), Trouble> {
+        match self.process.replies.try_recv() {
+            Ok(line) => return Err(Trouble::Line(shown(&text_of(line)?), Slip::Unasked)),
+            Err(TryRecvError::Disconnected) => return Err(Trouble::Ended),
+            Err(TryRecvError::Empty) => {}
+        }
+        let requests: String = (scores.first..).zip(batch).map(|(number, item)| request_line(number, item)).collect();
+        self.next_request += batch.len() as u64;
+        let deadline = Instant::now() + self.limit;
+        if let Some(to_command) = &self.process.requests {
+            // A writer that is gone means a command that is gone: the wait below reports it.
+            let _ = to_command.send(requests);
+        }
+        let (mut last, mut longest) = (None, Duration::ZERO);
+        while scores.answered < batch.len() {
+            let line = text_of(self.line_until(deadline)?.ok_or(Trouble::Late)?)?;
+            scores.take(&line, &mut self.style).map_err(|slip| Trouble::Line(shown(&line), slip))?;
+            let now = Instant::now();
+            longest = last.map_or(longest, |last| longest.max(now - last));
+            last = Some(now);
+        }
+        if self.style == Some(Style::InOrder) {
+            let quiet = Instant::now() + (2 * longest).clamp(QUIET.0, QUIET.1);
+            match self.line_until(quiet) {
+                Ok(Some(line)) => return Err(Trouble::Line(shown(&text_of(line)?), Slip::Extra(batch.len()))),
+                // All scores are there: an end is for the next batch to report.
+                Ok(None) | Err(Trouble::Ended) => {}
+                Err(trouble) => return Err(trouble),
             }
         }
+        Ok(())
+    }
+
+    /// The next line of the command, unless the deadline comes first.
+    fn line_until(&self, deadline: Instant) -> Result<Option<Line>, Trouble> {
+        loop {
+            if self.cancel.load(Ordering::SeqCst) {
+                return Err(Trouble::Cancelled);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.process.replies.recv_timeout(left.min(TICK)) {
+                Ok(line) => return Ok(Some(line)),
+                Err(RecvTimeoutError::Disconnected) => return Err(Trouble::Ended),
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    /// Ends the command, once; says how it ended.
+    fn stop(&mut self, patience: Duration) -> String {
+        self.ended.get_or_insert_with(|| self.process.stop(patience)).clone()
     }
 }
 
 impl Drop for ExternalReward {
     fn drop(&mut self) {
-        // The threads end with the pipes. They are not waited for: a grandchild may keep a pipe open.
-        self.stop();
+        // The threads of the pipes end with the command. They are not waited for.
+        self.stop(PATIENCE.0);
     }
 }
 
-/// A score: a bare number, or an object with one.
-fn score_of(line: &str) -> Option<f64> {
-    let value: Value = serde_json::from_str(line.trim()).ok()?;
-    let score = match &value {
-        Value::Object(fields) => fields.get("score")?.as_f64()?,
-        other => other.as_f64()?,
+impl Scores {
+    /// Takes a reply: of the request that it names, or of the first one without a score.
+    fn take(&mut self, line: &str, style: &mut Option<Style>) -> Result<(), Slip> {
+        let (request, score) = reply_of(line).ok_or(Slip::NotAScore)?;
+        let found = if request.is_some() { Style::ByRequest } else { Style::InOrder };
+        match (*style.get_or_insert(found), found) {
+            (Style::ByRequest, Style::InOrder) => return Err(Slip::NoRequest),
+            (Style::InOrder, Style::ByRequest) => return Err(Slip::Request),
+            (Style::ByRequest, Style::ByRequest) | (Style::InOrder, Style::InOrder) => {}
+        }
+        let last = self.first + self.scores.len() as u64 - 1;
+        let index = match request {
+            None => self.answered,
+            Some(request) => match request.as_u64().filter(|number| *number <= last) {
+                None => return Err(Slip::UnknownRequest { first: self.first, last }),
+                // All requests of earlier batches have their scores.
+                Some(number) if number < self.first => return Err(Slip::Doubled(number)),
+                Some(number) => (number - self.first) as usize,
+            },
+        };
+        if self.scores[index].replace(score).is_some() {
+            return Err(Slip::Doubled(self.first + index as u64));
+        }
+        self.answered += 1;
+        Ok(())
+    }
+
+    /// The first request without a score.
+    fn missing(&self) -> u64 {
+        let index = self.scores.iter().position(Option::is_none).unwrap_or(self.scores.len());
+        self.first + index as u64
+    }
+}
+
+/// One response as the command reads it.
+fn request_line(number: u64, (problem, response): &(&Problem, &str)) -> String {
+    let mut line = json!({
+        "request": number,
+        "id": problem.id,
+        "prompt": problem.prompt,
+        "answer": problem.answer,
+        "response": response,
+    });
+    if !problem.extra.is_null() {
+        line["extra"] = problem.extra.clone();
+    }
+    format!("{line}\n")
+}
+
+/// The text of a line, if it is a whole line of text.
+fn text_of(line: Line) -> Result<String, Trouble> {
+    match line {
+        Line::Text(text) => Ok(text),
+        Line::TooLong(line) => Err(Trouble::Line(line, Slip::TooLong)),
+        Line::Unfinished(line) => Err(Trouble::Line(line, Slip::Unfinished)),
+        Line::NotText(line) => Err(Trouble::Line(line, Slip::NotText)),
+    }
+}
+
+/// A reply: the request that it names, if it does, and the score.
+fn reply_of(line: &str) -> Option<(Option<Value>, f64)> {
+    let mut value: Value = serde_json::from_str(line.trim()).ok()?;
+    let (request, score) = match &mut value {
+        Value::Object(fields) => (fields.remove("request"), fields.get("score")?.as_f64()?),
+        other => (None, other.as_f64()?),
     };
-    (0.0..=1.0).contains(&score).then_some(score)
+    (0.0..=1.0).contains(&score).then_some((request, score))
 }

@@ -134,11 +134,11 @@ pub const EVAL_PRESETS: [EvalPreset; 4] = [
     EvalPreset {
         name: "gsm8k",
         template: GSM8K,
-        policy: Policy::Equivalence,
+        policy: Policy::Gsm8kStrict,
         temperature: 1.0,
         top_p: 1.0,
         samples: 1,
-        max_new_tokens: 1024,
+        max_new_tokens: 512,
     },
 ];
 

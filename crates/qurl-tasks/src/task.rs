@@ -124,6 +124,11 @@ pub trait Task: Send + Sync {
         self.len(split) == Some(0)
     }
 
+    /// How many training problems of data sets are left out because they are test problems.
+    fn overlaps(&self) -> u64 {
+        0
+    }
+
     /// Drops the problems of data sets that are not to be kept; how many of each split. Generated ones stay.
     fn retain(&mut self, _keep: &mut dyn FnMut(&Problem) -> bool) -> Dropped {
         Dropped::default()

@@ -12,11 +12,11 @@ use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
-use qurl_tasks::data::{DataError, read};
+use qurl_tasks::data::{DataError, Row, read};
 use qurl_tasks::grader::Policy;
 use qurl_tasks::presets::{DAPO, DEEPSCALER, GSM8K, PLAIN};
 use qurl_tasks::tasks::DatasetTask;
-use qurl_tasks::tasks::dataset::without_overlap;
+use qurl_tasks::tasks::overlap::without_overlap;
 use qurl_tasks::{Prompt, Split, Task};
 
 /// A file that is removed at the end of its test.
@@ -259,9 +259,63 @@ fn shared_sets_load_and_their_answers_verify() {
     );
     let problem = task.draw(Split::Train, 1, 0).unwrap();
     assert_eq!(task.verify(&problem, &format!("<answer>{}</answer>", problem.answer)).reward, 0.0);
-    // Training problems that also occur in an evaluation set can be dropped.
-    let (train, eval) =
-        (read(&data.join("dapo17k/train.jsonl.gz")).unwrap(), read(&data.join("amc23/test.jsonl")).unwrap());
-    let kept = without_overlap(train.clone(), &eval);
-    assert!(kept.len() < train.len() && kept.len() + 100 > train.len());
+}
+
+/// Problems in verl's layout, each inside of a template, against the same problems as bare text, and the other way.
+#[test]
+fn problems_in_verl_s_layout_are_test_problems() {
+    let problems = ["What is 2+2?", "Half of one?", "How many primes are there between 10 and 20, both excluded?"];
+    let lines: String = problems.iter().map(|p| format!("{{\"problem\": \"{p}\", \"answer\": \"4\"}}\n")).collect();
+    let bare = read(Scratch::new("bare.jsonl", lines.as_bytes()).path()).unwrap();
+    let other = "{\"problem\": \"What is 2+3?\", \"answer\": \"5\"}\n";
+    let other = read(Scratch::new("other.jsonl", other.as_bytes()).path()).unwrap();
+    let wrapped: Vec<Vec<Row>> = [DAPO, DEEPSCALER, GSM8K, PLAIN]
+        .iter()
+        .map(|template| {
+            let texts = problems.map(|problem| template.apply(problem).plain());
+            let rows: Vec<(&str, &str)> = texts.iter().map(|text| (text.as_str(), "4")).collect();
+            let name = format!("wrapped-{}.parquet", template.name);
+            read(Scratch::new(&name, &write_verl_parquet(&rows)).path()).unwrap()
+        })
+        .collect();
+    for (a, set) in wrapped.iter().enumerate() {
+        assert!(matches!(&set[0].problem, Prompt::Chat(messages) if messages.len() == 2));
+        for test in wrapped.iter().chain([&bare]) {
+            let train: Vec<Row> = set.iter().chain(&other).cloned().collect();
+            let task = DatasetTask::new("verl", train, PLAIN, Policy::Equivalence, 0.0).with_test_rows(test.clone());
+            assert_eq!((task.overlaps(), task.len(Split::Train)), (3, Some(1)), "template {a}");
+        }
+        assert_eq!(without_overlap(bare.clone(), set), []);
+        // Copies of a problem land on the same side of a split by shares, too.
+        let copies: Vec<Row> = set.iter().chain(&bare).cloned().collect();
+        let task = DatasetTask::new("copies", copies, PLAIN, Policy::Equivalence, 0.5);
+        assert_eq!(task.len(Split::Train).unwrap() % 2, 0);
+    }
+}
+
+#[test]
+fn overlaps_of_the_shared_sets() {
+    let Some(data) = common::shared_data() else { return };
+    let set = |name: &str| {
+        let found =
+            ["jsonl", "jsonl.gz"].map(|end| data.join(format!("{name}.{end}"))).into_iter().find(|f| f.exists());
+        read(&found.unwrap()).unwrap()
+    };
+    // Training sets; test sets; problems that are equal by letters and digits; those that stand inside of another.
+    let known = std::fs::read_to_string(data.join("overlaps.jsonl")).unwrap();
+    let known: Vec<serde_json::Value> = known.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for (train, inside) in [("dapo17k/train", 28), ("deepscaler/train_aime", 0), ("deepscaler/train_partial", 0)] {
+        let tests = ["math500/test", "amc23/test", "amc/test", "olympiad_bench/test", "aime24/test", "minerva/test"];
+        let rows = set(train);
+        let equal: HashSet<&str> = known
+            .iter()
+            .filter(|pair| pair["train_file"] == train && tests.contains(&pair["eval_file"].as_str().unwrap()))
+            .map(|pair| pair["train_id"].as_str().unwrap())
+            .collect();
+        let test: Vec<Row> = tests.iter().flat_map(|name| set(name)).collect();
+        let kept = without_overlap(rows.clone(), &test);
+        let kept: HashSet<&str> = kept.iter().map(|row| row.id.as_str()).collect();
+        assert!(equal.iter().all(|id| !kept.contains(id)), "{train}: a known overlap is kept");
+        assert_eq!(rows.len() - kept.len(), equal.len() + inside, "{train}");
+    }
 }

@@ -1,70 +1,285 @@
-//! Reward commands: scores come back in order; silence, death and nonsense are errors that say so.
+//! External reward commands: scores that go where they belong, lines that do not belong anywhere, errors,
+//! time limits, and ends. Every command is a shell script.
 #![cfg(unix)]
 
-use std::time::Duration;
-
-use qurl_tasks::external::{ExternalError, ExternalReward};
+use qurl_tasks::external::{ExternalError, ExternalReward, Launch, MAX_LINE, Slip};
 use qurl_tasks::{Problem, Prompt};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-fn start(script: &str, limit_ms: u64) -> ExternalReward {
+fn start_with(script: &str, limit_ms: u64, launch: &Launch) -> ExternalReward {
     let command = ["sh", "-c", script].map(String::from);
-    ExternalReward::start(&command, Duration::from_millis(limit_ms)).unwrap()
+    ExternalReward::start(&command, Duration::from_millis(limit_ms), launch).unwrap()
+}
+
+fn start(script: &str) -> ExternalReward {
+    start_with(script, 30_000, &Launch::default())
 }
 
 fn problem() -> Problem {
     Problem { id: "p".into(), prompt: Prompt::Text("2+2=".into()), answer: "4".into(), extra: serde_json::Value::Null }
 }
 
+/// The scores of a batch of responses.
+fn score(reward: &mut ExternalReward, responses: &[&str]) -> Result<Vec<f64>, ExternalError> {
+    let problem = problem();
+    let batch: Vec<(&Problem, &str)> = responses.iter().map(|response| (&problem, *response)).collect();
+    reward.score(&batch)
+}
+
+/// The line that is complained about, and why.
+fn slip(outcome: Result<Vec<f64>, ExternalError>) -> (String, Slip) {
+    match outcome {
+        Err(ExternalError::Line { line, slip, .. }) => (line, slip),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A script that runs `body` for every request, with its number in `$n`.
+fn by_request(body: &str) -> String {
+    format!(r#"while read -r line; do n=${{line#*\"request\":}}; n=${{n%%[,\}}]*}}; {body}; done"#)
+}
+
 #[test]
-fn scores_come_back_in_order_and_the_command_stays() {
+fn scores_without_requests_come_in_order_and_the_command_stays() {
     let script = r#"n=0; while read -r line; do n=$((n+1)); case "$line" in *'"response":"4"'*) echo 1;; *) echo "{\"score\": 0.$n}";; esac; done"#;
-    let mut reward = start(script, 30_000);
-    let p = problem();
-    assert_eq!(reward.score(&[(&p, "4"), (&p, "5"), (&p, "4")]).unwrap(), [1.0, 0.2, 1.0]);
+    let mut reward = start(script);
+    assert_eq!(score(&mut reward, &["4", "5", "4"]).unwrap(), [1.0, 0.2, 1.0]);
     // The counter goes on: it is the same process.
-    assert_eq!(reward.score(&[(&p, "5")]).unwrap(), [0.4]);
-    assert_eq!(reward.score(&[]).unwrap(), Vec::<f64>::new());
+    assert_eq!(score(&mut reward, &["5"]).unwrap(), [0.4]);
+    assert_eq!(score(&mut reward, &[]).unwrap(), Vec::<f64>::new());
 }
 
 #[test]
-fn large_batches_do_not_block() {
-    let mut reward = start("while read -r line; do echo 0.5; done", 60_000);
-    let p = problem();
-    let long = "x".repeat(2000);
-    let batch: Vec<(&Problem, &str)> = (0..500).map(|_| (&p, long.as_str())).collect();
-    assert_eq!(reward.score(&batch).unwrap(), vec![0.5; 500]);
+fn scores_with_requests_come_in_any_order() {
+    // Pairs are answered the wrong way round.
+    let reply = |n: &str| format!(r#"echo "{{\"score\": 0.{n}, \"request\": {n}, \"seconds\": 3}}""#);
+    let script =
+        by_request(&format!("if [ $((n % 2)) = 0 ]; then kept=$n; else {}; {}; fi", reply("$n"), reply("$kept")));
+    let mut reward = start(&script);
+    assert_eq!(score(&mut reward, &["a", "b", "c", "d"]).unwrap(), [0.0, 0.1, 0.2, 0.3]);
+    assert_eq!(score(&mut reward, &["e", "f"]).unwrap(), [0.4, 0.5]);
+}
+
+/// The example of the documentation, as it stands there.
+#[test]
+fn the_documented_example_works() {
+    if std::process::Command::new("python3").arg("--version").output().is_err() {
+        println!("skipped: there is no python3");
+        return;
+    }
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rewards.md")).unwrap();
+    let (_, rest) = page.split_once("```python\n").unwrap();
+    let (example, _) = rest.split_once("```").unwrap();
+    let command = ["python3", "-c", example].map(String::from);
+    let mut reward = ExternalReward::start(&command, Duration::from_secs(120), &Launch::default()).unwrap();
+    assert_eq!(score(&mut reward, &["2+2=4", "2+2=5", "4"]).unwrap(), [1.0, 0.0, 1.0]);
+    assert_eq!(score(&mut reward, &["no", "\u{1f642} 4 "]).unwrap(), [0.0, 1.0]);
 }
 
 #[test]
-fn death_is_reported_with_its_status() {
-    let mut reward = start("read -r line; echo 1; exit 3", 30_000);
-    let p = problem();
-    let error = reward.score(&[(&p, "a"), (&p, "b")]).unwrap_err();
-    assert!(matches!(error, ExternalError::Died { answered: 1, expected: 2, .. }), "{error}");
-    assert!(error.to_string().contains('3'), "{error}");
-    assert!(matches!(reward.score(&[(&p, "a")]), Err(ExternalError::Died { .. })));
+fn requests_that_were_not_made_or_have_a_score_are_reported() {
+    let reply = |n: &str| format!(r#"echo "{{\"request\": {n}, \"score\": 1}}""#);
+    let twice = |body: &str| {
+        slip({
+            let mut reward = start(&by_request(body));
+            score(&mut reward, &["a", "b"]).and_then(|_| score(&mut reward, &["c", "d"]))
+        })
+    };
+    let shown = |n: &str| format!(r#"{{"request": {n}, "score": 1}}"#);
+    let unknown = Slip::UnknownRequest { first: 0, last: 1 };
+    assert_eq!(twice(&reply("$((n + 5))")), (shown("5"), unknown));
+    assert_eq!(twice(&reply("-1")), (shown("-1"), unknown));
+    assert_eq!(twice(&reply("\\\"$n\\\"")), (shown("\"0\""), unknown));
+    // A request of the batch, twice; one of the batch before; and one that is not made yet, which is not
+    // waited for.
+    assert_eq!(twice(&reply("$((n - n % 2))")), (shown("0"), Slip::Doubled(0)));
+    assert_eq!(twice(&reply("$((n % 2))")), (shown("0"), Slip::Doubled(0)));
+    assert_eq!(twice(&reply("$((n + 1))")), (shown("2"), unknown));
+    // A line too many, seen before the next batch at the latest.
+    let (line, slip) = twice(&format!("{}; {}", reply("$n"), reply("$n")));
+    assert!((line == shown("0") && slip == Slip::Doubled(0)) || slip == Slip::Unasked, "{line} {slip}");
 }
 
 #[test]
-fn nonsense_and_bad_numbers_are_reported() {
-    for line in ["hello", "1.5", "-0.1", "NaN", "{\"points\": 1}", "\"1\""] {
-        let mut reward = start(&format!("while read -r x; do echo '{line}'; done"), 30_000);
-        let error = reward.score(&[(&problem(), "a")]).unwrap_err();
-        assert!(matches!(&error, ExternalError::NotAScore { line: shown, .. } if shown == line), "{error}");
+fn a_request_without_a_score_is_named() {
+    let script = by_request(r#"[ $n = 2 ] || echo "{\"request\": $n, \"score\": 1}""#);
+    let error = score(&mut start_with(&script, 500, &Launch::default()), &["a", "b", "c", "d"]).unwrap_err();
+    assert!(matches!(error, ExternalError::TimeLimit { answered: 3, expected: 4, missing: 2, .. }), "{error}");
+    assert!(error.to_string().contains("request 2"), "{error}");
+    let error = score(&mut start_with("while read -r x; do [ $x ] && sleep 60; done", 200, &Launch::default()), &["a"]);
+    assert!(matches!(error, Err(ExternalError::TimeLimit { answered: 0, expected: 1, missing: 0, .. })), "{error:?}");
+}
+
+#[test]
+fn the_first_reply_decides_how_requests_are_named() {
+    let named = r#"echo "{\"request\": $n, \"score\": 1}""#;
+    let (line, why) = slip(score(&mut start(&by_request(&format!("[ $n = 0 ] && {named} || echo 0.5"))), &["a", "b"]));
+    assert_eq!((line.as_str(), why), ("0.5", Slip::NoRequest));
+    let (line, why) = slip(score(&mut start(&by_request(&format!("[ $n = 0 ] && echo 1 || {named}"))), &["a", "b"]));
+    assert_eq!((line.as_str(), why), (r#"{"request": 1, "score": 1}"#, Slip::Request));
+}
+
+/// A file that a script writes when it is so far; removed at the end.
+struct Mark(PathBuf);
+
+impl Mark {
+    fn new(name: &str) -> Mark {
+        Mark(std::env::temp_dir().join(format!("qurl-reward-{name}-{}", std::process::id())))
+    }
+
+    /// Waits for it, and for what was written before it to be read.
+    fn wait(&self) {
+        while !self.0.exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.0).ok();
     }
 }
 
 #[test]
-fn silence_runs_into_the_time_limit() {
-    let mut reward = start("exec sleep 600", 200);
-    let error = reward.score(&[(&problem(), "a")]).unwrap_err();
-    assert!(matches!(error, ExternalError::TimeLimit { answered: 0, expected: 1, .. }), "{error}");
+fn a_stray_line_is_reported_wherever_it_comes() {
+    // Before the first batch; and once it was sent, where it moves all scores by one.
+    let mark = Mark::new("early");
+    let mut reward = start(&format!("echo 0.25; : > {}; while read -r x; do echo 1; done", mark.0.display()));
+    mark.wait();
+    assert_eq!(slip(score(&mut reward, &["a", "b"])), ("0.25".into(), Slip::Unasked));
+    let mut reward = start("read -r x; printf '0.25\\n1\\n'; while read -r x; do echo 1; done");
+    assert_eq!(slip(score(&mut reward, &["a", "b"])), ("1".into(), Slip::Extra(2)));
+    // The same where every score takes long: the one too many comes as late.
+    let mut reward = start("read -r x; echo 0.25; sleep 0.3; echo 0.5; while read -r x; do sleep 0.3; echo 0.5; done");
+    assert_eq!(slip(score(&mut reward, &["a", "b", "c"])), ("0.5".into(), Slip::Extra(3)));
+    // Right after a batch, and between two.
+    let mut reward = start("read -r x; echo 1; read -r x; printf '1\\n0.75\\n'; cat > /dev/null");
+    assert_eq!(slip(score(&mut reward, &["a", "b"])), ("0.75".into(), Slip::Extra(2)));
+    let mark = Mark::new("between");
+    let script = "read -r x; echo 1; sleep 1; echo hello";
+    let mut reward = start(&format!("{script}; : > {}; while read -r x; do echo 1; done", mark.0.display()));
+    assert_eq!(score(&mut reward, &["a"]).unwrap(), [1.0]);
+    mark.wait();
+    assert_eq!(slip(score(&mut reward, &["b"])), ("hello".into(), Slip::Unasked));
+    // Inside of a batch.
+    let mut reward = start("while read -r x; do echo 1; echo '# scored'; done");
+    assert_eq!(slip(score(&mut reward, &["a", "b"])), ("# scored".into(), Slip::NotAScore));
+    let mut reward = start("while read -r x; do printf '1\\n1\\n'; done");
+    assert_eq!(slip(score(&mut reward, &["a", "b", "c"])), ("1".into(), Slip::Extra(3)));
+    // It is over: no later batch gets scores.
+    assert!(matches!(score(&mut reward, &["a"]), Err(ExternalError::Died { answered: 0, .. })));
+}
+
+#[test]
+fn scores_without_end_are_reported() {
+    // Whether they are there before the requests or not: the command never reads one.
+    let mark = Mark::new("endless");
+    let mut reward = start(&format!("echo 1; : > {}; while :; do echo 1; done", mark.0.display()));
+    mark.wait();
+    assert_eq!(slip(score(&mut reward, &["a", "b", "c"])), ("1".into(), Slip::Unasked));
+    let mut reward = start("read -r x; while :; do echo 1; done");
+    assert_eq!(slip(score(&mut reward, &["a", "b", "c"])), ("1".into(), Slip::Extra(3)));
+}
+
+#[test]
+fn a_line_without_end_is_reported() {
+    let mut reward = start("read -r x; while :; do printf 11111111111111111111111111111111; done");
+    let (line, why) = slip(score(&mut reward, &["a"]));
+    assert_eq!((line, why), ("1".repeat(200), Slip::TooLong));
+    // The longest line that is taken.
+    let spaces = MAX_LINE - 1;
+    let mut reward = start(&format!("while read -r x; do printf '%{spaces}s1\\n' ''; done"));
+    assert_eq!(score(&mut reward, &["a"]).unwrap(), [1.0]);
+    let mut reward = start(&format!("while read -r x; do printf '%{MAX_LINE}s1\\n' ''; done"));
+    assert_eq!(slip(score(&mut reward, &["a"])).1, Slip::TooLong);
+}
+
+#[test]
+fn half_a_line_is_not_a_score() {
+    let mut reward = start("read -r x; printf 0.1");
+    assert_eq!(slip(score(&mut reward, &["a"])), ("0.1".into(), Slip::Unfinished));
+    let mut reward = start("read -r x; printf '\\377\\n'");
+    assert_eq!(slip(score(&mut reward, &["a"])), ("\u{fffd}".into(), Slip::NotText));
+}
+
+#[test]
+fn nonsense_and_bad_numbers_are_reported() {
+    for line in ["hello", "1.5", "-0.1", "NaN", "{\"points\": 1}", "\"1\"", "", "{\"request\": 0}"] {
+        let mut reward = start(&format!("while read -r x; do echo '{line}'; done"));
+        assert_eq!(slip(score(&mut reward, &["a"])), (line.into(), Slip::NotAScore));
+    }
+}
+
+#[test]
+fn large_batches_do_not_block() {
+    let long = "x".repeat(2000);
+    for script in ["while read -r line; do echo 0.5; done", &by_request(r#"echo "{\"request\":$n,\"score\":0.5}""#)] {
+        let mut reward = start_with(script, 60_000, &Launch::default());
+        assert_eq!(score(&mut reward, &vec![long.as_str(); 500]).unwrap(), vec![0.5; 500]);
+    }
+}
+
+#[test]
+fn death_is_reported_with_its_status() {
+    let mut reward = start("read -r line; echo 1; exit 3");
+    let error = score(&mut reward, &["a", "b"]).unwrap_err();
+    assert!(matches!(error, ExternalError::Died { answered: 1, expected: 2, .. }), "{error}");
+    assert!(error.to_string().contains('3'), "{error}");
+    assert!(matches!(score(&mut reward, &["a"]), Err(ExternalError::Died { .. })));
+}
+
+#[test]
+fn nothing_waits_once_the_run_is_told_to_end() {
+    let launch = Launch::default();
+    let mut reward = start_with("exec sleep 600", 600_000, &launch);
+    let cancel = launch.cancel.clone();
+    let told = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        cancel.store(true, Ordering::SeqCst);
+    });
+    let began = Instant::now();
+    let error = score(&mut reward, &["a"]).unwrap_err();
+    assert!(error.is_cancelled() && began.elapsed() < Duration::from_secs(60), "{error}");
+    told.join().unwrap();
 }
 
 #[test]
 fn a_missing_program_is_named() {
     let command = ["no-such-program-here".to_string()];
-    let Err(error) = ExternalReward::start(&command, Duration::from_secs(1)) else { panic!("started") };
-    assert!(error.to_string().contains("no-such-program-here"));
-    assert!(matches!(ExternalReward::start(&[], Duration::from_secs(1)), Err(ExternalError::Empty)));
+    for guard in [vec![], vec!["/bin/sh".to_string()]] {
+        let launch = Launch { guard, ..Launch::default() };
+        let Err(error) = ExternalReward::start(&command, Duration::from_secs(1), &launch) else { panic!("started") };
+        assert!(error.to_string().contains("no-such-program-here"), "{error}");
+        let empty = ExternalReward::start(&[], Duration::from_secs(1), &launch);
+        assert!(matches!(empty, Err(ExternalError::Empty)));
+    }
+}
+
+/// Without a guard the process group ends: children that stayed in it do not outlive the command.
+#[test]
+fn children_end_with_the_command() {
+    for end_of_command in ["", "; exit 0"] {
+        let file = std::env::temp_dir().join(format!("qurl-child-{}{}", std::process::id(), end_of_command.len()));
+        let script = format!(
+            "sleep 1000 & echo $! > {0}.part; mv {0}.part {0}; read -r x; echo 1{end_of_command}; cat",
+            file.display()
+        );
+        let mut reward = start(&script);
+        assert_eq!(score(&mut reward, &["a"]).unwrap(), [1.0]);
+        let pid = std::fs::read_to_string(&file).unwrap().trim().to_string();
+        std::fs::remove_file(&file).unwrap();
+        let alive = || std::process::Command::new("kill").args(["-0", &pid]).output().unwrap().status.success();
+        assert!(alive());
+        drop(reward);
+        // Whoever adopted it may take a moment to notice.
+        let began = Instant::now();
+        while alive() && std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z ")) {
+            assert!(began.elapsed() < Duration::from_secs(30), "{pid} outlives its command");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
 }

@@ -98,6 +98,13 @@ pub enum TrainError {
     OtherProblems,
 }
 
+impl TrainError {
+    /// Whether the run was told to end while it waited for the scores of a reward command.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, TrainError::Solve(SolveError::Reward(error)) if error.is_cancelled())
+    }
+}
+
 /// A run of reinforcement learning.
 pub struct RlTrainer<B: Backend> {
     plan: RlPlan,

@@ -11,6 +11,7 @@ pub mod inspect;
 pub mod objective;
 pub mod quantize;
 pub mod report;
+pub mod reward_guard;
 pub mod score;
 pub mod sft;
 pub mod train;

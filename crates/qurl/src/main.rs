@@ -1,7 +1,8 @@
 //! The `qurl` command line: a table of commands.
 //!
 //! Every command takes `--json` for one machine-readable document on standard output; progress goes to standard
-//! error. Exit status: 0 success, 2 bad usage or input, 1 failure, 130 stopped by Ctrl-C.
+//! error. Exit status: 0 success, 2 bad usage or input, 1 failure, 130 stopped by Ctrl-C (128 and the
+//! number of any other signal that asked it to stop).
 
 #![deny(clippy::print_stdout, clippy::print_stderr, reason = "they panic where the reader has gone: see output.rs")]
 
@@ -62,6 +63,9 @@ enum Command {
     Dash(commands::dash::Args),
     /// A script that completes this command line in a shell
     Completions(commands::completions::Args),
+    /// Runs a reward command and ends with it all that it started
+    #[command(hide = true)]
+    RewardGuard(commands::reward_guard::Args),
 }
 
 /// Events of the libraries on standard error where `RUST_LOG` asks for them, as in `RUST_LOG=qurl_train=debug`.
@@ -93,6 +97,10 @@ fn main() -> ExitCode {
         Command::Report(args) => commands::report::run(args),
         Command::Dash(args) => commands::dash::run(args),
         Command::Completions(args) => commands::completions::run(args, Cli::command()),
+        Command::RewardGuard(args) => match commands::reward_guard::run(args) {
+            Ok(status) => return status,
+            Err(error) => Err(error),
+        },
     };
     match result.and_then(|()| Ok(output::text("")?)) {
         Ok(()) => ExitCode::SUCCESS,

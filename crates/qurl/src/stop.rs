@@ -1,10 +1,12 @@
 //! Ctrl-C: the first asks a run to finish its step and save, the second ends the process at once.
 //!
-//! The handlers only set flags that the run looks at between steps. A request to terminate (SIGTERM, as schedulers
-//! send it) counts the same.
+//! The handlers only set flags. A run looks at [`Stop::asked`] between steps. Requests to end that do not
+//! come from the keyboard (SIGTERM, as schedulers send it; SIGHUP, when a terminal or a connection is gone)
+//! are in more of a hurry: they also set [`Stop::at_once`], which the wait for a reward command's scores
+//! looks at.
 
 use anyhow::Context;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::fmt;
 use std::sync::Arc;
@@ -13,19 +15,27 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// Whether the user asked to stop.
 pub struct Stop {
     asked: Arc<AtomicBool>,
+    at_once: Arc<AtomicBool>,
     signal: Arc<AtomicUsize>,
 }
 
 impl Stop {
     /// Watches from now on.
     pub fn watch() -> anyhow::Result<Stop> {
-        let stop = Stop { asked: Arc::default(), signal: Arc::default() };
-        for signal in [SIGINT, SIGTERM] {
-            // In this order: the first signal finds the flag unset and sets it, the second finds it set and ends us.
+        let stop = Stop { asked: Arc::default(), at_once: Arc::default(), signal: Arc::default() };
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            if signal == SIGHUP && is_ignored(signal) {
+                continue; // started with nohup: the run is to outlive its terminal
+            }
+            // In this order: the first signal finds the flag unset and sets it, the second finds it set and
+            // ends us.
             flag::register_conditional_shutdown(signal, 128 + signal, stop.asked.clone())
                 .and_then(|_| flag::register_usize(signal, stop.signal.clone(), signal as usize))
                 .and_then(|_| flag::register(signal, stop.asked.clone()))
                 .context("watching for Ctrl-C")?;
+            if signal != SIGINT {
+                flag::register(signal, stop.at_once.clone()).context("watching for SIGTERM and SIGHUP")?;
+            }
         }
         Ok(stop)
     }
@@ -35,11 +45,24 @@ impl Stop {
         self.asked.load(Ordering::SeqCst)
     }
 
+    /// Set by the signals that do not wait for the end of a step.
+    pub fn at_once(&self) -> Arc<AtomicBool> {
+        self.at_once.clone()
+    }
+
     /// The error that ends the command, with the status that a shell expects.
     pub fn error(&self, message: String) -> anyhow::Error {
         let signal = u8::try_from(self.signal.load(Ordering::SeqCst)).unwrap_or(SIGINT as u8);
         anyhow::Error::new(Stopped { status: 128 + signal, message })
     }
+}
+
+/// Whether this process was started with the signal ignored. Linux says so; elsewhere nothing is known.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
 }
 
 /// The command ended because the user asked for it.

@@ -45,6 +45,9 @@ fn policies() {
     assert_eq!(equal(&["grade"], unboxed), true);
     assert_eq!(equal(&["grade", "--policy", "strict_box"], unboxed), false);
     assert_eq!(equal(&["grade", "--policy", "answer_line"], unboxed), true);
+    let marked =
+        |pred: &str| equal(&["grade", "--policy", "gsm8k_strict"], &format!(r#"{{"gold":"72","pred":"{pred}"}}"#));
+    assert_eq!((marked("so #### 72"), marked("72 clips altogether.")), (true.into(), false.into()));
     let named = r#"{"gold":"7","pred":"Answer: 7","policy":"strict_box"}"#;
     assert_eq!(equal(&["grade"], named), false, "the line's own policy");
     assert_eq!(equal(&["grade", "--policy", "equivalence"], named), true, "the command line rules");

@@ -162,6 +162,18 @@ pub fn bracketed(text: &str) -> Option<&str> {
     Some(text[start..end].trim()).filter(|s| !s.is_empty() && !s.contains('\n'))
 }
 
+/// The number of the last `#### number`: an optional minus, then digits, points and commas, right after one space.
+pub fn hash_number(text: &str) -> Option<&str> {
+    const MARK: &str = "#### ";
+    let number = |at: usize| {
+        let rest = &text[at + MARK.len()..];
+        let digits = rest.strip_prefix('-').unwrap_or(rest);
+        let length = digits.find(|c: char| !matches!(c, '0'..='9' | '.' | ',')).unwrap_or(digits.len());
+        (length > 0).then(|| &rest[..rest.len() - digits.len() + length])
+    };
+    text.rmatch_indices(MARK).find_map(|(at, _)| number(at))
+}
+
 /// The rest of the last line that has an answer marker.
 pub fn answer_line(text: &str) -> Option<&str> {
     let lower = text.to_ascii_lowercase();

@@ -11,6 +11,8 @@ use super::{normalize, text};
 
 /// Only the end of a very long response is searched.
 const SEARCHED_BYTES: usize = 128 * 1024;
+/// Characters at the end of a response that DAPO's and verl's scorers look at.
+const TAIL_CHARS: usize = 300;
 
 /// A grading convention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -36,6 +38,8 @@ pub enum Policy {
     PercentAsRatio,
     /// `Equivalence`, but fractions must be in lowest terms.
     ReducedFraction,
+    /// The last `#### number` of the last 300 characters, equal as text (verl's strict scorer of GSM8K).
+    Gsm8kStrict,
 }
 
 /// An unknown policy name.
@@ -48,7 +52,7 @@ pub struct UnknownPolicy {
 
 impl Policy {
     /// All policies with their names.
-    pub const ALL: [(&'static str, Policy); 10] = [
+    pub const ALL: [(&'static str, Policy); 11] = [
         ("equivalence", Policy::Equivalence),
         ("strict_box", Policy::StrictBox),
         ("answer_line", Policy::AnswerLine),
@@ -59,6 +63,7 @@ impl Policy {
         ("answer_tags", Policy::AnswerTags),
         ("percent_as_ratio", Policy::PercentAsRatio),
         ("reduced_fraction", Policy::ReducedFraction),
+        ("gsm8k_strict", Policy::Gsm8kStrict),
     ];
 
     /// All names, separated by commas.
@@ -112,7 +117,8 @@ pub fn grade(gold: &str, response: &str, policy: Policy) -> Grade {
         number_words: matches!(policy, Policy::Equivalence | Policy::PercentAsRatio | Policy::ReducedFraction),
     };
     let response = extract::tail(response, SEARCHED_BYTES);
-    let gold = &gold_answer(extract::tail(gold, SEARCHED_BYTES));
+    let stored = extract::tail(gold, SEARCHED_BYTES);
+    let gold = &gold_answer(stored);
     let judge = |answer: Option<&str>| match answer {
         Some(answer) => Grade::of(answer, compare(gold, answer, options)),
         None => Grade::missing(),
@@ -130,7 +136,7 @@ pub fn grade(gold: &str, response: &str, policy: Policy) -> Grade {
             judge(answer.as_ref().map(|(_, a)| a.as_str()))
         }
         Policy::AnswerLine => judge(answer_line(response).as_deref()),
-        Policy::DapoTail300 => judge(answer_line(extract::tail_chars(response, 300)).as_deref()),
+        Policy::DapoTail300 => judge(answer_line(extract::tail_chars(response, TAIL_CHARS)).as_deref()),
         Policy::BracketAnswer => judge(extract::bracketed(response)),
         Policy::AnswerTags => judge(extract::tagged(response)),
         Policy::DapoNormalize => {
@@ -138,7 +144,19 @@ pub fn grade(gold: &str, response: &str, policy: Policy) -> Grade {
             let equal = !answer.is_empty() && answer == normalize::final_answer(gold);
             Grade::of(&answer, Comparison { equal, fuel: 0 })
         }
+        Policy::Gsm8kStrict => gsm8k_strict(stored, response),
     }
+}
+
+/// As verl's `gsm8k.py` with `method="strict"`: the number of the last match, without commas, is the right answer's
+/// text or it is wrong, so that 72. and 72.0 are not 72. A right answer may be a whole solution of the data set.
+fn gsm8k_strict(gold: &str, response: &str) -> Grade {
+    let Some(found) = extract::hash_number(extract::tail_chars(response, TAIL_CHARS)) else {
+        return Grade::missing();
+    };
+    let plain = |number: &str| number.replace([',', '$'], "");
+    let (answer, gold) = (plain(found), plain(extract::hash_number(gold).unwrap_or(gold).trim()));
+    Grade::of(&answer, Comparison { equal: answer == gold, fuel: 0 })
 }
 
 fn by_equivalence(gold: &str, response: &str, options: Options) -> Grade {

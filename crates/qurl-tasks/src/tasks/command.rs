@@ -48,6 +48,10 @@ impl Task for CommandTask {
         self.source.len(split)
     }
 
+    fn overlaps(&self) -> u64 {
+        self.source.overlaps()
+    }
+
     fn retain(&mut self, keep: &mut dyn FnMut(&Problem) -> bool) -> Dropped {
         self.source.retain(keep)
     }
@@ -68,12 +72,13 @@ impl Task for CommandTask {
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
+    use crate::external::Launch;
     use crate::tasks::{Kind, Synthetic};
     use std::time::Duration;
 
     fn task(script: &str) -> CommandTask {
         let command = ["sh", "-c", script].map(String::from);
-        let reward = ExternalReward::start(&command, Duration::from_secs(30)).expect("a shell");
+        let reward = ExternalReward::start(&command, Duration::from_secs(30), &Launch::default()).expect("a shell");
         CommandTask::new(Box::new(Synthetic::new(Kind::Addition, 2).expect("a level")), reward)
     }
 

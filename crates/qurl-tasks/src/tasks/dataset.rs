@@ -4,6 +4,7 @@
 //! any index can be drawn by itself.
 
 use super::countdown;
+use super::overlap::{problem_keys, without_overlap};
 use crate::data::Row;
 use crate::grader::{Policy, grade};
 use crate::presets::Template;
@@ -21,16 +22,15 @@ pub struct DatasetTask {
     template: Template,
     policy: Policy,
     format_weight: f64,
+    /// Training rows that were left out because they are test problems.
+    overlaps: u64,
 }
 
 impl DatasetTask {
     /// Makes a task of rows; a share of `held_out` goes to the test split, by the hash of the problem's text.
     pub fn new(name: &str, rows: Vec<Row>, template: Template, policy: Policy, held_out: f64) -> DatasetTask {
-        let of = |split: Split| {
-            let key = |row: &Row| text_key(&row.problem.plain());
-            let belongs = |(_, row): &(usize, &Row)| split_of(&key(row), held_out) == split;
-            rows.iter().enumerate().filter(belongs).map(|(i, _)| i).collect()
-        };
+        let splits: Vec<Split> = problem_keys(&rows).iter().map(|key| split_of(key, held_out)).collect();
+        let of = |split: Split| (0..rows.len()).filter(|&row| splits[row] == split).collect();
         DatasetTask {
             name: name.into(),
             train: of(Split::Train),
@@ -39,12 +39,15 @@ impl DatasetTask {
             template,
             policy,
             format_weight: 0.0,
+            overlaps: 0,
         }
     }
 
     /// Holds out these rows instead of a share: all others are for training, less those whose problem is held out too.
     pub fn with_test_rows(mut self, test: Vec<Row>) -> DatasetTask {
+        let before = self.rows.len();
         let mut rows = without_overlap(self.rows, &test);
+        self.overlaps = (before - rows.len()) as u64;
         self.train = (0..rows.len()).collect();
         self.test = (rows.len()..rows.len() + test.len()).collect();
         rows.extend(test);
@@ -125,6 +128,10 @@ impl Task for DatasetTask {
         })
     }
 
+    fn overlaps(&self) -> u64 {
+        self.overlaps
+    }
+
     fn retain(&mut self, keep: &mut dyn FnMut(&Problem) -> bool) -> Dropped {
         let (mut train, mut test) = (std::mem::take(&mut self.train), std::mem::take(&mut self.test));
         let mut dropped = |members: &mut Vec<usize>| {
@@ -151,17 +158,6 @@ impl Task for DatasetTask {
     fn worked_solution(&self, problem: &Problem) -> Option<String> {
         problem.extra["solution"].as_str().map(str::to_string)
     }
-}
-
-/// A problem's text in lower case without anything but letters and digits: equal keys are the same problem.
-pub fn text_key(text: &str) -> String {
-    text.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
-}
-
-/// Drops the rows whose problem also occurs in `others`, for training sets that overlap with evaluation sets.
-pub fn without_overlap(rows: Vec<Row>, others: &[Row]) -> Vec<Row> {
-    let seen: std::collections::HashSet<String> = others.iter().map(|row| text_key(&row.problem.plain())).collect();
-    rows.into_iter().filter(|row| !seen.contains(&text_key(&row.problem.plain()))).collect()
 }
 
 /// Where a keyed permutation of 0..count sends `index`: a Feistel network, walked until it lands inside.
@@ -218,6 +214,7 @@ mod tests {
             ids.sort();
             ids
         };
+        assert_eq!(task.overlaps(), 1);
         assert_eq!(ids(Split::Train), ["a", "c"]);
         assert_eq!(ids(Split::Test), ["x", "y"]);
     }

@@ -5,6 +5,7 @@ pub mod command;
 pub mod countdown;
 pub mod dataset;
 pub mod mod_chain;
+pub mod overlap;
 pub mod sorting;
 pub mod synthetic;
 pub mod word_problems;

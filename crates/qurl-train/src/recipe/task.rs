@@ -2,7 +2,7 @@
 
 use super::{Check, RecipeError};
 use qurl_tasks::data::{self, DataError, Row};
-use qurl_tasks::external::{ExternalError, ExternalReward};
+use qurl_tasks::external::{ExternalError, ExternalReward, Launch};
 use qurl_tasks::grader::{Policy, UnknownPolicy};
 use qurl_tasks::presets::{self, EvalPreset, Template, UnknownPreset};
 use qurl_tasks::task::Task;
@@ -33,7 +33,7 @@ pub enum TaskSource {
     Dataset(DatasetSource),
     /// Another source's problems with the reward of a command.
     Command {
-        /// Program and arguments; it reads JSON lines and writes one score per line.
+        /// Program and arguments; it reads JSON lines and writes one score per line (docs/rewards.md).
         command: Vec<String>,
         /// Longest time for the scores of one batch, in seconds.
         #[serde(default = "default_time_limit")]
@@ -110,8 +110,13 @@ pub enum TaskSourceError {
 }
 
 impl TaskSource {
-    /// The task itself: reads files, starts commands.
+    /// The task itself: reads files, starts commands (without a guard).
     pub fn task(&self) -> Result<Box<dyn Task>, TaskSourceError> {
+        self.launch(&Launch::default())
+    }
+
+    /// [`TaskSource::task`] with a way to start reward commands and to give them up.
+    pub fn launch(&self, launch: &Launch) -> Result<Box<dyn Task>, TaskSourceError> {
         match self {
             TaskSource::Synthetic { kind, level, format_weight, teacher_slips } => {
                 let task = Synthetic::new(kind.parse::<Kind>()?, *level)?;
@@ -119,8 +124,8 @@ impl TaskSource {
             }
             TaskSource::Dataset(source) => Ok(Box::new(source.task()?)),
             TaskSource::Command { command, time_limit_s, source } => {
-                let source = source.task()?;
-                let reward = ExternalReward::start(command, Duration::from_secs_f64(*time_limit_s))?;
+                let source = source.launch(launch)?;
+                let reward = ExternalReward::start(command, Duration::from_secs_f64(*time_limit_s), launch)?;
                 Ok(Box::new(CommandTask::new(source, reward)))
             }
         }

@@ -4,8 +4,9 @@
 //! has a run directory of its own, as `qurl train` writes it, so that `qurl report` and TensorBoard read them; the table
 //! goes to standard output and, with all figures, to `compare.json`.
 
+use super::reward_guard;
 use super::train::run_dir::something_in;
-use super::train::{foresee_memory, note_dropped, recipe_or_default};
+use super::train::{foresee_memory, note_dropped, overlaps, recipe_or_default};
 use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
 use crate::output::out;
@@ -119,7 +120,7 @@ fn run_on<B: Backend>(
     methods: Vec<Method>,
 ) -> anyhow::Result<()> {
     let plan = base.rl(&file).or_bad()?;
-    let mut task = base.task.task().or_bad()?;
+    let mut task = base.task.launch(&reward_guard::launch(Arc::default())?).or_bad()?;
     let start = Start::from_recipe(&base, &*task).or_bad()?;
     let dropped = prepare(&*backend, &base, &file, &start, &mut *task).or_bad()?;
     let dir = directory(args.run.as_deref())?;
@@ -129,6 +130,7 @@ fn run_on<B: Backend>(
     let runs = methods.len() * seeds.len();
     view.note(&format!("{runs} runs of {} steps, {}, in {}", plan.run.total_steps, backend.describe(), dir.display()));
     start.warning.iter().for_each(|warning| view.warn(&format!("warning: {warning}")));
+    overlaps(&*task).iter().for_each(|note| view.warn(note));
     note_dropped(dropped, &plan, &view);
     foresee_memory(&*backend, &base, &plan, &start.config, &view)?;
 
@@ -207,7 +209,7 @@ fn warm_start<B: Backend>(
     let mut recipe = base.clone();
     recipe.trainer.seed = seed;
     let Some(settings) = &recipe.sft else { return Ok(None) };
-    let task = recipe.task.task().or_bad()?;
+    let task = recipe.task.launch(&reward_guard::launch(Arc::default())?).or_bad()?;
     let start = Start::from_recipe(&recipe, &*task).or_bad()?;
     let examples = Examples::open(settings, seed, &start, &*task).or_bad()?;
     view.begin("warm start", 0, settings.steps);
@@ -231,7 +233,7 @@ fn one_run<B: Backend>(
     std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
     let path = dir.join("recipe.toml");
     std::fs::write(&path, recipe.to_toml()).with_context(|| format!("writing {}", path.display()))?;
-    let mut task = recipe.task.task().or_bad()?;
+    let mut task = recipe.task.launch(&reward_guard::launch(Arc::default())?).or_bad()?;
     let mut start = Start::from_recipe(recipe, &*task).or_bad()?;
     prepare(&**backend, recipe, file, &start, &mut *task).or_bad()?;
     if let Some(weights) = weights {

@@ -1,5 +1,7 @@
 //! `qurl sft`: supervised training, from a recipe or from the embedded default.
 
+use super::reward_guard;
+use super::train::overlaps;
 use crate::device::{RecipeDevice, on_device};
 use crate::input::OrBad;
 use crate::model::warn;
@@ -85,9 +87,10 @@ fn run_on<B: Backend>(
 ) -> anyhow::Result<()> {
     let section = RecipeError::Section { file, section: "sft", why: "`qurl sft` trains by it" };
     let sft = recipe.sft.clone().ok_or(section).or_bad()?;
-    let task = recipe.task.task().or_bad()?;
+    let task = recipe.task.launch(&reward_guard::launch(Arc::default())?).or_bad()?;
     let start = Start::from_recipe(&recipe, &*task).or_bad()?;
     warn(start.warning.as_deref());
+    overlaps(&*task).iter().for_each(|note| err!("{note}"));
     let examples = Examples::open(&sft, recipe.trainer.seed, &start, &*task).or_bad()?;
     err!("{}: {} parameters, {}", recipe.trainer.compute, start.config.param_count(), backend.describe());
     if backend.memory().is_some() {

@@ -5,6 +5,7 @@ pub mod run_dir;
 mod steps;
 mod totals;
 
+use super::reward_guard;
 use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
 use crate::stop::Stop;
@@ -17,7 +18,7 @@ use qurl_tasks::task::{Dropped, Task};
 use qurl_train::checkpoint::{ModelFiles, Snapshot, Writer};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::recipe::{Recipe, RlPlan, Sft};
-use qurl_train::rl::{Health, RlTrainer, prepare};
+use qurl_train::rl::{Health, RlTrainer, TrainError, prepare};
 use qurl_train::runlog::RunLog;
 use qurl_train::sft::{self, Examples};
 use qurl_train::start::Start;
@@ -78,9 +79,10 @@ fn run_on<B: Backend>(
     began: Instant,
 ) -> anyhow::Result<()> {
     let stop = Stop::watch()?;
-    let mut task = recipe.task.task().or_bad()?;
+    let mut task = recipe.task.launch(&reward_guard::launch(stop.at_once())?).or_bad()?;
     let mut start = Start::from_recipe(&recipe, &*task).or_bad()?;
     let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
+    overlaps(&*task).iter().for_each(|note| view.warn(note));
     note_dropped(prepare(&*backend, &recipe, &file, &start, &mut *task).or_bad()?, &plan, &view);
     foresee_memory(&*backend, &recipe, &plan, &start.config, &view)?;
     let dir = RunDir::open(args.run.as_deref(), args.resume, &recipe, &view)?;
@@ -120,7 +122,7 @@ fn run_on<B: Backend>(
     let evaluated = before.is_none();
     let before = match before {
         Some(tested) => tested,
-        None => trainer.evaluate()?,
+        None => unless_cancelled(trainer.evaluate(), &stop, &dir)?,
     };
     let begun = Begun::new(before, parameters, device);
     write_json(&dir.path.join(SUMMARY), &begun)?;
@@ -180,6 +182,20 @@ pub fn recipe_or_default(path: Option<&Path>, overrides: &[String]) -> anyhow::R
         None => (Recipe::parse(DEFAULT, "embedded default", overrides), "embedded default".to_string()),
     };
     Ok((recipe.or_bad()?, file))
+}
+
+/// A wait for scores that a signal cut short ends the run as stopped: it is nobody's failure.
+pub fn unless_cancelled<T>(outcome: Result<T, TrainError>, stop: &Stop, dir: &RunDir) -> anyhow::Result<T> {
+    outcome.map_err(|error| match error.is_cancelled() {
+        true => stop.error(format!("stopped while waiting for scores; go on with: {}", dir.how_to_go_on())),
+        false => error.into(),
+    })
+}
+
+/// That problems to train on are left out because they are test problems, if any are.
+pub fn overlaps(task: &dyn Task) -> Option<String> {
+    let count = task.overlaps();
+    (count > 0).then(|| format!("{count} problems to train on are left out: they are among those of task.test_files"))
 }
 
 /// Says that problems were left out, if any were.

@@ -5,7 +5,8 @@ use super::support::place;
 use std::fmt::Write;
 use std::path::Path;
 
-const RECIPE: &str = r#"
+/// A recipe on files of problems.
+pub const RECIPE: &str = r#"
 [model]
 path = "model"
 
@@ -40,7 +41,7 @@ save_freq = 1
 "#;
 
 /// Sums from `first` on, and one with a long problem.
-fn write_sums(file: &Path, first: usize, count: usize, long: bool) {
+pub fn write_sums(file: &Path, first: usize, count: usize, long: bool) {
     let mut text = String::new();
     for a in first..first + count {
         writeln!(text, r#"{{"problem": "{a}+1=", "answer": "{}"}}"#, a + 1).expect("text");
@@ -70,6 +71,15 @@ fn long_prompts_are_left_out_and_held_out_problems_counted_once() {
     train("run", &["--resume", "--steps", "3"]).assert_bad(&["problems", "changed"]);
     write_sums(&dir.join("train.jsonl"), 0, 12, true);
     assert_eq!(train("run", &["--resume", "--steps", "3"]).status, 0);
+
+    // Test problems are left out of training, be it inside of a template.
+    let wrapped = "20+1= Let's think step by step and output the final answer within \\\\boxed{}.";
+    let mut text = std::fs::read_to_string(dir.join("train.jsonl")).expect("problems");
+    writeln!(text, r#"{{"problem": "{wrapped}", "answer": "21"}}"#).expect("text");
+    std::fs::write(dir.join("wrapped.jsonl"), text).expect("written");
+    let done = train("wrapped", &["--set", "task.files=['wrapped.jsonl']"]);
+    assert_eq!(done.status, 0, "{}", done.stderr);
+    assert!(done.stderr.contains("1 problems to train on are left out: they are among"), "{}", done.stderr);
 
     // Nothing left to train on, or to measure on.
     train("none", &["--set", "data.max_prompt_length=1"]).assert_bad(&["data.toml", "task.files", "13 are longer"]);

@@ -16,6 +16,7 @@ mod interrupted;
 mod killed;
 mod logs;
 mod refused;
+mod rewards;
 mod scaled;
 mod supervised;
 mod support;

@@ -2,6 +2,7 @@
 
 use super::run_dir::RunDir;
 use super::totals::Totals;
+use super::unless_cancelled;
 use crate::stop::Stop;
 use crate::view::TrainView;
 use anyhow::Context;
@@ -97,7 +98,7 @@ impl<B: Backend> Steps<'_, B> {
             self.tested = match self.trainer.evaluate() {
                 // Weights that cannot even be sampled with: the next step says so.
                 Err(error) if Symptom::of_error(&error, self.vocabulary()).is_some() => None,
-                tested => Some(tested?),
+                tested => Some(unless_cancelled(tested, self.stop, self.dir)?),
             };
             self.tested.into_iter().for_each(|tested| record.add_test(tested));
             record.add_phase("test", began.elapsed().as_secs_f64());
@@ -200,6 +201,9 @@ impl<B: Backend> Steps<'_, B> {
             self.health.observe(step, Some(&symptom));
             self.finish_checkpoints()?;
             return Ok(Outcome::Broken { step, symptom });
+        }
+        if error.is_cancelled() {
+            return Err(self.stopped()?);
         }
         let unchanged = self.trainer.steps_done() < step;
         if unchanged && self.checkpoints.save_freq > 0 {
