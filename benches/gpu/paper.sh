@@ -32,7 +32,14 @@ train() { # name, recipe, shape, more...
     echo "   status $status after $((SECONDS - began)) s"
     cp "$models/$name/metrics.jsonl" "$out/$name.metrics.jsonl"
     cp "$models/$name/summary.json" "$out/$name.summary.json"
-    ls -l "$models/$name/report.html" "$models/$name/model/model.safetensors"
+    ls -l "$models/$name/report.html" "$models/$name/model/model.safetensors" || failed=1
+    python3 - "$out/$name.summary.json" << 'END' || failed=1
+import json, sys
+memory = json.load(open(sys.argv[1]))["memory"]
+share = memory["planned"] / memory["peak"]
+print(f"   memory: {memory['planned'] >> 20} MiB planned, {memory['peak'] >> 20} MiB allocated at most: {share:.3f} (0.95 to 1.05)")
+sys.exit(not 0.95 <= share <= 1.05)
+END
     rm -rf "$models/$name" "${models:?}/$shape"
     [ $status -eq 0 ] || failed=1
 }
@@ -42,5 +49,6 @@ train gsm8k-ppo gsm8k-ppo Qwen2.5-0.5B-Instruct --steps 2 \
 train deepscaler-grpo deepscaler-grpo DeepSeek-R1-Distill-Qwen-1.5B --steps 1 \
     --set task.files="[\"$data/deepscaler/train_partial.jsonl.gz\"]" --set task.test_files="[\"$data/aime24/test.jsonl\"]" \
     --set data.train_batch_size=32 --set actor.ppo_mini_batch_size=32 --set data.max_response_length=4096 \
+    --set run.test_k=2 \
     --set trainer.save_freq=0
 exit $failed
