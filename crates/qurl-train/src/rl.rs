@@ -10,6 +10,7 @@ mod prepare;
 mod probe;
 mod record;
 mod sampled;
+mod stages;
 mod state;
 
 pub use batch::RolloutBatch;
@@ -171,6 +172,7 @@ impl<B: Backend> RlTrainer<B> {
     pub fn step(&mut self) -> Result<StepRecord, TrainError> {
         let mut phases = Phases::start();
         self.step += 1;
+        self.begin_stage()?;
         tracing::debug!(step = self.step, "step begins");
         let version = self.version()?;
         let rounding = self.rounding();
@@ -187,6 +189,7 @@ impl<B: Backend> RlTrainer<B> {
     /// The second half of a step on rollouts from elsewhere, as if this step had sampled them.
     pub fn train_on(&mut self, solved: Vec<Solved>) -> Result<StepRecord, TrainError> {
         self.step += 1;
+        self.begin_stage()?;
         self.learn(solved, 1, Phases::start())
     }
 
@@ -216,7 +219,7 @@ impl<B: Backend> RlTrainer<B> {
         {
             batch.mask = kept;
         }
-        record.lr = self.plan.actor.schedule(self.plan.run.total_steps).at(self.step - 1);
+        record.lr = self.plan.lr_at(&self.plan.actor, self.step);
         for _ in 0..self.plan.actor.ppo_epochs {
             for mini in batch.mini_batches(self.plan.actor.ppo_mini_batch_size) {
                 self.update_actor(&batch, mini, &mut record)?;
@@ -412,7 +415,7 @@ impl<B: Backend> RlTrainer<B> {
     /// The critic's updates on the same batch.
     fn update_critic(&mut self, batch: &RolloutBatch, record: &mut StepRecord) -> Result<(), TrainError> {
         let (Some(critic), Some(updates)) = (&mut self.critic, &self.plan.critic) else { return Ok(()) };
-        let lr = updates.schedule(self.plan.run.total_steps).at(self.step - 1);
+        let lr = self.plan.lr_at(updates, self.step);
         for _ in 0..updates.ppo_epochs {
             for mini in batch.mini_batches(updates.ppo_mini_batch_size) {
                 let whole = batch.view(mini.clone());

@@ -13,6 +13,7 @@ mod interrupted;
 mod killed;
 mod logs;
 mod refused;
+mod stages;
 mod supervised;
 mod support;
 mod torn;
