@@ -17,4 +17,4 @@ pub mod rng;
 pub mod task;
 pub mod tasks;
 
-pub use task::{Message, Problem, Prompt, Split, Task, Verdict};
+pub use task::{Message, Problem, Prompt, RewardValues, Split, Task, Verdict};

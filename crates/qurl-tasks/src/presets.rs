@@ -111,7 +111,7 @@ pub const EVAL_PRESETS: [EvalPreset; 4] = [
         temperature: 1.0,
         top_p: 0.7,
         samples: 32,
-        max_new_tokens: 20_480,
+        max_new_tokens: 8192,
     },
     EvalPreset {
         name: "deepscaler",
@@ -119,7 +119,7 @@ pub const EVAL_PRESETS: [EvalPreset; 4] = [
         policy: Policy::ThinkSplit,
         temperature: 0.6,
         top_p: 0.95,
-        samples: 16,
+        samples: 32,
         max_new_tokens: 32_768,
     },
     EvalPreset {

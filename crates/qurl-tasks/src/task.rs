@@ -75,23 +75,57 @@ pub struct Dropped {
     pub test: u64,
 }
 
+/// What right and wrong responses are rewarded with.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RewardValues {
+    /// For a right response.
+    pub right: f64,
+    /// For a wrong one.
+    pub wrong: f64,
+}
+
+impl Default for RewardValues {
+    fn default() -> Self {
+        RewardValues { right: 1.0, wrong: 0.0 }
+    }
+}
+
+impl RewardValues {
+    /// The reward of a response that earned this share, from 0 (wrong) to 1 (right); exact at both ends.
+    pub fn of(self, share: f64) -> f64 {
+        share * self.right + (1.0 - share) * self.wrong
+    }
+}
+
 /// The verdict on one response.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// What the model is rewarded with, in [0, 1].
+    /// What the model is rewarded with: a finite number between the task's values for wrong and right.
     pub reward: f64,
-    /// Named parts, each in [0, 1]: `correct`, `format`, ...
+    /// Named parts, each in [0, 1] whatever the rewards are: `correct` (every task gives it), `format`, ...
     pub parts: Vec<(String, f64)>,
     /// The answer that was found in the response.
     pub extracted: Option<String>,
 }
 
 impl Verdict {
-    /// A verdict with the parts `correct` and `format`. `format_weight` of the reward is for the form alone.
+    /// A verdict with the parts `correct` and `format`, rewarded from 0 to 1: `format_weight` is for the form alone.
     pub fn new(correct: bool, format: bool, format_weight: f64, extracted: Option<String>) -> Verdict {
         let value = |holds: bool| if holds { 1.0 } else { 0.0 };
         let reward = if correct { 1.0 } else { format_weight * value(format) };
         Verdict { reward, parts: vec![("correct".into(), value(correct)), ("format".into(), value(format))], extracted }
+    }
+
+    /// The same verdict with other rewards for wrong and right: a reward of 0 becomes the one, of 1 the other, and what
+    /// is between them stays at its share of the way. The parts do not change.
+    pub fn valued(self, values: RewardValues) -> Verdict {
+        Verdict { reward: values.of(self.reward), ..self }
+    }
+
+    /// How right the response is, from 0 to 1: the part `correct`, never the reward.
+    pub fn correct(&self) -> f64 {
+        self.part("correct").unwrap_or(0.0)
     }
 
     /// A named part.

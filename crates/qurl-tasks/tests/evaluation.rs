@@ -3,7 +3,7 @@
 use qurl_tasks::Prompt;
 use qurl_tasks::grade_lines::grade_lines;
 use qurl_tasks::grader::{Policy, equivalent};
-use qurl_tasks::metrics::{Vote, avg_at_k, maj_at_k, mean, pass_at_k, pass_at_k_of};
+use qurl_tasks::metrics::{Vote, avg_at_k, maj_at_k, mean, mean_over_sets, pass_at_k, pass_at_k_of};
 use qurl_tasks::presets::{DAPO, DEEPSCALER, EVAL_PRESETS, EvalPreset, QWEN_MATH, TEMPLATES, Template};
 use qurl_tasks::rng::Rng;
 
@@ -19,6 +19,18 @@ fn the_interval_is_wilsons_for_yes_and_no() {
     let none_of_thirty = mean(&[0.0; 30]).unwrap();
     assert!(none_of_thirty.low == 0.0 && close(none_of_thirty.high, 0.1135), "{none_of_thirty:?}");
     assert_eq!(mean(&[]), None);
+}
+
+#[test]
+fn the_mean_over_sets_joins_their_intervals() {
+    let eight_of_ten: Vec<f64> = (0..10).map(|i| if i < 8 { 1.0 } else { 0.0 }).collect();
+    let (some, none) = (mean(&eight_of_ten).unwrap(), mean(&[0.0; 30]).unwrap());
+    assert_eq!(mean_over_sets(&[some]), Some(some));
+    let joined = mean_over_sets(&[some, none]).unwrap();
+    // Half of (0.8, 0), less half of the distance 0.3098 below; above half of |(0.1433, 0.1135)|.
+    assert!(close(joined.value, 0.4) && close(joined.low, 0.4 - 0.1549) && joined.problems == 40, "{joined:?}");
+    assert!(close(joined.high, 0.4 + (0.1433f64.powi(2) + 0.1135f64.powi(2)).sqrt() / 2.0), "{joined:?}");
+    assert_eq!(mean_over_sets(&[]), None);
 }
 
 #[test]
@@ -100,7 +112,9 @@ fn presets_have_unique_names_and_build_prompts() {
     }
     let dapo = EvalPreset::named("dapo").unwrap();
     assert_eq!((dapo.temperature, dapo.top_p, dapo.policy), (1.0, 0.7, Policy::AnswerLine));
-    assert_eq!(EvalPreset::named("deepscaler").unwrap().temperature, 0.6);
+    assert_eq!((dapo.samples, dapo.max_new_tokens), (32, 8192));
+    let deepscaler = EvalPreset::named("deepscaler").unwrap();
+    assert_eq!((deepscaler.temperature, deepscaler.samples), (0.6, 32));
     assert!(DAPO.apply("P").plain().ends_with("after \"Answer:\"."));
     assert!(DEEPSCALER.apply("P").plain().contains("\\boxed{}"));
     let Prompt::Chat(messages) = QWEN_MATH.apply("P") else { panic!("not a chat") };

@@ -2,9 +2,11 @@
 
 use std::collections::HashSet;
 
+use qurl_tasks::data::Row;
+use qurl_tasks::grader::Policy;
 use qurl_tasks::rng::Rng;
-use qurl_tasks::tasks::{Kind, Synthetic, countdown};
-use qurl_tasks::{Problem, Prompt, Split, Task};
+use qurl_tasks::tasks::{DatasetTask, Kind, Synthetic, countdown};
+use qurl_tasks::{Problem, Prompt, RewardValues, Split, Task};
 
 fn all_levels() -> impl Iterator<Item = Synthetic> {
     Kind::ALL
@@ -112,6 +114,39 @@ fn a_share_of_the_reward_can_be_for_form() {
     let wrong = task.verify(&problem, "#### 7");
     assert_eq!((wrong.reward, wrong.part("format")), (0.1, Some(1.0)));
     assert_eq!(task.verify(&problem, "no marker").reward, 0.0);
+}
+
+#[test]
+fn rewards_have_the_values_asked_for_and_rightness_stays_a_share() {
+    let values = RewardValues { right: 1.0, wrong: -1.0 };
+    let verdicts = |task: &dyn Task, wrong: &str| {
+        let problem = task.draw(Split::Train, 1, 1).unwrap();
+        let right = task.worked_solution(&problem).unwrap();
+        [right.as_str(), wrong, ""].map(|response| {
+            let verdict = task.verify(&problem, response);
+            (verdict.reward, verdict.correct())
+        })
+    };
+    // The share for the form is a share of the way from wrong to right.
+    let expected = [(1.0, 1.0), (-0.5, 0.0), (-1.0, 0.0)];
+    let addition = Synthetic::new(Kind::Addition, 2).unwrap().with_format_weight(0.25).with_reward(values);
+    assert_eq!(verdicts(&addition, "#### 7"), expected);
+    let countdown = Synthetic::new(Kind::Countdown, 1).unwrap().with_format_weight(0.25).with_reward(values);
+    let problem = countdown.draw(Split::Train, 1, 1).unwrap();
+    let right = countdown.verify(&problem, &countdown.worked_solution(&problem).unwrap());
+    assert_eq!((right.reward, right.correct(), countdown.verify(&problem, "no").reward), (1.0, 1.0, -1.0));
+    let row = Row {
+        id: "a".into(),
+        problem: Prompt::Text("One and one?".into()),
+        answer: "2".into(),
+        source: None,
+        extra: serde_json::json!({"solution": "#### 2"}),
+    };
+    let dataset = DatasetTask::new("t", vec![row], qurl_tasks::presets::PLAIN, Policy::default(), 0.0);
+    assert_eq!(verdicts(&dataset.with_format_weight(0.25).with_reward(values), "#### 7"), expected);
+    // Both ends are exact, whatever the values are.
+    let odd = RewardValues { right: 0.3, wrong: 0.1 };
+    assert_eq!((odd.of(1.0), odd.of(0.0)), (0.3, 0.1));
 }
 
 #[test]

@@ -8,7 +8,6 @@
 pub mod record;
 pub mod summary;
 
-use crate::solve::correctness;
 use crate::start::{Start, StartError};
 use qurl_kernels::Backend;
 use qurl_model::tokenizer::TokenizerError;
@@ -232,7 +231,7 @@ fn judge(start: &Start, set: &EvalSet, index: u64, samples: Vec<Sample>) -> Resu
         .zip(verdicts)
         .map(|((sample, text), verdict)| ResponseRecord {
             text,
-            correct: correctness(&verdict),
+            correct: verdict.correct(),
             reward: verdict.reward,
             extracted: verdict.extracted,
             tokens: sample.tokens.len(),

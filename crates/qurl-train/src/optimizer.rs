@@ -57,6 +57,15 @@ impl<B: Backend> Optimizer<B> {
         Ok(Optimizer { options, steps: 0, first: zeros()?, second: zeros()? })
     }
 
+    /// Begins again: zero moments, no updates made.
+    pub fn reset(&mut self, backend: &B) {
+        for moment in self.first.iter_mut().chain(self.second.iter_mut()) {
+            let len = backend.len(moment);
+            backend.clear(moment, len);
+        }
+        self.steps = 0;
+    }
+
     /// Clips, updates the parameters and clears the gradients.
     pub fn step(
         &mut self,

@@ -12,6 +12,7 @@ mod probe;
 mod record;
 mod rollouts;
 mod sampled;
+mod stages;
 mod state;
 mod test;
 mod update;
@@ -217,6 +218,7 @@ impl<B: Backend> RlTrainer<B> {
 
     /// The first half of a step: the engine takes over the actor's weights, samples and judges.
     fn sample(&mut self, phases: &mut Phases) -> Result<Rolled, TrainError> {
+        self.begin_stage()?;
         let version = self.version()?;
         let rounding = self.rounding();
         let actor = &self.actor.params;
@@ -232,6 +234,7 @@ impl<B: Backend> RlTrainer<B> {
     /// The second half of a step on rollouts from elsewhere, as if this step had sampled them.
     pub fn train_on(&mut self, solved: Vec<Solved>) -> Result<StepRecord, TrainError> {
         self.step += 1;
+        self.begin_stage()?;
         let mut entropy = Entropy::default();
         entropy.add(&solved);
         let rolled = Rolled { groups: solved, gen_batches: 1, verifying: 0.0, entropy: entropy.mean() };
@@ -262,7 +265,7 @@ impl<B: Backend> RlTrainer<B> {
         {
             batch.mask = kept;
         }
-        record.lr = self.plan.actor.schedule(self.plan.run.total_steps).at(self.step - 1);
+        record.lr = self.plan.lr_at(&self.plan.actor, self.step);
         for _ in 0..self.plan.actor.ppo_epochs {
             for mini in batch.mini_batches(self.plan.actor.ppo_mini_batch_size) {
                 self.update_actor(&batch, mini, &mut record)?;

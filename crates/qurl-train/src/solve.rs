@@ -156,13 +156,8 @@ pub fn solve<B: Backend>(
     Ok((solved, seconds))
 }
 
-/// How right a response is: the part `correct` of its verdict, or the reward where there is none.
-pub fn correctness(verdict: &Verdict) -> f64 {
-    verdict.part("correct").unwrap_or(verdict.reward)
-}
-
-/// Share of responses that are right.
+/// Share of responses that are right; rewards play no part.
 pub fn accuracy(solved: &[Solved]) -> f64 {
-    let all: Vec<f64> = solved.iter().flat_map(|s| s.responses.iter().map(|r| correctness(&r.verdict))).collect();
+    let all: Vec<f64> = solved.iter().flat_map(|s| s.responses.iter().map(|r| r.verdict.correct())).collect();
     all.iter().sum::<f64>() / all.len().max(1) as f64
 }

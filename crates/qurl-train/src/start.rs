@@ -40,6 +40,19 @@ pub enum StartError {
     /// The sizes of a new model.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A context that is shorter than the model's.
+    #[error(
+        "key `model.max_position_embeddings` is {found}, expected at least the {own} of {file}: it is for positions \
+         beyond them, and `data.max_prompt_length` and `data.max_response_length` bound what is used"
+    )]
+    ShorterContext {
+        /// What was asked for.
+        found: usize,
+        /// What the model has.
+        own: usize,
+        /// Its file.
+        file: String,
+    },
     /// A new model needs a tokenizer of characters, and the task has too many of them.
     #[error(
         "key `model.new`: the task {task:?} has no small alphabet to make a tokenizer of; give `model.path` instead"
@@ -68,7 +81,7 @@ impl Start {
     /// Loads the recipe's model, or makes a new one for the task's alphabet.
     pub fn from_recipe(recipe: &Recipe, task: &dyn Task) -> Result<Start, StartError> {
         if let Some(dir) = &recipe.model.path {
-            return Start::load(dir);
+            return Start::load(dir)?.extended(dir, recipe.model.max_position_embeddings);
         }
         let alphabet = task.alphabet().ok_or_else(|| StartError::NoAlphabet { task: task.name().to_string() })?;
         let tokenizer = Tokenizer::characters(alphabet, &CharacterSpecials::default())?;
@@ -82,6 +95,24 @@ impl Start {
             GenerationConfig { eos_token_ids: config.eos_token_ids.clone(), ..GenerationConfig::default() };
         let weights = params::init(&config, recipe.trainer.seed, false);
         Ok(Start { config, weights, tokenizer, template: None, generation, warning: None })
+    }
+
+    /// The same with a longer context, where one is asked for; says so, since the model never saw such positions.
+    fn extended(mut self, dir: &Path, context: Option<usize>) -> Result<Start, StartError> {
+        let own = self.config.max_position_embeddings;
+        let Some(found) = context.filter(|&context| context != own) else { return Ok(self) };
+        let file = dir.join("config.json").display().to_string();
+        if found < own {
+            return Err(StartError::ShorterContext { found, own, file });
+        }
+        self.config.max_position_embeddings = found;
+        self.config.check("recipe, key `model.max_position_embeddings`")?;
+        let note = format!(
+            "{file} has max_position_embeddings = {own}; the recipe asks for {found}: positions from {own} on are \
+             rotated as before, without scaling, and the model was not made for them"
+        );
+        self.warning = Some(self.warning.map_or(note.clone(), |warning| format!("{warning}\n{note}")));
+        Ok(self)
     }
 
     /// A number that tells these weights from others.

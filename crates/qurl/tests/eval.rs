@@ -55,6 +55,8 @@ fn figures_follow_from_the_saved_responses() {
     assert!((0.0..=set["pass_at_k"]["value"].as_f64().expect("pass@k")).contains(&majority));
     assert_eq!((&set["name"], &set["problems"]), (&json!("sums"), &json!(12)));
     assert_eq!(document["total"]["avg_at_k"], set["avg_at_k"]);
+    let mean = &document["mean_over_sets"];
+    assert_eq!((&mean["sets"], &mean["avg_at_k"]), (&json!(1), &set["avg_at_k"]), "of one set");
     assert_eq!((&document["k"], &document["format"]), (&json!(8), &json!("f32")));
     let saved: Value =
         serde_json::from_str(&std::fs::read_to_string(dir.join("out/summary.json")).expect("saved")).expect("JSON");
@@ -112,11 +114,22 @@ fn generated_problems_sets_and_formats() {
     for format in ["bf16", "int8", "fp8", "int4"] {
         let run = qurl_in(&dir, &[&task[..], &["--max-new", "8", "--format", format]].concat(), "");
         assert_eq!(run.status, 0, "{}", run.stderr);
-        for text in ["Avg@1", "Avg@2", "pass@2", "maj@2", "addition:1", "addition:2", "total"] {
+        for text in ["Avg@1", "Avg@2", "pass@2", "maj@2", "addition:1", "addition:2", "total", "mean over 2 sets"] {
             assert!(run.stdout.contains(text), "{text}: {}", run.stdout);
         }
     }
     assert!(dir.join("runs/eval-4/responses.jsonl").exists(), "every evaluation has its own directory");
+    // Sets of different sizes count alike in their mean, and by their problems in the total.
+    let unequal = ["eval", "--model", "model", "--data", "sums.jsonl", "few.jsonl", "--k", "8", "--max-new", "12"];
+    let text = std::fs::read_to_string(dir.join("sums.jsonl")).expect("problems");
+    let few: String = text.split_inclusive('\n').take(3).collect();
+    std::fs::write(dir.join("few.jsonl"), few).expect("written");
+    let document = qurl_in(&dir, &[&unequal[..], &["--json", "--out", "unequal"]].concat(), "").json();
+    let value = |of: &Value| of["avg_at_k"]["value"].as_f64().expect("a number");
+    let (sums, few) = (value(&document["sets"][0]), value(&document["sets"][1]));
+    assert!(sums != few, "the test needs sets that differ: {sums} {few}");
+    assert!((value(&document["mean_over_sets"]) - (sums + few) / 2.0).abs() < 1e-12);
+    assert!((value(&document["total"]) - (12.0 * sums + 3.0 * few) / 15.0).abs() < 1e-12);
     // A set's samples do not depend on the other sets.
     let both = records(&dir.join("runs/eval-1/responses.jsonl"));
     let alone = ["eval", "--model", "model", "--task", "addition:2", "--k", "2", "--limit", "5", "--max-new", "8"];

@@ -49,5 +49,8 @@ mod tests {
         let (cos, sin) = tables(&rope, 4, 3);
         assert_eq!((cos.len(), cos[0], sin[0]), (6, 1.0, 0.0));
         assert!((cos[4] - 2f32.cos()).abs() < 1e-7);
+        // More positions leave the first ones as they are.
+        let longer = tables(&rope, 4, 9);
+        assert_eq!((&longer.0[..6], &longer.1[..6]), (&cos[..], &sin[..]));
     }
 }

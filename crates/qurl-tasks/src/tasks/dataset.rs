@@ -9,7 +9,7 @@ use crate::data::Row;
 use crate::grader::{Policy, grade};
 use crate::presets::Template;
 use crate::rng::{mix, mix_text};
-use crate::task::{Dropped, Problem, Prompt, Split, Task, Verdict, split_of};
+use crate::task::{Dropped, Problem, Prompt, RewardValues, Split, Task, Verdict, split_of};
 use serde_json::json;
 
 /// A data set with a template and a policy.
@@ -24,6 +24,7 @@ pub struct DatasetTask {
     format_weight: f64,
     /// Training rows that were left out because they are test problems.
     overlaps: u64,
+    reward: RewardValues,
 }
 
 impl DatasetTask {
@@ -40,6 +41,7 @@ impl DatasetTask {
             policy,
             format_weight: 0.0,
             overlaps: 0,
+            reward: RewardValues::default(),
         }
     }
 
@@ -55,9 +57,15 @@ impl DatasetTask {
         self
     }
 
-    /// Gives this share of the reward to responses with an answer in the wanted form that is wrong.
+    /// Gives this share of the way from wrong to right to responses with an answer in the wanted form that is wrong.
     pub fn with_format_weight(mut self, weight: f64) -> DatasetTask {
         self.format_weight = weight.clamp(0.0, 1.0);
+        self
+    }
+
+    /// Rewards right and wrong responses with these values instead of 1 and 0.
+    pub fn with_reward(mut self, values: RewardValues) -> DatasetTask {
+        self.reward = values;
         self
     }
 
@@ -114,11 +122,11 @@ impl Task for DatasetTask {
 
     fn verify(&self, problem: &Problem, response: &str) -> Verdict {
         if countdown::numbers_and_target(&problem.extra).is_some() {
-            return countdown::verify(problem, response, self.format_weight);
+            return countdown::verify(problem, response, self.format_weight).valued(self.reward);
         }
         let graded = grade(&problem.answer, response, self.policy);
         let format = graded.extracted.is_some();
-        Verdict::new(graded.equal, format, self.format_weight, graded.extracted)
+        Verdict::new(graded.equal, format, self.format_weight, graded.extracted).valued(self.reward)
     }
 
     fn len(&self, split: Split) -> Option<u64> {

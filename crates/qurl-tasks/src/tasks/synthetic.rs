@@ -6,7 +6,7 @@
 use super::{arithmetic, countdown, mod_chain, sorting, word_problems};
 use crate::grader::equivalent;
 use crate::rng::{Rng, mix, mix_text};
-use crate::task::{Problem, Prompt, Split, Task, Verdict, split_of};
+use crate::task::{Problem, Prompt, RewardValues, Split, Task, Verdict, split_of};
 use serde_json::Value;
 
 /// Share of generated problems that is held out.
@@ -131,6 +131,7 @@ pub struct Synthetic {
     level: u32,
     format_weight: f64,
     teacher_slips: f64,
+    reward: RewardValues,
 }
 
 impl Synthetic {
@@ -140,12 +141,18 @@ impl Synthetic {
         if !(1..=max).contains(&level) {
             return Err(TaskError::Level { kind, level, max });
         }
-        Ok(Synthetic { kind, level, format_weight: 0.0, teacher_slips: 0.0 })
+        Ok(Synthetic { kind, level, format_weight: 0.0, teacher_slips: 0.0, reward: RewardValues::default() })
     }
 
-    /// Gives this share of the reward to responses that are well formed but wrong.
+    /// Gives this share of the way from wrong to right to responses that are well formed but wrong.
     pub fn with_format_weight(mut self, weight: f64) -> Synthetic {
         self.format_weight = weight.clamp(0.0, 1.0);
+        self
+    }
+
+    /// Rewards right and wrong responses with these values instead of 1 and 0.
+    pub fn with_reward(mut self, values: RewardValues) -> Synthetic {
+        self.reward = values;
         self
     }
 
@@ -195,17 +202,18 @@ impl Task for Synthetic {
     }
 
     fn verify(&self, problem: &Problem, response: &str) -> Verdict {
-        if self.kind == Kind::Countdown {
-            return countdown::verify(problem, response, self.format_weight);
-        }
-        let Some(answer) = marked_answer(response) else {
-            return Verdict::new(false, false, self.format_weight, None);
+        let verdict = match (self.kind, marked_answer(response)) {
+            (Kind::Countdown, _) => countdown::verify(problem, response, self.format_weight),
+            (_, None) => Verdict::new(false, false, self.format_weight, None),
+            (kind, Some(answer)) => {
+                let correct = match kind {
+                    Kind::Sorting => sorting::same_order(&problem.answer, answer),
+                    _ => equivalent(&problem.answer, answer),
+                };
+                Verdict::new(correct, true, self.format_weight, Some(answer.into()))
+            }
         };
-        let correct = match self.kind {
-            Kind::Sorting => sorting::same_order(&problem.answer, answer),
-            _ => equivalent(&problem.answer, answer),
-        };
-        Verdict::new(correct, true, self.format_weight, Some(answer.into()))
+        verdict.valued(self.reward)
     }
 
     fn len(&self, _split: Split) -> Option<u64> {

@@ -2,7 +2,7 @@
 
 use super::record::{ProblemRecord, ResponseRecord};
 use qurl_tasks::grader::equivalent;
-use qurl_tasks::metrics::{Estimate, Vote, avg_at_k, maj_at_k, pass_at_k};
+use qurl_tasks::metrics::{Estimate, Vote, avg_at_k, maj_at_k, mean_over_sets, pass_at_k};
 use serde::Serialize;
 
 /// A response with at least this much of `correct` counts as right where only yes or no will do.
@@ -39,6 +39,39 @@ pub struct Summary {
     pub mean_tokens: f64,
     /// Share of all responses that were cut off.
     pub truncated: f64,
+}
+
+/// Unweighted means of the sets' figures: the Avg of published tables, where a set of 30 problems counts as much as one
+/// of 675. The total over problems beside it counts each problem alike.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MeanOverSets {
+    /// Sets.
+    pub sets: usize,
+    /// Accuracy of the greedy responses.
+    pub avg_at_1: Option<Estimate>,
+    /// Mean accuracy of the samples.
+    pub avg_at_k: Option<Estimate>,
+    /// Share of problems with a right sample.
+    pub pass_at_k: Option<Estimate>,
+    /// Share of problems whose most frequent answer is right.
+    pub maj_at_k: Option<Estimate>,
+}
+
+impl MeanOverSets {
+    /// The means of some sets; of each figure only where every set has it.
+    pub fn of(sets: &[Summary]) -> MeanOverSets {
+        let mean = |figure: fn(&Summary) -> Option<Estimate>| {
+            let figures: Option<Vec<Estimate>> = sets.iter().map(figure).collect();
+            mean_over_sets(&figures?)
+        };
+        MeanOverSets {
+            sets: sets.len(),
+            avg_at_1: mean(|s| s.avg_at_1),
+            avg_at_k: mean(|s| s.avg_at_k),
+            pass_at_k: mean(|s| s.pass_at_k),
+            maj_at_k: mean(|s| s.maj_at_k),
+        }
+    }
 }
 
 /// Makes figures of the records of a set.
@@ -135,6 +168,22 @@ mod tests {
         assert!((pass[0].1 - 0.25).abs() < 1e-12 && (pass[1].1 - 5.0 / 12.0).abs() < 1e-12, "{pass:?}");
         assert_eq!((summary.problems, summary.mean_tokens, summary.truncated), (2, 4.0, 0.7));
         assert_eq!(summarize("none", [], 4).avg_at_1, None);
+    }
+
+    #[test]
+    fn sets_count_alike_in_their_mean() {
+        let large: Vec<ProblemRecord> = (0..9).map(|i| record(i, 1.0, vec![response(None, 1.0)])).collect();
+        let small = [record(0, 0.0, vec![response(None, 0.0)])];
+        let sets = [summarize("large", &large, 1), summarize("small", &small, 1)];
+        let mean = MeanOverSets::of(&sets);
+        let total = summarize("total", large.iter().chain(&small), 1);
+        assert_eq!(total.avg_at_1.map(|e| e.value), Some(0.9));
+        assert_eq!((mean.sets, mean.avg_at_1.map(|e| e.value)), (2, Some(0.5)));
+        assert_eq!(mean.avg_at_k.map(|e| (e.value, e.problems)), Some((0.5, 10)));
+        // A figure that one set lacks has no mean.
+        let without = [sets[0].clone(), summarize("empty", [], 1)];
+        assert_eq!(MeanOverSets::of(&without).avg_at_1, None);
+        assert_eq!(MeanOverSets::of(&[]).avg_at_k, None);
     }
 
     #[test]

@@ -13,6 +13,10 @@ pub struct ModelSource {
     /// A Hugging Face directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
+    /// With a path: the context to use instead of the one in its config.json, which it may only extend. Positions are
+    /// rotated as before, without scaling, and the saved model has this context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_position_embeddings: Option<usize>,
     /// A new model with random weights and a tokenizer of characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub new: Option<NewModel>,
@@ -73,6 +77,11 @@ impl ModelSource {
         let one = self.path.is_some() != self.new.is_some();
         let found = if self.path.is_some() { "both a path and [model.new]" } else { "neither a path nor [model.new]" };
         check.that("model", found, one, "either `path` (a Hugging Face directory) or a section [model.new]")?;
+        if let Some(context) = self.max_position_embeddings {
+            let expected = "nothing: a new model's context is `model.new.max_position_embeddings`";
+            check.that("model.max_position_embeddings", context, self.new.is_none(), expected)?;
+            check.size("model.max_position_embeddings", context, 1 << 24)?;
+        }
         if let Some(new) = &self.new {
             let known = new.family().is_some();
             check.that("model.new.family", &new.family, known, "qwen2, qwen3, llama or mistral")?;

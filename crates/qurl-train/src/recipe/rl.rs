@@ -283,9 +283,15 @@ pub struct Stage {
     pub from_step: u64,
     /// Most tokens of a response from then on.
     pub max_response_length: usize,
-    /// Responses per prompt from then on.
+    /// Responses per prompt from then on; `rollout.n` where it is not given, whatever the stage before had.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n: Option<usize>,
+    /// At its start the actor as it is then becomes the reference model, and an adaptive KL coefficient begins again.
+    #[serde(default)]
+    pub new_reference: bool,
+    /// At its start the optimizers of actor and critic begin again: moments, update count, and learning rate schedule.
+    #[serde(default)]
+    pub new_optimizer: bool,
 }
 
 /// `[run]`: how long, and what is measured on the way.
@@ -414,11 +420,18 @@ impl RlPlan {
 
     /// Most tokens of a response, and responses per prompt, at a step.
     pub fn sizes_at(&self, step: u64) -> (usize, usize) {
-        let mut sizes = (self.data.max_response_length, self.rollout.n);
-        for stage in self.run.stages.iter().filter(|s| s.from_step <= step) {
-            sizes = (stage.max_response_length, stage.n.unwrap_or(sizes.1));
-        }
-        sizes
+        let stage = self.run.stages.iter().rfind(|s| s.from_step <= step);
+        let length = stage.map_or(self.data.max_response_length, |s| s.max_response_length);
+        (length, stage.and_then(|s| s.n).unwrap_or(self.rollout.n))
+    }
+
+    /// Learning rate of a step (from 1) under `updates`. Where a stage has a new optimizer the schedule begins again,
+    /// as that of a run of its own: it warms up from the stage's first step and decays up to the next such stage.
+    pub fn lr_at(&self, updates: &Updates, step: u64) -> f64 {
+        let fresh = || self.run.stages.iter().filter(|s| s.new_optimizer).map(|s| s.from_step);
+        let first = fresh().rfind(|&from| from <= step).unwrap_or(1);
+        let end = fresh().find(|&from| from > step).unwrap_or(u64::MAX).min(self.run.total_steps + 1);
+        updates.schedule(end.saturating_sub(first)).at(step.saturating_sub(first))
     }
 
     pub(crate) fn check(&self, check: Check) -> Result<(), RecipeError> {
@@ -525,6 +538,10 @@ impl RlPlan {
         check.that("run.stages", format!("{starts:?} in from_step"), ordered, "stages in their order")?;
         for (i, stage) in run.stages.iter().enumerate() {
             let key = |name: &str| format!("run.stages[{i}].{name}");
+            check.that(&key("from_step"), stage.from_step, stage.from_step > 0, "at least 1, the first step")?;
+            let there = !stage.new_reference || algorithm.needs_reference();
+            let expected = "false where there is no reference model: no algorithm.kl_loss_coef and no kl_in_reward";
+            check.that(&key("new_reference"), stage.new_reference, there, expected)?;
             check.size(&key("max_response_length"), stage.max_response_length, 1 << 24)?;
             let n = stage.n.unwrap_or(rollout.n);
             check.size(&key("n"), n, 1 << 16)?;

@@ -5,7 +5,7 @@ use qurl_tasks::data::{self, DataError, Row};
 use qurl_tasks::external::{ExternalError, ExternalReward, Launch};
 use qurl_tasks::grader::{Policy, UnknownPolicy};
 use qurl_tasks::presets::{self, EvalPreset, Template, UnknownPreset};
-use qurl_tasks::task::Task;
+use qurl_tasks::task::{RewardValues, Task};
 use qurl_tasks::tasks::{CommandTask, DatasetTask, Kind, Synthetic, TaskError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -22,9 +22,12 @@ pub enum TaskSource {
         kind: String,
         /// Difficulty from 1.
         level: u32,
-        /// Share of the reward for a well-formed but wrong response.
+        /// Share of the way from wrong to right that a well-formed but wrong response is rewarded with.
         #[serde(default)]
         format_weight: f64,
+        /// Rewards of right and wrong responses, `{ right = 1.0, wrong = 0.0 }` by default.
+        #[serde(default)]
+        reward: RewardValues,
         /// Addition and word problems only: how often worked solutions, which supervised training imitates, forget a due carry.
         #[serde(default)]
         teacher_slips: f64,
@@ -38,6 +41,9 @@ pub enum TaskSource {
         /// Longest time for the scores of one batch, in seconds.
         #[serde(default = "default_time_limit")]
         time_limit_s: f64,
+        /// Rewards of the scores 1 and 0; other scores stand between them.
+        #[serde(default)]
+        reward: RewardValues,
         /// Where the problems come from: a section [task.source] like any [task].
         source: Box<TaskSource>,
     },
@@ -71,9 +77,12 @@ pub struct DatasetSource {
     /// How responses are graded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// Share of the reward for a response with an answer in the wanted form that is wrong.
+    /// Share of the way from wrong to right for a response with an answer in the wanted form that is wrong.
     #[serde(default)]
     pub format_weight: f64,
+    /// Rewards of right and wrong responses, `{ right = 1.0, wrong = 0.0 }` by default.
+    #[serde(default)]
+    pub reward: RewardValues,
 }
 
 /// Why the problems of a recipe cannot be had.
@@ -118,15 +127,15 @@ impl TaskSource {
     /// [`TaskSource::task`] with a way to start reward commands and to give them up.
     pub fn launch(&self, launch: &Launch) -> Result<Box<dyn Task>, TaskSourceError> {
         match self {
-            TaskSource::Synthetic { kind, level, format_weight, teacher_slips } => {
-                let task = Synthetic::new(kind.parse::<Kind>()?, *level)?;
+            TaskSource::Synthetic { kind, level, format_weight, reward, teacher_slips } => {
+                let task = Synthetic::new(kind.parse::<Kind>()?, *level)?.with_reward(*reward);
                 Ok(Box::new(task.with_format_weight(*format_weight).with_teacher_slips(*teacher_slips)))
             }
             TaskSource::Dataset(source) => Ok(Box::new(source.task()?)),
-            TaskSource::Command { command, time_limit_s, source } => {
+            TaskSource::Command { command, time_limit_s, reward: values, source } => {
                 let source = source.launch(launch)?;
                 let reward = ExternalReward::start(command, Duration::from_secs_f64(*time_limit_s), launch)?;
-                Ok(Box::new(CommandTask::new(source, reward)))
+                Ok(Box::new(CommandTask::new(source, reward).with_reward(*values)))
             }
         }
     }
@@ -144,10 +153,23 @@ impl TaskSource {
         self.check_in("task", check)
     }
 
+    /// Rewards of right and wrong responses.
+    pub fn reward(&self) -> RewardValues {
+        match self {
+            TaskSource::Synthetic { reward, .. } | TaskSource::Command { reward, .. } => *reward,
+            TaskSource::Dataset(source) => source.reward,
+        }
+    }
+
     fn check_in(&self, section: &str, check: Check) -> Result<(), RecipeError> {
         let key = |name: &str| format!("{section}.{name}");
+        let RewardValues { right, wrong } = self.reward();
+        for (name, value) in [("reward.right", right), ("reward.wrong", wrong)] {
+            check.that(&key(name), value, value.abs() <= 1e6, "a number from -1000000 to 1000000")?;
+        }
+        check.that(&key("reward.wrong"), wrong, wrong < right, &format!("less than reward.right = {right}"))?;
         match self {
-            TaskSource::Synthetic { kind, level, format_weight, teacher_slips } => {
+            TaskSource::Synthetic { kind, level, format_weight, teacher_slips, .. } => {
                 let parsed = kind.parse::<Kind>();
                 check.that(&key("kind"), kind, parsed.is_ok(), &Kind::names())?;
                 let slips = parsed.as_ref().is_ok_and(|kind| kind.can_slip());
@@ -164,13 +186,18 @@ impl TaskSource {
                 check.that(&key("format_weight"), format_weight, ok, "a number from 0 to 1")
             }
             TaskSource::Dataset(source) => source.check(section, check),
-            TaskSource::Command { command, time_limit_s, source } => {
+            TaskSource::Command { command, time_limit_s, source, .. } => {
                 let named = command.first().is_some_and(|program| !program.is_empty());
                 check.that(&key("command"), format!("{command:?}"), named, "a program and its arguments")?;
                 let ok = *time_limit_s > 0.0 && *time_limit_s <= 1e6;
                 check.that(&key("time_limit_s"), time_limit_s, ok, "a number of seconds above 0, at most 1000000")?;
                 let plain = !matches!(**source, TaskSource::Command { .. });
                 check.that(&key("source.type"), "command", plain, "a source of problems: synthetic or dataset")?;
+                let RewardValues { right, wrong } = source.reward();
+                let unset = source.reward() == RewardValues::default();
+                let found = format!("{{ right = {right}, wrong = {wrong} }}");
+                let expected = format!("nothing: the command judges, its rewards are `{}`", key("reward"));
+                check.that(&key("source.reward"), found, unset, &expected)?;
                 source.check_in(&key("source"), check)
             }
         }
@@ -202,7 +229,8 @@ impl DatasetSource {
         let name = self.files.first().and_then(|f| f.file_name()).map_or("dataset".into(), |n| n.to_string_lossy());
         let rows = self.rows(&self.files)?;
         let task = DatasetTask::new(&name, rows, self.template()?, self.policy()?, self.held_out)
-            .with_format_weight(self.format_weight);
+            .with_format_weight(self.format_weight)
+            .with_reward(self.reward);
         Ok(if self.test_files.is_empty() { task } else { task.with_test_rows(self.rows(&self.test_files)?) })
     }
 

@@ -111,6 +111,12 @@ fn data_sets_and_commands() {
         ("task.held_out=0.1", "`task.held_out`", "test_files"),
         ("task.held_out=1.0", "`task.held_out`", "below 1"),
         ("task.format_weight=2.0", "`task.format_weight`", "0 to 1"),
+        ("task.reward={ right = inf }", "`task.reward.right` is inf", "to 1000000"),
+        ("task.reward={ wrong = nan }", "`task.reward.wrong` is NaN", "to 1000000"),
+        ("task.reward={ right = -1.0, wrong = 1.0 }", "`task.reward.wrong` is 1", "less than reward.right = -1"),
+        ("task.reward.wrong=1.0", "`task.reward.wrong` is 1", "less than reward.right = 1"),
+        ("task.reward={ rigth = 1.0 }", "`task.reward", "unknown field `rigth`"),
+        ("task.reward=1.0", "`task.reward`", "invalid type"),
         ("task.files=3", "`task.files`", "invalid type"),
         ("task.preset=3", "`task.preset`", "invalid type"),
         ("task.type=data", "`task.type`", "dataset"),
@@ -123,6 +129,8 @@ fn data_sets_and_commands() {
         ("task.command=[]", "`task.command`", "a program"),
         ("task.time_limit_s=0.0", "`task.time_limit_s`", "above 0"),
         ("task.source.level=hard", "`task.source.level`", "invalid type"),
+        ("task.reward={ right = 0.0 }", "`task.reward.wrong`", "less than"),
+        ("task.source.reward={ wrong = -1.0 }", "`task.source.reward`", "`task.reward`"),
         ("task.source.level=99", "`task.source.level`", "1 to 12"),
         (
             "task.source={type=\"command\",command=[\"x\"],source={type=\"synthetic\",kind=\"sorting\",level=1}}",
@@ -186,6 +194,15 @@ fn impossible_and_conflicting_settings_of_rl() {
             "run.stages=[{ from_step = 5, max_response_length = 9 }, { from_step = 2, max_response_length = 9 }]",
             "run.stages",
         ),
+        (
+            "run.stages=[{ from_step = 0, max_response_length = 9 }]",
+            "`run.stages[0].from_step` is 0, expected at least 1",
+        ),
+        (
+            "run.stages=[{ from_step = 2, max_response_length = 9, new_reference = true }]",
+            "`run.stages[0].new_reference` is true, expected false where there is no reference model",
+        ),
+        ("model.max_position_embeddings=256", "model.new.max_position_embeddings"),
         ("data.train_batch_size=0", "data.train_batch_size"),
         ("rollout.uaq=0.0", "rollout.uaq"),
     ] {
@@ -194,6 +211,41 @@ fn impossible_and_conflicting_settings_of_rl() {
     }
     let missing = text.replace("[run]\ntotal_steps = 2\n", "");
     assert!(error(&missing, &[]).contains("[run]"));
+}
+
+/// The plan of the good recipe of RL with these overrides.
+fn plan(overrides: &[&str]) -> RlPlan {
+    let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
+    let recipe = Recipe::parse(&format!("{GOOD}{RL}"), "r.toml", &overrides).expect("good");
+    assert_eq!(Recipe::parse(&recipe.to_toml(), "again", &[]).expect("what is written can be read"), recipe);
+    recipe.rl("r.toml").expect("a plan")
+}
+
+#[test]
+fn a_stage_without_n_has_that_of_the_rollout() {
+    let stages = "run.stages=[{ from_step = 3, max_response_length = 16, n = 8 }, \
+                  { from_step = 5, max_response_length = 24 }]";
+    let plan = plan(&[stages, "run.total_steps=6"]);
+    let sizes: Vec<(usize, usize)> = (1..=6).map(|step| plan.sizes_at(step)).collect();
+    assert_eq!(sizes, [(8, 4), (8, 4), (16, 8), (16, 8), (24, 4), (24, 4)]);
+}
+
+#[test]
+fn a_new_optimizer_has_a_schedule_of_its_own() {
+    let stages = "run.stages=[{ from_step = 4, max_response_length = 8, new_optimizer = true }, \
+                  { from_step = 6, max_response_length = 8 }, \
+                  { from_step = 9, max_response_length = 8, new_optimizer = true }]";
+    let lr = ["actor.lr=1.0", "actor.lr_warmup_steps=2", "run.total_steps=10"];
+    let rates = |plan: RlPlan| (1..=10).map(|step| plan.lr_at(&plan.actor, step)).collect::<Vec<f64>>();
+    let (with, without) = (rates(plan(&[&lr[..], &[stages]].concat())), rates(plan(&lr)));
+    assert_eq!(with, [0.5, 1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.5, 1.0]);
+    assert_eq!(without, [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
+    // Each stretch decays over its own steps: 3, 5 and 2 of them.
+    let cosine = rates(plan(&[&lr[..], &[stages, "actor.decay=cosine"]].concat()));
+    let alone = |steps: u64| rates(plan(&[lr[0], lr[1], "actor.decay=cosine", &format!("run.total_steps={steps}")]));
+    assert_eq!(cosine[..3], alone(3)[..3]);
+    assert_eq!(cosine[3..8], alone(5)[..5]);
+    assert_eq!(cosine[8..], alone(2)[..2]);
 }
 
 #[test]

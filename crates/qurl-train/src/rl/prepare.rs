@@ -73,7 +73,10 @@ pub(super) fn check_context(plan: &RlPlan, file: &str, config: &ModelConfig) -> 
         file: file.to_string(),
         key: "data.max_response_length".to_string(),
         found: format!("such that they have {longest}"),
-        expected: format!("prompts and responses of together at most {context} tokens, the model's context"),
+        expected: format!(
+            "prompts and responses of together at most {context} tokens, the model's context \
+             (`model.max_position_embeddings` asks for a longer one)"
+        ),
     })
 }
 

@@ -1,7 +1,7 @@
 //! The rollouts of a step: one batch of prompts, or with dynamic sampling as many as it takes to fill one.
 
 use super::{RlTrainer, TrainError};
-use crate::solve::{Draw, Solved, correctness, draw_problems, solve};
+use crate::solve::{Draw, Solved, draw_problems, solve};
 use qurl_kernels::Backend;
 use qurl_rl::advantage::group::in_mixed_group;
 use qurl_tasks::task::Split;
@@ -50,7 +50,7 @@ struct Dropped {
 
 impl Dropped {
     fn add(&mut self, group: &Solved) {
-        let all = |share: f64| group.responses.iter().all(|r| correctness(&r.verdict) == share);
+        let all = |share: f64| group.responses.iter().all(|r| r.verdict.correct() == share);
         match () {
             () if all(1.0) => self.right += 1,
             () if all(0.0) => self.wrong += 1,

@@ -60,7 +60,7 @@ impl<B: Backend> RlTrainer<B> {
     /// The critic's updates on the same batch.
     pub(super) fn update_critic(&mut self, batch: &RolloutBatch, record: &mut StepRecord) -> Result<(), TrainError> {
         let (Some(critic), Some(updates)) = (&mut self.critic, &self.plan.critic) else { return Ok(()) };
-        let lr = updates.schedule(self.plan.run.total_steps).at(self.step - 1);
+        let lr = self.plan.lr_at(updates, self.step);
         for _ in 0..updates.ppo_epochs {
             for mini in batch.mini_batches(updates.ppo_mini_batch_size) {
                 let whole = batch.view(mini.clone());

@@ -21,7 +21,7 @@ use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
 use qurl_tasks::grader::Policy;
 use qurl_tasks::presets::{EvalPreset, PLAIN};
 use qurl_train::evaluate::record::ProblemRecord;
-use qurl_train::evaluate::summary::{Summary, summarize};
+use qurl_train::evaluate::summary::{MeanOverSets, Summary, summarize};
 use qurl_train::evaluate::{self, EvalOptions, EvalSet, EvaluateError, encode};
 use qurl_train::start::Start;
 use serde::Serialize;
@@ -97,6 +97,7 @@ struct Document<'a> {
     settings: &'a Settings,
     sets: &'a [Summary],
     total: &'a Summary,
+    mean_over_sets: &'a MeanOverSets,
     responses: String,
     seconds: f64,
     tokens_per_s: f64,
@@ -146,10 +147,12 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
     let of_set = |set: &EvalSet| summarize(&set.name, records.iter().filter(|r| r.set == set.name), options.k);
     let summaries: Vec<Summary> = sets.iter().map(of_set).collect();
     let total = summarize("total", &records, options.k);
+    let mean_over_sets = MeanOverSets::of(&summaries);
     let document = Document {
         settings: &settings,
         sets: &summaries,
         total: &total,
+        mean_over_sets: &mean_over_sets,
         responses: output.responses().display().to_string(),
         seconds: began.elapsed().as_secs_f64(),
         tokens_per_s: tokens as f64 / solving.elapsed().as_secs_f64(),
@@ -159,7 +162,8 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
     if args.json {
         out!("{}", serde_json::to_string(&document)?)?;
     } else {
-        out!("{}\nresponses and verdicts in {responses}", output::table(&summaries, &total, options.k))?;
+        let table = output::table(&summaries, &total, &mean_over_sets, options.k);
+        out!("{table}\nresponses and verdicts in {responses}")?;
     }
     Ok(())
 }

@@ -52,6 +52,41 @@ pub fn write_sums(file: &Path, first: usize, count: usize, long: bool) {
     std::fs::write(file, text).expect("written");
 }
 
+/// A model with a context of 128 tokens, trained on longer sequences because the recipe asks for them.
+#[test]
+fn positions_beyond_the_models_own_are_used_only_when_asked_for() {
+    let dir = place("runs-context");
+    tiny_model(&dir.join("model"), "0123456789+=");
+    std::fs::write(dir.join("data.toml"), RECIPE).expect("written");
+    // Every problem is longer than the model's own context.
+    let long = |a: usize| format!("{{\"problem\": \"{}+{a}=\", \"answer\": \"1\"}}\n", "7".repeat(200));
+    std::fs::write(dir.join("train.jsonl"), (0..12).map(long).collect::<String>()).expect("written");
+    write_sums(&dir.join("test.jsonl"), 20, 2, false);
+    let train = |run: &str, more: &[&str]| {
+        let base = ["train", "data.toml", "--run", run, "--set", "data.max_prompt_length=240"];
+        qurl_in(&dir, &[&base[..], more].concat(), "")
+    };
+    train("none", &[]).assert_bad(&["data.max_response_length", "248", "128", "model.max_position_embeddings"]);
+    train("none", &["--set", "model.max_position_embeddings=64"])
+        .assert_bad(&["`model.max_position_embeddings` is 64", "at least the 128 of model/config.json"]);
+    train("none", &["--set", "model.max_position_embeddings=200"]).assert_bad(&["248", "200"]);
+    assert!(!dir.join("none").exists());
+
+    let done = train("run", &["--set", "model.max_position_embeddings=256"]);
+    assert_eq!(done.status, 0, "{}", done.stderr);
+    let note = "model/config.json has max_position_embeddings = 128; the recipe asks for 256";
+    assert!(done.stderr.contains(note), "{}", done.stderr);
+    assert!(!done.stderr.contains("left out"), "{}", done.stderr);
+    // What was saved has the new context and says so itself: nothing is left to note, and it goes on from there.
+    let saved = ["--set", "model.path=run/model"];
+    let done = train("next", &saved);
+    assert_eq!(done.status, 0, "{}", done.stderr);
+    assert!(!done.stderr.contains("max_position_embeddings"), "{}", done.stderr);
+    // A run that is resumed reads the model's own files again.
+    let more = ["--set", "model.max_position_embeddings=256", "--resume", "--steps", "3"];
+    assert_eq!(train("run", &more).status, 0);
+}
+
 #[test]
 fn long_prompts_are_left_out_and_held_out_problems_counted_once() {
     let dir = place("runs-data");

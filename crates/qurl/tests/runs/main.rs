@@ -18,6 +18,7 @@ mod logs;
 mod refused;
 mod rewards;
 mod scaled;
+mod stages;
 mod supervised;
 mod support;
 mod torn;

@@ -8,7 +8,7 @@ use qurl_model::compute::NetworkOptions;
 use qurl_tasks::metrics::Estimate;
 use qurl_train::evaluate::EvalOptions;
 use qurl_train::evaluate::record::{ProblemRecord, Records};
-use qurl_train::evaluate::summary::Summary;
+use qurl_train::evaluate::summary::{MeanOverSets, Summary};
 use qurl_train::start::Start;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -131,8 +131,9 @@ impl Output {
     }
 }
 
-/// The figures for the terminal: percent with the 95% interval.
-pub fn table(sets: &[Summary], total: &Summary, k: usize) -> String {
+/// The figures for the terminal: percent with the 95% interval. Of several sets, the total over their problems and the
+/// mean over the sets follow.
+pub fn table(sets: &[Summary], total: &Summary, mean: &MeanOverSets, k: usize) -> String {
     let cell = |e: Option<Estimate>| match e {
         Some(e) => format!("{:.1} [{:.1}, {:.1}]", 100.0 * e.value, 100.0 * e.low, 100.0 * e.high),
         None => "-".to_string(),
@@ -152,6 +153,12 @@ pub fn table(sets: &[Summary], total: &Summary, k: usize) -> String {
             format!("{:.0}%", 100.0 * s.truncated),
         ]
     }));
+    if sets.len() > 1 {
+        let figures = [mean.avg_at_1, mean.avg_at_k, mean.pass_at_k, mean.maj_at_k].map(cell);
+        let [avg_at_1, avg_at_k, pass_at_k, maj_at_k] = figures;
+        let name = format!("mean over {} sets", mean.sets);
+        rows.push([name, String::new(), avg_at_1, avg_at_k, pass_at_k, maj_at_k, String::new(), String::new()]);
+    }
     let mut text = String::new();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; 8] = std::array::from_fn(width);
@@ -160,6 +167,7 @@ pub fn table(sets: &[Summary], total: &Summary, k: usize) -> String {
             let cell = if column == 0 { format!("{cell:<width$}") } else { format!("  {cell:>width$}") };
             text.push_str(&cell);
         }
+        text.truncate(text.trim_end().len());
         text.push('\n');
     }
     text + "percent, with 95% intervals over problems\n"
