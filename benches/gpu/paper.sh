@@ -6,7 +6,8 @@
 #
 # DATA has tokenizers/qwen2, gsm8k, deepscaler and aime24 as JSON lines. gsm8k-ppo runs as it is but for its length (two steps).
 # deepscaler-grpo keeps its KV budget, its micro-batches and its stages (so the memory of 24k responses), with fewer prompts and
-# shorter responses in the one step, which would otherwise take a quarter of an hour.
+# shorter responses in the one step, which would otherwise take a quarter of an hour. Its evaluation samples twice, at a
+# temperature that makes the random model as sure as a real one: top-p of a flat distribution sorts half of the vocabulary.
 set -u
 qurl=${1:?usage: paper.sh QURL DATA OUT} data=$2 out=$3
 here=$(cd "$(dirname "$0")/../.." && pwd)
@@ -48,7 +49,7 @@ train gsm8k-ppo gsm8k-ppo Qwen2.5-0.5B-Instruct --steps 2 \
     --set task.files="[\"$data/gsm8k/train.jsonl.gz\"]" --set task.test_files="[\"$data/gsm8k/test.jsonl\"]" --set trainer.save_freq=0
 train deepscaler-grpo deepscaler-grpo DeepSeek-R1-Distill-Qwen-1.5B --steps 1 \
     --set task.files="[\"$data/deepscaler/train_partial.jsonl.gz\"]" --set task.test_files="[\"$data/aime24/test.jsonl\"]" \
-    --set data.train_batch_size=32 --set actor.ppo_mini_batch_size=32 --set data.max_response_length=4096 \
-    --set run.test_k=2 \
+    --set data.train_batch_size=32 --set actor.ppo_mini_batch_size=32 --set data.max_response_length=2048 \
+    --set run.test_k=2 --set run.test_temperature=0.05 \
     --set trainer.save_freq=0
 exit $failed

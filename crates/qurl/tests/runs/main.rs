@@ -5,6 +5,7 @@
 mod common;
 
 mod alarm;
+mod avg_at_k;
 mod best;
 mod broken;
 mod closed;

@@ -100,7 +100,7 @@ fn the_newest_and_the_best_are_kept() {
         names
     };
     assert_eq!(steps("last"), ["step-12", "step-13", "step-8"]);
-    // The best by test accuracy stays, however old: the newest among equals.
+    // The best by test accuracy stays, however old, the start included: the newest among equals.
     let more = [
         "--set",
         "trainer.keep_last=1",
@@ -113,11 +113,15 @@ fn the_newest_and_the_best_are_kept() {
     ];
     trained(&dir, "best", &more);
     let metrics = std::fs::read_to_string(dir.join("best/metrics.jsonl")).expect("metrics");
+    let summary = std::fs::read_to_string(dir.join("best/summary.json")).expect("a summary");
+    let summary: serde_json::Value = serde_json::from_str(&summary).expect("JSON");
+    let before = summary["accuracy_before"].as_f64().expect("an accuracy");
     let records = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a record"));
     let saved = |step: u64| step.is_multiple_of(4) || step == 14;
     let mut tested: Vec<(f64, u64)> = records
         .filter_map(|r| Some((r["test_accuracy"].as_f64()?, r["step"].as_u64()?)))
         .filter(|&(_, step)| saved(step))
+        .chain([(before, 0)])
         .collect();
     assert!(tested.len() >= 3, "{tested:?}");
     tested.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));

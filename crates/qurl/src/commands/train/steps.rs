@@ -145,10 +145,11 @@ impl<B: Backend> Steps<'_, B> {
     }
 
     /// Every `trainer.save_freq` steps, at the end, and after a step that is among the best tested; never while training
-    /// shows symptoms, so that what was saved before is not pushed out.
+    /// shows symptoms (unless the recipe does not care), so that what was saved before is not pushed out.
     fn wants_checkpoint(&mut self, step: u64, ends: bool) -> anyhow::Result<bool> {
         let freq = self.checkpoints.save_freq;
-        if freq == 0 || !self.health.is_good() {
+        let healthy = self.health.is_good() || self.health.patience == 0;
+        if freq == 0 || !healthy {
             return Ok(false);
         }
         if ends || step.is_multiple_of(freq) {
