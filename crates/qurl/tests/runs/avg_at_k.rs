@@ -26,10 +26,14 @@ fn evaluations_of_a_run_sample_too_and_a_resumed_run_has_the_same() {
 
     let half = [&k[..k.len() - 1], &["4"]].concat();
     trained(&dir, "resumed", &half);
-    let resumed = trained(&dir, "resumed", &["--resume", "--steps", "8", "--set", "run.test_k=4", "--json"]
-        .into_iter()
-        .chain(["--set", "sft.steps=200", "--set", "run.test_freq=4"])
-        .collect::<Vec<_>>())
+    let resumed = trained(
+        &dir,
+        "resumed",
+        &["--resume", "--steps", "8", "--set", "run.test_k=4", "--json"]
+            .into_iter()
+            .chain(["--set", "sft.steps=200", "--set", "run.test_freq=4"])
+            .collect::<Vec<_>>(),
+    )
     .json();
     assert_eq!(resumed["avg_at_k_before"], summary["avg_at_k_before"], "kept in the checkpoint");
     Outcome::of(&dir.join("resumed")).assert_same(&Outcome::of(&dir.join("whole")), "a resumed run with test_k");
