@@ -101,7 +101,14 @@ fn a_compiler_that_fails() {
 fn memory_that_does_not_suffice() {
     let dir = TempDir::new();
     let driver = driver(&dir, 12_000, 0);
-    let parts = ["scratch 2048 MiB", "actor: weights in f32", "actor: moments", "rollout: keys and values", "together"];
+    let parts = [
+        "workspace",
+        "for the driver",
+        "actor: weights in f32",
+        "actor: moments",
+        "rollout: keys and values",
+        "together",
+    ];
     let refused = with_driver(&dir, &driver, &["train", "--device", "cuda", "--run", "refused"], "");
     refused.assert_bad(&parts);
     refused.assert_bad(&["memory: ", "1024 of 2048 MiB free", "trainer.micro_tokens"]);
