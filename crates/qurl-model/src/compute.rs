@@ -15,5 +15,5 @@ pub mod train;
 
 pub use batch::{Batch, PAGE, Targets};
 pub use infer::{Inference, score};
-pub use network::{Network, NetworkOptions};
+pub use network::{Network, NetworkOptions, random_leaf};
 pub use train::{Tape, TapeOptions};

@@ -20,7 +20,6 @@
 
 pub mod advantage;
 pub mod aggregate;
-pub mod cases;
 pub mod entropy;
 pub mod error;
 pub mod kl;

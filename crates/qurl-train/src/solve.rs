@@ -88,13 +88,6 @@ pub struct Solved {
     pub responses: Vec<Response>,
 }
 
-impl Solved {
-    /// Mean reward of the responses.
-    pub fn mean_reward(&self) -> f64 {
-        self.responses.iter().map(|r| r.verdict.reward).sum::<f64>() / self.responses.len().max(1) as f64
-    }
-}
-
 /// Draws `count` problems of a split, from number `first` on.
 pub fn draw_problems(
     task: &dyn Task,

@@ -2,7 +2,6 @@
 
 use crate::input::OrBad;
 use crate::output::err;
-use qurl_kernels::cuda::ffi;
 use qurl_kernels::{BackendError, Cpu, Cuda, Device};
 use qurl_train::recipe::Recipe;
 
@@ -53,7 +52,7 @@ pub fn open(device: Device) -> anyhow::Result<Opened> {
         Device::Auto => match open_cuda() {
             Ok(cuda) => Ok(Opened::Cuda(cuda)),
             Err(reason) => {
-                if ffi::has_driver() {
+                if Cuda::has_driver() {
                     err!("{reason}; computing on the CPU");
                 }
                 open(Device::Cpu)

@@ -56,3 +56,34 @@ fn bad_lines_are_named() {
         assert_eq!(run.stdout.lines().count(), 1);
     }
 }
+
+/// The goldens of the objectives, made by PyTorch, as lines.
+#[test]
+fn lines_give_the_goldens() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../qurl-rl/tests/goldens/goldens.json");
+    let goldens: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("goldens")).expect("JSON");
+    let cases = goldens["objectives"].as_array().expect("objectives");
+    let mut lines = String::new();
+    for case in cases {
+        let mut line = goldens["tokens"].clone();
+        for key in ["objective", "loss_agg_mode", "loss_scale_factor"] {
+            if let Some(value) = case.get(key) {
+                line[key] = value.clone();
+            }
+        }
+        lines += &format!("{line}\n");
+    }
+    let run = qurl(&["objective"], &lines);
+    assert_eq!((run.status, run.stdout.lines().count()), (0, cases.len()), "{}", run.stderr);
+    let close = |a: &Value, b: f64| (a.as_f64().expect("a number") - b).abs() <= 1e-9 * b.abs().max(1.0);
+    for (line, case) in run.stdout.lines().zip(cases) {
+        let out: Value = serde_json::from_str(line).expect("JSON");
+        let number = |key: &str| case[key].as_f64().expect("a number");
+        assert!(close(&out["loss"], number("loss")), "{out} {case}");
+        assert!(close(&out["clip_fraction"], number("upper") + number("lower")), "{out} {case}");
+        let expected = case["dlogp"].as_array().expect("a list");
+        let found = out["dlogp"].as_array().expect("a list");
+        assert_eq!(found.len(), expected.len());
+        assert!(found.iter().zip(expected).all(|(a, b)| close(a, b.as_f64().expect("a number"))), "{out} {case}");
+    }
+}

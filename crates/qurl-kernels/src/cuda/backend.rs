@@ -48,6 +48,11 @@ impl Cuda {
         Ok(Cuda { gpu: Arc::new(Gpu::open_as(newest)?) })
     }
 
+    /// Whether the machine has a driver, usable or not, or is said to have one.
+    pub fn has_driver() -> bool {
+        super::ffi::has_driver()
+    }
+
     /// The device.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu

@@ -10,7 +10,6 @@ use crate::params::{LayerParams, ParamInfo, ParamKind, Params, shapes};
 use crate::rng::{CounterRng, text_key};
 use qurl_kernels::backend::{Heads, KvFormat, Rope};
 use qurl_kernels::{Backend, BackendError, Format, Rounding};
-use std::time::Instant;
 
 /// How a network is packed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,9 +71,6 @@ pub struct Network<B: Backend> {
     sin: B::Tensor,
 }
 
-/// Weights that [`Network::randomize`] makes before it packs them.
-const GROUP_BYTES: usize = 512 << 20;
-
 impl<B: Backend> Network<B> {
     /// Packs the weights.
     pub fn new(
@@ -132,50 +128,18 @@ impl<B: Backend> Network<B> {
         })
     }
 
-    /// Packs other random weights and tells how long that took, [`GROUP_BYTES`] of them at a time: more than the caches hold, as a
-    /// trainer's are, and less than all of a large model. `made` is called with each group before it is packed. A group is packed three
-    /// times, and the median counts: touching memory for the first time in a while may cost more than packing it.
-    pub fn randomize(
-        &mut self,
-        backend: &B,
-        seed: u64,
-        mut made: impl FnMut(&[&B::Tensor]),
-        mut packed: impl FnMut(f64),
-    ) -> Result<(), BackendError> {
+    /// The packed matrices of all linear layers, blocks first, the head last, with what they are.
+    pub fn matrices_mut(&mut self) -> Vec<(ParamInfo, &mut B::Weight)> {
         let shapes = shapes(&self.config, false);
-        let mut weights: Vec<(&ParamInfo, &mut B::Weight)> = Vec::new();
-        for (p, block) in shapes.layers.iter().zip(&mut self.blocks) {
-            weights.push((&p.qkv, &mut block.qkv));
-            weights.push((&p.o, &mut block.o));
-            weights.push((&p.gate_up, &mut block.gate_up));
-            weights.push((&p.down, &mut block.down));
+        let mut matrices = Vec::with_capacity(4 * self.blocks.len() + 1);
+        for (p, block) in shapes.layers.into_iter().zip(&mut self.blocks) {
+            matrices.push((p.qkv, &mut block.qkv));
+            matrices.push((p.o, &mut block.o));
+            matrices.push((p.gate_up, &mut block.gate_up));
+            matrices.push((p.down, &mut block.down));
         }
-        weights.push((shapes.head.as_ref().unwrap_or(&shapes.embed), &mut self.head));
-        let mut weights = weights.into_iter().peekable();
-        while weights.peek().is_some() {
-            let (mut group, mut bytes) = (Vec::new(), 0);
-            while bytes < GROUP_BYTES
-                && let Some((info, weight)) = weights.next()
-            {
-                let leaf = random_leaf(backend, &self.config, info, seed)?;
-                bytes += 4 * backend.len(&leaf);
-                group.push((leaf, weight));
-            }
-            backend.synchronize()?;
-            made(&group.iter().map(|(leaf, _)| leaf).collect::<Vec<_>>());
-            let mut seconds = [0.0; 3];
-            for seconds in &mut seconds {
-                let start = Instant::now();
-                for (leaf, weight) in &mut group {
-                    backend.repack(leaf, weight)?;
-                }
-                backend.synchronize()?;
-                *seconds = start.elapsed().as_secs_f64();
-            }
-            seconds.sort_by(f64::total_cmp);
-            packed(seconds[1]);
-        }
-        Ok(())
+        matrices.push((shapes.head.unwrap_or(shapes.embed), &mut self.head));
+        matrices
     }
 
     /// Takes over changed weights of the same model, without new memory.
@@ -280,7 +244,7 @@ impl<B: Backend> Leaf<'_, B> {
 }
 
 /// Gains of one, biases of zero, the rest with the spread of fresh weights.
-fn random_leaf<B: Backend>(
+pub fn random_leaf<B: Backend>(
     backend: &B,
     config: &ModelConfig,
     info: &ParamInfo,

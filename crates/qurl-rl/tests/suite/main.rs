@@ -1,6 +1,5 @@
 //! Tests of the public API: goldens, identities of the paper, derivatives, extremes, the command's lines.
 
-mod cases;
 mod common;
 mod derivatives;
 mod extremes;

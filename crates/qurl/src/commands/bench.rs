@@ -2,6 +2,7 @@
 
 mod gemm;
 mod machine;
+mod repack;
 mod rollout;
 mod shape;
 mod train;

@@ -1,9 +1,11 @@
 //! `qurl objective`: what a loss does to given tokens.
 //!
-//! Input lines are described in `qurl_rl::cases`; output lines are `{"loss":x,"dlogp":[..],"clip_fraction":y}`.
+//! Input lines are described in [`case`]; output lines are `{"loss":x,"dlogp":[..],"clip_fraction":y}`.
+
+mod case;
 
 use crate::lines::answer_stdin;
-use qurl_rl::cases::run_line;
+use case::run_line;
 
 /// Options of `qurl objective`.
 #[derive(clap::Args)]
@@ -20,3 +22,6 @@ pub struct Args {
 pub fn run(_args: Args) -> anyhow::Result<()> {
     answer_stdin(run_line)
 }
+
+#[cfg(test)]
+mod tests;

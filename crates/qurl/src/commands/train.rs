@@ -2,8 +2,6 @@
 
 mod end;
 pub mod run_dir;
-mod steps;
-mod totals;
 
 use super::reward_guard;
 use crate::device::{RecipeDevice, on_device};
@@ -11,14 +9,14 @@ use crate::input::{OrBad, bad};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
 use anyhow::Context;
-use end::{Begun, End, SUMMARY};
 use qurl_kernels::Backend;
 use qurl_model::{ModelConfig, Params};
 use qurl_tasks::task::{Dropped, Task};
-use qurl_train::checkpoint::{ModelFiles, Snapshot, Writer};
+use qurl_train::checkpoint::ModelFiles;
 use qurl_train::memory::MemoryPlan;
 use qurl_train::recipe::{Recipe, RlPlan, Sft};
-use qurl_train::rl::{Health, RlTrainer, TrainError, prepare};
+use qurl_train::rl::{RlTrainer, prepare};
+use qurl_train::run::{Event, Outcome, Run, RunError, RunParts, SUMMARY};
 use qurl_train::runlog::RunLog;
 use qurl_train::sft::{self, Examples};
 use qurl_train::start::Start;
@@ -28,8 +26,6 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
-use steps::{Checkpoints, Outcome, Steps};
-use totals::Totals;
 
 const DEFAULT: &str = include_str!("../../../../recipes/default.toml");
 
@@ -89,7 +85,7 @@ fn run_on<B: Backend>(
     let (parameters, device) = (start.config.param_count(), backend.describe());
     view.note(&format!("{parameters} parameters, {device}, run in {}", dir.path.display()));
     start.warning.iter().for_each(|warning| view.warn(&format!("warning: {warning}")));
-    let mut log = RunLog::open(&dir.path, dir.step())?;
+    let log = RunLog::open(&dir.path, dir.step())?;
     if log.kept().len() as u64 != dir.step() {
         let (kept, step) = (log.kept().len(), dir.step());
         view.warn(&format!("warning: metrics.jsonl has {kept} of the {step} steps done so far"));
@@ -100,66 +96,41 @@ fn run_on<B: Backend>(
     if let (Some(settings), None) = (&recipe.sft, &dir.from) {
         start.weights = warm_start(&backend, &recipe, settings, &start, &*task, &stop, &dir, &mut view)?;
     }
-    // Where the weights are that the first step starts from, if they are anywhere.
-    let start_path = recipe.model.path.clone().filter(|_| recipe.sft.is_none());
-    let memory = MemoryPlan::of_rl(&recipe, &plan, &start.config);
-    let mut trainer = RlTrainer::new(backend.clone(), &recipe, &file, start, task).or_bad()?;
-    let from = dir.from.as_ref().map(|(step, _)| *step);
-    let mut writer = Writer::new(dir.store.clone(), ModelFiles::of(trainer.start()), from);
-    let text = recipe.to_toml();
-    let mut before = None;
-    match &dir.from {
-        Some((_, path)) => {
-            let snapshot = Snapshot::read(path, &trainer.start().config)?;
-            before = snapshot.state.before();
-            trainer.restore(snapshot).or_bad()?;
-        }
-        None if recipe.sft.is_some() && recipe.trainer.save_freq > 0 => {
-            writer.start(trainer.snapshot(&text)?, log.files()?)?; // the warm start is not to be lost
-        }
-        None => {}
-    }
-    let evaluated = before.is_none();
-    let before = match before {
-        Some(tested) => tested,
-        None => unless_cancelled(trainer.evaluate(), &stop, &dir)?,
-    };
-    let begun = Begun::new(before, parameters, device);
+    let trainer = RlTrainer::new(backend.clone(), &recipe, &file, start, task).or_bad()?;
+    let parts = RunParts { path: dir.path.clone(), store: dir.store.clone(), from: dir.from.clone(), log };
+    let mut run = Run::begin(trainer, &recipe, parts).map_err(|error| ended(error, &stop, &dir))?;
+    let (before, begun) = (run.before(), run.begun(&*backend));
     write_json(&dir.path.join(SUMMARY), &begun)?;
     view.evaluated(before.accuracy);
     let avg = before.avg_at_k.map_or(String::new(), |avg| format!(", Avg@{} {:.1}%", plan.run.test_k, 100.0 * avg));
-    let percent = 100.0 * before.accuracy;
-    view.note(&format!("accuracy before: {percent:.1}% of {} held-out problems{avg}", trainer.held_out()));
-    let mut totals = Totals::default();
-    log.kept().iter().for_each(|line| totals.add(line));
-    let mut run = Steps {
-        checkpoints: Checkpoints {
-            writer,
-            store: dir.store.clone(),
-            save_freq: recipe.trainer.save_freq,
-            text,
-            before,
+    let (percent, held_out) = (100.0 * before.accuracy, run.trainer().held_out());
+    view.note(&format!("accuracy before: {percent:.1}% of {held_out} held-out problems{avg}"));
+
+    view.begin("RL", run.trainer().steps_done(), plan.run.total_steps);
+    let outcome = run.steps(
+        || stop.asked(),
+        |event| match event {
+            Event::Step(record) => view.step(record),
+            Event::Warning(text) => view.warn(&text),
         },
-        health: Health::new(plan.run.alarm.patience),
-        tested: None,
-        plan: &plan,
-        dir: &dir,
-        stop: &stop,
-        trainer,
-        log,
-        totals,
-    };
-    if evaluated && run.trainer.steps_done() == 0 && start_path.is_none() {
-        // The start of a model that is nowhere else, with its accuracy: it may turn out to be the best there was.
-        run.save(Some(before))?;
-    }
-    view.begin("RL", run.trainer.steps_done(), plan.run.total_steps);
-    let outcome = run.all(&mut view);
+    );
     view.finish();
-    let end = End { run, begun, start_path, memory, backend: &*backend, began, json: args.json };
-    match outcome? {
-        Outcome::Done => end.done(&view),
-        Outcome::Broken { step, symptom } => end.broken(step, &symptom, &view),
+    match outcome.map_err(|error| ended(error, &stop, &dir))? {
+        Outcome::Done => end::done(run, &*backend, &plan, began, args.json, &view),
+        Outcome::Broken { step, symptom } => end::broken(run, &*backend, step, &symptom, &dir.path, &view),
+    }
+}
+
+/// The error that ends the command: stopped runs end with the status of their signal, and all that can be resumed say how.
+fn ended(error: RunError, stop: &Stop, dir: &RunDir) -> anyhow::Error {
+    let how = format!("go on with: {}", dir.how_to_go_on());
+    match error {
+        RunError::Stopped { .. } | RunError::Cancelled => stop.error(format!("{error}; {how}")),
+        RunError::Checkpoint(source) => {
+            anyhow::Error::new(source).context(format!("writing a checkpoint (earlier ones are whole; {how})"))
+        }
+        RunError::OtherRun(error) => bad(error),
+        error => error.into(),
     }
 }
 
@@ -182,14 +153,6 @@ pub fn recipe_or_default(path: Option<&Path>, overrides: &[String]) -> anyhow::R
         None => (Recipe::parse(DEFAULT, "embedded default", overrides), "embedded default".to_string()),
     };
     Ok((recipe.or_bad()?, file))
-}
-
-/// A wait for scores that a signal cut short ends the run as stopped: it is nobody's failure.
-pub fn unless_cancelled<T>(outcome: Result<T, TrainError>, stop: &Stop, dir: &RunDir) -> anyhow::Result<T> {
-    outcome.map_err(|error| match error.is_cancelled() {
-        true => stop.error(format!("stopped while waiting for scores; go on with: {}", dir.how_to_go_on())),
-        false => error.into(),
-    })
 }
 
 /// That problems to train on are left out because they are test problems, if any are.

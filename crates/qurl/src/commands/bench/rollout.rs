@@ -8,6 +8,7 @@
 //! keys and values of the batch once (from memory, or where all of it fits there from the caches), nor less than the multiply-adds of its linear layers at the peak of the unit.
 
 use super::machine::Machine;
+use super::repack::repack_random;
 use super::{Document, median, print_json, shape};
 use crate::device::DeviceArg;
 use crate::input::{OrBad, bad};
@@ -230,15 +231,16 @@ fn once<B: Machine>(engine: &mut Engine<B>, batch: usize, round: u64, args: &Arg
     let (mut requantize, mut made, mut bytes, mut seconds) = (0.0, 0, 0.0, 0.0);
     let mut bandwidth = Ok(1.0);
     engine.load_with(WeightVersion { version: round, checksum: 0 }, |backend, network| {
-        let read = |weights: &[&B::Tensor]| {
+        repack_random(backend, network, 6 + round, |weights, packing| {
             if made % backend.packed_together() == 0 && bandwidth.is_ok() {
                 bandwidth = backend.bandwidth_from(weights);
             }
             let group = 4.0 * weights.iter().map(|weights| backend.len(weights)).sum::<usize>() as f64;
             (made, bytes) = (made + 1, bytes + group);
             seconds += group / bandwidth.as_ref().unwrap_or(&1.0);
-        };
-        network.randomize(backend, 6 + round, read, |seconds| requantize += seconds)
+            requantize += packing()?;
+            Ok(())
+        })
     })?;
     bandwidth?;
     let reading = 4.0 * engine.network().config().param_count() as f64 * seconds / bytes;

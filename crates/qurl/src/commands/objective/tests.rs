@@ -1,10 +1,10 @@
 //! The lines of `qurl objective`: results by hand, defaults, and errors that name what is wrong.
 
-use qurl_rl::cases::{CaseError, run_line};
+use super::case::{CaseError, CaseResult, run_line};
 
 const TOKENS: &str = r#""theta":[-1.0,-2.0],"prox":[-1.0,-2.0],"behav":[-1.0,-2.0],"adv":[1.0,-3.0]"#;
 
-fn run(rest: &str) -> Result<qurl_rl::cases::CaseResult, CaseError> {
+fn run(rest: &str) -> Result<CaseResult, CaseError> {
     run_line(7, &format!("{{{TOKENS},{rest}}}"))
 }
 

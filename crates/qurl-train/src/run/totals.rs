@@ -1,5 +1,6 @@
 //! Sums over the steps of a run, those before a restart included: they are taken from the lines of `metrics.jsonl`.
 
+use crate::rl::StepRecord;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -27,6 +28,12 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// Adds a step.
+    pub fn add_record(&mut self, record: &StepRecord) {
+        // A record is plain numbers and maps by name: there is nothing in it that JSON does not have.
+        self.add(&serde_json::to_value(record).unwrap_or_default());
+    }
+
     /// Adds a step, as a line of `metrics.jsonl` holds it.
     pub fn add(&mut self, record: &Value) {
         let number = |path: &str| record.pointer(path).and_then(Value::as_f64);

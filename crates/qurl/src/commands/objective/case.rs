@@ -7,7 +7,7 @@
 //! `loss_agg_mode` (default `token-mean`) and `loss_scale_factor` may be left out. The line is read by hand and
 //! not by derived code, because a debugging aid must say which line, key and value is wrong.
 
-use crate::{Aggregation, LossAggMode, Objective, RlError, Tokens};
+use qurl_rl::{Aggregation, LossAggMode, Objective, RlError, Tokens};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
