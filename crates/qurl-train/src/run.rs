@@ -118,6 +118,8 @@ pub struct Run<B: Backend> {
     start_path: Option<PathBuf>,
     /// What it is expected to take of the device's memory.
     memory: MemoryPlan,
+    /// Seconds of the steps that earlier processes made.
+    seconds_before: f64,
     /// The evaluation before the first step.
     before: Tested,
     /// The evaluation after the last step, if there was one.
@@ -153,6 +155,7 @@ impl<B: Backend> Run<B> {
         };
         let mut totals = Totals::default();
         log.kept().iter().for_each(|line| totals.add(line));
+        let seconds_before = totals.seconds.get("total").copied().unwrap_or(0.0);
         let health = Health::new(plan.run.alarm.patience);
         let tested = None;
         let mut run = Run {
@@ -168,6 +171,7 @@ impl<B: Backend> Run<B> {
             health,
             start_path,
             memory,
+            seconds_before,
             before,
             tested,
         };

@@ -75,7 +75,7 @@ pub struct Summary {
     pub steps: u64,
     /// Updates that were skipped.
     pub skipped_updates: u64,
-    /// Seconds of the command.
+    /// Seconds of this process, and of the steps of those before it where the run was resumed.
     pub seconds: f64,
     /// Seconds by phase.
     pub seconds_by_phase: BTreeMap<String, f64>,
@@ -122,7 +122,7 @@ impl<B: Backend> Run<B> {
         self.plan.rollout.format.is_quantized().then(|| self.trainer.rollout_speed())
     }
 
-    /// The summary of a finished run, after `seconds`.
+    /// The summary of a finished run, after `seconds` of this process.
     pub fn summary(&self, backend: &B, rollout_speed: Option<RolloutSpeed>, seconds: f64) -> Result<Summary, RunError> {
         let (totals, begun) = (&self.totals, self.begun(backend));
         let rollout = totals.seconds.get("rollout").copied().unwrap_or(f64::NAN);
@@ -138,7 +138,7 @@ impl<B: Backend> Run<B> {
             memory: backend.peak_memory().map(|peak| Memory { planned: self.memory.total(), peak }),
             steps: totals.steps,
             skipped_updates: totals.skipped,
-            seconds,
+            seconds: self.seconds_before + seconds,
             seconds_by_phase: totals.seconds.clone(),
             report: self.path.join("report.html").display().to_string(),
             run: self.path.display().to_string(),

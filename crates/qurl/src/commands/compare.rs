@@ -319,7 +319,11 @@ fn rows(methods: &[Method], figures: Vec<Vec<RunFigures>>) -> Vec<Row> {
 
 /// The table, in Markdown.
 fn table(document: &Document) -> String {
-    let percent = |s: Spread| format!("{:.1} ± {:.1}", 100.0 * s.mean, 100.0 * s.deviation);
+    // One seed says nothing about the spread of seeds.
+    let percent = |s: Spread| match document.seeds.len() {
+        1 => format!("{:.1}", 100.0 * s.mean),
+        _ => format!("{:.1} ± {:.1}", 100.0 * s.mean, 100.0 * s.deviation),
+    };
     let mut text = format!(
         "{} rollouts, {} steps, {} seeds; held-out accuracy before: {}%\n\n",
         document.format,

@@ -82,6 +82,9 @@ fn run_on<B: Backend>(
     note_dropped(prepare(&*backend, &recipe, &file, &start, &mut *task).or_bad()?, &plan, &view);
     foresee_memory(&*backend, &recipe, &plan, &start.config, &view)?;
     let dir = RunDir::open(args.run.as_deref(), args.resume, &recipe, &view)?;
+    if let Some(summary) = &dir.finished {
+        return end::finished_before(summary, &dir, args.json);
+    }
     let (parameters, device) = (start.config.param_count(), backend.describe());
     view.note(&format!("{parameters} parameters, {device}, run in {}", dir.path.display()));
     start.warning.iter().for_each(|warning| view.warn(&format!("warning: {warning}")));

@@ -13,6 +13,7 @@ mod compare;
 mod data_sets;
 mod disk;
 mod dynamic;
+mod finished;
 mod interrupted;
 mod killed;
 mod logs;

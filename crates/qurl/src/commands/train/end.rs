@@ -1,5 +1,6 @@
 //! The end of a run as its user sees it: model, speed of its rollouts, summary and report; or what is left of one that broke.
 
+use super::run_dir::RunDir;
 use super::write_json;
 use crate::output::out;
 use crate::report::{RunData, render};
@@ -42,6 +43,15 @@ pub fn done<B: Backend>(
         true => Ok(out!("{}", serde_json::to_string(&summary)?)?),
         false => print(&summary, plan.rollout.format, plan.run.test_k),
     }
+}
+
+/// Says that a run had made all of its steps before; nothing is changed.
+pub fn finished_before(summary: &str, dir: &RunDir, json: bool) -> anyhow::Result<()> {
+    if json {
+        return Ok(out!("{}", summary.trim_end())?);
+    }
+    let (step, run, how) = (dir.step(), dir.path.display(), dir.how_to_go_on());
+    Ok(out!("the run in {run} is finished: it has made its {step} steps; longer with: {how} --steps N")?)
 }
 
 /// Writes summary and report of a run whose training broke, and names what can be used of it. Its last weights are not

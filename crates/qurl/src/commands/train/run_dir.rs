@@ -5,6 +5,7 @@ use crate::view::TrainView;
 use anyhow::Context;
 use qurl_train::checkpoint::{Keep, Store};
 use qurl_train::recipe::{Changes, Recipe};
+use qurl_train::run::SUMMARY;
 use qurl_train::runlog::RunLock;
 use std::fs::File;
 use std::io::Write;
@@ -33,6 +34,8 @@ pub struct RunDir {
     pub store: Store,
     /// Step and directory of the checkpoint that the run goes on from.
     pub from: Option<(u64, PathBuf)>,
+    /// Its summary, where the run has made all of its steps: nothing is left to do.
+    pub finished: Option<String>,
     _lock: RunLock,
 }
 
@@ -63,15 +66,28 @@ impl RunDir {
             let (step, error) = (torn.step, &torn.error);
             view.warn(&format!("warning: the checkpoint of step {step} is not whole and is ignored: {error}"));
         }
-        let dir = RunDir { path, store, from: newest.whole, _lock: lock };
+        let mut dir = RunDir { path, store, from: newest.whole, finished: None, _lock: lock };
         if resume {
             dir.check_recipe(recipe, view)?;
+            dir.finished = dir.summary_if_finished(recipe);
+            if dir.finished.is_some() {
+                return Ok(dir);
+            }
         }
         dir.write_recipe(recipe)?;
         if let Some((step, _)) = dir.from {
             dir.store.prune(step)?; // a process killed between writing and clearing up left one too many
         }
         Ok(dir)
+    }
+
+    /// The summary of a run that has made all steps of this very recipe and written its model.
+    fn summary_if_finished(&self, recipe: &Recipe) -> Option<String> {
+        let read = |file: &str| std::fs::read_to_string(self.path.join(file)).ok();
+        let (text, total) = (read(SUMMARY)?, recipe.run.as_ref()?.total_steps);
+        let summary: serde_json::Value = serde_json::from_str(&text).ok()?;
+        let made = self.step() == total && summary["steps"] == total && self.path.join("model").is_dir();
+        (made && read(RECIPE)? == recipe.to_toml()).then_some(text)
     }
 
     /// The step that the run goes on from.
