@@ -6,6 +6,7 @@
 //! implemented is refused here by name, so that a wrong model can never run quietly.
 
 mod named;
+mod quantization;
 mod read;
 mod write;
 

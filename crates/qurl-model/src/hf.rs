@@ -1,7 +1,7 @@
 //! Hugging Face model directories, in and out.
 //!
 //! [`load`] maps the weight files, checks every tensor against what `config.json` promises and converts
-//! to f32 on all threads; [`save`] writes a directory that transformers loads. Whatever is wrong is an
+//! to f32 on all threads (quantized ones to the numbers they stand for); [`save`] writes a directory that transformers loads. Whatever is wrong is an
 //! [`HfError`] that names the file, the tensor, what was expected and what was found: a model that
 //! loads is complete, of the right shape and finite.
 
@@ -21,7 +21,7 @@ pub use save::{SaveOptions, save};
 use crate::config::ModelConfig;
 use crate::generation::GenerationConfig;
 use crate::params::{LeafLayout, Params, hf_names};
-use checkpoint::Checkpoint;
+use checkpoint::{Checkpoint, scale_name};
 
 const BLOCKS: &str = "model.layers.";
 const EMBED: &str = "model.embed_tokens.weight";
@@ -99,10 +99,13 @@ fn check_blocks(dir: &Path, config: &ModelConfig, unused: &[String]) -> Result<(
 fn unused(checkpoint: &Checkpoint, layout: &Params<LeafLayout>, config: &ModelConfig) -> Vec<String> {
     let used: std::collections::HashSet<&str> =
         layout.iter().flat_map(|leaf| leaf.tensors.iter().map(|tensor| tensor.name.as_str())).collect();
+    let quantized = used.iter().filter(|name| checkpoint.is_quantized(name));
+    let scales: std::collections::HashSet<String> = quantized.map(|name| scale_name(name)).collect();
     checkpoint
         .names()
         .filter(|name| !used.contains(name))
         .filter(|name| !name.ends_with("rotary_emb.inv_freq"))
+        .filter(|name| !scales.contains(*name))
         .filter(|name| !(config.tie_word_embeddings && *name == HEAD))
         .map(str::to_string)
         .collect()

@@ -91,7 +91,7 @@ fn what_is_not_supported_is_refused_by_name() {
         ("llama", json!({"rope_parameters": {"rope_type": "longrope"}}), "rope_parameters.rope_type"),
         ("qwen2", json!({"layer_types": ["full_attention", "sliding_attention"]}), "layer_types"),
         ("llama", json!({"torch_dtype": "float8_e4m3fn"}), "torch_dtype"),
-        ("llama", json!({"quantization_config": {"quant_method": "awq"}}), "quantization_config"),
+        ("llama", json!({"quantization_config": {"quant_method": "awq"}}), "quantization_config.quant_method"),
     ];
     for (model_type, changes, expected_key) in cases {
         match read(model_type, changes.clone()) {

@@ -30,12 +30,24 @@ pub fn answer_stdin_together<Q, T: Serialize, E: std::fmt::Display>(
     read: impl FnMut(usize, &str) -> Result<Q, E>,
     answer: impl FnMut(Vec<Q>) -> anyhow::Result<Vec<T>>,
 ) -> anyhow::Result<()> {
-    answer_lines(std::io::stdin().lock(), std::io::stdout().lock(), most, read, answer)
+    answer_together(std::io::stdin().lock(), "standard input", most, read, answer)
+}
+
+/// [`answer_stdin_together`] for the lines of something else, which errors call `name`.
+pub fn answer_together<Q, T: Serialize, E: std::fmt::Display>(
+    input: impl Read,
+    name: &str,
+    most: usize,
+    read: impl FnMut(usize, &str) -> Result<Q, E>,
+    answer: impl FnMut(Vec<Q>) -> anyhow::Result<Vec<T>>,
+) -> anyhow::Result<()> {
+    answer_lines(input, std::io::stdout().lock(), name, most, read, answer)
 }
 
 fn answer_lines<Q, T: Serialize, E: std::fmt::Display>(
     input: impl Read,
     output: impl Write,
+    name: &str,
     most: usize,
     mut read: impl FnMut(usize, &str) -> Result<Q, E>,
     mut answer: impl FnMut(Vec<Q>) -> anyhow::Result<Vec<T>>,
@@ -60,7 +72,7 @@ fn answer_lines<Q, T: Serialize, E: std::fmt::Display>(
             output.flush().map_err(OutputError::from)?;
         }
         line.clear();
-        if input.read_until(b'\n', &mut line).context("reading standard input")? == 0 {
+        if input.read_until(b'\n', &mut line).with_context(|| format!("reading {name}"))? == 0 {
             break;
         }
         let question = match std::str::from_utf8(&line) {
@@ -73,7 +85,7 @@ fn answer_lines<Q, T: Serialize, E: std::fmt::Display>(
             Err(message) => {
                 reply(&mut waiting, &mut output)?;
                 output.flush().map_err(OutputError::from)?;
-                return Err(bad(format!("standard input, {message}")));
+                return Err(bad(format!("{name}, {message}")));
             }
         }
         if waiting.len() >= most {
@@ -95,7 +107,7 @@ mod tests {
 
     /// Lengths of lines, each beside the number of lines that were answered with it.
     fn lengths(input: impl Read, output: impl Write, most: usize) -> anyhow::Result<()> {
-        answer_lines(input, output, most, length, |lengths| {
+        answer_lines(input, output, "standard input", most, length, |lengths| {
             let together = lengths.len();
             Ok(lengths.into_iter().map(|length| (length, together)).collect())
         })

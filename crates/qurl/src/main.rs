@@ -16,6 +16,7 @@ mod output;
 mod packing;
 mod progress;
 mod report;
+mod sampler;
 #[cfg(test)]
 mod scratch;
 mod stop;
@@ -43,6 +44,8 @@ enum Command {
     Sft(commands::sft::Args),
     /// Samples text
     Generate(commands::generate::Args),
+    /// Talks on a terminal
+    Chat(commands::chat::Args),
     /// Avg@1, Avg@k, pass@k and maj@k on data sets or generated problems
     Eval(commands::eval::Args),
     /// Log-probs of given token ids, one JSON line in, one out
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => commands::compare::run(args),
         Command::Sft(args) => commands::sft::run(args),
         Command::Generate(args) => commands::generate::run(args),
+        Command::Chat(args) => commands::chat::run(args),
         Command::Eval(args) => commands::eval::run(args),
         Command::Score(args) => commands::score::run(args),
         Command::Grade(args) => commands::grade::run(args),

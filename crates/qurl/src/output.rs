@@ -51,6 +51,21 @@ pub fn even_if_closed(printed: Result<(), OutputError>) -> Result<(), OutputErro
     }
 }
 
+/// What a model wrote, for a terminal: control characters and those that turn the direction of writing are shown as
+/// escapes, so that no text can move the cursor, change colours or hide what it says. Line breaks and tabs stay.
+pub fn printable(text: &str) -> String {
+    let turns = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\t' => shown.push(c),
+            c if c.is_control() || turns(c) => shown.extend(c.escape_unicode()),
+            c => shown.push(c),
+        }
+    }
+    shown
+}
+
 /// Text for standard output that is shown at once; no line break is added.
 pub fn text(text: &str) -> Result<(), OutputError> {
     let mut stdout = io::stdout().lock();
@@ -83,3 +98,15 @@ macro_rules! err {
 }
 
 pub(crate) use {err, out};
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn nothing_reaches_a_terminal_but_text() {
+        assert_eq!(printable("two\nlines\tand é 中"), "two\nlines\tand é 中");
+        assert_eq!(printable("\u{1b}[31mred\u{7}\r"), "\\u{1b}[31mred\\u{7}\\u{d}");
+        assert_eq!(printable("a\u{9b}b\u{7f}c\u{202e}d"), "a\\u{9b}b\\u{7f}c\\u{202e}d");
+    }
+}

@@ -5,7 +5,7 @@ mod models;
 
 use models::{TempDir, model, qurl, save, saved};
 use qurl_model::{Dtype, Family, hf};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -74,7 +74,58 @@ fn int8_directories_hold_codes_and_scales_of_the_weights() {
     let fp8_text = fp8.to_str().expect("UTF-8");
     qurl(&["quantize", "--model", dir.text(), "--format", "fp8", "--uaq", "2", "--json", fp8_text]).json();
     assert_eq!(tensors(&fp8)[name].0, "F8_E4M3");
-    qurl(&["generate", "--model", fp8_text, "a"]).assert_bad(&["quantization_config"]);
+}
+
+#[test]
+fn quantized_directories_are_read() {
+    let dir = saved(Family::Qwen2);
+    let out = TempDir::new();
+    let scores = |model: &str, format: &str| {
+        let args = ["score", "--model", model, "--format", format];
+        let outcome = common::qurl(&args, "{\"ids\":[3,9,14,20,7,11,30,4]}");
+        assert_eq!((outcome.status, outcome.stderr.as_str()), (0, ""), "and no tensor is unused");
+        let line: Value = serde_json::from_str(&outcome.stdout).expect("a line of JSON");
+        let numbers = line["logprobs"].as_array().expect("log-probs").iter();
+        numbers.filter_map(Value::as_f64).collect::<Vec<f64>>()
+    };
+    for format in ["int8", "fp8"] {
+        let (target, again) = (out.path().join(format), out.path().join(format!("{format}-again")));
+        let (text, again_text) = (target.to_str().expect("UTF-8"), again.to_str().expect("UTF-8"));
+        qurl(&["quantize", "--model", dir.text(), "--format", format, "--json", text]).json();
+        // In its own format it is the quantized model, but for the last bit of a scale; and it can be quantized again.
+        for (from, to) in scores(dir.text(), format).iter().zip(scores(text, format)) {
+            assert!((from - to).abs() < 1e-3, "{format}: {from} is read as {to}");
+        }
+        assert_ne!(scores(text, "f32"), scores(dir.text(), "f32"), "what was rounded stays rounded");
+        qurl(&["quantize", "--model", text, "--format", format, "--json", again_text]).json();
+        let (once, twice) = (tensors(&target), tensors(&again));
+        for (name, (dtype, _, codes)) in &once {
+            assert!(dtype == "F32" || twice[name].2 == *codes, "{format}: {name} changed");
+        }
+        for args in [vec!["generate", "--model", text, "--max-new", "4", "a"], vec!["inspect", text, dir.text()]] {
+            let outcome = qurl(&args);
+            assert_eq!(outcome.status, 0, "{args:?}: {}", outcome.stderr);
+        }
+    }
+
+    let target = out.path().join("int8");
+    let path = target.join("config.json");
+    let config: Value = serde_json::from_slice(&std::fs::read(&path).expect("config")).expect("JSON");
+    let weights = "/quantization_config/config_groups/group_0/weights";
+    let activations = "/quantization_config/config_groups/group_0/input_activations";
+    for (place, key, value, texts) in [
+        ("/quantization_config", "quant_method", json!("awq"), ["quant_method", "awq"]),
+        ("/quantization_config", "format", json!("pack-quantized"), ["format", "pack-quantized"]),
+        (weights, "num_bits", json!(4), ["weights.num_bits", "4"]),
+        (weights, "symmetric", json!(false), ["weights.symmetric", "false"]),
+        (weights, "strategy", json!("group"), ["weights.strategy", "group"]),
+        (activations, "dynamic", json!(false), ["input_activations.dynamic", "per token"]),
+    ] {
+        let mut other = config.clone();
+        other.pointer_mut(place).expect("a place")[key] = value;
+        std::fs::write(&path, other.to_string()).expect("written");
+        qurl(&["generate", "--model", target.to_str().expect("UTF-8"), "a"]).assert_bad(&texts);
+    }
 }
 
 #[test]

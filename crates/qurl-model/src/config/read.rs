@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{ConfigError, Dtype, Family, ModelConfig, Rope, RopeScaling};
+use super::{ConfigError, Dtype, Family, ModelConfig, Rope, RopeScaling, quantization};
 use crate::keys::{Keys, parse_object, read_text};
 
 const MODEL_TYPES: &str = "qwen2, qwen3, llama, mistral (dense, full attention)";
@@ -122,10 +122,7 @@ fn refuse_unsupported(keys: &Keys, family: Family) -> Result<(), ConfigError> {
             return Err(keys.unsupported("layer_types", "full_attention in every layer"));
         }
     }
-    if keys.get("quantization_config").is_some() {
-        return Err(keys.unsupported("quantization_config", "weights stored as f32, bf16 or f16"));
-    }
-    Ok(())
+    quantization::check(keys)
 }
 
 /// The mark of weights that were scaled for update-aware quantization: `"qurl": {"uaq": 1.5}`.

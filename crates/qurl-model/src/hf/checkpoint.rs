@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use qurl_kernels::cpu::quant::codec::e4m3_value;
 use qurl_kernels::mmap::{Mapped, map_file};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Metadata, SafeTensorError};
 use serde_json::{Map, Value};
 
-use super::convert::to_f32;
+use super::convert::{NotFinite, codes_to_f32, to_f32};
 use super::error::HfError;
 use crate::config::Dtype;
 use crate::params::{HfTensor, LeafLayout};
@@ -34,10 +35,36 @@ pub(super) struct Checkpoint {
     promised: BTreeMap<String, PathBuf>,
 }
 
+/// How the numbers of a tensor are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Number {
+    /// As they are.
+    Float(Dtype),
+    /// Signed bytes, to be multiplied by a scale.
+    Int8,
+    /// E4M3, to be multiplied by a scale.
+    E4m3,
+}
+
+impl Number {
+    fn name(self) -> &'static str {
+        match self {
+            Number::Float(dtype) => dtype.name(),
+            Number::Int8 => "int8",
+            Number::E4m3 => "fp8",
+        }
+    }
+}
+
+/// The tensor with the scales of another.
+pub(super) fn scale_name(tensor: &str) -> String {
+    format!("{tensor}_scale")
+}
+
 /// A tensor in a mapped file.
 struct Stored<'a> {
     file: &'a Path,
-    dtype: Dtype,
+    number: Number,
     shape: &'a [usize],
     bytes: &'a [u8],
 }
@@ -102,9 +129,17 @@ impl Checkpoint {
         self.places.contains_key(tensor)
     }
 
-    /// How a tensor is stored; `None` where it is missing.
+    /// How a tensor of plain numbers is stored; `None` where it is missing or quantized.
     pub fn dtype(&self, tensor: &str) -> Result<Option<Dtype>, HfError> {
-        Ok(self.find(tensor)?.map(|stored| stored.dtype))
+        Ok(self.find(tensor)?.and_then(|stored| match stored.number {
+            Number::Float(dtype) => Some(dtype),
+            Number::Int8 | Number::E4m3 => None,
+        }))
+    }
+
+    /// Whether a tensor is stored in eight bits, with scales beside it.
+    pub fn is_quantized(&self, tensor: &str) -> bool {
+        matches!(self.find(tensor), Ok(Some(stored)) if !matches!(stored.number, Number::Float(_)))
     }
 
     /// An error unless both tensors are stored with the same bytes.
@@ -127,15 +162,50 @@ impl Checkpoint {
         for (tensor, stored) in leaf.tensors.iter().zip(stored) {
             let (part, after) = rest.split_at_mut(tensor.len());
             rest = after;
-            to_f32(stored.bytes, stored.dtype, part).map_err(|bad| HfError::NotFinite {
-                file: stored.file.to_path_buf(),
-                tensor: tensor.name.clone(),
-                index: bad.index,
-                value: bad.value,
-                dtype: stored.dtype.name(),
-            })?;
+            self.read(tensor, &stored, part)?;
         }
         Ok(values)
+    }
+
+    /// The numbers that a stored tensor stands for.
+    fn read(&self, tensor: &HfTensor, stored: &Stored, out: &mut [f32]) -> Result<(), HfError> {
+        let of_scales = |value: fn(u8) -> f32, out: &mut [f32]| -> Result<Result<(), NotFinite>, HfError> {
+            Ok(codes_to_f32(stored.bytes, value, &self.scales(tensor)?, out))
+        };
+        let read = match stored.number {
+            Number::Float(dtype) => to_f32(stored.bytes, dtype, out),
+            Number::Int8 => of_scales(|code| f32::from(code as i8), out)?,
+            Number::E4m3 => of_scales(|code| if code & 0x7f == 0x7f { f32::NAN } else { e4m3_value(code) }, out)?,
+        };
+        read.map_err(|bad| HfError::NotFinite {
+            file: stored.file.to_path_buf(),
+            tensor: tensor.name.clone(),
+            index: bad.index,
+            value: bad.value,
+            dtype: stored.number.name(),
+        })
+    }
+
+    /// The scales of a quantized tensor: one for every row, or one for all.
+    fn scales(&self, tensor: &HfTensor) -> Result<Vec<f32>, HfError> {
+        let (rows, name) = (tensor.shape.first().copied().unwrap_or(1), scale_name(&tensor.name));
+        let found = self.find(&name)?.map(|stored| stored.shape.to_vec());
+        let one = found.as_ref().is_some_and(|shape| shape.iter().product::<usize>() == 1);
+        let shape = match &found {
+            Some(shape) if one || shape.iter().product::<usize>() == rows => shape.clone(),
+            _ => vec![rows, 1],
+        };
+        let scale = HfTensor { name, shape, ..tensor.clone() };
+        let stored = self.find_shaped(&scale)?;
+        let mut scales = vec![0.0; if one { 1 } else { rows }];
+        match stored.number {
+            Number::Float(_) => self.read(&scale, &stored, &mut scales)?,
+            other => {
+                let (file, tensor) = (stored.file.to_path_buf(), scale.name);
+                return Err(HfError::StoredAs { file, tensor, found: other.name().to_string() });
+            }
+        }
+        Ok(if one { vec![scales[0]; rows] } else { scales })
     }
 
     /// The stored tensor with the shape that the model asks for.
@@ -167,10 +237,12 @@ impl Checkpoint {
         let Some(info) = shard.metadata.info(tensor) else {
             return Ok(None);
         };
-        let dtype = match info.dtype {
-            safetensors::Dtype::F32 => Dtype::F32,
-            safetensors::Dtype::BF16 => Dtype::Bf16,
-            safetensors::Dtype::F16 => Dtype::F16,
+        let number = match info.dtype {
+            safetensors::Dtype::F32 => Number::Float(Dtype::F32),
+            safetensors::Dtype::BF16 => Number::Float(Dtype::Bf16),
+            safetensors::Dtype::F16 => Number::Float(Dtype::F16),
+            safetensors::Dtype::I8 => Number::Int8,
+            safetensors::Dtype::F8_E4M3 => Number::E4m3,
             other => {
                 return Err(HfError::StoredAs {
                     file: shard.path.clone(),
@@ -185,7 +257,7 @@ impl Checkpoint {
             file: shard.path.clone(),
             reason: format!("tensor {tensor} lies at bytes {start}..{end} of {}", data.len()),
         })?;
-        Ok(Some(Stored { file: &shard.path, dtype, shape: &info.shape, bytes }))
+        Ok(Some(Stored { file: &shard.path, number, shape: &info.shape, bytes }))
     }
 }
 

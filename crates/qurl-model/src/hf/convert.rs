@@ -34,6 +34,25 @@ pub(super) fn to_f32(bytes: &[u8], dtype: Dtype, out: &mut [f32]) -> Result<(), 
     bad.map_or(Ok(()), Err)
 }
 
+/// Quantized values `[rows, columns]` with a scale for each row, as the numbers they stand for.
+pub(super) fn codes_to_f32(
+    codes: &[u8],
+    value: fn(u8) -> f32,
+    scales: &[f32],
+    out: &mut [f32],
+) -> Result<(), NotFinite> {
+    let columns = (out.len() / scales.len().max(1)).max(1);
+    let rows = out.par_chunks_mut(columns).zip(codes.par_chunks(columns)).zip(scales).enumerate();
+    let bad = rows
+        .filter_map(|(row, ((out, codes), &scale))| {
+            out.iter_mut().zip(codes).for_each(|(out, &code)| *out = value(code) * scale);
+            let index = out.iter().position(|x| !x.is_finite())?;
+            Some(NotFinite { index: row * columns + index, value: out[index] })
+        })
+        .min_by_key(|bad| bad.index);
+    bad.map_or(Ok(()), Err)
+}
+
 /// Converts `values` to little-endian bytes in `out` (cleared first), rounding to nearest even.
 pub(super) fn from_f32(values: &[f32], dtype: Dtype, out: &mut Vec<u8>) -> Result<(), NotFinite> {
     let size = dtype.bytes();

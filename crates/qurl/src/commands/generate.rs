@@ -1,86 +1,79 @@
-//! `qurl generate`: samples of one prompt.
+//! `qurl generate`: samples of one prompt, or of every prompt of a file.
 //!
 //! With one sample the text appears while it is made. `--json` gives ids and log-probs as well, printed as the shortest
-//! decimals that read back as the same f32, so that `qurl score` can be held against them.
+//! decimals that read back as the same f32, so that `qurl score` can be held against them. Prompts of a file are
+//! answered in order, one JSON line for each, some of them together; that changes no bit.
 
-use crate::device::{DeviceArg, on_device};
+use crate::device::on_device;
 use crate::input::{OrBad, bad};
-use crate::model;
-use crate::output::{self, err, out};
-use crate::packing::Packing;
+use crate::lines::{answer_stdin_together, answer_together};
+use crate::output::{self, err, out, printable};
+use crate::sampler::{Sampler, SamplerArgs, Size, Texts};
 use qurl_kernels::Backend;
-use qurl_model::chat::{ChatTemplate, Message};
-use qurl_model::compute::{Network, NetworkOptions};
-use qurl_model::hf::LoadedModel;
-use qurl_model::tokenizer::{StreamDecoder, Tokenizer, TokenizerError};
-use qurl_rollout::{Engine, EngineOptions, Group, Request, SampleKey, Sampling, WeightVersion};
-use serde::Serialize;
+use qurl_model::chat::Message;
+use qurl_model::tokenizer::Tokenizer;
+use qurl_rollout::{Group, Request};
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Memory for keys and values is what the samples need, but no more than this unless a single one needs it.
-const KV_BYTES: usize = 2 << 30;
-
 /// Options of `qurl generate`.
 #[derive(clap::Args)]
-#[command(after_help = r#"Example: qurl generate --model DIR --format int8 --n 4 --max-new 256 "What is 17 + 25?""#)]
+#[command(after_help = r#"Example: qurl generate --model DIR --format int8 --n 4 --max-new 256 "What is 17 + 25?"
+         echo '{"prompt":"What is 17 + 25?"}' | qurl generate --model DIR --prompts -"#)]
 pub struct Args {
-    /// Hugging Face directory
-    #[arg(long)]
-    model: PathBuf,
     #[command(flatten)]
-    packing: Packing,
-    #[command(flatten)]
-    device: DeviceArg,
+    sampler: SamplerArgs,
     /// Number of samples
     #[arg(long, default_value_t = 1)]
     n: usize,
-    /// Most new tokens of a sample
-    #[arg(long, default_value_t = 256)]
-    max_new: usize,
-    /// Softmax temperature; 0 takes the likeliest token
-    #[arg(long, default_value_t = 1.0)]
-    temperature: f32,
-    /// Keep the smallest set of tokens with at least this probability
-    #[arg(long, default_value_t = 1.0)]
-    top_p: f32,
-    /// Keep this many likeliest tokens; 0 keeps all
-    #[arg(long, default_value_t = 0)]
-    top_k: u32,
-    /// Keep tokens with at least this share of the likeliest one's probability
-    #[arg(long, default_value_t = 0.0)]
-    min_p: f32,
-    /// Text that ends a sample; may be given several times
-    #[arg(long, value_name = "TEXT")]
-    stop: Vec<String>,
-    /// Seed of the random numbers
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
     /// Put the prompt into the model's chat template, as a user's message
     #[arg(long)]
     chat: bool,
-    /// Print one JSON document
+    /// Print one JSON document; with --prompts every answer is a line of JSON anyway
     #[arg(long)]
     json: bool,
     /// Tokens of the prompt in place of its text; needs no tokenizer
-    #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with_all = ["prompt", "chat"])]
+    #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with_all = ["prompt", "chat", "prompts"])]
     prompt_ids: Option<Vec<u32>>,
+    /// File of prompts, - for standard input: one JSON object a line with `prompt`, `messages` or `prompt_ids`
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    prompts: Option<PathBuf>,
+    /// Prompts of the file that are answered together
+    #[arg(long, default_value_t = 64, requires = "prompts")]
+    batch: usize,
     /// Text of the prompt
-    #[arg(required_unless_present = "prompt_ids")]
+    #[arg(required_unless_present_any = ["prompt_ids", "prompts"])]
     prompt: Option<String>,
 }
 
-#[derive(Serialize)]
-struct Document<'a> {
-    samples: Vec<Sampled<'a>>,
+/// A line of the file of prompts.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    prompt: Option<String>,
+    messages: Option<Vec<Said>>,
+    prompt_ids: Option<Vec<u32>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Said {
+    role: String,
+    content: String,
 }
 
 #[derive(Serialize)]
-struct Sampled<'a> {
-    prompt_ids: &'a [u32],
-    ids: &'a [u32],
-    logprobs: &'a [f32],
+struct Document {
+    samples: Vec<Sampled>,
+}
+
+#[derive(Serialize)]
+struct Sampled {
+    prompt_ids: Vec<u32>,
+    ids: Vec<u32>,
+    logprobs: Vec<f32>,
     /// `null` where the directory has no tokenizer.
     text: Option<String>,
     finish: &'static str,
@@ -88,146 +81,120 @@ struct Sampled<'a> {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    on_device!(args.device.get(), backend => run_on(backend, args))
+    on_device!(args.sampler.device.get(), backend => match &args.prompts {
+        Some(file) => of_file(backend, &args, file),
+        None => of_one(backend, &args),
+    })
 }
 
-fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
-    let model = model::load(&args.model)?;
-    let tokenizer = load_tokenizer(&args, &model)?;
-    let prompt = encode(&args, tokenizer.as_deref())?;
-    let request = Request {
-        n: args.n,
-        sampling: Sampling { temperature: args.temperature, top_p: args.top_p, top_k: args.top_k, min_p: args.min_p },
-        key: SampleKey { seed: args.seed, ..SampleKey::default() },
-        stop_ids: stop_ids(&model, tokenizer.as_deref()),
-        stop_strings: args.stop.clone(),
-        ..Request::new(prompt, args.max_new)
-    };
-    let mut engine = engine(backend, &args, model, &request)?;
-    if let Some(tokenizer) = &tokenizer {
-        let tokenizer = tokenizer.clone();
-        // A decoder fails on ids without a token only, and the engine's are the model's own.
-        engine.set_text_decoder(Arc::new(move |ids| tokenizer.decode(ids, true).unwrap_or_default()));
-    }
-    engine.check(&request).or_bad()?;
+fn of_one<B: Backend>(backend: Arc<B>, args: &Args) -> anyhow::Result<()> {
+    let mut prompt = Vec::new();
+    let mut sampler = Sampler::load(backend, &args.sampler, args.prompt_ids.is_none(), |texts| {
+        prompt = encode(args, texts)?;
+        Ok(Size { sequences: args.n, positions: prompt.len().saturating_add(args.sampler.max_new.max(1)) })
+    })?;
+    let request = sampler.request(prompt, args.n, 0);
+    sampler.engine.check(&request).or_bad()?;
 
     let began = Instant::now();
-    let group = match (args.n, args.json, &tokenizer) {
-        (1, false, Some(tokenizer)) => stream(&mut engine, request, tokenizer)?,
-        _ => engine.generate(&[request])?.pop(),
+    let group = match (args.n, args.json, &sampler.texts.tokenizer) {
+        (1, false, Some(_)) => {
+            let group = sampler.stream(request, |piece| Ok(output::text(&printable(piece))?))?;
+            out!("")?;
+            group
+        }
+        _ => sampler.engine.generate(&[request])?.pop(),
     };
     let Some(group) = group else { anyhow::bail!("the engine returned no samples") };
     let (tokens, seconds) =
         (group.samples.iter().map(|s| s.tokens.len()).sum::<usize>(), began.elapsed().as_secs_f64());
+    let tokenizer = sampler.texts.tokenizer.as_deref();
     if args.json {
-        out!("{}", serde_json::to_string(&document(&group, tokenizer.as_deref())?)?)?;
-    } else if args.n > 1 || tokenizer.is_none() {
-        print_all(&group, tokenizer.as_deref())?;
-    }
-    if !args.json {
+        out!("{}", serde_json::to_string(&document(group, tokenizer)?)?)?;
+    } else {
+        if args.n > 1 || tokenizer.is_none() {
+            print_all(&group, tokenizer)?;
+        }
         err!("{tokens} tokens in {seconds:.2} s, {:.1} tokens/s", tokens as f64 / seconds);
     }
     Ok(())
 }
 
-/// The tokenizer, which may be missing where nothing asks for text.
-fn load_tokenizer(args: &Args, model: &LoadedModel) -> anyhow::Result<Option<Arc<Tokenizer>>> {
-    match Tokenizer::load(&args.model) {
-        Err(TokenizerError::NotFound { .. }) if args.prompt_ids.is_some() && args.stop.is_empty() => Ok(None),
-        Err(error) => Err(bad(error)),
-        Ok(tokenizer) => {
-            tokenizer.check_fits(&model.config).map_err(|e| bad(format!("{}: {e}", args.model.display())))?;
-            Ok(Some(Arc::new(tokenizer)))
-        }
+/// Answers every line of a file, or of standard input, in order.
+fn of_file<B: Backend>(backend: Arc<B>, args: &Args, file: &Path) -> anyhow::Result<()> {
+    if args.batch == 0 || args.n == 0 {
+        return Err(bad("--batch and --n must be at least 1"));
     }
-}
-
-/// Tokens of the prompt.
-fn encode(args: &Args, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Vec<u32>> {
-    let (text, tokenizer) = match (&args.prompt_ids, &args.prompt, tokenizer) {
-        (Some(ids), _, _) => return Ok(ids.clone()),
-        (None, Some(text), Some(tokenizer)) if !text.is_empty() => (text, tokenizer),
-        _ => return Err(bad("the prompt is empty: expected some text")),
+    let from_stdin = file == Path::new("-");
+    // Opened before the model is loaded: a wrong name is told at once.
+    let input = (!from_stdin).then(|| std::fs::File::open(file)).transpose();
+    let input = input.map_err(|e| bad(format!("--prompts {}: cannot be read: {e}", file.display())))?;
+    let size = Size { sequences: args.batch.saturating_mul(args.n), positions: usize::MAX };
+    let sampler = std::cell::RefCell::new(Sampler::load(backend, &args.sampler, false, |_| Ok(size))?);
+    let mut number = 0;
+    let read = |line: usize, text: &str| -> Result<Request, String> {
+        let sampler = sampler.borrow();
+        let prompt = tokens_of(text, args, &sampler.texts).map_err(|e| format!("line {line}: {e}"))?;
+        let request = sampler.request(prompt, args.n, number);
+        sampler.engine.check(&request).map_err(|e| format!("line {line}: {e}"))?;
+        number += 1;
+        Ok(request)
     };
-    if !args.chat {
-        return tokenizer.encode(text, true).or_bad();
+    let answer = |requests: Vec<Request>| {
+        let mut sampler = sampler.borrow_mut();
+        let groups = sampler.engine.generate(&requests)?;
+        groups.into_iter().map(|group| document(group, sampler.texts.tokenizer.as_deref())).collect()
+    };
+    match input {
+        Some(input) => answer_together(input, &file.display().to_string(), args.batch, read, answer),
+        None => answer_stdin_together(args.batch, read, answer),
     }
-    let template = ChatTemplate::of(tokenizer).or_bad()?;
-    let template = template.ok_or_else(|| bad(missing_template(&args.model)))?;
-    let chat = template.render(&[Message::new("user", text)], true).or_bad()?;
-    tokenizer.encode(&chat, false).or_bad()
 }
 
-fn missing_template(dir: &Path) -> String {
-    format!("--chat: {} has no chat template; leave --chat out to continue the text as it is", dir.display())
-}
-
-/// Tokens that end a sample.
-fn stop_ids(model: &LoadedModel, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
-    let mut ids = model.generation.eos_token_ids.clone();
-    ids.extend(&model.config.eos_token_ids);
-    ids.extend(tokenizer.and_then(Tokenizer::eos));
-    ids.sort_unstable();
-    ids.dedup();
-    ids
-}
-
-/// An engine for this request.
-fn engine<B: Backend>(
-    backend: Arc<B>,
-    args: &Args,
-    model: LoadedModel,
-    request: &Request,
-) -> anyhow::Result<Engine<B>> {
-    let LoadedModel { config, params, .. } = model;
-    let positions = request.prompt.len().saturating_add(args.max_new.max(1)).min(config.max_position_embeddings);
-    let options = NetworkOptions { positions, ..args.packing.options(&config) };
-    let params = params.try_map(|p| backend.upload(&p))?;
-    let network = Network::new(&*backend, &config, &params, options).or_bad()?;
-    drop(params);
-    let defaults = EngineOptions::default();
-    let layer_page = backend.kv_page_bytes(options.kv_format, defaults.page_size, config.num_kv_heads, config.head_dim);
-    let sample = layer_page * config.num_layers * (positions.div_ceil(defaults.page_size) + 1);
-    let kv_bytes = sample.saturating_mul(args.n.max(1)).min(sample.max(KV_BYTES));
-    let max_num_seqs = args.n.clamp(1, defaults.max_num_seqs);
-    let options = EngineOptions { kv_bytes, max_num_seqs, ..defaults };
-    Engine::new(backend, network, WeightVersion::default(), options).or_bad()
-}
-
-/// Writes the only sample as it is made.
-fn stream<B: Backend>(
-    engine: &mut Engine<B>,
-    request: Request,
-    tokenizer: &Tokenizer,
-) -> anyhow::Result<Option<Group>> {
-    let mut decoder = StreamDecoder::new(true);
-    engine.submit(request)?;
-    while engine.unfinished() > 0 {
-        for emitted in engine.step()? {
-            output::text(&decoder.push(tokenizer, emitted.token)?)?;
+/// Tokens of a line's prompt.
+fn tokens_of(text: &str, args: &Args, texts: &Texts) -> Result<Vec<u32>, String> {
+    let expected = r#"expected {"prompt":".."}, {"messages":[{"role":"..","content":".."}]} or {"prompt_ids":[..]}"#;
+    let line: Line = serde_json::from_str(text).map_err(|e| format!("{e}; {expected}"))?;
+    let tokens = match (line.prompt, line.messages, line.prompt_ids) {
+        (None, None, Some(ids)) => return Ok(ids),
+        (Some(text), None, None) if args.chat => texts.of_chat(&[Message::new("user", &text)], "--chat"),
+        (Some(text), None, None) => texts.of_text(&text),
+        (None, Some(said), None) => {
+            let messages: Vec<Message> = said.iter().map(|m| Message::new(&m.role, &m.content)).collect();
+            texts.of_chat(&messages, "key `messages`")
         }
-    }
-    out!("{}", decoder.finish(tokenizer)?)?;
-    Ok(engine.finished().pop())
+        _ => return Err(expected.to_string()),
+    };
+    tokens.map_err(|e| e.to_string())
 }
 
-fn document<'a>(group: &'a Group, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Document<'a>> {
-    let sampled = |sample: &'a qurl_rollout::Sample| {
+/// Tokens of the prompt of the command line.
+fn encode(args: &Args, texts: &Texts) -> anyhow::Result<Vec<u32>> {
+    match (&args.prompt_ids, args.prompt.as_deref().unwrap_or_default()) {
+        (Some(ids), _) => Ok(ids.clone()),
+        (None, text) if args.chat && !text.is_empty() => texts.of_chat(&[Message::new("user", text)], "--chat"),
+        (None, text) => texts.of_text(text),
+    }
+}
+
+fn document(group: Group, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Document> {
+    let prompt = group.prompt;
+    let sampled = |sample: qurl_rollout::Sample| {
         Ok(Sampled {
-            prompt_ids: &group.prompt,
-            ids: &sample.tokens,
-            logprobs: &sample.logprobs,
+            prompt_ids: prompt.clone(),
             text: tokenizer.map(|t| t.decode(&sample.tokens, true)).transpose()?,
+            ids: sample.tokens,
+            logprobs: sample.logprobs,
             finish: sample.finish.name(),
         })
     };
-    Ok(Document { samples: group.samples.iter().map(sampled).collect::<anyhow::Result<_>>()? })
+    Ok(Document { samples: group.samples.into_iter().map(sampled).collect::<anyhow::Result<_>>()? })
 }
 
 fn print_all(group: &Group, tokenizer: Option<&Tokenizer>) -> anyhow::Result<()> {
     for (i, sample) in group.samples.iter().enumerate() {
         let text = match tokenizer {
-            Some(tokenizer) => tokenizer.decode(&sample.tokens, true)?,
+            Some(tokenizer) => printable(&tokenizer.decode(&sample.tokens, true)?),
             None => sample.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
         };
         if group.samples.len() > 1 {
