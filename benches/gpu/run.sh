@@ -104,8 +104,8 @@ if [[ " $only " == *" train "* ]]; then
     rm -rf "$out/same"
     # Without a place to keep compiled kernels.
     XDG_CACHE_HOME=/dev/null step 60 no-cache "$QURL" generate --device cuda --model "$model" --max-new 48 "478+356="
-    # More keys and values than there is memory: said before the run starts. And a driver that is not there.
-    refused no-memory "$QURL" train --device cuda --set rollout.kv_cache_mb=400000 --run "$out/refused"
+    # Larger micro-batches than there is memory for: said before the run starts. And a driver that is not there.
+    refused no-memory "$QURL" train --device cuda --set trainer.micro_tokens=8000000 --run "$out/refused"
     QURL_CUDA=/there/is/no/libcuda.so refused no-driver "$QURL" generate --device cuda --model "$model" "1+1="
     QURL_CUDA=/there/is/no/libcuda.so step 30 no-driver-auto "$QURL" generate --model "$model" --max-new 48 "478+356="
     cp "$out/run/metrics.jsonl" "$out/recipe-metrics.jsonl"
