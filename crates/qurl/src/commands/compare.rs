@@ -131,6 +131,7 @@ fn run_on<B: Backend>(
     view.note(&format!("{runs} runs of {} steps, {}, in {}", plan.run.total_steps, backend.describe(), dir.display()));
     start.warning.iter().for_each(|warning| view.warn(&format!("warning: {warning}")));
     overlaps(&*task).iter().for_each(|note| view.warn(note));
+    base.doubts(task.len(Split::Train)).iter().for_each(|doubt| view.warn(&format!("warning: {doubt}")));
     note_dropped(dropped, &plan, &view);
     foresee_memory(&*backend, &base, &plan, &start.config, &view)?;
 
