@@ -165,11 +165,7 @@ impl Start {
 }
 
 /// Tokens of a prompt.
-pub fn encode(
-    tokenizer: &Tokenizer,
-    template: Option<&ChatTemplate>,
-    prompt: &Prompt,
-) -> Result<Vec<u32>, StartError> {
+pub fn encode(tokenizer: &Tokenizer, template: Option<&ChatTemplate>, prompt: &Prompt) -> Result<Vec<u32>, StartError> {
     match prompt {
         Prompt::Text(text) => Ok(tokenizer.encode(text, true)?),
         Prompt::Chat(messages) => {

@@ -41,6 +41,8 @@ enum Command {
     Compare(commands::compare::Args),
     /// Supervised training on JSON lines or on a task's worked solutions
     Sft(commands::sft::Args),
+    /// Every key of a recipe with its meaning; a first recipe; a look at one without running it
+    Recipe(commands::recipe::Args),
     /// Samples text
     Generate(commands::generate::Args),
     /// Avg@1, Avg@k, pass@k and maj@k on data sets or generated problems
@@ -86,6 +88,7 @@ fn main() -> ExitCode {
         Command::Train(args) => commands::train::run(args),
         Command::Compare(args) => commands::compare::run(args),
         Command::Sft(args) => commands::sft::run(args),
+        Command::Recipe(args) => commands::recipe::run(args),
         Command::Generate(args) => commands::generate::run(args),
         Command::Eval(args) => commands::eval::run(args),
         Command::Score(args) => commands::score::run(args),

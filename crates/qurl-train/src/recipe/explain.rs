@@ -222,7 +222,7 @@ fn lowered(text: &str) -> String {
 }
 
 /// The name that is most like another one, if any is like it at all.
-fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = (name.chars().count() / 3).clamp(1, 3);
     known.map(|k| (distance(name, k), k)).filter(|(far, _)| *far <= most).min().map(|(_, k)| k)
 }

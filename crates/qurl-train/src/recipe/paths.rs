@@ -58,7 +58,12 @@ fn resolve_model(path: &mut PathBuf, base: &Path) {
     };
 }
 
+/// One name for a file, by whatever way it was named: what the way passes through is resolved where it is there.
 fn absolute(base: &Path, path: &Path) -> PathBuf {
     let joined = base.join(path);
-    std::path::absolute(&joined).unwrap_or(joined)
+    let joined = std::path::absolute(&joined).unwrap_or(joined);
+    match (joined.parent().and_then(|parent| parent.canonicalize().ok()), joined.file_name()) {
+        (Some(parent), Some(name)) => parent.join(name),
+        _ => joined.canonicalize().unwrap_or(joined),
+    }
 }

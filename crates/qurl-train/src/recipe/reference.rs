@@ -1,5 +1,6 @@
 //! Every key of a recipe with its type, default, range and meaning, as a list made from the types.
 
+pub use super::explain::nearest;
 use super::{ranges, schema};
 use serde::Serialize;
 use serde_json::Value;
@@ -65,10 +66,17 @@ impl Key {
     }
 }
 
-/// All keys, a section before what is in it.
+/// All keys: a section, then the values in it, then the sections in it.
 pub fn keys() -> Vec<Key> {
-    let mut keys = Vec::new();
-    collect(&schema::json_schema(), "", None, &[], &mut keys);
+    let mut found = Vec::new();
+    collect(&schema::json_schema(), "", None, &[], &mut found);
+    let (sections, values): (Vec<Key>, Vec<Key>) = found.into_iter().partition(Key::is_section);
+    let mut keys = Vec::with_capacity(sections.len() + values.len());
+    for section in sections {
+        let own = values.iter().filter(|key| key.section() == section.key).cloned();
+        keys.push(section.clone());
+        keys.extend(own);
+    }
     keys
 }
 
@@ -95,18 +103,26 @@ fn collect(section: &Value, path: &str, defaults: Option<&Value>, only_with: &[S
             range: None,
             choices: choices.collect(),
             only_with: only_with.to_vec(),
-            meaning: "Which kind of this section it is; the other keys depend on it.".to_string(),
+            meaning: "The kind of this section; its other keys depend on it.".to_string(),
         });
+        let count = variants.len();
         for (name, variant) in variants {
             let mut own = Vec::new();
+            let defaults = defaults.filter(|defaults| defaults["type"] == name.as_str());
             collect(variant, path, defaults, &[name], &mut own);
             for key in own {
                 let same = |k: &&mut Key| k.key == key.key && k.meaning == key.meaning && k.default == key.default;
                 match keys.iter_mut().find(same) {
-                    Some(known) => known.only_with.extend(key.only_with),
+                    Some(known) => {
+                        let new = key.only_with.into_iter().filter(|name| !known.only_with.contains(name));
+                        known.only_with.extend(new.collect::<Vec<_>>());
+                    }
                     None => keys.push(key),
                 }
             }
+        }
+        for key in keys.iter_mut().filter(|key| key.section() == path && key.only_with.len() == count) {
+            key.only_with.clear();
         }
         return;
     }

@@ -8,6 +8,7 @@ use crate::start::Start;
 use qurl_kernels::Backend;
 use qurl_model::ModelConfig;
 use qurl_model::compute::NetworkOptions;
+use qurl_rollout::RolloutError;
 use qurl_tasks::task::{Dropped, Problem, Split, Task};
 
 /// Generated problems whose length is looked at.
@@ -30,8 +31,8 @@ pub fn prepare<B: Backend>(
     let (config, longest) = (&start.config, plan.longest());
     check_context(&plan, recipe, file, config)?;
     check_uaq(&plan, recipe, file, config)?;
-    if let Err(error) = plan.rollout.sampling().check(config.vocab_size) {
-        return invalid("rollout", error.to_string(), "settings that fit the model".to_string());
+    if let Err(RolloutError::OutOfRange { key, found, expected }) = plan.rollout.sampling().check(config.vocab_size) {
+        return invalid(&format!("rollout.{key}"), found, expected);
     }
     let (needed, there) = (sequence_bytes(backend, &plan, start), plan.rollout.kv_cache_mb << 20);
     if needed > there {

@@ -15,6 +15,7 @@ use crate::view::{Mode, TrainView};
 use anyhow::Context;
 use qurl_kernels::Backend;
 use qurl_model::Params;
+use qurl_tasks::task::Split;
 use qurl_train::compare::{Method, RunFigures, Spread};
 use qurl_train::recipe::Recipe;
 use qurl_train::rl::{Health, RlTrainer, Symptom, prepare};
