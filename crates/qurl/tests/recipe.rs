@@ -252,6 +252,11 @@ fn an_id_of_the_hub_is_found_in_the_cache_or_explained() {
     std::fs::write(model.join("refs/main"), "f00d").expect("written");
     std::fs::rename(dir.join("model"), model.join("snapshots/f00d")).expect("moved");
     assert_eq!(check().json()["model"]["from"], model.join("snapshots/f00d").display().to_string());
+    // So it is for commands that take a model.
+    let generate = |id| qurl_with(&dir, &["generate", "--model", id, "1+1=", "--max-new", "2"], &environment, "");
+    assert_eq!(generate("Tiny/Sums-0.1B").status, 0, "{}", generate("Tiny/Sums-0.1B").stderr);
+    generate("Tiny/Other")
+        .assert_bad(&["'Tiny/Other' for '--model <MODEL>': there is no such directory", "hf download Tiny/Other"]);
 }
 
 #[test]

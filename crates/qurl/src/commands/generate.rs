@@ -26,8 +26,8 @@ const KV_BYTES: usize = 2 << 30;
 #[derive(clap::Args)]
 #[command(after_help = r#"Example: qurl generate --model DIR --format int8 --n 4 --max-new 256 "What is 17 + 25?""#)]
 pub struct Args {
-    /// Hugging Face directory
-    #[arg(long)]
+    /// Hugging Face directory, or an id of the hub whose snapshot is in the local cache
+    #[arg(long, value_parser = crate::model::directory)]
     model: PathBuf,
     #[command(flatten)]
     packing: Packing,

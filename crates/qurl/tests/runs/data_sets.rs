@@ -67,8 +67,10 @@ fn positions_beyond_the_models_own_are_used_only_when_asked_for() {
         qurl_in(&dir, &[&base[..], more].concat(), "")
     };
     train("none", &[]).assert_bad(&["data.max_response_length", "248", "128", "model.max_position_embeddings"]);
-    train("none", &["--set", "model.max_position_embeddings=64"])
-        .assert_bad(&["`model.max_position_embeddings` is 64", "at least the 128 of model/config.json"]);
+    train("none", &["--set", "model.max_position_embeddings=64"]).assert_bad(&[
+        "`model.max_position_embeddings` is 64",
+        &format!("at least the 128 of {}", dir.join("model/config.json").display()),
+    ]);
     train("none", &["--set", "model.max_position_embeddings=200"]).assert_bad(&["248", "200"]);
     assert!(!dir.join("none").exists());
 

@@ -218,7 +218,7 @@ fn every_choice_parses() {
             let names = choice["enum"].as_array().cloned().unwrap_or_else(|| vec![choice["const"].clone()]);
             for name in names {
                 let entry = format!("{key}={name}");
-                Recipe::parse(&text, "r.toml", &[entry.clone()]).unwrap_or_else(|e| panic!("{entry}: {e}"));
+                Recipe::parse(&text, "r.toml", std::slice::from_ref(&entry)).unwrap_or_else(|e| panic!("{entry}: {e}"));
                 tried += 1;
             }
         }
