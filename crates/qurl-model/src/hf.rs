@@ -8,6 +8,7 @@
 mod checkpoint;
 mod convert;
 mod error;
+pub mod hub;
 mod raw;
 mod save;
 mod staged;

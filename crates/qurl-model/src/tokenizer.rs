@@ -95,7 +95,10 @@ pub enum TokenizerError {
         reason: String,
     },
     /// The tokenizer has ids that the model cannot embed.
-    #[error("the tokenizer needs a vocabulary of {tokenizer}, but the model's vocab_size is {model}")]
+    #[error(
+        "wrong tokenizer: it needs a vocabulary of {tokenizer}, but the model's vocab_size is {model}; its files are those \
+         of another model"
+    )]
     TooLarge {
         /// Largest id plus one.
         tokenizer: usize,

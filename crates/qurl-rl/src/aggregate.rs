@@ -6,22 +6,23 @@
 //! their losses and gradients simply add up to those of the mini-batch.
 
 use crate::error::{RlError, same_length, sequence_count};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How the losses of tokens become one number (`loss_agg_mode`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossAggMode {
-    /// Mean over all tokens (DAPO; the default).
+    /// Mean over all tokens, so that long responses count more (DAPO).
     #[default]
     TokenMean,
     /// Sum over all tokens.
     TokenSum,
-    /// Sum in every sequence, mean over sequences.
+    /// Sum within a response, mean over responses.
     SeqMeanTokenSum,
-    /// Mean in every sequence, mean over sequences (GRPO as published; Eq. 1).
+    /// Mean within a response, mean over responses (GRPO as published; Eq. 1 of the paper).
     SeqMeanTokenMean,
-    /// Sum in every sequence divided by a constant length, mean over sequences (Dr. GRPO).
+    /// Sum within a response divided by a constant length, mean over responses (Dr. GRPO).
     SeqMeanTokenSumNorm,
 }
 

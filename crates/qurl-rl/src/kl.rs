@@ -6,34 +6,40 @@
 
 use crate::error::{RlError, same_length, sequence_count};
 use crate::{inside_limit, ratio};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// k3 is limited to this, as its exponential would otherwise rule the batch.
 const K3_LIMIT: f64 = 10.0;
 
 /// Which estimator (`kl_loss_type`, `kl_penalty`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KlEstimator {
-    /// d.
+    /// d, the difference of the log-probs: unbiased, noisy, with a gradient of mean zero in a loss.
     #[serde(rename = "k1", alias = "kl")]
+    #[schemars(extend("x-aliases" = ["kl"]))]
     K1,
     /// |d|.
     #[serde(rename = "abs")]
     Abs,
-    /// d²/2.
+    /// d²/2: a bias, but the right gradient.
     #[serde(rename = "k2", alias = "mse")]
+    #[schemars(extend("x-aliases" = ["mse"]))]
     K2,
-    /// e^−d − 1 + d.
+    /// e^−d − 1 + d: unbiased and never negative.
     #[serde(rename = "k3", alias = "low_var_kl", alias = "low-var-kl")]
+    #[schemars(extend("x-aliases" = ["low_var_kl", "low-var-kl"]))]
     K3,
     /// Value of k1, gradient of k2.
     #[serde(rename = "k1+", alias = "kl+")]
+    #[schemars(extend("x-aliases" = ["kl+"]))]
     K1Plus,
     /// Value of |d|, gradient of k2.
     #[serde(rename = "abs+")]
     AbsPlus,
     /// Value of k3, gradient of k2.
     #[serde(rename = "k3+", alias = "low_var_kl+", alias = "low-var-kl+")]
+    #[schemars(extend("x-aliases" = ["low_var_kl+", "low-var-kl+"]))]
     K3Plus,
 }
 

@@ -1,13 +1,14 @@
 //! The coefficient of a KL penalty: constant, or steered towards a target divergence.
 
 use crate::error::{RlError, setting};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// One update may change an adaptive coefficient by at most this share per horizon.
 const MAX_ERROR: f64 = 0.2;
 
 /// How the coefficient is chosen (`kl_ctrl`).
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum KlControl {
     /// The same through the whole run.
@@ -21,10 +22,10 @@ pub enum KlControl {
         /// The coefficient at the start.
         #[serde(default = "default_coefficient")]
         kl_coef: f64,
-        /// Divergence to aim at.
+        /// The KL to aim at.
         #[serde(default = "default_target")]
         target_kl: f64,
-        /// Number of samples over which an error may be corrected once.
+        /// Samples over which the coefficient may follow an error once: more is slower and steadier.
         #[serde(default = "default_horizon")]
         horizon: f64,
     },

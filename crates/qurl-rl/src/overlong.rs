@@ -2,15 +2,16 @@
 //! is not a cliff whose reward depends on where the text was cut.
 
 use crate::error::{RlError, setting};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The stretch before the length limit in which the penalty grows (`overlong_buffer`).
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OverlongBuffer {
-    /// Tokens of the stretch.
+    /// Tokens before `data.max_response_length` over which the penalty grows.
     pub len: usize,
-    /// Penalty at the limit.
+    /// What the reward has lost at the limit.
     #[serde(default = "default_penalty")]
     pub penalty_factor: f64,
 }

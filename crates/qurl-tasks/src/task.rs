@@ -4,6 +4,7 @@
 //! of workers. The split of a problem is decided by a hash of its text, so that training and held-out problems can never
 //! meet.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -76,12 +77,12 @@ pub struct Dropped {
 }
 
 /// What right and wrong responses are rewarded with.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardValues {
-    /// For a right response.
+    /// Reward of a right response.
     pub right: f64,
-    /// For a wrong one.
+    /// Reward of a wrong response; less than `right`.
     pub wrong: f64,
 }
 

@@ -107,6 +107,11 @@ impl MemoryPlan {
         }
     }
 
+    /// All parts with their bytes.
+    pub fn parts(&self) -> &[(String, usize)] {
+        &self.parts
+    }
+
     /// All parts together.
     pub fn total(&self) -> usize {
         self.parts.iter().map(|(_, bytes)| bytes).sum()

@@ -6,21 +6,22 @@
 use qurl_kernels::backend::AdamW;
 use qurl_kernels::{Backend, BackendError};
 use qurl_model::Params;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Constants of the optimizer, with the names and defaults of its peers.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdamWOptions {
-    /// Decay of the first moment.
+    /// Decay of the mean of past gradients.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// Decay of the mean of their squares.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the root of that mean, against a division by zero.
     pub eps: f64,
-    /// Decoupled weight decay.
+    /// Share of a weight that an update takes off, times the learning rate. It applies to every parameter.
     pub weight_decay: f64,
-    /// Gradients are scaled down to this global norm.
+    /// Gradients with a larger norm over all parameters are scaled down to it.
     pub clip_grad: f64,
 }
 

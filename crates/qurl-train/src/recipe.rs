@@ -4,21 +4,32 @@
 //! complete (defaults filled in) and can be written back. Any key can be overridden on the command line by its path,
 //! `trainer.seed=7`, before the recipe is parsed.
 
-mod blame;
 mod compare;
+mod doubts;
+mod explain;
 mod model;
+mod paths;
+mod ranges;
+pub mod reference;
 mod rl;
+mod schema;
 mod sft;
+mod source;
 mod task;
 
 pub use compare::{Change, Changes};
 pub use model::{ModelSource, NewModel};
+pub use paths::RELATIVE_TO;
+pub use ranges::{End, Range};
 pub use rl::{Alarm, AlarmAction, Algorithm, Data, FilterGroups, KlInReward, RlPlan, Rollout, Run, Stage, Updates};
+pub use schema::json_schema;
 pub use sft::Sft;
 pub use task::{DatasetSource, TaskSource, TaskSourceError};
 
 use qurl_kernels::{Device, Format};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use source::Source;
 use std::path::Path;
 
 /// Why a recipe cannot be used.
@@ -32,12 +43,10 @@ pub enum RecipeError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// Not TOML, an unknown key, or a value of the wrong type.
-    #[error("{file}: {reason}")]
+    /// Not TOML, an unknown or missing key, or a value of the wrong type.
+    #[error("{reason}")]
     Parse {
-        /// The file.
-        file: String,
-        /// What the parser said: line, key and what was expected.
+        /// Everything that is wrong, a line each: the place, the key and what was expected.
         reason: String,
     },
     /// An override that is not `key=value`.
@@ -49,16 +58,28 @@ pub enum RecipeError {
         reason: String,
     },
     /// A value that is out of range or contradicts another.
-    #[error("{file}: key `{key}` is {found}, expected {expected}")]
+    #[error("{place}: key `{key}` is {found}, expected {expected}")]
     Invalid {
-        /// The file.
-        file: String,
+        /// File and line, or the override.
+        place: String,
         /// Path of the key.
         key: String,
         /// The value.
         found: String,
         /// What would be right.
         expected: String,
+    },
+    /// No problem is left.
+    #[error("{place}: key `{key}` leaves no problem to {what}: {why}")]
+    NothingLeft {
+        /// File and line, or the override.
+        place: String,
+        /// Path of the key.
+        key: String,
+        /// What the problems would be for.
+        what: &'static str,
+        /// What took them away.
+        why: String,
     },
     /// A section that the command needs is not there.
     #[error("{file}: section `[{section}]` is missing; {why}")]
@@ -73,26 +94,29 @@ pub enum RecipeError {
 }
 
 /// How and where a run computes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Trainer {
-    /// Everything random follows from it.
+    /// Everything random follows from it: the same recipe with the same seed gives the same bits.
     pub seed: u64,
-    /// `f32` or `bf16` (with f32 master weights, moments and sums).
+    /// Number format of the training; weights, moments and sums are kept in f32 either way.
     #[serde(with = "format_name")]
+    #[schemars(schema_with = "schema::trained_formats")]
     pub compute: Format,
-    /// Most tokens of a micro-batch, or one longest sequence where that has more.
+    /// Most tokens that are trained on at once, or one longest sequence where that has more. It bounds memory; results do
+    /// not depend on it beyond rounding.
     pub micro_tokens: usize,
-    /// Keep only the inputs of the blocks and compute them again in the backward pass: less memory, a third more work.
+    /// Keep only the inputs of the blocks and compute the rest again in the backward pass: less memory, a third more work.
     pub recompute: bool,
-    /// Reinforcement learning: a checkpoint every so many steps; 0 for none but the one that Ctrl-C makes.
+    /// Write a checkpoint every so many steps of reinforcement learning; 0 for none but the one that Ctrl-C makes.
     pub save_freq: u64,
-    /// Newest checkpoints that are kept, at least 1.
+    /// How many of the newest checkpoints are kept; a run goes on from the newest.
     pub keep_last: usize,
-    /// Checkpoints with the highest test accuracy that are kept beside them.
+    /// How many of the checkpoints with the highest test accuracy are kept beside them.
     pub keep_best: usize,
-    /// Where to compute: `auto` (a GPU if there is one), `cpu` or `cuda`.
+    /// Where to compute; `auto` is a GPU if there is one, else the CPU.
     #[serde(with = "device_name")]
+    #[schemars(schema_with = "schema::devices")]
     pub device: Device,
 }
 
@@ -112,7 +136,7 @@ impl Default for Trainer {
 }
 
 /// A recipe as written.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
     /// Where the model comes from.
@@ -143,45 +167,49 @@ pub struct Recipe {
     /// How long, and what is measured on the way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<Run>,
+    /// Where the values stand; for messages.
+    #[serde(skip)]
+    source: Source,
 }
 
 impl Recipe {
-    /// Reads and checks a file, with overrides `key.path=value`.
+    /// Reads and checks a file, with overrides `key.path=value`. Paths in the file are relative to its directory, those
+    /// in overrides to the working directory.
     pub fn read(path: &Path, overrides: &[String]) -> Result<Recipe, RecipeError> {
         let file = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(|source| RecipeError::Io { file: file.clone(), source })?;
-        Recipe::parse(&text, &file, overrides)
+        Recipe::parse_in(&text, &file, path.parent().unwrap_or(Path::new("")), overrides)
     }
 
-    /// Parses and checks a text; `file` names it in errors.
+    /// Parses and checks a text; `file` names it in errors. Paths in it are relative to the working directory.
     pub fn parse(text: &str, file: &str, overrides: &[String]) -> Result<Recipe, RecipeError> {
-        let parse = |e: toml::de::Error| RecipeError::Parse {
-            file: file.to_string(),
-            reason: e.to_string().trim_end().to_string(),
-        };
-        let recipe_of = |text: &str| {
-            toml::from_str::<Recipe>(text).map_err(|e| {
-                let error_of =
-                    |table: &toml::Table| Some(table.clone().try_into::<Recipe>().err()?.message().to_string());
-                let key = toml::from_str(text).ok().and_then(|table| blame::key_to_blame(&table, error_of));
-                let place = key.map_or(String::new(), |key| format!("key `{key}`: "));
-                RecipeError::Parse { file: file.to_string(), reason: format!("{place}{}", e.to_string().trim_end()) }
-            })
-        };
-        let recipe: Recipe = if overrides.is_empty() {
-            recipe_of(text)?
-        } else {
-            let mut table: toml::Table = toml::from_str(text).map_err(parse)?;
-            for entry in overrides {
-                set(&mut table, entry)?;
-            }
-            // Parsed again from text, so that errors show the line.
-            let text = toml::to_string(&table)
-                .map_err(|e| RecipeError::Parse { file: file.to_string(), reason: e.to_string() })?;
-            recipe_of(&text)?
-        };
+        Recipe::parse_in(text, file, Path::new(""), overrides)
+    }
+
+    fn parse_in(text: &str, file: &str, directory: &Path, overrides: &[String]) -> Result<Recipe, RecipeError> {
+        let mut table: toml::Table = toml::from_str(text).map_err(|error| not_toml(text, file, &error))?;
+        let mut source = Source::new(file, text, directory);
+        for entry in overrides {
+            source.set(&set(&mut table, entry)?, entry);
+        }
+        let mut recipe: Recipe = table.clone().try_into().map_err(|error: toml::de::Error| {
+            let reason = explain::explain(&table, &source).unwrap_or_else(|| format!("{file}: {}", error.message()));
+            RecipeError::Parse { reason }
+        })?;
+        recipe.resolve_paths(&source);
+        recipe.source = source;
         recipe.check(file)?;
         Ok(recipe)
+    }
+
+    /// The name of what it was read from.
+    pub fn file(&self) -> &str {
+        self.source.file()
+    }
+
+    /// Where a key was set: the line of the file, or the override.
+    pub fn place(&self, file: &str, key: &str) -> String {
+        self.source.place(file, key)
     }
 
     /// The recipe with all defaults filled in, as TOML.
@@ -190,13 +218,10 @@ impl Recipe {
     }
 
     fn check(&self, file: &str) -> Result<(), RecipeError> {
-        let check = Check { file };
-        let micro = self.trainer.micro_tokens;
-        check.that("trainer.micro_tokens", micro, (16..=1 << 24).contains(&micro), "16 to 16777216")?;
+        let check = Check { file, source: &self.source };
+        self.check_ranges(check)?;
         let trainable = !self.trainer.compute.is_quantized();
         check.that("trainer.compute", self.trainer.compute, trainable, "f32 or bf16")?;
-        let keep_last = self.trainer.keep_last;
-        check.that("trainer.keep_last", keep_last, keep_last > 0, "at least 1: a run goes on from the newest")?;
         self.model.check(check)?;
         self.task.check(check)?;
         if let Some(sft) = &self.sft {
@@ -209,12 +234,19 @@ impl Recipe {
         Ok(())
     }
 
+    fn check_ranges(&self, check: Check) -> Result<(), RecipeError> {
+        let reason = |error: toml::ser::Error| RecipeError::Parse { reason: format!("{}: {error}", check.file) };
+        ranges::check(&toml::Table::try_from(self).map_err(reason)?, check)
+    }
+
     /// The checked plan of reinforcement learning; an error where a section is missing.
     pub fn rl(&self, file: &str) -> Result<RlPlan, RecipeError> {
         let missing = |section| {
             let why = "reinforcement learning needs [data], [algorithm], [actor] and [run]";
             RecipeError::Section { file: file.to_string(), section, why }
         };
+        let check = Check { file, source: &self.source };
+        self.check_ranges(check)?;
         let plan = RlPlan {
             data: self.data.clone().ok_or_else(|| missing("data"))?,
             rollout: self.rollout.clone().unwrap_or_default(),
@@ -224,23 +256,30 @@ impl Recipe {
             run: self.run.clone().ok_or_else(|| missing("run"))?,
             preset_sampling: self.task.preset().map(|p| (p.temperature as f32, p.top_p as f32)),
         };
-        plan.check(Check { file })?;
+        plan.check(check)?;
         Ok(plan)
     }
+}
+
+/// What is wrong with a text that is no TOML, and where.
+fn not_toml(text: &str, file: &str, error: &toml::de::Error) -> RecipeError {
+    let at = error.span().map_or(0, |span| span.start.min(text.len()));
+    let before = text.get(..at).unwrap_or_default();
+    let (line, column) =
+        (before.matches('\n').count() + 1, before.rsplit('\n').next().unwrap_or("").chars().count() + 1);
+    let reason = error.message().trim_end().replace('\n', "; ");
+    RecipeError::Parse { reason: format!("{file}, line {line}, column {column}: not TOML: {reason}") }
 }
 
 /// Writes `Invalid` errors.
 #[derive(Clone, Copy)]
 pub(crate) struct Check<'a> {
     file: &'a str,
+    source: &'a Source,
 }
 
 impl Check<'_> {
-    /// A number of things: at least one, and not so many that it must be a mistake.
-    pub(crate) fn size(self, key: &str, found: usize, most: usize) -> Result<(), RecipeError> {
-        self.that(key, found, (1..=most).contains(&found), &format!("1 to {most}"))
-    }
-
+    /// Refuses a value unless it is `ok`.
     pub(crate) fn that(
         self,
         key: &str,
@@ -251,13 +290,18 @@ impl Check<'_> {
         if ok {
             return Ok(());
         }
-        let (file, key) = (self.file.to_string(), key.to_string());
-        Err(RecipeError::Invalid { file, key, found: found.to_string(), expected: expected.to_string() })
+        let (place, key) = (self.source.place(self.file, key), key.to_string());
+        Err(RecipeError::Invalid { place, key, found: found.to_string(), expected: expected.to_string() })
+    }
+
+    /// Refuses a name that is none of the known ones.
+    pub(crate) fn name(self, key: &str, given: &str, known: &[&str]) -> Result<(), RecipeError> {
+        self.that(key, format!("{given:?}"), known.contains(&given), &explain::one_of(known, given))
     }
 }
 
-/// Applies one override. The value is TOML; what is not is taken as a string.
-fn set(table: &mut toml::Table, entry: &str) -> Result<(), RecipeError> {
+/// Applies one override and gives its key. The value is TOML; what is not is taken as a string.
+fn set(table: &mut toml::Table, entry: &str) -> Result<String, RecipeError> {
     let wrong = |reason: String| RecipeError::Override { found: entry.to_string(), reason };
     let Some((path, text)) = entry.split_once('=') else {
         return Err(wrong("expected key=value, such as trainer.seed=7".to_string()));
@@ -280,7 +324,11 @@ fn set(table: &mut toml::Table, entry: &str) -> Result<(), RecipeError> {
         }
     }
     table.insert(last.to_string(), value);
-    Ok(())
+    let key = path.trim().to_string();
+    if key == "model.path" {
+        table.remove("new"); // a model in place of a new one
+    }
+    Ok(key)
 }
 
 /// A format by its name.

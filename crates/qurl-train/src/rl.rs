@@ -146,7 +146,7 @@ impl<B: Backend> RlTrainer<B> {
         // Once, before training (Eq. 11); the configuration is marked, and checkpoints with it.
         uaq::rescale(&mut start.weights, &mut start.config, plan.rollout.uaq as f32)?;
         let measured = (plan.run.update_metrics_freq > 0).then(|| start.weights.clone());
-        prepare::check_context(&plan, file, &start.config)?;
+        prepare::check_context(&plan, recipe, file, &start.config)?;
         let (config, positions) = (&start.config, plan.longest());
         let tape = plan.tape(&recipe.trainer);
         let compute = recipe.trainer.compute;

@@ -1,12 +1,13 @@
 //! The learning rate over the steps of a run.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What follows the warm-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Decay {
-    /// The peak is kept.
+    /// The peak is kept to the end.
     #[default]
     Constant,
     /// Half a cosine from the peak down to `min_lr_ratio` of it.

@@ -2,7 +2,7 @@
 
 use crate::recipe::Recipe;
 use qurl_model::chat::{self, ChatError, ChatTemplate};
-use qurl_model::hf::LoadedModel;
+use qurl_model::hf::{LoadedModel, hub};
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer, TokenizerError};
 use qurl_model::{ConfigError, GenerationConfig, HfError, ModelConfig, Params, hf, params};
 use qurl_quant::checksum;
@@ -34,6 +34,24 @@ pub enum StartError {
     /// Its tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The tokenizer of another model.
+    #[error("{dir}: {source}")]
+    WrongTokenizer {
+        /// The directory of the model.
+        dir: String,
+        /// What does not fit.
+        source: TokenizerError,
+    },
+    /// The model is not where the recipe says.
+    #[error("{place}: key `model.path` is {found}: {why}")]
+    NoModel {
+        /// File and line, or the override.
+        place: String,
+        /// The path, or the id of the hub.
+        found: String,
+        /// What is wrong, and what would help.
+        why: String,
+    },
     /// Its chat template.
     #[error(transparent)]
     Chat(#[from] ChatError),
@@ -71,9 +89,10 @@ impl Start {
     pub fn load(dir: &Path) -> Result<Start, StartError> {
         let model = hf::load(dir)?;
         let tokenizer = Tokenizer::load(dir)?;
-        tokenizer.check_fits(&model.config)?;
+        let wrong = |source| StartError::WrongTokenizer { dir: dir.display().to_string(), source };
+        tokenizer.check_fits(&model.config).map_err(wrong)?;
         let template = ChatTemplate::of(&tokenizer)?;
-        let warning = model.warning(dir);
+        let warning = joined(model.warning(dir), foreign_tokenizer(dir, &tokenizer, &model.config));
         let LoadedModel { config, params: weights, generation, .. } = model;
         Ok(Start { config, weights, tokenizer, template, generation, warning })
     }
@@ -81,6 +100,15 @@ impl Start {
     /// Loads the recipe's model, or makes a new one for the task's alphabet.
     pub fn from_recipe(recipe: &Recipe, task: &dyn Task) -> Result<Start, StartError> {
         if let Some(dir) = &recipe.model.path {
+            if !dir.is_dir() {
+                let why = match hub::id(dir) {
+                    Some(id) => hub::how_to_get(id),
+                    None if dir.exists() => "a file, expected the directory that holds config.json".to_string(),
+                    None => "there is no such directory".to_string(),
+                };
+                let (place, found) = (recipe.place(recipe.file(), "model.path"), dir.display().to_string());
+                return Err(StartError::NoModel { place, found, why });
+            }
             return Start::load(dir)?.extended(dir, recipe.model.max_position_embeddings);
         }
         let alphabet = task.alphabet().ok_or_else(|| StartError::NoAlphabet { task: task.name().to_string() })?;
@@ -111,7 +139,7 @@ impl Start {
             "{file} has max_position_embeddings = {own}; the recipe asks for {found}: positions from {own} on are \
              rotated as before, without scaling, and the model was not made for them"
         );
-        self.warning = Some(self.warning.map_or(note.clone(), |warning| format!("{warning}\n{note}")));
+        self.warning = joined(self.warning, Some(note));
         Ok(self)
     }
 
@@ -132,14 +160,34 @@ impl Start {
 
     /// Tokens of a prompt.
     pub fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>, StartError> {
-        match prompt {
-            Prompt::Text(text) => Ok(self.tokenizer.encode(text, true)?),
-            Prompt::Chat(messages) => {
-                let template = self.template.as_ref().ok_or(StartError::NoTemplate)?;
-                let messages: Vec<chat::Message> =
-                    messages.iter().map(|m| chat::Message::new(&m.role, &m.content)).collect();
-                Ok(self.tokenizer.encode(&template.render(&messages, true)?, false)?)
-            }
+        encode(&self.tokenizer, self.template.as_ref(), prompt)
+    }
+}
+
+/// Tokens of a prompt.
+pub fn encode(tokenizer: &Tokenizer, template: Option<&ChatTemplate>, prompt: &Prompt) -> Result<Vec<u32>, StartError> {
+    match prompt {
+        Prompt::Text(text) => Ok(tokenizer.encode(text, true)?),
+        Prompt::Chat(messages) => {
+            let template = template.ok_or(StartError::NoTemplate)?;
+            let messages: Vec<chat::Message> =
+                messages.iter().map(|m| chat::Message::new(&m.role, &m.content)).collect();
+            Ok(tokenizer.encode(&template.render(&messages, true)?, false)?)
         }
     }
+}
+
+/// That a tokenizer leaves most of the model's vocabulary unused, as the tokenizer of another model does.
+fn foreign_tokenizer(dir: &Path, tokenizer: &Tokenizer, config: &ModelConfig) -> Option<String> {
+    let (used, there) = (tokenizer.vocab_size(), config.vocab_size);
+    (2 * used < there).then(|| {
+        let dir = dir.display();
+        format!("{dir}: the tokenizer has {used} of the model's {there} tokens; it may be that of another model")
+    })
+}
+
+/// Two warnings, a line each.
+fn joined(first: Option<String>, second: Option<String>) -> Option<String> {
+    let all: Vec<String> = first.into_iter().chain(second).collect();
+    (!all.is_empty()).then(|| all.join("\n"))
 }

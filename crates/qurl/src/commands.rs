@@ -11,6 +11,7 @@ pub mod grade;
 pub mod inspect;
 pub mod objective;
 pub mod quantize;
+pub mod recipe;
 pub mod report;
 pub mod reward_guard;
 pub mod score;

@@ -61,6 +61,15 @@ pub fn open(device: Device) -> anyhow::Result<Opened> {
     }
 }
 
+/// The device that [`open`] would open, without making it ready: for looking at its memory.
+pub fn look(device: Device) -> anyhow::Result<Opened> {
+    match device {
+        Device::Cpu => open(Device::Cpu),
+        Device::Cuda => Ok(Opened::Cuda(Cuda::open().or_bad()?)),
+        Device::Auto => Cuda::open().map(Opened::Cuda).or_else(|_| open(Device::Cpu)),
+    }
+}
+
 /// The GPU, with all kernels compiled: no step of a run waits for the compiler.
 fn open_cuda() -> Result<Cuda, BackendError> {
     let cuda = Cuda::open()?;

@@ -42,6 +42,8 @@ enum Command {
     Compare(commands::compare::Args),
     /// Supervised training on JSON lines or on a task's worked solutions
     Sft(commands::sft::Args),
+    /// Every key of a recipe with its meaning; a first recipe; a look at one without running it
+    Recipe(commands::recipe::Args),
     /// Samples text
     Generate(commands::generate::Args),
     /// Talks on a terminal
@@ -89,6 +91,7 @@ fn main() -> ExitCode {
         Command::Train(args) => commands::train::run(args),
         Command::Compare(args) => commands::compare::run(args),
         Command::Sft(args) => commands::sft::run(args),
+        Command::Recipe(args) => commands::recipe::run(args),
         Command::Generate(args) => commands::generate::run(args),
         Command::Chat(args) => commands::chat::run(args),
         Command::Eval(args) => commands::eval::run(args),

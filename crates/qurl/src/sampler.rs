@@ -19,8 +19,8 @@ const KV_BYTES: usize = 2 << 30;
 /// Which model, and how it is sampled from.
 #[derive(clap::Args)]
 pub struct SamplerArgs {
-    /// Hugging Face directory
-    #[arg(long)]
+    /// Hugging Face directory, or an id of the hub whose snapshot is in the local cache
+    #[arg(long, value_parser = crate::model::directory)]
     pub model: PathBuf,
     #[command(flatten)]
     packing: Packing,

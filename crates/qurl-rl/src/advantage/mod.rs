@@ -9,43 +9,47 @@ pub mod group;
 pub mod token;
 
 use crate::error::{RlError, same_length, setting};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 pub use token::Estimate;
 
 /// Which estimator a recipe asks for (`adv_estimator`).
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Estimator {
-    /// GAE with a critic, whitened over the batch (PPO).
+    /// Generalised advantage estimation with a critic, normalised over the batch: PPO. Needs a section [critic].
     Gae {
-        /// Discount per token.
+        /// Discount of the reward for every token that follows.
         #[serde(default = "one")]
         gamma: f64,
-        /// Decay of the look-ahead: 0 trusts the critic, 1 the rewards.
+        /// Decay of the look-ahead: 0 trusts the critic alone, 1 the rewards alone.
         #[serde(default = "one")]
         lam: f64,
     },
-    /// Score against the mean of the group, divided by its spread.
+    /// The reward against the mean over the responses to the same prompt, divided by their standard deviation.
     Grpo {
-        /// `false` leaves the division out, as Dr. GRPO does.
+        /// Divide by the standard deviation of the group; `false` leaves the division out, as Dr. GRPO does.
         #[serde(default = "yes")]
         norm_adv_by_std_in_grpo: bool,
     },
-    /// Score against the mean of the group. (The other half of Dr. GRPO is the aggregation
-    /// `seq-mean-token-sum-norm`.)
+    /// The reward against the mean of the group, not divided. The other half of Dr. GRPO is `algorithm.loss_agg_mode` =
+    /// `seq-mean-token-sum-norm`.
     #[serde(alias = "dr_grpo")]
+    #[schemars(extend("x-aliases" = ["dr_grpo"]))]
     DrGrpo {},
-    /// Score against the mean of the other members of the group.
+    /// The reward against the mean of the other responses to the same prompt.
     Rloo {},
-    /// Discounted reward to go, whitened over the batch.
+    /// The discounted reward still to come, normalised over the batch.
     #[serde(alias = "reinforce_plus_plus")]
+    #[schemars(extend("x-aliases" = ["reinforce_plus_plus"]))]
     ReinforcePlusPlus {
-        /// Discount per token.
+        /// Discount of the reward for every token that follows.
         #[serde(default = "one")]
         gamma: f64,
     },
-    /// Score against the mean of the group, whitened over the tokens of the batch.
+    /// The reward against the mean of the group, normalised over the tokens of the batch.
     #[serde(alias = "reinforce_plus_plus_baseline")]
+    #[schemars(extend("x-aliases" = ["reinforce_plus_plus_baseline"]))]
     ReinforcePlusPlusBaseline {},
 }
 

@@ -6,44 +6,44 @@
 
 use crate::error::{RlError, same_length, sequence_count, setting};
 use crate::ratio;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How tokens are weighted for having come from another policy.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Correction {
-    /// Weight 1.
+    /// No weight: the tokens are taken as if the policy being trained had sampled them.
     None {},
-    /// Weight ρ.
+    /// Weight ρ of the token.
     TokenIs {},
     /// Weight min(ρ, C): truncated importance sampling.
     TokenTis {
-        /// Largest weight.
+        /// The largest weight C.
         #[serde(default = "default_truncation")]
         c: f64,
     },
-    /// Weight min(Π ρ, C), the product running over the sequence.
+    /// Weight min(Π ρ, C), the product running over the whole response.
     SequenceTis {
-        /// Largest weight.
+        /// The largest weight C.
         #[serde(default = "default_truncation")]
         c: f64,
     },
-    /// Weight ρ inside [low, high] and 0 outside; the token stays in the denominator (IcePop).
+    /// Weight ρ inside `low` to `high` and 0 outside; a token outside still counts in the mean (IcePop).
     Icepop {
-        /// Smallest ρ kept.
+        /// The smallest ρ that is kept.
         #[serde(default = "default_icepop_low")]
         low: f64,
-        /// Largest ρ kept.
+        /// The largest ρ that is kept.
         #[serde(default = "default_icepop_high")]
         high: f64,
     },
-    /// Weight 1 where the geometric mean of the sequence's ρ is inside [low, high]; other sequences are
-    /// rejected. The bounds are on π_prox/π_behav.
+    /// Weight 1 where the geometric mean of a response's ρ is inside `low` to `high`; other responses are rejected.
     GeoMask {
-        /// Smallest geometric mean kept.
+        /// The smallest geometric mean of ρ that is kept.
         #[serde(default = "default_geo_low")]
         low: f64,
-        /// Largest geometric mean kept.
+        /// The largest geometric mean of ρ that is kept.
         #[serde(default = "default_geo_high")]
         high: f64,
     },

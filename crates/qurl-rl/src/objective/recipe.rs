@@ -7,31 +7,33 @@
 use super::correction::{self, Correction};
 use super::{Ratio, Resolved};
 use crate::error::{RlError, setting};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The objective of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Objective {
-    /// Eq. 1: PPO as if the tokens had come from the proximal policy.
+    /// PPO as if the full-precision policy had sampled the tokens (Eq. 1 of the paper).
     Naive(Clip),
-    /// Eq. 3: PPO on the ratio to the behaviour policy.
+    /// PPO on the ratio to the quantized policy that sampled the tokens (Eq. 3).
     QuantizedIs(Clip),
-    /// Eq. 4: PPO on the ratio to the proximal policy, weighted by ρ.
+    /// PPO on the ratio to the full-precision policy before the step, weighted by ρ, the probability of the token under it
+    /// over that under the quantized one (Eq. 4).
     Decoupled(Clip),
-    /// Eq. 5: the same, with the weight truncated at C (FlashRL).
+    /// The same with the weight truncated at `c`: truncated importance sampling, as FlashRL does it (Eq. 5).
     Tis(Truncated),
-    /// Eq. 9: the same, with the upper clip bound widened where the weight was truncated (QuRL).
+    /// The same with the upper clip bound widened where the weight was truncated: adaptive clipping, QuRL's own (Eq. 9).
     Acr(Truncated),
-    /// PPO weighted by the truncated importance weight of the whole sequence.
+    /// PPO weighted by the truncated importance weight of the whole response.
     SequenceTis(Truncated),
     /// PPO weighted by ρ, without the tokens whose ρ is outside a band.
     Icepop(Icepop),
-    /// PPO without the sequences whose geometric mean ρ is outside a band.
+    /// PPO without the responses whose geometric mean of ρ is outside a band.
     GeoMask(GeoMask),
-    /// PPO on the geometric mean ratio of the sequence.
+    /// PPO on the geometric mean of the ratios of a response; the loss is aggregated by `seq-mean-token-mean`.
     Gspo(Gspo),
-    /// Log-likelihood weighted by advantage and clipped ratio.
+    /// The log-likelihood weighted by advantage and clipped ratio.
     Cispo(Cispo),
 }
 
@@ -42,14 +44,14 @@ impl Default for Objective {
 }
 
 /// Clip range of the ratio.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Clip {
-    /// ε_low: the lower bound is 1 − ε_low.
+    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound is 1 minus this.
     pub clip_ratio_low: f64,
-    /// ε_high: the upper bound is 1 + ε_high.
+    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare tokens alive (DAPO).
     pub clip_ratio_high: f64,
-    /// Dual clip: the ratio beyond which a token with negative advantage has no gradient. 3 is usual; absent = off.
+    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not set means off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_ratio_c: Option<f64>,
 }
@@ -61,16 +63,16 @@ impl Default for Clip {
 }
 
 /// Settings of the objectives that truncate a weight.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Truncated {
-    /// C, the largest weight.
+    /// The largest weight C.
     pub c: f64,
-    /// See [`Clip::clip_ratio_low`].
+    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound is 1 minus this.
     pub clip_ratio_low: f64,
-    /// See [`Clip::clip_ratio_high`].
+    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare tokens alive (DAPO).
     pub clip_ratio_high: f64,
-    /// See [`Clip::clip_ratio_c`].
+    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not set means off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_ratio_c: Option<f64>,
 }
@@ -83,18 +85,18 @@ impl Default for Truncated {
 }
 
 /// Settings of `icepop`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Icepop {
-    /// Smallest ρ kept.
+    /// The smallest ρ that is kept.
     pub low: f64,
-    /// Largest ρ kept.
+    /// The largest ρ that is kept.
     pub high: f64,
-    /// See [`Clip::clip_ratio_low`].
+    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound is 1 minus this.
     pub clip_ratio_low: f64,
-    /// See [`Clip::clip_ratio_high`].
+    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare tokens alive (DAPO).
     pub clip_ratio_high: f64,
-    /// See [`Clip::clip_ratio_c`].
+    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not set means off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_ratio_c: Option<f64>,
 }
@@ -108,18 +110,18 @@ impl Default for Icepop {
 }
 
 /// Settings of `geo-mask`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct GeoMask {
-    /// Smallest geometric mean of ρ kept.
+    /// The smallest geometric mean of ρ that is kept.
     pub low: f64,
-    /// Largest geometric mean of ρ kept.
+    /// The largest geometric mean of ρ that is kept.
     pub high: f64,
-    /// See [`Clip::clip_ratio_low`].
+    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound is 1 minus this.
     pub clip_ratio_low: f64,
-    /// See [`Clip::clip_ratio_high`].
+    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare tokens alive (DAPO).
     pub clip_ratio_high: f64,
-    /// See [`Clip::clip_ratio_c`].
+    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not set means off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_ratio_c: Option<f64>,
 }
@@ -133,14 +135,14 @@ impl Default for GeoMask {
 }
 
 /// Settings of `gspo`. Ratios of whole sequences stay far closer to 1, and so must the bounds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Gspo {
-    /// See [`Clip::clip_ratio_low`].
+    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound is 1 minus this.
     pub clip_ratio_low: f64,
-    /// See [`Clip::clip_ratio_high`].
+    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare tokens alive (DAPO).
     pub clip_ratio_high: f64,
-    /// Weight for having sampled from another policy.
+    /// How tokens are weighted for having been sampled by the quantized policy.
     pub correction: Correction,
 }
 
@@ -151,14 +153,14 @@ impl Default for Gspo {
 }
 
 /// Settings of `cispo`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Cispo {
-    /// See [`Clip::clip_ratio_low`].
+    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound is 1 minus this.
     pub clip_ratio_low: f64,
-    /// See [`Clip::clip_ratio_high`].
+    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare tokens alive (DAPO).
     pub clip_ratio_high: f64,
-    /// Weight for having sampled from another policy.
+    /// How tokens are weighted for having been sampled by the quantized policy.
     pub correction: Correction,
 }
 

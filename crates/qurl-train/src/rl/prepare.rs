@@ -8,6 +8,7 @@ use crate::start::Start;
 use qurl_kernels::Backend;
 use qurl_model::ModelConfig;
 use qurl_model::compute::NetworkOptions;
+use qurl_rollout::RolloutError;
 use qurl_tasks::task::{Dropped, Problem, Split, Task};
 
 /// Generated problems whose length is looked at.
@@ -24,13 +25,14 @@ pub fn prepare<B: Backend>(
 ) -> Result<Dropped, TrainError> {
     let plan = recipe.rl(file)?;
     let invalid = |key: &str, found: String, expected: String| {
-        Err(TrainError::Recipe(RecipeError::Invalid { file: file.to_string(), key: key.to_string(), found, expected }))
+        let place = recipe.place(file, key);
+        Err(TrainError::Recipe(RecipeError::Invalid { place, key: key.to_string(), found, expected }))
     };
     let (config, longest) = (&start.config, plan.longest());
-    check_context(&plan, file, config)?;
+    check_context(&plan, recipe, file, config)?;
     check_uaq(&plan, recipe, file, config)?;
-    if let Err(error) = plan.rollout.sampling().check(config.vocab_size) {
-        return invalid("rollout", error.to_string(), "settings that fit the model".to_string());
+    if let Err(RolloutError::OutOfRange { key, found, expected }) = plan.rollout.sampling().check(config.vocab_size) {
+        return invalid(&format!("rollout.{key}"), found, expected);
     }
     let (needed, there) = (sequence_bytes(backend, &plan, start), plan.rollout.kv_cache_mb << 20);
     if needed > there {
@@ -49,28 +51,59 @@ pub fn prepare<B: Backend>(
         }
     }
     let dropped = drop_long_prompts(start, task, plan.data.max_prompt_length)?;
-    if task.is_empty(Split::Train) {
-        let expected = format!(
-            "problems that are not held out and have prompts of at most data.max_prompt_length = {} tokens ({} are longer)",
-            plan.data.max_prompt_length, dropped.train
-        );
-        return invalid("task.files", "without any problem to train on".to_string(), expected);
-    }
-    if task.is_empty(Split::Test) {
-        let expected = format!("problems to measure on, or a share task.held_out ({} are too long)", dropped.test);
-        return invalid("task.test_files", "without any".to_string(), expected);
+    if task.is_empty(Split::Train) || task.is_empty(Split::Test) {
+        return Err(nothing_left(recipe, file, &plan, &*task, dropped).into());
     }
     Ok(dropped)
 }
 
+/// That no problem is left to train on, or none to measure on, and by what.
+fn nothing_left(recipe: &Recipe, file: &str, plan: &RlPlan, task: &dyn Task, dropped: Dropped) -> RecipeError {
+    let (section, data) = recipe.task.dataset().map_or(("task", None), |(section, data)| (section, Some(data)));
+    let key = |name: &str| format!("{section}.{name}");
+    let most = plan.data.max_prompt_length;
+    let long = |count: u64| format!("{count} have prompts of more than data.max_prompt_length = {most} tokens");
+    let held_out = data.map_or(0.0, |data| data.held_out);
+    let mut why = Vec::new();
+    let (asked, what) = if task.is_empty(Split::Train) {
+        if task.overlaps() > 0 {
+            why.push(format!("{} are among those of {}", task.overlaps(), key("test_files")));
+        }
+        if dropped.train > 0 {
+            why.push(long(dropped.train));
+        }
+        if held_out > 0.0 {
+            why.push(format!("{} = {held_out} holds out the others", key("held_out")));
+        }
+        (key("files"), "train on")
+    } else {
+        let asked = if held_out > 0.0 { key("held_out") } else { key("test_files") };
+        match dropped.test {
+            0 if held_out > 0.0 => why.push(format!("{held_out} of so few is none")),
+            0 => why.push(format!("give {asked}, or hold out a share of {} with {}", key("files"), key("held_out"))),
+            count => why.push(long(count)),
+        }
+        (asked, "measure on")
+    };
+    if let Some(data) = data.filter(|data| !data.data_sources.is_empty()) {
+        why.push(format!("only rows of {} = {:?} count", key("data_sources"), data.data_sources));
+    }
+    RecipeError::NothingLeft { place: recipe.place(file, &asked), key: asked, what, why: why.join(", ") }
+}
+
 /// Refuses sequences longer than the model's context.
-pub(super) fn check_context(plan: &RlPlan, file: &str, config: &ModelConfig) -> Result<(), RecipeError> {
+pub(super) fn check_context(
+    plan: &RlPlan,
+    recipe: &Recipe,
+    file: &str,
+    config: &ModelConfig,
+) -> Result<(), RecipeError> {
     let (longest, context) = (plan.longest(), config.max_position_embeddings);
     if longest <= context {
         return Ok(());
     }
     Err(RecipeError::Invalid {
-        file: file.to_string(),
+        place: recipe.place(file, "data.max_response_length"),
         key: "data.max_response_length".to_string(),
         found: format!("such that they have {longest}"),
         expected: format!(
@@ -90,7 +123,7 @@ pub(super) fn check_uaq(plan: &RlPlan, recipe: &Recipe, file: &str, config: &Mod
     let dir = recipe.model.path.as_ref().map_or("the model".to_string(), |dir| dir.display().to_string());
     let marked = format!("{dir} is scaled by {mark} already (`qurl.uaq` in its config.json)");
     Err(RecipeError::Invalid {
-        file: file.to_string(),
+        place: recipe.place(file, "rollout.uaq"),
         key: "rollout.uaq".to_string(),
         found: asked.to_string(),
         expected: format!("{mark} to train it as it is or 1 to take the scaling off, since {marked}; or another model"),

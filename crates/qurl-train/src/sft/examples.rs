@@ -38,6 +38,12 @@ pub enum ExampleError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The file is not there.
+    #[error("key `sft.files` names {file}, which does not exist; {}", crate::recipe::RELATIVE_TO)]
+    Missing {
+        /// The file.
+        file: String,
+    },
     /// A line is not what it should be.
     #[error("{file}, line {line}: {reason}")]
     Line {
@@ -107,6 +113,9 @@ impl<'a> Examples<'a> {
         }
         let (mut examples, mut too_long) = (Vec::new(), 0);
         for file in &sft.files {
+            if !file.exists() {
+                return Err(ExampleError::Missing { file: file.display().to_string() });
+            }
             for example in read_file(file, start)? {
                 if example.ids.len() <= max_length { examples.push(example) } else { too_long += 1 }
             }

@@ -15,6 +15,7 @@ use crate::view::{Mode, TrainView};
 use anyhow::Context;
 use qurl_kernels::Backend;
 use qurl_model::Params;
+use qurl_tasks::task::Split;
 use qurl_train::compare::{Method, RunFigures, Spread};
 use qurl_train::recipe::Recipe;
 use qurl_train::rl::{Health, RlTrainer, Symptom, prepare};
@@ -131,6 +132,7 @@ fn run_on<B: Backend>(
     view.note(&format!("{runs} runs of {} steps, {}, in {}", plan.run.total_steps, backend.describe(), dir.display()));
     start.warning.iter().for_each(|warning| view.warn(&format!("warning: {warning}")));
     overlaps(&*task).iter().for_each(|note| view.warn(note));
+    base.doubts(task.len(Split::Train)).iter().for_each(|doubt| view.warn(&format!("warning: {doubt}")));
     note_dropped(dropped, &plan, &view);
     foresee_memory(&*backend, &base, &plan, &start.config, &view)?;
 

@@ -36,8 +36,8 @@ use std::time::Instant;
     after_help = "Example: qurl eval --model DIR --data aime24.jsonl math500.jsonl --preset deepscaler --k 16 --out runs/aime"
 )]
 pub struct Args {
-    /// Hugging Face directory
-    #[arg(long)]
+    /// Hugging Face directory, or an id of the hub whose snapshot is in the local cache
+    #[arg(long, value_parser = crate::model::directory)]
     model: PathBuf,
     /// Data sets: .jsonl, .jsonl.gz or .parquet files
     #[arg(long, value_name = "FILE", num_args = 1..)]

@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args)]
 #[command(after_help = "Example: qurl quantize --model DIR --format int8 OUT")]
 pub struct Args {
-    /// Hugging Face directory
-    #[arg(long)]
+    /// Hugging Face directory, or an id of the hub whose snapshot is in the local cache
+    #[arg(long, value_parser = crate::model::directory)]
     model: PathBuf,
     /// Number format to write: int8 or fp8 (compressed-tensors), f32 or bf16 (in full)
     #[arg(long, required_unless_present = "uaq")]

@@ -19,8 +19,8 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 #[command(after_help = r#"Example: echo '{"ids":[1,403,407]}' | qurl score --model DIR"#)]
 pub struct Args {
-    /// Hugging Face directory
-    #[arg(long)]
+    /// Hugging Face directory, or an id of the hub whose snapshot is in the local cache
+    #[arg(long, value_parser = crate::model::directory)]
     model: PathBuf,
     #[command(flatten)]
     packing: Packing,

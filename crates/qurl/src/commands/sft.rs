@@ -91,6 +91,7 @@ fn run_on<B: Backend>(
     let start = Start::from_recipe(&recipe, &*task).or_bad()?;
     warn(start.warning.as_deref());
     overlaps(&*task).iter().for_each(|note| err!("{note}"));
+    recipe.doubts(task.len(Split::Train)).iter().for_each(|doubt| err!("warning: {doubt}"));
     let examples = Examples::open(&sft, recipe.trainer.seed, &start, &*task).or_bad()?;
     err!("{}: {} parameters, {}", recipe.trainer.compute, start.config.param_count(), backend.describe());
     if backend.memory().is_some() {

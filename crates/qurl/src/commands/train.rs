@@ -11,7 +11,7 @@ use crate::view::{Mode, TrainView};
 use anyhow::Context;
 use qurl_kernels::Backend;
 use qurl_model::{ModelConfig, Params};
-use qurl_tasks::task::{Dropped, Task};
+use qurl_tasks::task::{Dropped, Split, Task};
 use qurl_train::checkpoint::ModelFiles;
 use qurl_train::memory::MemoryPlan;
 use qurl_train::recipe::{Recipe, RlPlan, Sft};
@@ -79,6 +79,7 @@ fn run_on<B: Backend>(
     let mut start = Start::from_recipe(&recipe, &*task).or_bad()?;
     let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
     overlaps(&*task).iter().for_each(|note| view.warn(note));
+    recipe.doubts(task.len(Split::Train)).iter().for_each(|doubt| view.warn(&format!("warning: {doubt}")));
     note_dropped(prepare(&*backend, &recipe, &file, &start, &mut *task).or_bad()?, &plan, &view);
     foresee_memory(&*backend, &recipe, &plan, &start.config, &view)?;
     let dir = RunDir::open(args.run.as_deref(), args.resume, &recipe, &view)?;
@@ -146,7 +147,12 @@ fn recipe_of(args: &Args) -> anyhow::Result<(Recipe, String)> {
         let what = "nothing to go on with; name the recipe to begin a run there";
         return Err(bad(format!("--resume: {} does not exist: {what}", path.display())));
     }
-    recipe_or_default(args.recipe.as_deref().or(of_the_run.as_deref()), &overrides)
+    if let Some(path) = of_the_run {
+        // Its paths are absolute; those that an older program wrote are relative to the working directory.
+        let (file, text) = (path.display().to_string(), std::fs::read_to_string(&path).context(RECIPE).or_bad()?);
+        return Ok((Recipe::parse(&text, &file, &overrides).or_bad()?, file));
+    }
+    recipe_or_default(args.recipe.as_deref(), &overrides)
 }
 
 /// A recipe file, or without one the embedded default; and what to call it.

@@ -67,8 +67,10 @@ fn positions_beyond_the_models_own_are_used_only_when_asked_for() {
         qurl_in(&dir, &[&base[..], more].concat(), "")
     };
     train("none", &[]).assert_bad(&["data.max_response_length", "248", "128", "model.max_position_embeddings"]);
-    train("none", &["--set", "model.max_position_embeddings=64"])
-        .assert_bad(&["`model.max_position_embeddings` is 64", "at least the 128 of model/config.json"]);
+    train("none", &["--set", "model.max_position_embeddings=64"]).assert_bad(&[
+        "`model.max_position_embeddings` is 64",
+        &format!("at least the 128 of {}", dir.join("model/config.json").display()),
+    ]);
     train("none", &["--set", "model.max_position_embeddings=200"]).assert_bad(&["248", "200"]);
     assert!(!dir.join("none").exists());
 
@@ -116,10 +118,28 @@ fn long_prompts_are_left_out_and_held_out_problems_counted_once() {
     assert_eq!(done.status, 0, "{}", done.stderr);
     assert!(done.stderr.contains("1 problems to train on are left out: they are among"), "{}", done.stderr);
 
-    // Nothing left to train on, or to measure on.
-    train("none", &["--set", "data.max_prompt_length=1"]).assert_bad(&["data.toml", "task.files", "13 are longer"]);
-    train("none", &["--set", "task.files=['test.jsonl']"]).assert_bad(&["data.toml", "task.files"]);
-    train("none", &["--set", "task.test_files=[]"]).assert_bad(&["data.toml", "task.test_files", "held_out"]);
+    // Nothing left to train on, or to measure on: what took the problems away is said.
+    for (change, message) in [
+        (
+            "data.max_prompt_length=1",
+            "data.toml, line 7: key `task.files` leaves no problem to train on: 13 have prompts of more than \
+             data.max_prompt_length = 1 tokens",
+        ),
+        (
+            "task.files=['test.jsonl']",
+            "--set task.files=['test.jsonl']: key `task.files` leaves no problem to train on: 5 are among those of \
+             task.test_files",
+        ),
+        (
+            "task.test_files=[]",
+            "--set task.test_files=[]: key `task.test_files` leaves no problem to measure on: give task.test_files, or hold \
+             out a share of task.files with task.held_out",
+        ),
+    ] {
+        let said = train("none", &["--set", change]);
+        said.assert_bad(&[]);
+        assert_eq!(said.stderr.lines().last(), Some(format!("qurl: {message}").as_str()));
+    }
     assert!(!dir.join("none").exists());
 }
 

@@ -1,0 +1,69 @@
+//! Paths of a recipe: relative to its file, or to the working directory where the command line gives them.
+//!
+//! They are made absolute when the recipe is read, so that the recipe in a run's directory means the same files from
+//! wherever the run goes on.
+
+use super::source::Source;
+use super::{Recipe, TaskSource};
+use qurl_model::hf::hub;
+use std::path::{Path, PathBuf};
+
+/// For messages about files that are not there.
+pub const RELATIVE_TO: &str =
+    "paths in a recipe are relative to its directory, those given with --set to the working directory";
+
+impl Recipe {
+    /// Makes all paths absolute. An id of the hub becomes the directory of its snapshot, where the local cache has one.
+    pub(super) fn resolve_paths(&mut self, source: &Source) {
+        if let Some(path) = &mut self.model.path {
+            resolve_model(path, base(source, "model.path"));
+        }
+        resolve_task(&mut self.task, "task", source);
+        if let Some(sft) = &mut self.sft {
+            resolve(&mut sft.files, base(source, "sft.files"));
+        }
+    }
+}
+
+fn resolve_task(task: &mut TaskSource, section: &str, source: &Source) {
+    match task {
+        TaskSource::Synthetic { .. } => {}
+        TaskSource::Dataset(data) => {
+            resolve(&mut data.files, base(source, &format!("{section}.files")));
+            resolve(&mut data.test_files, base(source, &format!("{section}.test_files")));
+        }
+        TaskSource::Command { source: inner, .. } => resolve_task(inner, &format!("{section}.source"), source),
+    }
+}
+
+/// What the paths of a key are relative to; empty for the working directory.
+fn base<'a>(source: &'a Source, key: &str) -> &'a Path {
+    match source.override_of(key) {
+        Some(_) => Path::new(""),
+        None => source.directory(),
+    }
+}
+
+fn resolve(files: &mut [PathBuf], base: &Path) {
+    for file in files {
+        *file = absolute(base, file);
+    }
+}
+
+fn resolve_model(path: &mut PathBuf, base: &Path) {
+    let directory = absolute(base, path);
+    *path = match hub::id(path).filter(|_| !directory.exists()) {
+        Some(id) => hub::cached(id).unwrap_or_else(|| path.clone()),
+        None => directory,
+    };
+}
+
+/// One name for a file, by whatever way it was named: what the way passes through is resolved where it is there.
+fn absolute(base: &Path, path: &Path) -> PathBuf {
+    let joined = base.join(path);
+    let joined = std::path::absolute(&joined).unwrap_or(joined);
+    match (joined.parent().and_then(|parent| parent.canonicalize().ok()), joined.file_name()) {
+        (Some(parent), Some(name)) => parent.join(name),
+        _ => joined.canonicalize().unwrap_or(joined),
+    }
+}

@@ -1,0 +1,292 @@
+//! `qurl recipe`, and what recipes say about files: where their paths lead, and what is said where they lead nowhere.
+
+mod common;
+
+use common::{Run, directory, qurl, qurl_in, qurl_with, tiny_model};
+use std::path::{Path, PathBuf};
+
+/// A directory with a tiny model and problems in it.
+fn place(name: &str) -> PathBuf {
+    let dir = directory(name).canonicalize().expect("a directory");
+    tiny_model(&dir.join("model"), "0123456789+=");
+    let sums = |from: usize, count: usize| -> String {
+        (from..from + count).map(|a| format!("{{\"problem\": \"{a}+1=\", \"answer\": \"{}\"}}\n", a + 1)).collect()
+    };
+    std::fs::write(dir.join("train.jsonl"), sums(0, 12)).expect("written");
+    std::fs::write(dir.join("test.jsonl"), sums(10, 5)).expect("written");
+    dir
+}
+
+const RECIPE: &str = r#"[model]
+path = "model"
+
+[task]
+type = "dataset"
+files = ["train.jsonl"]
+test_files = ["test.jsonl"]
+
+[data]
+train_batch_size = 2
+max_prompt_length = 8
+max_response_length = 8
+
+[rollout]
+n = 2
+kv_cache_mb = 4
+
+[algorithm]
+adv_estimator = { type = "grpo" }
+
+[actor]
+lr = 1e-4
+ppo_mini_batch_size = 2
+
+[run]
+total_steps = 2
+test_problems = 5
+
+[trainer]
+compute = "f32"
+save_freq = 1
+"#;
+
+/// Bad input with exactly this message at the end.
+fn assert_says(run: &Run, message: &str) {
+    run.assert_bad(&[]);
+    assert_eq!(run.stderr.lines().last(), Some(format!("qurl: {message}").as_str()), "{}", run.stderr);
+}
+
+/// All files under a directory.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() { found.extend(files(&path)) } else { found.push(path) }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn the_reference_in_the_documentation_is_the_programs() {
+    let page = qurl(&["recipe", "--markdown"], "").stdout;
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/recipe.md");
+    let committed = std::fs::read_to_string(file).expect("docs/recipe.md");
+    let renew = "docs/recipe.md is not what the program prints; renew it with `cargo run -- recipe --markdown > docs/recipe.md`";
+    assert!(page == committed, "{renew}");
+}
+
+#[test]
+fn a_key_a_section_or_a_name_is_explained() {
+    let all = qurl(&["recipe", "--json"], "").json();
+    assert!(all.as_array().is_some_and(|keys| keys.len() > 120));
+    let one = qurl(&["recipe", "rollout.n", "--json"], "").json();
+    let n = &one[0];
+    assert_eq!((n["key"].as_str(), n["default"].as_str()), (Some("rollout.n"), Some("1")));
+    assert_eq!(n["range"], "a whole number from 1 to 65536");
+    let text = qurl(&["recipe", "rollout.n"], "").stdout;
+    assert_eq!(
+        text,
+        "  rollout.n: a whole number from 1 to 65536; default 1\n      \
+         Responses to each prompt. Estimators that compare within a group need at least 2.\n"
+    );
+    for section in ["actor", "[actor]"] {
+        let keys = qurl(&["recipe", section], "").stdout;
+        assert!(keys.starts_with("[actor]\n") && keys.contains("  actor.optim.beta2: "), "{keys}");
+        assert!(!keys.contains("critic.lr"), "{keys}");
+    }
+    let named = qurl(&["recipe", "lr"], "").stdout;
+    for key in ["sft.lr: ", "actor.lr: ", "critic.lr: "] {
+        assert!(named.contains(key), "{named}");
+    }
+    let none = qurl(&["recipe", "rolout.n"], "");
+    assert_says(&none, "there is no key or section `rolout.n` in recipes; did you mean `rollout.n`?");
+    let schema = qurl(&["recipe", "schema", "--json"], "").json();
+    assert_eq!(schema["properties"]["rollout"]["properties"]["n"]["maximum"], 65536);
+}
+
+#[test]
+fn a_new_recipe_runs_as_it_is() {
+    let dir = place("recipe-init");
+    for algorithm in ["grpo", "ppo", "dapo"] {
+        let file = format!("{algorithm}.toml");
+        let args = ["--model", "model", "--data", "train.jsonl", "--algorithm", algorithm, "--out", &file];
+        let made = qurl_in(&dir, &[&["recipe", "init"], &args[..]].concat(), "");
+        assert_eq!(made.status, 0, "{}", made.stderr);
+        assert_eq!(qurl_in(&dir, &[&["recipe", "init"], &args[..]].concat(), "").status, 2, "nothing is overwritten");
+        let text = std::fs::read_to_string(dir.join(&file)).expect("a recipe");
+        assert!(text.contains("# Prompts of a step"), "{text}");
+        let checked = qurl_in(&dir, &["recipe", "check", &file, "--json"], "").json();
+        assert_eq!(checked["warnings"], serde_json::json!([]), "{checked}");
+        let run = format!("run-{algorithm}");
+        let short =
+            ["--steps", "1", "--set", "data.max_response_length=8", "--set", "algorithm.overlong_buffer={len=2}"];
+        let done = qurl_in(&dir, &[&["train", &file, "--run", &run][..], &short].concat(), "");
+        assert_eq!(done.status, 0, "{algorithm}: {}", done.stderr);
+    }
+    let new = qurl_in(&dir, &["recipe", "init", "--json"], "").json();
+    std::fs::write(dir.join("new.toml"), new["recipe"].as_str().expect("a recipe")).expect("written");
+    let short = ["--steps", "1", "--set", "sft.steps=30", "--set", "run.test_problems=4", "--run", "run-new"];
+    let done = qurl_in(&dir, &[&["train", "new.toml"], &short[..]].concat(), "");
+    assert_eq!(done.status, 0, "{}", done.stderr);
+}
+
+#[test]
+fn a_recipe_is_looked_at_without_a_run() {
+    let dir = place("recipe-check");
+    std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
+    for (file, long) in [("train.jsonl", "1000000+1="), ("test.jsonl", "2000000+1=")] {
+        let text = std::fs::read_to_string(dir.join(file)).expect("problems");
+        let text = format!("{text}{{\"problem\": \"{long}\", \"answer\": \"0\"}}\n");
+        std::fs::write(dir.join(file), text).expect("written");
+    }
+    let before = files(&dir);
+    let checked = qurl_in(&dir, &["recipe", "check", "mine.toml", "--json"], "").json();
+    let problems = &checked["problems"];
+    assert_eq!((problems["train"].as_u64(), problems["overlaps"].as_u64()), (Some(10), Some(2)), "{checked}");
+    assert_eq!(
+        (problems["too_long_train"].as_u64(), problems["too_long_test"].as_u64()),
+        (Some(1), Some(1)),
+        "{checked}"
+    );
+    let rl = &checked["reinforcement"];
+    assert_eq!(
+        (rl["responses"].as_u64(), rl["most_tokens"].as_u64(), rl["updates"].as_u64()),
+        (Some(4), Some(32), Some(1))
+    );
+    let parts = checked["memory"].as_array().expect("parts");
+    assert!(parts.iter().any(|part| part["part"] == "rollout: keys and values"), "{checked}");
+    let text = qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", "actor.lr=1000"], "").stdout;
+    for line in [
+        "problems: 10 to train on, 5 held out",
+        "left out: 2 that are among the test problems; too long are 1 to train on and 1 held out",
+        "reinforcement learning: 2 steps of 2 prompts, 4 responses (at most 32 tokens) and 1 updates",
+        "warning: --set actor.lr=1000: key `actor.lr` is 1000: learning rates above 0.1 are hardly ever meant",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}: {text}");
+    }
+    assert_eq!(files(&dir), before, "nothing is written");
+}
+
+/// Paths in the file lead from its directory, those of overrides from the working directory, and a run goes on from
+/// anywhere.
+#[test]
+fn paths_lead_from_the_recipe_and_runs_go_on_from_anywhere() {
+    let dir = place("recipe-paths");
+    std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
+    std::fs::create_dir_all(dir.join("elsewhere/deep")).expect("made");
+    std::fs::copy(dir.join("test.jsonl"), dir.join("elsewhere/other.jsonl")).expect("copied");
+    let elsewhere = dir.join("elsewhere");
+    let train = |cwd: &Path, args: &[&str]| qurl_in(cwd, &[&["train"], args].concat(), "");
+    let set = ["--set", "task.test_files=[\"other.jsonl\"]", "--steps", "1"];
+    let begun = train(&elsewhere, &[&["../mine.toml", "--run", "run"], &set[..]].concat());
+    assert_eq!(begun.status, 0, "{}", begun.stderr);
+    let kept = std::fs::read_to_string(elsewhere.join("run/recipe.toml")).expect("a recipe");
+    assert!(kept.contains(&format!("{:?}", elsewhere.join("other.jsonl").display().to_string())), "{kept}");
+    let on = train(&elsewhere.join("deep"), &["--run", "../run", "--resume", "--steps", "2"]);
+    assert_eq!(on.status, 0, "{}", on.stderr);
+    // The recipe itself, named from yet another directory, is the same one.
+    let set = ["--set", "task.test_files=[\"elsewhere/other.jsonl\"]", "--steps", "3"];
+    let on = train(&dir, &[&["mine.toml", "--run", "elsewhere/run", "--resume"], &set[..]].concat());
+    assert_eq!(on.status, 0, "{}", on.stderr);
+    assert!(on.stderr.contains("goes on after step 2"), "{}", on.stderr);
+    // A recipe of an older program, whose paths are those of the working directory.
+    let text = kept.replace(&format!("{}/", dir.display()), "");
+    assert!(text.contains("\"train.jsonl\""), "{text}");
+    std::fs::create_dir_all(dir.join("old")).expect("made");
+    std::fs::write(dir.join("old/recipe.toml"), text).expect("written");
+    let on = train(&dir, &["--run", "old", "--resume"]);
+    assert_eq!(on.status, 0, "{}", on.stderr);
+}
+
+#[test]
+fn what_is_not_there_is_named_with_the_key_that_asked_for_it() {
+    let dir = place("recipe-missing");
+    std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
+    let here = dir.display();
+    let check = |set: &str| qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", set], "");
+    let relative = "paths in a recipe are relative to its directory, those given with --set to the working directory";
+    for (set, key) in [
+        ("task.files=[\"no.jsonl\"]", "task.files"),
+        ("task.test_files=[\"no.jsonl\"]", "task.test_files"),
+        ("sft={ files = [\"no.jsonl\"], steps = 1, batch_size = 1, lr = 1e-3 }", "sft.files"),
+    ] {
+        assert_says(&check(set), &format!("key `{key}` names {here}/no.jsonl, which does not exist; {relative}"));
+    }
+    assert_says(
+        &check("model.path=nowhere"),
+        &format!("--set model.path=nowhere: key `model.path` is {here}/nowhere: there is no such directory"),
+    );
+    let file = RECIPE.replace("path = \"model\"", "path = \"train.jsonl\"");
+    std::fs::write(dir.join("file.toml"), file).expect("written");
+    assert_says(
+        &qurl_in(&dir, &["train", "file.toml"], ""),
+        &format!(
+            "file.toml, line 2: key `model.path` is {here}/train.jsonl: a file, expected the directory that holds config.json"
+        ),
+    );
+    std::fs::write(dir.join("empty.jsonl"), "").expect("written");
+    assert_says(&check("task.files=[\"empty.jsonl\"]"), &format!("key `task.files`: {here}/empty.jsonl: no rows"));
+}
+
+#[test]
+fn an_id_of_the_hub_is_found_in_the_cache_or_explained() {
+    let dir = place("recipe-hub");
+    let cache = dir.join("cache");
+    let recipe = RECIPE.replace("path = \"model\"", "path = \"Tiny/Sums-0.1B\"");
+    std::fs::write(dir.join("mine.toml"), recipe).expect("written");
+    let environment = [("HF_HUB_CACHE", cache.to_str().expect("text"))];
+    let check = || qurl_with(&dir, &["recipe", "check", "mine.toml", "--json"], &environment, "");
+    assert_says(
+        &check(),
+        &format!(
+            "mine.toml, line 2: key `model.path` is Tiny/Sums-0.1B: there is no such directory, and no such model in the local \
+             Hugging Face cache ({}); `hf download Tiny/Sums-0.1B` puts it there, and `hf download Tiny/Sums-0.1B --local-dir \
+             DIR` makes a directory to name instead",
+            cache.display()
+        ),
+    );
+    let model = cache.join("models--Tiny--Sums-0.1B");
+    std::fs::create_dir_all(model.join("refs")).expect("made");
+    std::fs::create_dir_all(model.join("snapshots")).expect("made");
+    std::fs::write(model.join("refs/main"), "f00d").expect("written");
+    std::fs::rename(dir.join("model"), model.join("snapshots/f00d")).expect("moved");
+    assert_eq!(check().json()["model"]["from"], model.join("snapshots/f00d").display().to_string());
+    // So it is for commands that take a model.
+    let generate = |id| qurl_with(&dir, &["generate", "--model", id, "1+1=", "--max-new", "2"], &environment, "");
+    assert_eq!(generate("Tiny/Sums-0.1B").status, 0, "{}", generate("Tiny/Sums-0.1B").stderr);
+    generate("Tiny/Other")
+        .assert_bad(&["'Tiny/Other' for '--model <MODEL>': there is no such directory", "hf download Tiny/Other"]);
+}
+
+#[test]
+fn the_tokenizer_of_another_model_is_called_that() {
+    let dir = place("recipe-tokenizer");
+    std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
+    let vocabulary = qurl_in(&dir, &["recipe", "check", "mine.toml", "--json"], "").json()["model"]["vocabulary"]
+        .as_u64()
+        .expect("a size");
+    tiny_model(&dir.join("other"), "0123456789+=abcdefgh");
+    std::fs::copy(dir.join("other/tokenizer.json"), dir.join("model/tokenizer.json")).expect("copied");
+    assert_says(
+        &qurl_in(&dir, &["recipe", "check", "mine.toml"], ""),
+        &format!(
+            "{}: wrong tokenizer: it needs a vocabulary of {}, but the model's vocab_size is {vocabulary}; its files are those \
+             of another model",
+            dir.join("model").display(),
+            vocabulary + 8
+        ),
+    );
+}
+
+#[test]
+fn a_run_starts_with_its_doubts() {
+    let dir = place("recipe-doubts");
+    std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
+    let sizes = ["--set", "data.train_batch_size=64", "--set", "actor.ppo_mini_batch_size=64", "--steps", "1"];
+    let done = qurl_in(&dir, &[&["train", "mine.toml", "--run", "run"], &sizes[..]].concat(), "");
+    assert_eq!(done.status, 0, "{}", done.stderr);
+    let warning = "warning: --set data.train_batch_size=64: key `data.train_batch_size` is 64: more than the 10 problems to \
+                   train on, so that a step has some of them twice";
+    assert!(done.stderr.contains(warning), "{}", done.stderr);
+}
