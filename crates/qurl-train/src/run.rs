@@ -54,7 +54,7 @@ pub enum RunError {
         /// Where.
         dir: PathBuf,
         /// Why.
-        source: HfError,
+        source: Box<HfError>,
     },
     /// The user wanted it to stop, and its state was saved.
     #[error("stopped after step {step}")]

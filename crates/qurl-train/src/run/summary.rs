@@ -113,7 +113,7 @@ impl<B: Backend> Run<B> {
             ..SaveOptions::new(start.config.dtype, &start.generation)
         };
         let (config, weights) = self.trainer.model()?;
-        save(&dir, &config, &weights, &options).map_err(|source| RunError::Model { dir, source })
+        save(&dir, &config, &weights, &options).map_err(|source| RunError::Model { dir, source: Box::new(source) })
     }
 
     /// How fast the rollouts of the trained model are; nothing where they are not quantized. What fails here costs a
