@@ -166,6 +166,17 @@ fn a_recipe_is_looked_at_without_a_run() {
         assert!(text.lines().any(|l| l == line), "{line}: {text}");
     }
     assert_eq!(files(&dir), before, "nothing is written");
+
+    // A reward command is not started: it would leave a trace.
+    let command = |program: &str| {
+        let source = "{ type = \"synthetic\", kind = \"addition\", level = 1 }";
+        let task = format!("task={{ type = \"command\", command = {program}, source = {source} }}");
+        qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", &task, "--json"], "").json()["warnings"].clone()
+    };
+    assert_eq!(command("[\"touch\", \"trace\"]"), serde_json::json!([]));
+    assert_eq!(files(&dir), before, "nothing is started");
+    let warning = command("[\"./reward.py\"]")[0].as_str().expect("a warning").to_string();
+    assert!(warning.ends_with("key `task.command` names the program \"./reward.py\", which is not there"), "{warning}");
 }
 
 /// Paths in the file lead from its directory, those of overrides from the working directory, and a run goes on from
