@@ -263,6 +263,24 @@ fn an_id_of_the_hub_is_found_in_the_cache_or_explained() {
     std::fs::write(model.join("refs/main"), "f00d").expect("written");
     std::fs::rename(dir.join("model"), model.join("snapshots/f00d")).expect("moved");
     assert_eq!(check().json()["model"]["from"], model.join("snapshots/f00d").display().to_string());
+    // The cache is where the hub's own programs have it.
+    for (place, variables) in [
+        ("home/hub", [("HF_HUB_CACHE", ""), ("HF_HOME", "home"), ("HOME", "nowhere")]),
+        ("user/.cache/huggingface/hub", [("HF_HUB_CACHE", ""), ("HF_HOME", ""), ("HOME", "user")]),
+    ] {
+        let moved = dir.join(place);
+        std::fs::create_dir_all(moved.parent().expect("a parent")).expect("made");
+        std::fs::rename(&cache, &moved).expect("moved");
+        let absolute =
+            |value: &str| if value.is_empty() { String::new() } else { dir.join(value).display().to_string() };
+        let values = variables.map(|(name, value)| (name, absolute(value)));
+        let mut environment: Vec<(&str, &str)> = values.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        environment.push(("XDG_CACHE_HOME", ""));
+        let found = qurl_with(&dir, &["recipe", "check", "mine.toml", "--json"], &environment, "").json();
+        let snapshot = moved.join("models--Tiny--Sums-0.1B/snapshots/f00d");
+        assert_eq!(found["model"]["from"], snapshot.display().to_string());
+        std::fs::rename(&moved, &cache).expect("moved back");
+    }
     // So it is for commands that take a model.
     let generate = |id| qurl_with(&dir, &["generate", "--model", id, "1+1=", "--max-new", "2"], &environment, "");
     assert_eq!(generate("Tiny/Sums-0.1B").status, 0, "{}", generate("Tiny/Sums-0.1B").stderr);

@@ -37,7 +37,7 @@ pub enum TaskSource {
     },
     /// Problems and answers read from files.
     Dataset(DatasetSource),
-    /// The problems of [task.source] with the reward of a program of yours.
+    /// The problems of `[task.source]` with the reward of a program of yours.
     Command {
         /// Program and arguments. It reads JSON lines and writes one score a line (docs/rewards.md), and runs in the directory
         /// that `qurl` was started in.
@@ -48,7 +48,7 @@ pub enum TaskSource {
         /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, between which others lie.
         #[serde(default)]
         reward: RewardValues,
-        /// Where the problems come from: a section like [task], of type `synthetic` or `dataset`.
+        /// Where the problems come from: a section like `[task]`, of type `synthetic` or `dataset`.
         source: Box<TaskSource>,
     },
 }
