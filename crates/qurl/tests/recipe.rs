@@ -319,3 +319,63 @@ fn a_run_starts_with_its_doubts() {
                    train on, so that a step has some of them twice";
     assert!(done.stderr.contains(warning), "{}", done.stderr);
 }
+
+/// Supervised training on fewer examples than a batch has is doubted, too.
+#[test]
+fn a_batch_larger_than_its_file_is_doubted() {
+    let dir = place("recipe-examples");
+    std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
+    std::fs::write(dir.join("pairs.jsonl"), "{\"prompt\": \"1+1=\", \"response\": \"2\"}\n".repeat(3))
+        .expect("written");
+    let set = "sft={ files = [\"pairs.jsonl\"], steps = 1, batch_size = 4, lr = 1e-3, test_problems = 0 }";
+    let warning = format!(
+        "--set {set}: key `sft.batch_size` is 4: more than the 3 examples of sft.files, so that a batch has some of them twice"
+    );
+    let checked = qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", set, "--json"], "").json();
+    assert_eq!(checked["warnings"], serde_json::json!([warning]));
+    assert_eq!(checked["supervised"]["examples"], 3);
+    let done = qurl_in(&dir, &["sft", "mine.toml", "--set", set, "--out", "tuned"], "");
+    assert!(done.status == 0 && done.stderr.contains(&format!("warning: {warning}\n")), "{}", done.stderr);
+}
+
+/// Where nothing is left to train on, everything that took problems away is said.
+#[test]
+fn excluded_problems_are_excluded_by_something() {
+    let dir = place("recipe-excluded");
+    std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
+    let rows: String = (0..4)
+        .map(|a| format!("{{\"problem\": \"{a}+1=\", \"answer\": \"{}\", \"data_source\": \"sums\"}}\n", a + 1))
+        .collect();
+    std::fs::write(dir.join("named.jsonl"), rows).expect("written");
+    let check = |sets: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        qurl_in(&dir, &[&["recipe", "check", "mine.toml"], &sets[..]].concat(), "")
+    };
+    let (files, tests) = ("task.files=[\"named.jsonl\"]", "task.test_files=[\"named.jsonl\"]");
+    let named = dir.join("named.jsonl");
+    for (sets, message) in [
+        (
+            vec![files, "task.data_sources=[\"products\"]"],
+            format!("key `task.data_sources` is [\"products\"], but the rows of {} are of [\"sums\"]", named.display()),
+        ),
+        (
+            vec![files, tests, "task.data_sources=[\"sums\"]"],
+            format!(
+                "--set {files}: key `task.files` leaves no problem to train on: 4 are among those of task.test_files, only rows \
+                 of task.data_sources = [\"sums\"] count"
+            ),
+        ),
+        (
+            vec!["task.test_files=[]", "task.held_out=0.99"],
+            "mine.toml, line 6: key `task.files` leaves no problem to train on: task.held_out = 0.99 holds out the others"
+                .to_string(),
+        ),
+        (
+            vec!["task.test_files=[]", "task.held_out=0.0001"],
+            "--set task.held_out=0.0001: key `task.held_out` leaves no problem to measure on: 0.0001 of so few is none"
+                .to_string(),
+        ),
+    ] {
+        assert_says(&check(&sets), &message);
+    }
+}

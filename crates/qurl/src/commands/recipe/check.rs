@@ -124,7 +124,10 @@ fn look<B: Backend>(backend: &B, recipe: &Recipe) -> anyhow::Result<Report> {
             memory = MemoryPlan::of_sft(recipe, sft, &start.config);
             let examples = Examples::open(sft, recipe.trainer.seed, &start, &*task).or_bad()?;
             let (count, too_long) = match &examples {
-                Examples::Files { examples, too_long, .. } => (Some(examples.len()), *too_long),
+                Examples::Files { examples, too_long, .. } => {
+                    warnings.extend(recipe.doubt_of_examples(examples.len()));
+                    (Some(examples.len()), *too_long)
+                }
                 Examples::Task { .. } => (None, 0),
             };
             Some(Supervised { steps: sft.steps, batch_size: sft.batch_size, examples: count, too_long })
