@@ -124,6 +124,8 @@ fn a_new_recipe_runs_as_it_is() {
         let done = qurl_in(&dir, &[&["train", &file, "--run", &run][..], &short].concat(), "");
         assert_eq!(done.status, 0, "{algorithm}: {}", done.stderr);
     }
+    let missing = qurl_in(&dir, &["recipe", "init", "--model", "model", "--data", "no.jsonl"], "");
+    assert_says(&missing, "--data no.jsonl: there is no such file");
     let new = qurl_in(&dir, &["recipe", "init", "--json"], "").json();
     std::fs::write(dir.join("new.toml"), new["recipe"].as_str().expect("a recipe")).expect("written");
     let short = ["--steps", "1", "--set", "sft.steps=30", "--set", "run.test_problems=4", "--run", "run-new"];
