@@ -20,7 +20,6 @@ mod task;
 pub use compare::{Change, Changes};
 pub use model::{ModelSource, NewModel};
 pub use paths::RELATIVE_TO;
-pub use ranges::{End, Range};
 pub use rl::{Alarm, AlarmAction, Algorithm, Data, FilterGroups, KlInReward, RlPlan, Rollout, Run, Stage, Updates};
 pub use schema::json_schema;
 pub use sft::Sft;

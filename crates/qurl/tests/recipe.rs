@@ -124,6 +124,8 @@ fn a_new_recipe_runs_as_it_is() {
         let done = qurl_in(&dir, &[&["train", &file, "--run", &run][..], &short].concat(), "");
         assert_eq!(done.status, 0, "{algorithm}: {}", done.stderr);
     }
+    let missing = qurl_in(&dir, &["recipe", "init", "--model", "model", "--data", "no.jsonl"], "");
+    assert_says(&missing, "--data no.jsonl: there is no such file");
     let new = qurl_in(&dir, &["recipe", "init", "--json"], "").json();
     std::fs::write(dir.join("new.toml"), new["recipe"].as_str().expect("a recipe")).expect("written");
     let short = ["--steps", "1", "--set", "sft.steps=30", "--set", "run.test_problems=4", "--run", "run-new"];
@@ -166,6 +168,17 @@ fn a_recipe_is_looked_at_without_a_run() {
         assert!(text.lines().any(|l| l == line), "{line}: {text}");
     }
     assert_eq!(files(&dir), before, "nothing is written");
+
+    // A reward command is not started: it would leave a trace.
+    let command = |program: &str| {
+        let source = "{ type = \"synthetic\", kind = \"addition\", level = 1 }";
+        let task = format!("task={{ type = \"command\", command = {program}, source = {source} }}");
+        qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", &task, "--json"], "").json()["warnings"].clone()
+    };
+    assert_eq!(command("[\"touch\", \"trace\"]"), serde_json::json!([]));
+    assert_eq!(files(&dir), before, "nothing is started");
+    let warning = command("[\"./reward.py\"]")[0].as_str().expect("a warning").to_string();
+    assert!(warning.ends_with("key `task.command` names the program \"./reward.py\", which is not there"), "{warning}");
 }
 
 /// Paths in the file lead from its directory, those of overrides from the working directory, and a run goes on from
@@ -252,6 +265,24 @@ fn an_id_of_the_hub_is_found_in_the_cache_or_explained() {
     std::fs::write(model.join("refs/main"), "f00d").expect("written");
     std::fs::rename(dir.join("model"), model.join("snapshots/f00d")).expect("moved");
     assert_eq!(check().json()["model"]["from"], model.join("snapshots/f00d").display().to_string());
+    // The cache is where the hub's own programs have it.
+    for (place, variables) in [
+        ("home/hub", [("HF_HUB_CACHE", ""), ("HF_HOME", "home"), ("HOME", "nowhere")]),
+        ("user/.cache/huggingface/hub", [("HF_HUB_CACHE", ""), ("HF_HOME", ""), ("HOME", "user")]),
+    ] {
+        let moved = dir.join(place);
+        std::fs::create_dir_all(moved.parent().expect("a parent")).expect("made");
+        std::fs::rename(&cache, &moved).expect("moved");
+        let absolute =
+            |value: &str| if value.is_empty() { String::new() } else { dir.join(value).display().to_string() };
+        let values = variables.map(|(name, value)| (name, absolute(value)));
+        let mut environment: Vec<(&str, &str)> = values.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        environment.push(("XDG_CACHE_HOME", ""));
+        let found = qurl_with(&dir, &["recipe", "check", "mine.toml", "--json"], &environment, "").json();
+        let snapshot = moved.join("models--Tiny--Sums-0.1B/snapshots/f00d");
+        assert_eq!(found["model"]["from"], snapshot.display().to_string());
+        std::fs::rename(&moved, &cache).expect("moved back");
+    }
     // So it is for commands that take a model.
     let generate = |id| qurl_with(&dir, &["generate", "--model", id, "1+1=", "--max-new", "2"], &environment, "");
     assert_eq!(generate("Tiny/Sums-0.1B").status, 0, "{}", generate("Tiny/Sums-0.1B").stderr);
@@ -289,4 +320,64 @@ fn a_run_starts_with_its_doubts() {
     let warning = "warning: --set data.train_batch_size=64: key `data.train_batch_size` is 64: more than the 10 problems to \
                    train on, so that a step has some of them twice";
     assert!(done.stderr.contains(warning), "{}", done.stderr);
+}
+
+/// Supervised training on fewer examples than a batch has is doubted, too.
+#[test]
+fn a_batch_larger_than_its_file_is_doubted() {
+    let dir = place("recipe-examples");
+    std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
+    std::fs::write(dir.join("pairs.jsonl"), "{\"prompt\": \"1+1=\", \"response\": \"2\"}\n".repeat(3))
+        .expect("written");
+    let set = "sft={ files = [\"pairs.jsonl\"], steps = 1, batch_size = 4, lr = 1e-3, test_problems = 0 }";
+    let warning = format!(
+        "--set {set}: key `sft.batch_size` is 4: more than the 3 examples of sft.files, so that a batch has some of them twice"
+    );
+    let checked = qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", set, "--json"], "").json();
+    assert_eq!(checked["warnings"], serde_json::json!([warning]));
+    assert_eq!(checked["supervised"]["examples"], 3);
+    let done = qurl_in(&dir, &["sft", "mine.toml", "--set", set, "--out", "tuned"], "");
+    assert!(done.status == 0 && done.stderr.contains(&format!("warning: {warning}\n")), "{}", done.stderr);
+}
+
+/// Where nothing is left to train on, everything that took problems away is said.
+#[test]
+fn excluded_problems_are_excluded_by_something() {
+    let dir = place("recipe-excluded");
+    std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
+    let rows: String = (0..4)
+        .map(|a| format!("{{\"problem\": \"{a}+1=\", \"answer\": \"{}\", \"data_source\": \"sums\"}}\n", a + 1))
+        .collect();
+    std::fs::write(dir.join("named.jsonl"), rows).expect("written");
+    let check = |sets: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        qurl_in(&dir, &[&["recipe", "check", "mine.toml"], &sets[..]].concat(), "")
+    };
+    let (files, tests) = ("task.files=[\"named.jsonl\"]", "task.test_files=[\"named.jsonl\"]");
+    let named = dir.join("named.jsonl");
+    for (sets, message) in [
+        (
+            vec![files, "task.data_sources=[\"products\"]"],
+            format!("key `task.data_sources` is [\"products\"], but the rows of {} are of [\"sums\"]", named.display()),
+        ),
+        (
+            vec![files, tests, "task.data_sources=[\"sums\"]"],
+            format!(
+                "--set {files}: key `task.files` leaves no problem to train on: 4 are among those of task.test_files, only rows \
+                 of task.data_sources = [\"sums\"] count"
+            ),
+        ),
+        (
+            vec!["task.test_files=[]", "task.held_out=0.99"],
+            "mine.toml, line 6: key `task.files` leaves no problem to train on: task.held_out = 0.99 holds out the others"
+                .to_string(),
+        ),
+        (
+            vec!["task.test_files=[]", "task.held_out=0.0001"],
+            "--set task.held_out=0.0001: key `task.held_out` leaves no problem to measure on: 0.0001 of so few is none"
+                .to_string(),
+        ),
+    ] {
+        assert_says(&check(&sets), &message);
+    }
 }

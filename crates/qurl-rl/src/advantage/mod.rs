@@ -17,7 +17,7 @@ pub use token::Estimate;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Estimator {
-    /// Generalised advantage estimation with a critic, normalised over the batch: PPO. Needs a section [critic].
+    /// Generalised advantage estimation with a critic, normalised over the batch: PPO. Needs a section `[critic]`.
     Gae {
         /// Discount of the reward for every token that follows.
         #[serde(default = "one")]

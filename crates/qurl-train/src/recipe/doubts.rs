@@ -8,6 +8,14 @@ const MOST_LR: f64 = 0.1;
 const MOST_TEMPERATURE: f32 = 2.0;
 
 impl Recipe {
+    /// That a batch of supervised training has more sequences than there are examples, if it has.
+    pub fn doubt_of_examples(&self, examples: usize) -> Option<String> {
+        let size = self.sft.as_ref()?.batch_size;
+        let place = self.place(self.source.file(), "sft.batch_size");
+        let why = format!("more than the {examples} examples of sft.files, so that a batch has some of them twice");
+        (size > examples).then(|| format!("{place}: key `sft.batch_size` is {size}: {why}"))
+    }
+
     /// What looks like a mistake, a sentence each with the place of the key; `problems` are those to train on, where they
     /// can be counted.
     pub fn doubts(&self, problems: Option<u64>) -> Vec<String> {

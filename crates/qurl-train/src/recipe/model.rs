@@ -12,7 +12,7 @@ use std::path::PathBuf;
 #[serde(deny_unknown_fields)]
 pub struct ModelSource {
     /// A model directory as Hugging Face saves it (config.json, safetensors, tokenizer files), or an id of the hub such as
-    /// `Qwen/Qwen2.5-0.5B` whose snapshot is in the local cache. Either this or [model.new].
+    /// `Qwen/Qwen2.5-0.5B` whose snapshot is in the local cache. Either this or `[model.new]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
     /// The longest sequence to allow instead of the one in the model's config.json, which it may only extend. Positions are

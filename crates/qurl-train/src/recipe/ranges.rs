@@ -53,7 +53,7 @@ const COEFFICIENT: Range = number(End::At(0.0), End::At(1000.0));
 const REWARD: Range = number(End::At(-1e6), End::At(1e6));
 const TOKENS: Range = whole(1, 1 << 24);
 
-/// Keys and the range they share. Keys of a list have no index, and those of [task.source] are those of [task].
+/// Keys and the range they share. Keys of a list have no index, and those of `[task.source]` are those of `[task]`.
 const RANGES: &[(&[&str], Range)] = &[
     (&["model.max_position_embeddings"], TOKENS),
     (&["model.new.hidden_size", "model.new.intermediate_size", "model.new.num_hidden_layers"], at_least(1)),

@@ -111,7 +111,8 @@ fn collect(section: &Value, path: &str, defaults: Option<&Value>, only_with: &[S
             let defaults = defaults.filter(|defaults| defaults["type"] == name.as_str());
             collect(variant, path, defaults, &[name], &mut own);
             for key in own {
-                let same = |k: &&mut Key| k.key == key.key && k.meaning == key.meaning && k.default == key.default;
+                let alike = |k: &Key| k.meaning == key.meaning && k.default == key.default;
+                let same = |k: &&mut Key| k.key == key.key && (alike(k) || (k.is_section() && key.is_section()));
                 match keys.iter_mut().find(same) {
                     Some(known) => {
                         let new = key.only_with.into_iter().filter(|name| !known.only_with.contains(name));

@@ -199,7 +199,7 @@ pub struct Updates {
     /// The AdamW optimizer.
     #[serde(default)]
     pub optim: AdamWOptions,
-    /// How far a value of the critic may move from its old one in a step; for [critic] only.
+    /// How far a value of the critic may move from its old one in a step; for `[critic]` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cliprange_value: Option<f64>,
 }
@@ -324,7 +324,7 @@ pub struct Run {
     /// The band of a healthy run, and what happens outside it.
     #[serde(default)]
     pub alarm: Alarm,
-    /// Stretches of the run with other sizes, such as a growing context: one [[run.stages]] each, in order.
+    /// Stretches of the run with other sizes, such as a growing context: one `[[run.stages]]` each, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<Stage>,
 }

@@ -55,7 +55,7 @@ pub(super) fn policies(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// The schema, with other names of a choice as further choices, paragraphs on one line and every range. All types are
-/// written out in place, but for [task.source], which is like [task].
+/// written out in place, but for `[task.source]`, which is like `[task]`.
 pub fn json_schema() -> Value {
     let generator = SchemaSettings::draft2020_12().into_generator();
     let mut schema = generator.into_root_schema_for::<Recipe>().to_value();

@@ -27,7 +27,7 @@ pub enum TaskSource {
         /// Partial reward: the share of the way from wrong to right that a wrong response in the right form is given.
         #[serde(default)]
         format_weight: f64,
-        /// Rewards of right and wrong responses.
+        /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, between which others lie.
         #[serde(default)]
         reward: RewardValues,
         /// How often worked solutions, which supervised training imitates, forget a due carry; for the kinds `addition` and
@@ -37,7 +37,7 @@ pub enum TaskSource {
     },
     /// Problems and answers read from files.
     Dataset(DatasetSource),
-    /// The problems of [task.source] with the reward of a program of yours.
+    /// The problems of `[task.source]` with the reward of a program of yours.
     Command {
         /// Program and arguments. It reads JSON lines and writes one score a line (docs/rewards.md), and runs in the directory
         /// that `qurl` was started in.
@@ -45,10 +45,10 @@ pub enum TaskSource {
         /// Seconds that the scores of one batch may take.
         #[serde(default = "default_time_limit")]
         time_limit_s: f64,
-        /// Rewards of the scores 1 and 0; other scores lie between them.
+        /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, between which others lie.
         #[serde(default)]
         reward: RewardValues,
-        /// Where the problems come from: a section like [task], of type `synthetic` or `dataset`.
+        /// Where the problems come from: a section like `[task]`, of type `synthetic` or `dataset`.
         source: Box<TaskSource>,
     },
 }
@@ -89,7 +89,7 @@ pub struct DatasetSource {
     /// Partial reward: the share of the way from wrong to right that a wrong response in the right form is given.
     #[serde(default)]
     pub format_weight: f64,
-    /// Rewards of right and wrong responses.
+    /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, between which others lie.
     #[serde(default)]
     pub reward: RewardValues,
 }

@@ -93,6 +93,9 @@ fn run_on<B: Backend>(
     overlaps(&*task).iter().for_each(|note| err!("{note}"));
     recipe.doubts(task.len(Split::Train)).iter().for_each(|doubt| err!("warning: {doubt}"));
     let examples = Examples::open(&sft, recipe.trainer.seed, &start, &*task).or_bad()?;
+    if let Examples::Files { examples, .. } = &examples {
+        recipe.doubt_of_examples(examples.len()).iter().for_each(|doubt| err!("warning: {doubt}"));
+    }
     err!("{}: {} parameters, {}", recipe.trainer.compute, start.config.param_count(), backend.describe());
     if backend.memory().is_some() {
         let memory = MemoryPlan::of_sft(&recipe, &sft, &start.config);

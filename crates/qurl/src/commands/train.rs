@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// Steps, instead of the recipe's run.total_steps
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     steps: Option<u64>,
     /// Directory of the run (default: the next free runs/train-N)
     #[arg(long)]

@@ -18,6 +18,13 @@ fn every_key_has_a_meaning_and_every_number_a_range() {
         let number = key.kind.contains("number");
         assert_eq!(key.range.is_some(), number, "{}: {key:?}; recipe/ranges.rs has the ranges", key.key);
     }
+    // A section stands there once; a value once for each type of its section that has another default.
+    for section in keys.iter().filter(|key| key.is_section()) {
+        assert_eq!(keys.iter().filter(|key| key.key == section.key).count(), 1, "{}", section.key);
+    }
+    for (i, key) in keys.iter().enumerate() {
+        assert!(!keys[..i].contains(key), "{} is listed twice", key.key);
+    }
     // And the table has no keys that are not there any more.
     for (name, range) in ranges::keys() {
         let key = keys.iter().find(|key| key.key == name).unwrap_or_else(|| panic!("there is no key {name}"));

@@ -7,13 +7,14 @@ use anyhow::Context;
 use qurl_kernels::Backend;
 use qurl_tasks::task::{Dropped, Split};
 use qurl_train::memory::MemoryPlan;
-use qurl_train::recipe::{Recipe, RlPlan};
+use qurl_train::recipe::{Recipe, RlPlan, TaskSource};
 use qurl_train::rl::prepare;
 use qurl_train::sft::Examples;
 use qurl_train::start::Start;
 use serde::Serialize;
+use std::env;
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Why there is no figure for the time of a step.
 const NO_TIME: &str =
@@ -116,13 +117,17 @@ fn look<B: Backend>(backend: &B, recipe: &Recipe) -> anyhow::Result<Report> {
     let start = Start::from_recipe(recipe, &*task).or_bad()?;
     let mut warnings: Vec<String> = start.warning.iter().cloned().collect();
     warnings.extend(recipe.doubts(task.len(Split::Train)));
+    warnings.extend(missing_program(recipe));
     let (mut dropped, mut memory, mut reinforcement) = (Dropped::default(), MemoryPlan::default(), None);
     let supervised = match &recipe.sft {
         Some(sft) => {
             memory = MemoryPlan::of_sft(recipe, sft, &start.config);
             let examples = Examples::open(sft, recipe.trainer.seed, &start, &*task).or_bad()?;
             let (count, too_long) = match &examples {
-                Examples::Files { examples, too_long, .. } => (Some(examples.len()), *too_long),
+                Examples::Files { examples, too_long, .. } => {
+                    warnings.extend(recipe.doubt_of_examples(examples.len()));
+                    (Some(examples.len()), *too_long)
+                }
                 Examples::Task { .. } => (None, 0),
             };
             Some(Supervised { steps: sft.steps, batch_size: sft.batch_size, examples: count, too_long })
@@ -162,6 +167,18 @@ fn look<B: Backend>(backend: &B, recipe: &Recipe) -> anyhow::Result<Report> {
         time_of_a_step: NO_TIME,
         warnings,
     })
+}
+
+/// That the reward command, which is not started here, could not be.
+fn missing_program(recipe: &Recipe) -> Option<String> {
+    let TaskSource::Command { command, .. } = &recipe.task else { return None };
+    let program = command.first()?;
+    let there = match program.contains('/') {
+        true => Path::new(program).exists(),
+        false => env::split_paths(&env::var_os("PATH")?).any(|dir| dir.join(program).exists()),
+    };
+    let place = recipe.place(recipe.file(), "task.command");
+    (!there).then(|| format!("{place}: key `task.command` names the program {program:?}, which is not there"))
 }
 
 /// The sizes of the first step.

@@ -73,6 +73,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if let Some(file) = args.out.as_ref().filter(|file| file.exists()) {
         return Err(bad(format!("--out {}: is there already, expected a new file", file.display())));
     }
+    for (option, file) in [("--data", &args.data), ("--test", &args.test)] {
+        if let Some(file) = file.as_ref().filter(|file| !file.exists()) {
+            return Err(bad(format!("{option} {}: there is no such file", file.display())));
+        }
+    }
     let mut sections = source(&args)?;
     let sizes = match &args.model {
         Some(model) => sizes(model, &sections)?,
@@ -167,8 +172,8 @@ fn sizes(model: &Path, sections: &[(&'static str, Vec<Line>)]) -> anyhow::Result
         None => model.to_path_buf(),
     };
     let config = ModelConfig::read(&dir.join("config.json")).context("--model").or_bad()?;
-    let tokenizer = Tokenizer::load(&dir).or_bad()?;
-    let template = ChatTemplate::of(&tokenizer).or_bad()?;
+    let tokenizer = Tokenizer::load(&dir).context("--model").or_bad()?;
+    let template = ChatTemplate::of(&tokenizer).context("--model").or_bad()?;
     let section = sections.iter().find(|(name, _)| *name == "task").map_or(&[][..], |(_, lines)| lines);
     let set = section.iter().filter_map(|line| match line {
         Set(key, value) => Some(format!("{} = {value}", key.trim_start_matches("task."))),
