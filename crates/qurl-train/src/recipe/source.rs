@@ -56,8 +56,15 @@ impl Source {
         match (self.override_of(key), self.lines.get(key)) {
             (Some(entry), _) => format!("--set {entry}"),
             (None, Some(line)) => format!("{file}, line {line}"),
-            (None, None) => file.to_string(),
+            // A section that is there only because something in it was set.
+            (None, None) => self.override_inside(key).map_or(file.to_string(), |entry| format!("--set {entry}")),
         }
+    }
+
+    /// What sets a key of a section on the command line, if anything does.
+    fn override_inside(&self, section: &str) -> Option<&str> {
+        let inside = |path: &str| path.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'));
+        self.overrides.iter().find(|(path, _)| inside(path)).map(|(_, entry)| entry.as_str())
     }
 
     /// Where a section begins, or the section around it.

@@ -153,6 +153,7 @@ fn overrides_are_named_and_lines_stay_those_of_the_file() {
             "--set rollout={ n = 4, top_q = 1 }: unknown key `rollout.top_q`; did you mean `rollout.top_k`?",
         ),
         ("nonsense", "--set nonsense: expected key=value, such as trainer.seed=7"),
+        ("rollot.n=4", "--set rollot.n=4: unknown section [rollot]; did you mean [rollout]?"),
         ("task.level.x=1", "--set task.level.x=1: `level` is a value, not a section"),
         (
             "sft.warmup_steps=20",
