@@ -31,13 +31,13 @@ impl fmt::Display for WeightVersion {
 /// How tokens are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Softmax temperature, 0 for the likeliest token or from 0.001 to 1000.
+    /// Softmax temperature, 0 for the argmax or from 0.001 to 1000.
     pub temperature: f32,
     /// Keep the smallest set of tokens with at least this probability; 1 keeps all.
     pub top_p: f32,
-    /// Keep this many likeliest tokens; 0 keeps all.
+    /// Keep this many of the most probable tokens; 0 keeps all.
     pub top_k: u32,
-    /// Keep tokens with at least this share of the likeliest one's probability; 0 keeps all.
+    /// Keep tokens with at least this share of the largest probability; 0 keeps all.
     pub min_p: f32,
 }
 
@@ -49,7 +49,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// The likeliest token, always.
+    /// The argmax, always.
     pub fn greedy() -> Self {
         Sampling { temperature: 0.0, ..Sampling::default() }
     }

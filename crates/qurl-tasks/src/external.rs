@@ -145,7 +145,9 @@ impl ExternalReward {
         if self.style == Some(Style::InOrder) {
             let quiet = Instant::now() + (2 * longest).clamp(QUIET.0, QUIET.1);
             match self.line_until(quiet) {
-                Ok(Some(line)) => return Err(Trouble::Line(shown(&text_of(line)?), Slip::Extra(batch.len()))),
+                Ok(Some(line)) => {
+                    return Err(Trouble::Line(shown(&text_of(line)?), Slip::Extra(batch.len())));
+                }
                 // All scores are there: an end is for the next batch to report.
                 Ok(None) | Err(Trouble::Ended) => {}
                 Err(trouble) => return Err(trouble),

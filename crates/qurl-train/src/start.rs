@@ -113,7 +113,9 @@ impl Start {
         }
         let alphabet = task.alphabet().ok_or_else(|| StartError::NoAlphabet { task: task.name().to_string() })?;
         let tokenizer = Tokenizer::characters(alphabet, &CharacterSpecials::default())?;
-        let Some(new) = &recipe.model.new else { return Err(StartError::NoAlphabet { task: task.name().to_string() }) };
+        let Some(new) = &recipe.model.new else {
+            return Err(StartError::NoAlphabet { task: task.name().to_string() });
+        };
         let mut config = new.config(tokenizer.vocab_size())?;
         let specials = tokenizer.specials();
         config.bos_token_id = specials.bos.as_ref().map(|s| s.id);

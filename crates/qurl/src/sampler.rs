@@ -29,16 +29,16 @@ pub struct SamplerArgs {
     /// Most new tokens of a sample
     #[arg(long, default_value_t = 256)]
     pub max_new: usize,
-    /// Softmax temperature; 0 takes the likeliest token
+    /// Softmax temperature; 0 takes the argmax
     #[arg(long, default_value_t = 1.0)]
     temperature: f32,
     /// Keep the smallest set of tokens with at least this probability
     #[arg(long, default_value_t = 1.0)]
     top_p: f32,
-    /// Keep this many likeliest tokens; 0 keeps all
+    /// Keep this many of the most probable tokens; 0 keeps all
     #[arg(long, default_value_t = 0)]
     top_k: u32,
-    /// Keep tokens with at least this share of the likeliest one's probability
+    /// Keep tokens with at least this share of the largest probability
     #[arg(long, default_value_t = 0.0)]
     min_p: f32,
     /// Text that ends a sample; may be given several times
@@ -159,7 +159,9 @@ impl<B: Backend> Sampler<B> {
         request: Request,
         mut show: impl FnMut(&str) -> anyhow::Result<()>,
     ) -> anyhow::Result<Option<Group>> {
-        let Some(tokenizer) = self.texts.tokenizer.clone() else { return Ok(self.engine.generate(&[request])?.pop()) };
+        let Some(tokenizer) = self.texts.tokenizer.clone() else {
+            return Ok(self.engine.generate(&[request])?.pop());
+        };
         let mut decoder = StreamDecoder::new(true);
         self.engine.submit(request)?;
         while self.engine.unfinished() > 0 {

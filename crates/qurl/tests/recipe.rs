@@ -153,7 +153,7 @@ fn a_recipe_is_looked_at_without_a_run() {
     );
     let rl = &checked["reinforcement"];
     assert_eq!(
-        (rl["responses"].as_u64(), rl["most_tokens"].as_u64(), rl["updates"].as_u64()),
+        (rl["responses"].as_u64(), rl["max_tokens"].as_u64(), rl["updates"].as_u64()),
         (Some(4), Some(32), Some(1))
     );
     let parts = checked["memory"].as_array().expect("parts");
@@ -273,8 +273,9 @@ fn an_id_of_the_hub_is_found_in_the_cache_or_explained() {
         let moved = dir.join(place);
         std::fs::create_dir_all(moved.parent().expect("a parent")).expect("made");
         std::fs::rename(&cache, &moved).expect("moved");
-        let absolute =
-            |value: &str| if value.is_empty() { String::new() } else { dir.join(value).display().to_string() };
+        let absolute = |value: &str| {
+            if value.is_empty() { String::new() } else { dir.join(value).display().to_string() }
+        };
         let values = variables.map(|(name, value)| (name, absolute(value)));
         let mut environment: Vec<(&str, &str)> = values.iter().map(|(name, value)| (*name, value.as_str())).collect();
         environment.push(("XDG_CACHE_HOME", ""));

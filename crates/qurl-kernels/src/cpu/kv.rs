@@ -269,7 +269,9 @@ impl KvPages {
         unsafe {
             let (keys, values) = (room, room.add(len));
             match &self.store {
-                Store::F32(data) => return (data[key..key + len].as_ptr(), data[value..value + len].as_ptr()),
+                Store::F32(data) => {
+                    return (data[key..key + len].as_ptr(), data[value..value + len].as_ptr());
+                }
                 Store::Bf16(data) => {
                     from_pairs::<S>(data[key..key + len].as_ptr().cast(), self.head_dim, KEY_BLOCK, keys);
                     from_pairs::<S>(data[value..value + len].as_ptr().cast(), KEY_BLOCK, self.head_dim, values);

@@ -77,7 +77,7 @@ impl<B: Backend> Inference<B> {
         &self.hidden
     }
 
-    /// Log-probs, entropies and likeliest tokens for some rows of the last forward pass.
+    /// Log-probs, entropies and argmax tokens for some rows of the last forward pass.
     pub fn head(
         &mut self,
         backend: &B,

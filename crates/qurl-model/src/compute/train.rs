@@ -59,7 +59,7 @@ pub struct Forward {
     batch: Batch,
     targets: Targets,
     temperature: f32,
-    /// Log-probs, entropies and likeliest tokens of the targets.
+    /// Log-probs, entropies and argmax tokens of the targets.
     pub out: HeadOutput,
 }
 

@@ -39,7 +39,9 @@ impl<B: Backend> Engine<B> {
         let weights = self.weights.unwrap_or_default();
         for sequence in self.ended.drain(..) {
             let SequenceId { request, sample } = sequence.id();
-            let Sequence { tokens, logprobs, entropies, finish: Some(finish), .. } = sequence else { continue };
+            let Sequence { tokens, logprobs, entropies, finish: Some(finish), .. } = sequence else {
+                continue;
+            };
             let Some(pending) = self.pending.get_mut(&request) else { continue };
             pending.samples[sample as usize] = Some(Sample { tokens, logprobs, entropies, finish, weights });
             if pending.samples.iter().all(Option::is_some)

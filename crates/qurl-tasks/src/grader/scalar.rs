@@ -92,7 +92,9 @@ impl Comparer {
         }
         match self.options.percent {
             PercentRule::IsRatio => {
-                let ratio = |side: Peeled| if side.percent { Expr::Percent(Box::new(side.value)) } else { side.value };
+                let ratio = |side: Peeled| {
+                    if side.percent { Expr::Percent(Box::new(side.value)) } else { side.value }
+                };
                 let (g, p) = (ratio(g), ratio(p));
                 self.same_formula(&g, &p)
             }
@@ -103,7 +105,9 @@ impl Comparer {
                 if g.percent == p.percent {
                     return Ok(false);
                 }
-                let ratio = |side: Peeled| if side.percent { Expr::Percent(Box::new(side.value)) } else { side.value };
+                let ratio = |side: Peeled| {
+                    if side.percent { Expr::Percent(Box::new(side.value)) } else { side.value }
+                };
                 let (g, p) = (ratio(g), ratio(p));
                 self.same_formula(&g, &p)
             }

@@ -65,7 +65,9 @@ impl Event {
             Event::Shares(n) => {
                 format!("Then {name} shares the {thing} equally among {n} people and keeps one share.")
             }
-            Event::Buys { packs, size } => format!("Then {name} buys {packs} packs with {size} {thing} each."),
+            Event::Buys { packs, size } => {
+                format!("Then {name} buys {packs} packs with {size} {thing} each.")
+            }
             Event::Halves => format!("Then {name} loses half of the {thing}."),
         }
     }

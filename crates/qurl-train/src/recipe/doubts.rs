@@ -3,9 +3,9 @@
 use super::Recipe;
 
 /// Learning rates above this are mistakes of a few zeros.
-const MOST_LR: f64 = 0.1;
+const MAX_LR: f64 = 0.1;
 /// Temperatures above this sample nearly at random.
-const MOST_TEMPERATURE: f32 = 2.0;
+const MAX_TEMPERATURE: f32 = 2.0;
 
 impl Recipe {
     /// That a batch of supervised training has more sequences than there are examples, if it has.
@@ -29,7 +29,7 @@ impl Recipe {
             ("actor.lr", self.actor.as_ref().map(|actor| actor.lr)),
             ("critic.lr", self.critic.as_ref().map(|critic| critic.lr)),
         ];
-        for (key, lr) in lrs.into_iter().filter_map(|(key, lr)| Some((key, lr?))).filter(|(_, lr)| *lr > MOST_LR) {
+        for (key, lr) in lrs.into_iter().filter_map(|(key, lr)| Some((key, lr?))).filter(|(_, lr)| *lr > MAX_LR) {
             say(key, lr.to_string(), "learning rates above 0.1 are hardly ever meant");
         }
         if let (Some(data), Some(problems)) = (&self.data, problems)
@@ -38,7 +38,7 @@ impl Recipe {
             let why = format!("more than the {problems} problems to train on, so that a step has some of them twice");
             say("data.train_batch_size", data.train_batch_size.to_string(), &why);
         }
-        if let Some(rollout) = self.rollout.as_ref().filter(|rollout| rollout.temperature > MOST_TEMPERATURE) {
+        if let Some(rollout) = self.rollout.as_ref().filter(|rollout| rollout.temperature > MAX_TEMPERATURE) {
             say("rollout.temperature", rollout.temperature.to_string(), "above 2 tokens are sampled nearly at random");
         }
         if let (Some(actor), Some(run)) = (&self.actor, &self.run)

@@ -173,7 +173,9 @@ impl fmt::Display for Range {
             (Some(End::At(low)), Some(End::At(high))) => write!(f, "{what} from {low} to {high}"),
             (Some(End::At(low)), Some(End::Beyond(high))) => write!(f, "{what} from {low} to below {high}"),
             (Some(End::Beyond(low)), Some(End::At(high))) => write!(f, "{what} above {low}, at most {high}"),
-            (Some(End::Beyond(low)), Some(End::Beyond(high))) => write!(f, "{what} above {low}, below {high}"),
+            (Some(End::Beyond(low)), Some(End::Beyond(high))) => {
+                write!(f, "{what} above {low}, below {high}")
+            }
             (None, Some(End::At(high) | End::Beyond(high))) => write!(f, "{what} of at most {high}"),
         }
     }

@@ -97,7 +97,9 @@ impl fmt::Display for Symptom {
             Symptom::UniformLogits { entropy, most } => {
                 write!(f, "its entropy {entropy:.4} is that of uniform logits ({most:.4})")
             }
-            Symptom::NoEntropy { entropy } => write!(f, "its entropy {entropy:.1e} is zero: it always writes the same"),
+            Symptom::NoEntropy { entropy } => {
+                write!(f, "its entropy {entropy:.1e} is zero: it always writes the same")
+            }
             Symptom::NotFinite { reason } => write!(f, "the model is not finite: {reason}"),
         }
     }

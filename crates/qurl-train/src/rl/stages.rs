@@ -10,7 +10,9 @@ use qurl_rl::KlCoefficient;
 impl<B: Backend> RlTrainer<B> {
     /// Where a stage begins with this step: the new reference and the new optimizers that it asks for.
     pub(super) fn begin_stage(&mut self) -> Result<(), TrainError> {
-        let Some(stage) = self.plan.run.stages.iter().find(|s| s.from_step == self.step) else { return Ok(()) };
+        let Some(stage) = self.plan.run.stages.iter().find(|s| s.from_step == self.step) else {
+            return Ok(());
+        };
         tracing::debug!(step = self.step, stage.new_reference, stage.new_optimizer, "stage begins");
         if stage.new_optimizer {
             self.actor.optimizer.reset(&*self.backend);

@@ -89,7 +89,9 @@ fn two_steps(dir: &Path, done: &Run, context: usize) -> Vec<Value> {
 
 fn gsm8k_ppo(kind: Kind) {
     let sets = ["gsm8k/train.jsonl.gz", "gsm8k/test.jsonl"];
-    let Some((dir, [train_rows, test_rows])) = place("gsm8k", kind, &QWEN25_05B_INSTRUCT, sets) else { return };
+    let Some((dir, [train_rows, test_rows])) = place("gsm8k", kind, &QWEN25_05B_INSTRUCT, sets) else {
+        return;
+    };
     write_gsm8k(&dir.join("train.jsonl"), &train_rows);
     write_gsm8k(&dir.join("test.jsonl"), &test_rows);
     let done = train(&dir, &recipe("gsm8k-ppo"), &[&JSONL[..], &["critic.ppo_mini_batch_size=2"]].concat());
@@ -136,7 +138,9 @@ fn aime_dapo(kind: Kind) {
 
 fn deepscaler_grpo(kind: Kind) {
     let sets = ["deepscaler/train_aime.jsonl", "aime24/test.jsonl"];
-    let Some((dir, [train_rows, test_rows])) = place("deepscaler", kind, &R1_DISTILL_15B, sets) else { return };
+    let Some((dir, [train_rows, test_rows])) = place("deepscaler", kind, &R1_DISTILL_15B, sets) else {
+        return;
+    };
     write_deepscaler(&dir.join("train.jsonl"), &train_rows);
     write_deepscaler(&dir.join("test.jsonl"), &test_rows);
     let done = train(&dir, &recipe("deepscaler-grpo"), &[&JSONL[..], &["rollout.n=4"]].concat());

@@ -149,7 +149,9 @@ fn defaults_are_those_that_are_filled_in() {
     };
     let mut compared = 0;
     for Key { key, default, only_with, .. } in keys() {
-        let Some(default) = default.filter(|_| at(&given, &key).is_none() && only_with.len() != 1) else { continue };
+        let Some(default) = default.filter(|_| at(&given, &key).is_none() && only_with.len() != 1) else {
+            continue;
+        };
         let Some(value) = at(&table, &key) else { continue };
         let parsed: toml::Table =
             toml::from_str(&format!("value = {default}")).unwrap_or_else(|e| panic!("{key}: {e}"));

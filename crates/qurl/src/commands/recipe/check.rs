@@ -88,7 +88,7 @@ struct Reinforcement {
     prompts: usize,
     responses: usize,
     /// Most tokens of the responses of a step.
-    most_tokens: usize,
+    max_tokens: usize,
     updates: usize,
 }
 
@@ -189,7 +189,7 @@ fn step_of(plan: &RlPlan) -> Reinforcement {
         steps: plan.run.total_steps,
         prompts,
         responses: prompts * n,
-        most_tokens: prompts * n * longest,
+        max_tokens: prompts * n * longest,
         updates: prompts / plan.actor.ppo_mini_batch_size.max(1) * plan.actor.ppo_epochs,
     }
 }
@@ -224,7 +224,7 @@ fn text(report: &Report) -> String {
         let _ = writeln!(
             text,
             "reinforcement learning: {} steps of {} prompts, {} responses (at most {} tokens) and {} updates",
-            rl.steps, rl.prompts, rl.responses, rl.most_tokens, rl.updates
+            rl.steps, rl.prompts, rl.responses, rl.max_tokens, rl.updates
         );
     }
     let _ = writeln!(text, "memory: {} MiB", report.memory_mib);
