@@ -39,8 +39,11 @@ fn is_root() -> bool {
 }
 
 fn apt_get(arguments: &[&str]) -> bool {
-    let status =
-        Command::new("apt-get").args(arguments).env("DEBIAN_FRONTEND", "noninteractive").stdout(Stdio::null()).status();
+    let status = Command::new("apt-get")
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdout(Stdio::null())
+        .status();
     status.is_ok_and(|status| status.success())
 }
 

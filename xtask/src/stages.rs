@@ -39,8 +39,15 @@ pub fn run_all(root: &Path, stages: &[Stage]) -> Result<(), String> {
 }
 
 fn run(root: &Path, stage: &Stage) -> Result<(), String> {
-    let status = cargo(root).args(stage.arguments).status().map_err(|error| format!("cargo did not start: {error}"))?;
-    if status.success() { Ok(()) } else { Err(format!("`cargo {}` ended with {status}", stage.arguments.join(" "))) }
+    let status = cargo(root)
+        .args(stage.arguments)
+        .status()
+        .map_err(|error| format!("cargo did not start: {error}"))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("`cargo {}` ended with {status}", stage.arguments.join(" ")))
+    }
 }
 
 /// The cargo that started us, in `root`, without what it told us about our own package: build

@@ -210,7 +210,14 @@ pub trait Backend: Send + Sync + 'static {
     fn gather(&self, table: &Self::Tensor, ids: &[u32], d: usize, out: &mut Self::Tensor);
     /// [`Backend::gather`] of tokens, some of which are named by rows of the last draw ([`drawn_id`]): these are taken from
     /// `drawn`, which [`Backend::draw`] has written.
-    fn gather_tokens(&self, table: &Self::Tensor, ids: &[u32], drawn: &Self::Tensor, d: usize, out: &mut Self::Tensor);
+    fn gather_tokens(
+        &self,
+        table: &Self::Tensor,
+        ids: &[u32],
+        drawn: &Self::Tensor,
+        d: usize,
+        out: &mut Self::Tensor,
+    );
     /// `table[ids[i]] += rows[i]`, in the order of i.
     fn scatter_add(&self, rows: &Self::Tensor, ids: &[u32], d: usize, table: &mut Self::Tensor);
 
@@ -511,7 +518,12 @@ pub trait Backend: Send + Sync + 'static {
         dweight: &mut Self::Tensor,
     );
     /// `hidden[row] . w`: the scalar head of a critic.
-    fn row_dots(&self, hidden: &Self::Tensor, rows: usize, w: &Self::Tensor) -> Result<Vec<f32>, BackendError>;
+    fn row_dots(
+        &self,
+        hidden: &Self::Tensor,
+        rows: usize,
+        w: &Self::Tensor,
+    ) -> Result<Vec<f32>, BackendError>;
     /// Backward of [`Backend::row_dots`]: `dhidden` is overwritten, `dw += ...`.
     fn row_dots_backward(
         &self,

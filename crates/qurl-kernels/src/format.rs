@@ -84,7 +84,10 @@ impl FromStr for Format {
     type Err = UnknownFormat;
 
     fn from_str(name: &str) -> Result<Self, UnknownFormat> {
-        Format::ALL.into_iter().find(|f| f.name() == name).ok_or_else(|| UnknownFormat { found: name.to_string() })
+        Format::ALL
+            .into_iter()
+            .find(|f| f.name() == name)
+            .ok_or_else(|| UnknownFormat { found: name.to_string() })
     }
 }
 

@@ -147,7 +147,10 @@ fn numbers_that_are_not_finite_show() {
 #[test]
 fn bytes_and_names() {
     let page = |format| qurl_kernels::cpu::kv::KvPages::page_bytes(format, 32, 2, 64);
-    assert_eq!(KvFormat::ALL.map(page), [32 * 2 * 2 * 256, 32 * 2 * 2 * 128, 32 * 2 * 2 * 68, 32 * 2 * 2 * 68]);
+    assert_eq!(
+        KvFormat::ALL.map(page),
+        [32 * 2 * 2 * 256, 32 * 2 * 2 * 128, 32 * 2 * 2 * 68, 32 * 2 * 2 * 68]
+    );
     for format in KvFormat::ALL {
         assert_eq!(format.name().parse(), Ok(format));
         assert!(Format::ALL.iter().any(|f| f.name() == format.name()), "names are those of weights");

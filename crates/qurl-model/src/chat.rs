@@ -198,8 +198,8 @@ fn find_source(tokenizer: &Tokenizer) -> Result<Option<(String, &'static str)>, 
             continue;
         };
         let wrong = |found: String, expected| ChatError::Contents { file, found, expected };
-        let settings: serde_json::Value =
-            serde_json::from_slice(bytes).map_err(|error| wrong(format!("invalid JSON ({error})"), "a JSON object"))?;
+        let settings: serde_json::Value = serde_json::from_slice(bytes)
+            .map_err(|error| wrong(format!("invalid JSON ({error})"), "a JSON object"))?;
         match settings.get("chat_template") {
             None | Some(serde_json::Value::Null) => {}
             Some(serde_json::Value::String(source)) => return Ok(Some((source.clone(), file))),

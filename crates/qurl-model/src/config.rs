@@ -363,7 +363,12 @@ impl ModelConfig {
         match self.rope.scaling {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } => positive("rope_scaling.factor", factor)?,
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => {
                 positive("rope_scaling.factor", factor)?;
                 positive("rope_scaling.low_freq_factor", low_freq_factor)?;
                 positive("rope_scaling.high_freq_factor", high_freq_factor)?;

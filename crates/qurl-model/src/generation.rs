@@ -138,7 +138,12 @@ impl GenerationConfig {
     }
 }
 
-fn in_range(keys: &Keys, key: &str, expected: &str, accepts: impl Fn(f64) -> bool) -> Result<Option<f32>, ConfigError> {
+fn in_range(
+    keys: &Keys,
+    key: &str,
+    expected: &str,
+    accepts: impl Fn(f64) -> bool,
+) -> Result<Option<f32>, ConfigError> {
     match keys.f64(key)? {
         Some(value) if !accepts(value) => Err(keys.invalid(key, expected)),
         value => Ok(value.map(|v| v as f32)),

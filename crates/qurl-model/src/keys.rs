@@ -9,12 +9,14 @@ use crate::config::ConfigError;
 
 /// The text of a configuration file.
 pub(crate) fn read_text(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path).map_err(|source| ConfigError::Io { file: path.display().to_string(), source })
+    std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Io { file: path.display().to_string(), source })
 }
 
 /// Parses a JSON object; `file` names it in messages.
 pub(crate) fn parse_object(text: &str, file: &str) -> Result<Map<String, Value>, ConfigError> {
-    serde_json::from_str(text).map_err(|error| ConfigError::Json { file: file.to_string(), reason: error.to_string() })
+    serde_json::from_str(text)
+        .map_err(|error| ConfigError::Json { file: file.to_string(), reason: error.to_string() })
 }
 
 /// Typed access to one JSON object, with errors that name the file and the whole key.
@@ -60,7 +62,11 @@ impl<'a> Keys<'a> {
     }
 
     pub(crate) fn missing(&self, key: &str, expected: &str) -> ConfigError {
-        ConfigError::Missing { file: self.file.to_string(), key: self.full(key), expected: expected.to_string() }
+        ConfigError::Missing {
+            file: self.file.to_string(),
+            key: self.full(key),
+            expected: expected.to_string(),
+        }
     }
 
     /// The value through `convert`, `None` where absent.

@@ -91,7 +91,11 @@ impl ParamKind {
     pub fn is_norm(self) -> bool {
         matches!(
             self,
-            ParamKind::AttnNorm | ParamKind::QNorm | ParamKind::KNorm | ParamKind::MlpNorm | ParamKind::FinalNorm
+            ParamKind::AttnNorm
+                | ParamKind::QNorm
+                | ParamKind::KNorm
+                | ParamKind::MlpNorm
+                | ParamKind::FinalNorm
         )
     }
 
@@ -254,7 +258,8 @@ impl<T> Params<T> {
 
     /// Which optional leaves exist, block by block and at the end.
     fn slots(&self) -> Vec<[bool; 3]> {
-        let layers = self.layers.iter().map(|l| [l.qkv_bias.is_some(), l.q_norm.is_some(), l.k_norm.is_some()]);
+        let layers =
+            self.layers.iter().map(|l| [l.qkv_bias.is_some(), l.q_norm.is_some(), l.k_norm.is_some()]);
         layers.chain([[self.head.is_some(), self.value_head.is_some(), false]]).collect()
     }
 }

@@ -217,9 +217,10 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
         match self.inner.encode_fast(text, add_special) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => {
-                Err(TokenizerError::Encode { text: text.chars().take(80).collect(), reason: error.to_string() })
-            }
+            Err(error) => Err(TokenizerError::Encode {
+                text: text.chars().take(80).collect(),
+                reason: error.to_string(),
+            }),
         }
     }
 

@@ -141,8 +141,11 @@ fn conversation() -> Vec<Message> {
 
 /// A tokenizer that carries `template` in its settings.
 fn tokenizer_with(template: Value) -> Tokenizer {
-    let specials =
-        CharacterSpecials { pad: "<pad>".to_string(), bos: Some("<|begin|>".to_string()), eos: "<|end|>".to_string() };
+    let specials = CharacterSpecials {
+        pad: "<pad>".to_string(),
+        bos: Some("<|begin|>".to_string()),
+        eos: "<|end|>".to_string(),
+    };
     let plain = Tokenizer::characters("ab", &specials).unwrap();
     let mut files = plain.files().to_vec();
     let mut settings: Value = serde_json::from_slice(&files[1].1).unwrap();
@@ -224,7 +227,8 @@ fn reasoning_style() {
 
 #[test]
 fn templates_are_found_where_they_are_kept() {
-    let default = json!([{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]);
+    let default =
+        json!([{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]);
     let found = ChatTemplate::of(&tokenizer_with(default)).unwrap().unwrap();
     assert_eq!(found.render(&[], false).unwrap(), "plain");
     assert!(ChatTemplate::of(&tokenizer_with(Value::Null)).unwrap().is_none());

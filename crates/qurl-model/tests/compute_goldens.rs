@@ -10,13 +10,22 @@ use qurl_model::ModelConfig;
 use qurl_model::compute::{Batch, Network, NetworkOptions, Tape, TapeOptions, Targets, score};
 use qurl_model::params::{Params, shapes};
 
-fn assert_gradients(what: &str, config: &ModelConfig, got: &Params<<Cpu as Backend>::Tensor>, want: &Params<Vec<f32>>) {
+fn assert_gradients(
+    what: &str,
+    config: &ModelConfig,
+    got: &Params<<Cpu as Backend>::Tensor>,
+    want: &Params<Vec<f32>>,
+) {
     let infos = shapes(config, want.value_head.is_some());
     for ((got, want), info) in got.iter().zip(want.iter()).zip(infos.iter()) {
         assert_eq!(got.len(), want.len(), "{what}: {}", info.name);
         let norm = want.iter().map(|&x| x as f64 * x as f64).sum::<f64>().sqrt();
         let error = got.iter().zip(want).map(|(&a, &b)| (a as f64 - b as f64).powi(2)).sum::<f64>().sqrt();
-        assert!(error <= 1e-4 * norm, "{what}: gradient of {} is off by {error:e} of a norm of {norm:e}", info.name);
+        assert!(
+            error <= 1e-4 * norm,
+            "{what}: gradient of {} is off by {error:e} of a norm of {norm:e}",
+            info.name
+        );
     }
 }
 
@@ -27,8 +36,13 @@ fn log_probs_and_gradients_of_every_family() {
         for name in CASES {
             let case = load(name);
             let params = upload(&cpu, &case.params);
-            let net = Network::new(&cpu, &case.config, &params, NetworkOptions::training(&case.config, Format::F32))
-                .expect("network");
+            let net = Network::new(
+                &cpu,
+                &case.config,
+                &params,
+                NetworkOptions::training(&case.config, Format::F32),
+            )
+            .expect("network");
             for scoring in &case.golden.scorings {
                 let what = format!("{name} at {level}, T = {}", scoring.temperature);
                 let ids = &case.golden.ids;
@@ -37,8 +51,9 @@ fn log_probs_and_gradients_of_every_family() {
                     let options = TapeOptions { recompute, ..whole(&case.golden) };
                     let mut tape = Tape::new(&cpu, &net, options).expect("memory");
                     let targets = Targets::of(ids, |_, _| true);
-                    let forward =
-                        tape.forward(&cpu, &net, Batch::whole(ids), targets, scoring.temperature).expect("forward");
+                    let forward = tape
+                        .forward(&cpu, &net, Batch::whole(ids), targets, scoring.temperature)
+                        .expect("forward");
                     let dlogp = flatten(&scoring.sequences, |s| s.g.clone());
                     let dentropy = flatten(&scoring.sequences, |s| s.e.clone());
                     let out = &forward.out;
@@ -56,14 +71,24 @@ fn log_probs_and_gradients_of_every_family() {
                         flatten(&scoring.sequences, |s| s.argmax.clone()).into_iter().flatten().collect();
                     assert_eq!(out.argmax, want, "{what}");
                     let loss: f64 = (0..dlogp.len())
-                        .map(|i| dlogp[i] as f64 * out.logp[i] as f64 + dentropy[i] as f64 * out.entropy[i] as f64)
+                        .map(|i| {
+                            dlogp[i] as f64 * out.logp[i] as f64 + dentropy[i] as f64 * out.entropy[i] as f64
+                        })
                         .sum();
-                    assert!((loss - scoring.loss).abs() < 1e-4 * (1.0 + scoring.loss.abs()), "{what}: loss {loss}");
+                    assert!(
+                        (loss - scoring.loss).abs() < 1e-4 * (1.0 + scoring.loss.abs()),
+                        "{what}: loss {loss}"
+                    );
 
                     let mut grads = zeros_like(&cpu, &case.params);
                     let gradient = HeadGradient { dlogp: &dlogp, dentropy: &dentropy };
                     tape.backward(&cpu, &net, forward, gradient, &mut grads);
-                    assert_gradients(&what, &case.config, &grads, &golden_gradients(&case, &scoring.gradients));
+                    assert_gradients(
+                        &what,
+                        &case.config,
+                        &grads,
+                        &golden_gradients(&case, &scoring.gradients),
+                    );
                     gradients.push(grads.map(|g| g.iter().map(|x| x.to_bits()).collect::<Vec<_>>()));
                 }
                 assert!(gradients[0] == gradients[1], "{what}: recomputation changed the gradients");
@@ -79,8 +104,9 @@ fn values_and_gradients_of_a_critic() {
         let case = load("critic");
         let critic = case.golden.critic.as_ref().expect("critic");
         let params = upload(&cpu, &case.params);
-        let net = Network::new(&cpu, &case.config, &params, NetworkOptions::training(&case.config, Format::F32))
-            .expect("network");
+        let net =
+            Network::new(&cpu, &case.config, &params, NetworkOptions::training(&case.config, Format::F32))
+                .expect("network");
         let mut tape = Tape::new(&cpu, &net, whole(&case.golden)).expect("memory");
         let batch = Batch::whole(&case.golden.ids);
         let rows: Vec<u32> = (0..batch.rows() as u32).collect();

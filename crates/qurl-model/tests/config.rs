@@ -65,7 +65,10 @@ fn families_differ_where_they_should() {
     assert!(!qwen3.qkv_bias && qwen3.qk_norm && qwen3.tie_word_embeddings);
     assert_eq!((qwen3.head_dim, qwen3.q_dim(), qwen3.qkv_dim()), (32, 128, 256));
     assert_eq!(read("qwen3", json!({})).unwrap().head_dim, 128);
-    let llama = read("llama", json!({"num_key_value_heads": null, "rope_scaling": {"type": "linear", "factor": 4.0}}));
+    let llama = read(
+        "llama",
+        json!({"num_key_value_heads": null, "rope_scaling": {"type": "linear", "factor": 4.0}}),
+    );
     let llama = llama.unwrap();
     assert_eq!(llama.num_kv_heads, 4);
     assert_eq!(llama.rope.scaling, RopeScaling::Linear { factor: 4.0 });
@@ -91,7 +94,11 @@ fn what_is_not_supported_is_refused_by_name() {
         ("llama", json!({"rope_parameters": {"rope_type": "longrope"}}), "rope_parameters.rope_type"),
         ("qwen2", json!({"layer_types": ["full_attention", "sliding_attention"]}), "layer_types"),
         ("llama", json!({"torch_dtype": "float8_e4m3fn"}), "torch_dtype"),
-        ("llama", json!({"quantization_config": {"quant_method": "awq"}}), "quantization_config.quant_method"),
+        (
+            "llama",
+            json!({"quantization_config": {"quant_method": "awq"}}),
+            "quantization_config.quant_method",
+        ),
     ];
     for (model_type, changes, expected_key) in cases {
         match read(model_type, changes.clone()) {
@@ -110,7 +117,10 @@ fn wrong_values_are_named() {
     let cases = [
         (json!({"hidden_size": "64"}), "key `hidden_size` is \"64\", expected a whole number"),
         (json!({"hidden_size": null}), "key `hidden_size` is missing"),
-        (json!({"hidden_size": 66}), "key `hidden_size` is 66, expected a multiple of num_attention_heads = 4"),
+        (
+            json!({"hidden_size": 66}),
+            "key `hidden_size` is 66, expected a multiple of num_attention_heads = 4",
+        ),
         (json!({"num_attention_heads": 0}), "num_attention_heads"),
         (json!({"num_key_value_heads": 3}), "a divisor of num_attention_heads = 4"),
         (json!({"num_hidden_layers": 1u64 << 40}), "num_hidden_layers"),
@@ -143,8 +153,14 @@ fn wrong_values_are_named() {
 
 #[test]
 fn what_we_write_reads_back_equal() {
-    let dims =
-        Dims { vocab_size: 512, hidden_size: 64, intermediate_size: 96, num_layers: 3, num_heads: 4, num_kv_heads: 2 };
+    let dims = Dims {
+        vocab_size: 512,
+        hidden_size: 64,
+        intermediate_size: 96,
+        num_layers: 3,
+        num_heads: 4,
+        num_kv_heads: 2,
+    };
     for family in Family::ALL {
         for scaling in [
             RopeScaling::None,

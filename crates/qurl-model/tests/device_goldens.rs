@@ -29,14 +29,18 @@ fn compute<B: Backend>(backend: &B, case: &Case, scoring: &Scoring, format: Form
     let net = Network::new(backend, &case.config, &params, options).expect("network");
     let mut tape = Tape::new(backend, &net, whole(&case.golden)).expect("memory");
     let targets = Targets::of(ids, |_, _| true);
-    let forward = tape.forward(backend, &net, Batch::whole(ids), targets, scoring.temperature).expect("forward");
+    let forward =
+        tape.forward(backend, &net, Batch::whole(ids), targets, scoring.temperature).expect("forward");
     let logp = forward.out.logp.clone();
     let dlogp = flatten(&scoring.sequences, |s| s.g.clone());
     let dentropy = flatten(&scoring.sequences, |s| s.e.clone());
     let mut gradients = zeros_like(backend, &case.params);
     let gradient = HeadGradient { dlogp: &dlogp, dentropy: &dentropy };
     tape.backward(backend, &net, forward, gradient, &mut gradients);
-    Computed { logp, gradients: gradients.as_ref().map(|g| backend.download(g, backend.len(g)).expect("memory")) }
+    Computed {
+        logp,
+        gradients: gradients.as_ref().map(|g| backend.download(g, backend.len(g)).expect("memory")),
+    }
 }
 
 fn golden(case: &Case, scoring: &Scoring) -> Computed {
@@ -88,7 +92,12 @@ fn device() -> Option<Cuda> {
 }
 
 /// All golden models and temperatures within `limit` of what `reference` gives.
-fn hold<B: Backend>(backend: &B, format: Format, limit: Distance, reference: impl Fn(&Case, &Scoring) -> Computed) {
+fn hold<B: Backend>(
+    backend: &B,
+    format: Format,
+    limit: Distance,
+    reference: impl Fn(&Case, &Scoring) -> Computed,
+) {
     hold_all(CASES.map(|name| (name, load(name))), backend, format, limit, reference);
 }
 
@@ -165,7 +174,10 @@ fn bf16_of_a_real_model() {
         let off = largest(&got, &reference.logprob_of_chosen);
         let sum: f32 = got.iter().zip(&reference.logprob_of_chosen).map(|(a, b)| (a - b).abs()).sum();
         let mean = sum / got.len() as f32;
-        println!("stories260K, bf16 on {place}: {} log-probs within {off:.1e}, {mean:.1e} in the mean", got.len());
+        println!(
+            "stories260K, bf16 on {place}: {} log-probs within {off:.1e}, {mean:.1e} in the mean",
+            got.len()
+        );
         assert!(mean <= 2e-2 && off <= 0.1, "{place}: {off}, {mean} in the mean");
     };
     let cpu = Cpu::new(Level::best(), 2);
@@ -212,5 +224,9 @@ fn scores<B: Backend>(backend: &B, case: &Case, format: Format) -> Vec<f32> {
     let params: Params<B::Tensor> = upload(backend, &case.params);
     let options = NetworkOptions::inference(&case.config, format);
     let net = Network::new(backend, &case.config, &params, options).expect("network");
-    score(backend, &net, &case.golden.ids, 1.0, 1000).expect("score").into_iter().flat_map(|out| out.logp).collect()
+    score(backend, &net, &case.golden.ids, 1.0, 1000)
+        .expect("score")
+        .into_iter()
+        .flat_map(|out| out.logp)
+        .collect()
 }

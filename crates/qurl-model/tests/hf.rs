@@ -94,10 +94,13 @@ fn saving_again_replaces_shards_and_leaves_other_files_alone() {
     let second = init(&config, 2, false);
     save_with(dir.path(), &config, &second, Dtype::F32, u64::MAX);
     assert_eq!(load(dir.path()).unwrap().params, second);
-    let mut names: Vec<String> =
-        fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = fs::read_dir(dir.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
-    let expected = [".notes.1.part", "config.json", "generation_config.json", "model.safetensors", "optimizer.bin"];
+    let expected =
+        [".notes.1.part", "config.json", "generation_config.json", "model.safetensors", "optimizer.bin"];
     assert_eq!(names, expected);
 }
 
@@ -138,7 +141,9 @@ fn a_missing_tensor_is_named_with_its_shape() {
     let (error, text) = error_of(&dir);
     assert!(matches!(error, HfError::MissingTensor { .. }));
     assert!(
-        text.contains("model.safetensors: tensor model.layers.1.self_attn.k_proj.bias is missing, expected shape [8]"),
+        text.contains(
+            "model.safetensors: tensor model.layers.1.self_attn.k_proj.bias is missing, expected shape [8]"
+        ),
         "{text}"
     );
 }
@@ -340,13 +345,19 @@ fn generation_config_overrides_the_stop_tokens_and_keeps_unknown_keys() {
     fs::write(dir.file("generation_config.json"), text).unwrap();
     let generation = load(dir.path()).unwrap().generation;
     assert_eq!(generation.eos_token_ids, [5, 6]);
-    assert_eq!((generation.temperature, generation.top_p, generation.top_k), (Some(0.6), Some(0.95), Some(20)));
+    assert_eq!(
+        (generation.temperature, generation.top_p, generation.top_k),
+        (Some(0.6), Some(0.95), Some(20))
+    );
     let written = generation.to_json();
     assert_eq!(written, serde_json::from_str::<Value>(text).unwrap());
     assert_eq!(GenerationConfig::from_json(&written.to_string(), "g", &config).unwrap(), generation);
     fs::write(dir.file("generation_config.json"), r#"{"top_p": 1.5}"#).unwrap();
     let text = error_of(&dir).1;
-    assert!(text.contains("generation_config.json: key `top_p` is 1.5, expected a number from 0 to 1"), "{text}");
+    assert!(
+        text.contains("generation_config.json: key `top_p` is 1.5, expected a number from 0 to 1"),
+        "{text}"
+    );
     fs::remove_file(dir.file("generation_config.json")).unwrap();
     assert_eq!(load(dir.path()).unwrap().generation, GenerationConfig::from_model(&config));
 }

@@ -4,15 +4,22 @@ use qurl_model::params::{hf_names, init, shapes};
 use qurl_model::{Dims, Family, ModelConfig, ParamKind};
 
 fn small(family: Family) -> ModelConfig {
-    let dims =
-        Dims { vocab_size: 40, hidden_size: 16, intermediate_size: 24, num_layers: 2, num_heads: 4, num_kv_heads: 2 };
+    let dims = Dims {
+        vocab_size: 40,
+        hidden_size: 16,
+        intermediate_size: 24,
+        num_layers: 2,
+        num_heads: 4,
+        num_kv_heads: 2,
+    };
     ModelConfig::from_dims(family, dims).unwrap()
 }
 
 #[test]
 fn leaves_come_in_one_order_with_the_counted_size() {
-    let names =
-        |config: &ModelConfig| -> Vec<String> { shapes(config, false).iter().map(|info| info.name.clone()).collect() };
+    let names = |config: &ModelConfig| -> Vec<String> {
+        shapes(config, false).iter().map(|info| info.name.clone()).collect()
+    };
     let config = small(Family::Qwen2);
     assert_eq!(
         names(&config)[..8],

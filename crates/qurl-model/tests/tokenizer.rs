@@ -157,7 +157,11 @@ fn qwen_added() -> Vec<AddedToken> {
         "<tool_call>",
         "</tool_call>",
     ];
-    let token = |(id, name): (u32, &str)| AddedToken { id, content: name.to_string(), special: name.starts_with("<|") };
+    let token = |(id, name): (u32, &str)| AddedToken {
+        id,
+        content: name.to_string(),
+        special: name.starts_with("<|"),
+    };
     (151_643..).zip(names).map(token).collect()
 }
 
@@ -167,8 +171,13 @@ fn qwen_ids_equal_the_published_ones() {
         return;
     };
     let read = |name: &str| fs::read_to_string(parity.with_file_name(name)).unwrap();
-    let tokenizer =
-        Tokenizer::byte_level_bpe(&read("vocab.json"), &read("merges.txt"), BytePattern::Qwen2, &qwen_added()).unwrap();
+    let tokenizer = Tokenizer::byte_level_bpe(
+        &read("vocab.json"),
+        &read("merges.txt"),
+        BytePattern::Qwen2,
+        &qwen_added(),
+    )
+    .unwrap();
     let mut checked = 0;
     for line in fs::read_to_string(&parity).unwrap().lines() {
         let case: Value = serde_json::from_str(line).unwrap();

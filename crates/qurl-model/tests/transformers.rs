@@ -94,7 +94,8 @@ fn transformers_loads_our_critic() {
 
 #[test]
 fn we_load_what_transformers_saves() {
-    for (family, dtype) in [("qwen2", "float32"), ("qwen3", "bfloat16"), ("llama", "float16"), ("mistral", "bfloat16")]
+    for (family, dtype) in
+        [("qwen2", "float32"), ("qwen3", "bfloat16"), ("llama", "float16"), ("mistral", "bfloat16")]
     {
         let dir = TempDir::new("from-transformers");
         let path = dir.path().to_string_lossy().into_owned();

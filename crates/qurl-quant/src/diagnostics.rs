@@ -89,7 +89,8 @@ pub fn quantization_error(
             let weights = &weights[range];
             let quantized = rounded(format, info, weights, rows)?;
             let squares = |x: f64| x * x;
-            let error: f64 = quantized.iter().zip(weights).map(|(q, w)| squares(f64::from(*q) - f64::from(*w))).sum();
+            let error: f64 =
+                quantized.iter().zip(weights).map(|(q, w)| squares(f64::from(*q) - f64::from(*w))).sum();
             Ok((error, weights.iter().map(|w| squares(f64::from(*w))).sum()))
         })
     })
@@ -109,7 +110,8 @@ pub fn weight_update(
     measure(pairs, |_, (before, after)| {
         let terms = before.par_chunks(1 << 16).zip(after.par_chunks(1 << 16)).map(|(before, after)| {
             let square = |x: f64| x * x;
-            let change: f64 = before.iter().zip(after).map(|(b, a)| square(f64::from(*a) - f64::from(*b))).sum();
+            let change: f64 =
+                before.iter().zip(after).map(|(b, a)| square(f64::from(*a) - f64::from(*b))).sum();
             (change, before.iter().map(|b| square(f64::from(*b))).sum::<f64>())
         });
         Ok(sum_pairs(terms.collect()))

@@ -57,7 +57,11 @@ pub struct StoredTensor {
 const EXPORTED: &str = "int8, fp8";
 
 fn refuse(format: Format) -> QuantError {
-    QuantError::Format { format, what: "written as compressed-tensors".to_string(), expected: EXPORTED.to_string() }
+    QuantError::Format {
+        format,
+        what: "written as compressed-tensors".to_string(),
+        expected: EXPORTED.to_string(),
+    }
 }
 
 /// The `quantization_config` of `config.json`.
@@ -107,7 +111,9 @@ pub fn for_each_tensor<E: From<QuantError>>(
         _ => return Err(refuse(format).into()),
     };
     check_layout(weights, config)?;
-    for (leaf, values) in params::hf_names(config, weights.value_head.is_some()).into_iter().zip(weights.iter()) {
+    for (leaf, values) in
+        params::hf_names(config, weights.value_head.is_some()).into_iter().zip(weights.iter())
+    {
         for tensor in leaf.tensors {
             let part = &values[tensor.offset..tensor.offset + tensor.len()];
             if !leaf.info.kind.is_block_linear() {
@@ -119,8 +125,18 @@ pub fn for_each_tensor<E: From<QuantError>>(
             let quantized = reference::quantize(format, &tensor.name, part, rows, cols)?;
             let scale_name = format!("{}_scale", tensor.name);
             let scales = quantized.scales.iter().flat_map(|s| s.to_le_bytes()).collect();
-            f(StoredTensor { name: tensor.name, dtype: code_dtype, shape: tensor.shape, bytes: quantized.codes })?;
-            f(StoredTensor { name: scale_name, dtype: StoredDtype::F32, shape: vec![rows, 1], bytes: scales })?;
+            f(StoredTensor {
+                name: tensor.name,
+                dtype: code_dtype,
+                shape: tensor.shape,
+                bytes: quantized.codes,
+            })?;
+            f(StoredTensor {
+                name: scale_name,
+                dtype: StoredDtype::F32,
+                shape: vec![rows, 1],
+                bytes: scales,
+            })?;
         }
     }
     Ok(())

@@ -196,7 +196,9 @@ pub fn activations(format: Format, x: &[f32], cols: usize) -> Activations {
     let mut out = Activations { values: Vec::new(), scales: Vec::new(), block };
     for values in x.chunks(cols).flat_map(|row| row.chunks(block)) {
         let scale = match format {
-            Format::Int8 | Format::Fp8 | Format::Fp8Block => scale(values.iter().copied(), largest_code(format)),
+            Format::Int8 | Format::Fp8 | Format::Fp8Block => {
+                scale(values.iter().copied(), largest_code(format))
+            }
             _ => 1.0,
         };
         out.scales.push(scale);
@@ -223,14 +225,18 @@ pub fn linear(weights: &Quantized, x: &[f32]) -> Vec<f32> {
         for channel in 0..weights.rows {
             if weights.format == Format::Int8 {
                 let sum: i32 = (0..cols)
-                    .map(|k| left.values[row * cols + k] as i32 * weights.code_value(channel * cols + k) as i32)
+                    .map(|k| {
+                        left.values[row * cols + k] as i32 * weights.code_value(channel * cols + k) as i32
+                    })
                     .sum();
                 out.push(sum as f32 * (left.scales[row] * weights.scales[channel]));
                 continue;
             }
             let term = |k: usize| {
-                let a = f64::from(left.values[row * cols + k]) * f64::from(left.scales[row * per_row + k / left.block]);
-                a * f64::from(weights.code_value(channel * cols + k)) * f64::from(weights.scale_at(channel, k))
+                let a = f64::from(left.values[row * cols + k])
+                    * f64::from(left.scales[row * per_row + k / left.block]);
+                a * f64::from(weights.code_value(channel * cols + k))
+                    * f64::from(weights.scale_at(channel, k))
             };
             out.push((0..cols).map(term).sum::<f64>() as f32);
         }

@@ -64,8 +64,10 @@ fn scale(
 /// Every leaf that the configuration asks for is there and has its size.
 pub(crate) fn check_layout(weights: &Params<Vec<f32>>, config: &ModelConfig) -> Result<(), QuantError> {
     let shapes = params::shapes(config, weights.value_head.is_some());
-    let pairs =
-        weights.as_ref().zip(shapes).map_err(|difference| QuantError::Layout { what: difference.to_string() })?;
+    let pairs = weights
+        .as_ref()
+        .zip(shapes)
+        .map_err(|difference| QuantError::Layout { what: difference.to_string() })?;
     for (values, info) in pairs {
         if values.len() != info.len() {
             let (rows, cols) = (info.rows, info.cols);

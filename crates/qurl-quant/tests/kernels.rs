@@ -50,7 +50,8 @@ fn products() {
     for level in Level::available() {
         let cpu = Cpu::new(level, 2);
         for (case, (rows, n, k)) in SHAPES.into_iter().enumerate() {
-            let (weights, x, bias) = (random(n * k, 100), random(rows * k, 200 + case as u64), random(n, 300));
+            let (weights, x, bias) =
+                (random(n * k, 100), random(rows * k, 200 + case as u64), random(n, 300));
             for format in QUANTIZED {
                 let quantized = reference::quantize(format, "w", &weights, n, k).expect("finite");
                 let expected = reference::linear(&quantized, &x);
@@ -61,8 +62,11 @@ fn products() {
                 cpu.linear(&tensor(&cpu, &x), rows, &w, None, Output::Store, &mut out);
                 let size = x.iter().fold(0.0f32, |m, v| m.max(v.abs())) * (k as f32).sqrt() * 20.0;
                 for (i, (&got, &wanted)) in out.iter().zip(&expected).enumerate() {
-                    let close =
-                        if format == Format::Int8 { got == wanted } else { (got - wanted).abs() <= 1e-6 * size };
+                    let close = if format == Format::Int8 {
+                        got == wanted
+                    } else {
+                        (got - wanted).abs() <= 1e-6 * size
+                    };
                     assert!(close, "{format} {level} {rows} x {n} x {k} at {i}: {got} against {wanted}");
                 }
                 let product = out.clone();
@@ -85,7 +89,8 @@ fn every_e4m3_code_is_exact_in_a_product() {
         code => code as u8,
     };
     // The largest number in every block makes all scales one.
-    let value = |row, column: usize| if column % 128 == 7 { 448.0 } else { codec::e4m3_value(code(row, column)) };
+    let value =
+        |row, column: usize| if column % 128 == 7 { 448.0 } else { codec::e4m3_value(code(row, column)) };
     let weights: Vec<f32> = (0..n * k).map(|i| value(i / k, i % k)).collect();
     let one_hot: Vec<f32> = (0..k * k).map(|i| if i / k == i % k { 448.0 } else { 0.0 }).collect();
     for level in Level::available() {
@@ -152,7 +157,8 @@ fn a_quantized_head() {
                     got.logp[row]
                 );
             }
-            let alone = cpu.head(&tensor(&cpu, &hidden[3 * d..4 * d]), &w, &targets[3..4], 0.7).expect("one row");
+            let alone =
+                cpu.head(&tensor(&cpu, &hidden[3 * d..4 * d]), &w, &targets[3..4], 0.7).expect("one row");
             assert_eq!(alone.logp[0], got.logp[3], "{format} {level}: batch invariance");
         }
     }
@@ -204,7 +210,10 @@ fn bad_weights_are_refused_by_row() {
             matches!(cpu.pack(&weights, 40, 200, format, true), Err(BackendError::Pack { .. })),
             "trained {format}"
         );
-        assert!(matches!(cpu.pack(&weights, 0, 200, format, false), Err(BackendError::Pack { .. })), "empty {format}");
+        assert!(
+            matches!(cpu.pack(&weights, 0, 200, format, false), Err(BackendError::Pack { .. })),
+            "empty {format}"
+        );
     }
     let long = cpu.zeros(70_000).expect("memory");
     assert!(matches!(cpu.pack(&long, 1, 70_000, Format::Int8, false), Err(BackendError::Pack { .. })));

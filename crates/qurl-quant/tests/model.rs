@@ -11,8 +11,14 @@ use qurl_quant::{QuantError, checksum, reference, uaq};
 
 /// A small model whose norms and biases are not what they are at the start.
 fn model(family: Family, seed: u64) -> (ModelConfig, Params<Vec<f32>>) {
-    let dims =
-        Dims { vocab_size: 96, hidden_size: 64, intermediate_size: 144, num_layers: 2, num_heads: 4, num_kv_heads: 2 };
+    let dims = Dims {
+        vocab_size: 96,
+        hidden_size: 64,
+        intermediate_size: 144,
+        num_layers: 2,
+        num_heads: 4,
+        num_kv_heads: 2,
+    };
     let mut config = ModelConfig::from_dims(family, dims).expect("valid");
     config.max_position_embeddings = 64;
     config.initializer_range = 0.2;
@@ -28,7 +34,8 @@ fn model(family: Family, seed: u64) -> (ModelConfig, Params<Vec<f32>>) {
 fn log_probs(config: &ModelConfig, weights: &Params<Vec<f32>>, format: Format) -> Vec<f32> {
     let cpu = Cpu::new(Level::best(), 2);
     let tensors = weights.clone().try_map(|leaf| qurl_kernels::Backend::upload(&cpu, &leaf)).expect("memory");
-    let net = Network::new(&cpu, config, &tensors, NetworkOptions::inference(config, format)).expect("network");
+    let net =
+        Network::new(&cpu, config, &tensors, NetworkOptions::inference(config, format)).expect("network");
     let ids: Vec<Vec<u32>> = (0..3).map(|s| (0..20).map(|i| (i * 7 + s * 31) % 96).collect()).collect();
     score(&cpu, &net, &ids, 1.0, 64).expect("scores").into_iter().flat_map(|out| out.logp).collect()
 }
@@ -37,7 +44,10 @@ fn log_probs(config: &ModelConfig, weights: &Params<Vec<f32>>, format: Format) -
 fn uaq_leaves_every_family_as_it_was() {
     for family in Family::ALL {
         let (config, weights) = model(family, 3);
-        assert!(weights.layers[0].qkv_bias.as_ref().is_none_or(|b| b.iter().any(|x| *x != 0.0)), "biases take part");
+        assert!(
+            weights.layers[0].qkv_bias.as_ref().is_none_or(|b| b.iter().any(|x| *x != 0.0)),
+            "biases take part"
+        );
         let before = log_probs(&config, &weights, Format::F32);
         let mut scaled = weights.clone();
         uaq::apply(&mut scaled, &config, 1.5).expect("valid");
@@ -73,7 +83,10 @@ fn uaq_scales_what_it_should_and_nothing_else() {
         assert!(old.mlp_norm.iter().zip(&new.mlp_norm).all(|(o, n)| *n == o * 1.5));
         assert_eq!((&old.qkv_bias, &old.o, &old.down), (&new.qkv_bias, &new.o, &new.down));
     }
-    assert_eq!((&weights.embed, &weights.final_norm, &weights.head), (&scaled.embed, &scaled.final_norm, &scaled.head));
+    assert_eq!(
+        (&weights.embed, &weights.final_norm, &weights.head),
+        (&scaled.embed, &scaled.final_norm, &scaled.head)
+    );
     for s in [0.0, -1.5, 1.0 / 65.0, 65.0, 1e38, f32::NAN, f32::INFINITY] {
         let mut untouched = weights.clone();
         let error = uaq::apply(&mut untouched, &config, s).expect_err("refused");
@@ -112,8 +125,10 @@ fn measures_are_what_their_equations_say() {
         }
         // A matrix by hand.
         let rows = config.qkv_dim();
-        let by_hand = reference::quantize(format, "qkv", &layer.qkv, rows, config.hidden_size).expect("finite");
-        let wrong: f64 = by_hand.dequantize().iter().zip(&layer.qkv).map(|(q, w)| f64::from(q - w).powi(2)).sum();
+        let by_hand =
+            reference::quantize(format, "qkv", &layer.qkv, rows, config.hidden_size).expect("finite");
+        let wrong: f64 =
+            by_hand.dequantize().iter().zip(&layer.qkv).map(|(q, w)| f64::from(q - w).powi(2)).sum();
         let measured = error.matrices.iter().find(|m| m.name == "layers.1.qkv").expect("measured");
         assert!((measured.ratio() - wrong / squares(&layer.qkv)).abs() < 1e-9, "{format}");
     }
@@ -122,7 +137,8 @@ fn measures_are_what_their_equations_say() {
 #[test]
 fn codes_flip_one_by_one() {
     let (config, before) = model(Family::Qwen3, 9);
-    let none = diagnostics::flipped_codes(&before, &before, &config, Format::Int8, Scope::default()).expect("same");
+    let none =
+        diagnostics::flipped_codes(&before, &before, &config, Format::Int8, Scope::default()).expect("same");
     assert_eq!(none.total(), 0.0);
     let mut after = before.clone();
     let cols = config.intermediate_size;
@@ -131,7 +147,8 @@ fn codes_flip_one_by_one() {
     // Two steps for one small weight of the first row; its scale stays.
     let small = row.iter().position(|w| w.abs() < 0.5 * largest).expect("a small weight");
     row[small] += 2.0 * largest / 127.0;
-    let one = diagnostics::flipped_codes(&before, &after, &config, Format::Int8, Scope::default()).expect("same");
+    let one =
+        diagnostics::flipped_codes(&before, &after, &config, Format::Int8, Scope::default()).expect("same");
     let down = one.matrices.iter().find(|m| m.name == "layers.0.down").expect("measured");
     assert_eq!((down.part, down.whole), (1.0, (config.hidden_size * cols) as f64));
     assert_eq!(one.matrices.iter().map(|m| m.part).sum::<f64>(), 1.0);
@@ -160,9 +177,12 @@ fn checksums_tell_models_apart() {
 fn compressed_tensors() {
     let (mut config, weights) = model(Family::Qwen2, 4);
     config.dtype = Dtype::Bf16;
-    for (format, dtype, kind) in [(Format::Int8, StoredDtype::I8, "int"), (Format::Fp8, StoredDtype::F8E4m3, "float")] {
+    for (format, dtype, kind) in
+        [(Format::Int8, StoredDtype::I8, "int"), (Format::Fp8, StoredDtype::F8E4m3, "float")]
+    {
         let tensors = export::tensors(&weights, &config, format).expect("finite");
-        let find = |name: &str| tensors.iter().find(|t| t.name == name).unwrap_or_else(|| panic!("no {name}"));
+        let find =
+            |name: &str| tensors.iter().find(|t| t.name == name).unwrap_or_else(|| panic!("no {name}"));
         for tensor in &tensors {
             let bytes = match tensor.dtype {
                 StoredDtype::F32 => 4,
@@ -173,7 +193,8 @@ fn compressed_tensors() {
         }
         // Queries are the first rows of the fused projection, keys follow.
         let (d, q) = (config.hidden_size, config.q_dim());
-        let whole = reference::quantize(format, "qkv", &weights.layers[1].qkv, config.qkv_dim(), d).expect("finite");
+        let whole =
+            reference::quantize(format, "qkv", &weights.layers[1].qkv, config.qkv_dim(), d).expect("finite");
         let keys = find("model.layers.1.self_attn.k_proj.weight");
         assert_eq!((keys.dtype, &keys.shape), (dtype, &vec![config.kv_dim(), d]));
         assert_eq!(keys.bytes, whole.codes[q * d..(q + config.kv_dim()) * d]);

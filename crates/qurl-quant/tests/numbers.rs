@@ -46,7 +46,8 @@ fn every_format_keeps_its_budget() {
             _ => reference::quantize(format, "w", &weights, rows, cols).expect("finite").dequantize(),
         };
         let square = |x: f64| x * x;
-        let error: f64 = rounded.iter().zip(&weights).map(|(q, w)| square(f64::from(*q) - f64::from(*w))).sum();
+        let error: f64 =
+            rounded.iter().zip(&weights).map(|(q, w)| square(f64::from(*q) - f64::from(*w))).sum();
         let size: f64 = weights.iter().map(|w| square(f64::from(*w))).sum();
         let (error, allowed) = (error / size, budget::normalized_error(format));
         println!("{format:9}  {error:.2e} of {allowed:.1e}");
@@ -80,8 +81,12 @@ fn largest_errors(format: Format, weights: &[f32], rounded: &[f32], cols: usize)
 fn bad_input_is_named() {
     let mut weights = vec![1.0; 6];
     weights[4] = f32::NEG_INFINITY;
-    let error = reference::quantize(Format::Int8, "layers.3.down", &weights, 2, 3).expect_err("infinite").to_string();
-    assert!(error.contains("layers.3.down") && error.contains("row 1, column 1") && error.contains("-inf"), "{error}");
+    let error =
+        reference::quantize(Format::Int8, "layers.3.down", &weights, 2, 3).expect_err("infinite").to_string();
+    assert!(
+        error.contains("layers.3.down") && error.contains("row 1, column 1") && error.contains("-inf"),
+        "{error}"
+    );
     let error = reference::quantize(Format::Fp8, "w", &weights, 3, 3).expect_err("shape").to_string();
     assert!(error.contains("6 values") && error.contains("3 x 3"), "{error}");
     assert!(reference::quantize(Format::Bf16, "w", &[1.0], 1, 1).is_err(), "bf16 has no codes");

@@ -32,9 +32,9 @@ fn case(golden: &Value) -> (hf::LoadedModel, Format, String) {
 
 /// FNV-1a.
 fn fnv(bytes: &[u8]) -> String {
-    let hash = bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
     format!("{hash:016x}")
 }
 
@@ -53,7 +53,10 @@ fn log_probs_are_those_of_pytorch() {
             assert_eq!(got.len(), wanted.len());
             for (t, (&got, &want)) in got.iter().zip(&wanted).enumerate() {
                 let off = (f64::from(got) - want).abs();
-                assert!(off < 5e-6 * want.abs().max(1.0), "{name}, {level}, token {t}: {got}, expected {want}");
+                assert!(
+                    off < 5e-6 * want.abs().max(1.0),
+                    "{name}, {level}, token {t}: {got}, expected {want}"
+                );
             }
         }
     }
@@ -63,7 +66,8 @@ fn log_probs_are_those_of_pytorch() {
 fn exported_codes_and_scales_are_those_of_pytorch() {
     for golden in golden() {
         let (model, format, name) = case(&golden);
-        let wanted: BTreeMap<String, String> = serde_json::from_value(golden["tensors"].clone()).expect("tensors");
+        let wanted: BTreeMap<String, String> =
+            serde_json::from_value(golden["tensors"].clone()).expect("tensors");
         let exported = export::tensors(&model.params, &model.config, format).expect("export");
         let linear = exported.iter().filter(|t| wanted.contains_key(&t.name));
         let got: BTreeMap<String, String> = linear.map(|t| (t.name.clone(), fnv(&t.bytes))).collect();

@@ -76,7 +76,12 @@ pub struct Aggregation {
 impl Aggregation {
     /// Weight of every token: `mask` and `seq` may be any part of the mini-batch that was counted in
     /// `denominator`, as long as it holds whole sequences. Masked tokens get 0.
-    pub fn token_weights(&self, denominator: &Denominator, mask: &[bool], seq: &[u32]) -> Result<Vec<f64>, RlError> {
+    pub fn token_weights(
+        &self,
+        denominator: &Denominator,
+        mask: &[bool],
+        seq: &[u32],
+    ) -> Result<Vec<f64>, RlError> {
         same_length("seq", seq.len(), "mask", mask.len())?;
         let sequences = denominator.sequences.max(1) as f64;
         let weight_of_all = match self.mode {
@@ -136,7 +141,10 @@ mod tests {
         assert_eq!(weights(LossAggMode::TokenMean, None), on([0.25; 4]));
         assert_eq!(weights(LossAggMode::TokenSum, None), on([1.0; 4]));
         assert_eq!(weights(LossAggMode::SeqMeanTokenSum, None), on([third; 4]));
-        assert_eq!(weights(LossAggMode::SeqMeanTokenMean, None), on([third / 2.0, third / 2.0, third, third]));
+        assert_eq!(
+            weights(LossAggMode::SeqMeanTokenMean, None),
+            on([third / 2.0, third / 2.0, third, third])
+        );
         // The longest sequence has three positions, one of them masked.
         assert_eq!(weights(LossAggMode::SeqMeanTokenSumNorm, None), on([1.0 / 9.0; 4]));
         assert_eq!(weights(LossAggMode::SeqMeanTokenSumNorm, Some(10.0)), on([1.0 / 30.0; 4]));
@@ -178,7 +186,10 @@ mod tests {
 
     #[test]
     fn lengths_and_factors_are_checked() {
-        assert!(matches!(Denominator::count(&[true], &[0, 1]), Err(RlError::Length { name: "seq", len: 2, .. })));
+        assert!(matches!(
+            Denominator::count(&[true], &[0, 1]),
+            Err(RlError::Length { name: "seq", len: 2, .. })
+        ));
         let agg = Aggregation { mode: LossAggMode::SeqMeanTokenSumNorm, loss_scale_factor: Some(0.0) };
         assert!(agg.weights_of(&MASK, &SEQ).is_err());
     }

@@ -43,12 +43,22 @@ pub enum RlError {
 }
 
 /// Fails unless `len` equals `expected`.
-pub(crate) fn same_length(name: &'static str, len: usize, like: &'static str, expected: usize) -> Result<(), RlError> {
+pub(crate) fn same_length(
+    name: &'static str,
+    len: usize,
+    like: &'static str,
+    expected: usize,
+) -> Result<(), RlError> {
     if len == expected { Ok(()) } else { Err(RlError::Length { name, len, like, expected }) }
 }
 
 /// Fails unless `good`; the value is printed as given.
-pub(crate) fn setting(good: bool, key: &'static str, value: f64, expected: &'static str) -> Result<(), RlError> {
+pub(crate) fn setting(
+    good: bool,
+    key: &'static str,
+    value: f64,
+    expected: &'static str,
+) -> Result<(), RlError> {
     if good { Ok(()) } else { Err(RlError::Setting { key, value: value.to_string(), expected }) }
 }
 

@@ -135,8 +135,11 @@ impl KlEstimator {
             *sum += value;
             *count += 1;
         }
-        let means: Vec<f64> =
-            of_sequence.iter().filter(|(_, count)| *count > 0).map(|(sum, count)| sum / *count as f64).collect();
+        let means: Vec<f64> = of_sequence
+            .iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(sum, count)| sum / *count as f64)
+            .collect();
         Ok(KlReward { rewards: penalised, mean_kl: crate::stats::mean(&means) })
     }
 }

@@ -250,8 +250,13 @@ mod tests {
     #[test]
     fn masked_tokens_do_not_count() {
         let all = Mismatch::measure(&[-1.0f32, -2.0], &[-1.5, -2.5], &[true; 2], &[0, 1]).unwrap();
-        let with = Mismatch::measure(&[-1.0f32, f32::NAN, -2.0], &[-1.5, 3.0, -2.5], &[true, false, true], &[0, 7, 1])
-            .unwrap();
+        let with = Mismatch::measure(
+            &[-1.0f32, f32::NAN, -2.0],
+            &[-1.5, 3.0, -2.5],
+            &[true, false, true],
+            &[0, 7, 1],
+        )
+        .unwrap();
         assert_eq!(all, with);
         assert_eq!(Mismatch::measure(&[-1.0f32], &[-1.5], &[false], &[0]).unwrap(), None);
         assert!(Mismatch::measure(&[-1.0f32], &[], &[false], &[0]).is_err());

@@ -60,7 +60,8 @@ pub fn explained_variance<F: Copy + Into<f64>>(
     same_length("returns", returns.len(), "values", values.len())?;
     same_length("mask", mask.len(), "values", values.len())?;
     let targets: Vec<f64> = stats::masked(returns, mask).collect();
-    let errors: Vec<f64> = targets.iter().zip(stats::masked(values, mask)).map(|(target, v)| target - v).collect();
+    let errors: Vec<f64> =
+        targets.iter().zip(stats::masked(values, mask)).map(|(target, v)| target - v).collect();
     let total = stats::variance(&targets, stats::mean(&targets));
     let left = stats::variance(&errors, stats::mean(&errors));
     Ok((total > 0.0).then(|| 1.0 - left / total))
@@ -74,8 +75,15 @@ mod tests {
     fn clipping_by_hand() {
         // Outside the range away from the target: clipped. Outside but nearer to the target: the clip is worse
         // and holds. Outside and past it on the far side: the plain error is worse and counts.
-        let out = value_loss(&[1.0f64, 0.9, 2.0], &[0.0, 0.0, 0.0], &[2.0, 1.0, 0.2], &[true; 3], &[1.0; 3], Some(0.5))
-            .unwrap();
+        let out = value_loss(
+            &[1.0f64, 0.9, 2.0],
+            &[0.0, 0.0, 0.0],
+            &[2.0, 1.0, 0.2],
+            &[true; 3],
+            &[1.0; 3],
+            Some(0.5),
+        )
+        .unwrap();
         assert_eq!(out.clipped, 2);
         assert_eq!(out.dvalue, [0.0, 0.0, 1.8]);
         assert!((out.loss - 0.5 * (1.5f64.powi(2) + 0.5f64.powi(2) + 1.8f64.powi(2))).abs() < 1e-12);

@@ -120,7 +120,11 @@ impl<B: Backend> Engine<B> {
     ) -> Result<Self, RolloutError> {
         let in_range = |key, value: usize, ok: bool, expected: &str| match ok {
             true => Ok(()),
-            false => Err(RolloutError::OutOfRange { key, found: value.to_string(), expected: expected.to_string() }),
+            false => Err(RolloutError::OutOfRange {
+                key,
+                found: value.to_string(),
+                expected: expected.to_string(),
+            }),
         };
         let EngineOptions { page_size, max_num_seqs, max_num_batched_tokens, .. } = options;
         let whole_blocks = page_size > 0 && page_size.is_multiple_of(16) && page_size <= 1 << 16;
@@ -133,7 +137,11 @@ impl<B: Backend> Engine<B> {
             page_bytes,
             identity: ENGINES.fetch_add(1, Ordering::Relaxed),
             kv: options.page_store(&*backend, &network, pages)?,
-            work: Inference::new(&*backend, &network, max_num_batched_tokens.max(backend.bucket(max_num_seqs)))?,
+            work: Inference::new(
+                &*backend,
+                &network,
+                max_num_batched_tokens.max(backend.bucket(max_num_seqs)),
+            )?,
             scheduler: options.scheduler(pages),
             ahead: backend.runs_ahead(),
             flights: VecDeque::new(),
@@ -241,13 +249,18 @@ impl<B: Backend> Engine<B> {
         let own = self.weights;
         self.swap_network(network, Some(weights))?;
         let result = work(self);
-        let left: Vec<RequestId> = self.pending.keys().copied().chain(self.failed.iter().map(|(id, _)| *id)).collect();
+        let left: Vec<RequestId> =
+            self.pending.keys().copied().chain(self.failed.iter().map(|(id, _)| *id)).collect();
         left.into_iter().for_each(|id| self.cancel(id));
         self.swap_network(network, own)?;
         Ok(result)
     }
 
-    fn swap_network(&mut self, other: &mut Network<B>, weights: Option<WeightVersion>) -> Result<(), RolloutError> {
+    fn swap_network(
+        &mut self,
+        other: &mut Network<B>,
+        weights: Option<WeightVersion>,
+    ) -> Result<(), RolloutError> {
         if self.unfinished() > 0 {
             return Err(RolloutError::Busy { unfinished: self.unfinished() });
         }

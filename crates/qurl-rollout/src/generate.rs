@@ -28,7 +28,11 @@ impl<B: Backend> Engine<B> {
         Ok(ids.iter().filter_map(|id| groups.remove(id)).collect())
     }
 
-    fn run(&mut self, ids: &[RequestId], groups: &mut BTreeMap<RequestId, Group>) -> Result<(), RolloutError> {
+    fn run(
+        &mut self,
+        ids: &[RequestId],
+        groups: &mut BTreeMap<RequestId, Group>,
+    ) -> Result<(), RolloutError> {
         let mut others = Vec::new();
         while groups.len() < ids.len() {
             let stepped = self.step().map(|_| ());

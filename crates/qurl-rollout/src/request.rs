@@ -68,7 +68,11 @@ impl Sampling {
     pub fn check(&self, vocabulary: usize) -> Result<(), RolloutError> {
         let number = |key, value: f32, ok: bool, expected: &str| match ok {
             true => Ok(()),
-            false => Err(RolloutError::OutOfRange { key, found: value.to_string(), expected: expected.to_string() }),
+            false => Err(RolloutError::OutOfRange {
+                key,
+                found: value.to_string(),
+                expected: expected.to_string(),
+            }),
         };
         let t = self.temperature;
         number("temperature", t, t == 0.0 || (1e-3..=1e3).contains(&t), "0, or a number from 0.001 to 1000")?;

@@ -217,7 +217,9 @@ impl Scheduler {
             let Some(mut sequence) = self.waiting.remove(at) else { break };
             match prefix {
                 Prefix::Running(sibling) => sequence.pages = self.running[sibling].pages.fork(shared),
-                Prefix::Kept => sequence.pages = self.kept.remove(&request).unwrap_or_else(|| self.pool.empty()),
+                Prefix::Kept => {
+                    sequence.pages = self.kept.remove(&request).unwrap_or_else(|| self.pool.empty())
+                }
                 Prefix::Coming | Prefix::Absent => {}
             }
             sequence.computed = if sequence.pages.ids().is_empty() { 0 } else { shared };

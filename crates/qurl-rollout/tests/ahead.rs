@@ -25,7 +25,8 @@ impl Model {
     }
 
     fn engine(&self, options: EngineOptions, ahead: bool) -> Engine<Cpu> {
-        let mut engine = engine(&self.cpu, network(&self.cpu, &self.config, &self.params, Format::Int8, None), options);
+        let mut engine =
+            engine(&self.cpu, network(&self.cpu, &self.config, &self.params, Format::Int8, None), options);
         engine.set_text_decoder(Arc::new(|ids| ids.iter().map(|id| format!("<{id}>")).collect()));
         engine.set_ahead(ahead);
         engine
@@ -54,9 +55,13 @@ fn the_same_groups_whatever_the_size_of_a_step() {
     let model = Model::new();
     let requests = requests();
     let expected = model.engine(roomy(), false).generate(&requests).expect("generate");
-    let reasons: Vec<FinishReason> = expected.iter().flat_map(|g| g.samples.iter().map(|s| s.finish)).collect();
+    let reasons: Vec<FinishReason> =
+        expected.iter().flat_map(|g| g.samples.iter().map(|s| s.finish)).collect();
     for wanted in ["StopId", "StopString", "Length", "Context"] {
-        assert!(reasons.iter().any(|reason| format!("{reason:?}").starts_with(wanted)), "{wanted}: {reasons:?}");
+        assert!(
+            reasons.iter().any(|reason| format!("{reason:?}").starts_with(wanted)),
+            "{wanted}: {reasons:?}"
+        );
     }
     for (max_num_seqs, max_num_batched_tokens) in [(64, 256), (6, 256), (64, 9), (3, 7), (1, 1), (10, 33)] {
         let options = EngineOptions { max_num_seqs, max_num_batched_tokens, ..roomy() };
@@ -66,7 +71,11 @@ fn the_same_groups_whatever_the_size_of_a_step() {
         // Twice: nothing may be left over from the first time.
         for round in 1..=2 {
             assert_same(&format!("{what} ahead"), &expected, &ahead.generate(&requests).expect("generate"));
-            assert_eq!(ahead.stats().decode_tokens, round * taken(&expected), "{what}: void rows are not counted");
+            assert_eq!(
+                ahead.stats().decode_tokens,
+                round * taken(&expected),
+                "{what}: void rows are not counted"
+            );
             assert_eq!(ahead.pages().free(), ahead.pages().total(), "{what}: pages leaked");
         }
         assert_eq!(ahead.stats().prefill_tokens, 2 * behind.stats().prefill_tokens, "{what}");
@@ -156,14 +165,19 @@ fn a_logit_that_is_not_finite_ends_its_request_alone() {
         engine.set_ahead(ahead);
         for prompt in 0..120 {
             let key = qurl_rollout::SampleKey { seed: 3, step: 0, prompt };
-            engine.submit(Request { key, n: 2, ..Request::new(vec![1 + prompt as u32, 9], 30) }).expect("submit");
+            engine
+                .submit(Request { key, n: 2, ..Request::new(vec![1 + prompt as u32, 9], 30) })
+                .expect("submit");
         }
         let mut errors = BTreeMap::new();
         while engine.unfinished() > 0 {
             match engine.step().map(|_| ()) {
                 Ok(()) => {}
                 Err(RolloutError::BadLogits { request, sample, position, prompt, .. }) => {
-                    assert!(errors.insert(request, (sample, position, prompt)).is_none(), "one error a request");
+                    assert!(
+                        errors.insert(request, (sample, position, prompt)).is_none(),
+                        "one error a request"
+                    );
                 }
                 Err(error) => panic!("{error}"),
             }

@@ -34,7 +34,10 @@ fn requests() {
             Request { prompt: vec![1, 50], ..good.clone() },
             "prompt token at position 1, 50 is outside of the vocabulary of 50",
         ),
-        (Request { stop_ids: vec![2, 77], ..good.clone() }, "stop token 77 is outside of the vocabulary of 50"),
+        (
+            Request { stop_ids: vec![2, 77], ..good.clone() },
+            "stop token 77 is outside of the vocabulary of 50",
+        ),
         (Request { n: 0, ..good.clone() }, "n = 0: expected at least 1"),
         (Request { n: usize::MAX, ..good.clone() }, "expected at most 1048576"),
         (Request { max_new: 0, ..good.clone() }, "max_new = 0: expected at least 1"),
@@ -44,7 +47,10 @@ fn requests() {
         ),
         (Request { max_new: usize::MAX, ..good.clone() }, "160 tokens needs"),
         (Request { stop_strings: vec!["x".into()], ..good.clone() }, "no text decoder"),
-        (Request { stop_strings: vec![String::new()], ..good.clone() }, "stop string = \"\": expected some text"),
+        (
+            Request { stop_strings: vec![String::new()], ..good.clone() },
+            "stop string = \"\": expected some text",
+        ),
         (sampling(|s| s.temperature = -1.0), "temperature = -1: expected 0, or"),
         (sampling(|s| s.temperature = 1e-9), "temperature = 0.000000001"),
         (sampling(|s| s.temperature = f32::NAN), "temperature = NaN"),

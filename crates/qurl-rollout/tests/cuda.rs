@@ -59,14 +59,20 @@ fn taped<B: Backend>(backend: &B, net: &Network<B>, requests: &[Request], groups
         let mut tape = Tape::new(backend, net, options).expect("tape");
         let targets = Targets::of(&sequences, |_, position| position >= request.prompt.len());
         let temperature = request.sampling.logp_temperature();
-        let forward = tape.forward(backend, net, Batch::whole(&sequences), targets, temperature).expect("forward");
+        let forward =
+            tape.forward(backend, net, Batch::whole(&sequences), targets, temperature).expect("forward");
         all.extend(forward.out.logp);
     }
     all
 }
 
 /// As the engine's prefill gives them.
-fn prefilled<B: Backend>(backend: &Arc<B>, net: Network<B>, requests: &[Request], groups: &[Group]) -> Vec<f32> {
+fn prefilled<B: Backend>(
+    backend: &Arc<B>,
+    net: Network<B>,
+    requests: &[Request],
+    groups: &[Group],
+) -> Vec<f32> {
     let options = EngineOptions { max_num_batched_tokens: 50, max_num_seqs: 5, ..roomy() };
     let mut engine = Engine::new(backend.clone(), net, WEIGHTS, options).expect("engine");
     let mut all = Vec::new();
@@ -88,19 +94,31 @@ fn largest(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, x| if x > m || x.is_nan() { x } else { m })
 }
 
-fn parity(cuda: &Arc<Cuda>, config: &ModelConfig, params: &Params<Vec<f32>>, format: Format, kv: Option<KvFormat>) {
+fn parity(
+    cuda: &Arc<Cuda>,
+    config: &ModelConfig,
+    params: &Params<Vec<f32>>,
+    format: Format,
+    kv: Option<KvFormat>,
+) {
     let what = format!("{:?} {format} {kv:?}", config.family);
     let requests = mixed_requests(VOCABULARY);
     let mut engine =
-        Engine::new(cuda.clone(), pack(&**cuda, config, params, format, kv, false), WEIGHTS, roomy()).expect("engine");
+        Engine::new(cuda.clone(), pack(&**cuda, config, params, format, kv, false), WEIGHTS, roomy())
+            .expect("engine");
     let groups = engine.generate(&requests).expect("generate");
     let decoded: Vec<f32> = groups.iter().flat_map(|g| &g.samples).flat_map(|s| s.logprobs.clone()).collect();
     let scored_here = scored(&**cuda, &pack(&**cuda, config, params, format, kv, false), &requests, &groups);
     // The trainer's network, where the format can be trained: with other weights in memory, and the same bits.
     let net = pack(&**cuda, config, params, format, kv, !format.is_quantized());
     let taped_here = taped(&**cuda, &net, &requests, &groups);
-    assert_eq!(bits(&taped_here), bits(&scored(&**cuda, &net, &requests, &groups)), "{what}: trainer = its scoring");
-    let prefilled_here = prefilled(cuda, pack(&**cuda, config, params, format, kv, false), &requests, &groups);
+    assert_eq!(
+        bits(&taped_here),
+        bits(&scored(&**cuda, &net, &requests, &groups)),
+        "{what}: trainer = its scoring"
+    );
+    let prefilled_here =
+        prefilled(cuda, pack(&**cuda, config, params, format, kv, false), &requests, &groups);
     let cpu = cpu(2);
     let on_cpu = scored(&*cpu, &pack(&*cpu, config, params, format, kv, false), &requests, &groups);
     let same = |other: &[f32]| if bits(&decoded) == bits(other) { "same bits" } else { "other bits" };
@@ -115,7 +133,10 @@ fn parity(cuda: &Arc<Cuda>, config: &ModelConfig, params: &Params<Vec<f32>>, for
         largest(&decoded, &prefilled_here),
         largest(&decoded, &on_cpu),
     );
-    assert!(groups.iter().flat_map(|g| &g.samples).any(|s| s.tokens.len() > 20), "{what}: only short samples");
+    assert!(
+        groups.iter().flat_map(|g| &g.samples).any(|s| s.tokens.len() > 20),
+        "{what}: only short samples"
+    );
     assert_eq!(bits(&decoded), bits(&scored_here), "{what}: decode = scoring");
     assert_eq!(bits(&decoded), bits(&taped_here), "{what}: decode = trainer");
     assert_eq!(bits(&decoded), bits(&prefilled_here), "{what}: decode = prefill");
@@ -173,7 +194,8 @@ fn running_ahead_changes_nothing() {
             engine.set_ahead(ahead);
             let rounds = [(); 3].map(|()| engine.generate(&requests).expect("generate"));
             assert_eq!(engine.pages().free(), engine.pages().total(), "{format} {options:?}: pages leaked");
-            let tokens: usize = rounds.iter().flatten().flat_map(|g| &g.samples).map(|s| s.tokens.len()).sum();
+            let tokens: usize =
+                rounds.iter().flatten().flat_map(|g| &g.samples).map(|s| s.tokens.len()).sum();
             let stats = engine.stats();
             assert_eq!(stats.decode_tokens, tokens as u64, "{format} {options:?}");
             println!("{format}, ahead {ahead}, {} pages: {stats:?}", engine.pages().total());
@@ -228,7 +250,9 @@ fn gradients_equal_the_cpu() {
         let got = gradients(&*cuda, &config, &params, format);
         let want = gradients(&*cpu(2), &config, &params, format);
         let (mut off, mut size, mut worst) = (0.0, 0.0, (0.0, String::new()));
-        for ((got, want), info) in got.iter().zip(want.iter()).zip(qurl_model::params::shapes(&config, false).iter()) {
+        for ((got, want), info) in
+            got.iter().zip(want.iter()).zip(qurl_model::params::shapes(&config, false).iter())
+        {
             let squares: f64 = want.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
             let error: f64 = got.iter().zip(want).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum();
             (off, size) = (off + error, size + squares);
@@ -259,10 +283,13 @@ fn gradients<B: Backend>(
     let mut grads = params.as_ref().map(|p| backend.zeros(p.len()).expect("memory"));
     let options = NetworkOptions { positions: POSITIONS, ..NetworkOptions::training(config, format) };
     let net = Network::new(backend, config, &device, options).expect("network");
-    let sequences: Vec<Vec<u32>> =
-        [40usize, 97, 3].iter().map(|&n| (0..n).map(|i| ((i * 37 + n) % VOCABULARY) as u32).collect()).collect();
+    let sequences: Vec<Vec<u32>> = [40usize, 97, 3]
+        .iter()
+        .map(|&n| (0..n).map(|i| ((i * 37 + n) % VOCABULARY) as u32).collect())
+        .collect();
     for recompute in [false, true] {
-        let mut tape = Tape::new(backend, &net, TapeOptions { rows: 140, sequences: 3, recompute }).expect("tape");
+        let mut tape =
+            Tape::new(backend, &net, TapeOptions { rows: 140, sequences: 3, recompute }).expect("tape");
         let targets = Targets::of(&sequences, |_, _| true);
         let forward = tape.forward(backend, &net, Batch::whole(&sequences), targets, 1.0).expect("forward");
         let count = forward.out.logp.len();

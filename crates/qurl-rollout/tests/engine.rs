@@ -42,7 +42,9 @@ fn same_seed_same_tokens() {
     let base = SampleKey { seed: 1, step: 1, prompt: 1 };
     let tokens = one(base);
     assert_ne!(tokens[0], tokens[1]);
-    for other in [SampleKey { seed: 2, ..base }, SampleKey { step: 2, ..base }, SampleKey { prompt: 2, ..base }] {
+    for other in
+        [SampleKey { seed: 2, ..base }, SampleKey { step: 2, ..base }, SampleKey { prompt: 2, ..base }]
+    {
         assert_ne!(one(other)[0], tokens[0], "{other:?}");
     }
     assert_eq!(one(base), tokens);
@@ -78,7 +80,8 @@ fn the_real_model_tells_its_story() {
     let reference: serde_json::Value = serde_json::from_str(&text).expect("reference.json");
     let numbers = |key: &str| reference[key].as_array().expect(key).clone();
     let ids: Vec<u32> = numbers("ids").iter().map(|id| id.as_u64().expect("an id") as u32).collect();
-    let logprobs: Vec<f64> = numbers("logprob_of_chosen").iter().map(|x| x.as_f64().expect("a number")).collect();
+    let logprobs: Vec<f64> =
+        numbers("logprob_of_chosen").iter().map(|x| x.as_f64().expect("a number")).collect();
     let model = hf::load(&dir).expect("model");
     let cpu = cpu(2);
     let options = qurl_model::compute::NetworkOptions::inference(&model.config, Format::F32);
@@ -95,7 +98,10 @@ fn the_real_model_tells_its_story() {
 }
 
 /// Probabilities of the first drawn token, by scoring every token.
-fn probabilities(vocabulary: usize, temperature: f32) -> (qurl_rollout::Engine<qurl_kernels::Cpu>, Vec<f64>, Vec<f32>) {
+fn probabilities(
+    vocabulary: usize,
+    temperature: f32,
+) -> (qurl_rollout::Engine<qurl_kernels::Cpu>, Vec<f64>, Vec<f32>) {
     let (mut config, params) = model(Family::Qwen3, vocabulary, 4);
     config.max_position_embeddings = 64;
     let cpu = cpu(2);
@@ -167,11 +173,17 @@ fn frequencies_are_probabilities() {
                     assert_eq!(sample.logprobs[0].to_bits(), logp[token].to_bits());
                 } else {
                     let want = (probabilities[token] / mass).ln();
-                    assert!((f64::from(sample.logprobs[0]) - want).abs() < 1e-4, "{sampling:?}: log-prob of {token}");
+                    assert!(
+                        (f64::from(sample.logprobs[0]) - want).abs() < 1e-4,
+                        "{sampling:?}: log-prob of {token}"
+                    );
                 }
             }
             let deviations = chi_square(&counts, &expected);
-            assert!(deviations.abs() < 4.5, "{vocabulary} tokens, {sampling:?}: {deviations} standard deviations");
+            assert!(
+                deviations.abs() < 4.5,
+                "{vocabulary} tokens, {sampling:?}: {deviations} standard deviations"
+            );
         }
     }
 }
@@ -199,14 +211,16 @@ fn stops_by_token_text_length_and_context() {
     let net = network(&cpu, &config, &params, Format::F32, None);
     let mut engine = engine(&cpu, net, roomy());
     let free = Request { key: SampleKey { seed: 9, step: 0, prompt: 0 }, ..Request::new(vec![7; 20], 30) };
-    let tokens = engine.generate(std::slice::from_ref(&free)).expect("generate").remove(0).samples.remove(0).tokens;
+    let tokens =
+        engine.generate(std::slice::from_ref(&free)).expect("generate").remove(0).samples.remove(0).tokens;
     let stop = tokens[11];
     let first = tokens.iter().position(|&t| t == stop).expect("it is there") + 1;
     let stopped = Request { stop_ids: vec![stop], ..free.clone() };
     let sample = engine.generate(&[stopped]).expect("generate").remove(0).samples.remove(0);
     assert_eq!((sample.finish, &sample.tokens[..]), (FinishReason::StopId(stop), &tokens[..first]));
 
-    let with_text = Request { stop_strings: vec!["never".into(), format!("<{}><{}>", tokens[4], tokens[5])], ..free };
+    let with_text =
+        Request { stop_strings: vec!["never".into(), format!("<{}><{}>", tokens[4], tokens[5])], ..free };
     assert_eq!(engine.check(&with_text), Err(RolloutError::NoTextDecoder));
     engine.set_text_decoder(Arc::new(|ids| ids.iter().map(|id| format!("<{id}>")).collect()));
     let sample = engine.generate(&[with_text]).expect("generate").remove(0).samples.remove(0);
@@ -282,10 +296,14 @@ fn weights_change_only_between_requests() {
     engine.load(&upload(&cpu, &other), newer).expect("load");
     let after = engine.generate(std::slice::from_ref(&request)).expect("generate").remove(0);
     assert_eq!(after.require_weights(newer), Ok(()));
-    assert_eq!(after.require_weights(WEIGHTS), Err(RolloutError::WrongWeights { made_with: newer, asked: WEIGHTS }));
+    assert_eq!(
+        after.require_weights(WEIGHTS),
+        Err(RolloutError::WrongWeights { made_with: newer, asked: WEIGHTS })
+    );
     assert_ne!(after.samples[0].logprobs, before.samples[0].logprobs);
     let fresh = network(&cpu, &config, &other, Format::Bf16, None);
-    let expected = qurl_rollout::Engine::new(cpu.clone(), fresh, newer, roomy()).expect("engine").generate(&[request]);
+    let expected =
+        qurl_rollout::Engine::new(cpu.clone(), fresh, newer, roomy()).expect("engine").generate(&[request]);
     assert_same("loaded = packed anew", &[after], &expected.expect("generate"));
 }
 
@@ -318,7 +336,8 @@ fn a_logit_that_is_not_finite_names_its_request() {
         }
     }
     let error = error.expect("an error");
-    let expected_error = RolloutError::BadLogits { request: ill, sample: 0, position: 3, seed: 1, step: 2, prompt: 3 };
+    let expected_error =
+        RolloutError::BadLogits { request: ill, sample: 0, position: 3, seed: 1, step: 2, prompt: 3 };
     assert_eq!(error, expected_error);
     assert!(error.to_string().contains(&ill.to_string()), "{error}");
     let groups = engine.finished();
@@ -328,7 +347,8 @@ fn a_logit_that_is_not_finite_names_its_request() {
     assert_same("in pages that held the ill one", &expected, &engine.generate(&[well]).expect("generate"));
     assert_eq!(engine.pages().free(), engine.pages().total());
     // Several that fail in the same step are told of one by one; one that is cancelled is not.
-    let ids = [(); 4].map(|()| engine.submit(Request { n: 2, ..Request::new(vec![5, 6], 4) }).expect("submit"));
+    let ids =
+        [(); 4].map(|()| engine.submit(Request { n: 2, ..Request::new(vec![5, 6], 4) }).expect("submit"));
     let [first, second, cancelled, last] = ids;
     let failed = |error: Result<(), RolloutError>| match error {
         Err(RolloutError::BadLogits { request, sample: 0, position: 2, .. }) => request,

@@ -30,7 +30,8 @@ fn another_network_in_the_same_pages() {
         let mut lent = other();
         assert_same("before", &expected, &engine.generate(&requests).expect("generate"));
         for _ in 0..2 {
-            let found = engine.with_network(&mut lent, LENT, |engine| engine.generate(&requests)).expect("lent");
+            let found =
+                engine.with_network(&mut lent, LENT, |engine| engine.generate(&requests)).expect("lent");
             assert_same("lent", &expected_other, &found.expect("generate"));
             assert_eq!(engine.weights(), Some(WEIGHTS));
             assert_same("after", &expected, &engine.generate(&requests).expect("generate"));
@@ -46,8 +47,8 @@ fn what_is_left_in_flight_is_dropped_and_a_busy_engine_refuses() {
     let mut engine = engine(&cpu, net(Format::Int8), roomy());
     let mut lent = net(Format::Bf16);
     let request = Request::new(vec![1, 2, 3], 20);
-    let left =
-        engine.with_network(&mut lent, LENT, |engine| engine.submit(request.clone()).map(|_| engine.unfinished()));
+    let left = engine
+        .with_network(&mut lent, LENT, |engine| engine.submit(request.clone()).map(|_| engine.unfinished()));
     assert_eq!(left.expect("lent").expect("submitted"), 1);
     assert_eq!((engine.unfinished(), lent.options().format), (0, Format::Bf16));
     engine.submit(request).expect("submitted");

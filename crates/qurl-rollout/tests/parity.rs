@@ -27,7 +27,8 @@ fn assert_scores(what: &str, cpu: &Cpu, net: &Network<Cpu>, requests: &[Request]
         let options = TapeOptions { rows, sequences: sequences.len(), recompute: false };
         let mut tape = Tape::new(cpu, net, options).expect("tape");
         let targets = Targets::of(&sequences, |_, _| true);
-        let forward = tape.forward(cpu, net, Batch::whole(&sequences), targets, temperature).expect("forward");
+        let forward =
+            tape.forward(cpu, net, Batch::whole(&sequences), targets, temperature).expect("forward");
         let mut trained = forward.out.logp.as_slice();
         for ((sample, scored), sequence) in group[0].samples.iter().zip(&scored).zip(&sequences) {
             assert_eq!(bits(&sample.logprobs), bits(&scored.logp[prompt - 1..]), "{what}: decode = scoring");
@@ -36,14 +37,24 @@ fn assert_scores(what: &str, cpu: &Cpu, net: &Network<Cpu>, requests: &[Request]
             assert_eq!(bits(ours), bits(&scored.logp), "{what}: training = scoring");
             trained = rest;
             if request.prompt_logprobs {
-                assert_eq!(bits(&group[0].prompt_logprobs), bits(&scored.logp[..prompt - 1]), "{what}: prompts");
+                assert_eq!(
+                    bits(&group[0].prompt_logprobs),
+                    bits(&scored.logp[..prompt - 1]),
+                    "{what}: prompts"
+                );
             }
         }
     }
 }
 
 /// The finished samples as prompts: what the engine's prefill says about them.
-fn assert_prefill(what: &str, cpu: &std::sync::Arc<Cpu>, net: Network<Cpu>, requests: &[Request], groups: &[Group]) {
+fn assert_prefill(
+    what: &str,
+    cpu: &std::sync::Arc<Cpu>,
+    net: Network<Cpu>,
+    requests: &[Request],
+    groups: &[Group],
+) {
     let options = EngineOptions { max_num_batched_tokens: 50, max_num_seqs: 5, ..roomy() };
     let mut engine = engine(cpu, net, options);
     for (request, group) in requests.iter().zip(groups) {
@@ -70,7 +81,10 @@ fn parity(config: &ModelConfig, params: &Params<Vec<f32>>, format: Format, kv: O
     let mut large = engine(&cpu, pack(), roomy());
     let groups = large.generate(&requests).expect("generate");
     assert_eq!(large.stats().preemptions, 0, "{what}");
-    assert!(groups.iter().flat_map(|g| &g.samples).any(|s| s.tokens.len() > 20), "{what}: only short samples");
+    assert!(
+        groups.iter().flat_map(|g| &g.samples).any(|s| s.tokens.len() > 20),
+        "{what}: only short samples"
+    );
     assert_scores(&what, &cpu, &net, &requests, &groups);
     assert_prefill(&what, &cpu, pack(), &requests, &groups);
 

@@ -72,7 +72,8 @@ impl Case {
     }
 
     fn random(random: &mut Random, ahead: usize) -> Case {
-        let limits = Limits { max_num_seqs: 1 + random.below(8), max_num_batched_tokens: 1 + random.below(40) };
+        let limits =
+            Limits { max_num_seqs: 1 + random.below(8), max_num_batched_tokens: 1 + random.below(40) };
         Case::new(limits, 3 + random.below(20), 1 + random.below(6), ahead)
     }
 
@@ -121,7 +122,11 @@ impl Case {
                 *t = self.drawn[row];
             }
             let drawn = position >= sequence.prompt().len();
-            assert!(!drawn || *t == token(sequence.id(), position), "{:?} position {position}", sequence.id());
+            assert!(
+                !drawn || *t == token(sequence.id(), position),
+                "{:?} position {position}",
+                sequence.id()
+            );
         }
         tokens
     }
@@ -150,7 +155,12 @@ impl Case {
         for (sequence, tokens) in scheduled().zip(&tokens) {
             for position in 0..sequence.rows().end {
                 let slot = sequence.pages().slot(position) as usize;
-                assert_eq!(self.store[slot], content(tokens, position), "{:?} position {position}", sequence.id());
+                assert_eq!(
+                    self.store[slot],
+                    content(tokens, position),
+                    "{:?} position {position}",
+                    sequence.id()
+                );
             }
         }
         let draws = scheduled().filter(|s| s.draws()).map(|s| (s.id(), token(s.id(), s.len())));
@@ -226,7 +236,10 @@ fn no_page_leaks_or_is_shared_wrongly() {
             copies += case.copies;
             void += case.void;
         }
-        assert!(preemptions > 1000 && copies > 1000, "the test saw {preemptions} preemptions and {copies} copies");
+        assert!(
+            preemptions > 1000 && copies > 1000,
+            "the test saw {preemptions} preemptions and {copies} copies"
+        );
         // Cancelled sequences leave void rows only where a step is in flight between calls.
         assert!(if ahead == 0 { void == 0 } else { void > 1000 }, "ahead {ahead}: {void} void rows");
     }
@@ -279,7 +292,11 @@ fn one_prefill_for_all_samples() {
                 case.check_pages();
             }
             let counts = case.scheduler.counts();
-            assert_eq!(counts.prefill_tokens, len as u64 - 1, "{places} places, prompt of {len}, ahead {ahead}");
+            assert_eq!(
+                counts.prefill_tokens,
+                len as u64 - 1,
+                "{places} places, prompt of {len}, ahead {ahead}"
+            );
             assert_eq!(counts.decode_tokens, (0..9).map(|sample| 1 + sample % 4).sum::<u64>());
         }
     }

@@ -15,14 +15,19 @@ fn main() {
         format!("{steps}Therefore the answer is $\\boxed{{{answer}}}$.")
     };
     let workloads: Vec<(&str, Vec<(String, String)>)> = vec![
-        ("whole numbers", (0..1000).map(|_| (number(0, 999).to_string(), number(0, 999).to_string())).collect()),
+        (
+            "whole numbers",
+            (0..1000).map(|_| (number(0, 999).to_string(), number(0, 999).to_string())).collect(),
+        ),
         (
             "boxed numbers in a short response",
             (0..1000).map(|_| (number(0, 99).to_string(), response(number(0, 99).to_string(), 20))).collect(),
         ),
         (
             "boxed numbers in a long response (10 kB)",
-            (0..100).map(|_| (number(0, 99).to_string(), response(number(0, 99).to_string(), 2000))).collect(),
+            (0..100)
+                .map(|_| (number(0, 99).to_string(), response(number(0, 99).to_string(), 2000)))
+                .collect(),
         ),
         (
             "fractions and decimals",

@@ -84,7 +84,11 @@ struct Scores {
 
 impl ExternalReward {
     /// Starts a command (program and arguments). `limit` bounds the time of one batch.
-    pub fn start(command: &[String], limit: Duration, launch: &Launch) -> Result<ExternalReward, ExternalError> {
+    pub fn start(
+        command: &[String],
+        limit: Duration,
+        launch: &Launch,
+    ) -> Result<ExternalReward, ExternalError> {
         if command.first().is_none_or(String::is_empty) {
             return Err(ExternalError::Empty);
         }
@@ -92,7 +96,15 @@ impl ExternalReward {
         let started = Process::start(&launch.guard, command);
         let process = started.map_err(|source| ExternalError::Start { command: shown.clone(), source })?;
         let cancel = launch.cancel.clone();
-        Ok(ExternalReward { command: shown, process, ended: None, style: None, next_request: 0, limit, cancel })
+        Ok(ExternalReward {
+            command: shown,
+            process,
+            ended: None,
+            style: None,
+            next_request: 0,
+            limit,
+            cancel,
+        })
     }
 
     /// Scores a batch of responses, in order. After an error every later batch reports that the command is
@@ -127,7 +139,8 @@ impl ExternalReward {
             Err(TryRecvError::Disconnected) => return Err(Trouble::Ended),
             Err(TryRecvError::Empty) => {}
         }
-        let requests: String = (scores.first..).zip(batch).map(|(number, item)| request_line(number, item)).collect();
+        let requests: String =
+            (scores.first..).zip(batch).map(|(number, item)| request_line(number, item)).collect();
         self.next_request += batch.len() as u64;
         let deadline = Instant::now() + self.limit;
         if let Some(to_command) = &self.process.requests {

@@ -52,7 +52,8 @@ pub fn mean_over_sets(sets: &[Estimate]) -> Option<Estimate> {
     }
     let n = sets.len() as f64;
     let value = sets.iter().map(|s| s.value).sum::<f64>() / n;
-    let half = |distance: fn(&Estimate) -> f64| sets.iter().map(|s| distance(s).powi(2)).sum::<f64>().sqrt() / n;
+    let half =
+        |distance: fn(&Estimate) -> f64| sets.iter().map(|s| distance(s).powi(2)).sum::<f64>().sqrt() / n;
     Some(Estimate {
         value,
         low: value - half(|s| s.value - s.low),
@@ -87,8 +88,10 @@ pub fn pass_at_k_of(n: usize, c: usize, k: usize) -> Option<f64> {
 
 /// pass@k over problems; `None` when a problem has fewer than k samples.
 pub fn pass_at_k(correct: &[Vec<bool>], k: usize) -> Option<Estimate> {
-    let per_problem: Option<Vec<f64>> =
-        correct.iter().map(|samples| pass_at_k_of(samples.len(), samples.iter().filter(|c| **c).count(), k)).collect();
+    let per_problem: Option<Vec<f64>> = correct
+        .iter()
+        .map(|samples| pass_at_k_of(samples.len(), samples.iter().filter(|c| **c).count(), k))
+        .collect();
     mean(&per_problem?)
 }
 
@@ -130,7 +133,8 @@ fn majority_is_right(run: &[Vote], same: &impl Fn(&str, &str) -> bool) -> f64 {
         }
     }
     let most = classes.iter().map(|(_, votes, _)| *votes).max().unwrap_or(0);
-    let tied: Vec<bool> = classes.iter().filter(|(_, votes, _)| *votes == most).map(|(_, _, right)| *right).collect();
+    let tied: Vec<bool> =
+        classes.iter().filter(|(_, votes, _)| *votes == most).map(|(_, _, right)| *right).collect();
     if tied.is_empty() {
         return 0.0;
     }

@@ -159,7 +159,11 @@ pub struct UnknownPreset {
     pub expected: String,
 }
 
-fn find<T, const N: usize>(name: &str, all: [T; N], name_of: fn(&T) -> &'static str) -> Result<T, UnknownPreset> {
+fn find<T, const N: usize>(
+    name: &str,
+    all: [T; N],
+    name_of: fn(&T) -> &'static str,
+) -> Result<T, UnknownPreset> {
     let expected = all.iter().map(name_of).collect::<Vec<_>>().join(", ");
     all.into_iter().find(|item| name_of(item) == name).ok_or(UnknownPreset { name: name.into(), expected })
 }

@@ -115,7 +115,11 @@ impl Verdict {
     pub fn new(correct: bool, format: bool, format_weight: f64, extracted: Option<String>) -> Verdict {
         let value = |holds: bool| if holds { 1.0 } else { 0.0 };
         let reward = if correct { 1.0 } else { format_weight * value(format) };
-        Verdict { reward, parts: vec![("correct".into(), value(correct)), ("format".into(), value(format))], extracted }
+        Verdict {
+            reward,
+            parts: vec![("correct".into(), value(correct)), ("format".into(), value(format))],
+            extracted,
+        }
     }
 
     /// The same verdict with other rewards for wrong and right: a reward of 0 becomes the one, of 1 the other, and what

@@ -52,16 +52,21 @@ const LINES: &str = concat!(
 #[test]
 fn what_is_wrong_with_a_file_of_lines_is_named() {
     let message = |file: &Scratch| read(file.path()).expect_err("refused").to_string();
-    for (name, content) in [("no.jsonl.gz", LINES.as_bytes()), ("short.jsonl.gz", b"{}"), ("empty.jsonl.gz", b"")] {
+    for (name, content) in
+        [("no.jsonl.gz", LINES.as_bytes()), ("short.jsonl.gz", b"{}"), ("empty.jsonl.gz", b"")]
+    {
         let text = message(&Scratch::new(name, content));
         assert!(text.contains(name) && text.contains("not a gzip file"), "{text}");
     }
-    let text =
-        message(&Scratch::new("text.jsonl", b"{\"problem\":\"1\",\"answer\":\"1\"}\n\n{\"problem\":\"\xff\"}\n"));
+    let text = message(&Scratch::new(
+        "text.jsonl",
+        b"{\"problem\":\"1\",\"answer\":\"1\"}\n\n{\"problem\":\"\xff\"}\n",
+    ));
     assert!(text.contains("text.jsonl, row 3: not UTF-8"), "{text}");
     let marked = Scratch::new("marked.jsonl", format!("\u{feff}{LINES}").as_bytes());
     let plain = Scratch::new("unmarked.jsonl", LINES.as_bytes());
-    let answers = |file: &Scratch| read(file.path()).unwrap().into_iter().map(|row| row.answer).collect::<Vec<_>>();
+    let answers =
+        |file: &Scratch| read(file.path()).unwrap().into_iter().map(|row| row.answer).collect::<Vec<_>>();
     assert_eq!(answers(&marked), answers(&plain));
 }
 
@@ -80,14 +85,18 @@ fn json_lines_with_all_aliases() {
     assert!(matches!(&rows[2].problem, Prompt::Chat(m) if m[0].role == "user"));
     assert_eq!(rows[2].source.as_deref(), Some("verl"));
     let again = read(packed.path()).unwrap();
-    assert_eq!(again.iter().map(|r| &r.answer).collect::<Vec<_>>(), rows.iter().map(|r| &r.answer).collect::<Vec<_>>());
+    assert_eq!(
+        again.iter().map(|r| &r.answer).collect::<Vec<_>>(),
+        rows.iter().map(|r| &r.answer).collect::<Vec<_>>()
+    );
 
     let task = DatasetTask::new("mixed", rows, GSM8K, Policy::Equivalence, 0.0);
     let rewards: Vec<f64> = (0..5)
         .map(|i| {
             let problem = task.draw(Split::Train, 1, i).unwrap();
-            let right =
-                ["4", "6", "8", "10", "2, 1"].iter().any(|a| task.verify(&problem, &format!("#### {a}")).reward == 1.0);
+            let right = ["4", "6", "8", "10", "2, 1"]
+                .iter()
+                .any(|a| task.verify(&problem, &format!("#### {a}")).reward == 1.0);
             f64::from(u8::from(right))
         })
         .collect();
@@ -133,7 +142,8 @@ fn write_verl_parquet(rows: &[(&str, &str)]) -> Vec<u8> {
     let mut writer = SerializedFileWriter::new(&mut bytes, schema, properties).unwrap();
     let mut group = writer.next_row_group().unwrap();
     let n = rows.len();
-    let texts = |f: &dyn Fn(usize) -> String| (0..n).map(|i| ByteArray::from(f(i).as_str())).collect::<Vec<_>>();
+    let texts =
+        |f: &dyn Fn(usize) -> String| (0..n).map(|i| ByteArray::from(f(i).as_str())).collect::<Vec<_>>();
     // Two messages a row: a system message and the problem.
     let messages = |f: &dyn Fn(usize, bool) -> String| {
         let all = (0..n).flat_map(|i| [f(i, true), f(i, false)]);
@@ -165,8 +175,10 @@ fn write_verl_parquet(rows: &[(&str, &str)]) -> Vec<u8> {
 
 #[test]
 fn verl_parquet() {
-    let file =
-        Scratch::new("verl.parquet", &write_verl_parquet(&[("2+2?", "4"), ("Half?", "\\frac{1}{2}"), ("3+4?", "7")]));
+    let file = Scratch::new(
+        "verl.parquet",
+        &write_verl_parquet(&[("2+2?", "4"), ("Half?", "\\frac{1}{2}"), ("3+4?", "7")]),
+    );
     let rows = read(file.path()).unwrap();
     assert_eq!(rows.len(), 3);
     assert_eq!(rows[1].answer, "\\frac{1}{2}");
@@ -208,7 +220,9 @@ fn splits_of_a_data_set_share_no_problem() {
     assert!((20..=60).contains(&test.len()), "{}", test.len());
     // An epoch has every row once; the next one has another order.
     let count = task.len(Split::Train).unwrap();
-    let epoch = |e: u64| (0..count).map(|i| task.draw(Split::Train, 3, e * count + i).unwrap().id).collect::<Vec<_>>();
+    let epoch = |e: u64| {
+        (0..count).map(|i| task.draw(Split::Train, 3, e * count + i).unwrap().id).collect::<Vec<_>>()
+    };
     let (first, second) = (epoch(0), epoch(1));
     assert_eq!(first.iter().collect::<HashSet<_>>().len(), count as usize);
     assert_ne!(first, second);
@@ -242,8 +256,13 @@ fn shared_sets_load_and_their_answers_verify() {
         }
     }
     // GSM8K's own solutions end in `####`.
-    let task =
-        DatasetTask::new("gsm8k", read(&data.join("gsm8k/train.jsonl.gz")).unwrap(), GSM8K, Policy::Equivalence, 0.0);
+    let task = DatasetTask::new(
+        "gsm8k",
+        read(&data.join("gsm8k/train.jsonl.gz")).unwrap(),
+        GSM8K,
+        Policy::Equivalence,
+        0.0,
+    );
     for index in 0..7473 {
         let problem = task.draw(Split::Train, 1, index).unwrap();
         let solution = task.worked_solution(&problem).unwrap();
@@ -264,8 +283,10 @@ fn shared_sets_load_and_their_answers_verify() {
 /// Problems in verl's layout, each inside of a template, against the same problems as bare text, and the other way.
 #[test]
 fn problems_in_verl_s_layout_are_test_problems() {
-    let problems = ["What is 2+2?", "Half of one?", "How many primes are there between 10 and 20, both excluded?"];
-    let lines: String = problems.iter().map(|p| format!("{{\"problem\": \"{p}\", \"answer\": \"4\"}}\n")).collect();
+    let problems =
+        ["What is 2+2?", "Half of one?", "How many primes are there between 10 and 20, both excluded?"];
+    let lines: String =
+        problems.iter().map(|p| format!("{{\"problem\": \"{p}\", \"answer\": \"4\"}}\n")).collect();
     let bare = read(Scratch::new("bare.jsonl", lines.as_bytes()).path()).unwrap();
     let other = "{\"problem\": \"What is 2+3?\", \"answer\": \"5\"}\n";
     let other = read(Scratch::new("other.jsonl", other.as_bytes()).path()).unwrap();
@@ -282,7 +303,8 @@ fn problems_in_verl_s_layout_are_test_problems() {
         assert!(matches!(&set[0].problem, Prompt::Chat(messages) if messages.len() == 2));
         for test in wrapped.iter().chain([&bare]) {
             let train: Vec<Row> = set.iter().chain(&other).cloned().collect();
-            let task = DatasetTask::new("verl", train, PLAIN, Policy::Equivalence, 0.0).with_test_rows(test.clone());
+            let task =
+                DatasetTask::new("verl", train, PLAIN, Policy::Equivalence, 0.0).with_test_rows(test.clone());
             assert_eq!((task.overlaps(), task.len(Split::Train)), (3, Some(1)), "template {a}");
         }
         assert_eq!(without_overlap(bare.clone(), set), []);
@@ -297,19 +319,27 @@ fn problems_in_verl_s_layout_are_test_problems() {
 fn overlaps_of_the_shared_sets() {
     let Some(data) = common::shared_data() else { return };
     let set = |name: &str| {
-        let found =
-            ["jsonl", "jsonl.gz"].map(|end| data.join(format!("{name}.{end}"))).into_iter().find(|f| f.exists());
+        let found = ["jsonl", "jsonl.gz"]
+            .map(|end| data.join(format!("{name}.{end}")))
+            .into_iter()
+            .find(|f| f.exists());
         read(&found.unwrap()).unwrap()
     };
     // Training sets; test sets; problems that are equal by letters and digits; those that stand inside of another.
     let known = std::fs::read_to_string(data.join("overlaps.jsonl")).unwrap();
-    let known: Vec<serde_json::Value> = known.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    for (train, inside) in [("dapo17k/train", 28), ("deepscaler/train_aime", 0), ("deepscaler/train_partial", 0)] {
-        let tests = ["math500/test", "amc23/test", "amc/test", "olympiad_bench/test", "aime24/test", "minerva/test"];
+    let known: Vec<serde_json::Value> =
+        known.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for (train, inside) in
+        [("dapo17k/train", 28), ("deepscaler/train_aime", 0), ("deepscaler/train_partial", 0)]
+    {
+        let tests =
+            ["math500/test", "amc23/test", "amc/test", "olympiad_bench/test", "aime24/test", "minerva/test"];
         let rows = set(train);
         let equal: HashSet<&str> = known
             .iter()
-            .filter(|pair| pair["train_file"] == train && tests.contains(&pair["eval_file"].as_str().unwrap()))
+            .filter(|pair| {
+                pair["train_file"] == train && tests.contains(&pair["eval_file"].as_str().unwrap())
+            })
             .map(|pair| pair["train_id"].as_str().unwrap())
             .collect();
         let test: Vec<Row> = tests.iter().flat_map(|name| set(name)).collect();

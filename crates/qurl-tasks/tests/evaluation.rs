@@ -15,7 +15,10 @@ fn close(a: f64, b: f64) -> bool {
 fn the_interval_is_wilsons_for_yes_and_no() {
     let eight_of_ten: Vec<f64> = (0..10).map(|i| if i < 8 { 1.0 } else { 0.0 }).collect();
     let estimate = mean(&eight_of_ten).unwrap();
-    assert!(close(estimate.value, 0.8) && close(estimate.low, 0.4902) && close(estimate.high, 0.9433), "{estimate:?}");
+    assert!(
+        close(estimate.value, 0.8) && close(estimate.low, 0.4902) && close(estimate.high, 0.9433),
+        "{estimate:?}"
+    );
     let none_of_thirty = mean(&[0.0; 30]).unwrap();
     assert!(none_of_thirty.low == 0.0 && close(none_of_thirty.high, 0.1135), "{none_of_thirty:?}");
     assert_eq!(mean(&[]), None);
@@ -28,7 +31,10 @@ fn the_mean_over_sets_joins_their_intervals() {
     assert_eq!(mean_over_sets(&[some]), Some(some));
     let joined = mean_over_sets(&[some, none]).unwrap();
     // Half of (0.8, 0), less half of the distance 0.3098 below; above half of |(0.1433, 0.1135)|.
-    assert!(close(joined.value, 0.4) && close(joined.low, 0.4 - 0.1549) && joined.problems == 40, "{joined:?}");
+    assert!(
+        close(joined.value, 0.4) && close(joined.low, 0.4 - 0.1549) && joined.problems == 40,
+        "{joined:?}"
+    );
     assert!(close(joined.high, 0.4 + (0.1433f64.powi(2) + 0.1135f64.powi(2)).sqrt() / 2.0), "{joined:?}");
     assert_eq!(mean_over_sets(&[]), None);
 }
@@ -68,7 +74,8 @@ fn pass_at_k_is_unbiased() {
 
 #[test]
 fn the_majority_votes_by_equivalence() {
-    let vote = |answer: &str, correct| Vote { answer: (!answer.is_empty()).then(|| answer.to_string()), correct };
+    let vote =
+        |answer: &str, correct| Vote { answer: (!answer.is_empty()).then(|| answer.to_string()), correct };
     let votes = vec![
         // 1/2 and 0.5 are one answer and outvote 3.
         vec![vote("1/2", true), vote("3", false), vote("0.5", true), vote("", false)],

@@ -18,7 +18,12 @@ fn start(script: &str) -> ExternalReward {
 }
 
 fn problem() -> Problem {
-    Problem { id: "p".into(), prompt: Prompt::Text("2+2=".into()), answer: "4".into(), extra: serde_json::Value::Null }
+    Problem {
+        id: "p".into(),
+        prompt: Prompt::Text("2+2=".into()),
+        answer: "4".into(),
+        extra: serde_json::Value::Null,
+    }
 }
 
 /// The scores of a batch of responses.
@@ -55,8 +60,11 @@ fn scores_without_requests_come_in_order_and_the_command_stays() {
 fn scores_with_requests_come_in_any_order() {
     // Pairs are answered the wrong way round.
     let reply = |n: &str| format!(r#"echo "{{\"score\": 0.{n}, \"request\": {n}, \"seconds\": 3}}""#);
-    let script =
-        by_request(&format!("if [ $((n % 2)) = 0 ]; then kept=$n; else {}; {}; fi", reply("$n"), reply("$kept")));
+    let script = by_request(&format!(
+        "if [ $((n % 2)) = 0 ]; then kept=$n; else {}; {}; fi",
+        reply("$n"),
+        reply("$kept")
+    ));
     let mut reward = start(&script);
     assert_eq!(score(&mut reward, &["a", "b", "c", "d"]).unwrap(), [0.0, 0.1, 0.2, 0.3]);
     assert_eq!(score(&mut reward, &["e", "f"]).unwrap(), [0.4, 0.5]);
@@ -69,7 +77,8 @@ fn the_documented_example_works() {
         println!("skipped: there is no python3");
         return;
     }
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rewards.md")).unwrap();
+    let page =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rewards.md")).unwrap();
     let (_, rest) = page.split_once("```python\n").unwrap();
     let (example, _) = rest.split_once("```").unwrap();
     let command = ["python3", "-c", example].map(String::from);
@@ -106,18 +115,29 @@ fn requests_that_were_not_made_or_have_a_score_are_reported() {
 fn a_request_without_a_score_is_named() {
     let script = by_request(r#"[ $n = 2 ] || echo "{\"request\": $n, \"score\": 1}""#);
     let error = score(&mut start_with(&script, 500, &Launch::default()), &["a", "b", "c", "d"]).unwrap_err();
-    assert!(matches!(error, ExternalError::TimeLimit { answered: 3, expected: 4, missing: 2, .. }), "{error}");
+    assert!(
+        matches!(error, ExternalError::TimeLimit { answered: 3, expected: 4, missing: 2, .. }),
+        "{error}"
+    );
     assert!(error.to_string().contains("request 2"), "{error}");
-    let error = score(&mut start_with("while read -r x; do [ $x ] && sleep 60; done", 200, &Launch::default()), &["a"]);
-    assert!(matches!(error, Err(ExternalError::TimeLimit { answered: 0, expected: 1, missing: 0, .. })), "{error:?}");
+    let error = score(
+        &mut start_with("while read -r x; do [ $x ] && sleep 60; done", 200, &Launch::default()),
+        &["a"],
+    );
+    assert!(
+        matches!(error, Err(ExternalError::TimeLimit { answered: 0, expected: 1, missing: 0, .. })),
+        "{error:?}"
+    );
 }
 
 #[test]
 fn the_first_reply_decides_how_requests_are_named() {
     let named = r#"echo "{\"request\": $n, \"score\": 1}""#;
-    let (line, why) = slip(score(&mut start(&by_request(&format!("[ $n = 0 ] && {named} || echo 0.5"))), &["a", "b"]));
+    let (line, why) =
+        slip(score(&mut start(&by_request(&format!("[ $n = 0 ] && {named} || echo 0.5"))), &["a", "b"]));
     assert_eq!((line.as_str(), why), ("0.5", Slip::NoRequest));
-    let (line, why) = slip(score(&mut start(&by_request(&format!("[ $n = 0 ] && echo 1 || {named}"))), &["a", "b"]));
+    let (line, why) =
+        slip(score(&mut start(&by_request(&format!("[ $n = 0 ] && echo 1 || {named}"))), &["a", "b"]));
     assert_eq!((line.as_str(), why), (r#"{"request": 1, "score": 1}"#, Slip::Request));
 }
 
@@ -154,7 +174,8 @@ fn a_stray_line_is_reported_wherever_it_comes() {
     let mut reward = start("read -r x; printf '0.25\\n1\\n'; while read -r x; do echo 1; done");
     assert_eq!(slip(score(&mut reward, &["a", "b"])), ("1".into(), Slip::Extra(2)));
     // The same where every score takes long: the one too many comes as late.
-    let mut reward = start("read -r x; echo 0.25; sleep 0.3; echo 0.5; while read -r x; do sleep 0.3; echo 0.5; done");
+    let mut reward =
+        start("read -r x; echo 0.25; sleep 0.3; echo 0.5; while read -r x; do sleep 0.3; echo 0.5; done");
     assert_eq!(slip(score(&mut reward, &["a", "b", "c"])), ("0.5".into(), Slip::Extra(3)));
     // Right after a batch, and between two.
     let mut reward = start("read -r x; echo 1; read -r x; printf '1\\n0.75\\n'; cat > /dev/null");
@@ -217,7 +238,9 @@ fn nonsense_and_bad_numbers_are_reported() {
 #[test]
 fn large_batches_do_not_block() {
     let long = "x".repeat(2000);
-    for script in ["while read -r line; do echo 0.5; done", &by_request(r#"echo "{\"request\":$n,\"score\":0.5}""#)] {
+    for script in
+        ["while read -r line; do echo 0.5; done", &by_request(r#"echo "{\"request\":$n,\"score\":0.5}""#)]
+    {
         let mut reward = start_with(script, 60_000, &Launch::default());
         assert_eq!(score(&mut reward, &vec![long.as_str(); 500]).unwrap(), vec![0.5; 500]);
     }
@@ -252,7 +275,9 @@ fn a_missing_program_is_named() {
     let command = ["no-such-program-here".to_string()];
     for guard in [vec![], vec!["/bin/sh".to_string()]] {
         let launch = Launch { guard, ..Launch::default() };
-        let Err(error) = ExternalReward::start(&command, Duration::from_secs(1), &launch) else { panic!("started") };
+        let Err(error) = ExternalReward::start(&command, Duration::from_secs(1), &launch) else {
+            panic!("started")
+        };
         assert!(error.to_string().contains("no-such-program-here"), "{error}");
         let empty = ExternalReward::start(&[], Duration::from_secs(1), &launch);
         assert!(matches!(empty, Err(ExternalError::Empty)));
@@ -263,7 +288,8 @@ fn a_missing_program_is_named() {
 #[test]
 fn children_end_with_the_command() {
     for end_of_command in ["", "; exit 0"] {
-        let file = std::env::temp_dir().join(format!("qurl-child-{}{}", std::process::id(), end_of_command.len()));
+        let file =
+            std::env::temp_dir().join(format!("qurl-child-{}{}", std::process::id(), end_of_command.len()));
         let script = format!(
             "sleep 1000 & echo $! > {0}.part; mv {0}.part {0}; read -r x; echo 1{end_of_command}; cat",
             file.display()
@@ -272,12 +298,15 @@ fn children_end_with_the_command() {
         assert_eq!(score(&mut reward, &["a"]).unwrap(), [1.0]);
         let pid = std::fs::read_to_string(&file).unwrap().trim().to_string();
         std::fs::remove_file(&file).unwrap();
-        let alive = || std::process::Command::new("kill").args(["-0", &pid]).output().unwrap().status.success();
+        let alive =
+            || std::process::Command::new("kill").args(["-0", &pid]).output().unwrap().status.success();
         assert!(alive());
         drop(reward);
         // Whoever adopted it may take a moment to notice.
         let began = Instant::now();
-        while alive() && std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z ")) {
+        while alive()
+            && std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z "))
+        {
             assert!(began.elapsed() < Duration::from_secs(30), "{pid} outlives its command");
             std::thread::sleep(Duration::from_millis(10));
         }

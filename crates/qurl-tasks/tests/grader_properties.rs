@@ -307,7 +307,11 @@ fn spelled(rng: &mut Rng, numerator: i64, denominator: i64) -> String {
             format!("{sign}{}.{:03}", thousandths / 1000, thousandths % 1000)
         }
         5 => format!("$x = \\frac{{{n}}}{{{d}}}$"),
-        6 => format!("{} + {}/{denominator}", numerator.div_euclid(denominator), numerator.rem_euclid(denominator)),
+        6 => format!(
+            "{} + {}/{denominator}",
+            numerator.div_euclid(denominator),
+            numerator.rem_euclid(denominator)
+        ),
         _ => format!("\\left({n} \\div {d}\\right)"),
     }
 }

@@ -532,7 +532,10 @@ fn matrices() {
     check(
         &[
             ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{bmatrix} 1 & 2 \\\\ 3 & 4 \\end{bmatrix}"),
-            ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\left(\\begin{array}{cc}1&2\\\\3&4\\end{array}\\right)"),
+            (
+                "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
+                "\\left(\\begin{array}{cc}1&2\\\\3&4\\end{array}\\right)",
+            ),
             ("\\begin{pmatrix}1/2\\\\3\\end{pmatrix}", "\\begin{pmatrix}\\frac12\\\\3\\end{pmatrix}"),
             ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "(1,2)"),
             ("\\begin{pmatrix}2&4\\end{pmatrix}", "2\\begin{pmatrix}1&2\\end{pmatrix}"),

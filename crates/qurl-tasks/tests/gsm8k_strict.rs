@@ -61,7 +61,11 @@ fn only_the_last_300_characters_are_searched() {
     for filler in ["x", "é", "数", "🙂"] {
         let after = |count: usize| format!("#### 72{}", filler.repeat(count));
         assert_eq!(strict("72", &after(293)), (true, Some("72".into())), "{filler}: all 300 characters");
-        assert_eq!(strict("72", &after(294)), (false, None), "{filler}: the mark begins one character too early");
+        assert_eq!(
+            strict("72", &after(294)),
+            (false, None),
+            "{filler}: the mark begins one character too early"
+        );
         let before = format!("{}#### 72", filler.repeat(1000));
         assert!(strict("72", &before).0, "{filler}");
         // A number cut by the window is what is left of it only with its mark.

@@ -70,7 +70,8 @@ fn mutated_solutions_are_wrong() {
 fn drawing_is_reproducible_and_independent_of_order() {
     for task in all_levels() {
         let forward: Vec<Problem> = (0..20).map(|i| task.draw(Split::Train, 9, i).unwrap()).collect();
-        let mut backward: Vec<Problem> = (0..20).rev().map(|i| task.draw(Split::Train, 9, i).unwrap()).collect();
+        let mut backward: Vec<Problem> =
+            (0..20).rev().map(|i| task.draw(Split::Train, 9, i).unwrap()).collect();
         backward.reverse();
         assert_eq!(forward, backward);
         let other = (0..20).map(|i| task.draw(Split::Train, 10, i).unwrap()).collect::<Vec<_>>();
@@ -96,8 +97,8 @@ fn levels_get_longer() {
     for (_, kind) in Kind::ALL {
         let length = |level| {
             let task = Synthetic::new(kind, level).unwrap();
-            let lengths =
-                (0..100).map(|i| task.worked_solution(&task.draw(Split::Train, 2, i).unwrap()).unwrap().len());
+            let lengths = (0..100)
+                .map(|i| task.worked_solution(&task.draw(Split::Train, 2, i).unwrap()).unwrap().len());
             lengths.sum::<usize>()
         };
         assert!(length(1) < length(2) && length(2) < length(kind.max_level()), "{kind:?}");
@@ -195,7 +196,8 @@ fn a_careless_teacher_forgets_carries_and_nothing_else() {
     let careless = careful.clone().with_teacher_slips(1.0);
     let (mut wrong, mut without_carry) = (0, 0);
     for i in 0..200 {
-        let (right, slipped) = (careful.draw(Split::Train, 1, i).unwrap(), careless.draw(Split::Train, 1, i).unwrap());
+        let (right, slipped) =
+            (careful.draw(Split::Train, 1, i).unwrap(), careless.draw(Split::Train, 1, i).unwrap());
         assert_eq!((&right.prompt, &right.answer), (&slipped.prompt, &slipped.answer));
         let solution = careless.worked_solution(&slipped).unwrap();
         assert!(!solution.contains("+1="), "a carry was not forgotten: {solution}");
@@ -214,9 +216,11 @@ fn a_careless_teacher_of_word_problems_is_off_by_ten() {
     let careless = careful.clone().with_teacher_slips(1.0);
     let (mut wrong, mut equal) = (0, 0);
     for i in 0..300 {
-        let (right, slipped) = (careful.draw(Split::Train, 1, i).unwrap(), careless.draw(Split::Train, 1, i).unwrap());
+        let (right, slipped) =
+            (careful.draw(Split::Train, 1, i).unwrap(), careless.draw(Split::Train, 1, i).unwrap());
         assert_eq!((&right.prompt, &right.answer), (&slipped.prompt, &slipped.answer));
-        let (exact, solution) = (careful.worked_solution(&right).unwrap(), careless.worked_solution(&slipped).unwrap());
+        let (exact, solution) =
+            (careful.worked_solution(&right).unwrap(), careless.worked_solution(&slipped).unwrap());
         assert!(careful.verify(&right, &exact).reward > 0.5, "{exact}");
         let first = exact.lines().zip(solution.lines()).find(|(a, b)| a != b);
         let Some((exact, solution)) = first else {

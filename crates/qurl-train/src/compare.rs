@@ -204,7 +204,8 @@ impl RunFigures {
             self.mismatch_kl_max = self.mismatch_kl_max.max(m.kl);
             self.rho_max = self.rho_max.max(m.rho_max);
         }
-        self.clip_fraction = mean(self.clip_fraction, record.clip_fraction_upper + record.clip_fraction_lower);
+        self.clip_fraction =
+            mean(self.clip_fraction, record.clip_fraction_upper + record.clip_fraction_lower);
         self.skipped_updates += record.skipped_updates;
         self.response_tokens += record.response_tokens as f64;
         self.rollout_seconds += record.timing.get("rollout").copied().unwrap_or(0.0);

@@ -138,8 +138,11 @@ fn plan<B: Backend>(
     let mut work = Vec::new();
     for (place, set) in sets.iter().enumerate() {
         for (index, problem) in (0..).zip(&set.problems) {
-            let wrong =
-                |reason: String| EvaluateError::Problem { set: set.name.clone(), id: problem.id.clone(), reason };
+            let wrong = |reason: String| EvaluateError::Problem {
+                set: set.name.clone(),
+                id: problem.id.clone(),
+                reason,
+            };
             let prompt = encode(start, &problem.prompt).map_err(|e| wrong(e.to_string()))?;
             let requests = requests(start, &set.name, index, prompt, options);
             for request in &requests {
@@ -157,7 +160,8 @@ fn place_of(record: &ProblemRecord, sets: &[EvalSet], k: usize) -> Result<usize,
         let (set, id) = (record.set.clone(), record.id.clone());
         EvaluateError::Stray { set, index: record.index, id, reason }
     };
-    let place = sets.iter().position(|s| s.name == record.set).ok_or_else(|| stray("there is no such set"))?;
+    let place =
+        sets.iter().position(|s| s.name == record.set).ok_or_else(|| stray("there is no such set"))?;
     match sets[place].problems.get(record.index as usize) {
         None => Err(stray("the set has fewer problems")),
         Some(problem) if problem.id != record.id => Err(stray("the set has another problem there")),
@@ -219,7 +223,12 @@ fn run<B: Backend>(
 }
 
 /// Texts and verdicts of a problem's responses, the greedy one first.
-fn judge(start: &Start, set: &EvalSet, index: u64, samples: Vec<Sample>) -> Result<ProblemRecord, EvaluateError> {
+fn judge(
+    start: &Start,
+    set: &EvalSet,
+    index: u64,
+    samples: Vec<Sample>,
+) -> Result<ProblemRecord, EvaluateError> {
     let problem = &set.problems[index as usize];
     let decode = |sample: &Sample| start.tokenizer.decode(&sample.tokens, true);
     let texts = samples.iter().map(decode).collect::<Result<Vec<String>, _>>()?;

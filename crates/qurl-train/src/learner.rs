@@ -57,8 +57,10 @@ impl<B: Backend> Learner<B> {
     ) -> Result<Self, BackendError> {
         let params = weights.as_ref().try_map(|w| backend.upload(w))?;
         let grads = weights.as_ref().try_map(|w| backend.zeros(w.len()))?;
-        let network =
-            NetworkOptions { positions: options.positions, ..NetworkOptions::training(config, options.compute) };
+        let network = NetworkOptions {
+            positions: options.positions,
+            ..NetworkOptions::training(config, options.compute)
+        };
         let net = Network::new(&*backend, config, &params, network)?;
         let optimizer = Optimizer::new(&*backend, &params, options.adamw)?;
         let tape = Tape::new(&*backend, &net, options.tape)?;
@@ -76,7 +78,12 @@ impl<B: Backend> Learner<B> {
     }
 
     /// Scores targets with the newest weights, without gradients and in the memory of the updates.
-    pub fn score(&mut self, batch: &Batch, targets: &Targets, temperature: f32) -> Result<HeadOutput, BackendError> {
+    pub fn score(
+        &mut self,
+        batch: &Batch,
+        targets: &Targets,
+        temperature: f32,
+    ) -> Result<HeadOutput, BackendError> {
         self.tape.score(&*self.backend, &self.net, batch, targets, temperature)
     }
 

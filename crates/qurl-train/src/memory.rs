@@ -87,7 +87,12 @@ impl MemoryPlan {
     }
 
     /// Adds an engine.
-    pub fn engine(mut self, config: &ModelConfig, network: &NetworkOptions, options: &EngineOptions) -> MemoryPlan {
+    pub fn engine(
+        mut self,
+        config: &ModelConfig,
+        network: &NetworkOptions,
+        options: &EngineOptions,
+    ) -> MemoryPlan {
         self.add("rollout: packed weights".to_string(), packed_bytes(config, network));
         self.add("rollout: keys and values".to_string(), kv_bytes(config, network, options));
         let rows = options.max_num_batched_tokens.max(options.max_num_seqs);
@@ -223,7 +228,8 @@ mod tests {
     fn a_plan_names_its_parts_and_their_sum() {
         let config = ModelConfig::named("qwen2.5-0.5b").expect("a known shape");
         let tape = TapeOptions { rows: 4096, sequences: 8, recompute: false };
-        let options = LearnerOptions { compute: Format::Bf16, positions: 512, tape, adamw: AdamWOptions::default() };
+        let options =
+            LearnerOptions { compute: Format::Bf16, positions: 512, tape, adamw: AdamWOptions::default() };
         let plan = MemoryPlan::default().learner("actor", &config, &options);
         let text = plan.to_string();
         for part in ["actor: gradients", "actor: activations", "together"] {
@@ -233,11 +239,15 @@ mod tests {
         assert!(plan.total() > 16 * config.param_count() as usize);
         // What is trained in bf16 is packed twice.
         let packed = |trained| {
-            packed_bytes(&config, &NetworkOptions { trained, ..NetworkOptions::training(&config, Format::Bf16) })
+            packed_bytes(
+                &config,
+                &NetworkOptions { trained, ..NetworkOptions::training(&config, Format::Bf16) },
+            )
         };
-        let linear =
-            config.num_layers * config.hidden_size * (config.qkv_dim() + config.q_dim() + 3 * config.intermediate_size)
-                + config.vocab_size * config.hidden_size;
+        let linear = config.num_layers
+            * config.hidden_size
+            * (config.qkv_dim() + config.q_dim() + 3 * config.intermediate_size)
+            + config.vocab_size * config.hidden_size;
         assert_eq!(packed(true) - packed(false), BF16 * linear);
         // A second model brings its own of everything but workspace.
         let shared = workspace_bytes(&config, Format::Bf16, tape.rows);

@@ -20,7 +20,9 @@ mod task;
 pub use compare::{Change, Changes};
 pub use model::{ModelSource, NewModel};
 pub use paths::RELATIVE_TO;
-pub use rl::{Alarm, AlarmAction, Algorithm, Data, FilterGroups, KlInReward, RlPlan, Rollout, Run, Stage, Updates};
+pub use rl::{
+    Alarm, AlarmAction, Algorithm, Data, FilterGroups, KlInReward, RlPlan, Rollout, Run, Stage, Updates,
+};
 pub use schema::json_schema;
 pub use sft::Sft;
 pub use task::{DatasetSource, TaskSource, TaskSourceError};
@@ -176,7 +178,8 @@ impl Recipe {
     /// in overrides to the working directory.
     pub fn read(path: &Path, overrides: &[String]) -> Result<Recipe, RecipeError> {
         let file = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|source| RecipeError::Io { file: file.clone(), source })?;
+        let text =
+            std::fs::read_to_string(path).map_err(|source| RecipeError::Io { file: file.clone(), source })?;
         Recipe::parse_in(&text, &file, path.parent().unwrap_or(Path::new("")), overrides)
     }
 
@@ -185,14 +188,20 @@ impl Recipe {
         Recipe::parse_in(text, file, Path::new(""), overrides)
     }
 
-    fn parse_in(text: &str, file: &str, directory: &Path, overrides: &[String]) -> Result<Recipe, RecipeError> {
+    fn parse_in(
+        text: &str,
+        file: &str,
+        directory: &Path,
+        overrides: &[String],
+    ) -> Result<Recipe, RecipeError> {
         let mut table: toml::Table = toml::from_str(text).map_err(|error| not_toml(text, file, &error))?;
         let mut source = Source::new(file, text, directory);
         for entry in overrides {
             source.set(&set(&mut table, entry)?, entry);
         }
         let mut recipe: Recipe = table.clone().try_into().map_err(|error: toml::de::Error| {
-            let reason = explain::explain(&table, &source).unwrap_or_else(|| format!("{file}: {}", error.message()));
+            let reason =
+                explain::explain(&table, &source).unwrap_or_else(|| format!("{file}: {}", error.message()));
             RecipeError::Parse { reason }
         })?;
         recipe.resolve_paths(&source);
@@ -226,7 +235,8 @@ impl Recipe {
         if let Some(sft) = &self.sft {
             sft.check(check)?;
         }
-        let sections = [self.data.is_some(), self.rollout.is_some(), self.algorithm.is_some(), self.actor.is_some()];
+        let sections =
+            [self.data.is_some(), self.rollout.is_some(), self.algorithm.is_some(), self.actor.is_some()];
         if sections.contains(&true) || self.run.is_some() || self.critic.is_some() {
             self.rl(file)?;
         }
@@ -234,7 +244,8 @@ impl Recipe {
     }
 
     fn check_ranges(&self, check: Check) -> Result<(), RecipeError> {
-        let reason = |error: toml::ser::Error| RecipeError::Parse { reason: format!("{}: {error}", check.file) };
+        let reason =
+            |error: toml::ser::Error| RecipeError::Parse { reason: format!("{}: {error}", check.file) };
         ranges::check(&toml::Table::try_from(self).map_err(reason)?, check)
     }
 

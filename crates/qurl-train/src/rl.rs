@@ -87,7 +87,9 @@ pub enum TrainError {
         entropy: f64,
     },
     /// A checkpoint of another kind of run.
-    #[error("the checkpoint has (critic, reference, measured weights) = {found:?}, the recipe asks for {expected:?}")]
+    #[error(
+        "the checkpoint has (critic, reference, measured weights) = {found:?}, the recipe asks for {expected:?}"
+    )]
     OtherState {
         /// What the checkpoint has.
         found: [bool; 3],
@@ -290,21 +292,26 @@ impl<B: Backend> RlTrainer<B> {
 
     /// Names the actor's weights as they are now.
     fn version(&self) -> Result<WeightVersion, TrainError> {
-        Ok(WeightVersion { version: self.step, checksum: checksum::params(&*self.backend, &self.actor.params)? })
+        Ok(WeightVersion {
+            version: self.step,
+            checksum: checksum::params(&*self.backend, &self.actor.params)?,
+        })
     }
 
     /// Every so many steps: how far the weights moved (Eq. 13), how far their quantized copy is off (Eq. 14), and how
     /// many of its codes changed.
     fn measure_update(&mut self, record: &mut StepRecord) -> Result<(), TrainError> {
         let every = self.plan.run.update_metrics_freq;
-        let Some(before) = self.measured.as_ref().filter(|_| every > 0 && self.step.is_multiple_of(every)) else {
+        let Some(before) = self.measured.as_ref().filter(|_| every > 0 && self.step.is_multiple_of(every))
+        else {
             return Ok(());
         };
         let (config, r) = (&self.start.config, &self.plan.rollout);
         let scope = diagnostics::Scope { head: r.quantize_head };
         let after = self.actor.weights()?;
         let layers_and_total = |m: diagnostics::Measure| Layered { total: m.total(), layers: m.layers() };
-        record.weight_update = Some(layers_and_total(diagnostics::weight_update(before, &after, config, scope)?));
+        record.weight_update =
+            Some(layers_and_total(diagnostics::weight_update(before, &after, config, scope)?));
         if r.format.is_quantized() {
             let error = diagnostics::quantization_error(&after, config, r.format, scope)?;
             record.quantization_error = Some(layers_and_total(error));
@@ -318,7 +325,9 @@ impl<B: Backend> RlTrainer<B> {
     /// Log-probs of the response tokens under the actor, at the sampling temperature.
     fn logprobs(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
         let (actor, temperature) = (&mut self.actor, self.plan.rollout.temperature);
-        by_micro_batches(batch, self.tape, |ids, range| Ok(actor.score(&ids, &batch.targets(range), temperature)?.logp))
+        by_micro_batches(batch, self.tape, |ids, range| {
+            Ok(actor.score(&ids, &batch.targets(range), temperature)?.logp)
+        })
     }
 
     /// The same under the reference model; empty where there is none.
@@ -386,7 +395,8 @@ fn rollout_engine<B: Backend>(
     plan: &RlPlan,
 ) -> Result<Engine<B>, TrainError> {
     let r = &plan.rollout;
-    let mut options = NetworkOptions { positions: plan.longest(), ..NetworkOptions::inference(config, r.format) };
+    let mut options =
+        NetworkOptions { positions: plan.longest(), ..NetworkOptions::inference(config, r.format) };
     options.kv_format = r.kv_cache.unwrap_or(options.kv_format);
     options.head_format = if r.quantize_head { r.format } else { options.head_format };
     let network = Network::new(&**backend, config, params, options)?;

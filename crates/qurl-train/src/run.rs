@@ -193,7 +193,11 @@ impl<B: Backend> Run<B> {
     }
 
     /// Makes all steps that are left, until `stop` says so.
-    pub fn steps(&mut self, stop: impl Fn() -> bool, mut tell: impl FnMut(Event)) -> Result<Outcome, RunError> {
+    pub fn steps(
+        &mut self,
+        stop: impl Fn() -> bool,
+        mut tell: impl FnMut(Event),
+    ) -> Result<Outcome, RunError> {
         while self.trainer.steps_done() < self.plan.run.total_steps {
             if stop() {
                 return Err(self.stopped()?);
@@ -214,7 +218,11 @@ impl<B: Backend> Run<B> {
     }
 
     /// What belongs to a step beside training; an outcome where it was the last.
-    fn after(&mut self, mut record: StepRecord, tell: &mut impl FnMut(Event)) -> Result<Option<Outcome>, RunError> {
+    fn after(
+        &mut self,
+        mut record: StepRecord,
+        tell: &mut impl FnMut(Event),
+    ) -> Result<Option<Outcome>, RunError> {
         let (step, run) = (record.step, self.plan.run.clone());
         let symptom = Symptom::of(&record, self.vocabulary());
         let broken = self.health.observe(step, symptom.as_ref());
@@ -312,6 +320,7 @@ fn alarm(band: &Alarm, record: &StepRecord) -> Option<String> {
     }
     let entropy = record.rollout_entropy;
     let outside = entropy < band.entropy_low || entropy > band.entropy_high;
-    outside
-        .then(|| format!("entropy {entropy:.4} is outside of run.alarm {} to {}", band.entropy_low, band.entropy_high))
+    outside.then(|| {
+        format!("entropy {entropy:.4} is outside of run.alarm {} to {}", band.entropy_low, band.entropy_high)
+    })
 }

@@ -104,8 +104,8 @@ impl RunLog {
         let path = self.dir.join(format!("rollouts/step-{step:06}.jsonl"));
         let mut file = BufWriter::new(File::create(&path).map_err(LogError::io(&path, "be created"))?);
         for rollout in sampled {
-            let line =
-                serde_json::to_string(rollout).map_err(|source| LogError::Json { file: path.clone(), source })?;
+            let line = serde_json::to_string(rollout)
+                .map_err(|source| LogError::Json { file: path.clone(), source })?;
             writeln!(file, "{line}").map_err(LogError::io(&path, "be written"))?;
         }
         let file = file.into_inner().map_err(|e| LogError::io(&path, "be written")(e.into_error()))?;

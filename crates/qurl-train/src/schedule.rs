@@ -53,7 +53,8 @@ mod tests {
 
     #[test]
     fn warm_up_then_decay() {
-        let s = Schedule { peak: 1.0, warmup_steps: 4, total_steps: 14, decay: Decay::Cosine, min_lr_ratio: 0.1 };
+        let s =
+            Schedule { peak: 1.0, warmup_steps: 4, total_steps: 14, decay: Decay::Cosine, min_lr_ratio: 0.1 };
         let rates: Vec<f64> = (0..=14).map(|i| s.at(i)).collect();
         assert_eq!(rates[..4], [0.25, 0.5, 0.75, 1.0]);
         assert_eq!(rates[4], 1.0);

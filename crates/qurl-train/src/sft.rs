@@ -29,7 +29,9 @@ pub enum SftError {
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// The loss or its gradient was not finite too often.
-    #[error("step {step}: the loss or gradient was not finite {times} times in a row; a smaller `sft.lr` may help")]
+    #[error(
+        "step {step}: the loss or gradient was not finite {times} times in a row; a smaller `sft.lr` may help"
+    )]
     NotFinite {
         /// The step.
         step: u64,

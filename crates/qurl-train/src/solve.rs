@@ -24,7 +24,9 @@ pub enum SolveError {
         source: Box<StartError>,
     },
     /// A prompt that does not fit.
-    #[error("problem {id}: its prompt has {found} tokens, expected at most the {max} of `data.max_prompt_length`")]
+    #[error(
+        "problem {id}: its prompt has {found} tokens, expected at most the {max} of `data.max_prompt_length`"
+    )]
     PromptTooLong {
         /// The problem.
         id: String,
@@ -97,7 +99,9 @@ pub fn draw_problems(
     count: u64,
 ) -> Result<Vec<Problem>, SolveError> {
     let problems = (first..first + count).map(|i| task.draw(split, seed, i));
-    problems.collect::<Option<_>>().ok_or_else(|| SolveError::NoProblems { task: task.name().to_string(), split })
+    problems
+        .collect::<Option<_>>()
+        .ok_or_else(|| SolveError::NoProblems { task: task.name().to_string(), split })
 }
 
 /// So many different held-out problems there are of those asked for.

@@ -103,7 +103,9 @@ impl Start {
             if !dir.is_dir() {
                 let why = match hub::id(dir) {
                     Some(id) => hub::how_to_get(id),
-                    None if dir.exists() => "a file, expected the directory that holds config.json".to_string(),
+                    None if dir.exists() => {
+                        "a file, expected the directory that holds config.json".to_string()
+                    }
                     None => "there is no such directory".to_string(),
                 };
                 let (place, found) = (recipe.place(recipe.file(), "model.path"), dir.display().to_string());
@@ -111,7 +113,8 @@ impl Start {
             }
             return Start::load(dir)?.extended(dir, recipe.model.max_position_embeddings);
         }
-        let alphabet = task.alphabet().ok_or_else(|| StartError::NoAlphabet { task: task.name().to_string() })?;
+        let alphabet =
+            task.alphabet().ok_or_else(|| StartError::NoAlphabet { task: task.name().to_string() })?;
         let tokenizer = Tokenizer::characters(alphabet, &CharacterSpecials::default())?;
         let Some(new) = &recipe.model.new else {
             return Err(StartError::NoAlphabet { task: task.name().to_string() });
@@ -167,7 +170,11 @@ impl Start {
 }
 
 /// Tokens of a prompt.
-pub fn encode(tokenizer: &Tokenizer, template: Option<&ChatTemplate>, prompt: &Prompt) -> Result<Vec<u32>, StartError> {
+pub fn encode(
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    prompt: &Prompt,
+) -> Result<Vec<u32>, StartError> {
     match prompt {
         Prompt::Text(text) => Ok(tokenizer.encode(text, true)?),
         Prompt::Chat(messages) => {
@@ -184,7 +191,9 @@ fn foreign_tokenizer(dir: &Path, tokenizer: &Tokenizer, config: &ModelConfig) ->
     let (used, there) = (tokenizer.vocab_size(), config.vocab_size);
     (2 * used < there).then(|| {
         let dir = dir.display();
-        format!("{dir}: the tokenizer has {used} of the model's {there} tokens; it may be that of another model")
+        format!(
+            "{dir}: the tokenizer has {used} of the model's {there} tokens; it may be that of another model"
+        )
     })
 }
 

@@ -17,8 +17,13 @@ fn response(recipe: &Recipe, right: bool, length: usize) -> Response {
     let verdict: Verdict = task.verify(&problem, if right { "#### 7" } else { "#### 8" });
     let tokens = vec![1; length];
     let (logprobs, entropies) = (vec![-1.0; length], vec![0.0; length]);
-    let sample =
-        Sample { tokens, logprobs, entropies, finish: FinishReason::Length, weights: WeightVersion::default() };
+    let sample = Sample {
+        tokens,
+        logprobs,
+        entropies,
+        finish: FinishReason::Length,
+        weights: WeightVersion::default(),
+    };
     Response { sample, text: String::new(), verdict }
 }
 
@@ -44,7 +49,8 @@ fn advantages(overrides: &[&str]) -> ([f64; 4], StepRecord) {
     let rollouts = Rollouts { rewards: &rewards, mask, seq, groups, values: None };
     let estimate = plan.algorithm.adv_estimator.estimate(&rollouts).expect("advantages");
     let of_sequence = |sequence: u32| {
-        let tokens = estimate.advantages.iter().zip(&batch.seq).filter(|(_, s)| **s == sequence).map(|(a, _)| *a);
+        let tokens =
+            estimate.advantages.iter().zip(&batch.seq).filter(|(_, s)| **s == sequence).map(|(a, _)| *a);
         let tokens: Vec<f64> = tokens.collect();
         assert!(tokens.iter().all(|a| *a == tokens[0]), "one advantage for all tokens of a response");
         tokens[0]

@@ -24,7 +24,9 @@ fn read(name: &str) -> Value {
 fn floats(value: &Value) -> Vec<f32> {
     match value {
         Value::Array(items) => items.iter().flat_map(floats).collect(),
-        Value::Object(items) => ["matrix", "vector", "scalar"].iter().flat_map(|key| floats(&items[*key])).collect(),
+        Value::Object(items) => {
+            ["matrix", "vector", "scalar"].iter().flat_map(|key| floats(&items[*key])).collect()
+        }
         number => vec![number.as_f64().expect("a number") as f32],
     }
 }
@@ -72,14 +74,16 @@ fn ten_steps_of_training() {
     let adamw = AdamWOptions { weight_decay: 0.01, ..AdamWOptions::default() };
     let options = LearnerOptions { compute: Format::F32, positions: 64, tape, adamw };
     let mut learner =
-        Learner::new(Arc::new(Cpu::new(Level::best(), 2)), &model.config, &model.params, options).expect("learner");
+        Learner::new(Arc::new(Cpu::new(Level::best(), 2)), &model.config, &model.params, options)
+            .expect("learner");
     let examples: Vec<Example> =
         ids.iter().map(|ids| Example { ids: ids.clone(), loss: vec![true; ids.len()] }).collect();
     let (losses, norms) = (floats(&golden["losses"]), floats(&golden["gradient_norms"]));
     assert_eq!(losses.len(), 10);
     for (step, (loss, norm)) in losses.iter().zip(&norms).enumerate() {
         let (got, report) =
-            train_step(&mut learner, &examples, tape, golden["optimizer"]["lr"].as_f64().expect("lr")).expect("step");
+            train_step(&mut learner, &examples, tape, golden["optimizer"]["lr"].as_f64().expect("lr"))
+                .expect("step");
         assert!(report.applied);
         assert!((got as f32 - loss).abs() < 1e-4 * loss, "step {step}: loss {got}, expected {loss}");
         assert!(
@@ -114,9 +118,11 @@ fn ten_steps_of_training() {
 fn non_finite_gradients_are_not_applied() {
     let model = hf::load(&goldens().join("qwen2")).expect("model");
     let tape = TapeOptions { rows: 64, sequences: 4, recompute: false };
-    let options = LearnerOptions { compute: Format::F32, positions: 64, tape, adamw: AdamWOptions::default() };
+    let options =
+        LearnerOptions { compute: Format::F32, positions: 64, tape, adamw: AdamWOptions::default() };
     let mut learner =
-        Learner::new(Arc::new(Cpu::new(Level::best(), 1)), &model.config, &model.params, options).expect("learner");
+        Learner::new(Arc::new(Cpu::new(Level::best(), 1)), &model.config, &model.params, options)
+            .expect("learner");
     let ids = [vec![1u32, 2, 3]];
     let batch = qurl_model::compute::Batch::whole(&ids);
     let targets = qurl_model::compute::Targets::of(&ids, |_, _| true);

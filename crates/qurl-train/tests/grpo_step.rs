@@ -80,7 +80,8 @@ fn solved(group: &Value) -> Solved {
 #[test]
 fn a_whole_grpo_step_agrees_with_pytorch() {
     let golden: Value =
-        serde_json::from_str(&std::fs::read_to_string(here("grpo_step.json")).expect("golden")).expect("JSON");
+        serde_json::from_str(&std::fs::read_to_string(here("grpo_step.json")).expect("golden"))
+            .expect("JSON");
     let number = |key: &str| golden[key].as_f64().expect("a number");
     let objective = &golden["objective"];
     let overrides = [

@@ -38,7 +38,8 @@ fn shared_warm_start(recipe: &Recipe) -> Params<Vec<f32>> {
 fn trained(recipe: &Recipe, name: &str, weights: Params<Vec<f32>>) -> (f64, f64, Vec<StepRecord>) {
     let task = recipe.task.task().expect("task");
     let start = Start { weights, ..Start::from_recipe(recipe, &*task).expect("start") };
-    let mut trainer = RlTrainer::new(Arc::new(Cpu::new(Level::best(), 2)), recipe, name, start, task).expect("trainer");
+    let mut trainer =
+        RlTrainer::new(Arc::new(Cpu::new(Level::best(), 2)), recipe, name, start, task).expect("trainer");
     let steps = trainer.plan().run.total_steps;
     let before = trainer.evaluate().expect("accuracy").accuracy;
     let records: Vec<_> = (0..steps).map(|_| trainer.step().expect("step")).collect();
@@ -54,7 +55,8 @@ fn learns(text: &str, name: &str) {
     let plain = ["task.reward={ right = 1.0, wrong = 0.0 }".to_string()];
     let warm = Recipe::parse(text, name, &plain).expect("recipe");
     let (before, after, records) = trained(&recipe, name, shared_warm_start(&warm));
-    let reward = |records: &[StepRecord]| records.iter().map(|r| r.reward).sum::<f64>() / records.len() as f64;
+    let reward =
+        |records: &[StepRecord]| records.iter().map(|r| r.reward).sum::<f64>() / records.len() as f64;
     let (first, last) = (reward(&records[..5]), reward(&records[records.len() - 5..]));
     assert!(before < 0.7 && after > 0.9, "{name}: accuracy {before} -> {after}");
     assert!(last > first + 0.1, "{name}: reward {first} -> {last}");

@@ -108,17 +108,18 @@ fn mean(x: &[f64]) -> f64 {
 /// The golden's rollouts as the trainer gets them from its engine.
 fn solved(group: &Value) -> Solved {
     let samples = list::<Vec<u32>>(&group["responses"]).into_iter().zip(list::<Vec<f32>>(&group["behav"]));
-    let responses = samples.zip(list::<f64>(&group["rewards"])).map(|((tokens, logprobs), reward)| Response {
-        sample: Sample {
-            entropies: vec![0.0; tokens.len()],
-            tokens,
-            logprobs,
-            finish: FinishReason::Length,
-            weights: WeightVersion::default(),
-        },
-        text: String::new(),
-        verdict: Verdict { reward, ..Verdict::new(false, true, 0.0, None) },
-    });
+    let responses =
+        samples.zip(list::<f64>(&group["rewards"])).map(|((tokens, logprobs), reward)| Response {
+            sample: Sample {
+                entropies: vec![0.0; tokens.len()],
+                tokens,
+                logprobs,
+                finish: FinishReason::Length,
+                weights: WeightVersion::default(),
+            },
+            text: String::new(),
+            verdict: Verdict { reward, ..Verdict::new(false, true, 0.0, None) },
+        });
     let responses = responses.collect();
     let prompt = Prompt::Text(String::new());
     let problem = Problem { id: "golden".into(), prompt, answer: String::new(), extra: Value::Null };
@@ -189,7 +190,10 @@ fn step(golden: &Value, level: Level) {
     let record = trainer.train_on(groups).expect("step");
 
     let close = |what: &str, got: f64, want: f64, tolerance: f64| {
-        assert!((got - want).abs() <= tolerance * want.abs().max(1.0), "{level}, {what}: {got}, expected {want}");
+        assert!(
+            (got - want).abs() <= tolerance * want.abs().max(1.0),
+            "{level}, {what}: {got}, expected {want}"
+        );
     };
     // Before the updates: one forward pass each.
     close("KL to the reference", record.reference_kl.expect("KL"), number(golden, "reference_kl"), 2e-6);
@@ -208,7 +212,8 @@ fn step(golden: &Value, level: Level) {
 
     // The updates.
     let [losses, norms, value_losses, value_norms] =
-        ["losses", "gradient_norms", "value_losses", "value_gradient_norms"].map(|key| list::<f64>(&golden[key]));
+        ["losses", "gradient_norms", "value_losses", "value_gradient_norms"]
+            .map(|key| list::<f64>(&golden[key]));
     assert_eq!((record.updates as usize, record.skipped_updates), (losses.len(), 0));
     close("loss", record.loss, mean(&losses), 2e-6);
     close("entropy", record.entropy, number(golden, "entropy"), 2e-6);
@@ -224,9 +229,10 @@ fn step(golden: &Value, level: Level) {
     let after = trainer.snapshot("golden").expect("snapshot");
     let (critic, critic_before) = (after.critic.expect("critic"), before.critic.expect("critic"));
     assert_eq!(critic.updates as usize, value_losses.len());
-    for (name, got, start) in
-        [("actor", &after.actor.weights, &before.actor.weights), ("critic", &critic.weights, &critic_before.weights)]
-    {
+    for (name, got, start) in [
+        ("actor", &after.actor.weights, &before.actor.weights),
+        ("critic", &critic.weights, &critic_before.weights),
+    ] {
         let want = hf::load(&here("ppo_step").join(name)).expect(name).params;
         let (wrong, moved) = differences(got, &want, start);
         assert!(moved > 1e-3, "{level}, {name}: parameters moved by {moved} only");

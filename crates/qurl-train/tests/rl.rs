@@ -96,7 +96,8 @@ fn an_unquantized_rollout_is_exactly_on_policy() {
         // Then all objectives are one.
         for objective in ["naive", "quantized-is", "decoupled", "tis"] {
             let other = format!("algorithm.objective={{ type = \"{objective}\" }}");
-            let others = run(&[&format!("rollout.format={format}"), &format!("trainer.compute={format}"), &other], 2);
+            let others =
+                run(&[&format!("rollout.format={format}"), &format!("trainer.compute={format}"), &other], 2);
             assert_eq!(others, records, "{objective} in {format}");
         }
     }
@@ -135,14 +136,21 @@ fn ppo_with_a_critic_and_dapo() {
 #[test]
 fn stages_change_the_sizes_of_a_step() {
     let records = run(
-        &["run.stages=[{ from_step = 2, max_response_length = 6, n = 2 }, { from_step = 3, max_response_length = 9 }]"],
+        &[
+            "run.stages=[{ from_step = 2, max_response_length = 6, n = 2 }, { from_step = 3, max_response_length = 9 }]",
+        ],
         1,
     );
     // The last stage does not say how many: those of the rollout, not of the stage before.
     for (record, (length, n)) in records.iter().zip([(24, 4), (6, 2), (9, 4)]) {
         let responses = record.response_tokens as f64 / record.response_length;
         assert_eq!(responses.round() as usize, 4 * n, "step {}", record.step);
-        assert!(record.response_tokens <= 4 * n * length, "step {}: {} tokens", record.step, record.response_tokens);
+        assert!(
+            record.response_tokens <= 4 * n * length,
+            "step {}: {} tokens",
+            record.step,
+            record.response_tokens
+        );
     }
     // A model of twenty supervised steps writes on to the limit now and then.
     assert!(records[1].truncated > 0.0 && records[1].response_length <= 6.0, "{:?}", records[1]);

@@ -70,7 +70,8 @@ fn rollouts(step: u32) -> Vec<Solved> {
     };
     let solved = |prompt: u32| {
         let text = Prompt::Text(String::new());
-        let problem = Problem { id: prompt.to_string(), prompt: text, answer: String::new(), extra: Value::Null };
+        let problem =
+            Problem { id: prompt.to_string(), prompt: text, answer: String::new(), extra: Value::Null };
         Solved { problem, prompt: vec![3 + prompt, 4], responses: vec![response(0), response(1)] }
     };
     vec![solved(0), solved(1)]
@@ -100,7 +101,8 @@ fn a_fresh_stage_is_a_run_of_its_own() {
     state.reference = Some(state.actor.weights.clone());
     alone.restore(state).expect("restored");
     for step in 3..=4 {
-        let (a, b) = (staged.train_on(rollouts(step)).expect("step"), alone.train_on(rollouts(step)).expect("step"));
+        let (a, b) =
+            (staged.train_on(rollouts(step)).expect("step"), alone.train_on(rollouts(step)).expect("step"));
         assert_eq!(numbers(&a), numbers(&b), "step {step}");
     }
     assert_eq!(bits(&staged), bits(&alone));
@@ -109,7 +111,8 @@ fn a_fresh_stage_is_a_run_of_its_own() {
     // Each of the two alone gives something else, and neither goes on as if nothing were new.
     let others = ["", ", new_reference = true", ", new_optimizer = true"].map(|more| {
         let mut other = trainer(&[&stage(more)]);
-        let records: Vec<StepRecord> = (1..=4).map(|step| other.train_on(rollouts(step)).expect("step")).collect();
+        let records: Vec<StepRecord> =
+            (1..=4).map(|step| other.train_on(rollouts(step)).expect("step")).collect();
         (numbers(&records[2]), bits(&other))
     });
     let all: Vec<&Vec<u32>> = others.iter().map(|(_, bits)| bits).collect();

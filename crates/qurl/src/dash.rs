@@ -65,11 +65,13 @@ impl Server {
     /// Binds the address and takes a first look at the run.
     pub fn bind(host: IpAddr, port: u16, mut follower: Follower) -> anyhow::Result<Server> {
         follower.poll()?;
-        let listener = TcpListener::bind((host, port))
-            .map_err(|e| crate::input::bad(format!("--host {host} --port {port}: cannot be listened on: {e}")))?;
+        let listener = TcpListener::bind((host, port)).map_err(|e| {
+            crate::input::bad(format!("--host {host} --port {port}: cannot be listened on: {e}"))
+        })?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let board = Board { follower, edition: 0, layers: 0, rollouts: 0, about: 0, closing: false, trouble: None };
+        let board =
+            Board { follower, edition: 0, layers: 0, rollouts: 0, about: 0, closing: false, trouble: None };
         let shared = Shared { board: Mutex::new(board), news: Condvar::new(), readers: AtomicUsize::new(0) };
         Ok(Server { listener, address, shared: Arc::new(shared) })
     }

@@ -73,8 +73,9 @@ pub fn look(device: Device) -> anyhow::Result<Opened> {
 /// The GPU, with all kernels compiled: no step of a run waits for the compiler.
 fn open_cuda() -> Result<Cuda, BackendError> {
     let cuda = Cuda::open()?;
-    cuda.gpu()
-        .compile_kernels(|files| err!("compiling {files} files of kernels, once for this machine and program"))?;
+    cuda.gpu().compile_kernels(|files| {
+        err!("compiling {files} files of kernels, once for this machine and program")
+    })?;
     Ok(cuda)
 }
 

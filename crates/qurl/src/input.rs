@@ -47,7 +47,9 @@ mod tests {
     #[test]
     fn a_cause_is_said_once() {
         let cause = || std::io::Error::other("the disk is full");
-        let said = anyhow::Error::new(cause()).context("a.txt: cannot be written: the disk is full").context("saving");
+        let said = anyhow::Error::new(cause())
+            .context("a.txt: cannot be written: the disk is full")
+            .context("saving");
         assert_eq!(message(&said), "saving: a.txt: cannot be written: the disk is full");
         let unsaid = Err::<(), _>(cause()).context("saving").or_bad().expect_err("an error");
         assert_eq!(unsaid.to_string(), "saving: the disk is full");

@@ -61,7 +61,10 @@ fn answer_lines<Q, T: Serialize, E: std::fmt::Display>(
         }
         for value in answer(std::mem::take(waiting))? {
             let line = serde_json::to_string(&value)?;
-            output.write_all(line.as_bytes()).and_then(|()| output.write_all(b"\n")).map_err(OutputError::from)?;
+            output
+                .write_all(line.as_bytes())
+                .and_then(|()| output.write_all(b"\n"))
+                .map_err(OutputError::from)?;
         }
         Ok(())
     };
@@ -77,7 +80,9 @@ fn answer_lines<Q, T: Serialize, E: std::fmt::Display>(
         }
         let question = match std::str::from_utf8(&line) {
             Ok(text) if text.trim().is_empty() => continue,
-            Ok(text) => read(number, text.trim_start_matches(BYTE_ORDER_MARK).trim_end()).map_err(|e| e.to_string()),
+            Ok(text) => {
+                read(number, text.trim_start_matches(BYTE_ORDER_MARK).trim_end()).map_err(|e| e.to_string())
+            }
             Err(e) => Err(format!("line {number}: not UTF-8 text: {e}")),
         };
         match question {

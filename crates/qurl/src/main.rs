@@ -4,7 +4,11 @@
 //! error. Exit status: 0 success, 2 bad usage or input, 1 failure, 130 stopped by Ctrl-C (128 and the
 //! number of any other signal that asked it to stop).
 
-#![deny(clippy::print_stdout, clippy::print_stderr, reason = "they panic where the reader has gone: see output.rs")]
+#![deny(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "they panic where the reader has gone: see output.rs"
+)]
 
 mod commands;
 mod dash;
@@ -28,7 +32,11 @@ use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "qurl", version, about = "Trains language models by reinforcement learning with quantized rollouts")]
+#[command(
+    name = "qurl",
+    version,
+    about = "Trains language models by reinforcement learning with quantized rollouts"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -146,7 +154,10 @@ mod tests {
             let help = command.render_long_help().to_string();
             let example = help.lines().find(|line| line.contains("Example: "));
             assert!(example.is_some_and(|line| line.contains(&path)), "{path}: {help}");
-            assert!(command.get_about().is_some_and(|about| !about.to_string().contains("Example")), "{path}");
+            assert!(
+                command.get_about().is_some_and(|about| !about.to_string().contains("Example")),
+                "{path}"
+            );
         }
     }
 }

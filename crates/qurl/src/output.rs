@@ -54,7 +54,8 @@ pub fn even_if_closed(printed: Result<(), OutputError>) -> Result<(), OutputErro
 /// What a model wrote, for a terminal: control characters and those that turn the direction of writing are shown as
 /// escapes, so that no text can move the cursor, change colours or hide what it says. Line breaks and tabs stay.
 pub fn printable(text: &str) -> String {
-    let turns = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let turns =
+        |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -100,7 +100,8 @@ impl RunData {
 /// Gives runs with the same directory name longer names, until all differ or there is no more of the path.
 pub fn label_apart(runs: &mut [RunData], dirs: &[std::path::PathBuf]) {
     let name = |dir: &Path, parts: usize| {
-        let all: Vec<String> = dir.components().map(|c| c.as_os_str().to_string_lossy().into_owned()).collect();
+        let all: Vec<String> =
+            dir.components().map(|c| c.as_os_str().to_string_lossy().into_owned()).collect();
         all[all.len().saturating_sub(parts)..].join("/")
     };
     for parts in 2..=8 {

@@ -76,7 +76,9 @@ impl Texts {
     }
 
     fn tokenizer(&self) -> anyhow::Result<&Tokenizer> {
-        self.tokenizer.as_deref().ok_or_else(|| bad(format!("{} has no tokenizer: give ids", self.dir.display())))
+        self.tokenizer
+            .as_deref()
+            .ok_or_else(|| bad(format!("{} has no tokenizer: give ids", self.dir.display())))
     }
 
     /// Tokens of a text to continue.
@@ -198,7 +200,8 @@ fn engine<B: Backend>(
     let network = Network::new(&*backend, &config, &params, options).or_bad()?;
     drop(params);
     let defaults = EngineOptions::default();
-    let layer_page = backend.kv_page_bytes(options.kv_format, defaults.page_size, config.num_kv_heads, config.head_dim);
+    let layer_page =
+        backend.kv_page_bytes(options.kv_format, defaults.page_size, config.num_kv_heads, config.head_dim);
     let sample = layer_page * config.num_layers * (positions.div_ceil(defaults.page_size) + 1);
     let kv_bytes = sample.saturating_mul(sequences.max(1)).min(sample.max(KV_BYTES));
     let max_num_seqs = sequences.clamp(1, defaults.max_num_seqs);

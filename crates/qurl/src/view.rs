@@ -127,8 +127,11 @@ impl TrainView {
         let due = stage.last_line.is_none_or(|at| at.elapsed() >= PLAIN_EVERY) || step == stage.total;
         if self.mode == Mode::Lines && due {
             stage.last_line = Some(Instant::now());
-            let left =
-                time_left(stage.began.elapsed(), step - stage.first.min(step), stage.total - step.min(stage.total));
+            let left = time_left(
+                stage.began.elapsed(),
+                step - stage.first.min(step),
+                stage.total - step.min(stage.total),
+            );
             let left = left.map_or(String::new(), |left| format!("  {} left", clock(left)));
             err!("{step}/{}  {}{left}", stage.total, line());
         }
@@ -154,7 +157,8 @@ fn style(first: u64) -> ProgressStyle {
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     let left = move |state: &ProgressState, out: &mut dyn Write| {
         let (done, total) = (state.pos(), state.len().unwrap_or(0));
-        if let Some(left) = time_left(state.elapsed(), done.saturating_sub(first), total.saturating_sub(done)) {
+        if let Some(left) = time_left(state.elapsed(), done.saturating_sub(first), total.saturating_sub(done))
+        {
             // A view that cannot be written to has nowhere to complain.
             _ = write!(out, ", {} left", clock(left));
         }

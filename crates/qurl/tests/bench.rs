@@ -51,7 +51,8 @@ fn rollout_reports_figures_beside_limits() {
         ] {
             assert!(result[key].as_f64().is_some_and(|x| x.is_finite() && x > 0.0), "{key}: {result}");
         }
-        let share = result["tokens_per_s"].as_f64().zip(result["limit_tokens_per_s"].as_f64()).map(|(a, b)| a / b);
+        let share =
+            result["tokens_per_s"].as_f64().zip(result["limit_tokens_per_s"].as_f64()).map(|(a, b)| a / b);
         assert_eq!(result["share"].as_f64(), share);
     }
 }

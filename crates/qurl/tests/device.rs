@@ -43,7 +43,14 @@ fn driver(dir: &TempDir, version: u32, compiled: u32) -> String {
     let (source, library) = (dir.path().join("driver.c"), dir.path().join("driver.so"));
     std::fs::write(&source, LIBRARY).expect("written");
     let built = Command::new("cc")
-        .args(["-shared", "-fPIC", "-w", &format!("-DVERSION={version}"), &format!("-DCOMPILED={compiled}"), "-o"])
+        .args([
+            "-shared",
+            "-fPIC",
+            "-w",
+            &format!("-DVERSION={version}"),
+            &format!("-DCOMPILED={compiled}"),
+            "-o",
+        ])
         .args([&library, &source])
         .status()
         .expect("cc, with which Rust links");
@@ -55,7 +62,12 @@ fn driver(dir: &TempDir, version: u32, compiled: u32) -> String {
 fn with_driver(dir: &TempDir, driver: &str, args: &[&str], stdin: &str) -> Run {
     let cache = dir.path().join("cache");
     let cache = cache.to_str().expect("a path in UTF-8");
-    qurl_with(dir.path(), args, &[("QURL_CUDA", driver), ("QURL_NVRTC", driver), ("XDG_CACHE_HOME", cache)], stdin)
+    qurl_with(
+        dir.path(),
+        args,
+        &[("QURL_CUDA", driver), ("QURL_NVRTC", driver), ("XDG_CACHE_HOME", cache)],
+        stdin,
+    )
 }
 
 /// `cuda` is refused for this reason; `auto` says it and computes on the CPU.

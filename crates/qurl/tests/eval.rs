@@ -10,12 +10,15 @@ use std::path::{Path, PathBuf};
 fn setup(name: &str) -> PathBuf {
     let dir = directory(name);
     tiny_model(&dir.join("model"), "0123456789+=; #\n");
-    let row = |i: u64| json!({"problem": format!("{i}+{}=", i % 3), "answer": (i % 10).to_string()}).to_string() + "\n";
+    let row = |i: u64| {
+        json!({"problem": format!("{i}+{}=", i % 3), "answer": (i % 10).to_string()}).to_string() + "\n"
+    };
     std::fs::write(dir.join("sums.jsonl"), (0..12).map(row).collect::<String>()).expect("written");
     dir
 }
 
-const BASE: [&str; 10] = ["eval", "--model", "model", "--data", "sums.jsonl", "--k", "8", "--max-new", "12", "--json"];
+const BASE: [&str; 10] =
+    ["eval", "--model", "model", "--data", "sums.jsonl", "--k", "8", "--max-new", "12", "--json"];
 
 fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
     BASE.iter().chain(more).copied().collect()
@@ -37,15 +40,18 @@ fn figures_follow_from_the_saved_responses() {
     let records = records(&dir.join("out/responses.jsonl"));
     assert_eq!(records.len(), 12);
     let correct = |r: &Value| r["correct"].as_f64().expect("a number");
-    let samples: Vec<Vec<f64>> =
-        records.iter().map(|r| r["samples"].as_array().expect("a list").iter().map(correct).collect()).collect();
+    let samples: Vec<Vec<f64>> = records
+        .iter()
+        .map(|r| r["samples"].as_array().expect("a list").iter().map(correct).collect())
+        .collect();
     assert!(samples.iter().all(|s| s.len() == 8));
     let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
     let (greedy, all) = (records.iter().map(|r| correct(&r["greedy"])).collect(), samples.concat());
     assert!(all.contains(&0.0) && all.contains(&1.0), "the test needs right and wrong responses");
     let any = samples.iter().map(|s| f64::from(u8::from(s.contains(&1.0)))).collect();
     let set = &document["sets"][0];
-    for (figure, expected) in [("avg_at_1", mean(greedy)), ("avg_at_k", mean(all)), ("pass_at_k", mean(any))] {
+    for (figure, expected) in [("avg_at_1", mean(greedy)), ("avg_at_k", mean(all)), ("pass_at_k", mean(any))]
+    {
         let estimate = &set[figure];
         let number = |key: &str| estimate[key].as_f64().unwrap_or_else(|| panic!("{figure}.{key}: {set}"));
         assert!((number("value") - expected).abs() < 1e-9, "{figure}: {estimate} {expected}");
@@ -59,7 +65,8 @@ fn figures_follow_from_the_saved_responses() {
     assert_eq!((&mean["sets"], &mean["avg_at_k"]), (&json!(1), &set["avg_at_k"]), "of one set");
     assert_eq!((&document["k"], &document["format"]), (&json!(8), &json!("f32")));
     let saved: Value =
-        serde_json::from_str(&std::fs::read_to_string(dir.join("out/summary.json")).expect("saved")).expect("JSON");
+        serde_json::from_str(&std::fs::read_to_string(dir.join("out/summary.json")).expect("saved"))
+            .expect("JSON");
     assert_eq!(figures(&saved), figures(&document));
 }
 
@@ -114,13 +121,16 @@ fn generated_problems_sets_and_formats() {
     for format in ["bf16", "int8", "fp8", "int4"] {
         let run = qurl_in(&dir, &[&task[..], &["--max-new", "8", "--format", format]].concat(), "");
         assert_eq!(run.status, 0, "{}", run.stderr);
-        for text in ["Avg@1", "Avg@2", "pass@2", "maj@2", "addition:1", "addition:2", "total", "mean over 2 sets"] {
+        for text in
+            ["Avg@1", "Avg@2", "pass@2", "maj@2", "addition:1", "addition:2", "total", "mean over 2 sets"]
+        {
             assert!(run.stdout.contains(text), "{text}: {}", run.stdout);
         }
     }
     assert!(dir.join("runs/eval-4/responses.jsonl").exists(), "every evaluation has its own directory");
     // Sets of different sizes count alike in their mean, and by their problems in the total.
-    let unequal = ["eval", "--model", "model", "--data", "sums.jsonl", "few.jsonl", "--k", "8", "--max-new", "12"];
+    let unequal =
+        ["eval", "--model", "model", "--data", "sums.jsonl", "few.jsonl", "--k", "8", "--max-new", "12"];
     let text = std::fs::read_to_string(dir.join("sums.jsonl")).expect("problems");
     let few: String = text.split_inclusive('\n').take(3).collect();
     std::fs::write(dir.join("few.jsonl"), few).expect("written");
@@ -132,7 +142,8 @@ fn generated_problems_sets_and_formats() {
     assert!((value(&document["total"]) - (12.0 * sums + 3.0 * few) / 15.0).abs() < 1e-12);
     // A set's samples do not depend on the other sets.
     let both = records(&dir.join("runs/eval-1/responses.jsonl"));
-    let alone = ["eval", "--model", "model", "--task", "addition:2", "--k", "2", "--limit", "5", "--max-new", "8"];
+    let alone =
+        ["eval", "--model", "model", "--task", "addition:2", "--k", "2", "--limit", "5", "--max-new", "8"];
     assert_eq!(qurl_in(&dir, &[&alone[..], &["--format", "bf16", "--out", "alone"]].concat(), "").status, 0);
     assert_eq!(records(&dir.join("alone/responses.jsonl")), both[5..]);
 }
@@ -147,8 +158,20 @@ fn files_of_several_data_sources_are_several_sets() {
     };
     let rows = [row("a", 1), row("b", 2), row("a", 3)].join("\n");
     std::fs::write(dir.join("mixed.jsonl"), rows).expect("written");
-    let args =
-        ["eval", "--model", "model", "--data", "mixed.jsonl", "--k", "1", "--max-new", "4", "--json", "--out", "o"];
+    let args = [
+        "eval",
+        "--model",
+        "model",
+        "--data",
+        "mixed.jsonl",
+        "--k",
+        "1",
+        "--max-new",
+        "4",
+        "--json",
+        "--out",
+        "o",
+    ];
     let run = qurl_in(&dir, &args, "");
     assert!(run.stderr.contains("no chat template"), "{}", run.stderr);
     let sets = run.json()["sets"].clone();
@@ -206,10 +229,14 @@ fn a_published_data_set() {
     std::fs::write(&config, longer).expect("written");
     let file = file.to_str().expect("a path");
     let args = ["eval", "--model", "model", "--data", file, "--preset", "dapo", "--k", "2", "--limit", "3"];
-    let document = qurl_in(&dir, &[&args[..], &["--max-new", "8", "--out", "o", "--json"]].concat(), "").json();
+    let document =
+        qurl_in(&dir, &[&args[..], &["--max-new", "8", "--out", "o", "--json"]].concat(), "").json();
     assert_eq!((&document["template"], &document["policy"]), (&json!("dapo"), &json!("answer_line")));
     assert!((document["top_p"].as_f64().expect("a number") - 0.7).abs() < 1e-6);
-    assert_eq!((&document["sets"][0]["name"], &document["sets"][0]["problems"]), (&json!("aime24/test"), &json!(3)));
+    assert_eq!(
+        (&document["sets"][0]["name"], &document["sets"][0]["problems"]),
+        (&json!("aime24/test"), &json!(3))
+    );
     let prompt = &records(&dir.join("o/responses.jsonl"))[0]["prompt"];
     assert!(prompt.to_string().contains("Answer:"), "{prompt}");
 }

@@ -32,13 +32,15 @@ fn score(model: &str, options: &[&str], sequences: &[Vec<u32>]) -> Vec<Value> {
 }
 
 fn assert_scored_as_generated(dir: &str, options: &[&str]) {
-    let mut arguments = vec!["generate", "--model", dir, "--n", "3", "--max-new", "40", "--json", "--seed", "5"];
+    let mut arguments =
+        vec!["generate", "--model", dir, "--n", "3", "--max-new", "40", "--json", "--seed", "5"];
     arguments.extend(options);
     arguments.push("12+34=");
     let document = qurl(&arguments).json();
     let samples = document["samples"].as_array().expect("samples");
     assert_eq!(samples.len(), 3);
-    let whole: Vec<Vec<u32>> = samples.iter().map(|s| [ids(&s["prompt_ids"]), ids(&s["ids"])].concat()).collect();
+    let whole: Vec<Vec<u32>> =
+        samples.iter().map(|s| [ids(&s["prompt_ids"]), ids(&s["ids"])].concat()).collect();
     for (sample, scored) in samples.iter().zip(score(dir, options, &whole)) {
         let prompt = ids(&sample["prompt_ids"]).len();
         assert_eq!(scored["logprobs"][0], Value::Null);
@@ -73,14 +75,29 @@ fn every_family_and_formats_differ() {
 fn the_seed_alone_decides() {
     let dir = saved(Family::Qwen3);
     let run = |seed: &str, n: &str, environment: &[(&str, &str)]| {
-        let arguments =
-            ["generate", "--model", dir.text(), "--format", "int8", "--n", n, "--seed", seed, "--json", "a+b"];
+        let arguments = [
+            "generate",
+            "--model",
+            dir.text(),
+            "--format",
+            "int8",
+            "--n",
+            n,
+            "--seed",
+            seed,
+            "--json",
+            "a+b",
+        ];
         common::qurl_with(Path::new("."), &arguments, environment, "").json()
     };
     let two = run("1", "2", &[]);
     assert_eq!(two, run("1", "2", &[]), "again");
     assert_eq!(two, run("1", "2", &[("QURL_THREADS", "1")]), "one thread");
-    assert_eq!(two["samples"][0], run("1", "1", &[])["samples"][0], "a sample does not depend on its siblings");
+    assert_eq!(
+        two["samples"][0],
+        run("1", "1", &[])["samples"][0],
+        "a sample does not depend on its siblings"
+    );
     assert_ne!(two, run("2", "2", &[]), "another seed");
     assert_ne!(two["samples"][0]["ids"], two["samples"][1]["ids"]);
 }
@@ -89,11 +106,15 @@ fn the_seed_alone_decides() {
 fn the_document_has_its_form() {
     let dir = saved(Family::Llama);
     let document =
-        qurl(&["generate", "--model", dir.text(), "--json", "--max-new", "9", "--n", "2", "3 + 4 = ?"]).json();
+        qurl(&["generate", "--model", dir.text(), "--json", "--max-new", "9", "--n", "2", "3 + 4 = ?"])
+            .json();
     for sample in document["samples"].as_array().expect("samples") {
         let keys: Vec<&str> = sample.as_object().expect("an object").keys().map(String::as_str).collect();
         assert_eq!(keys, ["prompt_ids", "ids", "logprobs", "text", "finish"]);
-        assert_eq!(ids(&sample["prompt_ids"]), tokenizer().encode("3 + 4 = ?", true).expect("known characters"));
+        assert_eq!(
+            ids(&sample["prompt_ids"]),
+            tokenizer().encode("3 + 4 = ?", true).expect("known characters")
+        );
         let drawn = ids(&sample["ids"]);
         assert_eq!(drawn.len(), sample["logprobs"].as_array().expect("log-probs").len());
         assert_eq!(sample["text"], tokenizer().decode(&drawn, true).expect("text"));
@@ -144,7 +165,10 @@ fn stop_strings_and_truncation() {
     for options in [["--top-k", "1"], ["--top-p", "1e-6"], ["--min-p", "1"]] {
         let sample = one(&options);
         assert_eq!(sample["ids"], one(&["--temperature", "0"])["ids"], "{options:?}");
-        assert!(bits(&sample["logprobs"]).iter().all(|&b| f32::from_bits(b) == 0.0), "{options:?}: only one is left");
+        assert!(
+            bits(&sample["logprobs"]).iter().all(|&b| f32::from_bits(b) == 0.0),
+            "{options:?}: only one is left"
+        );
     }
 }
 
@@ -169,10 +193,13 @@ fn bad_input_is_named() {
     run(&["--prompt-ids", "1,99999"]).assert_bad(&["99999", "vocabulary", "position 1"]);
     run(&[&"1".repeat(200)]).assert_bad(&["200", "96"]);
     let many = [("QURL_THREADS", "many")];
-    common::qurl_with(dir.path(), &["generate", "--model", ".", "a"], &many, "").assert_bad(&["QURL_THREADS"]);
+    common::qurl_with(dir.path(), &["generate", "--model", ".", "a"], &many, "")
+        .assert_bad(&["QURL_THREADS"]);
     common::qurl(&["score", "--model", dir.text()], "{\"ids\":[]}").assert_bad(&["line 1", "ids"]);
-    common::qurl(&["score", "--model", dir.text()], "{\"ids\":[1,2]}\n{\"id\":[1]}").assert_bad(&["line 2", "id"]);
-    common::qurl(&["score", "--model", dir.text()], "{\"ids\":[1,99999]}").assert_bad(&["99999", "vocabulary"]);
+    common::qurl(&["score", "--model", dir.text()], "{\"ids\":[1,2]}\n{\"id\":[1]}")
+        .assert_bad(&["line 2", "id"]);
+    common::qurl(&["score", "--model", dir.text()], "{\"ids\":[1,99999]}")
+        .assert_bad(&["99999", "vocabulary"]);
     qurl(&["generate", "--model", "no/such/directory", "a"]).assert_bad(&["no/such/directory"]);
     qurl(&["generate", "--model", dir.text(), "--nonsense", "a"]).assert_bad(&["--nonsense"]);
 }
@@ -196,7 +223,8 @@ fn a_model_that_is_wrong_is_refused() {
         poison(dir.path(), name, value);
         for format in ["f32", "int8"] {
             qurl(&["generate", "--model", dir.text(), "--format", format, "a"]).assert_bad(&[name]);
-            common::qurl(&["score", "--model", dir.text(), "--format", format], "{\"ids\":[1]}").assert_bad(&[name]);
+            common::qurl(&["score", "--model", dir.text(), "--format", format], "{\"ids\":[1]}")
+                .assert_bad(&[name]);
         }
     }
 

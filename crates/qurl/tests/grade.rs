@@ -16,7 +16,10 @@ fn the_example_of_the_help_is_right() {
     let (line, _) = example.split_once('\'').expect("a line");
     // JSON reads a single backslash and a `b` as a backspace.
     assert_eq!(lines(line)[0]["pred"], r"The answer is \boxed{0.5}");
-    assert_eq!(lines(&qurl(&["grade", "--extracted"], line).stdout), [json!({"equal": true, "extracted": "0.5"})]);
+    assert_eq!(
+        lines(&qurl(&["grade", "--extracted"], line).stdout),
+        [json!({"equal": true, "extracted": "0.5"})]
+    );
 }
 
 #[test]
@@ -45,8 +48,9 @@ fn policies() {
     assert_eq!(equal(&["grade"], unboxed), true);
     assert_eq!(equal(&["grade", "--policy", "strict_box"], unboxed), false);
     assert_eq!(equal(&["grade", "--policy", "answer_line"], unboxed), true);
-    let marked =
-        |pred: &str| equal(&["grade", "--policy", "gsm8k_strict"], &format!(r#"{{"gold":"72","pred":"{pred}"}}"#));
+    let marked = |pred: &str| {
+        equal(&["grade", "--policy", "gsm8k_strict"], &format!(r#"{{"gold":"72","pred":"{pred}"}}"#))
+    };
     assert_eq!((marked("so #### 72"), marked("72 clips altogether.")), (true.into(), false.into()));
     let named = r#"{"gold":"7","pred":"Answer: 7","policy":"strict_box"}"#;
     assert_eq!(equal(&["grade"], named), false, "the line's own policy");

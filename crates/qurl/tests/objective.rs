@@ -50,7 +50,9 @@ fn bad_lines_are_named() {
     let mut short = good.clone();
     short["adv"] = json!([1.0]);
     let unknown = case(json!({"type": "mood"}));
-    for (bad, expected) in [(short.to_string(), "`adv`"), (unknown.to_string(), "mood"), ("{".to_string(), "JSON")] {
+    for (bad, expected) in
+        [(short.to_string(), "`adv`"), (unknown.to_string(), "mood"), ("{".to_string(), "JSON")]
+    {
         let run = qurl(&["objective"], &format!("{good}\n{bad}\n"));
         run.assert_bad(&["line 2", expected]);
         assert_eq!(run.stdout.lines().count(), 1);
@@ -61,7 +63,8 @@ fn bad_lines_are_named() {
 #[test]
 fn lines_give_the_goldens() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../qurl-rl/tests/goldens/goldens.json");
-    let goldens: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("goldens")).expect("JSON");
+    let goldens: Value =
+        serde_json::from_str(&std::fs::read_to_string(path).expect("goldens")).expect("JSON");
     let cases = goldens["objectives"].as_array().expect("objectives");
     let mut lines = String::new();
     for case in cases {
@@ -84,6 +87,9 @@ fn lines_give_the_goldens() {
         let expected = case["dlogp"].as_array().expect("a list");
         let found = out["dlogp"].as_array().expect("a list");
         assert_eq!(found.len(), expected.len());
-        assert!(found.iter().zip(expected).all(|(a, b)| close(a, b.as_f64().expect("a number"))), "{out} {case}");
+        assert!(
+            found.iter().zip(expected).all(|(a, b)| close(a, b.as_f64().expect("a number"))),
+            "{out} {case}"
+        );
     }
 }

@@ -52,7 +52,8 @@ fn a_full_standard_error_is_ignored() {
     let file = model.path().join("stdout.txt");
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_qurl"));
     command.args(["generate", "--model", model.text(), "--max-new", "4", "a"]).env("RUST_LOG", "trace");
-    let status = command.stdout(File::create(&file).expect("a file")).stderr(full).status().expect("a status");
+    let status =
+        command.stdout(File::create(&file).expect("a file")).stderr(full).status().expect("a status");
     assert_eq!(status.code(), Some(0));
     assert!(!std::fs::read_to_string(file).expect("text").is_empty());
 }

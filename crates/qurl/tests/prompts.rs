@@ -38,14 +38,24 @@ fn prompts_are_answered_in_order_whatever_their_company() {
     let prompts = ["1+1=", "a long question about numbers 1 2 3 4 5 6 7 8 9", "x"];
     let mut file: String = prompts.iter().map(|p| format!("{}\n", json!({ "prompt": p }))).collect();
     file += "\n"; // blank lines are passed over
-    file +=
-        &format!("{}\n{}\n", json!({"prompt_ids": [5, 6, 7]}), json!({"messages": [{"role": "user", "content": "2"}]}));
+    file += &format!(
+        "{}\n{}\n",
+        json!({"prompt_ids": [5, 6, 7]}),
+        json!({"messages": [{"role": "user", "content": "2"}]})
+    );
     let all = lines(&generate(&dir, &["--n", "2", "--prompts", "-"], &file));
     assert_eq!(all.len(), 5);
-    assert!(all.iter().all(|document| document["samples"].as_array().is_some_and(|s| s.len() == 2)), "{all:?}");
+    assert!(
+        all.iter().all(|document| document["samples"].as_array().is_some_and(|s| s.len() == 2)),
+        "{all:?}"
+    );
     assert_eq!(all[3]["samples"][0]["prompt_ids"], json!([5, 6, 7]));
     for batch in ["1", "2"] {
-        assert_eq!(lines(&generate(&dir, &["--n", "2", "--prompts", "-", "--batch", batch], &file)), all, "{batch}");
+        assert_eq!(
+            lines(&generate(&dir, &["--n", "2", "--prompts", "-", "--batch", batch], &file)),
+            all,
+            "{batch}"
+        );
     }
     let path = dir.path().join("prompts.jsonl");
     std::fs::write(&path, &file).expect("written");
@@ -86,10 +96,14 @@ fn a_conversation_remembers_and_forgets() {
     let once = chat("1 + 2\n");
     let said = once[0]["text"].as_str().expect("text");
     let first = json!({"role": "user", "content": "1 + 2"});
-    let second =
-        [first.clone(), json!({"role": "assistant", "content": said}), json!({"role": "user", "content": "3"})];
+    let second = [
+        first.clone(),
+        json!({"role": "assistant", "content": said}),
+        json!({"role": "user", "content": "3"}),
+    ];
     let expected = |messages: &[Value]| {
-        let base = ["generate", "--model", dir.text(), "--max-new", "6", "--temperature", "0", "--prompts", "-"];
+        let base =
+            ["generate", "--model", dir.text(), "--max-new", "6", "--temperature", "0", "--prompts", "-"];
         let line = json!({ "messages": messages }).to_string();
         lines(&common::qurl(&base, &line))[0]["samples"][0]["text"].clone()
     };
@@ -99,7 +113,8 @@ fn a_conversation_remembers_and_forgets() {
     assert_eq!(both[1]["text"], expected(&second), "the whole conversation is given");
     assert_eq!(both[2], both[0], "forgotten");
     // On a terminal, or without --json, it is text.
-    let text = common::qurl(&["chat", "--model", dir.text(), "--max-new", "6", "--temperature", "0"], "1 + 2\n");
+    let text =
+        common::qurl(&["chat", "--model", dir.text(), "--max-new", "6", "--temperature", "0"], "1 + 2\n");
     assert_eq!(text.stdout, format!("{said}\n"));
     let bare = saved(Family::Qwen2);
     common::qurl(&["chat", "--model", bare.text()], "1\n").assert_bad(&["chat template"]);

@@ -42,12 +42,17 @@ fn int8_directories_hold_codes_and_scales_of_the_weights() {
     let out = TempDir::new();
     let target = out.path().join("int8");
     let target_text = target.to_str().expect("UTF-8");
-    let summary = qurl(&["quantize", "--model", dir.text(), "--format", "int8", "--json", target_text]).json();
+    let summary =
+        qurl(&["quantize", "--model", dir.text(), "--format", "int8", "--json", target_text]).json();
     assert_eq!(summary["format"], "int8");
-    assert_eq!(names(&target), names(dir.path()), "config, generation, tokenizer and weights, and nothing else");
+    assert_eq!(
+        names(&target),
+        names(dir.path()),
+        "config, generation, tokenizer and weights, and nothing else"
+    );
 
-    let config: Value =
-        serde_json::from_slice(&std::fs::read(target.join("config.json")).expect("config")).expect("a JSON document");
+    let config: Value = serde_json::from_slice(&std::fs::read(target.join("config.json")).expect("config"))
+        .expect("a JSON document");
     assert_eq!(config["quantization_config"]["quant_method"], "compressed-tensors");
     assert_eq!(config["quantization_config"]["format"], "int-quantized");
     assert_eq!(config["hidden_size"], 64);
@@ -61,7 +66,9 @@ fn int8_directories_hold_codes_and_scales_of_the_weights() {
     let numbers = |bytes: &[u8]| -> Vec<f32> {
         bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
     };
-    for ((weights, codes), scale) in numbers(&full[name].2).chunks(64).zip(codes.chunks(64)).zip(numbers(scales)) {
+    for ((weights, codes), scale) in
+        numbers(&full[name].2).chunks(64).zip(codes.chunks(64)).zip(numbers(scales))
+    {
         for (weight, code) in weights.iter().zip(codes) {
             let read_back = f32::from(code.cast_signed()) * scale;
             assert!((weight - read_back).abs() <= 0.5001 * scale, "{weight} is read as {read_back}");
@@ -102,7 +109,9 @@ fn quantized_directories_are_read() {
         for (name, (dtype, _, codes)) in &once {
             assert!(dtype == "F32" || twice[name].2 == *codes, "{format}: {name} changed");
         }
-        for args in [vec!["generate", "--model", text, "--max-new", "4", "a"], vec!["inspect", text, dir.text()]] {
+        for args in
+            [vec!["generate", "--model", text, "--max-new", "4", "a"], vec!["inspect", text, dir.text()]]
+        {
             let outcome = qurl(&args);
             assert_eq!(outcome.status, 0, "{args:?}: {}", outcome.stderr);
         }
@@ -168,7 +177,8 @@ fn uaq_loses_nothing_to_the_file_format() {
     for (s, dtype) in [("2", "bfloat16"), ("1.5", "float32")] {
         let target = out.path().join(s);
         let summary =
-            qurl(&["quantize", "--model", dir.text(), "--uaq", s, "--json", target.to_str().expect("UTF-8")]).json();
+            qurl(&["quantize", "--model", dir.text(), "--uaq", s, "--json", target.to_str().expect("UTF-8")])
+                .json();
         assert_eq!(summary["format"], dtype);
     }
 }
@@ -189,7 +199,8 @@ fn uaq_is_marked_and_does_not_stack() {
         run.stdout
     };
     for s in ["2", "1.5"] {
-        let [scaled, again, int8, back] = ["scaled", "again", "int8", "back"].map(|name| at(&format!("{name}-{s}")));
+        let [scaled, again, int8, back] =
+            ["scaled", "again", "int8", "back"].map(|name| at(&format!("{name}-{s}")));
         assert!(quantize(dir.text(), &scaled, &["--uaq", s]).contains(&format!("scaled by {s}")));
         let expected = serde_json::json!({"uaq": s.parse::<f64>().expect("a number")});
         assert_eq!(mark(&scaled), expected);
@@ -218,7 +229,10 @@ fn uaq_is_marked_and_does_not_stack() {
             let pairs = numbers(bytes).into_iter().zip(numbers(&is[name].2));
             // A power of two comes back to the last bit, others within the two roundings.
             let most = if s == "2" { 0.0 } else { 1.2e-7 };
-            assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() <= most * a.abs()), "{name}, scaled by {s} and back");
+            assert!(
+                pairs.into_iter().all(|(a, b)| (a - b).abs() <= most * a.abs()),
+                "{name}, scaled by {s} and back"
+            );
         }
     }
 }
@@ -238,7 +252,8 @@ fn nothing_is_overwritten_and_bad_input_is_named() {
         run(&["--uaq", s, "--force", out.text()]).assert_bad(&["UAQ scale", s, "1/64 to 64"]);
     }
     run(&[out.text()]).assert_bad(&["--format"]);
-    qurl(&["quantize", "--model", "no/such", "--format", "int8", "--force", out.text()]).assert_bad(&["no/such"]);
+    qurl(&["quantize", "--model", "no/such", "--format", "int8", "--force", out.text()])
+        .assert_bad(&["no/such"]);
     assert_eq!(names(out.path()), ["notes.txt"], "a refused command leaves nothing");
 
     assert_eq!(run(&["--format", "int8", "--force", out.text()]).status, 0);

@@ -10,7 +10,9 @@ fn place(name: &str) -> PathBuf {
     let dir = directory(name).canonicalize().expect("a directory");
     tiny_model(&dir.join("model"), "0123456789+=");
     let sums = |from: usize, count: usize| -> String {
-        (from..from + count).map(|a| format!("{{\"problem\": \"{a}+1=\", \"answer\": \"{}\"}}\n", a + 1)).collect()
+        (from..from + count)
+            .map(|a| format!("{{\"problem\": \"{a}+1=\", \"answer\": \"{}\"}}\n", a + 1))
+            .collect()
     };
     std::fs::write(dir.join("train.jsonl"), sums(0, 12)).expect("written");
     std::fs::write(dir.join("test.jsonl"), sums(10, 5)).expect("written");
@@ -113,14 +115,24 @@ fn a_new_recipe_runs_as_it_is() {
         let args = ["--model", "model", "--data", "train.jsonl", "--algorithm", algorithm, "--out", &file];
         let made = qurl_in(&dir, &[&["recipe", "init"], &args[..]].concat(), "");
         assert_eq!(made.status, 0, "{}", made.stderr);
-        assert_eq!(qurl_in(&dir, &[&["recipe", "init"], &args[..]].concat(), "").status, 2, "nothing is overwritten");
+        assert_eq!(
+            qurl_in(&dir, &[&["recipe", "init"], &args[..]].concat(), "").status,
+            2,
+            "nothing is overwritten"
+        );
         let text = std::fs::read_to_string(dir.join(&file)).expect("a recipe");
         assert!(text.contains("# Prompts of a step"), "{text}");
         let checked = qurl_in(&dir, &["recipe", "check", &file, "--json"], "").json();
         assert_eq!(checked["warnings"], serde_json::json!([]), "{checked}");
         let run = format!("run-{algorithm}");
-        let short =
-            ["--steps", "1", "--set", "data.max_response_length=8", "--set", "algorithm.overlong_buffer={len=2}"];
+        let short = [
+            "--steps",
+            "1",
+            "--set",
+            "data.max_response_length=8",
+            "--set",
+            "algorithm.overlong_buffer={len=2}",
+        ];
         let done = qurl_in(&dir, &[&["train", &file, "--run", &run][..], &short].concat(), "");
         assert_eq!(done.status, 0, "{algorithm}: {}", done.stderr);
     }
@@ -173,12 +185,16 @@ fn a_recipe_is_looked_at_without_a_run() {
     let command = |program: &str| {
         let source = "{ type = \"synthetic\", kind = \"addition\", level = 1 }";
         let task = format!("task={{ type = \"command\", command = {program}, source = {source} }}");
-        qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", &task, "--json"], "").json()["warnings"].clone()
+        qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", &task, "--json"], "").json()["warnings"]
+            .clone()
     };
     assert_eq!(command("[\"touch\", \"trace\"]"), serde_json::json!([]));
     assert_eq!(files(&dir), before, "nothing is started");
     let warning = command("[\"./reward.py\"]")[0].as_str().expect("a warning").to_string();
-    assert!(warning.ends_with("key `task.command` names the program \"./reward.py\", which is not there"), "{warning}");
+    assert!(
+        warning.ends_with("key `task.command` names the program \"./reward.py\", which is not there"),
+        "{warning}"
+    );
 }
 
 /// Paths in the file lead from its directory, those of overrides from the working directory, and a run goes on from
@@ -218,13 +234,17 @@ fn what_is_not_there_is_named_with_the_key_that_asked_for_it() {
     std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
     let here = dir.display();
     let check = |set: &str| qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", set], "");
-    let relative = "paths in a recipe are relative to its directory, those given with --set to the working directory";
+    let relative =
+        "paths in a recipe are relative to its directory, those given with --set to the working directory";
     for (set, key) in [
         ("task.files=[\"no.jsonl\"]", "task.files"),
         ("task.test_files=[\"no.jsonl\"]", "task.test_files"),
         ("sft={ files = [\"no.jsonl\"], steps = 1, batch_size = 1, lr = 1e-3 }", "sft.files"),
     ] {
-        assert_says(&check(set), &format!("key `{key}` names {here}/no.jsonl, which does not exist; {relative}"));
+        assert_says(
+            &check(set),
+            &format!("key `{key}` names {here}/no.jsonl, which does not exist; {relative}"),
+        );
     }
     assert_says(
         &check("model.path=nowhere"),
@@ -239,7 +259,10 @@ fn what_is_not_there_is_named_with_the_key_that_asked_for_it() {
         ),
     );
     std::fs::write(dir.join("empty.jsonl"), "").expect("written");
-    assert_says(&check("task.files=[\"empty.jsonl\"]"), &format!("key `task.files`: {here}/empty.jsonl: no rows"));
+    assert_says(
+        &check("task.files=[\"empty.jsonl\"]"),
+        &format!("key `task.files`: {here}/empty.jsonl: no rows"),
+    );
 }
 
 #[test]
@@ -277,7 +300,8 @@ fn an_id_of_the_hub_is_found_in_the_cache_or_explained() {
             if value.is_empty() { String::new() } else { dir.join(value).display().to_string() }
         };
         let values = variables.map(|(name, value)| (name, absolute(value)));
-        let mut environment: Vec<(&str, &str)> = values.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let mut environment: Vec<(&str, &str)> =
+            values.iter().map(|(name, value)| (*name, value.as_str())).collect();
         environment.push(("XDG_CACHE_HOME", ""));
         let found = qurl_with(&dir, &["recipe", "check", "mine.toml", "--json"], &environment, "").json();
         let snapshot = moved.join("models--Tiny--Sums-0.1B/snapshots/f00d");
@@ -285,19 +309,23 @@ fn an_id_of_the_hub_is_found_in_the_cache_or_explained() {
         std::fs::rename(&moved, &cache).expect("moved back");
     }
     // So it is for commands that take a model.
-    let generate = |id| qurl_with(&dir, &["generate", "--model", id, "1+1=", "--max-new", "2"], &environment, "");
+    let generate =
+        |id| qurl_with(&dir, &["generate", "--model", id, "1+1=", "--max-new", "2"], &environment, "");
     assert_eq!(generate("Tiny/Sums-0.1B").status, 0, "{}", generate("Tiny/Sums-0.1B").stderr);
-    generate("Tiny/Other")
-        .assert_bad(&["'Tiny/Other' for '--model <MODEL>': there is no such directory", "hf download Tiny/Other"]);
+    generate("Tiny/Other").assert_bad(&[
+        "'Tiny/Other' for '--model <MODEL>': there is no such directory",
+        "hf download Tiny/Other",
+    ]);
 }
 
 #[test]
 fn the_tokenizer_of_another_model_is_called_that() {
     let dir = place("recipe-tokenizer");
     std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
-    let vocabulary = qurl_in(&dir, &["recipe", "check", "mine.toml", "--json"], "").json()["model"]["vocabulary"]
-        .as_u64()
-        .expect("a size");
+    let vocabulary =
+        qurl_in(&dir, &["recipe", "check", "mine.toml", "--json"], "").json()["model"]["vocabulary"]
+            .as_u64()
+            .expect("a size");
     tiny_model(&dir.join("other"), "0123456789+=abcdefgh");
     std::fs::copy(dir.join("other/tokenizer.json"), dir.join("model/tokenizer.json")).expect("copied");
     assert_says(
@@ -315,7 +343,8 @@ fn the_tokenizer_of_another_model_is_called_that() {
 fn a_run_starts_with_its_doubts() {
     let dir = place("recipe-doubts");
     std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
-    let sizes = ["--set", "data.train_batch_size=64", "--set", "actor.ppo_mini_batch_size=64", "--steps", "1"];
+    let sizes =
+        ["--set", "data.train_batch_size=64", "--set", "actor.ppo_mini_batch_size=64", "--steps", "1"];
     let done = qurl_in(&dir, &[&["train", "mine.toml", "--run", "run"], &sizes[..]].concat(), "");
     assert_eq!(done.status, 0, "{}", done.stderr);
     let warning = "warning: --set data.train_batch_size=64: key `data.train_batch_size` is 64: more than the 10 problems to \
@@ -347,7 +376,9 @@ fn excluded_problems_are_excluded_by_something() {
     let dir = place("recipe-excluded");
     std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
     let rows: String = (0..4)
-        .map(|a| format!("{{\"problem\": \"{a}+1=\", \"answer\": \"{}\", \"data_source\": \"sums\"}}\n", a + 1))
+        .map(|a| {
+            format!("{{\"problem\": \"{a}+1=\", \"answer\": \"{}\", \"data_source\": \"sums\"}}\n", a + 1)
+        })
         .collect();
     std::fs::write(dir.join("named.jsonl"), rows).expect("written");
     let check = |sets: &[&str]| {

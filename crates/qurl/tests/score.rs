@@ -21,7 +21,11 @@ struct Scorer {
 impl Scorer {
     fn start(model: &str) -> Scorer {
         let mut command = Command::new(env!("CARGO_BIN_EXE_qurl"));
-        command.args(["score", "--model", model]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(["score", "--model", model])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut child = command.spawn().expect("the command starts");
         let (input, output) = (child.stdin.take().expect("a pipe"), child.stdout.take().expect("a pipe"));
         let (sender, answers) = channel();
@@ -71,7 +75,8 @@ fn lines_scored_together_have_the_bits_of_lines_alone() {
         })
         .collect();
     let scored = |batch: &str| {
-        let run = common::qurl(&["score", "--model", model.text(), "--format", "bf16", "--batch", batch], &lines);
+        let run =
+            common::qurl(&["score", "--model", model.text(), "--format", "bf16", "--batch", batch], &lines);
         assert_eq!((run.status, run.stdout.lines().count()), (0, 39), "{}", run.stderr);
         run.stdout
     };

@@ -12,7 +12,8 @@ use std::process::{Child, Command, Stdio};
 
 /// A training run of a second or two.
 fn train_arguments(run: &Path, steps: u64, more: &[&str]) -> Vec<String> {
-    let mut arguments = vec!["train".to_string(), "--run".to_string(), run.display().to_string(), "--json".to_string()];
+    let mut arguments =
+        vec!["train".to_string(), "--run".to_string(), run.display().to_string(), "--json".to_string()];
     let settings = [
         "model.new.hidden_size=32",
         "model.new.intermediate_size=64",
@@ -39,7 +40,8 @@ fn train(run: &Path, steps: u64, more: &[&str]) -> Value {
     qurl(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), "").json()
 }
 
-const HOSTILE: &str = "</script><img src=x onerror=\"window.pwned=1\"><script>window.pwned=1</script>\u{2028}{{data}}";
+const HOSTILE: &str =
+    "</script><img src=x onerror=\"window.pwned=1\"><script>window.pwned=1</script>\u{2028}{{data}}";
 
 /// A response that tries to be markup, beside whatever the run sampled.
 fn write_hostile_rollout(run: &Path) {
@@ -47,7 +49,8 @@ fn write_hostile_rollout(run: &Path) {
         "reward_parts": {HOSTILE: 1.0}, "advantage": 0.7, "ids": [1, 2], "tokens": [HOSTILE, "\n"], "rho": [1.5, 0.6],
         "behav": [-1.0, -0.5], "prox": [-0.6, -1.0]});
     std::fs::create_dir_all(run.join("rollouts")).expect("made");
-    std::fs::write(run.join("rollouts/step-000003.jsonl"), format!("{sample}\n{{\"step\":3,\"tok")).expect("written");
+    std::fs::write(run.join("rollouts/step-000003.jsonl"), format!("{sample}\n{{\"step\":3,\"tok"))
+        .expect("written");
 }
 
 /// Every plot that is shown has points and a drawn line; the names of those that are not shown.
@@ -97,8 +100,7 @@ fn the_report_of_a_run_opens_and_every_plot_has_data() {
     let tokens = browser.eval("return document.querySelector('.sample .tokens span').textContent");
     assert_eq!(tokens, HOSTILE);
     assert_eq!(browser.eval("return [window.pwned === undefined, document.images.length]"), json!([true, 0]));
-    let tints =
-        "return [...document.querySelectorAll('.sample .tokens span')].map(s => getComputedStyle(s).backgroundColor)";
+    let tints = "return [...document.querySelectorAll('.sample .tokens span')].map(s => getComputedStyle(s).backgroundColor)";
     let by_rho = browser.eval(tints);
     browser.eval("document.querySelector('[data-paint=advantage]').click(); return 0");
     assert_ne!(browser.eval(tints), by_rho, "the colours follow the choice");
@@ -110,7 +112,10 @@ fn the_report_of_a_run_opens_and_every_plot_has_data() {
                const cross = document.querySelector('#plot-reward .cross').getBoundingClientRect().left; \
                return [tip.textContent, box.left > cross || box.right < cross, box.top >= plot.top]";
     let tip = browser.eval(tip);
-    assert!(tip[0].as_str().is_some_and(|text| text.starts_with("step ") && text.contains("reward")), "{tip}");
+    assert!(
+        tip[0].as_str().is_some_and(|text| text.starts_with("step ") && text.contains("reward")),
+        "{tip}"
+    );
     assert_eq!((&tip[1], &tip[2]), (&json!(true), &json!(true)), "beside the cross-hair, inside the plot");
     let background = "return getComputedStyle(document.body).backgroundColor";
     let before = browser.eval(background);
@@ -123,8 +128,8 @@ fn the_report_of_a_run_opens_and_every_plot_has_data() {
     assert_eq!(browser.eval(points), 7);
     browser.eval("document.querySelectorAll('#legend button')[1].click(); return 0");
     assert_eq!(browser.eval(points), 4, "the legend hides a run");
-    let differences =
-        browser.eval("return [...document.querySelectorAll('#settings tr.differs th')].map(t => t.textContent)");
+    let differences = browser
+        .eval("return [...document.querySelectorAll('#settings tr.differs th')].map(t => t.textContent)");
     assert_eq!(differences, json!(["format", "total_steps"]));
 
     browser.as_phone(390, 800);
@@ -135,7 +140,11 @@ fn the_report_of_a_run_opens_and_every_plot_has_data() {
         json!([390, 390]),
         "fits a phone"
     );
-    assert_eq!(browser.eval("return performance.getEntriesByType('resource').length"), 0, "nothing is loaded");
+    assert_eq!(
+        browser.eval("return performance.getEntriesByType('resource').length"),
+        0,
+        "nothing is loaded"
+    );
     assert_eq!(browser.console(), json!([]));
 }
 
@@ -160,7 +169,8 @@ fn the_live_page_follows_a_run_and_closes() {
     let mut dash = Ended(dash.expect("the server starts"));
     let mut line = String::new();
     BufReader::new(dash.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("its address");
-    let url = serde_json::from_str::<Value>(&line).expect("JSON")["url"].as_str().expect("an address").to_string();
+    let url =
+        serde_json::from_str::<Value>(&line).expect("JSON")["url"].as_str().expect("an address").to_string();
     browser.open(&url);
     let steps = "return Number(document.getElementById('plot-reward').dataset.points)";
     assert_eq!(browser.eval(steps), 0, "nothing yet");
@@ -175,7 +185,8 @@ fn the_live_page_follows_a_run_and_closes() {
     assert_eq!(browser.eval("return document.getElementById('status').dataset.state"), "running");
     let first = browser.eval(steps).as_u64().expect("a count");
     assert!(first < 60, "the page saw the run only at its end");
-    browser.wait_for(&format!("return Number(document.getElementById('plot-reward').dataset.points) > {first}"));
+    browser
+        .wait_for(&format!("return Number(document.getElementById('plot-reward').dataset.points) > {first}"));
     assert!(training.0.wait().expect("the run ends").success());
     browser.wait_for("return document.getElementById('status').dataset.state === 'finished'");
     browser.wait_for("return Number(document.getElementById('plot-reward').dataset.points) === 60");

@@ -70,7 +70,8 @@ mod tests {
     #[test]
     fn arrays_lie_side_by_side_and_are_their_own() {
         let arena = Arena::default();
-        let mut arrays: Vec<Aligned<u32>> = (0..40).map(|i| arena.zeros(1000 * i + 1).expect("memory")).collect();
+        let mut arrays: Vec<Aligned<u32>> =
+            (0..40).map(|i| arena.zeros(1000 * i + 1).expect("memory")).collect();
         for (i, array) in arrays.iter_mut().enumerate() {
             assert!(array.len() == 1000 * i + 1 && array.iter().all(|&x| x == 0));
             assert!((array.as_ptr() as usize).is_multiple_of(CACHE_LINE));
@@ -85,7 +86,8 @@ mod tests {
         let arena = Arena::default();
         arena.zeros::<u32>(100).expect("memory").fill(7);
         assert!(arena.zeros::<u32>(100).expect("memory").iter().all(|&x| x == 0));
-        let large = [CHUNK / 2, CHUNK / 2, CHUNK / 2, CHUNK].map(|len| arena.zeros::<u8>(len).expect("memory"));
+        let large =
+            [CHUNK / 2, CHUNK / 2, CHUNK / 2, CHUNK].map(|len| arena.zeros::<u8>(len).expect("memory"));
         assert!(large.iter().all(|array| array.iter().all(|&x| x == 0)));
         assert_eq!(arena.zeros::<f32>(0).expect("memory").len(), 0);
     }

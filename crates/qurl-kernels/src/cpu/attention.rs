@@ -323,7 +323,15 @@ unsafe fn row_block_at<S: Simd>(
                     macro_rules! weigh {
                         ($r:literal, $v:literal,) => {{
                             let rescale: [f32; $r] = std::array::from_fn(|r| state[first + r].rescale);
-                            weigh_values::<S, $r, $v>(score, value_blocks, common, head_dim, column, rescale, sum)
+                            weigh_values::<S, $r, $v>(
+                                score,
+                                value_blocks,
+                                common,
+                                head_dim,
+                                column,
+                                rescale,
+                                sum,
+                            )
                         }};
                     }
                     by_tile!(S, height, vectors, weigh!());
@@ -479,7 +487,11 @@ unsafe fn add_values<S: Simd>(
             let value = values[key / KEY_BLOCK].add(key % KEY_BLOCK * head_dim);
             for d in (0..head_dim).step_by(S::LANES) {
                 let n = S::LANES.min(head_dim - d);
-                S::store_n(sums.add(d), S::fma(weight, S::load_n(value.add(d), n), S::load_n(sums.add(d), n)), n);
+                S::store_n(
+                    sums.add(d),
+                    S::fma(weight, S::load_n(value.add(d), n), S::load_n(sums.add(d), n)),
+                    n,
+                );
             }
         }
     }

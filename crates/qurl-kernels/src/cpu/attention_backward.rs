@@ -6,7 +6,9 @@
 //! copies of the head's keys and values: linear in the length.
 
 use super::Context;
-use super::attention::{Heads, MAX_HEAD_DIM, ROW_BLOCK, Span, TILE, by_tile, multiply, pack_strips, strip_rows};
+use super::attention::{
+    Heads, MAX_HEAD_DIM, ROW_BLOCK, Span, TILE, by_tile, multiply, pack_strips, strip_rows,
+};
 use super::buf::Parts;
 use super::simd::{Simd, exp, simd_dispatch};
 
@@ -27,7 +29,10 @@ pub fn backward(
     assert!(heads.head_dim <= MAX_HEAD_DIM, "attention backward: {heads:?}");
     assert!(spans.iter().all(|s| s.position == 0), "attention backward: spans must be whole sequences");
     assert!(qkv.len() >= rows_end * width && dqkv.len() >= rows_end * width, "attention backward: qkv");
-    assert!(out.len() >= rows_end * out_width && dout.len() >= rows_end * out_width, "attention backward: output");
+    assert!(
+        out.len() >= rows_end * out_width && dout.len() >= rows_end * out_width,
+        "attention backward: output"
+    );
     assert!(lse.len() >= rows_end * heads.heads, "attention backward: lse");
     let job = Job { heads, qkv, out, dout, lse, dqkv: Parts::new(dqkv) };
     ctx.pool.for_each(spans.len() * heads.kv_heads, &|task| {
@@ -122,7 +127,14 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                 }
                 *stat = (job.lse[(span.row + position(row)) * heads + head_of(row)], S::sum(dot));
             }
-            pack_strips(rows, head_dim, 1.0, strip_rows::<S>(), |row| queries.add(row * head_dim), query_strips);
+            pack_strips(
+                rows,
+                head_dim,
+                1.0,
+                strip_rows::<S>(),
+                |row| queries.add(row * head_dim),
+                query_strips,
+            );
             pack_strips(rows, head_dim, 1.0, strip_rows::<S>(), |row| douts.add(row * head_dim), dout_strips);
             std::ptr::write_bytes(dqueries, 0, rows * head_dim);
 
@@ -154,7 +166,8 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                         for i in (0..columns).step_by(S::LANES) {
                             let n = seen(first + row).saturating_sub(i).min(S::LANES);
                             let at = row * TILE + i;
-                            let p = S::keep_n(exp::<S>(S::sub(S::load(weight.add(at)), S::splat(lse))), n, 0.0);
+                            let p =
+                                S::keep_n(exp::<S>(S::sub(S::load(weight.add(at)), S::splat(lse))), n, 0.0);
                             S::store(weight.add(at), p);
                             let ds = S::mul(p, S::sub(S::load(dscore.add(at)), S::splat(d)));
                             S::store(dscore.add(at), ds);
@@ -184,7 +197,11 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                 let to = job.dqkv.at(query_at(row));
                 for d in (0..head_dim).step_by(S::LANES) {
                     let n = S::LANES.min(head_dim - d);
-                    S::store_n(to.add(d), S::mul(S::load_n(dqueries.add(row * head_dim + d), n), S::splat(scale)), n);
+                    S::store_n(
+                        to.add(d),
+                        S::mul(S::load_n(dqueries.add(row * head_dim + d), n), S::splat(scale)),
+                        n,
+                    );
                 }
             }
         }
@@ -270,7 +287,14 @@ unsafe fn tile_product<S: Simd, const R: usize, const V: usize, const A_ROW: usi
             }
         }
         if last == l {
-            multiply::<S, R, V, A_ROW>(k, a.data, a.step, std::array::from_fn(|v| b.add(v * l)), ldb, &mut acc);
+            multiply::<S, R, V, A_ROW>(
+                k,
+                a.data,
+                a.step,
+                std::array::from_fn(|v| b.add(v * l)),
+                ldb,
+                &mut acc,
+            );
         } else {
             for i in 0..k {
                 for v in 0..V {

@@ -235,7 +235,9 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn abs_max(acc: Self::I, v: Self::V) -> Self::I {
         // SAFETY: register operations.
-        unsafe { _mm256_max_epi32(acc, _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(i32::MAX))) }
+        unsafe {
+            _mm256_max_epi32(acc, _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(i32::MAX)))
+        }
     }
     #[inline(always)]
     unsafe fn largest_i(v: Self::I) -> i32 {

@@ -100,7 +100,8 @@ unsafe fn transpose_words(rows: [__m512i; 16]) -> [__m512i; 16] {
         // Squares of four by four words inside the 128-bit lanes ...
         let mut quads = [zero; 16];
         for group in 0..4 {
-            let (a, b, c, d) = (rows[4 * group], rows[4 * group + 1], rows[4 * group + 2], rows[4 * group + 3]);
+            let (a, b, c, d) =
+                (rows[4 * group], rows[4 * group + 1], rows[4 * group + 2], rows[4 * group + 3]);
             let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
             let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
             quads[4 * group] = _mm512_unpacklo_epi64(ab_low, cd_low);

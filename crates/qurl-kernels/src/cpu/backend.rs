@@ -181,7 +181,14 @@ impl Backend for Cpu {
         elementwise::gather(&self.ctx, table, ids, d, out);
     }
 
-    fn gather_tokens(&self, table: &Self::Tensor, ids: &[u32], drawn: &Self::Tensor, d: usize, out: &mut Self::Tensor) {
+    fn gather_tokens(
+        &self,
+        table: &Self::Tensor,
+        ids: &[u32],
+        drawn: &Self::Tensor,
+        d: usize,
+        out: &mut Self::Tensor,
+    ) {
         if ids.iter().all(|&id| drawn_row(id).is_none()) {
             return self.gather(table, ids, d, out);
         }
@@ -437,7 +444,12 @@ impl Backend for Cpu {
         );
     }
 
-    fn row_dots(&self, hidden: &Self::Tensor, rows: usize, w: &Self::Tensor) -> Result<Vec<f32>, BackendError> {
+    fn row_dots(
+        &self,
+        hidden: &Self::Tensor,
+        rows: usize,
+        w: &Self::Tensor,
+    ) -> Result<Vec<f32>, BackendError> {
         let mut out = vec![0.0; rows];
         elementwise::row_dots(&self.ctx, hidden, rows, w, &mut out);
         Ok(out)

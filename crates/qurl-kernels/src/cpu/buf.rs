@@ -48,7 +48,8 @@ impl<T: Number> Aligned<T> {
     fn layout(len: usize) -> Layout {
         let bytes = len.max(1).saturating_mul(size_of::<T>());
         let bytes = bytes.min(isize::MAX as usize & !(ALIGN - 1)); // no system has as much: the allocation fails
-        Layout::from_size_align(bytes, ALIGN).unwrap_or_else(|_| panic!("array of {len} numbers is too large"))
+        Layout::from_size_align(bytes, ALIGN)
+            .unwrap_or_else(|_| panic!("array of {len} numbers is too large"))
     }
 
     /// An array of `len` zeros; without the memory for it the program ends.
@@ -92,7 +93,8 @@ pub(super) fn map_huge(bytes: usize) -> Option<(Arc<MmapMut>, *mut u8)> {
     let lead = map.as_ptr().align_offset(HUGE);
     #[cfg(target_os = "linux")]
     {
-        let huge = if bytes < MANY * HUGE { (bytes + HUGE / 2) / HUGE * HUGE } else { bytes.next_multiple_of(HUGE) };
+        let huge =
+            if bytes < MANY * HUGE { (bytes + HUGE / 2) / HUGE * HUGE } else { bytes.next_multiple_of(HUGE) };
         let _ = map.advise_range(Advice::HugePage, lead, huge); // a wish: small pages serve, too
     }
     let data = map[lead..].as_mut_ptr();
@@ -145,7 +147,8 @@ impl Scratch {
     /// An array of at least `len` words; its content is whatever was left there.
     pub fn take(&self, len: usize) -> Borrowed<'_> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let fit = free.iter().enumerate().filter(|(_, a)| a.len >= len).min_by_key(|(_, a)| a.len).map(|(i, _)| i);
+        let fit =
+            free.iter().enumerate().filter(|(_, a)| a.len >= len).min_by_key(|(_, a)| a.len).map(|(i, _)| i);
         let array = match fit {
             Some(i) => free.swap_remove(i),
             None => {

@@ -38,7 +38,14 @@ simd_dispatch!(plain pub(super) fn rotate(x: *mut f32, heads: usize, half: usize
 
 /// Rotates the heads of one row.
 #[inline(always)]
-unsafe fn rotate_at<S: Simd>(x: *mut f32, heads: usize, half: usize, cos: *const f32, sin: *const f32, inverse: bool) {
+unsafe fn rotate_at<S: Simd>(
+    x: *mut f32,
+    heads: usize,
+    half: usize,
+    cos: *const f32,
+    sin: *const f32,
+    inverse: bool,
+) {
     // SAFETY: x has 2 * half values for every head, the tables half.
     unsafe {
         for i in (0..half).step_by(S::LANES) {
@@ -132,7 +139,10 @@ unsafe fn swiglu_backward_row_at<S: Simd>(gate_up: *mut f32, f: usize, out: *mut
 
 /// `out[i] = table[ids[i]]`, rows of `d`.
 pub fn gather(ctx: &Context, table: &[f32], ids: &[u32], d: usize, out: &mut [f32]) {
-    assert!(out.len() >= ids.len() * d && ids.iter().all(|&id| (id as usize + 1) * d <= table.len()), "gather: shapes");
+    assert!(
+        out.len() >= ids.len() * d && ids.iter().all(|&id| (id as usize + 1) * d <= table.len()),
+        "gather: shapes"
+    );
     let out = Parts::new(out);
     ctx.pool.for_ranges(ids.len(), 8192 / d.max(1) + 1, &|range| {
         for i in range {
@@ -240,7 +250,15 @@ pub fn row_dots(ctx: &Context, x: &[f32], rows: usize, w: &[f32], out: &mut [f32
 }
 
 /// Backward of [`row_dots`]: `dx[row] = g[row] w`, `dw += g[row] x[row]` over the rows in order.
-pub fn row_dots_backward(ctx: &Context, x: &[f32], rows: usize, w: &[f32], g: &[f32], dx: &mut [f32], dw: &mut [f32]) {
+pub fn row_dots_backward(
+    ctx: &Context,
+    x: &[f32],
+    rows: usize,
+    w: &[f32],
+    g: &[f32],
+    dx: &mut [f32],
+    dw: &mut [f32],
+) {
     let d = w.len();
     assert!(
         x.len() >= rows * d && dx.len() >= rows * d && g.len() >= rows && dw.len() == d,

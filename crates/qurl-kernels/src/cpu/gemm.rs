@@ -162,7 +162,9 @@ impl Right<'_> {
     /// The product with a packed left operand.
     pub(crate) fn job(&self, left: &LeftParts, bias: Option<&[f32]>, mode: Mode, out: &mut [f32]) -> Job {
         let (b, panel_words, kind, codes, factors) = match self {
-            Right::Float(b) => (b.words.as_ptr(), left.words, b.precision.into(), Codes::Words, Factors::NONE),
+            Right::Float(b) => {
+                (b.words.as_ptr(), left.words, b.precision.into(), Codes::Words, Factors::NONE)
+            }
             Right::Quantized(b) => b.parts(left),
         };
         Job {
@@ -293,7 +295,15 @@ pub(crate) fn swiglu_matmul(
     multiply(ctx, &source, rows, b, None, mode, out);
 }
 
-fn multiply(ctx: &Context, x: &Source, rows: usize, b: Right<'_>, bias: Option<&[f32]>, mode: Mode, out: &mut [f32]) {
+fn multiply(
+    ctx: &Context,
+    x: &Source,
+    rows: usize,
+    b: Right<'_>,
+    bias: Option<&[f32]>,
+    mode: Mode,
+    out: &mut [f32],
+) {
     assert!(out.len() >= rows * b.n(), "product: {rows} rows of {}", b.n());
     assert!(bias.is_none_or(|bias| bias.len() == b.n()), "product: bias length");
     assert!(mode != Mode::Chain || matches!(b, Right::Float(_)), "quantized products cannot go on from C");

@@ -138,7 +138,9 @@ pub fn forward<'a>(
                     let partial = reduce(ctx.level, logits, 1.0 / temperature);
                     let argmax = first_column as u32 + partial.argmax;
                     *partial_parts.at(row * chunks + chunk) = Partial { argmax, ..partial };
-                    if let Some(&x) = (targets[row] as usize).checked_sub(first_column).and_then(|c| logits.get(c)) {
+                    if let Some(&x) =
+                        (targets[row] as usize).checked_sub(first_column).and_then(|c| logits.get(c))
+                    {
                         *target_parts.at(row) = x;
                     }
                 }
@@ -183,7 +185,10 @@ pub fn backward(
     let (rows, vocabulary, d) = (targets.len(), head.n, head.k);
     assert!(hidden.len() >= rows * d && dhidden.len() >= rows * d, "head backward: hidden rows");
     assert!(out.lse.len() == rows && gradient.dlogp.len() == rows, "head backward: rows");
-    assert!(gradient.dentropy.is_empty() || gradient.dentropy.len() == rows, "head backward: entropy gradient");
+    assert!(
+        gradient.dentropy.is_empty() || gradient.dentropy.len() == rows,
+        "head backward: entropy gradient"
+    );
     assert!(dweight.len() == vocabulary * d, "head backward: weight gradient");
     let tiles = Tiles::new(ctx, hidden, rows, head);
     let blocks = rows.div_ceil(tiles.block_rows());
@@ -214,7 +219,8 @@ pub fn backward(
                     unsafe {
                         let to = parts.at(at).cast::<f32>();
                         logit_gradients(ctx.level, &logits[..columns], &terms, to);
-                        let target = (targets[row] as usize).checked_sub(first_column).filter(|&c| c < columns);
+                        let target =
+                            (targets[row] as usize).checked_sub(first_column).filter(|&c| c < columns);
                         if let Some(column) = target {
                             *to.add(column) += terms.dlogp * terms.inverse_temperature;
                         }
@@ -341,7 +347,11 @@ unsafe fn logit_gradients_at<S: Simd>(logits: &[f32], terms: &RowTerms, out: *mu
             let n = S::LANES.min(logits.len() - i);
             let x = S::mul(S::load_n(logits.as_ptr().add(i), n), S::splat(terms.inverse_temperature));
             let log_p = S::sub(x, S::splat(terms.lse));
-            let slope = S::fma(S::add(log_p, S::splat(terms.entropy)), S::splat(terms.dentropy), S::splat(terms.dlogp));
+            let slope = S::fma(
+                S::add(log_p, S::splat(terms.entropy)),
+                S::splat(terms.dentropy),
+                S::splat(terms.dlogp),
+            );
             let gradient = S::mul(S::mul(exp::<S>(log_p), slope), S::splat(-terms.inverse_temperature));
             S::store_n(out.add(i), gradient, n);
         }

@@ -97,7 +97,10 @@ pub struct KvPages {
 impl KvPages {
     /// Room for `pages` pages of `page_size` tokens (a multiple of [`KEY_BLOCK`]).
     pub fn new(format: KvFormat, pages: usize, page_size: usize, kv_heads: usize, head_dim: usize) -> Self {
-        assert!(page_size > 0 && page_size.is_multiple_of(KEY_BLOCK), "page size {page_size} is not a multiple of 16");
+        assert!(
+            page_size > 0 && page_size.is_multiple_of(KEY_BLOCK),
+            "page size {page_size} is not a multiple of 16"
+        );
         let whole_pairs = format != KvFormat::Bf16 || head_dim.is_multiple_of(2);
         assert!(whole_pairs, "heads of {head_dim}: bf16 keys are stored in pairs");
         let scales = pages * page_size * kv_heads * 2;
@@ -198,7 +201,10 @@ impl KvPages {
 
     /// What stores tokens from several threads, in these slots.
     fn writer(&mut self, slots: &[u32]) -> Writer {
-        assert!(slots.iter().all(|&s| (s as usize) < self.pages * self.page_size), "kv write: slot out of range");
+        assert!(
+            slots.iter().all(|&s| (s as usize) < self.pages * self.page_size),
+            "kv write: slot out of range"
+        );
         let target = match &mut self.store {
             Store::F32(data) => Target::F32(Parts::new(data)),
             Store::Bf16(data) => Target::Bf16(Parts::new(data)),
@@ -274,7 +280,12 @@ impl KvPages {
                 }
                 Store::Bf16(data) => {
                     from_pairs::<S>(data[key..key + len].as_ptr().cast(), self.head_dim, KEY_BLOCK, keys);
-                    from_pairs::<S>(data[value..value + len].as_ptr().cast(), KEY_BLOCK, self.head_dim, values);
+                    from_pairs::<S>(
+                        data[value..value + len].as_ptr().cast(),
+                        KEY_BLOCK,
+                        self.head_dim,
+                        values,
+                    );
                 }
                 Store::Coded(code, data, scales) => {
                     let scales = |part| {
@@ -432,7 +443,14 @@ pub fn round(ctx: &Context, qkv: &mut [f32], rows: usize, heads: Heads, format: 
     ctx.pool.for_ranges(rows, 4096 / width.max(1) + 1, &|range| {
         for row in range {
             // SAFETY: one task a row; the level was detected.
-            unsafe { round_columns(ctx.level, parts.slice(row * width + first, width - first), heads.head_dim, format) }
+            unsafe {
+                round_columns(
+                    ctx.level,
+                    parts.slice(row * width + first, width - first),
+                    heads.head_dim,
+                    format,
+                )
+            }
         }
     });
 }

@@ -173,7 +173,14 @@ unsafe fn forward_row_at<S: Simd>(x: *const f32, gain: &[f32], eps: f32, out: *m
 }
 
 #[inline(always)]
-unsafe fn backward_row_at<S: Simd>(x: *const f32, gain: &[f32], scale: f32, dy: *const f32, dx: *mut f32, add: bool) {
+unsafe fn backward_row_at<S: Simd>(
+    x: *const f32,
+    gain: &[f32],
+    scale: f32,
+    dy: *const f32,
+    dx: *mut f32,
+    add: bool,
+) {
     let width = gain.len();
     let gain = gain.as_ptr();
     // SAFETY: all rows have the width of the gain.

@@ -56,7 +56,16 @@ pub(crate) fn pack(
                     Layout::LanesByK => {
                         let rows = &source[first * k..(first + real) * k];
                         let ahead = Ahead { more: pad && first + 2 * real <= lanes, past_caches };
-                        pack_transposed(ctx.level, precision, rows, k, stride, stride, ahead, out.at(first * k_words));
+                        pack_transposed(
+                            ctx.level,
+                            precision,
+                            rows,
+                            k,
+                            stride,
+                            stride,
+                            ahead,
+                            out.at(first * k_words),
+                        );
                     }
                     Layout::KByLanes => {
                         let out = out.slice(first * k_words, stride * k_words);
@@ -109,7 +118,16 @@ pub(crate) fn pack_piece(ctx: &Context, precision: Precision, k: usize, strips: 
     // SAFETY: the piece's columns of its strip belong to this task; the level was detected.
     unsafe {
         let out = strips.at(strip * k.div_ceil(precision.per_word()) + first - strip);
-        pack_transposed(ctx.level, precision, values, k, values.len() / k.max(1), height, Ahead::NOTHING, out);
+        pack_transposed(
+            ctx.level,
+            precision,
+            values,
+            k,
+            values.len() / k.max(1),
+            height,
+            Ahead::NOTHING,
+            out,
+        );
     }
 }
 
@@ -214,7 +232,10 @@ unsafe fn pack_transposed_at<S: Simd>(
                     if ahead.past_caches {
                         S::transpose(from, CHUNK, S::LANES, square, MOST_LANES);
                         for row in 0..S::LANES {
-                            S::stream_i(to.add(row * stride).cast(), S::load_i(square.add(row * MOST_LANES).cast()));
+                            S::stream_i(
+                                to.add(row * stride).cast(),
+                                S::load_i(square.add(row * MOST_LANES).cast()),
+                            );
                         }
                         continue;
                     }
@@ -253,7 +274,8 @@ unsafe fn pack_copied_at<S: Simd>(
                 match precision {
                     Precision::F32 => S::store_n(to, low, n),
                     Precision::Bf16 => {
-                        let high = if second { source.as_ptr().add((row + 1) * ld + lane) } else { source.as_ptr() };
+                        let high =
+                            if second { source.as_ptr().add((row + 1) * ld + lane) } else { source.as_ptr() };
                         let high = S::load_n(high, if second { n } else { 0 });
                         let mut words = [0u32; WIDEST];
                         S::store_pairs(words.as_mut_ptr(), low, high);

@@ -117,7 +117,10 @@ impl Pool {
             .filter_map(|i| {
                 let shared = shared.clone();
                 // Without a further thread the work is done by fewer: its offers are taken back.
-                std::thread::Builder::new().name(format!("qurl-cpu-{i}")).spawn(move || worker(&shared, i)).ok()
+                std::thread::Builder::new()
+                    .name(format!("qurl-cpu-{i}"))
+                    .spawn(move || worker(&shared, i))
+                    .ok()
             })
             .collect();
         Pool { shared, workers, caller: Mutex::new(()) }
@@ -308,7 +311,9 @@ mod tests {
     fn every_part_of_a_sequence_runs_once() {
         for threads in [1, 2, 5] {
             let pool = Pool::new(threads);
-            for (len, most, least) in [(0, 1, 0), (1, 1, 0), (7, 3, 0), (1000, 1, 0), (1000, 64, 5), (10, 3, 11)] {
+            for (len, most, least) in
+                [(0, 1, 0), (1, 1, 0), (7, 3, 0), (1000, 1, 0), (1000, 64, 5), (10, 3, 11)]
+            {
                 let counts: Vec<AtomicUsize> = (0..len).map(|_| AtomicUsize::new(0)).collect();
                 pool.for_runs(len, most, least, &|part| {
                     for i in part {

@@ -70,7 +70,12 @@ impl SampleRow {
 }
 
 /// Draws a token for every row of `hidden`; `head` is packed for the forward product.
-pub fn sample<'a>(ctx: &Context, hidden: &[f32], head: impl Into<Right<'a>>, rows: &[SampleRow]) -> Vec<Sampled> {
+pub fn sample<'a>(
+    ctx: &Context,
+    hidden: &[f32],
+    head: impl Into<Right<'a>>,
+    rows: &[SampleRow],
+) -> Vec<Sampled> {
     let head = head.into();
     let mut out = vec![Sampled::default(); rows.len()];
     let turn = (HELD_LOGITS / head.n()).max(1);
@@ -213,7 +218,9 @@ fn keep<'a>(row: &SampleRow, all: &Distribution, logits: &[f32], ids: &'a mut [u
         let enough = if top_k < logits.len() {
             count >= top_k || (row.top_p >= 1.0 && covers_min_p)
         } else {
-            covers_min_p || (top_p < 1.0 && ids[..count].iter().map(|&id| weight(id)).sum::<f64>() >= top_p * all.total)
+            covers_min_p
+                || (top_p < 1.0
+                    && ids[..count].iter().map(|&id| weight(id)).sum::<f64>() >= top_p * all.total)
         };
         if enough {
             break;
@@ -223,7 +230,8 @@ fn keep<'a>(row: &SampleRow, all: &Distribution, logits: &[f32], ids: &'a mut [u
     ids.sort_unstable_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
     let mut kept = count.min(top_k);
     if row.top_p < 1.0 {
-        let base = if top_k < logits.len() { ids[..kept].iter().map(|&id| weight(id)).sum() } else { all.total };
+        let base =
+            if top_k < logits.len() { ids[..kept].iter().map(|&id| weight(id)).sum() } else { all.total };
         let mut before = 0.0;
         let reached = ids[..kept].iter().position(|&id| {
             before += weight(id);
@@ -324,7 +332,8 @@ mod tests {
         use crate::cpu::level::Level;
         use crate::{Backend, Cpu, Format};
         let (rows, k, vocabulary) = (37, 48, 1300);
-        let values = |len: usize, seed: f32| (0..len).map(|i| ((i as f32 + seed) * 12.9898).sin() * 1.5).collect();
+        let values =
+            |len: usize, seed: f32| (0..len).map(|i| ((i as f32 + seed) * 12.9898).sin() * 1.5).collect();
         let (hidden, weights): (Vec<f32>, Vec<f32>) = (values(rows * k, 0.5), values(vocabulary * k, 7.0));
         let draws: Vec<SampleRow> = (0..rows)
             .map(|i| SampleRow {
@@ -339,7 +348,8 @@ mod tests {
             for format in [Format::F32, Format::Bf16] {
                 let run = |threads: usize| {
                     let cpu = Cpu::new(level, threads);
-                    let packed = cpu.pack(&cpu.upload(&weights).unwrap(), vocabulary, k, format, false).unwrap();
+                    let packed =
+                        cpu.pack(&cpu.upload(&weights).unwrap(), vocabulary, k, format, false).unwrap();
                     let sampled = cpu.sample(&cpu.upload(&hidden).unwrap(), &packed, &draws).unwrap();
                     (cpu, packed, sampled)
                 };
@@ -355,10 +365,21 @@ mod tests {
                         assert_eq!(sampled.token, head.argmax[0], "{level} {format}: row {i}");
                     }
                     if draw.is_greedy() || !draw.truncates(vocabulary) {
-                        assert_eq!(sampled.logp.to_bits(), head.logp[0].to_bits(), "{level} {format}: row {i}");
-                        assert_eq!(sampled.entropy.to_bits(), head.entropy[0].to_bits(), "{level} {format}: row {i}");
+                        assert_eq!(
+                            sampled.logp.to_bits(),
+                            head.logp[0].to_bits(),
+                            "{level} {format}: row {i}"
+                        );
+                        assert_eq!(
+                            sampled.entropy.to_bits(),
+                            head.entropy[0].to_bits(),
+                            "{level} {format}: row {i}"
+                        );
                     } else {
-                        assert!(sampled.logp >= head.logp[0], "{level} {format}: row {i} is not renormalised");
+                        assert!(
+                            sampled.logp >= head.logp[0],
+                            "{level} {format}: row {i} is not renormalised"
+                        );
                     }
                 }
                 for ill in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

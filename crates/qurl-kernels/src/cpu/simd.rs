@@ -251,7 +251,8 @@ pub unsafe trait Simd: Copy + 'static {
         unsafe {
             each_lane::<Self>(scale, |lane, scale| {
                 let word = *words.add(lane);
-                let [low, high] = [word << 16, word & 0xffff_0000].map(|half| (f32::from_bits(half) * scale).to_bits());
+                let [low, high] =
+                    [word << 16, word & 0xffff_0000].map(|half| (f32::from_bits(half) * scale).to_bits());
                 *words.add(lane) = low >> 16 | high;
             })
         }
@@ -331,7 +332,8 @@ pub unsafe fn exp<S: Simd>(x: S::V) -> S::V {
 pub(crate) unsafe fn copy_past_caches<S: Simd>(values: &[f32], to: *mut f32) {
     // SAFETY: whole vectors, then what is left.
     unsafe {
-        let streamed = if to.addr().is_multiple_of(4 * S::LANES) { values.len() / S::LANES * S::LANES } else { 0 };
+        let streamed =
+            if to.addr().is_multiple_of(4 * S::LANES) { values.len() / S::LANES * S::LANES } else { 0 };
         for i in (0..streamed).step_by(S::LANES) {
             S::stream_i(to.add(i).cast(), S::load_i(values.as_ptr().add(i).cast()));
         }

@@ -89,7 +89,12 @@ impl Source<'_> {
                         norm::forward_row(ctx.level, x[row * k..(row + 1) * k].as_ptr(), gain, *eps, to);
                     }
                     Source::Activated { gate_up, .. } => {
-                        elementwise::swiglu_row(ctx.level, gate_up[2 * row * k..2 * (row + 1) * k].as_ptr(), k, to);
+                        elementwise::swiglu_row(
+                            ctx.level,
+                            gate_up[2 * row * k..2 * (row + 1) * k].as_ptr(),
+                            k,
+                            to,
+                        );
                     }
                 }
             }

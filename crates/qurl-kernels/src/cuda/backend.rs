@@ -88,7 +88,10 @@ impl Backend for Cuda {
     }
 
     fn upload(&self, values: &[f32]) -> Result<CudaTensor, BackendError> {
-        let tensor = CudaTensor { buffer: Buffer::new(&self.gpu, size_of_val(values), "a tensor")?, len: values.len() };
+        let tensor = CudaTensor {
+            buffer: Buffer::new(&self.gpu, size_of_val(values), "a tensor")?,
+            len: values.len(),
+        };
         self.gpu.write_values(tensor.at(), values);
         Ok(tensor)
     }
@@ -186,7 +189,14 @@ impl Backend for Cuda {
         self.gpu.launch_next("elementwise", "gather", [ids.len(), 1, 1], 256, 0, given);
     }
 
-    fn gather_tokens(&self, table: &CudaTensor, ids: &[u32], drawn: &CudaTensor, d: usize, out: &mut CudaTensor) {
+    fn gather_tokens(
+        &self,
+        table: &CudaTensor,
+        ids: &[u32],
+        drawn: &CudaTensor,
+        d: usize,
+        out: &mut CudaTensor,
+    ) {
         let inside = |&id: &u32| match drawn_row(id) {
             Some(row) => (row + 1) * DRAWN_WORDS <= drawn.len,
             None => (id as usize + 1) * d <= table.len,
@@ -211,11 +221,26 @@ impl Backend for Cuda {
         }
         starts.push(order.len() as u32);
         let gpu = &self.gpu;
-        let given = args![rows.at(), gpu.stage(&targets), gpu.stage(&starts), gpu.stage(&order), d as u32, table.at()];
+        let given = args![
+            rows.at(),
+            gpu.stage(&targets),
+            gpu.stage(&starts),
+            gpu.stage(&order),
+            d as u32,
+            table.at()
+        ];
         gpu.launch("elementwise", "scatter_add", [targets.len(), 1, 1], 256, 0, given);
     }
 
-    fn rmsnorm(&self, x: &CudaTensor, gain: &CudaTensor, rows: usize, width: usize, eps: f32, out: &mut CudaTensor) {
+    fn rmsnorm(
+        &self,
+        x: &CudaTensor,
+        gain: &CudaTensor,
+        rows: usize,
+        width: usize,
+        eps: f32,
+        out: &mut CudaTensor,
+    ) {
         check("rmsnorm", rows * width <= x.len && rows * width <= out.len && gain.len == width);
         let width = width as u32;
         let given = args![x.at(), gain.at(), 0u64, 1u32, width, width, eps, out.at()];
@@ -242,7 +267,8 @@ impl Backend for Cuda {
     fn head_norm(&self, x: &mut CudaTensor, gain: &CudaTensor, rows: Rows, eps: f32) {
         check("head norm", rows.fits(x.len) && gain.len == rows.width);
         let Rows { start, outer, stride, per, width } = rows;
-        let given = args![x.at(), gain.at(), start as u64, per as u32, stride as u32, width as u32, eps, x.at()];
+        let given =
+            args![x.at(), gain.at(), start as u64, per as u32, stride as u32, width as u32, eps, x.at()];
         self.gpu.launch_next("norm", "norm_forward", [outer * per, 1, 1], 256, 0, given);
     }
 
@@ -257,7 +283,16 @@ impl Backend for Cuda {
     ) {
         let fits = rows.fits(x.len) && rows.fits(gradient.len);
         check("head norm backward", fits && gain.len == rows.width && dgain.len == rows.width);
-        sums::norm_backward(&self.gpu, x.at(), gain.at(), rows, eps, gradient.at(), gradient.at(), dgain.at());
+        sums::norm_backward(
+            &self.gpu,
+            x.at(),
+            gain.at(),
+            rows,
+            eps,
+            gradient.at(),
+            gradient.at(),
+            dgain.at(),
+        );
     }
 
     fn linear(
@@ -370,10 +405,22 @@ impl Backend for Cuda {
         dbias: Option<&mut CudaTensor>,
         dx: &mut CudaTensor,
     ) {
-        check("linear backward", rows * w.k <= x.len.min(dx.len) && rows * w.n <= dy.len && w.n * w.k <= dw.len);
+        check(
+            "linear backward",
+            rows * w.k <= x.len.min(dx.len) && rows * w.n <= dy.len && w.n * w.k <= dw.len,
+        );
         check("linear backward bias", dbias.as_ref().is_none_or(|dbias| w.n <= dbias.len));
         let x = linear::converted(&self.gpu, w.format, x.at(), rows, w.k, Slot::Left);
-        linear_backward::gradients(&self.gpu, x, dy.at(), rows, w, dw.at(), address(dbias.as_deref()), dx.at());
+        linear_backward::gradients(
+            &self.gpu,
+            x,
+            dy.at(),
+            rows,
+            w,
+            dw.at(),
+            address(dbias.as_deref()),
+            dx.at(),
+        );
     }
 
     fn norm_linear_backward(
@@ -393,7 +440,16 @@ impl Backend for Cuda {
         check("norm and linear backward", rows_fit && w.n * w.k <= dw.len && gain.len == w.k);
         check("norm and linear backward bias", dbias.as_ref().is_none_or(|dbias| w.n <= dbias.len));
         let x = linear_backward::normed(&self.gpu, x.at(), gain.at(), eps, rows, w);
-        linear_backward::gradients(&self.gpu, x, dy.at(), rows, w, dw.at(), address(dbias.as_deref()), dnormed.at());
+        linear_backward::gradients(
+            &self.gpu,
+            x,
+            dy.at(),
+            rows,
+            w,
+            dw.at(),
+            address(dbias.as_deref()),
+            dnormed.at(),
+        );
     }
 
     fn mlp_backward(
@@ -413,7 +469,8 @@ impl Backend for Cuda {
         ddown: &mut CudaTensor,
         dnormed: &mut CudaTensor,
     ) {
-        let rows_fit = rows * gate_up.n <= projected.len && rows * width <= activated.len && rows * down.n <= dy.len;
+        let rows_fit =
+            rows * gate_up.n <= projected.len && rows * width <= activated.len && rows * down.n <= dy.len;
         let weights_fit = gate_up.n * gate_up.k <= dgate_up.len && down.n * down.k <= ddown.len;
         check("mlp backward", rows_fit && weights_fit && rows * gate_up.k <= x.len.min(dnormed.len));
         check("mlp backward widths", gate_up.n == 2 * width && down.k == width && gain.len == gate_up.k);
@@ -520,7 +577,10 @@ impl Backend for Cuda {
         lse: Option<&mut CudaTensor>,
     ) {
         let rows = spans.iter().map(|s| s.row + s.rows).max().unwrap_or(0);
-        check("attention heads", heads.head_dim <= MAX_HEAD_DIM && heads.heads == heads.group() * heads.kv_heads);
+        check(
+            "attention heads",
+            heads.head_dim <= MAX_HEAD_DIM && heads.heads == heads.group() * heads.kv_heads,
+        );
         check("attention queries", rows * heads.qkv_width() <= qkv.len);
         check("attention output", rows * heads.heads * heads.head_dim <= out.len);
         check("attention lse", lse.as_ref().is_none_or(|lse| rows * heads.heads <= lse.len));
@@ -661,9 +721,17 @@ impl Backend for Cuda {
         dw: &mut CudaTensor,
     ) {
         let d = w.len;
-        check("row dots backward", rows * d <= hidden.len.min(dhidden.len) && gradient.len() >= rows && dw.len == d);
+        check(
+            "row dots backward",
+            rows * d <= hidden.len.min(dhidden.len) && gradient.len() >= rows && dw.len == d,
+        );
         let g = self.gpu.stage(&gradient[..rows]);
-        self.each("elementwise", "outer_product", rows * d, args![g, w.at(), d as u32, rows * d, dhidden.at()]);
+        self.each(
+            "elementwise",
+            "outer_product",
+            rows * d,
+            args![g, w.at(), d as u32, rows * d, dhidden.at()],
+        );
         sums::of_columns(&self.gpu, hidden.at(), g, rows, d, dw.at());
     }
 

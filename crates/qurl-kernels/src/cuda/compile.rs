@@ -84,7 +84,12 @@ pub struct Compiled {
 }
 
 /// Compiles one file. The error is the compiler's log.
-pub fn compile(nvrtc: &Nvrtc, source: &Source, architecture: Architecture, verbose: bool) -> Result<Compiled, String> {
+pub fn compile(
+    nvrtc: &Nvrtc,
+    source: &Source,
+    architecture: Architecture,
+    verbose: bool,
+) -> Result<Compiled, String> {
     let text = c_string(source.text)?;
     let name = c_string(&format!("{}.cu", source.name))?;
     let headers = HEADERS.iter().map(|(_, text)| c_string(text)).collect::<Result<Vec<_>, _>>()?;
@@ -130,7 +135,10 @@ pub fn compile(nvrtc: &Nvrtc, source: &Source, architecture: Architecture, verbo
             0 => Ok(Compiled { cubin, log }),
             status => {
                 let target = architecture.target(source);
-                Err(format!("{}.cu does not compile for {target} (NVRTC status {status}):\n{log}", source.name))
+                Err(format!(
+                    "{}.cu does not compile for {target} (NVRTC status {status}):\n{log}",
+                    source.name
+                ))
             }
         }
     }
@@ -156,7 +164,8 @@ pub fn on_all_cores<J: Sync, R: Send>(jobs: &[J], work: impl Fn(&J) -> R + Sync)
     };
     let mut results: Vec<(usize, R)> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..cores).map(|_| scope.spawn(turn)).collect();
-        let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
+        let joined =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
         joined.flatten().collect()
     });
     results.sort_by_key(|&(at, _)| at);
@@ -172,7 +181,9 @@ pub fn is_cached(nvrtc: &Nvrtc, source: &Source, architecture: Architecture) -> 
 /// The machine code of a file: from the cache or compiled now.
 pub fn cubin(nvrtc: &Nvrtc, source: &Source, architecture: Architecture) -> Result<Vec<u8>, String> {
     let path = cache_path(nvrtc, source, architecture);
-    if let Some(cubin) = path.as_ref().and_then(|path| std::fs::read(path).ok()).filter(|cubin| !cubin.is_empty()) {
+    if let Some(cubin) =
+        path.as_ref().and_then(|path| std::fs::read(path).ok()).filter(|cubin| !cubin.is_empty())
+    {
         return Ok(cubin);
     }
     let Compiled { cubin, .. } = compile(nvrtc, source, architecture, false)?;

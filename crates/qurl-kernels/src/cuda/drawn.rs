@@ -80,7 +80,8 @@ impl CudaDrawn {
         self.gpu.result()?;
         // SAFETY: so many words were copied into the room, and the copy is done.
         let words = unsafe { std::slice::from_raw_parts(room.host.cast::<u32>(), self.rows * DRAWN_WORDS) };
-        let one = |w: &[u32]| Sampled { token: w[0], logp: f32::from_bits(w[1]), entropy: f32::from_bits(w[2]) };
+        let one =
+            |w: &[u32]| Sampled { token: w[0], logp: f32::from_bits(w[1]), entropy: f32::from_bits(w[2]) };
         Ok(words.chunks_exact(DRAWN_WORDS).map(one).collect())
     }
 }

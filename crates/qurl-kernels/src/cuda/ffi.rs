@@ -188,8 +188,13 @@ pub struct LtHeuristic {
 
 impl LtHeuristic {
     /// Room for an answer.
-    pub const EMPTY: LtHeuristic =
-        LtHeuristic { algorithm: LtAlgorithm { data: [0; 8] }, workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
+    pub const EMPTY: LtHeuristic = LtHeuristic {
+        algorithm: LtAlgorithm { data: [0; 8] },
+        workspace: 0,
+        state: 0,
+        waves: 0.0,
+        reserved: [0; 4],
+    };
 }
 
 /// The variable that names the driver's file.
@@ -208,7 +213,9 @@ pub fn driver() -> Result<Driver, String> {
     }
     if version < OLDEST_DRIVER {
         let (major, minor) = (version / 1000, version % 1000 / 10);
-        return Err(format!("the driver is too old: it is made for CUDA {major}.{minor}, expected 12.0 or newer"));
+        return Err(format!(
+            "the driver is too old: it is made for CUDA {major}.{minor}, expected 12.0 or newer"
+        ));
     }
     Driver::load(library)
 }

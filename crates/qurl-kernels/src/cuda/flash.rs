@@ -154,7 +154,9 @@ fn plan(gpu: &Gpu, heads: Heads, kv: &CudaKv, seen: &Seen) -> Plan {
 /// longer than a kernel that rounds them.
 pub(super) fn writes_codes(gpu: &Gpu, heads: Heads, kv: &CudaKv, seen: &Seen) -> bool {
     let parties = parties(heads);
-    seen.rows <= MOST_TELLING && seen.rows * parties * parties * 4 <= MAXIMA_BYTES && plan(gpu, heads, kv, seen).at_once
+    seen.rows <= MOST_TELLING
+        && seen.rows * parties * parties * 4 <= MAXIMA_BYTES
+        && plan(gpu, heads, kv, seen).at_once
 }
 
 /// One row of each sequence. With tables of cosines and sines the row's queries and keys are rotated and its keys and

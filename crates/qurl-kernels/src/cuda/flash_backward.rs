@@ -57,7 +57,11 @@ pub(super) fn backward(
         return;
     }
     // Rows of no sequence would get what scratch memory holds.
-    assert_eq!(spans.iter().map(|s| s.rows).sum::<usize>(), rows, "attention backward: sequences side by side");
+    assert_eq!(
+        spans.iter().map(|s| s.rows).sum::<usize>(),
+        rows,
+        "attention backward: sequences side by side"
+    );
     let share = share(heads, work.blocks, gpu.multiprocessors() as usize);
     let parts = if hopper && share < heads.group() { 2 * rows * width / share * 4 } else { 0 };
     let sizes = [2 * rows * stride, 2 * rows * width, FACT_BYTES * rows * heads.heads];
@@ -133,8 +137,20 @@ fn on_hopper(
         false => (operands.rest, operands.rest + (4 * rows * columns * hd) as u64, columns * hd),
     };
     let by_keys = gpu.stage(&work.by_keys);
-    let given =
-        args![&qkv, &dout, &facts, spans, by_keys, dkeys, dvalues, width, count, kv_heads, share as u32, heads.scale];
+    let given = args![
+        &qkv,
+        &dout,
+        &facts,
+        spans,
+        by_keys,
+        dkeys,
+        dvalues,
+        width,
+        count,
+        kv_heads,
+        share as u32,
+        heads.scale
+    ];
     gpu.launch(FILE, keys, [columns * work.blocks, 1, 1], THREADS, shared, given);
     if share < heads.group() {
         let parts = (heads.group() / share) as u32;
@@ -142,15 +158,17 @@ fn on_hopper(
         gpu.launch(FILE, "flash_backward_join", [rows, 1, 1], 128, 0, given);
     }
     let by_queries = gpu.stage(&work.by_queries);
-    let given = args![&qkv, &dout, operands.facts, spans, by_queries, dqkv, stride, count, kv_heads, heads.scale];
+    let given =
+        args![&qkv, &dout, operands.facts, spans, by_queries, dqkv, stride, count, kv_heads, heads.scale];
     gpu.launch(FILE, queries, [heads.heads * work.blocks, 1, 1], THREADS, shared, given);
 }
 
 /// Query heads of a group that a block of keys takes: as many as leave enough blocks to share the work evenly.
 fn share(heads: Heads, blocks: usize, multiprocessors: usize) -> usize {
     let group = heads.group();
-    let even =
-        |share: &usize| group.is_multiple_of(*share) && blocks * heads.heads / share >= ENOUGH_BLOCKS * multiprocessors;
+    let even = |share: &usize| {
+        group.is_multiple_of(*share) && blocks * heads.heads / share >= ENOUGH_BLOCKS * multiprocessors
+    };
     (1..=group).rev().find(even).unwrap_or(1)
 }
 
@@ -172,8 +190,9 @@ impl Work {
         for (i, span) in sorted.iter().enumerate() {
             work.extend((0..span.rows).step_by(owned).map(|first| (i as u32, first, span.rows - first)));
         }
-        let pairs =
-            |work: &[(u32, usize, usize)]| work.iter().flat_map(|&(i, first, _)| [i, first as u32]).collect::<Vec<_>>();
+        let pairs = |work: &[(u32, usize, usize)]| {
+            work.iter().flat_map(|&(i, first, _)| [i, first as u32]).collect::<Vec<_>>()
+        };
         work.sort_by_key(|&(.., later)| std::cmp::Reverse(later));
         let by_keys = pairs(&work);
         work.sort_by_key(|&(_, first, _)| std::cmp::Reverse(first));
@@ -187,7 +206,8 @@ mod tests {
 
     #[test]
     fn both_orders_cover_every_row_once() {
-        let spans = [(301, 40), (0, 300), (300, 1)].map(|(row, rows)| Span { row, rows, position: 0, pages: 0 });
+        let spans =
+            [(301, 40), (0, 300), (300, 1)].map(|(row, rows)| Span { row, rows, position: 0, pages: 0 });
         let lengths = [300, 1, 40];
         let work = Work::new(&spans, HOPPER_OWNED);
         for order in [&work.by_keys, &work.by_queries] {

@@ -95,7 +95,9 @@ impl Variant {
         let room = if self.schedule == Schedule::Gated { GATED_ROOM } else { STAGE_ROOM };
         let stages = (room / stage).min(16).min(k_blocks.max(2));
         let sums = match self.schedule {
-            Schedule::Split => self.parts() * (self.tokens / STRETCH).div_ceil(self.parts()) * self.rows * STRETCH * 4,
+            Schedule::Split => {
+                self.parts() * (self.tokens / STRETCH).div_ceil(self.parts()) * self.rows * STRETCH * 4
+            }
             _ => 0,
         };
         ((stages * stage).max(sums) + 1024) as u32
@@ -238,15 +240,21 @@ fn choose(
             (Schedule::Stream, 128, ..) => 0.5 * share + meeting(7.0, 2.5),
             (Schedule::Stream, 256, ..) => 0.75 * share + meeting(11.0, if gated { 5.0 } else { 8.0 }),
             (Schedule::Stream, ..) => f64::INFINITY,
-            (Schedule::Split, _, rows, parts) if gated || blocks < 4 * parts || (rows > 64 && columns > 1) => {
+            (Schedule::Split, _, rows, parts)
+                if gated || blocks < 4 * parts || (rows > 64 && columns > 1) =>
+            {
                 f64::INFINITY
             }
-            (Schedule::Split, .., parts) if format != Format::Int8 && ranges != tiles * parts => f64::INFINITY,
+            (Schedule::Split, .., parts) if format != Format::Int8 && ranges != tiles * parts => {
+                f64::INFINITY
+            }
             (Schedule::Split, 128, rows, parts) => {
-                (0.25 * depth / parts as f64 + 3.2) * waves(n.div_ceil(rows) * parts, columns, at_once(v).max(1))
+                (0.25 * depth / parts as f64 + 3.2)
+                    * waves(n.div_ceil(rows) * parts, columns, at_once(v).max(1))
             }
             (Schedule::Split, _, rows, parts) => {
-                (0.72 * depth / parts as f64 + 8.0) * waves(n.div_ceil(rows) * parts, columns, at_once(v).max(1))
+                (0.72 * depth / parts as f64 + 8.0)
+                    * waves(n.div_ceil(rows) * parts, columns, at_once(v).max(1))
             }
             (_, 64, rows, _) => (0.21 * depth + 1.5) * waves(n.div_ceil(rows), columns, multiprocessors),
             (_, 128, 64, _) => (0.25 * depth + 2.5) * waves(n.div_ceil(64), columns, multiprocessors),
@@ -309,15 +317,24 @@ impl Packed {
 }
 
 /// `out[tokens, n] (+)= x W^T (+ bias)`, or what [`Packed::gates`] says.
-pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DevicePtr, add: bool, out: DevicePtr) {
+pub(super) fn linear(
+    gpu: &Gpu,
+    x: Left,
+    tokens: usize,
+    w: Packed,
+    bias: DevicePtr,
+    add: bool,
+    out: DevicePtr,
+) {
     if gpu.generation() != HOPPER {
         return gemm_mma::linear(gpu, x, tokens, w, bias, add, out);
     }
     let row = w.row_bytes();
     let (n, blocks, multiprocessors) = (w.n, w.blocks(), gpu.multiprocessors() as usize);
     let ranges = ranges(multiprocessors, n, blocks);
-    let at_once =
-        |v: &Variant| gpu.blocks_at_once(v.file, v.kernel, v.threads(), v.shared(usize::MAX), v.cluster as u32);
+    let at_once = |v: &Variant| {
+        gpu.blocks_at_once(v.file, v.kernel, v.threads(), v.shared(usize::MAX), v.cluster as u32)
+    };
     let v = choose(w.format, tokens, n, blocks, multiprocessors, w.gates, at_once);
     let tiles = n.div_ceil(v.rows * v.alike()) * tokens.div_ceil(v.tokens);
     // Blocks, and k-blocks that each has at most.
@@ -360,9 +377,13 @@ mod tests {
 
     #[test]
     fn ranges_are_never_more_than_multiprocessors_or_work() {
-        for (n, blocks) in [(1, 1), (64, 7), (896, 14), (4608, 56), (37_888, 28), (152_064, 56), (3584, 296)] {
+        for (n, blocks) in [(1, 1), (64, 7), (896, 14), (4608, 56), (37_888, 28), (152_064, 56), (3584, 296)]
+        {
             let cut = ranges(132, n, blocks);
-            assert!((1..=132 / SIDES).contains(&cut) && cut <= n.div_ceil(CUT_ROWS) * blocks, "{n} {blocks}: {cut}");
+            assert!(
+                (1..=132 / SIDES).contains(&cut) && cut <= n.div_ceil(CUT_ROWS) * blocks,
+                "{n} {blocks}: {cut}"
+            );
         }
     }
 
@@ -372,7 +393,15 @@ mod tests {
         let shapes = [(896, 4864, 40), (512, 6144, 48), (512, 8192, 64), (1024, 8960, 40), (1536, 8960, 40)];
         for (d, f, columns) in shapes {
             let chosen = |format: Format, tokens: usize| {
-                choose(format, tokens, 2 * f, d * number_bytes(format) / TILE_BYTES, 132, Gates::Swiglu, |_| 132)
+                choose(
+                    format,
+                    tokens,
+                    2 * f,
+                    d * number_bytes(format) / TILE_BYTES,
+                    132,
+                    Gates::Swiglu,
+                    |_| 132,
+                )
             };
             for tokens in [200, 250, 256] {
                 let v = chosen(Format::Int8, tokens);
@@ -395,7 +424,10 @@ mod tests {
                     let holder = |unit: usize| ((unit + 1) * cut - 1) / units;
                     let (first, last) = (holder(end - blocks), holder(end - 1));
                     let (meet, ends) = (last - first + 1, begin(last + 1) == end);
-                    assert!(meet <= MOST_MEET && (ends || meet <= 2), "{n} {blocks}: {meet} in the tile up to {end}");
+                    assert!(
+                        meet <= MOST_MEET && (ends || meet <= 2),
+                        "{n} {blocks}: {meet} in the tile up to {end}"
+                    );
                 }
             }
         }
@@ -404,7 +436,8 @@ mod tests {
     /// The shapes of 1.5B in training, and one that `tests/kernels/cuda_fused.rs` holds to its bits.
     #[test]
     fn many_tokens_of_bf16_have_tiles_of_192() {
-        for (tokens, n, k) in [(8192, 17_920, 1536), (8192, 151_936, 1536), (8192, 1536, 8960), (1700, 2 * 8960, 1024)]
+        for (tokens, n, k) in
+            [(8192, 17_920, 1536), (8192, 151_936, 1536), (8192, 1536, 8960), (1700, 2 * 8960, 1024)]
         {
             let v = choose(Format::Bf16, tokens, n, k * 2 / TILE_BYTES, 132, Gates::None, |_| 132);
             assert_eq!(v.tokens, 192, "{tokens} {n} {k}: {v:?}");
@@ -415,7 +448,10 @@ mod tests {
     fn shared_memory_is_always_asked_for() {
         for v in [BF16, INT8, FP8].concat() {
             for k_blocks in [1, 2, 7, 1000] {
-                assert!(v.shared(k_blocks) > PLAIN_SHARED && v.shared(k_blocks) <= v.shared(usize::MAX), "{v:?}");
+                assert!(
+                    v.shared(k_blocks) > PLAIN_SHARED && v.shared(k_blocks) <= v.shared(usize::MAX),
+                    "{v:?}"
+                );
             }
         }
     }

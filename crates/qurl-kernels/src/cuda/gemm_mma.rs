@@ -60,7 +60,15 @@ fn cuts(multiprocessors: usize, n: usize, blocks: usize) -> usize {
 }
 
 /// `out[tokens, n] (+)= x W^T (+ bias)`.
-pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DevicePtr, add: bool, out: DevicePtr) {
+pub(super) fn linear(
+    gpu: &Gpu,
+    x: Left,
+    tokens: usize,
+    w: Packed,
+    bias: DevicePtr,
+    add: bool,
+    out: DevicePtr,
+) {
     let format = match w.format {
         Format::Bf16 => 0,
         Format::Int8 => 1,
@@ -80,7 +88,8 @@ pub(super) fn linear(gpu: &Gpu, x: Left, tokens: usize, w: Packed, bias: DeviceP
     let (tokens, n, cuts, add) = (tokens as u32, n as u32, cuts as u32, u32::from(add));
     let row = w.row_bytes() as u32;
     let (scales, left) = (w.scales, x.scales);
-    let given = args![w.tiles, x.data, scales, left, bias, out, partials, tokens, n, row, blocks as u32, cuts, add];
+    let given =
+        args![w.tiles, x.data, scales, left, bias, out, partials, tokens, n, row, blocks as u32, cuts, add];
     gpu.launch("gemm_mma", size.kernels[format], grid, size.threads, shared, given);
     if apart {
         let results = [(tokens as usize * w.n).div_ceil(256), 1, 1];
@@ -95,7 +104,8 @@ mod tests {
 
     #[test]
     fn cuts_are_never_empty() {
-        for (n, blocks) in [(1, 1), (64, 7), (896, 14), (4608, 56), (37_888, 28), (152_064, 56), (3584, 296)] {
+        for (n, blocks) in [(1, 1), (64, 7), (896, 14), (4608, 56), (37_888, 28), (152_064, 56), (3584, 296)]
+        {
             let cuts = cuts(108, n, blocks);
             assert!((1..=MOST_CUTS).contains(&cuts) && cuts <= blocks, "{n} {blocks}: {cuts}");
         }

@@ -87,7 +87,8 @@ impl Gpu {
             0 => Ok(()),
             status => Err(unavailable(format!("{what}: {}", text(status)))),
         };
-        let (mut count, mut device, mut context, mut stream) = (0, 0, std::ptr::null_mut(), std::ptr::null_mut());
+        let (mut count, mut device, mut context, mut stream) =
+            (0, 0, std::ptr::null_mut(), std::ptr::null_mut());
         let mut name = [0 as std::ffi::c_char; 256];
         let mut attributes = [0; 4];
         // SAFETY: every place is valid for what the function writes; the context is made current before its use.

@@ -62,7 +62,14 @@ impl<'a> Turn<'a> {
         let partials = self.gpu.scratch(Slot::Partials, rows * self.chunks * PARTIAL_BYTES);
         let (vocabulary, chunks) = (self.vocabulary as u32, self.chunks as u32);
         let given = args![self.logits, vocabulary, rows as u32, chunks, factor, factors, partials];
-        self.gpu.launch_next("head", "reduce_logits", [(rows * self.chunks).div_ceil(4), 1, 1], 128, 0, given);
+        self.gpu.launch_next(
+            "head",
+            "reduce_logits",
+            [(rows * self.chunks).div_ceil(4), 1, 1],
+            128,
+            0,
+            given,
+        );
         partials
     }
 }
@@ -163,7 +170,10 @@ pub(super) fn backward(
 ) {
     let rows = targets.len();
     assert!(out.lse.len() == rows && gradient.dlogp.len() == rows, "head backward: rows");
-    assert!(gradient.dentropy.is_empty() || gradient.dentropy.len() == rows, "head backward: entropy gradient");
+    assert!(
+        gradient.dentropy.is_empty() || gradient.dentropy.len() == rows,
+        "head backward: entropy gradient"
+    );
     let zeros = vec![0.0; if gradient.dentropy.is_empty() { rows } else { 0 }];
     let dentropy = if gradient.dentropy.is_empty() { &zeros[..] } else { gradient.dentropy };
     let per_turn = turn_rows(head.n);

@@ -56,7 +56,16 @@ impl CudaKv {
         let scale = || Buffer::zeros(gpu, 4 * places, "scales of keys and values");
         let scaled = matches!(format, KvFormat::Int8 | KvFormat::Fp8);
         let scales = if scaled { Some((scale()?, scale()?)) } else { None };
-        Ok(CudaKv { format, pages, page_size, kv_heads, head_dim, keys: buffer()?, values: buffer()?, scales })
+        Ok(CudaKv {
+            format,
+            pages,
+            page_size,
+            kv_heads,
+            head_dim,
+            keys: buffer()?,
+            values: buffer()?,
+            scales,
+        })
     }
 
     /// Bytes of a page.
@@ -163,7 +172,10 @@ pub(super) fn stage_spans(gpu: &Gpu, spans: &[Span]) -> DevicePtr {
 fn check_pages(kv: &CudaKv, spans: &[Span], pages: &[u32]) {
     let last = |span: &Span| span.pages + (span.position + span.rows).div_ceil(kv.page_size);
     let inside = spans.iter().all(|span| last(span) <= pages.len());
-    assert!(inside && pages.iter().copied().max().is_none_or(|p| (p as usize) < kv.pages), "attention: pages");
+    assert!(
+        inside && pages.iter().copied().max().is_none_or(|p| (p as usize) < kv.pages),
+        "attention: pages"
+    );
 }
 
 /// The sequences of a step as every layer asks for them: on the device, and what the choice of kernels depends on.
@@ -191,7 +203,8 @@ pub(super) struct LastSeen(Option<(SeenKey, Seen)>);
 
 /// Checks sequences and brings them to the device.
 pub(super) fn see(gpu: &Gpu, kv: &CudaKv, spans: &[Span], pages: &[u32]) -> Seen {
-    let key = [spans.as_ptr() as usize, spans.len(), pages.as_ptr() as usize, pages.len(), kv.pages, kv.page_size];
+    let key =
+        [spans.as_ptr() as usize, spans.len(), pages.as_ptr() as usize, pages.len(), kv.pages, kv.page_size];
     if let Some((_, seen)) = gpu.last_seen().0.filter(|(known, _)| *known == key) {
         return seen;
     }
@@ -246,7 +259,14 @@ pub(super) fn attention(
         out,
         lse,
     ];
-    gpu.launch("attention_plain", "attention_forward", [(rows * heads.heads).div_ceil(4), 1, 1], 128, 0, given);
+    gpu.launch(
+        "attention_plain",
+        "attention_forward",
+        [(rows * heads.heads).div_ceil(4), 1, 1],
+        128,
+        0,
+        given,
+    );
 }
 
 /// Backward of [`attention`] for whole sequences.

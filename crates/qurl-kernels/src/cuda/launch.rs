@@ -134,7 +134,8 @@ impl Gpu {
         static COMPILING: Mutex<()> = Mutex::new(());
         let _compiling = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
         let (nvrtc, architecture) = (&self.nvrtc, self.architecture);
-        let missing: Vec<_> = SOURCES.iter().filter(|s| !compile::is_cached(nvrtc, s, architecture)).collect();
+        let missing: Vec<_> =
+            SOURCES.iter().filter(|s| !compile::is_cached(nvrtc, s, architecture)).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -207,8 +208,9 @@ impl Gpu {
         };
         self.bind();
         // SAFETY: the arguments are those of the kernel, in its order; the driver copies them before it returns.
-        let status =
-            unsafe { (self.driver.launch)(&config, function.handle, pointers.as_mut_ptr(), std::ptr::null_mut()) };
+        let status = unsafe {
+            (self.driver.launch)(&config, function.handle, pointers.as_mut_ptr(), std::ptr::null_mut())
+        };
         if status != 0 {
             self.fail(format!("launching {kernel} on {grid:?}: {}", error_text(&self.driver, status)));
         }
@@ -235,7 +237,14 @@ impl Gpu {
 
     /// Describes a row-major matrix of bytes to the copy engine: boxes of `rows` by `bytes`, those of 128 bytes swizzled.
     /// Columns must be multiples of 16 bytes. Reads beyond the matrix give zeros.
-    pub(super) fn tensor_map(&self, at: DevicePtr, height: usize, width: usize, rows: u32, bytes: u32) -> TensorMap {
+    pub(super) fn tensor_map(
+        &self,
+        at: DevicePtr,
+        height: usize,
+        width: usize,
+        rows: u32,
+        bytes: u32,
+    ) -> TensorMap {
         let key = [at, height as u64, width as u64, rows.into(), bytes.into()];
         let mut maps = self.kernels.maps.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(map) = maps.get(&key) {
@@ -384,7 +393,8 @@ impl Gpu {
         // A cached file that the driver does not take is compiled anew.
         for _ in 0..2 {
             let compiled = self.kernels.compiled.lock().unwrap_or_else(PoisonError::into_inner).remove(file);
-            let cubin = compiled.map_or_else(|| compile::cubin(&self.nvrtc, source, self.architecture), Ok)?;
+            let cubin =
+                compiled.map_or_else(|| compile::cubin(&self.nvrtc, source, self.architecture), Ok)?;
             // SAFETY: a compiled file, whose header has its length.
             status = unsafe { (self.driver.module_load)(&mut module, cubin.as_ptr().cast()) };
             if status == 0 {

@@ -37,7 +37,13 @@ pub struct CudaWeight {
 
 impl CudaWeight {
     /// Room for weights `[n, k]`.
-    pub fn new(gpu: &Arc<Gpu>, n: usize, k: usize, format: Format, trained: bool) -> Result<Self, BackendError> {
+    pub fn new(
+        gpu: &Arc<Gpu>,
+        n: usize,
+        k: usize,
+        format: Format,
+        trained: bool,
+    ) -> Result<Self, BackendError> {
         let refuse = |reason: String| Err(BackendError::Pack { format, reason });
         let bytes = match format {
             Format::F32 => 4,
@@ -79,7 +85,14 @@ impl CudaWeight {
             Format::Int8 => "weights_i8",
             Format::Fp8 => "weights_e4m3",
             Format::Bf16 => {
-                gpu.launch_next("quantize", "rows_bf16", [n, 1, 1], threads(k), 0, args![weights, k as u32, rows]);
+                gpu.launch_next(
+                    "quantize",
+                    "rows_bf16",
+                    [n, 1, 1],
+                    threads(k),
+                    0,
+                    args![weights, k as u32, rows],
+                );
                 pack();
                 return Ok(());
             }
@@ -106,7 +119,8 @@ impl CudaWeight {
                 let mut values = vec![0.0f32; k];
                 gpu.read(weights + (row as usize * k * 4) as u64, &mut values)?;
                 let column = values.iter().position(|x| !x.is_finite()).unwrap_or(0);
-                let reason = format!("row {row}, column {column} is {}; expected finite numbers", values[column]);
+                let reason =
+                    format!("row {row}, column {column} is {}; expected finite numbers", values[column]);
                 Err(BackendError::Pack { format: self.format, reason })
             }
         }
@@ -124,8 +138,15 @@ impl CudaWeight {
     /// The weights in tiles, where they are.
     pub(super) fn tiles(&self) -> Option<Packed> {
         let (tiles, scales) = (self.data.at(), self.scales());
-        let packed =
-            Packed { format: self.format, n: self.n, k: self.k, tiles, scales, gates: Gates::None, largest: 0 };
+        let packed = Packed {
+            format: self.format,
+            n: self.n,
+            k: self.k,
+            tiles,
+            scales,
+            gates: Gates::None,
+            largest: 0,
+        };
         self.packed.then_some(packed)
     }
 }
@@ -224,7 +245,14 @@ const LARGEST_STRIDE: usize = 32;
 const KNOWN_SHARE: usize = 4 * 4 * 256;
 
 /// Codes of rows whose largest magnitudes are known.
-fn known_codes(gpu: &Gpu, format: Format, rows: DevicePtr, largest: DevicePtr, count: usize, k: usize) -> Left {
+fn known_codes(
+    gpu: &Gpu,
+    format: Format,
+    rows: DevicePtr,
+    largest: DevicePtr,
+    count: usize,
+    k: usize,
+) -> Left {
     let left = code_room(gpu, count, k);
     let kernel = if format == Format::Fp8 { "known_e4m3" } else { "known_i8" };
     let given = args![rows, k as u32, largest, left.data, left.scales];
@@ -266,7 +294,14 @@ pub(super) fn gates_and_ups(gpu: &Gpu, normed: Rows, rows: usize, gate_up: Packe
 }
 
 /// Numbers in the format of trained weights, in a scratch area of their own.
-pub(super) fn converted(gpu: &Gpu, format: Format, x: DevicePtr, rows: usize, width: usize, slot: Slot) -> DevicePtr {
+pub(super) fn converted(
+    gpu: &Gpu,
+    format: Format,
+    x: DevicePtr,
+    rows: usize,
+    width: usize,
+    slot: Slot,
+) -> DevicePtr {
     if format == Format::F32 {
         return x;
     }
@@ -345,8 +380,15 @@ pub(super) fn weight_gradient(
     {
         return;
     }
-    let product =
-        Plain { a: (dy, 1, n), b: (x, 1, k), sizes: (n, k, rows), scales: (0, 0), bias: 0, add: true, out: dw };
+    let product = Plain {
+        a: (dy, 1, n),
+        b: (x, 1, k),
+        sizes: (n, k, rows),
+        scales: (0, 0),
+        bias: 0,
+        add: true,
+        out: dw,
+    };
     product.run(gpu, format);
 }
 

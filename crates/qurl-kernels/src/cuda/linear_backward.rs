@@ -24,7 +24,14 @@ pub(super) fn swiglu(gpu: &Gpu, gate_up: DevicePtr, out: DevicePtr, rows: usize,
 }
 
 /// RMSNorm of rows in the format of the weights that multiply them, in [`Slot::Left`].
-pub(super) fn normed(gpu: &Gpu, x: DevicePtr, gain: DevicePtr, eps: f32, rows: usize, w: &CudaWeight) -> DevicePtr {
+pub(super) fn normed(
+    gpu: &Gpu,
+    x: DevicePtr,
+    gain: DevicePtr,
+    eps: f32,
+    rows: usize,
+    w: &CudaWeight,
+) -> DevicePtr {
     if w.format != Format::Bf16 {
         return linear::left(gpu, w.format, Rows::Normed { x, gain, eps, largest: 0 }, rows, w.k).data;
     }
@@ -86,7 +93,14 @@ pub(super) fn swiglu_linear(
             let gradients = linear::operand_room(gpu, rows, 2 * f, Slot::Right);
             let out = linear::operand_room(gpu, rows, f, Slot::Left);
             let given = args![gate_up, activated, f as u32, gradients, out];
-            gpu.launch_next("elementwise", "swiglu_backward_bf16", swiglu_grid(rows, f), SWIGLU_THREADS, 0, given);
+            gpu.launch_next(
+                "elementwise",
+                "swiglu_backward_bf16",
+                swiglu_grid(rows, f),
+                SWIGLU_THREADS,
+                0,
+                given,
+            );
             (gradients, out)
         }
         _ => {

@@ -135,7 +135,8 @@ impl Lt {
         let layout = |rows: usize, columns: usize, ty: c_int| {
             let mut layout = std::ptr::null_mut();
             // SAFETY: the place is valid.
-            let status = unsafe { (lib.layout_create)(&mut layout, ty, rows as u64, columns as u64, rows as i64) };
+            let status =
+                unsafe { (lib.layout_create)(&mut layout, ty, rows as u64, columns as u64, rows as i64) };
             (status == 0).then_some(layout)
         };
         let (b_rows, b_columns) = if shape.transpose_b { (shape.n, shape.k) } else { (shape.k, shape.n) };
@@ -155,8 +156,14 @@ impl Lt {
             set(DESC_TRANSPOSE_B, c_int::from(shape.transpose_b));
             (lib.preference_create)(&mut preference);
             let bytes = WORKSPACE as u64;
-            (lib.preference_set)(preference, PREFERENCE_WORKSPACE, (&raw const bytes).cast(), size_of::<u64>());
-            let status = (lib.heuristic)(self.handle, desc, a, b, d, d, preference, 1, &mut result, &mut found);
+            (lib.preference_set)(
+                preference,
+                PREFERENCE_WORKSPACE,
+                (&raw const bytes).cast(),
+                size_of::<u64>(),
+            );
+            let status =
+                (lib.heuristic)(self.handle, desc, a, b, d, d, preference, 1, &mut result, &mut found);
             (lib.preference_destroy)(preference);
             if status != 0 || found == 0 || result.state != 0 {
                 return None;

@@ -345,7 +345,8 @@ impl Gpu {
         let step = &memory.step;
         if step.used > 0 {
             // SAFETY: both areas have room; the host's part is not written before the copy is seen to be done.
-            let status = unsafe { (self.driver.copy_in)(step.device, step.host.cast(), step.used, self.stream) };
+            let status =
+                unsafe { (self.driver.copy_in)(step.device, step.host.cast(), step.used, self.stream) };
             self.check("sending inputs", status);
         }
     }

@@ -21,7 +21,8 @@ fn in_steps(
     steps: &[usize],
 ) -> (Vec<f64>, Vec<f64>) {
     let width = heads.qkv_width();
-    let paged = Paged::scattered(&mut Random::new(page_size as u64 + steps.len() as u64), &[LENGTH], page_size);
+    let paged =
+        Paged::scattered(&mut Random::new(page_size as u64 + steps.len() as u64), &[LENGTH], page_size);
     let mut kv = paged.stale_store(cpu, heads, format);
     let (mut outs, mut denominators) = (Vec::new(), Vec::new());
     let (mut position, mut step) = (0, 0);
@@ -44,7 +45,9 @@ fn in_steps(
 #[test]
 fn prefill_chunks_and_decode_agree_on_any_pages() {
     let groups = [(1, 3, 16), (1, 4, 32), (2, 5, 16), (1, 6, 48), (1, 8, 16), (1, 9, 16), (1, 2, 20)];
-    for (kv_heads, group, head_dim) in [(2, 1, 16), (1, 2, 80), (1, 7, 64), (1, 1, 256)].into_iter().chain(groups) {
+    for (kv_heads, group, head_dim) in
+        [(2, 1, 16), (1, 2, 80), (1, 7, 64), (1, 1, 256)].into_iter().chain(groups)
+    {
         let heads = heads(kv_heads, group, head_dim);
         let qkv = Random::new(head_dim as u64).normals(LENGTH * heads.qkv_width());
         for cpu in cpus(2) {
@@ -54,8 +57,10 @@ fn prefill_chunks_and_decode_agree_on_any_pages() {
                 for page_size in PAGE_SIZES {
                     for steps in STEPS {
                         let got = in_steps(&cpu, heads, format, &qkv, page_size, steps);
-                        let what =
-                            format!("{heads:?} {format:?} pages of {page_size} in {steps:?}, {}", cpu.describe());
+                        let what = format!(
+                            "{heads:?} {format:?} pages of {page_size} in {steps:?}, {}",
+                            cpu.describe()
+                        );
                         assert_bits(&what, &got.0, &want.0);
                         assert_bits(&what, &got.1, &want.1);
                     }
@@ -91,7 +96,8 @@ fn a_copied_page_serves_a_second_sequence() {
             let qkv = up(&cpu, &qkv);
             cpu.kv_write(&qkv, heads, &paged.slots(0, 0..len), &mut kv);
             let mut copied = paged.pages.clone();
-            let spare = (0..paged.store_pages as u32).find(|page| !copied.contains(page)).expect("a spare page");
+            let spare =
+                (0..paged.store_pages as u32).find(|page| !copied.contains(page)).expect("a spare page");
             cpu.kv_copy_page(&mut kv, copied[2] as usize, spare as usize);
             copied[2] = spare;
             let attend = |pages: &[u32]| {
@@ -99,7 +105,11 @@ fn a_copied_page_serves_a_second_sequence() {
                 cpu.attention(heads, &qkv, &kv, &[paged.span(0, 0, len, 0)], pages, &mut out, None);
                 down(&cpu, &out)
             };
-            assert_bits(&format!("copied page on {}", cpu.describe()), &attend(&copied), &attend(&paged.pages));
+            assert_bits(
+                &format!("copied page on {}", cpu.describe()),
+                &attend(&copied),
+                &attend(&paged.pages),
+            );
         }
     }
 }

@@ -29,7 +29,9 @@ fn nvrtc() -> Option<Nvrtc> {
 #[test]
 fn every_kernel_compiles_without_spills_and_serialized_products() {
     let Some(nvrtc) = nvrtc() else {
-        eprintln!("skipped: NVRTC was not found (QURL_NVRTC may name its library, or install nvidia-cuda-nvrtc)");
+        eprintln!(
+            "skipped: NVRTC was not found (QURL_NVRTC may name its library, or install nvidia-cuda-nvrtc)"
+        );
         return;
     };
     let on_each = |source| [80, 89, 90].map(|architecture| (source, Architecture(architecture)));
@@ -58,7 +60,10 @@ pub(crate) fn device() -> Option<Cuda> {
 fn jobs_on_all_cores_keep_their_order() {
     for count in [0, 1, 2, 100] {
         let jobs: Vec<usize> = (0..count).collect();
-        assert_eq!(on_all_cores(&jobs, |job| job * job), jobs.iter().map(|job| job * job).collect::<Vec<_>>());
+        assert_eq!(
+            on_all_cores(&jobs, |job| job * job),
+            jobs.iter().map(|job| job * job).collect::<Vec<_>>()
+        );
     }
 }
 
@@ -80,7 +85,11 @@ fn checksums_are_those_of_the_host() {
     let Some(cuda) = device() else { return };
     for len in [1, 7, 8, 1000, 65_536, 65_537, 1_000_003] {
         let values = Random::new(len as u64).normals(len);
-        assert_eq!(cuda.checksum(&up(&cuda, &values)), Ok(qurl_kernels::checksum::values(&values)), "{len} values");
+        assert_eq!(
+            cuda.checksum(&up(&cuda, &values)),
+            Ok(qurl_kernels::checksum::values(&values)),
+            "{len} values"
+        );
     }
 }
 
@@ -146,7 +155,9 @@ fn eight_bit_products_equal_the_cpu() {
 fn hold_eight_bit_products(cuda: &Cuda, generation: &str) {
     let cpu = scalar();
     let roundings = [Rounding::Nearest, Rounding::Stochastic { seed: 9 }];
-    for (rows, n, k) in [(1, 64, 64), (3, 48, 96), (17, 130, 257), (64, 896, 896), (200, 512, 1024), (300, 80, 4864)] {
+    for (rows, n, k) in
+        [(1, 64, 64), (3, 48, 96), (17, 130, 257), (64, 896, 896), (200, 512, 1024), (300, 80, 4864)]
+    {
         let mut random = Random::new((rows + n + k) as u64);
         let (x, w, bias) = (random.normals(rows * k), random.normals(n * k), random.normals(n));
         for format in [Format::Int8, Format::Fp8] {
@@ -195,11 +206,20 @@ fn products_do_not_depend_on_the_batch() {
             let packed = cuda.pack(&up(cuda, &w), n, k, format, false).expect("weights pack");
             let run = |first: usize, count: usize| {
                 let mut out = up(cuda, &vec![f32::NAN; count * n]);
-                cuda.linear(&up(cuda, &x[first * k..][..count * k]), count, &packed, None, Output::Store, &mut out);
+                cuda.linear(
+                    &up(cuda, &x[first * k..][..count * k]),
+                    count,
+                    &packed,
+                    None,
+                    Output::Store,
+                    &mut out,
+                );
                 down(cuda, &out)
             };
             let all = run(0, rows);
-            for (first, count) in [(0, 1), (299, 1), (7, 5), (30, 16), (100, 33), (3, 64), (2, 200), (50, 250)] {
+            for (first, count) in
+                [(0, 1), (299, 1), (7, 5), (30, 16), (100, 33), (3, 64), (2, 200), (50, 250)]
+            {
                 let got = run(first, count);
                 let same = got.iter().zip(&all[first * n..]).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same, "{format} {n}x{k} {generation}: {count} rows from {first} have other bits");
@@ -213,7 +233,8 @@ fn products_do_not_depend_on_the_batch() {
 fn stored_keys_and_values_equal_the_cpu() {
     let Some(cuda) = device() else { return };
     let cpu = scalar();
-    for (shape, format) in [(2, 2, 64), (1, 7, 128), (2, 3, 80)].into_iter().flat_map(|s| KvFormat::ALL.map(|f| (s, f)))
+    for (shape, format) in
+        [(2, 2, 64), (1, 7, 128), (2, 3, 80)].into_iter().flat_map(|s| KvFormat::ALL.map(|f| (s, f)))
     {
         let heads = heads(shape.0, shape.1, shape.2);
         let lengths = [70, 1, 131];
@@ -268,7 +289,8 @@ fn attend<B: Backend>(
         backend.attention(heads, &part, &kv, &spans, &paged.pages, &mut out, None);
         let out = down(backend, &out);
         for (i, place) in places.into_iter().enumerate() {
-            all[place * row_width..(place + 1) * row_width].copy_from_slice(&out[i * row_width..(i + 1) * row_width]);
+            all[place * row_width..(place + 1) * row_width]
+                .copy_from_slice(&out[i * row_width..(i + 1) * row_width]);
         }
     }
     all
@@ -336,7 +358,11 @@ fn asked_tokens<B: Backend>(backend: &B) {
     let mut drawn = backend.zeros(2000 * DRAWN_WORDS).expect("memory");
     let mut waiting = None;
     for (turn, rows) in [3, 5, 700, 2000, 1, 300, 2000].into_iter().enumerate() {
-        let row = |i| SampleRow { temperature: 1.0, uniform: (i as f64 + 0.1) / rows as f64, ..SampleRow::greedy() };
+        let row = |i| SampleRow {
+            temperature: 1.0,
+            uniform: (i as f64 + 0.1) / rows as f64,
+            ..SampleRow::greedy()
+        };
         let draws: Vec<SampleRow> = (0..rows).map(row).collect();
         let want = backend.sample(&hidden, &head, &draws).expect("draws");
         backend.draw(&hidden, &head, &draws, &mut drawn);
@@ -357,8 +383,9 @@ fn recorded_steps_give_the_same_bits() {
     let (rows, n, k) = (8, 64, 64);
     let mut random = Random::new(5);
     let table = up(&cuda, &random.normals(50 * k));
-    let weights =
-        (0..3).map(|_| cuda.pack(&up(&cuda, &random.normals(n * k)), n, k, Format::Int8, false).expect("weights pack"));
+    let weights = (0..3).map(|_| {
+        cuda.pack(&up(&cuda, &random.normals(n * k)), n, k, Format::Int8, false).expect("weights pack")
+    });
     let weights: Vec<_> = weights.collect();
     let mut x = cuda.zeros(rows * k).expect("memory");
     let mut middle = cuda.zeros(rows * k).expect("memory");

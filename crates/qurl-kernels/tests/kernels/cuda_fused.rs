@@ -60,7 +60,9 @@ fn check_mlp(cuda: &impl Backend, rows: usize, d: usize, f: usize) {
                 assert_bits(&what, &run_with(&trained, from, count, false), &all[from * d..][..count * d]);
             }
         }
-        for (from, count) in [(0, 1), (299, 1), (7, 5), (30, 16), (100, 33), (3, 64), (20, 128), (2, 200), (50, 250)] {
+        for (from, count) in
+            [(0, 1), (299, 1), (7, 5), (30, 16), (100, 33), (3, 64), (20, 128), (2, 200), (50, 250)]
+        {
             assert_bits(
                 &format!("mlp {format}: {count} rows from {from}"),
                 &run(from, count, false),
@@ -109,8 +111,10 @@ fn a_decode_step_equals_its_parts() {
             let run = |apart: bool| {
                 let mut kv = paged.stale_store(&cuda, heads, kv_format);
                 let places = |new: bool| {
-                    let ranges =
-                        lengths.iter().enumerate().map(|(s, &len)| (s, if new { len - 1..len } else { 0..len - 1 }));
+                    let ranges = lengths
+                        .iter()
+                        .enumerate()
+                        .map(|(s, &len)| (s, if new { len - 1..len } else { 0..len - 1 }));
                     let (mut positions, mut slots) = (Vec::new(), Vec::new());
                     for (sequence, range) in ranges {
                         positions.extend(range.clone().map(|p| p as u32));
@@ -133,8 +137,12 @@ fn a_decode_step_equals_its_parts() {
                         cuda.linear(&out, lengths.len(), &w, None, Output::Add, &mut y);
                     }
                     false => {
-                        let placed =
-                            Placed { positions: &positions, slots: &slots, spans: &spans, pages: &paged.pages };
+                        let placed = Placed {
+                            positions: &positions,
+                            slots: &slots,
+                            spans: &spans,
+                            pages: &paged.pages,
+                        };
                         let (qkv, kv, out, y) = (&mut qkv, &mut kv, &mut out, &mut y);
                         cuda.attend(heads, qkv, rope(), placed, kv, kv_format, out, None, &w, y);
                     }

@@ -134,9 +134,13 @@ fn decoding_sequences_alone_and_together() {
             let queries = random.normals(lengths.len() * heads.qkv_width());
             let decode = |sequences: &[usize]| {
                 let width = heads.qkv_width();
-                let rows: Vec<f32> = sequences.iter().flat_map(|&i| &queries[i * width..][..width]).copied().collect();
-                let spans: Vec<_> =
-                    sequences.iter().enumerate().map(|(row, &i)| paged.span(i, row, 1, lengths[i] - 1)).collect();
+                let rows: Vec<f32> =
+                    sequences.iter().flat_map(|&i| &queries[i * width..][..width]).copied().collect();
+                let spans: Vec<_> = sequences
+                    .iter()
+                    .enumerate()
+                    .map(|(row, &i)| paged.span(i, row, 1, lengths[i] - 1))
+                    .collect();
                 let mut out = up(&cpu, &vec![f32::NAN; sequences.len() * heads.heads * head_dim]);
                 cpu.attention(heads, &up(&cpu, &rows), &kv, &spans, &paged.pages, &mut out, None);
                 down(&cpu, &out)
@@ -274,7 +278,16 @@ fn head_weight_gradients_in_pieces() {
                 let out = cpu.head(&hidden, &packed, targets, 1.1).expect("memory for the head");
                 let gradient = HeadGradient { dlogp: &gradient[first..first + rows], dentropy: &[] };
                 let mut dhidden = up(&cpu, &vec![0.0; rows * d]);
-                cpu.head_backward(&hidden, &packed, targets, 1.1, &out, gradient, &mut dhidden, &mut gradients[0]);
+                cpu.head_backward(
+                    &hidden,
+                    &packed,
+                    targets,
+                    1.1,
+                    &out,
+                    gradient,
+                    &mut dhidden,
+                    &mut gradients[0],
+                );
             });
         }
     }

@@ -16,7 +16,8 @@ fn normed_and_activated_products() {
         let (x, gate_up) = (random.normals(most * k), random.normals(most * 2 * k));
         let (gain, bias, w) = (random.normals(k), random.normals(n), random.normals(n * k));
         for cpu in cpus(2).into_iter().chain(cpus(3)) {
-            let (x, gate_up, gain, bias) = (up(&cpu, &x), up(&cpu, &gate_up), up(&cpu, &gain), up(&cpu, &bias));
+            let (x, gate_up, gain, bias) =
+                (up(&cpu, &x), up(&cpu, &gate_up), up(&cpu, &gain), up(&cpu, &bias));
             for format in Format::ALL {
                 let w = cpu.pack(&up(&cpu, &w), n, k, format, false).expect("weights pack");
                 for rows in ROWS {
@@ -53,7 +54,8 @@ pub(crate) fn check_backward<B: Backend>(backend: &B, rows: usize, d: usize, f: 
     let (first, second) = (random.normals(2 * f * d), random.normals(d * f));
     // Far gates too, where the slope of SwiGLU is next to nothing.
     let gates: Vec<f32> = random.normals(rows * 2 * f).iter().map(|v| 4.0 * v).collect();
-    let (old_first, old_second, old_bias) = (random.normals(2 * f * d), random.normals(d * f), random.normals(2 * f));
+    let (old_first, old_second, old_bias) =
+        (random.normals(2 * f * d), random.normals(d * f), random.normals(2 * f));
     let [x, dy, gain, first, second] = [x, dy, gain, first, second].map(|values| up(backend, &values));
     for format in [Format::F32, Format::Bf16] {
         let gate_up = &backend.pack(&first, 2 * f, d, format, true).expect("weights pack");
@@ -68,7 +70,8 @@ pub(crate) fn check_backward<B: Backend>(backend: &B, rows: usize, d: usize, f: 
                 let (normed, projected, activated) = (&mut normed, &mut projected, &mut activated);
                 let (dfirst, dsecond, dnormed) = (&mut dfirst, &mut dsecond, &mut dnormed);
                 backend.mlp_backward(
-                    &x, &gain, rows, f, EPS, gate_up, last, &dy, normed, projected, activated, dfirst, dsecond, dnormed,
+                    &x, &gain, rows, f, EPS, gate_up, last, &dy, normed, projected, activated, dfirst,
+                    dsecond, dnormed,
                 );
             } else {
                 backend.linear_input_gradient(&dy, rows, last, &mut activated);
@@ -118,7 +121,8 @@ pub(crate) fn check_backward<B: Backend>(backend: &B, rows: usize, d: usize, f: 
         for bias in [false, true] {
             let (got, want) = (product(true, bias), product(false, bias));
             for (name, (got, want)) in ["weights", "bias", "normed rows"].iter().zip(got.iter().zip(&want)) {
-                let what = format!("gradient of {name}, norm and linear {format}, {rows} rows of {d} to {}", 2 * f);
+                let what =
+                    format!("gradient of {name}, norm and linear {format}, {rows} rows of {d} to {}", 2 * f);
                 assert_bits(&format!("{what} on {}", backend.describe()), got, want);
             }
         }
@@ -151,7 +155,11 @@ fn keys_rotated_rounded_and_stored() {
                 cpu.attention(heads, &qkv, &kv, &[paged.span(0, 0, rows, 0)], &paged.pages, &mut out, None);
                 [down(&cpu, &qkv), down(&cpu, &out)].concat()
             };
-            assert_bits(&format!("{} keys on {}", format.name(), cpu.describe()), &attend(true), &attend(false));
+            assert_bits(
+                &format!("{} keys on {}", format.name(), cpu.describe()),
+                &attend(true),
+                &attend(false),
+            );
         }
     }
 }

@@ -37,7 +37,10 @@ fn check(what: &str, x: &[f64], gradient: &[f64], loss: impl Fn(&[f64]) -> f64) 
         moved[i] = x[i];
         let difference = (8.0 * near - far) / (12.0 * STEP);
         let allowed = 1e-6 * (gradient.abs() + rms);
-        assert!((gradient - difference).abs() <= allowed, "{what}[{i}]: {gradient:e}, by differences {difference:e}");
+        assert!(
+            (gradient - difference).abs() <= allowed,
+            "{what}[{i}]: {gradient:e}, by differences {difference:e}"
+        );
     }
 }
 
@@ -140,7 +143,8 @@ fn head() {
 fn row_dots() {
     let mut random = Random::new(15);
     let (rows, d) = (3, 5);
-    let (hidden, w, g) = (numbers(&mut random, rows * d), numbers(&mut random, d), numbers(&mut random, rows));
+    let (hidden, w, g) =
+        (numbers(&mut random, rows * d), numbers(&mut random, d), numbers(&mut random, rows));
     let (dhidden, dw) = naive::row_dots_backward(&hidden, rows, &w, &g);
     check("dhidden", &hidden, &dhidden, |hidden| weigh(&g, &naive::row_dots(hidden, rows, &w)));
     check("dw", &w, &dw, |w| weigh(&g, &naive::row_dots(&hidden, rows, w)));

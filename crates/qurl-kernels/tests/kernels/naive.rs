@@ -3,7 +3,13 @@
 use qurl_kernels::backend::{AdamW, Rows};
 
 /// `sum_l a(i, l) b(l, j)` for an m by n result.
-fn product(m: usize, n: usize, k: usize, a: impl Fn(usize, usize) -> f64, b: impl Fn(usize, usize) -> f64) -> Vec<f64> {
+fn product(
+    m: usize,
+    n: usize,
+    k: usize,
+    a: impl Fn(usize, usize) -> f64,
+    b: impl Fn(usize, usize) -> f64,
+) -> Vec<f64> {
     let mut c = Vec::with_capacity(m * n);
     for i in 0..m {
         for j in 0..n {
@@ -41,7 +47,8 @@ pub fn column_sums(x: &[f64], rows: usize, n: usize) -> Vec<f64> {
 
 /// Offsets of the rows.
 fn offsets(rows: Rows) -> impl Iterator<Item = usize> {
-    (0..rows.outer).flat_map(move |run| (0..rows.per).map(move |r| rows.start + run * rows.stride + r * rows.width))
+    (0..rows.outer)
+        .flat_map(move |run| (0..rows.per).map(move |r| rows.start + run * rows.stride + r * rows.width))
 }
 
 fn inverse_rms(x: &[f64], eps: f64) -> f64 {
@@ -90,7 +97,8 @@ pub fn rope(
     for (row, &position) in positions.iter().enumerate() {
         for head in 0..heads {
             for i in 0..half {
-                let (first, second) = (row * stride + head * head_dim + i, row * stride + head * head_dim + half + i);
+                let (first, second) =
+                    (row * stride + head * head_dim + i, row * stride + head * head_dim + half + i);
                 let (cos, sin) = angle(position as usize, i);
                 let sin = if inverse { -sin } else { sin };
                 out[first] = x[first] * cos - x[second] * sin;

@@ -42,8 +42,15 @@ fn softmax_over_the_range() {
         let hidden: Vec<f32> = (0..d).map(|i| spread * (i as f32 / 299.5 - 1.0)).collect();
         let targets = [5];
         let want = naive_head::head(shape, &wide(&hidden), &wide(&identity), &targets);
-        let (want_dhidden, _) =
-            naive_head::head_backward(shape, &wide(&hidden), &wide(&identity), &targets, &[1.0], &[0.0], |x| x);
+        let (want_dhidden, _) = naive_head::head_backward(
+            shape,
+            &wide(&hidden),
+            &wide(&identity),
+            &targets,
+            &[1.0],
+            &[0.0],
+            |x| x,
+        );
         for cpu in cpus(1) {
             let what = format!("spread {spread} on {}", cpu.describe());
             let w = cpu.pack(&up(&cpu, &identity), d, d, Format::F32, true).expect("weights pack");
@@ -53,7 +60,10 @@ fn softmax_over_the_range() {
                 (out.logp[0] as f64 - want.logp[0]).abs() <= 8.0 * ULP * (1.0 + want.logp[0].abs()),
                 "{what}: logp"
             );
-            assert!((out.entropy[0] as f64 - want.entropy[0]).abs() <= 32.0 * ULP * (1.0 + spread as f64), "{what}: H");
+            assert!(
+                (out.entropy[0] as f64 - want.entropy[0]).abs() <= 32.0 * ULP * (1.0 + spread as f64),
+                "{what}: H"
+            );
             assert_eq!(out.argmax[0] as f64, want.argmax[0], "{what}: argmax");
             let (mut dhidden, mut dw) = (up(&cpu, &vec![0.0; d]), up(&cpu, &vec![0.0; d * d]));
             let gradient = HeadGradient { dlogp: &[1.0], dentropy: &[] };
@@ -140,7 +150,8 @@ fn fp8_products(x: &[f32], rows: usize, w: &[f32], width: usize, want: &[f64]) {
         let mut out = up(&cpu, &vec![f32::NAN; rows * width]);
         cpu.linear(&up(&cpu, x), rows, &packed, None, Output::Store, &mut out);
         for (i, (got, want)) in down(&cpu, &out).iter().zip(want).enumerate() {
-            let place = format!("row {}, column {} of {rows} rows on {}", i / width, i % width, cpu.describe());
+            let place =
+                format!("row {}, column {} of {rows} rows on {}", i / width, i % width, cpu.describe());
             assert_eq!(got, want, "{place}");
         }
     }
@@ -150,14 +161,16 @@ fn fp8_products(x: &[f32], rows: usize, w: &[f32], width: usize, want: &[f64]) {
 fn rounding_of_activations_to_e4m3() {
     // A row with 448 in it has a scale of one, and weights of 448 on the diagonal show its numbers one by one.
     const WIDTH: usize = 250;
-    let weights: Vec<f32> = (0..WIDTH * WIDTH).map(|i| if i / WIDTH == i % WIDTH { 448.0 } else { 0.0 }).collect();
+    let weights: Vec<f32> =
+        (0..WIDTH * WIDTH).map(|i| if i / WIDTH == i % WIDTH { 448.0 } else { 0.0 }).collect();
     let mut random = Random::new(5);
     // Every bf16 up to 448, its neighbours in f32, and random numbers of every size.
     let mut values = Vec::new();
     for bits in 0..=448f32.to_bits() >> 16 {
         let bits = bits << 16;
-        values
-            .extend([bits, bits + 1, bits.saturating_sub(1), bits | random.below(1 << 16) as u32].map(f32::from_bits));
+        values.extend(
+            [bits, bits + 1, bits.saturating_sub(1), bits | random.below(1 << 16) as u32].map(f32::from_bits),
+        );
     }
     values.retain(|x| *x <= 448.0);
     let mut x = Vec::new();
@@ -193,7 +206,9 @@ fn every_code_of_an_e4m3_weight() {
         }
         let want: Vec<f64> = columns
             .iter()
-            .flat_map(|column| (0..WIDTH).map(|n| f64::from(weights[n * WIDTH + column]) * 448.0).collect::<Vec<_>>())
+            .flat_map(|column| {
+                (0..WIDTH).map(|n| f64::from(weights[n * WIDTH + column]) * 448.0).collect::<Vec<_>>()
+            })
             .collect();
         fp8_products(&x, rows, &weights, WIDTH, &want);
     }
@@ -212,7 +227,10 @@ fn stays_in_its_row(what: &str, width: usize, run: impl Fn(&[f32]) -> Vec<Vec<f6
         for (i, (got, want)) in run(&x).iter().zip(&want).enumerate() {
             let width = want.len() / ROWS;
             let what = format!("{what} output {i}, row {bad}");
-            assert!(got[bad * width..(bad + 1) * width].iter().any(|x| x.is_nan()), "{what}: lost the not-a-number");
+            assert!(
+                got[bad * width..(bad + 1) * width].iter().any(|x| x.is_nan()),
+                "{what}: lost the not-a-number"
+            );
             assert_bits(&what, &got[..bad * width], &want[..bad * width]);
             assert_bits(&what, &got[(bad + 1) * width..], &want[(bad + 1) * width..]);
         }
@@ -280,7 +298,10 @@ fn not_a_number_in_attention() {
             let got = attend(&qkv);
             let what = format!("not-a-number in column {column} on {}", cpu.describe());
             for row in reached.clone() {
-                assert!(got[row * out_width..][..out_width].iter().any(|x| x.is_nan()), "{what}: row {row} lost it");
+                assert!(
+                    got[row * out_width..][..out_width].iter().any(|x| x.is_nan()),
+                    "{what}: row {row} lost it"
+                );
             }
             let rows = |range: std::ops::Range<usize>| range.start * out_width..range.end * out_width;
             assert_bits(&what, &got[rows(0..bad)], &want[rows(0..bad)]);

@@ -153,7 +153,9 @@ impl Paged {
     /// Slots of some positions of a sequence.
     pub fn slots(&self, sequence: usize, positions: Range<usize>) -> Vec<u32> {
         let table = &self.pages[self.starts[sequence]..self.starts[sequence + 1]];
-        positions.map(|p| table[p / self.page_size] * self.page_size as u32 + (p % self.page_size) as u32).collect()
+        positions
+            .map(|p| table[p / self.page_size] * self.page_size as u32 + (p % self.page_size) as u32)
+            .collect()
     }
 
     /// Rows `row..` of the batch, `rows` of them, are the positions from `position` of a sequence.

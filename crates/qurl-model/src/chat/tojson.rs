@@ -44,7 +44,13 @@ impl Style {
         }
     }
 
-    fn write_items(&self, brackets: [char; 2], items: Vec<(Option<&String>, &Json)>, depth: usize, out: &mut String) {
+    fn write_items(
+        &self,
+        brackets: [char; 2],
+        items: Vec<(Option<&String>, &Json)>,
+        depth: usize,
+        out: &mut String,
+    ) {
         out.push(brackets[0]);
         let empty = items.is_empty();
         for (at, (key, item)) in items.into_iter().enumerate() {

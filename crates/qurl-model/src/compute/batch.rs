@@ -111,7 +111,10 @@ mod tests {
         assert_eq!(chunk.ids, [3, 4, 4]);
         assert_eq!(
             chunk.spans,
-            [Span { row: 0, rows: 1, position: 2, pages: 0 }, Span { row: 1, rows: 2, position: 0, pages: 1 }]
+            [
+                Span { row: 0, rows: 1, position: 2, pages: 0 },
+                Span { row: 1, rows: 2, position: 0, pages: 1 }
+            ]
         );
         let targets = Targets::of(&sequences, |s, p| s == 0 && p == 2 || s == 1 && p > 67);
         assert_eq!((targets.rows, targets.tokens), (vec![1, 70, 71], vec![3, 4, 4]));

@@ -49,7 +49,14 @@ impl<B: Backend> Inference<B> {
 
     /// [`Inference::forward`] of a batch whose ids may name rows of the last [`Inference::draw`], as far as a
     /// [`Backend::step`] wants it: all blocks take the same inputs.
-    pub fn forward_step(&mut self, backend: &B, net: &Network<B>, batch: &Batch, kv: &mut [B::Kv], extent: Extent) {
+    pub fn forward_step(
+        &mut self,
+        backend: &B,
+        net: &Network<B>,
+        batch: &Batch,
+        kv: &mut [B::Kv],
+        extent: Extent,
+    ) {
         self.check(batch);
         backend.gather_tokens(&net.embed, &batch.ids, &self.drawn, net.config().hidden_size, &mut self.x);
         self.blocks(backend, net, batch, kv, extent);
@@ -73,7 +80,14 @@ impl<B: Backend> Inference<B> {
     pub fn hidden(&mut self, backend: &B, net: &Network<B>, rows: &[u32]) -> &B::Tensor {
         let c = net.config();
         backend.gather(&self.x, rows, c.hidden_size, &mut self.picked);
-        backend.rmsnorm(&self.picked, &net.final_norm, rows.len(), c.hidden_size, c.rms_norm_eps, &mut self.hidden);
+        backend.rmsnorm(
+            &self.picked,
+            &net.final_norm,
+            rows.len(),
+            c.hidden_size,
+            c.rms_norm_eps,
+            &mut self.hidden,
+        );
         &self.hidden
     }
 

@@ -31,7 +31,13 @@ impl NetworkOptions {
     pub fn inference(config: &ModelConfig, format: Format) -> Self {
         let head_format = if format == Format::F32 { Format::F32 } else { Format::Bf16 };
         let kv_format = if format == Format::F32 { KvFormat::F32 } else { KvFormat::Bf16 };
-        NetworkOptions { format, head_format, kv_format, trained: false, positions: config.max_position_embeddings }
+        NetworkOptions {
+            format,
+            head_format,
+            kv_format,
+            trained: false,
+            positions: config.max_position_embeddings,
+        }
     }
 
     /// The same with the output head in the format of the blocks.
@@ -83,9 +89,16 @@ impl<B: Backend> Network<B> {
     }
 
     /// Random weights, made leaf by leaf where they are packed: never is more than one leaf there in full.
-    pub fn random(backend: &B, config: &ModelConfig, options: NetworkOptions, seed: u64) -> Result<Self, BackendError> {
+    pub fn random(
+        backend: &B,
+        config: &ModelConfig,
+        options: NetworkOptions,
+        seed: u64,
+    ) -> Result<Self, BackendError> {
         let shapes = shapes(config, false);
-        Self::build(backend, config, options, &shapes, |info| random_leaf(backend, config, info, seed).map(Leaf::Made))
+        Self::build(backend, config, options, &shapes, |info| {
+            random_leaf(backend, config, info, seed).map(Leaf::Made)
+        })
     }
 
     fn build<S>(

@@ -4,12 +4,17 @@ use crate::config::{Rope, RopeScaling};
 
 /// Frequencies of the pairs of a head, in f32 steps as transformers computes them.
 pub fn frequencies(rope: &Rope, head_dim: usize) -> Vec<f32> {
-    let base =
-        (0..head_dim / 2).map(|i| (1.0 / (rope.theta as f32 as f64).powf((2 * i) as f64 / head_dim as f64)) as f32);
+    let base = (0..head_dim / 2)
+        .map(|i| (1.0 / (rope.theta as f32 as f64).powf((2 * i) as f64 / head_dim as f64)) as f32);
     match rope.scaling {
         RopeScaling::None => base.collect(),
         RopeScaling::Linear { factor } => base.map(|f| f / factor as f32).collect(),
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings,
+        } => {
             let context = original_max_position_embeddings as f64;
             let (longest, shortest) = (context / low_freq_factor, context / high_freq_factor);
             base.map(|f| {
@@ -20,7 +25,8 @@ pub fn frequencies(rope: &Rope, head_dim: usize) -> Vec<f32> {
                 } else if wavelength > longest {
                     scaled as f32
                 } else {
-                    let share = (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    let share =
+                        (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
                     ((1.0 - share) * scaled + share * f as f64) as f32
                 }
             })

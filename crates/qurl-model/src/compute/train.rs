@@ -94,7 +94,16 @@ impl<B: Backend> Tape<B> {
 
     fn run_block(&mut self, backend: &B, net: &Network<B>, index: usize, batch: &Batch) {
         let acts = if self.options.recompute { &mut self.acts[0] } else { &mut self.acts[index] };
-        layer::forward(backend, net, &net.blocks[index], batch, &mut self.kv, &mut self.x, acts, &mut self.temp);
+        layer::forward(
+            backend,
+            net,
+            &net.blocks[index],
+            batch,
+            &mut self.kv,
+            &mut self.x,
+            acts,
+            &mut self.temp,
+        );
     }
 
     fn embed(&mut self, backend: &B, net: &Network<B>, batch: &Batch) {
@@ -179,7 +188,14 @@ impl<B: Backend> Tape<B> {
     fn pick(&mut self, backend: &B, net: &Network<B>, rows: &[u32]) {
         let c = net.config();
         backend.gather(&self.x, rows, c.hidden_size, &mut self.picked);
-        backend.rmsnorm(&self.picked, &net.final_norm, rows.len(), c.hidden_size, c.rms_norm_eps, &mut self.hidden);
+        backend.rmsnorm(
+            &self.picked,
+            &net.final_norm,
+            rows.len(),
+            c.hidden_size,
+            c.rms_norm_eps,
+            &mut self.hidden,
+        );
     }
 
     /// Runs whole sequences and scores the targets at this temperature.
@@ -210,7 +226,16 @@ impl<B: Backend> Tape<B> {
         let Forward { batch, targets, temperature, out } = forward;
         let dweight = grads.head.as_mut().unwrap_or(&mut grads.embed);
         let dhidden = &mut self.dnormed;
-        backend.head_backward(&self.hidden, &net.head, &targets.tokens, temperature, &out, gradient, dhidden, dweight);
+        backend.head_backward(
+            &self.hidden,
+            &net.head,
+            &targets.tokens,
+            temperature,
+            &out,
+            gradient,
+            dhidden,
+            dweight,
+        );
         self.backward_from_hidden(backend, net, &batch, &targets.rows, grads);
     }
 
@@ -247,7 +272,14 @@ impl<B: Backend> Tape<B> {
         let (Some(value_head), Some(dvalue_head)) = (&net.value_head, &mut grads.value_head) else {
             panic!("the network has no value head")
         };
-        backend.row_dots_backward(&self.hidden, rows.len(), value_head, gradient, &mut self.dnormed, dvalue_head);
+        backend.row_dots_backward(
+            &self.hidden,
+            rows.len(),
+            value_head,
+            gradient,
+            &mut self.dnormed,
+            dvalue_head,
+        );
         self.backward_from_hidden(backend, net, batch, rows, grads);
     }
 
@@ -265,7 +297,16 @@ impl<B: Backend> Tape<B> {
         // `hidden` has done its work: it takes the gradient of the picked rows before the norm.
         backend.clear(&mut self.hidden, picked.len() * d);
         let (dy, dgain) = (&mut self.dnormed, &mut grads.final_norm);
-        backend.rmsnorm_backward(&self.picked, &net.final_norm, picked.len(), d, eps, dy, &mut self.hidden, dgain);
+        backend.rmsnorm_backward(
+            &self.picked,
+            &net.final_norm,
+            picked.len(),
+            d,
+            eps,
+            dy,
+            &mut self.hidden,
+            dgain,
+        );
         // From here on, `x` is the gradient of the residual stream.
         backend.clear(&mut self.x, rows * d);
         backend.scatter_add(&self.hidden, picked, d, &mut self.x);
@@ -296,7 +337,9 @@ impl<B: Backend> Tape<B> {
         let block: &Block<B> = &net.blocks[index];
         let input = &self.inputs[index];
         let acts = if self.options.recompute { &mut self.acts[0] } else { &mut self.acts[index] };
-        let (Some(middle), Some(lse)) = (&acts.middle, &acts.lse) else { panic!("activations were not kept") };
+        let (Some(middle), Some(lse)) = (&acts.middle, &acts.lse) else {
+            panic!("activations were not kept")
+        };
 
         // MLP: x = middle + down(swiglu(gate_up(norm(middle))))
         let Temporary { normed, activated } = &mut self.temp;
@@ -328,7 +371,15 @@ impl<B: Backend> Tape<B> {
         );
 
         // Attention: middle = input + o(attention(rope(qkv(norm(input)))))
-        backend.linear_backward(&acts.attention, &self.x, rows, &block.o, &mut grads.o, None, &mut self.dattention);
+        backend.linear_backward(
+            &acts.attention,
+            &self.x,
+            rows,
+            &block.o,
+            &mut grads.o,
+            None,
+            &mut self.dattention,
+        );
         let heads = net.heads();
         backend.attention_backward(
             heads,

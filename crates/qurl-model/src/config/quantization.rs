@@ -12,7 +12,9 @@ use crate::keys::Keys;
 pub(super) fn check(keys: &Keys) -> Result<(), ConfigError> {
     let Some(config) = keys.object("quantization_config", "quantization_config.")? else { return Ok(()) };
     if config.str("quant_method")? != Some("compressed-tensors") {
-        return Err(config.unsupported("quant_method", "compressed-tensors, or weights stored as f32, bf16 or f16"));
+        return Err(
+            config.unsupported("quant_method", "compressed-tensors, or weights stored as f32, bf16 or f16")
+        );
     }
     let layouts = ["int-quantized", "float-quantized", "naive-quantized"];
     if !config.str("format")?.is_some_and(|layout| layouts.contains(&layout)) {

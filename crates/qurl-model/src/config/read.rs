@@ -36,7 +36,8 @@ impl ModelConfig {
             (None, Family::Qwen3) => 128,
             (None, _) if num_heads > 0 && hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
             (None, _) => {
-                let expected = format!("a multiple of num_attention_heads = {num_heads} where head_dim is not given");
+                let expected =
+                    format!("a multiple of num_attention_heads = {num_heads} where head_dim is not given");
                 return Err(keys.invalid("hidden_size", &expected));
             }
         };
@@ -60,8 +61,16 @@ impl ModelConfig {
             tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(false),
             qkv_bias: family.has_qkv_bias(),
             qk_norm: family.has_qk_norm(),
-            bos_token_id: if map.contains_key("bos_token_id") { keys.token("bos_token_id")? } else { default_bos },
-            eos_token_ids: if map.contains_key("eos_token_id") { keys.tokens("eos_token_id")? } else { default_eos },
+            bos_token_id: if map.contains_key("bos_token_id") {
+                keys.token("bos_token_id")?
+            } else {
+                default_bos
+            },
+            eos_token_ids: if map.contains_key("eos_token_id") {
+                keys.tokens("eos_token_id")?
+            } else {
+                default_eos
+            },
             pad_token_id: keys.token("pad_token_id")?,
             initializer_range: keys.f64("initializer_range")?.unwrap_or(0.02) as f32,
             dtype: dtype(&keys)?,
@@ -111,7 +120,9 @@ fn refuse_unsupported(keys: &Keys, family: Family) -> Result<(), ConfigError> {
         Family::Llama => {}
     }
     if family != Family::Qwen2 && keys.bool("attention_bias")?.unwrap_or(false) {
-        return Err(keys.unsupported("attention_bias", "false (only Qwen2 has biases, on query, key and value)"));
+        return Err(
+            keys.unsupported("attention_bias", "false (only Qwen2 has biases, on query, key and value)")
+        );
     }
     if keys.bool("mlp_bias")?.unwrap_or(false) {
         return Err(keys.unsupported("mlp_bias", "false"));

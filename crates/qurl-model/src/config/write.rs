@@ -96,7 +96,12 @@ impl ModelConfig {
             RopeScaling::Linear { factor } => {
                 json!({"rope_type": "linear", "type": "linear", "factor": factor})
             }
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => {
                 json!({
                     "rope_type": "llama3",
                     "factor": factor,

@@ -85,7 +85,8 @@ impl Checkpoint {
             }
             (files.into_iter().collect(), promised)
         } else {
-            let pickled = dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists();
+            let pickled =
+                dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists();
             return Err(HfError::NoWeights {
                 dir: dir.to_path_buf(),
                 hint: if pickled { "; pytorch_model.bin is not read, convert it to safetensors" } else { "" },
@@ -156,7 +157,8 @@ impl Checkpoint {
 
     /// Gathers the tensors of one fused leaf into one vector.
     pub fn read_leaf(&self, leaf: &LeafLayout) -> Result<Vec<f32>, HfError> {
-        let stored = leaf.tensors.iter().map(|tensor| self.find_shaped(tensor)).collect::<Result<Vec<_>, _>>()?;
+        let stored =
+            leaf.tensors.iter().map(|tensor| self.find_shaped(tensor)).collect::<Result<Vec<_>, _>>()?;
         let mut values = vec![0.0; leaf.info.len()];
         let mut rest = values.as_mut_slice();
         for (tensor, stored) in leaf.tensors.iter().zip(stored) {
@@ -175,7 +177,9 @@ impl Checkpoint {
         let read = match stored.number {
             Number::Float(dtype) => to_f32(stored.bytes, dtype, out),
             Number::Int8 => of_scales(|code| f32::from(code as i8), out)?,
-            Number::E4m3 => of_scales(|code| if code & 0x7f == 0x7f { f32::NAN } else { e4m3_value(code) }, out)?,
+            Number::E4m3 => {
+                of_scales(|code| if code & 0x7f == 0x7f { f32::NAN } else { e4m3_value(code) }, out)?
+            }
         };
         read.map_err(|bad| HfError::NotFinite {
             file: stored.file.to_path_buf(),
@@ -263,7 +267,11 @@ impl Checkpoint {
 
 impl Shard {
     fn open(path: PathBuf) -> Result<Shard, HfError> {
-        let bytes = map_file(&path).map_err(|source| HfError::Io { file: path.clone(), action: "be read", source })?;
+        let bytes = map_file(&path).map_err(|source| HfError::Io {
+            file: path.clone(),
+            action: "be read",
+            source,
+        })?;
         match SafeTensors::read_metadata(&bytes) {
             Ok((header, metadata)) => Ok(Shard { data_start: 8 + header, path, bytes, metadata }),
             Err(error) => Err(header_error(path, &bytes, &error)),
@@ -307,8 +315,8 @@ fn read_index(dir: &Path, index: &Path) -> Result<BTreeMap<String, PathBuf>, HfE
         source,
     })?;
     let wrong = |found: String, expected| HfError::Index { file: index.to_path_buf(), found, expected };
-    let value: Value =
-        serde_json::from_str(&text).map_err(|error| wrong(format!("invalid JSON ({error})"), "a JSON object"))?;
+    let value: Value = serde_json::from_str(&text)
+        .map_err(|error| wrong(format!("invalid JSON ({error})"), "a JSON object"))?;
     let Some(map) = value.get("weight_map").and_then(Value::as_object) else {
         let expected = "an object `weight_map` from tensors to files";
         return Err(wrong("no `weight_map`".to_string(), expected));

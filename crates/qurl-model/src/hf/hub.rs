@@ -51,8 +51,15 @@ mod tests {
     #[test]
     fn ids_are_told_from_paths() {
         assert_eq!(id(Path::new("Qwen/Qwen2.5-0.5B")), Some("Qwen/Qwen2.5-0.5B"));
-        for path in ["Qwen2.5-0.5B", "/models/qwen", "./models/qwen", "../qwen", "models/qwen/base", "models/", "a b/c"]
-        {
+        for path in [
+            "Qwen2.5-0.5B",
+            "/models/qwen",
+            "./models/qwen",
+            "../qwen",
+            "models/qwen/base",
+            "models/",
+            "a b/c",
+        ] {
             assert_eq!(id(Path::new(path)), None, "{path}");
         }
     }

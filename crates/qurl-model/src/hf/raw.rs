@@ -80,7 +80,8 @@ fn split(tensors: &[RawTensor]) -> Vec<Vec<&RawTensor>> {
 fn write_shard(staged: &mut Staged, path: &Path, name: &str, shard: &[&RawTensor]) -> Result<(), HfError> {
     let entry = |tensor: &&RawTensor| {
         let dtype = serde_json::from_value(json!(tensor.dtype));
-        let invalid = |e: serde_json::Error| HfError::Header { file: path.to_path_buf(), reason: e.to_string() };
+        let invalid =
+            |e: serde_json::Error| HfError::Header { file: path.to_path_buf(), reason: e.to_string() };
         let dtype: safetensors::Dtype = dtype.map_err(invalid)?;
         Ok(Entry { name: tensor.name.clone(), dtype, shape: tensor.shape.clone(), bytes: tensor.bytes.len() })
     };

@@ -49,7 +49,12 @@ struct Part<'a> {
 ///
 /// Nothing is visible under its final name before everything is on disk. Weight and tokenizer files of an
 /// earlier model in the same directory that the new one does not have are removed; other files are left alone.
-pub fn save(dir: &Path, config: &ModelConfig, params: &Params<Vec<f32>>, options: &SaveOptions) -> Result<(), HfError> {
+pub fn save(
+    dir: &Path,
+    config: &ModelConfig,
+    params: &Params<Vec<f32>>,
+    options: &SaveOptions,
+) -> Result<(), HfError> {
     config.check("configuration to save")?;
     let parts = parts(dir, config, params)?;
     let shards = split(parts, options.dtype, options.max_shard_bytes);
@@ -89,7 +94,11 @@ pub fn save(dir: &Path, config: &ModelConfig, params: &Params<Vec<f32>>, options
 }
 
 /// Checks the weights against the configuration and cuts every leaf into its tensors.
-fn parts<'a>(dir: &Path, config: &ModelConfig, params: &'a Params<Vec<f32>>) -> Result<Vec<Part<'a>>, HfError> {
+fn parts<'a>(
+    dir: &Path,
+    config: &ModelConfig,
+    params: &'a Params<Vec<f32>>,
+) -> Result<Vec<Part<'a>>, HfError> {
     let wrong = |name: &str, found: String, expected: String| HfError::Leaf {
         dir: dir.to_path_buf(),
         name: name.to_string(),
@@ -142,7 +151,13 @@ pub(super) fn shard_names(count: usize) -> Vec<String> {
 }
 
 /// Header, then the tensors one after the other, each converted just before it is written.
-fn write_shard(staged: &mut Staged, dir: &Path, name: &str, shard: &[Part], dtype: Dtype) -> Result<(), HfError> {
+fn write_shard(
+    staged: &mut Staged,
+    dir: &Path,
+    name: &str,
+    shard: &[Part],
+    dtype: Dtype,
+) -> Result<(), HfError> {
     let path = dir.join(name);
     let stored = match dtype {
         Dtype::F32 => safetensors::Dtype::F32,
@@ -194,8 +209,8 @@ pub(super) fn header(path: &Path, entries: impl Iterator<Item = Entry>) -> Resul
     let invalid = |reason: String| HfError::Header { file: path.to_path_buf(), reason };
     // transformers asks for this key to know which library's layout the tensors have.
     let format = HashMap::from([("format".to_string(), "pt".to_string())]);
-    let metadata =
-        Metadata::new(Some(format.into_iter().collect()), tensors).map_err(|error| invalid(error.to_string()))?;
+    let metadata = Metadata::new(Some(format.into_iter().collect()), tensors)
+        .map_err(|error| invalid(error.to_string()))?;
     let mut json = serde_json::to_vec(&metadata).map_err(|error| invalid(error.to_string()))?;
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
@@ -212,7 +227,8 @@ pub(super) fn stale_files(dir: &Path, written: &BTreeSet<&str>) -> Result<Vec<Pa
         let entry = entry.map_err(failed)?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        let weights = name == SINGLE || name == INDEX || (name.starts_with("model-") && name.ends_with(".safetensors"));
+        let weights =
+            name == SINGLE || name == INDEX || (name.starts_with("model-") && name.ends_with(".safetensors"));
         let tokenizer = tokenizer::FILES.contains(&name.as_ref());
         let replaced = (weights || tokenizer) && !written.contains(name.as_ref());
         if replaced || staged::is_left_over(&name, written) {

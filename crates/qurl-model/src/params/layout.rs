@@ -43,13 +43,15 @@ pub fn shapes(config: &ModelConfig, value_head: bool) -> Params<ParamInfo> {
 /// The tree of leaves with the tensors that make up each.
 pub fn hf_names(config: &ModelConfig, value_head: bool) -> Params<LeafLayout> {
     let (v, d) = (config.vocab_size, config.hidden_size);
-    let whole =
-        |kind, name: &str, hf: &str, shape: &[usize]| leaf(kind, None, name.to_string(), &[(hf.to_string(), shape)]);
+    let whole = |kind, name: &str, hf: &str, shape: &[usize]| {
+        leaf(kind, None, name.to_string(), &[(hf.to_string(), shape)])
+    };
     Params {
         embed: whole(ParamKind::Embed, "embed", "model.embed_tokens.weight", &[v, d]),
         layers: (0..config.num_layers).map(|index| layer(config, index)).collect(),
         final_norm: whole(ParamKind::FinalNorm, "final_norm", "model.norm.weight", &[d]),
-        head: (!config.tie_word_embeddings).then(|| whole(ParamKind::Head, "head", "lm_head.weight", &[v, d])),
+        head: (!config.tie_word_embeddings)
+            .then(|| whole(ParamKind::Head, "head", "lm_head.weight", &[v, d])),
         value_head: value_head.then(|| whole(ParamKind::ValueHead, "value_head", "score.weight", &[1, d])),
     }
 }
@@ -77,11 +79,19 @@ fn layer(config: &ModelConfig, index: usize) -> LayerParams<LeafLayout> {
             fused(
                 ParamKind::QkvBias,
                 "qkv_bias",
-                &[("self_attn.q_proj.bias", &[q]), ("self_attn.k_proj.bias", &[kv]), ("self_attn.v_proj.bias", &[kv])],
+                &[
+                    ("self_attn.q_proj.bias", &[q]),
+                    ("self_attn.k_proj.bias", &[kv]),
+                    ("self_attn.v_proj.bias", &[kv]),
+                ],
             )
         }),
-        q_norm: config.qk_norm.then(|| fused(ParamKind::QNorm, "q_norm", &[("self_attn.q_norm.weight", &[hd])])),
-        k_norm: config.qk_norm.then(|| fused(ParamKind::KNorm, "k_norm", &[("self_attn.k_norm.weight", &[hd])])),
+        q_norm: config
+            .qk_norm
+            .then(|| fused(ParamKind::QNorm, "q_norm", &[("self_attn.q_norm.weight", &[hd])])),
+        k_norm: config
+            .qk_norm
+            .then(|| fused(ParamKind::KNorm, "k_norm", &[("self_attn.k_norm.weight", &[hd])])),
         o: fused(ParamKind::AttnOut, "o", &[("self_attn.o_proj.weight", &[d, q])]),
         mlp_norm: fused(ParamKind::MlpNorm, "mlp_norm", &[("post_attention_layernorm.weight", &[d])]),
         gate_up: fused(

@@ -68,7 +68,11 @@ pub struct CharacterSpecials {
 
 impl Default for CharacterSpecials {
     fn default() -> Self {
-        CharacterSpecials { pad: "<pad>".to_string(), bos: Some("<bos>".to_string()), eos: "<eos>".to_string() }
+        CharacterSpecials {
+            pad: "<pad>".to_string(),
+            bos: Some("<bos>".to_string()),
+            eos: "<eos>".to_string(),
+        }
     }
 }
 
@@ -152,7 +156,10 @@ pub(super) fn byte_level_bpe(
 ///
 /// A word-level model over single characters. Its unknown token is deliberately not in the vocabulary:
 /// an unexpected character is then an error here and in Hugging Face, not a silent loss.
-pub(super) fn characters(alphabet: &str, specials: &CharacterSpecials) -> Result<(Value, Value), TokenizerError> {
+pub(super) fn characters(
+    alphabet: &str,
+    specials: &CharacterSpecials,
+) -> Result<(Value, Value), TokenizerError> {
     let wrong = |found: String, expected: &str| TokenizerError::Contents {
         file: "character tokenizer".to_string(),
         found,

@@ -36,7 +36,12 @@ impl Specials {
             let id = inner.token_to_id(content)?;
             Some(Special { content: content.to_string(), id })
         };
-        Specials { bos: find("bos_token"), eos: find("eos_token"), pad: find("pad_token"), unk: find("unk_token") }
+        Specials {
+            bos: find("bos_token"),
+            eos: find("eos_token"),
+            pad: find("pad_token"),
+            unk: find("unk_token"),
+        }
     }
 }
 

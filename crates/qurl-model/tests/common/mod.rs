@@ -39,8 +39,14 @@ impl Drop for TempDir {
 
 /// A model small enough to write in a millisecond.
 pub fn small(family: Family) -> ModelConfig {
-    let dims =
-        Dims { vocab_size: 40, hidden_size: 16, intermediate_size: 24, num_layers: 2, num_heads: 4, num_kv_heads: 2 };
+    let dims = Dims {
+        vocab_size: 40,
+        hidden_size: 16,
+        intermediate_size: 24,
+        num_layers: 2,
+        num_heads: 4,
+        num_kv_heads: 2,
+    };
     let mut config = ModelConfig::from_dims(family, dims).unwrap();
     config.eos_token_ids = vec![2];
     config

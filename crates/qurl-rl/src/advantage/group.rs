@@ -18,7 +18,11 @@ struct Group {
 }
 
 /// GRPO: (score − mean) / (std + 1e-6) in the group; without `norm_by_std` the mean only (Dr. GRPO).
-pub fn grpo<F: Copy + Into<f64>>(scores: &[F], groups: &[u32], norm_by_std: bool) -> Result<Vec<f64>, RlError> {
+pub fn grpo<F: Copy + Into<f64>>(
+    scores: &[F],
+    groups: &[u32],
+    norm_by_std: bool,
+) -> Result<Vec<f64>, RlError> {
     per_group(scores, groups, |score, group| match (group.size, norm_by_std) {
         (1, false) => score,
         (1, true) => score / (1.0 + STD_EPSILON),

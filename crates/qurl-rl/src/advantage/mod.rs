@@ -90,7 +90,8 @@ impl Estimator {
 
     /// Checks the settings.
     pub fn check(&self) -> Result<(), RlError> {
-        let share = |key, value: f64| setting((0.0..=1.0).contains(&value), key, value, "a number from 0 to 1");
+        let share =
+            |key, value: f64| setting((0.0..=1.0).contains(&value), key, value, "a number from 0 to 1");
         match *self {
             Self::Gae { gamma, lam } => share("gamma", gamma).and(share("lam", lam)),
             Self::ReinforcePlusPlus { gamma } => share("gamma", gamma),
@@ -105,7 +106,10 @@ impl Estimator {
             Self::Gae { gamma, lam } => {
                 let values = r.values.ok_or(RlError::NoValues)?;
                 let raw = token::gae(r.rewards, values, r.mask, r.seq, gamma, lam)?;
-                return Ok(Estimate { advantages: token::whiten(&raw.advantages, r.mask)?, returns: raw.returns });
+                return Ok(Estimate {
+                    advantages: token::whiten(&raw.advantages, r.mask)?,
+                    returns: raw.returns,
+                });
             }
             Self::Grpo { norm_adv_by_std_in_grpo } => {
                 on_tokens(group::grpo(&scores(r)?, r.groups, norm_adv_by_std_in_grpo)?)?
@@ -133,7 +137,8 @@ fn scores<F: Copy + Into<f64>>(r: &Rollouts<F>) -> Result<Vec<f64>, RlError> {
     let mut scores = vec![0.0; r.groups.len()];
     let count = scores.len();
     for (t, &s) in r.seq.iter().enumerate() {
-        let score = scores.get_mut(s as usize).ok_or(RlError::Sequence { token: t, index: s as usize, count })?;
+        let score =
+            scores.get_mut(s as usize).ok_or(RlError::Sequence { token: t, index: s as usize, count })?;
         if r.mask[t] {
             *score += r.rewards[t].into();
         }
@@ -206,7 +211,10 @@ mod tests {
         let parse = |s: &str| serde_json::from_str::<Estimator>(s);
         assert_eq!(parse(r#"{"type":"grpo"}"#).unwrap(), Estimator::default());
         assert_eq!(parse(r#"{"type":"gae","lam":0.95}"#).unwrap(), Estimator::Gae { gamma: 1.0, lam: 0.95 });
-        assert_eq!(parse(r#"{"type":"reinforce_plus_plus"}"#).unwrap(), Estimator::ReinforcePlusPlus { gamma: 1.0 });
+        assert_eq!(
+            parse(r#"{"type":"reinforce_plus_plus"}"#).unwrap(),
+            Estimator::ReinforcePlusPlus { gamma: 1.0 }
+        );
         assert_eq!(parse(r#"{"type":"dr-grpo"}"#).unwrap(), Estimator::DrGrpo {});
         assert!(parse(r#"{"type":"rloo","gamma":1}"#).is_err());
         assert!(parse(r#"{"type":"a2c"}"#).is_err());

@@ -96,9 +96,15 @@ mod tests {
 
     #[test]
     fn gae_steps_over_masked_tokens() {
-        let with =
-            gae(&[0.1f64, 9.0, 9.0, 1.0], &[0.3f64, 8.0, 8.0, 0.6], &[true, false, false, true], &[0; 4], 0.9, 0.8)
-                .unwrap();
+        let with = gae(
+            &[0.1f64, 9.0, 9.0, 1.0],
+            &[0.3f64, 8.0, 8.0, 0.6],
+            &[true, false, false, true],
+            &[0; 4],
+            0.9,
+            0.8,
+        )
+        .unwrap();
         let without = gae(&[0.1f64, 1.0], &[0.3f64, 0.6], &[true; 2], &[0; 2], 0.9, 0.8).unwrap();
         assert_eq!(with.advantages, [without.advantages[0], 0.0, 0.0, without.advantages[1]]);
         assert_eq!(with.returns, [without.returns[0], 0.0, 0.0, without.returns[1]]);

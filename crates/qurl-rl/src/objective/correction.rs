@@ -104,7 +104,8 @@ impl Correction {
             if (low..=high).contains(&rho) { kept } else { 0.0 }
         };
         let of_sequence = matches!(self, Self::SequenceTis { .. } | Self::GeoMask { .. });
-        let (sums, counts) = if of_sequence { sequence_sums(&log_rho, mask, seq) } else { Default::default() };
+        let (sums, counts) =
+            if of_sequence { sequence_sums(&log_rho, mask, seq) } else { Default::default() };
         let weight = |t: usize| {
             let s = seq[t] as usize;
             match *self {
@@ -116,7 +117,9 @@ impl Correction {
                     let rho = ratio(log_rho[t]);
                     keep_inside(rho, low, high, rho)
                 }
-                Self::GeoMask { low, high } => keep_inside(ratio(sums[s] / counts[s].max(1) as f64), low, high, 1.0),
+                Self::GeoMask { low, high } => {
+                    keep_inside(ratio(sums[s] / counts[s].max(1) as f64), low, high, 1.0)
+                }
             }
         };
         Ok((0..mask.len()).map(|t| if mask[t] { weight(t) } else { 0.0 }).collect())

@@ -126,7 +126,11 @@ impl Objective {
 
     /// Loss, dL/dlogp and facts of a micro-batch; `weight` are its tokens' aggregation weights, from
     /// [`Aggregation::token_weights`](crate::Aggregation::token_weights) of the whole mini-batch.
-    pub fn evaluate<F: Copy + Into<f64>>(&self, tokens: &Tokens<F>, weight: &[f64]) -> Result<Outcome, RlError> {
+    pub fn evaluate<F: Copy + Into<f64>>(
+        &self,
+        tokens: &Tokens<F>,
+        weight: &[f64],
+    ) -> Result<Outcome, RlError> {
         let n = tokens.theta.len();
         for (name, len) in [
             ("prox", tokens.prox.len()),

@@ -173,8 +173,18 @@ impl Default for Cispo {
 
 impl Objective {
     /// Every type a recipe can name.
-    pub const TYPES: [&'static str; 10] =
-        ["naive", "quantized-is", "decoupled", "tis", "acr", "sequence-tis", "icepop", "geo-mask", "gspo", "cispo"];
+    pub const TYPES: [&'static str; 10] = [
+        "naive",
+        "quantized-is",
+        "decoupled",
+        "tis",
+        "acr",
+        "sequence-tis",
+        "icepop",
+        "geo-mask",
+        "gspo",
+        "cispo",
+    ];
 
     /// The type as a recipe names it.
     pub fn name(&self) -> &'static str {
@@ -208,18 +218,23 @@ impl Objective {
 
     /// The parameters behind the name.
     pub(super) fn resolve(&self) -> Resolved {
-        let on = |ratio, clip, correction| Resolved { ratio, cispo: false, clip, correction, widen_beyond: None };
-        let clip =
-            |clip_ratio_low, clip_ratio_high, clip_ratio_c| Clip { clip_ratio_low, clip_ratio_high, clip_ratio_c };
+        let on =
+            |ratio, clip, correction| Resolved { ratio, cispo: false, clip, correction, widen_beyond: None };
+        let clip = |clip_ratio_low, clip_ratio_high, clip_ratio_c| Clip {
+            clip_ratio_low,
+            clip_ratio_high,
+            clip_ratio_c,
+        };
         let truncated = |t: &Truncated| clip(t.clip_ratio_low, t.clip_ratio_high, t.clip_ratio_c);
         match self {
             Self::Naive(c) => on(Ratio::Prox, *c, Correction::None {}),
             Self::QuantizedIs(c) => on(Ratio::Behav, *c, Correction::None {}),
             Self::Decoupled(c) => on(Ratio::Prox, *c, Correction::TokenIs {}),
             Self::Tis(t) => on(Ratio::Prox, truncated(t), Correction::TokenTis { c: t.c }),
-            Self::Acr(t) => {
-                Resolved { widen_beyond: Some(t.c), ..on(Ratio::Prox, truncated(t), Correction::TokenTis { c: t.c }) }
-            }
+            Self::Acr(t) => Resolved {
+                widen_beyond: Some(t.c),
+                ..on(Ratio::Prox, truncated(t), Correction::TokenTis { c: t.c })
+            },
             Self::SequenceTis(t) => on(Ratio::Prox, truncated(t), Correction::SequenceTis { c: t.c }),
             Self::Icepop(i) => on(
                 Ratio::Prox,
@@ -231,7 +246,9 @@ impl Objective {
                 clip(g.clip_ratio_low, g.clip_ratio_high, g.clip_ratio_c),
                 Correction::GeoMask { low: g.low, high: g.high },
             ),
-            Self::Gspo(g) => on(Ratio::Sequence, clip(g.clip_ratio_low, g.clip_ratio_high, None), g.correction),
+            Self::Gspo(g) => {
+                on(Ratio::Sequence, clip(g.clip_ratio_low, g.clip_ratio_high, None), g.correction)
+            }
             Self::Cispo(c) => Resolved {
                 cispo: true,
                 ..on(Ratio::Prox, clip(c.clip_ratio_low, c.clip_ratio_high, None), c.correction)
@@ -261,7 +278,8 @@ mod tests {
     #[test]
     fn settings_are_read() {
         let text = r#"{"type":"acr","c":4.0,"clip_ratio_low":0.1,"clip_ratio_high":0.28,"clip_ratio_c":3.0}"#;
-        let expected = Truncated { c: 4.0, clip_ratio_low: 0.1, clip_ratio_high: 0.28, clip_ratio_c: Some(3.0) };
+        let expected =
+            Truncated { c: 4.0, clip_ratio_low: 0.1, clip_ratio_high: 0.28, clip_ratio_c: Some(3.0) };
         assert_eq!(parse(text).unwrap(), Objective::Acr(expected));
         let text = r#"{"type":"cispo","correction":{"type":"token-tis"}}"#;
         let expected = Cispo { correction: Correction::TokenTis { c: 2.0 }, ..Cispo::default() };

@@ -47,7 +47,8 @@ impl Batch {
     /// Random tokens; `spread` is the largest distance between two policies' log-probs.
     pub fn random(random: &mut Random, tokens: usize, spread: f64) -> Self {
         let sequences = 1 + random.below(5);
-        let mut each = |low: f64, high: f64| -> Vec<f64> { (0..tokens).map(|_| random.within(low, high)).collect() };
+        let mut each =
+            |low: f64, high: f64| -> Vec<f64> { (0..tokens).map(|_| random.within(low, high)).collect() };
         let prox = each(-6.0, -0.01);
         let add = |d: Vec<f64>| prox.iter().zip(d).map(|(p, d)| p + d).collect();
         let theta = add(each(-spread, spread));

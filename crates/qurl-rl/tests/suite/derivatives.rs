@@ -48,7 +48,8 @@ fn objectives_per_token() {
 
 #[test]
 fn cispo_is_the_derivative_at_a_frozen_ratio() {
-    let objective: Objective = serde_json::from_str(r#"{"type":"cispo","correction":{"type":"token-tis"}}"#).unwrap();
+    let objective: Objective =
+        serde_json::from_str(r#"{"type":"cispo","correction":{"type":"token-tis"}}"#).unwrap();
     let batch = Batch::random(&mut Random(12), 24, 1.5);
     let weights = batch.weights(LossAggMode::TokenMean);
     let correction =
@@ -117,7 +118,8 @@ fn critic_and_entropy() {
     for range in [None, Some(0.5)] {
         let batch = Batch::random(&mut random, 40, 1.5);
         let weights = batch.weights(LossAggMode::TokenMean);
-        let loss = |v: &[f64]| value_loss(v, &batch.prox, &batch.behav, &batch.mask, &weights, range).unwrap();
+        let loss =
+            |v: &[f64]| value_loss(v, &batch.prox, &batch.behav, &batch.mask, &weights, range).unwrap();
         let out = loss(&batch.theta);
         let bonus = |h: &[f64]| entropy_bonus(0.01, h, &batch.mask, &weights).unwrap();
         for t in 0..40 {

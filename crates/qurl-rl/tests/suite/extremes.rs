@@ -30,9 +30,12 @@ fn objectives_stay_finite() {
                 for x in [f.ratio_mean(), f.ratio_max, f.ppo_kl(), f.weight_mean(), f.weight_max] {
                     assert!(x.is_finite(), "{}", objective.name());
                 }
-                for share in
-                    [f.clip_fraction(), f.clip_fraction_dual(), f.rejected_fraction(), f.effective_sample_share()]
-                {
+                for share in [
+                    f.clip_fraction(),
+                    f.clip_fraction_dual(),
+                    f.rejected_fraction(),
+                    f.effective_sample_share(),
+                ] {
                     assert!((0.0..=1.0 + 1e-12).contains(&share), "{}", objective.name());
                 }
             }

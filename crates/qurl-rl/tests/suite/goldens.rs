@@ -65,7 +65,8 @@ fn advantages() {
     let (rewards, values) = (floats(&a["rewards"]), floats(&a["values"]));
     let (mask, seq, groups) = (mask(&g), indices(&g["tokens"]["seq"]), indices(&a["groups"]));
     let (gamma, lam) = (float(&a["gamma"]), float(&a["lam"]));
-    let rollouts = Rollouts { rewards: &rewards, mask: &mask, seq: &seq, groups: &groups, values: Some(&values) };
+    let rollouts =
+        Rollouts { rewards: &rewards, mask: &mask, seq: &seq, groups: &groups, values: Some(&values) };
     let raw = token::gae(&rewards, &values, &mask, &seq, gamma, lam).unwrap();
     all_close(&raw.advantages, &a["gae_raw"], "gae_raw");
     for (name, estimator, returns) in [
@@ -74,7 +75,11 @@ fn advantages() {
         ("dr-grpo", Estimator::DrGrpo {}, "dr-grpo"),
         ("rloo", Estimator::Rloo {}, "rloo"),
         ("reinforce-plus-plus", Estimator::ReinforcePlusPlus { gamma }, "reinforce-plus-plus-returns"),
-        ("reinforce-plus-plus-baseline", Estimator::ReinforcePlusPlusBaseline {}, "reinforce-plus-plus-baseline"),
+        (
+            "reinforce-plus-plus-baseline",
+            Estimator::ReinforcePlusPlusBaseline {},
+            "reinforce-plus-plus-baseline",
+        ),
     ] {
         let e = estimator.estimate(&rollouts).unwrap();
         all_close(&e.advantages, &a[name], name);

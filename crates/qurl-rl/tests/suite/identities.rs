@@ -141,7 +141,8 @@ fn rejection_in_the_mask_is_the_rejection_of_the_objective() {
     for _ in 0..50 {
         let batch = Batch::random(&mut random, 30, 1.0);
         let mut filtered = batch.clone();
-        filtered.mask = objective.accepted(&batch.behav, &batch.prox, &batch.mask, &batch.seq).unwrap().unwrap();
+        filtered.mask =
+            objective.accepted(&batch.behav, &batch.prox, &batch.mask, &batch.seq).unwrap().unwrap();
         let again = objective.accepted(&filtered.behav, &filtered.prox, &filtered.mask, &filtered.seq);
         assert_eq!(again.unwrap().unwrap(), filtered.mask);
         let before = batch.evaluate(&objective, LossAggMode::TokenSum);
@@ -161,8 +162,15 @@ fn f32_and_f64_inputs_agree() {
     let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     let (theta, prox) = (narrow(&batch.theta), narrow(&batch.prox));
     let (behav, adv) = (narrow(&batch.behav), narrow(&batch.adv));
-    let small = Tokens { theta: &theta, prox: &prox, behav: &behav, adv: &adv, mask: &batch.mask, seq: &batch.seq };
-    let large = Batch { theta: wide(&theta), prox: wide(&prox), behav: wide(&behav), adv: wide(&adv), ..batch.clone() };
+    let small =
+        Tokens { theta: &theta, prox: &prox, behav: &behav, adv: &adv, mask: &batch.mask, seq: &batch.seq };
+    let large = Batch {
+        theta: wide(&theta),
+        prox: wide(&prox),
+        behav: wide(&behav),
+        adv: wide(&adv),
+        ..batch.clone()
+    };
     let acr = paper("acr");
     let weights = batch.weights(MODES[0]);
     assert_eq!(acr.evaluate(&small, &weights).unwrap(), large.evaluate(&acr, MODES[0]));

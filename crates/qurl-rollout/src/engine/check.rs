@@ -45,7 +45,11 @@ impl<B: Backend> Engine<B> {
         request.sampling.check(vocabulary)?;
         if let Some(empty) = request.stop_strings.iter().find(|s| s.is_empty()) {
             let found = format!("{empty:?}");
-            return Err(RolloutError::OutOfRange { key: "stop string", found, expected: "some text".to_string() });
+            return Err(RolloutError::OutOfRange {
+                key: "stop string",
+                found,
+                expected: "some text".to_string(),
+            });
         }
         if !request.stop_strings.is_empty() && self.decoder.is_none() {
             return Err(RolloutError::NoTextDecoder);

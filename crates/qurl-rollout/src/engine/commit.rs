@@ -45,7 +45,8 @@ impl<B: Backend> Engine<B> {
             let Some(pending) = self.pending.get_mut(&request) else { continue };
             pending.samples[sample as usize] = Some(Sample { tokens, logprobs, entropies, finish, weights });
             if pending.samples.iter().all(Option::is_some)
-                && let Some(Pending { request: asked, prompt_logprobs, samples }) = self.pending.remove(&request)
+                && let Some(Pending { request: asked, prompt_logprobs, samples }) =
+                    self.pending.remove(&request)
             {
                 let (key, prompt) = (asked.key, asked.prompt.clone());
                 let samples = samples.into_iter().flatten().collect();

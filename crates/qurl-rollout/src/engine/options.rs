@@ -28,7 +28,11 @@ impl Default for EngineOptions {
 
 impl EngineOptions {
     /// Bytes of a page in all layers, and how many pages the memory holds for a network.
-    pub(super) fn pages<B: Backend>(&self, backend: &B, network: &Network<B>) -> Result<(usize, usize), RolloutError> {
+    pub(super) fn pages<B: Backend>(
+        &self,
+        backend: &B,
+        network: &Network<B>,
+    ) -> Result<(usize, usize), RolloutError> {
         let (c, n) = (network.config(), network.options());
         let layer_bytes = backend.kv_page_bytes(n.kv_format, self.page_size, c.num_kv_heads, c.head_dim);
         let page_bytes = layer_bytes * c.num_layers;

@@ -24,8 +24,20 @@ pub fn model(family: Family, vocab_size: usize, seed: u64) -> (ModelConfig, Para
 }
 
 /// The same with another width, shared by four heads.
-pub fn model_of(family: Family, vocab_size: usize, hidden_size: usize, seed: u64) -> (ModelConfig, Params<Vec<f32>>) {
-    let dims = Dims { vocab_size, hidden_size, intermediate_size: 256, num_layers: 2, num_heads: 4, num_kv_heads: 2 };
+pub fn model_of(
+    family: Family,
+    vocab_size: usize,
+    hidden_size: usize,
+    seed: u64,
+) -> (ModelConfig, Params<Vec<f32>>) {
+    let dims = Dims {
+        vocab_size,
+        hidden_size,
+        intermediate_size: 256,
+        num_layers: 2,
+        num_heads: 4,
+        num_kv_heads: 2,
+    };
     let mut config = ModelConfig::from_dims(family, dims).expect("dimensions");
     // As sharp at any width.
     config.initializer_range = 0.12 * (128.0 / hidden_size as f32).sqrt();
@@ -70,7 +82,12 @@ pub fn engine(cpu: &Arc<Cpu>, net: Network<Cpu>, options: EngineOptions) -> Engi
 }
 
 /// An engine with a budget of exactly this many pages.
-pub fn engine_of_pages(cpu: &Arc<Cpu>, net: Network<Cpu>, pages: usize, options: EngineOptions) -> Engine<Cpu> {
+pub fn engine_of_pages(
+    cpu: &Arc<Cpu>,
+    net: Network<Cpu>,
+    pages: usize,
+    options: EngineOptions,
+) -> Engine<Cpu> {
     let c = net.config();
     let page = cpu.kv_page_bytes(net.options().kv_format, options.page_size, c.num_kv_heads, c.head_dim);
     let kv_bytes = page * c.num_layers * pages + page / 2;

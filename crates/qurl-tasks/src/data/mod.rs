@@ -102,8 +102,11 @@ pub enum DataError {
 /// Reads all rows of a `.jsonl`, `.jsonl.gz` or `.parquet` file.
 pub fn read(path: &Path) -> Result<Vec<Row>, DataError> {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
-    let rows =
-        if name.ends_with(".parquet") { parquet::read(path)? } else { read_json_lines(path, name.ends_with(".gz"))? };
+    let rows = if name.ends_with(".parquet") {
+        parquet::read(path)?
+    } else {
+        read_json_lines(path, name.ends_with(".gz"))?
+    };
     if rows.is_empty() {
         return Err(DataError::Empty { path: path.into() });
     }
@@ -146,14 +149,17 @@ fn row_of(path: &Path, row: usize, mut fields: Map<String, Value>) -> Result<Row
         expected,
         keys: fields.keys().cloned().collect(),
     };
-    let Some(problem) = ["problem", "question", "prompt"].iter().find_map(|key| prompt_of(fields.get(*key)?)) else {
+    let Some(problem) = ["problem", "question", "prompt"].iter().find_map(|key| prompt_of(fields.get(*key)?))
+    else {
         return Err(missing("a text or chat messages under `problem`, `question` or `prompt`", &fields));
     };
     let ground_truth = fields.get("reward_model").and_then(|r| r.get("ground_truth")).and_then(answer_of);
-    let named = || ["answer", "ground_truth", "final_answer"].iter().find_map(|key| answer_of(fields.get(*key)?));
+    let named =
+        || ["answer", "ground_truth", "final_answer"].iter().find_map(|key| answer_of(fields.get(*key)?));
     let boxed = || Some(extract::boxed(fields.get("solution")?.as_str()?)?.1);
     let Some(answer) = ground_truth.or_else(named).or_else(boxed).filter(|a| !a.trim().is_empty()) else {
-        let expected = "an answer under `answer`, `ground_truth`, `reward_model.ground_truth` or boxed in `solution`";
+        let expected =
+            "an answer under `answer`, `ground_truth`, `reward_model.ground_truth` or boxed in `solution`";
         return Err(missing(expected, &fields));
     };
     let text_of = |key: &str| match fields.get(key) {
@@ -162,7 +168,8 @@ fn row_of(path: &Path, row: usize, mut fields: Map<String, Value>) -> Result<Row
         _ => None,
     };
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("data");
-    let id = ["id", "unique_id"].iter().find_map(|key| text_of(key)).unwrap_or_else(|| format!("{name}:{row}"));
+    let id =
+        ["id", "unique_id"].iter().find_map(|key| text_of(key)).unwrap_or_else(|| format!("{name}:{row}"));
     let source = text_of("data_source").or_else(|| text_of("source"));
     for key in ["problem", "question", "prompt", "answer", "id"] {
         fields.remove(key);

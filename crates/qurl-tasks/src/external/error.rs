@@ -17,7 +17,9 @@ pub enum ExternalError {
         source: std::io::Error,
     },
     /// The command ended.
-    #[error("the reward command {command:?} ended ({status}) after {answered} of {expected} scores of this batch")]
+    #[error(
+        "the reward command {command:?} ended ({status}) after {answered} of {expected} scores of this batch"
+    )]
     Died {
         /// The command.
         command: String,

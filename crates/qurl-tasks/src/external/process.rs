@@ -162,7 +162,11 @@ fn read_lines(stdout: ChildStdout, lines: SyncSender<Line>) {
 fn line_of(mut bytes: Vec<u8>) -> Line {
     if bytes.pop_if(|byte| *byte == b'\n').is_none() {
         let text = String::from_utf8_lossy(&bytes);
-        return if bytes.len() > MAX_LINE { Line::TooLong(shown(&text)) } else { Line::Unfinished(shown(&text)) };
+        return if bytes.len() > MAX_LINE {
+            Line::TooLong(shown(&text))
+        } else {
+            Line::Unfinished(shown(&text))
+        };
     }
     match String::from_utf8(bytes) {
         Ok(text) => Line::Text(text),

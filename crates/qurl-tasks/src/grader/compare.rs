@@ -77,7 +77,9 @@ pub fn understand(answer: &str) -> Understood {
 fn readings(answer: &str) -> Vec<Reading> {
     let bytes = answer.as_bytes();
     let near = |test: fn(u8) -> bool| {
-        bytes.windows(3).any(|w| w[0].is_ascii_digit() && test(w[1]) && (w[2].is_ascii_digit() || w[2] == b'-'))
+        bytes
+            .windows(3)
+            .any(|w| w[0].is_ascii_digit() && test(w[1]) && (w[2].is_ascii_digit() || w[2] == b'-'))
     };
     let mut all = vec![Reading::Usual];
     if near(|c| c == b',') {
@@ -145,8 +147,10 @@ impl Comparer {
         for gold_reading in readings(gold) {
             let Ok(g) = parse(gold, gold_reading) else { continue };
             for pred_reading in readings(pred) {
-                let point_reading = (gold_reading == Reading::CommaIsPoint, pred_reading == Reading::CommaIsPoint);
-                if point_reading.0 && !has_decimal_point(pred) || point_reading.1 && !has_decimal_point(gold) {
+                let point_reading =
+                    (gold_reading == Reading::CommaIsPoint, pred_reading == Reading::CommaIsPoint);
+                if point_reading.0 && !has_decimal_point(pred) || point_reading.1 && !has_decimal_point(gold)
+                {
                     continue;
                 }
                 let Ok(p) = parse(pred, pred_reading) else { continue };
@@ -161,7 +165,9 @@ impl Comparer {
     /// A choice with its text (`(C) 12`) equals the letter and equals the text.
     fn same_choice(&mut self, gold: &str, pred: &str) -> Result<bool, Stop> {
         match (text::choice(gold), text::choice(pred)) {
-            (Some((g, gold_rest)), Some((p, pred_rest))) if gold_rest.is_empty() || pred_rest.is_empty() => Ok(g == p),
+            (Some((g, gold_rest)), Some((p, pred_rest))) if gold_rest.is_empty() || pred_rest.is_empty() => {
+                Ok(g == p)
+            }
             (Some((_, rest)), None) if !rest.is_empty() => self.same_choice_text(&rest, pred),
             (None, Some((_, rest))) if !rest.is_empty() => self.same_choice_text(gold, &rest),
             _ => Ok(false),
@@ -228,7 +234,9 @@ impl Comparer {
                 Ok(flat && self.same_in_order(items, &cells)?)
             }
             (Expr::Matrix(a), Expr::Matrix(b)) => self.same_matrix(a, b),
-            (Expr::Set(a) | Expr::List(_, a), Expr::Set(b) | Expr::List(_, b)) => self.same_in_any_order(a, b),
+            (Expr::Set(a) | Expr::List(_, a), Expr::Set(b) | Expr::List(_, b)) => {
+                self.same_in_any_order(a, b)
+            }
             (Expr::Set(many) | Expr::List(_, many), one) | (one, Expr::Set(many) | Expr::List(_, many)) => {
                 let one = std::slice::from_ref(one);
                 self.same_in_any_order(many, one)
@@ -251,8 +259,11 @@ impl Comparer {
                 let (a, b) = (text::words(a), text::words(b));
                 !a.is_empty() && a == b
             }
-            (Expr::Text(words), Expr::Num(n)) | (Expr::Num(n), Expr::Text(words)) if self.options.number_words => {
-                words::number_word(words).is_some_and(|w| n.value == super::expr::Rational::from_integer(w.into()))
+            (Expr::Text(words), Expr::Num(n)) | (Expr::Num(n), Expr::Text(words))
+                if self.options.number_words =>
+            {
+                words::number_word(words)
+                    .is_some_and(|w| n.value == super::expr::Rational::from_integer(w.into()))
             }
             _ => false,
         }
@@ -275,14 +286,24 @@ impl Comparer {
     }
 
     /// Whether a condition holds exactly on a set that `other` describes; `None` leaves the decision to other rules.
-    fn condition_matches(&mut self, condition: &Expr, set: &RealSet, other: &Expr) -> Result<Option<bool>, Stop> {
+    fn condition_matches(
+        &mut self,
+        condition: &Expr,
+        set: &RealSet,
+        other: &Expr,
+    ) -> Result<Option<bool>, Stop> {
         let names = condition.variables();
         let about_other = subject(other).is_some_and(|name| !names.contains(&name));
         Ok((!about_other && self.condition_is_set(condition, set)?).then_some(true))
     }
 
     /// `name = value` against a value.
-    fn relation_and_value(&mut self, relation: &Relation, other: &Expr, relation_is_gold: bool) -> Result<bool, Stop> {
+    fn relation_and_value(
+        &mut self,
+        relation: &Relation,
+        other: &Expr,
+        relation_is_gold: bool,
+    ) -> Result<bool, Stop> {
         let Some((name, value)) = assignment(relation) else { return Ok(false) };
         if let (Expr::Seq(_, _, names), Expr::Seq(_, _, values), Expr::List(_, items)) = (name, value, other)
             && names.len() == values.len()
@@ -388,8 +409,10 @@ pub(super) fn subject(e: &Expr) -> Option<String> {
 
 /// Shapes that are never equal to a scalar.
 fn is_structure(e: &Expr) -> bool {
-    matches!(e, Expr::Seq(..) | Expr::Matrix(_) | Expr::SetAlgebra(_) | Expr::Builder(_) | Expr::Reals | Expr::Empty)
-        || matches!(e, Expr::NamedSet(_))
+    matches!(
+        e,
+        Expr::Seq(..) | Expr::Matrix(_) | Expr::SetAlgebra(_) | Expr::Builder(_) | Expr::Reals | Expr::Empty
+    ) || matches!(e, Expr::NamedSet(_))
 }
 
 /// A list or set of one item is the item.
@@ -415,7 +438,9 @@ fn expanded(e: &Expr) -> Expr {
         })
     };
     let all = |items: &[Expr]| {
-        let each = items.iter().flat_map(|item| if uncertain(item) { both(item).to_vec() } else { vec![item.clone()] });
+        let each = items
+            .iter()
+            .flat_map(|item| if uncertain(item) { both(item).to_vec() } else { vec![item.clone()] });
         each.collect::<Vec<_>>()
     };
     match e {

@@ -10,7 +10,9 @@ use num_traits::{One, Signed, ToPrimitive, Zero};
 
 use super::budget::{Budget, MAX_BITS, Stop};
 use super::expr::{Big, BigKind, Constant, Expr, Func, Rational};
-use super::poly::{Atom, Exponent, Form, Poly, exponent, factor, integer_power, product, reduce, to_exponent};
+use super::poly::{
+    Atom, Exponent, Form, Poly, exponent, factor, integer_power, product, reduce, to_exponent,
+};
 
 /// Largest power to which a sum is multiplied out.
 const MAX_EXPANSION: i64 = 40;
@@ -235,7 +237,8 @@ fn symbolic_power(base: &Form, power: &Form, budget: &mut Budget) -> Result<Form
 
 /// e^(iπr) for a fraction r with known sine and cosine.
 fn turn_of_unit(base: &Form, power: &Form, budget: &mut Budget) -> Result<Option<Form>, Stop> {
-    let is_e = base.num.single().is_some_and(|(m, c)| c.is_one() && m.as_slice() == [(Atom::E, Exponent::one())]);
+    let is_e =
+        base.num.single().is_some_and(|(m, c)| c.is_one() && m.as_slice() == [(Atom::E, Exponent::one())]);
     let Some((monomial, r)) = power.num.single().filter(|_| is_e && power.is_polynomial()) else {
         return Ok(None);
     };
@@ -291,9 +294,11 @@ fn sine_of_pi_times(r: &Rational) -> Option<Result<Form, Stop>> {
 /// Degrees in the argument of a trigonometric function become radians.
 fn in_radians(argument: &Expr) -> Expr {
     argument.map(&|e| match e {
-        Expr::Degrees(inner) => {
-            Expr::Mul(vec![*inner, Expr::Const(Constant::Pi), Expr::rational(Ratio::new(1.into(), 180.into()))])
-        }
+        Expr::Degrees(inner) => Expr::Mul(vec![
+            *inner,
+            Expr::Const(Constant::Pi),
+            Expr::rational(Ratio::new(1.into(), 180.into())),
+        ]),
         other => other,
     })
 }
@@ -302,7 +307,11 @@ fn call(func: &Func, arguments: &[Expr], budget: &mut Budget) -> Result<Form, St
     let trigonometric = matches!(func, Func::Sin | Func::Cos | Func::Tan | Func::Cot | Func::Sec | Func::Csc);
     let mut forms = Vec::with_capacity(arguments.len());
     for argument in arguments {
-        forms.push(if trigonometric { normal(&in_radians(argument), budget)? } else { normal(argument, budget)? });
+        forms.push(if trigonometric {
+            normal(&in_radians(argument), budget)?
+        } else {
+            normal(argument, budget)?
+        });
     }
     let keys = || forms.iter().map(Form::key).collect::<Vec<_>>().join("|");
     let values: Option<Vec<Rational>> = forms.iter().map(Form::as_constant).collect();

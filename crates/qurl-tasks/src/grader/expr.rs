@@ -334,7 +334,9 @@ impl Expr {
                 ops: r.ops.clone(),
                 modulus: r.modulus.as_ref().map(|m| boxed(m)),
             }),
-            Expr::SetAlgebra(parts) => Expr::SetAlgebra(parts.iter().map(|(op, e)| (*op, e.map(change))).collect()),
+            Expr::SetAlgebra(parts) => {
+                Expr::SetAlgebra(parts.iter().map(|(op, e)| (*op, e.map(change))).collect())
+            }
             Expr::Matrix(rows) => Expr::Matrix(rows.iter().map(|row| all(row)).collect()),
             leaf => leaf.clone(),
         };

@@ -37,7 +37,8 @@ pub fn tail_chars(text: &str, count: usize) -> &str {
 /// Cuts off chat markup such as `<|im_end|>` and all that follows it.
 pub fn without_special_tokens(text: &str) -> &str {
     let mut end = text.len();
-    for marker in ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>", "<|end|>", "<｜end▁of▁sentence｜>"] {
+    for marker in ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>", "<|end|>", "<｜end▁of▁sentence｜>"]
+    {
         if let Some(at) = text.find(marker) {
             end = end.min(at);
         }
@@ -106,7 +107,8 @@ fn connects(gap: &str) -> bool {
         return false;
     }
     let mut plain = gap.to_lowercase();
-    for markup in ["\\text", "\\quad", "\\qquad", "\\mbox", "\\(", "\\)", "\\,", "\\ ", "\\;", "$", "{", "}", "&", "**"]
+    for markup in
+        ["\\text", "\\quad", "\\qquad", "\\mbox", "\\(", "\\)", "\\,", "\\ ", "\\;", "$", "{", "}", "&", "**"]
     {
         plain = plain.replace(markup, " ");
     }
@@ -247,7 +249,8 @@ fn last_number(text: &str) -> Option<(usize, &str)> {
         let inside_word = start > 0 && bytes[start - 1].is_ascii_alphabetic();
         if !inside_word {
             let signed = start > 0 && bytes[start - 1] == b'-';
-            let sign_is_free = start < 2 || !(bytes[start - 2].is_ascii_alphanumeric() || bytes[start - 2] == b')');
+            let sign_is_free =
+                start < 2 || !(bytes[start - 2].is_ascii_alphanumeric() || bytes[start - 2] == b')');
             if signed && sign_is_free {
                 start -= 1;
             }
@@ -297,8 +300,10 @@ fn from_prose(text: &str) -> Option<Found> {
         Ok(_) => return found(text),
         Err(_) => {}
     }
-    let after_verb =
-        [" is ", " are ", " equals "].iter().filter_map(|verb| text.rfind(verb).map(|at| at + verb.len())).max();
+    let after_verb = [" is ", " are ", " equals "]
+        .iter()
+        .filter_map(|verb| text.rfind(verb).map(|at| at + verb.len()))
+        .max();
     if let Some(rest) = after_verb.map(|at| text[at..].trim().trim_end_matches('.'))
         && is_formula(rest)
     {
@@ -328,7 +333,8 @@ pub fn answer(response: &str) -> Option<Found> {
     let boxed = boxed(text);
     let box_start = boxed.as_ref().map_or(0, |(start, _)| *start);
     let after = |marker: &str| lower.rfind(marker).map(|at| at + marker.len());
-    let strong = ["final answer is", "final answer:", "final answer**", "####"].iter().filter_map(|m| after(m)).max();
+    let strong =
+        ["final answer is", "final answer:", "final answer**", "####"].iter().filter_map(|m| after(m)).max();
     if let Some(content) = tagged(text).filter(|c| !c.is_empty()) {
         return match self::boxed(content) {
             Some((_, inner)) => found(&inner),

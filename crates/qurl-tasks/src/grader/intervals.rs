@@ -131,9 +131,10 @@ fn is_subject(e: &Expr) -> bool {
 pub fn is_set_like(e: &Expr) -> bool {
     match e {
         Expr::SetAlgebra(_) | Expr::Reals | Expr::Builder(_) => true,
-        Expr::Relation(r) => {
-            r.ops.iter().any(|op| matches!(op, RelOp::Lt | RelOp::Le | RelOp::Gt | RelOp::Ge | RelOp::Ne | RelOp::In))
-        }
+        Expr::Relation(r) => r
+            .ops
+            .iter()
+            .any(|op| matches!(op, RelOp::Lt | RelOp::Le | RelOp::Gt | RelOp::Ge | RelOp::Ne | RelOp::In)),
         Expr::List(_, items) => items.iter().all(is_set_like),
         Expr::Seq(open, close, items) => items.len() == 2 && open != close,
         _ => false,

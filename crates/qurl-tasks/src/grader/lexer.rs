@@ -103,8 +103,14 @@ pub fn lex(text: &str, reading: Reading) -> Result<Vec<Token>, Stop> {
     if text.len() > MAX_ANSWER_BYTES {
         return Err(Stop);
     }
-    let mut lexer =
-        Lexer { chars: text.chars().collect(), at: 0, reading, tokens: Vec::new(), spaced: false, brackets: 0 };
+    let mut lexer = Lexer {
+        chars: text.chars().collect(),
+        at: 0,
+        reading,
+        tokens: Vec::new(),
+        spaced: false,
+        brackets: 0,
+    };
     lexer.run()?;
     Ok(lexer.tokens)
 }
@@ -181,7 +187,10 @@ impl Lexer {
         } else if self.starts_with(index, "\\,") || self.starts_with(index, "\\ ") {
             2
         } else if self.chars.get(index) == Some(&',') && plain_comma
-            || self.chars.get(index).is_some_and(|c| matches!(c, ' ' | '~' | '\u{a0}' | '\u{2009}' | '\u{202f}'))
+            || self
+                .chars
+                .get(index)
+                .is_some_and(|c| matches!(c, ' ' | '~' | '\u{a0}' | '\u{2009}' | '\u{202f}'))
         {
             1
         } else {
@@ -255,7 +264,8 @@ impl Lexer {
         let start = index + open.len();
         let block: String = self.chars[start..].iter().take_while(|c| c.is_ascii_digit()).collect();
         let end = start + block.len();
-        (!block.is_empty() && block.len() <= 64 && self.chars.get(end) == Some(&'}')).then_some((block, end + 1))
+        (!block.is_empty() && block.len() <= 64 && self.chars.get(end) == Some(&'}'))
+            .then_some((block, end + 1))
     }
 
     /// Reads `e-5` or `E12` when digits follow.
@@ -302,13 +312,16 @@ impl Lexer {
     /// Letters outside of text: functions, units after numbers, words, or a product of variables.
     fn letter_run(&mut self, run: &str) -> Result<(), Stop> {
         let opens_call = self.peek(0) == Some('(');
-        let after_value =
-            matches!(self.tokens.last().map(|t| &t.tok), Some(Tok::Num(_) | Tok::RParen | Tok::RBrace | Tok::Degree));
+        let after_value = matches!(
+            self.tokens.last().map(|t| &t.tok),
+            Some(Tok::Num(_) | Tok::RParen | Tok::RBrace | Tok::Degree)
+        );
         let squared = matches!(self.peek(0), Some('²' | '³')) && words::unit_size(run).is_some();
         if run == "x" && self.before_power_of_ten() {
             return self.push(Tok::Times);
         }
-        if after_value && !opens_call && (squared || words::is_short_unit(run) || self.is_unit_quotient(run)) {
+        if after_value && !opens_call && (squared || words::is_short_unit(run) || self.is_unit_quotient(run))
+        {
             return self.push(Tok::Word(run.into()));
         }
         match run {
@@ -331,7 +344,9 @@ impl Lexer {
         }
         for name in ["arcsin", "arccos", "arctan", "sin", "cos", "tan", "cot", "log", "ln", "pi", "sqrt"] {
             let rest = run.strip_prefix(name);
-            if let Some(rest) = rest.filter(|rest| matches!(*rest, "x" | "y" | "z" | "xy" | "A" | "B" | "C" | "pi")) {
+            if let Some(rest) =
+                rest.filter(|rest| matches!(*rest, "x" | "y" | "z" | "xy" | "A" | "B" | "C" | "pi"))
+            {
                 if name == "sqrt" {
                     self.push(Tok::Sqrt)?;
                 } else if let Some(tok) = named(name) {
@@ -450,14 +465,20 @@ impl Lexer {
                     '¼' => (1, 4),
                     _ => (3, 4),
                 };
-                Tok::Num(NumTok { value: Rational::new(n.into(), d.into()), decimal: false, digits: String::new() })
+                Tok::Num(NumTok {
+                    value: Rational::new(n.into(), d.into()),
+                    decimal: false,
+                    digits: String::new(),
+                })
             }
             c => match "⁰¹²³⁴⁵⁶⁷⁸⁹".chars().position(|s| s == c) {
                 Some(first) => {
                     self.push(Tok::Caret)?;
                     let mut value = first;
-                    while let Some(next) =
-                        self.peek(0).and_then(|c| "⁰¹²³⁴⁵⁶⁷⁸⁹".chars().position(|s| s == c)).filter(|_| value < 1000)
+                    while let Some(next) = self
+                        .peek(0)
+                        .and_then(|c| "⁰¹²³⁴⁵⁶⁷⁸⁹".chars().position(|s| s == c))
+                        .filter(|_| value < 1000)
                     {
                         value = value * 10 + next;
                         self.at += 1;

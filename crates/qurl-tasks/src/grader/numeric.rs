@@ -34,14 +34,17 @@ pub fn real_constant(expr: &Expr, budget: &mut Budget) -> Result<Option<f64>, St
         && factors.iter().any(|f| matches!(f, Expr::Const(Constant::Infinity)))
     {
         let negative =
-            factors.iter().filter(|f| f.as_number().is_some_and(num_traits::Signed::is_negative)).count() % 2 == 1;
+            factors.iter().filter(|f| f.as_number().is_some_and(num_traits::Signed::is_negative)).count() % 2
+                == 1;
         return Ok(Some(if negative { f64::NEG_INFINITY } else { f64::INFINITY }));
     }
     if !expr.variables().is_empty() {
         return Ok(None);
     }
     let value = evaluate(expr, &[], budget)?;
-    Ok(value.filter(|v| v.value.im.abs() <= (SAFETY * v.error).max(RELATIVE * v.value.abs())).map(|v| v.value.re))
+    Ok(value
+        .filter(|v| v.value.im.abs() <= (SAFETY * v.error).max(RELATIVE * v.value.abs()))
+        .map(|v| v.value.re))
 }
 
 /// Whether two formulas agree at random points; `None` when too few points have a value.
@@ -89,7 +92,8 @@ fn compare_at_points(
             .enumerate()
             .map(|(i, name)| (name.clone(), coordinate(point, i as u64, wants_whole, negative)))
             .collect();
-        let (Some(a), Some(b)) = (evaluate(exprs[0], &values, budget)?, evaluate(exprs[1], &values, budget)?) else {
+        let (Some(a), Some(b)) = (evaluate(exprs[0], &values, budget)?, evaluate(exprs[1], &values, budget)?)
+        else {
             continue;
         };
         let unreliable = |v: &Value| v.error > UNRELIABLE && v.error > UNRELIABLE * v.value.abs();
@@ -121,7 +125,16 @@ fn coordinate(point: u64, variable: u64, whole: bool, negative: bool) -> f64 {
 fn is_discrete(e: &Expr) -> bool {
     match e {
         Expr::Call(f, _) => {
-            matches!(f, Func::Floor | Func::Ceil | Func::Factorial | Func::Binomial | Func::Gcd | Func::Lcm | Func::Mod)
+            matches!(
+                f,
+                Func::Floor
+                    | Func::Ceil
+                    | Func::Factorial
+                    | Func::Binomial
+                    | Func::Gcd
+                    | Func::Lcm
+                    | Func::Mod
+            )
         }
         Expr::Pow(base, power) => {
             let negative_base = base.as_number().is_some_and(num_traits::Signed::is_negative);

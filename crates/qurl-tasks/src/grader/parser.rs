@@ -46,7 +46,9 @@ fn drop_condition(tokens: &mut Vec<Token>) {
         match &token.tok {
             Tok::LParen | Tok::LBracket | Tok::LSet | Tok::LBrace => depth += 1,
             Tok::RParen | Tok::RBracket | Tok::RSet | Tok::RBrace => depth -= 1,
-            Tok::Word(w) if i > 0 && depth == 0 && matches!(w.as_str(), "where" | "for" | "when" | "with") => {
+            Tok::Word(w)
+                if i > 0 && depth == 0 && matches!(w.as_str(), "where" | "for" | "when" | "with") =>
+            {
                 tokens.truncate(i);
                 return;
             }
@@ -97,7 +99,11 @@ impl Parser {
     }
 
     /// Inside brackets the state of bars starts anew.
-    fn bracketed<T>(&mut self, separates: bool, parse: impl FnOnce(&mut Self) -> Result<T, Stop>) -> Result<T, Stop> {
+    fn bracketed<T>(
+        &mut self,
+        separates: bool,
+        parse: impl FnOnce(&mut Self) -> Result<T, Stop>,
+    ) -> Result<T, Stop> {
         let saved = (self.bars, self.bar_separates);
         (self.bars, self.bar_separates) = (0, separates);
         let result = self.deeper(parse);
@@ -151,7 +157,14 @@ impl Parser {
         matches!(
             self.peek(),
             None | Some(
-                Tok::RParen | Tok::RBracket | Tok::RSet | Tok::RBrace | Tok::RAngle | Tok::Amp | Tok::End(_) | Tok::Mid
+                Tok::RParen
+                    | Tok::RBracket
+                    | Tok::RSet
+                    | Tok::RBrace
+                    | Tok::RAngle
+                    | Tok::Amp
+                    | Tok::End(_)
+                    | Tok::Mid
             )
         )
     }
@@ -165,7 +178,11 @@ impl Parser {
             // `\text{Area} = 12`
             self.at += 1;
             let value = self.deeper(Self::relation)?;
-            return Ok(Expr::Relation(Relation { sides: vec![words, value], ops: vec![RelOp::Eq], modulus: None }));
+            return Ok(Expr::Relation(Relation {
+                sides: vec![words, value],
+                ops: vec![RelOp::Eq],
+                modulus: None,
+            }));
         }
         self.take(&Tok::Amp);
         self.relation()

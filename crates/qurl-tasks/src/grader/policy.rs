@@ -114,7 +114,10 @@ pub fn grade(gold: &str, response: &str, policy: Policy) -> Grade {
             Policy::PercentAsRatio => PercentRule::IsRatio,
             _ => PercentRule::Ignored,
         },
-        number_words: matches!(policy, Policy::Equivalence | Policy::PercentAsRatio | Policy::ReducedFraction),
+        number_words: matches!(
+            policy,
+            Policy::Equivalence | Policy::PercentAsRatio | Policy::ReducedFraction
+        ),
     };
     let response = extract::tail(response, SEARCHED_BYTES);
     let stored = extract::tail(gold, SEARCHED_BYTES);
@@ -164,7 +167,10 @@ fn by_equivalence(gold: &str, response: &str, options: Options) -> Grade {
     if let (Some(g), Some(p)) = (whole_number(gold.trim()), whole_number(response.trim())) {
         return Grade::of(response.trim(), Comparison { equal: g == p, fuel: 0 });
     }
-    if response.len() <= 64 && text::appearance(response) == text::appearance(gold) && !response.trim().is_empty() {
+    if response.len() <= 64
+        && text::appearance(response) == text::appearance(gold)
+        && !response.trim().is_empty()
+    {
         return Grade::of(response.trim(), Comparison { equal: true, fuel: 0 });
     }
     let Some(Found { answer, last_number }) = extract::answer(response) else {
@@ -207,7 +213,8 @@ fn is_numeric(answer: &str) -> bool {
 /// Whether every fraction of whole numbers in an answer is in lowest terms.
 fn fractions_are_reduced(answer: &str) -> bool {
     let Ok(tokens) = lex(answer, Reading::Usual) else { return false };
-    let flat: Vec<&Tok> = tokens.iter().map(|t| &t.tok).filter(|t| !matches!(t, Tok::LBrace | Tok::RBrace)).collect();
+    let flat: Vec<&Tok> =
+        tokens.iter().map(|t| &t.tok).filter(|t| !matches!(t, Tok::LBrace | Tok::RBrace)).collect();
     let reduced = |a: &Tok, b: &Tok| match (a, b) {
         (Tok::Num(a), Tok::Num(b)) if a.value.denom().is_one() && b.value.denom().is_one() => {
             a.value.numer().gcd(b.value.numer()).is_one() && !b.value.numer().is_one()

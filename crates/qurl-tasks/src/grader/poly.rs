@@ -134,7 +134,8 @@ pub fn reduce(factors: impl IntoIterator<Item = (Atom, Exponent)>) -> Result<(Mo
             Atom::Prime(p) => {
                 let whole = power.floor().to_integer();
                 if whole != 0 {
-                    coefficient = product(&coefficient, &integer_power(&Rational::from_integer(p.clone()), whole)?);
+                    coefficient =
+                        product(&coefficient, &integer_power(&Rational::from_integer(p.clone()), whole)?);
                     check_bits(&coefficient)?;
                 }
                 power - whole
@@ -305,12 +306,14 @@ impl Form {
         }
         let left = self.num.times(&other.den, budget)?;
         let right = other.num.times(&self.den, budget)?;
-        Form { num: left.plus(&right, &one, budget)?, den: self.den.times(&other.den, budget)? }.folded(budget)
+        Form { num: left.plus(&right, &one, budget)?, den: self.den.times(&other.den, budget)? }
+            .folded(budget)
     }
 
     /// `self · other`
     pub fn times(&self, other: &Form, budget: &mut Budget) -> Result<Form, Stop> {
-        Form { num: self.num.times(&other.num, budget)?, den: self.den.times(&other.den, budget)? }.folded(budget)
+        Form { num: self.num.times(&other.num, budget)?, den: self.den.times(&other.den, budget)? }
+            .folded(budget)
     }
 
     /// `-self`
@@ -347,7 +350,8 @@ impl Form {
             return self.num.key();
         }
         let lead = self.den.terms.values().next().cloned().unwrap_or_else(Rational::one);
-        let scaled = |poly: &Poly| Poly { terms: poly.terms.iter().map(|(m, c)| (m.clone(), c / &lead)).collect() };
+        let scaled =
+            |poly: &Poly| Poly { terms: poly.terms.iter().map(|(m, c)| (m.clone(), c / &lead)).collect() };
         format!("({})/({})", scaled(&self.num).key(), scaled(&self.den).key())
     }
 }

@@ -33,8 +33,7 @@ pub fn is_label(e: &Expr) -> bool {
 
 /// `dy/dx`
 fn is_derivative(factors: &[Expr]) -> bool {
-    let differential =
-        |e: &Expr| matches!(e, Expr::Mul(parts) if matches!(&parts[..], [Expr::Sym(d), Expr::Sym(_)] if d == "d"));
+    let differential = |e: &Expr| matches!(e, Expr::Mul(parts) if matches!(&parts[..], [Expr::Sym(d), Expr::Sym(_)] if d == "d"));
     match factors {
         [top, Expr::Pow(bottom, _)] => differential(top) && differential(bottom),
         _ => false,
@@ -82,10 +81,13 @@ impl Comparer {
             (Some(a), Some(b)) if !self.same_formula(a, b)? => return Ok(false),
             _ => {}
         }
-        if let (Some((gold_name, gold_value)), Some((pred_name, pred_value))) = (assignment(gold), assignment(pred)) {
+        if let (Some((gold_name, gold_value)), Some((pred_name, pred_value))) =
+            (assignment(gold), assignment(pred))
+        {
             let free = !plain_letter(gold_name) || !plain_letter(pred_name);
             // f(x) = 1 says nothing of x.
-            let about = |name: &Expr, other: &Expr| matches!(other, Expr::Sym(s) if name.variables().contains(s));
+            let about =
+                |name: &Expr, other: &Expr| matches!(other, Expr::Sym(s) if name.variables().contains(s));
             let confused = about(gold_name, pred_name) || about(pred_name, gold_name);
             let same_name = gold_name == pred_name || free && !confused;
             if same_name && self.same(gold_value, pred_value)? {

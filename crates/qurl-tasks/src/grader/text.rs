@@ -6,8 +6,20 @@ pub fn appearance(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text.trim().trim_end_matches('.');
     let mut gap = false;
-    const INVISIBLE: [&str; 12] =
-        ["\\left", "\\right", "\\displaystyle", "\\qquad", "\\quad", "\\!", "\\,", "\\;", "\\:", "\\ ", "\\(", "\\)"];
+    const INVISIBLE: [&str; 12] = [
+        "\\left",
+        "\\right",
+        "\\displaystyle",
+        "\\qquad",
+        "\\quad",
+        "\\!",
+        "\\,",
+        "\\;",
+        "\\:",
+        "\\ ",
+        "\\(",
+        "\\)",
+    ];
     'outer: while let Some(c) = rest.chars().next() {
         if c == '\\' {
             for command in INVISIBLE {
@@ -66,7 +78,8 @@ pub fn words(text: &str) -> String {
         plain.push(c);
         rest = &rest[c.len_utf8()..];
     }
-    let is_markup = |c: char| matches!(c, '{' | '}' | '$' | '(' | ')' | '.' | ',' | '"' | '\'' | '*' | '-' | '!' | '~');
+    let is_markup =
+        |c: char| matches!(c, '{' | '}' | '$' | '(' | ')' | '.' | ',' | '"' | '\'' | '*' | '-' | '!' | '~');
     let spaced: String = plain.chars().map(|c| if is_markup(c) { ' ' } else { c }).collect();
     // Digits are fine after a word: "October 30".
     let starts_with_word =
@@ -76,7 +89,8 @@ pub fn words(text: &str) -> String {
         return String::new();
     }
     let mut words: Vec<&str> = spaced.split_whitespace().collect();
-    if words.len() > 1 && words[1].len() > 1 && matches!(words[0].to_lowercase().as_str(), "the" | "a" | "an") {
+    if words.len() > 1 && words[1].len() > 1 && matches!(words[0].to_lowercase().as_str(), "the" | "a" | "an")
+    {
         words.remove(0);
     }
     // A single letter is a variable or a choice: its case matters.

@@ -113,56 +113,58 @@ pub fn constant(name: &str) -> Option<Constant> {
 
 /// Small words that are English before they are products of variables.
 pub fn is_small_word(word: &str) -> bool {
-    matches!(word, "It" | "So" | "We" | "If" | "Is" | "The" | "No" | "Yes" | "For" | "Let" | "And" | "Or" | "Then")
-        || matches!(
-            word,
-            "is" | "are"
-                | "the"
-                | "and"
-                | "or"
-                | "of"
-                | "to"
-                | "so"
-                | "we"
-                | "it"
-                | "its"
-                | "at"
-                | "by"
-                | "an"
-                | "as"
-                | "if"
-                | "no"
-                | "yes"
-                | "not"
-                | "all"
-                | "per"
-                | "in"
-                | "for"
-                | "odd"
-                | "was"
-                | "has"
-                | "can"
-                | "but"
-                | "let"
-                | "any"
-                | "one"
-                | "two"
-                | "six"
-                | "ten"
-                | "may"
-                | "day"
-                | "on"
-                | "does"
-                | "be"
-                | "both"
-                | "new"
-                | "sum"
-                | "you"
-                | "our"
-                | "his"
-                | "her"
-                | "get"
-        )
+    matches!(
+        word,
+        "It" | "So" | "We" | "If" | "Is" | "The" | "No" | "Yes" | "For" | "Let" | "And" | "Or" | "Then"
+    ) || matches!(
+        word,
+        "is" | "are"
+            | "the"
+            | "and"
+            | "or"
+            | "of"
+            | "to"
+            | "so"
+            | "we"
+            | "it"
+            | "its"
+            | "at"
+            | "by"
+            | "an"
+            | "as"
+            | "if"
+            | "no"
+            | "yes"
+            | "not"
+            | "all"
+            | "per"
+            | "in"
+            | "for"
+            | "odd"
+            | "was"
+            | "has"
+            | "can"
+            | "but"
+            | "let"
+            | "any"
+            | "one"
+            | "two"
+            | "six"
+            | "ten"
+            | "may"
+            | "day"
+            | "on"
+            | "does"
+            | "be"
+            | "both"
+            | "new"
+            | "sum"
+            | "you"
+            | "our"
+            | "his"
+            | "her"
+            | "get"
+    )
 }
 
 /// Size of a unit: its dimension and how many of the base unit of that dimension it holds.
@@ -225,7 +227,10 @@ pub fn unit_size(word: &str) -> Option<UnitSize> {
 /// Short unit words that are read as units when they follow a number.
 pub fn is_short_unit(word: &str) -> bool {
     word.len() >= 2 && unit_size(word).is_some()
-        || matches!(word, "Hz" | "kHz" | "MHz" | "eV" | "keV" | "kW" | "nm" | "pct" | "am" | "pm" | "kJ" | "mol" | "sq")
+        || matches!(
+            word,
+            "Hz" | "kHz" | "MHz" | "eV" | "keV" | "kW" | "nm" | "pct" | "am" | "pm" | "kJ" | "mol" | "sq"
+        )
 }
 
 /// A small whole number in English words.

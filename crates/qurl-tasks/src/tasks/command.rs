@@ -86,7 +86,8 @@ mod tests {
 
     fn task(script: &str) -> CommandTask {
         let command = ["sh", "-c", script].map(String::from);
-        let reward = ExternalReward::start(&command, Duration::from_secs(30), &Launch::default()).expect("a shell");
+        let reward =
+            ExternalReward::start(&command, Duration::from_secs(30), &Launch::default()).expect("a shell");
         CommandTask::new(Box::new(Synthetic::new(Kind::Addition, 2).expect("a level")), reward)
     }
 
@@ -96,7 +97,8 @@ mod tests {
         let problem = task.draw(Split::Train, 1, 0).expect("a problem");
         let solution = task.worked_solution(&problem).expect("a solution");
         let verdicts = task.judge(&[(&problem, &solution), (&problem, "no")]).expect("scores");
-        let summary: Vec<_> = verdicts.iter().map(|v| (v.reward, v.part("rules"), v.part("correct"))).collect();
+        let summary: Vec<_> =
+            verdicts.iter().map(|v| (v.reward, v.part("rules"), v.part("correct"))).collect();
         assert_eq!(summary, [(0.25, Some(1.0), Some(0.25)), (0.25, Some(0.0), Some(0.25))]);
         assert_eq!(verdicts[0].extracted.as_deref(), Some(problem.answer.as_str()));
     }

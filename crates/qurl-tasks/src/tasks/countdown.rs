@@ -25,7 +25,8 @@ const MAX_NESTING: usize = 32;
 /// `level + 1` numbers and a target that an expression over all of them reaches.
 pub fn generate(level: u32, rng: &mut Rng) -> Generated {
     loop {
-        let numbers: Vec<i64> = (0..=level).map(|_| rng.between(1, if level == 1 { 20 } else { 50 })).collect();
+        let numbers: Vec<i64> =
+            (0..=level).map(|_| rng.between(1, if level == 1 { 20 } else { 50 })).collect();
         let mut value = numbers[0];
         let mut expression = value.to_string();
         let mut steps = String::new();
@@ -46,7 +47,8 @@ pub fn generate(level: u32, rng: &mut Rng) -> Generated {
                 _ => value / n,
             };
             let bracketed = sum_outside && matches!(sign, '*' | '/');
-            expression = if bracketed { format!("({expression}){sign}{n}") } else { format!("{expression}{sign}{n}") };
+            expression =
+                if bracketed { format!("({expression}){sign}{n}") } else { format!("{expression}{sign}{n}") };
             sum_outside = matches!(sign, '+' | '-');
             steps.push_str(&format!("{before}{sign}{n}={value};"));
         }
@@ -81,7 +83,8 @@ pub fn verify(problem: &Problem, response: &str, format_weight: f64) -> Verdict 
     };
     let response = extract::tail(response, 64 * 1024);
     let boxed = || extract::boxed(response).map(|(_, inner)| inner);
-    let found = extract::tagged(response).or_else(|| marked_answer(response)).map(str::to_string).or_else(boxed);
+    let found =
+        extract::tagged(response).or_else(|| marked_answer(response)).map(str::to_string).or_else(boxed);
     let Some(text) = found else { return wrong(None) };
     let left = text.split('=').next().unwrap_or("").trim().to_string();
     let Some((value, mut used)) = evaluate(&left) else {

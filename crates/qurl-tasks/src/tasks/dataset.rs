@@ -215,7 +215,8 @@ mod tests {
         };
         let train = vec![row("a", "One plus two?"), row("b", "Two plus two?"), row("c", "Three?")];
         let test = vec![row("x", "two  PLUS two"), row("y", "Four?")];
-        let task = DatasetTask::new("t", train, crate::presets::PLAIN, Policy::default(), 0.0).with_test_rows(test);
+        let task =
+            DatasetTask::new("t", train, crate::presets::PLAIN, Policy::default(), 0.0).with_test_rows(test);
         let ids = |split: Split| {
             let count = task.len(split).expect("a count");
             let mut ids: Vec<String> = (0..count).filter_map(|i| Some(task.draw(split, 3, i)?.id)).collect();

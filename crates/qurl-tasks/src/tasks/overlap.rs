@@ -61,7 +61,11 @@ impl Text {
     fn of(prompt: &Prompt, templates: &[(Vec<String>, Vec<String>)]) -> Text {
         let words = words(&said_by_user(prompt));
         let core = core(&words, templates);
-        Text { key: words[core.clone()].concat(), words: words.iter().map(|word| mix_text(word)).collect(), core }
+        Text {
+            key: words[core.clone()].concat(),
+            words: words.iter().map(|word| mix_text(word)).collect(),
+            core,
+        }
     }
 
     fn problem(&self) -> &[u64] {
@@ -91,7 +95,9 @@ impl Index<'_> {
         let mut found = Vec::new();
         for (start, window) in text.words.windows(MIN_WORDS).enumerate() {
             let candidates = self.by_beginning.get(&mix(window)).into_iter().flatten();
-            found.extend(candidates.filter(|&&index| text.words[start..].starts_with(self.texts[index].problem())));
+            found.extend(
+                candidates.filter(|&&index| text.words[start..].starts_with(self.texts[index].problem())),
+            );
         }
         found
     }
@@ -142,7 +148,8 @@ fn core(words: &[String], templates: &[(Vec<String>, Vec<String>)]) -> Range<usi
     let mut core = 0..words.len();
     let within = |core: &Range<usize>, (before, after): &(Vec<String>, Vec<String>)| {
         let text = &words[core.clone()];
-        let fits = text.len() > before.len() + after.len() && text.starts_with(before) && text.ends_with(after);
+        let fits =
+            text.len() > before.len() + after.len() && text.starts_with(before) && text.ends_with(after);
         fits.then(|| core.start + before.len()..core.end - after.len())
     };
     // A template inside of another one is taken off, too; every round makes the core shorter.
@@ -175,22 +182,25 @@ mod tests {
     }
 
     fn chat(messages: &[(&str, &str)]) -> Prompt {
-        let message = |(role, content): &(&str, &str)| Message { role: (*role).into(), content: (*content).into() };
+        let message =
+            |(role, content): &(&str, &str)| Message { role: (*role).into(), content: (*content).into() };
         Prompt::Chat(messages.iter().map(message).collect())
     }
 
     #[test]
     fn every_known_template_is_seen_through_on_both_sides() {
-        let wrapped =
-            |template: Template, problem: &str| [template.apply(problem), text(&template.apply(problem).plain())];
+        let wrapped = |template: Template, problem: &str| {
+            [template.apply(problem), text(&template.apply(problem).plain())]
+        };
         for problem in [LONG, CHINESE, SHORT] {
             for (a, b) in TEMPLATES.iter().flat_map(|a| TEMPLATES.map(|b| (*a, b))) {
                 for (train, test) in
                     wrapped(a, problem).into_iter().flat_map(|t| wrapped(b, problem).map(|b| (t.clone(), b)))
                 {
                     // A system message that was written into the text is no template of a user's message.
-                    let written =
-                        [&train, &test].iter().any(|p| matches!(p, Prompt::Text(text) if text.starts_with("Please")));
+                    let written = [&train, &test]
+                        .iter()
+                        .any(|p| matches!(p, Prompt::Text(text) if text.starts_with("Please")));
                     if problem != SHORT || !written {
                         assert!(!kept(train.clone(), test.clone()), "{train:?} {test:?}");
                     }
@@ -219,13 +229,19 @@ mod tests {
             assert!(!kept(wrapped.clone(), text(LONG)));
             assert!(!kept(text(LONG), wrapped.clone()));
             assert!(!kept(wrapped.clone(), DAPO.apply(LONG)));
-            assert!(kept(wrapped, text("How many positive perfect squares less than 2024 are divisible by 5?")));
+            assert!(kept(
+                wrapped,
+                text("How many positive perfect squares less than 2024 are divisible by 5?")
+            ));
         }
         assert!(!kept(text(&format!("问题：{CHINESE}请给出整数。")), text(CHINESE)));
         // What others say is no problem.
         assert!(kept(chat(&[("system", LONG), ("user", "What is 2 + 2?")]), text(LONG)));
         // The whole problem has to be there, in whole words.
-        assert!(kept(text("How many positive perfect squares less than 2023 are divisible by 7?"), text(LONG)));
+        assert!(kept(
+            text("How many positive perfect squares less than 2023 are divisible by 7?"),
+            text(LONG)
+        ));
         assert!(kept(text(&LONG.replace("$5$", "$55$")), text(LONG)));
         assert!(kept(text(&format!("X{LONG}")), text(LONG)));
     }

@@ -14,13 +14,13 @@ use crate::rng::Rng;
 pub const ALPHABET: &str = "\n #$'*+,-./0123456789:;=?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
 const NAMES: &[&str] = &[
-    "Mia", "Noah", "Lena", "Omar", "Ruth", "Ivan", "Zoe", "Paul", "Aisha", "Leo", "Nora", "Sam", "Yuki", "Carla",
-    "Finn", "Tara",
+    "Mia", "Noah", "Lena", "Omar", "Ruth", "Ivan", "Zoe", "Paul", "Aisha", "Leo", "Nora", "Sam", "Yuki",
+    "Carla", "Finn", "Tara",
 ];
 
 const THINGS: &[&str] = &[
-    "marbles", "apples", "stickers", "books", "coins", "shells", "pencils", "cards", "cookies", "stamps", "buttons",
-    "beads",
+    "marbles", "apples", "stickers", "books", "coins", "shells", "pencils", "cards", "cookies", "stamps",
+    "buttons", "beads",
 ];
 
 const HELPERS: &[&str] = &["a friend", "a neighbor", "an uncle", "a teacher", "a cousin", "a sister"];
@@ -49,7 +49,10 @@ impl Event {
                 2 if can_grow => return Event::Multiplies(rng.between(2, if level < 3 { 3 } else { 6 })),
                 3 if !divisors.is_empty() => return Event::Shares(*rng.pick(&divisors)),
                 4 if can_grow => {
-                    return Event::Buys { packs: rng.between(2, 5), size: rng.between(2, 4 + i64::from(level)) };
+                    return Event::Buys {
+                        packs: rng.between(2, 5),
+                        size: rng.between(2, 4 + i64::from(level)),
+                    };
                 }
                 5 if value >= 6 && value % 2 == 0 => return Event::Halves,
                 _ => {}

@@ -48,8 +48,8 @@ impl Manifest {
         let path = dir.join(MANIFEST);
         let text = std::fs::read_to_string(&path).map_err(CheckpointError::io(&path, "be read"))?;
         let expected = "the manifest of a checkpoint";
-        let manifest: Manifest =
-            serde_json::from_str(&text).map_err(|e| CheckpointError::damaged(&path, format!("{e}"), expected))?;
+        let manifest: Manifest = serde_json::from_str(&text)
+            .map_err(|e| CheckpointError::damaged(&path, format!("{e}"), expected))?;
         if entries_crc32c(&manifest.files) != manifest.entries_crc32c {
             return Err(CheckpointError::damaged(&path, "entries with another checksum", expected));
         }

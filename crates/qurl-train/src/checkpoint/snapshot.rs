@@ -139,8 +139,10 @@ impl Snapshot {
     /// Writes all files but the manifest into a directory; every one is on disk when this returns.
     pub(super) fn write(&self, dir: &Path, model: &ModelFiles) -> Result<(), CheckpointError> {
         let layout = params::shapes(&model.config, false);
-        let options =
-            SaveOptions { tokenizer_files: &model.tokenizer_files, ..SaveOptions::new(Dtype::F32, &model.generation) };
+        let options = SaveOptions {
+            tokenizer_files: &model.tokenizer_files,
+            ..SaveOptions::new(Dtype::F32, &model.generation)
+        };
         hf::save(dir, &model.config, &self.actor.weights, &options)?;
         let moments = [("first", &self.actor.first), ("second", &self.actor.second)];
         tensors::write(&dir.join(OPTIMIZER), &layout, &moments)?;

@@ -85,7 +85,8 @@ impl Store {
         for entry in std::fs::read_dir(dir).map_err(CheckpointError::io(dir, "be listed"))? {
             let entry = entry.map_err(CheckpointError::io(dir, "be listed"))?;
             let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-            let replaced = name.strip_prefix('.').and_then(|name| name.strip_suffix(".old")).map(|name| dir.join(name));
+            let replaced =
+                name.strip_prefix('.').and_then(|name| name.strip_suffix(".old")).map(|name| dir.join(name));
             match replaced {
                 Some(place) if !place.exists() => {
                     std::fs::rename(&path, &place).map_err(CheckpointError::io(&path, "be put back"))?;
@@ -124,7 +125,9 @@ impl Store {
             }
         }
         match newest.torn.first() {
-            Some(torn) => Err(CheckpointError::NoneWhole { dir: self.dir.clone(), newest: torn.error.to_string() }),
+            Some(torn) => {
+                Err(CheckpointError::NoneWhole { dir: self.dir.clone(), newest: torn.error.to_string() })
+            }
             None => Ok(newest),
         }
     }
@@ -158,7 +161,12 @@ impl Store {
         Ok(path)
     }
 
-    fn write_under(&self, dir: &Path, snapshot: &Snapshot, model: &ModelFiles) -> Result<(), CheckpointError> {
+    fn write_under(
+        &self,
+        dir: &Path,
+        snapshot: &Snapshot,
+        model: &ModelFiles,
+    ) -> Result<(), CheckpointError> {
         std::fs::create_dir_all(dir).map_err(CheckpointError::io(dir, "be created"))?;
         snapshot.write(dir, model)?;
         let manifest = dir.join(MANIFEST);

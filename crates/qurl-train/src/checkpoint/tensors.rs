@@ -52,11 +52,15 @@ pub fn write(
 }
 
 /// Reads one tree of a file.
-pub fn read(path: &Path, layout: &Params<ParamInfo>, tree: &str) -> Result<Params<Vec<f32>>, CheckpointError> {
+pub fn read(
+    path: &Path,
+    layout: &Params<ParamInfo>,
+    tree: &str,
+) -> Result<Params<Vec<f32>>, CheckpointError> {
     let bytes = map_file(path).map_err(CheckpointError::io(path, "be read"))?;
     let wrong = |found: String, expected: String| CheckpointError::damaged(path, found, expected);
-    let tensors =
-        SafeTensors::deserialize(&bytes).map_err(|e| wrong(e.to_string(), "a safetensors file".to_string()))?;
+    let tensors = SafeTensors::deserialize(&bytes)
+        .map_err(|e| wrong(e.to_string(), "a safetensors file".to_string()))?;
     layout.as_ref().try_map(|info| {
         let name = format!("{tree}.{}", info.name);
         let tensor = tensors.tensor(&name).map_err(|e| wrong(e.to_string(), format!("a tensor {name}")))?;
@@ -129,7 +133,14 @@ mod tests {
     fn config_without_value() -> ModelConfig {
         ModelConfig::from_dims(
             Family::Llama,
-            Dims { vocab_size: 5, hidden_size: 8, intermediate_size: 8, num_layers: 1, num_heads: 2, num_kv_heads: 2 },
+            Dims {
+                vocab_size: 5,
+                hidden_size: 8,
+                intermediate_size: 8,
+                num_layers: 1,
+                num_heads: 2,
+                num_kv_heads: 2,
+            },
         )
         .expect("a configuration")
     }

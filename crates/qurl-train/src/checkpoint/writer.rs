@@ -51,7 +51,8 @@ impl Writer {
             let began = Instant::now();
             let (store, model) = &*shared;
             for log in logs {
-                log.sync_data().map_err(CheckpointError::io(store.dir(), "have the logs beside it synced"))?;
+                log.sync_data()
+                    .map_err(CheckpointError::io(store.dir(), "have the logs beside it synced"))?;
             }
             let path = store.write(&snapshot, model)?;
             store.prune(step)?;
@@ -60,7 +61,8 @@ impl Writer {
             Ok(())
         };
         let thread = std::thread::Builder::new().name("checkpoint".to_string()).spawn(write);
-        self.running = Some(thread.map_err(CheckpointError::io(self.shared.0.dir(), "be written by a new thread"))?);
+        self.running =
+            Some(thread.map_err(CheckpointError::io(self.shared.0.dir(), "be written by a new thread"))?);
         self.newest = Some(step);
         Ok(())
     }

@@ -77,8 +77,10 @@ impl MeanOverSets {
 /// Makes figures of the records of a set.
 pub fn summarize<'a>(name: &str, records: impl IntoIterator<Item = &'a ProblemRecord>, k: usize) -> Summary {
     let records: Vec<&ProblemRecord> = records.into_iter().collect();
-    let greedy: Vec<Vec<f64>> = records.iter().map(|r| r.greedy.iter().map(|g| g.correct).collect()).collect();
-    let sampled: Vec<Vec<f64>> = records.iter().map(|r| r.samples.iter().map(|s| s.correct).collect()).collect();
+    let greedy: Vec<Vec<f64>> =
+        records.iter().map(|r| r.greedy.iter().map(|g| g.correct).collect()).collect();
+    let sampled: Vec<Vec<f64>> =
+        records.iter().map(|r| r.samples.iter().map(|s| s.correct).collect()).collect();
     let right: Vec<Vec<bool>> = sampled.iter().map(|s| s.iter().map(|c| *c >= RIGHT).collect()).collect();
     let votes: Vec<Vec<Vote>> = records.iter().map(|r| votes(&r.samples)).collect();
     let ks = (0..usize::BITS).map(|e| 1usize << e).take_while(|power| *power < k).chain((k > 0).then_some(k));
@@ -106,7 +108,9 @@ fn votes(samples: &[ResponseRecord]) -> Vec<Vote> {
         let ResponseRecord { extracted, correct, .. }: &ResponseRecord = sample;
         let correct = *correct >= RIGHT;
         let answer = extracted.as_deref().map(|answer| {
-            let same = |class: &(&str, bool)| class.1 == correct && (class.0 == answer || equivalent(class.0, answer));
+            let same = |class: &(&str, bool)| {
+                class.1 == correct && (class.0 == answer || equivalent(class.0, answer))
+            };
             let place = classes.iter().position(same).unwrap_or_else(|| {
                 classes.push((answer, correct));
                 classes.len() - 1

@@ -55,7 +55,8 @@ impl Changes {
         keys.dedup();
         let mut changes = Changes::default();
         for key in keys.into_iter().filter(|&key| before.get(key) != after.get(key)) {
-            let change = Change { key: key.clone(), old: before.get(key).cloned(), new: after.get(key).cloned() };
+            let change =
+                Change { key: key.clone(), old: before.get(key).cloned(), new: after.get(key).cloned() };
             let longer = key == "run.total_steps" && old.is_independent_of_its_length();
             let kept = BOOKKEEPING.iter().any(|b| key == b || (b.ends_with('.') && key.starts_with(b)));
             if longer || kept { changes.allowed.push(change) } else { changes.refused.push(change) }

@@ -12,7 +12,8 @@ impl Recipe {
     pub fn doubt_of_examples(&self, examples: usize) -> Option<String> {
         let size = self.sft.as_ref()?.batch_size;
         let place = self.place(self.source.file(), "sft.batch_size");
-        let why = format!("more than the {examples} examples of sft.files, so that a batch has some of them twice");
+        let why =
+            format!("more than the {examples} examples of sft.files, so that a batch has some of them twice");
         (size > examples).then(|| format!("{place}: key `sft.batch_size` is {size}: {why}"))
     }
 
@@ -29,22 +30,31 @@ impl Recipe {
             ("actor.lr", self.actor.as_ref().map(|actor| actor.lr)),
             ("critic.lr", self.critic.as_ref().map(|critic| critic.lr)),
         ];
-        for (key, lr) in lrs.into_iter().filter_map(|(key, lr)| Some((key, lr?))).filter(|(_, lr)| *lr > MAX_LR) {
+        for (key, lr) in
+            lrs.into_iter().filter_map(|(key, lr)| Some((key, lr?))).filter(|(_, lr)| *lr > MAX_LR)
+        {
             say(key, lr.to_string(), "learning rates above 0.1 are hardly ever meant");
         }
         if let (Some(data), Some(problems)) = (&self.data, problems)
             && data.train_batch_size as u64 > problems
         {
-            let why = format!("more than the {problems} problems to train on, so that a step has some of them twice");
+            let why = format!(
+                "more than the {problems} problems to train on, so that a step has some of them twice"
+            );
             say("data.train_batch_size", data.train_batch_size.to_string(), &why);
         }
         if let Some(rollout) = self.rollout.as_ref().filter(|rollout| rollout.temperature > MAX_TEMPERATURE) {
-            say("rollout.temperature", rollout.temperature.to_string(), "above 2 tokens are sampled nearly at random");
+            say(
+                "rollout.temperature",
+                rollout.temperature.to_string(),
+                "above 2 tokens are sampled nearly at random",
+            );
         }
         if let (Some(actor), Some(run)) = (&self.actor, &self.run)
             && actor.lr_warmup_steps > run.total_steps
         {
-            let why = format!("the run ends after run.total_steps = {}, before the warm-up does", run.total_steps);
+            let why =
+                format!("the run ends after run.total_steps = {}, before the warm-up does", run.total_steps);
             say("actor.lr_warmup_steps", actor.lr_warmup_steps.to_string(), &why);
         }
         doubts

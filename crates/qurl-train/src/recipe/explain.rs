@@ -47,7 +47,9 @@ impl Walk<'_> {
                 let of_type = |(_, variant): &&(String, &Schema)| {
                     let tag = reference::choices(&variant["properties"]["type"]);
                     let name = variant["properties"]["type"]["const"].as_str();
-                    given.as_str().is_some_and(|g| name == Some(g) || tag.iter().any(|choice| choice.name == g))
+                    given
+                        .as_str()
+                        .is_some_and(|g| name == Some(g) || tag.iter().any(|choice| choice.name == g))
                 };
                 match variants.iter().find(of_type) {
                     Some((_, variant)) => *variant,
@@ -192,7 +194,10 @@ pub(super) fn one_of(names: &[&str], given: &str) -> String {
 fn accepted(schema: &Schema) -> Vec<String> {
     let of = |schema: &Schema| {
         let names = schema["enum"].as_array().cloned().unwrap_or_default();
-        names.into_iter().chain(schema.get("const").cloned()).filter_map(|name| Some(name.as_str()?.to_string()))
+        names
+            .into_iter()
+            .chain(schema.get("const").cloned())
+            .filter_map(|name| Some(name.as_str()?.to_string()))
     };
     let inner = schema["oneOf"].as_array().map_or(&[][..], Vec::as_slice);
     of(schema).chain(inner.iter().flat_map(of)).collect()

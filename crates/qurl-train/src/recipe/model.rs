@@ -79,14 +79,27 @@ impl NewModel {
 impl ModelSource {
     pub(crate) fn check(&self, check: Check) -> Result<(), RecipeError> {
         let one = self.path.is_some() != self.new.is_some();
-        let found = if self.path.is_some() { "both a path and [model.new]" } else { "neither a path nor [model.new]" };
-        check.that("model", found, one, "either `path` (a Hugging Face directory) or a section [model.new]")?;
+        let found = if self.path.is_some() {
+            "both a path and [model.new]"
+        } else {
+            "neither a path nor [model.new]"
+        };
+        check.that(
+            "model",
+            found,
+            one,
+            "either `path` (a Hugging Face directory) or a section [model.new]",
+        )?;
         if let Some(context) = self.max_position_embeddings {
             let expected = "nothing: a new model's context is `model.new.max_position_embeddings`";
             check.that("model.max_position_embeddings", context, self.new.is_none(), expected)?;
         }
         if let Some(new) = &self.new {
-            check.name("model.new.family", &new.family, &NewModel::FAMILIES.map(|family| family.model_type()))?;
+            check.name(
+                "model.new.family",
+                &new.family,
+                &NewModel::FAMILIES.map(|family| family.model_type()),
+            )?;
             if let Err(e) = new.config(256) {
                 check.that("model.new", e, false, "sizes that fit together")?;
             }

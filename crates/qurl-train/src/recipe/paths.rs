@@ -32,7 +32,9 @@ fn resolve_task(task: &mut TaskSource, section: &str, source: &Source) {
             resolve(&mut data.files, base(source, &format!("{section}.files")));
             resolve(&mut data.test_files, base(source, &format!("{section}.test_files")));
         }
-        TaskSource::Command { source: inner, .. } => resolve_task(inner, &format!("{section}.source"), source),
+        TaskSource::Command { source: inner, .. } => {
+            resolve_task(inner, &format!("{section}.source"), source)
+        }
     }
 }
 

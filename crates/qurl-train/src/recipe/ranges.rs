@@ -71,7 +71,10 @@ const RANGES: &[(&[&str], Range)] = &[
     (&["sft.batch_size", "data.train_batch_size"], whole(1, 1 << 20)),
     (&["sft.max_length"], whole(2, 1 << 24)),
     (&["sft.lr", "actor.lr", "critic.lr"], POSITIVE),
-    (&["sft.warmup_steps", "actor.lr_warmup_steps", "critic.lr_warmup_steps", "sft.test_problems"], at_least(0)),
+    (
+        &["sft.warmup_steps", "actor.lr_warmup_steps", "critic.lr_warmup_steps", "sft.test_problems"],
+        at_least(0),
+    ),
     (&["sft.min_lr_ratio", "actor.min_lr_ratio", "critic.min_lr_ratio"], SHARE),
     (&["sft.optim.beta1", "actor.optim.beta1", "critic.optim.beta1"], BELOW_ONE),
     (&["sft.optim.beta2", "actor.optim.beta2", "critic.optim.beta2"], BELOW_ONE),

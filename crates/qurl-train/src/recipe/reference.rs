@@ -93,7 +93,8 @@ fn collect(section: &Value, path: &str, defaults: Option<&Value>, only_with: &[S
     let variants = variants(section);
     if !variants.is_empty() {
         let tag = if path.is_empty() { "type".to_string() } else { format!("{path}.type") };
-        let choices = variants.iter().map(|(name, variant)| Choice { name: name.clone(), meaning: meaning(variant) });
+        let choices =
+            variants.iter().map(|(name, variant)| Choice { name: name.clone(), meaning: meaning(variant) });
         let default = defaults.and_then(|d| d.get("type")).map(toml_text);
         keys.push(Key {
             key: tag,
@@ -112,7 +113,8 @@ fn collect(section: &Value, path: &str, defaults: Option<&Value>, only_with: &[S
             collect(variant, path, defaults, &[name], &mut own);
             for key in own {
                 let alike = |k: &Key| k.meaning == key.meaning && k.default == key.default;
-                let same = |k: &&mut Key| k.key == key.key && (alike(k) || (k.is_section() && key.is_section()));
+                let same =
+                    |k: &&mut Key| k.key == key.key && (alike(k) || (k.is_section() && key.is_section()));
                 match keys.iter_mut().find(same) {
                     Some(known) => {
                         let new = key.only_with.into_iter().filter(|name| !known.only_with.contains(name));

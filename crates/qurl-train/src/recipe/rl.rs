@@ -259,7 +259,13 @@ pub struct Alarm {
 
 impl Default for Alarm {
     fn default() -> Self {
-        Alarm { mismatch_kl: 0.05, entropy_low: 0.0, entropy_high: 20.0, action: AlarmAction::Warn, patience: 3 }
+        Alarm {
+            mismatch_kl: 0.05,
+            entropy_low: 0.0,
+            entropy_high: 20.0,
+            action: AlarmAction::Warn,
+            patience: 3,
+        }
     }
 }
 
@@ -388,7 +394,8 @@ impl RlPlan {
     /// Bytes of the tensors of a checkpoint of a model with so many parameters.
     pub fn checkpoint_bytes(&self, parameters: u64) -> u64 {
         let learners = 1 + u64::from(self.critic.is_some());
-        let copies = u64::from(self.algorithm.needs_reference()) + u64::from(self.run.update_metrics_freq > 0);
+        let copies =
+            u64::from(self.algorithm.needs_reference()) + u64::from(self.run.update_metrics_freq > 0);
         4 * parameters * (3 * learners + copies)
     }
 
@@ -427,8 +434,10 @@ impl RlPlan {
 
     pub(crate) fn check(&self, check: Check) -> Result<(), RecipeError> {
         let RlPlan { data, rollout, algorithm, actor, critic, run, preset_sampling: _ } = self;
-        let grouped =
-            matches!(algorithm.adv_estimator, Estimator::Grpo { .. } | Estimator::DrGrpo {} | Estimator::Rloo {});
+        let grouped = matches!(
+            algorithm.adv_estimator,
+            Estimator::Grpo { .. } | Estimator::DrGrpo {} | Estimator::Rloo {}
+        );
         let in_a_group = "at least 2 for advantages within a group";
         check.that("rollout.n", rollout.n, !grouped || rollout.n > 1, in_a_group)?;
         let whole = rollout.sampling().is_full() || rollout.allow_truncated_sampling;
@@ -468,7 +477,8 @@ impl RlPlan {
         if let Some(critic) = critic {
             critic.check(check, "critic", data.train_batch_size)?;
         }
-        if let Err(RolloutError::OutOfRange { found, expected, .. }) = self.test_sampling().check(usize::MAX) {
+        if let Err(RolloutError::OutOfRange { found, expected, .. }) = self.test_sampling().check(usize::MAX)
+        {
             check.that("run.test_temperature", found, false, &expected)?;
         }
         let starts: Vec<u64> = run.stages.iter().map(|s| s.from_step).collect();
@@ -477,7 +487,8 @@ impl RlPlan {
         for (i, stage) in run.stages.iter().enumerate() {
             let key = |name: &str| format!("run.stages[{i}].{name}");
             let there = !stage.new_reference || algorithm.needs_reference();
-            let expected = "false where there is no reference model: no algorithm.kl_loss_coef and no kl_in_reward";
+            let expected =
+                "false where there is no reference model: no algorithm.kl_loss_coef and no kl_in_reward";
             check.that(&key("new_reference"), stage.new_reference, there, expected)?;
             let n = stage.n.unwrap_or(rollout.n);
             check.that(&key("n"), n, !grouped || n > 1, in_a_group)?;
@@ -507,8 +518,8 @@ mod kv_format_name {
         let name = String::deserialize(deserializer)?;
         let found = KvFormat::ALL.into_iter().find(|f| f.name() == name);
         let known = KvFormat::ALL.map(KvFormat::name).join(", ");
-        found
-            .map(Some)
-            .ok_or_else(|| de::Error::custom(format!("unknown kv_cache format {name:?}; expected one of {known}")))
+        found.map(Some).ok_or_else(|| {
+            de::Error::custom(format!("unknown kv_cache format {name:?}; expected one of {known}"))
+        })
     }
 }

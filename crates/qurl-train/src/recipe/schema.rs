@@ -169,7 +169,9 @@ fn add_range(object: &mut serde_json::Map<String, Value>, path: &str) {
     {
         match end_of_range {
             Some(End::At(value)) => _ = object.insert(at.to_string(), end(value)),
-            Some(End::Beyond(value)) if value.is_finite() => _ = object.insert(beyond.to_string(), end(value)),
+            Some(End::Beyond(value)) if value.is_finite() => {
+                _ = object.insert(beyond.to_string(), end(value))
+            }
             _ => {}
         }
     }
@@ -180,6 +182,7 @@ fn add_range(object: &mut serde_json::Map<String, Value>, path: &str) {
 
 /// Paragraphs without the line breaks of the source.
 fn unbroken(text: &str) -> String {
-    let paragraphs: Vec<String> = text.split("\n\n").map(|p| p.lines().collect::<Vec<_>>().join(" ")).collect();
+    let paragraphs: Vec<String> =
+        text.split("\n\n").map(|p| p.lines().collect::<Vec<_>>().join(" ")).collect();
     paragraphs.join("\n\n")
 }

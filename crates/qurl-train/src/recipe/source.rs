@@ -41,7 +41,8 @@ impl Source {
     /// What sets a key on the command line, if anything does.
     pub(super) fn override_of(&self, key: &str) -> Option<&str> {
         let sets = |path: &str| {
-            key.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.') || rest.starts_with('['))
+            key.strip_prefix(path)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.') || rest.starts_with('['))
         };
         self.overrides.iter().rfind(|(path, _)| sets(path)).map(|(_, entry)| entry.as_str())
     }
@@ -57,7 +58,9 @@ impl Source {
             (Some(entry), _) => format!("--set {entry}"),
             (None, Some(line)) => format!("{file}, line {line}"),
             // A section that is there only because something in it was set.
-            (None, None) => self.override_inside(key).map_or(file.to_string(), |entry| format!("--set {entry}")),
+            (None, None) => {
+                self.override_inside(key).map_or(file.to_string(), |entry| format!("--set {entry}"))
+            }
         }
     }
 
@@ -110,7 +113,8 @@ impl Lines {
 
 fn walk(path: &str, table: &DeTable, lines: &Lines, found: &mut BTreeMap<String, usize>) {
     for (key, value) in table {
-        let path = if path.is_empty() { key.get_ref().to_string() } else { format!("{path}.{}", key.get_ref()) };
+        let path =
+            if path.is_empty() { key.get_ref().to_string() } else { format!("{path}.{}", key.get_ref()) };
         found.insert(path.clone(), lines.number(key.span().start));
         match value.get_ref() {
             DeValue::Table(inner) => walk(&path, inner, lines, found),

@@ -209,7 +209,12 @@ impl TaskSource {
     fn check_in(&self, section: &str, check: Check) -> Result<(), RecipeError> {
         let key = |name: &str| format!("{section}.{name}");
         let RewardValues { right, wrong } = self.reward();
-        check.that(&key("reward.wrong"), wrong, wrong < right, &format!("less than reward.right = {right}"))?;
+        check.that(
+            &key("reward.wrong"),
+            wrong,
+            wrong < right,
+            &format!("less than reward.right = {right}"),
+        )?;
         match self {
             TaskSource::Synthetic { kind, level, teacher_slips, .. } => {
                 check.name(&key("kind"), kind, &Kind::ALL.map(|(name, _)| name))?;
@@ -225,7 +230,12 @@ impl TaskSource {
                 let named = command.first().is_some_and(|program| !program.is_empty());
                 check.that(&key("command"), format!("{command:?}"), named, "a program and its arguments")?;
                 let plain = !matches!(**source, TaskSource::Command { .. });
-                check.that(&key("source.type"), "command", plain, "a source of problems: synthetic or dataset")?;
+                check.that(
+                    &key("source.type"),
+                    "command",
+                    plain,
+                    "a source of problems: synthetic or dataset",
+                )?;
                 let RewardValues { right, wrong } = source.reward();
                 let unset = source.reward() == RewardValues::default();
                 let found = format!("{{ right = {right}, wrong = {wrong} }}");
@@ -259,7 +269,8 @@ impl DatasetSource {
     }
 
     fn task(&self, section: &str) -> Result<DatasetTask, TaskSourceError> {
-        let name = self.files.first().and_then(|f| f.file_name()).map_or("dataset".into(), |n| n.to_string_lossy());
+        let name =
+            self.files.first().and_then(|f| f.file_name()).map_or("dataset".into(), |n| n.to_string_lossy());
         let rows = self.rows(section, "files", &self.files)?;
         let task = DatasetTask::new(&name, rows, self.template()?, self.policy()?, self.held_out)
             .with_format_weight(self.format_weight)
@@ -298,7 +309,12 @@ impl DatasetSource {
         let none = self.files.is_empty();
         check.that(&key("files"), "empty", !none, "at least one .jsonl, .jsonl.gz or .parquet file")?;
         let one = self.held_out == 0.0 || self.test_files.is_empty();
-        check.that(&key("held_out"), self.held_out, one, &format!("0 where there are {}", key("test_files")))?;
+        check.that(
+            &key("held_out"),
+            self.held_out,
+            one,
+            &format!("0 where there are {}", key("test_files")),
+        )?;
         let names: [(&str, &Option<String>, Vec<&str>); 3] = [
             ("preset", &self.preset, presets::EVAL_PRESETS.map(|preset| preset.name).to_vec()),
             ("template", &self.template, presets::TEMPLATES.map(|template| template.name).to_vec()),

@@ -94,7 +94,11 @@ fn data_sets_and_commands() {
         ("task.format_weight=2.0", "`task.format_weight`", "0 to 1"),
         ("task.reward={ right = inf }", "`task.reward.right` is inf", "from -1000000 to 1000000"),
         ("task.reward={ wrong = nan }", "`task.reward.wrong` is NaN", "to 1000000"),
-        ("task.reward={ right = -1.0, wrong = 1.0 }", "`task.reward.wrong` is 1", "less than reward.right = -1"),
+        (
+            "task.reward={ right = -1.0, wrong = 1.0 }",
+            "`task.reward.wrong` is 1",
+            "less than reward.right = -1",
+        ),
         ("task.reward.wrong=1.0", "`task.reward.wrong` is 1", "less than reward.right = 1"),
         ("task.reward={ rigth = 1.0 }", "`task.reward.rigth`", "did you mean `task.reward.right`?"),
         ("task.reward=1.0", "`task.reward`", "a section"),
@@ -127,8 +131,8 @@ fn data_sets_and_commands() {
 #[test]
 fn a_missing_command_is_named() {
     let text = with_task(COMMAND);
-    let recipe =
-        Recipe::parse(&text, "r.toml", &["task.command=[\"no-such-program-here\"]".to_string()]).expect("good");
+    let recipe = Recipe::parse(&text, "r.toml", &["task.command=[\"no-such-program-here\"]".to_string()])
+        .expect("good");
     let e = recipe.task.task().err().expect("cannot start").to_string();
     assert!(e.contains("no-such-program-here"), "{e}");
 }
@@ -223,7 +227,8 @@ fn a_new_optimizer_has_a_schedule_of_its_own() {
     assert_eq!(without, [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
     // Each stretch decays over its own steps: 3, 5 and 2 of them.
     let cosine = rates(plan(&[&lr[..], &[stages, "actor.decay=cosine"]].concat()));
-    let alone = |steps: u64| rates(plan(&[lr[0], lr[1], "actor.decay=cosine", &format!("run.total_steps={steps}")]));
+    let alone =
+        |steps: u64| rates(plan(&[lr[0], lr[1], "actor.decay=cosine", &format!("run.total_steps={steps}")]));
     assert_eq!(cosine[..3], alone(3)[..3]);
     assert_eq!(cosine[3..8], alone(5)[..5]);
     assert_eq!(cosine[8..], alone(2)[..2]);
@@ -268,7 +273,10 @@ fn a_run_goes_on_with_its_own_recipe_only() {
     assert!(changes.allowed.is_empty());
     let changes = against(&old, &["run.total_steps=9", "trainer.save_freq=3", "run.alarm.action=stop"]);
     let allowed: Vec<&str> = changes.allowed.iter().map(|c| c.key.as_str()).collect();
-    assert_eq!((allowed, changes.refused.len()), (vec!["run.alarm.action", "run.total_steps", "trainer.save_freq"], 0));
+    assert_eq!(
+        (allowed, changes.refused.len()),
+        (vec!["run.alarm.action", "run.total_steps", "trainer.save_freq"], 0)
+    );
     // A decaying learning rate of the past would have been another one.
     let decaying = Recipe::parse(&text, "r.toml", &["actor.decay=cosine".to_string()]).expect("good");
     let changes = against(&decaying, &["actor.decay=cosine", "run.total_steps=9"]);

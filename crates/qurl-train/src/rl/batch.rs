@@ -75,7 +75,8 @@ impl RolloutBatch {
                 batch.mask.extend(std::iter::repeat_n(true, tokens.len()));
                 batch.behav.extend_from_slice(&response.sample.logprobs);
                 batch.rewards.extend(std::iter::repeat_n(0.0, tokens.len()));
-                let penalty = plan.algorithm.overlong_buffer.map_or(0.0, |b| b.penalty(tokens.len(), max_response));
+                let penalty =
+                    plan.algorithm.overlong_buffer.map_or(0.0, |b| b.penalty(tokens.len(), max_response));
                 if let Some(last) = batch.rewards.last_mut().filter(|_| !tokens.is_empty()) {
                     *last = (response.verdict.reward + penalty) as f32;
                 }

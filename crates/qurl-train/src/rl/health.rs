@@ -55,7 +55,8 @@ impl Symptom {
             return Some(Symptom::SkippedUpdates { updates: record.skipped_updates });
         }
         let without_gradient = record.learnable && record.updates > 0 && record.grad_norm == 0.0;
-        Symptom::of_entropy(record.rollout_entropy, vocabulary).or(without_gradient.then_some(Symptom::NoGradient))
+        Symptom::of_entropy(record.rollout_entropy, vocabulary)
+            .or(without_gradient.then_some(Symptom::NoGradient))
     }
 
     /// What the failure of a step shows, if it is one of training and not of the machine.
@@ -93,7 +94,9 @@ impl fmt::Display for Symptom {
             Symptom::SkippedUpdates { updates } => {
                 write!(f, "none of its {updates} updates had a finite gradient, all were skipped")
             }
-            Symptom::NoGradient => f.write_str("its gradients are zero although there was something to learn"),
+            Symptom::NoGradient => {
+                f.write_str("its gradients are zero although there was something to learn")
+            }
             Symptom::UniformLogits { entropy, most } => {
                 write!(f, "its entropy {entropy:.4} is that of uniform logits ({most:.4})")
             }
@@ -149,7 +152,11 @@ mod tests {
         assert!(!health.observe(3, None) && health.is_good() && health.last_good().is_none());
         assert!(!health.observe(4, Some(&sick)) && !health.observe(5, Some(&sick)));
         assert!(health.observe(6, Some(&sick)));
-        assert_eq!(health.last_good(), Some(2), "step 4 sampled with what step 3 left, step 3 with what step 2 left");
+        assert_eq!(
+            health.last_good(),
+            Some(2),
+            "step 4 sampled with what step 3 left, step 3 with what step 2 left"
+        );
         let mut patient = Health::new(0);
         assert!((1..100).all(|step| !patient.observe(step, Some(&sick))));
         assert_eq!(patient.last_good(), Some(0), "the start");

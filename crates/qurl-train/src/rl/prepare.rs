@@ -31,7 +31,9 @@ pub fn prepare<B: Backend>(
     let (config, longest) = (&start.config, plan.longest());
     check_context(&plan, recipe, file, config)?;
     check_uaq(&plan, recipe, file, config)?;
-    if let Err(RolloutError::OutOfRange { key, found, expected }) = plan.rollout.sampling().check(config.vocab_size) {
+    if let Err(RolloutError::OutOfRange { key, found, expected }) =
+        plan.rollout.sampling().check(config.vocab_size)
+    {
         return invalid(&format!("rollout.{key}"), found, expected);
     }
     let (needed, there) = (sequence_bytes(backend, &plan, start), plan.rollout.kv_cache_mb << 20);
@@ -58,11 +60,19 @@ pub fn prepare<B: Backend>(
 }
 
 /// That no problem is left to train on, or none to measure on, and by what.
-fn nothing_left(recipe: &Recipe, file: &str, plan: &RlPlan, task: &dyn Task, dropped: Dropped) -> RecipeError {
-    let (section, data) = recipe.task.dataset().map_or(("task", None), |(section, data)| (section, Some(data)));
+fn nothing_left(
+    recipe: &Recipe,
+    file: &str,
+    plan: &RlPlan,
+    task: &dyn Task,
+    dropped: Dropped,
+) -> RecipeError {
+    let (section, data) =
+        recipe.task.dataset().map_or(("task", None), |(section, data)| (section, Some(data)));
     let key = |name: &str| format!("{section}.{name}");
     let most = plan.data.max_prompt_length;
-    let long = |count: u64| format!("{count} have prompts of more than data.max_prompt_length = {most} tokens");
+    let long =
+        |count: u64| format!("{count} have prompts of more than data.max_prompt_length = {most} tokens");
     let held_out = data.map_or(0.0, |data| data.held_out);
     let mut why = Vec::new();
     let (asked, what) = if task.is_empty(Split::Train) {
@@ -80,7 +90,11 @@ fn nothing_left(recipe: &Recipe, file: &str, plan: &RlPlan, task: &dyn Task, dro
         let asked = if held_out > 0.0 { key("held_out") } else { key("test_files") };
         match dropped.test {
             0 if held_out > 0.0 => why.push(format!("{held_out} of so few is none")),
-            0 => why.push(format!("give {asked}, or hold out a share of {} with {}", key("files"), key("held_out"))),
+            0 => why.push(format!(
+                "give {asked}, or hold out a share of {} with {}",
+                key("files"),
+                key("held_out")
+            )),
             count => why.push(long(count)),
         }
         (asked, "measure on")
@@ -115,7 +129,12 @@ pub(super) fn check_context(
 
 /// Refuses to scale a model that is marked as scaled. With the recipe's own scale it is taken as it is (a checkpoint of
 /// such a run), and a recipe without one takes the scaling off.
-pub(super) fn check_uaq(plan: &RlPlan, recipe: &Recipe, file: &str, config: &ModelConfig) -> Result<(), RecipeError> {
+pub(super) fn check_uaq(
+    plan: &RlPlan,
+    recipe: &Recipe,
+    file: &str,
+    config: &ModelConfig,
+) -> Result<(), RecipeError> {
     let (asked, mark) = (plan.rollout.uaq, config.uaq);
     if mark == 1.0 || asked == 1.0 || asked as f32 == mark {
         return Ok(());
@@ -126,7 +145,9 @@ pub(super) fn check_uaq(plan: &RlPlan, recipe: &Recipe, file: &str, config: &Mod
         place: recipe.place(file, "rollout.uaq"),
         key: "rollout.uaq".to_string(),
         found: asked.to_string(),
-        expected: format!("{mark} to train it as it is or 1 to take the scaling off, since {marked}; or another model"),
+        expected: format!(
+            "{mark} to train it as it is or 1 to take the scaling off, since {marked}; or another model"
+        ),
     })
 }
 

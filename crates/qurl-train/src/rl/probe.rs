@@ -44,7 +44,8 @@ impl<B: Backend> RlTrainer<B> {
         let rng = CounterRng::new(&[self.seed, text_key("full_kl"), self.step]);
         let picked: Vec<usize> =
             (0..count).map(|i| rng.below_at(i as u64, batch.sequences() as u64) as usize).collect();
-        let lengths: Vec<usize> = picked.iter().map(|&sequence| batch.ids(sequence..sequence + 1)[0].len()).collect();
+        let lengths: Vec<usize> =
+            picked.iter().map(|&sequence| batch.ids(sequence..sequence + 1)[0].len()).collect();
         let (mut behav, mut prox, mut left) = (Vec::new(), Vec::new(), wanted);
         for range in micro_batches(&lengths, self.tape) {
             let (mut ids, mut rows, mut first) = (Vec::new(), Vec::new(), 0);
@@ -78,7 +79,8 @@ impl<B: Backend> RlTrainer<B> {
         let prompts = plan.data.train_batch_size.min(plan.rollout.max_num_seqs.div_ceil(n));
         let problems = draw_problems(&*self.task, Split::Train, self.seed, 0, prompts as u64)?;
         let max_prompt = plan.data.max_prompt_length;
-        let draw = Draw { max_prompt, n, sampling: plan.rollout.sampling(), max_new, seed: self.seed, step: 0 };
+        let draw =
+            Draw { max_prompt, n, sampling: plan.rollout.sampling(), max_new, seed: self.seed, step: 0 };
         // A trainer that computes in bf16 lends its own network.
         let compute = self.actor.network().options().format;
         let mut packed = match compute {

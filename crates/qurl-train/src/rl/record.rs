@@ -128,7 +128,12 @@ impl StepRecord {
         let count = samples.len().max(1) as f64;
         StepRecord {
             step,
-            reward: solved.iter().flat_map(|s| &s.responses).map(|r| r.verdict.reward).fold(0.0, |a, b| a + b) / count,
+            reward: solved
+                .iter()
+                .flat_map(|s| &s.responses)
+                .map(|r| r.verdict.reward)
+                .fold(0.0, |a, b| a + b)
+                / count,
             accuracy: accuracy(solved),
             groups: solved.len(),
             gen_batches,

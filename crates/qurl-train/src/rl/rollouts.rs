@@ -74,7 +74,14 @@ impl<B: Backend> RlTrainer<B> {
             self.drawn += wanted as u64;
             let step = self.step * most as u64 + batch as u64; // its own random numbers for every batch of prompts
             let max_prompt = self.plan.data.max_prompt_length;
-            let draw = Draw { max_prompt, n, sampling: self.plan.rollout.sampling(), max_new, seed: self.seed, step };
+            let draw = Draw {
+                max_prompt,
+                n,
+                sampling: self.plan.rollout.sampling(),
+                max_new,
+                seed: self.seed,
+                step,
+            };
             let (solved, seconds) = solve(&mut self.engine, &self.start, &*self.task, problems, draw)?;
             verifying += seconds;
             entropy.add(&solved);
@@ -90,14 +97,27 @@ impl<B: Backend> RlTrainer<B> {
             }
             if kept.len() >= wanted {
                 kept.truncate(wanted);
-                return Ok(Rolled { groups: kept, gen_batches: batch + 1, verifying, entropy: entropy.mean() });
+                return Ok(Rolled {
+                    groups: kept,
+                    gen_batches: batch + 1,
+                    verifying,
+                    entropy: entropy.mean(),
+                });
             }
         }
         let found = kept.len();
         if filter.is_none_or(|f| !f.allow_fewer) {
             let Dropped { right, wrong, other } = dropped;
             let entropy = entropy.mean();
-            return Err(TrainError::TooFewGroups { batches: most, found, wanted, right, wrong, other, entropy });
+            return Err(TrainError::TooFewGroups {
+                batches: most,
+                found,
+                wanted,
+                right,
+                wrong,
+                other,
+                entropy,
+            });
         }
         // A mini-batch that is not whole would weigh its responses more than the others do.
         let mini = self.plan.actor.ppo_mini_batch_size;

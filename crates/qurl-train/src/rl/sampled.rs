@@ -63,7 +63,8 @@ impl<B: Backend> RlTrainer<B> {
             let advantages = view.advantages;
             let uniform = advantages.windows(2).all(|w| w[0] == w[1]);
             let sum: f64 = advantages.iter().map(|&a| a as f64).sum();
-            let rho = view.prox.iter().zip(view.behav).map(|(&p, &b)| qurl_rl::ratio(p as f64 - b as f64) as f32);
+            let rho =
+                view.prox.iter().zip(view.behav).map(|(&p, &b)| qurl_rl::ratio(p as f64 - b as f64) as f32);
             Ok(SampledRollout {
                 step: self.step,
                 problem: solved.problem.id.clone(),
@@ -73,7 +74,12 @@ impl<B: Backend> RlTrainer<B> {
                 answer: solved.problem.answer.clone(),
                 extracted: response.verdict.extracted.clone(),
                 reward: response.verdict.reward,
-                reward_parts: response.verdict.parts.iter().map(|(name, x)| (name.clone(), json!(x))).collect(),
+                reward_parts: response
+                    .verdict
+                    .parts
+                    .iter()
+                    .map(|(name, x)| (name.clone(), json!(x)))
+                    .collect(),
                 advantage: sum / advantages.len().max(1) as f64,
                 advantages: if uniform { Vec::new() } else { advantages.to_vec() },
                 ids: response.sample.tokens.clone(),
@@ -90,7 +96,8 @@ impl<B: Backend> RlTrainer<B> {
 /// The text that each token adds; a character spread over several tokens appears at its last.
 fn texts(start: &Start, ids: &[u32]) -> Result<Vec<String>, TokenizerError> {
     let mut decoder = StreamDecoder::new(false);
-    let mut texts = ids.iter().map(|&id| decoder.push(&start.tokenizer, id)).collect::<Result<Vec<_>, _>>()?;
+    let mut texts =
+        ids.iter().map(|&id| decoder.push(&start.tokenizer, id)).collect::<Result<Vec<_>, _>>()?;
     if let Some(last) = texts.last_mut() {
         last.push_str(&decoder.finish(&start.tokenizer)?);
     }

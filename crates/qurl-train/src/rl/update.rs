@@ -49,7 +49,8 @@ impl<B: Backend> RlTrainer<B> {
                 let bonus = entropy_bonus(algorithm.entropy_coeff, &out.entropy, part.mask, &weights)?;
                 outcome.loss += bonus.loss;
                 record.add_outcome(&outcome, bonus.entropy_sum, bonus.tokens);
-                let dentropy = if algorithm.entropy_coeff == 0.0 { Vec::new() } else { to_f32(&bonus.dentropy) };
+                let dentropy =
+                    if algorithm.entropy_coeff == 0.0 { Vec::new() } else { to_f32(&bonus.dentropy) };
                 Ok::<_, TrainError>(LossGradient { dlogp: to_f32(&outcome.dlogp), dentropy })
             })?;
         }
@@ -58,7 +59,11 @@ impl<B: Backend> RlTrainer<B> {
     }
 
     /// The critic's updates on the same batch.
-    pub(super) fn update_critic(&mut self, batch: &RolloutBatch, record: &mut StepRecord) -> Result<(), TrainError> {
+    pub(super) fn update_critic(
+        &mut self,
+        batch: &RolloutBatch,
+        record: &mut StepRecord,
+    ) -> Result<(), TrainError> {
         let (Some(critic), Some(updates)) = (&mut self.critic, &self.plan.critic) else { return Ok(()) };
         let lr = self.plan.lr_at(updates, self.step);
         for _ in 0..updates.ppo_epochs {

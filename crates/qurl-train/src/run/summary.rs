@@ -113,7 +113,8 @@ impl<B: Backend> Run<B> {
             ..SaveOptions::new(start.config.dtype, &start.generation)
         };
         let (config, weights) = self.trainer.model()?;
-        save(&dir, &config, &weights, &options).map_err(|source| RunError::Model { dir, source: Box::new(source) })
+        save(&dir, &config, &weights, &options)
+            .map_err(|source| RunError::Model { dir, source: Box::new(source) })
     }
 
     /// How fast the rollouts of the trained model are; nothing where they are not quantized. What fails here costs a
@@ -123,7 +124,12 @@ impl<B: Backend> Run<B> {
     }
 
     /// The summary of a finished run, after `seconds` of this process.
-    pub fn summary(&self, backend: &B, rollout_speed: Option<RolloutSpeed>, seconds: f64) -> Result<Summary, RunError> {
+    pub fn summary(
+        &self,
+        backend: &B,
+        rollout_speed: Option<RolloutSpeed>,
+        seconds: f64,
+    ) -> Result<Summary, RunError> {
         let (totals, begun) = (&self.totals, self.begun(backend));
         let rollout = totals.seconds.get("rollout").copied().unwrap_or(f64::NAN);
         Ok(Summary {

@@ -85,7 +85,9 @@ pub fn flatten(record: &Value) -> Vec<(String, f64)> {
             Value::Array(items) => {
                 items.iter().enumerate().for_each(|(i, value)| walk(child(&i.to_string()), value, scalars))
             }
-            Value::Number(number) => scalars.extend(number.as_f64().filter(|_| name != "step").map(|x| (name, x))),
+            Value::Number(number) => {
+                scalars.extend(number.as_f64().filter(|_| name != "step").map(|x| (name, x)))
+            }
             _ => {}
         }
     }
@@ -244,8 +246,7 @@ mod tests {
 
     #[test]
     fn records_become_flat_names() {
-        let record =
-            json!({"step": 3, "reward": 0.5, "mismatch": {"kl": 1e-3, "corr": null}, "layers": [1.0, 2], "x": "y"});
+        let record = json!({"step": 3, "reward": 0.5, "mismatch": {"kl": 1e-3, "corr": null}, "layers": [1.0, 2], "x": "y"});
         let expected = [("reward", 0.5), ("mismatch/kl", 1e-3), ("layers/0", 1.0), ("layers/1", 2.0)];
         assert_eq!(flatten(&record), expected.map(|(name, value)| (name.to_string(), value)));
     }
@@ -256,7 +257,8 @@ mod tests {
         let path = dir.join(NAME);
         let mut file = EventFile::open(&dir, 0).expect("opened");
         for step in 1..=300 {
-            file.write(step, &[("a/b".to_string(), step as f64), ("c".to_string(), f64::NAN)]).expect("written");
+            file.write(step, &[("a/b".to_string(), step as f64), ("c".to_string(), f64::NAN)])
+                .expect("written");
         }
         drop(file);
         let whole = std::fs::read(&path).expect("a file");
@@ -281,7 +283,8 @@ mod tests {
         std::fs::write(&path, &whole).expect("written");
         let mut file = EventFile::open(&dir, 150).expect("opened");
         file.write(151, &[("a/b".to_string(), 151.0)]).expect("written");
-        let steps: Vec<u64> = EventReader::new(&std::fs::read(&path).expect("a file")).map(|e| e.step).collect();
+        let steps: Vec<u64> =
+            EventReader::new(&std::fs::read(&path).expect("a file")).map(|e| e.step).collect();
         assert_eq!(steps, (0..=151).collect::<Vec<u64>>());
         std::fs::remove_dir_all(&dir).expect("removed");
     }

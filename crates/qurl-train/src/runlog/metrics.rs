@@ -24,7 +24,8 @@ impl MetricsFile {
         };
         let (mut kept, mut bytes, mut last) = (Vec::new(), Vec::new(), None);
         for line in text.split_inclusive(|&b| b == b'\n') {
-            let value: Option<Value> = line.strip_suffix(b"\n").and_then(|line| serde_json::from_slice(line).ok());
+            let value: Option<Value> =
+                line.strip_suffix(b"\n").and_then(|line| serde_json::from_slice(line).ok());
             let number = |v: &Value| v.get("step").and_then(Value::as_u64);
             let Some((value, number)) = value.and_then(|v| number(&v).map(|n| (v, n))) else { break };
             if number > step {
@@ -54,8 +55,8 @@ impl MetricsFile {
 
     /// Writes a line.
     pub fn write(&mut self, record: &StepRecord) -> Result<(), LogError> {
-        let line =
-            serde_json::to_string(record).map_err(|source| LogError::Json { file: self.path.clone(), source })?;
+        let line = serde_json::to_string(record)
+            .map_err(|source| LogError::Json { file: self.path.clone(), source })?;
         self.file.write_all(format!("{line}\n").as_bytes()).map_err(LogError::io(&self.path, "be written"))
     }
 

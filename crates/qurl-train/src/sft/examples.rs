@@ -106,7 +106,12 @@ enum Line {
 
 impl<'a> Examples<'a> {
     /// Reads the recipe's files, or takes the task's worked solutions.
-    pub fn open(sft: &Sft, seed: u64, start: &'a Start, task: &'a dyn Task) -> Result<Examples<'a>, ExampleError> {
+    pub fn open(
+        sft: &Sft,
+        seed: u64,
+        start: &'a Start,
+        task: &'a dyn Task,
+    ) -> Result<Examples<'a>, ExampleError> {
         let max_length = sft.max_length.min(start.config.max_position_embeddings);
         if sft.files.is_empty() {
             return Ok(Examples::Task { task, start, seed, max_length });
@@ -188,15 +193,18 @@ fn read_file(path: &Path, start: &Start) -> Result<Vec<Example>, ExampleError> {
         if line.trim().is_empty() {
             continue;
         }
-        let parsed: Line = serde_json::from_str(line)
-            .map_err(|e| wrong(format!("{e}; expected an object with `prompt` and `response`, or with `messages`")))?;
+        let parsed: Line = serde_json::from_str(line).map_err(|e| {
+            wrong(format!("{e}; expected an object with `prompt` and `response`, or with `messages`"))
+        })?;
         let example = match &parsed {
             Line::Pair { prompt, response } => pair(start, &Prompt::Text(prompt.clone()), response),
             Line::Chat { messages } => conversation(start, messages),
         };
         let example = example.map_err(|e| wrong(e.to_string()))?;
         if example.scored() == 0 {
-            return Err(wrong("there is nothing to learn: no response and no turn of the assistant".to_string()));
+            return Err(wrong(
+                "there is nothing to learn: no response and no turn of the assistant".to_string(),
+            ));
         }
         examples.push(example);
     }

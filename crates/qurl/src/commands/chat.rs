@@ -80,7 +80,10 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
             anyhow::bail!("the engine returned no answer");
         };
         match args.json {
-            true => out!("{}", json!({"text": text, "tokens": sample.tokens.len(), "finish": sample.finish.name()}))?,
+            true => out!(
+                "{}",
+                json!({"text": text, "tokens": sample.tokens.len(), "finish": sample.finish.name()})
+            )?,
             false => out!("")?,
         }
         messages.push(Message::new("assistant", &text));

@@ -129,7 +129,12 @@ fn run_on<B: Backend>(
     let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
     let seeds: Vec<u64> = (0..args.seeds).map(|i| base.trainer.seed + i).collect();
     let runs = methods.len() * seeds.len();
-    view.note(&format!("{runs} runs of {} steps, {}, in {}", plan.run.total_steps, backend.describe(), dir.display()));
+    view.note(&format!(
+        "{runs} runs of {} steps, {}, in {}",
+        plan.run.total_steps,
+        backend.describe(),
+        dir.display()
+    ));
     start.warning.iter().for_each(|warning| view.warn(&format!("warning: {warning}")));
     overlaps(&*task).iter().for_each(|note| view.warn(note));
     base.doubts(task.len(Split::Train)).iter().for_each(|doubt| view.warn(&format!("warning: {doubt}")));
@@ -142,12 +147,20 @@ fn run_on<B: Backend>(
         for (method, figures) in methods.iter().zip(&mut figures) {
             let run_dir = dir.join(format!("seed-{seed}")).join(method.name());
             view.note(&format!("seed {seed}: {}", method.title()));
-            figures.push(one_run(&backend, &method.recipe(&base, seed), &file, &weights, &run_dir, &mut view)?);
+            figures.push(one_run(
+                &backend,
+                &method.recipe(&base, seed),
+                &file,
+                &weights,
+                &run_dir,
+                &mut view,
+            )?);
         }
     }
 
     let report = dir.join("report.html");
-    let shown: Vec<PathBuf> = methods.iter().map(|m| dir.join(format!("seed-{}", seeds[0])).join(m.name())).collect();
+    let shown: Vec<PathBuf> =
+        methods.iter().map(|m| dir.join(format!("seed-{}", seeds[0])).join(m.name())).collect();
     let data = shown.iter().map(|dir| RunData::read(dir)).collect::<anyhow::Result<Vec<RunData>>>()?;
     std::fs::write(&report, render(&data)).with_context(|| format!("writing {}", report.display()))?;
     let document = Document {
@@ -194,9 +207,13 @@ fn methods(args: &Args) -> anyhow::Result<Vec<Method>> {
 fn directory(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
     let free = || (1..).map(|i| PathBuf::from(format!("runs/compare-{i}"))).find(|dir| !dir.exists());
     let dir = asked.map(Path::to_path_buf).or_else(free).unwrap_or_else(|| PathBuf::from("runs/compare"));
-    std::fs::create_dir_all(&dir).map_err(|e| bad(format!("--run {}: cannot be made: {e}", dir.display())))?;
+    std::fs::create_dir_all(&dir)
+        .map_err(|e| bad(format!("--run {}: cannot be made: {e}", dir.display())))?;
     if let Some(found) = something_in(&dir)? {
-        return Err(bad(format!("--run {}: holds {found}, expected a new or empty directory", dir.display())));
+        return Err(bad(format!(
+            "--run {}: holds {found}, expected a new or empty directory",
+            dir.display()
+        )));
     }
     Ok(dir)
 }

@@ -144,7 +144,8 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
     };
     progress.finish();
 
-    let of_set = |set: &EvalSet| summarize(&set.name, records.iter().filter(|r| r.set == set.name), options.k);
+    let of_set =
+        |set: &EvalSet| summarize(&set.name, records.iter().filter(|r| r.set == set.name), options.k);
     let summaries: Vec<Summary> = sets.iter().map(of_set).collect();
     let total = summarize("total", &records, options.k);
     let mean_over_sets = MeanOverSets::of(&summaries);
@@ -233,7 +234,8 @@ fn engine<B: Backend>(
 
     let engine = EngineOptions { max_num_seqs: args.max_num_seqs, ..EngineOptions::default() };
     let c = &start.config;
-    let layer = backend.kv_page_bytes(network.options().kv_format, engine.page_size, c.num_kv_heads, c.head_dim);
+    let layer =
+        backend.kv_page_bytes(network.options().kv_format, engine.page_size, c.num_kv_heads, c.head_dim);
     let pages = positions.div_ceil(engine.page_size).saturating_add(1).saturating_mul(args.max_num_seqs);
     let useful = layer.saturating_mul(c.num_layers).saturating_mul(pages);
     let kv_bytes = args.kv_mib.saturating_mul(1 << 20).min(useful);

@@ -20,8 +20,10 @@ use std::time::Instant;
 
 /// Options of `qurl generate`.
 #[derive(clap::Args)]
-#[command(after_help = r#"Example: qurl generate --model DIR --format int8 --n 4 --max-new 256 "What is 17 + 25?"
-         echo '{"prompt":"What is 17 + 25?"}' | qurl generate --model DIR --prompts -"#)]
+#[command(
+    after_help = r#"Example: qurl generate --model DIR --format int8 --n 4 --max-new 256 "What is 17 + 25?"
+         echo '{"prompt":"What is 17 + 25?"}' | qurl generate --model DIR --prompts -"#
+)]
 pub struct Args {
     #[command(flatten)]
     sampler: SamplerArgs,
@@ -153,7 +155,8 @@ fn of_file<B: Backend>(backend: Arc<B>, args: &Args, file: &Path) -> anyhow::Res
 
 /// Tokens of a line's prompt.
 fn tokens_of(text: &str, args: &Args, texts: &Texts) -> Result<Vec<u32>, String> {
-    let expected = r#"expected {"prompt":".."}, {"messages":[{"role":"..","content":".."}]} or {"prompt_ids":[..]}"#;
+    let expected =
+        r#"expected {"prompt":".."}, {"messages":[{"role":"..","content":".."}]} or {"prompt_ids":[..]}"#;
     let line: Line = serde_json::from_str(text).map_err(|e| format!("{e}; {expected}"))?;
     let tokens = match (line.prompt, line.messages, line.prompt_ids) {
         (None, None, Some(ids)) => return Ok(ids),
@@ -172,7 +175,9 @@ fn tokens_of(text: &str, args: &Args, texts: &Texts) -> Result<Vec<u32>, String>
 fn encode(args: &Args, texts: &Texts) -> anyhow::Result<Vec<u32>> {
     match (&args.prompt_ids, args.prompt.as_deref().unwrap_or_default()) {
         (Some(ids), _) => Ok(ids.clone()),
-        (None, text) if args.chat && !text.is_empty() => texts.of_chat(&[Message::new("user", text)], "--chat"),
+        (None, text) if args.chat && !text.is_empty() => {
+            texts.of_chat(&[Message::new("user", text)], "--chat")
+        }
         (None, text) => texts.of_text(text),
     }
 }

@@ -15,7 +15,9 @@ use std::path::PathBuf;
 
 /// Options of `qurl inspect`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: qurl inspect runs/a/checkpoints/step-10 runs/a/checkpoints/step-11 --format int8")]
+#[command(
+    after_help = "Example: qurl inspect runs/a/checkpoints/step-10 runs/a/checkpoints/step-11 --format int8"
+)]
 pub struct Args {
     /// Hugging Face directory
     a: PathBuf,
@@ -84,8 +86,10 @@ fn measure(args: &Args, a: &LoadedModel, b: Option<&LoadedModel>) -> anyhow::Res
         bad(format!("{dir}: not another checkpoint of {}: {e}", args.a.display()))
     };
     let error = diagnostics::quantization_error(&a.params, config, format, scope).or_bad()?;
-    let update =
-        b.map(|b| diagnostics::weight_update(&a.params, &b.params, config, scope)).transpose().map_err(in_b)?;
+    let update = b
+        .map(|b| diagnostics::weight_update(&a.params, &b.params, config, scope))
+        .transpose()
+        .map_err(in_b)?;
     let flipped = b
         .filter(|_| format.is_quantized())
         .map(|b| diagnostics::flipped_codes(&a.params, &b.params, config, format, scope))

@@ -63,7 +63,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mark = model.config.uaq;
     if let Some(s) = args.uaq {
         if mark != 1.0 && s != 1.0 {
-            let (dir, expected) = (args.model.display(), "a model that is not scaled, or 1 to take the scaling off");
+            let (dir, expected) =
+                (args.model.display(), "a model that is not scaled, or 1 to take the scaling off");
             let already = format!("{dir} is scaled by {mark} already (`qurl.uaq` in its config.json)");
             return Err(bad(format!("--uaq {s}: {already}; expected {expected}")));
         }
@@ -77,8 +78,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }
         full => {
             let dtype = full_dtype(full, args.uaq.map(|s| s / mark), model.config.dtype);
-            let options =
-                SaveOptions { tokenizer_files: &tokenizer_files, ..SaveOptions::new(dtype, &model.generation) };
+            let options = SaveOptions {
+                tokenizer_files: &tokenizer_files,
+                ..SaveOptions::new(dtype, &model.generation)
+            };
             hf::save(&args.out, &model.config, &model.params, &options).or_bad()?;
             dtype.to_string()
         }

@@ -85,7 +85,8 @@ fn matching(all: &[Key], asked: &str) -> anyhow::Result<Vec<Key>> {
     if found.is_empty() {
         let paths = all.iter().map(|key| key.key.as_str());
         let near = nearest(asked, paths.chain(all.iter().map(Key::name)));
-        let advice = near.map_or("`qurl recipe` lists all".to_string(), |near| format!("did you mean `{near}`?"));
+        let advice =
+            near.map_or("`qurl recipe` lists all".to_string(), |near| format!("did you mean `{near}`?"));
         return Err(bad(format!("there is no key or section `{asked}` in recipes; {advice}")));
     }
     Ok(found)

@@ -26,7 +26,8 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let mut runs = args.runs.iter().map(|dir| RunData::read(dir)).collect::<anyhow::Result<Vec<RunData>>>()?;
+    let mut runs =
+        args.runs.iter().map(|dir| RunData::read(dir)).collect::<anyhow::Result<Vec<RunData>>>()?;
     label_apart(&mut runs, &args.runs);
     for warning in runs.iter().flat_map(|run| &run.warnings) {
         err!("qurl: {warning}");
@@ -42,7 +43,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let page = render(&runs);
     create(&out)?.write_all(page.as_bytes()).with_context(|| format!("writing {}", out.display()))?;
     if args.json {
-        let figures: Vec<Value> = runs.iter().map(|run| json!({"run": run.label, "figures": figures(run)})).collect();
+        let figures: Vec<Value> =
+            runs.iter().map(|run| json!({"run": run.label, "figures": figures(run)})).collect();
         out!("{}", json!({"report": out.display().to_string(), "bytes": page.len(), "runs": figures}))?;
         return Ok(());
     }

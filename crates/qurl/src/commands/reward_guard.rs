@@ -26,7 +26,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         signal_hook::flag::register(signal, end.clone()).context("watching for signals")?;
     }
     let status = guard::run(&args.command, &end);
-    Ok(status.with_context(|| format!("could not start the reward command {:?}", args.command.join(" ")))?.into())
+    Ok(status
+        .with_context(|| format!("could not start the reward command {:?}", args.command.join(" ")))?
+        .into())
 }
 
 /// How this program starts reward commands; setting `cancel` gives up waiting for them.

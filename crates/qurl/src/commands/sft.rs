@@ -105,7 +105,8 @@ fn run_on<B: Backend>(
     target::prepare(out).context("--out").or_bad()?;
 
     let progress = Progress::new(sft.steps, json);
-    let (mut first_loss, mut last_loss, mut tokens, mut seconds, mut skipped) = (f64::NAN, f64::NAN, 0, 0.0, 0);
+    let (mut first_loss, mut last_loss, mut tokens, mut seconds, mut skipped) =
+        (f64::NAN, f64::NAN, 0, 0.0, 0);
     let learner = sft::run(backend.clone(), &recipe, &sft, &start, &examples, |step| {
         if step.step == 1 {
             first_loss = step.loss;
@@ -153,7 +154,13 @@ fn run_on<B: Backend>(
         out!("{}", serde_json::to_string(&summary)?)?;
         return Ok(());
     }
-    out!("loss {:.4} -> {:.4} in {} steps, {:.0} tokens/s", first_loss, last_loss, sft.steps, summary.tokens_per_s)?;
+    out!(
+        "loss {:.4} -> {:.4} in {} steps, {:.0} tokens/s",
+        first_loss,
+        last_loss,
+        sft.steps,
+        summary.tokens_per_s
+    )?;
     if let Some(accuracy) = accuracy {
         out!("greedy accuracy on {} held-out problems: {:.1}%", test_problems, 100.0 * accuracy)?;
     }

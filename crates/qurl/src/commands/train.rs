@@ -106,7 +106,8 @@ fn run_on<B: Backend>(
     let (before, begun) = (run.before(), run.begun(&*backend));
     write_json(&dir.path.join(SUMMARY), &begun)?;
     view.evaluated(before.accuracy);
-    let avg = before.avg_at_k.map_or(String::new(), |avg| format!(", Avg@{} {:.1}%", plan.run.test_k, 100.0 * avg));
+    let avg =
+        before.avg_at_k.map_or(String::new(), |avg| format!(", Avg@{} {:.1}%", plan.run.test_k, 100.0 * avg));
     let (percent, held_out) = (100.0 * before.accuracy, run.trainer().held_out());
     view.note(&format!("accuracy before: {percent:.1}% of {held_out} held-out problems{avg}"));
 
@@ -130,9 +131,8 @@ fn ended(error: RunError, stop: &Stop, dir: &RunDir) -> anyhow::Error {
     let how = format!("go on with: {}", dir.how_to_go_on());
     match error {
         RunError::Stopped { .. } | RunError::Cancelled => stop.error(format!("{error}; {how}")),
-        RunError::Checkpoint(source) => {
-            anyhow::Error::new(source).context(format!("writing a checkpoint (earlier ones are whole; {how})"))
-        }
+        RunError::Checkpoint(source) => anyhow::Error::new(source)
+            .context(format!("writing a checkpoint (earlier ones are whole; {how})")),
         RunError::OtherRun(error) => bad(error),
         error => error.into(),
     }
@@ -142,14 +142,16 @@ fn ended(error: RunError, stop: &Stop, dir: &RunDir) -> anyhow::Error {
 fn recipe_of(args: &Args) -> anyhow::Result<(Recipe, String)> {
     let mut overrides = args.overrides.clone();
     overrides.extend(args.steps.map(|steps| format!("run.total_steps={steps}")));
-    let of_the_run = args.run.as_ref().filter(|_| args.resume && args.recipe.is_none()).map(|run| run.join(RECIPE));
+    let of_the_run =
+        args.run.as_ref().filter(|_| args.resume && args.recipe.is_none()).map(|run| run.join(RECIPE));
     if let Some(path) = of_the_run.as_ref().filter(|path| !path.exists()) {
         let what = "nothing to go on with; name the recipe to begin a run there";
         return Err(bad(format!("--resume: {} does not exist: {what}", path.display())));
     }
     if let Some(path) = of_the_run {
         // Its paths are absolute; those that an older program wrote are relative to the working directory.
-        let (file, text) = (path.display().to_string(), std::fs::read_to_string(&path).context(RECIPE).or_bad()?);
+        let (file, text) =
+            (path.display().to_string(), std::fs::read_to_string(&path).context(RECIPE).or_bad()?);
         return Ok((Recipe::parse(&text, &file, &overrides).or_bad()?, file));
     }
     recipe_or_default(args.recipe.as_deref(), &overrides)
@@ -167,7 +169,9 @@ pub fn recipe_or_default(path: Option<&Path>, overrides: &[String]) -> anyhow::R
 /// That problems to train on are left out because they are test problems, if any are.
 pub fn overlaps(task: &dyn Task) -> Option<String> {
     let count = task.overlaps();
-    (count > 0).then(|| format!("{count} problems to train on are left out: they are among those of task.test_files"))
+    (count > 0).then(|| {
+        format!("{count} problems to train on are left out: they are among those of task.test_files")
+    })
 }
 
 /// Says that problems were left out, if any were.

@@ -178,7 +178,8 @@ mod tests {
 
     #[test]
     fn only_reading_by_loopback_names() {
-        let get = |target: &str, host: &str| ask(&format!("GET {target} HTTP/1.1\r\nhost: {host}\r\nX: y\r\n\r\n"));
+        let get =
+            |target: &str, host: &str| ask(&format!("GET {target} HTTP/1.1\r\nhost: {host}\r\nX: y\r\n\r\n"));
         let page = Request { path: "/".to_string(), head_only: false };
         for host in ["127.0.0.1:7878", "localhost:7878", "LOCALHOST", "[::1]:7878", "127.0.0.1"] {
             assert_eq!(get("/?x=1", host).as_ref(), Ok(&page));
@@ -194,7 +195,9 @@ mod tests {
 
     #[test]
     fn what_is_not_a_request_is_refused() {
-        for text in ["", "GET /\r\n\r\n", "GET / HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\nHost: localhost", "\r\n\r\n"] {
+        for text in
+            ["", "GET /\r\n\r\n", "GET / HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\nHost: localhost", "\r\n\r\n"]
+        {
             assert_eq!(ask(text), Err(Refusal::Malformed), "{text:?}");
         }
         assert_eq!(ask("GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n"), Err(Refusal::Malformed));

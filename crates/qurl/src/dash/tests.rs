@@ -53,7 +53,10 @@ fn fixed_addresses_and_nothing_else() {
         }
         let head = ask(address, &format!("HEAD / HTTP/1.1\r\nHost: {address}\r\n\r\n"));
         assert!(head.starts_with("HTTP/1.1 200 OK") && head.ends_with("\r\n\r\n"));
-        assert!(ask(address, &format!("DELETE / HTTP/1.1\r\nHost: {address}\r\n\r\n")).starts_with("HTTP/1.1 405"));
+        assert!(
+            ask(address, &format!("DELETE / HTTP/1.1\r\nHost: {address}\r\n\r\n"))
+                .starts_with("HTTP/1.1 405")
+        );
         assert!(ask(address, "GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n").starts_with("HTTP/1.1 403"));
     });
 }
@@ -76,7 +79,10 @@ fn events_bring_the_run_then_what_is_new_then_goodbye() {
         assert_eq!(next("run")["series"]["step"], serde_json::json!([1, 2]));
         write_steps(&dir, 3);
         let more = next("more");
-        assert_eq!((&more["from"], &more["series"]["step"]), (&serde_json::json!(2), &serde_json::json!([3])));
+        assert_eq!(
+            (&more["from"], &more["series"]["step"]),
+            (&serde_json::json!(2), &serde_json::json!([3]))
+        );
         write_steps(&dir, 1); // resumed from an earlier step
         assert_eq!(next("run")["series"]["step"], serde_json::json!([1]));
         after = Some(lines);

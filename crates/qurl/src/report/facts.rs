@@ -47,7 +47,8 @@ pub fn figures(run: &RunData) -> Figures {
     let steps = &run.steps;
     let sum = |key: &str| steps.values(key).sum::<f64>();
     let mean = |key: &str| mean_of(steps.values(key));
-    let per_second = |phase: &str| Some(sum("response_tokens") / sum(phase)).filter(|speed| speed.is_finite());
+    let per_second =
+        |phase: &str| Some(sum("response_tokens") / sum(phase)).filter(|speed| speed.is_finite());
     let largest = |key: &str| steps.values(key).reduce(f64::max);
     let noted = |key: &str| run.summary.get(key).and_then(Value::as_f64);
     Figures {
@@ -59,12 +60,13 @@ pub fn figures(run: &RunData) -> Figures {
         reward_last: mean_of(steps.values("reward").rev().take(END)),
         mismatch_kl: mean("mismatch.kl"),
         rho_max: largest("mismatch.rho_max"),
-        clipped: mean("clip_fraction_upper").zip(mean("clip_fraction_lower")).map(|(upper, lower)| upper + lower),
+        clipped: mean("clip_fraction_upper")
+            .zip(mean("clip_fraction_lower"))
+            .map(|(upper, lower)| upper + lower),
         rollout_tokens_per_s: per_second("timing.rollout"),
-        rollout_speedup: run
-            .summary
-            .get("rollout_speed")
-            .and_then(|speed| Some(speed.get("tokens_per_s")?.as_f64()? / speed.get("bf16_tokens_per_s")?.as_f64()?)),
+        rollout_speedup: run.summary.get("rollout_speed").and_then(|speed| {
+            Some(speed.get("tokens_per_s")?.as_f64()? / speed.get("bf16_tokens_per_s")?.as_f64()?)
+        }),
         training_tokens_per_s: per_second("timing.update"),
         seconds: steps.values("timing.total").next().map(|_| sum("timing.total")),
         updates: sum("updates"),

@@ -41,7 +41,8 @@ impl Follower {
             return Err(bad(format!("{}: is a file, expected the directory of a run", dir.display())));
         }
         let whole = dir.canonicalize().unwrap_or_else(|_| dir.to_path_buf());
-        let label = whole.file_name().map_or_else(|| "run".to_string(), |name| name.to_string_lossy().into_owned());
+        let label =
+            whole.file_name().map_or_else(|| "run".to_string(), |name| name.to_string_lossy().into_owned());
         Ok(Follower {
             dir: dir.to_path_buf(),
             metrics: Tail::default(),
@@ -72,7 +73,8 @@ impl Follower {
 
     fn read_metrics(&mut self) -> anyhow::Result<Option<usize>> {
         let path = self.dir.join("metrics.jsonl");
-        let (lines, anew) = self.metrics.read(&path).with_context(|| format!("reading {}", path.display()))?;
+        let (lines, anew) =
+            self.metrics.read(&path).with_context(|| format!("reading {}", path.display()))?;
         let mut first = None;
         if anew {
             self.run.steps = Steps::default();
@@ -80,12 +82,15 @@ impl Follower {
             first = Some(0);
         }
         for (number, line) in lines {
-            let kept = serde_json::from_str::<Value>(&line).ok().and_then(|record| self.run.steps.push(&record));
+            let kept =
+                serde_json::from_str::<Value>(&line).ok().and_then(|record| self.run.steps.push(&record));
             match kept {
                 Some(kept) => first = Some(first.map_or(kept, |first: usize| first.min(kept))),
                 None => {
                     let what = "is not the record of a step and was passed over";
-                    self.run.warnings.push(format!("{}: metrics.jsonl, line {number} {what}", self.run.label));
+                    self.run
+                        .warnings
+                        .push(format!("{}: metrics.jsonl, line {number} {what}", self.run.label));
                 }
             }
         }

@@ -58,7 +58,8 @@ pub fn list(dir: &Path) -> std::io::Result<Vec<(u64, u64)>> {
     for entry in entries {
         let entry = entry?;
         let name = entry.file_name();
-        let step = name.to_str().and_then(|n| n.strip_prefix("step-")?.strip_suffix(".jsonl")?.parse::<u64>().ok());
+        let step =
+            name.to_str().and_then(|n| n.strip_prefix("step-")?.strip_suffix(".jsonl")?.parse::<u64>().ok());
         if let (Some(step), Ok(facts)) = (step, entry.metadata()) {
             files.push((step, facts.len()));
         }
@@ -81,7 +82,8 @@ pub fn read(dir: &Path, step: u64) -> std::io::Result<StepRollouts> {
     let text = String::from_utf8_lossy(&std::fs::read(path)?).into_owned();
     let mut room = STEP_TOKENS;
     let mut samples = Vec::new();
-    for mut sample in text.lines().filter_map(|line| serde_json::from_str::<Sample>(line).ok()).take(SAMPLES) {
+    for mut sample in text.lines().filter_map(|line| serde_json::from_str::<Sample>(line).ok()).take(SAMPLES)
+    {
         sample.shorten(TOKENS.min(room));
         room -= sample.tokens.len();
         samples.push(sample);

@@ -143,7 +143,11 @@ impl Steps {
     /// Per figure, the rows of all measurements.
     pub fn layers_json(&self) -> Value {
         let values = |rows: &[LayerRow]| rows.iter().map(|row| json!(row.values)).collect::<Vec<_>>();
-        self.layers.iter().map(|(key, rows)| (key.to_string(), json!(values(rows)))).collect::<Map<_, _>>().into()
+        self.layers
+            .iter()
+            .map(|(key, rows)| (key.to_string(), json!(values(rows))))
+            .collect::<Map<_, _>>()
+            .into()
     }
 }
 

@@ -5,7 +5,8 @@ use crate::scratch::Scratch;
 use std::path::PathBuf;
 
 fn line(step: u64, reward: f64) -> String {
-    json!({"step": step, "reward": reward, "response_tokens": 10, "timing": {"rollout": 1.0, "total": 2.0}}).to_string()
+    json!({"step": step, "reward": reward, "response_tokens": 10, "timing": {"rollout": 1.0, "total": 2.0}})
+        .to_string()
         + "\n"
 }
 
@@ -28,7 +29,11 @@ fn what_is_not_a_run_is_named() {
 fn broken_lines_and_missing_files_leave_gaps() {
     let dir = Scratch::new("report-gaps");
     write(&dir, "metrics.jsonl", &format!("{}not json\n{}{{\"step\":3,\"rew", line(1, 0.5), line(2, 1.0)));
-    write(&dir, "recipe.toml", "[run]\ntotal_steps = 2\n[algorithm]\nobjective = { type = \"acr\", c = 2.0 }\n");
+    write(
+        &dir,
+        "recipe.toml",
+        "[run]\ntotal_steps = 2\n[algorithm]\nobjective = { type = \"acr\", c = 2.0 }\n",
+    );
     write(
         &dir,
         "summary.json",
@@ -36,7 +41,11 @@ fn broken_lines_and_missing_files_leave_gaps() {
                              \"rollout_speed\":{\"tokens_per_s\":3,\"bf16_tokens_per_s\":2}}",
     );
     std::fs::create_dir_all(dir.join("rollouts")).expect("created");
-    write(&dir, "rollouts/step-000002.jsonl", "{\"step\":2,\"tokens\":[\"a\",\"b\"],\"rho\":[1.5]}\n{\"step\":2,\"tok");
+    write(
+        &dir,
+        "rollouts/step-000002.jsonl",
+        "{\"step\":2,\"tokens\":[\"a\",\"b\"],\"rho\":[1.5]}\n{\"step\":2,\"tok",
+    );
     write(&dir, "rollouts/notes.txt", "not a step");
     let run = RunData::read(&dir).expect("read");
     assert_eq!(run.steps.len(), 2, "the half-written line is not there yet");
@@ -80,8 +89,9 @@ fn only_what_is_new_is_read_and_a_cut_is_noticed() {
 #[test]
 fn equal_names_are_told_apart() {
     let dirs: Vec<PathBuf> = ["a/x/run", "b/x/run", "c/other"].map(PathBuf::from).into();
-    let mut runs: Vec<RunData> =
-        ["run", "run", "other"].map(|label| RunData { label: label.to_string(), ..RunData::default() }).into();
+    let mut runs: Vec<RunData> = ["run", "run", "other"]
+        .map(|label| RunData { label: label.to_string(), ..RunData::default() })
+        .into();
     label_apart(&mut runs, &dirs);
     let labels: Vec<&str> = runs.iter().map(|r| r.label.as_str()).collect();
     assert_eq!(labels, ["a/x/run", "b/x/run", "other"]);

@@ -48,7 +48,10 @@ pub fn block(record: &StepRecord, rewards: &[f64], accuracy: Option<(f64, f64)>,
         format!("  {} {:.1}% {} {now}", painter.dim("held-out"), 100.0 * before, painter.dim("->"))
     });
     rows.push(
-        painter.row("reward", &format!("{}  {spark}{held_out}", painter.strong(&format!("{:.3}", record.reward)))),
+        painter.row(
+            "reward",
+            &format!("{}  {spark}{held_out}", painter.strong(&format!("{:.3}", record.reward))),
+        ),
     );
     if let Some(mismatch) = &record.mismatch {
         let figures = format!(
@@ -77,7 +80,8 @@ pub fn block(record: &StepRecord, rewards: &[f64], accuracy: Option<(f64, f64)>,
 
 /// A step on one plain line.
 pub fn plain(record: &StepRecord) -> String {
-    let mismatch = record.mismatch.map_or(String::new(), |m| format!("  KL {:.1e}  max rho {:.2}", m.kl, m.rho_max));
+    let mismatch =
+        record.mismatch.map_or(String::new(), |m| format!("  KL {:.1e}  max rho {:.2}", m.kl, m.rho_max));
     let test = record.test_accuracy.map_or(String::new(), |a| format!("  held-out {:.1}%", 100.0 * a));
     format!(
         "reward {:.3}{mismatch}  rollout {} training {} tokens/s{test}",
@@ -141,7 +145,8 @@ mod tests {
         let mut record = StepRecord::new(3, &[], &RolloutBatch::default(), 1, 0.5);
         record.reward = 0.412;
         record.response_tokens = 12_000;
-        let timing = [("rollout", 0.1), ("update", 0.5), ("score", 0.399), ("measure", 0.001), ("total", 1.0)];
+        let timing =
+            [("rollout", 0.1), ("update", 0.5), ("score", 0.399), ("measure", 0.001), ("total", 1.0)];
         record.timing = timing.map(|(name, s)| (name.to_string(), s)).into();
         record
     }
@@ -161,7 +166,9 @@ mod tests {
         let coloured = block(&record(), &[0.1], None, Painter { coloured: true });
         let mut stripped = String::new();
         for part in coloured.split('\x1b') {
-            stripped.push_str(part.split_once('m').filter(|(code, _)| code.starts_with('[')).map_or(part, |p| p.1));
+            stripped.push_str(
+                part.split_once('m').filter(|(code, _)| code.starts_with('[')).map_or(part, |p| p.1),
+            );
         }
         assert_eq!(stripped, block(&record(), &[0.1], None, PLAIN));
     }
@@ -177,7 +184,10 @@ mod tests {
         assert_eq!(sparkline(&[1.0, 1.0], 4), "▁▁");
         assert_eq!(sparkline(&[0.0, f64::NAN, 7.0], 4), "▁█");
         assert_eq!(sparkline(&[0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 7.0, 7.0], 4), "▁▂▃█");
-        assert_eq!(sparkline(&(0..100).map(f64::from).collect::<Vec<_>>(), 8), BARS.iter().collect::<String>());
+        assert_eq!(
+            sparkline(&(0..100).map(f64::from).collect::<Vec<_>>(), 8),
+            BARS.iter().collect::<String>()
+        );
     }
 
     #[test]

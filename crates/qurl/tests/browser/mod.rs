@@ -31,10 +31,13 @@ impl Browser {
     pub fn start(name: &str, width: u32, height: u32) -> Option<Browser> {
         let chromium = program(&["chromium", "chromium-browser", "google-chrome"]);
         let (Some(chromium), Some(driver)) = (chromium, program(&["chromedriver"])) else {
-            println!("skipped: Chromium and its driver are not installed (Debian: chromium, chromium-driver)");
+            println!(
+                "skipped: Chromium and its driver are not installed (Debian: chromium, chromium-driver)"
+            );
             return None;
         };
-        let profile = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("profile-{name}-{}", std::process::id()));
+        let profile =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("profile-{name}-{}", std::process::id()));
         let mut driver = Command::new(driver)
             .arg("--port=0")
             .stdout(Stdio::piped())
@@ -42,8 +45,8 @@ impl Browser {
             .spawn()
             .expect("the driver starts");
         let mut lines = BufReader::new(driver.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
-        let port =
-            lines.find_map(|line| line.split("successfully on port ").nth(1)?.trim_end_matches('.').parse().ok());
+        let port = lines
+            .find_map(|line| line.split("successfully on port ").nth(1)?.trim_end_matches('.').parse().ok());
         let port = port.expect("the driver names its port");
         std::thread::spawn(move || lines.count()); // the driver must not block on a full pipe
         let mut browser = Browser { driver, port, session: String::new(), profile };
@@ -68,7 +71,8 @@ impl Browser {
             "goog:loggingPrefs": {"browser": "ALL"},
         }}});
         let begun = browser.call("POST", "/session", &wanted);
-        browser.session = begun["sessionId"].as_str().unwrap_or_else(|| panic!("no session: {begun}")).to_string();
+        browser.session =
+            begun["sessionId"].as_str().unwrap_or_else(|| panic!("no session: {begun}")).to_string();
         Some(browser)
     }
 
@@ -77,8 +81,10 @@ impl Browser {
         let body = body.to_string();
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the driver listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
-        let head =
-            format!("{method} {path} HTTP/1.1\r\nHost: localhost:{}\r\nContent-Type: application/json", self.port);
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost:{}\r\nContent-Type: application/json",
+            self.port
+        );
         write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).expect("sent");
         let mut reader = BufReader::new(stream);
         let mut length = 0;
@@ -88,7 +94,8 @@ impl Browser {
             if line.trim().is_empty() {
                 break;
             }
-            if let Some((name, value)) = line.split_once(':').filter(|(n, _)| n.eq_ignore_ascii_case("content-length"))
+            if let Some((name, value)) =
+                line.split_once(':').filter(|(n, _)| n.eq_ignore_ascii_case("content-length"))
             {
                 length = value.trim().parse().unwrap_or_else(|_| panic!("{name}: {value}"));
             }
@@ -140,7 +147,8 @@ impl Drop for Browser {
     /// Closes the browser through the driver, which would leave it running, and minds no failure: the test may be failing.
     fn drop(&mut self) {
         if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) {
-            let request = format!("DELETE /session/{} HTTP/1.1\r\nHost: localhost:{}\r\n\r\n", self.session, self.port);
+            let request =
+                format!("DELETE /session/{} HTTP/1.1\r\nHost: localhost:{}\r\n\r\n", self.session, self.port);
             _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
             _ = stream.write_all(request.as_bytes());
             _ = stream.read(&mut [0; 1024]);

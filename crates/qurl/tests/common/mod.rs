@@ -56,7 +56,11 @@ pub fn qurl_with(dir: &Path, args: &[&str], environment: &[(&str, &str)], stdin:
     let output = child.wait_with_output().expect("the command ends");
     writer.join().expect("the writer ends");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
-    Run { status: output.status.code().unwrap_or(-1), stdout: text(output.stdout), stderr: text(output.stderr) }
+    Run {
+        status: output.status.code().unwrap_or(-1),
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
+    }
 }
 
 /// Runs `qurl` in a directory without input, and with these outputs; gives its status.
@@ -112,8 +116,10 @@ pub fn tiny_model(dir: &Path, alphabet: &str) {
     config.initializer_range = 0.2;
     config.eos_token_ids = tokenizer.eos().into_iter().collect();
     let weights = params::init(&config, 7, false);
-    let generation = GenerationConfig { eos_token_ids: config.eos_token_ids.clone(), ..GenerationConfig::default() };
-    let options = SaveOptions { tokenizer_files: tokenizer.files(), ..SaveOptions::new(config.dtype, &generation) };
+    let generation =
+        GenerationConfig { eos_token_ids: config.eos_token_ids.clone(), ..GenerationConfig::default() };
+    let options =
+        SaveOptions { tokenizer_files: tokenizer.files(), ..SaveOptions::new(config.dtype, &generation) };
     save(dir, &config, &weights, &options).expect("saved");
 }
 

@@ -61,9 +61,11 @@ pub fn model(family: Family) -> (ModelConfig, Params<Vec<f32>>) {
 
 /// Writes a model with its tokenizer.
 pub fn save(dir: &Path, config: &ModelConfig, weights: &Params<Vec<f32>>) {
-    let generation = GenerationConfig { eos_token_ids: config.eos_token_ids.clone(), ..GenerationConfig::default() };
+    let generation =
+        GenerationConfig { eos_token_ids: config.eos_token_ids.clone(), ..GenerationConfig::default() };
     let tokenizer = tokenizer();
-    let options = SaveOptions { tokenizer_files: tokenizer.files(), ..SaveOptions::new(Dtype::F32, &generation) };
+    let options =
+        SaveOptions { tokenizer_files: tokenizer.files(), ..SaveOptions::new(Dtype::F32, &generation) };
     hf::save(dir, config, weights, &options).expect("saving");
 }
 

@@ -59,7 +59,8 @@ pub fn write_dapo(file: &Path, pairs: &[Pair]) {
     }";
     let schema = Arc::new(parse_message_type(schema).expect("a schema"));
     let sink = std::fs::File::create(file).expect("created");
-    let mut writer = SerializedFileWriter::new(sink, schema, Arc::new(WriterProperties::default())).expect("a writer");
+    let mut writer =
+        SerializedFileWriter::new(sink, schema, Arc::new(WriterProperties::default())).expect("a writer");
     let mut group = writer.next_row_group().expect("a group");
     let all = |text: &str| vec![text.to_string(); pairs.len()];
     let prompts = pairs.iter().map(|(problem, _)| DAPO.apply(problem).plain()).collect();

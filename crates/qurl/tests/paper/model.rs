@@ -77,12 +77,18 @@ impl Published {
     /// Saves a random model of this shape with Qwen's tokenizer; false where the shared data is not there.
     pub fn save_with_qwen_tokenizer(&self, dir: &Path) -> bool {
         let Some(vocab) = shared_data("tokenizers/qwen2/vocab.json") else { return false };
-        let read = |name: &str| std::fs::read_to_string(vocab.with_file_name(name)).expect("a tokenizer file");
+        let read =
+            |name: &str| std::fs::read_to_string(vocab.with_file_name(name)).expect("a tokenizer file");
         let added: Vec<AddedToken> = (151_643..)
             .zip(self.added)
-            .map(|(id, name)| AddedToken { id, content: name.to_string(), special: !name.ends_with("think>") })
+            .map(|(id, name)| AddedToken {
+                id,
+                content: name.to_string(),
+                special: !name.ends_with("think>"),
+            })
             .collect();
-        let tokenizer = Tokenizer::byte_level_bpe(&read("vocab.json"), &read("merges.txt"), BytePattern::Qwen2, &added);
+        let tokenizer =
+            Tokenizer::byte_level_bpe(&read("vocab.json"), &read("merges.txt"), BytePattern::Qwen2, &added);
         let tokenizer = tokenizer.expect("a tokenizer");
         let vocab_size = ModelConfig::named(self.shape).expect("a shape").vocab_size;
         self.save(dir, &tokenizer, vocab_size, self.eos, self.chat_template);
@@ -94,7 +100,8 @@ impl Published {
         let printable: String = ('\n'..='\n').chain(' '..='~').collect();
         let specials = CharacterSpecials::default();
         let tokenizer = Tokenizer::characters(&printable, &specials).expect("a tokenizer");
-        let template = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}{{ 'assistant:' }}";
+        let template =
+            "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}{{ 'assistant:' }}";
         self.save(dir, &tokenizer, tokenizer.vocab_size(), &specials.eos, template);
     }
 

@@ -74,12 +74,16 @@ const PARQUET: [&str; 2] = ["task.files=['train.parquet']", "task.test_files=['t
 fn two_steps(dir: &Path, done: &Run, context: usize) -> Vec<Value> {
     assert_eq!(done.status, 0, "{}", done.stderr);
     let text = std::fs::read_to_string(dir.join("run/metrics.jsonl")).expect("metrics");
-    let records: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("a record")).collect();
+    let records: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("a record")).collect();
     assert_eq!(records.len(), 2);
     for record in &records {
         assert_eq!(record["groups"], 4, "{record}");
         assert_eq!((&record["updates"], &record["skipped_updates"]), (&2.into(), &0.into()), "{record}");
-        assert!(record["mismatch"]["rho_max"].as_f64().is_some_and(|rho| rho > 1.0), "int8 rollouts: {record}");
+        assert!(
+            record["mismatch"]["rho_max"].as_f64().is_some_and(|rho| rho > 1.0),
+            "int8 rollouts: {record}"
+        );
     }
     let saved = std::fs::read_to_string(dir.join("run/model/config.json")).expect("the saved model");
     let saved: Value = serde_json::from_str(&saved).expect("JSON");
@@ -112,7 +116,12 @@ fn aime_dapo(kind: Kind) {
         // With its own context the model could not have the recipe's responses.
         let own = ["data.max_response_length=8192", "model.max_position_embeddings=4096"];
         let refused = train(&dir, &recipe("aime-dapo"), &[&PARQUET[..], &own].concat());
-        refused.assert_bad(&["data.max_response_length", "10240", "at most 4096", "model.max_position_embeddings"]);
+        refused.assert_bad(&[
+            "data.max_response_length",
+            "10240",
+            "at most 4096",
+            "model.max_position_embeddings",
+        ]);
     }
     let judged = judged_by_length(&dir, "aime-dapo", ["train.parquet", "test.jsonl"]);
     let done = train(&dir, &judged, &["rollout.n=4", "algorithm.overlong_buffer.len=4"]);
@@ -127,7 +136,8 @@ fn aime_dapo(kind: Kind) {
     }
     // What was saved loads with the new context, and is no longer beyond what its files say.
     let saved = dir.join("run/model").display().to_string();
-    let overrides = ["model.path", "model.max_position_embeddings"].into_iter().zip([saved, "32768".to_string()]);
+    let overrides =
+        ["model.path", "model.max_position_embeddings"].into_iter().zip([saved, "32768".to_string()]);
     let overrides: Vec<String> = overrides.map(|(key, value)| format!("{key}={value}")).collect();
     let recipe = Recipe::read(&judged, &overrides).expect("a recipe");
     let task = Synthetic::new(tasks::Kind::Addition, 1).expect("any task");

@@ -99,10 +99,13 @@ fn the_document_says_what_the_recipes_say() {
                 let overrides = overrides.trim_matches('\'').to_string();
                 Recipe::read(&path, &[overrides]).unwrap_or_else(|e| panic!("{recipe}: `{span}`: {e}"));
             } else if let Some((key, value)) = span.split_once(" = ") {
-                let table: toml::Table =
-                    toml::from_str(&format!("value = {value}")).unwrap_or_else(|e| panic!("{recipe}: `{span}`: {e}"));
+                let table: toml::Table = toml::from_str(&format!("value = {value}"))
+                    .unwrap_or_else(|e| panic!("{recipe}: `{span}`: {e}"));
                 let actual = found.iter().find(|(path, _)| path == key).map(|(_, value)| value);
-                assert!(actual.is_some_and(|a| same(a, &table["value"])), "{recipe}: `{span}`, but it is {actual:?}");
+                assert!(
+                    actual.is_some_and(|a| same(a, &table["value"])),
+                    "{recipe}: `{span}`, but it is {actual:?}"
+                );
                 stated.insert((recipe.clone(), key.to_string()));
             }
         }
@@ -112,8 +115,11 @@ fn the_document_says_what_the_recipes_say() {
         let text = std::fs::read_to_string(root().join(format!("recipes/{recipe}.toml"))).expect("a recipe");
         let mut set = Vec::new();
         leaves("", &Value::Table(toml::from_str(&text).expect("TOML")), &mut set);
-        let missing: Vec<&String> =
-            set.iter().map(|(key, _)| key).filter(|key| !stated.contains(&(recipe.into(), key.to_string()))).collect();
+        let missing: Vec<&String> = set
+            .iter()
+            .map(|(key, _)| key)
+            .filter(|key| !stated.contains(&(recipe.into(), key.to_string())))
+            .collect();
         assert!(missing.is_empty(), "docs/paper.md says nothing of {missing:?} in {recipe}");
     }
 }

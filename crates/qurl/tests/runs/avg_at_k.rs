@@ -55,7 +55,12 @@ fn a_comparison_has_a_column_for_it() {
     assert!(plain.status == 0 && !plain.stdout.contains("Avg@"), "{}{}", plain.stdout, plain.stderr);
     let sampled = [&args[..3], &["sampled"], &args[4..], &["--set", "run.test_k=2"]].concat();
     let sampled = qurl_in(&dir, &sampled, "");
-    assert!(sampled.status == 0 && sampled.stdout.contains("| Avg@2 % |"), "{}{}", sampled.stdout, sampled.stderr);
+    assert!(
+        sampled.status == 0 && sampled.stdout.contains("| Avg@2 % |"),
+        "{}{}",
+        sampled.stdout,
+        sampled.stderr
+    );
     let text = std::fs::read_to_string(dir.join("sampled/compare.json")).expect("figures");
     let document: Value = serde_json::from_str(&text).expect("JSON");
     let row = &document["rows"][0];

@@ -40,7 +40,10 @@ fn a_start_that_was_better_than_what_training_made_of_it_stays() {
     assert_eq!(state["test_accuracy"], *before, "step 0 carries its accuracy");
     assert_eq!(summary["best"]["step"], 0, "{summary}");
     assert_eq!(summary["best"]["accuracy"], *before);
-    assert!(summary["best"]["model"].as_str().is_some_and(|path| path.ends_with("checkpoints/step-0")), "{summary}");
+    assert!(
+        summary["best"]["model"].as_str().is_some_and(|path| path.ends_with("checkpoints/step-0")),
+        "{summary}"
+    );
     // Going on does not lose it either.
     let more = [&ruin[..ruin.len() - 1], &["8", "--resume"]].concat();
     let text = trained(&dir, "run", &more).stdout;
@@ -51,7 +54,8 @@ fn a_start_that_was_better_than_what_training_made_of_it_stays() {
 fn a_tested_step_between_two_saves_is_saved_if_it_is_among_the_best() {
     let dir = place("best-between");
     let settings =
-        [["--set", "run.test_freq=3"], ["--set", "trainer.save_freq=100"], ["--set", "trainer.keep_last=1"]].concat();
+        [["--set", "run.test_freq=3"], ["--set", "trainer.save_freq=100"], ["--set", "trainer.keep_last=1"]]
+            .concat();
     // Of three that may be kept for their accuracy, the third tested one is kept whatever it is.
     let three = [&settings[..], &["--set", "trainer.keep_best=3", "--steps", "4"]].concat();
     trained(&dir, "three", &three);

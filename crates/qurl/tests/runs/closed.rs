@@ -26,11 +26,21 @@ fn a_run_outlives_the_readers_of_its_outputs() {
         let file = |name: &str| std::fs::File::create(dir.join(name)).expect("a file");
         assert_eq!(qurl_to(&dir, &train("full-stderr"), file("out"), full.try_clone().expect("a handle")), 0);
         assert_saved(&dir.join("full-stderr"));
-        assert!(std::fs::read_to_string(dir.join("out")).expect("text").contains("accuracy"), "the result is printed");
-        assert_eq!(qurl_to(&dir, &train("full-stdout"), full, file("err")), 1, "the result could not be printed");
+        assert!(
+            std::fs::read_to_string(dir.join("out")).expect("text").contains("accuracy"),
+            "the result is printed"
+        );
+        assert_eq!(
+            qurl_to(&dir, &train("full-stdout"), full, file("err")),
+            1,
+            "the result could not be printed"
+        );
         assert_saved(&dir.join("full-stdout"));
         let said = std::fs::read_to_string(dir.join("err")).expect("text");
-        assert!(said.contains("qurl: standard output cannot be written") && !said.contains("panicked"), "{said}");
+        assert!(
+            said.contains("qurl: standard output cannot be written") && !said.contains("panicked"),
+            "{said}"
+        );
     }
     for more in [&[][..], &["--json"]] {
         assert_eq!(qurl_to(&dir, &[&["report", "both"], more].concat(), closed(), closed()), 0);
@@ -45,7 +55,8 @@ fn so_do_supervised_training_and_comparisons() {
     let generate = ["generate", "--model", "model", "--prompt-ids", "3,4", "--max-new", "4", "--json"];
     qurl_in(&dir, &generate, "").json();
 
-    let eval = ["eval", "--model", "model", "--task", "addition:1", "--limit", "4", "--k", "1", "--max-new", "8"];
+    let eval =
+        ["eval", "--model", "model", "--task", "addition:1", "--limit", "4", "--k", "1", "--max-new", "8"];
     assert_eq!(qurl_to(&dir, &[&eval[..], &["--out", "eval"]].concat(), closed(), closed()), 0);
     assert!(dir.join("eval/summary.json").exists());
 

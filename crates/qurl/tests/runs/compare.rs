@@ -7,8 +7,10 @@ use super::support::place;
 fn methods_side_by_side_from_one_start() {
     let dir = place("compare");
     let few = ["--set", "sft.steps=10", "--steps", "2", "--set", "run.test_freq=1", "--seeds", "2", "--json"];
-    let args: Vec<&str> =
-        ["compare", "tiny.toml", "--methods", "full,naive,acr-uaq", "--run", "c"].into_iter().chain(few).collect();
+    let args: Vec<&str> = ["compare", "tiny.toml", "--methods", "full,naive,acr-uaq", "--run", "c"]
+        .into_iter()
+        .chain(few)
+        .collect();
     let document = qurl_in(&dir, &args, "").json();
     let rows = document["rows"].as_array().expect("rows");
     assert_eq!(
@@ -25,7 +27,8 @@ fn methods_side_by_side_from_one_start() {
     assert!(rows[1]["rho_max"].as_f64().is_some_and(|rho| rho > 1.0));
     for seed in ["seed-1", "seed-2"] {
         for method in ["full", "naive", "acr-uaq"] {
-            let metrics = std::fs::read_to_string(dir.join("c").join(seed).join(method).join("metrics.jsonl"));
+            let metrics =
+                std::fs::read_to_string(dir.join("c").join(seed).join(method).join("metrics.jsonl"));
             assert_eq!(metrics.expect("metrics").lines().count(), 2);
         }
     }
@@ -33,5 +36,6 @@ fn methods_side_by_side_from_one_start() {
     assert!(report.contains("acr-uaq") && report.contains("naive"));
 
     qurl_in(&dir, &args, "").assert_bad(&["--run c", "empty"]);
-    qurl_in(&dir, &["compare", "tiny.toml", "--methods", "full,ppo2"], "").assert_bad(&["ppo2", "quantized-is"]);
+    qurl_in(&dir, &["compare", "tiny.toml", "--methods", "full,ppo2"], "")
+        .assert_bad(&["ppo2", "quantized-is"]);
 }

@@ -66,7 +66,12 @@ fn positions_beyond_the_models_own_are_used_only_when_asked_for() {
         let base = ["train", "data.toml", "--run", run, "--set", "data.max_prompt_length=240"];
         qurl_in(&dir, &[&base[..], more].concat(), "")
     };
-    train("none", &[]).assert_bad(&["data.max_response_length", "248", "128", "model.max_position_embeddings"]);
+    train("none", &[]).assert_bad(&[
+        "data.max_response_length",
+        "248",
+        "128",
+        "model.max_position_embeddings",
+    ]);
     train("none", &["--set", "model.max_position_embeddings=64"]).assert_bad(&[
         "`model.max_position_embeddings` is 64",
         &format!("at least the 128 of {}", dir.join("model/config.json").display()),
@@ -96,11 +101,16 @@ fn long_prompts_are_left_out_and_held_out_problems_counted_once() {
     std::fs::write(dir.join("data.toml"), RECIPE).expect("written");
     write_sums(&dir.join("train.jsonl"), 0, 12, true);
     write_sums(&dir.join("test.jsonl"), 20, 5, false);
-    let train =
-        |run: &str, more: &[&str]| qurl_in(&dir, &[&["train", "data.toml", "--run", run][..], more].concat(), "");
+    let train = |run: &str, more: &[&str]| {
+        qurl_in(&dir, &[&["train", "data.toml", "--run", run][..], more].concat(), "")
+    };
     let done = train("run", &[]);
     assert_eq!(done.status, 0, "{}", done.stderr);
-    assert!(done.stderr.contains("1 problems to train on and 0 held-out ones are left out"), "{}", done.stderr);
+    assert!(
+        done.stderr.contains("1 problems to train on and 0 held-out ones are left out"),
+        "{}",
+        done.stderr
+    );
     assert!(done.stderr.contains("of 5 held-out problems"), "{}", done.stderr);
 
     // Other problems would make it another run.
@@ -155,7 +165,8 @@ fn a_reward_command_survives_the_interrupt_that_ends_the_run() {
     tiny_model(&dir.join("model"), "0123456789+=");
     let task = "[task]\ntype = \"command\"\ncommand = [\"sh\", \"-c\", \"while read -r line; do sleep 0.02; echo 0.5; done\"]\n\n[task.source]\n";
     let recipe = RECIPE.replace("[task]\n", task).replace("total_steps = 2", "total_steps = 100000");
-    std::fs::write(dir.join("data.toml"), recipe.replace("test_problems = 50", "test_problems = 1")).expect("written");
+    std::fs::write(dir.join("data.toml"), recipe.replace("test_problems = 50", "test_problems = 1"))
+        .expect("written");
     write_sums(&dir.join("train.jsonl"), 0, 12, false);
     write_sums(&dir.join("test.jsonl"), 20, 5, false);
     let mut child = Command::new(env!("CARGO_BIN_EXE_qurl"))

@@ -51,11 +51,16 @@ fn a_full_disk_is_named_and_the_last_checkpoint_stays() {
     for text in ["do not fit", "bytes are free", "keep_last", "--resume"] {
         assert!(full.stderr.contains(text), "expected {text:?} in {}", full.stderr);
     }
-    let checkpoints: Vec<_> = std::fs::read_dir(dir.join("disk/run/checkpoints")).expect("checkpoints").collect();
+    let checkpoints: Vec<_> =
+        std::fs::read_dir(dir.join("disk/run/checkpoints")).expect("checkpoints").collect();
     assert!(!checkpoints.is_empty());
     disk.remount("size=64m");
     let done = trained(&dir, "disk/run", &["--resume", "--set", "trainer.keep_last=100"]);
-    assert!(done.stderr.contains("goes on after step") && !done.stderr.contains("not whole"), "{}", done.stderr);
+    assert!(
+        done.stderr.contains("goes on after step") && !done.stderr.contains("not whole"),
+        "{}",
+        done.stderr
+    );
     trained(&dir, "whole", &steps);
     Outcome::of(&dir.join("disk/run")).assert_same(&Outcome::of(&dir.join("whole")), "a disk that was full");
 }

@@ -13,7 +13,8 @@ fn place_with(name: &str, filter: &str) -> std::path::PathBuf {
     let (_, run) = rest.split_once("[run]").expect("a section");
     let algorithm = format!("[algorithm]\nadv_estimator = {{ type = \"grpo\" }}\nfilter_groups = {filter}\n");
     let text = format!("{before}{algorithm}\n[actor]{actor}\n[run]{run}");
-    std::fs::write(dir.join("tiny.toml"), text.replace("format_weight = 0.5", "format_weight = 0.0")).expect("written");
+    std::fs::write(dir.join("tiny.toml"), text.replace("format_weight = 0.5", "format_weight = 0.0"))
+        .expect("written");
     dir
 }
 
@@ -23,7 +24,9 @@ fn running_out_is_an_error_that_names_the_key_and_leaves_a_checkpoint() {
     // One supervised step: nothing is ever right, so no group has different rewards.
     let out = train(&dir, "run", &["--set", "sft.steps=1"]);
     assert_eq!(out.status, 1, "{}", out.stderr);
-    for text in ["step 1", "`algorithm.filter_groups.max_num_gen_batches` is 2", "only 0 of 4 groups", "8 all wrong"] {
+    for text in
+        ["step 1", "`algorithm.filter_groups.max_num_gen_batches` is 2", "only 0 of 4 groups", "8 all wrong"]
+    {
         assert!(out.stderr.contains(text), "expected {text:?} in {}", out.stderr);
     }
     assert!(dir.join("run/checkpoints/step-0/manifest.json").exists(), "the warm start is kept");
@@ -36,11 +39,15 @@ fn whole_mini_batches_are_trained_on_where_the_recipe_allows_it() {
     let settings = ["--set", "sft.steps=150", "--set", "data.train_batch_size=8", "--steps", "6"];
     trained(&dir, "run", &settings);
     let text = std::fs::read_to_string(dir.join("run/metrics.jsonl")).expect("metrics");
-    let records: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("a record")).collect();
+    let records: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("a record")).collect();
     for record in &records {
         let groups = record["groups"].as_u64().expect("groups");
         assert!(groups.is_multiple_of(2), "mini-batches have two prompts: {record}");
         assert_eq!(record["updates"].as_u64(), Some(groups / 2), "{record}");
     }
-    assert!(records.iter().any(|r| r["groups"].as_u64() < Some(8)), "this test needs a step that is not full: {text}");
+    assert!(
+        records.iter().any(|r| r["groups"].as_u64() < Some(8)),
+        "this test needs a step that is not full: {text}"
+    );
 }

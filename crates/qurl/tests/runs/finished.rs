@@ -40,7 +40,8 @@ fn the_times_of_all_processes_add_up() {
     trained(&dir, "run", &["--steps", "4"]);
     let whole = trained(&dir, "run", &["--resume", "--steps", "8", "--json"]).json();
     let steps = std::fs::read_to_string(dir.join("run/metrics.jsonl")).expect("metrics");
-    let seconds = |line: &str| serde_json::from_str::<Value>(line).expect("a record")["timing"]["total"].as_f64();
+    let seconds =
+        |line: &str| serde_json::from_str::<Value>(line).expect("a record")["timing"]["total"].as_f64();
     let total: f64 = steps.lines().filter_map(seconds).sum();
     let by_phase = whole["seconds_by_phase"]["total"].as_f64().expect("seconds");
     assert!((by_phase - total).abs() < 1e-9, "{by_phase} {total}");

@@ -6,7 +6,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command};
 
 fn signal(child: &Child, name: &str) {
-    let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().expect("kill");
+    let sent =
+        Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().expect("kill");
     assert!(sent.success());
 }
 

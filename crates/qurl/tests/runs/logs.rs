@@ -24,8 +24,14 @@ fn tensorboard_and_transformers_read_what_is_written() {
             expected.entry(tag).or_default().push((step, f64::from(value as f32)));
         }
     }
-    for tag in ["reward", "mismatch/kl", "timing/rollout", "timing/log", "timing/checkpoint", "weight_update/layers/0"]
-    {
+    for tag in [
+        "reward",
+        "mismatch/kl",
+        "timing/rollout",
+        "timing/log",
+        "timing/checkpoint",
+        "weight_update/layers/0",
+    ] {
         assert!(expected.contains_key(tag), "{tag} of {:?}", expected.keys());
     }
     let Some(python) = std::env::var_os("QURL_PYTHON") else {
@@ -38,7 +44,8 @@ fn tensorboard_and_transformers_read_what_is_written() {
     let output = output.expect("python starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let scalars: BTreeMap<String, Vec<(u64, f64)>> = serde_json::from_value(found["scalars"].clone()).expect("scalars");
+    let scalars: BTreeMap<String, Vec<(u64, f64)>> =
+        serde_json::from_value(found["scalars"].clone()).expect("scalars");
     assert_eq!(scalars.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
     for (tag, values) in &expected {
         assert_eq!(&scalars[tag], values, "{tag}");
@@ -47,8 +54,12 @@ fn tensorboard_and_transformers_read_what_is_written() {
     let model = checkpoint.display().to_string();
     let scored = qurl_in(&dir, &["score", "--model", &model, "--format", "f32"], &line);
     let ours = scored.json()["logprobs"].clone();
-    for (ours, theirs) in
-        ours.as_array().expect("log-probs").iter().skip(1).zip(found["logprobs"].as_array().expect("log-probs"))
+    for (ours, theirs) in ours
+        .as_array()
+        .expect("log-probs")
+        .iter()
+        .skip(1)
+        .zip(found["logprobs"].as_array().expect("log-probs"))
     {
         let (ours, theirs) = (ours.as_f64().expect("a number"), theirs.as_f64().expect("a number"));
         assert!((ours - theirs).abs() < 1e-4, "{ours} against {theirs}");
@@ -70,11 +81,13 @@ fn rollouts_for_people() {
     assert_eq!(samples.len(), 5);
     for sample in samples {
         assert_eq!(sample["step"], 10);
-        let strings = |key: &str| sample[key].as_str().unwrap_or_else(|| panic!("{key} of {sample}")).to_string();
+        let strings =
+            |key: &str| sample[key].as_str().unwrap_or_else(|| panic!("{key} of {sample}")).to_string();
         assert!(!strings("problem").is_empty() && !strings("prompt").is_empty());
         let tokens: Vec<String> = serde_json::from_value(sample["tokens"].clone()).expect("texts");
         let special = ["<pad>", "<bos>", "<eos>", "<unk>"];
-        let said = tokens.iter().filter(|token| !special.contains(&token.as_str())).cloned().collect::<String>();
+        let said =
+            tokens.iter().filter(|token| !special.contains(&token.as_str())).cloned().collect::<String>();
         assert_eq!(said, strings("response"));
         let floats = |key: &str| serde_json::from_value::<Vec<f32>>(sample[key].clone()).expect("numbers");
         let (rho, behav, prox) = (floats("rho"), floats("behav"), floats("prox"));
@@ -84,7 +97,10 @@ fn rollouts_for_people() {
             assert!((f64::from(*rho) - (f64::from(prox) - f64::from(behav)).exp()).abs() < 1e-6);
         }
         let parts = &sample["reward_parts"];
-        assert!(parts["correct"].is_f64() && parts["format"].is_f64() && sample["reward"].is_f64(), "{sample}");
+        assert!(
+            parts["correct"].is_f64() && parts["format"].is_f64() && sample["reward"].is_f64(),
+            "{sample}"
+        );
         assert!(["stop", "length"].contains(&sample["finish"].as_str().expect("a word")));
         // Advantages of generalized estimation differ from token to token; their mean stands beside them.
         let mean = sample["advantage"].as_f64().expect("a number");
@@ -101,7 +117,11 @@ fn rust_log_traces_on_standard_error() {
     let args = ["train", "tiny.toml", "--run", "run", "--set", "run.total_steps=2", "--quiet", "--json"];
     let traced = qurl_with(&dir, &args, &[("RUST_LOG", "qurl_train=debug")], "");
     traced.json();
-    assert!(traced.stderr.contains("checkpoint written") && traced.stderr.contains("step done"), "{}", traced.stderr);
+    assert!(
+        traced.stderr.contains("checkpoint written") && traced.stderr.contains("step done"),
+        "{}",
+        traced.stderr
+    );
     let args = ["train", "tiny.toml", "--run", "silent", "--set", "run.total_steps=2", "--quiet", "--json"];
     let silent = qurl_with(&dir, &args, &[], "");
     assert_eq!(silent.stderr, "");

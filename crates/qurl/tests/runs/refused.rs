@@ -8,9 +8,15 @@ fn another_recipe_is_refused_by_its_keys() {
     let dir = place("runs-recipe");
     trained(&dir, "run", &["--set", "run.total_steps=4"]);
     let before = Outcome::of(&dir.join("run"));
-    let changed = ["--resume", "--set", "trainer.seed=7", "--set", "actor.lr=0.5", "--set", "run.total_steps=4"];
-    train(&dir, "run", &changed).assert_bad(&["another recipe", "trainer.seed: 1 -> 7", "actor.lr: 0.001 -> 0.5"]);
-    train(&dir, "run", &["--resume", "--set", "run.total_steps=3"]).assert_bad(&["run.total_steps", "has 4 already"]);
+    let changed =
+        ["--resume", "--set", "trainer.seed=7", "--set", "actor.lr=0.5", "--set", "run.total_steps=4"];
+    train(&dir, "run", &changed).assert_bad(&[
+        "another recipe",
+        "trainer.seed: 1 -> 7",
+        "actor.lr: 0.001 -> 0.5",
+    ]);
+    train(&dir, "run", &["--resume", "--set", "run.total_steps=3"])
+        .assert_bad(&["run.total_steps", "has 4 already"]);
     Outcome::of(&dir.join("run")).assert_same(&before, "a refusal changes nothing");
 
     // Longer, and with other bookkeeping: the same run.

@@ -59,7 +59,8 @@ fn train() -> Command {
 }
 
 fn signal(child: &Child, name: &str) {
-    let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().expect("kill");
+    let sent =
+        Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().expect("kill");
     assert!(sent.success());
 }
 
@@ -131,7 +132,10 @@ fn nothing_outlives_a_run_that_a_signal_ends() {
         let (code, said) = end(child, &dir);
         assert_eq!(code, status, "{said}");
         if status.is_some() {
-            assert!(said.contains("stopped while waiting for scores; go on with: qurl train --run run"), "{said}");
+            assert!(
+                said.contains("stopped while waiting for scores; go on with: qurl train --run run"),
+                "{said}"
+            );
         }
         assert_gone(&family, name);
     }
@@ -205,8 +209,11 @@ fn lines_that_do_not_belong_end_the_run() {
     assert_eq!(done.status, 1, "{}", done.stderr);
     assert!(done.stderr.contains("wrote \"1\": expected nothing"), "{}", done.stderr);
     // One line too many in the middle of training: two held-out and four other responses are right before it.
-    std::fs::write(dir.join("reward.sh"), "n=0; while read -r l; do n=$((n+1)); echo 1; [ $n = 6 ] && echo 0.25; done")
-        .expect("written");
+    std::fs::write(
+        dir.join("reward.sh"),
+        "n=0; while read -r l; do n=$((n+1)); echo 1; [ $n = 6 ] && echo 0.25; done",
+    )
+    .expect("written");
     let done = run();
     assert_eq!(done.status, 1, "{}", done.stderr);
     assert!(done.stderr.contains("wrote \"") && done.stderr.contains("expected nothing"), "{}", done.stderr);

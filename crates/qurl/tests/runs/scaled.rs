@@ -8,7 +8,8 @@ use serde_json::Value;
 use std::path::Path;
 
 /// Two steps and nothing else, scaled by a power of two.
-const SHORT: [&str; 6] = ["--set", "run.total_steps=2", "--set", "rollout.uaq=2.0", "--set", "rollout.format=f32"];
+const SHORT: [&str; 6] =
+    ["--set", "run.total_steps=2", "--set", "rollout.uaq=2.0", "--set", "rollout.format=f32"];
 
 /// The mark in a directory's `config.json`.
 fn mark(dir: &Path) -> Option<f64> {
@@ -54,7 +55,11 @@ fn runs_in_a_row_do_not_stack() {
     assert_eq!((mark(&model), mark(&checkpoint)), (None, Some(2.0)));
     assert_eq!(mark(&checkpoint.join("critic")), Some(2.0));
     assert_eq!(times(&checkpoint, &model), 2.0);
-    assert_eq!(scores(&dir, "first/model"), scores(&dir, "first/checkpoints/step-2"), "the same model, bit for bit");
+    assert_eq!(
+        scores(&dir, "first/model"),
+        scores(&dir, "first/checkpoints/step-2"),
+        "the same model, bit for bit"
+    );
 
     // On from the model: scaled once more, not twice.
     assert_eq!(go_on(&dir, "first/model", "second", "1.5").status, 0);

@@ -7,7 +7,8 @@ use std::path::Path;
 #[test]
 fn a_place_that_cannot_be_used_is_refused_before_training() {
     let dir = place("supervised-places");
-    let sft = |more: &[&str]| qurl_in(&dir, &[&["sft", "tiny.toml", "--set", "sft.steps=2"], more].concat(), "");
+    let sft =
+        |more: &[&str]| qurl_in(&dir, &[&["sft", "tiny.toml", "--set", "sft.steps=2"], more].concat(), "");
     for out in ["tiny.toml", "tiny.toml/model"] {
         let refused = sft(&["--out", out]);
         refused.assert_bad(&["--out", out]);
@@ -48,11 +49,14 @@ fn a_place_that_cannot_be_used_is_refused_before_training() {
 #[test]
 fn lines_of_examples_are_named_and_causes_said_once() {
     let dir = place("supervised-lines");
-    let sft = || qurl_in(&dir, &["sft", "tiny.toml", "--set", "sft.steps=2", "--set", "sft.files=[\"x.jsonl\"]"], "");
+    let sft = || {
+        qurl_in(&dir, &["sft", "tiny.toml", "--set", "sft.steps=2", "--set", "sft.files=[\"x.jsonl\"]"], "")
+    };
     let good = "{\"prompt\":\"1+2=\",\"response\":\"3\"}\n";
     std::fs::write(dir.join("x.jsonl"), format!("\u{feff}{good}")).expect("written");
     assert_eq!(sft().status, 0, "{}", sft().stderr);
-    std::fs::write(dir.join("x.jsonl"), [good.as_bytes(), b"{\"prompt\":\"\xff\"}\n"].concat()).expect("written");
+    std::fs::write(dir.join("x.jsonl"), [good.as_bytes(), b"{\"prompt\":\"\xff\"}\n"].concat())
+        .expect("written");
     sft().assert_bad(&["x.jsonl, line 2: not UTF-8"]);
 
     let missing = qurl_in(&dir, &["train", "nowhere.toml"], "");

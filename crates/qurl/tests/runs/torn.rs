@@ -47,9 +47,13 @@ fn every_file_of_a_checkpoint_torn_in_turn() {
     assert!(before.exists());
     let names: Vec<PathBuf> =
         files(&newest).iter().map(|f| f.strip_prefix(&newest).expect("below").to_path_buf()).collect();
-    for part in
-        ["model.safetensors", "optimizer.safetensors", "critic/model.safetensors", "state.json", "manifest.json"]
-    {
+    for part in [
+        "model.safetensors",
+        "optimizer.safetensors",
+        "critic/model.safetensors",
+        "state.json",
+        "manifest.json",
+    ] {
         assert!(names.contains(&PathBuf::from(part)), "{names:?}");
     }
     let damages: [(&str, Damage); 4] =
@@ -84,14 +88,17 @@ fn nothing_is_thrown_away_when_no_checkpoint_is_whole() {
     let metrics = std::fs::read(dir.join("run/metrics.jsonl")).expect("metrics");
     let refused = train(&dir, "run", &["--resume", "--set", "run.total_steps=4"]);
     assert_eq!(refused.status, 1, "{}", refused.stderr);
-    assert!(refused.stderr.contains("no checkpoint is whole") && refused.stderr.contains("optimizer.safetensors"));
+    assert!(
+        refused.stderr.contains("no checkpoint is whole") && refused.stderr.contains("optimizer.safetensors")
+    );
     assert_eq!(std::fs::read(dir.join("run/metrics.jsonl")).expect("metrics"), metrics);
 }
 
 #[test]
 fn the_newest_and_the_best_are_kept() {
     let dir = place("runs-kept");
-    let more = ["--set", "trainer.keep_last=3", "--set", "trainer.keep_best=0", "--set", "run.total_steps=13"];
+    let more =
+        ["--set", "trainer.keep_last=3", "--set", "trainer.keep_best=0", "--set", "run.total_steps=13"];
     trained(&dir, "last", &more);
     let steps = |run: &str| {
         let entries = std::fs::read_dir(dir.join(run).join("checkpoints")).expect("checkpoints").flatten();
@@ -116,7 +123,8 @@ fn the_newest_and_the_best_are_kept() {
     let summary = std::fs::read_to_string(dir.join("best/summary.json")).expect("a summary");
     let summary: serde_json::Value = serde_json::from_str(&summary).expect("JSON");
     let before = summary["accuracy_before"].as_f64().expect("an accuracy");
-    let records = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a record"));
+    let records =
+        metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a record"));
     let saved = |step: u64| step.is_multiple_of(4) || step == 14;
     let mut tested: Vec<(f64, u64)> = records
         .filter_map(|r| Some((r["test_accuracy"].as_f64()?, r["step"].as_u64()?)))

@@ -17,7 +17,8 @@ fn add_tensors(dir: &Path, names: &[&str]) {
         data.extend([0; 8]);
     }
     let header = serde_json::to_vec(&header).expect("a header");
-    std::fs::write(file, [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()).expect("written");
+    std::fs::write(file, [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat())
+        .expect("written");
 }
 
 /// Every command that loads a model, on the model in `m`.

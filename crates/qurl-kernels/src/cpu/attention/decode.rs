@@ -113,7 +113,9 @@ unsafe fn decode_at<S: Simd, E: Element, const R: usize>(
             while first < vectors {
                 // Few rows leave registers for four vectors of keys at a time.
                 let done = match vectors - first {
-                    4.. if const { R <= 6 } => score::<S, E, R, 4>(head_dim, queries, &key_blocks, first, scores),
+                    4.. if const { R <= 6 } => {
+                        score::<S, E, R, 4>(head_dim, queries, &key_blocks, first, scores)
+                    }
                     2.. => score::<S, E, R, 2>(head_dim, queries, &key_blocks, first, scores),
                     _ => score::<S, E, R, 1>(head_dim, queries, &key_blocks, first, scores),
                 };
@@ -126,11 +128,36 @@ unsafe fn decode_at<S: Simd, E: Element, const R: usize>(
             while column < head_dim {
                 let begin = tile == 0;
                 let done = match (head_dim - column) / S::LANES {
-                    4.. if const { R <= 6 } => {
-                        weigh::<S, E, R, 4>(scores, &value_blocks, count, head_dim, column, &state, begin, sums)
-                    }
-                    2.. => weigh::<S, E, R, 2>(scores, &value_blocks, count, head_dim, column, &state, begin, sums),
-                    _ => weigh::<S, E, R, 1>(scores, &value_blocks, count, head_dim, column, &state, begin, sums),
+                    4.. if const { R <= 6 } => weigh::<S, E, R, 4>(
+                        scores,
+                        &value_blocks,
+                        count,
+                        head_dim,
+                        column,
+                        &state,
+                        begin,
+                        sums,
+                    ),
+                    2.. => weigh::<S, E, R, 2>(
+                        scores,
+                        &value_blocks,
+                        count,
+                        head_dim,
+                        column,
+                        &state,
+                        begin,
+                        sums,
+                    ),
+                    _ => weigh::<S, E, R, 1>(
+                        scores,
+                        &value_blocks,
+                        count,
+                        head_dim,
+                        column,
+                        &state,
+                        begin,
+                        sums,
+                    ),
                 };
                 column += done * S::LANES;
             }

@@ -206,13 +206,14 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                     let row = strip * S::MR;
                     let rows = S::MR.min(job.m - row);
                     let lines = (strips.end - 1 - strip) * (k1 - k0);
-                    let (ahead, ahead_step) = if lines * CACHE_LINE < (k1 - k0) * width * 4 / job.codes.per_word() {
-                        (next.cast::<u8>().wrapping_add(lines * CACHE_LINE), CACHE_LINE)
-                    } else if coded {
-                        (job.a.cast(), 0)
-                    } else {
-                        (b.cast(), CACHE_LINE)
-                    };
+                    let (ahead, ahead_step) =
+                        if lines * CACHE_LINE < (k1 - k0) * width * 4 / job.codes.per_word() {
+                            (next.cast::<u8>().wrapping_add(lines * CACHE_LINE), CACHE_LINE)
+                        } else if coded {
+                            (job.a.cast(), 0)
+                        } else {
+                            (b.cast(), CACHE_LINE)
+                        };
                     let tile = Tile {
                         codes: if fused && strip + 1 == strips.end { stored } else { std::ptr::null() },
                         small,
@@ -441,7 +442,8 @@ impl Tile {
                     second = [S::mend_e4m3(second[0]), S::mend_e4m3(second[1])];
                     keep_row::<S, KEEP>(second, b.add(row));
                 }
-                first = multiply_and_decode::<S, W, R, KEEP, false>(acc, a.add(R), second, next, b.add(2 * row));
+                first =
+                    multiply_and_decode::<S, W, R, KEEP, false>(acc, a.add(R), second, next, b.add(2 * row));
                 (a, codes, b) = (a.add(2 * R), next, b.add(2 * row));
             }
         }
@@ -471,7 +473,8 @@ impl Tile {
             } else {
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let row = S::splat(*rows.add(r * stride));
-                    *sums = [S::mul(sums[0], S::mul(row, columns[0])), S::mul(sums[1], S::mul(row, columns[1]))];
+                    *sums =
+                        [S::mul(sums[0], S::mul(row, columns[0])), S::mul(sums[1], S::mul(row, columns[1]))];
                 }
             }
         }

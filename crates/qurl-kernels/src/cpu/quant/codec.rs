@@ -13,14 +13,14 @@ pub const E2M1_MAX: f32 = 6.0;
 
 /// The bf16 bits of the sixteen E2M1 codes: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
 pub(crate) const E2M1_BF16: [u32; 16] = [
-    0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040,
-    0xc080, 0xc0c0,
+    0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000,
+    0xc040, 0xc080, 0xc0c0,
 ];
 
 /// The bf16 bits of four-bit integers in two's complement.
 pub(crate) const INT4_BF16: [u32; 16] = [
-    0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
-    0xc000, 0xbf80,
+    0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080,
+    0xc040, 0xc000, 0xbf80,
 ];
 
 /// A small float format: sign, exponent, mantissa, no infinities.
@@ -194,7 +194,10 @@ mod tests {
     fn known_codes() {
         assert_eq!([0.0, 1.0, -1.0, 448.0, 1e9, 0.015_625].map(e4m3_code), [0, 0x38, 0xb8, 0x7e, 0x7e, 8]);
         assert_eq!(e4m3_code(1.0 / 1024.0), 0, "half a step rounds to even");
-        assert_eq!([0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 7.0, -6.0].map(e2m1_code), [1, 2, 3, 4, 5, 6, 7, 7, 15]);
+        assert_eq!(
+            [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 7.0, -6.0].map(e2m1_code),
+            [1, 2, 3, 4, 5, 6, 7, 7, 15]
+        );
         assert_eq!([0.25, 0.75, 2.5, 5.0].map(e2m1_code), [0, 2, 4, 6], "ties go to the even code");
     }
 
@@ -229,7 +232,8 @@ mod tests {
             };
             let rounding = Rounding::Stochastic { seed: 5 };
             let draws = 40_000;
-            let mean = (0..draws).map(|i| f64::from(decode(kind.code(x, rounding, i)))).sum::<f64>() / draws as f64;
+            let mean =
+                (0..draws).map(|i| f64::from(decode(kind.code(x, rounding, i)))).sum::<f64>() / draws as f64;
             assert!((mean / f64::from(x) - 1.0).abs() < 0.01, "{kind:?}: {mean}");
         }
     }

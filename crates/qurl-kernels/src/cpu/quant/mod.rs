@@ -144,8 +144,12 @@ impl QuantB {
             words: ctx.weights.zeros(LEAD + lanes * k.div_ceil(scheme.codes.per_word()) + TRAIL)?,
             scales: ctx.weights.zeros(lanes * scheme.blocks(k))?,
             starts: ctx.weights.zeros(only(scheme.left == LeftKind::Int8, lanes))?,
-            small: ctx.weights.zeros(only(scheme.codes == CodeKind::E4m3, 2 * lanes / ctx.panel() * k.div_ceil(4)))?,
-            group_scales: ctx.weights.zeros(only(scheme.codes == CodeKind::E2m1, lanes * k.div_ceil(NVFP4_GROUP)))?,
+            small: ctx
+                .weights
+                .zeros(only(scheme.codes == CodeKind::E4m3, 2 * lanes / ctx.panel() * k.div_ceil(4)))?,
+            group_scales: ctx
+                .weights
+                .zeros(only(scheme.codes == CodeKind::E2m1, lanes * k.div_ceil(NVFP4_GROUP)))?,
         })
     }
 
@@ -235,7 +239,9 @@ impl QuantB {
     pub(crate) fn parts(&self, left: &LeftParts) -> (*const u32, usize, Kind, Codes, Factors) {
         let (kind, codes) = match self.scheme.codes {
             CodeKind::Int8 => (Kind::Int8, Codes::Words),
-            CodeKind::E4m3 => (Kind::Bf16, Codes::E4m3 { small: self.small.as_ptr(), words: self.k.div_ceil(4) }),
+            CodeKind::E4m3 => {
+                (Kind::Bf16, Codes::E4m3 { small: self.small.as_ptr(), words: self.k.div_ceil(4) })
+            }
             CodeKind::Int4 => (Kind::Bf16, Codes::Int4),
             CodeKind::E2m1 => {
                 let scales = self.group_scales.as_ptr();
@@ -244,12 +250,22 @@ impl QuantB {
         };
         let blocks = self.scheme.blocks(self.k);
         let factors = Factors {
-            rows: if self.scheme.left == LeftKind::Bf16 { std::ptr::null() } else { left.scales.first().cast() },
+            rows: if self.scheme.left == LeftKind::Bf16 {
+                std::ptr::null()
+            } else {
+                left.scales.first().cast()
+            },
             columns: self.scales.as_ptr(),
             start: if self.starts.is_empty() { std::ptr::null() } else { self.starts.as_ptr() },
             blocks,
             block_words: if blocks > 1 { BLOCK / 2 } else { usize::MAX },
         };
-        (self.words.as_ptr().wrapping_add(LEAD), self.k.div_ceil(self.scheme.codes.per_word()), kind, codes, factors)
+        (
+            self.words.as_ptr().wrapping_add(LEAD),
+            self.k.div_ceil(self.scheme.codes.per_word()),
+            kind,
+            codes,
+            factors,
+        )
     }
 }

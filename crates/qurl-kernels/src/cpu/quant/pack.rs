@@ -201,7 +201,8 @@ impl Weights<'_> {
             let row = if channel < self.n { self.row(channel) } else { &[] };
             // SAFETY: the channel belongs to this task.
             unsafe {
-                let scale = self.checked(channel, scale_of(self.largest_of::<S>(row), self.scheme.codes.max()));
+                let scale =
+                    self.checked(channel, scale_of(self.largest_of::<S>(row), self.scheme.codes.max()));
                 *self.scales.at(self.scale_at::<S>(channel, 0, 1)) = scale;
             }
         }
@@ -311,7 +312,8 @@ impl Weights<'_> {
         let l = S::LANES;
         let per_word = self.scheme.codes.per_word();
         let real = self.n.saturating_sub(first).min(l);
-        let mut staged = Squares { rows: [[0; MOST_LANES]; MOST_LANES], columns: [[0; MOST_LANES]; MOST_LANES] };
+        let mut staged =
+            Squares { rows: [[0; MOST_LANES]; MOST_LANES], columns: [[0; MOST_LANES]; MOST_LANES] };
         // SAFETY: the words of these lanes belong to this task; the squares have room for the lanes of any level.
         unsafe {
             let mut sums = S::zero_i();
@@ -320,9 +322,14 @@ impl Weights<'_> {
                     self.ask_for_next::<S>(first, from);
                 }
                 for lane in 0..real {
-                    self.row_codes::<S>(first + lane, start * per_word, staged.rows[lane].as_mut_ptr().cast());
+                    self.row_codes::<S>(
+                        first + lane,
+                        start * per_word,
+                        staged.rows[lane].as_mut_ptr().cast(),
+                    );
                 }
-                let (rows, columns) = (staged.rows.as_ptr().cast(), staged.columns.as_mut_ptr().cast::<u32>());
+                let (rows, columns) =
+                    (staged.rows.as_ptr().cast(), staged.columns.as_mut_ptr().cast::<u32>());
                 S::transpose(rows, MOST_LANES, l, columns, MOST_LANES);
                 for word in start..(start + l).min(self.stored_words) {
                     let column = S::load_i(columns.add((word - start) * MOST_LANES).cast());
@@ -395,7 +402,10 @@ impl Weights<'_> {
             let mut bytes = [0u8; 8 * MOST_LANES];
             for at in (0..8 * S::LANES).step_by(S::LANES) {
                 let values = part(&row[(from + at).min(row.len())..], 0, S::LANES);
-                S::store_i8(bytes.as_mut_ptr().add(at), S::mul(S::load_n(values.as_ptr(), values.len()), factor));
+                S::store_i8(
+                    bytes.as_mut_ptr().add(at),
+                    S::mul(S::load_n(values.as_ptr(), values.len()), factor),
+                );
             }
             for (i, pair) in bytes[..8 * S::LANES].as_chunks::<2>().0.iter().enumerate() {
                 *out.add(i) = (pair[0] & 15) | pair[1] << 4;

@@ -147,7 +147,8 @@ fn continued<B: Backend>(inputs: Rc<Inputs>, format: KvFormat) -> Case<B> {
         let mut kv = given.paged.stale_store(backend, heads, format);
         backend.kv_write(&up(backend, &given.qkv), heads, &given.slots(), &mut kv);
         let (spans, rows) = (given.spans(skip), given.rows_after(skip));
-        let mut out = up(backend, &vec![f32::NAN; rows.len() / heads.qkv_width() * heads.heads * heads.head_dim]);
+        let mut out =
+            up(backend, &vec![f32::NAN; rows.len() / heads.qkv_width() * heads.heads * heads.head_dim]);
         backend.attention(heads, &up(backend, &rows), &kv, &spans, &given.paged.pages, &mut out, None);
         vec![down(backend, &out)]
     };

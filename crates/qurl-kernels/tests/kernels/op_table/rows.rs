@@ -7,7 +7,8 @@ use crate::support::{Random, down, up, wide};
 use qurl_kernels::backend::{AdamW, Backend, Rope, Rows, drawn_id};
 
 /// (rows, width)
-const SHAPES: [(usize, usize); 8] = [(1, 1), (1, 5), (1, 61), (13, 17), (200, 33), (70, 256), (3, 1101), (401, 16)];
+const SHAPES: [(usize, usize); 8] =
+    [(1, 1), (1, 5), (1, 61), (13, 17), (200, 33), (70, 256), (3, 1101), (401, 16)];
 const HEAD_DIMS: [usize; 7] = [8, 16, 20, 64, 80, 128, 256];
 const EPS: f32 = 1e-5;
 
@@ -24,7 +25,11 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         }
     }
     for (seed, len) in [1, 17, 513, 40_003].into_iter().enumerate() {
-        cases.extend([adamw(len, 1, seed as u64), adamw(len, 1000, seed as u64), sum_squares(len, seed as u64)]);
+        cases.extend([
+            adamw(len, 1, seed as u64),
+            adamw(len, 1000, seed as u64),
+            sum_squares(len, seed as u64),
+        ]);
     }
     cases
 }
@@ -91,8 +96,9 @@ fn rope<B: Backend>(rows: usize, head_dim: usize, seed: u64) -> Case<B> {
     let x = random.normals(rows * stride);
     let positions = random.ids(rows, table);
     let angle = move |position: usize, i: usize| position as f64 * 10_000f64.powf(-(i as f64) / half as f64);
-    let values =
-        |f: fn(f64) -> f64| -> Vec<f32> { (0..table * half).map(|i| f(angle(i / half, i % half)) as f32).collect() };
+    let values = |f: fn(f64) -> f64| -> Vec<f32> {
+        (0..table * half).map(|i| f(angle(i / half, i % half)) as f32).collect()
+    };
     let (cos, sin) = (values(f64::cos), values(f64::sin));
     let given = (x.clone(), positions.clone(), cos.clone(), sin.clone());
     let run = move |backend: &B| {
@@ -108,7 +114,8 @@ fn rope<B: Backend>(rows: usize, head_dim: usize, seed: u64) -> Case<B> {
             .to_vec()
     };
     let want = move || {
-        let at = |position: usize, i: usize| (cos[position * half + i] as f64, sin[position * half + i] as f64);
+        let at =
+            |position: usize, i: usize| (cos[position * half + i] as f64, sin[position * half + i] as f64);
         let turned = |inverse| naive::rope(&wide(&x), stride, heads, head_dim, &positions, at, inverse);
         vec![Want::new("turned", turned(false), 4.0), Want::new("turned back", turned(true), 4.0)]
     };
@@ -207,7 +214,8 @@ fn adamw<B: Backend>(len: usize, step: u64, seed: u64) -> Case<B> {
     let mut random = Random::new(seed);
     let [w, g, m] = [(); 3].map(|_| random.normals(len));
     let v: Vec<f32> = random.normals(len).iter().map(|x| x * x).collect();
-    let constants = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step, grad_scale: 0.5 };
+    let constants =
+        AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step, grad_scale: 0.5 };
     let given = (w.clone(), g.clone(), m.clone(), v.clone());
     let run = move |backend: &B| {
         let (w, g, m, v) = &given;

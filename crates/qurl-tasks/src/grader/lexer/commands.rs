@@ -22,15 +22,14 @@ enum Action {
 fn action(name: &str) -> Option<Action> {
     use Action::{Emit, Skip};
     Some(match name {
-        "left" | "right" | "big" | "Big" | "bigg" | "Bigg" | "bigl" | "bigr" | "Bigl" | "Bigr" | "biggl" | "biggr"
-        | "middle" | "displaystyle" | "textstyle" | "scriptstyle" | "limits" | "nolimits" | "quad" | "qquad"
-        | "hfill" | "noindent" | "thinspace" | "medspace" | "enspace" | "hline" | "small" | "large" | "Large"
-        | "boxed" | "fbox" | "normalsize" | "bf" | "rm" | "it" => Skip,
-        "text" | "textbf" | "textit" | "textrm" | "textnormal" | "textsc" | "texttt" | "mbox" | "hbox" | "textsf" => {
-            Action::Text
-        }
-        "mathrm" | "mathbf" | "mathit" | "mathsf" | "mathcal" | "mathfrak" | "mathscr" | "boldsymbol" | "bm"
-        | "operatorname" | "mathbb" | "mathop" | "pmb" => Action::Font,
+        "left" | "right" | "big" | "Big" | "bigg" | "Bigg" | "bigl" | "bigr" | "Bigl" | "Bigr" | "biggl"
+        | "biggr" | "middle" | "displaystyle" | "textstyle" | "scriptstyle" | "limits" | "nolimits"
+        | "quad" | "qquad" | "hfill" | "noindent" | "thinspace" | "medspace" | "enspace" | "hline"
+        | "small" | "large" | "Large" | "boxed" | "fbox" | "normalsize" | "bf" | "rm" | "it" => Skip,
+        "text" | "textbf" | "textit" | "textrm" | "textnormal" | "textsc" | "texttt" | "mbox" | "hbox"
+        | "textsf" => Action::Text,
+        "mathrm" | "mathbf" | "mathit" | "mathsf" | "mathcal" | "mathfrak" | "mathscr" | "boldsymbol"
+        | "bm" | "operatorname" | "mathbb" | "mathop" | "pmb" => Action::Font,
         "begin" => Action::Environment(true),
         "end" => Action::Environment(false),
         "frac" | "dfrac" | "tfrac" | "cfrac" | "nicefrac" | "sfrac" => Emit(Tok::Frac),
@@ -92,7 +91,9 @@ fn action(name: &str) -> Option<Action> {
         "imaginaryI" | "imath" => Emit(Tok::Const(Constant::I)),
         "overline" | "bar" => Emit(Tok::Accent("bar".into())),
         "vec" | "overrightarrow" => Emit(Tok::Accent("vec".into())),
-        "hat" | "widehat" | "dot" | "ddot" | "tilde" | "underline" | "widetilde" => Emit(Tok::Accent(name.into())),
+        "hat" | "widehat" | "dot" | "ddot" | "tilde" | "underline" | "widetilde" => {
+            Emit(Tok::Accent(name.into()))
+        }
         _ => return None,
     })
 }
@@ -164,7 +165,8 @@ impl Lexer {
         if named(name).is_some() || words::greek_name(name).is_some() {
             return None;
         }
-        let known = ["qquad", "quad", "times", "cdot", "cup"].iter().find(|known| name.starts_with(*known))?;
+        let known =
+            ["qquad", "quad", "times", "cdot", "cup"].iter().find(|known| name.starts_with(*known))?;
         self.at -= name.len() - known.len();
         action(known)
     }
@@ -268,7 +270,8 @@ impl Lexer {
             _ => match named(letters) {
                 Some(tok) => self.push(tok),
                 None if letters.len() == 1 => {
-                    let after_number = matches!(self.tokens.last().map(|t| &t.tok), Some(Tok::Num(_) | Tok::RBrace));
+                    let after_number =
+                        matches!(self.tokens.last().map(|t| &t.tok), Some(Tok::Num(_) | Tok::RBrace));
                     self.push(if after_number { Tok::Word(letters.into()) } else { Tok::Sym(letters.into()) })
                 }
                 None => self.push(Tok::Word(letters.into())),

@@ -46,7 +46,11 @@ impl Value {
     fn plus(self, other: Value) -> Value {
         let value = self.value.plus(other.value);
         let rounding = f64::EPSILON * (self.value.abs() + other.value.abs());
-        Value { value, error: self.error + other.error + rounding, left_reals: self.left_reals || other.left_reals }
+        Value {
+            value,
+            error: self.error + other.error + rounding,
+            left_reals: self.left_reals || other.left_reals,
+        }
     }
 }
 
@@ -79,10 +83,13 @@ fn run(expr: &Expr, values: &[(String, f64)], budget: &mut Budget) -> Result<Opt
             Some(raised(b, p, denominator))
         }
         Expr::Call(func, arguments) => call(func, arguments, values, budget)?,
-        Expr::Percent(inner) => run(inner, values, budget)?.map(|v| v.times(Value::rounded(Complex::real(0.01)))),
+        Expr::Percent(inner) => {
+            run(inner, values, budget)?.map(|v| v.times(Value::rounded(Complex::real(0.01))))
+        }
         Expr::Degrees(inner) | Expr::Quantity(inner, _) => run(inner, values, budget)?,
         Expr::Ratio(parts) if parts.len() == 2 => {
-            let (Some(a), Some(b)) = (run(&parts[0], values, budget)?, run(&parts[1], values, budget)?) else {
+            let (Some(a), Some(b)) = (run(&parts[0], values, budget)?, run(&parts[1], values, budget)?)
+            else {
                 return Ok(None);
             };
             Some(a.times(raised(b, Value::exact(Complex::real(-1.0)), 1)))
@@ -132,11 +139,17 @@ fn raised(b: Value, p: Value, denominator: i64) -> Value {
     let relative = if size > 0.0 { power.abs() * b.error / size } else { 0.0 };
     let spread = relative + logarithm * p.error + f64::EPSILON * (1.0 + power.abs() * logarithm);
     // Near zero a root magnifies the error of its argument without bound.
-    let near_zero = if size <= 16.0 * b.error && power.re > 0.0 { b.error.powf(power.re.min(1.0)) } else { 0.0 };
+    let near_zero =
+        if size <= 16.0 * b.error && power.re > 0.0 { b.error.powf(power.re.min(1.0)) } else { 0.0 };
     Value { value, error: (spread * value.abs()).max(near_zero), left_reals }
 }
 
-fn call(func: &Func, arguments: &[Expr], values: &[(String, f64)], budget: &mut Budget) -> Result<Option<Value>, Stop> {
+fn call(
+    func: &Func,
+    arguments: &[Expr],
+    values: &[(String, f64)],
+    budget: &mut Budget,
+) -> Result<Option<Value>, Stop> {
     let trigonometric = matches!(func, Func::Sin | Func::Cos | Func::Tan | Func::Cot | Func::Sec | Func::Csc);
     let mut inputs = Vec::with_capacity(arguments.len());
     for argument in arguments {
@@ -162,7 +175,8 @@ fn call(func: &Func, arguments: &[Expr], values: &[(String, f64)], budget: &mut 
         None
     };
     Ok(value.filter(Complex::is_finite).map(|value| {
-        let magnified: f64 = inputs.iter().map(|v| v.error * sensitivity(func, v.value.abs(), value.abs())).sum();
+        let magnified: f64 =
+            inputs.iter().map(|v| v.error * sensitivity(func, v.value.abs(), value.abs())).sum();
         Value { value, error: magnified + f64::EPSILON * value.abs(), left_reals }
     }))
 }

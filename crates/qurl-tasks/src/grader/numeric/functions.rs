@@ -36,7 +36,9 @@ pub(super) fn real_call(func: &Func, x: &[f64]) -> Option<f64> {
         (Func::Binomial, [n, k]) if whole(*n) && whole(*k) && k > n => 0.0,
         (Func::Mod, [a, m]) if *m != 0.0 => a - (a / m).floor() * m,
         (Func::Gcd, [a, b]) if whole(*a) && whole(*b) => num_integer::gcd(*a as u64, *b as u64) as f64,
-        (Func::Lcm, [a, b]) if whole(*a) && whole(*b) && a * b < 1e12 => num_integer::lcm(*a as u64, *b as u64) as f64,
+        (Func::Lcm, [a, b]) if whole(*a) && whole(*b) && a * b < 1e12 => {
+            num_integer::lcm(*a as u64, *b as u64) as f64
+        }
         (Func::Min, [_, ..]) => x.iter().copied().fold(f64::INFINITY, f64::min),
         (Func::Max, [_, ..]) => x.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         (Func::Sign, [x]) => {
@@ -70,7 +72,13 @@ pub(super) fn sensitivity(func: &Func, x: f64, value: f64) -> f64 {
         Func::Exp => value.abs(),
         Func::Sinh | Func::Cosh => 1.0 + value.abs(),
         Func::Asin | Func::Acos | Func::Atanh | Func::Acosh => 1.0 / (1.0 - x * x).abs().max(1e-12),
-        Func::Floor | Func::Ceil | Func::Factorial | Func::Binomial | Func::Gcd | Func::Lcm | Func::Apply(_) => 0.0,
+        Func::Floor
+        | Func::Ceil
+        | Func::Factorial
+        | Func::Binomial
+        | Func::Gcd
+        | Func::Lcm
+        | Func::Apply(_) => 0.0,
         _ => 1.0,
     }
 }

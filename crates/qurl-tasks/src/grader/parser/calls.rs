@@ -137,7 +137,8 @@ impl Parser {
                 _ => {
                     let cell = self.bracketed(false, Self::relation)?;
                     rows.last_mut().ok_or(Stop)?.push(cell);
-                    let ends_cell = |tok: Option<&Tok>| matches!(tok, Some(Tok::NewRow | Tok::End(_) | Tok::Amp));
+                    let ends_cell =
+                        |tok: Option<&Tok>| matches!(tok, Some(Tok::NewRow | Tok::End(_) | Tok::Amp));
                     self.take(&Tok::Comma);
                     if !ends_cell(self.peek()) {
                         return Err(Stop);

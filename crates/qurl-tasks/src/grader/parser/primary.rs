@@ -237,8 +237,8 @@ impl Parser {
         if self.peek() == Some(&Tok::LParen) {
             let head = name.trim_end_matches('\'');
             let always = matches!(head, "f" | "g" | "h" | "F" | "G" | "P");
-            let single =
-                matches!(self.peek_at(1), Some(Tok::Num(_) | Tok::Sym(_))) && self.peek_at(2) == Some(&Tok::RParen);
+            let single = matches!(self.peek_at(1), Some(Tok::Num(_) | Tok::Sym(_)))
+                && self.peek_at(2) == Some(&Tok::RParen);
             if always || single {
                 self.at += 1;
                 let inner = self.bracketed(false, Self::list)?;

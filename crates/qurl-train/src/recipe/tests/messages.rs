@@ -40,7 +40,11 @@ fn an_unknown_key_names_the_nearest_or_where_it_belongs() {
             "r.toml, line 14: unknown key `task.files`; it belongs to `task.type` = \"dataset\"",
         ),
         ("[rollout]", "[rolout]", "r.toml, line 28: unknown section [rolout]; did you mean [rollout]?"),
-        ("[rollout]", "[run.alarms]", "r.toml, line 28: unknown section [run.alarms]; did you mean [run.alarm]?"),
+        (
+            "[rollout]",
+            "[run.alarms]",
+            "r.toml, line 28: unknown section [run.alarms]; did you mean [run.alarm]?",
+        ),
         (
             "adv_estimator = { type = \"grpo\" }",
             "adv_estimator = { type = \"grpo\", gamma = 1.0 }",
@@ -64,10 +68,22 @@ fn a_wrong_value_is_named_with_its_key_its_line_and_what_was_expected() {
             "n = \"four\"",
             "r.toml, line 29: key `rollout.n` is \"four\", expected a whole number from 1 to 65536",
         ),
-        ("n = 4", "n = 4.5", "r.toml, line 29: key `rollout.n` is 4.5, expected a whole number from 1 to 65536"),
-        ("n = 4", "n = -4", "r.toml, line 29: key `rollout.n` is -4, expected a whole number from 1 to 65536"),
+        (
+            "n = 4",
+            "n = 4.5",
+            "r.toml, line 29: key `rollout.n` is 4.5, expected a whole number from 1 to 65536",
+        ),
+        (
+            "n = 4",
+            "n = -4",
+            "r.toml, line 29: key `rollout.n` is -4, expected a whole number from 1 to 65536",
+        ),
         ("n = 4", "n = 0", "r.toml, line 29: key `rollout.n` is 0, expected a whole number from 1 to 65536"),
-        ("n = 4", "n = 1", "r.toml, line 29: key `rollout.n` is 1, expected at least 2 for advantages within a group"),
+        (
+            "n = 4",
+            "n = 1",
+            "r.toml, line 29: key `rollout.n` is 1, expected at least 2 for advantages within a group",
+        ),
         (
             "n = 4",
             "n = 4\nformat = \"int3\"",
@@ -90,7 +106,11 @@ fn a_wrong_value_is_named_with_its_key_its_line_and_what_was_expected() {
             "type = \"data\"",
             "r.toml, line 11: key `task.type` is \"data\", expected one of synthetic, dataset, command",
         ),
-        ("[rollout]\nn = 4", "", "r.toml: key `rollout.n` is 1, expected at least 2 for advantages within a group"),
+        (
+            "[rollout]\nn = 4",
+            "",
+            "r.toml: key `rollout.n` is 1, expected at least 2 for advantages within a group",
+        ),
         ("[rollout]", "[[rollout]]", "r.toml, line 28: key `rollout` is [{ n = 4 }], expected a section"),
         (
             "adv_estimator = { type = \"grpo\" }",
@@ -102,7 +122,11 @@ fn a_wrong_value_is_named_with_its_key_its_line_and_what_was_expected() {
             "ppo_mini_batch_size = 3",
             "r.toml, line 33: key `actor.ppo_mini_batch_size` is 3, expected a divisor of data.train_batch_size = 8",
         ),
-        ("lr = 1e-3\n", "", "r.toml, line 15: section [sft] lacks the key `lr`: the learning rate at its peak"),
+        (
+            "lr = 1e-3\n",
+            "",
+            "r.toml, line 15: section [sft] lacks the key `lr`: the learning rate at its peak",
+        ),
         (
             "type = \"synthetic\"\n",
             "",
@@ -113,7 +137,11 @@ fn a_wrong_value_is_named_with_its_key_its_line_and_what_was_expected() {
             "",
             "r.toml: section `[run]` is missing; reinforcement learning needs [data], [algorithm], [actor] and [run]",
         ),
-        ("hidden_size = 64", "hidden_size = = 64", "r.toml, line 3, column 15: not TOML: extra `=`, expected nothing"),
+        (
+            "hidden_size = 64",
+            "hidden_size = = 64",
+            "r.toml, line 3, column 15: not TOML: extra `=`, expected nothing",
+        ),
     ] {
         assert_eq!(with_line(line, other), expected);
     }
@@ -147,7 +175,10 @@ fn overrides_are_named_and_lines_stay_those_of_the_file() {
             "trainer.seed=\"x\"",
             "--set trainer.seed=\"x\": key `trainer.seed` is \"x\", expected a whole number of at least 0",
         ),
-        ("rollout.n=1", "--set rollout.n=1: key `rollout.n` is 1, expected at least 2 for advantages within a group"),
+        (
+            "rollout.n=1",
+            "--set rollout.n=1: key `rollout.n` is 1, expected at least 2 for advantages within a group",
+        ),
         (
             "rollout={ n = 4, top_q = 1 }",
             "--set rollout={ n = 4, top_q = 1 }: unknown key `rollout.top_q`; did you mean `rollout.top_k`?",
@@ -192,13 +223,19 @@ fn no_words_of_the_program_are_said() {
     }
     walk("", &table, &mut paths);
     assert!(paths.len() > 60, "{}", paths.len());
-    let rust =
-        ["struct", "usize", "u64", "f64", "enum", "variant", "field", "tagged", "invalid", "serde", "Option", "map,"];
+    let rust = [
+        "struct", "usize", "u64", "f64", "enum", "variant", "field", "tagged", "invalid", "serde", "Option",
+        "map,",
+    ];
     for path in paths {
         let misspelt = format!("{path}x=1");
-        for entry in
-            [format!("{path}=[[]]"), format!("{path}=\"~\""), format!("{path}=-1.5"), format!("{path}=true"), misspelt]
-        {
+        for entry in [
+            format!("{path}=[[]]"),
+            format!("{path}=\"~\""),
+            format!("{path}=-1.5"),
+            format!("{path}=true"),
+            misspelt,
+        ] {
             let overrides = [entry.clone()];
             let Err(e) = Recipe::parse(&text, "r.toml", &overrides) else { continue };
             let e = e.to_string();

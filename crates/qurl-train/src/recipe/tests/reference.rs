@@ -103,7 +103,10 @@ fn ranges_are_enforced_just_inside_and_just_outside() {
         match range.low {
             Some(End::At(low)) => {
                 expect(low, true);
-                expect(if range.whole { low - step } else { (low - 1e-3 * low.abs()).min(low - 1e-6) }, false);
+                expect(
+                    if range.whole { low - step } else { (low - 1e-3 * low.abs()).min(low - 1e-6) },
+                    false,
+                );
             }
             Some(End::Beyond(low)) => {
                 expect(low + 1e-3, true);
@@ -170,7 +173,8 @@ fn the_schema_knows_every_recipe_of_the_project() {
                 toml::Value::Table(table) => {
                     let tag = &one["properties"]["type"];
                     let given = table["type"].as_str().expect("a type");
-                    tag["const"] == given || tag["enum"].as_array().is_some_and(|e| e.iter().any(|name| name == given))
+                    tag["const"] == given
+                        || tag["enum"].as_array().is_some_and(|e| e.iter().any(|name| name == given))
                 }
                 value => one["const"].as_str() == value.as_str() || one["enum"].as_array().is_some(),
             };
@@ -183,7 +187,8 @@ fn the_schema_knows_every_recipe_of_the_project() {
         match value {
             toml::Value::Table(table) => {
                 for (key, value) in table {
-                    let inner = schema["properties"].get(key).unwrap_or_else(|| panic!("{path}.{key}: {schema}"));
+                    let inner =
+                        schema["properties"].get(key).unwrap_or_else(|| panic!("{path}.{key}: {schema}"));
                     fits(inner, value, &format!("{path}.{key}"));
                 }
             }
@@ -191,7 +196,10 @@ fn the_schema_knows_every_recipe_of_the_project() {
             toml::Value::String(text) => {
                 let names = schema["enum"].as_array();
                 let known = names.is_none_or(|names| names.iter().any(|name| name == text));
-                assert!(known && (schema["type"] == "string" || schema["const"] == *text), "{path}: {schema}");
+                assert!(
+                    known && (schema["type"] == "string" || schema["const"] == *text),
+                    "{path}: {schema}"
+                );
             }
             toml::Value::Integer(_) => {
                 assert!(["integer", "number"].contains(&schema["type"].as_str().expect("a type")))
@@ -221,13 +229,16 @@ fn the_schema_knows_every_recipe_of_the_project() {
 fn every_choice_parses() {
     let text = format!("{GOOD}{RL}");
     let mut tried = 0;
-    for (key, part) in [("algorithm.kl_loss_type", "kl_loss_type"), ("algorithm.loss_agg_mode", "loss_agg_mode")] {
+    for (key, part) in
+        [("algorithm.kl_loss_type", "kl_loss_type"), ("algorithm.loss_agg_mode", "loss_agg_mode")]
+    {
         let schema = &json_schema()["properties"]["algorithm"]["properties"][part];
         for choice in schema["oneOf"].as_array().expect("choices") {
             let names = choice["enum"].as_array().cloned().unwrap_or_else(|| vec![choice["const"].clone()]);
             for name in names {
                 let entry = format!("{key}={name}");
-                Recipe::parse(&text, "r.toml", std::slice::from_ref(&entry)).unwrap_or_else(|e| panic!("{entry}: {e}"));
+                Recipe::parse(&text, "r.toml", std::slice::from_ref(&entry))
+                    .unwrap_or_else(|e| panic!("{entry}: {e}"));
                 tried += 1;
             }
         }

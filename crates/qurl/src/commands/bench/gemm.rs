@@ -55,7 +55,9 @@ pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
     let bandwidth = peak::read_bandwidth(cpu.context());
     if !args.json {
         out!("{}; reads {:.1} GB/s", cpu.describe(), bandwidth / 1e9)?;
-        out!("layer    format     rows  microseconds  GFLOP/s of peak       GB/s of weights  share of limit")?;
+        out!(
+            "layer    format     rows  microseconds  GFLOP/s of peak       GB/s of weights  share of limit"
+        )?;
     }
     let mut rows = Vec::new();
     for &format in &args.formats {

@@ -15,7 +15,10 @@ pub fn repack_random<B: Machine>(
     backend: &B,
     network: &mut Network<B>,
     seed: u64,
-    mut group: impl FnMut(&[&B::Tensor], &mut dyn FnMut() -> Result<f64, BackendError>) -> Result<(), BackendError>,
+    mut group: impl FnMut(
+        &[&B::Tensor],
+        &mut dyn FnMut() -> Result<f64, BackendError>,
+    ) -> Result<(), BackendError>,
 ) -> Result<(), BackendError> {
     let config = network.config().clone();
     let mut matrices = network.matrices_mut().into_iter().peekable();

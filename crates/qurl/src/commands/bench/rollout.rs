@@ -216,7 +216,8 @@ fn engine<B: Machine>(
 ) -> anyhow::Result<Engine<B>> {
     let network = Network::random(&**backend, config, options, 5)?;
     let defaults = backend.engine();
-    let layer_page = backend.kv_page_bytes(options.kv_format, defaults.page_size, config.num_kv_heads, config.head_dim);
+    let layer_page =
+        backend.kv_page_bytes(options.kv_format, defaults.page_size, config.num_kv_heads, config.head_dim);
     // Some pages more than the batch fills, as the scheduler keeps a few free.
     let pages = batch * options.positions.div_ceil(defaults.page_size) * 51 / 50 + 2;
     let kv_bytes = layer_page * config.num_layers * pages;

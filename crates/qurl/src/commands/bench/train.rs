@@ -99,10 +99,19 @@ pub fn run<B: Machine>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn measure<B: Machine>(backend: &Arc<B>, config: &ModelConfig, args: &Args, format: Format) -> anyhow::Result<Row> {
-    let tape =
-        TapeOptions { rows: args.micro_tokens.max(args.length), sequences: args.batch, recompute: args.recompute };
-    let options = LearnerOptions { compute: format, positions: args.length, tape, adamw: AdamWOptions::default() };
+fn measure<B: Machine>(
+    backend: &Arc<B>,
+    config: &ModelConfig,
+    args: &Args,
+    format: Format,
+) -> anyhow::Result<Row> {
+    let tape = TapeOptions {
+        rows: args.micro_tokens.max(args.length),
+        sequences: args.batch,
+        recompute: args.recompute,
+    };
+    let options =
+        LearnerOptions { compute: format, positions: args.length, tape, adamw: AdamWOptions::default() };
     MemoryPlan::default().learner("model", config, &options).check(&**backend)?;
     let peak = backend.peak_gflops(format)?;
     let weights = shape::weights(config);

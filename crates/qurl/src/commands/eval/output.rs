@@ -68,7 +68,8 @@ impl Settings {
     fn check_same(&self, file: &Path) -> anyhow::Result<()> {
         let name = file.display();
         let text = std::fs::read_to_string(file).with_context(|| name.to_string()).or_bad()?;
-        let old: Map<String, Value> = serde_json::from_str(&text).with_context(|| name.to_string()).or_bad()?;
+        let old: Map<String, Value> =
+            serde_json::from_str(&text).with_context(|| name.to_string()).or_bad()?;
         // Through text, as the old ones: numbers are then rounded alike.
         let new: Map<String, Value> = serde_json::from_str(&serde_json::to_string(self)?)?;
         for (key, new) in new.iter().filter(|(key, _)| *key != "model") {
@@ -89,7 +90,11 @@ pub struct Output {
 
 impl Output {
     /// Makes the directory, or opens it to go on; gives the records that are there.
-    pub fn open(dir: Option<&Path>, resume: bool, settings: &Settings) -> anyhow::Result<(Output, Vec<ProblemRecord>)> {
+    pub fn open(
+        dir: Option<&Path>,
+        resume: bool,
+        settings: &Settings,
+    ) -> anyhow::Result<(Output, Vec<ProblemRecord>)> {
         let dir = match dir {
             Some(dir) => dir.to_path_buf(),
             None => free_run("eval"),
@@ -98,7 +103,8 @@ impl Output {
         if resume && file.exists() {
             settings.check_same(&file)?;
         } else if responses.exists() {
-            let why = if resume { "holds responses without settings.json" } else { "already holds an evaluation" };
+            let why =
+                if resume { "holds responses without settings.json" } else { "already holds an evaluation" };
             return Err(bad(format!(
                 "--out {}: {why}; give --resume to go on with it, or another directory",
                 dir.display()
@@ -157,7 +163,16 @@ pub fn table(sets: &[Summary], total: &Summary, mean: &MeanOverSets, k: usize) -
         let figures = [mean.avg_at_1, mean.avg_at_k, mean.pass_at_k, mean.maj_at_k].map(cell);
         let [avg_at_1, avg_at_k, pass_at_k, maj_at_k] = figures;
         let name = format!("mean over {} sets", mean.sets);
-        rows.push([name, String::new(), avg_at_1, avg_at_k, pass_at_k, maj_at_k, String::new(), String::new()]);
+        rows.push([
+            name,
+            String::new(),
+            avg_at_1,
+            avg_at_k,
+            pass_at_k,
+            maj_at_k,
+            String::new(),
+            String::new(),
+        ]);
     }
     let mut text = String::new();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

@@ -66,7 +66,9 @@ impl Sources {
         for (i, source) in sources.iter().enumerate() {
             if sources[..i].iter().any(|other| other.name == source.name) {
                 let name = &source.name;
-                return Err(bad(format!("two data sets have the name {name:?}; is a file or task given twice?")));
+                return Err(bad(format!(
+                    "two data sets have the name {name:?}; is a file or task given twice?"
+                )));
             }
         }
         Ok(Sources { sources, template: template.name, policy: policy.name() })
@@ -75,7 +77,8 @@ impl Sources {
     /// A number that tells these problems from others.
     pub fn checksum(&self) -> u64 {
         let all = self.sources.iter().flat_map(|s| s.problems.iter().map(|p| (&s.name, p)));
-        let words = all.flat_map(|(set, p)| [mix_text(set), mix_text(&p.prompt.plain()), mix_text(&p.answer)]);
+        let words =
+            all.flat_map(|(set, p)| [mix_text(set), mix_text(&p.prompt.plain()), mix_text(&p.answer)]);
         mix(&words.collect::<Vec<_>>())
     }
 
@@ -120,7 +123,8 @@ fn by_data_source(file: &Path, rows: Vec<Row>) -> Vec<(String, Vec<Row>)> {
 
 /// The file's name without its endings, after that of its directory: most sets are called `test`.
 fn set_name(file: &Path) -> String {
-    let mut stem = file.file_name().map_or_else(|| file.display().to_string(), |n| n.to_string_lossy().into_owned());
+    let mut stem =
+        file.file_name().map_or_else(|| file.display().to_string(), |n| n.to_string_lossy().into_owned());
     for ending in ENDINGS {
         if let Some(cut) = stem.strip_suffix(ending).filter(|cut| !cut.is_empty()) {
             stem = cut.to_string();

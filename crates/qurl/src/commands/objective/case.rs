@@ -146,7 +146,10 @@ impl Case {
             adv: fields.numbers("adv", Some(n))?,
             mask: fields.mask(n)?,
             seq: fields.sequences(n)?,
-            aggregation: Aggregation { mode: objective.loss_agg_mode(mode), loss_scale_factor: fields.scale_factor()? },
+            aggregation: Aggregation {
+                mode: objective.loss_agg_mode(mode),
+                loss_scale_factor: fields.scale_factor()?,
+            },
             theta,
             objective,
             line,
@@ -161,11 +164,18 @@ impl Case {
             value: self.objective.name().into(),
             expected: e.to_string(),
         };
-        let accepted = self.objective.accepted(&self.behav, &self.prox, &self.mask, &self.seq).map_err(internal)?;
+        let accepted =
+            self.objective.accepted(&self.behav, &self.prox, &self.mask, &self.seq).map_err(internal)?;
         let mask = accepted.as_ref().unwrap_or(&self.mask);
         let weight = self.aggregation.weights_of(mask, &self.seq).map_err(internal)?;
-        let tokens =
-            Tokens { theta: &self.theta, prox: &self.prox, behav: &self.behav, adv: &self.adv, mask, seq: &self.seq };
+        let tokens = Tokens {
+            theta: &self.theta,
+            prox: &self.prox,
+            behav: &self.behav,
+            adv: &self.adv,
+            mask,
+            seq: &self.seq,
+        };
         let out = self.objective.evaluate(&tokens, &weight).map_err(internal)?;
         if !out.loss.is_finite() || out.dlogp.iter().any(|d| !d.is_finite()) {
             let largest = self.adv.iter().fold(0.0, |m: f64, a| m.max(a.abs()));
@@ -192,7 +202,12 @@ impl Fields<'_> {
     }
 
     /// A list, of as many values as `theta` has.
-    fn list<'v>(&self, key: &'static str, value: &'v Value, expected: Option<usize>) -> Result<&'v [Value], CaseError> {
+    fn list<'v>(
+        &self,
+        key: &'static str,
+        value: &'v Value,
+        expected: Option<usize>,
+    ) -> Result<&'v [Value], CaseError> {
         let Value::Array(items) = value else {
             return Err(wrong(self.line, key, value, "a list of numbers"));
         };

@@ -95,7 +95,10 @@ fn keys_and_types_must_be_known() {
     message(&with(r#""objective":{"type":"acr","c":"two"}"#), &["`objective.c`", "two", "a number"]);
     message(&with(r#""objective":{"type":"acr","c":-2}"#), &["`objective.c`", "-2", "above 0"]);
     message(&with(r#""objective":{"type":"acr"},"loss_agg_mode":"mean"#), &["not valid JSON"]);
-    message(&with(r#""objective":{"type":"acr"},"loss_agg_mode":"mean""#), &["loss_agg_mode", "mean", "token-sum"]);
+    message(
+        &with(r#""objective":{"type":"acr"},"loss_agg_mode":"mean""#),
+        &["loss_agg_mode", "mean", "token-sum"],
+    );
     message(&with(r#""objective":{"type":"acr"},"mask":[1,2]"#), &["`mask[1]`", "2", "0 or 1"]);
     message(&with(r#""objective":{"type":"acr"},"seq":[0,-1]"#), &["`seq[1]`", "-1"]);
     message(&with(r#""objective":{"type":"acr"},"loss_scale_factor":0"#), &["loss_scale_factor", "0"]);

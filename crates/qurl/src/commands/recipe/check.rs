@@ -162,7 +162,11 @@ fn look<B: Backend>(backend: &B, recipe: &Recipe) -> anyhow::Result<Report> {
         problems,
         supervised,
         reinforcement,
-        memory: memory.parts().iter().map(|(part, bytes)| Part { part: part.clone(), mib: bytes >> 20 }).collect(),
+        memory: memory
+            .parts()
+            .iter()
+            .map(|(part, bytes)| Part { part: part.clone(), mib: bytes >> 20 })
+            .collect(),
         memory_mib: memory.total() >> 20,
         time_of_a_step: NO_TIME,
         warnings,
@@ -213,7 +217,8 @@ fn text(report: &Report) -> String {
         problems.overlaps, problems.too_long_train, problems.too_long_test
     );
     if let Some(sft) = &report.supervised {
-        let examples = sft.examples.map_or("the task's worked solutions".to_string(), |n| format!("{n} examples"));
+        let examples =
+            sft.examples.map_or("the task's worked solutions".to_string(), |n| format!("{n} examples"));
         let _ = writeln!(
             text,
             "supervised: {} steps of {} sequences of {examples} ({} too long)",

@@ -18,7 +18,9 @@ use std::path::{Path, PathBuf};
 
 /// Options of `qurl recipe init`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: qurl recipe init --model DIR --data train.jsonl --algorithm grpo --out mine.toml")]
+#[command(
+    after_help = "Example: qurl recipe init --model DIR --data train.jsonl --algorithm grpo --out mine.toml"
+)]
 pub struct Args {
     /// Model directory, or an id of the hub whose snapshot is in the local cache; without one a small model from nothing
     #[arg(long)]
@@ -89,7 +91,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let name = args.out.as_ref().map_or("the new recipe".to_string(), |file| file.display().to_string());
     Recipe::parse(&text, &name, &[])?;
     if let Some(file) = &args.out {
-        std::fs::write(file, &text).with_context(|| format!("--out {}: cannot be written", file.display())).or_bad()?;
+        std::fs::write(file, &text)
+            .with_context(|| format!("--out {}: cannot be written", file.display()))
+            .or_bad()?;
         err!("look at it with `qurl recipe check {name}`, start it with `qurl train {name}`");
     }
     match (args.json, &args.out) {
@@ -120,8 +124,10 @@ fn source(args: &Args) -> anyhow::Result<Vec<(&'static str, Vec<Line>)>> {
     };
     let model = ("model", vec![Set("model.path", quoted(&path))]);
     let Some(data) = &args.data else { return Ok(vec![model, ("task", sums(0.0))]) };
-    let mut task =
-        vec![Set("task.type", "\"dataset\"".to_string()), Set("task.files", format!("[{}]", quoted(&absolute(data))))];
+    let mut task = vec![
+        Set("task.type", "\"dataset\"".to_string()),
+        Set("task.files", format!("[{}]", quoted(&absolute(data)))),
+    ];
     match &args.test {
         Some(test) => task.push(Set("task.test_files", format!("[{}]", quoted(&absolute(test))))),
         None => task.push(Set("task.held_out", share_to_hold_out(&absolute(data))?.to_string())),
@@ -240,7 +246,8 @@ fn learning(args: &Args, sizes: &Sizes) -> Vec<(&'static str, Vec<Line>)> {
     let high = if dapo { "0.28" } else { "0.2" };
     let objective = format!("{{ type = \"acr\", c = 2.0, clip_ratio_low = 0.2, clip_ratio_high = {high} }}");
     let estimator = if ppo { "{ type = \"gae\", gamma = 1.0, lam = 1.0 }" } else { "{ type = \"grpo\" }" };
-    let mut algorithm = vec![set("algorithm.adv_estimator", estimator), Set("algorithm.objective", objective)];
+    let mut algorithm =
+        vec![set("algorithm.adv_estimator", estimator), Set("algorithm.objective", objective)];
     algorithm.push(set("algorithm.loss_agg_mode", "\"token-mean\""));
     match args.algorithm {
         Algorithm::Grpo => algorithm.push(set("algorithm.kl_loss_coef", "0.001")),
@@ -251,7 +258,8 @@ fn learning(args: &Args, sizes: &Sizes) -> Vec<(&'static str, Vec<Line>)> {
         Algorithm::Dapo => {
             let len = (sizes.response / 4).max(1);
             algorithm.push(set("algorithm.filter_groups", "{ max_num_gen_batches = 4, allow_fewer = true }"));
-            algorithm.push(Set("algorithm.overlong_buffer", format!("{{ len = {len}, penalty_factor = 1.0 }}")));
+            algorithm
+                .push(Set("algorithm.overlong_buffer", format!("{{ len = {len}, penalty_factor = 1.0 }}")));
         }
     }
     sections.push(("algorithm", algorithm));
@@ -267,8 +275,11 @@ fn learning(args: &Args, sizes: &Sizes) -> Vec<(&'static str, Vec<Line>)> {
     ));
     if ppo {
         let lr = if new { "1e-3" } else { "1e-5" };
-        let critic =
-            vec![set("critic.lr", lr), Set("critic.ppo_mini_batch_size", mini), set("critic.cliprange_value", "0.5")];
+        let critic = vec![
+            set("critic.lr", lr),
+            Set("critic.ppo_mini_batch_size", mini),
+            set("critic.cliprange_value", "0.5"),
+        ];
         sections.push(("critic", critic));
     }
     sections.push((
@@ -297,8 +308,9 @@ fn render(args: &Args, sections: &[(&'static str, Vec<Line>)]) -> String {
     let reference = keys();
     let of = |path: &str| reference.iter().find(|key| key.key == path);
     let algorithm = format!("{:?}", args.algorithm).to_uppercase();
-    let mut text =
-        format!("# {algorithm} with int8 rollouts. `qurl recipe KEY` explains a key, `qurl recipe` all of them.\n");
+    let mut text = format!(
+        "# {algorithm} with int8 rollouts. `qurl recipe KEY` explains a key, `qurl recipe` all of them.\n"
+    );
     for (section, lines) in sections {
         let _ = writeln!(text, "\n[{section}]");
         for line in lines {

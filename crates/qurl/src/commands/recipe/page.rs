@@ -29,7 +29,9 @@ pub fn text(keys: &[Key]) -> String {
     for key in keys {
         match key.is_section() {
             true => _ = writeln!(page, "[{}]{}{}", key.key, repeated(key), only_with(key)),
-            false => _ = writeln!(page, "  {}: {}; {}{}", key.key, value(key), otherwise(key), only_with(key)),
+            false => {
+                _ = writeln!(page, "  {}: {}; {}{}", key.key, value(key), otherwise(key), only_with(key))
+            }
         }
         wrap(&mut page, &key.meaning, if key.is_section() { "  " } else { "      " }, "");
         for choice in key.choices.iter().filter(|choice| !choice.meaning.is_empty()) {
@@ -43,9 +45,13 @@ pub fn text(keys: &[Key]) -> String {
 pub fn markdown(keys: &[Key]) -> String {
     let mut page = HEAD.to_string();
     for section in keys.iter().filter(|key| key.is_section()) {
-        let own: Vec<&Key> = keys.iter().filter(|key| key.section() == section.key && !key.is_section()).collect();
-        let title =
-            if section.kind == "section" { format!("[{}]", section.key) } else { format!("[[{}]]", section.key) };
+        let own: Vec<&Key> =
+            keys.iter().filter(|key| key.section() == section.key && !key.is_section()).collect();
+        let title = if section.kind == "section" {
+            format!("[{}]", section.key)
+        } else {
+            format!("[[{}]]", section.key)
+        };
         let required = if section.required { " Required." } else { "" };
         let only = only_with(section);
         let only = only.strip_prefix("; ").map_or(String::new(), |only| format!(" ({only})"));

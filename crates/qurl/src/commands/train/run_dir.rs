@@ -41,7 +41,12 @@ pub struct RunDir {
 
 impl RunDir {
     /// Makes the directory, or takes the one of a run that is to go on, and locks it.
-    pub fn open(asked: Option<&Path>, resume: bool, recipe: &Recipe, view: &TrainView) -> anyhow::Result<RunDir> {
+    pub fn open(
+        asked: Option<&Path>,
+        resume: bool,
+        recipe: &Recipe,
+        view: &TrainView,
+    ) -> anyhow::Result<RunDir> {
         let path = match asked {
             Some(dir) => dir.to_path_buf(),
             None => {
@@ -64,7 +69,9 @@ impl RunDir {
         let newest = store.newest()?;
         for torn in &newest.torn {
             let (step, error) = (torn.step, &torn.error);
-            view.warn(&format!("warning: the checkpoint of step {step} is not whole and is ignored: {error}"));
+            view.warn(&format!(
+                "warning: the checkpoint of step {step} is not whole and is ignored: {error}"
+            ));
         }
         let mut dir = RunDir { path, store, from: newest.whole, finished: None, _lock: lock };
         if resume {
