@@ -1,14 +1,14 @@
 //! A whole GRPO step, from given rollouts to new parameters, against PyTorch (made by `goldens/make_grpo_step.py`).
 
+mod common;
+
+use common::{list, solved};
 use qurl_kernels::Cpu;
 use qurl_kernels::cpu::level::Level;
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
 use qurl_model::{Params, hf};
-use qurl_rollout::{FinishReason, Sample, WeightVersion};
-use qurl_tasks::task::{Problem, Prompt, Verdict};
 use qurl_train::recipe::Recipe;
 use qurl_train::rl::RlTrainer;
-use qurl_train::solve::{Response, Solved};
 use qurl_train::start::Start;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -52,31 +52,6 @@ fn here(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name)
 }
 
-fn list<T: serde::de::DeserializeOwned>(value: &Value) -> Vec<T> {
-    serde_json::from_value(value.clone()).expect("a list")
-}
-
-/// The golden's rollouts as the trainer gets them from its engine.
-fn solved(group: &Value) -> Solved {
-    let samples = list::<Vec<u32>>(&group["responses"]).into_iter().zip(list::<Vec<f32>>(&group["behav"]));
-    let rewards = list::<f64>(&group["rewards"]);
-    let responses = samples.zip(rewards).map(|((tokens, logprobs), reward)| Response {
-        sample: Sample {
-            entropies: vec![0.0; tokens.len()],
-            tokens,
-            logprobs,
-            finish: FinishReason::Length,
-            weights: WeightVersion::default(),
-        },
-        text: String::new(),
-        verdict: Verdict { reward, ..Verdict::new(false, true, 0.0, None) },
-    });
-    let responses = responses.collect();
-    let prompt = Prompt::Text(String::new());
-    let problem = Problem { id: "golden".into(), prompt, answer: String::new(), extra: Value::Null };
-    Solved { problem, prompt: list(&group["prompt"]), responses }
-}
-
 #[test]
 fn a_whole_grpo_step_agrees_with_pytorch() {
     let golden: Value =
@@ -113,7 +88,8 @@ fn a_whole_grpo_step_agrees_with_pytorch() {
     let task = recipe.task.task().expect("task");
     let cpu = Arc::new(Cpu::new(Level::best(), 2));
     let mut trainer = RlTrainer::new(cpu, &recipe, "golden", start, task).expect("trainer");
-    let groups: Vec<Solved> = golden["groups"].as_array().expect("groups").iter().map(solved).collect();
+    let groups: Vec<qurl_train::solve::Solved> =
+        golden["groups"].as_array().expect("groups").iter().map(solved).collect();
     let record = trainer.train_on(groups).expect("step");
 
     let losses: Vec<f64> = list(&golden["losses"]);

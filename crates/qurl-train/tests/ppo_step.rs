@@ -7,16 +7,16 @@
 //! in float32 PyTorch is off by 9e-7 in the parameters and by 4e-6 in the norm of a late update. Leaving out any of the
 //! terms above, or one epoch, or the weight decay, moves some parameter by 9e-5 or more.
 
+mod common;
+
+use common::{list, solved};
 use qurl_kernels::Cpu;
 use qurl_kernels::cpu::level::Level;
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
 use qurl_model::{ModelConfig, Params, hf};
 use qurl_quant::uaq;
-use qurl_rollout::{FinishReason, Sample, WeightVersion};
-use qurl_tasks::task::{Problem, Prompt, Verdict};
 use qurl_train::recipe::Recipe;
 use qurl_train::rl::RlTrainer;
-use qurl_train::solve::{Response, Solved};
 use qurl_train::start::Start;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -93,37 +93,12 @@ fn model(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../qurl-model/tests/goldens").join(name)
 }
 
-fn list<T: serde::de::DeserializeOwned>(value: &Value) -> Vec<T> {
-    serde_json::from_value(value.clone()).expect("a list")
-}
-
 fn number(golden: &Value, key: &str) -> f64 {
     golden[key].as_f64().unwrap_or_else(|| panic!("{key} is not a number"))
 }
 
 fn mean(x: &[f64]) -> f64 {
     x.iter().sum::<f64>() / x.len() as f64
-}
-
-/// The golden's rollouts as the trainer gets them from its engine.
-fn solved(group: &Value) -> Solved {
-    let samples = list::<Vec<u32>>(&group["responses"]).into_iter().zip(list::<Vec<f32>>(&group["behav"]));
-    let responses =
-        samples.zip(list::<f64>(&group["rewards"])).map(|((tokens, logprobs), reward)| Response {
-            sample: Sample {
-                entropies: vec![0.0; tokens.len()],
-                tokens,
-                logprobs,
-                finish: FinishReason::Length,
-                weights: WeightVersion::default(),
-            },
-            text: String::new(),
-            verdict: Verdict { reward, ..Verdict::new(false, true, 0.0, None) },
-        });
-    let responses = responses.collect();
-    let prompt = Prompt::Text(String::new());
-    let problem = Problem { id: "golden".into(), prompt, answer: String::new(), extra: Value::Null };
-    Solved { problem, prompt: list(&group["prompt"]), responses }
 }
 
 /// A tokenizer with a character for every token of the model, so that rollouts can be shown.
@@ -186,7 +161,8 @@ fn a_whole_ppo_step_agrees_with_pytorch() {
 fn step(golden: &Value, level: Level) {
     let mut trainer = trainer(golden, level);
     let before = trainer.snapshot("golden").expect("snapshot");
-    let groups: Vec<Solved> = golden["groups"].as_array().expect("groups").iter().map(solved).collect();
+    let groups: Vec<qurl_train::solve::Solved> =
+        golden["groups"].as_array().expect("groups").iter().map(solved).collect();
     let record = trainer.train_on(groups).expect("step");
 
     let close = |what: &str, got: f64, want: f64, tolerance: f64| {
