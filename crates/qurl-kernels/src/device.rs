@@ -1,67 +1,73 @@
-//! Where to compute.
+//! The seam, one half: a [`Device`] owns memory. What is computed in that memory is asked of a [`Queue`].
 
-use std::fmt;
-use std::str::FromStr;
+use crate::queue::Queue;
+use crate::types::{DeviceError, KvShape, WeightShape};
+use std::sync::Arc;
 
-/// Where to compute.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Device {
-    /// A GPU if there is one that can be used, else the CPU.
-    #[default]
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// An NVIDIA GPU; an error where there is none.
-    Cuda,
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// One line for people: what it is and how fast it may be.
+    pub description: String,
+    /// Its number among the devices of its kind.
+    pub ordinal: usize,
+    /// Whether operations return before they are done. Then it pays to issue the next step before the last one is read,
+    /// and to pad batches to few sizes, whose steps can be [replayed](Queue::replay).
+    pub asynchronous: bool,
 }
 
-impl Device {
-    /// All choices.
-    pub const ALL: [Device; 3] = [Device::Auto, Device::Cpu, Device::Cuda];
-
-    /// The name used on the command line and in recipes.
-    pub fn name(self) -> &'static str {
-        match self {
-            Device::Auto => "auto",
-            Device::Cpu => "cpu",
-            Device::Cuda => "cuda",
-        }
-    }
+/// Bytes of a device's own memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Free now.
+    pub free: usize,
+    /// All of it.
+    pub total: usize,
+    /// The most that this process had allocated at a time.
+    pub peak: usize,
 }
 
-impl fmt::Display for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+/// Something that computes: a CPU with its threads, a GPU. It allocates and says what it is; it may be shared by
+/// threads, each with a [`Queue`] of its own.
+pub trait Device: Send + Sync + Sized + 'static {
+    /// A buffer of f32 numbers.
+    type Tensor: Send + Sync;
+    /// Packed weights of a linear layer.
+    type Weight: Send + Sync;
+    /// Pages with the keys and values of one layer.
+    type Kv: Send + Sync;
+    /// The rows of a pass: see [`Queue::load`].
+    type Batch: Send + Sync;
+    /// Sampled tokens of one step, in the device's memory.
+    type Tokens: Send + Sync;
+    /// Sampled tokens on their way to the host.
+    type Pending: Send;
+    /// Issues operations.
+    type Queue: Queue<Device = Self>;
 
-/// A name that is not a device.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown device {found:?}; expected one of {}", Device::ALL.map(Device::name).join(", "))]
-pub struct UnknownDevice {
-    /// The name given.
-    pub found: String,
-}
+    /// What this device is.
+    fn info(&self) -> DeviceInfo;
+    /// Its memory, where it has its own.
+    fn memory(&self) -> Option<DeviceMemory>;
+    /// A new queue. Operations of one queue run in their order; nothing orders those of two queues but
+    /// [`Queue::synchronize`].
+    fn queue(self: &Arc<Self>) -> Result<Self::Queue, DeviceError>;
 
-impl FromStr for Device {
-    type Err = UnknownDevice;
+    /// A tensor of zeros.
+    fn zeros(&self, len: usize) -> Result<Self::Tensor, DeviceError>;
+    /// Memory for packed weights, to be filled by [`Queue::pack`].
+    fn weight(&self, shape: WeightShape) -> Result<Self::Weight, DeviceError>;
+    /// Pages for the keys and values of one layer.
+    fn kv_pages(&self, shape: KvShape) -> Result<Self::Kv, DeviceError>;
+    /// A batch without rows.
+    fn batch(&self) -> Self::Batch;
+    /// Memory for the sampled tokens of `rows` rows.
+    fn tokens(&self, rows: usize) -> Result<Self::Tokens, DeviceError>;
 
-    fn from_str(name: &str) -> Result<Self, UnknownDevice> {
-        let known = Device::ALL.into_iter().find(|device| device.name() == name);
-        known.ok_or_else(|| UnknownDevice { found: name.to_string() })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_round_trip() {
-        for device in Device::ALL {
-            assert_eq!(device.name().parse(), Ok(device));
-        }
-        let error = "gpu".parse::<Device>().expect_err("not a device").to_string();
-        assert!(error.contains("\"gpu\"") && error.contains("cuda"), "{error}");
-    }
+    /// Numbers of a tensor.
+    fn len(tensor: &Self::Tensor) -> usize;
+    /// Bytes of packed weights that a forward GEMM reads.
+    fn weight_bytes(weight: &Self::Weight) -> usize;
+    /// Bytes of one page of one layer.
+    fn kv_page_bytes(&self, shape: KvShape) -> usize;
 }

@@ -4,25 +4,6 @@ use super::Context;
 use super::buf::Parts;
 use super::simd::{Simd, simd_dispatch};
 
-/// One AdamW update's constants, as PyTorch names them.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
-    /// Learning rate of this step.
-    pub lr: f32,
-    /// Decay of the first moment.
-    pub beta1: f32,
-    /// Decay of the second moment.
-    pub beta2: f32,
-    /// Added to the root of the second moment.
-    pub eps: f32,
-    /// Decoupled weight decay: `w -= lr * weight_decay * w`.
-    pub weight_decay: f32,
-    /// Number of this update, from 1.
-    pub step: u64,
-    /// Factor on the gradients (clipping by the global norm).
-    pub grad_scale: f32,
-}
-
 /// Updates weights and moments in place.
 pub fn update(ctx: &Context, a: &AdamW, w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     assert!(w.len() == g.len() && w.len() == m.len() && w.len() == v.len(), "adamw: shapes");

@@ -6,7 +6,7 @@
 //! together.
 
 use super::buf::{Aligned, Number, map_huge, out_of_memory};
-use crate::backend::BackendError;
+use crate::types::DeviceError;
 use memmap2::MmapMut;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,7 +33,7 @@ unsafe impl Send for Chunk {}
 
 impl Arena {
     /// An array of `len` zeros.
-    pub fn zeros<T: Number>(&self, len: usize) -> Result<Aligned<T>, BackendError> {
+    pub fn zeros<T: Number>(&self, len: usize) -> Result<Aligned<T>, DeviceError> {
         let bytes = len.saturating_mul(size_of::<T>());
         let missing = |need: usize| out_of_memory(need, "packed weights");
         if bytes > CHUNK / 2 {

@@ -21,46 +21,8 @@ pub(crate) const ROW_BLOCK: usize = 48;
 /// Keys of one softmax tile.
 pub(crate) const TILE: usize = 64;
 /// Largest head dimension.
-pub const MAX_HEAD_DIM: usize = 256;
+pub const MAX_HEAD_DIM: usize = Heads::MAX_DIM;
 const BLOCKS: usize = TILE / KEY_BLOCK;
-
-/// The heads of an attention layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Heads {
-    /// Query heads.
-    pub heads: usize,
-    /// Key/value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Dimension of a head, at most [`MAX_HEAD_DIM`].
-    pub head_dim: usize,
-    /// Factor on the scores, usually `1 / sqrt(head_dim)`.
-    pub scale: f32,
-}
-
-impl Heads {
-    /// Query heads that share a key/value head.
-    pub fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
-
-    /// Columns of a row of queries, keys and values side by side.
-    pub fn qkv_width(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
-    }
-}
-
-/// Neighbouring query rows of one sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// First row in the batch.
-    pub row: usize,
-    /// Number of rows.
-    pub rows: usize,
-    /// Position of the first row in its sequence; all earlier positions are in the pages.
-    pub position: usize,
-    /// Where the sequence's page numbers begin in the page list.
-    pub pages: usize,
-}
 
 /// `out[rows, heads * head_dim]` from queries in the first columns of `qkv[rows, qkv_width]` and stored keys and
 /// values; `lse[rows, heads]` takes the logarithm of the softmax denominators for the backward pass.

@@ -76,18 +76,18 @@ impl Backend for Cpu {
         format!("cpu, {} threads, {}", self.ctx.threads(), self.ctx.level())
     }
 
-    fn zeros(&self, len: usize) -> Result<Self::Tensor, BackendError> {
+    fn zeros(&self, len: usize) -> Result<Self::Tensor, DeviceError> {
         let missing = || out_of_memory(len.saturating_mul(size_of::<f32>()), "a tensor");
         Aligned::try_zeros(len).ok_or_else(missing)
     }
 
-    fn upload(&self, values: &[f32]) -> Result<Self::Tensor, BackendError> {
+    fn upload(&self, values: &[f32]) -> Result<Self::Tensor, DeviceError> {
         let mut tensor = self.zeros(values.len())?;
         tensor.copy_from_slice(values);
         Ok(tensor)
     }
 
-    fn download(&self, tensor: &Self::Tensor, len: usize) -> Result<Vec<f32>, BackendError> {
+    fn download(&self, tensor: &Self::Tensor, len: usize) -> Result<Vec<f32>, DeviceError> {
         Ok(tensor[..len].to_vec())
     }
 
@@ -118,7 +118,7 @@ impl Backend for Cpu {
         k: usize,
         format: Format,
         trained: bool,
-    ) -> Result<CpuWeight, BackendError> {
+    ) -> Result<CpuWeight, DeviceError> {
         let precision = match format {
             Format::F32 => Some(Precision::F32),
             Format::Bf16 => Some(Precision::Bf16),
@@ -131,7 +131,7 @@ impl Backend for Cpu {
             ),
             None if trained => {
                 let reason = "quantized weights have no gradients; train in f32 or bf16".to_string();
-                return Err(BackendError::Pack { format, reason });
+                return Err(DeviceError::Pack { format, reason });
             }
             None => (Forward::Quantized(QuantB::new(&self.ctx, format, n, k)?), None),
         };
@@ -145,7 +145,7 @@ impl Backend for Cpu {
         weights: &Self::Tensor,
         packed: &mut CpuWeight,
         rounding: Rounding,
-    ) -> Result<(), BackendError> {
+    ) -> Result<(), DeviceError> {
         match &mut packed.forward {
             Forward::Float(forward) => forward.fill(&self.ctx, weights, true),
             Forward::Quantized(forward) => forward.fill(&self.ctx, weights, rounding)?,
@@ -162,7 +162,7 @@ impl Backend for Cpu {
         packed: &mut CpuWeight,
         rounding: Rounding,
         copy: &mut Self::Tensor,
-    ) -> Result<(), BackendError> {
+    ) -> Result<(), DeviceError> {
         if let Forward::Quantized(forward) = &mut packed.forward {
             return forward.fill_and_copy(&self.ctx, weights, rounding, copy);
         }
@@ -323,7 +323,7 @@ impl Backend for Cpu {
         page_size: usize,
         kv_heads: usize,
         head_dim: usize,
-    ) -> Result<KvPages, BackendError> {
+    ) -> Result<KvPages, DeviceError> {
         Ok(KvPages::new(format, pages, page_size, kv_heads, head_dim))
     }
 
@@ -398,7 +398,7 @@ impl Backend for Cpu {
         head: &CpuWeight,
         targets: &[u32],
         temperature: f32,
-    ) -> Result<HeadOutput, BackendError> {
+    ) -> Result<HeadOutput, DeviceError> {
         Ok(head::forward(&self.ctx, hidden, head.right(), targets, temperature))
     }
 
@@ -409,12 +409,12 @@ impl Backend for Cpu {
         }
     }
 
-    fn ask_drawn(&self, out: &Self::Tensor, rows: usize) -> Result<Vec<Sampled>, BackendError> {
+    fn ask_drawn(&self, out: &Self::Tensor, rows: usize) -> Result<Vec<Sampled>, DeviceError> {
         let one = |words: &[f32]| Sampled { token: words[0].to_bits(), logp: words[1], entropy: words[2] };
         Ok(out[..rows * DRAWN_WORDS].chunks_exact(DRAWN_WORDS).map(one).collect())
     }
 
-    fn drawn(&self, asked: Vec<Sampled>) -> Result<Vec<Sampled>, BackendError> {
+    fn drawn(&self, asked: Vec<Sampled>) -> Result<Vec<Sampled>, DeviceError> {
         Ok(asked)
     }
 
@@ -449,7 +449,7 @@ impl Backend for Cpu {
         hidden: &Self::Tensor,
         rows: usize,
         w: &Self::Tensor,
-    ) -> Result<Vec<f32>, BackendError> {
+    ) -> Result<Vec<f32>, DeviceError> {
         let mut out = vec![0.0; rows];
         elementwise::row_dots(&self.ctx, hidden, rows, w, &mut out);
         Ok(out)
@@ -478,11 +478,11 @@ impl Backend for Cpu {
         adamw::update(&self.ctx, constants, w, g, m, v);
     }
 
-    fn sum_squares(&self, tensors: &[&Self::Tensor]) -> Result<f64, BackendError> {
+    fn sum_squares(&self, tensors: &[&Self::Tensor]) -> Result<f64, DeviceError> {
         Ok(tensors.iter().map(|x| adamw::sum_squares(&self.ctx, x)).sum())
     }
 
-    fn checksum(&self, x: &Self::Tensor) -> Result<u64, BackendError> {
+    fn checksum(&self, x: &Self::Tensor) -> Result<u64, DeviceError> {
         Ok(checksum::on(&self.ctx.pool, x))
     }
 }

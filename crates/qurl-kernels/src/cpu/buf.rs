@@ -4,7 +4,7 @@
 //! page tables five hundred times less often, and filling them takes that many fewer page faults. They begin at a huge
 //! page. Packed weights, of which a decode step reads every byte, share mappings of their own ([`Arena`](super::arena)).
 
-use crate::backend::BackendError;
+use crate::types::DeviceError;
 use memmap2::{Advice, MmapMut};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -40,8 +40,8 @@ unsafe impl<T: Number> Send for Aligned<T> {}
 unsafe impl<T: Number> Sync for Aligned<T> {}
 
 /// The system does not give the memory for something.
-pub(super) fn out_of_memory(need: usize, what: &str) -> BackendError {
-    BackendError::OutOfMemory { device: "cpu".to_string(), need, what: what.to_string() }
+pub(super) fn out_of_memory(need: usize, what: &str) -> DeviceError {
+    DeviceError::OutOfMemory { device: "cpu".to_string(), need, what: what.to_string() }
 }
 
 impl<T: Number> Aligned<T> {

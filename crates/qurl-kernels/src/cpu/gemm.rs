@@ -21,7 +21,7 @@ use super::buf::{Aligned, Borrowed, Parts};
 use super::pack::{self, Layout};
 use super::quant::QuantB;
 use super::source::{Piece, Source};
-use crate::backend::BackendError;
+use crate::types::DeviceError;
 use std::cell::RefCell;
 
 /// The number format of packed operands.
@@ -65,7 +65,7 @@ pub struct PackedB {
 
 impl PackedB {
     /// Room for a right operand of `k` by `n`.
-    pub fn new(ctx: &Context, precision: Precision, k: usize, n: usize) -> Result<Self, BackendError> {
+    pub fn new(ctx: &Context, precision: Precision, k: usize, n: usize) -> Result<Self, DeviceError> {
         let words = n.div_ceil(ctx.panel()) * ctx.panel() * k.div_ceil(precision.per_word());
         Ok(PackedB { words: ctx.weights.zeros(words)?, precision, k, n })
     }

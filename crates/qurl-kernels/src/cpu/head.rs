@@ -16,39 +16,6 @@ pub(super) const CHUNK: usize = 512;
 /// Chunks whose logit gradients are held at the same time in the backward pass.
 const BACKWARD_CHUNKS: usize = 4;
 
-/// What the head says about each row.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct HeadOutput {
-    /// Log-probability of the target.
-    pub logp: Vec<f32>,
-    /// Entropy of the distribution.
-    pub entropy: Vec<f32>,
-    /// The likeliest token (the first of equals).
-    pub argmax: Vec<u32>,
-    /// Logarithm of the softmax denominator of logits / temperature.
-    pub lse: Vec<f32>,
-}
-
-impl HeadOutput {
-    /// Appends other rows.
-    pub fn extend(&mut self, other: HeadOutput) {
-        self.logp.extend(other.logp);
-        self.entropy.extend(other.entropy);
-        self.argmax.extend(other.argmax);
-        self.lse.extend(other.lse);
-    }
-
-    /// Some of the rows.
-    pub fn part(&self, rows: std::ops::Range<usize>) -> HeadOutput {
-        HeadOutput {
-            logp: self.logp[rows.clone()].to_vec(),
-            entropy: self.entropy[rows.clone()].to_vec(),
-            argmax: self.argmax[rows.clone()].to_vec(),
-            lse: self.lse[rows].to_vec(),
-        }
-    }
-}
-
 /// Sums over one chunk of a row's scaled logits.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Partial {
@@ -157,15 +124,6 @@ pub fn forward<'a>(
         out.lse.push(distribution.lse());
     }
     out
-}
-
-/// What the loss asks of each row: `dL/dlogp` and `dL/dentropy`.
-#[derive(Clone, Copy, Debug)]
-pub struct HeadGradient<'a> {
-    /// `dL/dlogp` per row.
-    pub dlogp: &'a [f32],
-    /// `dL/dentropy` per row; empty where the loss has no entropy.
-    pub dentropy: &'a [f32],
 }
 
 /// Backward of [`forward`] with the same rows: `dhidden` is overwritten, `dweight[V, d] +=`.

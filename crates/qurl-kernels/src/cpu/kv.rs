@@ -12,69 +12,16 @@ mod eight_bits;
 mod element;
 
 use super::Context;
-use super::attention::Heads;
 use super::buf::{Aligned, Parts};
 use super::elementwise;
 use super::level::Level;
 use super::simd::{MOST_LANES, Simd, simd_dispatch};
+use crate::types::{Heads, KvFormat, KvShape};
 use eight_bits::Code;
 pub(crate) use element::{Element, Pair};
 
 /// Tokens of a key block.
 pub const KEY_BLOCK: usize = 16;
-
-/// Number format of stored keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvFormat {
-    /// 32-bit floats.
-    F32,
-    /// bf16.
-    Bf16,
-    /// 8-bit integers, a scale per token and head.
-    Int8,
-    /// 8-bit floats (E4M3), a scale per token and head.
-    Fp8,
-}
-
-impl KvFormat {
-    /// All formats, widest first.
-    pub const ALL: [KvFormat; 4] = [KvFormat::F32, KvFormat::Bf16, KvFormat::Int8, KvFormat::Fp8];
-
-    /// The name used on the command line and in recipes.
-    pub fn name(self) -> &'static str {
-        match self {
-            KvFormat::F32 => "f32",
-            KvFormat::Bf16 => "bf16",
-            KvFormat::Int8 => "int8",
-            KvFormat::Fp8 => "fp8",
-        }
-    }
-
-    fn code(self) -> Option<Code> {
-        match self {
-            KvFormat::F32 | KvFormat::Bf16 => None,
-            KvFormat::Int8 => Some(Code::Int8),
-            KvFormat::Fp8 => Some(Code::E4m3),
-        }
-    }
-}
-
-/// A name that is not a format of keys and values.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown key/value format {found:?}; expected one of {}", KvFormat::ALL.map(KvFormat::name).join(", "))]
-pub struct UnknownKvFormat {
-    /// The name given.
-    pub found: String,
-}
-
-impl std::str::FromStr for KvFormat {
-    type Err = UnknownKvFormat;
-
-    fn from_str(name: &str) -> Result<Self, UnknownKvFormat> {
-        let known = KvFormat::ALL.into_iter().find(|format| format.name() == name);
-        known.ok_or_else(|| UnknownKvFormat { found: name.to_string() })
-    }
-}
 
 #[derive(Clone, Debug)]
 enum Store {

@@ -21,54 +21,6 @@ const HELD_LOGITS: usize = 1 << 24;
 /// How far below the largest scaled logit the search for kept tokens looks, step by step; at last everywhere.
 const DEPTHS: [f64; 5] = [4.0, 8.0, 16.0, 32.0, f64::INFINITY];
 
-/// How one row is sampled.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SampleRow {
-    /// Softmax temperature; 0 takes the likeliest token (the first of equals) with its log-probability at
-    /// temperature 1, without truncation.
-    pub temperature: f32,
-    /// Keep the smallest set of tokens with at least this probability; 1 keeps all.
-    pub top_p: f32,
-    /// Keep this many likeliest tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keep tokens with at least this share of the likeliest one's probability; 0 keeps all.
-    pub min_p: f32,
-    /// The random number, in [0, 1).
-    pub uniform: f64,
-}
-
-/// A drawn token.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Sampled {
-    /// The token.
-    pub token: u32,
-    /// Its log-probability under the distribution it was drawn from; not-a-number where a logit of the row is not
-    /// finite, and then the token is 0.
-    pub logp: f32,
-    /// Entropy of that distribution.
-    pub entropy: f32,
-}
-
-impl SampleRow {
-    /// The likeliest token.
-    pub fn greedy() -> SampleRow {
-        SampleRow { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, uniform: 0.0 }
-    }
-
-    pub(crate) fn is_greedy(&self) -> bool {
-        self.temperature == 0.0
-    }
-
-    /// What scaled logits are multiplied with; for greedy rows that of temperature 1.
-    pub(crate) fn inverse_temperature(&self) -> f32 {
-        if self.is_greedy() { 1.0 } else { 1.0 / self.temperature }
-    }
-
-    pub(crate) fn truncates(&self, vocabulary: usize) -> bool {
-        (1..vocabulary).contains(&(self.top_k as usize)) || self.top_p < 1.0 || self.min_p > 0.0
-    }
-}
-
 /// Draws a token for every row of `hidden`; `head` is packed for the forward product.
 pub fn sample<'a>(
     ctx: &Context,

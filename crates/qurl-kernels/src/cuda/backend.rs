@@ -38,13 +38,13 @@ impl CudaTensor {
 
 impl Cuda {
     /// The first device of the machine; an error where there is none or its driver or compiler is missing.
-    pub fn open() -> Result<Cuda, BackendError> {
+    pub fn open() -> Result<Cuda, DeviceError> {
         Cuda::open_as(u32::MAX)
     }
 
     /// The same, with instructions of at most the architecture `newest` (80 for compute capability 8.0): how tests see
     /// what older devices do.
-    pub fn open_as(newest: u32) -> Result<Cuda, BackendError> {
+    pub fn open_as(newest: u32) -> Result<Cuda, DeviceError> {
         Ok(Cuda { gpu: Arc::new(Gpu::open_as(newest)?) })
     }
 
@@ -83,11 +83,11 @@ impl Backend for Cuda {
         format!("cuda, {name}, {sms} multiprocessors, {} of {} MiB free", free >> 20, total >> 20)
     }
 
-    fn zeros(&self, len: usize) -> Result<CudaTensor, BackendError> {
+    fn zeros(&self, len: usize) -> Result<CudaTensor, DeviceError> {
         Ok(CudaTensor { buffer: Buffer::zeros(&self.gpu, 4 * len, "a tensor")?, len })
     }
 
-    fn upload(&self, values: &[f32]) -> Result<CudaTensor, BackendError> {
+    fn upload(&self, values: &[f32]) -> Result<CudaTensor, DeviceError> {
         let tensor = CudaTensor {
             buffer: Buffer::new(&self.gpu, size_of_val(values), "a tensor")?,
             len: values.len(),
@@ -96,7 +96,7 @@ impl Backend for Cuda {
         Ok(tensor)
     }
 
-    fn download(&self, tensor: &CudaTensor, len: usize) -> Result<Vec<f32>, BackendError> {
+    fn download(&self, tensor: &CudaTensor, len: usize) -> Result<Vec<f32>, DeviceError> {
         check("download", len <= tensor.len);
         let mut values = vec![0.0; len];
         self.gpu.read(tensor.at(), &mut values)?;
@@ -134,7 +134,7 @@ impl Backend for Cuda {
         Some(self.gpu.peak_memory())
     }
 
-    fn synchronize(&self) -> Result<(), BackendError> {
+    fn synchronize(&self) -> Result<(), DeviceError> {
         self.gpu.wait()
     }
 
@@ -162,7 +162,7 @@ impl Backend for Cuda {
         k: usize,
         format: Format,
         trained: bool,
-    ) -> Result<CudaWeight, BackendError> {
+    ) -> Result<CudaWeight, DeviceError> {
         let mut packed = CudaWeight::new(&self.gpu, n, k, format, trained)?;
         self.repack(weights, &mut packed)?;
         Ok(packed)
@@ -173,7 +173,7 @@ impl Backend for Cuda {
         weights: &CudaTensor,
         packed: &mut CudaWeight,
         rounding: Rounding,
-    ) -> Result<(), BackendError> {
+    ) -> Result<(), DeviceError> {
         check("pack", weights.len >= packed.n * packed.k);
         packed.fill(&self.gpu, weights.at(), rounding)
     }
@@ -515,7 +515,7 @@ impl Backend for Cuda {
         page_size: usize,
         kv_heads: usize,
         head_dim: usize,
-    ) -> Result<CudaKv, BackendError> {
+    ) -> Result<CudaKv, DeviceError> {
         CudaKv::new(&self.gpu, format, pages, page_size, kv_heads, head_dim)
     }
 
@@ -665,7 +665,7 @@ impl Backend for Cuda {
         head: &CudaWeight,
         targets: &[u32],
         temperature: f32,
-    ) -> Result<HeadOutput, BackendError> {
+    ) -> Result<HeadOutput, DeviceError> {
         check("head", targets.len() * head.k <= hidden.len);
         head::score(&self.gpu, hidden.at(), head, targets, temperature)
     }
@@ -675,12 +675,12 @@ impl Backend for Cuda {
         head::draw(&self.gpu, hidden.at(), head, rows, out.at());
     }
 
-    fn ask_drawn(&self, out: &CudaTensor, rows: usize) -> Result<CudaDrawn, BackendError> {
+    fn ask_drawn(&self, out: &CudaTensor, rows: usize) -> Result<CudaDrawn, DeviceError> {
         check("sample", rows * DRAWN_WORDS <= out.len);
         drawn::ask(&self.gpu, out.at(), rows)
     }
 
-    fn drawn(&self, asked: CudaDrawn) -> Result<Vec<Sampled>, BackendError> {
+    fn drawn(&self, asked: CudaDrawn) -> Result<Vec<Sampled>, DeviceError> {
         asked.wait()
     }
 
@@ -701,7 +701,7 @@ impl Backend for Cuda {
         head::backward(&self.gpu, hidden.at(), head, targets, temperature, out, gradient, dhidden, dweight);
     }
 
-    fn row_dots(&self, hidden: &CudaTensor, rows: usize, w: &CudaTensor) -> Result<Vec<f32>, BackendError> {
+    fn row_dots(&self, hidden: &CudaTensor, rows: usize, w: &CudaTensor) -> Result<Vec<f32>, DeviceError> {
         check("row dots", rows * w.len <= hidden.len);
         let results = self.gpu.scratch(Slot::Results, 4 * rows);
         let given = args![hidden.at(), w.at(), w.len as u32, results];
@@ -759,11 +759,11 @@ impl Backend for Cuda {
         self.each("optim", "adamw", w.len.min(1 << 24), given);
     }
 
-    fn sum_squares(&self, tensors: &[&CudaTensor]) -> Result<f64, BackendError> {
+    fn sum_squares(&self, tensors: &[&CudaTensor]) -> Result<f64, DeviceError> {
         sums::squares(&self.gpu, tensors.iter().map(|x| (x.at(), x.len)))
     }
 
-    fn checksum(&self, x: &CudaTensor) -> Result<u64, BackendError> {
+    fn checksum(&self, x: &CudaTensor) -> Result<u64, DeviceError> {
         sums::checksum(&self.gpu, x.at(), x.len)
     }
 }

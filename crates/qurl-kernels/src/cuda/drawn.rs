@@ -6,7 +6,7 @@
 
 use super::ffi::{DevicePtr, Driver, Handle};
 use super::gpu::{Gpu, Mode};
-use crate::BackendError;
+use crate::DeviceError;
 use crate::backend::{DRAWN_WORDS, Sampled};
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError};
@@ -49,7 +49,7 @@ pub struct CudaDrawn {
 }
 
 /// Begins to read what [`super::head::draw`] wrote.
-pub(super) fn ask(gpu: &Arc<Gpu>, from: DevicePtr, rows: usize) -> Result<CudaDrawn, BackendError> {
+pub(super) fn ask(gpu: &Arc<Gpu>, from: DevicePtr, rows: usize) -> Result<CudaDrawn, DeviceError> {
     if gpu.lock_state().mode != Mode::Direct {
         gpu.fail("drawn tokens were asked for inside of a step".to_string());
     }
@@ -71,7 +71,7 @@ pub(super) fn ask(gpu: &Arc<Gpu>, from: DevicePtr, rows: usize) -> Result<CudaDr
 
 impl CudaDrawn {
     /// The tokens, as soon as they are here.
-    pub(super) fn wait(self) -> Result<Vec<Sampled>, BackendError> {
+    pub(super) fn wait(self) -> Result<Vec<Sampled>, DeviceError> {
         let Some(room) = &self.room else { return Ok(Vec::new()) };
         self.gpu.bind();
         // SAFETY: the event is alive as long as the room.
@@ -95,7 +95,7 @@ impl Drop for CudaDrawn {
 
 impl Gpu {
     /// A room of at least so many bytes.
-    fn take_room(&self, bytes: usize) -> Result<Room, BackendError> {
+    fn take_room(&self, bytes: usize) -> Result<Room, DeviceError> {
         let known = self.rooms.lock().unwrap_or_else(PoisonError::into_inner).pop();
         match known {
             Some(room) if room.bytes >= bytes => return Ok(room),

@@ -11,7 +11,7 @@ use super::launch::Kernels;
 use super::lt::Lt;
 use super::memory::{Allocated, Memory};
 use super::replay::{Replay, StepHash};
-use crate::BackendError;
+use crate::DeviceError;
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -37,7 +37,7 @@ pub(super) enum Mode {
 pub(super) struct State {
     pub mode: Mode,
     pub hash: StepHash,
-    pub error: Option<BackendError>,
+    pub error: Option<DeviceError>,
 }
 
 /// A device in use.
@@ -79,8 +79,8 @@ pub(super) const HOPPER: u32 = 90;
 
 impl Gpu {
     /// The first device of the machine, with instructions of at most the architecture `newest`.
-    pub fn open_as(newest: u32) -> Result<Gpu, BackendError> {
-        let unavailable = |reason: String| BackendError::Unavailable { device: "cuda".to_string(), reason };
+    pub fn open_as(newest: u32) -> Result<Gpu, DeviceError> {
+        let unavailable = |reason: String| DeviceError::Unavailable { device: "cuda".to_string(), reason };
         let driver = ffi::driver().map_err(unavailable)?;
         let text = |status: Status| error_text(&driver, status);
         let asked = |what: &str, status: Status| match status {
@@ -213,17 +213,17 @@ impl Gpu {
 
     /// Keeps an error for the next reading of results.
     pub(super) fn fail(&self, what: String) {
-        let error = BackendError::Device { device: self.name.clone(), what };
+        let error = DeviceError::Device { device: self.name.clone(), what };
         self.lock_state().error.get_or_insert(error);
     }
 
     /// The error that was kept, if any. It stays: what was computed since is of no use.
-    pub(super) fn result(&self) -> Result<(), BackendError> {
+    pub(super) fn result(&self) -> Result<(), DeviceError> {
         self.lock_state().error.clone().map_or(Ok(()), Err)
     }
 
     /// Waits until all work is done.
-    pub fn wait(&self) -> Result<(), BackendError> {
+    pub fn wait(&self) -> Result<(), DeviceError> {
         self.bind();
         // SAFETY: the stream is alive as long as self.
         let status = unsafe { (self.driver.stream_wait)(self.stream) };

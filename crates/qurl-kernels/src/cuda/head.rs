@@ -9,7 +9,7 @@ use super::launch::args;
 use super::linear::{self, CudaWeight, Rows};
 use super::memory::{Plain, Slot};
 use crate::backend::{DRAWN_WORDS, HeadGradient, HeadOutput, Output, SampleRow};
-use crate::{BackendError, Format};
+use crate::{DeviceError, Format};
 
 /// Logits that are held at the same time (1 GiB).
 const HELD_LOGITS: usize = 1 << 28;
@@ -81,7 +81,7 @@ pub(super) fn score(
     head: &CudaWeight,
     targets: &[u32],
     temperature: f32,
-) -> Result<HeadOutput, BackendError> {
+) -> Result<HeadOutput, DeviceError> {
     assert!(targets.iter().all(|&t| (t as usize) < head.n), "head: target outside of the vocabulary");
     let mut output = HeadOutput::default();
     let per_turn = turn_rows(head.n);

@@ -5,7 +5,7 @@ use super::gpu::{Gpu, Mode};
 use super::launch::args;
 use super::memory::{Buffer, Slot};
 use super::{flash, flash_backward};
-use crate::BackendError;
+use crate::DeviceError;
 use crate::backend::{Heads, KvFormat, Span};
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ impl CudaKv {
         page_size: usize,
         kv_heads: usize,
         head_dim: usize,
-    ) -> Result<CudaKv, BackendError> {
+    ) -> Result<CudaKv, DeviceError> {
         let places = pages * page_size * kv_heads;
         let bytes = places * head_dim * number_bytes(format);
         let buffer = || Buffer::zeros(gpu, bytes, "keys and values");

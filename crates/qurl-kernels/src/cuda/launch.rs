@@ -5,7 +5,7 @@
 use super::compile::{self, SOURCES};
 use super::ffi::{DevicePtr, Driver, Handle, LaunchAttribute, LaunchConfig, TensorMap};
 use super::gpu::{Gpu, Mode, error_text};
-use crate::BackendError;
+use crate::DeviceError;
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -129,7 +129,7 @@ impl Kernels {
 
 impl Gpu {
     /// Compiles the files that the cache does not have, on all cores; `say` hears before how many those are.
-    pub fn compile_kernels(&self, say: impl FnOnce(usize)) -> Result<(), BackendError> {
+    pub fn compile_kernels(&self, say: impl FnOnce(usize)) -> Result<(), DeviceError> {
         // Whoever opens the device at the same time waits, and finds the files in the cache.
         static COMPILING: Mutex<()> = Mutex::new(());
         let _compiling = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -143,7 +143,7 @@ impl Gpu {
         let cubins = compile::on_all_cores(&missing, |source| compile::cubin(nvrtc, source, architecture));
         let mut compiled = self.kernels.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         for (source, cubin) in missing.into_iter().zip(cubins) {
-            let unavailable = |reason| BackendError::Unavailable { device: "cuda".to_string(), reason };
+            let unavailable = |reason| DeviceError::Unavailable { device: "cuda".to_string(), reason };
             compiled.insert(source.name, cubin.map_err(unavailable)?);
         }
         Ok(())

@@ -11,7 +11,7 @@ use super::launch::args;
 use super::lt::Lt;
 use super::memory::{Buffer, Slot};
 use crate::backend::Output;
-use crate::{BackendError, Format, Rounding};
+use crate::{DeviceError, Format, Rounding};
 use std::sync::Arc;
 
 /// Longest sums of int8 products that cannot leave 32 bits.
@@ -43,8 +43,8 @@ impl CudaWeight {
         k: usize,
         format: Format,
         trained: bool,
-    ) -> Result<Self, BackendError> {
-        let refuse = |reason: String| Err(BackendError::Pack { format, reason });
+    ) -> Result<Self, DeviceError> {
+        let refuse = |reason: String| Err(DeviceError::Pack { format, reason });
         let bytes = match format {
             Format::F32 => 4,
             Format::Bf16 => 2,
@@ -69,7 +69,7 @@ impl CudaWeight {
     }
 
     /// Packs weights `[n, k]`.
-    pub fn fill(&mut self, gpu: &Gpu, weights: DevicePtr, rounding: Rounding) -> Result<(), BackendError> {
+    pub fn fill(&mut self, gpu: &Gpu, weights: DevicePtr, rounding: Rounding) -> Result<(), DeviceError> {
         let (n, k) = (self.n, self.k);
         let rows = match (&self.rows, self.packed) {
             (Some(rows), _) => rows.at(),
@@ -121,7 +121,7 @@ impl CudaWeight {
                 let column = values.iter().position(|x| !x.is_finite()).unwrap_or(0);
                 let reason =
                     format!("row {row}, column {column} is {}; expected finite numbers", values[column]);
-                Err(BackendError::Pack { format: self.format, reason })
+                Err(DeviceError::Pack { format: self.format, reason })
             }
         }
     }

@@ -8,7 +8,7 @@ use super::ffi::{DevicePtr, Driver, Status};
 use super::gemm;
 use super::gpu::{Gpu, Mode};
 use super::kv::LastSeen;
-use crate::BackendError;
+use crate::DeviceError;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -34,13 +34,13 @@ pub struct Buffer {
 
 impl Buffer {
     /// Takes memory; its content is whatever was there.
-    pub fn new(gpu: &Arc<Gpu>, bytes: usize, what: &str) -> Result<Buffer, BackendError> {
+    pub fn new(gpu: &Arc<Gpu>, bytes: usize, what: &str) -> Result<Buffer, DeviceError> {
         let at = gpu.allocate(bytes, what)?;
         Ok(Buffer { gpu: gpu.clone(), at, bytes })
     }
 
     /// Takes memory of zeros.
-    pub fn zeros(gpu: &Arc<Gpu>, bytes: usize, what: &str) -> Result<Buffer, BackendError> {
+    pub fn zeros(gpu: &Arc<Gpu>, bytes: usize, what: &str) -> Result<Buffer, DeviceError> {
         let buffer = Buffer::new(gpu, bytes, what)?;
         gpu.fill(buffer.at, 0, bytes);
         Ok(buffer)
@@ -185,7 +185,7 @@ impl Gpu {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn allocate(&self, bytes: usize, what: &str) -> Result<DevicePtr, BackendError> {
+    fn allocate(&self, bytes: usize, what: &str) -> Result<DevicePtr, DeviceError> {
         self.bind();
         let mut at = 0;
         // SAFETY: the place is valid.
@@ -197,7 +197,7 @@ impl Gpu {
             OUT_OF_MEMORY => {
                 let (free, total) = self.memory_info();
                 let device = format!("{} ({} of {} MiB free)", self.name(), free >> 20, total >> 20);
-                Err(BackendError::OutOfMemory { device, need: bytes, what: what.to_string() })
+                Err(DeviceError::OutOfMemory { device, need: bytes, what: what.to_string() })
             }
             status => {
                 self.check("taking memory", status);
@@ -373,7 +373,7 @@ impl Gpu {
     }
 
     /// Reads from the device into `values`.
-    pub(super) fn read<T: Plain>(&self, from: DevicePtr, values: &mut [T]) -> Result<(), BackendError> {
+    pub(super) fn read<T: Plain>(&self, from: DevicePtr, values: &mut [T]) -> Result<(), DeviceError> {
         if self.lock_state().mode != Mode::Direct {
             self.fail("results were read inside of a step".to_string());
             return self.result();
@@ -401,7 +401,7 @@ impl Gpu {
     }
 
     /// Page-locked memory: copies into it need no detour.
-    fn result_memory(&self, memory: &mut Memory, bytes: usize) -> Result<*mut u8, BackendError> {
+    fn result_memory(&self, memory: &mut Memory, bytes: usize) -> Result<*mut u8, DeviceError> {
         if let Some((_, host)) = memory.results.filter(|(have, _)| *have >= bytes) {
             return Ok(host);
         }
@@ -438,7 +438,7 @@ impl Gpu {
 
 impl super::gpu::State {
     /// Keeps the first error.
-    pub(super) fn keep(&mut self, error: BackendError) {
+    pub(super) fn keep(&mut self, error: DeviceError) {
         self.error.get_or_insert(error);
     }
 }

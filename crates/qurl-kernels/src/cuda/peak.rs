@@ -4,7 +4,7 @@ use super::backend::Cuda;
 use super::linear::{self, CudaWeight, Rows};
 use super::memory::Buffer;
 use crate::backend::{Backend, Output};
-use crate::{BackendError, Format};
+use crate::{DeviceError, Format};
 use std::time::Instant;
 
 /// Bytes of each side of the copy.
@@ -12,7 +12,7 @@ const COPIED: usize = 1 << 30;
 const PRODUCT: usize = 8192;
 
 /// Bytes a second of a copy inside the device's memory, read and written together: the best of several.
-pub fn copy_bandwidth(cuda: &Cuda) -> Result<f64, BackendError> {
+pub fn copy_bandwidth(cuda: &Cuda) -> Result<f64, DeviceError> {
     let gpu = cuda.gpu();
     let from = Buffer::zeros(gpu, COPIED, "measuring bandwidth")?;
     let to = Buffer::zeros(gpu, COPIED, "measuring bandwidth")?;
@@ -22,7 +22,7 @@ pub fn copy_bandwidth(cuda: &Cuda) -> Result<f64, BackendError> {
 
 /// Operations a second (multiply and add counted apart) of a large bf16 product on random numbers: the library's, as on the
 /// way back, or our own, whichever is faster.
-pub fn bf16_rate(cuda: &Cuda) -> Result<f64, BackendError> {
+pub fn bf16_rate(cuda: &Cuda) -> Result<f64, DeviceError> {
     let gpu = cuda.gpu();
     let mut w = cuda.zeros(PRODUCT * PRODUCT)?;
     cuda.fill_random(&mut w, 1, 1.0);
@@ -36,7 +36,7 @@ pub fn bf16_rate(cuda: &Cuda) -> Result<f64, BackendError> {
 }
 
 /// Seconds of one run: the best of several groups of eight.
-fn best_of(cuda: &Cuda, groups: usize, run: impl Fn()) -> Result<f64, BackendError> {
+fn best_of(cuda: &Cuda, groups: usize, run: impl Fn()) -> Result<f64, DeviceError> {
     run();
     cuda.synchronize()?;
     let mut best = f64::INFINITY;

@@ -5,7 +5,7 @@ use super::ffi::DevicePtr;
 use super::gpu::Gpu;
 use super::launch::args;
 use super::memory::Slot;
-use crate::BackendError;
+use crate::DeviceError;
 use crate::backend::Rows;
 use crate::checksum::{self, BLOCK, CHAINS};
 
@@ -76,7 +76,7 @@ pub(super) fn norm_backward(
 pub(super) fn squares(
     gpu: &Gpu,
     tensors: impl ExactSizeIterator<Item = (DevicePtr, usize)>,
-) -> Result<f64, BackendError> {
+) -> Result<f64, DeviceError> {
     let mut sums = vec![0.0f64; tensors.len()];
     if sums.is_empty() {
         return Ok(0.0);
@@ -94,7 +94,7 @@ pub(super) fn squares(
 }
 
 /// [`checksum::values`] of `len` values.
-pub(super) fn checksum(gpu: &Gpu, x: DevicePtr, len: usize) -> Result<u64, BackendError> {
+pub(super) fn checksum(gpu: &Gpu, x: DevicePtr, len: usize) -> Result<u64, DeviceError> {
     let mut sums = vec![0u64; len.div_ceil(BLOCK)];
     if !sums.is_empty() {
         let found = gpu.scratch(Slot::Partials, 8 * sums.len());

@@ -19,7 +19,7 @@ use super::Context;
 use super::buf::Aligned;
 use super::gemm::{Codes, Factors, Kind, LeftParts, NVFP4_GROUP};
 use super::source::Piece;
-use crate::backend::BackendError;
+use crate::types::DeviceError;
 use crate::{Format, Rounding};
 use codec::CodeKind;
 
@@ -123,8 +123,8 @@ pub struct QuantB {
 
 impl QuantB {
     /// Room for weights `[n, k]`.
-    pub fn new(ctx: &Context, format: Format, n: usize, k: usize) -> Result<Self, BackendError> {
-        let refuse = |reason: String| Err(BackendError::Pack { format, reason });
+    pub fn new(ctx: &Context, format: Format, n: usize, k: usize) -> Result<Self, DeviceError> {
+        let refuse = |reason: String| Err(DeviceError::Pack { format, reason });
         let Some(scheme) = Scheme::of(format) else {
             return refuse("it has no codes".to_string());
         };
@@ -154,7 +154,7 @@ impl QuantB {
     }
 
     /// Quantizes weights `[n, k]` into the panels. After an error the content is of no use.
-    pub fn fill(&mut self, ctx: &Context, source: &[f32], rounding: Rounding) -> Result<(), BackendError> {
+    pub fn fill(&mut self, ctx: &Context, source: &[f32], rounding: Rounding) -> Result<(), DeviceError> {
         pack::fill(ctx, self, source, rounding, None)
     }
 
@@ -165,7 +165,7 @@ impl QuantB {
         source: &[f32],
         rounding: Rounding,
         copy: &mut [f32],
-    ) -> Result<(), BackendError> {
+    ) -> Result<(), DeviceError> {
         pack::fill(ctx, self, source, rounding, Some(copy))
     }
 

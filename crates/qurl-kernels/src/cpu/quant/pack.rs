@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{BLOCK, Granularity, LEAD, QuantB, Scheme, largest_bits, scale_of};
 use crate::Rounding;
-use crate::backend::BackendError;
+use crate::types::DeviceError;
 use crate::cpu::Context;
 use crate::cpu::buf::Parts;
 use crate::cpu::gemm::NVFP4_GROUP;
@@ -24,7 +24,7 @@ pub(super) fn fill(
     source: &[f32],
     rounding: Rounding,
     copy: Option<&mut [f32]>,
-) -> Result<(), BackendError> {
+) -> Result<(), DeviceError> {
     let (n, k, format) = (packed.n, packed.k, packed.format);
     assert!(source.len() >= n * k, "quantize: {} values for {n} by {k}", source.len());
     assert!(copy.as_ref().is_none_or(|copy| copy.len() >= n * k), "quantize: the copy of {n} by {k}");
@@ -65,7 +65,7 @@ pub(super) fn fill(
             let column = source[row * k..(row + 1) * k].iter().position(|x| !x.is_finite()).unwrap_or(0);
             let value = source[row * k + column];
             let reason = format!("row {row}, column {column} is {value}; expected finite numbers");
-            Err(BackendError::Pack { format, reason })
+            Err(DeviceError::Pack { format, reason })
         }
     }
 }

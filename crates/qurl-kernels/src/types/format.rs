@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Number format of the weights of a linear layer, and with it of the product.
+/// Number format of the weights of a linear layer, and with it of the GEMM.
 ///
 /// All scales are symmetric and computed from the numbers at hand (no calibration). The formats below bf16 are for
 /// the forward pass only.
@@ -43,19 +43,32 @@ impl Format {
         }
     }
 
-    /// Whether weights are codes with scales: forward only, and rounded again after every update.
+    /// Whether weights are quantized values with scales: forward only, and rounded again after every update.
     pub fn is_quantized(self) -> bool {
         !matches!(self, Format::F32 | Format::Bf16)
     }
 }
 
-/// How weights are rounded to codes. Scales and activations are always rounded to nearest.
+/// Packed weights of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightShape {
+    /// Outputs.
+    pub n: usize,
+    /// Inputs.
+    pub k: usize,
+    /// Number format.
+    pub format: Format,
+    /// Whether gradients will be computed: keeps what the gradient of the input needs too.
+    pub trained: bool,
+}
+
+/// How weights are rounded to quantized values. Scales and activations are always rounded to nearest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rounding {
-    /// To the nearest code, ties to even.
+    /// To the nearest value, ties to even.
     #[default]
     Nearest,
-    /// Up or down with the probability that makes the mean right, drawn by (seed, place in the matrix).
+    /// Up or down with the probability that makes the mean right, sampled by (seed, place in the matrix).
     Stochastic {
         /// Different matrices and steps need different seeds.
         seed: u64,

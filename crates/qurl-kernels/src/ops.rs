@@ -1,0 +1,356 @@
+//! Arguments of the operations of a [`Queue`](crate::Queue): one struct each, whose fields say what is read and what is
+//! written. T tokens (rows), d hidden size, f MLP width, H heads of hd, V vocabulary.
+
+use crate::device::Device;
+use crate::types::{AdamW, HeadGradient, HeadOutput, Heads, KvFormat, Rounding};
+
+/// What happens to the old content of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Overwritten.
+    Store,
+    /// Added to (residual connections).
+    Add,
+}
+
+/// RMSNorm's parameters.
+pub struct Norm<'a, D: Device> {
+    /// [d], as wide as the rows.
+    pub gain: &'a D::Tensor,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// RMSNorm's parameters on the way back.
+pub struct NormBackward<'a, D: Device> {
+    /// [d], as wide as the rows.
+    pub gain: &'a D::Tensor,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// [d], added to; `None` where the gain is frozen.
+    pub dgain: Option<&'a mut D::Tensor>,
+}
+
+/// RMSNorm of every query and key head (Qwen3).
+pub struct QkNorm<'a, D: Device> {
+    /// [hd] for queries.
+    pub q: Norm<'a, D>,
+    /// [hd] for keys.
+    pub k: Norm<'a, D>,
+}
+
+/// [`QkNorm`] on the way back.
+pub struct QkNormBackward<'a, D: Device> {
+    /// [T, qkv] queries, keys and values as they were before the norms.
+    pub raw: &'a D::Tensor,
+    /// [hd] for queries.
+    pub q: NormBackward<'a, D>,
+    /// [hd] for keys.
+    pub k: NormBackward<'a, D>,
+}
+
+/// Rotary tables `[positions, hd / 2]`.
+pub struct Rope<'a, D: Device> {
+    /// Cosines.
+    pub cos: &'a D::Tensor,
+    /// Sines.
+    pub sin: &'a D::Tensor,
+}
+
+/// Packs weights `[n, k]`.
+pub struct Pack<'a, D: Device> {
+    /// [n, k] row-major.
+    pub from: &'a D::Tensor,
+    /// Matters to quantized formats only.
+    pub rounding: Rounding,
+    /// Takes a copy of `from`: an embedding that is also the head is read once.
+    pub copy: Option<&'a mut D::Tensor>,
+    /// Overwritten. After an error (quantized formats refuse numbers that are not finite) it must not be used before
+    /// a successful packing.
+    pub to: &'a mut D::Weight,
+}
+
+/// Which rows of a table are meant.
+pub enum Index<'a, D: Device> {
+    /// These.
+    Rows(&'a [u32]),
+    /// The tokens of a batch; those that the host has not seen are in `sampled`.
+    Tokens {
+        /// The batch.
+        batch: &'a D::Batch,
+        /// What the last step sampled; `None` where the batch names no sampled tokens.
+        sampled: Option<&'a D::Tokens>,
+    },
+    /// The rows of a batch whose next token is sampled.
+    Sampled(&'a D::Batch),
+}
+
+/// `out[i] = table[index[i]]`.
+pub struct Gather<'a, D: Device> {
+    /// [any, width]
+    pub table: &'a D::Tensor,
+    /// Which rows.
+    pub index: Index<'a, D>,
+    /// Numbers of a row.
+    pub width: usize,
+    /// [index, width], overwritten.
+    pub out: &'a mut D::Tensor,
+}
+
+/// `table[index[i]] += rows[i]`, in the order of i.
+pub struct ScatterAdd<'a, D: Device> {
+    /// [index, width]
+    pub rows: &'a D::Tensor,
+    /// Which rows of the table.
+    pub index: Index<'a, D>,
+    /// Numbers of a row.
+    pub width: usize,
+    /// [any, width], added to.
+    pub table: &'a mut D::Tensor,
+}
+
+/// `out = rmsnorm(x) * gain`.
+pub struct RmsNorm<'a, D: Device> {
+    /// [T, d]
+    pub x: &'a D::Tensor,
+    /// Rows T.
+    pub rows: usize,
+    /// The norm.
+    pub norm: Norm<'a, D>,
+    /// [T, d], overwritten.
+    pub out: &'a mut D::Tensor,
+}
+
+/// Backward of [`RmsNorm`].
+pub struct RmsNormBackward<'a, D: Device> {
+    /// [T, d] the input of the forward pass.
+    pub x: &'a D::Tensor,
+    /// Rows T.
+    pub rows: usize,
+    /// The norm.
+    pub norm: NormBackward<'a, D>,
+    /// [T, d] gradient of the output; used up.
+    pub dy: &'a mut D::Tensor,
+    /// [T, d], added to.
+    pub dx: &'a mut D::Tensor,
+}
+
+/// `out (+)= norm(x) W^T (+ bias)`.
+pub struct Linear<'a, D: Device> {
+    /// [T, k]
+    pub x: &'a D::Tensor,
+    /// Rows T.
+    pub rows: usize,
+    /// RMSNorm of the rows before the GEMM.
+    pub norm: Option<Norm<'a, D>>,
+    /// [n, k]
+    pub w: &'a D::Weight,
+    /// [n]
+    pub bias: Option<&'a D::Tensor>,
+    /// What happens to the old content of `out`.
+    pub output: Output,
+    /// [T, n]
+    pub out: &'a mut D::Tensor,
+}
+
+/// Backward of [`Linear`]. `dw` and `dbias` are added to, and `None` where they are frozen. Without a norm `dx = dy W`;
+/// with one, `dx += ` the gradient of what went into the norm (there is a residual connection around it).
+pub struct LinearBackward<'a, D: Device> {
+    /// [T, k] the input of the forward pass.
+    pub x: &'a D::Tensor,
+    /// Rows T.
+    pub rows: usize,
+    /// RMSNorm of the rows before the GEMM.
+    pub norm: Option<NormBackward<'a, D>>,
+    /// [n, k], packed as trained.
+    pub w: &'a D::Weight,
+    /// [T, n] gradient of the output.
+    pub dy: &'a D::Tensor,
+    /// [n, k]
+    pub dw: Option<&'a mut D::Tensor>,
+    /// [n]
+    pub dbias: Option<&'a mut D::Tensor>,
+    /// [T, k]
+    pub dx: Option<&'a mut D::Tensor>,
+}
+
+/// `x += swiglu(norm(x) gate_up^T) down^T`: a block's dense MLP.
+pub struct Mlp<'a, D: Device> {
+    /// [T, d], read and updated.
+    pub x: &'a mut D::Tensor,
+    /// Rows T.
+    pub rows: usize,
+    /// RMSNorm before it.
+    pub norm: Norm<'a, D>,
+    /// [2 f, d] gate projection, then up projection.
+    pub gate_up: &'a D::Weight,
+    /// [d, f]
+    pub down: &'a D::Weight,
+    /// [T, 2 f] takes the gate and up projections for the backward pass.
+    pub kept: Option<&'a mut D::Tensor>,
+}
+
+/// Backward of [`Mlp`]. Gradients of weights are added to, and `None` where they are frozen.
+pub struct MlpBackward<'a, D: Device> {
+    /// [T, d] the residual stream that went in.
+    pub x: &'a D::Tensor,
+    /// Rows T.
+    pub rows: usize,
+    /// RMSNorm before it.
+    pub norm: NormBackward<'a, D>,
+    /// [2 f, d]
+    pub gate_up: &'a D::Weight,
+    /// [d, f]
+    pub down: &'a D::Weight,
+    /// [T, 2 f] gate and up projections of the forward pass; used up.
+    pub kept: &'a mut D::Tensor,
+    /// [2 f, d]
+    pub dgate_up: Option<&'a mut D::Tensor>,
+    /// [d, f]
+    pub ddown: Option<&'a mut D::Tensor>,
+    /// [T, d] gradient of the residual stream that came out; becomes that of what went in.
+    pub dx: &'a mut D::Tensor,
+}
+
+/// What attention leaves for its backward pass.
+pub struct KeptAttention<'a, D: Device> {
+    /// [T, qkv] queries, keys and values before the norms of heads; where there are such norms.
+    pub raw: Option<&'a mut D::Tensor>,
+    /// [T, H hd] output of attention.
+    pub out: &'a mut D::Tensor,
+    /// [T, H] logarithms of the softmax denominators.
+    pub lse: &'a mut D::Tensor,
+}
+
+/// `x += attention(qkv) o^T`: norms of heads, rotation, keys and values rounded to the pages' format and stored there,
+/// causal attention of the rows of all sequences, output projection.
+pub struct Attend<'a, D: Device> {
+    /// The layer's heads.
+    pub heads: Heads,
+    /// The rows.
+    pub batch: &'a D::Batch,
+    /// [T, qkv] queries, keys and values; what the backward pass needs where `kept` is given, else used up.
+    pub qkv: &'a mut D::Tensor,
+    /// Norms of query and key heads.
+    pub qk_norm: Option<QkNorm<'a, D>>,
+    /// Rotary tables.
+    pub rope: Rope<'a, D>,
+    /// The layer's pages; those of the rows are written.
+    pub kv: &'a mut D::Kv,
+    /// [d, H hd] output projection.
+    pub o: &'a D::Weight,
+    /// [T, d] the residual stream, added to.
+    pub x: &'a mut D::Tensor,
+    /// For the backward pass.
+    pub kept: Option<KeptAttention<'a, D>>,
+}
+
+/// Backward of [`Attend`] for whole sequences side by side.
+pub struct AttendBackward<'a, D: Device> {
+    /// The layer's heads.
+    pub heads: Heads,
+    /// The rows.
+    pub batch: &'a D::Batch,
+    /// Format of the pages, to which the keys and values in `qkv` have been rounded; a device may compute in it.
+    pub kv_format: KvFormat,
+    /// [T, qkv] as the forward pass left them.
+    pub qkv: &'a D::Tensor,
+    /// Norms of query and key heads.
+    pub qk_norm: Option<QkNormBackward<'a, D>>,
+    /// Rotary tables.
+    pub rope: Rope<'a, D>,
+    /// [T, H hd] kept.
+    pub out: &'a D::Tensor,
+    /// [T, H] kept.
+    pub lse: &'a D::Tensor,
+    /// [d, H hd] output projection.
+    pub o: &'a D::Weight,
+    /// [T, d] gradient of the residual stream.
+    pub dx: &'a D::Tensor,
+    /// [d, H hd], added to; `None` where it is frozen.
+    pub d_o: Option<&'a mut D::Tensor>,
+    /// [T, qkv] gradient of what went in; overwritten.
+    pub dqkv: &'a mut D::Tensor,
+}
+
+/// Log-probabilities of targets, entropies and argmax tokens of hidden rows.
+pub struct Head<'a, D: Device> {
+    /// [T, d]
+    pub hidden: &'a D::Tensor,
+    /// [V, d]
+    pub head: &'a D::Weight,
+    /// [T]
+    pub targets: &'a [u32],
+    /// Logits are divided by it.
+    pub temperature: f32,
+}
+
+/// Backward of [`Head`].
+pub struct HeadBackward<'a, D: Device> {
+    /// [T, d]
+    pub hidden: &'a D::Tensor,
+    /// [V, d], packed as trained.
+    pub head: &'a D::Weight,
+    /// [T]
+    pub targets: &'a [u32],
+    /// Logits are divided by it.
+    pub temperature: f32,
+    /// What the forward pass gave.
+    pub out: &'a HeadOutput,
+    /// What the loss asks for.
+    pub gradient: HeadGradient<'a>,
+    /// [T, d], overwritten.
+    pub dhidden: &'a mut D::Tensor,
+    /// [V, d], added to; `None` where it is frozen.
+    pub dweight: Option<&'a mut D::Tensor>,
+}
+
+/// Samples a token for each hidden row, as the batch says.
+pub struct Sample<'a, D: Device> {
+    /// [sampled rows of the batch, d]
+    pub hidden: &'a D::Tensor,
+    /// [V, d]
+    pub head: &'a D::Weight,
+    /// How.
+    pub batch: &'a D::Batch,
+    /// Overwritten.
+    pub out: &'a mut D::Tokens,
+}
+
+/// `hidden[row] . w`: the scalar head of a critic.
+pub struct RowDots<'a, D: Device> {
+    /// [T, d]
+    pub hidden: &'a D::Tensor,
+    /// Rows T.
+    pub rows: usize,
+    /// [d]
+    pub w: &'a D::Tensor,
+}
+
+/// Backward of [`RowDots`].
+pub struct RowDotsBackward<'a, D: Device> {
+    /// [T, d]
+    pub hidden: &'a D::Tensor,
+    /// [d]
+    pub w: &'a D::Tensor,
+    /// [T] gradients of the results.
+    pub gradient: &'a [f32],
+    /// [T, d], overwritten.
+    pub dhidden: &'a mut D::Tensor,
+    /// [d], added to.
+    pub dw: &'a mut D::Tensor,
+}
+
+/// One AdamW update of a tensor.
+pub struct Update<'a, D: Device> {
+    /// Constants of the update.
+    pub adamw: AdamW,
+    /// Weights.
+    pub w: &'a mut D::Tensor,
+    /// Gradient.
+    pub g: &'a D::Tensor,
+    /// First moment.
+    pub m: &'a mut D::Tensor,
+    /// Second moment.
+    pub v: &'a mut D::Tensor,
+}

@@ -1,0 +1,105 @@
+//! The seam, other half: a [`Queue`] issues the operations that models, the rollout engine and the trainer are written with.
+//!
+//! Operations are coarse, one for each thing a transformer does, so that a device can fuse as it likes inside. Tensors are
+//! opaque: a device decides where they live and how activations are stored; workspace is the queue's own matter. Operations
+//! do not fail one by one (a device would report later anyway): what can fail is allocating and reading results back, and
+//! those return errors. Shapes are the caller's responsibility: a wrong one is a bug in this project and panics.
+//!
+//! Rows are tokens. Every operation treats its rows independently and sums in an order that depends on nothing but the row
+//! (or, for gradients of weights, on the order of the rows).
+
+use crate::device::Device;
+use crate::ops::*;
+use crate::types::{Batch, DeviceError, HeadOutput, Sampled};
+use std::sync::Arc;
+
+/// Operations in order, on one device. Used by `&mut`, since it owns stream, workspace, staging and recorded steps.
+pub trait Queue: Send + Sized + 'static {
+    /// Where the operations run.
+    type Device: Device<Queue = Self>;
+
+    /// The device.
+    fn device(&self) -> &Arc<Self::Device>;
+    /// Waits until everything issued so far is done.
+    fn synchronize(&mut self) -> Result<(), DeviceError>;
+
+    /// Overwrites the beginning of a tensor.
+    fn write(&mut self, tensor: &mut Tensor<Self>, values: &[f32]);
+    /// The first `len` values of a tensor.
+    fn read(&mut self, tensor: &Tensor<Self>, len: usize) -> Result<Vec<f32>, DeviceError>;
+    /// Copies the first `len` values.
+    fn copy(&mut self, from: &Tensor<Self>, to: &mut Tensor<Self>, len: usize);
+    /// Sets the first `len` values to zero.
+    fn clear(&mut self, tensor: &mut Tensor<Self>, len: usize);
+    /// Fills a tensor with random numbers around zero, of a deviation of about `factor`: weights for benchmarks.
+    fn fill_random(&mut self, tensor: &mut Tensor<Self>, seed: u64, factor: f32);
+    /// Packs weights.
+    fn pack(&mut self, args: Pack<Self::Device>) -> Result<(), DeviceError>;
+
+    /// Brings the rows of a pass to the device. The operations that take the batch see these rows.
+    fn load(&mut self, batch: &mut <Self::Device as Device>::Batch, rows: &Batch);
+    /// Runs a step whose only input is `batch`. A device may record what `run` issues and later replay the record without
+    /// calling it: for the same `key` and a batch of the same shape, `run` must issue the same operations on the same
+    /// buffers, and read no results. Keys of other buffers must be other keys.
+    fn replay(&mut self, key: u64, batch: &<Self::Device as Device>::Batch, run: &mut dyn FnMut(&mut Self));
+
+    /// Picks rows of a table: embeddings, rows that are scored or sampled.
+    fn gather(&mut self, args: Gather<Self::Device>);
+    /// Backward of [`Queue::gather`].
+    fn scatter_add(&mut self, args: ScatterAdd<Self::Device>);
+    /// RMSNorm.
+    fn rmsnorm(&mut self, args: RmsNorm<Self::Device>);
+    /// Backward of RMSNorm.
+    fn rmsnorm_backward(&mut self, args: RmsNormBackward<Self::Device>);
+    /// A linear layer, with the norm before it.
+    fn linear(&mut self, args: Linear<Self::Device>);
+    /// Backward of a linear layer.
+    fn linear_backward(&mut self, args: LinearBackward<Self::Device>);
+    /// A block's MLP.
+    fn mlp(&mut self, args: Mlp<Self::Device>);
+    /// Backward of a block's MLP.
+    fn mlp_backward(&mut self, args: MlpBackward<Self::Device>);
+    /// A block's attention, from queries, keys and values to the residual stream.
+    fn attend(&mut self, args: Attend<Self::Device>);
+    /// Backward of a block's attention.
+    fn attend_backward(&mut self, args: AttendBackward<Self::Device>);
+    /// Copies one page of keys and values to another.
+    fn copy_page(&mut self, kv: &mut <Self::Device as Device>::Kv, from: usize, to: usize);
+
+    /// The log-probability head. Logits never exist for more than a few rows at a time.
+    fn head(&mut self, args: Head<Self::Device>) -> Result<HeadOutput, DeviceError>;
+    /// Backward of the head.
+    fn head_backward(&mut self, args: HeadBackward<Self::Device>);
+    /// Samples tokens. Without truncation a token's log-probability has the bits of [`Queue::head`].
+    fn sample(&mut self, args: Sample<Self::Device>);
+    /// Begins to bring the first `rows` sampled tokens to the host; what is sampled into `tokens` later does not change
+    /// the answer.
+    fn fetch(&mut self, tokens: &Tokens<Self>, rows: usize) -> Result<Pending<Self>, DeviceError>;
+    /// Waits for sampled tokens, and for nothing that was issued after they were fetched.
+    fn wait(&mut self, pending: Pending<Self>) -> Result<Vec<Sampled>, DeviceError>;
+    /// A critic's values.
+    fn row_dots(&mut self, args: RowDots<Self::Device>) -> Result<Vec<f32>, DeviceError>;
+    /// Backward of a critic's values.
+    fn row_dots_backward(&mut self, args: RowDotsBackward<Self::Device>);
+
+    /// One AdamW update.
+    fn adamw(&mut self, args: Update<Self::Device>);
+    /// Sum of the squares of all values: of each tensor's, added up in order.
+    fn sum_squares(&mut self, tensors: &[&Tensor<Self>]) -> Result<f64, DeviceError>;
+    /// [`crate::checksum::values`] of a tensor.
+    fn checksum(&mut self, tensor: &Tensor<Self>) -> Result<u64, DeviceError>;
+
+    /// A tensor with these values.
+    fn upload(&mut self, values: &[f32]) -> Result<Tensor<Self>, DeviceError> {
+        let mut tensor = self.device().zeros(values.len())?;
+        self.write(&mut tensor, values);
+        Ok(tensor)
+    }
+}
+
+/// A tensor of a queue's device.
+pub type Tensor<Q> = <<Q as Queue>::Device as Device>::Tensor;
+/// Sampled tokens in the memory of a queue's device.
+pub type Tokens<Q> = <<Q as Queue>::Device as Device>::Tokens;
+/// Sampled tokens on their way to the host.
+pub type Pending<Q> = <<Q as Queue>::Device as Device>::Pending;

@@ -1,0 +1,42 @@
+//! What can go wrong on a device.
+
+use super::Format;
+
+/// What can go wrong on a device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// The memory asked for is not there.
+    #[error("out of memory on {device}: {need} bytes asked for {what}")]
+    OutOfMemory {
+        /// Where.
+        device: String,
+        /// How much.
+        need: usize,
+        /// What for.
+        what: String,
+    },
+    /// Weights cannot be packed.
+    #[error("cannot pack weights as {format}: {reason}")]
+    Pack {
+        /// The format asked for.
+        format: Format,
+        /// What is wrong with the weights.
+        reason: String,
+    },
+    /// There is no such device, or it cannot be used.
+    #[error("device {device} cannot be used: {reason}")]
+    Unavailable {
+        /// The device asked for.
+        device: String,
+        /// What is missing.
+        reason: String,
+    },
+    /// A device failed while computing.
+    #[error("{device} failed: {what}")]
+    Device {
+        /// The device.
+        device: String,
+        /// What it was doing and what it said.
+        what: String,
+    },
+}

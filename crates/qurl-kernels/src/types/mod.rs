@@ -1,0 +1,21 @@
+//! The vocabulary of the seam: plain data that both sides of it speak. Imports nothing from a device.
+
+mod attention;
+mod batch;
+mod device_kind;
+mod error;
+mod format;
+mod head;
+mod optimizer;
+mod rows;
+mod sampling;
+
+pub use attention::{Heads, KvFormat, KvShape, Span, UnknownKvFormat};
+pub use batch::{Batch, Token};
+pub use device_kind::{DeviceKind, UnknownDeviceKind};
+pub use error::DeviceError;
+pub use format::{Format, Rounding, UnknownFormat, WeightShape};
+pub use head::{HeadGradient, HeadOutput};
+pub use optimizer::AdamW;
+pub use rows::Rows;
+pub use sampling::{SampleRow, Sampled};

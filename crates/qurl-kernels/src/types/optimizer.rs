@@ -1,0 +1,20 @@
+//! Constants of the optimizer.
+
+/// One AdamW update's constants, as PyTorch names them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Learning rate of this step.
+    pub lr: f32,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// Decoupled weight decay: `w -= lr * weight_decay * w`.
+    pub weight_decay: f32,
+    /// Number of this update, from 1.
+    pub step: u64,
+    /// Factor on the gradients (clipping by the global norm).
+    pub grad_scale: f32,
+}
