@@ -3,6 +3,7 @@
 use super::Context;
 use super::buf::Parts;
 use super::simd::{Simd, simd_dispatch};
+use crate::types::AdamW;
 
 /// Updates weights and moments in place.
 pub fn update(ctx: &Context, a: &AdamW, w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {

@@ -14,6 +14,7 @@ use super::Context;
 use super::buf::{Aligned, Parts};
 use super::kv::{KEY_BLOCK, KvPages};
 use super::simd::{Simd, exp, simd_dispatch};
+use crate::types::{Heads, Span};
 use std::cell::RefCell;
 
 /// Query rows (queries times heads of a group) of one task.

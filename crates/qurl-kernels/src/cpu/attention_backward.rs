@@ -6,11 +6,10 @@
 //! copies of the head's keys and values: linear in the length.
 
 use super::Context;
-use super::attention::{
-    Heads, MAX_HEAD_DIM, ROW_BLOCK, Span, TILE, by_tile, multiply, pack_strips, strip_rows,
-};
+use super::attention::{MAX_HEAD_DIM, ROW_BLOCK, TILE, by_tile, multiply, pack_strips, strip_rows};
 use super::buf::Parts;
 use super::simd::{Simd, exp, simd_dispatch};
+use crate::types::{Heads, Span};
 
 /// Gradient `dqkv[rows, qkv_width]` (queries, keys and values; overwritten for the rows of the spans) from the
 /// gradient `dout` of the output. Every span must be a whole sequence (position 0), with keys and values in `qkv`.
@@ -70,7 +69,7 @@ struct Room {
 
 #[inline(always)]
 unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transposed: *mut f32) {
-    let Heads { heads, kv_heads, head_dim, scale } = job.heads;
+    let Heads { heads, kv_heads, head_dim, scale, .. } = job.heads;
     let group = job.heads.group();
     let width = job.heads.qkv_width();
     let key_column = (heads + head) * head_dim;

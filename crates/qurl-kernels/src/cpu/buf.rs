@@ -171,6 +171,15 @@ pub struct Borrowed<'a> {
     len: usize,
 }
 
+impl Borrowed<'_> {
+    /// The same memory as floats.
+    pub fn floats(&mut self) -> &mut [f32] {
+        let words: &mut [u32] = self;
+        // SAFETY: both types have the same size and alignment, and every pattern of bits is a float.
+        unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
+    }
+}
+
 impl Deref for Borrowed<'_> {
     type Target = [u32];
     fn deref(&self) -> &[u32] {

@@ -261,37 +261,40 @@ pub fn matmul<'a>(
     multiply(ctx, &Source::Ready(x), rows, b, bias, mode, out);
 }
 
-/// `out = rmsnorm(x) B (+ bias)`; `normed` is working memory of the size of `x`.
-pub(crate) fn norm_matmul(
+/// `out (+)= rmsnorm(x) B (+ bias)`
+pub fn norm_matmul<'a>(
     ctx: &Context,
     x: &[f32],
     gain: &[f32],
     eps: f32,
     rows: usize,
-    b: Right<'_>,
+    b: impl Into<Right<'a>>,
     bias: Option<&[f32]>,
-    normed: &mut [f32],
+    mode: Mode,
     out: &mut [f32],
 ) {
+    let b = b.into();
     let len = rows * b.k();
-    assert!(gain.len() == b.k() && x.len() >= len && normed.len() >= len, "normed product: shapes");
-    let source = Source::Normed { x, gain, eps, into: Parts::new(normed) };
-    multiply(ctx, &source, rows, b, bias, Mode::Store, out);
+    assert!(gain.len() == b.k() && x.len() >= len, "matmul of normed rows: shapes");
+    let mut normed = ctx.scratch.take(len);
+    let source = Source::Normed { x, gain, eps, into: Parts::new(normed.floats()) };
+    multiply(ctx, &source, rows, b, bias, mode, out);
 }
 
-/// `out (+)= swiglu(gate_up) B`; `activated` is working memory `[rows, k]`.
-pub(crate) fn swiglu_matmul(
+/// `out (+)= swiglu(gate_up) B`
+pub fn swiglu_matmul<'a>(
     ctx: &Context,
     gate_up: &[f32],
     rows: usize,
-    b: Right<'_>,
+    b: impl Into<Right<'a>>,
     mode: Mode,
-    activated: &mut [f32],
     out: &mut [f32],
 ) {
+    let b = b.into();
     let len = rows * b.k();
-    assert!(gate_up.len() >= 2 * len && activated.len() >= len, "activated product: shapes");
-    let source = Source::Activated { gate_up, into: Parts::new(activated) };
+    assert!(gate_up.len() >= 2 * len, "matmul of activated rows: shapes");
+    let mut activated = ctx.scratch.take(len);
+    let source = Source::Activated { gate_up, into: Parts::new(activated.floats()) };
     multiply(ctx, &source, rows, b, None, mode, out);
 }
 

@@ -10,6 +10,7 @@ use super::buf::Parts;
 use super::gemm::{self, Left, Mode, PackedB, Right, STRIPS_PER_BLOCK};
 use super::simd::{Simd, exp, simd_dispatch};
 use super::source::Source;
+use crate::types::{HeadGradient, HeadOutput};
 
 /// Columns of the vocabulary that are reduced at a time, at every level.
 pub(super) const CHUNK: usize = 512;
@@ -138,7 +139,7 @@ pub fn backward(
     out: &HeadOutput,
     gradient: HeadGradient,
     dhidden: &mut [f32],
-    dweight: &mut [f32],
+    mut dweight: Option<&mut [f32]>,
 ) {
     let (rows, vocabulary, d) = (targets.len(), head.n, head.k);
     assert!(hidden.len() >= rows * d && dhidden.len() >= rows * d, "head backward: hidden rows");
@@ -147,7 +148,8 @@ pub fn backward(
         gradient.dentropy.is_empty() || gradient.dentropy.len() == rows,
         "head backward: entropy gradient"
     );
-    assert!(dweight.len() == vocabulary * d, "head backward: weight gradient");
+    let whole = dweight.as_ref().is_none_or(|dweight| dweight.len() == vocabulary * d);
+    assert!(whole, "head backward: weight gradient");
     let tiles = Tiles::new(ctx, hidden, rows, head);
     let blocks = rows.div_ceil(tiles.block_rows());
 
@@ -188,8 +190,10 @@ pub fn backward(
         });
         // SAFETY: f32 and u32 have the same size and any bits are a value.
         let dlogits = unsafe { std::slice::from_raw_parts(dlogits.as_ptr().cast::<f32>(), rows * width) };
-        let dweight = &mut dweight[first * d..last * d];
-        gemm::weight_gradient(ctx, head.precision, hidden, dlogits, rows, width, d, dweight);
+        if let Some(dweight) = &mut dweight {
+            let dweight = &mut dweight[first * d..last * d];
+            gemm::weight_gradient(ctx, head.precision, hidden, dlogits, rows, width, d, dweight);
+        }
         gemm::matmul_part(ctx, dlogits, rows, head_transposed, first..last, dhidden);
     }
 }

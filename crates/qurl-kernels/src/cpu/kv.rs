@@ -42,8 +42,9 @@ pub struct KvPages {
 }
 
 impl KvPages {
-    /// Room for `pages` pages of `page_size` tokens (a multiple of [`KEY_BLOCK`]).
-    pub fn new(format: KvFormat, pages: usize, page_size: usize, kv_heads: usize, head_dim: usize) -> Self {
+    /// Zeroed pages of `page_size` tokens each (a multiple of [`KEY_BLOCK`]).
+    pub fn new(shape: KvShape) -> Self {
+        let KvShape { format, pages, page_size, kv_heads, head_dim } = shape;
         assert!(
             page_size > 0 && page_size.is_multiple_of(KEY_BLOCK),
             "page size {page_size} is not a multiple of 16"
@@ -52,10 +53,12 @@ impl KvPages {
         assert!(whole_pairs, "heads of {head_dim}: bf16 keys are stored in pairs");
         let scales = pages * page_size * kv_heads * 2;
         let len = scales * head_dim;
-        let store = match (format, format.code()) {
-            (_, Some(code)) => Store::Coded(code, Aligned::zeros(len), Aligned::zeros(scales)),
-            (KvFormat::F32, _) => Store::F32(Aligned::zeros(len)),
-            _ => Store::Bf16(Aligned::zeros(len)),
+        let coded = |code| Store::Coded(code, Aligned::zeros(len), Aligned::zeros(scales));
+        let store = match format {
+            KvFormat::F32 => Store::F32(Aligned::zeros(len)),
+            KvFormat::Bf16 => Store::Bf16(Aligned::zeros(len)),
+            KvFormat::Int8 => coded(Code::Int8),
+            KvFormat::Fp8 => coded(Code::E4m3),
         };
         KvPages { store, pages, page_size, kv_heads, head_dim }
     }
@@ -85,7 +88,8 @@ impl KvPages {
     }
 
     /// Bytes that a page of this format takes in one layer.
-    pub fn page_bytes(format: KvFormat, page_size: usize, kv_heads: usize, head_dim: usize) -> usize {
+    pub fn page_bytes(shape: KvShape) -> usize {
+        let KvShape { format, page_size, kv_heads, head_dim, .. } = shape;
         let token_and_head = match format {
             KvFormat::F32 => 4 * head_dim,
             KvFormat::Bf16 => 2 * head_dim,
@@ -366,14 +370,16 @@ unsafe fn spread<T: Copy>(data: &Parts<T>, at: usize, keys: &[T]) {
 unsafe fn round_columns(level: Level, columns: &mut [f32], head_dim: usize, format: KvFormat) {
     // SAFETY: the caller's promise.
     unsafe {
-        match (format, format.code()) {
-            (_, Some(code)) => {
-                for part in columns.chunks_exact_mut(head_dim) {
-                    eight_bits::round(level, code, part);
-                }
+        let mut rounded = |code| {
+            for part in columns.chunks_exact_mut(head_dim) {
+                eight_bits::round(level, code, part);
             }
-            (KvFormat::Bf16, _) => elementwise::round_row(level, columns.as_mut_ptr(), columns.len()),
-            _ => {}
+        };
+        match format {
+            KvFormat::Int8 => rounded(Code::Int8),
+            KvFormat::Fp8 => rounded(Code::E4m3),
+            KvFormat::Bf16 => elementwise::round_row(level, columns.as_mut_ptr(), columns.len()),
+            KvFormat::F32 => {}
         }
     }
 }

@@ -8,8 +8,8 @@ pub mod attention_backward;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod backend;
 pub mod buf;
+mod device;
 pub mod elementwise;
 pub mod gemm;
 pub mod head;
@@ -20,12 +20,14 @@ mod pack;
 pub mod peak;
 pub mod pool;
 pub mod quant;
+mod queue;
 pub mod sample;
 mod scalar;
 mod simd;
 mod source;
 
-pub use backend::{Cpu, CpuError, CpuWeight};
+pub use device::{Cpu, CpuBatch, CpuError, CpuTokens, CpuWeight};
+pub use queue::CpuQueue;
 
 use arena::Arena;
 use buf::Scratch;

@@ -6,6 +6,7 @@
 use super::Context;
 use super::buf::Parts;
 use super::simd::{Simd, simd_dispatch};
+use crate::types::Rows;
 
 /// `out = norm(x) * gain` for the rows; the rest of `out` is not touched.
 pub fn forward(ctx: &Context, x: &[f32], gain: &[f32], rows: Rows, eps: f32, out: &mut [f32]) {
@@ -56,10 +57,13 @@ pub fn backward(
     eps: f32,
     dy: &mut [f32],
     dx: InputGradient,
-    dgain: &mut [f32],
+    dgain: Option<&mut [f32]>,
 ) {
     assert!(rows.fits(x.len()) && rows.fits(dy.len()), "rmsnorm backward: shapes");
-    assert!(gain.len() == rows.width && dgain.len() == rows.width, "rmsnorm backward: gain");
+    assert!(
+        gain.len() == rows.width && dgain.as_ref().is_none_or(|d| d.len() == rows.width),
+        "rmsnorm backward: gain"
+    );
     let mut scales = ctx.scratch.take(rows.outer * rows.per);
     let scale_parts = Parts::new(&mut scales);
     let dy_parts = Parts::new(dy);
@@ -83,24 +87,26 @@ pub fn backward(
         }
     });
     // The gain's gradient needs the output gradients of all rows: columns are shared out, each a chain over the rows.
-    let dgain = Parts::new(dgain);
-    ctx.pool.for_ranges(rows.width.div_ceil(16), 1, &|range| {
-        let columns = range.start * 16..(range.end * 16).min(rows.width);
-        for run in 0..rows.outer {
-            for row in 0..rows.per {
-                // SAFETY: columns are disjoint between tasks; nobody writes dy in this pass.
-                unsafe {
-                    let scale = f32::from_bits(*scale_parts.at(run * rows.per + row));
-                    let from = at(run, row) + columns.start;
-                    let dgain = dgain.slice(columns.start, columns.len());
-                    let dy = dy_parts.slice(from, columns.len());
-                    for ((dg, &dy), &x) in dgain.iter_mut().zip(&*dy).zip(&x[from..]) {
-                        *dg += dy * (x * scale);
+    if let Some(dgain) = dgain {
+        let dgain = Parts::new(dgain);
+        ctx.pool.for_ranges(rows.width.div_ceil(16), 1, &|range| {
+            let columns = range.start * 16..(range.end * 16).min(rows.width);
+            for run in 0..rows.outer {
+                for row in 0..rows.per {
+                    // SAFETY: columns are disjoint between tasks; nobody writes dy in this pass.
+                    unsafe {
+                        let scale = f32::from_bits(*scale_parts.at(run * rows.per + row));
+                        let from = at(run, row) + columns.start;
+                        let dgain = dgain.slice(columns.start, columns.len());
+                        let dy = dy_parts.slice(from, columns.len());
+                        for ((dg, &dy), &x) in dgain.iter_mut().zip(&*dy).zip(&x[from..]) {
+                            *dg += dy * (x * scale);
+                        }
                     }
                 }
             }
-        }
-    });
+        });
+    }
     ctx.pool.for_ranges(rows.outer, 8192 / (rows.per * rows.width).max(1) + 1, &|range| {
         for run in range {
             for row in 0..rows.per {

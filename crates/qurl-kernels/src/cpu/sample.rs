@@ -15,6 +15,7 @@ use super::buf::Parts;
 use super::gemm::Right;
 use super::head::{CHUNK, Distribution, Partial, Tiles, reduce};
 use super::simd::{Simd, copy_past_caches, simd_dispatch};
+use crate::types::{SampleRow, Sampled};
 
 /// Logits that are held at the same time (64 MiB): more rows are drawn in turns.
 const HELD_LOGITS: usize = 1 << 24;
@@ -107,7 +108,7 @@ fn draw(ctx: &Context, row: &SampleRow, partials: &[Partial], logits: &[f32]) ->
     if row.is_greedy() {
         return Sampled { token: all.argmax, logp: all.logp(all.largest as f32), entropy: all.entropy() };
     }
-    if row.truncates(logits.len()) {
+    if row.truncates() {
         let mut ids = ctx.scratch.take(logits.len());
         return draw_kept(row, &all, logits, &mut ids);
     }

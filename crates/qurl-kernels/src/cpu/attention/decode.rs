@@ -5,10 +5,11 @@
 //! one that has them all keeps its addresses on the stack. The steps are those of the general kernel, in the same order:
 //! the same bits.
 
-use super::{BLOCKS, Job, Room, RowState, Span, TILE, pack_strips, softmax_tile};
+use super::{BLOCKS, Job, Room, RowState, TILE, pack_strips, softmax_tile};
 use crate::cpu::kv::{Element, KEY_BLOCK, Pair};
 use crate::cpu::level::Level;
 use crate::cpu::simd::{Simd, simd_dispatch};
+use crate::types::Span;
 
 /// Most rows of a task.
 pub(super) const MOST_ROWS: usize = 8;

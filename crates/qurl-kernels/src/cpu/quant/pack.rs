@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{BLOCK, Granularity, LEAD, QuantB, Scheme, largest_bits, scale_of};
 use crate::Rounding;
-use crate::types::DeviceError;
 use crate::cpu::Context;
 use crate::cpu::buf::Parts;
 use crate::cpu::gemm::NVFP4_GROUP;
 use crate::cpu::quant::codec::{CodeKind, E2M1_MAX, E4M3_MAX, e4m3_code, e4m3_value};
 use crate::cpu::simd::{MOST_LANES, Simd, copy_past_caches, simd_dispatch};
+use crate::types::DeviceError;
 
 /// Quantizes `source[n, k]` into `packed`.
 pub(super) fn fill(
