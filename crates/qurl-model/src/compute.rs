@@ -1,4 +1,4 @@
-//! Forward and backward of the model on any [`Backend`](qurl_kernels::Backend).
+//! Forward and backward of the model on any [`Device`](qurl_kernels::Device).
 //!
 //! [`Network`] is a model ready to compute: linear layers packed in one number format, everything else in full.
 //! [`layer`] holds the one forward pass of a block that inference and training share, so that the engine's prefill and
@@ -13,7 +13,8 @@ pub mod network;
 pub mod rope;
 pub mod train;
 
-pub use batch::{Batch, PAGE, Targets};
+pub use batch::{PAGE, Targets, whole_batch};
+pub use qurl_kernels::types::Batch;
 pub use infer::{Inference, score};
 pub use network::{Network, NetworkOptions, random_leaf};
 pub use train::{Tape, TapeOptions};

@@ -404,6 +404,11 @@ impl ModelConfig {
         self.num_kv_heads * self.head_dim
     }
 
+    /// The sliding window of a layer: a query sees itself and the `window - 1` positions before it; `None` sees all.
+    pub fn window(&self, _layer: usize) -> Option<usize> {
+        None
+    }
+
     /// Rows of the fused projection: queries, then keys, then values.
     pub fn qkv_dim(&self) -> usize {
         self.q_dim() + 2 * self.kv_dim()

@@ -19,5 +19,5 @@ pub use chat::{ChatError, ChatTemplate, Message};
 pub use config::{ConfigError, Dims, Dtype, Family, ModelConfig, Rope, RopeScaling};
 pub use generation::GenerationConfig;
 pub use hf::{HfError, LoadedModel};
-pub use params::{LayerParams, ParamInfo, ParamKind, Params};
+pub use params::{DenseMlp, LayerParams, MlpParams, ParamInfo, ParamKind, Params};
 pub use tokenizer::{Tokenizer, TokenizerError};

@@ -1,53 +1,98 @@
 //! The weights of a model as one plain tree, generic over what sits at its leaves.
 //!
-//! The same tree holds host vectors, device buffers, gradients, shapes or names. Projections that read
-//! the same input are fused into one leaf (query, key, value; gate, up), because that is how they are
-//! computed; `layout` knows which tensors of a Hugging Face directory make up each leaf. All walks visit the
-//! leaves in one fixed order: embedding, layers from first to last (fields as declared), final norm,
-//! head, value head.
+//! The same tree holds host vectors, device buffers, packed weights, gradients, shapes or names. Projections that read
+//! the same input are fused into one leaf (query, key, value; gate, up), because that is how they are computed; `layout`
+//! knows which tensors of a Hugging Face directory make up each leaf. The fields of a tree are listed once, below; all
+//! walks visit them in that order.
 
 mod init;
 mod layout;
+mod tree;
 
 pub use init::init;
 pub use layout::{HfTensor, LeafLayout, hf_names, shapes};
 
-/// The weights of one transformer block.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LayerParams<T> {
-    /// [d]: RMSNorm before attention.
-    pub attn_norm: T,
-    /// [(H + 2 KV) hd, d]: rows of the queries, then keys, then values.
-    pub qkv: T,
-    /// [(H + 2 KV) hd]: bias in the same order (Qwen2).
-    pub qkv_bias: Option<T>,
-    /// [hd]: RMSNorm of every query head (Qwen3).
-    pub q_norm: Option<T>,
-    /// [hd]: RMSNorm of every key head (Qwen3).
-    pub k_norm: Option<T>,
-    /// [d, H hd]: output projection of attention.
-    pub o: T,
-    /// [d]: RMSNorm before the MLP.
-    pub mlp_norm: T,
-    /// [2 f, d]: rows of the gate, then of the up projection.
-    pub gate_up: T,
-    /// [d, f]: down projection.
-    pub down: T,
+use tree::tree;
+
+tree! {
+    /// The weights of a dense MLP with SwiGLU.
+    pub struct DenseMlp {
+        /// [2 f, d]: rows of the gate, then of the up projection.
+        gate_up: leaf(T),
+        /// [d, f]: down projection.
+        down: leaf(T),
+    }
 }
 
-/// The weights of a model.
+tree! {
+    /// The weights of one transformer block.
+    pub struct LayerParams {
+        /// [d]: RMSNorm before attention.
+        attn_norm: leaf(T),
+        /// [(H + 2 KV) hd, d]: rows of the queries, then keys, then values.
+        qkv: leaf(T),
+        /// [(H + 2 KV) hd]: bias in the same order (Qwen2).
+        qkv_bias: optional(Option<T>),
+        /// [hd]: RMSNorm of every query head (Qwen3).
+        q_norm: optional(Option<T>),
+        /// [hd]: RMSNorm of every key head (Qwen3).
+        k_norm: optional(Option<T>),
+        /// [d, H hd]: output projection of attention.
+        o: leaf(T),
+        /// [d]: RMSNorm before the MLP.
+        mlp_norm: leaf(T),
+        /// The MLP.
+        mlp: mlp(MlpParams<T>),
+    }
+}
+
+tree! {
+    /// The weights of a model.
+    pub struct Params {
+        /// [V, d]: token embedding.
+        embed: leaf(T),
+        /// The transformer blocks, first to last.
+        layers: layers(Vec<LayerParams<T>>),
+        /// [d]: RMSNorm before the head.
+        final_norm: leaf(T),
+        /// [V, d]: output head; `None` where it is the embedding.
+        head: optional(Option<T>),
+        /// [1, d]: scalar value head of a critic.
+        value_head: optional(Option<T>),
+    }
+}
+
+/// The weights of a block's MLP: layers of a model may be of different kinds.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Params<T> {
-    /// [V, d]: token embedding.
-    pub embed: T,
-    /// The transformer blocks, first to last.
-    pub layers: Vec<LayerParams<T>>,
-    /// [d]: RMSNorm before the head.
-    pub final_norm: T,
-    /// [V, d]: output head; `None` where it is the embedding.
-    pub head: Option<T>,
-    /// [1, d]: scalar value head of a critic.
-    pub value_head: Option<T>,
+pub enum MlpParams<T> {
+    /// All weights work on all tokens.
+    Dense(DenseMlp<T>),
+}
+
+impl<T> MlpParams<T> {
+    fn try_map<U, E>(self, f: &mut impl FnMut(T) -> Result<U, E>) -> Result<MlpParams<U>, E> {
+        match self {
+            MlpParams::Dense(mlp) => Ok(MlpParams::Dense(mlp.map_leaves(f)?)),
+        }
+    }
+
+    fn as_ref(&self) -> MlpParams<&T> {
+        match self {
+            MlpParams::Dense(mlp) => MlpParams::Dense(mlp.as_ref()),
+        }
+    }
+
+    fn as_mut(&mut self) -> MlpParams<&mut T> {
+        match self {
+            MlpParams::Dense(mlp) => MlpParams::Dense(mlp.as_mut()),
+        }
+    }
+
+    fn layout(&self, to: &mut Vec<&'static str>) {
+        match self {
+            MlpParams::Dense(mlp) => mlp.layout(to),
+        }
+    }
 }
 
 /// What a leaf is for.
@@ -141,89 +186,32 @@ pub struct LayoutMismatch {
 }
 
 impl<T> LayerParams<T> {
-    fn try_map<U, E>(self, f: &mut impl FnMut(T) -> Result<U, E>) -> Result<LayerParams<U>, E> {
-        Ok(LayerParams {
-            attn_norm: f(self.attn_norm)?,
-            qkv: f(self.qkv)?,
-            qkv_bias: self.qkv_bias.map(&mut *f).transpose()?,
-            q_norm: self.q_norm.map(&mut *f).transpose()?,
-            k_norm: self.k_norm.map(&mut *f).transpose()?,
-            o: f(self.o)?,
-            mlp_norm: f(self.mlp_norm)?,
-            gate_up: f(self.gate_up)?,
-            down: f(self.down)?,
-        })
+    /// A block of the same layout with `f` applied to every leaf in order; stops at the first error.
+    pub fn try_map<U, E>(self, f: &mut impl FnMut(T) -> Result<U, E>) -> Result<LayerParams<U>, E> {
+        self.map_leaves(f)
     }
 
-    /// The same block over borrowed leaves.
-    pub fn as_ref(&self) -> LayerParams<&T> {
-        LayerParams {
-            attn_norm: &self.attn_norm,
-            qkv: &self.qkv,
-            qkv_bias: self.qkv_bias.as_ref(),
-            q_norm: self.q_norm.as_ref(),
-            k_norm: self.k_norm.as_ref(),
-            o: &self.o,
-            mlp_norm: &self.mlp_norm,
-            gate_up: &self.gate_up,
-            down: &self.down,
-        }
-    }
-
-    /// The same block over mutably borrowed leaves.
-    pub fn as_mut(&mut self) -> LayerParams<&mut T> {
-        LayerParams {
-            attn_norm: &mut self.attn_norm,
-            qkv: &mut self.qkv,
-            qkv_bias: self.qkv_bias.as_mut(),
-            q_norm: self.q_norm.as_mut(),
-            k_norm: self.k_norm.as_mut(),
-            o: &mut self.o,
-            mlp_norm: &mut self.mlp_norm,
-            gate_up: &mut self.gate_up,
-            down: &mut self.down,
-        }
+    /// All leaves in order.
+    pub fn into_leaves(self) -> Vec<T> {
+        let mut leaves = Vec::new();
+        let Ok(_) = self.map_leaves(&mut |leaf| {
+            leaves.push(leaf);
+            Ok::<(), std::convert::Infallible>(())
+        });
+        leaves
     }
 }
 
 impl<T> Params<T> {
     /// A tree of the same layout with `f` applied to every leaf in order; stops at the first error.
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Params<U>, E> {
-        Ok(Params {
-            embed: f(self.embed)?,
-            layers: self.layers.into_iter().map(|layer| layer.try_map(&mut f)).collect::<Result<_, E>>()?,
-            final_norm: f(self.final_norm)?,
-            head: self.head.map(&mut f).transpose()?,
-            value_head: self.value_head.map(&mut f).transpose()?,
-        })
+        self.map_leaves(&mut f)
     }
 
     /// A tree of the same layout with `f` applied to every leaf in order.
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Params<U> {
         let Ok(mapped) = self.try_map(|leaf| Ok::<U, std::convert::Infallible>(f(leaf)));
         mapped
-    }
-
-    /// The same tree over borrowed leaves.
-    pub fn as_ref(&self) -> Params<&T> {
-        Params {
-            embed: &self.embed,
-            layers: self.layers.iter().map(LayerParams::as_ref).collect(),
-            final_norm: &self.final_norm,
-            head: self.head.as_ref(),
-            value_head: self.value_head.as_ref(),
-        }
-    }
-
-    /// The same tree over mutably borrowed leaves.
-    pub fn as_mut(&mut self) -> Params<&mut T> {
-        Params {
-            embed: &mut self.embed,
-            layers: self.layers.iter_mut().map(LayerParams::as_mut).collect(),
-            final_norm: &mut self.final_norm,
-            head: self.head.as_mut(),
-            value_head: self.value_head.as_mut(),
-        }
     }
 
     /// All leaves in order.
@@ -245,7 +233,9 @@ impl<T> Params<T> {
 
     /// Pairs up the leaves of two trees of the same layout.
     pub fn zip<U>(self, other: Params<U>) -> Result<Params<(T, U)>, LayoutMismatch> {
-        let [ours, theirs] = [self.slots(), other.slots()];
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        self.layout(&mut ours);
+        other.layout(&mut theirs);
         if let Some(what) = first_difference(&ours, &theirs) {
             return Err(LayoutMismatch { what });
         }
@@ -255,26 +245,22 @@ impl<T> Params<T> {
             None => Err(LayoutMismatch { what: "one tree has fewer leaves".to_string() }),
         })
     }
-
-    /// Which optional leaves exist, block by block and at the end.
-    fn slots(&self) -> Vec<[bool; 3]> {
-        let layers =
-            self.layers.iter().map(|l| [l.qkv_bias.is_some(), l.q_norm.is_some(), l.k_norm.is_some()]);
-        layers.chain([[self.head.is_some(), self.value_head.is_some(), false]]).collect()
-    }
 }
 
-fn first_difference(a: &[[bool; 3]], b: &[[bool; 3]]) -> Option<String> {
-    if a.len() != b.len() {
-        return Some(format!("{} layers against {}", a.len() - 1, b.len() - 1));
+/// What two lists of fields say differently.
+fn first_difference(a: &[&'static str], b: &[&'static str]) -> Option<String> {
+    let layers = |fields: &[&'static str]| fields.iter().filter(|field| **field == "attn_norm").count();
+    if layers(a) != layers(b) {
+        return Some(format!("{} layers against {}", layers(a), layers(b)));
     }
-    let at = a.iter().zip(b).position(|(x, y)| x != y)?;
-    let (what, names) = if at + 1 == a.len() {
-        ("the model".to_string(), "head, value_head, -")
-    } else {
-        (format!("layer {at}"), "qkv_bias, q_norm, k_norm")
+    let at = a.iter().zip(b).position(|(x, y)| x != y);
+    let at = at.or_else(|| (a.len() != b.len()).then_some(a.len().min(b.len())))?;
+    let name = |fields: &[&'static str]| fields.get(at).map_or("nothing", |field| field);
+    let place = match layers(&a[..at]) {
+        0 => "at the beginning".to_string(),
+        after => format!("in or after layer {}", after - 1),
     };
-    Some(format!("{what} has ({names}) = {:?} against {:?}", a[at], b[at]))
+    Some(format!("{} against {} {place}", name(a), name(b)))
 }
 
 impl<T> IntoIterator for Params<T> {

@@ -52,7 +52,7 @@ fn log_probs_and_gradients_of_every_family() {
                     let mut tape = Tape::new(&cpu, &net, options).expect("memory");
                     let targets = Targets::of(ids, |_, _| true);
                     let forward = tape
-                        .forward(&cpu, &net, Batch::whole(ids), targets, scoring.temperature)
+                        .forward(&cpu, &net, whole_batch(ids), targets, scoring.temperature)
                         .expect("forward");
                     let dlogp = flatten(&scoring.sequences, |s| s.g.clone());
                     let dentropy = flatten(&scoring.sequences, |s| s.e.clone());
@@ -108,7 +108,7 @@ fn values_and_gradients_of_a_critic() {
             Network::new(&cpu, &case.config, &params, NetworkOptions::training(&case.config, Format::F32))
                 .expect("network");
         let mut tape = Tape::new(&cpu, &net, whole(&case.golden)).expect("memory");
-        let batch = Batch::whole(&case.golden.ids);
+        let batch = whole_batch(&case.golden.ids);
         let rows: Vec<u32> = (0..batch.rows() as u32).collect();
         let values = tape.forward_values(&cpu, &net, &batch, &rows).expect("values");
         // The golden head has a bias, ours has none: it shifts all values alike.
@@ -163,7 +163,7 @@ fn scores_have_the_same_bits_alone_in_a_batch_in_chunks_and_on_any_threads() {
                     let net = Network::new(&one, &case.config, &params, options).expect("network");
                     let mut tape = Tape::new(&one, &net, whole(&case.golden)).expect("memory");
                     let targets = Targets::of(ids, |_, _| true);
-                    let forward = tape.forward(&one, &net, Batch::whole(ids), targets, 1.0).expect("forward");
+                    let forward = tape.forward(&one, &net, whole_batch(ids), targets, 1.0).expect("forward");
                     let trained: Vec<u32> = forward.out.logp.iter().map(|x| x.to_bits()).collect();
                     assert!(trained == all.concat(), "{name} {format} {level}: trainer and scorer differ");
                 }

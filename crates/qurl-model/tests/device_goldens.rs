@@ -30,7 +30,7 @@ fn compute<B: Backend>(backend: &B, case: &Case, scoring: &Scoring, format: Form
     let mut tape = Tape::new(backend, &net, whole(&case.golden)).expect("memory");
     let targets = Targets::of(ids, |_, _| true);
     let forward =
-        tape.forward(backend, &net, Batch::whole(ids), targets, scoring.temperature).expect("forward");
+        tape.forward(backend, &net, whole_batch(ids), targets, scoring.temperature).expect("forward");
     let logp = forward.out.logp.clone();
     let dlogp = flatten(&scoring.sequences, |s| s.g.clone());
     let dentropy = flatten(&scoring.sequences, |s| s.e.clone());

@@ -12,7 +12,7 @@
 //! mark ([`ModelConfig::uaq`]) wherever weights are stored, and [`rescale`] is the way to change both.
 
 use qurl_model::config::UAQ_SCALES;
-use qurl_model::{ModelConfig, Params, params};
+use qurl_model::{MlpParams, ModelConfig, Params, params};
 
 use crate::error::QuantError;
 
@@ -51,7 +51,8 @@ fn scale(
     }
     check_layout(weights, config)?;
     for layer in &mut weights.layers {
-        for values in [&mut layer.qkv, &mut layer.gate_up] {
+        let MlpParams::Dense(mlp) = &mut layer.mlp;
+        for values in [&mut layer.qkv, &mut mlp.gate_up] {
             values.iter_mut().for_each(|w| *w = matrix(*w));
         }
         for values in [&mut layer.attn_norm, &mut layer.mlp_norm] {

@@ -1,8 +1,8 @@
 //! The engine: requests in, one step after the other, finished groups out.
 //!
-//! A step is launched (schedule, forward, draw) and committed (its tokens are read). On a device that computes while the
+//! A step is launched (schedule, forward, sample) and committed (its tokens are read). On a device that computes while the
 //! host does something else, the next step is launched before the last one is committed, so that the device never waits for
-//! the host: tokens that are not known yet are named by the rows that draw them. What is computed for a sequence that turns
+//! the host: tokens that are not known yet are named by the rows that sample them. What is computed for a sequence that turns
 //! out to have ended is dropped. Samples do not depend on it, as they do not depend on anything else around them.
 //!
 //! The buffers of a step are kept and filled again, so a decode step costs the kernels and little else. Weights change only
@@ -20,7 +20,7 @@ use crate::request::{FinishReason, Group, Request, RequestId, Sample, WeightVers
 use crate::rows::StepRows;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, SequenceId};
-use qurl_kernels::{Backend, BackendError};
+use qurl_kernels::{Device, DeviceError, Queue};
 use qurl_model::Params;
 use qurl_model::compute::{Inference, Network, Targets};
 use std::collections::{BTreeMap, VecDeque};
@@ -38,7 +38,7 @@ static ENGINES: AtomicU64 = AtomicU64::new(0);
 pub struct EngineStats {
     /// Tokens computed only for their keys and values: prompts (all but their last token), and what was preempted.
     pub prefill_tokens: u64,
-    /// Tokens computed to draw the next one, which was taken.
+    /// Tokens computed to sample the next one, which was taken.
     pub decode_tokens: u64,
     /// How often a sequence gave back its pages and was computed again.
     pub preemptions: u64,
@@ -48,7 +48,7 @@ pub struct EngineStats {
     pub peak_pages: usize,
 }
 
-/// A token that the last step drew.
+/// A token that the last step sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Emitted {
     /// The request.
@@ -71,25 +71,25 @@ struct Pending {
 }
 
 /// A step that has been launched.
-struct Flight<B: Backend> {
-    /// Its drawn tokens on their way, if it draws any.
-    asked: Option<B::Asked>,
+struct Flight<D: Device> {
+    /// Its sampled tokens on their way, if it samples any.
+    pending: Option<D::Pending>,
     /// The sequences that they are for.
-    drawing: Vec<SequenceId>,
+    sampling: Vec<SequenceId>,
 }
 
 /// Generates samples with one network.
-pub struct Engine<B: Backend> {
-    backend: Arc<B>,
-    /// Unlike that of any other engine: whose steps a backend has seen.
+pub struct Engine<D: Device> {
+    device: Arc<D>,
+    /// Names the buffers that its steps use: unlike that of any other engine, or of other pages of this one.
     identity: u64,
-    network: Network<B>,
+    network: Network<D>,
     /// `None` after a load that failed half-way.
     weights: Option<WeightVersion>,
     options: EngineOptions,
     page_bytes: usize,
-    kv: Vec<B::Kv>,
-    work: Inference<B>,
+    kv: Vec<D::Kv>,
+    work: Inference<D>,
     scheduler: Scheduler,
     decoder: Option<TextDecoder>,
     pending: BTreeMap<RequestId, Pending>,
@@ -97,10 +97,12 @@ pub struct Engine<B: Backend> {
     prompts_are_scored: bool,
     next_request: u64,
     steps: u64,
+    /// Whether the device computes while the host does something else.
+    asynchronous: bool,
     /// Whether a step is launched before the last one is committed.
     ahead: bool,
     /// Launched steps, the oldest first: between calls none, or one where the engine runs ahead.
-    flights: VecDeque<Flight<B>>,
+    flights: VecDeque<Flight<D>>,
     // Buffers of a step.
     rows: StepRows,
     ended: Vec<Sequence>,
@@ -110,11 +112,11 @@ pub struct Engine<B: Backend> {
     failed: VecDeque<(RequestId, RolloutError)>,
 }
 
-impl<B: Backend> Engine<B> {
+impl<D: Device> Engine<D> {
     /// Takes all memory that the engine will use.
     pub fn new(
-        backend: Arc<B>,
-        network: Network<B>,
+        device: Arc<D>,
+        network: Network<D>,
         weights: WeightVersion,
         options: EngineOptions,
     ) -> Result<Self, RolloutError> {
@@ -131,21 +133,20 @@ impl<B: Backend> Engine<B> {
         in_range("page_size", page_size, whole_blocks, "a multiple of 16, at most 65536")?;
         in_range("max_num_seqs", max_num_seqs, max_num_seqs > 0, "at least 1")?;
         in_range("max_num_batched_tokens", max_num_batched_tokens, max_num_batched_tokens > 0, "at least 1")?;
-        let (page_bytes, pages) = options.pages(&*backend, &network)?;
+        let (page_bytes, pages) = options.pages(&*device, &network)?;
+        let asynchronous = device.info().asynchronous;
+        let largest = max_num_batched_tokens.max(padded_rows(asynchronous, max_num_seqs));
         Ok(Engine {
             options,
             page_bytes,
             identity: ENGINES.fetch_add(1, Ordering::Relaxed),
-            kv: options.page_store(&*backend, &network, pages)?,
-            work: Inference::new(
-                &*backend,
-                &network,
-                max_num_batched_tokens.max(backend.bucket(max_num_seqs)),
-            )?,
+            kv: options.page_store(&*device, &network, pages)?,
+            work: Inference::new(&*device, &network, largest)?,
             scheduler: options.scheduler(pages),
-            ahead: backend.runs_ahead(),
+            asynchronous,
+            ahead: asynchronous,
             flights: VecDeque::new(),
-            backend,
+            device,
             network,
             weights: Some(weights),
             decoder: None,
@@ -166,19 +167,14 @@ impl<B: Backend> Engine<B> {
         self.decoder = Some(decoder);
     }
 
-    /// Whether the engine launches a step before it has read the tokens of the last one; at first as the backend likes it.
+    /// Whether the engine launches a step before it has read the tokens of the last one; at first as suits the device.
     /// It changes when tokens come out, not which.
     pub fn set_ahead(&mut self, ahead: bool) {
         self.ahead = ahead;
     }
 
-    /// The backend.
-    pub fn backend(&self) -> &Arc<B> {
-        &self.backend
-    }
-
     /// The network.
-    pub fn network(&self) -> &Network<B> {
+    pub fn network(&self) -> &Network<D> {
         &self.network
     }
 
@@ -215,8 +211,13 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Takes over changed parameters. Refused while requests are in flight.
-    pub fn load(&mut self, params: &Params<B::Tensor>, weights: WeightVersion) -> Result<(), RolloutError> {
-        self.load_with(weights, |backend, network| network.refresh(backend, params))
+    pub fn load(
+        &mut self,
+        queue: &mut D::Queue,
+        params: &Params<D::Tensor>,
+        weights: WeightVersion,
+    ) -> Result<(), RolloutError> {
+        self.load_with(weights, |network| network.refresh(queue, params))
     }
 
     /// Lets `change` write new weights into the network. Refused while requests are in flight; if it fails, the engine
@@ -224,13 +225,13 @@ impl<B: Backend> Engine<B> {
     pub fn load_with(
         &mut self,
         weights: WeightVersion,
-        change: impl FnOnce(&B, &mut Network<B>) -> Result<(), BackendError>,
+        change: impl FnOnce(&mut Network<D>) -> Result<(), DeviceError>,
     ) -> Result<(), RolloutError> {
         if self.unfinished() > 0 {
             return Err(RolloutError::Busy { unfinished: self.unfinished() });
         }
         self.weights = None;
-        change(&self.backend, &mut self.network)?;
+        change(&mut self.network)?;
         self.weights = Some(weights);
         Ok(())
     }
@@ -242,9 +243,9 @@ impl<B: Backend> Engine<B> {
     /// If the network is of another model.
     pub fn with_network<T>(
         &mut self,
-        network: &mut Network<B>,
+        network: &mut Network<D>,
         weights: WeightVersion,
-        work: impl FnOnce(&mut Engine<B>) -> T,
+        work: impl FnOnce(&mut Engine<D>) -> T,
     ) -> Result<T, RolloutError> {
         let own = self.weights;
         self.swap_network(network, Some(weights))?;
@@ -258,7 +259,7 @@ impl<B: Backend> Engine<B> {
 
     fn swap_network(
         &mut self,
-        other: &mut Network<B>,
+        other: &mut Network<D>,
         weights: Option<WeightVersion>,
     ) -> Result<(), RolloutError> {
         if self.unfinished() > 0 {
@@ -273,9 +274,9 @@ impl<B: Backend> Engine<B> {
         std::mem::swap(&mut self.network, other);
         if old.kv_format != new.kv_format {
             // The same bytes as pages of another format. The old ones go first, so that both are never there at once.
-            let (page_bytes, pages) = self.options.pages(&*self.backend, &self.network)?;
+            let (page_bytes, pages) = self.options.pages(&*self.device, &self.network)?;
             self.kv.clear();
-            self.kv = self.options.page_store(&*self.backend, &self.network, pages)?;
+            self.kv = self.options.page_store(&*self.device, &self.network, pages)?;
             self.page_bytes = page_bytes;
             self.scheduler = self.options.scheduler(pages);
             // Recorded steps know the old addresses.
@@ -286,8 +287,11 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Queues a request.
-    pub fn submit(&mut self, request: Request) -> Result<RequestId, RolloutError> {
+    pub fn submit(&mut self, mut request: Request) -> Result<RequestId, RolloutError> {
         self.check(&request)?;
+        if request.sampling.top_k as usize >= self.network.config().vocab_size {
+            request.sampling.top_k = 0; // keeps all
+        }
         let id = RequestId(self.next_request);
         self.next_request += 1;
         let request = Arc::new(request);
@@ -305,7 +309,7 @@ impl<B: Backend> Engine<B> {
         Ok(id)
     }
 
-    /// Drops a request and what was drawn for it. Unknown or finished requests are left alone.
+    /// Drops a request and what was sampled for it. Unknown or finished requests are left alone.
     pub fn cancel(&mut self, request: RequestId) {
         self.scheduler.cancel(request);
         self.pending.remove(&request);
@@ -320,10 +324,10 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// One step: every scheduled sequence computes some tokens, and those that have computed all of theirs draw one
-    /// more. Returns the drawn tokens; none if nothing is in flight. After [`RolloutError::BadLogits`] the request that
+    /// One step: every scheduled sequence computes some tokens, and those that have computed all of theirs sample one
+    /// more. Returns the sampled tokens; none if nothing is in flight. After [`RolloutError::BadLogits`] the request that
     /// it names is gone and the others go on.
-    pub fn step(&mut self) -> Result<&[Emitted], RolloutError> {
+    pub fn step(&mut self, queue: &mut D::Queue) -> Result<&[Emitted], RolloutError> {
         self.emitted.clear();
         if let Some((_, error)) = self.failed.pop_front() {
             return Err(error);
@@ -331,14 +335,14 @@ impl<B: Backend> Engine<B> {
         if self.unfinished() == 0 {
             return Ok(&self.emitted);
         }
-        if self.flights.is_empty() && !self.launch()? {
+        if self.flights.is_empty() && !self.launch(queue)? {
             return Err(RolloutError::Stuck { unfinished: self.unfinished() });
         }
         if self.ahead && self.flights.len() == 1 {
-            self.launch()?;
+            self.launch(queue)?;
         }
         if let Some(flight) = self.flights.pop_front() {
-            let committed = self.commit(flight);
+            let committed = self.commit(queue, flight);
             self.forget_void();
             committed?;
         }
@@ -346,34 +350,31 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Plans a step and issues it; false where there is nothing to compute as long as tokens are coming.
-    fn launch(&mut self) -> Result<bool, RolloutError> {
+    fn launch(&mut self, queue: &mut D::Queue) -> Result<bool, RolloutError> {
         self.scheduler.schedule();
-        let backend = &*self.backend.clone();
-        self.rows.fill(self.scheduler.running(), self.scheduler.pool(), |rows| backend.bucket(rows));
+        let asynchronous = self.asynchronous;
+        self.rows.fill(self.scheduler.running(), self.scheduler.pool(), |rows| padded_rows(asynchronous, rows));
         if self.rows.batch.rows() == 0 {
             return Ok(false);
         }
         for copy in self.scheduler.copies() {
             for kv in &mut self.kv {
-                backend.kv_copy_page(kv, copy.from as usize, copy.to as usize);
+                queue.copy_page(kv, copy.from as usize, copy.to as usize);
             }
         }
         let Engine { work, network, kv, rows, .. } = self;
-        backend.step(self.identity, &mut |extent| {
-            work.forward_step(backend, network, &rows.batch, kv, extent);
-            if !rows.draws.is_empty() {
-                work.draw(backend, network, &rows.draw_rows, &rows.draws);
-            }
-        });
+        // Steps of nothing but decoding are alike: padded to few sizes, they can be replayed.
+        let key = (asynchronous && rows.decodes()).then_some(self.identity);
+        work.step(queue, network, &rows.batch, kv, key);
         self.steps += 1;
-        let asked = match self.rows.drawing {
+        let pending = match self.rows.sampling {
             0 => None,
-            drawing => Some(self.work.ask_drawn(backend, drawing)?),
+            sampling => Some(self.work.fetch(queue, sampling)?),
         };
-        self.score_prompts()?;
-        let mut drawing = Vec::with_capacity(self.rows.drawing);
-        self.scheduler.launch(&mut drawing);
-        self.flights.push_back(Flight { asked, drawing });
+        self.score_prompts(queue)?;
+        let mut sampling = Vec::with_capacity(self.rows.sampling);
+        self.scheduler.launch(&mut sampling);
+        self.flights.push_back(Flight { pending, sampling });
         Ok(true)
     }
 
@@ -389,7 +390,7 @@ impl<B: Backend> Engine<B> {
 
     /// Log-probs of the prompts that asked for them, as far as this step has computed them for the first time. They are read
     /// at once, since the next step overwrites its rows.
-    fn score_prompts(&mut self) -> Result<(), RolloutError> {
+    fn score_prompts(&mut self, queue: &mut D::Queue) -> Result<(), RolloutError> {
         if !self.prompts_are_scored {
             return Ok(());
         }
@@ -407,9 +408,20 @@ impl<B: Backend> Engine<B> {
                 tokens: prompt[rows.start + 1..rows.end + 1].to_vec(),
             };
             let temperature = pending.request.sampling.logp_temperature();
-            let out = self.work.head(&self.backend, &self.network, &targets, temperature)?;
+            let out = self.work.head(queue, &self.network, &targets, temperature)?;
             pending.prompt_logprobs.extend(out.logp);
         }
         Ok(())
+    }
+}
+
+/// The number of rows that a decode step of `rows` rows is padded to: where steps are replayed, few sizes are kept.
+fn padded_rows(replayed: bool, rows: usize) -> usize {
+    match rows {
+        _ if !replayed => rows,
+        0..=2 => rows,
+        3..=64 => rows.next_multiple_of(4),
+        65..=256 => rows.next_multiple_of(16),
+        _ => rows.next_multiple_of(64),
     }
 }

@@ -1,7 +1,7 @@
 //! What can go wrong in a rollout, with the bound and the value that was given.
 
 use crate::request::{RequestId, WeightVersion};
-use qurl_kernels::BackendError;
+use qurl_kernels::DeviceError;
 
 /// Why the engine refused a setting or a request, or gave one up.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -67,7 +67,7 @@ pub enum RolloutError {
         request: RequestId,
         /// Its sample.
         sample: u32,
-        /// Position of the token that was to be drawn.
+        /// Position of the token that was to be sampled.
         position: usize,
         /// Seed of the sample's key.
         seed: u64,
@@ -101,5 +101,5 @@ pub enum RolloutError {
     },
     /// The backend failed.
     #[error(transparent)]
-    Backend(#[from] BackendError),
+    Device(#[from] DeviceError),
 }

@@ -1,7 +1,7 @@
 //! The rollout engine: prompts in, samples with their behaviour log-probs out.
 //!
 //! [`Engine::step`](engine::Engine::step) is three calls: the [`scheduler`] decides which tokens of which sequences are
-//! computed now, the model of `qurl-model` computes them (the very forward pass that the trainer runs), and the drawn
+//! computed now, the model of `qurl-model` computes them (the very forward pass that the trainer runs), and the sampled
 //! tokens are committed; on a device that computes on its own, the next step is launched before that. [`pages`] is the
 //! memory of keys and values, shared by the samples of a prompt; [`sequence`] is what is known about one sample. Scheduler
 //! and pages are plain data that know nothing of a device.

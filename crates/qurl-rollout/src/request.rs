@@ -28,7 +28,7 @@ impl fmt::Display for WeightVersion {
     }
 }
 
-/// How tokens are drawn.
+/// How tokens are sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Softmax temperature, 0 for the argmax or from 0.001 to 1000.
@@ -54,7 +54,7 @@ impl Sampling {
         Sampling { temperature: 0.0, ..Sampling::default() }
     }
 
-    /// Whether every token of the vocabulary can be drawn, with the model's own probability at the temperature.
+    /// Whether every token of the vocabulary can be sampled, with the model's own probability at the temperature.
     pub fn is_full(&self) -> bool {
         self.temperature > 0.0 && self.top_p >= 1.0 && self.top_k == 0 && self.min_p <= 0.0
     }
@@ -104,7 +104,7 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// Number of samples.
     pub n: usize,
-    /// How tokens are drawn.
+    /// How tokens are sampled.
     pub sampling: Sampling,
     /// Names the random numbers.
     pub key: SampleKey,
@@ -137,7 +137,7 @@ impl Request {
 /// Why a sample ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FinishReason {
-    /// This stop token was drawn.
+    /// This stop token was sampled.
     StopId(u32),
     /// The text contains this one (by its place) of the stop strings.
     StopString(usize),
@@ -165,9 +165,9 @@ impl FinishReason {
 /// One finished sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// The drawn tokens.
+    /// The sampled tokens.
     pub tokens: Vec<u32>,
-    /// Log-probability of each under the distribution it was drawn from.
+    /// Log-probability of each under the distribution it was sampled from.
     pub logprobs: Vec<f32>,
     /// Entropy of that distribution at each token.
     pub entropies: Vec<f32>,

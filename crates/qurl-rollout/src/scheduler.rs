@@ -35,7 +35,7 @@ pub struct Limits {
 pub struct Counts {
     /// Rows that only filled the cache.
     pub prefill_tokens: u64,
-    /// Rows that a token was drawn from.
+    /// Rows that a token was sampled from.
     pub decode_tokens: u64,
     /// How often a running sequence had to give back its pages.
     pub preemptions: u64,
@@ -270,41 +270,41 @@ impl Scheduler {
         need <= self.pool.free()
     }
 
-    /// Takes note that the planned step has been launched. The sequences that draw in it, which are those all of whose tokens
-    /// it computes, are added to `drawing` in the order of [`Scheduler::running`].
-    pub fn launch(&mut self, drawing: &mut Vec<SequenceId>) {
+    /// Takes note that the planned step has been launched. The sequences that sample in it, which are those all of whose tokens
+    /// it computes, are added to `sampling` in the order of [`Scheduler::running`].
+    pub fn launch(&mut self, sampling: &mut Vec<SequenceId>) {
         self.copies.clear();
         for sequence in self.running.iter_mut().filter(|s| s.scheduled > 0) {
-            let draws = sequence.draws();
-            self.counts.prefill_tokens += (sequence.scheduled - usize::from(draws)) as u64;
-            sequence.launched(drawing.len() as u32);
-            if draws {
-                drawing.push(sequence.id());
+            let samples = sequence.samples();
+            self.counts.prefill_tokens += (sequence.scheduled - usize::from(samples)) as u64;
+            sequence.launched(sampling.len() as u32);
+            if samples {
+                sampling.push(sequence.id());
             }
         }
     }
 
-    /// Ends the oldest launched step, which `drawing` drew in: `drawn` is called for every one of them that is still there,
+    /// Ends the oldest launched step, which `sampling` sampled in: `sampled` is called for every one of them that is still there,
     /// with its place among them, and says whether it has ended; those that have are moved to `finished`.
     pub fn commit(
         &mut self,
-        drawing: &[SequenceId],
-        mut drawn: impl FnMut(&mut Sequence, usize) -> bool,
+        sampling: &[SequenceId],
+        mut sampled: impl FnMut(&mut Sequence, usize) -> bool,
         finished: &mut Vec<Sequence>,
     ) {
         let before = finished.len();
         let mut next = 0;
         // Both are in the order of arrival.
         finished.extend(self.running.extract_if(.., |sequence| {
-            while drawing.get(next).is_some_and(|id| *id < sequence.id()) {
+            while sampling.get(next).is_some_and(|id| *id < sequence.id()) {
                 next += 1;
             }
-            if drawing.get(next) != Some(&sequence.id()) || sequence.coming == 0 {
+            if sampling.get(next) != Some(&sequence.id()) || sequence.coming == 0 {
                 return false;
             }
             sequence.coming -= 1;
             self.counts.decode_tokens += 1;
-            drawn(sequence, next)
+            sampled(sequence, next)
         }));
         for sequence in &mut finished[before..] {
             let (request, shared) = (sequence.id().request, sequence.shareable());

@@ -1,15 +1,15 @@
 //! What is known about one sample: its tokens, where its keys and values are, and how far they have been computed.
 //!
 //! There is no prefill state and no decode state. A sequence has tokens, of which the first `computed` have their keys
-//! and values in its pages; a step computes some more, and when all are computed the next token is drawn. A fresh
+//! and values in its pages; a step computes some more, and when all are computed the next token is sampled. A fresh
 //! prompt, a prompt shared with a sibling, a sequence that was preempted and plain decoding differ in that number alone.
 //!
-//! A step may be planned before the tokens of the step in front of it have been read. Such a token is *coming*: it counts
-//! as one of the sequence's tokens, and the row that computes it names the row of the draw instead of the token.
+//! A step may be planned before the tokens of the step before it have been read. Such a token is *coming*: it counts
+//! as one of the sequence's tokens, and the row that computes it names the sampled row instead of the token.
 
 use crate::pages::Pages;
 use crate::request::{FinishReason, Request, RequestId, SampleKey, Sampling};
-use qurl_kernels::backend::{SampleRow, Sampled, drawn_id};
+use qurl_kernels::types::{SampleRow, Sampled, Token};
 use qurl_model::rng::{CounterRng, text_key};
 use std::sync::Arc;
 
@@ -30,11 +30,11 @@ pub struct Sequence {
     random: CounterRng,
     /// Most tokens that it can have, those of the prompt included.
     limit: usize,
-    /// Tokens drawn so far.
+    /// Tokens sampled so far.
     pub tokens: Vec<u32>,
     /// Their log-probabilities.
     pub logprobs: Vec<f32>,
-    /// Entropies of the distributions they were drawn from.
+    /// Entropies of the distributions they were sampled from.
     pub entropies: Vec<f32>,
     /// Why the sequence ended, once it has.
     pub finish: Option<FinishReason>,
@@ -44,10 +44,10 @@ pub struct Sequence {
     pub(crate) computed: usize,
     /// Tokens that are computed in the step that is being planned.
     pub(crate) scheduled: usize,
-    /// Tokens that launched steps draw and that have not been read.
+    /// Tokens that launched steps sample and that have not been read.
     pub(crate) coming: usize,
-    /// The row of the last launched step's draws that gives the last of them.
-    draw_row: u32,
+    /// The sampled row of the last launched step that gives the last of them.
+    sampled_row: u32,
 }
 
 impl Sequence {
@@ -68,7 +68,7 @@ impl Sequence {
             computed: 0,
             scheduled: 0,
             coming: 0,
-            draw_row: 0,
+            sampled_row: 0,
         }
     }
 
@@ -117,47 +117,48 @@ impl Sequence {
         self.computed..self.computed + self.scheduled
     }
 
-    /// Whether this step ends with a drawn token.
-    pub fn draws(&self) -> bool {
+    /// Whether this step ends with a sampled token.
+    pub fn samples(&self) -> bool {
         self.scheduled > 0 && self.computed + self.scheduled == self.len()
     }
 
     /// Tokens that the samples of a request share: all of the prompt but its last token, whose row each sample runs
-    /// itself to draw its first token.
+    /// itself to sample its first token.
     pub fn shareable(&self) -> usize {
         self.prompt().len() - 1
     }
 
-    /// Appends the tokens of some positions. One that is coming appears as [`drawn_id`]; while a step is planned that is at
-    /// most the last, and the last launched step draws it.
-    pub fn copy_tokens(&self, positions: std::ops::Range<usize>, to: &mut Vec<u32>) {
+    /// Appends the tokens of some positions. One that is coming appears as [`Token::Sampled`]; while a step is planned that
+    /// is at most the last, and the last launched step samples it.
+    pub fn copy_tokens(&self, positions: std::ops::Range<usize>, to: &mut Vec<Token>) {
         let (prompt, tokens) = (self.prompt(), &self.tokens);
         let clamp = |position: usize| position.min(prompt.len());
-        to.extend_from_slice(&prompt[clamp(positions.start)..clamp(positions.end)]);
-        let behind = |position: usize| position.saturating_sub(prompt.len()).min(tokens.len());
-        to.extend_from_slice(&tokens[behind(positions.start)..behind(positions.end)]);
+        let mut known = |ids: &[u32]| to.extend(ids.iter().map(|&id| Token::Id(id)));
+        known(&prompt[clamp(positions.start)..clamp(positions.end)]);
+        let after = |position: usize| position.saturating_sub(prompt.len()).min(tokens.len());
+        known(&tokens[after(positions.start)..after(positions.end)]);
         if positions.end > self.known_len() {
-            to.push(drawn_id(self.draw_row));
+            to.push(Token::Sampled(self.sampled_row));
         }
     }
 
-    /// How the next token is drawn: the random number depends on the key and the position alone.
-    pub fn draw(&self) -> SampleRow {
+    /// How the next token is sampled: the random number depends on the key and the position alone.
+    pub fn sample_row(&self) -> SampleRow {
         let Sampling { temperature, top_p, top_k, min_p } = self.request.sampling;
         SampleRow { temperature, top_p, top_k, min_p, uniform: self.random.uniform_f64_at(self.len() as u64) }
     }
 
-    /// The step has been launched; its draw, if it has one, is the `draw_row`-th.
-    pub(crate) fn launched(&mut self, draw_row: u32) {
-        if self.draws() {
+    /// The step has been launched; its sampled token, if it has one, is the `sampled_row`-th.
+    pub(crate) fn launched(&mut self, sampled_row: u32) {
+        if self.samples() {
             self.coming += 1;
-            self.draw_row = draw_row;
+            self.sampled_row = sampled_row;
         }
         self.computed += self.scheduled;
         self.scheduled = 0;
     }
 
-    /// Takes the drawn token.
+    /// Takes the sampled token.
     pub fn push(&mut self, sampled: Sampled) {
         self.tokens.push(sampled.token);
         self.logprobs.push(sampled.logp);

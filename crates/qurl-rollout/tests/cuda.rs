@@ -60,7 +60,7 @@ fn taped<B: Backend>(backend: &B, net: &Network<B>, requests: &[Request], groups
         let targets = Targets::of(&sequences, |_, position| position >= request.prompt.len());
         let temperature = request.sampling.logp_temperature();
         let forward =
-            tape.forward(backend, net, Batch::whole(&sequences), targets, temperature).expect("forward");
+            tape.forward(backend, net, whole_batch(&sequences), targets, temperature).expect("forward");
         all.extend(forward.out.logp);
     }
     all
@@ -291,7 +291,7 @@ fn gradients<B: Backend>(
         let mut tape =
             Tape::new(backend, &net, TapeOptions { rows: 140, sequences: 3, recompute }).expect("tape");
         let targets = Targets::of(&sequences, |_, _| true);
-        let forward = tape.forward(backend, &net, Batch::whole(&sequences), targets, 1.0).expect("forward");
+        let forward = tape.forward(backend, &net, whole_batch(&sequences), targets, 1.0).expect("forward");
         let count = forward.out.logp.len();
         let dlogp: Vec<f32> = (0..count).map(|i| ((i * 7 % 13) as f32 - 6.0) / 50.0).collect();
         let dentropy = vec![0.01; count];

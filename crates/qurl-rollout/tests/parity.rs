@@ -28,7 +28,7 @@ fn assert_scores(what: &str, cpu: &Cpu, net: &Network<Cpu>, requests: &[Request]
         let mut tape = Tape::new(cpu, net, options).expect("tape");
         let targets = Targets::of(&sequences, |_, _| true);
         let forward =
-            tape.forward(cpu, net, Batch::whole(&sequences), targets, temperature).expect("forward");
+            tape.forward(cpu, net, whole_batch(&sequences), targets, temperature).expect("forward");
         let mut trained = forward.out.logp.as_slice();
         for ((sample, scored), sequence) in group[0].samples.iter().zip(&scored).zip(&sequences) {
             assert_eq!(bits(&sample.logprobs), bits(&scored.logp[prompt - 1..]), "{what}: decode = scoring");

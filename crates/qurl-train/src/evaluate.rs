@@ -9,7 +9,7 @@ pub mod record;
 pub mod summary;
 
 use crate::start::{Start, StartError};
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 use qurl_model::tokenizer::TokenizerError;
 use qurl_rollout::{Engine, Request, RequestId, RolloutError, Sample, SampleKey, Sampling};
 use qurl_tasks::external::ExternalError;
@@ -96,8 +96,9 @@ type Key = (usize, u64);
 
 /// Solves and judges all problems but those that are `done` already. `save` is called with each new record, in the order
 /// of finishing; all records come back in the order of the sets.
-pub fn evaluate<B: Backend>(
-    engine: &mut Engine<B>,
+pub fn evaluate<D: Device>(
+    queue: &mut D::Queue,
+    engine: &mut Engine<D>,
     start: &Start,
     sets: &[EvalSet],
     options: EvalOptions,
@@ -111,7 +112,7 @@ pub fn evaluate<B: Backend>(
     let mut work = plan(engine, start, sets, options)?;
     work.retain(|(key, _)| !records.contains_key(key));
     let mut owners = BTreeMap::new();
-    let result = run(engine, start, sets, work, &mut owners, &mut records, save);
+    let result = run(queue, engine, start, sets, work, &mut owners, &mut records, save);
     for &id in owners.keys() {
         engine.cancel(id);
     }
@@ -119,8 +120,8 @@ pub fn evaluate<B: Backend>(
 }
 
 /// Whether all problems can be given to the engine; changes nothing.
-pub fn check<B: Backend>(
-    engine: &Engine<B>,
+pub fn check<D: Device>(
+    engine: &Engine<D>,
     start: &Start,
     sets: &[EvalSet],
     options: EvalOptions,
@@ -129,8 +130,8 @@ pub fn check<B: Backend>(
 }
 
 /// The checked requests of all problems.
-fn plan<B: Backend>(
-    engine: &Engine<B>,
+fn plan<D: Device>(
+    engine: &Engine<D>,
     start: &Start,
     sets: &[EvalSet],
     options: EvalOptions,
@@ -184,8 +185,9 @@ fn requests(start: &Start, set: &str, index: u64, prompt: Vec<u32>, options: Eva
 }
 
 /// Keeps the engine busy until all work is done. `owners` are the requests in flight.
-fn run<B: Backend>(
-    engine: &mut Engine<B>,
+fn run<D: Device>(
+    queue: &mut D::Queue,
+    engine: &mut Engine<D>,
     start: &Start,
     sets: &[EvalSet],
     work: Vec<(Key, Vec<Request>)>,
@@ -206,7 +208,7 @@ fn run<B: Backend>(
         if owners.is_empty() {
             return Ok(());
         }
-        engine.step()?;
+        engine.step(queue)?;
         for group in engine.finished() {
             let Some(key) = owners.remove(&group.request) else { continue };
             parts.entry(key).or_default().insert(group.request, group.samples);

@@ -7,11 +7,10 @@
 
 use crate::checkpoint::LearnerSnapshot;
 use crate::optimizer::{AdamWOptions, Optimizer, UpdateReport};
-use qurl_kernels::backend::{HeadGradient, HeadOutput};
-use qurl_kernels::{Backend, BackendError, Format};
+use qurl_kernels::types::{HeadGradient, HeadOutput};
+use qurl_kernels::{Device, DeviceError, Format, Queue};
 use qurl_model::compute::{Batch, Network, NetworkOptions, Tape, TapeOptions, Targets};
 use qurl_model::{ModelConfig, Params};
-use std::sync::Arc;
 
 /// How a learner computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,93 +35,97 @@ pub struct LossGradient {
 }
 
 /// A model that is being trained.
-pub struct Learner<B: Backend> {
-    backend: Arc<B>,
+pub struct Learner<D: Device> {
     /// Master weights.
-    pub params: Params<B::Tensor>,
-    grads: Params<B::Tensor>,
-    net: Network<B>,
+    pub params: Params<D::Tensor>,
+    grads: Params<D::Tensor>,
+    net: Network<D>,
     /// Moments and the number of updates.
-    pub optimizer: Optimizer<B>,
-    tape: Tape<B>,
+    pub optimizer: Optimizer<D>,
+    tape: Tape<D>,
 }
 
-impl<B: Backend> Learner<B> {
+impl<D: Device> Learner<D> {
     /// Takes over weights.
     pub fn new(
-        backend: Arc<B>,
+        queue: &mut D::Queue,
         config: &ModelConfig,
         weights: &Params<Vec<f32>>,
         options: LearnerOptions,
-    ) -> Result<Self, BackendError> {
-        let params = weights.as_ref().try_map(|w| backend.upload(w))?;
-        let grads = weights.as_ref().try_map(|w| backend.zeros(w.len()))?;
+    ) -> Result<Self, DeviceError> {
+        let device = queue.device().clone();
+        let params = weights.as_ref().try_map(|w| queue.upload(w))?;
+        let grads = weights.as_ref().try_map(|w| device.zeros(w.len()))?;
         let network = NetworkOptions {
             positions: options.positions,
             ..NetworkOptions::training(config, options.compute)
         };
-        let net = Network::new(&*backend, config, &params, network)?;
-        let optimizer = Optimizer::new(&*backend, &params, options.adamw)?;
-        let tape = Tape::new(&*backend, &net, options.tape)?;
-        Ok(Learner { backend, params, grads, net, optimizer, tape })
+        let net = Network::new(queue, config, &params, network)?;
+        let optimizer = Optimizer::new(&*device, &params, options.adamw)?;
+        let tape = Tape::new(&*device, &net, options.tape)?;
+        Ok(Learner { params, grads, net, optimizer, tape })
     }
 
     /// The network with the newest weights.
-    pub fn network(&self) -> &Network<B> {
+    pub fn network(&self) -> &Network<D> {
         &self.net
     }
 
     /// The same, to be lent to an engine ([`Engine::with_network`](qurl_rollout::Engine::with_network)).
-    pub fn network_mut(&mut self) -> &mut Network<B> {
+    pub fn network_mut(&mut self) -> &mut Network<D> {
         &mut self.net
     }
 
     /// Scores targets with the newest weights, without gradients and in the memory of the updates.
     pub fn score(
         &mut self,
+        queue: &mut D::Queue,
         batch: &Batch,
         targets: &Targets,
         temperature: f32,
-    ) -> Result<HeadOutput, BackendError> {
-        self.tape.score(&*self.backend, &self.net, batch, targets, temperature)
+    ) -> Result<HeadOutput, DeviceError> {
+        self.tape.score(queue, &self.net, batch, targets, temperature)
     }
 
     /// [`Learner::score`] with another network of the same model.
     pub fn score_with(
         &mut self,
-        net: &Network<B>,
+        queue: &mut D::Queue,
+        net: &Network<D>,
         batch: &Batch,
         targets: &Targets,
         temperature: f32,
-    ) -> Result<HeadOutput, BackendError> {
-        self.tape.score(&*self.backend, net, batch, targets, temperature)
+    ) -> Result<HeadOutput, DeviceError> {
+        self.tape.score(queue, net, batch, targets, temperature)
     }
 
     /// A critic's values of rows, without gradients and in the memory of the updates.
-    pub fn values(&mut self, batch: &Batch, rows: &[u32]) -> Result<Vec<f32>, BackendError> {
-        self.tape.values(&*self.backend, &self.net, batch, rows)
+    pub fn values(
+        &mut self,
+        queue: &mut D::Queue,
+        batch: &Batch,
+        rows: &[u32],
+    ) -> Result<Vec<f32>, DeviceError> {
+        self.tape.values(queue, &self.net, batch, rows)
     }
 
     /// Logits of rows with the newest weights and with those of another network of the same model.
     pub fn logits_of_both(
         &mut self,
-        other: &Network<B>,
+        queue: &mut D::Queue,
+        other: &Network<D>,
         batch: &Batch,
         rows: &[u32],
-    ) -> Result<(Vec<f32>, Vec<f32>), BackendError> {
-        let own = self.tape.logits(&*self.backend, &self.net, batch, rows)?;
-        Ok((own, self.tape.logits(&*self.backend, other, batch, rows)?))
-    }
-
-    /// Where it computes.
-    pub fn backend(&self) -> &B {
-        &self.backend
+    ) -> Result<(Vec<f32>, Vec<f32>), DeviceError> {
+        let own = self.tape.logits(queue, &self.net, batch, rows)?;
+        Ok((own, self.tape.logits(queue, other, batch, rows)?))
     }
 
     /// Runs one micro-batch forward, asks for the loss's derivatives, and adds the gradients.
-    pub fn accumulate<E: From<BackendError>>(
+    pub fn accumulate<E: From<DeviceError>>(
         &mut self,
-        batch: Batch,
+        queue: &mut D::Queue,
+        batch: &Batch,
         targets: Targets,
         temperature: f32,
         loss: impl FnOnce(&HeadOutput) -> Result<LossGradient, E>,
@@ -130,16 +133,17 @@ impl<B: Backend> Learner<B> {
         if targets.is_empty() {
             return Ok(());
         }
-        let forward = self.tape.forward(&*self.backend, &self.net, batch, targets, temperature)?;
+        let forward = self.tape.forward(queue, &self.net, batch, targets, temperature)?;
         let gradient = loss(&forward.out)?;
         let gradient = HeadGradient { dlogp: &gradient.dlogp, dentropy: &gradient.dentropy };
-        self.tape.backward(&*self.backend, &self.net, forward, gradient, &mut self.grads);
+        self.tape.backward(queue, &self.net, forward, gradient, &mut self.grads);
         Ok(())
     }
 
     /// Runs one micro-batch of a critic forward, asks for the derivatives by the values of `rows`, adds the gradients.
-    pub fn accumulate_values<E: From<BackendError>>(
+    pub fn accumulate_values<E: From<DeviceError>>(
         &mut self,
+        queue: &mut D::Queue,
         batch: &Batch,
         rows: &[u32],
         loss: impl FnOnce(&[f32]) -> Result<Vec<f32>, E>,
@@ -147,50 +151,54 @@ impl<B: Backend> Learner<B> {
         if rows.is_empty() {
             return Ok(());
         }
-        let values = self.tape.forward_values(&*self.backend, &self.net, batch, rows)?;
+        let values = self.tape.forward_values(queue, &self.net, batch, rows)?;
         let gradient = loss(&values)?;
-        self.tape.backward_values(&*self.backend, &self.net, batch, rows, &gradient, &mut self.grads);
+        self.tape.backward_values(queue, &self.net, rows, &gradient, &mut self.grads);
         Ok(())
     }
 
     /// One optimizer update with all gradients added so far.
-    pub fn update(&mut self, lr: f64) -> Result<UpdateReport, BackendError> {
-        let report = self.optimizer.step(&*self.backend, lr, &mut self.params, &mut self.grads)?;
+    pub fn update(&mut self, queue: &mut D::Queue, lr: f64) -> Result<UpdateReport, DeviceError> {
+        let report = self.optimizer.step(queue, lr, &mut self.params, &mut self.grads)?;
         if report.applied {
-            self.net.refresh(&*self.backend, &self.params)?;
+            self.net.refresh(queue, &self.params)?;
         }
         Ok(report)
     }
 
     /// The weights, on the host.
-    pub fn weights(&self) -> Result<Params<Vec<f32>>, BackendError> {
-        self.download(&self.params)
+    pub fn weights(&self, queue: &mut D::Queue) -> Result<Params<Vec<f32>>, DeviceError> {
+        read::<D>(queue, &self.params)
     }
 
     /// Weights, moments and the number of updates, on the host. Gradients are not part of it: take it between updates.
-    pub fn snapshot(&self) -> Result<LearnerSnapshot, BackendError> {
+    pub fn snapshot(&self, queue: &mut D::Queue) -> Result<LearnerSnapshot, DeviceError> {
         let Optimizer { first, second, steps, .. } = &self.optimizer;
         Ok(LearnerSnapshot {
-            weights: self.weights()?,
-            first: self.download(first)?,
-            second: self.download(second)?,
+            weights: self.weights(queue)?,
+            first: read::<D>(queue, first)?,
+            second: read::<D>(queue, second)?,
             updates: *steps,
         })
     }
 
     /// Takes over the state of a model of the same layout.
-    pub fn restore(&mut self, from: &LearnerSnapshot) -> Result<(), BackendError> {
+    pub fn restore(&mut self, queue: &mut D::Queue, from: &LearnerSnapshot) -> Result<(), DeviceError> {
         let to = [&mut self.params, &mut self.optimizer.first, &mut self.optimizer.second];
         for (to, from) in to.into_iter().zip([&from.weights, &from.first, &from.second]) {
-            to.iter_mut().zip(from.iter()).for_each(|(to, from)| self.backend.write(to, from));
+            to.iter_mut().zip(from.iter()).for_each(|(to, from)| queue.write(to, from));
         }
         self.optimizer.steps = from.updates;
-        self.net.refresh(&*self.backend, &self.params)
+        self.net.refresh(queue, &self.params)
     }
+}
 
-    fn download(&self, tensors: &Params<B::Tensor>) -> Result<Params<Vec<f32>>, BackendError> {
-        tensors.as_ref().try_map(|t| self.backend.download(t, self.backend.len(t)))
-    }
+/// Copies of tensors on the host.
+fn read<D: Device>(
+    queue: &mut D::Queue,
+    tensors: &Params<D::Tensor>,
+) -> Result<Params<Vec<f32>>, DeviceError> {
+    tensors.as_ref().try_map(|tensor| queue.read(tensor, D::len(tensor)))
 }
 
 /// Splits whole sequences into micro-batches of at most `rows` tokens and `sequences` sequences, in order. A sequence

@@ -6,8 +6,9 @@
 
 use crate::learner::LearnerOptions;
 use crate::recipe::{Recipe, RlPlan, Sft};
-use qurl_kernels::backend::KvFormat;
-use qurl_kernels::{Backend, BackendError, Format};
+use qurl_kernels::KvFormat;
+use qurl_kernels::device::DeviceMemory;
+use qurl_kernels::{Device, DeviceError, Format};
 use qurl_model::ModelConfig;
 use qurl_model::compute::{NetworkOptions, PAGE, TapeOptions};
 use qurl_rollout::EngineOptions;
@@ -124,15 +125,15 @@ impl MemoryPlan {
 
     /// Refuses a run that the device's free memory does not hold, with [`DRIVER_RESERVE`] beside it; devices that do not
     /// tell take everything.
-    pub fn check<B: Backend>(&self, backend: &B) -> Result<(), BackendError> {
-        match backend.memory() {
-            Some((free, total)) if self.total() + DRIVER_RESERVE > free => {
+    pub fn check<D: Device>(&self, device: &D) -> Result<(), DeviceError> {
+        match device.memory() {
+            Some(DeviceMemory { free, total, .. }) if self.total() + DRIVER_RESERVE > free => {
                 let device = format!("the device ({} of {} MiB free)", free >> 20, total >> 20);
                 let what = format!(
                     "this run: {self}, and {} MiB for the driver; lower trainer.micro_tokens or rollout.kv_cache_mb, or set trainer.recompute",
                     DRIVER_RESERVE >> 20
                 );
-                Err(BackendError::OutOfMemory { device, need: self.total(), what })
+                Err(DeviceError::OutOfMemory { device, need: self.total(), what })
             }
             _ => Ok(()),
         }

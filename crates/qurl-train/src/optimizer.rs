@@ -3,8 +3,9 @@
 //! Weight decay applies to every parameter, as PyTorch's optimizer and the trainers built on it do. A gradient that
 //! is not finite is never applied: the step is skipped and reported.
 
-use qurl_kernels::backend::AdamW;
-use qurl_kernels::{Backend, BackendError};
+use qurl_kernels::ops::Update;
+use qurl_kernels::types::AdamW;
+use qurl_kernels::{Device, DeviceError, Queue};
 use qurl_model::Params;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -32,14 +33,14 @@ impl Default for AdamWOptions {
 }
 
 /// Moments of all parameters, and the number of updates made.
-pub struct Optimizer<B: Backend> {
+pub struct Optimizer<D: Device> {
     options: AdamWOptions,
     /// Updates made so far.
     pub steps: u64,
     /// First moments.
-    pub first: Params<B::Tensor>,
+    pub first: Params<D::Tensor>,
     /// Second moments.
-    pub second: Params<B::Tensor>,
+    pub second: Params<D::Tensor>,
 }
 
 /// What an update did.
@@ -51,18 +52,18 @@ pub struct UpdateReport {
     pub applied: bool,
 }
 
-impl<B: Backend> Optimizer<B> {
+impl<D: Device> Optimizer<D> {
     /// Zero moments for these parameters.
-    pub fn new(backend: &B, params: &Params<B::Tensor>, options: AdamWOptions) -> Result<Self, BackendError> {
-        let zeros = || params.as_ref().try_map(|p| backend.zeros(backend.len(p)));
+    pub fn new(device: &D, params: &Params<D::Tensor>, options: AdamWOptions) -> Result<Self, DeviceError> {
+        let zeros = || params.as_ref().try_map(|p| device.zeros(D::len(p)));
         Ok(Optimizer { options, steps: 0, first: zeros()?, second: zeros()? })
     }
 
     /// Begins again: zero moments, no updates made.
-    pub fn reset(&mut self, backend: &B) {
+    pub fn reset(&mut self, queue: &mut D::Queue) {
         for moment in self.first.iter_mut().chain(self.second.iter_mut()) {
-            let len = backend.len(moment);
-            backend.clear(moment, len);
+            let len = D::len(moment);
+            queue.clear(moment, len);
         }
         self.steps = 0;
     }
@@ -70,19 +71,19 @@ impl<B: Backend> Optimizer<B> {
     /// Clips, updates the parameters and clears the gradients.
     pub fn step(
         &mut self,
-        backend: &B,
+        queue: &mut D::Queue,
         lr: f64,
-        params: &mut Params<B::Tensor>,
-        grads: &mut Params<B::Tensor>,
-    ) -> Result<UpdateReport, BackendError> {
-        let grad_norm = backend.sum_squares(&grads.iter().collect::<Vec<_>>())?.sqrt();
+        params: &mut Params<D::Tensor>,
+        grads: &mut Params<D::Tensor>,
+    ) -> Result<UpdateReport, DeviceError> {
+        let grad_norm = queue.sum_squares(&grads.iter().collect::<Vec<_>>())?.sqrt();
         let applied = grad_norm.is_finite();
         if applied {
             self.steps += 1;
             let o = &self.options;
             // As torch.nn.utils.clip_grad_norm_ does it.
             let scale = (o.clip_grad / (grad_norm + 1e-6)).min(1.0);
-            let constants = AdamW {
+            let adamw = AdamW {
                 lr: lr as f32,
                 beta1: o.beta1 as f32,
                 beta2: o.beta2 as f32,
@@ -93,12 +94,12 @@ impl<B: Backend> Optimizer<B> {
             };
             let moments = self.first.iter_mut().zip(self.second.iter_mut());
             for ((w, g), (m, v)) in params.iter_mut().zip(grads.iter()).zip(moments) {
-                backend.adamw(&constants, w, g, m, v);
+                queue.adamw(Update { adamw, w, g, m, v });
             }
         }
         for g in grads.iter_mut() {
-            let len = backend.len(g);
-            backend.clear(g, len);
+            let len = D::len(g);
+            queue.clear(g, len);
         }
         Ok(UpdateReport { grad_norm, applied })
     }

@@ -27,7 +27,7 @@ pub use schema::json_schema;
 pub use sft::Sft;
 pub use task::{DatasetSource, TaskSource, TaskSourceError};
 
-use qurl_kernels::{Device, Format};
+use qurl_kernels::{DeviceKind, Format};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use source::Source;
@@ -118,7 +118,7 @@ pub struct Trainer {
     /// Where to compute; `auto` is a GPU if there is one, else the CPU.
     #[serde(with = "device_name")]
     #[schemars(schema_with = "schema::devices")]
-    pub device: Device,
+    pub device: DeviceKind,
 }
 
 impl Default for Trainer {
@@ -131,7 +131,7 @@ impl Default for Trainer {
             save_freq: 10,
             keep_last: 2,
             keep_best: 1,
-            device: Device::Auto,
+            device: DeviceKind::Auto,
         }
     }
 }
@@ -357,14 +357,14 @@ pub(crate) mod format_name {
 
 /// Devices by their names.
 pub(crate) mod device_name {
-    use qurl_kernels::Device;
+    use qurl_kernels::DeviceKind;
     use serde::{Deserialize, Deserializer, Serializer, de};
 
-    pub fn serialize<S: Serializer>(device: &Device, serializer: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(device: &DeviceKind, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(device.name())
     }
 
-    pub fn deserialize<'d, D: Deserializer<'d>>(deserializer: D) -> Result<Device, D::Error> {
+    pub fn deserialize<'d, D: Deserializer<'d>>(deserializer: D) -> Result<DeviceKind, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }

@@ -29,8 +29,8 @@ use crate::learner::{Learner, LearnerOptions, micro_batches};
 use crate::recipe::{Recipe, RecipeError, RlPlan};
 use crate::solve::{SolveError, Solved};
 use crate::start::Start;
-use qurl_kernels::{Backend, BackendError, Rounding};
-use qurl_model::compute::{Batch, Network, NetworkOptions, TapeOptions};
+use qurl_kernels::{Device, DeviceError, Queue, Rounding};
+use qurl_model::compute::{Batch, Network, NetworkOptions, TapeOptions, whole_batch};
 use qurl_model::rng::CounterRng;
 use qurl_model::{ModelConfig, Params, params};
 use qurl_quant::{QuantError, checksum, diagnostics, uaq};
@@ -50,7 +50,7 @@ pub enum TrainError {
     Recipe(#[from] RecipeError),
     /// The computation.
     #[error(transparent)]
-    Backend(#[from] BackendError),
+    Device(#[from] DeviceError),
     /// The rollout engine.
     #[error(transparent)]
     Rollout(#[from] RolloutError),
@@ -109,20 +109,20 @@ impl TrainError {
 }
 
 /// A run of reinforcement learning.
-pub struct RlTrainer<B: Backend> {
+pub struct RlTrainer<D: Device> {
     plan: RlPlan,
     seed: u64,
     start: Start,
     task: Box<dyn Task>,
     /// Tells the task's problems from others.
     problems: u64,
-    backend: Arc<B>,
+    queue: D::Queue,
     /// theta: the model that is trained.
-    pub actor: Learner<B>,
-    critic: Option<Learner<B>>,
-    reference: Option<Network<B>>,
+    pub actor: Learner<D>,
+    critic: Option<Learner<D>>,
+    reference: Option<Network<D>>,
     /// behav: the quantized copy that samples.
-    engine: Engine<B>,
+    engine: Engine<D>,
     kl: Option<KlCoefficient>,
     tape: TapeOptions,
     step: u64,
@@ -134,10 +134,10 @@ pub struct RlTrainer<B: Backend> {
     last: (Vec<Solved>, RolloutBatch),
 }
 
-impl<B: Backend> RlTrainer<B> {
+impl<D: Device> RlTrainer<D> {
     /// Sets up actor, critic, reference and engine from the weights of `start`.
     pub fn new(
-        backend: Arc<B>,
+        device: &Arc<D>,
         recipe: &Recipe,
         file: &str,
         mut start: Start,
@@ -152,25 +152,26 @@ impl<B: Backend> RlTrainer<B> {
         let (config, positions) = (&start.config, plan.longest());
         let tape = plan.tape(&recipe.trainer);
         let compute = recipe.trainer.compute;
-        let learner = |weights: &Params<Vec<f32>>, adamw| {
-            Learner::new(backend.clone(), config, weights, LearnerOptions { compute, positions, tape, adamw })
+        let mut queue = device.queue()?;
+        let learner = |queue: &mut D::Queue, weights: &Params<Vec<f32>>, adamw| {
+            Learner::new(queue, config, weights, LearnerOptions { compute, positions, tape, adamw })
         };
-        let actor = learner(&start.weights, plan.actor.optim)?;
+        let actor = learner(&mut queue, &start.weights, plan.actor.optim)?;
         let critic = match &plan.critic {
             Some(updates) => {
                 let value_head = params::init(config, recipe.trainer.seed, true).value_head;
-                Some(learner(&Params { value_head, ..start.weights.clone() }, updates.optim)?)
+                Some(learner(&mut queue, &Params { value_head, ..start.weights.clone() }, updates.optim)?)
             }
             None => None,
         };
         let reference = match plan.algorithm.needs_reference() {
             true => {
                 let options = NetworkOptions { positions, ..NetworkOptions::inference(config, compute) };
-                Some(Network::new(&*backend, config, &actor.params, options)?)
+                Some(Network::new(&mut queue, config, &actor.params, options)?)
             }
             false => None,
         };
-        let engine = rollout_engine(&backend, config, &actor.params, &plan)?;
+        let engine = rollout_engine(&mut queue, config, &actor.params, &plan)?;
         let kl = plan.algorithm.kl_in_reward.as_ref().map(|k| KlCoefficient::new(k.kl_ctrl)).transpose()?;
         Ok(RlTrainer {
             plan,
@@ -178,7 +179,7 @@ impl<B: Backend> RlTrainer<B> {
             start,
             problems: task.fingerprint(),
             task,
-            backend,
+            queue,
             actor,
             critic,
             reference,
@@ -195,6 +196,11 @@ impl<B: Backend> RlTrainer<B> {
     /// The checked plan.
     pub fn plan(&self) -> &RlPlan {
         &self.plan
+    }
+
+    /// Where it computes.
+    pub fn device(&self) -> &D {
+        self.queue.device()
     }
 
     /// Model sizes, tokenizer and what is saved beside the weights.
@@ -225,7 +231,8 @@ impl<B: Backend> RlTrainer<B> {
         let rounding = self.rounding();
         let actor = &self.actor.params;
         // behav = Q(theta_old)
-        self.engine.load_with(version, |backend, net| net.refresh_rounded(backend, actor, rounding))?;
+        let queue = &mut self.queue;
+        self.engine.load_with(version, |net| net.refresh_rounded(queue, actor, rounding))?;
         phases.end("quantize");
         let rolled = self.rollouts()?;
         phases.end("rollout");
@@ -291,10 +298,10 @@ impl<B: Backend> RlTrainer<B> {
     }
 
     /// Names the actor's weights as they are now.
-    fn version(&self) -> Result<WeightVersion, TrainError> {
+    fn version(&mut self) -> Result<WeightVersion, TrainError> {
         Ok(WeightVersion {
             version: self.step,
-            checksum: checksum::params(&*self.backend, &self.actor.params)?,
+            checksum: checksum::params(&mut self.queue, &self.actor.params)?,
         })
     }
 
@@ -308,7 +315,7 @@ impl<B: Backend> RlTrainer<B> {
         };
         let (config, r) = (&self.start.config, &self.plan.rollout);
         let scope = diagnostics::Scope { head: r.quantize_head };
-        let after = self.actor.weights()?;
+        let after = self.actor.weights(&mut self.queue)?;
         let layers_and_total = |m: diagnostics::Measure| Layered { total: m.total(), layers: m.layers() };
         record.weight_update =
             Some(layers_and_total(diagnostics::weight_update(before, &after, config, scope)?));
@@ -324,25 +331,28 @@ impl<B: Backend> RlTrainer<B> {
 
     /// Log-probs of the response tokens under the actor, at the sampling temperature.
     fn logprobs(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
-        let (actor, temperature) = (&mut self.actor, self.plan.rollout.temperature);
+        let (actor, queue) = (&mut self.actor, &mut self.queue);
+        let temperature = self.plan.rollout.temperature;
         by_micro_batches(batch, self.tape, |ids, range| {
-            Ok(actor.score(&ids, &batch.targets(range), temperature)?.logp)
+            Ok(actor.score(queue, &ids, &batch.targets(range), temperature)?.logp)
         })
     }
 
     /// The same under the reference model; empty where there is none.
     fn reference_logprobs(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
         let Some(reference) = &self.reference else { return Ok(Vec::new()) };
-        let (actor, temperature) = (&mut self.actor, self.plan.rollout.temperature);
+        let (actor, queue) = (&mut self.actor, &mut self.queue);
+        let temperature = self.plan.rollout.temperature;
         by_micro_batches(batch, self.tape, |ids, range| {
-            Ok(actor.score_with(reference, &ids, &batch.targets(range), temperature)?.logp)
+            Ok(actor.score_with(queue, reference, &ids, &batch.targets(range), temperature)?.logp)
         })
     }
 
     /// The critic's value of the state before each response token; empty where there is no critic.
     fn values(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
         let Some(critic) = &mut self.critic else { return Ok(Vec::new()) };
-        by_micro_batches(batch, self.tape, |ids, range| Ok(critic.values(&ids, &batch.targets(range).rows)?))
+        let queue = &mut self.queue;
+        by_micro_batches(batch, self.tape, |ids, range| Ok(critic.values(queue, &ids, &batch.targets(range).rows)?))
     }
 
     /// Rewards of tokens (with KL to the reference taken off where asked), then advantages and returns.
@@ -382,25 +392,25 @@ fn by_micro_batches(
 ) -> Result<Vec<f32>, TrainError> {
     let mut all = Vec::with_capacity(batch.tokens());
     for range in micro_batches(&batch.lengths(), tape) {
-        all.extend(score(Batch::whole(&batch.ids(range.clone())), range)?);
+        all.extend(score(whole_batch(&batch.ids(range.clone())), range)?);
     }
     Ok(all)
 }
 
 /// An engine for the plan's rollouts, packed in the plan's format.
-fn rollout_engine<B: Backend>(
-    backend: &Arc<B>,
+fn rollout_engine<D: Device>(
+    queue: &mut D::Queue,
     config: &ModelConfig,
-    params: &Params<B::Tensor>,
+    params: &Params<D::Tensor>,
     plan: &RlPlan,
-) -> Result<Engine<B>, TrainError> {
+) -> Result<Engine<D>, TrainError> {
     let r = &plan.rollout;
     let mut options =
         NetworkOptions { positions: plan.longest(), ..NetworkOptions::inference(config, r.format) };
     options.kv_format = r.kv_cache.unwrap_or(options.kv_format);
     options.head_format = if r.quantize_head { r.format } else { options.head_format };
-    let network = Network::new(&**backend, config, params, options)?;
-    Ok(Engine::new(backend.clone(), network, WeightVersion::default(), r.engine_options())?)
+    let network = Network::new(queue, config, params, options)?;
+    Ok(Engine::new(queue.device().clone(), network, WeightVersion::default(), r.engine_options())?)
 }
 
 fn wide(values: &[f32]) -> Vec<f64> {

@@ -17,7 +17,7 @@ use crate::memory::MemoryPlan;
 use crate::recipe::{Alarm, AlarmAction, Recipe, RlPlan};
 use crate::rl::{Health, RlTrainer, StepRecord, Symptom, Tested, TrainError};
 use crate::runlog::{LogError, RunLog};
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 use qurl_model::HfError;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -102,8 +102,8 @@ pub struct RunParts {
 }
 
 /// A run while it goes on.
-pub struct Run<B: Backend> {
-    trainer: RlTrainer<B>,
+pub struct Run<D: Device> {
+    trainer: RlTrainer<D>,
     plan: RlPlan,
     path: PathBuf,
     /// The recipe with all defaults filled in.
@@ -126,9 +126,9 @@ pub struct Run<B: Backend> {
     tested: Option<Tested>,
 }
 
-impl<B: Backend> Run<B> {
+impl<D: Device> Run<D> {
     /// Takes over the state of the newest checkpoint, or evaluates the start and saves it where it is nowhere else.
-    pub fn begin(mut trainer: RlTrainer<B>, recipe: &Recipe, parts: RunParts) -> Result<Run<B>, RunError> {
+    pub fn begin(mut trainer: RlTrainer<D>, recipe: &Recipe, parts: RunParts) -> Result<Run<D>, RunError> {
         let RunParts { path, store, from, mut log } = parts;
         let (text, save_freq, plan) = (recipe.to_toml(), recipe.trainer.save_freq, trainer.plan().clone());
         let start_path = recipe.model.path.clone().filter(|_| recipe.sft.is_none());
@@ -183,7 +183,7 @@ impl<B: Backend> Run<B> {
     }
 
     /// What is trained.
-    pub fn trainer(&self) -> &RlTrainer<B> {
+    pub fn trainer(&self) -> &RlTrainer<D> {
         &self.trainer
     }
 

@@ -10,10 +10,9 @@ pub use examples::{Example, ExampleError, Examples};
 use crate::learner::{Learner, LearnerOptions, LossGradient, micro_batches};
 use crate::recipe::{Recipe, Sft};
 use crate::start::{Start, StartError};
-use qurl_kernels::{Backend, BackendError};
-use qurl_model::compute::{Batch, TapeOptions, Targets};
+use qurl_kernels::{Device, DeviceError};
+use qurl_model::compute::{TapeOptions, Targets, whole_batch};
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Why supervised training stopped.
@@ -27,7 +26,7 @@ pub enum SftError {
     Examples(#[from] ExampleError),
     /// The computation.
     #[error(transparent)]
-    Backend(#[from] BackendError),
+    Device(#[from] DeviceError),
     /// The loss or its gradient was not finite too often.
     #[error(
         "step {step}: the loss or gradient was not finite {times} times in a row; a smaller `sft.lr` may help"
@@ -63,35 +62,35 @@ pub struct SftStep {
 const MOST_SKIPPED: u32 = 20;
 
 /// Trains on the examples of the recipe and returns the learner. `on_step` sees every step.
-pub fn run<B: Backend>(
-    backend: Arc<B>,
+pub fn run<D: Device>(
+    queue: &mut D::Queue,
     recipe: &Recipe,
     sft: &Sft,
     start: &Start,
     examples: &Examples,
     mut on_step: impl FnMut(&SftStep),
-) -> Result<Learner<B>, SftError> {
+) -> Result<Learner<D>, SftError> {
     let go_on = |step: &SftStep| {
         on_step(step);
         ControlFlow::Continue(())
     };
-    Ok(run_while(backend, recipe, sft, start, examples, go_on)?.0)
+    Ok(run_while(queue, recipe, sft, start, examples, go_on)?.0)
 }
 
 /// Like [`run`], but ends early where `on_step` says so; the flag tells whether it did.
-pub fn run_while<B: Backend>(
-    backend: Arc<B>,
+pub fn run_while<D: Device>(
+    queue: &mut D::Queue,
     recipe: &Recipe,
     sft: &Sft,
     start: &Start,
     examples: &Examples,
     mut on_step: impl FnMut(&SftStep) -> ControlFlow<()>,
-) -> Result<(Learner<B>, ControlFlow<()>), SftError> {
+) -> Result<(Learner<D>, ControlFlow<()>), SftError> {
     let positions = sft.max_length.min(start.config.max_position_embeddings);
     let rows = recipe.trainer.micro_tokens.max(positions);
     let tape = TapeOptions { rows, sequences: sft.batch_size, recompute: recipe.trainer.recompute };
     let options = LearnerOptions { compute: recipe.trainer.compute, positions, tape, adamw: sft.optim };
-    let mut learner = Learner::new(backend, &start.config, &start.weights, options)?;
+    let mut learner = Learner::new(queue, &start.config, &start.weights, options)?;
     let schedule = sft.schedule();
     let mut skipped = 0;
     for step in 0..sft.steps {
@@ -100,7 +99,7 @@ pub fn run_while<B: Backend>(
             .map(|i| examples.get(step * sft.batch_size as u64 + i))
             .collect::<Result<_, _>>()?;
         let lr = schedule.at(step);
-        let (loss, report) = train_step(&mut learner, &batch, tape, lr)?;
+        let (loss, report) = train_step(queue, &mut learner, &batch, tape, lr)?;
         skipped = if report.applied { 0 } else { skipped + 1 };
         let flow = on_step(&SftStep {
             step: step + 1,
@@ -122,12 +121,13 @@ pub fn run_while<B: Backend>(
 }
 
 /// One update on a batch of examples; returns the loss before it.
-pub fn train_step<B: Backend>(
-    learner: &mut Learner<B>,
+pub fn train_step<D: Device>(
+    queue: &mut D::Queue,
+    learner: &mut Learner<D>,
     batch: &[Example],
     tape: TapeOptions,
     lr: f64,
-) -> Result<(f64, crate::optimizer::UpdateReport), BackendError> {
+) -> Result<(f64, crate::optimizer::UpdateReport), DeviceError> {
     let scored: usize = batch.iter().map(Example::scored).sum();
     let weight = 1.0 / scored.max(1) as f64;
     let lengths: Vec<usize> = batch.iter().map(|e| e.ids.len()).collect();
@@ -136,11 +136,11 @@ pub fn train_step<B: Backend>(
         let part = &batch[range];
         let ids: Vec<&[u32]> = part.iter().map(|e| e.ids.as_slice()).collect();
         let targets = Targets::of(&ids, |sequence, position| part[sequence].loss[position]);
-        learner.accumulate(Batch::whole(&ids), targets, 1.0, |out| {
+        learner.accumulate(queue, &whole_batch(&ids), targets, 1.0, |out| {
             loss -= out.logp.iter().map(|&x| x as f64).sum::<f64>() * weight;
             let dlogp = vec![-weight as f32; out.logp.len()];
-            Ok::<_, BackendError>(LossGradient { dlogp, dentropy: Vec::new() })
+            Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })
         })?;
     }
-    Ok((loss, learner.update(lr)?))
+    Ok((loss, learner.update(queue, lr)?))
 }

@@ -2,7 +2,7 @@
 //! evaluation are this.
 
 use crate::start::{Start, StartError};
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 use qurl_model::tokenizer::TokenizerError;
 use qurl_rollout::{Engine, Request, RolloutError, Sample, SampleKey, Sampling};
 use qurl_tasks::external::ExternalError;
@@ -110,8 +110,9 @@ pub fn held_out(task: &dyn Task, wanted: u64) -> u64 {
 }
 
 /// Samples responses to all problems and judges them; the second result is how many seconds judging took.
-pub fn solve<B: Backend>(
-    engine: &mut Engine<B>,
+pub fn solve<D: Device>(
+    queue: &mut D::Queue,
+    engine: &mut Engine<D>,
     start: &Start,
     task: &dyn Task,
     problems: Vec<Problem>,
@@ -135,7 +136,7 @@ pub fn solve<B: Backend>(
             ..Request::new(prompt, draw.max_new)
         });
     }
-    let groups = engine.generate(&requests)?;
+    let groups = engine.generate(queue, &requests)?;
     let judging = Instant::now();
     let decode = |sample: &Sample| start.tokenizer.decode(&sample.tokens, true);
     let texts = groups.iter().flat_map(|g| &g.samples).map(decode).collect::<Result<Vec<String>, _>>()?;

@@ -124,7 +124,7 @@ fn non_finite_gradients_are_not_applied() {
         Learner::new(Arc::new(Cpu::new(Level::best(), 1)), &model.config, &model.params, options)
             .expect("learner");
     let ids = [vec![1u32, 2, 3]];
-    let batch = qurl_model::compute::Batch::whole(&ids);
+    let batch = qurl_model::compute::whole_batch(&ids);
     let targets = qurl_model::compute::Targets::of(&ids, |_, _| true);
     learner
         .accumulate(batch, targets, 1.0, |_| {

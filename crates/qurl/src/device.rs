@@ -1,21 +1,21 @@
-//! The device of a command: opened once, and every command written once over whatever backend it is.
+//! The device of a command: opened once, and every command written once over whatever device it is.
 
 use crate::input::OrBad;
 use crate::output::err;
-use qurl_kernels::{BackendError, Cpu, Cuda, Device};
+use qurl_kernels::{Cpu, Cuda, DeviceError, DeviceKind};
 use qurl_train::recipe::Recipe;
 
 /// The option that commands share.
 #[derive(clap::Args, Clone, Copy)]
 pub struct DeviceArg {
     /// Where to compute: auto (a GPU if there is one), cpu or cuda
-    #[arg(long, default_value_t = Device::Auto)]
-    device: Device,
+    #[arg(long, default_value_t = DeviceKind::Auto)]
+    device: DeviceKind,
 }
 
 impl DeviceArg {
     /// The device asked for.
-    pub fn get(self) -> Device {
+    pub fn get(self) -> DeviceKind {
         self.device
     }
 }
@@ -25,7 +25,7 @@ impl DeviceArg {
 pub struct RecipeDevice {
     /// Where to compute, in place of the recipe's trainer.device: auto (a GPU if there is one), cpu or cuda
     #[arg(long)]
-    device: Option<Device>,
+    device: Option<DeviceKind>,
 }
 
 impl RecipeDevice {
@@ -45,33 +45,33 @@ pub enum Opened {
 }
 
 /// Opens a device. `auto` takes the CPU where no GPU can be used, and says why if there is a driver.
-pub fn open(device: Device) -> anyhow::Result<Opened> {
+pub fn open(device: DeviceKind) -> anyhow::Result<Opened> {
     match device {
-        Device::Cpu => Ok(Opened::Cpu(Cpu::from_env().or_bad()?)),
-        Device::Cuda => Ok(Opened::Cuda(open_cuda().or_bad()?)),
-        Device::Auto => match open_cuda() {
+        DeviceKind::Cpu => Ok(Opened::Cpu(Cpu::from_env().or_bad()?)),
+        DeviceKind::Cuda => Ok(Opened::Cuda(open_cuda().or_bad()?)),
+        DeviceKind::Auto => match open_cuda() {
             Ok(cuda) => Ok(Opened::Cuda(cuda)),
             Err(reason) => {
                 if Cuda::has_driver() {
                     err!("{reason}; computing on the CPU");
                 }
-                open(Device::Cpu)
+                open(DeviceKind::Cpu)
             }
         },
     }
 }
 
 /// The device that [`open`] would open, without making it ready: for looking at its memory.
-pub fn look(device: Device) -> anyhow::Result<Opened> {
+pub fn look(device: DeviceKind) -> anyhow::Result<Opened> {
     match device {
-        Device::Cpu => open(Device::Cpu),
-        Device::Cuda => Ok(Opened::Cuda(Cuda::open().or_bad()?)),
-        Device::Auto => Cuda::open().map(Opened::Cuda).or_else(|_| open(Device::Cpu)),
+        DeviceKind::Cpu => open(DeviceKind::Cpu),
+        DeviceKind::Cuda => Ok(Opened::Cuda(Cuda::open().or_bad()?)),
+        DeviceKind::Auto => Cuda::open().map(Opened::Cuda).or_else(|_| open(DeviceKind::Cpu)),
     }
 }
 
 /// The GPU, with all kernels compiled: no step of a run waits for the compiler.
-fn open_cuda() -> Result<Cuda, BackendError> {
+fn open_cuda() -> Result<Cuda, DeviceError> {
     let cuda = Cuda::open()?;
     cuda.gpu().compile_kernels(|files| {
         err!("compiling {files} files of kernels, once for this machine and program")
@@ -79,16 +79,16 @@ fn open_cuda() -> Result<Cuda, BackendError> {
     Ok(cuda)
 }
 
-/// Runs an expression with the opened device as an `Arc` of its backend.
+/// Runs an expression with the opened device as an `Arc`.
 macro_rules! on_device {
-    ($device:expr, $backend:ident => $body:expr) => {
+    ($device:expr, $opened:ident => $body:expr) => {
         match $crate::device::open($device)? {
-            $crate::device::Opened::Cpu(backend) => {
-                let $backend = std::sync::Arc::new(backend);
+            $crate::device::Opened::Cpu(device) => {
+                let $opened = std::sync::Arc::new(device);
                 $body
             }
-            $crate::device::Opened::Cuda(backend) => {
-                let $backend = std::sync::Arc::new(backend);
+            $crate::device::Opened::Cuda(device) => {
+                let $opened = std::sync::Arc::new(device);
                 $body
             }
         }

@@ -1,7 +1,7 @@
 //! How a model is packed for inference: the options that several commands share.
 
 use qurl_kernels::Format;
-use qurl_kernels::backend::KvFormat;
+use qurl_kernels::KvFormat;
 use qurl_model::ModelConfig;
 use qurl_model::compute::NetworkOptions;
 

@@ -4,7 +4,7 @@ use crate::device::DeviceArg;
 use crate::input::{OrBad, bad};
 use crate::model;
 use crate::packing::Packing;
-use qurl_kernels::Backend;
+use qurl_kernels::{Device, Queue};
 use qurl_model::chat::{ChatTemplate, Message};
 use qurl_model::compute::{Network, NetworkOptions};
 use qurl_model::hf::LoadedModel;
@@ -99,9 +99,11 @@ impl Texts {
 }
 
 /// A model with its engine.
-pub struct Sampler<B: Backend> {
+pub struct Sampler<D: Device> {
+    /// Where it computes.
+    pub queue: D::Queue,
     /// The engine.
-    pub engine: Engine<B>,
+    pub engine: Engine<D>,
     /// Text to tokens and back.
     pub texts: Texts,
     request: Request,
@@ -116,15 +118,15 @@ pub struct Size {
     pub positions: usize,
 }
 
-impl<B: Backend> Sampler<B> {
+impl<D: Device> Sampler<D> {
     /// Loads model and tokenizer, which must be there if text is `needed`. How much it is asked for follows from the
     /// texts.
     pub fn load(
-        backend: Arc<B>,
+        device: Arc<D>,
         args: &SamplerArgs,
         needed: bool,
         size: impl FnOnce(&Texts) -> anyhow::Result<Size>,
-    ) -> anyhow::Result<Sampler<B>> {
+    ) -> anyhow::Result<Sampler<D>> {
         let model = model::load(&args.model)?;
         let texts = Texts::load(args, &model, needed)?;
         let Size { sequences, positions } = size(&texts)?;
@@ -140,13 +142,14 @@ impl<B: Backend> Sampler<B> {
             stop_strings: args.stop.clone(),
             ..Request::new(Vec::new(), args.max_new)
         };
-        let mut engine = engine(backend, args, model, sequences, positions)?;
+        let mut queue = device.queue()?;
+        let mut engine = engine(&mut queue, args, model, sequences, positions)?;
         if let Some(tokenizer) = &texts.tokenizer {
             let tokenizer = tokenizer.clone();
             // A decoder fails on ids without a token only, and the engine's are the model's own.
             engine.set_text_decoder(Arc::new(move |ids| tokenizer.decode(ids, true).unwrap_or_default()));
         }
-        Ok(Sampler { engine, texts, request })
+        Ok(Sampler { queue, engine, texts, request })
     }
 
     /// A request for `n` samples of a prompt; `number` sets its random numbers apart from those of other prompts.
@@ -162,12 +165,12 @@ impl<B: Backend> Sampler<B> {
         mut show: impl FnMut(&str) -> anyhow::Result<()>,
     ) -> anyhow::Result<Option<Group>> {
         let Some(tokenizer) = self.texts.tokenizer.clone() else {
-            return Ok(self.engine.generate(&[request])?.pop());
+            return Ok(self.engine.generate(&mut self.queue, &[request])?.pop());
         };
         let mut decoder = StreamDecoder::new(true);
         self.engine.submit(request)?;
         while self.engine.unfinished() > 0 {
-            for emitted in self.engine.step()? {
+            for emitted in self.engine.step(&mut self.queue)? {
                 show(&decoder.push(&tokenizer, emitted.token)?)?;
             }
         }
@@ -186,25 +189,25 @@ fn stop_ids(model: &LoadedModel, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
     ids
 }
 
-fn engine<B: Backend>(
-    backend: Arc<B>,
+fn engine<D: Device>(
+    queue: &mut D::Queue,
     args: &SamplerArgs,
     model: LoadedModel,
     sequences: usize,
     positions: usize,
-) -> anyhow::Result<Engine<B>> {
+) -> anyhow::Result<Engine<D>> {
     let LoadedModel { config, params, .. } = model;
     let positions = positions.min(config.max_position_embeddings);
     let options = NetworkOptions { positions, ..args.packing.options(&config) };
-    let params = params.try_map(|p| backend.upload(&p))?;
-    let network = Network::new(&*backend, &config, &params, options).or_bad()?;
+    let params = params.try_map(|p| queue.upload(&p))?;
+    let network = Network::new(queue, &config, &params, options).or_bad()?;
     drop(params);
     let defaults = EngineOptions::default();
-    let layer_page =
-        backend.kv_page_bytes(options.kv_format, defaults.page_size, config.num_kv_heads, config.head_dim);
+    let device = queue.device().clone();
+    let layer_page = device.kv_page_bytes(network.kv_shape(1, defaults.page_size));
     let sample = layer_page * config.num_layers * (positions.div_ceil(defaults.page_size) + 1);
     let kv_bytes = sample.saturating_mul(sequences.max(1)).min(sample.max(KV_BYTES));
     let max_num_seqs = sequences.clamp(1, defaults.max_num_seqs);
     let options = EngineOptions { kv_bytes, max_num_seqs, ..defaults };
-    Engine::new(backend, network, WeightVersion::default(), options).or_bad()
+    Engine::new(device, network, WeightVersion::default(), options).or_bad()
 }

@@ -1,61 +1,39 @@
-//! Which tokens are computed together, and where their keys and values lie.
+//! Batches of whole sequences, and which of their tokens are scored.
 
-use qurl_kernels::backend::Span;
+use qurl_kernels::types::{Batch, Span, Token};
 
 /// Tokens of a page of the keys and values of whole sequences.
 pub const PAGE: usize = 64;
 
-/// Rows of tokens for one forward pass.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Batch {
-    /// Token of each row; in steps of the engine it may name a row of the last draw
-    /// ([`drawn_id`](qurl_kernels::backend::drawn_id)).
-    pub ids: Vec<u32>,
-    /// Position of each row in its sequence.
-    pub positions: Vec<u32>,
-    /// Where each row's keys and values are stored: page * page size + place in the page.
-    pub slots: Vec<u32>,
-    /// Runs of rows that belong to one sequence.
-    pub spans: Vec<Span>,
-    /// Page numbers of all sequences; a span knows where its own begin.
-    pub pages: Vec<u32>,
+/// Whole sequences side by side, each in pages of its own (of [`PAGE`] tokens, numbered from 0).
+pub fn whole_batch<S: AsRef<[u32]>>(sequences: &[S]) -> Batch {
+    let mut batch = Batch::default();
+    for sequence in sequences {
+        let sequence = sequence.as_ref();
+        let (row, page) = (batch.rows(), batch.pages.len());
+        batch.spans.push(Span { row, rows: sequence.len(), position: 0, pages: page });
+        batch.pages.extend((page..page + sequence.len().div_ceil(PAGE)).map(|p| p as u32));
+        batch.tokens.extend(sequence.iter().map(|&id| Token::Id(id)));
+        batch.positions.extend(0..sequence.len() as u32);
+        batch.slots.extend((0..sequence.len()).map(|i| (page * PAGE + i) as u32));
+    }
+    batch
 }
 
-impl Batch {
-    /// Whole sequences side by side, each in pages of its own (of [`PAGE`] tokens, numbered from 0).
-    pub fn whole<S: AsRef<[u32]>>(sequences: &[S]) -> Batch {
-        let mut batch = Batch::default();
-        for sequence in sequences {
-            let sequence = sequence.as_ref();
-            let (row, page) = (batch.ids.len(), batch.pages.len());
-            batch.spans.push(Span { row, rows: sequence.len(), position: 0, pages: page });
-            batch.pages.extend((page..page + sequence.len().div_ceil(PAGE)).map(|p| p as u32));
-            batch.ids.extend_from_slice(sequence);
-            batch.positions.extend(0..sequence.len() as u32);
-            batch.slots.extend((0..sequence.len()).map(|i| (page * PAGE + i) as u32));
-        }
-        batch
-    }
-
-    /// Number of rows.
-    pub fn rows(&self) -> usize {
-        self.ids.len()
-    }
-
-    /// The rows `range` of a batch of whole sequences: a chunk that continues where earlier chunks ended.
-    pub fn chunk(&self, range: std::ops::Range<usize>) -> Batch {
-        let spans = self.spans.iter().filter_map(|s| {
-            let (from, to) = (s.row.max(range.start), (s.row + s.rows).min(range.end));
-            let position = s.position + from.checked_sub(s.row)?;
-            (from < to).then(|| Span { row: from - range.start, rows: to - from, position, pages: s.pages })
-        });
-        Batch {
-            ids: self.ids[range.clone()].to_vec(),
-            positions: self.positions[range.clone()].to_vec(),
-            slots: self.slots[range.clone()].to_vec(),
-            spans: spans.collect(),
-            pages: self.pages.clone(),
-        }
+/// The rows `range` of a batch of whole sequences: a chunk that continues where earlier chunks ended.
+pub fn chunk(batch: &Batch, range: std::ops::Range<usize>) -> Batch {
+    let spans = batch.spans.iter().filter_map(|s| {
+        let (from, to) = (s.row.max(range.start), (s.row + s.rows).min(range.end));
+        let position = s.position + from.checked_sub(s.row)?;
+        (from < to).then(|| Span { row: from - range.start, rows: to - from, position, pages: s.pages })
+    });
+    Batch {
+        tokens: batch.tokens[range.clone()].to_vec(),
+        positions: batch.positions[range.clone()].to_vec(),
+        slots: batch.slots[range.clone()].to_vec(),
+        spans: spans.collect(),
+        pages: batch.pages.clone(),
+        ..Batch::default()
     }
 }
 
@@ -102,13 +80,13 @@ mod tests {
     #[test]
     fn whole_and_chunks() {
         let sequences = [vec![1, 2, 3], vec![4; 70], vec![5]];
-        let batch = Batch::whole(&sequences);
+        let batch = whole_batch(&sequences);
         assert_eq!(batch.rows(), 74);
         assert_eq!(batch.pages, [0, 1, 2, 3]);
         assert_eq!(batch.spans[1], Span { row: 3, rows: 70, position: 0, pages: 1 });
         assert_eq!(batch.slots[3], 64);
-        let chunk = batch.chunk(2..5);
-        assert_eq!(chunk.ids, [3, 4, 4]);
+        let chunk = chunk(&batch, 2..5);
+        assert_eq!(chunk.tokens, [3, 4, 4].map(Token::Id));
         assert_eq!(
             chunk.spans,
             [

@@ -1,144 +1,157 @@
 //! Forward passes without gradients: rows in, keys and values kept in pages, hidden rows out.
 
-use super::batch::{Batch, PAGE, Targets};
-use super::layer::{self, Activations, Temporary};
+use super::batch::{self, PAGE, Targets};
+use super::layer::{self, Activations};
 use super::network::Network;
-use qurl_kernels::backend::{DRAWN_WORDS, Extent, HeadOutput, SampleRow};
-use qurl_kernels::{Backend, BackendError};
+use qurl_kernels::ops::{Gather, Head, Index, Norm, RmsNorm, Sample};
+use qurl_kernels::types::{Batch, HeadOutput};
+use qurl_kernels::{Device, DeviceError, Queue};
 
 /// Working memory for forward passes of up to a fixed number of rows.
-pub struct Inference<B: Backend> {
+pub struct Inference<D: Device> {
+    limit: usize,
+    /// The rows of the pass at hand.
+    batch: D::Batch,
+    /// How many they are, and how many of them are sampled.
     rows: usize,
-    acts: Activations<B>,
-    temp: Temporary<B>,
-    /// `[rows, d]` the residual stream.
-    x: B::Tensor,
-    /// `[rows, d]` picked rows of it, and those normalised.
-    picked: B::Tensor,
-    hidden: B::Tensor,
-    /// Drawn tokens.
-    drawn: B::Tensor,
+    sampled_rows: usize,
+    buffers: Buffers<D>,
 }
 
-impl<B: Backend> Inference<B> {
-    /// Memory for `rows` rows at a time.
-    pub fn new(backend: &B, net: &Network<B>, rows: usize) -> Result<Self, BackendError> {
+/// What a pass writes.
+struct Buffers<D: Device> {
+    acts: Activations<D>,
+    /// `[rows, d]` the residual stream.
+    x: D::Tensor,
+    /// `[rows, d]` picked rows of it, and those normalised.
+    picked: D::Tensor,
+    hidden: D::Tensor,
+    /// Sampled tokens.
+    sampled: D::Tokens,
+}
+
+impl<D: Device> Inference<D> {
+    /// Memory for `limit` rows at a time.
+    pub fn new(device: &D, net: &Network<D>, limit: usize) -> Result<Self, DeviceError> {
         let d = net.config().hidden_size;
-        Ok(Inference {
-            rows,
-            acts: Activations::new(backend, net, rows, false)?,
-            temp: Temporary::new(backend, net, rows)?,
-            x: backend.zeros(rows * d)?,
-            picked: backend.zeros(rows * d)?,
-            hidden: backend.zeros(rows * d)?,
-            drawn: backend.zeros(rows * DRAWN_WORDS)?,
-        })
+        let buffers = Buffers {
+            acts: Activations::new(device, net, limit, false)?,
+            x: device.zeros(limit * d)?,
+            picked: device.zeros(limit * d)?,
+            hidden: device.zeros(limit * d)?,
+            sampled: device.tokens(limit)?,
+        };
+        Ok(Inference { limit, batch: device.batch(), rows: 0, sampled_rows: 0, buffers })
     }
 
     /// Rows that fit into one pass.
-    pub fn rows(&self) -> usize {
-        self.rows
+    pub fn limit(&self) -> usize {
+        self.limit
     }
 
-    /// Runs the blocks over the rows of the batch; `kv` has the pages of every layer.
-    pub fn forward(&mut self, backend: &B, net: &Network<B>, batch: &Batch, kv: &mut [B::Kv]) {
-        self.check(batch);
-        backend.gather(&net.embed, &batch.ids, net.config().hidden_size, &mut self.x);
-        self.blocks(backend, net, batch, kv, Extent::Whole);
-    }
-
-    /// [`Inference::forward`] of a batch whose ids may name rows of the last [`Inference::draw`], as far as a
-    /// [`Backend::step`] wants it: all blocks take the same inputs.
-    pub fn forward_step(
+    /// Runs the blocks over the rows of the batch, and samples the tokens that it asks for; `kv` has the pages of every
+    /// layer. With a key the pass may be replayed from a record (see [`Queue::replay`]): it names these buffers, this
+    /// network and these pages, and no others.
+    pub fn step(
         &mut self,
-        backend: &B,
-        net: &Network<B>,
-        batch: &Batch,
-        kv: &mut [B::Kv],
-        extent: Extent,
+        queue: &mut D::Queue,
+        net: &Network<D>,
+        rows: &Batch,
+        kv: &mut [D::Kv],
+        key: Option<u64>,
     ) {
-        self.check(batch);
-        backend.gather_tokens(&net.embed, &batch.ids, &self.drawn, net.config().hidden_size, &mut self.x);
-        self.blocks(backend, net, batch, kv, extent);
-    }
-
-    fn check(&self, batch: &Batch) {
-        assert!(batch.rows() <= self.rows, "{} rows in a workspace of {}", batch.rows(), self.rows);
-    }
-
-    fn blocks(&mut self, backend: &B, net: &Network<B>, batch: &Batch, kv: &mut [B::Kv], extent: Extent) {
-        let blocks = match extent {
-            Extent::Whole => net.blocks.len(),
-            Extent::Inputs => 1,
+        assert!(rows.rows() <= self.limit, "{} rows in a workspace of {}", rows.rows(), self.limit);
+        let Inference { batch, buffers, .. } = self;
+        queue.load(batch, rows);
+        (self.rows, self.sampled_rows) = (rows.rows(), rows.sampled_rows.len());
+        let (rows, sampled) = (self.rows, self.sampled_rows);
+        let mut run = |queue: &mut D::Queue| {
+            buffers.forward(queue, net, (batch, rows), kv);
+            if sampled > 0 {
+                buffers.sample(queue, net, (batch, sampled));
+            }
         };
-        for (block, kv) in net.blocks.iter().zip(kv).take(blocks) {
-            layer::forward(backend, net, block, batch, kv, &mut self.x, &mut self.acts, &mut self.temp);
+        match key {
+            Some(key) => queue.replay(key, batch, &mut run),
+            None => run(queue),
         }
     }
 
-    /// Final hidden states `[rows.len(), d]` of some rows of the last forward pass, ready for the head.
-    pub fn hidden(&mut self, backend: &B, net: &Network<B>, rows: &[u32]) -> &B::Tensor {
-        let c = net.config();
-        backend.gather(&self.x, rows, c.hidden_size, &mut self.picked);
-        backend.rmsnorm(
-            &self.picked,
-            &net.final_norm,
-            rows.len(),
-            c.hidden_size,
-            c.rms_norm_eps,
-            &mut self.hidden,
-        );
-        &self.hidden
-    }
-
-    /// Log-probs, entropies and argmax tokens for some rows of the last forward pass.
+    /// Log-probs, entropies and argmax tokens for some rows of the last pass.
     pub fn head(
         &mut self,
-        backend: &B,
-        net: &Network<B>,
+        queue: &mut D::Queue,
+        net: &Network<D>,
         targets: &Targets,
         temperature: f32,
-    ) -> Result<HeadOutput, BackendError> {
-        let hidden = self.hidden(backend, net, &targets.rows);
-        backend.head(hidden, &net.head, &targets.tokens, temperature)
+    ) -> Result<HeadOutput, DeviceError> {
+        self.buffers.pick(queue, net, Index::Rows(&targets.rows), targets.len());
+        let hidden = &self.buffers.hidden;
+        queue.head(Head { hidden, head: &net.head, targets: &targets.tokens, temperature })
     }
 
-    /// Draws the tokens that follow some rows of the last forward pass, one `draws` each. [`Inference::ask_drawn`] asks
-    /// for them.
-    pub fn draw(&mut self, backend: &B, net: &Network<B>, rows: &[u32], draws: &[SampleRow]) {
-        self.hidden(backend, net, rows);
-        backend.draw(&self.hidden, &net.head, draws, &mut self.drawn);
+    /// Begins to bring the first `rows` tokens that the last pass sampled to the host.
+    pub fn fetch(&self, queue: &mut D::Queue, rows: usize) -> Result<D::Pending, DeviceError> {
+        queue.fetch(&self.buffers.sampled, rows)
+    }
+}
+
+impl<D: Device> Buffers<D> {
+    fn forward(
+        &mut self,
+        queue: &mut D::Queue,
+        net: &Network<D>,
+        (batch, rows): (&D::Batch, usize),
+        kv: &mut [D::Kv],
+    ) {
+        let index = Index::Tokens { batch, sampled: Some(&self.sampled) };
+        let width = net.config().hidden_size;
+        queue.gather(Gather { table: &net.embed, index, width, out: &mut self.x });
+        for (block, kv) in net.blocks.iter().zip(kv) {
+            layer::forward(queue, net, block, (batch, rows), kv, &mut self.x, &mut self.acts);
+        }
     }
 
-    /// Begins to read the first `rows` tokens that the last [`Inference::draw`] drew.
-    pub fn ask_drawn(&self, backend: &B, rows: usize) -> Result<B::Asked, BackendError> {
-        backend.ask_drawn(&self.drawn, rows)
+    /// Final hidden states `[rows, d]` of some rows, ready for the head.
+    fn pick(&mut self, queue: &mut D::Queue, net: &Network<D>, index: Index<D>, rows: usize) {
+        let c = net.config();
+        let (width, norm) = (c.hidden_size, Norm { gain: &net.final_norm, eps: c.rms_norm_eps });
+        queue.gather(Gather { table: &self.x, index, width, out: &mut self.picked });
+        queue.rmsnorm(RmsNorm { x: &self.picked, rows, norm, out: &mut self.hidden });
+    }
+
+    /// Samples the tokens that follow the rows which the batch names.
+    fn sample(&mut self, queue: &mut D::Queue, net: &Network<D>, (batch, rows): (&D::Batch, usize)) {
+        self.pick(queue, net, Index::Sampled(batch), rows);
+        let (hidden, out) = (&self.hidden, &mut self.sampled);
+        queue.sample(Sample { hidden, head: &net.head, batch, out });
     }
 }
 
 /// Log-probs (with entropies and argmax tokens) of every token but the first of whole sequences, in chunks of at
 /// most `chunk` rows. How sequences are batched and chunked does not change a bit of the result.
-pub fn score<B: Backend, S: AsRef<[u32]>>(
-    backend: &B,
-    net: &Network<B>,
+pub fn score<D: Device, S: AsRef<[u32]>>(
+    queue: &mut D::Queue,
+    net: &Network<D>,
     sequences: &[S],
     temperature: f32,
     chunk: usize,
-) -> Result<Vec<HeadOutput>, BackendError> {
+) -> Result<Vec<HeadOutput>, DeviceError> {
     let targets = Targets::of(sequences, |_, _| true);
-    let batch = Batch::whole(sequences);
-    let mut kv = page_store(backend, net, batch.pages.len(), PAGE)?;
-    let mut work = Inference::new(backend, net, chunk.min(batch.rows()).max(1))?;
+    let whole = batch::whole_batch(sequences);
+    let device = queue.device().clone();
+    let mut kv = page_store(&*device, net, whole.pages.len(), PAGE)?;
+    let mut work = Inference::new(&*device, net, chunk.min(whole.rows()).max(1))?;
     let mut all = HeadOutput::default();
-    for start in (0..batch.rows()).step_by(work.rows()) {
-        let end = (start + work.rows()).min(batch.rows());
-        work.forward(backend, net, &batch.chunk(start..end), &mut kv);
+    for start in (0..whole.rows()).step_by(work.limit()) {
+        let end = (start + work.limit()).min(whole.rows());
+        work.step(queue, net, &batch::chunk(&whole, start..end), &mut kv, None);
         let first = all.logp.len();
         let here = first..first + targets.rows[first..].partition_point(|&row| (row as usize) < end);
         let rows = targets.rows[here.clone()].iter().map(|row| row - start as u32).collect();
         let part = Targets { rows, tokens: targets.tokens[here].to_vec() };
         if !part.is_empty() {
-            all.extend(work.head(backend, net, &part, temperature)?);
+            all.extend(work.head(queue, net, &part, temperature)?);
         }
     }
     let mut from = 0;
@@ -153,14 +166,11 @@ pub fn score<B: Backend, S: AsRef<[u32]>>(
 }
 
 /// Pages for the keys and values of every layer.
-pub fn page_store<B: Backend>(
-    backend: &B,
-    net: &Network<B>,
+pub fn page_store<D: Device>(
+    device: &D,
+    net: &Network<D>,
     pages: usize,
     page_size: usize,
-) -> Result<Vec<B::Kv>, BackendError> {
-    let c = net.config();
-    (0..c.num_layers)
-        .map(|_| backend.kv_pages(net.options().kv_format, pages, page_size, c.num_kv_heads, c.head_dim))
-        .collect()
+) -> Result<Vec<D::Kv>, DeviceError> {
+    (0..net.config().num_layers).map(|_| device.kv_pages(net.kv_shape(pages, page_size))).collect()
 }

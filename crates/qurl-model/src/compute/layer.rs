@@ -1,103 +1,106 @@
 //! The forward pass of one transformer block: the only one there is.
 
-use super::batch::Batch;
 use super::network::{Block, Network};
-use qurl_kernels::backend::{Placed, Rows};
-use qurl_kernels::{Backend, BackendError};
+use crate::params::{DenseMlp, MlpParams};
+use qurl_kernels::ops::{Attend, KeptAttention, Linear, Mlp, Norm, Output, QkNorm};
+use qurl_kernels::{Device, DeviceError, Queue};
 
 /// What a block's forward pass writes. Training gives every block its own and keeps them for the backward pass;
-/// inference uses one for all blocks.
-pub struct Activations<B: Backend> {
-    /// `[rows, qkv]` before QK-norm; only for models that have it, and only in training.
-    pub(crate) qkv_raw: Option<B::Tensor>,
+/// inference uses one for all blocks, and keeps nothing.
+pub struct Activations<D: Device> {
     /// `[rows, qkv]` queries, keys (both rotated) and values.
-    pub(crate) qkv: B::Tensor,
+    pub(crate) qkv: D::Tensor,
+    /// Only in training.
+    pub(crate) kept: Option<Kept<D>>,
+}
+
+/// What the backward pass of a block needs.
+pub struct Kept<D: Device> {
+    /// `[rows, qkv]` before QK-norm; only for models that have it.
+    pub(crate) qkv_raw: Option<D::Tensor>,
     /// `[rows, heads * head_dim]` output of attention.
-    pub(crate) attention: B::Tensor,
-    /// `[rows, heads]` softmax denominators; only in training.
-    pub(crate) lse: Option<B::Tensor>,
-    /// `[rows, d]` the residual stream between attention and MLP; only in training.
-    pub(crate) middle: Option<B::Tensor>,
-    /// `[rows, 2 f]` gate and up projection.
-    pub(crate) gate_up: B::Tensor,
+    pub(crate) attention: D::Tensor,
+    /// `[rows, heads]` softmax denominators.
+    pub(crate) lse: D::Tensor,
+    /// `[rows, d]` the residual stream between attention and MLP.
+    pub(crate) middle: D::Tensor,
+    /// `[rows, 2 f]` gate and up projections.
+    pub(crate) gate_up: D::Tensor,
 }
 
-impl<B: Backend> Activations<B> {
+impl<D: Device> Activations<D> {
     /// Memory for `rows` rows.
-    pub fn new(backend: &B, net: &Network<B>, rows: usize, kept: bool) -> Result<Self, BackendError> {
+    pub fn new(device: &D, net: &Network<D>, rows: usize, kept: bool) -> Result<Self, DeviceError> {
         let c = net.config();
-        Ok(Activations {
-            qkv_raw: (kept && c.qk_norm).then(|| backend.zeros(rows * c.qkv_dim())).transpose()?,
-            qkv: backend.zeros(rows * c.qkv_dim())?,
-            attention: backend.zeros(rows * c.q_dim())?,
-            lse: kept.then(|| backend.zeros(rows * c.num_heads)).transpose()?,
-            middle: kept.then(|| backend.zeros(rows * c.hidden_size)).transpose()?,
-            gate_up: backend.zeros(rows * 2 * c.intermediate_size)?,
-        })
+        let zeros = |width: usize| device.zeros(rows * width);
+        let kept_buffers = || {
+            Ok::<_, DeviceError>(Kept {
+                qkv_raw: c.qk_norm.then(|| zeros(c.qkv_dim())).transpose()?,
+                attention: zeros(c.q_dim())?,
+                lse: zeros(c.num_heads)?,
+                middle: zeros(c.hidden_size)?,
+                gate_up: zeros(2 * c.intermediate_size)?,
+            })
+        };
+        Ok(Activations { qkv: zeros(c.qkv_dim())?, kept: kept.then(kept_buffers).transpose()? })
     }
-}
-
-/// Memory that a block needs only while it runs.
-pub struct Temporary<B: Backend> {
-    /// `[rows, d]` a normalised copy of the residual stream.
-    pub(crate) normed: B::Tensor,
-    /// `[rows, f]` output of SwiGLU.
-    pub(crate) activated: B::Tensor,
-}
-
-impl<B: Backend> Temporary<B> {
-    /// Memory for `rows` rows.
-    pub fn new(backend: &B, net: &Network<B>, rows: usize) -> Result<Self, BackendError> {
-        let c = net.config();
-        Ok(Temporary {
-            normed: backend.zeros(rows * c.hidden_size)?,
-            activated: backend.zeros(rows * c.intermediate_size)?,
-        })
-    }
-}
-
-/// The query heads, then the key heads, inside rows of `[rows, qkv]`.
-pub(crate) fn head_rows<B: Backend>(net: &Network<B>, rows: usize) -> (Rows, Rows) {
-    let c = net.config();
-    let queries = Rows { start: 0, outer: rows, stride: c.qkv_dim(), per: c.num_heads, width: c.head_dim };
-    (queries, Rows { start: c.q_dim(), per: c.num_kv_heads, ..queries })
 }
 
 /// Runs one block on the rows of the batch: `x[rows, d]` is the residual stream, read and updated.
-pub fn forward<B: Backend>(
-    backend: &B,
-    net: &Network<B>,
-    block: &Block<B>,
-    batch: &Batch,
-    kv: &mut B::Kv,
-    x: &mut B::Tensor,
-    acts: &mut Activations<B>,
-    temp: &mut Temporary<B>,
+pub fn forward<D: Device>(
+    queue: &mut D::Queue,
+    net: &Network<D>,
+    block: &Block<D>,
+    (batch, rows): (&D::Batch, usize),
+    kv: &mut D::Kv,
+    x: &mut D::Tensor,
+    acts: &mut Activations<D>,
 ) {
     let c = net.config();
-    let (rows, d, f, eps) = (batch.rows(), c.hidden_size, c.intermediate_size, c.rms_norm_eps);
-    let heads = net.heads();
-
-    let (normed, bias) = (&mut temp.normed, block.qkv_bias.as_ref());
-    backend.norm_linear(x, &block.attn_norm, rows, eps, &block.qkv, bias, normed, &mut acts.qkv);
-    if let (Some(q_norm), Some(k_norm)) = (&block.q_norm, &block.k_norm) {
-        if let Some(raw) = &mut acts.qkv_raw {
-            backend.copy(&acts.qkv, raw, rows * c.qkv_dim());
-        }
-        let (queries, keys) = head_rows(net, rows);
-        backend.head_norm(&mut acts.qkv, q_norm, queries, eps);
-        backend.head_norm(&mut acts.qkv, k_norm, keys, eps);
+    let (w, eps) = (&block.params, c.rms_norm_eps);
+    let Activations { qkv, kept } = acts;
+    let (mut raw, mut attention, mut middle, mut gate_up) = (None, None, None, None);
+    if let Some(kept) = kept {
+        raw = kept.qkv_raw.as_mut();
+        attention = Some((&mut kept.attention, &mut kept.lse));
+        middle = Some(&mut kept.middle);
+        gate_up = Some(&mut kept.gate_up);
     }
-    let format = net.options().kv_format;
-    let Batch { positions, slots, spans, pages, .. } = batch;
-    let placed = Placed { positions, slots, spans, pages };
-    let (qkv, out, lse) = (&mut acts.qkv, &mut acts.attention, acts.lse.as_mut());
-    backend.attend(heads, qkv, net.rope(), placed, kv, format, out, lse, &block.o, x);
 
-    if let Some(middle) = &mut acts.middle {
-        backend.copy(x, middle, rows * d);
+    queue.linear(Linear {
+        x,
+        rows,
+        norm: Some(Norm { gain: w.attn_norm.tensor(), eps }),
+        w: w.qkv.weight(),
+        bias: w.qkv_bias.as_ref().map(|bias| bias.tensor()),
+        output: Output::Store,
+        out: qkv,
+    });
+    let head_norms = w.q_norm.as_ref().zip(w.k_norm.as_ref());
+    queue.attend(Attend {
+        heads: block.heads,
+        batch,
+        qkv,
+        qk_norm: head_norms.map(|(q, k)| QkNorm {
+            q: Norm { gain: q.tensor(), eps },
+            k: Norm { gain: k.tensor(), eps },
+        }),
+        rope: net.rope(),
+        kv,
+        o: w.o.weight(),
+        x,
+        kept: attention.map(|(out, lse)| KeptAttention { raw: raw.take(), out, lse }),
+    });
+    if let Some(middle) = middle.take() {
+        queue.copy(x, middle, rows * c.hidden_size);
     }
-    let Temporary { normed, activated } = temp;
-    let (gate_up, down) = (&block.gate_up, &block.down);
-    backend.mlp(x, &block.mlp_norm, rows, f, eps, gate_up, down, normed, &mut acts.gate_up, activated);
+    let MlpParams::Dense(DenseMlp { gate_up: projections, down }) = &w.mlp;
+    queue.mlp(Mlp {
+        x,
+        rows,
+        norm: Norm { gain: w.mlp_norm.tensor(), eps },
+        gate_up: projections.weight(),
+        down: down.weight(),
+        kept: gate_up.take(),
+    });
 }

@@ -8,8 +8,9 @@ use super::rope;
 use crate::config::ModelConfig;
 use crate::params::{LayerParams, ParamInfo, ParamKind, Params, shapes};
 use crate::rng::{CounterRng, text_key};
-use qurl_kernels::backend::{Heads, KvFormat, Rope};
-use qurl_kernels::{Backend, BackendError, Format, Rounding};
+use qurl_kernels::ops::{Pack, Rope};
+use qurl_kernels::types::{Heads, KvShape, WeightShape};
+use qurl_kernels::{Device, DeviceError, Format, KvFormat, Queue, Rounding};
 
 /// How a network is packed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,122 +52,161 @@ impl NetworkOptions {
     }
 }
 
+/// A leaf of a block ready to compute.
+pub enum Packed<D: Device> {
+    /// A linear layer in the network's number format.
+    Weight(D::Weight),
+    /// Gains and biases, in full.
+    Tensor(D::Tensor),
+}
+
+impl<D: Device> Packed<D> {
+    /// The packed weights.
+    ///
+    /// # Panics
+    /// If it is a gain or a bias: a bug.
+    pub(crate) fn weight(&self) -> &D::Weight {
+        match self {
+            Packed::Weight(weight) => weight,
+            Packed::Tensor(_) => panic!("a vector is no linear layer"),
+        }
+    }
+
+    /// The vector.
+    ///
+    /// # Panics
+    /// If it is a linear layer: a bug.
+    pub(crate) fn tensor(&self) -> &D::Tensor {
+        match self {
+            Packed::Tensor(tensor) => tensor,
+            Packed::Weight(_) => panic!("a linear layer is no vector"),
+        }
+    }
+}
+
 /// One transformer block ready to compute.
-pub struct Block<B: Backend> {
-    pub(crate) attn_norm: B::Tensor,
-    pub(crate) qkv: B::Weight,
-    pub(crate) qkv_bias: Option<B::Tensor>,
-    pub(crate) q_norm: Option<B::Tensor>,
-    pub(crate) k_norm: Option<B::Tensor>,
-    pub(crate) o: B::Weight,
-    pub(crate) mlp_norm: B::Tensor,
-    pub(crate) gate_up: B::Weight,
-    pub(crate) down: B::Weight,
+pub struct Block<D: Device> {
+    pub(crate) heads: Heads,
+    pub(crate) params: LayerParams<Packed<D>>,
 }
 
 /// A model ready to compute.
-pub struct Network<B: Backend> {
-    pub(crate) config: ModelConfig,
-    pub(crate) options: NetworkOptions,
-    pub(crate) embed: B::Tensor,
-    pub(crate) blocks: Vec<Block<B>>,
-    pub(crate) final_norm: B::Tensor,
-    pub(crate) head: B::Weight,
-    pub(crate) value_head: Option<B::Tensor>,
-    cos: B::Tensor,
-    sin: B::Tensor,
+pub struct Network<D: Device> {
+    config: ModelConfig,
+    options: NetworkOptions,
+    pub(crate) embed: D::Tensor,
+    pub(crate) blocks: Vec<Block<D>>,
+    pub(crate) final_norm: D::Tensor,
+    pub(crate) head: D::Weight,
+    pub(crate) value_head: Option<D::Tensor>,
+    cos: D::Tensor,
+    sin: D::Tensor,
 }
 
-impl<B: Backend> Network<B> {
+impl<D: Device> Network<D> {
     /// Packs the weights.
     pub fn new(
-        backend: &B,
+        queue: &mut D::Queue,
         config: &ModelConfig,
-        params: &Params<B::Tensor>,
+        params: &Params<D::Tensor>,
         options: NetworkOptions,
-    ) -> Result<Self, BackendError> {
-        Self::build(backend, config, options, params, |leaf| Ok(Leaf::Given(leaf)))
+    ) -> Result<Self, DeviceError> {
+        let infos = shapes(config, params.value_head.is_some());
+        let leaves = infos.zip(params.as_ref()).unwrap_or_else(|e| panic!("weights of another model: {e}"));
+        Self::build(queue, config, options, leaves.map(|(info, leaf)| (info, Source::Given(leaf))))
     }
 
     /// Random weights, made leaf by leaf where they are packed: never is more than one leaf there in full.
     pub fn random(
-        backend: &B,
+        queue: &mut D::Queue,
         config: &ModelConfig,
         options: NetworkOptions,
         seed: u64,
-    ) -> Result<Self, BackendError> {
-        let shapes = shapes(config, false);
-        Self::build(backend, config, options, &shapes, |info| {
-            random_leaf(backend, config, info, seed).map(Leaf::Made)
-        })
+    ) -> Result<Self, DeviceError> {
+        let leaves = shapes(config, false).map(|info| (info, Source::Random(seed)));
+        Self::build(queue, config, options, leaves)
     }
 
-    fn build<S>(
-        backend: &B,
+    fn build(
+        queue: &mut D::Queue,
         config: &ModelConfig,
         options: NetworkOptions,
-        source: &Params<S>,
-        leaf: impl for<'s> Fn(&'s S) -> Result<Leaf<'s, B>, BackendError>,
-    ) -> Result<Self, BackendError> {
-        let c = config;
-        let (d, f) = (c.hidden_size, c.intermediate_size);
-        let pack = |w: &S, n, k, format| backend.pack(leaf(w)?.tensor(), n, k, format, options.trained);
-        let own = |x: &S| leaf(x)?.into_own(backend);
-        let own_option = |x: &Option<S>| x.as_ref().map(own).transpose();
-        let blocks = source.layers.iter().map(|p| {
-            Ok(Block {
-                attn_norm: own(&p.attn_norm)?,
-                qkv: pack(&p.qkv, c.qkv_dim(), d, options.format)?,
-                qkv_bias: own_option(&p.qkv_bias)?,
-                q_norm: own_option(&p.q_norm)?,
-                k_norm: own_option(&p.k_norm)?,
-                o: pack(&p.o, d, c.q_dim(), options.format)?,
-                mlp_norm: own(&p.mlp_norm)?,
-                gate_up: pack(&p.gate_up, 2 * f, d, options.format)?,
-                down: pack(&p.down, d, f, options.format)?,
-            })
-        });
-        let (cos, sin) = rope::tables(&c.rope, c.head_dim, options.positions);
-        let head = source.head.as_ref().unwrap_or(&source.embed);
+        leaves: Params<(ParamInfo, Source<D>)>,
+    ) -> Result<Self, DeviceError> {
+        let pack = |queue: &mut D::Queue, (info, source): &(ParamInfo, Source<D>), format: Format| {
+            let shape = WeightShape { n: info.rows, k: info.cols, format, trained: options.trained };
+            let mut to = queue.device().weight(shape)?;
+            let made;
+            let from = match source {
+                Source::Given(leaf) => leaf,
+                Source::Random(seed) => {
+                    made = random_leaf::<D>(queue, config, info, *seed)?;
+                    &made
+                }
+            };
+            queue.pack(Pack { from, rounding: Rounding::Nearest, copy: None, to: &mut to })?;
+            Ok::<_, DeviceError>(to)
+        };
+        let own = |queue: &mut D::Queue, (info, source): &(ParamInfo, Source<D>)| match source {
+            Source::Given(leaf) => {
+                let mut copy = queue.device().zeros(D::len(leaf))?;
+                queue.copy(leaf, &mut copy, D::len(leaf));
+                Ok(copy)
+            }
+            Source::Random(seed) => random_leaf::<D>(queue, config, info, *seed),
+        };
+        let mut blocks = Vec::with_capacity(leaves.layers.len());
+        for (index, layer) in leaves.layers.iter().enumerate() {
+            let params = layer.as_ref().try_map(&mut |leaf: &(ParamInfo, Source<D>)| {
+                Ok::<_, DeviceError>(match leaf.0.kind.is_block_linear() {
+                    true => Packed::Weight(pack(queue, leaf, options.format)?),
+                    false => Packed::Tensor(own(queue, leaf)?),
+                })
+            })?;
+            blocks.push(Block { heads: heads(config, index), params });
+        }
+        let (cos, sin) = rope::tables(&config.rope, config.head_dim, options.positions);
+        let head = leaves.head.as_ref().unwrap_or(&leaves.embed);
         Ok(Network {
             config: config.clone(),
             options,
-            embed: own(&source.embed)?,
-            blocks: blocks.collect::<Result<_, BackendError>>()?,
-            final_norm: own(&source.final_norm)?,
-            head: pack(head, c.vocab_size, d, options.head_format)?,
-            value_head: own_option(&source.value_head)?,
-            cos: backend.upload(&cos)?,
-            sin: backend.upload(&sin)?,
+            embed: own(queue, &leaves.embed)?,
+            blocks,
+            final_norm: own(queue, &leaves.final_norm)?,
+            head: pack(queue, head, options.head_format)?,
+            value_head: leaves.value_head.as_ref().map(|leaf| own(queue, leaf)).transpose()?,
+            cos: queue.upload(&cos)?,
+            sin: queue.upload(&sin)?,
         })
     }
 
     /// The packed matrices of all linear layers, blocks first, the head last, with what they are.
-    pub fn matrices_mut(&mut self) -> Vec<(ParamInfo, &mut B::Weight)> {
+    pub fn matrices_mut(&mut self) -> Vec<(ParamInfo, &mut D::Weight)> {
         let shapes = shapes(&self.config, false);
-        let mut matrices = Vec::with_capacity(4 * self.blocks.len() + 1);
-        for (p, block) in shapes.layers.into_iter().zip(&mut self.blocks) {
-            matrices.push((p.qkv, &mut block.qkv));
-            matrices.push((p.o, &mut block.o));
-            matrices.push((p.gate_up, &mut block.gate_up));
-            matrices.push((p.down, &mut block.down));
+        let mut matrices = Vec::new();
+        for (infos, block) in shapes.layers.into_iter().zip(&mut self.blocks) {
+            let leaves = infos.into_leaves().into_iter().zip(block.params.as_mut().into_leaves());
+            matrices.extend(leaves.filter_map(|(info, leaf)| match leaf {
+                Packed::Weight(weight) => Some((info, weight)),
+                Packed::Tensor(_) => None,
+            }));
         }
         matrices.push((shapes.head.unwrap_or(shapes.embed), &mut self.head));
         matrices
     }
 
     /// Takes over changed weights of the same model, without new memory.
-    pub fn refresh(&mut self, backend: &B, params: &Params<B::Tensor>) -> Result<(), BackendError> {
-        self.refresh_rounded(backend, params, Rounding::Nearest)
+    pub fn refresh(&mut self, queue: &mut D::Queue, params: &Params<D::Tensor>) -> Result<(), DeviceError> {
+        self.refresh_rounded(queue, params, Rounding::Nearest)
     }
 
-    /// [`Network::refresh`] with a choice of rounding; stochastic rounding draws every matrix with a seed of its own.
+    /// [`Network::refresh`] with a choice of rounding; stochastic rounding samples every matrix with a seed of its own.
     pub fn refresh_rounded(
         &mut self,
-        backend: &B,
-        params: &Params<B::Tensor>,
+        queue: &mut D::Queue,
+        params: &Params<D::Tensor>,
         rounding: Rounding,
-    ) -> Result<(), BackendError> {
+    ) -> Result<(), DeviceError> {
         let mut matrices = 0;
         let mut rounding = || {
             matrices += 1;
@@ -177,33 +217,29 @@ impl<B: Backend> Network<B> {
                 }
             }
         };
-        let copy = |from: &B::Tensor, to: &mut B::Tensor| backend.copy(from, to, backend.len(from));
-        let copy_option = |from: &Option<B::Tensor>, to: &mut Option<B::Tensor>| {
-            if let (Some(from), Some(to)) = (from, to) {
-                copy(from, to);
+        for (layer, block) in params.layers.iter().zip(&mut self.blocks) {
+            let leaves = layer.as_ref().into_leaves().into_iter().zip(block.params.as_mut().into_leaves());
+            for (from, to) in leaves {
+                match to {
+                    Packed::Tensor(to) => queue.copy(from, to, D::len(from)),
+                    Packed::Weight(to) => {
+                        queue.pack(Pack { from, rounding: rounding(), copy: None, to })?;
+                    }
+                }
             }
-        };
-        for (p, block) in params.layers.iter().zip(&mut self.blocks) {
-            let LayerParams { attn_norm, qkv, qkv_bias, q_norm, k_norm, o, mlp_norm, gate_up, down } = p;
-            copy(attn_norm, &mut block.attn_norm);
-            copy(mlp_norm, &mut block.mlp_norm);
-            copy_option(qkv_bias, &mut block.qkv_bias);
-            copy_option(q_norm, &mut block.q_norm);
-            copy_option(k_norm, &mut block.k_norm);
-            backend.repack_rounded(qkv, &mut block.qkv, rounding())?;
-            backend.repack_rounded(o, &mut block.o, rounding())?;
-            backend.repack_rounded(gate_up, &mut block.gate_up, rounding())?;
-            backend.repack_rounded(down, &mut block.down, rounding())?;
         }
-        copy(&params.final_norm, &mut self.final_norm);
-        copy_option(&params.value_head, &mut self.value_head);
-        match &params.head {
+        queue.copy(&params.final_norm, &mut self.final_norm, D::len(&params.final_norm));
+        if let (Some(from), Some(to)) = (&params.value_head, &mut self.value_head) {
+            queue.copy(from, to, D::len(from));
+        }
+        let (from, copy) = match &params.head {
             Some(head) => {
-                copy(&params.embed, &mut self.embed);
-                backend.repack_rounded(head, &mut self.head, rounding())
+                queue.copy(&params.embed, &mut self.embed, D::len(&params.embed));
+                (head, None)
             }
-            None => backend.repack_and_copy(&params.embed, &mut self.head, rounding(), &mut self.embed),
-        }
+            None => (&params.embed, Some(&mut self.embed)),
+        };
+        queue.pack(Pack { from, rounding: rounding(), copy, to: &mut self.head })
     }
 
     /// The model's sizes.
@@ -216,68 +252,63 @@ impl<B: Backend> Network<B> {
         &self.options
     }
 
-    /// The heads of its attention layers.
-    pub fn heads(&self) -> Heads {
+    /// Pages for the keys and values of one layer.
+    pub fn kv_shape(&self, pages: usize, page_size: usize) -> KvShape {
         let c = &self.config;
-        let scale = 1.0 / (c.head_dim as f32).sqrt();
-        Heads { heads: c.num_heads, kv_heads: c.num_kv_heads, head_dim: c.head_dim, scale }
+        let format = self.options.kv_format;
+        KvShape { format, pages, page_size, kv_heads: c.num_kv_heads, head_dim: c.head_dim }
     }
 
     /// Bytes of weights that one forward pass of a few rows reads: blocks and head.
-    pub fn weight_bytes(&self, backend: &B) -> usize {
-        let blocks = self.blocks.iter().flat_map(|b| [&b.qkv, &b.o, &b.gate_up, &b.down]);
-        blocks.chain([&self.head]).map(|w| backend.weight_bytes(w)).sum()
+    pub fn weight_bytes(&self) -> usize {
+        let bytes = |leaf: &Packed<D>| match leaf {
+            Packed::Weight(weight) => D::weight_bytes(weight),
+            Packed::Tensor(_) => 0,
+        };
+        let blocks = self.blocks.iter().flat_map(|block| block.params.as_ref().into_leaves());
+        blocks.map(bytes).sum::<usize>() + D::weight_bytes(&self.head)
     }
 
-    pub(crate) fn rope(&self) -> Rope<'_, B::Tensor> {
+    pub(crate) fn rope(&self) -> Rope<'_, D> {
         Rope { cos: &self.cos, sin: &self.sin }
     }
 }
 
-/// A leaf that is somebody's or made for the purpose.
-enum Leaf<'a, B: Backend> {
-    Given(&'a B::Tensor),
-    Made(B::Tensor),
+/// The heads of a layer.
+fn heads(config: &ModelConfig, layer: usize) -> Heads {
+    let scale = 1.0 / (config.head_dim as f32).sqrt();
+    Heads {
+        heads: config.num_heads,
+        kv_heads: config.num_kv_heads,
+        head_dim: config.head_dim,
+        scale,
+        window: config.window(layer),
+    }
 }
 
-impl<B: Backend> Leaf<'_, B> {
-    fn tensor(&self) -> &B::Tensor {
-        match self {
-            Leaf::Given(tensor) => tensor,
-            Leaf::Made(tensor) => tensor,
-        }
-    }
-
-    fn into_own(self, backend: &B) -> Result<B::Tensor, BackendError> {
-        match self {
-            Leaf::Given(tensor) => duplicate(backend, tensor),
-            Leaf::Made(tensor) => Ok(tensor),
-        }
-    }
+/// Where the numbers of a leaf come from.
+enum Source<'a, D: Device> {
+    /// They are there.
+    Given(&'a D::Tensor),
+    /// [`random_leaf`] with this seed.
+    Random(u64),
 }
 
 /// Gains of one, biases of zero, the rest with the spread of fresh weights.
-pub fn random_leaf<B: Backend>(
-    backend: &B,
+pub fn random_leaf<D: Device>(
+    queue: &mut D::Queue,
     config: &ModelConfig,
     info: &ParamInfo,
     seed: u64,
-) -> Result<B::Tensor, BackendError> {
+) -> Result<D::Tensor, DeviceError> {
     match info.kind {
-        kind if kind.is_norm() => backend.upload(&vec![1.0; info.len()]),
-        ParamKind::QkvBias => backend.zeros(info.len()),
+        kind if kind.is_norm() => queue.upload(&vec![1.0; info.len()]),
+        ParamKind::QkvBias => queue.device().zeros(info.len()),
         _ => {
-            let mut leaf = backend.zeros(info.len())?;
+            let mut leaf = queue.device().zeros(info.len())?;
             let key = CounterRng::new(&[seed, text_key(&info.name)]).below_at(0, u64::MAX);
-            backend.fill_random(&mut leaf, key, config.initializer_range);
+            queue.fill_random(&mut leaf, key, config.initializer_range);
             Ok(leaf)
         }
     }
-}
-
-fn duplicate<B: Backend>(backend: &B, x: &B::Tensor) -> Result<B::Tensor, BackendError> {
-    let len = backend.len(x);
-    let mut copy = backend.zeros(len)?;
-    backend.copy(x, &mut copy, len);
-    Ok(copy)
 }

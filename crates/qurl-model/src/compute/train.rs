@@ -7,12 +7,16 @@
 //! Scoring without gradients ([`Tape::score`], [`Tape::values`], [`Tape::logits`]) runs in the same memory, with any
 //! network of the model: a step of RL scores its rollouts without allocating anything.
 
-use super::batch::{Batch, PAGE, Targets};
-use super::layer::{self, Activations, Temporary, head_rows};
+use super::batch::{PAGE, Targets};
+use super::layer::{self, Activations, Kept};
 use super::network::{Block, Network};
-use crate::params::{LayerParams, Params};
-use qurl_kernels::backend::{HeadGradient, HeadOutput, KvFormat, Output};
-use qurl_kernels::{Backend, BackendError};
+use crate::params::{DenseMlp, LayerParams, MlpParams, Params};
+use qurl_kernels::ops::{
+    AttendBackward, Gather, Head, HeadBackward, Index, Linear, LinearBackward, MlpBackward, Norm, NormBackward,
+    Output, QkNormBackward, RmsNorm, RmsNormBackward, RowDots, RowDotsBackward, ScatterAdd,
+};
+use qurl_kernels::types::{Batch, HeadGradient, HeadOutput};
+use qurl_kernels::{Device, DeviceError, KvFormat, Queue};
 
 /// How a tape uses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,56 +37,56 @@ impl TapeOptions {
 }
 
 /// Memory of one micro-batch: activations, then gradients of activations.
-pub struct Tape<B: Backend> {
+pub struct Tape<D: Device> {
     options: TapeOptions,
+    /// The rows of the micro-batch at hand, and how many they are.
+    batch: D::Batch,
+    rows: usize,
     /// Input of each block `[rows, d]`.
-    inputs: Vec<B::Tensor>,
+    inputs: Vec<D::Tensor>,
     /// Kept activations of each block; a single one with recomputation.
-    acts: Vec<Activations<B>>,
-    temp: Temporary<B>,
+    acts: Vec<Activations<D>>,
     /// Keys and values of the block that is running.
-    kv: B::Kv,
+    kv: D::Kv,
     kv_format: KvFormat,
     /// `[rows, d]` the residual stream; backward: its gradient.
-    x: B::Tensor,
+    x: D::Tensor,
     /// `[targets, d]` scored rows of the last block's output, and those normalised.
-    picked: B::Tensor,
-    hidden: B::Tensor,
-    /// Gradients of a block's intermediate values.
-    dnormed: B::Tensor,
-    dattention: B::Tensor,
-    dqkv: B::Tensor,
+    picked: D::Tensor,
+    hidden: D::Tensor,
+    /// `[targets, d]` gradient of `hidden`.
+    dhidden: D::Tensor,
+    /// `[rows, qkv]` gradient of a block's queries, keys and values.
+    dqkv: D::Tensor,
 }
 
 /// What a forward pass leaves for the backward pass.
 pub struct Forward {
-    batch: Batch,
     targets: Targets,
     temperature: f32,
     /// Log-probs, entropies and argmax tokens of the targets.
     pub out: HeadOutput,
 }
 
-impl<B: Backend> Tape<B> {
+impl<D: Device> Tape<D> {
     /// Takes the memory.
-    pub fn new(backend: &B, net: &Network<B>, options: TapeOptions) -> Result<Self, BackendError> {
+    pub fn new(device: &D, net: &Network<D>, options: TapeOptions) -> Result<Self, DeviceError> {
         let c = net.config();
         let (rows, d) = (options.rows, c.hidden_size);
         let kept = if options.recompute { 1 } else { c.num_layers };
-        let kv_format = net.options().kv_format;
-        let zeros = |width: usize| backend.zeros(rows * width);
+        let zeros = |width: usize| device.zeros(rows * width);
         Ok(Tape {
             options,
+            batch: device.batch(),
+            rows: 0,
             inputs: (0..c.num_layers).map(|_| zeros(d)).collect::<Result<_, _>>()?,
-            acts: (0..kept).map(|_| Activations::new(backend, net, rows, true)).collect::<Result<_, _>>()?,
-            temp: Temporary::new(backend, net, rows)?,
-            kv: backend.kv_pages(kv_format, options.pages(), PAGE, c.num_kv_heads, c.head_dim)?,
-            kv_format,
+            acts: (0..kept).map(|_| Activations::new(device, net, rows, true)).collect::<Result<_, _>>()?,
+            kv: device.kv_pages(net.kv_shape(options.pages(), PAGE))?,
+            kv_format: net.options().kv_format,
             x: zeros(d)?,
             picked: zeros(d)?,
             hidden: zeros(d)?,
-            dnormed: zeros(d)?,
-            dattention: zeros(c.q_dim())?,
+            dhidden: zeros(d)?,
             dqkv: zeros(c.qkv_dim())?,
         })
     }
@@ -92,38 +96,39 @@ impl<B: Backend> Tape<B> {
         self.options
     }
 
-    fn run_block(&mut self, backend: &B, net: &Network<B>, index: usize, batch: &Batch) {
+    fn run_block(&mut self, queue: &mut D::Queue, net: &Network<D>, index: usize) {
         let acts = if self.options.recompute { &mut self.acts[0] } else { &mut self.acts[index] };
-        layer::forward(
-            backend,
-            net,
-            &net.blocks[index],
-            batch,
-            &mut self.kv,
-            &mut self.x,
-            acts,
-            &mut self.temp,
-        );
+        let rows = (&self.batch, self.rows);
+        layer::forward(queue, net, &net.blocks[index], rows, &mut self.kv, &mut self.x, acts);
     }
 
-    fn embed(&mut self, backend: &B, net: &Network<B>, batch: &Batch) {
+    fn embed(&mut self, queue: &mut D::Queue, net: &Network<D>, batch: &Batch) {
         let TapeOptions { rows, sequences, .. } = self.options;
         assert!(batch.rows() <= rows && batch.spans.len() <= sequences, "micro-batch larger than its tape");
-        backend.gather(&net.embed, &batch.ids, net.config().hidden_size, &mut self.x);
+        queue.load(&mut self.batch, batch);
+        self.rows = batch.rows();
+        let index = Index::Tokens { batch: &self.batch, sampled: None };
+        let width = net.config().hidden_size;
+        queue.gather(Gather { table: &net.embed, index, width, out: &mut self.x });
     }
 
     /// Runs all blocks and keeps nothing: every block overwrites the activations of the one before.
-    fn run_blocks_once(&mut self, backend: &B, net: &Network<B>, batch: &Batch) -> Result<(), BackendError> {
-        let c = net.config();
-        self.embed(backend, net, batch);
+    fn run_blocks_once(
+        &mut self,
+        queue: &mut D::Queue,
+        net: &Network<D>,
+        batch: &Batch,
+    ) -> Result<(), DeviceError> {
+        self.embed(queue, net, batch);
         // Quantized networks may store keys and values in fewer bits than the trainer does.
         let mut own = match net.options().kv_format {
             format if format == self.kv_format => None,
-            format => Some(backend.kv_pages(format, batch.pages.len(), PAGE, c.num_kv_heads, c.head_dim)?),
+            _ => Some(queue.device().kv_pages(net.kv_shape(batch.pages.len(), PAGE))?),
         };
         let kv = own.as_mut().unwrap_or(&mut self.kv);
+        let rows = (&self.batch, self.rows);
         for block in &net.blocks {
-            layer::forward(backend, net, block, batch, kv, &mut self.x, &mut self.acts[0], &mut self.temp);
+            layer::forward(queue, net, block, rows, kv, &mut self.x, &mut self.acts[0]);
         }
         Ok(())
     }
@@ -131,15 +136,16 @@ impl<B: Backend> Tape<B> {
     /// Log-probs, entropies and argmax tokens of the targets of whole sequences, without gradients.
     pub fn score(
         &mut self,
-        backend: &B,
-        net: &Network<B>,
+        queue: &mut D::Queue,
+        net: &Network<D>,
         batch: &Batch,
         targets: &Targets,
         temperature: f32,
-    ) -> Result<HeadOutput, BackendError> {
-        self.run_blocks_once(backend, net, batch)?;
-        self.pick(backend, net, &targets.rows);
-        backend.head(&self.hidden, &net.head, &targets.tokens, temperature)
+    ) -> Result<HeadOutput, DeviceError> {
+        self.run_blocks_once(queue, net, batch)?;
+        self.pick(queue, net, &targets.rows);
+        let (hidden, targets) = (&self.hidden, &targets.tokens);
+        queue.head(Head { hidden, head: &net.head, targets, temperature })
     }
 
     /// A critic's values of the chosen rows of whole sequences, without gradients.
@@ -148,95 +154,106 @@ impl<B: Backend> Tape<B> {
     /// If the network has no value head.
     pub fn values(
         &mut self,
-        backend: &B,
-        net: &Network<B>,
+        queue: &mut D::Queue,
+        net: &Network<D>,
         batch: &Batch,
         rows: &[u32],
-    ) -> Result<Vec<f32>, BackendError> {
-        let Some(value_head) = &net.value_head else { panic!("the network has no value head") };
-        self.run_blocks_once(backend, net, batch)?;
-        self.pick(backend, net, rows);
-        backend.row_dots(&self.hidden, rows.len(), value_head)
+    ) -> Result<Vec<f32>, DeviceError> {
+        self.run_blocks_once(queue, net, batch)?;
+        self.value_head(queue, net, rows)
+    }
+
+    fn value_head(
+        &mut self,
+        queue: &mut D::Queue,
+        net: &Network<D>,
+        rows: &[u32],
+    ) -> Result<Vec<f32>, DeviceError> {
+        let Some(w) = &net.value_head else { panic!("the network has no value head") };
+        self.pick(queue, net, rows);
+        queue.row_dots(RowDots { hidden: &self.hidden, rows: rows.len(), w })
     }
 
     /// Logits `[rows.len(), vocabulary]` of the chosen rows of whole sequences: for diagnostics of few rows.
     pub fn logits(
         &mut self,
-        backend: &B,
-        net: &Network<B>,
+        queue: &mut D::Queue,
+        net: &Network<D>,
         batch: &Batch,
         rows: &[u32],
-    ) -> Result<Vec<f32>, BackendError> {
-        self.run_blocks_once(backend, net, batch)?;
-        self.pick(backend, net, rows);
+    ) -> Result<Vec<f32>, DeviceError> {
+        self.run_blocks_once(queue, net, batch)?;
+        self.pick(queue, net, rows);
         let len = rows.len() * net.config().vocab_size;
-        let mut logits = backend.zeros(len)?;
-        backend.linear(&self.hidden, rows.len(), &net.head, None, Output::Store, &mut logits);
-        backend.download(&logits, len)
+        let mut logits = queue.device().zeros(len)?;
+        queue.linear(Linear {
+            x: &self.hidden,
+            rows: rows.len(),
+            norm: None,
+            w: &net.head,
+            bias: None,
+            output: Output::Store,
+            out: &mut logits,
+        });
+        queue.read(&logits, len)
     }
 
-    fn run_blocks(&mut self, backend: &B, net: &Network<B>, batch: &Batch) {
-        let (rows, d) = (batch.rows(), net.config().hidden_size);
-        self.embed(backend, net, batch);
+    fn run_blocks(&mut self, queue: &mut D::Queue, net: &Network<D>, batch: &Batch) {
+        let d = net.config().hidden_size;
+        self.embed(queue, net, batch);
         for index in 0..net.blocks.len() {
-            backend.copy(&self.x, &mut self.inputs[index], rows * d);
-            self.run_block(backend, net, index, batch);
+            queue.copy(&self.x, &mut self.inputs[index], self.rows * d);
+            self.run_block(queue, net, index);
         }
     }
 
     /// Picks rows of the last block's output and normalises them into `hidden`.
-    fn pick(&mut self, backend: &B, net: &Network<B>, rows: &[u32]) {
+    fn pick(&mut self, queue: &mut D::Queue, net: &Network<D>, rows: &[u32]) {
         let c = net.config();
-        backend.gather(&self.x, rows, c.hidden_size, &mut self.picked);
-        backend.rmsnorm(
-            &self.picked,
-            &net.final_norm,
-            rows.len(),
-            c.hidden_size,
-            c.rms_norm_eps,
-            &mut self.hidden,
-        );
+        let (index, width) = (Index::Rows(rows), c.hidden_size);
+        queue.gather(Gather { table: &self.x, index, width, out: &mut self.picked });
+        let norm = Norm { gain: &net.final_norm, eps: c.rms_norm_eps };
+        queue.rmsnorm(RmsNorm { x: &self.picked, rows: rows.len(), norm, out: &mut self.hidden });
     }
 
     /// Runs whole sequences and scores the targets at this temperature.
     pub fn forward(
         &mut self,
-        backend: &B,
-        net: &Network<B>,
-        batch: Batch,
+        queue: &mut D::Queue,
+        net: &Network<D>,
+        batch: &Batch,
         targets: Targets,
         temperature: f32,
-    ) -> Result<Forward, BackendError> {
-        self.run_blocks(backend, net, &batch);
-        self.pick(backend, net, &targets.rows);
-        let out = backend.head(&self.hidden, &net.head, &targets.tokens, temperature)?;
-        Ok(Forward { batch, targets, temperature, out })
+    ) -> Result<Forward, DeviceError> {
+        self.run_blocks(queue, net, batch);
+        self.pick(queue, net, &targets.rows);
+        let (hidden, tokens) = (&self.hidden, &targets.tokens);
+        let out = queue.head(Head { hidden, head: &net.head, targets: tokens, temperature })?;
+        Ok(Forward { targets, temperature, out })
     }
 
     /// Adds the gradients of the loss to `grads`, given `dL/dlogp` (and `dL/dentropy`) of the targets. Must follow the
     /// forward pass it belongs to.
     pub fn backward(
         &mut self,
-        backend: &B,
-        net: &Network<B>,
+        queue: &mut D::Queue,
+        net: &Network<D>,
         forward: Forward,
         gradient: HeadGradient,
-        grads: &mut Params<B::Tensor>,
+        grads: &mut Params<D::Tensor>,
     ) {
-        let Forward { batch, targets, temperature, out } = forward;
-        let dweight = grads.head.as_mut().unwrap_or(&mut grads.embed);
-        let dhidden = &mut self.dnormed;
-        backend.head_backward(
-            &self.hidden,
-            &net.head,
-            &targets.tokens,
+        let Forward { targets, temperature, out } = forward;
+        queue.head_backward(HeadBackward {
+            hidden: &self.hidden,
+            head: &net.head,
+            targets: &targets.tokens,
             temperature,
-            &out,
+            out: &out,
             gradient,
-            dhidden,
-            dweight,
-        );
-        self.backward_from_hidden(backend, net, &batch, &targets.rows, grads);
+            dhidden: &mut self.dhidden,
+            dweight: Some(grads.head.as_mut().unwrap_or(&mut grads.embed)),
+        });
+        self.backward_from_hidden(queue, net, &targets.rows, grads);
     }
 
     /// Runs whole sequences and gives the critic's values of the chosen rows.
@@ -245,15 +262,13 @@ impl<B: Backend> Tape<B> {
     /// If the network has no value head.
     pub fn forward_values(
         &mut self,
-        backend: &B,
-        net: &Network<B>,
+        queue: &mut D::Queue,
+        net: &Network<D>,
         batch: &Batch,
         rows: &[u32],
-    ) -> Result<Vec<f32>, BackendError> {
-        let Some(value_head) = &net.value_head else { panic!("the network has no value head") };
-        self.run_blocks(backend, net, batch);
-        self.pick(backend, net, rows);
-        backend.row_dots(&self.hidden, rows.len(), value_head)
+    ) -> Result<Vec<f32>, DeviceError> {
+        self.run_blocks(queue, net, batch);
+        self.value_head(queue, net, rows)
     }
 
     /// Backward of [`Tape::forward_values`], given `dL/dvalue` of the rows.
@@ -262,165 +277,119 @@ impl<B: Backend> Tape<B> {
     /// If the network has no value head.
     pub fn backward_values(
         &mut self,
-        backend: &B,
-        net: &Network<B>,
-        batch: &Batch,
+        queue: &mut D::Queue,
+        net: &Network<D>,
         rows: &[u32],
         gradient: &[f32],
-        grads: &mut Params<B::Tensor>,
+        grads: &mut Params<D::Tensor>,
     ) {
-        let (Some(value_head), Some(dvalue_head)) = (&net.value_head, &mut grads.value_head) else {
+        let (Some(w), Some(dw)) = (&net.value_head, &mut grads.value_head) else {
             panic!("the network has no value head")
         };
-        backend.row_dots_backward(
-            &self.hidden,
-            rows.len(),
-            value_head,
-            gradient,
-            &mut self.dnormed,
-            dvalue_head,
-        );
-        self.backward_from_hidden(backend, net, batch, rows, grads);
+        let (hidden, dhidden) = (&self.hidden, &mut self.dhidden);
+        queue.row_dots_backward(RowDotsBackward { hidden, w, gradient, dhidden, dw });
+        self.backward_from_hidden(queue, net, rows, grads);
     }
 
-    /// From the gradient of the picked hidden rows (in `dnormed`) back to the embedding.
+    /// From the gradient of the picked hidden rows back to the embedding.
     fn backward_from_hidden(
         &mut self,
-        backend: &B,
-        net: &Network<B>,
-        batch: &Batch,
+        queue: &mut D::Queue,
+        net: &Network<D>,
         picked: &[u32],
-        grads: &mut Params<B::Tensor>,
+        grads: &mut Params<D::Tensor>,
     ) {
         let c = net.config();
-        let (rows, d, eps) = (batch.rows(), c.hidden_size, c.rms_norm_eps);
+        let (rows, d, eps) = (self.rows, c.hidden_size, c.rms_norm_eps);
         // `hidden` has done its work: it takes the gradient of the picked rows before the norm.
-        backend.clear(&mut self.hidden, picked.len() * d);
-        let (dy, dgain) = (&mut self.dnormed, &mut grads.final_norm);
-        backend.rmsnorm_backward(
-            &self.picked,
-            &net.final_norm,
-            picked.len(),
-            d,
-            eps,
-            dy,
-            &mut self.hidden,
-            dgain,
-        );
+        queue.clear(&mut self.hidden, picked.len() * d);
+        queue.rmsnorm_backward(RmsNormBackward {
+            x: &self.picked,
+            rows: picked.len(),
+            norm: NormBackward { gain: &net.final_norm, eps, dgain: Some(&mut grads.final_norm) },
+            dy: &mut self.dhidden,
+            dx: &mut self.hidden,
+        });
         // From here on, `x` is the gradient of the residual stream.
-        backend.clear(&mut self.x, rows * d);
-        backend.scatter_add(&self.hidden, picked, d, &mut self.x);
+        queue.clear(&mut self.x, rows * d);
+        let (hidden, index) = (&self.hidden, Index::Rows(picked));
+        queue.scatter_add(ScatterAdd { rows: hidden, index, width: d, table: &mut self.x });
         for index in (0..net.blocks.len()).rev() {
             if self.options.recompute {
                 // Run the block again from its input; the gradient waits in `hidden`.
                 std::mem::swap(&mut self.x, &mut self.hidden);
-                backend.copy(&self.inputs[index], &mut self.x, rows * d);
-                self.run_block(backend, net, index, batch);
+                queue.copy(&self.inputs[index], &mut self.x, rows * d);
+                self.run_block(queue, net, index);
                 std::mem::swap(&mut self.x, &mut self.hidden);
             }
-            self.block_backward(backend, net, index, batch, &mut grads.layers[index]);
+            self.block_backward(queue, net, index, &mut grads.layers[index]);
         }
-        backend.scatter_add(&self.x, &batch.ids, d, &mut grads.embed);
+        let index = Index::Tokens { batch: &self.batch, sampled: None };
+        queue.scatter_add(ScatterAdd { rows: &self.x, index, width: d, table: &mut grads.embed });
     }
 
     /// One block: `x` holds the gradient of its output and receives that of its input.
     fn block_backward(
         &mut self,
-        backend: &B,
-        net: &Network<B>,
+        queue: &mut D::Queue,
+        net: &Network<D>,
         index: usize,
-        batch: &Batch,
-        grads: &mut LayerParams<B::Tensor>,
+        grads: &mut LayerParams<D::Tensor>,
     ) {
-        let c = net.config();
-        let (rows, d, f, eps) = (batch.rows(), c.hidden_size, c.intermediate_size, c.rms_norm_eps);
-        let block: &Block<B> = &net.blocks[index];
-        let input = &self.inputs[index];
+        let (rows, eps) = (self.rows, net.config().rms_norm_eps);
+        let Block { heads, params: w } = &net.blocks[index];
         let acts = if self.options.recompute { &mut self.acts[0] } else { &mut self.acts[index] };
-        let (Some(middle), Some(lse)) = (&acts.middle, &acts.lse) else {
+        let Activations { qkv, kept: Some(Kept { qkv_raw, attention, lse, middle, gate_up }) } = acts else {
             panic!("activations were not kept")
         };
 
         // MLP: x = middle + down(swiglu(gate_up(norm(middle))))
-        let Temporary { normed, activated } = &mut self.temp;
-        backend.mlp_backward(
-            middle,
-            &block.mlp_norm,
+        let MlpParams::Dense(mlp) = &w.mlp;
+        let MlpParams::Dense(DenseMlp { gate_up: dgate_up, down: ddown }) = &mut grads.mlp;
+        let (gain, dgain) = (w.mlp_norm.tensor(), Some(&mut grads.mlp_norm));
+        queue.mlp_backward(MlpBackward {
+            x: middle,
             rows,
-            f,
-            eps,
-            &block.gate_up,
-            &block.down,
-            &self.x,
-            normed,
-            &mut acts.gate_up,
-            activated,
-            &mut grads.gate_up,
-            &mut grads.down,
-            &mut self.dnormed,
-        );
-        backend.rmsnorm_backward(
-            middle,
-            &block.mlp_norm,
-            rows,
-            d,
-            eps,
-            &mut self.dnormed,
-            &mut self.x,
-            &mut grads.mlp_norm,
-        );
+            norm: NormBackward { gain, eps, dgain },
+            gate_up: mlp.gate_up.weight(),
+            down: mlp.down.weight(),
+            kept: gate_up,
+            dgate_up: Some(dgate_up),
+            ddown: Some(ddown),
+            dx: &mut self.x,
+        });
 
         // Attention: middle = input + o(attention(rope(qkv(norm(input)))))
-        backend.linear_backward(
-            &acts.attention,
-            &self.x,
-            rows,
-            &block.o,
-            &mut grads.o,
-            None,
-            &mut self.dattention,
-        );
-        let heads = net.heads();
-        backend.attention_backward(
-            heads,
-            net.options().kv_format,
-            &acts.qkv,
-            &batch.spans,
-            &acts.attention,
-            &self.dattention,
+        let head_norms = w.q_norm.as_ref().zip(w.k_norm.as_ref());
+        let qk_norm = head_norms.zip(qkv_raw.as_ref()).map(|((q, k), raw)| QkNormBackward {
+            raw,
+            q: NormBackward { gain: q.tensor(), eps, dgain: grads.q_norm.as_mut() },
+            k: NormBackward { gain: k.tensor(), eps, dgain: grads.k_norm.as_mut() },
+        });
+        queue.attend_backward(AttendBackward {
+            heads: *heads,
+            batch: &self.batch,
+            kv_format: self.kv_format,
+            qkv,
+            qk_norm,
+            rope: net.rope(),
+            out: attention,
             lse,
-            &mut self.dqkv,
-        );
-        let rotated = c.num_heads + c.num_kv_heads;
-        backend.rope(&mut self.dqkv, c.qkv_dim(), rotated, c.head_dim, &batch.positions, net.rope(), true);
-        if let (Some(q_norm), Some(k_norm), Some(raw)) = (&block.q_norm, &block.k_norm, &acts.qkv_raw)
-            && let (Some(dq_norm), Some(dk_norm)) = (&mut grads.q_norm, &mut grads.k_norm)
-        {
-            let (queries, keys) = head_rows(net, rows);
-            backend.head_norm_backward(raw, q_norm, queries, eps, &mut self.dqkv, dq_norm);
-            backend.head_norm_backward(raw, k_norm, keys, eps, &mut self.dqkv, dk_norm);
-        }
-        backend.norm_linear_backward(
-            input,
-            &block.attn_norm,
+            o: w.o.weight(),
+            dx: &self.x,
+            d_o: Some(&mut grads.o),
+            dqkv: &mut self.dqkv,
+        });
+        let (gain, dgain) = (w.attn_norm.tensor(), Some(&mut grads.attn_norm));
+        queue.linear_backward(LinearBackward {
+            x: &self.inputs[index],
             rows,
-            eps,
-            &block.qkv,
-            &self.dqkv,
-            normed,
-            &mut grads.qkv,
-            grads.qkv_bias.as_mut(),
-            &mut self.dnormed,
-        );
-        backend.rmsnorm_backward(
-            input,
-            &block.attn_norm,
-            rows,
-            d,
-            eps,
-            &mut self.dnormed,
-            &mut self.x,
-            &mut grads.attn_norm,
-        );
+            norm: Some(NormBackward { gain, eps, dgain }),
+            w: w.qkv.weight(),
+            dy: &self.dqkv,
+            dw: Some(&mut grads.qkv),
+            dbias: grads.qkv_bias.as_mut(),
+            dx: Some(&mut self.x),
+        });
     }
 }

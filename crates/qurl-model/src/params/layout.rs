@@ -1,6 +1,6 @@
 //! Names and shapes of the leaves, and which tensors of a Hugging Face directory each is made of.
 
-use super::{LayerParams, ParamInfo, ParamKind, Params};
+use super::{DenseMlp, LayerParams, MlpParams, ParamInfo, ParamKind, Params};
 use crate::config::ModelConfig;
 
 /// A tensor of a Hugging Face directory and the rows of the fused leaf that it fills.
@@ -94,12 +94,14 @@ fn layer(config: &ModelConfig, index: usize) -> LayerParams<LeafLayout> {
             .then(|| fused(ParamKind::KNorm, "k_norm", &[("self_attn.k_norm.weight", &[hd])])),
         o: fused(ParamKind::AttnOut, "o", &[("self_attn.o_proj.weight", &[d, q])]),
         mlp_norm: fused(ParamKind::MlpNorm, "mlp_norm", &[("post_attention_layernorm.weight", &[d])]),
-        gate_up: fused(
-            ParamKind::GateUp,
-            "gate_up",
-            &[("mlp.gate_proj.weight", &[f, d]), ("mlp.up_proj.weight", &[f, d])],
-        ),
-        down: fused(ParamKind::Down, "down", &[("mlp.down_proj.weight", &[d, f])]),
+        mlp: MlpParams::Dense(DenseMlp {
+            gate_up: fused(
+                ParamKind::GateUp,
+                "gate_up",
+                &[("mlp.gate_proj.weight", &[f, d]), ("mlp.up_proj.weight", &[f, d])],
+            ),
+            down: fused(ParamKind::Down, "down", &[("mlp.down_proj.weight", &[d, f])]),
+        }),
     }
 }
 

@@ -3,12 +3,12 @@
 use super::Engine;
 use crate::error::RolloutError;
 use crate::request::Request;
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 
 /// Most samples of one request.
 const MAX_SAMPLES: usize = 1 << 20;
 
-impl<B: Backend> Engine<B> {
+impl<D: Device> Engine<D> {
     /// Whether a request can be served; changes nothing.
     pub fn check(&self, request: &Request) -> Result<(), RolloutError> {
         if self.weights.is_none() {
@@ -54,7 +54,7 @@ impl<B: Backend> Engine<B> {
         if !request.stop_strings.is_empty() && self.decoder.is_none() {
             return Err(RolloutError::NoTextDecoder);
         }
-        // The last new token is drawn, but never computed.
+        // The last new token is sampled, but never computed.
         let tokens = len + request.max_new.min(context - len);
         let (pool, bytes) = (self.scheduler.pool(), self.page_bytes);
         let (need_pages, have_pages) = (pool.pages_for(tokens - 1), pool.total());

@@ -4,37 +4,36 @@ use super::{Emitted, Engine, Flight, Pending, TextDecoder};
 use crate::error::RolloutError;
 use crate::request::{FinishReason, Group, Sample, SampleKey};
 use crate::sequence::{Sequence, SequenceId};
-use qurl_kernels::Backend;
+use qurl_kernels::{Device, Queue};
 
 /// Tokens before the longest possible stop string that are decoded with it: a character may span several.
 const TEXT_MARGIN: usize = 8;
 
-impl<B: Backend> Engine<B> {
-    /// Reads the drawn tokens of a step and takes note of the sequences that end.
-    pub(super) fn commit(&mut self, flight: Flight<B>) -> Result<(), RolloutError> {
-        let Flight { asked, drawing } = flight;
-        let Some(asked) = asked else { return Ok(()) };
-        let sampled = self.backend.drawn(asked)?;
+impl<D: Device> Engine<D> {
+    /// Reads the sampled tokens of a step and takes note of the sequences that end.
+    pub(super) fn commit(&mut self, queue: &mut D::Queue, flight: Flight<D>) -> Result<(), RolloutError> {
+        let Flight { pending: Some(pending), sampling } = flight else { return Ok(()) };
+        let tokens = queue.wait(pending)?;
         let (decoder, emitted) = (self.decoder.as_ref(), &mut self.emitted);
         let context = self.network.options().positions;
         let mut failed: Vec<(SequenceId, usize)> = Vec::new();
         let commit = |sequence: &mut Sequence, place: usize| {
-            let drawn = sampled[place];
-            if drawn.logp.is_nan() {
+            let sampled = tokens[place];
+            if sampled.logp.is_nan() {
                 // One error a request; its samples stand side by side.
                 if failed.last().is_none_or(|(id, _)| id.request != sequence.id().request) {
                     failed.push((sequence.id(), sequence.known_len()));
                 }
                 return true;
             }
-            sequence.push(drawn);
+            sequence.push(sampled);
             sequence.finish = finish(sequence, decoder, context);
             let SequenceId { request, sample } = sequence.id();
             let finish = sequence.finish;
-            emitted.push(Emitted { request, sample, token: drawn.token, logp: drawn.logp, finish });
+            emitted.push(Emitted { request, sample, token: sampled.token, logp: sampled.logp, finish });
             finish.is_some()
         };
-        self.scheduler.commit(&drawing, commit, &mut self.ended);
+        self.scheduler.commit(&sampling, commit, &mut self.ended);
 
         let weights = self.weights.unwrap_or_default();
         for sequence in self.ended.drain(..) {

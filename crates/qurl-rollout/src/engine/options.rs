@@ -3,7 +3,7 @@
 use crate::error::RolloutError;
 use crate::pages::PagePool;
 use crate::scheduler::{Limits, Scheduler};
-use qurl_kernels::{Backend, BackendError};
+use qurl_kernels::{Device, DeviceError};
 use qurl_model::compute::Network;
 use qurl_model::compute::infer::page_store;
 
@@ -28,13 +28,13 @@ impl Default for EngineOptions {
 
 impl EngineOptions {
     /// Bytes of a page in all layers, and how many pages the memory holds for a network.
-    pub(super) fn pages<B: Backend>(
+    pub(super) fn pages<D: Device>(
         &self,
-        backend: &B,
-        network: &Network<B>,
+        device: &D,
+        network: &Network<D>,
     ) -> Result<(usize, usize), RolloutError> {
         let (c, n) = (network.config(), network.options());
-        let layer_bytes = backend.kv_page_bytes(n.kv_format, self.page_size, c.num_kv_heads, c.head_dim);
+        let layer_bytes = device.kv_page_bytes(network.kv_shape(1, self.page_size));
         let page_bytes = layer_bytes * c.num_layers;
         // Slots are numbered with 32 bits, and no more pages are taken than all sequences can fill (twice, for prompts
         // that wait for their samples).
@@ -50,14 +50,14 @@ impl EngineOptions {
         }
     }
 
-    /// Memory of the pages, and of one more for the rows that fill up a step.
-    pub(super) fn page_store<B: Backend>(
+    /// Memory of the pages, and of one more for the rows that pad a step.
+    pub(super) fn page_store<D: Device>(
         &self,
-        backend: &B,
-        network: &Network<B>,
+        device: &D,
+        network: &Network<D>,
         pages: usize,
-    ) -> Result<Vec<B::Kv>, BackendError> {
-        page_store(backend, network, pages + 1, self.page_size)
+    ) -> Result<Vec<D::Kv>, DeviceError> {
+        page_store(device, network, pages + 1, self.page_size)
     }
 
     pub(super) fn scheduler(&self, pages: usize) -> Scheduler {

@@ -7,7 +7,7 @@ use super::{Check, RecipeError, Trainer, format_name, schema};
 use crate::optimizer::AdamWOptions;
 use crate::schedule::{Decay, Schedule};
 use qurl_kernels::Format;
-use qurl_kernels::backend::KvFormat;
+use qurl_kernels::KvFormat;
 use qurl_model::compute::TapeOptions;
 use qurl_rl::{Estimator, KlControl, KlEstimator, LossAggMode, Objective, OverlongBuffer, RlError};
 use qurl_rollout::{EngineOptions, RolloutError, Sampling};
@@ -504,7 +504,7 @@ impl RlPlan {
 
 /// A key/value format by its name.
 mod kv_format_name {
-    use qurl_kernels::backend::KvFormat;
+    use qurl_kernels::KvFormat;
     use serde::{Deserialize, Deserializer, Serializer, de};
 
     pub fn serialize<S: Serializer>(format: &Option<KvFormat>, serializer: S) -> Result<S::Ok, S::Error> {

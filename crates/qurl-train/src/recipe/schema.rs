@@ -4,8 +4,8 @@
 use super::Recipe;
 use super::model::NewModel;
 use super::ranges::{self, End};
-use qurl_kernels::backend::KvFormat;
-use qurl_kernels::{Device, Format};
+use qurl_kernels::KvFormat;
+use qurl_kernels::{DeviceKind, Format};
 use qurl_tasks::grader::Policy;
 use qurl_tasks::presets::{EVAL_PRESETS, TEMPLATES};
 use qurl_tasks::tasks::Kind;
@@ -31,7 +31,7 @@ pub(super) fn kv_formats(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn devices(_: &mut SchemaGenerator) -> Schema {
-    names(Device::ALL.map(Device::name))
+    names(DeviceKind::ALL.map(DeviceKind::name))
 }
 
 pub(super) fn families(_: &mut SchemaGenerator) -> Schema {

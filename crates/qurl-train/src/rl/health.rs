@@ -9,7 +9,7 @@
 
 use super::{StepRecord, TrainError};
 use crate::solve::SolveError;
-use qurl_kernels::BackendError;
+use qurl_kernels::DeviceError;
 use qurl_rollout::RolloutError;
 use std::fmt;
 
@@ -68,7 +68,7 @@ impl Symptom {
             _ => return None,
         };
         match engine {
-            RolloutError::BadLogits { .. } | RolloutError::Backend(BackendError::Pack { .. }) => {
+            RolloutError::BadLogits { .. } | RolloutError::Device(DeviceError::Pack { .. }) => {
                 Some(Symptom::NotFinite { reason: engine.to_string() })
             }
             _ => None,

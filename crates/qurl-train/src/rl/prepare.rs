@@ -5,7 +5,8 @@ use super::TrainError;
 use crate::recipe::{Recipe, RecipeError, RlPlan};
 use crate::solve::{SolveError, draw_problems};
 use crate::start::Start;
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
+use qurl_kernels::types::KvShape;
 use qurl_model::ModelConfig;
 use qurl_model::compute::NetworkOptions;
 use qurl_rollout::RolloutError;
@@ -16,8 +17,8 @@ const LOOKED_AT: u64 = 64;
 
 /// Checks a plan against the model and the problems, and drops the problems whose prompts are longer than
 /// `data.max_prompt_length`; says how many.
-pub fn prepare<B: Backend>(
-    backend: &B,
+pub fn prepare<D: Device>(
+    device: &D,
     recipe: &Recipe,
     file: &str,
     start: &Start,
@@ -36,7 +37,7 @@ pub fn prepare<B: Backend>(
     {
         return invalid(&format!("rollout.{key}"), found, expected);
     }
-    let (needed, there) = (sequence_bytes(backend, &plan, start), plan.rollout.kv_cache_mb << 20);
+    let (needed, there) = (sequence_bytes(device, &plan, start), plan.rollout.kv_cache_mb << 20);
     if needed > there {
         let expected = format!("at least {}, for one sequence of {longest} tokens", needed.div_ceil(1 << 20));
         return invalid("rollout.kv_cache_mb", plan.rollout.kv_cache_mb.to_string(), expected);
@@ -152,10 +153,12 @@ pub(super) fn check_uaq(
 }
 
 /// Bytes of the keys and values of one longest sequence.
-fn sequence_bytes<B: Backend>(backend: &B, plan: &RlPlan, start: &Start) -> usize {
+fn sequence_bytes<D: Device>(device: &D, plan: &RlPlan, start: &Start) -> usize {
     let (c, r) = (&start.config, &plan.rollout);
     let format = r.kv_cache.unwrap_or(NetworkOptions::inference(c, r.format).kv_format);
-    let page = backend.kv_page_bytes(format, r.page_size, c.num_kv_heads, c.head_dim) * c.num_layers;
+    let (page_size, kv_heads, head_dim) = (r.page_size, c.num_kv_heads, c.head_dim);
+    let shape = KvShape { format, pages: 1, page_size, kv_heads, head_dim };
+    let page = device.kv_page_bytes(shape) * c.num_layers;
     page * plan.longest().div_ceil(r.page_size)
 }
 

@@ -5,8 +5,8 @@ use super::{RlTrainer, RolloutBatch, TrainError};
 use crate::learner::micro_batches;
 use crate::solve::{Draw, SolveError, draw_problems, solve};
 use crate::start::Start;
-use qurl_kernels::{Backend, Format};
-use qurl_model::compute::{Batch, Network, NetworkOptions};
+use qurl_kernels::{Device, Format};
+use qurl_model::compute::{Network, NetworkOptions, whole_batch};
 use qurl_model::rng::{CounterRng, text_key};
 use qurl_rl::full_vocabulary_kl;
 use qurl_rollout::Engine;
@@ -36,7 +36,7 @@ pub struct RolloutSpeed {
     pub bf16_tokens_per_s: f64,
 }
 
-impl<B: Backend> RlTrainer<B> {
+impl<D: Device> RlTrainer<D> {
     /// KL(behav||prox) over the whole vocabulary at a few response tokens of the batch.
     pub(super) fn full_kl(&mut self, batch: &RolloutBatch) -> Result<Option<f64>, TrainError> {
         let wanted = self.plan.run.full_kl_positions;
@@ -60,7 +60,7 @@ impl<B: Backend> RlTrainer<B> {
             rows.truncate(left);
             left -= rows.len();
             if !rows.is_empty() {
-                let both = self.actor.logits_of_both(self.engine.network(), &Batch::whole(&ids), &rows)?;
+                let both = self.actor.logits_of_both(&mut self.queue, self.engine.network(), &whole_batch(&ids), &rows)?;
                 prox.extend(both.0);
                 behav.extend(both.1);
             }
@@ -73,7 +73,8 @@ impl<B: Backend> RlTrainer<B> {
     /// takes the best of a few rounds. At most as many sequences as run at the same time, and [`PROBED_TOKENS`] each.
     /// Training goes on afterwards as if nothing had happened.
     pub fn rollout_speed(&mut self) -> Result<RolloutSpeed, TrainError> {
-        let (plan, version) = (&self.plan, self.version()?);
+        let version = self.version()?;
+        let plan = &self.plan;
         let (longest, n) = plan.sizes_at(self.step.max(1));
         let max_new = longest.min(PROBED_TOKENS);
         let prompts = plan.data.train_batch_size.min(plan.rollout.max_num_seqs.div_ceil(n));
@@ -88,13 +89,14 @@ impl<B: Backend> RlTrainer<B> {
             _ => {
                 let (config, positions) = (&self.start.config, self.plan.longest());
                 let options = NetworkOptions { positions, ..NetworkOptions::inference(config, Format::Bf16) };
-                Some(Network::new(&*self.backend, config, &self.actor.params, options)?)
+                Some(Network::new(&mut self.queue, config, &self.actor.params, options)?)
             }
         };
         let bf16 = packed.as_mut().unwrap_or(self.actor.network_mut());
         // Pages of another format are made anew, and steps in them recorded anew: the first rollout pays for that.
         let same_pages = bf16.options().kv_format == self.engine.network().options().kv_format;
         let passes = if same_pages { 1 } else { 2 };
+        let queue = &mut self.queue;
         let (start, task, began) = (&self.start, &*self.task, Instant::now());
         let mut best = [0.0f64; 2];
         for round in 0..PROBED_ROUNDS {
@@ -102,11 +104,11 @@ impl<B: Backend> RlTrainer<B> {
                 break;
             }
             for _ in 0..passes {
-                best[0] = best[0].max(tokens_per_s(&mut self.engine, start, task, &problems, draw)?);
+                best[0] = best[0].max(tokens_per_s(queue, &mut self.engine, start, task, &problems, draw)?);
             }
             let other = self.engine.with_network(bf16, version, |engine| {
                 (0..passes).try_fold(0.0f64, |best, _| {
-                    Ok::<_, SolveError>(best.max(tokens_per_s(engine, start, task, &problems, draw)?))
+                    Ok::<_, SolveError>(best.max(tokens_per_s(queue, engine, start, task, &problems, draw)?))
                 })
             })?;
             best[1] = best[1].max(other?);
@@ -117,15 +119,16 @@ impl<B: Backend> RlTrainer<B> {
 }
 
 /// Response tokens a second of one rollout.
-fn tokens_per_s<B: Backend>(
-    engine: &mut Engine<B>,
+fn tokens_per_s<D: Device>(
+    queue: &mut D::Queue,
+    engine: &mut Engine<D>,
     start: &Start,
     task: &dyn Task,
     problems: &[Problem],
     draw: Draw,
 ) -> Result<f64, SolveError> {
     let began = Instant::now();
-    let (solved, judging) = solve(engine, start, task, problems.to_vec(), draw)?;
+    let (solved, judging) = solve(queue, engine, start, task, problems.to_vec(), draw)?;
     let seconds = began.elapsed().as_secs_f64() - judging;
     let tokens: usize = solved.iter().flat_map(|s| &s.responses).map(|r| r.sample.tokens.len()).sum();
     Ok(tokens as f64 / seconds)

@@ -2,7 +2,7 @@
 
 use super::{RlTrainer, TrainError};
 use crate::solve::{Draw, Solved, draw_problems, solve};
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 use qurl_rl::advantage::group::in_mixed_group;
 use qurl_tasks::task::Split;
 
@@ -59,7 +59,7 @@ impl Dropped {
     }
 }
 
-impl<B: Backend> RlTrainer<B> {
+impl<D: Device> RlTrainer<D> {
     /// Samples groups until the batch is full; with dynamic sampling, groups whose rewards are all equal are dropped.
     pub(super) fn rollouts(&mut self) -> Result<Rolled, TrainError> {
         let (mut verifying, mut entropy) = (0.0, Entropy::default());
@@ -82,7 +82,7 @@ impl<B: Backend> RlTrainer<B> {
                 seed: self.seed,
                 step,
             };
-            let (solved, seconds) = solve(&mut self.engine, &self.start, &*self.task, problems, draw)?;
+            let (solved, seconds) = solve(&mut self.queue, &mut self.engine, &self.start, &*self.task, problems, draw)?;
             verifying += seconds;
             entropy.add(&solved);
             if filter.is_none() {

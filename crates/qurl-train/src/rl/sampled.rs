@@ -3,7 +3,7 @@
 use super::{RlTrainer, TrainError};
 use crate::solve::SolveError;
 use crate::start::Start;
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 use qurl_model::rng::{CounterRng, permutation, text_key};
 use qurl_model::tokenizer::{StreamDecoder, TokenizerError};
 use serde::Serialize;
@@ -48,7 +48,7 @@ pub struct SampledRollout {
     pub prox: Vec<f32>,
 }
 
-impl<B: Backend> RlTrainer<B> {
+impl<D: Device> RlTrainer<D> {
     /// Up to `count` rollouts of the last step, chosen at random by seed and step, in the order of the batch.
     pub fn sampled_rollouts(&self, count: usize) -> Result<Vec<SampledRollout>, TrainError> {
         let (solved, batch) = &self.last;

@@ -4,10 +4,10 @@
 //! taken before, at or after the beginning of a stage computes the same bits.
 
 use super::{RlTrainer, TrainError};
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 use qurl_rl::KlCoefficient;
 
-impl<B: Backend> RlTrainer<B> {
+impl<D: Device> RlTrainer<D> {
     /// Where a stage begins with this step: the new reference and the new optimizers that it asks for.
     pub(super) fn begin_stage(&mut self) -> Result<(), TrainError> {
         let Some(stage) = self.plan.run.stages.iter().find(|s| s.from_step == self.step) else {
@@ -15,16 +15,16 @@ impl<B: Backend> RlTrainer<B> {
         };
         tracing::debug!(step = self.step, stage.new_reference, stage.new_optimizer, "stage begins");
         if stage.new_optimizer {
-            self.actor.optimizer.reset(&*self.backend);
+            self.actor.optimizer.reset(&mut self.queue);
             if let Some(critic) = &mut self.critic {
-                critic.optimizer.reset(&*self.backend);
+                critic.optimizer.reset(&mut self.queue);
             }
         }
         if stage.new_reference
             && let Some(reference) = &mut self.reference
         {
-            reference.refresh(&*self.backend, &self.actor.params)?;
-            self.start.weights = self.actor.weights()?; // what a checkpoint keeps as the reference
+            reference.refresh(&mut self.queue, &self.actor.params)?;
+            self.start.weights = self.actor.weights(&mut self.queue)?; // what a checkpoint keeps as the reference
             let settings = self.plan.algorithm.kl_in_reward.as_ref();
             self.kl = settings.map(|k| KlCoefficient::new(k.kl_ctrl)).transpose()?;
         }

@@ -2,11 +2,11 @@
 
 use super::{RlTrainer, TrainError};
 use crate::checkpoint::Snapshot;
-use qurl_kernels::Backend;
+use qurl_kernels::{Device, Queue};
 use qurl_model::{ModelConfig, Params};
 use qurl_quant::uaq;
 
-impl<B: Backend> RlTrainer<B> {
+impl<D: Device> RlTrainer<D> {
     /// Steps done so far.
     pub fn steps_done(&self) -> u64 {
         self.step
@@ -14,8 +14,8 @@ impl<B: Backend> RlTrainer<B> {
 
     /// The actor as the run hands it on: with the scaling of update-aware quantization taken off, so that the next run may
     /// scale it again, unless the recipe keeps it (`run.export_uaq`). The configuration says which.
-    pub fn model(&self) -> Result<(ModelConfig, Params<Vec<f32>>), TrainError> {
-        let (mut config, mut weights) = (self.start.config.clone(), self.actor.weights()?);
+    pub fn model(&mut self) -> Result<(ModelConfig, Params<Vec<f32>>), TrainError> {
+        let (mut config, mut weights) = (self.start.config.clone(), self.actor.weights(&mut self.queue)?);
         if !self.plan.run.export_uaq {
             uaq::rescale(&mut weights, &mut config, 1.0)?;
         }
@@ -23,8 +23,8 @@ impl<B: Backend> RlTrainer<B> {
     }
 
     /// A copy of everything that the next steps depend on. `recipe` is the text that goes into the checkpoint.
-    pub fn snapshot(&self, recipe: &str) -> Result<Snapshot, TrainError> {
-        let critic = self.critic.as_ref().map(|c| c.snapshot()).transpose()?;
+    pub fn snapshot(&mut self, recipe: &str) -> Result<Snapshot, TrainError> {
+        let critic = self.critic.as_ref().map(|c| c.snapshot(&mut self.queue)).transpose()?;
         let reference = self.reference.as_ref().map(|_| self.start.weights.clone());
         Ok(Snapshot::new(
             self.step,
@@ -32,7 +32,7 @@ impl<B: Backend> RlTrainer<B> {
             recipe.to_string(),
             self.problems,
             self.kl,
-            self.actor.snapshot()?,
+            self.actor.snapshot(&mut self.queue)?,
             critic,
             reference,
             self.measured.clone(),
@@ -52,19 +52,19 @@ impl<B: Backend> RlTrainer<B> {
         if let (Some(reference), Some(weights)) = (&mut self.reference, snapshot.reference) {
             // By way of the actor's memory, which is written next: a second copy on the device might not fit.
             let to = self.actor.params.iter_mut();
-            to.zip(weights.iter()).for_each(|(to, from)| self.backend.write(to, from));
-            reference.refresh(&*self.backend, &self.actor.params)?;
+            to.zip(weights.iter()).for_each(|(to, from)| self.queue.write(to, from));
+            reference.refresh(&mut self.queue, &self.actor.params)?;
             self.start.weights = weights;
         }
-        self.actor.restore(&snapshot.actor)?;
+        self.actor.restore(&mut self.queue, &snapshot.actor)?;
         if let (Some(critic), Some(state)) = (&mut self.critic, &snapshot.critic) {
-            critic.restore(state)?;
+            critic.restore(&mut self.queue, state)?;
         }
         self.measured = snapshot.measured;
         self.kl = snapshot.state.kl;
         self.step = snapshot.state.step;
         self.drawn = snapshot.state.drawn;
         let version = self.version()?;
-        Ok(self.engine.load(&self.actor.params, version)?)
+        Ok(self.engine.load(&mut self.queue, &self.actor.params, version)?)
     }
 }

@@ -5,7 +5,7 @@
 
 use super::{RlTrainer, TrainError};
 use crate::solve::{Draw, accuracy, draw_problems, held_out, solve};
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 use qurl_rollout::Sampling;
 use qurl_tasks::task::Split;
 
@@ -25,7 +25,7 @@ impl Tested {
     }
 }
 
-impl<B: Backend> RlTrainer<B> {
+impl<D: Device> RlTrainer<D> {
     /// Held-out problems of an evaluation.
     pub fn held_out(&self) -> u64 {
         held_out(&*self.task, self.plan.run.test_problems)
@@ -40,10 +40,10 @@ impl<B: Backend> RlTrainer<B> {
         let (max_prompt, seed) = (self.plan.data.max_prompt_length, self.seed);
         let greedy = Draw { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed, step: 0 };
         let sampled = Draw { n: self.plan.run.test_k, sampling: self.plan.test_sampling(), ..greedy };
-        let (start, task) = (&self.start, &*self.task);
+        let (queue, start, task) = (&mut self.queue, &self.start, &*self.task);
         self.engine.with_network(self.actor.network_mut(), version, |engine| {
             let mut measure = |draw: Draw| -> Result<f64, TrainError> {
-                Ok(accuracy(&solve(engine, start, task, problems.clone(), draw)?.0))
+                Ok(accuracy(&solve(queue, engine, start, task, problems.clone(), draw)?.0))
             };
             let accuracy = measure(greedy)?;
             let avg_at_k = if sampled.n > 0 { Some(measure(sampled)?) } else { None };

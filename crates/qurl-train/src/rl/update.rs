@@ -2,13 +2,13 @@
 
 use super::{RlTrainer, RolloutBatch, StepRecord, TrainError};
 use crate::learner::{LossGradient, micro_batches};
-use qurl_kernels::Backend;
-use qurl_model::compute::Batch;
+use qurl_kernels::Device;
+use qurl_model::compute::whole_batch;
 use qurl_rl::entropy::entropy_bonus;
 use qurl_rl::value::value_loss;
 use qurl_rl::{Aggregation, Denominator, Tokens, to_f32};
 
-impl<B: Backend> RlTrainer<B> {
+impl<D: Device> RlTrainer<D> {
     /// One update of the actor on the sequences `mini`; the denominator belongs to the whole mini-batch.
     pub(super) fn update_actor(
         &mut self,
@@ -26,10 +26,10 @@ impl<B: Backend> RlTrainer<B> {
         let aggregation = Aggregation { mode, loss_scale_factor: algorithm.loss_scale_factor };
         for micro in micro_batches(&batch.lengths()[mini.clone()], self.tape) {
             let micro = mini.start + micro.start..mini.start + micro.end;
-            let packed = Batch::whole(&batch.ids(micro.clone()));
+            let packed = whole_batch(&batch.ids(micro.clone()));
             let part = batch.view(micro.clone());
             let weights = aggregation.token_weights(&denominator, part.mask, &part.seq)?;
-            self.actor.accumulate(packed, batch.targets(micro), self.plan.rollout.temperature, |out| {
+            self.actor.accumulate(&mut self.queue, &packed, batch.targets(micro), self.plan.rollout.temperature, |out| {
                 let tokens = Tokens {
                     theta: &out.logp,
                     prox: part.prox,
@@ -54,7 +54,7 @@ impl<B: Backend> RlTrainer<B> {
                 Ok::<_, TrainError>(LossGradient { dlogp: to_f32(&outcome.dlogp), dentropy })
             })?;
         }
-        record.add_update(self.actor.update(record.lr)?);
+        record.add_update(self.actor.update(&mut self.queue, record.lr)?);
         Ok(())
     }
 
@@ -74,15 +74,15 @@ impl<B: Backend> RlTrainer<B> {
                     let micro = mini.start + micro.start..mini.start + micro.end;
                     let part = batch.view(micro.clone());
                     let weights = Aggregation::default().token_weights(&denominator, part.mask, &part.seq)?;
-                    let packed = Batch::whole(&batch.ids(micro.clone()));
-                    critic.accumulate_values(&packed, &batch.targets(micro).rows, |values| {
+                    let packed = whole_batch(&batch.ids(micro.clone()));
+                    critic.accumulate_values(&mut self.queue, &packed, &batch.targets(micro).rows, |values| {
                         let (old, returns, range) = (part.values, part.returns, updates.cliprange_value);
                         let loss = value_loss(values, old, returns, part.mask, &weights, range)?;
                         record.add_value_loss(loss.loss);
                         Ok::<_, TrainError>(to_f32(&loss.dvalue))
                     })?;
                 }
-                record.add_value_update(critic.update(lr)?);
+                record.add_value_update(critic.update(&mut self.queue, lr)?);
             }
         }
         Ok(())

@@ -3,9 +3,9 @@
 use super::{Run, RunError};
 use crate::checkpoint::Snapshot;
 use crate::rl::Tested;
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 
-impl<B: Backend> Run<B> {
+impl<D: Device> Run<D> {
     /// Every `trainer.save_freq` steps, at the end, and after a step that is among the best tested; never while training
     /// shows symptoms (unless the recipe does not care), so that what was saved before is not pushed out.
     pub(super) fn wants_checkpoint(&mut self, step: u64, ends: bool) -> Result<bool, RunError> {
@@ -22,7 +22,7 @@ impl<B: Backend> Run<B> {
     }
 
     /// The state as it is, with what an evaluation of it found.
-    pub(super) fn snapshot(&self, tested: Option<Tested>) -> Result<Snapshot, RunError> {
+    pub(super) fn snapshot(&mut self, tested: Option<Tested>) -> Result<Snapshot, RunError> {
         let mut snapshot = self.trainer.snapshot(&self.text)?;
         snapshot.state.set_before(self.before);
         snapshot.state.test_accuracy = tested.map(|tested| tested.score());

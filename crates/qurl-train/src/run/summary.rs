@@ -2,7 +2,7 @@
 
 use super::{Run, RunError};
 use crate::rl::{RolloutSpeed, Symptom, Tested, TrainError};
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 use qurl_model::hf::{SaveOptions, save};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -97,22 +97,23 @@ pub struct Broken {
     pub last_good: Option<String>,
 }
 
-impl<B: Backend> Run<B> {
+impl<D: Device> Run<D> {
     /// What is known before the first step.
-    pub fn begun(&self, backend: &B) -> Begun {
+    pub fn begun(&self) -> Begun {
         let Tested { accuracy, avg_at_k } = self.before;
         let parameters = self.trainer.start().config.param_count();
-        Begun { accuracy_before: accuracy, avg_at_k_before: avg_at_k, parameters, device: backend.describe() }
+        let device = self.trainer.device().info().description;
+        Begun { accuracy_before: accuracy, avg_at_k_before: avg_at_k, parameters, device }
     }
 
     /// Saves the trained model as `model/` in the run's directory.
-    pub fn save_model(&self) -> Result<(), RunError> {
+    pub fn save_model(&mut self) -> Result<(), RunError> {
+        let (config, weights) = self.trainer.model()?;
         let (dir, start) = (self.path.join("model"), self.trainer.start());
         let options = SaveOptions {
             tokenizer_files: start.tokenizer.files(),
             ..SaveOptions::new(start.config.dtype, &start.generation)
         };
-        let (config, weights) = self.trainer.model()?;
         save(&dir, &config, &weights, &options)
             .map_err(|source| RunError::Model { dir, source: Box::new(source) })
     }
@@ -126,11 +127,11 @@ impl<B: Backend> Run<B> {
     /// The summary of a finished run, after `seconds` of this process.
     pub fn summary(
         &self,
-        backend: &B,
         rollout_speed: Option<RolloutSpeed>,
         seconds: f64,
     ) -> Result<Summary, RunError> {
-        let (totals, begun) = (&self.totals, self.begun(backend));
+        let (totals, begun) = (&self.totals, self.begun());
+        let memory = self.trainer.device().memory();
         let rollout = totals.seconds.get("rollout").copied().unwrap_or(f64::NAN);
         Ok(Summary {
             accuracy_after: totals.test_accuracy.unwrap_or(begun.accuracy_before),
@@ -141,7 +142,7 @@ impl<B: Backend> Run<B> {
             rho_max: totals.rho_max,
             rollout_tokens_per_s: totals.response_tokens / rollout,
             rollout_speed,
-            memory: backend.peak_memory().map(|peak| Memory { planned: self.memory.total(), peak }),
+            memory: memory.map(|memory| Memory { planned: self.memory.total(), peak: memory.peak }),
             steps: totals.steps,
             skipped_updates: totals.skipped,
             seconds: self.seconds_before + seconds,
@@ -152,7 +153,7 @@ impl<B: Backend> Run<B> {
     }
 
     /// The summary of a run that broke at `step`.
-    pub fn broken(&self, backend: &B, step: u64, symptom: &Symptom) -> Result<Broken, RunError> {
+    pub fn broken(&self, step: u64, symptom: &Symptom) -> Result<Broken, RunError> {
         let patience = self.plan.run.alarm.patience;
         let broken = match symptom {
             Symptom::NotFinite { .. } => format!("training is broken: step {step}: {symptom}"),
@@ -161,7 +162,7 @@ impl<B: Backend> Run<B> {
                  {step}: {symptom}"
             ),
         };
-        Ok(Broken { begun: self.begun(backend), broken, last_good: self.last_good()? })
+        Ok(Broken { begun: self.begun(), broken, last_good: self.last_good()? })
     }
 
     /// The newest checkpoint with weights that were seen to work, or the model that the run started from.

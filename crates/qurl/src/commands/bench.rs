@@ -40,8 +40,8 @@ enum What {
 /// Runs the benchmark.
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args.what {
-        What::Train(args) => on_device!(args.device.get(), backend => train::run(backend, args)),
-        What::Rollout(args) => on_device!(args.device.get(), backend => rollout::run(backend, args)),
+        What::Train(args) => on_device!(args.device.get(), device => train::run(device, args)),
+        What::Rollout(args) => on_device!(args.device.get(), device => rollout::run(device, args)),
         What::Gemm(args) => gemm::run(Cpu::from_env().or_bad()?, args),
     }
 }

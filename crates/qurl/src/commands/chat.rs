@@ -8,7 +8,7 @@ use crate::input::bad;
 use crate::output::{self, err, out, printable};
 use crate::sampler::{Sampler, SamplerArgs, Size};
 use anyhow::Context;
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 use qurl_model::chat::Message;
 use serde_json::json;
 use std::io::{BufRead, IsTerminal};
@@ -30,12 +30,12 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    on_device!(args.sampler.device.get(), backend => run_on(backend, args))
+    on_device!(args.sampler.device.get(), device => run_on(device, args))
 }
 
-fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
+fn run_on<D: Device>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     let size = |_: &_| Ok(Size { sequences: 1, positions: usize::MAX });
-    let mut sampler = Sampler::load(backend, &args.sampler, true, size)?;
+    let mut sampler = Sampler::load(device, &args.sampler, true, size)?;
     // A model without a chat template is refused before anybody has typed anything.
     sampler.texts.of_chat(&[Message::new("user", "-")], "chat")?;
     let asks = std::io::stdin().is_terminal();

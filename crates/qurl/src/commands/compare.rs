@@ -13,7 +13,7 @@ use crate::output::out;
 use crate::report::{RunData, render};
 use crate::view::{Mode, TrainView};
 use anyhow::Context;
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 use qurl_model::Params;
 use qurl_tasks::task::Split;
 use qurl_train::compare::{Method, RunFigures, Spread};
@@ -110,11 +110,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     overrides.extend(args.steps.map(|steps| format!("run.total_steps={steps}")));
     let (base, file) = recipe_or_default(args.recipe.as_deref(), &overrides)?;
     let base = args.device.put_into(base);
-    on_device!(base.trainer.device, backend => run_on(backend, args, base, file, methods))
+    on_device!(base.trainer.device, device => run_on(device, args, base, file, methods))
 }
 
-fn run_on<B: Backend>(
-    backend: Arc<B>,
+fn run_on<D: Device>(
+    device: Arc<D>,
     args: Args,
     base: Recipe,
     file: String,
@@ -123,7 +123,7 @@ fn run_on<B: Backend>(
     let plan = base.rl(&file).or_bad()?;
     let mut task = base.task.launch(&reward_guard::launch(Arc::default())?).or_bad()?;
     let start = Start::from_recipe(&base, &*task).or_bad()?;
-    let dropped = prepare(&*backend, &base, &file, &start, &mut *task).or_bad()?;
+    let dropped = prepare(&*device, &base, &file, &start, &mut *task).or_bad()?;
     let dir = directory(args.run.as_deref())?;
     let _lock = RunLock::take(&dir).map_err(|e| bad(format!("--run {e}")))?;
     let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
@@ -132,23 +132,23 @@ fn run_on<B: Backend>(
     view.note(&format!(
         "{runs} runs of {} steps, {}, in {}",
         plan.run.total_steps,
-        backend.describe(),
+        device.info().description,
         dir.display()
     ));
     start.warning.iter().for_each(|warning| view.warn(&format!("warning: {warning}")));
     overlaps(&*task).iter().for_each(|note| view.warn(note));
     base.doubts(task.len(Split::Train)).iter().for_each(|doubt| view.warn(&format!("warning: {doubt}")));
     note_dropped(dropped, &plan, &view);
-    foresee_memory(&*backend, &base, &plan, &start.config, &view)?;
+    foresee_memory(&*device, &base, &plan, &start.config, &view)?;
 
     let mut figures: Vec<Vec<RunFigures>> = vec![Vec::new(); methods.len()];
     for &seed in &seeds {
-        let weights = warm_start(&backend, &base, seed, &mut view)?;
+        let weights = warm_start(&device, &base, seed, &mut view)?;
         for (method, figures) in methods.iter().zip(&mut figures) {
             let run_dir = dir.join(format!("seed-{seed}")).join(method.name());
             view.note(&format!("seed {seed}: {}", method.title()));
             figures.push(one_run(
-                &backend,
+                &device,
                 &method.recipe(&base, seed),
                 &file,
                 &weights,
@@ -166,7 +166,7 @@ fn run_on<B: Backend>(
     let document = Document {
         recipe: file,
         format: plan.rollout.format.to_string(),
-        device: backend.describe(),
+        device: device.info().description,
         accuracy_before: Spread::of(figures[0].iter().map(|f| f.accuracy_before)),
         steps: plan.run.total_steps,
         test_k: plan.run.test_k,
@@ -219,8 +219,8 @@ fn directory(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
 }
 
 /// The weights that all methods of a seed start from.
-fn warm_start<B: Backend>(
-    backend: &Arc<B>,
+fn warm_start<D: Device>(
+    device: &Arc<D>,
     base: &Recipe,
     seed: u64,
     view: &mut TrainView,
@@ -232,17 +232,18 @@ fn warm_start<B: Backend>(
     let start = Start::from_recipe(&recipe, &*task).or_bad()?;
     let examples = Examples::open(settings, seed, &start, &*task).or_bad()?;
     view.begin("warm start", 0, settings.steps);
-    let learner = sft::run(backend.clone(), &recipe, settings, &start, &examples, |step| {
+    let mut queue = device.queue()?;
+    let learner = sft::run::<D>(&mut queue, &recipe, settings, &start, &examples, |step| {
         view.supervised(step.step, step.loss);
     })
     .or_bad()?;
     view.finish();
-    Ok(Some(learner.weights()?))
+    Ok(Some(learner.weights(&mut queue)?))
 }
 
 /// One method with one seed, written down as `qurl train` does.
-fn one_run<B: Backend>(
-    backend: &Arc<B>,
+fn one_run<D: Device>(
+    device: &Arc<D>,
     recipe: &Recipe,
     file: &str,
     weights: &Option<Params<Vec<f32>>>,
@@ -254,12 +255,12 @@ fn one_run<B: Backend>(
     std::fs::write(&path, recipe.to_toml()).with_context(|| format!("writing {}", path.display()))?;
     let mut task = recipe.task.launch(&reward_guard::launch(Arc::default())?).or_bad()?;
     let mut start = Start::from_recipe(recipe, &*task).or_bad()?;
-    prepare(&**backend, recipe, file, &start, &mut *task).or_bad()?;
+    prepare(&**device, recipe, file, &start, &mut *task).or_bad()?;
     if let Some(weights) = weights {
         start.weights = weights.clone();
     }
     let parameters = start.config.param_count();
-    let mut trainer = RlTrainer::new(backend.clone(), recipe, file, start, task).or_bad()?;
+    let mut trainer = RlTrainer::new(device, recipe, file, start, task).or_bad()?;
     let (plan, vocabulary) = (trainer.plan().clone(), trainer.start().config.vocab_size);
     let mut log = RunLog::open(dir, 0)?;
     let before = trainer.evaluate()?;
@@ -303,7 +304,7 @@ fn one_run<B: Backend>(
         "accuracy_after": figures.accuracy_final,
         "avg_at_k_after": figures.avg_at_k_final,
         "parameters": parameters,
-        "device": backend.describe(),
+        "device": device.info().description,
     });
     std::fs::write(&path, summary.to_string()).with_context(|| format!("writing {}", path.display()))?;
     Ok(figures)

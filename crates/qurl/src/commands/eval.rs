@@ -15,7 +15,7 @@ use crate::packing::Packing;
 use crate::progress::Progress;
 use anyhow::Context;
 use output::{Output, Settings};
-use qurl_kernels::Backend;
+use qurl_kernels::{Device, Queue};
 use qurl_model::compute::{Network, NetworkOptions};
 use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
 use qurl_tasks::grader::Policy;
@@ -105,10 +105,10 @@ struct Document<'a> {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    on_device!(args.device.get(), backend => run_on(backend, args))
+    on_device!(args.device.get(), device => run_on(device, args))
 }
 
-fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
+fn run_on<D: Device>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
     let (options, sources) = plan(&args)?;
     if args.resume && args.out.is_none() {
@@ -117,7 +117,8 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
     let start = Start::load(&args.model).or_bad()?;
     warn(start.warning.as_deref());
     let sets = sources.sets();
-    let mut engine = engine(&args, backend, &start, &sets, options)?;
+    let mut queue = device.queue()?;
+    let mut engine = engine(&args, &mut queue, &start, &sets, options)?;
     evaluate::check(&engine, &start, &sets, options).or_bad()?;
     let settings = Settings::new(&args.model, engine.network().options(), options, &start, &sources);
     let (mut output, done) = Output::open(args.out.as_deref(), args.resume, &settings)?;
@@ -129,7 +130,7 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
         err!("{solved} of {problems} problems are done already");
     }
     let (solving, mut tokens) = (Instant::now(), 0);
-    let records = evaluate::evaluate(&mut engine, &start, &sets, options, done, |record| {
+    let records = evaluate::evaluate(&mut queue, &mut engine, &start, &sets, options, done, |record| {
         output.append(record)?;
         solved += 1;
         right += greedy_correct(record).unwrap_or(0.0);
@@ -205,13 +206,13 @@ fn plan(args: &Args) -> anyhow::Result<(EvalOptions, Sources)> {
 }
 
 /// An engine with no more room than the longest problem and the number of sequences can use.
-fn engine<B: Backend>(
+fn engine<D: Device>(
     args: &Args,
-    backend: Arc<B>,
+    queue: &mut D::Queue,
     start: &Start,
     sets: &[EvalSet],
     options: EvalOptions,
-) -> anyhow::Result<Engine<B>> {
+) -> anyhow::Result<Engine<D>> {
     let mut longest = 0;
     let mut chats = false;
     for set in sets {
@@ -228,17 +229,17 @@ fn engine<B: Backend>(
     let context = start.config.max_position_embeddings;
     let positions = longest.saturating_add(options.max_new).min(context);
     let network = NetworkOptions { positions, ..args.packing.options(&start.config) };
-    let params = start.weights.as_ref().try_map(|p| backend.upload(p))?;
-    let network = Network::new(&*backend, &start.config, &params, network).or_bad()?;
+    let params = start.weights.as_ref().try_map(|p| queue.upload(p))?;
+    let network = Network::new(queue, &start.config, &params, network).or_bad()?;
     drop(params);
 
     let engine = EngineOptions { max_num_seqs: args.max_num_seqs, ..EngineOptions::default() };
     let c = &start.config;
-    let layer =
-        backend.kv_page_bytes(network.options().kv_format, engine.page_size, c.num_kv_heads, c.head_dim);
+    let device = queue.device().clone();
+    let layer = device.kv_page_bytes(network.kv_shape(1, engine.page_size));
     let pages = positions.div_ceil(engine.page_size).saturating_add(1).saturating_mul(args.max_num_seqs);
     let useful = layer.saturating_mul(c.num_layers).saturating_mul(pages);
     let kv_bytes = args.kv_mib.saturating_mul(1 << 20).min(useful);
     let weights = WeightVersion { version: 0, checksum: start.checksum() };
-    Engine::new(backend, network, weights, EngineOptions { kv_bytes, ..engine }).or_bad()
+    Engine::new(device, network, weights, EngineOptions { kv_bytes, ..engine }).or_bad()
 }

@@ -9,7 +9,7 @@ use crate::input::{OrBad, bad};
 use crate::lines::{answer_stdin_together, answer_together};
 use crate::output::{self, err, out, printable};
 use crate::sampler::{Sampler, SamplerArgs, Size, Texts};
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 use qurl_model::chat::Message;
 use qurl_model::tokenizer::Tokenizer;
 use qurl_rollout::{Group, Request};
@@ -83,15 +83,15 @@ struct Sampled {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    on_device!(args.sampler.device.get(), backend => match &args.prompts {
-        Some(file) => of_file(backend, &args, file),
-        None => of_one(backend, &args),
+    on_device!(args.sampler.device.get(), device => match &args.prompts {
+        Some(file) => of_file(device, &args, file),
+        None => of_one(device, &args),
     })
 }
 
-fn of_one<B: Backend>(backend: Arc<B>, args: &Args) -> anyhow::Result<()> {
+fn of_one<D: Device>(device: Arc<D>, args: &Args) -> anyhow::Result<()> {
     let mut prompt = Vec::new();
-    let mut sampler = Sampler::load(backend, &args.sampler, args.prompt_ids.is_none(), |texts| {
+    let mut sampler = Sampler::load(device, &args.sampler, args.prompt_ids.is_none(), |texts| {
         prompt = encode(args, texts)?;
         Ok(Size { sequences: args.n, positions: prompt.len().saturating_add(args.sampler.max_new.max(1)) })
     })?;
@@ -105,7 +105,7 @@ fn of_one<B: Backend>(backend: Arc<B>, args: &Args) -> anyhow::Result<()> {
             out!("")?;
             group
         }
-        _ => sampler.engine.generate(&[request])?.pop(),
+        _ => sampler.engine.generate(&mut sampler.queue, &[request])?.pop(),
     };
     let Some(group) = group else { anyhow::bail!("the engine returned no samples") };
     let (tokens, seconds) =
@@ -123,7 +123,7 @@ fn of_one<B: Backend>(backend: Arc<B>, args: &Args) -> anyhow::Result<()> {
 }
 
 /// Answers every line of a file, or of standard input, in order.
-fn of_file<B: Backend>(backend: Arc<B>, args: &Args, file: &Path) -> anyhow::Result<()> {
+fn of_file<D: Device>(device: Arc<D>, args: &Args, file: &Path) -> anyhow::Result<()> {
     if args.batch == 0 || args.n == 0 {
         return Err(bad("--batch and --n must be at least 1"));
     }
@@ -132,7 +132,7 @@ fn of_file<B: Backend>(backend: Arc<B>, args: &Args, file: &Path) -> anyhow::Res
     let input = (!from_stdin).then(|| std::fs::File::open(file)).transpose();
     let input = input.map_err(|e| bad(format!("--prompts {}: cannot be read: {e}", file.display())))?;
     let size = Size { sequences: args.batch.saturating_mul(args.n), positions: usize::MAX };
-    let sampler = std::cell::RefCell::new(Sampler::load(backend, &args.sampler, false, |_| Ok(size))?);
+    let sampler = std::cell::RefCell::new(Sampler::load(device, &args.sampler, false, |_| Ok(size))?);
     let mut number = 0;
     let read = |line: usize, text: &str| -> Result<Request, String> {
         let sampler = sampler.borrow();
@@ -143,8 +143,8 @@ fn of_file<B: Backend>(backend: Arc<B>, args: &Args, file: &Path) -> anyhow::Res
         Ok(request)
     };
     let answer = |requests: Vec<Request>| {
-        let mut sampler = sampler.borrow_mut();
-        let groups = sampler.engine.generate(&requests)?;
+        let sampler = &mut *sampler.borrow_mut();
+        let groups = sampler.engine.generate(&mut sampler.queue, &requests)?;
         groups.into_iter().map(|group| document(group, sampler.texts.tokenizer.as_deref())).collect()
     };
     match input {

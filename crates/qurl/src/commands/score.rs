@@ -9,11 +9,12 @@ use crate::input::{OrBad, bad};
 use crate::lines::answer_stdin_together;
 use crate::model;
 use crate::packing::Packing;
-use qurl_kernels::Backend;
+use qurl_kernels::{Device, Queue};
 use qurl_model::ModelConfig;
 use qurl_model::compute::{Network, score};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Options of `qurl score`.
 #[derive(clap::Args)]
@@ -50,17 +51,18 @@ struct Scores {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    on_device!(args.device.get(), backend => run_on(&*backend, args))
+    on_device!(args.device.get(), device => run_on(device, args))
 }
 
-fn run_on<B: Backend>(backend: &B, args: Args) -> anyhow::Result<()> {
+fn run_on<D: Device>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     if args.chunk == 0 || args.batch == 0 {
         return Err(bad("--chunk and --batch must be at least 1"));
     }
     let model = model::load(&args.model)?;
     let options = args.packing.options(&model.config);
-    let params = model.params.try_map(|p| backend.upload(&p))?;
-    let net = Network::new(backend, &model.config, &params, options).or_bad()?;
+    let mut queue = device.queue()?;
+    let params = model.params.try_map(|p| queue.upload(&p))?;
+    let net = Network::<D>::new(&mut queue, &model.config, &params, options).or_bad()?;
     drop(params);
     let read = |number: usize, text: &str| {
         let in_line = |what: String| format!("line {number}: {what}");
@@ -68,7 +70,7 @@ fn run_on<B: Backend>(backend: &B, args: Args) -> anyhow::Result<()> {
         line.and_then(|Line { ids }| check(&ids, &model.config).map(|()| ids).map_err(in_line))
     };
     answer_stdin_together(args.batch, read, |sequences| {
-        let scored = score(backend, &net, &sequences, 1.0, args.chunk)?;
+        let scored = score(&mut queue, &net, &sequences, 1.0, args.chunk)?;
         let logprobs = |logp: Vec<f32>| std::iter::once(None).chain(logp.into_iter().map(Some)).collect();
         Ok(scored.into_iter().map(|scored| Scores { logprobs: logprobs(scored.logp) }).collect())
     })

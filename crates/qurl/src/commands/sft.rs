@@ -9,7 +9,7 @@ use crate::output::{err, out};
 use crate::progress::Progress;
 use crate::target;
 use anyhow::Context;
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 use qurl_model::compute::{Network, NetworkOptions};
 use qurl_model::hf::{SaveOptions, save};
 use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
@@ -74,11 +74,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         target::check_apart(&out, model).context("--out").or_bad()?;
     }
     target::check(&out, args.force).context("--out").or_bad()?;
-    on_device!(recipe.trainer.device, backend => run_on(backend, recipe, file, &out, args.json, began))
+    on_device!(recipe.trainer.device, device => run_on(device, recipe, file, &out, args.json, began))
 }
 
-fn run_on<B: Backend>(
-    backend: Arc<B>,
+fn run_on<D: Device>(
+    device: Arc<D>,
     recipe: Recipe,
     file: String,
     out: &Path,
@@ -96,18 +96,19 @@ fn run_on<B: Backend>(
     if let Examples::Files { examples, .. } = &examples {
         recipe.doubt_of_examples(examples.len()).iter().for_each(|doubt| err!("warning: {doubt}"));
     }
-    err!("{}: {} parameters, {}", recipe.trainer.compute, start.config.param_count(), backend.describe());
-    if backend.memory().is_some() {
+    err!("{}: {} parameters, {}", recipe.trainer.compute, start.config.param_count(), device.info().description);
+    if device.memory().is_some() {
         let memory = MemoryPlan::of_sft(&recipe, &sft, &start.config);
         err!("memory: {memory}");
-        memory.check(&*backend).or_bad()?;
+        memory.check(&*device).or_bad()?;
     }
     target::prepare(out).context("--out").or_bad()?;
 
     let progress = Progress::new(sft.steps, json);
     let (mut first_loss, mut last_loss, mut tokens, mut seconds, mut skipped) =
         (f64::NAN, f64::NAN, 0, 0.0, 0);
-    let learner = sft::run(backend.clone(), &recipe, &sft, &start, &examples, |step| {
+    let mut queue = device.queue()?;
+    let learner = sft::run::<D>(&mut queue, &recipe, &sft, &start, &examples, |step| {
         if step.step == 1 {
             first_loss = step.loss;
         }
@@ -120,7 +121,7 @@ fn run_on<B: Backend>(
     .or_bad()?;
     progress.finish();
 
-    let weights = learner.weights()?;
+    let weights = learner.weights(&mut queue)?;
     let options = SaveOptions {
         tokenizer_files: start.tokenizer.files(),
         ..SaveOptions::new(start.config.dtype, &start.generation)
@@ -130,13 +131,13 @@ fn run_on<B: Backend>(
     let test_problems = held_out(&*task, sft.test_problems);
     let accuracy = if test_problems > 0 && task.draw(Split::Test, recipe.trainer.seed, 0).is_some() {
         let options = NetworkOptions::inference(&start.config, recipe.trainer.compute);
-        let network = Network::new(&*backend, &start.config, &learner.params, options)?;
-        let mut engine = Engine::new(backend, network, WeightVersion::default(), EngineOptions::default())?;
+        let network = Network::new(&mut queue, &start.config, &learner.params, options)?;
+        let mut engine = Engine::new(device, network, WeightVersion::default(), EngineOptions::default())?;
         let problems = draw_problems(&*task, Split::Test, recipe.trainer.seed, 0, test_problems)?;
         let max_new = sft.max_length.min(start.config.max_position_embeddings);
         let (max_prompt, seed) = (usize::MAX, recipe.trainer.seed); // the engine has its own limit
         let draw = Draw { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed, step: 0 };
-        Some(accuracy(&solve(&mut engine, &start, &*task, problems, draw)?.0))
+        Some(accuracy(&solve(&mut queue, &mut engine, &start, &*task, problems, draw)?.0))
     } else {
         None
     };

@@ -9,7 +9,7 @@ use crate::input::{OrBad, bad};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
 use anyhow::Context;
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 use qurl_model::{ModelConfig, Params};
 use qurl_tasks::task::{Dropped, Split, Task};
 use qurl_train::checkpoint::ModelFiles;
@@ -63,11 +63,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let (recipe, file) = recipe_of(&args)?;
     let recipe = args.device.put_into(recipe);
     let plan = recipe.rl(&file).or_bad()?;
-    on_device!(recipe.trainer.device, backend => run_on(backend, args, recipe, file, plan, began))
+    on_device!(recipe.trainer.device, device => run_on(device, args, recipe, file, plan, began))
 }
 
-fn run_on<B: Backend>(
-    backend: Arc<B>,
+fn run_on<D: Device>(
+    device: Arc<D>,
     args: Args,
     recipe: Recipe,
     file: String,
@@ -80,14 +80,14 @@ fn run_on<B: Backend>(
     let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
     overlaps(&*task).iter().for_each(|note| view.warn(note));
     recipe.doubts(task.len(Split::Train)).iter().for_each(|doubt| view.warn(&format!("warning: {doubt}")));
-    note_dropped(prepare(&*backend, &recipe, &file, &start, &mut *task).or_bad()?, &plan, &view);
-    foresee_memory(&*backend, &recipe, &plan, &start.config, &view)?;
+    note_dropped(prepare(&*device, &recipe, &file, &start, &mut *task).or_bad()?, &plan, &view);
+    foresee_memory(&*device, &recipe, &plan, &start.config, &view)?;
     let dir = RunDir::open(args.run.as_deref(), args.resume, &recipe, &view)?;
     if let Some(summary) = &dir.finished {
         return end::finished_before(summary, &dir, args.json);
     }
-    let (parameters, device) = (start.config.param_count(), backend.describe());
-    view.note(&format!("{parameters} parameters, {device}, run in {}", dir.path.display()));
+    let (parameters, name) = (start.config.param_count(), device.info().description);
+    view.note(&format!("{parameters} parameters, {name}, run in {}", dir.path.display()));
     start.warning.iter().for_each(|warning| view.warn(&format!("warning: {warning}")));
     let log = RunLog::open(&dir.path, dir.step())?;
     if log.kept().len() as u64 != dir.step() {
@@ -98,12 +98,12 @@ fn run_on<B: Backend>(
     dir.store.check_space(checkpoint, &ModelFiles::of(&start))?;
 
     if let (Some(settings), None) = (&recipe.sft, &dir.from) {
-        start.weights = warm_start(&backend, &recipe, settings, &start, &*task, &stop, &dir, &mut view)?;
+        start.weights = warm_start(&device, &recipe, settings, &start, &*task, &stop, &dir, &mut view)?;
     }
-    let trainer = RlTrainer::new(backend.clone(), &recipe, &file, start, task).or_bad()?;
+    let trainer = RlTrainer::new(&device, &recipe, &file, start, task).or_bad()?;
     let parts = RunParts { path: dir.path.clone(), store: dir.store.clone(), from: dir.from.clone(), log };
     let mut run = Run::begin(trainer, &recipe, parts).map_err(|error| ended(error, &stop, &dir))?;
-    let (before, begun) = (run.before(), run.begun(&*backend));
+    let (before, begun) = (run.before(), run.begun());
     write_json(&dir.path.join(SUMMARY), &begun)?;
     view.evaluated(before.accuracy);
     let avg =
@@ -121,8 +121,8 @@ fn run_on<B: Backend>(
     );
     view.finish();
     match outcome.map_err(|error| ended(error, &stop, &dir))? {
-        Outcome::Done => end::done(run, &*backend, &plan, began, args.json, &view),
-        Outcome::Broken { step, symptom } => end::broken(run, &*backend, step, &symptom, &dir.path, &view),
+        Outcome::Done => end::done(run, &plan, began, args.json, &view),
+        Outcome::Broken { step, symptom } => end::broken(run, step, &symptom, &dir.path, &view),
     }
 }
 
@@ -184,24 +184,24 @@ pub fn note_dropped(dropped: Dropped, plan: &RlPlan, view: &TrainView) {
 }
 
 /// On a device with its own memory, says what a run will need there; an error if it is too much.
-pub fn foresee_memory<B: Backend>(
-    backend: &B,
+pub fn foresee_memory<D: Device>(
+    device: &D,
     recipe: &Recipe,
     plan: &RlPlan,
     config: &ModelConfig,
     view: &TrainView,
 ) -> anyhow::Result<()> {
-    if backend.memory().is_some() {
+    if device.memory().is_some() {
         let memory = MemoryPlan::of_rl(recipe, plan, config);
         view.note(&format!("memory: {memory}"));
-        memory.check(backend).or_bad()?;
+        memory.check(device).or_bad()?;
     }
     Ok(())
 }
 
 /// Supervised training first; the weights it ends with.
-fn warm_start<B: Backend>(
-    backend: &Arc<B>,
+fn warm_start<D: Device>(
+    device: &Arc<D>,
     recipe: &Recipe,
     settings: &Sft,
     start: &Start,
@@ -212,7 +212,8 @@ fn warm_start<B: Backend>(
 ) -> anyhow::Result<Params<Vec<f32>>> {
     let examples = Examples::open(settings, recipe.trainer.seed, start, task).or_bad()?;
     view.begin("warm start", 0, settings.steps);
-    let (learner, flow) = sft::run_while(backend.clone(), recipe, settings, start, &examples, |step| {
+    let mut queue = device.queue()?;
+    let (learner, flow) = sft::run_while::<D>(&mut queue, recipe, settings, start, &examples, |step| {
         view.supervised(step.step, step.loss);
         if stop.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })
@@ -221,7 +222,7 @@ fn warm_start<B: Backend>(
         let message = format!("stopped in the warm start, which begins anew with: {}", dir.how_to_go_on());
         return Err(stop.error(message));
     }
-    Ok(learner.weights()?)
+    Ok(learner.weights(&mut queue)?)
 }
 
 /// A file with one JSON document.

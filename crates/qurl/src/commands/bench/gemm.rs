@@ -4,11 +4,13 @@ use super::machine::Machine;
 use super::{Document, median, print_json};
 use crate::input::bad;
 use crate::output::out;
-use qurl_kernels::backend::Output;
 use qurl_kernels::cpu::peak;
-use qurl_kernels::{Backend, Cpu, Format};
+use qurl_kernels::ops::{Linear, Output, Pack};
+use qurl_kernels::types::WeightShape;
+use qurl_kernels::{Cpu, Device, Format, Queue, Rounding};
 use qurl_model::rng::CounterRng;
 use serde::Serialize;
+use std::sync::Arc;
 use std::time::Instant;
 
 #[derive(clap::Args)]
@@ -52,31 +54,44 @@ pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
         ("gate_up", 2 * c.intermediate_size, c.hidden_size),
         ("down", c.hidden_size, c.intermediate_size),
     ];
+    let cpu = Arc::new(cpu);
+    let mut queue = cpu.queue()?;
+    let description = cpu.info().description;
     let bandwidth = peak::read_bandwidth(cpu.context());
     if !args.json {
-        out!("{}; reads {:.1} GB/s", cpu.describe(), bandwidth / 1e9)?;
+        out!("{}; reads {:.1} GB/s", description, bandwidth / 1e9)?;
         out!(
             "layer    format     rows  microseconds  GFLOP/s of peak       GB/s of weights  share of limit"
         )?;
     }
     let mut rows = Vec::new();
     for &format in &args.formats {
-        let peak = cpu.peak_gflops(format)?;
+        let peak = Cpu::peak_gflops(&mut queue, format)?;
         for (name, n, k) in layers {
             let mut weights = vec![0.0f32; n * k];
             CounterRng::new(&[1, n as u64, k as u64]).fill_normal(&mut weights, 0.02);
-            let packed = cpu.pack(&cpu.upload(&weights)?, n, k, format, false)?;
-            let bytes = cpu.weight_bytes(&packed) as f64;
+            let mut packed = cpu.weight(WeightShape { n, k, format, trained: false })?;
+            let from = &queue.upload(&weights)?;
+            queue.pack(Pack { from, rounding: Rounding::Nearest, copy: None, to: &mut packed })?;
+            let bytes = Cpu::weight_bytes(&packed) as f64;
             for &batch in &args.batch {
                 let mut input = vec![0.0f32; batch * k];
                 CounterRng::new(&[2]).fill_normal(&mut input, 1.0);
-                let (x, mut y) = (cpu.upload(&input)?, cpu.zeros(batch * n)?);
+                let (x, mut y) = (queue.upload(&input)?, cpu.zeros(batch * n)?);
                 let operations = 2.0 * (batch * n * k) as f64;
                 let repeats = (2e8 / operations).clamp(5.0, 200.0) as usize;
                 let mut times = Vec::new();
                 for _ in 0..repeats + 2 {
                     let start = Instant::now();
-                    cpu.linear(&x, batch, &packed, None, Output::Store, &mut y);
+                    queue.linear(Linear {
+                        x: &x,
+                        rows: batch,
+                        norm: None,
+                        w: &packed,
+                        bias: None,
+                        output: Output::Store,
+                        out: &mut y,
+                    });
                     times.push(start.elapsed().as_secs_f64());
                 }
                 let seconds = median(times.split_off(2));
@@ -111,7 +126,7 @@ pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
         }
     }
     if args.json {
-        print_json(&Document { machine: cpu.describe(), results: rows })?;
+        print_json(&Document { machine: description, results: rows })?;
     }
     Ok(())
 }

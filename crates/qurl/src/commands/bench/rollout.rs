@@ -15,7 +15,7 @@ use crate::input::{OrBad, bad};
 use crate::output::{OutputError, out};
 use crate::packing::Extent;
 use crate::system::peak_rss_mb;
-use qurl_kernels::Format;
+use qurl_kernels::{Format, Queue};
 use qurl_model::ModelConfig;
 use qurl_model::compute::{Network, NetworkOptions};
 use qurl_model::rng::CounterRng;
@@ -104,24 +104,30 @@ struct Measured {
 }
 
 impl Measured {
-    fn arithmetic<B: Machine>(&mut self, engine: &Engine<B>) -> anyhow::Result<()> {
-        let (machine, options) = (engine.backend(), engine.network().options());
-        self.block_gflops = self.block_gflops.max(machine.peak_gflops(options.format)?);
-        self.head_gflops = self.head_gflops.max(machine.peak_gflops(options.head_format)?);
+    fn arithmetic<D: Machine>(&mut self, queue: &mut D::Queue, engine: &Engine<D>) -> anyhow::Result<()> {
+        let options = engine.network().options();
+        self.block_gflops = self.block_gflops.max(D::peak_gflops(queue, options.format)?);
+        self.head_gflops = self.head_gflops.max(D::peak_gflops(queue, options.head_format)?);
         Ok(())
     }
 
-    fn read<B: Machine>(&mut self, engine: &Engine<B>, batch: usize, args: &Args) -> anyhow::Result<()> {
-        self.step_memory.push(engine.backend().bandwidth_of(step_bytes(engine, batch, args) as usize)?);
+    fn read<D: Machine>(
+        &mut self,
+        queue: &mut D::Queue,
+        engine: &Engine<D>,
+        batch: usize,
+        args: &Args,
+    ) -> anyhow::Result<()> {
+        self.step_memory.push(D::bandwidth_of(queue, step_bytes(engine, batch, args) as usize)?);
         Ok(())
     }
 }
 
 /// Bytes that a decode step in the middle of a run reads: all packed weights, and the keys and values of the batch.
-fn step_bytes<B: Machine>(engine: &Engine<B>, batch: usize, args: &Args) -> f64 {
+fn step_bytes<D: Machine>(engine: &Engine<D>, batch: usize, args: &Args) -> f64 {
     let token_bytes = engine.page_bytes() as f64 / engine.pages().page_size() as f64;
     let cached = args.prompt as f64 + args.new as f64 / 2.0;
-    engine.network().weight_bytes(engine.backend()) as f64 + batch as f64 * token_bytes * cached
+    engine.network().weight_bytes() as f64 + batch as f64 * token_bytes * cached
 }
 
 /// What one run took.
@@ -129,14 +135,14 @@ struct Times {
     first_token: f64,
     prefill: f64,
     total: f64,
-    /// Tokens that the decode phase drew.
+    /// Tokens that the decode phase sampled.
     decoded: usize,
     requantize: f64,
     /// Reading the f32 weights once, at the bandwidth measured on them.
     reading: f64,
 }
 
-pub fn run<B: Machine>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
+pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     let positive = [args.prompt, args.rounds, args.formats.len(), args.batch.len()].iter().all(|&x| x > 0);
     if !positive || args.new < 2 || args.batch.contains(&0) {
         return Err(bad("--batch, --prompt, --rounds and --formats must be at least 1, --new at least 2"));
@@ -150,7 +156,7 @@ pub fn run<B: Machine>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
         )));
     }
     if !args.json {
-        out!("{}", backend.describe())?;
+        out!("{}", device.info().description)?;
         out!(
             "{}: {} parameters, prompts of {}, {} new tokens, median of {} rounds",
             args.shape,
@@ -161,19 +167,20 @@ pub fn run<B: Machine>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
         )?;
     }
     let mut rows = Vec::new();
+    let mut queue = device.queue()?;
     for &batch in &args.batch {
-        rows.extend(measure(&backend, &config, batch, positions, &args)?);
+        rows.extend(measure::<D>(&mut queue, &config, batch, positions, &args)?);
     }
     if args.json {
-        print_json(&Document { machine: backend.describe(), results: rows })?;
+        print_json(&Document { machine: device.info().description, results: rows })?;
     }
     Ok(())
 }
 
 /// All formats at one batch size. Where the packed weights of all formats fit beside each other, the rounds take turns;
 /// else one format comes after the other.
-fn measure<B: Machine>(
-    backend: &Arc<B>,
+fn measure<D: Machine>(
+    queue: &mut D::Queue,
     config: &ModelConfig,
     batch: usize,
     positions: usize,
@@ -186,15 +193,15 @@ fn measure<B: Machine>(
     for formats in groups {
         let mut engines = Vec::new();
         for &format in formats {
-            engines.push(engine(backend, config, batch, options(format))?);
+            engines.push(engine::<D>(queue, config, batch, options(format))?);
         }
         let mut measured: Vec<Measured> = engines.iter().map(|_| Measured::default()).collect();
         for round in 0..args.rounds {
             for (engine, measured) in engines.iter_mut().zip(&mut measured) {
-                measured.arithmetic(engine)?;
-                measured.read(engine, batch, args)?;
-                measured.times.push(once(engine, batch, round as u64, args)?);
-                measured.read(engine, batch, args)?;
+                measured.arithmetic(queue, engine)?;
+                measured.read(queue, engine, batch, args)?;
+                measured.times.push(once(queue, engine, batch, round as u64, args)?);
+                measured.read(queue, engine, batch, args)?;
             }
         }
         for (engine, measured) in engines.iter().zip(&measured) {
@@ -208,38 +215,44 @@ fn measure<B: Machine>(
     Ok(rows)
 }
 
-fn engine<B: Machine>(
-    backend: &Arc<B>,
+fn engine<D: Machine>(
+    queue: &mut D::Queue,
     config: &ModelConfig,
     batch: usize,
     options: NetworkOptions,
-) -> anyhow::Result<Engine<B>> {
-    let network = Network::random(&**backend, config, options, 5)?;
-    let defaults = backend.engine();
-    let layer_page =
-        backend.kv_page_bytes(options.kv_format, defaults.page_size, config.num_kv_heads, config.head_dim);
+) -> anyhow::Result<Engine<D>> {
+    let network = Network::random(queue, config, options, 5)?;
+    let defaults = D::engine();
+    let device = queue.device().clone();
+    let layer_page = device.kv_page_bytes(network.kv_shape(1, defaults.page_size));
     // Some pages more than the batch fills, as the scheduler keeps a few free.
     let pages = batch * options.positions.div_ceil(defaults.page_size) * 51 / 50 + 2;
     let kv_bytes = layer_page * config.num_layers * pages;
     let options = EngineOptions { kv_bytes, max_num_seqs: batch, ..defaults };
-    Engine::new(backend.clone(), network, WeightVersion::default(), options).or_bad()
+    Engine::new(device, network, WeightVersion::default(), options).or_bad()
 }
 
 /// Packs the weights anew and answers one batch of prompts.
-fn once<B: Machine>(engine: &mut Engine<B>, batch: usize, round: u64, args: &Args) -> anyhow::Result<Times> {
+fn once<D: Machine>(
+    queue: &mut D::Queue,
+    engine: &mut Engine<D>,
+    batch: usize,
+    round: u64,
+    args: &Args,
+) -> anyhow::Result<Times> {
     // The bandwidth may change from one moment and from one place to the next, so it is measured in between, on the weights
     // themselves. That also pushes those that are packed first out of the caches.
     let (mut requantize, mut made, mut bytes, mut seconds) = (0.0, 0, 0.0, 0.0);
     let mut bandwidth = Ok(1.0);
-    engine.load_with(WeightVersion { version: round, checksum: 0 }, |backend, network| {
-        repack_random(backend, network, 6 + round, |weights, packing| {
-            if made % backend.packed_together() == 0 && bandwidth.is_ok() {
-                bandwidth = backend.bandwidth_from(weights);
+    engine.load_with(WeightVersion { version: round, checksum: 0 }, |network| {
+        repack_random::<D>(queue, network, 6 + round, |queue, weights, packing| {
+            if made % D::PACKED_TOGETHER == 0 && bandwidth.is_ok() {
+                bandwidth = D::bandwidth_from(queue, weights);
             }
-            let group = 4.0 * weights.iter().map(|weights| backend.len(weights)).sum::<usize>() as f64;
+            let group = 4.0 * weights.iter().map(|weights| D::len(weights)).sum::<usize>() as f64;
             (made, bytes) = (made + 1, bytes + group);
             seconds += group / bandwidth.as_ref().unwrap_or(&1.0);
-            requantize += packing()?;
+            requantize += packing(queue)?;
             Ok(())
         })
     })?;
@@ -256,7 +269,7 @@ fn once<B: Machine>(engine: &mut Engine<B>, batch: usize, round: u64, args: &Arg
     }
     let (mut waiting, mut decoded, mut first_token, mut prefill) = (BTreeSet::new(), 0, 0.0, 0.0);
     while engine.unfinished() > 0 {
-        let emitted = engine.step()?;
+        let emitted = engine.step(queue)?;
         if waiting.len() == batch {
             decoded += emitted.len();
             continue;
@@ -273,7 +286,7 @@ fn once<B: Machine>(engine: &mut Engine<B>, batch: usize, round: u64, args: &Arg
     Ok(Times { first_token, prefill, total, decoded, requantize, reading })
 }
 
-fn summarize<B: Machine>(engine: &Engine<B>, measured: &Measured, batch: usize, args: &Args) -> Row {
+fn summarize<D: Machine>(engine: &Engine<D>, measured: &Measured, batch: usize, args: &Args) -> Row {
     let of = |figure: fn(&Times) -> f64| median(measured.times.iter().map(figure).collect());
     let network = engine.network();
     let (options, config) = (network.options(), network.config());
@@ -311,7 +324,7 @@ fn summarize<B: Machine>(engine: &Engine<B>, measured: &Measured, batch: usize, 
         peak_gb_per_s: step_memory / 1e9,
         gflops: tokens_per_s * token_gflop,
         peak_gflops: token_gflop / token_seconds,
-        weight_mb: network.weight_bytes(engine.backend()) as f64 / 1e6,
+        weight_mb: network.weight_bytes() as f64 / 1e6,
         requantize_s,
         read_weights_s,
         peak_rss_mb: peak_rss_mb(),

@@ -10,9 +10,9 @@ use crate::device::DeviceArg;
 use crate::input::bad;
 use crate::output::out;
 use crate::system::peak_rss_mb;
-use qurl_kernels::{BackendError, Format};
+use qurl_kernels::{DeviceError, Format, Queue};
 use qurl_model::ModelConfig;
-use qurl_model::compute::{Batch, TapeOptions, Targets};
+use qurl_model::compute::{TapeOptions, Targets, whole_batch};
 use qurl_model::rng::CounterRng;
 use qurl_train::learner::{Learner, LearnerOptions, LossGradient, micro_batches};
 use qurl_train::memory::MemoryPlan;
@@ -67,18 +67,18 @@ struct Row {
     loss: f64,
 }
 
-pub fn run<B: Machine>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
+pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     if args.batch == 0 || args.length < 2 || args.steps == 0 {
         return Err(bad("--batch and --steps must be at least 1, --length at least 2"));
     }
     let config = shape::config(&args.shape)?;
     let mut rows = Vec::new();
     if !args.json {
-        out!("{}", backend.describe())?;
+        out!("{}", device.info().description)?;
         out!("{} parameters, {} x {} tokens per step, AdamW", config.param_count(), args.batch, args.length)?;
     }
     for &format in &args.formats {
-        let row = measure(&backend, &config, &args, format)?;
+        let row = measure(&device, &config, &args, format)?;
         if !args.json {
             out!(
                 "{:5} {:8.0} tokens/s of {:6.0} ({:2.0}%)  {:6.1} GFLOP/s of {:6.1}  peak memory {:.0} MB",
@@ -94,13 +94,13 @@ pub fn run<B: Machine>(backend: Arc<B>, args: Args) -> anyhow::Result<()> {
         rows.push(row);
     }
     if args.json {
-        print_json(&Document { machine: backend.describe(), results: rows })?;
+        print_json(&Document { machine: device.info().description, results: rows })?;
     }
     Ok(())
 }
 
-fn measure<B: Machine>(
-    backend: &Arc<B>,
+fn measure<D: Machine>(
+    device: &Arc<D>,
     config: &ModelConfig,
     args: &Args,
     format: Format,
@@ -112,10 +112,11 @@ fn measure<B: Machine>(
     };
     let options =
         LearnerOptions { compute: format, positions: args.length, tape, adamw: AdamWOptions::default() };
-    MemoryPlan::default().learner("model", config, &options).check(&**backend)?;
-    let peak = backend.peak_gflops(format)?;
+    MemoryPlan::default().learner("model", config, &options).check(&**device)?;
+    let mut queue = device.queue()?;
+    let peak = D::peak_gflops(&mut queue, format)?;
     let weights = shape::weights(config);
-    let mut learner = Learner::new(backend.clone(), config, &weights, options)?;
+    let mut learner = Learner::new(&mut queue, config, &weights, options)?;
     drop(weights);
     let rng = CounterRng::new(&[7]);
     let token = |i: usize| rng.below_at(i as u64, config.vocab_size as u64) as u32;
@@ -130,14 +131,14 @@ fn measure<B: Machine>(
         loss = 0.0;
         for range in &micro {
             let part = &sequences[range.clone()];
-            learner.accumulate(Batch::whole(part), Targets::of(part, |_, _| true), 1.0, |out| {
+            learner.accumulate(&mut queue, &whole_batch(part), Targets::of(part, |_, _| true), 1.0, |out| {
                 loss -= out.logp.iter().map(|&x| x as f64).sum::<f64>() / scored as f64;
                 let dlogp = vec![-1.0 / scored; out.logp.len()];
-                Ok::<_, BackendError>(LossGradient { dlogp, dentropy: Vec::new() })
+                Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })
             })?;
         }
-        learner.update(1e-3)?;
-        backend.synchronize()?;
+        learner.update(&mut queue, 1e-3)?;
+        queue.synchronize()?;
         if step >= 2 {
             times.push(start.elapsed().as_secs_f64());
         }

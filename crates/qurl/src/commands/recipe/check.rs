@@ -4,7 +4,7 @@ use crate::device;
 use crate::input::OrBad;
 use crate::output::{self, out};
 use anyhow::Context;
-use qurl_kernels::Backend;
+use qurl_kernels::Device;
 use qurl_tasks::task::{Dropped, Split};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::recipe::{Recipe, RlPlan, TaskSource};
@@ -102,8 +102,8 @@ struct Part {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let recipe = args.device.put_into(Recipe::read(&args.recipe, &args.overrides).or_bad()?);
     let report = match device::look(recipe.trainer.device)? {
-        device::Opened::Cpu(backend) => look(&backend, &recipe)?,
-        device::Opened::Cuda(backend) => look(&backend, &recipe)?,
+        device::Opened::Cpu(device) => look(&device, &recipe)?,
+        device::Opened::Cuda(device) => look(&device, &recipe)?,
     };
     match args.json {
         true => Ok(out!("{}", serde_json::to_string(&report)?)?),
@@ -111,7 +111,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-fn look<B: Backend>(backend: &B, recipe: &Recipe) -> anyhow::Result<Report> {
+fn look<D: Device>(device: &D, recipe: &Recipe) -> anyhow::Result<Report> {
     let file = recipe.file();
     let mut task = recipe.task.problems().or_bad()?;
     let start = Start::from_recipe(recipe, &*task).or_bad()?;
@@ -136,11 +136,11 @@ fn look<B: Backend>(backend: &B, recipe: &Recipe) -> anyhow::Result<Report> {
     };
     if recipe.sft.is_none() || recipe.run.is_some() {
         let plan = recipe.rl(file).or_bad()?;
-        dropped = prepare(backend, recipe, file, &start, &mut *task).or_bad()?;
+        dropped = prepare(device, recipe, file, &start, &mut *task).or_bad()?;
         memory = MemoryPlan::of_rl(recipe, &plan, &start.config);
         reinforcement = Some(step_of(&plan));
     }
-    memory.check(backend).or_bad().context("this recipe does not fit")?;
+    memory.check(device).or_bad().context("this recipe does not fit")?;
     let problems = Problems {
         train: task.len(Split::Train),
         test: task.len(Split::Test),
@@ -152,7 +152,7 @@ fn look<B: Backend>(backend: &B, recipe: &Recipe) -> anyhow::Result<Report> {
     let from = recipe.model.path.as_ref().map_or("new".to_string(), |path| path.display().to_string());
     Ok(Report {
         recipe: file.to_string(),
-        device: backend.describe(),
+        device: device.info().description,
         model: Model {
             from,
             parameters: config.param_count(),

@@ -6,7 +6,7 @@ use crate::output::out;
 use crate::report::{RunData, render};
 use crate::view::TrainView;
 use anyhow::{Context, anyhow};
-use qurl_kernels::{Backend, Format};
+use qurl_kernels::{Device, Format};
 use qurl_train::recipe::RlPlan;
 use qurl_train::rl::Symptom;
 use qurl_train::run::{Best, Memory, Run, SUMMARY, Summary};
@@ -14,9 +14,8 @@ use std::path::Path;
 use std::time::Instant;
 
 /// Saves the model, measures the speed of its rollouts, writes summary and report.
-pub fn done<B: Backend>(
-    mut run: Run<B>,
-    backend: &B,
+pub fn done<D: Device>(
+    mut run: Run<D>,
     plan: &RlPlan,
     began: Instant,
     json: bool,
@@ -31,7 +30,7 @@ pub fn done<B: Backend>(
         }
         None => None,
     };
-    let summary = run.summary(backend, rollout_speed, began.elapsed().as_secs_f64())?;
+    let summary = run.summary(rollout_speed, began.elapsed().as_secs_f64())?;
     if let Some(Memory { planned, peak }) = summary.memory {
         view.note(&format!("memory: {} MiB planned, {} MiB allocated at most", planned >> 20, peak >> 20));
     }
@@ -56,15 +55,14 @@ pub fn finished_before(summary: &str, dir: &RunDir, json: bool) -> anyhow::Resul
 
 /// Writes summary and report of a run whose training broke, and names what can be used of it. Its last weights are not
 /// saved as its model.
-pub fn broken<B: Backend>(
-    run: Run<B>,
-    backend: &B,
+pub fn broken<D: Device>(
+    run: Run<D>,
     step: u64,
     symptom: &Symptom,
     dir: &Path,
     view: &TrainView,
 ) -> anyhow::Result<()> {
-    let summary = run.broken(backend, step, symptom)?;
+    let summary = run.broken(step, symptom)?;
     write_json(&dir.join(SUMMARY), &summary)?;
     let report = dir.join("report.html");
     let written = RunData::read(dir).and_then(|data| Ok(std::fs::write(&report, render(&[data]))?));
