@@ -118,7 +118,7 @@ fn run_on<D: Device>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     warn(start.warning.as_deref());
     let sets = sources.sets();
     let mut queue = device.queue()?;
-    let mut engine = engine(&args, &mut queue, &start, &sets, options)?;
+    let mut engine = engine::<D>(&args, &mut queue, &start, &sets, options)?;
     evaluate::check(&engine, &start, &sets, options).or_bad()?;
     let settings = Settings::new(&args.model, engine.network().options(), options, &start, &sources);
     let (mut output, done) = Output::open(args.out.as_deref(), args.resume, &settings)?;
