@@ -8,6 +8,7 @@ use super::ffi::DevicePtr;
 use super::memory::{Buffer, Plain};
 use super::queue::CudaQueue;
 use crate::types::{Batch, SampleRow, Span, Token};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Positions of a tile of keys: contexts are rounded up to whole tiles, as far as there is one split of them
 const TILE: usize = 64;
@@ -169,6 +170,9 @@ impl CudaBatch {
     }
 }
 
+/// Numbers the loads of all queues: a batch may be loaded by one and used by another.
+static GENERATIONS: AtomicU64 = AtomicU64::new(1);
+
 /// [`crate::Queue::load`]
 pub(super) fn load(queue: &mut CudaQueue, to: &mut CudaBatch, from: &Batch) {
     let Batch { tokens, positions, slots, spans, pages, sampled_rows, samples } = from;
@@ -200,7 +204,7 @@ pub(super) fn load(queue: &mut CudaQueue, to: &mut CudaBatch, from: &Batch) {
     };
     let layout = shape.layout();
     shape.area = queue.area(&mut to.area, layout.bytes);
-    (to.shape, to.generation) = (shape, queue.next_generation());
+    (to.shape, to.generation) = (shape, GENERATIONS.fetch_add(1, Ordering::Relaxed));
     let truncating = || samples.iter().zip(0u32..).filter(|(sample, _)| sample.truncates());
     let truncating: Vec<u32> = truncating().map(|(_, row)| row).collect();
     queue.send(shape.area, layout.bytes, |host| {

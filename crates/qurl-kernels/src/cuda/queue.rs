@@ -55,7 +55,6 @@ pub struct CudaQueue {
     ring: Ring,
     outboxes: [Outbox; 2],
     next_outbox: usize,
-    generation: u64,
     /// Page-locked memory for small results.
     results: Option<Pinned>,
     /// Page-locked memory for sampled tokens that nobody waits for.
@@ -95,7 +94,6 @@ impl CudaQueue {
             ring: Ring::default(),
             outboxes: Default::default(),
             next_outbox: 0,
-            generation: 0,
             results: None,
             landings: Vec::new(),
             graphs: Graphs::default(),
@@ -176,6 +174,9 @@ impl CudaQueue {
     /// Memory of the workspace, good until the operation ends; its content is whatever was left there. The device's
     /// memory may be short: then the error is kept and the address is 0.
     pub(super) fn alloc(&mut self, bytes: usize) -> DevicePtr {
+        if bytes == 0 {
+            return 0;
+        }
         if let Some(at) = self.workspace.take(bytes) {
             return at;
         }
@@ -268,12 +269,6 @@ impl CudaQueue {
         let at = self.stage(&make());
         self.ring.lists.insert(key, at);
         at
-    }
-
-    /// A number for a load that no other has.
-    pub(super) fn next_generation(&mut self) -> u64 {
-        self.generation += 1;
-        self.generation
     }
 
     /// The address of a buffer of at least so many bytes; one that is too small is replaced.
