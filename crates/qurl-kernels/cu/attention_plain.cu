@@ -6,20 +6,16 @@
 // takes a warp per query row and head (dq) and a warp per key row and key/value head (dk, dv).
 #include "common.cuh"
 
-#define WARPS 4
-#define MAX_DIM 256
 // Columns of a head that a lane holds.
-#define PER_LANE (MAX_DIM / WARP)
-
-enum Format { F32 = 0, BF16 = 1, INT8 = 2, FP8 = 3 };
+#define PER_LANE (MAX_HEAD_DIM / WARP)
 
 __device__ __forceinline__ float stored(const void* data, const float* scales, u32 format, u64 place, u32 head_dim,
                                         u32 i) {
     u64 at = place * head_dim + i;
     switch (format) {
-        case F32: return ((const float*)data)[at];
-        case BF16: return bf16_value(((const u16*)data)[at]);
-        case INT8: return __fmul_rn((float)((const i8*)data)[at], scales[place]);
+        case KV_F32: return ((const float*)data)[at];
+        case KV_BF16: return bf16_value(((const u16*)data)[at]);
+        case KV_INT8: return __fmul_rn((float)((const i8*)data)[at], scales[place]);
         default: return __fmul_rn(e4m3_value(((const u8*)data)[at]), scales[place]);
     }
 }
@@ -35,13 +31,13 @@ __device__ __forceinline__ Span span_of(const Span* spans, u32 count, u32 row) {
     return spans[low];
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS* WARP)
+extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP)
     attention_forward(const float* qkv, u32 width, u32 heads, u32 group, u32 head_dim, float scale, const Span* spans,
                       u32 span_count, const u32* pages, u32 page_size, u32 format, const void* keys, const void* values,
                       const float* key_scales, const float* value_scales, u32 rows, float* out, float* lse) {
-    __shared__ float queries[WARPS][MAX_DIM];
+    __shared__ float queries[PLAIN_WARPS][MAX_HEAD_DIM];
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    u32 task = blockIdx.x * WARPS + warp;
+    u32 task = blockIdx.x * PLAIN_WARPS + warp;
     if (task >= rows * heads) return;
     u32 row = task / heads, head = task % heads, kv_head = head / group, kv_heads = heads / group;
     Span span = span_of(spans, span_count, row);
@@ -95,9 +91,9 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 }
 
 // deltas[row, head] = dout . out.
-extern "C" __global__ void __launch_bounds__(WARPS* WARP)
+extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP)
     attention_deltas(const float* out, const float* dout, u32 count, u32 head_dim, float* deltas) {
-    u32 task = blockIdx.x * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    u32 task = blockIdx.x * PLAIN_WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (task >= count) return;
     float sum = 0.0f;
     for (u32 i = lane; i < head_dim; i += WARP) {
@@ -109,13 +105,13 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 }
 
 // The gradient of the queries: a warp a row and head.
-extern "C" __global__ void __launch_bounds__(WARPS* WARP)
+extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP)
     attention_backward_queries(const float* qkv, u32 width, u32 heads, u32 group, u32 head_dim, float scale,
                                const Span* spans, u32 span_count, u32 rows, const float* dout, const float* lse,
                                const float* deltas, float* dqkv) {
-    __shared__ float queries[WARPS][MAX_DIM], gradients[WARPS][MAX_DIM];
+    __shared__ float queries[PLAIN_WARPS][MAX_HEAD_DIM], gradients[PLAIN_WARPS][MAX_HEAD_DIM];
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    u32 task = blockIdx.x * WARPS + warp;
+    u32 task = blockIdx.x * PLAIN_WARPS + warp;
     if (task >= rows * heads) return;
     u32 row = task / heads, head = task % heads, kv_head = head / group, kv_heads = heads / group;
     Span span = span_of(spans, span_count, row);
@@ -163,13 +159,13 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 }
 
 // The gradients of keys and values: a warp a row and key/value head, over later queries in order.
-extern "C" __global__ void __launch_bounds__(WARPS* WARP)
+extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP)
     attention_backward_keys(const float* qkv, u32 width, u32 heads, u32 group, u32 head_dim, float scale,
                             const Span* spans, u32 span_count, u32 rows, const float* dout, const float* lse,
                             const float* deltas, float* dqkv) {
-    __shared__ float keys[WARPS][MAX_DIM], values[WARPS][MAX_DIM];
+    __shared__ float keys[PLAIN_WARPS][MAX_HEAD_DIM], values[PLAIN_WARPS][MAX_HEAD_DIM];
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    u32 kv_heads = heads / group, task = blockIdx.x * WARPS + warp;
+    u32 kv_heads = heads / group, task = blockIdx.x * PLAIN_WARPS + warp;
     if (task >= rows * kv_heads) return;
     u32 row = task / kv_heads, kv_head = task % kv_heads;
     Span span = span_of(spans, span_count, row);

@@ -49,10 +49,6 @@ __device__ __forceinline__ u32 hear(const u32* at) {
     return word;
 }
 
-// Largest magnitudes of rows that many blocks find together: so many words apart, or they would all meet in one slice of the
-// cache.
-const u32 LARGEST_STRIDE = 32;
-
 // bf16 is kept as its bits.
 struct bf16 {
     u16 bits;

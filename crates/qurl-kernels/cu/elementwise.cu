@@ -6,8 +6,6 @@
 struct Token {
     u32 is_sampled, number;
 };
-// Words of a sampled token; the first is its number.
-#define TOKEN_WORDS 3
 
 // to = from, d numbers, by all threads of a block.
 __device__ __forceinline__ void copy_row(const float* from, u32 d, float* to) {
@@ -29,6 +27,7 @@ extern "C" __global__ void __launch_bounds__(256)
     gather_tokens(const float* table, const Token* tokens, const u32* sampled, u32 d, float* out) {
     wait_for_previous();
     Token token = tokens[blockIdx.x];
+    // The number is the first word of a sampled token.
     u32 id = token.is_sampled ? sampled[(u64)token.number * TOKEN_WORDS] : token.number;
     copy_row(table + (u64)id * d, d, out + (u64)blockIdx.x * d);
 }

@@ -15,11 +15,6 @@
 #include "common.cuh"
 #include "mma.cuh"
 
-enum KvFormat { KV_BF16, KV_INT8, KV_FP8 };
-
-const int TILE = 64;
-const int SPLIT_TILES = 8;
-
 struct FlashArgs {
     const float* qkv;  // [rows, stride]: queries of all heads first
     const u8* keys;    // [page][kv_head][slot][head_dim]
@@ -40,7 +35,7 @@ struct FlashArgs {
     const float* sin;
     int output;         // decode: what `out` holds, see Output
     float* out_scales;  // decode: one per row, for codes
-    u32* maxima;        // decode, for codes: [row][block to][block from], EMPTY between kernels
+    u32* absmax;        // decode, for codes: [row][block to][block from], EMPTY between kernels
 };
 
 template <int FORMAT, int HD>

@@ -21,23 +21,20 @@ struct BackwardArgs {
     float scale;
 };
 
-const int OWN = 64;    // rows that a block owns
-const int OTHER = 32;  // rows that pass by at a time
-const int THREADS = 128;
 
 // One block per row: bf16 copies, and the facts of a row and head: the logarithm in base 2 of its softmax denominator, the product of
 // its output and that one's gradient, and nothing twice (the copy engine takes 16 bytes).
-extern "C" __global__ void __launch_bounds__(128) flash_backward_prepare(
+extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS) flash_backward_prepare(
     const float* qkv, const float* out, const float* dout, const float* lse, u32* qkv_to, u32* dout_to, float4* facts, int stride,
     int heads, int head_dim
 ) {
     u64 row = blockIdx.x;
     u32 width = heads * head_dim;
     const float2* from = reinterpret_cast<const float2*>(qkv + row * stride);
-    for (u32 i = threadIdx.x; i < stride / 2; i += 128) qkv_to[row * (stride / 2) + i] = bf16_two(from[i].x, from[i].y);
+    for (u32 i = threadIdx.x; i < stride / 2; i += BACKWARD_THREADS) qkv_to[row * (stride / 2) + i] = bf16_two(from[i].x, from[i].y);
     const float2* o = reinterpret_cast<const float2*>(out + row * width);
     const float2* d = reinterpret_cast<const float2*>(dout + row * width);
-    for (u32 i = threadIdx.x; i < width / 2; i += 128) dout_to[row * (width / 2) + i] = bf16_two(d[i].x, d[i].y);
+    for (u32 i = threadIdx.x; i < width / 2; i += BACKWARD_THREADS) dout_to[row * (width / 2) + i] = bf16_two(d[i].x, d[i].y);
     for (u32 head = threadIdx.x / WARP; head < heads; head += 4) {
         float sum = 0.0f;
         for (u32 i = threadIdx.x % WARP; i < head_dim / 2; i += WARP) {
@@ -63,7 +60,7 @@ template <int HD, int ROWS>
 __device__ __forceinline__ void fetch_rows(u32 to, const u16* from, u64 stride, u32 first, u32 end) {
     const int CHUNKS = HD / 8;
 #pragma unroll
-    for (int at = threadIdx.x; at < ROWS * CHUNKS; at += THREADS) {
+    for (int at = threadIdx.x; at < ROWS * CHUNKS; at += BACKWARD_THREADS) {
         u32 row = at / CHUNKS, chunk = at % CHUNKS;
         bool valid = first + row < end;
         copy_16(to + chunk_at<HD>(row, chunk), from + (valid ? first + row : first) * stride + chunk * 8, valid);
@@ -93,9 +90,9 @@ __device__ __forceinline__ void right_operand(u32 (&b)[4], u32 tile, u32 row, in
 
 // d[j] = 16 rows of `a` . 8 rows of `b` each.
 template <int HD>
-__device__ __forceinline__ void scores(float (&d)[OTHER / 8][4], u32 a, u32 a_row, u32 b) {
+__device__ __forceinline__ void scores(float (&d)[BACKWARD_PASSING / 8][4], u32 a, u32 a_row, u32 b) {
 #pragma unroll
-    for (int j = 0; j < OTHER / 8; ++j) {
+    for (int j = 0; j < BACKWARD_PASSING / 8; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) d[j][e] = 0.0f;
     }
@@ -104,7 +101,7 @@ __device__ __forceinline__ void scores(float (&d)[OTHER / 8][4], u32 a, u32 a_ro
         u32 left[4];
         left_operand<HD>(left, a, a_row, k);
 #pragma unroll
-        for (int j = 0; j < OTHER / 8; j += 2) {
+        for (int j = 0; j < BACKWARD_PASSING / 8; j += 2) {
             u32 right[4];
             right_transposed<HD>(right, b, j * 8, k);
             mma_bf16(d[j], left[0], left[1], left[2], left[3], right[0], right[1]);
@@ -113,11 +110,11 @@ __device__ __forceinline__ void scores(float (&d)[OTHER / 8][4], u32 a, u32 a_ro
     }
 }
 
-// sum += p . tile, where p are 16 x OTHER numbers as `scores` leaves them.
+// sum += p . tile, where p are 16 x BACKWARD_PASSING numbers as `scores` leaves them.
 template <int HD>
-__device__ __forceinline__ void accumulate(float (&sum)[HD / 8][4], const float (&p)[OTHER / 8][4], u32 tile) {
+__device__ __forceinline__ void accumulate(float (&sum)[HD / 8][4], const float (&p)[BACKWARD_PASSING / 8][4], u32 tile) {
 #pragma unroll
-    for (int k = 0; k < OTHER / 16; ++k) {
+    for (int k = 0; k < BACKWARD_PASSING / 16; ++k) {
         u32 a0 = bf16_two(p[2 * k][0], p[2 * k][1]), a1 = bf16_two(p[2 * k][2], p[2 * k][3]);
         u32 a2 = bf16_two(p[2 * k + 1][0], p[2 * k + 1][1]), a3 = bf16_two(p[2 * k + 1][2], p[2 * k + 1][3]);
 #pragma unroll
@@ -160,10 +157,10 @@ __device__ __forceinline__ void write_rows(const float (&sum)[HD / 8][4], float*
 
 template <int HD>
 __device__ __forceinline__ void backward_keys(const BackwardArgs& a) {
-    const u32 OWN_BYTES = OWN * HD * 2, OTHER_BYTES = OTHER * HD * 2;
+    const u32 OWN_BYTES = BACKWARD_TILE * HD * 2, OTHER_BYTES = BACKWARD_PASSING * HD * 2;
     extern __shared__ __align__(1024) u8 smem[];
     u32 keys = smem_address(smem), values = keys + OWN_BYTES, passing = values + OWN_BYTES;  // [2][queries, dout]
-    float4* facts = reinterpret_cast<float4*>(smem + 2 * OWN_BYTES + 4 * OTHER_BYTES);  // [2][OTHER]
+    float4* facts = reinterpret_cast<float4*>(smem + 2 * OWN_BYTES + 4 * OTHER_BYTES);  // [2][BACKWARD_PASSING]
     u32 lane = threadIdx.x % WARP, quad = lane % 4, own = threadIdx.x / WARP * 16;
     u32 kv_head = blockIdx.y, group = a.heads / a.kv_heads;
     Span span = a.spans[a.work[2 * blockIdx.x]];
@@ -173,23 +170,23 @@ __device__ __forceinline__ void backward_keys(const BackwardArgs& a) {
     u64 out_stride = (u64)a.heads * HD;
 
     // Steps: query heads of the group, and for each the queries from the first key on.
-    u32 blocks = (span.rows - first + OTHER - 1) / OTHER, steps = blocks * group;
+    u32 blocks = (span.rows - first + BACKWARD_PASSING - 1) / BACKWARD_PASSING, steps = blocks * group;
     auto fetch = [&](u32 step) {
         if (step < steps) {
-            u32 head = kv_head * group + step / blocks, query = first + step % blocks * OTHER;
+            u32 head = kv_head * group + step / blocks, query = first + step % blocks * BACKWARD_PASSING;
             u32 to = passing + step % 2 * 2 * OTHER_BYTES;
-            fetch_rows<HD, OTHER>(to, qkv + head * HD, a.stride, query, span.rows);
-            fetch_rows<HD, OTHER>(to + OTHER_BYTES, a.dout + span.row * out_stride + head * HD, out_stride, query, span.rows);
-            if (threadIdx.x < OTHER) {
+            fetch_rows<HD, BACKWARD_PASSING>(to, qkv + head * HD, a.stride, query, span.rows);
+            fetch_rows<HD, BACKWARD_PASSING>(to + OTHER_BYTES, a.dout + span.row * out_stride + head * HD, out_stride, query, span.rows);
+            if (threadIdx.x < BACKWARD_PASSING) {
                 u32 q = query + threadIdx.x;
                 const float4* from = a.facts + (u64)(span.row + min(q, span.rows - 1)) * a.heads + head;
-                copy_16(smem_address(facts + step % 2 * OTHER + threadIdx.x), from, q < span.rows);
+                copy_16(smem_address(facts + step % 2 * BACKWARD_PASSING + threadIdx.x), from, q < span.rows);
             }
         }
         copies_commit();
     };
-    fetch_rows<HD, OWN>(keys, qkv + key_column, a.stride, first, span.rows);
-    fetch_rows<HD, OWN>(values, qkv + value_column, a.stride, first, span.rows);
+    fetch_rows<HD, BACKWARD_TILE>(keys, qkv + key_column, a.stride, first, span.rows);
+    fetch_rows<HD, BACKWARD_TILE>(values, qkv + value_column, a.stride, first, span.rows);
     fetch(0);
     float dk[HD / 8][4], dv[HD / 8][4];
     clear<HD>(dk);
@@ -200,13 +197,13 @@ __device__ __forceinline__ void backward_keys(const BackwardArgs& a) {
         copies_wait<1>();
         __syncthreads();
         u32 queries = passing + step % 2 * 2 * OTHER_BYTES, douts = queries + OTHER_BYTES;
-        const float4* known = facts + step % 2 * OTHER;
-        u32 query = first + step % blocks * OTHER;
-        float p[OTHER / 8][4], dp[OTHER / 8][4];
+        const float4* known = facts + step % 2 * BACKWARD_PASSING;
+        u32 query = first + step % blocks * BACKWARD_PASSING;
+        float p[BACKWARD_PASSING / 8][4], dp[BACKWARD_PASSING / 8][4];
         scores<HD>(p, keys, own, queries);
         scores<HD>(dp, values, own, douts);
 #pragma unroll
-        for (int j = 0; j < OTHER / 8; ++j) {
+        for (int j = 0; j < BACKWARD_PASSING / 8; ++j) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 u32 column = j * 8 + quad * 2 + e % 2, key = first + own + lane / 4 + e / 2 * 8;
@@ -229,7 +226,7 @@ __device__ __forceinline__ void backward_keys(const BackwardArgs& a) {
 
 template <int HD>
 __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
-    const u32 OWN_BYTES = OWN * HD * 2, OTHER_BYTES = OTHER * HD * 2;
+    const u32 OWN_BYTES = BACKWARD_TILE * HD * 2, OTHER_BYTES = BACKWARD_PASSING * HD * 2;
     extern __shared__ __align__(1024) u8 smem[];
     u32 queries = smem_address(smem), douts = queries + OWN_BYTES, passing = douts + OWN_BYTES;  // [2][keys, values]
     u32 lane = threadIdx.x % WARP, quad = lane % 4, own = threadIdx.x / WARP * 16;
@@ -240,17 +237,17 @@ __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
     const u16* key_rows = qkv + (a.heads + kv_head) * HD;
     const u16* value_rows = key_rows + a.kv_heads * HD;
     u64 out_stride = (u64)a.heads * HD;
-    u32 steps = (min(first + OWN, span.rows) + OTHER - 1) / OTHER;
+    u32 steps = (min(first + BACKWARD_TILE, span.rows) + BACKWARD_PASSING - 1) / BACKWARD_PASSING;
     auto fetch = [&](u32 step) {
         if (step < steps) {
             u32 to = passing + step % 2 * 2 * OTHER_BYTES;
-            fetch_rows<HD, OTHER>(to, key_rows, a.stride, step * OTHER, span.rows);
-            fetch_rows<HD, OTHER>(to + OTHER_BYTES, value_rows, a.stride, step * OTHER, span.rows);
+            fetch_rows<HD, BACKWARD_PASSING>(to, key_rows, a.stride, step * BACKWARD_PASSING, span.rows);
+            fetch_rows<HD, BACKWARD_PASSING>(to + OTHER_BYTES, value_rows, a.stride, step * BACKWARD_PASSING, span.rows);
         }
         copies_commit();
     };
-    fetch_rows<HD, OWN>(queries, qkv + head * HD, a.stride, first, span.rows);
-    fetch_rows<HD, OWN>(douts, a.dout + span.row * out_stride + head * HD, out_stride, first, span.rows);
+    fetch_rows<HD, BACKWARD_TILE>(queries, qkv + head * HD, a.stride, first, span.rows);
+    fetch_rows<HD, BACKWARD_TILE>(douts, a.dout + span.row * out_stride + head * HD, out_stride, first, span.rows);
     fetch(0);
     float log[2], delta[2];
 #pragma unroll
@@ -268,15 +265,15 @@ __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
         __syncthreads();
         u32 keys = passing + step % 2 * 2 * OTHER_BYTES, values = keys + OTHER_BYTES;
         // Keys that come after all queries of the warp add nothing.
-        if (step * OTHER <= first + own + 15) {
-            float p[OTHER / 8][4], dp[OTHER / 8][4];
+        if (step * BACKWARD_PASSING <= first + own + 15) {
+            float p[BACKWARD_PASSING / 8][4], dp[BACKWARD_PASSING / 8][4];
             scores<HD>(p, queries, own, keys);
             scores<HD>(dp, douts, own, values);
 #pragma unroll
-            for (int j = 0; j < OTHER / 8; ++j) {
+            for (int j = 0; j < BACKWARD_PASSING / 8; ++j) {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    u32 key = step * OTHER + j * 8 + quad * 2 + e % 2, query = first + own + lane / 4 + e / 2 * 8;
+                    u32 key = step * BACKWARD_PASSING + j * 8 + quad * 2 + e % 2, query = first + own + lane / 4 + e / 2 * 8;
                     float weight = exp2_fast(__fmaf_rn(p[j][e], log_scale, -log[e / 2]));
                     dp[j][e] = key <= query ? __fmul_rn(weight, __fsub_rn(dp[j][e], delta[e / 2])) : 0.0f;
                 }
@@ -289,14 +286,14 @@ __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
 }
 
 #define KERNELS(hd)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(128, 2) flash_backward_keys_##hd(                                   \
+    extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, 2) flash_backward_keys_##hd(                                   \
         const u16* qkv, const u16* dout, const float4* facts, const Span* spans, const u32* work, float* dqkv,       \
         int stride, int heads, int kv_heads, float scale                                                             \
     ) {                                                                                                              \
         BackwardArgs args = {qkv, dout, facts, spans, work, dqkv, stride, heads, kv_heads, scale};                   \
         backward_keys<hd>(args);                                                                                     \
     }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(128, 2) flash_backward_queries_##hd(                                \
+    extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, 2) flash_backward_queries_##hd(                                \
         const u16* qkv, const u16* dout, const float4* facts, const Span* spans, const u32* work, float* dqkv,       \
         int stride, int heads, int kv_heads, float scale                                                             \
     ) {                                                                                                              \

@@ -31,15 +31,13 @@ struct HopperArgs {
     __device__ u32 item() const { return blockIdx.x / (heads / share); }
 };
 
-const int GROUPS = 2;  // warpgroups that own rows
-const int ROWS = 64;   // of a tile
-const int HALF = ROWS * 128;
-const int CONSUMERS = GROUPS * 128;
+const int HALF = BACKWARD_TILE * 128;
+const int CONSUMERS = BACKWARD_GROUPS * 128;
 
 template <int HD>
 struct Shape {
-    static const int TILE = ROWS * HD * 2;
-    static const int OWN = 2 * GROUPS * TILE;  // two matrices
+    static const int TILE = BACKWARD_TILE * HD * 2;
+    static const int OWN = 2 * BACKWARD_GROUPS * TILE;  // two matrices
     static const int STAGES = HD == 64 ? 4 : 3;
 };
 
@@ -78,21 +76,21 @@ __device__ __forceinline__ void pin(float (&d)[COUNT]) {
 
 // d = 64 rows of one tile . 64 rows of another; asynchronous.
 template <int HD>
-__device__ __forceinline__ void scores(float (&d)[ROWS / 2], u32 left, u32 right) {
+__device__ __forceinline__ void scores(float (&d)[BACKWARD_TILE / 2], u32 left, u32 right) {
 #pragma unroll
     for (int k = 0; k < HD / 16; ++k) {
         u32 at = k / 4 * HALF + k % 4 * 32;
-        wgmma_bf16<ROWS>(d, operand(left + at), operand(right + at), k > 0);
+        wgmma_bf16<BACKWARD_TILE>(d, operand(left + at), operand(right + at), k > 0);
     }
     commit_products();
 }
 
 // The numbers of 64 x 64 scores as left operands.
 struct Left {
-    u32 a[ROWS / 4];
-    __device__ __forceinline__ void take(const float (&p)[ROWS / 2]) {
+    u32 a[BACKWARD_TILE / 4];
+    __device__ __forceinline__ void take(const float (&p)[BACKWARD_TILE / 2]) {
 #pragma unroll
-        for (int i = 0; i < ROWS / 4; ++i) a[i] = bf16_two(p[2 * i], p[2 * i + 1]);
+        for (int i = 0; i < BACKWARD_TILE / 4; ++i) a[i] = bf16_two(p[2 * i], p[2 * i + 1]);
     }
 };
 
@@ -100,7 +98,7 @@ struct Left {
 template <int HD>
 __device__ __forceinline__ void accumulate(float (&sum)[HD / 2], const Left& left, u32 tile) {
 #pragma unroll
-    for (int k = 0; k < ROWS / 16; ++k) {
+    for (int k = 0; k < BACKWARD_TILE / 16; ++k) {
         const u32* a = left.a + 4 * k;
         wgmma_across<HD>(sum, a[0], a[1], a[2], a[3], operand_across(tile + k * 16 * 128));
     }
@@ -155,29 +153,29 @@ __device__ __forceinline__ void backward_keys(const TensorMap& qkv, const Tensor
     typedef Shape<HD> M;
     extern __shared__ u8 dynamic[];
     __shared__ Barriers barriers;
-    __shared__ __align__(128) float4 facts[M::STAGES][ROWS];
+    __shared__ __align__(128) float4 facts[M::STAGES][BACKWARD_TILE];
     u32 own = (smem_address(dynamic) + 1023) & ~1023u, stages = own + M::OWN;
     set_up<M::STAGES>(barriers);
     u32 group = a.heads / a.kv_heads, head = a.part() * a.share, kv_head = head / group;
     Span span = a.spans[a.work[2 * a.item()]];
     u32 first = a.work[2 * a.item() + 1];
     // Steps: the block's query heads, and for each the queries from the first key on.
-    u32 blocks = (span.rows - first + ROWS - 1) / ROWS;
+    u32 blocks = (span.rows - first + BACKWARD_TILE - 1) / BACKWARD_TILE;
 
     if (threadIdx.x >= CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (threadIdx.x == CONSUMERS) {
             u32 barrier = smem_address(&barriers.own);
             barrier_expect(barrier, M::OWN);
-            for (u32 g = 0; g < GROUPS; ++g) {
-                u32 row = span.row + first + g * ROWS;
+            for (u32 g = 0; g < BACKWARD_GROUPS; ++g) {
+                u32 row = span.row + first + g * BACKWARD_TILE;
                 bring<HD>(own + 2 * g * M::TILE, &qkv, (a.heads + kv_head) * HD, row, barrier);
                 bring<HD>(own + (2 * g + 1) * M::TILE, &qkv, (a.heads + a.kv_heads + kv_head) * HD, row, barrier);
             }
             u32 done = 0;
             for (u32 h = head; h < head + a.share; ++h) {
                 for (u32 block = 0; block < blocks; ++block, ++done) {
-                    u32 stage = done % M::STAGES, to = stages + stage * 2 * M::TILE, row = span.row + first + block * ROWS;
+                    u32 stage = done % M::STAGES, to = stages + stage * 2 * M::TILE, row = span.row + first + block * BACKWARD_TILE;
                     if (done >= M::STAGES) barrier_wait(smem_address(&barriers.empty[stage]), (done / M::STAGES & 1) ^ 1);
                     barrier = smem_address(&barriers.full[stage]);
                     barrier_expect(barrier, 2 * M::TILE + sizeof(facts[0]));
@@ -190,7 +188,7 @@ __device__ __forceinline__ void backward_keys(const TensorMap& qkv, const Tensor
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         u32 warpgroup = threadIdx.x / 128, lane = threadIdx.x % WARP, quad = lane % 4;
-        u32 first_key = first + warpgroup * ROWS, key = first_key + threadIdx.x % 128 / WARP * 16 + lane / 4;
+        u32 first_key = first + warpgroup * BACKWARD_TILE, key = first_key + threadIdx.x % 128 / WARP * 16 + lane / 4;
         u32 keys = own + 2 * warpgroup * M::TILE, values = keys + M::TILE;
         float dk[HD / 2], dv[HD / 2];
 #pragma unroll
@@ -201,11 +199,11 @@ __device__ __forceinline__ void backward_keys(const TensorMap& qkv, const Tensor
         for (u32 h = 0; h < a.share; ++h) {
             for (u32 block = 0; block < blocks; ++block, ++done) {
                 u32 stage = done % M::STAGES, queries = stages + stage * 2 * M::TILE, douts = queries + M::TILE;
-                u32 query = first + block * ROWS;
+                u32 query = first + block * BACKWARD_TILE;
                 barrier_wait(smem_address(&barriers.full[stage]), done / M::STAGES & 1);
                 // Queries in front of all keys of the warpgroup see none.
                 if (query >= first_key) {
-                    float p[ROWS / 2], dp[ROWS / 2];
+                    float p[BACKWARD_TILE / 2], dp[BACKWARD_TILE / 2];
                     begin_products();
                     scores<HD>(p, keys, queries);
                     scores<HD>(dp, values, douts);
@@ -213,13 +211,13 @@ __device__ __forceinline__ void backward_keys(const TensorMap& qkv, const Tensor
                     pin(p);
                     const float4* known = facts[stage] + quad * 2;
 #pragma unroll
-                    for (int j = 0; j < ROWS / 8; ++j) {
+                    for (int j = 0; j < BACKWARD_TILE / 8; ++j) {
 #pragma unroll
                         for (int e = 0; e < 4; ++e) p[4 * j + e] = exp2_fast(__fmaf_rn(p[4 * j + e], log_scale, -known[j * 8 + e % 2].x));
                     }
-                    if (query == first_key || query + ROWS > span.rows) {
+                    if (query == first_key || query + BACKWARD_TILE > span.rows) {
 #pragma unroll
-                        for (int i = 0; i < ROWS / 2; ++i) {
+                        for (int i = 0; i < BACKWARD_TILE / 2; ++i) {
                             u32 q = query + i / 4 * 8 + quad * 2 + i % 2;
                             p[i] = key + i % 4 / 2 * 8 <= q && q < span.rows ? p[i] : 0.0f;
                         }
@@ -231,7 +229,7 @@ __device__ __forceinline__ void backward_keys(const TensorMap& qkv, const Tensor
                     wait_for_products<1>();
                     pin(dp);
 #pragma unroll
-                    for (int j = 0; j < ROWS / 8; ++j) {
+                    for (int j = 0; j < BACKWARD_TILE / 8; ++j) {
 #pragma unroll
                         for (int e = 0; e < 4; ++e) dp[4 * j + e] = __fmul_rn(p[4 * j + e], __fsub_rn(dp[4 * j + e], known[j * 8 + e % 2].y));
                     }
@@ -263,20 +261,20 @@ __device__ __forceinline__ void backward_queries(const TensorMap& qkv, const Ten
     u32 head = a.part(), kv_head = head / (a.heads / a.kv_heads);
     Span span = a.spans[a.work[2 * a.item()]];
     u32 first = a.work[2 * a.item() + 1];
-    u32 steps = (min(first + GROUPS * ROWS, span.rows) + ROWS - 1) / ROWS;
+    u32 steps = (min(first + BACKWARD_GROUPS * BACKWARD_TILE, span.rows) + BACKWARD_TILE - 1) / BACKWARD_TILE;
 
     if (threadIdx.x >= CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (threadIdx.x == CONSUMERS) {
             u32 barrier = smem_address(&barriers.own);
             barrier_expect(barrier, M::OWN);
-            for (u32 g = 0; g < GROUPS; ++g) {
-                u32 row = span.row + first + g * ROWS;
+            for (u32 g = 0; g < BACKWARD_GROUPS; ++g) {
+                u32 row = span.row + first + g * BACKWARD_TILE;
                 bring<HD>(own + 2 * g * M::TILE, &qkv, head * HD, row, barrier);
                 bring<HD>(own + (2 * g + 1) * M::TILE, &dout, head * HD, row, barrier);
             }
             for (u32 step = 0; step < steps; ++step) {
-                u32 stage = step % M::STAGES, to = stages + stage * 2 * M::TILE, row = span.row + step * ROWS;
+                u32 stage = step % M::STAGES, to = stages + stage * 2 * M::TILE, row = span.row + step * BACKWARD_TILE;
                 if (step >= M::STAGES) barrier_wait(smem_address(&barriers.empty[stage]), (step / M::STAGES & 1) ^ 1);
                 barrier = smem_address(&barriers.full[stage]);
                 barrier_expect(barrier, 2 * M::TILE);
@@ -287,7 +285,7 @@ __device__ __forceinline__ void backward_queries(const TensorMap& qkv, const Ten
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         u32 warpgroup = threadIdx.x / 128, lane = threadIdx.x % WARP, quad = lane % 4;
-        u32 first_query = first + warpgroup * ROWS, query = first_query + threadIdx.x % 128 / WARP * 16 + lane / 4;
+        u32 first_query = first + warpgroup * BACKWARD_TILE, query = first_query + threadIdx.x % 128 / WARP * 16 + lane / 4;
         u32 queries = own + 2 * warpgroup * M::TILE, douts = queries + M::TILE;
         float log[2], delta[2];
 #pragma unroll
@@ -303,28 +301,28 @@ __device__ __forceinline__ void backward_queries(const TensorMap& qkv, const Ten
         barrier_wait(smem_address(&barriers.own), 0);
         for (u32 step = 0; step < steps; ++step) {
             u32 stage = step % M::STAGES, keys = stages + stage * 2 * M::TILE, values = keys + M::TILE;
-            u32 key = step * ROWS;
+            u32 key = step * BACKWARD_TILE;
             barrier_wait(smem_address(&barriers.full[stage]), step / M::STAGES & 1);
             // Keys that come after all queries of the warpgroup add nothing.
             if (key <= first_query) {
-                float p[ROWS / 2], dp[ROWS / 2];
+                float p[BACKWARD_TILE / 2], dp[BACKWARD_TILE / 2];
                 begin_products();
                 scores<HD>(p, queries, keys);
                 scores<HD>(dp, douts, values);
                 wait_for_products<1>();
                 pin(p);
 #pragma unroll
-                for (int i = 0; i < ROWS / 2; ++i) p[i] = exp2_fast(__fmaf_rn(p[i], log_scale, -log[i % 4 / 2]));
+                for (int i = 0; i < BACKWARD_TILE / 2; ++i) p[i] = exp2_fast(__fmaf_rn(p[i], log_scale, -log[i % 4 / 2]));
                 if (key == first_query) {
 #pragma unroll
-                    for (int i = 0; i < ROWS / 2; ++i) {
+                    for (int i = 0; i < BACKWARD_TILE / 2; ++i) {
                         p[i] = key + i / 4 * 8 + quad * 2 + i % 2 <= query + i % 4 / 2 * 8 ? p[i] : 0.0f;
                     }
                 }
                 wait_for_products<0>();
                 pin(dp);
 #pragma unroll
-                for (int i = 0; i < ROWS / 2; ++i) dp[i] = __fmul_rn(p[i], __fsub_rn(dp[i], delta[i % 4 / 2]));
+                for (int i = 0; i < BACKWARD_TILE / 2; ++i) dp[i] = __fmul_rn(p[i], __fsub_rn(dp[i], delta[i % 4 / 2]));
                 Left gradients;
                 gradients.take(dp);
                 begin_products();

@@ -1,12 +1,8 @@
 // Attention of one new position of each sequence: see flash.cuh.
 #include "flash_tile.cuh"
 
-// Most warps of a block.
-const int MOST_WARPS = 8;
-
 // What decode writes: numbers, or a product's left operand. For codes the blocks of a row tell each other their largest
 // number, so all of them must run at the same time.
-enum Output { OUT_F32, OUT_BF16, OUT_INT8, OUT_FP8 };
 
 // A number of a head's first or second half, rotated with the one in the other half.
 __device__ __forceinline__ float rotated(bool second, float own, float other, float cos, float sin) {
@@ -17,7 +13,7 @@ __device__ __forceinline__ float rotated(bool second, float own, float other, fl
 // The queries of up to eight heads in shared memory, as 16-bit numbers, and from there as right operands.
 template <int HD, bool F16>
 struct StagedQueries {
-    u16 rows[HEADS][HD + 8];  // padded: neighbouring rows begin four banks apart
+    u16 rows[DECODE_HEADS][HD + 8];  // padded: neighbouring rows begin four banks apart
 
     __device__ __forceinline__ void put(u32 head, u32 at, float4 x) {
         *reinterpret_cast<uint2*>(&rows[head][at]) = make_uint2(two<F16>(x.x, x.y), two<F16>(x.z, x.w));
@@ -99,28 +95,28 @@ template <int FORMAT, int HD, int TEAM>
 __device__ __forceinline__ void decode(const FlashArgs& a) {
     const int BYTES = Row<FORMAT, HD>::BYTES;
     const bool SCALED = FORMAT != KV_BF16;
-    const int KEYS = TILE / TEAM, KEY_BYTES = KEYS * BYTES, COLUMNS = HD / TEAM;  // of a warp
-    const int TEAM_BYTES = 2 * TILE * (BYTES + (SCALED ? 4 : 0));
+    const int KEYS = FLASH_TILE / TEAM, KEY_BYTES = KEYS * BYTES, COLUMNS = HD / TEAM;  // of a warp
+    const int TEAM_BYTES = 2 * FLASH_TILE * (BYTES + (SCALED ? 4 : 0));
     const int OWN = HD / WARP;  // columns of a lane that folds
     typedef Columns<OWN> Lane;
     extern __shared__ __align__(1024) u8 smem[];
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     u32 team = warp / TEAM, side = warp % TEAM, teams = warps / TEAM;
-    u32 split = blockIdx.x, group = a.heads / a.kv_heads, eights = (group + HEADS - 1) / HEADS;
-    u32 kv_head = blockIdx.y / eights, first_head = blockIdx.y % eights * HEADS, heads = min(HEADS, group - first_head);
+    u32 split = blockIdx.x, group = a.heads / a.kv_heads, eights = (group + DECODE_HEADS - 1) / DECODE_HEADS;
+    u32 kv_head = blockIdx.y / eights, first_head = blockIdx.y % eights * DECODE_HEADS, heads = min(DECODE_HEADS, group - first_head);
     Span span = a.spans[blockIdx.z];
     u32 length = span.position + 1;
     // Positions whose keys and values are in the pages.
     u32 stored = a.cos ? length - 1 : length;
     u32 first_tile = split * SPLIT_TILES;
-    if (first_tile * TILE >= length) return;
-    u32 last_tile = min((length + TILE - 1) / TILE, first_tile + SPLIT_TILES);
+    if (first_tile * FLASH_TILE >= length) return;
+    u32 last_tile = min((length + FLASH_TILE - 1) / FLASH_TILE, first_tile + SPLIT_TILES);
 
     // Of the warp: keys, values, and the scales of both. Where a team's values were, its result waits to be folded.
-    u8 *keys = smem + team * TEAM_BYTES + side * KEY_BYTES, *values = keys + TILE * BYTES;
-    float* scales = reinterpret_cast<float*>(smem + team * TEAM_BYTES + 2 * TILE * BYTES) + side * 2 * KEYS;
-    auto result_of = [&](u32 t) { return reinterpret_cast<float*>(smem + t * TEAM_BYTES + TILE * BYTES); };
-    __shared__ Board boards[TEAM > 1 ? MOST_WARPS / TEAM : 1];
+    u8 *keys = smem + team * TEAM_BYTES + side * KEY_BYTES, *values = keys + FLASH_TILE * BYTES;
+    float* scales = reinterpret_cast<float*>(smem + team * TEAM_BYTES + 2 * FLASH_TILE * BYTES) + side * 2 * KEYS;
+    auto result_of = [&](u32 t) { return reinterpret_cast<float*>(smem + t * TEAM_BYTES + FLASH_TILE * BYTES); };
+    __shared__ Board boards[TEAM > 1 ? MAX_DECODE_WARPS / TEAM : 1];
     Board& board = boards[TEAM > 1 ? team : 0];
     auto team_sync = [&]() {
         if (TEAM > 1) {
@@ -132,17 +128,17 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
 
     // Lane i has the number of the tile's i-th page, known before the tile is fetched.
     auto page_numbers = [&](u32 tile) {
-        u32 page = (tile * TILE >> a.page_shift) + lane;
+        u32 page = (tile * FLASH_TILE >> a.page_shift) + lane;
         return tile < last_tile && page << a.page_shift < length ? a.pages[span.pages + page] : 0;
     };
     // Copies the warp's keys (part 0) or values (1) of a tile, with the scales of its keys.
     auto fetch = [&](u32 tile, int part, u32 numbers) {
         if (tile < last_tile) {
-            u32 first_page = tile * TILE >> a.page_shift, in_page = (1 << a.page_shift) - 1;
-            u32 left = stored - min(stored, tile * TILE);
+            u32 first_page = tile * FLASH_TILE >> a.page_shift, in_page = (1 << a.page_shift) - 1;
+            u32 left = stored - min(stored, tile * FLASH_TILE);
             // Where position tile * 64 + row lies.
             auto source = [&](u32 row) {
-                u32 position = tile * TILE + row;
+                u32 position = tile * FLASH_TILE + row;
                 u32 page = __shfl_sync(FULL, numbers, (position >> a.page_shift) - first_page);
                 return ((u64)(page * a.kv_heads + kv_head) << a.page_shift) + (position & in_page);
             };
@@ -164,7 +160,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
                 const u32 CHUNKS = BYTES / TEAM / 16, STEP = WARP / CHUNKS;
                 u32 own = lane / CHUNKS, to = smem_address(values);
 #pragma unroll
-                for (u32 piece = 0; piece < TILE; piece += PIECE) {
+                for (u32 piece = 0; piece < FLASH_TILE; piece += PIECE) {
                     const u8* rows = a.values + (source(piece) + own) * BYTES + side * (BYTES / TEAM) + lane % CHUNKS * 16;
 #pragma unroll
                     for (u32 r = 0; r < PIECE; r += STEP) {
@@ -187,10 +183,10 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
 
     // A thread stages four neighbouring numbers `at` of some heads' queries. Lanes of the team that takes the tile of the new
     // position make its key and value, NUMBERS each.
-    const int NUMBERS = HD / WARP, FOURS = HD / 4, MOST_STAGED = HEADS * FOURS / WARP / TEAM;
+    const int NUMBERS = HD / WARP, FOURS = HD / 4, MOST_STAGED = DECODE_HEADS * FOURS / WARP / TEAM;
     __shared__ __align__(16) StagedQueries<HD, SCALED> staged;
     u32 at = threadIdx.x % FOURS * 4, staged_head = threadIdx.x / FOURS, staged_step = blockDim.x / FOURS;
-    u32 new_tile = span.position / TILE, new_at = span.position % TILE, new_first = lane * NUMBERS;
+    u32 new_tile = span.position / FLASH_TILE, new_at = span.position % FLASH_TILE, new_first = lane * NUMBERS;
     bool makes = a.cos && new_tile < last_tile && (new_tile - first_tile) % teams == team;
     u32 new_byte = lane * NewRow<FORMAT, HD>::BYTES;
     // It waits here for its tile.
@@ -270,7 +266,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     staged.get(q, heads);
 
     // Warp w folds heads w, w + warps, ..; a lane OWN columns of each.
-    const int FOLDED = HEADS / TEAM;
+    const int FOLDED = DECODE_HEADS / TEAM;
     float m[FOLDED], l[FOLDED];
     Lane o[FOLDED];
     // Calls `use` with the number of every head of the warp, in registers and in the block.
@@ -306,7 +302,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
                 __syncwarp();
             }
             Tile<FORMAT, HD, TEAM> work;
-            u32 first_key = tile * TILE + side * KEYS;
+            u32 first_key = tile * FLASH_TILE + side * KEYS;
             work.score(q, keys, scales, a.scale, length - min(length, first_key));
             __syncwarp();
             fetch(tile + teams, 0, numbers);
@@ -340,11 +336,11 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
         numbers = page_numbers(tile + 2 * teams);
     }
 
-    u32 splits = (length + TILE * SPLIT_TILES - 1) / (TILE * SPLIT_TILES);
+    u32 splits = (length + FLASH_TILE * SPLIT_TILES - 1) / (FLASH_TILE * SPLIT_TILES);
     u64 place = (u64)span.row * a.heads + kv_head * group + first_head;
     if (splits > 1) {
         // The block that comes last folds the splits in order.
-        u32 number = blockIdx.z * gridDim.y + blockIdx.y, size = HEADS * (HD + 4);
+        u32 number = blockIdx.z * gridDim.y + blockIdx.y, size = DECODE_HEADS * (HD + 4);
         float* all = a.partials + (u64)number * a.splits * size;
         each([&](int i, u32 g) {
             float* to = all + split * size + g * (HD + 4);
@@ -383,11 +379,11 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
         }
     });
     float inverse = 1.0f;
-    bool codes = a.output == OUT_INT8 || a.output == OUT_FP8;
+    bool codes = a.output == DECODED_INT8 || a.output == DECODED_FP8;
     u32 parties = gridDim.y, me = blockIdx.y;
-    u32* told = a.maxima + (u64)span.row * parties * parties;
+    u32* told = a.absmax + (u64)span.row * parties * parties;
     if (codes) {
-        __shared__ u32 largest_of[MOST_WARPS];
+        __shared__ u32 largest_of[MAX_DECODE_WARPS];
         largest = warp_max(largest);
         if (lane == 0) largest_of[warp] = largest;
         __syncthreads();
@@ -400,14 +396,14 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
         u32 heard = 0;
         for (u32 h = lane; h < parties; h += WARP) heard = max(heard, hear(told + me * parties + h));
         largest = warp_max(heard);
-        float scale = scale_of(largest, a.output == OUT_INT8 ? 127.0f : 448.0f);
+        float scale = scale_of(largest, a.output == DECODED_INT8 ? 127.0f : 448.0f);
         inverse = __fdiv_rn(1.0f, scale);
         if (threadIdx.x == 0 && me == 0) a.out_scales[span.row] = scale;
     }
     each([&](int i, u32 g) {
         u64 to = (place + g) * HD + lane * OWN;
-        if (a.output == OUT_F32) return o[i].store(a.out + to);
-        if (a.output == OUT_BF16) {
+        if (a.output == DECODED_F32) return o[i].store(a.out + to);
+        if (a.output == DECODED_BF16) {
             u32* words = reinterpret_cast<u32*>(reinterpret_cast<u16*>(a.out) + to);
 #pragma unroll
             for (int c = 0; c < OWN; c += 2) words[c / 2] = bf16_pair(o[i].x[c], o[i].x[c + 1]);
@@ -417,7 +413,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
 #pragma unroll
         for (int c = 0; c < OWN; ++c) {
             float v = __fmul_rn(o[i].x[c], inverse);
-            word |= (u32)(a.output == OUT_INT8 ? (u8)i8_code(v) : e4m3_code(v)) << 8 * c;
+            word |= (u32)(a.output == DECODED_INT8 ? (u8)i8_code(v) : e4m3_code(v)) << 8 * c;
         }
         u8* row = reinterpret_cast<u8*>(a.out) + to;
         if (OWN == 4) {
@@ -436,15 +432,15 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
 
 // Small tiles by a warp alone, others by teams of two; registers for 16 warps a multiprocessor.
 #define KERNEL(name, format, hd, team)                                                                              \
-    extern "C" __global__ void __launch_bounds__(MOST_WARPS * WARP, 2) flash_decode_##name##_##hd(                  \
+    extern "C" __global__ void __launch_bounds__(MAX_DECODE_WARPS * WARP, 2) flash_decode_##name##_##hd(                  \
         const float* qkv, const u8* keys, const u8* values, const float* key_scales, const float* value_scales,     \
         const Span* spans, const u32* pages, float* out, float* lse, float* partials, u32* counters, int stride,    \
         int heads, int kv_heads, int page_shift, int splits, float scale, const float* cos, const float* sin,        \
-        int output, float* out_scales, u32* maxima                                                                   \
+        int output, float* out_scales, u32* absmax                                                                   \
     ) {                                                                                                             \
         FlashArgs args = {qkv, keys,     values,   key_scales, value_scales, spans,    pages,      nullptr, out,    \
                           lse, partials, counters, stride,     heads,        kv_heads, page_shift, splits,  scale,  \
-                          cos, sin,      output, out_scales, maxima};                                               \
+                          cos, sin,      output, out_scales, absmax};                                               \
         if (!cos) wait_for_previous();                                                                              \
         decode<format, hd, team>(args);                                                                             \
     }

@@ -4,13 +4,12 @@
 // 128 packed rows of one span and key/value head; tiles of keys and values are shared by eight warps, two in turns.
 template <int FORMAT, int HD>
 __device__ __forceinline__ void prefill(const FlashArgs& a) {
-    const int THREADS = 256;
     const int BYTES = HD * 2;
-    const int TILE_BYTES = TILE * BYTES;
+    const int TILE_BYTES = FLASH_TILE * BYTES;
     extern __shared__ __align__(1024) u8 smem[];
     u8* tiles = smem;  // [2][keys, values]
     float* scales = reinterpret_cast<float*>(smem + 4 * TILE_BYTES);  // [2][keys, values][64]
-    float* totals = scales + 4 * TILE;
+    float* totals = scales + 4 * FLASH_TILE;
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, quad = lane % 4;
     u32 kv_head = blockIdx.y, group = a.heads / a.kv_heads;
     // Without a list of work every span has one row.
@@ -30,9 +29,9 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
     }
     Queries<HD> q;
     load_queries<HD, FORMAT != KV_BF16>(q, queries[0], queries[1]);
-    u32 last_query = min((first_row + 127) / group, span.rows - 1);
+    u32 last_query = min((first_row + PREFILL_ROWS - 1) / group, span.rows - 1);
     u32 length = span.position + last_query + 1;
-    u32 tile_count = (length + TILE - 1) / TILE;
+    u32 tile_count = (length + FLASH_TILE - 1) / FLASH_TILE;
     // What the warp's last row sees.
     u32 warp_query = min((first_row + warp * 16 + 15) / group, span.rows - 1);
     u32 warp_length = (first_row + warp * 16) / group < span.rows ? span.position + warp_query + 1 : 0;
@@ -42,15 +41,15 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
         u32 page = a.pages[span.pages + (position >> a.page_shift)];
         return ((u64)(page * a.kv_heads + kv_head) << a.page_shift) + (position & ((1 << a.page_shift) - 1));
     };
-    const int COPIES = TILE * Row<FORMAT, HD>::CHUNKS / THREADS;  // 16-byte chunks of keys (and of values) per thread
+    const int COPIES = FLASH_TILE * Row<FORMAT, HD>::CHUNKS / PREFILL_THREADS;  // 16-byte chunks of keys (and of values) per thread
     uint4 codes[FORMAT == KV_BF16 ? 1 : 2 * COPIES];
     float code_scale[2];
     auto fetch = [&](u32 tile) {
 #pragma unroll
         for (int c = 0; c < COPIES; ++c) {
-            u32 at = c * THREADS + threadIdx.x;
+            u32 at = c * PREFILL_THREADS + threadIdx.x;
             u32 row = at / Row<FORMAT, HD>::CHUNKS, chunk = at % Row<FORMAT, HD>::CHUNKS;
-            u32 position = tile * TILE + row;
+            u32 position = tile * FLASH_TILE + row;
             bool valid = position < length;
             u64 from = source(min(position, length - 1)) * Row<FORMAT, HD>::BYTES + chunk * 16;
             if (FORMAT == KV_BF16) {
@@ -63,8 +62,8 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
                 codes[2 * c + 1] = valid ? *reinterpret_cast<const uint4*>(a.values + from) : zero;
             }
         }
-        if (FORMAT != KV_BF16 && threadIdx.x < TILE) {
-            u32 position = tile * TILE + threadIdx.x;
+        if (FORMAT != KV_BF16 && threadIdx.x < FLASH_TILE) {
+            u32 position = tile * FLASH_TILE + threadIdx.x;
             bool valid = position < length;
             u64 from = source(min(position, length - 1));
             code_scale[0] = valid ? a.key_scales[from] : 0.0f;
@@ -77,7 +76,7 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
         u8* keys = tiles + tile % 2 * 2 * TILE_BYTES;
 #pragma unroll
         for (int c = 0; c < COPIES; ++c) {
-            u32 at = c * THREADS + threadIdx.x;
+            u32 at = c * PREFILL_THREADS + threadIdx.x;
             u32 row = at / Row<FORMAT, HD>::CHUNKS, chunk = at % Row<FORMAT, HD>::CHUNKS;
 #pragma unroll
             for (int part = 0; part < 2; ++part) {
@@ -98,9 +97,9 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
                 }
             }
         }
-        if (threadIdx.x < TILE) {
-            scales[tile % 2 * 2 * TILE + threadIdx.x] = code_scale[0];
-            scales[(tile % 2 * 2 + 1) * TILE + threadIdx.x] = code_scale[1];
+        if (threadIdx.x < FLASH_TILE) {
+            scales[tile % 2 * 2 * FLASH_TILE + threadIdx.x] = code_scale[0];
+            scales[(tile % 2 * 2 + 1) * FLASH_TILE + threadIdx.x] = code_scale[1];
         }
     };
 
@@ -160,19 +159,19 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
             close_split();
             reset();
         }
-        if (tile * TILE < warp_length) {
+        if (tile * FLASH_TILE < warp_length) {
             const u8* keys = tiles + tile % 2 * 2 * TILE_BYTES;
-            const float* tile_scales = scales + tile % 2 * 2 * TILE;
+            const float* tile_scales = scales + tile % 2 * 2 * FLASH_TILE;
             float s[8][4];
             Softmax soft;
-            tile_scores<FORMAT != KV_BF16, HD>(q, keys, tile_scales, a.scale, limit, tile * TILE, s, soft);
+            tile_scores<FORMAT != KV_BF16, HD>(q, keys, tile_scales, a.scale, limit, tile * FLASH_TILE, s, soft);
             tile_weights(s, soft);
             float keep[2], take[2];
 #pragma unroll
             for (int h = 0; h < 2; ++h) fold(state.m[h], state.l[h], soft.m[h], soft.l[h], keep[h], take[h]);
             u32 p[4][4];
 #pragma unroll
-            for (int k = 0; k < 4; ++k) weight_operand<FORMAT>(p[k], s, k, tile_scales + TILE);
+            for (int k = 0; k < 4; ++k) weight_operand<FORMAT>(p[k], s, k, tile_scales + FLASH_TILE);
             u32 values = smem_address(keys + TILE_BYTES) + lane % 16 * BYTES, swizzle = lane % 8;
             // Made anew for every tile: addresses kept over the loop would not fit into the registers.
             asm volatile("" : "+r"(swizzle));

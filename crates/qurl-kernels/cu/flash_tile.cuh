@@ -6,9 +6,6 @@
 #pragma once
 #include "flash.cuh"
 
-// Heads of a block, the columns of a product.
-const int HEADS = 8;
-
 // Where the 16-byte chunk of a value's COLUMNS lies in shared memory, so that no two lanes meet in a bank: of bf16
 // `load_transposed` reads eight rows at a time, of codes (64 columns) a lane 8 bytes of every second row.
 template <int FORMAT, int COLUMNS>
@@ -38,7 +35,7 @@ template <int FORMAT, int HD, int TEAM>
 struct Tile {
     static const bool SCALED = FORMAT != KV_BF16;
     static const int BYTES = Row<FORMAT, HD>::BYTES;
-    static const int KEYS = TILE / TEAM, COLUMNS = HD / TEAM;  // of a warp
+    static const int KEYS = FLASH_TILE / TEAM, COLUMNS = HD / TEAM;  // of a warp
     static const int SIXTEENS = KEYS / 16;
     static_assert(!SCALED || COLUMNS == 64, "a lane has eight codes of a value");
     float s[SIXTEENS][4];  // of 16 keys: key, head in the order (0, 0), (0, 1), (8, 0), (8, 1)

@@ -9,9 +9,9 @@
 
 template <int COLUMNS>
 struct Gated {
-    static const int TOKENS = 256, WARPS = TOKENS / 16;
+    static const int TOKENS = GATED_TOKENS, WARPS = TOKENS / 16;
     static const int TOKEN_BYTES = TOKENS * 128, STAGE_BYTES = TOKEN_BYTES + 2 * COLUMNS * 128;
-    static const int STAGES = 212 * 1024 / STAGE_BYTES;
+    static const int STAGES = GATED_STAGE_KIB * 1024 / STAGE_BYTES;
 };
 
 __device__ __forceinline__ void write_two(float* to, float2 v, bool store) {
@@ -53,13 +53,13 @@ __device__ __forceinline__ void store_gated(
             if (inside) largest[r] = max(largest[r], max(magnitude_bits(v.x), magnitude_bits(v.y)));
         }
     }
-    if (!a.largest) return;
+    if (!a.absmax) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         largest[r] = max(largest[r], __shfl_xor_sync(FULL, largest[r], 1));
         largest[r] = max(largest[r], __shfl_xor_sync(FULL, largest[r], 2));
         bool tells = threadIdx.x % 4 == 0 && token + 8 * r < a.tokens;
-        if (tells) atomicMax(a.largest + (token + 8 * r) * LARGEST_STRIDE, largest[r]);
+        if (tells) atomicMax(a.absmax + (token + 8 * r) * ABSMAX_STRIDE, largest[r]);
     }
 }
 

@@ -71,8 +71,8 @@ __device__ __forceinline__ void finish_products() {
 template <int TOK, int WG>
 struct Shape {
     static const int STAGE_BYTES = WG * TILE_BYTES + TOK * 128;
-    static const int MOST = 196 * 1024 / STAGE_BYTES;
-    static const int STAGES = MOST > 16 ? 16 : MOST;
+    static const int MOST = STAGE_KIB * 1024 / STAGE_BYTES;
+    static const int STAGES = MOST > MAX_STAGES ? MAX_STAGES : MOST;
 };
 
 // The blocks of a cluster have the sums of a tile over parts of k. Each gets some stretches of tokens from all, itself included, where
@@ -82,7 +82,7 @@ __device__ __forceinline__ void join(
     const GemmArgs& a, const Finish<FORMAT, TOK>& finish, const typename Sum<FORMAT>::type (&d)[TOK / 2], u32 rank, u32 area, float* room
 ) {
     typedef typename Sum<FORMAT>::type S;
-    const int STEP = TURN, STRETCHES = TOK / STEP, MOST = (STRETCHES + CL - 1) / CL, QUADS = STEP / 8;
+    const int STEP = STRETCH, STRETCHES = TOK / STEP, MOST = (STRETCHES + CL - 1) / CL, QUADS = STEP / 8;
     auto first_of = [](u32 block) { return STRETCHES * block / CL; };
     // Where the sums of part `from` wait in the block that adds up the stretch, its `nth`.
     auto place = [&](u32 from, u32 nth) {
@@ -149,7 +149,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     u32 tiles = (a.n + TILE_ROWS * WG * ALIKE - 1) / (TILE_ROWS * WG * ALIKE);
     u32 token_tiles = (a.tokens + TOK - 1) / TOK;
     u32 kb = a.k_blocks, strips = (a.n + TILE_ROWS - 1) / TILE_ROWS;
-    Cut cut = {(a.n + CUT_ROWS - 1) / CUT_ROWS * kb, (u32)a.ranges, kb};
+    Cut cut = {((u32)a.n + CUT_ROWS - 1) / CUT_ROWS * kb, (u32)a.ranges, kb};
 
     // Whether the input is there.
     __shared__ u32 input_is_there;
@@ -188,7 +188,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     // The 64 rows of a warpgroup: with gates the second takes their ups.
     auto strip_of = [&](u32 tile, u32 group) {
         u32 at = STREAMS ? tile * SIDES + blockIdx.x % SIDES : SPLITS ? tile : tile * CL + rank;
-        return WG > 1 && a.gates ? at + group * (strips / 2) : at * WG + group;
+        return WG > 1 && a.gating != GATING_NONE ? at + group * (strips / 2) : at * WG + group;
     };
     auto next = [&](Walk& w) {
         if (w.at >= w.end) return false;
@@ -348,8 +348,8 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
 #define GEMM_PARAMETERS                                                                                              \
     const __grid_constant__ TensorMap map, const u8 *weights, const float *w_scales, const float *x_scales,          \
         const float *bias, float *out, uint4 *partials, int tokens, int n, int k_blocks, int ranges, int add,        \
-        int gates, u32 *largest
-#define GEMM_ARGUMENTS {weights, w_scales, x_scales, bias, out, partials, tokens, n, k_blocks, ranges, add, gates, largest}
+        int gating, u32 *absmax
+#define GEMM_ARGUMENTS {weights, w_scales, x_scales, bias, out, partials, tokens, n, k_blocks, ranges, add, gating, absmax}
 #define KERNEL(name, format, tok, wg, cl, schedule)                                                                  \
     extern "C" __global__ void __cluster_dims__(cl, 1, 1) __launch_bounds__(BOUND(tok, wg, schedule), 1)             \
         gemm_##name##_##tok##_##wg##_##cl##_##schedule(GEMM_PARAMETERS) {                                            \

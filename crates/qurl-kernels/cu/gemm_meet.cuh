@@ -8,10 +8,6 @@
 
 // ---- the cut of a matrix into ranges -----------------------------------------------------------------------------
 
-const u32 CUT_ROWS = 256;
-// Blocks of threads of a range.
-const u32 SIDES = 2;
-
 // A unit is one k-block of CUT_ROWS rows. (units * ranges fits into 32 bits: the host sees to it.)
 struct Cut {
     u32 units, ranges, k_blocks;
@@ -20,8 +16,7 @@ struct Cut {
     __device__ u32 holder(u32 unit) const { return ((unit + 1) * ranges - 1) / units; }
 };
 
-// The ranges that meet in a tile: MOST_MEET at most.
-const int MOST_MEET = 4;
+// The ranges that a tile is made of: MAX_PARTS at most.
 struct Meeting {
     u32 first, last;  // all
     u32 second;       // whether the tile is the second that `first` has only a part of
@@ -176,7 +171,7 @@ __device__ __forceinline__ void meet(
     } else {
 #pragma unroll 1
         for (u32 stretch = STRETCHES * me / meeting.adders; stretch < STRETCHES * (me + 1) / meeting.adders; ++stretch) {
-            gather<FORMAT, TOK, WARPS, MOST_MEET, STEP / 8>(a, meeting, stretch * (STEP / 8), STEP / 8, room);
+            gather<FORMAT, TOK, WARPS, MAX_PARTS, STEP / 8>(a, meeting, stretch * (STEP / 8), STEP / 8, room);
             finish.template flush<STEP>(a, room, stretch * STEP);
         }
     }

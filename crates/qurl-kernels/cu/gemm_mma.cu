@@ -12,8 +12,7 @@
 #include "gemm_sums.cuh"
 #include "mma.cuh"
 
-const int TILE_ROWS = 64;
-const int TILE_BYTES = TILE_ROWS * 128;
+const int TILE_BYTES = TILE_ROWS * TILE_DEPTH;
 
 struct Product {
     const u8* weights;      // [n / 64][k_blocks][64][128 bytes], swizzled

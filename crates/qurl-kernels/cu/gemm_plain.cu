@@ -1,11 +1,10 @@
-// Matrix products of any shape and format with plain arithmetic: the reference, and the way for shapes that the
-// tensor-core kernels do not take.
+// GEMMs of any shape and format with plain arithmetic: the reference, and the way for shapes that the tensor-core kernels
+// do not take.
 //
 // out[m, n] (+)= sum_k a(m, k) b(n, k), operands addressed by strides, so that forward, input gradient and weight
 // gradient are one kernel. An element is one chain over k, whatever the tile.
 #include "common.cuh"
 
-#define TILE 64
 #define DEPTH 16
 
 template <typename T>
@@ -34,19 +33,19 @@ struct Number<i8> {
 };
 
 template <typename T>
-__device__ __forceinline__ void product(const T* a, u64 a_m, u64 a_k, const T* b, u64 b_n, u64 b_k, u32 m, u32 n, u32 k,
+__device__ __forceinline__ void gemm_plain(const T* a, u64 a_m, u64 a_k, const T* b, u64 b_n, u64 b_k, u32 m, u32 n, u32 k,
                                         const float* row_scales, const float* column_scales, const float* bias, u32 add,
                                         float* out) {
     typedef typename Number<T>::Sum Sum;
-    __shared__ Sum left[DEPTH][TILE + 1], right[DEPTH][TILE + 1];
-    u32 row0 = blockIdx.y * TILE, column0 = blockIdx.x * TILE;
+    __shared__ Sum left[DEPTH][PLAIN_TILE + 1], right[DEPTH][PLAIN_TILE + 1];
+    u32 row0 = blockIdx.y * PLAIN_TILE, column0 = blockIdx.x * PLAIN_TILE;
     u32 tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     Sum acc[4][4] = {};
     for (u32 k0 = 0; k0 < k; k0 += DEPTH) {
-        for (u32 i = threadIdx.x; i < TILE * DEPTH; i += 256) {
+        for (u32 i = threadIdx.x; i < PLAIN_TILE * DEPTH; i += 256) {
             // Neighbouring threads follow the direction in which the operand is dense.
-            u32 la = a_k == 1 ? i % DEPTH : i / TILE, lm = a_k == 1 ? i / DEPTH : i % TILE;
-            u32 lb = b_k == 1 ? i % DEPTH : i / TILE, ln = b_k == 1 ? i / DEPTH : i % TILE;
+            u32 la = a_k == 1 ? i % DEPTH : i / PLAIN_TILE, lm = a_k == 1 ? i / DEPTH : i % PLAIN_TILE;
+            u32 lb = b_k == 1 ? i % DEPTH : i / PLAIN_TILE, ln = b_k == 1 ? i / DEPTH : i % PLAIN_TILE;
             bool in_a = row0 + lm < m && k0 + la < k, in_b = column0 + ln < n && k0 + lb < k;
             left[la][lm] = in_a ? Number<T>::load(a + (row0 + lm) * a_m + (k0 + la) * a_k) : (Sum)0;
             right[lb][ln] = in_b ? Number<T>::load(b + (column0 + ln) * b_n + (k0 + lb) * b_k) : (Sum)0;
@@ -84,14 +83,15 @@ __device__ __forceinline__ void product(const T* a, u64 a_m, u64 a_k, const T* b
     }
 }
 
-#define PRODUCT(NAME, T)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(256)                                                              \
-        NAME(const T* a, u64 a_m, u64 a_k, const T* b, u64 b_n, u64 b_k, u32 m, u32 n, u32 k, const float* row_scales, \
-             const float* column_scales, const float* bias, u32 add, float* out) {                                 \
-        product<T>(a, a_m, a_k, b, b_n, b_k, m, n, k, row_scales, column_scales, bias, add, out);                  \
+#define GEMM(name, T)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(256) gemm_plain_##name(                                           \
+        const T* a, u64 a_m, u64 a_k, const T* b, u64 b_n, u64 b_k, u32 m, u32 n, u32 k, const float* row_scales,  \
+        const float* column_scales, const float* bias, u32 add, float* out                                         \
+    ) {                                                                                                            \
+        gemm_plain<T>(a, a_m, a_k, b, b_n, b_k, m, n, k, row_scales, column_scales, bias, add, out);               \
     }
 
-PRODUCT(product_f32, float)
-PRODUCT(product_bf16, u16)
-PRODUCT(product_i8, i8)
-PRODUCT(product_e4m3, u8)
+GEMM(f32, float)
+GEMM(bf16, u16)
+GEMM(i8, i8)
+GEMM(e4m3, u8)

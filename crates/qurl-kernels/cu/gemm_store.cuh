@@ -8,30 +8,28 @@
 #include "mma.cuh"
 
 // Rows may be gates, and behind them as many ups. A block that has gates then has their ups, too, and cuts their sums alike; with
-// SWIGLU they become silu(gate) * up. Where training wants both, they have the same bits PAIRED.
-enum Gates { NO_GATES, PAIRED, SWIGLU };
+// GATING_SWIGLU they become silu(gate) * up. Where training wants both, they have the same bits GATING_PAIRED.
 
 struct GemmArgs {
     const u8* weights;       // [n / 64][k_blocks][64][128 bytes]
     const float* w_scales;   // [n], or null
     const float* x_scales;   // [tokens], or null
-    const float* bias;       // [n], or null; none with SWIGLU
-    float* out;              // [tokens, n]; with SWIGLU [tokens, n / 2], in bf16 if the product is
+    const float* bias;       // [n], or null; none with GATING_SWIGLU
+    float* out;              // [tokens, n]; with GATING_SWIGLU [tokens, n / 2], in bf16 if the product is
     uint4* partials;         // STREAM: partial sums; EMPTY between kernels
     int tokens, n, k_blocks;
     int ranges;              // STREAM, VIRTUAL: the number of ranges
     int add;                 // out += instead of out =
-    int gates;               // what the rows are: Gates
-    u32* largest;            // with SWIGLU: the largest magnitude of every token's results, [tokens][LARGEST_STRIDE], or null
+    int gating;              // what the rows are
+    u32* absmax;             // with GATING_SWIGLU: that of every token's results, [tokens][ABSMAX_STRIDE], or null
 };
 
-// Tokens that a warp turns around in shared memory at a time, and the padded length of their rows there.
-const int TURN = 32;
+// A warp transposes STRETCH tokens in shared memory at a time; the padded length of their rows there.
 const int TURN_ROW = 20;
 
 template <int TOK>
 struct Room {
-    static const int STEP = TOK < TURN ? TOK : TURN;
+    static const int STEP = TOK < STRETCH ? TOK : STRETCH;
     // A warp's place to turn sums around, the scales of all tokens, and what its 16 rows are finished with.
     static const int TOKEN_SCALES = STEP * TURN_ROW, ROW_SCALES = TOKEN_SCALES + TOK, ROW_OTHERS = ROW_SCALES + 16;
     static const int FLOATS = ROW_OTHERS + 16;
@@ -75,7 +73,7 @@ __device__ __forceinline__ void write_four_bf16(u16* to, float4 v, bool store) {
 template <int FORMAT, int TOK>
 struct Finish {
     float ws[4];
-    float other[4];  // bias, or the scales of the ups: with SWIGLU there is no bias
+    float other[4];  // bias, or the scales of the ups: with GATING_SWIGLU there is no bias
     u32 width, row;
     int left;  // tokens from the lane's first on, if it has rows
     u64 place;
@@ -83,23 +81,23 @@ struct Finish {
     // With gates the second warpgroup has their ups.
     static __device__ __forceinline__ bool has_ups() { return threadIdx.x >= 128; }
 
-    // With SWIGLU `row` is that of the gates also for warps that have the ups.
+    // With GATING_SWIGLU `row` is that of the gates also for warps that have the ups.
     static __device__ u32 own_row(const GemmArgs& a, u32 first_row) {
-        return a.gates == SWIGLU && has_ups() ? first_row - a.n / 2 : first_row;
+        return a.gating == GATING_SWIGLU && has_ups() ? first_row - a.n / 2 : first_row;
     }
 
     // Asks for what the rows are finished with, before their sums are there: the scales of 16 rows, and those of their ups or
     // the bias. `fetch` waits for them, and must before the next tile asks, even if nothing of this one is stored.
     static __device__ void ask(const GemmArgs& a, u32 first_row, float* room) {
-        u32 lane = threadIdx.x % WARP, row = own_row(a, first_row) + lane % 16, width = a.gates == SWIGLU ? a.n / 2 : a.n;
-        const float* from = lane >= 16 && a.gates != SWIGLU ? a.bias : FORMAT == BF16 ? nullptr : a.w_scales;
-        if (from) copy_4(smem_address(room + Room<TOK>::ROW_SCALES + lane), from + (lane >= 16 && a.gates == SWIGLU ? width : 0) + row, row < width);
+        u32 lane = threadIdx.x % WARP, row = own_row(a, first_row) + lane % 16, width = a.gating == GATING_SWIGLU ? a.n / 2 : a.n;
+        const float* from = lane >= 16 && a.gating != GATING_SWIGLU ? a.bias : FORMAT == BF16 ? nullptr : a.w_scales;
+        if (from) copy_4(smem_address(room + Room<TOK>::ROW_SCALES + lane), from + (lane >= 16 && a.gating == GATING_SWIGLU ? width : 0) + row, row < width);
     }
 
     __device__ void fetch(const GemmArgs& a, u32 first_row, u32 token, const float* room) {
         row = own_row(a, first_row);
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
-        width = a.gates == SWIGLU ? a.n / 2 : a.n;
+        width = a.gating == GATING_SWIGLU ? a.n / 2 : a.n;
         if (FORMAT != BF16 || a.bias) {
             asm volatile("cp.async.wait_all;" ::: "memory");
             __syncwarp();
@@ -111,7 +109,7 @@ struct Finish {
         }
         place = (u64)(token + eighth) * width + row + quad * 4;
         // Gates end where ups begin: past the last pair of strips a block would have some of those.
-        u32 end = a.gates == PAIRED && !has_ups() ? a.n / 2 : width;
+        u32 end = a.gating == GATING_PAIRED && !has_ups() ? a.n / 2 : width;
         left = row + quad * 4 < end ? (int)(a.tokens - token - eighth) : 0;
     }
 
@@ -131,7 +129,7 @@ struct Finish {
     // Writes tokens from `first` on, which lie in the warp's room from its token `at` on: COUNT, or the first `some` of them.
     template <int COUNT>
     __device__ void flush(const GemmArgs& a, float* room, u32 first, u32 at = 0, int some = COUNT) const {
-        if (a.gates == SWIGLU) return flush_gated<COUNT>(a, room, first, at, some);
+        if (a.gating == GATING_SWIGLU) return flush_gated<COUNT>(a, room, first, at, some);
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
         const float* from = room + (at + eighth) * TURN_ROW + quad * 4;
         const float* xs = room + Room<TOK>::TOKEN_SCALES + first + eighth;
@@ -179,14 +177,14 @@ struct Finish {
                 largest[t / 8] = max(max(magnitude_bits(v.x), magnitude_bits(v.y)), max(magnitude_bits(v.z), magnitude_bits(v.w)));
             }
         }
-        if (FORMAT != BF16 && a.largest) {
+        if (FORMAT != BF16 && a.absmax) {
 #pragma unroll
             for (int t = 0; t < COUNT / 2; t += 8) {
                 u32 row_largest = largest[t / 8];
                 row_largest = max(row_largest, __shfl_xor_sync(FULL, row_largest, 1));
                 row_largest = max(row_largest, __shfl_xor_sync(FULL, row_largest, 2));
                 bool tells = quad == 0 && (int)half + t < some && left > (int)(first + half) + t;
-                if (tells) atomicMax(a.largest + (u64)(a.tokens - left + first + half + t) * LARGEST_STRIDE, row_largest);
+                if (tells) atomicMax(a.absmax + (u64)(a.tokens - left + first + half + t) * ABSMAX_STRIDE, row_largest);
             }
         }
         pair_sync();

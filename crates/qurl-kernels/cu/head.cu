@@ -2,20 +2,18 @@
 #include "common.cuh"
 #include "mma.cuh"
 
-#define THREADS 128
-// Columns of the vocabulary that are reduced at a time, by a warp, in fours.
-#define CHUNK 1024
-#define FOURS (CHUNK / WARP / 4)
+// A warp sums up a chunk of the vocabulary, in fours.
+#define FOURS (HEAD_CHUNK / WARP / 4)
 
 // Scales the logits of a row and chunk in place (by the row's own factor where there are several) and sums them up.
-extern "C" __global__ void __launch_bounds__(THREADS) reduce_logits(
+extern "C" __global__ void __launch_bounds__(HEAD_THREADS) reduce_logits(
     float* logits, u32 vocabulary, u32 rows, u32 chunks, float factor, const float* factors, Partial* partials
 ) {
     wait_for_previous();
-    u32 at = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    u32 row = at / chunks, first = at % chunks * CHUNK;
+    u32 at = blockIdx.x * (HEAD_THREADS / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    u32 row = at / chunks, first = at % chunks * HEAD_CHUNK;
     if (row >= rows) return;
-    u32 count = min(CHUNK, vocabulary - first);
+    u32 count = min(HEAD_CHUNK, vocabulary - first);
     float* x = logits + (u64)row * vocabulary + first;
     float scale = factors ? factors[row] : factor;
     bool aligned = vocabulary % 4 == 0;
@@ -53,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_logits(
     for (int d = 16; d > 0; d /= 2) best = fmaxf(best, __shfl_xor_sync(FULL, best, d));
     // A number that is not finite makes a sum that is none either. Behind the last column there is nothing to add.
     float total = 0.0f, weighted = 0.0f;
-    u32 place = CHUNK;
+    u32 place = HEAD_CHUNK;
 #pragma unroll
     for (u32 j = 0; j < FOURS; ++j) {
         u32 i = (j * WARP + lane) * 4;
@@ -71,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_logits(
     for (int d = 16; d > 0; d /= 2) place = min(place, __shfl_xor_sync(FULL, place, d));
     total = warp_sum(total);
     weighted = warp_sum(weighted);
-    if (lane == 0) partials[at] = Partial{best, first + (place < CHUNK ? place : 0), total, weighted};
+    if (lane == 0) partials[at] = Partial{best, first + (place < HEAD_CHUNK ? place : 0), total, weighted};
 }
 
 // Log-probability of the target, entropy, likeliest token and logarithm of the denominator; a warp a row.

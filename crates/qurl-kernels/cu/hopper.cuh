@@ -3,8 +3,7 @@
 #pragma once
 #include "common.cuh"
 
-const int TILE_ROWS = 64;
-const int TILE_BYTES = TILE_ROWS * 128;
+const int TILE_BYTES = TILE_ROWS * TILE_DEPTH;
 
 struct alignas(64) TensorMap {
     u64 words[16];

@@ -3,8 +3,6 @@
 // In eight bits the keys of a token and head share a scale, and so do its values.
 #include "common.cuh"
 
-enum Format { F32 = 0, BF16 = 1, INT8 = 2, FP8 = 3 };
-
 __device__ __forceinline__ float kv_scale(const float* x, u32 head_dim, float max_code) {
     u32 largest = 0;
     for (u32 i = threadIdx.x % WARP; i < head_dim; i += WARP) largest = max(largest, magnitude_bits(x[i]));
@@ -16,16 +14,16 @@ __device__ __forceinline__ void store_head(const float* x, u32 head_dim, u32 for
                                            u64 place) {
     u32 lane = threadIdx.x % WARP;
     u64 at = place * head_dim;
-    if (format == F32) {
+    if (format == KV_F32) {
         for (u32 i = lane; i < head_dim; i += WARP) ((float*)data)[at + i] = x[i];
-    } else if (format == BF16) {
+    } else if (format == KV_BF16) {
         for (u32 i = lane; i < head_dim; i += WARP) ((u16*)data)[at + i] = bf16_bits(x[i]);
     } else {
-        float scale = kv_scale(x, head_dim, format == INT8 ? 127.0f : 448.0f), inverse = __fdiv_rn(1.0f, scale);
+        float scale = kv_scale(x, head_dim, format == KV_INT8 ? 127.0f : 448.0f), inverse = __fdiv_rn(1.0f, scale);
         if (lane == 0) scales[place] = scale;
         for (u32 i = lane; i < head_dim; i += WARP) {
             float v = __fmul_rn(x[i], inverse);
-            ((u8*)data)[at + i] = format == INT8 ? (u8)i8_code(v) : e4m3_code(v);
+            ((u8*)data)[at + i] = format == KV_INT8 ? (u8)i8_code(v) : e4m3_code(v);
         }
     }
 }
@@ -55,14 +53,14 @@ extern "C" __global__ void __launch_bounds__(128)
     u64 place = ((u64)(slots[row] / page_size) * kv_heads + kv_head) * page_size + slots[row] % page_size;
     store_head(x, head_dim, format, part ? values : keys, part ? value_scales : key_scales, place);
     // The row keeps what was stored, for a backward pass.
-    if (format == BF16) {
+    if (format == KV_BF16) {
         for (u32 i = lane; i < head_dim; i += WARP) x[i] = bf16_value(bf16_bits(x[i]));
-    } else if (format != F32) {
-        float scale = kv_scale(x, head_dim, format == INT8 ? 127.0f : 448.0f), inverse = __fdiv_rn(1.0f, scale);
+    } else if (format != KV_F32) {
+        float scale = kv_scale(x, head_dim, format == KV_INT8 ? 127.0f : 448.0f), inverse = __fdiv_rn(1.0f, scale);
         __syncwarp();
         for (u32 i = lane; i < head_dim; i += WARP) {
             float v = __fmul_rn(x[i], inverse);
-            x[i] = __fmul_rn(format == INT8 ? (float)i8_code(v) : e4m3_value(e4m3_code(v)), scale);
+            x[i] = __fmul_rn(format == KV_INT8 ? (float)i8_code(v) : e4m3_value(e4m3_code(v)), scale);
         }
     }
 }

@@ -4,7 +4,6 @@
 #include "common.cuh"
 #include "mma.cuh"
 
-#define THREADS 256
 
 // Where row `i` of a family of rows begins: runs of `per` neighbouring rows, `stride` apart.
 __device__ __forceinline__ u64 row_start(u64 start, u32 per, u32 stride, u32 width, u32 i) {
@@ -14,7 +13,7 @@ __device__ __forceinline__ u64 row_start(u64 start, u32 per, u32 stride, u32 wid
 __device__ __forceinline__ float inverse_rms(const float* x, u32 width, float eps, float* room) {
     float sum = 0.0f;
     if (width % 4 == 0 && ((u64)x & 15) == 0) {
-        for (u32 i = threadIdx.x; i < width / 4; i += THREADS) {
+        for (u32 i = threadIdx.x; i < width / 4; i += NORM_THREADS) {
             float4 v = ((const float4*)x)[i];
             sum = __fmaf_rn(v.x, v.x, sum);
             sum = __fmaf_rn(v.y, v.y, sum);
@@ -22,43 +21,43 @@ __device__ __forceinline__ float inverse_rms(const float* x, u32 width, float ep
             sum = __fmaf_rn(v.w, v.w, sum);
         }
     } else {
-        for (u32 i = threadIdx.x; i < width; i += THREADS) sum = __fmaf_rn(x[i], x[i], sum);
+        for (u32 i = threadIdx.x; i < width; i += NORM_THREADS) sum = __fmaf_rn(x[i], x[i], sum);
     }
-    sum = block_sum<THREADS>(sum, room);
+    sum = block_sum<NORM_THREADS>(sum, room);
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(NORM_THREADS)
     norm_forward(const float* x, const float* gain, u64 start, u32 per, u32 stride, u32 width, float eps, float* out) {
     wait_for_previous();
-    __shared__ float room[THREADS / WARP];
+    __shared__ float room[NORM_THREADS / WARP];
     u64 at = row_start(start, per, stride, width, blockIdx.x);
     float scale = inverse_rms(x + at, width, eps, room);
-    for (u32 i = threadIdx.x; i < width; i += THREADS) out[at + i] = __fmul_rn(__fmul_rn(x[at + i], gain[i]), scale);
+    for (u32 i = threadIdx.x; i < width; i += NORM_THREADS) out[at + i] = __fmul_rn(__fmul_rn(x[at + i], gain[i]), scale);
 }
 
 // Dense rows, the same numbers rounded to bf16.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(NORM_THREADS)
     norm_forward_bf16(const float* x, const float* gain, u32 width, float eps, u16* out) {
     wait_for_previous();
-    __shared__ float room[THREADS / WARP];
+    __shared__ float room[NORM_THREADS / WARP];
     x += (u64)blockIdx.x * width;
     out += (u64)blockIdx.x * width;
     float scale = inverse_rms(x, width, eps, room);
     auto normed = [&](float v, float by) { return __fmul_rn(__fmul_rn(v, by), scale); };
     if (width % 4 == 0) {
-        for (u32 i = threadIdx.x * 4; i < width; i += THREADS * 4) {
+        for (u32 i = threadIdx.x * 4; i < width; i += NORM_THREADS * 4) {
             float4 v = *reinterpret_cast<const float4*>(x + i), by = *reinterpret_cast<const float4*>(gain + i);
             put(out + i, make_float4(normed(v.x, by.x), normed(v.y, by.y), normed(v.z, by.z), normed(v.w, by.w)));
         }
     } else {
-        for (u32 i = threadIdx.x; i < width; i += THREADS) put(out + i, normed(x[i], gain[i]));
+        for (u32 i = threadIdx.x; i < width; i += NORM_THREADS) put(out + i, normed(x[i], gain[i]));
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(NORM_THREADS)
     norm_scales(const float* x, u64 start, u32 per, u32 stride, u32 width, float eps, float* scales) {
-    __shared__ float room[THREADS / WARP];
+    __shared__ float room[NORM_THREADS / WARP];
     float scale = inverse_rms(x + row_start(start, per, stride, width, blockIdx.x), width, eps, room);
     if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 }
@@ -79,18 +78,18 @@ extern "C" __global__ void __launch_bounds__(128)
 }
 
 // The gradient of the input: added to dx, or, where dx is dy, in its place. Leaves the rows' scales.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(NORM_THREADS)
     norm_backward(const float* x, const float* gain, float* scales, u64 start, u32 per, u32 stride, u32 width, float eps,
                   const float* dy, float* dx, u32 add) {
-    __shared__ float room[THREADS / WARP];
+    __shared__ float room[NORM_THREADS / WARP];
     u64 at = row_start(start, per, stride, width, blockIdx.x);
     float scale = inverse_rms(x + at, width, eps, room);
     if (threadIdx.x == 0) scales[blockIdx.x] = scale;
     float dot = 0.0f;
-    for (u32 i = threadIdx.x; i < width; i += THREADS) dot = __fmaf_rn(__fmul_rn(dy[at + i], gain[i]), x[at + i], dot);
-    dot = block_sum<THREADS>(dot, room);
+    for (u32 i = threadIdx.x; i < width; i += NORM_THREADS) dot = __fmaf_rn(__fmul_rn(dy[at + i], gain[i]), x[at + i], dot);
+    dot = block_sum<NORM_THREADS>(dot, room);
     float shared = __fdiv_rn(__fmul_rn(-__fmul_rn(scale, scale), dot), (float)width);
-    for (u32 i = threadIdx.x; i < width; i += THREADS) {
+    for (u32 i = threadIdx.x; i < width; i += NORM_THREADS) {
         float v = __fmul_rn(__fmaf_rn(x[at + i], shared, __fmul_rn(dy[at + i], gain[i])), scale);
         dx[at + i] = add ? __fadd_rn(dx[at + i], v) : v;
     }

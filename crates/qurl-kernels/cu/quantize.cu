@@ -1,6 +1,6 @@
 // Numbers on their way into a product: converted to bf16, or scaled per row and rounded to codes of eight bits.
 //
-// A row is the activations of a token or the weights of an output channel: its largest magnitude gives its scale, its
+// A row is the activations of a token or the weights of an output channel: its absmax magnitude gives its scale, its
 // codes are round(x * (1 / scale)), as on the CPU and with the same bits. RMSNorm and SwiGLU can feed the conversion
 // directly: their results then never reach memory in 32 bits.
 #include "common.cuh"
@@ -10,20 +10,20 @@
 #define THREADS blockDim.x
 #define MOST_WARPS 32
 
-// Sum and largest over a block of any number of warps, in a fixed order; rooms hold one value per warp, and nobody has used
+// Sum and absmax over a block of any number of warps, in a fixed order; rooms hold one value per warp, and nobody has used
 // them before.
-__device__ __forceinline__ void sum_and_largest_of_block(float& sum, u32& largest, float* sums, u32* room) {
+__device__ __forceinline__ void sum_and_absmax_of_block(float& sum, u32& absmax, float* sums, u32* room) {
     sum = warp_sum(sum);
-    largest = warp_max(largest);
+    absmax = warp_max(absmax);
     if (threadIdx.x % WARP == 0) {
         sums[threadIdx.x / WARP] = sum;
-        room[threadIdx.x / WARP] = largest;
+        room[threadIdx.x / WARP] = absmax;
     }
     __syncthreads();
     u32 lane = threadIdx.x % WARP;
     bool in = lane < blockDim.x / WARP;
     sum = warp_sum(in ? sums[lane] : 0.0f);
-    largest = warp_max(in ? room[lane] : 0u);
+    absmax = warp_max(in ? room[lane] : 0u);
 }
 
 __device__ __forceinline__ float sum_of_block(float x, float* room) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ float sum_of_block(float x, float* room) {
     return warp_sum(lane < blockDim.x / WARP ? room[lane] : 0.0f);
 }
 
-__device__ __forceinline__ u32 largest_of_block(u32 x, u32* room) {
+__device__ __forceinline__ u32 absmax_of_block(u32 x, u32* room) {
     x = warp_max(x);
     __syncthreads();
     if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = x;
@@ -100,9 +100,9 @@ __device__ __forceinline__ void to_bf16(const Row& row, u32 k, u16* out) {
     }
 }
 
-__device__ __forceinline__ u32 largest_of(u32 largest, float4 v) {
+__device__ __forceinline__ u32 absmax_of(u32 absmax, float4 v) {
     u32 a = max(magnitude_bits(v.x), magnitude_bits(v.y)), b = max(magnitude_bits(v.z), magnitude_bits(v.w));
-    return max(largest, max(a, b));
+    return max(absmax, max(a, b));
 }
 
 template <typename C>
@@ -115,7 +115,7 @@ __device__ __forceinline__ u32 four_codes(float4 v, float inverse) {
 
 template <typename C, typename Row>
 __device__ __forceinline__ void to_codes(const Row& row, u32 k, u8* out, float* scale_out, u32* room) {
-    u32 largest = 0, fours = k / 4;
+    u32 absmax = 0, fours = k / 4;
     float4 held[HELD];
     bool holds = k % 4 == 0 && fours <= HELD * THREADS;
     if (holds) {
@@ -124,13 +124,13 @@ __device__ __forceinline__ void to_codes(const Row& row, u32 k, u8* out, float* 
             u32 i = j * THREADS + threadIdx.x;
             if (i < fours) {
                 held[j] = row.four(i);
-                largest = largest_of(largest, held[j]);
+                absmax = absmax_of(absmax, held[j]);
             }
         }
     } else {
-        for (u32 i = threadIdx.x; i < k; i += THREADS) largest = max(largest, magnitude_bits(row(i)));
+        for (u32 i = threadIdx.x; i < k; i += THREADS) absmax = max(absmax, magnitude_bits(row(i)));
     }
-    float scale = scale_of(largest_of_block(largest, room), C::max);
+    float scale = scale_of(absmax_of_block(absmax, room), C::max);
     float inverse = __fdiv_rn(1.0f, scale);
     if (threadIdx.x == 0) *scale_out = scale;
     if (holds) {
@@ -210,12 +210,12 @@ __device__ __forceinline__ void norm_codes(const float* x, const float* gain, u3
         return;
     }
     NormedRow row(x, gain, k);
-    u32 largest = 0;
-    row.each(k, [&](u32 j, u32) { largest = largest_of(largest, row.v[j]); });
-    sum_and_largest_of_block(row.sum, largest, sums, room);
-    // Rounding keeps the order: the largest times 1 / rms is the largest of what follows.
+    u32 absmax = 0;
+    row.each(k, [&](u32 j, u32) { absmax = absmax_of(absmax, row.v[j]); });
+    sum_and_absmax_of_block(row.sum, absmax, sums, room);
+    // Rounding keeps the order: the absmax times 1 / rms is the absmax of what follows.
     float inverse_root = inverse_rms(row.sum, k, eps);
-    float scale = scale_of(magnitude_bits(__fmul_rn(__uint_as_float(largest), inverse_root)), C::max);
+    float scale = scale_of(magnitude_bits(__fmul_rn(__uint_as_float(absmax), inverse_root)), C::max);
     float inverse = __fdiv_rn(1.0f, scale);
     if (threadIdx.x == 0) *scale_out = scale;
     row.scale(k, inverse_root);
@@ -240,35 +240,34 @@ extern "C" __global__ void __launch_bounds__(1024) rows_e4m3(const float* x, u32
     to_codes<E4m3>(Plain{x + ROW_OF(k)}, k, out + ROW_OF(k), scales + blockIdx.x, room);
 }
 
-// Rows whose largest magnitude the product that made them has found: a row is shared by blocks that need not know of each
-// other, 4 * SHARE numbers a thread.
-#define SHARE 4
+// Rows whose absmax magnitude the product that made them has found: a row is shared by blocks that need not know of each
+// other, 4 * QUANTIZED_FOURS numbers a thread.
 
 template <typename C>
-__device__ __forceinline__ void to_codes_known(const float* x, u32 k, const u32* largest, u8* out, float* scales) {
+__device__ __forceinline__ void to_codes_known(const float* x, u32 k, const u32* absmax, u8* out, float* scales) {
     wait_for_previous();
-    u32 row = blockIdx.x, fours = k / 4, first = blockIdx.y * SHARE * THREADS + threadIdx.x;
+    u32 row = blockIdx.x, fours = k / 4, first = blockIdx.y * QUANTIZED_FOURS * THREADS + threadIdx.x;
     const float4* from = (const float4*)(x + (u64)row * k);
-    u32 found = largest[row * LARGEST_STRIDE];
-    float4 held[SHARE];
+    u32 found = absmax[row * ABSMAX_STRIDE];
+    float4 held[QUANTIZED_FOURS];
 #pragma unroll
-    for (u32 j = 0; j < SHARE; ++j) {
+    for (u32 j = 0; j < QUANTIZED_FOURS; ++j) {
         if (first + j * THREADS < fours) held[j] = from[first + j * THREADS];
     }
     float scale = scale_of(found, C::max), inverse = __fdiv_rn(1.0f, scale);
     if (first == 0) scales[row] = scale;
     u32* to = (u32*)(out + (u64)row * k);
 #pragma unroll
-    for (u32 j = 0; j < SHARE; ++j) {
+    for (u32 j = 0; j < QUANTIZED_FOURS; ++j) {
         if (first + j * THREADS < fours) to[first + j * THREADS] = four_codes<C>(held[j], inverse);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) known_i8(const float* x, u32 k, const u32* largest, u8* out, float* scales) {
-    to_codes_known<Int8>(x, k, largest, out, scales);
+extern "C" __global__ void __launch_bounds__(256) known_i8(const float* x, u32 k, const u32* absmax, u8* out, float* scales) {
+    to_codes_known<Int8>(x, k, absmax, out, scales);
 }
-extern "C" __global__ void __launch_bounds__(256) known_e4m3(const float* x, u32 k, const u32* largest, u8* out, float* scales) {
-    to_codes_known<E4m3>(x, k, largest, out, scales);
+extern "C" __global__ void __launch_bounds__(256) known_e4m3(const float* x, u32 k, const u32* absmax, u8* out, float* scales) {
+    to_codes_known<E4m3>(x, k, absmax, out, scales);
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
@@ -286,20 +285,20 @@ extern "C" __global__ void __launch_bounds__(1024)
         ((uint2*)(out + ROW_OF(k)))[i] = make_uint2(bf16_pair(v.x, v.y), bf16_pair(v.z, v.w));
     });
 }
-// `largest` is made ready for the product that follows.
+// `absmax` is made ready for the product that follows.
 extern "C" __global__ void __launch_bounds__(1024)
-    norm_i8(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales, u32* largest) {
+    norm_i8(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales, u32* absmax) {
     __shared__ float sums[MOST_WARPS];
     ROOM;
     norm_codes<Int8>(x + ROW_OF(k), gain, k, eps, out + ROW_OF(k), scales + blockIdx.x, sums, room);
-    if (largest && threadIdx.x == 0) largest[blockIdx.x * LARGEST_STRIDE] = 0;
+    if (absmax && threadIdx.x == 0) absmax[blockIdx.x * ABSMAX_STRIDE] = 0;
 }
 extern "C" __global__ void __launch_bounds__(1024)
-    norm_e4m3(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales, u32* largest) {
+    norm_e4m3(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales, u32* absmax) {
     __shared__ float sums[MOST_WARPS];
     ROOM;
     norm_codes<E4m3>(x + ROW_OF(k), gain, k, eps, out + ROW_OF(k), scales + blockIdx.x, sums, room);
-    if (largest && threadIdx.x == 0) largest[blockIdx.x * LARGEST_STRIDE] = 0;
+    if (absmax && threadIdx.x == 0) absmax[blockIdx.x * ABSMAX_STRIDE] = 0;
 }
 
 __device__ __forceinline__ Swiglu swiglu_row(const float* gate_up, u32 f) {
@@ -357,9 +356,9 @@ __device__ __forceinline__ void weight_codes(const float* w, u32 k, u32 stochast
     if (!stochastic) {
         to_codes<C>(Plain{row}, k, to, scales + blockIdx.x, room);
     } else {
-        u32 largest = 0;
-        for (u32 i = threadIdx.x; i < k; i += THREADS) largest = max(largest, magnitude_bits(row[i]));
-        float scale = scale_of(largest_of_block(largest, room), C::max);
+        u32 absmax = 0;
+        for (u32 i = threadIdx.x; i < k; i += THREADS) absmax = max(absmax, magnitude_bits(row[i]));
+        float scale = scale_of(absmax_of_block(absmax, room), C::max);
         float inverse = __fdiv_rn(1.0f, scale);
         if (threadIdx.x == 0) scales[blockIdx.x] = scale;
         for (u32 i = threadIdx.x; i < k; i += THREADS) {

@@ -4,10 +4,7 @@
 // tokens of the chunk it falls into; truncated, the kept tokens from the argmax on). A row depends on itself alone.
 #include "common.cuh"
 
-#define THREADS 256
-#define CHUNK 1024
-// Threads that sample a token without truncation, and what says that the argmax is taken.
-#define SAMPLING 128
+// Says that the argmax is taken.
 #define NO_CHUNK 0xffffffffu
 
 struct Row {
@@ -82,13 +79,14 @@ __device__ __forceinline__ double total_of(const Weight& weight, u32 count) {
 
 // Samples every row that does not truncate; a block a row. One warp finds the chunk, all find the weights of its tokens
 // (exponentials of 64 bits are long), and the warp walks them.
-extern "C" __global__ void __launch_bounds__(SAMPLING)
-    sample_rows(const float* logits, u32 vocabulary, u32 chunks, const Partial* partials, const Row* rows, Sampled* out) {
-    __shared__ double weights[CHUNK], top;
+extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
+    sample_rows(const float* logits, u32 vocabulary, u32 chunks, const Partial* partials, const Row* samples,
+                Sampled* out) {
+    __shared__ double weights[HEAD_CHUNK], top;
     __shared__ u32 chosen;
     wait_for_previous();
     u32 row = blockIdx.x;
-    Row r = rows[row];
+    Row r = samples[row];
     bool greedy = r.temperature == 0.0f;
     bool truncates = (r.top_k >= 1 && r.top_k < vocabulary) || r.top_p < 1.0f || r.min_p > 0.0f;
     if (!greedy && truncates) return;
@@ -112,9 +110,9 @@ extern "C" __global__ void __launch_bounds__(SAMPLING)
         }
     }
     __syncthreads();
-    u32 first = chosen * CHUNK, count = chosen == NO_CHUNK ? 0 : min(CHUNK, vocabulary - first);
+    u32 first = chosen * HEAD_CHUNK, count = chosen == NO_CHUNK ? 0 : min(HEAD_CHUNK, vocabulary - first);
 #pragma unroll
-    for (u32 i = threadIdx.x; i < CHUNK; i += SAMPLING) {
+    for (u32 i = threadIdx.x; i < HEAD_CHUNK; i += SAMPLE_THREADS) {
         if (i < count) weights[i] = exp((double)x[first + i] - top);
     }
     __syncthreads();
@@ -146,12 +144,12 @@ struct KeptWeight {
 
 // Samples the rows that truncate, those of them whose logits are here: `rows` rows of the batch from `first` on.
 // which[block] is the row in the batch; keys have place for `key_capacity` (a power of two) tokens each.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(TRUNCATED_THREADS)
     sample_truncated(const float* logits, u32 vocabulary, u32 chunks, const Partial* partials, const Row* samples,
                      const u32* which, u32 first, u32 rows, u64* all_keys, u32 key_capacity, Sampled* out) {
     __shared__ u32 count;
     __shared__ double mass_sum;
-    __shared__ double sums[THREADS / WARP];
+    __shared__ double sums[TRUNCATED_THREADS / WARP];
     u32 row = which[blockIdx.x] - first;
     if (row >= rows) return;
     Row r = samples[row];
@@ -173,13 +171,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (threadIdx.x == 0) count = 0;
         __syncthreads();
         double mass = 0.0;
-        for (u32 i = threadIdx.x; i < vocabulary; i += THREADS) {
+        for (u32 i = threadIdx.x; i < vocabulary; i += TRUNCATED_THREADS) {
             if (x[i] >= least) {
                 keys[atomicAdd(&count, 1u)] = sort_key(x[i], i);
                 mass += exp((double)x[i] - all.largest);
             }
         }
-        mass = block_sum<THREADS>(mass, sums);
+        mass = block_sum<TRUNCATED_THREADS>(mass, sums);
         if (threadIdx.x == 0) mass_sum = mass;
         __syncthreads();
         bool covers_min_p = min_p > 0.0 && exp(-depth) < min_p * 0.999;
@@ -190,11 +188,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // Bitonic sort, padded with the largest key.
     u32 size = 1;
     while (size < count) size *= 2;
-    for (u32 i = count + threadIdx.x; i < size; i += THREADS) keys[i] = ~0ull;
+    for (u32 i = count + threadIdx.x; i < size; i += TRUNCATED_THREADS) keys[i] = ~0ull;
     __syncthreads();
     for (u32 span = 2; span <= size; span *= 2) {
         for (u32 step = span / 2; step > 0; step /= 2) {
-            for (u32 i = threadIdx.x; i < size / 2; i += THREADS) {
+            for (u32 i = threadIdx.x; i < size / 2; i += TRUNCATED_THREADS) {
                 u32 low = i / step * 2 * step + i % step, high = low + step;
                 u64 a = keys[low], b = keys[high];
                 bool up = (low & span) == 0;

@@ -3,12 +3,14 @@
 //! take goes through plain ones (`cu/attention_plain.cu`).
 
 use super::batch::CudaBatch;
+use super::constants::PLAIN_WARPS;
 use super::device::{Cuda, CudaTensor};
 use super::ffi::DevicePtr;
 use super::flash::{self, Decoded};
 use super::flash_backward;
+use super::kernels::{self, AttentionBackward, AttentionDeltas, AttentionForward};
 use super::kv::{self, CudaKv};
-use super::launch::args;
+use super::launch::Launch;
 use super::linear::{self, Operand, Source};
 use super::linear_backward::{self, Input};
 use super::norm::{self, NormRows};
@@ -127,28 +129,32 @@ fn attention(
     }
     let rows = batch.shape.rows;
     let (key_scales, value_scales) = kv.scales();
-    let given = args![
+    let args = AttentionForward {
         qkv,
-        heads.qkv_width() as u32,
-        heads.heads as u32,
-        heads.group() as u32,
-        heads.head_dim as u32,
-        heads.scale,
-        batch.span_words(),
-        batch.shape.sequences as u32,
-        batch.pages(),
-        kv.shape.page_size as u32,
-        kv::code(kv.shape.format),
-        kv.keys.at(),
-        kv.values.at(),
+        width: heads.qkv_width() as u32,
+        heads: heads.heads as u32,
+        group: heads.group() as u32,
+        head_dim: heads.head_dim as u32,
+        scale: heads.scale,
+        spans: batch.span_words(),
+        span_count: batch.shape.sequences as u32,
+        pages: batch.pages(),
+        page_size: kv.shape.page_size as u32,
+        format: kv::code(kv.shape.format),
+        keys: kv.keys.at(),
+        values: kv.values.at(),
         key_scales,
         value_scales,
-        rows as u32,
+        rows: rows as u32,
         out,
         lse,
-    ];
-    let grid = [(rows * heads.heads).div_ceil(4), 1, 1];
-    queue.launch("attention_plain", "attention_forward", grid, 128, 0, given);
+    };
+    queue.launch(kernels::attention_forward, warps(rows * heads.heads), args);
+}
+
+/// A warp for each task of the plain kernels.
+fn warps(tasks: usize) -> Launch {
+    Launch::blocks(tasks.div_ceil(PLAIN_WARPS), 32 * PLAIN_WARPS)
 }
 
 /// [`crate::Queue::attend_backward`]
@@ -183,10 +189,17 @@ pub(super) fn attend_backward(queue: &mut CudaQueue, args: AttendBackward<Cuda>)
     }
     queue.rewind(mark);
 
-    let rotated = (heads.heads + heads.kv_heads) as u32;
-    let (stride, half, inverse) = (heads.qkv_width() as u32, (heads.head_dim / 2) as u32, 1u32);
-    let given = args![dqkv.at(), stride, rotated, half, batch.positions(), cos, sin, inverse];
-    queue.launch("elementwise", "rope", [rows, 1, 1], 256, 0, given);
+    let args = kernels::Rope {
+        x: dqkv.at(),
+        stride: heads.qkv_width() as u32,
+        heads: (heads.heads + heads.kv_heads) as u32,
+        half: (heads.head_dim / 2) as u32,
+        positions: batch.positions(),
+        cos,
+        sin,
+        inverse: 1,
+    };
+    queue.launch(kernels::rope, Launch::blocks(rows, 256), args);
     if let Some(QkNormBackward { raw, q, k }) = qk_norm {
         assert!(rows * heads.qkv_width() <= raw.len, "attention backward: before the norms");
         let (queries, keys) = head_rows(heads, rows);
@@ -214,24 +227,23 @@ fn plain_backward(queue: &mut CudaQueue, heads: Heads, batch: &CudaBatch, gradie
     let rows = batch.shape.rows;
     let count = rows * heads.heads;
     let deltas = queue.alloc(4 * count);
-    let grid = |tasks: usize| [tasks.div_ceil(4), 1, 1];
-    let given = args![out, dout, count as u32, heads.head_dim as u32, deltas];
-    queue.launch("attention_plain", "attention_deltas", grid(count), 128, 0, given);
-    let given = args![
+    let args = AttentionDeltas { out, dout, count: count as u32, head_dim: heads.head_dim as u32, deltas };
+    queue.launch(kernels::attention_deltas, warps(count), args);
+    let args = AttentionBackward {
         qkv,
-        heads.qkv_width() as u32,
-        heads.heads as u32,
-        heads.group() as u32,
-        heads.head_dim as u32,
-        heads.scale,
-        batch.span_words(),
-        batch.shape.sequences as u32,
-        rows as u32,
+        width: heads.qkv_width() as u32,
+        heads: heads.heads as u32,
+        group: heads.group() as u32,
+        head_dim: heads.head_dim as u32,
+        scale: heads.scale,
+        spans: batch.span_words(),
+        span_count: batch.shape.sequences as u32,
+        rows: rows as u32,
         dout,
         lse,
         deltas,
         dqkv,
-    ];
-    queue.launch("attention_plain", "attention_backward_queries", grid(count), 128, 0, given);
-    queue.launch("attention_plain", "attention_backward_keys", grid(rows * heads.kv_heads), 128, 0, given);
+    };
+    queue.launch(kernels::attention_backward_queries, warps(count), args);
+    queue.launch(kernels::attention_backward_keys, warps(rows * heads.kv_heads), args);
 }

@@ -3,6 +3,7 @@
 //! Where a part of the rows lies depends on the shape alone, and so does every choice of kernels. So a recorded step
 //! ([`super::replay`]) is right for every batch of its shape.
 
+use super::constants::{FLASH_TILE, SPLIT_TILES};
 use super::context::ALIGN;
 use super::ffi::DevicePtr;
 use super::memory::{Buffer, Plain};
@@ -10,10 +11,9 @@ use super::queue::CudaQueue;
 use crate::types::{Batch, SampleRow, Span, Token};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Positions of a tile of keys: contexts are rounded up to whole tiles, as far as there is one split of them
-const TILE: usize = 64;
-/// of so many positions, and to powers of two of these beyond.
-pub(super) const SPLIT: usize = 512;
+/// Positions of a split: contexts are rounded up to whole tiles, as far as there is one split of them, and to powers of two
+/// of it beyond.
+pub(super) const SPLIT: usize = SPLIT_TILES * FLASH_TILE;
 
 /// What may tell the steps of two batches apart: the only thing that kernels are chosen by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -73,7 +73,7 @@ impl BatchShape {
 /// Contexts of one rounded length go through the same kernels: the same tiles of a single split, or as many splits.
 fn rounded(longest: usize) -> usize {
     match longest {
-        0..=SPLIT => longest.next_multiple_of(TILE),
+        0..=SPLIT => longest.next_multiple_of(FLASH_TILE),
         _ => SPLIT * longest.div_ceil(SPLIT).next_power_of_two(),
     }
 }
@@ -290,7 +290,11 @@ mod tests {
         for length in 0..5000 {
             let up = rounded(length);
             assert!(up >= length);
-            assert_eq!(up.min(SPLIT).div_ceil(TILE), length.min(SPLIT).div_ceil(TILE), "{length}");
+            assert_eq!(
+                up.min(SPLIT).div_ceil(FLASH_TILE),
+                length.min(SPLIT).div_ceil(FLASH_TILE),
+                "{length}"
+            );
             let splits = |length: usize| length.div_ceil(SPLIT).next_power_of_two();
             assert_eq!(splits(up), splits(length), "{length}");
         }

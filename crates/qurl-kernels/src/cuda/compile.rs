@@ -4,7 +4,9 @@
 //! compiler's version. A cache that cannot be read or written costs time, nothing else. What it does not have is compiled
 //! on all cores before the device is used (half a minute to a minute for one core), so that no step of a run waits for it.
 
+use super::constants;
 use super::ffi::Nvrtc;
+use super::kernels::KernelId;
 use std::ffi::{CString, c_char, c_int};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +23,7 @@ pub struct Source {
 }
 
 /// Headers that sources may include: name and text.
-const HEADERS: &[(&str, &str)] = &[
+pub(super) const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../../cu/common.cuh")),
     ("flash.cuh", include_str!("../../cu/flash.cuh")),
     ("flash_tile.cuh", include_str!("../../cu/flash_tile.cuh")),
@@ -132,7 +134,10 @@ pub fn compile(
         (nvrtc.destroy)(&mut program);
         match got {
             0 if cubin.is_empty() => Err(format!("NVRTC made no code of {}.cu", source.name)),
-            0 => Ok(Compiled { cubin, log }),
+            0 => match missing_kernel(source, architecture, &cubin) {
+                Some(kernel) => Err(format!("NVRTC made no kernel {kernel} of {}.cu", source.name)),
+                None => Ok(Compiled { cubin, log }),
+            },
             status => {
                 let target = architecture.target(source);
                 Err(format!(
@@ -144,10 +149,22 @@ pub fn compile(
     }
 }
 
+/// A kernel that is launched from a file, and that its machine code does not have. Files for exactly one architecture are
+/// empty for others.
+fn missing_kernel(source: &Source, architecture: Architecture, cubin: &[u8]) -> Option<&'static str> {
+    let has = |name: &str| {
+        let symbol = format!("{name}\0");
+        cubin.windows(symbol.len()).any(|window| window == symbol.as_bytes())
+    };
+    let own = KernelId::ALL.iter().filter(|kernel| kernel.file() == source.name).map(|kernel| kernel.name());
+    own.filter(|_| !source.specific || architecture.0 == 90).find(|name| !has(name))
+}
+
 fn options(source: &Source, architecture: Architecture) -> Vec<String> {
-    // Products and sums are written as they are meant: contraction into fused operations would change bits.
+    // Multiplications and additions are written as they are meant: contraction into fused operations would change bits.
     let arch = format!("--gpu-architecture={}", architecture.target(source));
-    vec![arch, "--std=c++17".to_string(), "--fmad=false".to_string(), "-default-device".to_string()]
+    let fixed = [arch, "--std=c++17".to_string(), "--fmad=false".to_string(), "-default-device".to_string()];
+    fixed.into_iter().chain(constants::options()).collect()
 }
 
 fn c_string(text: &str) -> Result<CString, String> {

@@ -1,11 +1,12 @@
 //! [`Device`] for CUDA: memory on a GPU.
 
 use super::batch::CudaBatch;
+use super::constants::TOKEN_WORDS;
 use super::context::Context;
 use super::ffi::{self, DevicePtr};
 use super::kv::CudaKv;
 use super::memory::Buffer;
-use super::pending::{CudaPending, TOKEN_WORDS};
+use super::pending::CudaPending;
 use super::queue::CudaQueue;
 use super::weight::CudaWeight;
 use crate::device::{Device, DeviceInfo, DeviceMemory};

@@ -5,10 +5,15 @@
 //! context among blocks. Both sum in the same order, so a mixed step may use either.
 
 use super::batch::{BatchShape, CudaBatch, SPLIT};
+use super::constants::{
+    DECODE_HEADS, DECODED_BF16, DECODED_F32, DECODED_FP8, DECODED_INT8, FLASH_TILE, MAX_DECODE_WARPS,
+    PREFILL_ROWS, PREFILL_THREADS,
+};
 use super::context::Context;
 use super::ffi::DevicePtr;
+use super::kernels::{self, FlashDecode, FlashPrefill, Kernel};
 use super::kv::CudaKv;
-use super::launch::{Launch, args};
+use super::launch::Launch;
 use super::linear::Operand;
 use super::queue::{ABSMAX_BYTES, COUNTER_BYTES, CudaQueue};
 use super::staging::{ListKey, ListKind};
@@ -16,18 +21,10 @@ use super::weight::unsupported;
 use crate::types::{Format, Heads, KvFormat, Span};
 use std::f32::consts::LOG2_E;
 
-/// The file of the decode kernels.
-const DECODE: &str = "flash_decode";
-const TILE: usize = 64;
 /// Positions that the kernels want to lie side by side.
 const SMALLEST_PAGE: usize = 16;
-/// Rows (queries times heads of a group) of a block of the prefill kernel.
-const ROW_BLOCK: usize = 128;
 /// Most heads that share a key/value head.
 const MAX_GROUP: usize = 16;
-/// Heads of a block of the decode kernel, and its most warps.
-const BLOCK_HEADS: usize = 8;
-const MAX_WARPS: usize = 8;
 /// Most rows of a step whose blocks publish their absmax for each other.
 const MAX_PUBLISHING: usize = 64;
 
@@ -63,46 +60,46 @@ pub(super) fn forward(
         return decode(queue, heads, qkv, kv, batch, Decoded::Numbers(out), lse, None);
     }
     let (key_scales, value_scales) = kv.scales();
-    let (stride, shift) = (heads.qkv_width() as u32, kv.shape.page_size.trailing_zeros());
-    let (count, kv_heads, hd, group) =
-        (heads.heads as u32, heads.kv_heads as u32, heads.head_dim, heads.group());
+    let (hd, group) = (heads.head_dim, heads.group());
     // A block for each sequence of one row: no need of a list, which a recorded step could not have.
     let (work, blocks) = match batch.shape.single {
         true => (0, batch.shape.sequences),
         false => {
             let key = ListKey { generation: batch.generation, kind: ListKind::Forward { group } };
             let work = queue.stage_list(key, || work_list(&batch.spans, group));
-            (work, batch.spans.iter().map(|s| (s.rows * group).div_ceil(ROW_BLOCK)).sum())
+            (work, batch.spans.iter().map(|s| (s.rows * group).div_ceil(PREFILL_ROWS)).sum())
         }
     };
-    let shared = 4 * TILE * hd * 2 + 4 * TILE * 4 + 8 * (hd / 2 + 4) * 32 * 4;
+    // Two tiles of keys and values with their scales, and what the warps have summed up.
+    let warps = PREFILL_THREADS / 32;
+    let shared = 4 * FLASH_TILE * hd * 2 + 4 * FLASH_TILE * 4 + warps * (hd / 2 + 4) * 32 * 4;
     let kernel = match (kv.shape.format, hd) {
-        (KvFormat::Int8, 64) => "flash_prefill_int8_64",
-        (KvFormat::Int8, _) => "flash_prefill_int8_128",
-        (KvFormat::Fp8, 64) => "flash_prefill_fp8_64",
-        (KvFormat::Fp8, _) => "flash_prefill_fp8_128",
-        (KvFormat::Bf16, 64) => "flash_prefill_bf16_64",
-        (KvFormat::Bf16, _) => "flash_prefill_bf16_128",
+        (KvFormat::Int8, 64) => kernels::flash_prefill_int8_64,
+        (KvFormat::Int8, _) => kernels::flash_prefill_int8_128,
+        (KvFormat::Fp8, 64) => kernels::flash_prefill_fp8_64,
+        (KvFormat::Fp8, _) => kernels::flash_prefill_fp8_128,
+        (KvFormat::Bf16, 64) => kernels::flash_prefill_bf16_64,
+        (KvFormat::Bf16, _) => kernels::flash_prefill_bf16_128,
         (KvFormat::F32, _) => unreachable!("not taken"),
     };
-    let given = args![
+    let args = FlashPrefill {
         qkv,
-        kv.keys.at(),
-        kv.values.at(),
+        keys: kv.keys.at(),
+        values: kv.values.at(),
         key_scales,
         value_scales,
-        batch.span_words(),
-        batch.pages(),
+        spans: batch.span_words(),
+        pages: batch.pages(),
         work,
         out,
         lse,
-        stride,
-        count,
-        kv_heads,
-        shift,
-        heads.scale * LOG2_E
-    ];
-    queue.launch("flash_prefill", kernel, [blocks, heads.kv_heads, 1], 256, shared as u32, given);
+        stride: heads.qkv_width() as u32,
+        heads: heads.heads as u32,
+        kv_heads: heads.kv_heads as u32,
+        page_shift: kv.shape.page_size.trailing_zeros(),
+        scale: heads.scale * LOG2_E,
+    };
+    queue.launch(kernel, Launch::grid([blocks, heads.kv_heads, 1], PREFILL_THREADS).shared(shared), args);
 }
 
 /// What a decode step writes.
@@ -118,9 +115,9 @@ pub(super) enum Decoded {
 
 /// The form of a decode step.
 struct Plan {
-    kernel: &'static str,
-    threads: u32,
-    shared: u32,
+    kernel: Kernel<FlashDecode>,
+    threads: usize,
+    shared: usize,
     /// Blocks that share the context of a row.
     splits: usize,
     /// Whether all blocks run at the same time, so that they may wait for each other.
@@ -129,7 +126,7 @@ struct Plan {
 
 /// Blocks of the decode kernel that make a row together, if one has all of the context.
 fn parties(heads: Heads) -> usize {
-    heads.kv_heads * heads.group().div_ceil(BLOCK_HEADS)
+    heads.kv_heads * heads.group().div_ceil(DECODE_HEADS)
 }
 
 /// As many teams of warps a block as there are tiles to take, if all blocks run at the same time; else two.
@@ -140,22 +137,22 @@ fn plan(context: &Context, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> Pla
     let blocks = splits * parties(heads) * shape.sequences;
     // A team is one warp or two.
     let (kernel, team, row_bytes) = match (kv.shape.format, hd) {
-        (KvFormat::Int8, 64) => ("flash_decode_int8_64", 1, hd + 4),
-        (KvFormat::Int8, _) => ("flash_decode_int8_128", 2, hd + 4),
-        (KvFormat::Fp8, 64) => ("flash_decode_fp8_64", 1, hd + 4),
-        (KvFormat::Fp8, _) => ("flash_decode_fp8_128", 2, hd + 4),
-        (KvFormat::Bf16, 64) => ("flash_decode_bf16_64", 2, 2 * hd),
-        (KvFormat::Bf16, _) => ("flash_decode_bf16_128", 2, 2 * hd),
+        (KvFormat::Int8, 64) => (kernels::flash_decode_int8_64, 1, hd + 4),
+        (KvFormat::Int8, _) => (kernels::flash_decode_int8_128, 2, hd + 4),
+        (KvFormat::Fp8, 64) => (kernels::flash_decode_fp8_64, 1, hd + 4),
+        (KvFormat::Fp8, _) => (kernels::flash_decode_fp8_128, 2, hd + 4),
+        (KvFormat::Bf16, 64) => (kernels::flash_decode_bf16_64, 2, 2 * hd),
+        (KvFormat::Bf16, _) => (kernels::flash_decode_bf16_128, 2, 2 * hd),
         (KvFormat::F32, _) => unreachable!("not taken"),
     };
-    let tile_bytes = 2 * TILE * row_bytes;
+    let tile_bytes = 2 * FLASH_TILE * row_bytes;
     let form = |teams: usize| {
-        let (threads, shared) = ((32 * team * teams) as u32, (teams * tile_bytes) as u32);
-        let at_once = blocks <= context.blocks_at_once(DECODE, kernel, threads, shared, 1);
+        let (threads, shared) = (32 * team * teams, teams * tile_bytes);
+        let at_once = blocks <= context.blocks_at_once(kernel, threads, shared as u32, 1);
         Plan { kernel, threads, shared, splits, at_once }
     };
-    let tiles = shape.longest.min(SPLIT).div_ceil(TILE);
-    let most = tiles.clamp(1, MAX_WARPS / team);
+    let tiles = shape.longest.min(SPLIT).div_ceil(FLASH_TILE);
+    let most = tiles.clamp(1, MAX_DECODE_WARPS / team);
     (1..=most).rev().map(form).find(|plan| plan.at_once).unwrap_or_else(|| form(most.min(2)))
 }
 
@@ -181,14 +178,13 @@ pub(super) fn decode(
     rope: Option<(DevicePtr, DevicePtr)>,
 ) {
     let (key_scales, value_scales) = kv.scales();
-    let (stride, shift) = (heads.qkv_width() as u32, kv.shape.page_size.trailing_zeros());
-    let (count, kv_heads, sequences) = (heads.heads as u32, heads.kv_heads as u32, batch.shape.sequences);
+    let sequences = batch.shape.sequences;
     let (cos, sin) = rope.unwrap_or((0, 0));
     let (output, out, out_scales) = match out {
-        Decoded::Numbers(out) => (0u32, out, 0),
-        Decoded::Rounded(out) => (1, out.data, 0),
-        Decoded::Quantized(Format::Int8, out) => (2, out.data, out.scales),
-        Decoded::Quantized(Format::Fp8, out) => (3, out.data, out.scales),
+        Decoded::Numbers(out) => (DECODED_F32, out, 0),
+        Decoded::Rounded(out) => (DECODED_BF16, out.data, 0),
+        Decoded::Quantized(Format::Int8, out) => (DECODED_INT8, out.data, out.scales),
+        Decoded::Quantized(Format::Fp8, out) => (DECODED_FP8, out.data, out.scales),
         Decoded::Quantized(
             format @ (Format::F32 | Format::Bf16 | Format::Fp8Block | Format::Int4 | Format::Nvfp4),
             _,
@@ -198,41 +194,40 @@ pub(super) fn decode(
     let parties = parties(heads);
     let partials = match splits {
         1 => 0,
-        _ => queue.alloc(4 * sequences * parties * splits * BLOCK_HEADS * (heads.head_dim + 4)),
+        _ => queue.alloc(4 * sequences * parties * splits * DECODE_HEADS * (heads.head_dim + 4)),
     };
-    let given = args![
+    let args = FlashDecode {
         qkv,
-        kv.keys.at(),
-        kv.values.at(),
+        keys: kv.keys.at(),
+        values: kv.values.at(),
         key_scales,
         value_scales,
-        batch.span_words(),
-        batch.pages(),
+        spans: batch.span_words(),
+        pages: batch.pages(),
         out,
         lse,
         partials,
-        queue.counters(),
-        stride,
-        count,
-        kv_heads,
-        shift,
-        splits as u32,
-        heads.scale * LOG2_E,
+        counters: queue.counters(),
+        stride: heads.qkv_width() as u32,
+        heads: heads.heads as u32,
+        kv_heads: heads.kv_heads as u32,
+        page_shift: kv.shape.page_size.trailing_zeros(),
+        splits: splits as u32,
+        scale: heads.scale * LOG2_E,
         cos,
         sin,
-        output,
+        output: output as u32,
         out_scales,
-        queue.absmax_words(),
-    ];
-    let grid = [splits, parties, sequences];
-    queue.launch_as(DECODE, kernel, Launch { grid, block: threads, shared, overlap: true }, given);
+        absmax: queue.absmax_words(),
+    };
+    queue.launch(kernel, Launch::grid([splits, parties, sequences], threads).shared(shared), args);
 }
 
 /// Pairs of span and first row for the prefill kernel, those that see most keys first. Spans are sorted by row.
 fn work_list(spans: &[Span], group: usize) -> Vec<u32> {
     let mut work: Vec<(usize, [u32; 2])> = Vec::new();
     for (i, span) in spans.iter().enumerate() {
-        let firsts = (0..span.rows * group).step_by(ROW_BLOCK);
+        let firsts = (0..span.rows * group).step_by(PREFILL_ROWS);
         work.extend(firsts.map(|first| (span.position + first / group, [i as u32, first as u32])));
     }
     work.sort_by_key(|&(seen, _)| std::cmp::Reverse(seen));
@@ -252,7 +247,7 @@ mod tests {
         for pair in work.chunks_exact(2) {
             let rows = &mut covered[pair[0] as usize];
             let first = pair[1] as usize;
-            let end = (first + ROW_BLOCK).min(rows.len());
+            let end = (first + PREFILL_ROWS).min(rows.len());
             rows[first..end].iter_mut().for_each(|times| *times += 1);
         }
         assert!(covered.iter().flatten().all(|&times| times == 1));

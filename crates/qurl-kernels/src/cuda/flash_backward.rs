@@ -6,17 +6,20 @@
 
 use super::attention::Gradients;
 use super::batch::CudaBatch;
+use super::constants::{BACKWARD_GROUPS, BACKWARD_PASSING, BACKWARD_THREADS, BACKWARD_TILE};
 use super::context::HOPPER;
 use super::ffi::DevicePtr;
-use super::launch::args;
+use super::kernels::{self, FlashBackward, FlashBackwardHopperKeys, FlashBackwardHopperQueries};
+use super::kernels::{FlashBackwardJoin, FlashBackwardPrepare};
+use super::launch::Launch;
 use super::queue::CudaQueue;
 use super::staging::{ListKey, ListKind};
 use crate::types::{Heads, Span};
 
-/// Rows of a tile, and those that a block owns: on Hopper a tile for each of two warpgroups.
-const TILE: usize = 64;
-const PASSING: usize = 32;
-const HOPPER_OWNED: usize = 2 * TILE;
+/// Rows that a block owns on Hopper: a tile for each of its warpgroups. Others own one tile.
+const HOPPER_OWNED: usize = BACKWARD_GROUPS * BACKWARD_TILE;
+/// Threads of a block there: those warpgroups and one that loads.
+const HOPPER_THREADS: usize = 128 * (BACKWARD_GROUPS + 1);
 /// Bytes of what is known of a row and head.
 const FACT_BYTES: usize = 16;
 /// Blocks of an SM, one after the other, that are enough to share the work evenly.
@@ -51,7 +54,7 @@ pub(super) fn backward(queue: &mut CudaQueue, heads: Heads, batch: &CudaBatch, g
     let rows = batch.shape.rows;
     let (stride, width) = (heads.qkv_width(), heads.q_width());
     let hopper = queue.context.generation == HOPPER;
-    let owned = if hopper { HOPPER_OWNED } else { TILE };
+    let owned = if hopper { HOPPER_OWNED } else { BACKWARD_TILE };
     let blocks = batch.spans.iter().map(|span| span.rows.div_ceil(owned)).sum();
     if blocks == 0 {
         return;
@@ -69,10 +72,19 @@ pub(super) fn backward(queue: &mut CudaQueue, heads: Heads, batch: &CudaBatch, g
         rows,
     };
     let Gradients { qkv, out, dout, lse, dqkv } = *gradients;
-    let sizes = [stride, heads.heads, heads.head_dim].map(|x| x as u32);
-    let (to, to_dout, facts) = (operands.qkv, operands.dout, operands.facts);
-    let given = args![qkv, out, dout, lse, to, to_dout, facts, sizes[0], sizes[1], sizes[2]];
-    queue.launch("flash_backward", "flash_backward_prepare", [rows, 1, 1], 128, 0, given);
+    let args = FlashBackwardPrepare {
+        qkv,
+        out,
+        dout,
+        lse,
+        qkv_to: operands.qkv,
+        dout_to: operands.dout,
+        facts: operands.facts,
+        stride: stride as u32,
+        heads: heads.heads as u32,
+        head_dim: heads.head_dim as u32,
+    };
+    queue.launch(kernels::flash_backward_prepare, Launch::blocks(rows, BACKWARD_THREADS), args);
     let spans = batch.span_words();
     match hopper {
         true => on_hopper(queue, heads, &operands, spans, &work, share, dqkv),
@@ -89,26 +101,28 @@ fn everywhere(
     dqkv: DevicePtr,
 ) {
     let hd = heads.head_dim;
-    let shared = (2 * TILE * hd * 2 + 4 * PASSING * hd * 2 + 2 * PASSING * FACT_BYTES) as u32;
+    let shared =
+        2 * BACKWARD_TILE * hd * 2 + 4 * BACKWARD_PASSING * hd * 2 + 2 * BACKWARD_PASSING * FACT_BYTES;
     let (keys, queries) = match hd {
-        64 => ("flash_backward_keys_64", "flash_backward_queries_64"),
-        _ => ("flash_backward_keys_128", "flash_backward_queries_128"),
+        64 => (kernels::flash_backward_keys_64, kernels::flash_backward_queries_64),
+        _ => (kernels::flash_backward_keys_128, kernels::flash_backward_queries_128),
     };
-    let kernels = [(keys, work.by_keys, heads.kv_heads), (queries, work.by_queries, heads.heads)];
-    for (kernel, list, columns) in kernels {
-        let given = args![
-            operands.qkv,
-            operands.dout,
-            operands.facts,
+    let lists = [(keys, work.by_keys, heads.kv_heads), (queries, work.by_queries, heads.heads)];
+    for (kernel, work_list, columns) in lists {
+        let args = FlashBackward {
+            qkv: operands.qkv,
+            dout: operands.dout,
+            facts: operands.facts,
             spans,
-            list,
+            work: work_list,
             dqkv,
-            heads.qkv_width() as u32,
-            heads.heads as u32,
-            heads.kv_heads as u32,
-            heads.scale,
-        ];
-        queue.launch("flash_backward", kernel, [work.blocks, columns, 1], 128, shared, given);
+            stride: heads.qkv_width() as u32,
+            heads: heads.heads as u32,
+            kv_heads: heads.kv_heads as u32,
+            scale: heads.scale,
+        };
+        let launch = Launch::grid([work.blocks, columns, 1], BACKWARD_THREADS).shared(shared);
+        queue.launch(kernel, launch, args);
     }
 }
 
@@ -121,21 +135,19 @@ fn on_hopper(
     share: usize,
     dqkv: DevicePtr,
 ) {
-    const FILE: &str = "flash_backward_hopper";
-    const THREADS: u32 = 384;
     let (hd, rows, stride) = (heads.head_dim, operands.rows, heads.qkv_width());
-    let (count, kv_heads) = (heads.heads as u32, heads.kv_heads as u32);
-    let tile = TILE * hd * 2;
+    let (count, kv_heads, scale) = (heads.heads as u32, heads.kv_heads as u32, heads.scale);
+    let tile = BACKWARD_TILE * hd * 2;
     let stages = if hd == 64 { 4 } else { 3 };
-    let shared = (1024 + 2 * HOPPER_OWNED * hd * 2 + stages * 2 * tile) as u32;
+    let shared = 1024 + 2 * BACKWARD_GROUPS * tile + stages * 2 * tile;
     let mut map =
-        |at: DevicePtr, width: usize, bytes: u32| queue.tensor_map(at, rows, width, TILE as u32, bytes);
+        |at: DevicePtr, width: usize, bytes: usize| queue.tensor_map(at, rows, width, BACKWARD_TILE, bytes);
     let qkv = map(operands.qkv, 2 * stride, 128);
     let dout = map(operands.dout, 2 * heads.heads * hd, 128);
-    let facts = map(operands.facts, FACT_BYTES * heads.heads, FACT_BYTES as u32);
+    let facts_map = map(operands.facts, FACT_BYTES * heads.heads, FACT_BYTES);
     let (keys, queries) = match hd {
-        64 => ("flash_backward_hopper_keys_64", "flash_backward_hopper_queries_64"),
-        _ => ("flash_backward_hopper_keys_128", "flash_backward_hopper_queries_128"),
+        64 => (kernels::flash_backward_hopper_keys_64, kernels::flash_backward_hopper_queries_64),
+        _ => (kernels::flash_backward_hopper_keys_128, kernels::flash_backward_hopper_queries_128),
     };
     // Sums over all heads of a group are the result; others are parts of it.
     let columns = heads.heads / share;
@@ -144,29 +156,42 @@ fn on_hopper(
         true => (key_columns, key_columns + (4 * heads.kv_heads * hd) as u64, stride),
         false => (operands.parts, operands.parts + (4 * rows * columns * hd) as u64, columns * hd),
     };
-    let given = args![
-        &qkv,
-        &dout,
-        &facts,
+    let launch = |columns: usize| Launch::blocks(columns * work.blocks, HOPPER_THREADS).shared(shared);
+    let args = FlashBackwardHopperKeys {
+        qkv,
+        dout,
+        facts_map,
         spans,
-        work.by_keys,
+        work: work.by_keys,
         dkeys,
         dvalues,
-        width,
-        count,
+        stride: width as u64,
+        heads: count,
         kv_heads,
-        share as u32,
-        heads.scale
-    ];
-    queue.launch(FILE, keys, [columns * work.blocks, 1, 1], THREADS, shared, given);
+        share: share as u32,
+        scale,
+    };
+    queue.launch(keys, launch(columns), args);
+    let stride = stride as u64;
     if share < heads.group() {
         let parts = (heads.group() / share) as u32;
-        let given = args![dkeys, dvalues, key_columns, stride, parts, kv_heads, hd as u32];
-        queue.launch(FILE, "flash_backward_join", [rows, 1, 1], 128, 0, given);
+        let (to, head_dim) = (key_columns, hd as u32);
+        let args = FlashBackwardJoin { dkeys, dvalues, to, stride, parts, kv_heads, head_dim };
+        queue.launch(kernels::flash_backward_join, Launch::blocks(rows, 128), args);
     }
-    let (facts, by_queries) = (operands.facts, work.by_queries);
-    let given = args![&qkv, &dout, facts, spans, by_queries, dqkv, stride, count, kv_heads, heads.scale];
-    queue.launch(FILE, queries, [heads.heads * work.blocks, 1, 1], THREADS, shared, given);
+    let args = FlashBackwardHopperQueries {
+        qkv,
+        dout,
+        facts: operands.facts,
+        spans,
+        work: work.by_queries,
+        dqueries: dqkv,
+        stride,
+        heads: count,
+        kv_heads,
+        scale,
+    };
+    queue.launch(queries, launch(heads.heads), args);
 }
 
 /// Query heads of a group that a block of keys takes: as many as leave enough blocks to share the work evenly.

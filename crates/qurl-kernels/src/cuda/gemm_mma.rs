@@ -3,52 +3,58 @@
 //! Hopper has its own (`gemm.rs`). For few tokens the weights are cut along k (split-K), so that all SMs have work; how
 //! often depends on the matrix and the device alone, and so do a row's bits.
 
+use super::constants::{TILE_DEPTH, TILE_ROWS};
 use super::ffi::DevicePtr;
-use super::gemm::{Packed, TILE_BYTES, TILE_ROWS};
-use super::launch::args;
+use super::gemm::Packed;
+use super::kernels::{self, GemmMma, GemmMmaFinish, Kernel};
+use super::launch::Launch;
 use super::linear::Operand;
 use super::queue::CudaQueue;
 use super::weight::unsupported;
 use crate::types::Format;
 
-/// One size of the kernel.
+/// One size of the kernel, as its instances in `cu/gemm_mma.cu` have it.
 struct Size {
     /// Bf16, int8, fp8.
-    kernels: [&'static str; 3],
+    kernels: [Kernel<GemmMma>; 3],
     /// Results of a block.
     rows: usize,
     tokens: usize,
-    threads: u32,
+    threads: usize,
     stages: usize,
     /// Whether cuts are blocks of their own.
     cuts: bool,
 }
 
+/// Up to 16 tokens.
 const FEW: Size = Size {
-    kernels: ["gemm_mma_bf16_few", "gemm_mma_int8_few", "gemm_mma_fp8_few"],
+    kernels: [kernels::gemm_mma_bf16_few, kernels::gemm_mma_int8_few, kernels::gemm_mma_fp8_few],
     rows: 64,
     tokens: 16,
     threads: 128,
     stages: 6,
     cuts: true,
 };
+/// Up to 64.
 const SOME: Size = Size {
-    kernels: ["gemm_mma_bf16_some", "gemm_mma_int8_some", "gemm_mma_fp8_some"],
+    kernels: [kernels::gemm_mma_bf16_some, kernels::gemm_mma_int8_some, kernels::gemm_mma_fp8_some],
     rows: 64,
     tokens: 64,
     threads: 128,
     stages: 4,
     cuts: true,
 };
+/// More. None of the three was tuned: there was no such device.
 const MANY: Size = Size {
-    kernels: ["gemm_mma_bf16_many", "gemm_mma_int8_many", "gemm_mma_fp8_many"],
+    kernels: [kernels::gemm_mma_bf16_many, kernels::gemm_mma_int8_many, kernels::gemm_mma_fp8_many],
     rows: 128,
     tokens: 64,
     threads: 256,
     stages: 3,
     cuts: false,
 };
-const FINISH: [&str; 3] = ["gemm_mma_bf16_finish", "gemm_mma_int8_finish", "gemm_mma_fp8_finish"];
+const FINISH: [Kernel<GemmMmaFinish>; 3] =
+    [kernels::gemm_mma_bf16_finish, kernels::gemm_mma_int8_finish, kernels::gemm_mma_fp8_finish];
 /// Most cuts along k, and the fewest blocks of 128 bytes in one.
 const MAX_CUTS: usize = 8;
 const MIN_BLOCKS: usize = 4;
@@ -85,17 +91,29 @@ pub(super) fn linear(
     let apart = size.cuts && cuts > 1;
     let partials = if apart { queue.alloc(4 * cuts * tokens * n) } else { 0 };
     let grid = [n.div_ceil(size.rows), tokens.div_ceil(size.tokens), if apart { cuts } else { 1 }];
-    let shared = (size.stages * (size.rows + size.tokens) * TILE_BYTES) as u32;
-    let (tokens, n, cuts, add) = (tokens as u32, n as u32, cuts as u32, u32::from(add));
-    let row = w.row_bytes() as u32;
-    let (scales, left) = (w.scales, x.scales);
-    let given =
-        args![w.tiles, x.data, scales, left, bias, out, partials, tokens, n, row, blocks as u32, cuts, add];
-    queue.launch("gemm_mma", size.kernels[format], grid, size.threads, shared, given);
+    let shared = size.stages * (size.rows + size.tokens) * TILE_DEPTH;
+    let results = Launch::elements(tokens * n);
+    let (tokens, n, splits, add) = (tokens as u32, n as u32, cuts as u32, u32::from(add));
+    let (w_scales, x_scales) = (w.scales, x.scales);
+    let args = GemmMma {
+        weights: w.tiles,
+        x: x.data,
+        w_scales,
+        x_scales,
+        bias,
+        out,
+        partials,
+        tokens,
+        n,
+        row_bytes: w.row_bytes() as u32,
+        k_blocks: blocks as u32,
+        splits,
+        add,
+    };
+    queue.launch(size.kernels[format], Launch::grid(grid, size.threads).shared(shared), args);
     if apart {
-        let results = [(tokens as usize * w.n).div_ceil(256), 1, 1];
-        let given = args![scales, left, bias, out, partials, tokens, n, cuts, add];
-        queue.launch("gemm_mma", FINISH[format], results, 256, 0, given);
+        let args = GemmMmaFinish { w_scales, x_scales, bias, out, partials, tokens, n, splits, add };
+        queue.launch(FINISH[format], results, args);
     }
 }
 

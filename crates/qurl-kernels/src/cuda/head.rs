@@ -3,12 +3,14 @@
 //! Logits of as many rows as [`HELD_LOGITS`] allows exist at a time. Scoring and sampling share the kernels that sum a
 //! row up, so without truncation a sampled token's log-probability has the bits that scoring it gives.
 
+use super::constants::{HEAD_CHUNK, HEAD_THREADS, SAMPLE_THREADS, TOKEN_WORDS, TRUNCATED_THREADS};
 use super::device::Cuda;
 use super::ffi::DevicePtr;
-use super::launch::args;
+use super::kernels::{self, LogitGradients, LogitGradientsBf16, ReduceLogits, SampleRows};
+use super::kernels::{SampleTruncated, ScoreRows};
+use super::launch::Launch;
 use super::linear::{self, Operand, Source};
 use super::linear_backward::{input_gradient, weight_gradient};
-use super::pending::TOKEN_WORDS;
 use super::queue::CudaQueue;
 use super::weight::CudaWeight;
 use crate::ops::{Head, HeadBackward, Output, Sample};
@@ -18,10 +20,6 @@ use crate::types::{DeviceError, Format, HeadOutput};
 const HELD_LOGITS: usize = 1 << 28;
 /// Most rows at a time.
 const MAX_ROWS: usize = 1 << 15;
-/// Columns of the vocabulary that are summed up at a time.
-const CHUNK: usize = 1024;
-/// Threads that sample a token.
-const SAMPLING_THREADS: u32 = 128;
 /// Bytes of the sums of a chunk.
 const PARTIAL_BYTES: usize = 16;
 /// Rows with truncation that are sampled at the same time.
@@ -46,16 +44,24 @@ impl Logits {
         let at = queue.alloc(4 * rows * head.n);
         let hidden = linear::operand(queue, head.format, Source::Rows(hidden), rows, head.k);
         linear::gemm(queue, hidden, rows, head, 0, Output::Store, at);
-        Logits { hidden, at, vocabulary: head.n as u32, chunks: head.n.div_ceil(CHUNK) }
+        Logits { hidden, at, vocabulary: head.n as u32, chunks: head.n.div_ceil(HEAD_CHUNK) }
     }
 
     /// Partial sums of the rows' chunks after scaling by a factor (or one per row).
     fn reduce(&self, queue: &mut CudaQueue, rows: usize, factor: f32, factors: DevicePtr) -> DevicePtr {
         let partials = queue.alloc(rows * self.chunks * PARTIAL_BYTES);
-        let chunks = self.chunks as u32;
-        let given = args![self.at, self.vocabulary, rows as u32, chunks, factor, factors, partials];
-        let grid = [(rows * self.chunks).div_ceil(4), 1, 1];
-        queue.launch_next("head", "reduce_logits", grid, 128, 0, given);
+        let args = ReduceLogits {
+            logits: self.at,
+            vocabulary: self.vocabulary,
+            rows: rows as u32,
+            chunks: self.chunks as u32,
+            factor,
+            factors,
+            partials,
+        };
+        // A warp for each chunk.
+        let blocks = (rows * self.chunks).div_ceil(HEAD_THREADS / 32);
+        queue.launch(kernels::reduce_logits, Launch::blocks(blocks, HEAD_THREADS), args);
         partials
     }
 }
@@ -75,10 +81,18 @@ pub(super) fn score(queue: &mut CudaQueue, args: Head<Cuda>) -> Result<HeadOutpu
         let results = queue.alloc(16 * rows);
         let part = |i: usize| results + (i * rows * 4) as u64;
         let targets = queue.stage(&targets[range]);
-        let (chunks, vocabulary) = (logits.chunks as u32, logits.vocabulary);
-        let given =
-            args![logits.at, vocabulary, chunks, partials, targets, part(0), part(1), part(2), part(3)];
-        queue.launch("head", "score_rows", [rows, 1, 1], 32, 0, given);
+        let args = ScoreRows {
+            logits: logits.at,
+            vocabulary: logits.vocabulary,
+            chunks: logits.chunks as u32,
+            partials,
+            targets,
+            logp: part(0),
+            entropy: part(1),
+            argmax: part(2),
+            lse: part(3),
+        };
+        queue.launch(kernels::score_rows, Launch::blocks(rows, 32), args);
         let mut words = vec![0u32; 4 * rows];
         queue.read_values(results, &mut words)?;
         let numbers = |i: usize| words[i * rows..(i + 1) * rows].iter().map(|&w| f32::from_bits(w));
@@ -105,27 +119,28 @@ pub(super) fn sample(queue: &mut CudaQueue, args: Sample<Cuda>) {
         let partials = logits.reduce(queue, rows, 1.0, batch.factors(first));
         let (chunks, vocabulary) = (logits.chunks as u32, logits.vocabulary);
         let (samples, to) = (batch.samples(first), out.at() + (first * TOKEN_WORDS * 4) as u64);
-        let given = args![logits.at, vocabulary, chunks, partials, samples, to];
-        queue.launch_next("sample", "sample_rows", [rows, 1, 1], SAMPLING_THREADS, 0, given);
+        let logits = logits.at;
+        let args = SampleRows { logits, vocabulary, chunks, partials, samples, out: to };
+        queue.launch(kernels::sample_rows, Launch::blocks(rows, SAMPLE_THREADS), args);
         let mark = queue.mark();
         for from in (0..batch.shape.truncated).step_by(TRUNCATED_ROWS) {
             queue.rewind(mark);
             let truncated = (batch.shape.truncated - from).min(TRUNCATED_ROWS);
             let keys = queue.alloc(8 * keys_of_row * truncated);
-            let given = args![
-                logits.at,
+            let args = SampleTruncated {
+                logits,
                 vocabulary,
                 chunks,
                 partials,
                 samples,
-                batch.truncated(from),
-                first as u32,
-                rows as u32,
-                keys,
-                keys_of_row as u32,
-                to,
-            ];
-            queue.launch("sample", "sample_truncated", [truncated, 1, 1], 256, 0, given);
+                which: batch.truncated(from),
+                first: first as u32,
+                rows: rows as u32,
+                all_keys: keys,
+                key_capacity: keys_of_row as u32,
+                out: to,
+            };
+            queue.launch(kernels::sample_truncated, Launch::blocks(truncated, TRUNCATED_THREADS), args);
         }
     }
 }
@@ -151,18 +166,37 @@ pub(super) fn backward(queue: &mut CudaQueue, args: HeadBackward<Cuda>) {
         let targets = queue.stage(&targets[range.clone()]);
         let numbers = [&out.lse[..], gradient.dlogp, dentropy, &out.entropy];
         let [lse, dlogp, dentropy, entropy] = numbers.map(|numbers| queue.stage(&numbers[range.clone()]));
-        let (vocabulary, inverse) = (logits.vocabulary, 1.0 / temperature);
-        let grid = [head.n.div_ceil(4 * 256), count, 1];
+        let (vocabulary, inverse_temperature) = (logits.vocabulary, 1.0 / temperature);
+        let launch = Launch::grid([head.n.div_ceil(4 * 256), count, 1], 256);
         let dlogits = match head.format {
             Format::Bf16 => {
                 let to = queue.alloc(2 * count * head.n);
-                let given = args![logits.at, vocabulary, targets, inverse, lse, dlogp, dentropy, entropy, to];
-                queue.launch("head", "logit_gradients_bf16", grid, 256, 0, given);
+                let args = LogitGradientsBf16 {
+                    logits: logits.at,
+                    vocabulary,
+                    targets,
+                    inverse_temperature,
+                    lse,
+                    dlogp,
+                    dentropy,
+                    entropy,
+                    out: to,
+                };
+                queue.launch(kernels::logit_gradients_bf16, launch, args);
                 to
             }
             Format::F32 => {
-                let given = args![logits.at, vocabulary, targets, inverse, lse, dlogp, dentropy, entropy];
-                queue.launch("head", "logit_gradients_f32", grid, 256, 0, given);
+                let args = LogitGradients {
+                    logits: logits.at,
+                    vocabulary,
+                    targets,
+                    inverse_temperature,
+                    lse,
+                    dlogp,
+                    dentropy,
+                    entropy,
+                };
+                queue.launch(kernels::logit_gradients_f32, launch, args);
                 logits.at
             }
             Format::Int8 | Format::Fp8 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => {

@@ -1,9 +1,11 @@
 //! Keys and values of one layer in pages on the device.
 
 use super::batch::CudaBatch;
+use super::constants::{KV_BF16, KV_F32, KV_FP8, KV_INT8};
 use super::context::Context;
 use super::ffi::DevicePtr;
-use super::launch::args;
+use super::kernels::{self, RopeWrite};
+use super::launch::Launch;
 use super::memory::Buffer;
 use super::queue::CudaQueue;
 use crate::types::{DeviceError, Heads, KvFormat, KvShape};
@@ -18,14 +20,18 @@ pub struct CudaKv {
     scales: Option<(Buffer, Buffer)>,
 }
 
+/// Warps of a block that rotates and stores, a head of a row each.
+const WRITING_WARPS: usize = 4;
+
 /// The number that kernels know a format by.
 pub(super) fn code(format: KvFormat) -> u32 {
-    match format {
-        KvFormat::F32 => 0,
-        KvFormat::Bf16 => 1,
-        KvFormat::Int8 => 2,
-        KvFormat::Fp8 => 3,
-    }
+    let code = match format {
+        KvFormat::F32 => KV_F32,
+        KvFormat::Bf16 => KV_BF16,
+        KvFormat::Int8 => KV_INT8,
+        KvFormat::Fp8 => KV_FP8,
+    };
+    code as u32
 }
 
 fn number_bytes(format: KvFormat) -> usize {
@@ -107,25 +113,29 @@ impl CudaKv {
     ) {
         let rows = batch.shape.rows;
         let (key_scales, value_scales) = self.scales();
-        let given = args![
+        let args = RopeWrite {
             qkv,
-            rows as u32,
-            heads.qkv_width() as u32,
-            heads.heads as u32,
-            heads.kv_heads as u32,
-            heads.head_dim as u32,
-            batch.positions(),
+            rows: rows as u32,
+            width: heads.qkv_width() as u32,
+            heads: heads.heads as u32,
+            kv_heads: heads.kv_heads as u32,
+            head_dim: heads.head_dim as u32,
+            positions: batch.positions(),
             cos,
             sin,
-            batch.slots(),
-            self.shape.page_size as u32,
-            code(self.shape.format),
-            self.keys.at(),
-            self.values.at(),
+            slots: batch.slots(),
+            page_size: self.shape.page_size as u32,
+            format: code(self.shape.format),
+            keys: self.keys.at(),
+            values: self.values.at(),
             key_scales,
             value_scales,
-        ];
+        };
         let warps = rows * (heads.heads + 2 * heads.kv_heads);
-        queue.launch_next("kv", "rope_write", [warps.div_ceil(4), 1, 1], 128, 0, given);
+        queue.launch(
+            kernels::rope_write,
+            Launch::blocks(warps.div_ceil(WRITING_WARPS), 32 * WRITING_WARPS),
+            args,
+        );
     }
 }

@@ -1,14 +1,15 @@
-//! What a device runs: kernels found in their files, launched, and matrices described to the TMA.
+//! What a device runs: kernels loaded from their files and launched, and matrices described to the TMA.
 
 use super::compile::{self, SOURCES};
 use super::context::{Context, error_text};
 use super::ffi::{DevicePtr, Driver, Handle, LaunchAttribute, LaunchConfig, TensorMap};
+use super::kernels::{Arguments, Kernel, KernelId, MAX_ARGUMENTS};
 use super::queue::CudaQueue;
 use crate::types::DeviceError;
 use std::collections::HashMap;
-use std::ffi::{CString, c_int, c_void};
-use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::{Mutex, PoisonError};
+use std::ffi::{CString, c_int};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The oldest architecture on which launches can overlap.
 const OVERLAPS: u32 = 90;
@@ -18,100 +19,70 @@ const MAX_MAPS: usize = 1 << 12;
 /// Dynamic shared memory that a block may have without asking: 48 KB with what it has anyway.
 pub(super) const PLAIN_SHARED: u32 = 32 << 10;
 
-/// A kernel's argument.
-#[derive(Clone, Copy, Debug)]
-pub enum Arg<'a> {
-    /// A number of at most eight bytes.
-    Word(u64),
-    /// A matrix for the TMA, by value.
-    Map(&'a TensorMap),
-}
-
-macro_rules! arg_from {
-    ($($ty:ty => |$x:ident| $bits:expr;)*) => {
-        $(impl From<$ty> for Arg<'_> {
-            fn from($x: $ty) -> Self {
-                Arg::Word($bits)
-            }
-        })*
-    };
-}
-
-arg_from! {
-    u64 => |x| x;
-    u32 => |x| u64::from(x);
-    i32 => |x| u64::from(x.cast_unsigned());
-    f32 => |x| u64::from(x.to_bits());
-    f64 => |x| x.to_bits();
-    usize => |x| x as u64;
-    bool => |x| u64::from(x);
-}
-
-impl<'a> From<&'a TensorMap> for Arg<'a> {
-    fn from(map: &'a TensorMap) -> Self {
-        Arg::Map(map)
-    }
-}
-
-/// The shape of a launch.
+/// The shape of a launch. An empty grid launches nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Launch {
     /// Blocks.
     pub grid: [usize; 3],
     /// Threads of a block.
-    pub block: u32,
+    pub threads: usize,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
-    /// Whether it may begin before the kernel before it has ended; such a kernel waits by itself.
-    pub overlap: bool,
 }
 
-/// The arguments of a launch: `args![pointer, rows as u32, eps]`.
-macro_rules! args {
-    ($($x:expr),* $(,)?) => { &[$($crate::cuda::launch::Arg::from($x)),*] };
-}
-pub(crate) use args;
-
-/// Mixes addresses and sizes.
-#[derive(Default)]
-pub(super) struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        let (words, rest) = bytes.as_chunks::<8>();
-        words.iter().for_each(|&word| self.write_usize(u64::from_le_bytes(word) as usize));
-        rest.iter().for_each(|&byte| self.write_usize(byte.into()));
+impl Launch {
+    /// A grid of blocks.
+    pub fn grid(grid: [usize; 3], threads: usize) -> Launch {
+        Launch { grid, threads, shared: 0 }
     }
 
-    fn write_usize(&mut self, address: usize) {
-        self.0 = (self.0.rotate_left(5) ^ address as u64).wrapping_mul(0x517c_c1b7_2722_0a95);
+    /// A row of blocks.
+    pub fn blocks(blocks: usize, threads: usize) -> Launch {
+        Launch::grid([blocks, 1, 1], threads)
     }
 
-    fn finish(&self) -> u64 {
-        self.0
+    /// A thread for each element.
+    pub fn elements(elements: usize) -> Launch {
+        Launch::blocks(elements.div_ceil(256), 256)
+    }
+
+    /// With dynamic shared memory.
+    pub fn shared(self, bytes: usize) -> Launch {
+        Launch { shared: bytes as u32, ..self }
     }
 }
 
-#[derive(Clone, Copy)]
 struct Function {
     handle: Handle,
     /// Dynamic shared memory that it may have.
-    shared: u32,
+    shared: AtomicU32,
 }
 
 /// What has been loaded and asked.
-#[derive(Default)]
 pub(super) struct Kernels {
-    functions: Mutex<HashMap<(usize, usize), Function, BuildHasherDefault<AddressHasher>>>,
+    /// By [`KernelId`].
+    functions: Box<[OnceLock<Function>]>,
+    /// Held while a function is loaded or given more shared memory.
     modules: Mutex<HashMap<&'static str, Handle>>,
     /// Machine code that was compiled in this process and not loaded yet: there may be no cache.
     compiled: Mutex<HashMap<&'static str, Vec<u8>>>,
     /// Blocks that run at the same time: by kernel, threads and shared memory.
-    at_once: Mutex<HashMap<(usize, u32, u32), usize>>,
+    at_once: Mutex<HashMap<(KernelId, usize, u32), usize>>,
+}
+
+impl Default for Kernels {
+    fn default() -> Self {
+        Kernels {
+            functions: KernelId::ALL.iter().map(|_| OnceLock::new()).collect(),
+            modules: Mutex::default(),
+            compiled: Mutex::default(),
+            at_once: Mutex::default(),
+        }
+    }
 }
 
 /// Matrices that have been described to the TMA: by address, height, width and box.
-pub(super) type TensorMaps = HashMap<[u64; 5], TensorMap, BuildHasherDefault<AddressHasher>>;
+pub(super) type TensorMaps = HashMap<[u64; 5], TensorMap>;
 
 impl Kernels {
     /// Unloads all files.
@@ -149,75 +120,76 @@ impl Context {
         Ok(())
     }
 
-    fn function(&self, file: &'static str, kernel: &'static str, shared: u32) -> Result<Function, String> {
-        let mut functions = self.kernels.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        // Names are literals: their addresses are found faster than their texts. A literal that has several addresses
-        // only means several entries.
-        let key = (file.as_ptr() as usize, kernel.as_ptr() as usize);
-        if let Some(&function) = functions.get(&key).filter(|f| f.shared >= shared) {
-            return Ok(function);
+    /// A kernel, with so much dynamic shared memory at least.
+    fn function(&self, kernel: KernelId, shared: u32) -> Result<Handle, String> {
+        let place = &self.kernels.functions[kernel as usize];
+        if let Some(function) = place.get().filter(|f| f.shared.load(Ordering::Acquire) >= shared) {
+            return Ok(function.handle);
         }
         self.bind().map_err(|error| error.to_string())?;
-        let module = self.module(file)?;
-        let name = CString::new(kernel).map_err(|e| e.to_string())?;
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the name ends with a zero; the module is loaded.
-        unsafe {
-            let status = (self.driver.module_function)(&mut handle, module, name.as_ptr());
-            if status != 0 {
-                return Err(format!("kernel {kernel} of {file}.cu: {}", error_text(&self.driver, status)));
-            }
-            if shared > PLAIN_SHARED {
-                let status = (self.driver.function_set)(handle, FUNCTION_DYNAMIC_SHARED, shared as c_int);
+        let mut modules = self.kernels.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let function = match place.get() {
+            Some(function) => function,
+            None => {
+                let (file, name) = (kernel.file(), kernel.name());
+                let module = self.module(&mut modules, file)?;
+                let symbol = CString::new(name).map_err(|e| e.to_string())?;
+                let mut handle = std::ptr::null_mut();
+                // SAFETY: the name ends with a zero; the module is loaded.
+                let status = unsafe { (self.driver.module_function)(&mut handle, module, symbol.as_ptr()) };
                 if status != 0 {
-                    let text = error_text(&self.driver, status);
-                    return Err(format!("{shared} bytes of shared memory for {kernel}: {text}"));
+                    return Err(format!("kernel {name} of {file}.cu: {}", error_text(&self.driver, status)));
                 }
+                place.get_or_init(|| Function { handle, shared: AtomicU32::new(PLAIN_SHARED) })
             }
+        };
+        if function.shared.load(Ordering::Acquire) < shared {
+            // SAFETY: the function is loaded; nobody else sets it, since the modules are locked.
+            let status = unsafe {
+                (self.driver.function_set)(function.handle, FUNCTION_DYNAMIC_SHARED, shared as c_int)
+            };
+            if status != 0 {
+                let text = error_text(&self.driver, status);
+                return Err(format!("{shared} bytes of shared memory for {}: {text}", kernel.name()));
+            }
+            function.shared.store(shared, Ordering::Release);
         }
-        let function = Function { handle, shared: shared.max(PLAIN_SHARED) };
-        functions.insert(key, function);
-        Ok(function)
+        Ok(function.handle)
     }
 
     /// Blocks of a kernel that run on the whole device at the same time, in clusters of so many; none if it cannot be
     /// launched (a launch of it would say why).
-    pub fn blocks_at_once(
-        &self,
-        file: &'static str,
-        kernel: &'static str,
-        block: u32,
-        shared: u32,
-        cluster: u32,
-    ) -> usize {
-        let key = (kernel.as_ptr() as usize, block, shared);
+    pub fn blocks_at_once<A>(&self, kernel: Kernel<A>, threads: usize, shared: u32, cluster: usize) -> usize {
         let mut known = self.kernels.at_once.lock().unwrap_or_else(PoisonError::into_inner);
-        *known.entry(key).or_insert_with(|| {
-            let Ok(function) = self.function(file, kernel, shared) else { return 0 };
-            let attributes = [LaunchAttribute::cluster(cluster)];
+        *known.entry((kernel.id, threads, shared)).or_insert_with(|| {
+            let Ok(handle) = self.function(kernel.id, shared) else { return 0 };
+            let attributes = [LaunchAttribute::cluster(cluster as u32)];
             let config = LaunchConfig {
-                grid: [cluster * self.sms as u32, 1, 1],
-                block: [block, 1, 1],
+                grid: [(cluster * self.sms) as u32, 1, 1],
+                block: [threads as u32, 1, 1],
                 shared,
                 stream: std::ptr::null_mut(),
                 attributes: attributes.as_ptr(),
                 count: 1,
             };
-            let (mut count, handle) = (0, function.handle);
+            let mut count = 0;
             // SAFETY: the place is valid, the function is loaded, the configuration outlives the call.
             let status = unsafe {
                 match cluster {
-                    1 => (self.driver.blocks_at_once)(&mut count, handle, block as c_int, shared as usize),
+                    1 => (self.driver.blocks_at_once)(&mut count, handle, threads as c_int, shared as usize),
                     _ => (self.driver.clusters_at_once)(&mut count, handle, &config),
                 }
             };
-            let each = if cluster == 1 { self.sms } else { cluster as usize };
+            let each = if cluster == 1 { self.sms } else { cluster };
             if status == 0 { count.unsigned_abs() as usize * each } else { 0 }
         })
     }
 
-    fn module(&self, file: &'static str) -> Result<Handle, String> {
-        let mut modules = self.kernels.modules.lock().unwrap_or_else(PoisonError::into_inner);
+    fn module(
+        &self,
+        modules: &mut HashMap<&'static str, Handle>,
+        file: &'static str,
+    ) -> Result<Handle, String> {
         if let Some(&module) = modules.get(file) {
             return Ok(module);
         }
@@ -244,76 +216,37 @@ impl Context {
 }
 
 impl CudaQueue {
-    /// Launches a kernel of a file. An empty grid launches nothing.
-    pub(super) fn launch(
-        &mut self,
-        file: &'static str,
-        kernel: &'static str,
-        grid: [usize; 3],
-        block: u32,
-        shared: u32,
-        args: &[Arg],
-    ) {
-        self.launch_as(file, kernel, Launch { grid, block, shared, overlap: false }, args);
-    }
-
-    /// [`CudaQueue::launch`] of a kernel that begins with `wait_for_previous`: its launching overlaps with what is before
-    /// it.
-    pub(super) fn launch_next(
-        &mut self,
-        file: &'static str,
-        kernel: &'static str,
-        grid: [usize; 3],
-        block: u32,
-        shared: u32,
-        args: &[Arg],
-    ) {
-        self.launch_as(file, kernel, Launch { grid, block, shared, overlap: true }, args);
-    }
-
-    /// [`CudaQueue::launch`] with a choice of overlap.
-    pub(super) fn launch_as(
-        &mut self,
-        file: &'static str,
-        kernel: &'static str,
-        launch: Launch,
-        args: &[Arg],
-    ) {
-        let Launch { grid, block, shared, overlap } = launch;
+    /// Launches a kernel.
+    pub(super) fn launch<A: Arguments>(&mut self, kernel: Kernel<A>, launch: Launch, args: A) {
+        let Launch { grid, threads, shared } = launch;
         if grid.contains(&0) {
             return;
         }
-        let function = match self.context.function(file, kernel, shared) {
+        let function = match self.context.function(kernel.id, shared) {
             Ok(function) => function,
             Err(what) => return self.fail(what),
         };
-        let mut pointers = [std::ptr::null_mut::<c_void>(); 32];
-        assert!(args.len() <= pointers.len(), "{kernel}: {} arguments", args.len());
-        for (pointer, arg) in pointers.iter_mut().zip(args) {
-            *pointer = match arg {
-                Arg::Word(word) => (&raw const *word).cast_mut().cast(),
-                Arg::Map(map) => (&raw const **map).cast_mut().cast(),
-            };
-        }
+        let mut pointers = [std::ptr::null_mut(); MAX_ARGUMENTS];
+        args.pointers(&mut pointers);
         let attributes = [LaunchAttribute::overlap()];
-        let count = u32::from(overlap && self.context.generation >= OVERLAPS);
         let config = LaunchConfig {
             grid: grid.map(|n| n as u32),
-            block: [block, 1, 1],
+            block: [threads as u32, 1, 1],
             shared,
             stream: self.stream,
             attributes: attributes.as_ptr(),
-            count,
+            count: u32::from(A::OVERLAPS && self.context.generation >= OVERLAPS),
         };
         self.bind();
-        // SAFETY: the arguments are those of the kernel, in its order; the driver copies them before it returns.
+        // SAFETY: the arguments are those of the kernel, in its order; the driver copies them before it returns. That
+        // addresses among them have what the kernel reads and writes is what every operation asserts of its shapes.
         let status = unsafe {
             let launch = self.context.driver.launch;
-            launch(&config, function.handle, pointers.as_mut_ptr(), std::ptr::null_mut())
+            launch(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut())
         };
         if status != 0 {
             let text = error_text(&self.context.driver, status);
-            self.fail(format!("launching {kernel} on {grid:?}: {text}"));
+            self.fail(format!("launching {kernel:?} on {grid:?}: {text}"));
         }
     }
 
@@ -324,14 +257,14 @@ impl CudaQueue {
         at: DevicePtr,
         height: usize,
         width: usize,
-        rows: u32,
-        bytes: u32,
+        rows: usize,
+        bytes: usize,
     ) -> TensorMap {
         const BYTES: c_int = 0;
         const PLAIN: c_int = 0;
         const SWIZZLE_128: c_int = 3;
         const PROMOTE_256: c_int = 3;
-        let key = [at, height as u64, width as u64, rows.into(), bytes.into()];
+        let key = [at, height as u64, width as u64, rows as u64, bytes as u64];
         if let Some(map) = self.maps.get(&key) {
             return *map;
         }
@@ -340,7 +273,7 @@ impl CudaQueue {
         }
         let mut map = TensorMap([0; 16]);
         let (sizes, strides) = ([width as u64, height as u64], [width as u64]);
-        let (boxes, steps) = ([bytes, rows], [1, 1]);
+        let (boxes, steps) = ([bytes as u32, rows as u32], [1, 1]);
         let swizzle = if bytes == 128 { SWIZZLE_128 } else { PLAIN };
         // SAFETY: all places are valid; the address is only stored.
         let status = unsafe {

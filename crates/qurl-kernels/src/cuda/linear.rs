@@ -5,10 +5,13 @@
 //! log-probabilities have the engine's bits; the GEMMs of its backward pass ([`super::linear_backward`]) are cuBLASLt's,
 //! which reads weights by rows.
 
+use super::constants::{ABSMAX_STRIDE, NORM_THREADS, PLAIN_TILE, QUANTIZED_FOURS};
 use super::device::{Cuda, CudaTensor};
 use super::ffi::DevicePtr;
 use super::gemm::{self, Gating, Packed};
-use super::launch::args;
+use super::kernels::{self, GemmPlain, NormForward, NormRowsBf16, QuantizeKnown};
+use super::kernels::{QuantizeNorm, QuantizeRows, QuantizeSwiglu, RowsBf16, SwigluRowsBf16};
+use super::launch::Launch;
 use super::queue::CudaQueue;
 use super::weight::{CudaWeight, number_bytes, unsupported};
 use crate::ops::{Linear, Mlp, Norm, Output};
@@ -18,8 +21,8 @@ use crate::types::Format;
 const ROW_TILE: usize = 256;
 
 /// Threads that convert a row: few for narrow rows, whose sums over a block cost more than their numbers.
-pub(super) fn conversion_threads(width: usize) -> u32 {
-    width.div_ceil(16).next_power_of_two().clamp(128, 1024) as u32
+pub(super) fn conversion_threads(width: usize) -> usize {
+    width.div_ceil(16).next_power_of_two().clamp(128, 1024)
 }
 
 /// Where the rows of an operand come from.
@@ -65,44 +68,51 @@ pub(super) fn operand(
         return Operand { data, scales: 0, readable: rows };
     }
     let operand = Operand::alloc(queue, format, rows, k);
-    let Operand { data, scales, .. } = operand;
-    let (grid, threads, k32) = ([rows, 1, 1], conversion_threads(k), k as u32);
+    let Operand { data: out, scales, .. } = operand;
+    let (launch, k) = (Launch::blocks(rows, conversion_threads(k)), k as u32);
     match (format, source) {
         (Format::F32, Source::Rows(_)) => unreachable!("given back above"),
         (Format::F32, Source::Normed { x, gain, eps, .. }) => {
-            let given = args![x, gain, 0u64, 1u32, k32, k32, eps, data];
-            queue.launch_next("norm", "norm_forward", grid, 256, 0, given);
+            let launch = Launch::blocks(rows, NORM_THREADS);
+            let args = NormForward { x, gain, start: 0, per: 1, stride: k, width: k, eps, out };
+            queue.launch(kernels::norm_forward, launch, args);
         }
-        (Format::F32, Source::Swiglu(x)) => {
-            let elements = rows * k;
-            let given = args![x, k32, elements, data];
-            queue.launch("elementwise", "swiglu", [elements.div_ceil(256), 1, 1], 256, 0, given);
+        (Format::F32, Source::Swiglu(gate_up)) => {
+            let count = rows * k as usize;
+            let args = kernels::Swiglu { gate_up, f: k, count: count as u64, out };
+            queue.launch(kernels::swiglu, Launch::elements(count), args);
         }
-        (Format::Bf16, Source::Rows(x)) => {
-            queue.launch_next("quantize", "rows_bf16", grid, threads, 0, args![x, k32, data]);
-        }
+        (Format::Bf16, Source::Rows(x)) => queue.launch(kernels::rows_bf16, launch, RowsBf16 { x, k, out }),
         (Format::Bf16, Source::Normed { x, gain, eps, .. }) => {
-            queue.launch_next("quantize", "norm_bf16", grid, threads, 0, args![x, gain, k32, eps, data]);
+            queue.launch(kernels::norm_bf16, launch, NormRowsBf16 { x, gain, k, eps, out });
         }
-        (Format::Bf16, Source::Swiglu(x)) => {
-            queue.launch_next("quantize", "swiglu_bf16", grid, threads, 0, args![x, k32, data]);
+        (Format::Bf16, Source::Swiglu(gate_up)) => {
+            queue.launch(kernels::swiglu_bf16, launch, SwigluRowsBf16 { gate_up, f: k, out });
         }
         (Format::Int8 | Format::Fp8, Source::Rows(x)) => {
-            let kernel = if format == Format::Fp8 { "rows_e4m3" } else { "rows_i8" };
-            queue.launch_next("quantize", kernel, grid, threads, 0, args![x, k32, data, scales]);
+            let kernel = eight_bits(format, kernels::rows_i8, kernels::rows_e4m3);
+            queue.launch(kernel, launch, QuantizeRows { x, k, out, scales });
         }
         (Format::Int8 | Format::Fp8, Source::Normed { x, gain, eps, absmax }) => {
-            let kernel = if format == Format::Fp8 { "norm_e4m3" } else { "norm_i8" };
-            let given = args![x, gain, k32, eps, data, scales, absmax];
-            queue.launch_next("quantize", kernel, grid, threads, 0, given);
+            let kernel = eight_bits(format, kernels::norm_i8, kernels::norm_e4m3);
+            queue.launch(kernel, launch, QuantizeNorm { x, gain, k, eps, out, scales, absmax });
         }
-        (Format::Int8 | Format::Fp8, Source::Swiglu(x)) => {
-            let kernel = if format == Format::Fp8 { "swiglu_e4m3" } else { "swiglu_i8" };
-            queue.launch_next("quantize", kernel, grid, threads, 0, args![x, k32, data, scales]);
+        (Format::Int8 | Format::Fp8, Source::Swiglu(gate_up)) => {
+            let kernel = eight_bits(format, kernels::swiglu_i8, kernels::swiglu_e4m3);
+            queue.launch(kernel, launch, QuantizeSwiglu { gate_up, f: k, out, scales });
         }
         (Format::Fp8Block | Format::Int4 | Format::Nvfp4, _) => unsupported(format),
     }
     operand
+}
+
+/// What is there for each format of eight bits.
+fn eight_bits<T>(format: Format, int8: T, fp8: T) -> T {
+    match format {
+        Format::Int8 => int8,
+        Format::Fp8 => fp8,
+        Format::F32 | Format::Bf16 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => unsupported(format),
+    }
 }
 
 /// `out[rows, n] (+)= x W^T (+ bias)`
@@ -131,6 +141,9 @@ pub(super) fn gemm(
     gemm.run(queue, w.format);
 }
 
+/// Threads of a block of the plain GEMM.
+const PLAIN_THREADS: usize = 256;
+
 /// A GEMM with plain arithmetic, operands given as (address, stride of rows, stride along k).
 pub(super) struct PlainGemm {
     pub a: (DevicePtr, usize, usize),
@@ -146,31 +159,31 @@ pub(super) struct PlainGemm {
 impl PlainGemm {
     pub fn run(&self, queue: &mut CudaQueue, format: Format) {
         let kernel = match format {
-            Format::F32 => "product_f32",
-            Format::Bf16 => "product_bf16",
-            Format::Int8 => "product_i8",
-            Format::Fp8 => "product_e4m3",
+            Format::F32 => kernels::gemm_plain_f32,
+            Format::Bf16 => kernels::gemm_plain_bf16,
+            Format::Int8 => kernels::gemm_plain_i8,
+            Format::Fp8 => kernels::gemm_plain_e4m3,
             Format::Fp8Block | Format::Int4 | Format::Nvfp4 => unsupported(format),
         };
         let PlainGemm { a, b, sizes: (m, n, k), scales, bias, add, out } = *self;
-        let sizes = [m, n, k].map(|x| x as u32);
-        let given = args![
-            a.0,
-            a.1,
-            a.2,
-            b.0,
-            b.1,
-            b.2,
-            sizes[0],
-            sizes[1],
-            sizes[2],
-            scales.0,
-            scales.1,
+        let args = GemmPlain {
+            a: a.0,
+            a_m: a.1 as u64,
+            a_k: a.2 as u64,
+            b: b.0,
+            b_n: b.1 as u64,
+            b_k: b.2 as u64,
+            m: m as u32,
+            n: n as u32,
+            k: k as u32,
+            row_scales: scales.0,
+            column_scales: scales.1,
             bias,
-            u32::from(add),
-            out
-        ];
-        queue.launch("gemm_plain", kernel, [n.div_ceil(64), m.div_ceil(64), 1], 256, 0, given);
+            add: u32::from(add),
+            out,
+        };
+        let grid = [n.div_ceil(PLAIN_TILE), m.div_ceil(PLAIN_TILE), 1];
+        queue.launch(kernel, Launch::grid(grid, PLAIN_THREADS), args);
     }
 }
 
@@ -218,10 +231,9 @@ pub(super) fn mlp(queue: &mut CudaQueue, args: Mlp<Cuda>) {
     gemm(queue, second, rows, down, 0, Output::Add, x.at());
 }
 
-/// Words from the absmax of a row to that of the next: those of common.cuh.
-const ABSMAX_STRIDE: usize = 32;
-/// Numbers of a row that one block quantizes.
-const QUANTIZED_SHARE: usize = 4 * 4 * 256;
+/// Threads of a block that quantizes a part of a row, and numbers of that part.
+const KNOWN_THREADS: usize = 256;
+const KNOWN_SHARE: usize = 4 * QUANTIZED_FOURS * KNOWN_THREADS;
 
 /// An MLP whose gate and up projections are brought together inside of the first GEMM, which finds the absmax of each
 /// row of the result, too: `x += (silu(gate) * up) down^T`.
@@ -247,9 +259,10 @@ fn gated_mlp(
     let gated = Packed { gating: Gating::Swiglu, absmax, ..gate_up };
     gemm::linear(queue, first, rows, gated, 0, false, activated);
     if quantized {
-        let kernel = if format == Format::Fp8 { "known_e4m3" } else { "known_i8" };
-        let given = args![activated, f as u32, absmax, second.data, second.scales];
-        queue.launch_next("quantize", kernel, [rows, f.div_ceil(QUANTIZED_SHARE), 1], 256, 0, given);
+        let kernel = eight_bits(format, kernels::known_i8, kernels::known_e4m3);
+        let Operand { data: out, scales, .. } = second;
+        let args = QuantizeKnown { x: activated, k: f as u32, absmax, out, scales };
+        queue.launch(kernel, Launch::grid([rows, f.div_ceil(KNOWN_SHARE), 1], KNOWN_THREADS), args);
     }
     gemm(queue, second, rows, down, 0, Output::Add, x);
 }

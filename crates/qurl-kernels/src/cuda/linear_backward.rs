@@ -4,9 +4,11 @@
 //! in bf16 a training step would otherwise spend a tenth of its time on conversions. Values are rounded as they would be
 //! by themselves, so the bits are those of the parts (`tests/kernels/cuda_fused.rs`).
 
+use super::constants::NORM_THREADS;
 use super::device::{Cuda, CudaTensor};
 use super::ffi::DevicePtr;
-use super::launch::args;
+use super::kernels::{self, NormForwardBf16, RowsBf16, SwigluBackward, SwigluBackwardBf16};
+use super::launch::Launch;
 use super::linear::{Operand, PlainGemm, Source, conversion_threads, operand};
 use super::lt::Lt;
 use super::norm::{self, NormRows};
@@ -17,9 +19,9 @@ use crate::ops::{LinearBackward, MlpBackward, NormBackward};
 use crate::types::{Format, Rows};
 
 /// Threads of a block that computes gradients of SwiGLU, four numbers each.
-const SWIGLU_THREADS: u32 = 256;
+const SWIGLU_THREADS: usize = 256;
 /// Numbers of a row that such a block takes.
-const SWIGLU_SHARE: usize = 4 * SWIGLU_THREADS as usize;
+const SWIGLU_SHARE: usize = 4 * SWIGLU_THREADS;
 
 fn address(tensor: Option<&mut CudaTensor>) -> Option<DevicePtr> {
     tensor.map(|tensor| tensor.at())
@@ -87,8 +89,8 @@ fn converted(queue: &mut CudaQueue, format: Format, x: DevicePtr, rows: usize, w
         return x;
     }
     let to = Operand::alloc(queue, Format::Bf16, rows, width).data;
-    let given = args![x, width as u32, to];
-    queue.launch_next("quantize", "rows_bf16", [rows, 1, 1], conversion_threads(width), 0, given);
+    let launch = Launch::blocks(rows, conversion_threads(width));
+    queue.launch(kernels::rows_bf16, launch, RowsBf16 { x, k: width as u32, out: to });
     to
 }
 
@@ -104,8 +106,8 @@ fn normed(
     match w.format {
         Format::Bf16 => {
             let to = Operand::alloc(queue, Format::Bf16, rows, w.k).data;
-            let given = args![x, gain, w.k as u32, eps, to];
-            queue.launch_next("norm", "norm_forward_bf16", [rows, 1, 1], 256, 0, given);
+            let args = NormForwardBf16 { x, gain, width: w.k as u32, eps, out: to };
+            queue.launch(kernels::norm_forward_bf16, Launch::blocks(rows, NORM_THREADS), args);
             to
         }
         Format::F32 => {
@@ -203,19 +205,20 @@ pub(super) fn mlp_backward(queue: &mut CudaQueue, args: MlpBackward<Cuda>) {
     let dactivated = queue.alloc(4 * rows * f);
     let dy = converted(queue, format, dx.at(), rows, d);
     input_gradient(queue, dy, rows, down, dactivated);
-    let grid = [rows, f.div_ceil(SWIGLU_SHARE), 1];
+    let launch = Launch::grid([rows, f.div_ceil(SWIGLU_SHARE), 1], SWIGLU_THREADS);
     let (dprojected, activated) = match format {
         Format::Bf16 => {
             let gradients = Operand::alloc(queue, format, rows, 2 * f).data;
             let activated = Operand::alloc(queue, format, rows, f).data;
-            let given = args![kept.at(), dactivated, f as u32, gradients, activated];
-            queue.launch_next("elementwise", "swiglu_backward_bf16", grid, SWIGLU_THREADS, 0, given);
+            let (gate_up, dout, out) = (kept.at(), dactivated, activated);
+            let args = SwigluBackwardBf16 { gate_up, dout, f: f as u32, gradients, out };
+            queue.launch(kernels::swiglu_backward_bf16, launch, args);
             (gradients, activated)
         }
         // In place.
         Format::F32 => {
-            let given = args![kept.at(), f as u32, dactivated];
-            queue.launch_next("elementwise", "swiglu_backward", grid, SWIGLU_THREADS, 0, given);
+            let args = SwigluBackward { gate_up: kept.at(), f: f as u32, out: dactivated };
+            queue.launch(kernels::swiglu_backward, launch, args);
             (kept.at(), dactivated)
         }
         Format::Int8 | Format::Fp8 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => untrained(format),

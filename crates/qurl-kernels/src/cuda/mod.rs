@@ -13,6 +13,7 @@
 mod attention;
 mod batch;
 pub mod compile;
+mod constants;
 mod context;
 mod device;
 pub mod ffi;
@@ -20,7 +21,9 @@ mod flash;
 mod flash_backward;
 mod gemm;
 mod gemm_mma;
+mod gemm_tiles;
 mod head;
+mod kernels;
 mod kv;
 mod launch;
 mod linear;

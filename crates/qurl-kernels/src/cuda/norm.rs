@@ -1,10 +1,12 @@
 //! RMSNorm of rows and of heads inside rows, and its backward pass.
 
+use super::constants::NORM_THREADS;
 use super::device::Cuda;
 use super::ffi::DevicePtr;
-use super::launch::args;
+use super::kernels::{self, NormForward, NormGainPartials, NormScales};
+use super::launch::Launch;
 use super::queue::CudaQueue;
-use super::sums::{self, PARTIAL_ROWS};
+use super::sums::{self, COLUMN_THREADS, PARTIAL_ROWS};
 use crate::ops::{NormBackward, RmsNorm, RmsNormBackward};
 use crate::types::Rows;
 
@@ -20,8 +22,9 @@ pub(super) struct NormRows {
 /// `out = rmsnorm(x) * gain`; `out` has the rows where `x` has them.
 pub(super) fn forward(queue: &mut CudaQueue, rows: NormRows, out: DevicePtr) {
     let NormRows { x, gain, rows: Rows { start, outer, stride, per, width }, eps } = rows;
-    let given = args![x, gain, start as u64, per as u32, stride as u32, width as u32, eps, out];
-    queue.launch_next("norm", "norm_forward", [outer * per, 1, 1], 256, 0, given);
+    let launch = Launch::blocks(outer * per, NORM_THREADS);
+    let (start, per, stride, width) = (start as u64, per as u32, stride as u32, width as u32);
+    queue.launch(kernels::norm_forward, launch, NormForward { x, gain, start, per, stride, width, eps, out });
 }
 
 /// Backward of [`forward`]: `dx` is added to, or replaced where it is `dy` itself; `dgain` is added to.
@@ -34,12 +37,15 @@ pub(super) fn backward(
 ) {
     let NormRows { x, gain, rows: Rows { start, outer, stride, per, width }, eps } = rows;
     let count = outer * per;
-    let (start, per, stride, width32) = (start as u64, per as u32, stride as u32, width as u32);
-    let scales = queue.alloc(4 * count);
+    let parts = count.div_ceil(PARTIAL_ROWS);
+    let columns = Launch::grid([parts, width.div_ceil(COLUMN_THREADS), 1], COLUMN_THREADS);
+    let rows = Launch::blocks(count, NORM_THREADS);
+    let (scales, partial_bytes) = (queue.alloc(4 * count), 4 * parts * width);
+    let (start, per, stride, width) = (start as u64, per as u32, stride as u32, width as u32);
     let inputs = |queue: &mut CudaQueue, dx: DevicePtr| {
         let add = u32::from(dx != dy);
-        let given = args![x, gain, scales, start, per, stride, width32, eps, dy, dx, add];
-        queue.launch("norm", "norm_backward", [count, 1, 1], 256, 0, given);
+        let args = kernels::NormBackward { x, gain, scales, start, per, stride, width, eps, dy, dx, add };
+        queue.launch(kernels::norm_backward, rows, args);
     };
     // The gain's gradient needs the rows' scales, which the other one finds on its way, and dy, which it may replace.
     let first = dx.filter(|&dx| dx != dy);
@@ -48,15 +54,17 @@ pub(super) fn backward(
     }
     if let Some(dgain) = dgain {
         if first.is_none() {
-            let given = args![x, start, per, stride, width32, eps, scales];
-            queue.launch("norm", "norm_scales", [count, 1, 1], 256, 0, given);
+            queue.launch(
+                kernels::norm_scales,
+                rows,
+                NormScales { x, start, per, stride, width, eps, scales },
+            );
         }
-        let parts = count.div_ceil(PARTIAL_ROWS);
-        let partials = queue.alloc(4 * parts * width);
-        let many = PARTIAL_ROWS as u32;
-        let given = args![x, dy, scales, start, per, stride, width32, count as u32, many, partials];
-        queue.launch("norm", "norm_gain_partials", [parts, width.div_ceil(128), 1], 128, 0, given);
-        sums::add_partials(queue, partials, parts, width, dgain);
+        let partials = queue.alloc(partial_bytes);
+        let (rows, many) = (count as u32, PARTIAL_ROWS as u32);
+        let args = NormGainPartials { x, dy, scales, start, per, stride, width, rows, many, partials };
+        queue.launch(kernels::norm_gain_partials, columns, args);
+        sums::add_partials(queue, partials, parts, width as usize, dgain);
     }
     if let Some(dx) = dx.filter(|&dx| dx == dy) {
         inputs(queue, dx);

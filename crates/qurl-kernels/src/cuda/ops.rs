@@ -3,8 +3,9 @@
 use super::attention;
 use super::batch::{self, CudaBatch};
 use super::device::{Cuda, CudaTensor, CudaTokens};
+use super::kernels::{self, RandomFill};
 use super::kv::CudaKv;
-use super::launch::args;
+use super::launch::Launch;
 use super::pending::{self, CudaPending};
 use super::queue::CudaQueue;
 use super::{head, linear, linear_backward, norm, rows, sums};
@@ -48,8 +49,8 @@ impl Queue for CudaQueue {
     }
 
     fn fill_random(&mut self, tensor: &mut CudaTensor, seed: u64, factor: f32) {
-        let given = args![tensor.at(), tensor.len, seed, factor];
-        self.launch("elementwise", "random_fill", rows::each(tensor.len), 256, 0, given);
+        let args = RandomFill { out: tensor.at(), count: tensor.len as u64, seed, factor };
+        self.launch(kernels::random_fill, Launch::elements(tensor.len), args);
     }
 
     fn pack(&mut self, args: Pack<Cuda>) -> Result<(), DeviceError> {
@@ -165,23 +166,23 @@ impl Queue for CudaQueue {
         let step = i32::try_from(step).unwrap_or(i32::MAX);
         let correction1 = 1.0 - f64::from(beta1).powi(step);
         let correction2 = 1.0 - f64::from(beta2).powi(step);
-        let given = args![
-            w.at(),
-            g.at(),
-            m.at(),
-            v.at(),
-            w.len,
+        let args = kernels::AdamW {
+            w: w.at(),
+            g: g.at(),
+            m: m.at(),
+            v: v.at(),
+            count: w.len as u64,
             grad_scale,
             beta1,
             beta2,
-            1.0 - beta1,
-            1.0 - beta2,
-            1.0 - lr * weight_decay,
-            (-f64::from(lr) / correction1) as f32,
-            (1.0 / correction2.sqrt()) as f32,
+            rest1: 1.0 - beta1,
+            rest2: 1.0 - beta2,
+            keep: 1.0 - lr * weight_decay,
+            step_size: (-f64::from(lr) / correction1) as f32,
+            root_correction: (1.0 / correction2.sqrt()) as f32,
             eps,
-        ];
-        self.launch("optim", "adamw", rows::each(w.len.min(1 << 24)), 256, 0, given);
+        };
+        self.launch(kernels::adamw, Launch::elements(w.len.min(1 << 24)), args);
     }
 
     fn sum_squares(&mut self, tensors: &[&CudaTensor]) -> Result<f64, DeviceError> {

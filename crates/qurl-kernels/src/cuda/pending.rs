@@ -3,6 +3,7 @@
 //! The copy is issued after the step that samples, with an event after it, so that the host can issue the next step first
 //! and then wait for these tokens alone. Every answer has page-locked memory of its own until it has been read.
 
+use super::constants::TOKEN_WORDS;
 use super::context::Context;
 use super::ffi::DevicePtr;
 use super::memory::{Event, Pinned};
@@ -12,8 +13,6 @@ use std::sync::Arc;
 
 /// Bytes of a landing at least.
 const MIN_BYTES: usize = 1 << 14;
-/// Words of a sampled token: its number, log-probability and entropy.
-pub(super) const TOKEN_WORDS: usize = 3;
 
 /// Page-locked memory and the event after the last copy into it.
 pub(super) struct Landing {

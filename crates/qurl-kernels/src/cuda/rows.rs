@@ -2,16 +2,15 @@
 
 use super::batch::CudaBatch;
 use super::device::Cuda;
-use super::launch::args;
+use super::kernels::{self, GatherTokens, OuterProduct};
+use super::launch::Launch;
 use super::queue::CudaQueue;
 use super::sums;
 use crate::ops::{Gather, Index, RowDots, RowDotsBackward, ScatterAdd};
 use crate::types::{DeviceError, Token};
 
-/// Blocks of 256 threads for so many elements.
-pub(super) fn each(elements: usize) -> [usize; 3] {
-    [elements.div_ceil(256), 1, 1]
-}
+/// Threads that copy or add a row.
+const ROW_THREADS: usize = 256;
 
 /// [`crate::Queue::gather`]
 pub(super) fn gather(queue: &mut CudaQueue, args: Gather<Cuda>) {
@@ -33,15 +32,20 @@ pub(super) fn gather(queue: &mut CudaQueue, args: Gather<Cuda>) {
                 needs.most.token = needs.most.token.min(limit);
                 needs.most.sampled = needs.most.sampled.min(known);
             });
-            let sampled = sampled.map_or(0, |sampled| sampled.at());
-            let given = args![table.at(), batch.token_words(), sampled, d, out.at()];
-            let grid = [batch.shape.rows, 1, 1];
-            return queue.launch_next("elementwise", "gather_tokens", grid, 256, 0, given);
+            let args = GatherTokens {
+                table: table.at(),
+                tokens: batch.token_words(),
+                sampled: sampled.map_or(0, |sampled| sampled.at()),
+                d,
+                out: out.at(),
+            };
+            let launch = Launch::blocks(batch.shape.rows, ROW_THREADS);
+            return queue.launch(kernels::gather_tokens, launch, args);
         }
     };
     assert!(rows * width <= out.len, "gather: output");
-    let given = args![table.at(), ids, d, out.at()];
-    queue.launch_next("elementwise", "gather", [rows, 1, 1], 256, 0, given);
+    let args = kernels::Gather { table: table.at(), ids, d, out: out.at() };
+    queue.launch(kernels::gather, Launch::blocks(rows, ROW_THREADS), args);
 }
 
 /// [`crate::Queue::scatter_add`]
@@ -69,10 +73,11 @@ pub(super) fn scatter_add(queue: &mut CudaQueue, args: ScatterAdd<Cuda>) {
         }
     }
     starts.push(order.len() as u32);
-    let [staged_targets, staged_starts, staged_order] =
-        [&targets, &starts, &order].map(|list| queue.stage(list));
-    let given = args![rows.at(), staged_targets, staged_starts, staged_order, width as u32, table.at()];
-    queue.launch("elementwise", "scatter_add", [targets.len(), 1, 1], 256, 0, given);
+    let launch = Launch::blocks(targets.len(), ROW_THREADS);
+    let [ids, starts, order] = [&targets, &starts, &order].map(|list| queue.stage(list));
+    let args =
+        kernels::ScatterAdd { rows: rows.at(), ids, starts, order, d: width as u32, table: table.at() };
+    queue.launch(kernels::scatter_add, launch, args);
 }
 
 /// The tokens of a batch, all of which the host has seen.
@@ -89,8 +94,8 @@ pub(super) fn row_dots(queue: &mut CudaQueue, args: RowDots<Cuda>) -> Result<Vec
     let RowDots { hidden, rows, w } = args;
     assert!(rows * w.len <= hidden.len, "row dots: rows");
     let results = queue.alloc(4 * rows);
-    let given = args![hidden.at(), w.at(), w.len as u32, results];
-    queue.launch("elementwise", "row_dots", [rows, 1, 1], 32, 0, given);
+    let args = kernels::RowDots { x: hidden.at(), w: w.at(), d: w.len as u32, out: results };
+    queue.launch(kernels::row_dots, Launch::blocks(rows, 32), args);
     let mut values = vec![0.0; rows];
     queue.read_values(results, &mut values)?;
     Ok(values)
@@ -102,7 +107,8 @@ pub(super) fn row_dots_backward(queue: &mut CudaQueue, args: RowDotsBackward<Cud
     let (rows, d) = (gradient.len(), w.len);
     assert!(rows * d <= hidden.len.min(dhidden.len) && dw.len == d, "row dots backward: rows");
     let gradient = queue.stage(gradient);
-    let given = args![gradient, w.at(), d as u32, rows * d, dhidden.at()];
-    queue.launch("elementwise", "outer_product", each(rows * d), 256, 0, given);
+    let count = (rows * d) as u64;
+    let args = OuterProduct { g: gradient, w: w.at(), d: d as u32, count, dx: dhidden.at() };
+    queue.launch(kernels::outer_product, Launch::elements(rows * d), args);
     sums::of_columns(queue, hidden.at(), gradient, rows, d, dw.at());
 }

@@ -1,11 +1,13 @@
 //! Sums over columns and whole tensors: in parts of a fixed size, which are then added in order, so that bits depend on the
 //! numbers alone.
 
+use super::constants::{CHECKSUM_CHAINS, SUM_THREADS};
 use super::device::CudaTensor;
 use super::ffi::DevicePtr;
-use super::launch::args;
+use super::kernels::{self, AddPartials, BlockSums, ColumnPartials, SquarePartials, SumDoubles};
+use super::launch::Launch;
 use super::queue::CudaQueue;
-use crate::checksum::{self, BLOCK, CHAINS};
+use crate::checksum::{self, BLOCK};
 use crate::types::DeviceError;
 
 /// Rows whose column sums are one partial sum.
@@ -14,6 +16,8 @@ pub(super) const PARTIAL_ROWS: usize = 64;
 const SQUARES: usize = 1 << 14;
 /// Blocks of a checksum that one thread block takes.
 const CHECKSUM_BLOCKS: usize = 4;
+/// Threads of a block of column sums.
+pub(super) const COLUMN_THREADS: usize = 128;
 
 /// `sums[column] += sum over rows of x (times w[row])`
 pub(super) fn of_columns(
@@ -26,8 +30,9 @@ pub(super) fn of_columns(
 ) {
     let parts = rows.div_ceil(PARTIAL_ROWS);
     let partials = queue.alloc(4 * parts * d);
-    let given = args![x, w, rows as u32, d as u32, PARTIAL_ROWS as u32, partials];
-    queue.launch("elementwise", "column_partials", [d.div_ceil(128), parts, 1], 128, 0, given);
+    let args = ColumnPartials { x, w, rows: rows as u32, d: d as u32, per: PARTIAL_ROWS as u32, partials };
+    let launch = Launch::grid([d.div_ceil(COLUMN_THREADS), parts, 1], COLUMN_THREADS);
+    queue.launch(kernels::column_partials, launch, args);
     add_partials(queue, partials, parts, d, sums);
 }
 
@@ -40,8 +45,8 @@ pub(super) fn add_partials(
     sums: DevicePtr,
 ) {
     if parts > 0 {
-        let given = args![partials, parts as u32, d as u32, sums];
-        queue.launch("elementwise", "add_partials", [d.div_ceil(128), 1, 1], 128, 0, given);
+        let args = AddPartials { partials, parts: parts as u32, d: d as u32, sums };
+        queue.launch(kernels::add_partials, Launch::blocks(d.div_ceil(COLUMN_THREADS), COLUMN_THREADS), args);
     }
 }
 
@@ -54,9 +59,11 @@ pub(super) fn squares(queue: &mut CudaQueue, tensors: &[&CudaTensor]) -> Result<
         queue.rewind(mark);
         let parts = tensor.len.div_ceil(SQUARES);
         let partials = queue.alloc(8 * parts);
-        let given = args![tensor.at(), tensor.len, SQUARES as u32, partials];
-        queue.launch("optim", "square_partials", [parts, 1, 1], 256, 0, given);
-        queue.launch("optim", "sum_doubles", [1, 1, 1], 256, 0, args![partials, parts as u32, total]);
+        let (x, count) = (tensor.at(), tensor.len as u64);
+        let args = SquarePartials { x, count, per: SQUARES as u32, partials };
+        queue.launch(kernels::square_partials, Launch::blocks(parts, SUM_THREADS), args);
+        let args = SumDoubles { x: partials, count: parts as u32, out: total };
+        queue.launch(kernels::sum_doubles, Launch::blocks(1, SUM_THREADS), args);
     }
     queue.read_values(totals, &mut sums)?;
     Ok(sums.iter().sum())
@@ -66,9 +73,9 @@ pub(super) fn squares(queue: &mut CudaQueue, tensors: &[&CudaTensor]) -> Result<
 pub(super) fn checksum(queue: &mut CudaQueue, tensor: &CudaTensor) -> Result<u64, DeviceError> {
     let mut sums = vec![0u64; tensor.len.div_ceil(BLOCK)];
     let found = queue.alloc(8 * sums.len());
-    let grid = [sums.len().div_ceil(CHECKSUM_BLOCKS), 1, 1];
-    let threads = (CHECKSUM_BLOCKS * CHAINS) as u32;
-    queue.launch("checksum", "block_sums", grid, threads, 0, args![tensor.at(), tensor.len, found]);
+    let launch = Launch::blocks(sums.len().div_ceil(CHECKSUM_BLOCKS), CHECKSUM_BLOCKS * CHECKSUM_CHAINS);
+    let args = BlockSums { x: tensor.at(), count: tensor.len as u64, sums: found };
+    queue.launch(kernels::block_sums, launch, args);
     queue.read_values(found, &mut sums)?;
     Ok(checksum::whole(tensor.len, sums.into_iter()))
 }

@@ -3,7 +3,8 @@
 use super::context::Context;
 use super::ffi::DevicePtr;
 use super::gemm::{self, Gating, Packed};
-use super::launch::args;
+use super::kernels::{self, QuantizeWeights, RowsBf16};
+use super::launch::Launch;
 use super::linear::conversion_threads;
 use super::memory::Buffer;
 use super::queue::CudaQueue;
@@ -92,19 +93,19 @@ impl CudaWeight {
             (None, true) => queue.alloc(n * k * number_bytes(format)),
             (None, false) => self.data.at(),
         };
-        let (grid, threads) = ([n, 1, 1], conversion_threads(k));
+        let (launch, k32) = (Launch::blocks(n, conversion_threads(k)), k as u32);
         let kernel = match format {
             Format::F32 => {
                 queue.copy_bytes(weights, self.data.at(), 4 * n * k);
                 return Ok(());
             }
             Format::Bf16 => {
-                queue.launch_next("quantize", "rows_bf16", grid, threads, 0, args![weights, k as u32, rows]);
+                queue.launch(kernels::rows_bf16, launch, RowsBf16 { x: weights, k: k32, out: rows });
                 self.pack(queue, rows);
                 return Ok(());
             }
-            Format::Int8 => "weights_i8",
-            Format::Fp8 => "weights_e4m3",
+            Format::Int8 => kernels::weights_i8,
+            Format::Fp8 => kernels::weights_e4m3,
             Format::Fp8Block | Format::Int4 | Format::Nvfp4 => unsupported(format),
         };
         let (stochastic, seed) = match rounding {
@@ -113,8 +114,9 @@ impl CudaWeight {
         };
         let bad = queue.alloc(4);
         queue.fill_bytes(bad, 0xff, 4);
-        let given = args![weights, k as u32, stochastic, seed, rows, self.scales(), bad];
-        queue.launch("quantize", kernel, grid, threads, 0, given);
+        let scales = self.scales();
+        let args = QuantizeWeights { w: weights, k: k32, stochastic, seed, out: rows, scales, bad };
+        queue.launch(kernel, launch, args);
         self.pack(queue, rows);
         let mut row = [0u32];
         queue.read_values(bad, &mut row)?;
