@@ -1,26 +1,29 @@
-//! One table of operations and shapes. Each case can run on any backend and say what should come out; the test here
+//! One table of operations and shapes. Each case can run on any device and say what should come out; the test here
 //! compares every level of the CPU with the naive twins, and `determinism` runs the same table on several threads.
 //!
 //! Shapes are odd on purpose: single rows, widths that fill no register, sums longer than one pass along k (512
 //! packed words), more rows than one block of strips (192), more tokens than one block of a weight gradient (512),
 //! vocabularies of more than one chunk (512) and more than one backward group (2048).
 
+mod attend;
 mod attention;
 mod head;
 mod linear;
+mod mlp;
 mod rows;
 
-use crate::support::{assert_close, cpus};
-use qurl_kernels::backend::Backend;
+use crate::ops::{Ops, cpus};
+use crate::support::assert_close;
+use qurl_kernels::{Device, Format};
 
 /// Everything an operation and its backward write.
 pub type Outputs = Vec<Vec<f64>>;
 
 /// An operation at one shape.
-pub struct Case<B: Backend> {
+pub struct Case<D: Device> {
     pub name: String,
-    /// The outputs of a backend.
-    pub run: Box<dyn Fn(&B) -> Outputs>,
+    /// The outputs of a device.
+    pub run: Box<dyn Fn(&Ops<D>) -> Outputs>,
     /// Those of the naive twin.
     pub want: Box<dyn Fn() -> Vec<Want>>,
 }
@@ -31,11 +34,13 @@ pub struct Want {
     pub values: Vec<f64>,
     /// Allowed error in roundings of a typical value.
     pub units: f64,
+    /// Whether attention over bf16 pages is in it: tensor cores take all operands in bf16.
+    pub tensor_cores: bool,
 }
 
 impl Want {
     fn new(name: &'static str, values: Vec<f64>, units: f64) -> Want {
-        Want { name, values, units }
+        Want { name, values, units, tensor_cores: false }
     }
 }
 
@@ -45,11 +50,22 @@ fn sum_units(k: usize) -> f64 {
     4.0 + 3.0 * (k as f64).sqrt()
 }
 
+/// Roundings to allow for what is computed from an operand that was itself computed: `exact` where operands are f32. In
+/// bf16 the operand may fall to the other side of a rounding to eight bits, which a sum of many mostly hides.
+fn operand_units(format: Format, exact: f64) -> f64 {
+    match format {
+        Format::Bf16 => exact.max((1u64 << 12) as f64),
+        _ => exact,
+    }
+}
+
 /// All operations.
-pub fn table<B: Backend>() -> Vec<Case<B>> {
+pub fn table<D: Device>() -> Vec<Case<D>> {
     let mut cases = linear::cases();
     cases.extend(rows::cases());
+    cases.extend(mlp::cases());
     cases.extend(attention::cases());
+    cases.extend(attend::cases());
     cases.extend(head::cases());
     cases
 }
@@ -63,7 +79,7 @@ fn every_level_equals_the_naive_twin() {
             let outputs = (case.run)(cpu);
             assert_eq!(outputs.len(), wants.len(), "{}: outputs", case.name);
             for (output, want) in outputs.iter().zip(&wants) {
-                let what = format!("{} {} on {}", case.name, want.name, cpu.describe());
+                let what = format!("{} {} on {}", case.name, want.name, cpu.name());
                 assert_close(&what, output, &want.values, want.units);
             }
         }
