@@ -3,17 +3,18 @@
 //! but the row and its history (`determinism`, `attention_paths`). `numbers` looks at the edges: exponentials over
 //! their whole range, and where a NaN may travel. `cuda` holds the device against the same table and the CPU.
 
-//mod attention_paths;
+mod attention_paths;
 //mod cuda;
 //mod cuda_fused;
-//mod determinism;
-//mod fused;
+mod determinism;
+mod fused;
 mod gradients;
 mod naive;
 mod naive_attention;
 mod naive_head;
-//mod numbers;
+mod numbers;
 mod op_table;
 mod ops;
 mod paged;
+mod parts;
 mod support;

@@ -13,7 +13,7 @@ mod mlp;
 mod rows;
 
 use crate::ops::{Ops, cpus};
-use crate::support::assert_close;
+use crate::support::{assert_close, distance};
 use qurl_kernels::{Device, Format};
 
 /// Everything an operation and its backward write.
@@ -34,13 +34,26 @@ pub struct Want {
     pub values: Vec<f64>,
     /// Allowed error in roundings of a typical value.
     pub units: f64,
+    /// Allowed [`distance`] of all values together, where that says more than the worst of them.
+    pub distance: f64,
     /// Whether attention over bf16 pages is in it: tensor cores take all operands in bf16.
     pub tensor_cores: bool,
 }
 
 impl Want {
     fn new(name: &'static str, values: Vec<f64>, units: f64) -> Want {
-        Want { name, values, units, tensor_cores: false }
+        Want { name, values, units, distance: f64::INFINITY, tensor_cores: false }
+    }
+
+    /// What is computed from operands that were themselves computed. In bf16 such an operand may fall to the other side of a
+    /// rounding, by a step of 2^-8: that shows in single values and not in all of them together, where a rounding too many
+    /// or too few would be 2^-10.
+    fn of_operands(format: Format, name: &'static str, values: Vec<f64>, units: f64) -> Want {
+        let want = Want::new(name, values, units);
+        match format {
+            Format::Bf16 => Want { units: (1u64 << 16) as f64, distance: 2f64.powi(-12), ..want },
+            _ => want,
+        }
     }
 }
 
@@ -48,15 +61,6 @@ impl Want {
 /// chosen about three times above the worst seen.
 fn sum_units(k: usize) -> f64 {
     4.0 + 3.0 * (k as f64).sqrt()
-}
-
-/// Roundings to allow for what is computed from an operand that was itself computed: `exact` where operands are f32. In
-/// bf16 the operand may fall to the other side of a rounding to eight bits, which a sum of many mostly hides.
-fn operand_units(format: Format, exact: f64) -> f64 {
-    match format {
-        Format::Bf16 => exact.max((1u64 << 12) as f64),
-        _ => exact,
-    }
 }
 
 /// All operations.
@@ -81,6 +85,8 @@ fn every_level_equals_the_naive_twin() {
             for (output, want) in outputs.iter().zip(&wants) {
                 let what = format!("{} {} on {}", case.name, want.name, cpu.name());
                 assert_close(&what, output, &want.values, want.units);
+                let off = distance(output, &want.values);
+                assert!(want.distance.is_infinite() || off <= want.distance, "{what}: {off:e} off");
             }
         }
     }

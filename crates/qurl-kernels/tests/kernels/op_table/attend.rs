@@ -1,7 +1,7 @@
 //! All of a block's attention: norms of heads, rotation, rounding, attention and the output projection, with its
 //! backward; with and without norms, at every head dimension.
 
-use super::{Case, Want, operand_units, sum_units};
+use super::{Case, Want, sum_units};
 use crate::naive;
 use crate::naive_attention::{self, Store};
 use crate::ops::{Ops, Tables};
@@ -224,23 +224,21 @@ fn want(i: &Inputs) -> Vec<Want> {
     let rotated = if i.gains.is_some() { units + 4.0 } else { 4.0 };
     // Keys and values that fall to the other side of a rounding to bf16 are off by one of its steps.
     let step = if i.kv_format == KvFormat::Bf16 { (1u64 << 16) as f64 } else { rotated };
-    let operands = |exact| operand_units(i.format, exact);
     let attention = 4.0 * (units + rotated);
     let want = |name, values, units| Want {
         tensor_cores: i.kv_format == KvFormat::Bf16,
-        ..Want::new(name, values, units)
+        ..Want::of_operands(i.format, name, values, units)
     };
-    let (through_o, back) =
-        (operands(attention + sum_units(width)), operands(2.0 * attention + sum_units(i.d)));
+    let (through_o, back) = (attention + sum_units(width), 2.0 * attention + sum_units(i.d));
     let mut wants = vec![
         Want::new("qkv", qkv, step),
-        want("out", out, operands(attention)),
-        want("lse", lse, operands(units + rotated)),
+        want("out", out, attention),
+        want("lse", lse, units + rotated),
         want("x", x.clone(), through_o),
         want("x, nothing kept", x, through_o),
         want("dqkv", dqkv.clone(), back),
         want("dqkv, all frozen", dqkv, back),
-        want("d_o", d_o, operands(attention + sum_units(count))),
+        want("d_o", d_o, attention + sum_units(count)),
     ];
     if i.gains.is_some() {
         wants.push(Want::new("raw", raw, 0.0));

@@ -1,7 +1,7 @@
 //! Linear layers: forward with and without bias, stored and added, and all gradients, in f32 and bf16; and the same
 //! with a norm before them.
 
-use super::{Case, Want, operand_units, sum_units};
+use super::{Case, Want, sum_units};
 use crate::naive;
 use crate::ops::Ops;
 use crate::support::{Random, as_operand, plus, rounding, wide};
@@ -189,10 +189,10 @@ fn normed<D: Device>(format: Format, rows: usize, n: usize, k: usize, seed: u64)
         // A norm and a GEMM, one after the other.
         let (forward, backward) = (2.0 * sum_units(k), sum_units(n) + sum_units(k));
         vec![
-            Want::new("out", out, operand_units(format, forward)),
+            Want::of_operands(format, "out", out, forward),
             Want::new("dx", dx.clone(), backward),
             Want::new("dgain", plus(dgain, &i.old_dgain), sum_units(n) + sum_units(rows.max(k))),
-            Want::new("dw", dw, operand_units(format, sum_units(k) + sum_units(rows))),
+            Want::of_operands(format, "dw", dw, sum_units(k) + sum_units(rows)),
             Want::new("dbias", dbias, sum_units(rows)),
             Want::new("dx alone", dx, backward),
         ]

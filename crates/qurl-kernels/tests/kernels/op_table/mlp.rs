@@ -1,6 +1,6 @@
 //! A block's MLP: forward with and without what is kept, and backward from given gate and up projections.
 
-use super::{Case, Want, operand_units, sum_units};
+use super::{Case, Want, sum_units};
 use crate::naive;
 use crate::ops::Ops;
 use crate::support::{Random, as_operand, plus, rounding, wide};
@@ -86,11 +86,12 @@ fn forward<D: Device>(inputs: Rc<Inputs>, format: Format, rows: usize, d: usize,
         let out = plus(out, &i.x);
         // A norm and a GEMM; then SwiGLU, whose slopes carry the errors of both projections, and another GEMM.
         let projected = 2.0 * sum_units(d);
-        let units = operand_units(format, 4.0 * projected + sum_units(f));
+        let units = 4.0 * projected + sum_units(f);
+        let want = |name, values, units| Want::of_operands(format, name, values, units);
         vec![
-            Want::new("kept", kept, operand_units(format, projected)),
-            Want::new("x", out.clone(), units),
-            Want::new("x, nothing kept", out, units),
+            want("kept", kept, projected),
+            want("x", out.clone(), units),
+            want("x, nothing kept", out, units),
         ]
     };
     Case { name: format!("mlp {format} {rows}x{d}x{f}"), run: Box::new(run), want: Box::new(want) }
@@ -140,13 +141,14 @@ fn backward<D: Device>(inputs: Rc<Inputs>, format: Format, rows: usize, d: usize
         let (dx, dgain) = naive::norm_backward(&x, &gain, dense, EPS as f64, &dnormed);
         let dx = plus(dx, &i.dy);
         let dkept_units = sum_units(d) + 24.0;
-        let units = |exact: f64| operand_units(format, 2.0 * dkept_units + exact);
+        let want = |name, values, units| Want::of_operands(format, name, values, units);
+        let units = |exact: f64| 2.0 * dkept_units + exact;
         vec![
-            Want::new("dx", dx.clone(), units(sum_units(2 * f) + sum_units(d))),
-            Want::new("dgain", plus(dgain, &i.old_dgain), units(sum_units(2 * f) + sum_units(rows.max(d)))),
-            Want::new("dgate_up", plus(dgate_up, &i.old_dgate_up), units(sum_units(rows) + sum_units(d))),
-            Want::new("ddown", ddown, operand_units(format, 12.0 + sum_units(rows))),
-            Want::new("dx, all frozen", dx, units(sum_units(2 * f) + sum_units(d))),
+            want("dx", dx.clone(), units(sum_units(2 * f) + sum_units(d))),
+            want("dgain", plus(dgain, &i.old_dgain), units(sum_units(2 * f) + sum_units(rows.max(d)))),
+            want("dgate_up", plus(dgate_up, &i.old_dgate_up), units(sum_units(rows) + sum_units(d))),
+            want("ddown", ddown, 12.0 + sum_units(rows)),
+            want("dx, all frozen", dx, units(sum_units(2 * f) + sum_units(d))),
         ]
     };
     Case { name: format!("mlp backward {format} {rows}x{d}x{f}"), run: Box::new(run), want: Box::new(want) }

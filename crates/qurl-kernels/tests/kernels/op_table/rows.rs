@@ -177,7 +177,8 @@ fn adamw<D: Device>(len: usize, step: u64, seed: u64) -> Case<D> {
     let run = move |ops: &Ops<D>| {
         let (w, g, m, v) = &given;
         let (mut w, mut m, mut v) = (ops.up(w), ops.up(m), ops.up(v));
-        ops.queue().adamw(Update { adamw: constants, w: &mut w, g: &ops.up(g), m: &mut m, v: &mut v });
+        let g = &ops.up(g);
+        ops.queue().adamw(Update { adamw: constants, w: &mut w, g, m: &mut m, v: &mut v });
         [w, m, v].iter().map(|t| ops.down(t)).collect()
     };
     let want = move || {
