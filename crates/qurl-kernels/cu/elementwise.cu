@@ -1,11 +1,13 @@
-// The small operations between the matrix products: rotary embedding, SwiGLU, embedding rows, column sums, dot products.
+// The small operations between the GEMMs: rotary embedding, SwiGLU, embedding rows, column sums, dot products.
 #include "common.cuh"
 #include "mma.cuh"
 
-// Set in an id that names a row of the last draw in place of a token.
-#define NAMES_DRAW 0x80000000u
-// Words that hold a drawn token; the first is its number.
-#define DRAWN_WORDS 3
+// A token of a batch: its number, or a row of sampled tokens, whose number the host may not have seen.
+struct Token {
+    u32 is_sampled, number;
+};
+// Words of a sampled token; the first is its number.
+#define TOKEN_WORDS 3
 
 // to = from, d numbers, by all threads of a block.
 __device__ __forceinline__ void copy_row(const float* from, u32 d, float* to) {
@@ -22,13 +24,13 @@ extern "C" __global__ void __launch_bounds__(256) gather(const float* table, con
     copy_row(table + (u64)ids[blockIdx.x] * d, d, out + (u64)blockIdx.x * d);
 }
 
-// The same where ids may name rows of the last draw: the host issues a step before it knows the tokens of the last one.
+// The same for tokens of a batch: the host issues a step before it knows the tokens that the last one sampled.
 extern "C" __global__ void __launch_bounds__(256)
-    gather_tokens(const float* table, const u32* ids, const u32* drawn, u32 d, float* out) {
+    gather_tokens(const float* table, const Token* tokens, const u32* sampled, u32 d, float* out) {
     wait_for_previous();
-    u32 id = ids[blockIdx.x];
-    u32 token = id & NAMES_DRAW ? drawn[(u64)(id & ~NAMES_DRAW) * DRAWN_WORDS] : id;
-    copy_row(table + (u64)token * d, d, out + (u64)blockIdx.x * d);
+    Token token = tokens[blockIdx.x];
+    u32 id = token.is_sampled ? sampled[(u64)token.number * TOKEN_WORDS] : token.number;
+    copy_row(table + (u64)id * d, d, out + (u64)blockIdx.x * d);
 }
 
 // table[target] += the rows of a segment, in their order. A block a target: ids[segment], rows order[starts..].

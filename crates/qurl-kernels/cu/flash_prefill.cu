@@ -13,8 +13,9 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
     float* totals = scales + 4 * TILE;
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, quad = lane % 4;
     u32 kv_head = blockIdx.y, group = a.heads / a.kv_heads;
-    Span span = a.spans[a.work[2 * blockIdx.x]];
-    u32 first_row = a.work[2 * blockIdx.x + 1];
+    // Without a list of work every span has one row.
+    Span span = a.spans[a.work ? a.work[2 * blockIdx.x] : blockIdx.x];
+    u32 first_row = a.work ? a.work[2 * blockIdx.x + 1] : 0;
 
     // The lane's two rows: what they see, and where they come from.
     u32 packed = first_row + warp * 16 + lane / 4;

@@ -11,27 +11,7 @@ __device__ __forceinline__ float kv_scale(const float* x, u32 head_dim, float ma
     return kv_scale(warp_max(largest), max_code);
 }
 
-// Rounds keys and values of a row to what the format stores; a warp a head.
-extern "C" __global__ void __launch_bounds__(128)
-    kv_round(float* qkv, u32 rows, u32 width, u32 first, u32 parts, u32 head_dim, u32 format) {
-    u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-    if (warp >= rows * parts) return;
-    float* x = qkv + (u64)(warp / parts) * width + first + (warp % parts) * head_dim;
-    u32 lane = threadIdx.x % WARP;
-    if (format == BF16) {
-        for (u32 i = lane; i < head_dim; i += WARP) x[i] = bf16_value(bf16_bits(x[i]));
-    } else if (format == INT8) {
-        float scale = kv_scale(x, head_dim, 127.0f), inverse = __fdiv_rn(1.0f, scale);
-        for (u32 i = lane; i < head_dim; i += WARP) x[i] = __fmul_rn((float)i8_code(__fmul_rn(x[i], inverse)), scale);
-    } else if (format == FP8) {
-        float scale = kv_scale(x, head_dim, 448.0f), inverse = __fdiv_rn(1.0f, scale);
-        for (u32 i = lane; i < head_dim; i += WARP) {
-            x[i] = __fmul_rn(e4m3_value(e4m3_code(__fmul_rn(x[i], inverse))), scale);
-        }
-    }
-}
-
-// Stores the keys and values of rows: a warp a row, part (keys, values) and head.
+// Stores the keys or values of a row and head, by one warp.
 __device__ __forceinline__ void store_head(const float* x, u32 head_dim, u32 format, void* data, float* scales,
                                            u64 place) {
     u32 lane = threadIdx.x % WARP;
@@ -48,18 +28,6 @@ __device__ __forceinline__ void store_head(const float* x, u32 head_dim, u32 for
             ((u8*)data)[at + i] = format == INT8 ? (u8)i8_code(v) : e4m3_code(v);
         }
     }
-}
-
-extern "C" __global__ void __launch_bounds__(128)
-    kv_write(const float* qkv, u32 rows, u32 width, u32 first, u32 kv_heads, u32 head_dim, const u32* slots,
-             u32 page_size, u32 format, void* keys, void* values, float* key_scales, float* value_scales) {
-    u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-    if (warp >= rows * 2 * kv_heads) return;
-    u32 row = warp / (2 * kv_heads), part = warp / kv_heads % 2, head = warp % kv_heads;
-    u32 slot = slots[row];
-    const float* x = qkv + (u64)row * width + first + (part * kv_heads + head) * head_dim;
-    u64 place = ((u64)(slot / page_size) * kv_heads + head) * page_size + slot % page_size;
-    store_head(x, head_dim, format, part ? values : keys, part ? value_scales : key_scales, place);
 }
 
 // Rotation of queries and keys, rounding and storing in one: a warp a head of a row.

@@ -1,13 +1,13 @@
-// Drawing tokens from rows of scaled logits whose chunks have been summed up by the head.
+// Sampling tokens from rows of scaled logits whose chunks have been summed up by the head.
 //
 // One uniform number a row: it walks the cumulative probabilities in a fixed order (chunks of the vocabulary, then the
-// tokens of the chunk it falls into; truncated, the kept tokens from the likeliest on). A row depends on itself alone.
+// tokens of the chunk it falls into; truncated, the kept tokens from the argmax on). A row depends on itself alone.
 #include "common.cuh"
 
 #define THREADS 256
 #define CHUNK 1024
-// Threads that draw a token without truncation, and what says that none is drawn by chance.
-#define DRAWING 128
+// Threads that sample a token without truncation, and what says that the argmax is taken.
+#define SAMPLING 128
 #define NO_CHUNK 0xffffffffu
 
 struct Row {
@@ -18,7 +18,7 @@ struct Row {
     double uniform;
 };
 
-struct Drawn {
+struct Sampled {
     u32 token;
     float logp;
     float entropy;
@@ -80,10 +80,10 @@ __device__ __forceinline__ double total_of(const Weight& weight, u32 count) {
     return warp_sum(sum);
 }
 
-// Draws for every row that does not truncate; a block a row. One warp finds the chunk, all find the weights of its tokens
+// Samples every row that does not truncate; a block a row. One warp finds the chunk, all find the weights of its tokens
 // (exponentials of 64 bits are long), and the warp walks them.
-extern "C" __global__ void __launch_bounds__(DRAWING)
-    draw(const float* logits, u32 vocabulary, u32 chunks, const Partial* partials, const Row* rows, Drawn* out) {
+extern "C" __global__ void __launch_bounds__(SAMPLING)
+    sample_rows(const float* logits, u32 vocabulary, u32 chunks, const Partial* partials, const Row* rows, Sampled* out) {
     __shared__ double weights[CHUNK], top;
     __shared__ u32 chosen;
     wait_for_previous();
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(DRAWING)
     __syncthreads();
     u32 first = chosen * CHUNK, count = chosen == NO_CHUNK ? 0 : min(CHUNK, vocabulary - first);
 #pragma unroll
-    for (u32 i = threadIdx.x; i < CHUNK; i += DRAWING) {
+    for (u32 i = threadIdx.x; i < CHUNK; i += SAMPLING) {
         if (i < count) weights[i] = exp((double)x[first + i] - top);
     }
     __syncthreads();
@@ -126,11 +126,11 @@ extern "C" __global__ void __launch_bounds__(DRAWING)
         token = first + walk(weight, count, share * total_of(weight, count), &ignored);
     }
     if (threadIdx.x == 0) {
-        out[row] = all.finite ? Drawn{token, all.logp(x[token]), all.entropy()} : Drawn{0, NAN_F, NAN_F};
+        out[row] = all.finite ? Sampled{token, all.logp(x[token]), all.entropy()} : Sampled{0, NAN_F, NAN_F};
     }
 }
 
-// A logit and its token as a number that sorts likeliest first, then by token.
+// A logit and its token as a number that sorts by falling logit, then by token.
 __device__ __forceinline__ u64 sort_key(float x, u32 token) {
     u32 b = __float_as_uint(x);
     u32 ascending = b & 0x80000000u ? ~b : b | 0x80000000u;
@@ -144,20 +144,22 @@ struct KeptWeight {
     __device__ __forceinline__ double operator()(u32 i) const { return exp((double)logits[(u32)keys[i]] - largest); }
 };
 
-// Draws for the rows that truncate: which[block] is the row, keys have room for `room` (a power of two) tokens each.
+// Samples the rows that truncate, those of them whose logits are here: `rows` rows of the batch from `first` on.
+// which[block] is the row in the batch; keys have place for `key_capacity` (a power of two) tokens each.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    draw_truncated(const float* logits, u32 vocabulary, u32 chunks, const Partial* partials, const Row* rows,
-                   const u32* which, u64* all_keys, u32 room, Drawn* out) {
+    sample_truncated(const float* logits, u32 vocabulary, u32 chunks, const Partial* partials, const Row* samples,
+                     const u32* which, u32 first, u32 rows, u64* all_keys, u32 key_capacity, Sampled* out) {
     __shared__ u32 count;
     __shared__ double mass_sum;
     __shared__ double sums[THREADS / WARP];
-    u32 row = which[blockIdx.x];
-    Row r = rows[row];
+    u32 row = which[blockIdx.x] - first;
+    if (row >= rows) return;
+    Row r = samples[row];
     const float* x = logits + (u64)row * vocabulary;
-    u64* keys = all_keys + (u64)blockIdx.x * room;
+    u64* keys = all_keys + (u64)blockIdx.x * key_capacity;
     Distribution all = join_partials(partials + (u64)row * chunks, chunks);
     if (!all.finite) {
-        if (threadIdx.x == 0) out[row] = Drawn{0, NAN_F, NAN_F};
+        if (threadIdx.x == 0) out[row] = Sampled{0, NAN_F, NAN_F};
         return;
     }
     double top_p = r.top_p, min_p = r.min_p;
@@ -245,6 +247,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     weighted = warp_sum(weighted);
     if (threadIdx.x == 0) {
         float logp = (float)((double)x[token] - all.largest - log(total));
-        out[row] = Drawn{token, logp, (float)(log(total) - weighted / total)};
+        out[row] = Sampled{token, logp, (float)(log(total) - weighted / total)};
     }
 }

@@ -3,17 +3,18 @@
 mod common;
 
 use common::golden::*;
-use qurl_kernels::backend::HeadGradient;
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::{Backend, Cpu, Format};
+use qurl_kernels::types::HeadGradient;
+use qurl_kernels::{Cpu, Device, Format};
 use qurl_model::ModelConfig;
-use qurl_model::compute::{Batch, Network, NetworkOptions, Tape, TapeOptions, Targets, score};
+use qurl_model::compute::{Network, NetworkOptions, Tape, TapeOptions, Targets, score, whole_batch};
 use qurl_model::params::{Params, shapes};
+use std::sync::Arc;
 
 fn assert_gradients(
     what: &str,
     config: &ModelConfig,
-    got: &Params<<Cpu as Backend>::Tensor>,
+    got: &Params<<Cpu as Device>::Tensor>,
     want: &Params<Vec<f32>>,
 ) {
     let infos = shapes(config, want.value_head.is_some());
@@ -32,12 +33,13 @@ fn assert_gradients(
 #[test]
 fn log_probs_and_gradients_of_every_family() {
     for level in Level::available() {
-        let cpu = Cpu::new(level, 2);
+        let cpu = Arc::new(Cpu::new(level, 2));
+        let queue = &mut cpu.queue().expect("a queue");
         for name in CASES {
             let case = load(name);
-            let params = upload(&cpu, &case.params);
-            let net = Network::new(
-                &cpu,
+            let params = upload::<Cpu>(queue, &case.params);
+            let net = Network::<Cpu>::new(
+                queue,
                 &case.config,
                 &params,
                 NetworkOptions::training(&case.config, Format::F32),
@@ -49,10 +51,10 @@ fn log_probs_and_gradients_of_every_family() {
                 let mut gradients = Vec::new();
                 for recompute in [false, true] {
                     let options = TapeOptions { recompute, ..whole(&case.golden) };
-                    let mut tape = Tape::new(&cpu, &net, options).expect("memory");
+                    let mut tape = Tape::new(&*cpu, &net, options).expect("memory");
                     let targets = Targets::of(ids, |_, _| true);
                     let forward = tape
-                        .forward(&cpu, &net, whole_batch(ids), targets, scoring.temperature)
+                        .forward(queue, &net, &whole_batch(ids), targets, scoring.temperature)
                         .expect("forward");
                     let dlogp = flatten(&scoring.sequences, |s| s.g.clone());
                     let dentropy = flatten(&scoring.sequences, |s| s.e.clone());
@@ -80,9 +82,9 @@ fn log_probs_and_gradients_of_every_family() {
                         "{what}: loss {loss}"
                     );
 
-                    let mut grads = zeros_like(&cpu, &case.params);
+                    let mut grads = zeros_like(&*cpu, &case.params);
                     let gradient = HeadGradient { dlogp: &dlogp, dentropy: &dentropy };
-                    tape.backward(&cpu, &net, forward, gradient, &mut grads);
+                    tape.backward(queue, &net, forward, gradient, &mut grads);
                     assert_gradients(
                         &what,
                         &case.config,
@@ -100,17 +102,18 @@ fn log_probs_and_gradients_of_every_family() {
 #[test]
 fn values_and_gradients_of_a_critic() {
     for level in Level::available() {
-        let cpu = Cpu::new(level, 2);
+        let cpu = Arc::new(Cpu::new(level, 2));
+        let queue = &mut cpu.queue().expect("a queue");
         let case = load("critic");
         let critic = case.golden.critic.as_ref().expect("critic");
-        let params = upload(&cpu, &case.params);
+        let params = upload::<Cpu>(queue, &case.params);
         let net =
-            Network::new(&cpu, &case.config, &params, NetworkOptions::training(&case.config, Format::F32))
+            Network::<Cpu>::new(queue, &case.config, &params, NetworkOptions::training(&case.config, Format::F32))
                 .expect("network");
-        let mut tape = Tape::new(&cpu, &net, whole(&case.golden)).expect("memory");
+        let mut tape = Tape::new(&*cpu, &net, whole(&case.golden)).expect("memory");
         let batch = whole_batch(&case.golden.ids);
         let rows: Vec<u32> = (0..batch.rows() as u32).collect();
-        let values = tape.forward_values(&cpu, &net, &batch, &rows).expect("values");
+        let values = tape.forward_values(queue, &net, &batch, &rows).expect("values");
         // The golden head has a bias, ours has none: it shifts all values alike.
         let want: Vec<f32> = critic.sequences.iter().flat_map(|s| s.values.clone()).collect();
         let bias = want[0] - values[0];
@@ -118,8 +121,8 @@ fn values_and_gradients_of_a_critic() {
             assert!((got + bias - want).abs() < 1e-4, "value {i} at {level}: {} != {want}", got + bias);
         }
         let c: Vec<f32> = critic.sequences.iter().flat_map(|s| s.c.clone()).collect();
-        let mut grads = zeros_like(&cpu, &case.params);
-        tape.backward_values(&cpu, &net, &batch, &rows, &c, &mut grads);
+        let mut grads = zeros_like(&*cpu, &case.params);
+        tape.backward_values(queue, &net, &rows, &c, &mut grads);
         assert_gradients("critic", &case.config, &grads, &golden_gradients(&case, &critic.gradients));
     }
 }
@@ -131,17 +134,18 @@ fn scores_have_the_same_bits_alone_in_a_batch_in_chunks_and_on_any_threads() {
             for name in ["llama3-long", "qwen3"] {
                 let case = load(name);
                 let ids = &case.golden.ids;
-                let bits = |cpu: &Cpu, ids: &[Vec<u32>], chunk: usize| -> Vec<Vec<u32>> {
-                    let params = upload(cpu, &case.params);
+                let bits = |cpu: &Arc<Cpu>, ids: &[Vec<u32>], chunk: usize| -> Vec<Vec<u32>> {
+                    let queue = &mut cpu.queue().expect("a queue");
+                    let params = upload::<Cpu>(queue, &case.params);
                     let options = NetworkOptions::inference(&case.config, format);
-                    let net = Network::new(cpu, &case.config, &params, options).expect("network");
-                    let outs = score(cpu, &net, ids, 1.0, chunk).expect("score");
+                    let net = Network::<Cpu>::new(queue, &case.config, &params, options).expect("network");
+                    let outs = score(queue, &net, ids, 1.0, chunk).expect("score");
                     outs.iter().map(|o| o.logp.iter().map(|x| x.to_bits()).collect()).collect()
                 };
-                let one = Cpu::new(level, 1);
+                let one = Arc::new(Cpu::new(level, 1));
                 let all = bits(&one, ids, 100_000);
                 for threads in [1, 2, 3] {
-                    let cpu = Cpu::new(level, threads);
+                    let cpu = Arc::new(Cpu::new(level, threads));
                     for chunk in [1, 5, 64, 1000] {
                         assert!(
                             bits(&cpu, ids, chunk) == all,
@@ -156,14 +160,15 @@ fn scores_have_the_same_bits_alone_in_a_batch_in_chunks_and_on_any_threads() {
                     }
                 }
                 // The trainer's forward pass is the same function of the row.
-                let params = upload(&one, &case.params);
+                let queue = &mut one.queue().expect("a queue");
+                let params = upload::<Cpu>(queue, &case.params);
                 let trainable = matches!(format, Format::F32 | Format::Bf16);
                 if trainable {
                     let options = NetworkOptions::training(&case.config, format);
-                    let net = Network::new(&one, &case.config, &params, options).expect("network");
-                    let mut tape = Tape::new(&one, &net, whole(&case.golden)).expect("memory");
+                    let net = Network::<Cpu>::new(queue, &case.config, &params, options).expect("network");
+                    let mut tape = Tape::new(&*one, &net, whole(&case.golden)).expect("memory");
                     let targets = Targets::of(ids, |_, _| true);
-                    let forward = tape.forward(&one, &net, whole_batch(ids), targets, 1.0).expect("forward");
+                    let forward = tape.forward(queue, &net, &whole_batch(ids), targets, 1.0).expect("forward");
                     let trained: Vec<u32> = forward.out.logp.iter().map(|x| x.to_bits()).collect();
                     assert!(trained == all.concat(), "{name} {format} {level}: trainer and scorer differ");
                 }

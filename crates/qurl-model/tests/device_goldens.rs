@@ -10,11 +10,12 @@
 mod common;
 
 use common::golden::*;
-use qurl_kernels::backend::HeadGradient;
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::{Backend, Cpu, Cuda, Format};
+use qurl_kernels::types::HeadGradient;
+use qurl_kernels::{Cpu, Cuda, Device, Format, Queue};
 use qurl_model::Params;
-use qurl_model::compute::{Batch, Network, NetworkOptions, Tape, Targets, score};
+use qurl_model::compute::{Network, NetworkOptions, Tape, Targets, score, whole_batch};
+use std::sync::Arc;
 
 /// Log-probs and gradients of one scoring.
 struct Computed {
@@ -22,24 +23,25 @@ struct Computed {
     gradients: Params<Vec<f32>>,
 }
 
-fn compute<B: Backend>(backend: &B, case: &Case, scoring: &Scoring, format: Format) -> Computed {
+fn compute<D: Device>(device: &Arc<D>, case: &Case, scoring: &Scoring, format: Format) -> Computed {
     let ids = &case.golden.ids;
-    let params = upload(backend, &case.params);
+    let queue = &mut device.queue().expect("a queue");
+    let params = upload::<D>(queue, &case.params);
     let options = NetworkOptions::training(&case.config, format);
-    let net = Network::new(backend, &case.config, &params, options).expect("network");
-    let mut tape = Tape::new(backend, &net, whole(&case.golden)).expect("memory");
+    let net = Network::new(queue, &case.config, &params, options).expect("network");
+    let mut tape = Tape::new(&**device, &net, whole(&case.golden)).expect("memory");
     let targets = Targets::of(ids, |_, _| true);
     let forward =
-        tape.forward(backend, &net, whole_batch(ids), targets, scoring.temperature).expect("forward");
+        tape.forward(queue, &net, &whole_batch(ids), targets, scoring.temperature).expect("forward");
     let logp = forward.out.logp.clone();
     let dlogp = flatten(&scoring.sequences, |s| s.g.clone());
     let dentropy = flatten(&scoring.sequences, |s| s.e.clone());
-    let mut gradients = zeros_like(backend, &case.params);
+    let mut gradients = zeros_like(&**device, &case.params);
     let gradient = HeadGradient { dlogp: &dlogp, dentropy: &dentropy };
-    tape.backward(backend, &net, forward, gradient, &mut gradients);
+    tape.backward(queue, &net, forward, gradient, &mut gradients);
     Computed {
         logp,
-        gradients: gradients.as_ref().map(|g| backend.download(g, backend.len(g)).expect("memory")),
+        gradients: gradients.as_ref().map(|g| queue.read(g, D::len(g)).expect("memory")),
     }
 }
 
@@ -87,31 +89,32 @@ fn largest(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).fold(0.0, |m, (a, b)| worse(m, f64::from((a - b).abs())))
 }
 
-fn device() -> Option<Cuda> {
-    Cuda::open().map_err(|reason| eprintln!("skipped: {reason}")).ok()
+fn device() -> Option<Arc<Cuda>> {
+    let cuda = Cuda::open(0).map_err(|reason| eprintln!("skipped: {reason}"));
+    cuda.ok().map(Arc::new)
 }
 
 /// All golden models and temperatures within `limit` of what `reference` gives.
-fn hold<B: Backend>(
-    backend: &B,
+fn hold<D: Device>(
+    device: &Arc<D>,
     format: Format,
     limit: Distance,
     reference: impl Fn(&Case, &Scoring) -> Computed,
 ) {
-    hold_all(CASES.map(|name| (name, load(name))), backend, format, limit, reference);
+    hold_all(CASES.map(|name| (name, load(name))), device, format, limit, reference);
 }
 
-fn hold_all<B: Backend>(
+fn hold_all<D: Device>(
     cases: [(&str, Case); CASES.len()],
-    backend: &B,
+    device: &Arc<D>,
     format: Format,
     limit: Distance,
     reference: impl Fn(&Case, &Scoring) -> Computed,
 ) {
     for (name, case) in cases {
         for scoring in &case.golden.scorings {
-            let found = distance(&compute(backend, &case, scoring, format), &reference(&case, scoring));
-            let what = format!("{name}, T = {}, {format} on {}", scoring.temperature, backend.describe());
+            let found = distance(&compute(device, &case, scoring, format), &reference(&case, scoring));
+            let what = format!("{name}, T = {}, {format} on {}", scoring.temperature, device.info().description);
             println!(
                 "{what}: log-probs within {:.1e}, {:.1e} in the mean; gradient {:.1e}, worst tensor {:.1e}, relative",
                 found.logp, found.mean_logp, found.gradient, found.worst_tensor
@@ -132,7 +135,7 @@ const ROUNDED: Distance = Distance { logp: 7e-2, mean_logp: 2e-2, gradient: 2e-2
 
 #[test]
 fn bf16_on_the_cpu() {
-    hold(&Cpu::new(Level::best(), 2), Format::Bf16, ROUNDED, golden);
+    hold(&Arc::new(Cpu::new(Level::best(), 2)), Format::Bf16, ROUNDED, golden);
 }
 
 #[test]
@@ -141,7 +144,7 @@ fn f32_and_bf16_on_a_gpu() {
     hold(&cuda, Format::F32, EXACT, golden);
     hold(&cuda, Format::Bf16, ROUNDED, golden);
     println!("against the CPU in bf16:");
-    let cpu = Cpu::new(Level::best(), 2);
+    let cpu = Arc::new(Cpu::new(Level::best(), 2));
     // Where another order of a sum puts a number on the other side of a rounding, a log-prob moves like this.
     let same = Distance { logp: 5e-2, mean_logp: 5e-3, gradient: 1e-2, worst_tensor: 1e-2 };
     hold(&cuda, Format::Bf16, same, |case, scoring| compute(&cpu, case, scoring, Format::Bf16));
@@ -150,17 +153,17 @@ fn f32_and_bf16_on_a_gpu() {
 /// Log-probs within 2e-2 of transformers' f32 and gradients within 1e-2, each of them, where rounding weights does not decide.
 #[test]
 fn bf16_of_softer_models() {
-    hold_softer(&Cpu::new(Level::best(), 2));
+    hold_softer(&Arc::new(Cpu::new(Level::best(), 2)));
     if let Some(cuda) = device() {
         hold_softer(&cuda);
     }
 }
 
-fn hold_softer<B: Backend>(backend: &B) {
+fn hold_softer<D: Device>(device: &Arc<D>) {
     let softer = || CASES.map(|name| (name, load_softer(name)));
-    hold_all(softer(), backend, Format::F32, EXACT, golden);
+    hold_all(softer(), device, Format::F32, EXACT, golden);
     let limit = Distance { logp: 2e-2, mean_logp: 2e-2, gradient: 1e-2, worst_tensor: 1e-2 };
-    hold_all(softer(), backend, Format::Bf16, limit, golden);
+    hold_all(softer(), device, Format::Bf16, limit, golden);
 }
 
 /// A trained model instead of random ones: the log-probs of bf16 are within 2e-2 of a float64 reference in the mean.
@@ -180,10 +183,10 @@ fn bf16_of_a_real_model() {
         );
         assert!(mean <= 2e-2 && off <= 0.1, "{place}: {off}, {mean} in the mean");
     };
-    let cpu = Cpu::new(Level::best(), 2);
-    hold(scores(&cpu, &case, Format::Bf16), cpu.describe());
+    let cpu = Arc::new(Cpu::new(Level::best(), 2));
+    hold(scores(&cpu, &case, Format::Bf16), cpu.info().description);
     if let Some(cuda) = device() {
-        hold(scores(&cuda, &case, Format::Bf16), cuda.describe());
+        hold(scores(&cuda, &case, Format::Bf16), cuda.info().description);
     }
 }
 
@@ -199,7 +202,7 @@ struct Reference {
 #[test]
 fn quantized_on_a_gpu_as_on_the_cpu() {
     let Some(cuda) = device() else { return };
-    let cpu = Cpu::new(Level::best(), 2);
+    let cpu = Arc::new(Cpu::new(Level::best(), 2));
     for (format, most, share) in [(Format::Int8, 5e-2, 0.95), (Format::Fp8, 0.5, 0.0)] {
         let (mut here, mut there) = (Vec::new(), Vec::new());
         for name in CASES {
@@ -220,11 +223,12 @@ fn quantized_on_a_gpu_as_on_the_cpu() {
     }
 }
 
-fn scores<B: Backend>(backend: &B, case: &Case, format: Format) -> Vec<f32> {
-    let params: Params<B::Tensor> = upload(backend, &case.params);
+fn scores<D: Device>(device: &Arc<D>, case: &Case, format: Format) -> Vec<f32> {
+    let queue = &mut device.queue().expect("a queue");
+    let params = upload::<D>(queue, &case.params);
     let options = NetworkOptions::inference(&case.config, format);
-    let net = Network::new(backend, &case.config, &params, options).expect("network");
-    score(backend, &net, &case.golden.ids, 1.0, 1000)
+    let net = Network::<D>::new(queue, &case.config, &params, options).expect("network");
+    score(queue, &net, &case.golden.ids, 1.0, 1000)
         .expect("score")
         .into_iter()
         .flat_map(|out| out.logp)

@@ -9,7 +9,7 @@ use common::{TempDir, small};
 use qurl_model::hf::{SaveOptions, load, save};
 use qurl_model::params::init;
 use qurl_model::rng::CounterRng;
-use qurl_model::{Dtype, Family, GenerationConfig, HfError, ModelConfig, Params};
+use qurl_model::{Dtype, Family, GenerationConfig, HfError, MlpParams, ModelConfig, Params};
 use serde_json::{Value, json};
 
 fn save_with(dir: &Path, config: &ModelConfig, params: &Params<Vec<f32>>, dtype: Dtype, shard: u64) {
@@ -110,7 +110,8 @@ fn a_failed_save_leaves_the_old_model_whole() {
     let before = load(dir.path()).unwrap().params;
     let generation = GenerationConfig::from_model(&config);
     let mut diverged = init(&config, 9, false);
-    diverged.layers[1].down[5] = f32::NAN;
+    let MlpParams::Dense(mlp) = &mut diverged.layers[1].mlp;
+    mlp.down[5] = f32::NAN;
     let error = save(dir.path(), &config, &diverged, &SaveOptions::new(Dtype::F32, &generation));
     let error = error.unwrap_err().to_string();
     assert!(error.contains("model.layers.1.mlp.down_proj.weight has NaN at element 5"), "{error}");

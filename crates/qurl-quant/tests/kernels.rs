@@ -1,10 +1,13 @@
 //! The packed kernels against the plain reference: every format, every instruction set of this machine.
 
-use qurl_kernels::backend::Output;
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::cpu::quant::{QuantB, codec};
-use qurl_kernels::{Backend, BackendError, Cpu, Format, Rounding};
+use qurl_kernels::cpu::{Context, CpuWeight};
+use qurl_kernels::ops::{Head, Linear, Output, Pack};
+use qurl_kernels::types::{HeadOutput, WeightShape};
+use qurl_kernels::{Cpu, Device, DeviceError, Format, Queue, Rounding};
 use qurl_quant::reference;
+use std::sync::Arc;
 
 const QUANTIZED: [Format; 5] = [Format::Int8, Format::Fp8, Format::Fp8Block, Format::Int4, Format::Nvfp4];
 /// (rows of activations, outputs, inputs): odd sizes, one block, many panels, several passes along the inputs.
@@ -24,7 +27,7 @@ fn random(len: usize, seed: u64) -> Vec<f32> {
 #[test]
 fn packed_codes_and_scales() {
     for level in Level::available() {
-        let cpu = Cpu::new(level, 2);
+        let cpu = Ops::new(level, 2);
         let ctx = cpu.context();
         for (case, (_, n, k)) in SHAPES.into_iter().enumerate() {
             let mut weights = random(n * k, case as u64);
@@ -48,7 +51,7 @@ fn packed_codes_and_scales() {
 #[test]
 fn products() {
     for level in Level::available() {
-        let cpu = Cpu::new(level, 2);
+        let cpu = Ops::new(level, 2);
         for (case, (rows, n, k)) in SHAPES.into_iter().enumerate() {
             let (weights, x, bias) =
                 (random(n * k, 100), random(rows * k, 200 + case as u64), random(n, 300));
@@ -94,7 +97,7 @@ fn every_e4m3_code_is_exact_in_a_product() {
     let weights: Vec<f32> = (0..n * k).map(|i| value(i / k, i % k)).collect();
     let one_hot: Vec<f32> = (0..k * k).map(|i| if i / k == i % k { 448.0 } else { 0.0 }).collect();
     for level in Level::available() {
-        let cpu = Cpu::new(level, 2);
+        let cpu = Ops::new(level, 2);
         for format in [Format::Fp8, Format::Fp8Block] {
             let w = cpu.pack(&tensor(&cpu, &weights), n, k, format, false).expect("packs");
             for rows in [1, k] {
@@ -113,13 +116,13 @@ fn every_e4m3_code_is_exact_in_a_product() {
 fn a_row_has_the_same_bits_alone_and_with_any_threads() {
     let (rows, n, k) = (37, 70, 300);
     for level in Level::available() {
-        let one = Cpu::new(level, 1);
-        let many = Cpu::new(level, 5);
+        let one = Ops::new(level, 1);
+        let many = Ops::new(level, 5);
         let (weights, x) = (random(n * k, 1), random(rows * k, 2));
         for format in QUANTIZED {
-            let pack = |cpu: &Cpu| cpu.pack(&tensor(cpu, &weights), n, k, format, false).expect("packs");
+            let pack = |cpu: &Ops| cpu.pack(&tensor(cpu, &weights), n, k, format, false).expect("packs");
             let (w_one, w_many) = (pack(&one), pack(&many));
-            let run = |cpu: &Cpu, w, x: &[f32]| {
+            let run = |cpu: &Ops, w: &CpuWeight, x: &[f32]| {
                 let mut out = cpu.zeros(x.len() / k * n).expect("memory");
                 cpu.linear(&tensor(cpu, x), x.len() / k, w, None, Output::Store, &mut out);
                 out.to_vec()
@@ -138,7 +141,7 @@ fn a_row_has_the_same_bits_alone_and_with_any_threads() {
 fn a_quantized_head() {
     let (rows, vocabulary, d) = (29, 1100, 64);
     for level in Level::available() {
-        let cpu = Cpu::new(level, 2);
+        let cpu = Ops::new(level, 2);
         let (weights, hidden) = (random(vocabulary * d, 5), random(rows * d, 6));
         let targets: Vec<u32> = (0..rows as u32).map(|i| i * 37 % vocabulary as u32).collect();
         for format in QUANTIZED {
@@ -171,7 +174,7 @@ fn stochastic_rounding_is_reproducible_and_stays_between_neighbours() {
     for level in Level::available() {
         for format in QUANTIZED {
             let fill = |threads: usize, seed: u64| {
-                let cpu = Cpu::new(level, threads);
+                let cpu = Ops::new(level, threads);
                 let mut packed = QuantB::new(cpu.context(), format, n, k).expect("fits");
                 packed.fill(cpu.context(), &weights, Rounding::Stochastic { seed }).expect("finite");
                 let at = |i: usize| packed.code(cpu.context(), i / k, i % k);
@@ -195,34 +198,34 @@ fn stochastic_rounding_is_reproducible_and_stays_between_neighbours() {
 
 #[test]
 fn bad_weights_are_refused_by_row() {
-    let cpu = Cpu::new(Level::best(), 2);
+    let cpu = Ops::new(Level::best(), 2);
     for format in QUANTIZED {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut weights = random(40 * 200, 1);
             weights[23 * 200 + 171] = bad;
             let error = cpu.pack(&tensor(&cpu, &weights), 40, 200, format, false).err().expect("refused");
-            let BackendError::Pack { format: named, reason } = &error else { panic!("{error}") };
+            let DeviceError::Pack { format: named, reason } = &error else { panic!("{error}") };
             assert_eq!(*named, format);
             assert!(reason.contains("row 23") && reason.contains("column 171"), "{reason}");
         }
         let weights = tensor(&cpu, &random(40 * 200, 1));
         assert!(
-            matches!(cpu.pack(&weights, 40, 200, format, true), Err(BackendError::Pack { .. })),
+            matches!(cpu.pack(&weights, 40, 200, format, true), Err(DeviceError::Pack { .. })),
             "trained {format}"
         );
         assert!(
-            matches!(cpu.pack(&weights, 0, 200, format, false), Err(BackendError::Pack { .. })),
+            matches!(cpu.pack(&weights, 0, 200, format, false), Err(DeviceError::Pack { .. })),
             "empty {format}"
         );
     }
     let long = cpu.zeros(70_000).expect("memory");
-    assert!(matches!(cpu.pack(&long, 1, 70_000, Format::Int8, false), Err(BackendError::Pack { .. })));
+    assert!(matches!(cpu.pack(&long, 1, 70_000, Format::Int8, false), Err(DeviceError::Pack { .. })));
 }
 
 #[test]
 fn zeros_stay_zeros_and_bad_activations_show() {
     for level in Level::available() {
-        let cpu = Cpu::new(level, 1);
+        let cpu = Ops::new(level, 1);
         for format in QUANTIZED {
             let mut weights = random(34 * 130, 1);
             weights[130..260].fill(0.0);
@@ -241,6 +244,64 @@ fn zeros_stay_zeros_and_bad_activations_show() {
     }
 }
 
-fn tensor(cpu: &Cpu, values: &[f32]) -> <Cpu as Backend>::Tensor {
-    cpu.upload(values).expect("memory")
+type Tensor = <Cpu as Device>::Tensor;
+
+/// The operations that are looked at.
+struct Ops(Arc<Cpu>);
+
+impl Ops {
+    fn new(level: Level, threads: usize) -> Ops {
+        Ops(Arc::new(Cpu::new(level, threads)))
+    }
+
+    fn context(&self) -> &Context {
+        self.0.context()
+    }
+
+    fn queue(&self) -> <Cpu as Device>::Queue {
+        self.0.queue().expect("a queue")
+    }
+
+    fn zeros(&self, len: usize) -> Result<Tensor, DeviceError> {
+        self.0.zeros(len)
+    }
+
+    fn pack(
+        &self,
+        from: &Tensor,
+        n: usize,
+        k: usize,
+        format: Format,
+        trained: bool,
+    ) -> Result<CpuWeight, DeviceError> {
+        let mut to = self.0.weight(WeightShape { n, k, format, trained })?;
+        self.queue().pack(Pack { from, rounding: Rounding::Nearest, copy: None, to: &mut to })?;
+        Ok(to)
+    }
+
+    fn linear(
+        &self,
+        x: &Tensor,
+        rows: usize,
+        w: &CpuWeight,
+        bias: Option<&Tensor>,
+        output: Output,
+        out: &mut Tensor,
+    ) {
+        self.queue().linear(Linear { x, rows, norm: None, w, bias, output, out });
+    }
+
+    fn head(
+        &self,
+        hidden: &Tensor,
+        head: &CpuWeight,
+        targets: &[u32],
+        temperature: f32,
+    ) -> Result<HeadOutput, DeviceError> {
+        self.queue().head(Head { hidden, head, targets, temperature })
+    }
+}
+
+fn tensor(cpu: &Ops, values: &[f32]) -> Tensor {
+    cpu.queue().upload(values).expect("memory")
 }

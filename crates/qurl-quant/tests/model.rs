@@ -1,13 +1,14 @@
 //! Whole models: update-aware scaling, diagnostics, checksums, export.
 
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::{Backend, Cpu, Format};
+use qurl_kernels::{Cpu, Device, Format, Queue};
 use qurl_model::compute::{Network, NetworkOptions, score};
 use qurl_model::rng::CounterRng;
-use qurl_model::{Dims, Dtype, Family, ModelConfig, Params, params};
+use qurl_model::{Dims, Dtype, Family, MlpParams, ModelConfig, Params, params};
 use qurl_quant::diagnostics::{self, Scope};
 use qurl_quant::export::{self, StoredDtype};
 use qurl_quant::{QuantError, checksum, reference, uaq};
+use std::sync::Arc;
 
 /// A small model whose norms and biases are not what they are at the start.
 fn model(family: Family, seed: u64) -> (ModelConfig, Params<Vec<f32>>) {
@@ -32,12 +33,12 @@ fn model(family: Family, seed: u64) -> (ModelConfig, Params<Vec<f32>>) {
 }
 
 fn log_probs(config: &ModelConfig, weights: &Params<Vec<f32>>, format: Format) -> Vec<f32> {
-    let cpu = Cpu::new(Level::best(), 2);
-    let tensors = weights.clone().try_map(|leaf| qurl_kernels::Backend::upload(&cpu, &leaf)).expect("memory");
+    let queue = &mut Arc::new(Cpu::new(Level::best(), 2)).queue().expect("a queue");
+    let tensors = weights.clone().try_map(|leaf| queue.upload(&leaf)).expect("memory");
     let net =
-        Network::new(&cpu, config, &tensors, NetworkOptions::inference(config, format)).expect("network");
+        Network::<Cpu>::new(queue, config, &tensors, NetworkOptions::inference(config, format)).expect("network");
     let ids: Vec<Vec<u32>> = (0..3).map(|s| (0..20).map(|i| (i * 7 + s * 31) % 96).collect()).collect();
-    score(&cpu, &net, &ids, 1.0, 64).expect("scores").into_iter().flat_map(|out| out.logp).collect()
+    score(queue, &net, &ids, 1.0, 64).expect("scores").into_iter().flat_map(|out| out.logp).collect()
 }
 
 #[test]
@@ -77,11 +78,12 @@ fn uaq_scales_what_it_should_and_nothing_else() {
     let mut scaled = weights.clone();
     uaq::apply(&mut scaled, &config, 1.5).expect("valid");
     for (old, new) in weights.layers.iter().zip(&scaled.layers) {
+        let (MlpParams::Dense(old_mlp), MlpParams::Dense(new_mlp)) = (&old.mlp, &new.mlp);
         assert!(old.qkv.iter().zip(&new.qkv).all(|(o, n)| *n == o / 1.5));
-        assert!(old.gate_up.iter().zip(&new.gate_up).all(|(o, n)| *n == o / 1.5));
+        assert!(old_mlp.gate_up.iter().zip(&new_mlp.gate_up).all(|(o, n)| *n == o / 1.5));
         assert!(old.attn_norm.iter().zip(&new.attn_norm).all(|(o, n)| *n == o * 1.5));
         assert!(old.mlp_norm.iter().zip(&new.mlp_norm).all(|(o, n)| *n == o * 1.5));
-        assert_eq!((&old.qkv_bias, &old.o, &old.down), (&new.qkv_bias, &new.o, &new.down));
+        assert_eq!((&old.qkv_bias, &old.o, &old_mlp.down), (&new.qkv_bias, &new.o, &new_mlp.down));
     }
     assert_eq!(
         (&weights.embed, &weights.final_norm, &weights.head),
@@ -111,7 +113,8 @@ fn measures_are_what_their_equations_say() {
         assert_eq!(matrix.ratio(), if matrix.name == "layers.1.o" { 1.0 } else { 0.0 }, "{}", matrix.name);
     }
     let layer = &before.layers[1];
-    let whole: f64 = [&layer.qkv, &layer.o, &layer.gate_up, &layer.down].iter().map(|w| squares(w)).sum();
+    let MlpParams::Dense(mlp) = &layer.mlp;
+    let whole: f64 = [&layer.qkv, &layer.o, &mlp.gate_up, &mlp.down].iter().map(|w| squares(w)).sum();
     assert_eq!(update.layers()[0], 0.0);
     assert!((update.layers()[1] - squares(&layer.o) / whole).abs() < 1e-12);
     assert!(update.total() < update.layers()[1]);
@@ -142,7 +145,8 @@ fn codes_flip_one_by_one() {
     assert_eq!(none.total(), 0.0);
     let mut after = before.clone();
     let cols = config.intermediate_size;
-    let row = &mut after.layers[0].down[..cols];
+    let MlpParams::Dense(mlp) = &mut after.layers[0].mlp;
+    let row = &mut mlp.down[..cols];
     let largest = row.iter().fold(0.0f32, |m, w| m.max(w.abs()));
     // Two steps for one small weight of the first row; its scale stays.
     let small = row.iter().position(|w| w.abs() < 0.5 * largest).expect("a small weight");
@@ -163,9 +167,9 @@ fn checksums_tell_models_apart() {
     let (_, other) = model(Family::Llama, 2);
     let sum = checksum::host_params(&weights);
     for threads in [1, 3] {
-        let cpu = Cpu::new(Level::best(), threads);
-        let uploaded = weights.as_ref().map(|w| cpu.upload(w).expect("memory"));
-        assert_eq!(checksum::params(&cpu, &uploaded), Ok(sum));
+        let queue = &mut Arc::new(Cpu::new(Level::best(), threads)).queue().expect("a queue");
+        let uploaded = weights.as_ref().map(|w| queue.upload(w).expect("memory"));
+        assert_eq!(checksum::params(queue, &uploaded), Ok(sum));
     }
     assert_ne!(sum, checksum::host_params(&other));
     let mut swapped = weights.clone();

@@ -6,13 +6,14 @@
 //! code that is off by one anywhere moves log-probs by 1e-4 to 1e-1.
 
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::{Backend, Cpu, Format};
+use qurl_kernels::{Cpu, Device, Format, Queue};
 use qurl_model::compute::{Network, NetworkOptions, score};
 use qurl_model::hf;
 use qurl_quant::export;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 fn here() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -45,11 +46,11 @@ fn log_probs_are_those_of_pytorch() {
         let ids: Vec<u32> = serde_json::from_value(golden["ids"].clone()).expect("ids");
         let wanted: Vec<f64> = serde_json::from_value(golden["logprobs"].clone()).expect("log-probs");
         for level in Level::available() {
-            let cpu = Cpu::new(level, 2);
-            let params = model.params.as_ref().try_map(|leaf| cpu.upload(leaf)).expect("memory");
+            let queue = &mut Arc::new(Cpu::new(level, 2)).queue().expect("a queue");
+            let params = model.params.as_ref().try_map(|leaf| queue.upload(leaf)).expect("memory");
             let options = NetworkOptions::inference(&model.config, format);
-            let net = Network::new(&cpu, &model.config, &params, options).expect("network");
-            let got = score(&cpu, &net, &[&ids], 1.0, 64).expect("scores").remove(0).logp;
+            let net = Network::<Cpu>::new(queue, &model.config, &params, options).expect("network");
+            let got = score(queue, &net, &[&ids], 1.0, 64).expect("scores").remove(0).logp;
             assert_eq!(got.len(), wanted.len());
             for (t, (&got, &want)) in got.iter().zip(&wanted).enumerate() {
                 let off = (f64::from(got) - want).abs();

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use qurl_kernels::{Cpu, Format};
 use qurl_model::{Family, ModelConfig, Params};
-use qurl_rollout::{Engine, EngineOptions, FinishReason, Group, Request, RolloutError};
+use qurl_rollout::{EngineOptions, FinishReason, Group, Request, RolloutError};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ impl Model {
         Model { cpu: cpu(2), config, params }
     }
 
-    fn engine(&self, options: EngineOptions, ahead: bool) -> Engine<Cpu> {
+    fn engine(&self, options: EngineOptions, ahead: bool) -> Served<Cpu> {
         let mut engine =
             engine(&self.cpu, network(&self.cpu, &self.config, &self.params, Format::Int8, None), options);
         engine.set_text_decoder(Arc::new(|ids| ids.iter().map(|id| format!("<{id}>")).collect()));
@@ -108,7 +108,7 @@ fn requests_come_and_go_while_a_step_is_in_flight() {
     let expected = model.engine(roomy(), false).generate(&requests).expect("generate");
     let mut engine = model.engine(EngineOptions { max_num_seqs: 6, ..roomy() }, true);
     let (mut groups, mut streamed) = (Vec::new(), BTreeMap::<_, Vec<u32>>::new());
-    let mut step = |engine: &mut Engine<Cpu>| {
+    let mut step = |engine: &mut Served<Cpu>| {
         for token in engine.step().expect("step") {
             streamed.entry((token.request, token.sample)).or_default().push(token.token);
         }

@@ -1,35 +1,38 @@
-//! The engine on a GPU: trainer log-probs = prefill = decode bit for bit where products do not depend on the batch, running
+//! The engine on a GPU: trainer log-probs = prefill = decode bit for bit where GEMMs do not depend on the batch, running
 //! ahead = not running ahead, and the same model on the CPU within the tolerance of its format. Says so and passes where there is no device.
 
 mod common;
 
 use common::*;
-use qurl_kernels::backend::KvFormat;
-use qurl_kernels::{Backend, Cuda, Format};
-use qurl_model::compute::{Batch, Network, NetworkOptions, Tape, TapeOptions, Targets, score};
+use qurl_kernels::types::HeadGradient;
+use qurl_kernels::{Cuda, Device, Format, KvFormat, Queue};
+use qurl_model::compute::{Network, NetworkOptions, Tape, TapeOptions, Targets, whole_batch};
 use qurl_model::{Family, ModelConfig, Params};
-use qurl_rollout::{Engine, EngineOptions, Group, Request};
+use qurl_rollout::{EngineOptions, Group, Request};
 use std::sync::Arc;
 
 const VOCABULARY: usize = 1111;
 
 fn device() -> Option<Arc<Cuda>> {
-    Cuda::open().map_err(|reason| eprintln!("skipped: {reason}")).ok().map(Arc::new)
+    Cuda::open(0).map_err(|reason| eprintln!("skipped: {reason}")).ok().map(Arc::new)
 }
 
-fn pack<B: Backend>(
-    backend: &B,
+fn pack<D: Device>(
+    device: &Arc<D>,
     config: &ModelConfig,
     params: &Params<Vec<f32>>,
     format: Format,
     kv: Option<KvFormat>,
     trained: bool,
-) -> Network<B> {
-    let params = params.as_ref().map(|p| backend.upload(p).expect("memory"));
+) -> Network<D> {
+    let params = upload(device, params);
     let mut options = options(config, format);
     options.kv_format = kv.unwrap_or(options.kv_format);
     options.trained = trained;
-    Network::new(backend, config, &params, options).expect("network")
+    let mut queue = queue(device);
+    let net = Network::new(&mut queue, config, &params, options).expect("network");
+    queue.synchronize().expect("packed");
+    net
 }
 
 fn sequences(groups: &[Group]) -> Vec<Vec<u32>> {
@@ -37,12 +40,12 @@ fn sequences(groups: &[Group]) -> Vec<Vec<u32>> {
 }
 
 /// Log-probs of the samples' tokens, as scoring gives them.
-fn scored<B: Backend>(backend: &B, net: &Network<B>, requests: &[Request], groups: &[Group]) -> Vec<f32> {
+fn scored<D: Device>(device: &Arc<D>, net: &Network<D>, requests: &[Request], groups: &[Group]) -> Vec<f32> {
     let mut all = Vec::new();
     for (request, group) in requests.iter().zip(groups) {
         let sequences = sequences(std::slice::from_ref(group));
         let temperature = request.sampling.logp_temperature();
-        for out in score(backend, net, &sequences, temperature, 37).expect("score") {
+        for out in score(device, net, &sequences, temperature, 37) {
             all.extend_from_slice(&out.logp[request.prompt.len() - 1..]);
         }
     }
@@ -50,31 +53,31 @@ fn scored<B: Backend>(backend: &B, net: &Network<B>, requests: &[Request], group
 }
 
 /// As the trainer's tape gives them.
-fn taped<B: Backend>(backend: &B, net: &Network<B>, requests: &[Request], groups: &[Group]) -> Vec<f32> {
+fn taped<D: Device>(device: &Arc<D>, net: &Network<D>, requests: &[Request], groups: &[Group]) -> Vec<f32> {
     let mut all = Vec::new();
     for (request, group) in requests.iter().zip(groups) {
         let sequences = sequences(std::slice::from_ref(group));
         let rows = sequences.iter().map(Vec::len).sum();
         let options = TapeOptions { rows, sequences: sequences.len(), recompute: false };
-        let mut tape = Tape::new(backend, net, options).expect("tape");
+        let mut tape = Tape::new(&**device, net, options).expect("tape");
         let targets = Targets::of(&sequences, |_, position| position >= request.prompt.len());
         let temperature = request.sampling.logp_temperature();
         let forward =
-            tape.forward(backend, net, whole_batch(&sequences), targets, temperature).expect("forward");
+            tape.forward(&mut queue(device), net, &whole_batch(&sequences), targets, temperature).expect("forward");
         all.extend(forward.out.logp);
     }
     all
 }
 
 /// As the engine's prefill gives them.
-fn prefilled<B: Backend>(
-    backend: &Arc<B>,
-    net: Network<B>,
+fn prefilled<D: Device>(
+    device: &Arc<D>,
+    net: Network<D>,
     requests: &[Request],
     groups: &[Group],
 ) -> Vec<f32> {
     let options = EngineOptions { max_num_batched_tokens: 50, max_num_seqs: 5, ..roomy() };
-    let mut engine = Engine::new(backend.clone(), net, WEIGHTS, options).expect("engine");
+    let mut engine = Served::new(device, net, WEIGHTS, options);
     let mut all = Vec::new();
     for (request, group) in requests.iter().zip(groups) {
         let again = sequences(std::slice::from_ref(group)).into_iter().map(|prompt| Request {
@@ -103,24 +106,22 @@ fn parity(
 ) {
     let what = format!("{:?} {format} {kv:?}", config.family);
     let requests = mixed_requests(VOCABULARY);
-    let mut engine =
-        Engine::new(cuda.clone(), pack(&**cuda, config, params, format, kv, false), WEIGHTS, roomy())
-            .expect("engine");
+    let mut engine = Served::new(cuda, pack(cuda, config, params, format, kv, false), WEIGHTS, roomy());
     let groups = engine.generate(&requests).expect("generate");
     let decoded: Vec<f32> = groups.iter().flat_map(|g| &g.samples).flat_map(|s| s.logprobs.clone()).collect();
-    let scored_here = scored(&**cuda, &pack(&**cuda, config, params, format, kv, false), &requests, &groups);
+    let scored_here = scored(cuda, &pack(cuda, config, params, format, kv, false), &requests, &groups);
     // The trainer's network, where the format can be trained: with other weights in memory, and the same bits.
-    let net = pack(&**cuda, config, params, format, kv, !format.is_quantized());
-    let taped_here = taped(&**cuda, &net, &requests, &groups);
+    let net = pack(cuda, config, params, format, kv, !format.is_quantized());
+    let taped_here = taped(cuda, &net, &requests, &groups);
     assert_eq!(
         bits(&taped_here),
-        bits(&scored(&**cuda, &net, &requests, &groups)),
+        bits(&scored(cuda, &net, &requests, &groups)),
         "{what}: trainer = its scoring"
     );
     let prefilled_here =
-        prefilled(cuda, pack(&**cuda, config, params, format, kv, false), &requests, &groups);
+        prefilled(cuda, pack(cuda, config, params, format, kv, false), &requests, &groups);
     let cpu = cpu(2);
-    let on_cpu = scored(&*cpu, &pack(&*cpu, config, params, format, kv, false), &requests, &groups);
+    let on_cpu = scored(&cpu, &pack(&cpu, config, params, format, kv, false), &requests, &groups);
     let same = |other: &[f32]| if bits(&decoded) == bits(other) { "same bits" } else { "other bits" };
     println!(
         "{what}: {} tokens; decode = scoring: {} ({:.1e}), = trainer: {} ({:.1e}), = prefill: {} ({:.1e}); CPU within {:.1e}",
@@ -183,14 +184,14 @@ fn every_family() {
 #[test]
 fn running_ahead_changes_nothing() {
     let Some(cuda) = device() else { return };
-    assert!(cuda.runs_ahead());
+    assert!(cuda.info().asynchronous);
     let (config, params) = model_of(Family::Qwen2, VOCABULARY, 256, 5);
     let mut requests = mixed_requests(VOCABULARY);
     requests.push(Request { n: 2, ..Request::new(vec![7; POSITIONS - 5], 30) });
     for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8] {
         let serve = |options: EngineOptions, ahead: bool| {
-            let net = pack(&*cuda, &config, &params, format, None, false);
-            let mut engine = Engine::new(cuda.clone(), net, WEIGHTS, options).expect("engine");
+            let net = pack(&cuda, &config, &params, format, None, false);
+            let mut engine = Served::new(&cuda, net, WEIGHTS, options);
             engine.set_ahead(ahead);
             let rounds = [(); 3].map(|()| engine.generate(&requests).expect("generate"));
             assert_eq!(engine.pages().free(), engine.pages().total(), "{format} {options:?}: pages leaked");
@@ -202,8 +203,7 @@ fn running_ahead_changes_nothing() {
             (rounds, stats)
         };
         let ([expected, ..], _) = serve(roomy(), false);
-        let layer_page =
-            cuda.kv_page_bytes(options(&config, format).kv_format, 16, config.num_kv_heads, config.head_dim);
+        let layer_page = cuda.kv_page_bytes(pack(&cuda, &config, &params, format, None, false).kv_shape(1, 16));
         let small = EngineOptions {
             kv_bytes: layer_page * config.num_layers * 12,
             max_num_seqs: 10,
@@ -247,8 +247,8 @@ fn gradients_equal_the_cpu() {
             let factor = if info.rows > 1 { sharpness } else { 1.0 };
             leaf.iter_mut().for_each(|x| *x *= factor);
         }
-        let got = gradients(&*cuda, &config, &params, format);
-        let want = gradients(&*cpu(2), &config, &params, format);
+        let got = gradients(&cuda, &config, &params, format);
+        let want = gradients(&cpu(2), &config, &params, format);
         let (mut off, mut size, mut worst) = (0.0, 0.0, (0.0, String::new()));
         for ((got, want), info) in
             got.iter().zip(want.iter()).zip(qurl_model::params::shapes(&config, false).iter())
@@ -273,30 +273,31 @@ fn gradients_equal_the_cpu() {
     }
 }
 
-fn gradients<B: Backend>(
-    backend: &B,
+fn gradients<D: Device>(
+    device: &Arc<D>,
     config: &ModelConfig,
     params: &Params<Vec<f32>>,
     format: Format,
 ) -> Params<Vec<f32>> {
-    let device = params.as_ref().map(|p| backend.upload(p).expect("memory"));
-    let mut grads = params.as_ref().map(|p| backend.zeros(p.len()).expect("memory"));
+    let mut queue = queue(device);
+    let uploaded = upload(device, params);
+    let mut grads = params.as_ref().map(|p| device.zeros(p.len()).expect("memory"));
     let options = NetworkOptions { positions: POSITIONS, ..NetworkOptions::training(config, format) };
-    let net = Network::new(backend, config, &device, options).expect("network");
+    let net = Network::new(&mut queue, config, &uploaded, options).expect("network");
     let sequences: Vec<Vec<u32>> = [40usize, 97, 3]
         .iter()
         .map(|&n| (0..n).map(|i| ((i * 37 + n) % VOCABULARY) as u32).collect())
         .collect();
     for recompute in [false, true] {
         let mut tape =
-            Tape::new(backend, &net, TapeOptions { rows: 140, sequences: 3, recompute }).expect("tape");
+            Tape::new(&**device, &net, TapeOptions { rows: 140, sequences: 3, recompute }).expect("tape");
         let targets = Targets::of(&sequences, |_, _| true);
-        let forward = tape.forward(backend, &net, whole_batch(&sequences), targets, 1.0).expect("forward");
+        let forward = tape.forward(&mut queue, &net, &whole_batch(&sequences), targets, 1.0).expect("forward");
         let count = forward.out.logp.len();
         let dlogp: Vec<f32> = (0..count).map(|i| ((i * 7 % 13) as f32 - 6.0) / 50.0).collect();
         let dentropy = vec![0.01; count];
-        let gradient = qurl_kernels::backend::HeadGradient { dlogp: &dlogp, dentropy: &dentropy };
-        tape.backward(backend, &net, forward, gradient, &mut grads);
+        let gradient = HeadGradient { dlogp: &dlogp, dentropy: &dentropy };
+        tape.backward(&mut queue, &net, forward, gradient, &mut grads);
     }
-    grads.as_ref().map(|g| backend.download(g, backend.len(g)).expect("memory"))
+    grads.as_ref().map(|g| queue.read(g, D::len(g)).expect("memory"))
 }

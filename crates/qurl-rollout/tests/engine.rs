@@ -5,7 +5,6 @@ mod common;
 
 use common::*;
 use qurl_kernels::Format;
-use qurl_model::compute::score;
 use qurl_model::{Family, hf};
 use qurl_rollout::{EngineOptions, FinishReason, Request, RolloutError, SampleKey, Sampling, WeightVersion};
 use std::path::Path;
@@ -59,9 +58,9 @@ fn greedy_is_the_argmax_of_scoring() {
     let mut sequence = request.prompt.clone();
     let mut logprobs = Vec::new();
     for _ in 0..request.max_new {
-        let scored = score(&*cpu, &net, &[[&sequence[..], &[0]].concat()], 1.0, 64).expect("score").remove(0);
+        let scored = score(&cpu, &net, &[[&sequence[..], &[0]].concat()], 1.0, 64).remove(0);
         sequence.push(*scored.argmax.last().expect("a row"));
-        let scored = score(&*cpu, &net, &[&sequence], 1.0, 64).expect("score").remove(0);
+        let scored = score(&cpu, &net, &[&sequence], 1.0, 64).remove(0);
         logprobs.push(*scored.logp.last().expect("a row"));
     }
     let group = engine(&cpu, net, roomy()).generate(&[request]).expect("generate").remove(0);
@@ -85,7 +84,7 @@ fn the_real_model_tells_its_story() {
     let model = hf::load(&dir).expect("model");
     let cpu = cpu(2);
     let options = qurl_model::compute::NetworkOptions::inference(&model.config, Format::F32);
-    let net = qurl_model::compute::Network::new(&*cpu, &model.config, &upload(&cpu, &model.params), options)
+    let net = qurl_model::compute::Network::new(&mut queue(&cpu), &model.config, &upload(&cpu, &model.params), options)
         .expect("network");
     let request = Request { n: 2, sampling: Sampling::greedy(), ..Request::new(vec![ids[0]], ids.len() - 1) };
     let group = engine(&cpu, net, roomy()).generate(&[request]).expect("generate").remove(0);
@@ -107,7 +106,7 @@ fn probabilities(
     let cpu = cpu(2);
     let net = network(&cpu, &config, &params, Format::F32, None);
     let sequences: Vec<[u32; 3]> = (0..vocabulary as u32).map(|t| [1, 2, t]).collect();
-    let scored = score(&*cpu, &net, &sequences, temperature, 512).expect("score");
+    let scored = score(&cpu, &net, &sequences, temperature, 512);
     let logp: Vec<f32> = scored.iter().map(|s| s.logp[1]).collect();
     let options = EngineOptions { max_num_seqs: 512, ..roomy() };
     (engine(&cpu, net, options), logp.iter().map(|&x| f64::from(x).exp()).collect(), logp)
@@ -303,7 +302,7 @@ fn weights_change_only_between_requests() {
     assert_ne!(after.samples[0].logprobs, before.samples[0].logprobs);
     let fresh = network(&cpu, &config, &other, Format::Bf16, None);
     let expected =
-        qurl_rollout::Engine::new(cpu.clone(), fresh, newer, roomy()).expect("engine").generate(&[request]);
+        Served::new(&cpu, fresh, newer, roomy()).generate(&[request]);
     assert_same("loaded = packed anew", &[after], &expected.expect("generate"));
 }
 

@@ -4,8 +4,7 @@
 mod common;
 
 use common::*;
-use qurl_kernels::Format;
-use qurl_kernels::backend::KvFormat;
+use qurl_kernels::{Format, KvFormat};
 use qurl_model::Family;
 use qurl_rollout::{Request, RolloutError, WeightVersion};
 
@@ -23,15 +22,16 @@ fn another_network_in_the_same_pages() {
         let other = || network(&cpu, &config, &other_params, Format::Bf16, None);
         let expected = engine(&cpu, own(), roomy()).generate(&requests).expect("generate");
         let mut alone = engine(&cpu, other(), roomy());
-        alone.load_with(LENT, |_, _| Ok(())).expect("a version");
+        alone.load_with(LENT, |_| Ok(())).expect("a version");
         let expected_other = alone.generate(&requests).expect("generate");
 
         let mut engine = engine(&cpu, own(), roomy());
         let mut lent = other();
         assert_same("before", &expected, &engine.generate(&requests).expect("generate"));
         for _ in 0..2 {
-            let found =
-                engine.with_network(&mut lent, LENT, |engine| engine.generate(&requests)).expect("lent");
+            let Served { queue, engine: own } = &mut engine;
+            let found = own.with_network(&mut lent, LENT, |engine| engine.generate(queue, &requests));
+            let found = found.expect("lent");
             assert_same("lent", &expected_other, &found.expect("generate"));
             assert_eq!(engine.weights(), Some(WEIGHTS));
             assert_same("after", &expected, &engine.generate(&requests).expect("generate"));

@@ -4,11 +4,11 @@
 mod common;
 
 use common::*;
-use qurl_kernels::backend::KvFormat;
-use qurl_kernels::{Cpu, Format};
-use qurl_model::compute::{Batch, Network, NetworkOptions, Tape, TapeOptions, Targets, score};
+use qurl_kernels::{Cpu, Format, KvFormat};
+use qurl_model::compute::{Network, NetworkOptions, Tape, TapeOptions, Targets, whole_batch};
 use qurl_model::{Family, ModelConfig, Params};
 use qurl_rollout::{EngineOptions, Group, Request};
+use std::sync::Arc;
 
 const VOCABULARY: usize = 1111;
 
@@ -17,18 +17,18 @@ fn sequences(groups: &[Group]) -> Vec<Vec<u32>> {
 }
 
 /// Behaviour log-probs against the two ways of scoring that the trainer has.
-fn assert_scores(what: &str, cpu: &Cpu, net: &Network<Cpu>, requests: &[Request], groups: &[Group]) {
+fn assert_scores(what: &str, cpu: &Arc<Cpu>, net: &Network<Cpu>, requests: &[Request], groups: &[Group]) {
     for (request, group) in requests.iter().zip(groups) {
         let group = std::slice::from_ref(group);
         let (sequences, prompt) = (sequences(group), request.prompt.len());
         let temperature = request.sampling.logp_temperature();
-        let scored = score(cpu, net, &sequences, temperature, 37).expect("score");
+        let scored = score(cpu, net, &sequences, temperature, 37);
         let rows = sequences.iter().map(Vec::len).sum();
         let options = TapeOptions { rows, sequences: sequences.len(), recompute: false };
-        let mut tape = Tape::new(cpu, net, options).expect("tape");
+        let mut tape = Tape::new(&**cpu, net, options).expect("tape");
         let targets = Targets::of(&sequences, |_, _| true);
         let forward =
-            tape.forward(cpu, net, whole_batch(&sequences), targets, temperature).expect("forward");
+            tape.forward(&mut queue(cpu), net, &whole_batch(&sequences), targets, temperature).expect("forward");
         let mut trained = forward.out.logp.as_slice();
         for ((sample, scored), sequence) in group[0].samples.iter().zip(&scored).zip(&sequences) {
             assert_eq!(bits(&sample.logprobs), bits(&scored.logp[prompt - 1..]), "{what}: decode = scoring");
@@ -50,7 +50,7 @@ fn assert_scores(what: &str, cpu: &Cpu, net: &Network<Cpu>, requests: &[Request]
 /// The finished samples as prompts: what the engine's prefill says about them.
 fn assert_prefill(
     what: &str,
-    cpu: &std::sync::Arc<Cpu>,
+    cpu: &Arc<Cpu>,
     net: Network<Cpu>,
     requests: &[Request],
     groups: &[Group],
@@ -100,7 +100,7 @@ fn parity(config: &ModelConfig, params: &Params<Vec<f32>>, format: Format, kv: O
 
     if matches!(format, Format::F32 | Format::Bf16) && kv.is_none() {
         let options = NetworkOptions { positions: POSITIONS, ..NetworkOptions::training(config, format) };
-        let trainer = Network::new(&*cpu, config, &upload(&cpu, params), options).expect("network");
+        let trainer = Network::new(&mut queue(&cpu), config, &upload(&cpu, params), options).expect("network");
         assert_scores(&format!("{what}: trainer"), &cpu, &trainer, &requests, &groups);
     }
 }

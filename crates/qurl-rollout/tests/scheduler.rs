@@ -2,7 +2,7 @@
 //! writes into every slot which tokens led there: any page that is lost, shared wrongly or overwritten shows. Steps are
 //! launched one after the other, or before the last one is committed.
 
-use qurl_kernels::backend::{Sampled, drawn_row};
+use qurl_kernels::types::{Sampled, Token};
 use qurl_rollout::pages::PagePool;
 use qurl_rollout::scheduler::{Limits, Scheduler};
 use qurl_rollout::sequence::{Sequence, SequenceId};
@@ -25,7 +25,7 @@ fn content(tokens: &[u32], position: usize) -> u64 {
     tokens[..position + 1].iter().fold(position as u64, hash)
 }
 
-/// The token that a sequence draws at a position, whenever and however often it does. Few different ones, so that wrongly
+/// The token that a sequence samples at a position, whenever and however often it does. Few different ones, so that wrongly
 /// shared pages could go unnoticed only if prefixes are really equal.
 fn token(id: SequenceId, position: usize) -> u32 {
     Random(id.request.0 * 1000 + u64::from(id.sample) * 100_000 + position as u64).below(3) as u32
@@ -43,10 +43,10 @@ struct Case {
     requests: u64,
     /// Percentage of steps that are launched before the last one is committed.
     ahead: usize,
-    /// Launched steps: who draws what.
+    /// Launched steps: who samples what.
     flights: VecDeque<Vec<(SequenceId, u32)>>,
-    /// What the last launched step has drawn.
-    drawn: Vec<u32>,
+    /// What the last launched step has sampled.
+    sampled: Vec<u32>,
     taken: u64,
     void: u64,
     copies: usize,
@@ -64,7 +64,7 @@ impl Case {
             requests: 0,
             ahead,
             flights: VecDeque::new(),
-            drawn: Vec::new(),
+            sampled: Vec::new(),
             taken: 0,
             void: 0,
             copies: 0,
@@ -117,18 +117,16 @@ impl Case {
         let mut tokens = Vec::new();
         sequence.copy_tokens(0..sequence.rows().end, &mut tokens);
         assert_eq!(tokens.len(), sequence.rows().end);
-        for (position, t) in tokens.iter_mut().enumerate() {
-            if let Some(row) = drawn_row(*t) {
-                *t = self.drawn[row];
-            }
-            let drawn = position >= sequence.prompt().len();
-            assert!(
-                !drawn || *t == token(sequence.id(), position),
-                "{:?} position {position}",
-                sequence.id()
-            );
-        }
-        tokens
+        let known = |(position, t): (usize, Token)| {
+            let id = match t {
+                Token::Id(id) => id,
+                Token::Sampled(row) => self.sampled[row as usize],
+            };
+            let sampled = position >= sequence.prompt().len();
+            assert!(!sampled || id == token(sequence.id(), position), "{:?} position {position}", sequence.id());
+            id
+        };
+        tokens.into_iter().enumerate().map(known).collect()
     }
 
     fn launch(&mut self) -> bool {
@@ -163,29 +161,29 @@ impl Case {
                 );
             }
         }
-        let draws = scheduled().filter(|s| s.draws()).map(|s| (s.id(), token(s.id(), s.len())));
-        let draws: Vec<(SequenceId, u32)> = draws.collect();
-        let mut drawing = Vec::new();
-        self.scheduler.launch(&mut drawing);
-        assert!(drawing.iter().eq(draws.iter().map(|(id, _)| id)));
-        self.drawn = draws.iter().map(|&(_, token)| token).collect();
-        self.flights.push_back(draws);
+        let samples = scheduled().filter(|s| s.samples()).map(|s| (s.id(), token(s.id(), s.len())));
+        let samples: Vec<(SequenceId, u32)> = samples.collect();
+        let mut sampling = Vec::new();
+        self.scheduler.launch(&mut sampling);
+        assert!(sampling.iter().eq(samples.iter().map(|(id, _)| id)));
+        self.sampled = samples.iter().map(|&(_, token)| token).collect();
+        self.flights.push_back(samples);
         true
     }
 
     fn commit(&mut self) {
         let flight = self.flights.pop_front().expect("a launched step");
-        let drawing: Vec<SequenceId> = flight.iter().map(|&(id, _)| id).collect();
+        let sampling: Vec<SequenceId> = flight.iter().map(|&(id, _)| id).collect();
         let (ends, mut taken, mut ended) = (&self.ends, 0, Vec::new());
-        let drawn = |sequence: &mut Sequence, place: usize| {
+        let sampled = |sequence: &mut Sequence, place: usize| {
             assert_eq!(flight[place].0, sequence.id());
             sequence.push(Sampled { token: flight[place].1, logp: -1.0, entropy: 1.0 });
             taken += 1;
             sequence.known_len() >= ends[&sequence.id()]
         };
-        self.scheduler.commit(&drawing, drawn, &mut ended);
+        self.scheduler.commit(&sampling, sampled, &mut ended);
         self.taken += taken;
-        self.void += drawing.len() as u64 - taken;
+        self.void += sampling.len() as u64 - taken;
         for sequence in ended {
             assert_eq!(sequence.known_len(), self.ends[&sequence.id()]);
             assert!(self.finished.insert(sequence.id()), "{:?} ends twice", sequence.id());

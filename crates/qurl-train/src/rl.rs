@@ -198,6 +198,11 @@ impl<D: Device> RlTrainer<D> {
         &self.plan
     }
 
+    /// The actor's weights, on the host.
+    pub fn weights(&mut self) -> Result<Params<Vec<f32>>, DeviceError> {
+        self.actor.weights(&mut self.queue)
+    }
+
     /// Where it computes.
     pub fn device(&self) -> &D {
         self.queue.device()

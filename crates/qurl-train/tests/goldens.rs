@@ -1,8 +1,9 @@
 //! The optimizer and a short training run against PyTorch (files made by `crates/qurl-model/tests/goldens`).
 
-use qurl_kernels::backend::AdamW;
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::{Backend, BackendError, Cpu, Format};
+use qurl_kernels::ops::Update;
+use qurl_kernels::types::AdamW;
+use qurl_kernels::{Cpu, Device, DeviceError, Format, Queue};
 use qurl_model::compute::{TapeOptions, score};
 use qurl_model::hf;
 use qurl_train::learner::{Learner, LearnerOptions};
@@ -35,16 +36,17 @@ fn floats(value: &Value) -> Vec<f32> {
 fn twenty_steps_of_adamw() {
     let golden = read("adamw.json");
     for level in Level::available() {
-        let cpu = Cpu::new(level, 2);
+        let cpu = Arc::new(Cpu::new(level, 2));
+        let mut queue = cpu.queue().expect("a queue");
         for run in golden["runs"].as_array().expect("runs") {
-            let mut w = cpu.upload(&floats(&run["initial"])).expect("memory");
+            let mut w = queue.upload(&floats(&run["initial"])).expect("memory");
             let (mut m, mut v) = (cpu.zeros(w.len()).expect("memory"), cpu.zeros(w.len()).expect("memory"));
             for (i, step) in run["trace"].as_array().expect("trace").iter().enumerate() {
-                let g = cpu.upload(&floats(&step["gradients"])).expect("memory");
-                let norm = cpu.sum_squares(&[&g]).expect("norm").sqrt();
+                let g = queue.upload(&floats(&step["gradients"])).expect("memory");
+                let norm = queue.sum_squares(&[&g]).expect("norm").sqrt();
                 let want = step["norm"].as_f64().expect("norm");
                 assert!((norm - want).abs() < 1e-5 * want, "norm {norm}, expected {want}");
-                let constants = AdamW {
+                let adamw = AdamW {
                     lr: step["lr"].as_f64().expect("lr") as f32,
                     beta1: 0.9,
                     beta2: 0.999,
@@ -53,7 +55,7 @@ fn twenty_steps_of_adamw() {
                     step: i as u64 + 1,
                     grad_scale: (1.0 / (norm + 1e-6)).min(1.0) as f32,
                 };
-                cpu.adamw(&constants, &mut w, &g, &mut m, &mut v);
+                queue.adamw(Update { adamw, w: &mut w, g: &g, m: &mut m, v: &mut v });
                 for (k, (got, want)) in w.iter().zip(floats(&step["parameters"])).enumerate() {
                     assert!(
                         (got - want).abs() < 1e-5 * (1.0 + want.abs()),
@@ -73,16 +75,16 @@ fn ten_steps_of_training() {
     let tape = TapeOptions { rows: 64, sequences: 4, recompute: false };
     let adamw = AdamWOptions { weight_decay: 0.01, ..AdamWOptions::default() };
     let options = LearnerOptions { compute: Format::F32, positions: 64, tape, adamw };
+    let queue = &mut Arc::new(Cpu::new(Level::best(), 2)).queue().expect("a queue");
     let mut learner =
-        Learner::new(Arc::new(Cpu::new(Level::best(), 2)), &model.config, &model.params, options)
-            .expect("learner");
+        Learner::<Cpu>::new(queue, &model.config, &model.params, options).expect("learner");
     let examples: Vec<Example> =
         ids.iter().map(|ids| Example { ids: ids.clone(), loss: vec![true; ids.len()] }).collect();
     let (losses, norms) = (floats(&golden["losses"]), floats(&golden["gradient_norms"]));
     assert_eq!(losses.len(), 10);
     for (step, (loss, norm)) in losses.iter().zip(&norms).enumerate() {
         let (got, report) =
-            train_step(&mut learner, &examples, tape, golden["optimizer"]["lr"].as_f64().expect("lr"))
+            train_step(queue, &mut learner, &examples, tape, golden["optimizer"]["lr"].as_f64().expect("lr"))
                 .expect("step");
         assert!(report.applied);
         assert!((got as f32 - loss).abs() < 1e-4 * loss, "step {step}: loss {got}, expected {loss}");
@@ -92,7 +94,7 @@ fn ten_steps_of_training() {
             report.grad_norm
         );
     }
-    let outs = score(learner.backend(), learner.network(), &ids, 1.0, 1000).expect("score");
+    let outs = score(queue, learner.network(), &ids, 1.0, 1000).expect("score");
     let logprobs: Vec<f32> = outs.into_iter().flat_map(|o| o.logp).collect();
     let want: Vec<f32> = golden["final_logprobs"]
         .as_array()
@@ -120,19 +122,19 @@ fn non_finite_gradients_are_not_applied() {
     let tape = TapeOptions { rows: 64, sequences: 4, recompute: false };
     let options =
         LearnerOptions { compute: Format::F32, positions: 64, tape, adamw: AdamWOptions::default() };
+    let queue = &mut Arc::new(Cpu::new(Level::best(), 1)).queue().expect("a queue");
     let mut learner =
-        Learner::new(Arc::new(Cpu::new(Level::best(), 1)), &model.config, &model.params, options)
-            .expect("learner");
+        Learner::<Cpu>::new(queue, &model.config, &model.params, options).expect("learner");
     let ids = [vec![1u32, 2, 3]];
     let batch = qurl_model::compute::whole_batch(&ids);
     let targets = qurl_model::compute::Targets::of(&ids, |_, _| true);
     learner
-        .accumulate(batch, targets, 1.0, |_| {
+        .accumulate(queue, &batch, targets, 1.0, |_| {
             let dlogp = vec![f32::NAN, 1.0];
-            Ok::<_, BackendError>(qurl_train::learner::LossGradient { dlogp, dentropy: Vec::new() })
+            Ok::<_, DeviceError>(qurl_train::learner::LossGradient { dlogp, dentropy: Vec::new() })
         })
         .expect("backward");
-    let report = learner.update(1e-3).expect("update");
+    let report = learner.update(queue, 1e-3).expect("update");
     assert!(!report.applied && learner.optimizer.steps == 0);
-    assert!(learner.weights().expect("weights") == model.params);
+    assert!(learner.weights(queue).expect("weights") == model.params);
 }

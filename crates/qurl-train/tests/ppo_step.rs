@@ -124,7 +124,7 @@ fn trainer(golden: &Value, level: Level) -> RlTrainer<Cpu> {
     };
     let task = recipe.task.task().expect("task");
     let cpu = Arc::new(Cpu::new(level, 2));
-    let mut trainer = RlTrainer::new(cpu, &recipe, "golden", start, task).expect("trainer");
+    let mut trainer = RlTrainer::new(&cpu, &recipe, "golden", start, task).expect("trainer");
     let mut state = trainer.snapshot("golden").expect("snapshot");
     let critic = state.critic.as_mut().expect("a critic");
     critic.weights.value_head = hf::load(&model("critic")).expect("critic").params.value_head;

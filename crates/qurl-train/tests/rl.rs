@@ -1,7 +1,7 @@
 //! The RL step as a whole, on a tiny model: reproducible, and without quantization exactly on-policy.
 
-use qurl_kernels::Cpu;
 use qurl_kernels::cpu::level::Level;
+use qurl_kernels::{Cpu, Device};
 use qurl_train::recipe::Recipe;
 use qurl_train::rl::{RlTrainer, StepRecord};
 use qurl_train::sft::{self, Examples};
@@ -63,11 +63,12 @@ fn run(overrides: &[&str], threads: usize) -> Vec<StepRecord> {
     let mut start = Start::from_recipe(&recipe, &*task).expect("start");
     let sft = recipe.sft.as_ref().expect("sft");
     let examples = Examples::open(sft, recipe.trainer.seed, &start, &*task).expect("examples");
-    let learner = sft::run(cpu.clone(), &recipe, sft, &start, &examples, |_| {}).expect("warm start");
-    let weights = learner.weights().expect("weights");
+    let mut queue = cpu.queue().expect("a queue");
+    let learner = sft::run::<Cpu>(&mut queue, &recipe, sft, &start, &examples, |_| {}).expect("warm start");
+    let weights = learner.weights(&mut queue).expect("weights");
     drop(examples);
     start.weights = weights;
-    let mut trainer = RlTrainer::new(cpu, &recipe, "tiny", start, task).expect("trainer");
+    let mut trainer = RlTrainer::new(&cpu, &recipe, "tiny", start, task).expect("trainer");
     (0..3)
         .map(|_| {
             let mut record = trainer.step().expect("step");

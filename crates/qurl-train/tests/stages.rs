@@ -56,7 +56,7 @@ fn trainer(overrides: &[&str]) -> RlTrainer<Cpu> {
     let recipe = Recipe::parse(RECIPE, "stages", &overrides).expect("recipe");
     let task = recipe.task.task().expect("task");
     let start = Start::from_recipe(&recipe, &*task).expect("start");
-    RlTrainer::new(Arc::new(Cpu::new(Level::best(), 1)), &recipe, "stages", start, task).expect("trainer")
+    RlTrainer::new(&Arc::new(Cpu::new(Level::best(), 1)), &recipe, "stages", start, task).expect("trainer")
 }
 
 /// The same two prompts with two responses each, other ones at every step.
@@ -82,8 +82,8 @@ fn numbers(record: &StepRecord) -> (f64, f64, f64, Option<f64>) {
     (record.lr, record.loss, record.grad_norm, record.reference_kl)
 }
 
-fn bits(trainer: &RlTrainer<Cpu>) -> Vec<u32> {
-    trainer.actor.weights().expect("weights").iter().flatten().map(|x| x.to_bits()).collect()
+fn bits(trainer: &mut RlTrainer<Cpu>) -> Vec<u32> {
+    trainer.weights().expect("weights").iter().flatten().map(|x| x.to_bits()).collect()
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_fresh_stage_is_a_run_of_its_own() {
     // Another run, from the weights after the first two steps.
     let mut alone = trainer(&["run.total_steps=2"]);
     let mut state = alone.snapshot("").expect("a snapshot");
-    state.actor.weights = staged.actor.weights().expect("weights");
+    state.actor.weights = staged.weights().expect("weights");
     state.reference = Some(state.actor.weights.clone());
     alone.restore(state).expect("restored");
     for step in 3..=4 {
@@ -105,7 +105,7 @@ fn a_fresh_stage_is_a_run_of_its_own() {
             (staged.train_on(rollouts(step)).expect("step"), alone.train_on(rollouts(step)).expect("step"));
         assert_eq!(numbers(&a), numbers(&b), "step {step}");
     }
-    assert_eq!(bits(&staged), bits(&alone));
+    assert_eq!(bits(&mut staged), bits(&mut alone));
     assert_eq!(staged.actor.optimizer.steps, 4, "two updates a step, counted from the stage's start");
 
     // Each of the two alone gives something else, and neither goes on as if nothing were new.
@@ -113,10 +113,10 @@ fn a_fresh_stage_is_a_run_of_its_own() {
         let mut other = trainer(&[&stage(more)]);
         let records: Vec<StepRecord> =
             (1..=4).map(|step| other.train_on(rollouts(step)).expect("step")).collect();
-        (numbers(&records[2]), bits(&other))
+        (numbers(&records[2]), bits(&mut other))
     });
     let all: Vec<&Vec<u32>> = others.iter().map(|(_, bits)| bits).collect();
-    let staged = bits(&staged);
+    let staged = bits(&mut staged);
     assert!(all.iter().all(|other| **other != staged));
     assert!(all[0] != all[1] && all[0] != all[2] && all[1] != all[2]);
     // The first update of a stage meets a new reference at distance 0 (two updates a step are averaged here).

@@ -5,7 +5,7 @@ mod models;
 
 use common::Run;
 use models::{TempDir, model, qurl, save, saved, tokenizer};
-use qurl_model::Family;
+use qurl_model::{Family, MlpParams};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -240,7 +240,8 @@ fn a_model_that_is_wrong_is_refused() {
 #[test]
 fn zero_rows_are_fine_in_every_format() {
     let (config, mut weights) = model(Family::Qwen2);
-    weights.layers[0].down[..192].fill(0.0);
+    let MlpParams::Dense(mlp) = &mut weights.layers[0].mlp;
+    mlp.down[..192].fill(0.0);
     weights.layers[1].qkv.fill(0.0);
     let dir = TempDir::new();
     save(dir.path(), &config, &weights);

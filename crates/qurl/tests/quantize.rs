@@ -4,7 +4,7 @@ mod common;
 mod models;
 
 use models::{TempDir, model, qurl, save, saved};
-use qurl_model::{Dtype, Family, hf};
+use qurl_model::{Dtype, Family, MlpParams, hf};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -285,8 +285,9 @@ fn inspect_measures_errors_updates_and_flips() {
     let (a, b) = (TempDir::new(), TempDir::new());
     save(a.path(), &config, &weights);
     let mut changed = weights.clone();
-    changed.layers[1].down.iter_mut().for_each(|w| *w *= 1.1);
-    changed.layers[1].down[5] = 2.0;
+    let MlpParams::Dense(mlp) = &mut changed.layers[1].mlp;
+    mlp.down.iter_mut().for_each(|w| *w *= 1.1);
+    mlp.down[5] = 2.0;
     save(b.path(), &config, &changed);
 
     let alone = qurl(&["inspect", a.text(), "--json"]).json();

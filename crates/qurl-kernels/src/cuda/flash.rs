@@ -1,17 +1,19 @@
-//! Attention on tensor cores: which kernel of `cu/flash_{prefill,decode}.cu` takes which rows. The way back is in
+//! Attention on tensor cores: which kernel of `cu/flash_{prefill,decode}.cu` takes which rows. The backward pass is in
 //! [`super::flash_backward`].
 //!
 //! Many rows of a sequence go through the prefill kernel, single rows through the decode kernel, which shares a long
 //! context among blocks. Both sum in the same order, so a mixed step may use either.
 
+use super::batch::{BatchShape, CudaBatch, SPLIT};
+use super::context::Context;
 use super::ffi::DevicePtr;
-use super::gpu::Gpu;
-use super::kv::{CudaKv, Seen, see};
+use super::kv::CudaKv;
 use super::launch::{Launch, args};
-use super::linear::Left;
-use super::memory::{COUNTER_BYTES, MAXIMA_BYTES, Slot};
-use crate::Format;
-use crate::backend::{Heads, KvFormat, Span};
+use super::linear::Operand;
+use super::queue::{ABSMAX_BYTES, COUNTER_BYTES, CudaQueue};
+use super::staging::{ListKey, ListKind};
+use super::weight::unsupported;
+use crate::types::{Format, Heads, KvFormat, Span};
 use std::f32::consts::LOG2_E;
 
 /// The file of the decode kernels.
@@ -19,71 +21,78 @@ const DECODE: &str = "flash_decode";
 const TILE: usize = 64;
 /// Positions that the kernels want to lie side by side.
 const SMALLEST_PAGE: usize = 16;
-/// Positions that one block of a decode step takes.
-const SPLIT: usize = 512;
 /// Rows (queries times heads of a group) of a block of the prefill kernel.
 const ROW_BLOCK: usize = 128;
 /// Most heads that share a key/value head.
-const MOST_GROUP: usize = 16;
+const MAX_GROUP: usize = 16;
 /// Heads of a block of the decode kernel, and its most warps.
 const BLOCK_HEADS: usize = 8;
-const MOST_WARPS: usize = 8;
-/// Most rows of a step whose blocks tell each other their largest numbers.
-const MOST_TELLING: usize = 64;
+const MAX_WARPS: usize = 8;
+/// Most rows of a step whose blocks publish their absmax for each other.
+const MAX_PUBLISHING: usize = 64;
 
 /// Whether the kernels take this attention.
 pub(super) fn takes(heads: Heads, kv: &CudaKv) -> bool {
-    kv.format != KvFormat::F32
+    let numbers = match kv.shape.format {
+        KvFormat::F32 => false,
+        KvFormat::Bf16 | KvFormat::Int8 | KvFormat::Fp8 => true,
+    };
+    numbers
         && matches!(heads.head_dim, 64 | 128)
-        && heads.group() <= MOST_GROUP
-        && kv.page_size.is_power_of_two()
-        && kv.page_size >= SMALLEST_PAGE
+        && heads.group() <= MAX_GROUP
+        && kv.shape.page_size.is_power_of_two()
+        && kv.shape.page_size >= SMALLEST_PAGE
 }
 
 /// Whether the decode kernel takes these rows: one of each sequence.
-pub(super) fn decodes(heads: Heads, kv: &CudaKv, seen: &Seen) -> bool {
-    takes(heads, kv) && seen.single && seen.count * parties(heads) * 4 <= COUNTER_BYTES
+pub(super) fn decodes(heads: Heads, kv: &CudaKv, shape: &BatchShape) -> bool {
+    takes(heads, kv) && shape.single && shape.sequences * parties(heads) * 4 <= COUNTER_BYTES
 }
 
-/// Causal attention of the rows of all spans.
+/// Causal attention of the rows of all sequences.
 pub(super) fn forward(
-    gpu: &Gpu,
+    queue: &mut CudaQueue,
     heads: Heads,
     qkv: DevicePtr,
     kv: &CudaKv,
-    spans: &[Span],
-    pages: &[u32],
+    batch: &CudaBatch,
     out: DevicePtr,
     lse: DevicePtr,
 ) {
-    let seen = see(gpu, kv, spans, pages);
-    if decodes(heads, kv, &seen) {
-        return decode(gpu, heads, qkv, kv, &seen, Decoded::Numbers(out), lse, None);
+    if decodes(heads, kv, &batch.shape) {
+        return decode(queue, heads, qkv, kv, batch, Decoded::Numbers(out), lse, None);
     }
     let (key_scales, value_scales) = kv.scales();
-    let (keys, values) = (kv.keys.at(), kv.values.at());
-    let (stride, shift) = (heads.qkv_width() as u32, kv.page_size.trailing_zeros());
-    let scale = heads.scale * LOG2_E;
-    let (count, kv_heads, hd) = (heads.heads as u32, heads.kv_heads as u32, heads.head_dim);
-    let work = gpu.stage(&work_list(spans, heads.group()));
-    let blocks: usize = spans.iter().map(|s| (s.rows * heads.group()).div_ceil(ROW_BLOCK)).sum();
+    let (stride, shift) = (heads.qkv_width() as u32, kv.shape.page_size.trailing_zeros());
+    let (count, kv_heads, hd, group) =
+        (heads.heads as u32, heads.kv_heads as u32, heads.head_dim, heads.group());
+    // A block for each sequence of one row: no need of a list, which a recorded step could not have.
+    let (work, blocks) = match batch.shape.single {
+        true => (0, batch.shape.sequences),
+        false => {
+            let key = ListKey { generation: batch.generation, kind: ListKind::Forward { group } };
+            let work = queue.stage_list(key, || work_list(&batch.spans, group));
+            (work, batch.spans.iter().map(|s| (s.rows * group).div_ceil(ROW_BLOCK)).sum())
+        }
+    };
     let shared = 4 * TILE * hd * 2 + 4 * TILE * 4 + 8 * (hd / 2 + 4) * 32 * 4;
-    let kernel = match (kv.format, hd) {
+    let kernel = match (kv.shape.format, hd) {
         (KvFormat::Int8, 64) => "flash_prefill_int8_64",
         (KvFormat::Int8, _) => "flash_prefill_int8_128",
         (KvFormat::Fp8, 64) => "flash_prefill_fp8_64",
         (KvFormat::Fp8, _) => "flash_prefill_fp8_128",
-        (_, 64) => "flash_prefill_bf16_64",
-        _ => "flash_prefill_bf16_128",
+        (KvFormat::Bf16, 64) => "flash_prefill_bf16_64",
+        (KvFormat::Bf16, _) => "flash_prefill_bf16_128",
+        (KvFormat::F32, _) => unreachable!("not taken"),
     };
     let given = args![
         qkv,
-        keys,
-        values,
+        kv.keys.at(),
+        kv.values.at(),
         key_scales,
         value_scales,
-        seen.spans,
-        seen.pages,
+        batch.span_words(),
+        batch.pages(),
         work,
         out,
         lse,
@@ -91,9 +100,9 @@ pub(super) fn forward(
         count,
         kv_heads,
         shift,
-        scale
+        heads.scale * LOG2_E
     ];
-    gpu.launch("flash_prefill", kernel, [blocks, heads.kv_heads, 1], 256, shared as u32, given);
+    queue.launch("flash_prefill", kernel, [blocks, heads.kv_heads, 1], 256, shared as u32, given);
 }
 
 /// What a decode step writes.
@@ -101,10 +110,10 @@ pub(super) fn forward(
 pub(super) enum Decoded {
     /// Numbers.
     Numbers(DevicePtr),
-    /// Numbers in bf16, a product's left operand.
-    Rounded(DevicePtr),
-    /// Codes and scales, a product's left operand.
-    Codes(Format, Left),
+    /// Numbers in bf16, a GEMM's left operand.
+    Rounded(Operand),
+    /// Quantized values and scales, a GEMM's left operand.
+    Quantized(Format, Operand),
 }
 
 /// The form of a decode step.
@@ -124,103 +133,105 @@ fn parties(heads: Heads) -> usize {
 }
 
 /// As many teams of warps a block as there are tiles to take, if all blocks run at the same time; else two.
-fn plan(gpu: &Gpu, heads: Heads, kv: &CudaKv, seen: &Seen) -> Plan {
+fn plan(context: &Context, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> Plan {
     let hd = heads.head_dim;
-    // A power of two: a recorded step is good for many lengths.
-    let splits = seen.longest.div_ceil(SPLIT).next_power_of_two();
-    let blocks = splits * parties(heads) * seen.count;
-    let codes = kv.format != KvFormat::Bf16;
+    // A power of two, as the length is: a recorded step is good for many lengths.
+    let splits = shape.longest.div_ceil(SPLIT).next_power_of_two();
+    let blocks = splits * parties(heads) * shape.sequences;
     // A team is one warp or two.
-    let (kernel, team) = match (kv.format, hd) {
-        (KvFormat::Int8, 64) => ("flash_decode_int8_64", 1),
-        (KvFormat::Int8, _) => ("flash_decode_int8_128", 2),
-        (KvFormat::Fp8, 64) => ("flash_decode_fp8_64", 1),
-        (KvFormat::Fp8, _) => ("flash_decode_fp8_128", 2),
-        (_, 64) => ("flash_decode_bf16_64", 2),
-        _ => ("flash_decode_bf16_128", 2),
+    let (kernel, team, row_bytes) = match (kv.shape.format, hd) {
+        (KvFormat::Int8, 64) => ("flash_decode_int8_64", 1, hd + 4),
+        (KvFormat::Int8, _) => ("flash_decode_int8_128", 2, hd + 4),
+        (KvFormat::Fp8, 64) => ("flash_decode_fp8_64", 1, hd + 4),
+        (KvFormat::Fp8, _) => ("flash_decode_fp8_128", 2, hd + 4),
+        (KvFormat::Bf16, 64) => ("flash_decode_bf16_64", 2, 2 * hd),
+        (KvFormat::Bf16, _) => ("flash_decode_bf16_128", 2, 2 * hd),
+        (KvFormat::F32, _) => unreachable!("not taken"),
     };
-    let tile_bytes = 2 * TILE * if codes { hd + 4 } else { 2 * hd };
+    let tile_bytes = 2 * TILE * row_bytes;
     let form = |teams: usize| {
         let (threads, shared) = ((32 * team * teams) as u32, (teams * tile_bytes) as u32);
-        let at_once = blocks <= gpu.blocks_at_once(DECODE, kernel, threads, shared, 1);
+        let at_once = blocks <= context.blocks_at_once(DECODE, kernel, threads, shared, 1);
         Plan { kernel, threads, shared, splits, at_once }
     };
-    let tiles = seen.longest.min(SPLIT).div_ceil(TILE);
-    let most = tiles.clamp(1, MOST_WARPS / team);
+    let tiles = shape.longest.min(SPLIT).div_ceil(TILE);
+    let most = tiles.clamp(1, MAX_WARPS / team);
     (1..=most).rev().map(form).find(|plan| plan.at_once).unwrap_or_else(|| form(most.min(2)))
 }
 
-/// Whether a decode step writes codes: the blocks of a row tell each other their largest number. With many rows the wait is
-/// longer than a kernel that rounds them.
-pub(super) fn writes_codes(gpu: &Gpu, heads: Heads, kv: &CudaKv, seen: &Seen) -> bool {
+/// Whether a decode step writes quantized values: the blocks of a row publish their absmax for each other. With many rows
+/// the wait is longer than a kernel that rounds them.
+pub(super) fn quantizes(queue: &CudaQueue, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> bool {
     let parties = parties(heads);
-    seen.rows <= MOST_TELLING
-        && seen.rows * parties * parties * 4 <= MAXIMA_BYTES
-        && plan(gpu, heads, kv, seen).at_once
+    shape.rows <= MAX_PUBLISHING
+        && shape.rows * parties * parties * 4 <= ABSMAX_BYTES
+        && plan(&queue.context, heads, kv, shape).at_once
 }
 
 /// One row of each sequence. With tables of cosines and sines the row's queries and keys are rotated and its keys and
 /// values stored on the way.
 pub(super) fn decode(
-    gpu: &Gpu,
+    queue: &mut CudaQueue,
     heads: Heads,
     qkv: DevicePtr,
     kv: &CudaKv,
-    seen: &Seen,
+    batch: &CudaBatch,
     out: Decoded,
     lse: DevicePtr,
     rope: Option<(DevicePtr, DevicePtr)>,
 ) {
     let (key_scales, value_scales) = kv.scales();
-    let (keys, values) = (kv.keys.at(), kv.values.at());
-    let (stride, shift) = (heads.qkv_width() as u32, kv.page_size.trailing_zeros());
-    let scale = heads.scale * LOG2_E;
-    let (count, kv_heads, hd) = (heads.heads as u32, heads.kv_heads as u32, heads.head_dim);
+    let (stride, shift) = (heads.qkv_width() as u32, kv.shape.page_size.trailing_zeros());
+    let (count, kv_heads, sequences) = (heads.heads as u32, heads.kv_heads as u32, batch.shape.sequences);
     let (cos, sin) = rope.unwrap_or((0, 0));
     let (output, out, out_scales) = match out {
         Decoded::Numbers(out) => (0u32, out, 0),
-        Decoded::Rounded(out) => (1, out, 0),
-        Decoded::Codes(Format::Fp8, out) => (3, out.data, out.scales),
-        Decoded::Codes(_, out) => (2, out.data, out.scales),
+        Decoded::Rounded(out) => (1, out.data, 0),
+        Decoded::Quantized(Format::Int8, out) => (2, out.data, out.scales),
+        Decoded::Quantized(Format::Fp8, out) => (3, out.data, out.scales),
+        Decoded::Quantized(
+            format @ (Format::F32 | Format::Bf16 | Format::Fp8Block | Format::Int4 | Format::Nvfp4),
+            _,
+        ) => unsupported(format),
     };
-    let Plan { kernel, threads, shared, splits, .. } = plan(gpu, heads, kv, seen);
+    let Plan { kernel, threads, shared, splits, .. } = plan(&queue.context, heads, kv, &batch.shape);
     let parties = parties(heads);
-    let room = if splits > 1 { 4 * seen.count * parties * splits * BLOCK_HEADS * (hd + 4) } else { 4 };
-    let partials = gpu.scratch(Slot::Attention, room);
+    let partials = match splits {
+        1 => 0,
+        _ => queue.alloc(4 * sequences * parties * splits * BLOCK_HEADS * (heads.head_dim + 4)),
+    };
     let given = args![
         qkv,
-        keys,
-        values,
+        kv.keys.at(),
+        kv.values.at(),
         key_scales,
         value_scales,
-        seen.spans,
-        seen.pages,
+        batch.span_words(),
+        batch.pages(),
         out,
         lse,
         partials,
-        gpu.counters(),
+        queue.counters(),
         stride,
         count,
         kv_heads,
         shift,
         splits as u32,
-        scale,
+        heads.scale * LOG2_E,
         cos,
         sin,
         output,
         out_scales,
-        gpu.words(),
+        queue.absmax_words(),
     ];
-    let grid = [splits, parties, seen.count];
-    gpu.launch_as(DECODE, kernel, Launch { grid, block: threads, shared, overlap: true }, given);
+    let grid = [splits, parties, sequences];
+    queue.launch_as(DECODE, kernel, Launch { grid, block: threads, shared, overlap: true }, given);
 }
 
-/// Pairs of span and first row for the prefill kernel, those that see most keys first. Spans count in the order of rows.
+/// Pairs of span and first row for the prefill kernel, those that see most keys first. Spans are sorted by row.
 fn work_list(spans: &[Span], group: usize) -> Vec<u32> {
-    let mut sorted: Vec<&Span> = spans.iter().collect();
-    sorted.sort_by_key(|span| span.row);
     let mut work: Vec<(usize, [u32; 2])> = Vec::new();
-    for (i, span) in sorted.iter().enumerate() {
+    for (i, span) in spans.iter().enumerate() {
         let firsts = (0..span.rows * group).step_by(ROW_BLOCK);
         work.extend(firsts.map(|first| (span.position + first / group, [i as u32, first as u32])));
     }

@@ -1,15 +1,15 @@
-//! Products with packed weights on the tensor cores of every supported device: `cu/gemm_mma.cu`.
+//! GEMMs with packed weights on the tensor cores of every supported device: `cu/gemm_mma.cu`.
 //!
-//! Hopper has its own (`gemm.rs`). For few tokens the weights are cut along k, so that all multiprocessors have work;
-//! how often depends on the matrix and the device alone, and so do a row's bits.
+//! Hopper has its own (`gemm.rs`). For few tokens the weights are cut along k (split-K), so that all SMs have work; how
+//! often depends on the matrix and the device alone, and so do a row's bits.
 
 use super::ffi::DevicePtr;
 use super::gemm::{Packed, TILE_BYTES, TILE_ROWS};
-use super::gpu::Gpu;
 use super::launch::args;
-use super::linear::Left;
-use super::memory::Slot;
-use crate::Format;
+use super::linear::Operand;
+use super::queue::CudaQueue;
+use super::weight::unsupported;
+use crate::types::Format;
 
 /// One size of the kernel.
 struct Size {
@@ -50,19 +50,19 @@ const MANY: Size = Size {
 };
 const FINISH: [&str; 3] = ["gemm_mma_bf16_finish", "gemm_mma_int8_finish", "gemm_mma_fp8_finish"];
 /// Most cuts along k, and the fewest blocks of 128 bytes in one.
-const MOST_CUTS: usize = 8;
-const LEAST_BLOCKS: usize = 4;
+const MAX_CUTS: usize = 8;
+const MIN_BLOCKS: usize = 4;
 
-/// How often the weights are cut along k: until there are two blocks for every multiprocessor.
-fn cuts(multiprocessors: usize, n: usize, blocks: usize) -> usize {
-    let wanted = 2 * multiprocessors / n.div_ceil(TILE_ROWS);
-    wanted.min(MOST_CUTS).min(blocks / LEAST_BLOCKS).max(1)
+/// How often the weights are cut along k: until there are two blocks for every SM.
+fn cuts(sms: usize, n: usize, blocks: usize) -> usize {
+    let wanted = 2 * sms / n.div_ceil(TILE_ROWS);
+    wanted.min(MAX_CUTS).min(blocks / MIN_BLOCKS).max(1)
 }
 
 /// `out[tokens, n] (+)= x W^T (+ bias)`.
 pub(super) fn linear(
-    gpu: &Gpu,
-    x: Left,
+    queue: &mut CudaQueue,
+    x: Operand,
     tokens: usize,
     w: Packed,
     bias: DevicePtr,
@@ -72,7 +72,8 @@ pub(super) fn linear(
     let format = match w.format {
         Format::Bf16 => 0,
         Format::Int8 => 1,
-        _ => 2,
+        Format::Fp8 => 2,
+        Format::F32 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => unsupported(w.format),
     };
     let size = match tokens {
         0..=16 => FEW,
@@ -80,9 +81,9 @@ pub(super) fn linear(
         _ => MANY,
     };
     let (n, blocks) = (w.n, w.blocks());
-    let cuts = cuts(gpu.multiprocessors() as usize, n, blocks);
+    let cuts = cuts(queue.context.sms, n, blocks);
     let apart = size.cuts && cuts > 1;
-    let partials = gpu.scratch(Slot::Product, if apart { 4 * cuts * tokens * n } else { 1 });
+    let partials = if apart { queue.alloc(4 * cuts * tokens * n) } else { 0 };
     let grid = [n.div_ceil(size.rows), tokens.div_ceil(size.tokens), if apart { cuts } else { 1 }];
     let shared = (size.stages * (size.rows + size.tokens) * TILE_BYTES) as u32;
     let (tokens, n, cuts, add) = (tokens as u32, n as u32, cuts as u32, u32::from(add));
@@ -90,11 +91,11 @@ pub(super) fn linear(
     let (scales, left) = (w.scales, x.scales);
     let given =
         args![w.tiles, x.data, scales, left, bias, out, partials, tokens, n, row, blocks as u32, cuts, add];
-    gpu.launch("gemm_mma", size.kernels[format], grid, size.threads, shared, given);
+    queue.launch("gemm_mma", size.kernels[format], grid, size.threads, shared, given);
     if apart {
         let results = [(tokens as usize * w.n).div_ceil(256), 1, 1];
         let given = args![scales, left, bias, out, partials, tokens, n, cuts, add];
-        gpu.launch("gemm_mma", FINISH[format], results, 256, 0, given);
+        queue.launch("gemm_mma", FINISH[format], results, 256, 0, given);
     }
 }
 
@@ -107,7 +108,7 @@ mod tests {
         for (n, blocks) in [(1, 1), (64, 7), (896, 14), (4608, 56), (37_888, 28), (152_064, 56), (3584, 296)]
         {
             let cuts = cuts(108, n, blocks);
-            assert!((1..=MOST_CUTS).contains(&cuts) && cuts <= blocks, "{n} {blocks}: {cuts}");
+            assert!((1..=MAX_CUTS).contains(&cuts) && cuts <= blocks, "{n} {blocks}: {cuts}");
         }
     }
 }

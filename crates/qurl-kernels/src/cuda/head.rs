@@ -1,110 +1,86 @@
-//! The log-probability head and sampling: rows of logits in turns, reduced on the device.
+//! The log-probability head and sampling: logits of some rows at a time, reduced on the device.
 //!
-//! Logits of as many rows as [`HELD_LOGITS`] allows exist at a time. Scoring and drawing share the kernels that sum a
-//! row up, so without truncation a drawn token's log-probability has the bits that scoring it gives.
+//! Logits of as many rows as [`HELD_LOGITS`] allows exist at a time. Scoring and sampling share the kernels that sum a
+//! row up, so without truncation a sampled token's log-probability has the bits that scoring it gives.
 
+use super::device::Cuda;
 use super::ffi::DevicePtr;
-use super::gpu::Gpu;
 use super::launch::args;
-use super::linear::{self, CudaWeight, Rows};
-use super::memory::{Plain, Slot};
-use crate::backend::{DRAWN_WORDS, HeadGradient, HeadOutput, Output, SampleRow};
-use crate::{DeviceError, Format};
+use super::linear::{self, Operand, Source};
+use super::linear_backward::{input_gradient, weight_gradient};
+use super::pending::TOKEN_WORDS;
+use super::queue::CudaQueue;
+use super::weight::CudaWeight;
+use crate::ops::{Head, HeadBackward, Output, Sample};
+use crate::types::{DeviceError, Format, HeadOutput};
 
 /// Logits that are held at the same time (1 GiB).
 const HELD_LOGITS: usize = 1 << 28;
-/// Most rows of a turn.
-const MOST_ROWS: usize = 1 << 15;
+/// Most rows at a time.
+const MAX_ROWS: usize = 1 << 15;
 /// Columns of the vocabulary that are summed up at a time.
 const CHUNK: usize = 1024;
-/// Threads that draw a token.
-const DRAWING: u32 = 128;
+/// Threads that sample a token.
+const SAMPLING_THREADS: u32 = 128;
 /// Bytes of the sums of a chunk.
 const PARTIAL_BYTES: usize = 16;
-/// Rows with truncation that are drawn at the same time.
+/// Rows with truncation that are sampled at the same time.
 const TRUNCATED_ROWS: usize = 64;
 
-/// [`SampleRow`] as the kernels read it.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Row {
-    temperature: f32,
-    top_p: f32,
-    top_k: u32,
-    min_p: f32,
-    uniform: f64,
+/// Ranges of rows whose logits are held at the same time.
+fn held(rows: usize, vocabulary: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+    let most = (HELD_LOGITS / vocabulary).clamp(1, MAX_ROWS);
+    (0..rows).step_by(most).map(move |first| first..(first + most).min(rows))
 }
 
-// SAFETY: numbers of 4 and 8 bytes, each at a multiple of its size, 24 bytes together.
-unsafe impl Plain for Row {}
-
-fn turn_rows(vocabulary: usize) -> usize {
-    (HELD_LOGITS / vocabulary).clamp(1, MOST_ROWS)
-}
-
-/// Logits of some rows, and the partial sums of their chunks after scaling by a factor (or one per row).
-struct Turn<'a> {
-    gpu: &'a Gpu,
-    vocabulary: usize,
+/// Logits of some rows, and the operand that they are made of.
+struct Logits {
+    hidden: Operand,
+    at: DevicePtr,
+    vocabulary: u32,
     chunks: usize,
-    logits: DevicePtr,
 }
 
-impl<'a> Turn<'a> {
-    fn new(gpu: &'a Gpu, head: &CudaWeight, hidden: DevicePtr, rows: usize) -> Turn<'a> {
-        let logits = gpu.scratch(Slot::Logits, 4 * rows * head.n);
-        let x = linear::left(gpu, head.format, Rows::Plain(hidden), rows, head.k);
-        linear::forward(gpu, x, rows, head, 0, Output::Store, logits);
-        Turn { gpu, vocabulary: head.n, chunks: head.n.div_ceil(CHUNK), logits }
+impl Logits {
+    fn new(queue: &mut CudaQueue, head: &CudaWeight, hidden: DevicePtr, rows: usize) -> Logits {
+        let at = queue.alloc(4 * rows * head.n);
+        let hidden = linear::operand(queue, head.format, Source::Rows(hidden), rows, head.k);
+        linear::gemm(queue, hidden, rows, head, 0, Output::Store, at);
+        Logits { hidden, at, vocabulary: head.n as u32, chunks: head.n.div_ceil(CHUNK) }
     }
 
-    fn reduce(&self, rows: usize, factor: f32, factors: DevicePtr) -> DevicePtr {
-        let partials = self.gpu.scratch(Slot::Partials, rows * self.chunks * PARTIAL_BYTES);
-        let (vocabulary, chunks) = (self.vocabulary as u32, self.chunks as u32);
-        let given = args![self.logits, vocabulary, rows as u32, chunks, factor, factors, partials];
-        self.gpu.launch_next(
-            "head",
-            "reduce_logits",
-            [(rows * self.chunks).div_ceil(4), 1, 1],
-            128,
-            0,
-            given,
-        );
+    /// Partial sums of the rows' chunks after scaling by a factor (or one per row).
+    fn reduce(&self, queue: &mut CudaQueue, rows: usize, factor: f32, factors: DevicePtr) -> DevicePtr {
+        let partials = queue.alloc(rows * self.chunks * PARTIAL_BYTES);
+        let chunks = self.chunks as u32;
+        let given = args![self.at, self.vocabulary, rows as u32, chunks, factor, factors, partials];
+        let grid = [(rows * self.chunks).div_ceil(4), 1, 1];
+        queue.launch_next("head", "reduce_logits", grid, 128, 0, given);
         partials
     }
 }
 
-/// Log-probabilities of targets, entropies and likeliest tokens.
-pub(super) fn score(
-    gpu: &Gpu,
-    hidden: DevicePtr,
-    head: &CudaWeight,
-    targets: &[u32],
-    temperature: f32,
-) -> Result<HeadOutput, DeviceError> {
+/// [`crate::Queue::head`]
+pub(super) fn score(queue: &mut CudaQueue, args: Head<Cuda>) -> Result<HeadOutput, DeviceError> {
+    let Head { hidden, head, targets, temperature } = args;
+    assert!(targets.len() * head.k <= hidden.len, "head: rows");
     assert!(targets.iter().all(|&t| (t as usize) < head.n), "head: target outside of the vocabulary");
     let mut output = HeadOutput::default();
-    let per_turn = turn_rows(head.n);
-    for (first, targets) in (0..).step_by(per_turn).zip(targets.chunks(per_turn)) {
-        let rows = targets.len();
-        let turn = Turn::new(gpu, head, hidden + (first * head.k * 4) as u64, rows);
-        let partials = turn.reduce(rows, 1.0 / temperature, 0);
-        let results = gpu.scratch(Slot::Results, 16 * rows);
+    let mark = queue.mark();
+    for range in held(targets.len(), head.n) {
+        queue.rewind(mark);
+        let rows = range.len();
+        let logits = Logits::new(queue, head, hidden.at() + (range.start * head.k * 4) as u64, rows);
+        let partials = logits.reduce(queue, rows, 1.0 / temperature, 0);
+        let results = queue.alloc(16 * rows);
         let part = |i: usize| results + (i * rows * 4) as u64;
-        let given = args![
-            turn.logits,
-            turn.vocabulary as u32,
-            turn.chunks as u32,
-            partials,
-            gpu.stage(targets),
-            part(0),
-            part(1),
-            part(2),
-            part(3),
-        ];
-        gpu.launch("head", "score_rows", [rows, 1, 1], 32, 0, given);
+        let targets = queue.stage(&targets[range]);
+        let (chunks, vocabulary) = (logits.chunks as u32, logits.vocabulary);
+        let given =
+            args![logits.at, vocabulary, chunks, partials, targets, part(0), part(1), part(2), part(3)];
+        queue.launch("head", "score_rows", [rows, 1, 1], 32, 0, given);
         let mut words = vec![0u32; 4 * rows];
-        gpu.read(results, &mut words)?;
+        queue.read_values(results, &mut words)?;
         let numbers = |i: usize| words[i * rows..(i + 1) * rows].iter().map(|&w| f32::from_bits(w));
         output.logp.extend(numbers(0));
         output.entropy.extend(numbers(1));
@@ -114,100 +90,88 @@ pub(super) fn score(
     Ok(output)
 }
 
-/// Draws a token for each row; three words a row go to `out`.
-pub(super) fn draw(gpu: &Gpu, hidden: DevicePtr, head: &CudaWeight, rows: &[SampleRow], out: DevicePtr) {
-    let per_turn = turn_rows(head.n);
-    for (first, rows) in (0..).step_by(per_turn).zip(rows.chunks(per_turn)) {
-        let turn = Turn::new(gpu, head, hidden + (first * head.k * 4) as u64, rows.len());
-        let factors: Vec<f32> = rows.iter().map(|r| r.inverse_temperature()).collect();
-        let partials = turn.reduce(rows.len(), 1.0, gpu.stage(&factors));
-        let plain: Vec<Row> = rows
-            .iter()
-            .map(|&SampleRow { temperature, top_p, top_k, min_p, uniform }| Row {
-                temperature,
-                top_p,
-                top_k,
-                min_p,
-                uniform,
-            })
-            .collect();
-        let staged = gpu.stage(&plain);
-        let to = out + (first * DRAWN_WORDS * 4) as u64;
-        let given = args![turn.logits, turn.vocabulary as u32, turn.chunks as u32, partials, staged, to];
-        gpu.launch_next("sample", "draw", [rows.len(), 1, 1], DRAWING, 0, given);
-        let truncated = rows.iter().enumerate().filter(|(_, r)| !r.is_greedy() && r.truncates(head.n));
-        let truncated: Vec<u32> = truncated.map(|(i, _)| i as u32).collect();
-        let room = head.n.next_power_of_two();
-        for which in truncated.chunks(TRUNCATED_ROWS) {
-            let keys = gpu.scratch(Slot::Sorted, 8 * room * which.len());
+/// [`crate::Queue::sample`]
+pub(super) fn sample(queue: &mut CudaQueue, args: Sample<Cuda>) {
+    let Sample { hidden, head, batch, out } = args;
+    let count = batch.shape.sampled;
+    assert!(count * head.k <= hidden.len && count <= out.rows, "sample: rows");
+    // Keys of a row to be sorted.
+    let keys_of_row = head.n.next_power_of_two();
+    let mark = queue.mark();
+    for range in held(count, head.n) {
+        queue.rewind(mark);
+        let (first, rows) = (range.start, range.len());
+        let logits = Logits::new(queue, head, hidden.at() + (first * head.k * 4) as u64, rows);
+        let partials = logits.reduce(queue, rows, 1.0, batch.factors(first));
+        let (chunks, vocabulary) = (logits.chunks as u32, logits.vocabulary);
+        let (samples, to) = (batch.samples(first), out.at() + (first * TOKEN_WORDS * 4) as u64);
+        let given = args![logits.at, vocabulary, chunks, partials, samples, to];
+        queue.launch_next("sample", "sample_rows", [rows, 1, 1], SAMPLING_THREADS, 0, given);
+        let mark = queue.mark();
+        for from in (0..batch.shape.truncated).step_by(TRUNCATED_ROWS) {
+            queue.rewind(mark);
+            let truncated = (batch.shape.truncated - from).min(TRUNCATED_ROWS);
+            let keys = queue.alloc(8 * keys_of_row * truncated);
             let given = args![
-                turn.logits,
-                turn.vocabulary as u32,
-                turn.chunks as u32,
+                logits.at,
+                vocabulary,
+                chunks,
                 partials,
-                staged,
-                gpu.stage(which),
+                samples,
+                batch.truncated(from),
+                first as u32,
+                rows as u32,
                 keys,
-                room as u32,
+                keys_of_row as u32,
                 to,
             ];
-            gpu.launch("sample", "draw_truncated", [which.len(), 1, 1], 256, 0, given);
+            queue.launch("sample", "sample_truncated", [truncated, 1, 1], 256, 0, given);
         }
     }
 }
 
-/// Backward of [`score`]: `dhidden` is overwritten, `dweight += ...`.
-pub(super) fn backward(
-    gpu: &Gpu,
-    hidden: DevicePtr,
-    head: &CudaWeight,
-    targets: &[u32],
-    temperature: f32,
-    out: &HeadOutput,
-    gradient: HeadGradient,
-    dhidden: DevicePtr,
-    dweight: DevicePtr,
-) {
+/// [`crate::Queue::head_backward`]
+pub(super) fn backward(queue: &mut CudaQueue, args: HeadBackward<Cuda>) {
+    let HeadBackward { hidden, head, targets, temperature, out, gradient, dhidden, dweight } = args;
     let rows = targets.len();
-    assert!(out.lse.len() == rows && gradient.dlogp.len() == rows, "head backward: rows");
-    assert!(
-        gradient.dentropy.is_empty() || gradient.dentropy.len() == rows,
-        "head backward: entropy gradient"
-    );
-    let zeros = vec![0.0; if gradient.dentropy.is_empty() { rows } else { 0 }];
-    let dentropy = if gradient.dentropy.is_empty() { &zeros[..] } else { gradient.dentropy };
-    let per_turn = turn_rows(head.n);
-    for first in (0..rows).step_by(per_turn) {
-        let range = first..(first + per_turn).min(rows);
-        let count = range.len();
-        let offset = (first * head.k * 4) as u64;
-        let x = linear::left(gpu, head.format, Rows::Plain(hidden + offset), count, head.k);
-        let logits = gpu.scratch(Slot::Logits, 4 * count * head.n);
-        linear::forward(gpu, x, count, head, 0, Output::Store, logits);
-        let common = [
-            gpu.stage(&targets[range.clone()]),
-            gpu.stage(&out.lse[range.clone()]),
-            gpu.stage(&gradient.dlogp[range.clone()]),
-            gpu.stage(&dentropy[range.clone()]),
-            gpu.stage(&out.entropy[range]),
-        ];
-        let [targets, lse, dlogp, dentropy, entropy] = common;
-        let (vocabulary, inverse) = (head.n as u32, 1.0 / temperature);
+    assert!(rows * head.k <= hidden.len.min(dhidden.len), "head backward: hidden rows");
+    assert!(dweight.as_ref().is_none_or(|dw| head.n * head.k <= dw.len), "head backward: weights");
+    assert!(out.lse.len() == rows && out.entropy.len() == rows, "head backward: rows");
+    assert!(gradient.dlogp.len() == rows, "head backward: gradient");
+    let without = gradient.dentropy.is_empty();
+    assert!(without || gradient.dentropy.len() == rows, "head backward: entropy gradient");
+    let zeros = vec![0.0; if without { rows } else { 0 }];
+    let dentropy = if without { &zeros[..] } else { gradient.dentropy };
+    let dweight = dweight.map(|dweight| dweight.at());
+    let mark = queue.mark();
+    for range in held(rows, head.n) {
+        queue.rewind(mark);
+        let (count, offset) = (range.len(), (range.start * head.k * 4) as u64);
+        let logits = Logits::new(queue, head, hidden.at() + offset, count);
+        let targets = queue.stage(&targets[range.clone()]);
+        let numbers = [&out.lse[..], gradient.dlogp, dentropy, &out.entropy];
+        let [lse, dlogp, dentropy, entropy] = numbers.map(|numbers| queue.stage(&numbers[range.clone()]));
+        let (vocabulary, inverse) = (logits.vocabulary, 1.0 / temperature);
         let grid = [head.n.div_ceil(4 * 256), count, 1];
         let dlogits = match head.format {
             Format::Bf16 => {
-                let to = gpu.scratch(Slot::Right, 2 * count * head.n);
-                let given = args![logits, vocabulary, targets, inverse, lse, dlogp, dentropy, entropy, to];
-                gpu.launch("head", "logit_gradients_bf16", grid, 256, 0, given);
+                let to = queue.alloc(2 * count * head.n);
+                let given = args![logits.at, vocabulary, targets, inverse, lse, dlogp, dentropy, entropy, to];
+                queue.launch("head", "logit_gradients_bf16", grid, 256, 0, given);
                 to
             }
-            _ => {
-                let given = args![logits, vocabulary, targets, inverse, lse, dlogp, dentropy, entropy];
-                gpu.launch("head", "logit_gradients_f32", grid, 256, 0, given);
-                logits
+            Format::F32 => {
+                let given = args![logits.at, vocabulary, targets, inverse, lse, dlogp, dentropy, entropy];
+                queue.launch("head", "logit_gradients_f32", grid, 256, 0, given);
+                logits.at
+            }
+            Format::Int8 | Format::Fp8 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => {
+                panic!("head backward: weights in {} have no gradients", head.format)
             }
         };
-        linear::weight_gradient(gpu, head.format, x.data, dlogits, count, head.n, head.k, dweight);
-        linear::input_gradient(gpu, dlogits, count, head, dhidden + offset);
+        if let Some(dweight) = dweight {
+            weight_gradient(queue, logits.hidden.data, dlogits, count, head, dweight);
+        }
+        input_gradient(queue, dlogits, count, head, dhidden.at() + offset);
     }
 }

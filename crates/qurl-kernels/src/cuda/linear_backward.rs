@@ -1,117 +1,235 @@
-//! Backward of linear layers, alone and with what stands in front of them.
+//! Backward of linear layers and MLPs, with the norm before them.
 //!
-//! A gradient that several products read is brought into their format once, and what only products read is made in it at
-//! once: in bf16 a training step would otherwise spend a tenth of its time on conversions. Values are rounded as they would
-//! be by themselves, so the bits are those of the parts (`tests/kernels/cuda_fused.rs`).
+//! A gradient that several GEMMs read is brought into their format once, and what only GEMMs read is made in it at once:
+//! in bf16 a training step would otherwise spend a tenth of its time on conversions. Values are rounded as they would be
+//! by themselves, so the bits are those of the parts (`tests/kernels/cuda_fused.rs`).
 
+use super::device::{Cuda, CudaTensor};
 use super::ffi::DevicePtr;
-use super::gpu::Gpu;
 use super::launch::args;
-use super::linear::{self, CudaWeight, Rows};
-use super::memory::Slot;
+use super::linear::{Operand, PlainGemm, Source, conversion_threads, operand};
+use super::lt::Lt;
+use super::norm::{self, NormRows};
+use super::queue::CudaQueue;
 use super::sums;
-use crate::Format;
+use super::weight::CudaWeight;
+use crate::ops::{LinearBackward, MlpBackward, NormBackward};
+use crate::types::{Format, Rows};
 
 /// Threads of a block that computes gradients of SwiGLU, four numbers each.
 const SWIGLU_THREADS: u32 = 256;
 /// Numbers of a row that such a block takes.
 const SWIGLU_SHARE: usize = 4 * SWIGLU_THREADS as usize;
 
-/// Gates and ups become their gradients; `out`, on entry the gradient of the output, becomes the output.
-pub(super) fn swiglu(gpu: &Gpu, gate_up: DevicePtr, out: DevicePtr, rows: usize, f: usize) {
-    let given = args![gate_up, f as u32, out];
-    gpu.launch_next("elementwise", "swiglu_backward", swiglu_grid(rows, f), SWIGLU_THREADS, 0, given);
+fn address(tensor: Option<&mut CudaTensor>) -> Option<DevicePtr> {
+    tensor.map(|tensor| tensor.at())
 }
 
-/// RMSNorm of rows in the format of the weights that multiply them, in [`Slot::Left`].
-pub(super) fn normed(
-    gpu: &Gpu,
+/// `dx[rows, k] = dy[rows, n] W`; `dy` is in the weights' format.
+pub(super) fn input_gradient(
+    queue: &mut CudaQueue,
+    dy: DevicePtr,
+    rows: usize,
+    w: &CudaWeight,
+    dx: DevicePtr,
+) {
+    assert!(w.trained, "weights packed for inference have no input gradient");
+    let (n, k, weights) = (w.n, w.k, w.rows());
+    if w.format == Format::Bf16
+        && Lt::takes(n, k)
+        && queue.with_lt(|lt, queue| lt.input_gradient(queue, dy, weights, rows, n, k, dx))
+    {
+        return;
+    }
+    let gemm = PlainGemm {
+        a: (dy, n, 1),
+        b: (weights, 1, k),
+        sizes: (rows, k, n),
+        scales: (0, 0),
+        bias: 0,
+        add: false,
+        out: dx,
+    };
+    gemm.run(queue, w.format);
+}
+
+/// `dw[n, k] += dy^T x`; both are in the weights' format.
+pub(super) fn weight_gradient(
+    queue: &mut CudaQueue,
+    x: DevicePtr,
+    dy: DevicePtr,
+    rows: usize,
+    w: &CudaWeight,
+    dw: DevicePtr,
+) {
+    let (n, k) = (w.n, w.k);
+    if w.format == Format::Bf16
+        && Lt::takes(n, k)
+        && queue.with_lt(|lt, queue| lt.weight_gradient(queue, x, dy, rows, n, k, dw))
+    {
+        return;
+    }
+    let gemm = PlainGemm {
+        a: (dy, 1, n),
+        b: (x, 1, k),
+        sizes: (n, k, rows),
+        scales: (0, 0),
+        bias: 0,
+        add: true,
+        out: dw,
+    };
+    gemm.run(queue, w.format);
+}
+
+/// Numbers in the format of trained weights.
+fn converted(queue: &mut CudaQueue, format: Format, x: DevicePtr, rows: usize, width: usize) -> DevicePtr {
+    if format == Format::F32 {
+        return x;
+    }
+    let to = Operand::alloc(queue, Format::Bf16, rows, width).data;
+    let given = args![x, width as u32, to];
+    queue.launch_next("quantize", "rows_bf16", [rows, 1, 1], conversion_threads(width), 0, given);
+    to
+}
+
+/// RMSNorm of rows in the format of the weights that multiply them.
+fn normed(
+    queue: &mut CudaQueue,
     x: DevicePtr,
     gain: DevicePtr,
     eps: f32,
     rows: usize,
     w: &CudaWeight,
 ) -> DevicePtr {
-    if w.format != Format::Bf16 {
-        return linear::left(gpu, w.format, Rows::Normed { x, gain, eps, largest: 0 }, rows, w.k).data;
-    }
-    let to = linear::operand_room(gpu, rows, w.k, Slot::Left);
-    gpu.launch_next("norm", "norm_forward_bf16", [rows, 1, 1], 256, 0, args![x, gain, w.k as u32, eps, to]);
-    to
-}
-
-/// `dw += dy^T x`, `dbias += sum dy` (unless it is 0) and `dx = dy W`; `x` is in the weights' format.
-pub(super) fn gradients(
-    gpu: &Gpu,
-    x: DevicePtr,
-    dy: DevicePtr,
-    rows: usize,
-    w: &CudaWeight,
-    dw: DevicePtr,
-    dbias: DevicePtr,
-    dx: DevicePtr,
-) {
-    if dbias != 0 {
-        sums::of_columns(gpu, dy, 0, rows, w.n, dbias);
-    }
-    let dy = linear::converted(gpu, w.format, dy, rows, w.n, Slot::Right);
-    products(gpu, x, dy, rows, w, dw, dx);
-}
-
-/// `dw += dy^T x` and `dx = dy W`; both operands are in the weights' format.
-pub(super) fn products(
-    gpu: &Gpu,
-    x: DevicePtr,
-    dy: DevicePtr,
-    rows: usize,
-    w: &CudaWeight,
-    dw: DevicePtr,
-    dx: DevicePtr,
-) {
-    linear::weight_gradient(gpu, w.format, x, dy, rows, w.n, w.k, dw);
-    linear::input_gradient(gpu, dy, rows, w, dx);
-}
-
-/// Backward of `swiglu(gate_up) down^T`: `ddown += ...`, and where the gradients of gates and ups are, in the weights'
-/// format. In f32 they take the place of `gate_up`; in bf16, which products alone read, they come to [`Slot::Right`], and the
-/// output of SwiGLU to [`Slot::Left`]. `activated` is working memory `[rows, down.k]`.
-pub(super) fn swiglu_linear(
-    gpu: &Gpu,
-    gate_up: DevicePtr,
-    dy: DevicePtr,
-    rows: usize,
-    down: &CudaWeight,
-    activated: DevicePtr,
-    ddown: DevicePtr,
-) -> DevicePtr {
-    let (format, f) = (down.format, down.k);
-    // Both products of `down` read it, and between them the gradients of gates and ups take the place of second operands.
-    let dy = linear::converted(gpu, format, dy, rows, down.n, Slot::Gradient);
-    linear::input_gradient(gpu, dy, rows, down, activated);
-    let (gradients, out) = match format {
+    match w.format {
         Format::Bf16 => {
-            let gradients = linear::operand_room(gpu, rows, 2 * f, Slot::Right);
-            let out = linear::operand_room(gpu, rows, f, Slot::Left);
-            let given = args![gate_up, activated, f as u32, gradients, out];
-            gpu.launch_next(
-                "elementwise",
-                "swiglu_backward_bf16",
-                swiglu_grid(rows, f),
-                SWIGLU_THREADS,
-                0,
-                given,
-            );
-            (gradients, out)
+            let to = Operand::alloc(queue, Format::Bf16, rows, w.k).data;
+            let given = args![x, gain, w.k as u32, eps, to];
+            queue.launch_next("norm", "norm_forward_bf16", [rows, 1, 1], 256, 0, given);
+            to
         }
-        _ => {
-            swiglu(gpu, gate_up, activated, rows, f);
-            (gate_up, activated)
+        Format::F32 => {
+            let source = Source::Normed { x, gain, eps, absmax: 0 };
+            operand(queue, w.format, source, rows, w.k).data
         }
-    };
-    linear::weight_gradient(gpu, format, out, dy, rows, down.n, f, ddown);
-    gradients
+        Format::Int8 | Format::Fp8 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => untrained(w.format),
+    }
 }
 
-fn swiglu_grid(rows: usize, f: usize) -> [usize; 3] {
-    [rows, f.div_ceil(SWIGLU_SHARE), 1]
+fn untrained(format: Format) -> ! {
+    unreachable!("weights in {format} have no gradients")
+}
+
+/// What goes into a GEMM of a backward pass.
+#[derive(Clone, Copy)]
+pub(super) struct Input {
+    pub x: DevicePtr,
+    /// Gain and eps of the norm before the GEMM.
+    pub norm: Option<(DevicePtr, f32)>,
+}
+
+/// `dw += dy^T x`, `dbias += sum dy` and `dx = dy W`, where they are wanted; `x` and `dy` are in f32.
+pub(super) fn gradients(
+    queue: &mut CudaQueue,
+    input: Input,
+    dy: DevicePtr,
+    rows: usize,
+    w: &CudaWeight,
+    dw: Option<DevicePtr>,
+    dbias: Option<DevicePtr>,
+    dx: Option<DevicePtr>,
+) {
+    let x = dw.map(|_| match input.norm {
+        Some((gain, eps)) => normed(queue, input.x, gain, eps, rows, w),
+        None => converted(queue, w.format, input.x, rows, w.k),
+    });
+    if let Some(dbias) = dbias {
+        sums::of_columns(queue, dy, 0, rows, w.n, dbias);
+    }
+    if dw.is_none() && dx.is_none() {
+        return;
+    }
+    let dy = converted(queue, w.format, dy, rows, w.n);
+    if let (Some(dw), Some(x)) = (dw, x) {
+        weight_gradient(queue, x, dy, rows, w, dw);
+    }
+    if let Some(dx) = dx {
+        input_gradient(queue, dy, rows, w, dx);
+    }
+}
+
+/// [`crate::Queue::linear_backward`]
+pub(super) fn linear_backward(queue: &mut CudaQueue, args: LinearBackward<Cuda>) {
+    let LinearBackward { x, rows, norm, w, dy, dw, dbias, dx } = args;
+    assert!(rows * w.k <= x.len && rows * w.n <= dy.len, "linear backward: rows");
+    assert!(dw.as_ref().is_none_or(|dw| w.n * w.k <= dw.len), "linear backward: weights");
+    assert!(dbias.as_ref().is_none_or(|dbias| w.n <= dbias.len), "linear backward: bias");
+    assert!(dx.as_ref().is_none_or(|dx| rows * w.k <= dx.len), "linear backward: input");
+    let (dw, dbias, dx) = (address(dw), address(dbias), address(dx));
+    let Some(NormBackward { gain, eps, dgain }) = norm else {
+        return gradients(queue, Input { x: x.at(), norm: None }, dy.at(), rows, w, dw, dbias, dx);
+    };
+    let fits = gain.len == w.k && dgain.as_ref().is_none_or(|dgain| dgain.len == w.k);
+    assert!(fits, "linear backward: gain");
+    let dgain = address(dgain);
+    let dnormed = (dx.is_some() || dgain.is_some()).then(|| queue.alloc(4 * rows * w.k));
+    let mark = queue.mark();
+    let input = Input { x: x.at(), norm: Some((gain.at(), eps)) };
+    gradients(queue, input, dy.at(), rows, w, dw, dbias, dnormed);
+    queue.rewind(mark);
+    if let Some(dy) = dnormed {
+        let rows = NormRows { x: x.at(), gain: gain.at(), rows: Rows::dense(rows, w.k), eps };
+        norm::backward(queue, rows, dy, dx, dgain);
+    }
+}
+
+/// [`crate::Queue::mlp_backward`]
+pub(super) fn mlp_backward(queue: &mut CudaQueue, args: MlpBackward<Cuda>) {
+    let MlpBackward { x, rows, norm, gate_up, down, kept, dgate_up, ddown, dx } = args;
+    let NormBackward { gain, eps, dgain } = norm;
+    let (d, f) = (gate_up.k, down.k);
+    assert!(gate_up.n == 2 * f && down.n == d && gain.len == d, "mlp backward: widths");
+    assert!(rows * d <= x.len.min(dx.len) && rows * 2 * f <= kept.len, "mlp backward: rows");
+    assert!(dgate_up.as_ref().is_none_or(|dw| 2 * f * d <= dw.len), "mlp backward: gate and up weights");
+    assert!(ddown.as_ref().is_none_or(|dw| d * f <= dw.len), "mlp backward: down weights");
+    assert!(dgain.as_ref().is_none_or(|dgain| dgain.len == d), "mlp backward: gain");
+    assert!(gate_up.format == down.format, "mlp backward: formats");
+    let (dgate_up, ddown, dgain) = (address(dgate_up), address(ddown), address(dgain));
+    let format = down.format;
+    let dnormed = queue.alloc(4 * rows * d);
+    let mark = queue.mark();
+
+    // The output of SwiGLU and the gradients of the gate and up projections; GEMMs alone read them.
+    let dactivated = queue.alloc(4 * rows * f);
+    let dy = converted(queue, format, dx.at(), rows, d);
+    input_gradient(queue, dy, rows, down, dactivated);
+    let grid = [rows, f.div_ceil(SWIGLU_SHARE), 1];
+    let (dprojected, activated) = match format {
+        Format::Bf16 => {
+            let gradients = Operand::alloc(queue, format, rows, 2 * f).data;
+            let activated = Operand::alloc(queue, format, rows, f).data;
+            let given = args![kept.at(), dactivated, f as u32, gradients, activated];
+            queue.launch_next("elementwise", "swiglu_backward_bf16", grid, SWIGLU_THREADS, 0, given);
+            (gradients, activated)
+        }
+        // In place.
+        Format::F32 => {
+            let given = args![kept.at(), f as u32, dactivated];
+            queue.launch_next("elementwise", "swiglu_backward", grid, SWIGLU_THREADS, 0, given);
+            (kept.at(), dactivated)
+        }
+        Format::Int8 | Format::Fp8 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => untrained(format),
+    };
+    if let Some(ddown) = ddown {
+        weight_gradient(queue, activated, dy, rows, down, ddown);
+    }
+    if let Some(dgate_up) = dgate_up {
+        let normed = normed(queue, x.at(), gain.at(), eps, rows, gate_up);
+        weight_gradient(queue, normed, dprojected, rows, gate_up, dgate_up);
+    }
+    input_gradient(queue, dprojected, rows, gate_up, dnormed);
+    queue.rewind(mark);
+
+    let rows = NormRows { x: x.at(), gain: gain.at(), rows: Rows::dense(rows, d), eps };
+    norm::backward(queue, rows, dnormed, Some(dx.at()), dgain);
 }

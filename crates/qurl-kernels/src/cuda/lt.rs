@@ -1,15 +1,17 @@
-//! cuBLASLt for the large bf16 products on the way back: input gradient and weight gradient, sums in f32.
+//! cuBLASLt for the large bf16 GEMMs of the backward pass: input gradient and weight gradient, sums in f32.
 //!
-//! Forward products are the engine's own ([`super::gemm`]): the trainer's log-probabilities have the engine's bits. A plan
+//! Forward GEMMs are the engine's own ([`super::gemm`]): the trainer's log-probabilities have the engine's bits. A plan
 //! (descriptors and the algorithm that the library recommends) is made once per shape. The library counts columns first; with
 //! operands swapped its column-major result is our row-major one.
 
+use super::context::Context;
 use super::ffi::{self, CublasLt, DevicePtr, Handle, LtAlgorithm, LtHeuristic};
-use super::gpu::Gpu;
-use super::memory::Slot;
+use super::memory::Buffer;
+use super::queue::CudaQueue;
+use crate::types::DeviceError;
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 
 const COMPUTE_F32: c_int = 68;
 const TYPE_F32: c_int = 0;
@@ -18,7 +20,7 @@ const DESC_TRANSPOSE_B: c_int = 4;
 const PREFERENCE_WORKSPACE: c_int = 1;
 const WORKSPACE: usize = 64 << 20;
 
-/// One product `d[m, n] = a op(b) (+ d)` in the library's column-major terms.
+/// One GEMM `d[m, n] = a op(b) (+ d)` in the library's column-major terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     m: usize,
@@ -36,23 +38,23 @@ struct Plan {
     algorithm: LtAlgorithm,
 }
 
-/// The library and its plans.
+/// The library, its workspace and its plans.
 pub(super) struct Lt {
     library: CublasLt,
     handle: Handle,
-    plans: Mutex<HashMap<Shape, Option<Plan>>>,
+    workspace: Buffer,
+    plans: HashMap<Shape, Option<Plan>>,
 }
 
 impl Lt {
-    /// Opens the library in the current context.
-    pub fn open() -> Result<Lt, String> {
-        let library = ffi::cublas_lt()?;
+    /// Opens the library in the current context; `None` where the machine does not have it.
+    pub fn open(context: &Arc<Context>) -> Result<Option<Lt>, DeviceError> {
+        let Ok(library) = ffi::cublas_lt() else { return Ok(None) };
+        let workspace = Buffer::new(context, WORKSPACE, "workspace of cuBLASLt")?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the place is valid and a context is current.
-        match unsafe { (library.create)(&mut handle) } {
-            0 => Ok(Lt { library, handle, plans: Mutex::default() }),
-            status => Err(format!("cuBLASLt cannot start (status {status})")),
-        }
+        let status = unsafe { (library.create)(&mut handle) };
+        Ok((status == 0).then_some(Lt { library, handle, workspace, plans: HashMap::new() }))
     }
 
     /// Whether operands of these row lengths have the alignment that the fast kernels need.
@@ -62,8 +64,8 @@ impl Lt {
 
     /// `dx[rows, k] = dy[rows, n] w[n, k]`; whether the library could.
     pub fn input_gradient(
-        &self,
-        gpu: &Gpu,
+        &mut self,
+        queue: &mut CudaQueue,
         dy: DevicePtr,
         w: DevicePtr,
         rows: usize,
@@ -72,13 +74,13 @@ impl Lt {
         dx: DevicePtr,
     ) -> bool {
         let shape = Shape { m: k, n: rows, k: n, transpose_b: false, add: false };
-        self.run(gpu, shape, w, dy, dx)
+        self.run(queue, shape, w, dy, dx)
     }
 
     /// `dw[n, k] += dy[rows, n]^T x[rows, k]`
     pub fn weight_gradient(
-        &self,
-        gpu: &Gpu,
+        &mut self,
+        queue: &mut CudaQueue,
         x: DevicePtr,
         dy: DevicePtr,
         rows: usize,
@@ -87,21 +89,15 @@ impl Lt {
         dw: DevicePtr,
     ) -> bool {
         let shape = Shape { m: k, n, k: rows, transpose_b: true, add: true };
-        self.run(gpu, shape, x, dy, dw)
+        self.run(queue, shape, x, dy, dw)
     }
 
-    fn run(&self, gpu: &Gpu, shape: Shape, a: DevicePtr, b: DevicePtr, d: DevicePtr) -> bool {
-        let workspace = gpu.scratch(Slot::Product, WORKSPACE);
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(plan) = plans.entry(shape).or_insert_with(|| self.plan(shape)) else { return false };
-        let sizes = [shape.m, shape.n, shape.k].map(|x| x as u64);
-        let flags = [shape.transpose_b, shape.add].map(u64::from);
-        if gpu.hashed(&[3, a, b, d, workspace]) {
-            gpu.hashed(&sizes);
-            gpu.hashed(&flags);
-            return true;
+    fn run(&mut self, queue: &mut CudaQueue, shape: Shape, a: DevicePtr, b: DevicePtr, d: DevicePtr) -> bool {
+        if !self.plans.contains_key(&shape) {
+            let plan = self.plan(shape);
+            self.plans.insert(shape, plan);
         }
-        gpu.bind();
+        let Some(Some(plan)) = self.plans.get(&shape) else { return false };
         let (one, beta) = (1.0f32, if shape.add { 1.0f32 } else { 0.0 });
         // SAFETY: the descriptors describe the operands; the caller gives addresses of their sizes.
         let status = unsafe {
@@ -119,13 +115,13 @@ impl Lt {
                 d,
                 plan.d,
                 &plan.algorithm,
-                workspace,
+                self.workspace.at(),
                 WORKSPACE,
-                gpu.stream,
+                queue.stream,
             )
         };
         if status != 0 {
-            gpu.fail(format!("cuBLASLt product {shape:?}: status {status}"));
+            queue.fail(format!("cuBLASLt GEMM {shape:?}: status {status}"));
         }
         true
     }
@@ -175,7 +171,7 @@ impl Lt {
 
 impl Drop for Lt {
     fn drop(&mut self) {
-        let plans = std::mem::take(&mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner));
+        let plans = std::mem::take(&mut self.plans);
         // SAFETY: nothing uses the handles any more.
         unsafe {
             for plan in plans.into_values().flatten() {

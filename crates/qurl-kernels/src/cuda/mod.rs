@@ -1,21 +1,25 @@
-//! The CUDA backend: every operation on an NVIDIA GPU of compute capability 8.0 or newer.
+//! CUDA: every operation on an NVIDIA GPU of compute capability 8.0 or newer.
 //!
 //! It is compiled in always and found at run time: driver, NVRTC and cuBLASLt are opened with `dlopen` ([`ffi`]), the
-//! kernels are sources in the binary, compiled for the device at hand and kept on disk ([`compile`]). Tensors are f32 on
-//! the device; products convert their operands to bf16 or to codes of eight bits right before ([`linear`]), on tensor
-//! cores where the shapes allow ([`gemm`] on Hopper, [`gemm_mma`] elsewhere, [`flash`]). Everything runs on one stream
-//! ([`gpu`], [`launch`]); decode steps are replayed as recorded graphs ([`replay`]), and the tokens they draw come to the host while the
-//! next step runs ([`drawn`]).
+//! kernels are sources in the binary, compiled for the device at hand and kept on disk ([`compile`]). A [`Cuda`] device
+//! owns the driver's [`context`] and allocates; a [`CudaQueue`] owns a stream, the [`workspace`] of its operations, the
+//! [`staging`] of their inputs and recorded steps ([`replay`]).
+//!
+//! Tensors are f32 on the device; GEMMs convert their operands to bf16 or to quantized values of eight bits right before
+//! ([`linear`]), on tensor cores where the shapes allow ([`gemm`] on Hopper, [`gemm_mma`] elsewhere, [`flash`]). The rows of
+//! a pass are a [`batch`], whose shape alone chooses kernels; sampled tokens come to the host while the next step runs
+//! ([`pending`]).
 
-mod backend;
+mod attention;
+mod batch;
 pub mod compile;
-mod drawn;
+mod context;
+mod device;
 pub mod ffi;
 mod flash;
 mod flash_backward;
 mod gemm;
 mod gemm_mma;
-mod gpu;
 mod head;
 mod kv;
 mod launch;
@@ -23,12 +27,21 @@ mod linear;
 mod linear_backward;
 mod lt;
 mod memory;
+mod norm;
+mod ops;
 pub mod peak;
+mod pending;
+mod queue;
 mod replay;
+mod rows;
+mod staging;
 mod sums;
+mod weight;
+mod workspace;
 
-pub use backend::{Cuda, CudaTensor};
-pub use drawn::CudaDrawn;
-pub use gpu::Gpu;
+pub use batch::CudaBatch;
+pub use device::{Cuda, CudaTensor, CudaTokens};
 pub use kv::CudaKv;
-pub use linear::CudaWeight;
+pub use pending::CudaPending;
+pub use queue::CudaQueue;
+pub use weight::CudaWeight;

@@ -1,186 +1,141 @@
 //! Decode steps as recorded graphs.
 //!
-//! A step is some hundred small launches; issuing them one by one can take longer than running them. So a step is first
-//! run *dry*: launches are not issued but hashed with all their arguments, and inputs are placed in the step's area. A
-//! graph recorded from a step with the same hash does exactly the same work, and is launched in its place. Nothing has
-//! to be declared: a new batch size, a grown scratch area or other weights simply make another hash. A hash seen for
-//! the first time is run directly, at the second time it is recorded.
-//!
-//! The host should keep ahead of the device, so only the part of a step that takes inputs is run dry, as long as its own hash is known
-//! to belong to a recorded step.
+//! A step is some hundred small launches; issuing them one by one can take longer than running them. A recorded graph of
+//! them is launched as one. It is found by an explicit key: whose step it is, and the shape of its batch, which is all
+//! that its launches depend on ([`super::batch`]). A step of a new key is run directly, at the second time it is
+//! recorded, and from then on nothing but the batch is looked at.
 
+use super::batch::{BatchShape, CudaBatch};
 use super::ffi::{Driver, Handle};
-use super::gpu::{Gpu, Mode};
-use super::kv::LastSeen;
-use crate::backend::Extent;
+use super::queue::{CudaQueue, Needs};
 use std::collections::{HashMap, HashSet};
-use std::sync::PoisonError;
 
 /// Graphs that are kept; beyond that all are dropped.
-const MOST_GRAPHS: usize = 192;
-/// Hashes that are remembered; beyond that all are forgotten.
-const MOST_SEEN: usize = 1 << 14;
+const MAX_GRAPHS: usize = 192;
+/// Keys that are remembered; beyond that all are forgotten.
+const MAX_SEEN: usize = 1 << 14;
 /// Only this thread's calls are checked while recording.
 const CAPTURE_THREAD_LOCAL: i32 = 1;
 
-/// A hash of everything a step launches: two chains of 64 bits, a few operations a word, since a step has thousands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct StepHash(u64, u64);
-
-impl StepHash {
-    /// Adds one number.
-    #[inline]
-    pub fn word(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
-        self.1 = (self.1 ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-    }
+/// Which step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct StepKey {
+    /// Whose, as the caller says: of which operations on which buffers.
+    owner: u64,
+    shape: BatchShape,
 }
 
+struct Recorded {
+    graph: Handle,
+    needs: Needs,
+}
+
+/// Recorded steps of a queue.
 #[derive(Default)]
-pub(super) struct Replay {
-    graphs: HashMap<StepHash, Handle>,
-    /// The hash of a step by that of the part that takes inputs.
-    whole: HashMap<StepHash, StepHash>,
-    seen: HashSet<StepHash>,
-    /// Marks that the inputs of the last step have been copied.
-    sent: Option<Handle>,
+pub(super) struct Graphs {
+    recorded: HashMap<StepKey, Recorded>,
+    seen: HashSet<StepKey>,
 }
 
-impl Replay {
-    pub(super) fn release(self, driver: &Driver) {
-        // SAFETY: nothing uses the handles any more.
-        unsafe {
-            self.graphs.values().for_each(|&graph| {
-                (driver.graph_exec_destroy)(graph);
-            });
-            if let Some(event) = self.sent {
-                (driver.event_destroy)(event);
-            }
-        }
+impl Graphs {
+    pub fn len(&self) -> usize {
+        self.recorded.len()
     }
-}
 
-impl Gpu {
-    /// Runs a step: `run` only issues operations and reads no results, and does the same every time it is called.
-    pub(super) fn step(&self, of: u64, run: &mut dyn FnMut(Extent)) {
-        if self.lock_state().mode != Mode::Direct {
-            return run(Extent::Whole);
-        }
-        self.bind();
-        let mut replay = self.replay.lock().unwrap_or_else(PoisonError::into_inner);
-        self.wait_for_inputs(&mut replay);
-        self.grow_step();
-        let (part, inputs) = self.dry(of, Extent::Inputs, run);
-        let known = replay.whole.get(&part).copied().filter(|hash| replay.graphs.contains_key(hash));
-        let hash = known.unwrap_or_else(|| {
-            let (hash, all_inputs) = self.dry(of, Extent::Whole, run);
-            if replay.whole.len() >= MOST_SEEN {
-                replay.whole.clear();
-            }
-            // Layers that bring inputs of their own are always run dry as a whole.
-            if inputs == all_inputs {
-                replay.whole.insert(part, hash);
-            }
-            hash
+    /// Drops all of them.
+    pub fn clear(&mut self, driver: &Driver) {
+        // SAFETY: the driver keeps a graph in flight alive until it is done.
+        self.recorded.drain().for_each(|(_, step)| unsafe {
+            (driver.graph_exec_destroy)(step.graph);
         });
-        self.lock_state().mode = Mode::Step;
-        self.send_step();
-        if let Some(event) = replay.sent {
-            // SAFETY: event and stream are alive.
-            let status = unsafe { (self.driver.event_record)(event, self.stream) };
-            self.check("marking inputs", status);
+    }
+}
+
+impl Needs {
+    /// Panics where a batch has more than the buffers of the step: the operations would have.
+    fn check(&self, batch: &CudaBatch) {
+        let (have, most) = (&batch.bounds, &self.most);
+        assert!(have.token <= most.token && have.sampled <= most.sampled, "recorded step: tokens");
+        assert!(have.position <= most.position, "recorded step: positions");
+        assert!(have.slot <= most.slot && have.page <= most.page, "recorded step: pages");
+        assert!(self.page_sizes.iter().all(|&size| batch.has_pages(size)), "recorded step: list of pages");
+    }
+}
+
+impl CudaQueue {
+    /// [`crate::Queue::replay`]
+    pub(super) fn replay_step(&mut self, owner: u64, batch: &CudaBatch, run: &mut dyn FnMut(&mut CudaQueue)) {
+        // Many rows of a sequence are cut into work on the host.
+        if self.recording.is_some() || !batch.shape.single {
+            return run(self);
         }
-        if replay.seen.len() >= MOST_SEEN {
-            replay.seen.clear();
+        // Before the search: it may drop recorded steps.
+        self.tidy();
+        let key = StepKey { owner, shape: batch.shape };
+        if let Some(step) = self.graphs.recorded.get(&key) {
+            step.needs.check(batch);
+            let graph = step.graph;
+            return self.launch_graph(graph);
         }
-        let recorded = replay.graphs.get(&hash).copied();
-        let graph = match recorded {
-            Some(graph) => Some(graph),
-            None if replay.seen.insert(hash) => None,
-            None => self.record(&mut replay, hash, run),
-        };
-        match graph {
-            Some(graph) => {
-                // SAFETY: graph and stream are alive.
-                let status = unsafe { (self.driver.graph_launch)(graph, self.stream) };
-                self.check("launching a recorded step", status);
-            }
-            None => {
-                self.begin_step();
-                run(Extent::Whole);
-            }
+        if self.graphs.seen.len() >= MAX_SEEN {
+            self.graphs.seen.clear();
         }
-        self.lock_state().mode = Mode::Direct;
-        *self.last_seen() = LastSeen::default();
+        if self.graphs.seen.insert(key) {
+            return run(self);
+        }
+        match self.record(key, run) {
+            Some(graph) => self.launch_graph(graph),
+            None => run(self),
+        }
     }
 
-    /// Hashes the launches of a step and places its inputs; the hash, and the bytes of the inputs.
-    fn dry(&self, of: u64, extent: Extent, run: &mut dyn FnMut(Extent)) -> (StepHash, usize) {
-        loop {
-            self.begin_step();
-            let mut state = self.lock_state();
-            (state.mode, state.hash) = (Mode::Dry, StepHash::default());
-            state.hash.word(of);
-            drop(state);
-            run(extent);
-            if !self.grow_step() {
-                return (self.lock_state().hash, self.step_inputs());
-            }
-        }
+    fn launch_graph(&mut self, graph: Handle) {
+        self.bind();
+        // SAFETY: graph and stream are alive.
+        let status = unsafe { (self.context.driver.graph_launch)(graph, self.stream) };
+        self.check("launching a recorded step", status);
     }
 
     /// Records a step; `None` if that failed.
-    fn record(&self, replay: &mut Replay, hash: StepHash, run: &mut dyn FnMut(Extent)) -> Option<Handle> {
-        if replay.graphs.len() >= MOST_GRAPHS {
-            // SAFETY: the driver keeps a graph in flight alive until it is done.
-            replay.graphs.drain().for_each(|(_, graph)| unsafe {
-                (self.driver.graph_exec_destroy)(graph);
-            });
+    fn record(&mut self, key: StepKey, run: &mut dyn FnMut(&mut CudaQueue)) -> Option<Handle> {
+        if self.graphs.len() >= MAX_GRAPHS {
+            self.graphs.clear(&self.context.driver);
         }
-        let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
+        self.bind();
         // SAFETY: nothing but launches, copies and fills on the stream happens while recording.
-        unsafe {
-            if (self.driver.capture_begin)(self.stream, CAPTURE_THREAD_LOCAL) != 0 {
-                return None;
-            }
-            self.begin_step();
-            run(Extent::Whole);
-            let ended = (self.driver.capture_end)(self.stream, &mut graph);
-            if ended != 0 || graph.is_null() {
-                self.check("recording a step", ended);
-                return None;
-            }
-            let made = (self.driver.graph_instantiate)(&mut executable, graph, 0);
-            (self.driver.graph_destroy)(graph);
-            if made != 0 {
-                return None;
-            }
+        if unsafe { (self.context.driver.capture_begin)(self.stream, CAPTURE_THREAD_LOCAL) } != 0 {
+            return None;
         }
-        replay.graphs.insert(hash, executable);
+        self.recording = Some(Needs::default());
+        run(self);
+        let needs = self.recording.take().unwrap_or_default();
+        let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: recording began above; every place is valid.
+        let (ended, made) = unsafe {
+            let ended = (self.context.driver.capture_end)(self.stream, &mut graph);
+            match ended == 0 && !graph.is_null() {
+                false => (ended, -1),
+                true => {
+                    let made = (self.context.driver.graph_instantiate)(&mut executable, graph, 0);
+                    (self.context.driver.graph_destroy)(graph);
+                    (ended, made)
+                }
+            }
+        };
+        self.check("recording a step", ended);
+        if made != 0 {
+            return None;
+        }
+        self.graphs.recorded.insert(key, Recorded { graph: executable, needs });
         Some(executable)
     }
 
-    /// The host's copy of the inputs may be overwritten once the device has it.
-    fn wait_for_inputs(&self, replay: &mut Replay) {
-        // SAFETY: the event lives in `replay`; the flag asks for no timing.
-        unsafe {
-            match replay.sent {
-                Some(event) => {
-                    let status = (self.driver.event_wait)(event);
-                    self.check("waiting for inputs", status);
-                }
-                None => {
-                    let mut event = std::ptr::null_mut();
-                    let status = (self.driver.event_create)(&mut event, 2);
-                    self.check("making an event", status);
-                    replay.sent = (status == 0).then_some(event);
-                }
-            }
-        }
-    }
-
-    /// Recorded steps at hand.
-    pub fn recorded_steps(&self) -> usize {
-        self.replay.lock().unwrap_or_else(PoisonError::into_inner).graphs.len()
+    /// What an operation's buffers can take: operations assert it of their batch, and recorded ones of every later one.
+    pub(super) fn need(&mut self, batch: &CudaBatch, note: impl FnOnce(&mut Needs)) {
+        let mut needs = self.recording.take();
+        let mut own = Needs::default();
+        note(needs.as_mut().unwrap_or(&mut own));
+        needs.as_ref().unwrap_or(&own).check(batch);
+        self.recording = needs;
     }
 }

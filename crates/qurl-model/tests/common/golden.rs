@@ -1,7 +1,7 @@
 //! The golden models of transformers (see `goldens/README.md`): loading, and what every comparison with them needs.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
-use qurl_kernels::Backend;
+use qurl_kernels::{Device, Queue};
 use qurl_model::compute::TapeOptions;
 use qurl_model::params::{Params, hf_names};
 use qurl_model::{ModelConfig, hf};
@@ -96,12 +96,12 @@ fn load_with(case: &str, file: &str) -> Case {
     Case { golden, config: model.config, params: model.params, dir }
 }
 
-pub fn upload<B: Backend>(backend: &B, params: &Params<Vec<f32>>) -> Params<B::Tensor> {
-    params.as_ref().map(|p| backend.upload(p).expect("memory"))
+pub fn upload<D: Device>(queue: &mut D::Queue, params: &Params<Vec<f32>>) -> Params<D::Tensor> {
+    params.as_ref().map(|p| queue.upload(p).expect("memory"))
 }
 
-pub fn zeros_like<B: Backend>(backend: &B, params: &Params<Vec<f32>>) -> Params<B::Tensor> {
-    params.as_ref().map(|p| backend.zeros(p.len()).expect("memory"))
+pub fn zeros_like<D: Device>(device: &D, params: &Params<Vec<f32>>) -> Params<D::Tensor> {
+    params.as_ref().map(|p| device.zeros(p.len()).expect("memory"))
 }
 
 /// The golden gradients in the layout of our fused leaves.

@@ -1,13 +1,16 @@
 //! Small random models and what the tests ask of them.
 #![allow(dead_code)] // each test binary uses its own part
 
-use qurl_kernels::backend::KvFormat;
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::{Backend, Cpu, Format};
+use qurl_kernels::types::HeadOutput;
+use qurl_kernels::{Cpu, Device, Format, KvFormat, Queue};
 use qurl_model::compute::{Network, NetworkOptions};
 use qurl_model::rng::{CounterRng, text_key};
 use qurl_model::{Dims, Family, ModelConfig, Params, params};
-use qurl_rollout::{Engine, EngineOptions, Group, Request, SampleKey, Sampling, WeightVersion};
+use qurl_rollout::{
+    Emitted, Engine, EngineOptions, Group, Request, RolloutError, SampleKey, Sampling, WeightVersion,
+};
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 pub const WEIGHTS: WeightVersion = WeightVersion { version: 3, checksum: 0xABCD };
@@ -52,8 +55,26 @@ pub fn model_of(
     (config, params)
 }
 
-pub fn upload(cpu: &Cpu, params: &Params<Vec<f32>>) -> Params<<Cpu as Backend>::Tensor> {
-    params.as_ref().map(|p| cpu.upload(p).expect("memory"))
+pub fn queue<D: Device>(device: &Arc<D>) -> D::Queue {
+    device.queue().expect("a queue")
+}
+
+pub fn upload<D: Device>(device: &Arc<D>, params: &Params<Vec<f32>>) -> Params<D::Tensor> {
+    let mut queue = queue(device);
+    let uploaded = params.as_ref().map(|p| queue.upload(p).expect("memory"));
+    queue.synchronize().expect("uploaded");
+    uploaded
+}
+
+/// [`qurl_model::compute::score`] on a queue of its own.
+pub fn score<D: Device, S: AsRef<[u32]>>(
+    device: &Arc<D>,
+    net: &Network<D>,
+    sequences: &[S],
+    temperature: f32,
+    chunk: usize,
+) -> Vec<HeadOutput> {
+    qurl_model::compute::score(&mut queue(device), net, sequences, temperature, chunk).expect("score")
 }
 
 pub fn options(config: &ModelConfig, format: Format) -> NetworkOptions {
@@ -61,7 +82,7 @@ pub fn options(config: &ModelConfig, format: Format) -> NetworkOptions {
 }
 
 pub fn network(
-    cpu: &Cpu,
+    cpu: &Arc<Cpu>,
     config: &ModelConfig,
     params: &Params<Vec<f32>>,
     format: Format,
@@ -69,7 +90,7 @@ pub fn network(
 ) -> Network<Cpu> {
     let mut options = options(config, format);
     options.kv_format = kv.unwrap_or(options.kv_format);
-    Network::new(cpu, config, &upload(cpu, params), options).expect("network")
+    Network::new(&mut queue(cpu), config, &upload(cpu, params), options).expect("network")
 }
 
 /// Room for everything at once.
@@ -77,8 +98,47 @@ pub fn roomy() -> EngineOptions {
     EngineOptions { kv_bytes: 64 << 20, page_size: 16, max_num_seqs: 64, max_num_batched_tokens: 256 }
 }
 
-pub fn engine(cpu: &Arc<Cpu>, net: Network<Cpu>, options: EngineOptions) -> Engine<Cpu> {
-    Engine::new(cpu.clone(), net, WEIGHTS, options).expect("engine")
+/// An engine with the queue it works on.
+pub struct Served<D: Device> {
+    pub queue: D::Queue,
+    pub engine: Engine<D>,
+}
+
+impl<D: Device> Served<D> {
+    pub fn new(device: &Arc<D>, net: Network<D>, weights: WeightVersion, options: EngineOptions) -> Served<D> {
+        let engine = Engine::new(device.clone(), net, weights, options).expect("engine");
+        Served { queue: queue(device), engine }
+    }
+
+    pub fn generate(&mut self, requests: &[Request]) -> Result<Vec<Group>, RolloutError> {
+        self.engine.generate(&mut self.queue, requests)
+    }
+
+    pub fn step(&mut self) -> Result<&[Emitted], RolloutError> {
+        self.engine.step(&mut self.queue)
+    }
+
+    pub fn load(&mut self, params: &Params<D::Tensor>, weights: WeightVersion) -> Result<(), RolloutError> {
+        self.engine.load(&mut self.queue, params, weights)
+    }
+}
+
+impl<D: Device> Deref for Served<D> {
+    type Target = Engine<D>;
+
+    fn deref(&self) -> &Engine<D> {
+        &self.engine
+    }
+}
+
+impl<D: Device> DerefMut for Served<D> {
+    fn deref_mut(&mut self) -> &mut Engine<D> {
+        &mut self.engine
+    }
+}
+
+pub fn engine(cpu: &Arc<Cpu>, net: Network<Cpu>, options: EngineOptions) -> Served<Cpu> {
+    Served::new(cpu, net, WEIGHTS, options)
 }
 
 /// An engine with a budget of exactly this many pages.
@@ -87,10 +147,9 @@ pub fn engine_of_pages(
     net: Network<Cpu>,
     pages: usize,
     options: EngineOptions,
-) -> Engine<Cpu> {
-    let c = net.config();
-    let page = cpu.kv_page_bytes(net.options().kv_format, options.page_size, c.num_kv_heads, c.head_dim);
-    let kv_bytes = page * c.num_layers * pages + page / 2;
+) -> Served<Cpu> {
+    let page = cpu.kv_page_bytes(net.kv_shape(1, options.page_size));
+    let kv_bytes = page * net.config().num_layers * pages + page / 2;
     let engine = engine(cpu, net, EngineOptions { kv_bytes, ..options });
     assert_eq!(engine.pages().total(), pages);
     engine

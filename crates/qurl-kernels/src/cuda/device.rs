@@ -1,0 +1,131 @@
+//! [`Device`] for CUDA: memory on a GPU.
+
+use super::batch::CudaBatch;
+use super::context::Context;
+use super::ffi::{self, DevicePtr};
+use super::kv::CudaKv;
+use super::memory::Buffer;
+use super::pending::{CudaPending, TOKEN_WORDS};
+use super::queue::CudaQueue;
+use super::weight::CudaWeight;
+use crate::device::{Device, DeviceInfo, DeviceMemory};
+use crate::types::{DeviceError, KvShape, WeightShape};
+use std::sync::Arc;
+
+/// An NVIDIA GPU.
+pub struct Cuda {
+    context: Arc<Context>,
+}
+
+/// Numbers on the device.
+pub struct CudaTensor {
+    buffer: Buffer,
+    pub(super) len: usize,
+}
+
+impl CudaTensor {
+    pub(super) fn at(&self) -> DevicePtr {
+        self.buffer.at()
+    }
+}
+
+/// Sampled tokens on the device, three words each.
+pub struct CudaTokens {
+    buffer: Buffer,
+    pub(super) rows: usize,
+}
+
+impl CudaTokens {
+    pub(super) fn at(&self) -> DevicePtr {
+        self.buffer.at()
+    }
+}
+
+impl Cuda {
+    /// A GPU of the machine by its number; an error where there is none or its driver or compiler is missing.
+    pub fn open(ordinal: usize) -> Result<Cuda, DeviceError> {
+        Cuda::open_as(ordinal, u32::MAX)
+    }
+
+    /// The same, with instructions of at most the architecture `newest` (80 for compute capability 8.0): how tests see
+    /// what older devices do.
+    pub fn open_as(ordinal: usize, newest: u32) -> Result<Cuda, DeviceError> {
+        Ok(Cuda { context: Arc::new(Context::open(ordinal, newest)?) })
+    }
+
+    /// Whether the machine has a driver, usable or not, or is said to have one.
+    pub fn has_driver() -> bool {
+        ffi::has_driver()
+    }
+
+    /// Compiles the kernels that the cache does not have, on all cores; `say` hears before how many files those are.
+    pub fn compile_kernels(&self, say: impl FnOnce(usize)) -> Result<(), DeviceError> {
+        self.context.compile_kernels(say)
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+}
+
+impl Device for Cuda {
+    type Tensor = CudaTensor;
+    type Weight = CudaWeight;
+    type Kv = CudaKv;
+    type Batch = CudaBatch;
+    type Tokens = CudaTokens;
+    type Pending = CudaPending;
+    type Queue = CudaQueue;
+
+    fn info(&self) -> DeviceInfo {
+        let Context { name, sms, ordinal, .. } = &*self.context;
+        let memory = self.context.memory_info();
+        let free = memory.map(|(free, total)| format!(", {} of {} MiB free", free >> 20, total >> 20));
+        let description = format!("cuda, {name}, {sms} SMs{}", free.unwrap_or_default());
+        DeviceInfo { description, ordinal: *ordinal, asynchronous: true }
+    }
+
+    fn memory(&self) -> Option<DeviceMemory> {
+        let (free, total) = self.context.memory_info().ok()?;
+        Some(DeviceMemory { free, total, peak: self.context.peak_memory() })
+    }
+
+    fn queue(self: &Arc<Self>) -> Result<CudaQueue, DeviceError> {
+        CudaQueue::new(self)
+    }
+
+    fn zeros(&self, len: usize) -> Result<CudaTensor, DeviceError> {
+        Ok(CudaTensor { buffer: Buffer::zeros(&self.context, 4 * len, "a tensor")?, len })
+    }
+
+    fn weight(&self, shape: WeightShape) -> Result<CudaWeight, DeviceError> {
+        CudaWeight::new(&self.context, shape)
+    }
+
+    fn kv_pages(&self, shape: KvShape) -> Result<CudaKv, DeviceError> {
+        CudaKv::new(&self.context, shape)
+    }
+
+    fn batch(&self) -> CudaBatch {
+        CudaBatch::default()
+    }
+
+    fn tokens(&self, rows: usize) -> Result<CudaTokens, DeviceError> {
+        Ok(CudaTokens {
+            buffer: Buffer::zeros(&self.context, 4 * TOKEN_WORDS * rows, "sampled tokens")?,
+            rows,
+        })
+    }
+
+    fn len(tensor: &CudaTensor) -> usize {
+        tensor.len
+    }
+
+    fn weight_bytes(weight: &CudaWeight) -> usize {
+        weight.bytes()
+    }
+
+    fn kv_page_bytes(&self, shape: KvShape) -> usize {
+        CudaKv::page_bytes(shape)
+    }
+}

@@ -1,0 +1,83 @@
+//! RMSNorm of rows and of heads inside rows, and its backward pass.
+
+use super::device::Cuda;
+use super::ffi::DevicePtr;
+use super::launch::args;
+use super::queue::CudaQueue;
+use super::sums::{self, PARTIAL_ROWS};
+use crate::ops::{NormBackward, RmsNorm, RmsNormBackward};
+use crate::types::Rows;
+
+/// Rows that are normalised, and how.
+#[derive(Clone, Copy)]
+pub(super) struct NormRows {
+    pub x: DevicePtr,
+    pub gain: DevicePtr,
+    pub rows: Rows,
+    pub eps: f32,
+}
+
+/// `out = rmsnorm(x) * gain`; `out` has the rows where `x` has them.
+pub(super) fn forward(queue: &mut CudaQueue, rows: NormRows, out: DevicePtr) {
+    let NormRows { x, gain, rows: Rows { start, outer, stride, per, width }, eps } = rows;
+    let given = args![x, gain, start as u64, per as u32, stride as u32, width as u32, eps, out];
+    queue.launch_next("norm", "norm_forward", [outer * per, 1, 1], 256, 0, given);
+}
+
+/// Backward of [`forward`]: `dx` is added to, or replaced where it is `dy` itself; `dgain` is added to.
+pub(super) fn backward(
+    queue: &mut CudaQueue,
+    rows: NormRows,
+    dy: DevicePtr,
+    dx: Option<DevicePtr>,
+    dgain: Option<DevicePtr>,
+) {
+    let NormRows { x, gain, rows: Rows { start, outer, stride, per, width }, eps } = rows;
+    let count = outer * per;
+    let (start, per, stride, width32) = (start as u64, per as u32, stride as u32, width as u32);
+    let scales = queue.alloc(4 * count);
+    let inputs = |queue: &mut CudaQueue, dx: DevicePtr| {
+        let add = u32::from(dx != dy);
+        let given = args![x, gain, scales, start, per, stride, width32, eps, dy, dx, add];
+        queue.launch("norm", "norm_backward", [count, 1, 1], 256, 0, given);
+    };
+    // The gain's gradient needs the rows' scales, which the other one finds on its way, and dy, which it may replace.
+    let first = dx.filter(|&dx| dx != dy);
+    if let Some(dx) = first {
+        inputs(queue, dx);
+    }
+    if let Some(dgain) = dgain {
+        if first.is_none() {
+            let given = args![x, start, per, stride, width32, eps, scales];
+            queue.launch("norm", "norm_scales", [count, 1, 1], 256, 0, given);
+        }
+        let parts = count.div_ceil(PARTIAL_ROWS);
+        let partials = queue.alloc(4 * parts * width);
+        let many = PARTIAL_ROWS as u32;
+        let given = args![x, dy, scales, start, per, stride, width32, count as u32, many, partials];
+        queue.launch("norm", "norm_gain_partials", [parts, width.div_ceil(128), 1], 128, 0, given);
+        sums::add_partials(queue, partials, parts, width, dgain);
+    }
+    if let Some(dx) = dx.filter(|&dx| dx == dy) {
+        inputs(queue, dx);
+    }
+}
+
+/// [`crate::Queue::rmsnorm`]
+pub(super) fn rmsnorm(queue: &mut CudaQueue, args: RmsNorm<Cuda>) {
+    let RmsNorm { x, rows, norm, out } = args;
+    let width = norm.gain.len;
+    assert!(rows * width <= x.len.min(out.len), "rmsnorm: rows");
+    let rows = NormRows { x: x.at(), gain: norm.gain.at(), rows: Rows::dense(rows, width), eps: norm.eps };
+    forward(queue, rows, out.at());
+}
+
+/// [`crate::Queue::rmsnorm_backward`]
+pub(super) fn rmsnorm_backward(queue: &mut CudaQueue, args: RmsNormBackward<Cuda>) {
+    let RmsNormBackward { x, rows, norm: NormBackward { gain, eps, dgain }, dy, dx } = args;
+    let width = gain.len;
+    assert!(rows * width <= x.len.min(dy.len).min(dx.len), "rmsnorm backward: rows");
+    assert!(dgain.as_ref().is_none_or(|dgain| dgain.len == width), "rmsnorm backward: gain");
+    let rows = NormRows { x: x.at(), gain: gain.at(), rows: Rows::dense(rows, width), eps };
+    backward(queue, rows, dy.at(), Some(dx.at()), dgain.map(|dgain| dgain.at()));
+}

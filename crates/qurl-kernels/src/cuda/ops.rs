@@ -1,0 +1,196 @@
+//! [`Queue`] for CUDA: where each operation is.
+
+use super::attention;
+use super::batch::{self, CudaBatch};
+use super::device::{Cuda, CudaTensor, CudaTokens};
+use super::kv::CudaKv;
+use super::launch::args;
+use super::pending::{self, CudaPending};
+use super::queue::CudaQueue;
+use super::{head, linear, linear_backward, norm, rows, sums};
+use crate::ops::*;
+use crate::queue::Queue;
+use crate::types::{AdamW, Batch, DeviceError, HeadOutput, Sampled};
+use std::sync::Arc;
+
+impl Queue for CudaQueue {
+    type Device = Cuda;
+
+    fn device(&self) -> &Arc<Cuda> {
+        self.owner()
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.wait_for_all();
+        self.result()
+    }
+
+    fn write(&mut self, tensor: &mut CudaTensor, values: &[f32]) {
+        assert!(values.len() <= tensor.len, "write: length");
+        self.write_values(tensor.at(), values);
+    }
+
+    fn read(&mut self, tensor: &CudaTensor, len: usize) -> Result<Vec<f32>, DeviceError> {
+        assert!(len <= tensor.len, "read: length");
+        let mut values = vec![0.0; len];
+        self.read_values(tensor.at(), &mut values)?;
+        Ok(values)
+    }
+
+    fn copy(&mut self, from: &CudaTensor, to: &mut CudaTensor, len: usize) {
+        assert!(len <= from.len.min(to.len), "copy: length");
+        self.copy_bytes(from.at(), to.at(), 4 * len);
+    }
+
+    fn clear(&mut self, tensor: &mut CudaTensor, len: usize) {
+        assert!(len <= tensor.len, "clear: length");
+        self.fill_bytes(tensor.at(), 0, 4 * len);
+    }
+
+    fn fill_random(&mut self, tensor: &mut CudaTensor, seed: u64, factor: f32) {
+        let given = args![tensor.at(), tensor.len, seed, factor];
+        self.launch("elementwise", "random_fill", rows::each(tensor.len), 256, 0, given);
+    }
+
+    fn pack(&mut self, args: Pack<Cuda>) -> Result<(), DeviceError> {
+        let Pack { from, rounding, copy, to } = args;
+        assert!(from.len >= to.n * to.k, "pack: weights");
+        self.begin();
+        if let Some(copy) = copy {
+            self.copy(from, copy, from.len);
+        }
+        to.fill(self, from.at(), rounding)
+    }
+
+    fn load(&mut self, batch: &mut CudaBatch, rows: &Batch) {
+        batch::load(self, batch, rows);
+    }
+
+    fn replay(&mut self, key: u64, batch: &CudaBatch, run: &mut dyn FnMut(&mut CudaQueue)) {
+        self.replay_step(key, batch, run);
+    }
+
+    fn gather(&mut self, args: Gather<Cuda>) {
+        self.begin();
+        rows::gather(self, args);
+    }
+
+    fn scatter_add(&mut self, args: ScatterAdd<Cuda>) {
+        self.begin();
+        rows::scatter_add(self, args);
+    }
+
+    fn rmsnorm(&mut self, args: RmsNorm<Cuda>) {
+        self.begin();
+        norm::rmsnorm(self, args);
+    }
+
+    fn rmsnorm_backward(&mut self, args: RmsNormBackward<Cuda>) {
+        self.begin();
+        norm::rmsnorm_backward(self, args);
+    }
+
+    fn linear(&mut self, args: Linear<Cuda>) {
+        self.begin();
+        linear::linear(self, args);
+    }
+
+    fn linear_backward(&mut self, args: LinearBackward<Cuda>) {
+        self.begin();
+        linear_backward::linear_backward(self, args);
+    }
+
+    fn mlp(&mut self, args: Mlp<Cuda>) {
+        self.begin();
+        linear::mlp(self, args);
+    }
+
+    fn mlp_backward(&mut self, args: MlpBackward<Cuda>) {
+        self.begin();
+        linear_backward::mlp_backward(self, args);
+    }
+
+    fn attend(&mut self, args: Attend<Cuda>) {
+        self.begin();
+        attention::attend(self, args);
+    }
+
+    fn attend_backward(&mut self, args: AttendBackward<Cuda>) {
+        self.begin();
+        attention::attend_backward(self, args);
+    }
+
+    fn copy_page(&mut self, kv: &mut CudaKv, from: usize, to: usize) {
+        kv.copy_page(self, from, to);
+    }
+
+    fn head(&mut self, args: Head<Cuda>) -> Result<HeadOutput, DeviceError> {
+        self.begin();
+        head::score(self, args)
+    }
+
+    fn head_backward(&mut self, args: HeadBackward<Cuda>) {
+        self.begin();
+        head::backward(self, args);
+    }
+
+    fn sample(&mut self, args: Sample<Cuda>) {
+        self.begin();
+        head::sample(self, args);
+    }
+
+    fn fetch(&mut self, tokens: &CudaTokens, rows: usize) -> Result<CudaPending, DeviceError> {
+        assert!(rows <= tokens.rows, "fetch: rows");
+        pending::fetch(self, tokens.at(), rows)
+    }
+
+    fn wait(&mut self, pending: CudaPending) -> Result<Vec<Sampled>, DeviceError> {
+        pending::wait(self, pending)
+    }
+
+    fn row_dots(&mut self, args: RowDots<Cuda>) -> Result<Vec<f32>, DeviceError> {
+        self.begin();
+        rows::row_dots(self, args)
+    }
+
+    fn row_dots_backward(&mut self, args: RowDotsBackward<Cuda>) {
+        self.begin();
+        rows::row_dots_backward(self, args);
+    }
+
+    fn adamw(&mut self, args: Update<Cuda>) {
+        let Update { adamw: a, w, g, m, v } = args;
+        assert!(w.len == g.len && w.len == m.len && w.len == v.len, "adamw: lengths");
+        let AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale } = a;
+        let step = i32::try_from(step).unwrap_or(i32::MAX);
+        let correction1 = 1.0 - f64::from(beta1).powi(step);
+        let correction2 = 1.0 - f64::from(beta2).powi(step);
+        let given = args![
+            w.at(),
+            g.at(),
+            m.at(),
+            v.at(),
+            w.len,
+            grad_scale,
+            beta1,
+            beta2,
+            1.0 - beta1,
+            1.0 - beta2,
+            1.0 - lr * weight_decay,
+            (-f64::from(lr) / correction1) as f32,
+            (1.0 / correction2.sqrt()) as f32,
+            eps,
+        ];
+        self.launch("optim", "adamw", rows::each(w.len.min(1 << 24)), 256, 0, given);
+    }
+
+    fn sum_squares(&mut self, tensors: &[&CudaTensor]) -> Result<f64, DeviceError> {
+        self.begin();
+        sums::squares(self, tensors)
+    }
+
+    fn checksum(&mut self, tensor: &CudaTensor) -> Result<u64, DeviceError> {
+        self.begin();
+        sums::checksum(self, tensor)
+    }
+}

@@ -1,0 +1,85 @@
+//! Sampled tokens on their way to the host.
+//!
+//! The copy is issued after the step that samples, with an event after it, so that the host can issue the next step first
+//! and then wait for these tokens alone. Every answer has page-locked memory of its own until it has been read.
+
+use super::context::Context;
+use super::ffi::DevicePtr;
+use super::memory::{Event, Pinned};
+use super::queue::CudaQueue;
+use crate::types::{DeviceError, Sampled};
+use std::sync::Arc;
+
+/// Bytes of a landing at least.
+const MIN_BYTES: usize = 1 << 14;
+/// Words of a sampled token: its number, log-probability and entropy.
+pub(super) const TOKEN_WORDS: usize = 3;
+
+/// Page-locked memory and the event after the last copy into it.
+pub(super) struct Landing {
+    memory: Pinned,
+    landed: Event,
+}
+
+impl Landing {
+    fn new(context: &Arc<Context>, bytes: usize) -> Result<Landing, DeviceError> {
+        let memory = Pinned::new(context, bytes.next_power_of_two().max(MIN_BYTES))?;
+        Ok(Landing { memory, landed: Event::new(context)? })
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        // The memory goes: nothing may be on its way into it. An error is reported by whoever reads results next.
+        let _ = self.landed.wait();
+    }
+}
+
+/// Sampled tokens on their way from the device.
+pub struct CudaPending {
+    landing: Landing,
+    rows: usize,
+}
+
+/// [`crate::Queue::fetch`]
+pub(super) fn fetch(
+    queue: &mut CudaQueue,
+    tokens: DevicePtr,
+    rows: usize,
+) -> Result<CudaPending, DeviceError> {
+    if queue.recording.is_some() {
+        queue.fail("sampled tokens were fetched inside of a recorded step".to_string());
+    }
+    queue.result()?;
+    queue.bind();
+    let bytes = rows * TOKEN_WORDS * size_of::<u32>();
+    let landing = match queue.landings.pop().filter(|landing| landing.memory.bytes() >= bytes) {
+        Some(landing) => landing,
+        None => Landing::new(&queue.context, bytes)?,
+    };
+    let (host, event, stream) = (landing.memory.host(), landing.landed.handle, queue.stream);
+    if bytes > 0 {
+        // SAFETY: the landing is large enough and belongs to this answer until the event has passed.
+        let status = unsafe { (queue.context.driver.copy_out)(host.cast(), tokens, bytes, stream) };
+        queue.check("reading sampled tokens", status);
+    }
+    // SAFETY: event and stream are alive.
+    let status = unsafe { (queue.context.driver.event_record)(event, stream) };
+    queue.check("marking sampled tokens", status);
+    Ok(CudaPending { landing, rows })
+}
+
+/// [`crate::Queue::wait`]
+pub(super) fn wait(queue: &mut CudaQueue, pending: CudaPending) -> Result<Vec<Sampled>, DeviceError> {
+    let CudaPending { landing, rows } = pending;
+    let landed = landing.landed.wait();
+    queue.keep(landed);
+    queue.result()?;
+    let words = landing.memory.host().cast::<u32>();
+    // SAFETY: so many words were copied there, and the copy is done.
+    let words = unsafe { std::slice::from_raw_parts(words, rows * TOKEN_WORDS) };
+    let one = |w: &[u32]| Sampled { token: w[0], logp: f32::from_bits(w[1]), entropy: f32::from_bits(w[2]) };
+    let sampled = words.chunks_exact(TOKEN_WORDS).map(one).collect();
+    queue.landings.push(landing);
+    Ok(sampled)
+}

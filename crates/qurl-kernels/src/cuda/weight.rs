@@ -1,0 +1,167 @@
+//! Packed weights of linear layers.
+
+use super::context::Context;
+use super::ffi::DevicePtr;
+use super::gemm::{self, Gating, Packed};
+use super::launch::args;
+use super::linear::conversion_threads;
+use super::memory::Buffer;
+use super::queue::CudaQueue;
+use crate::types::{DeviceError, Format, Rounding, WeightShape};
+use std::sync::Arc;
+
+/// Longest sums of int8 GEMMs that cannot leave 32 bits.
+const INT8_MAX_K: usize = 65_536;
+
+/// Packed weights of a linear layer.
+pub struct CudaWeight {
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) format: Format,
+    pub(super) trained: bool,
+    /// In the tiles of [`gemm`]; else rows.
+    packed: bool,
+    /// `[n, k]` in the format's numbers.
+    data: Buffer,
+    /// The same in rows, for the backward pass of trained weights that are packed.
+    rows: Option<Buffer>,
+    /// One per output channel, for quantized values.
+    scales: Option<Buffer>,
+}
+
+/// Bytes of a number of a GEMM's operands.
+pub(super) fn number_bytes(format: Format) -> usize {
+    match format {
+        Format::F32 => 4,
+        Format::Bf16 => 2,
+        Format::Int8 | Format::Fp8 => 1,
+        Format::Fp8Block | Format::Int4 | Format::Nvfp4 => unsupported(format),
+    }
+}
+
+/// [`CudaWeight::new`] refuses such weights, so none of them comes further.
+pub(super) fn unsupported(format: Format) -> ! {
+    unreachable!("weights in {format} cannot be made on cuda")
+}
+
+impl CudaWeight {
+    /// Memory for weights.
+    pub(super) fn new(context: &Arc<Context>, shape: WeightShape) -> Result<Self, DeviceError> {
+        let WeightShape { n, k, format, trained } = shape;
+        let refuse = |reason: String| Err(DeviceError::Pack { format, reason });
+        if matches!(format, Format::Fp8Block | Format::Int4 | Format::Nvfp4) {
+            return refuse("not supported on cuda; expected f32, bf16, int8 or fp8".to_string());
+        }
+        if format.is_quantized() && trained {
+            return refuse("quantized weights have no gradients; train in f32 or bf16".to_string());
+        }
+        if n == 0 || k == 0 {
+            return refuse(format!("a matrix of {n} by {k} has no weights"));
+        }
+        if format == Format::Int8 && k > INT8_MAX_K {
+            return refuse(format!("{k} inputs, but 32-bit sums hold at most {INT8_MAX_K}"));
+        }
+        let bytes = n * k * number_bytes(format);
+        let packed = gemm::packed_bytes(format, n, k);
+        let data = Buffer::new(context, packed.unwrap_or(bytes), "weights")?;
+        let both = trained && packed.is_some();
+        let rows = both.then(|| Buffer::new(context, bytes, "rows of weights")).transpose()?;
+        let scales = format.is_quantized().then(|| Buffer::new(context, 4 * n, "weight scales"));
+        Ok(CudaWeight {
+            n,
+            k,
+            format,
+            trained,
+            packed: packed.is_some(),
+            data,
+            rows,
+            scales: scales.transpose()?,
+        })
+    }
+
+    /// Packs weights `[n, k]`.
+    pub(super) fn fill(
+        &mut self,
+        queue: &mut CudaQueue,
+        weights: DevicePtr,
+        rounding: Rounding,
+    ) -> Result<(), DeviceError> {
+        let (n, k, format) = (self.n, self.k, self.format);
+        let rows = match (&self.rows, self.packed) {
+            (Some(rows), _) => rows.at(),
+            (None, true) => queue.alloc(n * k * number_bytes(format)),
+            (None, false) => self.data.at(),
+        };
+        let (grid, threads) = ([n, 1, 1], conversion_threads(k));
+        let kernel = match format {
+            Format::F32 => {
+                queue.copy_bytes(weights, self.data.at(), 4 * n * k);
+                return Ok(());
+            }
+            Format::Bf16 => {
+                queue.launch_next("quantize", "rows_bf16", grid, threads, 0, args![weights, k as u32, rows]);
+                self.pack(queue, rows);
+                return Ok(());
+            }
+            Format::Int8 => "weights_i8",
+            Format::Fp8 => "weights_e4m3",
+            Format::Fp8Block | Format::Int4 | Format::Nvfp4 => unsupported(format),
+        };
+        let (stochastic, seed) = match rounding {
+            Rounding::Nearest => (0u32, 0),
+            Rounding::Stochastic { seed } => (1, seed),
+        };
+        let bad = queue.alloc(4);
+        queue.fill_bytes(bad, 0xff, 4);
+        let given = args![weights, k as u32, stochastic, seed, rows, self.scales(), bad];
+        queue.launch("quantize", kernel, grid, threads, 0, given);
+        self.pack(queue, rows);
+        let mut row = [0u32];
+        queue.read_values(bad, &mut row)?;
+        match row[0] {
+            u32::MAX => Ok(()),
+            row => {
+                let mut values = vec![0.0f32; k];
+                queue.read_values(weights + (row as usize * k * 4) as u64, &mut values)?;
+                let column = values.iter().position(|x| !x.is_finite()).unwrap_or(0);
+                let reason =
+                    format!("row {row}, column {column} is {}; expected finite numbers", values[column]);
+                Err(DeviceError::Pack { format, reason })
+            }
+        }
+    }
+
+    fn pack(&self, queue: &mut CudaQueue, rows: DevicePtr) {
+        if self.packed {
+            gemm::pack(queue, self.format, rows, self.n, self.k, self.data.at());
+        }
+    }
+
+    /// Bytes that a forward GEMM reads.
+    pub(super) fn bytes(&self) -> usize {
+        self.data.bytes() + self.scales.as_ref().map_or(0, Buffer::bytes)
+    }
+
+    pub(super) fn scales(&self) -> DevicePtr {
+        self.scales.as_ref().map_or(0, Buffer::at)
+    }
+
+    /// The weights in rows: those of the forward pass where they are not in tiles, and of the backward pass always.
+    pub(super) fn rows(&self) -> DevicePtr {
+        self.rows.as_ref().unwrap_or(&self.data).at()
+    }
+
+    /// The weights in tiles, where they are.
+    pub(super) fn tiles(&self) -> Option<Packed> {
+        let packed = Packed {
+            format: self.format,
+            n: self.n,
+            k: self.k,
+            tiles: self.data.at(),
+            scales: self.scales(),
+            gating: Gating::None,
+            absmax: 0,
+        };
+        self.packed.then_some(packed)
+    }
+}
