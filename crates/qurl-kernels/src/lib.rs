@@ -7,7 +7,7 @@
 
 pub mod checksum;
 pub mod cpu;
-//pub mod cuda;
+pub mod cuda;
 pub mod device;
 pub mod mmap;
 pub mod ops;
@@ -15,7 +15,7 @@ pub mod queue;
 pub mod types;
 
 pub use cpu::Cpu;
-//pub use cuda::Cuda;
+pub use cuda::Cuda;
 pub use device::Device;
 pub use queue::Queue;
 pub use types::{DeviceError, DeviceKind, Format, KvFormat, Rounding, UnknownDeviceKind, UnknownFormat};

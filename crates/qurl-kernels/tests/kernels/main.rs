@@ -17,4 +17,6 @@ mod op_table;
 mod ops;
 mod paged;
 mod parts;
+mod replay;
+mod sampling;
 mod support;

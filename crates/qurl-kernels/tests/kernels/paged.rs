@@ -3,7 +3,7 @@
 use crate::ops::{Ops, Tables};
 use crate::support::Random;
 use qurl_kernels::ops::{Attend, AttendBackward, KeptAttention};
-use qurl_kernels::types::{Batch, Heads, KvFormat, KvShape, Span, Token};
+use qurl_kernels::types::{Batch, Heads, KvFormat, KvShape, SampleRow, Span, Token};
 use qurl_kernels::{Device, Format, Queue};
 use std::ops::Range;
 
@@ -106,6 +106,13 @@ impl Paged {
         });
         kv
     }
+}
+
+/// A batch of one sequence, every row of which is sampled as said.
+pub fn sampling(samples: Vec<SampleRow>) -> Batch {
+    let rows = samples.len();
+    let batch = Paged::scattered(&mut Random::new(1), &[rows], 16).batch([(0, 0..rows)]);
+    Batch { sampled_rows: (0..rows as u32).collect(), samples, ..batch }
 }
 
 /// Attention alone: no norms of heads, no rotation, and the identity in f32 as output projection, which is exact.

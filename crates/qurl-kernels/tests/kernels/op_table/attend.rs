@@ -63,7 +63,7 @@ impl Inputs {
             cos: table(f64::cos),
             sin: table(f64::sin),
             qkv: random.normals(count * heads.qkv_width()),
-            o: random.normals(d * heads.q_width()),
+            o: random.normals(d * heads.q_width()).iter().map(|x| x / (d as f32).sqrt()).collect(),
             x: random.normals(count * d),
             dx: random.normals(count * d),
             old_d_o: random.normals(d * heads.q_width()),
@@ -225,9 +225,9 @@ fn want(i: &Inputs) -> Vec<Want> {
     // Keys and values that fall to the other side of a rounding to bf16 are off by one of its steps.
     let step = if i.kv_format == KvFormat::Bf16 { (1u64 << 16) as f64 } else { rotated };
     let attention = 4.0 * (units + rotated);
-    let want = |name, values, units| Want {
-        tensor_cores: i.kv_format == KvFormat::Bf16,
-        ..Want::of_operands(i.format, name, values, units)
+    let want = |name, values, units| {
+        let want = Want::of_operands(i.format, name, values, units);
+        if i.kv_format == KvFormat::Bf16 { want.on_tensor_cores(1e-2) } else { want }
     };
     let (through_o, back) = (attention + sum_units(width), 2.0 * attention + sum_units(i.d));
     let mut wants = vec![
@@ -244,7 +244,12 @@ fn want(i: &Inputs) -> Vec<Want> {
         wants.push(Want::new("raw", raw, 0.0));
         let names = ["dgain of queries", "dgain of keys"];
         let sums = sum_units(count * heads.heads);
-        wants.extend(names.into_iter().zip(dgains).map(|(name, dgain)| want(name, dgain, back + sums)));
+        for (name, dgain) in names.into_iter().zip(dgains) {
+            let mut want = want(name, dgain, back + sums);
+            // Of a single row's queries and keys there is no gradient: what is left of it are its roundings.
+            want.tensor_cores *= 5.0;
+            wants.push(want);
+        }
     }
     wants
 }

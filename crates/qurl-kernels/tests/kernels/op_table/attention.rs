@@ -103,7 +103,8 @@ fn name(kind: &str, i: &Inputs, format: KvFormat) -> String {
 
 /// Tensor cores may be in it where pages are bf16.
 fn want(format: KvFormat, name: &'static str, values: Vec<f64>, units: f64) -> Want {
-    Want { tensor_cores: format == KvFormat::Bf16, ..Want::new(name, values, units) }
+    let want = Want::new(name, values, units);
+    if format == KvFormat::Bf16 { want.on_tensor_cores(1e-2) } else { want }
 }
 
 fn whole<D: Device>(inputs: Rc<Inputs>, format: KvFormat) -> Case<D> {

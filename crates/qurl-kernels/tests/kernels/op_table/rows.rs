@@ -4,12 +4,12 @@
 use super::{Case, Want, sum_units};
 use crate::naive;
 use crate::ops::Ops;
-use crate::paged::Paged;
+use crate::paged::sampling;
 use crate::support::{Random, plus, wide};
 use qurl_kernels::ops::{
     Gather, Index, NormBackward, RmsNormBackward, RowDots, RowDotsBackward, Sample, ScatterAdd, Update,
 };
-use qurl_kernels::types::{AdamW, Batch, Rows, SampleRow, Token};
+use qurl_kernels::types::{AdamW, Rows, SampleRow, Token};
 use qurl_kernels::{Device, Queue};
 
 /// (rows, width)
@@ -78,16 +78,13 @@ fn embedding<D: Device>(rows: usize, d: usize, seed: u64) -> Case<D> {
     let given = (table.clone(), gradients.clone(), ids.clone());
     let run = move |ops: &Ops<D>| {
         let (table, gradients, ids) = &given;
-        let mut plain = Paged::scattered(&mut Random::new(1), &[rows], 16).batch([(0, 0..rows)]);
-        plain.tokens = ids.iter().map(|&id| Token::Id(id)).collect();
-        let mut named =
-            Batch { sampled_rows: ids.clone(), samples: vec![SampleRow::greedy(); rows], ..plain };
+        let mut named = sampling(vec![SampleRow::greedy(); rows]);
+        named.tokens = ids.iter().map(|&id| Token::Id(id)).collect();
         // The argmax of a row of the identity is its number: this samples all tokens.
         let identity = ops.identity(vocabulary);
         let one_hot = |&id: &u32| (0..vocabulary).map(move |i| if i == id as usize { 1.0 } else { 0.0 });
         let hidden = ops.up(&ids.iter().flat_map(one_hot).collect::<Vec<f32>>());
         let mut sampled = ops.device().tokens(rows).expect("memory for a test");
-        named.sampled_rows = (0..rows as u32).collect();
         let batch = &ops.load(&named);
         ops.queue().sample(Sample { hidden: &hidden, head: &identity, batch, out: &mut sampled });
 
