@@ -4,8 +4,8 @@
 //! their whole range, and where a NaN may travel. `cuda` holds the device against the same table and the CPU.
 
 mod attention_paths;
-//mod cuda;
-//mod cuda_fused;
+mod cuda;
+mod cuda_fused;
 mod determinism;
 mod fused;
 mod gradients;
