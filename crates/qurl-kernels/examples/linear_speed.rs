@@ -2,10 +2,10 @@
 //!
 //! `cargo run --release -p qurl-kernels --example linear_speed [rounds] [format ...]`
 //!
-//! The layers are those of a 0.5B model. Each format has so many copies of a layer that they do not stay in the
-//! caches, as in a real model. Formats are interleaved within a round and the best round counts, so that other work on the
-//! machine disturbs all of them alike. The limits are the rate of reading memory and the speed of a GEMM that stays in
-//! the caches.
+//! The layers are those of a 0.5B model. Each format has so many copies of a layer that they do not stay in
+//! the caches, as in a real model. Formats are interleaved within a round and the best round counts, so that
+//! other work on the machine disturbs all of them alike. The limits are the rate of reading memory and the
+//! speed of a GEMM that stays in the caches.
 
 use qurl_kernels::ops::{Linear, Output, Pack};
 use qurl_kernels::types::WeightShape;

@@ -1,4 +1,5 @@
-//! The 8-bit key/value stores: what is written, what attention reads, and that rounding before writing is the same.
+//! The 8-bit key/value stores: what is written, what attention reads, and that rounding before writing is the
+//! same.
 
 use qurl_kernels::cpu::kv::{self, KvPages};
 use qurl_kernels::cpu::level::Level;

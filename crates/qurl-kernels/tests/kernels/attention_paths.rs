@@ -1,5 +1,5 @@
-//! A sequence's attention is the same bits however it was computed: at once (training, prefill), in chunks, or token
-//! by token (decode); with pages of any size, anywhere in a store whose other slots hold NaN.
+//! A sequence's attention is the same bits however it was computed: at once (training, prefill), in chunks,
+//! or token by token (decode); with pages of any size, anywhere in a store whose other slots hold NaN.
 
 use crate::ops::{Ops, cpus};
 use crate::paged::{Paged, heads};
@@ -73,7 +73,8 @@ fn prefill_chunks_and_decode_agree_on_any_pages() {
 
 #[test]
 fn a_stored_format_equals_rounding_first() {
-    // Training keeps f32 pages and rounds the rows, the rollout stores them narrow: both must see the same numbers.
+    // Training keeps f32 pages and rounds the rows, the rollout stores them narrow: both must see the same
+    // numbers.
     let heads = heads(2, 2, 20);
     let qkv = Random::new(1).normals(LENGTH * heads.qkv_width());
     for cpu in cpus(2) {

@@ -1,5 +1,6 @@
-//! CUDA: that all kernels compile for the architectures it supports, without spills (needs NVRTC, no GPU), and on a
-//! machine with a GPU the op table against the naive twins, the 8-bit formats against the CPU, and recorded steps.
+//! CUDA: that all kernels compile for the architectures it supports, without spills (needs NVRTC, no GPU),
+//! and on a machine with a GPU the op table against the naive twins, the 8-bit formats against the CPU, and
+//! recorded steps.
 //!
 //! Where something is missing the tests say so and pass.
 
@@ -135,8 +136,8 @@ fn scalar() -> Ops<Cpu> {
     Ops::new(Cpu::new(Level::available()[0], 2))
 }
 
-/// Weights and rows become the same quantized values: int8 gives the CPU's bits, fp8 differs by the rounding of its
-/// sums.
+/// Weights and rows become the same quantized values: int8 gives the CPU's bits, fp8 differs by the rounding
+/// of its sums.
 #[test]
 fn eight_bit_gemms_equal_the_cpu() {
     for (cuda, generation) in generations() {
@@ -213,8 +214,8 @@ fn gemms_do_not_depend_on_the_batch() {
     }
 }
 
-/// Attention over every format of keys and values: whole, and some tokens at a time with the same bits, with and without
-/// what a backward pass needs.
+/// Attention over every format of keys and values: whole, and some tokens at a time with the same bits, with
+/// and without what a backward pass needs.
 #[test]
 fn stored_keys_and_values_equal_the_cpu() {
     let Some(cuda) = device() else { return };
@@ -278,7 +279,8 @@ fn in_steps<D: Device>(
     all
 }
 
-/// Samples with every kind of truncation are the CPU's, but for one that falls on the border between two tokens.
+/// Samples with every kind of truncation are the CPU's, but for one that falls on the border between two
+/// tokens.
 #[test]
 fn samples_equal_the_cpu() {
     let Some(cuda) = device() else { return };

@@ -1,5 +1,5 @@
-//! Operations that CUDA does in fewer kernels where nothing is kept for a backward pass, and backward operations that
-//! round their operands in other kernels than their parts do: the bits are the same.
+//! Operations that CUDA does in fewer kernels where nothing is kept for a backward pass, and backward
+//! operations that round their operands in other kernels than their parts do: the bits are the same.
 
 use crate::cuda::device;
 use crate::fused::check_linear_backward;
@@ -15,13 +15,13 @@ use qurl_kernels::{Device, Format, Queue};
 
 const EPS: f32 = 1e-6;
 
-/// Rows of an MLP have the bits they have alone, with projections that are kept and with weights that are trained, and what
-/// its parts give within rounding: the sums of bf16 and fp8 are cut elsewhere.
+/// Rows of an MLP have the bits they have alone, with projections that are kept and with weights that are
+/// trained, and what its parts give within rounding: the sums of bf16 and fp8 are cut elsewhere.
 #[test]
 fn an_mlp_equals_its_parts_and_does_not_depend_on_the_batch() {
     let Some(cuda) = device() else { return };
-    // From the second on, gate and up projections of int8 have tiles of 40, 48, 64 and, two rounds of them, 40 columns
-    // (`cuda/gemm.rs`).
+    // From the second on, gate and up projections of int8 have tiles of 40, 48, 64 and, two rounds of them,
+    // 40 columns (`cuda/gemm.rs`).
     for (d, f) in [(256, 8512), (896, 4864), (512, 6144), (512, 8192), (1024, 8960)] {
         check_mlp(&cuda, 300, d, f);
     }
@@ -77,8 +77,8 @@ fn check_mlp<D: Device>(ops: &Ops<D>, rows: usize, d: usize, f: usize) {
     }
 }
 
-/// How far an MLP is from a normed linear layer, SwiGLU on the host and another linear layer. Projections that were kept
-/// are those of the first, for int8 with the same bits.
+/// How far an MLP is from a normed linear layer, SwiGLU on the host and another linear layer. Projections
+/// that were kept are those of the first, for int8 with the same bits.
 fn check_mlp_parts<D: Device>(
     ops: &Ops<D>,
     format: Format,
@@ -111,8 +111,9 @@ fn check_mlp_parts<D: Device>(
     distance(all, &ops.down(&y))
 }
 
-/// The backward pass rounds its operands in other kernels than its parts do, and nothing may come of it. Shapes go up and
-/// down, so that workspace is used again; rows of 36 and 37 are too odd for cuBLASLt, those of 37 for words of four.
+/// The backward pass rounds its operands in other kernels than its parts do, and nothing may come of it.
+/// Shapes go up and down, so that workspace is used again; rows of 36 and 37 are too odd for cuBLASLt, those
+/// of 37 for words of four.
 #[test]
 fn a_backward_pass_equals_its_parts() {
     let Some(cuda) = device() else { return };
@@ -202,8 +203,8 @@ fn check_mlp_backward<D: Device>(ops: &Ops<D>, rows: usize, d: usize, f: usize) 
     }
 }
 
-/// SwiGLU's output and the gradient of the projections, by the f32 MLP between weights that move numbers and nothing
-/// else; the norm of rows of zeros with an eps of one does nothing either.
+/// SwiGLU's output and the gradient of the projections, by the f32 MLP between weights that move numbers and
+/// nothing else; the norm of rows of zeros with an eps of one does nothing either.
 fn swiglu_backward<D: Device>(
     ops: &Ops<D>,
     projected: &[f32],
@@ -245,8 +246,8 @@ fn swiglu_backward<D: Device>(
     (activated, ops.up(&dprojected))
 }
 
-/// A decode step that rotates, stores, attends and converts in one kernel leaves the bits of one that keeps its output,
-/// in the result and in the pages.
+/// A decode step that rotates, stores, attends and converts in one kernel leaves the bits of one that keeps
+/// its output, in the result and in the pages.
 #[test]
 fn a_decode_step_equals_its_parts() {
     let Some(cuda) = device() else { return };

@@ -1,5 +1,5 @@
-//! The same bits on any number of threads, for a row alone and in any batch, and for gradients summed over any split
-//! of the tokens.
+//! The same bits on any number of threads, for a row alone and in any batch, and for gradients summed over
+//! any split of the tokens.
 
 use crate::op_table::table;
 use crate::ops::{Ops, cpus};
@@ -40,7 +40,8 @@ const ROWS: usize = 205;
 const BATCHES: [(usize, usize); 10] =
     [(0, 1), (204, 1), (17, 1), (7, 2), (100, 5), (30, 12), (31, 13), (3, 48), (10, 193), (5, 200)];
 
-/// Calls `run(first row, rows)` for the whole batch and for smaller ones: each row's outputs must be the same bits.
+/// Calls `run(first row, rows)` for the whole batch and for smaller ones: each row's outputs must be the same
+/// bits.
 fn same_in_any_batch(what: &str, run: impl Fn(usize, usize) -> Vec<Vec<f64>>) {
     let whole = run(0, ROWS);
     for (first, rows) in BATCHES {
@@ -191,7 +192,8 @@ fn decoding_sequences_alone_and_together() {
     }
 }
 
-/// Calls `add(first row, rows, gradients)` once for all tokens and in pieces: the gradients must be the same bits.
+/// Calls `add(first row, rows, gradients)` once for all tokens and in pieces: the gradients must be the same
+/// bits.
 fn same_in_pieces(
     cpu: &Ops<Cpu>,
     what: &str,

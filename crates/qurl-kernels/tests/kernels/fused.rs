@@ -71,7 +71,8 @@ fn gradients_of_an_mlp_and_of_a_normed_linear() {
     }
 }
 
-/// Backward of linear layers with and without a norm, in one and in its parts, in the formats that are trained.
+/// Backward of linear layers with and without a norm, in one and in its parts, in the formats that are
+/// trained.
 pub(crate) fn check_linear_backward<D: Device>(ops: &Ops<D>, rows: usize, d: usize, n: usize) {
     let mut random = Random::new(33);
     let (x, gain, weights) = (random.normals(rows * d), random.normals(d), random.normals(n * d));

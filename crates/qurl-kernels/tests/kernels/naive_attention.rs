@@ -1,5 +1,5 @@
-//! Naive twins in f64 of the paged key/value store and of attention, by the definition: a full softmax per row over
-//! the keys that it sees ([`Heads::first_seen`]).
+//! Naive twins in f64 of the paged key/value store and of attention, by the definition: a full softmax per
+//! row over the keys that it sees ([`Heads::first_seen`]).
 
 use crate::support::round_bf16;
 use qurl_kernels::types::{Heads, KvFormat, Span};

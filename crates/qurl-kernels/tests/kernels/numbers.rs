@@ -27,7 +27,8 @@ fn sigmoid_over_the_range() {
         let mut out = vec![f32::NAN; x.len()];
         elementwise::swiglu(cpu.context(), &gate_up, 1, x.len(), &mut out);
         for ((x, got), want) in x.iter().zip(wide(&out)).zip(&want) {
-            // Below e^-87 the exponential stands still: what is left is smaller than the smallest normal number.
+            // Below e^-87 the exponential stands still: what is left is smaller than the smallest normal
+            // number.
             let allowed = 8.0 * ULP * want.abs() + 1e-36;
             let what = format!("silu({x}) on {}", cpu.name());
             assert!((got - want).abs() <= allowed, "{what}: got {got:e}, want {want:e}");
@@ -37,8 +38,8 @@ fn sigmoid_over_the_range() {
 
 #[test]
 fn softmax_over_the_range() {
-    // With the identity as weights, hidden rows are logits, and the gradient of the hidden row is that of the logits:
-    // -p, but for the target.
+    // With the identity as weights, hidden rows are logits, and the gradient of the hidden row is that of the
+    // logits: -p, but for the target.
     let d = 600;
     let identity: Vec<f32> = (0..d * d).map(|i| if i / d == i % d { 1.0 } else { 0.0 }).collect();
     let shape = HeadShape { rows: 1, vocabulary: d, d, temperature: 1.0 };
@@ -114,8 +115,8 @@ fn attention_to_far_away_scores() {
 
 #[test]
 fn rounding_to_bf16() {
-    // (given, bits of the nearest bf16): ties go to the even neighbour, what is too large becomes infinite, subnormals
-    // are kept, and a NaN stays one even where all its marks lie in the bits cut off.
+    // (given, bits of the nearest bf16): ties go to the even neighbour, what is too large becomes infinite,
+    // subnormals are kept, and a NaN stays one even where all its marks lie in the bits cut off.
     let cases = [
         (1.0 + 1.0 / 256.0, 0x3f80),
         (1.0 + 3.0 / 256.0, 0x3f82),
@@ -168,7 +169,8 @@ fn fp8_gemms(x: &[f32], rows: usize, w: &[f32], width: usize, want: &[f64]) {
 
 #[test]
 fn rounding_of_activations_to_e4m3() {
-    // A row with 448 in it has a scale of one, and weights of 448 on the diagonal show its numbers one by one.
+    // A row with 448 in it has a scale of one, and weights of 448 on the diagonal show its numbers one by
+    // one.
     const WIDTH: usize = 250;
     let weights: Vec<f32> =
         (0..WIDTH * WIDTH).map(|i| if i / WIDTH == i % WIDTH { 448.0 } else { 0.0 }).collect();
@@ -195,8 +197,8 @@ fn rounding_of_activations_to_e4m3() {
 
 #[test]
 fn every_code_of_an_e4m3_weight() {
-    // Each row of activations shows one column of the weights, which hold every code, zeros and subnormals among others
-    // and alone; 1100 inputs are three passes along k.
+    // Each row of activations shows one column of the weights, which hold every code, zeros and subnormals
+    // among others and alone; 1100 inputs are three passes along k.
     const WIDTH: usize = 1100;
     let codes: Vec<u8> = (0..=255).filter(|code| code & 0x7f != 0x7f).collect();
     let mut random = Random::new(9);

@@ -1,9 +1,10 @@
-//! One table of operations and shapes. Each case can run on any device and say what should come out; the test here
-//! compares every level of the CPU with the naive twins, and `determinism` runs the same table on several threads.
+//! One table of operations and shapes. Each case can run on any device and say what should come out; the test
+//! here compares every level of the CPU with the naive twins, and `determinism` runs the same table on
+//! several threads.
 //!
-//! Shapes are odd on purpose: single rows, widths that fill no register, sums longer than one pass along k (512
-//! packed words), more rows than one block of strips (192), more tokens than one block of a weight gradient (512),
-//! vocabularies of more than one chunk (512) and more than one backward group (2048).
+//! Shapes are odd on purpose: single rows, widths that fill no register, sums longer than one pass along k
+//! (512 packed words), more rows than one block of strips (192), more tokens than one block of a weight
+//! gradient (512), vocabularies of more than one chunk (512) and more than one backward group (2048).
 
 mod attend;
 mod attention;
@@ -36,8 +37,8 @@ pub struct Want {
     pub units: f64,
     /// Allowed [`distance`] of all values together, where that says more than the worst of them.
     pub distance: f64,
-    /// Allowed [`distance`] on tensor cores, where they are in it: attention over bf16 pages has all operands in bf16
-    /// there. 0 where they are not.
+    /// Allowed [`distance`] on tensor cores, where they are in it: attention over bf16 pages has all operands
+    /// in bf16 there. 0 where they are not.
     pub tensor_cores: f64,
 }
 
@@ -46,9 +47,9 @@ impl Want {
         Want { name, values, units, distance: f64::INFINITY, tensor_cores: 0.0 }
     }
 
-    /// What is computed from operands that were themselves computed. In bf16 such an operand may fall to the other side of a
-    /// rounding, by a step of 2^-8: that shows in single values and not in all of them together, where a rounding too many
-    /// or too few would be 2^-10.
+    /// What is computed from operands that were themselves computed. In bf16 such an operand may fall to the
+    /// other side of a rounding, by a step of 2^-8: that shows in single values and not in all of them
+    /// together, where a rounding too many or too few would be 2^-10.
     fn of_operands(format: Format, name: &'static str, values: Vec<f64>, units: f64) -> Want {
         let want = Want::new(name, values, units);
         match format {
@@ -71,8 +72,8 @@ impl Want {
     }
 }
 
-/// Roundings to allow for a sum of `k` products of random signs. The error grows like the root of k; the factor was
-/// chosen about three times above the worst seen.
+/// Roundings to allow for a sum of `k` products of random signs. The error grows like the root of k; the
+/// factor was chosen about three times above the worst seen.
 fn sum_units(k: usize) -> f64 {
     4.0 + 3.0 * (k as f64).sqrt()
 }

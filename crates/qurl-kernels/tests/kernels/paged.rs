@@ -115,7 +115,8 @@ pub fn sampling(samples: Vec<SampleRow>) -> Batch {
     Batch { sampled_rows: (0..rows as u32).collect(), samples, ..batch }
 }
 
-/// Attention alone: no norms of heads, no rotation, and the identity in f32 as output projection, which is exact.
+/// Attention alone: no norms of heads, no rotation, and the identity in f32 as output projection, which is
+/// exact.
 pub struct Attention<D: Device> {
     heads: Heads,
     tables: Tables<D>,
@@ -129,8 +130,8 @@ impl<D: Device> Attention<D> {
         Attention { heads, tables, o: ops.identity(heads.q_width()) }
     }
 
-    /// Stores the rows and attends: output and logarithms of the softmax denominators, as kept for a backward pass.
-    /// `qkv` holds the rounded rows afterwards.
+    /// Stores the rows and attends: output and logarithms of the softmax denominators, as kept for a backward
+    /// pass. `qkv` holds the rounded rows afterwards.
     pub fn kept(&self, ops: &Ops<D>, rows: &Batch, qkv: &mut D::Tensor, kv: &mut D::Kv) -> [D::Tensor; 2] {
         let count = rows.rows();
         let (mut out, mut lse) =

@@ -1,5 +1,6 @@
-//! Kernels of the CPU that are parts of operations, each alone against its naive twin and on several threads: norms of
-//! heads inside of rows, rotary embedding and SwiGLU. In operations they are seen through what comes after them.
+//! Kernels of the CPU that are parts of operations, each alone against its naive twin and on several threads:
+//! norms of heads inside of rows, rotary embedding and SwiGLU. In operations they are seen through what comes
+//! after them.
 
 use crate::naive;
 use crate::ops::{Ops, cpus};

@@ -1,4 +1,5 @@
-//! Steps that may be recorded: replayed they give the bits of running them directly, whatever changes in their batches.
+//! Steps that may be recorded: replayed they give the bits of running them directly, whatever changes in
+//! their batches.
 
 use crate::ops::{Ops, Tables, cpus};
 use crate::paged::{Paged, heads, sampling};
@@ -13,7 +14,8 @@ const VOCABULARY: usize = 211;
 const EPS: f32 = 1e-6;
 /// Rounds of decoding.
 const ROUNDS: usize = 16;
-/// Prompts of the sequences: three of them end shortly before contexts are rounded to another length on a GPU.
+/// Prompts of the sequences: three of them end shortly before contexts are rounded to another length on a
+/// GPU.
 const PROMPTS: [usize; 4] = [60, 508, 1020, 5];
 /// Sequences that take a step in every round, in batches of several sizes.
 const BATCHES: [&[usize]; 3] = [&[0, 3], &[1, 0], &[0, 1, 2, 3]];
@@ -116,8 +118,9 @@ fn replayed_steps_give_the_bits_of_direct_ones() {
     check_owners(&cpu);
 }
 
-/// Decodes sequences twice, with steps that may be replayed and with direct ones. From step to step tokens, positions,
-/// pages, sampled rows and who is in the batch change, and some tokens are those that the last step sampled.
+/// Decodes sequences twice, with steps that may be replayed and with direct ones. From step to step tokens,
+/// positions, pages, sampled rows and who is in the batch change, and some tokens are those that the last
+/// step sampled.
 pub(crate) fn check_replay<Dev: Device>(ops: &Ops<Dev>, format: Format, kv_format: KvFormat) {
     let mut random = Random::new(22);
     let lengths = PROMPTS.map(|prompt| prompt + BATCHES.len() * ROUNDS + 1);

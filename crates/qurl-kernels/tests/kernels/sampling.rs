@@ -1,4 +1,5 @@
-//! Sampled tokens: their log-probabilities are the head's own, rows are independent, and what was fetched stays.
+//! Sampled tokens: their log-probabilities are the head's own, rows are independent, and what was fetched
+//! stays.
 
 use crate::ops::{Ops, cpus};
 use crate::paged::sampling;
@@ -20,7 +21,8 @@ pub(crate) fn mixed_rows(rows: usize, offset: f64) -> Vec<SampleRow> {
     (0..rows).map(row).collect()
 }
 
-/// Log-probs are the head's own; neither the other rows nor the threads matter; rows that are not finite say so.
+/// Log-probs are the head's own; neither the other rows nor the threads matter; rows that are not finite say
+/// so.
 #[test]
 fn rows_are_independent_and_score_as_the_head_does() {
     let (rows, k, vocabulary) = (37, 48, 1300);
@@ -75,8 +77,8 @@ fn fetched_tokens_outlive_the_next_sample() {
     }
 }
 
-/// Fetched tokens are those of the sample before, whatever is sampled before they are read, in whatever order they are
-/// waited for, and if nobody waits for them.
+/// Fetched tokens are those of the sample before, whatever is sampled before they are read, in whatever order
+/// they are waited for, and if nobody waits for them.
 pub(crate) fn check_fetched_tokens<D: Device>(ops: &Ops<D>) {
     let (k, vocabulary, most) = (64, 1003, 2000);
     let mut random = Random::new(6);

@@ -74,8 +74,8 @@ pub fn round_bf16(x: f64) -> f64 {
 /// The rounding error of one f32 operation.
 pub const ULP: f64 = 1.0 / (1u64 << 24) as f64;
 
-/// `|got - want| <= units * ULP * (|want| + rms(want))`: an error allowed in roundings of a typical value, so that
-/// cancellation in single values does not matter.
+/// `|got - want| <= units * ULP * (|want| + rms(want))`: an error allowed in roundings of a typical value, so
+/// that cancellation in single values does not matter.
 pub fn assert_close(what: &str, got: &[f64], want: &[f64], units: f64) {
     assert_eq!(got.len(), want.len(), "{what}: length");
     let rms = rms(want);

@@ -1,5 +1,5 @@
-//! All of a block's attention: norms of heads, rotation, rounding, attention and the output projection, with its
-//! backward; with and without norms, at every head dimension.
+//! All of a block's attention: norms of heads, rotation, rounding, attention and the output projection, with
+//! its backward; with and without norms, at every head dimension.
 
 use super::{Case, Want, sum_units};
 use crate::naive;

@@ -1,8 +1,9 @@
-//! Attention alone over scattered pages: whole sequences with their backward, and rows that continue a stored prefix.
-//! What is around it in [`Queue::attend`](qurl_kernels::Queue::attend) does nothing here: see [`Attention`].
+//! Attention alone over scattered pages: whole sequences with their backward, and rows that continue a stored
+//! prefix. What is around it in [`Queue::attend`](qurl_kernels::Queue::attend) does nothing here: see
+//! [`Attention`].
 //!
-//! The first rows of a sequence see few keys and are several times larger than the average, by which the tolerance
-//! is measured: hence the factors on it.
+//! The first rows of a sequence see few keys and are several times larger than the average, by which the
+//! tolerance is measured: hence the factors on it.
 
 use super::{Case, Want, sum_units};
 use crate::naive_attention::{self, Store};

@@ -1,4 +1,5 @@
-//! The log-probability head, forward and backward, at several temperatures, with and without an entropy gradient.
+//! The log-probability head, forward and backward, at several temperatures, with and without an entropy
+//! gradient.
 
 use super::{Case, Want, sum_units};
 use crate::naive_head::{self, HeadShape};
@@ -94,8 +95,9 @@ fn case<D: Device>(inputs: Inputs) -> Case<D> {
         let (dhidden, dw) =
             naive_head::head_backward(i.shape, &hidden, &w, &i.targets, &wide(&i.dlogp), &dentropy, round);
         let dw = plus(dw, &i.old_dw);
-        // An error of a logit is a relative one of its probability, and the likely tokens outweigh the rest. In bf16 a
-        // logit gradient may fall to the other side of a rounding to eight bits, which a sum of many mostly hides.
+        // An error of a logit is a relative one of its probability, and the likely tokens outweigh the rest.
+        // In bf16 a logit gradient may fall to the other side of a rounding to eight bits, which a sum of
+        // many mostly hides.
         let gradient_units = match i.format {
             Format::Bf16 => (1u64 << 12) as f64,
             _ => 6.0 * sum_units(d.max(rows)),

@@ -1,5 +1,5 @@
-//! Linear layers: forward with and without bias, stored and added, and all gradients, in f32 and bf16; and the same
-//! with a norm before them.
+//! Linear layers: forward with and without bias, stored and added, and all gradients, in f32 and bf16; and
+//! the same with a norm before them.
 
 use super::{Case, Want, sum_units};
 use crate::naive;

@@ -27,8 +27,8 @@ struct Inputs {
     gain: Vec<f32>,
     gate_up: Vec<f32>,
     down: Vec<f32>,
-    /// Gate and up projections from which the backward pass begins: far ones too, where the slope of SwiGLU is next to
-    /// nothing.
+    /// Gate and up projections from which the backward pass begins: far ones too, where the slope of SwiGLU
+    /// is next to nothing.
     kept: Vec<f32>,
     dy: Vec<f32>,
     old_dgain: Vec<f32>,
@@ -84,7 +84,8 @@ fn forward<D: Device>(inputs: Rc<Inputs>, format: Format, rows: usize, d: usize,
         let activated = rounded(naive::swiglu(&kept, rows, f));
         let out = naive::linear(&activated, &as_operand(format, &i.down), None, rows, d, f);
         let out = plus(out, &i.x);
-        // A norm and a GEMM; then SwiGLU, whose slopes carry the errors of both projections, and another GEMM.
+        // A norm and a GEMM; then SwiGLU, whose slopes carry the errors of both projections, and another
+        // GEMM.
         let projected = 2.0 * sum_units(d);
         let units = 4.0 * projected + sum_units(f);
         let want = |name, values, units| Want::of_operands(format, name, values, units);

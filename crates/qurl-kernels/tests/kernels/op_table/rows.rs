@@ -1,5 +1,5 @@
-//! The operations on rows and single values: norms, embeddings, the critic's dot products, AdamW and the sum of
-//! squares.
+//! The operations on rows and single values: norms, embeddings, the critic's dot products, AdamW and the sum
+//! of squares.
 
 use super::{Case, Want, sum_units};
 use crate::naive;
@@ -67,8 +67,8 @@ fn rmsnorm<D: Device>(rows: usize, width: usize, seed: u64) -> Case<D> {
     Case { name: format!("rmsnorm {rows}x{width}"), run: Box::new(run), want: Box::new(want) }
 }
 
-/// Rows of a table by numbers, by the tokens of a batch, of which every second is named by the row of a sample that gave
-/// it, and by the rows that a batch samples.
+/// Rows of a table by numbers, by the tokens of a batch, of which every second is named by the row of a
+/// sample that gave it, and by the rows that a batch samples.
 fn embedding<D: Device>(rows: usize, d: usize, seed: u64) -> Case<D> {
     let mut random = Random::new(seed);
     let vocabulary = 37;
