@@ -1,11 +1,11 @@
 //! Compute kernels of QuRL: devices, and the operations that a queue of a device runs. Knows no models.
 //!
-//! Models, the rollout engine and the trainer are written with these operations and nothing else, so sampling and
-//! scoring a token go through the same kernels, and quantization is the only difference between them.
+//! Models, the rollout engine and the trainer are written with these operations and nothing else, so sampling
+//! and scoring a token go through the same kernels, and quantization is the only difference between them.
 //!
 //! # Where to start
 //!
-//! - [`Device`] allocates, [`Queue`] computes; arguments of its operations are the structs of [`ops`], one each.
+//! - [`Device`] allocates, [`Queue`] computes; the arguments of an operation are a struct of [`ops`].
 //! - [`types`] is the vocabulary of both: formats, heads, batches, samples. It imports nothing from a device.
 //! - [`Cpu`] and [`Cuda`] are the devices. Their kernels are in [`cpu`] (a module for each, several levels of
 //!   instructions) and [`cuda`] (sources in `cu/`, compiled for the GPU at hand).

@@ -24,8 +24,8 @@ use std::sync::Arc;
 /// let device = Arc::new(Cpu::from_env()?);
 /// let mut queue = device.queue()?;
 ///
-/// // A linear layer of three inputs and two outputs in int8, with a scale for each output: here both are one,
-/// // and 0.5 is rounded to the even neighbour.
+/// // A linear layer of three inputs and two outputs in int8, with a scale for each output: here both are
+/// // one, and 0.5 is rounded to the even neighbour.
 /// let from = queue.upload(&[127.0, 0.0, -64.0, 0.5, -127.0, 0.0])?;
 /// let mut w = device.weight(WeightShape { n: 2, k: 3, format: Format::Int8, trained: false })?;
 /// queue.pack(Pack { from: &from, rounding: Rounding::Nearest, copy: None, to: &mut w })?;

@@ -13,8 +13,8 @@ pub enum Token {
 
 /// Rows of tokens for one pass. [`Queue::load`](crate::Queue::load) brings them to the device.
 ///
-/// A prompt of three tokens in page 5, whose last row is sampled; and beside it the twentieth token of another
-/// sequence, which the host has not seen yet:
+/// A prompt of three tokens in page 5, whose last row is sampled; and beside it the twentieth token of
+/// another sequence, which the host has not seen yet:
 ///
 /// ```
 /// use qurl_kernels::types::{Batch, SampleRow, Span, Token};
