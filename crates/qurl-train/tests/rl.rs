@@ -59,10 +59,10 @@ fn run(overrides: &[&str], threads: usize) -> Vec<StepRecord> {
     let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
     let recipe = Recipe::parse(TINY, "tiny", &overrides).expect("recipe");
     let cpu = Arc::new(Cpu::new(Level::best(), threads));
-    let task = recipe.task.task().expect("task");
+    let task = recipe.task().expect("[task]").task().expect("task");
     let mut start = Start::from_recipe(&recipe, &*task).expect("start");
     let sft = recipe.sft.as_ref().expect("sft");
-    let examples = Examples::open(sft, recipe.trainer.seed, &start, &*task).expect("examples");
+    let examples = Examples::open(sft, recipe.trainer.seed, &start, Some(&*task)).expect("examples");
     let learner = sft::run(cpu.clone(), &recipe, sft, &start, &examples, |_| {}).expect("warm start");
     let weights = learner.weights().expect("weights");
     drop(examples);
