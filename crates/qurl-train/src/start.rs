@@ -9,6 +9,9 @@ use qurl_quant::checksum;
 use qurl_tasks::task::{Prompt, Task};
 use std::path::Path;
 
+/// The 26th of July 2024 in seconds since 1970: the date of Llama's chat templates where they are told none.
+const TEMPLATE_DATE: u64 = 1_721_952_000;
+
 /// A model with everything that belongs to it.
 pub struct Start {
     /// Sizes and tokens.
@@ -103,12 +106,15 @@ impl Start {
         Ok(Start { config, weights, tokenizer, template, generation, warning })
     }
 
-    /// The start of supervised training, which may have no task.
+    /// The start of supervised training, which may have no task. A chat template that asks for the date is told
+    /// the 26th of July 2024, so that the examples are the same on every day.
     pub fn of_sft(recipe: &Recipe, task: Option<&dyn Task>) -> Result<Start, StartError> {
-        match task {
-            Some(task) => Start::from_recipe(recipe, task),
-            None => Start::given(recipe)?.ok_or(StartError::NewWithoutTask),
-        }
+        let mut start = match task {
+            Some(task) => Start::from_recipe(recipe, task)?,
+            None => Start::given(recipe)?.ok_or(StartError::NewWithoutTask)?,
+        };
+        start.template = start.template.map(|template| template.with_time(TEMPLATE_DATE));
+        Ok(start)
     }
 
     /// Loads the recipe's model, or makes a new one for the task's alphabet.

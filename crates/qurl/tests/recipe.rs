@@ -366,7 +366,7 @@ fn a_batch_larger_than_its_file_is_doubted() {
     let checked = qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", set, "--json"], "").json();
     assert_eq!(checked["warnings"], serde_json::json!([warning]));
     assert_eq!(checked["supervised"]["examples"], 3);
-    let done = qurl_in(&dir, &["sft", "mine.toml", "--set", set, "--out", "tuned"], "");
+    let done = qurl_in(&dir, &["sft", "mine.toml", "--set", set, "--run", "tuned"], "");
     assert!(done.status == 0 && done.stderr.contains(&format!("warning: {warning}\n")), "{}", done.stderr);
 }
 

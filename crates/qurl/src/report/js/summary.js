@@ -22,6 +22,7 @@ function hero(run) {
   const planned = run.total_steps && run.total_steps !== f.steps ? ` of ${run.total_steps}` : "";
   return h("div", { class: "hero card" }, headline(f), h("div", { class: "tiles" },
     tile("Reward", number(f.reward_last), `${number(f.reward_first)} at first`),
+    warmTile(run),
     tile("Mismatch KL", number(f.mismatch_kl, 2), "mean of all steps"),
     tile("Largest ρ", number(f.rho_max), "of all tokens"),
     tile("Clipped", share(f.clipped), "of the tokens"),
@@ -45,10 +46,11 @@ const OVERVIEW = [
 ];
 
 function overview() {
+  const columns = state.runs.every(isSupervised) ? SUPERVISED_OVERVIEW : OVERVIEW;
   const rows = state.runs.map((run, index) => h("tr", {},
     h("th", { scope: "row" }, h("span", { class: "row" }, swatch(colour(index), 0), run.label)),
-    OVERVIEW.map(([, cell]) => h("td", {}, cell(run.figures)))));
-  const heads = ["run", ...OVERVIEW.map(([name]) => name)].map((name) => h("th", { scope: "col" }, name));
+    columns.map(([, cell]) => h("td", {}, cell(run.figures)))));
+  const heads = ["run", ...columns.map(([name]) => name)].map((name) => h("th", { scope: "col" }, name));
   return h("div", { class: "card scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)));
 }
 
@@ -66,7 +68,8 @@ function summaryPart() {
     title.textContent = several() ? `${state.runs.length} runs compared` : state.runs[0].label;
     const shared = state.runs.map((run) => run.facts).reduce((kept, next) => kept.filter((fact) => next.includes(fact)));
     facts.replaceChildren(...shared.map((fact) => h("li", {}, fact)));
-    body.replaceChildren(several() ? overview() : hero(state.runs[0]));
+    const one = () => (isSupervised(state.runs[0]) ? supervisedHero : hero)(state.runs[0]);
+    body.replaceChildren(several() ? overview() : one());
     warnings.replaceChildren(...state.runs.flatMap((run) => run.warnings).map((text) => h("li", {}, text)));
     warnings.hidden = !warnings.children.length;
   };
