@@ -110,21 +110,14 @@ fn texts_from_any_file_are_the_same() {
         assert!(weights(&dir, file) == first, "{file}");
     }
     // Alpaca's fields without a chat template are its authors' text.
-    let instruction = "Below is an instruction that describes a task. Write a response that appropriately completes the \
-                       request.\n\n### Instruction:\nadd\n\n### Response:";
+    let spelled = "Below is an instruction that describes a task. Write a response that appropriately completes the \
+                   request.\n\n### Instruction:\nadd\n\n### Response:";
     write_lines(&dir.join("alpaca.jsonl"), &[json!({"instruction": "add", "input": "", "output": "2"})]);
-    write_lines(&dir.join("spelled.jsonl"), &[json!({"prompt": instruction, "response": "2"})]);
-    let long = ["--set", "sft.max_length=128"];
-    let trained = |file: &str| {
-        let set = format!("sft.files=[\"{file}\"]");
-        let args = ["sft", "sft.toml", "--set", &set, "--run", file.trim_end_matches(".jsonl")];
-        let run = qurl_in(&dir, &[&args, &long[..]].concat(), "");
-        (run.status, run.stderr)
-    };
-    // The model's context of 128 is shorter than the text: both are left out for the same length.
-    let (alpaca, spelled) = (trained("alpaca.jsonl"), trained("spelled.jsonl"));
-    assert_eq!((alpaca.0, spelled.0), (2, 2));
-    assert!(alpaca.1.contains("1 have more than sft.max_length = 128 tokens"), "{}", alpaca.1);
+    write_lines(&dir.join("spelled.jsonl"), &[json!({"prompt": spelled, "response": "2"})]);
+    let long = RECIPE.replace("path = \"model\"", "path = \"model\"\nmax_position_embeddings = 256");
+    std::fs::write(dir.join("sft.toml"), long.replace("max_length = 120", "max_length = 256"))
+        .expect("written");
+    assert!(weights(&dir, "alpaca.jsonl") == weights(&dir, "spelled.jsonl"));
 
     write_parquet(&dir.join("bad.parquet"), &[("prompt", vec!["1+1=", "2+2="]), ("response", vec!["2", ""])]);
     qurl_in(&dir, &["sft", "sft.toml", "--set", "sft.files=[\"bad.parquet\"]"], "")

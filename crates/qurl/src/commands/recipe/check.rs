@@ -20,6 +20,9 @@ use std::path::{Path, PathBuf};
 const NO_TIME: &str =
     "not estimated: it depends on how long the responses get; `qurl train FILE --steps 2` measures it";
 
+/// The same of supervised training.
+const NO_TIME_SFT: &str = "not estimated; `qurl sft FILE --steps 2` measures it";
+
 /// Options of `qurl recipe check`.
 #[derive(clap::Args)]
 #[command(after_help = "Example: qurl recipe check mine.toml --set rollout.format=fp8")]
@@ -171,6 +174,7 @@ fn look<B: Backend>(backend: &B, recipe: &Recipe) -> anyhow::Result<Report> {
         },
         problems,
         supervised,
+        time_of_a_step: if reinforcement.is_some() { NO_TIME } else { NO_TIME_SFT },
         reinforcement,
         memory: memory
             .parts()
@@ -178,7 +182,6 @@ fn look<B: Backend>(backend: &B, recipe: &Recipe) -> anyhow::Result<Report> {
             .map(|(part, bytes)| Part { part: part.clone(), mib: bytes >> 20 })
             .collect(),
         memory_mib: memory.total() >> 20,
-        time_of_a_step: NO_TIME,
         warnings,
     })
 }
