@@ -109,12 +109,13 @@ pub struct Trainer {
     pub micro_tokens: usize,
     /// Keep only the inputs of the blocks and compute the rest again in the backward pass: less memory, a third more work.
     pub recompute: bool,
-    /// Write a checkpoint every so many steps; 0 for none but the one that Ctrl-C makes. A warm start writes none.
+    /// Write a checkpoint every so many steps; 0 for none but the one that Ctrl-C makes. A warm start writes
+    /// none.
     pub save_freq: u64,
     /// How many of the newest checkpoints are kept; a run goes on from the newest.
     pub keep_last: usize,
-    /// How many of the checkpoints with the highest test accuracy are kept beside them, or in supervised training with the
-    /// lowest validation loss.
+    /// How many of the checkpoints with the highest test accuracy are kept beside them, or in supervised
+    /// training with the lowest validation loss.
     pub keep_best: usize,
     /// Where to compute; `auto` is a GPU if there is one, else the CPU.
     #[serde(with = "device_name")]
@@ -143,7 +144,8 @@ impl Default for Trainer {
 pub struct Recipe {
     /// Where the model comes from.
     pub model: ModelSource,
-    /// Where problems and rewards come from. Supervised training on files of its own (`sft.files`) needs none.
+    /// Where problems and rewards come from. Supervised training on files of its own (`sft.files`) needs
+    /// none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<TaskSource>,
     /// How and where the run computes.
@@ -259,7 +261,8 @@ impl Recipe {
         self.task.as_ref().ok_or(RecipeError::Section { file, section, why })
     }
 
-    /// The recipe of `qurl sft`: what says nothing about supervised training is left out. An error where `[sft]` is missing.
+    /// The recipe of `qurl sft`: what says nothing about supervised training is left out. An error where
+    /// `[sft]` is missing.
     pub fn for_sft(&self) -> Result<(Recipe, Sft), RecipeError> {
         let (file, section, why) = (self.file().to_string(), "sft", "`qurl sft` trains by it");
         let sft = self.sft.clone().ok_or(RecipeError::Section { file, section, why })?;

@@ -2,7 +2,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `metrics.jsonl` | one [`StepRecord`](crate::rl::StepRecord) per step, or one [`SftRecord`](crate::sft::SftRecord) |
+//! | `metrics.jsonl` | one [`StepRecord`](crate::rl::StepRecord) or [`SftRecord`](crate::sft::SftRecord) a step |
 //! | `warm_start.jsonl` | the same of the warm start |
 //! | `tensorboard/events.out.tfevents.qurl` | the same numbers for TensorBoard |
 //! | `tensorboard/warm_start/` | those of the warm start |

@@ -1,9 +1,9 @@
 //! Supervised training: the likelihood of given responses.
 //!
-//! A step takes `batch_size` examples, packs them side by side without attention between them, and lowers the mean
-//! negative log-prob of the learned tokens by one AdamW update. The order of the examples is a function of the seed.
-//! [`SftRun`] is the run of `qurl sft`, with checkpoints and logs; [`warm_start`] the same steps alone, before
-//! reinforcement learning.
+//! A step takes `batch_size` examples, packs them side by side without attention between them, and lowers the
+//! mean negative log-prob of the learned tokens by one AdamW update. The order of the examples is a function
+//! of the seed. [`SftRun`] is the run of `qurl sft`, with checkpoints and logs; [`warm_start`] the same steps
+//! alone, before reinforcement learning.
 
 mod examples;
 mod record;
@@ -79,8 +79,8 @@ pub enum SftError {
     },
 }
 
-/// All steps of a recipe's supervised training. `on_step` sees the record of each and may end it early; the flag tells
-/// whether it did.
+/// All steps of a recipe's supervised training. `on_step` sees the record of each and may end it early; the
+/// flag tells whether it did.
 pub fn warm_start<B: Backend, E: From<SftError>>(
     backend: Arc<B>,
     recipe: &Recipe,

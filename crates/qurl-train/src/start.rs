@@ -106,8 +106,8 @@ impl Start {
         Ok(Start { config, weights, tokenizer, template, generation, warning })
     }
 
-    /// The start of supervised training, which may have no task. A chat template that asks for the date is told
-    /// the 26th of July 2024, so that the examples are the same on every day.
+    /// The start of supervised training, which may have no task. A chat template that asks for the date is
+    /// told the 26th of July 2024, so that the examples are the same on every day.
     pub fn of_sft(recipe: &Recipe, task: Option<&dyn Task>) -> Result<Start, StartError> {
         let mut start = match task {
             Some(task) => Start::from_recipe(recipe, task)?,

@@ -1,4 +1,5 @@
-//! Supervised training held against a computation by hand: which tokens are learned, their loss, and the validation loss.
+//! Supervised training held against a computation by hand: which tokens are learned, their loss, and the
+//! validation loss.
 
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::{Backend, Cpu, Format};
@@ -15,8 +16,8 @@ use std::sync::Arc;
 const ALPHABET: &str = "0123456789+=<>/abcdefghijklmnopqrstuvwxyz \n";
 /// Turns as `<role>content</>`; a later assistant's turn hides what earlier ones thought between slashes.
 const TEMPLATE: &str = "{% for m in messages %}<{{ m['role'] }}>\
-    {% if m['role'] == 'assistant' and not loop.last %}{{ m['content'].split('/')[-1] }}{% else %}{{ m['content'] }}\
-    {% endif %}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    {% if m['role'] == 'assistant' and not loop.last %}{{ m['content'].split('/')[-1] }}{% else %}\
+    {{ m['content'] }}{% endif %}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
 
 fn start() -> Start {
     let tokenizer = Tokenizer::characters(ALPHABET, &CharacterSpecials::default()).expect("a tokenizer");
@@ -54,8 +55,8 @@ impl Rows {
         std::fs::create_dir_all(&dir).expect("created");
         std::fs::write(dir.join("rows.jsonl"), rows.join("\n")).expect("written");
         let text = format!(
-            "[model]\npath = \"unused\"\n[sft]\nfiles = [{:?}]\nsteps = 4\nbatch_size = 3\nlr = 1e-3\nmax_length = 100\n\
-             [trainer]\ncompute = \"f32\"\nmicro_tokens = 64\n",
+            "[model]\npath = \"unused\"\n[sft]\nfiles = [{:?}]\nsteps = 4\nbatch_size = 3\nlr = 1e-3\n\
+             max_length = 100\n[trainer]\ncompute = \"f32\"\nmicro_tokens = 64\n",
             dir.join("rows.jsonl").display().to_string()
         );
         let overrides: Vec<String> = more.iter().map(|set| set.to_string()).collect();
@@ -106,7 +107,8 @@ fn only_what_the_model_is_to_say_is_learned() {
     assert_eq!((all, learned), (format!("{begin}1+1=2{end}"), vec![format!("2{end}")]));
 
     let chat = r#"{"messages": [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1"},
-        {"role": "assistant", "content": "2"}, {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]}"#;
+        {"role": "assistant", "content": "2"}, {"role": "user", "content": "2+2"},
+        {"role": "assistant", "content": "4"}]}"#;
     let (all, learned) = one(&start, &chat.replace('\n', " "));
     assert_eq!(all, "<system>add</><user>1+1</><assistant>2</><user>2+2</><assistant>4</>");
     assert_eq!(learned, ["2</>", "4</>"], "every turn of the assistant, with its end, and nothing else");
@@ -133,12 +135,13 @@ fn only_what_the_model_is_to_say_is_learned() {
 const ROWS: [&str; 5] = [
     r#"{"prompt": "1+1=", "response": "2"}"#,
     r#"{"prompt": "12+30=", "completion": "42"}"#,
-    r#"{"messages": [{"role": "user", "content": "one and two"}, {"role": "assistant", "content": "three"}]}"#,
+    r#"{"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "one two"}]}"#,
     r#"{"instruction": "say nine", "output": "nine nine nine"}"#,
     r#"{"prompt": "7+7=", "response": "14 or so"}"#,
 ];
 
-/// Sum of the negative log-probs of learned tokens, sequence by sequence and without the trainer, and how many there are.
+/// Sum of the negative log-probs of learned tokens, sequence by sequence and without the trainer, and how
+/// many there are.
 fn by_hand(start: &Start, cpu: &Cpu, examples: &[Example]) -> (f64, usize) {
     let weights = start.weights.as_ref().try_map(|w| cpu.upload(w)).expect("memory");
     let options = NetworkOptions::inference(&start.config, Format::F32);
@@ -229,7 +232,7 @@ fn a_share_that_is_held_out_is_never_learned_and_equal_rows_stay_together() {
     let examples = rows.open(&start);
     let count = examples.count().expect("of files");
     assert_eq!(count + examples.validation().len(), 40);
-    assert!(count > 0 && count % 2 == 0 && !examples.validation().is_empty());
+    assert!(count > 0 && count.is_multiple_of(2) && !examples.validation().is_empty());
     let mut order = EpochOrder::default();
     for index in 0..2 * count as u64 {
         let learned = examples.get(&mut order, index).expect("an example");
@@ -269,14 +272,15 @@ fn bad_rows_are_named() {
     let good = ROWS[0];
     assert_eq!(
         refused(&[good, "", r#"{"prompt": "1+1="}"#], &[]),
-        "key `sft.files`: rows.jsonl, line 3: expected `response` or `completion` beside `prompt`, found the keys \
-         [\"prompt\"]"
+        "key `sft.files`: rows.jsonl, line 3: expected `response` or `completion` beside `prompt`, found the \
+         keys [\"prompt\"]"
     );
     let text = refused(&[good, "nonsense"], &[]);
     assert!(text.starts_with("key `sft.files`: rows.jsonl, line 2: not a JSON object: "), "{text}");
     assert_eq!(
         refused(&[r#"{"messages": [{"role": "user", "content": "a"}]}"#], &[]),
-        "key `sft.files`: rows.jsonl, line 1: there is nothing to learn: no response and no turn of the assistant"
+        "key `sft.files`: rows.jsonl, line 1: there is nothing to learn: no response and no turn of the \
+         assistant"
     );
     assert_eq!(
         refused(&[good], &["sft.max_length=3"]),

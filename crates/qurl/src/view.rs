@@ -1,8 +1,9 @@
 //! What a training run shows while it goes on, on standard error.
 //!
-//! On a terminal a small block of lines is drawn over itself: stage and progress, reward or loss with a sparkline,
-//! mismatch, speed, where the time goes. Elsewhere (a pipe, a file, `--json`) a plain line is written every few seconds, and
-//! `--quiet` leaves only warnings. What the lines say is made by [`frame`] and [`supervised`], which know nothing of terminals.
+//! On a terminal a small block of lines is drawn over itself: stage and progress, reward or loss with a
+//! sparkline, mismatch, speed, where the time goes. Elsewhere (a pipe, a file, `--json`) a plain line is
+//! written every few seconds, and `--quiet` leaves only warnings. What the lines say is made by [`frame`] and
+//! [`supervised`], which know nothing of terminals.
 
 mod frame;
 mod supervised;

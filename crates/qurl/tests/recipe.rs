@@ -185,8 +185,8 @@ fn a_new_recipe_of_supervised_training_runs_as_it_is() {
     let done = qurl_in(&dir, &[&["sft", "new.toml"], &few[..]].concat(), "");
     assert_eq!(done.status, 0, "{}", done.stderr);
     // A new model without a task has no alphabet.
-    let alone = "model.new={ hidden_size = 32, intermediate_size = 64, num_hidden_layers = 1, num_attention_heads = 2, \
-                 num_key_value_heads = 1, max_position_embeddings = 64 }";
+    let alone = "model.new={ hidden_size = 32, intermediate_size = 64, num_hidden_layers = 1, \
+                 num_attention_heads = 2, num_key_value_heads = 1, max_position_embeddings = 64 }";
     let path = RECIPE.replace("[model]\npath = \"model\"\n", "");
     let sections = path.find("[task]").expect("a task");
     let text = format!(
@@ -196,8 +196,8 @@ fn a_new_recipe_of_supervised_training_runs_as_it_is() {
     std::fs::write(dir.join("alone.toml"), text).expect("written");
     assert_says(
         &qurl_in(&dir, &["sft", "alone.toml", "--set", alone], ""),
-        "key `model.new`: a new model takes its alphabet from the task, and there is no [task]; give one, or `model.path` \
-         instead",
+        "key `model.new`: a new model takes its alphabet from the task, and there is no [task]; give one, or \
+         `model.path` instead",
     );
 }
 

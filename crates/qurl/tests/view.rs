@@ -151,8 +151,8 @@ fn the_report_of_a_run_opens_and_every_plot_has_data() {
 /// The plots of a page that are shown, each with at least one line.
 fn drawn(browser: &Browser) -> Value {
     browser.eval(
-        "return [...document.querySelectorAll('figure')].filter(f => !f.hidden && f.querySelector('path.line, rect')) \
-         .map(f => f.id)",
+        "return [...document.querySelectorAll('figure')] \
+         .filter(f => !f.hidden && f.querySelector('path.line, rect')).map(f => f.id)",
     )
 }
 
@@ -312,7 +312,8 @@ fn the_live_page_follows_supervised_training() {
         .spawn();
     let mut training = Ended(training.expect("the run starts"));
     browser.wait_for(
-        "const plot = document.getElementById('plot-sft-loss'); return plot !== null && Number(plot.dataset.points) > 0",
+        "const plot = document.getElementById('plot-sft-loss'); \
+         return plot !== null && Number(plot.dataset.points) > 0",
     );
     assert!(training.0.wait().expect("the run ends").success());
     browser.wait_for("return document.getElementById('status').dataset.state === 'finished'");

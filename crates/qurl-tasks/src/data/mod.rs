@@ -109,8 +109,8 @@ pub fn read(path: &Path) -> Result<Vec<Row>, DataError> {
     Ok(rows)
 }
 
-/// Hands on the fields of every row of a `.jsonl`, `.jsonl.gz` or `.parquet` file, with the row's number from 1. In a file
-/// of lines that is the number of the line. A file without rows is an error.
+/// Hands on the fields of every row of a `.jsonl`, `.jsonl.gz` or `.parquet` file, with the row's number from
+/// 1. In a file of lines that is the number of the line. A file without rows is an error.
 pub fn each_record<E: From<DataError>>(
     path: &Path,
     mut take: impl FnMut(usize, Map<String, Value>) -> Result<(), E>,

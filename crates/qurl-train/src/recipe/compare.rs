@@ -66,7 +66,8 @@ impl Changes {
 }
 
 impl Recipe {
-    /// The key that says how many steps the run has: that of reinforcement learning, or of supervised training alone.
+    /// The key that says how many steps the run has: that of reinforcement learning, or of supervised
+    /// training alone.
     fn steps_key(&self) -> &'static str {
         if self.run.is_some() { "run.total_steps" } else { "sft.steps" }
     }

@@ -11,20 +11,22 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Sft {
-    /// Files of examples: `.jsonl`, `.jsonl.gz` or `.parquet`. A row has `messages`, or `prompt` and `response` (or
-    /// `completion`), or `instruction`, `input` and `output`; only what the model is to say is learned (docs/sft.md).
-    /// Without any the task's worked solutions are learned. Paths are relative to the recipe's directory.
+    /// Files of examples: `.jsonl`, `.jsonl.gz` or `.parquet`. A row has `messages`, or `prompt` and
+    /// `response` (or `completion`), or `instruction`, `input` and `output`; only what the model is to say is
+    /// learned (docs/sft.md). Without any the task's worked solutions are learned. Paths are relative to the
+    /// recipe's directory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<PathBuf>,
-    /// Files of examples to take the validation loss on; examples of theirs are left out of `sft.files`, and it is said how
-    /// many.
+    /// Files of examples to take the validation loss on; examples of theirs are left out of `sft.files`, and
+    /// it is said how many.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub validation_files: Vec<PathBuf>,
-    /// Share of the examples of `sft.files` that the validation loss is taken on instead of learned, where there are no
-    /// `sft.validation_files`.
+    /// Share of the examples of `sft.files` that the validation loss is taken on instead of learned, where
+    /// there are no `sft.validation_files`.
     #[serde(default)]
     pub held_out: f64,
-    /// Take the validation loss every so many steps, beside before the first and after the last; 0 for these only.
+    /// Take the validation loss every so many steps, beside before the first and after the last; 0 for these
+    /// only.
     #[serde(default = "Sft::default_validation_freq")]
     pub validation_freq: u64,
     /// Number of updates.
@@ -48,8 +50,8 @@ pub struct Sft {
     /// The AdamW optimizer.
     #[serde(default)]
     pub optim: AdamWOptions,
-    /// Held-out problems of the task that `qurl sft` solves greedily at the end; 0 for none. Without `sft.files` the
-    /// validation loss is that of their worked solutions.
+    /// Held-out problems of the task that `qurl sft` solves greedily at the end; 0 for none. Without
+    /// `sft.files` the validation loss is that of their worked solutions.
     #[serde(default = "Sft::default_test_problems")]
     pub test_problems: u64,
 }

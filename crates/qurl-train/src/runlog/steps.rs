@@ -40,8 +40,8 @@ impl StepLog {
         self.metrics.kept()
     }
 
-    /// Seconds that the writing of the last record took. They go into the next one, because a record cannot hold the time
-    /// of its own writing.
+    /// Seconds that the writing of the last record took. They go into the next one, because a record cannot
+    /// hold the time of its own writing.
     pub fn take_seconds(&mut self) -> f64 {
         std::mem::take(&mut self.seconds)
     }

@@ -1,8 +1,8 @@
-//! Where the examples of supervised training come from: files, or a task's worked solutions; and which of their tokens are
-//! learned.
+//! Where the examples of supervised training come from: files, or a task's worked solutions; and which of
+//! their tokens are learned.
 //!
-//! Only what the model is to say counts: the response and the end token after it, or of a conversation the assistant's turns
-//! as the chat template writes them. Everything else is read, and has no loss.
+//! Only what the model is to say counts: the response and the end token after it, or of a conversation the
+//! assistant's turns as the chat template writes them. Everything else is read, and has no loss.
 
 use super::rows::Row;
 use crate::recipe::Sft;
@@ -269,8 +269,8 @@ fn pair(start: &Start, prompt: &Prompt, response: &str) -> Result<Example, Start
     Ok(Example { ids, loss })
 }
 
-/// A conversation of which the assistant's turns from `learned_from` on are learned. Turns that the template shows
-/// differently once more follow (some drop earlier thoughts) are read only.
+/// A conversation of which the assistant's turns from `learned_from` on are learned. Turns that the template
+/// shows differently once more follow (some drop earlier thoughts) are read only.
 fn conversation(start: &Start, messages: &[Message], learned_from: usize) -> Result<Example, StartError> {
     let template = start.template.as_ref().ok_or(StartError::NoTemplate)?;
     let encode = |messages: &[Message], open: bool| -> Result<Vec<u32>, StartError> {

@@ -1,4 +1,5 @@
-//! What one step of supervised training did: a line of `metrics.jsonl`, or of a warm start's `warm_start.jsonl`.
+//! What one step of supervised training did: a line of `metrics.jsonl`, or of a warm start's
+//! `warm_start.jsonl`.
 
 use serde::Serialize;
 use std::collections::BTreeMap;

@@ -1,8 +1,9 @@
 //! Rows of supervised data: which fields make an example.
 //!
-//! The layouts of the field are told apart by their names, in this order: chat `messages`; `prompt` with `response`, or as
-//! TRL has it with `completion`, both texts or both lists of messages; alpaca's `instruction`, `input` and `output`. Other
-//! fields (ids, sources) are passed over, and so is one that is null, as columns of parquet files are.
+//! The layouts of the field are told apart by their names, in this order: chat `messages`; `prompt` with
+//! `response`, or as TRL has it with `completion`, both texts or both lists of messages; alpaca's
+//! `instruction`, `input` and `output`. Other fields (ids, sources) are passed over, and so is one that is
+//! null, as columns of parquet files are.
 
 use qurl_model::chat::Message;
 use serde_json::{Map, Value};
@@ -27,8 +28,8 @@ pub enum Row {
 }
 
 impl Row {
-    /// Understands the fields of a row; the error says what was expected. Alpaca's rows become a conversation of two turns
-    /// where the model has a chat template.
+    /// Understands the fields of a row; the error says what was expected. Alpaca's rows become a conversation
+    /// of two turns where the model has a chat template.
     pub fn of(fields: &Map<String, Value>, has_template: bool) -> Result<Row, String> {
         let get = |key: &str| fields.get(key).filter(|value| !value.is_null());
         if let Some(value) = get("messages") {
@@ -184,9 +185,9 @@ mod tests {
         assert_eq!(
             row(alpaca, false),
             text(
-                "Below is an instruction that describes a task, paired with an input that provides further context. Write a \
-                 response that appropriately completes the request.\n\n### Instruction:\nAdd {input}.\n\n### Input:\n1 1\
-                 \n\n### Response:",
+                "Below is an instruction that describes a task, paired with an input that provides further \
+                 context. Write a response that appropriately completes the request.\n\n\
+                 ### Instruction:\nAdd {input}.\n\n### Input:\n1 1\n\n### Response:",
                 "2"
             )
         );
@@ -195,8 +196,8 @@ mod tests {
         assert_eq!(
             row(alone, false),
             text(
-                "Below is an instruction that describes a task. Write a response that appropriately completes the request.\
-                 \n\n### Instruction:\nSay 2.\n\n### Response:",
+                "Below is an instruction that describes a task. Write a response that appropriately \
+                 completes the request.\n\n### Instruction:\nSay 2.\n\n### Response:",
                 "2"
             )
         );
@@ -207,8 +208,8 @@ mod tests {
         for (value, message) in [
             (
                 json!({"question": "1+1", "answer": "2"}),
-                "expected `messages`, or `prompt` and `response` (or `completion`), or `instruction` and `output`, found \
-                 the keys [\"question\", \"answer\"]",
+                "expected `messages`, or `prompt` and `response` (or `completion`), or `instruction` and \
+                 `output`, found the keys [\"question\", \"answer\"]",
             ),
             (
                 json!({"prompt": "1+1"}),
@@ -225,7 +226,7 @@ mod tests {
                 "`messages` is an empty list, expected a list of turns with `role` and `content`",
             ),
             (
-                json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": null}]}),
+                json!({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": null}]}),
                 "`messages`, turn 2: expected texts under `role` and `content`",
             ),
             (

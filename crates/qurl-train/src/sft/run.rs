@@ -1,6 +1,7 @@
-//! The run of `qurl sft`: resume or validate first, then step after step train, validate, save and write down; at the end
-//! the model and a summary. Checkpoints and logs are those of reinforcement learning ([`crate::run`]), and so is the
-//! promise: a run that was stopped or killed at any moment resumes with the same bits.
+//! The run of `qurl sft`: resume or validate first, then step after step train, validate, save and write
+//! down; at the end the model and a summary. Checkpoints and logs are those of reinforcement learning
+//! ([`crate::run`]), and so is the promise: a run that was stopped or killed at any moment resumes with the
+//! same bits.
 
 use super::{SftError, SftRecord, SftTrainer};
 use crate::checkpoint::{Keeper, ModelFiles, Snapshot};
@@ -141,7 +142,8 @@ impl<'a, B: Backend> SftRun<'a, B> {
         Ok(snapshot)
     }
 
-    /// Saves the state after the last whole step, if that was not done; also where checkpoints are switched off.
+    /// Saves the state after the last whole step, if that was not done; also where checkpoints are switched
+    /// off.
     fn save_here(&mut self) -> Result<(), SftError> {
         if !self.keeper.has(self.trainer.steps_done()) {
             let snapshot = self.snapshot()?;

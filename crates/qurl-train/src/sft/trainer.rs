@@ -75,7 +75,8 @@ impl<'a, B: Backend> SftTrainer<'a, B> {
         self.step
     }
 
-    /// One update on the next batch. After [`MAX_SKIPPED`] updates in a row that were not finite it is an error.
+    /// One update on the next batch. After [`MAX_SKIPPED`] updates in a row that were not finite it is an
+    /// error.
     pub fn step(&mut self) -> Result<SftRecord, SftError> {
         let began = Instant::now();
         let size = self.sft.batch_size as u64;
@@ -117,7 +118,8 @@ impl<'a, B: Backend> SftTrainer<'a, B> {
         Ok(())
     }
 
-    /// Mean negative log-prob of all learned tokens of the examples to validate on; none where there are none.
+    /// Mean negative log-prob of all learned tokens of the examples to validate on; none where there are
+    /// none.
     pub fn validation_loss(&mut self) -> Result<Option<f64>, SftError> {
         let examples = self.examples.validation();
         let tokens: usize = examples.iter().map(Example::scored).sum();
@@ -131,7 +133,8 @@ impl<'a, B: Backend> SftTrainer<'a, B> {
         Ok((tokens > 0).then(|| sum / tokens as f64))
     }
 
-    /// A copy of everything that the next steps depend on. `recipe` is the text that goes into the checkpoint.
+    /// A copy of everything that the next steps depend on. `recipe` is the text that goes into the
+    /// checkpoint.
     pub fn snapshot(&self, recipe: &str) -> Result<Snapshot, SftError> {
         let drawn = self.step * self.sft.batch_size as u64;
         let learner = self.learner.snapshot()?;
@@ -139,7 +142,8 @@ impl<'a, B: Backend> SftTrainer<'a, B> {
         Ok(Snapshot::new(self.step, drawn, recipe, self.fingerprint, None, learner, None, None, None))
     }
 
-    /// Takes over the state of a run with the same recipe, the last updates of which were skipped so many times.
+    /// Takes over the state of a run with the same recipe, the last updates of which were skipped so many
+    /// times.
     pub fn restore(&mut self, snapshot: &Snapshot, skipped_in_a_row: u64) -> Result<(), SftError> {
         if snapshot.state.problems != Some(self.fingerprint) {
             return Err(SftError::OtherExamples);
@@ -158,7 +162,8 @@ fn packed(examples: &[Example]) -> (Batch, Targets) {
     (Batch::whole(&ids), targets)
 }
 
-/// One update on a batch of examples; returns the loss before it: the mean over the learned tokens of the whole batch.
+/// One update on a batch of examples; returns the loss before it: the mean over the learned tokens of the
+/// whole batch.
 pub fn train_step<B: Backend>(
     learner: &mut Learner<B>,
     batch: &[Example],

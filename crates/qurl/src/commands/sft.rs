@@ -161,7 +161,8 @@ fn run_on<B: Backend>(
     }
 }
 
-/// The error that ends the command: stopped runs end with the status of their signal, and all that can be resumed say how.
+/// The error that ends the command: stopped runs end with the status of their signal, and all that can be
+/// resumed say how.
 fn ended(error: SftError, stop: &Stop, dir: &RunDir) -> anyhow::Error {
     let how = format!("go on with: {}", dir.how_to_go_on());
     match error {

@@ -68,7 +68,8 @@ impl Follower {
     /// Reads what is new.
     pub fn poll(&mut self) -> anyhow::Result<Change> {
         let steps_from = self.read_metrics()?;
-        // A warm start is over before the first step, and small: what is new of it is sent with all that is known.
+        // A warm start is over before the first step, and small: what is new of it is sent with all that is
+        // known.
         let about = self.read_warm_start()? | self.read_about()?;
         let rollouts = self.read_rollouts()?;
         Ok(Change { steps_from, about, rollouts })

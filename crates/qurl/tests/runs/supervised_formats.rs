@@ -110,8 +110,8 @@ fn texts_from_any_file_are_the_same() {
         assert!(weights(&dir, file) == first, "{file}");
     }
     // Alpaca's fields without a chat template are its authors' text.
-    let spelled = "Below is an instruction that describes a task. Write a response that appropriately completes the \
-                   request.\n\n### Instruction:\nadd\n\n### Response:";
+    let spelled = "Below is an instruction that describes a task. Write a response that appropriately \
+                   completes the request.\n\n### Instruction:\nadd\n\n### Response:";
     write_lines(&dir.join("alpaca.jsonl"), &[json!({"instruction": "add", "input": "", "output": "2"})]);
     write_lines(&dir.join("spelled.jsonl"), &[json!({"prompt": spelled, "response": "2"})]);
     let long = RECIPE.replace("path = \"model\"", "path = \"model\"\nmax_position_embeddings = 256");
@@ -130,7 +130,10 @@ fn conversations_from_any_layout_are_the_same() {
     let turn = |role: &str, content: &str| json!({"role": role, "content": content});
     let chat =
         |(said, answer): (&str, &str)| json!({"messages": [turn("user", said), turn("assistant", answer)]});
-    let trl = |(said, answer): (&str, &str)| json!({"prompt": [turn("user", said)], "completion": [turn("assistant", answer)]});
+    let trl = |(said, answer): (&str, &str)| {
+        let (prompt, completion) = (turn("user", said), turn("assistant", answer));
+        json!({"prompt": [prompt], "completion": [completion]})
+    };
     let alpaca = |(said, answer): (&str, &str)| json!({"instruction": said, "input": "", "output": answer});
     write_lines(&dir.join("messages.jsonl"), &PAIRS.map(chat));
     write_lines(&dir.join("trl.jsonl.gz"), &PAIRS.map(trl));

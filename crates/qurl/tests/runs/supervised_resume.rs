@@ -148,7 +148,8 @@ fn ctrl_c_saves_and_says_how_to_go_on() {
     let step = lines(&dir.join("run"));
     let wanted = format!("stopped after step {step}; go on with: qurl sft --run run --resume");
     assert!(said.contains(&wanted), "{said}");
-    // As it says, without naming the recipe, but with another end; and the same as a run that was never stopped.
+    // As it says, without naming the recipe, but with another end; and the same as a run that was never
+    // stopped.
     let end = (step + 5).to_string();
     let resumed = qurl_in(&dir, &["sft", "--run", "run", "--resume", "--steps", &end], "");
     assert_eq!(resumed.status, 0, "{}", resumed.stderr);

@@ -135,14 +135,14 @@ fn a_wrong_value_is_named_with_its_key_its_line_and_what_was_expected() {
         (
             "[run]\ntotal_steps = 2\n",
             "",
-            "r.toml: section `[run]` is missing; reinforcement learning needs [task], [data], [algorithm], [actor] and \
-             [run]",
+            "r.toml: section `[run]` is missing; reinforcement learning needs [task], [data], [algorithm], \
+             [actor] and [run]",
         ),
         (
             "[task]\ntype = \"synthetic\"\nkind = \"addition\"\nlevel = 2\n",
             "",
-            "r.toml: section `[task]` is missing; reinforcement learning needs [task], [data], [algorithm], [actor] and \
-             [run]",
+            "r.toml: section `[task]` is missing; reinforcement learning needs [task], [data], [algorithm], \
+             [actor] and [run]",
         ),
         (
             "hidden_size = 64",

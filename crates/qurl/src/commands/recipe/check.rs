@@ -236,7 +236,8 @@ fn text(report: &Report) -> String {
             sft.examples.map_or("the task's worked solutions".to_string(), |n| format!("{n} examples"));
         let _ = writeln!(
             text,
-            "supervised: {} steps of {} sequences of {examples}, {} to validate on ({} too long, {} learned and validated on)",
+            "supervised: {} steps of {} sequences of {examples}, {} to validate on; left out: {} too long, \
+             {} to learn that are validated on",
             sft.steps, sft.batch_size, sft.validation, sft.too_long, sft.overlaps
         );
     }

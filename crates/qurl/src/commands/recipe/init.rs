@@ -26,7 +26,8 @@ pub struct Args {
     /// Model directory, or an id of the hub whose snapshot is in the local cache; without one a small model from nothing
     #[arg(long)]
     pub(super) model: Option<PathBuf>,
-    /// File of problems, or for sft of examples, to train on (.jsonl, .jsonl.gz or .parquet); without one generated sums
+    /// File of problems, or for sft of examples, to train on (.jsonl, .jsonl.gz or .parquet); without one
+    /// generated sums
     #[arg(long, requires = "model")]
     pub(super) data: Option<PathBuf>,
     /// File of problems or examples to measure on; without one a share of --data is held out

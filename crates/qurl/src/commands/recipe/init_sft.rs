@@ -17,7 +17,8 @@ const ENOUGH_TO_HOLD_OUT: usize = 200;
 /// Sequences of a new recipe are at most so long.
 const LENGTH: usize = 2048;
 
-/// The sections of a recipe that learns the examples of --data, or without them worked solutions of generated sums.
+/// The sections of a recipe that learns the examples of --data, or without them worked solutions of generated
+/// sums.
 pub fn sections(args: &Args) -> anyhow::Result<Vec<(&'static str, Vec<Line>)>> {
     let set = |key, value: &str| Set(key, value.to_string());
     let mut sections = vec![model_of(args)];

@@ -22,14 +22,14 @@ function hero(run) {
   const planned = run.total_steps && run.total_steps !== f.steps ? ` of ${run.total_steps}` : "";
   return h("div", { class: "hero card" }, headline(f), h("div", { class: "tiles" },
     tile("Reward", number(f.reward_last), `${number(f.reward_first)} at first`),
-    warmTile(run),
     tile("Mismatch KL", number(f.mismatch_kl, 2), "mean of all steps"),
     tile("Largest ρ", number(f.rho_max), "of all tokens"),
     tile("Clipped", share(f.clipped), "of the tokens"),
     tile("Rollout", count(f.rollout_tokens_per_s), missing(f.rollout_speedup) ? "tokens/s" : `tokens/s, ${number(f.rollout_speedup)}× bf16`),
     tile("Training", count(f.training_tokens_per_s), "tokens/s"),
     tile("Time", duration(f.seconds), `${f.steps}${planned} steps`),
-    tile("Updates", number(f.updates, 6), f.skipped_updates ? `${f.skipped_updates} skipped` : "none skipped")));
+    tile("Updates", number(f.updates, 6), f.skipped_updates ? `${f.skipped_updates} skipped` : "none skipped"),
+    warmTile(run)));
 }
 
 const OVERVIEW = [

@@ -15,16 +15,16 @@ function validated(run) {
   return (missing(before) ? [] : [[0, before]]).concat(points(run, "validation_loss"));
 }
 
-const lossPlot = (id, loss, validation, more) => ({ id, title: "Loss", format: short, exact: number, ...more, lines: [
-  { name: "training", of: loss },
-  { name: "validation", of: validation, sparse: true },
-] });
+const lossPlot = (id, loss, validation, more) => ({
+  id, title: "Loss", format: short, exact: number, ...more,
+  lines: [{ name: "training", of: loss }, { name: "validation", of: validation, sparse: true }],
+});
 
 const SUPERVISED = [
   {
     title: "Learning",
-    lead: "Mean negative log-probability of the learned tokens: of each batch before its update, and of the validation " +
-      "examples, which are never trained on.",
+    lead: "Mean negative log-probability of the learned tokens: of each batch before its update, and of the " +
+      "validation examples, which are never trained on.",
     plots: [
       lossPlot("sft-loss", learned("loss"), validated),
       { id: "sft-grad-norm", title: "Gradient norm", format: short, exact: number, log: true,
@@ -56,13 +56,14 @@ const WARM_START = {
   ],
 };
 
-/** The sections that the runs have something to say in; a run that has not begun may become one of reinforcement learning. */
+/** The sections that the runs have something to say in. What a run will be that has not begun is not known yet. */
 function sectionsOf(runs) {
   const reinforced = runs.some((run) => !isSupervised(run));
   const warm = runs.some((run) => !isSupervised(run) && warmSteps(run));
   const [first, ...rest] = SECTIONS;
-  return [...(runs.some(isSupervised) ? SUPERVISED : []), ...(reinforced ? [first] : []), ...(warm ? [WARM_START] : []),
-    ...(reinforced ? rest : [])];
+  const when = (there, sections) => (there ? sections : []);
+  return [...when(runs.some(isSupervised), SUPERVISED), ...when(reinforced, [first]), ...when(warm, [WARM_START]),
+    ...when(reinforced, rest)];
 }
 
 /** All plots. What a live run is shows only once it has begun: then the sections are made anew. */
@@ -88,7 +89,8 @@ const fromTo = (before, after) => [h("span", { class: "from" }, `${number(before
 function supervisedHero(run) {
   const f = run.figures.supervised;
   const validated = !missing(f.validation_loss_after);
-  const [before, after] = validated ? [f.validation_loss_before, f.validation_loss_after] : [f.loss_first, f.loss_last];
+  const before = validated ? f.validation_loss_before : f.loss_first;
+  const after = validated ? f.validation_loss_after : f.loss_last;
   const best = validated && f.validation_loss_best < after ? `best ${number(f.validation_loss_best)}` : "";
   const planned = run.total_steps && run.total_steps !== f.steps ? ` of ${run.total_steps}` : "";
   return h("div", { class: "hero card" },
@@ -101,24 +103,24 @@ function supervisedHero(run) {
       missing(f.epochs) ? null : tile("Epochs", number(f.epochs), "of the examples"),
       tile("Training", count(f.tokens_per_s), "tokens/s"),
       tile("Time", duration(f.seconds), `${f.steps}${planned} steps`),
-      tile("Updates", number(f.updates, 6), f.skipped_updates ? `${f.skipped_updates} skipped` : "none skipped")));
+      tile("Updates", number(f.updates, 6), `${f.skipped_updates || "none"} skipped`)));
 }
 
 /** The warm start among the figures of a run of reinforcement learning. */
 function warmTile(run) {
   const f = run.figures.warm_start;
-  return f ? tile("Warm start", number(f.loss_last), `loss, ${number(f.loss_first)} at first; ${f.steps} steps`) : null;
+  return f ? tile("Warm start", number(f.loss_last), `loss, ${number(f.loss_first)} at first`) : null;
 }
 
 /** What a comparison of supervised runs says of each. */
 const SUPERVISED_OVERVIEW = [
-  ["validation loss", (f) => `${number(f.supervised.validation_loss_before)} → ${number(f.supervised.validation_loss_after)}`],
-  ["best", (f) => number(f.supervised.validation_loss_best)],
-  ["loss", (f) => `${number(f.supervised.loss_first)} → ${number(f.supervised.loss_last)}`],
-  ["training tok/s", (f) => count(f.supervised.tokens_per_s)],
-  ["time", (f) => duration(f.supervised.seconds)],
-  ["steps", (f) => String(f.supervised.steps)],
-];
+  ["validation loss", (f) => `${number(f.validation_loss_before)} → ${number(f.validation_loss_after)}`],
+  ["best", (f) => number(f.validation_loss_best)],
+  ["loss", (f) => `${number(f.loss_first)} → ${number(f.loss_last)}`],
+  ["training tok/s", (f) => count(f.tokens_per_s)],
+  ["time", (f) => duration(f.seconds)],
+  ["steps", (f) => String(f.steps)],
+].map(([name, cell]) => [name, (figures) => cell(figures.supervised)]);
 
 /** Where a live run is before its first step. */
 function beforeFirstStep(run) {
