@@ -2,7 +2,6 @@
 
 use super::common::qurl_in;
 use super::support::{RECIPE, place, trained};
-use std::path::Path;
 
 #[test]
 fn a_place_that_cannot_be_used_is_refused_before_training() {

@@ -8,8 +8,8 @@ const COLUMNS: usize = 100;
 
 const HEAD: &str = "# Recipes: every key
 
-A recipe is a TOML file that says what a run does: `qurl train mine.toml`, or for supervised training, which needs
-[model] and [sft] only, `qurl sft mine.toml` ([sft.md](sft.md)). This page is generated from the program
+A recipe is a TOML file that says what a run does: `qurl train mine.toml`, or `qurl sft mine.toml` for
+supervised training ([sft.md](sft.md)). This page is generated from the program
 (`qurl recipe --markdown > docs/recipe.md`); `qurl recipe KEY` shows the same of one key or section, and
 `qurl recipe schema` prints a JSON schema that editors complete by.
 

@@ -23,8 +23,8 @@ const lossPlot = (id, loss, validation, more) => ({
 const SUPERVISED = [
   {
     title: "Learning",
-    lead: "Mean negative log-probability of the learned tokens: of each batch before its update, and of the " +
-      "validation examples, which are never trained on.",
+    lead: "Mean negative log-probability of the learned tokens: of each batch before its update, and of " +
+      "the validation examples, which are never trained on.",
     plots: [
       lossPlot("sft-loss", learned("loss"), validated),
       { id: "sft-grad-norm", title: "Gradient norm", format: short, exact: number, log: true,
@@ -56,14 +56,14 @@ const WARM_START = {
   ],
 };
 
-/** The sections that the runs have something to say in. What a run will be that has not begun is not known yet. */
+/** The sections that the runs have something to say in. */
 function sectionsOf(runs) {
   const reinforced = runs.some((run) => !isSupervised(run));
   const warm = runs.some((run) => !isSupervised(run) && warmSteps(run));
   const [first, ...rest] = SECTIONS;
   const when = (there, sections) => (there ? sections : []);
-  return [...when(runs.some(isSupervised), SUPERVISED), ...when(reinforced, [first]), ...when(warm, [WARM_START]),
-    ...when(reinforced, rest)];
+  return [when(runs.some(isSupervised), SUPERVISED), when(reinforced, [first]), when(warm, [WARM_START]),
+    when(reinforced, rest)].flat();
 }
 
 /** All plots. What a live run is shows only once it has begun: then the sections are made anew. */
