@@ -128,6 +128,8 @@ fn kills_change_nothing() {
         Outcome::of(&dir.join(&name)).assert_same(&whole, &format!("killed after steps {moments:?}"));
     }
     assert!(kills >= 3, "most runs were over before they were killed");
+    done(&dir, "often", &["--set", "sft.validation_freq=1"]);
+    assert!(Outcome::of(&dir.join("often")).weights() == whole.weights(), "validation changes nothing");
     done(&dir, "other", &["--set", "trainer.seed=2"]);
     assert_ne!(Outcome::of(&dir.join("other")).weights(), whole.weights(), "another seed is another run");
 }
