@@ -20,7 +20,8 @@ macro_rules! table {
         $(#[$meta])*
         pub struct $name {
             $(#[doc = concat!("`", $symbol, "`")] pub $function: unsafe extern "C" fn($($arg),*) -> Status,)*
-            _library: Library,
+            /// Where the functions are; none where they are our own.
+            pub library: Option<Library>,
         }
 
         impl $name {
@@ -30,7 +31,7 @@ macro_rules! table {
                     $(let $function = *library
                         .get::<unsafe extern "C" fn($($arg),*) -> Status>(concat!($symbol, "\0").as_bytes())
                         .map_err(|e| e.to_string())?;)*
-                    Ok($name { $($function,)* _library: library })
+                    Ok($name { $($function,)* library: Some(library) })
                 }
             }
         }
@@ -57,7 +58,6 @@ table! {
         copy_out as "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, Handle);
         copy as "cuMemcpyDtoDAsync_v2" (DevicePtr, DevicePtr, usize, Handle);
         fill8 as "cuMemsetD8Async" (DevicePtr, u8, usize, Handle);
-        fill_now as "cuMemsetD8_v2" (DevicePtr, u8, usize);
         stream_create as "cuStreamCreate" (*mut Handle, c_uint);
         stream_destroy as "cuStreamDestroy_v2" (Handle);
         stream_wait as "cuStreamSynchronize" (Handle);
@@ -65,7 +65,6 @@ table! {
         module_unload as "cuModuleUnload" (Handle);
         module_function as "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
         function_set as "cuFuncSetAttribute" (Handle, c_int, c_int);
-        function_get as "cuFuncGetAttribute" (*mut c_int, c_int, Handle);
         blocks_at_once as "cuOccupancyMaxActiveBlocksPerMultiprocessor" (*mut c_int, Handle, c_int, usize);
         clusters_at_once as "cuOccupancyMaxActiveClusters" (*mut c_int, Handle, *const LaunchConfig);
         launch as "cuLaunchKernelEx" (*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
@@ -79,7 +78,6 @@ table! {
         event_create as "cuEventCreate" (*mut Handle, c_uint);
         event_record as "cuEventRecord" (Handle, Handle);
         event_wait as "cuEventSynchronize" (Handle);
-        event_elapsed as "cuEventElapsedTime" (*mut f32, Handle, Handle);
         event_destroy as "cuEventDestroy_v2" (Handle);
         error_text as "cuGetErrorString" (c_int, *mut *const c_char);
     }

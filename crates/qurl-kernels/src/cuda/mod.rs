@@ -15,6 +15,7 @@ mod batch;
 pub mod compile;
 mod constants;
 mod context;
+pub mod counting;
 mod device;
 pub mod ffi;
 mod flash;
