@@ -1,7 +1,8 @@
-//! The rows of a pass on the device: one area of memory with all of them, and the shape that kernels are chosen by.
+//! The rows of a pass on the device: one area of memory with all of them, and the shape that kernels are
+//! chosen by.
 //!
-//! Where a part of the rows lies depends on the shape alone, and so does every choice of kernels. So a recorded step
-//! ([`super::replay`]) is right for every batch of its shape.
+//! Where a part of the rows lies depends on the shape alone, and so does every choice of kernels. So a
+//! recorded step ([`super::replay`]) is right for every batch of its shape.
 
 use super::constants::{FLASH_TILE, SPLIT_TILES};
 use super::context::ALIGN;
@@ -11,8 +12,8 @@ use super::queue::CudaQueue;
 use crate::types::{Batch, SampleRow, Span, Token};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Positions of a split: contexts are rounded up to whole tiles, as far as there is one split of them, and to powers of two
-/// of it beyond.
+/// Positions of a split: contexts are rounded up to whole tiles, as far as there is one split of them, and to
+/// powers of two of it beyond.
 pub(super) const SPLIT: usize = SPLIT_TILES * FLASH_TILE;
 
 /// What may tell the steps of two batches apart: the only thing that kernels are chosen by.
@@ -70,7 +71,8 @@ impl BatchShape {
     }
 }
 
-/// Contexts of one rounded length go through the same kernels: the same tiles of a single split, or as many splits.
+/// Contexts of one rounded length go through the same kernels: the same tiles of a single split, or as many
+/// splits.
 fn rounded(longest: usize) -> usize {
     match longest {
         0..=SPLIT => longest.next_multiple_of(FLASH_TILE),
@@ -92,7 +94,8 @@ struct SampleWords {
 // SAFETY: numbers of 4 and 8 bytes, each at a multiple of its size, 24 bytes together.
 unsafe impl Plain for SampleWords {}
 
-/// The largest numbers of a batch, which the buffers of a step must have place for; one more than each, 0 for none.
+/// The largest numbers of a batch, which the buffers of a step must have place for; one more than each, 0 for
+/// none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Bounds {
     pub token: usize,

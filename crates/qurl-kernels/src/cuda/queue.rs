@@ -1,7 +1,13 @@
 //! A queue: a stream and everything that operations on it need, used by one owner at a time.
 //!
-//! Operations run in order on the stream. One that fails cannot tell its caller (operations return nothing), so the
-//! first error is kept and comes out where results are read. What the operations are is in [`super::ops`].
+//! Operations run in order on the stream. One that fails cannot tell its caller (operations return nothing),
+//! so the first error is kept and comes out where results are read. What the operations are is in
+//! [`super::ops`].
+//!
+//! Some kernels have blocks that wait for each other, and so need all of them resident
+//! (`Context::blocks_at_once`). That counts on the whole device: two queues of one device must not run such
+//! kernels (GEMMs, decode attention) at the same time, or each may hold SMs that the other waits for. Whoever
+//! has two of them synchronizes one before using the other.
 
 use super::batch::Bounds;
 use super::context::{Context, STREAM_NON_BLOCKING};
@@ -49,8 +55,8 @@ pub struct CudaQueue {
     workspace: Workspace,
     /// Zeros, for counters that kernels leave at zero again: [`COUNTER_BYTES`].
     counters: Buffer,
-    /// Words that the blocks of a kernel publish for each other: EMPTY (all bits set), and left so by every kernel.
-    /// First [`ABSMAX_BYTES`] for absmax, then the partial sums of GEMMs.
+    /// Words that the blocks of a kernel publish for each other: EMPTY (all bits set), and left so by every
+    /// kernel. First [`ABSMAX_BYTES`] for absmax, then the partial sums of GEMMs.
     words: Buffer,
     ring: Ring,
     outboxes: [Outbox; 2],
@@ -68,8 +74,9 @@ pub struct CudaQueue {
     error: Option<DeviceError>,
 }
 
-// SAFETY: the raw pointers are handles of the driver and page-locked memory that this queue alone owns; the driver takes
-// them from any thread in which the context is current, which every call to it sees to. A queue is not `Sync`.
+// SAFETY: the raw pointers are handles of the driver and page-locked memory that this queue alone owns; the
+// driver takes them from any thread in which the context is current, which every call to it sees to. A queue
+// is not `Sync`.
 unsafe impl Send for CudaQueue {}
 
 impl CudaQueue {
@@ -171,8 +178,8 @@ impl CudaQueue {
         }
     }
 
-    /// Memory of the workspace, good until the operation ends; its content is whatever was left there. The device's
-    /// memory may be short: then the error is kept and the address is 0.
+    /// Memory of the workspace, good until the operation ends; its content is whatever was left there. The
+    /// device's memory may be short: then the error is kept and the address is 0.
     pub(super) fn alloc(&mut self, bytes: usize) -> DevicePtr {
         if bytes == 0 {
             return 0;
@@ -251,8 +258,8 @@ impl CudaQueue {
                 return 0;
             }
         };
-        // SAFETY: both places have the bytes; plain numbers without padding. The host's is not written again before the
-        // ring begins anew, which waits for the stream.
+        // SAFETY: both places have the bytes; plain numbers without padding. The host's is not written again
+        // before the ring begins anew, which waits for the stream.
         let status = unsafe {
             std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), host, bytes);
             (self.context.driver.copy_in)(to, host.cast(), bytes, self.stream)
@@ -311,7 +318,8 @@ impl CudaQueue {
             return;
         }
         self.bind();
-        // SAFETY: the caller gives an address with place for them; the values are borrowed until they have been read.
+        // SAFETY: the caller gives an address with place for them; the values are borrowed until they have
+        // been read.
         let status = unsafe {
             (self.context.driver.copy_in)(to, values.as_ptr().cast(), size_of_val(values), self.stream)
         };

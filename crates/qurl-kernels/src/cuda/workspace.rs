@@ -1,8 +1,8 @@
 //! Working memory of operations: taken piece by piece, given back all at once when the next operation begins.
 //!
-//! An address is good until the operation ends: where a block is too small, another one is chained to it, and none is
-//! moved or freed. When the next operation begins, several blocks become one. Then addresses change, and whoever keeps
-//! some (recorded steps) must drop them: [`Workspace::is_fragmented`] says so before.
+//! An address is good until the operation ends: where a block is too small, another one is chained to it, and
+//! none is moved or freed. When the next operation begins, several blocks become one. Then addresses change,
+//! and whoever keeps some (recorded steps) must drop them: [`Workspace::is_fragmented`] says so before.
 
 use super::context::{ALIGN, Context};
 use super::ffi::DevicePtr;
@@ -67,7 +67,8 @@ impl Workspace {
         None
     }
 
-    /// Chains a block that has so many bytes, and some more, so that slowly growing operations do not chain one each.
+    /// Chains a block that has so many bytes, and some more, so that slowly growing operations do not chain
+    /// one each.
     pub fn grow(&mut self, context: &Arc<Context>, bytes: usize) -> Result<(), DeviceError> {
         let bytes = (bytes + bytes / 8).next_multiple_of(BLOCK_BYTES);
         self.blocks.push(Buffer::new(context, bytes, "workspace")?);
