@@ -23,6 +23,25 @@ pub fn mix(a: u64, b: u64) -> u64 {
 }
 
 /// Checksum of one tensor.
+///
+/// ```
+/// use qurl_kernels::{Cpu, Device, Queue, checksum};
+/// use std::sync::Arc;
+///
+/// let weights = [0.5, -1.25, 3.0];
+/// assert_ne!(checksum::values(&weights), checksum::values(&[-1.25, 0.5, 3.0]));
+///
+/// // A device computes the same.
+/// let mut queue = Arc::new(Cpu::from_env()?).queue()?;
+/// let tensor = queue.upload(&weights)?;
+/// assert_eq!(queue.checksum(&tensor)?, checksum::values(&weights));
+///
+/// // One number for several tensors, in their order.
+/// let each = [&weights[..2], &weights[2..]].map(checksum::values);
+/// let all = each.into_iter().fold(checksum::SEED, checksum::mix);
+/// assert_ne!(all, checksum::values(&weights));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn values(values: &[f32]) -> u64 {
     whole(values.len(), values.chunks(BLOCK).map(block))
 }

@@ -29,6 +29,33 @@ pub struct DeviceMemory {
 
 /// Something that computes: a CPU with its threads, a GPU. It allocates and says what it is; it may be shared by
 /// threads, each with a [`Queue`] of its own.
+///
+/// ```
+/// use qurl_kernels::types::{KvFormat, KvShape};
+/// use qurl_kernels::{Cpu, Device, DeviceError, Queue};
+/// use std::sync::Arc;
+///
+/// let device = Arc::new(Cpu::from_env()?);
+/// println!("{}", device.info().description);
+///
+/// // Pages of 16 tokens with two heads of 64: eight bits a number and a scale for each head, for keys and
+/// // for values.
+/// let shape = KvShape { format: KvFormat::Int8, pages: 8, page_size: 16, kv_heads: 2, head_dim: 64 };
+/// assert_eq!(device.kv_page_bytes(shape), 16 * 2 * 2 * (64 + 4));
+/// let pages = device.kv_pages(shape)?;
+///
+/// let sums = std::thread::scope(|scope| {
+///     let sum = |x: f32| -> Result<f64, DeviceError> {
+///         let mut queue = device.queue()?;
+///         let tensor = queue.upload(&vec![x; 1000])?;
+///         queue.sum_squares(&[&tensor])
+///     };
+///     let threads = [2.0, 3.0].map(|x| scope.spawn(move || sum(x)));
+///     threads.map(|thread| thread.join().expect("a thread that ends"))
+/// });
+/// assert_eq!(sums, [Ok(4000.0), Ok(9000.0)]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Device: Send + Sync + Sized + 'static {
     /// A buffer of f32 numbers.
     type Tensor: Send + Sync;

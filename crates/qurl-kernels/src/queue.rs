@@ -14,6 +14,29 @@ use crate::types::{Batch, DeviceError, HeadOutput, Sampled};
 use std::sync::Arc;
 
 /// Operations in order, on one device. Used by `&mut`, since it owns stream, workspace, staging and recorded steps.
+///
+/// ```
+/// use qurl_kernels::ops::{Linear, Output, Pack};
+/// use qurl_kernels::types::WeightShape;
+/// use qurl_kernels::{Cpu, Device, Format, Queue, Rounding};
+/// use std::sync::Arc;
+///
+/// let device = Arc::new(Cpu::from_env()?);
+/// let mut queue = device.queue()?;
+///
+/// // A linear layer of three inputs and two outputs in int8, with a scale for each output: here both are
+/// // one, and 0.5 is rounded to the even neighbour.
+/// let from = queue.upload(&[127.0, 0.0, -64.0, 0.5, -127.0, 0.0])?;
+/// let mut w = device.weight(WeightShape { n: 2, k: 3, format: Format::Int8, trained: false })?;
+/// queue.pack(Pack { from: &from, rounding: Rounding::Nearest, copy: None, to: &mut w })?;
+///
+/// let x = queue.upload(&[1.0, 2.0, 127.0])?;
+/// let mut out = device.zeros(2)?;
+/// let output = Output::Store;
+/// queue.linear(Linear { x: &x, rows: 1, norm: None, w: &w, bias: None, output, out: &mut out });
+/// assert_eq!(queue.read(&out, 2)?, [127.0 - 64.0 * 127.0, -127.0 * 2.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Queue: Send + Sized + 'static {
     /// Where the operations run.
     type Device: Device<Queue = Self>;

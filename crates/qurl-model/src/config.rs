@@ -29,7 +29,7 @@ pub enum Family {
     Qwen3,
     /// Llama 2 and 3, possibly with scaled rotary frequencies.
     Llama,
-    /// Mistral without sliding window.
+    /// Mistral, with or without a sliding window.
     Mistral,
 }
 
@@ -136,6 +136,15 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
+/// Attention that sees no further back than a window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlidingWindow {
+    /// A query sees itself and the `size - 1` positions before it.
+    pub size: usize,
+    /// Which layers have it; the others see everything.
+    pub layers: Vec<bool>,
+}
+
 /// The six numbers that size a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dims {
@@ -178,6 +187,8 @@ pub struct ModelConfig {
     pub rope: Rope,
     /// The longest sequence the model was made for.
     pub max_position_embeddings: usize,
+    /// Layers with a sliding window, where there are some.
+    pub sliding_window: Option<SlidingWindow>,
     /// Whether the output head is the embedding.
     pub tie_word_embeddings: bool,
     /// Whether query, key and value projections carry a bias.
@@ -290,6 +301,7 @@ impl ModelConfig {
             },
             rope: Rope { theta, scaling: RopeScaling::None },
             max_position_embeddings: 32768,
+            sliding_window: None,
             tie_word_embeddings: false,
             qkv_bias: family.has_qkv_bias(),
             qk_norm: family.has_qk_norm(),
@@ -383,6 +395,15 @@ impl ModelConfig {
                 }
             }
         }
+        if let Some(SlidingWindow { size, layers }) = &self.sliding_window {
+            if *size == 0 || *size > MAX_DIM {
+                return fail("sliding_window", size.to_string(), &format!("a whole number from 1 to {MAX_DIM}"));
+            }
+            if layers.len() != self.num_layers {
+                let expected = format!("one for each of num_hidden_layers = {}", self.num_layers);
+                return fail("layer_types", format!("a list of {}", layers.len()), &expected);
+            }
+        }
         if self.qkv_bias != self.family.has_qkv_bias() {
             let expected = format!("{} for {}", self.family.has_qkv_bias(), self.family.model_type());
             return fail("qkv_bias", self.qkv_bias.to_string(), &expected);
@@ -405,8 +426,8 @@ impl ModelConfig {
     }
 
     /// The sliding window of a layer: a query sees itself and the `window - 1` positions before it; `None` sees all.
-    pub fn window(&self, _layer: usize) -> Option<usize> {
-        None
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        self.sliding_window.as_ref().filter(|window| window.layers[layer]).map(|window| window.size)
     }
 
     /// Rows of the fused projection: queries, then keys, then values.

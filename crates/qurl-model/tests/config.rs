@@ -78,8 +78,8 @@ fn families_differ_where_they_should() {
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
     let cases = [
-        ("qwen2", json!({"use_sliding_window": true}), "use_sliding_window"),
-        ("mistral", json!({"sliding_window": 4096}), "sliding_window"),
+        ("mistral", json!({"sliding_window": 7, "layer_types": ["full_attention"]}), "layer_types"),
+        ("qwen2", json!({"layer_types": ["chunked_attention"]}), "layer_types"),
         ("qwen3_moe", json!({}), "model_type"),
         ("mixtral", json!({}), "model_type"),
         ("gpt2", json!({}), "model_type"),
@@ -143,12 +143,36 @@ fn wrong_values_are_named() {
     }
     let garbage = ModelConfig::from_json("[1, 2]", "x.json").unwrap_err().to_string();
     assert!(garbage.starts_with("x.json: expected a JSON object"), "{garbage}");
-    let absent = read("mistral", json!({})).map(|_| ()).and_then(|()| {
-        let mut text: Value = serde_json::from_str(&old_config("mistral", json!({}))).unwrap();
-        text.as_object_mut().unwrap().remove("sliding_window");
-        ModelConfig::from_json(&text.to_string(), "x.json").map(|_| ())
-    });
-    assert!(matches!(absent, Err(ConfigError::Missing { key, .. }) if key == "sliding_window"));
+}
+
+#[test]
+fn sliding_windows_are_those_of_the_published_classes() {
+    let windows = |model_type: &str, changes: Value| {
+        let config = read(model_type, changes.clone()).unwrap_or_else(|e| panic!("{changes}: {e}"));
+        let again = ModelConfig::from_json(&config.to_json().to_string(), "again").unwrap();
+        assert_eq!(again, config, "{changes}");
+        (0..config.num_layers).map(|layer| config.window(layer)).collect::<Vec<_>>()
+    };
+    let layers = windows("mistral", json!({})).len();
+    assert_eq!(windows("mistral", json!({"sliding_window": 7})), vec![Some(7); layers]);
+    let mut text: Value = serde_json::from_str(&old_config("mistral", json!({}))).unwrap();
+    text.as_object_mut().unwrap().remove("sliding_window");
+    let absent = ModelConfig::from_json(&text.to_string(), "x.json").unwrap();
+    assert_eq!(absent.window(0), Some(4096), "absent means 4096");
+    let unused = json!({"use_sliding_window": false, "sliding_window": 7});
+    assert_eq!(windows("qwen2", unused), vec![None; layers]);
+    let later = json!({"use_sliding_window": true, "sliding_window": 7, "max_window_layers": 1});
+    let mut expected = vec![Some(7); layers];
+    expected[0] = None;
+    assert_eq!(windows("qwen2", later), expected);
+    let kinds: Vec<&str> = (0..layers).map(|i| ["sliding_attention", "full_attention"][i % 2]).collect();
+    let listed = json!({"use_sliding_window": true, "sliding_window": 9, "layer_types": kinds});
+    assert_eq!(windows("qwen3", listed), (0..layers).map(|i| [Some(9), None][i % 2]).collect::<Vec<_>>());
+    let short = json!({"use_sliding_window": true, "sliding_window": 9, "layer_types": vec!["sliding_attention"; 99]});
+    let error = read("qwen3", short).unwrap_err().to_string();
+    assert!(error.contains("`layer_types` is a list of 99, expected one for each of"), "{error}");
+    let error = read("mistral", json!({"sliding_window": 0})).unwrap_err().to_string();
+    assert!(error.contains("`sliding_window` is 0, expected a whole number from 1"), "{error}");
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn the_real_model_tells_its_story() {
 fn probabilities(
     vocabulary: usize,
     temperature: f32,
-) -> (qurl_rollout::Engine<qurl_kernels::Cpu>, Vec<f64>, Vec<f32>) {
+) -> (Served<qurl_kernels::Cpu>, Vec<f64>, Vec<f32>) {
     let (mut config, params) = model(Family::Qwen3, vocabulary, 4);
     config.max_position_embeddings = 64;
     let cpu = cpu(2);

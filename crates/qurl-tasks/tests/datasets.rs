@@ -62,7 +62,7 @@ fn what_is_wrong_with_a_file_of_lines_is_named() {
         "text.jsonl",
         b"{\"problem\":\"1\",\"answer\":\"1\"}\n\n{\"problem\":\"\xff\"}\n",
     ));
-    assert!(text.contains("text.jsonl, row 3: not UTF-8"), "{text}");
+    assert!(text.contains("text.jsonl, line 3: not UTF-8"), "{text}");
     let marked = Scratch::new("marked.jsonl", format!("\u{feff}{LINES}").as_bytes());
     let plain = Scratch::new("unmarked.jsonl", LINES.as_bytes());
     let answers =
@@ -113,10 +113,10 @@ fn errors_name_file_row_and_key() {
         assert!(parts.iter().all(|p| error.contains(p)) && error.contains(name), "{error}");
     };
     let good = "{\"problem\": \"p\", \"answer\": \"1\"}\n";
-    check("bad.jsonl", &format!("{good}nonsense\n"), &["row 2"]);
-    check("noanswer.jsonl", "{\"problem\": \"p\"}\n", &["row 1", "`answer`"]);
-    check("noproblem.jsonl", &format!("{good}{good}{{\"answer\": 3}}\n"), &["row 3", "`problem`", "answer"]);
-    check("emptyanswer.jsonl", "{\"problem\": \"p\", \"answer\": \"\"}\n", &["row 1"]);
+    check("bad.jsonl", &format!("{good}nonsense\n"), &["line 2"]);
+    check("noanswer.jsonl", "{\"problem\": \"p\"}\n", &["line 1", "`answer`"]);
+    check("noproblem.jsonl", &format!("{good}{good}{{\"answer\": 3}}\n"), &["line 3", "`problem`", "answer"]);
+    check("emptyanswer.jsonl", "{\"problem\": \"p\", \"answer\": \"\"}\n", &["line 1"]);
     check("empty.jsonl", "", &["no rows"]);
     check("bad.parquet", "not parquet at all", &["parquet"]);
     assert!(matches!(read(Path::new("no/such/file.jsonl")), Err(DataError::Io { .. })));

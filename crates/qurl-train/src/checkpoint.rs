@@ -15,11 +15,12 @@
 //!
 //! There is no state of a random number generator: all random numbers are functions of seed, step and place.
 //!
-//! A checkpoint is written under a temporary name, synced and renamed ([`Store`]), from a copy of the state and on a
-//! thread of its own ([`Writer`]), so that training goes on meanwhile. What a disk or a foreign program damages
-//! later is found by the manifest.
+//! A checkpoint is written under a temporary name, synced and renamed ([`Store`]), from a copy of the state
+//! and on a thread of its own ([`Writer`]), so that training goes on meanwhile; [`Keeper`] says when. What a
+//! disk or a foreign program damages later is found by the manifest.
 
 mod error;
+mod keeper;
 mod manifest;
 mod snapshot;
 mod store;
@@ -27,6 +28,7 @@ mod tensors;
 mod writer;
 
 pub use error::CheckpointError;
+pub use keeper::Keeper;
 pub use manifest::Manifest;
 pub use snapshot::{LearnerSnapshot, Snapshot, State};
 pub use store::{Keep, ModelFiles, Newest, Store, Torn};

@@ -109,11 +109,13 @@ pub struct Trainer {
     pub micro_tokens: usize,
     /// Keep only the inputs of the blocks and compute the rest again in the backward pass: less memory, a third more work.
     pub recompute: bool,
-    /// Write a checkpoint every so many steps of reinforcement learning; 0 for none but the one that Ctrl-C makes.
+    /// Write a checkpoint every so many steps; 0 for none but the one that Ctrl-C makes. A warm start writes
+    /// none.
     pub save_freq: u64,
     /// How many of the newest checkpoints are kept; a run goes on from the newest.
     pub keep_last: usize,
-    /// How many of the checkpoints with the highest test accuracy are kept beside them.
+    /// How many of the checkpoints with the highest test accuracy are kept beside them, or in supervised
+    /// training with the lowest validation loss.
     pub keep_best: usize,
     /// Where to compute; `auto` is a GPU if there is one, else the CPU.
     #[serde(with = "device_name")]
@@ -142,12 +144,14 @@ impl Default for Trainer {
 pub struct Recipe {
     /// Where the model comes from.
     pub model: ModelSource,
-    /// Where problems and rewards come from.
-    pub task: TaskSource,
+    /// Where problems and rewards come from. Supervised training on files of its own (`sft.files`) needs
+    /// none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<TaskSource>,
     /// How and where the run computes.
     #[serde(default)]
     pub trainer: Trainer,
-    /// Supervised training.
+    /// Supervised training: what `qurl sft` does, and the warm start of `qurl train`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sft: Option<Sft>,
     /// Reinforcement learning: sizes of a step.
@@ -231,7 +235,9 @@ impl Recipe {
         let trainable = !self.trainer.compute.is_quantized();
         check.that("trainer.compute", self.trainer.compute, trainable, "f32 or bf16")?;
         self.model.check(check)?;
-        self.task.check(check)?;
+        if let Some(task) = &self.task {
+            task.check(check)?;
+        }
         if let Some(sft) = &self.sft {
             sft.check(check)?;
         }
@@ -249,12 +255,36 @@ impl Recipe {
         ranges::check(&toml::Table::try_from(self).map_err(reason)?, check)
     }
 
+    /// `[task]`; an error where it is missing.
+    pub fn task(&self) -> Result<&TaskSource, RecipeError> {
+        let (file, section, why) = (self.file().to_string(), "task", "the problems come from it");
+        self.task.as_ref().ok_or(RecipeError::Section { file, section, why })
+    }
+
+    /// The recipe of `qurl sft`: what says nothing about supervised training is left out. An error where
+    /// `[sft]` is missing.
+    pub fn for_sft(&self) -> Result<(Recipe, Sft), RecipeError> {
+        let (file, section, why) = (self.file().to_string(), "sft", "`qurl sft` trains by it");
+        let sft = self.sft.clone().ok_or(RecipeError::Section { file, section, why })?;
+        let only = Recipe {
+            data: None,
+            rollout: None,
+            algorithm: None,
+            actor: None,
+            critic: None,
+            run: None,
+            ..self.clone()
+        };
+        Ok((only, sft))
+    }
+
     /// The checked plan of reinforcement learning; an error where a section is missing.
     pub fn rl(&self, file: &str) -> Result<RlPlan, RecipeError> {
         let missing = |section| {
-            let why = "reinforcement learning needs [data], [algorithm], [actor] and [run]";
+            let why = "reinforcement learning needs [task], [data], [algorithm], [actor] and [run]";
             RecipeError::Section { file: file.to_string(), section, why }
         };
+        let task = self.task.as_ref().ok_or_else(|| missing("task"))?;
         let check = Check { file, source: &self.source };
         self.check_ranges(check)?;
         let plan = RlPlan {
@@ -264,7 +294,7 @@ impl Recipe {
             actor: self.actor.clone().ok_or_else(|| missing("actor"))?,
             critic: self.critic.clone(),
             run: self.run.clone().ok_or_else(|| missing("run"))?,
-            preset_sampling: self.task.preset().map(|p| (p.temperature as f32, p.top_p as f32)),
+            preset_sampling: task.preset().map(|p| (p.temperature as f32, p.top_p as f32)),
         };
         plan.check(check)?;
         Ok(plan)

@@ -12,7 +12,7 @@ mod totals;
 pub use summary::{Begun, Best, Broken, Memory, SUMMARY, Summary};
 pub use totals::Totals;
 
-use crate::checkpoint::{CheckpointError, ModelFiles, Snapshot, Store, Writer};
+use crate::checkpoint::{CheckpointError, Keeper, ModelFiles, Snapshot, Store};
 use crate::memory::MemoryPlan;
 use crate::recipe::{Alarm, AlarmAction, Recipe, RlPlan};
 use crate::rl::{Health, RlTrainer, StepRecord, Symptom, Tested, TrainError};
@@ -89,8 +89,8 @@ pub enum Outcome {
     },
 }
 
-/// What a run is made of beside its trainer.
-pub struct RunParts {
+/// What a run is made of beside its trainer; `L` are its logs.
+pub struct RunParts<L> {
     /// Its directory.
     pub path: PathBuf,
     /// Its checkpoints.
@@ -98,7 +98,7 @@ pub struct RunParts {
     /// Step and directory of the checkpoint to resume from.
     pub from: Option<(u64, PathBuf)>,
     /// Its logs, cut back to that step.
-    pub log: RunLog,
+    pub log: L,
 }
 
 /// A run while it goes on.
@@ -108,9 +108,7 @@ pub struct Run<D: Device> {
     path: PathBuf,
     /// The recipe with all defaults filled in.
     text: String,
-    save_freq: u64,
-    store: Store,
-    writer: Writer,
+    keeper: Keeper,
     log: RunLog,
     totals: Totals,
     health: Health,
@@ -128,13 +126,18 @@ pub struct Run<D: Device> {
 
 impl<D: Device> Run<D> {
     /// Takes over the state of the newest checkpoint, or evaluates the start and saves it where it is nowhere else.
-    pub fn begin(mut trainer: RlTrainer<D>, recipe: &Recipe, parts: RunParts) -> Result<Run<D>, RunError> {
+    pub fn begin(
+        mut trainer: RlTrainer<D>,
+        recipe: &Recipe,
+        parts: RunParts<RunLog>,
+    ) -> Result<Run<D>, RunError> {
         let RunParts { path, store, from, mut log } = parts;
-        let (text, save_freq, plan) = (recipe.to_toml(), recipe.trainer.save_freq, trainer.plan().clone());
+        let (text, plan) = (recipe.to_toml(), trainer.plan().clone());
         let start_path = recipe.model.path.clone().filter(|_| recipe.sft.is_none());
         let memory = MemoryPlan::of_rl(recipe, &plan, &trainer.start().config);
         let newest = from.as_ref().map(|(step, _)| *step);
-        let mut writer = Writer::new(store.clone(), ModelFiles::of(trainer.start()), newest);
+        let mut keeper =
+            Keeper::new(store, ModelFiles::of(trainer.start()), newest, recipe.trainer.save_freq);
         let mut before = None;
         match &from {
             Some((_, path)) => {
@@ -142,9 +145,9 @@ impl<D: Device> Run<D> {
                 before = snapshot.state.before();
                 trainer.restore(snapshot).map_err(RunError::OtherRun)?;
             }
-            None if recipe.sft.is_some() && save_freq > 0 => {
+            None if recipe.sft.is_some() && keeper.is_on() => {
                 // The warm start is not to be lost while it is evaluated.
-                writer.start(trainer.snapshot(&text)?, log.files()?).map_err(RunError::Checkpoint)?;
+                keeper.start(trainer.snapshot(&text)?, log.files()?).map_err(RunError::Checkpoint)?;
             }
             None => {}
         }
@@ -163,9 +166,7 @@ impl<D: Device> Run<D> {
             plan,
             path,
             text,
-            save_freq,
-            store,
-            writer,
+            keeper,
             log,
             totals,
             health,
@@ -175,7 +176,7 @@ impl<D: Device> Run<D> {
             before,
             tested,
         };
-        if evaluated && save_freq > 0 && run.trainer.steps_done() == 0 && run.start_path.is_none() {
+        if evaluated && run.keeper.is_on() && run.trainer.steps_done() == 0 && run.start_path.is_none() {
             // The start of a model that is nowhere else, with its accuracy: it may turn out to be the best there was.
             run.start_checkpoint(Some(before))?;
         }
@@ -202,7 +203,7 @@ impl<D: Device> Run<D> {
             if stop() {
                 return Err(self.stopped()?);
             }
-            self.writer.poll().map_err(RunError::Checkpoint)?;
+            self.keeper.poll().map_err(RunError::Checkpoint)?;
             let step = self.trainer.steps_done() + 1;
             let record = match self.trainer.step() {
                 Ok(record) => record,
@@ -256,7 +257,7 @@ impl<D: Device> Run<D> {
         record.add_phase("log", self.log.take_seconds() + began.elapsed().as_secs_f64());
         self.log.record(&record)?;
         if let Some(snapshot) = saved {
-            self.writer.start(snapshot, self.log.files()?).map_err(RunError::Checkpoint)?;
+            self.keeper.start(snapshot, self.log.files()?).map_err(RunError::Checkpoint)?;
         }
         self.totals.add_record(&record);
         tell(Event::Step(&record));
@@ -291,7 +292,7 @@ impl<D: Device> Run<D> {
             return Err(self.stopped()?);
         }
         let unchanged = self.trainer.steps_done() < step;
-        if unchanged && self.save_freq > 0 {
+        if unchanged && self.keeper.is_on() {
             self.save_here()?;
         }
         Err(RunError::Step { step, source: error })

@@ -2,8 +2,10 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `metrics.jsonl` | one [`StepRecord`](crate::rl::StepRecord) per step |
+//! | `metrics.jsonl` | one [`StepRecord`](crate::rl::StepRecord) or [`SftRecord`](crate::sft::SftRecord) a step |
+//! | `warm_start.jsonl` | the same of the warm start |
 //! | `tensorboard/events.out.tfevents.qurl` | the same numbers for TensorBoard |
+//! | `tensorboard/warm_start/` | those of the warm start |
 //! | `rollouts/step-000010.jsonl` | a few rollouts of the step, one per line |
 //! | `run.lock` | the process that writes here, held by a lock of the system |
 //!
@@ -13,16 +15,17 @@
 mod events;
 mod lock;
 mod metrics;
+mod steps;
 
 pub use events::{EventFile, EventReader, flatten};
 pub use lock::RunLock;
 pub use metrics::MetricsFile;
+pub use steps::StepLog;
 
 use crate::rl::{SampledRollout, StepRecord};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 /// Why a log could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -62,15 +65,12 @@ impl LogError {
     }
 }
 
-/// The logs of a run.
+/// The logs of a run of reinforcement learning.
 pub struct RunLog {
     dir: PathBuf,
-    metrics: MetricsFile,
-    events: EventFile,
+    steps: StepLog,
     /// The newest file of rollouts, until it is known to be on disk.
     rollouts: Option<File>,
-    /// Time spent on the last record.
-    seconds: f64,
 }
 
 impl RunLog {
@@ -85,18 +85,12 @@ impl RunLog {
                 std::fs::remove_file(entry.path()).map_err(LogError::io(&entry.path(), "be removed"))?;
             }
         }
-        Ok(RunLog {
-            dir: dir.to_path_buf(),
-            metrics: MetricsFile::open(&dir.join("metrics.jsonl"), step)?,
-            events: EventFile::open(&dir.join("tensorboard"), step)?,
-            rollouts: None,
-            seconds: 0.0,
-        })
+        Ok(RunLog { dir: dir.to_path_buf(), steps: StepLog::of_run(dir, step)?, rollouts: None })
     }
 
     /// Lines of `metrics.jsonl` that were kept.
     pub fn kept(&self) -> &[serde_json::Value] {
-        self.metrics.kept()
+        self.steps.kept()
     }
 
     /// Writes rollouts of a step.
@@ -113,26 +107,19 @@ impl RunLog {
         Ok(())
     }
 
-    /// Seconds that the writing of the last record took. They go into the next one, because a record cannot hold the time
-    /// of its own writing.
+    /// Seconds that the writing of the last record took ([`StepLog::take_seconds`]).
     pub fn take_seconds(&mut self) -> f64 {
-        std::mem::take(&mut self.seconds)
+        self.steps.take_seconds()
     }
 
     /// Writes the record of a step.
     pub fn record(&mut self, record: &StepRecord) -> Result<(), LogError> {
-        let began = Instant::now();
-        self.metrics.write(record)?;
-        let value = serde_json::to_value(record)
-            .map_err(|source| LogError::Json { file: self.dir.join("metrics.jsonl"), source })?;
-        self.events.write(record.step, &flatten(&value))?;
-        self.seconds += began.elapsed().as_secs_f64();
-        Ok(())
+        self.steps.record(record.step, record)
     }
 
     /// The files written so far, to be synced to disk by whoever needs them there.
     pub fn files(&mut self) -> Result<Vec<File>, LogError> {
-        let mut files = vec![self.metrics.file()?, self.events.file()?];
+        let mut files = self.steps.files()?;
         files.extend(self.rollouts.take());
         Ok(files)
     }

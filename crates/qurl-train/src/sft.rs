@@ -1,19 +1,32 @@
 //! Supervised training: the likelihood of given responses.
 //!
-//! A step takes `batch_size` examples, packs them side by side without attention between them, and lowers the mean
-//! negative log-prob of the response tokens by one AdamW update. The order of the examples is a function of the seed.
+//! A step takes `batch_size` examples, packs them side by side without attention between them, and lowers the
+//! mean negative log-prob of the learned tokens by one AdamW update. The order of the examples is a function
+//! of the seed. [`SftRun`] is the run of `qurl sft`, with checkpoints and logs; [`warm_start`] the same steps
+//! alone, before reinforcement learning.
 
 mod examples;
+mod record;
+mod rows;
+mod run;
+mod summary;
+mod trainer;
 
-pub use examples::{Example, ExampleError, Examples};
+pub use examples::{EpochOrder, Example, ExampleError, Examples, LeftOut};
+pub use record::SftRecord;
+pub use run::SftRun;
+pub use summary::{SftBegun, SftBest, SftSummary};
+pub use trainer::{SftTrainer, train_step};
 
-use crate::learner::{Learner, LearnerOptions, LossGradient, micro_batches};
+use crate::checkpoint::CheckpointError;
 use crate::recipe::{Recipe, Sft};
+use crate::runlog::LogError;
 use crate::start::{Start, StartError};
 use qurl_kernels::{Device, DeviceError};
-use qurl_model::compute::{TapeOptions, Targets, whole_batch};
+use qurl_model::{HfError, Params};
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Why supervised training stopped.
 #[derive(Debug, thiserror::Error)]
@@ -35,112 +48,69 @@ pub enum SftError {
         /// The step.
         step: u64,
         /// How often.
-        times: u32,
+        times: u64,
+    },
+    /// A checkpoint of a run with other examples.
+    #[error("the examples are not those that the run was begun with: their files were changed")]
+    OtherExamples,
+    /// A checkpoint could not be written; earlier ones are whole.
+    #[error("writing a checkpoint (earlier ones are whole)")]
+    Checkpoint(#[source] CheckpointError),
+    /// A checkpoint could not be read.
+    #[error(transparent)]
+    Resume(CheckpointError),
+    /// The logs could not be written.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// The model could not be saved.
+    #[error("saving {}", dir.display())]
+    Model {
+        /// Where.
+        dir: PathBuf,
+        /// Why.
+        source: Box<HfError>,
+    },
+    /// The user wanted it to stop, and its state was saved.
+    #[error("stopped after step {step}")]
+    Stopped {
+        /// The last step that was made.
+        step: u64,
     },
 }
 
-/// What one step did.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SftStep {
-    /// Number of the step, from 1.
-    pub step: u64,
-    /// Mean negative log-prob of the response tokens.
-    pub loss: f64,
-    /// Global norm of the gradients before clipping.
-    pub grad_norm: f64,
-    /// False where the gradient was not finite: the step changed nothing.
-    pub applied: bool,
-    /// Learning rate.
-    pub lr: f64,
-    /// Tokens computed, prompts included.
-    pub tokens: usize,
-    /// Time taken.
-    pub time: Duration,
+/// All steps of a recipe's supervised training, and the weights that they lead to. `on_step` sees the record of each and may end it early; the
+/// flag tells whether it did.
+pub fn warm_start<D: Device, E: From<SftError>>(
+    device: &Arc<D>,
+    recipe: &Recipe,
+    sft: &Sft,
+    start: &Start,
+    examples: &Examples,
+    mut on_step: impl FnMut(&mut SftRecord) -> Result<ControlFlow<()>, E>,
+) -> Result<(Params<Vec<f32>>, ControlFlow<()>), E> {
+    let mut trainer = SftTrainer::new(device, recipe, sft, start, examples)?;
+    while trainer.steps_done() < sft.steps {
+        let mut record = trainer.step()?;
+        trainer.validate_after(&mut record)?;
+        if on_step(&mut record)?.is_break() {
+            return Ok((trainer.weights().map_err(SftError::from)?, ControlFlow::Break(())));
+        }
+    }
+    Ok((trainer.weights().map_err(SftError::from)?, ControlFlow::Continue(())))
 }
 
-/// Skipped steps in a row after which training gives up.
-const MOST_SKIPPED: u32 = 20;
-
-/// Trains on the examples of the recipe and returns the learner. `on_step` sees every step.
+/// [`warm_start`] to its end.
 pub fn run<D: Device>(
-    queue: &mut D::Queue,
+    device: &Arc<D>,
     recipe: &Recipe,
     sft: &Sft,
     start: &Start,
     examples: &Examples,
-    mut on_step: impl FnMut(&SftStep),
-) -> Result<Learner<D>, SftError> {
-    let go_on = |step: &SftStep| {
-        on_step(step);
-        ControlFlow::Continue(())
+    mut on_step: impl FnMut(&SftRecord),
+) -> Result<Params<Vec<f32>>, SftError> {
+    let go_on = |record: &mut SftRecord| {
+        on_step(record);
+        Ok::<_, SftError>(ControlFlow::Continue(()))
     };
-    Ok(run_while(queue, recipe, sft, start, examples, go_on)?.0)
-}
-
-/// Like [`run`], but ends early where `on_step` says so; the flag tells whether it did.
-pub fn run_while<D: Device>(
-    queue: &mut D::Queue,
-    recipe: &Recipe,
-    sft: &Sft,
-    start: &Start,
-    examples: &Examples,
-    mut on_step: impl FnMut(&SftStep) -> ControlFlow<()>,
-) -> Result<(Learner<D>, ControlFlow<()>), SftError> {
-    let positions = sft.max_length.min(start.config.max_position_embeddings);
-    let rows = recipe.trainer.micro_tokens.max(positions);
-    let tape = TapeOptions { rows, sequences: sft.batch_size, recompute: recipe.trainer.recompute };
-    let options = LearnerOptions { compute: recipe.trainer.compute, positions, tape, adamw: sft.optim };
-    let mut learner = Learner::new(queue, &start.config, &start.weights, options)?;
-    let schedule = sft.schedule();
-    let mut skipped = 0;
-    for step in 0..sft.steps {
-        let began = Instant::now();
-        let batch: Vec<Example> = (0..sft.batch_size as u64)
-            .map(|i| examples.get(step * sft.batch_size as u64 + i))
-            .collect::<Result<_, _>>()?;
-        let lr = schedule.at(step);
-        let (loss, report) = train_step(queue, &mut learner, &batch, tape, lr)?;
-        skipped = if report.applied { 0 } else { skipped + 1 };
-        let flow = on_step(&SftStep {
-            step: step + 1,
-            loss,
-            grad_norm: report.grad_norm,
-            applied: report.applied,
-            lr,
-            tokens: batch.iter().map(|e| e.ids.len()).sum(),
-            time: began.elapsed(),
-        });
-        if flow.is_break() {
-            return Ok((learner, flow));
-        }
-        if skipped == MOST_SKIPPED {
-            return Err(SftError::NotFinite { step: step + 1, times: skipped });
-        }
-    }
-    Ok((learner, ControlFlow::Continue(())))
-}
-
-/// One update on a batch of examples; returns the loss before it.
-pub fn train_step<D: Device>(
-    queue: &mut D::Queue,
-    learner: &mut Learner<D>,
-    batch: &[Example],
-    tape: TapeOptions,
-    lr: f64,
-) -> Result<(f64, crate::optimizer::UpdateReport), DeviceError> {
-    let scored: usize = batch.iter().map(Example::scored).sum();
-    let weight = 1.0 / scored.max(1) as f64;
-    let lengths: Vec<usize> = batch.iter().map(|e| e.ids.len()).collect();
-    let mut loss = 0.0;
-    for range in micro_batches(&lengths, tape) {
-        let part = &batch[range];
-        let ids: Vec<&[u32]> = part.iter().map(|e| e.ids.as_slice()).collect();
-        let targets = Targets::of(&ids, |sequence, position| part[sequence].loss[position]);
-        learner.accumulate(queue, &whole_batch(&ids), targets, 1.0, |out| {
-            loss -= out.logp.iter().map(|&x| x as f64).sum::<f64>() * weight;
-            let dlogp = vec![-weight as f32; out.logp.len()];
-            Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })
-        })?;
-    }
-    Ok((loss, learner.update(queue, lr)?))
+    Ok(warm_start(device, recipe, sft, start, examples, go_on)?.0)
 }

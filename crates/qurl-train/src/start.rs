@@ -9,6 +9,9 @@ use qurl_quant::checksum;
 use qurl_tasks::task::{Prompt, Task};
 use std::path::Path;
 
+/// The 26th of July 2024 in seconds since 1970: the date of Llama's chat templates where they are told none.
+const TEMPLATE_DATE: u64 = 1_721_952_000;
+
 /// A model with everything that belongs to it.
 pub struct Start {
     /// Sizes and tokens.
@@ -79,6 +82,12 @@ pub enum StartError {
         /// The task.
         task: String,
     },
+    /// A new model needs the alphabet of a task, and there is none.
+    #[error(
+        "key `model.new`: a new model takes its alphabet from the task, and there is no [task]; give one, or \
+         `model.path` instead"
+    )]
+    NewWithoutTask,
     /// A chat prompt needs a template.
     #[error("the prompt is a chat and the tokenizer has no chat template")]
     NoTemplate,
@@ -97,21 +106,21 @@ impl Start {
         Ok(Start { config, weights, tokenizer, template, generation, warning })
     }
 
+    /// The start of supervised training, which may have no task. A chat template that asks for the date is
+    /// told the 26th of July 2024, so that the examples are the same on every day.
+    pub fn of_sft(recipe: &Recipe, task: Option<&dyn Task>) -> Result<Start, StartError> {
+        let mut start = match task {
+            Some(task) => Start::from_recipe(recipe, task)?,
+            None => Start::given(recipe)?.ok_or(StartError::NewWithoutTask)?,
+        };
+        start.template = start.template.map(|template| template.with_time(TEMPLATE_DATE));
+        Ok(start)
+    }
+
     /// Loads the recipe's model, or makes a new one for the task's alphabet.
     pub fn from_recipe(recipe: &Recipe, task: &dyn Task) -> Result<Start, StartError> {
-        if let Some(dir) = &recipe.model.path {
-            if !dir.is_dir() {
-                let why = match hub::id(dir) {
-                    Some(id) => hub::how_to_get(id),
-                    None if dir.exists() => {
-                        "a file, expected the directory that holds config.json".to_string()
-                    }
-                    None => "there is no such directory".to_string(),
-                };
-                let (place, found) = (recipe.place(recipe.file(), "model.path"), dir.display().to_string());
-                return Err(StartError::NoModel { place, found, why });
-            }
-            return Start::load(dir)?.extended(dir, recipe.model.max_position_embeddings);
+        if let Some(start) = Start::given(recipe)? {
+            return Ok(start);
         }
         let alphabet =
             task.alphabet().ok_or_else(|| StartError::NoAlphabet { task: task.name().to_string() })?;
@@ -128,6 +137,25 @@ impl Start {
             GenerationConfig { eos_token_ids: config.eos_token_ids.clone(), ..GenerationConfig::default() };
         let weights = params::init(&config, recipe.trainer.seed, false);
         Ok(Start { config, weights, tokenizer, template: None, generation, warning: None })
+    }
+
+    /// The model of `model.path`; none where the recipe wants a new one.
+    fn given(recipe: &Recipe) -> Result<Option<Start>, StartError> {
+        if let Some(dir) = &recipe.model.path {
+            if !dir.is_dir() {
+                let why = match hub::id(dir) {
+                    Some(id) => hub::how_to_get(id),
+                    None if dir.exists() => {
+                        "a file, expected the directory that holds config.json".to_string()
+                    }
+                    None => "there is no such directory".to_string(),
+                };
+                let (place, found) = (recipe.place(recipe.file(), "model.path"), dir.display().to_string());
+                return Err(StartError::NoModel { place, found, why });
+            }
+            return Start::load(dir)?.extended(dir, recipe.model.max_position_embeddings).map(Some);
+        }
+        Ok(None)
     }
 
     /// The same with a longer context, where one is asked for; says so, since the model never saw such positions.

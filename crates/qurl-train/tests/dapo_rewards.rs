@@ -12,7 +12,7 @@ const TINY_DAPO: &str = include_str!("../../../recipes/tiny-dapo.toml");
 
 /// A response of so many tokens, judged as the recipe's task judges.
 fn response(recipe: &Recipe, right: bool, length: usize) -> Response {
-    let task = recipe.task.task().expect("a task");
+    let task = recipe.task().expect("[task]").task().expect("a task");
     let problem = Problem { answer: "7".into(), ..problem() };
     let verdict: Verdict = task.verify(&problem, if right { "#### 7" } else { "#### 8" });
     let tokens = vec![1; length];

@@ -85,7 +85,7 @@ fn a_whole_grpo_step_agrees_with_pytorch() {
         config: model.config.clone(),
         weights: model.params,
     };
-    let task = recipe.task.task().expect("task");
+    let task = recipe.task().expect("[task]").task().expect("task");
     let cpu = Arc::new(Cpu::new(Level::best(), 2));
     let mut trainer = RlTrainer::new(&cpu, &recipe, "golden", start, task).expect("trainer");
     let groups: Vec<qurl_train::solve::Solved> =

@@ -1,7 +1,7 @@
 //! PPO, GRPO and DAPO each learn on their recipe of seconds, and so does the default. The three share one warm start.
 
+use qurl_kernels::Cpu;
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::{Cpu, Device};
 use qurl_model::Params;
 use qurl_train::recipe::Recipe;
 use qurl_train::rl::{RlTrainer, StepRecord};
@@ -16,13 +16,12 @@ const PPO: &str = include_str!("../../../recipes/tiny-ppo.toml");
 
 /// The weights after the recipe's warm start.
 fn warm_start(recipe: &Recipe) -> Params<Vec<f32>> {
-    let task = recipe.task.task().expect("task");
+    let task = recipe.task().expect("[task]").task().expect("task");
     let start = Start::from_recipe(recipe, &*task).expect("start");
     let settings = recipe.sft.as_ref().expect("sft");
-    let examples = Examples::open(settings, recipe.trainer.seed, &start, &*task).expect("examples");
-    let mut queue = Arc::new(Cpu::new(Level::best(), 2)).queue().expect("a queue");
-    let learner = sft::run::<Cpu>(&mut queue, recipe, settings, &start, &examples, |_| {}).expect("sft");
-    learner.weights(&mut queue).expect("weights")
+    let examples = Examples::open(settings, recipe.trainer.seed, &start, Some(&*task)).expect("examples");
+    let cpu = Arc::new(Cpu::new(Level::best(), 2));
+    sft::run(&cpu, recipe, settings, &start, &examples, |_| {}).expect("sft")
 }
 
 /// The warm start that the tiny recipes share, made once.
@@ -37,7 +36,7 @@ fn shared_warm_start(recipe: &Recipe) -> Params<Vec<f32>> {
 
 /// Trains and returns held-out accuracy before and after, and the records of the steps.
 fn trained(recipe: &Recipe, name: &str, weights: Params<Vec<f32>>) -> (f64, f64, Vec<StepRecord>) {
-    let task = recipe.task.task().expect("task");
+    let task = recipe.task().expect("[task]").task().expect("task");
     let start = Start { weights, ..Start::from_recipe(recipe, &*task).expect("start") };
     let mut trainer =
         RlTrainer::new(&Arc::new(Cpu::new(Level::best(), 2)), recipe, name, start, task).expect("trainer");

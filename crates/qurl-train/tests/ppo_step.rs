@@ -122,7 +122,7 @@ fn trainer(golden: &Value, level: Level) -> RlTrainer<Cpu> {
         config: config.clone(),
         weights: start.params,
     };
-    let task = recipe.task.task().expect("task");
+    let task = recipe.task().expect("[task]").task().expect("task");
     let cpu = Arc::new(Cpu::new(level, 2));
     let mut trainer = RlTrainer::new(&cpu, &recipe, "golden", start, task).expect("trainer");
     let mut state = trainer.snapshot("golden").expect("snapshot");

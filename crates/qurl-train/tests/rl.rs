@@ -1,7 +1,7 @@
 //! The RL step as a whole, on a tiny model: reproducible, and without quantization exactly on-policy.
 
+use qurl_kernels::Cpu;
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::{Cpu, Device};
 use qurl_train::recipe::Recipe;
 use qurl_train::rl::{RlTrainer, StepRecord};
 use qurl_train::sft::{self, Examples};
@@ -59,13 +59,11 @@ fn run(overrides: &[&str], threads: usize) -> Vec<StepRecord> {
     let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
     let recipe = Recipe::parse(TINY, "tiny", &overrides).expect("recipe");
     let cpu = Arc::new(Cpu::new(Level::best(), threads));
-    let task = recipe.task.task().expect("task");
+    let task = recipe.task().expect("[task]").task().expect("task");
     let mut start = Start::from_recipe(&recipe, &*task).expect("start");
     let sft = recipe.sft.as_ref().expect("sft");
-    let examples = Examples::open(sft, recipe.trainer.seed, &start, &*task).expect("examples");
-    let mut queue = cpu.queue().expect("a queue");
-    let learner = sft::run::<Cpu>(&mut queue, &recipe, sft, &start, &examples, |_| {}).expect("warm start");
-    let weights = learner.weights(&mut queue).expect("weights");
+    let examples = Examples::open(sft, recipe.trainer.seed, &start, Some(&*task)).expect("examples");
+    let weights = sft::run(&cpu, &recipe, sft, &start, &examples, |_| {}).expect("warm start");
     drop(examples);
     start.weights = weights;
     let mut trainer = RlTrainer::new(&cpu, &recipe, "tiny", start, task).expect("trainer");

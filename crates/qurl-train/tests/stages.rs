@@ -54,7 +54,7 @@ micro_tokens = 64
 fn trainer(overrides: &[&str]) -> RlTrainer<Cpu> {
     let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
     let recipe = Recipe::parse(RECIPE, "stages", &overrides).expect("recipe");
-    let task = recipe.task.task().expect("task");
+    let task = recipe.task().expect("[task]").task().expect("task");
     let start = Start::from_recipe(&recipe, &*task).expect("start");
     RlTrainer::new(&Arc::new(Cpu::new(Level::best(), 1)), &recipe, "stages", start, task).expect("trainer")
 }

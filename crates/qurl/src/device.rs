@@ -65,15 +65,15 @@ pub fn open(device: DeviceKind) -> anyhow::Result<Opened> {
 pub fn look(device: DeviceKind) -> anyhow::Result<Opened> {
     match device {
         DeviceKind::Cpu => open(DeviceKind::Cpu),
-        DeviceKind::Cuda => Ok(Opened::Cuda(Cuda::open().or_bad()?)),
-        DeviceKind::Auto => Cuda::open().map(Opened::Cuda).or_else(|_| open(DeviceKind::Cpu)),
+        DeviceKind::Cuda => Ok(Opened::Cuda(Cuda::open(0).or_bad()?)),
+        DeviceKind::Auto => Cuda::open(0).map(Opened::Cuda).or_else(|_| open(DeviceKind::Cpu)),
     }
 }
 
 /// The GPU, with all kernels compiled: no step of a run waits for the compiler.
 fn open_cuda() -> Result<Cuda, DeviceError> {
-    let cuda = Cuda::open()?;
-    cuda.gpu().compile_kernels(|files| {
+    let cuda = Cuda::open(0)?;
+    cuda.compile_kernels(|files| {
         err!("compiling {files} files of kernels, once for this machine and program")
     })?;
     Ok(cuda)

@@ -10,6 +10,7 @@ mod follow;
 mod page;
 mod rollouts;
 mod series;
+mod supervised;
 
 pub use facts::figures;
 pub use follow::{Change, Follower};
@@ -19,6 +20,7 @@ pub use series::Steps;
 use rollouts::StepRollouts;
 use serde_json::{Map, Value, json};
 use std::path::Path;
+use supervised::Kind;
 
 /// Everything that the page shows of one run.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +33,8 @@ pub struct RunData {
     pub summary: Map<String, Value>,
     /// The figures of the steps.
     pub steps: Steps,
+    /// The figures of its warm start.
+    pub warm: Steps,
     /// Some of the sampled responses.
     pub rollouts: Vec<StepRollouts>,
     /// What could not be read, for the reader to know.
@@ -43,7 +47,7 @@ impl RunData {
         let mut follower = Follower::open(dir)?;
         follower.poll()?;
         let run = follower.into_run();
-        if run.steps.is_empty() {
+        if run.steps.is_empty() && run.warm.is_empty() {
             return Err(crate::input::bad(format!(
                 "{}: no steps in metrics.jsonl; expected the directory of a run",
                 dir.display()
@@ -59,7 +63,8 @@ impl RunData {
 
     /// Steps that the run was planned for.
     pub fn total_steps(&self) -> Option<u64> {
-        self.setting("run.total_steps")?.parse().ok()
+        let key = if self.kind() == Kind::Sft { "sft.steps" } else { "run.total_steps" };
+        self.setting(key)?.parse().ok()
     }
 
     /// Whether the run is over: its summary is complete, or its last step is there.
@@ -74,6 +79,8 @@ impl RunData {
         run["label"] = json!(self.label);
         run["settings"] = json!(self.settings);
         run["total_steps"] = json!(self.total_steps());
+        run["kind"] = json!(self.kind());
+        run["warm"] = self.warm.columns_from(0);
         run
     }
 

@@ -4,9 +4,6 @@ use crate::input::bad;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Name of the file by which a directory is tried.
-const PROBE: &str = ".qurl-probe";
-
 /// Refuses whatever is no new name and no empty directory; with `force`, any directory will do.
 pub fn check(dir: &Path, force: bool) -> anyhow::Result<()> {
     let name = dir.display();
@@ -30,15 +27,6 @@ pub fn check_apart(dir: &Path, model: &Path) -> anyhow::Result<()> {
         true => Err(bad(format!("{}: is the model itself, expected another directory", dir.display()))),
         false => Ok(()),
     }
-}
-
-/// Makes the directory and sees whether a file can be written there.
-pub fn prepare(dir: &Path) -> anyhow::Result<()> {
-    let name = dir.display();
-    std::fs::create_dir_all(dir).map_err(|e| bad(format!("{name}: cannot be made: {e}")))?;
-    let probe = dir.join(PROBE);
-    let tried = std::fs::write(&probe, b"probe").and_then(|()| std::fs::remove_file(&probe));
-    tried.map_err(|e| bad(format!("{name}: cannot be written to: {e}")))
 }
 
 /// Makes a file, or empties the one that is there.

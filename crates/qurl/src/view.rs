@@ -1,15 +1,18 @@
 //! What a training run shows while it goes on, on standard error.
 //!
-//! On a terminal a small block of lines is drawn over itself: stage and progress, reward with a sparkline, mismatch,
-//! speed, where the time goes. Elsewhere (a pipe, a file, `--json`) a plain line is written every few seconds, and
-//! `--quiet` leaves only warnings. What the lines say is made by [`frame`], which knows nothing of terminals.
+//! On a terminal a small block of lines is drawn over itself: stage and progress, reward or loss with a
+//! sparkline, mismatch, speed, where the time goes. Elsewhere (a pipe, a file, `--json`) a plain line is
+//! written every few seconds, and `--quiet` leaves only warnings. What the lines say is made by [`frame`] and
+//! [`supervised`], which know nothing of terminals.
 
 mod frame;
+mod supervised;
 
 use crate::output::err;
 use frame::{Painter, block, plain};
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use qurl_train::rl::StepRecord;
+use qurl_train::sft::SftRecord;
 use std::fmt::Write;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -46,6 +49,8 @@ pub struct TrainView {
     mode: Mode,
     stage: Option<Stage>,
     rewards: Vec<f64>,
+    losses: Vec<f64>,
+    validation_loss: Option<f64>,
     accuracy_before: Option<f64>,
     accuracy: Option<f64>,
 }
@@ -62,7 +67,15 @@ struct Stage {
 impl TrainView {
     /// Shows nothing yet.
     pub fn new(mode: Mode) -> TrainView {
-        TrainView { mode, stage: None, rewards: Vec::new(), accuracy_before: None, accuracy: None }
+        TrainView {
+            mode,
+            stage: None,
+            rewards: Vec::new(),
+            losses: Vec::new(),
+            validation_loss: None,
+            accuracy_before: None,
+            accuracy: None,
+        }
     }
 
     /// A remark, above what is drawn; not with `--quiet`.
@@ -91,10 +104,15 @@ impl TrainView {
         self.stage = Some(Stage { bar, total, first: done, began: Instant::now(), last_line: None });
     }
 
-    /// A step of the warm start is done.
-    pub fn supervised(&mut self, step: u64, loss: f64) {
-        let text = format!("loss {loss:.4}");
-        self.show(step, |painter| format!("\n{}", painter.row("loss", &format!("{loss:.4}"))), || text);
+    /// A step of supervised training is done, of a run or of a warm start.
+    pub fn supervised(&mut self, record: &SftRecord) {
+        self.losses.push(record.loss);
+        self.validation_loss = record.validation_loss.or(self.validation_loss);
+        let losses = std::mem::take(&mut self.losses);
+        let validation = self.validation_loss;
+        let live = |painter| supervised::block(record, &losses, validation, painter);
+        self.show(record.step, live, || supervised::plain(record));
+        self.losses = losses;
     }
 
     /// Held-out accuracy was measured: before the first step, or after one.

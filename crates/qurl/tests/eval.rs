@@ -193,7 +193,7 @@ fn bad_usage_and_input() {
     let flag = |more: &[&str]| run(&[&good[..], more].concat());
     run(&["--model", "model", "--data", "nowhere.jsonl"]).assert_bad(&["nowhere.jsonl"]);
     run(&["--model", "model", "--data", "empty.jsonl"]).assert_bad(&["empty.jsonl", "no rows"]);
-    run(&["--model", "model", "--data", "broken.jsonl"]).assert_bad(&["broken.jsonl", "row 2"]);
+    run(&["--model", "model", "--data", "broken.jsonl"]).assert_bad(&["broken.jsonl", "line 2"]);
     run(&["--model", "model", "--data", "long.jsonl"]).assert_bad(&["the-long-one", "128"]);
     run(&["--model", "nowhere", "--data", "sums.jsonl"]).assert_bad(&["nowhere"]);
     run(&["--model", "model"]).assert_bad(&["--data", "--task"]);

@@ -146,6 +146,62 @@ fn a_new_recipe_runs_as_it_is() {
 }
 
 #[test]
+fn a_new_recipe_of_supervised_training_runs_as_it_is() {
+    let dir = place("recipe-init-sft");
+    let row = |a: usize| format!("{{\"prompt\": \"{a}+1=\", \"completion\": \"{}\"}}\n", a + 1);
+    std::fs::write(dir.join("few.jsonl"), (0..12).map(row).collect::<String>()).expect("written");
+    std::fs::write(dir.join("many.jsonl"), (0..210).map(row).collect::<String>()).expect("written");
+    let init = |more: &[&str]| {
+        let base = ["recipe", "init", "--algorithm", "sft", "--model", "model"];
+        let made = qurl_in(&dir, &[&base, more].concat(), "");
+        assert_eq!(made.status, 0, "{}", made.stderr);
+        made
+    };
+    let made = init(&["--data", "few.jsonl", "--test", "many.jsonl", "--out", "few.toml"]);
+    assert!(made.stderr.contains("start it with `qurl sft few.toml`"), "{}", made.stderr);
+    let text = std::fs::read_to_string(dir.join("few.toml")).expect("a recipe");
+    assert!(text.starts_with("# Supervised training.") && !text.contains("[task]"), "{text}");
+    let checked = qurl_in(&dir, &["recipe", "check", "few.toml"], "");
+    // All of the few are among the many to validate on.
+    checked.assert_bad(&[
+        "key `sft.files` leaves no example to learn: 12 are among those of sft.validation_files",
+    ]);
+
+    init(&["--data", "many.jsonl", "--out", "many.toml"]);
+    let checked = qurl_in(&dir, &["recipe", "check", "many.toml", "--json"], "").json();
+    assert_eq!(checked["warnings"], serde_json::json!([]), "{checked}");
+    assert!(checked.get("problems").is_none(), "{checked}");
+    let sft = &checked["supervised"];
+    assert_eq!((sft["steps"].as_u64(), sft["batch_size"].as_u64()), (Some(20), Some(32)), "3 epochs");
+    let (learned, validated) = (sft["examples"].as_u64(), sft["validation"].as_u64());
+    assert!(validated > Some(0) && learned.zip(validated).map(|(a, b)| a + b) == Some(210), "{checked}");
+    assert_eq!(checked["time_of_a_step"], "not estimated; `qurl sft FILE --steps 2` measures it");
+    let done = qurl_in(&dir, &["sft", "many.toml", "--steps", "2", "--run", "run"], "");
+    assert_eq!(done.status, 0, "{}", done.stderr);
+
+    let new = qurl_in(&dir, &["recipe", "init", "--algorithm", "sft"], "").stdout;
+    std::fs::write(dir.join("new.toml"), new).expect("written");
+    let few = ["--steps", "15", "--run", "run-new", "--set", "sft.test_problems=4"];
+    let done = qurl_in(&dir, &[&["sft", "new.toml"], &few[..]].concat(), "");
+    assert_eq!(done.status, 0, "{}", done.stderr);
+    // A new model without a task has no alphabet.
+    let alone = "model.new={ hidden_size = 32, intermediate_size = 64, num_hidden_layers = 1, \
+                 num_attention_heads = 2, num_key_value_heads = 1, max_position_embeddings = 64 }";
+    let path = RECIPE.replace("[model]\npath = \"model\"\n", "");
+    let sections = path.find("[task]").expect("a task");
+    let text = format!(
+        "{}[sft]\nfiles = [\"few.jsonl\"]\nsteps = 1\nbatch_size = 1\nlr = 1e-3\n",
+        &path[..sections]
+    );
+    std::fs::write(dir.join("alone.toml"), text).expect("written");
+    assert_says(
+        &qurl_in(&dir, &["sft", "alone.toml", "--set", alone], ""),
+        "key `model.new`: a new model takes its alphabet from the task, and there is no [task]; give one, or \
+         `model.path` instead",
+    );
+}
+
+#[test]
 fn a_recipe_is_looked_at_without_a_run() {
     let dir = place("recipe-check");
     std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
@@ -366,7 +422,7 @@ fn a_batch_larger_than_its_file_is_doubted() {
     let checked = qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", set, "--json"], "").json();
     assert_eq!(checked["warnings"], serde_json::json!([warning]));
     assert_eq!(checked["supervised"]["examples"], 3);
-    let done = qurl_in(&dir, &["sft", "mine.toml", "--set", set, "--out", "tuned"], "");
+    let done = qurl_in(&dir, &["sft", "mine.toml", "--set", set, "--run", "tuned"], "");
     assert!(done.status == 0 && done.stderr.contains(&format!("warning: {warning}\n")), "{}", done.stderr);
 }
 

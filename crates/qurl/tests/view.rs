@@ -148,6 +148,90 @@ fn the_report_of_a_run_opens_and_every_plot_has_data() {
     assert_eq!(browser.console(), json!([]));
 }
 
+/// The plots of a page that are shown, each with at least one line.
+fn drawn(browser: &Browser) -> Value {
+    browser.eval(
+        "return [...document.querySelectorAll('figure')] \
+         .filter(f => !f.hidden && f.querySelector('path.line, rect')).map(f => f.id)",
+    )
+}
+
+/// A supervised run has plots of its own, and the warm start of a run is among its plots and figures.
+#[test]
+fn the_report_of_supervised_training_opens() {
+    let dir = directory("report-sft");
+    let sets = [
+        "model.new.hidden_size=32",
+        "model.new.intermediate_size=64",
+        "sft.batch_size=8",
+        "sft.validation_freq=5",
+    ];
+    let sets: Vec<&str> = sets
+        .iter()
+        .chain(&["sft.test_problems=16", "sft.warmup_steps=2"])
+        .flat_map(|set| ["--set", set])
+        .collect();
+    let sft = |run: &str| {
+        qurl_in(&dir, &[&["sft", "--steps", "12", "--run", run, "--json"], &sets[..]].concat(), "").json()
+    };
+    let (first, _) = (sft("a"), sft("b"));
+    train(&dir.join("rl"), 2, &[]);
+    qurl_in(&dir, &["report", "a", "b", "--out", "many.html"], "");
+    qurl_in(&dir, &["report", "a", "rl", "--out", "mixed.html"], "");
+
+    let Some(browser) = Browser::start("report-sft", 1280, 900) else { return };
+    let page = |file: &str| format!("file://{}", dir.join(file).display());
+    browser.open(&page("a/report.html"));
+    let plots = [
+        "plot-sft-loss",
+        "plot-sft-grad-norm",
+        "plot-sft-lr",
+        "plot-sft-speed",
+        "plot-sft-seconds",
+        "plot-sft-phases",
+    ];
+    assert_eq!(drawn(&browser), json!(plots), "its own plots and no others");
+    let points = "return Number(document.getElementById('plot-sft-loss').dataset.points)";
+    assert_eq!(
+        browser.eval(points),
+        12 + 4,
+        "losses, and the validation loss before, after 5, 10 and 12 steps"
+    );
+    let headline = browser.eval("return document.querySelector('.headline').textContent");
+    let before = format!("{:.2}", first["validation_loss_before"].as_f64().expect("a loss"));
+    assert!(
+        headline.as_str().is_some_and(|t| t.starts_with("Validation loss") && t.contains(&before)),
+        "{headline} {before}"
+    );
+    browser.open(&page("many.html"));
+    assert_eq!(browser.eval(points), 32);
+    assert_eq!(
+        browser
+            .eval("return document.querySelector('#summary thead').textContent.includes('validation loss')"),
+        true
+    );
+
+    browser.open(&page("rl/report.html"));
+    let shown = drawn(&browser);
+    assert!(
+        shown.as_array().is_some_and(
+            |ids| ids.contains(&json!("plot-warm-loss")) && !ids.contains(&json!("plot-sft-loss"))
+        )
+    );
+    assert_eq!(browser.eval("return Number(document.getElementById('plot-warm-lr').dataset.points)"), 20);
+    assert_eq!(
+        browser.eval(
+            "return [...document.querySelectorAll('.tile .name')].some(n => n.textContent === 'Warm start')"
+        ),
+        true
+    );
+    browser.open(&page("mixed.html"));
+    let shown = drawn(&browser);
+    let both = ["plot-reward", "plot-warm-loss", "plot-sft-loss"].map(|id| json!(id));
+    assert!(both.iter().all(|id| shown.as_array().is_some_and(|ids| ids.contains(id))), "{shown}");
+    assert_eq!(browser.console(), json!([]));
+}
+
 /// Ends its process when a test fails before it does.
 struct Ended(Child);
 
@@ -198,6 +282,45 @@ fn the_live_page_follows_a_run_and_closes() {
     let id = dash.0.id().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().expect("kill").success());
     assert!(dash.0.wait().expect("the server ends").success(), "Ctrl-C is a clean end");
+}
+
+/// A page that was opened before the run began becomes the page of a supervised run.
+#[test]
+fn the_live_page_follows_supervised_training() {
+    let Some(browser) = Browser::start("dash-sft", 1280, 900) else { return };
+    let dir = directory("dash-sft");
+    let run = dir.join("going");
+    std::fs::create_dir_all(&run).expect("made");
+    let mut dash = Command::new(env!("CARGO_BIN_EXE_qurl"));
+    let dash = dash.arg("dash").arg(&run).args(["--port", "0", "--json"]).stdout(Stdio::piped()).spawn();
+    let mut dash = Ended(dash.expect("the server starts"));
+    let mut line = String::new();
+    BufReader::new(dash.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("its address");
+    let address: Value = serde_json::from_str(&line).expect("JSON");
+    browser.open(address["url"].as_str().expect("an address"));
+    let sets = [
+        "model.new.hidden_size=32",
+        "model.new.intermediate_size=64",
+        "sft.batch_size=8",
+        "sft.test_problems=16",
+    ];
+    let training = Command::new(env!("CARGO_BIN_EXE_qurl"))
+        .args(["sft", "--steps", "150", "--run", &run.display().to_string(), "--set", "sft.warmup_steps=2"])
+        .args(sets.iter().flat_map(|set| ["--set", set]))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut training = Ended(training.expect("the run starts"));
+    browser.wait_for(
+        "const plot = document.getElementById('plot-sft-loss'); \
+         return plot !== null && Number(plot.dataset.points) > 0",
+    );
+    assert!(training.0.wait().expect("the run ends").success());
+    browser.wait_for("return document.getElementById('status').dataset.state === 'finished'");
+    // 150 losses, and the validation loss before the first step and after 50, 100 and 150.
+    browser.wait_for("return Number(document.getElementById('plot-sft-loss').dataset.points) === 154");
+    assert!(browser.eval("return document.getElementById('plot-reward') === null").as_bool() == Some(true));
+    assert_eq!(browser.console(), json!([]));
 }
 
 #[test]

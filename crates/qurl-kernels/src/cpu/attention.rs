@@ -6,7 +6,8 @@
 //!
 //! **Order of summation.** For one query row: a score is a chain over the head dimension, a tile is reduced lane by
 //! lane in a fixed order, tiles follow positions, the weighted sum of values is a chain over positions. None of that
-//! depends on the other rows of the task; masked keys add nothing. So decode gives the bits of prefill.
+//! depends on the other rows of the task; masked keys add nothing. So decode gives the bits of prefill. Tiles that a
+//! sliding window hides are left out; they begin at multiples of [`TILE`] whatever the window.
 
 mod decode;
 
@@ -70,7 +71,9 @@ pub fn forward(
                 // SAFETY: the level was detected; shapes were checked; a task owns its rows and heads of the output,
                 // and this thread its room.
                 unsafe {
-                    match span.rows == 1 && decodes {
+                    // Rows whose window hides keys go through the general kernel, which leaves them out one by one.
+                    let whole = heads.first_seen(span.position) == 0;
+                    match span.rows == 1 && decodes && whole {
                         true => decode::rows(ctx.level, &job, span, head, next, room),
                         false => row_block(ctx.level, &job, span, head, start, next, room),
                     }
@@ -226,7 +229,8 @@ unsafe fn row_block_at<S: Simd>(
         std::ptr::write_bytes(sums, 0, rows * head_dim);
 
         let keys = position(rows - 1) + 1;
-        for tile in (0..keys).step_by(TILE) {
+        let first_seen = |row: usize| job.heads.first_seen(position(row));
+        for tile in (first_seen(0) / TILE * TILE..keys).step_by(TILE) {
             let count = TILE.min(keys - tile);
             // Pages are scattered in memory, so no hardware guesses where the next tile lies.
             let ahead = match next {
@@ -255,7 +259,9 @@ unsafe fn row_block_at<S: Simd>(
                 // Keys that some row of the strip sees; the rest of the tile is not touched.
                 let seen = |row: usize| (position(row) + 1).saturating_sub(tile).min(TILE);
                 let widest = seen(first + height - 1);
-                if widest == 0 {
+                // Keys at the beginning of the tile that have left a row's window, which moves on from row to row.
+                let hidden = |row: usize| first_seen(row).saturating_sub(tile).min(TILE);
+                if widest == 0 || hidden(first) == TILE {
                     continue;
                 }
                 let (query, score) = (queries.add(first * head_dim), scores.add(first * TILE));
@@ -276,11 +282,18 @@ unsafe fn row_block_at<S: Simd>(
                     by_tile!(S, height, vectors, score_keys!());
                 }
                 for (row, state) in state.iter_mut().enumerate().skip(first).take(height) {
+                    let hidden = hidden(row);
+                    if hidden >= seen(row) {
+                        state.rescale = 1.0; // it sees nothing of this tile
+                        continue;
+                    }
+                    (0..hidden).for_each(|key| *scores.add(row * TILE + key) = f32::NEG_INFINITY);
                     softmax_tile::<S>(scores.add(row * TILE), seen(row), widest, state);
                 }
                 // First the keys that all rows of the strip see, then the few that only the later rows see: a masked
                 // value is not even multiplied with zero, because one that is not finite must not reach earlier rows.
-                let (sum, common) = (sums.add(first * head_dim), seen(first));
+                let whole = hidden(first + height - 1) == 0;
+                let (sum, common) = (sums.add(first * head_dim), if whole { seen(first) } else { 0 });
                 for column in (0..head_dim).step_by(4 * S::LANES) {
                     let vectors = (head_dim - column).div_ceil(S::LANES).min(4);
                     macro_rules! weigh {
@@ -301,7 +314,7 @@ unsafe fn row_block_at<S: Simd>(
                 }
                 for row in first..first + height {
                     let (weights, sums) = (scores.add(row * TILE), sums.add(row * head_dim));
-                    add_values::<S>(weights, value_blocks, common..seen(row), head_dim, sums);
+                    add_values::<S>(weights, value_blocks, common.max(hidden(row))..seen(row), head_dim, sums);
                 }
             }
         }

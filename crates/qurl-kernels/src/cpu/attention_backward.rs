@@ -138,7 +138,8 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
             std::ptr::write_bytes(dqueries, 0, rows * head_dim);
 
             let strip = strip_rows::<S>();
-            for tile in 0..=position(rows - 1) / TILE {
+            let first_seen = |row: usize| job.heads.first_seen(position(row));
+            for tile in first_seen(0) / TILE..=position(rows - 1) / TILE {
                 let tile_at = tile * head_dim * TILE;
                 let seen = |row: usize| (position(row) + 1).saturating_sub(tile * TILE).min(TILE);
                 for first in (0..rows).step_by(strip) {
@@ -170,6 +171,11 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                             S::store(weight.add(at), p);
                             let ds = S::mul(p, S::sub(S::load(dscore.add(at)), S::splat(d)));
                             S::store(dscore.add(at), ds);
+                        }
+                        // What has left the row's window.
+                        for key in 0..first_seen(first + row).saturating_sub(tile * TILE).min(columns) {
+                            *weight.add(row * TILE + key) = 0.0;
+                            *dscore.add(row * TILE + key) = 0.0;
                         }
                     }
                     let into = Target { data: dqueries.add(first * head_dim), stride: head_dim, add: true };

@@ -29,7 +29,10 @@ pub(super) const ALIGN: usize = 256;
 /// A GPU in use.
 pub(super) struct Context {
     pub driver: Driver,
-    pub nvrtc: Nvrtc,
+    /// Compiles kernels; none on a device that only counts.
+    pub nvrtc: Option<Nvrtc>,
+    /// The memory of a device that only counts ([`super::counting`]).
+    capacity: usize,
     device: c_int,
     handle: Handle,
     /// Where new memory is filled: queues' streams do not wait for the default one.
@@ -108,7 +111,8 @@ impl Context {
         CURRENT.set(handle as usize);
         Ok(Context {
             driver,
-            nvrtc,
+            nvrtc: Some(nvrtc),
+            capacity: 0,
             device,
             handle,
             filling: Mutex::new(stream),
@@ -121,6 +125,31 @@ impl Context {
             allocated: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
         })
+    }
+
+    /// A GPU that is not there: allocations are counted, nothing is computed.
+    pub fn counting(driver: Driver, gpu: &super::counting::GpuProfile) -> Context {
+        Context {
+            driver,
+            nvrtc: None,
+            capacity: gpu.memory,
+            device: 0,
+            handle: std::ptr::null_mut(),
+            filling: Mutex::new(std::ptr::null_mut()),
+            name: gpu.name.clone(),
+            ordinal: 0,
+            architecture: Architecture(gpu.architecture),
+            generation: gpu.architecture,
+            sms: gpu.sms,
+            kernels: Kernels::default(),
+            allocated: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
+        }
+    }
+
+    /// Whether nothing is computed.
+    pub fn only_counts(&self) -> bool {
+        self.nvrtc.is_none()
     }
 
     /// Makes the context current in this thread.
@@ -148,12 +177,21 @@ impl Context {
 
     /// Free and total bytes of its memory.
     pub fn memory_info(&self) -> Result<(usize, usize), DeviceError> {
+        if self.only_counts() {
+            let allocated = self.allocated.load(Ordering::Relaxed);
+            return Ok((self.capacity.saturating_sub(allocated), self.capacity));
+        }
         self.bind()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: both places are valid.
         let status = unsafe { (self.driver.memory_info)(&mut free, &mut total) };
         self.done("asking for memory", status)?;
         Ok((free, total))
+    }
+
+    /// Bytes that this process has allocated.
+    pub fn allocated(&self) -> usize {
+        self.allocated.load(Ordering::Relaxed)
     }
 
     /// The most bytes that this process had allocated at a time.

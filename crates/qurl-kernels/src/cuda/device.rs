@@ -54,6 +54,10 @@ impl Cuda {
         Ok(Cuda { context: Arc::new(Context::open(ordinal, newest)?) })
     }
 
+    pub(super) fn of(context: Arc<Context>) -> Cuda {
+        Cuda { context }
+    }
+
     /// Whether the machine has a driver, usable or not, or is said to have one.
     pub fn has_driver() -> bool {
         ffi::has_driver()

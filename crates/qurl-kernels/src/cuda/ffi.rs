@@ -20,7 +20,8 @@ macro_rules! table {
         $(#[$meta])*
         pub struct $name {
             $(#[doc = concat!("`", $symbol, "`")] pub $function: unsafe extern "C" fn($($arg),*) -> Status,)*
-            _library: Library,
+            /// Where the functions are; none where they are our own.
+            pub library: Option<Library>,
         }
 
         impl $name {
@@ -31,7 +32,7 @@ macro_rules! table {
                     $(let $function = *library
                         .get::<unsafe extern "C" fn($($arg),*) -> Status>(concat!($symbol, "\0").as_bytes())
                         .map_err(|e| e.to_string())?;)*
-                    Ok($name { $($function,)* _library: library })
+                    Ok($name { $($function,)* library: Some(library) })
                 }
             }
         }

@@ -104,7 +104,8 @@ impl Context {
         // Whoever opens the device at the same time waits, and finds the files in the cache.
         static COMPILING: Mutex<()> = Mutex::new(());
         let _compiling = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
-        let (nvrtc, architecture) = (&self.nvrtc, self.architecture);
+        let Some(nvrtc) = &self.nvrtc else { return Ok(()) };
+        let architecture = self.architecture;
         let missing: Vec<_> =
             SOURCES.iter().filter(|s| !compile::is_cached(nvrtc, s, architecture)).collect();
         if missing.is_empty() {
@@ -122,6 +123,9 @@ impl Context {
 
     /// A kernel, with so much dynamic shared memory at least.
     fn function(&self, kernel: KernelId, shared: u32) -> Result<Handle, String> {
+        if self.only_counts() {
+            return Ok(std::ptr::null_mut());
+        }
         let place = &self.kernels.functions[kernel as usize];
         if let Some(function) = place.get().filter(|f| f.shared.load(Ordering::Acquire) >= shared) {
             return Ok(function.handle);
@@ -196,20 +200,21 @@ impl Context {
         let Some(source) = SOURCES.iter().find(|s| s.name == file) else {
             return Err(format!("there is no kernel file {file}.cu"));
         };
+        let Some(nvrtc) = &self.nvrtc else { return Err("there is no compiler".to_string()) };
         let mut module = std::ptr::null_mut();
         let mut status = 0;
         // A cached file that the driver does not take is compiled anew.
         for _ in 0..2 {
             let compiled = self.kernels.compiled.lock().unwrap_or_else(PoisonError::into_inner).remove(file);
             let cubin =
-                compiled.map_or_else(|| compile::cubin(&self.nvrtc, source, self.architecture), Ok)?;
+                compiled.map_or_else(|| compile::cubin(nvrtc, source, self.architecture), Ok)?;
             // SAFETY: a compiled file, whose header has its length.
             status = unsafe { (self.driver.module_load)(&mut module, cubin.as_ptr().cast()) };
             if status == 0 {
                 modules.insert(file, module);
                 return Ok(module);
             }
-            compile::forget(&self.nvrtc, source, self.architecture);
+            compile::forget(nvrtc, source, self.architecture);
         }
         Err(format!("loading {file}.cu: {}", error_text(&self.driver, status)))
     }

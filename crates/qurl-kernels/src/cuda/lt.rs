@@ -40,7 +40,8 @@ struct Plan {
 
 /// The library, its workspace and its plans.
 pub(super) struct Lt {
-    library: CublasLt,
+    /// None on a device that only counts.
+    library: Option<CublasLt>,
     handle: Handle,
     workspace: Buffer,
     plans: HashMap<Shape, Option<Plan>>,
@@ -49,12 +50,17 @@ pub(super) struct Lt {
 impl Lt {
     /// Opens the library in the current context; `None` where the machine does not have it.
     pub fn open(context: &Arc<Context>) -> Result<Option<Lt>, DeviceError> {
+        let workspace = || Buffer::new(context, WORKSPACE, "workspace of cuBLASLt");
+        if context.only_counts() {
+            let (library, handle) = (None, std::ptr::null_mut());
+            return Ok(Some(Lt { library, handle, workspace: workspace()?, plans: HashMap::new() }));
+        }
         let Ok(library) = ffi::cublas_lt() else { return Ok(None) };
-        let workspace = Buffer::new(context, WORKSPACE, "workspace of cuBLASLt")?;
+        let workspace = workspace()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the place is valid and a context is current.
         let status = unsafe { (library.create)(&mut handle) };
-        Ok((status == 0).then_some(Lt { library, handle, workspace, plans: HashMap::new() }))
+        Ok((status == 0).then_some(Lt { library: Some(library), handle, workspace, plans: HashMap::new() }))
     }
 
     /// Whether operands of these row lengths have the alignment that the fast kernels need.
@@ -93,15 +99,16 @@ impl Lt {
     }
 
     fn run(&mut self, queue: &mut CudaQueue, shape: Shape, a: DevicePtr, b: DevicePtr, d: DevicePtr) -> bool {
+        let Some(library) = &self.library else { return true };
         if !self.plans.contains_key(&shape) {
-            let plan = self.plan(shape);
+            let plan = plan(library, self.handle, shape);
             self.plans.insert(shape, plan);
         }
         let Some(Some(plan)) = self.plans.get(&shape) else { return false };
         let (one, beta) = (1.0f32, if shape.add { 1.0f32 } else { 0.0 });
         // SAFETY: the descriptors describe the operands; the caller gives addresses of their sizes.
         let status = unsafe {
-            (self.library.matmul)(
+            (library.matmul)(
                 self.handle,
                 plan.desc,
                 (&raw const one).cast(),
@@ -125,62 +132,63 @@ impl Lt {
         }
         true
     }
+}
 
-    fn plan(&self, shape: Shape) -> Option<Plan> {
-        let lib = &self.library;
-        let layout = |rows: usize, columns: usize, ty: c_int| {
-            let mut layout = std::ptr::null_mut();
-            // SAFETY: the place is valid.
-            let status =
-                unsafe { (lib.layout_create)(&mut layout, ty, rows as u64, columns as u64, rows as i64) };
-            (status == 0).then_some(layout)
-        };
-        let (b_rows, b_columns) = if shape.transpose_b { (shape.n, shape.k) } else { (shape.k, shape.n) };
-        let a = layout(shape.m, shape.k, TYPE_BF16)?;
-        let b = layout(b_rows, b_columns, TYPE_BF16)?;
-        let d = layout(shape.m, shape.n, TYPE_F32)?;
-        let (mut desc, mut preference, mut found) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
-        let mut result = LtHeuristic::EMPTY;
-        // SAFETY: every place is valid; attributes have the sizes that the library documents.
-        unsafe {
-            if (lib.desc_create)(&mut desc, COMPUTE_F32, TYPE_F32) != 0 {
-                return None;
-            }
-            let set = |attribute: c_int, value: c_int| {
-                (lib.desc_set)(desc, attribute, (&raw const value).cast(), size_of::<c_int>());
-            };
-            set(DESC_TRANSPOSE_B, c_int::from(shape.transpose_b));
-            (lib.preference_create)(&mut preference);
-            let bytes = WORKSPACE as u64;
-            (lib.preference_set)(
-                preference,
-                PREFERENCE_WORKSPACE,
-                (&raw const bytes).cast(),
-                size_of::<u64>(),
-            );
-            let status =
-                (lib.heuristic)(self.handle, desc, a, b, d, d, preference, 1, &mut result, &mut found);
-            (lib.preference_destroy)(preference);
-            if status != 0 || found == 0 || result.state != 0 {
-                return None;
-            }
+/// Descriptors of a GEMM, and the algorithm that the library recommends.
+fn plan(lib: &CublasLt, handle: Handle, shape: Shape) -> Option<Plan> {
+    let layout = |rows: usize, columns: usize, ty: c_int| {
+        let mut layout = std::ptr::null_mut();
+        // SAFETY: the place is valid.
+        let status =
+            unsafe { (lib.layout_create)(&mut layout, ty, rows as u64, columns as u64, rows as i64) };
+        (status == 0).then_some(layout)
+    };
+    let (b_rows, b_columns) = if shape.transpose_b { (shape.n, shape.k) } else { (shape.k, shape.n) };
+    let a = layout(shape.m, shape.k, TYPE_BF16)?;
+    let b = layout(b_rows, b_columns, TYPE_BF16)?;
+    let d = layout(shape.m, shape.n, TYPE_F32)?;
+    let (mut desc, mut preference, mut found) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+    let mut result = LtHeuristic::EMPTY;
+    // SAFETY: every place is valid; attributes have the sizes that the library documents.
+    unsafe {
+        if (lib.desc_create)(&mut desc, COMPUTE_F32, TYPE_F32) != 0 {
+            return None;
         }
-        Some(Plan { desc, a, b, d, algorithm: result.algorithm })
+        let set = |attribute: c_int, value: c_int| {
+            (lib.desc_set)(desc, attribute, (&raw const value).cast(), size_of::<c_int>());
+        };
+        set(DESC_TRANSPOSE_B, c_int::from(shape.transpose_b));
+        (lib.preference_create)(&mut preference);
+        let bytes = WORKSPACE as u64;
+        (lib.preference_set)(
+            preference,
+            PREFERENCE_WORKSPACE,
+            (&raw const bytes).cast(),
+            size_of::<u64>(),
+        );
+        let status =
+            (lib.heuristic)(handle, desc, a, b, d, d, preference, 1, &mut result, &mut found);
+        (lib.preference_destroy)(preference);
+        if status != 0 || found == 0 || result.state != 0 {
+            return None;
+        }
     }
+    Some(Plan { desc, a, b, d, algorithm: result.algorithm })
 }
 
 impl Drop for Lt {
     fn drop(&mut self) {
+        let Some(library) = &self.library else { return };
         let plans = std::mem::take(&mut self.plans);
         // SAFETY: nothing uses the handles any more.
         unsafe {
             for plan in plans.into_values().flatten() {
                 [plan.a, plan.b, plan.d].into_iter().for_each(|layout| {
-                    (self.library.layout_destroy)(layout);
+                    (library.layout_destroy)(layout);
                 });
-                (self.library.desc_destroy)(plan.desc);
+                (library.desc_destroy)(plan.desc);
             }
-            (self.library.destroy)(self.handle);
+            (library.destroy)(self.handle);
         }
     }
 }

@@ -16,6 +16,7 @@ mod batch;
 pub mod compile;
 mod constants;
 mod context;
+pub mod counting;
 mod device;
 pub mod ffi;
 mod flash;

@@ -12,6 +12,29 @@ pub enum Token {
 }
 
 /// Rows of tokens for one pass. [`Queue::load`](crate::Queue::load) brings them to the device.
+///
+/// A prompt of three tokens in page 5, whose last row is sampled; and beside it the twentieth token of
+/// another sequence, which the host has not seen yet:
+///
+/// ```
+/// use qurl_kernels::types::{Batch, SampleRow, Span, Token};
+///
+/// let page_size = 16;
+/// let pages = vec![5, 2, 7]; // the first sequence has page 5, the second has pages 2 and 7
+/// let batch = Batch {
+///     tokens: vec![Token::Id(11), Token::Id(12), Token::Id(13), Token::Sampled(0)],
+///     positions: vec![0, 1, 2, 19],
+///     slots: vec![5 * page_size, 5 * page_size + 1, 5 * page_size + 2, 7 * page_size + 19 % page_size],
+///     spans: vec![
+///         Span { row: 0, rows: 3, position: 0, pages: 0 },
+///         Span { row: 3, rows: 1, position: 19, pages: 1 },
+///     ],
+///     pages,
+///     sampled_rows: vec![2, 3],
+///     samples: vec![SampleRow::greedy(), SampleRow { temperature: 0.7, ..SampleRow::greedy() }],
+/// };
+/// assert_eq!(batch.rows(), 4);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// Token of each row.

@@ -7,6 +7,15 @@ use std::str::FromStr;
 ///
 /// All scales are symmetric and computed from the numbers at hand (no calibration). The formats below bf16 are for
 /// the forward pass only.
+///
+/// ```
+/// use qurl_kernels::Format;
+///
+/// assert_eq!("fp8-block".parse(), Ok(Format::Fp8Block));
+/// assert!(Format::Int8.is_quantized() && !Format::Bf16.is_quantized());
+/// let error = "int3".parse::<Format>().expect_err("not a format").to_string();
+/// assert!(error.starts_with("unknown format \"int3\"; expected one of f32, bf16, int8"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// 32-bit floats.

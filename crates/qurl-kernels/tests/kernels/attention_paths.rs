@@ -1,9 +1,12 @@
-//! A sequence's attention is the same bits however it was computed: at once (training, prefill), in chunks, or token
-//! by token (decode); with pages of any size, anywhere in a store whose other slots hold not-a-number.
+//! A sequence's attention is the same bits however it was computed: at once (training, prefill), in chunks,
+//! or token by token (decode); with pages of any size, anywhere in a store whose other slots hold NaN.
 
-use crate::support::{Paged, Random, assert_bits, cpus, down, heads, up};
-use qurl_kernels::Cpu;
-use qurl_kernels::backend::{Backend, Heads, KvFormat};
+use crate::ops::{Ops, cpus};
+use crate::paged::{Paged, heads};
+use crate::support::{Random, assert_bits, wide};
+use qurl_kernels::cpu::{attention, kv};
+use qurl_kernels::types::{Heads, KvFormat};
+use qurl_kernels::{Cpu, Queue};
 
 /// Several tiles of keys and blocks of query rows.
 const LENGTH: usize = 150;
@@ -13,14 +16,14 @@ const STEPS: [&[usize]; 6] = [&[LENGTH], &[1], &[7], &[64], &[48, 1, 50], &[100,
 
 /// Output and softmax denominators of a sequence, computed in steps over scattered pages.
 fn in_steps(
-    cpu: &Cpu,
+    cpu: &Ops<Cpu>,
     heads: Heads,
     format: KvFormat,
     qkv: &[f32],
     page_size: usize,
     steps: &[usize],
 ) -> (Vec<f64>, Vec<f64>) {
-    let width = heads.qkv_width();
+    let (width, ctx) = (heads.qkv_width(), cpu.context());
     let paged =
         Paged::scattered(&mut Random::new(page_size as u64 + steps.len() as u64), &[LENGTH], page_size);
     let mut kv = paged.stale_store(cpu, heads, format);
@@ -28,14 +31,14 @@ fn in_steps(
     let (mut position, mut step) = (0, 0);
     while position < LENGTH {
         let rows = steps[step % steps.len()].min(LENGTH - position);
-        let qkv = up(cpu, &qkv[position * width..(position + rows) * width]);
-        cpu.kv_write(&qkv, heads, &paged.slots(0, position..position + rows), &mut kv);
-        let mut out = up(cpu, &vec![f32::NAN; rows * heads.heads * heads.head_dim]);
-        let mut lse = up(cpu, &vec![f32::NAN; rows * heads.heads]);
+        let qkv = &qkv[position * width..(position + rows) * width];
+        kv.write(ctx, qkv, width, heads.q_width(), &paged.slots(0, position..position + rows));
+        let mut out = vec![f32::NAN; rows * heads.q_width()];
+        let mut lse = vec![f32::NAN; rows * heads.heads];
         let span = paged.span(0, 0, rows, position);
-        cpu.attention(heads, &qkv, &kv, &[span], &paged.pages, &mut out, Some(&mut lse));
-        outs.extend(down(cpu, &out));
-        denominators.extend(down(cpu, &lse));
+        attention::forward(ctx, heads, qkv, &kv, &[span], &paged.pages, &mut out, Some(&mut lse));
+        outs.extend(wide(&out));
+        denominators.extend(wide(&lse));
         position += rows;
         step += 1;
     }
@@ -57,10 +60,8 @@ fn prefill_chunks_and_decode_agree_on_any_pages() {
                 for page_size in PAGE_SIZES {
                     for steps in STEPS {
                         let got = in_steps(&cpu, heads, format, &qkv, page_size, steps);
-                        let what = format!(
-                            "{heads:?} {format:?} pages of {page_size} in {steps:?}, {}",
-                            cpu.describe()
-                        );
+                        let name = cpu.name();
+                        let what = format!("{heads:?} {format:?} pages of {page_size} in {steps:?}, {name}");
                         assert_bits(&what, &got.0, &want.0);
                         assert_bits(&what, &got.1, &want.1);
                     }
@@ -72,15 +73,16 @@ fn prefill_chunks_and_decode_agree_on_any_pages() {
 
 #[test]
 fn a_stored_format_equals_rounding_first() {
-    // Training keeps f32 pages and rounds the rows, the rollout stores them narrow: both must see the same numbers.
+    // Training keeps f32 pages and rounds the rows, the rollout stores them narrow: both must see the same
+    // numbers.
     let heads = heads(2, 2, 20);
     let qkv = Random::new(1).normals(LENGTH * heads.qkv_width());
     for cpu in cpus(2) {
-        let mut rounded = up(&cpu, &qkv);
-        cpu.round_kv(&mut rounded, LENGTH, heads, KvFormat::Bf16);
+        let mut rounded = qkv.clone();
+        kv::round(cpu.context(), &mut rounded, LENGTH, heads, KvFormat::Bf16);
         let narrow = in_steps(&cpu, heads, KvFormat::Bf16, &qkv, 32, &[LENGTH]);
         let wide = in_steps(&cpu, heads, KvFormat::F32, &rounded, 32, &[LENGTH]);
-        assert_bits(&format!("rounded first, {}", cpu.describe()), &wide.0, &narrow.0);
+        assert_bits(&format!("rounded first, {}", cpu.name()), &wide.0, &narrow.0);
     }
 }
 
@@ -92,24 +94,19 @@ fn a_copied_page_serves_a_second_sequence() {
     for cpu in cpus(2) {
         for format in [KvFormat::F32, KvFormat::Bf16] {
             let paged = Paged::scattered(&mut Random::new(3), &[len], page_size);
-            let mut kv = paged.stale_store(&cpu, heads, format);
-            let qkv = up(&cpu, &qkv);
-            cpu.kv_write(&qkv, heads, &paged.slots(0, 0..len), &mut kv);
-            let mut copied = paged.pages.clone();
-            let spare =
-                (0..paged.store_pages as u32).find(|page| !copied.contains(page)).expect("a spare page");
-            cpu.kv_copy_page(&mut kv, copied[2] as usize, spare as usize);
+            let (mut kv, ctx) = (paged.stale_store(&cpu, heads, format), cpu.context());
+            kv.write(ctx, &qkv, heads.qkv_width(), heads.q_width(), &paged.slots(0, 0..len));
+            let (mut copied, spare) = (paged.pages.clone(), paged.spare_page());
+            cpu.queue().copy_page(&mut kv, copied[2] as usize, spare as usize);
             copied[2] = spare;
             let attend = |pages: &[u32]| {
-                let mut out = up(&cpu, &vec![f32::NAN; len * heads.heads * heads.head_dim]);
-                cpu.attention(heads, &qkv, &kv, &[paged.span(0, 0, len, 0)], pages, &mut out, None);
-                down(&cpu, &out)
+                let mut out = vec![f32::NAN; len * heads.q_width()];
+                let span = paged.span(0, 0, len, 0);
+                attention::forward(ctx, heads, &qkv, &kv, &[span], pages, &mut out, None);
+                wide(&out)
             };
-            assert_bits(
-                &format!("copied page on {}", cpu.describe()),
-                &attend(&copied),
-                &attend(&paged.pages),
-            );
+            let what = format!("copied page on {}", cpu.name());
+            assert_bits(&what, &attend(&copied), &attend(&paged.pages));
         }
     }
 }

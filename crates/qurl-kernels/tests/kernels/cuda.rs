@@ -1,15 +1,21 @@
-//! The CUDA backend: that all kernels compile for the architectures it supports, without spills (needs NVRTC, no GPU),
-//! and on a machine with a GPU the op table against the naive twins and the 8-bit formats against the CPU.
+//! CUDA: that all kernels compile for the architectures it supports, without spills (needs NVRTC, no GPU),
+//! and on a machine with a GPU the op table against the naive twins, the 8-bit formats against the CPU, and
+//! recorded steps.
 //!
 //! Where something is missing the tests say so and pass.
 
 use crate::op_table::table;
-use crate::support::{Paged, Random, ULP, assert_bits, assert_close, down, heads, units_off, up, wide};
-use qurl_kernels::backend::{Backend, DRAWN_WORDS, Extent, Heads, KvFormat, Output, SampleRow};
+use crate::ops::Ops;
+use crate::paged::{Attention, Paged, heads, sampling};
+use crate::replay::{check_owners, check_replay};
+use crate::sampling::{check_fetched_tokens, mixed_rows};
+use crate::support::{Random, ULP, assert_bits, assert_close, distance, units_off, wide};
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::cuda::compile::{Architecture, SOURCES, Source, compile, on_all_cores};
 use qurl_kernels::cuda::ffi::{self, Nvrtc};
-use qurl_kernels::{BackendError, Cpu, Cuda, Format, Rounding};
+use qurl_kernels::ops::Output;
+use qurl_kernels::types::{Batch, Heads, KvFormat, Sampled, WeightShape};
+use qurl_kernels::{Cpu, Cuda, Device, DeviceError, Format, Queue, Rounding};
 use std::process::Command;
 
 /// NVRTC, from the system or from the Python package that carries it.
@@ -27,7 +33,7 @@ fn nvrtc() -> Option<Nvrtc> {
 }
 
 #[test]
-fn every_kernel_compiles_without_spills_and_serialized_products() {
+fn every_kernel_compiles_without_spills_and_serialized_gemms() {
     let Some(nvrtc) = nvrtc() else {
         eprintln!(
             "skipped: NVRTC was not found (QURL_NVRTC may name its library, or install nvidia-cuda-nvrtc)"
@@ -43,17 +49,17 @@ fn every_kernel_compiles_without_spills_and_serialized_products() {
             let clean = line.contains(" 0 bytes spill stores, 0 bytes spill loads");
             assert!(clean, "{}.cu for {target}: {line}\n{}", source.name, compiled.log);
         }
-        // The assembler says so where tensor-core products wait for each other.
+        // The assembler says so where tensor-core instructions wait for each other.
         let slow = compiled.log.contains("Potential Performance Loss");
         assert!(!slow, "{}.cu for {target}: {}", source.name, compiled.log);
     });
 }
 
 /// The device, or a word about why there is none.
-pub(crate) fn device() -> Option<Cuda> {
-    let cuda = Cuda::open().map_err(|reason| eprintln!("skipped: {reason}")).ok()?;
-    cuda.gpu().compile_kernels(|_| ()).expect("kernels");
-    Some(cuda)
+pub(crate) fn device() -> Option<Ops<Cuda>> {
+    let cuda = Cuda::open(0).map_err(|reason| eprintln!("skipped: {reason}")).ok()?;
+    cuda.compile_kernels(|_| ()).expect("kernels");
+    Some(Ops::new(cuda))
 }
 
 #[test]
@@ -67,36 +73,36 @@ fn jobs_on_all_cores_keep_their_order() {
     }
 }
 
-/// More than any device has: an error that names the size, and the device goes on.
+/// More than any device has: an error that names the size, and the device works as before.
 #[test]
 fn memory_that_is_not_there() {
     let Some(cuda) = device() else { return };
-    match cuda.zeros(1 << 44) {
-        Err(BackendError::OutOfMemory { need, .. }) => assert_eq!(need, 4 << 44),
+    match cuda.device().zeros(1 << 44) {
+        Err(DeviceError::OutOfMemory { need, .. }) => assert_eq!(need, 4 << 44),
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("64 TiB were given"),
     }
-    let values = Random::new(1).normals(1000);
-    assert_eq!(cuda.checksum(&up(&cuda, &values)), Ok(qurl_kernels::checksum::values(&values)));
+    check_checksum(&cuda, 1000);
 }
 
 #[test]
 fn checksums_are_those_of_the_host() {
     let Some(cuda) = device() else { return };
     for len in [1, 7, 8, 1000, 65_536, 65_537, 1_000_003] {
-        let values = Random::new(len as u64).normals(len);
-        assert_eq!(
-            cuda.checksum(&up(&cuda, &values)),
-            Ok(qurl_kernels::checksum::values(&values)),
-            "{len} values"
-        );
+        check_checksum(&cuda, len);
     }
 }
 
+fn check_checksum(cuda: &Ops<Cuda>, len: usize) {
+    let values = Random::new(len as u64).normals(len);
+    let tensor = cuda.up(&values);
+    assert_eq!(cuda.queue().checksum(&tensor), Ok(qurl_kernels::checksum::values(&values)), "{len} values");
+}
+
 /// The device as it is, and as one of the oldest architecture.
-fn generations() -> Vec<(Cuda, &'static str)> {
+fn generations() -> Vec<(Ops<Cuda>, &'static str)> {
     let Some(newest) = device() else { return Vec::new() };
-    let oldest = Cuda::open_as(80).expect("the same device");
+    let oldest = Ops::new(Cuda::open_as(0, 80).expect("the same device"));
     vec![(newest, "as it is"), (oldest, "as of 8.0")]
 }
 
@@ -108,51 +114,38 @@ fn op_table() {
     }
 }
 
-/// Goes on after failures: the whole table is worth more than its first gap.
-fn hold_op_table(cuda: &Cuda) {
+/// Continues after failures: the whole table is worth more than its first gap.
+fn hold_op_table(cuda: &Ops<Cuda>) {
     let (mut failures, mut outputs) = (Vec::new(), 0);
     for case in table::<Cuda>() {
         let got = (case.run)(cuda);
         let wants = (case.want)();
         assert_eq!(got.len(), wants.len(), "{}: outputs", case.name);
         for (got, want) in got.iter().zip(&wants) {
-            let off = units_off(got, &want.values);
-            // Attention over bf16 pages runs on tensor cores where the head dimension allows, with bf16 operands.
-            let on_tensor_cores = case.name.contains("attention Bf16") && !want.name.contains("rounded");
-            let (off, units) = match on_tensor_cores && off > want.units {
-                true => (distance(got, &want.values) / ULP, 1e-2 / ULP),
-                false => (off, want.units),
-            };
+            let (off, all) = (units_off(got, &want.values), distance(got, &want.values));
+            println!("{:60} {:20} {off:10.2} of {:10.2} units, {all:.1e}", case.name, want.name, want.units);
             outputs += 1;
-            println!("{:60} {:12} off {off:10.2} of {units:10.2} units", case.name, want.name);
-            if off.is_nan() || off > units {
-                failures.push(format!("{} {}: {off} of {units} units", case.name, want.name));
-            }
+            failures.extend(want.complaint(got, true).map(|complaint| format!("{} {complaint}", case.name)));
         }
     }
     println!("{} of {outputs} outputs within their tolerance", outputs - failures.len());
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// `|got - want| / |want|` over all values together.
-pub(crate) fn distance(got: &[f64], want: &[f64]) -> f64 {
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-    norm(&mut got.iter().zip(want).map(|(a, b)| a - b)) / norm(&mut want.iter().copied())
+fn scalar() -> Ops<Cpu> {
+    Ops::new(Cpu::new(Level::available()[0], 2))
 }
 
-fn scalar() -> Cpu {
-    Cpu::new(Level::available()[0], 2)
-}
-
-/// Weights and rows go through the same codes: int8 gives the CPU's bits, fp8 differs by the rounding of its sums.
+/// Weights and rows become the same quantized values: int8 gives the CPU's bits, fp8 differs by the rounding
+/// of its sums.
 #[test]
-fn eight_bit_products_equal_the_cpu() {
+fn eight_bit_gemms_equal_the_cpu() {
     for (cuda, generation) in generations() {
-        hold_eight_bit_products(&cuda, generation);
+        hold_eight_bit_gemms(&cuda, generation);
     }
 }
 
-fn hold_eight_bit_products(cuda: &Cuda, generation: &str) {
+fn hold_eight_bit_gemms(cuda: &Ops<Cuda>, generation: &str) {
     let cpu = scalar();
     let roundings = [Rounding::Nearest, Rounding::Stochastic { seed: 9 }];
     for (rows, n, k) in
@@ -163,11 +156,12 @@ fn hold_eight_bit_products(cuda: &Cuda, generation: &str) {
         for format in [Format::Int8, Format::Fp8] {
             for rounding in roundings {
                 let what = format!("{format} {rows}x{n}x{k} {rounding:?} {generation}");
-                let want = product(&cpu, format, rounding, (rows, n, k), &x, &w, &bias);
-                let got = product(cuda, format, rounding, (rows, n, k), &x, &w, &bias);
+                let shape = WeightShape { n, k, format, trained: false };
+                let want = stored_and_added(&cpu, shape, rounding, rows, &x, &w, &bias);
+                let got = stored_and_added(cuda, shape, rounding, rows, &x, &w, &bias);
                 match format {
                     Format::Int8 => assert_bits(&what, &got, &want),
-                    // Tensor cores keep fewer bits than f32 while they sum fp8 products.
+                    // Tensor cores keep fewer bits than f32 while they sum products of fp8.
                     _ => assert!(distance(&got, &want) < 1e-3, "{what}: {:.1e} off", distance(&got, &want)),
                 }
             }
@@ -175,27 +169,26 @@ fn hold_eight_bit_products(cuda: &Cuda, generation: &str) {
     }
 }
 
-fn product<B: Backend>(
-    backend: &B,
-    format: Format,
+/// A linear layer with its bias, and added to that once more without.
+fn stored_and_added<D: Device>(
+    ops: &Ops<D>,
+    shape: WeightShape,
     rounding: Rounding,
-    (rows, n, k): (usize, usize, usize),
+    rows: usize,
     x: &[f32],
     w: &[f32],
     bias: &[f32],
 ) -> Vec<f64> {
-    let w = up(backend, w);
-    let mut packed = backend.pack(&w, n, k, format, false).expect("weights pack");
-    backend.repack_rounded(&w, &mut packed, rounding).expect("weights pack");
-    let mut out = up(backend, &vec![f32::NAN; rows * n]);
-    backend.linear(&up(backend, x), rows, &packed, Some(&up(backend, bias)), Output::Store, &mut out);
-    backend.linear(&up(backend, x), rows, &packed, None, Output::Add, &mut out);
-    down(backend, &out)
+    let (x, packed) = (ops.up(x), ops.packed(w, shape, rounding));
+    let mut out = ops.stale(rows * shape.n);
+    ops.linear(&x, rows, &packed, Some(&ops.up(bias)), Output::Store, &mut out);
+    ops.linear(&x, rows, &packed, None, Output::Add, &mut out);
+    ops.down(&out)
 }
 
 /// A row's bits do not depend on the rows beside it, in every format and for any shape of tile.
 #[test]
-fn products_do_not_depend_on_the_batch() {
+fn gemms_do_not_depend_on_the_batch() {
     let rows = 300;
     for ((cuda, generation), (n, k)) in generations().iter().flat_map(|device| {
         [(384, 1024), (200, 4864), (4608, 3584), (3584, 8192), (7168, 2048)].map(|shape| (device, shape))
@@ -203,18 +196,11 @@ fn products_do_not_depend_on_the_batch() {
         let mut random = Random::new(8);
         let (x, w) = (random.normals(rows * k), random.normals(n * k));
         for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8] {
-            let packed = cuda.pack(&up(cuda, &w), n, k, format, false).expect("weights pack");
+            let packed = cuda.frozen(&w, n, k, format);
             let run = |first: usize, count: usize| {
-                let mut out = up(cuda, &vec![f32::NAN; count * n]);
-                cuda.linear(
-                    &up(cuda, &x[first * k..][..count * k]),
-                    count,
-                    &packed,
-                    None,
-                    Output::Store,
-                    &mut out,
-                );
-                down(cuda, &out)
+                let (x, mut out) = (cuda.up(&x[first * k..][..count * k]), cuda.stale(count * n));
+                cuda.linear(&x, count, &packed, None, Output::Store, &mut out);
+                cuda.down(&out)
             };
             let all = run(0, rows);
             for (first, count) in
@@ -228,7 +214,8 @@ fn products_do_not_depend_on_the_batch() {
     }
 }
 
-/// Attention over every format of keys and values: whole, and a token at a time with the same bits.
+/// Attention over every format of keys and values: whole, and some tokens at a time with the same bits, with
+/// and without what a backward pass needs.
 #[test]
 fn stored_keys_and_values_equal_the_cpu() {
     let Some(cuda) = device() else { return };
@@ -241,174 +228,122 @@ fn stored_keys_and_values_equal_the_cpu() {
         let mut random = Random::new(3);
         let paged = Paged::scattered(&mut random, &lengths, 16);
         let qkv = random.normals(lengths.iter().sum::<usize>() * heads.qkv_width());
-        let want = attend(&cpu, &paged, heads, format, &lengths, &qkv, usize::MAX);
-        let got = attend(&cuda, &paged, heads, format, &lengths, &qkv, usize::MAX);
+        let want = in_steps(&cpu, &paged, heads, format, &lengths, &qkv, usize::MAX, true);
+        let got = in_steps(&cuda, &paged, heads, format, &lengths, &qkv, usize::MAX, true);
         let what = format!("{format:?} {shape:?}");
         // Tensor cores see queries and weights in bf16.
         let units = if format == KvFormat::F32 { 400.0 } else { 0.02 / ULP };
         println!("attention {what}: off {:.1} units", units_off(&got, &want));
         assert_close(&what, &got, &want, units);
-        for steps in [1, 7, 64] {
-            let stepped = attend(&cuda, &paged, heads, format, &lengths, &qkv, steps);
-            assert_bits(&format!("{what}, {steps} tokens at a time"), &stepped, &got);
+        for (steps, kept) in [1, 7, 64, usize::MAX].into_iter().flat_map(|s| [(s, true), (s, false)]) {
+            let stepped = in_steps(&cuda, &paged, heads, format, &lengths, &qkv, steps, kept);
+            assert_bits(&format!("{what}, {steps} tokens at a time, kept: {kept}"), &stepped, &got);
         }
     }
 }
 
 /// Output rows of sequences side by side, each computed `steps` tokens at a time.
-fn attend<B: Backend>(
-    backend: &B,
+fn in_steps<D: Device>(
+    ops: &Ops<D>,
     paged: &Paged,
     heads: Heads,
     format: KvFormat,
     lengths: &[usize],
     qkv: &[f32],
     steps: usize,
+    kept: bool,
 ) -> Vec<f64> {
-    let (width, row_width) = (heads.qkv_width(), heads.heads * heads.head_dim);
-    let mut kv = paged.stale_store(backend, heads, format);
-    let mut all = vec![f64::NAN; qkv.len() / width * row_width];
+    let (width, row_width) = (heads.qkv_width(), heads.q_width());
     let longest = lengths.iter().copied().max().unwrap_or(0);
+    let attention = Attention::new(ops, heads, longest);
+    let mut kv = paged.stale_store(ops, heads, format);
+    let mut all = vec![f64::NAN; qkv.len() / width * row_width];
     for from in (0..longest).step_by(steps.min(longest)) {
-        let (mut rows, mut slots, mut spans, mut places) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut start = 0;
+        let (mut rows, mut runs, mut places, mut start) = (Vec::new(), Vec::new(), Vec::new(), 0);
         for (sequence, &len) in lengths.iter().enumerate() {
             let range = from.min(len)..from.saturating_add(steps).min(len);
-            if !range.is_empty() {
-                spans.push(paged.span(sequence, places.len(), range.len(), range.start));
-                rows.extend_from_slice(&qkv[(start + range.start) * width..(start + range.end) * width]);
-                slots.extend(paged.slots(sequence, range.clone()));
-                places.extend(range.map(|i| start + i));
-            }
+            rows.extend_from_slice(&qkv[(start + range.start) * width..(start + range.end) * width]);
+            places.extend(range.clone().map(|i| start + i));
+            runs.push((sequence, range));
             start += len;
         }
-        let mut part = up(backend, &rows);
-        backend.round_kv(&mut part, places.len(), heads, format);
-        backend.kv_write(&part, heads, &slots, &mut kv);
-        let mut out = up(backend, &vec![f32::NAN; places.len() * row_width]);
-        backend.attention(heads, &part, &kv, &spans, &paged.pages, &mut out, None);
-        let out = down(backend, &out);
-        for (i, place) in places.into_iter().enumerate() {
-            all[place * row_width..(place + 1) * row_width]
-                .copy_from_slice(&out[i * row_width..(i + 1) * row_width]);
+        let (batch, mut rows) = (paged.batch(runs), ops.up(&rows));
+        let out = match kept {
+            true => ops.down(&attention.kept(ops, &batch, &mut rows, &mut kv)[0]),
+            false => ops.down(&attention.output(ops, &batch, &mut rows, &mut kv)),
+        };
+        for (place, row) in places.into_iter().zip(out.chunks_exact(row_width)) {
+            all[place * row_width..(place + 1) * row_width].copy_from_slice(row);
         }
     }
     all
 }
 
-/// Draws with every kind of truncation are the CPU's, but for a draw that falls on the border between two tokens.
+/// Samples with every kind of truncation are the CPU's, but for one that falls on the border between two
+/// tokens.
 #[test]
-fn draws_equal_the_cpu() {
+fn samples_equal_the_cpu() {
     let Some(cuda) = device() else { return };
-    let cpu = scalar();
     let (rows, k, vocabulary) = (96, 64, 5003);
     let mut random = Random::new(4);
     let hidden = random.normals(rows * k);
     let w: Vec<f32> = random.normals(vocabulary * k).iter().map(|x| 0.4 * x).collect();
-    let draws: Vec<SampleRow> = (0..rows)
-        .map(|i| SampleRow {
-            temperature: [0.0, 0.6, 1.0, 1.7][i % 4],
-            top_p: if i % 5 == 0 { 0.7 } else { 1.0 },
-            top_k: if i % 7 == 0 { 40 } else { 0 },
-            min_p: if i % 11 == 0 { 0.02 } else { 0.0 },
-            uniform: (i as f64 + 0.37) / rows as f64,
-        })
-        .collect();
-    let want = sampled(&cpu, &hidden, &w, vocabulary, k, &draws);
-    let got = sampled(&cuda, &hidden, &w, vocabulary, k, &draws);
-    let different = got.iter().zip(&want).filter(|(a, b)| a.0 != b.0).count();
-    println!("{different} of {rows} drawn tokens differ");
-    assert!(different <= 2, "{different} of {rows} drawn tokens differ");
-    for (i, (got, want)) in got.iter().zip(&want).enumerate().filter(|(_, (a, b))| a.0 == b.0) {
-        assert_close(&format!("row {i}"), &wide(&got.1), &wide(&want.1), 200.0);
+    let batch = sampling(mixed_rows(rows, 0.37));
+    let want = sampled(&scalar(), &hidden, &w, vocabulary, k, &batch);
+    let got = sampled(&cuda, &hidden, &w, vocabulary, k, &batch);
+    let different = got.iter().zip(&want).filter(|(a, b)| a.token != b.token).count();
+    println!("{different} of {rows} sampled tokens differ");
+    assert!(different <= 2, "{different} of {rows} sampled tokens differ");
+    for (i, (got, want)) in got.iter().zip(&want).enumerate().filter(|(_, (a, b))| a.token == b.token) {
+        let numbers = |sampled: &Sampled| wide(&[sampled.logp, sampled.entropy]);
+        assert_close(&format!("row {i}"), &numbers(got), &numbers(want), 200.0);
     }
 }
 
-fn sampled<B: Backend>(
-    backend: &B,
+fn sampled<D: Device>(
+    ops: &Ops<D>,
     hidden: &[f32],
     w: &[f32],
     vocabulary: usize,
     k: usize,
-    draws: &[SampleRow],
-) -> Vec<(u32, [f32; 2])> {
-    let head = backend.pack(&up(backend, w), vocabulary, k, Format::F32, false).expect("weights pack");
-    let sampled = backend.sample(&up(backend, hidden), &head, draws).expect("draws");
-    for (draw, drawn) in draws.iter().zip(&sampled) {
-        assert!(drawn.logp <= 0.0 && (drawn.token as usize) < vocabulary, "{draw:?}: {drawn:?}");
+    batch: &Batch,
+) -> Vec<Sampled> {
+    let head = ops.frozen(w, vocabulary, k, Format::F32);
+    let sampled = ops.sample(&ops.up(hidden), &head, batch);
+    for (row, sampled) in batch.samples.iter().zip(&sampled) {
+        assert!(sampled.logp <= 0.0 && (sampled.token as usize) < vocabulary, "{row:?}: {sampled:?}");
     }
-    sampled.iter().map(|s| (s.token, [s.logp, s.entropy])).collect()
+    sampled
 }
 
-/// Tokens that were asked for are those of the draw before, whatever is drawn before they are read, and if nobody reads them.
 #[test]
-fn asked_tokens_outlive_the_next_draw() {
-    asked_tokens(&scalar());
+fn fetched_tokens_outlive_the_next_sample() {
     if let Some(cuda) = device() {
-        asked_tokens(&cuda);
+        check_fetched_tokens(&cuda);
     }
 }
 
-fn asked_tokens<B: Backend>(backend: &B) {
-    let (k, vocabulary) = (64, 1003);
-    let mut random = Random::new(6);
-    let hidden = up(backend, &random.normals(2000 * k));
-    let head = backend.pack(&up(backend, &random.normals(vocabulary * k)), vocabulary, k, Format::F32, false);
-    let head = head.expect("weights pack");
-    let mut drawn = backend.zeros(2000 * DRAWN_WORDS).expect("memory");
-    let mut waiting = None;
-    for (turn, rows) in [3, 5, 700, 2000, 1, 300, 2000].into_iter().enumerate() {
-        let row = |i| SampleRow {
-            temperature: 1.0,
-            uniform: (i as f64 + 0.1) / rows as f64,
-            ..SampleRow::greedy()
-        };
-        let draws: Vec<SampleRow> = (0..rows).map(row).collect();
-        let want = backend.sample(&hidden, &head, &draws).expect("draws");
-        backend.draw(&hidden, &head, &draws, &mut drawn);
-        let asked = backend.ask_drawn(&drawn, rows).expect("asked");
-        if let Some((asked, want)) = waiting.replace((asked, want))
-            && turn != 3
-        {
-            assert_eq!(backend.drawn(asked).expect("drawn"), want, "turn {turn}");
+#[test]
+fn recorded_steps_give_the_same_bits() {
+    for (cuda, generation) in generations() {
+        println!("the device {generation}:");
+        for (format, kv_format) in [
+            (Format::F32, KvFormat::F32),
+            (Format::Bf16, KvFormat::Bf16),
+            (Format::Int8, KvFormat::Int8),
+            (Format::Fp8, KvFormat::Fp8),
+        ] {
+            let before = cuda.queue().recorded_steps();
+            check_replay(&cuda, format, kv_format);
+            assert!(cuda.queue().recorded_steps() > before, "{format}: nothing was recorded");
         }
     }
 }
 
-/// A step gives the same bits run directly, recorded and replayed, with inputs that change from step to step: for owners whose
-/// steps differ only in a later layer, and where a later layer has inputs of its own.
+/// One graph for each owner, though their batches have the same shape.
 #[test]
-fn recorded_steps_give_the_same_bits() {
+fn owners_have_steps_of_their_own() {
     let Some(cuda) = device() else { return };
-    let (rows, n, k) = (8, 64, 64);
-    let mut random = Random::new(5);
-    let table = up(&cuda, &random.normals(50 * k));
-    let weights = (0..3).map(|_| {
-        cuda.pack(&up(&cuda, &random.normals(n * k)), n, k, Format::Int8, false).expect("weights pack")
-    });
-    let weights: Vec<_> = weights.collect();
-    let mut x = cuda.zeros(rows * k).expect("memory");
-    let mut middle = cuda.zeros(rows * k).expect("memory");
-    let mut out = cuda.zeros(rows * n).expect("memory");
-    for step in 0..12 {
-        let (ids, picked) = (random.ids(rows, 50), random.ids(rows, rows));
-        // Owners 0 and 1 have other second layers, owner 2 a second layer with inputs.
-        let owner = step % 3;
-        let mut run = |extent: Extent, out: &mut <Cuda as Backend>::Tensor| {
-            cuda.gather(&table, &ids, k, &mut x);
-            cuda.linear(&x, rows, &weights[0], None, Output::Store, &mut middle);
-            if extent == Extent::Whole {
-                match owner {
-                    2 => cuda.gather(&middle, &picked, k, &mut x),
-                    _ => cuda.copy(&middle, &mut x, rows * k),
-                }
-                cuda.linear(&x, rows, &weights[1 + owner % 2], None, Output::Store, out);
-            }
-        };
-        cuda.step(owner as u64, &mut |extent| run(extent, &mut out));
-        let stepped = down(&cuda, &out);
-        run(Extent::Whole, &mut out);
-        assert_bits(&format!("step {step}"), &stepped, &down(&cuda, &out));
-    }
-    assert_eq!(cuda.gpu().recorded_steps(), 3);
+    check_owners(&cuda);
+    assert_eq!(cuda.queue().recorded_steps(), 3);
 }

@@ -1,161 +1,318 @@
-//! Operations that CUDA does in fewer kernels than the trait's parts: the parts are their twins.
+//! Operations that CUDA does in fewer kernels where nothing is kept for a backward pass, and backward
+//! operations that round their operands in other kernels than their parts do: the bits are the same.
 
-use crate::cuda::{device, distance};
-use crate::fused::check_backward;
-use crate::support::{Paged, Random, assert_bits, down, heads, up};
-use qurl_kernels::Format;
-use qurl_kernels::backend::{Backend, KvFormat, Output, Placed, Rope};
+use crate::cuda::device;
+use crate::fused::check_linear_backward;
+use crate::naive;
+use crate::ops::{Ops, Tables, cpus};
+use crate::paged::{Paged, heads};
+use crate::support::{Random, assert_bits, distance};
+use qurl_kernels::ops::{
+    Attend, KeptAttention, Linear, LinearBackward, Mlp, MlpBackward, Norm, NormBackward, Output,
+};
+use qurl_kernels::types::{Batch, KvFormat};
+use qurl_kernels::{Device, Format, Queue};
 
-/// Rows of an MLP have the bits they have alone and with weights that are trained, and what its parts give within rounding:
-/// the sums of bf16 and fp8 are cut elsewhere. Those of int8 are exact, so there the parts give the same bits.
+const EPS: f32 = 1e-6;
+
+/// Rows of an MLP have the bits they have alone, with projections that are kept and with weights that are
+/// trained, and what its parts give within rounding: the sums of bf16 and fp8 are cut elsewhere.
 #[test]
 fn an_mlp_equals_its_parts_and_does_not_depend_on_the_batch() {
     let Some(cuda) = device() else { return };
-    // From the second on, gates and ups of int8 have tiles of 40, 48, 64 and, two rounds of them, 40 columns (`cuda/gemm.rs`).
+    // From the second on, gate and up projections of int8 have tiles of 40, 48, 64 and, two rounds of them,
+    // 40 columns (`cuda/gemm.rs`).
     for (d, f) in [(256, 8512), (896, 4864), (512, 6144), (512, 8192), (1024, 8960)] {
         check_mlp(&cuda, 300, d, f);
     }
-    // So many that gates and ups of bf16 have tiles of 192 tokens, with sums cut inside tiles.
+    // So many that gate and up projections of bf16 have tiles of 192 tokens, with sums cut inside tiles.
     check_mlp(&cuda, 1700, 1024, 8960);
 }
 
-fn check_mlp(cuda: &impl Backend, rows: usize, d: usize, f: usize) {
-    let eps = 1e-6;
+/// The check itself, where there is no GPU; so for the others below.
+#[test]
+fn an_mlp_on_the_cpu_equals_its_parts() {
+    for cpu in cpus(2) {
+        check_mlp(&cpu, 300, 32, 48);
+    }
+}
+
+fn check_mlp<D: Device>(ops: &Ops<D>, rows: usize, d: usize, f: usize) {
     let mut random = Random::new(4);
-    let (x, gain) = (random.normals(rows * d), random.normals(d));
+    let (x, gain) = (random.normals(rows * d), ops.up(&random.normals(d)));
     let small = |values: Vec<f32>| values.into_iter().map(|v| 0.05 * v).collect::<Vec<f32>>();
-    let (gate_up, down_weights) = (small(random.normals(2 * f * d)), small(random.normals(d * f)));
+    let (gate_up, down) = (small(random.normals(2 * f * d)), small(random.normals(d * f)));
+    let norm = || Norm { gain: &gain, eps: EPS };
     for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8] {
-        let pack = |weights: &[f32], n, k, trained| {
-            cuda.pack(&up(cuda, weights), n, k, format, trained).expect("weights pack")
+        // The result, and the projections where they are kept.
+        let run = |[gate_up, down]: &[D::Weight; 2], from: usize, count: usize, kept: bool| {
+            let (mut y, mut projected) = (ops.up(&x[from * d..][..count * d]), ops.stale(count * 2 * f));
+            let kept = kept.then_some(&mut projected);
+            ops.queue().mlp(Mlp { x: &mut y, rows: count, norm: norm(), gate_up, down, kept });
+            (ops.down(&y), projected)
         };
-        let packed = |trained| [pack(&gate_up, 2 * f, d, trained), pack(&down_weights, d, f, trained)];
-        let gain = up(cuda, &gain);
-        let run_with = |[first, second]: &[_; 2], from: usize, count: usize, apart: bool| {
-            let mut y = up(cuda, &x[from * d..][..count * d]);
-            let room = |width: usize| up(cuda, &vec![f32::NAN; count * width]);
-            let (mut normed, mut projected, mut activated) = (room(d), room(2 * f), room(f));
-            match apart {
-                true => {
-                    cuda.norm_linear(&y, &gain, count, eps, first, None, &mut normed, &mut projected);
-                    cuda.swiglu_linear(&projected, count, f, second, Output::Add, &mut activated, &mut y);
-                }
-                false => {
-                    let (normed, projected, activated) = (&mut normed, &mut projected, &mut activated);
-                    cuda.mlp(&mut y, &gain, count, f, eps, first, second, normed, projected, activated);
-                }
-            }
-            down(cuda, &y)
-        };
-        let weights = packed(false);
-        let run = |from, count, apart| run_with(&weights, from, count, apart);
-        let all = run(0, rows, false);
-        let off = distance(&all, &run(0, rows, true));
+        let weights = [ops.frozen(&gate_up, 2 * f, d, format), ops.frozen(&down, d, f, format)];
+        let (all, _) = run(&weights, 0, rows, false);
+        let (kept, projected) = run(&weights, 0, rows, true);
+        assert_bits(&format!("mlp of {d} and {f}, {format}, kept"), &kept, &all);
+
+        let off = check_mlp_parts(ops, format, &weights, &x, norm(), &projected, &all);
         println!("mlp of {d} and {f}, {format}: {off:.1e} from its parts");
-        assert!(off < if format == Format::Int8 { f64::MIN_POSITIVE } else { 2e-3 }, "{format}: {off:.1e}");
+        assert!(off < 2e-3, "{format}: {off:.1e}");
         if !format.is_quantized() {
-            let trained = packed(true);
+            let trained = [ops.trained(&gate_up, 2 * f, d, format), ops.trained(&down, d, f, format)];
             for (from, count) in [(0, rows), (7, 5), (3, 64), (20, 128), (50, 250)] {
-                let what = format!("trained mlp {format}: {count} rows from {from}");
-                assert_bits(&what, &run_with(&trained, from, count, false), &all[from * d..][..count * d]);
+                for kept in [false, true] {
+                    let what = format!("trained mlp {format}: {count} rows from {from}, kept: {kept}");
+                    assert_bits(&what, &run(&trained, from, count, kept).0, &all[from * d..][..count * d]);
+                }
             }
         }
         for (from, count) in
             [(0, 1), (299, 1), (7, 5), (30, 16), (100, 33), (3, 64), (20, 128), (2, 200), (50, 250)]
         {
-            assert_bits(
-                &format!("mlp {format}: {count} rows from {from}"),
-                &run(from, count, false),
-                &all[from * d..][..count * d],
-            );
+            let what = format!("mlp {format}: {count} rows from {from}");
+            assert_bits(&what, &run(&weights, from, count, false).0, &all[from * d..][..count * d]);
         }
     }
 }
 
-/// The backward pass rounds its operands in other kernels than its parts do, and nothing may come of it. Shapes go up and
-/// down, so that scratch areas are used again; rows of 36 and 37 are too odd for cuBLASLt, those of 37 for words of four.
+/// How far an MLP is from a normed linear layer, SwiGLU on the host and another linear layer. Projections
+/// that were kept are those of the first, for int8 with the same bits.
+fn check_mlp_parts<D: Device>(
+    ops: &Ops<D>,
+    format: Format,
+    [gate_up, down]: &[D::Weight; 2],
+    x: &[f32],
+    norm: Norm<D>,
+    kept: &D::Tensor,
+    all: &[f64],
+) -> f64 {
+    let rows = x.len() / D::len(norm.gain);
+    let (mut y, width) = (ops.up(x), D::len(kept) / rows);
+    let mut projected = ops.stale(rows * width);
+    ops.queue().linear(Linear {
+        x: &y,
+        rows,
+        norm: Some(norm),
+        w: gate_up,
+        bias: None,
+        output: Output::Store,
+        out: &mut projected,
+    });
+    let (projected, kept) = (ops.down(&projected), ops.down(kept));
+    match format {
+        Format::Int8 => assert_bits("kept projections of int8", &kept, &projected),
+        _ => assert!(distance(&kept, &projected) < 2e-3, "{format}: {:.1e}", distance(&kept, &projected)),
+    }
+    let activated = naive::swiglu(&kept, rows, width / 2);
+    let activated = ops.up(&activated.iter().map(|&x| x as f32).collect::<Vec<f32>>());
+    ops.linear(&activated, rows, down, None, Output::Add, &mut y);
+    distance(all, &ops.down(&y))
+}
+
+/// The backward pass rounds its operands in other kernels than its parts do, and nothing may come of it.
+/// Shapes go up and down, so that workspace is used again; rows of 36 and 37 are too odd for cuBLASLt, those
+/// of 37 for words of four.
 #[test]
 fn a_backward_pass_equals_its_parts() {
     let Some(cuda) = device() else { return };
     for (d, f) in [(256, 512), (64, 36), (48, 37), (896, 1032), (128, 2056)] {
         for rows in [1, 7, 300, 64] {
-            check_backward(&cuda, rows, d, f);
+            check_linear_backward(&cuda, rows, d, 2 * f);
+            check_mlp_backward(&cuda, rows, d, f);
         }
     }
-    check_backward(&cuda, 300, 1536, 8960);
+    check_linear_backward(&cuda, 300, 1536, 2 * 8960);
 }
 
-/// A decode step that rotates, stores, attends and converts in one kernel leaves the bits of its parts, in the result
-/// and in the pages.
+#[test]
+fn a_backward_pass_on_the_cpu_equals_its_parts() {
+    for cpu in cpus(2) {
+        check_mlp_backward(&cpu, 7, 24, 37);
+    }
+}
+
+/// Backward of an MLP, in one and in its parts.
+fn check_mlp_backward<D: Device>(ops: &Ops<D>, rows: usize, d: usize, f: usize) {
+    let mut random = Random::new(35);
+    let (x, gain) = (&ops.up(&random.normals(rows * d)), &ops.up(&random.normals(d)));
+    let (dy, old_dgain) = (random.normals(rows * d), random.normals(d));
+    let (first, second) = (random.normals(2 * f * d), random.normals(d * f));
+    let (old_first, old_second) = (random.normals(2 * f * d), random.normals(d * f));
+    // Far gates too, where the slope of SwiGLU is next to nothing.
+    let gates: Vec<f32> = random.normals(rows * 2 * f).iter().map(|v| 4.0 * v).collect();
+    for format in [Format::F32, Format::Bf16] {
+        let (gate_up, down) = (&ops.trained(&first, 2 * f, d, format), &ops.trained(&second, d, f, format));
+        let run = |together: bool, trained: bool| {
+            let mut dx = ops.up(&dy);
+            let [mut dfirst, mut dsecond, mut dgain] =
+                [&old_first, &old_second, &old_dgain].map(|old| ops.up(old));
+            let norm = NormBackward { gain, eps: EPS, dgain: trained.then_some(&mut dgain) };
+            let (dgate_up, ddown) = (trained.then_some(&mut dfirst), trained.then_some(&mut dsecond));
+            if together {
+                let kept = &mut ops.up(&gates);
+                ops.queue().mlp_backward(MlpBackward {
+                    x,
+                    rows,
+                    norm,
+                    gate_up,
+                    down,
+                    kept,
+                    dgate_up,
+                    ddown,
+                    dx: &mut dx,
+                });
+            } else {
+                let [unread, mut dactivated] = [(); 2].map(|_| ops.stale(rows * f));
+                let part = LinearBackward {
+                    x: &unread,
+                    rows,
+                    norm: None,
+                    w: down,
+                    dy: &dx,
+                    dw: None,
+                    dbias: None,
+                    dx: Some(&mut dactivated),
+                };
+                ops.queue().linear_backward(part);
+                let (activated, dprojected) = swiglu_backward(ops, &gates, &dactivated, rows, f);
+                let part = LinearBackward {
+                    x: &activated,
+                    rows,
+                    norm: None,
+                    w: down,
+                    dy: &dx,
+                    dw: ddown,
+                    dbias: None,
+                    dx: None,
+                };
+                ops.queue().linear_backward(part);
+                let (dy, dw, dx) = (&dprojected, dgate_up, Some(&mut dx));
+                let (norm, w) = (Some(norm), gate_up);
+                ops.queue().linear_backward(LinearBackward { x, rows, norm, w, dy, dw, dbias: None, dx });
+            }
+            [dx, dgain, dfirst, dsecond].map(|t| ops.down(&t))
+        };
+        let (got, want) = (run(true, true), run(false, true));
+        let what = format!("an mlp {format}, {rows} rows of {d} and {f} on {}", ops.name());
+        for (name, (got, want)) in ["dx", "dgain", "dgate_up", "ddown"].iter().zip(got.iter().zip(&want)) {
+            assert_bits(&format!("{name} of {what}"), got, want);
+        }
+        assert_bits(&format!("dx of frozen {what}"), &run(true, false)[0], &want[0]);
+    }
+}
+
+/// SwiGLU's output and the gradient of the projections, by the f32 MLP between weights that move numbers and
+/// nothing else; the norm of rows of zeros with an eps of one does nothing either.
+fn swiglu_backward<D: Device>(
+    ops: &Ops<D>,
+    projected: &[f32],
+    dactivated: &D::Tensor,
+    rows: usize,
+    f: usize,
+) -> (D::Tensor, D::Tensor) {
+    let backward = |d: usize, gate_up: &[f32], down: &[f32], dy: &[f32]| {
+        let gate_up = &ops.trained(gate_up, 2 * f, d, Format::F32);
+        let down = &ops.trained(down, d, f, Format::F32);
+        let (x, gain) = (&ops.up(&vec![0.0; rows * d]), &ops.up(&vec![1.0; d]));
+        let (mut kept, mut dx, mut ddown) = (ops.up(projected), ops.up(dy), ops.up(&vec![0.0; d * f]));
+        ops.queue().mlp_backward(MlpBackward {
+            x,
+            rows,
+            norm: NormBackward { gain, eps: 1.0, dgain: None },
+            gate_up,
+            down,
+            kept: &mut kept,
+            dgate_up: None,
+            ddown: Some(&mut ddown),
+            dx: &mut dx,
+        });
+        (dx, ddown)
+    };
+    let unit = |same: bool| if same { 1.0 } else { 0.0 };
+    // Each row has a column of its own, whose gradient is one: that of the weights is the activated row.
+    let dy: Vec<f32> = (0..rows * rows).map(|i| unit(i / rows == i % rows)).collect();
+    let (_, activated) = backward(rows, &vec![0.0; 2 * f * rows], &vec![0.0; rows * f], &dy);
+    // The gradient of the output comes in the first f columns, that of the projections goes to the other 2 f.
+    let d = 3 * f;
+    let down: Vec<f32> = (0..d * f).map(|i| unit(i / f == i % f)).collect();
+    let gate_up: Vec<f32> = (0..2 * f * d).map(|i| unit(f + i / d == i % d)).collect();
+    let given: Vec<f32> = ops.down(dactivated).iter().map(|&x| x as f32).collect();
+    let dy: Vec<f32> = given.chunks_exact(f).flat_map(|row| [row, &vec![0.0; 2 * f]].concat()).collect();
+    let (dx, _) = backward(d, &gate_up, &down, &dy);
+    let dx: Vec<f32> = ops.down(&dx).iter().map(|&x| x as f32).collect();
+    let dprojected: Vec<f32> = dx.chunks_exact(d).flat_map(|row| &row[f..]).copied().collect();
+    (activated, ops.up(&dprojected))
+}
+
+/// A decode step that rotates, stores, attends and converts in one kernel leaves the bits of one that keeps
+/// its output, in the result and in the pages.
 #[test]
 fn a_decode_step_equals_its_parts() {
     let Some(cuda) = device() else { return };
-    let lengths = [70, 1, 64, 131, 512, 17];
-    for ((kv_heads, group, head_dim), page, kv_format) in
-        [(2, 7, 64), (4, 7, 128), (8, 5, 128), (1, 12, 64), (2, 3, 80)]
-            .into_iter()
-            .flat_map(|shape| [16, 64].map(|page| (shape, page)))
-            .flat_map(|(shape, page)| KvFormat::ALL.map(|format| (shape, page, format)))
+    for (shape, page, kv_format) in [(2, 7, 64), (4, 7, 128), (8, 5, 128), (1, 12, 64), (2, 3, 80)]
+        .into_iter()
+        .flat_map(|shape| [16, 64].map(|page| (shape, page)))
+        .flat_map(|(shape, page)| KvFormat::ALL.map(|format| (shape, page, format)))
     {
-        let heads = heads(kv_heads, group, head_dim);
-        let (width, inner, d) = (heads.qkv_width(), heads.heads * heads.head_dim, 192);
-        let mut random = Random::new(5);
-        let paged = Paged::scattered(&mut random, &lengths, page);
-        let (cos, sin) = (random.normals(513 * head_dim / 2), random.normals(513 * head_dim / 2));
-        let (cos, sin) = (up(&cuda, &cos), up(&cuda, &sin));
-        let earlier = random.normals(lengths.iter().map(|len| len - 1).sum::<usize>() * width);
-        let (newest, x) = (random.normals(lengths.len() * width), random.normals(lengths.len() * d));
-        let weights = random.normals(d * inner);
-        for format in [Format::Bf16, Format::Int8, Format::Fp8] {
-            let w = cuda.pack(&up(&cuda, &weights), d, inner, format, false).expect("weights pack");
-            let run = |apart: bool| {
-                let mut kv = paged.stale_store(&cuda, heads, kv_format);
-                let places = |new: bool| {
-                    let ranges = lengths
-                        .iter()
-                        .enumerate()
-                        .map(|(s, &len)| (s, if new { len - 1..len } else { 0..len - 1 }));
-                    let (mut positions, mut slots) = (Vec::new(), Vec::new());
-                    for (sequence, range) in ranges {
-                        positions.extend(range.clone().map(|p| p as u32));
-                        slots.extend(paged.slots(sequence, range));
-                    }
-                    (positions, slots)
-                };
-                let (positions, slots) = places(false);
-                let mut qkv = up(&cuda, &earlier);
-                let rope = || Rope { cos: &cos, sin: &sin };
-                cuda.rope_store(&mut qkv, heads, &positions, rope(), &slots, &mut kv, kv_format);
-                let (positions, slots) = places(true);
-                let spans: Vec<_> = (0..lengths.len()).map(|s| paged.span(s, s, 1, lengths[s] - 1)).collect();
-                let (mut qkv, mut y) = (up(&cuda, &newest), up(&cuda, &x));
-                let mut out = up(&cuda, &vec![f32::NAN; lengths.len() * inner]);
-                match apart {
-                    true => {
-                        cuda.rope_store(&mut qkv, heads, &positions, rope(), &slots, &mut kv, kv_format);
-                        cuda.attention(heads, &qkv, &kv, &spans, &paged.pages, &mut out, None);
-                        cuda.linear(&out, lengths.len(), &w, None, Output::Add, &mut y);
-                    }
-                    false => {
-                        let placed = Placed {
-                            positions: &positions,
-                            slots: &slots,
-                            spans: &spans,
-                            pages: &paged.pages,
-                        };
-                        let (qkv, kv, out, y) = (&mut qkv, &mut kv, &mut out, &mut y);
-                        cuda.attend(heads, qkv, rope(), placed, kv, kv_format, out, None, &w, y);
-                    }
-                }
-                // Attention alone over the new rows once more: what the pages hold now.
-                let mut again = up(&cuda, &vec![f32::NAN; lengths.len() * inner]);
-                cuda.attention(heads, &up(&cuda, &newest), &kv, &spans, &paged.pages, &mut again, None);
-                [down(&cuda, &y), down(&cuda, &again)]
-            };
-            let (together, apart) = (run(false), run(true));
-            let what = format!("{kv_format:?} {kv_heads}x{group}x{head_dim} pages of {page}, {format}");
-            assert_bits(&format!("result, {what}"), &together[0], &apart[0]);
-            assert_bits(&format!("pages, {what}"), &together[1], &apart[1]);
+        check_decode(&cuda, shape, page, kv_format);
+    }
+}
+
+#[test]
+fn a_decode_step_on_the_cpu_equals_its_parts() {
+    for cpu in cpus(2) {
+        check_decode(&cpu, (2, 3, 80), 16, KvFormat::Int8);
+    }
+}
+
+fn check_decode<D: Device>(
+    ops: &Ops<D>,
+    (kv_heads, group, head_dim): (usize, usize, usize),
+    page: usize,
+    kv_format: KvFormat,
+) {
+    // One token more than these is decoded, and then another.
+    let lengths = [69, 0, 63, 130, 511, 16];
+    let heads = heads(kv_heads, group, head_dim);
+    let (width, inner, d) = (heads.qkv_width(), heads.q_width(), 192);
+    let mut random = Random::new(5);
+    let paged = Paged::scattered(&mut random, &lengths.map(|len| len + 2), page);
+    let (cos, sin) = (random.normals(513 * head_dim / 2), random.normals(513 * head_dim / 2));
+    let tables = Tables::new(ops, &cos, &sin);
+    let earlier = random.normals(lengths.iter().sum::<usize>() * width);
+    let [first, second] = [(); 2].map(|_| random.normals(lengths.len() * width));
+    let (x, weights) = (random.normals(lengths.len() * d), random.normals(d * inner));
+    let runs = |from: usize| lengths.into_iter().enumerate().map(move |(i, len)| (i, len + from));
+    let prompts = paged.batch(lengths.into_iter().enumerate().map(|(i, len)| (i, 0..len)));
+    let [one, two] = [0, 1].map(|from| paged.batch(runs(from).map(|(i, at)| (i, at..at + 1))));
+    for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8] {
+        let o = &ops.frozen(&weights, d, inner, format);
+        let attend = |rows: &Batch, qkv: &[f32], kv: &mut D::Kv, keep: bool| {
+            let (batch, count) = (&ops.load(rows), rows.rows());
+            let stream: Vec<f32> = x.iter().copied().cycle().take(count * d).collect();
+            let (mut qkv, mut y) = (ops.up(qkv), ops.up(&stream));
+            let (mut out, mut lse) = (ops.stale(count * inner), ops.stale(count * heads.heads));
+            let kept = keep.then_some(KeptAttention { raw: None, out: &mut out, lse: &mut lse });
+            let rope = tables.rope();
+            let (qkv, x) = (&mut qkv, &mut y);
+            ops.queue().attend(Attend { heads, batch, qkv, qk_norm: None, rope, kv, o, x, kept });
+            ops.down(&y)
+        };
+        let run = |keep: bool| {
+            let mut kv = paged.stale_store(ops, heads, kv_format);
+            let prompts = attend(&prompts, &earlier, &mut kv, keep);
+            let decoded = attend(&one, &first, &mut kv, keep);
+            // The next token sees what the pages hold now.
+            [prompts, decoded, attend(&two, &second, &mut kv, true)]
+        };
+        let what = format!("{kv_format:?} {kv_heads}x{group}x{head_dim} pages of {page}, {format}");
+        for (name, (got, want)) in
+            ["prompts", "result", "pages"].iter().zip(run(false).iter().zip(&run(true)))
+        {
+            assert!(want.iter().all(|x| x.is_finite()), "{name}, {what}");
+            assert_bits(&format!("{name}, {what}"), got, want);
         }
     }
 }

@@ -1,11 +1,19 @@
-//! The same bits on any number of threads, for a row alone and in any batch, and for gradients summed over any split
-//! of the tokens.
+//! The same bits on any number of threads, for a row alone and in any batch, and for gradients summed over
+//! any split of the tokens.
 
 use crate::op_table::table;
-use crate::support::{Paged, Random, assert_bits, cpus, down, heads, up, wide};
-use qurl_kernels::backend::{Backend, HeadGradient, KvFormat, Output, Rope};
+use crate::ops::{Ops, cpus};
+use crate::paged::{Paged, heads};
+use crate::support::{Random, assert_bits, wide};
+use qurl_kernels::cpu::buf::Aligned;
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::{Cpu, Format, Rounding};
+use qurl_kernels::cpu::{CpuWeight, attention, elementwise};
+use qurl_kernels::ops::{
+    Head, HeadBackward, Index, LinearBackward, NormBackward, Output, RmsNormBackward, RowDots,
+    RowDotsBackward, ScatterAdd,
+};
+use qurl_kernels::types::{HeadGradient, HeadOutput, KvFormat};
+use qurl_kernels::{Cpu, Format, Queue, Rounding};
 
 const FORMATS: [Format; 2] = [Format::F32, Format::Bf16];
 const EPS: f32 = 1e-5;
@@ -13,13 +21,13 @@ const EPS: f32 = 1e-5;
 #[test]
 fn threads_do_not_matter() {
     for level in Level::available() {
-        let [one, two, three] = [1, 2, 3].map(|threads| Cpu::new(level, threads));
+        let [one, two, three] = [1, 2, 3].map(|threads| Ops::new(Cpu::new(level, threads)));
         for case in table() {
             let want = (case.run)(&one);
             for cpu in [&two, &three] {
                 let got = (case.run)(cpu);
                 for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-                    assert_bits(&format!("{} output {i} on {}", case.name, cpu.describe()), got, want);
+                    assert_bits(&format!("{} output {i} on {}", case.name, cpu.name()), got, want);
                 }
             }
         }
@@ -32,7 +40,8 @@ const ROWS: usize = 205;
 const BATCHES: [(usize, usize); 10] =
     [(0, 1), (204, 1), (17, 1), (7, 2), (100, 5), (30, 12), (31, 13), (3, 48), (10, 193), (5, 200)];
 
-/// Calls `run(first row, rows)` for the whole batch and for smaller ones: each row's outputs must be the same bits.
+/// Calls `run(first row, rows)` for the whole batch and for smaller ones: each row's outputs must be the same
+/// bits.
 fn same_in_any_batch(what: &str, run: impl Fn(usize, usize) -> Vec<Vec<f64>>) {
     let whole = run(0, ROWS);
     for (first, rows) in BATCHES {
@@ -52,19 +61,26 @@ fn linear_rows_alone_and_in_batches() {
     let (dy, old) = (random.normals(ROWS * n), random.normals(ROWS * n));
     for cpu in cpus(2) {
         for format in FORMATS {
-            let packed = cpu.pack(&up(&cpu, &w), n, k, format, true).expect("weights pack");
-            let bias = up(&cpu, &bias);
-            same_in_any_batch(&format!("linear {format} on {}", cpu.describe()), |first, rows| {
-                let x = up(&cpu, &x[first * k..][..rows * k]);
-                let [mut stored, mut added] = [(); 2].map(|_| up(&cpu, &old[first * n..][..rows * n]));
+            let packed = cpu.trained(&w, n, k, format);
+            let bias = cpu.up(&bias);
+            same_in_any_batch(&format!("linear {format} on {}", cpu.name()), |first, rows| {
+                let x = cpu.up(&x[first * k..][..rows * k]);
+                let [mut stored, mut added] = [(); 2].map(|_| cpu.up(&old[first * n..][..rows * n]));
                 cpu.linear(&x, rows, &packed, Some(&bias), Output::Store, &mut stored);
                 cpu.linear(&x, rows, &packed, Some(&bias), Output::Add, &mut added);
-                let mut dx = up(&cpu, &vec![0.0; rows * k]);
-                cpu.linear_input_gradient(&up(&cpu, &dy[first * n..][..rows * n]), rows, &packed, &mut dx);
-                [stored, added, dx].iter().map(|t| down(&cpu, t)).collect()
+                let dx = input_gradient(&cpu, &dy[first * n..][..rows * n], rows, &packed, k);
+                [stored, added, dx].iter().map(|t| cpu.down(t)).collect()
             });
         }
     }
+}
+
+/// `dy W` alone.
+fn input_gradient(cpu: &Ops<Cpu>, dy: &[f32], rows: usize, w: &CpuWeight, k: usize) -> Aligned<f32> {
+    let (unread, dy, mut dx) = (cpu.stale(rows * k), cpu.up(dy), cpu.stale(rows * k));
+    let (x, dy, dw, dbias) = (&unread, &dy, None, None);
+    cpu.queue().linear_backward(LinearBackward { x, rows, norm: None, w, dy, dw, dbias, dx: Some(&mut dx) });
+    dx
 }
 
 #[test]
@@ -75,23 +91,47 @@ fn other_rows_alone_and_in_batches() {
     let (gain, positions) = (random.normals(width), random.ids(ROWS, 30));
     let (cos, sin) = (random.normals(30 * head_dim / 2), random.normals(30 * head_dim / 2));
     for cpu in cpus(2) {
-        let gain = up(&cpu, &gain);
-        let (cos, sin) = (up(&cpu, &cos), up(&cpu, &sin));
-        same_in_any_batch(&format!("row operations on {}", cpu.describe()), |first, rows| {
-            let x = up(&cpu, &x[first * width..][..rows * width]);
-            let mut normed = up(&cpu, &vec![0.0; rows * width]);
-            cpu.rmsnorm(&x, &gain, rows, width, EPS, &mut normed);
-            let mut activated = up(&cpu, &vec![0.0; rows * width / 2]);
-            cpu.swiglu(&x, rows, width / 2, &mut activated);
-            let mut turned = x.clone();
-            let tables = Rope { cos: &cos, sin: &sin };
-            cpu.rope(&mut turned, width, 4, head_dim, &positions[first..first + rows], tables, false);
+        let gain = cpu.up(&gain);
+        same_in_any_batch(&format!("row operations on {}", cpu.name()), |first, rows| {
+            let x = cpu.up(&x[first * width..][..rows * width]);
+            let (mut normed, ctx) = (cpu.stale(rows * width), cpu.context());
+            cpu.rmsnorm(&x, rows, &gain, EPS, &mut normed);
+            let mut activated = vec![f32::NAN; rows * width / 2];
+            elementwise::swiglu(ctx, &x, rows, width / 2, &mut activated);
+            let (mut rotated, positions) = (x.clone(), &positions[first..first + rows]);
+            elementwise::rope(ctx, &mut rotated, width, 4, head_dim, positions, &cos, &sin, false);
             let (mut dy, mut dx, mut dgain) = (normed.clone(), x.clone(), gain.clone());
-            cpu.rmsnorm_backward(&x, &gain, rows, width, EPS, &mut dy, &mut dx, &mut dgain);
-            let dots = wide(&cpu.row_dots(&x, rows, &gain).expect("dot products"));
-            vec![down(&cpu, &normed), down(&cpu, &activated), down(&cpu, &turned), down(&cpu, &dx), dots]
+            let norm = NormBackward { gain: &gain, eps: EPS, dgain: Some(&mut dgain) };
+            cpu.queue().rmsnorm_backward(RmsNormBackward { x: &x, rows, norm, dy: &mut dy, dx: &mut dx });
+            let dots = cpu.queue().row_dots(RowDots { hidden: &x, rows, w: &gain }).expect("dot products");
+            vec![wide(&normed), wide(&activated), wide(&rotated), wide(&dx), wide(&dots)]
         });
     }
+}
+
+/// What the head says, and the gradient of the hidden rows; that of the weights is added.
+fn head(
+    cpu: &Ops<Cpu>,
+    hidden: &Aligned<f32>,
+    head: &CpuWeight,
+    targets: &[u32],
+    temperature: f32,
+    gradient: HeadGradient,
+    dw: &mut Aligned<f32>,
+) -> (HeadOutput, Aligned<f32>) {
+    let out = cpu.queue().head(Head { hidden, head, targets, temperature }).expect("memory for the head");
+    let mut dhidden = cpu.stale(hidden.len());
+    cpu.queue().head_backward(HeadBackward {
+        hidden,
+        head,
+        targets,
+        temperature,
+        out: &out,
+        gradient,
+        dhidden: &mut dhidden,
+        dweight: Some(dw),
+    });
+    (out, dhidden)
 }
 
 #[test]
@@ -102,17 +142,15 @@ fn head_rows_alone_and_in_batches() {
     let (targets, gradient) = (random.ids(ROWS, vocabulary), random.normals(ROWS));
     for cpu in cpus(2) {
         for format in FORMATS {
-            let packed = cpu.pack(&up(&cpu, &w), vocabulary, d, format, true).expect("weights pack");
-            same_in_any_batch(&format!("head {format} on {}", cpu.describe()), |first, rows| {
-                let hidden = up(&cpu, &hidden[first * d..][..rows * d]);
+            let packed = cpu.trained(&w, vocabulary, d, format);
+            same_in_any_batch(&format!("head {format} on {}", cpu.name()), |first, rows| {
+                let hidden = cpu.up(&hidden[first * d..][..rows * d]);
                 let targets = &targets[first..first + rows];
-                let out = cpu.head(&hidden, &packed, targets, 0.9).expect("memory for the head");
-                let (mut dhidden, mut dw) = (up(&cpu, &vec![0.0; rows * d]), up(&cpu, &w));
                 let g = &gradient[first..first + rows];
                 let gradient = HeadGradient { dlogp: g, dentropy: g };
-                cpu.head_backward(&hidden, &packed, targets, 0.9, &out, gradient, &mut dhidden, &mut dw);
+                let (out, dhidden) = head(&cpu, &hidden, &packed, targets, 0.9, gradient, &mut cpu.up(&w));
                 let argmax = out.argmax.iter().map(|&id| id as f64).collect();
-                vec![wide(&out.logp), wide(&out.entropy), argmax, wide(&out.lse), down(&cpu, &dhidden)]
+                vec![wide(&out.logp), wide(&out.entropy), argmax, wide(&out.lse), wide(&dhidden)]
             });
         }
     }
@@ -128,8 +166,8 @@ fn decoding_sequences_alone_and_together() {
         for cpu in cpus(2) {
             let mut kv = paged.stale_store(&cpu, heads, KvFormat::F32);
             for (i, &len) in lengths.iter().enumerate() {
-                let qkv = up(&cpu, &random.normals(len * heads.qkv_width()));
-                cpu.kv_write(&qkv, heads, &paged.slots(i, 0..len), &mut kv);
+                let qkv = random.normals(len * heads.qkv_width());
+                kv.write(cpu.context(), &qkv, heads.qkv_width(), heads.q_width(), &paged.slots(i, 0..len));
             }
             let queries = random.normals(lengths.len() * heads.qkv_width());
             let decode = |sequences: &[usize]| {
@@ -141,30 +179,29 @@ fn decoding_sequences_alone_and_together() {
                     .enumerate()
                     .map(|(row, &i)| paged.span(i, row, 1, lengths[i] - 1))
                     .collect();
-                let mut out = up(&cpu, &vec![f32::NAN; sequences.len() * heads.heads * head_dim]);
-                cpu.attention(heads, &up(&cpu, &rows), &kv, &spans, &paged.pages, &mut out, None);
-                down(&cpu, &out)
+                let (mut out, pages) = (vec![f32::NAN; sequences.len() * heads.q_width()], &paged.pages);
+                attention::forward(cpu.context(), heads, &rows, &kv, &spans, pages, &mut out, None);
+                wide(&out)
             };
             let alone: Vec<Vec<f64>> = (0..lengths.len()).map(|i| decode(&[i])).collect();
             for batch in [vec![0, 1, 2, 3, 4, 5, 6], vec![6, 2, 0], vec![4, 5], vec![3, 1, 6, 4]] {
                 let want: Vec<f64> = batch.iter().flat_map(|&i| &alone[i]).copied().collect();
-                assert_bits(&format!("decode of {batch:?} on {}", cpu.describe()), &decode(&batch), &want);
+                assert_bits(&format!("decode of {batch:?} on {}", cpu.name()), &decode(&batch), &want);
             }
         }
     }
 }
 
-/// Calls `add(first row, rows, gradients)` once for all tokens and in pieces: the gradients must be the same bits.
-fn same_in_pieces<T>(
-    cpu: &Cpu,
+/// Calls `add(first row, rows, gradients)` once for all tokens and in pieces: the gradients must be the same
+/// bits.
+fn same_in_pieces(
+    cpu: &Ops<Cpu>,
     what: &str,
     tokens: usize,
     splits: &[&[usize]],
-    start: impl Fn() -> Vec<T>,
-    add: impl Fn(usize, usize, &mut [T]),
-) where
-    T: std::ops::Deref<Target = [f32]>,
-{
+    start: impl Fn() -> Vec<Aligned<f32>>,
+    add: impl Fn(usize, usize, &mut [Aligned<f32>]),
+) {
     let mut whole = start();
     add(0, tokens, &mut whole);
     for &split in splits {
@@ -174,7 +211,7 @@ fn same_in_pieces<T>(
             add(piece[0], piece[1] - piece[0], &mut gradients);
         }
         for (i, (got, want)) in gradients.iter().zip(&whole).enumerate() {
-            let what = format!("{what} gradient {i} split at {split:?} on {}", cpu.describe());
+            let what = format!("{what} gradient {i} split at {split:?} on {}", cpu.name());
             assert_bits(&what, &wide(got), &wide(want));
         }
     }
@@ -185,7 +222,7 @@ const TOKENS: usize = 700;
 const ANYWHERE: [&[usize]; 5] = [&[1], &[699], &[13, 50, 51], &[511, 513], &[100, 200, 333, 512, 600]];
 const EVEN: [&[usize]; 4] = [&[2], &[14, 50, 698], &[510, 514], &[100, 200, 334, 512, 600]];
 
-/// A bf16 product takes tokens in pairs.
+/// A bf16 GEMM takes tokens in pairs.
 fn splits(format: Format) -> &'static [&'static [usize]] {
     match format {
         Format::F32 => &ANYWHERE,
@@ -201,13 +238,15 @@ fn linear_weight_gradients_in_pieces() {
     let (w, bias) = (random.normals(n * k), random.normals(n));
     for cpu in cpus(2) {
         for format in FORMATS {
-            let packed = cpu.pack(&up(&cpu, &w), n, k, format, true).expect("weights pack");
-            let start = || vec![up(&cpu, &w), up(&cpu, &bias)];
+            let packed = cpu.trained(&w, n, k, format);
+            let start = || vec![cpu.up(&w), cpu.up(&bias)];
             let what = format!("linear {format}");
             same_in_pieces(&cpu, &what, TOKENS, splits(format), start, |first, rows, gradients| {
-                let (x, dy) = (up(&cpu, &x[first * k..][..rows * k]), up(&cpu, &dy[first * n..][..rows * n]));
+                let (x, dy) = (cpu.up(&x[first * k..][..rows * k]), cpu.up(&dy[first * n..][..rows * n]));
                 if let [dw, dbias] = gradients {
-                    cpu.linear_weight_gradient(&x, &dy, rows, &packed, dw, Some(dbias));
+                    let (x, dy, w, norm, dx) = (&x, &dy, &packed, None, None);
+                    let (dw, dbias) = (Some(dw), Some(dbias));
+                    cpu.queue().linear_backward(LinearBackward { x, rows, norm, w, dy, dw, dbias, dx });
                 }
             });
         }
@@ -221,41 +260,39 @@ fn repacked_weights_equal_fresh_ones() {
     let (old, new, x) = (random.normals(n * k), random.normals(n * k), random.normals(rows * k));
     for cpu in cpus(2) {
         for format in FORMATS {
-            let (new, x) = (up(&cpu, &new), up(&cpu, &x));
-            let mut repacked = cpu.pack(&up(&cpu, &old), n, k, format, true).expect("weights pack");
-            cpu.repack(&new, &mut repacked).expect("weights pack");
-            let fresh = cpu.pack(&new, n, k, format, true).expect("weights pack");
+            let x = cpu.up(&x);
+            let mut repacked = cpu.trained(&old, n, k, format);
+            cpu.pack(&cpu.up(&new), Rounding::Nearest, None, &mut repacked);
+            let fresh = cpu.trained(&new, n, k, format);
             let [got, want] = [repacked, fresh].map(|w| {
-                let (mut out, mut back) = (up(&cpu, &vec![0.0; rows * n]), up(&cpu, &vec![0.0; rows * k]));
+                let mut out = cpu.stale(rows * n);
                 cpu.linear(&x, rows, &w, None, Output::Store, &mut out);
-                cpu.linear_input_gradient(&out, rows, &w, &mut back);
-                [down(&cpu, &out), down(&cpu, &back)].concat()
+                [wide(&out), wide(&input_gradient(&cpu, &out, rows, &w, k))].concat()
             });
-            assert_bits(&format!("repacked {format} on {}", cpu.describe()), &got, &want);
+            assert_bits(&format!("repacked {format} on {}", cpu.name()), &got, &want);
         }
     }
 }
 
 #[test]
-fn repacking_with_a_copy_is_repacking_and_copying() {
+fn packing_with_a_copy_is_packing_and_copying() {
     let mut random = Random::new(9);
     let rows = 5;
     for (n, k) in [(37, 71), (64, 256)] {
         let (old, new, x) = (random.normals(n * k), random.normals(n * k), random.normals(rows * k));
         for cpu in cpus(2) {
             for format in Format::ALL {
-                let (new, x) = (up(&cpu, &new), up(&cpu, &x));
-                let mut both = cpu.pack(&up(&cpu, &old), n, k, format, false).expect("weights pack");
-                let mut copy = up(&cpu, &old);
-                cpu.repack_and_copy(&new, &mut both, Rounding::Nearest, &mut copy).expect("weights pack");
-                assert_bits(&format!("copy beside {format}"), &down(&cpu, &copy), &down(&cpu, &new));
-                let fresh = cpu.pack(&new, n, k, format, false).expect("weights pack");
+                let x = cpu.up(&x);
+                let (mut both, mut copy) = (cpu.frozen(&old, n, k, format), cpu.up(&old));
+                cpu.pack(&cpu.up(&new), Rounding::Nearest, Some(&mut copy), &mut both);
+                assert_bits(&format!("copy beside {format}"), &wide(&copy), &wide(&new));
+                let fresh = cpu.frozen(&new, n, k, format);
                 let [got, want] = [both, fresh].map(|w| {
-                    let mut out = up(&cpu, &vec![0.0; rows * n]);
+                    let mut out = cpu.up(&vec![0.0; rows * n]);
                     cpu.linear(&x, rows, &w, None, Output::Store, &mut out);
-                    down(&cpu, &out)
+                    cpu.down(&out)
                 });
-                assert_bits(&format!("repacked {format} on {}", cpu.describe()), &got, &want);
+                assert_bits(&format!("repacked {format} on {}", cpu.name()), &got, &want);
             }
         }
     }
@@ -269,25 +306,14 @@ fn head_weight_gradients_in_pieces() {
     let (targets, gradient) = (random.ids(TOKENS, vocabulary), random.normals(TOKENS));
     for cpu in cpus(2) {
         for format in FORMATS {
-            let packed = cpu.pack(&up(&cpu, &w), vocabulary, d, format, true).expect("weights pack");
-            let start = || vec![up(&cpu, &w)];
+            let packed = cpu.trained(&w, vocabulary, d, format);
+            let start = || vec![cpu.up(&w)];
             let what = format!("head {format}");
             same_in_pieces(&cpu, &what, TOKENS, splits(format), start, |first, rows, gradients| {
-                let hidden = up(&cpu, &hidden[first * d..][..rows * d]);
+                let hidden = cpu.up(&hidden[first * d..][..rows * d]);
                 let targets = &targets[first..first + rows];
-                let out = cpu.head(&hidden, &packed, targets, 1.1).expect("memory for the head");
                 let gradient = HeadGradient { dlogp: &gradient[first..first + rows], dentropy: &[] };
-                let mut dhidden = up(&cpu, &vec![0.0; rows * d]);
-                cpu.head_backward(
-                    &hidden,
-                    &packed,
-                    targets,
-                    1.1,
-                    &out,
-                    gradient,
-                    &mut dhidden,
-                    &mut gradients[0],
-                );
+                head(&cpu, &hidden, &packed, targets, 1.1, gradient, &mut gradients[0]);
             });
         }
     }
@@ -301,14 +327,18 @@ fn other_gradients_in_pieces() {
     let (gain, table) = (random.normals(d), random.normals(vocabulary * d));
     let (ids, g) = (random.ids(TOKENS, vocabulary), random.normals(TOKENS));
     for cpu in cpus(2) {
-        let start = || vec![up(&cpu, &gain), up(&cpu, &gain), up(&cpu, &table)];
+        let start = || vec![cpu.up(&gain), cpu.up(&gain), cpu.up(&table)];
         same_in_pieces(&cpu, "norm, dots, embedding", TOKENS, &ANYWHERE, start, |first, rows, gradients| {
-            let (x, mut dy) = (up(&cpu, &x[first * d..][..rows * d]), up(&cpu, &dy[first * d..][..rows * d]));
-            let (w, mut dx) = (up(&cpu, &gain), up(&cpu, &vec![0.0; rows * d]));
+            let (x, mut dy) = (cpu.up(&x[first * d..][..rows * d]), cpu.up(&dy[first * d..][..rows * d]));
+            let (w, mut dx) = (cpu.up(&gain), cpu.up(&vec![0.0; rows * d]));
             if let [dgain, dw, dtable] = gradients {
-                cpu.scatter_add(&dy, &ids[first..first + rows], d, dtable);
-                cpu.row_dots_backward(&x, rows, &w, &g[first..first + rows], &mut dx, dw);
-                cpu.rmsnorm_backward(&x, &w, rows, d, EPS, &mut dy, &mut dx, dgain);
+                let (index, gradient) = (Index::Rows(&ids[first..first + rows]), &g[first..first + rows]);
+                let mut queue = cpu.queue();
+                queue.scatter_add(ScatterAdd { rows: &dy, index, width: d, table: dtable });
+                let (hidden, dhidden) = (&x, &mut dx);
+                queue.row_dots_backward(RowDotsBackward { hidden, w: &w, gradient, dhidden, dw });
+                let norm = NormBackward { gain: &w, eps: EPS, dgain: Some(dgain) };
+                queue.rmsnorm_backward(RmsNormBackward { x: &x, rows, norm, dy: &mut dy, dx: &mut dx });
             }
         });
     }

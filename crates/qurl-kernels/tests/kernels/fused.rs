@@ -1,37 +1,60 @@
 //! Operations that do several things at once give the bits of those things done one after the other.
 
-use crate::support::{Paged, Random, assert_bits, cpus, down, heads, up};
-use qurl_kernels::Format;
-use qurl_kernels::backend::{Backend, KvFormat, Output, Rope};
+use crate::ops::{Ops, cpus};
+use crate::paged::{Paged, heads};
+use crate::support::{Random, assert_bits, wide};
+use qurl_kernels::cpu::{attention, elementwise, kv};
+use qurl_kernels::ops::{
+    Linear, LinearBackward, Mlp, MlpBackward, Norm, NormBackward, Output, RmsNormBackward,
+};
+use qurl_kernels::types::KvFormat;
+use qurl_kernels::{Cpu, Device, Format, Queue};
 
 const EPS: f32 = 1e-5;
 /// One row, less than a strip, and rows that threads share inside a strip.
 const ROWS: [usize; 4] = [1, 5, 32, 205];
 
 #[test]
-fn normed_and_activated_products() {
+fn normed_and_activated_rows_of_a_gemm() {
     let mut random = Random::new(31);
     for (n, k) in [(70, 1100), (32, 37)] {
         let most = ROWS.into_iter().max().unwrap_or(0);
-        let (x, gate_up) = (random.normals(most * k), random.normals(most * 2 * k));
-        let (gain, bias, w) = (random.normals(k), random.normals(n), random.normals(n * k));
+        let (x, bias) = (random.normals(most * k), random.normals(n));
+        let [gain, narrow_gain] = [k, n].map(|len| random.normals(len));
+        let (w, gate_up, stream) =
+            (random.normals(n * k), random.normals(2 * k * n), random.normals(most * n));
         for cpu in cpus(2).into_iter().chain(cpus(3)) {
-            let (x, gate_up, gain, bias) =
-                (up(&cpu, &x), up(&cpu, &gate_up), up(&cpu, &gain), up(&cpu, &bias));
+            let [x, bias, gain, narrow_gain] = [&x, &bias, &gain, &narrow_gain].map(|values| cpu.up(values));
             for format in Format::ALL {
-                let w = cpu.pack(&up(&cpu, &w), n, k, format, false).expect("weights pack");
+                let w = &cpu.frozen(&w, n, k, format);
+                let gate_up = &cpu.frozen(&gate_up, 2 * k, n, format);
                 for rows in ROWS {
-                    let what = format!("{format}, {rows} rows of {k} on {}", cpu.describe());
-                    let [mut want, mut got] = [(); 2].map(|_| up(&cpu, &vec![0.5; rows * n]));
-                    let [mut made, mut room] = [(); 2].map(|_| up(&cpu, &vec![f32::NAN; rows * k]));
-                    cpu.rmsnorm(&x, &gain, rows, k, EPS, &mut made);
-                    cpu.linear(&made, rows, &w, Some(&bias), Output::Store, &mut want);
-                    cpu.norm_linear(&x, &gain, rows, EPS, &w, Some(&bias), &mut room, &mut got);
-                    assert_bits(&format!("norm and {what}"), &down(&cpu, &got), &down(&cpu, &want));
-                    cpu.swiglu(&gate_up, rows, k, &mut made);
-                    cpu.linear(&made, rows, &w, None, Output::Add, &mut want);
-                    cpu.swiglu_linear(&gate_up, rows, k, &w, Output::Add, &mut room, &mut got);
-                    assert_bits(&format!("swiglu and {what}"), &down(&cpu, &got), &down(&cpu, &want));
+                    let what = format!("{format}, {rows} rows of {k} on {}", cpu.name());
+                    let norm = |gain| Norm { gain, eps: EPS };
+                    let normed = |x: &_, gain, w, bias, out: &mut _| {
+                        let (norm, output) = (Some(norm(gain)), Output::Store);
+                        cpu.queue().linear(Linear { x, rows, norm, w, bias, output, out });
+                    };
+                    let [mut want, mut got] = [(); 2].map(|_| cpu.stale(rows * n));
+                    let mut made = cpu.stale(rows * k);
+                    cpu.rmsnorm(&x, rows, &gain, EPS, &mut made);
+                    cpu.linear(&made, rows, w, Some(&bias), Output::Store, &mut want);
+                    normed(&x, &gain, w, Some(&bias), &mut got);
+                    assert_bits(&format!("norm and {what}"), &cpu.down(&got), &cpu.down(&want));
+
+                    // The same weights as the down projection of an MLP.
+                    let [mut want, mut kept, mut nothing_kept] = [(); 3].map(|_| cpu.up(&stream[..rows * n]));
+                    let [mut projected, mut left] = [(); 2].map(|_| cpu.stale(rows * 2 * k));
+                    normed(&want, &narrow_gain, gate_up, None, &mut projected);
+                    elementwise::swiglu(cpu.context(), &projected, rows, k, &mut made);
+                    cpu.linear(&made, rows, w, None, Output::Add, &mut want);
+                    for (x, kept) in [(&mut kept, Some(&mut left)), (&mut nothing_kept, None)] {
+                        let norm = norm(&narrow_gain);
+                        cpu.queue().mlp(Mlp { x, rows, norm, gate_up, down: w, kept });
+                    }
+                    assert_bits(&format!("mlp, {what}"), &cpu.down(&kept), &cpu.down(&want));
+                    assert_bits(&format!("mlp alone, {what}"), &cpu.down(&nothing_kept), &cpu.down(&want));
+                    assert_bits(&format!("kept, {what}"), &cpu.down(&left), &cpu.down(&projected));
                 }
             }
         }
@@ -39,92 +62,161 @@ fn normed_and_activated_products() {
 }
 
 #[test]
-fn gradients_of_an_mlp_and_of_a_normed_product() {
+fn gradients_of_an_mlp_and_of_a_normed_linear() {
     for cpu in cpus(2) {
         for (rows, d, f) in [(1, 40, 36), (7, 24, 37), (205, 70, 130)] {
-            check_backward(&cpu, rows, d, f);
+            check_linear_backward(&cpu, rows, d, 2 * f);
+            check_mlp_backward(&cpu, rows, d, f);
         }
     }
 }
 
-/// The backward operations of a block, together and in their parts, in the formats that are trained.
-pub(crate) fn check_backward<B: Backend>(backend: &B, rows: usize, d: usize, f: usize) {
+/// Backward of linear layers with and without a norm, in one and in its parts, in the formats that are
+/// trained.
+pub(crate) fn check_linear_backward<D: Device>(ops: &Ops<D>, rows: usize, d: usize, n: usize) {
     let mut random = Random::new(33);
+    let (x, gain, weights) = (random.normals(rows * d), random.normals(d), random.normals(n * d));
+    let (dy, old_dw) = (random.normals(rows * n), random.normals(n * d));
+    let (old_dbias, old_dgain, old_dx) = (random.normals(n), random.normals(d), random.normals(rows * d));
+    let [x, gain, dy] = [x, gain, dy].map(|values| ops.up(&values));
+    for format in [Format::F32, Format::Bf16] {
+        let w = &ops.trained(&weights, n, d, format);
+        let what = format!("linear backward {format}, {rows} rows of {d} to {n} on {}", ops.name());
+        // dw, dbias, dx of rows without a norm: all at once, or each alone.
+        let plain = |x: &D::Tensor, together: bool| {
+            let (mut dw, mut dbias, mut dx) = (ops.up(&old_dw), ops.up(&old_dbias), ops.stale(rows * d));
+            let call = |dw, dbias, dx| {
+                ops.queue().linear_backward(LinearBackward {
+                    x,
+                    rows,
+                    norm: None,
+                    w,
+                    dy: &dy,
+                    dw,
+                    dbias,
+                    dx,
+                });
+            };
+            if together {
+                call(Some(&mut dw), Some(&mut dbias), Some(&mut dx));
+            } else {
+                call(None, Some(&mut dbias), None);
+                call(Some(&mut dw), None, None);
+                call(None, None, Some(&mut dx));
+            }
+            [dw, dbias, dx]
+        };
+        for (got, want) in plain(&x, true).iter().zip(&plain(&x, false)) {
+            assert_bits(&what, &ops.down(got), &ops.down(want));
+        }
+
+        let normed = |together: bool, trained: bool| {
+            let (mut dgain, mut dx) = (ops.up(&old_dgain), ops.up(&old_dx));
+            let (mut dw, mut dbias) = (ops.up(&old_dw), ops.up(&old_dbias));
+            if together {
+                let norm = NormBackward { gain: &gain, eps: EPS, dgain: trained.then_some(&mut dgain) };
+                ops.queue().linear_backward(LinearBackward {
+                    x: &x,
+                    rows,
+                    norm: Some(norm),
+                    w,
+                    dy: &dy,
+                    dw: trained.then_some(&mut dw),
+                    dbias: trained.then_some(&mut dbias),
+                    dx: Some(&mut dx),
+                });
+            } else {
+                let mut rows_normed = ops.stale(rows * d);
+                ops.rmsnorm(&x, rows, &gain, EPS, &mut rows_normed);
+                let [apart_dw, apart_dbias, mut dnormed] = plain(&rows_normed, false);
+                (dw, dbias) = (apart_dw, apart_dbias);
+                let norm = NormBackward { gain: &gain, eps: EPS, dgain: Some(&mut dgain) };
+                let (x, dy, dx) = (&x, &mut dnormed, &mut dx);
+                ops.queue().rmsnorm_backward(RmsNormBackward { x, rows, norm, dy, dx });
+            }
+            [dx, dgain, dw, dbias].map(|t| ops.down(&t))
+        };
+        let want = normed(false, true);
+        for (name, (got, want)) in
+            ["dx", "dgain", "dw", "dbias"].iter().zip(normed(true, true).iter().zip(&want))
+        {
+            assert_bits(&format!("{name} of normed {what}"), got, want);
+        }
+        assert_bits(&format!("dx of frozen {what}"), &normed(true, false)[0], &want[0]);
+    }
+}
+
+/// Backward of an MLP, in one and in its parts.
+fn check_mlp_backward(cpu: &Ops<Cpu>, rows: usize, d: usize, f: usize) {
+    let mut random = Random::new(34);
     let (x, dy, gain) = (random.normals(rows * d), random.normals(rows * d), random.normals(d));
     let (first, second) = (random.normals(2 * f * d), random.normals(d * f));
     // Far gates too, where the slope of SwiGLU is next to nothing.
     let gates: Vec<f32> = random.normals(rows * 2 * f).iter().map(|v| 4.0 * v).collect();
-    let (old_first, old_second, old_bias) =
-        (random.normals(2 * f * d), random.normals(d * f), random.normals(2 * f));
-    let [x, dy, gain, first, second] = [x, dy, gain, first, second].map(|values| up(backend, &values));
+    let (old_first, old_second, old_dgain) =
+        (random.normals(2 * f * d), random.normals(d * f), random.normals(d));
+    let (x, gain) = (&cpu.up(&x), &cpu.up(&gain));
     for format in [Format::F32, Format::Bf16] {
-        let gate_up = &backend.pack(&first, 2 * f, d, format, true).expect("weights pack");
-        let last = &backend.pack(&second, d, f, format, true).expect("weights pack");
-        let room = |width: usize| up(backend, &vec![f32::NAN; rows * width]);
-
-        let mlp = |together: bool| {
-            let (mut projected, mut dfirst, mut dsecond) =
-                (up(backend, &gates), up(backend, &old_first), up(backend, &old_second));
-            let (mut normed, mut activated, mut dnormed) = (room(d), room(f), room(d));
+        let (gate_up, down) = (&cpu.trained(&first, 2 * f, d, format), &cpu.trained(&second, d, f, format));
+        let run = |together: bool| {
+            let (mut kept, mut dx) = (cpu.up(&gates), cpu.up(&dy));
+            let (mut dfirst, mut dsecond) = (cpu.up(&old_first), cpu.up(&old_second));
+            let mut dgain = cpu.up(&old_dgain);
+            let norm = NormBackward { gain, eps: EPS, dgain: Some(&mut dgain) };
             if together {
-                let (normed, projected, activated) = (&mut normed, &mut projected, &mut activated);
-                let (dfirst, dsecond, dnormed) = (&mut dfirst, &mut dsecond, &mut dnormed);
-                backend.mlp_backward(
-                    &x, &gain, rows, f, EPS, gate_up, last, &dy, normed, projected, activated, dfirst,
-                    dsecond, dnormed,
-                );
+                cpu.queue().mlp_backward(MlpBackward {
+                    x,
+                    rows,
+                    norm,
+                    gate_up,
+                    down,
+                    kept: &mut kept,
+                    dgate_up: Some(&mut dfirst),
+                    ddown: Some(&mut dsecond),
+                    dx: &mut dx,
+                });
             } else {
-                backend.linear_input_gradient(&dy, rows, last, &mut activated);
-                backend.swiglu_backward(&mut projected, &mut activated, rows, f);
-                backend.linear_weight_gradient(&activated, &dy, rows, last, &mut dsecond, None);
-                backend.rmsnorm(&x, &gain, rows, d, EPS, &mut normed);
-                backend.linear_weight_gradient(&normed, &projected, rows, gate_up, &mut dfirst, None);
-                backend.linear_input_gradient(&projected, rows, gate_up, &mut dnormed);
+                let [mut activated, unread] = [(); 2].map(|_| cpu.stale(rows * f));
+                let part = LinearBackward {
+                    x: &unread,
+                    rows,
+                    norm: None,
+                    w: down,
+                    dy: &dx,
+                    dw: None,
+                    dbias: None,
+                    dx: Some(&mut activated),
+                };
+                cpu.queue().linear_backward(part);
+                elementwise::swiglu_backward(cpu.context(), &mut kept, &mut activated, rows, f);
+                let part = LinearBackward {
+                    x: &activated,
+                    rows,
+                    norm: None,
+                    w: down,
+                    dy: &dx,
+                    dw: Some(&mut dsecond),
+                    dbias: None,
+                    dx: None,
+                };
+                cpu.queue().linear_backward(part);
+                cpu.queue().linear_backward(LinearBackward {
+                    x,
+                    rows,
+                    norm: Some(norm),
+                    w: gate_up,
+                    dy: &kept,
+                    dw: Some(&mut dfirst),
+                    dbias: None,
+                    dx: Some(&mut dx),
+                });
             }
-            [dfirst, dsecond, dnormed].map(|t| down(backend, &t))
+            [dx, dgain, dfirst, dsecond].map(|t| cpu.down(&t))
         };
-        let (got, want) = (mlp(true), mlp(false));
-        for (name, (got, want)) in ["gate_up", "down", "normed rows"].iter().zip(got.iter().zip(&want)) {
-            let what = format!("gradient of {name}, mlp {format}, {rows} rows of {d} and {f}");
-            assert_bits(&format!("{what} on {}", backend.describe()), got, want);
-        }
-
-        let dy = up(backend, &gates);
-        let linear = |together: bool| {
-            let (mut dw, mut dbias, mut dx) = (up(backend, &old_first), up(backend, &old_bias), room(d));
-            if together {
-                backend.linear_backward(&x, &dy, rows, gate_up, &mut dw, Some(&mut dbias), &mut dx);
-            } else {
-                backend.linear_weight_gradient(&x, &dy, rows, gate_up, &mut dw, Some(&mut dbias));
-                backend.linear_input_gradient(&dy, rows, gate_up, &mut dx);
-            }
-            [dw, dbias, dx].map(|t| down(backend, &t))
-        };
-        for (got, want) in linear(true).iter().zip(&linear(false)) {
-            let what = format!("linear backward {format}, {rows} rows of {d} to {}", 2 * f);
-            assert_bits(&format!("{what} on {}", backend.describe()), got, want);
-        }
-        let product = |together: bool, bias: bool| {
-            let (mut dw, mut dbias) = (up(backend, &old_first), up(backend, &old_bias));
-            let (mut normed, mut dnormed) = (room(d), room(d));
-            let given = bias.then_some(&mut dbias);
-            if together {
-                let (normed, dw, dnormed) = (&mut normed, &mut dw, &mut dnormed);
-                backend.norm_linear_backward(&x, &gain, rows, EPS, gate_up, &dy, normed, dw, given, dnormed);
-            } else {
-                backend.rmsnorm(&x, &gain, rows, d, EPS, &mut normed);
-                backend.linear_weight_gradient(&normed, &dy, rows, gate_up, &mut dw, given);
-                backend.linear_input_gradient(&dy, rows, gate_up, &mut dnormed);
-            }
-            [dw, dbias, dnormed].map(|t| down(backend, &t))
-        };
-        for bias in [false, true] {
-            let (got, want) = (product(true, bias), product(false, bias));
-            for (name, (got, want)) in ["weights", "bias", "normed rows"].iter().zip(got.iter().zip(&want)) {
-                let what =
-                    format!("gradient of {name}, norm and linear {format}, {rows} rows of {d} to {}", 2 * f);
-                assert_bits(&format!("{what} on {}", backend.describe()), got, want);
-            }
+        let (got, want) = (run(true), run(false));
+        for (name, (got, want)) in ["dx", "dgain", "dgate_up", "ddown"].iter().zip(got.iter().zip(&want)) {
+            let what = format!("{name} of an mlp {format}, {rows} rows of {d} and {f}");
+            assert_bits(&format!("{what} on {}", cpu.name()), got, want);
         }
     }
 }
@@ -136,30 +228,29 @@ fn keys_rotated_rounded_and_stored() {
     let (cos, sin) = (random.normals(64 * 24), random.normals(64 * 24));
     let qkv = random.normals(rows * heads.qkv_width());
     let paged = Paged::scattered(&mut random, &[rows], 16);
-    let positions: Vec<u32> = (0..rows as u32).collect();
+    let batch = paged.batch([(0, 0..rows)]);
+    let (positions, slots) = (&batch.positions, &batch.slots);
     for cpu in cpus(2) {
-        let (cos, sin) = (up(&cpu, &cos), up(&cpu, &sin));
+        let ctx = cpu.context();
         for format in KvFormat::ALL {
             let attend = |together: bool| {
-                let (mut qkv, mut kv) = (up(&cpu, &qkv), paged.stale_store(&cpu, heads, format));
-                let (rope, slots) = (Rope { cos: &cos, sin: &sin }, paged.slots(0, 0..rows));
+                let (mut qkv, mut pages) = (qkv.clone(), paged.stale_store(&cpu, heads, format));
+                let width = heads.qkv_width();
                 if together {
-                    cpu.rope_store(&mut qkv, heads, &positions, rope, &slots, &mut kv, format);
+                    pages.rope_store(ctx, &mut qkv, heads, positions, &cos, &sin, slots);
                 } else {
                     let rotated = heads.heads + heads.kv_heads;
-                    cpu.rope(&mut qkv, heads.qkv_width(), rotated, heads.head_dim, &positions, rope, false);
-                    cpu.round_kv(&mut qkv, rows, heads, format);
-                    cpu.kv_write(&qkv, heads, &slots, &mut kv);
+                    let head_dim = heads.head_dim;
+                    elementwise::rope(ctx, &mut qkv, width, rotated, head_dim, positions, &cos, &sin, false);
+                    kv::round(ctx, &mut qkv, rows, heads, format);
+                    pages.write(ctx, &qkv, width, heads.q_width(), slots);
                 }
-                let mut out = up(&cpu, &vec![f32::NAN; rows * heads.heads * heads.head_dim]);
-                cpu.attention(heads, &qkv, &kv, &[paged.span(0, 0, rows, 0)], &paged.pages, &mut out, None);
-                [down(&cpu, &qkv), down(&cpu, &out)].concat()
+                let mut out = vec![f32::NAN; rows * heads.q_width()];
+                attention::forward(ctx, heads, &qkv, &pages, &batch.spans, &batch.pages, &mut out, None);
+                [wide(&qkv), wide(&out)].concat()
             };
-            assert_bits(
-                &format!("{} keys on {}", format.name(), cpu.describe()),
-                &attend(true),
-                &attend(false),
-            );
+            let what = format!("{} keys on {}", format.name(), cpu.name());
+            assert_bits(&what, &attend(true), &attend(false));
         }
     }
 }

@@ -5,8 +5,9 @@
 use crate::naive;
 use crate::naive_attention::{self, Store};
 use crate::naive_head::{self, HeadShape};
-use crate::support::{Paged, Random, heads, wide};
-use qurl_kernels::backend::Rows;
+use crate::paged::{Paged, heads};
+use crate::support::{Random, wide};
+use qurl_kernels::types::{Heads, Rows};
 
 const STEP: f64 = 1e-4;
 const EPS: f64 = 1e-5;
@@ -70,7 +71,7 @@ fn norms() {
 }
 
 #[test]
-fn rope_turned_back_is_its_gradient() {
+fn inverse_rope_is_its_gradient() {
     let mut random = Random::new(3);
     let (stride, heads, head_dim, positions) = (14, 3, 4, [0, 7, 2]);
     let (x, dy) = (numbers(&mut random, 3 * stride), numbers(&mut random, 3 * stride));
@@ -78,28 +79,50 @@ fn rope_turned_back_is_its_gradient() {
         let angle = position as f64 / (1.0 + i as f64);
         (angle.cos(), angle.sin())
     };
-    let turn = |x: &[f64], inverse| naive::rope(x, stride, heads, head_dim, &positions, angle, inverse);
-    check("dx", &x, &turn(&dy, true), |x| weigh(&dy, &turn(x, false)));
+    let rotate = |x: &[f64], inverse| naive::rope(x, stride, heads, head_dim, &positions, angle, inverse);
+    check("dx", &x, &rotate(&dy, true), |x| weigh(&dy, &rotate(x, false)));
 }
 
 #[test]
 fn attention() {
-    for group in [1, 2, 7] {
+    for (group, window) in [(1, None), (2, None), (7, None), (2, Some(1)), (2, Some(2)), (7, Some(3))] {
         let mut random = Random::new(4 + group as u64);
-        let (heads, lengths) = (heads(2, group, 3), [1, 4, 3]);
+        let (heads, lengths) = (Heads { window, ..heads(2, group, 3) }, [1, 4, 3]);
         let paged = Paged::scattered(&mut random, &lengths, 2);
-        let rows: usize = lengths.iter().sum();
-        let qkv = numbers(&mut random, rows * heads.qkv_width());
-        let dout = numbers(&mut random, rows * heads.heads * heads.head_dim);
-        let spans = [paged.span(0, 0, 1, 0), paged.span(1, 1, 4, 0), paged.span(2, 5, 3, 0)];
-        let slots: Vec<u32> = (0..3).flat_map(|i| paged.slots(i, 0..lengths[i])).collect();
+        let rows = paged.batch((0..3).map(|i| (i, 0..lengths[i])));
+        let qkv = numbers(&mut random, rows.rows() * heads.qkv_width());
+        let dout = numbers(&mut random, rows.rows() * heads.q_width());
         let forward = |qkv: &[f64]| {
             let mut kv = Store::new(paged.store_pages, paged.page_size, heads);
-            kv.write(qkv, heads, &slots);
-            naive_attention::attention(heads, qkv, &kv, &spans, &paged.pages, rows).0
+            kv.write(qkv, heads, &rows.slots);
+            naive_attention::attention(heads, qkv, &kv, &rows.spans, &rows.pages, rows.rows()).0
         };
-        let dqkv = naive_attention::attention_backward(heads, &qkv, &spans, &dout);
-        check("dqkv", &qkv, &dqkv, |qkv| weigh(&dout, &forward(qkv)));
+        let dqkv = naive_attention::attention_backward(heads, &qkv, &rows.spans, &dout);
+        check(&format!("dqkv, window {window:?}"), &qkv, &dqkv, |qkv| weigh(&dout, &forward(qkv)));
+    }
+}
+
+/// A query of a window sees its own key and those of the `window - 1` positions before, and no other.
+#[test]
+fn windows() {
+    let (len, window) = (7, 3);
+    let heads = Heads { window: Some(window), ..heads(1, 1, 2) };
+    let mut random = Random::new(5);
+    let paged = Paged::scattered(&mut random, &[len], 2);
+    let rows = paged.batch([(0, 0..len)]);
+    let qkv = numbers(&mut random, len * heads.qkv_width());
+    let attend = |qkv: &[f64]| {
+        let mut kv = Store::new(paged.store_pages, paged.page_size, heads);
+        kv.write(qkv, heads, &rows.slots);
+        naive_attention::attention(heads, qkv, &kv, &rows.spans, &rows.pages, len).0
+    };
+    let whole = attend(&qkv);
+    for changed in 0..len {
+        let mut moved = qkv.clone();
+        moved[changed * heads.qkv_width() + heads.q_width()..][..2 * heads.head_dim].fill(0.7);
+        for (row, (a, b)) in attend(&moved).chunks(2).zip(whole.chunks(2)).enumerate() {
+            assert_eq!(a != b, (changed..changed + window).contains(&row), "key {changed}, query {row}");
+        }
     }
 }
 

@@ -1,9 +1,9 @@
 //! Naive twins in f64 of the operations around attention and the head: what each one means, in plain loops.
 
-use qurl_kernels::backend::{AdamW, Rows};
+use qurl_kernels::types::{AdamW, Rows};
 
 /// `sum_l a(i, l) b(l, j)` for an m by n result.
-fn product(
+fn matmul(
     m: usize,
     n: usize,
     k: usize,
@@ -21,7 +21,7 @@ fn product(
 
 /// `x[rows, k] W[n, k]^T + bias`.
 pub fn linear(x: &[f64], w: &[f64], bias: Option<&[f64]>, rows: usize, n: usize, k: usize) -> Vec<f64> {
-    let mut out = product(rows, n, k, |i, l| x[i * k + l], |l, j| w[j * k + l]);
+    let mut out = matmul(rows, n, k, |i, l| x[i * k + l], |l, j| w[j * k + l]);
     if let Some(bias) = bias {
         for (i, out) in out.iter_mut().enumerate() {
             *out += bias[i % n];
@@ -32,12 +32,12 @@ pub fn linear(x: &[f64], w: &[f64], bias: Option<&[f64]>, rows: usize, n: usize,
 
 /// `dy[rows, n] W[n, k]`.
 pub fn linear_input_gradient(dy: &[f64], w: &[f64], rows: usize, n: usize, k: usize) -> Vec<f64> {
-    product(rows, k, n, |i, l| dy[i * n + l], |l, j| w[l * k + j])
+    matmul(rows, k, n, |i, l| dy[i * n + l], |l, j| w[l * k + j])
 }
 
 /// `dy^T x`.
 pub fn linear_weight_gradient(x: &[f64], dy: &[f64], rows: usize, n: usize, k: usize) -> Vec<f64> {
-    product(n, k, rows, |i, l| dy[l * n + i], |l, j| x[l * k + j])
+    matmul(n, k, rows, |i, l| dy[l * n + i], |l, j| x[l * k + j])
 }
 
 /// Sums of the columns of `x[rows, n]`: the gradient of a bias.

@@ -1,9 +1,10 @@
-//! Naive twins in f64 of the paged key/value store and of attention, by the definition: a full softmax per row.
+//! Naive twins in f64 of the paged key/value store and of attention, by the definition: a full softmax per
+//! row over the keys that it sees ([`Heads::first_seen`]).
 
 use crate::support::round_bf16;
-use qurl_kernels::backend::{Heads, KvFormat, Span};
+use qurl_kernels::types::{Heads, KvFormat, Span};
 
-/// Keys and values by slot; not-a-number where nothing was written.
+/// Keys and values by slot; NaN where nothing was written.
 pub struct Store {
     page_size: usize,
     /// Keys, then values, of one token.
@@ -18,7 +19,7 @@ impl Store {
 
     pub fn write(&mut self, qkv: &[f64], heads: Heads, slots: &[u32]) {
         for (row, &slot) in qkv.chunks_exact(heads.qkv_width()).zip(slots) {
-            self.slots[slot as usize] = row[heads.heads * heads.head_dim..].to_vec();
+            self.slots[slot as usize] = row[heads.q_width()..].to_vec();
         }
     }
 
@@ -32,7 +33,7 @@ pub fn round_kv(qkv: &[f64], heads: Heads, format: KvFormat) -> Vec<f64> {
     let mut rounded = qkv.to_vec();
     if format == KvFormat::Bf16 {
         for row in rounded.chunks_exact_mut(heads.qkv_width()) {
-            for x in &mut row[heads.heads * heads.head_dim..] {
+            for x in &mut row[heads.q_width()..] {
                 *x = round_bf16(*x);
             }
         }
@@ -62,7 +63,9 @@ pub fn attention(
                 let row = span.row + i;
                 let kv_head = head / heads.group();
                 let query = &qkv[row * heads.qkv_width() + head * d..][..d];
-                let tokens: Vec<&[f64]> = (0..=span.position + i).map(|p| kv.token(pages, p)).collect();
+                let position = span.position + i;
+                let seen = heads.first_seen(position)..=position;
+                let tokens: Vec<&[f64]> = seen.map(|p| kv.token(pages, p)).collect();
                 let scores: Vec<f64> =
                     tokens.iter().map(|t| heads.scale as f64 * dot(query, &t[kv_head * d..][..d])).collect();
                 let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -95,16 +98,19 @@ pub fn attention_backward(heads: Heads, qkv: &[f64], spans: &[Span], dout: &[f64
                 let value_at = |p: usize| key_at(p) + heads.kv_heads * d;
                 let dout = &dout[((span.row + i) * heads.heads + head) * d..][..d];
                 let query = &qkv[query_at..][..d];
-                let scores: Vec<f64> = (0..=i).map(|p| scale * dot(query, &qkv[key_at(p)..][..d])).collect();
+                let seen = heads.first_seen(i)..i + 1;
+                let keys = seen.clone().map(|p| &qkv[key_at(p)..][..d]);
+                let scores: Vec<f64> = keys.map(|key| scale * dot(query, key)).collect();
                 let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let total: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
                 let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp() / total).collect();
-                let dweights: Vec<f64> = (0..=i).map(|p| dot(dout, &qkv[value_at(p)..][..d])).collect();
+                let values = seen.clone().map(|p| &qkv[value_at(p)..][..d]);
+                let dweights: Vec<f64> = values.map(|value| dot(dout, value)).collect();
                 let mean = dot(&weights, &dweights);
-                for p in 0..=i {
-                    let dscore = scale * weights[p] * (dweights[p] - mean);
+                for ((p, weight), dweight) in seen.zip(&weights).zip(&dweights) {
+                    let dscore = scale * weight * (dweight - mean);
                     for j in 0..d {
-                        dqkv[value_at(p) + j] += weights[p] * dout[j];
+                        dqkv[value_at(p) + j] += weight * dout[j];
                         dqkv[key_at(p) + j] += dscore * qkv[query_at + j];
                         dqkv[query_at + j] += dscore * qkv[key_at(p) + j];
                     }

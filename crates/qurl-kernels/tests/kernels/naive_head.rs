@@ -45,8 +45,8 @@ pub fn head(shape: HeadShape, hidden: &[f64], w: &[f64], targets: &[u32]) -> Hea
     head
 }
 
-/// Gradients of hidden rows and weights, given `dL/dlogp` and `dL/dentropy`; logit gradients are passed through
-/// `round` first, as a product in a narrow format does.
+/// Gradients of hidden rows and weights, given `dL/dlogp` and `dL/dentropy`; logit gradients are passed
+/// through `round` first, as a GEMM in a narrow format does.
 pub fn head_backward(
     shape: HeadShape,
     hidden: &[f64],

@@ -1,11 +1,15 @@
-//! The edges of the number range: exponentials from end to end, and how far a not-a-number may travel.
+//! The edges of the number range: exponentials from end to end, and how far a NaN may travel.
 
 use crate::naive;
 use crate::naive_head::{self, HeadShape};
-use crate::support::{Paged, Random, ULP, assert_bits, cpus, down, heads, up, wide};
-use qurl_kernels::backend::{Backend, HeadGradient, KvFormat, Output, Rope};
+use crate::ops::{Ops, cpus};
+use crate::paged::{Paged, heads};
+use crate::support::{Random, ULP, assert_bits, wide};
 use qurl_kernels::cpu::quant::codec::{e4m3_code, e4m3_value};
-use qurl_kernels::{Cpu, Format};
+use qurl_kernels::cpu::{attention, elementwise, kv};
+use qurl_kernels::ops::{Head, HeadBackward, Output, RowDots};
+use qurl_kernels::types::{HeadGradient, KvFormat};
+use qurl_kernels::{Cpu, Format, Queue};
 
 /// Numbers from -100 to 100 with the special ones among them.
 fn range() -> Vec<f32> {
@@ -20,12 +24,13 @@ fn sigmoid_over_the_range() {
     let gate_up: Vec<f32> = x.iter().copied().chain(x.iter().map(|_| 1.0)).collect();
     let want = naive::swiglu(&wide(&gate_up), 1, x.len());
     for cpu in cpus(1) {
-        let mut out = up(&cpu, &vec![f32::NAN; x.len()]);
-        cpu.swiglu(&up(&cpu, &gate_up), 1, x.len(), &mut out);
-        for ((x, got), want) in x.iter().zip(down(&cpu, &out)).zip(&want) {
-            // Below e^-87 the exponential stands still: what is left is smaller than the smallest normal number.
+        let mut out = vec![f32::NAN; x.len()];
+        elementwise::swiglu(cpu.context(), &gate_up, 1, x.len(), &mut out);
+        for ((x, got), want) in x.iter().zip(wide(&out)).zip(&want) {
+            // Below e^-87 the exponential stands still: what is left is smaller than the smallest normal
+            // number.
             let allowed = 8.0 * ULP * want.abs() + 1e-36;
-            let what = format!("silu({x}) on {}", cpu.describe());
+            let what = format!("silu({x}) on {}", cpu.name());
             assert!((got - want).abs() <= allowed, "{what}: got {got:e}, want {want:e}");
         }
     }
@@ -33,8 +38,8 @@ fn sigmoid_over_the_range() {
 
 #[test]
 fn softmax_over_the_range() {
-    // With the identity as weights, hidden rows are logits, and the gradient of the hidden row is that of the logits:
-    // -p, but for the target.
+    // With the identity as weights, hidden rows are logits, and the gradient of the hidden row is that of the
+    // logits: -p, but for the target.
     let d = 600;
     let identity: Vec<f32> = (0..d * d).map(|i| if i / d == i % d { 1.0 } else { 0.0 }).collect();
     let shape = HeadShape { rows: 1, vocabulary: d, d, temperature: 1.0 };
@@ -52,10 +57,10 @@ fn softmax_over_the_range() {
             |x| x,
         );
         for cpu in cpus(1) {
-            let what = format!("spread {spread} on {}", cpu.describe());
-            let w = cpu.pack(&up(&cpu, &identity), d, d, Format::F32, true).expect("weights pack");
-            let hidden = up(&cpu, &hidden);
-            let out = cpu.head(&hidden, &w, &targets, 1.0).expect("memory for the head");
+            let what = format!("spread {spread} on {}", cpu.name());
+            let (head, hidden, targets, temperature) = (&cpu.identity(d), &cpu.up(&hidden), &targets, 1.0);
+            let out =
+                cpu.queue().head(Head { hidden, head, targets, temperature }).expect("memory for the head");
             assert!(
                 (out.logp[0] as f64 - want.logp[0]).abs() <= 8.0 * ULP * (1.0 + want.logp[0].abs()),
                 "{what}: logp"
@@ -65,10 +70,18 @@ fn softmax_over_the_range() {
                 "{what}: H"
             );
             assert_eq!(out.argmax[0] as f64, want.argmax[0], "{what}: argmax");
-            let (mut dhidden, mut dw) = (up(&cpu, &vec![0.0; d]), up(&cpu, &vec![0.0; d * d]));
-            let gradient = HeadGradient { dlogp: &[1.0], dentropy: &[] };
-            cpu.head_backward(&hidden, &w, &targets, 1.0, &out, gradient, &mut dhidden, &mut dw);
-            for (i, (got, want)) in down(&cpu, &dhidden).iter().zip(&want_dhidden).enumerate() {
+            let mut dhidden = cpu.stale(d);
+            cpu.queue().head_backward(HeadBackward {
+                hidden,
+                head,
+                targets,
+                temperature,
+                out: &out,
+                gradient: HeadGradient { dlogp: &[1.0], dentropy: &[] },
+                dhidden: &mut dhidden,
+                dweight: None,
+            });
+            for (i, (got, want)) in cpu.down(&dhidden).iter().zip(&want_dhidden).enumerate() {
                 // The argument of the exponential is itself a rounded number of up to twice the spread.
                 let allowed = (8.0 + 4.0 * spread as f64) * ULP * want.abs() + 1e-37;
                 assert!((got - want).abs() <= allowed, "{what}: p[{i}] got {got:e}, want {want:e}");
@@ -90,21 +103,20 @@ fn attention_to_far_away_scores() {
         row[16..].fill(i as f32 - 7.0);
     }
     for cpu in cpus(1) {
-        let mut kv = paged.stale_store(&cpu, heads, KvFormat::F32);
-        let rows = up(&cpu, &qkv);
-        cpu.kv_write(&rows, heads, &paged.slots(0, 0..scores.len()), &mut kv);
-        let mut out = up(&cpu, &vec![f32::NAN; scores.len() * 8]);
+        let (mut kv, ctx) = (paged.stale_store(&cpu, heads, KvFormat::F32), cpu.context());
+        kv.write(ctx, &qkv, heads.qkv_width(), heads.q_width(), &paged.slots(0, 0..scores.len()));
+        let mut out = vec![f32::NAN; scores.len() * 8];
         let span = paged.span(0, 0, scores.len(), 0);
-        cpu.attention(heads, &rows, &kv, &[span], &paged.pages, &mut out, None);
-        let got: Vec<f64> = down(&cpu, &out).chunks_exact(8).map(|row| row[0]).collect();
-        assert_bits(&cpu.describe(), &got, &[-7.0, -7.0, -5.0, -5.0, -5.0]);
+        attention::forward(ctx, heads, &qkv, &kv, &[span], &paged.pages, &mut out, None);
+        let got: Vec<f64> = wide(&out).chunks_exact(8).map(|row| row[0]).collect();
+        assert_bits(&cpu.name(), &got, &[-7.0, -7.0, -5.0, -5.0, -5.0]);
     }
 }
 
 #[test]
 fn rounding_to_bf16() {
-    // (given, bits of the nearest bf16): ties go to the even neighbour, what is too large becomes infinite, subnormals
-    // are kept, and a not-a-number stays one even where all its marks lie in the bits cut off.
+    // (given, bits of the nearest bf16): ties go to the even neighbour, what is too large becomes infinite,
+    // subnormals are kept, and a NaN stays one even where all its marks lie in the bits cut off.
     let cases = [
         (1.0 + 1.0 / 256.0, 0x3f80),
         (1.0 + 3.0 / 256.0, 0x3f82),
@@ -125,18 +137,17 @@ fn rounding_to_bf16() {
         for (given, bits) in cases {
             let mut qkv = vec![0.0; 48];
             qkv[32..].fill(given);
-            let original = up(&cpu, &qkv);
-            let mut rounded = up(&cpu, &qkv);
-            cpu.round_kv(&mut rounded, 1, heads, KvFormat::Bf16);
+            let (ctx, mut rounded) = (cpu.context(), qkv.clone());
+            kv::round(ctx, &mut rounded, 1, heads, KvFormat::Bf16);
             // A sequence of one token attends to its own value alone.
-            let mut kv = paged.stale_store(&cpu, heads, KvFormat::Bf16);
-            cpu.kv_write(&original, heads, &paged.slots(0, 0..1), &mut kv);
-            let mut stored = up(&cpu, &[7.0; 16]);
-            cpu.attention(heads, &original, &kv, &[paged.span(0, 0, 1, 0)], &paged.pages, &mut stored, None);
+            let mut pages = paged.stale_store(&cpu, heads, KvFormat::Bf16);
+            pages.write(ctx, &qkv, 48, 16, &paged.slots(0, 0..1));
+            let (mut stored, span) = ([7.0; 16], paged.span(0, 0, 1, 0));
+            attention::forward(ctx, heads, &qkv, &pages, &[span], &paged.pages, &mut stored, None);
             let want = f32::from_bits(bits << 16);
             for (what, got) in [("rounded", &rounded[32..]), ("stored", &stored[..])] {
                 let same = |x: &f32| if want.is_nan() { x.is_nan() } else { *x == want };
-                let what = format!("{given:e} {what} on {}", cpu.describe());
+                let what = format!("{given:e} {what} on {}", cpu.name());
                 assert!(got.iter().all(same), "{what}: got {got:?}, want {want:e}");
             }
         }
@@ -144,14 +155,13 @@ fn rounding_to_bf16() {
 }
 
 /// `W x` in fp8 at every level, for `rows` rows of `x` and a square `w`, all exact.
-fn fp8_products(x: &[f32], rows: usize, w: &[f32], width: usize, want: &[f64]) {
+fn fp8_gemms(x: &[f32], rows: usize, w: &[f32], width: usize, want: &[f64]) {
     for cpu in cpus(2) {
-        let packed = cpu.pack(&up(&cpu, w), width, width, Format::Fp8, false).expect("weights pack");
-        let mut out = up(&cpu, &vec![f32::NAN; rows * width]);
-        cpu.linear(&up(&cpu, x), rows, &packed, None, Output::Store, &mut out);
-        for (i, (got, want)) in down(&cpu, &out).iter().zip(want).enumerate() {
-            let place =
-                format!("row {}, column {} of {rows} rows on {}", i / width, i % width, cpu.describe());
+        let packed = cpu.frozen(w, width, width, Format::Fp8);
+        let mut out = cpu.stale(rows * width);
+        cpu.linear(&cpu.up(x), rows, &packed, None, Output::Store, &mut out);
+        for (i, (got, want)) in cpu.down(&out).iter().zip(want).enumerate() {
+            let place = format!("row {}, column {} of {rows} rows on {}", i / width, i % width, cpu.name());
             assert_eq!(got, want, "{place}");
         }
     }
@@ -159,7 +169,8 @@ fn fp8_products(x: &[f32], rows: usize, w: &[f32], width: usize, want: &[f64]) {
 
 #[test]
 fn rounding_of_activations_to_e4m3() {
-    // A row with 448 in it has a scale of one, and weights of 448 on the diagonal show its numbers one by one.
+    // A row with 448 in it has a scale of one, and weights of 448 on the diagonal show its numbers one by
+    // one.
     const WIDTH: usize = 250;
     let weights: Vec<f32> =
         (0..WIDTH * WIDTH).map(|i| if i / WIDTH == i % WIDTH { 448.0 } else { 0.0 }).collect();
@@ -181,13 +192,13 @@ fn rounding_of_activations_to_e4m3() {
         x.resize((i + 1) * WIDTH, 0.0);
     }
     let want: Vec<f64> = x.iter().map(|&x| f64::from(e4m3_value(e4m3_code(x))) * 448.0).collect();
-    fp8_products(&x, x.len() / WIDTH, &weights, WIDTH, &want);
+    fp8_gemms(&x, x.len() / WIDTH, &weights, WIDTH, &want);
 }
 
 #[test]
 fn every_code_of_an_e4m3_weight() {
-    // Each row of activations shows one column of the weights, which hold every code, zeros and subnormals among others
-    // and alone; 1100 inputs are three passes along k.
+    // Each row of activations shows one column of the weights, which hold every code, zeros and subnormals
+    // among others and alone; 1100 inputs are three passes along k.
     const WIDTH: usize = 1100;
     let codes: Vec<u8> = (0..=255).filter(|code| code & 0x7f != 0x7f).collect();
     let mut random = Random::new(9);
@@ -210,13 +221,13 @@ fn every_code_of_an_e4m3_weight() {
                 (0..WIDTH).map(|n| f64::from(weights[n * WIDTH + column]) * 448.0).collect::<Vec<_>>()
             })
             .collect();
-        fp8_products(&x, rows, &weights, WIDTH, &want);
+        fp8_gemms(&x, rows, &weights, WIDTH, &want);
     }
 }
 
 const ROWS: usize = 60;
 
-/// Runs rows with and without a not-a-number at one place of row `bad`: that row's outputs must hold one, and all
+/// Runs rows with and without a NaN at one place of row `bad`: that row's outputs must hold one, and all
 /// other rows must keep their bits.
 fn stays_in_its_row(what: &str, width: usize, run: impl Fn(&[f32]) -> Vec<Vec<f64>>) {
     let clean = Random::new(9).normals(ROWS * width);
@@ -227,68 +238,64 @@ fn stays_in_its_row(what: &str, width: usize, run: impl Fn(&[f32]) -> Vec<Vec<f6
         for (i, (got, want)) in run(&x).iter().zip(&want).enumerate() {
             let width = want.len() / ROWS;
             let what = format!("{what} output {i}, row {bad}");
-            assert!(
-                got[bad * width..(bad + 1) * width].iter().any(|x| x.is_nan()),
-                "{what}: lost the not-a-number"
-            );
+            assert!(got[bad * width..(bad + 1) * width].iter().any(|x| x.is_nan()), "{what}: lost the NaN");
             assert_bits(&what, &got[..bad * width], &want[..bad * width]);
             assert_bits(&what, &got[(bad + 1) * width..], &want[(bad + 1) * width..]);
         }
     }
 }
 
-fn row_operations(cpu: &Cpu, x: &[f32], width: usize) -> Vec<Vec<f64>> {
-    let mut random = Random::new(10);
-    let gain = up(cpu, &random.normals(width));
-    let (cos, sin) = (up(cpu, &random.normals(width / 2)), up(cpu, &random.normals(width / 2)));
-    let x = up(cpu, x);
-    let mut normed = up(cpu, &vec![0.0; ROWS * width]);
-    cpu.rmsnorm(&x, &gain, ROWS, width, 1e-5, &mut normed);
-    let mut activated = up(cpu, &vec![0.0; ROWS * width / 2]);
-    cpu.swiglu(&x, ROWS, width / 2, &mut activated);
-    let mut turned = x.clone();
-    cpu.rope(&mut turned, width, 1, width, &[0; ROWS], Rope { cos: &cos, sin: &sin }, false);
-    let dots = cpu.row_dots(&x, ROWS, &gain).expect("dot products");
-    vec![down(cpu, &normed), down(cpu, &activated), down(cpu, &turned), wide(&dots)]
+fn row_operations(cpu: &Ops<Cpu>, x: &[f32], width: usize) -> Vec<Vec<f64>> {
+    let (mut random, ctx) = (Random::new(10), cpu.context());
+    let gain = cpu.up(&random.normals(width));
+    let (cos, sin) = (random.normals(width / 2), random.normals(width / 2));
+    let x = cpu.up(x);
+    let mut normed = cpu.up(&vec![0.0; ROWS * width]);
+    cpu.rmsnorm(&x, ROWS, &gain, 1e-5, &mut normed);
+    let mut activated = vec![0.0; ROWS * width / 2];
+    elementwise::swiglu(ctx, &x, ROWS, width / 2, &mut activated);
+    let mut rotated = x.clone();
+    elementwise::rope(ctx, &mut rotated, width, 1, width, &[0; ROWS], &cos, &sin, false);
+    let dots = cpu.queue().row_dots(RowDots { hidden: &x, rows: ROWS, w: &gain }).expect("dot products");
+    [&normed[..], &activated, &rotated, &dots].map(wide).into()
 }
 
 #[test]
-fn not_a_number_stays_in_its_row() {
+fn nan_stays_in_its_row() {
     let (n, k) = (37, 34);
     for cpu in cpus(2) {
-        stays_in_its_row(&format!("row operations on {}", cpu.describe()), k, |x| row_operations(&cpu, x, k));
+        stays_in_its_row(&format!("row operations on {}", cpu.name()), k, |x| row_operations(&cpu, x, k));
         for format in [Format::F32, Format::Bf16] {
             let mut random = Random::new(11);
-            let w = cpu.pack(&up(&cpu, &random.normals(n * k)), n, k, format, false).expect("weights pack");
+            let head = &cpu.frozen(&random.normals(n * k), n, k, format);
             let targets = random.ids(ROWS, n);
-            stays_in_its_row(&format!("linear {format} on {}", cpu.describe()), k, |x| {
-                let x = up(&cpu, x);
-                let mut out = up(&cpu, &vec![0.0; ROWS * n]);
-                cpu.linear(&x, ROWS, &w, None, Output::Store, &mut out);
-                let head = cpu.head(&x, &w, &targets, 1.0).expect("memory for the head");
-                vec![down(&cpu, &out), wide(&head.logp), wide(&head.entropy), wide(&head.lse)]
+            stays_in_its_row(&format!("linear {format} on {}", cpu.name()), k, |x| {
+                let (hidden, mut out) = (&cpu.up(x), cpu.up(&vec![0.0; ROWS * n]));
+                cpu.linear(hidden, ROWS, head, None, Output::Store, &mut out);
+                let (targets, temperature) = (&targets, 1.0);
+                let head = cpu.queue().head(Head { hidden, head, targets, temperature });
+                let head = head.expect("memory for the head");
+                vec![wide(&out), wide(&head.logp), wide(&head.entropy), wide(&head.lse)]
             });
         }
     }
 }
 
 #[test]
-fn not_a_number_in_attention() {
+fn nan_in_attention() {
     let heads = heads(1, 2, 16);
-    let (lengths, width, out_width) = ([70, 70], heads.qkv_width(), heads.heads * heads.head_dim);
+    let (lengths, width, out_width) = ([70, 70], heads.qkv_width(), heads.q_width());
     let paged = Paged::scattered(&mut Random::new(12), &lengths, 32);
     let clean = Random::new(13).normals(140 * width);
     let (bad, key_column, value_column) = (20, 2 * 16, 3 * 16);
     for cpu in cpus(2) {
         let attend = |qkv: &[f32]| {
-            let mut kv = paged.stale_store(&cpu, heads, KvFormat::F32);
-            let qkv = up(&cpu, qkv);
-            let slots = [paged.slots(0, 0..70), paged.slots(1, 0..70)].concat();
-            cpu.kv_write(&qkv, heads, &slots, &mut kv);
-            let mut out = up(&cpu, &vec![0.0; 140 * out_width]);
-            let spans = [paged.span(0, 0, 70, 0), paged.span(1, 70, 70, 0)];
-            cpu.attention(heads, &qkv, &kv, &spans, &paged.pages, &mut out, None);
-            down(&cpu, &out)
+            let (mut kv, ctx) = (paged.stale_store(&cpu, heads, KvFormat::F32), cpu.context());
+            let rows = paged.batch([(0, 0..70), (1, 0..70)]);
+            kv.write(ctx, qkv, width, heads.q_width(), &rows.slots);
+            let mut out = vec![0.0; 140 * out_width];
+            attention::forward(ctx, heads, qkv, &kv, &rows.spans, &rows.pages, &mut out, None);
+            wide(&out)
         };
         let want = attend(&clean);
         // A query's reaches its own row, a key's or value's its own and the later rows of its sequence.
@@ -296,7 +303,7 @@ fn not_a_number_in_attention() {
             let mut qkv = clean.clone();
             qkv[bad * width + column] = f32::NAN;
             let got = attend(&qkv);
-            let what = format!("not-a-number in column {column} on {}", cpu.describe());
+            let what = format!("NaN in column {column} on {}", cpu.name());
             for row in reached.clone() {
                 assert!(
                     got[row * out_width..][..out_width].iter().any(|x| x.is_nan()),

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{ConfigError, Dtype, Family, ModelConfig, Rope, RopeScaling, quantization};
+use super::{ConfigError, Dtype, Family, MAX_LAYERS, ModelConfig, Rope, RopeScaling, SlidingWindow, quantization};
 use crate::keys::{Keys, parse_object, read_text};
 
-const MODEL_TYPES: &str = "qwen2, qwen3, llama, mistral (dense, full attention)";
+const MODEL_TYPES: &str = "qwen2, qwen3, llama, mistral (dense)";
 
 impl ModelConfig {
     /// Reads and checks a `config.json`.
@@ -41,6 +41,7 @@ impl ModelConfig {
                 return Err(keys.invalid("hidden_size", &expected));
             }
         };
+        let num_layers = keys.required_usize("num_hidden_layers")?;
         let max_position_embeddings = keys.required_usize("max_position_embeddings")?;
         let (default_bos, default_eos) = match family {
             Family::Llama | Family::Mistral => (Some(1), vec![2]),
@@ -51,13 +52,14 @@ impl ModelConfig {
             vocab_size: keys.required_usize("vocab_size")?,
             hidden_size,
             intermediate_size: keys.required_usize("intermediate_size")?,
-            num_layers: keys.required_usize("num_hidden_layers")?,
+            num_layers,
             num_heads,
             num_kv_heads,
             head_dim,
             rms_norm_eps: keys.f64("rms_norm_eps")?.unwrap_or(1e-6) as f32,
             rope: rope(&keys, max_position_embeddings)?,
             max_position_embeddings,
+            sliding_window: sliding_window(&keys, family, num_layers)?,
             tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(false),
             qkv_bias: family.has_qkv_bias(),
             qk_norm: family.has_qk_norm(),
@@ -91,6 +93,54 @@ fn family(keys: &Keys) -> Result<Family, ConfigError> {
         .ok_or_else(|| keys.unsupported("model_type", MODEL_TYPES))
 }
 
+/// Which layers see no further back than a window. An absent `sliding_window` is the published classes' default of 4096.
+fn sliding_window(
+    keys: &Keys,
+    family: Family,
+    num_layers: usize,
+) -> Result<Option<SlidingWindow>, ConfigError> {
+    const DEFAULT: usize = 4096;
+    const DEFAULT_FULL_LAYERS: usize = 28;
+    let absent = !keys.map.contains_key("sliding_window");
+    let size = keys.usize("sliding_window")?.or(absent.then_some(DEFAULT));
+    let (size, first) = match family {
+        Family::Llama => (None, 0),
+        Family::Mistral => (size, 0),
+        Family::Qwen2 | Family::Qwen3 => {
+            let used = keys.bool("use_sliding_window")?.unwrap_or(false);
+            let first = keys.usize("max_window_layers")?.unwrap_or(DEFAULT_FULL_LAYERS);
+            (size.filter(|_| used), first)
+        }
+    };
+    let listed = layer_types(keys)?;
+    let Some(size) = size else {
+        return match listed.is_some_and(|layers| layers.contains(&true)) {
+            true => Err(keys.unsupported("layer_types", "full_attention where no sliding_window is given")),
+            false => Ok(None),
+        };
+    };
+    if family == Family::Mistral && listed.as_ref().is_some_and(|layers| layers.contains(&false)) {
+        return Err(keys.unsupported("layer_types", "sliding_attention in every layer of mistral"));
+    }
+    // The number of layers is checked later.
+    let by_place = || (0..num_layers.min(MAX_LAYERS)).map(|layer| layer >= first).collect();
+    let layers: Vec<bool> = listed.unwrap_or_else(by_place);
+    Ok(layers.contains(&true).then_some(SlidingWindow { size, layers }))
+}
+
+/// Whether each layer has a window, where the file lists them.
+fn layer_types(keys: &Keys) -> Result<Option<Vec<bool>>, ConfigError> {
+    let Some(types) = keys.get("layer_types") else { return Ok(None) };
+    let kind = |kind: &Value| match kind.as_str() {
+        Some("full_attention") => Some(false),
+        Some("sliding_attention") => Some(true),
+        _ => None,
+    };
+    let layers: Option<Vec<bool>> = types.as_array().and_then(|list| list.iter().map(kind).collect());
+    let supported = "a list of full_attention and sliding_attention";
+    layers.map(Some).ok_or_else(|| keys.unsupported("layer_types", supported))
+}
+
 /// Everything that would change the computation and is not implemented.
 fn refuse_unsupported(keys: &Keys, family: Family) -> Result<(), ConfigError> {
     let activation = keys.str("hidden_act")?;
@@ -102,23 +152,6 @@ fn refuse_unsupported(keys: &Keys, family: Family) -> Result<(), ConfigError> {
             return Err(keys.unsupported(key, "dense models only (no mixture of experts)"));
         }
     }
-    match family {
-        Family::Qwen2 | Family::Qwen3 => {
-            if keys.bool("use_sliding_window")?.unwrap_or(false) {
-                return Err(keys.unsupported("use_sliding_window", "false (full attention)"));
-            }
-        }
-        Family::Mistral => {
-            if !keys.map.contains_key("sliding_window") {
-                let absent = "null (full attention); where the key is absent, Mistral means 4096";
-                return Err(keys.missing("sliding_window", absent));
-            }
-            if keys.get("sliding_window").is_some() {
-                return Err(keys.unsupported("sliding_window", "null (full attention)"));
-            }
-        }
-        Family::Llama => {}
-    }
     if family != Family::Qwen2 && keys.bool("attention_bias")?.unwrap_or(false) {
         return Err(
             keys.unsupported("attention_bias", "false (only Qwen2 has biases, on query, key and value)")
@@ -126,12 +159,6 @@ fn refuse_unsupported(keys: &Keys, family: Family) -> Result<(), ConfigError> {
     }
     if keys.bool("mlp_bias")?.unwrap_or(false) {
         return Err(keys.unsupported("mlp_bias", "false"));
-    }
-    if let Some(types) = keys.get("layer_types") {
-        let full = |kind: &Value| kind.as_str() == Some("full_attention");
-        if !types.as_array().is_some_and(|list| list.iter().all(full)) {
-            return Err(keys.unsupported("layer_types", "full_attention in every layer"));
-        }
     }
     quantization::check(keys)
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Family, ModelConfig, RopeScaling};
+use super::{Family, ModelConfig, RopeScaling, SlidingWindow};
 use crate::keys::short_f32;
 
 /// Which class of the reader's library a saved directory is meant for.
@@ -47,9 +47,9 @@ impl ModelConfig {
         put("attention_dropout", json!(0.0));
         put("use_cache", json!(true));
         match self.family {
-            Family::Qwen2 => put("use_sliding_window", json!(false)),
+            Family::Qwen2 => put("use_sliding_window", json!(self.sliding_window.is_some())),
             Family::Qwen3 => {
-                put("use_sliding_window", json!(false));
+                put("use_sliding_window", json!(self.sliding_window.is_some()));
                 put("attention_bias", json!(false));
             }
             Family::Llama => {
@@ -57,6 +57,15 @@ impl ModelConfig {
                 put("mlp_bias", json!(false));
             }
             Family::Mistral => put("sliding_window", Value::Null),
+        }
+        if let Some(SlidingWindow { size, layers }) = &self.sliding_window {
+            put("sliding_window", json!(size));
+            if self.family != Family::Mistral {
+                let kind = |&window| if window { "sliding_attention" } else { "full_attention" };
+                put("layer_types", json!(layers.iter().map(kind).collect::<Vec<_>>()));
+                // For readers that do not know the list: windows from this layer on.
+                put("max_window_layers", json!(layers.iter().take_while(|&&window| !window).count()));
+            }
         }
         put("bos_token_id", json!(self.bos_token_id));
         put(

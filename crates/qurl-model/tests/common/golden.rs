@@ -9,7 +9,7 @@ use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
 /// Models with log-probs and gradients.
-pub const CASES: [&str; 9] = [
+pub const CASES: [&str; 11] = [
     "qwen2",
     "qwen2-untied",
     "qwen3",
@@ -19,6 +19,8 @@ pub const CASES: [&str; 9] = [
     "llama-linear",
     "mistral",
     "deepseek-r1-distill",
+    "mistral-window",
+    "qwen3-window",
 ];
 
 #[derive(Deserialize)]

@@ -174,6 +174,30 @@ def cases():
             },
         ),
         Case("critic", 10, qwen2(num_labels=1), critic=True),
+        Case(
+            "mistral-window", 11,
+            MistralConfig(
+                vocab_size=59, hidden_size=32, intermediate_size=36, num_hidden_layers=2,
+                num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+                max_position_embeddings=256, rms_norm_eps=1e-5, sliding_window=20,
+                tie_word_embeddings=False,
+                rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+            ),
+            # Longer than two tiles of keys: whole tiles are out of the window.
+            lengths=(150, 9),
+        ),
+        Case(
+            "qwen3-window", 12,
+            Qwen3Config(
+                vocab_size=53, hidden_size=24, intermediate_size=40, num_hidden_layers=3,
+                num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                max_position_embeddings=256, rms_norm_eps=1e-6, tie_word_embeddings=True,
+                use_sliding_window=True, sliding_window=5, attention_bias=False,
+                layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+            ),
+            lengths=(80, 3),
+        ),
     ]
 
 

@@ -52,27 +52,27 @@ pub enum DataError {
         path: PathBuf,
     },
     /// A line is not text.
-    #[error("{path}, row {row}: not UTF-8 text: {source}")]
+    #[error("{path}, line {row}: not UTF-8 text: {source}")]
     Text {
         /// The file.
         path: PathBuf,
-        /// Row number, from 1.
+        /// Number of the line, from 1.
         row: usize,
         /// What went wrong.
         source: std::str::Utf8Error,
     },
     /// A line is not JSON.
-    #[error("{path}, row {row}: not a JSON object: {source}")]
+    #[error("{path}, line {row}: not a JSON object: {source}")]
     Json {
         /// The file.
         path: PathBuf,
-        /// Row number, from 1.
+        /// Number of the line, from 1.
         row: usize,
         /// What went wrong.
         source: serde_json::Error,
     },
     /// A row lacks a field.
-    #[error("{path}, row {row}: expected {expected}, found the keys {keys:?}")]
+    #[error("{path}, {} {row}: expected {expected}, found the keys {keys:?}", unit(path))]
     Field {
         /// The file.
         path: PathBuf,
@@ -99,30 +99,58 @@ pub enum DataError {
     },
 }
 
-/// Reads all rows of a `.jsonl`, `.jsonl.gz` or `.parquet` file.
+/// Reads all problems of a `.jsonl`, `.jsonl.gz` or `.parquet` file.
 pub fn read(path: &Path) -> Result<Vec<Row>, DataError> {
-    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
-    let rows = if name.ends_with(".parquet") {
-        parquet::read(path)?
-    } else {
-        read_json_lines(path, name.ends_with(".gz"))?
-    };
-    if rows.is_empty() {
-        return Err(DataError::Empty { path: path.into() });
-    }
+    let mut rows = Vec::new();
+    each_record(path, |row, fields| {
+        rows.push(row_of(path, row, fields)?);
+        Ok::<_, DataError>(())
+    })?;
     Ok(rows)
 }
 
-fn read_json_lines(path: &Path, gzip: bool) -> Result<Vec<Row>, DataError> {
+/// Hands on the fields of every row of a `.jsonl`, `.jsonl.gz` or `.parquet` file, with the row's number from
+/// 1. In a file of lines that is the number of the line. A file without rows is an error.
+pub fn each_record<E: From<DataError>>(
+    path: &Path,
+    mut take: impl FnMut(usize, Map<String, Value>) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut empty = true;
+    let counted = |row: usize, fields: Map<String, Value>| {
+        empty = false;
+        take(row, fields)
+    };
+    if is_parquet(path) {
+        parquet::each_record(path, counted)?
+    } else {
+        each_line(path, counted)?
+    }
+    if empty { Err(DataError::Empty { path: path.into() }.into()) } else { Ok(()) }
+}
+
+/// What the rows of a file are called where they are counted: lines, unless it is a parquet file.
+pub fn unit(path: &Path) -> &'static str {
+    if is_parquet(path) { "row" } else { "line" }
+}
+
+fn is_parquet(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "parquet")
+}
+
+fn each_line<E: From<DataError>>(
+    path: &Path,
+    mut take: impl FnMut(usize, Map<String, Value>) -> Result<(), E>,
+) -> Result<(), E> {
+    let gzip = path.extension().is_some_and(|extension| extension == "gz");
     let io = |source| DataError::Io { path: path.into(), source };
     let mut file = BufReader::new(File::open(path).map_err(io)?);
     if gzip && !file.fill_buf().map_err(io)?.starts_with(&GZIP) {
-        return Err(DataError::NotGzip { path: path.into() });
+        return Err(DataError::NotGzip { path: path.into() }.into());
     }
     let reader: Box<dyn Read> =
         if gzip { Box::new(flate2::bufread::MultiGzDecoder::new(file)) } else { Box::new(file) };
     let mut reader = BufReader::new(reader);
-    let (mut rows, mut line) = (Vec::new(), Vec::new());
+    let mut line = Vec::new();
     for row in 1.. {
         line.clear();
         if reader.read_until(b'\n', &mut line).map_err(io)? == 0 {
@@ -135,10 +163,9 @@ fn read_json_lines(path: &Path, gzip: bool) -> Result<Vec<Row>, DataError> {
             continue;
         }
         let fields = serde_json::from_str(text);
-        let fields = fields.map_err(|source| DataError::Json { path: path.into(), row, source })?;
-        rows.push(row_of(path, row, fields)?);
+        take(row, fields.map_err(|source| DataError::Json { path: path.into(), row, source })?)?;
     }
-    Ok(rows)
+    Ok(())
 }
 
 /// Makes a row of a record's fields.

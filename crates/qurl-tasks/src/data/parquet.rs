@@ -8,19 +8,20 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, Row as Record};
 use serde_json::{Map, Value};
 
-use super::{DataError, Row, row_of};
+use super::DataError;
 
-/// Reads all rows of a parquet file.
-pub(super) fn read(path: &Path) -> Result<Vec<Row>, DataError> {
+/// Hands on the fields of every row of a parquet file, with its number from 1.
+pub(super) fn each_record<E: From<DataError>>(
+    path: &Path,
+    mut take: impl FnMut(usize, Map<String, Value>) -> Result<(), E>,
+) -> Result<(), E> {
     let file = File::open(path).map_err(|source| DataError::Io { path: path.into(), source })?;
     let failed = |source: ParquetError| DataError::Parquet { path: path.into(), source };
     let reader = SerializedFileReader::new(file).map_err(failed)?;
-    let mut rows = Vec::new();
     for (index, record) in reader.get_row_iter(None).map_err(failed)?.enumerate() {
-        let record = record.map_err(failed)?;
-        rows.push(row_of(path, index + 1, fields_of(&record))?);
+        take(index + 1, fields_of(&record.map_err(failed)?))?;
     }
-    Ok(rows)
+    Ok(())
 }
 
 fn fields_of(record: &Record) -> Map<String, Value> {

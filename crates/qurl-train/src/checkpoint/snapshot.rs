@@ -60,6 +60,12 @@ pub struct State {
     /// Avg@k (or else greedy accuracy) after this step, where measured: what `keep_best` goes by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub test_accuracy: Option<f64>,
+    /// Validation loss before the first step of supervised training, where measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_loss_before: Option<f64>,
+    /// Validation loss after this step, where measured: what `keep_best` goes by in supervised training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
     /// Tells the recipe from others.
     pub recipe_hash: String,
     /// Tells the task's problems from others.
@@ -71,6 +77,11 @@ impl State {
     /// The evaluation before the first step, once made.
     pub fn before(&self) -> Option<Tested> {
         self.accuracy_before.map(|accuracy| Tested { accuracy, avg_at_k: self.avg_at_k_before })
+    }
+
+    /// What checkpoints are compared by, higher being better; none where nothing was measured.
+    pub fn score(&self) -> Option<f64> {
+        self.test_accuracy.or(self.validation_loss.map(|loss| -loss))
     }
 
     /// Takes note of the evaluation before the first step.
@@ -122,6 +133,8 @@ impl Snapshot {
             accuracy_before: None,
             avg_at_k_before: None,
             test_accuracy: None,
+            validation_loss_before: None,
+            validation_loss: None,
             recipe_hash: format!("{:016x}", qurl_model::rng::text_key(&recipe)),
             problems: Some(problems),
         };

@@ -49,7 +49,7 @@ impl ModelFiles {
 pub struct Keep {
     /// The newest.
     pub last: usize,
-    /// Beside them, those with the highest test accuracy.
+    /// Beside them, those with the highest [`State::score`].
     pub best: usize,
 }
 
@@ -193,8 +193,8 @@ impl Store {
     pub fn prune(&self, step: u64) -> Result<(), CheckpointError> {
         let steps: Vec<u64> = self.steps()?.into_iter().filter(|&s| s <= step).collect();
         let mut kept: BTreeSet<u64> = steps.iter().rev().take(self.keep.last.max(1)).copied().collect();
-        let accuracy = |s: u64| Some((State::read(&self.path(s)).ok()?.test_accuracy?, s));
-        let mut best: Vec<(f64, u64)> = steps.iter().filter_map(|&s| accuracy(s)).collect();
+        let score = |s: u64| Some((State::read(&self.path(s)).ok()?.score()?, s));
+        let mut best: Vec<(f64, u64)> = steps.iter().filter_map(|&s| score(s)).collect();
         best.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
         kept.extend(best.iter().take(self.keep.best).map(|&(_, s)| s));
         for step in steps.into_iter().filter(|s| !kept.contains(s)) {
@@ -206,10 +206,10 @@ impl Store {
         Ok(())
     }
 
-    /// Whether a checkpoint with this test accuracy would be kept for it.
-    pub fn would_keep(&self, accuracy: f64) -> Result<bool, CheckpointError> {
-        let found = |s: u64| State::read(&self.path(s)).ok()?.test_accuracy;
-        let as_good = self.steps()?.into_iter().filter_map(found).filter(|&there| there >= accuracy).count();
+    /// Whether a checkpoint with this score would be kept for it.
+    pub fn would_keep(&self, score: f64) -> Result<bool, CheckpointError> {
+        let found = |s: u64| State::read(&self.path(s)).ok()?.score();
+        let as_good = self.steps()?.into_iter().filter_map(found).filter(|&there| there >= score).count();
         Ok(as_good < self.keep.best)
     }
 

@@ -57,7 +57,7 @@ impl Changes {
         for key in keys.into_iter().filter(|&key| before.get(key) != after.get(key)) {
             let change =
                 Change { key: key.clone(), old: before.get(key).cloned(), new: after.get(key).cloned() };
-            let longer = key == "run.total_steps" && old.is_independent_of_its_length();
+            let longer = key == old.steps_key() && old.is_independent_of_its_length();
             let kept = BOOKKEEPING.iter().any(|b| key == b || (b.ends_with('.') && key.starts_with(b)));
             if longer || kept { changes.allowed.push(change) } else { changes.refused.push(change) }
         }
@@ -66,10 +66,19 @@ impl Changes {
 }
 
 impl Recipe {
-    /// Whether the first steps are the same whatever `run.total_steps` is: only a decaying learning rate looks ahead.
+    /// The key that says how many steps the run has: that of reinforcement learning, or of supervised
+    /// training alone.
+    fn steps_key(&self) -> &'static str {
+        if self.run.is_some() { "run.total_steps" } else { "sft.steps" }
+    }
+
+    /// Whether the first steps are the same however many follow: only a decaying learning rate looks ahead.
     fn is_independent_of_its_length(&self) -> bool {
         let constant = |u: &Option<super::Updates>| u.as_ref().is_none_or(|u| u.decay == Decay::Constant);
-        constant(&self.actor) && constant(&self.critic)
+        match &self.run {
+            Some(_) => constant(&self.actor) && constant(&self.critic),
+            None => self.sft.as_ref().is_none_or(|sft| sft.decay == Decay::Constant),
+        }
     }
 
     /// All values by the paths of their keys.

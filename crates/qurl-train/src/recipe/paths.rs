@@ -18,9 +18,12 @@ impl Recipe {
         if let Some(path) = &mut self.model.path {
             resolve_model(path, base(source, "model.path"));
         }
-        resolve_task(&mut self.task, "task", source);
+        if let Some(task) = &mut self.task {
+            resolve_task(task, "task", source);
+        }
         if let Some(sft) = &mut self.sft {
             resolve(&mut sft.files, base(source, "sft.files"));
+            resolve(&mut sft.validation_files, base(source, "sft.validation_files"));
         }
     }
 }

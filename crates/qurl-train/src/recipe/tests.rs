@@ -74,10 +74,10 @@ fn data_sets_and_commands() {
     }
     let dataset = with_task(DATASET);
     let recipe = Recipe::parse(&dataset, "r.toml", &["task.policy=strict_box".to_string()]).expect("good");
-    let TaskSource::Dataset(source) = &recipe.task else { panic!("{:?}", recipe.task) };
+    let Some(TaskSource::Dataset(source)) = &recipe.task else { panic!("{:?}", recipe.task) };
     assert_eq!(source.template().expect("a template").name, "dapo");
     assert_eq!(source.policy().expect("a policy").name(), "strict_box");
-    let missing = recipe.task.task().err().expect("no such file").to_string();
+    let missing = recipe.task().expect("[task]").task().err().expect("no such file").to_string();
     assert!(missing.contains("train.parquet"), "{missing}");
 
     for (overrides, key, expected) in [
@@ -133,7 +133,7 @@ fn a_missing_command_is_named() {
     let text = with_task(COMMAND);
     let recipe = Recipe::parse(&text, "r.toml", &["task.command=[\"no-such-program-here\"]".to_string()])
         .expect("good");
-    let e = recipe.task.task().err().expect("cannot start").to_string();
+    let e = recipe.task().expect("[task]").task().err().expect("cannot start").to_string();
     assert!(e.contains("no-such-program-here"), "{e}");
 }
 

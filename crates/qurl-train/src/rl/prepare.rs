@@ -2,7 +2,7 @@
 //! together. A run that starts has passed this, so that no hour of training ends in a message about its first line.
 
 use super::TrainError;
-use crate::recipe::{Recipe, RecipeError, RlPlan};
+use crate::recipe::{Recipe, RecipeError, RlPlan, TaskSource};
 use crate::solve::{SolveError, draw_problems};
 use crate::start::Start;
 use qurl_kernels::Device;
@@ -68,8 +68,11 @@ fn nothing_left(
     task: &dyn Task,
     dropped: Dropped,
 ) -> RecipeError {
-    let (section, data) =
-        recipe.task.dataset().map_or(("task", None), |(section, data)| (section, Some(data)));
+    let (section, data) = recipe
+        .task
+        .as_ref()
+        .and_then(TaskSource::dataset)
+        .map_or(("task", None), |(section, data)| (section, Some(data)));
     let key = |name: &str| format!("{section}.{name}");
     let most = plan.data.max_prompt_length;
     let long =

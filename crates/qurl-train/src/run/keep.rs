@@ -10,15 +10,8 @@ impl<D: Device> Run<D> {
     /// shows symptoms (unless the recipe does not care), so that what was saved before is not pushed out.
     pub(super) fn wants_checkpoint(&mut self, step: u64, ends: bool) -> Result<bool, RunError> {
         let healthy = self.health.is_good() || self.health.patience == 0;
-        if self.save_freq == 0 || !healthy {
-            return Ok(false);
-        }
-        if ends || step.is_multiple_of(self.save_freq) {
-            return Ok(true);
-        }
-        let Some(tested) = self.tested else { return Ok(false) };
-        self.finish_checkpoints()?; // it may be one of the best, too
-        self.store.would_keep(tested.score()).map_err(RunError::Checkpoint)
+        let score = self.tested.map(|tested| tested.score());
+        Ok(healthy && self.keeper.wants(step, ends, score).map_err(RunError::Checkpoint)?)
     }
 
     /// The state as it is, with what an evaluation of it found.
@@ -32,17 +25,17 @@ impl<D: Device> Run<D> {
     /// Begins to write a checkpoint of the state as it is.
     pub(super) fn start_checkpoint(&mut self, tested: Option<Tested>) -> Result<(), RunError> {
         let snapshot = self.snapshot(tested)?;
-        self.writer.start(snapshot, self.log.files()?).map_err(RunError::Checkpoint)
+        self.keeper.start(snapshot, self.log.files()?).map_err(RunError::Checkpoint)
     }
 
     /// Waits for the checkpoint that is being written, if any.
     pub(super) fn finish_checkpoints(&mut self) -> Result<(), RunError> {
-        self.writer.finish().map_err(RunError::Checkpoint)
+        self.keeper.finish().map_err(RunError::Checkpoint)
     }
 
     /// Saves the state after the last whole step, if that was not done; also where checkpoints are switched off.
     pub(super) fn save_here(&mut self) -> Result<(), RunError> {
-        if !self.writer.has(self.trainer.steps_done()) {
+        if !self.keeper.has(self.trainer.steps_done()) {
             self.start_checkpoint(self.tested)?;
         }
         self.finish_checkpoints()

@@ -168,9 +168,8 @@ impl<D: Device> Run<D> {
     /// The newest checkpoint with weights that were seen to work, or the model that the run started from.
     fn last_good(&self) -> Result<Option<String>, RunError> {
         let newest = self.health.last_good().unwrap_or(self.trainer.steps_done());
-        let steps = self.store.steps().map_err(RunError::Resume)?;
-        let checkpoint = steps.into_iter().rfind(|&step| step <= newest);
-        let path = checkpoint.map(|step| self.store.path(step)).or_else(|| self.start_path.clone());
+        let checkpoint = self.keeper.newest_up_to(newest).map_err(RunError::Resume)?;
+        let path = checkpoint.or_else(|| self.start_path.clone());
         Ok(path.map(|path| path.display().to_string()))
     }
 
@@ -180,11 +179,11 @@ impl<D: Device> Run<D> {
             Some((accuracy, step)) if accuracy >= before => (accuracy, step),
             _ => (before, 0),
         };
-        let kept = self.store.steps().map_err(RunError::Resume)?.contains(&step);
-        let model: Option<PathBuf> = match step {
-            step if step == self.trainer.steps_done() => Some(self.path.join("model")),
-            step if kept => Some(self.store.path(step)),
-            0 => self.start_path.clone(),
+        let kept = self.keeper.kept(step).map_err(RunError::Resume)?;
+        let model: Option<PathBuf> = match (step, kept) {
+            (step, _) if step == self.trainer.steps_done() => Some(self.path.join("model")),
+            (_, Some(path)) => Some(path),
+            (0, None) => self.start_path.clone(),
             _ => None,
         };
         Ok(Best { accuracy, step, model: model.map(|path| path.display().to_string()) })

@@ -1,7 +1,7 @@
 //! `metrics.jsonl`: one line per step.
 
 use super::LogError;
-use crate::rl::StepRecord;
+use serde::Serialize;
 use serde_json::Value;
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
@@ -54,7 +54,7 @@ impl MetricsFile {
     }
 
     /// Writes a line.
-    pub fn write(&mut self, record: &StepRecord) -> Result<(), LogError> {
+    pub fn write(&mut self, record: &impl Serialize) -> Result<(), LogError> {
         let line = serde_json::to_string(record)
             .map_err(|source| LogError::Json { file: self.path.clone(), source })?;
         self.file.write_all(format!("{line}\n").as_bytes()).map_err(LogError::io(&self.path, "be written"))

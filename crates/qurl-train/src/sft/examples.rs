@@ -1,15 +1,19 @@
-//! Where the examples of supervised training come from: JSON lines, or a task's worked solutions.
+//! Where the examples of supervised training come from: files, or a task's worked solutions; and which of
+//! their tokens are learned.
+//!
+//! Only what the model is to say counts: the response and the end token after it, or of a conversation the
+//! assistant's turns as the chat template writes them. Everything else is read, and has no loss.
 
+use super::rows::Row;
 use crate::recipe::Sft;
+use crate::solve::held_out;
 use crate::start::{Start, StartError};
 use qurl_model::chat::Message;
-use qurl_model::rng::{CounterRng, permutation};
-use qurl_tasks::task::{Prompt, Split, Task};
-use serde::Deserialize;
-use std::path::Path;
-
-/// What some editors write before the first character of a text; no part of it.
-const BYTE_ORDER_MARK: &str = "\u{feff}";
+use qurl_model::rng::{CounterRng, permutation, text_key};
+use qurl_tasks::data::{self, DataError};
+use qurl_tasks::task::{Problem, Prompt, Split, Task, split_of};
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 
 /// A sequence, and which of its tokens are learned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,33 +34,47 @@ impl Example {
 /// Why an example cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ExampleError {
-    /// The file cannot be read.
-    #[error("{file}: cannot be read: {source}")]
-    Io {
-        /// The file.
-        file: String,
-        /// What the system said.
-        source: std::io::Error,
+    /// A file that is not what it should be.
+    #[error("key `{key}`: {source}")]
+    Data {
+        /// The key that names it.
+        key: &'static str,
+        /// What is wrong with it.
+        source: DataError,
     },
     /// The file is not there.
-    #[error("key `sft.files` names {file}, which does not exist; {}", crate::recipe::RELATIVE_TO)]
+    #[error("key `{key}` names {}, which does not exist; {}", file.display(), crate::recipe::RELATIVE_TO)]
     Missing {
+        /// The key that names it.
+        key: &'static str,
         /// The file.
-        file: String,
+        file: PathBuf,
     },
-    /// A line is not what it should be.
-    #[error("{file}, line {line}: {reason}")]
-    Line {
+    /// A row is not what it should be.
+    #[error("key `{key}`: {}, {} {row}: {reason}", file.display(), data::unit(file))]
+    Row {
+        /// The key that names the file.
+        key: &'static str,
         /// The file.
-        file: String,
+        file: PathBuf,
         /// Counted from 1.
-        line: usize,
+        row: usize,
         /// What is wrong.
         reason: String,
     },
-    /// No example fits.
-    #[error("{0}: no example is left of {1}; `sft.max_length` is {2}")]
-    Empty(String, usize, usize),
+    /// No example is left.
+    #[error("key `{key}` leaves no example to {what}: {why}")]
+    Empty {
+        /// The key.
+        key: &'static str,
+        /// What the examples would be for.
+        what: &'static str,
+        /// What took them away.
+        why: String,
+    },
+    /// There is nothing to learn from.
+    #[error("there is nothing to learn from: give `sft.files`, or a [task] with worked solutions")]
+    NoSource,
     /// The task has no worked solutions.
     #[error("the task {0:?} has no worked solutions to learn from; give `sft.files`")]
     NoSolutions(String),
@@ -73,36 +91,35 @@ pub enum ExampleError {
     Start(#[from] StartError),
 }
 
-/// All examples of a run, by number.
-pub enum Examples<'a> {
-    /// Read from files; shuffled anew in every epoch.
-    Files {
-        /// In the order of the files.
-        examples: Vec<Example>,
-        /// Of the run.
-        seed: u64,
-        /// Examples left out because they are too long.
-        too_long: usize,
-    },
-    /// Worked solutions of generated problems, without end.
-    Task {
-        /// The task.
-        task: &'a dyn Task,
-        /// Tokenizer and template.
-        start: &'a Start,
-        /// Of the run.
-        seed: u64,
-        /// Longest sequence.
-        max_length: usize,
-    },
+/// Examples that are in the files and are not used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Longer than `sft.max_length`, of those to learn.
+    pub too_long: usize,
+    /// The same of those to validate on.
+    pub too_long_to_validate: usize,
+    /// To learn, but among those of `sft.validation_files`.
+    pub overlaps: usize,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Line {
-    Pair { prompt: String, response: String },
-    Chat { messages: Vec<Message> },
+/// All examples of a run.
+pub struct Examples<'a> {
+    source: Source<'a>,
+    validation: Vec<Example>,
+    left_out: LeftOut,
+    seed: u64,
 }
+
+enum Source<'a> {
+    /// Read from files, in their order; shuffled anew in every epoch.
+    Files(Vec<Example>),
+    /// Worked solutions of generated problems, without end.
+    Task { task: &'a dyn Task, start: &'a Start, max_length: usize },
+}
+
+/// The order of the examples in one epoch, kept because every step asks for it.
+#[derive(Default)]
+pub struct EpochOrder(Option<(u64, Vec<usize>)>);
 
 impl<'a> Examples<'a> {
     /// Reads the recipe's files, or takes the task's worked solutions.
@@ -110,41 +127,115 @@ impl<'a> Examples<'a> {
         sft: &Sft,
         seed: u64,
         start: &'a Start,
-        task: &'a dyn Task,
+        task: Option<&'a dyn Task>,
     ) -> Result<Examples<'a>, ExampleError> {
         let max_length = sft.max_length.min(start.config.max_position_embeddings);
-        if sft.files.is_empty() {
-            return Ok(Examples::Task { task, start, seed, max_length });
+        if !sft.files.is_empty() {
+            return Examples::of_files(sft, seed, start, max_length);
         }
-        let (mut examples, mut too_long) = (Vec::new(), 0);
-        for file in &sft.files {
-            if !file.exists() {
-                return Err(ExampleError::Missing { file: file.display().to_string() });
+        let task = task.ok_or(ExampleError::NoSource)?;
+        let (mut validation, mut left_out) = (Vec::new(), LeftOut::default());
+        for index in 0..held_out(task, sft.test_problems) {
+            let Some(problem) = task.draw(Split::Test, seed, index) else { break };
+            match worked(task, start, &problem)? {
+                Some(example) if example.ids.len() <= max_length => validation.push(example),
+                Some(_) => left_out.too_long_to_validate += 1,
+                None => {}
             }
-            for example in read_file(file, start)? {
-                if example.ids.len() <= max_length { examples.push(example) } else { too_long += 1 }
+        }
+        Ok(Examples { source: Source::Task { task, start, max_length }, validation, left_out, seed })
+    }
+
+    fn of_files(
+        sft: &Sft,
+        seed: u64,
+        start: &Start,
+        max_length: usize,
+    ) -> Result<Examples<'a>, ExampleError> {
+        let (mut examples, too_long) = read("sft.files", &sft.files, start, max_length)?;
+        let (mut validation, too_long_to_validate) =
+            read("sft.validation_files", &sft.validation_files, start, max_length)?;
+        let long = |count: usize| format!("{count} have more than sft.max_length = {max_length} tokens");
+        if validation.is_empty() && !sft.validation_files.is_empty() {
+            let (key, what) = ("sft.validation_files", "validate on");
+            return Err(ExampleError::Empty { key, what, why: long(too_long_to_validate) });
+        }
+        let found = examples.len();
+        let known: HashSet<&[u32]> = validation.iter().map(|example| example.ids.as_slice()).collect();
+        examples.retain(|example| !known.contains(example.ids.as_slice()));
+        let overlaps = found - examples.len();
+        if sft.held_out > 0.0 {
+            // By what an example says: equal ones are on the same side.
+            let side = |example: &Example| split_of(&format!("{:?}", example.ids), sft.held_out);
+            let (test, train): (Vec<_>, Vec<_>) =
+                examples.into_iter().partition(|example| side(example) == Split::Test);
+            (examples, validation) = (train, test);
+            if validation.is_empty() {
+                let why = format!("{} of {found} is none", sft.held_out);
+                return Err(ExampleError::Empty { key: "sft.held_out", what: "validate on", why });
             }
         }
         if examples.is_empty() {
-            let names: Vec<String> = sft.files.iter().map(|f| f.display().to_string()).collect();
-            return Err(ExampleError::Empty(names.join(", "), too_long, max_length));
+            let mut why = Vec::new();
+            if too_long > 0 {
+                why.push(long(too_long));
+            }
+            if overlaps > 0 {
+                why.push(format!("{overlaps} are among those of sft.validation_files"));
+            }
+            if !validation.is_empty() && sft.held_out > 0.0 {
+                why.push(format!("sft.held_out = {} holds out the others", sft.held_out));
+            }
+            return Err(ExampleError::Empty { key: "sft.files", what: "learn", why: why.join(", ") });
         }
-        Ok(Examples::Files { examples, seed, too_long })
+        let left_out = LeftOut { too_long, too_long_to_validate, overlaps };
+        Ok(Examples { source: Source::Files(examples), validation, left_out, seed })
     }
 
-    /// Example number `index`.
-    pub fn get(&self, index: u64) -> Result<Example, ExampleError> {
-        match self {
-            Examples::Files { examples, seed, .. } => {
+    /// Examples to learn; none where they are generated without end.
+    pub fn count(&self) -> Option<usize> {
+        match &self.source {
+            Source::Files(examples) => Some(examples.len()),
+            Source::Task { .. } => None,
+        }
+    }
+
+    /// Examples that the validation loss is taken on.
+    pub fn validation(&self) -> &[Example] {
+        &self.validation
+    }
+
+    /// Examples that are not used.
+    pub fn left_out(&self) -> LeftOut {
+        self.left_out
+    }
+
+    /// A number that tells these examples from others.
+    pub fn fingerprint(&self) -> u64 {
+        let of = |examples: &[Example]| {
+            examples.iter().fold(examples.len() as u64, |sum, example| {
+                text_key(&format!("{sum} {:?} {:?}", example.ids, example.loss))
+            })
+        };
+        let learned = match &self.source {
+            Source::Files(examples) => of(examples),
+            Source::Task { task, .. } => task.fingerprint(),
+        };
+        text_key(&format!("{learned} {}", of(&self.validation)))
+    }
+
+    /// Example number `index` of the run.
+    pub fn get(&self, order: &mut EpochOrder, index: u64) -> Result<Example, ExampleError> {
+        match &self.source {
+            Source::Files(examples) => {
                 let (epoch, place) = (index / examples.len() as u64, index % examples.len() as u64);
-                let order = permutation(&CounterRng::new(&[*seed, 0x5f7, epoch]), examples.len());
+                let order = order.of(self.seed, epoch, examples.len());
                 Ok(examples[order[place as usize]].clone())
             }
-            Examples::Task { task, start, seed, max_length } => {
+            Source::Task { task, start, max_length } => {
                 let none = || ExampleError::NoSolutions(task.name().to_string());
-                let problem = task.draw(Split::Train, *seed, index).ok_or_else(none)?;
-                let solution = task.worked_solution(&problem).ok_or_else(none)?;
-                let example = pair(start, &problem.prompt, &solution)?;
+                let problem = task.draw(Split::Train, self.seed, index).ok_or_else(none)?;
+                let example = worked(*task, start, &problem)?.ok_or_else(none)?;
                 match example.ids.len() {
                     found if found > *max_length => Err(ExampleError::TooLong { found, max: *max_length }),
                     _ => Ok(example),
@@ -152,6 +243,20 @@ impl<'a> Examples<'a> {
             }
         }
     }
+}
+
+impl EpochOrder {
+    fn of(&mut self, seed: u64, epoch: u64, count: usize) -> &[usize] {
+        if self.0.as_ref().is_none_or(|(known, _)| *known != epoch) {
+            self.0 = Some((epoch, permutation(&CounterRng::new(&[seed, 0x5f7, epoch]), count)));
+        }
+        self.0.as_ref().map_or(&[], |(_, order)| order)
+    }
+}
+
+/// The worked solution of a problem, if it has one.
+fn worked(task: &dyn Task, start: &Start, problem: &Problem) -> Result<Option<Example>, StartError> {
+    task.worked_solution(problem).map(|solution| pair(start, &problem.prompt, &solution)).transpose()
 }
 
 /// A prompt that is read and a response that is learned, with the end token.
@@ -164,16 +269,17 @@ fn pair(start: &Start, prompt: &Prompt, response: &str) -> Result<Example, Start
     Ok(Example { ids, loss })
 }
 
-/// A conversation of which the assistant's turns are learned. Turns that the template shows differently once more
-/// follow (some drop earlier thoughts) are read only.
-fn conversation(start: &Start, messages: &[Message]) -> Result<Example, StartError> {
+/// A conversation of which the assistant's turns from `learned_from` on are learned. Turns that the template
+/// shows differently once more follow (some drop earlier thoughts) are read only.
+fn conversation(start: &Start, messages: &[Message], learned_from: usize) -> Result<Example, StartError> {
     let template = start.template.as_ref().ok_or(StartError::NoTemplate)?;
     let encode = |messages: &[Message], open: bool| -> Result<Vec<u32>, StartError> {
         Ok(start.tokenizer.encode(&template.render(messages, open)?, false)?)
     };
     let ids = encode(messages, false)?;
     let mut loss = vec![false; ids.len()];
-    for (i, _) in messages.iter().enumerate().filter(|(_, m)| m.role == "assistant") {
+    let learned = messages.iter().enumerate().skip(learned_from).filter(|(_, m)| m.role == "assistant");
+    for (i, _) in learned {
         let (before, after) = (encode(&messages[..i], true)?, encode(&messages[..=i], false)?);
         if ids.starts_with(&before) && ids.starts_with(&after) {
             loss[before.len().max(1)..after.len()].fill(true);
@@ -182,31 +288,57 @@ fn conversation(start: &Start, messages: &[Message]) -> Result<Example, StartErr
     Ok(Example { ids, loss })
 }
 
-fn read_file(path: &Path, start: &Start) -> Result<Vec<Example>, ExampleError> {
-    let file = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|source| ExampleError::Io { file: file.clone(), source })?;
-    let bytes = bytes.strip_prefix(BYTE_ORDER_MARK.as_bytes()).unwrap_or(&bytes);
-    let mut examples = Vec::new();
-    for (i, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
-        let wrong = |reason: String| ExampleError::Line { file: file.clone(), line: i + 1, reason };
-        let line = std::str::from_utf8(line).map_err(|e| wrong(format!("not UTF-8 text: {e}")))?;
-        if line.trim().is_empty() {
-            continue;
+/// The examples of files that are not too long, and how many are.
+fn read(
+    key: &'static str,
+    files: &[PathBuf],
+    start: &Start,
+    max_length: usize,
+) -> Result<(Vec<Example>, usize), ExampleError> {
+    let (mut examples, mut too_long) = (Vec::new(), 0);
+    for file in files {
+        if !file.exists() {
+            return Err(ExampleError::Missing { key, file: file.clone() });
         }
-        let parsed: Line = serde_json::from_str(line).map_err(|e| {
-            wrong(format!("{e}; expected an object with `prompt` and `response`, or with `messages`"))
+        each_example(key, file, start, |example| {
+            if example.ids.len() <= max_length { examples.push(example) } else { too_long += 1 }
         })?;
-        let example = match &parsed {
-            Line::Pair { prompt, response } => pair(start, &Prompt::Text(prompt.clone()), response),
-            Line::Chat { messages } => conversation(start, messages),
+    }
+    Ok((examples, too_long))
+}
+
+fn each_example(
+    key: &'static str,
+    file: &Path,
+    start: &Start,
+    mut take: impl FnMut(Example),
+) -> Result<(), ExampleError> {
+    /// What ends the reading of a file.
+    enum End {
+        Data(DataError),
+        Row(usize, String),
+    }
+    impl From<DataError> for End {
+        fn from(error: DataError) -> End {
+            End::Data(error)
+        }
+    }
+    let read = data::each_record(file, |row, fields| {
+        let wrong = |reason: String| End::Row(row, reason);
+        let example = match Row::of(&fields, start.template.is_some()).map_err(wrong)? {
+            Row::Text { prompt, response } => pair(start, &Prompt::Text(prompt), &response),
+            Row::Chat { messages, learned_from } => conversation(start, &messages, learned_from),
         };
         let example = example.map_err(|e| wrong(e.to_string()))?;
         if example.scored() == 0 {
-            return Err(wrong(
-                "there is nothing to learn: no response and no turn of the assistant".to_string(),
-            ));
+            let reason = "there is nothing to learn: no response and no turn of the assistant";
+            return Err(wrong(reason.to_string()));
         }
-        examples.push(example);
-    }
-    Ok(examples)
+        take(example);
+        Ok(())
+    });
+    read.map_err(|end| match end {
+        End::Data(source) => ExampleError::Data { key, source },
+        End::Row(row, reason) => ExampleError::Row { key, file: file.to_path_buf(), row, reason },
+    })
 }

@@ -121,7 +121,7 @@ fn run_on<D: Device>(
     methods: Vec<Method>,
 ) -> anyhow::Result<()> {
     let plan = base.rl(&file).or_bad()?;
-    let mut task = base.task.launch(&reward_guard::launch(Arc::default())?).or_bad()?;
+    let mut task = base.task().or_bad()?.launch(&reward_guard::launch(Arc::default())?).or_bad()?;
     let start = Start::from_recipe(&base, &*task).or_bad()?;
     let dropped = prepare(&*device, &base, &file, &start, &mut *task).or_bad()?;
     let dir = directory(args.run.as_deref())?;
@@ -228,17 +228,16 @@ fn warm_start<D: Device>(
     let mut recipe = base.clone();
     recipe.trainer.seed = seed;
     let Some(settings) = &recipe.sft else { return Ok(None) };
-    let task = recipe.task.launch(&reward_guard::launch(Arc::default())?).or_bad()?;
+    let task = recipe.task().or_bad()?.launch(&reward_guard::launch(Arc::default())?).or_bad()?;
     let start = Start::from_recipe(&recipe, &*task).or_bad()?;
-    let examples = Examples::open(settings, seed, &start, &*task).or_bad()?;
+    let examples = Examples::open(settings, seed, &start, Some(&*task)).or_bad()?;
     view.begin("warm start", 0, settings.steps);
-    let mut queue = device.queue()?;
-    let learner = sft::run::<D>(&mut queue, &recipe, settings, &start, &examples, |step| {
-        view.supervised(step.step, step.loss);
+    let weights = sft::run(device, &recipe, settings, &start, &examples, |record| {
+        view.supervised(record);
     })
     .or_bad()?;
     view.finish();
-    Ok(Some(learner.weights(&mut queue)?))
+    Ok(Some(weights))
 }
 
 /// One method with one seed, written down as `qurl train` does.
@@ -253,7 +252,7 @@ fn one_run<D: Device>(
     std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
     let path = dir.join("recipe.toml");
     std::fs::write(&path, recipe.to_toml()).with_context(|| format!("writing {}", path.display()))?;
-    let mut task = recipe.task.launch(&reward_guard::launch(Arc::default())?).or_bad()?;
+    let mut task = recipe.task().or_bad()?.launch(&reward_guard::launch(Arc::default())?).or_bad()?;
     let mut start = Start::from_recipe(recipe, &*task).or_bad()?;
     prepare(&**device, recipe, file, &start, &mut *task).or_bad()?;
     if let Some(weights) = weights {

@@ -2,6 +2,7 @@
 
 mod check;
 mod init;
+mod init_sft;
 mod page;
 
 use crate::input::bad;

@@ -1,25 +1,27 @@
 //! `qurl sft`: supervised training, from a recipe or from the embedded default.
 
 use super::reward_guard;
-use super::train::overlaps;
+use super::train::run_dir::{Kind, RECIPE, RunDir};
+use super::train::{finished_before, note_left_out, overlaps, write_json};
 use crate::device::{RecipeDevice, on_device};
-use crate::input::OrBad;
-use crate::model::warn;
-use crate::output::{err, out};
-use crate::progress::Progress;
-use crate::target;
+use crate::input::{OrBad, bad};
+use crate::output::out;
+use crate::report::{RunData, render};
+use crate::stop::Stop;
+use crate::view::{Mode, TrainView};
 use anyhow::Context;
-use qurl_kernels::Device;
+use qurl_kernels::{Device, Queue};
 use qurl_model::compute::{Network, NetworkOptions};
-use qurl_model::hf::{SaveOptions, save};
 use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
-use qurl_tasks::task::Split;
+use qurl_tasks::task::{Split, Task};
+use qurl_train::checkpoint::ModelFiles;
 use qurl_train::memory::MemoryPlan;
-use qurl_train::recipe::{Recipe, RecipeError};
-use qurl_train::sft::{self, Examples};
+use qurl_train::recipe::{Recipe, Sft};
+use qurl_train::run::{Memory, RunParts, SUMMARY};
+use qurl_train::runlog::StepLog;
+use qurl_train::sft::{Examples, SftBest, SftError, SftRun, SftSummary, SftTrainer};
 use qurl_train::solve::{Draw, accuracy, draw_problems, held_out, solve};
 use qurl_train::start::Start;
-use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,142 +31,191 @@ pub const DEFAULT: &str = include_str!("../../../../recipes/sft.toml");
 
 /// Options of `qurl sft`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: qurl sft recipes/sft.toml --set sft.steps=100 --out runs/sft")]
+#[command(after_help = "Example: qurl sft recipes/sft.toml --steps 100 --run runs/sft")]
 pub struct Args {
     /// Recipe file; without one the embedded default trains a small model from nothing
     recipe: Option<PathBuf>,
     /// Overrides a key of the recipe, as in --set trainer.seed=7
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Directory that receives the model [default: the first of runs/sft-1, runs/sft-2, ... that is free]
+    /// Steps, instead of the recipe's sft.steps
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    steps: Option<u64>,
+    /// Directory of the run, which receives the model as DIR/model (default: the next free runs/sft-N)
     #[arg(long)]
-    out: Option<PathBuf>,
-    /// Write into a directory that is not empty; a model there is replaced
-    #[arg(long)]
-    force: bool,
+    run: Option<PathBuf>,
+    /// Resume the run in --run from its newest whole checkpoint; without a recipe, with its own
+    #[arg(long, requires = "run")]
+    resume: bool,
     #[command(flatten)]
     device: RecipeDevice,
+    /// Show warnings and the result only
+    #[arg(long, short)]
+    quiet: bool,
     /// Print one JSON document at the end
     #[arg(long)]
     json: bool,
 }
 
-#[derive(Serialize)]
-struct Summary {
-    first_loss: f64,
-    last_loss: f64,
-    steps: u64,
-    skipped: u64,
-    tokens_per_s: f64,
-    seconds: f64,
-    accuracy: Option<f64>,
-    model: String,
-}
-
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
-    let (recipe, file) = match &args.recipe {
-        Some(path) => (Recipe::read(path, &args.overrides), path.display().to_string()),
-        None => (Recipe::parse(DEFAULT, "embedded default", &args.overrides), "embedded default".to_string()),
+    let (recipe, sft) = recipe_of(&args)?.for_sft().or_bad()?;
+    let recipe = args.device.put_into(recipe);
+    on_device!(recipe.trainer.device, device => run_on(device, args, recipe, sft, began))
+}
+
+/// The recipe that was named, that of the run that is resumed, or the embedded default.
+fn recipe_of(args: &Args) -> anyhow::Result<Recipe> {
+    let mut overrides = args.overrides.clone();
+    overrides.extend(args.steps.map(|steps| format!("sft.steps={steps}")));
+    let recipe = match (&args.recipe, args.run.as_ref().filter(|_| args.resume)) {
+        (Some(path), _) => Recipe::read(path, &overrides),
+        (None, Some(run)) if run.join(RECIPE).exists() => Recipe::read(&run.join(RECIPE), &overrides),
+        (None, Some(run)) => {
+            let what = "there is nothing to resume; name the recipe to begin a run there";
+            return Err(bad(format!("--resume: {} does not exist: {what}", run.join(RECIPE).display())));
+        }
+        (None, None) => Recipe::parse(DEFAULT, "embedded default", &overrides),
     };
-    let recipe = args.device.put_into(recipe.or_bad()?);
-    let out = args.out.clone().unwrap_or_else(|| target::free_run("sft"));
-    if let Some(model) = &recipe.model.path {
-        target::check_apart(&out, model).context("--out").or_bad()?;
-    }
-    target::check(&out, args.force).context("--out").or_bad()?;
-    on_device!(recipe.trainer.device, device => run_on(device, recipe, file, &out, args.json, began))
+    recipe.or_bad()
 }
 
 fn run_on<D: Device>(
     device: Arc<D>,
+    args: Args,
     recipe: Recipe,
-    file: String,
-    out: &Path,
-    json: bool,
+    sft: Sft,
     began: Instant,
 ) -> anyhow::Result<()> {
-    let section = RecipeError::Section { file, section: "sft", why: "`qurl sft` trains by it" };
-    let sft = recipe.sft.clone().ok_or(section).or_bad()?;
-    let task = recipe.task.launch(&reward_guard::launch(Arc::default())?).or_bad()?;
-    let start = Start::from_recipe(&recipe, &*task).or_bad()?;
-    warn(start.warning.as_deref());
-    overlaps(&*task).iter().for_each(|note| err!("{note}"));
-    recipe.doubts(task.len(Split::Train)).iter().for_each(|doubt| err!("warning: {doubt}"));
-    let examples = Examples::open(&sft, recipe.trainer.seed, &start, &*task).or_bad()?;
-    if let Examples::Files { examples, .. } = &examples {
-        recipe.doubt_of_examples(examples.len()).iter().for_each(|doubt| err!("warning: {doubt}"));
-    }
-    err!("{}: {} parameters, {}", recipe.trainer.compute, start.config.param_count(), device.info().description);
+    let stop = Stop::watch()?;
+    let launch = reward_guard::launch(stop.at_once())?;
+    let task = recipe.task.as_ref().map(|task| task.launch(&launch)).transpose().or_bad()?;
+    let task = task.as_deref();
+    let start = Start::of_sft(&recipe, task).or_bad()?;
+    let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
+    start.warning.iter().for_each(|warning| view.warn(&format!("warning: {warning}")));
+    task.and_then(overlaps).iter().for_each(|note| view.warn(note));
+    let problems = task.and_then(|task| task.len(Split::Train));
+    let examples = Examples::open(&sft, recipe.trainer.seed, &start, task).or_bad()?;
+    let doubts = recipe.doubts(problems).into_iter();
+    let of_examples = examples.count().and_then(|count| recipe.doubt_of_examples(count));
+    doubts.chain(of_examples).for_each(|doubt| view.warn(&format!("warning: {doubt}")));
+    note_left_out(&examples, &sft, &view);
     if device.memory().is_some() {
         let memory = MemoryPlan::of_sft(&recipe, &sft, &start.config);
-        err!("memory: {memory}");
+        view.note(&format!("memory: {memory}"));
         memory.check(&*device).or_bad()?;
     }
-    target::prepare(out).context("--out").or_bad()?;
-
-    let progress = Progress::new(sft.steps, json);
-    let (mut first_loss, mut last_loss, mut tokens, mut seconds, mut skipped) =
-        (f64::NAN, f64::NAN, 0, 0.0, 0);
-    let mut queue = device.queue()?;
-    let learner = sft::run::<D>(&mut queue, &recipe, &sft, &start, &examples, |step| {
-        if step.step == 1 {
-            first_loss = step.loss;
-        }
-        last_loss = step.loss;
-        tokens += step.tokens;
-        seconds += step.time.as_secs_f64();
-        skipped += u64::from(!step.applied);
-        progress.step(step.step, &format!("loss {:.4}  {:.0} tokens/s", step.loss, tokens as f64 / seconds));
-    })
-    .or_bad()?;
-    progress.finish();
-
-    let weights = learner.weights(&mut queue)?;
-    let options = SaveOptions {
-        tokenizer_files: start.tokenizer.files(),
-        ..SaveOptions::new(start.config.dtype, &start.generation)
-    };
-    save(out, &start.config, &weights, &options).with_context(|| format!("saving to {}", out.display()))?;
-
-    let test_problems = held_out(&*task, sft.test_problems);
-    let accuracy = if test_problems > 0 && task.draw(Split::Test, recipe.trainer.seed, 0).is_some() {
-        let options = NetworkOptions::inference(&start.config, recipe.trainer.compute);
-        let network = Network::new(&mut queue, &start.config, &learner.params, options)?;
-        let mut engine = Engine::new(device, network, WeightVersion::default(), EngineOptions::default())?;
-        let problems = draw_problems(&*task, Split::Test, recipe.trainer.seed, 0, test_problems)?;
-        let max_new = sft.max_length.min(start.config.max_position_embeddings);
-        let (max_prompt, seed) = (usize::MAX, recipe.trainer.seed); // the engine has its own limit
-        let draw = Draw { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed, step: 0 };
-        Some(accuracy(&solve(&mut queue, &mut engine, &start, &*task, problems, draw)?.0))
-    } else {
-        None
-    };
-    let summary = Summary {
-        first_loss,
-        last_loss,
-        steps: sft.steps,
-        skipped,
-        tokens_per_s: tokens as f64 / seconds,
-        seconds: began.elapsed().as_secs_f64(),
-        accuracy,
-        model: out.display().to_string(),
-    };
-    if json {
-        out!("{}", serde_json::to_string(&summary)?)?;
-        return Ok(());
+    let dir = RunDir::open(Kind::Sft, args.run.as_deref(), args.resume, &recipe, &view)?;
+    if let Some(summary) = &dir.finished {
+        return finished_before(summary, &dir, args.json);
     }
+    let (parameters, name) = (start.config.param_count(), device.info().description);
+    view.note(&format!("{parameters} parameters, {name}, run in {}", dir.path.display()));
+    let log = StepLog::of_run(&dir.path, dir.step())?;
+    if log.kept().len() as u64 != dir.step() {
+        let (kept, step) = (log.kept().len(), dir.step());
+        view.warn(&format!("warning: metrics.jsonl has {kept} of the {step} steps done so far"));
+    }
+    let checkpoint = if recipe.trainer.save_freq > 0 { sft.checkpoint_bytes(parameters) } else { 0 };
+    dir.store.check_space(checkpoint, &ModelFiles::of(&start))?;
+
+    let trainer = SftTrainer::new(&device, &recipe, &sft, &start, &examples)?;
+    let parts = RunParts { path: dir.path.clone(), store: dir.store.clone(), from: dir.from.clone(), log };
+    let mut run =
+        SftRun::begin(trainer, &recipe, &start, parts).map_err(|error| ended(error, &stop, &dir))?;
+    write_json(&dir.path.join(SUMMARY), &run.begun())?;
+    if let Some(loss) = run.before() {
+        view.note(&format!("validation loss before: {loss:.4} on {} examples", examples.validation().len()));
+    }
+    view.begin("SFT", run.trainer().steps_done(), sft.steps);
+    let outcome = run.steps(
+        || stop.asked(),
+        |record| {
+            view.supervised(record);
+            if record.skipped_updates > 0 {
+                view.warn(&format!("step {}: the update was not finite and was skipped", record.step));
+            }
+        },
+    );
+    view.finish();
+    outcome.map_err(|error| ended(error, &stop, &dir))?;
+
+    run.save_model()?;
+    let solved = match task {
+        Some(task) => greedy_accuracy(run.trainer_mut(), &recipe, &sft, &start, task)?,
+        None => None,
+    };
+    let summary = run.summary(solved, began.elapsed().as_secs_f64())?;
+    if let Some(Memory { planned, peak }) = summary.memory {
+        view.note(&format!("memory: {} MiB planned, {} MiB allocated at most", planned >> 20, peak >> 20));
+    }
+    write_json(&dir.path.join(SUMMARY), &summary)?;
+    std::fs::write(&summary.report, render(&[RunData::read(Path::new(&summary.run))?]))
+        .with_context(|| format!("writing {}", summary.report))?;
+    match args.json {
+        true => Ok(out!("{}", serde_json::to_string(&summary)?)?),
+        false => print(&summary, task.map_or(0, |task| held_out(task, sft.test_problems))),
+    }
+}
+
+/// The error that ends the command: stopped runs end with the status of their signal, and all that can be
+/// resumed say how.
+fn ended(error: SftError, stop: &Stop, dir: &RunDir) -> anyhow::Error {
+    let how = format!("go on with: {}", dir.how_to_go_on());
+    match error {
+        SftError::Stopped { .. } => stop.error(format!("{error}; {how}")),
+        SftError::Checkpoint(source) => anyhow::Error::new(source)
+            .context(format!("writing a checkpoint (earlier ones are whole; {how})")),
+        SftError::OtherExamples => bad(error),
+        error => error.into(),
+    }
+}
+
+/// Greedy accuracy of the trained model on held-out problems of the task; none where there are none.
+fn greedy_accuracy<D: Device>(
+    trainer: &mut SftTrainer<D>,
+    recipe: &Recipe,
+    sft: &Sft,
+    start: &Start,
+    task: &dyn Task,
+) -> anyhow::Result<Option<f64>> {
+    let (count, seed) = (held_out(task, sft.test_problems), recipe.trainer.seed);
+    if count == 0 || task.draw(Split::Test, seed, 0).is_none() {
+        return Ok(None);
+    }
+    let options = NetworkOptions::inference(&start.config, recipe.trainer.compute);
+    let (queue, learner) = trainer.parts();
+    let network = Network::new(queue, &start.config, &learner.params, options)?;
+    let mut engine =
+        Engine::new(queue.device().clone(), network, WeightVersion::default(), EngineOptions::default())?;
+    let problems = draw_problems(task, Split::Test, seed, 0, count)?;
+    let max_new = sft.max_length.min(start.config.max_position_embeddings);
+    let max_prompt = usize::MAX; // the engine has its own limit
+    let draw = Draw { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed, step: 0 };
+    Ok(Some(accuracy(&solve(queue, &mut engine, start, task, problems, draw)?.0)))
+}
+
+/// The summary in words.
+fn print(summary: &SftSummary, test_problems: u64) -> anyhow::Result<()> {
+    let SftSummary { first_loss, last_loss, steps, seconds, tokens_per_s, .. } = summary;
     out!(
-        "loss {:.4} -> {:.4} in {} steps, {:.0} tokens/s",
-        first_loss,
-        last_loss,
-        sft.steps,
-        summary.tokens_per_s
+        "loss {first_loss:.4} -> {last_loss:.4} in {steps} steps, {seconds:.0} s, {tokens_per_s:.0} tokens/s"
     )?;
-    if let Some(accuracy) = accuracy {
-        out!("greedy accuracy on {} held-out problems: {:.1}%", test_problems, 100.0 * accuracy)?;
+    if let Some((before, after)) = summary.begun.validation_loss_before.zip(summary.validation_loss_after) {
+        out!("validation loss {before:.4} -> {after:.4}")?;
+    }
+    if let Some(SftBest { validation_loss, step, model }) =
+        summary.best.as_ref().filter(|best| best.step != *steps)
+    {
+        let place = model.as_ref().map_or(String::new(), |model| format!(": {model}"));
+        out!("best {validation_loss:.4} after step {step}{place}")?;
+    }
+    if let Some(accuracy) = summary.accuracy {
+        out!("greedy accuracy on {test_problems} held-out problems: {:.1}%", 100.0 * accuracy)?;
     }
     out!("model saved to {}", summary.model)?;
+    out!("report {}; recipe, logs and checkpoints in {}", summary.report, summary.run)?;
     Ok(())
 }

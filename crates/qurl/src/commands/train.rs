@@ -3,6 +3,8 @@
 mod end;
 pub mod run_dir;
 
+pub use end::finished_before;
+
 use super::reward_guard;
 use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
@@ -17,10 +19,10 @@ use qurl_train::memory::MemoryPlan;
 use qurl_train::recipe::{Recipe, RlPlan, Sft};
 use qurl_train::rl::{RlTrainer, prepare};
 use qurl_train::run::{Event, Outcome, Run, RunError, RunParts, SUMMARY};
-use qurl_train::runlog::RunLog;
-use qurl_train::sft::{self, Examples};
+use qurl_train::runlog::{RunLog, StepLog};
+use qurl_train::sft::{self, Examples, LeftOut, SftRecord};
 use qurl_train::start::Start;
-use run_dir::{RECIPE, RunDir};
+use run_dir::{Kind, RECIPE, RunDir};
 use serde::Serialize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -75,16 +77,16 @@ fn run_on<D: Device>(
     began: Instant,
 ) -> anyhow::Result<()> {
     let stop = Stop::watch()?;
-    let mut task = recipe.task.launch(&reward_guard::launch(stop.at_once())?).or_bad()?;
+    let mut task = recipe.task().or_bad()?.launch(&reward_guard::launch(stop.at_once())?).or_bad()?;
     let mut start = Start::from_recipe(&recipe, &*task).or_bad()?;
     let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
     overlaps(&*task).iter().for_each(|note| view.warn(note));
     recipe.doubts(task.len(Split::Train)).iter().for_each(|doubt| view.warn(&format!("warning: {doubt}")));
     note_dropped(prepare(&*device, &recipe, &file, &start, &mut *task).or_bad()?, &plan, &view);
     foresee_memory(&*device, &recipe, &plan, &start.config, &view)?;
-    let dir = RunDir::open(args.run.as_deref(), args.resume, &recipe, &view)?;
+    let dir = RunDir::open(Kind::Train, args.run.as_deref(), args.resume, &recipe, &view)?;
     if let Some(summary) = &dir.finished {
-        return end::finished_before(summary, &dir, args.json);
+        return finished_before(summary, &dir, args.json);
     }
     let (parameters, name) = (start.config.param_count(), device.info().description);
     view.note(&format!("{parameters} parameters, {name}, run in {}", dir.path.display()));
@@ -183,6 +185,21 @@ pub fn note_dropped(dropped: Dropped, plan: &RlPlan, view: &TrainView) {
     }
 }
 
+/// Says that examples were left out, if any were.
+pub fn note_left_out(examples: &Examples, sft: &Sft, view: &TrainView) {
+    let LeftOut { too_long, too_long_to_validate, overlaps } = examples.left_out();
+    if too_long + too_long_to_validate > 0 {
+        let what =
+            format!("{too_long} examples to learn and {too_long_to_validate} to validate on are left out");
+        view.warn(&format!("{what}: they have more than sft.max_length = {} tokens", sft.max_length));
+    }
+    if overlaps > 0 {
+        view.warn(&format!(
+            "{overlaps} examples to learn are left out: they are among those of sft.validation_files"
+        ));
+    }
+}
+
 /// On a device with its own memory, says what a run will need there; an error if it is too much.
 pub fn foresee_memory<D: Device>(
     device: &D,
@@ -210,19 +227,22 @@ fn warm_start<D: Device>(
     dir: &RunDir,
     view: &mut TrainView,
 ) -> anyhow::Result<Params<Vec<f32>>> {
-    let examples = Examples::open(settings, recipe.trainer.seed, start, task).or_bad()?;
+    let examples = Examples::open(settings, recipe.trainer.seed, start, Some(task)).or_bad()?;
+    note_left_out(&examples, settings, view);
+    let mut log = StepLog::of_warm_start(&dir.path)?;
     view.begin("warm start", 0, settings.steps);
-    let mut queue = device.queue()?;
-    let (learner, flow) = sft::run_while::<D>(&mut queue, recipe, settings, start, &examples, |step| {
-        view.supervised(step.step, step.loss);
-        if stop.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    })
-    .or_bad()?;
+    let on_step = |record: &mut SftRecord| -> anyhow::Result<ControlFlow<()>> {
+        record.add_phase("log", log.take_seconds());
+        log.record(record.step, record)?;
+        view.supervised(record);
+        Ok(if stop.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    };
+    let (weights, flow) = sft::warm_start(device, recipe, settings, start, &examples, on_step)?;
     if flow.is_break() {
         let message = format!("stopped in the warm start, which begins anew with: {}", dir.how_to_go_on());
         return Err(stop.error(message));
     }
-    Ok(learner.weights(&mut queue)?)
+    Ok(weights)
 }
 
 /// A file with one JSON document.

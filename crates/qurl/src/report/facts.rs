@@ -1,6 +1,7 @@
 //! A run in a few words and a few figures.
 
 use super::RunData;
+use super::supervised::{Kind, Supervised};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -40,6 +41,12 @@ pub struct Figures {
     pub updates: f64,
     /// Updates that were skipped.
     pub skipped_updates: f64,
+    /// Those of supervised training, where the run is that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub supervised: Option<Supervised>,
+    /// Those of the warm start, where there was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warm_start: Option<Supervised>,
 }
 
 /// The figures of a run.
@@ -71,6 +78,8 @@ pub fn figures(run: &RunData) -> Figures {
         seconds: steps.values("timing.total").next().map(|_| sum("timing.total")),
         updates: sum("updates"),
         skipped_updates: sum("skipped_updates"),
+        supervised: Supervised::of_run(run),
+        warm_start: Supervised::of_warm_start(run),
     }
 }
 
@@ -90,6 +99,7 @@ pub fn facts(run: &RunData) -> Vec<String> {
         n => format!("{:.0}k parameters", n / 1e3),
     });
     facts.extend(join([model.map(str::to_string), size], ", "));
+    facts.extend((run.kind() == Kind::Sft).then(|| "supervised".to_string()));
     let level = get("task.level").map(|level| format!("level {level}"));
     facts.extend(join([get("task.kind").or(get("task.type")).map(str::to_string), level], " "));
     facts.extend(get("rollout.format").map(|format| format!("{format} rollout")));

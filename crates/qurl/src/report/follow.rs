@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 pub struct Change {
     /// The first step (counted from 0) that is new.
     pub steps_from: Option<usize>,
-    /// Settings or summary.
+    /// Settings, summary or warm start.
     pub about: bool,
     /// Sampled responses.
     pub rollouts: bool,
@@ -27,6 +27,7 @@ pub struct Change {
 pub struct Follower {
     dir: PathBuf,
     metrics: Tail,
+    warm_start: Tail,
     recipe: String,
     summary: String,
     rollout_files: Vec<(u64, u64)>,
@@ -46,6 +47,7 @@ impl Follower {
         Ok(Follower {
             dir: dir.to_path_buf(),
             metrics: Tail::default(),
+            warm_start: Tail::default(),
             recipe: String::new(),
             summary: String::new(),
             rollout_files: Vec::new(),
@@ -66,7 +68,9 @@ impl Follower {
     /// Reads what is new.
     pub fn poll(&mut self) -> anyhow::Result<Change> {
         let steps_from = self.read_metrics()?;
-        let about = self.read_about()?;
+        // A warm start is over before the first step, and small: what is new of it is sent with all that is
+        // known.
+        let about = self.read_warm_start()? | self.read_about()?;
         let rollouts = self.read_rollouts()?;
         Ok(Change { steps_from, about, rollouts })
     }
@@ -95,6 +99,22 @@ impl Follower {
             }
         }
         Ok(first)
+    }
+
+    /// Reads what is new of the warm start; whether there is anything.
+    fn read_warm_start(&mut self) -> anyhow::Result<bool> {
+        let path = self.dir.join("warm_start.jsonl");
+        let (lines, anew) =
+            self.warm_start.read(&path).with_context(|| format!("reading {}", path.display()))?;
+        if anew {
+            self.run.warm = Steps::default();
+        }
+        for (_, line) in &lines {
+            if let Ok(record) = serde_json::from_str::<Value>(line) {
+                self.run.warm.push(&record);
+            }
+        }
+        Ok(anew || !lines.is_empty())
     }
 
     fn read_about(&mut self) -> anyhow::Result<bool> {

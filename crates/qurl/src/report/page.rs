@@ -21,6 +21,7 @@ pub const SCRIPT: &str = concat!(
     include_str!("js/phases.js"),
     include_str!("js/plots.js"),
     include_str!("js/summary.js"),
+    include_str!("js/supervised.js"),
     include_str!("js/rollouts.js"),
     include_str!("js/live.js"),
     include_str!("js/main.js"),

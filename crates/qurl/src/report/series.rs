@@ -23,6 +23,9 @@ const KEPT: &[&str] = &[
     "mismatch.probs_diff_mean",
     "lr",
     "loss",
+    "validation_loss",
+    "epoch",
+    "tokens",
     "entropy",
     "grad_norm",
     "updates",
@@ -84,10 +87,10 @@ impl Steps {
         for (phase, seconds) in timing.into_iter().flatten() {
             self.set(&format!("timing.{phase}"), seconds.as_f64());
         }
-        let tokens = at(record, "response_tokens");
-        let speed = |phase: &str| tokens.zip(at(record, phase)).map(|(n, s)| n / s);
-        self.set("rollout_tokens_per_s", speed("timing.rollout"));
-        self.set("training_tokens_per_s", speed("timing.update"));
+        let responses = at(record, "response_tokens");
+        let speed = |tokens: Option<f64>, phase: &str| tokens.zip(at(record, phase)).map(|(n, s)| n / s);
+        self.set("rollout_tokens_per_s", speed(responses, "timing.rollout"));
+        self.set("training_tokens_per_s", speed(responses.or(at(record, "tokens")), "timing.update"));
         self.numbers.push(number);
         for column in self.columns.values_mut() {
             column.resize(kept + 1, None);

@@ -96,3 +96,47 @@ fn equal_names_are_told_apart() {
     let labels: Vec<&str> = runs.iter().map(|r| r.label.as_str()).collect();
     assert_eq!(labels, ["a/x/run", "b/x/run", "other"]);
 }
+
+#[test]
+fn supervised_runs_and_warm_starts_are_read() {
+    let dir = Scratch::new("report-sft");
+    let line = |step: u64, loss: f64, more: &str| {
+        format!(
+            "{{\"step\":{step},\"loss\":{loss},\"tokens\":100,\"updates\":1,{more}\"timing\":{{\"update\":0.5,\"total\":1.0}}}}\n"
+        )
+    };
+    let lines = line(1, 3.0, "")
+        + &line(2, 2.0, "\"validation_loss\":2.5,")
+        + &line(3, 1.5, "\"validation_loss\":2.75,");
+    write(&dir, "metrics.jsonl", &lines);
+    write(&dir, "recipe.toml", "[sft]\nsteps = 4\n");
+    write(&dir, "summary.json", "{\"validation_loss_before\":4.0,\"parameters\":1000}");
+    let run = RunData::read(&dir).expect("read");
+    assert!(run.total_steps() == Some(4) && !run.finished());
+    let page = run.to_json();
+    assert_eq!((&page["kind"], &page["facts"]), (&json!("sft"), &json!(["1k parameters", "supervised"])));
+    let figures = &page["figures"]["supervised"];
+    assert_eq!((&figures["loss_first"], &figures["loss_last"]), (&json!(3.0), &json!(1.5)));
+    assert_eq!(
+        (&figures["validation_loss_before"], &figures["validation_loss_after"]),
+        (&json!(4.0), &json!(2.75))
+    );
+    assert_eq!((&figures["validation_loss_best"], &figures["tokens_per_s"]), (&json!(2.5), &json!(200.0)));
+    assert_eq!(page["series"]["validation_loss"], json!([null, 2.5, 2.75]));
+
+    // The same lines as the warm start of a run that has not made a step yet.
+    std::fs::rename(dir.join("metrics.jsonl"), dir.join("warm_start.jsonl")).expect("renamed");
+    write(&dir, "recipe.toml", "[sft]\nsteps = 4\n[run]\ntotal_steps = 9\n");
+    let mut follower = Follower::open(&dir).expect("a directory");
+    let news = follower.poll().expect("a warm start");
+    assert!(news.about && news.steps_from.is_none());
+    assert!(!follower.poll().expect("nothing new").about);
+    write(&dir, "warm_start.jsonl", &(lines + &line(4, 1.25, "")));
+    assert!(follower.poll().expect("one more").about);
+    let page = follower.run().to_json();
+    assert_eq!((&page["kind"], &page["total_steps"]), (&json!("train"), &json!(9)));
+    assert_eq!(page["warm"]["loss"], json!([3.0, 2.0, 1.5, 1.25]));
+    assert_eq!((&page["figures"]["warm_start"]["steps"], &page["figures"]["steps"]), (&json!(4), &json!(0)));
+    assert!(page["figures"].get("supervised").is_none());
+    RunData::read(&dir).expect("a run in its warm start is a run");
+}

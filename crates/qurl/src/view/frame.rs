@@ -4,10 +4,11 @@
 //! nothing that the figures do not say; `NO_COLOR` turns them off.
 
 use qurl_train::rl::StepRecord;
+use std::collections::BTreeMap;
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// Width of the sparkline.
-const SPARK: usize = 24;
+pub(super) const SPARK: usize = 24;
 
 /// Writes colours, or leaves them out.
 #[derive(Clone, Copy)]
@@ -21,15 +22,21 @@ impl Painter {
         Painter { coloured: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) }
     }
 
-    fn paint(self, code: &str, text: &str) -> String {
+    /// Without colours.
+    #[cfg(test)]
+    pub fn plain() -> Painter {
+        Painter { coloured: false }
+    }
+
+    pub(super) fn paint(self, code: &str, text: &str) -> String {
         if self.coloured { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
     }
 
-    fn dim(self, text: &str) -> String {
+    pub(super) fn dim(self, text: &str) -> String {
         self.paint("2", text)
     }
 
-    fn strong(self, text: &str) -> String {
+    pub(super) fn strong(self, text: &str) -> String {
         self.paint("1", text)
     }
 
@@ -74,7 +81,7 @@ pub fn block(record: &StepRecord, rewards: &[f64], accuracy: Option<(f64, f64)>,
         thousands(training)
     );
     rows.push(painter.row("speed", &speed));
-    rows.push(painter.row("time", &phase_shares(record, painter)));
+    rows.push(painter.row("time", &phase_shares(&record.timing, painter)));
     rows.join("\n")
 }
 
@@ -92,10 +99,9 @@ pub fn plain(record: &StepRecord) -> String {
 }
 
 /// The phases with at least one percent of the step, largest first.
-fn phase_shares(record: &StepRecord, painter: Painter) -> String {
-    let total = record.timing.get("total").copied().unwrap_or(0.0);
-    let mut phases: Vec<(&str, f64)> = record
-        .timing
+pub(super) fn phase_shares(timing: &BTreeMap<String, f64>, painter: Painter) -> String {
+    let total = timing.get("total").copied().unwrap_or(0.0);
+    let mut phases: Vec<(&str, f64)> = timing
         .iter()
         .filter(|(name, _)| *name != "total")
         .map(|(name, seconds)| (name.as_str(), seconds / total))
@@ -109,7 +115,7 @@ fn phase_shares(record: &StepRecord, painter: Painter) -> String {
 }
 
 /// All values in at most `width` characters, each the mean of its stretch, from the smallest to the largest.
-fn sparkline(values: &[f64], width: usize) -> String {
+pub(super) fn sparkline(values: &[f64], width: usize) -> String {
     let finite: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
     let cells = finite.len().min(width);
     let means: Vec<f64> = (0..cells)
@@ -125,7 +131,7 @@ fn sparkline(values: &[f64], width: usize) -> String {
 }
 
 /// A count in three digits or so.
-fn thousands(count: f64) -> String {
+pub(super) fn thousands(count: f64) -> String {
     match count {
         n if !n.is_finite() => "-".to_string(),
         n if n >= 99_950.0 => format!("{:.0}k", n / 1e3),

@@ -50,13 +50,24 @@ fn a_run_outlives_the_readers_of_its_outputs() {
 #[test]
 fn so_do_supervised_training_and_comparisons() {
     let dir = place("closed-sft");
-    let sft = ["sft", "tiny.toml", "--set", "sft.steps=3", "--out", "model"];
+    let sft = ["sft", "tiny.toml", "--set", "sft.steps=3", "--run", "sft"];
     assert_eq!(qurl_to(&dir, &sft, closed(), closed()), 0);
-    let generate = ["generate", "--model", "model", "--prompt-ids", "3,4", "--max-new", "4", "--json"];
+    let generate = ["generate", "--model", "sft/model", "--prompt-ids", "3,4", "--max-new", "4", "--json"];
     qurl_in(&dir, &generate, "").json();
 
-    let eval =
-        ["eval", "--model", "model", "--task", "addition:1", "--limit", "4", "--k", "1", "--max-new", "8"];
+    let eval = [
+        "eval",
+        "--model",
+        "sft/model",
+        "--task",
+        "addition:1",
+        "--limit",
+        "4",
+        "--k",
+        "1",
+        "--max-new",
+        "8",
+    ];
     assert_eq!(qurl_to(&dir, &[&eval[..], &["--out", "eval"]].concat(), closed(), closed()), 0);
     assert!(dir.join("eval/summary.json").exists());
 

@@ -22,6 +22,8 @@ mod rewards;
 mod scaled;
 mod stages;
 mod supervised;
+mod supervised_formats;
+mod supervised_resume;
 mod support;
 mod torn;
 mod unused;

@@ -2,48 +2,34 @@
 
 use super::common::qurl_in;
 use super::support::{RECIPE, place, trained};
-use std::path::Path;
 
 #[test]
 fn a_place_that_cannot_be_used_is_refused_before_training() {
     let dir = place("supervised-places");
-    let sft =
-        |more: &[&str]| qurl_in(&dir, &[&["sft", "tiny.toml", "--set", "sft.steps=2"], more].concat(), "");
-    for out in ["tiny.toml", "tiny.toml/model"] {
-        let refused = sft(&["--out", out]);
-        refused.assert_bad(&["--out", out]);
+    let sft = |more: &[&str]| qurl_in(&dir, &[&["sft", "tiny.toml", "--steps", "2"], more].concat(), "");
+    for run in ["tiny.toml", "tiny.toml/model"] {
+        let refused = sft(&["--run", run]);
+        refused.assert_bad(&["--run", run]);
         assert!(!refused.stderr.contains("loss"), "it trained first: {}", refused.stderr);
     }
-    if Path::new("/proc/self").exists() {
-        let refused = sft(&["--out", "/proc", "--force"]);
-        refused.assert_bad(&["--out: /proc: cannot be written to"]);
-        assert!(!refused.stderr.contains("loss"), "it trained first: {}", refused.stderr);
-    }
-
-    assert_eq!(sft(&["--out", "model"]).status, 0);
-    let weights = || std::fs::read(dir.join("model/model.safetensors")).expect("weights");
+    assert_eq!(sft(&["--run", "run"]).status, 0);
+    let weights = || std::fs::read(dir.join("run/model/model.safetensors")).expect("weights");
     let before = weights();
-    let other = ["--out", "model", "--set", "trainer.seed=9"];
-    sft(&other).assert_bad(&["--out: model: is not empty", "--force"]);
+    sft(&["--run", "run", "--set", "trainer.seed=9"])
+        .assert_bad(&["--run run: there is a run already (recipe.toml); choose another directory"]);
+    std::fs::create_dir_all(dir.join("full")).expect("created");
+    std::fs::write(dir.join("full/notes.txt"), "mine").expect("written");
+    sft(&["--run", "full"]).assert_bad(&["--run full: holds notes.txt, expected a new or empty directory"]);
     assert_eq!(weights(), before);
-    assert_eq!(sft(&[&other[..], &["--force"]].concat()).status, 0);
-    assert_ne!(weights(), before);
-    let names = std::fs::read_dir(dir.join("model")).expect("a directory").flatten();
-    assert!(
-        names.into_iter().all(|entry| !entry.file_name().to_string_lossy().starts_with('.')),
-        "nothing is left over"
-    );
 
-    // Not over the model that it starts from, by whatever name.
+    // The model of one run is the start of the next, and not written over.
     let task = RECIPE.find("[task]").expect("a task");
-    std::fs::write(dir.join("from.toml"), format!("[model]\npath = \"model\"\n\n{}", &RECIPE[task..]))
+    std::fs::write(dir.join("from.toml"), format!("[model]\npath = \"run/model\"\n\n{}", &RECIPE[task..]))
         .expect("written");
-    let (before, args) = (weights(), ["sft", "from.toml", "--set", "sft.steps=2", "--force", "--out"]);
-    for out in ["model", "./model/../model"] {
-        qurl_in(&dir, &[&args[..], &[out]].concat(), "").assert_bad(&["--out", out, "is the model itself"]);
-    }
+    let from = |run: &str| qurl_in(&dir, &["sft", "from.toml", "--steps", "2", "--run", run], "");
+    from("run/model").assert_bad(&["--run run/model: holds"]);
+    assert_eq!(from("next").status, 0);
     assert_eq!(weights(), before);
-    assert_eq!(qurl_in(&dir, &[&args[..], &["next"]].concat(), "").status, 0);
 }
 
 #[test]
@@ -67,10 +53,10 @@ fn lines_of_examples_are_named_and_causes_said_once() {
 #[test]
 fn models_without_a_place_get_one_each() {
     let dir = place("supervised-free");
-    for model in ["runs/sft-1", "runs/sft-2"] {
-        let summary = qurl_in(&dir, &["sft", "tiny.toml", "--set", "sft.steps=2", "--json"], "").json();
-        assert_eq!(summary["model"], model);
-        assert!(dir.join(model).join("model.safetensors").exists());
+    for run in ["runs/sft-1", "runs/sft-2"] {
+        let summary = qurl_in(&dir, &["sft", "tiny.toml", "--steps", "2", "--json"], "").json();
+        assert_eq!((&summary["run"], &summary["model"]), (&run.into(), &format!("{run}/model").into()));
+        assert!(dir.join(run).join("model/model.safetensors").exists());
     }
 }
 

@@ -154,7 +154,8 @@ impl Outcome {
             scalars.extend(untimed.map(|(tag, value)| (event.step, tag, value.to_bits())));
         }
         let mut files = BTreeMap::new();
-        for part in ["rollouts", "checkpoints", "model"] {
+        // Supervised training has no rollouts.
+        for part in ["rollouts", "checkpoints", "model"].into_iter().filter(|part| run.join(part).exists()) {
             collect(&run.join(part), part, &mut files);
         }
         Outcome { records: text.lines().map(untimed).collect(), scalars, files }

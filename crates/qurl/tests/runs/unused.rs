@@ -40,7 +40,8 @@ fn commands(dir: &Path) -> Vec<Run> {
 #[test]
 fn every_command_tells_of_unused_weights_and_refuses_unused_blocks() {
     let dir = place("unused");
-    assert_eq!(qurl_in(&dir, &["sft", "tiny.toml", "--set", "sft.steps=2", "--out", "m"], "").status, 0);
+    assert_eq!(qurl_in(&dir, &["sft", "tiny.toml", "--steps", "2", "--run", "made"], "").status, 0);
+    std::fs::rename(dir.join("made/model"), dir.join("m")).expect("moved");
     let (new, rest) = (RECIPE.find("[model.new]").expect("a model"), RECIPE.find("[task]").expect("a task"));
     let recipe = format!("{}[model]\npath = \"m\"\n\n{}", &RECIPE[..new], &RECIPE[rest..]);
     std::fs::write(dir.join("from-m.toml"), recipe).expect("written");

@@ -1,12 +1,17 @@
-//! Attention over scattered pages: whole sequences with their backward, and rows that continue a stored prefix.
+//! Attention alone over scattered pages: whole sequences with their backward, and rows that continue a stored
+//! prefix. What is around it in [`Queue::attend`](qurl_kernels::Queue::attend) does nothing here: see
+//! [`Attention`].
 //!
-//! The first rows of a sequence see few keys and are several times larger than the average, by which the tolerance
-//! is measured: hence the factors on it.
+//! The first rows of a sequence see few keys and are several times larger than the average, by which the
+//! tolerance is measured: hence the factors on it.
 
 use super::{Case, Want, sum_units};
 use crate::naive_attention::{self, Store};
-use crate::support::{Paged, Random, down, heads, up, wide};
-use qurl_kernels::backend::{Backend, Heads, KvFormat, Span};
+use crate::ops::Ops;
+use crate::paged::{Attention, Paged, heads};
+use crate::support::{Random, wide};
+use qurl_kernels::Device;
+use qurl_kernels::types::{Batch, Heads, KvFormat};
 use std::rc::Rc;
 
 /// Lengths of the sequences, (key/value heads, group, head dimension), page size.
@@ -33,7 +38,6 @@ struct Inputs {
     heads: Heads,
     paged: Paged,
     lengths: Vec<usize>,
-    rows: usize,
     qkv: Vec<f32>,
     dout: Vec<f32>,
 }
@@ -46,40 +50,37 @@ impl Inputs {
             heads,
             paged: Paged::scattered(&mut random, lengths, page_size),
             lengths: lengths.to_vec(),
-            rows,
             qkv: random.normals(rows * heads.qkv_width()),
-            dout: random.normals(rows * heads.heads * heads.head_dim),
+            dout: random.normals(rows * heads.q_width()),
         }
     }
 
-    fn slots(&self) -> Vec<u32> {
-        self.lengths.iter().enumerate().flat_map(|(i, &len)| self.paged.slots(i, 0..len)).collect()
+    /// All rows of all sequences.
+    fn whole(&self) -> Batch {
+        self.paged.batch(self.lengths.iter().copied().enumerate().map(|(i, len)| (i, 0..len)))
     }
 
-    /// The sequences as spans, each without its first `skip(length)` positions.
-    fn spans(&self, skip: impl Fn(usize) -> usize) -> Vec<Span> {
-        let mut row = 0;
-        let span = |(i, &len): (usize, &usize)| {
-            let rows = len - skip(len);
-            row += rows;
-            self.paged.span(i, row - rows, rows, skip(len))
-        };
-        self.lengths.iter().enumerate().map(span).collect()
-    }
-
-    /// The rows that are left when each sequence skips its first positions.
-    fn rows_after(&self, skip: impl Fn(usize) -> usize) -> Vec<f32> {
-        let width = self.heads.qkv_width();
-        let (mut rows, mut start) = (Vec::new(), 0);
-        for &len in &self.lengths {
-            rows.extend_from_slice(&self.qkv[(start + skip(len)) * width..(start + len) * width]);
+    /// The first two thirds of every sequence, or the rest: the batch and its rows.
+    fn part(&self, rest: bool) -> (Batch, Vec<f32>) {
+        let (width, mut rows, mut runs, mut start) = (self.heads.qkv_width(), Vec::new(), Vec::new(), 0);
+        for (i, &len) in self.lengths.iter().enumerate() {
+            let edge = len * 2 / 3;
+            let positions = if rest { edge..len } else { 0..edge };
+            rows.extend_from_slice(
+                &self.qkv[(start + positions.start) * width..(start + positions.end) * width],
+            );
+            runs.push((i, positions));
             start += len;
         }
-        rows
+        (self.paged.batch(runs), rows)
+    }
+
+    fn longest(&self) -> usize {
+        self.lengths.iter().copied().max().unwrap_or(0)
     }
 }
 
-pub fn cases<B: Backend>() -> Vec<Case<B>> {
+pub fn cases<D: Device>() -> Vec<Case<D>> {
     let mut cases = Vec::new();
     for format in [KvFormat::F32, KvFormat::Bf16] {
         for (seed, (lengths, (kv_heads, group, head_dim), page_size)) in SHAPES.into_iter().enumerate() {
@@ -101,65 +102,65 @@ fn name(kind: &str, i: &Inputs, format: KvFormat) -> String {
     format!("{kind} {format:?} {lengths} heads {}/{}x{} pages of {page}", h.heads, h.kv_heads, h.head_dim)
 }
 
-fn whole<B: Backend>(inputs: Rc<Inputs>, format: KvFormat) -> Case<B> {
+/// Tensor cores may be in it where pages are bf16.
+fn want(format: KvFormat, name: &'static str, values: Vec<f64>, units: f64) -> Want {
+    let want = Want::new(name, values, units);
+    if format == KvFormat::Bf16 { want.on_tensor_cores(1e-2) } else { want }
+}
+
+fn whole<D: Device>(inputs: Rc<Inputs>, format: KvFormat) -> Case<D> {
     let name = name("attention", &inputs, format);
     let given = inputs.clone();
-    let run = move |backend: &B| {
-        let Inputs { heads, rows, .. } = *given;
-        let (spans, pages) = (given.spans(|_| 0), &given.paged.pages);
-        let mut qkv = up(backend, &given.qkv);
-        backend.round_kv(&mut qkv, rows, heads, format);
-        let mut kv = given.paged.stale_store(backend, heads, format);
-        backend.kv_write(&qkv, heads, &given.slots(), &mut kv);
-        let mut out = up(backend, &vec![f32::NAN; given.dout.len()]);
-        let mut lse = up(backend, &vec![f32::NAN; rows * heads.heads]);
-        backend.attention(heads, &qkv, &kv, &spans, pages, &mut out, Some(&mut lse));
-        let mut dqkv = up(backend, &vec![f32::NAN; given.qkv.len()]);
-        let dout = up(backend, &given.dout);
-        backend.attention_backward(heads, format, &qkv, &spans, &out, &dout, &lse, &mut dqkv);
-        [qkv, out, lse, dqkv].iter().map(|t| down(backend, t)).collect()
+    let run = move |ops: &Ops<D>| {
+        let (i, rows) = (&*given, given.whole());
+        let attention = Attention::new(ops, i.heads, i.longest());
+        let (mut qkv, mut kv) = (ops.up(&i.qkv), i.paged.stale_store(ops, i.heads, format));
+        let kept = attention.kept(ops, &rows, &mut qkv, &mut kv);
+        let dqkv = attention.backward(ops, &rows, format, &qkv, &kept, &ops.up(&i.dout));
+        let [out, lse] = kept;
+        [qkv, out, lse, dqkv].iter().map(|t| ops.down(t)).collect()
     };
-    let want = move || {
-        let Inputs { heads, rows, .. } = *inputs;
-        let spans = inputs.spans(|_| 0);
+    let wanted = move || {
+        let (heads, rows) = (inputs.heads, inputs.whole());
         let qkv = naive_attention::round_kv(&wide(&inputs.qkv), heads, format);
         let mut kv = Store::new(inputs.paged.store_pages, inputs.paged.page_size, heads);
-        kv.write(&qkv, heads, &inputs.slots());
-        let (out, lse) = naive_attention::attention(heads, &qkv, &kv, &spans, &inputs.paged.pages, rows);
-        let dqkv = naive_attention::attention_backward(heads, &qkv, &spans, &wide(&inputs.dout));
+        kv.write(&qkv, heads, &rows.slots);
+        let (out, lse) = naive_attention::attention(heads, &qkv, &kv, &rows.spans, &rows.pages, rows.rows());
+        let dqkv = naive_attention::attention_backward(heads, &qkv, &rows.spans, &wide(&inputs.dout));
         let units = sum_units(heads.head_dim);
         vec![
             Want::new("rounded", qkv, 0.0),
-            Want::new("out", out, 4.0 * units),
-            Want::new("lse", lse, units),
-            Want::new("dqkv", dqkv, 8.0 * units),
+            want(format, "out", out, 4.0 * units),
+            want(format, "lse", lse, units),
+            want(format, "dqkv", dqkv, 8.0 * units),
         ]
     };
-    Case { name, run: Box::new(run), want: Box::new(want) }
+    Case { name, run: Box::new(run), want: Box::new(wanted) }
 }
 
-fn continued<B: Backend>(inputs: Rc<Inputs>, format: KvFormat) -> Case<B> {
-    let skip = |len: usize| len * 2 / 3;
+fn continued<D: Device>(inputs: Rc<Inputs>, format: KvFormat) -> Case<D> {
     let name = name("continued attention", &inputs, format);
     let given = inputs.clone();
-    let run = move |backend: &B| {
-        let heads = given.heads;
-        let mut kv = given.paged.stale_store(backend, heads, format);
-        backend.kv_write(&up(backend, &given.qkv), heads, &given.slots(), &mut kv);
-        let (spans, rows) = (given.spans(skip), given.rows_after(skip));
-        let mut out =
-            up(backend, &vec![f32::NAN; rows.len() / heads.qkv_width() * heads.heads * heads.head_dim]);
-        backend.attention(heads, &up(backend, &rows), &kv, &spans, &given.paged.pages, &mut out, None);
-        vec![down(backend, &out)]
+    let run = move |ops: &Ops<D>| {
+        let i = &*given;
+        let attention = Attention::new(ops, i.heads, i.longest());
+        let mut kv = i.paged.stale_store(ops, i.heads, format);
+        let (before, rows) = i.part(false);
+        if before.rows() > 0 {
+            attention.output(ops, &before, &mut ops.up(&rows), &mut kv);
+        }
+        let (after, rows) = i.part(true);
+        vec![ops.down(&attention.output(ops, &after, &mut ops.up(&rows), &mut kv))]
     };
-    let want = move || {
+    let wanted = move || {
         let heads = inputs.heads;
         let mut kv = Store::new(inputs.paged.store_pages, inputs.paged.page_size, heads);
-        kv.write(&naive_attention::round_kv(&wide(&inputs.qkv), heads, format), heads, &inputs.slots());
-        let (spans, rows) = (inputs.spans(skip), wide(&inputs.rows_after(skip)));
-        let count = rows.len() / heads.qkv_width();
-        let (out, _) = naive_attention::attention(heads, &rows, &kv, &spans, &inputs.paged.pages, count);
-        vec![Want::new("out", out, 4.0 * sum_units(heads.head_dim))]
+        let rounded = naive_attention::round_kv(&wide(&inputs.qkv), heads, format);
+        kv.write(&rounded, heads, &inputs.whole().slots);
+        let (after, rows) = inputs.part(true);
+        let (spans, pages) = (&after.spans, &after.pages);
+        let (out, _) = naive_attention::attention(heads, &wide(&rows), &kv, spans, pages, after.rows());
+        vec![want(format, "out", out, 4.0 * sum_units(heads.head_dim))]
     };
-    Case { name, run: Box::new(run), want: Box::new(want) }
+    Case { name, run: Box::new(run), want: Box::new(wanted) }
 }

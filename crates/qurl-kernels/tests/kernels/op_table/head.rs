@@ -1,10 +1,13 @@
-//! The log-probability head, forward and backward, at several temperatures, with and without an entropy gradient.
+//! The log-probability head, forward and backward, at several temperatures, with and without an entropy
+//! gradient.
 
 use super::{Case, Want, sum_units};
 use crate::naive_head::{self, HeadShape};
-use crate::support::{Random, as_operand, down, rounding, up, wide};
-use qurl_kernels::Format;
-use qurl_kernels::backend::{Backend, HeadGradient};
+use crate::ops::Ops;
+use crate::support::{Random, as_operand, plus, rounding, wide};
+use qurl_kernels::ops::{Head, HeadBackward};
+use qurl_kernels::types::HeadGradient;
+use qurl_kernels::{Device, Format, Queue};
 use std::rc::Rc;
 
 /// (rows, vocabulary, d, temperature, with an entropy gradient)
@@ -31,7 +34,7 @@ struct Inputs {
     dentropy: Vec<f32>,
 }
 
-pub fn cases<B: Backend>() -> Vec<Case<B>> {
+pub fn cases<D: Device>() -> Vec<Case<D>> {
     let mut cases = Vec::new();
     for format in [Format::F32, Format::Bf16] {
         for (seed, (rows, vocabulary, d, temperature, entropy)) in SHAPES.into_iter().enumerate() {
@@ -53,24 +56,35 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     cases
 }
 
-fn case<B: Backend>(inputs: Inputs) -> Case<B> {
+fn case<D: Device>(inputs: Inputs) -> Case<D> {
     let HeadShape { rows, vocabulary, d, temperature } = inputs.shape;
     let name = format!("head {} {rows}x{vocabulary}x{d} at {temperature}", inputs.format);
     let inputs = Rc::new(inputs);
     let given = inputs.clone();
-    let run = move |backend: &B| {
-        let i = &*given;
+    let run = move |ops: &Ops<D>| {
+        let (i, targets) = (&*given, &*given.targets);
         let temperature = temperature as f32;
-        let hidden = up(backend, &i.hidden);
-        let w = backend.pack(&up(backend, &i.w), vocabulary, d, i.format, true).expect("weights pack");
-        let out = backend.head(&hidden, &w, &i.targets, temperature).expect("memory for the head");
-        let gradient = HeadGradient { dlogp: &i.dlogp, dentropy: &i.dentropy };
-        let mut dhidden = up(backend, &vec![f32::NAN; rows * d]);
-        let mut dw = up(backend, &i.old_dw);
-        backend.head_backward(&hidden, &w, &i.targets, temperature, &out, gradient, &mut dhidden, &mut dw);
+        let (hidden, head) = (&ops.up(&i.hidden), &ops.trained(&i.w, vocabulary, d, i.format));
+        let out = ops.queue().head(Head { hidden, head, targets, temperature }).expect("memory for the head");
+        let backward = |dweight: Option<&mut D::Tensor>| {
+            let gradient = HeadGradient { dlogp: &i.dlogp, dentropy: &i.dentropy };
+            let mut dhidden = ops.stale(rows * d);
+            ops.queue().head_backward(HeadBackward {
+                hidden,
+                head,
+                targets,
+                temperature,
+                out: &out,
+                gradient,
+                dhidden: &mut dhidden,
+                dweight,
+            });
+            ops.down(&dhidden)
+        };
+        let mut dw = ops.up(&i.old_dw);
+        let (dhidden, frozen) = (backward(Some(&mut dw)), backward(None));
         let argmax = out.argmax.iter().map(|&id| id as f64).collect();
-        let [dhidden, dw] = [dhidden, dw].map(|t| down(backend, &t));
-        vec![wide(&out.logp), wide(&out.entropy), argmax, wide(&out.lse), dhidden, dw]
+        vec![wide(&out.logp), wide(&out.entropy), argmax, wide(&out.lse), dhidden, frozen, ops.down(&dw)]
     };
     let want = move || {
         let i = &*inputs;
@@ -80,9 +94,10 @@ fn case<B: Backend>(inputs: Inputs) -> Case<B> {
         let round = rounding(i.format);
         let (dhidden, dw) =
             naive_head::head_backward(i.shape, &hidden, &w, &i.targets, &wide(&i.dlogp), &dentropy, round);
-        let dw = dw.iter().zip(&i.old_dw).map(|(a, &b)| a + b as f64).collect();
-        // An error of a logit is a relative one of its probability, and the likely tokens outweigh the rest. In bf16 a
-        // logit gradient may fall to the other side of a rounding to eight bits, which a sum of many mostly hides.
+        let dw = plus(dw, &i.old_dw);
+        // An error of a logit is a relative one of its probability, and the likely tokens outweigh the rest.
+        // In bf16 a logit gradient may fall to the other side of a rounding to eight bits, which a sum of
+        // many mostly hides.
         let gradient_units = match i.format {
             Format::Bf16 => (1u64 << 12) as f64,
             _ => 6.0 * sum_units(d.max(rows)),
@@ -92,7 +107,8 @@ fn case<B: Backend>(inputs: Inputs) -> Case<B> {
             Want::new("entropy", out.entropy, sum_units(d)),
             Want::new("argmax", out.argmax, 0.0),
             Want::new("lse", out.lse, sum_units(d)),
-            Want::new("dhidden", dhidden, gradient_units),
+            Want::new("dhidden", dhidden.clone(), gradient_units),
+            Want::new("dhidden, head frozen", dhidden, gradient_units),
             Want::new("dw", dw, gradient_units),
         ]
     };

@@ -47,7 +47,7 @@ fn five_million() -> anyhow::Result<ModelConfig> {
 
 fn default() -> anyhow::Result<ModelConfig> {
     let recipe = Recipe::parse(sft::DEFAULT, "embedded default", &[]).or_bad()?;
-    let task = recipe.task.task().or_bad()?;
+    let task = recipe.task().or_bad()?.task().or_bad()?;
     Ok(Start::from_recipe(&recipe, &*task).or_bad()?.config)
 }
 

@@ -116,7 +116,7 @@ fn measure<D: Machine>(
     let mut queue = device.queue()?;
     let peak = D::peak_gflops(&mut queue, format)?;
     let weights = shape::weights(config);
-    let mut learner = Learner::new(&mut queue, config, &weights, options)?;
+    let mut learner = Learner::<D>::new(&mut queue, config, &weights, options)?;
     drop(weights);
     let rng = CounterRng::new(&[7]);
     let token = |i: usize| rng.below_at(i as u64, config.vocab_size as u64) as u32;

@@ -9,7 +9,7 @@ use qurl_tasks::task::{Dropped, Split};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::recipe::{Recipe, RlPlan, TaskSource};
 use qurl_train::rl::prepare;
-use qurl_train::sft::Examples;
+use qurl_train::sft::{Examples, LeftOut};
 use qurl_train::start::Start;
 use serde::Serialize;
 use std::env;
@@ -19,6 +19,9 @@ use std::path::{Path, PathBuf};
 /// Why there is no figure for the time of a step.
 const NO_TIME: &str =
     "not estimated: it depends on how long the responses get; `qurl train FILE --steps 2` measures it";
+
+/// The same of supervised training.
+const NO_TIME_SFT: &str = "not estimated; `qurl sft FILE --steps 2` measures it";
 
 /// Options of `qurl recipe check`.
 #[derive(clap::Args)]
@@ -42,7 +45,8 @@ struct Report {
     recipe: String,
     device: String,
     model: Model,
-    problems: Problems,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problems: Option<Problems>,
     #[serde(skip_serializing_if = "Option::is_none")]
     supervised: Option<Supervised>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,7 +83,12 @@ struct Supervised {
     batch_size: usize,
     /// Examples in files; none where they are worked solutions of generated problems.
     examples: Option<usize>,
+    /// Examples that the validation loss is taken on.
+    validation: usize,
+    /// Left out because they are too long, of those to learn and of those to validate on.
     too_long: usize,
+    /// Left out of those to learn, because they are among those to validate on.
+    overlaps: usize,
 }
 
 #[derive(Serialize)]
@@ -113,41 +122,45 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 fn look<D: Device>(device: &D, recipe: &Recipe) -> anyhow::Result<Report> {
     let file = recipe.file();
-    let mut task = recipe.task.problems().or_bad()?;
-    let start = Start::from_recipe(recipe, &*task).or_bad()?;
+    let mut task = recipe.task.as_ref().map(TaskSource::problems).transpose().or_bad()?;
+    let start = Start::of_sft(recipe, task.as_deref()).or_bad()?;
     let mut warnings: Vec<String> = start.warning.iter().cloned().collect();
-    warnings.extend(recipe.doubts(task.len(Split::Train)));
+    warnings.extend(recipe.doubts(task.as_ref().and_then(|task| task.len(Split::Train))));
     warnings.extend(missing_program(recipe));
     let (mut dropped, mut memory, mut reinforcement) = (Dropped::default(), MemoryPlan::default(), None);
     let supervised = match &recipe.sft {
         Some(sft) => {
             memory = MemoryPlan::of_sft(recipe, sft, &start.config);
-            let examples = Examples::open(sft, recipe.trainer.seed, &start, &*task).or_bad()?;
-            let (count, too_long) = match &examples {
-                Examples::Files { examples, too_long, .. } => {
-                    warnings.extend(recipe.doubt_of_examples(examples.len()));
-                    (Some(examples.len()), *too_long)
-                }
-                Examples::Task { .. } => (None, 0),
-            };
-            Some(Supervised { steps: sft.steps, batch_size: sft.batch_size, examples: count, too_long })
+            let examples = Examples::open(sft, recipe.trainer.seed, &start, task.as_deref()).or_bad()?;
+            warnings.extend(examples.count().and_then(|count| recipe.doubt_of_examples(count)));
+            let LeftOut { too_long, too_long_to_validate, overlaps } = examples.left_out();
+            Some(Supervised {
+                steps: sft.steps,
+                batch_size: sft.batch_size,
+                examples: examples.count(),
+                validation: examples.validation().len(),
+                too_long: too_long + too_long_to_validate,
+                overlaps,
+            })
         }
         None => None,
     };
     if recipe.sft.is_none() || recipe.run.is_some() {
         let plan = recipe.rl(file).or_bad()?;
-        dropped = prepare(device, recipe, file, &start, &mut *task).or_bad()?;
+        if let Some(task) = task.as_deref_mut() {
+            dropped = prepare(device, recipe, file, &start, task).or_bad()?;
+        }
         memory = MemoryPlan::of_rl(recipe, &plan, &start.config);
         reinforcement = Some(step_of(&plan));
     }
     memory.check(device).or_bad().context("this recipe does not fit")?;
-    let problems = Problems {
+    let problems = task.map(|task| Problems {
         train: task.len(Split::Train),
         test: task.len(Split::Test),
         overlaps: task.overlaps(),
         too_long_train: dropped.train,
         too_long_test: dropped.test,
-    };
+    });
     let config = &start.config;
     let from = recipe.model.path.as_ref().map_or("new".to_string(), |path| path.display().to_string());
     Ok(Report {
@@ -161,6 +174,7 @@ fn look<D: Device>(device: &D, recipe: &Recipe) -> anyhow::Result<Report> {
         },
         problems,
         supervised,
+        time_of_a_step: if reinforcement.is_some() { NO_TIME } else { NO_TIME_SFT },
         reinforcement,
         memory: memory
             .parts()
@@ -168,14 +182,13 @@ fn look<D: Device>(device: &D, recipe: &Recipe) -> anyhow::Result<Report> {
             .map(|(part, bytes)| Part { part: part.clone(), mib: bytes >> 20 })
             .collect(),
         memory_mib: memory.total() >> 20,
-        time_of_a_step: NO_TIME,
         warnings,
     })
 }
 
 /// That the reward command, which is not started here, could not be.
 fn missing_program(recipe: &Recipe) -> Option<String> {
-    let TaskSource::Command { command, .. } = &recipe.task else { return None };
+    let Some(TaskSource::Command { command, .. }) = &recipe.task else { return None };
     let program = command.first()?;
     let there = match program.contains('/') {
         true => Path::new(program).exists(),
@@ -207,22 +220,25 @@ fn text(report: &Report) -> String {
         "model: {}, {} parameters, a context of {} tokens, a vocabulary of {}",
         model.from, model.parameters, model.context, model.vocabulary
     );
-    match (problems.train, problems.test) {
-        (Some(train), Some(test)) => _ = writeln!(text, "problems: {train} to train on, {test} held out"),
-        _ => text.push_str("problems: generated without end\n"),
+    if let Some(problems) = problems {
+        match (problems.train, problems.test) {
+            (Some(train), Some(test)) => _ = writeln!(text, "problems: {train} to train on, {test} held out"),
+            _ => text.push_str("problems: generated without end\n"),
+        }
+        let _ = writeln!(
+            text,
+            "left out: {} that are among the test problems; too long are {} to train on and {} held out",
+            problems.overlaps, problems.too_long_train, problems.too_long_test
+        );
     }
-    let _ = writeln!(
-        text,
-        "left out: {} that are among the test problems; too long are {} to train on and {} held out",
-        problems.overlaps, problems.too_long_train, problems.too_long_test
-    );
     if let Some(sft) = &report.supervised {
         let examples =
             sft.examples.map_or("the task's worked solutions".to_string(), |n| format!("{n} examples"));
         let _ = writeln!(
             text,
-            "supervised: {} steps of {} sequences of {examples} ({} too long)",
-            sft.steps, sft.batch_size, sft.too_long
+            "supervised: {} steps of {} sequences of {examples}, {} to validate on; left out: {} too long, \
+             {} to learn that are validated on",
+            sft.steps, sft.batch_size, sft.validation, sft.too_long, sft.overlaps
         );
     }
     if let Some(rl) = &report.reinforcement {

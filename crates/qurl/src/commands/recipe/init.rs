@@ -2,6 +2,7 @@
 //!
 //! The comments are the reference's own, so that they say what the program does.
 
+use super::init_sft;
 use crate::input::{OrBad, bad};
 use crate::output::{self, err, out};
 use anyhow::Context;
@@ -24,13 +25,14 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// Model directory, or an id of the hub whose snapshot is in the local cache; without one a small model from nothing
     #[arg(long)]
-    model: Option<PathBuf>,
-    /// File of problems to train on (.jsonl, .jsonl.gz or .parquet); without one generated sums
+    pub(super) model: Option<PathBuf>,
+    /// File of problems, or for sft of examples, to train on (.jsonl, .jsonl.gz or .parquet); without one
+    /// generated sums
     #[arg(long, requires = "model")]
-    data: Option<PathBuf>,
-    /// File of problems to measure on; without one a share of --data is held out
+    pub(super) data: Option<PathBuf>,
+    /// File of problems or examples to measure on; without one a share of --data is held out
     #[arg(long, requires = "data")]
-    test: Option<PathBuf>,
+    pub(super) test: Option<PathBuf>,
     /// Algorithm
     #[arg(long, value_enum, default_value_t = Algorithm::Grpo)]
     algorithm: Algorithm,
@@ -50,6 +52,8 @@ enum Algorithm {
     Ppo,
     /// GRPO with dynamic sampling, a higher upper clip bound and a penalty for overlong responses
     Dapo,
+    /// Supervised training on examples
+    Sft,
 }
 
 /// Sizes that fit model and data.
@@ -63,7 +67,7 @@ struct Sizes {
 }
 
 /// A line of the recipe: a key with its value, perhaps as a comment that shows how it would be set.
-enum Line {
+pub(super) enum Line {
     Set(&'static str, String),
     Off(&'static str, &'static str),
 }
@@ -80,12 +84,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             return Err(bad(format!("{option} {}: there is no such file", file.display())));
         }
     }
-    let mut sections = source(&args)?;
-    let sizes = match &args.model {
-        Some(model) => sizes(model, &sections)?,
-        None => Sizes { batch: 16, prompt: 8, response: 32, kv_cache_mb: 64, test_problems: 200 },
+    let sections = match args.algorithm {
+        Algorithm::Sft => init_sft::sections(&args)?,
+        _ => reinforcement(&args)?,
     };
-    sections.extend(learning(&args, &sizes));
     let text = render(&args, &sections);
     // What is written must be a recipe.
     let name = args.out.as_ref().map_or("the new recipe".to_string(), |file| file.display().to_string());
@@ -94,7 +96,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         std::fs::write(file, &text)
             .with_context(|| format!("--out {}: cannot be written", file.display()))
             .or_bad()?;
-        err!("look at it with `qurl recipe check {name}`, start it with `qurl train {name}`");
+        let command = if args.algorithm == Algorithm::Sft { "sft" } else { "train" };
+        err!("look at it with `qurl recipe check {name}`, start it with `qurl {command} {name}`");
     }
     match (args.json, &args.out) {
         (true, _) => Ok(out!("{}", serde_json::json!({ "recipe": text, "file": args.out }))?),
@@ -103,10 +106,27 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-/// The sections [model] and [task].
-fn source(args: &Args) -> anyhow::Result<Vec<(&'static str, Vec<Line>)>> {
-    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    let quoted = |path: &Path| format!("{:?}", path.display().to_string());
+/// The sections of a recipe of reinforcement learning.
+fn reinforcement(args: &Args) -> anyhow::Result<Vec<(&'static str, Vec<Line>)>> {
+    let mut sections = source(args)?;
+    let sizes = match &args.model {
+        Some(model) => sizes(model, &sections)?,
+        None => Sizes { batch: 16, prompt: 8, response: 32, kv_cache_mb: 64, test_problems: 200 },
+    };
+    sections.extend(learning(args, &sizes));
+    Ok(sections)
+}
+
+pub(super) fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
+}
+
+pub(super) fn quoted(path: &Path) -> String {
+    format!("{:?}", path.display().to_string())
+}
+
+/// The section of the model that was asked for, or of a small new one.
+pub(super) fn model_of(args: &Args) -> (&'static str, Vec<Line>) {
     let Some(model) = &args.model else {
         let model = vec![
             Set("model.new.hidden_size", "64".to_string()),
@@ -116,14 +136,22 @@ fn source(args: &Args) -> anyhow::Result<Vec<(&'static str, Vec<Line>)>> {
             Set("model.new.num_key_value_heads", "2".to_string()),
             Set("model.new.max_position_embeddings", "64".to_string()),
         ];
-        return Ok(vec![("model.new", model), ("task", sums(0.75))]);
+        return ("model.new", model);
     };
     let path = match hub::id(model).filter(|_| !model.exists()) {
         Some(id) => Path::new(id).to_path_buf(),
         None => absolute(model),
     };
-    let model = ("model", vec![Set("model.path", quoted(&path))]);
-    let Some(data) = &args.data else { return Ok(vec![model, ("task", sums(0.0))]) };
+    ("model", vec![Set("model.path", quoted(&path))])
+}
+
+/// The sections [model] and [task].
+fn source(args: &Args) -> anyhow::Result<Vec<(&'static str, Vec<Line>)>> {
+    let model = model_of(args);
+    let Some(data) = &args.data else {
+        let teacher_slips = if args.model.is_none() { 0.75 } else { 0.0 };
+        return Ok(vec![model, ("task", sums(teacher_slips))]);
+    };
     let mut task = vec![
         Set("task.type", "\"dataset\"".to_string()),
         Set("task.files", format!("[{}]", quoted(&absolute(data)))),
@@ -136,7 +164,7 @@ fn source(args: &Args) -> anyhow::Result<Vec<(&'static str, Vec<Line>)>> {
     Ok(vec![model, ("task", task)])
 }
 
-fn sums(teacher_slips: f64) -> Vec<Line> {
+pub(super) fn sums(teacher_slips: f64) -> Vec<Line> {
     let mut task = vec![
         Set("task.type", "\"synthetic\"".to_string()),
         Set("task.kind", "\"addition\"".to_string()),
@@ -171,12 +199,17 @@ const MEASURED: u64 = 1000;
 /// Responses of a new recipe are at most so long.
 const RESPONSE: usize = 512;
 
+/// Where a model is that is named by its directory, or by an id of the hub.
+pub(super) fn directory(model: &Path) -> anyhow::Result<PathBuf> {
+    match hub::id(model).filter(|_| !model.exists()) {
+        Some(id) => hub::cached(id).ok_or_else(|| bad(format!("--model {id}: {}", hub::how_to_get(id)))),
+        None => Ok(model.to_path_buf()),
+    }
+}
+
 /// Sizes that fit a model and the problems of a section [task].
 fn sizes(model: &Path, sections: &[(&'static str, Vec<Line>)]) -> anyhow::Result<Sizes> {
-    let dir = match hub::id(model).filter(|_| !model.exists()) {
-        Some(id) => hub::cached(id).ok_or_else(|| bad(format!("--model {id}: {}", hub::how_to_get(id))))?,
-        None => model.to_path_buf(),
-    };
+    let dir = directory(model)?;
     let config = ModelConfig::read(&dir.join("config.json")).context("--model").or_bad()?;
     let tokenizer = Tokenizer::load(&dir).context("--model").or_bad()?;
     let template = ChatTemplate::of(&tokenizer).context("--model").or_bad()?;
@@ -261,6 +294,7 @@ fn learning(args: &Args, sizes: &Sizes) -> Vec<(&'static str, Vec<Line>)> {
             algorithm
                 .push(Set("algorithm.overlong_buffer", format!("{{ len = {len}, penalty_factor = 1.0 }}")));
         }
+        Algorithm::Sft => {} // it has no rewards
     }
     sections.push(("algorithm", algorithm));
     let lr = if new { "1e-4" } else { "1e-6" };
@@ -307,10 +341,11 @@ const COLUMNS: usize = 110;
 fn render(args: &Args, sections: &[(&'static str, Vec<Line>)]) -> String {
     let reference = keys();
     let of = |path: &str| reference.iter().find(|key| key.key == path);
-    let algorithm = format!("{:?}", args.algorithm).to_uppercase();
-    let mut text = format!(
-        "# {algorithm} with int8 rollouts. `qurl recipe KEY` explains a key, `qurl recipe` all of them.\n"
-    );
+    let what = match args.algorithm {
+        Algorithm::Sft => "Supervised training".to_string(),
+        algorithm => format!("{} with int8 rollouts", format!("{algorithm:?}").to_uppercase()),
+    };
+    let mut text = format!("# {what}. `qurl recipe KEY` explains a key, `qurl recipe` all of them.\n");
     for (section, lines) in sections {
         let _ = writeln!(text, "\n[{section}]");
         for line in lines {

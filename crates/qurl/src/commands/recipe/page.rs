@@ -8,11 +8,13 @@ const COLUMNS: usize = 100;
 
 const HEAD: &str = "# Recipes: every key
 
-A recipe is a TOML file that says what a run does: `qurl train mine.toml`. This page is generated from the program
+A recipe is a TOML file that says what a run does: `qurl train mine.toml`, or `qurl sft mine.toml` for
+supervised training ([sft.md](sft.md)). This page is generated from the program
 (`qurl recipe --markdown > docs/recipe.md`); `qurl recipe KEY` shows the same of one key or section, and
 `qurl recipe schema` prints a JSON schema that editors complete by.
 
-- `qurl recipe init --model DIR --data FILE --out mine.toml` writes a recipe with comments that runs as it is.
+- `qurl recipe init --model DIR --data FILE --out mine.toml` writes a recipe with comments that runs as it is;
+  `--algorithm` is grpo, ppo, dapo or sft.
 - `qurl recipe check mine.toml` reads recipe, model and data and says what a run would be, without starting one.
 - `--set KEY=VALUE` overrides any key on the command line, as in `--set trainer.seed=7`. The value is TOML; what is not is
   taken as text.

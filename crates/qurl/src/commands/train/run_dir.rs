@@ -1,6 +1,7 @@
-//! The directory of a run: new, or one that goes on.
+//! The directory of a run of `qurl train` or `qurl sft`: new, or one that goes on.
 
 use crate::input::{OrBad, bad};
+use crate::target::free_run;
 use crate::view::TrainView;
 use anyhow::Context;
 use qurl_train::checkpoint::{Keep, Store};
@@ -10,6 +11,38 @@ use qurl_train::runlog::RunLock;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+
+/// What runs in the directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Reinforcement learning.
+    Train,
+    /// Supervised training.
+    Sft,
+}
+
+impl Kind {
+    /// The command.
+    fn command(self) -> &'static str {
+        match self {
+            Kind::Train => "train",
+            Kind::Sft => "sft",
+        }
+    }
+
+    /// The key that says how many steps there are, and how many.
+    fn steps(self, recipe: &Recipe) -> (&'static str, u64) {
+        match self {
+            Kind::Train => ("run.total_steps", recipe.run.as_ref().map_or(0, |run| run.total_steps)),
+            Kind::Sft => ("sft.steps", recipe.sft.as_ref().map_or(0, |sft| sft.steps)),
+        }
+    }
+
+    /// What a recipe in a run's directory is of.
+    fn of(recipe: &Recipe) -> Kind {
+        if recipe.run.is_some() { Kind::Train } else { Kind::Sft }
+    }
+}
 
 /// The recipe's file in a run directory.
 pub const RECIPE: &str = "recipe.toml";
@@ -36,12 +69,14 @@ pub struct RunDir {
     pub from: Option<(u64, PathBuf)>,
     /// Its summary, where the run has made all of its steps: nothing is left to do.
     pub finished: Option<String>,
+    kind: Kind,
     _lock: RunLock,
 }
 
 impl RunDir {
     /// Makes the directory, or takes the one of a run that is to go on, and locks it.
     pub fn open(
+        kind: Kind,
         asked: Option<&Path>,
         resume: bool,
         recipe: &Recipe,
@@ -49,10 +84,7 @@ impl RunDir {
     ) -> anyhow::Result<RunDir> {
         let path = match asked {
             Some(dir) => dir.to_path_buf(),
-            None => {
-                let free = (1..).map(|i| PathBuf::from(format!("runs/train-{i}"))).find(|dir| !dir.exists());
-                free.unwrap_or_else(|| PathBuf::from("runs/train"))
-            }
+            None => free_run(kind.command()),
         };
         let name = path.display();
         std::fs::create_dir_all(&path).map_err(|e| bad(format!("--run {name}: cannot be made: {e}")))?;
@@ -73,7 +105,7 @@ impl RunDir {
                 "warning: the checkpoint of step {step} is not whole and is ignored: {error}"
             ));
         }
-        let mut dir = RunDir { path, store, from: newest.whole, finished: None, _lock: lock };
+        let mut dir = RunDir { path, store, from: newest.whole, finished: None, kind, _lock: lock };
         if resume {
             dir.check_recipe(recipe, view)?;
             dir.finished = dir.summary_if_finished(recipe);
@@ -91,7 +123,7 @@ impl RunDir {
     /// The summary of a run that has made all steps of this very recipe and written its model.
     fn summary_if_finished(&self, recipe: &Recipe) -> Option<String> {
         let read = |file: &str| std::fs::read_to_string(self.path.join(file)).ok();
-        let (text, total) = (read(SUMMARY)?, recipe.run.as_ref()?.total_steps);
+        let (text, (_, total)) = (read(SUMMARY)?, self.kind.steps(recipe));
         let summary: serde_json::Value = serde_json::from_str(&text).ok()?;
         let made = self.step() == total && summary["steps"] == total && self.path.join("model").is_dir();
         (made && read(RECIPE)? == recipe.to_toml()).then_some(text)
@@ -104,7 +136,7 @@ impl RunDir {
 
     /// How to go on with this run.
     pub fn how_to_go_on(&self) -> String {
-        format!("qurl train --run {} --resume", self.path.display())
+        format!("qurl {} --run {} --resume", self.kind.command(), self.path.display())
     }
 
     /// Refuses a recipe that would make it another run.
@@ -120,17 +152,23 @@ impl RunDir {
                 }
             },
         };
-        let changes = Changes::between(&Recipe::parse(&text, &file, &[]).or_bad()?, recipe);
+        let begun = Recipe::parse(&text, &file, &[]).or_bad()?;
+        let (kind, other) = (self.kind, Kind::of(&begun));
+        if kind != other {
+            let (run, with) = (other.command(), kind.command());
+            return Err(bad(format!("--resume: {name} holds a run of `qurl {run}`, not of `qurl {with}`")));
+        }
+        let changes = Changes::between(&begun, recipe);
         if !changes.refused.is_empty() {
             let list: Vec<String> = changes.refused.iter().map(|c| format!("  {c}")).collect();
             let list = list.join("\n");
             return Err(bad(format!("--resume: the run in {name} was begun with another recipe:\n{list}")));
         }
-        let total = recipe.run.as_ref().map_or(0, |run| run.total_steps);
+        let (key, total) = self.kind.steps(recipe);
         if total < self.step() {
             let step = self.step();
             return Err(bad(format!(
-                "--resume: key `run.total_steps` is {total}, but the run in {name} has {step} already"
+                "--resume: key `{key}` is {total}, but the run in {name} has {step} already"
             )));
         }
         for change in &changes.allowed {

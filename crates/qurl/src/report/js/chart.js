@@ -124,7 +124,7 @@ function spot(chart, line, [x, y], r) {
 
 /** The reader points at `x` in `chart`: its values are shown, and the same place is marked in all plots over steps. */
 function hover(chart, x) {
-  const linked = charts.filter((other) => (other.spec.x === "layer") === (chart.spec.x === "layer"));
+  const linked = charts.filter((other) => other.spec.x === chart.spec.x);
   for (const other of linked) other.cross(x);
   chart.at = x === null ? undefined : x;
   chart.tip.hidden = x === null || !chart.lines.length;

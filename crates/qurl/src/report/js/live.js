@@ -17,7 +17,7 @@ function follow(parts) {
     const run = state.runs[0];
     const of = run.total_steps ? ` of ${run.total_steps}` : "";
     if (run.finished) say("finished", `finished, ${run.figures.steps} steps`);
-    else say("running", run.figures.steps ? `live, step ${run.figures.steps}${of}` : "live, before the first step");
+    else say("running", run.figures.steps ? `live, step ${run.figures.steps}${of}` : beforeFirstStep(run));
     document.title = `${run.figures.steps}${of} · ${run.label} · QuRL`;
   };
   source.addEventListener("run", (event) => {

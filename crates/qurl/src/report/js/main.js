@@ -34,13 +34,13 @@ function start() {
   state.runs = data.runs;
   state.live = data.live;
   const summary = summaryPart();
-  const sections = SECTIONS.map(plotSection);
+  const sections = sectionsPart();
   const rollouts = rolloutsPart();
   const settings = settingsPart();
-  const plots = () => sections.forEach((section) => section.update());
+  const plots = () => sections.update();
   const figures = () => { summary.update(); plots(); };
   const all = () => { figures(); rollouts.update(); settings.update(); };
-  document.getElementById("page").append(summary.node, toolbar(plots), ...sections.map((section) => section.node),
+  document.getElementById("page").append(summary.node, toolbar(plots), sections.node,
     rollouts.node, settings.node, h("footer", {}, `Written by qurl ${data.version}. This page loads nothing from elsewhere.`));
   all();
   let width = innerWidth;

@@ -101,6 +101,7 @@ function plotSection(section) {
   const columns = section.plots.length % 3 === 0 || section.plots.length > 4 ? "plots" : "plots two";
   const absent = h("p", { class: "absent", hidden: true });
   const bars = section.phases ? phaseBars() : null;
+  if (bars && section.phases !== true) bars.node.id = section.phases;
   const node = h("section", {}, h("h2", {}, section.title), h("p", { class: "lead" }, section.lead),
     h("div", { class: columns }, made.map((chart) => chart.figure)), absent, bars && bars.node);
   const update = () => {

@@ -28,7 +28,8 @@ function hero(run) {
     tile("Rollout", count(f.rollout_tokens_per_s), missing(f.rollout_speedup) ? "tokens/s" : `tokens/s, ${number(f.rollout_speedup)}× bf16`),
     tile("Training", count(f.training_tokens_per_s), "tokens/s"),
     tile("Time", duration(f.seconds), `${f.steps}${planned} steps`),
-    tile("Updates", number(f.updates, 6), f.skipped_updates ? `${f.skipped_updates} skipped` : "none skipped")));
+    tile("Updates", number(f.updates, 6), f.skipped_updates ? `${f.skipped_updates} skipped` : "none skipped"),
+    warmTile(run)));
 }
 
 const OVERVIEW = [
@@ -45,10 +46,11 @@ const OVERVIEW = [
 ];
 
 function overview() {
+  const columns = state.runs.every(isSupervised) ? SUPERVISED_OVERVIEW : OVERVIEW;
   const rows = state.runs.map((run, index) => h("tr", {},
     h("th", { scope: "row" }, h("span", { class: "row" }, swatch(colour(index), 0), run.label)),
-    OVERVIEW.map(([, cell]) => h("td", {}, cell(run.figures)))));
-  const heads = ["run", ...OVERVIEW.map(([name]) => name)].map((name) => h("th", { scope: "col" }, name));
+    columns.map(([, cell]) => h("td", {}, cell(run.figures)))));
+  const heads = ["run", ...columns.map(([name]) => name)].map((name) => h("th", { scope: "col" }, name));
   return h("div", { class: "card scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)));
 }
 
@@ -66,7 +68,8 @@ function summaryPart() {
     title.textContent = several() ? `${state.runs.length} runs compared` : state.runs[0].label;
     const shared = state.runs.map((run) => run.facts).reduce((kept, next) => kept.filter((fact) => next.includes(fact)));
     facts.replaceChildren(...shared.map((fact) => h("li", {}, fact)));
-    body.replaceChildren(several() ? overview() : hero(state.runs[0]));
+    const one = () => (isSupervised(state.runs[0]) ? supervisedHero : hero)(state.runs[0]);
+    body.replaceChildren(several() ? overview() : one());
     warnings.replaceChildren(...state.runs.flatMap((run) => run.warnings).map((text) => h("li", {}, text)));
     warnings.hidden = !warnings.children.length;
   };

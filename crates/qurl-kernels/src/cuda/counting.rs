@@ -1,0 +1,277 @@
+//! A GPU that is not there: what is allocated on it is counted, and nothing is computed.
+//!
+//! The real constructors and the real operations run on it over a driver of our own, which gives out addresses that nobody
+//! uses, launches nothing and answers every question with bytes of all ones. So the memory that a run will take is known
+//! without a second description of who allocates what.
+
+use super::context::Context;
+use super::device::Cuda;
+use super::ffi::{DevicePtr, Driver, Handle, LaunchConfig, Status, TensorMap};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A kind of GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuProfile {
+    /// Its name.
+    pub name: String,
+    /// Its compute capability times ten: 90 for 9.0.
+    pub architecture: u32,
+    /// Its SMs.
+    pub sms: usize,
+    /// Bytes of its memory.
+    pub memory: usize,
+}
+
+impl GpuProfile {
+    /// NVIDIA H200.
+    pub fn h200() -> GpuProfile {
+        GpuProfile { name: "NVIDIA H200".to_string(), architecture: 90, sms: 132, memory: 143_771 << 20 }
+    }
+}
+
+impl Cuda {
+    /// A GPU on which nothing is computed: [`Device::memory`](crate::Device::memory) tells what was allocated on it. It
+    /// holds more than its memory, so that a plan can say how much is missing.
+    pub fn counting(gpu: &GpuProfile) -> Cuda {
+        Cuda::of(Arc::new(Context::counting(driver(), gpu)))
+    }
+
+    /// What kind of GPU this is.
+    pub fn profile(&self) -> GpuProfile {
+        let Context { name, generation, sms, .. } = &**self.context();
+        let memory = self.context().memory_info().map_or(0, |(_, total)| total);
+        GpuProfile { name: name.clone(), architecture: *generation, sms: *sms, memory }
+    }
+
+    /// Bytes that are allocated now.
+    pub fn allocated(&self) -> usize {
+        self.context().allocated()
+    }
+}
+
+/// Blocks of a kernel that run on an SM at the same time: as few as there are of the kernels that ask.
+const BLOCKS_PER_SM: c_int = 2;
+/// Bytes before page-locked memory, which hold its size.
+const HEADER: usize = 64;
+
+fn driver() -> Driver {
+    Driver {
+        init,
+        device_count,
+        device_get,
+        device_name,
+        device_attribute,
+        context_retain,
+        context_release,
+        context_set: one_handle,
+        memory_info,
+        alloc,
+        free,
+        host_alloc,
+        host_free,
+        copy_in,
+        copy_out,
+        copy,
+        fill8,
+        stream_create,
+        stream_destroy: one_handle,
+        stream_wait: one_handle,
+        module_load,
+        module_unload: one_handle,
+        module_function,
+        function_set,
+        blocks_at_once,
+        clusters_at_once,
+        launch,
+        tensor_map,
+        capture_begin,
+        capture_end,
+        graph_instantiate,
+        graph_launch: two_handles,
+        graph_exec_destroy: one_handle,
+        graph_destroy: one_handle,
+        event_create: stream_create,
+        event_record: two_handles,
+        event_wait: one_handle,
+        event_destroy: one_handle,
+        error_text,
+        library: None,
+    }
+}
+
+unsafe extern "C" fn init(_: c_uint) -> Status {
+    0
+}
+unsafe extern "C" fn device_count(_: *mut c_int) -> Status {
+    0
+}
+unsafe extern "C" fn device_get(_: *mut c_int, _: c_int) -> Status {
+    0
+}
+unsafe extern "C" fn device_name(_: *mut c_char, _: c_int, _: c_int) -> Status {
+    0
+}
+unsafe extern "C" fn device_attribute(_: *mut c_int, _: c_int, _: c_int) -> Status {
+    0
+}
+unsafe extern "C" fn context_retain(_: *mut Handle, _: c_int) -> Status {
+    0
+}
+unsafe extern "C" fn context_release(_: c_int) -> Status {
+    0
+}
+unsafe extern "C" fn one_handle(_: Handle) -> Status {
+    0
+}
+unsafe extern "C" fn two_handles(_: Handle, _: Handle) -> Status {
+    0
+}
+unsafe extern "C" fn memory_info(_: *mut usize, _: *mut usize) -> Status {
+    0
+}
+
+/// Addresses that nothing was ever at.
+unsafe extern "C" fn alloc(at: *mut DevicePtr, bytes: usize) -> Status {
+    static NEXT: AtomicU64 = AtomicU64::new(1 << 40);
+    let size = bytes.next_multiple_of(1 << 16) as u64;
+    // SAFETY: the caller gives a valid place.
+    unsafe { *at = NEXT.fetch_add(size, Ordering::Relaxed) };
+    0
+}
+unsafe extern "C" fn free(_: DevicePtr) -> Status {
+    0
+}
+
+/// The host writes what it would send, so this memory is real.
+unsafe extern "C" fn host_alloc(at: *mut *mut c_void, bytes: usize, _: c_uint) -> Status {
+    let Ok(layout) = Layout::from_size_align(bytes + HEADER, HEADER) else { return 1 };
+    // SAFETY: the layout is not empty; the caller gives a valid place.
+    unsafe {
+        let memory = alloc_zeroed(layout);
+        if memory.is_null() {
+            return 1;
+        }
+        memory.cast::<usize>().write(layout.size());
+        *at = memory.add(HEADER).cast();
+    }
+    0
+}
+unsafe extern "C" fn host_free(at: *mut c_void) -> Status {
+    // SAFETY: given out by `host_alloc`, which wrote its size before it.
+    unsafe {
+        let memory = at.cast::<u8>().sub(HEADER);
+        let size = memory.cast::<usize>().read();
+        dealloc(memory, Layout::from_size_align_unchecked(size, HEADER));
+    }
+    0
+}
+unsafe extern "C" fn copy_in(_: DevicePtr, _: *const c_void, _: usize, _: Handle) -> Status {
+    0
+}
+
+/// All ones: the mark of weights without a row that is not finite, and NaN of everything else.
+unsafe extern "C" fn copy_out(to: *mut c_void, _: DevicePtr, bytes: usize, _: Handle) -> Status {
+    // SAFETY: the caller gives a place of so many bytes.
+    unsafe { std::ptr::write_bytes(to.cast::<u8>(), 0xff, bytes) };
+    0
+}
+unsafe extern "C" fn copy(_: DevicePtr, _: DevicePtr, _: usize, _: Handle) -> Status {
+    0
+}
+unsafe extern "C" fn fill8(_: DevicePtr, _: u8, _: usize, _: Handle) -> Status {
+    0
+}
+unsafe extern "C" fn stream_create(_: *mut Handle, _: c_uint) -> Status {
+    0
+}
+unsafe extern "C" fn module_load(_: *mut Handle, _: *const c_void) -> Status {
+    0
+}
+unsafe extern "C" fn module_function(_: *mut Handle, _: Handle, _: *const c_char) -> Status {
+    0
+}
+unsafe extern "C" fn function_set(_: Handle, _: c_int, _: c_int) -> Status {
+    0
+}
+unsafe extern "C" fn blocks_at_once(count: *mut c_int, _: Handle, _: c_int, _: usize) -> Status {
+    // SAFETY: the caller gives a valid place.
+    unsafe { *count = BLOCKS_PER_SM };
+    0
+}
+unsafe extern "C" fn clusters_at_once(count: *mut c_int, _: Handle, _: *const LaunchConfig) -> Status {
+    // SAFETY: the caller gives a valid place.
+    unsafe { *count = BLOCKS_PER_SM };
+    0
+}
+unsafe extern "C" fn launch(
+    _: *const LaunchConfig,
+    _: Handle,
+    _: *mut *mut c_void,
+    _: *mut *mut c_void,
+) -> Status {
+    0
+}
+unsafe extern "C" fn tensor_map(
+    _: *mut TensorMap,
+    _: c_int,
+    _: c_uint,
+    _: DevicePtr,
+    _: *const u64,
+    _: *const u64,
+    _: *const c_uint,
+    _: *const c_uint,
+    _: c_int,
+    _: c_int,
+    _: c_int,
+    _: c_int,
+) -> Status {
+    0
+}
+unsafe extern "C" fn capture_begin(_: Handle, _: c_int) -> Status {
+    0
+}
+unsafe extern "C" fn capture_end(_: Handle, _: *mut Handle) -> Status {
+    0
+}
+unsafe extern "C" fn graph_instantiate(_: *mut Handle, _: Handle, _: u64) -> Status {
+    0
+}
+unsafe extern "C" fn error_text(_: c_int, _: *mut *const c_char) -> Status {
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Linear, Output, Pack};
+    use crate::types::{Format, Rounding, WeightShape};
+    use crate::{Device, Queue};
+
+    #[test]
+    fn allocations_are_counted_and_given_back() {
+        let gpu = Arc::new(Cuda::counting(&GpuProfile::h200()));
+        let mut queue = gpu.queue().expect("a queue");
+        let fixed = gpu.allocated();
+        let x = gpu.zeros(1000 * 512).expect("a tensor");
+        let mut out = gpu.zeros(1000 * 256).expect("a tensor");
+        let shape = WeightShape { n: 256, k: 512, format: Format::Int8, trained: false };
+        let mut w = gpu.weight(shape).expect("weights");
+        let before = gpu.allocated() - fixed;
+        assert!(before >= 4 * 1000 * (512 + 256) + 256 * 512);
+        let from = gpu.zeros(256 * 512).expect("a tensor");
+        queue.pack(Pack { from: &from, rounding: Rounding::Nearest, copy: None, to: &mut w }).expect("packed");
+        let (output, rows) = (Output::Store, 1000);
+        queue.linear(Linear { x: &x, rows, norm: None, w: &w, bias: None, output, out: &mut out });
+        queue.synchronize().expect("nothing fails");
+        // The rows in int8 are made in the workspace.
+        let workspace = gpu.allocated() - fixed - before - 4 * 256 * 512;
+        assert!(workspace >= 1000 * 512, "{workspace}");
+        let memory = gpu.memory().expect("its memory");
+        assert_eq!((memory.total - memory.free, memory.peak), (gpu.allocated(), gpu.allocated()));
+        drop((x, out, w, from, queue));
+        assert_eq!(gpu.allocated(), 0);
+    }
+}

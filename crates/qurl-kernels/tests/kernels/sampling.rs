@@ -1,0 +1,117 @@
+//! Sampled tokens: their log-probabilities are the head's own, rows are independent, and what was fetched
+//! stays.
+
+use crate::ops::{Ops, cpus};
+use crate::paged::sampling;
+use crate::support::Random;
+use qurl_kernels::cpu::level::Level;
+use qurl_kernels::ops::{Head, Sample};
+use qurl_kernels::types::{Batch, SampleRow};
+use qurl_kernels::{Cpu, Device, Format, Queue};
+
+/// Rows with every kind of truncation, and greedy ones.
+pub(crate) fn mixed_rows(rows: usize, offset: f64) -> Vec<SampleRow> {
+    let row = |i: usize| SampleRow {
+        temperature: [0.0, 0.6, 1.0, 1.7][i % 4],
+        top_p: if i % 5 == 0 { 0.7 } else { 1.0 },
+        top_k: if i % 7 == 0 { 40 } else { 0 },
+        min_p: if i % 11 == 0 { 0.02 } else { 0.0 },
+        uniform: (i as f64 + offset) / rows as f64,
+    };
+    (0..rows).map(row).collect()
+}
+
+/// Log-probs are the head's own; neither the other rows nor the threads matter; rows that are not finite say
+/// so.
+#[test]
+fn rows_are_independent_and_score_as_the_head_does() {
+    let (rows, k, vocabulary) = (37, 48, 1300);
+    let values =
+        |len: usize, seed: f32| (0..len).map(|i| ((i as f32 + seed) * 12.9898).sin() * 1.5).collect();
+    let (hidden, weights): (Vec<f32>, Vec<f32>) = (values(rows * k, 0.5), values(vocabulary * k, 7.0));
+    let batch = sampling(mixed_rows(rows, 0.5));
+    for (level, format) in
+        Level::available().into_iter().flat_map(|level| [(level, Format::F32), (level, Format::Bf16)])
+    {
+        let run = |threads: usize| {
+            let cpu = Ops::new(Cpu::new(level, threads));
+            let packed = cpu.frozen(&weights, vocabulary, k, format);
+            let sampled = cpu.sample(&cpu.up(&hidden), &packed, &batch);
+            (cpu, packed, sampled)
+        };
+        let (cpu, head, all) = run(1);
+        assert_eq!(run(3).2, all, "{level} {format}: threads");
+        for (i, (how, sampled)) in batch.samples.iter().zip(&all).enumerate() {
+            let what = format!("{level} {format}: row {i}");
+            let hidden = &cpu.up(&hidden[i * k..(i + 1) * k]);
+            assert_eq!(cpu.sample(hidden, &head, &sampling(vec![*how])), [*sampled], "{what} alone");
+            let temperature = if how.is_greedy() { 1.0 } else { how.temperature };
+            let scored = Head { hidden, head: &head, targets: &[sampled.token], temperature };
+            let scored = cpu.queue().head(scored).expect("memory for the head");
+            if how.is_greedy() {
+                assert_eq!(sampled.token, scored.argmax[0], "{what}");
+            }
+            if how.truncates() {
+                assert!(sampled.logp >= scored.logp[0], "{what} is not renormalised");
+            } else {
+                assert_eq!(sampled.logp.to_bits(), scored.logp[0].to_bits(), "{what}");
+                assert_eq!(sampled.entropy.to_bits(), scored.entropy[0].to_bits(), "{what}");
+            }
+        }
+        for ill in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut hidden = hidden.clone();
+            hidden[4 * k + 3] = ill;
+            let sampled = cpu.sample(&cpu.up(&hidden), &head, &batch);
+            assert!(sampled[4].logp.is_nan(), "{level} {format}: {ill} gives {:?}", sampled[4]);
+            for (i, (sampled, well)) in sampled.iter().zip(&all).enumerate().filter(|(i, _)| *i != 4) {
+                assert_eq!(sampled, well, "{level} {format}: row {i} beside {ill}");
+            }
+        }
+    }
+}
+
+#[test]
+fn fetched_tokens_outlive_the_next_sample() {
+    for cpu in cpus(2) {
+        check_fetched_tokens(&cpu);
+    }
+}
+
+/// Fetched tokens are those of the sample before, whatever is sampled before they are read, in whatever order
+/// they are waited for, and if nobody waits for them.
+pub(crate) fn check_fetched_tokens<D: Device>(ops: &Ops<D>) {
+    let (k, vocabulary, most) = (64, 1003, 2000);
+    let mut random = Random::new(6);
+    let hidden = ops.up(&random.normals(most * k));
+    let head = ops.frozen(&random.normals(vocabulary * k), vocabulary, k, Format::F32);
+    let mut tokens = ops.device().tokens(most).expect("memory for a test");
+    let mut batch = ops.device().batch();
+    let mut pending = Vec::new();
+    for (step, rows) in [3, 5, 700, most, 1, 300, most].into_iter().enumerate() {
+        let uniform = |i: usize| (i as f64 + 0.1) / rows as f64;
+        let row = |i| SampleRow { temperature: 1.0, uniform: uniform(i), ..SampleRow::greedy() };
+        let rows: Batch = sampling((0..rows).map(row).collect());
+        let want = ops.sample(&hidden, &head, &rows);
+        let mut queue = ops.queue();
+        queue.load(&mut batch, &rows);
+        queue.sample(Sample { hidden: &hidden, head: &head, batch: &batch, out: &mut tokens });
+        // Twice: the second is dropped unread, and its memory is used again.
+        pending.push((queue.fetch(&tokens, want.len()).expect("sampled tokens"), want));
+        drop(queue.fetch(&tokens, rows.samples.len()).expect("sampled tokens"));
+        // Some wait for one sample, some for two.
+        if step % 3 != 1 {
+            while let Some((fetched, want)) = pending.pop() {
+                assert_eq!(queue.wait(fetched).expect("sampled tokens"), want, "step {step}");
+            }
+        }
+    }
+    assert!(pending.is_empty(), "the last step waits for all");
+    // A part of the rows, and none.
+    let mut queue = ops.queue();
+    let all = queue.fetch(&tokens, most).expect("sampled tokens");
+    let all = queue.wait(all).expect("sampled tokens");
+    for rows in [0, 1, 17] {
+        let some = queue.fetch(&tokens, rows).expect("sampled tokens");
+        assert_eq!(queue.wait(some).expect("sampled tokens"), all[..rows], "{rows} rows");
+    }
+}

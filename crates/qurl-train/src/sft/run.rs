@@ -1,0 +1,159 @@
+//! The run of `qurl sft`: resume or validate first, then step after step train, validate, save and write
+//! down; at the end the model and a summary. Checkpoints and logs are those of reinforcement learning
+//! ([`crate::run`]), and so is the promise: a run that was stopped or killed at any moment resumes with the
+//! same bits.
+
+use super::{SftError, SftRecord, SftTrainer};
+use crate::checkpoint::{Keeper, ModelFiles, Snapshot};
+use crate::memory::MemoryPlan;
+use crate::recipe::Recipe;
+use crate::run::RunParts;
+use crate::runlog::StepLog;
+use crate::start::Start;
+use qurl_kernels::Device;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// A run while it goes on.
+pub struct SftRun<'a, D: Device> {
+    pub(super) trainer: SftTrainer<'a, D>,
+    pub(super) start: &'a Start,
+    pub(super) path: PathBuf,
+    /// The recipe with all defaults filled in.
+    text: String,
+    pub(super) keeper: Keeper,
+    log: StepLog,
+    /// All lines of `metrics.jsonl`, those before a restart included.
+    pub(super) lines: Vec<Value>,
+    /// What it is expected to take of the device's memory.
+    pub(super) memory: MemoryPlan,
+    /// Where the weights are that the first step started from, if they are anywhere.
+    pub(super) start_path: Option<PathBuf>,
+    /// Seconds of the steps that earlier processes made.
+    pub(super) seconds_before: f64,
+    /// Validation loss before the first step, where there is one.
+    pub(super) before: Option<f64>,
+    /// Validation loss after the last step, where it was taken.
+    validated: Option<f64>,
+}
+
+impl<'a, D: Device> SftRun<'a, D> {
+    /// Takes over the state of the newest checkpoint, or takes the validation loss of the start.
+    pub fn begin(
+        mut trainer: SftTrainer<'a, D>,
+        recipe: &Recipe,
+        start: &'a Start,
+        parts: RunParts<StepLog>,
+    ) -> Result<SftRun<'a, D>, SftError> {
+        let RunParts { path, store, from, log } = parts;
+        let lines = log.kept().to_vec();
+        let (before, validated) = match &from {
+            Some((_, path)) => {
+                let snapshot = Snapshot::read(path, &start.config).map_err(SftError::Resume)?;
+                let skipped = |line: &&Value| line["skipped_updates"].as_u64().is_some_and(|n| n > 0);
+                let skipped = lines.iter().rev().take_while(skipped).count();
+                trainer.restore(&snapshot, skipped as u64)?;
+                (snapshot.state.validation_loss_before, snapshot.state.validation_loss)
+            }
+            None => (trainer.validation_loss()?, None),
+        };
+        let newest = from.map(|(step, _)| step);
+        let keeper = Keeper::new(store, ModelFiles::of(start), newest, recipe.trainer.save_freq);
+        let seconds = |line: &Value| line["timing"]["total"].as_f64();
+        let seconds_before = lines.iter().filter_map(seconds).sum();
+        let memory = MemoryPlan::of_sft(recipe, trainer.sft(), &start.config);
+        let (text, start_path) = (recipe.to_toml(), recipe.model.path.clone());
+        Ok(SftRun {
+            trainer,
+            start,
+            path,
+            text,
+            keeper,
+            log,
+            lines,
+            memory,
+            start_path,
+            seconds_before,
+            before,
+            validated,
+        })
+    }
+
+    /// What is trained.
+    pub fn trainer(&self) -> &SftTrainer<'a, D> {
+        &self.trainer
+    }
+
+    /// The same, to compute with.
+    pub fn trainer_mut(&mut self) -> &mut SftTrainer<'a, D> {
+        &mut self.trainer
+    }
+
+    /// Validation loss before the first step, where there is one.
+    pub fn before(&self) -> Option<f64> {
+        self.before
+    }
+
+    /// Makes all steps that are left, until `stop` says so. `tell` sees the record of each.
+    pub fn steps(
+        &mut self,
+        stop: impl Fn() -> bool,
+        mut tell: impl FnMut(&SftRecord),
+    ) -> Result<(), SftError> {
+        while self.trainer.steps_done() < self.trainer.sft().steps {
+            if stop() {
+                self.save_here()?;
+                return Err(SftError::Stopped { step: self.trainer.steps_done() });
+            }
+            self.keeper.poll().map_err(SftError::Checkpoint)?;
+            let mut record = self.trainer.step()?;
+            self.after(&mut record)?;
+            tell(&record);
+        }
+        self.keeper.finish().map_err(SftError::Checkpoint)
+    }
+
+    /// What belongs to a step beside training.
+    fn after(&mut self, record: &mut SftRecord) -> Result<(), SftError> {
+        self.trainer.validate_after(record)?;
+        self.validated = record.validation_loss.filter(|loss| loss.is_finite());
+        let began = Instant::now();
+        let (step, ends) = (record.step, record.step == self.trainer.sft().steps);
+        let score = self.validated.map(|loss| -loss);
+        let saved = match self.keeper.wants(step, ends, score).map_err(SftError::Checkpoint)? {
+            true => {
+                self.keeper.finish().map_err(SftError::Checkpoint)?;
+                Some(self.snapshot()?)
+            }
+            false => None,
+        };
+        record.add_phase("checkpoint", began.elapsed().as_secs_f64());
+        record.add_phase("log", self.log.take_seconds());
+        self.log.record(step, record)?;
+        // Plain numbers and maps by name: there is nothing in it that JSON does not have.
+        self.lines.push(serde_json::to_value(&*record).unwrap_or_default());
+        match saved {
+            Some(snapshot) => self.keeper.start(snapshot, self.log.files()?).map_err(SftError::Checkpoint),
+            None => Ok(()),
+        }
+    }
+
+    /// The state as it is, with the validation losses that are known.
+    fn snapshot(&mut self) -> Result<Snapshot, SftError> {
+        let mut snapshot = self.trainer.snapshot(&self.text)?;
+        snapshot.state.validation_loss_before = self.before;
+        snapshot.state.validation_loss = self.validated;
+        Ok(snapshot)
+    }
+
+    /// Saves the state after the last whole step, if that was not done; also where checkpoints are switched
+    /// off.
+    fn save_here(&mut self) -> Result<(), SftError> {
+        if !self.keeper.has(self.trainer.steps_done()) {
+            let snapshot = self.snapshot()?;
+            self.keeper.start(snapshot, self.log.files()?).map_err(SftError::Checkpoint)?;
+        }
+        self.keeper.finish().map_err(SftError::Checkpoint)
+    }
+}

@@ -1,0 +1,150 @@
+//! What is left of a run of supervised training: its model and its summary.
+
+use super::{SftError, SftRun};
+use crate::run::Memory;
+use qurl_kernels::Device;
+use qurl_model::hf::{SaveOptions, save};
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// `summary.json` while the run goes on: what no line of `metrics.jsonl` holds.
+#[derive(Clone, Debug, Serialize)]
+pub struct SftBegun {
+    /// Validation loss before the first step, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_loss_before: Option<f64>,
+    /// Parameters of the model.
+    pub parameters: u64,
+    /// Where it computes.
+    pub device: String,
+}
+
+/// The model with the lowest validation loss.
+#[derive(Clone, Debug, Serialize)]
+pub struct SftBest {
+    /// Its loss.
+    pub validation_loss: f64,
+    /// The step it was seen after, 0 for the start.
+    pub step: u64,
+    /// Where it is, if it was kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+}
+
+/// `summary.json` at the end of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct SftSummary {
+    /// What was known before the first step.
+    #[serde(flatten)]
+    pub begun: SftBegun,
+    /// Loss of the first batch, before anything was learned.
+    pub first_loss: f64,
+    /// Loss of the last batch.
+    pub last_loss: f64,
+    /// Validation loss at the end, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_loss_after: Option<f64>,
+    /// The best model on the way, where there is a validation loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best: Option<SftBest>,
+    /// Greedy accuracy at the end on held-out problems, where there are some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+    /// Steps that were made.
+    pub steps: u64,
+    /// Updates that were skipped.
+    pub skipped_updates: u64,
+    /// Tokens computed, prompts included.
+    pub tokens: u64,
+    /// The same per second of the updates.
+    pub tokens_per_s: f64,
+    /// Where the device has memory of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
+    /// Seconds of this process, and of the steps of those before it where the run was resumed.
+    pub seconds: f64,
+    /// Seconds by phase.
+    pub seconds_by_phase: BTreeMap<String, f64>,
+    /// The trained model.
+    pub model: String,
+    /// The report.
+    pub report: String,
+    /// The run's directory.
+    pub run: String,
+}
+
+impl<D: Device> SftRun<'_, D> {
+    /// What is known before the first step.
+    pub fn begun(&self) -> SftBegun {
+        SftBegun {
+            validation_loss_before: self.before,
+            parameters: self.start.config.param_count(),
+            device: self.trainer.device().info().description,
+        }
+    }
+
+    fn model_path(&self) -> PathBuf {
+        self.path.join("model")
+    }
+
+    /// Saves the trained model as `model/` in the run's directory.
+    pub fn save_model(&mut self) -> Result<(), SftError> {
+        let weights = self.trainer.weights()?;
+        let (dir, start) = (self.model_path(), self.start);
+        let options = SaveOptions {
+            tokenizer_files: start.tokenizer.files(),
+            ..SaveOptions::new(start.config.dtype, &start.generation)
+        };
+        save(&dir, &start.config, &weights, &options)
+            .map_err(|source| SftError::Model { dir, source: Box::new(source) })
+    }
+
+    /// The summary of a finished run, after `seconds` of this process.
+    pub fn summary(&self, accuracy: Option<f64>, seconds: f64) -> Result<SftSummary, SftError> {
+        let number = |line: &Value, key: &str| line[key].as_f64();
+        let loss = |line: Option<&Value>| line.and_then(|line| number(line, "loss")).unwrap_or(f64::NAN);
+        let sum = |key: &str| self.lines.iter().filter_map(|line| line[key].as_u64()).sum::<u64>();
+        let mut seconds_by_phase = BTreeMap::new();
+        for (phase, time) in self.lines.iter().filter_map(|line| line["timing"].as_object()).flatten() {
+            *seconds_by_phase.entry(phase.clone()).or_default() += time.as_f64().unwrap_or(0.0);
+        }
+        let memory = self.trainer.device().memory();
+        let update = seconds_by_phase.get("update").copied().unwrap_or(f64::NAN);
+        let validated = self.lines.iter().rev().find_map(|line| number(line, "validation_loss"));
+        Ok(SftSummary {
+            begun: self.begun(),
+            first_loss: loss(self.lines.first()),
+            last_loss: loss(self.lines.last()),
+            validation_loss_after: validated,
+            best: self.best()?,
+            accuracy,
+            steps: self.lines.len() as u64,
+            skipped_updates: sum("skipped_updates"),
+            tokens: sum("tokens"),
+            tokens_per_s: sum("tokens") as f64 / update,
+            memory: memory.map(|memory| Memory { planned: self.memory.total(), peak: memory.peak }),
+            seconds: self.seconds_before + seconds,
+            seconds_by_phase,
+            model: self.model_path().display().to_string(),
+            report: self.path.join("report.html").display().to_string(),
+            run: self.path.display().to_string(),
+        })
+    }
+
+    /// The lowest validation loss, of equal ones the newest, and where its model is.
+    fn best(&self) -> Result<Option<SftBest>, SftError> {
+        let after = |line: &Value| Some((line["validation_loss"].as_f64()?, line["step"].as_u64()?));
+        let losses = self.before.map(|loss| (loss, 0)).into_iter().chain(self.lines.iter().filter_map(after));
+        let lowest = losses.reduce(|best, next| if next.0 <= best.0 { next } else { best });
+        let Some((validation_loss, step)) = lowest else { return Ok(None) };
+        let model = match step {
+            step if step == self.trainer.steps_done() => Some(self.model_path()),
+            0 => self.start_path.clone(),
+            step => self.keeper.kept(step).map_err(SftError::Resume)?,
+        };
+        let model = model.map(|path| path.display().to_string());
+        Ok(Some(SftBest { validation_loss, step, model }))
+    }
+}
