@@ -262,7 +262,9 @@ mod tests {
         let before = gpu.allocated() - fixed;
         assert!(before >= 4 * 1000 * (512 + 256) + 256 * 512);
         let from = gpu.zeros(256 * 512).expect("a tensor");
-        queue.pack(Pack { from: &from, rounding: Rounding::Nearest, copy: None, to: &mut w }).expect("packed");
+        queue
+            .pack(Pack { from: &from, rounding: Rounding::Nearest, copy: None, to: &mut w })
+            .expect("packed");
         let (output, rows) = (Output::Store, 1000);
         queue.linear(Linear { x: &x, rows, norm: None, w: &w, bias: None, output, out: &mut out });
         queue.synchronize().expect("nothing fails");

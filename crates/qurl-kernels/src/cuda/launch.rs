@@ -206,8 +206,7 @@ impl Context {
         // A cached file that the driver does not take is compiled anew.
         for _ in 0..2 {
             let compiled = self.kernels.compiled.lock().unwrap_or_else(PoisonError::into_inner).remove(file);
-            let cubin =
-                compiled.map_or_else(|| compile::cubin(nvrtc, source, self.architecture), Ok)?;
+            let cubin = compiled.map_or_else(|| compile::cubin(nvrtc, source, self.architecture), Ok)?;
             // SAFETY: a compiled file, whose header has its length.
             status = unsafe { (self.driver.module_load)(&mut module, cubin.as_ptr().cast()) };
             if status == 0 {

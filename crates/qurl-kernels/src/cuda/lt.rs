@@ -160,14 +160,8 @@ fn plan(lib: &CublasLt, handle: Handle, shape: Shape) -> Option<Plan> {
         set(DESC_TRANSPOSE_B, c_int::from(shape.transpose_b));
         (lib.preference_create)(&mut preference);
         let bytes = WORKSPACE as u64;
-        (lib.preference_set)(
-            preference,
-            PREFERENCE_WORKSPACE,
-            (&raw const bytes).cast(),
-            size_of::<u64>(),
-        );
-        let status =
-            (lib.heuristic)(handle, desc, a, b, d, d, preference, 1, &mut result, &mut found);
+        (lib.preference_set)(preference, PREFERENCE_WORKSPACE, (&raw const bytes).cast(), size_of::<u64>());
+        let status = (lib.heuristic)(handle, desc, a, b, d, d, preference, 1, &mut result, &mut found);
         (lib.preference_destroy)(preference);
         if status != 0 || found == 0 || result.state != 0 {
             return None;

@@ -41,6 +41,7 @@ mod replay;
 mod rows;
 mod staging;
 mod sums;
+mod transfer;
 mod weight;
 mod workspace;
 

@@ -75,3 +75,58 @@ impl Workspace {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::counting::GpuProfile;
+    use super::super::device::Cuda;
+    use super::*;
+
+    /// What one operation takes never overlaps and is never moved, however often the workspace grows; the next
+    /// operation finds one block that has all of it.
+    #[test]
+    fn addresses_of_an_operation_stay() {
+        let cuda = Cuda::counting(&GpuProfile::h200());
+        let mut workspace = Workspace::default();
+        let mut operation = |sizes: &[usize]| {
+            workspace.rewind(Mark::default());
+            let mut taken: Vec<(DevicePtr, usize)> = Vec::new();
+            for &bytes in sizes {
+                let at = workspace.take(bytes).unwrap_or_else(|| {
+                    workspace.grow(cuda.context(), bytes).expect("memory");
+                    workspace.take(bytes).expect("the block that was chained")
+                });
+                let apart = |&(other, size): &(DevicePtr, usize)| {
+                    at + bytes as u64 <= other || other + size as u64 <= at
+                };
+                assert!(at.is_multiple_of(ALIGN as u64) && taken.iter().all(apart));
+                taken.push((at, bytes));
+            }
+            let blocks = workspace.blocks.len();
+            let held = |&(at, bytes): &(DevicePtr, usize)| {
+                let inside = |b: &Buffer| b.at() <= at && at + bytes as u64 <= b.at() + b.bytes() as u64;
+                workspace.blocks.iter().any(inside)
+            };
+            assert!(taken.iter().all(held), "a block was given back");
+            if workspace.is_fragmented() {
+                workspace.merge(cuda.context()).expect("memory");
+            }
+            blocks
+        };
+        let sizes = [100, 3 << 20, 17, 5 << 20, 1 << 20, 255];
+        assert!(operation(&sizes) > 1);
+        assert_eq!([operation(&sizes), operation(&sizes[1..]), operation(&sizes)], [1, 1, 1]);
+    }
+
+    #[test]
+    fn what_is_given_back_is_taken_again() {
+        let cuda = Cuda::counting(&GpuProfile::h200());
+        let mut workspace = Workspace::default();
+        workspace.grow(cuda.context(), 1000).expect("memory");
+        let kept = workspace.take(10);
+        let mark = workspace.mark();
+        let first = workspace.take(100);
+        workspace.rewind(mark);
+        assert!(workspace.take(50) == first && first != kept);
+    }
+}
