@@ -48,8 +48,8 @@ impl Cuda {
         Cuda::open_as(ordinal, u32::MAX)
     }
 
-    /// The same, with instructions of at most the architecture `newest` (80 for compute capability 8.0): how tests see
-    /// what older devices do.
+    /// The same, with instructions of at most the architecture `newest` (80 for compute capability 8.0): how
+    /// tests see what older devices do.
     pub fn open_as(ordinal: usize, newest: u32) -> Result<Cuda, DeviceError> {
         Ok(Cuda { context: Arc::new(Context::open(ordinal, newest)?) })
     }
@@ -63,7 +63,8 @@ impl Cuda {
         ffi::has_driver()
     }
 
-    /// Compiles the kernels that the cache does not have, on all cores; `say` hears before how many files those are.
+    /// Compiles the kernels that the cache does not have, on all cores; `say` hears before how many files
+    /// those are.
     pub fn compile_kernels(&self, say: impl FnOnce(usize)) -> Result<(), DeviceError> {
         self.context.compile_kernels(say)
     }

@@ -1,8 +1,8 @@
 //! cuBLASLt for the large bf16 GEMMs of the backward pass: input gradient and weight gradient, sums in f32.
 //!
-//! Forward GEMMs are the engine's own ([`super::gemm`]): the trainer's log-probabilities have the engine's bits. A plan
-//! (descriptors and the algorithm that the library recommends) is made once per shape. The library counts columns first; with
-//! operands swapped its column-major result is our row-major one.
+//! Forward GEMMs are the engine's own ([`super::gemm`]): the trainer's log-probabilities have the engine's
+//! bits. A plan (descriptors and the algorithm that the library recommends) is made once per shape. The
+//! library counts columns first; with operands swapped its column-major result is our row-major one.
 
 use super::context::Context;
 use super::ffi::{self, CublasLt, DevicePtr, Handle, LtAlgorithm, LtHeuristic};
