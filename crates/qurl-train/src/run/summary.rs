@@ -100,7 +100,7 @@ pub struct Broken {
 impl<B: Backend> Run<B> {
     /// What is known before the first step.
     pub fn begun(&self, backend: &B) -> Begun {
-        let Tested { accuracy, avg_at_k } = self.before;
+        let Tested { accuracy, avg_at_k, .. } = self.before;
         let parameters = self.trainer.start().config.param_count();
         Begun { accuracy_before: accuracy, avg_at_k_before: avg_at_k, parameters, device: backend.describe() }
     }
