@@ -1,12 +1,12 @@
-//! A reward from outside: a command that reads JSON lines and writes one reply per line, or a server ([`http`]).
+//! A reward from outside: a command that reads JSON lines and writes one reply per line, or a server
+//! ([`http`]).
 //!
 //! The command is started once and kept running. Every response is written as one JSON object with a number
-//! of its own under `request` (`protocol` has what else is in it). A reply is best an object
-//! `{"request": 17, "score": 0.5}`: such replies may come in any order and can never go to another response. A
-//! bare number, or an object with one under `score` and no `request`, is taken for the oldest request without
-//! a reply; since one stray line would then move all later scores by one, nothing may be waiting before a
-//! batch, and nothing may follow within a moment after it. The first reply of a command decides which of the
-//! two it uses.
+//! of its own under `request` (`protocol` has what else is in it). A reply is best an object `{"request": 17,
+//! "score": 0.5}`: such replies may come in any order and can never go to another response. A bare number, or
+//! an object with one under `score` and no `request`, is taken for the oldest request without a reply; since
+//! one stray line would then move all later scores by one, nothing may be waiting before a batch, and nothing
+//! may follow within a moment after it. The first reply of a command decides which of the two it uses.
 //!
 //! Any line that is wrong ends the command: which of its scores are right cannot be known. `process` has
 //! the pipes, [`guard`] ends what the command started, however the run ends.

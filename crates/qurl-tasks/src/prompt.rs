@@ -1,8 +1,10 @@
-//! Prompts of one's own: templates for the system's and the user's message, and worked examples before the problem.
+//! Prompts of one's own: templates for the system's and the user's message, and worked examples before the
+//! problem.
 //!
-//! Templates are minijinja, as chat templates are. They know `problem`, `id`, and by its name every other field of the
-//! row; what they name and the row does not have is an error, not an empty text. The answer is none of their business
-//! and not there. All prompts are rendered when the data is read, so that whatever is wrong is said before a run starts.
+//! Templates are minijinja, as chat templates are. They know `problem`, `id`, and by its name every other
+//! field of the row; what they name and the row does not have is an error, not an empty text. The answer is
+//! none of their business and not there. All prompts are rendered when the data is read, so that whatever is
+//! wrong is said before a run starts.
 
 use crate::data::Row;
 use crate::presets::Template;
@@ -21,8 +23,8 @@ const BETWEEN: &str = "\n\n";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PromptRule {
-    /// Template of the user's message, such as `{{ problem }} Think step by step.` Every field of a row but its answer can be
-    /// named. By default as `task.template` says.
+    /// Template of the user's message, such as `{{ problem }} Think step by step.` Every field of a row but
+    /// its answer can be named. By default as `task.template` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// Template of the system's message. By default that of `task.template` or of the row, if they have one.
@@ -31,8 +33,8 @@ pub struct PromptRule {
     /// Whether the prompt is chat messages, for the tokenizer's chat template, rather than text to continue.
     #[serde(default = "yes")]
     pub chat: bool,
-    /// Worked examples before the problem (few-shot), rendered like it: as turns of a chat, or as text with an empty line
-    /// after each.
+    /// Worked examples before the problem (few-shot), rendered like it: as turns of a chat, or as text with
+    /// an empty line after each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub examples: Vec<Example>,
 }
@@ -137,7 +139,8 @@ impl PromptTemplate {
                 _ => {
                     let roles: Vec<&str> = messages.iter().map(|m| m.role.as_str()).collect();
                     let reason = format!(
-                        "the row is a chat of {}; expected one message of the user, perhaps after one of the system",
+                        "the row is a chat of {}; expected one message of the user, perhaps after one of \
+                         the system",
                         roles.join(", ")
                     );
                     return Err(PromptError { key: "user".into(), line: 1, reason, place });

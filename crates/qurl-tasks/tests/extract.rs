@@ -93,7 +93,8 @@ fn rules_that_cannot_be_are_refused() {
     );
     assert_eq!(
         wrong(json!({"type": "pattern", "pattern": "(?=x)"})),
-        "key `pattern` is \"(?=x)\", expected a regular expression: look-around, including look-ahead and look-behind, is not \
+        "key `pattern` is \"(?=x)\", expected a regular expression: look-around, including look-ahead and \
+         look-behind, is not \
          supported"
     );
     assert_eq!(

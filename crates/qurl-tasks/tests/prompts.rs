@@ -39,7 +39,8 @@ fn prompt(given: serde_json::Value, template: Template, problem: Prompt) -> Prom
 
 #[test]
 fn templates_know_the_fields_of_a_row() {
-    let user = "{{ problem }}\n{% for choice in choices %}\n- {{ choice }}\n{% endfor %}\nLevel {{ level }}, {{ id }}:\n";
+    let user = "{{ problem }}\n{% for choice in choices %}\n- {{ choice }}\n{% endfor %}\nLevel {{ level \
+     }}, {{ id }}:\n";
     let made = prompt(json!({"user": user, "chat": false}), PLAIN, text("2+2?"));
     assert_eq!(made, text("2+2?\n- 3\n- 4\nLevel 2, r1:\n"), "the last line break stays");
     let made = prompt(json!({"user": "{{ problem }}", "system": "From {{ source }}."}), PLAIN, text("2+2?"));
@@ -112,16 +113,19 @@ fn what_is_wrong_is_said_with_key_and_line() {
     for (given, message) in [
         (
             json!({"user": "{{ problem }}\n{% if x %}"}),
-            "key `user` is \"{{ problem }}\\n{% if x %}\", expected a template; line 2: syntax error: unexpected end of input, \
+            "key `user` is \"{{ problem }}\\n{% if x %}\", expected a template; line 2: syntax error: \
+             unexpected end of input, \
              expected end of block",
         ),
         (
             json!({"user": "Solve {problem}."}),
-            "key `user` is \"Solve {problem}.\", expected a template with {{ problem }} in it, or all prompts are the same",
+            "key `user` is \"Solve {problem}.\", expected a template with {{ problem }} in it, or all \
+             prompts are the same",
         ),
         (
             json!({"user": "{{ problem }} {{ answer }}"}),
-            "key `user` is \"{{ problem }} {{ answer }}\", expected a template without {{ answer }}: it would give the answer away",
+            "key `user` is \"{{ problem }} {{ answer }}\", expected a template without {{ answer }}: it \
+             would give the answer away",
         ),
         (
             json!({"system": "x", "chat": false}),
@@ -140,7 +144,8 @@ fn what_is_wrong_is_said_with_key_and_line() {
     };
     assert_eq!(
         error(json!({"user": "{{ problem }}\n{{ choice }}"})),
-        "user, line 2 of the template: there is no \"choice\"; there are choices, id, level, problem, source (row r1)"
+        "user, line 2 of the template: there is no \"choice\"; there are choices, id, level, problem, \
+         source (row r1)"
     );
     assert_eq!(
         error(json!({"user": "{{ problem }} {{ level }}", "examples": [{"problem": "x", "response": "y"}]})),

@@ -1,5 +1,5 @@
-//! Several weighted rewards in one: their sum, their parts, who says what is right, and what is refused. A server is
-//! asked over a socket of its own.
+//! Several weighted rewards in one: their sum, their parts, who says what is right, and what is refused. A
+//! server is asked over a socket of its own.
 #![cfg(unix)]
 
 use qurl_tasks::external::Launch;
@@ -122,7 +122,8 @@ fn what_fails_is_named() {
     let error = judge(&task(list("1e35")), &["x"]).expect_err("too large").to_string();
     assert_eq!(
         error,
-        "the reward of a response to problem \"p\" is 1e41, expected a finite number: 1 * `correct` = 1 * 0e0, 1000000 * \
+        "the reward of a response to problem \"p\" is 1e41, expected a finite number: 1 * `correct` = 1 * \
+         0e0, 1000000 * \
          `style` = 1000000 * 1e35; smaller weights may help"
     );
     let start = |rule: serde_json::Value| {
@@ -143,12 +144,14 @@ fn what_fails_is_named() {
         ),
         (
             serde_json::json!({"type": "grader", "policy": "strictbox"}),
-            "key `policy` is \"strictbox\", expected one of equivalence, strict_box, answer_line, think_split, dapo_normalize, \
+            "key `policy` is \"strictbox\", expected one of equivalence, strict_box, answer_line, \
+             think_split, dapo_normalize, \
              dapo_tail300, bracket_answer, answer_tags, percent_as_ratio, reduced_fraction, gsm8k_strict",
         ),
         (
             serde_json::json!({"type": "grader", "policy": "strict_box", "extract": {"type": "whole"}}),
-            "key `policy` is \"strict_box\", expected one that compares only, since `extract` says what counts as the answer: \
+            "key `policy` is \"strict_box\", expected one that compares only, since `extract` says what \
+             counts as the answer: \
              equivalence, dapo_normalize, percent_as_ratio, reduced_fraction, gsm8k_strict",
         ),
         (
@@ -165,7 +168,8 @@ fn what_fails_is_named() {
         ),
         (
             serde_json::json!({"type": "http", "url": "https://judge/"}),
-            "key `url` is \"https://judge/\", expected http://host:port/path, perhaps of a tunnel: https is not spoken",
+            "key `url` is \"https://judge/\", expected http://host:port/path, perhaps of a tunnel: https \
+             is not spoken",
         ),
     ] {
         assert_eq!(start(rule), message);

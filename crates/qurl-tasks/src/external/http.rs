@@ -1,9 +1,9 @@
 //! A reward from a server: one POST of all responses of a batch, one list of replies.
 //!
-//! The body is `{"requests": [..]}`, the answer `{"replies": [..]}`, both of what a command would read and write as lines.
-//! Plain HTTP only, for a server on the same machine or in the same network: HTTP/1.0 without keeping the connection, so
-//! that an answer ends where its length says or the connection does. A batch is asked for once; whatever goes wrong ends
-//! it, and the step that needed it changes nothing.
+//! The body is `{"requests": [..]}`, the answer `{"replies": [..]}`, both of what a command would read and
+//! write as lines. Plain HTTP only, for a server on the same machine or in the same network: HTTP/1.0 without
+//! keeping the connection, so that an answer ends where its length says or the connection does. A batch is
+//! asked for once; whatever goes wrong ends it, and the step that needed it changes nothing.
 
 use super::protocol::{self, Replies, Reply, Style};
 use super::{ExternalError, Launch, Slip, TICK, shown};

@@ -1,9 +1,11 @@
-//! Requests and replies: one JSON object each, whether a command reads and writes them as lines or a server as lists.
+//! Requests and replies: one JSON object each, whether a command reads and writes them as lines or a server
+//! as lists.
 //!
-//! A reply has a `score`, which is the reward and may be any finite number; where the judge knows it, `correct`, whether
-//! the response is right; and `parts`, numbers with names that say what the score is made of. The first reply decides
-//! whether replies name their requests, whether they say `correct`, and which parts they have: a reply that differs is a
-//! mistake, and an average over some of the responses would hide it.
+//! A reply has a `score`, which is the reward and may be any finite number; where the judge knows it,
+//! `correct`, whether the response is right; and `parts`, numbers with names that say what the score is made
+//! of. The first reply decides whether replies name their requests, whether they say `correct`, and which
+//! parts they have: a reply that differs is a mistake, and an average over some of the responses would hide
+//! it.
 
 use super::error::Slip;
 use crate::task::Attempt;
@@ -181,7 +183,8 @@ fn part((name, value): (&String, &Value)) -> Result<(String, f64), Slip> {
     }
 }
 
-/// Whether a text can name a reward or a part of one: it becomes a key of `metrics.jsonl` and a tag of TensorBoard.
+/// Whether a text can name a reward or a part of one: it becomes a key of `metrics.jsonl` and a tag of
+/// TensorBoard.
 pub fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | ' ');
     !name.trim().is_empty() && name.chars().count() <= MAX_NAME && name.chars().all(plain)

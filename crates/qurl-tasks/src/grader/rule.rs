@@ -1,7 +1,8 @@
 //! What counts as the answer, where a recipe says it itself (`task.extract`).
 //!
-//! A rule finds one text in the response, always the last one there is, and takes it as it stands; a policy then only
-//! compares. Nothing else of the response is looked at: where the rule finds nothing, the response is wrong.
+//! A rule finds one text in the response, always the last one there is, and takes it as it stands; a policy
+//! then only compares. Nothing else of the response is looked at: where the rule finds nothing, the response
+//! is wrong.
 
 use super::compare::{self, Comparison};
 use super::policy::{self, Grade, Policy, SEARCHED_BYTES};

@@ -1,8 +1,8 @@
 //! Several rewards in one: each has a name and a weight, and the reward of a response is their weighted sum.
 //!
-//! A rule says where a reward comes from: the task's own verdict, a grader, the form or length of the text, a command or a
-//! server. Which responses are right is another matter: the task's own rules decide, or the one command or server that
-//! replies `correct`, and no weight changes that.
+//! A rule says where a reward comes from: the task's own verdict, a grader, the form or length of the text, a
+//! command or a server. Which responses are right is another matter: the task's own rules decide, or the one
+//! command or server that replies `correct`, and no weight changes that.
 
 mod checks;
 
@@ -64,7 +64,8 @@ pub enum RewardRule {
         /// What it is multiplied with; negative for a penalty, 0 to be shown only.
         #[serde(default = "one")]
         weight: f64,
-        /// The regular expression; `(?s)` lets `.` match line breaks, `^` and `$` are the ends of the response.
+        /// The regular expression; `(?s)` lets `.` match line breaks, `^` and `$` are the ends of the
+        /// response.
         pattern: String,
     },
     /// 1 where the response is these elements, one after the other, each once and with something in it.
@@ -92,7 +93,8 @@ pub enum RewardRule {
         weight: f64,
         /// Tokens of a response that is given 1.
         full_at: u64,
-        /// Tokens of a response that is given 0: more than `full_at` to favour short ones, less to favour long ones.
+        /// Tokens of a response that is given 0: more than `full_at` to favour short ones, less to favour
+        /// long ones.
         zero_at: u64,
     },
     /// The score of a program of yours: any finite number.
@@ -103,8 +105,8 @@ pub enum RewardRule {
         /// What it is multiplied with; negative for a penalty, 0 to be shown only.
         #[serde(default = "one")]
         weight: f64,
-        /// Program and arguments. It reads JSON lines and writes one reply a line (docs/rewards.md), and runs in the directory
-        /// that `qurl` was started in.
+        /// Program and arguments. It reads JSON lines and writes one reply a line (docs/rewards.md), and runs
+        /// in the directory that `qurl` was started in.
         command: Vec<String>,
         /// Seconds that the replies to one batch may take.
         #[serde(default = "time_limit")]
@@ -170,7 +172,8 @@ pub enum RewardError {
     },
     /// A sum that cannot be trained on.
     #[error(
-        "the reward of a response to problem {id:?} is {found:e}, expected a finite number: {weighted}; smaller \
+        "the reward of a response to problem {id:?} is {found:e}, expected a finite number: {weighted}; \
+         smaller \
          weights may help"
     )]
     NotFinite {
@@ -323,7 +326,8 @@ impl Reward {
         replies.map(Some).map_err(|source| RewardError::External { name: self.name.clone(), source })
     }
 
-    /// What the text alone is worth, before the weight. `by_rules` is the task's own verdict; 0 for what is asked for.
+    /// What the text alone is worth, before the weight. `by_rules` is the task's own verdict; 0 for what is
+    /// asked for.
     pub(crate) fn value(&self, attempt: &Attempt, by_rules: &Verdict, correct: bool) -> f64 {
         let (gold, response) = (&attempt.problem.answer, attempt.response);
         match &self.kind {

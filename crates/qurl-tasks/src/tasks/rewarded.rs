@@ -1,7 +1,7 @@
 //! Another task's problems with rewards of one's own (see [`crate::reward`]).
 //!
-//! The task's own rules still find the answer in a response, so that majority votes work, and say whether it is right,
-//! unless a command or a server does.
+//! The task's own rules still find the answer in a response, so that majority votes work, and say whether it
+//! is right, unless a command or a server does.
 
 use crate::external::Reply;
 use crate::reward::{Reward, RewardError};
@@ -26,22 +26,29 @@ impl RewardedTask {
         self
     }
 
-    /// Replies from outside, reward by reward, and whose `correct` counts.
-    fn ask(&self, batch: &[Attempt]) -> Result<(Vec<Option<Vec<Reply>>>, Option<usize>), RewardError> {
-        let (mut asked, mut judge) = (Vec::with_capacity(self.rewards.len()), None);
+    /// Asks commands and servers.
+    fn ask(&self, batch: &[Attempt]) -> Result<Asked, RewardError> {
+        let mut asked = Asked { replies: Vec::with_capacity(self.rewards.len()), judge: None };
         for (i, reward) in self.rewards.iter().enumerate() {
             let replies = reward.ask(batch)?;
-            if replies.iter().flatten().any(|reply| reply.correct.is_some()) {
-                if let Some(first) = judge.replace(i) {
-                    let first: &Reward = &self.rewards[first];
-                    let (first, second) = (first.name.clone(), reward.name.clone());
-                    return Err(RewardError::TwoJudges { first, second });
-                }
+            if replies.iter().flatten().any(|reply| reply.correct.is_some())
+                && let Some(first) = asked.judge.replace(i)
+            {
+                let (first, second) = (self.rewards[first].name.clone(), reward.name.clone());
+                return Err(RewardError::TwoJudges { first, second });
             }
-            asked.push(replies);
+            asked.replies.push(replies);
         }
-        Ok((asked, judge))
+        Ok(asked)
     }
+}
+
+/// What commands and servers said of a batch.
+struct Asked {
+    /// Of each reward the replies to all responses; none where the text alone decides.
+    replies: Vec<Option<Vec<Reply>>>,
+    /// The reward that says what is right, if one does.
+    judge: Option<usize>,
 }
 
 impl Task for RewardedTask {
@@ -58,12 +65,12 @@ impl Task for RewardedTask {
     }
 
     fn judge(&self, batch: &[Attempt]) -> Result<Vec<Verdict>, RewardError> {
-        let (asked, judge) = self.ask(batch)?;
+        let asked = self.ask(batch)?;
         let mut verdicts = Vec::with_capacity(batch.len());
         for (i, attempt) in batch.iter().enumerate() {
             let by_rules = self.source.verify(attempt.problem, attempt.response);
-            let reply = |reward: usize| asked[reward].as_ref().and_then(|replies| replies.get(i));
-            let said = judge.and_then(reply).and_then(|reply| reply.correct);
+            let reply = |reward: usize| asked.replies[reward].as_ref().and_then(|replies| replies.get(i));
+            let said = asked.judge.and_then(reply).and_then(|reply| reply.correct);
             let correct = said.unwrap_or(by_rules.correct);
             let (mut sum, mut parts) = (0.0, Vec::new());
             for (r, reward) in self.rewards.iter().enumerate() {

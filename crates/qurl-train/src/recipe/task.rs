@@ -42,7 +42,7 @@ pub enum TaskSource {
         rewards: Vec<RewardRule>,
     },
     /// Problems and answers read from files.
-    Dataset(DatasetSource),
+    Dataset(Box<DatasetSource>),
     /// The problems of `[task.source]` with the reward of a program of yours.
     Command {
         /// Program and arguments. It reads JSON lines and writes one reply a line (docs/rewards.md), and runs in the directory
@@ -219,7 +219,7 @@ impl TaskSource {
     pub fn dataset(&self) -> Option<(&'static str, &DatasetSource)> {
         match self {
             TaskSource::Synthetic { .. } => None,
-            TaskSource::Dataset(source) => Some(("task", source)),
+            TaskSource::Dataset(source) => Some(("task", &**source)),
             TaskSource::Command { source, .. } => source.dataset().map(|(_, source)| ("task.source", source)),
         }
     }

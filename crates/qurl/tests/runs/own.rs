@@ -132,7 +132,8 @@ fn a_score_that_is_no_number_ends_the_run_by_name() {
     std::fs::write(dir.join("judge.sh"), script).expect("written");
     let done = qurl_in(&dir, &["train", "data.toml", "--run", "run"], "");
     assert_eq!(done.status, 1, "{}", done.stderr);
-    let why = "reward `judge`: the reward command \"sh judge.sh\" wrote \"{\\\"score\\\": NaN}\": `score` is NaN, expected a \
+    let why = "reward `judge`: the reward command \"sh judge.sh\" wrote \"{\\\"score\\\": NaN}\": `score` \
+     is NaN, expected a \
                finite number";
     assert!(done.stderr.contains(why), "{}", done.stderr);
     // A program that is not there is said by the dry run, with its key.

@@ -85,12 +85,14 @@ fn messages_name_line_key_value_and_what_was_expected() {
         (
             "pattern = '^So'",
             "pattern = '^(So'",
-            "r.toml, line 34: key `task.rewards[2].pattern` is \"^(So\", expected a regular expression: unclosed group",
+            "r.toml, line 34: key `task.rewards[2].pattern` is \"^(So\", expected a regular expression: \
+             unclosed group",
         ),
         (
             "type = \"tags\"",
             "type = \"tag\"",
-            "r.toml, line 38: key `task.rewards[3].type` is \"tag\", expected one of correct, format, grader, pattern, tags, \
+            "r.toml, line 38: key `task.rewards[3].type` is \"tag\", expected one of correct, format, \
+             grader, pattern, tags, \
              length, command, http; did you mean \"tags\"?",
         ),
         (
@@ -101,27 +103,32 @@ fn messages_name_line_key_value_and_what_was_expected() {
         (
             "type = \"tags\"",
             "type = \"correct\"",
-            "r.toml, line 37: key `task.rewards[3]` is called \"correct\" like another one, expected a `name` of its own",
+            "r.toml, line 37: key `task.rewards[3]` is called \"correct\" like another one, expected a \
+             `name` of its own",
         ),
         (
             "type = \"tags\"",
             "type = \"tags\"\nname = \"a/b\"",
-            "r.toml, line 39: key `task.rewards[3].name` is \"a/b\", expected letters, digits, `_`, `-` and spaces, at most 64",
+            "r.toml, line 39: key `task.rewards[3].name` is \"a/b\", expected letters, digits, `_`, `-` \
+             and spaces, at most 64",
         ),
         (
             "weight = -0.5",
             "weight = nan",
-            "r.toml, line 35: key `task.rewards[2].weight` is NaN, expected a number from -1000000 to 1000000",
+            "r.toml, line 35: key `task.rewards[2].weight` is NaN, expected a number from -1000000 to \
+             1000000",
         ),
         (
             "zero_at = 20",
             "zero_at = 10",
-            "r.toml, line 43: key `task.rewards[4].zero_at` is 10, expected another number than `full_at` = 10",
+            "r.toml, line 43: key `task.rewards[4].zero_at` is 10, expected another number than `full_at` \
+             = 10",
         ),
         (
             "zero_at = 20",
             "",
-            "r.toml, line 40: section [task.rewards[4]] lacks the key `zero_at`: tokens of a response that is given 0: more than \
+            "r.toml, line 40: section [task.rewards[4]] lacks the key `zero_at`: tokens of a response that \
+             is given 0: more than \
              `full_at` to favour short ones, less to favour long ones",
         ),
         (
@@ -132,79 +139,94 @@ fn messages_name_line_key_value_and_what_was_expected() {
         (
             "http://localhost:8000/score",
             "localhost:8000",
-            "r.toml, line 55: key `task.rewards[7].url` is \"localhost:8000\", expected an address http://host:port/path",
+            "r.toml, line 55: key `task.rewards[7].url` is \"localhost:8000\", expected an address \
+             http://host:port/path",
         ),
         (
             "extract = { type = \"tag\" }",
             "extract = { type = \"tag\", tag = \"<x>\" }",
-            "r.toml, line 29: key `task.rewards[1].extract.tag` is \"<x>\", expected a name without angle brackets, such as answer",
+            "r.toml, line 29: key `task.rewards[1].extract.tag` is \"<x>\", expected a name without angle \
+             brackets, such as answer",
         ),
         (
             "preset = \"dapo\"",
             "policy = \"answer_line\"",
-            "r.toml, line 13: key `task.policy` is \"answer_line\", expected one that compares only, since `extract` says what \
-             counts as the answer: equivalence, dapo_normalize, percent_as_ratio, reduced_fraction, gsm8k_strict",
+            "r.toml, line 13: key `task.policy` is \"answer_line\", expected one that compares only, since \
+             `extract` says what \
+             counts as the answer: equivalence, dapo_normalize, percent_as_ratio, reduced_fraction, \
+             gsm8k_strict",
         ),
         (
             "pattern = 'Answer: (.*)'",
             "pattern = 'Answer: .*'",
-            "r.toml, line 14: key `task.extract.pattern` is \"Answer: .*\", expected one group in round brackets, the answer; \
+            "r.toml, line 14: key `task.extract.pattern` is \"Answer: .*\", expected one group in round \
+             brackets, the answer; \
              there are 0",
         ),
         (
             "type = \"pattern\", pattern = 'Answer: (.*)'",
             "type = \"box\"",
-            "r.toml, line 14: key `task.extract.type` is \"box\", expected one of boxed, after, tag, pattern, last-number, whole",
+            "r.toml, line 14: key `task.extract.type` is \"box\", expected one of boxed, after, tag, \
+             pattern, last-number, whole",
         ),
         (
             "Think.",
             "{{ problem",
-            "r.toml, line 18: key `task.prompt.user` is \"{{ problem }}\\n{{ problem\", expected a template; line 2: syntax error: \
+            "r.toml, line 18: key `task.prompt.user` is \"{{ problem }}\\n{{ problem\", expected a \
+             template; line 2: syntax error: \
              unexpected end of input, expected end of variable block",
         ),
         (
             "{{ problem }}",
             "{problem}",
-            "r.toml, line 18: key `task.prompt.user` is \"{problem}\\nThink.\", expected a template with {{ problem }} in it, or \
+            "r.toml, line 18: key `task.prompt.user` is \"{problem}\\nThink.\", expected a template with \
+             {{ problem }} in it, or \
              all prompts are the same",
         ),
         (
             "preset = \"dapo\"",
             "template = \"dapo\"",
-            "r.toml, line 13: key `task.template` is \"dapo\", expected nothing beside `task.prompt.user`, which says the same",
+            "r.toml, line 13: key `task.template` is \"dapo\", expected nothing beside `task.prompt.user`, \
+             which says the same",
         ),
         (
             "response = \"Answer: 2\"",
             "answer = \"2\"",
-            "r.toml, line 21: unknown key `task.prompt.examples[0].answer`; `qurl recipe task.prompt.examples` lists the keys \
-             of [task.prompt.examples]\nr.toml, line 21: section [task.prompt.examples[0]] lacks the key `response`: the response, \
-             word by word",
+            "r.toml, line 21: unknown key `task.prompt.examples[0].answer`; `qurl recipe \
+             task.prompt.examples` lists the keys \
+             of [task.prompt.examples]\nr.toml, line 21: section [task.prompt.examples[0]] lacks the key \
+             `response`: the response,              word by word",
         ),
         (
             "preset = \"dapo\"",
             "reward = { right = 2.0 }",
-            "r.toml, line 13: key `task.reward` is { right = 2, wrong = 0 }, expected nothing beside [[task.rewards]]; give a \
+            "r.toml, line 13: key `task.reward` is { right = 2, wrong = 0 }, expected nothing beside \
+             [[task.rewards]]; give a \
              reward of the type correct a weight",
         ),
         (
             "preset = \"dapo\"",
             "format_weight = 0.5",
-            "r.toml, line 13: key `task.format_weight` is 0.5, expected nothing beside [[task.rewards]]; give a reward of the \
+            "r.toml, line 13: key `task.format_weight` is 0.5, expected nothing beside [[task.rewards]]; \
+             give a reward of the \
              type format a weight",
         ),
     ] {
         assert_eq!(wrong(old, new), message, "{new}");
     }
-    let zero = "type = \"synthetic\"\nkind = \"addition\"\nlevel = 2\n[[task.rewards]]\ntype = \"correct\"\nweight = 0\n";
+    let zero = "type = \"synthetic\"\nkind = \"addition\"\nlevel = 2\n[[task.rewards]]\ntype = \
+     \"correct\"\nweight = 0\n";
     assert_eq!(
         error(&with_task(zero), &[]),
         "r.toml, line 14: key `task.rewards` is a list of weights of 0, expected at least one other weight"
     );
-    let command = "type = \"command\"\ncommand = [\"x\"]\n[task.source]\ntype = \"synthetic\"\nkind = \"addition\"\nlevel = 2\n\
+    let command = "type = \"command\"\ncommand = [\"x\"]\n[task.source]\ntype = \"synthetic\"\nkind = \
+     \"addition\"\nlevel = 2\n\
                    rewards = [{ type = \"correct\" }]\n";
     assert_eq!(
         error(&with_task(command), &[]),
-        "r.toml, line 17: key `task.source.rewards` is given, expected nothing: the command judges; give [task] the type of its \
+        "r.toml, line 17: key `task.source.rewards` is given, expected nothing: the command judges; give \
+         [task] the type of its \
          source to have several"
     );
 }
