@@ -195,7 +195,7 @@ fn messages_name_line_key_value_and_what_was_expected() {
             "r.toml, line 21: unknown key `task.prompt.examples[0].answer`; `qurl recipe \
              task.prompt.examples` lists the keys \
              of [task.prompt.examples]\nr.toml, line 21: section [task.prompt.examples[0]] lacks the key \
-             `response`: the response,              word by word",
+             `response`: the response, word by word",
         ),
         (
             "preset = \"dapo\"",
