@@ -24,10 +24,12 @@ impl BestSeen {
         best.filter(|best| best.score > score).unwrap_or(BestSeen { score, step })
     }
 
-    /// Whether `last`, a newer score, has collapsed from this one: it lost more than a fifth of it and at least five
-    /// points, which is more than two evaluations of a hundred problems differ by chance.
-    pub fn collapsed_to(&self, last: f64) -> bool {
-        last < 0.8 * self.score && self.score - last >= 0.05
+    /// Whether `last`, a newer score on as many problems, has collapsed from this one: it lost more than a fifth of it,
+    /// and more than three standard errors of the difference of two such evaluations.
+    pub fn collapsed_to(&self, last: f64, problems: u64) -> bool {
+        let (lost, both) = (self.score - last, (self.score + last) / 2.0);
+        let error = (2.0 * both * (1.0 - both) / problems.max(1) as f64).sqrt();
+        last < 0.8 * self.score && lost > 3.0 * error
     }
 }
 
@@ -45,7 +47,8 @@ mod tests {
     #[test]
     fn the_highest_counts_and_of_equal_ones_the_newest() {
         assert_eq!(BestSeen::of([]), None);
-        let best = |scores: &[f64]| BestSeen::of((0..).zip(scores.iter().copied())).map(|b| (b.step, b.score));
+        let best =
+            |scores: &[f64]| BestSeen::of((0..).zip(scores.iter().copied())).map(|b| (b.step, b.score));
         assert_eq!(best(&[0.5, 0.25]), Some((0, 0.5)), "the start is among them");
         assert_eq!(best(&[0.5, 0.75, 0.75, 0.5]), Some((2, 0.75)));
     }
@@ -60,7 +63,8 @@ mod tests {
     #[test]
     fn a_collapse_is_more_than_noise() {
         let best = BestSeen { score: 0.9, step: 3 };
-        assert!(best.collapsed_to(0.5) && !best.collapsed_to(0.8));
-        assert!(!BestSeen { score: 0.04, step: 1 }.collapsed_to(0.0), "there was nothing to lose");
+        assert!(best.collapsed_to(0.5, 100) && !best.collapsed_to(0.8, 100_000));
+        assert!(!best.collapsed_to(0.5, 8), "of eight problems three are chance");
+        assert!(!BestSeen { score: 0.04, step: 1 }.collapsed_to(0.0, 100), "there was nothing to lose");
     }
 }

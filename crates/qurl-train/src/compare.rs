@@ -192,13 +192,14 @@ pub struct RunFigures {
 }
 
 impl RunFigures {
-    /// Of a run that began with this evaluation, from the lines of its `metrics.jsonl`.
-    pub fn of(before: Tested, records: &[Value]) -> RunFigures {
+    /// Of a run that began with this evaluation, from the lines of its `metrics.jsonl`; with the step at which it broke.
+    pub fn of(before: Tested, records: &[Value], broken_at: Option<u64>) -> RunFigures {
         let mut figures = RunFigures {
             accuracy_before: before.accuracy,
             accuracy_final: before.accuracy,
             avg_at_k_before: before.avg_at_k,
             avg_at_k_final: before.avg_at_k,
+            broken_at,
             ..RunFigures::default()
         };
         let mut best = BestSeen { score: before.score(), step: 0 };
@@ -314,13 +315,14 @@ mod tests {
             json!({"step": 3, "mismatch": null, "test_accuracy": 0.75, "test_avg_at_k": 0.125}),
         ];
         let before = Tested { accuracy: 0.625, avg_at_k: Some(0.1875) };
-        let figures = RunFigures::of(before, &lines);
+        let figures = RunFigures::of(before, &lines, Some(4));
         assert_eq!((figures.accuracy_before, figures.accuracy_final), (0.625, 0.75));
         assert_eq!(figures.avg_at_k_final, Some(0.125));
         assert_eq!((figures.accuracy_best, figures.best_step), (0.25, 2), "by Avg@k, where it is measured");
         assert_eq!((figures.mismatch_kl, figures.mismatch_kl_max, figures.rho_max), (0.375, 0.5, 3.0));
         assert_eq!((figures.tokens_per_s(), figures.skipped_updates), (20.0, 1));
-        let nothing = RunFigures::of(before, &[]);
+        assert_eq!(figures.broken_at, Some(4));
+        let nothing = RunFigures::of(before, &[], None);
         assert_eq!((nothing.accuracy_best, nothing.best_step), (0.1875, 0));
     }
 

@@ -1,8 +1,8 @@
 //! Reading run directories as they are found: whole, half written, growing, resumed.
 
+use super::follow::Change;
 use super::*;
 use crate::scratch::Scratch;
-use std::path::PathBuf;
 
 fn line(step: u64, reward: f64) -> String {
     json!({"step": step, "reward": reward, "response_tokens": 10, "timing": {"rollout": 1.0, "total": 2.0}})
@@ -19,8 +19,11 @@ fn what_is_not_a_run_is_named() {
     let dir = Scratch::new("report-none");
     let error = RunData::read(&dir.join("absent")).expect_err("no directory");
     assert!(error.is::<crate::input::BadInput>() && error.to_string().contains("absent"), "{error}");
+    let error = RunData::read(&dir).expect_err("nothing there");
+    assert!(error.to_string().ends_with("is empty: no run has begun here"), "{error}");
+    write(&dir, "recipe.toml", "");
     let error = RunData::read(&dir).expect_err("no metrics");
-    assert!(error.to_string().contains("metrics.jsonl"), "{error}");
+    assert!(error.to_string().ends_with("no step has been made: metrics.jsonl has none"), "{error}");
     write(&dir, "file", "");
     assert!(RunData::read(&dir.join("file")).expect_err("a file").to_string().contains("is a file"));
 }
@@ -65,7 +68,7 @@ fn broken_lines_and_missing_files_leave_gaps() {
 #[test]
 fn only_what_is_new_is_read_and_a_cut_is_noticed() {
     let dir = Scratch::new("report-grows");
-    let mut follower = Follower::open(&dir).expect("a directory");
+    let mut follower = Follower::new(&dir);
     assert_eq!(follower.poll().expect("nothing yet"), Change::default());
     write(&dir, "metrics.jsonl", &(line(1, 1.0) + &line(2, 2.0)));
     assert_eq!(follower.poll().expect("two").steps_from, Some(0));
@@ -84,15 +87,4 @@ fn only_what_is_new_is_read_and_a_cut_is_noticed() {
     assert!(!follower.poll().expect("half").about);
     write(&dir, "summary.json", "{\"accuracy_before\":0.5,\"accuracy_after\":0.75}");
     assert!(follower.poll().expect("whole").about && follower.run().finished());
-}
-
-#[test]
-fn equal_names_are_told_apart() {
-    let dirs: Vec<PathBuf> = ["a/x/run", "b/x/run", "c/other"].map(PathBuf::from).into();
-    let mut runs: Vec<RunData> = ["run", "run", "other"]
-        .map(|label| RunData { label: label.to_string(), ..RunData::default() })
-        .into();
-    label_apart(&mut runs, &dirs);
-    let labels: Vec<&str> = runs.iter().map(|r| r.label.as_str()).collect();
-    assert_eq!(labels, ["a/x/run", "b/x/run", "other"]);
 }
