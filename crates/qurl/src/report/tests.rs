@@ -88,3 +88,39 @@ fn only_what_is_new_is_read_and_a_cut_is_noticed() {
     write(&dir, "summary.json", "{\"accuracy_before\":0.5,\"accuracy_after\":0.75}");
     assert!(follower.poll().expect("whole").about && follower.run().finished());
 }
+
+fn tested(step: u64, accuracy: f64, avg_at_k: Option<f64>) -> String {
+    json!({"step": step, "reward": 1.0, "test_accuracy": accuracy, "test_avg_at_k": avg_at_k}).to_string()
+        + "\n"
+}
+
+#[test]
+fn the_best_is_by_avg_at_k_where_measured_and_may_be_the_start() {
+    let dir = Scratch::new("report-best");
+    write(&dir, "metrics.jsonl", &(tested(1, 0.9, None) + &tested(2, 0.9, None) + &tested(3, 0.8, None)));
+    let figures = |dir: &Path| figures(&RunData::read(dir).expect("read"));
+    assert_eq!((figures(&dir).accuracy_best, figures(&dir).best_step), (Some(0.9), Some(2)));
+    write(&dir, "summary.json", "{\"accuracy_before\": 0.95, \"avg_at_k_before\": 0.5}");
+    assert_eq!((figures(&dir).accuracy_best, figures(&dir).best_step), (Some(0.95), Some(0)));
+    write(&dir, "metrics.jsonl", &(tested(1, 0.9, Some(0.25)) + &tested(2, 0.1, Some(0.75))));
+    assert_eq!((figures(&dir).accuracy_best, figures(&dir).best_step), (Some(0.75), Some(2)));
+}
+
+#[test]
+fn a_collapse_and_broken_training_are_told_on_top() {
+    let dir = Scratch::new("report-alarms");
+    write(&dir, "recipe.toml", "[run]\ntest_problems = 200\n");
+    write(&dir, "metrics.jsonl", &(tested(1, 0.9, None) + &tested(2, 0.85, None)));
+    let alarms = |dir: &Path| RunData::read(dir).expect("read").to_json()["alarms"].clone();
+    assert_eq!(alarms(&dir), json!([]));
+    write(&dir, "metrics.jsonl", &(tested(1, 0.9, None) + &tested(2, 0.25, None)));
+    let collapsed =
+        "Held-out accuracy has collapsed: from its best, 90.0% after step 1, to 25.0% after step 2.";
+    assert_eq!(alarms(&dir), json!([collapsed]));
+    write(&dir, "summary.json", "{\"best\": {\"model\": \"runs/a/checkpoints/step-1\"}}");
+    assert_eq!(alarms(&dir), json!([format!("{collapsed} The best model is in runs/a/checkpoints/step-1.")]));
+    write(&dir, "summary.json", "{\"accuracy_before\": 0.95, \"broken\": \"training is broken: step 3\"}");
+    let start = collapsed.replace("90.0% after step 1", "95.0% before the first step");
+    assert_eq!(alarms(&dir), json!(["training is broken: step 3", start]));
+    assert!(RunData::read(&dir).expect("read").finished(), "a run that broke is over");
+}
