@@ -1,6 +1,6 @@
-//! What "best" means, everywhere: the highest score of all evaluations of a run, the one before its first step
-//! included. The score is Avg@k where `run.test_k` asks for it, else the accuracy of greedy responses; of equal
-//! scores the newest counts. Kept checkpoints, summaries, comparisons and pages all go by this.
+//! What "best" means, everywhere: the highest score of all evaluations of a run, the one before its first
+//! step included. The score is Avg@k where `run.test_k` asks for it, else the accuracy of greedy responses;
+//! of equal scores the newest counts. Kept checkpoints, summaries, comparisons and pages all go by this.
 
 use serde_json::Value;
 
@@ -24,8 +24,8 @@ impl BestSeen {
         best.filter(|best| best.score > score).unwrap_or(BestSeen { score, step })
     }
 
-    /// Whether `last`, a newer score on as many problems, has collapsed from this one: it lost more than a fifth of it,
-    /// and more than three standard errors of the difference of two such evaluations.
+    /// Whether `last`, a newer score on as many problems, has collapsed from this one: it lost more than a
+    /// fifth of it, and more than three standard errors of the difference of two such evaluations.
     pub fn collapsed_to(&self, last: f64, problems: u64) -> bool {
         let (lost, both) = (self.score - last, (self.score + last) / 2.0);
         let error = (2.0 * both * (1.0 - both) / problems.max(1) as f64).sqrt();

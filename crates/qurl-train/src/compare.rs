@@ -192,7 +192,8 @@ pub struct RunFigures {
 }
 
 impl RunFigures {
-    /// Of a run that began with this evaluation, from the lines of its `metrics.jsonl`; with the step at which it broke.
+    /// Of a run that began with this evaluation, from the lines of its `metrics.jsonl`; with the step at
+    /// which it broke.
     pub fn of(before: Tested, records: &[Value], broken_at: Option<u64>) -> RunFigures {
         let mut figures = RunFigures {
             accuracy_before: before.accuracy,

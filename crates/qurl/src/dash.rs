@@ -1,9 +1,9 @@
 //! The live page: a small HTTP/1.1 server for one reader or a few, on the standard library alone.
 //!
-//! It knows four addresses and opens no file by a name from a request. One thread follows the files of the runs; each
-//! connection has a thread of its own, and an event stream waits there until something is new. The server only answers GET
-//! and HEAD, and on a loopback address only requests that name it by a loopback name, so that a page from elsewhere cannot
-//! reach it by pointing its own name here.
+//! It knows four addresses and opens no file by a name from a request. One thread follows the files of the
+//! runs; each connection has a thread of its own, and an event stream waits there until something is new. The
+//! server only answers GET and HEAD, and on a loopback address only requests that name it by a loopback name,
+//! so that a page from elsewhere cannot reach it by pointing its own name here.
 
 mod board;
 mod http;

@@ -8,8 +8,8 @@
 //! | `EXPERIMENT/RUN/params/actor.lr` | the value of a key of the recipe |
 //! | `EXPERIMENT/RUN/tags/...`, `artifacts/...` | its directory; recipe, summary and report |
 //!
-//! A run has the id of its directory, so that writing it again, when it has gone further, takes the place of what was
-//! there. It is written aside and moved, so that a reader never sees half a run.
+//! A run has the id of its directory, so that writing it again, when it has gone further, takes the place of
+//! what was there. It is written aside and moved, so that a reader never sees half a run.
 
 use crate::input::bad;
 use crate::report::RunData;
@@ -49,8 +49,8 @@ impl Store {
         let (dir, now) = (root.join(&id), milliseconds(SystemTime::now()));
         std::fs::create_dir_all(&dir).map_err(|e| bad(format!("--out {name}: cannot be written to: {e}")))?;
         let meta = json!({
-            "artifact_location": uri(&dir), "creation_time": now, "experiment_id": id, "last_update_time": now,
-            "lifecycle_stage": "active", "name": experiment,
+            "artifact_location": uri(&dir), "creation_time": now, "experiment_id": id,
+            "last_update_time": now, "lifecycle_stage": "active", "name": experiment,
         });
         write(&dir.join("meta.yaml"), &yaml(&meta))?;
         Ok(Store { root, experiment: id })
@@ -62,7 +62,8 @@ impl Store {
     }
 }
 
-/// The id of the experiment with this name. Only one line of its file matters, so that no YAML reader is needed.
+/// The id of the experiment with this name. Only one line of its file matters, so that no YAML reader is
+/// needed.
 fn find_experiment(root: &Path, name: &str) -> anyhow::Result<Option<String>> {
     let quoted = serde_json::to_string(name)?;
     for entry in std::fs::read_dir(root).with_context(|| format!("reading {}", root.display()))? {
@@ -128,8 +129,8 @@ struct Metrics {
 }
 
 impl Metrics {
-    /// Reads `metrics.jsonl`. Steps carry no date: the last one was made when the file was last written, and how long
-    /// each took is known.
+    /// Reads `metrics.jsonl`. Steps carry no date: the last one was made when the file was last written, and
+    /// how long each took is known.
     fn read(path: &Path) -> anyhow::Result<Metrics> {
         let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
         let changed = std::fs::metadata(path).and_then(|facts| facts.modified());

@@ -1,5 +1,6 @@
-//! What a researcher does with the pages, in a real browser: zooms, switches axes, saves plots, compares seeds, watches two
-//! runs at once, reads on a phone. The runs are written by hand, so that every figure is known.
+//! What a researcher does with the pages, in a real browser: zooms, switches axes, saves plots, compares
+//! seeds, watches two runs at once, reads on a phone. The runs are written by hand, so that every figure is
+//! known.
 
 mod browser;
 mod common;
@@ -11,11 +12,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Steps of a run whose reward is `1 + step % 2 * 2` (1, 3, 1, 3, ...) and whose gradient norm grows tenfold in 30 steps.
+/// Steps of a run whose reward is `1 + step % 2 * 2` (1, 3, 1, 3, ...) and whose gradient norm grows tenfold
+/// in 30 steps.
 fn record(step: u64, reward: f64) -> Value {
-    json!({"step": step, "reward": reward, "reward_group_std": 0.25, "groups": 4, "sampled_groups": 12, "mixed_groups": 6,
-           "gen_batches": 3, "grad_norm": 10f64.powf(step as f64 / 30.0), "loss": -0.5, "lr": 1e-6,
-           "reward_parts": {"right answer": 0.5, "format": 0.125}, "val_loss": 2.5,
+    json!({"step": step, "reward": reward, "reward_group_std": 0.25, "groups": 4, "sampled_groups": 12,
+           "mixed_groups": 6, "gen_batches": 3, "grad_norm": 10f64.powf(step as f64 / 30.0), "loss": -0.5,
+           "lr": 1e-6, "reward_parts": {"right answer": 0.5, "format": 0.125}, "val_loss": 2.5,
            "response_tokens": 100, "timing": {"rollout": 1.0, "update": 2.0, "total": 3.0}})
 }
 
@@ -86,7 +88,8 @@ fn a_plot_can_be_zoomed_switched_smoothed_and_saved() {
 
     // Axes: logarithmic where it says so, and back.
     let axis = "return [document.querySelector('#plot-grad-norm .plot').dataset.axis, \
-                [...document.querySelectorAll('#plot-grad-norm .plot text')].some((t) => t.textContent === 'log scale')]";
+                [...document.querySelectorAll('#plot-grad-norm .plot text')]
+                .some((t) => t.textContent === 'log scale')]";
     assert_eq!(browser.eval(axis), json!(["log", true]));
     browser.click("#plot-grad-norm button.log", 1);
     assert_eq!(browser.eval(axis), json!(["linear", false]));
@@ -107,7 +110,8 @@ fn a_plot_can_be_zoomed_switched_smoothed_and_saved() {
         .expect("a number");
     assert!((1.5..2.5).contains(&drawn), "the mean of 1 and 3, not either of them: {tip}");
     assert!(tip.contains("(1)") || tip.contains("(3)"), "beside it what was measured: {tip}");
-    let set = "const s = document.querySelector('input[type=range]'); s.value = 0; s.dispatchEvent(new Event('input')); return 0";
+    let set = "const s = document.querySelector('input[type=range]'); s.value = 0; \
+               s.dispatchEvent(new Event('input')); return 0";
     browser.eval(set);
     assert_eq!(text(&browser, "#smoothing"), "0.00");
     browser.point("#plot-reward .plot", 0.5);
@@ -232,8 +236,8 @@ fn a_phone_shows_one_part_at_a_time() {
     let Some(browser) = Browser::start("pages-phone", 1280, 900) else { return };
     browser.as_phone(390, 844);
     browser.open(&url);
-    let open = "return [...document.querySelectorAll('section')].filter((s) => !s.hidden && s.querySelector('details').open) \
-                .map((s) => s.id)";
+    let open = "return [...document.querySelectorAll('section')] \
+                .filter((s) => !s.hidden && s.querySelector('details').open).map((s) => s.id)";
     assert_eq!(browser.eval(open), json!(["learning"]));
     assert_eq!(browser.eval("return document.documentElement.scrollWidth"), 390, "nothing sticks out");
     // The contents open what they lead to, and it is drawn for the width it gets.

@@ -13,11 +13,13 @@ use std::process::Command;
 fn write_run(dir: &Path, seed: u64) {
     std::fs::create_dir_all(dir).expect("made");
     let recipe = format!(
-        "[run]\ntotal_steps = 3\n[task]\nsystem = \"two\\nlines: # '\"\n[trainer]\nseed = {seed}\n[actor]\nlr = 1e-6\n"
+        "[run]\ntotal_steps = 3\n[task]\nsystem = \"two\\nlines: # '\"\n[trainer]\nseed = {seed}\n\
+         [actor]\nlr = 1e-6\n"
     );
     std::fs::write(dir.join("recipe.toml"), recipe).expect("written");
     let line = |step: u64| {
-        json!({"step": step, "reward": 0.5 / step as f64, "mismatch": {"kl": 1.25e-7 * step as f64, "corr": null},
+        json!({"step": step, "reward": 0.5 / step as f64,
+               "mismatch": {"kl": 1.25e-7 * step as f64, "corr": null},
                "reward_parts": {"../../x": 1.0, "näh <b>": step}, "weight_update": {"layers": [0.5, 0.25]},
                "timing": {"total": 1.5}})
         .to_string()

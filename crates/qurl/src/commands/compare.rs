@@ -1,9 +1,9 @@
 //! `qurl compare`: the paper's grid of methods on one recipe.
 //!
-//! For every seed the warm start is made once and all methods go on from it with the same problems. Each method and seed
-//! has a run directory of its own, as `qurl train` writes it, so that `qurl report` and TensorBoard read them; the table
-//! goes to standard output and, with all figures, to `compare.json`. With `--resume` finished runs are read and those that
-//! were cut go on from their checkpoints.
+//! For every seed the warm start is made once and all methods go on from it with the same problems. Each
+//! method and seed has a run directory of its own, as `qurl train` writes it, so that `qurl report` and
+//! TensorBoard read them; the table goes to standard output and, with all figures, to `compare.json`. With
+//! `--resume` finished runs are read and those that were cut go on from their checkpoints.
 
 mod one_run;
 mod plan;
@@ -60,8 +60,8 @@ pub struct Args {
     /// Directory of the comparison (default: the next free runs/compare-N)
     #[arg(long)]
     run: Option<PathBuf>,
-    /// Go on with the comparison in --run: finished runs stay as they are, those that were cut go on; --methods and
-    /// --seeds can add to it
+    /// Go on with the comparison in --run: finished runs stay as they are, those that were cut go on;
+    /// --methods and --seeds can add to it
     #[arg(long, requires = "run")]
     resume: bool,
     /// Keep the model and the best checkpoints of every run, not only its figures

@@ -13,7 +13,8 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 #[command(after_help = "Example: qurl report runs/train-1 runs/train-2 --out compare.html")]
 pub struct Args {
-    /// Directories of runs or of comparisons; several runs are drawn over each other, seeds of one recipe as mean and band
+    /// Directories of runs or of comparisons; several runs are drawn over each other, seeds of one recipe as
+    /// mean and band
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
     /// File to write (default: report.html in the directory; for several directories, in the current one)

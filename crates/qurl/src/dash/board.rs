@@ -91,7 +91,8 @@ impl Board {
         Ok(news)
     }
 
-    /// Follows the runs that are there by now; a place where none has begun is followed, too. Whether that changed.
+    /// Follows the runs that are there by now; a place where none has begun is followed, too. Whether that
+    /// changed.
     fn find(&mut self) -> anyhow::Result<bool> {
         let mut dirs: Vec<PathBuf> = Vec::new();
         for place in &self.places {

@@ -102,7 +102,8 @@ fn best(run: &RunData) -> Option<BestSeen> {
     BestSeen::of(start.into_iter().chain(run.steps.numbered(column)))
 }
 
-/// What a reader should see before anything else: training that broke, accuracy that has collapsed from its best.
+/// What a reader should see before anything else: training that broke, accuracy that has collapsed from its
+/// best.
 pub fn alarms(run: &RunData) -> Vec<String> {
     let noted = |path: &str| run.summary.get(path).and_then(Value::as_str).map(str::to_string);
     let mut alarms: Vec<String> = noted("broken").into_iter().collect();

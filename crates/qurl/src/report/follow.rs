@@ -32,7 +32,8 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Follows the run in `dir`, of which nothing is read yet. The directory need not be there: the run may begin later.
+    /// Follows the run in `dir`, of which nothing is read yet. The directory need not be there: the run may
+    /// begin later.
     pub fn new(dir: &Path) -> Follower {
         let label =
             dir.file_name().map_or_else(|| "run".to_string(), |name| name.to_string_lossy().into_owned());

@@ -4,8 +4,8 @@ use super::RunData;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Names runs by their directories, with as much of the path as tells them apart. Runs whose recipes differ in
-/// `trainer.seed` and nowhere else become a group with one name, which a page shows as mean and band.
+/// Names runs by their directories, with as much of the path as tells them apart. Runs whose recipes differ
+/// in `trainer.seed` and nowhere else become a group with one name, which a page shows as mean and band.
 pub fn name_runs(runs: &mut [RunData]) {
     let mut families: BTreeMap<Vec<(String, String)>, Vec<usize>> = BTreeMap::new();
     for (index, run) in runs.iter().enumerate() {

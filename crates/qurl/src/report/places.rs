@@ -57,8 +57,8 @@ impl Place {
             Place::Free if dir.exists() => Err(bad(format!("{name}: is empty: no run has begun here"))),
             Place::Free => Err(bad(format!("{name}: there is no such directory"))),
             Place::Other(found) => Err(bad(format!(
-                "{name}: is no run: it holds {found}, but neither recipe.toml nor metrics.jsonl; expected a directory \
-                 that `qurl train` or `qurl compare` made"
+                "{name}: is no run: it holds {found}, but neither recipe.toml nor metrics.jsonl; \
+                 expected a directory that `qurl train` or `qurl compare` made"
             ))),
         }
     }
@@ -90,7 +90,8 @@ fn runs_of_comparison(dir: &Path, entries: &[String]) -> Vec<PathBuf> {
     for (_, seed) in seeds {
         let mut methods = names(&dir.join(seed)).unwrap_or_default();
         let rank = |name: &String| planned.iter().position(|p| p == name).unwrap_or(planned.len());
-        methods.sort_by_key(|name| rank(name)); // stable: those that are not planned stay in the order of their names
+        // Stable: those that are not planned stay in the order of their names.
+        methods.sort_by_key(|name| rank(name));
         runs.extend(methods.iter().map(|method| dir.join(seed).join(method)).filter(|run| is_run(run)));
     }
     runs
@@ -117,8 +118,8 @@ mod tests {
         let other = Place::of(&dir.join("other")).expect("looked");
         assert_eq!(other, Place::Other("notes.txt".to_string()));
         let message = other.runs(&dir.join("other")).expect_err("no run").to_string();
-        let expected = "other: is no run: it holds notes.txt, but neither recipe.toml nor metrics.jsonl; expected a \
-                        directory that `qurl train` or `qurl compare` made";
+        let expected = "other: is no run: it holds notes.txt, but neither recipe.toml nor metrics.jsonl; \
+                        expected a directory that `qurl train` or `qurl compare` made";
         assert!(message.ends_with(expected), "{message}");
         touch(dir.join("run/recipe.toml"));
         assert_eq!(Place::of(&dir.join("run")).expect("looked"), Place::Run);

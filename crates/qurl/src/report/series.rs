@@ -1,8 +1,8 @@
 //! The figures of all steps as columns, read line by line from `metrics.jsonl`.
 //!
-//! Lines are taken as they are: every number becomes a column with the path of its keys for a name (`mismatch.kl`), also
-//! one that this version does not know, and one that is missing leaves a gap. Six significant digits are kept, so that
-//! thousands of steps make a small page.
+//! Lines are taken as they are: every number becomes a column with the path of its keys for a name
+//! (`mismatch.kl`), also one that this version does not know, and one that is missing leaves a gap. Six
+//! significant digits are kept, so that thousands of steps make a small page.
 
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;

@@ -172,7 +172,8 @@ impl Browser {
     }
 
     fn mouse(&self, steps: &[Value]) {
-        let mouse = json!({"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": steps});
+        let kind = json!({"pointerType": "mouse"});
+        let mouse = json!({"type": "pointer", "id": "mouse", "parameters": kind, "actions": steps});
         self.ask("actions", &json!({"actions": [mouse]}));
     }
 
@@ -190,7 +191,16 @@ impl Browser {
 
     /// Shows the page as a phone with this many points across does.
     pub fn as_phone(&self, width: u32, height: u32) {
-        let screen = json!({"width": width, "height": height, "deviceScaleFactor": 2, "mobile": true});
+        self.as_screen(width, height, 2, true);
+    }
+
+    /// Shows the page in a window with exactly this many points.
+    pub fn as_desk(&self, width: u32, height: u32) {
+        self.as_screen(width, height, 1, false);
+    }
+
+    fn as_screen(&self, width: u32, height: u32, scale: u32, mobile: bool) {
+        let screen = json!({"width": width, "height": height, "deviceScaleFactor": scale, "mobile": mobile});
         self.ask("goog/cdp/execute", &json!({"cmd": "Emulation.setDeviceMetricsOverride", "params": screen}));
     }
 }

@@ -21,7 +21,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The weights after the warm start of a seed; nothing where a recipe has none. They are made when they are asked for.
+/// The weights after the warm start of a seed; nothing where a recipe has none. They are made when they are
+/// asked for.
 pub type WarmWeights<'a> = dyn FnMut(&mut TrainView) -> anyhow::Result<Option<Params<Vec<f32>>>> + 'a;
 
 /// Makes the run, goes on with it where it was cut, or only reads it where it is finished.
@@ -104,7 +105,8 @@ fn over(path: &Path, summary: &Value, comparison: &Comparison) -> anyhow::Result
     figures(path, summary)
 }
 
-/// The summary of a run of this recipe that is over; its checkpoints are not looked at, because they may be gone.
+/// The summary of a run of this recipe that is over; its checkpoints are not looked at, because they may be
+/// gone.
 fn finished(path: &Path, recipe: &Recipe) -> anyhow::Result<Option<Value>> {
     let read = |name: &str| std::fs::read_to_string(path.join(name)).unwrap_or_default();
     if read("recipe.toml") != recipe.to_toml() {

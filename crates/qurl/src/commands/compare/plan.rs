@@ -1,5 +1,5 @@
-//! What a comparison is made of, written down before its first run: `--resume` goes on with it, and can add methods
-//! and seeds to it.
+//! What a comparison is made of, written down before its first run: `--resume` goes on with it, and can add
+//! methods and seeds to it.
 
 use crate::commands::train::run_dir::something_in;
 use crate::input::{OrBad, bad};
@@ -39,7 +39,8 @@ impl Plan {
         serde_json::from_str(&text).with_context(|| format!("--resume: {}", path.display())).or_bad()
     }
 
-    /// The same comparison with more methods and seeds, where it was asked for some, and with what is to be kept.
+    /// The same comparison with more methods and seeds, where it was asked for some, and with what is to be
+    /// kept.
     pub fn extended(mut self, methods: &[Method], seeds: Option<u64>, keep_models: bool) -> Plan {
         for name in methods.iter().map(|method| method.name()) {
             if !self.methods.contains(&name) {

@@ -85,7 +85,8 @@ pub fn table(document: &Document) -> String {
     let (title, rule) = if k > 0 { (format!(" Avg@{k} % |"), "---|") } else { (String::new(), "") };
     let best = if k > 0 { format!("best Avg@{k} %") } else { "best %".to_string() };
     text += &format!(
-        "| method | final % | {best} |{title} mismatch KL | its maximum | max rho | clipped % | rollout tokens/s | speed-up |\n\
+        "| method | final % | {best} |{title} mismatch KL | its maximum | max rho | clipped % | \
+         rollout tokens/s | speed-up |\n\
          |---|---|---|{rule}---|---|---|---|---|---|\n"
     );
     for row in &document.rows {

@@ -1,5 +1,5 @@
-// One plot of lines: an SVG drawn anew whenever data, size or choices change. All plots over steps share the cross-hair and
-// the stretch that is zoomed into.
+// One plot of lines: an SVG drawn anew whenever data, size or choices change. All plots over steps share the
+// cross-hair and the stretch that is zoomed into.
 
 const MARGIN = { left: 50, right: 14, top: 14, bottom: 24 };
 const HEIGHT = 222;
@@ -7,9 +7,10 @@ const DASHES = ["", "6 4", "1.5 4"];
 const charts = [];
 
 /**
- * A chart of `spec`: { id, title, lines: [{ name, of(run), sparse, detail }] or linesOf(), format, exact, log, zero, whole, x,
- * optional }. An optional one belongs to some algorithms only, so that its absence says nothing; a line that is a detail is
- * left out while several runs are shown; a sparse one is never smoothed. `log` is how the plot begins: the reader can switch.
+ * A chart of `spec`: { id, title, lines: [{ name, of(run), sparse, detail }] or linesOf(), format, exact,
+ * log, zero, whole, x, optional }. An optional one belongs to some algorithms only, so that its absence says
+ * nothing; a line that is a detail is left out while several runs are shown; a sparse one is never smoothed.
+ * `log` is how the plot begins: the reader can switch.
  */
 function lineChart(spec) {
   const key = h("span", { class: "key" });
@@ -75,15 +76,18 @@ function draw(chart) {
     plot.append(svg("text", { x: width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "nothing measured yet"));
     return;
   }
-  const box = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: HEIGHT - MARGIN.bottom };
-  const seen = lines.map((line) => ({ line, raw: visible(line.raw, spec), points: visible(line.points, spec) }));
+  const box = { left: MARGIN.left, right: width - MARGIN.right,
+      top: MARGIN.top, bottom: HEIGHT - MARGIN.bottom };
+  const seen = lines.map((line) => ({ line, raw: visible(line.raw, spec),
+      points: visible(line.points, spec) }));
   axes(chart, box, seen.flatMap(({ points }) => points));
   // A picture inside the picture cuts off what lies outside of the axes.
   const [x, inner] = [box.left - 4, box.right - box.left + 8];
   const drawn = svg("svg", { x, y: 0, width: inner, height: HEIGHT, viewBox: `${x} 0 ${inner} ${HEIGHT}` });
   seen.forEach(({ line, raw, points }) => drawn.append(...paths(chart, line, raw, points)));
   plot.append(drawn);
-  const ends = lines.map((line) => `${line.name || spec.title} ${spec.format(line.raw[line.raw.length - 1][1])}`);
+  const ends = lines.map((line) =>
+      `${line.name || spec.title} ${spec.format(line.raw[line.raw.length - 1][1])}`);
   plot.setAttribute("aria-label", `${spec.title}; last values: ${ends.join("; ")}`);
   chart.overlay = svg("g", {});
   plot.append(chart.overlay);
@@ -93,7 +97,8 @@ function draw(chart) {
 function axes(chart, { left, right, top, bottom }, seen) {
   const { spec, plot } = chart;
   const everything = seen.flatMap((point) => [point[1], ...edges(point, spec)]);
-  const xs = state.zoom && spec.x !== "layer" ? state.zoom : chart.lines.flatMap((line) => line.points.map((p) => p[0]));
+  const xs = state.zoom && spec.x !== "layer" ? state.zoom
+      : chart.lines.flatMap((line) => line.points.map((p) => p[0]));
   let [low, high] = [lowest(xs), highest(xs)];
   if (low === high) [low, high] = [low - 0.5, high + 0.5];
   const scaleX = (chart.scaleX = linear(low, high, left, right, Math.max(2, Math.floor((right - left) / 56))));
@@ -101,7 +106,8 @@ function axes(chart, { left, right, top, bottom }, seen) {
   const scaleY = (chart.scaleY = yScale(values, { ...spec, log: chart.log }, bottom, top));
   chart.logButton.setAttribute("aria-pressed", String(Boolean(scaleY.log)));
   chart.logButton.disabled = !values.some((v) => v > 0);
-  chart.logButton.title = scaleY.log ? "Logarithmic axis; switch to a linear one" : "Linear axis; switch to a logarithmic one";
+  chart.logButton.title = scaleY.log ? "Logarithmic axis; switch to a linear one"
+      : "Linear axis; switch to a logarithmic one";
   plot.dataset.axis = scaleY.log ? "log" : "linear";
   for (const tick of scaleY.ticks) {
     const y = Math.round(scaleY.place(tick)) + 0.5;
@@ -128,13 +134,15 @@ function edges([, y, , deviation = 0], spec) {
 function paths(chart, line, raw, points) {
   const { scaleX, scaleY } = chart;
   const place = ([x, y]) => `${scaleX.place(x).toFixed(1)},${scaleY.place(y).toFixed(1)}`;
-  const path = (part) => segments(part, scaleY).map((piece) => "M" + thinned(piece).map(place).join("L")).join("");
+  const path = (part) =>
+      segments(part, scaleY).map((piece) => "M" + thinned(piece).map(place).join("L")).join("");
   const paint = { class: "line", style: { stroke: line.colour }, "stroke-dasharray": line.dash };
   const made = [];
   if (line.band) {
     const upper = points.map((point) => [point[0], edges(point, chart.spec)[1]]);
     const lower = points.map((point) => [point[0], edges(point, chart.spec)[0]]).reverse();
-    made.push(svg("path", { class: "band", style: { fill: line.colour }, d: `M${upper.concat(lower).map(place).join("L")}Z` }));
+    made.push(svg("path", { class: "band", style: { fill: line.colour },
+        d: `M${upper.concat(lower).map(place).join("L")}Z` }));
   }
   if (line.smooth && !line.band) made.push(svg("path", { ...paint, class: "line raw", d: path(raw) }));
   made.push(svg("path", { ...paint, d: path(points) }));

@@ -1,8 +1,10 @@
 // What the page knows: the runs as columns of figures, which of them are shown, and how.
 
-// `smooth` is the reader's choice, null until there is one; `zoom` is the stretch of the x axis that all plots over steps show;
-// `seeds` is how runs that differ in their seed alone are drawn: as mean and band, or each by itself.
-const state = { runs: [], hidden: new Set(), x: "step", smooth: null, zoom: null, seeds: "band", live: false };
+// `smooth` is the reader's choice, null until there is one; `zoom` is the stretch of the x axis that all
+// plots over steps show; `seeds` is how runs that differ in their seed alone are drawn: as mean and band, or
+// each by itself.
+const state = { runs: [], hidden: new Set(), x: "step",
+  smooth: null, zoom: null, seeds: "band", live: false };
 
 const several = () => state.runs.length > 1;
 const grouped = () => state.runs.some((run) => run.group);
@@ -62,8 +64,8 @@ function layerMeans(run, key) {
 }
 
 /**
- * Mean of several lines, step by step, over those that have a value there; with them the sample standard deviation and
- * the number of values: points are [x, mean, step, deviation, count].
+ * Mean of several lines, step by step, over those that have a value there; with them the sample standard
+ * deviation and the number of values: points are [x, mean, step, deviation, count].
  */
 function averaged(lines) {
   const at = new Map();
@@ -75,7 +77,8 @@ function averaged(lines) {
   return [...at].sort((a, b) => a[0] - b[0]).map(([step, found]) => {
     const y = mean(found.map((p) => p[1]));
     const squares = found.reduce((sum, p) => sum + (p[1] - y) ** 2, 0);
-    return [mean(found.map((p) => p[0])), y, step, found.length > 1 ? Math.sqrt(squares / (found.length - 1)) : 0, found.length];
+    const deviation = found.length > 1 ? Math.sqrt(squares / (found.length - 1)) : 0;
+    return [mean(found.map((p) => p[0])), y, step, deviation, found.length];
   });
 }
 

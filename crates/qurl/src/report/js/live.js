@@ -9,7 +9,13 @@ function follow(parts) {
   };
   let due = null;
   const redraw = (what) => {
-    if (due === null) requestAnimationFrame(() => { const all = [...due]; due = null; all.forEach((draw) => draw()); });
+    if (due === null) {
+      requestAnimationFrame(() => {
+        const all = due;
+        due = null;
+        all.forEach((draw) => draw());
+      });
+    }
     due = (due || new Set()).add(what);
   };
   const heard = () => {
@@ -23,8 +29,8 @@ function follow(parts) {
     }
     const [run] = state.runs;
     if (run.finished) say("finished", `finished, ${run.figures.steps} steps`);
-    else say("running", run.figures.steps ? `live, step ${made(run)}` : run.settings.length ? "live, before the first step"
-      : "waiting for the run to begin");
+    else if (run.figures.steps) say("running", `live, step ${made(run)}`);
+    else say("running", run.settings.length ? "live, before the first step" : "waiting for the run to begin");
     document.title = `${made(run)} · ${run.label} · QuRL`;
   };
   source.addEventListener("runs", (event) => {

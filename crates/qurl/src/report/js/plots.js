@@ -23,7 +23,8 @@ const batches = over("gen_batches");
 
 /** A line for every column whose name matches. */
 function linesUnder(pattern) {
-  const keys = [...new Set(state.runs.flatMap((run) => Object.keys(run.series)))].filter((key) => pattern.test(key)).sort();
+  const keys = [...new Set(state.runs.flatMap((run) => Object.keys(run.series)))]
+      .filter((key) => pattern.test(key)).sort();
   return keys.map((key) => ({ name: words(key.slice(key.indexOf(".") + 1)), of: over(key) }));
 }
 const words = (key) => key.replaceAll("_", " ").replaceAll(".", ", ");
@@ -45,8 +46,8 @@ const SECTIONS = [
   },
   {
     title: "Groups and rewards",
-    lead: "What a batch had to learn from. A group whose rewards are all equal has no advantage; dynamic sampling drops it and " +
-      "draws further batches of prompts.",
+    lead: "What a batch had to learn from. A group whose rewards are all equal has no advantage; dynamic " +
+      "sampling drops it and draws further batches of prompts.",
     plots: [
       { id: "groups", title: "Groups", format: number, zero: true, lines: [
         { name: "trained on", of: over("groups") },
@@ -147,7 +148,8 @@ const SECTIONS = [
 let folds = 0;
 function fold(id, title, lead, ...children) {
   const open = folds++ === 0 || !matchMedia("(max-width: 620px)").matches;
-  const details = h("details", { open }, h("summary", {}, h("h2", {}, title)), h("p", { class: "lead" }, lead), ...children);
+  const details = h("details", { open }, h("summary", {}, h("h2", {}, title)),
+      h("p", { class: "lead" }, lead), ...children);
   return { node: h("section", { id }, details), details, title };
 }
 
@@ -178,7 +180,10 @@ function plotSection(section) {
   return { ...part, update };
 }
 
-/** Whatever runs have written down that no plot above draws: figures of newer versions, of other kinds of training. */
+/**
+ * Whatever runs have written down that no plot above draws: figures of newer versions, of other kinds of
+ * training.
+ */
 function moreSection() {
   const grid = h("div", { class: "plots" });
   const part = fold("more", "More figures", "Everything else in metrics.jsonl, by its name there.", grid);
@@ -187,7 +192,8 @@ function moreSection() {
     for (const title of leftOver().keys()) {
       const id = `more-${title.replace(/[^\w]+/g, "-")}`;
       const linesOf = () => leftOver().get(title) || [];
-      if (!made.has(title)) made.set(title, lineChart({ id, title, format: short, exact: number, linesOf, optional: true }));
+      const spec = { id, title, format: short, exact: number, linesOf, optional: true };
+      if (!made.has(title)) made.set(title, lineChart(spec));
     }
     made.forEach((chart) => { if (!chart.figure.isConnected) grid.append(chart.figure); chart.draw(); });
     part.node.hidden = [...made.values()].every((chart) => chart.figure.hidden);
@@ -196,7 +202,9 @@ function moreSection() {
   return { ...part, update };
 }
 
-/** Plots of columns that are not drawn: those of an object that is nowhere drawn share one. As [title, lines]. */
+/**
+ * Plots of columns that are not drawn: those of an object that is nowhere drawn share one. As [title, lines].
+ */
 function leftOver() {
   const keys = [...new Set(state.runs.flatMap((run) => Object.keys(run.series)))].sort();
   const prefix = (key) => (key.includes(".") ? key.slice(0, key.indexOf(".")) : "");

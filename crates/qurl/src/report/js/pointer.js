@@ -1,4 +1,5 @@
-// What a reader does with a plot: points at it for values, drags to zoom, double-clicks to see everything again.
+// What a reader does with a plot: points at it for values, drags to zoom, double-clicks to see everything
+// again.
 
 /** A drag of fewer pixels is a click. */
 const DRAG = 8;
@@ -10,7 +11,8 @@ function listen(chart) {
   plot.addEventListener("pointerdown", (event) => {
     if (!chart.scaleX || chart.spec.x === "layer" || event.button > 0) return;
     from = at(event);
-    try { plot.setPointerCapture(event.pointerId); } catch { /* a pointer that is gone already, or none at all */ }
+    try { plot.setPointerCapture(event.pointerId); } catch {
+    /* a pointer that is gone already, or none at all */ }
   });
   plot.addEventListener("pointermove", (event) => {
     if (!chart.scaleX) return;
@@ -34,7 +36,8 @@ function listen(chart) {
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!move || !chart.lines.length) return undefined;
     event.preventDefault();
-    const xs = [...new Set(chart.lines.flatMap((line) => visible(line.points, chart.spec).map((p) => p[0])))].sort((a, b) => a - b);
+    const xs = [...new Set(chart.lines.flatMap((line) => visible(line.points, chart.spec).map((p) => p[0])))]
+          .sort((a, b) => a - b);
     const index = chart.at === undefined ? xs.length : xs.findIndex((x) => x >= chart.at);
     return hover(chart, xs[Math.min(xs.length - 1, Math.max(0, index + move))]);
   });
@@ -55,7 +58,10 @@ function select(chart, from, to) {
     height: HEIGHT - MARGIN.top - MARGIN.bottom }));
 }
 
-/** The reader points at `x` in `chart`: its values are shown, and the same place is marked in all plots over steps. */
+/**
+ * The reader points at `x` in `chart`: its values are shown, and the same place is marked in all plots over
+ * steps.
+ */
 function hover(chart, x) {
   const linked = charts.filter((other) => (other.spec.x === "layer") === (chart.spec.x === "layer"));
   for (const other of linked) other.cross(x);
@@ -70,7 +76,8 @@ function hover(chart, x) {
     ...found.slice(0, 14).map((f) => tipRow(chart, f)));
   const [figure, plot] = [chart.figure.getBoundingClientRect(), chart.plot.getBoundingClientRect()];
   const place = plot.left - figure.left + chart.scaleX.place(chart.at);
-  const side = place + 14 + chart.tip.offsetWidth > figure.width ? place - 14 - chart.tip.offsetWidth : place + 14;
+  const side = place + 14 + chart.tip.offsetWidth > figure.width
+      ? place - 14 - chart.tip.offsetWidth : place + 14;
   chart.tip.style.left = `${Math.max(8, Math.min(figure.width - chart.tip.offsetWidth - 8, side))}px`;
   chart.tip.style.top = `${plot.top - figure.top + 6}px`;
 }
@@ -95,7 +102,8 @@ function nearest(chart, x) {
     }
     const at = Math.abs(line.points[a][0] - x) <= Math.abs(line.points[b][0] - x) ? a : b;
     const distance = Math.abs(line.points[at][0] - x);
-    const spacing = (line.points[line.points.length - 1][0] - line.points[0][0]) / Math.max(1, line.points.length - 1);
+    const spacing = (line.points[line.points.length - 1][0] - line.points[0][0])
+        / Math.max(1, line.points.length - 1);
     return { line, point: line.points[at], raw: line.raw[at], distance, spacing };
   });
   const best = lowest(found.map((f) => f.distance));
@@ -110,6 +118,7 @@ function cross(chart, x) {
   const found = nearest(chart, x);
   const place = chart.scaleX.place(found[0].point[0]);
   if (place < MARGIN.left - 1 || place > chart.plot.clientWidth - MARGIN.right + 1) return;
-  chart.overlay.append(svg("line", { class: "cross", x1: place, x2: place, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }),
+  chart.overlay.append(svg("line", { class: "cross", x1: place, x2: place,
+      y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }),
     ...found.map(({ line, point }) => spot(chart, line, point, 4)));
 }

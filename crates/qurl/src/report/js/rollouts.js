@@ -35,7 +35,8 @@ function rolloutsPart() {
     h("button", { type: "button", "data-paint": key, onclick: () => { choice.paint = key; update(); } }, paint.name));
   const scale = h("span", { class: "scale" });
   const list = h("div", { class: "samples" });
-  const part = fold("rollouts", "Sampled responses", "Every token as it was drawn. Point at one for its figures.",
+  const part = fold("rollouts", "Sampled responses",
+    "Every token as it was drawn. Point at one for its figures.",
     h("div", { class: "row" }, runSelect, stepSelect,
       h("span", { class: "choice", role: "group", "aria-label": "Colour" }, buttons), scale),
     list);

@@ -1,7 +1,12 @@
-// A plot to take away: as SVG, as PNG, and its figures as CSV. All of it is made here; nothing is sent anywhere.
+// A plot to take away: as SVG, as PNG, and its figures as CSV. All of it is made here; nothing is sent
+// anywhere.
 
-/** What a drawing needs to look the same outside of this page, as attributes: other programs read no style sheet. */
-const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "stroke-linecap", "opacity",
+/**
+ * What a drawing needs to look the same outside of this page, as attributes: other programs read no style
+ * sheet.
+ */
+const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin",
+"stroke-linecap", "opacity",
   "fill-opacity", "font-size", "font-weight"];
 const FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
 
@@ -43,10 +48,12 @@ function drawing(chart) {
     probe.remove();
     return found;
   };
-  return svg("svg", { xmlns: SVG, width, height: HEIGHT + top, viewBox: `0 0 ${width} ${HEIGHT + top}`, "font-family": FONT },
+  return svg("svg", { xmlns: SVG, width, height: HEIGHT + top, viewBox: `0 0 ${width} ${HEIGHT + top}`,
+      "font-family": FONT },
     svg("rect", { width, height: HEIGHT + top, fill: card }), text(10, 20, 14, 600, chart.spec.title),
     legend.flatMap((line, i) => [
-      svg("line", { x1: 10, x2: 28, y1: 34 + 18 * i, y2: 34 + 18 * i, stroke: real(line.colour), "stroke-width": 3,
+      svg("line", { x1: 10, x2: 28, y1: 34 + 18 * i, y2: 34 + 18 * i, stroke: real(line.colour),
+              "stroke-width": 3,
         "stroke-dasharray": line.dash }),
       text(36, 38 + 18 * i, 12, 400, line.name)]),
     svg("g", { transform: `translate(0 ${top})` }, [...copy.childNodes]));
@@ -71,12 +78,15 @@ function savePng(chart) {
   picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(asText(chart))}`;
 }
 
-/** A row for each step with the values as measured, before any smoothing; of a group its mean and deviation. */
+/**
+ * A row for each step with the values as measured, before any smoothing; of a group its mean and deviation.
+ */
 function csv(chart) {
   const quote = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
   const title = (line) => line.name || chart.spec.title;
   const head = [chart.spec.x === "layer" ? "block" : "step",
-    ...chart.lines.flatMap((line) => (line.band ? [title(line), `${title(line)} (deviation)`] : [title(line)]))];
+    ...chart.lines.flatMap((line) => (line.band ? [title(line), `${title(line)} (deviation)`]
+          : [title(line)]))];
   const columns = chart.lines.map((line) => new Map(line.raw.map((point) => [point[2], point])));
   const steps = [...new Set(columns.flatMap((column) => [...column.keys()]))].sort((a, b) => a - b);
   const rows = steps.map((step) => [step, ...chart.lines.flatMap((line, i) => {

@@ -5,11 +5,15 @@ function tile(name, figure, more) {
     h("div", { class: "more" }, more));
 }
 
-/** Accuracy before and after: Avg@k where it is measured, as everywhere where the best is meant, else the greedy one. */
+/**
+ * Accuracy before and after: Avg@k where it is measured, as everywhere where the best is meant, else the
+ * greedy one.
+ */
 function score(figures) {
   const sampled = !missing(figures.avg_at_k_after);
   const [name, kind] = sampled ? ["Avg@k", "avg_at_k"] : ["Held-out accuracy", "accuracy"];
-  return { name, before: figures[`${kind}_before`], after: figures[`${kind}_after`], best: figures.accuracy_best,
+  return { name, before: figures[`${kind}_before`], after: figures[`${kind}_after`],
+      best: figures.accuracy_best,
     step: figures.best_step };
 }
 
@@ -70,16 +74,17 @@ function overview() {
       runs.length > 1 ? h("span", { class: "name" }, `${runs.length} seeds`) : null)),
     OVERVIEW.map(([, of, format]) => h("td", {}, cell(runs, of, format)))));
   const heads = ["run", ...OVERVIEW.map(([name]) => name)].map((name) => h("th", { scope: "col" }, name));
-  const what = state.runs.map((run) => score(run.figures).name);
+  const scores = [...new Set(state.runs.map((run) => score(run.figures).name))].join(" or ");
   return h("div", {}, h("div", { class: "card scroll" },
     h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows))),
-    h("p", { class: "absent" }, `Before, after and best: ${[...new Set(what)].join(" or ").toLowerCase().replace("avg", "Avg")}.`,
+    h("p", { class: "absent" }, `Before, after and best: ${scores}.`,
       grouped() ? " Runs that differ in their seed alone are one line: mean ± standard deviation." : ""));
 }
 
 /** What must not be overlooked, on top of everything. */
 function banners() {
-  const all = state.runs.flatMap((run) => run.alarms.map((text) => h("p", {}, several() ? `${run.label}: ` : "", text)));
+  const all = state.runs.flatMap((run) => run.alarms.map((text) =>
+      h("p", {}, several() ? `${run.label}: ` : "", text)));
   return all.length ? [h("div", { class: "banner", role: "alert" }, all)] : [];
 }
 
