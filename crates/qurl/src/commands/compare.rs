@@ -176,7 +176,7 @@ fn run_on<B: Backend>(backend: Arc<B>, args: Args, base: Recipe, whole: Plan) ->
     }
 
     let report = dir.join("report.html");
-    std::fs::write(&report, render(&read_runs(&[dir.clone()])?))
+    std::fs::write(&report, render(&read_runs(std::slice::from_ref(&dir))?))
         .with_context(|| format!("writing {}", report.display()))?;
     let document = Document {
         recipe: file.clone(),

@@ -7,10 +7,10 @@ const DASHES = ["", "6 4", "1.5 4"];
 const charts = [];
 
 /**
- * A chart of `spec`: { id, title, lines: [{ name, of(run), sparse, detail }] or linesOf(), format, exact,
- * log, zero, whole, x, optional }. An optional one belongs to some algorithms only, so that its absence says
- * nothing; a line that is a detail is left out while several runs are shown; a sparse one is never smoothed.
- * `log` is how the plot begins: the reader can switch.
+ * A chart of `spec`: { id, title, lines: [{ name, of(run), sparse, detail }], format, exact, log, zero, whole,
+ * x, optional }. An optional one belongs to some algorithms only, so that its absence says nothing; `lines` may
+ * be a getter that looks for them in the runs; a line that is a detail is left out while several runs are
+ * shown; a sparse one is never smoothed. `log` is how the plot begins: the reader can switch.
  */
 function lineChart(spec) {
   const key = h("span", { class: "key" });
@@ -31,7 +31,7 @@ function lineChart(spec) {
 
 function collect(spec) {
   const [lines, many, weight] = [[], shown().length > 1, smoothing()];
-  const kinds = spec.linesOf ? spec.linesOf() : spec.lines;
+  const kinds = spec.lines;
   for (const { name, runs, index } of shown()) {
     kinds.forEach((line, kind) => {
       const each = line.detail && many ? [] : runs.map(line.of).filter((found) => found.length);

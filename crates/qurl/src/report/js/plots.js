@@ -41,7 +41,7 @@ const SECTIONS = [
         ] },
       single("reward", "Reward", "reward"),
       { id: "reward-parts", title: "Parts of the reward", format: number, zero: true, optional: true,
-        linesOf: () => linesUnder(/^reward\w*\./) },
+        get lines() { return linesUnder(/^reward\w*\./); } },
     ],
   },
   {
@@ -191,8 +191,8 @@ function moreSection() {
   const update = () => {
     for (const title of leftOver().keys()) {
       const id = `more-${title.replace(/[^\w]+/g, "-")}`;
-      const linesOf = () => leftOver().get(title) || [];
-      const spec = { id, title, format: short, exact: number, linesOf, optional: true };
+      const spec = { id, title, format: short, exact: number, optional: true,
+        get lines() { return leftOver().get(title) || []; } };
       if (!made.has(title)) made.set(title, lineChart(spec));
     }
     made.forEach((chart) => { if (!chart.figure.isConnected) grid.append(chart.figure); chart.draw(); });
