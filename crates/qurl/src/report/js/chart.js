@@ -50,7 +50,7 @@ function collect(spec) {
 
 /** The part of a line that is shown: what lies in the zoomed stretch, and one point on either side of it. */
 function visible(line, spec) {
-  if (!state.zoom || spec.x === "layer") return line;
+  if (!state.zoom || spec.x) return line;
   const [low, high] = state.zoom;
   const inside = line.map(([x]) => x >= low && x <= high);
   return line.filter((_, i) => inside[i] || inside[i - 1] || inside[i + 1]);
@@ -93,11 +93,17 @@ function draw(chart) {
   plot.append(chart.overlay);
 }
 
+/** What the horizontal axis of a plot counts; one with an `x` of its own takes no part in zooming. */
+function unit(spec) {
+  if (spec.x) return spec.x === "layer" ? "block" : "step";
+  return state.x === "step" ? "step" : "min";
+}
+
 /** Scales, grid, ticks and the word "log" where the axis is. */
 function axes(chart, { left, right, top, bottom }, seen) {
   const { spec, plot } = chart;
   const everything = seen.flatMap((point) => [point[1], ...edges(point, spec)]);
-  const xs = state.zoom && spec.x !== "layer" ? state.zoom
+  const xs = state.zoom && !spec.x ? state.zoom
       : chart.lines.flatMap((line) => line.points.map((p) => p[0]));
   let [low, high] = [lowest(xs), highest(xs)];
   if (low === high) [low, high] = [low - 0.5, high + 0.5];
@@ -115,8 +121,8 @@ function axes(chart, { left, right, top, bottom }, seen) {
       svg("text", { x: left - 7, y: y + 4, "text-anchor": "end" }, spec.format(tick)));
   }
   if (scaleY.log) plot.append(svg("text", { class: "axis", x: 2, y: 9 }, "log scale"));
-  const whole = spec.x === "layer" || state.x === "step";
-  const last = `${number(high, 4)} ${spec.x === "layer" ? "block" : state.x === "step" ? "step" : "min"}`;
+  const whole = spec.x || state.x === "step";
+  const last = `${number(high, 4)} ${unit(spec)}`;
   for (const tick of scaleX.ticks.filter((t) => !whole || Number.isInteger(t))) {
     const x = scaleX.place(tick);
     if (x < right - 6.5 * last.length - 14) plot.append(svg("text", { x, y: HEIGHT - 6, "text-anchor": "middle" }, number(tick, 6)));

@@ -9,7 +9,7 @@ function listen(chart) {
   const at = (event) => event.clientX - plot.getBoundingClientRect().left;
   let from = null;
   plot.addEventListener("pointerdown", (event) => {
-    if (!chart.scaleX || chart.spec.x === "layer" || event.button > 0) return;
+    if (!chart.scaleX || chart.spec.x || event.button > 0) return;
     from = at(event);
     try { plot.setPointerCapture(event.pointerId); } catch {
     /* a pointer that is gone already, or none at all */ }
@@ -46,7 +46,7 @@ function listen(chart) {
 /** Shows a stretch of the x axis in all plots over steps; everything with null. */
 function zoom(stretch) {
   state.zoom = stretch;
-  for (const chart of charts) if (chart.spec.x !== "layer") chart.draw();
+  for (const chart of charts) if (!chart.spec.x) chart.draw();
   document.dispatchEvent(new Event("zoomed"));
 }
 
@@ -63,16 +63,15 @@ function select(chart, from, to) {
  * steps.
  */
 function hover(chart, x) {
-  const linked = charts.filter((other) => (other.spec.x === "layer") === (chart.spec.x === "layer"));
+  const linked = charts.filter((other) => other.spec.x === chart.spec.x);
   for (const other of linked) other.cross(x);
   chart.at = x === null ? undefined : x;
   chart.tip.hidden = x === null || !chart.lines.length;
   if (chart.tip.hidden) return;
   const found = nearest(chart, x);
-  const unit = chart.spec.x === "layer" ? "block" : state.x === "step" ? "step" : "minute";
   chart.at = found[0].point[0];
   const smooth = found.some((f) => f.line.smooth) ? `, smoothed by ${smoothing()}` : "";
-  chart.tip.replaceChildren(h("div", { class: "at" }, `${unit} ${number(chart.at, 6)}${smooth}`),
+  chart.tip.replaceChildren(h("div", { class: "at" }, `${unit(chart.spec)} ${number(chart.at, 6)}${smooth}`),
     ...found.slice(0, 14).map((f) => tipRow(chart, f)));
   const [figure, plot] = [chart.figure.getBoundingClientRect(), chart.plot.getBoundingClientRect()];
   const place = plot.left - figure.left + chart.scaleX.place(chart.at);
