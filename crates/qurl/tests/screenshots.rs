@@ -48,7 +48,7 @@ fn renewed() {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("screenshots");
     std::fs::create_dir_all(&dir).expect("made");
     once(&dir, "default/report.html", &["train", &recipe("default.toml"), "--run", "default"]);
-    let methods = ["--methods", "full,naive,acr-uaq", "--seeds", "3", "--set", "sft.steps=400"];
+    let methods = ["--methods", "full,naive,acr-uaq", "--seeds", "3"];
     let compare = ["compare", &recipe("tiny-grpo.toml"), "--run", "int4", "--set", "rollout.format=int4"];
     once(&dir, "int4/compare.json", &[&compare[..], &methods].concat());
     let page = |run: &str| {

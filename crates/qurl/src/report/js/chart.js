@@ -7,10 +7,10 @@ const DASHES = ["", "6 4", "1.5 4"];
 const charts = [];
 
 /**
- * A chart of `spec`: { id, title, lines: [{ name, of(run), sparse, detail }], format, exact, log, zero, whole,
- * x, optional }. An optional one belongs to some algorithms only, so that its absence says nothing; `lines` may
- * be a getter that looks for them in the runs; a line that is a detail is left out while several runs are
- * shown; a sparse one is never smoothed. `log` is how the plot begins: the reader can switch.
+ * A chart of `spec`: { id, title, lines: [{ name, of(run), sparse, detail }], format, exact, log, zero,
+ * whole, x, optional }. An optional one belongs to some algorithms only, so that its absence says nothing;
+ * `lines` may be a getter that looks for them in the runs; a line that is a detail is left out while several
+ * runs are shown; a sparse one is never smoothed. `log` is how the plot begins: the reader can switch.
  */
 function lineChart(spec) {
   const key = h("span", { class: "key" });

@@ -76,7 +76,7 @@ function overview() {
   const heads = ["run", ...OVERVIEW.map(([name]) => name)].map((name) => h("th", { scope: "col" }, name));
   const scores = [...new Set(state.runs.map((run) => score(run.figures).name))].join(" or ");
   return h("div", {}, h("div", { class: "card scroll" },
-    h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows))),
+    h("table", { class: "overview" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows))),
     h("p", { class: "absent" }, `Before, after and best: ${scores}.`,
       grouped() ? " Runs that differ in their seed alone are one line: mean ± standard deviation." : ""));
 }
