@@ -22,7 +22,8 @@ pub use batch::RolloutBatch;
 pub use health::{Health, Symptom};
 pub use prepare::prepare;
 pub use probe::RolloutSpeed;
-pub use record::{Layered, Phases, StepRecord};
+pub use record::{Layered, Phases, RewardSpread, StepRecord};
+pub use rollouts::Drawn;
 pub use sampled::SampledRollout;
 pub use test::Tested;
 
@@ -235,14 +236,16 @@ impl<D: Device> RlTrainer<D> {
         self.begin_stage()?;
         let mut entropy = Entropy::default();
         entropy.add(&solved);
-        let rolled = Rolled { groups: solved, gen_batches: 1, verifying: 0.0, entropy: entropy.mean() };
+        let mut drawn = Drawn::default();
+        drawn.add(&solved)?;
+        let rolled = Rolled { groups: solved, drawn, verifying: 0.0, entropy: entropy.mean() };
         self.learn(rolled, Phases::start())
     }
 
     fn learn(&mut self, rolled: Rolled, mut phases: Phases) -> Result<StepRecord, TrainError> {
-        let Rolled { groups: solved, gen_batches, entropy, .. } = rolled;
+        let Rolled { groups: solved, drawn, entropy, .. } = rolled;
         let mut batch = RolloutBatch::pack(&solved, &self.plan, self.step);
-        let mut record = StepRecord::new(self.step, &solved, &batch, gen_batches, entropy);
+        let mut record = StepRecord::new(self.step, &solved, &batch, drawn, entropy);
         if batch.tokens() == 0 {
             record.timing = phases.finish();
             self.last = (solved, batch);

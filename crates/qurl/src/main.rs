@@ -15,6 +15,7 @@ mod dash;
 mod device;
 mod input;
 mod lines;
+mod mlflow;
 mod model;
 mod output;
 mod packing;
@@ -74,6 +75,8 @@ enum Command {
     Report(commands::report::Args),
     /// The same page live in a browser, while a run goes on
     Dash(commands::dash::Args),
+    /// Runs for other programs that track experiments
+    Export(commands::export::Args),
     /// A script that completes this command line in a shell
     Completions(commands::completions::Args),
     /// Runs a reward command and ends with it all that it started
@@ -111,6 +114,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => commands::bench::run(args),
         Command::Report(args) => commands::report::run(args),
         Command::Dash(args) => commands::dash::run(args),
+        Command::Export(args) => commands::export::run(args),
         Command::Completions(args) => commands::completions::run(args, Cli::command()),
         Command::RewardGuard(args) => match commands::reward_guard::run(args) {
             Ok(status) => return status,

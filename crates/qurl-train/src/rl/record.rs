@@ -1,6 +1,6 @@
 //! What is written down about a step.
 
-use super::{RolloutBatch, Tested};
+use super::{Drawn, RolloutBatch, Tested};
 use crate::optimizer::UpdateReport;
 use crate::solve::{Solved, accuracy, reward_parts};
 use qurl_rl::{Facts, Mismatch, Outcome};
@@ -17,6 +17,43 @@ pub struct Layered {
     pub layers: Vec<f64>,
 }
 
+/// How far the rewards of a batch spread.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RewardSpread {
+    /// Standard deviation of all rewards.
+    pub reward_std: f64,
+    /// Standard deviation within a group, mean over the groups: what advantages within groups are made of.
+    pub reward_group_std: f64,
+    /// Smallest reward.
+    pub reward_min: f64,
+    /// Largest reward.
+    pub reward_max: f64,
+}
+
+impl RewardSpread {
+    /// Of groups; nothing where there is no response.
+    pub fn of(groups: &[Solved]) -> Option<RewardSpread> {
+        let groups: Vec<Vec<f64>> =
+            groups.iter().map(|g| g.responses.iter().map(|r| r.verdict.reward).collect()).collect();
+        let all: Vec<f64> = groups.iter().flatten().copied().collect();
+        Some(RewardSpread {
+            reward_std: deviation(&all)?,
+            reward_group_std: groups.iter().filter_map(|g| deviation(g)).fold(0.0, |a, b| a + b)
+                / groups.len() as f64,
+            reward_min: all.iter().copied().fold(f64::INFINITY, f64::min),
+            reward_max: all.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        })
+    }
+}
+
+/// Standard deviation (of the values as they are, not of what they may be a sample of); nothing of no values.
+fn deviation(values: &[f64]) -> Option<f64> {
+    let count = values.len() as f64;
+    let mean = values.iter().fold(0.0, |a, b| a + b) / count;
+    let squares = values.iter().fold(0.0, |sum, x| sum + (x - mean) * (x - mean));
+    (count > 0.0).then(|| (squares / count).sqrt())
+}
+
 /// Facts of one training step. Everything but `timing` is a function of recipe and seed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepRecord {
@@ -24,6 +61,9 @@ pub struct StepRecord {
     pub step: u64,
     /// Mean reward of all responses.
     pub reward: f64,
+    /// How far rewards spread, where there are responses.
+    #[serde(flatten)]
+    pub reward_spread: Option<RewardSpread>,
     /// Share of right responses; rewards play no part.
     pub accuracy: f64,
     /// Means of the named parts of the rewards, before their weights.
@@ -33,6 +73,10 @@ pub struct StepRecord {
     pub groups: usize,
     /// Batches that were drawn to fill it.
     pub gen_batches: usize,
+    /// Groups that were sampled for it; more than `groups` where some were dropped.
+    pub sampled_groups: usize,
+    /// Those of them whose rewards differ: what dynamic sampling keeps.
+    pub mixed_groups: usize,
     /// Tokens of all responses.
     pub response_tokens: usize,
     /// Mean tokens of a response.
@@ -127,7 +171,7 @@ impl StepRecord {
         step: u64,
         solved: &[Solved],
         batch: &RolloutBatch,
-        gen_batches: usize,
+        drawn: Drawn,
         rollout_entropy: f64,
     ) -> StepRecord {
         let samples: Vec<_> = solved.iter().flat_map(|s| &s.responses).map(|r| &r.sample).collect();
@@ -140,10 +184,13 @@ impl StepRecord {
                 .map(|r| r.verdict.reward)
                 .fold(0.0, |a, b| a + b)
                 / count,
+            reward_spread: RewardSpread::of(solved),
             accuracy: accuracy(solved),
             reward_parts: reward_parts(solved),
             groups: solved.len(),
-            gen_batches,
+            gen_batches: drawn.batches,
+            sampled_groups: drawn.groups,
+            mixed_groups: drawn.mixed,
             response_tokens: batch.tokens(),
             response_length: batch.tokens() as f64 / count,
             truncated: samples.iter().filter(|s| s.finish.is_truncated()).count() as f64 / count,

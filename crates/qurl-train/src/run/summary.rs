@@ -1,6 +1,7 @@
 //! What is left of a run: its model and its summary, or where training broke the last model that worked.
 
 use super::{Run, RunError};
+use crate::best::BestSeen;
 use crate::memory::MemoryPlan;
 use crate::rl::{RolloutSpeed, Symptom, Tested, TrainError};
 use qurl_kernels::Device;
@@ -102,6 +103,8 @@ pub struct Broken {
     pub begun: Begun,
     /// What happened.
     pub broken: String,
+    /// The step that showed it last.
+    pub broken_at: u64,
     /// The newest model that was seen to work, if it was saved.
     pub last_good: Option<String>,
 }
@@ -167,7 +170,7 @@ impl<D: Device> Run<D> {
                  {step}: {symptom}"
             ),
         };
-        Ok(Broken { begun: self.begun(), broken, last_good: self.last_good()? })
+        Ok(Broken { begun: self.begun(), broken, broken_at: step, last_good: self.last_good()? })
     }
 
     /// The newest checkpoint with weights that were seen to work, or the model that the run started from.
@@ -179,11 +182,9 @@ impl<D: Device> Run<D> {
     }
 
     fn best(&self) -> Result<Best, RunError> {
-        let before = self.before.score();
-        let (accuracy, step) = match self.totals.best {
-            Some((accuracy, step)) if accuracy >= before => (accuracy, step),
-            _ => (before, 0),
-        };
+        let start = BestSeen { score: self.before.score(), step: 0 };
+        let BestSeen { score: accuracy, step } =
+            self.totals.best.map_or(start, |later| BestSeen::or(Some(start), later.step, later.score));
         let kept = self.keeper.kept(step).map_err(RunError::Resume)?;
         let model: Option<PathBuf> = match (step, kept) {
             (step, _) if step == self.trainer.steps_done() => Some(self.path.join("model")),

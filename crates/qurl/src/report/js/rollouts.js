@@ -35,12 +35,12 @@ function rolloutsPart() {
     h("button", { type: "button", "data-paint": key, onclick: () => { choice.paint = key; update(); } }, paint.name));
   const scale = h("span", { class: "scale" });
   const list = h("div", { class: "samples" });
-  const node = h("section", { id: "rollouts" },
-    h("h2", {}, "Sampled responses"),
-    h("p", { class: "lead" }, "Every token as it was drawn. Point at one for its figures."),
+  const part = fold("rollouts", "Sampled responses",
+    "Every token as it was drawn. Point at one for its figures.",
     h("div", { class: "row" }, runSelect, stepSelect,
       h("span", { class: "choice", role: "group", "aria-label": "Colour" }, buttons), scale),
     list);
+  const { node } = part;
   const update = () => {
     const withSamples = state.runs.map((run, index) => ({ run, index })).filter(({ run }) => run.rollouts.length);
     node.hidden = !withSamples.length;
@@ -56,7 +56,7 @@ function rolloutsPart() {
     scale.replaceChildren(paints[choice.paint].low, h("i", { class: choice.paint }), paints[choice.paint].high);
     list.replaceChildren(...current.samples.map((sample) => sampleCard(sample, paints[choice.paint])));
   };
-  return { node, update };
+  return { ...part, update };
 }
 
 function sampleCard(sample, paint) {
