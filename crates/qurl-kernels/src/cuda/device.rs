@@ -82,6 +82,7 @@ impl Device for Cuda {
     type Tokens = CudaTokens;
     type Pending = CudaPending;
     type Queue = CudaQueue;
+    type Counting = Cuda;
 
     fn info(&self) -> DeviceInfo {
         let Context { name, sms, ordinal, .. } = &*self.context;
@@ -93,7 +94,12 @@ impl Device for Cuda {
 
     fn memory(&self) -> Option<DeviceMemory> {
         let (free, total) = self.context.memory_info().ok()?;
-        Some(DeviceMemory { free, total, peak: self.context.peak_memory() })
+        let (allocated, peak) = (self.context.allocated(), self.context.peak_memory());
+        Some(DeviceMemory { free, total, allocated, peak })
+    }
+
+    fn counting(&self) -> Cuda {
+        Cuda::counting_as(&self.profile())
     }
 
     fn queue(self: &Arc<Self>) -> Result<CudaQueue, DeviceError> {

@@ -82,7 +82,8 @@ impl<D: Device> RlTrainer<D> {
                 seed: self.seed,
                 step,
             };
-            let (solved, seconds) = solve(&mut self.queue, &mut self.engine, &self.start, &*self.task, problems, draw)?;
+            let (solved, seconds) =
+                solve(&mut self.queue, &mut self.engine, &self.start, &*self.task, problems, draw)?;
             verifying += seconds;
             entropy.add(&solved);
             if filter.is_none() {

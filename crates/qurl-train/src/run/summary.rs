@@ -1,8 +1,10 @@
 //! What is left of a run: its model and its summary, or where training broke the last model that worked.
 
 use super::{Run, RunError};
+use crate::memory::MemoryPlan;
 use crate::rl::{RolloutSpeed, Symptom, Tested, TrainError};
 use qurl_kernels::Device;
+use qurl_kernels::device::DeviceMemory;
 use qurl_model::hf::{SaveOptions, save};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -44,6 +46,13 @@ pub struct Memory {
     pub planned: usize,
     /// The most that was allocated at a time.
     pub peak: usize,
+}
+
+impl Memory {
+    /// A plan beside what a device says now.
+    pub fn of(plan: &MemoryPlan, memory: DeviceMemory) -> Memory {
+        Memory { planned: plan.total(), peak: memory.peak }
+    }
 }
 
 /// `summary.json` at the end of a run.
@@ -125,11 +134,7 @@ impl<D: Device> Run<D> {
     }
 
     /// The summary of a finished run, after `seconds` of this process.
-    pub fn summary(
-        &self,
-        rollout_speed: Option<RolloutSpeed>,
-        seconds: f64,
-    ) -> Result<Summary, RunError> {
+    pub fn summary(&self, rollout_speed: Option<RolloutSpeed>, seconds: f64) -> Result<Summary, RunError> {
         let (totals, begun) = (&self.totals, self.begun());
         let memory = self.trainer.device().memory();
         let rollout = totals.seconds.get("rollout").copied().unwrap_or(f64::NAN);
@@ -142,7 +147,7 @@ impl<D: Device> Run<D> {
             rho_max: totals.rho_max,
             rollout_tokens_per_s: totals.response_tokens / rollout,
             rollout_speed,
-            memory: memory.map(|memory| Memory { planned: self.memory.total(), peak: memory.peak }),
+            memory: self.memory.as_ref().zip(memory).map(|(plan, memory)| Memory::of(plan, memory)),
             steps: totals.steps,
             skipped_updates: totals.skipped,
             seconds: self.seconds_before + seconds,

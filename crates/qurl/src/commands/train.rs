@@ -209,7 +209,7 @@ pub fn foresee_memory<D: Device>(
     view: &TrainView,
 ) -> anyhow::Result<()> {
     if device.memory().is_some() {
-        let memory = MemoryPlan::of_rl(recipe, plan, config);
+        let memory = MemoryPlan::of_rl(device, recipe, plan, config)?;
         view.note(&format!("memory: {memory}"));
         memory.check(device).or_bad()?;
     }
