@@ -2,7 +2,7 @@
 
 use super::{RolloutBatch, Tested};
 use crate::optimizer::UpdateReport;
-use crate::solve::{Solved, accuracy};
+use crate::solve::{Solved, accuracy, reward_parts};
 use qurl_rl::{Facts, Mismatch, Outcome};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -24,8 +24,11 @@ pub struct StepRecord {
     pub step: u64,
     /// Mean reward of all responses.
     pub reward: f64,
-    /// Share of right responses.
+    /// Share of right responses; rewards play no part.
     pub accuracy: f64,
+    /// Means of the named parts of the rewards, before their weights.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub reward_parts: BTreeMap<String, f64>,
     /// Groups of the batch.
     pub groups: usize,
     /// Batches that were drawn to fill it.
@@ -78,6 +81,9 @@ pub struct StepRecord {
     /// Greedy accuracy on held-out problems after this step, where measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test_accuracy: Option<f64>,
+    /// Mean reward of the greedy responses to held-out problems after this step, where measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub test_reward: Option<f64>,
     /// Mean accuracy of `run.test_k` samples on held-out problems after this step, where measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test_avg_at_k: Option<f64>,
@@ -135,6 +141,7 @@ impl StepRecord {
                 .fold(0.0, |a, b| a + b)
                 / count,
             accuracy: accuracy(solved),
+            reward_parts: reward_parts(solved),
             groups: solved.len(),
             gen_batches,
             response_tokens: batch.tokens(),
@@ -158,6 +165,7 @@ impl StepRecord {
             value_loss: None,
             value_grad_norm: None,
             test_accuracy: None,
+            test_reward: None,
             test_avg_at_k: None,
             weight_update: None,
             quantization_error: None,
@@ -220,6 +228,7 @@ impl StepRecord {
     /// Takes note of an evaluation after the step.
     pub fn add_test(&mut self, tested: Tested) {
         self.test_accuracy = Some(tested.accuracy);
+        self.test_reward = tested.reward;
         self.test_avg_at_k = tested.avg_at_k;
     }
 

@@ -50,10 +50,10 @@ struct Dropped {
 
 impl Dropped {
     fn add(&mut self, group: &Solved) {
-        let all = |share: f64| group.responses.iter().all(|r| r.verdict.correct() == share);
+        let all = |correct: bool| group.responses.iter().all(|r| r.verdict.correct == correct);
         match () {
-            () if all(1.0) => self.right += 1,
-            () if all(0.0) => self.wrong += 1,
+            () if all(true) => self.right += 1,
+            () if all(false) => self.wrong += 1,
             () => self.other += 1,
         }
     }

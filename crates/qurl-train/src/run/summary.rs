@@ -109,7 +109,7 @@ pub struct Broken {
 impl<D: Device> Run<D> {
     /// What is known before the first step.
     pub fn begun(&self) -> Begun {
-        let Tested { accuracy, avg_at_k } = self.before;
+        let Tested { accuracy, avg_at_k, .. } = self.before;
         let parameters = self.trainer.start().config.param_count();
         let device = self.trainer.device().info().description;
         Begun { accuracy_before: accuracy, avg_at_k_before: avg_at_k, parameters, device }

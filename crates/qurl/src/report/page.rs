@@ -19,6 +19,7 @@ pub const SCRIPT: &str = concat!(
     include_str!("js/scale.js"),
     include_str!("js/chart.js"),
     include_str!("js/phases.js"),
+    include_str!("js/rewards.js"),
     include_str!("js/plots.js"),
     include_str!("js/summary.js"),
     include_str!("js/supervised.js"),

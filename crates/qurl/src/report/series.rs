@@ -11,6 +11,7 @@ const KEPT: &[&str] = &[
     "reward",
     "accuracy",
     "test_accuracy",
+    "test_reward",
     "response_tokens",
     "response_length",
     "truncated",
@@ -40,6 +41,8 @@ const KEPT: &[&str] = &[
     "quantization_error.total",
     "flipped_codes.total",
 ];
+/// Figures whose names are the run's own: phases of a step, and parts of its rewards.
+const NAMED: [&str; 2] = ["timing", "reward_parts"];
 /// Figures that are there for every block.
 const LAYERED: &[&str] = &["weight_update", "quantization_error", "flipped_codes"];
 
@@ -83,9 +86,11 @@ impl Steps {
         for &key in KEPT {
             self.set(key, at(record, key));
         }
-        let timing = record.get("timing").and_then(Value::as_object);
-        for (phase, seconds) in timing.into_iter().flatten() {
-            self.set(&format!("timing.{phase}"), seconds.as_f64());
+        for group in NAMED {
+            let named = record.get(group).and_then(Value::as_object);
+            for (name, value) in named.into_iter().flatten() {
+                self.set(&format!("{group}.{name}"), value.as_f64());
+            }
         }
         let responses = at(record, "response_tokens");
         let speed = |tokens: Option<f64>, phase: &str| tokens.zip(at(record, phase)).map(|(n, s)| n / s);
@@ -209,6 +214,24 @@ mod tests {
         assert_eq!(steps.push(&record(1, 10.0)), Some(0));
         assert_eq!((steps.len(), steps.layer_rows()), (1, 0));
         assert_eq!(steps.push(&json!({"reward": 1})), None, "no step number");
+    }
+
+    #[test]
+    fn parts_of_rewards_are_columns_by_their_names() {
+        let mut steps = Steps::default();
+        for (step, style) in [(1, -0.5), (2, -0.25)] {
+            let mut r = record(step, 1.0);
+            r["reward_parts"] = json!({"correct": 0.5, "judge/style": style});
+            r["test_reward"] = json!(-2);
+            steps.push(&r);
+        }
+        let columns = steps.columns_from(0);
+        assert_eq!(columns["reward_parts.judge/style"], json!([-0.5, -0.25]));
+        assert_eq!(
+            (&columns["reward_parts.correct"], &columns["test_reward"]),
+            (&json!([0.5, 0.5]), &json!([-2.0, -2.0]))
+        );
+        assert!(columns.get("reward_parts").is_none());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use crate::input::OrBad;
 use crate::output::{self, out};
 use anyhow::Context;
 use qurl_kernels::Device;
+use qurl_tasks::reward::RewardRule;
 use qurl_tasks::task::{Dropped, Split};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::recipe::{Recipe, RlPlan, TaskSource};
@@ -133,7 +134,7 @@ fn look<D: Device>(device: &D, recipe: &Recipe) -> anyhow::Result<Report> {
     let start = Start::of_sft(recipe, task.as_deref()).or_bad()?;
     let mut warnings: Vec<String> = start.warning.iter().cloned().collect();
     warnings.extend(recipe.doubts(task.as_ref().and_then(|task| task.len(Split::Train))));
-    warnings.extend(missing_program(recipe));
+    warnings.extend(missing_programs(recipe));
     let (mut dropped, mut memory, mut reinforcement) = (Dropped::default(), None, None);
     let supervised = match &recipe.sft {
         Some(sft) => {
@@ -204,16 +205,28 @@ fn foreseen<D: Device>(
     }
 }
 
-/// That the reward command, which is not started here, could not be.
-fn missing_program(recipe: &Recipe) -> Option<String> {
-    let Some(TaskSource::Command { command, .. }) = &recipe.task else { return None };
-    let program = command.first()?;
-    let there = match program.contains('/') {
-        true => Path::new(program).exists(),
-        false => env::split_paths(&env::var_os("PATH")?).any(|dir| dir.join(program).exists()),
-    };
-    let place = recipe.place(recipe.file(), "task.command");
-    (!there).then(|| format!("{place}: key `task.command` names the program {program:?}, which is not there"))
+/// That a reward command, which is not started here, could not be.
+fn missing_programs(recipe: &Recipe) -> Vec<String> {
+    let mut missing = Vec::new();
+    let Some(task) = &recipe.task else { return missing };
+    for (i, rule) in task.rewards().iter().enumerate() {
+        let RewardRule::Command { command, .. } = rule else { continue };
+        let Some(program) = command.first() else { continue };
+        let path = env::var_os("PATH").unwrap_or_default();
+        let there = match program.contains('/') {
+            true => Path::new(program).exists(),
+            false => env::split_paths(&path).any(|dir| dir.join(program).exists()),
+        };
+        let key = match task {
+            TaskSource::Command { .. } => "task.command".to_string(),
+            TaskSource::Synthetic { .. } | TaskSource::Dataset(_) => format!("task.rewards[{i}].command"),
+        };
+        if !there {
+            let place = recipe.place(recipe.file(), &key);
+            missing.push(format!("{place}: key `{key}` names the program {program:?}, which is not there"));
+        }
+    }
+    missing
 }
 
 /// The sizes of the first step.

@@ -12,11 +12,15 @@ const single = (id, title, key, more) =>
 const SECTIONS = [
   {
     title: "Learning",
-    lead: "Mean reward of the sampled responses, and greedy accuracy in full precision on problems that are never trained on.",
+    lead: "Greedy accuracy in full precision on problems that are never trained on, and the mean reward of the responses " +
+      "with its parts (before their weights). Accuracy is the share of right responses, whatever they are rewarded with.",
     plots: [
       { id: "accuracy", title: "Held-out accuracy", format: accuracyTick, exact: percent, zero: true, whole: 1,
         lines: [{ name: "accuracy", of: heldOut, sparse: true }] },
       single("reward", "Reward", "reward"),
+      rewardParts,
+      { id: "test-reward", title: "Held-out reward", format: number, zero: true, optional: true,
+        lines: [{ name: "held-out reward", of: over("test_reward"), sparse: true }] },
     ],
   },
   {

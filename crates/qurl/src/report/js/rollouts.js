@@ -61,7 +61,8 @@ function rolloutsPart() {
 
 function sampleCard(sample, paint) {
   const figures = { reward: sample.reward, ...sample.reward_parts, advantage: sample.advantage };
-  const facts = Object.entries(figures).map(([name, value]) => [name, number(value)]);
+  const facts = [["answer", { true: "right", false: "wrong" }[sample.correct]]];
+  facts.push(...Object.entries(figures).map(([name, value]) => [name, number(value)]));
   facts.push(["largest ρ", number(sample.rho.reduce((a, b) => Math.max(a, b || 0), 0))], ["tokens", sample.length]);
   facts.push(["end", sample.finish], ["wanted", sample.answer], ["found", sample.extracted]);
   const known = facts.filter(([, value]) => ![null, undefined, "", "–"].includes(value));
