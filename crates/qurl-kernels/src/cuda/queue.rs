@@ -258,7 +258,7 @@ mod tests {
     use crate::{Device, Queue};
 
     fn queue() -> CudaQueue {
-        Arc::new(Cuda::counting(&GpuProfile::h200())).queue().expect("a queue")
+        Arc::new(Cuda::counting_as(&GpuProfile::h200())).queue().expect("a queue")
     }
 
     /// One row of each sequence, at these positions.

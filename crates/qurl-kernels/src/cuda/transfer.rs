@@ -174,7 +174,7 @@ mod tests {
     use std::sync::Arc;
 
     fn queue() -> CudaQueue {
-        Arc::new(Cuda::counting(&GpuProfile::h200())).queue().expect("a queue")
+        Arc::new(Cuda::counting_as(&GpuProfile::h200())).queue().expect("a queue")
     }
 
     #[test]

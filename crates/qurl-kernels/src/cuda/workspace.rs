@@ -86,7 +86,7 @@ mod tests {
     /// operation finds one block that has all of it.
     #[test]
     fn addresses_of_an_operation_stay() {
-        let cuda = Cuda::counting(&GpuProfile::h200());
+        let cuda = Cuda::counting_as(&GpuProfile::h200());
         let mut workspace = Workspace::default();
         let mut operation = |sizes: &[usize]| {
             workspace.rewind(Mark::default());
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn what_is_given_back_is_taken_again() {
-        let cuda = Cuda::counting(&GpuProfile::h200());
+        let cuda = Cuda::counting_as(&GpuProfile::h200());
         let mut workspace = Workspace::default();
         workspace.grow(cuda.context(), 1000).expect("memory");
         let kept = workspace.take(10);
