@@ -1,5 +1,5 @@
-//! `--device` where there is no GPU, or one that will not do. The driver is a small library made here: what it says of itself is
-//! all that a refusal needs.
+//! `--device` where there is no GPU, or one that will not do. The driver is a small library made here: what
+//! it says of itself is all that a refusal needs.
 
 mod common;
 mod models;
@@ -9,8 +9,8 @@ use models::{TempDir, saved};
 use qurl_model::Family;
 use std::process::Command;
 
-/// A driver of this version (1000 times its major number), with one device that has 1 of 2 GiB free, and a compiler that ends with
-/// this status. Nothing computes.
+/// A driver of this version (1000 times its major number), with one device that has 1 of 2 GiB free, and a
+/// compiler that ends with this status. Nothing computes.
 const LIBRARY: &str = r#"
 #include <stddef.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-//! `qurl recipe`, and what recipes say about files: where their paths lead, and what is said where they lead nowhere.
+//! `qurl recipe`, and what recipes say about files: where their paths lead, and what is said where they lead
+//! nowhere.
 
 mod common;
 
@@ -253,8 +254,8 @@ fn a_recipe_is_looked_at_without_a_run() {
     );
 }
 
-/// Paths in the file lead from its directory, those of overrides from the working directory, and a run goes on from
-/// anywhere.
+/// Paths in the file lead from its directory, those of overrides from the working directory, and a run goes
+/// on from anywhere.
 #[test]
 fn paths_lead_from_the_recipe_and_runs_go_on_from_anywhere() {
     let dir = place("recipe-paths");

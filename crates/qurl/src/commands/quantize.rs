@@ -1,9 +1,9 @@
 //! `qurl quantize`: a model directory in another number format, or only scaled for update-aware quantization.
 //!
-//! int8 and fp8 become compressed-tensors directories, which vLLM and others read. f32 and bf16 are written in full.
-//! `--uaq S` scales the weights first; alone it keeps the model's number format where that loses nothing (S is a power
-//! of two, or the model is in f32), and writes f32 otherwise. The directory is marked (`qurl.uaq` in its `config.json`); a
-//! marked one is not scaled again, and `--uaq 1` takes the scaling off.
+//! int8 and fp8 become compressed-tensors directories, which vLLM and others read. f32 and bf16 are written
+//! in full. `--uaq S` scales the weights first; alone it keeps the model's number format where that loses
+//! nothing (S is a power of two, or the model is in f32), and writes f32 otherwise. The directory is marked
+//! (`qurl.uaq` in its `config.json`); a marked one is not scaled again, and `--uaq 1` takes the scaling off.
 
 use crate::input::{OrBad, bad};
 use crate::model;
@@ -27,8 +27,8 @@ pub struct Args {
     /// Number format to write: int8 or fp8 (compressed-tensors), f32 or bf16 (in full)
     #[arg(long, required_unless_present = "uaq")]
     format: Option<Format>,
-    /// Scale of update-aware quantization: matrices behind norms are divided by it, the norms multiplied; 1 takes the
-    /// scaling of a marked model off
+    /// Scale of update-aware quantization: matrices behind norms are divided by it, the norms multiplied; 1
+    /// takes the scaling of a marked model off
     #[arg(long, value_name = "S")]
     uaq: Option<f32>,
     /// Write into a directory that is not empty; weights there are replaced

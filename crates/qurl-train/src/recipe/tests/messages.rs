@@ -211,7 +211,8 @@ fn overrides_are_named_and_lines_stay_those_of_the_file() {
     );
 }
 
-/// Words of the program's types are never said: every key with a value of every wrong type, and every key misspelt.
+/// Words of the program's types are never said: every key with a value of every wrong type, and every key
+/// misspelt.
 #[test]
 fn no_words_of_the_program_are_said() {
     let text = format!("{GOOD}{RL}");
