@@ -78,7 +78,7 @@ fn check_refused(dir: &TempDir, driver: &str, reasons: &[&str]) {
         with_driver(dir, driver, &args, "{\"ids\":[3,9,14]}\n")
     };
     let refused = score("cuda");
-    refused.assert_bad(&["device cuda cannot be used"]);
+    refused.assert_bad(&["device cuda:0 cannot be used"]);
     refused.assert_bad(reasons);
     assert_eq!(refused.stdout, "");
     let (fallen_back, cpu) = (score("auto"), score("cpu"));

@@ -226,7 +226,7 @@ fn a_recipe_is_looked_at_without_a_run() {
         (Some(4), Some(32), Some(1))
     );
     let parts = checked["memory"].as_array().expect("parts");
-    assert!(parts.iter().any(|part| part["part"] == "rollout: keys and values"), "{checked}");
+    assert!(parts.iter().any(|part| part["part"] == "rollout: keys and values, buffers"), "{checked}");
     let text = qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", "actor.lr=1000"], "").stdout;
     for line in [
         "problems: 10 to train on, 5 held out",

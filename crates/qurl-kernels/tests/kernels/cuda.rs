@@ -11,7 +11,7 @@ use crate::replay::{check_owners, check_replay};
 use crate::sampling::{check_fetched_tokens, mixed_rows};
 use crate::support::{Random, assert_bits, assert_close, distance, units_off, wide};
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::cuda::compile::{Architecture, SOURCES, Source, compile, on_all_cores};
+use qurl_kernels::cuda::compile::{Architecture, SOURCES, Source, compile, missing_kernel, on_all_cores};
 use qurl_kernels::cuda::ffi::{self, Nvrtc};
 use qurl_kernels::ops::Output;
 use qurl_kernels::types::{Batch, KvFormat, Sampled, WeightShape};
@@ -52,6 +52,7 @@ fn every_kernel_compiles_without_spills_and_serialized_gemms() {
         // The assembler says so where tensor-core instructions wait for each other.
         let slow = compiled.log.contains("Potential Performance Loss");
         assert!(!slow, "{}.cu for {target}: {}", source.name, compiled.log);
+        assert_eq!(missing_kernel(source, architecture, &compiled.cubin), None, "{}.cu for {target}", source.name);
     });
 }
 

@@ -74,7 +74,7 @@ impl<D: Device> Models<D> {
         let network = Network::new(queue, config, &actor.params, options)?;
         taken("rollout: packed weights");
         let engine = Engine::new(device.clone(), network, WeightVersion::default(), r.engine_options())?;
-        taken("rollout: keys and values, working memory");
+        taken("rollout: keys and values, buffers");
         Ok(Models { actor, critic, reference, engine, tape })
     }
 
