@@ -129,7 +129,7 @@ fn hold_all<D: Device>(
 /// f32 against f32.
 const EXACT: Distance = Distance { logp: 1e-4, mean_logp: 1e-4, gradient: 1e-4, worst_tensor: 1e-4 };
 /// bf16 against f32.
-const ROUNDED: Distance = Distance { logp: 7e-2, mean_logp: 2e-2, gradient: 2e-2, worst_tensor: 3e-2 };
+const ROUNDED: Distance = Distance { logp: 7e-2, mean_logp: 2e-2, gradient: 2e-2, worst_tensor: 4e-2 };
 
 #[test]
 fn bf16_on_the_cpu() {
@@ -204,7 +204,7 @@ struct Reference {
 fn quantized_on_a_gpu_as_on_the_cpu() {
     let Some(cuda) = device() else { return };
     let cpu = Arc::new(Cpu::new(Level::best(), 2));
-    for (format, most, share) in [(Format::Int8, 5e-2, 0.95), (Format::Fp8, 0.5, 0.0)] {
+    for (format, most, share) in [(Format::Int8, 8e-2, 0.95), (Format::Fp8, 0.5, 0.0)] {
         let (mut here, mut there) = (Vec::new(), Vec::new());
         for name in CASES {
             let case = load(name);

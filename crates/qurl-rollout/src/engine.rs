@@ -27,13 +27,13 @@ use qurl_model::Params;
 use qurl_model::compute::{Inference, Network, Targets};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Turns tokens into text, for stop strings.
 pub type TextDecoder = Arc<dyn Fn(&[u32]) -> String + Send + Sync>;
 
 /// Engines so far.
-static ENGINES: AtomicU64 = AtomicU64::new(0);
+static ENGINES: AtomicU32 = AtomicU32::new(0);
 
 /// What an engine has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,7 +85,7 @@ struct Flight<D: Device> {
 pub struct Engine<D: Device> {
     device: Arc<D>,
     /// Names the buffers that its steps use: unlike that of any other engine, or of other pages of this one.
-    identity: u64,
+    identity: u32,
     network: Network<D>,
     /// `None` after a load that failed half-way.
     weights: Option<WeightVersion>,
@@ -369,7 +369,8 @@ impl<D: Device> Engine<D> {
         }
         let Engine { work, network, kv, rows, .. } = self;
         // Steps of nothing but decoding are alike: padded to few sizes, they can be replayed.
-        let key = (asynchronous && rows.decodes()).then_some(self.identity);
+        let buffers = u64::from(self.identity) << 32 | u64::from(network.id());
+        let key = (asynchronous && rows.decodes()).then_some(buffers);
         work.step(queue, network, &rows.batch, kv, key);
         self.steps += 1;
         let pending = match self.rows.sampling {

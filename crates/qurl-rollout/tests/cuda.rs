@@ -248,6 +248,27 @@ fn running_ahead_changes_nothing() {
     }
 }
 
+/// Networks that an engine runs with by turns have recorded steps of their own, in the same pages.
+#[test]
+fn a_lent_network_has_its_own_steps() {
+    let Some(cuda) = device() else { return };
+    let (config, params) = model_of(Family::Qwen2, VOCABULARY, 256, 5);
+    let (_, other_params) = model_of(Family::Qwen2, VOCABULARY, 256, 6);
+    let requests = mixed_requests(VOCABULARY);
+    let own = || pack(&cuda, &config, &params, Format::Int8, None, false);
+    let other = || pack(&cuda, &config, &other_params, Format::Bf16, None, false);
+    let serve = |net| Served::new(&cuda, net, WEIGHTS, roomy()).generate(&requests).expect("generate");
+    let (expected, expected_other) = (serve(own()), serve(other()));
+    let (mut engine, mut lent) = (Served::new(&cuda, own(), WEIGHTS, roomy()), other());
+    for round in 0..4 {
+        let what = format!("round {round}");
+        assert_same(&what, &expected, &engine.generate(&requests).expect("generate"));
+        let Served { queue, engine } = &mut engine;
+        let found = engine.with_network(&mut lent, WEIGHTS, |engine| engine.generate(queue, &requests));
+        assert_same(&what, &expected_other, &found.expect("lent").expect("generate"));
+    }
+}
+
 /// Gradients of a small model on the device and on the CPU: all of them as one vector, and the tensor that is
 /// worst.
 #[test]

@@ -52,7 +52,12 @@ fn every_kernel_compiles_without_spills_and_serialized_gemms() {
         // The assembler says so where tensor-core instructions wait for each other.
         let slow = compiled.log.contains("Potential Performance Loss");
         assert!(!slow, "{}.cu for {target}: {}", source.name, compiled.log);
-        assert_eq!(missing_kernel(source, architecture, &compiled.cubin), None, "{}.cu for {target}", source.name);
+        assert_eq!(
+            missing_kernel(source, architecture, &compiled.cubin),
+            None,
+            "{}.cu for {target}",
+            source.name
+        );
     });
 }
 

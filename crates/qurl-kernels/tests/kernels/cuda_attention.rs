@@ -19,7 +19,7 @@ fn hold(cuda: &Ops<Cuda>, heads: Heads, format: KvFormat, lengths: &[usize], ste
     let got = in_steps(cuda, &paged, heads, format, lengths, &qkv, &[0], true);
     let what = format!("{format:?} {heads:?}");
     // Tensor cores see queries and weights in bf16.
-    let units = if format == KvFormat::F32 { 400.0 } else { 0.02 / ULP };
+    let units = if format == KvFormat::F32 { 400.0 } else { 0.03 / ULP };
     println!("attention {what}: off {:.1} units", units_off(&got, &want));
     assert_close(&what, &got, &want, units);
     for starts in steps {

@@ -7,6 +7,7 @@ use crate::support::{Random, assert_bits};
 use qurl_kernels::ops::{Attend, Gather, Index, Linear, Mlp, Norm, Output, RmsNorm, Sample};
 use qurl_kernels::types::{Heads, KvFormat, SampleRow, Sampled, Token};
 use qurl_kernels::{Device, Format, Queue};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const D: usize = 128;
 const F: usize = 256;
@@ -126,6 +127,9 @@ fn replayed_steps_give_the_bits_of_direct_ones() {
 /// positions, pages, sampled rows and who is in the batch change, and some tokens are those that the last
 /// step sampled.
 pub(crate) fn check_replay<Dev: Device>(ops: &Ops<Dev>, format: Format, kv_format: KvFormat) {
+    // Other buffers, another key.
+    static KEYS: AtomicU64 = AtomicU64::new(100);
+    let key = KEYS.fetch_add(1, Ordering::Relaxed);
     let mut random = Random::new(22);
     let lengths = PROMPTS.map(|prompt| prompt + BATCHES.len() * ROUNDS + 1);
     let mut paged = Paged::scattered(&mut random, &lengths, 16);
@@ -148,7 +152,8 @@ pub(crate) fn check_replay<Dev: Device>(ops: &Ops<Dev>, format: Format, kv_forma
         let results = {
             let mut queue = ops.queue();
             queue.load(&mut batch, &rows);
-            queue.replay(7, &batch, &mut |queue| network.step(queue, &mut replayed, &batch, count, samples));
+            queue
+                .replay(key, &batch, &mut |queue| network.step(queue, &mut replayed, &batch, count, samples));
             network.step(&mut queue, &mut direct, &batch, count, samples);
             [&replayed, &direct].map(|buffers| {
                 let pending = queue.fetch(&buffers.tokens, samples).expect("sampled tokens");

@@ -11,6 +11,7 @@ use crate::rng::{CounterRng, text_key};
 use qurl_kernels::ops::{Pack, Rope};
 use qurl_kernels::types::{Heads, KvShape, WeightShape};
 use qurl_kernels::{Device, DeviceError, Format, KvFormat, Queue, Rounding};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// How a network is packed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,6 +53,9 @@ impl NetworkOptions {
     }
 }
 
+/// Networks so far.
+static NETWORKS: AtomicU32 = AtomicU32::new(0);
+
 /// A leaf of a block ready to compute.
 pub enum Packed<D: Device> {
     /// A linear layer in the network's number format.
@@ -92,6 +96,8 @@ pub struct Block<D: Device> {
 
 /// A model ready to compute.
 pub struct Network<D: Device> {
+    /// Unlike that of any other network of this process.
+    id: u32,
     config: ModelConfig,
     options: NetworkOptions,
     pub(crate) embed: D::Tensor,
@@ -168,6 +174,7 @@ impl<D: Device> Network<D> {
         let (cos, sin) = rope::tables(&config.rope, config.head_dim, options.positions);
         let head = leaves.head.as_ref().unwrap_or(&leaves.embed);
         Ok(Network {
+            id: NETWORKS.fetch_add(1, Ordering::Relaxed),
             config: config.clone(),
             options,
             embed: own(queue, &leaves.embed)?,
@@ -241,6 +248,11 @@ impl<D: Device> Network<D> {
             None => (&params.embed, Some(&mut self.embed)),
         };
         queue.pack(Pack { from, rounding: rounding(), copy, to: &mut self.head })
+    }
+
+    /// Names the memory of its weights: another number for every network, and the same after a refresh.
+    pub fn id(&self) -> u32 {
+        self.id
     }
 
     /// The model's sizes.

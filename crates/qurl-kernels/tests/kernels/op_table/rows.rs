@@ -103,9 +103,10 @@ fn embedding<D: Device>(rows: usize, d: usize, seed: u64) -> Case<D> {
         let by_samples = gathered(table, Index::Tokens { batch: mixed, sampled: Some(&sampled) });
         // As many rows, some of them more than once.
         named.sampled_rows = ids.iter().map(|&id| id % rows as u32).collect();
-        let picked = gathered(table, Index::Rows(&named.sampled_rows));
+        let stream = &ops.up(gradients);
+        let picked = gathered(stream, Index::Rows(&named.sampled_rows));
         let picking = &ops.load(&named);
-        let by_sampled_rows = gathered(table, Index::Sampled(picking));
+        let by_sampled_rows = gathered(stream, Index::Sampled(picking));
         assert_eq!(by_sampled_rows, picked, "rows that are sampled");
 
         let scattered = |index: Index<D>| {
