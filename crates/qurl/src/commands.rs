@@ -9,6 +9,7 @@ pub mod eval;
 pub mod generate;
 pub mod grade;
 pub mod inspect;
+pub mod man;
 pub mod objective;
 pub mod quantize;
 pub mod recipe;
