@@ -11,7 +11,8 @@ import re
 import site
 import sys
 
-CU = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "crates", "qurl-kernels", "cu")
+KERNELS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "crates", "qurl-kernels")
+CU = os.path.join(KERNELS, "cu")
 
 
 def library():
@@ -27,6 +28,20 @@ class CompileError(Exception):
     pass
 
 
+def shared_constants():
+    """The numbers that kernels and host agree on, as NAME=VALUE, from the program's own text."""
+    text = lambda *path: open(os.path.join(KERNELS, "src", *path)).read()
+    elsewhere = text("checksum.rs") + text("types", "attention.rs")
+    found = []
+    for name, value in re.findall(r"^    ([A-Z][A-Z0-9_]*) = (.+);$", text("cuda", "constants.rs"), re.M):
+        if "::" in value:
+            value = re.search(rf"const {value.split('::')[-1]}: usize = (.+);", elsewhere)[1]
+        shift = re.fullmatch(r"(\d+) << (\d+)", value)
+        found.append(f"{name}={int(shift[1]) << int(shift[2]) if shift else int(value.replace('_', ''))}")
+    seed = re.search(r"const SEED: u64 = (.+);", elsewhere)[1].replace("_", "")
+    return [*found, f"CHECKSUM_SEED={seed}ull"]
+
+
 def compile_source(path, arch="sm_90a", defines=(), folder=CU):
     """Returns (cubin bytes, log of ptxas)."""
     lib = library()
@@ -38,7 +53,7 @@ def compile_source(path, arch="sm_90a", defines=(), folder=CU):
     check = lambda code: code == 0 or sys.exit(f"nvrtc error {code}")
     check(lib.nvrtcCreateProgram(ctypes.byref(program), source, os.path.basename(path).encode(), len(found), headers, names))
     options = [f"--gpu-architecture={arch}", "--ptxas-options=-v", "--std=c++17", "--fmad=false", "-default-device"]
-    options += [f"-D{d}" for d in defines]
+    options += [f"-D{d}" for d in [*shared_constants(), *defines]]
     array = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
     code = lib.nvrtcCompileProgram(program, len(options), array)
     size = ctypes.c_size_t()

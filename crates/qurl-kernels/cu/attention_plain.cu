@@ -1,16 +1,18 @@
-// Causal grouped-query attention with plain arithmetic, for any head dimension: the reference of the tensor-core
-// kernels, and the way where they do not fit.
+// Causal grouped-query attention with plain arithmetic, for any head dimension: the reference of the
+// tensor-core kernels, and the way where they do not fit.
 //
-// A warp takes one query row and head and walks the keys in tiles of 32 positions with a running softmax. What a row
-// sums, and in which order, depends on its position alone, so decode gives the bits of prefill. The backward pass
-// takes a warp per query row and head (dq) and a warp per key row and key/value head (dk, dv).
+// A warp takes one query row and head and walks the keys in tiles of 32 positions with a running softmax.
+// What a row sums, and in which order, depends on its position alone, so decode gives the bits of prefill.
+// The backward pass takes a warp per query row and head (dq) and a warp per key row and key/value head (dk,
+// dv).
 #include "common.cuh"
 
 // Columns of a head that a lane holds.
 #define PER_LANE (MAX_HEAD_DIM / WARP)
 
-__device__ __forceinline__ float stored(const void* data, const float* scales, u32 format, u64 place, u32 head_dim,
-                                        u32 i) {
+__device__ __forceinline__ float stored(
+    const void* data, const float* scales, u32 format, u64 place, u32 head_dim, u32 i
+) {
     u64 at = place * head_dim + i;
     switch (format) {
         case KV_F32: return ((const float*)data)[at];
@@ -31,10 +33,11 @@ __device__ __forceinline__ Span span_of(const Span* spans, u32 count, u32 row) {
     return spans[low];
 }
 
-extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP)
-    attention_forward(const float* qkv, u32 width, u32 heads, u32 group, u32 head_dim, float scale, const Span* spans,
-                      u32 span_count, const u32* pages, u32 page_size, u32 format, const void* keys, const void* values,
-                      const float* key_scales, const float* value_scales, u32 rows, float* out, float* lse) {
+extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP) attention_forward(
+    const float* qkv, u32 width, u32 heads, u32 group, u32 head_dim, float scale, const Span* spans,
+    u32 span_count, const u32* pages, u32 page_size, u32 format, const void* keys, const void* values,
+    const float* key_scales, const float* value_scales, u32 rows, float* out, float* lse
+) {
     __shared__ float queries[PLAIN_WARPS][MAX_HEAD_DIM];
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     u32 task = blockIdx.x * PLAIN_WARPS + warp;
@@ -55,10 +58,12 @@ extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP)
         float score = -INFINITY_F;
         u64 place = 0;
         if (position < seen) {
-            place = ((u64)table[position / page_size] * kv_heads + kv_head) * page_size + position % page_size;
+            place =
+                ((u64)table[position / page_size] * kv_heads + kv_head) * page_size + position % page_size;
             score = 0.0f;
             for (u32 i = 0; i < head_dim; ++i) {
-                score = __fmaf_rn(queries[warp][i], stored(keys, key_scales, format, place, head_dim, i), score);
+                score =
+                    __fmaf_rn(queries[warp][i], stored(keys, key_scales, format, place, head_dim, i), score);
             }
         }
         float tile = warp_max(score);
@@ -77,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP)
 #pragma unroll
             for (int j = 0; j < PER_LANE; ++j) {
                 u32 i = j * WARP + lane;
-                if (i < head_dim) sums[j] = __fmaf_rn(w, stored(values, value_scales, format, at, head_dim, i), sums[j]);
+                if (i < head_dim)
+                    sums[j] = __fmaf_rn(w, stored(values, value_scales, format, at, head_dim, i), sums[j]);
             }
         }
     }
@@ -105,10 +111,10 @@ extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP)
 }
 
 // The gradient of the queries: a warp a row and head.
-extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP)
-    attention_backward_queries(const float* qkv, u32 width, u32 heads, u32 group, u32 head_dim, float scale,
-                               const Span* spans, u32 span_count, u32 rows, const float* dout, const float* lse,
-                               const float* deltas, float* dqkv) {
+extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP) attention_backward_queries(
+    const float* qkv, u32 width, u32 heads, u32 group, u32 head_dim, float scale, const Span* spans,
+    u32 span_count, u32 rows, const float* dout, const float* lse, const float* deltas, float* dqkv
+) {
     __shared__ float queries[PLAIN_WARPS][MAX_HEAD_DIM], gradients[PLAIN_WARPS][MAX_HEAD_DIM];
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     u32 task = blockIdx.x * PLAIN_WARPS + warp;

@@ -20,7 +20,8 @@ extern "C" __global__ void __launch_bounds__(32) block_sums(const u32* x, u64 co
     u64 chain = CHECKSUM_SEED + lane;
     const u32* from = x + first;
 #pragma unroll 8
-    for (u64 i = 0; i < rows; i++) chain = rotate_left((chain ^ (u64)from[i * CHECKSUM_CHAINS + lane]) * 0x9e3779b97f4a7c15ull, 29);
+    for (u64 i = 0; i < rows; i++)
+        chain = rotate_left((chain ^ (u64)from[i * CHECKSUM_CHAINS + lane]) * 0x9e3779b97f4a7c15ull, 29);
     u64 sum = CHECKSUM_SEED;
     for (u32 i = 0; i < CHECKSUM_CHAINS; i++) sum = mix(sum, __shfl_sync(FULL, chain, i, CHECKSUM_CHAINS));
     for (u64 i = rows * CHECKSUM_CHAINS; i < values; i++) sum = mix(sum, (u64)from[i]);

@@ -1,7 +1,8 @@
 // What the kernels share: number formats, reductions with a fixed order, the CPU's exponential.
 //
-// No toolkit headers: the machine that compiles this at run time may have nothing but NVRTC. Conversions are made of
-// integer operations that mirror the CPU's, so that codes and scales are the same to the last bit on every device.
+// No toolkit headers: the machine that compiles this at run time may have nothing but NVRTC. Conversions are
+// made of integer operations that mirror the CPU's, so that quantized values and scales are the same to the
+// last bit on every device.
 #pragma once
 
 typedef unsigned char u8;
@@ -25,23 +26,24 @@ struct Span {
     u32 pages;      // where the numbers of the sequence's pages begin
 };
 
-// The first line of kernels that are launched to overlap: lets the kernel behind begin (it waits in the same way), and
-// waits until everything in front is done. What is hidden is the time of launching.
+// The first line of kernels that are launched to overlap: lets the next kernel begin (it waits in the same
+// way), and waits until everything before is done. What is hidden is the time of launching.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Words on their way from one block to another through memory, without flags and fences: a word that is EMPTY has not
-// arrived. Who has read it leaves the place EMPTY. Only blocks that run at the same time may wait for each other.
+// Words that blocks publish for each other in memory, without flags and fences: a word that is EMPTY has not
+// been published. Who has read it makes the place EMPTY again. Only resident blocks may spin-wait for each
+// other.
 #define EMPTY 0xffffffffu
 
-__device__ __forceinline__ void tell(u32* at, u32 word) {
+__device__ __forceinline__ void publish(u32* at, u32 word) {
     asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(word) : "memory");
 }
 
-__device__ __forceinline__ u32 hear(const u32* at) {
+__device__ __forceinline__ u32 spin_wait(const u32* at) {
     u32 word;
     do {
         asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(word) : "l"(at) : "memory");
@@ -82,7 +84,7 @@ __device__ __forceinline__ u8 e4m3_code(float x) {
     return (u8)(code | (__float_as_uint(x) >> 24 & 0x80u));
 }
 
-// The same for four neighbours, the first in the lowest byte; a not-a-number may become another code.
+// The same for four neighbours, the first in the lowest byte; a NaN may become another code.
 __device__ __forceinline__ u32 e4m3_codes(float4 x) {
 #if __CUDA_ARCH__ >= 890
     u32 codes;
@@ -96,7 +98,8 @@ __device__ __forceinline__ u32 e4m3_codes(float4 x) {
         : "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w));
     return codes;
 #else
-    return (u32)e4m3_code(x.x) | (u32)e4m3_code(x.y) << 8 | (u32)e4m3_code(x.z) << 16 | (u32)e4m3_code(x.w) << 24;
+    return (u32)e4m3_code(x.x) | (u32)e4m3_code(x.y) << 8 | (u32)e4m3_code(x.z) << 16 |
+           (u32)e4m3_code(x.w) << 24;
 #endif
 }
 
@@ -105,7 +108,7 @@ __device__ __forceinline__ float e4m3_value(u8 code) {
     return code & 0x80 ? -v : v;
 }
 
-// The nearest signed byte, ties to even, saturating as a Rust cast does (a not-a-number becomes 0).
+// The nearest signed byte, ties to even, saturating as a Rust cast does (a NaN becomes 0).
 __device__ __forceinline__ i8 i8_code(float x) {
     float r = rintf(x);
     if (r != r) return 0;
@@ -125,22 +128,22 @@ __device__ __forceinline__ u32 i8_codes(float4 x) {
     return codes;
 }
 
-// Scale of numbers whose largest magnitude has these bits; not-a-number where one of them is not finite.
-__device__ __forceinline__ float scale_of(u32 largest_bits, float max) {
-    float largest = __uint_as_float(largest_bits);
-    if (largest_bits >= 0x7f800000u) return NAN_F;
+// Scale of numbers whose absmax has these bits; NaN where one of them is not finite.
+__device__ __forceinline__ float scale_of(u32 absmax_bits, float max) {
+    float largest = __uint_as_float(absmax_bits);
+    if (absmax_bits >= 0x7f800000u) return NAN_F;
     if (largest < __uint_as_float(27u << 23)) return 1.0f;
     return __fdiv_rn(largest, max);
 }
 
-// Scale of the keys or values of a token and head: rounded up to sixteen significant bits, so that rounding twice
-// changes nothing.
-__device__ __forceinline__ float kv_scale(u32 largest_bits, float max) {
-    float scale = scale_of(largest_bits, max);
+// Scale of the keys or values of a token and head: rounded up to sixteen significant bits, so that rounding
+// twice changes nothing.
+__device__ __forceinline__ float kv_scale(u32 absmax_bits, float max) {
+    float scale = scale_of(absmax_bits, max);
     return scale != scale ? scale : __uint_as_float((__float_as_uint(scale) + 0xffu) & ~0xffu);
 }
 
-// The CPU's e^x: within two units in the last place, never 0, not-a-number stays.
+// The CPU's e^x: within two units in the last place, never 0, a NaN stays.
 __device__ __forceinline__ float exp_cpu(float x) {
     x = x > -87.0f || x != x ? x : -87.0f;
     x = x < 88.0f || x != x ? x : 88.0f;
@@ -177,7 +180,7 @@ __device__ __forceinline__ double warp_sum(double x) {
     return x;
 }
 
-// Largest over a warp; a not-a-number wins.
+// Maximum over a warp; a NaN wins.
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) {
@@ -193,16 +196,16 @@ __device__ __forceinline__ u32 warp_max(u32 x) {
     return largest;
 }
 
-// Sum over a block of THREADS threads; every thread gets it. `room` holds one value per warp.
+// Sum over a block of THREADS threads; every thread gets it. `buffer` holds one value per warp.
 template <int THREADS, typename T>
-__device__ __forceinline__ T block_sum(T x, T* room) {
+__device__ __forceinline__ T block_sum(T x, T* buffer) {
     x = warp_sum(x);
     __syncthreads();
-    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = x;
+    if (threadIdx.x % WARP == 0) buffer[threadIdx.x / WARP] = x;
     __syncthreads();
-    T total = room[0];
+    T total = buffer[0];
 #pragma unroll
-    for (int i = 1; i < THREADS / WARP; ++i) total += room[i];
+    for (int i = 1; i < THREADS / WARP; ++i) total += buffer[i];
     return total;
 }
 
@@ -242,7 +245,8 @@ __device__ __forceinline__ Distribution join_partials(const Partial* partials, u
     bool finite = true;
     for (u32 i = lane; i < chunks; i += WARP) {
         Partial p = partials[i];
-        finite = finite && fabsf(p.largest) < INFINITY_F && fabsf(p.total) < INFINITY_F && fabsf(p.weighted) < INFINITY_F;
+        finite = finite && fabsf(p.largest) < INFINITY_F && fabsf(p.total) < INFINITY_F &&
+                 fabsf(p.weighted) < INFINITY_F;
         if (p.largest > best || p.largest != p.largest) {
             best = p.largest;
             argmax = p.argmax;

@@ -1,4 +1,5 @@
-// The small operations between the GEMMs: rotary embedding, SwiGLU, embedding rows, column sums, dot products.
+// The small operations between the GEMMs: rotary embedding, SwiGLU, embedding rows, column sums, dot
+// products.
 #include "common.cuh"
 #include "mma.cuh"
 
@@ -17,12 +18,15 @@ __device__ __forceinline__ void copy_row(const float* from, u32 d, float* to) {
 }
 
 // out[i] = table[ids[i]], rows of d. A block a row.
-extern "C" __global__ void __launch_bounds__(256) gather(const float* table, const u32* ids, u32 d, float* out) {
+extern "C" __global__ void __launch_bounds__(256) gather(
+    const float* table, const u32* ids, u32 d, float* out
+) {
     wait_for_previous();
     copy_row(table + (u64)ids[blockIdx.x] * d, d, out + (u64)blockIdx.x * d);
 }
 
-// The same for tokens of a batch: the host issues a step before it knows the tokens that the last one sampled.
+// The same for tokens of a batch: the host issues a step before it knows the tokens that the last one
+// sampled.
 extern "C" __global__ void __launch_bounds__(256)
     gather_tokens(const float* table, const Token* tokens, const u32* sampled, u32 d, float* out) {
     wait_for_previous();
@@ -32,7 +36,8 @@ extern "C" __global__ void __launch_bounds__(256)
     copy_row(table + (u64)id * d, d, out + (u64)blockIdx.x * d);
 }
 
-// table[target] += the rows of a segment, in their order. A block a target: ids[segment], rows order[starts..].
+// table[target] += the rows of a segment, in their order. A block a target: ids[segment], rows
+// order[starts..].
 extern "C" __global__ void __launch_bounds__(256)
     scatter_add(const float* rows, const u32* ids, const u32* starts, const u32* order, u32 d, float* table) {
     u32 first = starts[blockIdx.x], last = starts[blockIdx.x + 1];
@@ -60,7 +65,9 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-__device__ __forceinline__ float sigmoid(float x) { return __fdiv_rn(1.0f, __fadd_rn(1.0f, exp_cpu(0.0f - x))); }
+__device__ __forceinline__ float sigmoid(float x) {
+    return __fdiv_rn(1.0f, __fadd_rn(1.0f, exp_cpu(0.0f - x)));
+}
 
 // out[rows, f] = silu(gate) * up of gate_up[rows, 2 f].
 extern "C" __global__ void __launch_bounds__(256) swiglu(const float* gate_up, u32 f, u64 count, float* out) {
@@ -71,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(256) swiglu(const float* gate_up, u
     out[i] = __fmul_rn(__fmul_rn(g, sigmoid(g)), u);
 }
 
-// What the gradient d of silu(g) * u leaves: that of g in its place, that of u in its place, and silu(g) * u in place of d.
+// What becomes of the gradient d of silu(g) * u: that of g in its place, that of u in its place, and silu(g)
+// * u in place of d.
 __device__ __forceinline__ void swiglu_gradient(float& g, float& u, float& d) {
     float s = sigmoid(g), silu = __fmul_rn(g, s);
     float slope = __fmaf_rn(silu, __fsub_rn(1.0f, s), s);
@@ -79,33 +87,36 @@ __device__ __forceinline__ void swiglu_gradient(float& g, float& u, float& d) {
     g = dg, u = du, d = out;
 }
 
-// Four neighbours of a row a thread, rows along x. Results may replace what they are made of: each is written by the thread that
-// has read all of it.
+// Four neighbours of a row a thread, rows along x. Results may replace what they are made of: each is written
+// by the thread that has read all of it.
 template <typename To>
-__device__ __forceinline__ void swiglu_gradients(const float* gate_up, const float* dout, u32 f, To* gradients, To* out) {
+__device__ __forceinline__ void swiglu_gradients(
+    const float* gate_up, const float* dout, u32 f, To* gradients, To* out
+) {
     wait_for_previous();
     u64 row = blockIdx.x;
     u32 first = 4 * (blockIdx.y * blockDim.x + threadIdx.x);
-    const float *gates = gate_up + row * 2 * f, *ups = gates + f;
-    To *dgates = gradients + row * 2 * f, *dups = dgates + f;
+    const float *gate_row = gate_up + row * 2 * f, *up_row = gate_row + f;
+    To *dgate_row = gradients + row * 2 * f, *dup_row = dgate_row + f;
     dout += row * f;
     out += row * f;
     if (f % 4 == 0) {
         if (first >= f) return;
-        float4 g = *(const float4*)(gates + first), u = *(const float4*)(ups + first), d = *(const float4*)(dout + first);
+        float4 g = *(const float4*)(gate_row + first), u = *(const float4*)(up_row + first),
+               d = *(const float4*)(dout + first);
         swiglu_gradient(g.x, u.x, d.x);
         swiglu_gradient(g.y, u.y, d.y);
         swiglu_gradient(g.z, u.z, d.z);
         swiglu_gradient(g.w, u.w, d.w);
-        put(dgates + first, g);
-        put(dups + first, u);
+        put(dgate_row + first, g);
+        put(dup_row + first, u);
         put(out + first, d);
     } else {
         for (u32 i = first; i < min(first + 4, f); ++i) {
-            float g = gates[i], u = ups[i], d = dout[i];
+            float g = gate_row[i], u = up_row[i], d = dout[i];
             swiglu_gradient(g, u, d);
-            put(dgates + i, g);
-            put(dups + i, u);
+            put(dgate_row + i, g);
+            put(dup_row + i, u);
             put(out + i, d);
         }
     }
@@ -122,7 +133,8 @@ extern "C" __global__ void __launch_bounds__(256)
     swiglu_gradients(gate_up, dout, f, gradients, out);
 }
 
-// partials[part][column] = sum over a part of the rows of x (times w[row]); parts of `per` rows, one per blockIdx.y.
+// partials[part][column] = sum over a part of the rows of x (times w[row]); parts of `per` rows, one per
+// blockIdx.y.
 extern "C" __global__ void __launch_bounds__(128)
     column_partials(const float* x, const float* w, u32 rows, u32 d, u32 per, float* partials) {
     u32 column = blockIdx.x * blockDim.x + threadIdx.x;
@@ -137,7 +149,9 @@ extern "C" __global__ void __launch_bounds__(128)
 }
 
 // sums[column] += partials of all parts, in order.
-extern "C" __global__ void __launch_bounds__(128) add_partials(const float* partials, u32 parts, u32 d, float* sums) {
+extern "C" __global__ void __launch_bounds__(128) add_partials(
+    const float* partials, u32 parts, u32 d, float* sums
+) {
     u32 column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= d) return;
     float sum = partials[column];

@@ -1,16 +1,19 @@
-// Causal grouped-query attention over paged keys and values: prefill (many queries) and decode (one per sequence).
+// Causal grouped-query attention over paged keys and values: prefill (many queries) and decode (one per
+// sequence).
 //
-// The query heads that share a key/value head go together, so the keys are read once for all of them. Scores, softmax and
-// weighted values of a tile of 64 keys are computed on their own (m, l, o) and folded into a running state. In prefill a warp
-// takes 16 rows, of all heads of a group; decode has its own way through a tile (flash_tile.cuh).
+// The query heads that share a key/value head go together, so the keys are read once for all of them. Scores,
+// softmax and weighted values of a tile of 64 keys are computed on their own (m, l, o) and folded into a
+// running state. In prefill a warp takes 16 rows, of all heads of a group; decode has its own way through a
+// tile (flash_tile.cuh).
 //
-// Order of summation. Tiles count from position 0 and are folded in order within a split of 512 positions; splits are
-// folded in order. Both kernels use the same steps, written without room for the compiler to contract them differently,
-// and a tile that a row does not see changes nothing. So a row's bits depend neither on the kernel nor on its neighbours.
+// Order of summation. Tiles count from position 0 and are folded in order within a split of 512 positions;
+// splits are folded in order. Both kernels use the same steps, written so that the compiler cannot contract
+// them differently, and a tile that a row does not see changes nothing. So a row's bits depend neither on the
+// kernel nor on its neighbours.
 //
-// Products are bf16 (with codes of eight bits f16, which holds them exactly) with f32 sums; the scale of a key multiplies
-// its score, that of a value its weight. Each lane takes HD / 4 neighbouring numbers of a key (and of the query) through all steps of
-// the product, which makes its loads 16 bytes wide.
+// MMAs are bf16 (with values of eight bits f16, which holds them exactly) with f32 sums; the scale of a key
+// multiplies its score, that of a value its weight. Each lane takes HD / 4 neighbouring numbers of a key (and
+// of the query) through all steps of the MMA, which makes its loads 16 bytes wide.
 #pragma once
 #include "common.cuh"
 #include "mma.cuh"
@@ -30,12 +33,13 @@ struct FlashArgs {
     u32* counters;      // decode: one per span and eight heads, zero between kernels
     int stride, heads, kv_heads, page_shift, splits;  // pages of 2^page_shift tokens
     float scale;        // of scores, times log2(e)
-    // decode: with these, queries and keys are rotated here, and the new keys and values stored in their pages.
+    // decode: with these, queries and keys are rotated here, and the new keys and values stored in their
+    // pages.
     const float* cos;   // [position][head_dim / 2], or null
     const float* sin;
-    int output;         // decode: what `out` holds, see Output
-    float* out_scales;  // decode: one per row, for codes
-    u32* absmax;        // decode, for codes: [row][block to][block from], EMPTY between kernels
+    int output;         // decode: what `out` holds, DECODED_*
+    float* out_scales;  // decode: one per row, for eight bits
+    u32* absmax;        // decode, for eight bits: [row][block to][block from], EMPTY between kernels
 };
 
 template <int FORMAT, int HD>
@@ -44,7 +48,8 @@ struct Row {
     static const int CHUNKS = BYTES / 16;
 };
 
-// Where the 16-byte chunk of a row lies in shared memory, so that no two lanes that read together meet in a bank.
+// Where the 16-byte chunk of a row lies in shared memory, so that lanes that read together have no bank
+// conflicts.
 template <int BYTES>
 __device__ __forceinline__ u32 key_chunk(u32 row, u32 chunk) {
     if (BYTES == 256) return row * 256 + ((chunk ^ (chunk >> 3) ^ (row & 1) * 2) * 16);
@@ -52,7 +57,8 @@ __device__ __forceinline__ u32 key_chunk(u32 row, u32 chunk) {
     return row * BYTES + chunk * 16;
 }
 
-// Two codes of a word, the first two or the last two (HALF), as f16 side by side; `biased` words are those of `bias_codes`.
+// Two codes of a word, the first two or the last two (HALF), as f16 side by side; `biased` words are those of
+// `bias_codes`.
 template <int FORMAT, int HALF>
 __device__ __forceinline__ u32 codes_f16(u32 biased) {
     if (FORMAT == KV_INT8) return f16_of_bytes(__byte_perm(biased, 0x64646464u, HALF ? 0x4342 : 0x4140));
@@ -65,7 +71,7 @@ __device__ __forceinline__ u32 bias_codes(u32 word) {
     return FORMAT == KV_INT8 ? word ^ 0x80808080u : word;
 }
 
-// Products of a format.
+// MMAs of a format.
 template <bool F16>
 __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     if (F16) {
@@ -80,7 +86,7 @@ __device__ __forceinline__ u32 two(float low, float high) {
     return F16 ? f16_two(low, high) : bf16_two(low, high);
 }
 
-// ---- one tile of one warp ----------------------------------------------------------------------------------------
+// ---- one tile of one warp ---------------------------------------------------------------------------------
 
 // The queries of 16 rows as left operands.
 template <int HD>
@@ -107,26 +113,29 @@ struct Softmax {
     float m[2], l[2];
 };
 
-// Scores of J x 8 keys from position `first` on, in units of log2, masked from `limit` on, and their largest of each row.
-// Keys are 16-bit numbers in shared memory: bf16, or codes (SCALED) as f16.
+// Scores of J x 8 keys from position `first` on, in units of log2, masked from `limit` on, and their largest
+// of each row. Keys are 16-bit numbers in shared memory: bf16, or values of eight bits (SCALED) as f16.
 template <bool SCALED, int HD, int J>
 __device__ __forceinline__ void tile_scores(
-    const Queries<HD>& q, const u8* keys, const float* key_scales, float scale, const u32 (&limit)[2], u32 first,
-    float (&s)[J][4], Softmax& soft
+    const Queries<HD>& q, const u8* keys, const float* key_scales, float scale, const u32 (&limit)[2],
+    u32 first, float (&s)[J][4], Softmax& soft
 ) {
     const int BYTES = HD * 2;
     const int CHUNKS = BYTES / 64;  // of a lane
-    const int STEPS = 2;            // of the product that a chunk is good for
+    const int STEPS = 2;            // of the MMA that a chunk is good for
     u32 lane = threadIdx.x % WARP, quad = lane % 4;
-    // The next chunk of all keys is on its way while the last one is multiplied. Products of different keys follow each
-    // other: each waits for nothing.
+    // The next chunk of all keys is loaded while the last one is multiplied. MMAs of different keys follow
+    // each other: each waits for nothing.
     u32 words[2][J][4];
     auto load = [&](int c) {
 #pragma unroll
         for (int j = 0; j < J; ++j) {
             u32* w = words[c % 2][j];
             u32 from = smem_address(keys) + key_chunk<BYTES>(j * 8 + lane / 4, quad * CHUNKS + c);
-            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                         : "r"(from)
+                         : "memory");
         }
     };
     load(0);
@@ -160,7 +169,8 @@ __device__ __forceinline__ void tile_scores(
 #pragma unroll
         for (int j = 0; j < J; ++j) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) s[j][e] = first + j * 8 + quad * 2 + e % 2 < limit[e / 2] ? s[j][e] : -INFINITY_F;
+            for (int e = 0; e < 4; ++e)
+                s[j][e] = first + j * 8 + quad * 2 + e % 2 < limit[e / 2] ? s[j][e] : -INFINITY_F;
         }
     }
     soft.m[0] = soft.m[1] = -INFINITY_F;
@@ -176,11 +186,13 @@ __device__ __forceinline__ void tile_scores(
     }
 }
 
-// Scores become weights 2^(s - m), and their sums: of 32 keys every eighth one in order, neighbours of these eight sums two by
-// two, and the sums of all 32 in order.
+// Scores become weights 2^(s - m), and their sums: of 32 keys every eighth one in order, neighbours of these
+// eight sums two by two, and the sums of all 32 in order.
 template <int J>
 __device__ __forceinline__ void tile_weights(float (&s)[J][4], Softmax& soft) {
-    float base[2] = {soft.m[0] == -INFINITY_F ? 0.0f : soft.m[0], soft.m[1] == -INFINITY_F ? 0.0f : soft.m[1]};
+    float base[2] = {
+        soft.m[0] == -INFINITY_F ? 0.0f : soft.m[0], soft.m[1] == -INFINITY_F ? 0.0f : soft.m[1]
+    };
 #pragma unroll
     for (int part = 0; part < J; part += 4) {
         float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f}, l[2];
@@ -204,7 +216,9 @@ __device__ __forceinline__ void tile_weights(float (&s)[J][4], Softmax& soft) {
 
 // The weights of 16 keys as a left operand, times the scales of their values.
 template <int FORMAT, int J>
-__device__ __forceinline__ void weight_operand(u32 (&p)[4], const float (&s)[J][4], int k, const float* value_scales) {
+__device__ __forceinline__ void weight_operand(
+    u32 (&p)[4], const float (&s)[J][4], int k, const float* value_scales
+) {
     u32 quad = threadIdx.x % 4;
     float v[2][4];
 #pragma unroll
@@ -212,7 +226,8 @@ __device__ __forceinline__ void weight_operand(u32 (&p)[4], const float (&s)[J][
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             v[h][e] = s[2 * k + h][e];
-            if (FORMAT != KV_BF16) v[h][e] = __fmul_rn(v[h][e], value_scales[k * 16 + h * 8 + quad * 2 + e % 2]);
+            if (FORMAT != KV_BF16)
+                v[h][e] = __fmul_rn(v[h][e], value_scales[k * 16 + h * 8 + quad * 2 + e % 2]);
         }
     }
     p[0] = two<FORMAT != KV_BF16>(v[0][0], v[0][1]);
@@ -221,8 +236,11 @@ __device__ __forceinline__ void weight_operand(u32 (&p)[4], const float (&s)[J][
     p[3] = two<FORMAT != KV_BF16>(v[1][2], v[1][3]);
 }
 
-// How the states (m, l, o) of two neighbouring stretches of keys become one: factors for the earlier and the later.
-__device__ __forceinline__ void fold(float& m, float& l, float later_m, float later_l, float& keep, float& take) {
+// How the states (m, l, o) of two neighbouring stretches of keys become one: factors for the earlier and the
+// later.
+__device__ __forceinline__ void fold(
+    float& m, float& l, float later_m, float later_l, float& keep, float& take
+) {
     float top = fmaxf(m, later_m);
     float base = top == -INFINITY_F ? 0.0f : top;
     keep = exp2_fast(__fsub_rn(m, base));

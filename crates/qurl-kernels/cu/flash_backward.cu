@@ -1,12 +1,12 @@
 // Backward pass of causal grouped-query attention for packed whole sequences, on tensor cores.
 //
-// Memory stays linear: weights are recomputed from the saved logarithms of the softmax denominators. Two kernels share
-// the work so that every gradient has one owner and is summed in a fixed order: one block owns 64 keys (and sums over
-// the query heads that share them, then over queries), another owns 64 queries of one head (and sums over keys). That
-// costs seven products instead of five, and no atomic additions.
+// Memory stays linear: weights are recomputed from the saved logarithms of the softmax denominators. Two
+// kernels share the work so that every gradient has one owner and is summed in a fixed order: one block owns
+// 64 keys (and sums over the query heads that share them, then over queries), another owns 64 queries of one
+// head (and sums over keys). That costs seven matmuls instead of five, and no atomic additions.
 //
-// Operands are bf16, made once by the first kernel together with delta = out . dout; sums are f32. These kernels run everywhere; on
-// Hopper those of flash_backward_hopper.cu take their place behind the first.
+// Operands are bf16, made once by the first kernel together with delta = out . dout; sums are f32. These
+// kernels run everywhere; on Hopper those of flash_backward_hopper.cu take their place after the first.
 #include "common.cuh"
 #include "mma.cuh"
 
@@ -22,19 +22,22 @@ struct BackwardArgs {
 };
 
 
-// One block per row: bf16 copies, and the facts of a row and head: the logarithm in base 2 of its softmax denominator, the product of
-// its output and that one's gradient, and nothing twice (the copy engine takes 16 bytes).
+// One block per row: bf16 copies, and the facts of a row and head: the logarithm in base 2 of its softmax
+// denominator, the dot product of its output and that one's gradient, and nothing twice (the TMA takes 16
+// bytes).
 extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS) flash_backward_prepare(
-    const float* qkv, const float* out, const float* dout, const float* lse, u32* qkv_to, u32* dout_to, float4* facts, int stride,
-    int heads, int head_dim
+    const float* qkv, const float* out, const float* dout, const float* lse, u32* qkv_to, u32* dout_to,
+    float4* facts, int stride, int heads, int head_dim
 ) {
     u64 row = blockIdx.x;
     u32 width = heads * head_dim;
     const float2* from = reinterpret_cast<const float2*>(qkv + row * stride);
-    for (u32 i = threadIdx.x; i < stride / 2; i += BACKWARD_THREADS) qkv_to[row * (stride / 2) + i] = bf16_two(from[i].x, from[i].y);
+    for (u32 i = threadIdx.x; i < stride / 2; i += BACKWARD_THREADS)
+        qkv_to[row * (stride / 2) + i] = bf16_two(from[i].x, from[i].y);
     const float2* o = reinterpret_cast<const float2*>(out + row * width);
     const float2* d = reinterpret_cast<const float2*>(dout + row * width);
-    for (u32 i = threadIdx.x; i < width / 2; i += BACKWARD_THREADS) dout_to[row * (width / 2) + i] = bf16_two(d[i].x, d[i].y);
+    for (u32 i = threadIdx.x; i < width / 2; i += BACKWARD_THREADS)
+        dout_to[row * (width / 2) + i] = bf16_two(d[i].x, d[i].y);
     for (u32 head = threadIdx.x / WARP; head < heads; head += 4) {
         float sum = 0.0f;
         for (u32 i = threadIdx.x % WARP; i < head_dim / 2; i += WARP) {
@@ -48,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS) flash_backward_pr
     }
 }
 
-// ---- tiles in shared memory: rows of HD numbers, chunks of 16 bytes swizzled ----------------------------------------
+// ---- tiles in shared memory: rows of HD numbers, chunks of 16 bytes swizzled ------------------------------
 
 template <int HD>
 __device__ __forceinline__ u32 chunk_at(u32 row, u32 chunk) {
@@ -63,7 +66,9 @@ __device__ __forceinline__ void fetch_rows(u32 to, const u16* from, u64 stride, 
     for (int at = threadIdx.x; at < ROWS * CHUNKS; at += BACKWARD_THREADS) {
         u32 row = at / CHUNKS, chunk = at % CHUNKS;
         bool valid = first + row < end;
-        copy_16(to + chunk_at<HD>(row, chunk), from + (valid ? first + row : first) * stride + chunk * 8, valid);
+        copy_16(
+            to + chunk_at<HD>(row, chunk), from + (valid ? first + row : first) * stride + chunk * 8, valid
+        );
     }
 }
 
@@ -74,14 +79,14 @@ __device__ __forceinline__ void left_operand(u32 (&a)[4], u32 tile, u32 row, int
     load_matrices(a, tile + chunk_at<HD>(row + lane % 16, k * 2 + lane / 16));
 }
 
-// The right operand of a product with the transpose of a tile: 16 of its rows (columns of the result), step k.
+// The right operand of an MMA with the transpose of a tile: 16 of its rows (columns of the result), step k.
 template <int HD>
 __device__ __forceinline__ void right_transposed(u32 (&b)[4], u32 tile, u32 row, int k) {
     u32 lane = threadIdx.x % WARP;
     load_matrices(b, tile + chunk_at<HD>(row + lane % 8 + lane / 16 * 8, k * 2 + lane / 8 % 2));
 }
 
-// The right operand of a product with a tile itself: 16 rows from `row` on, columns 16 t and following.
+// The right operand of an MMA with a tile itself: 16 rows from `row` on, columns 16 t and following.
 template <int HD>
 __device__ __forceinline__ void right_operand(u32 (&b)[4], u32 tile, u32 row, int t) {
     u32 lane = threadIdx.x % WARP;
@@ -110,9 +115,11 @@ __device__ __forceinline__ void scores(float (&d)[BACKWARD_PASSING / 8][4], u32 
     }
 }
 
-// sum += p . tile, where p are 16 x BACKWARD_PASSING numbers as `scores` leaves them.
+// sum += p . tile, where p are 16 x BACKWARD_PASSING numbers as `scores` has them.
 template <int HD>
-__device__ __forceinline__ void accumulate(float (&sum)[HD / 8][4], const float (&p)[BACKWARD_PASSING / 8][4], u32 tile) {
+__device__ __forceinline__ void accumulate(
+    float (&sum)[HD / 8][4], const float (&p)[BACKWARD_PASSING / 8][4], u32 tile
+) {
 #pragma unroll
     for (int k = 0; k < BACKWARD_PASSING / 16; ++k) {
         u32 a0 = bf16_two(p[2 * k][0], p[2 * k][1]), a1 = bf16_two(p[2 * k][2], p[2 * k][3]);
@@ -138,7 +145,9 @@ __device__ __forceinline__ void clear(float (&sum)[HD / 8][4]) {
 
 // Writes 16 rows of HD numbers, times a factor.
 template <int HD>
-__device__ __forceinline__ void write_rows(const float (&sum)[HD / 8][4], float* to, u64 stride, u32 row, u32 end, float factor) {
+__device__ __forceinline__ void write_rows(
+    const float (&sum)[HD / 8][4], float* to, u64 stride, u32 row, u32 end, float factor
+) {
     u32 lane = threadIdx.x % WARP;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -153,14 +162,16 @@ __device__ __forceinline__ void write_rows(const float (&sum)[HD / 8][4], float*
     }
 }
 
-// ---- gradients of keys and values --------------------------------------------------------------------------------
+// ---- gradients of keys and values -------------------------------------------------------------------------
 
 template <int HD>
 __device__ __forceinline__ void backward_keys(const BackwardArgs& a) {
     const u32 OWN_BYTES = BACKWARD_TILE * HD * 2, OTHER_BYTES = BACKWARD_PASSING * HD * 2;
     extern __shared__ __align__(1024) u8 smem[];
-    u32 keys = smem_address(smem), values = keys + OWN_BYTES, passing = values + OWN_BYTES;  // [2][queries, dout]
-    float4* facts = reinterpret_cast<float4*>(smem + 2 * OWN_BYTES + 4 * OTHER_BYTES);  // [2][BACKWARD_PASSING]
+    u32 keys = smem_address(smem), values = keys + OWN_BYTES,
+        passing = values + OWN_BYTES;  // [2][queries, dout]
+    float4* facts =
+        reinterpret_cast<float4*>(smem + 2 * OWN_BYTES + 4 * OTHER_BYTES);  // [2][BACKWARD_PASSING]
     u32 lane = threadIdx.x % WARP, quad = lane % 4, own = threadIdx.x / WARP * 16;
     u32 kv_head = blockIdx.y, group = a.heads / a.kv_heads;
     Span span = a.spans[a.work[2 * blockIdx.x]];
@@ -176,7 +187,9 @@ __device__ __forceinline__ void backward_keys(const BackwardArgs& a) {
             u32 head = kv_head * group + step / blocks, query = first + step % blocks * BACKWARD_PASSING;
             u32 to = passing + step % 2 * 2 * OTHER_BYTES;
             fetch_rows<HD, BACKWARD_PASSING>(to, qkv + head * HD, a.stride, query, span.rows);
-            fetch_rows<HD, BACKWARD_PASSING>(to + OTHER_BYTES, a.dout + span.row * out_stride + head * HD, out_stride, query, span.rows);
+            fetch_rows<HD, BACKWARD_PASSING>(
+                to + OTHER_BYTES, a.dout + span.row * out_stride + head * HD, out_stride, query, span.rows
+            );
             if (threadIdx.x < BACKWARD_PASSING) {
                 u32 q = query + threadIdx.x;
                 const float4* from = a.facts + (u64)(span.row + min(q, span.rows - 1)) * a.heads + head;
@@ -222,13 +235,14 @@ __device__ __forceinline__ void backward_keys(const BackwardArgs& a) {
     write_rows<HD>(dv, to + value_column, a.stride, first + own, span.rows, 1.0f);
 }
 
-// ---- gradients of queries ----------------------------------------------------------------------------------------
+// ---- gradients of queries ---------------------------------------------------------------------------------
 
 template <int HD>
 __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
     const u32 OWN_BYTES = BACKWARD_TILE * HD * 2, OTHER_BYTES = BACKWARD_PASSING * HD * 2;
     extern __shared__ __align__(1024) u8 smem[];
-    u32 queries = smem_address(smem), douts = queries + OWN_BYTES, passing = douts + OWN_BYTES;  // [2][keys, values]
+    u32 queries = smem_address(smem), douts = queries + OWN_BYTES,
+        passing = douts + OWN_BYTES;  // [2][keys, values]
     u32 lane = threadIdx.x % WARP, quad = lane % 4, own = threadIdx.x / WARP * 16;
     u32 head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
     Span span = a.spans[a.work[2 * blockIdx.x]];
@@ -242,17 +256,22 @@ __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
         if (step < steps) {
             u32 to = passing + step % 2 * 2 * OTHER_BYTES;
             fetch_rows<HD, BACKWARD_PASSING>(to, key_rows, a.stride, step * BACKWARD_PASSING, span.rows);
-            fetch_rows<HD, BACKWARD_PASSING>(to + OTHER_BYTES, value_rows, a.stride, step * BACKWARD_PASSING, span.rows);
+            fetch_rows<HD, BACKWARD_PASSING>(
+                to + OTHER_BYTES, value_rows, a.stride, step * BACKWARD_PASSING, span.rows
+            );
         }
         copies_commit();
     };
     fetch_rows<HD, BACKWARD_TILE>(queries, qkv + head * HD, a.stride, first, span.rows);
-    fetch_rows<HD, BACKWARD_TILE>(douts, a.dout + span.row * out_stride + head * HD, out_stride, first, span.rows);
+    fetch_rows<HD, BACKWARD_TILE>(
+        douts, a.dout + span.row * out_stride + head * HD, out_stride, first, span.rows
+    );
     fetch(0);
     float log[2], delta[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        float4 known = a.facts[(u64)(span.row + min(first + own + lane / 4 + 8 * h, span.rows - 1)) * a.heads + head];
+        float4 known =
+            a.facts[(u64)(span.row + min(first + own + lane / 4 + 8 * h, span.rows - 1)) * a.heads + head];
         log[h] = known.x;
         delta[h] = known.y;
     }
@@ -273,7 +292,8 @@ __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
             for (int j = 0; j < BACKWARD_PASSING / 8; ++j) {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    u32 key = step * BACKWARD_PASSING + j * 8 + quad * 2 + e % 2, query = first + own + lane / 4 + e / 2 * 8;
+                    u32 key = step * BACKWARD_PASSING + j * 8 + quad * 2 + e % 2,
+                        query = first + own + lane / 4 + e / 2 * 8;
                     float weight = exp2_fast(__fmaf_rn(p[j][e], log_scale, -log[e / 2]));
                     dp[j][e] = key <= query ? __fmul_rn(weight, __fsub_rn(dp[j][e], delta[e / 2])) : 0.0f;
                 }
@@ -282,23 +302,25 @@ __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
         }
         __syncthreads();
     }
-    write_rows<HD>(dq, a.dqkv + (u64)span.row * a.stride + head * HD, a.stride, first + own, span.rows, a.scale);
+    write_rows<HD>(
+        dq, a.dqkv + (u64)span.row * a.stride + head * HD, a.stride, first + own, span.rows, a.scale
+    );
 }
 
-#define KERNELS(hd)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, 2) flash_backward_keys_##hd(                                   \
-        const u16* qkv, const u16* dout, const float4* facts, const Span* spans, const u32* work, float* dqkv,       \
-        int stride, int heads, int kv_heads, float scale                                                             \
-    ) {                                                                                                              \
-        BackwardArgs args = {qkv, dout, facts, spans, work, dqkv, stride, heads, kv_heads, scale};                   \
-        backward_keys<hd>(args);                                                                                     \
-    }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, 2) flash_backward_queries_##hd(                                \
-        const u16* qkv, const u16* dout, const float4* facts, const Span* spans, const u32* work, float* dqkv,       \
-        int stride, int heads, int kv_heads, float scale                                                             \
-    ) {                                                                                                              \
-        BackwardArgs args = {qkv, dout, facts, spans, work, dqkv, stride, heads, kv_heads, scale};                   \
-        backward_queries<hd>(args);                                                                                  \
+#define KERNELS(hd)                                                                                \
+    extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, 2) flash_backward_keys_##hd(    \
+        const u16* qkv, const u16* dout, const float4* facts, const Span* spans, const u32* work,  \
+        float* dqkv, int stride, int heads, int kv_heads, float scale                              \
+    ) {                                                                                            \
+        BackwardArgs args = {qkv, dout, facts, spans, work, dqkv, stride, heads, kv_heads, scale}; \
+        backward_keys<hd>(args);                                                                   \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, 2) flash_backward_queries_##hd( \
+        const u16* qkv, const u16* dout, const float4* facts, const Span* spans, const u32* work,  \
+        float* dqkv, int stride, int heads, int kv_heads, float scale                              \
+    ) {                                                                                            \
+        BackwardArgs args = {qkv, dout, facts, spans, work, dqkv, stride, heads, kv_heads, scale}; \
+        backward_queries<hd>(args);                                                                \
     }
 KERNELS(64)
 KERNELS(128)

@@ -1,22 +1,25 @@
-// Backward pass of causal grouped-query attention with the instructions of Hopper: see flash_backward.cu for what is computed.
+// Backward pass of causal grouped-query attention with the instructions of Hopper: see flash_backward.cu for
+// what is computed.
 //
-// Again one kernel owns keys and another owns queries, and nothing is added by two blocks at once. A block is a producer, which
-// brings the tiles of 64 rows that pass by, and warpgroups that own 64 rows each: while one takes exponentials, the tensor cores
-// have the products of another. Tiles lie in halves of 64 columns, 128 bytes a row, swizzled; so the same tile is an operand by
-// its rows (scores) and by its columns (gradients). Weights and their gradients go from one product to the next in registers.
+// Again one kernel owns keys and another owns queries, and nothing is added by two blocks at once. A block is
+// a producer, which brings the tiles of 64 rows that pass by, and warpgroups that own 64 rows each: while one
+// takes exponentials, the tensor cores have the MMAs of another. Tiles lie in halves of 64 columns, 128 bytes
+// a row, swizzled; so the same tile is an operand by its rows (scores) and by its columns (gradients).
+// Weights and their gradients go from one MMA to the next in registers.
 //
-// A block that owns keys takes `share` of the query heads that read them; where that is not all, its sums are parts, which
-// flash_backward_join adds up in order.
+// A block that owns keys takes `share` of the query heads that read them; where that is not all, its sums are
+// parts, which flash_backward_join adds up in order.
 //
-// The last tile of a sequence holds rows of the next one, times zero: numbers that are not finite can go over from there, as they do
-// to every weight's gradient anyway.
+// The last tile of a sequence holds rows of the next one, times zero: numbers that are not finite can go over
+// from there, as they do to every weight's gradient anyway.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #include "hopper.cuh"
 #include "mma.cuh"
 
 struct HopperArgs {
     const Span* spans;
-    const u32* work;      // pairs of span and first row, in steps of the rows that a block owns, the longest work first
+    const u32*
+        work;  // pairs of span and first row, in steps of the rows that a block owns, the longest work first
     const float4* facts;  // [rows, heads]: of flash_backward_prepare
     float* dkeys;         // [rows, stride]: HD columns for every `share` of heads
     float* dvalues;
@@ -25,8 +28,8 @@ struct HopperArgs {
     int heads, kv_heads, share;
     float scale;
 
-    // Blocks that have the same rows come one after the other: they read the same keys and values. This is the number of the block's
-    // heads among theirs, and that of its rows.
+    // Blocks that have the same rows come one after the other: they read the same keys and values. This is
+    // the number of the block's heads among theirs, and that of its rows.
     __device__ u32 part() const { return blockIdx.x % (heads / share); }
     __device__ u32 item() const { return blockIdx.x / (heads / share); }
 };
@@ -45,11 +48,13 @@ struct Shape {
 template <int N>
 __device__ __forceinline__ void wgmma_across(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 right) {
     if constexpr (N == 64) {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" REGS32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" REGS32
+                     "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
                      : SUMS32("+f", 0)
                      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(right));
     } else {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGS64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGS64
+                     "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
                      : SUMS64("+f", 0)
                      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(right));
     }
@@ -61,13 +66,15 @@ __device__ __forceinline__ u64 operand_across(u32 address) {
 }
 
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_products() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 template <int LEFT>
 __device__ __forceinline__ void wait_for_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// Nothing that uses these may be moved in front of this.
+// Nothing that uses these may be moved before this.
 template <int COUNT>
 __device__ __forceinline__ void pin(float (&d)[COUNT]) {
 #pragma unroll
@@ -109,12 +116,15 @@ __device__ __forceinline__ void accumulate(float (&sum)[HD / 2], const Left& lef
 template <int HD>
 __device__ __forceinline__ void bring(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier) {
 #pragma unroll
-    for (int half = 0; half < HD / 64; ++half) copy_tokens<1>(to + half * HALF, map, column * 2 + half * 128, row, barrier);
+    for (int half = 0; half < HD / 64; ++half)
+        copy_tokens<1>(to + half * HALF, map, column * 2 + half * 128, row, barrier);
 }
 
 // Writes a warpgroup's rows, times a factor.
 template <int HD>
-__device__ __forceinline__ void write_rows(const float (&sum)[HD / 2], float* to, u64 stride, u32 row, u32 end, float factor) {
+__device__ __forceinline__ void write_rows(
+    const float (&sum)[HD / 2], float* to, u64 stride, u32 row, u32 end, float factor
+) {
     u32 lane = threadIdx.x % WARP, first = row + threadIdx.x % 128 / WARP * 16 + lane / 4;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -146,10 +156,12 @@ __device__ __forceinline__ void set_up(Barriers& b) {
     __syncthreads();
 }
 
-// ---- gradients of keys and values --------------------------------------------------------------------------------
+// ---- gradients of keys and values -------------------------------------------------------------------------
 
 template <int HD>
-__device__ __forceinline__ void backward_keys(const TensorMap& qkv, const TensorMap& dout, const TensorMap& facts_map, const HopperArgs& a) {
+__device__ __forceinline__ void backward_keys(
+    const TensorMap& qkv, const TensorMap& dout, const TensorMap& facts_map, const HopperArgs& a
+) {
     typedef Shape<HD> M;
     extern __shared__ u8 dynamic[];
     __shared__ Barriers barriers;
@@ -170,13 +182,17 @@ __device__ __forceinline__ void backward_keys(const TensorMap& qkv, const Tensor
             for (u32 g = 0; g < BACKWARD_GROUPS; ++g) {
                 u32 row = span.row + first + g * BACKWARD_TILE;
                 bring<HD>(own + 2 * g * M::TILE, &qkv, (a.heads + kv_head) * HD, row, barrier);
-                bring<HD>(own + (2 * g + 1) * M::TILE, &qkv, (a.heads + a.kv_heads + kv_head) * HD, row, barrier);
+                bring<HD>(
+                    own + (2 * g + 1) * M::TILE, &qkv, (a.heads + a.kv_heads + kv_head) * HD, row, barrier
+                );
             }
             u32 done = 0;
             for (u32 h = head; h < head + a.share; ++h) {
                 for (u32 block = 0; block < blocks; ++block, ++done) {
-                    u32 stage = done % M::STAGES, to = stages + stage * 2 * M::TILE, row = span.row + first + block * BACKWARD_TILE;
-                    if (done >= M::STAGES) barrier_wait(smem_address(&barriers.empty[stage]), (done / M::STAGES & 1) ^ 1);
+                    u32 stage = done % M::STAGES, to = stages + stage * 2 * M::TILE,
+                        row = span.row + first + block * BACKWARD_TILE;
+                    if (done >= M::STAGES)
+                        barrier_wait(smem_address(&barriers.empty[stage]), (done / M::STAGES & 1) ^ 1);
                     barrier = smem_address(&barriers.full[stage]);
                     barrier_expect(barrier, 2 * M::TILE + sizeof(facts[0]));
                     bring<HD>(to, &qkv, h * HD, row, barrier);
@@ -188,7 +204,8 @@ __device__ __forceinline__ void backward_keys(const TensorMap& qkv, const Tensor
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         u32 warpgroup = threadIdx.x / 128, lane = threadIdx.x % WARP, quad = lane % 4;
-        u32 first_key = first + warpgroup * BACKWARD_TILE, key = first_key + threadIdx.x % 128 / WARP * 16 + lane / 4;
+        u32 first_key = first + warpgroup * BACKWARD_TILE,
+            key = first_key + threadIdx.x % 128 / WARP * 16 + lane / 4;
         u32 keys = own + 2 * warpgroup * M::TILE, values = keys + M::TILE;
         float dk[HD / 2], dv[HD / 2];
 #pragma unroll
@@ -198,10 +215,11 @@ __device__ __forceinline__ void backward_keys(const TensorMap& qkv, const Tensor
         u32 done = 0;
         for (u32 h = 0; h < a.share; ++h) {
             for (u32 block = 0; block < blocks; ++block, ++done) {
-                u32 stage = done % M::STAGES, queries = stages + stage * 2 * M::TILE, douts = queries + M::TILE;
+                u32 stage = done % M::STAGES, queries = stages + stage * 2 * M::TILE,
+                    douts = queries + M::TILE;
                 u32 query = first + block * BACKWARD_TILE;
                 barrier_wait(smem_address(&barriers.full[stage]), done / M::STAGES & 1);
-                // Queries in front of all keys of the warpgroup see none.
+                // Queries before all keys of the warpgroup see none.
                 if (query >= first_key) {
                     float p[BACKWARD_TILE / 2], dp[BACKWARD_TILE / 2];
                     begin_products();
@@ -213,7 +231,9 @@ __device__ __forceinline__ void backward_keys(const TensorMap& qkv, const Tensor
 #pragma unroll
                     for (int j = 0; j < BACKWARD_TILE / 8; ++j) {
 #pragma unroll
-                        for (int e = 0; e < 4; ++e) p[4 * j + e] = exp2_fast(__fmaf_rn(p[4 * j + e], log_scale, -known[j * 8 + e % 2].x));
+                        for (int e = 0; e < 4; ++e)
+                            p[4 * j + e] =
+                                exp2_fast(__fmaf_rn(p[4 * j + e], log_scale, -known[j * 8 + e % 2].x));
                     }
                     if (query == first_key || query + BACKWARD_TILE > span.rows) {
 #pragma unroll
@@ -231,7 +251,9 @@ __device__ __forceinline__ void backward_keys(const TensorMap& qkv, const Tensor
 #pragma unroll
                     for (int j = 0; j < BACKWARD_TILE / 8; ++j) {
 #pragma unroll
-                        for (int e = 0; e < 4; ++e) dp[4 * j + e] = __fmul_rn(p[4 * j + e], __fsub_rn(dp[4 * j + e], known[j * 8 + e % 2].y));
+                        for (int e = 0; e < 4; ++e)
+                            dp[4 * j + e] =
+                                __fmul_rn(p[4 * j + e], __fsub_rn(dp[4 * j + e], known[j * 8 + e % 2].y));
                     }
                     gradients.take(dp);
                     begin_products();
@@ -249,10 +271,12 @@ __device__ __forceinline__ void backward_keys(const TensorMap& qkv, const Tensor
     }
 }
 
-// ---- gradients of queries ----------------------------------------------------------------------------------------
+// ---- gradients of queries ---------------------------------------------------------------------------------
 
 template <int HD>
-__device__ __forceinline__ void backward_queries(const TensorMap& qkv, const TensorMap& dout, const HopperArgs& a) {
+__device__ __forceinline__ void backward_queries(
+    const TensorMap& qkv, const TensorMap& dout, const HopperArgs& a
+) {
     typedef Shape<HD> M;
     extern __shared__ u8 dynamic[];
     __shared__ Barriers barriers;
@@ -274,8 +298,10 @@ __device__ __forceinline__ void backward_queries(const TensorMap& qkv, const Ten
                 bring<HD>(own + (2 * g + 1) * M::TILE, &dout, head * HD, row, barrier);
             }
             for (u32 step = 0; step < steps; ++step) {
-                u32 stage = step % M::STAGES, to = stages + stage * 2 * M::TILE, row = span.row + step * BACKWARD_TILE;
-                if (step >= M::STAGES) barrier_wait(smem_address(&barriers.empty[stage]), (step / M::STAGES & 1) ^ 1);
+                u32 stage = step % M::STAGES, to = stages + stage * 2 * M::TILE,
+                    row = span.row + step * BACKWARD_TILE;
+                if (step >= M::STAGES)
+                    barrier_wait(smem_address(&barriers.empty[stage]), (step / M::STAGES & 1) ^ 1);
                 barrier = smem_address(&barriers.full[stage]);
                 barrier_expect(barrier, 2 * M::TILE);
                 bring<HD>(to, &qkv, (a.heads + kv_head) * HD, row, barrier);
@@ -285,7 +311,8 @@ __device__ __forceinline__ void backward_queries(const TensorMap& qkv, const Ten
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         u32 warpgroup = threadIdx.x / 128, lane = threadIdx.x % WARP, quad = lane % 4;
-        u32 first_query = first + warpgroup * BACKWARD_TILE, query = first_query + threadIdx.x % 128 / WARP * 16 + lane / 4;
+        u32 first_query = first + warpgroup * BACKWARD_TILE,
+            query = first_query + threadIdx.x % 128 / WARP * 16 + lane / 4;
         u32 queries = own + 2 * warpgroup * M::TILE, douts = queries + M::TILE;
         float log[2], delta[2];
 #pragma unroll
@@ -312,7 +339,8 @@ __device__ __forceinline__ void backward_queries(const TensorMap& qkv, const Ten
                 wait_for_products<1>();
                 pin(p);
 #pragma unroll
-                for (int i = 0; i < BACKWARD_TILE / 2; ++i) p[i] = exp2_fast(__fmaf_rn(p[i], log_scale, -log[i % 4 / 2]));
+                for (int i = 0; i < BACKWARD_TILE / 2; ++i)
+                    p[i] = exp2_fast(__fmaf_rn(p[i], log_scale, -log[i % 4 / 2]));
                 if (key == first_query) {
 #pragma unroll
                     for (int i = 0; i < BACKWARD_TILE / 2; ++i) {
@@ -322,7 +350,8 @@ __device__ __forceinline__ void backward_queries(const TensorMap& qkv, const Ten
                 wait_for_products<0>();
                 pin(dp);
 #pragma unroll
-                for (int i = 0; i < BACKWARD_TILE / 2; ++i) dp[i] = __fmul_rn(p[i], __fsub_rn(dp[i], delta[i % 4 / 2]));
+                for (int i = 0; i < BACKWARD_TILE / 2; ++i)
+                    dp[i] = __fmul_rn(p[i], __fsub_rn(dp[i], delta[i % 4 / 2]));
                 Left gradients;
                 gradients.take(dp);
                 begin_products();
@@ -332,25 +361,31 @@ __device__ __forceinline__ void backward_queries(const TensorMap& qkv, const Ten
             }
             if (lane == 0) barrier_arrive(smem_address(&barriers.empty[stage]), 0);
         }
-        write_rows<HD>(dq, a.dqueries + span.row * a.stride + head * HD, a.stride, first_query, span.rows, a.scale);
+        write_rows<HD>(
+            dq, a.dqueries + span.row * a.stride + head * HD, a.stride, first_query, span.rows, a.scale
+        );
     }
 }
 
-#define KERNELS(hd)                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1) flash_backward_hopper_keys_##hd(                    \
-        const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout,                                  \
-        const __grid_constant__ TensorMap facts_map, const Span* spans, const u32* work, float* dkeys, float* dvalues,  \
-        u64 stride, int heads, int kv_heads, int share, float scale                                                     \
-    ) {                                                                                                                 \
-        HopperArgs args = {spans, work, nullptr, dkeys, dvalues, nullptr, stride, heads, kv_heads, share, scale};        \
-        backward_keys<hd>(qkv, dout, facts_map, args);                                                                  \
-    }                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1) flash_backward_hopper_queries_##hd(                 \
-        const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout, const float4* facts,             \
-        const Span* spans, const u32* work, float* dqueries, u64 stride, int heads, int kv_heads, float scale           \
-    ) {                                                                                                                 \
-        HopperArgs args = {spans, work, facts, nullptr, nullptr, dqueries, stride, heads, kv_heads, 1, scale};           \
-        backward_queries<hd>(qkv, dout, args);                                                                          \
+#define KERNELS(hd)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1) flash_backward_hopper_keys_##hd(       \
+        const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout,                      \
+        const __grid_constant__ TensorMap facts_map, const Span* spans, const u32* work, float* dkeys,      \
+        float* dvalues, u64 stride, int heads, int kv_heads, int share, float scale                         \
+    ) {                                                                                                     \
+        HopperArgs args = {spans,  work,  nullptr,  dkeys, dvalues, nullptr,                                \
+                           stride, heads, kv_heads, share, scale};                                          \
+        backward_keys<hd>(qkv, dout, facts_map, args);                                                      \
+    }                                                                                                       \
+    extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1) flash_backward_hopper_queries_##hd(    \
+        const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout, const float4* facts, \
+        const Span* spans, const u32* work, float* dqueries, u64 stride, int heads, int kv_heads,           \
+        float scale                                                                                         \
+    ) {                                                                                                     \
+        HopperArgs args = {                                                                                 \
+            spans, work, facts, nullptr, nullptr, dqueries, stride, heads, kv_heads, 1, scale               \
+        };                                                                                                  \
+        backward_queries<hd>(qkv, dout, args);                                                              \
     }
 KERNELS(64)
 KERNELS(128)
@@ -363,11 +398,15 @@ extern "C" __global__ void __launch_bounds__(128) flash_backward_join(
     u32 width = kv_heads * head_dim;
     for (u32 i = threadIdx.x * 4; i < 2 * width; i += 128 * 4) {
         u32 column = i < width ? i : i - width;
-        const float* from = (i < width ? dkeys : dvalues) + row * width * parts + (column / head_dim * parts * head_dim + column % head_dim);
+        const float* from = (i < width ? dkeys : dvalues) + row * width * parts +
+                            (column / head_dim * parts * head_dim + column % head_dim);
         float4 sum = *reinterpret_cast<const float4*>(from);
         for (int part = 1; part < parts; ++part) {
             float4 more = *reinterpret_cast<const float4*>(from + part * head_dim);
-            sum = make_float4(__fadd_rn(sum.x, more.x), __fadd_rn(sum.y, more.y), __fadd_rn(sum.z, more.z), __fadd_rn(sum.w, more.w));
+            sum = make_float4(
+                __fadd_rn(sum.x, more.x), __fadd_rn(sum.y, more.y), __fadd_rn(sum.z, more.z),
+                __fadd_rn(sum.w, more.w)
+            );
         }
         *reinterpret_cast<float4*>(to + row * stride + i) = sum;
     }

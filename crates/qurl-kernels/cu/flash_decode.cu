@@ -1,8 +1,8 @@
 // Attention of one new position of each sequence: see flash.cuh.
 #include "flash_tile.cuh"
 
-// What decode writes: numbers, or a product's left operand. For codes the blocks of a row tell each other their largest
-// number, so all of them must run at the same time.
+// Decode writes f32, or a GEMM's left operand. In eight bits the blocks of a row publish their absmax for
+// each other, so all of them must be resident.
 
 // A number of a head's first or second half, rotated with the one in the other half.
 __device__ __forceinline__ float rotated(bool second, float own, float other, float cos, float sin) {
@@ -43,10 +43,10 @@ struct NewRow {
             for (int i = 0; i < NUMBERS / 2; ++i) words[i] = bf16_pair(x[2 * i], x[2 * i + 1]);
             return;
         }
-        u32 largest = 0;
+        u32 absmax = 0;
 #pragma unroll
-        for (int i = 0; i < NUMBERS; ++i) largest = max(largest, magnitude_bits(x[i]));
-        scale = kv_scale(warp_max(largest), FORMAT == KV_INT8 ? 127.0f : 448.0f);
+        for (int i = 0; i < NUMBERS; ++i) absmax = max(absmax, magnitude_bits(x[i]));
+        scale = kv_scale(warp_max(absmax), FORMAT == KV_INT8 ? 127.0f : 448.0f);
         float inverse = __fdiv_rn(1.0f, scale);
         words[0] = 0;
 #pragma unroll
@@ -85,12 +85,13 @@ struct Columns {
     }
 };
 
-// One split of one sequence and of up to eight heads that share keys and values. Every team of TEAM warps takes a tile at a
-// time, in its own stretch of shared memory; after every round the tiles are folded in order, each warp for some of the
-// heads. The next keys are copied while values are multiplied. As many teams as let all blocks run at the same time are best.
+// One split of one sequence and of up to eight heads that share keys and values. Every team of TEAM warps
+// takes a tile at a time, in its own stretch of shared memory; after every round the tiles are folded in
+// order, each warp for some of the heads. The next keys are copied while values are multiplied. As many teams
+// as let all blocks run at the same time are best.
 //
-// What lies in the pages was written in earlier steps, so where the new row is made here, the first tiles are fetched
-// before the kernel in front (the product that makes the row) has ended.
+// What lies in the pages was written in earlier steps, so where the new row is made here, the first tiles are
+// fetched before the kernel before (the GEMM that makes the row) has ended.
 template <int FORMAT, int HD, int TEAM>
 __device__ __forceinline__ void decode(const FlashArgs& a) {
     const int BYTES = Row<FORMAT, HD>::BYTES;
@@ -103,7 +104,8 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     u32 team = warp / TEAM, side = warp % TEAM, teams = warps / TEAM;
     u32 split = blockIdx.x, group = a.heads / a.kv_heads, eights = (group + DECODE_HEADS - 1) / DECODE_HEADS;
-    u32 kv_head = blockIdx.y / eights, first_head = blockIdx.y % eights * DECODE_HEADS, heads = min(DECODE_HEADS, group - first_head);
+    u32 kv_head = blockIdx.y / eights, first_head = blockIdx.y % eights * DECODE_HEADS,
+        heads = min(DECODE_HEADS, group - first_head);
     Span span = a.spans[blockIdx.z];
     u32 length = span.position + 1;
     // Positions whose keys and values are in the pages.
@@ -112,10 +114,14 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     if (first_tile * FLASH_TILE >= length) return;
     u32 last_tile = min((length + FLASH_TILE - 1) / FLASH_TILE, first_tile + SPLIT_TILES);
 
-    // Of the warp: keys, values, and the scales of both. Where a team's values were, its result waits to be folded.
+    // Of the warp: keys, values, and the scales of both. Where a team's values were, its result waits to be
+    // folded.
     u8 *keys = smem + team * TEAM_BYTES + side * KEY_BYTES, *values = keys + FLASH_TILE * BYTES;
-    float* scales = reinterpret_cast<float*>(smem + team * TEAM_BYTES + 2 * FLASH_TILE * BYTES) + side * 2 * KEYS;
-    auto result_of = [&](u32 t) { return reinterpret_cast<float*>(smem + t * TEAM_BYTES + FLASH_TILE * BYTES); };
+    float* scales =
+        reinterpret_cast<float*>(smem + team * TEAM_BYTES + 2 * FLASH_TILE * BYTES) + side * 2 * KEYS;
+    auto result_of = [&](u32 t) {
+        return reinterpret_cast<float*>(smem + t * TEAM_BYTES + FLASH_TILE * BYTES);
+    };
     __shared__ Board boards[TEAM > 1 ? MAX_DECODE_WARPS / TEAM : 1];
     Board& board = boards[TEAM > 1 ? team : 0];
     auto team_sync = [&]() {
@@ -153,7 +159,10 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
 #pragma unroll
                     for (u32 r = 0; r < PIECE; r += STEP) {
                         u32 row = piece | r | own;
-                        copy_16(to + key_chunk<BYTES>(row, lane % CHUNKS), rows + r * BYTES, side * KEYS + row < left);
+                        copy_16(
+                            to + key_chunk<BYTES>(row, lane % CHUNKS), rows + r * BYTES,
+                            side * KEYS + row < left
+                        );
                     }
                 }
             } else {
@@ -161,11 +170,15 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
                 u32 own = lane / CHUNKS, to = smem_address(values);
 #pragma unroll
                 for (u32 piece = 0; piece < FLASH_TILE; piece += PIECE) {
-                    const u8* rows = a.values + (source(piece) + own) * BYTES + side * (BYTES / TEAM) + lane % CHUNKS * 16;
+                    const u8* rows =
+                        a.values + (source(piece) + own) * BYTES + side * (BYTES / TEAM) + lane % CHUNKS * 16;
 #pragma unroll
                     for (u32 r = 0; r < PIECE; r += STEP) {
                         u32 row = piece | r | own;
-                        copy_16(to + value_place<FORMAT, COLUMNS>(row, lane % CHUNKS), rows + r * BYTES, row < left);
+                        copy_16(
+                            to + value_place<FORMAT, COLUMNS>(row, lane % CHUNKS), rows + r * BYTES,
+                            row < left
+                        );
                     }
                 }
             }
@@ -173,7 +186,10 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
                 const float* from = part == 0 ? a.key_scales : a.value_scales;
 #pragma unroll
                 for (u32 row = lane; row < KEYS; row += WARP) {
-                    copy_4(smem_address(scales + part * KEYS + row), from + source(side * KEYS + row), side * KEYS + row < left);
+                    copy_4(
+                        smem_address(scales + part * KEYS + row), from + source(side * KEYS + row),
+                        side * KEYS + row < left
+                    );
                 }
             }
         }
@@ -181,12 +197,13 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     };
     u32 first_numbers = page_numbers(first_tile + team), numbers = page_numbers(first_tile + team + teams);
 
-    // A thread stages four neighbouring numbers `at` of some heads' queries. Lanes of the team that takes the tile of the new
-    // position make its key and value, NUMBERS each.
+    // A thread stages four neighbouring numbers `at` of some heads' queries. Lanes of the team that takes the
+    // tile of the new position make its key and value, NUMBERS each.
     const int NUMBERS = HD / WARP, FOURS = HD / 4, MOST_STAGED = DECODE_HEADS * FOURS / WARP / TEAM;
     __shared__ __align__(16) StagedQueries<HD, SCALED> staged;
     u32 at = threadIdx.x % FOURS * 4, staged_head = threadIdx.x / FOURS, staged_step = blockDim.x / FOURS;
-    u32 new_tile = span.position / FLASH_TILE, new_at = span.position % FLASH_TILE, new_first = lane * NUMBERS;
+    u32 new_tile = span.position / FLASH_TILE, new_at = span.position % FLASH_TILE,
+        new_first = lane * NUMBERS;
     bool makes = a.cos && new_tile < last_tile && (new_tile - first_tile) % teams == team;
     u32 new_byte = lane * NewRow<FORMAT, HD>::BYTES;
     // It waits here for its tile.
@@ -196,7 +213,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     float new_cos[NUMBERS], new_sin[NUMBERS];
     u64 new_place = 0;
     if (a.cos) {
-        // What does not come from the kernel in front is fetched before it has ended.
+        // What does not come from the kernel before is fetched before it has ended.
         u64 angles = (u64)span.position * (HD / 2);
         cos = *reinterpret_cast<const float4*>(a.cos + angles + at % (HD / 2));
         sin = *reinterpret_cast<const float4*>(a.sin + angles + at % (HD / 2));
@@ -207,7 +224,8 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
                 new_sin[i] = a.sin[angles + (new_first + i) % (HD / 2)];
             }
             u32 page = a.pages[span.pages + (span.position >> a.page_shift)];
-            new_place = ((u64)(page * a.kv_heads + kv_head) << a.page_shift) + (span.position & ((1 << a.page_shift) - 1));
+            new_place = ((u64)(page * a.kv_heads + kv_head) << a.page_shift) +
+                        (span.position & ((1 << a.page_shift) - 1));
         }
     }
     fetch(first_tile + team, 0, first_numbers);
@@ -235,7 +253,8 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
             z[i] = value[new_first + i];
         }
 #pragma unroll
-        for (int i = 0; i < NUMBERS; ++i) x[i] = rotated(new_first + i >= HD / 2, x[i], y[i], new_cos[i], new_sin[i]);
+        for (int i = 0; i < NUMBERS; ++i)
+            x[i] = rotated(new_first + i >= HD / 2, x[i], y[i], new_cos[i], new_sin[i]);
         new_key.round(x);
         new_value.round(z);
         *fresh_key = new_key;
@@ -315,7 +334,8 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
                     u32 byte = new_byte % HALF_BYTES;
                     fresh_value->put(values + value_place<FORMAT, COLUMNS>(new_at, byte / 16) + byte % 16);
                 }
-                if (SCALED && lane == 0 && new_at / KEYS == side) scales[KEYS + new_at % KEYS] = fresh_value->scale;
+                if (SCALED && lane == 0 && new_at / KEYS == side)
+                    scales[KEYS + new_at % KEYS] = fresh_value->scale;
                 __syncwarp();
             }
             u32 p[4][2];
@@ -368,35 +388,37 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
             }
         });
     }
-    u32 largest = 0;
+    u32 absmax = 0;
     each([&](int i, u32 g) {
         if (a.lse && lane == 0) a.lse[place + g] = log_sum(m[i], l[i]);
         float inverse = __frcp_rn(l[i]);
 #pragma unroll
         for (int c = 0; c < OWN; ++c) {
             o[i].x[c] = __fmul_rn(o[i].x[c], inverse);
-            largest = max(largest, magnitude_bits(o[i].x[c]));
+            absmax = max(absmax, magnitude_bits(o[i].x[c]));
         }
     });
     float inverse = 1.0f;
-    bool codes = a.output == DECODED_INT8 || a.output == DECODED_FP8;
+    bool quantizes = a.output == DECODED_INT8 || a.output == DECODED_FP8;
     u32 parties = gridDim.y, me = blockIdx.y;
-    u32* told = a.absmax + (u64)span.row * parties * parties;
-    if (codes) {
-        __shared__ u32 largest_of[MAX_DECODE_WARPS];
-        largest = warp_max(largest);
-        if (lane == 0) largest_of[warp] = largest;
+    u32* published = a.absmax + (u64)span.row * parties * parties;
+    if (quantizes) {
+        __shared__ u32 warp_absmax[MAX_DECODE_WARPS];
+        absmax = warp_max(absmax);
+        if (lane == 0) warp_absmax[warp] = absmax;
         __syncthreads();
 #pragma unroll 1
-        for (u32 w = 0; w < warps; ++w) largest = max(largest, largest_of[w]);
-        // Lane h of every warp tells block h of the row, and hears from it; only the first warp speaks and, in the end, clears.
+        for (u32 w = 0; w < warps; ++w) absmax = max(absmax, warp_absmax[w]);
+        // Lane h of every warp waits for block h of the row; only the first warp publishes and, in the end,
+        // clears.
         for (u32 h = lane; h < parties; h += WARP) {
-            if (warp == 0) tell(told + h * parties + me, largest);
+            if (warp == 0) publish(published + h * parties + me, absmax);
         }
-        u32 heard = 0;
-        for (u32 h = lane; h < parties; h += WARP) heard = max(heard, hear(told + me * parties + h));
-        largest = warp_max(heard);
-        float scale = scale_of(largest, a.output == DECODED_INT8 ? 127.0f : 448.0f);
+        u32 others = 0;
+        for (u32 h = lane; h < parties; h += WARP)
+            others = max(others, spin_wait(published + me * parties + h));
+        absmax = warp_max(others);
+        float scale = scale_of(absmax, a.output == DECODED_INT8 ? 127.0f : 448.0f);
         inverse = __fdiv_rn(1.0f, scale);
         if (threadIdx.x == 0 && me == 0) a.out_scales[span.row] = scale;
     }
@@ -422,27 +444,29 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
             *reinterpret_cast<u16*>(row) = (u16)word;
         }
     });
-    if (codes) {
+    if (quantizes) {
         __syncthreads();
         for (u32 h = lane; h < parties; h += WARP) {
-            if (warp == 0) tell(told + me * parties + h, EMPTY);
+            if (warp == 0) publish(published + me * parties + h, EMPTY);
         }
     }
 }
 
-// Small tiles by a warp alone, others by teams of two; registers for 16 warps a multiprocessor.
-#define KERNEL(name, format, hd, team)                                                                              \
-    extern "C" __global__ void __launch_bounds__(MAX_DECODE_WARPS * WARP, 2) flash_decode_##name##_##hd(                  \
-        const float* qkv, const u8* keys, const u8* values, const float* key_scales, const float* value_scales,     \
-        const Span* spans, const u32* pages, float* out, float* lse, float* partials, u32* counters, int stride,    \
-        int heads, int kv_heads, int page_shift, int splits, float scale, const float* cos, const float* sin,        \
-        int output, float* out_scales, u32* absmax                                                                   \
-    ) {                                                                                                             \
-        FlashArgs args = {qkv, keys,     values,   key_scales, value_scales, spans,    pages,      nullptr, out,    \
-                          lse, partials, counters, stride,     heads,        kv_heads, page_shift, splits,  scale,  \
-                          cos, sin,      output, out_scales, absmax};                                               \
-        if (!cos) wait_for_previous();                                                                              \
-        decode<format, hd, team>(args);                                                                             \
+// Small tiles by a warp alone, others by teams of two; registers for 16 warps an SM.
+#define KERNEL(name, format, hd, team)                                                                   \
+    extern "C" __global__ void __launch_bounds__(MAX_DECODE_WARPS* WARP, 2) flash_decode_##name##_##hd(  \
+        const float* qkv, const u8* keys, const u8* values, const float* key_scales,                     \
+        const float* value_scales, const Span* spans, const u32* pages, float* out, float* lse,          \
+        float* partials, u32* counters, int stride, int heads, int kv_heads, int page_shift, int splits, \
+        float scale, const float* cos, const float* sin, int output, float* out_scales, u32* absmax      \
+    ) {                                                                                                  \
+        FlashArgs args = {                                                                               \
+            qkv,    keys,  values,   key_scales, value_scales, spans,      pages,    nullptr,            \
+            out,    lse,   partials, counters,   stride,       heads,      kv_heads, page_shift,         \
+            splits, scale, cos,      sin,        output,       out_scales, absmax                        \
+        };                                                                                               \
+        if (!cos) wait_for_previous();                                                                   \
+        decode<format, hd, team>(args);                                                                  \
     }
 KERNEL(bf16, KV_BF16, 64, 2)
 KERNEL(bf16, KV_BF16, 128, 2)

@@ -1,7 +1,8 @@
 // Attention of many queries of a sequence: see flash.cuh.
 #include "flash.cuh"
 
-// 128 packed rows of one span and key/value head; tiles of keys and values are shared by eight warps, two in turns.
+// 128 packed rows of one span and key/value head; tiles of keys and values are shared by eight warps,
+// double-buffered.
 template <int FORMAT, int HD>
 __device__ __forceinline__ void prefill(const FlashArgs& a) {
     const int BYTES = HD * 2;
@@ -41,7 +42,8 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
         u32 page = a.pages[span.pages + (position >> a.page_shift)];
         return ((u64)(page * a.kv_heads + kv_head) << a.page_shift) + (position & ((1 << a.page_shift) - 1));
     };
-    const int COPIES = FLASH_TILE * Row<FORMAT, HD>::CHUNKS / PREFILL_THREADS;  // 16-byte chunks of keys (and of values) per thread
+    const int COPIES = FLASH_TILE * Row<FORMAT, HD>::CHUNKS /
+                       PREFILL_THREADS;  // 16-byte chunks of keys (and of values) per thread
     uint4 codes[FORMAT == KV_BF16 ? 1 : 2 * COPIES];
     float code_scale[2];
     auto fetch = [&](u32 tile) {
@@ -55,7 +57,10 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
             if (FORMAT == KV_BF16) {
                 u8* keys = tiles + tile % 2 * 2 * TILE_BYTES;
                 copy_16(smem_address(keys + key_chunk<BYTES>(row, chunk)), a.keys + from, valid);
-                copy_16(smem_address(keys + TILE_BYTES + row * BYTES + (chunk ^ (row & 7)) * 16), a.values + from, valid);
+                copy_16(
+                    smem_address(keys + TILE_BYTES + row * BYTES + (chunk ^ (row & 7)) * 16), a.values + from,
+                    valid
+                );
             } else {
                 uint4 zero = {0, 0, 0, 0};
                 codes[2 * c] = valid ? *reinterpret_cast<const uint4*>(a.keys + from) : zero;
@@ -70,7 +75,7 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
             code_scale[1] = valid ? a.value_scales[from] : 0.0f;
         }
     };
-    // Codes become f16 on their way into shared memory.
+    // Values of eight bits become f16 when they are stored in shared memory.
     auto settle = [&](u32 tile) {
         if (FORMAT == KV_BF16) return;
         u8* keys = tiles + tile % 2 * 2 * TILE_BYTES;
@@ -85,14 +90,16 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
                     first = bias_codes<FORMAT>(first);
                     second = bias_codes<FORMAT>(second);
                     return make_uint4(
-                        codes_f16<FORMAT, 0>(first), codes_f16<FORMAT, 1>(first), codes_f16<FORMAT, 0>(second), codes_f16<FORMAT, 1>(second)
+                        codes_f16<FORMAT, 0>(first), codes_f16<FORMAT, 1>(first),
+                        codes_f16<FORMAT, 0>(second), codes_f16<FORMAT, 1>(second)
                     );
                 };
                 uint4 low = wider(x.x, x.y), high = wider(x.z, x.w);
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
                     u32 wide = 2 * chunk + h;
-                    u32 to = part == 0 ? key_chunk<BYTES>(row, wide) : TILE_BYTES + row * BYTES + (wide ^ (row & 7)) * 16;
+                    u32 to = part == 0 ? key_chunk<BYTES>(row, wide)
+                                       : TILE_BYTES + row * BYTES + (wide ^ (row & 7)) * 16;
                     *reinterpret_cast<uint4*>(keys + to) = h ? high : low;
                 }
             }
@@ -105,8 +112,8 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
 
     Softmax state;
     float o[HD / 8][4];
-    float* room = totals + warp * (HD / 2 + 4) * WARP + lane;
-    float* total = room + HD / 2 * WARP;  // m and l of both rows
+    float* buffer = totals + warp * (HD / 2 + 4) * WARP + lane;
+    float* total = buffer + HD / 2 * WARP;  // m and l of both rows
     auto reset = [&]() {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -139,7 +146,7 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
         for (int t = 0; t < HD / 8; ++t) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                float* at = room + (t * 4 + e) * WARP;
+                float* at = buffer + (t * 4 + e) * WARP;
                 if (folded_splits > 0) o[t][e] = folded(*at, o[t][e], keep[e / 2], take[e / 2]);
                 *at = o[t][e];
             }
@@ -164,7 +171,9 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
             const float* tile_scales = scales + tile % 2 * 2 * FLASH_TILE;
             float s[8][4];
             Softmax soft;
-            tile_scores<FORMAT != KV_BF16, HD>(q, keys, tile_scales, a.scale, limit, tile * FLASH_TILE, s, soft);
+            tile_scores<FORMAT != KV_BF16, HD>(
+                q, keys, tile_scales, a.scale, limit, tile * FLASH_TILE, s, soft
+            );
             tile_weights(s, soft);
             float keep[2], take[2];
 #pragma unroll
@@ -197,13 +206,17 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
     }
     if (folded_splits > 0) close_split();
     // Places are computed again rather than kept over the loop.
-    const volatile u32* again = reinterpret_cast<const volatile u32*>(a.spans + const_cast<const volatile u32*>(a.work)[2 * blockIdx.x]);
+    const volatile u32* again = reinterpret_cast<const volatile u32*>(
+        a.spans + const_cast<const volatile u32*>(a.work)[2 * blockIdx.x]
+    );
     u32 span_row = again[0];
-    packed = const_cast<const volatile u32*>(a.work)[2 * blockIdx.x + 1] + threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
+    packed = const_cast<const volatile u32*>(a.work)[2 * blockIdx.x + 1] + threadIdx.x / WARP * 16 +
+             threadIdx.x % WARP / 4;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         if (limit[h] == 0) continue;
-        u64 place = (u64)(span_row + (packed + 8 * h) / group) * a.heads + kv_head * group + (packed + 8 * h) % group;
+        u64 place =
+            (u64)(span_row + (packed + 8 * h) / group) * a.heads + kv_head * group + (packed + 8 * h) % group;
         float inverse = __frcp_rn(state.l[h]);
         float* out = a.out + place * HD + quad * 2;
 #pragma unroll
@@ -215,16 +228,17 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
     }
 }
 
-#define KERNEL(name, format, hd)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(256, 1) flash_prefill_##name##_##hd(                               \
-        const float* qkv, const u8* keys, const u8* values, const float* key_scales, const float* value_scales,     \
-        const Span* spans, const u32* pages, const u32* work, float* out, float* lse, int stride, int heads,        \
-        int kv_heads, int page_shift, float scale                                                                    \
-    ) {                                                                                                             \
-        FlashArgs args = {qkv, keys,    values,  key_scales, value_scales, spans,    pages,      work, out,         \
-                          lse, nullptr, nullptr, stride,     heads,        kv_heads, page_shift, 1,    scale,       \
-                          nullptr, nullptr, 0, nullptr};                                                            \
-        prefill<format, hd>(args);                                                                                  \
+#define KERNEL(name, format, hd)                                                                     \
+    extern "C" __global__ void __launch_bounds__(256, 1) flash_prefill_##name##_##hd(                \
+        const float* qkv, const u8* keys, const u8* values, const float* key_scales,                 \
+        const float* value_scales, const Span* spans, const u32* pages, const u32* work, float* out, \
+        float* lse, int stride, int heads, int kv_heads, int page_shift, float scale                 \
+    ) {                                                                                              \
+        FlashArgs args = {qkv,      keys,       values, key_scales, value_scales, spans,   pages,    \
+                          work,     out,        lse,    nullptr,    nullptr,      stride,  heads,    \
+                          kv_heads, page_shift, 1,      scale,      nullptr,      nullptr, 0,        \
+                          nullptr};                                                                  \
+        prefill<format, hd>(args);                                                                   \
     }
 KERNEL(bf16, KV_BF16, 64)
 KERNEL(bf16, KV_BF16, 128)

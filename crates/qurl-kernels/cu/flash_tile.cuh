@@ -1,49 +1,55 @@
-// A tile of attention for one query of up to eight heads: see flash.cuh, and flash_decode.cu, which folds them.
+// A tile of attention for one query of up to eight heads: see flash.cuh, and flash_decode.cu, which folds
+// them.
 //
-// Two products of tensor cores, with the left operand in rows of 16 and the right one in columns of eight. Keys are the rows
-// of the first product and columns of values those of the second, heads the columns: queries as rows would leave half of 16
-// empty with groups of five to eight heads. The sums are the same: only the operands have changed places.
+// Two MMAs, with the left operand in rows of 16 and the right one in columns of eight. Keys are the rows of
+// the first MMA and columns of values those of the second, heads the columns: queries as rows would waste
+// half of 16 with groups of five to eight heads. The sums are the same: only the operands have changed
+// places.
 #pragma once
 #include "flash.cuh"
 
-// Where the 16-byte chunk of a value's COLUMNS lies in shared memory, so that no two lanes meet in a bank: of bf16
-// `load_transposed` reads eight rows at a time, of codes (64 columns) a lane 8 bytes of every second row.
+// Where the 16-byte chunk of a value's COLUMNS lies in shared memory, without bank conflicts: of bf16
+// `load_transposed` reads eight rows at a time, of eight bits (64 columns) a lane 8 bytes of every second
+// row.
 template <int FORMAT, int COLUMNS>
 __device__ __forceinline__ u32 value_place(u32 row, u32 chunk) {
     if (FORMAT != KV_BF16) return (row ^ (row >> 2 & 1)) * 64 + (chunk ^ (row & 2)) * 16;
     return row * COLUMNS * 2 + (chunk ^ (COLUMNS < 64 ? row / 2 & 3 : row & 7)) * 16;
 }
 
-// An 8 x 8 matrix of 16-bit numbers, transposed: a lane gives and gets row lane / 4, columns 2 (lane % 4) + {0, 1}.
+// An 8 x 8 matrix of 16-bit numbers, transposed: a lane gives and gets row lane / 4, columns 2 (lane % 4) +
+// {0, 1}.
 __device__ __forceinline__ u32 transposed(u32 x) {
     u32 r;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));
     return r;
 }
 
-// What the two warps of a team tell each other about their tile.
+// What the two warps of a team exchange about their tile.
 struct Board {
     float2 m[2][4], l[2][4];  // of heads 2 i and 2 i + 1
     uint2 weights[4][WARP];
 };
 
-// A tile of keys and values, by a warp alone or a team of two: for the scores each warp has its part of the keys, for the
-// values its part of the columns. Keys are the rows of the first product and columns of values those of the second: eight
-// heads are all the columns there are, where a group as rows would leave half of 16 empty. A lane has the keys lane / 4 +
-// {0, 8, ..} of the warp for the heads 2 (lane % 4) + {0, 1}.
+// A tile of keys and values, by a warp alone or a team of two: for the scores each warp has its part of the
+// keys, for the values its part of the columns. Keys are the rows of the first MMA and columns of values
+// those of the second: eight heads are all the columns there are, where a group as rows would waste half of
+// 16. A lane has the keys lane / 4 + {0, 8, ..} of the warp for the heads 2 (lane % 4) + {0, 1}.
 template <int FORMAT, int HD, int TEAM>
 struct Tile {
     static const bool SCALED = FORMAT != KV_BF16;
     static const int BYTES = Row<FORMAT, HD>::BYTES;
     static const int KEYS = FLASH_TILE / TEAM, COLUMNS = HD / TEAM;  // of a warp
     static const int SIXTEENS = KEYS / 16;
-    static_assert(!SCALED || COLUMNS == 64, "a lane has eight codes of a value");
+    static_assert(!SCALED || COLUMNS == 64, "a lane has eight values of eight bits");
     float s[SIXTEENS][4];  // of 16 keys: key, head in the order (0, 0), (0, 1), (8, 0), (8, 1)
     float m[2], l[2];
     float part[COLUMNS / 16][4];
 
     // Scores as in `tile_scores`; keys from `seen` on are masked.
-    __device__ __forceinline__ void score(const u32 (&q)[HD / 16][2], const u8* keys, const float* key_scales, float scale, u32 seen) {
+    __device__ __forceinline__ void score(
+        const u32 (&q)[HD / 16][2], const u8* keys, const float* key_scales, float scale, u32 seen
+    ) {
         const int CHUNKS = BYTES / 64, STEPS = HD / 16 / CHUNKS;
         u32 lane = threadIdx.x % WARP, quad = lane % 4;
         u32 words[2][KEYS / 8][4];
@@ -52,7 +58,10 @@ struct Tile {
             for (int j = 0; j < KEYS / 8; ++j) {
                 u32* w = words[c % 2][j];
                 u32 from = smem_address(keys) + key_chunk<BYTES>(j * 8 + lane / 4, quad * CHUNKS + c);
-                asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+                asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                             : "r"(from)
+                             : "memory");
             }
         };
         load(0);
@@ -124,7 +133,8 @@ struct Tile {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
 #pragma unroll
-                for (int d = 4; d < WARP; d *= 2) sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(FULL, sum[h], d));
+                for (int d = 4; d < WARP; d *= 2)
+                    sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(FULL, sum[h], d));
                 l[h] = half == 0 ? sum[h] : __fadd_rn(l[h], sum[h]);
             }
         }
@@ -132,7 +142,9 @@ struct Tile {
 
     // The weights of all keys of the tile as right operands, times the scales of the warp's values.
     template <typename Sync>
-    __device__ __forceinline__ void share(Board& board, u32 side, const Sync& team_sync, const float* value_scales, u32 (&p)[4][2]) {
+    __device__ __forceinline__ void share(
+        Board& board, u32 side, const Sync& team_sync, const float* value_scales, u32 (&p)[4][2]
+    ) {
         u32 lane = threadIdx.x % WARP, quad = lane % 4;
 #pragma unroll
         for (int i = 0; i < SIXTEENS; ++i) {
@@ -149,7 +161,8 @@ struct Tile {
         }
         if constexpr (TEAM > 1) {
 #pragma unroll
-            for (int i = 0; i < SIXTEENS; ++i) board.weights[side * SIXTEENS + i][lane] = make_uint2(p[i][0], p[i][1]);
+            for (int i = 0; i < SIXTEENS; ++i)
+                board.weights[side * SIXTEENS + i][lane] = make_uint2(p[i][0], p[i][1]);
             if (lane < 4) board.l[side][quad] = make_float2(l[0], l[1]);
             team_sync();
 #pragma unroll
@@ -178,16 +191,22 @@ struct Tile {
 #pragma unroll
                 for (int t = 0; t < COLUMNS / 16; ++t) {
                     u32 columns[4];
-                    load_transposed(columns, smem_address(values) + value_place<FORMAT, COLUMNS>(row, 2 * t + lane / 8 % 2));
+                    load_transposed(
+                        columns,
+                        smem_address(values) + value_place<FORMAT, COLUMNS>(row, 2 * t + lane / 8 % 2)
+                    );
                     mma<false>(part[t], columns, p[k][0], p[k][1]);
                 }
             } else {
-                // A lane has eight neighbouring columns of keys k * 16 + 2 quad + {0, 1, 8, 9}, two for every product.
+                // A lane has eight neighbouring columns of keys k * 16 + 2 quad + {0, 1, 8, 9}, two for every
+                // MMA.
                 u32 rows[4][2];
 #pragma unroll
                 for (int r = 0; r < 4; ++r) {
                     u32 key = k * 16 + quad * 2 + r % 2 + r / 2 * 8;
-                    uint2 eight = *reinterpret_cast<const uint2*>(values + value_place<FORMAT, COLUMNS>(key, eighth / 2) + eighth % 2 * 8);
+                    uint2 eight = *reinterpret_cast<const uint2*>(
+                        values + value_place<FORMAT, COLUMNS>(key, eighth / 2) + eighth % 2 * 8
+                    );
                     rows[r][0] = bias_codes<FORMAT>(eight.x), rows[r][1] = bias_codes<FORMAT>(eight.y);
                 }
 #pragma unroll
@@ -196,7 +215,8 @@ struct Tile {
 #pragma unroll
                     for (int h = 0; h < 2; ++h) {
                         // Columns 2 t and 2 t + 1 of two keys, side by side.
-                        u32 four = __byte_perm(rows[2 * h][t / 2], rows[2 * h + 1][t / 2], t % 2 ? 0x7362 : 0x5140);
+                        u32 four =
+                            __byte_perm(rows[2 * h][t / 2], rows[2 * h + 1][t / 2], t % 2 ? 0x7362 : 0x5140);
                         columns[2 * h] = codes_f16<FORMAT, 0>(four);
                         columns[2 * h + 1] = codes_f16<FORMAT, 1>(four);
                     }
@@ -206,7 +226,7 @@ struct Tile {
         }
     }
 
-    // Leaves the warp's part of the result in shared memory: [head][HD columns, m, l, 2 empty].
+    // Writes the warp's part of the result in shared memory: [head][HD columns, m, l, 2 empty].
     __device__ __forceinline__ void leave(u32 side, u32 heads, float* to) const {
         u32 lane = threadIdx.x % WARP, eighth = lane / 4;
 #pragma unroll

@@ -1,4 +1,4 @@
-// The variants of the product with bf16 weights: see gemm_hopper.cuh.
+// The variants of the GEMM with bf16 weights: see gemm_hopper.cuh.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #include "gemm_hopper.cuh"
 

@@ -1,4 +1,4 @@
-// The variants of the product with weights in E4M3: see gemm_hopper.cuh.
+// The variants of the GEMM with weights in E4M3: see gemm_hopper.cuh.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #include "gemm_hopper.cuh"
 

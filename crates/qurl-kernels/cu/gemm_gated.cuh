@@ -1,9 +1,11 @@
-// Gates and ups in int8 with the tokens on the left: out[token, f] = silu(gate) * up, for up to 256 tokens.
+// Gate and up projections in int8 with the tokens on the left: out[token, f] = silu(gate) * up, for up to 256
+// tokens.
 //
-// In gemm_hopper.cuh the weights are the left operand, whose rows come in strips of 64, gates and ups in pairs of strips. With many
-// tokens that can be a bad number of tiles for the multiprocessors: 76 pairs of 0.5B for 132. Here the tokens are the left operand,
-// four warpgroups of 64, and a tile has some COLUMNS of gates and their ups as the right one: 40 make 122 tiles of 0.5B. A lane has the
-// gate and the up of a column, so results go from registers to memory. Sums of int8 are exact: the bits are those of all other forms.
+// In gemm_hopper.cuh the weights are the left operand, whose rows come in strips of 64, gate and up in pairs
+// of strips. With many tokens that can be a bad number of tiles for the SMs: 76 pairs of 0.5B for 132. Here
+// the tokens are the left operand, four warpgroups of 64, and a tile has some COLUMNS of gate and up
+// projections as the right one: 40 make 122 tiles of 0.5B. A lane has the gate and the up of a column, so
+// results go from registers to memory. Sums of int8 are exact: the bits are those of all other forms.
 #pragma once
 #include "gemm_hopper.cuh"
 
@@ -29,8 +31,9 @@ __device__ __forceinline__ float2 scaled_two(int s0, int s1, float x, float2 w) 
     return make_float2(__fmul_rn((float)s0, __fmul_rn(x, w.x)), __fmul_rn((float)s1, __fmul_rn(x, w.y)));
 }
 
-// Stores the results of a tile, whose sums lie as the tensor cores leave them: a lane has tokens `token + {0, 8}`, and of every eight
-// gates or ups two neighbours. `scales`: those of the tile's gates, then those of its ups.
+// Stores the results of a tile, whose sums lie as the tensor cores put them: a lane has tokens `token + {0,
+// 8}`, and of every eight gate or up projections two neighbours. `scales`: those of the tile's gate
+// projections, then those of its up ones.
 template <int COLUMNS>
 __device__ __forceinline__ void store_gated(
     const GemmArgs& a, const int (&d)[COLUMNS], const float* scales, u32 tile, u32 token, const float (&xs)[2]
@@ -39,7 +42,7 @@ __device__ __forceinline__ void store_gated(
     u32 width = a.n / 2, column = tile * COLUMNS + threadIdx.x % 4 * 2;
     const float2* ws = reinterpret_cast<const float2*>(scales) + threadIdx.x % 4;
     float* to = a.out + (u64)token * width + column;
-    u32 largest[2] = {0, 0};
+    u32 absmax[2] = {0, 0};
 #pragma unroll
     for (int b = 0; b < EIGHTS; ++b) {
         bool inside = column + 8 * b < width;
@@ -50,16 +53,16 @@ __device__ __forceinline__ void store_gated(
             float2 up = scaled_two(ups[0], ups[1], xs[r], ws[4 * (b + EIGHTS)]);
             float2 v = make_float2(silu_times(gate.x, up.x), silu_times(gate.y, up.y));
             write_two(to + 8 * r * (u64)width + 8 * b, v, inside && token + 8 * r < a.tokens);
-            if (inside) largest[r] = max(largest[r], max(magnitude_bits(v.x), magnitude_bits(v.y)));
+            if (inside) absmax[r] = max(absmax[r], max(magnitude_bits(v.x), magnitude_bits(v.y)));
         }
     }
     if (!a.absmax) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        largest[r] = max(largest[r], __shfl_xor_sync(FULL, largest[r], 1));
-        largest[r] = max(largest[r], __shfl_xor_sync(FULL, largest[r], 2));
-        bool tells = threadIdx.x % 4 == 0 && token + 8 * r < a.tokens;
-        if (tells) atomicMax(a.absmax + (token + 8 * r) * ABSMAX_STRIDE, largest[r]);
+        absmax[r] = max(absmax[r], __shfl_xor_sync(FULL, absmax[r], 1));
+        absmax[r] = max(absmax[r], __shfl_xor_sync(FULL, absmax[r], 2));
+        bool publishes = threadIdx.x % 4 == 0 && token + 8 * r < a.tokens;
+        if (publishes) atomicMax(a.absmax + (token + 8 * r) * ABSMAX_STRIDE, absmax[r]);
     }
 }
 
@@ -73,7 +76,8 @@ __device__ __forceinline__ void gemm_gated(const TensorMap& map, const GemmArgs&
     __shared__ float2 all_scales[WARPS][COLUMNS];
     u32 stages = (smem_address(dynamic) + 1023) & ~1023u;
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    u32 kb = a.k_blocks, width = a.n / 2, strips = (a.n + TILE_ROWS - 1) / TILE_ROWS, tiles = (width + COLUMNS - 1) / COLUMNS;
+    u32 kb = a.k_blocks, width = a.n / 2, strips = (a.n + TILE_ROWS - 1) / TILE_ROWS,
+        tiles = (width + COLUMNS - 1) / COLUMNS;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(smem_address(&full[s]), 1);
@@ -107,7 +111,8 @@ __device__ __forceinline__ void gemm_gated(const TensorMap& map, const GemmArgs&
                 for (u32 row = ups * width + tile * COLUMNS, left = COLUMNS; left > 0;) {
                     u32 some = min(left, TILE_ROWS - row % TILE_ROWS);
                     // Past the last strip it is read again; nothing of it is stored.
-                    const u8* from = a.weights + ((u64)min(row / TILE_ROWS, strips - 1) * kb + k) * TILE_BYTES;
+                    const u8* from =
+                        a.weights + ((u64)min(row / TILE_ROWS, strips - 1) * kb + k) * TILE_BYTES;
                     copy_weights(to, from + row % TILE_ROWS * 128, some * 128, barrier, policy);
                     row += some, left -= some, to += some * 128;
                 }
@@ -139,11 +144,13 @@ __device__ __forceinline__ void gemm_gated(const TensorMap& map, const GemmArgs&
             for (u32 k = 0; k < kb; ++k, ++done) {
                 u32 stage = done % STAGES, at = stages + stage * STAGE_BYTES;
                 barrier_wait(smem_address(&full[stage]), done / STAGES & 1);
-                multiply<INT8, 2 * COLUMNS>(d, operand(at + warp / 4 * TILE_BYTES), operand(at + Form::TOKEN_BYTES), 1);
-                finish_products<1>();
+                multiply<INT8, 2 * COLUMNS>(
+                    d, operand(at + warp / 4 * TILE_BYTES), operand(at + Form::TOKEN_BYTES), 1
+                );
+                finish_mmas<1>();
                 if (k > 0) release(done - 1);
             }
-            finish_products<0>();
+            finish_mmas<0>();
             release(done - 1);
 #pragma unroll
             for (int i = 0; i < COLUMNS; ++i) pin(d[i]);
@@ -155,9 +162,9 @@ __device__ __forceinline__ void gemm_gated(const TensorMap& map, const GemmArgs&
 }
 
 // One producer for weights, one for tokens.
-#define GATED(columns)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(Gated<columns>::WARPS * 32 + 64, 1)                                  \
-        gemm_int8_256_##columns##_GATED(GEMM_PARAMETERS) {                                                            \
-        GemmArgs args = GEMM_ARGUMENTS;                                                                               \
-        gemm_gated<columns>(map, args);                                                                               \
+#define GATED(columns)                                                               \
+    extern "C" __global__ void __launch_bounds__(Gated<columns>::WARPS * 32 + 64, 1) \
+        gemm_int8_256_##columns##_GATED(GEMM_PARAMETERS) {                           \
+        GemmArgs args = GEMM_ARGUMENTS;                                              \
+        gemm_gated<columns>(map, args);                                              \
     }

@@ -1,49 +1,54 @@
-// Products with packed weights on Hopper: out[token, n] = x[token, k] . w[n, k], for one token or thousands.
+// GEMMs with packed weights on Hopper: out[token, n] = x[token, k] . w[n, k], for one token or thousands.
 //
-// Decoding reads every weight once for a handful of tokens, so the kernel is built around the weight stream. Weights
-// lie packed in tiles of 64 rows x 128 bytes of k, already swizzled as the tensor cores want them, so a tile is one
-// 8 KB bulk copy. They are the left operand (64 rows of a wgmma), the tokens the right one (16..256 columns): the
-// result is computed transposed and no work is padded but to the next token tile. A block is two producers, a thread
-// for weights and one for tokens, which keep STAGES tiles in flight, and WG consumer warpgroups of 64 rows each. CL
-// blocks of a cluster work on neighbouring rows and share the activations by multicast, each loading a part.
+// Decoding reads every weight once for a handful of tokens, so the kernel is built around the weight stream.
+// Weights lie packed in tiles of 64 rows x 128 bytes of k, already swizzled as the tensor cores want them, so
+// a tile is one 8 KB bulk copy. They are the left operand (64 rows of a wgmma), the tokens the right one
+// (16..256 columns): the result is computed transposed and no work is padded but to the next token tile. A
+// block is two producers, a thread for weights and one for tokens, which keep STAGES tiles in flight, and WG
+// consumer warpgroups of 64 rows each. CL blocks of a cluster work on neighbouring rows and share the
+// activations by multicast, each loading a part.
 //
 // Schedules:
-//   STREAM  the matrix is cut into equal ranges of k-blocks of 256 rows, whatever the tiles. A range is two blocks of
-//           threads, one for each half of the rows. Ranges that meet in a tile leave their partial sums in memory, and
-//           each adds up some tokens, in order of k. The cut depends on (n, k) and the number of ranges, never on the
-//           tokens: neither do the bits.
+//   STREAM  the matrix is cut into equal ranges of k-blocks of 256 rows, whatever the tiles. A range is two
+//           blocks of threads, one for each half of the rows. Ranges that share a tile publish their partial
+//           sums in memory, and each adds up some tokens, in order of k (split-K reduction). The cut depends
+//           on (n, k) and the number of ranges, never on the tokens: neither do the bits.
 //   TILES   whole tiles, for many tokens.
-//   SPLIT   whole tiles, each by the blocks of a cluster, which have a part of k each and then some of the tokens: for few rows
-//           of many numbers. In floating point only where the parts are the ranges of STREAM, for the same bits.
-//   VIRTUAL whole tiles, but summed with the cuts of STREAM, for the same bits in floating point with many tokens.
+//   SPLIT   whole tiles, each by the blocks of a cluster, which have a part of k each and then some of the
+//           tokens: for few rows of many numbers. In floating point only where the parts are the ranges of
+//           STREAM, for the same bits.
+//   VIRTUAL whole tiles, but summed with the cuts of STREAM, for the same bits in floating point with many
+//           tokens.
 //
-// Weights do not depend on earlier kernels: launched with programmatic serialization, a block fills its stages with
-// them while the kernel before it still runs, a stream not faster than PACE.
+// Weights do not depend on earlier kernels: launched with programmatic serialization, a block fills its
+// stages with them while the kernel before it still runs, a stream not faster than PACE.
 #pragma once
-#include "gemm_meet.cuh"
+#include "gemm_split_k.cuh"
 #include "hopper.cuh"
 
 enum Schedule { STREAM, TILES, VIRTUAL, SPLIT };
 
-// Streams for few tokens take less than half of the registers: norms and roundings of rows then run beside them. They are there when
-// the product in front of them ends, and the weights of the one behind come meanwhile.
+// Streams for few tokens take less than half of the registers: norms and roundings of rows then run beside
+// them. They are there when the GEMM before them ends, and the weights of the next one come meanwhile.
 #define IS_LIGHT(tok, schedule) ((schedule) == STREAM && (tok) <= 64)
 
-// Nanoseconds from one early stage of a stream to the next. All at once would fill the queues of the memory, and the kernel in
-// front, short as it may be, is a chain of round trips through them.
+// Nanoseconds from one early stage of a stream to the next. All at once would fill the queues of the memory,
+// and the kernel before, short as it may be, is a chain of round trips through them.
 const u32 PACE = 450;
 
-// Whole tiles are taken by so many rows of tiles at a time: what runs at once then needs few weights and few tokens, and finds
-// them in the L2.
+// Whole tiles are taken by so many rows of tiles at a time: what runs at once then needs few weights and few
+// tokens, and finds them in the L2.
 #ifndef GROUP
 #define GROUP 8u
 #endif
 
-// ---- products -----------------------------------------------------------------------------------------------------
+// ---- MMAs -------------------------------------------------------------------------------------------------
 
 // d += 64 rows of weights . TOK tokens over 128 bytes of k; asynchronous.
 template <int FORMAT, int TOK>
-__device__ __forceinline__ void multiply(typename Sum<FORMAT>::type (&d)[TOK / 2], u64 wa, u64 xb, int go_on) {
+__device__ __forceinline__ void multiply(
+    typename Sum<FORMAT>::type (&d)[TOK / 2], u64 wa, u64 xb, int go_on
+) {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -56,37 +61,40 @@ __device__ __forceinline__ void multiply(typename Sum<FORMAT>::type (&d)[TOK / 2
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Nothing that uses sums may be moved in front of this.
+// Nothing that uses sums may be moved before this.
 __device__ __forceinline__ void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 __device__ __forceinline__ void pin(int& x) { asm volatile("" : "+r"(x)::"memory"); }
 
 template <int LEFT>
-__device__ __forceinline__ void finish_products() {
+__device__ __forceinline__ void finish_mmas() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// ---- the kernel --------------------------------------------------------------------------------------------------
+// ---- the kernel -------------------------------------------------------------------------------------------
 
 // Stages of a block in shared memory.
 template <int TOK, int WG>
 struct Shape {
     static const int STAGE_BYTES = WG * TILE_BYTES + TOK * 128;
-    static const int MOST = STAGE_KIB * 1024 / STAGE_BYTES;
-    static const int STAGES = MOST > MAX_STAGES ? MAX_STAGES : MOST;
+    static const int FITTING = STAGE_KIB * 1024 / STAGE_BYTES;
+    static const int STAGES = FITTING > MAX_STAGES ? MAX_STAGES : FITTING;
 };
 
-// The blocks of a cluster have the sums of a tile over parts of k. Each gets some stretches of tokens from all, itself included, where
-// its stages were, adds them up in order of k and has the results.
+// The blocks of a cluster have the sums of a tile over parts of k. Each gets some stretches of tokens from
+// all, itself included, where its stages were, adds them up in order of k and has the results.
 template <int FORMAT, int TOK, int CL, int WARPS>
 __device__ __forceinline__ void join(
-    const GemmArgs& a, const Finish<FORMAT, TOK>& finish, const typename Sum<FORMAT>::type (&d)[TOK / 2], u32 rank, u32 area, float* room
+    const GemmArgs& a, const Finish<FORMAT, TOK>& finish, const typename Sum<FORMAT>::type (&d)[TOK / 2],
+    u32 rank, u32 area, float* buffer
 ) {
     typedef typename Sum<FORMAT>::type S;
-    const int STEP = STRETCH, STRETCHES = TOK / STEP, MOST = (STRETCHES + CL - 1) / CL, QUADS = STEP / 8;
+    const int STEP = STRETCH, STRETCHES = TOK / STEP, MAX_OWN = (STRETCHES + CL - 1) / CL, QUADS = STEP / 8;
     auto first_of = [](u32 block) { return STRETCHES * block / CL; };
     // Where the sums of part `from` wait in the block that adds up the stretch, its `nth`.
     auto place = [&](u32 from, u32 nth) {
-        return area + (((from * MOST + nth) * WARPS + threadIdx.x / WARP) * QUADS * WARP + threadIdx.x % WARP) * 16;
+        return area +
+               (((from * MAX_OWN + nth) * WARPS + threadIdx.x / WARP) * QUADS * WARP + threadIdx.x % WARP) *
+                   16;
     };
     // Nobody needs stages any more.
     cluster_sync();
@@ -94,7 +102,9 @@ __device__ __forceinline__ void join(
     for (u32 stretch = 0; stretch < STRETCHES; ++stretch) {
         const u32 to = ((stretch + 1) * CL - 1) / STRETCHES;
         u32 there;
-        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(place(rank, stretch - first_of(to))), "r"(to));
+        asm("mapa.shared::cluster.u32 %0, %1, %2;"
+            : "=r"(there)
+            : "r"(place(rank, stretch - first_of(to))), "r"(to));
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) {
             const S* s = d + stretch * (STEP / 2) + 4 * q;
@@ -113,14 +123,16 @@ __device__ __forceinline__ void join(
                 S more[4];
                 receive(from + q * WARP * 16, more);
 #pragma unroll
-                for (int e = 0; e < 4; ++e) total[4 * q + e] = part == 0 ? more[e] : total[4 * q + e] + more[e];
+                for (int e = 0; e < 4; ++e)
+                    total[4 * q + e] = part == 0 ? more[e] : total[4 * q + e] + more[e];
             }
         }
         __syncwarp();
 #pragma unroll
-        for (int t = 0; t < STEP; t += 8) turn(room, t, total[t / 2], total[t / 2 + 1], total[t / 2 + 2], total[t / 2 + 3]);
+        for (int t = 0; t < STEP; t += 8)
+            transpose(buffer, t, total[t / 2], total[t / 2 + 1], total[t / 2 + 2], total[t / 2 + 3]);
         __syncwarp();
-        finish.template flush<STEP>(a, room, stretch * STEP);
+        finish.template flush<STEP>(a, buffer, stretch * STEP);
     }
 }
 
@@ -136,12 +148,14 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     const int ALIKE = SPLITS ? 1 : CL;
     // Of a thread when the block begins; producers then give some of theirs to the consumers.
     const int REGISTERS = IS_LIGHT(TOK, SCHEDULE) ? 80 : 168;
-    const int PRODUCER_REGISTERS = REGISTERS == 80 || FORMAT == FP8 || (STREAMS && TOK == 256) ? 40 : STREAMS || SPLITS || TOK == 192 ? 56 : 88;
+    const int PRODUCER_REGISTERS = REGISTERS == 80 || FORMAT == FP8 || (STREAMS && TOK == 256) ? 40
+                                   : STREAMS || SPLITS || TOK == 192                           ? 56
+                                                                                               : 88;
     static_assert(!STREAMS || (WG == 2 && CL <= SIDES), "a stream's tiles have 256 rows");
 
     extern __shared__ u8 dynamic[];
     __shared__ u64 full[STAGES], empty[STAGES];
-    __shared__ float4 rooms[WARPS * Room<TOK>::FLOATS / 4];
+    __shared__ float4 buffers[WARPS * WarpBuffer<TOK>::FLOATS / 4];
     u32 stages = (smem_address(dynamic) + 1023) & ~1023u;
     u32 warp = threadIdx.x / WARP;
     u32 rank = CL > 1 ? blockIdx.x % CL : 0;
@@ -185,7 +199,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
         }
         return w;
     };
-    // The 64 rows of a warpgroup: with gates the second takes their ups.
+    // The 64 rows of a warpgroup: with gating the second takes the up rows.
     auto strip_of = [&](u32 tile, u32 group) {
         u32 at = STREAMS ? tile * SIDES + blockIdx.x % SIDES : SPLITS ? tile : tile * CL + rank;
         return WG > 1 && a.gating != GATING_NONE ? at + group * (strips / 2) : at * WG + group;
@@ -198,7 +212,8 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
             w.k1 = min(kb, w.k0 + (w.end - w.at));
             w.at += w.k1 - w.k0;
         } else {
-            u32 first = w.at / (GROUP * token_tiles) * GROUP, nth = w.at % (GROUP * token_tiles), rows = min(GROUP, tiles - first);
+            u32 first = w.at / (GROUP * token_tiles) * GROUP, nth = w.at % (GROUP * token_tiles),
+                rows = min(GROUP, tiles - first);
             w.tile = first + nth % rows;
             w.token_tile = nth / rows;
             w.at += clusters;
@@ -208,8 +223,8 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
 
     if (warp >= WARPS) {
         if (WG > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-        // One thread asks for weights, early, and one for tokens when the kernel before has written them. Both wait until the
-        // consumers are through with a stage.
+        // One thread loads weights, early, and one for tokens when the kernel before has written them. Both
+        // wait until the consumers are through with a stage.
         auto each_stage = [&](auto use) {
             Walk w = start();
             for (u32 done = 0; next(w);) {
@@ -235,7 +250,9 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                     // Past the last rows the last ones are read again; nothing of them is stored.
                     u32 strip = min(strip_of(w.tile, g), strips - 1);
                     const u8* from = a.weights + ((u64)strip * kb + k) * TILE_BYTES;
-                    copy_weights(stages + stage * STAGE_BYTES + g * TILE_BYTES, from, TILE_BYTES, barrier, policy);
+                    copy_weights(
+                        stages + stage * STAGE_BYTES + g * TILE_BYTES, from, TILE_BYTES, barrier, policy
+                    );
                 }
                 if (STREAMS && done > 0 && done < STAGES && !*input) __nanosleep(PACE);
             });
@@ -250,15 +267,18 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
             });
         }
     } else {
-        if (WG > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((3 * REGISTERS - PRODUCER_REGISTERS) / 2 / 8 * 8));
+        if (WG > 1)
+            asm volatile(
+                "setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((3 * REGISTERS - PRODUCER_REGISTERS) / 2 / 8 * 8)
+            );
         asm volatile("griddepcontrol.wait;" ::: "memory");
         u32 group = warp / 4, lane = threadIdx.x % WARP;
         u32 done = 0;
-        // Lane b tells block b of the cluster that this warp is through with a stage.
+        // Lane b signals block b of the cluster that this warp is through with a stage.
         auto release = [&](u32 stage) {
             if (lane < ALIKE) barrier_arrive(smem_address(&empty[stage]), SPLITS ? rank : lane);
         };
-        float* room = reinterpret_cast<float*>(rooms) + warp * Room<TOK>::FLOATS;
+        float* buffer = reinterpret_cast<float*>(buffers) + warp * WarpBuffer<TOK>::FLOATS;
         u32 scales_of = ~0u;
         S d[TOK / 2];
         auto sum_up = [&](u32 from, u32 to) {
@@ -271,10 +291,11 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                 u32 at = stages + stage * STAGE_BYTES;
                 u64 wa = operand(at + group * TILE_BYTES), xb = operand(at + WG * TILE_BYTES);
                 if constexpr (FORMAT == FP8) {
-                    // The tensor cores keep only 14 bits or so of a sum of fp8 products: take it out after every block.
+                    // The tensor cores keep only 14 bits or so of a sum of fp8: it is taken out after every
+                    // block.
                     S block[TOK / 2];
                     multiply<FORMAT, TOK>(block, wa, xb, 0);
-                    finish_products<0>();
+                    finish_mmas<0>();
                     release(stage);
 #pragma unroll
                     for (int i = 0; i < TOK / 2; ++i) pin(block[i]);
@@ -282,12 +303,12 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                     for (int i = 0; i < TOK / 2; ++i) d[i] = k > from ? __fadd_rn(d[i], block[i]) : block[i];
                 } else {
                     multiply<FORMAT, TOK>(d, wa, xb, 1);
-                    finish_products<1>();
+                    finish_mmas<1>();
                     if (k > from) release((done - 1) % STAGES);
                 }
             }
             if constexpr (FORMAT != FP8) {
-                finish_products<0>();
+                finish_mmas<0>();
                 release((done - 1) % STAGES);
 #pragma unroll
                 for (int i = 0; i < TOK / 2; ++i) pin(d[i]);
@@ -296,13 +317,13 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
         Walk w = start();
         while (next(w)) {
             u32 row = strip_of(w.tile, group) * TILE_ROWS + warp % 4 * 16;
-            if (w.token_tile != scales_of) ask_for_scales<FORMAT, TOK>(a, w.token_tile * TOK, room);
+            if (w.token_tile != scales_of) prefetch_scales<FORMAT, TOK>(a, w.token_tile * TOK, buffer);
             scales_of = w.token_tile;
             Finish<FORMAT, TOK> finish;
-            finish.ask(a, row, room);
+            finish.prefetch(a, row, buffer);
             if (SCHEDULE == VIRTUAL) {
                 S total[TOK / 2];
-                // The cut of ups is that of their gates.
+                // The cut of up rows is that of their gate rows.
                 u32 base = (WG > 1 ? (w.tile * CL + rank) / SIDES : row / CUT_ROWS) * kb, from = 0;
                 for (u32 r = cut.holder(base); from < kb; ++r) {
                     u32 to = min(kb, cut.begin(r + 1) - base);
@@ -312,28 +333,30 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                     for (int i = 0; i < TOK / 2; ++i) total[i] = from == 0 ? d[i] : total[i] + d[i];
                     from = to;
                 }
-                finish.fetch(a, row, w.token_tile * TOK, room);
-                store<FORMAT, TOK>(a, finish, total, room);
+                finish.fetch(a, row, w.token_tile * TOK, buffer);
+                store<FORMAT, TOK>(a, finish, total, buffer);
             } else if constexpr (SPLITS) {
                 sum_up(w.k0, w.k1);
-                finish.fetch(a, row, w.token_tile * TOK, room);
-                join<FORMAT, TOK, CL, WARPS>(a, finish, d, rank, stages, room);
+                finish.fetch(a, row, w.token_tile * TOK, buffer);
+                join<FORMAT, TOK, CL, WARPS>(a, finish, d, rank, stages, buffer);
             } else {
-                Meeting meeting(cut, w.tile);
+                SplitTile split(cut, w.tile);
                 sum_up(w.k0, w.k1);
-                bool joins = STREAMS && meeting.first < meeting.last, adds = meeting.adders == 1 && range == meeting.first;
+                bool joins = STREAMS && split.first < split.last,
+                     adds = split.adders == 1 && range == split.first;
                 if (joins && !adds) {
-                    finish.fetch(a, row, w.token_tile * TOK, room);
-                    meet<FORMAT, TOK, WARPS>(a, finish, meeting, d, range, room);
+                    finish.fetch(a, row, w.token_tile * TOK, buffer);
+                    reduce_split_k<FORMAT, TOK, WARPS>(a, finish, split, d, range, buffer);
                 } else {
-                    if (joins) add_left<FORMAT, TOK, WARPS>(a, meeting, d);
-                    finish.fetch(a, row, w.token_tile * TOK, room);
-                    store<FORMAT, TOK>(a, finish, d, room);
+                    if (joins) add_published<FORMAT, TOK, WARPS>(a, split, d);
+                    finish.fetch(a, row, w.token_tile * TOK, buffer);
+                    store<FORMAT, TOK>(a, finish, d, buffer);
                 }
             }
         }
     }
-    // No block may end while another of its cluster still sends to it. Blocks that join sums have met twice: so do their producers.
+    // No block may end while another of its cluster still sends to it. Blocks that join sums have met twice:
+    // so do their producers.
     if (CL > 1 && !(SPLITS && warp < WARPS)) {
         __syncwarp();
         cluster_sync();
@@ -345,14 +368,15 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
 #define THREADS(wg) ((wg) > 1 ? (wg) * 128 + 128 : 192)
 // The compiler divides all registers by these threads: 168 for each of 384, 80 for each of 768.
 #define BOUND(tok, wg, schedule) (IS_LIGHT(tok, schedule) ? 768 : THREADS(wg))
-#define GEMM_PARAMETERS                                                                                              \
-    const __grid_constant__ TensorMap map, const u8 *weights, const float *w_scales, const float *x_scales,          \
-        const float *bias, float *out, uint4 *partials, int tokens, int n, int k_blocks, int ranges, int add,        \
-        int gating, u32 *absmax
-#define GEMM_ARGUMENTS {weights, w_scales, x_scales, bias, out, partials, tokens, n, k_blocks, ranges, add, gating, absmax}
-#define KERNEL(name, format, tok, wg, cl, schedule)                                                                  \
-    extern "C" __global__ void __cluster_dims__(cl, 1, 1) __launch_bounds__(BOUND(tok, wg, schedule), 1)             \
-        gemm_##name##_##tok##_##wg##_##cl##_##schedule(GEMM_PARAMETERS) {                                            \
-        GemmArgs args = GEMM_ARGUMENTS;                                                                              \
-        gemm<format, tok, wg, cl, schedule>(map, args);                                                              \
+#define GEMM_PARAMETERS                                                                                     \
+    const __grid_constant__ TensorMap map, const u8 *weights, const float *w_scales, const float *x_scales, \
+        const float *bias, float *out, uint4 *partials, int tokens, int n, int k_blocks, int ranges,        \
+        int add, int gating, u32 *absmax
+#define GEMM_ARGUMENTS \
+    {weights, w_scales, x_scales, bias, out, partials, tokens, n, k_blocks, ranges, add, gating, absmax}
+#define KERNEL(name, format, tok, wg, cl, schedule)                                                      \
+    extern "C" __global__ void __cluster_dims__(cl, 1, 1) __launch_bounds__(BOUND(tok, wg, schedule), 1) \
+        gemm_##name##_##tok##_##wg##_##cl##_##schedule(GEMM_PARAMETERS) {                                \
+        GemmArgs args = GEMM_ARGUMENTS;                                                                  \
+        gemm<format, tok, wg, cl, schedule>(map, args);                                                  \
     }

@@ -1,4 +1,4 @@
-// The variants of the product with weights in 8-bit integers: see gemm_hopper.cuh and gemm_gated.cuh.
+// The variants of the GEMM with weights in 8-bit integers: see gemm_hopper.cuh and gemm_gated.cuh.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #include "gemm_gated.cuh"
 

@@ -1,20 +1,22 @@
-// Products with packed weights on every tensor core since Ampere: out[token, n] = x[token, k] . w[n, k].
+// GEMMs with packed weights on every tensor core since Ampere: out[token, n] = x[token, k] . w[n, k].
 //
-// Takes the tiles of gemm_pack.cu as gemm_hopper.cuh does, with the instructions that older devices have: copies in the
-// background (cp.async) into a ring of stages, ldmatrix, mma. Weights are the left operand, tokens the right one.
+// Takes the tiles of gemm_pack.cu as gemm_hopper.cuh does, with the instructions that older devices have:
+// copies in the background (cp.async) into a ring of stages, ldmatrix, mma. Weights are the left operand,
+// tokens the right one.
 //
-// For few tokens the matrix is cut along k so that all multiprocessors have work; every cut leaves its sums in memory
-// and `finish` adds them up in order of k. For many tokens a block walks all cuts and adds them up in the same order.
-// The cuts depend on the matrix and the device alone, so a row's bits do not depend on the rows beside it.
+// For few tokens the matrix is cut along k (split-K) so that all SMs have work; every cut writes its sums to
+// memory and `finish` adds them up in order of k. For many tokens a block walks all cuts and adds them up in
+// the same order. The cuts depend on the matrix and the device alone, so a row's bits do not depend on the
+// rows beside it.
 //
-// fp8 codes become f16 on the way to the tensor core: exact, and their products are summed in f32.
+// fp8 becomes f16 before the tensor core: exact, with sums in f32.
 #include "common.cuh"
 #include "gemm_sums.cuh"
 #include "mma.cuh"
 
 const int TILE_BYTES = TILE_ROWS * TILE_DEPTH;
 
-struct Product {
+struct GemmMmaArgs {
     const u8* weights;      // [n / 64][k_blocks][64][128 bytes], swizzled
     const u8* x;            // [tokens][row_bytes]
     const float* w_scales;  // [n], or null
@@ -29,9 +31,11 @@ struct Product {
 
 __device__ __forceinline__ void mma_int8(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile(
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)
+    );
 }
 
 // d += a . b over 32 bytes of k.
@@ -41,15 +45,19 @@ __device__ __forceinline__ void multiply(S (&d)[4], const u32 (&a)[4], u32 b0, u
     if constexpr (FORMAT == INT8) mma_int8(d, a, b0, b1);
     if constexpr (FORMAT == FP8) {
         // Of four neighbours the even ones, then the odd ones: both operands alike.
-        mma_f16(d, f16_of_e4m3(a[0] << 8), f16_of_e4m3(a[1] << 8), f16_of_e4m3(a[2] << 8), f16_of_e4m3(a[3] << 8),
-                f16_of_e4m3(b0 << 8), f16_of_e4m3(b1 << 8));
-        mma_f16(d, f16_of_e4m3(a[0]), f16_of_e4m3(a[1]), f16_of_e4m3(a[2]), f16_of_e4m3(a[3]), f16_of_e4m3(b0),
-                f16_of_e4m3(b1));
+        mma_f16(
+            d, f16_of_e4m3(a[0] << 8), f16_of_e4m3(a[1] << 8), f16_of_e4m3(a[2] << 8), f16_of_e4m3(a[3] << 8),
+            f16_of_e4m3(b0 << 8), f16_of_e4m3(b1 << 8)
+        );
+        mma_f16(
+            d, f16_of_e4m3(a[0]), f16_of_e4m3(a[1]), f16_of_e4m3(a[2]), f16_of_e4m3(a[3]), f16_of_e4m3(b0),
+            f16_of_e4m3(b1)
+        );
     }
 }
 
 template <int FORMAT, typename S>
-__device__ __forceinline__ void finish_one(const Product& p, S sum, u32 token, u32 row) {
+__device__ __forceinline__ void finish_one(const GemmMmaArgs& p, S sum, u32 token, u32 row) {
     float v = (float)sum;
     if (FORMAT != BF16) v = __fmul_rn(v, __fmul_rn(p.x_scales[token], p.w_scales[row]));
     if (p.bias) v = __fadd_rn(v, p.bias[row]);
@@ -57,10 +65,10 @@ __device__ __forceinline__ void finish_one(const Product& p, S sum, u32 token, u
     *to = p.add ? __fadd_rn(*to, v) : v;
 }
 
-// A block of ROWS x TOK results by WR x WT warps. Its z-index is the cut it sums up, unless there is only one z: then
-// it takes all of them.
+// A block of ROWS x TOK results by WR x WT warps. Its z-index is the cut it sums up, unless there is only one
+// z: then it takes all of them.
 template <int FORMAT, int ROWS, int TOK, int WR, int WT, int STAGES>
-__device__ __forceinline__ void product(const Product& p) {
+__device__ __forceinline__ void gemm_mma(const GemmMmaArgs& p) {
     typedef typename Sum<FORMAT>::type S;
     const int THREADS = WR * WT * WARP;
     const int STAGE = (ROWS + TOK) * 128;
@@ -82,7 +90,9 @@ __device__ __forceinline__ void product(const Product& p) {
         for (int i = threadIdx.x; i < ROWS * 8; i += THREADS) {
             // Past the last rows the last ones are read again; nothing of them is stored.
             u32 strip = min(first_row / TILE_ROWS + i / (TILE_ROWS * 8), strips - 1);
-            copy_16(to + i * 16, p.weights + ((u64)strip * kb + k) * TILE_BYTES + i % (TILE_ROWS * 8) * 16, true);
+            copy_16(
+                to + i * 16, p.weights + ((u64)strip * kb + k) * TILE_BYTES + i % (TILE_ROWS * 8) * 16, true
+            );
         }
 #pragma unroll
         for (int i = threadIdx.x; i < TOK * 8; i += THREADS) {
@@ -167,13 +177,14 @@ __device__ __forceinline__ void product(const Product& p) {
             }
 }
 
-#define KERNEL(name, size, format, rows, tok, wr, wt, stages)                                                        \
-    extern "C" __global__ void __launch_bounds__(wr * wt * WARP) gemm_mma_##name##_##size(                           \
-        const u8* weights, const u8* x, const float* w_scales, const float* x_scales, const float* bias, float* out, \
-        float* partials, int tokens, int n, int row_bytes, int k_blocks, int splits, int add                         \
-    ) {                                                                                                              \
-        Product p = {weights, x, w_scales, x_scales, bias, out, partials, tokens, n, row_bytes, k_blocks, splits, add}; \
-        product<format, rows, tok, wr, wt, stages>(p);                                                               \
+#define KERNEL(name, size, format, rows, tok, wr, wt, stages)                                            \
+    extern "C" __global__ void __launch_bounds__(wr * wt * WARP) gemm_mma_##name##_##size(               \
+        const u8* weights, const u8* x, const float* w_scales, const float* x_scales, const float* bias, \
+        float* out, float* partials, int tokens, int n, int row_bytes, int k_blocks, int splits, int add \
+    ) {                                                                                                  \
+        GemmMmaArgs p = {weights, x, w_scales,  x_scales, bias,   out, partials,                         \
+                         tokens,  n, row_bytes, k_blocks, splits, add};                                  \
+        gemm_mma<format, rows, tok, wr, wt, stages>(p);                                                  \
     }
 #define KERNELS(name, format)                     \
     KERNEL(name, few, format, 64, 16, 4, 1, 6)    \
@@ -185,7 +196,7 @@ KERNELS(fp8, FP8)
 
 // Adds up what the cuts left, in order of k; a thread for every result.
 template <int FORMAT>
-__device__ __forceinline__ void finish(const Product& p) {
+__device__ __forceinline__ void finish(const GemmMmaArgs& p) {
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x, count = (u64)p.tokens * p.n;
     if (i >= count) return;
     typename Sum<FORMAT>::type sum, part;
@@ -197,13 +208,14 @@ __device__ __forceinline__ void finish(const Product& p) {
     finish_one<FORMAT>(p, sum, i / p.n, i % p.n);
 }
 
-#define FINISH(name, format)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256) gemm_mma_##name##_finish(                                     \
-        const float* w_scales, const float* x_scales, const float* bias, float* out, float* partials, int tokens,   \
-        int n, int splits, int add                                                                                  \
-    ) {                                                                                                             \
-        Product p = {nullptr, nullptr, w_scales, x_scales, bias, out, partials, tokens, n, 0, 0, splits, add};      \
-        finish<format>(p);                                                                                          \
+#define FINISH(name, format)                                                                          \
+    extern "C" __global__ void __launch_bounds__(256) gemm_mma_##name##_finish(                       \
+        const float* w_scales, const float* x_scales, const float* bias, float* out, float* partials, \
+        int tokens, int n, int splits, int add                                                        \
+    ) {                                                                                               \
+        GemmMmaArgs p = {nullptr, nullptr, w_scales, x_scales, bias,   out, partials,                 \
+                         tokens,  n,       0,        0,        splits, add};                          \
+        finish<format>(p);                                                                            \
     }
 FINISH(bf16, BF16)
 FINISH(int8, INT8)

@@ -1,5 +1,5 @@
-// Packs rows of weights (bf16 or 8-bit codes) into the tiles that the products read: [n / 64][k-block][64 rows][128
-// bytes], the 16-byte chunk c of row r at chunk c ^ (r % 8), rows and columns past the end zero.
+// Packs rows of weights (bf16 or eight bits) into the tiles that the GEMMs read: [n / 64][k-block][64
+// rows][128 bytes], the 16-byte chunk c of row r at chunk c ^ (r % 8), rows and columns past the end zero.
 #include "common.cuh"
 
 // One thread moves one chunk.

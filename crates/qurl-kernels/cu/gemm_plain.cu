@@ -1,8 +1,8 @@
-// GEMMs of any shape and format with plain arithmetic: the reference, and the way for shapes that the tensor-core kernels
-// do not take.
+// GEMMs of any shape and format with plain arithmetic: the reference, and the way for shapes that the
+// tensor-core kernels do not take.
 //
-// out[m, n] (+)= sum_k a(m, k) b(n, k), operands addressed by strides, so that forward, input gradient and weight
-// gradient are one kernel. An element is one chain over k, whatever the tile.
+// out[m, n] (+)= sum_k a(m, k) b(n, k), operands addressed by strides, so that forward, input gradient and
+// weight gradient are one kernel. An element is one chain over k, whatever the tile.
 #include "common.cuh"
 
 #define DEPTH 16
@@ -11,19 +11,25 @@ template <typename T>
 struct Number {
     typedef float Sum;
     static __device__ __forceinline__ float load(const T* p) { return *p; }
-    static __device__ __forceinline__ float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+    static __device__ __forceinline__ float multiply_add(float a, float b, float c) {
+        return __fmaf_rn(a, b, c);
+    }
 };
 template <>
 struct Number<u16> {
     typedef float Sum;
     static __device__ __forceinline__ float load(const u16* p) { return bf16_value(*p); }
-    static __device__ __forceinline__ float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+    static __device__ __forceinline__ float multiply_add(float a, float b, float c) {
+        return __fmaf_rn(a, b, c);
+    }
 };
 template <>
 struct Number<u8> {
     typedef float Sum;
     static __device__ __forceinline__ float load(const u8* p) { return e4m3_value(*p); }
-    static __device__ __forceinline__ float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+    static __device__ __forceinline__ float multiply_add(float a, float b, float c) {
+        return __fmaf_rn(a, b, c);
+    }
 };
 template <>
 struct Number<i8> {
@@ -33,9 +39,10 @@ struct Number<i8> {
 };
 
 template <typename T>
-__device__ __forceinline__ void gemm_plain(const T* a, u64 a_m, u64 a_k, const T* b, u64 b_n, u64 b_k, u32 m, u32 n, u32 k,
-                                        const float* row_scales, const float* column_scales, const float* bias, u32 add,
-                                        float* out) {
+__device__ __forceinline__ void gemm_plain(
+    const T* a, u64 a_m, u64 a_k, const T* b, u64 b_n, u64 b_k, u32 m, u32 n, u32 k, const float* row_scales,
+    const float* column_scales, const float* bias, u32 add, float* out
+) {
     typedef typename Number<T>::Sum Sum;
     __shared__ Sum left[DEPTH][PLAIN_TILE + 1], right[DEPTH][PLAIN_TILE + 1];
     u32 row0 = blockIdx.y * PLAIN_TILE, column0 = blockIdx.x * PLAIN_TILE;
@@ -83,12 +90,12 @@ __device__ __forceinline__ void gemm_plain(const T* a, u64 a_m, u64 a_k, const T
     }
 }
 
-#define GEMM(name, T)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256) gemm_plain_##name(                                           \
-        const T* a, u64 a_m, u64 a_k, const T* b, u64 b_n, u64 b_k, u32 m, u32 n, u32 k, const float* row_scales,  \
-        const float* column_scales, const float* bias, u32 add, float* out                                         \
-    ) {                                                                                                            \
-        gemm_plain<T>(a, a_m, a_k, b, b_n, b_k, m, n, k, row_scales, column_scales, bias, add, out);               \
+#define GEMM(name, T)                                                                                \
+    extern "C" __global__ void __launch_bounds__(256) gemm_plain_##name(                             \
+        const T* a, u64 a_m, u64 a_k, const T* b, u64 b_n, u64 b_k, u32 m, u32 n, u32 k,             \
+        const float* row_scales, const float* column_scales, const float* bias, u32 add, float* out  \
+    ) {                                                                                              \
+        gemm_plain<T>(a, a_m, a_k, b, b_n, b_k, m, n, k, row_scales, column_scales, bias, add, out); \
     }
 
 GEMM(f32, float)

@@ -1,52 +1,57 @@
-// The results of a product on Hopper on their way to memory: see gemm_hopper.cuh.
+// The epilogue of a GEMM on Hopper: see gemm_hopper.cuh.
 //
-// Sums lie in registers as the tensor cores leave them, 16 rows of weights by all tokens in a warp. They are turned around
-// in a small room of the warp in shared memory, scaled, and written in runs of 16 rows.
+// Sums lie in registers as the tensor cores put them, 16 rows of weights by all tokens in a warp. They are
+// transposed in a small buffer of the warp in shared memory, scaled, and written in runs of 16 rows.
 #pragma once
 #include "common.cuh"
 #include "gemm_sums.cuh"
 #include "mma.cuh"
 
-// Rows may be gates, and behind them as many ups. A block that has gates then has their ups, too, and cuts their sums alike; with
-// GATING_SWIGLU they become silu(gate) * up. Where training wants both, they have the same bits GATING_PAIRED.
+// Rows may be gate projections, then as many up projections. A block that has gate rows then has their up
+// rows, too, and cuts their sums alike; with GATING_SWIGLU they become silu(gate) * up. Where training wants
+// both, they have the same bits GATING_PAIRED.
 
 struct GemmArgs {
     const u8* weights;       // [n / 64][k_blocks][64][128 bytes]
     const float* w_scales;   // [n], or null
     const float* x_scales;   // [tokens], or null
     const float* bias;       // [n], or null; none with GATING_SWIGLU
-    float* out;              // [tokens, n]; with GATING_SWIGLU [tokens, n / 2], in bf16 if the product is
+    float* out;              // [tokens, n]; with GATING_SWIGLU [tokens, n / 2], in bf16 if the GEMM is
     uint4* partials;         // STREAM: partial sums; EMPTY between kernels
     int tokens, n, k_blocks;
     int ranges;              // STREAM, VIRTUAL: the number of ranges
     int add;                 // out += instead of out =
     int gating;              // what the rows are
-    u32* absmax;             // with GATING_SWIGLU: that of every token's results, [tokens][ABSMAX_STRIDE], or null
+    u32* absmax;  // with GATING_SWIGLU: that of every token's results, [tokens][ABSMAX_STRIDE], or null
 };
 
 // A warp transposes STRETCH tokens in shared memory at a time; the padded length of their rows there.
-const int TURN_ROW = 20;
+const int STRETCH_ROW = 20;
 
 template <int TOK>
-struct Room {
+struct WarpBuffer {
     static const int STEP = TOK < STRETCH ? TOK : STRETCH;
-    // A warp's place to turn sums around, the scales of all tokens, and what its 16 rows are finished with.
-    static const int TOKEN_SCALES = STEP * TURN_ROW, ROW_SCALES = TOKEN_SCALES + TOK, ROW_OTHERS = ROW_SCALES + 16;
+    // A warp's place to transpose sums, the scales of all tokens, and what its 16 rows are finished with.
+    static const int TOKEN_SCALES = STEP * STRETCH_ROW, ROW_SCALES = TOKEN_SCALES + TOK,
+                     ROW_OTHERS = ROW_SCALES + 16;
     static const int FLOATS = ROW_OTHERS + 16;
 };
 
-// Asks for the scales of a token tile, which come into a warp's room.
+// Prefetches the scales of a token tile into a warp's buffer.
 template <int FORMAT, int TOK>
-__device__ __forceinline__ void ask_for_scales(const GemmArgs& a, u32 token, float* room) {
+__device__ __forceinline__ void prefetch_scales(const GemmArgs& a, u32 token, float* buffer) {
     if (FORMAT == BF16) return;
     __syncwarp();
     for (u32 t = threadIdx.x % WARP; t < TOK; t += WARP) {
-        copy_4(smem_address(room + Room<TOK>::TOKEN_SCALES + t), a.x_scales + token + t, token + t < a.tokens);
+        copy_4(
+            smem_address(buffer + WarpBuffer<TOK>::TOKEN_SCALES + t), a.x_scales + token + t,
+            token + t < a.tokens
+        );
     }
 }
 
-// Stores or adds four numbers at once; one addition per element, so its order cannot vary. (Left to the compiler, stores of four
-// numbers became four stores, each a part of a sector.)
+// Stores or adds four numbers at once; one addition per element, so its order cannot vary. (Left to the
+// compiler, stores of four numbers became four stores, each a part of a sector.)
 __device__ __forceinline__ void write_four(float* to, float4 v, bool store, bool add) {
     asm volatile(
         "{\n"
@@ -69,32 +74,41 @@ __device__ __forceinline__ void write_four_bf16(u16* to, float4 v, bool store) {
         "r"(bf16_two(v.x, v.y)), "r"(bf16_two(v.z, v.w)), "r"((int)store));
 }
 
-// What a lane needs to finish results: it takes tokens lane / 4 + {0, 8, ..}, and of the warp's 16 rows four neighbours.
+// What a lane needs to finish results: it takes tokens lane / 4 + {0, 8, ..}, and of the warp's 16 rows four
+// neighbours.
 template <int FORMAT, int TOK>
 struct Finish {
     float ws[4];
-    float other[4];  // bias, or the scales of the ups: with GATING_SWIGLU there is no bias
+    float other[4];  // bias, or the scales of the up rows: with GATING_SWIGLU there is no bias
     u32 width, row;
     int left;  // tokens from the lane's first on, if it has rows
     u64 place;
 
-    // With gates the second warpgroup has their ups.
-    static __device__ __forceinline__ bool has_ups() { return threadIdx.x >= 128; }
+    // With gating the second warpgroup has the up rows.
+    static __device__ __forceinline__ bool is_up() { return threadIdx.x >= 128; }
 
-    // With GATING_SWIGLU `row` is that of the gates also for warps that have the ups.
+    // With GATING_SWIGLU `row` is that of the gate projection also for warps that have the up rows.
     static __device__ u32 own_row(const GemmArgs& a, u32 first_row) {
-        return a.gating == GATING_SWIGLU && has_ups() ? first_row - a.n / 2 : first_row;
+        return a.gating == GATING_SWIGLU && is_up() ? first_row - a.n / 2 : first_row;
     }
 
-    // Asks for what the rows are finished with, before their sums are there: the scales of 16 rows, and those of their ups or
-    // the bias. `fetch` waits for them, and must before the next tile asks, even if nothing of this one is stored.
-    static __device__ void ask(const GemmArgs& a, u32 first_row, float* room) {
-        u32 lane = threadIdx.x % WARP, row = own_row(a, first_row) + lane % 16, width = a.gating == GATING_SWIGLU ? a.n / 2 : a.n;
-        const float* from = lane >= 16 && a.gating != GATING_SWIGLU ? a.bias : FORMAT == BF16 ? nullptr : a.w_scales;
-        if (from) copy_4(smem_address(room + Room<TOK>::ROW_SCALES + lane), from + (lane >= 16 && a.gating == GATING_SWIGLU ? width : 0) + row, row < width);
+    // Prefetches what the rows are finished with, before their sums are there: the scales of 16 rows, and
+    // those of their up rows or the bias. `fetch` waits for them, and must before the next tile prefetches,
+    // even if nothing of this one is stored.
+    static __device__ void prefetch(const GemmArgs& a, u32 first_row, float* buffer) {
+        u32 lane = threadIdx.x % WARP, row = own_row(a, first_row) + lane % 16,
+            width = a.gating == GATING_SWIGLU ? a.n / 2 : a.n;
+        const float* from = lane >= 16 && a.gating != GATING_SWIGLU ? a.bias
+                            : FORMAT == BF16                        ? nullptr
+                                                                    : a.w_scales;
+        if (from)
+            copy_4(
+                smem_address(buffer + WarpBuffer<TOK>::ROW_SCALES + lane),
+                from + (lane >= 16 && a.gating == GATING_SWIGLU ? width : 0) + row, row < width
+            );
     }
 
-    __device__ void fetch(const GemmArgs& a, u32 first_row, u32 token, const float* room) {
+    __device__ void fetch(const GemmArgs& a, u32 first_row, u32 token, const float* buffer) {
         row = own_row(a, first_row);
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
         width = a.gating == GATING_SWIGLU ? a.n / 2 : a.n;
@@ -103,13 +117,13 @@ struct Finish {
             __syncwarp();
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                ws[e] = FORMAT != BF16 ? room[Room<TOK>::ROW_SCALES + quad * 4 + e] : 1.0f;
-                other[e] = room[Room<TOK>::ROW_OTHERS + quad * 4 + e];
+                ws[e] = FORMAT != BF16 ? buffer[WarpBuffer<TOK>::ROW_SCALES + quad * 4 + e] : 1.0f;
+                other[e] = buffer[WarpBuffer<TOK>::ROW_OTHERS + quad * 4 + e];
             }
         }
         place = (u64)(token + eighth) * width + row + quad * 4;
-        // Gates end where ups begin: past the last pair of strips a block would have some of those.
-        u32 end = a.gating == GATING_PAIRED && !has_ups() ? a.n / 2 : width;
+        // Gate rows end where up rows begin: past the last pair of strips a block would have some of those.
+        u32 end = a.gating == GATING_PAIRED && !is_up() ? a.n / 2 : width;
         left = row + quad * 4 < end ? (int)(a.tokens - token - eighth) : 0;
     }
 
@@ -126,17 +140,23 @@ struct Finish {
         return make_float4(v[0], v[1], v[2], v[3]);
     }
 
-    // Writes tokens from `first` on, which lie in the warp's room from its token `at` on: COUNT, or the first `some` of them.
+    // Writes tokens from `first` on, which lie in the warp's buffer from its token `at` on: COUNT, or the
+    // first `some` of them.
     template <int COUNT>
-    __device__ void flush(const GemmArgs& a, float* room, u32 first, u32 at = 0, int some = COUNT) const {
-        if (a.gating == GATING_SWIGLU) return flush_gated<COUNT>(a, room, first, at, some);
+    __device__ void flush(const GemmArgs& a, float* buffer, u32 first, u32 at = 0, int some = COUNT) const {
+        if (a.gating == GATING_SWIGLU) return flush_gated<COUNT>(a, buffer, first, at, some);
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
-        const float* from = room + (at + eighth) * TURN_ROW + quad * 4;
-        const float* xs = room + Room<TOK>::TOKEN_SCALES + first + eighth;
+        const float* from = buffer + (at + eighth) * STRETCH_ROW + quad * 4;
+        const float* xs = buffer + WarpBuffer<TOK>::TOKEN_SCALES + first + eighth;
         float* to = a.out + place + (u64)first * width;
         auto result = [&](int t) {
-            float4 v = scaled(*reinterpret_cast<const float4*>(from + t * TURN_ROW), ws, FORMAT != BF16 ? xs[t] : 1.0f);
-            float4 more = make_float4(__fadd_rn(v.x, other[0]), __fadd_rn(v.y, other[1]), __fadd_rn(v.z, other[2]), __fadd_rn(v.w, other[3]));
+            float4 v = scaled(
+                *reinterpret_cast<const float4*>(from + t * STRETCH_ROW), ws, FORMAT != BF16 ? xs[t] : 1.0f
+            );
+            float4 more = make_float4(
+                __fadd_rn(v.x, other[0]), __fadd_rn(v.y, other[1]), __fadd_rn(v.z, other[2]),
+                __fadd_rn(v.w, other[3])
+            );
             return a.bias ? more : v;
         };
         if (a.n % 4 != 0) {
@@ -144,7 +164,8 @@ struct Finish {
             for (int t = 0; t < min(COUNT, some) && left > (int)first + t; t += 8, to += 8 * (u64)width) {
                 float4 v = result(t);
                 float one[4] = {v.x, v.y, v.z, v.w};
-                for (int e = 0; e < 4 && row + quad * 4 + e < a.n; ++e) to[e] = a.add ? __fadd_rn(to[e], one[e]) : one[e];
+                for (int e = 0; e < 4 && row + quad * 4 + e < a.n; ++e)
+                    to[e] = a.add ? __fadd_rn(to[e], one[e]) : one[e];
             }
             return;
         }
@@ -155,46 +176,56 @@ struct Finish {
         }
     }
 
-    // A warp of the first group has the gates, the same warp of the second their ups. Each takes half of the tokens. Gates and ups
-    // come in whole tiles: a token that is there has all 16 rows.
+    // A warp of the first group has the gate rows, the same warp of the second their up rows. Each takes half
+    // of the tokens. They come in whole tiles: a token that is there has all 16 rows.
     template <int COUNT>
-    __device__ void flush_gated(const GemmArgs& a, float* room, u32 first, u32 at, int some) const {
+    __device__ void flush_gated(const GemmArgs& a, float* buffer, u32 first, u32 at, int some) const {
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
-        u32 half = has_ups() ? COUNT / 2 : 0;
-        const float* gates = (has_ups() ? room - 4 * Room<TOK>::FLOATS : room) + (at + half + eighth) * TURN_ROW + quad * 4;
-        const float* xs = room + Room<TOK>::TOKEN_SCALES + first + half + eighth;
+        u32 half = is_up() ? COUNT / 2 : 0;
+        const float* gate = (is_up() ? buffer - 4 * WarpBuffer<TOK>::FLOATS : buffer) +
+                            (at + half + eighth) * STRETCH_ROW + quad * 4;
+        const float* xs = buffer + WarpBuffer<TOK>::TOKEN_SCALES + first + half + eighth;
         u64 to = place + (u64)(first + half) * width;
-        u32 largest[COUNT / 16];
+        u32 absmax[COUNT / 16];
         pair_sync();
 #pragma unroll
-        for (int t = 0; t < COUNT / 2; t += 8, gates += 8 * TURN_ROW, to += 8 * (u64)width) {
+        for (int t = 0; t < COUNT / 2; t += 8, gate += 8 * STRETCH_ROW, to += 8 * (u64)width) {
             bool has = (int)half + t < some && left > (int)(first + half) + t;
-            float4 v = gated(gates, FORMAT != BF16 ? xs[t] : 1.0f);
+            float4 v = gated(gate, FORMAT != BF16 ? xs[t] : 1.0f);
             if (FORMAT == BF16) {
                 write_four_bf16(reinterpret_cast<u16*>(a.out) + to, v, has);
             } else {
                 write_four(a.out + to, v, has, false);
-                largest[t / 8] = max(max(magnitude_bits(v.x), magnitude_bits(v.y)), max(magnitude_bits(v.z), magnitude_bits(v.w)));
+                absmax[t / 8] =
+                    max(max(magnitude_bits(v.x), magnitude_bits(v.y)),
+                        max(magnitude_bits(v.z), magnitude_bits(v.w)));
             }
         }
         if (FORMAT != BF16 && a.absmax) {
 #pragma unroll
             for (int t = 0; t < COUNT / 2; t += 8) {
-                u32 row_largest = largest[t / 8];
-                row_largest = max(row_largest, __shfl_xor_sync(FULL, row_largest, 1));
-                row_largest = max(row_largest, __shfl_xor_sync(FULL, row_largest, 2));
-                bool tells = quad == 0 && (int)half + t < some && left > (int)(first + half) + t;
-                if (tells) atomicMax(a.absmax + (u64)(a.tokens - left + first + half + t) * ABSMAX_STRIDE, row_largest);
+                u32 row_absmax = absmax[t / 8];
+                row_absmax = max(row_absmax, __shfl_xor_sync(FULL, row_absmax, 1));
+                row_absmax = max(row_absmax, __shfl_xor_sync(FULL, row_absmax, 2));
+                bool publishes = quad == 0 && (int)half + t < some && left > (int)(first + half) + t;
+                if (publishes)
+                    atomicMax(
+                        a.absmax + (u64)(a.tokens - left + first + half + t) * ABSMAX_STRIDE, row_absmax
+                    );
             }
         }
         pair_sync();
     }
 
-    // The results of four gates and their ups.
-    __device__ __forceinline__ float4 gated(const float* gates, float x_scale) const {
-        float4 gate = scaled(*reinterpret_cast<const float4*>(gates), ws, x_scale);
-        float4 up = scaled(*reinterpret_cast<const float4*>(gates + 4 * Room<TOK>::FLOATS), other, x_scale);
-        return make_float4(silu_times(gate.x, up.x), silu_times(gate.y, up.y), silu_times(gate.z, up.z), silu_times(gate.w, up.w));
+    // The results of four gate and up projections.
+    __device__ __forceinline__ float4 gated(const float* sums, float x_scale) const {
+        float4 gate = scaled(*reinterpret_cast<const float4*>(sums), ws, x_scale);
+        float4 up =
+            scaled(*reinterpret_cast<const float4*>(sums + 4 * WarpBuffer<TOK>::FLOATS), other, x_scale);
+        return make_float4(
+            silu_times(gate.x, up.x), silu_times(gate.y, up.y), silu_times(gate.z, up.z),
+            silu_times(gate.w, up.w)
+        );
     }
 
     // Waits for the warp of the other group.
@@ -205,23 +236,24 @@ struct Finish {
 
 // Turns sums of 8 tokens around: a lane has rows lane / 4 + {0, 8} of tokens 2 (lane % 4) + {0, 1}.
 template <typename S>
-__device__ __forceinline__ void turn(float* room, int token, S s0, S s1, S s2, S s3) {
+__device__ __forceinline__ void transpose(float* buffer, int token, S s0, S s1, S s2, S s3) {
     u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
-    float* to = room + (token + quad * 2) * TURN_ROW + eighth;
+    float* to = buffer + (token + quad * 2) * STRETCH_ROW + eighth;
     to[0] = sum_bits(s0);
-    to[TURN_ROW] = sum_bits(s1);
+    to[STRETCH_ROW] = sum_bits(s1);
     to[8] = sum_bits(s2);
-    to[TURN_ROW + 8] = sum_bits(s3);
+    to[STRETCH_ROW + 8] = sum_bits(s3);
 }
 
-// Stores the sums of 16 rows of one warp. They go through `room`, so that memory is written in runs of 16
-// rows, in a short loop: writing them from where they are took longer than the product itself, thousands
+// Stores the sums of 16 rows of one warp. They go through `buffer`, so that memory is written in runs of 16
+// rows, in a short loop: writing them from where they are took longer than the GEMM itself, thousands
 // of instructions that run once.
 template <int FORMAT, int TOK>
 __device__ __forceinline__ void store(
-    const GemmArgs& a, const Finish<FORMAT, TOK>& finish, typename Sum<FORMAT>::type (&d)[TOK / 2], float* room
+    const GemmArgs& a, const Finish<FORMAT, TOK>& finish, typename Sum<FORMAT>::type (&d)[TOK / 2],
+    float* buffer
 ) {
-    const int STEP = Room<TOK>::STEP;
+    const int STEP = WarpBuffer<TOK>::STEP;
 #pragma unroll(TOK > 64 ? 1 : 2)
     for (int first = 0; first < TOK; first += STEP) {
         __syncwarp();
@@ -232,10 +264,10 @@ __device__ __forceinline__ void store(
 #pragma unroll
             for (int t = 0; t < STEP; t += 8) {
                 int i = (f + t) / 2;
-                turn(room, t, d[i], d[i + 1], d[i + 2], d[i + 3]);
+                transpose(buffer, t, d[i], d[i + 1], d[i + 2], d[i + 3]);
             }
         }
         __syncwarp();
-        finish.template flush<STEP>(a, room, first);
+        finish.template flush<STEP>(a, buffer, first);
     }
 }

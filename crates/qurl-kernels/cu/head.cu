@@ -1,11 +1,13 @@
-// The log-probability head: rows of logits are reduced chunk by chunk, the chunks of a row joined in a fixed order.
+// The log-probability head: rows of logits are reduced chunk by chunk, the chunks of a row joined in a fixed
+// order.
 #include "common.cuh"
 #include "mma.cuh"
 
 // A warp sums up a chunk of the vocabulary, in fours.
 #define FOURS (HEAD_CHUNK / WARP / 4)
 
-// Scales the logits of a row and chunk in place (by the row's own factor where there are several) and sums them up.
+// Scales the logits of a row and chunk in place (by the row's own factor where there are several) and sums
+// them up.
 extern "C" __global__ void __launch_bounds__(HEAD_THREADS) reduce_logits(
     float* logits, u32 vocabulary, u32 rows, u32 chunks, float factor, const float* factors, Partial* partials
 ) {
@@ -49,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(HEAD_THREADS) reduce_logits(
     }
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) best = fmaxf(best, __shfl_xor_sync(FULL, best, d));
-    // A number that is not finite makes a sum that is none either. Behind the last column there is nothing to add.
+    // A number that is not finite makes a sum that is none either. After the last column there is nothing to
+    // add.
     float total = 0.0f, weighted = 0.0f;
     u32 place = HEAD_CHUNK;
 #pragma unroll
@@ -59,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(HEAD_THREADS) reduce_logits(
 #pragma unroll
         for (u32 e = 0; e < 4; ++e) {
             if (!aligned && i + e >= count) break;
-            float shifted = __fsub_rn(v[j][e], best), exponential = exp2_fast(__fmul_rn(shifted, 1.44269504088896340736f));
+            float shifted = __fsub_rn(v[j][e], best),
+                  exponential = exp2_fast(__fmul_rn(shifted, 1.44269504088896340736f));
             total = __fadd_rn(total, exponential);
             weighted = __fmaf_rn(exponential, shifted, weighted);
             if (v[j][e] == best) place = min(place, i + e);
@@ -72,10 +76,11 @@ extern "C" __global__ void __launch_bounds__(HEAD_THREADS) reduce_logits(
     if (lane == 0) partials[at] = Partial{best, first + (place < HEAD_CHUNK ? place : 0), total, weighted};
 }
 
-// Log-probability of the target, entropy, likeliest token and logarithm of the denominator; a warp a row.
-extern "C" __global__ void __launch_bounds__(WARP)
-    score_rows(const float* logits, u32 vocabulary, u32 chunks, const Partial* partials, const u32* targets, float* logp,
-               float* entropy, u32* argmax, float* lse) {
+// Log-probability of the target, entropy, argmax and logarithm of the denominator; a warp a row.
+extern "C" __global__ void __launch_bounds__(WARP) score_rows(
+    const float* logits, u32 vocabulary, u32 chunks, const Partial* partials, const u32* targets, float* logp,
+    float* entropy, u32* argmax, float* lse
+) {
     u32 row = blockIdx.x;
     Distribution d = join_partials(partials + (u64)row * chunks, chunks);
     if (threadIdx.x == 0) {
@@ -87,8 +92,10 @@ extern "C" __global__ void __launch_bounds__(WARP)
 }
 
 // dL/dlogits = -p (g + e (log p + H)) / T, and + g / T for the target, from unscaled logits.
-__device__ __forceinline__ float logit_gradient(float logit, u32 column, u32 target, float inverse_temperature,
-                                                float lse, float dlogp, float dentropy, float entropy) {
+__device__ __forceinline__ float logit_gradient(
+    float logit, u32 column, u32 target, float inverse_temperature, float lse, float dlogp, float dentropy,
+    float entropy
+) {
     float log_p = __fsub_rn(__fmul_rn(logit, inverse_temperature), lse);
     float slope = __fmaf_rn(__fadd_rn(log_p, entropy), dentropy, dlogp);
     float g = __fmul_rn(__fmul_rn(exp_cpu(log_p), slope), -inverse_temperature);
@@ -98,16 +105,19 @@ __device__ __forceinline__ float logit_gradient(float logit, u32 column, u32 tar
 // Four neighbours of a row a thread; results may take the logits' place.
 template <typename To>
 __device__ __forceinline__ void logit_gradients(
-    const float* logits, u32 vocabulary, const u32* targets, float inverse_temperature, const float* lse, const float* dlogp,
-    const float* dentropy, const float* entropy, To* out
+    const float* logits, u32 vocabulary, const u32* targets, float inverse_temperature, const float* lse,
+    const float* dlogp, const float* dentropy, const float* entropy, To* out
 ) {
     u32 row = blockIdx.y, column = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
     u32 count = column < vocabulary ? min(4, vocabulary - column) : 0;
     u32 target = targets[row];
-    float row_lse = lse[row], row_dlogp = dlogp[row], row_dentropy = dentropy[row], row_entropy = entropy[row];
+    float row_lse = lse[row], row_dlogp = dlogp[row], row_dentropy = dentropy[row],
+          row_entropy = entropy[row];
     u64 at = (u64)row * vocabulary + column;
     auto gradient = [&](float logit, u32 e) {
-        return logit_gradient(logit, column + e, target, inverse_temperature, row_lse, row_dlogp, row_dentropy, row_entropy);
+        return logit_gradient(
+            logit, column + e, target, inverse_temperature, row_lse, row_dlogp, row_dentropy, row_entropy
+        );
     };
     if (vocabulary % 4 == 0 && count == 4) {
         float4 x = *reinterpret_cast<const float4*>(logits + at);
@@ -117,14 +127,16 @@ __device__ __forceinline__ void logit_gradients(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    logit_gradients_f32(float* logits, u32 vocabulary, const u32* targets, float inverse_temperature, const float* lse,
-                        const float* dlogp, const float* dentropy, const float* entropy) {
+extern "C" __global__ void __launch_bounds__(256) logit_gradients_f32(
+    float* logits, u32 vocabulary, const u32* targets, float inverse_temperature, const float* lse,
+    const float* dlogp, const float* dentropy, const float* entropy
+) {
     logit_gradients(logits, vocabulary, targets, inverse_temperature, lse, dlogp, dentropy, entropy, logits);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    logit_gradients_bf16(const float* logits, u32 vocabulary, const u32* targets, float inverse_temperature,
-                         const float* lse, const float* dlogp, const float* dentropy, const float* entropy, u16* out) {
+extern "C" __global__ void __launch_bounds__(256) logit_gradients_bf16(
+    const float* logits, u32 vocabulary, const u32* targets, float inverse_temperature, const float* lse,
+    const float* dlogp, const float* dentropy, const float* entropy, u16* out
+) {
     logit_gradients(logits, vocabulary, targets, inverse_temperature, lse, dlogp, dentropy, entropy, out);
 }

@@ -1,5 +1,5 @@
-// Instructions of Hopper (sm_90a) that the products are made of: barriers that count bytes, copies in bulk and products of a
-// warpgroup.
+// Instructions of Hopper (sm_90a) that the GEMMs are made of: barriers that count bytes, bulk copies and MMAs
+// of a warpgroup.
 #pragma once
 #include "common.cuh"
 
@@ -14,7 +14,8 @@ __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
 }
 
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
@@ -47,18 +48,24 @@ __device__ __forceinline__ void cluster_sync() {
 
 __device__ __forceinline__ void copy_weights(u32 to, const u8* from, u32 bytes, u32 barrier, u64 policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], %4;" ::
+            "r"(to),
         "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-        : "memory");
+        : "memory"
+    );
 }
 
 template <int CL>
 __device__ __forceinline__ void copy_tokens(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
     if (CL == 1) {
         asm volatile(
-            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+            "[%0], [%1, {%2, %3}], [%4];" ::
+                "r"(to),
             "l"(map), "r"(column), "r"(row), "r"(barrier)
-            : "memory");
+            : "memory"
+        );
     } else {
         asm volatile(
             "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -77,14 +84,15 @@ __device__ __forceinline__ u64 operand(u32 address) {
 #define REGS8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define REGS16 TEN("") ", %10, %11, %12, %13, %14, %15"
 #define REGS32 TEN("") ", " TEN("1") ", " TEN("2") ", %30, %31"
-#define REGS64 TEN("") ", " TEN("1") ", " TEN("2") ", " TEN("3") ", " TEN("4") ", " TEN("5") ", %60, %61, %62, %63"
 #define REGS40 TEN("") ", " TEN("1") ", " TEN("2") ", " TEN("3")
 #define REGS48 REGS40 ", %40, %41, %42, %43, %44, %45, %46, %47"
-#define REGS96                                                                                                 \
-    REGS40 ", " TEN("4") ", " TEN("5") ", " TEN("6") ", " TEN("7") ", " TEN("8") ", %90, %91, %92, %93, %94, %95"
-#define REGS128                                                                                                \
-    TEN("") ", " TEN("1") ", " TEN("2") ", " TEN("3") ", " TEN("4") ", " TEN("5") ", " TEN("6") ", " TEN("7") ", " \
-    TEN("8") ", " TEN("9") ", " TEN("10") ", " TEN("11") ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define REGS60 REGS40 ", " TEN("4") ", " TEN("5")
+#define REGS64 REGS60 ", %60, %61, %62, %63"
+#define REGS90 REGS60 ", " TEN("6") ", " TEN("7") ", " TEN("8")
+#define REGS96 REGS90 ", %90, %91, %92, %93, %94, %95"
+#define REGS128                                                  \
+    REGS90 ", " TEN("9") ", " TEN("10") ", " TEN("11")           \
+        ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define SUMS4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
 #define SUMS8(c, i) SUMS4(c, i), SUMS4(c, i + 4)
 #define SUMS16(c, i) SUMS8(c, i), SUMS8(c, i + 8)
@@ -99,18 +107,24 @@ __device__ __forceinline__ u64 operand(u32 address) {
                  "wgmma.mma_async.sync.aligned." shape " {" regs "}, " a ", " b ", go" tail ";\n}\n"      \
                  : sums                                                                                 \
                  : "l"(wa), "l"(xb), "r"(go_on))
-#define WGMMA_TOKENS(name, type, c, shape_tail, k, tail)                                                         \
-    template <int TOK>                                                                                           \
-    __device__ __forceinline__ void name(type(&d)[TOK / 2], u64 wa, u64 xb, int go_on) {                         \
-        if constexpr (TOK == 16) WGMMA("m64n16" k shape_tail, REGS8, SUMS8(c, 0), "%8", "%9", "%10", tail);       \
-        if constexpr (TOK == 32) WGMMA("m64n32" k shape_tail, REGS16, SUMS16(c, 0), "%16", "%17", "%18", tail);   \
-        if constexpr (TOK == 64) WGMMA("m64n64" k shape_tail, REGS32, SUMS32(c, 0), "%32", "%33", "%34", tail);   \
-        if constexpr (TOK == 80) WGMMA("m64n80" k shape_tail, REGS40, SUMS40(c, 0), "%40", "%41", "%42", tail);   \
-        if constexpr (TOK == 96) WGMMA("m64n96" k shape_tail, REGS48, SUMS48(c, 0), "%48", "%49", "%50", tail);   \
-        if constexpr (TOK == 128) WGMMA("m64n128" k shape_tail, REGS64, SUMS64(c, 0), "%64", "%65", "%66", tail); \
-        if constexpr (TOK == 192) WGMMA("m64n192" k shape_tail, REGS96, SUMS96(c, 0), "%96", "%97", "%98", tail); \
-        if constexpr (TOK == 256)                                                                                \
-            WGMMA("m64n256" k shape_tail, REGS128, SUMS128(c, 0), "%128", "%129", "%130", tail);                 \
+#define WGMMA_TOKENS(name, type, c, shape_tail, k, tail)                                                    \
+    template <int TOK>                                                                                      \
+    __device__ __forceinline__ void name(type(&d)[TOK / 2], u64 wa, u64 xb, int go_on) {                    \
+        if constexpr (TOK == 16) WGMMA("m64n16" k shape_tail, REGS8, SUMS8(c, 0), "%8", "%9", "%10", tail); \
+        if constexpr (TOK == 32)                                                                            \
+            WGMMA("m64n32" k shape_tail, REGS16, SUMS16(c, 0), "%16", "%17", "%18", tail);                  \
+        if constexpr (TOK == 64)                                                                            \
+            WGMMA("m64n64" k shape_tail, REGS32, SUMS32(c, 0), "%32", "%33", "%34", tail);                  \
+        if constexpr (TOK == 80)                                                                            \
+            WGMMA("m64n80" k shape_tail, REGS40, SUMS40(c, 0), "%40", "%41", "%42", tail);                  \
+        if constexpr (TOK == 96)                                                                            \
+            WGMMA("m64n96" k shape_tail, REGS48, SUMS48(c, 0), "%48", "%49", "%50", tail);                  \
+        if constexpr (TOK == 128)                                                                           \
+            WGMMA("m64n128" k shape_tail, REGS64, SUMS64(c, 0), "%64", "%65", "%66", tail);                 \
+        if constexpr (TOK == 192)                                                                           \
+            WGMMA("m64n192" k shape_tail, REGS96, SUMS96(c, 0), "%96", "%97", "%98", tail);                 \
+        if constexpr (TOK == 256)                                                                           \
+            WGMMA("m64n256" k shape_tail, REGS128, SUMS128(c, 0), "%128", "%129", "%130", tail);            \
     }
 WGMMA_TOKENS(wgmma_bf16, float, "+f", ".f32.bf16.bf16", "k16", ", 1, 1, 0, 0")
 WGMMA_TOKENS(wgmma_int8, int, "+r", ".s32.s8.s8", "k32", "")

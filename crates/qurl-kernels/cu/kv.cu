@@ -4,14 +4,15 @@
 #include "common.cuh"
 
 __device__ __forceinline__ float kv_scale(const float* x, u32 head_dim, float max_code) {
-    u32 largest = 0;
-    for (u32 i = threadIdx.x % WARP; i < head_dim; i += WARP) largest = max(largest, magnitude_bits(x[i]));
-    return kv_scale(warp_max(largest), max_code);
+    u32 absmax = 0;
+    for (u32 i = threadIdx.x % WARP; i < head_dim; i += WARP) absmax = max(absmax, magnitude_bits(x[i]));
+    return kv_scale(warp_max(absmax), max_code);
 }
 
 // Stores the keys or values of a row and head, by one warp.
-__device__ __forceinline__ void store_head(const float* x, u32 head_dim, u32 format, void* data, float* scales,
-                                           u64 place) {
+__device__ __forceinline__ void store_head(
+    const float* x, u32 head_dim, u32 format, void* data, float* scales, u64 place
+) {
     u32 lane = threadIdx.x % WARP;
     u64 at = place * head_dim;
     if (format == KV_F32) {
@@ -19,7 +20,8 @@ __device__ __forceinline__ void store_head(const float* x, u32 head_dim, u32 for
     } else if (format == KV_BF16) {
         for (u32 i = lane; i < head_dim; i += WARP) ((u16*)data)[at + i] = bf16_bits(x[i]);
     } else {
-        float scale = kv_scale(x, head_dim, format == KV_INT8 ? 127.0f : 448.0f), inverse = __fdiv_rn(1.0f, scale);
+        float scale = kv_scale(x, head_dim, format == KV_INT8 ? 127.0f : 448.0f),
+              inverse = __fdiv_rn(1.0f, scale);
         if (lane == 0) scales[place] = scale;
         for (u32 i = lane; i < head_dim; i += WARP) {
             float v = __fmul_rn(x[i], inverse);
@@ -56,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(128)
     if (format == KV_BF16) {
         for (u32 i = lane; i < head_dim; i += WARP) x[i] = bf16_value(bf16_bits(x[i]));
     } else if (format != KV_F32) {
-        float scale = kv_scale(x, head_dim, format == KV_INT8 ? 127.0f : 448.0f), inverse = __fdiv_rn(1.0f, scale);
+        float scale = kv_scale(x, head_dim, format == KV_INT8 ? 127.0f : 448.0f),
+              inverse = __fdiv_rn(1.0f, scale);
         __syncwarp();
         for (u32 i = lane; i < head_dim; i += WARP) {
             float v = __fmul_rn(x[i], inverse);

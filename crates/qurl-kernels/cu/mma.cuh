@@ -3,21 +3,26 @@
 
 __device__ __forceinline__ u32 smem_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// d += a . b for 16 x 16 by 16 x 8, bf16 with f32 sums. A lane holds of a: rows lane / 4 + {0, 8}, columns 2 (lane % 4) +
-// {0, 1, 8, 9}; of b: the same columns as rows, column lane / 4; of d: rows lane / 4 + {0, 8}, columns 2 (lane % 4) + {0, 1}.
+// d += a . b for 16 x 16 by 16 x 8, bf16 with f32 sums. A lane holds of a: rows lane / 4 + {0, 8}, columns 2
+// (lane % 4) + {0, 1, 8, 9}; of b: the same columns as rows, column lane / 4; of d: rows lane / 4 + {0, 8},
+// columns 2 (lane % 4) + {0, 1}.
 __device__ __forceinline__ void mma_bf16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1)
+    );
 }
 
 // The same in f16.
 __device__ __forceinline__ void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1)
+    );
 }
 
 // Four 8 x 8 matrices of 16-bit numbers; lanes 8 i .. 8 i + 7 give the rows of matrix i.
@@ -38,11 +43,13 @@ __device__ __forceinline__ void load_transposed(u32 (&r)[4], u32 address) {
 
 // Copies 16 bytes from global to shared memory in the background; zeros if not `valid`.
 __device__ __forceinline__ void copy_16(u32 to, const void* from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+                 : "memory");
 }
 
 __device__ __forceinline__ void copy_4(u32 to, const void* from, bool valid) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0)
+                 : "memory");
 }
 
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -60,7 +67,7 @@ __device__ __forceinline__ u32 bf16_two(float low, float high) {
     return r;
 }
 
-// Numbers where they are kept (f32) or read by products (the bits of bf16), one and four.
+// Numbers where they are kept (f32) or read by GEMMs (the bits of bf16), one and four.
 __device__ __forceinline__ void put(float* to, float x) { *to = x; }
 __device__ __forceinline__ void put(u16* to, float x) { *to = bf16_bits(x); }
 __device__ __forceinline__ void put(float* to, float4 x) { *reinterpret_cast<float4*>(to) = x; }
@@ -75,7 +82,8 @@ __device__ __forceinline__ u32 f16_two(float low, float high) {
     return r;
 }
 
-// Two signed bytes (in bytes 0 and 2 of a word, 128 too large; bytes 1 and 3 are 0x64) as f16: 0x6400 + x is 1024 + x.
+// Two signed bytes (in bytes 0 and 2 of a word, 128 too large; bytes 1 and 3 are 0x64) as f16: 0x6400 + x is
+// 1024 + x.
 __device__ __forceinline__ u32 f16_of_bytes(u32 bytes) {
     u32 r;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(bytes), "r"(0x64806480u));
@@ -89,9 +97,12 @@ __device__ __forceinline__ u32 f16_of_e4m3(u32 bytes) {
     return r;
 }
 
-// silu(gate) * up, fast. Every kernel that computes it uses this, so that fused and separate steps have the same bits.
+// silu(gate) * up, fast. Every kernel that computes it uses this, so that fused and separate steps have the
+// same bits.
 __device__ __forceinline__ float silu_times(float gate, float up) {
     float sigmoid;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(sigmoid) : "f"(__fadd_rn(1.0f, exp2_fast(__fmul_rn(gate, -1.44269504088896340736f)))));
+    asm("rcp.approx.ftz.f32 %0, %1;"
+        : "=f"(sigmoid)
+        : "f"(__fadd_rn(1.0f, exp2_fast(__fmul_rn(gate, -1.44269504088896340736f)))));
     return __fmul_rn(__fmul_rn(gate, sigmoid), up);
 }

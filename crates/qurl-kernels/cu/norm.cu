@@ -10,7 +10,7 @@ __device__ __forceinline__ u64 row_start(u64 start, u32 per, u32 stride, u32 wid
     return start + (u64)(i / per) * stride + (u64)(i % per) * width;
 }
 
-__device__ __forceinline__ float inverse_rms(const float* x, u32 width, float eps, float* room) {
+__device__ __forceinline__ float inverse_rms(const float* x, u32 width, float eps, float* buffer) {
     float sum = 0.0f;
     if (width % 4 == 0 && ((u64)x & 15) == 0) {
         for (u32 i = threadIdx.x; i < width / 4; i += NORM_THREADS) {
@@ -23,32 +23,36 @@ __device__ __forceinline__ float inverse_rms(const float* x, u32 width, float ep
     } else {
         for (u32 i = threadIdx.x; i < width; i += NORM_THREADS) sum = __fmaf_rn(x[i], x[i], sum);
     }
-    sum = block_sum<NORM_THREADS>(sum, room);
+    sum = block_sum<NORM_THREADS>(sum, buffer);
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
 }
 
-extern "C" __global__ void __launch_bounds__(NORM_THREADS)
-    norm_forward(const float* x, const float* gain, u64 start, u32 per, u32 stride, u32 width, float eps, float* out) {
+extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_forward(
+    const float* x, const float* gain, u64 start, u32 per, u32 stride, u32 width, float eps, float* out
+) {
     wait_for_previous();
-    __shared__ float room[NORM_THREADS / WARP];
+    __shared__ float buffer[NORM_THREADS / WARP];
     u64 at = row_start(start, per, stride, width, blockIdx.x);
-    float scale = inverse_rms(x + at, width, eps, room);
-    for (u32 i = threadIdx.x; i < width; i += NORM_THREADS) out[at + i] = __fmul_rn(__fmul_rn(x[at + i], gain[i]), scale);
+    float scale = inverse_rms(x + at, width, eps, buffer);
+    for (u32 i = threadIdx.x; i < width; i += NORM_THREADS)
+        out[at + i] = __fmul_rn(__fmul_rn(x[at + i], gain[i]), scale);
 }
 
 // Dense rows, the same numbers rounded to bf16.
 extern "C" __global__ void __launch_bounds__(NORM_THREADS)
     norm_forward_bf16(const float* x, const float* gain, u32 width, float eps, u16* out) {
     wait_for_previous();
-    __shared__ float room[NORM_THREADS / WARP];
+    __shared__ float buffer[NORM_THREADS / WARP];
     x += (u64)blockIdx.x * width;
     out += (u64)blockIdx.x * width;
-    float scale = inverse_rms(x, width, eps, room);
+    float scale = inverse_rms(x, width, eps, buffer);
     auto normed = [&](float v, float by) { return __fmul_rn(__fmul_rn(v, by), scale); };
     if (width % 4 == 0) {
         for (u32 i = threadIdx.x * 4; i < width; i += NORM_THREADS * 4) {
-            float4 v = *reinterpret_cast<const float4*>(x + i), by = *reinterpret_cast<const float4*>(gain + i);
-            put(out + i, make_float4(normed(v.x, by.x), normed(v.y, by.y), normed(v.z, by.z), normed(v.w, by.w)));
+            float4 v = *reinterpret_cast<const float4*>(x + i),
+                   by = *reinterpret_cast<const float4*>(gain + i);
+            put(out + i,
+                make_float4(normed(v.x, by.x), normed(v.y, by.y), normed(v.z, by.z), normed(v.w, by.w)));
         }
     } else {
         for (u32 i = threadIdx.x; i < width; i += NORM_THREADS) put(out + i, normed(x[i], gain[i]));
@@ -57,15 +61,16 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS)
 
 extern "C" __global__ void __launch_bounds__(NORM_THREADS)
     norm_scales(const float* x, u64 start, u32 per, u32 stride, u32 width, float eps, float* scales) {
-    __shared__ float room[NORM_THREADS / WARP];
-    float scale = inverse_rms(x + row_start(start, per, stride, width, blockIdx.x), width, eps, room);
+    __shared__ float buffer[NORM_THREADS / WARP];
+    float scale = inverse_rms(x + row_start(start, per, stride, width, blockIdx.x), width, eps, buffer);
     if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 }
 
 // partials[part][column] = sum over `many` rows of dy * x * scale.
-extern "C" __global__ void __launch_bounds__(128)
-    norm_gain_partials(const float* x, const float* dy, const float* scales, u64 start, u32 per, u32 stride, u32 width,
-                       u32 rows, u32 many, float* partials) {
+extern "C" __global__ void __launch_bounds__(128) norm_gain_partials(
+    const float* x, const float* dy, const float* scales, u64 start, u32 per, u32 stride, u32 width, u32 rows,
+    u32 many, float* partials
+) {
     u32 column = blockIdx.y * blockDim.x + threadIdx.x;
     if (column >= width) return;
     u32 first = blockIdx.x * many, last = min(first + many, rows);
@@ -77,17 +82,19 @@ extern "C" __global__ void __launch_bounds__(128)
     partials[(u64)blockIdx.x * width + column] = sum;
 }
 
-// The gradient of the input: added to dx, or, where dx is dy, in its place. Leaves the rows' scales.
-extern "C" __global__ void __launch_bounds__(NORM_THREADS)
-    norm_backward(const float* x, const float* gain, float* scales, u64 start, u32 per, u32 stride, u32 width, float eps,
-                  const float* dy, float* dx, u32 add) {
-    __shared__ float room[NORM_THREADS / WARP];
+// The gradient of the input: added to dx, or, where dx is dy, in its place. Writes the rows' scales, too.
+extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_backward(
+    const float* x, const float* gain, float* scales, u64 start, u32 per, u32 stride, u32 width, float eps,
+    const float* dy, float* dx, u32 add
+) {
+    __shared__ float buffer[NORM_THREADS / WARP];
     u64 at = row_start(start, per, stride, width, blockIdx.x);
-    float scale = inverse_rms(x + at, width, eps, room);
+    float scale = inverse_rms(x + at, width, eps, buffer);
     if (threadIdx.x == 0) scales[blockIdx.x] = scale;
     float dot = 0.0f;
-    for (u32 i = threadIdx.x; i < width; i += NORM_THREADS) dot = __fmaf_rn(__fmul_rn(dy[at + i], gain[i]), x[at + i], dot);
-    dot = block_sum<NORM_THREADS>(dot, room);
+    for (u32 i = threadIdx.x; i < width; i += NORM_THREADS)
+        dot = __fmaf_rn(__fmul_rn(dy[at + i], gain[i]), x[at + i], dot);
+    dot = block_sum<NORM_THREADS>(dot, buffer);
     float shared = __fdiv_rn(__fmul_rn(-__fmul_rn(scale, scale), dot), (float)width);
     for (u32 i = threadIdx.x; i < width; i += NORM_THREADS) {
         float v = __fmul_rn(__fmaf_rn(x[at + i], shared, __fmul_rn(dy[at + i], gain[i])), scale);

@@ -16,19 +16,24 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // partials[block] = sum of the squares of a block of `per` numbers.
-extern "C" __global__ void __launch_bounds__(SUM_THREADS) square_partials(const float* x, u64 count, u32 per, double* partials) {
-    __shared__ double room[SUM_THREADS / WARP];
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) square_partials(
+    const float* x, u64 count, u32 per, double* partials
+) {
+    __shared__ double buffer[SUM_THREADS / WARP];
     u64 first = (u64)blockIdx.x * per, last = min(first + per, count);
     double sum = 0.0;
-    for (u64 i = first + threadIdx.x; i < last; i += SUM_THREADS) sum = __fma_rn((double)x[i], (double)x[i], sum);
-    sum = block_sum<SUM_THREADS>(sum, room);
+    for (u64 i = first + threadIdx.x; i < last; i += SUM_THREADS)
+        sum = __fma_rn((double)x[i], (double)x[i], sum);
+    sum = block_sum<SUM_THREADS>(sum, buffer);
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_doubles(const double* x, u32 count, double* out) {
-    __shared__ double room[SUM_THREADS / WARP];
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_doubles(
+    const double* x, u32 count, double* out
+) {
+    __shared__ double buffer[SUM_THREADS / WARP];
     double sum = 0.0;
     for (u32 i = threadIdx.x; i < count; i += SUM_THREADS) sum += x[i];
-    sum = block_sum<SUM_THREADS>(sum, room);
+    sum = block_sum<SUM_THREADS>(sum, buffer);
     if (threadIdx.x == 0) *out = sum;
 }

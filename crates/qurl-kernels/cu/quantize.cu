@@ -1,47 +1,47 @@
-// Numbers on their way into a product: converted to bf16, or scaled per row and rounded to codes of eight bits.
+// Operands of GEMMs: converted to bf16, or scaled per row and rounded to eight bits.
 //
-// A row is the activations of a token or the weights of an output channel: its absmax magnitude gives its scale, its
-// codes are round(x * (1 / scale)), as on the CPU and with the same bits. RMSNorm and SwiGLU can feed the conversion
-// directly: their results then never reach memory in 32 bits.
+// A row is the activations of a token or the weights of an output channel: its absmax gives its scale, its
+// quantized values are round(x * (1 / scale)), as on the CPU and with the same bits. RMSNorm and SwiGLU can
+// feed the conversion directly: their results then never reach memory in 32 bits.
 #include "common.cuh"
 #include "mma.cuh"
 
 // Threads of a block: chosen by the width of a row, up to 1024.
 #define THREADS blockDim.x
-#define MOST_WARPS 32
+#define MAX_WARPS 32
 
-// Sum and absmax over a block of any number of warps, in a fixed order; rooms hold one value per warp, and nobody has used
-// them before.
-__device__ __forceinline__ void sum_and_absmax_of_block(float& sum, u32& absmax, float* sums, u32* room) {
+// Sum and absmax over a block of any number of warps, in a fixed order; buffers hold one value per warp, and
+// nobody has used them before.
+__device__ __forceinline__ void sum_and_absmax_of_block(float& sum, u32& absmax, float* sums, u32* buffer) {
     sum = warp_sum(sum);
     absmax = warp_max(absmax);
     if (threadIdx.x % WARP == 0) {
         sums[threadIdx.x / WARP] = sum;
-        room[threadIdx.x / WARP] = absmax;
+        buffer[threadIdx.x / WARP] = absmax;
     }
     __syncthreads();
     u32 lane = threadIdx.x % WARP;
     bool in = lane < blockDim.x / WARP;
     sum = warp_sum(in ? sums[lane] : 0.0f);
-    absmax = warp_max(in ? room[lane] : 0u);
+    absmax = warp_max(in ? buffer[lane] : 0u);
 }
 
-__device__ __forceinline__ float sum_of_block(float x, float* room) {
+__device__ __forceinline__ float sum_of_block(float x, float* buffer) {
     x = warp_sum(x);
     __syncthreads();
-    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = x;
+    if (threadIdx.x % WARP == 0) buffer[threadIdx.x / WARP] = x;
     __syncthreads();
     u32 lane = threadIdx.x % WARP;
-    return warp_sum(lane < blockDim.x / WARP ? room[lane] : 0.0f);
+    return warp_sum(lane < blockDim.x / WARP ? buffer[lane] : 0.0f);
 }
 
-__device__ __forceinline__ u32 absmax_of_block(u32 x, u32* room) {
+__device__ __forceinline__ u32 absmax_of_block(u32 x, u32* buffer) {
     x = warp_max(x);
     __syncthreads();
-    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = x;
+    if (threadIdx.x % WARP == 0) buffer[threadIdx.x / WARP] = x;
     __syncthreads();
     u32 lane = threadIdx.x % WARP;
-    return warp_max(lane < blockDim.x / WARP ? room[lane] : 0u);
+    return warp_max(lane < blockDim.x / WARP ? buffer[lane] : 0u);
 }
 
 // What a row is made of.
@@ -55,7 +55,9 @@ struct Normed {
     const float* x;
     const float* gain;
     float scale;
-    __device__ __forceinline__ float operator()(u32 i) const { return __fmul_rn(__fmul_rn(x[i], gain[i]), scale); }
+    __device__ __forceinline__ float operator()(u32 i) const {
+        return __fmul_rn(__fmul_rn(x[i], gain[i]), scale);
+    }
     __device__ __forceinline__ float4 four(u32 i) const {
         float4 v = ((const float4*)x)[i], g = ((const float4*)gain)[i];
         return make_float4(__fmul_rn(__fmul_rn(v.x, g.x), scale), __fmul_rn(__fmul_rn(v.y, g.y), scale),
@@ -69,11 +71,13 @@ struct Swiglu {
     __device__ __forceinline__ float operator()(u32 i) const { return silu_times(gate[i], up[i]); }
     __device__ __forceinline__ float4 four(u32 i) const {
         float4 g = ((const float4*)gate)[i], u = ((const float4*)up)[i];
-        return make_float4(silu_times(g.x, u.x), silu_times(g.y, u.y), silu_times(g.z, u.z), silu_times(g.w, u.w));
+        return make_float4(
+            silu_times(g.x, u.x), silu_times(g.y, u.y), silu_times(g.z, u.z), silu_times(g.w, u.w)
+        );
     }
 };
 
-// Codes.
+// Formats of eight bits.
 struct Int8 {
     typedef i8 Code;
     static constexpr float max = 127.0f;
@@ -107,14 +111,17 @@ __device__ __forceinline__ u32 absmax_of(u32 absmax, float4 v) {
 
 template <typename C>
 __device__ __forceinline__ u32 four_codes(float4 v, float inverse) {
-    return C::codes(make_float4(__fmul_rn(v.x, inverse), __fmul_rn(v.y, inverse), __fmul_rn(v.z, inverse), __fmul_rn(v.w, inverse)));
+    return C::codes(make_float4(
+        __fmul_rn(v.x, inverse), __fmul_rn(v.y, inverse), __fmul_rn(v.z, inverse), __fmul_rn(v.w, inverse)
+    ));
 }
 
-// Rows of up to 4 * HELD * THREADS numbers are kept in registers between finding their scale and rounding them.
+// Rows of up to 4 * HELD * THREADS numbers are kept in registers between finding their scale and rounding
+// them.
 #define HELD 8
 
 template <typename C, typename Row>
-__device__ __forceinline__ void to_codes(const Row& row, u32 k, u8* out, float* scale_out, u32* room) {
+__device__ __forceinline__ void to_quantized(const Row& row, u32 k, u8* out, float* scale_out, u32* buffer) {
     u32 absmax = 0, fours = k / 4;
     float4 held[HELD];
     bool holds = k % 4 == 0 && fours <= HELD * THREADS;
@@ -130,7 +137,7 @@ __device__ __forceinline__ void to_codes(const Row& row, u32 k, u8* out, float* 
     } else {
         for (u32 i = threadIdx.x; i < k; i += THREADS) absmax = max(absmax, magnitude_bits(row(i)));
     }
-    float scale = scale_of(absmax_of_block(absmax, room), C::max);
+    float scale = scale_of(absmax_of_block(absmax, buffer), C::max);
     float inverse = __fdiv_rn(1.0f, scale);
     if (threadIdx.x == 0) *scale_out = scale;
     if (holds) {
@@ -155,17 +162,19 @@ __device__ __forceinline__ float add_squares(float sum, float4 v) {
     return __fmaf_rn(v.w, v.w, sum);
 }
 
-__device__ __forceinline__ Normed normed(const float* x, const float* gain, u32 width, float eps, float* room) {
+__device__ __forceinline__ Normed
+normed(const float* x, const float* gain, u32 width, float eps, float* buffer) {
     float sum = 0.0f;
     if (width % 4 == 0) {
         for (u32 i = threadIdx.x; i < width / 4; i += THREADS) sum = add_squares(sum, ((const float4*)x)[i]);
     } else {
         for (u32 i = threadIdx.x; i < width; i += THREADS) sum = __fmaf_rn(x[i], x[i], sum);
     }
-    return Normed{x, gain, inverse_rms(sum_of_block(sum, room), width, eps)};
+    return Normed{x, gain, inverse_rms(sum_of_block(sum, buffer), width, eps)};
 }
 
-// A row that RMSNorm reads once: it stays in registers, times the gain, which is there before the kernel in front has ended.
+// A row that RMSNorm reads once: it stays in registers, times the gain, which is there before the kernel
+// before has ended.
 #define NARROW 4
 __device__ __forceinline__ bool is_narrow(u32 k) { return k % 4 == 0 && k / 4 <= NARROW * THREADS; }
 
@@ -180,13 +189,19 @@ struct NormedRow {
         each(k, [&](u32 j, u32 i) { v[j] = ((const float4*)x)[i]; });
         each(k, [&](u32 j, u32) {
             sum = add_squares(sum, v[j]);
-            v[j] = make_float4(__fmul_rn(v[j].x, g[j].x), __fmul_rn(v[j].y, g[j].y), __fmul_rn(v[j].z, g[j].z), __fmul_rn(v[j].w, g[j].w));
+            v[j] = make_float4(
+                __fmul_rn(v[j].x, g[j].x), __fmul_rn(v[j].y, g[j].y), __fmul_rn(v[j].z, g[j].z),
+                __fmul_rn(v[j].w, g[j].w)
+            );
         });
     }
 
     __device__ __forceinline__ void scale(u32 k, float factor) {
         each(k, [&](u32 j, u32) {
-            v[j] = make_float4(__fmul_rn(v[j].x, factor), __fmul_rn(v[j].y, factor), __fmul_rn(v[j].z, factor), __fmul_rn(v[j].w, factor));
+            v[j] = make_float4(
+                __fmul_rn(v[j].x, factor), __fmul_rn(v[j].y, factor), __fmul_rn(v[j].z, factor),
+                __fmul_rn(v[j].w, factor)
+            );
         });
     }
 
@@ -202,17 +217,17 @@ struct NormedRow {
 };
 
 template <typename C>
-__device__ __forceinline__ void norm_codes(const float* x, const float* gain, u32 k, float eps, u8* out,
-                                           float* scale_out, float* sums, u32* room) {
+__device__ __forceinline__ void norm_quantized(const float* x, const float* gain, u32 k, float eps, u8* out,
+                                           float* scale_out, float* sums, u32* buffer) {
     if (!is_narrow(k)) {
         wait_for_previous();
-        to_codes<C>(normed(x, gain, k, eps, sums), k, out, scale_out, room);
+        to_quantized<C>(normed(x, gain, k, eps, sums), k, out, scale_out, buffer);
         return;
     }
     NormedRow row(x, gain, k);
     u32 absmax = 0;
     row.each(k, [&](u32 j, u32) { absmax = absmax_of(absmax, row.v[j]); });
-    sum_and_absmax_of_block(row.sum, absmax, sums, room);
+    sum_and_absmax_of_block(row.sum, absmax, sums, buffer);
     // Rounding keeps the order: the absmax times 1 / rms is the absmax of what follows.
     float inverse_root = inverse_rms(row.sum, k, eps);
     float scale = scale_of(magnitude_bits(__fmul_rn(__uint_as_float(absmax), inverse_root)), C::max);
@@ -223,28 +238,30 @@ __device__ __forceinline__ void norm_codes(const float* x, const float* gain, u3
 }
 
 #define ROW_OF(width) ((u64)blockIdx.x * (width))
-#define ROOM __shared__ u32 room[MOST_WARPS]
+#define BUFFER __shared__ u32 buffer[MAX_WARPS]
 
 extern "C" __global__ void __launch_bounds__(1024) rows_bf16(const float* x, u32 k, u16* out) {
     wait_for_previous();
     to_bf16(Plain{x + ROW_OF(k)}, k, out + ROW_OF(k));
 }
 extern "C" __global__ void __launch_bounds__(1024) rows_i8(const float* x, u32 k, u8* out, float* scales) {
-    ROOM;
+    BUFFER;
     wait_for_previous();
-    to_codes<Int8>(Plain{x + ROW_OF(k)}, k, out + ROW_OF(k), scales + blockIdx.x, room);
+    to_quantized<Int8>(Plain{x + ROW_OF(k)}, k, out + ROW_OF(k), scales + blockIdx.x, buffer);
 }
 extern "C" __global__ void __launch_bounds__(1024) rows_e4m3(const float* x, u32 k, u8* out, float* scales) {
-    ROOM;
+    BUFFER;
     wait_for_previous();
-    to_codes<E4m3>(Plain{x + ROW_OF(k)}, k, out + ROW_OF(k), scales + blockIdx.x, room);
+    to_quantized<E4m3>(Plain{x + ROW_OF(k)}, k, out + ROW_OF(k), scales + blockIdx.x, buffer);
 }
 
-// Rows whose absmax magnitude the product that made them has found: a row is shared by blocks that need not know of each
+// Rows whose absmax the GEMM that made them has found: a row is shared by blocks that need not know of each
 // other, 4 * QUANTIZED_FOURS numbers a thread.
 
 template <typename C>
-__device__ __forceinline__ void to_codes_known(const float* x, u32 k, const u32* absmax, u8* out, float* scales) {
+__device__ __forceinline__ void to_quantized_known(
+    const float* x, u32 k, const u32* absmax, u8* out, float* scales
+) {
     wait_for_previous();
     u32 row = blockIdx.x, fours = k / 4, first = blockIdx.y * QUANTIZED_FOURS * THREADS + threadIdx.x;
     const float4* from = (const float4*)(x + (u64)row * k);
@@ -263,16 +280,20 @@ __device__ __forceinline__ void to_codes_known(const float* x, u32 k, const u32*
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) known_i8(const float* x, u32 k, const u32* absmax, u8* out, float* scales) {
-    to_codes_known<Int8>(x, k, absmax, out, scales);
+extern "C" __global__ void __launch_bounds__(256) known_i8(
+    const float* x, u32 k, const u32* absmax, u8* out, float* scales
+) {
+    to_quantized_known<Int8>(x, k, absmax, out, scales);
 }
-extern "C" __global__ void __launch_bounds__(256) known_e4m3(const float* x, u32 k, const u32* absmax, u8* out, float* scales) {
-    to_codes_known<E4m3>(x, k, absmax, out, scales);
+extern "C" __global__ void __launch_bounds__(256) known_e4m3(
+    const float* x, u32 k, const u32* absmax, u8* out, float* scales
+) {
+    to_quantized_known<E4m3>(x, k, absmax, out, scales);
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
     norm_bf16(const float* x, const float* gain, u32 k, float eps, u16* out) {
-    __shared__ float sums[MOST_WARPS];
+    __shared__ float sums[MAX_WARPS];
     if (!is_narrow(k)) {
         wait_for_previous();
         to_bf16(normed(x + ROW_OF(k), gain, k, eps, sums), k, out + ROW_OF(k));
@@ -285,19 +306,19 @@ extern "C" __global__ void __launch_bounds__(1024)
         ((uint2*)(out + ROW_OF(k)))[i] = make_uint2(bf16_pair(v.x, v.y), bf16_pair(v.z, v.w));
     });
 }
-// `absmax` is made ready for the product that follows.
+// `absmax` is cleared for the GEMM that follows.
 extern "C" __global__ void __launch_bounds__(1024)
     norm_i8(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales, u32* absmax) {
-    __shared__ float sums[MOST_WARPS];
-    ROOM;
-    norm_codes<Int8>(x + ROW_OF(k), gain, k, eps, out + ROW_OF(k), scales + blockIdx.x, sums, room);
+    __shared__ float sums[MAX_WARPS];
+    BUFFER;
+    norm_quantized<Int8>(x + ROW_OF(k), gain, k, eps, out + ROW_OF(k), scales + blockIdx.x, sums, buffer);
     if (absmax && threadIdx.x == 0) absmax[blockIdx.x * ABSMAX_STRIDE] = 0;
 }
 extern "C" __global__ void __launch_bounds__(1024)
     norm_e4m3(const float* x, const float* gain, u32 k, float eps, u8* out, float* scales, u32* absmax) {
-    __shared__ float sums[MOST_WARPS];
-    ROOM;
-    norm_codes<E4m3>(x + ROW_OF(k), gain, k, eps, out + ROW_OF(k), scales + blockIdx.x, sums, room);
+    __shared__ float sums[MAX_WARPS];
+    BUFFER;
+    norm_quantized<E4m3>(x + ROW_OF(k), gain, k, eps, out + ROW_OF(k), scales + blockIdx.x, sums, buffer);
     if (absmax && threadIdx.x == 0) absmax[blockIdx.x * ABSMAX_STRIDE] = 0;
 }
 
@@ -309,18 +330,22 @@ extern "C" __global__ void __launch_bounds__(1024) swiglu_bf16(const float* gate
     wait_for_previous();
     to_bf16(swiglu_row(gate_up, f), f, out + ROW_OF(f));
 }
-extern "C" __global__ void __launch_bounds__(1024) swiglu_i8(const float* gate_up, u32 f, u8* out, float* scales) {
-    ROOM;
+extern "C" __global__ void __launch_bounds__(1024) swiglu_i8(
+    const float* gate_up, u32 f, u8* out, float* scales
+) {
+    BUFFER;
     wait_for_previous();
-    to_codes<Int8>(swiglu_row(gate_up, f), f, out + ROW_OF(f), scales + blockIdx.x, room);
+    to_quantized<Int8>(swiglu_row(gate_up, f), f, out + ROW_OF(f), scales + blockIdx.x, buffer);
 }
-extern "C" __global__ void __launch_bounds__(1024) swiglu_e4m3(const float* gate_up, u32 f, u8* out, float* scales) {
-    ROOM;
+extern "C" __global__ void __launch_bounds__(1024) swiglu_e4m3(
+    const float* gate_up, u32 f, u8* out, float* scales
+) {
+    BUFFER;
     wait_for_previous();
-    to_codes<E4m3>(swiglu_row(gate_up, f), f, out + ROW_OF(f), scales + blockIdx.x, room);
+    to_quantized<E4m3>(swiglu_row(gate_up, f), f, out + ROW_OF(f), scales + blockIdx.x, buffer);
 }
 
-// A number in [0, 1) and random bits that depend on seed and place alone, as the CPU draws them.
+// A number in [0, 1) and random bits that depend on seed and place alone, as on the CPU.
 __device__ __forceinline__ u32 random_bits(u64 seed, u64 index) {
     u64 x = seed + (index + 1) * 0x9e3779b97f4a7c15ull;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -347,18 +372,20 @@ __device__ __forceinline__ u8 stochastic_e4m3(float x, u32 random) {
     return (u8)(code | (__float_as_uint(x) >> 24 & 0x80u));
 }
 
-// Codes of the weights of an output channel; the first channel with a number that is not finite goes to *bad.
+// The weights of an output channel in eight bits; the first channel with a number that is not finite goes to
+// *bad.
 template <typename C, u8 (*STOCHASTIC)(float, u32)>
-__device__ __forceinline__ void weight_codes(const float* w, u32 k, u32 stochastic, u64 seed, u8* out, float* scales,
-                                             u32* bad, u32* room) {
+__device__ __forceinline__ void quantize_weights(
+    const float* w, u32 k, u32 stochastic, u64 seed, u8* out, float* scales, u32* bad, u32* buffer
+) {
     const float* row = w + ROW_OF(k);
     u8* to = out + ROW_OF(k);
     if (!stochastic) {
-        to_codes<C>(Plain{row}, k, to, scales + blockIdx.x, room);
+        to_quantized<C>(Plain{row}, k, to, scales + blockIdx.x, buffer);
     } else {
         u32 absmax = 0;
         for (u32 i = threadIdx.x; i < k; i += THREADS) absmax = max(absmax, magnitude_bits(row[i]));
-        float scale = scale_of(absmax_of_block(absmax, room), C::max);
+        float scale = scale_of(absmax_of_block(absmax, buffer), C::max);
         float inverse = __fdiv_rn(1.0f, scale);
         if (threadIdx.x == 0) scales[blockIdx.x] = scale;
         for (u32 i = threadIdx.x; i < k; i += THREADS) {
@@ -370,11 +397,11 @@ __device__ __forceinline__ void weight_codes(const float* w, u32 k, u32 stochast
 
 extern "C" __global__ void __launch_bounds__(1024)
     weights_i8(const float* w, u32 k, u32 stochastic, u64 seed, u8* out, float* scales, u32* bad) {
-    ROOM;
-    weight_codes<Int8, stochastic_i8>(w, k, stochastic, seed, out, scales, bad, room);
+    BUFFER;
+    quantize_weights<Int8, stochastic_i8>(w, k, stochastic, seed, out, scales, bad, buffer);
 }
 extern "C" __global__ void __launch_bounds__(1024)
     weights_e4m3(const float* w, u32 k, u32 stochastic, u64 seed, u8* out, float* scales, u32* bad) {
-    ROOM;
-    weight_codes<E4m3, stochastic_e4m3>(w, k, stochastic, seed, out, scales, bad, room);
+    BUFFER;
+    quantize_weights<E4m3, stochastic_e4m3>(w, k, stochastic, seed, out, scales, bad, buffer);
 }

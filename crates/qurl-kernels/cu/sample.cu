@@ -1,7 +1,8 @@
 // Sampling tokens from rows of scaled logits whose chunks have been summed up by the head.
 //
-// One uniform number a row: it walks the cumulative probabilities in a fixed order (chunks of the vocabulary, then the
-// tokens of the chunk it falls into; truncated, the kept tokens from the argmax on). A row depends on itself alone.
+// One uniform number a row: it walks the cumulative probabilities in a fixed order (chunks of the vocabulary,
+// then the tokens of the chunk it falls into; truncated, the kept tokens from the argmax on). A row depends
+// on itself alone.
 #include "common.cuh"
 
 // Says that the argmax is taken.
@@ -21,9 +22,9 @@ struct Sampled {
     float entropy;
 };
 
-// The first of `count` weights at which the running sum passes `point`, by one warp: blocks of 32 weights are summed
-// in order, then the block is walked. Rounding may leave the point behind the last weight: then the last one with any
-// weight is meant.
+// The first of `count` weights at which the running sum passes `point`, by one warp: blocks of 32 weights are
+// summed in order, then the block is walked. Rounding may put the point after the last weight: then the last
+// one with any weight is meant.
 template <typename Weight>
 __device__ __forceinline__ u32 walk(const Weight& weight, u32 count, double point, double* rest) {
     u32 lane = threadIdx.x % WARP;
@@ -77,8 +78,8 @@ __device__ __forceinline__ double total_of(const Weight& weight, u32 count) {
     return warp_sum(sum);
 }
 
-// Samples every row that does not truncate; a block a row. One warp finds the chunk, all find the weights of its tokens
-// (exponentials of 64 bits are long), and the warp walks them.
+// Samples every row that does not truncate; a block a row. One warp finds the chunk, all find the weights of
+// its tokens (exponentials of 64 bits are long), and the warp walks them.
 extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
     sample_rows(const float* logits, u32 vocabulary, u32 chunks, const Partial* partials, const Row* samples,
                 Sampled* out) {
@@ -139,14 +140,17 @@ struct KeptWeight {
     const u64* keys;
     const float* logits;
     double largest;
-    __device__ __forceinline__ double operator()(u32 i) const { return exp((double)logits[(u32)keys[i]] - largest); }
+    __device__ __forceinline__ double operator()(u32 i) const {
+        return exp((double)logits[(u32)keys[i]] - largest);
+    }
 };
 
-// Samples the rows that truncate, those of them whose logits are here: `rows` rows of the batch from `first` on.
-// which[block] is the row in the batch; keys have place for `key_capacity` (a power of two) tokens each.
-extern "C" __global__ void __launch_bounds__(TRUNCATED_THREADS)
-    sample_truncated(const float* logits, u32 vocabulary, u32 chunks, const Partial* partials, const Row* samples,
-                     const u32* which, u32 first, u32 rows, u64* all_keys, u32 key_capacity, Sampled* out) {
+// Samples the rows that truncate, those of them whose logits are here: `rows` rows of the batch from `first`
+// on. which[block] is the row in the batch; keys have place for `key_capacity` (a power of two) tokens each.
+extern "C" __global__ void __launch_bounds__(TRUNCATED_THREADS) sample_truncated(
+    const float* logits, u32 vocabulary, u32 chunks, const Partial* partials, const Row* samples,
+    const u32* which, u32 first, u32 rows, u64* all_keys, u32 key_capacity, Sampled* out
+) {
     __shared__ u32 count;
     __shared__ double mass_sum;
     __shared__ double sums[TRUNCATED_THREADS / WARP];
@@ -163,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(TRUNCATED_THREADS)
     double top_p = r.top_p, min_p = r.min_p;
     bool cuts = r.top_k >= 1 && r.top_k < vocabulary;
     u32 top_k = cuts ? r.top_k : vocabulary;
-    // Sorting the vocabulary would take long: look only as far down as the kept tokens can be.
+    // Sorting the vocabulary would take long: tokens are taken only as far down as the kept ones can be.
     for (int step = 0; step < 5; ++step) {
         double depth = step == 4 ? 1e30 : (double)(4 << step);
         float least = step == 4 ? -INFINITY_F : (float)(all.largest - depth);

@@ -23,6 +23,8 @@ pub struct DeviceMemory {
     pub free: usize,
     /// All of it.
     pub total: usize,
+    /// What this process has allocated.
+    pub allocated: usize,
     /// The most that this process had allocated at a time.
     pub peak: usize,
 }
@@ -71,11 +73,16 @@ pub trait Device: Send + Sync + Sized + 'static {
     type Pending: Send;
     /// Issues operations.
     type Queue: Queue<Device = Self>;
+    /// See [`Device::counting`].
+    type Counting: Device;
 
     /// What this device is.
     fn info(&self) -> DeviceInfo;
     /// Its memory, where it has its own.
     fn memory(&self) -> Option<DeviceMemory>;
+    /// A device on which nothing is computed and whose allocations are counted: a run's memory plan is what the real
+    /// constructors and operations take there. It is like this one, or a large GPU where this one has no memory of its own.
+    fn counting(&self) -> Self::Counting;
     /// A new queue. Operations of one queue run in their order; nothing orders those of two queues but
     /// [`Queue::synchronize`].
     fn queue(self: &Arc<Self>) -> Result<Self::Queue, DeviceError>;

@@ -14,7 +14,7 @@ pub mod rope;
 pub mod train;
 
 pub use batch::{PAGE, Targets, whole_batch};
-pub use qurl_kernels::types::Batch;
 pub use infer::{Inference, score};
 pub use network::{Network, NetworkOptions, random_leaf};
+pub use qurl_kernels::types::Batch;
 pub use train::{Tape, TapeOptions};

@@ -397,7 +397,11 @@ impl ModelConfig {
         }
         if let Some(SlidingWindow { size, layers }) = &self.sliding_window {
             if *size == 0 || *size > MAX_DIM {
-                return fail("sliding_window", size.to_string(), &format!("a whole number from 1 to {MAX_DIM}"));
+                return fail(
+                    "sliding_window",
+                    size.to_string(),
+                    &format!("a whole number from 1 to {MAX_DIM}"),
+                );
             }
             if layers.len() != self.num_layers {
                 let expected = format!("one for each of num_hidden_layers = {}", self.num_layers);

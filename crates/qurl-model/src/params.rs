@@ -9,7 +9,7 @@ mod init;
 mod layout;
 mod tree;
 
-pub use init::init;
+pub use init::{init, init_leaf};
 pub use layout::{HfTensor, LeafLayout, hf_names, shapes};
 
 use tree::tree;

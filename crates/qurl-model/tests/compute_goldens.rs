@@ -107,9 +107,13 @@ fn values_and_gradients_of_a_critic() {
         let case = load("critic");
         let critic = case.golden.critic.as_ref().expect("critic");
         let params = upload::<Cpu>(queue, &case.params);
-        let net =
-            Network::<Cpu>::new(queue, &case.config, &params, NetworkOptions::training(&case.config, Format::F32))
-                .expect("network");
+        let net = Network::<Cpu>::new(
+            queue,
+            &case.config,
+            &params,
+            NetworkOptions::training(&case.config, Format::F32),
+        )
+        .expect("network");
         let mut tape = Tape::new(&*cpu, &net, whole(&case.golden)).expect("memory");
         let batch = whole_batch(&case.golden.ids);
         let rows: Vec<u32> = (0..batch.rows() as u32).collect();
@@ -168,7 +172,8 @@ fn scores_have_the_same_bits_alone_in_a_batch_in_chunks_and_on_any_threads() {
                     let net = Network::<Cpu>::new(queue, &case.config, &params, options).expect("network");
                     let mut tape = Tape::new(&*one, &net, whole(&case.golden)).expect("memory");
                     let targets = Targets::of(ids, |_, _| true);
-                    let forward = tape.forward(queue, &net, &whole_batch(ids), targets, 1.0).expect("forward");
+                    let forward =
+                        tape.forward(queue, &net, &whole_batch(ids), targets, 1.0).expect("forward");
                     let trained: Vec<u32> = forward.out.logp.iter().map(|x| x.to_bits()).collect();
                     assert!(trained == all.concat(), "{name} {format} {level}: trainer and scorer differ");
                 }

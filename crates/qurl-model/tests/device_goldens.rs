@@ -39,10 +39,7 @@ fn compute<D: Device>(device: &Arc<D>, case: &Case, scoring: &Scoring, format: F
     let mut gradients = zeros_like(&**device, &case.params);
     let gradient = HeadGradient { dlogp: &dlogp, dentropy: &dentropy };
     tape.backward(queue, &net, forward, gradient, &mut gradients);
-    Computed {
-        logp,
-        gradients: gradients.as_ref().map(|g| queue.read(g, D::len(g)).expect("memory")),
-    }
+    Computed { logp, gradients: gradients.as_ref().map(|g| queue.read(g, D::len(g)).expect("memory")) }
 }
 
 fn golden(case: &Case, scoring: &Scoring) -> Computed {
@@ -114,7 +111,8 @@ fn hold_all<D: Device>(
     for (name, case) in cases {
         for scoring in &case.golden.scorings {
             let found = distance(&compute(device, &case, scoring, format), &reference(&case, scoring));
-            let what = format!("{name}, T = {}, {format} on {}", scoring.temperature, device.info().description);
+            let what =
+                format!("{name}, T = {}, {format} on {}", scoring.temperature, device.info().description);
             println!(
                 "{what}: log-probs within {:.1e}, {:.1e} in the mean; gradient {:.1e}, worst tensor {:.1e}, relative",
                 found.logp, found.mean_logp, found.gradient, found.worst_tensor

@@ -35,8 +35,8 @@ fn model(family: Family, seed: u64) -> (ModelConfig, Params<Vec<f32>>) {
 fn log_probs(config: &ModelConfig, weights: &Params<Vec<f32>>, format: Format) -> Vec<f32> {
     let queue = &mut Arc::new(Cpu::new(Level::best(), 2)).queue().expect("a queue");
     let tensors = weights.clone().try_map(|leaf| queue.upload(&leaf)).expect("memory");
-    let net =
-        Network::<Cpu>::new(queue, config, &tensors, NetworkOptions::inference(config, format)).expect("network");
+    let net = Network::<Cpu>::new(queue, config, &tensors, NetworkOptions::inference(config, format))
+        .expect("network");
     let ids: Vec<Vec<u32>> = (0..3).map(|s| (0..20).map(|i| (i * 7 + s * 31) % 96).collect()).collect();
     score(queue, &net, &ids, 1.0, 64).expect("scores").into_iter().flat_map(|out| out.logp).collect()
 }

@@ -11,6 +11,7 @@
 mod check;
 mod commit;
 mod options;
+mod rehearse;
 
 pub use options::EngineOptions;
 
@@ -353,7 +354,8 @@ impl<D: Device> Engine<D> {
     fn launch(&mut self, queue: &mut D::Queue) -> Result<bool, RolloutError> {
         self.scheduler.schedule();
         let asynchronous = self.asynchronous;
-        self.rows.fill(self.scheduler.running(), self.scheduler.pool(), |rows| padded_rows(asynchronous, rows));
+        self.rows
+            .fill(self.scheduler.running(), self.scheduler.pool(), |rows| padded_rows(asynchronous, rows));
         if self.rows.batch.rows() == 0 {
             return Ok(false);
         }

@@ -99,7 +99,7 @@ pub enum RolloutError {
         /// Sequences in flight.
         unfinished: usize,
     },
-    /// The backend failed.
+    /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }

@@ -62,8 +62,9 @@ fn taped<D: Device>(device: &Arc<D>, net: &Network<D>, requests: &[Request], gro
         let mut tape = Tape::new(&**device, net, options).expect("tape");
         let targets = Targets::of(&sequences, |_, position| position >= request.prompt.len());
         let temperature = request.sampling.logp_temperature();
-        let forward =
-            tape.forward(&mut queue(device), net, &whole_batch(&sequences), targets, temperature).expect("forward");
+        let forward = tape
+            .forward(&mut queue(device), net, &whole_batch(&sequences), targets, temperature)
+            .expect("forward");
         all.extend(forward.out.logp);
     }
     all
@@ -118,8 +119,7 @@ fn parity(
         bits(&scored(cuda, &net, &requests, &groups)),
         "{what}: trainer = its scoring"
     );
-    let prefilled_here =
-        prefilled(cuda, pack(cuda, config, params, format, kv, false), &requests, &groups);
+    let prefilled_here = prefilled(cuda, pack(cuda, config, params, format, kv, false), &requests, &groups);
     let cpu = cpu(2);
     let on_cpu = scored(&cpu, &pack(&cpu, config, params, format, kv, false), &requests, &groups);
     let same = |other: &[f32]| if bits(&decoded) == bits(other) { "same bits" } else { "other bits" };
@@ -203,7 +203,8 @@ fn running_ahead_changes_nothing() {
             (rounds, stats)
         };
         let ([expected, ..], _) = serve(roomy(), false);
-        let layer_page = cuda.kv_page_bytes(pack(&cuda, &config, &params, format, None, false).kv_shape(1, 16));
+        let layer_page =
+            cuda.kv_page_bytes(pack(&cuda, &config, &params, format, None, false).kv_shape(1, 16));
         let small = EngineOptions {
             kv_bytes: layer_page * config.num_layers * 12,
             max_num_seqs: 10,
@@ -292,7 +293,8 @@ fn gradients<D: Device>(
         let mut tape =
             Tape::new(&**device, &net, TapeOptions { rows: 140, sequences: 3, recompute }).expect("tape");
         let targets = Targets::of(&sequences, |_, _| true);
-        let forward = tape.forward(&mut queue, &net, &whole_batch(&sequences), targets, 1.0).expect("forward");
+        let forward =
+            tape.forward(&mut queue, &net, &whole_batch(&sequences), targets, 1.0).expect("forward");
         let count = forward.out.logp.len();
         let dlogp: Vec<f32> = (0..count).map(|i| ((i * 7 % 13) as f32 - 6.0) / 50.0).collect();
         let dentropy = vec![0.01; count];

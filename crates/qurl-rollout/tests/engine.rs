@@ -84,8 +84,13 @@ fn the_real_model_tells_its_story() {
     let model = hf::load(&dir).expect("model");
     let cpu = cpu(2);
     let options = qurl_model::compute::NetworkOptions::inference(&model.config, Format::F32);
-    let net = qurl_model::compute::Network::new(&mut queue(&cpu), &model.config, &upload(&cpu, &model.params), options)
-        .expect("network");
+    let net = qurl_model::compute::Network::new(
+        &mut queue(&cpu),
+        &model.config,
+        &upload(&cpu, &model.params),
+        options,
+    )
+    .expect("network");
     let request = Request { n: 2, sampling: Sampling::greedy(), ..Request::new(vec![ids[0]], ids.len() - 1) };
     let group = engine(&cpu, net, roomy()).generate(&[request]).expect("generate").remove(0);
     for sample in &group.samples {
@@ -97,10 +102,7 @@ fn the_real_model_tells_its_story() {
 }
 
 /// Probabilities of the first drawn token, by scoring every token.
-fn probabilities(
-    vocabulary: usize,
-    temperature: f32,
-) -> (Served<qurl_kernels::Cpu>, Vec<f64>, Vec<f32>) {
+fn probabilities(vocabulary: usize, temperature: f32) -> (Served<qurl_kernels::Cpu>, Vec<f64>, Vec<f32>) {
     let (mut config, params) = model(Family::Qwen3, vocabulary, 4);
     config.max_position_embeddings = 64;
     let cpu = cpu(2);
@@ -301,8 +303,7 @@ fn weights_change_only_between_requests() {
     );
     assert_ne!(after.samples[0].logprobs, before.samples[0].logprobs);
     let fresh = network(&cpu, &config, &other, Format::Bf16, None);
-    let expected =
-        Served::new(&cpu, fresh, newer, roomy()).generate(&[request]);
+    let expected = Served::new(&cpu, fresh, newer, roomy()).generate(&[request]);
     assert_same("loaded = packed anew", &[after], &expected.expect("generate"));
 }
 

@@ -27,8 +27,9 @@ fn assert_scores(what: &str, cpu: &Arc<Cpu>, net: &Network<Cpu>, requests: &[Req
         let options = TapeOptions { rows, sequences: sequences.len(), recompute: false };
         let mut tape = Tape::new(&**cpu, net, options).expect("tape");
         let targets = Targets::of(&sequences, |_, _| true);
-        let forward =
-            tape.forward(&mut queue(cpu), net, &whole_batch(&sequences), targets, temperature).expect("forward");
+        let forward = tape
+            .forward(&mut queue(cpu), net, &whole_batch(&sequences), targets, temperature)
+            .expect("forward");
         let mut trained = forward.out.logp.as_slice();
         for ((sample, scored), sequence) in group[0].samples.iter().zip(&scored).zip(&sequences) {
             assert_eq!(bits(&sample.logprobs), bits(&scored.logp[prompt - 1..]), "{what}: decode = scoring");
@@ -48,13 +49,7 @@ fn assert_scores(what: &str, cpu: &Arc<Cpu>, net: &Network<Cpu>, requests: &[Req
 }
 
 /// The finished samples as prompts: what the engine's prefill says about them.
-fn assert_prefill(
-    what: &str,
-    cpu: &Arc<Cpu>,
-    net: Network<Cpu>,
-    requests: &[Request],
-    groups: &[Group],
-) {
+fn assert_prefill(what: &str, cpu: &Arc<Cpu>, net: Network<Cpu>, requests: &[Request], groups: &[Group]) {
     let options = EngineOptions { max_num_batched_tokens: 50, max_num_seqs: 5, ..roomy() };
     let mut engine = engine(cpu, net, options);
     for (request, group) in requests.iter().zip(groups) {
@@ -100,7 +95,8 @@ fn parity(config: &ModelConfig, params: &Params<Vec<f32>>, format: Format, kv: O
 
     if matches!(format, Format::F32 | Format::Bf16) && kv.is_none() {
         let options = NetworkOptions { positions: POSITIONS, ..NetworkOptions::training(config, format) };
-        let trainer = Network::new(&mut queue(&cpu), config, &upload(&cpu, params), options).expect("network");
+        let trainer =
+            Network::new(&mut queue(&cpu), config, &upload(&cpu, params), options).expect("network");
         assert_scores(&format!("{what}: trainer"), &cpu, &trainer, &requests, &groups);
     }
 }

@@ -123,7 +123,11 @@ impl Case {
                 Token::Sampled(row) => self.sampled[row as usize],
             };
             let sampled = position >= sequence.prompt().len();
-            assert!(!sampled || id == token(sequence.id(), position), "{:?} position {position}", sequence.id());
+            assert!(
+                !sampled || id == token(sequence.id(), position),
+                "{:?} position {position}",
+                sequence.id()
+            );
             id
         };
         tokens.into_iter().enumerate().map(known).collect()

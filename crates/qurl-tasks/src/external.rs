@@ -1,12 +1,12 @@
-//! A reward from outside: a command that reads JSON lines and writes one score per line.
+//! A reward from outside: a command that reads JSON lines and writes one reply per line, or a server
+//! ([`http`]).
 //!
 //! The command is started once and kept running. Every response is written as one JSON object with a number
-//! of its own under `request` (and `id`, `prompt`, `answer`, `response`, and `extra` where the task has it).
-//! A reply is best an object `{"request": 17, "score": 0.5}`: such replies may come in any order and can
-//! never go to another response. A bare number in [0, 1], or an object with one under `score` and no
-//! `request`, is taken for the oldest request without a score; since one stray line would then move all later
-//! scores by one, nothing may be waiting before a batch, and nothing may follow within a moment after it. The
-//! first reply of a command decides which of the two it uses.
+//! of its own under `request` (`protocol` has what else is in it). A reply is best an object `{"request": 17,
+//! "score": 0.5}`: such replies may come in any order and can never go to another response. A bare number, or
+//! an object with one under `score` and no `request`, is taken for the oldest request without a reply; since
+//! one stray line would then move all later scores by one, nothing may be waiting before a batch, and nothing
+//! may follow within a moment after it. The first reply of a command decides which of the two it uses.
 //!
 //! Any line that is wrong ends the command: which of its scores are right cannot be known. `process` has
 //! the pipes, [`guard`] ends what the command started, however the run ends.
@@ -14,13 +14,16 @@
 mod error;
 #[cfg(unix)]
 pub mod guard;
+pub mod http;
 mod process;
+mod protocol;
 
-use crate::task::Problem;
+use crate::task::Attempt;
 pub use error::{ExternalError, Slip};
 pub use process::MAX_LINE;
 use process::{Line, Process, shown};
-use serde_json::{Value, json};
+use protocol::{Replies, Style};
+pub use protocol::{Reply, is_name};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
@@ -46,13 +49,6 @@ pub struct Launch {
     pub cancel: Arc<AtomicBool>,
 }
 
-/// Whether replies name their requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Style {
-    ByRequest,
-    InOrder,
-}
-
 /// A running reward command.
 pub struct ExternalReward {
     command: String,
@@ -72,14 +68,6 @@ enum Trouble {
     Ended,
     Late,
     Cancelled,
-}
-
-/// The scores of a batch so far.
-struct Scores {
-    /// The number of the first request.
-    first: u64,
-    scores: Vec<Option<f64>>,
-    answered: usize,
 }
 
 impl ExternalReward {
@@ -109,17 +97,17 @@ impl ExternalReward {
 
     /// Scores a batch of responses, in order. After an error every later batch reports that the command is
     /// gone.
-    pub fn score(&mut self, batch: &[(&Problem, &str)]) -> Result<Vec<f64>, ExternalError> {
-        let mut scores = Scores { first: self.next_request, scores: vec![None; batch.len()], answered: 0 };
+    pub fn score(&mut self, batch: &[Attempt]) -> Result<Vec<Reply>, ExternalError> {
+        let mut replies = Replies::new(self.next_request, batch.len());
         if batch.is_empty() {
             return Ok(Vec::new());
         }
         let outcome = match self.ended {
-            None => self.ask(batch, &mut scores),
+            None => self.ask(batch, &mut replies),
             Some(_) => Err(Trouble::Ended),
         };
-        let (answered, expected) = (scores.answered, batch.len());
-        let Err(trouble) = outcome else { return Ok(scores.scores.into_iter().flatten().collect()) };
+        let (answered, expected) = (replies.answered, batch.len());
+        let Err(trouble) = outcome else { return Ok(replies.all()) };
         let status = self.stop(if matches!(trouble, Trouble::Ended) { PATIENCE.1 } else { Duration::ZERO });
         let command = self.command.clone();
         Err(match trouble {
@@ -128,19 +116,19 @@ impl ExternalReward {
             Trouble::Cancelled => ExternalError::Cancelled { command },
             Trouble::Late => {
                 let seconds = self.limit.as_secs_f64();
-                ExternalError::TimeLimit { command, seconds, answered, expected, missing: scores.missing() }
+                ExternalError::TimeLimit { command, seconds, answered, expected, missing: replies.missing() }
             }
         })
     }
 
-    fn ask(&mut self, batch: &[(&Problem, &str)], scores: &mut Scores) -> Result<(), Trouble> {
+    fn ask(&mut self, batch: &[Attempt], replies: &mut Replies) -> Result<(), Trouble> {
         match self.process.replies.try_recv() {
             Ok(line) => return Err(Trouble::Line(shown(&text_of(line)?), Slip::Unasked)),
             Err(TryRecvError::Disconnected) => return Err(Trouble::Ended),
             Err(TryRecvError::Empty) => {}
         }
-        let requests: String =
-            (scores.first..).zip(batch).map(|(number, item)| request_line(number, item)).collect();
+        let line = |(number, attempt)| format!("{}\n", protocol::request(number, attempt));
+        let requests: String = (self.next_request..).zip(batch).map(line).collect();
         self.next_request += batch.len() as u64;
         let deadline = Instant::now() + self.limit;
         if let Some(to_command) = &self.process.requests {
@@ -148,14 +136,15 @@ impl ExternalReward {
             let _ = to_command.send(requests);
         }
         let (mut last, mut longest) = (None, Duration::ZERO);
-        while scores.answered < batch.len() {
+        while replies.answered < batch.len() {
             let line = text_of(self.line_until(deadline)?.ok_or(Trouble::Late)?)?;
-            scores.take(&line, &mut self.style).map_err(|slip| Trouble::Line(shown(&line), slip))?;
+            let taken = protocol::parse(&line).and_then(|value| replies.take(value, &mut self.style));
+            taken.map_err(|slip| Trouble::Line(shown(&line), slip))?;
             let now = Instant::now();
             longest = last.map_or(longest, |last| longest.max(now - last));
             last = Some(now);
         }
-        if self.style == Some(Style::InOrder) {
+        if self.style.as_ref().is_some_and(|style| !style.by_request) {
             let quiet = Instant::now() + (2 * longest).clamp(QUIET.0, QUIET.1);
             match self.line_until(quiet) {
                 Ok(Some(line)) => {
@@ -198,55 +187,6 @@ impl Drop for ExternalReward {
     }
 }
 
-impl Scores {
-    /// Takes a reply: of the request that it names, or of the first one without a score.
-    fn take(&mut self, line: &str, style: &mut Option<Style>) -> Result<(), Slip> {
-        let (request, score) = reply_of(line).ok_or(Slip::NotAScore)?;
-        let found = if request.is_some() { Style::ByRequest } else { Style::InOrder };
-        match (*style.get_or_insert(found), found) {
-            (Style::ByRequest, Style::InOrder) => return Err(Slip::NoRequest),
-            (Style::InOrder, Style::ByRequest) => return Err(Slip::Request),
-            (Style::ByRequest, Style::ByRequest) | (Style::InOrder, Style::InOrder) => {}
-        }
-        let last = self.first + self.scores.len() as u64 - 1;
-        let index = match request {
-            None => self.answered,
-            Some(request) => match request.as_u64().filter(|number| *number <= last) {
-                None => return Err(Slip::UnknownRequest { first: self.first, last }),
-                // All requests of earlier batches have their scores.
-                Some(number) if number < self.first => return Err(Slip::Doubled(number)),
-                Some(number) => (number - self.first) as usize,
-            },
-        };
-        if self.scores[index].replace(score).is_some() {
-            return Err(Slip::Doubled(self.first + index as u64));
-        }
-        self.answered += 1;
-        Ok(())
-    }
-
-    /// The first request without a score.
-    fn missing(&self) -> u64 {
-        let index = self.scores.iter().position(Option::is_none).unwrap_or(self.scores.len());
-        self.first + index as u64
-    }
-}
-
-/// One response as the command reads it.
-fn request_line(number: u64, (problem, response): &(&Problem, &str)) -> String {
-    let mut line = json!({
-        "request": number,
-        "id": problem.id,
-        "prompt": problem.prompt,
-        "answer": problem.answer,
-        "response": response,
-    });
-    if !problem.extra.is_null() {
-        line["extra"] = problem.extra.clone();
-    }
-    format!("{line}\n")
-}
-
 /// The text of a line, if it is a whole line of text.
 fn text_of(line: Line) -> Result<String, Trouble> {
     match line {
@@ -255,14 +195,4 @@ fn text_of(line: Line) -> Result<String, Trouble> {
         Line::Unfinished(line) => Err(Trouble::Line(line, Slip::Unfinished)),
         Line::NotText(line) => Err(Trouble::Line(line, Slip::NotText)),
     }
-}
-
-/// A reply: the request that it names, if it does, and the score.
-fn reply_of(line: &str) -> Option<(Option<Value>, f64)> {
-    let mut value: Value = serde_json::from_str(line.trim()).ok()?;
-    let (request, score) = match &mut value {
-        Value::Object(fields) => (fields.remove("request"), fields.get("score")?.as_f64()?),
-        other => (None, other.as_f64()?),
-    };
-    (0.0..=1.0).contains(&score).then_some((request, score))
 }

@@ -4,8 +4,10 @@
 //!
 //! * [`grader`] decides whether a response is right.
 //! * [`task`] is what a trainer sees; [`tasks`] holds generated tasks, Countdown and data sets.
-//! * [`data`] reads JSONL, gzip JSONL and parquet; [`presets`] has templates and evaluation settings.
-//! * [`external`] asks a command for rewards; [`metrics`] and [`grade_lines`] serve evaluation.
+//! * [`data`] reads JSONL, gzip JSONL and parquet; [`presets`] has templates and evaluation settings, [`prompt`] templates
+//!   of one's own.
+//! * [`reward`] is several weighted rewards in one; [`external`] asks a command or a server for one.
+//! * [`metrics`] and [`grade_lines`] serve evaluation.
 
 pub mod data;
 pub mod external;
@@ -13,8 +15,11 @@ pub mod grade_lines;
 pub mod grader;
 pub mod metrics;
 pub mod presets;
+pub mod prompt;
+pub mod reward;
 pub mod rng;
+pub mod setting;
 pub mod task;
 pub mod tasks;
 
-pub use task::{Message, Problem, Prompt, RewardValues, Split, Task, Verdict};
+pub use task::{Attempt, Message, Problem, Prompt, RewardValues, Split, Task, Verdict};

@@ -68,13 +68,18 @@ pub const TEMPLATES: [Template; 6] = [PLAIN, DAPO, DEEPSCALER, QWEN_MATH, GSM8K,
 impl Template {
     /// The prompt of a problem.
     pub fn apply(&self, problem: &str) -> Prompt {
-        let text = self.user.replace("{problem}", problem);
+        let text = self.user_text(problem);
         if !self.chat {
             return Prompt::Text(text);
         }
         let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
         let system = self.system.map(|content| message("system", content));
         Prompt::Chat(system.into_iter().chain([message("user", &text)]).collect())
+    }
+
+    /// What the user says of a problem.
+    pub(crate) fn user_text(&self, problem: &str) -> String {
+        self.user.replace("{problem}", problem)
     }
 
     /// A template by name.

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::external::ExternalError;
+use crate::reward::RewardError;
 use crate::rng::mix_text;
 
 /// One message of a chat.
@@ -93,50 +93,58 @@ impl Default for RewardValues {
 }
 
 impl RewardValues {
-    /// The reward of a response that earned this share, from 0 (wrong) to 1 (right); exact at both ends.
+    /// The reward of a response that earned this share, from 0 (wrong) to 1 (right); exact at both ends, and on the same
+    /// line beyond them.
     pub fn of(self, share: f64) -> f64 {
         share * self.right + (1.0 - share) * self.wrong
     }
 }
 
-/// The verdict on one response.
+/// The verdict on one response. Whether it is right and what it is rewarded with are two facts: accuracy is the share
+/// of `correct`, and no reward has a part in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// What the model is rewarded with: a finite number between the task's values for wrong and right.
+    /// Whether the response is right.
+    pub correct: bool,
+    /// What the model is rewarded with: any number that is finite as f32.
     pub reward: f64,
-    /// Named parts, each in [0, 1] whatever the rewards are: `correct` (every task gives it), `format`, ...
+    /// Named parts of the reward before their weights, the same ones for all responses of a task: `format`, ...
     pub parts: Vec<(String, f64)>,
     /// The answer that was found in the response.
     pub extracted: Option<String>,
 }
 
 impl Verdict {
-    /// A verdict with the parts `correct` and `format`, rewarded from 0 to 1: `format_weight` is for the form alone.
+    /// A verdict with the part `format`, rewarded from 0 to 1: `format_weight` is for the form alone.
     pub fn new(correct: bool, format: bool, format_weight: f64, extracted: Option<String>) -> Verdict {
-        let value = |holds: bool| if holds { 1.0 } else { 0.0 };
-        let reward = if correct { 1.0 } else { format_weight * value(format) };
-        Verdict {
-            reward,
-            parts: vec![("correct".into(), value(correct)), ("format".into(), value(format))],
-            extracted,
-        }
+        let format = f64::from(format);
+        let reward = if correct { 1.0 } else { format_weight * format };
+        Verdict { correct, reward, parts: vec![("format".into(), format)], extracted }
     }
 
     /// The same verdict with other rewards for wrong and right: a reward of 0 becomes the one, of 1 the other, and what
-    /// is between them stays at its share of the way. The parts do not change.
+    /// is between them stays at its share of the way. Nothing else changes.
     pub fn valued(self, values: RewardValues) -> Verdict {
         Verdict { reward: values.of(self.reward), ..self }
-    }
-
-    /// How right the response is, from 0 to 1: the part `correct`, never the reward.
-    pub fn correct(&self) -> f64 {
-        self.part("correct").unwrap_or(0.0)
     }
 
     /// A named part.
     pub fn part(&self, name: &str) -> Option<f64> {
         self.parts.iter().find(|(n, _)| n == name).map(|(_, value)| *value)
     }
+}
+
+/// One response to a problem, as it is judged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attempt<'a> {
+    /// The problem.
+    pub problem: &'a Problem,
+    /// What the model wrote.
+    pub response: &'a str,
+    /// Its length in tokens.
+    pub tokens: usize,
+    /// Whether it was cut off at the longest length.
+    pub truncated: bool,
 }
 
 /// A source of problems with a verifiable reward.
@@ -151,8 +159,8 @@ pub trait Task: Send + Sync {
     fn verify(&self, problem: &Problem, response: &str) -> Verdict;
 
     /// Judges responses as a run rewards them: by the task's own rules, unless the reward comes from outside.
-    fn judge(&self, batch: &[(&Problem, &str)]) -> Result<Vec<Verdict>, ExternalError> {
-        Ok(batch.iter().map(|(problem, response)| self.verify(problem, response)).collect())
+    fn judge(&self, batch: &[Attempt]) -> Result<Vec<Verdict>, RewardError> {
+        Ok(batch.iter().map(|attempt| self.verify(attempt.problem, attempt.response)).collect())
     }
 
     /// How many different problems a split has; `None` when they are generated.

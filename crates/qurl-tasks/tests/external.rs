@@ -2,8 +2,8 @@
 //! time limits, and ends. Every command is a shell script.
 #![cfg(unix)]
 
-use qurl_tasks::external::{ExternalError, ExternalReward, Launch, MAX_LINE, Slip};
-use qurl_tasks::{Problem, Prompt};
+use qurl_tasks::external::{ExternalError, ExternalReward, Launch, MAX_LINE, Reply, Slip};
+use qurl_tasks::{Attempt, Problem, Prompt};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -28,9 +28,14 @@ fn problem() -> Problem {
 
 /// The scores of a batch of responses.
 fn score(reward: &mut ExternalReward, responses: &[&str]) -> Result<Vec<f64>, ExternalError> {
+    Ok(replies(reward, responses)?.into_iter().map(|reply| reply.score).collect())
+}
+
+/// All that is said of a batch of responses.
+fn replies(reward: &mut ExternalReward, responses: &[&str]) -> Result<Vec<Reply>, ExternalError> {
     let problem = problem();
-    let batch: Vec<(&Problem, &str)> = responses.iter().map(|response| (&problem, *response)).collect();
-    reward.score(&batch)
+    let attempt = |&response| Attempt { problem: &problem, response, tokens: 7, truncated: false };
+    reward.score(&responses.iter().map(attempt).collect::<Vec<_>>())
 }
 
 /// The line that is complained about, and why.
@@ -77,14 +82,21 @@ fn the_documented_example_works() {
         println!("skipped: there is no python3");
         return;
     }
-    let page =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rewards.md")).unwrap();
-    let (_, rest) = page.split_once("```python\n").unwrap();
-    let (example, _) = rest.split_once("```").unwrap();
-    let command = ["python3", "-c", example].map(String::from);
+    let read =
+        |file: &str| std::fs::read_to_string(format!("{}/../../{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let (page, example) = (read("docs/rewards.md"), read("examples/reward.py"));
+    assert!(page.contains(&format!("```python\n{example}```")), "docs/rewards.md shows examples/reward.py");
+    assert!(example.lines().count() <= 10, "ten lines");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/reward.py");
+    let command = ["python3", file].map(String::from);
     let mut reward = ExternalReward::start(&command, Duration::from_secs(120), &Launch::default()).unwrap();
-    assert_eq!(score(&mut reward, &["2+2=4", "2+2=5", "4"]).unwrap(), [1.0, 0.0, 1.0]);
-    assert_eq!(score(&mut reward, &["no", "\u{1f642} 4 "]).unwrap(), [0.0, 1.0]);
+    let said = replies(&mut reward, &["2+2=4", "2+2=5", "4"]).unwrap();
+    let facts: Vec<_> = said.iter().map(|reply| (reply.score, reply.correct)).collect();
+    assert_eq!(facts, [(1.0, Some(true)), (0.0, Some(false)), (1.0, Some(true))]);
+    assert_eq!(said[1].parts, [("right".to_string(), 0.0), ("long".to_string(), 0.0)]);
+    let problem = problem();
+    let long = Attempt { problem: &problem, response: "\u{1f642} -4 ", tokens: 201, truncated: true };
+    assert_eq!(reward.score(&[long]).unwrap()[0].score, -0.5, "negative scores are rewards too");
 }
 
 #[test]
@@ -98,9 +110,9 @@ fn requests_that_were_not_made_or_have_a_score_are_reported() {
     };
     let shown = |n: &str| format!(r#"{{"request": {n}, "score": 1}}"#);
     let unknown = Slip::UnknownRequest { first: 0, last: 1 };
-    assert_eq!(twice(&reply("$((n + 5))")), (shown("5"), unknown));
-    assert_eq!(twice(&reply("-1")), (shown("-1"), unknown));
-    assert_eq!(twice(&reply("\\\"$n\\\"")), (shown("\"0\""), unknown));
+    assert_eq!(twice(&reply("$((n + 5))")), (shown("5"), unknown.clone()));
+    assert_eq!(twice(&reply("-1")), (shown("-1"), unknown.clone()));
+    assert_eq!(twice(&reply("\\\"$n\\\"")), (shown("\"0\""), unknown.clone()));
     // A request of the batch, twice; one of the batch before; and one that is not made yet, which is not
     // waited for.
     assert_eq!(twice(&reply("$((n - n % 2))")), (shown("0"), Slip::Doubled(0)));
@@ -229,10 +241,90 @@ fn half_a_line_is_not_a_score() {
 
 #[test]
 fn nonsense_and_bad_numbers_are_reported() {
-    for line in ["hello", "1.5", "-0.1", "NaN", "{\"points\": 1}", "\"1\"", "", "{\"request\": 0}"] {
+    let said = |line: &str| {
         let mut reward = start(&format!("while read -r x; do echo '{line}'; done"));
-        assert_eq!(slip(score(&mut reward, &["a"])), (line.into(), Slip::NotAScore));
+        let (shown, slip) = slip(score(&mut reward, &["a"]));
+        assert_eq!(shown, line);
+        slip.to_string()
+    };
+    let no_score = "expected a number, or an object with one under `score`";
+    for line in
+        ["hello", "{\"points\": 1}", "\"1\"", "", "{\"request\": 0}", "{\"score\": \"NaN\"}", "[1]", "true"]
+    {
+        assert_eq!(said(line), no_score, "{line}");
     }
+    for (line, why) in [
+        ("NaN", "`score` is NaN, expected a finite number"),
+        ("-inf", "`score` is -inf, expected a finite number"),
+        (r#"{"request": 0, "score": NaN}"#, "`score` is NaN, expected a finite number"),
+        (r#"{"score":-Infinity}"#, "`score` is -Infinity, expected a finite number"),
+        (
+            r#"{"score": 1, "parts": {"a": 2, "style": NaN}}"#,
+            "`parts.style` is NaN, expected a finite number",
+        ),
+        (r#"{"score": 1e300}"#, "`score` is 1e300, expected a finite number"),
+        (r#"{"score": 1e999}"#, "there is a number beyond all floating-point ones, expected a finite number"),
+        (
+            r#"{"score": 1, "correct": 0.5}"#,
+            "expected true or false under `correct`; how good a response is says `score`",
+        ),
+        (
+            r#"{"score": 1, "parts": {"a/b": 2}}"#,
+            "expected numbers under `parts`, with names of letters, digits, `_`, `-` and spaces",
+        ),
+        (
+            r#"{"score": 1, "parts": [2]}"#,
+            "expected numbers under `parts`, with names of letters, digits, `_`, `-` and spaces",
+        ),
+    ] {
+        assert_eq!(said(line), why, "{line}");
+    }
+}
+
+/// A score is the reward: any finite number.
+#[test]
+fn scores_have_any_range() {
+    for (line, score_) in [("-3.5", -3.5), ("1e30", 1e30), ("0", 0.0), (r#"{"score": -7}"#, -7.0)] {
+        let mut reward = start(&format!("while read -r x; do echo '{line}'; done"));
+        assert_eq!(score(&mut reward, &["a", "b"]).unwrap(), [score_, score_]);
+    }
+}
+
+/// What the first reply says, all say: a mean over some of the responses would be another figure.
+#[test]
+fn replies_that_differ_in_kind_are_reported() {
+    for (first, second, why) in [
+        (r#"{"score": 1, "correct": true}"#, r#"{"score": 1}"#, "expected `correct`, as in earlier replies"),
+        (r#"{"score": 1}"#, r#"{"score": 1, "correct": 0}"#, "expected no `correct`, as in earlier replies"),
+        (
+            r#"{"score": 1, "parts": {"b": 1, "a": true}}"#,
+            r#"{"score": 1, "parts": {"a": 1}}"#,
+            "expected the parts a, b, as in earlier replies",
+        ),
+        ("1", r#"{"score": 1, "parts": {"a": 1}}"#, "expected no `parts`, as in earlier replies"),
+    ] {
+        let script = format!("read -r x; echo '{first}'; while read -r x; do echo '{second}'; done");
+        let (line, slip) = slip(score(&mut start(&script), &["a", "b"]));
+        assert_eq!((line.as_str(), slip.to_string().as_str()), (second, why));
+    }
+    // In another order they are the same parts.
+    let script = r#"read -r x; echo '{"score": 1, "parts": {"a": 1, "b": 2}}'; while read -r x; do echo '{"score": 1, "parts": {"b": 2, "a": 1}}'; done"#;
+    assert_eq!(score(&mut start(script), &["a", "b"]).unwrap(), [1.0, 1.0]);
+}
+
+/// A command that repeats what it read.
+#[test]
+fn requests_have_what_a_judge_needs() {
+    let file = std::env::temp_dir().join(format!("qurl-requests-{}", std::process::id()));
+    let script = format!("while read -r x; do printf '%s\n' \"$x\" > {}; echo 1; done", file.display());
+    score(&mut start(&script), &["say \"4\"\nthen stop"]).unwrap();
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(file).unwrap();
+    let expected = serde_json::json!({
+        "request": 0, "id": "p", "prompt": "2+2=", "answer": "4", "response": "say \"4\"\nthen stop",
+        "tokens": 7, "truncated": false,
+    });
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), expected);
 }
 
 #[test]

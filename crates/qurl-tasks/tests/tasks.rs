@@ -31,7 +31,7 @@ fn worked_solutions_are_right_and_within_the_alphabet() {
             let verdict = task.verify(&problem, &solution);
             let name = (task.name(), task.level());
             assert_eq!(verdict.reward, 1.0, "{name:?}: {} {solution:?}", prompt(&problem));
-            assert_eq!((verdict.part("correct"), verdict.part("format")), (Some(1.0), Some(1.0)));
+            assert_eq!((verdict.correct, verdict.part("format")), (true, Some(1.0)));
             let text = prompt(&problem).to_string() + &solution;
             let foreign = text.chars().find(|c| !alphabet.contains(c));
             assert_eq!(foreign, None, "{name:?}: {text:?}");
@@ -118,24 +118,24 @@ fn a_share_of_the_reward_can_be_for_form() {
 }
 
 #[test]
-fn rewards_have_the_values_asked_for_and_rightness_stays_a_share() {
+fn rewards_have_the_values_asked_for_and_rightness_is_another_fact() {
     let values = RewardValues { right: 1.0, wrong: -1.0 };
     let verdicts = |task: &dyn Task, wrong: &str| {
         let problem = task.draw(Split::Train, 1, 1).unwrap();
         let right = task.worked_solution(&problem).unwrap();
         [right.as_str(), wrong, ""].map(|response| {
             let verdict = task.verify(&problem, response);
-            (verdict.reward, verdict.correct())
+            (verdict.reward, verdict.correct)
         })
     };
     // The share for the form is a share of the way from wrong to right.
-    let expected = [(1.0, 1.0), (-0.5, 0.0), (-1.0, 0.0)];
+    let expected = [(1.0, true), (-0.5, false), (-1.0, false)];
     let addition = Synthetic::new(Kind::Addition, 2).unwrap().with_format_weight(0.25).with_reward(values);
     assert_eq!(verdicts(&addition, "#### 7"), expected);
     let countdown = Synthetic::new(Kind::Countdown, 1).unwrap().with_format_weight(0.25).with_reward(values);
     let problem = countdown.draw(Split::Train, 1, 1).unwrap();
     let right = countdown.verify(&problem, &countdown.worked_solution(&problem).unwrap());
-    assert_eq!((right.reward, right.correct(), countdown.verify(&problem, "no").reward), (1.0, 1.0, -1.0));
+    assert_eq!((right.reward, right.correct, countdown.verify(&problem, "no").reward), (1.0, true, -1.0));
     let row = Row {
         id: "a".into(),
         problem: Prompt::Text("One and one?".into()),

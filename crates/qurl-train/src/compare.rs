@@ -4,10 +4,12 @@
 //! quantized and how the loss corrects for it. Clip ranges and C come from the recipe's own objective, so that every
 //! method gets the same ones.
 
+use crate::best::{BestSeen, score_of};
 use crate::recipe::Recipe;
-use crate::rl::{StepRecord, Tested};
+use crate::rl::Tested;
 use qurl_rl::objective::recipe::{Clip, Objective, Truncated};
 use serde::Serialize;
+use serde_json::Value;
 
 /// One way to train with a quantized rollout (or without quantization).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,6 +63,11 @@ impl Method {
         Method::FasterLearning { factor: 2.0 },
         Method::StochasticRounding,
     ];
+
+    /// The method with this name.
+    pub fn named(name: &str) -> Option<Method> {
+        Method::GRID.into_iter().chain(Method::UAQ_ABLATION).find(|method| method.name() == name)
+    }
 
     /// Its name on the command line and in file names.
     pub fn name(self) -> String {
@@ -154,8 +161,10 @@ pub struct RunFigures {
     pub accuracy_before: f64,
     /// Held-out accuracy at the end.
     pub accuracy_final: f64,
-    /// The best on the way.
+    /// The best score on the way, and the step after which it was seen ([`BestSeen`]).
     pub accuracy_best: f64,
+    /// 0 for the start.
+    pub best_step: u64,
     /// Mean accuracy of `run.test_k` samples before, where measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub avg_at_k_before: Option<f64>,
@@ -183,37 +192,44 @@ pub struct RunFigures {
 }
 
 impl RunFigures {
-    /// A run that begins.
-    pub fn new(before: Tested) -> RunFigures {
-        RunFigures {
+    /// Of a run that began with this evaluation, from the lines of its `metrics.jsonl`; with the step at
+    /// which it broke.
+    pub fn of(before: Tested, records: &[Value], broken_at: Option<u64>) -> RunFigures {
+        let mut figures = RunFigures {
             accuracy_before: before.accuracy,
             accuracy_final: before.accuracy,
-            accuracy_best: before.accuracy,
             avg_at_k_before: before.avg_at_k,
             avg_at_k_final: before.avg_at_k,
+            broken_at,
             ..RunFigures::default()
+        };
+        let mut best = BestSeen { score: before.score(), step: 0 };
+        for record in records {
+            figures.add(record);
+            if let Some(score) = score_of(record) {
+                best = BestSeen::or(Some(best), record["step"].as_u64().unwrap_or(figures.steps), score);
+            }
         }
+        (figures.accuracy_best, figures.best_step) = (best.score, best.step);
+        figures
     }
 
-    /// Adds a step.
-    pub fn add(&mut self, record: &StepRecord) {
+    fn add(&mut self, record: &Value) {
+        let number = |path: &str| record.pointer(path).and_then(Value::as_f64);
         self.steps += 1;
         let mean = |old: f64, new: f64| old + (new - old) / self.steps as f64;
-        if let Some(m) = &record.mismatch {
-            self.mismatch_kl = mean(self.mismatch_kl, m.kl);
-            self.mismatch_kl_max = self.mismatch_kl_max.max(m.kl);
-            self.rho_max = self.rho_max.max(m.rho_max);
+        if let Some(kl) = number("/mismatch/kl") {
+            self.mismatch_kl = mean(self.mismatch_kl, kl);
+            self.mismatch_kl_max = self.mismatch_kl_max.max(kl);
+            self.rho_max = self.rho_max.max(number("/mismatch/rho_max").unwrap_or(0.0));
         }
-        self.clip_fraction =
-            mean(self.clip_fraction, record.clip_fraction_upper + record.clip_fraction_lower);
-        self.skipped_updates += record.skipped_updates;
-        self.response_tokens += record.response_tokens as f64;
-        self.rollout_seconds += record.timing.get("rollout").copied().unwrap_or(0.0);
-        if let Some(accuracy) = record.test_accuracy {
-            self.accuracy_final = accuracy;
-            self.accuracy_best = self.accuracy_best.max(accuracy);
-        }
-        self.avg_at_k_final = record.test_avg_at_k.or(self.avg_at_k_final);
+        let clipped = ["/clip_fraction_upper", "/clip_fraction_lower"].map(|key| number(key).unwrap_or(0.0));
+        self.clip_fraction = mean(self.clip_fraction, clipped[0] + clipped[1]);
+        self.skipped_updates += record["skipped_updates"].as_u64().unwrap_or(0);
+        self.response_tokens += number("/response_tokens").unwrap_or(0.0);
+        self.rollout_seconds += number("/timing/rollout").unwrap_or(0.0);
+        self.accuracy_final = number("/test_accuracy").unwrap_or(self.accuracy_final);
+        self.avg_at_k_final = number("/test_avg_at_k").or(self.avg_at_k_final);
     }
 
     /// Response tokens a second of rollout.
@@ -244,6 +260,7 @@ impl Spread {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     const BASE: &str = include_str!("../../../recipes/default.toml");
 
@@ -278,6 +295,36 @@ mod tests {
         assert_eq!(lr(Method::FasterLearning { factor: 2.0 }), 2.0 * lr(Method::Tis));
         let names: std::collections::BTreeSet<String> = Method::GRID.iter().map(|m| m.name()).collect();
         assert_eq!(names.len(), Method::GRID.len());
+    }
+
+    #[test]
+    fn methods_are_found_by_their_names() {
+        for method in Method::GRID.into_iter().chain(Method::UAQ_ABLATION) {
+            assert_eq!(Method::named(&method.name()), Some(method));
+        }
+        assert_eq!(Method::named("ppo2"), None);
+    }
+
+    #[test]
+    fn figures_are_those_of_the_lines() {
+        let lines = [
+            json!({"step": 1, "mismatch": {"kl": 0.5, "rho_max": 3.0}, "clip_fraction_upper": 0.25,
+                   "clip_fraction_lower": 0.25, "response_tokens": 10, "timing": {"rollout": 0.5}}),
+            json!({"step": 2, "mismatch": {"kl": 0.25, "rho_max": 2.0}, "clip_fraction_upper": 0.0,
+                   "clip_fraction_lower": 0.0, "response_tokens": 30, "timing": {"rollout": 1.5},
+                   "test_accuracy": 0.5, "test_avg_at_k": 0.25, "skipped_updates": 1}),
+            json!({"step": 3, "mismatch": null, "test_accuracy": 0.75, "test_avg_at_k": 0.125}),
+        ];
+        let before = Tested { accuracy: 0.625, reward: None, avg_at_k: Some(0.1875) };
+        let figures = RunFigures::of(before, &lines, Some(4));
+        assert_eq!((figures.accuracy_before, figures.accuracy_final), (0.625, 0.75));
+        assert_eq!(figures.avg_at_k_final, Some(0.125));
+        assert_eq!((figures.accuracy_best, figures.best_step), (0.25, 2), "by Avg@k, where it is measured");
+        assert_eq!((figures.mismatch_kl, figures.mismatch_kl_max, figures.rho_max), (0.375, 0.5, 3.0));
+        assert_eq!((figures.tokens_per_s(), figures.skipped_updates), (20.0, 1));
+        assert_eq!(figures.broken_at, Some(4));
+        let nothing = RunFigures::of(before, &[], None);
+        assert_eq!((nothing.accuracy_best, nothing.best_step), (0.1875, 0));
     }
 
     #[test]

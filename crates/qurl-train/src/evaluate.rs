@@ -8,13 +8,14 @@
 pub mod record;
 pub mod summary;
 
+use crate::solve::attempt;
 use crate::start::{Start, StartError};
 use qurl_kernels::Device;
 use qurl_model::tokenizer::TokenizerError;
 use qurl_rollout::{Engine, Request, RequestId, RolloutError, Sample, SampleKey, Sampling};
-use qurl_tasks::external::ExternalError;
+use qurl_tasks::reward::RewardError;
 use qurl_tasks::rng::mix_text;
-use qurl_tasks::task::{Problem, Prompt, Task};
+use qurl_tasks::task::{Attempt, Problem, Prompt, Task};
 use record::{ProblemRecord, ResponseRecord};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -63,9 +64,9 @@ pub enum EvaluateError {
     /// Turning tokens into text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The reward command.
+    /// A reward of one's own.
     #[error(transparent)]
-    Reward(#[from] ExternalError),
+    Reward(#[from] RewardError),
     /// A finished problem could not be saved.
     #[error("saving a response: {0}")]
     Save(#[from] std::io::Error),
@@ -234,7 +235,8 @@ fn judge(
     let problem = &set.problems[index as usize];
     let decode = |sample: &Sample| start.tokenizer.decode(&sample.tokens, true);
     let texts = samples.iter().map(decode).collect::<Result<Vec<String>, _>>()?;
-    let batch: Vec<(&Problem, &str)> = texts.iter().map(|text| (problem, text.as_str())).collect();
+    let batch: Vec<Attempt> =
+        samples.iter().zip(&texts).map(|(sample, text)| attempt(problem, sample, text)).collect();
     let verdicts = set.task.judge(&batch)?;
     let mut responses: VecDeque<ResponseRecord> = samples
         .iter()
@@ -242,7 +244,7 @@ fn judge(
         .zip(verdicts)
         .map(|((sample, text), verdict)| ResponseRecord {
             text,
-            correct: verdict.correct(),
+            correct: f64::from(verdict.correct),
             reward: verdict.reward,
             extracted: verdict.extracted,
             tokens: sample.tokens.len(),

@@ -9,7 +9,7 @@ use crate::checkpoint::LearnerSnapshot;
 use crate::optimizer::{AdamWOptions, Optimizer, UpdateReport};
 use qurl_kernels::types::{HeadGradient, HeadOutput};
 use qurl_kernels::{Device, DeviceError, Format, Queue};
-use qurl_model::compute::{Batch, Network, NetworkOptions, Tape, TapeOptions, Targets};
+use qurl_model::compute::{Batch, Network, NetworkOptions, Tape, TapeOptions, Targets, whole_batch};
 use qurl_model::{ModelConfig, Params};
 
 /// How a learner computes.
@@ -53,16 +53,32 @@ impl<D: Device> Learner<D> {
         weights: &Params<Vec<f32>>,
         options: LearnerOptions,
     ) -> Result<Self, DeviceError> {
-        let device = queue.device().clone();
         let params = weights.as_ref().try_map(|w| queue.upload(w))?;
-        let grads = weights.as_ref().try_map(|w| device.zeros(w.len()))?;
+        Self::of(queue, config, params, options, &mut |_| ())
+    }
+
+    /// Takes over weights that are on the device. `taken` hears of each part of the memory after it was taken.
+    pub(crate) fn of(
+        queue: &mut D::Queue,
+        config: &ModelConfig,
+        params: Params<D::Tensor>,
+        options: LearnerOptions,
+        taken: &mut dyn FnMut(&str),
+    ) -> Result<Self, DeviceError> {
+        taken("weights in f32");
+        let device = queue.device().clone();
+        let grads = params.as_ref().try_map(|w| device.zeros(D::len(w)))?;
+        taken("gradients");
         let network = NetworkOptions {
             positions: options.positions,
             ..NetworkOptions::training(config, options.compute)
         };
         let net = Network::new(queue, config, &params, network)?;
+        taken("packed weights");
         let optimizer = Optimizer::new(&*device, &params, options.adamw)?;
+        taken("moments");
         let tape = Tape::new(&*device, &net, options.tape)?;
+        taken("activations");
         Ok(Learner { params, grads, net, optimizer, tape })
     }
 
@@ -166,6 +182,44 @@ impl<D: Device> Learner<D> {
         Ok(report)
     }
 
+    /// Does the largest things that training does, for what they allocate: a full micro-batch with its update, and
+    /// scoring by this network and by `other`.
+    pub(crate) fn rehearse(
+        &mut self,
+        queue: &mut D::Queue,
+        tape: TapeOptions,
+        longest: usize,
+        other: Option<&Network<D>>,
+    ) -> Result<(), DeviceError> {
+        let ids = full_batch(tape, longest);
+        let (batch, targets) = (whole_batch(&ids), Targets::of(&ids, |_, _| true));
+        self.score(queue, &batch, &targets, 1.0)?;
+        if let Some(other) = other {
+            self.score_with(queue, other, &batch, &targets, 1.0)?;
+        }
+        self.accumulate(queue, &batch, targets, 1.0, |out| {
+            let zeros = vec![0.0; out.logp.len()];
+            Ok::<_, DeviceError>(LossGradient { dlogp: zeros.clone(), dentropy: zeros })
+        })?;
+        self.update(queue, 0.0).map(|_| ())
+    }
+
+    /// [`Learner::rehearse`] of a critic.
+    pub(crate) fn rehearse_values(
+        &mut self,
+        queue: &mut D::Queue,
+        tape: TapeOptions,
+        longest: usize,
+    ) -> Result<(), DeviceError> {
+        let ids = full_batch(tape, longest);
+        let batch = whole_batch(&ids);
+        let rows: Vec<u32> = (0..batch.rows() as u32).collect();
+        self.values(queue, &batch, &rows)?;
+        let zeros = |values: &[f32]| Ok::<_, DeviceError>(vec![0.0; values.len()]);
+        self.accumulate_values(queue, &batch, &rows, zeros)?;
+        self.update(queue, 0.0).map(|_| ())
+    }
+
     /// The weights, on the host.
     pub fn weights(&self, queue: &mut D::Queue) -> Result<Params<Vec<f32>>, DeviceError> {
         read::<D>(queue, &self.params)
@@ -191,6 +245,12 @@ impl<D: Device> Learner<D> {
         self.optimizer.steps = from.updates;
         self.net.refresh(queue, &self.params)
     }
+}
+
+/// Sequences that fill a micro-batch, as long as they may be.
+fn full_batch(tape: TapeOptions, longest: usize) -> Vec<Vec<u32>> {
+    let starts = (0..tape.rows).step_by(longest.max(1)).take(tape.sequences);
+    starts.map(|start| vec![0; longest.min(tape.rows - start)]).collect()
 }
 
 /// Copies of tensors on the host.

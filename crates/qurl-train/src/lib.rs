@@ -6,7 +6,9 @@
 //! [`rl`] is one step of reinforcement learning, and [`run`] the loop around it.
 //! [`checkpoint`] saves the state of a run and [`runlog`] what it reports: together they are what a run directory holds.
 //! [`solve`] has the engine answer problems and judges the answers; [`evaluate`] does so for whole sets.
+//! [`best`] says what the best of several evaluations is.
 
+pub mod best;
 pub mod checkpoint;
 pub mod compare;
 pub mod crc32c;

@@ -8,6 +8,7 @@ mod compare;
 mod doubts;
 mod explain;
 mod model;
+mod own;
 mod paths;
 mod ranges;
 pub mod reference;

@@ -7,6 +7,7 @@
 
 mod batch;
 mod health;
+mod models;
 mod prepare;
 mod probe;
 mod record;
@@ -21,18 +22,21 @@ pub use batch::RolloutBatch;
 pub use health::{Health, Symptom};
 pub use prepare::prepare;
 pub use probe::RolloutSpeed;
-pub use record::{Layered, Phases, StepRecord};
+pub use record::{Layered, Phases, RewardSpread, StepRecord};
+pub use rollouts::Drawn;
 pub use sampled::SampledRollout;
 pub use test::Tested;
 
-use crate::learner::{Learner, LearnerOptions, micro_batches};
+pub(crate) use models::Models;
+
+use crate::learner::{Learner, micro_batches};
 use crate::recipe::{Recipe, RecipeError, RlPlan};
 use crate::solve::{SolveError, Solved};
 use crate::start::Start;
 use qurl_kernels::{Device, DeviceError, Queue, Rounding};
-use qurl_model::compute::{Batch, Network, NetworkOptions, TapeOptions, whole_batch};
+use qurl_model::Params;
+use qurl_model::compute::{Batch, Network, TapeOptions, whole_batch};
 use qurl_model::rng::CounterRng;
-use qurl_model::{ModelConfig, Params, params};
 use qurl_quant::{QuantError, checksum, diagnostics, uaq};
 use qurl_rl::advantage::Rollouts;
 use qurl_rl::{KlCoefficient, Mismatch, RlError, to_f32};
@@ -149,29 +153,10 @@ impl<D: Device> RlTrainer<D> {
         uaq::rescale(&mut start.weights, &mut start.config, plan.rollout.uaq as f32)?;
         let measured = (plan.run.update_metrics_freq > 0).then(|| start.weights.clone());
         prepare::check_context(&plan, recipe, file, &start.config)?;
-        let (config, positions) = (&start.config, plan.longest());
-        let tape = plan.tape(&recipe.trainer);
-        let compute = recipe.trainer.compute;
         let mut queue = device.queue()?;
-        let learner = |queue: &mut D::Queue, weights: &Params<Vec<f32>>, adamw| {
-            Learner::new(queue, config, weights, LearnerOptions { compute, positions, tape, adamw })
-        };
-        let actor = learner(&mut queue, &start.weights, plan.actor.optim)?;
-        let critic = match &plan.critic {
-            Some(updates) => {
-                let value_head = params::init(config, recipe.trainer.seed, true).value_head;
-                Some(learner(&mut queue, &Params { value_head, ..start.weights.clone() }, updates.optim)?)
-            }
-            None => None,
-        };
-        let reference = match plan.algorithm.needs_reference() {
-            true => {
-                let options = NetworkOptions { positions, ..NetworkOptions::inference(config, compute) };
-                Some(Network::new(&mut queue, config, &actor.params, options)?)
-            }
-            false => None,
-        };
-        let engine = rollout_engine(&mut queue, config, &actor.params, &plan)?;
+        let weights = Some(&start.weights);
+        let Models { actor, critic, reference, engine, tape } =
+            Models::new(&mut queue, recipe, &plan, &start.config, weights, &mut |_| ())?;
         let kl = plan.algorithm.kl_in_reward.as_ref().map(|k| KlCoefficient::new(k.kl_ctrl)).transpose()?;
         Ok(RlTrainer {
             plan,
@@ -251,14 +236,16 @@ impl<D: Device> RlTrainer<D> {
         self.begin_stage()?;
         let mut entropy = Entropy::default();
         entropy.add(&solved);
-        let rolled = Rolled { groups: solved, gen_batches: 1, verifying: 0.0, entropy: entropy.mean() };
+        let mut drawn = Drawn::default();
+        drawn.add(&solved)?;
+        let rolled = Rolled { groups: solved, drawn, verifying: 0.0, entropy: entropy.mean() };
         self.learn(rolled, Phases::start())
     }
 
     fn learn(&mut self, rolled: Rolled, mut phases: Phases) -> Result<StepRecord, TrainError> {
-        let Rolled { groups: solved, gen_batches, entropy, .. } = rolled;
+        let Rolled { groups: solved, drawn, entropy, .. } = rolled;
         let mut batch = RolloutBatch::pack(&solved, &self.plan, self.step);
-        let mut record = StepRecord::new(self.step, &solved, &batch, gen_batches, entropy);
+        let mut record = StepRecord::new(self.step, &solved, &batch, drawn, entropy);
         if batch.tokens() == 0 {
             record.timing = phases.finish();
             self.last = (solved, batch);
@@ -357,7 +344,9 @@ impl<D: Device> RlTrainer<D> {
     fn values(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
         let Some(critic) = &mut self.critic else { return Ok(Vec::new()) };
         let queue = &mut self.queue;
-        by_micro_batches(batch, self.tape, |ids, range| Ok(critic.values(queue, &ids, &batch.targets(range).rows)?))
+        by_micro_batches(batch, self.tape, |ids, range| {
+            Ok(critic.values(queue, &ids, &batch.targets(range).rows)?)
+        })
     }
 
     /// Rewards of tokens (with KL to the reference taken off where asked), then advantages and returns.
@@ -400,22 +389,6 @@ fn by_micro_batches(
         all.extend(score(whole_batch(&batch.ids(range.clone())), range)?);
     }
     Ok(all)
-}
-
-/// An engine for the plan's rollouts, packed in the plan's format.
-fn rollout_engine<D: Device>(
-    queue: &mut D::Queue,
-    config: &ModelConfig,
-    params: &Params<D::Tensor>,
-    plan: &RlPlan,
-) -> Result<Engine<D>, TrainError> {
-    let r = &plan.rollout;
-    let mut options =
-        NetworkOptions { positions: plan.longest(), ..NetworkOptions::inference(config, r.format) };
-    options.kv_format = r.kv_cache.unwrap_or(options.kv_format);
-    options.head_format = if r.quantize_head { r.format } else { options.head_format };
-    let network = Network::new(queue, config, params, options)?;
-    Ok(Engine::new(queue.device().clone(), network, WeightVersion::default(), r.engine_options())?)
 }
 
 fn wide(values: &[f32]) -> Vec<f64> {

@@ -115,7 +115,7 @@ pub struct Run<D: Device> {
     /// Where the weights are that the first step started from, if they are anywhere but in a checkpoint.
     start_path: Option<PathBuf>,
     /// What it is expected to take of the device's memory.
-    memory: MemoryPlan,
+    memory: Option<MemoryPlan>,
     /// Seconds of the steps that earlier processes made.
     seconds_before: f64,
     /// The evaluation before the first step.
@@ -134,7 +134,8 @@ impl<D: Device> Run<D> {
         let RunParts { path, store, from, mut log } = parts;
         let (text, plan) = (recipe.to_toml(), trainer.plan().clone());
         let start_path = recipe.model.path.clone().filter(|_| recipe.sft.is_none());
-        let memory = MemoryPlan::of_rl(recipe, &plan, &trainer.start().config);
+        let planned = || MemoryPlan::of_rl(trainer.device(), recipe, &plan, &trainer.start().config);
+        let memory = trainer.device().memory().map(|_| planned()).transpose()?;
         let newest = from.as_ref().map(|(step, _)| *step);
         let mut keeper =
             Keeper::new(store, ModelFiles::of(trainer.start()), newest, recipe.trainer.save_freq);

@@ -5,8 +5,9 @@ use crate::start::{Start, StartError};
 use qurl_kernels::Device;
 use qurl_model::tokenizer::TokenizerError;
 use qurl_rollout::{Engine, Request, RolloutError, Sample, SampleKey, Sampling};
-use qurl_tasks::external::ExternalError;
-use qurl_tasks::task::{Problem, Split, Task, Verdict};
+use qurl_tasks::reward::RewardError;
+use qurl_tasks::task::{Attempt, Problem, Split, Task, Verdict};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// Why problems could not be solved.
@@ -38,9 +39,9 @@ pub enum SolveError {
     /// Turning tokens into text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The reward command.
+    /// A reward of one's own.
     #[error(transparent)]
-    Reward(#[from] ExternalError),
+    Reward(#[from] RewardError),
     /// The task has no problems in this split.
     #[error("the task {task:?} has no {split:?} problems")]
     NoProblems {
@@ -140,8 +141,9 @@ pub fn solve<D: Device>(
     let judging = Instant::now();
     let decode = |sample: &Sample| start.tokenizer.decode(&sample.tokens, true);
     let texts = groups.iter().flat_map(|g| &g.samples).map(decode).collect::<Result<Vec<String>, _>>()?;
-    let owners = problems.iter().zip(&groups).flat_map(|(p, g)| std::iter::repeat_n(p, g.samples.len()));
-    let batch: Vec<(&Problem, &str)> = owners.zip(texts.iter().map(String::as_str)).collect();
+    let owners = problems.iter().zip(&groups).flat_map(|(p, g)| g.samples.iter().map(move |s| (p, s)));
+    let batch: Vec<Attempt> =
+        owners.zip(&texts).map(|((problem, sample), text)| attempt(problem, sample, text)).collect();
     let verdicts = task.judge(&batch)?;
     let seconds = judging.elapsed().as_secs_f64();
     let mut judged = verdicts.into_iter().zip(texts);
@@ -154,8 +156,30 @@ pub fn solve<D: Device>(
     Ok((solved, seconds))
 }
 
+/// A response as it is judged.
+pub(crate) fn attempt<'a>(problem: &'a Problem, sample: &Sample, text: &'a str) -> Attempt<'a> {
+    Attempt { problem, response: text, tokens: sample.tokens.len(), truncated: sample.finish.is_truncated() }
+}
+
 /// Share of responses that are right; rewards play no part.
 pub fn accuracy(solved: &[Solved]) -> f64 {
-    let all: Vec<f64> = solved.iter().flat_map(|s| s.responses.iter().map(|r| r.verdict.correct())).collect();
+    mean(solved, |verdict| f64::from(verdict.correct))
+}
+
+/// Mean reward of the responses, before any penalty.
+pub fn reward(solved: &[Solved]) -> f64 {
+    mean(solved, |verdict| verdict.reward)
+}
+
+/// Means of the named parts of the rewards, before their weights.
+pub fn reward_parts(solved: &[Solved]) -> BTreeMap<String, f64> {
+    let first = solved.iter().flat_map(|s| &s.responses).next();
+    let names = first.map_or(&[][..], |response| &response.verdict.parts);
+    let part = |name: &str| mean(solved, |verdict| verdict.part(name).unwrap_or(0.0));
+    names.iter().map(|(name, _)| (name.clone(), part(name))).collect()
+}
+
+fn mean(solved: &[Solved], of: impl Fn(&Verdict) -> f64) -> f64 {
+    let all: Vec<f64> = solved.iter().flat_map(|s| s.responses.iter().map(|r| of(&r.verdict))).collect();
     all.iter().sum::<f64>() / all.len().max(1) as f64
 }

@@ -4,7 +4,7 @@ use qurl_rl::advantage::Rollouts;
 use qurl_rollout::{FinishReason, Sample, WeightVersion};
 use qurl_tasks::task::{Problem, Prompt, Verdict};
 use qurl_train::recipe::Recipe;
-use qurl_train::rl::{RolloutBatch, StepRecord};
+use qurl_train::rl::{Drawn, RolloutBatch, StepRecord};
 use qurl_train::solve::{Response, Solved};
 use serde_json::Value;
 
@@ -43,7 +43,9 @@ fn advantages(overrides: &[&str]) -> ([f64; 4], StepRecord) {
         kinds.iter().flat_map(of_kind).map(|(right, length)| response(&recipe, right, length)).collect();
     let solved = [Solved { problem: problem(), prompt: vec![1, 2], responses }];
     let batch = RolloutBatch::pack(&solved, &plan, 1);
-    let record = StepRecord::new(1, &solved, &batch, 1, 0.5);
+    let mut drawn = Drawn::default();
+    drawn.add(&solved).expect("rewards");
+    let record = StepRecord::new(1, &solved, &batch, drawn, 0.5);
     let rewards: Vec<f64> = batch.rewards.iter().map(|&r| f64::from(r)).collect();
     let (mask, seq, groups) = (&batch.mask[..], &batch.seq[..], &batch.groups[..]);
     let rollouts = Rollouts { rewards: &rewards, mask, seq, groups, values: None };
@@ -65,6 +67,14 @@ fn advantages_are_those_of_verl() {
     assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-3), "{found:?}");
     // A right response at the limit is still better than a wrong one, and accuracy is no reward.
     assert_eq!((record.accuracy, record.reward), (6.0 / 16.0, -4.0 / 16.0));
+    // Rewards are 1 (six) and -1 (ten); of one group, so that both spreads are the same.
+    let spread = record.reward_spread.expect("responses");
+    let deviation = (1.0f64 - 0.25 * 0.25).sqrt();
+    assert!((spread.reward_std - deviation).abs() < 1e-12 && spread.reward_group_std == spread.reward_std);
+    assert_eq!((spread.reward_min, spread.reward_max), (-1.0, 1.0));
+    assert_eq!((record.gen_batches, record.sampled_groups, record.mixed_groups), (1, 1, 1));
+    let line = serde_json::to_value(&record).expect("JSON");
+    assert_eq!(line["reward_group_std"], spread.reward_group_std, "beside the reward, not below it");
 }
 
 #[test]

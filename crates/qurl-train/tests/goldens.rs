@@ -76,8 +76,7 @@ fn ten_steps_of_training() {
     let adamw = AdamWOptions { weight_decay: 0.01, ..AdamWOptions::default() };
     let options = LearnerOptions { compute: Format::F32, positions: 64, tape, adamw };
     let queue = &mut Arc::new(Cpu::new(Level::best(), 2)).queue().expect("a queue");
-    let mut learner =
-        Learner::<Cpu>::new(queue, &model.config, &model.params, options).expect("learner");
+    let mut learner = Learner::<Cpu>::new(queue, &model.config, &model.params, options).expect("learner");
     let examples: Vec<Example> =
         ids.iter().map(|ids| Example { ids: ids.clone(), loss: vec![true; ids.len()] }).collect();
     let (losses, norms) = (floats(&golden["losses"]), floats(&golden["gradient_norms"]));
@@ -123,8 +122,7 @@ fn non_finite_gradients_are_not_applied() {
     let options =
         LearnerOptions { compute: Format::F32, positions: 64, tape, adamw: AdamWOptions::default() };
     let queue = &mut Arc::new(Cpu::new(Level::best(), 1)).queue().expect("a queue");
-    let mut learner =
-        Learner::<Cpu>::new(queue, &model.config, &model.params, options).expect("learner");
+    let mut learner = Learner::<Cpu>::new(queue, &model.config, &model.params, options).expect("learner");
     let ids = [vec![1u32, 2, 3]];
     let batch = qurl_model::compute::whole_batch(&ids);
     let targets = qurl_model::compute::Targets::of(&ids, |_, _| true);

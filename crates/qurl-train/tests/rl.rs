@@ -130,6 +130,13 @@ fn ppo_with_a_critic_and_dapo() {
         2,
     );
     assert!(records.iter().all(|r| (1..=3).contains(&r.gen_batches) && r.groups <= 4));
+    for record in &records {
+        assert_eq!(record.sampled_groups, record.gen_batches * 4, "all that was sampled is counted");
+        assert!(
+            (record.groups..=record.sampled_groups).contains(&record.mixed_groups),
+            "what was kept is mixed"
+        );
+    }
 }
 
 #[test]

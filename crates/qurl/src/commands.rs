@@ -6,6 +6,7 @@ pub mod compare;
 pub mod completions;
 pub mod dash;
 pub mod eval;
+pub mod export;
 pub mod generate;
 pub mod grade;
 pub mod inspect;

@@ -1,19 +1,20 @@
 //! The live page: a small HTTP/1.1 server for one reader or a few, on the standard library alone.
 //!
-//! It knows four addresses and opens no file by a name from a request. One thread follows the files of the run; each
-//! connection has a thread of its own, and an event stream waits there until something is new. The server only answers GET
-//! and HEAD, and on a loopback address only requests that name it by a loopback name, so that a page from elsewhere cannot
-//! reach it by pointing its own name here.
+//! It knows four addresses and opens no file by a name from a request. One thread follows the files of the
+//! runs; each connection has a thread of its own, and an event stream waits there until something is new. The
+//! server only answers GET and HEAD, and on a loopback address only requests that name it by a loopback name,
+//! so that a page from elsewhere cannot reach it by pointing its own name here.
 
+mod board;
 mod http;
 
-use crate::input::message as explain;
-use crate::output::err;
-use crate::report::{Change, Follower, RunData, SCRIPT, STYLE, live_page};
+use crate::report::{SCRIPT, STYLE, live_page};
+use board::{Board, Sent};
 use http::{Refusal, Request, respond};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -43,18 +44,6 @@ struct Shared {
     readers: AtomicUsize,
 }
 
-/// The run as it was last seen, and counters by which a stream knows what it has not sent yet.
-struct Board {
-    follower: Follower,
-    /// Grows when what was sent is no longer true and everything must be sent again.
-    edition: u64,
-    layers: u64,
-    rollouts: u64,
-    about: u64,
-    closing: bool,
-    trouble: Option<String>,
-}
-
 impl Shared {
     fn board(&self) -> MutexGuard<'_, Board> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
@@ -62,16 +51,14 @@ impl Shared {
 }
 
 impl Server {
-    /// Binds the address and takes a first look at the run.
-    pub fn bind(host: IpAddr, port: u16, mut follower: Follower) -> anyhow::Result<Server> {
-        follower.poll()?;
+    /// Binds the address and takes a first look at the runs in these directories, which may begin later.
+    pub fn bind(host: IpAddr, port: u16, places: Vec<PathBuf>) -> anyhow::Result<Server> {
+        let board = Board::open(places)?;
         let listener = TcpListener::bind((host, port)).map_err(|e| {
             crate::input::bad(format!("--host {host} --port {port}: cannot be listened on: {e}"))
         })?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let board =
-            Board { follower, edition: 0, layers: 0, rollouts: 0, about: 0, closing: false, trouble: None };
         let shared = Shared { board: Mutex::new(board), news: Condvar::new(), readers: AtomicUsize::new(0) };
         Ok(Server { listener, address, shared: Arc::new(shared) })
     }
@@ -127,36 +114,6 @@ impl Server {
     }
 }
 
-impl Board {
-    /// Looks at the files; whether there is news.
-    fn look(&mut self) -> bool {
-        let (rows, steps) = (self.follower.run().steps.layer_rows(), self.follower.run().steps.len());
-        match self.follower.poll() {
-            Ok(change) => {
-                self.trouble = None;
-                let rewritten = change.steps_from.is_some_and(|from| from < steps);
-                self.edition += u64::from(rewritten);
-                self.layers += u64::from(rows != self.follower.run().steps.layer_rows());
-                self.rollouts += u64::from(change.rollouts);
-                self.about += u64::from(change.about);
-                change != Change::default()
-            }
-            Err(error) => {
-                let trouble = explain(&error);
-                if self.trouble.as_ref() != Some(&trouble) {
-                    err!("qurl: {trouble}");
-                }
-                self.trouble = Some(trouble);
-                false
-            }
-        }
-    }
-
-    fn run(&self) -> &RunData {
-        self.follower.run()
-    }
-}
-
 /// One request and its answer.
 fn converse(shared: &Shared, address: SocketAddr, stream: &TcpStream) -> std::io::Result<()> {
     http::prepare(stream)?;
@@ -165,7 +122,7 @@ fn converse(shared: &Shared, address: SocketAddr, stream: &TcpStream) -> std::io
         Err(refusal) => return respond(stream, false, &refusal.answer()),
     };
     let answer = match request.path.as_str() {
-        "/" => http::Answer::text("text/html", live_page(shared.board().run())),
+        "/" => http::Answer::text("text/html", live_page(&shared.board().runs())),
         "/page.css" => http::Answer::text("text/css", STYLE.to_string()),
         "/page.js" => http::Answer::text("text/javascript", SCRIPT.to_string()),
         "/events" if !request.head_only => return events(shared, stream),
@@ -175,43 +132,28 @@ fn converse(shared: &Shared, address: SocketAddr, stream: &TcpStream) -> std::io
     respond(stream, request.head_only, &answer)
 }
 
-/// What a stream has sent already.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Sent {
-    edition: u64,
-    layers: u64,
-    rollouts: u64,
-    about: u64,
-    steps: usize,
-}
-
-impl Sent {
-    fn all_of(board: &Board) -> Sent {
-        let Board { edition, layers, rollouts, about, .. } = *board;
-        Sent { edition, layers, rollouts, about, steps: board.run().steps.len() }
-    }
-}
-
-/// Sends the whole run, then whatever is new, until the reader leaves or the server stops.
+/// Sends all runs whole, then whatever is new, until the reader leaves or the server stops.
 fn events(shared: &Shared, mut stream: &TcpStream) -> std::io::Result<()> {
     http::begin_events(stream)?;
     let mut sent: Option<Sent> = None;
     loop {
         let mut board = shared.board();
-        let known = |board: &Board| board.closing || sent != Some(Sent::all_of(board));
+        let known = |board: &Board| board.closing || sent.as_ref() != Some(&board.sent());
         if !known(&board) {
             let wait = shared.news.wait_timeout_while(board, ALIVE_EVERY, |board| !known(board));
             board = wait.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let now = Sent::all_of(&board);
-        let message = match sent {
+        let now = board.sent();
+        let message = match &sent {
             _ if board.closing => message("bye", &Value::Null),
-            Some(before) if before == now => ": alive\n\n".to_string(),
-            Some(before) if before.edition == now.edition && before.about == now.about => {
-                let (layers, rollouts) = (before.layers != now.layers, before.rollouts != now.rollouts);
-                message("more", &board.run().since(before.steps, layers, rollouts))
+            Some(before) if *before == now => ": alive\n\n".to_string(),
+            Some(before) if before.edition == now.edition => {
+                board.since(before).iter().map(|more| message("more", more)).collect()
             }
-            _ => message("run", &board.run().to_json()),
+            _ => {
+                let runs: Vec<Value> = board.runs().iter().map(|run| run.to_json()).collect();
+                message("runs", &json!(runs))
+            }
         };
         let closing = board.closing;
         drop(board); // a slow reader holds up nobody

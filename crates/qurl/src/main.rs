@@ -15,6 +15,7 @@ mod dash;
 mod device;
 mod input;
 mod lines;
+mod mlflow;
 mod model;
 mod output;
 mod packing;
@@ -75,6 +76,8 @@ enum Command {
     Report(commands::report::Args),
     /// The same page live in a browser, while a run goes on
     Dash(commands::dash::Args),
+    /// Runs for other programs that track experiments
+    Export(commands::export::Args),
     /// A script that completes this command line in a shell
     Completions(commands::completions::Args),
     /// Manual pages of all commands
@@ -127,6 +130,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => commands::bench::run(args),
         Command::Report(args) => commands::report::run(args),
         Command::Dash(args) => commands::dash::run(args),
+        Command::Export(args) => commands::export::run(args),
         Command::Completions(args) => commands::completions::run(args, Cli::command()),
         Command::Man(args) => commands::man::run(args, Cli::command()),
         Command::RewardGuard(args) => match commands::reward_guard::run(args) {

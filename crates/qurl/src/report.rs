@@ -7,26 +7,34 @@
 
 mod facts;
 mod follow;
+mod labels;
 mod page;
+mod places;
 mod rollouts;
 mod series;
 mod supervised;
 
 pub use facts::figures;
-pub use follow::{Change, Follower};
+pub use follow::Follower;
+pub use labels::name_runs;
 pub use page::{SCRIPT, STYLE, live_page, render};
+pub use places::Place;
 pub use series::Steps;
 
 use rollouts::StepRollouts;
 use serde_json::{Map, Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use supervised::Kind;
 
 /// Everything that the page shows of one run.
 #[derive(Clone, Debug, Default)]
 pub struct RunData {
+    /// Its directory.
+    pub dir: PathBuf,
     /// Its name in the page.
     pub label: String,
+    /// The name that it shares with runs of the same recipe and other seeds, where there are any.
+    pub group: Option<String>,
     /// The recipe, key by key.
     pub settings: Vec<(String, String)>,
     /// `summary.json`: what no step knows; empty where there is none.
@@ -44,16 +52,14 @@ pub struct RunData {
 impl RunData {
     /// Reads a run's directory. An error is bad input: no directory, or nothing of a run in it.
     pub fn read(dir: &Path) -> anyhow::Result<RunData> {
-        let mut follower = Follower::open(dir)?;
-        follower.poll()?;
-        let run = follower.into_run();
-        if run.steps.is_empty() && run.warm.is_empty() {
-            return Err(crate::input::bad(format!(
-                "{}: no steps in metrics.jsonl; expected the directory of a run",
-                dir.display()
-            )));
+        let mut runs = read_runs(&[dir.to_path_buf()])?;
+        match runs.len() {
+            1 => Ok(runs.remove(0)),
+            count => {
+                let what = format!("is a comparison of {count} runs, expected the directory of one");
+                Err(crate::input::bad(format!("{}: {what}", dir.display())))
+            }
         }
-        Ok(run)
     }
 
     /// The value of a setting.
@@ -67,16 +73,17 @@ impl RunData {
         self.setting(key)?.parse().ok()
     }
 
-    /// Whether the run is over: its summary is complete, or its last step is there.
+    /// Whether the run is over: its summary says how it ended, or its last step is there.
     pub fn finished(&self) -> bool {
         let reached = self.total_steps().zip(self.steps.last()).is_some_and(|(total, last)| last >= total);
-        reached || self.summary.contains_key("accuracy_after")
+        reached || ["accuracy_after", "broken"].iter().any(|key| self.summary.contains_key(*key))
     }
 
     /// The run as the page wants it.
     pub fn to_json(&self) -> Value {
         let mut run = self.since(0, true, true);
         run["label"] = json!(self.label);
+        run["group"] = json!(self.group);
         run["settings"] = json!(self.settings);
         run["total_steps"] = json!(self.total_steps());
         run["kind"] = json!(self.kind());
@@ -91,6 +98,7 @@ impl RunData {
             "series": self.steps.columns_from(from),
             "figures": figures(self),
             "facts": facts::facts(self),
+            "alarms": facts::alarms(self),
             "finished": self.finished(),
             "warnings": self.warnings,
         });
@@ -104,21 +112,27 @@ impl RunData {
     }
 }
 
-/// Gives runs with the same directory name longer names, until all differ or there is no more of the path.
-pub fn label_apart(runs: &mut [RunData], dirs: &[std::path::PathBuf]) {
-    let name = |dir: &Path, parts: usize| {
-        let all: Vec<String> =
-            dir.components().map(|c| c.as_os_str().to_string_lossy().into_owned()).collect();
-        all[all.len().saturating_sub(parts)..].join("/")
-    };
-    for parts in 2..=8 {
-        let labels: Vec<String> = runs.iter().map(|run| run.label.clone()).collect();
-        for (run, dir) in runs.iter_mut().zip(dirs) {
-            if labels.iter().filter(|label| **label == run.label).count() > 1 {
-                run.label = name(dir, parts);
+/// Reads the runs of all these directories, each that of a run or of a comparison, and names them. Runs of a
+/// comparison that have not made a step are left out.
+pub fn read_runs(dirs: &[PathBuf]) -> anyhow::Result<Vec<RunData>> {
+    let mut runs = Vec::new();
+    for dir in dirs {
+        let before = runs.len();
+        for place in Place::of(dir)?.runs(dir)? {
+            let mut follower = Follower::new(&place);
+            follower.poll()?;
+            let run = follower.run();
+            if !run.steps.is_empty() || !run.warm.is_empty() {
+                runs.push(follower.into_run());
             }
         }
+        if runs.len() == before {
+            let name = dir.display();
+            return Err(crate::input::bad(format!("{name}: no step has been made: metrics.jsonl has none")));
+        }
     }
+    name_runs(&mut runs);
+    Ok(runs)
 }
 
 #[cfg(test)]

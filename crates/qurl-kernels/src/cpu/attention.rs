@@ -314,7 +314,13 @@ unsafe fn row_block_at<S: Simd>(
                 }
                 for row in first..first + height {
                     let (weights, sums) = (scores.add(row * TILE), sums.add(row * head_dim));
-                    add_values::<S>(weights, value_blocks, common.max(hidden(row))..seen(row), head_dim, sums);
+                    add_values::<S>(
+                        weights,
+                        value_blocks,
+                        common.max(hidden(row))..seen(row),
+                        head_dim,
+                        sums,
+                    );
                 }
             }
         }

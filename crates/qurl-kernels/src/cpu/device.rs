@@ -7,6 +7,8 @@ use super::kv::KvPages;
 use super::level::{Level, LevelError};
 use super::quant::QuantB;
 use super::queue::CpuQueue;
+use crate::cuda::Cuda;
+use crate::cuda::counting::GpuProfile;
 use crate::device::{Device, DeviceInfo, DeviceMemory};
 use crate::types::{Batch, DeviceError, Format, KvShape, Sampled, WeightShape};
 use std::sync::Arc;
@@ -83,6 +85,7 @@ impl Device for Cpu {
     /// Nothing is on its way: an operation is done when it returns.
     type Pending = Vec<Sampled>;
     type Queue = CpuQueue;
+    type Counting = Cuda;
 
     fn info(&self) -> DeviceInfo {
         let description = format!("cpu, {} threads, {}", self.ctx.threads(), self.ctx.level());
@@ -91,6 +94,10 @@ impl Device for Cpu {
 
     fn memory(&self) -> Option<DeviceMemory> {
         None
+    }
+
+    fn counting(&self) -> Cuda {
+        Cuda::counting_as(&GpuProfile::h200())
     }
 
     fn queue(self: &Arc<Self>) -> Result<CpuQueue, DeviceError> {

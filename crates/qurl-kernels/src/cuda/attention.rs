@@ -1,6 +1,6 @@
-//! A block's attention: norms of heads, rotation, keys and values into pages, attention, output projection; and all of it
-//! backward. The kernels of attention itself are chosen in [`super::flash`] and [`super::flash_backward`]; what those do not
-//! take goes through plain ones (`cu/attention_plain.cu`).
+//! A block's attention: norms of heads, rotation, keys and values into pages, attention, output projection;
+//! and all of it backward. The kernels of attention itself are chosen in [`super::flash`] and
+//! [`super::flash_backward`]; what those do not take goes through plain ones (`cu/attention_plain.cu`).
 
 use super::batch::CudaBatch;
 use super::constants::PLAIN_WARPS;
@@ -87,7 +87,8 @@ pub(super) fn attend(queue: &mut CudaQueue, args: Attend<Cuda>) {
     linear::gemm(queue, left, rows, o, 0, Output::Add, x.at());
 }
 
-/// One row of each sequence, in one kernel from the projections to what the output projection reads, where it can.
+/// One row of each sequence, in one kernel from the projections to what the output projection reads, where it
+/// can.
 fn decode(
     queue: &mut CudaQueue,
     heads: Heads,

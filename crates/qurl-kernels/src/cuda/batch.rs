@@ -1,7 +1,8 @@
-//! The rows of a pass on the device: one area of memory with all of them, and the shape that kernels are chosen by.
+//! The rows of a pass on the device: one area of memory with all of them, and the shape that kernels are
+//! chosen by.
 //!
-//! Where a part of the rows lies depends on the shape alone, and so does every choice of kernels. So a recorded step
-//! ([`super::replay`]) is right for every batch of its shape.
+//! Where a part of the rows lies depends on the shape alone, and so does every choice of kernels. So a
+//! recorded step ([`super::replay`]) is right for every batch of its shape.
 
 use super::constants::{FLASH_TILE, SPLIT_TILES};
 use super::context::ALIGN;
@@ -11,8 +12,8 @@ use super::queue::CudaQueue;
 use crate::types::{Batch, SampleRow, Span, Token};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Positions of a split: contexts are rounded up to whole tiles, as far as there is one split of them, and to powers of two
-/// of it beyond.
+/// Positions of a split: contexts are rounded up to whole tiles, as far as there is one split of them, and to
+/// powers of two of it beyond.
 pub(super) const SPLIT: usize = SPLIT_TILES * FLASH_TILE;
 
 /// What may tell the steps of two batches apart: the only thing that kernels are chosen by.
@@ -29,22 +30,19 @@ pub(super) struct BatchShape {
     /// Rows whose next token is sampled, and those of them that keep only some tokens.
     pub sampled: usize,
     pub truncated: usize,
-    /// Page numbers that there is memory for: a power of two, since sequences grow.
-    page_capacity: usize,
 }
 
-/// Where the parts of an area begin, in bytes.
+/// Where the parts of an area begin, in bytes. Page numbers come last: sequences grow, and nothing else moves.
 struct Layout {
     tokens: usize,
     positions: usize,
     slots: usize,
     spans: usize,
-    pages: usize,
     sampled_rows: usize,
     samples: usize,
     factors: usize,
     truncated: usize,
-    bytes: usize,
+    pages: usize,
 }
 
 impl BatchShape {
@@ -60,17 +58,17 @@ impl BatchShape {
             positions: part(self.rows, size_of::<u32>()),
             slots: part(self.rows, size_of::<u32>()),
             spans: part(self.sequences, size_of::<[u32; 4]>()),
-            pages: part(self.page_capacity, size_of::<u32>()),
             sampled_rows: part(self.sampled, size_of::<u32>()),
             samples: part(self.sampled, size_of::<SampleWords>()),
             factors: part(self.sampled, size_of::<f32>()),
             truncated: part(self.truncated, size_of::<u32>()),
-            bytes,
+            pages: bytes,
         }
     }
 }
 
-/// Contexts of one rounded length go through the same kernels: the same tiles of a single split, or as many splits.
+/// Contexts of one rounded length go through the same kernels: the same tiles of a single split, or as many
+/// splits.
 fn rounded(longest: usize) -> usize {
     match longest {
         0..=SPLIT => longest.next_multiple_of(FLASH_TILE),
@@ -92,7 +90,8 @@ struct SampleWords {
 // SAFETY: numbers of 4 and 8 bytes, each at a multiple of its size, 24 bytes together.
 unsafe impl Plain for SampleWords {}
 
-/// The largest numbers of a batch, which the buffers of a step must have place for; one more than each, 0 for none.
+/// The largest numbers of a batch, which the buffers of a step must have place for; one more than each, 0 for
+/// none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Bounds {
     pub token: usize,
@@ -200,23 +199,23 @@ pub(super) fn load(queue: &mut CudaQueue, to: &mut CudaBatch, from: &Batch) {
         single: spans.iter().all(|span| span.rows == 1),
         sampled: samples.len(),
         truncated,
-        page_capacity: pages.len().next_power_of_two(),
     };
     let layout = shape.layout();
-    shape.area = queue.area(&mut to.area, layout.bytes);
+    let bytes = layout.pages + size_of_val(&pages[..]);
+    shape.area = queue.area(&mut to.area, bytes);
     (to.shape, to.generation) = (shape, GENERATIONS.fetch_add(1, Ordering::Relaxed));
     let truncating = || samples.iter().zip(0u32..).filter(|(sample, _)| sample.truncates());
     let truncating: Vec<u32> = truncating().map(|(_, row)| row).collect();
-    queue.send(shape.area, layout.bytes, |host| {
+    queue.send(shape.area, bytes, |host| {
         host.put(layout.tokens, tokens.iter().map(token_words));
         host.put(layout.positions, positions.iter().copied());
         host.put(layout.slots, slots.iter().copied());
         host.put(layout.spans, to.spans.iter().map(span_words));
-        host.put(layout.pages, pages.iter().copied());
         host.put(layout.sampled_rows, sampled_rows.iter().copied());
         host.put(layout.samples, samples.iter().map(sample_words));
         host.put(layout.factors, samples.iter().map(SampleRow::inverse_temperature));
         host.put(layout.truncated, truncating.iter().copied());
+        host.put(layout.pages, pages.iter().copied());
     });
 }
 
@@ -259,26 +258,19 @@ mod tests {
 
     #[test]
     fn parts_of_an_area_do_not_overlap() {
-        let shape = BatchShape {
-            rows: 37,
-            sequences: 33,
-            sampled: 35,
-            truncated: 3,
-            page_capacity: 64,
-            ..BatchShape::default()
-        };
+        let shape =
+            BatchShape { rows: 37, sequences: 33, sampled: 35, truncated: 3, ..BatchShape::default() };
         let l = shape.layout();
         let parts = [
             (l.tokens, 37 * 8),
             (l.positions, 37 * 4),
             (l.slots, 37 * 4),
             (l.spans, 33 * 16),
-            (l.pages, 64 * 4),
             (l.sampled_rows, 35 * 4),
             (l.samples, 35 * 24),
             (l.factors, 35 * 4),
             (l.truncated, 3 * 4),
-            (l.bytes, 0),
+            (l.pages, 0),
         ];
         assert!(parts.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
         assert!(parts.iter().all(|(at, _)| at.is_multiple_of(ALIGN)));

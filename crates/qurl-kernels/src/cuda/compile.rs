@@ -1,8 +1,9 @@
 //! Kernels: sources in the binary, compiled by NVRTC for the device at hand, kept on disk.
 //!
-//! A compiled file is found again by a hash of everything that makes it: source, headers, architecture, options and the
-//! compiler's version. A cache that cannot be read or written costs time, nothing else. What it does not have is compiled
-//! on all cores before the device is used (half a minute to a minute for one core), so that no step of a run waits for it.
+//! A compiled file is found again by a hash of everything that makes it: source, headers, architecture,
+//! options and the compiler's version. A cache that cannot be read or written costs time, nothing else. What
+//! it does not have is compiled on all cores before the device is used (half a minute to a minute for one
+//! core), so that no step of a run waits for it.
 
 use super::constants;
 use super::ffi::Nvrtc;
@@ -30,7 +31,7 @@ pub(super) const HEADERS: &[(&str, &str)] = &[
     ("mma.cuh", include_str!("../../cu/mma.cuh")),
     ("gemm_sums.cuh", include_str!("../../cu/gemm_sums.cuh")),
     ("gemm_store.cuh", include_str!("../../cu/gemm_store.cuh")),
-    ("gemm_meet.cuh", include_str!("../../cu/gemm_meet.cuh")),
+    ("gemm_split_k.cuh", include_str!("../../cu/gemm_split_k.cuh")),
     ("gemm_gated.cuh", include_str!("../../cu/gemm_gated.cuh")),
     ("gemm_hopper.cuh", include_str!("../../cu/gemm_hopper.cuh")),
     ("hopper.cuh", include_str!("../../cu/hopper.cuh")),
@@ -149,8 +150,8 @@ pub fn compile(
     }
 }
 
-/// A kernel that is launched from a file, and that its machine code does not have. Files for exactly one architecture are
-/// empty for others.
+/// A kernel that is launched from a file, and that its machine code does not have. Files for exactly one
+/// architecture are empty for others.
 fn missing_kernel(source: &Source, architecture: Architecture, cubin: &[u8]) -> Option<&'static str> {
     let has = |name: &str| {
         let symbol = format!("{name}\0");
@@ -161,7 +162,8 @@ fn missing_kernel(source: &Source, architecture: Architecture, cubin: &[u8]) -> 
 }
 
 fn options(source: &Source, architecture: Architecture) -> Vec<String> {
-    // Multiplications and additions are written as they are meant: contraction into fused operations would change bits.
+    // Multiplications and additions are written as they are meant: contraction into fused operations would
+    // change bits.
     let arch = format!("--gpu-architecture={}", architecture.target(source));
     let fixed = [arch, "--std=c++17".to_string(), "--fmad=false".to_string(), "-default-device".to_string()];
     fixed.into_iter().chain(constants::options()).collect()

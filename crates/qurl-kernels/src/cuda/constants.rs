@@ -1,5 +1,6 @@
-//! Numbers that kernels and host must agree on: written once, here, and given to the compiler of the kernels with `-D`
-//! (so they are part of the name of what it caches). The benchmarks of single kernels read them from this text.
+//! Numbers that kernels and host must agree on: written once, here, and given to the compiler of the kernels
+//! with `-D` (so they are part of the name of what it caches). The benchmarks of single kernels read them
+//! from this text.
 
 use crate::checksum;
 use crate::types::Heads;
@@ -16,7 +17,8 @@ macro_rules! shared {
 shared! {
     /// Words of a sampled token: its number, log-probability and entropy.
     TOKEN_WORDS = 3;
-    /// Words from the absmax of a row to that of the next: side by side, they would all lie in one slice of the L2.
+    /// Words from the absmax of a row to that of the next: side by side, they would all lie in one slice of
+    /// the L2.
     ABSMAX_STRIDE = 32;
     /// Fours of a row that a thread quantizes where the absmax is known.
     QUANTIZED_FOURS = 4;
@@ -47,8 +49,8 @@ shared! {
     MAX_PARTS = 4;
     /// Tokens whose sums one of the blocks that share a tile adds up at a time.
     STRETCH = 32;
-    /// KiB of shared memory for the stages of a GEMM, and of a gated one, whose warps have no buffers beside them; and
-    /// most stages.
+    /// KiB of shared memory for the stages of a GEMM, and of a gated one, whose warps have no buffers beside
+    /// them; and most stages.
     STAGE_KIB = 196;
     GATED_STAGE_KIB = 212;
     MAX_STAGES = 16;

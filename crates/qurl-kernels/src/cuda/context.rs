@@ -1,7 +1,7 @@
 //! The driver's context of one GPU: what the GPU is, its memory, and the kernels that are loaded on it.
 //!
-//! Everything that allocates on a GPU holds its context alive. What changes in it is behind mutexes or atomic, so a
-//! context is shared by all queues of a device.
+//! Everything that allocates on a GPU holds its context alive. What changes in it is behind mutexes or
+//! atomic, so a context is shared by all queues of a device.
 
 use super::compile::Architecture;
 use super::ffi::{self, DevicePtr, Driver, Handle, Nvrtc, Status};
@@ -49,11 +49,11 @@ pub(super) struct Context {
     peak: AtomicUsize,
 }
 
-// SAFETY: the raw pointers are handles of the driver, whose functions may be called from any thread once the context is
-// current there, which `bind` sees to before every call.
+// SAFETY: the raw pointers are handles of the driver, whose functions may be called from any thread once the
+// context is current there, which `bind` sees to before every call.
 unsafe impl Send for Context {}
-// SAFETY: as above; driver functions that take the context or a module are thread-safe, the stream is used under its
-// mutex, and everything else that changes is behind a mutex or atomic.
+// SAFETY: as above; driver functions that take the context or a module are thread-safe, the stream is used
+// under its mutex, and everything else that changes is behind a mutex or atomic.
 unsafe impl Sync for Context {}
 
 thread_local! {

@@ -48,8 +48,8 @@ impl Cuda {
         Cuda::open_as(ordinal, u32::MAX)
     }
 
-    /// The same, with instructions of at most the architecture `newest` (80 for compute capability 8.0): how tests see
-    /// what older devices do.
+    /// The same, with instructions of at most the architecture `newest` (80 for compute capability 8.0): how
+    /// tests see what older devices do.
     pub fn open_as(ordinal: usize, newest: u32) -> Result<Cuda, DeviceError> {
         Ok(Cuda { context: Arc::new(Context::open(ordinal, newest)?) })
     }
@@ -63,7 +63,8 @@ impl Cuda {
         ffi::has_driver()
     }
 
-    /// Compiles the kernels that the cache does not have, on all cores; `say` hears before how many files those are.
+    /// Compiles the kernels that the cache does not have, on all cores; `say` hears before how many files
+    /// those are.
     pub fn compile_kernels(&self, say: impl FnOnce(usize)) -> Result<(), DeviceError> {
         self.context.compile_kernels(say)
     }
@@ -81,6 +82,7 @@ impl Device for Cuda {
     type Tokens = CudaTokens;
     type Pending = CudaPending;
     type Queue = CudaQueue;
+    type Counting = Cuda;
 
     fn info(&self) -> DeviceInfo {
         let Context { name, sms, ordinal, .. } = &*self.context;
@@ -92,7 +94,12 @@ impl Device for Cuda {
 
     fn memory(&self) -> Option<DeviceMemory> {
         let (free, total) = self.context.memory_info().ok()?;
-        Some(DeviceMemory { free, total, peak: self.context.peak_memory() })
+        let (allocated, peak) = (self.context.allocated(), self.context.peak_memory());
+        Some(DeviceMemory { free, total, allocated, peak })
+    }
+
+    fn counting(&self) -> Cuda {
+        Cuda::counting_as(&self.profile())
     }
 
     fn queue(self: &Arc<Self>) -> Result<CudaQueue, DeviceError> {

@@ -1,8 +1,8 @@
 //! The few functions of the CUDA driver and of NVRTC that are used, found at run time.
 //!
-//! Tables of function pointers over `dlopen`: nothing of CUDA is needed where the binary is built, a missing library
-//! is an ordinary error, and any major version from CUDA 12 on will do.
-//! Handles are opaque pointers, device addresses plain numbers.
+//! Tables of function pointers over `dlopen`: nothing of CUDA is needed where the binary is built, a missing
+//! library is an ordinary error, and any major version from CUDA 12 on will do. Handles are opaque pointers,
+//! device addresses plain numbers.
 
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -26,7 +26,8 @@ macro_rules! table {
 
         impl $name {
             fn load(library: Library) -> Result<Self, String> {
-                // SAFETY: the signatures are those of the library's documentation; the library lives in the table.
+                // SAFETY: the signatures are those of the library's documentation; the library lives in the
+                // table.
                 unsafe {
                     $(let $function = *library
                         .get::<unsafe extern "C" fn($($arg),*) -> Status>(concat!($symbol, "\0").as_bytes())
@@ -68,7 +69,10 @@ table! {
         blocks_at_once as "cuOccupancyMaxActiveBlocksPerMultiprocessor" (*mut c_int, Handle, c_int, usize);
         clusters_at_once as "cuOccupancyMaxActiveClusters" (*mut c_int, Handle, *const LaunchConfig);
         launch as "cuLaunchKernelEx" (*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
-        tensor_map as "cuTensorMapEncodeTiled" (*mut TensorMap, c_int, c_uint, DevicePtr, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int, c_int, c_int);
+        tensor_map as "cuTensorMapEncodeTiled" (
+            *mut TensorMap, c_int, c_uint, DevicePtr, *const u64, *const u64, *const c_uint, *const c_uint,
+            c_int, c_int, c_int, c_int
+        );
         capture_begin as "cuStreamBeginCapture_v2" (Handle, c_int);
         capture_end as "cuStreamEndCapture" (Handle, *mut Handle);
         graph_instantiate as "cuGraphInstantiateWithFlags" (*mut Handle, Handle, u64);
@@ -87,7 +91,9 @@ table! {
     /// The run-time compiler, `libnvrtc`.
     Nvrtc {
         version as "nvrtcVersion" (*mut c_int, *mut c_int);
-        create as "nvrtcCreateProgram" (*mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char);
+        create as "nvrtcCreateProgram" (
+            *mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char
+        );
         compile as "nvrtcCompileProgram" (Handle, c_int, *const *const c_char);
         log_size as "nvrtcGetProgramLogSize" (Handle, *mut usize);
         log as "nvrtcGetProgramLog" (Handle, *mut c_char);
@@ -98,7 +104,7 @@ table! {
 }
 
 table! {
-    /// The library of large matrix products, `libcublasLt`.
+    /// The library of large GEMMs, `libcublasLt`.
     CublasLt {
         create as "cublasLtCreate" (*mut Handle);
         destroy as "cublasLtDestroy" (Handle);
@@ -110,8 +116,13 @@ table! {
         preference_create as "cublasLtMatmulPreferenceCreate" (*mut Handle);
         preference_destroy as "cublasLtMatmulPreferenceDestroy" (Handle);
         preference_set as "cublasLtMatmulPreferenceSetAttribute" (Handle, c_int, *const c_void, usize);
-        heuristic as "cublasLtMatmulAlgoGetHeuristic" (Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut LtHeuristic, *mut c_int);
-        matmul as "cublasLtMatmul" (Handle, Handle, *const c_void, DevicePtr, Handle, DevicePtr, Handle, *const c_void, DevicePtr, Handle, DevicePtr, Handle, *const LtAlgorithm, DevicePtr, usize, Handle);
+        heuristic as "cublasLtMatmulAlgoGetHeuristic" (
+            Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut LtHeuristic, *mut c_int
+        );
+        matmul as "cublasLtMatmul" (
+            Handle, Handle, *const c_void, DevicePtr, Handle, DevicePtr, Handle, *const c_void, DevicePtr,
+            Handle, DevicePtr, Handle, *const LtAlgorithm, DevicePtr, usize, Handle
+        );
     }
 }
 
@@ -138,12 +149,12 @@ pub struct LaunchConfig {
 pub struct LaunchAttribute {
     /// What it says.
     pub id: c_int,
-    /// Its value, behind padding.
+    /// Its value, after padding.
     pub value: [u32; 17],
 }
 
 impl LaunchAttribute {
-    /// May begin before the kernel in front of it has ended; it waits by itself.
+    /// May begin before the kernel before it has ended; it waits by itself.
     pub fn overlap() -> Self {
         let mut value = [0; 17];
         value[1] = 1;
@@ -158,7 +169,7 @@ impl LaunchAttribute {
     }
 }
 
-/// `CUtensorMap`: how the copy engine sees a matrix.
+/// `CUtensorMap`: how the TMA sees a matrix.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
 pub struct TensorMap(pub [u64; 16]);
@@ -185,7 +196,7 @@ pub struct LtHeuristic {
 }
 
 impl LtHeuristic {
-    /// Room for an answer.
+    /// A place for an answer.
     pub const EMPTY: LtHeuristic = LtHeuristic {
         algorithm: LtAlgorithm { data: [0; 8] },
         workspace: 0,
@@ -204,7 +215,8 @@ const OLDEST_DRIVER: c_int = 12_000;
 pub fn driver() -> Result<(Driver, (u32, u32)), String> {
     let library = driver_library()?;
     let mut version = 0;
-    // SAFETY: the signature is that of the documentation, the place is valid; it may be asked before anything else.
+    // SAFETY: the signature is that of the documentation, the place is valid; it may be asked before anything
+    // else.
     unsafe {
         let ask = library.get::<unsafe extern "C" fn(*mut c_int) -> Status>(b"cuDriverGetVersion\0");
         (ask.map_err(|e| e.to_string())?)(&mut version);
@@ -245,8 +257,8 @@ pub fn cublas_lt() -> Result<CublasLt, String> {
     open("cuBLASLt", "QURL_CUBLASLT", &names).and_then(CublasLt::load)
 }
 
-/// Opens the file that the variable names, or the first library found under the names: where the loader looks, then in
-/// the toolkit's usual folders.
+/// Opens the file that the variable names, or the first library found under the names: where the loader
+/// looks, then in the toolkit's usual folders.
 fn open(what: &str, variable: &str, names: &[&str]) -> Result<Library, String> {
     // SAFETY: NVIDIA's libraries may be loaded and unloaded at any time.
     let load = |path: &str| unsafe { Library::new(path) };

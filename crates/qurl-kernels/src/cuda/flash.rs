@@ -1,8 +1,8 @@
-//! Attention on tensor cores: which kernel of `cu/flash_{prefill,decode}.cu` takes which rows. The backward pass is in
-//! [`super::flash_backward`].
+//! Attention on tensor cores: which kernel of `cu/flash_{prefill,decode}.cu` takes which rows. The backward
+//! pass is in [`super::flash_backward`].
 //!
-//! Many rows of a sequence go through the prefill kernel, single rows through the decode kernel, which shares a long
-//! context among blocks. Both sum in the same order, so a mixed step may use either.
+//! Many rows of a sequence go through the prefill kernel, single rows through the decode kernel, which shares
+//! a long context among blocks. Both sum in the same order, so a mixed step may use either.
 
 use super::batch::{BatchShape, CudaBatch, SPLIT};
 use super::constants::{
@@ -156,8 +156,8 @@ fn plan(context: &Context, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> Pla
     (1..=most).rev().map(form).find(|plan| plan.at_once).unwrap_or_else(|| form(most.min(2)))
 }
 
-/// Whether a decode step writes quantized values: the blocks of a row publish their absmax for each other. With many rows
-/// the wait is longer than a kernel that rounds them.
+/// Whether a decode step writes quantized values: the blocks of a row publish their absmax for each other.
+/// With many rows the wait is longer than a kernel that rounds them.
 pub(super) fn quantizes(queue: &CudaQueue, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> bool {
     let parties = parties(heads);
     shape.rows <= MAX_PUBLISHING
@@ -165,8 +165,8 @@ pub(super) fn quantizes(queue: &CudaQueue, heads: Heads, kv: &CudaKv, shape: &Ba
         && plan(&queue.context, heads, kv, shape).at_once
 }
 
-/// One row of each sequence. With tables of cosines and sines the row's queries and keys are rotated and its keys and
-/// values stored on the way.
+/// One row of each sequence. With tables of cosines and sines the row's queries and keys are rotated and its
+/// keys and values stored on the way.
 pub(super) fn decode(
     queue: &mut CudaQueue,
     heads: Heads,
@@ -223,7 +223,8 @@ pub(super) fn decode(
     queue.launch(kernel, Launch::grid([splits, parties, sequences], threads).shared(shared), args);
 }
 
-/// Pairs of span and first row for the prefill kernel, those that see most keys first. Spans are sorted by row.
+/// Pairs of span and first row for the prefill kernel, those that see most keys first. Spans are sorted by
+/// row.
 fn work_list(spans: &[Span], group: usize) -> Vec<u32> {
     let mut work: Vec<(usize, [u32; 2])> = Vec::new();
     for (i, span) in spans.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! Backward pass of attention on tensor cores: what the kernels of `cu/flash_backward*.cu` get.
 //!
-//! A first kernel rounds operands to bf16. Then one kernel owns keys and another owns queries; on Hopper both have their own
-//! form, with `wgmma` and the TMA. Which rows a block owns, and in which order sums are made, depends on the lengths of the
-//! sequences and the device alone.
+//! A first kernel rounds operands to bf16. Then one kernel owns keys and another owns queries; on Hopper both
+//! have their own form, with `wgmma` and the TMA. Which rows a block owns, and in which order sums are made,
+//! depends on the lengths of the sequences and the device alone.
 
 use super::attention::Gradients;
 use super::batch::CudaBatch;
@@ -37,7 +37,8 @@ struct Operands {
     dout: DevicePtr,
     /// `[rows, heads]`: logarithms and deltas.
     facts: DevicePtr,
-    /// `[rows, heads / share * head_dim]` twice: gradients of keys and of values by parts of a group; 0 for none.
+    /// `[rows, heads / share * head_dim]` twice: gradients of keys and of values by parts of a group; 0 for
+    /// none.
     parts: DevicePtr,
     rows: usize,
 }
@@ -194,7 +195,8 @@ fn on_hopper(
     queue.launch(queries, launch(heads.heads), args);
 }
 
-/// Query heads of a group that a block of keys takes: as many as leave enough blocks to share the work evenly.
+/// Query heads of a group that a block of keys takes: as many as leave enough blocks to share the work
+/// evenly.
 fn share(heads: Heads, blocks: usize, sms: usize) -> usize {
     let group = heads.group();
     let even =
@@ -202,8 +204,9 @@ fn share(heads: Heads, blocks: usize, sms: usize) -> usize {
     (1..=group).rev().find(even).unwrap_or(1)
 }
 
-/// Pairs of span and first row, in steps of the rows that a block owns, those with most to do first: by keys, each seen by
-/// what comes after it, then by queries, each of which sees what comes before it. Spans are sorted by row.
+/// Pairs of span and first row, in steps of the rows that a block owns, those with most to do first: by keys,
+/// each seen by what comes after it, then by queries, each of which sees what comes before it. Spans are
+/// sorted by row.
 fn work_lists(spans: &[Span], owned: usize) -> Vec<u32> {
     let mut work: Vec<(u32, usize, usize)> = Vec::new();
     for (i, span) in spans.iter().enumerate() {

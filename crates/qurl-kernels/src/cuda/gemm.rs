@@ -1,9 +1,10 @@
-//! GEMMs with packed weights: on Hopper's tensor cores (`cu/gemm_hopper.cuh`, in the forms of [`super::gemm_tiles`]), and on
-//! others ([`super::gemm_mma`]).
+//! GEMMs with packed weights: on Hopper's tensor cores (`cu/gemm_hopper.cuh`, in the forms of
+//! [`super::gemm_tiles`]), and on others ([`super::gemm_mma`]).
 //!
-//! Weights lie in swizzled tiles of 64 rows by 128 bytes. For up to 256 tokens the weight stream is cut into ranges, one
-//! per SM, that depend on the matrix alone; for more, whole tiles are computed, in floating point with the same cuts. So a
-//! row's bits do not depend on how many others there are. Other devices take the same tiles.
+//! Weights lie in swizzled tiles of 64 rows by 128 bytes. For up to 256 tokens the weight stream is cut into
+//! ranges, one per SM, that depend on the matrix alone; for more, whole tiles are computed, in floating point
+//! with the same cuts. So a row's bits do not depend on how many others there are. Other devices take the
+//! same tiles.
 
 use super::constants::{CUT_ROWS, GATING_NONE, GATING_PAIRED, GATING_SWIGLU, SIDES, TILE_DEPTH, TILE_ROWS};
 use super::context::{Context, HOPPER};
@@ -61,7 +62,8 @@ pub(super) fn partial_bytes(context: &Context) -> usize {
 pub(super) enum Gating {
     /// Nothing of the kind.
     None,
-    /// Gate projections, then as many up projections, with the bits that they have on their way to [`Gating::Swiglu`].
+    /// Gate projections, then as many up projections, with the bits that they have on their way to
+    /// [`Gating::Swiglu`].
     Paired,
     /// The same, brought together: the result is `silu(gate) * up`, half as wide, and in bf16 if the GEMM is.
     Swiglu,

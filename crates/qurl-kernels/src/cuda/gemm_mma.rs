@@ -1,7 +1,7 @@
 //! GEMMs with packed weights on the tensor cores of every supported device: `cu/gemm_mma.cu`.
 //!
-//! Hopper has its own (`gemm.rs`). For few tokens the weights are cut along k (split-K), so that all SMs have work; how
-//! often depends on the matrix and the device alone, and so do a row's bits.
+//! Hopper has its own (`gemm.rs`). For few tokens the weights are cut along k (split-K), so that all SMs have
+//! work; how often depends on the matrix and the device alone, and so do a row's bits.
 
 use super::constants::{TILE_DEPTH, TILE_ROWS};
 use super::ffi::DevicePtr;

@@ -1,8 +1,9 @@
-//! The forms of the GEMM on Hopper (`cu/gemm_hopper.cuh`, `cu/gemm_gated.cuh`), how long each takes, and which one a shape
-//! gets. All give a row the same bits, so the choice is about time alone.
+//! The forms of the GEMM on Hopper (`cu/gemm_hopper.cuh`, `cu/gemm_gated.cuh`), how long each takes, and
+//! which one a shape gets. All give a row the same bits, so the choice is about time alone.
 //!
-//! A form's time is estimated from how many k-blocks it takes one after the other. The constants beside each form were
-//! fitted to measurements on an H200, whose raw output is in the files named there, under `benches/runs/`.
+//! A form's time is estimated from how many k-blocks it takes one after the other. The constants beside each
+//! form were fitted to measurements on an H200, whose raw output is in the files named there, under
+//! `benches/runs/`.
 
 use super::constants::{
     CUT_ROWS, GATED_STAGE_KIB, GATED_TOKENS, MAX_PARTS, MAX_STAGES, SIDES, STAGE_KIB, STRETCH, TILE_DEPTH,
@@ -28,11 +29,11 @@ pub(super) enum Schedule {
 enum Time {
     /// The fastest for every shape, as far as it holds the tokens.
     Best,
-    /// Of a stream: for each k-block of a range, and for the rest: with a split-K reduction, where ranges are whole tiles,
-    /// and the same with gating.
+    /// Of a stream: for each k-block of a range, and for the rest: with a split-K reduction, where ranges are
+    /// whole tiles, and the same with gating.
     Stream { step: f64, split: f64, whole: f64, gated: f64 },
-    /// For each k-block (`many`: of more than 256 tokens, which keep the tensor cores at the power limit), for each tile
-    /// that a block has, and for the launch.
+    /// For each k-block (`many`: of more than 256 tokens, which keep the tensor cores at the power limit),
+    /// for each tile that a block has, and for the launch.
     Tiles { step: f64, many: f64, tile: f64, once: f64 },
 }
 
@@ -138,16 +139,16 @@ impl Variant {
         if self.schedule == Schedule::Gated { self.tokens / TILE_ROWS } else { self.rows / TILE_ROWS }
     }
 
-    /// Threads of a block: two producers, a warp each; with two warpgroups they are a third, so that registers can change
-    /// hands.
+    /// Threads of a block: two producers, a warp each; with two warpgroups they are a third, so that
+    /// registers can change hands.
     pub fn threads(&self) -> usize {
         self.groups() * 128 + if self.groups() == 2 { 128 } else { 64 }
     }
 
-    /// Bytes of shared memory of a block: stages, whose place the sums of a cluster take in the end. A block that has few
-    /// k-blocks needs no more stages than that, and leaves memory for the kernels before and after it. Two are the least:
-    /// with one the driver would not be asked ([`super::launch::PLAIN_SHARED`]) for what a block needs together with its
-    /// buffers.
+    /// Bytes of shared memory of a block: stages, whose place the sums of a cluster take in the end. A block
+    /// that has few k-blocks needs no more stages than that, and leaves memory for the kernels before and
+    /// after it. Two are the least: with one the driver would not be asked ([`super::launch::PLAIN_SHARED`])
+    /// for what a block needs together with its buffers.
     pub fn shared(&self, k_blocks: usize) -> usize {
         let stage = (self.rows + self.tokens) * TILE_DEPTH;
         let kib = if self.schedule == Schedule::Gated { GATED_STAGE_KIB } else { STAGE_KIB };
@@ -172,8 +173,8 @@ impl Variant {
     }
 }
 
-/// Into how many ranges the weights are cut, by the matrix and the device alone: a few for every tile, as long as there
-/// are SMs, and never an empty one (the others would wait for it).
+/// Into how many ranges the weights are cut, by the matrix and the device alone: a few for every tile, as
+/// long as there are SMs, and never an empty one (the others would wait for it).
 pub(super) fn ranges(sms: usize, n: usize, blocks: usize) -> usize {
     let (tiles, most) = (n.div_ceil(CUT_ROWS), sms / SIDES);
     match tiles > most {
@@ -195,9 +196,9 @@ pub(super) struct Shape {
     pub sms: usize,
 }
 
-/// The form with the least estimated time. A gated GEMM needs two warpgroups, one for the gate projections and one for the up
-/// projections. The blocks of a stream wait for each other, so all of them must run `at_once`. In floating point a tile is
-/// split where the ranges of its matrix are.
+/// The form with the least estimated time. A gated GEMM needs two warpgroups, one for the gate projections
+/// and one for the up projections. The blocks of a stream wait for each other, so all of them must run
+/// `at_once`. In floating point a tile is split where the ranges of its matrix are.
 pub(super) fn choose(shape: Shape, at_once: impl Fn(&Variant) -> usize) -> &'static Variant {
     let all = match shape.format {
         Format::Bf16 => BF16,
@@ -316,8 +317,8 @@ mod tests {
         }
     }
 
-    /// What the split-K reduction of a stream relies on: the ranges of a tile end with it, or there are two and the later
-    /// one goes on in the next tile.
+    /// What the split-K reduction of a stream relies on: the ranges of a tile end with it, or there are two
+    /// and the later one goes on in the next tile.
     #[test]
     fn ranges_of_a_tile_end_together_or_are_two() {
         for n in [64, 896, 1152, 3584, 4608, 5120, 7168, 9728, 16_640, 17_920, 37_888, 55_296, 152_064] {

@@ -1,7 +1,8 @@
 //! The log-probability head and sampling: logits of some rows at a time, reduced on the device.
 //!
-//! Logits of as many rows as [`HELD_LOGITS`] allows exist at a time. Scoring and sampling share the kernels that sum a
-//! row up, so without truncation a sampled token's log-probability has the bits that scoring it gives.
+//! Logits of as many rows as [`HELD_LOGITS`] allows exist at a time. Scoring and sampling share the kernels
+//! that sum a row up, so without truncation a sampled token's log-probability has the bits that scoring it
+//! gives.
 
 use super::constants::{HEAD_CHUNK, HEAD_THREADS, SAMPLE_THREADS, TOKEN_WORDS, TRUNCATED_THREADS};
 use super::device::Cuda;

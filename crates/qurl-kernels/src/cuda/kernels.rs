@@ -1,11 +1,13 @@
-//! Every kernel with the arguments it takes: a launch names them, and the compiler of this program checks them.
+//! Every kernel with the arguments it takes: a launch names them, and the compiler of this program checks
+//! them.
 //!
-//! A struct holds the arguments of one kernel or of several that differ in number format or tile; its fields have the
-//! names and the order of the kernel's parameters in `cu/` (a test compares them with the sources). A kernel is a constant
-//! of type [`Kernel`] with the name it has there, bound to its arguments: nothing else can be launched with it.
-//! `overlaps` marks those that wait for the kernel before them by themselves, and may be launched before it has ended.
+//! A struct holds the arguments of one kernel or of several that differ in number format or tile; its fields
+//! have the names and the order of the kernel's parameters in `cu/` (a test compares them with the sources).
+//! A kernel is a constant of type [`Kernel`] with the name it has there, bound to its arguments: nothing else
+//! can be launched with it. `overlaps` marks those that wait for the kernel before them by themselves, and
+//! may be launched before it has ended.
 
-use super::ffi::{DevicePtr, TensorMap};
+use super::ffi::{DevicePtr as Ptr, TensorMap};
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
@@ -124,170 +126,167 @@ macro_rules! kernels {
 }
 
 kernels! {
-    // ---- rows ----------------------------------------------------------------------------------------------------
+    // ---- rows ---------------------------------------------------------------------------------------------
 
     /// Rows of a table, by number.
-    Gather(table: DevicePtr, ids: DevicePtr, d: u32, out: DevicePtr) overlaps { "elementwise": gather; }
+    Gather(table: Ptr, ids: Ptr, d: u32, out: Ptr) overlaps { "elementwise": gather; }
     /// Rows of a table, by tokens of a batch.
-    GatherTokens(table: DevicePtr, tokens: DevicePtr, sampled: DevicePtr, d: u32, out: DevicePtr) overlaps {
+    GatherTokens(table: Ptr, tokens: Ptr, sampled: Ptr, d: u32, out: Ptr) overlaps {
         "elementwise": gather_tokens;
     }
     /// Rows added to those of a table, a block a target.
-    ScatterAdd(rows: DevicePtr, ids: DevicePtr, starts: DevicePtr, order: DevicePtr, d: u32, table: DevicePtr) {
+    ScatterAdd(rows: Ptr, ids: Ptr, starts: Ptr, order: Ptr, d: u32, table: Ptr) {
         "elementwise": scatter_add;
     }
     /// Rotation of heads.
-    Rope(
-        x: DevicePtr, stride: u32, heads: u32, half: u32, positions: DevicePtr, cos: DevicePtr, sin: DevicePtr,
-        inverse: u32
-    ) { "elementwise": rope; }
+    Rope(x: Ptr, stride: u32, heads: u32, half: u32, positions: Ptr, cos: Ptr, sin: Ptr, inverse: u32) {
+        "elementwise": rope;
+    }
     /// SwiGLU of gate and up projections.
-    Swiglu(gate_up: DevicePtr, f: u32, count: u64, out: DevicePtr) { "elementwise": swiglu; }
+    Swiglu(gate_up: Ptr, f: u32, count: u64, out: Ptr) { "elementwise": swiglu; }
     /// Its backward pass, in place.
-    SwigluBackward(gate_up: DevicePtr, f: u32, out: DevicePtr) overlaps { "elementwise": swiglu_backward; }
+    SwigluBackward(gate_up: Ptr, f: u32, out: Ptr) overlaps { "elementwise": swiglu_backward; }
     /// Its backward pass, rounded.
-    SwigluBackwardBf16(gate_up: DevicePtr, dout: DevicePtr, f: u32, gradients: DevicePtr, out: DevicePtr) overlaps {
+    SwigluBackwardBf16(gate_up: Ptr, dout: Ptr, f: u32, gradients: Ptr, out: Ptr) overlaps {
         "elementwise": swiglu_backward_bf16;
     }
     /// Column sums of some rows.
-    ColumnPartials(x: DevicePtr, w: DevicePtr, rows: u32, d: u32, per: u32, partials: DevicePtr) {
+    ColumnPartials(x: Ptr, w: Ptr, rows: u32, d: u32, per: u32, partials: Ptr) {
         "elementwise": column_partials;
     }
     /// Their sums, in order.
-    AddPartials(partials: DevicePtr, parts: u32, d: u32, sums: DevicePtr) { "elementwise": add_partials; }
+    AddPartials(partials: Ptr, parts: u32, d: u32, sums: Ptr) { "elementwise": add_partials; }
     /// Dot products of rows with a vector.
-    RowDots(x: DevicePtr, w: DevicePtr, d: u32, out: DevicePtr) { "elementwise": row_dots; }
+    RowDots(x: Ptr, w: Ptr, d: u32, out: Ptr) { "elementwise": row_dots; }
     /// Their backward pass.
-    OuterProduct(g: DevicePtr, w: DevicePtr, d: u32, count: u64, dx: DevicePtr) { "elementwise": outer_product; }
+    OuterProduct(g: Ptr, w: Ptr, d: u32, count: u64, dx: Ptr) { "elementwise": outer_product; }
     /// Random numbers.
-    RandomFill(out: DevicePtr, count: u64, seed: u64, factor: f32) { "elementwise": random_fill; }
+    RandomFill(out: Ptr, count: u64, seed: u64, factor: f32) { "elementwise": random_fill; }
 
-    // ---- norms ---------------------------------------------------------------------------------------------------
+    // ---- norms --------------------------------------------------------------------------------------------
 
     /// RMSNorm of rows or heads.
     NormForward(
-        x: DevicePtr, gain: DevicePtr, start: u64, per: u32, stride: u32, width: u32, eps: f32, out: DevicePtr
+        x: Ptr, gain: Ptr, start: u64, per: u32, stride: u32, width: u32, eps: f32, out: Ptr
     ) overlaps { "norm": norm_forward; }
     /// RMSNorm of dense rows, rounded.
-    NormForwardBf16(x: DevicePtr, gain: DevicePtr, width: u32, eps: f32, out: DevicePtr) overlaps {
-        "norm": norm_forward_bf16;
-    }
+    NormForwardBf16(x: Ptr, gain: Ptr, width: u32, eps: f32, out: Ptr) overlaps { "norm": norm_forward_bf16; }
     /// Inverse root mean squares.
-    NormScales(x: DevicePtr, start: u64, per: u32, stride: u32, width: u32, eps: f32, scales: DevicePtr) {
+    NormScales(x: Ptr, start: u64, per: u32, stride: u32, width: u32, eps: f32, scales: Ptr) {
         "norm": norm_scales;
     }
     /// Gradients of the gain from some rows.
     NormGainPartials(
-        x: DevicePtr, dy: DevicePtr, scales: DevicePtr, start: u64, per: u32, stride: u32, width: u32, rows: u32,
-        many: u32, partials: DevicePtr
+        x: Ptr, dy: Ptr, scales: Ptr, start: u64, per: u32, stride: u32, width: u32, rows: u32, many: u32,
+        partials: Ptr
     ) { "norm": norm_gain_partials; }
     /// Gradient of the input.
     NormBackward(
-        x: DevicePtr, gain: DevicePtr, scales: DevicePtr, start: u64, per: u32, stride: u32, width: u32, eps: f32,
-        dy: DevicePtr, dx: DevicePtr, add: u32
+        x: Ptr, gain: Ptr, scales: Ptr, start: u64, per: u32, stride: u32, width: u32, eps: f32, dy: Ptr,
+        dx: Ptr, add: u32
     ) { "norm": norm_backward; }
 
-    // ---- operands of GEMMs ---------------------------------------------------------------------------------------
+    // ---- operands of GEMMs --------------------------------------------------------------------------------
 
     /// Rows in bf16.
-    RowsBf16(x: DevicePtr, k: u32, out: DevicePtr) overlaps { "quantize": rows_bf16; }
+    RowsBf16(x: Ptr, k: u32, out: Ptr) overlaps { "quantize": rows_bf16; }
     /// Rows in eight bits.
-    QuantizeRows(x: DevicePtr, k: u32, out: DevicePtr, scales: DevicePtr) overlaps { "quantize": rows_i8, rows_e4m3; }
+    QuantizeRows(x: Ptr, k: u32, out: Ptr, scales: Ptr) overlaps { "quantize": rows_i8, rows_e4m3; }
     /// The same where the absmax of each row is known.
-    QuantizeKnown(x: DevicePtr, k: u32, absmax: DevicePtr, out: DevicePtr, scales: DevicePtr) overlaps {
+    QuantizeKnown(x: Ptr, k: u32, absmax: Ptr, out: Ptr, scales: Ptr) overlaps {
         "quantize": known_i8, known_e4m3;
     }
     /// RMSNorm of rows, in bf16.
-    NormRowsBf16(x: DevicePtr, gain: DevicePtr, k: u32, eps: f32, out: DevicePtr) overlaps { "quantize": norm_bf16; }
+    NormRowsBf16(x: Ptr, gain: Ptr, k: u32, eps: f32, out: Ptr) overlaps { "quantize": norm_bf16; }
     /// RMSNorm of rows, in eight bits; places for absmax are cleared on the way.
-    QuantizeNorm(
-        x: DevicePtr, gain: DevicePtr, k: u32, eps: f32, out: DevicePtr, scales: DevicePtr, absmax: DevicePtr
-    ) overlaps { "quantize": norm_i8, norm_e4m3; }
+    QuantizeNorm(x: Ptr, gain: Ptr, k: u32, eps: f32, out: Ptr, scales: Ptr, absmax: Ptr) overlaps {
+        "quantize": norm_i8, norm_e4m3;
+    }
     /// SwiGLU of rows, in bf16.
-    SwigluRowsBf16(gate_up: DevicePtr, f: u32, out: DevicePtr) overlaps { "quantize": swiglu_bf16; }
+    SwigluRowsBf16(gate_up: Ptr, f: u32, out: Ptr) overlaps { "quantize": swiglu_bf16; }
     /// SwiGLU of rows, in eight bits.
-    QuantizeSwiglu(gate_up: DevicePtr, f: u32, out: DevicePtr, scales: DevicePtr) overlaps {
+    QuantizeSwiglu(gate_up: Ptr, f: u32, out: Ptr, scales: Ptr) overlaps {
         "quantize": swiglu_i8, swiglu_e4m3;
     }
     /// Weights in eight bits.
-    QuantizeWeights(
-        w: DevicePtr, k: u32, stochastic: u32, seed: u64, out: DevicePtr, scales: DevicePtr, bad: DevicePtr
-    ) { "quantize": weights_i8, weights_e4m3; }
+    QuantizeWeights(w: Ptr, k: u32, stochastic: u32, seed: u64, out: Ptr, scales: Ptr, bad: Ptr) {
+        "quantize": weights_i8, weights_e4m3;
+    }
     /// Rows into tiles.
-    GemmPack(rows: DevicePtr, tiles: DevicePtr, n: u32, row_bytes: u32, k_blocks: u32) { "gemm_pack": gemm_pack; }
+    GemmPack(rows: Ptr, tiles: Ptr, n: u32, row_bytes: u32, k_blocks: u32) { "gemm_pack": gemm_pack; }
 
-    // ---- GEMMs ---------------------------------------------------------------------------------------------------
+    // ---- GEMMs --------------------------------------------------------------------------------------------
 
     /// A GEMM with plain arithmetic.
     GemmPlain(
-        a: DevicePtr, a_m: u64, a_k: u64, b: DevicePtr, b_n: u64, b_k: u64, m: u32, n: u32, k: u32,
-        row_scales: DevicePtr, column_scales: DevicePtr, bias: DevicePtr, add: u32, out: DevicePtr
+        a: Ptr, a_m: u64, a_k: u64, b: Ptr, b_n: u64, b_k: u64, m: u32, n: u32, k: u32, row_scales: Ptr,
+        column_scales: Ptr, bias: Ptr, add: u32, out: Ptr
     ) { "gemm_plain": gemm_plain_f32, gemm_plain_bf16, gemm_plain_i8, gemm_plain_e4m3; }
     /// A GEMM with packed weights on any tensor cores.
     GemmMma(
-        weights: DevicePtr, x: DevicePtr, w_scales: DevicePtr, x_scales: DevicePtr, bias: DevicePtr, out: DevicePtr,
-        partials: DevicePtr, tokens: u32, n: u32, row_bytes: u32, k_blocks: u32, splits: u32, add: u32
+        weights: Ptr, x: Ptr, w_scales: Ptr, x_scales: Ptr, bias: Ptr, out: Ptr, partials: Ptr, tokens: u32,
+        n: u32, row_bytes: u32, k_blocks: u32, splits: u32, add: u32
     ) {
         "gemm_mma":
-            gemm_mma_bf16_few, gemm_mma_bf16_some, gemm_mma_bf16_many,
-            gemm_mma_int8_few, gemm_mma_int8_some, gemm_mma_int8_many,
-            gemm_mma_fp8_few, gemm_mma_fp8_some, gemm_mma_fp8_many;
+            gemm_mma_bf16_few, gemm_mma_bf16_some, gemm_mma_bf16_many, gemm_mma_int8_few, gemm_mma_int8_some,
+            gemm_mma_int8_many, gemm_mma_fp8_few, gemm_mma_fp8_some, gemm_mma_fp8_many;
     }
     /// Its split-K reduction.
     GemmMmaFinish(
-        w_scales: DevicePtr, x_scales: DevicePtr, bias: DevicePtr, out: DevicePtr, partials: DevicePtr, tokens: u32,
-        n: u32, splits: u32, add: u32
+        w_scales: Ptr, x_scales: Ptr, bias: Ptr, out: Ptr, partials: Ptr, tokens: u32, n: u32, splits: u32,
+        add: u32
     ) { "gemm_mma": gemm_mma_bf16_finish, gemm_mma_int8_finish, gemm_mma_fp8_finish; }
-    /// A GEMM with packed weights on Hopper. Names tell tokens, warpgroups (or columns of a gated one), blocks of a cluster
-    /// and schedule.
+    /// A GEMM with packed weights on Hopper. Names tell tokens, warpgroups (or columns of a gated one),
+    /// blocks of a cluster and schedule.
     GemmHopper(
-        map: TensorMap, weights: DevicePtr, w_scales: DevicePtr, x_scales: DevicePtr, bias: DevicePtr, out: DevicePtr,
-        partials: DevicePtr, tokens: u32, n: u32, k_blocks: u32, ranges: u32, add: u32, gating: u32, absmax: DevicePtr
+        map: TensorMap, weights: Ptr, w_scales: Ptr, x_scales: Ptr, bias: Ptr, out: Ptr, partials: Ptr,
+        tokens: u32, n: u32, k_blocks: u32, ranges: u32, add: u32, gating: u32, absmax: Ptr
     ) overlaps {
         "gemm_bf16":
-            gemm_bf16_16_2_1_STREAM, gemm_bf16_64_2_1_STREAM, gemm_bf16_128_2_1_STREAM, gemm_bf16_256_2_2_STREAM,
-            gemm_bf16_64_1_1_VIRTUAL, gemm_bf16_128_1_1_VIRTUAL, gemm_bf16_128_2_1_VIRTUAL,
-            gemm_bf16_128_2_2_VIRTUAL, gemm_bf16_192_2_2_VIRTUAL, gemm_bf16_128_1_2_SPLIT, gemm_bf16_128_1_4_SPLIT,
-            gemm_bf16_256_2_3_SPLIT, gemm_bf16_256_2_4_SPLIT;
+            gemm_bf16_16_2_1_STREAM, gemm_bf16_64_2_1_STREAM, gemm_bf16_128_2_1_STREAM,
+            gemm_bf16_256_2_2_STREAM, gemm_bf16_64_1_1_VIRTUAL, gemm_bf16_128_1_1_VIRTUAL,
+            gemm_bf16_128_2_1_VIRTUAL, gemm_bf16_128_2_2_VIRTUAL, gemm_bf16_192_2_2_VIRTUAL,
+            gemm_bf16_128_1_2_SPLIT, gemm_bf16_128_1_4_SPLIT, gemm_bf16_256_2_3_SPLIT,
+            gemm_bf16_256_2_4_SPLIT;
         "gemm_int8":
-            gemm_int8_16_2_1_STREAM, gemm_int8_64_2_1_STREAM, gemm_int8_128_2_1_STREAM, gemm_int8_256_2_2_STREAM,
-            gemm_int8_64_1_1_TILES, gemm_int8_128_1_1_TILES, gemm_int8_128_2_1_TILES, gemm_int8_256_2_2_TILES,
-            gemm_int8_128_1_2_SPLIT, gemm_int8_128_1_4_SPLIT, gemm_int8_256_2_3_SPLIT, gemm_int8_256_2_4_SPLIT,
-            gemm_int8_256_40_GATED, gemm_int8_256_48_GATED, gemm_int8_256_64_GATED;
+            gemm_int8_16_2_1_STREAM, gemm_int8_64_2_1_STREAM, gemm_int8_128_2_1_STREAM,
+            gemm_int8_256_2_2_STREAM, gemm_int8_64_1_1_TILES, gemm_int8_128_1_1_TILES,
+            gemm_int8_128_2_1_TILES, gemm_int8_256_2_2_TILES, gemm_int8_128_1_2_SPLIT,
+            gemm_int8_128_1_4_SPLIT, gemm_int8_256_2_3_SPLIT, gemm_int8_256_2_4_SPLIT, gemm_int8_256_40_GATED,
+            gemm_int8_256_48_GATED, gemm_int8_256_64_GATED;
         "gemm_fp8":
             gemm_fp8_16_2_1_STREAM, gemm_fp8_64_2_1_STREAM, gemm_fp8_128_2_1_STREAM, gemm_fp8_64_1_1_VIRTUAL,
-            gemm_fp8_128_1_1_VIRTUAL, gemm_fp8_128_2_1_VIRTUAL, gemm_fp8_128_2_2_VIRTUAL, gemm_fp8_128_1_2_SPLIT,
-            gemm_fp8_128_1_4_SPLIT;
+            gemm_fp8_128_1_1_VIRTUAL, gemm_fp8_128_2_1_VIRTUAL, gemm_fp8_128_2_2_VIRTUAL,
+            gemm_fp8_128_1_2_SPLIT, gemm_fp8_128_1_4_SPLIT;
     }
 
-    // ---- attention -----------------------------------------------------------------------------------------------
+    // ---- attention ----------------------------------------------------------------------------------------
 
     /// Rotation of queries and keys; keys and values into pages.
     RopeWrite(
-        qkv: DevicePtr, rows: u32, width: u32, heads: u32, kv_heads: u32, head_dim: u32, positions: DevicePtr,
-        cos: DevicePtr, sin: DevicePtr, slots: DevicePtr, page_size: u32, format: u32, keys: DevicePtr,
-        values: DevicePtr, key_scales: DevicePtr, value_scales: DevicePtr
+        qkv: Ptr, rows: u32, width: u32, heads: u32, kv_heads: u32, head_dim: u32, positions: Ptr, cos: Ptr,
+        sin: Ptr, slots: Ptr, page_size: u32, format: u32, keys: Ptr, values: Ptr, key_scales: Ptr,
+        value_scales: Ptr
     ) overlaps { "kv": rope_write; }
     /// Attention with plain arithmetic.
     AttentionForward(
-        qkv: DevicePtr, width: u32, heads: u32, group: u32, head_dim: u32, scale: f32, spans: DevicePtr,
-        span_count: u32, pages: DevicePtr, page_size: u32, format: u32, keys: DevicePtr, values: DevicePtr,
-        key_scales: DevicePtr, value_scales: DevicePtr, rows: u32, out: DevicePtr, lse: DevicePtr
+        qkv: Ptr, width: u32, heads: u32, group: u32, head_dim: u32, scale: f32, spans: Ptr, span_count: u32,
+        pages: Ptr, page_size: u32, format: u32, keys: Ptr, values: Ptr, key_scales: Ptr, value_scales: Ptr,
+        rows: u32, out: Ptr, lse: Ptr
     ) { "attention_plain": attention_forward; }
     /// Dot products of outputs and their gradients.
-    AttentionDeltas(out: DevicePtr, dout: DevicePtr, count: u32, head_dim: u32, deltas: DevicePtr) {
+    AttentionDeltas(out: Ptr, dout: Ptr, count: u32, head_dim: u32, deltas: Ptr) {
         "attention_plain": attention_deltas;
     }
     /// Backward of attention with plain arithmetic.
     AttentionBackward(
-        qkv: DevicePtr, width: u32, heads: u32, group: u32, head_dim: u32, scale: f32, spans: DevicePtr,
-        span_count: u32, rows: u32, dout: DevicePtr, lse: DevicePtr, deltas: DevicePtr, dqkv: DevicePtr
+        qkv: Ptr, width: u32, heads: u32, group: u32, head_dim: u32, scale: f32, spans: Ptr, span_count: u32,
+        rows: u32, dout: Ptr, lse: Ptr, deltas: Ptr, dqkv: Ptr
     ) { "attention_plain": attention_backward_queries, attention_backward_keys; }
     /// Attention of many queries of a sequence.
     FlashPrefill(
-        qkv: DevicePtr, keys: DevicePtr, values: DevicePtr, key_scales: DevicePtr, value_scales: DevicePtr,
-        spans: DevicePtr, pages: DevicePtr, work: DevicePtr, out: DevicePtr, lse: DevicePtr, stride: u32, heads: u32,
-        kv_heads: u32, page_shift: u32, scale: f32
+        qkv: Ptr, keys: Ptr, values: Ptr, key_scales: Ptr, value_scales: Ptr, spans: Ptr, pages: Ptr,
+        work: Ptr, out: Ptr, lse: Ptr, stride: u32, heads: u32, kv_heads: u32, page_shift: u32, scale: f32
     ) {
         "flash_prefill":
             flash_prefill_bf16_64, flash_prefill_bf16_128, flash_prefill_int8_64, flash_prefill_int8_128,
@@ -295,10 +294,9 @@ kernels! {
     }
     /// Attention of one new row of each sequence.
     FlashDecode(
-        qkv: DevicePtr, keys: DevicePtr, values: DevicePtr, key_scales: DevicePtr, value_scales: DevicePtr,
-        spans: DevicePtr, pages: DevicePtr, out: DevicePtr, lse: DevicePtr, partials: DevicePtr, counters: DevicePtr,
-        stride: u32, heads: u32, kv_heads: u32, page_shift: u32, splits: u32, scale: f32, cos: DevicePtr,
-        sin: DevicePtr, output: u32, out_scales: DevicePtr, absmax: DevicePtr
+        qkv: Ptr, keys: Ptr, values: Ptr, key_scales: Ptr, value_scales: Ptr, spans: Ptr, pages: Ptr,
+        out: Ptr, lse: Ptr, partials: Ptr, counters: Ptr, stride: u32, heads: u32, kv_heads: u32,
+        page_shift: u32, splits: u32, scale: f32, cos: Ptr, sin: Ptr, output: u32, out_scales: Ptr, absmax: Ptr
     ) overlaps {
         "flash_decode":
             flash_decode_bf16_64, flash_decode_bf16_128, flash_decode_int8_64, flash_decode_int8_128,
@@ -306,77 +304,77 @@ kernels! {
     }
     /// Operands of the backward pass, rounded.
     FlashBackwardPrepare(
-        qkv: DevicePtr, out: DevicePtr, dout: DevicePtr, lse: DevicePtr, qkv_to: DevicePtr, dout_to: DevicePtr,
-        facts: DevicePtr, stride: u32, heads: u32, head_dim: u32
+        qkv: Ptr, out: Ptr, dout: Ptr, lse: Ptr, qkv_to: Ptr, dout_to: Ptr, facts: Ptr, stride: u32,
+        heads: u32, head_dim: u32
     ) { "flash_backward": flash_backward_prepare; }
     /// Backward of attention on any tensor cores.
     FlashBackward(
-        qkv: DevicePtr, dout: DevicePtr, facts: DevicePtr, spans: DevicePtr, work: DevicePtr, dqkv: DevicePtr,
-        stride: u32, heads: u32, kv_heads: u32, scale: f32
+        qkv: Ptr, dout: Ptr, facts: Ptr, spans: Ptr, work: Ptr, dqkv: Ptr, stride: u32, heads: u32,
+        kv_heads: u32, scale: f32
     ) {
         "flash_backward":
-            flash_backward_keys_64, flash_backward_keys_128, flash_backward_queries_64, flash_backward_queries_128;
+            flash_backward_keys_64, flash_backward_keys_128, flash_backward_queries_64,
+            flash_backward_queries_128;
     }
     /// Backward of attention on Hopper: gradients of keys and values.
     FlashBackwardHopperKeys(
-        qkv: TensorMap, dout: TensorMap, facts_map: TensorMap, spans: DevicePtr, work: DevicePtr, dkeys: DevicePtr,
-        dvalues: DevicePtr, stride: u64, heads: u32, kv_heads: u32, share: u32, scale: f32
+        qkv: TensorMap, dout: TensorMap, facts_map: TensorMap, spans: Ptr, work: Ptr, dkeys: Ptr,
+        dvalues: Ptr, stride: u64, heads: u32, kv_heads: u32, share: u32, scale: f32
     ) { "flash_backward_hopper": flash_backward_hopper_keys_64, flash_backward_hopper_keys_128; }
     /// Sums of these where blocks have parts of a group.
     FlashBackwardJoin(
-        dkeys: DevicePtr, dvalues: DevicePtr, to: DevicePtr, stride: u64, parts: u32, kv_heads: u32, head_dim: u32
+        dkeys: Ptr, dvalues: Ptr, to: Ptr, stride: u64, parts: u32, kv_heads: u32, head_dim: u32
     ) { "flash_backward_hopper": flash_backward_join; }
     /// Backward of attention on Hopper: gradients of queries.
     FlashBackwardHopperQueries(
-        qkv: TensorMap, dout: TensorMap, facts: DevicePtr, spans: DevicePtr, work: DevicePtr, dqueries: DevicePtr,
-        stride: u64, heads: u32, kv_heads: u32, scale: f32
+        qkv: TensorMap, dout: TensorMap, facts: Ptr, spans: Ptr, work: Ptr, dqueries: Ptr, stride: u64,
+        heads: u32, kv_heads: u32, scale: f32
     ) { "flash_backward_hopper": flash_backward_hopper_queries_64, flash_backward_hopper_queries_128; }
 
-    // ---- head and sampling ---------------------------------------------------------------------------------------
+    // ---- head and sampling --------------------------------------------------------------------------------
 
     /// Sums over chunks of logits.
     ReduceLogits(
-        logits: DevicePtr, vocabulary: u32, rows: u32, chunks: u32, factor: f32, factors: DevicePtr,
-        partials: DevicePtr
+        logits: Ptr, vocabulary: u32, rows: u32, chunks: u32, factor: f32, factors: Ptr, partials: Ptr
     ) overlaps { "head": reduce_logits; }
     /// Log-probabilities of targets.
     ScoreRows(
-        logits: DevicePtr, vocabulary: u32, chunks: u32, partials: DevicePtr, targets: DevicePtr, logp: DevicePtr,
-        entropy: DevicePtr, argmax: DevicePtr, lse: DevicePtr
+        logits: Ptr, vocabulary: u32, chunks: u32, partials: Ptr, targets: Ptr, logp: Ptr, entropy: Ptr,
+        argmax: Ptr, lse: Ptr
     ) { "head": score_rows; }
     /// Logits become their gradients.
     LogitGradients(
-        logits: DevicePtr, vocabulary: u32, targets: DevicePtr, inverse_temperature: f32, lse: DevicePtr,
-        dlogp: DevicePtr, dentropy: DevicePtr, entropy: DevicePtr
+        logits: Ptr, vocabulary: u32, targets: Ptr, inverse_temperature: f32, lse: Ptr, dlogp: Ptr,
+        dentropy: Ptr, entropy: Ptr
     ) { "head": logit_gradients_f32; }
     /// Gradients of logits, rounded.
     LogitGradientsBf16(
-        logits: DevicePtr, vocabulary: u32, targets: DevicePtr, inverse_temperature: f32, lse: DevicePtr,
-        dlogp: DevicePtr, dentropy: DevicePtr, entropy: DevicePtr, out: DevicePtr
+        logits: Ptr, vocabulary: u32, targets: Ptr, inverse_temperature: f32, lse: Ptr, dlogp: Ptr,
+        dentropy: Ptr, entropy: Ptr, out: Ptr
     ) { "head": logit_gradients_bf16; }
     /// Tokens of rows that keep all of them.
-    SampleRows(
-        logits: DevicePtr, vocabulary: u32, chunks: u32, partials: DevicePtr, samples: DevicePtr, out: DevicePtr
-    ) overlaps { "sample": sample_rows; }
+    SampleRows(logits: Ptr, vocabulary: u32, chunks: u32, partials: Ptr, samples: Ptr, out: Ptr) overlaps {
+        "sample": sample_rows;
+    }
     /// Tokens of rows that keep some of them.
     SampleTruncated(
-        logits: DevicePtr, vocabulary: u32, chunks: u32, partials: DevicePtr, samples: DevicePtr, which: DevicePtr,
-        first: u32, rows: u32, all_keys: DevicePtr, key_capacity: u32, out: DevicePtr
+        logits: Ptr, vocabulary: u32, chunks: u32, partials: Ptr, samples: Ptr, which: Ptr, first: u32,
+        rows: u32, all_keys: Ptr, key_capacity: u32, out: Ptr
     ) { "sample": sample_truncated; }
 
-    // ---- whole tensors -------------------------------------------------------------------------------------------
+    // ---- whole tensors ------------------------------------------------------------------------------------
 
     /// One update.
     AdamW(
-        w: DevicePtr, g: DevicePtr, m: DevicePtr, v: DevicePtr, count: u64, grad_scale: f32, beta1: f32, beta2: f32,
-        rest1: f32, rest2: f32, keep: f32, step_size: f32, root_correction: f32, eps: f32
+        w: Ptr, g: Ptr, m: Ptr, v: Ptr, count: u64, grad_scale: f32, beta1: f32, beta2: f32, rest1: f32,
+        rest2: f32, keep: f32, step_size: f32, root_correction: f32, eps: f32
     ) { "optim": adamw; }
     /// Sums of squares.
-    SquarePartials(x: DevicePtr, count: u64, per: u32, partials: DevicePtr) { "optim": square_partials; }
+    SquarePartials(x: Ptr, count: u64, per: u32, partials: Ptr) { "optim": square_partials; }
     /// Their sum.
-    SumDoubles(x: DevicePtr, count: u32, out: DevicePtr) { "optim": sum_doubles; }
+    SumDoubles(x: Ptr, count: u32, out: Ptr) { "optim": sum_doubles; }
     /// Checksums of blocks.
-    BlockSums(x: DevicePtr, count: u64, sums: DevicePtr) { "checksum": block_sums; }
+    BlockSums(x: Ptr, count: u64, sums: Ptr) { "checksum": block_sums; }
 }
 
 #[cfg(test)]
@@ -408,7 +406,7 @@ mod tests {
     /// The type of a parameter as the host gives it.
     fn host_type(parameter: &str) -> &'static str {
         match parameter.split(' ').collect::<Vec<_>>()[..] {
-            _ if parameter.contains('*') => "DevicePtr",
+            _ if parameter.contains('*') => "Ptr",
             [.., "TensorMap", _] => "TensorMap",
             ["u32" | "int", _] => "u32",
             ["u64", _] => "u64",
@@ -442,7 +440,8 @@ mod tests {
         found
     }
 
-    /// What is launched has the parameters of the sources, by name, order and type, and nothing there is never launched.
+    /// What is launched has the parameters of the sources, by name, order and type, and nothing there is
+    /// never launched.
     #[test]
     fn kernels_have_the_parameters_of_their_sources() {
         let found = kernels_of_sources();

@@ -11,8 +11,8 @@ use super::queue::CudaQueue;
 use crate::types::{DeviceError, Heads, KvFormat, KvShape};
 use std::sync::Arc;
 
-/// Keys and values of one layer: `[page][kv head][slot][head_dim]`, keys and values apart, with scales where the format
-/// has them.
+/// Keys and values of one layer: `[page][kv head][slot][head_dim]`, keys and values apart, with scales where
+/// the format has them.
 pub struct CudaKv {
     pub(super) shape: KvShape,
     pub(super) keys: Buffer,

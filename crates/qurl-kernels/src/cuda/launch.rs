@@ -161,8 +161,8 @@ impl Context {
         Ok(function.handle)
     }
 
-    /// Blocks of a kernel that run on the whole device at the same time, in clusters of so many; none if it cannot be
-    /// launched (a launch of it would say why).
+    /// Blocks of a kernel that run on the whole device at the same time, in clusters of so many; none if it
+    /// cannot be launched (a launch of it would say why).
     pub fn blocks_at_once<A>(&self, kernel: Kernel<A>, threads: usize, shared: u32, cluster: usize) -> usize {
         let mut known = self.kernels.at_once.lock().unwrap_or_else(PoisonError::into_inner);
         *known.entry((kernel.id, threads, shared)).or_insert_with(|| {
@@ -206,8 +206,7 @@ impl Context {
         // A cached file that the driver does not take is compiled anew.
         for _ in 0..2 {
             let compiled = self.kernels.compiled.lock().unwrap_or_else(PoisonError::into_inner).remove(file);
-            let cubin =
-                compiled.map_or_else(|| compile::cubin(nvrtc, source, self.architecture), Ok)?;
+            let cubin = compiled.map_or_else(|| compile::cubin(nvrtc, source, self.architecture), Ok)?;
             // SAFETY: a compiled file, whose header has its length.
             status = unsafe { (self.driver.module_load)(&mut module, cubin.as_ptr().cast()) };
             if status == 0 {
@@ -243,8 +242,9 @@ impl CudaQueue {
             count: u32::from(A::OVERLAPS && self.context.generation >= OVERLAPS),
         };
         self.bind();
-        // SAFETY: the arguments are those of the kernel, in its order; the driver copies them before it returns. That
-        // addresses among them have what the kernel reads and writes is what every operation asserts of its shapes.
+        // SAFETY: the arguments are those of the kernel, in its order; the driver copies them before it
+        // returns. That addresses among them have what the kernel reads and writes is what every operation
+        // asserts of its shapes.
         let status = unsafe {
             let launch = self.context.driver.launch;
             launch(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut())
@@ -255,8 +255,8 @@ impl CudaQueue {
         }
     }
 
-    /// Describes a row-major matrix of bytes to the TMA: boxes of `rows` by `bytes`, those of 128 bytes swizzled. Columns
-    /// must be multiples of 16 bytes. Reads beyond the matrix give zeros.
+    /// Describes a row-major matrix of bytes to the TMA: boxes of `rows` by `bytes`, those of 128 bytes
+    /// swizzled. Columns must be multiples of 16 bytes. Reads beyond the matrix give zeros.
     pub(super) fn tensor_map(
         &mut self,
         at: DevicePtr,

@@ -1,9 +1,9 @@
 //! Linear layers and MLPs: activations on their way into a GEMM, and the choice of the kernel.
 //!
-//! Activations are converted to the GEMM's number format right before it, in the workspace; RMSNorm and SwiGLU are fused
-//! into that conversion. Forward GEMMs of a network that is trained run in the kernels of inference, so that its
-//! log-probabilities have the engine's bits; the GEMMs of its backward pass ([`super::linear_backward`]) are cuBLASLt's,
-//! which reads weights by rows.
+//! Activations are converted to the GEMM's number format right before it, in the workspace; RMSNorm and
+//! SwiGLU are fused into that conversion. Forward GEMMs of a network that is trained run in the kernels of
+//! inference, so that its log-probabilities have the engine's bits; the GEMMs of its backward pass
+//! ([`super::linear_backward`]) are cuBLASLt's, which reads weights by rows.
 
 use super::constants::{ABSMAX_STRIDE, NORM_THREADS, PLAIN_TILE, QUANTIZED_FOURS};
 use super::device::{Cuda, CudaTensor};
@@ -235,8 +235,8 @@ pub(super) fn mlp(queue: &mut CudaQueue, args: Mlp<Cuda>) {
 const KNOWN_THREADS: usize = 256;
 const KNOWN_SHARE: usize = 4 * QUANTIZED_FOURS * KNOWN_THREADS;
 
-/// An MLP whose gate and up projections are brought together inside of the first GEMM, which finds the absmax of each
-/// row of the result, too: `x += (silu(gate) * up) down^T`.
+/// An MLP whose gate and up projections are brought together inside of the first GEMM, which finds the absmax
+/// of each row of the result, too: `x += (silu(gate) * up) down^T`.
 fn gated_mlp(
     queue: &mut CudaQueue,
     source: Source,

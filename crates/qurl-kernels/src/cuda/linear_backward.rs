@@ -1,8 +1,9 @@
 //! Backward of linear layers and MLPs, with the norm before them.
 //!
-//! A gradient that several GEMMs read is brought into their format once, and what only GEMMs read is made in it at once:
-//! in bf16 a training step would otherwise spend a tenth of its time on conversions. Values are rounded as they would be
-//! by themselves, so the bits are those of the parts (`tests/kernels/cuda_fused.rs`).
+//! A gradient that several GEMMs read is brought into their format once, and what only GEMMs read is made in
+//! it at once: in bf16 a training step would otherwise spend a tenth of its time on conversions. Values are
+//! rounded as they would be by themselves, so the bits are those of the parts
+//! (`tests/kernels/cuda_fused.rs`).
 
 use super::constants::NORM_THREADS;
 use super::device::{Cuda, CudaTensor};

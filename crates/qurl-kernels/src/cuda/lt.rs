@@ -1,8 +1,8 @@
 //! cuBLASLt for the large bf16 GEMMs of the backward pass: input gradient and weight gradient, sums in f32.
 //!
-//! Forward GEMMs are the engine's own ([`super::gemm`]): the trainer's log-probabilities have the engine's bits. A plan
-//! (descriptors and the algorithm that the library recommends) is made once per shape. The library counts columns first; with
-//! operands swapped its column-major result is our row-major one.
+//! Forward GEMMs are the engine's own ([`super::gemm`]): the trainer's log-probabilities have the engine's
+//! bits. A plan (descriptors and the algorithm that the library recommends) is made once per shape. The
+//! library counts columns first; with operands swapped its column-major result is our row-major one.
 
 use super::context::Context;
 use super::ffi::{self, CublasLt, DevicePtr, Handle, LtAlgorithm, LtHeuristic};
@@ -160,14 +160,8 @@ fn plan(lib: &CublasLt, handle: Handle, shape: Shape) -> Option<Plan> {
         set(DESC_TRANSPOSE_B, c_int::from(shape.transpose_b));
         (lib.preference_create)(&mut preference);
         let bytes = WORKSPACE as u64;
-        (lib.preference_set)(
-            preference,
-            PREFERENCE_WORKSPACE,
-            (&raw const bytes).cast(),
-            size_of::<u64>(),
-        );
-        let status =
-            (lib.heuristic)(handle, desc, a, b, d, d, preference, 1, &mut result, &mut found);
+        (lib.preference_set)(preference, PREFERENCE_WORKSPACE, (&raw const bytes).cast(), size_of::<u64>());
+        let status = (lib.heuristic)(handle, desc, a, b, d, d, preference, 1, &mut result, &mut found);
         (lib.preference_destroy)(preference);
         if status != 0 || found == 0 || result.state != 0 {
             return None;

@@ -44,7 +44,8 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`; whoever issues work on the buffer borrows it, so none is issued any more.
+        // SAFETY: allocated in `new`; whoever issues work on the buffer borrows it, so none is issued any
+        // more.
         unsafe { self.context.free(self.at, self.bytes) };
     }
 }
@@ -87,8 +88,8 @@ impl Pinned {
         // SAFETY: inside the memory by the check above.
         let to = unsafe { self.host.add(at).cast::<T>() };
         for (i, value) in values.take(count).enumerate() {
-            // SAFETY: one of the `count` places that were checked. `&mut self` is the only access of the host, and the
-            // owner of a copy in flight waits before it writes again.
+            // SAFETY: one of the `count` places that were checked. `&mut self` is the only access of the
+            // host, and the owner of a copy in flight waits before it writes again.
             unsafe { to.add(i).write(value) };
         }
     }

@@ -1,14 +1,15 @@
 //! CUDA: every operation on an NVIDIA GPU of compute capability 8.0 or newer.
 //!
-//! It is compiled in always and found at run time: driver, NVRTC and cuBLASLt are opened with `dlopen` ([`ffi`]), the
-//! kernels are sources in the binary, compiled for the device at hand and kept on disk ([`compile`]). A [`Cuda`] device
-//! owns the driver's [`context`] and allocates; a [`CudaQueue`] owns a stream, the [`workspace`] of its operations, the
-//! [`staging`] of their inputs and recorded steps ([`replay`]).
+//! It is compiled in always and found at run time: driver, NVRTC and cuBLASLt are opened with `dlopen`
+//! ([`ffi`]), the kernels are sources in the binary, compiled for the device at hand and kept on disk
+//! ([`compile`]). A [`Cuda`] device owns the driver's [`context`] and allocates; a [`CudaQueue`] owns a
+//! stream, the [`workspace`] of its operations, the [`staging`] of their inputs and recorded steps
+//! ([`replay`]).
 //!
-//! Tensors are f32 on the device; GEMMs convert their operands to bf16 or to quantized values of eight bits right before
-//! ([`linear`]), on tensor cores where the shapes allow ([`gemm`] on Hopper, [`gemm_mma`] elsewhere, [`flash`]). The rows of
-//! a pass are a [`batch`], whose shape alone chooses kernels; sampled tokens come to the host while the next step runs
-//! ([`pending`]).
+//! Tensors are f32 on the device; GEMMs convert their operands to bf16 or to quantized values of eight bits
+//! right before ([`linear`]), on tensor cores where the shapes allow ([`gemm`] on Hopper, [`gemm_mma`]
+//! elsewhere, [`flash`]). The rows of a pass are a [`batch`], whose shape alone chooses kernels; sampled
+//! tokens come to the host while the next step runs ([`pending`]).
 
 mod attention;
 mod batch;
@@ -41,6 +42,7 @@ mod replay;
 mod rows;
 mod staging;
 mod sums;
+mod transfer;
 mod weight;
 mod workspace;
 

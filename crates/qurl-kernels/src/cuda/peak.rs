@@ -22,8 +22,8 @@ pub fn copy_bandwidth(queue: &mut CudaQueue) -> Result<f64, DeviceError> {
     Ok(2.0 * COPIED as f64 / seconds)
 }
 
-/// Operations a second (multiply and add counted apart) of a large bf16 GEMM on random numbers: the library's, as in the
-/// backward pass, or our own, whichever is faster.
+/// Operations a second (multiply and add counted apart) of a large bf16 GEMM on random numbers: the
+/// library's, as in the backward pass, or our own, whichever is faster.
 pub fn bf16_rate(queue: &mut CudaQueue) -> Result<f64, DeviceError> {
     let device = queue.device().clone();
     let mut w = device.zeros(SIZE * SIZE)?;

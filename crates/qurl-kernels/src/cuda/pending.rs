@@ -1,7 +1,8 @@
 //! Sampled tokens on their way to the host.
 //!
-//! The copy is issued after the step that samples, with an event after it, so that the host can issue the next step first
-//! and then wait for these tokens alone. Every answer has page-locked memory of its own until it has been read.
+//! The copy is issued after the step that samples, with an event after it, so that the host can issue the
+//! next step first and then wait for these tokens alone. Every answer has page-locked memory of its own until
+//! it has been read.
 
 use super::constants::TOKEN_WORDS;
 use super::context::Context;
@@ -29,7 +30,8 @@ impl Landing {
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        // The memory goes: nothing may be on its way into it. An error is reported by whoever reads results next.
+        // The memory goes: nothing may be on its way into it. An error is reported by whoever reads results
+        // next.
         let _ = self.landed.wait();
     }
 }

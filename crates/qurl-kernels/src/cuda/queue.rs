@@ -1,7 +1,13 @@
 //! A queue: a stream and everything that operations on it need, used by one owner at a time.
 //!
-//! Operations run in order on the stream. One that fails cannot tell its caller (operations return nothing), so the
-//! first error is kept and comes out where results are read. What the operations are is in [`super::ops`].
+//! Operations run in order on the stream. One that fails cannot tell its caller (operations return nothing),
+//! so the first error is kept and comes out where results are read. What the operations are is in
+//! [`super::ops`].
+//!
+//! Some kernels have blocks that wait for each other, and so need all of them resident
+//! (`Context::blocks_at_once`). That counts on the whole device: two queues of one device must not run such
+//! kernels (GEMMs, decode attention) at the same time, or each may hold SMs that the other waits for. Whoever
+//! has two of them synchronizes one before using the other.
 
 use super::batch::Bounds;
 use super::context::{Context, STREAM_NON_BLOCKING};
@@ -10,10 +16,10 @@ use super::ffi::{DevicePtr, Handle, Status};
 use super::gemm;
 use super::launch::TensorMaps;
 use super::lt::Lt;
-use super::memory::{Buffer, Pinned, Plain};
+use super::memory::{Buffer, Pinned};
 use super::pending::Landing;
 use super::replay::Graphs;
-use super::staging::{ListKey, Outbox, Ring};
+use super::staging::{Outbox, Ring};
 use super::workspace::{Mark, Workspace};
 use crate::types::DeviceError;
 use std::sync::Arc;
@@ -22,8 +28,6 @@ use std::sync::Arc;
 pub(super) const COUNTER_BYTES: usize = 64 << 10;
 /// Bytes for the absmax of parts of rows.
 pub(super) const ABSMAX_BYTES: usize = 4 << 20;
-/// Results of at most so many bytes come through page-locked memory.
-const SMALL_RESULT: usize = 1 << 20;
 
 /// What a recorded step needs of its batches: as many tokens, positions, ... as its buffers have.
 #[derive(Clone, Debug)]
@@ -49,14 +53,14 @@ pub struct CudaQueue {
     workspace: Workspace,
     /// Zeros, for counters that kernels leave at zero again: [`COUNTER_BYTES`].
     counters: Buffer,
-    /// Words that the blocks of a kernel publish for each other: EMPTY (all bits set), and left so by every kernel.
-    /// First [`ABSMAX_BYTES`] for absmax, then the partial sums of GEMMs.
+    /// Words that the blocks of a kernel publish for each other: EMPTY (all bits set), and left so by every
+    /// kernel. First [`ABSMAX_BYTES`] for absmax, then the partial sums of GEMMs.
     words: Buffer,
-    ring: Ring,
-    outboxes: [Outbox; 2],
-    next_outbox: usize,
+    pub(super) ring: Ring,
+    pub(super) outboxes: [Outbox; 2],
+    pub(super) next_outbox: usize,
     /// Page-locked memory for small results.
-    results: Option<Pinned>,
+    pub(super) results: Option<Pinned>,
     /// Page-locked memory for sampled tokens that nobody waits for.
     pub(super) landings: Vec<Landing>,
     pub(super) graphs: Graphs,
@@ -68,8 +72,9 @@ pub struct CudaQueue {
     error: Option<DeviceError>,
 }
 
-// SAFETY: the raw pointers are handles of the driver and page-locked memory that this queue alone owns; the driver takes
-// them from any thread in which the context is current, which every call to it sees to. A queue is not `Sync`.
+// SAFETY: the raw pointers are handles of the driver and page-locked memory that this queue alone owns; the
+// driver takes them from any thread in which the context is current, which every call to it sees to. A queue
+// is not `Sync`.
 unsafe impl Send for CudaQueue {}
 
 impl CudaQueue {
@@ -171,8 +176,8 @@ impl CudaQueue {
         }
     }
 
-    /// Memory of the workspace, good until the operation ends; its content is whatever was left there. The device's
-    /// memory may be short: then the error is kept and the address is 0.
+    /// Memory of the workspace, good until the operation ends; its content is whatever was left there. The
+    /// device's memory may be short: then the error is kept and the address is 0.
     pub(super) fn alloc(&mut self, bytes: usize) -> DevicePtr {
         if bytes == 0 {
             return 0;
@@ -229,155 +234,6 @@ impl CudaQueue {
         done
     }
 
-    /// Whether an operation may take inputs from the host now, or give results to it.
-    fn talks_to_host(&mut self, what: &str) -> bool {
-        if self.recording.is_some() {
-            self.fail(format!("{what} inside of a recorded step"));
-        }
-        self.recording.is_none()
-    }
-
-    /// Brings an input to the device; the address is good until the operation ends.
-    pub(super) fn stage<T: Plain>(&mut self, values: &[T]) -> DevicePtr {
-        let bytes = size_of_val(values);
-        if bytes == 0 || !self.talks_to_host("inputs from the host") {
-            return 0;
-        }
-        self.bind();
-        let (to, host) = match self.ring.place(&self.context, bytes) {
-            Ok(place) => place,
-            Err(error) => {
-                self.keep(Err(error));
-                return 0;
-            }
-        };
-        // SAFETY: both places have the bytes; plain numbers without padding. The host's is not written again before the
-        // ring begins anew, which waits for the stream.
-        let status = unsafe {
-            std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), host, bytes);
-            (self.context.driver.copy_in)(to, host.cast(), bytes, self.stream)
-        };
-        self.check("sending inputs", status);
-        to
-    }
-
-    /// A list of work that other layers may have brought to the device already.
-    pub(super) fn stage_list(&mut self, key: ListKey, make: impl FnOnce() -> Vec<u32>) -> DevicePtr {
-        if let Some(&at) = self.ring.lists.get(&key) {
-            return at;
-        }
-        let at = self.stage(&make());
-        self.ring.lists.insert(key, at);
-        at
-    }
-
-    /// The address of a buffer of at least so many bytes; one that is too small is replaced.
-    pub(super) fn area(&mut self, area: &mut Option<Buffer>, bytes: usize) -> DevicePtr {
-        if area.as_ref().is_none_or(|area| area.bytes() < bytes) {
-            *area = None;
-            match Buffer::new(&self.context, bytes.next_power_of_two(), "rows of a batch") {
-                Ok(buffer) => *area = Some(buffer),
-                Err(error) => self.keep(Err(error)),
-            }
-        }
-        area.as_ref().map_or(0, Buffer::at)
-    }
-
-    /// Sends bytes that `fill` writes, without waiting for earlier ones.
-    pub(super) fn send(&mut self, to: DevicePtr, bytes: usize, fill: impl FnOnce(&mut Pinned)) {
-        if bytes == 0 || to == 0 || !self.talks_to_host("rows of a batch") {
-            return;
-        }
-        self.bind();
-        self.next_outbox = (self.next_outbox + 1) % self.outboxes.len();
-        let (host, sent) = match self.outboxes[self.next_outbox].free(&self.context, bytes) {
-            Ok(parts) => parts,
-            Err(error) => return self.keep(Err(error)),
-        };
-        fill(host);
-        let (host, sent, driver) = (host.host(), sent.handle, &self.context.driver);
-        // SAFETY: both places have the bytes; the host's is not written before the event has passed.
-        let (copied, marked) = unsafe {
-            let copied = (driver.copy_in)(to, host.cast(), bytes, self.stream);
-            (copied, (driver.event_record)(sent, self.stream))
-        };
-        self.check("sending rows", copied);
-        self.check("marking rows", marked);
-    }
-
-    /// Writes values to the device, any number of them.
-    pub(super) fn write_values<T: Plain>(&mut self, to: DevicePtr, values: &[T]) {
-        if values.is_empty() || !self.talks_to_host("values from the host") {
-            return;
-        }
-        self.bind();
-        // SAFETY: the caller gives an address with place for them; the values are borrowed until they have been read.
-        let status = unsafe {
-            (self.context.driver.copy_in)(to, values.as_ptr().cast(), size_of_val(values), self.stream)
-        };
-        self.check("sending values", status);
-        self.wait_for_all();
-    }
-
-    /// Reads from the device into `values`.
-    pub(super) fn read_values<T: Plain>(
-        &mut self,
-        from: DevicePtr,
-        values: &mut [T],
-    ) -> Result<(), DeviceError> {
-        let bytes = size_of_val(values);
-        if !self.talks_to_host("results") || bytes == 0 {
-            return self.result();
-        }
-        self.bind();
-        let small = bytes <= SMALL_RESULT;
-        let target: *mut u8 = match small {
-            true => self.result_memory(bytes)?,
-            false => values.as_mut_ptr().cast(),
-        };
-        // SAFETY: the target has the bytes, and the copy is waited for before anyone looks at it.
-        let status = unsafe { (self.context.driver.copy_out)(target.cast(), from, bytes, self.stream) };
-        self.check("reading results", status);
-        self.wait_for_all();
-        self.result()?;
-        if small {
-            // SAFETY: so many bytes were copied there, and any bit pattern is a value.
-            unsafe { std::ptr::copy_nonoverlapping(target, values.as_mut_ptr().cast::<u8>(), bytes) };
-        }
-        Ok(())
-    }
-
-    /// Page-locked memory: copies into it need no detour.
-    fn result_memory(&mut self, bytes: usize) -> Result<*mut u8, DeviceError> {
-        let memory = match self.results.take().filter(|memory| memory.bytes() >= bytes) {
-            Some(memory) => memory,
-            None => Pinned::new(&self.context, bytes.next_power_of_two().max(1 << 16))?,
-        };
-        Ok(self.results.insert(memory).host())
-    }
-
-    /// A copy inside the device's memory.
-    pub(super) fn copy_bytes(&mut self, from: DevicePtr, to: DevicePtr, bytes: usize) {
-        if bytes == 0 {
-            return;
-        }
-        self.bind();
-        // SAFETY: the caller gives addresses of at least so many bytes.
-        let status = unsafe { (self.context.driver.copy)(to, from, bytes, self.stream) };
-        self.check("copying", status);
-    }
-
-    /// Sets bytes.
-    pub(super) fn fill_bytes(&mut self, to: DevicePtr, byte: u8, bytes: usize) {
-        if bytes == 0 {
-            return;
-        }
-        self.bind();
-        // SAFETY: the caller gives an address of at least so many bytes.
-        let status = unsafe { (self.context.driver.fill8)(to, byte, bytes, self.stream) };
-        self.check("clearing", status);
-    }
-
     /// Recorded steps at hand.
     pub fn recorded_steps(&self) -> usize {
         self.graphs.len()
@@ -391,5 +247,64 @@ impl Drop for CudaQueue {
         self.graphs.clear(&self.context.driver);
         // SAFETY: nothing is issued on the stream any more.
         unsafe { (self.context.driver.stream_destroy)(self.stream) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::counting::GpuProfile;
+    use super::*;
+    use crate::types::{Batch, SampleRow, Span, Token};
+    use crate::{Device, Queue};
+
+    fn queue() -> CudaQueue {
+        Arc::new(Cuda::counting_as(&GpuProfile::h200())).queue().expect("a queue")
+    }
+
+    /// One row of each sequence, at these positions.
+    fn decode_step(positions: &[usize]) -> Batch {
+        let mut batch = Batch::default();
+        for (row, &position) in positions.iter().enumerate() {
+            batch.tokens.push(Token::Sampled(row as u32));
+            batch.positions.push(position as u32);
+            batch.slots.push(position as u32);
+            batch.spans.push(Span { row, rows: 1, position, pages: batch.pages.len() });
+            batch.pages.extend(0..=(position / 16) as u32);
+            batch.sampled_rows.push(row as u32);
+            batch.samples.push(SampleRow::greedy());
+        }
+        batch
+    }
+
+    #[test]
+    fn steps_of_one_shape_are_those_that_choose_the_same_kernels() {
+        let mut queue = queue();
+        let (mut batch, device) = (queue.device().batch(), queue.device().clone());
+        let mut shape = |queue: &mut CudaQueue, rows: &Batch| {
+            queue.load(&mut batch, rows);
+            batch.shape
+        };
+        let first = shape(&mut queue, &decode_step(&[3, 40, 17]));
+        assert_eq!(shape(&mut queue, &decode_step(&[60, 41, 18])), first);
+        // Another number of tiles, another number of rows, another way to sample.
+        assert_ne!(shape(&mut queue, &decode_step(&[64, 41, 18])), first);
+        assert_ne!(shape(&mut queue, &decode_step(&[3, 40])), first);
+        let mut truncated = decode_step(&[3, 40, 17]);
+        truncated.samples[1] = SampleRow { temperature: 1.0, top_k: 5, ..SampleRow::greedy() };
+        assert_ne!(shape(&mut queue, &truncated), first);
+        // Another batch lies elsewhere.
+        let mut other = device.batch();
+        queue.load(&mut other, &decode_step(&[3, 40, 17]));
+        assert_ne!(other.shape, first);
+        queue.synchronize().expect("nothing fails");
+    }
+
+    #[test]
+    #[should_panic(expected = "recorded step: positions")]
+    fn a_position_beyond_the_tables_of_a_step_is_found() {
+        let mut queue = queue();
+        let mut batch = queue.device().batch();
+        queue.load(&mut batch, &decode_step(&[3, 64]));
+        queue.need(&batch, |needs| needs.most.position = 64);
     }
 }

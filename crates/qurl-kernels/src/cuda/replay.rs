@@ -1,9 +1,9 @@
 //! Decode steps as recorded graphs.
 //!
-//! A step is some hundred small launches; issuing them one by one can take longer than running them. A recorded graph of
-//! them is launched as one. It is found by an explicit key: whose step it is, and the shape of its batch, which is all
-//! that its launches depend on ([`super::batch`]). A step of a new key is run directly, at the second time it is
-//! recorded, and from then on nothing but the batch is looked at.
+//! A step is some hundred small launches; issuing them one by one can take longer than running them. A
+//! recorded graph of them is launched as one. It is found by an explicit key: whose step it is, and the shape
+//! of its batch, which is all that its launches depend on ([`super::batch`]). A step of a new key is run
+//! directly, at the second time it is recorded, and from then on nothing but the batch is looked at.
 
 use super::batch::{BatchShape, CudaBatch};
 use super::ffi::{Driver, Handle};
@@ -130,7 +130,8 @@ impl CudaQueue {
         Some(executable)
     }
 
-    /// What an operation's buffers can take: operations assert it of their batch, and recorded ones of every later one.
+    /// What an operation's buffers can take: operations assert it of their batch, and recorded ones of every
+    /// later one.
     pub(super) fn need(&mut self, batch: &CudaBatch, note: impl FnOnce(&mut Needs)) {
         let mut needs = self.recording.take();
         let mut own = Needs::default();

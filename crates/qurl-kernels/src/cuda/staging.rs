@@ -1,8 +1,9 @@
 //! The way of small inputs from the host to the device.
 //!
-//! Inputs of single operations (rows that are picked, targets, lists of work) go through a [`Ring`] of page-locked
-//! memory with a twin on the device. The rows of a pass go into their batch's own memory ([`super::batch`]) through one
-//! of two [`Outbox`]es: while the device still copies from one, the host fills the other.
+//! Inputs of single operations (rows that are picked, targets, lists of work) go through a [`Ring`] of
+//! page-locked memory with a twin on the device. The rows of a pass go into their batch's own memory
+//! ([`super::batch`]) through one of two [`Outbox`]es: while the device still copies from one, the host fills
+//! the other.
 
 use super::context::{ALIGN, Context};
 use super::ffi::DevicePtr;
@@ -16,8 +17,8 @@ const RING_BYTES: usize = 16 << 20;
 /// Bytes of an outbox at least.
 const OUTBOX_BYTES: usize = 64 << 10;
 
-/// A list of work for an attention kernel: it depends on the sequences of a batch and on the layer's heads, and layers
-/// are usually alike.
+/// A list of work for an attention kernel: it depends on the sequences of a batch and on the layer's heads,
+/// and layers are usually alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ListKey {
     /// Which [`load`](crate::Queue::load).
@@ -34,7 +35,8 @@ pub(super) enum ListKind {
     Backward { owned: usize },
 }
 
-/// Page-locked memory and its twin on the device. Inside of an operation it is only filled; it begins anew between two.
+/// Page-locked memory and its twin on the device. Inside of an operation it is only filled; it begins anew
+/// between two.
 #[derive(Default)]
 pub(super) struct Ring {
     now: Option<(Pinned, Buffer)>,
@@ -85,7 +87,8 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Memory of at least so many bytes that the device does not read any more, and the event that marks the next copy.
+    /// Memory of at least so many bytes that the device does not read any more, and the event that marks the
+    /// next copy.
     pub fn free(
         &mut self,
         context: &Arc<Context>,

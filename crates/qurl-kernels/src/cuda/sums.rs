@@ -1,5 +1,5 @@
-//! Sums over columns and whole tensors: in parts of a fixed size, which are then added in order, so that bits depend on the
-//! numbers alone.
+//! Sums over columns and whole tensors: in parts of a fixed size, which are then added in order, so that bits
+//! depend on the numbers alone.
 
 use super::constants::{CHECKSUM_CHAINS, SUM_THREADS};
 use super::device::CudaTensor;
@@ -52,6 +52,9 @@ pub(super) fn add_partials(
 
 /// [`crate::Queue::sum_squares`]: all are issued before the first is waited for.
 pub(super) fn squares(queue: &mut CudaQueue, tensors: &[&CudaTensor]) -> Result<f64, DeviceError> {
+    if tensors.is_empty() {
+        return Ok(0.0);
+    }
     let mut sums = vec![0.0f64; tensors.len()];
     let totals = queue.alloc(8 * sums.len());
     let mark = queue.mark();

@@ -148,7 +148,8 @@ impl CudaWeight {
         self.scales.as_ref().map_or(0, Buffer::at)
     }
 
-    /// The weights in rows: those of the forward pass where they are not in tiles, and of the backward pass always.
+    /// The weights in rows: those of the forward pass where they are not in tiles, and of the backward pass
+    /// always.
     pub(super) fn rows(&self) -> DevicePtr {
         self.rows.as_ref().unwrap_or(&self.data).at()
     }

@@ -48,10 +48,11 @@ fn in_steps(
 #[test]
 fn prefill_chunks_and_decode_agree_on_any_pages() {
     let groups = [(1, 3, 16), (1, 4, 32), (2, 5, 16), (1, 6, 48), (1, 8, 16), (1, 9, 16), (1, 2, 20)];
-    for (kv_heads, group, head_dim) in
-        [(2, 1, 16), (1, 2, 80), (1, 7, 64), (1, 1, 256)].into_iter().chain(groups)
-    {
-        let heads = heads(kv_heads, group, head_dim);
+    let shapes = [(2, 1, 16), (1, 2, 80), (1, 7, 64), (1, 1, 256)].into_iter().chain(groups);
+    let everything = shapes.map(|shape| (shape, None));
+    let windows = [((2, 1, 16), 5), ((1, 7, 64), 33), ((1, 2, 20), 100)].map(|(s, window)| (s, Some(window)));
+    for ((kv_heads, group, head_dim), window) in everything.chain(windows) {
+        let heads = Heads { window, ..heads(kv_heads, group, head_dim) };
         let qkv = Random::new(head_dim as u64).normals(LENGTH * heads.qkv_width());
         for cpu in cpus(2) {
             for format in [KvFormat::F32, KvFormat::Bf16] {

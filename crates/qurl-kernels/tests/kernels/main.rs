@@ -1,8 +1,10 @@
-//! Proof of the kernels, as a chain: every fast kernel equals its naive twin in f64 (`op_table`), every naive
-//! backward equals finite differences of its naive forward (`gradients`), and the bits of a result depend on
-//! nothing but the row and its history (`determinism`, `attention_paths`). `numbers` looks at the edges:
-//! exponentials over their whole range, and where a NaN may travel. `cuda` holds the device against the same
-//! table and the CPU.
+//! Proof of the kernels, as a chain: every operation equals its naive twin in f64 (`op_table`; `parts` has
+//! the CPU's kernels that are only parts of operations), every naive backward equals finite differences of
+//! its naive forward (`gradients`), and the bits of a result depend on nothing but the row and its history
+//! (`determinism`, `attention_paths`), nor on what an operation does at once (`fused`) or whether a step is
+//! replayed (`replay`). `numbers` looks at the edges: exponentials over their whole range, and where a NaN
+//! may travel; `sampling` at tokens. `cuda` and `cuda_fused` hold the device against the same checks and the
+//! CPU.
 
 mod attention_paths;
 mod cuda;

@@ -13,6 +13,8 @@ mod linear;
 mod mlp;
 mod rows;
 
+pub use attention::windowed;
+
 use crate::ops::{Ops, cpus};
 use crate::support::{distance, units_off};
 use qurl_kernels::{Device, Format};
@@ -20,11 +22,13 @@ use qurl_kernels::{Device, Format};
 /// Everything an operation and its backward write.
 pub type Outputs = Vec<Vec<f64>>;
 
+type Run<D> = dyn Fn(&Ops<D>) -> Outputs;
+
 /// An operation at one shape.
 pub struct Case<D: Device> {
     pub name: String,
     /// The outputs of a device.
-    pub run: Box<dyn Fn(&Ops<D>) -> Outputs>,
+    pub run: Box<Run<D>>,
     /// Those of the naive twin.
     pub want: Box<dyn Fn() -> Vec<Want>>,
 }
@@ -78,7 +82,7 @@ fn sum_units(k: usize) -> f64 {
     4.0 + 3.0 * (k as f64).sqrt()
 }
 
-/// All operations.
+/// All operations that every device has.
 pub fn table<D: Device>() -> Vec<Case<D>> {
     let mut cases = linear::cases();
     cases.extend(rows::cases());
@@ -92,7 +96,7 @@ pub fn table<D: Device>() -> Vec<Case<D>> {
 #[test]
 fn every_level_equals_the_naive_twin() {
     let cpus = cpus(2);
-    for case in table() {
+    for case in table().into_iter().chain(windowed()) {
         let wants = (case.want)();
         for cpu in &cpus {
             let outputs = (case.run)(cpu);

@@ -13,9 +13,9 @@ use qurl_kernels::{Cpu, Device, Format, Queue};
 pub(crate) fn mixed_rows(rows: usize, offset: f64) -> Vec<SampleRow> {
     let row = |i: usize| SampleRow {
         temperature: [0.0, 0.6, 1.0, 1.7][i % 4],
-        top_p: if i % 5 == 0 { 0.7 } else { 1.0 },
-        top_k: if i % 7 == 0 { 40 } else { 0 },
-        min_p: if i % 11 == 0 { 0.02 } else { 0.0 },
+        top_p: if i.is_multiple_of(5) { 0.7 } else { 1.0 },
+        top_k: if i.is_multiple_of(7) { 40 } else { 0 },
+        min_p: if i.is_multiple_of(11) { 0.02 } else { 0.0 },
         uniform: (i as f64 + offset) / rows as f64,
     };
     (0..rows).map(row).collect()

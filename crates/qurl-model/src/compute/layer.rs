@@ -81,10 +81,8 @@ pub fn forward<D: Device>(
         heads: block.heads,
         batch,
         qkv,
-        qk_norm: head_norms.map(|(q, k)| QkNorm {
-            q: Norm { gain: q.tensor(), eps },
-            k: Norm { gain: k.tensor(), eps },
-        }),
+        qk_norm: head_norms
+            .map(|(q, k)| QkNorm { q: Norm { gain: q.tensor(), eps }, k: Norm { gain: k.tensor(), eps } }),
         rope: net.rope(),
         kv,
         o: w.o.weight(),

@@ -12,8 +12,8 @@ use super::layer::{self, Activations, Kept};
 use super::network::{Block, Network};
 use crate::params::{DenseMlp, LayerParams, MlpParams, Params};
 use qurl_kernels::ops::{
-    AttendBackward, Gather, Head, HeadBackward, Index, Linear, LinearBackward, MlpBackward, Norm, NormBackward,
-    Output, QkNormBackward, RmsNorm, RmsNormBackward, RowDots, RowDotsBackward, ScatterAdd,
+    AttendBackward, Gather, Head, HeadBackward, Index, Linear, LinearBackward, MlpBackward, Norm,
+    NormBackward, Output, QkNormBackward, RmsNorm, RmsNormBackward, RowDots, RowDotsBackward, ScatterAdd,
 };
 use qurl_kernels::types::{Batch, HeadGradient, HeadOutput};
 use qurl_kernels::{Device, DeviceError, KvFormat, Queue};

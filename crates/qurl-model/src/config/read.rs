@@ -6,7 +6,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{ConfigError, Dtype, Family, MAX_LAYERS, ModelConfig, Rope, RopeScaling, SlidingWindow, quantization};
+use super::{
+    ConfigError, Dtype, Family, MAX_LAYERS, ModelConfig, Rope, RopeScaling, SlidingWindow, quantization,
+};
 use crate::keys::{Keys, parse_object, read_text};
 
 const MODEL_TYPES: &str = "qwen2, qwen3, llama, mistral (dense)";

@@ -36,37 +36,65 @@ macro_rules! tree {
 }
 
 macro_rules! map_field {
-    (leaf, $value:expr, $f:ident) => { $f($value)? };
-    (optional, $value:expr, $f:ident) => { $value.map(&mut *$f).transpose()? };
-    (mlp, $value:expr, $f:ident) => { $value.try_map($f)? };
+    (leaf, $value:expr, $f:ident) => {
+        $f($value)?
+    };
+    (optional, $value:expr, $f:ident) => {
+        $value.map(&mut *$f).transpose()?
+    };
+    (mlp, $value:expr, $f:ident) => {
+        $value.try_map($f)?
+    };
     (layers, $value:expr, $f:ident) => {
         $value.into_iter().map(|layer| layer.map_leaves($f)).collect::<Result<_, E>>()?
     };
 }
 
 macro_rules! borrow_field {
-    (leaf, $value:expr) => { &$value };
-    (optional, $value:expr) => { $value.as_ref() };
-    (mlp, $value:expr) => { $value.as_ref() };
-    (layers, $value:expr) => { $value.iter().map(LayerParams::as_ref).collect() };
+    (leaf, $value:expr) => {
+        &$value
+    };
+    (optional, $value:expr) => {
+        $value.as_ref()
+    };
+    (mlp, $value:expr) => {
+        $value.as_ref()
+    };
+    (layers, $value:expr) => {
+        $value.iter().map(LayerParams::as_ref).collect()
+    };
 }
 
 macro_rules! borrow_field_mut {
-    (leaf, $value:expr) => { &mut $value };
-    (optional, $value:expr) => { $value.as_mut() };
-    (mlp, $value:expr) => { $value.as_mut() };
-    (layers, $value:expr) => { $value.iter_mut().map(LayerParams::as_mut).collect() };
+    (leaf, $value:expr) => {
+        &mut $value
+    };
+    (optional, $value:expr) => {
+        $value.as_mut()
+    };
+    (mlp, $value:expr) => {
+        $value.as_mut()
+    };
+    (layers, $value:expr) => {
+        $value.iter_mut().map(LayerParams::as_mut).collect()
+    };
 }
 
 macro_rules! field_layout {
-    (leaf, $field:ident, $value:expr, $to:ident) => { $to.push(stringify!($field)) };
+    (leaf, $field:ident, $value:expr, $to:ident) => {
+        $to.push(stringify!($field))
+    };
     (optional, $field:ident, $value:expr, $to:ident) => {
         if $value.is_some() {
             $to.push(stringify!($field));
         }
     };
-    (mlp, $field:ident, $value:expr, $to:ident) => { $value.layout($to) };
-    (layers, $field:ident, $value:expr, $to:ident) => { $value.iter().for_each(|layer| layer.layout($to)) };
+    (mlp, $field:ident, $value:expr, $to:ident) => {
+        $value.layout($to)
+    };
+    (layers, $field:ident, $value:expr, $to:ident) => {
+        $value.iter().for_each(|layer| layer.layout($to))
+    };
 }
 
 pub(super) use {borrow_field, borrow_field_mut, field_layout, map_field, tree};

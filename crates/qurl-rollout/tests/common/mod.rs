@@ -105,7 +105,12 @@ pub struct Served<D: Device> {
 }
 
 impl<D: Device> Served<D> {
-    pub fn new(device: &Arc<D>, net: Network<D>, weights: WeightVersion, options: EngineOptions) -> Served<D> {
+    pub fn new(
+        device: &Arc<D>,
+        net: Network<D>,
+        weights: WeightVersion,
+        options: EngineOptions,
+    ) -> Served<D> {
         let engine = Engine::new(device.clone(), net, weights, options).expect("engine");
         Served { queue: queue(device), engine }
     }

@@ -57,6 +57,14 @@ pub enum ExternalError {
         /// What is wrong with it.
         slip: Slip,
     },
+    /// A server could not be asked, or did not answer.
+    #[error("the reward server {url:?}: {reason}")]
+    Server {
+        /// Its address.
+        url: String,
+        /// What happened.
+        reason: String,
+    },
     /// The run was told to end, and does not wait for scores.
     #[error("stopped waiting for the scores of the reward command {command:?}")]
     Cancelled {
@@ -73,11 +81,29 @@ impl ExternalError {
 }
 
 /// What is wrong with a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Slip {
     /// It is not a score.
-    #[error("expected a number from 0 to 1, or an object with one under `score`")]
+    #[error("expected a number, or an object with one under `score`")]
     NotAScore,
+    /// A number that is none, and where.
+    #[error("{0}, expected a finite number")]
+    NotFinite(String),
+    /// Whether it is right is neither yes nor no.
+    #[error("expected true or false under `correct`; how good a response is says `score`")]
+    NotCorrect,
+    /// The parts are no names with numbers.
+    #[error("expected numbers under `parts`, with names of letters, digits, `_`, `-` and spaces")]
+    NotParts,
+    /// It does not say whether the response is right, but earlier ones did.
+    #[error("expected `correct`, as in earlier replies")]
+    NoCorrect,
+    /// It says whether the response is right, but earlier ones did not.
+    #[error("expected no `correct`, as in earlier replies")]
+    Correct,
+    /// It has other parts than earlier ones.
+    #[error("expected {0}, as in earlier replies")]
+    Parts(String),
     /// It was there before anything was asked.
     #[error("expected nothing before the requests of a batch")]
     Unasked,

@@ -231,7 +231,7 @@ fn last_formula(text: &str) -> Option<(usize, &str)> {
 }
 
 /// The last number that stands by itself, with its sign, fraction and percent sign: where it starts and what it is.
-fn last_number(text: &str) -> Option<(usize, &str)> {
+pub(super) fn last_number(text: &str) -> Option<(usize, &str)> {
     let bytes = text.as_bytes();
     let mut end = bytes.len();
     loop {

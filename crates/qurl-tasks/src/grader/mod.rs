@@ -2,8 +2,8 @@
 //!
 //! [`extract`] finds the answer in the response, [`lexer`] and [`parser`] turn it into a tree, [`compare`] decides. A
 //! verdict is exact wherever the answers are (fractions, roots, polynomials of any size); what has no exact normal form is
-//! evaluated at random points. [`policy`] holds the conventions that projects disagree on. [`budget`] bounds the work:
-//! a hostile answer is "not equal", never a hang.
+//! evaluated at random points. [`policy`] holds the conventions that projects disagree on, [`rule`] what a recipe says of
+//! its own answers. [`budget`] bounds the work: a hostile answer is "not equal", never a hang.
 
 pub mod budget;
 pub mod compare;
@@ -20,12 +20,14 @@ pub mod parser;
 pub mod policy;
 pub mod poly;
 pub mod relation;
+pub mod rule;
 pub mod scalar;
 pub mod text;
 pub mod words;
 
 pub use compare::{Understood, understand};
 pub use policy::{Grade, Policy, UnknownPolicy, grade};
+pub use rule::{Extract, ExtractRule, grade_by_rule};
 
 /// Whether two bare answers are the same under the default policy.
 pub fn equivalent(gold: &str, pred: &str) -> bool {

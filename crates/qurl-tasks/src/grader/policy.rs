@@ -10,7 +10,7 @@ use super::lexer::{Reading, Tok, lex};
 use super::{normalize, text};
 
 /// Only the end of a very long response is searched.
-const SEARCHED_BYTES: usize = 128 * 1024;
+pub(super) const SEARCHED_BYTES: usize = 128 * 1024;
 /// Characters at the end of a response that DAPO's and verl's scorers look at.
 const TAIL_CHARS: usize = 300;
 
@@ -75,6 +75,32 @@ impl Policy {
     pub fn name(self) -> &'static str {
         Policy::ALL.iter().find(|(_, p)| *p == self).map_or("equivalence", |(name, _)| name)
     }
+
+    /// Whether it says how answers are compared; the others say what counts as the answer.
+    pub fn compares(self) -> bool {
+        matches!(
+            self,
+            Policy::Equivalence
+                | Policy::DapoNormalize
+                | Policy::PercentAsRatio
+                | Policy::ReducedFraction
+                | Policy::Gsm8kStrict
+        )
+    }
+
+    /// How answers are compared.
+    pub(super) fn options(self) -> Options {
+        Options {
+            percent: match self {
+                Policy::PercentAsRatio => PercentRule::IsRatio,
+                _ => PercentRule::Ignored,
+            },
+            number_words: matches!(
+                self,
+                Policy::Equivalence | Policy::PercentAsRatio | Policy::ReducedFraction
+            ),
+        }
+    }
 }
 
 impl std::str::FromStr for Policy {
@@ -98,27 +124,18 @@ pub struct Grade {
 }
 
 impl Grade {
-    fn missing() -> Grade {
+    pub(super) fn missing() -> Grade {
         Grade { equal: false, extracted: None, fuel: 0 }
     }
 
-    fn of(answer: &str, comparison: Comparison) -> Grade {
+    pub(super) fn of(answer: &str, comparison: Comparison) -> Grade {
         Grade { equal: comparison.equal, extracted: Some(answer.into()), fuel: comparison.fuel }
     }
 }
 
 /// Grades a response against the right answer.
 pub fn grade(gold: &str, response: &str, policy: Policy) -> Grade {
-    let options = Options {
-        percent: match policy {
-            Policy::PercentAsRatio => PercentRule::IsRatio,
-            _ => PercentRule::Ignored,
-        },
-        number_words: matches!(
-            policy,
-            Policy::Equivalence | Policy::PercentAsRatio | Policy::ReducedFraction
-        ),
-    };
+    let options = policy.options();
     let response = extract::tail(response, SEARCHED_BYTES);
     let stored = extract::tail(gold, SEARCHED_BYTES);
     let gold = &gold_answer(stored);
@@ -193,7 +210,7 @@ fn answer_line(response: &str) -> Option<String> {
 }
 
 /// Right answers may come as a whole solution.
-fn gold_answer(gold: &str) -> String {
+pub(super) fn gold_answer(gold: &str) -> String {
     if let Some((_, inner)) = extract::boxed(gold) {
         return inner;
     }
@@ -211,7 +228,7 @@ fn is_numeric(answer: &str) -> bool {
 }
 
 /// Whether every fraction of whole numbers in an answer is in lowest terms.
-fn fractions_are_reduced(answer: &str) -> bool {
+pub(super) fn fractions_are_reduced(answer: &str) -> bool {
     let Ok(tokens) = lex(answer, Reading::Usual) else { return false };
     let flat: Vec<&Tok> =
         tokens.iter().map(|t| &t.tok).filter(|t| !matches!(t, Tok::LBrace | Tok::RBrace)).collect();

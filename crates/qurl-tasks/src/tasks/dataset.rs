@@ -6,8 +6,9 @@
 use super::countdown;
 use super::overlap::{problem_keys, without_overlap};
 use crate::data::Row;
-use crate::grader::{Policy, grade};
-use crate::presets::Template;
+use crate::grader::{Extract, Policy, grade, grade_by_rule};
+use crate::presets::{self, Template};
+use crate::prompt::{PromptError, PromptTemplate};
 use crate::rng::{mix, mix_text};
 use crate::task::{Dropped, Problem, Prompt, RewardValues, Split, Task, Verdict, split_of};
 use serde_json::json;
@@ -21,6 +22,7 @@ pub struct DatasetTask {
     test: Vec<usize>,
     template: Template,
     policy: Policy,
+    extract: Option<Extract>,
     format_weight: f64,
     /// Training rows that were left out because they are test problems.
     overlaps: u64,
@@ -39,6 +41,7 @@ impl DatasetTask {
             rows,
             template,
             policy,
+            extract: None,
             format_weight: 0.0,
             overlaps: 0,
             reward: RewardValues::default(),
@@ -69,6 +72,21 @@ impl DatasetTask {
         self
     }
 
+    /// Looks for answers by this rule; the policy then only compares. Countdown problems keep their own rules.
+    pub fn with_extract(mut self, rule: Extract) -> DatasetTask {
+        self.extract = Some(rule);
+        self
+    }
+
+    /// Gives problems these prompts instead of those of the template: call it when all rows are there.
+    pub fn with_prompt(mut self, template: &PromptTemplate) -> Result<DatasetTask, PromptError> {
+        for row in &mut self.rows {
+            row.problem = template.apply(row)?;
+        }
+        self.template = presets::PLAIN;
+        Ok(self)
+    }
+
     /// The rows of the data set.
     pub fn rows(&self) -> &[Row] {
         &self.rows
@@ -81,11 +99,9 @@ impl DatasetTask {
             // Chat messages were stored with their template.
             Prompt::Chat(messages) => Prompt::Chat(messages.clone()),
         };
-        let mut extra = json!({});
-        for key in ["nums", "target", "solution"] {
-            if let Some(value) = row.extra.get(key) {
-                extra[key] = value.clone();
-            }
+        let mut extra = row.extra.clone();
+        if !extra.is_object() {
+            extra = json!({});
         }
         // verl keeps Countdown's numbers inside the ground truth.
         if let Some(truth) = row.extra.get("reward_model").and_then(|r| r.get("ground_truth"))
@@ -124,7 +140,10 @@ impl Task for DatasetTask {
         if countdown::numbers_and_target(&problem.extra).is_some() {
             return countdown::verify(problem, response, self.format_weight).valued(self.reward);
         }
-        let graded = grade(&problem.answer, response, self.policy);
+        let graded = match &self.extract {
+            Some(rule) => grade_by_rule(&problem.answer, response, rule, self.policy),
+            None => grade(&problem.answer, response, self.policy),
+        };
         let format = graded.extracted.is_some();
         Verdict::new(graded.equal, format, self.format_weight, graded.extracted).valued(self.reward)
     }

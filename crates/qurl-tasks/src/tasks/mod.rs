@@ -1,15 +1,15 @@
-//! The tasks: generated ones with a difficulty dial, Countdown, data sets, and any of them with a reward from outside.
+//! The tasks: generated ones with a difficulty dial, Countdown, data sets, and any of them with rewards of one's own.
 
 pub mod arithmetic;
-pub mod command;
 pub mod countdown;
 pub mod dataset;
 pub mod mod_chain;
 pub mod overlap;
+pub mod rewarded;
 pub mod sorting;
 pub mod synthetic;
 pub mod word_problems;
 
-pub use command::CommandTask;
 pub use dataset::DatasetTask;
+pub use rewarded::RewardedTask;
 pub use synthetic::{Kind, Synthetic, TaskError};

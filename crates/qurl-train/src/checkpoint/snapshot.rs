@@ -76,7 +76,7 @@ pub struct State {
 impl State {
     /// The evaluation before the first step, once made.
     pub fn before(&self) -> Option<Tested> {
-        self.accuracy_before.map(|accuracy| Tested { accuracy, avg_at_k: self.avg_at_k_before })
+        self.accuracy_before.map(|accuracy| Tested { accuracy, reward: None, avg_at_k: self.avg_at_k_before })
     }
 
     /// What checkpoints are compared by, higher being better; none where nothing was measured.

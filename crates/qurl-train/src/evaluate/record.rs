@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 pub struct ResponseRecord {
     /// What the model wrote.
     pub text: String,
-    /// 1 for right, 0 for wrong; between them where the task gives part of the points.
+    /// 1 for right, 0 for wrong.
     pub correct: f64,
     /// What it would be rewarded with in training.
     pub reward: f64,

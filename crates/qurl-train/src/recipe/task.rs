@@ -1,17 +1,20 @@
 //! `[task]`: where problems and rewards come from.
 
-use super::{Check, RELATIVE_TO, RecipeError, schema};
+use super::{Check, RELATIVE_TO, RecipeError, own, schema};
 use qurl_tasks::data::{self, DataError, Row};
-use qurl_tasks::external::{ExternalError, ExternalReward, Launch};
-use qurl_tasks::grader::{Policy, UnknownPolicy};
+use qurl_tasks::external::Launch;
+use qurl_tasks::grader::{ExtractRule, Policy, UnknownPolicy};
 use qurl_tasks::presets::{self, EvalPreset, Template, UnknownPreset};
+use qurl_tasks::prompt::{PromptError, PromptRule};
+use qurl_tasks::reward::{RewardRule, RewardStartError, time_limit};
+use qurl_tasks::setting::BadSetting;
 use qurl_tasks::task::{RewardValues, Task};
-use qurl_tasks::tasks::{CommandTask, DatasetTask, Kind, Synthetic, TaskError};
+use qurl_tasks::tasks::{DatasetTask, Kind, RewardedTask, Synthetic, TaskError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// A source of problems with a verifiable reward.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -27,34 +30,33 @@ pub enum TaskSource {
         /// Partial reward: the share of the way from wrong to right that a wrong response in the right form is given.
         #[serde(default)]
         format_weight: f64,
-        /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, between which others lie.
+        /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, on a straight line with others.
         #[serde(default)]
         reward: RewardValues,
         /// How often worked solutions, which supervised training imitates, forget a due carry; for the kinds `addition` and
         /// `word_problems` only.
         #[serde(default)]
         teacher_slips: f64,
+        /// Several rewards with names and weights, whose sum is the reward in place of `task.reward` (docs/rewards.md).
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        rewards: Vec<RewardRule>,
     },
     /// Problems and answers read from files.
-    Dataset(DatasetSource),
+    Dataset(Box<DatasetSource>),
     /// The problems of `[task.source]` with the reward of a program of yours.
     Command {
-        /// Program and arguments. It reads JSON lines and writes one score a line (docs/rewards.md), and runs in the directory
+        /// Program and arguments. It reads JSON lines and writes one reply a line (docs/rewards.md), and runs in the directory
         /// that `qurl` was started in.
         command: Vec<String>,
-        /// Seconds that the scores of one batch may take.
-        #[serde(default = "default_time_limit")]
+        /// Seconds that the replies to one batch may take.
+        #[serde(default = "time_limit")]
         time_limit_s: f64,
-        /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, between which others lie.
+        /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, on a straight line with others.
         #[serde(default)]
         reward: RewardValues,
         /// Where the problems come from: a section like `[task]`, of type `synthetic` or `dataset`.
         source: Box<TaskSource>,
     },
-}
-
-fn default_time_limit() -> f64 {
-    300.0
 }
 
 /// Problems read from `.jsonl`, `.jsonl.gz` or `.parquet` files.
@@ -86,12 +88,22 @@ pub struct DatasetSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::policies")]
     pub policy: Option<String>,
+    /// What counts as the answer, where the recipe says it itself; the policy then only compares. By default what the policy
+    /// looks for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extract: Option<ExtractRule>,
+    /// A prompt of your own in place of `task.template`: templates, and worked examples before the problem.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<PromptRule>,
     /// Partial reward: the share of the way from wrong to right that a wrong response in the right form is given.
     #[serde(default)]
     pub format_weight: f64,
-    /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, between which others lie.
+    /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, on a straight line with others.
     #[serde(default)]
     pub reward: RewardValues,
+    /// Several rewards with names and weights, whose sum is the reward in place of `task.reward` (docs/rewards.md).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rewards: Vec<RewardRule>,
 }
 
 /// Why the problems of a recipe cannot be had.
@@ -122,9 +134,20 @@ pub enum TaskSourceError {
     /// A grading policy.
     #[error(transparent)]
     Policy(#[from] UnknownPolicy),
-    /// The reward command.
+    /// A reward of one's own.
     #[error(transparent)]
-    Command(#[from] ExternalError),
+    Reward(#[from] RewardStartError),
+    /// A template or a rule.
+    #[error(transparent)]
+    Setting(#[from] BadSetting),
+    /// A row that a template cannot be applied to.
+    #[error("key `{section}.prompt.{}`, line {}: {} ({})", .source.key, .source.line, .source.reason, .source.place)]
+    Prompt {
+        /// The section of the task.
+        section: String,
+        /// What went wrong.
+        source: PromptError,
+    },
     /// No row is of the wanted data sets.
     #[error(
         "key `{key}` is {wanted:?}, but the rows of {} are of {found:?}",
@@ -150,13 +173,29 @@ impl TaskSource {
 
     /// [`TaskSource::task`] with a way to start reward commands and to give them up.
     pub fn launch(&self, launch: &Launch) -> Result<Box<dyn Task>, TaskSourceError> {
+        let (rules, problems) = (self.rewards(), self.problems()?);
+        if rules.is_empty() {
+            return Ok(problems);
+        }
+        let rewards = rules.iter().map(|rule| rule.start(launch)).collect::<Result<_, _>>()?;
+        let values = match self {
+            TaskSource::Command { reward, .. } => *reward,
+            TaskSource::Synthetic { .. } | TaskSource::Dataset(_) => RewardValues::default(),
+        };
+        Ok(Box::new(RewardedTask::new(problems, rewards).with_reward(values)))
+    }
+
+    /// The rewards that are summed up, none where the task rewards by its own rules.
+    pub fn rewards(&self) -> Cow<'_, [RewardRule]> {
         match self {
-            TaskSource::Command { command, time_limit_s, reward: values, .. } => {
-                let source = self.problems()?;
-                let reward = ExternalReward::start(command, Duration::from_secs_f64(*time_limit_s), launch)?;
-                Ok(Box::new(CommandTask::new(source, reward).with_reward(*values)))
-            }
-            _ => self.problems(),
+            TaskSource::Synthetic { rewards, .. } => Cow::Borrowed(rewards),
+            TaskSource::Dataset(source) => Cow::Borrowed(&source.rewards),
+            TaskSource::Command { command, time_limit_s, .. } => Cow::Owned(vec![RewardRule::Command {
+                name: None,
+                weight: 1.0,
+                command: command.clone(),
+                time_limit_s: *time_limit_s,
+            }]),
         }
     }
 
@@ -167,7 +206,7 @@ impl TaskSource {
 
     fn problems_in(&self, section: &str) -> Result<Box<dyn Task>, TaskSourceError> {
         match self {
-            TaskSource::Synthetic { kind, level, format_weight, reward, teacher_slips } => {
+            TaskSource::Synthetic { kind, level, format_weight, reward, teacher_slips, .. } => {
                 let task = Synthetic::new(kind.parse::<Kind>()?, *level)?.with_reward(*reward);
                 Ok(Box::new(task.with_format_weight(*format_weight).with_teacher_slips(*teacher_slips)))
             }
@@ -180,7 +219,7 @@ impl TaskSource {
     pub fn dataset(&self) -> Option<(&'static str, &DatasetSource)> {
         match self {
             TaskSource::Synthetic { .. } => None,
-            TaskSource::Dataset(source) => Some(("task", source)),
+            TaskSource::Dataset(source) => Some(("task", &**source)),
             TaskSource::Command { source, .. } => source.dataset().map(|(_, source)| ("task.source", source)),
         }
     }
@@ -216,7 +255,8 @@ impl TaskSource {
             &format!("less than reward.right = {right}"),
         )?;
         match self {
-            TaskSource::Synthetic { kind, level, teacher_slips, .. } => {
+            TaskSource::Synthetic { kind, level, teacher_slips, format_weight, reward, rewards } => {
+                own::check_rewards(rewards, *reward, *format_weight, section, check)?;
                 check.name(&key("kind"), kind, &Kind::ALL.map(|(name, _)| name))?;
                 let parsed = kind.parse::<Kind>();
                 let ok = *teacher_slips == 0.0 || parsed.as_ref().is_ok_and(|kind| kind.can_slip());
@@ -241,6 +281,10 @@ impl TaskSource {
                 let found = format!("{{ right = {right}, wrong = {wrong} }}");
                 let expected = format!("nothing: the command judges, its rewards are `{}`", key("reward"));
                 check.that(&key("source.reward"), found, unset, &expected)?;
+                let alone = source.rewards().is_empty();
+                let expected =
+                    "nothing: the command judges; give [task] the type of its source to have several";
+                check.that(&key("source.rewards"), "given", alone, expected)?;
                 source.check_in(&key("source"), check)
             }
         }
@@ -264,7 +308,11 @@ impl DatasetSource {
     pub fn policy(&self) -> Result<Policy, TaskSourceError> {
         match &self.policy {
             Some(name) => Ok(name.parse()?),
-            None => Ok(self.preset()?.map_or(Policy::default(), |p| p.policy)),
+            None => {
+                let policy = self.preset()?.map_or(Policy::default(), |p| p.policy);
+                // What a preset looks for gives way to what the recipe looks for.
+                Ok(if self.extract.is_some() && !policy.compares() { Policy::default() } else { policy })
+            }
         }
     }
 
@@ -272,13 +320,20 @@ impl DatasetSource {
         let name =
             self.files.first().and_then(|f| f.file_name()).map_or("dataset".into(), |n| n.to_string_lossy());
         let rows = self.rows(section, "files", &self.files)?;
-        let task = DatasetTask::new(&name, rows, self.template()?, self.policy()?, self.held_out)
+        let mut task = DatasetTask::new(&name, rows, self.template()?, self.policy()?, self.held_out)
             .with_format_weight(self.format_weight)
             .with_reward(self.reward);
-        if self.test_files.is_empty() {
-            return Ok(task);
+        if !self.test_files.is_empty() {
+            task = task.with_test_rows(self.rows(section, "test_files", &self.test_files)?);
         }
-        Ok(task.with_test_rows(self.rows(section, "test_files", &self.test_files)?))
+        if let Some(rule) = &self.extract {
+            task = task.with_extract(rule.compile()?);
+        }
+        if let Some(rule) = &self.prompt {
+            let failed = |source| TaskSourceError::Prompt { section: section.to_string(), source };
+            task = task.with_prompt(&rule.compile(self.template()?)?).map_err(failed)?;
+        }
+        Ok(task)
     }
 
     fn rows(&self, section: &str, name: &str, files: &[PathBuf]) -> Result<Vec<Row>, TaskSourceError> {
@@ -325,6 +380,8 @@ impl DatasetSource {
                 check.name(&key(name), given, &known)?;
             }
         }
-        Ok(())
+        own::check_rewards(&self.rewards, self.reward, self.format_weight, section, check)?;
+        own::check_extract(self, section, check)?;
+        own::check_prompt(self, section, check)
     }
 }

@@ -1,4 +1,5 @@
 mod messages;
+mod own;
 mod reference;
 
 use super::*;

@@ -60,7 +60,12 @@ impl<D: Device> RlTrainer<D> {
             rows.truncate(left);
             left -= rows.len();
             if !rows.is_empty() {
-                let both = self.actor.logits_of_both(&mut self.queue, self.engine.network(), &whole_batch(&ids), &rows)?;
+                let both = self.actor.logits_of_both(
+                    &mut self.queue,
+                    self.engine.network(),
+                    &whole_batch(&ids),
+                    &rows,
+                )?;
                 prox.extend(both.0);
                 behav.extend(both.1);
             }

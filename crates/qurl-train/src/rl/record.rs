@@ -1,8 +1,8 @@
 //! What is written down about a step.
 
-use super::{RolloutBatch, Tested};
+use super::{Drawn, RolloutBatch, Tested};
 use crate::optimizer::UpdateReport;
-use crate::solve::{Solved, accuracy};
+use crate::solve::{Solved, accuracy, reward_parts};
 use qurl_rl::{Facts, Mismatch, Outcome};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -17,6 +17,43 @@ pub struct Layered {
     pub layers: Vec<f64>,
 }
 
+/// How far the rewards of a batch spread.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RewardSpread {
+    /// Standard deviation of all rewards.
+    pub reward_std: f64,
+    /// Standard deviation within a group, mean over the groups: what advantages within groups are made of.
+    pub reward_group_std: f64,
+    /// Smallest reward.
+    pub reward_min: f64,
+    /// Largest reward.
+    pub reward_max: f64,
+}
+
+impl RewardSpread {
+    /// Of groups; nothing where there is no response.
+    pub fn of(groups: &[Solved]) -> Option<RewardSpread> {
+        let groups: Vec<Vec<f64>> =
+            groups.iter().map(|g| g.responses.iter().map(|r| r.verdict.reward).collect()).collect();
+        let all: Vec<f64> = groups.iter().flatten().copied().collect();
+        Some(RewardSpread {
+            reward_std: deviation(&all)?,
+            reward_group_std: groups.iter().filter_map(|g| deviation(g)).fold(0.0, |a, b| a + b)
+                / groups.len() as f64,
+            reward_min: all.iter().copied().fold(f64::INFINITY, f64::min),
+            reward_max: all.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        })
+    }
+}
+
+/// Standard deviation (of the values as they are, not of what they may be a sample of); nothing of no values.
+fn deviation(values: &[f64]) -> Option<f64> {
+    let count = values.len() as f64;
+    let mean = values.iter().fold(0.0, |a, b| a + b) / count;
+    let squares = values.iter().fold(0.0, |sum, x| sum + (x - mean) * (x - mean));
+    (count > 0.0).then(|| (squares / count).sqrt())
+}
+
 /// Facts of one training step. Everything but `timing` is a function of recipe and seed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepRecord {
@@ -24,12 +61,22 @@ pub struct StepRecord {
     pub step: u64,
     /// Mean reward of all responses.
     pub reward: f64,
-    /// Share of right responses.
+    /// How far rewards spread, where there are responses.
+    #[serde(flatten)]
+    pub reward_spread: Option<RewardSpread>,
+    /// Share of right responses; rewards play no part.
     pub accuracy: f64,
+    /// Means of the named parts of the rewards, before their weights.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub reward_parts: BTreeMap<String, f64>,
     /// Groups of the batch.
     pub groups: usize,
     /// Batches that were drawn to fill it.
     pub gen_batches: usize,
+    /// Groups that were sampled for it; more than `groups` where some were dropped.
+    pub sampled_groups: usize,
+    /// Those of them whose rewards differ: what dynamic sampling keeps.
+    pub mixed_groups: usize,
     /// Tokens of all responses.
     pub response_tokens: usize,
     /// Mean tokens of a response.
@@ -78,6 +125,9 @@ pub struct StepRecord {
     /// Greedy accuracy on held-out problems after this step, where measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test_accuracy: Option<f64>,
+    /// Mean reward of the greedy responses to held-out problems after this step, where measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub test_reward: Option<f64>,
     /// Mean accuracy of `run.test_k` samples on held-out problems after this step, where measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test_avg_at_k: Option<f64>,
@@ -121,7 +171,7 @@ impl StepRecord {
         step: u64,
         solved: &[Solved],
         batch: &RolloutBatch,
-        gen_batches: usize,
+        drawn: Drawn,
         rollout_entropy: f64,
     ) -> StepRecord {
         let samples: Vec<_> = solved.iter().flat_map(|s| &s.responses).map(|r| &r.sample).collect();
@@ -134,9 +184,13 @@ impl StepRecord {
                 .map(|r| r.verdict.reward)
                 .fold(0.0, |a, b| a + b)
                 / count,
+            reward_spread: RewardSpread::of(solved),
             accuracy: accuracy(solved),
+            reward_parts: reward_parts(solved),
             groups: solved.len(),
-            gen_batches,
+            gen_batches: drawn.batches,
+            sampled_groups: drawn.groups,
+            mixed_groups: drawn.mixed,
             response_tokens: batch.tokens(),
             response_length: batch.tokens() as f64 / count,
             truncated: samples.iter().filter(|s| s.finish.is_truncated()).count() as f64 / count,
@@ -158,6 +212,7 @@ impl StepRecord {
             value_loss: None,
             value_grad_norm: None,
             test_accuracy: None,
+            test_reward: None,
             test_avg_at_k: None,
             weight_update: None,
             quantization_error: None,
@@ -220,6 +275,7 @@ impl StepRecord {
     /// Takes note of an evaluation after the step.
     pub fn add_test(&mut self, tested: Tested) {
         self.test_accuracy = Some(tested.accuracy);
+        self.test_reward = tested.reward;
         self.test_avg_at_k = tested.avg_at_k;
     }
 

@@ -10,12 +10,41 @@ use qurl_tasks::task::Split;
 pub(super) struct Rolled {
     /// The groups to learn from.
     pub groups: Vec<Solved>,
-    /// Batches of prompts that they took.
-    pub gen_batches: usize,
+    /// What it took to find them.
+    pub drawn: Drawn,
     /// Seconds of judging.
     pub verifying: f64,
     /// Mean entropy of all responses, those of dropped groups included.
     pub entropy: f64,
+}
+
+/// What was sampled for the batch of a step; more than the batch where groups were dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Drawn {
+    /// Batches of prompts.
+    pub batches: usize,
+    /// Groups of responses.
+    pub groups: usize,
+    /// Those with different rewards among their responses, which an advantage within groups can learn from.
+    pub mixed: usize,
+}
+
+impl Drawn {
+    /// One more batch of prompts.
+    pub fn add(&mut self, solved: &[Solved]) -> Result<(), TrainError> {
+        self.batches += 1;
+        self.groups += solved.len();
+        for group in solved {
+            self.mixed += usize::from(is_mixed(group)?);
+        }
+        Ok(())
+    }
+}
+
+/// Whether the rewards of a group differ.
+fn is_mixed(group: &Solved) -> Result<bool, TrainError> {
+    let rewards: Vec<f64> = group.responses.iter().map(|r| r.verdict.reward).collect();
+    Ok(in_mixed_group(&rewards, &vec![0; rewards.len()])?.contains(&true))
 }
 
 /// Sums of entropies over tokens.
@@ -50,10 +79,10 @@ struct Dropped {
 
 impl Dropped {
     fn add(&mut self, group: &Solved) {
-        let all = |share: f64| group.responses.iter().all(|r| r.verdict.correct() == share);
+        let all = |correct: bool| group.responses.iter().all(|r| r.verdict.correct == correct);
         match () {
-            () if all(1.0) => self.right += 1,
-            () if all(0.0) => self.wrong += 1,
+            () if all(true) => self.right += 1,
+            () if all(false) => self.wrong += 1,
             () => self.other += 1,
         }
     }
@@ -68,7 +97,7 @@ impl<D: Device> RlTrainer<D> {
         let filter = self.plan.algorithm.filter_groups.clone();
         let most = filter.as_ref().map_or(1, |f| f.max_num_gen_batches);
         let mut kept: Vec<Solved> = Vec::with_capacity(wanted);
-        let mut dropped = Dropped::default();
+        let (mut dropped, mut drawn) = (Dropped::default(), Drawn::default());
         for batch in 0..most {
             let problems = draw_problems(&*self.task, Split::Train, self.seed, self.drawn, wanted as u64)?;
             self.drawn += wanted as u64;
@@ -82,27 +111,23 @@ impl<D: Device> RlTrainer<D> {
                 seed: self.seed,
                 step,
             };
-            let (solved, seconds) = solve(&mut self.queue, &mut self.engine, &self.start, &*self.task, problems, draw)?;
+            let (solved, seconds) =
+                solve(&mut self.queue, &mut self.engine, &self.start, &*self.task, problems, draw)?;
             verifying += seconds;
             entropy.add(&solved);
+            drawn.add(&solved)?;
             if filter.is_none() {
-                return Ok(Rolled { groups: solved, gen_batches: 1, verifying, entropy: entropy.mean() });
+                return Ok(Rolled { groups: solved, drawn, verifying, entropy: entropy.mean() });
             }
             for group in solved {
-                let scores: Vec<f64> = group.responses.iter().map(|r| r.verdict.reward).collect();
-                match in_mixed_group(&scores, &vec![0; scores.len()])?.contains(&true) {
+                match is_mixed(&group)? {
                     true => kept.push(group),
                     false => dropped.add(&group),
                 }
             }
             if kept.len() >= wanted {
                 kept.truncate(wanted);
-                return Ok(Rolled {
-                    groups: kept,
-                    gen_batches: batch + 1,
-                    verifying,
-                    entropy: entropy.mean(),
-                });
+                return Ok(Rolled { groups: kept, drawn, verifying, entropy: entropy.mean() });
             }
         }
         let found = kept.len();
@@ -122,6 +147,6 @@ impl<D: Device> RlTrainer<D> {
         // A mini-batch that is not whole would weigh its responses more than the others do.
         let mini = self.plan.actor.ppo_mini_batch_size;
         kept.truncate(found / mini * mini);
-        Ok(Rolled { groups: kept, gen_batches: most, verifying, entropy: entropy.mean() })
+        Ok(Rolled { groups: kept, drawn, verifying, entropy: entropy.mean() })
     }
 }

@@ -27,9 +27,11 @@ pub struct SampledRollout {
     /// The answer that was found in the response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extracted: Option<String>,
+    /// Whether the response is right.
+    pub correct: bool,
     /// Reward of the response.
     pub reward: f64,
-    /// Its named parts.
+    /// Its named parts, before their weights.
     pub reward_parts: Map<String, Value>,
     /// Advantage; the mean over the tokens where they differ.
     pub advantage: f64,
@@ -73,6 +75,7 @@ impl<D: Device> RlTrainer<D> {
                 finish: response.sample.finish.name(),
                 answer: solved.problem.answer.clone(),
                 extracted: response.verdict.extracted.clone(),
+                correct: response.verdict.correct,
                 reward: response.verdict.reward,
                 reward_parts: response
                     .verdict

@@ -4,7 +4,7 @@
 //! nothing is packed or allocated beside what training has.
 
 use super::{RlTrainer, TrainError};
-use crate::solve::{Draw, accuracy, draw_problems, held_out, solve};
+use crate::solve::{Draw, accuracy, draw_problems, held_out, reward, solve};
 use qurl_kernels::Device;
 use qurl_rollout::Sampling;
 use qurl_tasks::task::Split;
@@ -14,6 +14,8 @@ use qurl_tasks::task::Split;
 pub struct Tested {
     /// Accuracy of one greedy response to each problem.
     pub accuracy: f64,
+    /// Mean reward of these responses; not known of the start of a run that was resumed.
+    pub reward: Option<f64>,
     /// Mean accuracy of `run.test_k` samples of each problem (Avg@k), where asked for.
     pub avg_at_k: Option<f64>,
 }
@@ -42,12 +44,13 @@ impl<D: Device> RlTrainer<D> {
         let sampled = Draw { n: self.plan.run.test_k, sampling: self.plan.test_sampling(), ..greedy };
         let (queue, start, task) = (&mut self.queue, &self.start, &*self.task);
         self.engine.with_network(self.actor.network_mut(), version, |engine| {
-            let mut measure = |draw: Draw| -> Result<f64, TrainError> {
-                Ok(accuracy(&solve(queue, engine, start, task, problems.clone(), draw)?.0))
+            let mut measure = |draw: Draw| -> Result<(f64, f64), TrainError> {
+                let (solved, _) = solve(queue, engine, start, task, problems.clone(), draw)?;
+                Ok((accuracy(&solved), reward(&solved)))
             };
-            let accuracy = measure(greedy)?;
-            let avg_at_k = if sampled.n > 0 { Some(measure(sampled)?) } else { None };
-            Ok(Tested { accuracy, avg_at_k })
+            let (accuracy, reward) = measure(greedy)?;
+            let avg_at_k = if sampled.n > 0 { Some(measure(sampled)?.0) } else { None };
+            Ok(Tested { accuracy, reward: Some(reward), avg_at_k })
         })?
     }
 }

@@ -29,30 +29,36 @@ impl<D: Device> RlTrainer<D> {
             let packed = whole_batch(&batch.ids(micro.clone()));
             let part = batch.view(micro.clone());
             let weights = aggregation.token_weights(&denominator, part.mask, &part.seq)?;
-            self.actor.accumulate(&mut self.queue, &packed, batch.targets(micro), self.plan.rollout.temperature, |out| {
-                let tokens = Tokens {
-                    theta: &out.logp,
-                    prox: part.prox,
-                    behav: part.behav,
-                    adv: part.advantages,
-                    mask: part.mask,
-                    seq: &part.seq,
-                };
-                let mut outcome = algorithm.objective.evaluate(&tokens, &weights)?;
-                if algorithm.kl_loss_coef != 0.0 {
-                    let (kind, coef) = (algorithm.kl_loss_type, algorithm.kl_loss_coef);
-                    let kl = kind.in_loss(coef, &out.logp, part.reference, part.mask, &weights)?;
-                    outcome.loss += kl.loss;
-                    outcome.dlogp.iter_mut().zip(&kl.dlogp).for_each(|(a, b)| *a += b);
-                    record.add_reference_kl(kl.kl_sum, kl.tokens);
-                }
-                let bonus = entropy_bonus(algorithm.entropy_coeff, &out.entropy, part.mask, &weights)?;
-                outcome.loss += bonus.loss;
-                record.add_outcome(&outcome, bonus.entropy_sum, bonus.tokens);
-                let dentropy =
-                    if algorithm.entropy_coeff == 0.0 { Vec::new() } else { to_f32(&bonus.dentropy) };
-                Ok::<_, TrainError>(LossGradient { dlogp: to_f32(&outcome.dlogp), dentropy })
-            })?;
+            self.actor.accumulate(
+                &mut self.queue,
+                &packed,
+                batch.targets(micro),
+                self.plan.rollout.temperature,
+                |out| {
+                    let tokens = Tokens {
+                        theta: &out.logp,
+                        prox: part.prox,
+                        behav: part.behav,
+                        adv: part.advantages,
+                        mask: part.mask,
+                        seq: &part.seq,
+                    };
+                    let mut outcome = algorithm.objective.evaluate(&tokens, &weights)?;
+                    if algorithm.kl_loss_coef != 0.0 {
+                        let (kind, coef) = (algorithm.kl_loss_type, algorithm.kl_loss_coef);
+                        let kl = kind.in_loss(coef, &out.logp, part.reference, part.mask, &weights)?;
+                        outcome.loss += kl.loss;
+                        outcome.dlogp.iter_mut().zip(&kl.dlogp).for_each(|(a, b)| *a += b);
+                        record.add_reference_kl(kl.kl_sum, kl.tokens);
+                    }
+                    let bonus = entropy_bonus(algorithm.entropy_coeff, &out.entropy, part.mask, &weights)?;
+                    outcome.loss += bonus.loss;
+                    record.add_outcome(&outcome, bonus.entropy_sum, bonus.tokens);
+                    let dentropy =
+                        if algorithm.entropy_coeff == 0.0 { Vec::new() } else { to_f32(&bonus.dentropy) };
+                    Ok::<_, TrainError>(LossGradient { dlogp: to_f32(&outcome.dlogp), dentropy })
+                },
+            )?;
         }
         record.add_update(self.actor.update(&mut self.queue, record.lr)?);
         Ok(())
@@ -75,12 +81,17 @@ impl<D: Device> RlTrainer<D> {
                     let part = batch.view(micro.clone());
                     let weights = Aggregation::default().token_weights(&denominator, part.mask, &part.seq)?;
                     let packed = whole_batch(&batch.ids(micro.clone()));
-                    critic.accumulate_values(&mut self.queue, &packed, &batch.targets(micro).rows, |values| {
-                        let (old, returns, range) = (part.values, part.returns, updates.cliprange_value);
-                        let loss = value_loss(values, old, returns, part.mask, &weights, range)?;
-                        record.add_value_loss(loss.loss);
-                        Ok::<_, TrainError>(to_f32(&loss.dvalue))
-                    })?;
+                    critic.accumulate_values(
+                        &mut self.queue,
+                        &packed,
+                        &batch.targets(micro).rows,
+                        |values| {
+                            let (old, returns, range) = (part.values, part.returns, updates.cliprange_value);
+                            let loss = value_loss(values, old, returns, part.mask, &weights, range)?;
+                            record.add_value_loss(loss.loss);
+                            Ok::<_, TrainError>(to_f32(&loss.dvalue))
+                        },
+                    )?;
                 }
                 record.add_value_update(critic.update(&mut self.queue, lr)?);
             }

@@ -1,8 +1,11 @@
 //! What is left of a run: its model and its summary, or where training broke the last model that worked.
 
 use super::{Run, RunError};
+use crate::best::BestSeen;
+use crate::memory::MemoryPlan;
 use crate::rl::{RolloutSpeed, Symptom, Tested, TrainError};
 use qurl_kernels::Device;
+use qurl_kernels::device::DeviceMemory;
 use qurl_model::hf::{SaveOptions, save};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -44,6 +47,13 @@ pub struct Memory {
     pub planned: usize,
     /// The most that was allocated at a time.
     pub peak: usize,
+}
+
+impl Memory {
+    /// A plan beside what a device says now.
+    pub fn of(plan: &MemoryPlan, memory: DeviceMemory) -> Memory {
+        Memory { planned: plan.total(), peak: memory.peak }
+    }
 }
 
 /// `summary.json` at the end of a run.
@@ -93,6 +103,8 @@ pub struct Broken {
     pub begun: Begun,
     /// What happened.
     pub broken: String,
+    /// The step that showed it last.
+    pub broken_at: u64,
     /// The newest model that was seen to work, if it was saved.
     pub last_good: Option<String>,
 }
@@ -100,7 +112,7 @@ pub struct Broken {
 impl<D: Device> Run<D> {
     /// What is known before the first step.
     pub fn begun(&self) -> Begun {
-        let Tested { accuracy, avg_at_k } = self.before;
+        let Tested { accuracy, avg_at_k, .. } = self.before;
         let parameters = self.trainer.start().config.param_count();
         let device = self.trainer.device().info().description;
         Begun { accuracy_before: accuracy, avg_at_k_before: avg_at_k, parameters, device }
@@ -125,11 +137,7 @@ impl<D: Device> Run<D> {
     }
 
     /// The summary of a finished run, after `seconds` of this process.
-    pub fn summary(
-        &self,
-        rollout_speed: Option<RolloutSpeed>,
-        seconds: f64,
-    ) -> Result<Summary, RunError> {
+    pub fn summary(&self, rollout_speed: Option<RolloutSpeed>, seconds: f64) -> Result<Summary, RunError> {
         let (totals, begun) = (&self.totals, self.begun());
         let memory = self.trainer.device().memory();
         let rollout = totals.seconds.get("rollout").copied().unwrap_or(f64::NAN);
@@ -142,7 +150,7 @@ impl<D: Device> Run<D> {
             rho_max: totals.rho_max,
             rollout_tokens_per_s: totals.response_tokens / rollout,
             rollout_speed,
-            memory: memory.map(|memory| Memory { planned: self.memory.total(), peak: memory.peak }),
+            memory: self.memory.as_ref().zip(memory).map(|(plan, memory)| Memory::of(plan, memory)),
             steps: totals.steps,
             skipped_updates: totals.skipped,
             seconds: self.seconds_before + seconds,
@@ -162,7 +170,7 @@ impl<D: Device> Run<D> {
                  {step}: {symptom}"
             ),
         };
-        Ok(Broken { begun: self.begun(), broken, last_good: self.last_good()? })
+        Ok(Broken { begun: self.begun(), broken, broken_at: step, last_good: self.last_good()? })
     }
 
     /// The newest checkpoint with weights that were seen to work, or the model that the run started from.
@@ -174,11 +182,9 @@ impl<D: Device> Run<D> {
     }
 
     fn best(&self) -> Result<Best, RunError> {
-        let before = self.before.score();
-        let (accuracy, step) = match self.totals.best {
-            Some((accuracy, step)) if accuracy >= before => (accuracy, step),
-            _ => (before, 0),
-        };
+        let start = BestSeen { score: self.before.score(), step: 0 };
+        let BestSeen { score: accuracy, step } =
+            self.totals.best.map_or(start, |later| BestSeen::or(Some(start), later.step, later.score));
         let kept = self.keeper.kept(step).map_err(RunError::Resume)?;
         let model: Option<PathBuf> = match (step, kept) {
             (step, _) if step == self.trainer.steps_done() => Some(self.path.join("model")),

@@ -1,5 +1,6 @@
 //! Sums over the steps of a run, those before a restart included: they are taken from the lines of `metrics.jsonl`.
 
+use crate::best::{BestSeen, score_of};
 use crate::rl::StepRecord;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -23,8 +24,8 @@ pub struct Totals {
     pub test_accuracy: Option<f64>,
     /// The newest Avg@k.
     pub test_avg_at_k: Option<f64>,
-    /// The best Avg@k (or greedy accuracy, where that is all there is) and its step; of equal ones the newest.
-    pub best: Option<(f64, u64)>,
+    /// The best evaluation after a step.
+    pub best: Option<BestSeen>,
 }
 
 impl Totals {
@@ -44,9 +45,9 @@ impl Totals {
         self.rho_max = self.rho_max.max(number("/mismatch/rho_max").unwrap_or(0.0));
         self.test_accuracy = number("/test_accuracy").or(self.test_accuracy);
         self.test_avg_at_k = number("/test_avg_at_k").or(self.test_avg_at_k);
-        let score = number("/test_avg_at_k").or(number("/test_accuracy"));
-        if let Some(score) = score.filter(|score| self.best.is_none_or(|(best, _)| *score >= best)) {
-            self.best = Some((score, record["step"].as_u64().unwrap_or(self.steps)));
+        if let Some(score) = score_of(record) {
+            let step = record["step"].as_u64().unwrap_or(self.steps);
+            self.best = Some(BestSeen::or(self.best, step, score));
         }
         for (phase, seconds) in record["timing"].as_object().into_iter().flatten() {
             *self.seconds.entry(phase.clone()).or_default() += seconds.as_f64().unwrap_or(0.0);

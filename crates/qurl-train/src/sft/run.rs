@@ -27,7 +27,7 @@ pub struct SftRun<'a, D: Device> {
     /// All lines of `metrics.jsonl`, those before a restart included.
     pub(super) lines: Vec<Value>,
     /// What it is expected to take of the device's memory.
-    pub(super) memory: MemoryPlan,
+    pub(super) memory: Option<MemoryPlan>,
     /// Where the weights are that the first step started from, if they are anywhere.
     pub(super) start_path: Option<PathBuf>,
     /// Seconds of the steps that earlier processes made.
@@ -62,7 +62,9 @@ impl<'a, D: Device> SftRun<'a, D> {
         let keeper = Keeper::new(store, ModelFiles::of(start), newest, recipe.trainer.save_freq);
         let seconds = |line: &Value| line["timing"]["total"].as_f64();
         let seconds_before = lines.iter().filter_map(seconds).sum();
-        let memory = MemoryPlan::of_sft(recipe, trainer.sft(), &start.config);
+        let device = trainer.device();
+        let planned = || MemoryPlan::of_sft(device, recipe, trainer.sft(), &start.config);
+        let memory = device.memory().map(|_| planned()).transpose()?;
         let (text, start_path) = (recipe.to_toml(), recipe.model.path.clone());
         Ok(SftRun {
             trainer,

@@ -124,7 +124,7 @@ impl<D: Device> SftRun<'_, D> {
             skipped_updates: sum("skipped_updates"),
             tokens: sum("tokens"),
             tokens_per_s: sum("tokens") as f64 / update,
-            memory: memory.map(|memory| Memory { planned: self.memory.total(), peak: memory.peak }),
+            memory: self.memory.as_ref().zip(memory).map(|(plan, memory)| Memory::of(plan, memory)),
             seconds: self.seconds_before + seconds,
             seconds_by_phase,
             model: self.model_path().display().to_string(),

@@ -2,7 +2,7 @@
 
 use crate::input::bad;
 use crate::output::{err, out};
-use crate::report::{RunData, figures, label_apart, render};
+use crate::report::{figures, read_runs, render};
 use crate::target::create;
 use anyhow::Context;
 use serde_json::{Value, json};
@@ -13,10 +13,11 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 #[command(after_help = "Example: qurl report runs/train-1 runs/train-2 --out compare.html")]
 pub struct Args {
-    /// Directories of runs; several are drawn over each other
+    /// Directories of runs or of comparisons; several runs are drawn over each other, seeds of one recipe as
+    /// mean and band
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
-    /// File to write (default: report.html in the run's directory; for several runs, in the current one)
+    /// File to write (default: report.html in the directory; for several directories, in the current one)
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Print one JSON document: the file and the figures of each run
@@ -26,9 +27,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let mut runs =
-        args.runs.iter().map(|dir| RunData::read(dir)).collect::<anyhow::Result<Vec<RunData>>>()?;
-    label_apart(&mut runs, &args.runs);
+    let runs = read_runs(&args.runs)?;
     for warning in runs.iter().flat_map(|run| &run.warnings) {
         err!("qurl: {warning}");
     }

@@ -103,7 +103,7 @@ fn run_on<D: Device>(
     doubts.chain(of_examples).for_each(|doubt| view.warn(&format!("warning: {doubt}")));
     note_left_out(&examples, &sft, &view);
     if device.memory().is_some() {
-        let memory = MemoryPlan::of_sft(&recipe, &sft, &start.config);
+        let memory = MemoryPlan::of_sft(&*device, &recipe, &sft, &start.config)?;
         view.note(&format!("memory: {memory}"));
         memory.check(&*device).or_bad()?;
     }

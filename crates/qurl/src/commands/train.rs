@@ -104,7 +104,8 @@ fn run_on<D: Device>(
     }
     let trainer = RlTrainer::new(&device, &recipe, &file, start, task).or_bad()?;
     let parts = RunParts { path: dir.path.clone(), store: dir.store.clone(), from: dir.from.clone(), log };
-    let mut run = Run::begin(trainer, &recipe, parts).map_err(|error| ended(error, &stop, &dir))?;
+    let mut run =
+        Run::begin(trainer, &recipe, parts).map_err(|error| ended(error, &stop, &dir.how_to_go_on()))?;
     let (before, begun) = (run.before(), run.begun());
     write_json(&dir.path.join(SUMMARY), &begun)?;
     view.evaluated(before.accuracy);
@@ -122,15 +123,15 @@ fn run_on<D: Device>(
         },
     );
     view.finish();
-    match outcome.map_err(|error| ended(error, &stop, &dir))? {
+    match outcome.map_err(|error| ended(error, &stop, &dir.how_to_go_on()))? {
         Outcome::Done => end::done(run, &plan, began, args.json, &view),
         Outcome::Broken { step, symptom } => end::broken(run, step, &symptom, &dir.path, &view),
     }
 }
 
 /// The error that ends the command: stopped runs end with the status of their signal, and all that can be resumed say how.
-fn ended(error: RunError, stop: &Stop, dir: &RunDir) -> anyhow::Error {
-    let how = format!("go on with: {}", dir.how_to_go_on());
+pub fn ended(error: RunError, stop: &Stop, how: &str) -> anyhow::Error {
+    let how = format!("go on with: {how}");
     match error {
         RunError::Stopped { .. } | RunError::Cancelled => stop.error(format!("{error}; {how}")),
         RunError::Checkpoint(source) => anyhow::Error::new(source)
@@ -209,7 +210,7 @@ pub fn foresee_memory<D: Device>(
     view: &TrainView,
 ) -> anyhow::Result<()> {
     if device.memory().is_some() {
-        let memory = MemoryPlan::of_rl(recipe, plan, config);
+        let memory = MemoryPlan::of_rl(device, recipe, plan, config)?;
         view.note(&format!("memory: {memory}"));
         memory.check(device).or_bad()?;
     }

@@ -10,10 +10,9 @@ fn write_steps(dir: &Path, steps: u64) {
     std::fs::write(dir.join("metrics.jsonl"), lines).expect("written");
 }
 
-/// Serves `dir` while `visit` runs, then stops.
+/// Serves a run or a comparison in `dir` while `visit` runs, then stops.
 fn serving(dir: &Path, visit: impl FnOnce(SocketAddr)) {
-    let follower = Follower::open(dir).expect("a directory");
-    let server = Server::bind(IpAddr::from([127, 0, 0, 1]), 0, follower).expect("bound");
+    let server = Server::bind(IpAddr::from([127, 0, 0, 1]), 0, vec![dir.to_path_buf()]).expect("bound");
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| server.serve(&stop));
@@ -76,17 +75,52 @@ fn events_bring_the_run_then_what_is_new_then_goodbye() {
             let data = lines.next().expect("its data");
             serde_json::from_str(data.strip_prefix("data: ").expect("data")).expect("JSON")
         };
-        assert_eq!(next("run")["series"]["step"], serde_json::json!([1, 2]));
+        assert_eq!(next("runs")[0]["series"]["step"], serde_json::json!([1, 2]));
         write_steps(&dir, 3);
         let more = next("more");
-        assert_eq!(
-            (&more["from"], &more["series"]["step"]),
-            (&serde_json::json!(2), &serde_json::json!([3]))
-        );
+        let found = (&more["run"], &more["from"], &more["series"]["step"]);
+        assert_eq!(found, (&json!(0), &json!(2), &json!([3])));
         write_steps(&dir, 1); // resumed from an earlier step
-        assert_eq!(next("run")["series"]["step"], serde_json::json!([1]));
+        assert_eq!(next("runs")[0]["series"]["step"], serde_json::json!([1]));
         after = Some(lines);
     });
     let mut lines = after.expect("the stream");
     assert!(lines.any(|line| line == "event: bye"), "the stream ends with a goodbye");
+}
+
+#[test]
+fn runs_that_begin_later_are_found() {
+    let dir = Scratch::new("dash-later");
+    let place = dir.join("later");
+    let mut board = Board::open(vec![place.clone(), dir.join("never")]).expect("waits");
+    assert_eq!(board.runs().len(), 2);
+    assert!(!board.look(), "nothing yet");
+    let run = |seed: u64| place.join(format!("seed-{seed}/full"));
+    let begin = |seed: u64| {
+        std::fs::create_dir_all(run(seed)).expect("made");
+        let recipe = format!("[trainer]\nseed = {seed}\n");
+        std::fs::write(run(seed).join("recipe.toml"), recipe).expect("written");
+        write_steps(&run(seed), seed);
+    };
+    begin(1);
+    let before = board.sent();
+    assert!(board.look() && board.sent().edition > before.edition, "it turned out to be a comparison");
+    let labels = |board: &Board| board.runs().iter().map(|run| run.label.clone()).collect::<Vec<_>>();
+    assert_eq!(labels(&board), ["full", "never"]);
+    begin(2);
+    assert!(board.look());
+    assert_eq!(labels(&board), ["full, seed 1", "full, seed 2", "never"]);
+    let before = board.sent();
+    write_steps(&run(2), 5);
+    assert!(board.look());
+    let news = board.since(&before);
+    assert_eq!((news.len(), &news[0]["run"], &news[0]["series"]["step"]), (1, &json!(1), &json!([3, 4, 5])));
+}
+
+#[test]
+fn what_is_no_run_is_refused() {
+    let dir = Scratch::new("dash-no-run");
+    std::fs::write(dir.join("notes.txt"), "").expect("written");
+    let error = Board::open(vec![dir.to_path_buf()]).err().expect("no run");
+    assert!(error.is::<crate::input::BadInput>() && error.to_string().contains("holds notes.txt"), "{error}");
 }

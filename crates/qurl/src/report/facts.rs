@@ -2,11 +2,15 @@
 
 use super::RunData;
 use super::supervised::{Kind, Supervised};
+use qurl_train::best::BestSeen;
 use serde::Serialize;
 use serde_json::Value;
 
 /// Steps at each end of a run that make its first and its last reward.
 const END: usize = 5;
+
+/// Held-out problems of a run that does not say how many it has.
+const FEW_PROBLEMS: u64 = 100;
 
 /// The figures of the summary; what was not measured is missing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -17,8 +21,14 @@ pub struct Figures {
     pub accuracy_before: Option<f64>,
     /// Held-out accuracy, measured last.
     pub accuracy_after: Option<f64>,
-    /// Largest held-out accuracy.
+    /// Avg@k before the first step, where `run.test_k` asks for it.
+    pub avg_at_k_before: Option<f64>,
+    /// Avg@k, measured last.
+    pub avg_at_k_after: Option<f64>,
+    /// The best score: of Avg@k where it is measured, else of held-out accuracy, the start included.
     pub accuracy_best: Option<f64>,
+    /// The step after which it was seen, 0 for the start.
+    pub best_step: Option<u64>,
     /// Mean reward of the first steps.
     pub reward_first: Option<f64>,
     /// Mean reward of the last steps.
@@ -58,11 +68,15 @@ pub fn figures(run: &RunData) -> Figures {
         |phase: &str| Some(sum("response_tokens") / sum(phase)).filter(|speed| speed.is_finite());
     let largest = |key: &str| steps.values(key).reduce(f64::max);
     let noted = |key: &str| run.summary.get(key).and_then(Value::as_f64);
+    let best = best(run);
     Figures {
         steps: steps.len(),
         accuracy_before: noted("accuracy_before"),
         accuracy_after: steps.values("test_accuracy").next_back(),
-        accuracy_best: largest("test_accuracy"),
+        avg_at_k_before: noted("avg_at_k_before"),
+        avg_at_k_after: steps.values("test_avg_at_k").next_back(),
+        accuracy_best: best.map(|best| best.score),
+        best_step: best.map(|best| best.step),
         reward_first: mean_of(steps.values("reward").take(END)),
         reward_last: mean_of(steps.values("reward").rev().take(END)),
         mismatch_kl: mean("mismatch.kl"),
@@ -81,6 +95,43 @@ pub fn figures(run: &RunData) -> Figures {
         supervised: Supervised::of_run(run),
         warm_start: Supervised::of_warm_start(run),
     }
+}
+
+/// The column that scores are in: Avg@k where it is measured, else the accuracy of greedy responses.
+fn score_column(run: &RunData) -> (&'static str, &'static str) {
+    match run.steps.values("test_avg_at_k").next() {
+        Some(_) => ("test_avg_at_k", "avg_at_k_before"),
+        None => ("test_accuracy", "accuracy_before"),
+    }
+}
+
+fn best(run: &RunData) -> Option<BestSeen> {
+    let (column, before) = score_column(run);
+    let start = run.summary.get(before).and_then(Value::as_f64).map(|score| (0, score));
+    BestSeen::of(start.into_iter().chain(run.steps.numbered(column)))
+}
+
+/// What a reader should see before anything else: training that broke, accuracy that has collapsed from its
+/// best.
+pub fn alarms(run: &RunData) -> Vec<String> {
+    let noted = |path: &str| run.summary.get(path).and_then(Value::as_str).map(str::to_string);
+    let mut alarms: Vec<String> = noted("broken").into_iter().collect();
+    let (column, _) = score_column(run);
+    let last = run.steps.numbered(column).last();
+    let problems = run.setting("run.test_problems").and_then(|n| n.parse().ok()).unwrap_or(FEW_PROBLEMS);
+    let collapsed = best(run).zip(last).filter(|(best, (_, last))| best.collapsed_to(*last, problems));
+    if let Some((best, (step, last))) = collapsed {
+        let what = if column == "test_avg_at_k" { "Avg@k" } else { "Held-out accuracy" };
+        let (score, at) = (100.0 * best.score, best.step);
+        let when = if at == 0 { "before the first step".to_string() } else { format!("after step {at}") };
+        let kept = run.summary.get("best").and_then(|best| best.get("model")).and_then(Value::as_str);
+        let kept = kept.map_or(String::new(), |model| format!(" The best model is in {model}."));
+        let last = 100.0 * last;
+        alarms.push(format!(
+            "{what} has collapsed: from its best, {score:.1}% {when}, to {last:.1}% after step {step}.{kept}"
+        ));
+    }
+    alarms
 }
 
 fn mean_of(values: impl Iterator<Item = f64> + Clone) -> Option<f64> {

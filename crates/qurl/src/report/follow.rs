@@ -5,12 +5,11 @@
 
 use super::rollouts::{self, StepRollouts};
 use super::{RunData, Steps};
-use crate::input::bad;
 use anyhow::Context;
 use serde_json::Value;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// What a look at the files brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,7 +24,6 @@ pub struct Change {
 
 /// Follows the files of one run.
 pub struct Follower {
-    dir: PathBuf,
     metrics: Tail,
     warm_start: Tail,
     recipe: String,
@@ -35,24 +33,24 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Follows the run in `dir`, of which nothing is read yet.
-    pub fn open(dir: &Path) -> anyhow::Result<Follower> {
-        let kind = std::fs::metadata(dir).map_err(|e| bad(format!("{}: {e}", dir.display())))?;
-        if !kind.is_dir() {
-            return Err(bad(format!("{}: is a file, expected the directory of a run", dir.display())));
-        }
-        let whole = dir.canonicalize().unwrap_or_else(|_| dir.to_path_buf());
+    /// Follows the run in `dir`, of which nothing is read yet. The directory need not be there: the run may
+    /// begin later.
+    pub fn new(dir: &Path) -> Follower {
         let label =
-            whole.file_name().map_or_else(|| "run".to_string(), |name| name.to_string_lossy().into_owned());
-        Ok(Follower {
-            dir: dir.to_path_buf(),
+            dir.file_name().map_or_else(|| "run".to_string(), |name| name.to_string_lossy().into_owned());
+        Follower {
             metrics: Tail::default(),
             warm_start: Tail::default(),
             recipe: String::new(),
             summary: String::new(),
             rollout_files: Vec::new(),
-            run: RunData { label, ..RunData::default() },
-        })
+            run: RunData { dir: dir.to_path_buf(), label, ..RunData::default() },
+        }
+    }
+
+    /// The run, to be named among others.
+    pub fn run_mut(&mut self) -> &mut RunData {
+        &mut self.run
     }
 
     /// The run as far as it has been read.
@@ -76,7 +74,7 @@ impl Follower {
     }
 
     fn read_metrics(&mut self) -> anyhow::Result<Option<usize>> {
-        let path = self.dir.join("metrics.jsonl");
+        let path = self.run.dir.join("metrics.jsonl");
         let (lines, anew) =
             self.metrics.read(&path).with_context(|| format!("reading {}", path.display()))?;
         let mut first = None;
@@ -103,7 +101,7 @@ impl Follower {
 
     /// Reads what is new of the warm start; whether there is anything.
     fn read_warm_start(&mut self) -> anyhow::Result<bool> {
-        let path = self.dir.join("warm_start.jsonl");
+        let path = self.run.dir.join("warm_start.jsonl");
         let (lines, anew) =
             self.warm_start.read(&path).with_context(|| format!("reading {}", path.display()))?;
         if anew {
@@ -119,13 +117,13 @@ impl Follower {
 
     fn read_about(&mut self) -> anyhow::Result<bool> {
         let mut changed = false;
-        let recipe = read_if_there(&self.dir.join("recipe.toml"))?;
+        let recipe = read_if_there(&self.run.dir.join("recipe.toml"))?;
         if recipe != self.recipe {
             self.run.settings = settings(&recipe);
             self.recipe = recipe;
             changed = true;
         }
-        let summary = read_if_there(&self.dir.join("summary.json"))?;
+        let summary = read_if_there(&self.run.dir.join("summary.json"))?;
         // While it is being written it is not JSON: the next look will find it whole.
         if summary != self.summary
             && let Ok(Value::Object(object)) = serde_json::from_str(&summary)
@@ -138,7 +136,7 @@ impl Follower {
     }
 
     fn read_rollouts(&mut self) -> anyhow::Result<bool> {
-        let dir = self.dir.join("rollouts");
+        let dir = self.run.dir.join("rollouts");
         let files = rollouts::list(&dir).with_context(|| format!("reading {}", dir.display()))?;
         if files == self.rollout_files {
             return Ok(false);

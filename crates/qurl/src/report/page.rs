@@ -17,12 +17,15 @@ pub const SCRIPT: &str = concat!(
     include_str!("js/dom.js"),
     include_str!("js/data.js"),
     include_str!("js/scale.js"),
+    include_str!("js/pointer.js"),
+    include_str!("js/save.js"),
     include_str!("js/chart.js"),
     include_str!("js/phases.js"),
     include_str!("js/plots.js"),
     include_str!("js/summary.js"),
     include_str!("js/supervised.js"),
     include_str!("js/rollouts.js"),
+    include_str!("js/toolbar.js"),
     include_str!("js/live.js"),
     include_str!("js/main.js"),
     "})();\n"
@@ -30,7 +33,8 @@ pub const SCRIPT: &str = concat!(
 
 /// One file that shows these runs and loads nothing.
 pub fn render(runs: &[RunData]) -> String {
-    let data = data_block(runs, false);
+    let runs: Vec<&RunData> = runs.iter().collect();
+    let data = data_block(&runs, false);
     // Unknown to whoever wrote the text in the data, and the same whenever the data is.
     let mut hasher = DefaultHasher::new();
     data.hash(&mut hasher);
@@ -41,25 +45,25 @@ pub fn render(runs: &[RunData]) -> String {
     );
     let style = format!("<style nonce=\"{nonce}\">\n{STYLE}</style>");
     let script = format!("<script nonce=\"{nonce}\">\n{SCRIPT}</script>");
-    fill(&title(runs), &policy, &style, &data, &script)
+    fill(&title(&runs), &policy, &style, &data, &script)
 }
 
-/// The page of a run that is going on; style and script come from the server that sends it, the policy as a header.
-pub fn live_page(run: &RunData) -> String {
-    let runs = std::slice::from_ref(run);
+/// The page of runs that are going on; style and script come from the server that sends it, the policy as a
+/// header.
+pub fn live_page(runs: &[&RunData]) -> String {
     let style = "<link rel=\"stylesheet\" href=\"/page.css\">";
     fill(&title(runs), "", style, &data_block(runs, true), "<script src=\"/page.js\"></script>")
 }
 
-fn title(runs: &[RunData]) -> String {
+fn title(runs: &[&RunData]) -> String {
     match runs {
         [run] => format!("{} · QuRL", run.label),
         runs => format!("{} runs · QuRL", runs.len()),
     }
 }
 
-fn data_block(runs: &[RunData], live: bool) -> String {
-    let runs: Vec<Value> = runs.iter().map(RunData::to_json).collect();
+fn data_block(runs: &[&RunData], live: bool) -> String {
+    let runs: Vec<Value> = runs.iter().map(|run| run.to_json()).collect();
     let data = json!({"version": env!("CARGO_PKG_VERSION"), "live": live, "runs": runs});
     format!("<script type=\"application/json\" id=\"data\">{}</script>", script_safe(&data.to_string()))
 }
@@ -127,6 +131,6 @@ mod tests {
             assert!(!found, "the page mentions {elsewhere}");
         }
         assert!(!page.contains("innerHTML") && !page.contains("eval("));
-        assert!(live_page(&run).contains("src=\"/page.js\""));
+        assert!(live_page(&[&run]).contains("src=\"/page.js\""));
     }
 }

@@ -32,6 +32,8 @@ pub struct Sample {
     /// The right answer, and the one that was found in the response.
     answer: Option<String>,
     extracted: Option<String>,
+    /// Whether it is right; rewards are another matter.
+    correct: Option<bool>,
     reward: Option<f64>,
     reward_parts: Map<String, Value>,
     /// Mean over the tokens.

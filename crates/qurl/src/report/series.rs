@@ -1,45 +1,12 @@
 //! The figures of all steps as columns, read line by line from `metrics.jsonl`.
 //!
-//! Lines are taken as they are: a field that this version does not know is passed over, one that is missing leaves a gap.
-//! Only what the page draws is kept, with six significant digits, so that thousands of steps make a small page.
+//! Lines are taken as they are: every number becomes a column with the path of its keys for a name
+//! (`mismatch.kl`), also one that this version does not know, and one that is missing leaves a gap. Six
+//! significant digits are kept, so that thousands of steps make a small page.
 
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// Columns that are taken over from a record, by their path.
-const KEPT: &[&str] = &[
-    "reward",
-    "accuracy",
-    "test_accuracy",
-    "response_tokens",
-    "response_length",
-    "truncated",
-    "rollout_entropy",
-    "full_kl",
-    "mismatch.kl",
-    "mismatch.k3_kl",
-    "mismatch.rho_max",
-    "mismatch.rho_p999",
-    "mismatch.probs_diff_mean",
-    "lr",
-    "loss",
-    "validation_loss",
-    "epoch",
-    "tokens",
-    "entropy",
-    "grad_norm",
-    "updates",
-    "skipped_updates",
-    "clip_fraction_upper",
-    "clip_fraction_lower",
-    "clip_fraction_dual",
-    "ratio_max",
-    "reference_kl",
-    "value_loss",
-    "weight_update.total",
-    "quantization_error.total",
-    "flipped_codes.total",
-];
 /// Figures that are there for every block.
 const LAYERED: &[&str] = &["weight_update", "quantization_error", "flipped_codes"];
 
@@ -80,13 +47,7 @@ impl Steps {
         let number = record.get("step")?.as_u64()?;
         let kept = self.numbers.partition_point(|&n| n < number);
         self.cut(kept);
-        for &key in KEPT {
-            self.set(key, at(record, key));
-        }
-        let timing = record.get("timing").and_then(Value::as_object);
-        for (phase, seconds) in timing.into_iter().flatten() {
-            self.set(&format!("timing.{phase}"), seconds.as_f64());
-        }
+        self.set_all("", record);
         let responses = at(record, "response_tokens");
         let speed = |tokens: Option<f64>, phase: &str| tokens.zip(at(record, phase)).map(|(n, s)| n / s);
         self.set("rollout_tokens_per_s", speed(responses, "timing.rollout"));
@@ -105,6 +66,17 @@ impl Steps {
         Some(kept)
     }
 
+    /// A column for every number of an object, and of the objects in it. Lists are no columns.
+    fn set_all(&mut self, prefix: &str, object: &Value) {
+        for (key, value) in object.as_object().into_iter().flatten().filter(|(key, _)| *key != "step") {
+            let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+            match value {
+                Value::Object(_) => self.set_all(&path, value),
+                value => self.set(&path, value.as_f64()),
+            }
+        }
+    }
+
     fn set(&mut self, key: &str, value: Option<f64>) {
         let Some(value) = value.and_then(rounded) else { return };
         let column = self.columns.entry(key.to_string()).or_default();
@@ -121,6 +93,12 @@ impl Steps {
         for rows in self.layers.values_mut() {
             rows.retain(|row| row.step <= last && kept > 0);
         }
+    }
+
+    /// The values of a column that are there, with the numbers of their steps.
+    pub fn numbered(&self, key: &str) -> impl Iterator<Item = (u64, f64)> + Clone {
+        let values = self.columns.get(key).into_iter().flatten();
+        self.numbers.iter().zip(values).filter_map(|(&step, value)| Some((step, (*value)?)))
     }
 
     /// The values of a column that are there.
@@ -173,7 +151,7 @@ mod tests {
 
     fn record(step: u64, reward: f64) -> Value {
         json!({"step": step, "reward": reward, "response_tokens": 100, "timing": {"rollout": 0.5, "total": 1.0},
-               "mismatch": {"kl": 1.23456789e-4}, "unknown": {"x": 1}})
+               "mismatch": {"kl": 1.23456789e-4}, "parts": {"style": {"x": 1}}, "note": "text", "list": [1]})
     }
 
     #[test]
@@ -191,6 +169,8 @@ mod tests {
         assert_eq!(columns["mismatch.kl"], json!([1.23457e-4, null]));
         assert_eq!(columns["rollout_tokens_per_s"], json!([200.0, 200.0]));
         assert!(columns.get("training_tokens_per_s").is_none());
+        assert_eq!(columns["parts.style.x"], json!([1.0, 1.0]), "whatever its name is");
+        assert!(["note", "list", "weight_update.layers"].iter().all(|key| columns.get(key).is_none()));
         assert_eq!(steps.columns_from(1)["reward"], json!([0.75]));
         assert_eq!(steps.layers_json(), json!({"weight_update": [[0.1, 0.2]]}));
     }
@@ -209,6 +189,24 @@ mod tests {
         assert_eq!(steps.push(&record(1, 10.0)), Some(0));
         assert_eq!((steps.len(), steps.layer_rows()), (1, 0));
         assert_eq!(steps.push(&json!({"reward": 1})), None, "no step number");
+    }
+
+    #[test]
+    fn parts_of_rewards_are_columns_by_their_names() {
+        let mut steps = Steps::default();
+        for (step, style) in [(1, -0.5), (2, -0.25)] {
+            let mut r = record(step, 1.0);
+            r["reward_parts"] = json!({"correct": 0.5, "judge/style": style});
+            r["test_reward"] = json!(-2);
+            steps.push(&r);
+        }
+        let columns = steps.columns_from(0);
+        assert_eq!(columns["reward_parts.judge/style"], json!([-0.5, -0.25]));
+        assert_eq!(
+            (&columns["reward_parts.correct"], &columns["test_reward"]),
+            (&json!([0.5, 0.5]), &json!([-2.0, -2.0]))
+        );
+        assert!(columns.get("reward_parts").is_none());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Reading run directories as they are found: whole, half written, growing, resumed.
 
+use super::follow::Change;
 use super::*;
 use crate::scratch::Scratch;
-use std::path::PathBuf;
 
 fn line(step: u64, reward: f64) -> String {
     json!({"step": step, "reward": reward, "response_tokens": 10, "timing": {"rollout": 1.0, "total": 2.0}})
@@ -19,8 +19,11 @@ fn what_is_not_a_run_is_named() {
     let dir = Scratch::new("report-none");
     let error = RunData::read(&dir.join("absent")).expect_err("no directory");
     assert!(error.is::<crate::input::BadInput>() && error.to_string().contains("absent"), "{error}");
+    let error = RunData::read(&dir).expect_err("nothing there");
+    assert!(error.to_string().ends_with("is empty: no run has begun here"), "{error}");
+    write(&dir, "recipe.toml", "");
     let error = RunData::read(&dir).expect_err("no metrics");
-    assert!(error.to_string().contains("metrics.jsonl"), "{error}");
+    assert!(error.to_string().ends_with("no step has been made: metrics.jsonl has none"), "{error}");
     write(&dir, "file", "");
     assert!(RunData::read(&dir.join("file")).expect_err("a file").to_string().contains("is a file"));
 }
@@ -65,7 +68,7 @@ fn broken_lines_and_missing_files_leave_gaps() {
 #[test]
 fn only_what_is_new_is_read_and_a_cut_is_noticed() {
     let dir = Scratch::new("report-grows");
-    let mut follower = Follower::open(&dir).expect("a directory");
+    let mut follower = Follower::new(&dir);
     assert_eq!(follower.poll().expect("nothing yet"), Change::default());
     write(&dir, "metrics.jsonl", &(line(1, 1.0) + &line(2, 2.0)));
     assert_eq!(follower.poll().expect("two").steps_from, Some(0));
@@ -86,15 +89,40 @@ fn only_what_is_new_is_read_and_a_cut_is_noticed() {
     assert!(follower.poll().expect("whole").about && follower.run().finished());
 }
 
+fn tested(step: u64, accuracy: f64, avg_at_k: Option<f64>) -> String {
+    json!({"step": step, "reward": 1.0, "test_accuracy": accuracy, "test_avg_at_k": avg_at_k}).to_string()
+        + "\n"
+}
+
 #[test]
-fn equal_names_are_told_apart() {
-    let dirs: Vec<PathBuf> = ["a/x/run", "b/x/run", "c/other"].map(PathBuf::from).into();
-    let mut runs: Vec<RunData> = ["run", "run", "other"]
-        .map(|label| RunData { label: label.to_string(), ..RunData::default() })
-        .into();
-    label_apart(&mut runs, &dirs);
-    let labels: Vec<&str> = runs.iter().map(|r| r.label.as_str()).collect();
-    assert_eq!(labels, ["a/x/run", "b/x/run", "other"]);
+fn the_best_is_by_avg_at_k_where_measured_and_may_be_the_start() {
+    let dir = Scratch::new("report-best");
+    write(&dir, "metrics.jsonl", &(tested(1, 0.9, None) + &tested(2, 0.9, None) + &tested(3, 0.8, None)));
+    let figures = |dir: &Path| figures(&RunData::read(dir).expect("read"));
+    assert_eq!((figures(&dir).accuracy_best, figures(&dir).best_step), (Some(0.9), Some(2)));
+    write(&dir, "summary.json", "{\"accuracy_before\": 0.95, \"avg_at_k_before\": 0.5}");
+    assert_eq!((figures(&dir).accuracy_best, figures(&dir).best_step), (Some(0.95), Some(0)));
+    write(&dir, "metrics.jsonl", &(tested(1, 0.9, Some(0.25)) + &tested(2, 0.1, Some(0.75))));
+    assert_eq!((figures(&dir).accuracy_best, figures(&dir).best_step), (Some(0.75), Some(2)));
+}
+
+#[test]
+fn a_collapse_and_broken_training_are_told_on_top() {
+    let dir = Scratch::new("report-alarms");
+    write(&dir, "recipe.toml", "[run]\ntest_problems = 200\n");
+    write(&dir, "metrics.jsonl", &(tested(1, 0.9, None) + &tested(2, 0.85, None)));
+    let alarms = |dir: &Path| RunData::read(dir).expect("read").to_json()["alarms"].clone();
+    assert_eq!(alarms(&dir), json!([]));
+    write(&dir, "metrics.jsonl", &(tested(1, 0.9, None) + &tested(2, 0.25, None)));
+    let collapsed =
+        "Held-out accuracy has collapsed: from its best, 90.0% after step 1, to 25.0% after step 2.";
+    assert_eq!(alarms(&dir), json!([collapsed]));
+    write(&dir, "summary.json", "{\"best\": {\"model\": \"runs/a/checkpoints/step-1\"}}");
+    assert_eq!(alarms(&dir), json!([format!("{collapsed} The best model is in runs/a/checkpoints/step-1.")]));
+    write(&dir, "summary.json", "{\"accuracy_before\": 0.95, \"broken\": \"training is broken: step 3\"}");
+    let start = collapsed.replace("90.0% after step 1", "95.0% before the first step");
+    assert_eq!(alarms(&dir), json!(["training is broken: step 3", start]));
+    assert!(RunData::read(&dir).expect("read").finished(), "a run that broke is over");
 }
 
 #[test]
@@ -127,7 +155,7 @@ fn supervised_runs_and_warm_starts_are_read() {
     // The same lines as the warm start of a run that has not made a step yet.
     std::fs::rename(dir.join("metrics.jsonl"), dir.join("warm_start.jsonl")).expect("renamed");
     write(&dir, "recipe.toml", "[sft]\nsteps = 4\n[run]\ntotal_steps = 9\n");
-    let mut follower = Follower::open(&dir).expect("a directory");
+    let mut follower = Follower::new(&dir);
     let news = follower.poll().expect("a warm start");
     assert!(news.about && news.steps_from.is_none());
     assert!(!follower.poll().expect("nothing new").about);

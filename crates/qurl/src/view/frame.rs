@@ -52,7 +52,7 @@ pub fn block(record: &StepRecord, rewards: &[f64], accuracy: Option<(f64, f64)>,
     let spark = painter.paint("36", &sparkline(rewards, SPARK));
     let held_out = accuracy.map_or(String::new(), |(before, now)| {
         let now = painter.strong(&format!("{:.1}%", 100.0 * now));
-        format!("  {} {:.1}% {} {now}", painter.dim("held-out"), 100.0 * before, painter.dim("->"))
+        format!("  {} {:.1}% {} {now}", painter.dim("held-out accuracy"), 100.0 * before, painter.dim("->"))
     });
     rows.push(
         painter.row(
@@ -89,10 +89,12 @@ pub fn block(record: &StepRecord, rewards: &[f64], accuracy: Option<(f64, f64)>,
 pub fn plain(record: &StepRecord) -> String {
     let mismatch =
         record.mismatch.map_or(String::new(), |m| format!("  KL {:.1e}  max rho {:.2}", m.kl, m.rho_max));
-    let test = record.test_accuracy.map_or(String::new(), |a| format!("  held-out {:.1}%", 100.0 * a));
+    let test =
+        record.test_accuracy.map_or(String::new(), |a| format!("  held-out accuracy {:.1}%", 100.0 * a));
     format!(
-        "reward {:.3}{mismatch}  rollout {} training {} tokens/s{test}",
+        "reward {:.3}  accuracy {:.1}%{mismatch}  rollout {} training {} tokens/s{test}",
         record.reward,
+        100.0 * record.accuracy,
         thousands(record.rollout_tokens_per_s()),
         thousands(record.training_tokens_per_s())
     )
@@ -143,13 +145,13 @@ pub(super) fn thousands(count: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use qurl_train::rl::RolloutBatch;
+    use qurl_train::rl::{Drawn, RolloutBatch};
 
     const PLAIN: Painter = Painter { coloured: false };
 
     fn record() -> StepRecord {
-        let mut record = StepRecord::new(3, &[], &RolloutBatch::default(), 1, 0.5);
-        record.reward = 0.412;
+        let mut record = StepRecord::new(3, &[], &RolloutBatch::default(), Drawn::default(), 0.5);
+        (record.reward, record.accuracy) = (0.412, 0.375);
         record.response_tokens = 12_000;
         let timing =
             [("rollout", 0.1), ("update", 0.5), ("score", 0.399), ("measure", 0.001), ("total", 1.0)];
@@ -161,7 +163,7 @@ mod tests {
     fn a_frame_holds_reward_speed_and_shares() {
         let text = block(&record(), &[0.0, 0.5, 1.0], Some((0.175, 0.63)), PLAIN);
         let rows: Vec<&str> = text.lines().collect();
-        assert_eq!(rows[1], "reward     0.412  ▁▅█  held-out 17.5% -> 63.0%");
+        assert_eq!(rows[1], "reward     0.412  ▁▅█  held-out accuracy 17.5% -> 63.0%");
         assert_eq!(rows[2], "speed      rollout 120k tokens/s  training 24.0k tokens/s");
         assert_eq!(rows[3], "time       update 50%  score 40%  rollout 10%");
         assert!(rows.iter().all(|row| row.chars().count() <= 80));
@@ -181,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_plain_line_says_the_same() {
-        assert_eq!(plain(&record()), "reward 0.412  rollout 120k training 24.0k tokens/s");
+        assert_eq!(plain(&record()), "reward 0.412  accuracy 37.5%  rollout 120k training 24.0k tokens/s");
     }
 
     #[test]

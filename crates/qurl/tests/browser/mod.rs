@@ -136,11 +136,94 @@ impl Browser {
         self.ask("se/log", &json!({"type": "browser"}))
     }
 
+    /// Drags the mouse across an element, from and to these shares of its width.
+    pub fn drag(&self, selector: &str, from: f64, to: f64) {
+        let at = |share: f64| self.place(selector, share);
+        let mut steps = vec![moved(at(from)), json!({"type": "pointerDown", "button": 0})];
+        steps.extend((1..=4).map(|i| moved(at(from + (to - from) * f64::from(i) / 4.0))));
+        steps.push(json!({"type": "pointerUp", "button": 0}));
+        self.mouse(&steps);
+    }
+
+    /// Points at an element, at this share of its width.
+    pub fn point(&self, selector: &str, share: f64) {
+        self.mouse(&[moved(self.place(selector, share))]);
+    }
+
+    /// Clicks on the middle of an element as often as this.
+    pub fn click(&self, selector: &str, times: usize) {
+        let mut steps = vec![moved(self.place(selector, 0.5))];
+        for _ in 0..times {
+            steps.push(json!({"type": "pointerDown", "button": 0}));
+            steps.push(json!({"type": "pointerUp", "button": 0}));
+        }
+        self.mouse(&steps);
+    }
+
+    /// A place in the window, after the element has been brought there.
+    fn place(&self, selector: &str, share: f64) -> (i64, i64) {
+        let place = self.eval(&format!(
+            "const e = document.querySelector({selector:?}); e.scrollIntoView({{ block: 'center' }}); \
+             const b = e.getBoundingClientRect(); return [b.left + {share} * b.width, b.top + b.height / 2]"
+        ));
+        let number =
+            |i: usize| place[i].as_f64().unwrap_or_else(|| panic!("{selector}: {place}")).round() as i64;
+        (number(0), number(1))
+    }
+
+    fn mouse(&self, steps: &[Value]) {
+        let kind = json!({"pointerType": "mouse"});
+        let mouse = json!({"type": "pointer", "id": "mouse", "parameters": kind, "actions": steps});
+        self.ask("actions", &json!({"actions": [mouse]}));
+    }
+
+    /// Lets the page save files into a directory.
+    pub fn save_to(&self, dir: &Path) {
+        let params = json!({"behavior": "allow", "downloadPath": dir});
+        self.ask("goog/cdp/execute", &json!({"cmd": "Browser.setDownloadBehavior", "params": params}));
+    }
+
+    /// A picture of the window, as PNG.
+    pub fn screenshot(&self) -> Vec<u8> {
+        let picture = self.call("GET", &format!("/session/{}/screenshot", self.session), &json!({}));
+        from_base64(picture.as_str().expect("base64"))
+    }
+
     /// Shows the page as a phone with this many points across does.
     pub fn as_phone(&self, width: u32, height: u32) {
-        let screen = json!({"width": width, "height": height, "deviceScaleFactor": 2, "mobile": true});
+        self.as_screen(width, height, 2, true);
+    }
+
+    /// Shows the page in a window with exactly this many points.
+    pub fn as_desk(&self, width: u32, height: u32) {
+        self.as_screen(width, height, 1, false);
+    }
+
+    fn as_screen(&self, width: u32, height: u32, scale: u32, mobile: bool) {
+        let screen = json!({"width": width, "height": height, "deviceScaleFactor": scale, "mobile": mobile});
         self.ask("goog/cdp/execute", &json!({"cmd": "Emulation.setDeviceMetricsOverride", "params": screen}));
     }
+}
+
+fn moved((x, y): (i64, i64)) -> Value {
+    json!({"type": "pointerMove", "duration": 20, "x": x, "y": y})
+}
+
+fn from_base64(text: &str) -> Vec<u8> {
+    let digit = |c: u8| match c {
+        b'A'..=b'Z' => c - b'A',
+        b'a'..=b'z' => c - b'a' + 26,
+        b'0'..=b'9' => c - b'0' + 52,
+        b'+' => 62,
+        _ => 63,
+    };
+    let mut bytes = Vec::with_capacity(text.len() * 3 / 4);
+    for four in text.trim_end_matches('=').as_bytes().chunks(4) {
+        let bits =
+            four.iter().fold(0u32, |bits, &c| bits << 6 | u32::from(digit(c))) << (6 * (4 - four.len()));
+        bytes.extend(&bits.to_be_bytes()[1..four.len()]);
+    }
+    bytes
 }
 
 impl Drop for Browser {

@@ -26,6 +26,8 @@ fn tensorboard_and_transformers_read_what_is_written() {
     }
     for tag in [
         "reward",
+        "reward_parts/format",
+        "test_reward",
         "mismatch/kl",
         "timing/rollout",
         "timing/log",
@@ -98,7 +100,7 @@ fn rollouts_for_people() {
         }
         let parts = &sample["reward_parts"];
         assert!(
-            parts["correct"].is_f64() && parts["format"].is_f64() && sample["reward"].is_f64(),
+            sample["correct"].is_boolean() && parts["format"].is_f64() && sample["reward"].is_f64(),
             "{sample}"
         );
         assert!(["stop", "length"].contains(&sample["finish"].as_str().expect("a word")));

@@ -17,6 +17,7 @@ mod finished;
 mod interrupted;
 mod killed;
 mod logs;
+mod own;
 mod refused;
 mod rewards;
 mod scaled;

@@ -93,13 +93,42 @@ pub fn cases<D: Device>() -> Vec<Case<D>> {
     cases
 }
 
+/// Windows smaller than a block of keys, across its edges, of a tile and one more, and longer than any
+/// sequence.
+const WINDOWS: [(usize, Shape); 8] = [
+    (1, (&[13, 1, 70], (1, 2, 16), 16)),
+    (5, (&[65, 130], (1, 7, 64), 32)),
+    (16, (&[5, 100], (2, 2, 80), 64)),
+    (17, (&[200], (1, 1, 20), 32)),
+    (64, (&[150], (1, 2, 64), 128)),
+    (65, (&[1, 300, 77], (2, 3, 128), 64)),
+    (100, (&[3, 129, 64, 16], (3, 1, 16), 64)),
+    (400, (&[33, 17], (2, 1, 256), 16)),
+];
+
+/// Attention in sliding windows, which not every device has.
+pub fn windowed<D: Device>() -> Vec<Case<D>> {
+    let mut cases = Vec::new();
+    for format in [KvFormat::F32, KvFormat::Bf16] {
+        for (seed, (window, (lengths, (kv_heads, group, head_dim), page_size))) in (50..).zip(WINDOWS) {
+            let heads = Heads { window: Some(window), ..heads(kv_heads, group, head_dim) };
+            let inputs = Rc::new(Inputs::new(lengths, heads, page_size, seed));
+            cases.push(whole(inputs.clone(), format));
+            cases.push(continued(inputs, format));
+        }
+    }
+    cases
+}
+
 fn name(kind: &str, i: &Inputs, format: KvFormat) -> String {
     let (h, page) = (i.heads, i.paged.page_size);
     let lengths = match i.lengths.len() {
         0..8 => format!("{:?}", i.lengths),
         many => format!("{many} of {}", i.lengths[0]),
     };
-    format!("{kind} {format:?} {lengths} heads {}/{}x{} pages of {page}", h.heads, h.kv_heads, h.head_dim)
+    let window = h.window.map_or(String::new(), |window| format!(" window {window}"));
+    let heads = format!("{}/{}x{}{window}", h.heads, h.kv_heads, h.head_dim);
+    format!("{kind} {format:?} {lengths} heads {heads} pages of {page}")
 }
 
 /// Tensor cores may be in it where pages are bf16.

@@ -66,7 +66,18 @@ fn with_key(key: &str) -> Vec<String> {
 /// Whether a key of a recipe may have a value, as far as its range is concerned.
 fn allowed(key: &str, value: &str) -> bool {
     let mut overrides = with_key(key);
+    if let Some(name) = key.strip_prefix("task.rewards.") {
+        let (kind, others) = match name {
+            "time_limit_s" => ("command", ", command = [\"x\"]"),
+            "full_at" => ("length", ", zero_at = 7"),
+            "zero_at" => ("length", ", full_at = 7"),
+            _ => ("correct", ""),
+        };
+        let value = value.to_lowercase(); // nan, as TOML writes it
+        overrides.push(format!("task.rewards=[{{ type = \"{kind}\", {name} = {value}{others} }}]"));
+    }
     match key.strip_prefix("run.stages.") {
+        _ if key.starts_with("task.rewards.") => {}
         Some(name) => {
             let mut stage = vec![("from_step", "1"), ("max_response_length", "8")];
             stage.retain(|(other, _)| *other != name);

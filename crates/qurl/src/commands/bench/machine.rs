@@ -1,7 +1,7 @@
 //! What a device can do at best, measured in the same run: the limits beside the figures.
 
-use qurl_kernels::cpu::peak::{self as cpu_peak, Unit};
 use qurl_kernels::cpu::CpuQueue;
+use qurl_kernels::cpu::peak::{self as cpu_peak, Unit};
 use qurl_kernels::cuda::{CudaQueue, peak as cuda_peak};
 use qurl_kernels::{Cpu, Cuda, Device, Format, Queue};
 use qurl_rollout::EngineOptions;

@@ -112,7 +112,9 @@ fn measure<D: Machine>(
     };
     let options =
         LearnerOptions { compute: format, positions: args.length, tape, adamw: AdamWOptions::default() };
-    MemoryPlan::default().learner("model", config, &options).check(&**device)?;
+    if device.memory().is_some() {
+        MemoryPlan::of_learner(&**device, config, options)?.check(&**device)?;
+    }
     let mut queue = device.queue()?;
     let peak = D::peak_gflops(&mut queue, format)?;
     let weights = shape::weights(config);
@@ -131,11 +133,17 @@ fn measure<D: Machine>(
         loss = 0.0;
         for range in &micro {
             let part = &sequences[range.clone()];
-            learner.accumulate(&mut queue, &whole_batch(part), Targets::of(part, |_, _| true), 1.0, |out| {
-                loss -= out.logp.iter().map(|&x| x as f64).sum::<f64>() / scored as f64;
-                let dlogp = vec![-1.0 / scored; out.logp.len()];
-                Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })
-            })?;
+            learner.accumulate(
+                &mut queue,
+                &whole_batch(part),
+                Targets::of(part, |_, _| true),
+                1.0,
+                |out| {
+                    loss -= out.logp.iter().map(|&x| x as f64).sum::<f64>() / scored as f64;
+                    let dlogp = vec![-1.0 / scored; out.logp.len()];
+                    Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })
+                },
+            )?;
         }
         learner.update(&mut queue, 1e-3)?;
         queue.synchronize()?;

@@ -5,10 +5,11 @@ use crate::input::OrBad;
 use crate::output::{self, out};
 use anyhow::Context;
 use qurl_kernels::Device;
+use qurl_tasks::reward::RewardRule;
 use qurl_tasks::task::{Dropped, Split};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::recipe::{Recipe, RlPlan, TaskSource};
-use qurl_train::rl::prepare;
+use qurl_train::rl::{TrainError, prepare};
 use qurl_train::sft::{Examples, LeftOut};
 use qurl_train::start::Start;
 use serde::Serialize;
@@ -53,6 +54,7 @@ struct Report {
     reinforcement: Option<Reinforcement>,
     memory: Vec<Part>,
     memory_mib: usize,
+    memory_on: &'static str,
     time_of_a_step: &'static str,
     warnings: Vec<String>,
 }
@@ -107,6 +109,12 @@ struct Part {
     mib: usize,
 }
 
+impl Part {
+    fn of((part, bytes): &(String, usize)) -> Part {
+        Part { part: part.clone(), mib: bytes >> 20 }
+    }
+}
+
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let recipe = args.device.put_into(Recipe::read(&args.recipe, &args.overrides).or_bad()?);
@@ -126,11 +134,12 @@ fn look<D: Device>(device: &D, recipe: &Recipe) -> anyhow::Result<Report> {
     let start = Start::of_sft(recipe, task.as_deref()).or_bad()?;
     let mut warnings: Vec<String> = start.warning.iter().cloned().collect();
     warnings.extend(recipe.doubts(task.as_ref().and_then(|task| task.len(Split::Train))));
-    warnings.extend(missing_program(recipe));
-    let (mut dropped, mut memory, mut reinforcement) = (Dropped::default(), MemoryPlan::default(), None);
+    warnings.extend(missing_programs(recipe));
+    let (mut dropped, mut memory, mut reinforcement) = (Dropped::default(), None, None);
     let supervised = match &recipe.sft {
         Some(sft) => {
-            memory = MemoryPlan::of_sft(recipe, sft, &start.config);
+            let planned = MemoryPlan::of_sft(device, recipe, sft, &start.config);
+            memory = foreseen(device, planned.map_err(TrainError::from))?;
             let examples = Examples::open(sft, recipe.trainer.seed, &start, task.as_deref()).or_bad()?;
             warnings.extend(examples.count().and_then(|count| recipe.doubt_of_examples(count)));
             let LeftOut { too_long, too_long_to_validate, overlaps } = examples.left_out();
@@ -150,10 +159,12 @@ fn look<D: Device>(device: &D, recipe: &Recipe) -> anyhow::Result<Report> {
         if let Some(task) = task.as_deref_mut() {
             dropped = prepare(device, recipe, file, &start, task).or_bad()?;
         }
-        memory = MemoryPlan::of_rl(recipe, &plan, &start.config);
+        memory = foreseen(device, MemoryPlan::of_rl(device, recipe, &plan, &start.config))?;
         reinforcement = Some(step_of(&plan));
     }
-    memory.check(device).or_bad().context("this recipe does not fit")?;
+    if let Some(memory) = &memory {
+        memory.check(device).or_bad().context("this recipe does not fit")?;
+    }
     let problems = task.map(|task| Problems {
         train: task.len(Split::Train),
         test: task.len(Split::Test),
@@ -176,26 +187,46 @@ fn look<D: Device>(device: &D, recipe: &Recipe) -> anyhow::Result<Report> {
         supervised,
         time_of_a_step: if reinforcement.is_some() { NO_TIME } else { NO_TIME_SFT },
         reinforcement,
-        memory: memory
-            .parts()
-            .iter()
-            .map(|(part, bytes)| Part { part: part.clone(), mib: bytes >> 20 })
-            .collect(),
-        memory_mib: memory.total() >> 20,
+        memory_on: if device.memory().is_some() { "this device" } else { "a GPU such as NVIDIA H200" },
+        memory: memory.iter().flat_map(MemoryPlan::parts).map(Part::of).collect(),
+        memory_mib: memory.map_or(0, |memory| memory.total() >> 20),
         warnings,
     })
 }
 
-/// That the reward command, which is not started here, could not be.
-fn missing_program(recipe: &Recipe) -> Option<String> {
-    let Some(TaskSource::Command { command, .. }) = &recipe.task else { return None };
-    let program = command.first()?;
-    let there = match program.contains('/') {
-        true => Path::new(program).exists(),
-        false => env::split_paths(&env::var_os("PATH")?).any(|dir| dir.join(program).exists()),
-    };
-    let place = recipe.place(recipe.file(), "task.command");
-    (!there).then(|| format!("{place}: key `task.command` names the program {program:?}, which is not there"))
+/// The plan; a device without memory of its own gets that of a GPU, where a GPU can do it.
+fn foreseen<D: Device>(
+    device: &D,
+    plan: Result<MemoryPlan, TrainError>,
+) -> anyhow::Result<Option<MemoryPlan>> {
+    match device.memory() {
+        Some(_) => Ok(Some(plan.or_bad()?)),
+        None => Ok(plan.ok()),
+    }
+}
+
+/// That a reward command, which is not started here, could not be.
+fn missing_programs(recipe: &Recipe) -> Vec<String> {
+    let mut missing = Vec::new();
+    let Some(task) = &recipe.task else { return missing };
+    for (i, rule) in task.rewards().iter().enumerate() {
+        let RewardRule::Command { command, .. } = rule else { continue };
+        let Some(program) = command.first() else { continue };
+        let path = env::var_os("PATH").unwrap_or_default();
+        let there = match program.contains('/') {
+            true => Path::new(program).exists(),
+            false => env::split_paths(&path).any(|dir| dir.join(program).exists()),
+        };
+        let key = match task {
+            TaskSource::Command { .. } => "task.command".to_string(),
+            TaskSource::Synthetic { .. } | TaskSource::Dataset(_) => format!("task.rewards[{i}].command"),
+        };
+        if !there {
+            let place = recipe.place(recipe.file(), &key);
+            missing.push(format!("{place}: key `{key}` names the program {program:?}, which is not there"));
+        }
+    }
+    missing
 }
 
 /// The sizes of the first step.
@@ -248,7 +279,10 @@ fn text(report: &Report) -> String {
             rl.steps, rl.prompts, rl.responses, rl.max_tokens, rl.updates
         );
     }
-    let _ = writeln!(text, "memory: {} MiB", report.memory_mib);
+    let _ = match report.memory.is_empty() {
+        true => writeln!(text, "memory: a GPU does not have a format that this recipe asks for"),
+        false => writeln!(text, "memory on {}: {} MiB", report.memory_on, report.memory_mib),
+    };
     for Part { part, mib } in &report.memory {
         let _ = writeln!(text, "  {part}: {mib} MiB");
     }

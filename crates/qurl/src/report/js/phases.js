@@ -2,22 +2,27 @@
 
 const PHASES = ["quantize", "rollout", "verify", "score", "update", "measure", "test", "checkpoint", "log"];
 
-/** Seconds of each phase over a whole run, the known ones first and in the order of a step. */
-function phaseSums(run) {
-  const timed = Object.keys(run.series).filter((key) => key.startsWith("timing.") && key !== "timing.total");
+/** Seconds of each phase over whole runs, the known ones first and in the order of a step. */
+function phaseSums(runs) {
+  const keys = new Set(runs.flatMap((run) => Object.keys(run.series)));
+  const timed = [...keys].filter((key) => key.startsWith("timing.") && key !== "timing.total");
+  const sum = (key) => runs.flatMap((run) => run.series[key] || []).reduce((a, b) => a + (b || 0), 0);
   const rank = ({ name }) => (PHASES.includes(name) ? PHASES.indexOf(name) : PHASES.length);
-  return timed.map((key) => ({ name: key.slice(7), seconds: run.series[key].reduce((a, b) => a + (b || 0), 0) }))
+  return timed.map((key) => ({ name: key.slice(7), seconds: sum(key) }))
     .filter((phase) => phase.seconds > 0)
     .sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name));
 }
 
-function phaseBars() {
+function phaseBars({ id, of }) {
   const key = h("span", { class: "key" });
   const plot = svg("svg", { role: "img", "aria-label": "Shares of the phases of a step" });
-  const node = h("figure", { class: "card phases", id: "plot-phases" },
+  const node = h("figure", { class: "card phases", id },
     h("figcaption", {}, h("span", { class: "title" }, "Where the time goes"), key), plot);
   const draw = () => {
-    const rows = shown().map(({ run }) => ({ run, phases: phaseSums(run) })).filter((row) => row.phases.length);
+    const steps = (runs) => runs.reduce((sum, run) => sum + run.series.step.length, 0);
+    const rows = shown().map(({ name, runs }) => ({ name, runs: runs.filter(of) }))
+      .map(({ name, runs }) => ({ name, steps: steps(runs), phases: phaseSums(runs) }))
+      .filter((row) => row.phases.length);
     node.dataset.points = rows.reduce((sum, row) => sum + row.phases.length, 0);
     node.hidden = !rows.length;
     if (node.hidden) return;
@@ -29,14 +34,14 @@ function phaseBars() {
     const found = new Set(rows.flatMap((row) => row.phases.map((phase) => phase.name)));
     const names = [...PHASES.filter((name) => found.has(name)), ...[...found].filter((name) => !PHASES.includes(name))];
     key.replaceChildren(...names.map((name, i) => h("span", {}, swatch(colour(i), 0), name)));
-    rows.forEach(({ run, phases }, row) => {
+    rows.forEach(({ name, steps, phases }, row) => {
       const top = row * rowHeight + (several() ? 18 : 2);
       if (several()) {
-        const seconds = phases.reduce((a, p) => a + p.seconds, 0) / run.series.step.length;
-        plot.append(svg("text", { x: 0, y: top - 5 }, `${run.label} `,
+        const seconds = phases.reduce((a, p) => a + p.seconds, 0) / steps;
+        plot.append(svg("text", { x: 0, y: top - 5 }, `${name} `,
           svg("tspan", { class: "soft" }, `${duration(seconds)} a step`)));
       }
-      plot.append(...bar(phases, names, run.series.step.length, top, width));
+      plot.append(...bar(phases, names, steps, top, width));
     });
   };
   return { node, draw };

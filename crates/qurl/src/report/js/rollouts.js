@@ -35,12 +35,12 @@ function rolloutsPart() {
     h("button", { type: "button", "data-paint": key, onclick: () => { choice.paint = key; update(); } }, paint.name));
   const scale = h("span", { class: "scale" });
   const list = h("div", { class: "samples" });
-  const node = h("section", { id: "rollouts" },
-    h("h2", {}, "Sampled responses"),
-    h("p", { class: "lead" }, "Every token as it was drawn. Point at one for its figures."),
+  const part = fold("rollouts", "Sampled responses",
+    "Every token as it was drawn. Point at one for its figures.",
     h("div", { class: "row" }, runSelect, stepSelect,
       h("span", { class: "choice", role: "group", "aria-label": "Colour" }, buttons), scale),
     list);
+  const { node } = part;
   const update = () => {
     const withSamples = state.runs.map((run, index) => ({ run, index })).filter(({ run }) => run.rollouts.length);
     node.hidden = !withSamples.length;
@@ -56,12 +56,13 @@ function rolloutsPart() {
     scale.replaceChildren(paints[choice.paint].low, h("i", { class: choice.paint }), paints[choice.paint].high);
     list.replaceChildren(...current.samples.map((sample) => sampleCard(sample, paints[choice.paint])));
   };
-  return { node, update };
+  return { ...part, update };
 }
 
 function sampleCard(sample, paint) {
   const figures = { reward: sample.reward, ...sample.reward_parts, advantage: sample.advantage };
-  const facts = Object.entries(figures).map(([name, value]) => [name, number(value)]);
+  const facts = [["answer", { true: "right", false: "wrong" }[sample.correct]]];
+  facts.push(...Object.entries(figures).map(([name, value]) => [name, number(value)]));
   facts.push(["largest ρ", number(sample.rho.reduce((a, b) => Math.max(a, b || 0), 0))], ["tokens", sample.length]);
   facts.push(["end", sample.finish], ["wanted", sample.answer], ["found", sample.extracted]);
   const known = facts.filter(([, value]) => ![null, undefined, "", "–"].includes(value));

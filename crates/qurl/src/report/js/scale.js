@@ -50,7 +50,7 @@ function yScale(values, spec, from, to) {
   let low = lowest(values);
   let high = highest(values);
   if (spec.zero) [low, high] = [Math.min(0, low), Math.max(0, high)];
-  if (low === high) {
+  if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) { // equal, but for the rounding of a mean
     const around = Math.abs(low) * 0.1 || 1;
     [low, high] = spec.zero && low === 0 ? [0, 1] : [low - around, high + around];
   }

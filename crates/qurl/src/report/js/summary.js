@@ -5,14 +5,28 @@ function tile(name, figure, more) {
     h("div", { class: "more" }, more));
 }
 
-/** Held-out accuracy before and after, and what that is in points. */
-function headline({ accuracy_before: before, accuracy_after: after, accuracy_best: best }) {
-  const named = (figure, more) => h("div", { class: "headline" }, h("div", { class: "name" }, "Held-out accuracy"),
+/**
+ * Accuracy before and after: Avg@k where it is measured, as everywhere where the best is meant, else the
+ * greedy one.
+ */
+function score(figures) {
+  const sampled = !missing(figures.avg_at_k_after);
+  const [name, kind] = sampled ? ["Avg@k", "avg_at_k"] : ["Held-out accuracy", "accuracy"];
+  return { name, before: figures[`${kind}_before`], after: figures[`${kind}_after`],
+      best: figures.accuracy_best,
+    step: figures.best_step };
+}
+
+/** Accuracy before and after, and what that is in points. */
+function headline(figures) {
+  const { name, before, after, best, step } = score(figures);
+  const named = (figure, more) => h("div", { class: "headline" }, h("div", { class: "name" }, name),
     h("div", { class: "figure", id: "headline" }, figure), h("div", { class: "name" }, more));
   if (missing(after)) return named(percent(before), missing(before) ? "not measured" : "before the first step");
   if (missing(before)) return named(percent(after), "after the last step");
   const gain = 100 * (after - before);
-  const peak = missing(best) || best <= after ? "" : `, best ${percent(best)}`;
+  const when = step ? `after step ${step}` : "before the first step";
+  const peak = missing(best) || best <= after ? "" : `, best ${percent(best)} ${when}`;
   return named([h("span", { class: "from" }, `${percent(before)} → `), percent(after)],
     `${gain < 0 ? "−" : "+"}${Math.abs(gain).toFixed(1)} points${peak}`);
 }
@@ -33,25 +47,48 @@ function hero(run) {
 }
 
 const OVERVIEW = [
-  ["held-out accuracy", (f) => `${percent(f.accuracy_before)} → ${percent(f.accuracy_after)}`],
-  ["best", (f) => percent(f.accuracy_best)],
-  ["reward", (f) => number(f.reward_last)],
-  ["mismatch KL", (f) => number(f.mismatch_kl, 2)],
-  ["largest ρ", (f) => number(f.rho_max)],
-  ["clipped", (f) => share(f.clipped)],
-  ["rollout tok/s", (f) => count(f.rollout_tokens_per_s)],
-  ["training tok/s", (f) => count(f.training_tokens_per_s)],
-  ["time", (f) => duration(f.seconds)],
-  ["steps", (f) => String(f.steps)],
+  ["before", (f) => score(f).before, percent],
+  ["after", (f) => score(f).after, percent],
+  ["best", (f) => f.accuracy_best, percent],
+  ["reward", (f) => f.reward_last, number],
+  ["mismatch KL", (f) => f.mismatch_kl, (v) => number(v, 2)],
+  ["largest ρ", (f) => f.rho_max, number],
+  ["clipped", (f) => f.clipped, share],
+  ["rollout tok/s", (f) => f.rollout_tokens_per_s, count],
+  ["training tok/s", (f) => f.training_tokens_per_s, count],
+  ["time", (f) => f.seconds, duration],
+  ["steps", (f) => f.steps, (v) => number(v, 6)],
 ];
+
+/** A figure of a run; of several seeds the mean, with the deviation where it is worth knowing. */
+function cell(runs, of, format) {
+  const values = runs.map((run) => of(run.figures)).filter((v) => !missing(v));
+  if (!values.length) return "–";
+  const [[, mean, , deviation]] = averaged(values.map((v) => [[0, v, 0]]));
+  const spread = format === percent && values.length > 1 ? ` ± ${format(deviation)}` : "";
+  return `${format(mean)}${spread}`;
+}
 
 function overview() {
   const columns = state.runs.every(isSupervised) ? SUPERVISED_OVERVIEW : OVERVIEW;
-  const rows = state.runs.map((run, index) => h("tr", {},
-    h("th", { scope: "row" }, h("span", { class: "row" }, swatch(colour(index), 0), run.label)),
-    columns.map(([, cell]) => h("td", {}, cell(run.figures)))));
+  const rows = families().map(({ name, runs, index }) => h("tr", {},
+    h("th", { scope: "row" }, h("span", { class: "row" }, swatch(colour(index), 0), name,
+      runs.length > 1 ? h("span", { class: "name" }, `${runs.length} seeds`) : null)),
+    columns.map(([, of, format]) => h("td", {}, cell(runs, of, format)))));
   const heads = ["run", ...columns.map(([name]) => name)].map((name) => h("th", { scope: "col" }, name));
-  return h("div", { class: "card scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)));
+  const reinforced = state.runs.filter((run) => !isSupervised(run));
+  const scores = [...new Set(reinforced.map((run) => score(run.figures).name))].join(" or ");
+  return h("div", {}, h("div", { class: "card scroll" },
+    h("table", { class: "overview" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows))),
+    h("p", { class: "absent" }, scores ? `Before, after and best: ${scores}.` : "",
+      grouped() ? " Runs that differ in their seed alone are one line: mean ± standard deviation." : ""));
+}
+
+/** What must not be overlooked, on top of everything. */
+function banners() {
+  const all = state.runs.flatMap((run) => run.alarms.map((text) =>
+      h("p", {}, several() ? `${run.label}: ` : "", text)));
+  return all.length ? [h("div", { class: "banner", role: "alert" }, all)] : [];
 }
 
 function summaryPart() {
@@ -59,16 +96,18 @@ function summaryPart() {
   const facts = h("ul", { class: "facts" });
   const status = h("span", { class: "status", id: "status", hidden: true });
   const body = h("div", { id: "summary" });
+  const alarms = h("div", { id: "alarms" });
   const warnings = h("ul", { class: "warnings" });
   const node = h("div", {},
     h("header", {}, h("div", {}, h("div", { class: "brand" }, "QuRL"), title, facts),
       h("div", { class: "side" }, status, themeButton())),
-    body, warnings);
+    alarms, body, warnings);
   const update = () => {
     title.textContent = several() ? `${state.runs.length} runs compared` : state.runs[0].label;
     const shared = state.runs.map((run) => run.facts).reduce((kept, next) => kept.filter((fact) => next.includes(fact)));
     facts.replaceChildren(...shared.map((fact) => h("li", {}, fact)));
     const one = () => (isSupervised(state.runs[0]) ? supervisedHero : hero)(state.runs[0]);
+    alarms.replaceChildren(...banners());
     body.replaceChildren(several() ? overview() : one());
     warnings.replaceChildren(...state.runs.flatMap((run) => run.warnings).map((text) => h("li", {}, text)));
     warnings.hidden = !warnings.children.length;
@@ -136,9 +175,11 @@ function settingsOfSeveral(onlyDifferences) {
 function settingsPart() {
   const only = h("input", { type: "checkbox", checked: true, onchange: () => update() });
   const body = h("div", {});
-  const update = () => body.replaceChildren(several() ? settingsOfSeveral(only.checked) : settingsOfOne(state.runs[0]));
-  const node = h("section", { id: "settings" }, h("h2", {}, "Settings"),
-    h("p", { class: "lead" }, "The recipe with all defaults filled in."),
-    several() ? h("div", { class: "row" }, h("label", {}, only, "differences only")) : null, body);
-  return { node, update };
+  const update = () => {
+    choice.hidden = !several();
+    body.replaceChildren(several() ? settingsOfSeveral(only.checked) : settingsOfOne(state.runs[0]));
+  };
+  const choice = h("div", { class: "row" }, h("label", {}, only, "differences only"));
+  const part = fold("settings", "Settings", "The recipe with all defaults filled in.", choice, body);
+  return { ...part, update };
 }

@@ -4,7 +4,10 @@ const isSupervised = (run) => run.kind === "sft";
 const warmSteps = (run) => (run.warm ? run.warm.step.length : 0);
 
 /** A column of supervised runs only: others have a loss, too, but it is another one. */
-const learned = (key) => (run) => (isSupervised(run) ? points(run, key) : []);
+const learned = (key) => {
+  drawn.add(key);
+  return (run) => (isSupervised(run) ? points(run, key) : []);
+};
 /** A column of the warm start. */
 const warmed = (key) => (run) => (warmSteps(run) ? points({ series: run.warm }, key) : []);
 
@@ -12,7 +15,7 @@ const warmed = (key) => (run) => (warmSteps(run) ? points({ series: run.warm }, 
 function validated(run) {
   if (!isSupervised(run)) return [];
   const before = run.figures.supervised && run.figures.supervised.validation_loss_before;
-  return (missing(before) ? [] : [[0, before]]).concat(points(run, "validation_loss"));
+  return (missing(before) ? [] : [[0, before, 0]]).concat(points(run, "validation_loss"));
 }
 
 const lossPlot = (id, loss, validation, more) => ({
@@ -22,6 +25,7 @@ const lossPlot = (id, loss, validation, more) => ({
 
 const SUPERVISED = [
   {
+    id: "sft-learning",
     title: "Learning",
     lead: "Mean negative log-probability of the learned tokens: of each batch before its update, and of " +
       "the validation examples, which are never trained on.",
@@ -34,9 +38,10 @@ const SUPERVISED = [
     ],
   },
   {
+    id: "sft-speed",
     title: "Speed",
     lead: "Tokens per second of updating the weights, prompts included.",
-    phases: "plot-sft-phases",
+    phases: { id: "plot-sft-phases", of: isSupervised },
     plots: [
       { id: "sft-speed", title: "Training, tokens/s", format: count, zero: true,
         lines: [{ name: "training, tokens/s", of: learned("training_tokens_per_s") }] },
@@ -56,31 +61,11 @@ const WARM_START = {
   ],
 };
 
-/** The sections that the runs have something to say in. */
-function sectionsOf(runs) {
-  const reinforced = runs.some((run) => !isSupervised(run));
-  const warm = runs.some((run) => !isSupervised(run) && warmSteps(run));
+/** All sections; those that the runs have nothing to say in are hidden. */
+function allSections() {
   const [first, ...rest] = SECTIONS;
-  const when = (there, sections) => (there ? sections : []);
-  return [when(runs.some(isSupervised), SUPERVISED), when(reinforced, [first]), when(warm, [WARM_START]),
-    when(reinforced, rest)].flat();
-}
-
-/** All plots. What a live run is shows only once it has begun: then the sections are made anew. */
-function sectionsPart() {
-  const node = h("div", {});
-  let [wanted, made] = [[], []];
-  const update = () => {
-    const now = sectionsOf(state.runs);
-    if (now.length !== wanted.length || now.some((section, i) => section !== wanted[i])) {
-      charts.length = 0;
-      wanted = now;
-      made = now.map(plotSection);
-      node.replaceChildren(...made.map((section) => section.node));
-    }
-    made.forEach((section) => section.update());
-  };
-  return { node, update };
+  const reinforced = [first, WARM_START, ...rest];
+  return state.runs.some(isSupervised) ? [...SUPERVISED, ...reinforced] : [...reinforced, ...SUPERVISED];
 }
 
 const fromTo = (before, after) => [h("span", { class: "from" }, `${number(before)} → `), number(after)];
@@ -114,13 +99,15 @@ function warmTile(run) {
 
 /** What a comparison of supervised runs says of each. */
 const SUPERVISED_OVERVIEW = [
-  ["validation loss", (f) => `${number(f.validation_loss_before)} → ${number(f.validation_loss_after)}`],
-  ["best", (f) => number(f.validation_loss_best)],
-  ["loss", (f) => `${number(f.loss_first)} → ${number(f.loss_last)}`],
-  ["training tok/s", (f) => count(f.tokens_per_s)],
-  ["time", (f) => duration(f.seconds)],
-  ["steps", (f) => String(f.steps)],
-].map(([name, cell]) => [name, (figures) => cell(figures.supervised)]);
+  ["validation loss before", (f) => f.validation_loss_before, number],
+  ["after", (f) => f.validation_loss_after, number],
+  ["best", (f) => f.validation_loss_best, number],
+  ["first loss", (f) => f.loss_first, number],
+  ["last loss", (f) => f.loss_last, number],
+  ["training tok/s", (f) => f.tokens_per_s, count],
+  ["time", (f) => f.seconds, duration],
+  ["steps", (f) => f.steps, (v) => number(v, 6)],
+].map(([name, of, format]) => [name, (figures) => of(figures.supervised), format]);
 
 /** Where a live run is before its first step. */
 function beforeFirstStep(run) {
