@@ -52,10 +52,8 @@ fn run(dir: &Path, script: &str) {
 
 /// A command that serves until it is ended: it says where, and answers there.
 fn serve(dir: &Path, script: &str) {
-    let mut child =
-        shell(dir, &format!("exec {script}")).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("sh");
-    let (out, err) = (child.stdout.take().expect("a pipe"), child.stderr.take().expect("a pipe"));
-    let lines = BufReader::new(out).lines().chain(BufReader::new(err).lines());
+    let mut child = shell(dir, &format!("exec {script} 2>&1")).stdout(Stdio::piped()).spawn().expect("sh");
+    let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
     let address = lines
         .map_while(Result::ok)
         .find_map(|line| Some(line.split_once("http://")?.1.split('/').next()?.to_string()));
@@ -93,7 +91,8 @@ fn every_command_of_the_guide_works() {
             other => panic!("a block that is neither commands nor a file: {other:?}"),
         }
     }
-    for made in ["first.html", "both.html", "mlruns", "runs/weighted/model", "runs/third/model", "first-int8"] {
+    for made in ["first.html", "both.html", "mlruns", "runs/weighted/model", "runs/third/model", "first-int8"]
+    {
         assert!(dir.join(made).exists(), "{made}");
     }
 }
