@@ -10,6 +10,7 @@ from device import Kernel, compile_all, graph_time, load, tensor_map
 
 LOG2E = math.log2(math.e)
 TILE, SPLIT = 64, 512
+EVERYTHING = 1 << 30  # the window of rows that see all
 FORMATS = ("bf16", "int8", "fp8")
 
 
@@ -110,7 +111,7 @@ class Flash:
 
     def numbers(self, case, *more):
         scale = ctypes.c_float(LOG2E / math.sqrt(case.hd))
-        return [*[ctypes.c_int(v) for v in (case.stride, case.heads, case.kv_heads, case.page_size.bit_length() - 1, *more)], scale]
+        return [*[ctypes.c_int(v) for v in (case.stride, case.heads, case.kv_heads, case.page_size.bit_length() - 1, *more)], scale, ctypes.c_uint32(EVERYTHING)]
 
     def prefill(self, case, out, lse, work=None):
         work = work if work is not None else prefill_work(case)
@@ -257,7 +258,7 @@ class Backward:
         self.prepare.launch((rows,), (128,), 0, [qkv, out, dout, lse, half_qkv, half_dout, facts, *ints(stride, heads, hd)])
         if not self.hopper:
             smem = 2 * 64 * hd * 2 + 4 * 32 * hd * 2 + 2 * 32 * 16
-            common = [half_qkv, half_dout, facts, spans, by_keys, dqkv, *ints(stride, heads, kv_heads), scale]
+            common = [half_qkv, half_dout, facts, spans, by_keys, dqkv, *ints(stride, heads, kv_heads, EVERYTHING), scale]
             self.kernels["keys", hd].launch((by_keys.shape[0], kv_heads), (128,), smem, common)
             self.kernels["queries", hd].launch((by_keys.shape[0], heads), (128,), smem, common)
             return
@@ -270,10 +271,10 @@ class Backward:
         else:
             width = heads // share * hd
             to = [place(parts_of, 0), place(parts_of, rows * width), ctypes.c_uint64(width)]
-        self.kernels["keys", hd].launch((heads // share * blocks,), (384,), smem, [*maps, spans, by_keys, *to, *ints(heads, kv_heads, share), scale])
+        self.kernels["keys", hd].launch((heads // share * blocks,), (384,), smem, [*maps, spans, by_keys, *to, *ints(heads, kv_heads, share, EVERYTHING), scale])
         if share < group:
             self.join.launch((rows,), (128,), 0, [*to[:2], place(dqkv, heads * hd), ctypes.c_uint64(stride), *ints(group // share, kv_heads, hd)])
-        self.kernels["queries", hd].launch((heads * blocks,), (384,), smem, [*maps[:2], facts, spans, by_queries, dqkv, ctypes.c_uint64(stride), *ints(heads, kv_heads), scale])
+        self.kernels["queries", hd].launch((heads * blocks,), (384,), smem, [*maps[:2], facts, spans, by_queries, dqkv, ctypes.c_uint64(stride), *ints(heads, kv_heads, EVERYTHING), scale])
 
     def room(self, rows, stride, heads, hd, lengths):
         own = 128 if self.hopper else 64

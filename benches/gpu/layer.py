@@ -10,7 +10,7 @@ import time
 import torch
 
 import gemm as products
-from flash import decode_shape
+from flash import EVERYTHING, decode_shape
 from device import Kernel, compile_all, graph_time, load, tensor_map
 
 SHAPES = {"0.5B": (896, 14, 2, 64, 4864), "1.5B": (1536, 12, 2, 128, 8960), "7B": (3584, 28, 4, 128, 18944), "32B": (5120, 40, 8, 128, 27648)}
@@ -115,7 +115,7 @@ class Block:
     def attend(self, i, rotate=False):
         keys, values = self.caches[i]
         splits, block, smem, codes = self.shape()
-        given = [self.qkv, keys, values, self.kv_scales, self.kv_scales, self.spans, self.pages, self.attention, ptr(0), self.k.partials, self.k.counters, *[u32(v) for v in (self.width, self.heads, self.kv_heads, 6, splits)], f32(0.1)]
+        given = [self.qkv, keys, values, self.kv_scales, self.kv_scales, self.spans, self.pages, self.attention, ptr(0), self.k.partials, self.k.counters, *[u32(v) for v in (self.width, self.heads, self.kv_heads, 6, splits)], f32(0.1), u32(EVERYTHING)]
         output = 0
         if rotate and self.fmt == "bf16":
             output = 1

@@ -3,8 +3,9 @@
 //
 // A warp takes one query row and head and walks the keys in tiles of 32 positions with a running softmax.
 // What a row sums, and in which order, depends on its position alone, so decode gives the bits of prefill.
-// The backward pass takes a warp per query row and head (dq) and a warp per key row and key/value head (dk,
-// dv).
+// A row at position p sees the `window` keys that end with its own; tiles begin at multiples of 32 whatever
+// the window, and those that it hides are left out. The backward pass takes a warp per query row and head
+// (dq) and a warp per key row and key/value head (dk, dv).
 #include "common.cuh"
 
 // Columns of a head that a lane holds.
@@ -36,7 +37,7 @@ __device__ __forceinline__ Span span_of(const Span* spans, u32 count, u32 row) {
 extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP) attention_forward(
     const float* qkv, u32 width, u32 heads, u32 group, u32 head_dim, float scale, const Span* spans,
     u32 span_count, const u32* pages, u32 page_size, u32 format, const void* keys, const void* values,
-    const float* key_scales, const float* value_scales, u32 rows, float* out, float* lse
+    const float* key_scales, const float* value_scales, u32 rows, u32 window, float* out, float* lse
 ) {
     __shared__ float queries[PLAIN_WARPS][MAX_HEAD_DIM];
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -49,15 +50,16 @@ extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP) attention_forwar
     const float* q = qkv + (u64)row * width + head * head_dim;
     for (u32 i = lane; i < head_dim; i += WARP) queries[warp][i] = __fmul_rn(q[i], scale);
     __syncwarp();
-    u32 seen = span.position + row - span.row + 1;
+    u32 seen = span.position + row - span.row + 1, begin = seen - min(seen, window);
     float largest = -INFINITY_F, total = 0.0f, sums[PER_LANE];
 #pragma unroll
     for (int j = 0; j < PER_LANE; ++j) sums[j] = 0.0f;
-    for (u32 first = 0; first < seen; first += WARP) {
+    for (u32 first = begin / WARP * WARP; first < seen; first += WARP) {
         u32 position = first + lane;
+        bool sees = position >= begin && position < seen;
         float score = -INFINITY_F;
         u64 place = 0;
-        if (position < seen) {
+        if (sees) {
             place =
                 ((u64)table[position / page_size] * kv_heads + kv_head) * page_size + position % page_size;
             score = 0.0f;
@@ -71,12 +73,12 @@ extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP) attention_forwar
         float difference = __fsub_rn(largest, now);
         float rescale = difference == 0.0f ? 1.0f : exp_cpu(difference);
         largest = now;
-        float weight = position < seen ? exp_cpu(__fsub_rn(score, largest)) : 0.0f;
+        float weight = sees ? exp_cpu(__fsub_rn(score, largest)) : 0.0f;
         total = __fmaf_rn(total, rescale, warp_sum(weight));
 #pragma unroll
         for (int j = 0; j < PER_LANE; ++j) sums[j] = __fmul_rn(sums[j], rescale);
         u32 count = min((u32)WARP, seen - first);
-        for (u32 key = 0; key < count; ++key) {
+        for (u32 key = begin - min(begin, first); key < count; ++key) {
             float w = __shfl_sync(FULL, weight, key);
             u64 at = __shfl_sync(FULL, place, key);
 #pragma unroll
@@ -113,7 +115,8 @@ extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP)
 // The gradient of the queries: a warp a row and head.
 extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP) attention_backward_queries(
     const float* qkv, u32 width, u32 heads, u32 group, u32 head_dim, float scale, const Span* spans,
-    u32 span_count, u32 rows, const float* dout, const float* lse, const float* deltas, float* dqkv
+    u32 span_count, u32 rows, u32 window, const float* dout, const float* lse, const float* deltas,
+    float* dqkv
 ) {
     __shared__ float queries[PLAIN_WARPS][MAX_HEAD_DIM], gradients[PLAIN_WARPS][MAX_HEAD_DIM];
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -131,12 +134,12 @@ extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP) attention_backwa
     float sums[PER_LANE];
 #pragma unroll
     for (int j = 0; j < PER_LANE; ++j) sums[j] = 0.0f;
-    u32 seen = row - span.row + 1;
+    u32 seen = row - span.row + 1, begin = seen - min(seen, window);
     const float* keys = qkv + (u64)span.row * width + (heads + kv_head) * head_dim;
     const float* values = keys + kv_heads * head_dim;
-    for (u32 first = 0; first < seen; first += WARP) {
+    for (u32 first = begin / WARP * WARP; first < seen; first += WARP) {
         float slope = 0.0f;
-        if (first + lane < seen) {
+        if (first + lane >= begin && first + lane < seen) {
             const float* k = keys + (u64)(first + lane) * width;
             const float* v = values + (u64)(first + lane) * width;
             float score = 0.0f, dp = 0.0f;
@@ -147,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP) attention_backwa
             slope = __fmul_rn(exp_cpu(__fsub_rn(score, own_lse)), __fsub_rn(dp, delta));
         }
         u32 count = min((u32)WARP, seen - first);
-        for (u32 key = 0; key < count; ++key) {
+        for (u32 key = begin - min(begin, first); key < count; ++key) {
             float s = __shfl_sync(FULL, slope, key);
             const float* k = keys + (u64)(first + key) * width;
 #pragma unroll
@@ -164,11 +167,12 @@ extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP) attention_backwa
     }
 }
 
-// The gradients of keys and values: a warp a row and key/value head, over later queries in order.
+// The gradients of keys and values: a warp a row and key/value head, over the later queries that see it in
+// order.
 extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP)
     attention_backward_keys(const float* qkv, u32 width, u32 heads, u32 group, u32 head_dim, float scale,
-                            const Span* spans, u32 span_count, u32 rows, const float* dout, const float* lse,
-                            const float* deltas, float* dqkv) {
+                            const Span* spans, u32 span_count, u32 rows, u32 window, const float* dout,
+                            const float* lse, const float* deltas, float* dqkv) {
     __shared__ float keys[PLAIN_WARPS][MAX_HEAD_DIM], values[PLAIN_WARPS][MAX_HEAD_DIM];
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     u32 kv_heads = heads / group, task = blockIdx.x * PLAIN_WARPS + warp;
@@ -185,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(PLAIN_WARPS* WARP)
     float dk[PER_LANE], dv[PER_LANE];
 #pragma unroll
     for (int j = 0; j < PER_LANE; ++j) dk[j] = dv[j] = 0.0f;
-    u32 end = span.row + span.rows;
+    u32 end = row + min(span.row + span.rows - row, window);
     for (u32 head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         for (u32 first = row; first < end; first += WARP) {
             float weight = 0.0f, slope = 0.0f;

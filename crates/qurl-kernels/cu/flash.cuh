@@ -11,6 +11,11 @@
 // them differently, and a tile that a row does not see changes nothing. So a row's bits depend neither on the
 // kernel nor on its neighbours.
 //
+// Windows. A row at position p sees the `window` keys that end with its own; where it sees all, the window is
+// longer than any sequence. Tiles and splits keep their places. What is hidden from all rows of a block is
+// left out; what is hidden from one of them has no weight in it: its state is empty (m = -inf, l = o = 0),
+// and to fold an empty state in, or to fold into one, changes nothing (factors of exactly 1 and 0).
+//
 // MMAs are bf16 (with values of eight bits f16, which holds them exactly) with f32 sums; the scale of a key
 // multiplies its score, that of a value its weight. Each lane takes HD / 4 neighbouring numbers of a key (and
 // of the query) through all steps of the MMA, which makes its loads 16 bytes wide.
@@ -29,10 +34,11 @@ struct FlashArgs {
     const u32* work;    // prefill: pairs of span and first packed row
     float* out;         // [rows, heads * head_dim]
     float* lse;         // [rows, heads], or null
-    float* partials;    // decode: [span][eight heads of a group][split][8][head_dim + 4]
+    float* partials;    // decode: [span][eight heads of a group][split it sees][8][head_dim + 4]
     u32* counters;      // decode: one per span and eight heads, zero between kernels
     int stride, heads, kv_heads, page_shift, splits;  // pages of 2^page_shift tokens
     float scale;        // of scores, times log2(e)
+    u32 window;         // keys that a row sees, its own included
     // decode: with these, queries and keys are rotated here, and the new keys and values stored in their
     // pages.
     const float* cos;   // [position][head_dim / 2], or null
@@ -113,12 +119,13 @@ struct Softmax {
     float m[2], l[2];
 };
 
-// Scores of J x 8 keys from position `first` on, in units of log2, masked from `limit` on, and their largest
-// of each row. Keys are 16-bit numbers in shared memory: bf16, or values of eight bits (SCALED) as f16.
+// Scores of J x 8 keys from position `first` on, in units of log2, masked from `limit` on and before the
+// `window` keys that end there, and their largest of each row. Keys are 16-bit numbers in shared memory:
+// bf16, or values of eight bits (SCALED) as f16.
 template <bool SCALED, int HD, int J>
 __device__ __forceinline__ void tile_scores(
     const Queries<HD>& q, const u8* keys, const float* key_scales, float scale, const u32 (&limit)[2],
-    u32 first, float (&s)[J][4], Softmax& soft
+    u32 window, u32 first, float (&s)[J][4], Softmax& soft
 ) {
     const int BYTES = HD * 2;
     const int CHUNKS = BYTES / 64;  // of a lane
@@ -165,12 +172,21 @@ __device__ __forceinline__ void tile_scores(
         }
     }
     // Most tiles are seen by all rows.
-    if (!__all_sync(FULL, first + 8 * J <= min(limit[0], limit[1]))) {
+    bool whole = first + 8 * J <= min(limit[0], limit[1]) && max(limit[0], limit[1]) <= first + window;
+    if (!__all_sync(FULL, whole)) {
+        // Keys a row sees, and how far the lane's first key lies behind the first of them: a huge number
+        // where it lies before it.
+        u32 seen[2], behind[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            seen[h] = min(limit[h], window);
+            behind[h] = first + quad * 2 - (limit[h] - seen[h]);
+        }
 #pragma unroll
         for (int j = 0; j < J; ++j) {
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                s[j][e] = first + j * 8 + quad * 2 + e % 2 < limit[e / 2] ? s[j][e] : -INFINITY_F;
+                s[j][e] = behind[e / 2] + j * 8 + e % 2 < seen[e / 2] ? s[j][e] : -INFINITY_F;
         }
     }
     soft.m[0] = soft.m[1] = -INFINITY_F;

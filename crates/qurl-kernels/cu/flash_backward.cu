@@ -5,6 +5,10 @@
 // 64 keys (and sums over the query heads that share them, then over queries), another owns 64 queries of one
 // head (and sums over keys). That costs seven matmuls instead of five, and no atomic additions.
 //
+// A query sees the `window` keys that end with its own: key <= query < key + window. With numbers that wrap
+// around that is query - key < window: where the key comes later, the difference is huge. Steps in which no
+// pair of a block is that close are left out. Without a window it is longer than any sequence.
+//
 // Operands are bf16, made once by the first kernel together with delta = out . dout; sums are f32. These
 // kernels run everywhere; on Hopper those of flash_backward_hopper.cu take their place after the first.
 #include "common.cuh"
@@ -18,9 +22,9 @@ struct BackwardArgs {
     const u32* work;     // pairs of span and first position, in steps of 64
     float* dqkv;         // [rows, stride]
     int stride, heads, kv_heads;
+    u32 window;
     float scale;
 };
-
 
 // One block per row: bf16 copies, and the facts of a row and head: the logarithm in base 2 of its softmax
 // denominator, the dot product of its output and that one's gradient, and nothing twice (the TMA takes 16
@@ -180,8 +184,10 @@ __device__ __forceinline__ void backward_keys(const BackwardArgs& a) {
     u32 key_column = (a.heads + kv_head) * HD, value_column = (a.heads + a.kv_heads + kv_head) * HD;
     u64 out_stride = (u64)a.heads * HD;
 
-    // Steps: query heads of the group, and for each the queries from the first key on.
-    u32 blocks = (span.rows - first + BACKWARD_PASSING - 1) / BACKWARD_PASSING, steps = blocks * group;
+    // Steps: query heads of the group, and for each the queries from the first key on, as far as they see the
+    // last one.
+    u32 queries_seeing = min(span.rows - first, a.window + BACKWARD_TILE - 1);
+    u32 blocks = (queries_seeing + BACKWARD_PASSING - 1) / BACKWARD_PASSING, steps = blocks * group;
     auto fetch = [&](u32 step) {
         if (step < steps) {
             u32 head = kv_head * group + step / blocks, query = first + step % blocks * BACKWARD_PASSING;
@@ -220,7 +226,7 @@ __device__ __forceinline__ void backward_keys(const BackwardArgs& a) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 u32 column = j * 8 + quad * 2 + e % 2, key = first + own + lane / 4 + e / 2 * 8;
-                bool seen = key <= query + column && query + column < span.rows;
+                bool seen = query + column - key < a.window && query + column < span.rows;
                 float weight = exp2_fast(__fmaf_rn(p[j][e], log_scale, -known[column].x));
                 p[j][e] = seen ? weight : 0.0f;
                 dp[j][e] = __fmul_rn(p[j][e], __fsub_rn(dp[j][e], known[column].y));
@@ -251,6 +257,8 @@ __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
     const u16* key_rows = qkv + (a.heads + kv_head) * HD;
     const u16* value_rows = key_rows + a.kv_heads * HD;
     u64 out_stride = (u64)a.heads * HD;
+    // From the first key that the first query sees.
+    u32 first_step = (first + 1 - min(first + 1, a.window)) / BACKWARD_PASSING;
     u32 steps = (min(first + BACKWARD_TILE, span.rows) + BACKWARD_PASSING - 1) / BACKWARD_PASSING;
     auto fetch = [&](u32 step) {
         if (step < steps) {
@@ -266,7 +274,7 @@ __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
     fetch_rows<HD, BACKWARD_TILE>(
         douts, a.dout + span.row * out_stride + head * HD, out_stride, first, span.rows
     );
-    fetch(0);
+    fetch(first_step);
     float log[2], delta[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -278,13 +286,14 @@ __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
     float dq[HD / 8][4];
     clear<HD>(dq);
     float log_scale = __fmul_rn(a.scale, LOG2E);
-    for (u32 step = 0; step < steps; ++step) {
+    for (u32 step = first_step; step < steps; ++step) {
         fetch(step + 1);
         copies_wait<1>();
         __syncthreads();
         u32 keys = passing + step % 2 * 2 * OTHER_BYTES, values = keys + OTHER_BYTES;
-        // Keys that come after all queries of the warp add nothing.
-        if (step * BACKWARD_PASSING <= first + own + 15) {
+        // Keys that come after all queries of the warp, or that none of them sees any more, add nothing.
+        u32 key_first = step * BACKWARD_PASSING, query_first = first + own;
+        if (key_first <= query_first + 15 && query_first < key_first + BACKWARD_PASSING - 1 + a.window) {
             float p[BACKWARD_PASSING / 8][4], dp[BACKWARD_PASSING / 8][4];
             scores<HD>(p, queries, own, keys);
             scores<HD>(dp, douts, own, values);
@@ -295,7 +304,8 @@ __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
                     u32 key = step * BACKWARD_PASSING + j * 8 + quad * 2 + e % 2,
                         query = first + own + lane / 4 + e / 2 * 8;
                     float weight = exp2_fast(__fmaf_rn(p[j][e], log_scale, -log[e / 2]));
-                    dp[j][e] = key <= query ? __fmul_rn(weight, __fsub_rn(dp[j][e], delta[e / 2])) : 0.0f;
+                    bool seen = query - key < a.window;
+                    dp[j][e] = seen ? __fmul_rn(weight, __fsub_rn(dp[j][e], delta[e / 2])) : 0.0f;
                 }
             }
             accumulate<HD>(dq, dp, keys);
@@ -310,16 +320,18 @@ __device__ __forceinline__ void backward_queries(const BackwardArgs& a) {
 #define KERNELS(hd)                                                                                \
     extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, 2) flash_backward_keys_##hd(    \
         const u16* qkv, const u16* dout, const float4* facts, const Span* spans, const u32* work,  \
-        float* dqkv, int stride, int heads, int kv_heads, float scale                              \
+        float* dqkv, int stride, int heads, int kv_heads, u32 window, float scale                  \
     ) {                                                                                            \
-        BackwardArgs args = {qkv, dout, facts, spans, work, dqkv, stride, heads, kv_heads, scale}; \
+        BackwardArgs args = {qkv,    dout,  facts,    spans,  work, dqkv,                          \
+                             stride, heads, kv_heads, window, scale};                              \
         backward_keys<hd>(args);                                                                   \
     }                                                                                              \
     extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, 2) flash_backward_queries_##hd( \
         const u16* qkv, const u16* dout, const float4* facts, const Span* spans, const u32* work,  \
-        float* dqkv, int stride, int heads, int kv_heads, float scale                              \
+        float* dqkv, int stride, int heads, int kv_heads, u32 window, float scale                  \
     ) {                                                                                            \
-        BackwardArgs args = {qkv, dout, facts, spans, work, dqkv, stride, heads, kv_heads, scale}; \
+        BackwardArgs args = {qkv,    dout,  facts,    spans,  work, dqkv,                          \
+                             stride, heads, kv_heads, window, scale};                              \
         backward_queries<hd>(args);                                                                \
     }
 KERNELS(64)

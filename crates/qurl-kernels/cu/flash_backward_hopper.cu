@@ -26,6 +26,7 @@ struct HopperArgs {
     float* dqueries;
     u64 stride;
     int heads, kv_heads, share;
+    u32 window;
     float scale;
 
     // Blocks that have the same rows come one after the other: they read the same keys and values. This is
@@ -171,8 +172,10 @@ __device__ __forceinline__ void backward_keys(
     u32 group = a.heads / a.kv_heads, head = a.part() * a.share, kv_head = head / group;
     Span span = a.spans[a.work[2 * a.item()]];
     u32 first = a.work[2 * a.item() + 1];
-    // Steps: the block's query heads, and for each the queries from the first key on.
-    u32 blocks = (span.rows - first + BACKWARD_TILE - 1) / BACKWARD_TILE;
+    // Steps: the block's query heads, and for each the queries from the first key on, as far as they see the
+    // last one.
+    u32 queries_seeing = min(span.rows - first, a.window + BACKWARD_GROUPS * BACKWARD_TILE - 1);
+    u32 blocks = (queries_seeing + BACKWARD_TILE - 1) / BACKWARD_TILE;
 
     if (threadIdx.x >= CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
@@ -219,8 +222,9 @@ __device__ __forceinline__ void backward_keys(
                     douts = queries + M::TILE;
                 u32 query = first + block * BACKWARD_TILE;
                 barrier_wait(smem_address(&barriers.full[stage]), done / M::STAGES & 1);
-                // Queries before all keys of the warpgroup see none.
-                if (query >= first_key) {
+                // Queries before all keys of the warpgroup see none, nor do those too far behind them.
+                u32 apart = query - first_key;
+                if (apart < a.window + BACKWARD_TILE - 1) {
                     float p[BACKWARD_TILE / 2], dp[BACKWARD_TILE / 2];
                     begin_products();
                     scores<HD>(p, keys, queries);
@@ -235,11 +239,12 @@ __device__ __forceinline__ void backward_keys(
                             p[4 * j + e] =
                                 exp2_fast(__fmaf_rn(p[4 * j + e], log_scale, -known[j * 8 + e % 2].x));
                     }
-                    if (query == first_key || query + BACKWARD_TILE > span.rows) {
+                    bool edge = apart + BACKWARD_TILE > a.window;
+                    if (edge || query == first_key || query + BACKWARD_TILE > span.rows) {
 #pragma unroll
                         for (int i = 0; i < BACKWARD_TILE / 2; ++i) {
                             u32 q = query + i / 4 * 8 + quad * 2 + i % 2;
-                            p[i] = key + i % 4 / 2 * 8 <= q && q < span.rows ? p[i] : 0.0f;
+                            p[i] = q - (key + i % 4 / 2 * 8) < a.window && q < span.rows ? p[i] : 0.0f;
                         }
                     }
                     Left weights, gradients;
@@ -285,7 +290,10 @@ __device__ __forceinline__ void backward_queries(
     u32 head = a.part(), kv_head = head / (a.heads / a.kv_heads);
     Span span = a.spans[a.work[2 * a.item()]];
     u32 first = a.work[2 * a.item() + 1];
-    u32 steps = (min(first + BACKWARD_GROUPS * BACKWARD_TILE, span.rows) + BACKWARD_TILE - 1) / BACKWARD_TILE;
+    // Tiles of keys from the first that the first query sees.
+    u32 first_tile = (first + 1 - min(first + 1, a.window)) / BACKWARD_TILE;
+    u32 end = (min(first + BACKWARD_GROUPS * BACKWARD_TILE, span.rows) + BACKWARD_TILE - 1) / BACKWARD_TILE;
+    u32 steps = end - first_tile;
 
     if (threadIdx.x >= CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
@@ -299,7 +307,7 @@ __device__ __forceinline__ void backward_queries(
             }
             for (u32 step = 0; step < steps; ++step) {
                 u32 stage = step % M::STAGES, to = stages + stage * 2 * M::TILE,
-                    row = span.row + step * BACKWARD_TILE;
+                    row = span.row + (first_tile + step) * BACKWARD_TILE;
                 if (step >= M::STAGES)
                     barrier_wait(smem_address(&barriers.empty[stage]), (step / M::STAGES & 1) ^ 1);
                 barrier = smem_address(&barriers.full[stage]);
@@ -328,10 +336,11 @@ __device__ __forceinline__ void backward_queries(
         barrier_wait(smem_address(&barriers.own), 0);
         for (u32 step = 0; step < steps; ++step) {
             u32 stage = step % M::STAGES, keys = stages + stage * 2 * M::TILE, values = keys + M::TILE;
-            u32 key = step * BACKWARD_TILE;
+            u32 key = (first_tile + step) * BACKWARD_TILE, apart = first_query - key;
             barrier_wait(smem_address(&barriers.full[stage]), step / M::STAGES & 1);
-            // Keys that come after all queries of the warpgroup add nothing.
-            if (key <= first_query) {
+            // Keys that come after all queries of the warpgroup, or that none of them sees any more, add
+            // nothing.
+            if (apart < a.window + BACKWARD_TILE - 1) {
                 float p[BACKWARD_TILE / 2], dp[BACKWARD_TILE / 2];
                 begin_products();
                 scores<HD>(p, queries, keys);
@@ -341,10 +350,11 @@ __device__ __forceinline__ void backward_queries(
 #pragma unroll
                 for (int i = 0; i < BACKWARD_TILE / 2; ++i)
                     p[i] = exp2_fast(__fmaf_rn(p[i], log_scale, -log[i % 4 / 2]));
-                if (key == first_query) {
+                if (key == first_query || apart + BACKWARD_TILE > a.window) {
 #pragma unroll
                     for (int i = 0; i < BACKWARD_TILE / 2; ++i) {
-                        p[i] = key + i / 4 * 8 + quad * 2 + i % 2 <= query + i % 4 / 2 * 8 ? p[i] : 0.0f;
+                        u32 k = key + i / 4 * 8 + quad * 2 + i % 2;
+                        p[i] = query + i % 4 / 2 * 8 - k < a.window ? p[i] : 0.0f;
                     }
                 }
                 wait_for_products<0>();
@@ -371,19 +381,19 @@ __device__ __forceinline__ void backward_queries(
     extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1) flash_backward_hopper_keys_##hd(       \
         const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout,                      \
         const __grid_constant__ TensorMap facts_map, const Span* spans, const u32* work, float* dkeys,      \
-        float* dvalues, u64 stride, int heads, int kv_heads, int share, float scale                         \
+        float* dvalues, u64 stride, int heads, int kv_heads, int share, u32 window, float scale             \
     ) {                                                                                                     \
         HopperArgs args = {spans,  work,  nullptr,  dkeys, dvalues, nullptr,                                \
-                           stride, heads, kv_heads, share, scale};                                          \
+                           stride, heads, kv_heads, share, window,  scale};                                 \
         backward_keys<hd>(qkv, dout, facts_map, args);                                                      \
     }                                                                                                       \
     extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1) flash_backward_hopper_queries_##hd(    \
         const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout, const float4* facts, \
         const Span* spans, const u32* work, float* dqueries, u64 stride, int heads, int kv_heads,           \
-        float scale                                                                                         \
+        u32 window, float scale                                                                             \
     ) {                                                                                                     \
         HopperArgs args = {                                                                                 \
-            spans, work, facts, nullptr, nullptr, dqueries, stride, heads, kv_heads, 1, scale               \
+            spans, work, facts, nullptr, nullptr, dqueries, stride, heads, kv_heads, 1, window, scale       \
         };                                                                                                  \
         backward_queries<hd>(qkv, dout, args);                                                              \
     }

@@ -85,7 +85,8 @@ struct Columns {
     }
 };
 
-// One split of one sequence and of up to eight heads that share keys and values. Every team of TEAM warps
+// One split of one sequence and of up to eight heads that share keys and values: the n-th of those that the
+// row's window has keys of, without the tiles before the window. Every team of TEAM warps
 // takes a tile at a time, in its own stretch of shared memory; after every round the tiles are folded in
 // order, each warp for some of the heads. The next keys are copied while values are multiplied. As many teams
 // as let all blocks run at the same time are best.
@@ -103,16 +104,18 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     extern __shared__ __align__(1024) u8 smem[];
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     u32 team = warp / TEAM, side = warp % TEAM, teams = warps / TEAM;
-    u32 split = blockIdx.x, group = a.heads / a.kv_heads, eights = (group + DECODE_HEADS - 1) / DECODE_HEADS;
+    u32 group = a.heads / a.kv_heads, eights = (group + DECODE_HEADS - 1) / DECODE_HEADS;
     u32 kv_head = blockIdx.y / eights, first_head = blockIdx.y % eights * DECODE_HEADS,
         heads = min(DECODE_HEADS, group - first_head);
     Span span = a.spans[blockIdx.z];
-    u32 length = span.position + 1;
+    // The row sees the last `seen` of its positions.
+    u32 length = span.position + 1, seen = min(length, a.window), hidden_tiles = (length - seen) / FLASH_TILE;
     // Positions whose keys and values are in the pages.
     u32 stored = a.cos ? length - 1 : length;
-    u32 first_tile = split * SPLIT_TILES;
+    u32 first_split = hidden_tiles / SPLIT_TILES, first_tile = (first_split + blockIdx.x) * SPLIT_TILES;
     if (first_tile * FLASH_TILE >= length) return;
     u32 last_tile = min((length + FLASH_TILE - 1) / FLASH_TILE, first_tile + SPLIT_TILES);
+    first_tile = max(first_tile, hidden_tiles);
 
     // Of the warp: keys, values, and the scales of both. Where a team's values were, its result waits to be
     // folded.
@@ -322,7 +325,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
             }
             Tile<FORMAT, HD, TEAM> work;
             u32 first_key = tile * FLASH_TILE + side * KEYS;
-            work.score(q, keys, scales, a.scale, length - min(length, first_key));
+            work.score(q, keys, scales, a.scale, first_key - (length - seen), seen);
             __syncwarp();
             fetch(tile + teams, 0, numbers);
             work.weigh(board, side, team_sync);
@@ -356,14 +359,14 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
         numbers = page_numbers(tile + 2 * teams);
     }
 
-    u32 splits = (length + FLASH_TILE * SPLIT_TILES - 1) / (FLASH_TILE * SPLIT_TILES);
+    u32 splits = (length + FLASH_TILE * SPLIT_TILES - 1) / (FLASH_TILE * SPLIT_TILES) - first_split;
     u64 place = (u64)span.row * a.heads + kv_head * group + first_head;
     if (splits > 1) {
         // The block that comes last folds the splits in order.
         u32 number = blockIdx.z * gridDim.y + blockIdx.y, size = DECODE_HEADS * (HD + 4);
         float* all = a.partials + (u64)number * a.splits * size;
         each([&](int i, u32 g) {
-            float* to = all + split * size + g * (HD + 4);
+            float* to = all + blockIdx.x * size + g * (HD + 4);
             o[i].store(to + lane * OWN);
             if (lane == 0) *reinterpret_cast<float2*>(to + HD) = make_float2(m[i], l[i]);
         });
@@ -458,12 +461,13 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
         const float* qkv, const u8* keys, const u8* values, const float* key_scales,                     \
         const float* value_scales, const Span* spans, const u32* pages, float* out, float* lse,          \
         float* partials, u32* counters, int stride, int heads, int kv_heads, int page_shift, int splits, \
-        float scale, const float* cos, const float* sin, int output, float* out_scales, u32* absmax      \
+        float scale, u32 window, const float* cos, const float* sin, int output, float* out_scales,      \
+        u32* absmax                                                                                      \
     ) {                                                                                                  \
         FlashArgs args = {                                                                               \
-            qkv,    keys,  values,   key_scales, value_scales, spans,      pages,    nullptr,            \
-            out,    lse,   partials, counters,   stride,       heads,      kv_heads, page_shift,         \
-            splits, scale, cos,      sin,        output,       out_scales, absmax                        \
+            qkv,    keys,  values,   key_scales, value_scales, spans,  pages,      nullptr,              \
+            out,    lse,   partials, counters,   stride,       heads,  kv_heads,   page_shift,           \
+            splits, scale, window,   cos,        sin,          output, out_scales, absmax                \
         };                                                                                               \
         if (!cos) wait_for_previous();                                                                   \
         decode<format, hd, team>(args);                                                                  \

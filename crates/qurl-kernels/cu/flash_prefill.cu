@@ -33,6 +33,9 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
     u32 last_query = min((first_row + PREFILL_ROWS - 1) / group, span.rows - 1);
     u32 length = span.position + last_query + 1;
     u32 tile_count = (length + FLASH_TILE - 1) / FLASH_TILE;
+    // The first tile that the first query has in its window.
+    u32 before = span.position + first_row / group + 1;
+    u32 first_tile = (before - min(before, a.window)) / FLASH_TILE;
     // What the warp's last row sees.
     u32 warp_query = min((first_row + warp * 16 + 15) / group, span.rows - 1);
     u32 warp_length = (first_row + warp * 16) / group < span.rows ? span.position + warp_query + 1 : 0;
@@ -154,25 +157,27 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
         ++folded_splits;
     };
 
-    fetch(0);
+    fetch(first_tile);
     copies_commit();
-    settle(0);
-    for (u32 tile = 0; tile < tile_count; ++tile) {
+    settle(first_tile);
+    for (u32 tile = first_tile; tile < tile_count; ++tile) {
         if (tile + 1 < tile_count) fetch(tile + 1);
         copies_commit();
         copies_wait<1>();
         __syncthreads();
-        if (tile > 0 && tile % SPLIT_TILES == 0) {
+        if (tile > first_tile && tile % SPLIT_TILES == 0) {
             close_split();
             reset();
         }
-        if (tile * FLASH_TILE < warp_length) {
+        // The warp's first row lies at most 15 positions before its last one: so much longer than a row's is
+        // what they see together.
+        if (tile * FLASH_TILE < warp_length && warp_length < (tile + 1) * FLASH_TILE + a.window + 15) {
             const u8* keys = tiles + tile % 2 * 2 * TILE_BYTES;
             const float* tile_scales = scales + tile % 2 * 2 * FLASH_TILE;
             float s[8][4];
             Softmax soft;
             tile_scores<FORMAT != KV_BF16, HD>(
-                q, keys, tile_scales, a.scale, limit, tile * FLASH_TILE, s, soft
+                q, keys, tile_scales, a.scale, limit, a.window, tile * FLASH_TILE, s, soft
             );
             tile_weights(s, soft);
             float keep[2], take[2];
@@ -206,12 +211,11 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
     }
     if (folded_splits > 0) close_split();
     // Places are computed again rather than kept over the loop.
-    const volatile u32* again = reinterpret_cast<const volatile u32*>(
-        a.spans + const_cast<const volatile u32*>(a.work)[2 * blockIdx.x]
-    );
+    const volatile u32* work = a.work;
+    const volatile u32* again =
+        reinterpret_cast<const volatile u32*>(a.spans + (work ? work[2 * blockIdx.x] : blockIdx.x));
     u32 span_row = again[0];
-    packed = const_cast<const volatile u32*>(a.work)[2 * blockIdx.x + 1] + threadIdx.x / WARP * 16 +
-             threadIdx.x % WARP / 4;
+    packed = (work ? work[2 * blockIdx.x + 1] : 0) + threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         if (limit[h] == 0) continue;
@@ -232,12 +236,12 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
     extern "C" __global__ void __launch_bounds__(256, 1) flash_prefill_##name##_##hd(                \
         const float* qkv, const u8* keys, const u8* values, const float* key_scales,                 \
         const float* value_scales, const Span* spans, const u32* pages, const u32* work, float* out, \
-        float* lse, int stride, int heads, int kv_heads, int page_shift, float scale                 \
+        float* lse, int stride, int heads, int kv_heads, int page_shift, float scale, u32 window     \
     ) {                                                                                              \
         FlashArgs args = {qkv,      keys,       values, key_scales, value_scales, spans,   pages,    \
                           work,     out,        lse,    nullptr,    nullptr,      stride,  heads,    \
-                          kv_heads, page_shift, 1,      scale,      nullptr,      nullptr, 0,        \
-                          nullptr};                                                                  \
+                          kv_heads, page_shift, 1,      scale,      window,       nullptr, nullptr,  \
+                          0,        nullptr};                                                        \
         prefill<format, hd>(args);                                                                   \
     }
 KERNEL(bf16, KV_BF16, 64)

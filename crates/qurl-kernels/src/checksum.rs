@@ -1,8 +1,9 @@
 //! A number that tells tensors from others.
 //!
-//! Weights travel with a version and a checksum, and so do the rollouts made from them; scoring against other weights is
-//! then noticed. It is no cryptographic hash. The order is fixed (values in memory order, blocks of [`BLOCK`] values,
-//! [`CHAINS`] chains in a block), so neither threads nor the device change it; every bit of every value counts.
+//! Weights travel with a version and a checksum, and so do the rollouts made from them; scoring against other
+//! weights is then noticed. It is no cryptographic hash. The order is fixed (values in memory order, blocks
+//! of [`BLOCK`] values, [`CHAINS`] chains in a block), so neither threads nor the device change it; every bit
+//! of every value counts.
 
 use crate::cpu::buf::Parts;
 use crate::cpu::pool::Pool;

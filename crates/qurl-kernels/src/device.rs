@@ -11,8 +11,8 @@ pub struct DeviceInfo {
     pub description: String,
     /// Its number among the devices of its kind.
     pub ordinal: usize,
-    /// Whether operations return before they are done. Then it pays to issue the next step before the last one is read,
-    /// and to pad batches to few sizes, whose steps can be [replayed](Queue::replay).
+    /// Whether operations return before they are done. Then it pays to issue the next step before the last
+    /// one is read, and to pad batches to few sizes, whose steps can be [replayed](Queue::replay).
     pub asynchronous: bool,
 }
 
@@ -29,8 +29,8 @@ pub struct DeviceMemory {
     pub peak: usize,
 }
 
-/// Something that computes: a CPU with its threads, a GPU. It allocates and says what it is; it may be shared by
-/// threads, each with a [`Queue`] of its own.
+/// Something that computes: a CPU with its threads, a GPU. It allocates and says what it is; it may be shared
+/// by threads, each with a [`Queue`] of its own.
 ///
 /// ```
 /// use qurl_kernels::types::{KvFormat, KvShape};
@@ -80,8 +80,9 @@ pub trait Device: Send + Sync + Sized + 'static {
     fn info(&self) -> DeviceInfo;
     /// Its memory, where it has its own.
     fn memory(&self) -> Option<DeviceMemory>;
-    /// A device on which nothing is computed and whose allocations are counted: a run's memory plan is what the real
-    /// constructors and operations take there. It is like this one, or a large GPU where this one has no memory of its own.
+    /// A device on which nothing is computed and whose allocations are counted: a run's memory plan is what
+    /// the real constructors and operations take there. It is like this one, or a large GPU where this one
+    /// has no memory of its own.
     fn counting(&self) -> Self::Counting;
     /// A new queue. Operations of one queue run in their order; nothing orders those of two queues but
     /// [`Queue::synchronize`].

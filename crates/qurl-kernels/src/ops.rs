@@ -1,5 +1,5 @@
-//! Arguments of the operations of a [`Queue`](crate::Queue): one struct each, whose fields say what is read and what is
-//! written. T tokens (rows), d hidden size, f MLP width, H heads of hd, V vocabulary.
+//! Arguments of the operations of a [`Queue`](crate::Queue): one struct each, whose fields say what is read
+//! and what is written. T tokens (rows), d hidden size, f MLP width, H heads of hd, V vocabulary.
 
 use crate::device::Device;
 use crate::types::{AdamW, HeadGradient, HeadOutput, Heads, KvFormat, Rounding};
@@ -21,7 +21,7 @@ pub struct Norm<'a, D: Device> {
     pub eps: f32,
 }
 
-/// RMSNorm's parameters on the way back.
+/// RMSNorm's parameters on the backward pass.
 pub struct NormBackward<'a, D: Device> {
     /// [d], as wide as the rows.
     pub gain: &'a D::Tensor,
@@ -39,7 +39,7 @@ pub struct QkNorm<'a, D: Device> {
     pub k: Norm<'a, D>,
 }
 
-/// [`QkNorm`] on the way back.
+/// [`QkNorm`] on the backward pass.
 pub struct QkNormBackward<'a, D: Device> {
     /// [T, qkv] queries, keys and values as they were before the norms.
     pub raw: &'a D::Tensor,
@@ -65,8 +65,8 @@ pub struct Pack<'a, D: Device> {
     pub rounding: Rounding,
     /// Takes a copy of `from`: an embedding that is also the head is read once.
     pub copy: Option<&'a mut D::Tensor>,
-    /// Overwritten. After an error (quantized formats refuse numbers that are not finite) it must not be used before
-    /// a successful packing.
+    /// Overwritten. After an error (quantized formats refuse numbers that are not finite) it must not be used
+    /// before a successful packing.
     pub to: &'a mut D::Weight,
 }
 
@@ -153,8 +153,9 @@ pub struct Linear<'a, D: Device> {
     pub out: &'a mut D::Tensor,
 }
 
-/// Backward of [`Linear`]. `dw` and `dbias` are added to, and `None` where they are frozen. Without a norm `dx = dy W`;
-/// with one, `dx += ` the gradient of what went into the norm (there is a residual connection around it).
+/// Backward of [`Linear`]. `dw` and `dbias` are added to, and `None` where they are frozen. Without a norm
+/// `dx = dy W`; with one, `dx += ` the gradient of what went into the norm (there is a residual connection
+/// around it).
 pub struct LinearBackward<'a, D: Device> {
     /// [T, k] the input of the forward pass.
     pub x: &'a D::Tensor,
@@ -222,8 +223,8 @@ pub struct KeptAttention<'a, D: Device> {
     pub lse: &'a mut D::Tensor,
 }
 
-/// `x += attention(qkv) o^T`: norms of heads, rotation, keys and values rounded to the pages' format and stored there,
-/// causal attention of the rows of all sequences, output projection.
+/// `x += attention(qkv) o^T`: norms of heads, rotation, keys and values rounded to the pages' format and
+/// stored there, causal attention of the rows of all sequences, output projection.
 pub struct Attend<'a, D: Device> {
     /// The layer's heads.
     pub heads: Heads,
@@ -251,7 +252,8 @@ pub struct AttendBackward<'a, D: Device> {
     pub heads: Heads,
     /// The rows.
     pub batch: &'a D::Batch,
-    /// Format of the pages, to which the keys and values in `qkv` have been rounded; a device may compute in it.
+    /// Format of the pages, to which the keys and values in `qkv` have been rounded; a device may compute in
+    /// it.
     pub kv_format: KvFormat,
     /// [T, qkv] as the forward pass left them.
     pub qkv: &'a D::Tensor,

@@ -1,19 +1,22 @@
-//! The seam, other half: a [`Queue`] issues the operations that models, the rollout engine and the trainer are written with.
+//! The seam, other half: a [`Queue`] issues the operations that models, the rollout engine and the trainer
+//! are written with.
 //!
-//! Operations are coarse, one for each thing a transformer does, so that a device can fuse as it likes inside. Tensors are
-//! opaque: a device decides where they live and how activations are stored; workspace is the queue's own matter. Operations
-//! do not fail one by one (a device would report later anyway): what can fail is allocating and reading results back, and
-//! those return errors. Shapes are the caller's responsibility: a wrong one is a bug in this project and panics.
+//! Operations are coarse, one for each thing a transformer does, so that a device can fuse as it likes
+//! inside. Tensors are opaque: a device decides where they live and how activations are stored; workspace is
+//! the queue's own matter. Operations do not fail one by one (a device would report later anyway): what can
+//! fail is allocating and reading results back, and those return errors. Shapes are the caller's
+//! responsibility: a wrong one is a bug in this project and panics.
 //!
-//! Rows are tokens. Every operation treats its rows independently and sums in an order that depends on nothing but the row
-//! (or, for gradients of weights, on the order of the rows).
+//! Rows are tokens. Every operation treats its rows independently and sums in an order that depends on
+//! nothing but the row (or, for gradients of weights, on the order of the rows).
 
 use crate::device::Device;
 use crate::ops::*;
 use crate::types::{Batch, DeviceError, HeadOutput, Sampled};
 use std::sync::Arc;
 
-/// Operations in order, on one device. Used by `&mut`, since it owns stream, workspace, staging and recorded steps.
+/// Operations in order, on one device. Used by `&mut`, since it owns stream, workspace, staging and recorded
+/// steps.
 ///
 /// ```
 /// use qurl_kernels::ops::{Linear, Output, Pack};
@@ -54,16 +57,17 @@ pub trait Queue: Send + Sized + 'static {
     fn copy(&mut self, from: &Tensor<Self>, to: &mut Tensor<Self>, len: usize);
     /// Sets the first `len` values to zero.
     fn clear(&mut self, tensor: &mut Tensor<Self>, len: usize);
-    /// Fills a tensor with random numbers around zero, of a deviation of about `factor`: weights for benchmarks.
+    /// Fills a tensor with random numbers around zero, of a deviation of about `factor`: weights for
+    /// benchmarks.
     fn fill_random(&mut self, tensor: &mut Tensor<Self>, seed: u64, factor: f32);
     /// Packs weights.
     fn pack(&mut self, args: Pack<Self::Device>) -> Result<(), DeviceError>;
 
     /// Brings the rows of a pass to the device. The operations that take the batch see these rows.
     fn load(&mut self, batch: &mut <Self::Device as Device>::Batch, rows: &Batch);
-    /// Runs a step whose only input is `batch`. A device may record what `run` issues and later replay the record without
-    /// calling it: for the same `key` and a batch of the same shape, `run` must issue the same operations on the same
-    /// buffers, and read no results. Keys of other buffers must be other keys.
+    /// Runs a step whose only input is `batch`. A device may record what `run` issues and later replay the
+    /// record without calling it: for the same `key` and a batch of the same shape, `run` must issue the same
+    /// operations on the same buffers, and read no results. Keys of other buffers must be other keys.
     fn replay(&mut self, key: u64, batch: &<Self::Device as Device>::Batch, run: &mut dyn FnMut(&mut Self));
 
     /// Picks rows of a table: embeddings, rows that are scored or sampled.
@@ -95,8 +99,8 @@ pub trait Queue: Send + Sized + 'static {
     fn head_backward(&mut self, args: HeadBackward<Self::Device>);
     /// Samples tokens. Without truncation a token's log-probability has the bits of [`Queue::head`].
     fn sample(&mut self, args: Sample<Self::Device>);
-    /// Begins to bring the first `rows` sampled tokens to the host; what is sampled into `tokens` later does not change
-    /// the answer.
+    /// Begins to bring the first `rows` sampled tokens to the host; what is sampled into `tokens` later does
+    /// not change the answer.
     fn fetch(&mut self, tokens: &Tokens<Self>, rows: usize) -> Result<Pending<Self>, DeviceError>;
     /// Waits for sampled tokens, and for nothing that was issued after they were fetched.
     fn wait(&mut self, pending: Pending<Self>) -> Result<Vec<Sampled>, DeviceError>;

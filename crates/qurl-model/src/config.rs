@@ -205,9 +205,9 @@ pub struct ModelConfig {
     pub initializer_range: f32,
     /// Number format of the stored weights.
     pub dtype: Dtype,
-    /// The scale of update-aware quantization that the weights carry, 1 for none: the matrices behind norms are divided
-    /// by it, the norms' gains multiplied. What the model computes does not depend on it; it is a mark (`qurl.uaq` in
-    /// `config.json`), so that nobody scales them again.
+    /// The scale of update-aware quantization that the weights carry, 1 for none: the matrices behind norms
+    /// are divided by it, the norms' gains multiplied. What the model computes does not depend on it; it is a
+    /// mark (`qurl.uaq` in `config.json`), so that nobody scales them again.
     pub uaq: f32,
 }
 
@@ -429,7 +429,8 @@ impl ModelConfig {
         self.num_kv_heads * self.head_dim
     }
 
-    /// The sliding window of a layer: a query sees itself and the `window - 1` positions before it; `None` sees all.
+    /// The sliding window of a layer: a query sees itself and the `window - 1` positions before it; `None`
+    /// sees all.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.sliding_window.as_ref().filter(|window| window.layers[layer]).map(|window| window.size)
     }

@@ -1,9 +1,9 @@
 //! Hugging Face model directories, in and out.
 //!
-//! [`load`] maps the weight files, checks every tensor against what `config.json` promises and converts
-//! to f32 on all threads (quantized ones to the numbers they stand for); [`save`] writes a directory that transformers loads. Whatever is wrong is an
-//! [`HfError`] that names the file, the tensor, what was expected and what was found: a model that
-//! loads is complete, of the right shape and finite.
+//! [`load`] maps the weight files, checks every tensor against what `config.json` promises and converts to
+//! f32 on all threads (quantized ones to the numbers they stand for); [`save`] writes a directory that
+//! transformers loads. Whatever is wrong is an [`HfError`] that names the file, the tensor, what was expected
+//! and what was found: a model that loads is complete, of the right shape and finite.
 
 mod checkpoint;
 mod convert;
@@ -38,7 +38,8 @@ pub struct LoadedModel {
     pub params: Params<Vec<f32>>,
     /// Sampling defaults and stop tokens.
     pub generation: GenerationConfig,
-    /// Tensors in the files that the model does not use, to be shown as a warning; none of them belongs to a block.
+    /// Tensors in the files that the model does not use, to be shown as a warning; none of them belongs to a
+    /// block.
     pub unused_tensors: Vec<String>,
 }
 

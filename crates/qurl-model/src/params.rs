@@ -1,9 +1,9 @@
 //! The weights of a model as one plain tree, generic over what sits at its leaves.
 //!
-//! The same tree holds host vectors, device buffers, packed weights, gradients, shapes or names. Projections that read
-//! the same input are fused into one leaf (query, key, value; gate, up), because that is how they are computed; `layout`
-//! knows which tensors of a Hugging Face directory make up each leaf. The fields of a tree are listed once, below; all
-//! walks visit them in that order.
+//! The same tree holds host vectors, device buffers, packed weights, gradients, shapes or names. Projections
+//! that read the same input are fused into one leaf (query, key, value; gate, up), because that is how they
+//! are computed; `layout` knows which tensors of a Hugging Face directory make up each leaf. The fields of a
+//! tree are listed once, below; all walks visit them in that order.
 
 mod init;
 mod layout;

@@ -1,4 +1,5 @@
-//! Forward and backward against PyTorch/transformers (see `goldens/README.md`), at every instruction-set level.
+//! Forward and backward against PyTorch/transformers (see `goldens/README.md`), at every instruction-set
+//! level.
 
 mod common;
 

@@ -1,11 +1,11 @@
 //! The golden models in the precisions that are used for work, on the CPU and, where there is one, on a GPU.
 //!
-//! bf16 is held against transformers' f32. Rounding the weights of these random models to bf16 and computing in f32 moves
-//! single log-probs by up to 5e-2 (PyTorch's own bf16: up to 1.3e-1), so what is held to 2e-2 is their mean distance. They are
-//! sharp: with 0.7 of these weights, in numbers that bf16 has, as checkpoints do, every log-prob is held to it, against what
-//! transformers computes with those.
-//! Then the GPU is held against the CPU in the same format, tighter: there only the order of sums differs. Says so and
-//! passes where there is no device.
+//! bf16 is held against transformers' f32. Rounding the weights of these random models to bf16 and computing
+//! in f32 moves single log-probs by up to 5e-2 (PyTorch's own bf16: up to 1.3e-1), so what is held to 2e-2 is
+//! their mean distance. They are sharp: with 0.7 of these weights, in numbers that bf16 has, as checkpoints
+//! do, every log-prob is held to it, against what transformers computes with those. Then the GPU is held
+//! against the CPU in the same format, tighter: there only the order of sums differs. Says so and passes
+//! where there is no device.
 
 mod common;
 
@@ -148,7 +148,8 @@ fn f32_and_bf16_on_a_gpu() {
     hold(&cuda, Format::Bf16, same, |case, scoring| compute(&cpu, case, scoring, Format::Bf16));
 }
 
-/// Log-probs within 2e-2 of transformers' f32 and gradients within 1e-2, each of them, where rounding weights does not decide.
+/// Log-probs within 2e-2 of transformers' f32 and gradients within 1e-2, each of them, where rounding weights
+/// does not decide.
 #[test]
 fn bf16_of_softer_models() {
     hold_softer(&Arc::new(Cpu::new(Level::best(), 2)));
@@ -164,7 +165,8 @@ fn hold_softer<D: Device>(device: &Arc<D>) {
     hold_all(softer(), device, Format::Bf16, limit, golden);
 }
 
-/// A trained model instead of random ones: the log-probs of bf16 are within 2e-2 of a float64 reference in the mean.
+/// A trained model instead of random ones: the log-probs of bf16 are within 2e-2 of a float64 reference in
+/// the mean.
 #[test]
 fn bf16_of_a_real_model() {
     let Some(dir) = common::shared_data("models/stories260K-hf") else { return };
@@ -194,9 +196,10 @@ struct Reference {
     logprob_of_chosen: Vec<f32>,
 }
 
-/// Sums of int8 products are whole numbers, the same on every device; everything else is f32 in another order, which now
-/// and then puts an activation on the other side of a rounding. Hopper's tensor cores keep about 14 bits of fp8 products
-/// while they sum, and the steps of fp8 are coarse: there more activations fall on the other side, and further.
+/// Sums of int8 GEMMs are whole numbers, the same on every device; everything else is f32 in another order,
+/// which now and then puts an activation on the other side of a rounding. Hopper's tensor cores keep about 14
+/// bits of fp8 products while they sum, and the steps of fp8 are coarse: there more activations fall on the
+/// other side, and further.
 #[test]
 fn quantized_on_a_gpu_as_on_the_cpu() {
     let Some(cuda) = device() else { return };

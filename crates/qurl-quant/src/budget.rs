@@ -1,8 +1,8 @@
 //! How far each format may be from the weights it stands for.
 //!
-//! The measure is Eq. 14 of the paper, `||Q(w) - w||^2 / ||w||^2`, on normally distributed weights with 1,024 inputs,
-//! which is what trained matrices look like to a quantizer. A test holds each format to its budget from both sides:
-//! above it something is broken, far below it the budget says nothing.
+//! The measure is Eq. 14 of the paper, `||Q(w) - w||^2 / ||w||^2`, on normally distributed weights with 1,024
+//! inputs, which is what trained matrices look like to a quantizer. A test holds each format to its budget
+//! from both sides: above it something is broken, far below it the budget says nothing.
 
 use qurl_kernels::Format;
 
@@ -18,7 +18,7 @@ pub fn normalized_error(format: Format) -> f64 {
     }
 }
 
-/// The largest error of one weight, as a share of the largest magnitude among those it shares a scale with.
+/// The largest error of one weight, as a share of the absmax among those it shares a scale with.
 pub fn largest_error(format: Format) -> f64 {
     match format {
         Format::F32 => 0.0,

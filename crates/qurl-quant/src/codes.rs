@@ -1,8 +1,8 @@
 //! Codes of eight and four bits, defined by what they mean.
 //!
-//! A code is found by looking for the nearest value in the list of all values; a tie goes to the even code, a number
-//! beyond the last value to the last. That is slow and plain on purpose: the kernels compute the same codes with bit
-//! tricks, and each is the other's test.
+//! A code is found by looking for the nearest value in the list of all values; a tie goes to the even code, a
+//! number beyond the last value to the last. That is slow and plain on purpose: the kernels compute the same
+//! codes with bit tricks, and each is the other's test.
 
 use std::sync::OnceLock;
 

@@ -3,11 +3,11 @@
 //! Three measures, each per matrix, per layer and in total:
 //! * [`quantization_error`], Eq. 14: `||Q(w) - w||^2 / ||w||^2`;
 //! * [`weight_update`], Eq. 13: `||w' - w||^2 / ||w||^2` between two sets of weights;
-//! * [`flipped_codes`]: the share of weights whose code differs between two sets. An update that flips no code is
-//!   invisible to the quantized actor, except through scales.
+//! * [`flipped_codes`]: the share of weights whose code differs between two sets. An update that flips no
+//!   code is invisible to the quantized actor, except through scales.
 //!
-//! Measured are the matrices that a quantized rollout quantizes. A layer's or the model's number is the ratio of the
-//! sums of its matrices, not a mean of ratios.
+//! Measured are the matrices that a quantized rollout quantizes. A layer's or the model's number is the ratio
+//! of the sums of its matrices, not a mean of ratios.
 
 use qurl_kernels::Format;
 use qurl_model::{ModelConfig, ParamInfo, Params, params};
@@ -176,7 +176,8 @@ fn measure<T: Copy>(
     Ok(Measure { matrices })
 }
 
-/// Calls `f(rows, range of values)` for pieces of a matrix that share no scale, on all threads, and adds up in order.
+/// Calls `f(rows, range of values)` for pieces of a matrix that share no scale, on all threads, and adds up
+/// in order.
 fn in_pieces(
     format: Format,
     info: &ParamInfo,

@@ -1,8 +1,9 @@
 //! A model as compressed-tensors, the layout in which vLLM and others read quantized checkpoints.
 //!
-//! Linear layers of the blocks become an 8-bit `weight` and a `weight_scale` of shape `[out, 1]`; activations are
-//! quantized per token by the engine that loads them (`dynamic`). Everything else, the head included, keeps the
-//! number format of the model. These are pure functions: names, shapes and bytes here, files elsewhere.
+//! Linear layers of the blocks become an 8-bit `weight` and a `weight_scale` of shape `[out, 1]`; activations
+//! are quantized per token by the engine that loads them (`dynamic`). Everything else, the head included,
+//! keeps the number format of the model. These are pure functions: names, shapes and bytes here, files
+//! elsewhere.
 
 use qurl_kernels::Format;
 use qurl_model::{Dtype, ModelConfig, Params, params};

@@ -9,7 +9,7 @@
 //! | int4 | 128 inputs of a channel | bf16 |
 //! | nvfp4 | 16 inputs of a channel (E4M3 scale), and the matrix (f32 scale) | bf16 |
 //!
-//! The scale is the largest magnitude over the largest code; a code is `round(x * (1 / scale))`. Where the largest
+//! The scale is the absmax over the largest code; a code is `round(x * (1 / scale))`. Where the largest
 //! magnitude is below 2^-100 the scale is one and all codes are zero.
 
 use qurl_kernels::Format;
@@ -179,7 +179,7 @@ impl Quantized {
     }
 }
 
-/// Rows of activations as a product sees them: numbers on the format's grid, and what they are multiplied by.
+/// Rows of activations as a GEMM sees them: numbers on the format's grid, and what they are multiplied by.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Activations {
     /// Codes as numbers.
@@ -190,7 +190,7 @@ pub struct Activations {
     pub block: usize,
 }
 
-/// Quantizes rows `[rows, cols]` of activations for a product with weights of this format.
+/// Quantizes rows `[rows, cols]` of activations for a GEMM with weights of this format.
 pub fn activations(format: Format, x: &[f32], cols: usize) -> Activations {
     let block = if format == Format::Fp8Block { BLOCK } else { cols };
     let mut out = Activations { values: Vec::new(), scales: Vec::new(), block };
@@ -215,7 +215,8 @@ pub fn activations(format: Format, x: &[f32], cols: usize) -> Activations {
     out
 }
 
-/// `x[rows, cols] W^T` with both quantized, summed in f64: what the kernels come close to, and for int8 equal.
+/// `x[rows, cols] W^T` with both quantized, summed in f64: what the kernels come close to, and for int8
+/// equal.
 pub fn linear(weights: &Quantized, x: &[f32]) -> Vec<f32> {
     let cols = weights.cols;
     let left = activations(weights.format, x, cols);

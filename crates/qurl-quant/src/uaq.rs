@@ -1,23 +1,24 @@
-//! Update-aware quantization (Eq. 11, 12): once before RL, the matrices behind a norm are divided by `s` and the norm's
-//! gain is multiplied by it.
+//! Update-aware quantization (Eq. 11, 12): once before RL, the matrices behind a norm are divided by `s` and
+//! the norm's gain is multiplied by it.
 //!
-//! `W x = (W / s)(s x)`: the model computes the same. What changes is training: an optimizer whose steps do not depend
-//! on the size of the weights (Adam) now moves `W / s` by `s` times more relative to its quantization step. Scaled are
-//! the query, key and value projections behind the input norm and the gate and up projections behind the
-//! post-attention norm. Biases are added after the product and are not scaled.
+//! `W x = (W / s)(s x)`: the model computes the same. What changes is training: an optimizer whose steps do
+//! not depend on the size of the weights (Adam) now moves `W / s` by `s` times more relative to its
+//! quantization step. Scaled are the query, key and value projections behind the input norm and the gate and
+//! up projections behind the post-attention norm. Biases are added after the GEMM and are not scaled.
 //!
 //! With a power of two nothing is rounded (short of underflow), so [`undo`] restores every bit.
 //!
-//! Weights do not show that they were scaled, and scaling them twice is another scale. So configurations carry it as a
-//! mark ([`ModelConfig::uaq`]) wherever weights are stored, and [`rescale`] is the way to change both.
+//! Weights do not show that they were scaled, and scaling them twice is another scale. So configurations
+//! carry it as a mark ([`ModelConfig::uaq`]) wherever weights are stored, and [`rescale`] is the way to
+//! change both.
 
 use qurl_model::config::UAQ_SCALES;
 use qurl_model::{MlpParams, ModelConfig, Params, params};
 
 use crate::error::QuantError;
 
-/// Brings weights to the scale `s`, and their mark with them: 1 takes the scaling off. From one scale to another is a
-/// second scaling and refused.
+/// Brings weights to the scale `s`, and their mark with them: 1 takes the scaling off. From one scale to
+/// another is a second scaling and refused.
 pub fn rescale(weights: &mut Params<Vec<f32>>, config: &mut ModelConfig, s: f32) -> Result<(), QuantError> {
     match config.uaq {
         found if found == s => return Ok(()),

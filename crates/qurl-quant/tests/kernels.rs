@@ -10,7 +10,8 @@ use qurl_quant::reference;
 use std::sync::Arc;
 
 const QUANTIZED: [Format; 5] = [Format::Int8, Format::Fp8, Format::Fp8Block, Format::Int4, Format::Nvfp4];
-/// (rows of activations, outputs, inputs): odd sizes, one block, many panels, several passes along the inputs.
+/// (rows of activations, outputs, inputs): odd sizes, one block, many panels, several passes along the
+/// inputs.
 const SHAPES: [(usize, usize, usize); 7] =
     [(1, 1, 1), (3, 5, 7), (2, 33, 128), (13, 130, 129), (30, 65, 260), (5, 40, 2500), (70, 20, 31)];
 
@@ -83,7 +84,8 @@ fn products() {
     }
 }
 
-/// Zero and subnormals take a path of their own, so every code is seen in every place of a word and of a vector.
+/// Zero and subnormals take a path of their own, so every code is seen in every place of a word and of a
+/// vector.
 #[test]
 fn every_e4m3_code_is_exact_in_a_product() {
     let (n, k) = (70, 256);

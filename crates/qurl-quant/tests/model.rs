@@ -57,7 +57,7 @@ fn uaq_leaves_every_family_as_it_was() {
         for (b, a) in before.iter().zip(&after) {
             assert!((b - a).abs() < 2e-5, "{family:?}: {b} became {a}");
         }
-        // A power of two rounds nothing: not in the model, not on the way back, not in any code.
+        // A power of two rounds nothing: not in the model, not on the backward pass, not in any code.
         let mut doubled = weights.clone();
         uaq::apply(&mut doubled, &config, 2.0).expect("valid");
         assert_eq!(log_probs(&config, &doubled, Format::F32), before, "{family:?}: s = 2");

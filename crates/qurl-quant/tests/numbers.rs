@@ -23,8 +23,8 @@ fn e4m3_is_that_of_pytorch_on_every_bf16() {
     }
 }
 
-/// Older versions of PyTorch make not-a-number of what is too large, so this is stated apart from the golden. Codes
-/// for not-a-number are never made: weights that are not finite are refused, and activations carry it in their scale.
+/// Older versions of PyTorch make NaN of what is too large, so this is stated apart from the golden. Codes
+/// for NaN are never made: weights that are not finite are refused, and activations carry it in their scale.
 #[test]
 fn e4m3_saturates() {
     for x in [448.1, 464.0, 465.0, 1e30, f32::MAX, f32::INFINITY] {

@@ -1,9 +1,10 @@
-//! The runtime, the export and PyTorch say the same about a quantized model: log-probs in int8 and fp8, and every
-//! exported code and scale, against an emulation in float64 (`tests/python/scores.py`, which says what it emulates).
+//! The runtime, the export and PyTorch say the same about a quantized model: log-probs in int8 and fp8, and
+//! every exported code and scale, against an emulation in float64 (`tests/python/scores.py`, which says what
+//! it emulates).
 //!
-//! **Tolerance**: 5e-6 for a log-prob. That is the rounding of f32 sums in models of two layers (without quantization
-//! it is as large); no number of the golden is near enough to the middle between two codes for it to change one. A
-//! code that is off by one anywhere moves log-probs by 1e-4 to 1e-1.
+//! **Tolerance**: 5e-6 for a log-prob. That is the rounding of f32 sums in models of two layers (without
+//! quantization it is as large); no number of the golden is near enough to the middle between two codes for
+//! it to change one. A code that is off by one anywhere moves log-probs by 1e-4 to 1e-1.
 
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::{Cpu, Device, Format, Queue};

@@ -1,9 +1,9 @@
 //! From losses of tokens to the loss of a mini-batch.
 //!
-//! Every mode is a weighted sum, loss = Σ_t weight_t · loss_t, whose weights depend on mask and sequence lengths
-//! alone. So the denominator is counted once for the whole mini-batch (and summed over processes where there are
-//! several), turned into one weight per token, and micro-batches can then be processed apart in any grouping:
-//! their losses and gradients simply add up to those of the mini-batch.
+//! Every mode is a weighted sum, loss = Σ_t weight_t · loss_t, whose weights depend on mask and sequence
+//! lengths alone. So the denominator is counted once for the whole mini-batch (and summed over processes
+//! where there are several), turned into one weight per token, and micro-batches can then be processed apart
+//! in any grouping: their losses and gradients simply add up to those of the mini-batch.
 
 use crate::error::{RlError, same_length, sequence_count};
 use schemars::JsonSchema;

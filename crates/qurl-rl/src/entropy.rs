@@ -1,8 +1,8 @@
 //! Entropy bonus: a reward for staying undecided.
 //!
-//! Entropy is a function of all logits of a position, not of the sampled token's log-prob, so its gradient is the
-//! head's business. What the head needs from here is dL/dH of every token; it multiplies by
-//! dH/dz_j = −p_j·(log p_j + H), divided by the sampling temperature.
+//! Entropy is a function of all logits of a position, not of the sampled token's log-prob, so its gradient is
+//! the head's business. What the head needs from here is dL/dH of every token; it multiplies by dH/dz_j =
+//! −p_j·(log p_j + H), divided by the sampling temperature.
 
 use crate::error::{RlError, same_length};
 

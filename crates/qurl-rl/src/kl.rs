@@ -1,8 +1,9 @@
 //! Estimators of KL(π_θ‖π_ref) from sampled tokens, as a term of the loss or as a part of the reward.
 //!
 //! With d = log π_θ − log π_ref: k1 = d is unbiased and noisy, k2 = d²/2 has a bias but the right gradient in
-//! expectation, k3 = e^−d − 1 + d is unbiased and never negative. As a loss the *gradient* is what matters, and
-//! k1's has mean zero; the variants with `+` therefore report their value but push with the gradient of k2.
+//! expectation, k3 = e^−d − 1 + d is unbiased and never negative. As a loss the *gradient* is what matters,
+//! and k1's has mean zero; the variants with `+` therefore report their value but push with the gradient of
+//! k2.
 
 use crate::error::{RlError, same_length, sequence_count};
 use crate::{inside_limit, ratio};

@@ -1,9 +1,9 @@
 //! How far the policy that sampled is from the policy that is trained.
 //!
-//! Measured once per step on all sampled tokens, between `behav` and `prox`. In this project both come from the
-//! same kernels, so without quantization every number here is exactly that of equal policies, and with it they
-//! measure quantization and nothing else. Names follow what users of other libraries watch (`kl`, `k3_kl`,
-//! `ppl_ratio`, `chi2_token`, `rollout_probs_diff_mean`, ...).
+//! Measured once per step on all sampled tokens, between `behav` and `prox`. In this project both come from
+//! the same kernels, so without quantization every number here is exactly that of equal policies, and with it
+//! they measure quantization and nothing else. Names follow what users of other libraries watch (`kl`,
+//! `k3_kl`, `ppl_ratio`, `chi2_token`, `rollout_probs_diff_mean`, ...).
 
 use crate::error::{RlError, same_length, sequence_count};
 use crate::{LOG_RATIO_LIMIT, ratio, stats};
@@ -108,8 +108,8 @@ impl Mismatch {
     }
 }
 
-/// KL(behav‖prox) over the whole vocabulary, mean over the rows of two `[rows, vocabulary]` arrays of logits at a
-/// temperature: what [`Mismatch::kl`] estimates from one token a row. `None` without rows.
+/// KL(behav‖prox) over the whole vocabulary, mean over the rows of two `[rows, vocabulary]` arrays of logits
+/// at a temperature: what [`Mismatch::kl`] estimates from one token a row. `None` without rows.
 pub fn full_vocabulary_kl(
     behav: &[f32],
     prox: &[f32],

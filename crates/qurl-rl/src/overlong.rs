@@ -1,5 +1,5 @@
-//! Overlong shaping: answers that come close to the length limit lose reward little by little, so that the limit
-//! is not a cliff whose reward depends on where the text was cut.
+//! Overlong shaping: answers that come close to the length limit lose reward little by little, so that the
+//! limit is not a cliff whose reward depends on where the text was cut.
 
 use crate::error::{RlError, setting};
 use schemars::JsonSchema;

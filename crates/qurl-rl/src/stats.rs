@@ -5,8 +5,8 @@ pub fn masked<'a, F: Copy + Into<f64>>(values: &'a [F], mask: &'a [bool]) -> imp
     values.iter().zip(mask).filter(|(_, m)| **m).map(|(v, _)| (*v).into())
 }
 
-/// Mean, or 0 of nothing. The first value is subtracted before summing, so that equal values have exactly their
-/// own value as mean and a group of equal rewards has advantages of exactly zero.
+/// Mean, or 0 of nothing. The first value is subtracted before summing, so that equal values have exactly
+/// their own value as mean and a group of equal rewards has advantages of exactly zero.
 pub fn mean(values: &[f64]) -> f64 {
     match values.first() {
         None => 0.0,

@@ -16,8 +16,8 @@ pub struct ValueLoss {
     pub tokens: u64,
 }
 
-/// Squared error to the returns. With `cliprange_value` the value is also held within that distance of what the
-/// critic said at rollout time (`old_values`), and the worse of the two errors counts.
+/// Squared error to the returns. With `cliprange_value` the value is also held within that distance of what
+/// the critic said at rollout time (`old_values`), and the worse of the two errors counts.
 pub fn value_loss<F: Copy + Into<f64>>(
     values: &[F],
     old_values: &[F],
@@ -50,8 +50,8 @@ pub fn value_loss<F: Copy + Into<f64>>(
     Ok(out)
 }
 
-/// 1 − Var(returns − values)/Var(returns): 1 is a perfect critic, 0 one that knows only the mean. Nothing where
-/// the returns do not vary.
+/// 1 − Var(returns − values)/Var(returns): 1 is a perfect critic, 0 one that knows only the mean. Nothing
+/// where the returns do not vary.
 pub fn explained_variance<F: Copy + Into<f64>>(
     values: &[F],
     returns: &[F],
@@ -73,8 +73,8 @@ mod tests {
 
     #[test]
     fn clipping_by_hand() {
-        // Outside the range away from the target: clipped. Outside but nearer to the target: the clip is worse
-        // and holds. Outside and past it on the far side: the plain error is worse and counts.
+        // Outside the range away from the target: clipped. Outside but nearer to the target: the clip is
+        // worse and holds. Outside and past it on the far side: the plain error is worse and counts.
         let out = value_loss(
             &[1.0f64, 0.9, 2.0],
             &[0.0, 0.0, 0.0],

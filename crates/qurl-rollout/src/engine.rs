@@ -1,12 +1,13 @@
 //! The engine: requests in, one step after the other, finished groups out.
 //!
-//! A step is launched (schedule, forward, sample) and committed (its tokens are read). On a device that computes while the
-//! host does something else, the next step is launched before the last one is committed, so that the device never waits for
-//! the host: tokens that are not known yet are named by the rows that sample them. What is computed for a sequence that turns
-//! out to have ended is dropped. Samples do not depend on it, as they do not depend on anything else around them.
+//! A step is launched (schedule, forward, sample) and committed (its tokens are read). On a device that
+//! computes while the host does something else, the next step is launched before the last one is committed,
+//! so that the device never waits for the host: tokens that are not known yet are named by the rows that
+//! sample them. What is computed for a sequence that turns out to have ended is dropped. Samples do not
+//! depend on it, as they do not depend on anything else around them.
 //!
-//! The buffers of a step are kept and filled again, so a decode step costs the kernels and little else. Weights change only
-//! between requests, and every sample carries the version it was made with.
+//! The buffers of a step are kept and filled again, so a decode step costs the kernels and little else.
+//! Weights change only between requests, and every sample carries the version it was made with.
 
 mod check;
 mod commit;
@@ -37,7 +38,8 @@ static ENGINES: AtomicU64 = AtomicU64::new(0);
 /// What an engine has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
-    /// Tokens computed only for their keys and values: prompts (all but their last token), and what was preempted.
+    /// Tokens computed only for their keys and values: prompts (all but their last token), and what was
+    /// preempted.
     pub prefill_tokens: u64,
     /// Tokens computed to sample the next one, which was taken.
     pub decode_tokens: u64,
@@ -168,8 +170,8 @@ impl<D: Device> Engine<D> {
         self.decoder = Some(decoder);
     }
 
-    /// Whether the engine launches a step before it has read the tokens of the last one; at first as suits the device.
-    /// It changes when tokens come out, not which.
+    /// Whether the engine launches a step before it has read the tokens of the last one; at first as suits
+    /// the device. It changes when tokens come out, not which.
     pub fn set_ahead(&mut self, ahead: bool) {
         self.ahead = ahead;
     }
@@ -221,8 +223,8 @@ impl<D: Device> Engine<D> {
         self.load_with(weights, |network| network.refresh(queue, params))
     }
 
-    /// Lets `change` write new weights into the network. Refused while requests are in flight; if it fails, the engine
-    /// refuses requests until another load succeeds.
+    /// Lets `change` write new weights into the network. Refused while requests are in flight; if it fails,
+    /// the engine refuses requests until another load succeeds.
     pub fn load_with(
         &mut self,
         weights: WeightVersion,
@@ -237,8 +239,8 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Lets `work` use the engine, its memory included, with another network of the same model. Requests that `work`
-    /// leaves in flight are dropped. Refused while requests are in flight.
+    /// Lets `work` use the engine, its memory included, with another network of the same model. Requests that
+    /// `work` leaves in flight are dropped. Refused while requests are in flight.
     ///
     /// # Panics
     /// If the network is of another model.
@@ -274,7 +276,8 @@ impl<D: Device> Engine<D> {
         self.weights = None;
         std::mem::swap(&mut self.network, other);
         if old.kv_format != new.kv_format {
-            // The same bytes as pages of another format. The old ones go first, so that both are never there at once.
+            // The same bytes as pages of another format. The old ones go first, so that both are never there
+            // at once.
             let (page_bytes, pages) = self.options.pages(&*self.device, &self.network)?;
             self.kv.clear();
             self.kv = self.options.page_store(&*self.device, &self.network, pages)?;
@@ -325,9 +328,9 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// One step: every scheduled sequence computes some tokens, and those that have computed all of theirs sample one
-    /// more. Returns the sampled tokens; none if nothing is in flight. After [`RolloutError::BadLogits`] the request that
-    /// it names is gone and the others go on.
+    /// One step: every scheduled sequence computes some tokens, and those that have computed all of theirs
+    /// sample one more. Returns the sampled tokens; none if nothing is in flight. After
+    /// [`RolloutError::BadLogits`] the request that it names is gone and the others go on.
     pub fn step(&mut self, queue: &mut D::Queue) -> Result<&[Emitted], RolloutError> {
         self.emitted.clear();
         if let Some((_, error)) = self.failed.pop_front() {
@@ -390,8 +393,8 @@ impl<D: Device> Engine<D> {
         self.finished.extend(groups);
     }
 
-    /// Log-probs of the prompts that asked for them, as far as this step has computed them for the first time. They are read
-    /// at once, since the next step overwrites its rows.
+    /// Log-probs of the prompts that asked for them, as far as this step has computed them for the first
+    /// time. They are read at once, since the next step overwrites its rows.
     fn score_prompts(&mut self, queue: &mut D::Queue) -> Result<(), RolloutError> {
         if !self.prompts_are_scored {
             return Ok(());
@@ -417,7 +420,8 @@ impl<D: Device> Engine<D> {
     }
 }
 
-/// The number of rows that a decode step of `rows` rows is padded to: where steps are replayed, few sizes are kept.
+/// The number of rows that a decode step of `rows` rows is padded to: where steps are replayed, few sizes are
+/// kept.
 fn padded_rows(replayed: bool, rows: usize) -> usize {
     match rows {
         _ if !replayed => rows,

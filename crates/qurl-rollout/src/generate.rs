@@ -7,8 +7,9 @@ use qurl_kernels::Device;
 use std::collections::BTreeMap;
 
 impl<D: Device> Engine<D> {
-    /// Serves all requests and returns their groups in the same order. If one of them is refused or fails, all of them
-    /// are dropped. Groups of earlier requests that finish meanwhile stay for [`Engine::finished`].
+    /// Serves all requests and returns their groups in the same order. If one of them is refused or fails,
+    /// all of them are dropped. Groups of earlier requests that finish meanwhile stay for
+    /// [`Engine::finished`].
     pub fn generate(
         &mut self,
         queue: &mut D::Queue,

@@ -1,9 +1,10 @@
 //! The memory of keys and values, in pages of a fixed number of tokens.
 //!
-//! [`Pages`] are the pages of one sequence in the order of its positions. They are taken from a [`PagePool`], go back
-//! to it when dropped, and cannot be cloned: sharing is [`Pages::fork`], which counts the holders of every page. A page
-//! with more than one holder is never written to; [`Pages::prepare`] gives the writer a page of its own and says what to
-//! copy. The pool has as many pages as the budget allows from the start, so the budget cannot be exceeded.
+//! [`Pages`] are the pages of one sequence in the order of its positions. They are taken from a [`PagePool`],
+//! go back to it when dropped, and cannot be cloned: sharing is [`Pages::fork`], which counts the holders of
+//! every page. A page with more than one holder is never written to; [`Pages::prepare`] gives the writer a
+//! page of its own and says what to copy. The pool has as many pages as the budget allows from the start, so
+//! the budget cannot be exceeded.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -125,8 +126,8 @@ impl Pages {
         self.ids[position / size] * size as u32 + (position % size) as u32
     }
 
-    /// The first `tokens` tokens for one more holder. The last page may be partly filled; whoever writes to it first
-    /// gets a copy.
+    /// The first `tokens` tokens for one more holder. The last page may be partly filled; whoever writes to
+    /// it first gets a copy.
     pub fn fork(&self, tokens: usize) -> Pages {
         let ids = self.ids[..tokens.div_ceil(self.shared.page_size)].to_vec();
         let mut state = self.shared.state();
@@ -146,8 +147,9 @@ impl Pages {
         }
     }
 
-    /// Makes the positions `from..to` writable: takes missing pages, and replaces the page of `from` by a copy where it
-    /// has other holders. Without enough free pages it returns false, and what it got so far stays.
+    /// Makes the positions `from..to` writable: takes missing pages, and replaces the page of `from` by a
+    /// copy where it has other holders. Without enough free pages it returns false, and what it got so far
+    /// stays.
     pub fn prepare(&mut self, from: usize, to: usize, copies: &mut Vec<PageCopy>) -> bool {
         let size = self.shared.page_size;
         let mut state = self.shared.state();

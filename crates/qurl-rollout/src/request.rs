@@ -54,7 +54,8 @@ impl Sampling {
         Sampling { temperature: 0.0, ..Sampling::default() }
     }
 
-    /// Whether every token of the vocabulary can be sampled, with the model's own probability at the temperature.
+    /// Whether every token of the vocabulary can be sampled, with the model's own probability at the
+    /// temperature.
     pub fn is_full(&self) -> bool {
         self.temperature > 0.0 && self.top_p >= 1.0 && self.top_k == 0 && self.min_p <= 0.0
     }

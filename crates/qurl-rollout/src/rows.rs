@@ -14,8 +14,8 @@ pub(crate) struct StepRows {
 }
 
 impl StepRows {
-    /// Lays out the scheduled rows. A step of nothing but decoding is padded to the size that `padded` gives, with rows
-    /// whose keys and values go to the page after the last.
+    /// Lays out the scheduled rows. A step of nothing but decoding is padded to the size that `padded` gives,
+    /// with rows whose keys and values go to the page after the last.
     pub fn fill(&mut self, running: &[Sequence], pool: &PagePool, padded: impl FnOnce(usize) -> usize) {
         let batch = &mut self.batch;
         batch.clear();

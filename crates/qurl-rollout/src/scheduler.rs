@@ -1,20 +1,24 @@
-//! Who computes what in the next step: continuous batching with chunked prefill, shared prompts and preemption.
+//! Who computes what in the next step: continuous batching with chunked prefill, shared prompts and
+//! preemption.
 //!
-//! Sequences are served in the order of their arrival, running ones first; a step has a budget of rows, and a long
-//! prompt is computed in chunks of what is left of it. When pages run out, the latest arrived running sequence gives all
-//! of its pages back and waits to be computed again from its tokens. So the earliest unfinished sequence always gets
-//! on, and as one sequence alone fits into the budget (checked when it is submitted), all finish.
+//! Sequences are served in the order of their arrival, running ones first; a step has a budget of rows, and a
+//! long prompt is computed in chunks of what is left of it. When pages run out, the latest arrived running
+//! sequence gives all of its pages back and waits to be computed again from its tokens. So the earliest
+//! unfinished sequence always gets on, and as one sequence alone fits into the budget (checked when it is
+//! submitted), all finish.
 //!
-//! **Sharing.** The first sample of a request computes the prompt; its siblings wait (their places are kept) and then
-//! share its pages. Where all running siblings have ended before, the pages of the prompt are kept for the next one. A
-//! preempted sample shares again if it can. Pages kept for nobody running are the first to go when pages run out.
+//! **Sharing.** The first sample of a request computes the prompt; its siblings wait (their places are kept)
+//! and then share its pages. Where all running siblings have ended before, the pages of the prompt are kept
+//! for the next one. A preempted sample shares again if it can. Pages kept for nobody running are the first
+//! to go when pages run out.
 //!
-//! **Running ahead.** A step is planned, launched and, when its tokens have been read, committed; one more may be planned and
-//! launched before that. Everything is computed in the order of launching, so what a launched step writes can be planned
-//! with: a sibling shares a prompt that is still being computed, and a page that a commit frees while a launched step writes
-//! to it is only given to later steps. Rows of sequences that turn out to have ended are void: their tokens find nobody at
-//! the commit. As long as tokens are coming, sequences may be about to end, so nobody is preempted then: a step that would
-//! need it is not planned before the tokens have been read. So what is preempted has no tokens coming.
+//! **Running ahead.** A step is planned, launched and, when its tokens have been read, committed; one more
+//! may be planned and launched before that. Everything is computed in the order of launching, so what a
+//! launched step writes can be planned with: a sibling shares a prompt that is still being computed, and a
+//! page that a commit frees while a launched step writes to it is only given to later steps. Rows of
+//! sequences that turn out to have ended are void: their tokens find nobody at the commit. As long as tokens
+//! are coming, sequences may be about to end, so nobody is preempted then: a step that would need it is not
+//! planned before the tokens have been read. So what is preempted has no tokens coming.
 
 use crate::pages::{PageCopy, PagePool, Pages};
 use crate::request::RequestId;
@@ -106,8 +110,8 @@ impl Scheduler {
         self.waiting.len() + self.running.len()
     }
 
-    /// Page contents to copy before the step is computed, in this order. A step that was not launched leaves them to the
-    /// next one.
+    /// Page contents to copy before the step is computed, in this order. A step that was not launched leaves
+    /// them to the next one.
     pub fn copies(&self) -> &[PageCopy] {
         &self.copies
     }
@@ -166,8 +170,8 @@ impl Scheduler {
         }
     }
 
-    /// Makes positions of a running sequence writable, at the cost of kept prompts and of later sequences. Sequences behind
-    /// it have not been scheduled yet.
+    /// Makes positions of a running sequence writable, at the cost of kept prompts and of later sequences.
+    /// Sequences behind it have not been scheduled yet.
     fn make_room(&mut self, index: usize, rows: std::ops::Range<usize>) -> Room {
         while index < self.running.len() {
             if self.running[index].pages.prepare(rows.start, rows.end, &mut self.copies) {
@@ -257,8 +261,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether a sequence that needs this many more pages may run. Some pages stay free for those that run already;
-    /// where none does, prompts kept for other requests make room.
+    /// Whether a sequence that needs this many more pages may run. Some pages stay free for those that run
+    /// already; where none does, prompts kept for other requests make room.
     fn has_room(&mut self, need: usize, request: RequestId) -> bool {
         if !self.running.is_empty() {
             return need + self.pool.total() / 100 <= self.pool.free();
@@ -270,8 +274,8 @@ impl Scheduler {
         need <= self.pool.free()
     }
 
-    /// Takes note that the planned step has been launched. The sequences that sample in it, which are those all of whose tokens
-    /// it computes, are added to `sampling` in the order of [`Scheduler::running`].
+    /// Takes note that the planned step has been launched. The sequences that sample in it, which are those
+    /// all of whose tokens it computes, are added to `sampling` in the order of [`Scheduler::running`].
     pub fn launch(&mut self, sampling: &mut Vec<SequenceId>) {
         self.copies.clear();
         for sequence in self.running.iter_mut().filter(|s| s.scheduled > 0) {
@@ -284,8 +288,9 @@ impl Scheduler {
         }
     }
 
-    /// Ends the oldest launched step, which `sampling` sampled in: `sampled` is called for every one of them that is still there,
-    /// with its place among them, and says whether it has ended; those that have are moved to `finished`.
+    /// Ends the oldest launched step, which `sampling` sampled in: `sampled` is called for every one of them
+    /// that is still there, with its place among them, and says whether it has ended; those that have are
+    /// moved to `finished`.
     pub fn commit(
         &mut self,
         sampling: &[SequenceId],

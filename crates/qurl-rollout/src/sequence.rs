@@ -1,11 +1,14 @@
-//! What is known about one sample: its tokens, where its keys and values are, and how far they have been computed.
+//! What is known about one sample: its tokens, where its keys and values are, and how far they have been
+//! computed.
 //!
-//! There is no prefill state and no decode state. A sequence has tokens, of which the first `computed` have their keys
-//! and values in its pages; a step computes some more, and when all are computed the next token is sampled. A fresh
-//! prompt, a prompt shared with a sibling, a sequence that was preempted and plain decoding differ in that number alone.
+//! There is no prefill state and no decode state. A sequence has tokens, of which the first `computed` have
+//! their keys and values in its pages; a step computes some more, and when all are computed the next token is
+//! sampled. A fresh prompt, a prompt shared with a sibling, a sequence that was preempted and plain decoding
+//! differ in that number alone.
 //!
-//! A step may be planned before the tokens of the step before it have been read. Such a token is *coming*: it counts
-//! as one of the sequence's tokens, and the row that computes it names the sampled row instead of the token.
+//! A step may be planned before the tokens of the step before it have been read. Such a token is *coming*: it
+//! counts as one of the sequence's tokens, and the row that computes it names the sampled row instead of the
+//! token.
 
 use crate::pages::Pages;
 use crate::request::{FinishReason, Request, RequestId, SampleKey, Sampling};
@@ -122,14 +125,14 @@ impl Sequence {
         self.scheduled > 0 && self.computed + self.scheduled == self.len()
     }
 
-    /// Tokens that the samples of a request share: all of the prompt but its last token, whose row each sample runs
-    /// itself to sample its first token.
+    /// Tokens that the samples of a request share: all of the prompt but its last token, whose row each
+    /// sample runs itself to sample its first token.
     pub fn shareable(&self) -> usize {
         self.prompt().len() - 1
     }
 
-    /// Appends the tokens of some positions. One that is coming appears as [`Token::Sampled`]; while a step is planned that
-    /// is at most the last, and the last launched step samples it.
+    /// Appends the tokens of some positions. One that is coming appears as [`Token::Sampled`]; while a step
+    /// is planned that is at most the last, and the last launched step samples it.
     pub fn copy_tokens(&self, positions: std::ops::Range<usize>, to: &mut Vec<Token>) {
         let (prompt, tokens) = (self.prompt(), &self.tokens);
         let clamp = |position: usize| position.min(prompt.len());

@@ -1,5 +1,6 @@
-//! Launching a step before the tokens of the last one are read changes nothing but the time: the same tokens, log-probs,
-//! entropies and reasons to end. Here on the CPU, which gains nothing by it; `cuda.rs` has the same on a device.
+//! Launching a step before the tokens of the last one are read changes nothing but the time: the same tokens,
+//! log-probs, entropies and reasons to end. Here on the CPU, which gains nothing by it; `cuda.rs` has the
+//! same on a device.
 
 mod common;
 
@@ -120,7 +121,8 @@ fn requests_come_and_go_while_a_step_is_in_flight() {
         for _ in 0..3 {
             step(&mut engine);
         }
-        // In the middle of its prompt, or of its tokens; the engine may change its mind about running ahead, too.
+        // In the middle of its prompt, or of its tokens; the engine may change its mind about running ahead,
+        // too.
         let given_up = engine.submit(Request { n: 3, ..Request::new(vec![5; 40], 50) }).expect("submit");
         dropped.push(given_up);
         for _ in 0..i {
@@ -142,7 +144,8 @@ fn requests_come_and_go_while_a_step_is_in_flight() {
             assert_eq!(streamed[&(group.request, i)], sample.tokens);
         }
     }
-    // All given up with a step in flight: nothing keeps weights from being changed, and nothing is left of it.
+    // All given up with a step in flight: nothing keeps weights from being changed, and nothing is left of
+    // it.
     let last = engine.submit(requests[5].clone()).expect("submit");
     engine.step().expect("step");
     assert!(engine.load(&upload(&model.cpu, &model.params), WEIGHTS).is_err(), "busy");

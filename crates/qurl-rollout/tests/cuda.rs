@@ -1,5 +1,6 @@
-//! The engine on a GPU: trainer log-probs = prefill = decode bit for bit where GEMMs do not depend on the batch, running
-//! ahead = not running ahead, and the same model on the CPU within the tolerance of its format. Says so and passes where there is no device.
+//! The engine on a GPU: trainer log-probs = prefill = decode bit for bit where GEMMs do not depend on the
+//! batch, running ahead = not running ahead, and the same model on the CPU within the tolerance of its
+//! format. Says so and passes where there is no device.
 
 mod common;
 
@@ -111,7 +112,8 @@ fn parity(
     let groups = engine.generate(&requests).expect("generate");
     let decoded: Vec<f32> = groups.iter().flat_map(|g| &g.samples).flat_map(|s| s.logprobs.clone()).collect();
     let scored_here = scored(cuda, &pack(cuda, config, params, format, kv, false), &requests, &groups);
-    // The trainer's network, where the format can be trained: with other weights in memory, and the same bits.
+    // The trainer's network, where the format can be trained: with other weights in memory, and the same
+    // bits.
     let net = pack(cuda, config, params, format, kv, !format.is_quantized());
     let taped_here = taped(cuda, &net, &requests, &groups);
     assert_eq!(
@@ -179,8 +181,9 @@ fn every_family() {
     }
 }
 
-/// Steps launched before the last one is read, with groups, stops, chunks of prompts, places and pages that run out. Every
-/// engine serves its requests three times, so that steps are run directly, recorded and replayed.
+/// Steps launched before the last one is read, with groups, stops, chunks of prompts, places and pages that
+/// run out. Every engine serves its requests three times, so that steps are run directly, recorded and
+/// replayed.
 #[test]
 fn running_ahead_changes_nothing() {
     let Some(cuda) = device() else { return };
@@ -228,7 +231,8 @@ fn running_ahead_changes_nothing() {
     }
 }
 
-/// Gradients of a small model on the device and on the CPU: all of them as one vector, and the tensor that is worst.
+/// Gradients of a small model on the device and on the CPU: all of them as one vector, and the tensor that is
+/// worst.
 #[test]
 fn gradients_equal_the_cpu() {
     let Some(cuda) = device() else { return };
@@ -236,8 +240,8 @@ fn gradients_equal_the_cpu() {
         (Family::Qwen2, 128, Format::F32, 1.0, 1e-4),
         (Family::Qwen3, 128, Format::F32, 1.0, 1e-4),
         (Family::Qwen2, 128, Format::Bf16, 1.0, 1e-2),
-        // Attention on tensor cores has bf16 operands, on the CPU f32 queries: what that costs grows with the logits,
-        // whose deviation is about 4 and 5 here, and 15 and 20 in the sharp models.
+        // Attention on tensor cores has bf16 operands, on the CPU f32 queries: what that costs grows with the
+        // logits, whose deviation is about 4 and 5 here, and 15 and 20 in the sharp models.
         (Family::Qwen2, 256, Format::Bf16, 0.5, 1e-2),
         (Family::Qwen2, 512, Format::Bf16, 0.5, 1e-2),
         (Family::Qwen2, 256, Format::Bf16, 1.0, 3e-2),

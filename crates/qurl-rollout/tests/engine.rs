@@ -1,5 +1,6 @@
-//! What an engine promises whoever uses it: the same tokens whatever the batch, greedy is the argmax, frequencies are
-//! probabilities, one prefill a prompt, weights only between requests, errors that name the request.
+//! What an engine promises whoever uses it: the same tokens whatever the batch, greedy is the argmax,
+//! frequencies are probabilities, one prefill a prompt, weights only between requests, errors that name the
+//! request.
 
 mod common;
 

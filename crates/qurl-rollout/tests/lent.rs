@@ -1,5 +1,5 @@
-//! An engine that runs with another network for a while: the pages and the working memory are its own, the tokens are the
-//! other network's, and afterwards it is what it was.
+//! An engine that runs with another network for a while: the pages and the workspace are its own, the tokens
+//! are the other network's, and afterwards it is what it was.
 
 mod common;
 

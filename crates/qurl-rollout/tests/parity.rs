@@ -1,5 +1,6 @@
-//! Parity by transitivity: the trainer's log-probs = the engine's prefill = the engine's decode, bit for bit, in every
-//! format, for any batch and with preemption; so what differs between trainer and rollout is quantization alone.
+//! Parity by transitivity: the trainer's log-probs = the engine's prefill = the engine's decode, bit for bit,
+//! in every format, for any batch and with preemption; so what differs between trainer and rollout is
+//! quantization alone.
 
 mod common;
 

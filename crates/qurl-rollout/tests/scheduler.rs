@@ -1,6 +1,6 @@
-//! Scheduler and pages driven by random arrivals, ends, cancellations and preemptions, with a stand-in for the model that
-//! writes into every slot which tokens led there: any page that is lost, shared wrongly or overwritten shows. Steps are
-//! launched one after the other, or before the last one is committed.
+//! Scheduler and pages driven by random arrivals, ends, cancellations and preemptions, with a stand-in for
+//! the model that writes into every slot which tokens led there: any page that is lost, shared wrongly or
+//! overwritten shows. Steps are launched one after the other, or before the last one is committed.
 
 use qurl_kernels::types::{Sampled, Token};
 use qurl_rollout::pages::PagePool;
@@ -25,8 +25,8 @@ fn content(tokens: &[u32], position: usize) -> u64 {
     tokens[..position + 1].iter().fold(position as u64, hash)
 }
 
-/// The token that a sequence samples at a position, whenever and however often it does. Few different ones, so that wrongly
-/// shared pages could go unnoticed only if prefixes are really equal.
+/// The token that a sequence samples at a position, whenever and however often it does. Few different ones,
+/// so that wrongly shared pages could go unnoticed only if prefixes are really equal.
 fn token(id: SequenceId, position: usize) -> u32 {
     Random(id.request.0 * 1000 + u64::from(id.sample) * 100_000 + position as u64).below(3) as u32
 }

@@ -1,4 +1,5 @@
-//! Grading JSON lines, as `qurl grade` does: `{"gold": ..., "pred": ...}` in, `{"equal": ...}` out, one line per line.
+//! Grading JSON lines, as `qurl grade` does: `{"gold": ..., "pred": ...}` in, `{"equal": ...}` out, one line
+//! per line.
 
 use std::io::BufRead;
 
@@ -56,8 +57,8 @@ pub enum GradeLineError {
     },
 }
 
-/// Grades line number `line` (from 1). It may name its own policy under `policy` unless `policy` is given, which then
-/// rules.
+/// Grades line number `line` (from 1). It may name its own policy under `policy` unless `policy` is given,
+/// which then rules.
 pub fn grade_line(line: usize, text: &str, policy: Option<Policy>) -> Result<GradedLine, GradeLineError> {
     let case: Case = serde_json::from_str(text).map_err(|source| GradeLineError::Json { line, source })?;
     let named = match (policy, &case.policy) {

@@ -4,8 +4,8 @@
 //!
 //! * [`grader`] decides whether a response is right.
 //! * [`task`] is what a trainer sees; [`tasks`] holds generated tasks, Countdown and data sets.
-//! * [`data`] reads JSONL, gzip JSONL and parquet; [`presets`] has templates and evaluation settings, [`prompt`] templates
-//!   of one's own.
+//! * [`data`] reads JSONL, gzip JSONL and parquet; [`presets`] has templates and evaluation settings,
+//!   [`prompt`] templates of one's own.
 //! * [`reward`] is several weighted rewards in one; [`external`] asks a command or a server for one.
 //! * [`metrics`] and [`grade_lines`] serve evaluation.
 

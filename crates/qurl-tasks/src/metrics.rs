@@ -1,8 +1,9 @@
 //! Evaluation metrics: Avg@k, pass@k and maj@k with confidence intervals. Pure functions of verdicts.
 //!
-//! Samples of one problem are not independent, so the unit of all intervals is the problem. They are Wilson intervals at
-//! 95%: for one sample per problem exactly the usual one, otherwise with the number of problems corrected by how much the
-//! per-problem values vary. Unlike a bootstrap they stay honest when all values are 0 or 1.
+//! Samples of one problem are not independent, so the unit of all intervals is the problem. They are Wilson
+//! intervals at 95%: for one sample per problem exactly the usual one, otherwise with the number of problems
+//! corrected by how much the per-problem values vary. Unlike a bootstrap they stay honest when all values are
+//! 0 or 1.
 
 use serde::Serialize;
 
@@ -43,9 +44,10 @@ pub fn mean(values: &[f64]) -> Option<Estimate> {
     })
 }
 
-/// The unweighted mean of figures of several sets, each with its own problems: small sets count as much as large ones.
-/// `None` without sets. The interval joins those of the sets, taken as independent, by their distances from the values
-/// (the MOVER method), so that it is as honest near 0 and 1 as they are; of one set it is that set's.
+/// The unweighted mean of figures of several sets, each with its own problems: small sets count as much as
+/// large ones. `None` without sets. The interval joins those of the sets, taken as independent, by their
+/// distances from the values (the MOVER method), so that it is as honest near 0 and 1 as they are; of one set
+/// it is that set's.
 pub fn mean_over_sets(sets: &[Estimate]) -> Option<Estimate> {
     if sets.is_empty() {
         return None;
@@ -62,8 +64,8 @@ pub fn mean_over_sets(sets: &[Estimate]) -> Option<Estimate> {
     })
 }
 
-/// Avg@k: the mean over all samples of how right they are, averaged over problems. With one greedy sample this is
-/// accuracy.
+/// Avg@k: the mean over all samples of how right they are, averaged over problems. With one greedy sample
+/// this is accuracy.
 pub fn avg_at_k(correct: &[Vec<f64>]) -> Option<Estimate> {
     let per_problem: Vec<f64> = correct
         .iter()
@@ -73,8 +75,8 @@ pub fn avg_at_k(correct: &[Vec<f64>]) -> Option<Estimate> {
     mean(&per_problem)
 }
 
-/// The probability that at least one of k samples drawn without replacement from n is right, when c of n are: the
-/// unbiased estimator 1 − C(n−c, k) / C(n, k). `None` when k is 0 or more than n.
+/// The probability that at least one of k samples drawn without replacement from n is right, when c of n are:
+/// the unbiased estimator 1 − C(n−c, k) / C(n, k). `None` when k is 0 or more than n.
 pub fn pass_at_k_of(n: usize, c: usize, k: usize) -> Option<f64> {
     if k == 0 || k > n || c > n {
         return None;
@@ -104,9 +106,9 @@ pub struct Vote {
     pub correct: bool,
 }
 
-/// maj@k: the samples of a problem are cut into runs of k, each run votes, and the problem's value is the share of runs
-/// whose most frequent answer is right. A tie counts by the share of right answers among the tied. `same` says whether two
-/// answers are one. `None` when a problem has fewer than k samples.
+/// maj@k: the samples of a problem are cut into runs of k, each run votes, and the problem's value is the
+/// share of runs whose most frequent answer is right. A tie counts by the share of right answers among the
+/// tied. `same` says whether two answers are one. `None` when a problem has fewer than k samples.
 pub fn maj_at_k(votes: &[Vec<Vote>], k: usize, same: impl Fn(&str, &str) -> bool) -> Option<Estimate> {
     if k == 0 {
         return None;

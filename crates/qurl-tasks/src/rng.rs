@@ -1,5 +1,5 @@
-//! Counter-based random numbers: a value is a pure function of its key, so drawing is reproducible and does not depend
-//! on the order in which things are drawn.
+//! Counter-based random numbers: a value is a pure function of its key, so drawing is reproducible and does
+//! not depend on the order in which things are drawn.
 
 /// Mixes a key of any length into 64 random bits (SplitMix64's finaliser after every word).
 pub fn mix(key: &[u64]) -> u64 {
@@ -47,7 +47,8 @@ impl Rng {
         mix(&[self.key, self.counter])
     }
 
-    /// A whole number below `bound` (which must not be zero), without bias that matters: the bound is far below 2^64.
+    /// A whole number below `bound` (which must not be zero), without bias that matters: the bound is far
+    /// below 2^64.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }

@@ -1,8 +1,8 @@
 //! What a task is: problems drawn by key, and a verdict on a response.
 //!
-//! A problem is a pure function of (split, seed, index): the same key gives the same problem in any order, on any number
-//! of workers. The split of a problem is decided by a hash of its text, so that training and held-out problems can never
-//! meet.
+//! A problem is a pure function of (split, seed, index): the same key gives the same problem in any order, on
+//! any number of workers. The split of a problem is decided by a hash of its text, so that training and
+//! held-out problems can never meet.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -93,22 +93,23 @@ impl Default for RewardValues {
 }
 
 impl RewardValues {
-    /// The reward of a response that earned this share, from 0 (wrong) to 1 (right); exact at both ends, and on the same
-    /// line beyond them.
+    /// The reward of a response that earned this share, from 0 (wrong) to 1 (right); exact at both ends, and
+    /// on the same line beyond them.
     pub fn of(self, share: f64) -> f64 {
         share * self.right + (1.0 - share) * self.wrong
     }
 }
 
-/// The verdict on one response. Whether it is right and what it is rewarded with are two facts: accuracy is the share
-/// of `correct`, and no reward has a part in it.
+/// The verdict on one response. Whether it is right and what it is rewarded with are two facts: accuracy is
+/// the share of `correct`, and no reward has a part in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Whether the response is right.
     pub correct: bool,
     /// What the model is rewarded with: any number that is finite as f32.
     pub reward: f64,
-    /// Named parts of the reward before their weights, the same ones for all responses of a task: `format`, ...
+    /// Named parts of the reward before their weights, the same ones for all responses of a task: `format`,
+    /// ...
     pub parts: Vec<(String, f64)>,
     /// The answer that was found in the response.
     pub extracted: Option<String>,
@@ -122,8 +123,8 @@ impl Verdict {
         Verdict { correct, reward, parts: vec![("format".into(), format)], extracted }
     }
 
-    /// The same verdict with other rewards for wrong and right: a reward of 0 becomes the one, of 1 the other, and what
-    /// is between them stays at its share of the way. Nothing else changes.
+    /// The same verdict with other rewards for wrong and right: a reward of 0 becomes the one, of 1 the
+    /// other, and what is between them stays at its share of the way. Nothing else changes.
     pub fn valued(self, values: RewardValues) -> Verdict {
         Verdict { reward: values.of(self.reward), ..self }
     }
@@ -191,7 +192,8 @@ pub trait Task: Send + Sync {
         None
     }
 
-    /// All characters of prompts and worked solutions, where they are few enough for a tokenizer of characters.
+    /// All characters of prompts and worked solutions, where they are few enough for a tokenizer of
+    /// characters.
     fn alphabet(&self) -> Option<&'static str> {
         None
     }

@@ -1,4 +1,5 @@
-//! Data sets: the three file formats give the same rows, errors name file, row and key, and shared sets load whole.
+//! Data sets: the three file formats give the same rows, errors name file, row and key, and shared sets load
+//! whole.
 
 mod common;
 
@@ -280,7 +281,8 @@ fn shared_sets_load_and_their_answers_verify() {
     assert_eq!(task.verify(&problem, &format!("<answer>{}</answer>", problem.answer)).reward, 0.0);
 }
 
-/// Problems in verl's layout, each inside of a template, against the same problems as bare text, and the other way.
+/// Problems in verl's layout, each inside of a template, against the same problems as bare text, and the
+/// other way.
 #[test]
 fn problems_in_verl_s_layout_are_test_problems() {
     let problems =
@@ -325,7 +327,8 @@ fn overlaps_of_the_shared_sets() {
             .find(|f| f.exists());
         read(&found.unwrap()).unwrap()
     };
-    // Training sets; test sets; problems that are equal by letters and digits; those that stand inside of another.
+    // Training sets; test sets; problems that are equal by letters and digits; those that stand inside of
+    // another.
     let known = std::fs::read_to_string(data.join("overlaps.jsonl")).unwrap();
     let known: Vec<serde_json::Value> =
         known.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -1,4 +1,5 @@
-//! The published grader cases: at least 97% of the `equivalence` rows right, and never "equal" for different numbers.
+//! The published grader cases: at least 97% of the `equivalence` rows right, and never "equal" for different
+//! numbers.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Properties on random input: the grader always ends within its budget, and numbers are equal exactly when their values
-//! are, however they are written.
+//! Properties on random input: the grader always ends within its budget, and numbers are equal exactly when
+//! their values are, however they are written.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Checkpoints: everything a run needs to go on as if it had never stopped.
 //!
-//! `checkpoints/step-N/` is a Hugging Face directory (the master weights in f32, so that they are the state and the
-//! model at once) with the rest of the state beside it:
+//! `checkpoints/step-N/` is a Hugging Face directory (the master weights in f32, so that they are the state
+//! and the model at once) with the rest of the state beside it:
 //!
 //! | file | holds |
 //! |---|---|

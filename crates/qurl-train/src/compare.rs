@@ -1,8 +1,9 @@
-//! The paper's comparison as changes to one recipe: which methods there are, and what their runs say side by side.
+//! The paper's comparison as changes to one recipe: which methods there are, and what their runs say side by
+//! side.
 //!
-//! All methods of a seed start from the same weights and draw the same problems; what differs is how rollouts are
-//! quantized and how the loss corrects for it. Clip ranges and C come from the recipe's own objective, so that every
-//! method gets the same ones.
+//! All methods of a seed start from the same weights and draw the same problems; what differs is how rollouts
+//! are quantized and how the loss corrects for it. Clip ranges and C come from the recipe's own objective, so
+//! that every method gets the same ones.
 
 use crate::best::{BestSeen, score_of};
 use crate::recipe::Recipe;

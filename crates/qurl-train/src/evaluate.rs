@@ -1,9 +1,10 @@
 //! Evaluation: every problem of every set is solved once greedily and k times by sampling, and judged.
 //!
-//! Problems are handed to the engine a few at a time and come back in any order; each is given to the caller as soon as
-//! it is judged, so that an interrupted evaluation loses only what was in flight. A sample depends on the weights, the
-//! prompt and its key (seed, set, number of the problem, sample) alone, so what is left can be done later, or in another
-//! order, with the same result. [`record`] is what is kept of a problem, [`summary`] makes figures of it.
+//! Problems are handed to the engine a few at a time and come back in any order; each is given to the caller
+//! as soon as it is judged, so that an interrupted evaluation loses only what was in flight. A sample depends
+//! on the weights, the prompt and its key (seed, set, number of the problem, sample) alone, so what is left
+//! can be done later, or in another order, with the same result. [`record`] is what is kept of a problem,
+//! [`summary`] makes figures of it.
 
 pub mod record;
 pub mod summary;
@@ -95,8 +96,8 @@ pub fn encode(start: &Start, prompt: &Prompt) -> Result<Vec<u32>, StartError> {
 /// Set and number of a problem.
 type Key = (usize, u64);
 
-/// Solves and judges all problems but those that are `done` already. `save` is called with each new record, in the order
-/// of finishing; all records come back in the order of the sets.
+/// Solves and judges all problems but those that are `done` already. `save` is called with each new record,
+/// in the order of finishing; all records come back in the order of the sets.
 pub fn evaluate<D: Device>(
     queue: &mut D::Queue,
     engine: &mut Engine<D>,

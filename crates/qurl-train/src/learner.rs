@@ -1,9 +1,9 @@
 //! A model that is being trained.
 //!
-//! It owns the master weights in f32, their gradients and moments, and the packed network that computes. A step adds
-//! up gradients over micro-batches ([`Learner::accumulate`]) and ends with one [`Learner::update`], after which the
-//! network is packed again from the new weights. What the loss is, is the caller's business: it sees the log-probs of
-//! a micro-batch and answers with their derivatives.
+//! It owns the master weights in f32, their gradients and moments, and the packed network that computes. A
+//! step adds up gradients over micro-batches ([`Learner::accumulate`]) and ends with one [`Learner::update`],
+//! after which the network is packed again from the new weights. What the loss is, is the caller's business:
+//! it sees the log-probs of a micro-batch and answers with their derivatives.
 
 use crate::checkpoint::LearnerSnapshot;
 use crate::optimizer::{AdamWOptions, Optimizer, UpdateReport};
@@ -57,7 +57,8 @@ impl<D: Device> Learner<D> {
         Self::of(queue, config, params, options, &mut |_| ())
     }
 
-    /// Takes over weights that are on the device. `taken` hears of each part of the memory after it was taken.
+    /// Takes over weights that are on the device. `taken` hears of each part of the memory after it was
+    /// taken.
     pub(crate) fn of(
         queue: &mut D::Queue,
         config: &ModelConfig,
@@ -156,7 +157,8 @@ impl<D: Device> Learner<D> {
         Ok(())
     }
 
-    /// Runs one micro-batch of a critic forward, asks for the derivatives by the values of `rows`, adds the gradients.
+    /// Runs one micro-batch of a critic forward, asks for the derivatives by the values of `rows`, adds the
+    /// gradients.
     pub fn accumulate_values<E: From<DeviceError>>(
         &mut self,
         queue: &mut D::Queue,
@@ -182,8 +184,8 @@ impl<D: Device> Learner<D> {
         Ok(report)
     }
 
-    /// Does the largest things that training does, for what they allocate: a full micro-batch with its update, and
-    /// scoring by this network and by `other`.
+    /// Does the largest things that training does, for what they allocate: a full micro-batch with its
+    /// update, and scoring by this network and by `other`.
     pub(crate) fn rehearse(
         &mut self,
         queue: &mut D::Queue,
@@ -225,7 +227,8 @@ impl<D: Device> Learner<D> {
         read::<D>(queue, &self.params)
     }
 
-    /// Weights, moments and the number of updates, on the host. Gradients are not part of it: take it between updates.
+    /// Weights, moments and the number of updates, on the host. Gradients are not part of it: take it between
+    /// updates.
     pub fn snapshot(&self, queue: &mut D::Queue) -> Result<LearnerSnapshot, DeviceError> {
         let Optimizer { first, second, steps, .. } = &self.optimizer;
         Ok(LearnerSnapshot {
@@ -261,8 +264,8 @@ fn read<D: Device>(
     tensors.as_ref().try_map(|tensor| queue.read(tensor, D::len(tensor)))
 }
 
-/// Splits whole sequences into micro-batches of at most `rows` tokens and `sequences` sequences, in order. A sequence
-/// longer than `rows` is an error of the caller.
+/// Splits whole sequences into micro-batches of at most `rows` tokens and `sequences` sequences, in order. A
+/// sequence longer than `rows` is an error of the caller.
 pub fn micro_batches(lengths: &[usize], options: TapeOptions) -> Vec<std::ops::Range<usize>> {
     let mut batches = Vec::new();
     let (mut start, mut rows) = (0, 0);

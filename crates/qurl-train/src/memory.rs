@@ -1,8 +1,9 @@
 //! What a run takes of its device's memory, told before it starts.
 //!
-//! One truth: the run's own constructors, and the largest things of every kind that it does, on a device that only counts
-//! ([`Device::counting`]). A device whose memory does not hold the sum refuses the run with these figures, in place of failing
-//! somewhere on the way; at the end of a run they are printed beside what was really allocated.
+//! One truth: the run's own constructors, and the largest things of every kind that it does, on a device that
+//! only counts ([`Device::counting`]). A device whose memory does not hold the sum refuses the run with these
+//! figures, in place of failing somewhere on the way; at the end of a run they are printed beside what was
+//! really allocated.
 
 use crate::learner::{Learner, LearnerOptions};
 use crate::recipe::{Recipe, RlPlan, Sft};
@@ -14,8 +15,8 @@ use qurl_model::{ModelConfig, params};
 use std::fmt;
 use std::sync::Arc;
 
-/// What the driver takes while a run goes on, beside what is asked of it: recorded steps, code, rounded sizes. 1.2 GiB were
-/// seen beside runs of 31 and of 119 GiB.
+/// What the driver takes while a run goes on, beside what is asked of it: recorded steps, code, rounded
+/// sizes. 1.2 GiB were seen beside runs of 31 and of 119 GiB.
 const DRIVER_RESERVE: usize = 1536 << 20;
 
 /// Parts of the memory of a run, in bytes.
@@ -116,8 +117,8 @@ impl MemoryPlan {
         self.parts.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Refuses a run that the device's free memory does not hold, with [`DRIVER_RESERVE`] beside it; devices that do not
-    /// tell take everything.
+    /// Refuses a run that the device's free memory does not hold, with [`DRIVER_RESERVE`] beside it; devices
+    /// that do not tell take everything.
     pub fn check<D: Device>(&self, device: &D) -> Result<(), DeviceError> {
         match device.memory() {
             Some(DeviceMemory { free, total, .. }) if self.total() + DRIVER_RESERVE > free => {

@@ -1,7 +1,7 @@
 //! AdamW over all parameters of a model, with clipping by the global norm.
 //!
-//! Weight decay applies to every parameter, as PyTorch's optimizer and the trainers built on it do. A gradient that
-//! is not finite is never applied: the step is skipped and reported.
+//! Weight decay applies to every parameter, as PyTorch's optimizer and the trainers built on it do. A
+//! gradient that is not finite is never applied: the step is skipped and reported.
 
 use qurl_kernels::ops::Update;
 use qurl_kernels::types::AdamW;

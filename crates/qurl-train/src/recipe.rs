@@ -1,8 +1,8 @@
 //! Recipes: what a run does, as written in TOML.
 //!
-//! A recipe is parsed once, with every unknown key refused, and checked before anything is written; what comes out is
-//! complete (defaults filled in) and can be written back. Any key can be overridden on the command line by its path,
-//! `trainer.seed=7`, before the recipe is parsed.
+//! A recipe is parsed once, with every unknown key refused, and checked before anything is written; what
+//! comes out is complete (defaults filled in) and can be written back. Any key can be overridden on the
+//! command line by its path, `trainer.seed=7`, before the recipe is parsed.
 
 mod compare;
 mod doubts;
@@ -105,10 +105,11 @@ pub struct Trainer {
     #[serde(with = "format_name")]
     #[schemars(schema_with = "schema::trained_formats")]
     pub compute: Format,
-    /// Most tokens that are trained on at once, or one longest sequence where that has more. It bounds memory; results do
-    /// not depend on it beyond rounding.
+    /// Most tokens that are trained on at once, or one longest sequence where that has more. It bounds
+    /// memory; results do not depend on it beyond rounding.
     pub micro_tokens: usize,
-    /// Keep only the inputs of the blocks and compute the rest again in the backward pass: less memory, a third more work.
+    /// Keep only the inputs of the blocks and compute the rest again in the backward pass: less memory, a
+    /// third more work.
     pub recompute: bool,
     /// Write a checkpoint every so many steps; 0 for none but the one that Ctrl-C makes. A warm start writes
     /// none.
@@ -179,8 +180,8 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Reads and checks a file, with overrides `key.path=value`. Paths in the file are relative to its directory, those
-    /// in overrides to the working directory.
+    /// Reads and checks a file, with overrides `key.path=value`. Paths in the file are relative to its
+    /// directory, those in overrides to the working directory.
     pub fn read(path: &Path, overrides: &[String]) -> Result<Recipe, RecipeError> {
         let file = path.display().to_string();
         let text =
@@ -188,7 +189,8 @@ impl Recipe {
         Recipe::parse_in(&text, &file, path.parent().unwrap_or(Path::new("")), overrides)
     }
 
-    /// Parses and checks a text; `file` names it in errors. Paths in it are relative to the working directory.
+    /// Parses and checks a text; `file` names it in errors. Paths in it are relative to the working
+    /// directory.
     pub fn parse(text: &str, file: &str, overrides: &[String]) -> Result<Recipe, RecipeError> {
         Recipe::parse_in(text, file, Path::new(""), overrides)
     }

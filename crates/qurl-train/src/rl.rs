@@ -1,9 +1,9 @@
 //! Reinforcement learning with a quantized rollout: the step, top to bottom.
 //!
-//! Three policies appear in every step. `behav` is the quantized copy of the actor that samples; `prox` is the actor
-//! in full precision, frozen for the step; `theta` is the actor while it is updated. Trainer and engine run the same
-//! kernels, so without quantization `behav` and `prox` agree bit for bit, and with it their ratio measures
-//! quantization and nothing else.
+//! Three policies appear in every step. `behav` is the quantized copy of the actor that samples; `prox` is
+//! the actor in full precision, frozen for the step; `theta` is the actor while it is updated. Trainer and
+//! engine run the same kernels, so without quantization `behav` and `prox` agree bit for bit, and with it
+//! their ratio measures quantization and nothing else.
 
 mod batch;
 mod health;
@@ -198,8 +198,8 @@ impl<D: Device> RlTrainer<D> {
         &self.start
     }
 
-    /// One step: sample with the quantized actor, judge, score, update. A step that fails before its first update leaves
-    /// the trainer as it was, [`RlTrainer::steps_done`] included.
+    /// One step: sample with the quantized actor, judge, score, update. A step that fails before its first
+    /// update leaves the trainer as it was, [`RlTrainer::steps_done`] included.
     pub fn step(&mut self) -> Result<StepRecord, TrainError> {
         let mut phases = Phases::start();
         let before = (self.step, self.drawn);
@@ -297,8 +297,8 @@ impl<D: Device> RlTrainer<D> {
         })
     }
 
-    /// Every so many steps: how far the weights moved (Eq. 13), how far their quantized copy is off (Eq. 14), and how
-    /// many of its codes changed.
+    /// Every so many steps: how far the weights moved (Eq. 13), how far their quantized copy is off (Eq. 14),
+    /// and how many of its codes changed.
     fn measure_update(&mut self, record: &mut StepRecord) -> Result<(), TrainError> {
         let every = self.plan.run.update_metrics_freq;
         let Some(before) = self.measured.as_ref().filter(|_| every > 0 && self.step.is_multiple_of(every))

@@ -1,9 +1,9 @@
-//! The loop of a run: resume or evaluate first, then step after step train, measure, save, write down, and notice when
-//! training is broken; at the end the model and a summary.
+//! The loop of a run: resume or evaluate first, then step after step train, measure, save, write down, and
+//! notice when training is broken; at the end the model and a summary.
 //!
-//! Whoever runs it owns the surroundings: the run's directory, the device, what a user sees ([`Event`]) and when to stop.
-//! A step that fails before its first update changes nothing, so the state before it is saved and the same step can be
-//! tried again.
+//! Whoever runs it owns the surroundings: the run's directory, the device, what a user sees ([`Event`]) and
+//! when to stop. A step that fails before its first update changes nothing, so the state before it is saved
+//! and the same step can be tried again.
 
 mod keep;
 mod summary;
@@ -125,7 +125,8 @@ pub struct Run<D: Device> {
 }
 
 impl<D: Device> Run<D> {
-    /// Takes over the state of the newest checkpoint, or evaluates the start and saves it where it is nowhere else.
+    /// Takes over the state of the newest checkpoint, or evaluates the start and saves it where it is nowhere
+    /// else.
     pub fn begin(
         mut trainer: RlTrainer<D>,
         recipe: &Recipe,
@@ -178,7 +179,8 @@ impl<D: Device> Run<D> {
             tested,
         };
         if evaluated && run.keeper.is_on() && run.trainer.steps_done() == 0 && run.start_path.is_none() {
-            // The start of a model that is nowhere else, with its accuracy: it may turn out to be the best there was.
+            // The start of a model that is nowhere else, with its accuracy: it may turn out to be the best
+            // there was.
             run.start_checkpoint(Some(before))?;
         }
         Ok(run)

@@ -78,8 +78,8 @@ pub enum SftError {
     },
 }
 
-/// All steps of a recipe's supervised training, and the weights that they lead to. `on_step` sees the record of each and may end it early; the
-/// flag tells whether it did.
+/// All steps of a recipe's supervised training, and the weights that they lead to. `on_step` sees the record
+/// of each and may end it early; the flag tells whether it did.
 pub fn warm_start<D: Device, E: From<SftError>>(
     device: &Arc<D>,
     recipe: &Recipe,

@@ -1,5 +1,5 @@
-//! Solving problems with the rollout engine, and judging what came out: the rollouts of a training step and every
-//! evaluation are this.
+//! Solving problems with the rollout engine, and judging what came out: the rollouts of a training step and
+//! every evaluation are this.
 
 use crate::start::{Start, StartError};
 use qurl_kernels::Device;

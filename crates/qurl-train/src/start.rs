@@ -158,7 +158,8 @@ impl Start {
         Ok(None)
     }
 
-    /// The same with a longer context, where one is asked for; says so, since the model never saw such positions.
+    /// The same with a longer context, where one is asked for; says so, since the model never saw such
+    /// positions.
     fn extended(mut self, dir: &Path, context: Option<usize>) -> Result<Start, StartError> {
         let own = self.config.max_position_embeddings;
         let Some(found) = context.filter(|&context| context != own) else { return Ok(self) };

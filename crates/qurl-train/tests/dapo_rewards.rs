@@ -1,4 +1,5 @@
-//! DAPO's rewards of 1 and -1 with its penalty for overlong responses, from verdicts to advantages: verl's numbers.
+//! DAPO's rewards of 1 and -1 with its penalty for overlong responses, from verdicts to advantages: verl's
+//! numbers.
 
 use qurl_rl::advantage::Rollouts;
 use qurl_rollout::{FinishReason, Sample, WeightVersion};
@@ -31,7 +32,8 @@ fn problem() -> Problem {
     Problem { id: "p".into(), prompt: Prompt::Text("3+4=".into()), answer: "7".into(), extra: Value::Null }
 }
 
-/// Advantages of 4 right and short, 2 right at the limit, 8 wrong and short, 2 wrong at the limit; and their record.
+/// Advantages of 4 right and short, 2 right at the limit, 8 wrong and short, 2 wrong at the limit; and their
+/// record.
 fn advantages(overrides: &[&str]) -> ([f64; 4], StepRecord) {
     let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
     let recipe = Recipe::parse(TINY_DAPO, "tiny-dapo", &overrides).expect("recipe");

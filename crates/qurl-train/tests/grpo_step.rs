@@ -1,4 +1,5 @@
-//! A whole GRPO step, from given rollouts to new parameters, against PyTorch (made by `goldens/make_grpo_step.py`).
+//! A whole GRPO step, from given rollouts to new parameters, against PyTorch (made by
+//! `goldens/make_grpo_step.py`).
 
 mod common;
 

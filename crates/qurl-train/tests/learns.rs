@@ -1,4 +1,5 @@
-//! PPO, GRPO and DAPO each learn on their recipe of seconds, and so does the default. The three share one warm start.
+//! PPO, GRPO and DAPO each learn on their recipe of seconds, and so does the default. The three share one
+//! warm start.
 
 use qurl_kernels::Cpu;
 use qurl_kernels::cpu::level::Level;

@@ -1,11 +1,12 @@
-//! A whole PPO step of actor and critic, from given rollouts to new parameters, against PyTorch in float64 (made by
-//! `goldens/make_ppo_step.py`, from the equations): ACR with tokens between the bounds of TIS and ACR, dual clip,
-//! GAE, whitening, k1 in the reward, entropy bonus, clipped critic, UAQ, two epochs of several mini-batches of several
-//! micro-batches.
+//! A whole PPO step of actor and critic, from given rollouts to new parameters, against PyTorch in float64
+//! (made by `goldens/make_ppo_step.py`, from the equations): ACR with tokens between the bounds of TIS and
+//! ACR, dual clip, GAE, whitening, k1 in the reward, entropy bonus, clipped critic, UAQ, two epochs of
+//! several mini-batches of several micro-batches.
 //!
-//! **Tolerance**: 2e-6, of the number where it is above 1. It is the rounding of f32 over six updates: the same step
-//! in float32 PyTorch is off by 9e-7 in the parameters and by 4e-6 in the norm of a late update. Leaving out any of the
-//! terms above, or one epoch, or the weight decay, moves some parameter by 9e-5 or more.
+//! **Tolerance**: 2e-6, of the number where it is above 1. It is the rounding of f32 over six updates: the
+//! same step in float32 PyTorch is off by 9e-7 in the parameters and by 4e-6 in the norm of a late update.
+//! Leaving out any of the terms above, or one epoch, or the weight decay, moves some parameter by 9e-5 or
+//! more.
 
 mod common;
 
@@ -109,7 +110,8 @@ fn tokenizer(config: &ModelConfig) -> Tokenizer {
     tokenizer
 }
 
-/// A trainer that starts as the golden does: with a reference that is not the start, and the golden's value head.
+/// A trainer that starts as the golden does: with a reference that is not the start, and the golden's value
+/// head.
 fn trainer(golden: &Value, level: Level) -> RlTrainer<Cpu> {
     let recipe = Recipe::parse(&recipe(golden), "golden", &[]).expect("recipe");
     let start = hf::load(&model("qwen2")).expect("model");

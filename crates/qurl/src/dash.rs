@@ -26,7 +26,7 @@ const ALIVE_EVERY: Duration = Duration::from_secs(10);
 /// How often the stop flag is looked at while nobody calls.
 const ACCEPT_EVERY: Duration = Duration::from_millis(40);
 /// Connections at the same time.
-const MOST_READERS: usize = 32;
+const MAX_READERS: usize = 32;
 /// How long readers are given to take their leave.
 const GOODBYE: Duration = Duration::from_secs(2);
 
@@ -101,7 +101,7 @@ impl Server {
     /// A thread for the connection, or a refusal where there are too many.
     fn welcome(&self, stream: TcpStream) {
         let (shared, address) = (self.shared.clone(), self.address);
-        if shared.readers.fetch_add(1, Ordering::Relaxed) >= MOST_READERS {
+        if shared.readers.fetch_add(1, Ordering::Relaxed) >= MAX_READERS {
             shared.readers.fetch_sub(1, Ordering::Relaxed);
             _ = http::prepare(&stream).and_then(|()| respond(&stream, false, &Refusal::Busy.answer()));
             return;

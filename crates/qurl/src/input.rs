@@ -19,7 +19,8 @@ pub fn bad(message: impl fmt::Display) -> anyhow::Error {
     anyhow::Error::new(BadInput(message.to_string()))
 }
 
-/// An error and its causes on one line. The messages of our libraries hold their causes already; nothing is said twice.
+/// An error and its causes on one line. The messages of our libraries hold their causes already; nothing is
+/// said twice.
 pub fn message(error: &anyhow::Error) -> String {
     error.chain().skip(1).fold(error.to_string(), |text, cause| match cause.to_string() {
         cause if text.contains(&cause) => text,

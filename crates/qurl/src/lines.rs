@@ -1,8 +1,8 @@
 //! JSON lines from standard input to standard output, one answer a line, in order.
 //!
-//! Answers are written in large pieces, but never held back while the command waits for more input: a program that
-//! writes one line and reads one answer does not wait for ever. For the same reason lines are answered together only
-//! where they have all arrived already. Blank lines are passed over.
+//! Answers are written in large pieces, but never held back while the command waits for more input: a program
+//! that writes one line and reads one answer does not wait for ever. For the same reason lines are answered
+//! together only where they have all arrived already. Blank lines are passed over.
 
 use crate::input::bad;
 use crate::output::OutputError;
@@ -15,16 +15,16 @@ const BUFFER: usize = 1 << 18;
 /// What some editors write before the first character of a text; no part of it.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// Answers every line of standard input with `answer(line number from 1, text)`. The first line that cannot be answered
-/// ends the command as bad input, after the answers before it have been written.
+/// Answers every line of standard input with `answer(line number from 1, text)`. The first line that cannot
+/// be answered ends the command as bad input, after the answers before it have been written.
 pub fn answer_stdin<T: Serialize, E: std::fmt::Display>(
     answer: impl FnMut(usize, &str) -> Result<T, E>,
 ) -> anyhow::Result<()> {
     answer_stdin_together(1, answer, Ok)
 }
 
-/// As [`answer_stdin`] in two parts: `read` checks a line, and `answer` gives one answer for each of at most `most` lines
-/// that have arrived.
+/// As [`answer_stdin`] in two parts: `read` checks a line, and `answer` gives one answer for each of at most
+/// `most` lines that have arrived.
 pub fn answer_stdin_together<Q, T: Serialize, E: std::fmt::Display>(
     most: usize,
     read: impl FnMut(usize, &str) -> Result<Q, E>,

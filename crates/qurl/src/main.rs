@@ -1,8 +1,8 @@
 //! The `qurl` command line: a table of commands.
 //!
-//! Every command takes `--json` for one machine-readable document on standard output; progress goes to standard
-//! error. Exit status: 0 success, 2 bad usage or input, 1 failure, 130 stopped by Ctrl-C (128 and the
-//! number of any other signal that asked it to stop).
+//! Every command takes `--json` for one machine-readable document on standard output; progress goes to
+//! standard error. Exit status: 0 success, 2 bad usage or input, 1 failure, 130 stopped by Ctrl-C (128 and
+//! the number of any other signal that asked it to stop).
 
 #![deny(
     clippy::print_stdout,
@@ -87,7 +87,8 @@ enum Command {
     RewardGuard(commands::reward_guard::Args),
 }
 
-/// Events of the libraries on standard error where `RUST_LOG` asks for them, as in `RUST_LOG=qurl_train=debug`.
+/// Events of the libraries on standard error where `RUST_LOG` asks for them, as in
+/// `RUST_LOG=qurl_train=debug`.
 fn trace() {
     if std::env::var_os("RUST_LOG").is_some() {
         let filter = tracing_subscriber::EnvFilter::from_default_env();

@@ -1,10 +1,10 @@
 //! Standard output and standard error, which may be closed or full at any time.
 //!
-//! `println!` and `eprintln!` panic then, in the middle of a run that is not saved yet. Here a line for standard error
-//! that cannot be written is lost in silence: it is a remark, and the work goes on. A line for standard output is the
-//! command's result, so [`out!`](out) gives an error; commands that train or write files print after they have saved. An
-//! output that was closed because its reader has seen enough is no failure: `main` ends then with status 0 and says
-//! nothing.
+//! `println!` and `eprintln!` panic then, in the middle of a run that is not saved yet. Here a line for
+//! standard error that cannot be written is lost in silence: it is a remark, and the work goes on. A line for
+//! standard output is the command's result, so [`out!`](out) gives an error; commands that train or write
+//! files print after they have saved. An output that was closed because its reader has seen enough is no
+//! failure: `main` ends then with status 0 and says nothing.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
@@ -51,8 +51,9 @@ pub fn even_if_closed(printed: Result<(), OutputError>) -> Result<(), OutputErro
     }
 }
 
-/// What a model wrote, for a terminal: control characters and those that turn the direction of writing are shown as
-/// escapes, so that no text can move the cursor, change colours or hide what it says. Line breaks and tabs stay.
+/// What a model wrote, for a terminal: control characters and those that turn the direction of writing are
+/// shown as escapes, so that no text can move the cursor, change colours or hide what it says. Line breaks
+/// and tabs stay.
 pub fn printable(text: &str) -> String {
     let turns =
         |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

@@ -21,7 +21,8 @@ pub struct Extent {
     /// Put the output head into the format, too
     #[arg(long)]
     quantize_head: bool,
-    /// Number format of keys and values: f32, bf16, int8 or fp8; f32 or bf16 by the format of the weights if not given
+    /// Number format of keys and values: f32, bf16, int8 or fp8; f32 or bf16 by the format of the weights if
+    /// not given
     #[arg(long)]
     kv: Option<KvFormat>,
 }

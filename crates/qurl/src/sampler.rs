@@ -119,8 +119,8 @@ pub struct Size {
 }
 
 impl<D: Device> Sampler<D> {
-    /// Loads model and tokenizer, which must be there if text is `needed`. How much it is asked for follows from the
-    /// texts.
+    /// Loads model and tokenizer, which must be there if text is `needed`. How much it is asked for follows
+    /// from the texts.
     pub fn load(
         device: Arc<D>,
         args: &SamplerArgs,
@@ -152,7 +152,8 @@ impl<D: Device> Sampler<D> {
         Ok(Sampler { queue, engine, texts, request })
     }
 
-    /// A request for `n` samples of a prompt; `number` sets its random numbers apart from those of other prompts.
+    /// A request for `n` samples of a prompt; `number` sets its random numbers apart from those of other
+    /// prompts.
     pub fn request(&self, prompt: Vec<u32>, n: usize, number: u64) -> Request {
         let key = SampleKey { prompt: number, ..self.request.key };
         Request { prompt, n, key, ..self.request.clone() }

@@ -1,5 +1,5 @@
-//! `--device` where there is no GPU, or one that will not do. The driver is a small library made here: what it says of itself is
-//! all that a refusal needs.
+//! `--device` where there is no GPU, or one that will not do. The driver is a small library made here: what
+//! it says of itself is all that a refusal needs.
 
 mod common;
 mod models;
@@ -9,8 +9,8 @@ use models::{TempDir, saved};
 use qurl_model::Family;
 use std::process::Command;
 
-/// A driver of this version (1000 times its major number), with one device that has 1 of 2 GiB free, and a compiler that ends with
-/// this status. Nothing computes.
+/// A driver of this version (1000 times its major number), with one device that has 1 of 2 GiB free, and a
+/// compiler that ends with this status. Nothing computes.
 const LIBRARY: &str = r#"
 #include <stddef.h>
 #include <string.h>
@@ -79,7 +79,7 @@ fn check_refused(dir: &TempDir, driver: &str, reasons: &[&str]) {
         with_driver(dir, driver, &args, "{\"ids\":[3,9,14]}\n")
     };
     let refused = score("cuda");
-    refused.assert_bad(&["device cuda cannot be used"]);
+    refused.assert_bad(&["device cuda:0 cannot be used"]);
     refused.assert_bad(reasons);
     assert_eq!(refused.stdout, "");
     let (fallen_back, cpu) = (score("auto"), score("cpu"));

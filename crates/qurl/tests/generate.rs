@@ -236,7 +236,7 @@ fn a_model_that_is_wrong_is_refused() {
     qurl(&["generate", "--model", dir.text(), "a"]).assert_bad(&["vocabulary", "45", "20"]);
 }
 
-/// A channel of zeros has no scale of its own and must not become not-a-number.
+/// A channel of zeros has no scale of its own and must not become NaN.
 #[test]
 fn zero_rows_are_fine_in_every_format() {
     let (config, mut weights) = model(Family::Qwen2);

@@ -1,5 +1,5 @@
-//! Commands whose output is closed or full: a quiet end with status 0 where the reader has gone, a message and status 1
-//! where nothing can be written, and never a panic.
+//! Commands whose output is closed or full: a quiet end with status 0 where the reader has gone, a message
+//! and status 1 where nothing can be written, and never a panic.
 
 mod common;
 mod models;

@@ -99,7 +99,8 @@ fn quantized_directories_are_read() {
         let (target, again) = (out.path().join(format), out.path().join(format!("{format}-again")));
         let (text, again_text) = (target.to_str().expect("UTF-8"), again.to_str().expect("UTF-8"));
         qurl(&["quantize", "--model", dir.text(), "--format", format, "--json", text]).json();
-        // In its own format it is the quantized model, but for the last bit of a scale; and it can be quantized again.
+        // In its own format it is the quantized model, but for the last bit of a scale; and it can be
+        // quantized again.
         for (from, to) in scores(dir.text(), format).iter().zip(scores(text, format)) {
             assert!((from - to).abs() < 1e-3, "{format}: {from} is read as {to}");
         }

@@ -1,4 +1,5 @@
-//! `qurl recipe`, and what recipes say about files: where their paths lead, and what is said where they lead nowhere.
+//! `qurl recipe`, and what recipes say about files: where their paths lead, and what is said where they lead
+//! nowhere.
 
 mod common;
 
@@ -240,7 +241,7 @@ fn a_recipe_is_looked_at_without_a_run() {
         (Some(4), Some(32), Some(1))
     );
     let parts = checked["memory"].as_array().expect("parts");
-    assert!(parts.iter().any(|part| part["part"] == "rollout: keys and values"), "{checked}");
+    assert!(parts.iter().any(|part| part["part"] == "rollout: keys and values, buffers"), "{checked}");
     let text = qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", "actor.lr=1000"], "").stdout;
     for line in [
         "problems: 10 to train on, 5 held out",
@@ -268,8 +269,8 @@ fn a_recipe_is_looked_at_without_a_run() {
     );
 }
 
-/// Paths in the file lead from its directory, those of overrides from the working directory, and a run goes on from
-/// anywhere.
+/// Paths in the file lead from its directory, those of overrides from the working directory, and a run goes
+/// on from anywhere.
 #[test]
 fn paths_lead_from_the_recipe_and_runs_go_on_from_anywhere() {
     let dir = place("recipe-paths");

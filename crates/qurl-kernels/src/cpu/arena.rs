@@ -1,9 +1,9 @@
 //! Memory for packed weights: many arrays in few mappings of huge pages.
 //!
-//! A decode step of one sequence does little else than read weights, and a megabyte in small pages was seen to be read at
-//! half the speed of one in huge pages. Giving every matrix huge pages of its own would waste most of a page for each. So
-//! they lie side by side in mappings that live as long as one of their arrays: the weights of a network come and go
-//! together.
+//! A decode step of one sequence does little else than read weights, and a megabyte in small pages was seen
+//! to be read at half the speed of one in huge pages. Giving every matrix huge pages of its own would waste
+//! most of a page for each. So they lie side by side in mappings that live as long as one of their arrays:
+//! the weights of a network come and go together.
 
 use super::buf::{Aligned, Number, map_huge, out_of_memory};
 use crate::types::DeviceError;
@@ -52,8 +52,8 @@ impl Arena {
         };
         let data = place.next;
         place.left -= bytes;
-        // SAFETY: the bytes are left of the mapping, fresh and so zero, and from now on this array's; all arrays are whole
-        // cache lines, the mapping begins with one.
+        // SAFETY: the bytes are left of the mapping, fresh and so zero, and from now on this array's; all
+        // arrays are whole cache lines, the mapping begins with one.
         let array = unsafe {
             place.next = data.add(bytes);
             Aligned::in_mapping(data.cast(), len, place.map.clone())

@@ -1,13 +1,16 @@
-//! Causal grouped-query attention over paged keys and values: training, prefill and decode are this one kernel.
+//! Causal grouped-query attention over paged keys and values: training, prefill and decode are this one
+//! kernel.
 //!
-//! A task takes up to [`ROW_BLOCK`] query rows of one sequence and one key/value head (the query heads of a group
-//! count as rows, they share the keys) and walks the keys in tiles of [`TILE`] positions with the running softmax of
-//! flash attention. Scores never leave the cache, so memory is linear in the sequence length.
+//! A task takes up to [`ROW_BLOCK`] query rows of one sequence and one key/value head (the query heads of a
+//! group count as rows, they share the keys) and walks the keys in tiles of [`TILE`] positions with the
+//! running softmax of flash attention. Scores never leave the cache, so memory is linear in the sequence
+//! length.
 //!
-//! **Order of summation.** For one query row: a score is a chain over the head dimension, a tile is reduced lane by
-//! lane in a fixed order, tiles follow positions, the weighted sum of values is a chain over positions. None of that
-//! depends on the other rows of the task; masked keys add nothing. So decode gives the bits of prefill. Tiles that a
-//! sliding window hides are left out; they begin at multiples of [`TILE`] whatever the window.
+//! **Order of summation.** For one query row: a score is a chain over the head dimension, a tile is reduced
+//! lane by lane in a fixed order, tiles follow positions, the weighted sum of values is a chain over
+//! positions. None of that depends on the other rows of the task; masked keys add nothing. So decode gives
+//! the bits of prefill. Tiles that a sliding window hides are left out; they begin at multiples of [`TILE`]
+//! whatever the window.
 
 mod decode;
 
@@ -26,8 +29,8 @@ pub(crate) const TILE: usize = 64;
 pub const MAX_HEAD_DIM: usize = Heads::MAX_DIM;
 const BLOCKS: usize = TILE / KEY_BLOCK;
 
-/// `out[rows, heads * head_dim]` from queries in the first columns of `qkv[rows, qkv_width]` and stored keys and
-/// values; `lse[rows, heads]` takes the logarithm of the softmax denominators for the backward pass.
+/// `out[rows, heads * head_dim]` from queries in the first columns of `qkv[rows, qkv_width]` and stored keys
+/// and values; `lse[rows, heads]` takes the logarithm of the softmax denominators for the backward pass.
 pub fn forward(
     ctx: &Context,
     heads: Heads,
@@ -59,23 +62,24 @@ pub fn forward(
         }
     }
     let job = Job { heads, qkv, kv, pages, out: Parts::new(out), lse };
-    let decodes = group <= decode::MOST_ROWS && heads.head_dim.is_multiple_of(ctx.panel() / 2);
+    let decodes = group <= decode::MAX_ROWS && heads.head_dim.is_multiple_of(ctx.panel() / 2);
     let grouped = (tasks.len() / (ctx.pool.threads() * 8)).max(1);
     ctx.pool.for_runs(tasks.len(), grouped, 2, &|range| {
         let tasks = &tasks[range];
         for (t, &(span, head, start)) in tasks.iter().enumerate() {
             let next = tasks.get(t + 1).map(|&(span, head, _)| (&spans[span], head));
             let span = &spans[span];
-            ROOM.with_borrow_mut(|room| {
-                let room = room.as_mut_ptr().cast();
-                // SAFETY: the level was detected; shapes were checked; a task owns its rows and heads of the output,
-                // and this thread its room.
+            WORKSPACE.with_borrow_mut(|workspace| {
+                let workspace = workspace.as_mut_ptr().cast();
+                // SAFETY: the level was detected; shapes were checked; a task owns its rows and heads of the
+                // output, and this thread its workspace.
                 unsafe {
-                    // Rows whose window hides keys go through the general kernel, which leaves them out one by one.
+                    // Rows whose window hides keys go through the general kernel, which leaves them out one
+                    // by one.
                     let whole = heads.first_seen(span.position) == 0;
                     match span.rows == 1 && decodes && whole {
-                        true => decode::rows(ctx.level, &job, span, head, next, room),
-                        false => row_block(ctx.level, &job, span, head, start, next, room),
+                        true => decode::rows(ctx.level, &job, span, head, next, workspace),
+                        false => row_block(ctx.level, &job, span, head, start, next, workspace),
                     }
                 }
             });
@@ -136,8 +140,8 @@ pub(crate) unsafe fn multiply<S: Simd, const R: usize, const V: usize, const A_R
     }
 }
 
-/// Expands the body for every height of a strip and every number of vectors, as constants. Heights that the level does
-/// not use are not compiled.
+/// Expands the body for every height of a strip and every number of vectors, as constants. Heights that the
+/// level does not use are not compiled.
 macro_rules! by_tile {
     ($S:ident, $rows:expr, $vectors:expr, $body:ident ! ($($arg:tt)*)) => {
         match $rows {
@@ -185,7 +189,7 @@ pub(crate) unsafe fn pack_strips(
     for row in 0..rows {
         let (first, width) = (row / strip * strip, strip.min(rows - row / strip * strip));
         let from = source(row);
-        // SAFETY: the caller gives rows of head_dim values and room for all.
+        // SAFETY: the caller gives rows of head_dim values and workspace for all.
         unsafe {
             let to = to.add(first * head_dim + row - first);
             for d in 0..head_dim {
@@ -195,9 +199,10 @@ pub(crate) unsafe fn pack_strips(
     }
 }
 
-simd_dispatch!(plain fn row_block(job: &Job, span: &Span, head: usize, start: usize, next: Option<(&Span, usize)>, room: *mut Room) = row_block_at);
+simd_dispatch!(plain fn row_block(job: &Job, span: &Span, head: usize, start: usize, next: Option<(&Span, usize)>, workspace: *mut Workspace) = row_block_at);
 
-/// `next` is what this thread will attend to next: its first keys are asked for while the last ones here are at work.
+/// `next` is what this thread will attend to next: its first keys are asked for while the last ones here are
+/// at work.
 #[inline(always)]
 unsafe fn row_block_at<S: Simd>(
     job: &Job,
@@ -205,7 +210,7 @@ unsafe fn row_block_at<S: Simd>(
     head: usize,
     start: usize,
     next: Option<(&Span, usize)>,
-    room: *mut Room,
+    workspace: *mut Workspace,
 ) {
     let Heads { head_dim, .. } = job.heads;
     let group = job.heads.group();
@@ -216,12 +221,12 @@ unsafe fn row_block_at<S: Simd>(
     let head_of = |row: usize| head * group + (start + row) % group;
     let batch_row = |row: usize| span.row + (start + row) / group;
 
-    // SAFETY: `Room` holds ROW_BLOCK rows and MAX_HEAD_DIM columns; everything is written before it is read.
+    // SAFETY: `Workspace` holds ROW_BLOCK rows and MAX_HEAD_DIM columns; everything is written before it is read.
     unsafe {
-        let queries: *mut f32 = (&raw mut (*room).queries).cast();
-        let scores: *mut f32 = (&raw mut (*room).scores).cast();
-        let sums: *mut f32 = (&raw mut (*room).sums).cast();
-        let blocks: *mut f32 = (&raw mut (*room).blocks).cast();
+        let queries: *mut f32 = (&raw mut (*workspace).queries).cast();
+        let scores: *mut f32 = (&raw mut (*workspace).scores).cast();
+        let sums: *mut f32 = (&raw mut (*workspace).sums).cast();
+        let blocks: *mut f32 = (&raw mut (*workspace).blocks).cast();
         let mut state = [RowState::NEW; ROW_BLOCK];
         let width = job.heads.qkv_width();
         let query = |row: usize| job.qkv.as_ptr().add(batch_row(row) * width + head_of(row) * head_dim);
@@ -259,7 +264,8 @@ unsafe fn row_block_at<S: Simd>(
                 // Keys that some row of the strip sees; the rest of the tile is not touched.
                 let seen = |row: usize| (position(row) + 1).saturating_sub(tile).min(TILE);
                 let widest = seen(first + height - 1);
-                // Keys at the beginning of the tile that have left a row's window, which moves on from row to row.
+                // Keys at the beginning of the tile that have left a row's window, which moves on from row to
+                // row.
                 let hidden = |row: usize| first_seen(row).saturating_sub(tile).min(TILE);
                 if widest == 0 || hidden(first) == TILE {
                     continue;
@@ -290,8 +296,9 @@ unsafe fn row_block_at<S: Simd>(
                     (0..hidden).for_each(|key| *scores.add(row * TILE + key) = f32::NEG_INFINITY);
                     softmax_tile::<S>(scores.add(row * TILE), seen(row), widest, state);
                 }
-                // First the keys that all rows of the strip see, then the few that only the later rows see: a masked
-                // value is not even multiplied with zero, because one that is not finite must not reach earlier rows.
+                // First the keys that all rows of the strip see, then the few that only the later rows see: a
+                // masked value is not even multiplied with zero, because one that is not finite must not
+                // reach earlier rows.
                 let whole = hidden(first + height - 1) == 0;
                 let (sum, common) = (sums.add(first * head_dim), if whole { seen(first) } else { 0 });
                 for column in (0..head_dim).step_by(4 * S::LANES) {
@@ -372,7 +379,7 @@ unsafe fn softmax_tile<S: Simd>(scores: *mut f32, seen: usize, widest: usize, st
             largest = S::max(largest, S::keep_n(S::load(scores.add(i)), n, f32::NEG_INFINITY));
         }
         let tile_largest = S::largest(largest);
-        // Not `f32::max`, which would drop a not-a-number.
+        // Not `f32::max`, which would drop a NaN.
         let largest = if tile_largest < state.largest { state.largest } else { tile_largest };
         let difference = state.largest - largest;
         // Before the first tile there is nothing to rescale.
@@ -481,7 +488,7 @@ unsafe fn add_values<S: Simd>(
 
 /// Working memory of a task.
 #[repr(C, align(64))]
-struct Room {
+struct Workspace {
     queries: [f32; ROW_BLOCK * MAX_HEAD_DIM],
     scores: [f32; ROW_BLOCK * TILE],
     sums: [f32; ROW_BLOCK * MAX_HEAD_DIM],
@@ -489,6 +496,7 @@ struct Room {
 }
 
 thread_local! {
-    /// This thread's [`Room`], kept: so large a frame on the stack would be probed page by page in every call.
-    static ROOM: RefCell<Aligned<f32>> = RefCell::new(Aligned::zeros(size_of::<Room>() / size_of::<f32>()));
+    /// This thread's [`Workspace`], kept: so large a frame on the stack would be probed page by page in every
+    /// call.
+    static WORKSPACE: RefCell<Aligned<f32>> = RefCell::new(Aligned::zeros(size_of::<Workspace>() / size_of::<f32>()));
 }

@@ -1,9 +1,10 @@
-//! Backward of causal grouped-query attention, by recomputing the weights tile by tile from the saved denominators.
+//! Backward of causal grouped-query attention, by recomputing the weights tile by tile from the saved
+//! denominators.
 //!
-//! With `P = e^(S - lse)`, `D = rowsum(dO * O)`:  `dV = P^T dO`, `dS = P * (dO V^T - D)`, `dQ = scale dS K`,
-//! `dK = scale dS^T Q`. One task owns one sequence and one key/value head with all query heads of its group, so
-//! every gradient is summed by one thread in the order of the rows. Memory beside the outputs is two transposed
-//! copies of the head's keys and values: linear in the length.
+//! With `P = e^(S - lse)`, `D = rowsum(dO * O)`: `dV = P^T dO`, `dS = P * (dO V^T - D)`, `dQ = scale dS K`,
+//! `dK = scale dS^T Q`. One task owns one sequence and one key/value head with all query heads of its group,
+//! so every gradient is summed by one thread in the order of the rows. Memory beside the outputs is two
+//! transposed copies of the head's keys and values: linear in the length.
 
 use super::Context;
 use super::attention::{MAX_HEAD_DIM, ROW_BLOCK, TILE, by_tile, multiply, pack_strips, strip_rows};
@@ -11,8 +12,9 @@ use super::buf::Parts;
 use super::simd::{Simd, exp, simd_dispatch};
 use crate::types::{Heads, Span};
 
-/// Gradient `dqkv[rows, qkv_width]` (queries, keys and values; overwritten for the rows of the spans) from the
-/// gradient `dout` of the output. Every span must be a whole sequence (position 0), with keys and values in `qkv`.
+/// Gradient `dqkv[rows, qkv_width]` (queries, keys and values; overwritten for the rows of the spans) from
+/// the gradient `dout` of the output. Every span must be a whole sequence (position 0), with keys and values
+/// in `qkv`.
 pub fn backward(
     ctx: &Context,
     heads: Heads,
@@ -38,9 +40,10 @@ pub fn backward(
         let span = &spans[task / heads.kv_heads];
         let tiles = span.rows.div_ceil(TILE);
         let mut transposed = ctx.scratch.take(2 * tiles * heads.head_dim * TILE);
-        let room = transposed.as_mut_ptr().cast::<f32>();
-        // SAFETY: the level was detected; shapes were checked; a task owns its heads' columns of the span's rows.
-        unsafe { head_backward(ctx.level, &job, span, task % heads.kv_heads, room) }
+        let workspace = transposed.as_mut_ptr().cast::<f32>();
+        // SAFETY: the level was detected; shapes were checked; a task owns its heads' columns of the span's
+        // rows.
+        unsafe { head_backward(ctx.level, &job, span, task % heads.kv_heads, workspace) }
     });
 }
 
@@ -57,7 +60,7 @@ simd_dispatch!(plain fn head_backward(job: &Job, span: &Span, head: usize, trans
 
 /// Working memory of a task, on its stack.
 #[repr(C, align(64))]
-struct Room {
+struct Workspace {
     queries: [f32; ROW_BLOCK * MAX_HEAD_DIM],
     query_strips: [f32; ROW_BLOCK * MAX_HEAD_DIM],
     douts: [f32; ROW_BLOCK * MAX_HEAD_DIM],
@@ -75,18 +78,18 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
     let key_column = (heads + head) * head_dim;
     let value_column = (heads + kv_heads + head) * head_dim;
     let tiles = span.rows.div_ceil(TILE);
-    let mut room = std::mem::MaybeUninit::<Room>::uninit();
-    let room = room.as_mut_ptr();
-    // SAFETY: all offsets stay inside the span's rows and the head's columns, and inside Room; everything is written
-    // before it is read.
+    let mut workspace = std::mem::MaybeUninit::<Workspace>::uninit();
+    let workspace = workspace.as_mut_ptr();
+    // SAFETY: all offsets stay inside the span's rows and the head's columns, and inside Workspace; everything is
+    // written before it is read.
     unsafe {
-        let queries: *mut f32 = (&raw mut (*room).queries).cast();
-        let query_strips: *mut f32 = (&raw mut (*room).query_strips).cast();
-        let douts: *mut f32 = (&raw mut (*room).douts).cast();
-        let dout_strips: *mut f32 = (&raw mut (*room).dout_strips).cast();
-        let dqueries: *mut f32 = (&raw mut (*room).dqueries).cast();
-        let weights: *mut f32 = (&raw mut (*room).weights).cast();
-        let dscores: *mut f32 = (&raw mut (*room).dscores).cast();
+        let queries: *mut f32 = (&raw mut (*workspace).queries).cast();
+        let query_strips: *mut f32 = (&raw mut (*workspace).query_strips).cast();
+        let douts: *mut f32 = (&raw mut (*workspace).douts).cast();
+        let dout_strips: *mut f32 = (&raw mut (*workspace).dout_strips).cast();
+        let dqueries: *mut f32 = (&raw mut (*workspace).dqueries).cast();
+        let weights: *mut f32 = (&raw mut (*workspace).weights).cast();
+        let dscores: *mut f32 = (&raw mut (*workspace).dscores).cast();
         let row_of = |position: usize| (span.row + position) * width;
 
         // Keys and values as [tile][head_dim][TILE]; rows past the end are zero.
@@ -153,10 +156,10 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                     let columns = widest.next_multiple_of(S::LANES);
                     let into = Target { data: weight, stride: TILE, add: false };
                     let a = Left::strip(query_strips.add(first * head_dim), height);
-                    product::<S>(height, columns, head_dim, a, keys_t.add(tile_at), TILE, into);
+                    gemm::<S>(height, columns, head_dim, a, keys_t.add(tile_at), TILE, into);
                     let into = Target { data: dscore, stride: TILE, add: false };
                     let a = Left::strip(dout_strips.add(first * head_dim), height);
-                    product::<S>(height, columns, head_dim, a, values_t.add(tile_at), TILE, into);
+                    gemm::<S>(height, columns, head_dim, a, values_t.add(tile_at), TILE, into);
                     for row in 0..height {
                         let (lse, d) = stats[first + row];
                         for i in (columns..TILE).step_by(S::LANES) {
@@ -180,7 +183,7 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                     }
                     let into = Target { data: dqueries.add(first * head_dim), stride: head_dim, add: true };
                     let key_rows = job.qkv.as_ptr().add(row_of(tile * TILE) + key_column);
-                    product::<S>(height, head_dim, widest, Left::rows(dscore), key_rows, width, into);
+                    gemm::<S>(height, head_dim, widest, Left::rows(dscore), key_rows, width, into);
                 }
                 for first in (0..seen(rows - 1)).step_by(strip) {
                     // Earlier strips of rows see none of these keys.
@@ -191,10 +194,10 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                     let key_row = row_of(tile * TILE + first);
                     let into = Target { data: job.dqkv.at(key_row + value_column), stride: width, add: true };
                     let a = Left::columns(weights.add(left));
-                    product::<S>(height, head_dim, count, a, douts.add(from * head_dim), head_dim, into);
+                    gemm::<S>(height, head_dim, count, a, douts.add(from * head_dim), head_dim, into);
                     let into = Target { data: job.dqkv.at(key_row + key_column), stride: width, add: true };
                     let a = Left::columns(dscores.add(left));
-                    product::<S>(height, head_dim, count, a, queries.add(from * head_dim), head_dim, into);
+                    gemm::<S>(height, head_dim, count, a, queries.add(from * head_dim), head_dim, into);
                 }
             }
 
@@ -213,7 +216,7 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
     }
 }
 
-/// The left operand of a product: at most a strip high.
+/// The left operand of a GEMM: at most a strip high.
 #[derive(Clone, Copy)]
 struct Left {
     data: *const f32,
@@ -240,7 +243,7 @@ impl Left {
     }
 }
 
-/// Where a product goes.
+/// Where a GEMM goes.
 #[derive(Clone, Copy)]
 struct Target {
     data: *mut f32,
@@ -250,15 +253,15 @@ struct Target {
 
 /// `C[m, n] (+)= A[m, k] B[k, n]`, B with rows `ldb` apart.
 #[inline(always)]
-unsafe fn product<S: Simd>(m: usize, n: usize, k: usize, a: Left, b: *const f32, ldb: usize, c: Target) {
+unsafe fn gemm<S: Simd>(m: usize, n: usize, k: usize, a: Left, b: *const f32, ldb: usize, c: Target) {
     for column in (0..n).step_by(4 * S::LANES) {
         let vectors = (n - column).div_ceil(S::LANES).min(4);
         macro_rules! one_tile {
             ($r:literal, $v:literal,) => {
                 if a.packed {
-                    tile_product::<S, $r, $v, 1>(n, column, k, a, b, ldb, c)
+                    tile_gemm::<S, $r, $v, 1>(n, column, k, a, b, ldb, c)
                 } else {
-                    tile_product::<S, $r, $v, TILE>(n, column, k, a, b, ldb, c)
+                    tile_gemm::<S, $r, $v, TILE>(n, column, k, a, b, ldb, c)
                 }
             };
         }
@@ -268,7 +271,7 @@ unsafe fn product<S: Simd>(m: usize, n: usize, k: usize, a: Left, b: *const f32,
 }
 
 #[inline(always)]
-unsafe fn tile_product<S: Simd, const R: usize, const V: usize, const A_ROW: usize>(
+unsafe fn tile_gemm<S: Simd, const R: usize, const V: usize, const A_ROW: usize>(
     n: usize,
     column: usize,
     k: usize,

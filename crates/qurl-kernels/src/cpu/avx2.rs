@@ -1,7 +1,7 @@
 //! The AVX2+FMA level: eight f32 in a register.
 //!
-//! bf16 and 8-bit dot products are made from what AVX2 has: bf16 pairs are widened to f32 (exact) and fused twice;
-//! bytes are widened to 16 bits and multiplied in pairs, which cannot overflow.
+//! bf16 and 8-bit dot products are made from what AVX2 has: bf16 pairs are widened to f32 (exact) and fused
+//! twice; bytes are widened to 16 bits and multiplied in pairs, which cannot overflow.
 
 use super::simd::Simd;
 use std::arch::x86_64::*;
@@ -18,7 +18,8 @@ unsafe fn mask(n: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(KEEP.as_ptr().add(8 - n).cast()) }
 }
 
-// SAFETY: only entered from functions with avx2 and fma enabled (simd_dispatch), after the level was detected.
+// SAFETY: only entered from functions with avx2 and fma enabled (simd_dispatch), after the level was
+// detected.
 unsafe impl Simd for Avx2 {
     type V = __m256;
     type I = __m256i;

@@ -321,8 +321,9 @@ macro_rules! common_operations {
         unsafe fn round_e4m3(v: Self::V) -> Self::V {
             // SAFETY: register operations.
             unsafe {
-                // The power of two below v, at least that of the subnormals; 2^20 times it has neighbours as far apart as
-                // the E4M3 numbers around v, so adding it rounds. (One and a half times: then v may be negative.)
+                // The power of two below v, at least that of the subnormals; 2^20 times it has neighbours as
+                // far apart as the E4M3 numbers around v, so adding it rounds. (One and a half times: then v
+                // may be negative.)
                 let power = _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0x7f80_0000));
                 let power = _mm512_max_epi32(power, _mm512_set1_epi32(E4M3_NORMAL.to_bits() as i32));
                 let coarse = _mm512_castsi512_ps(_mm512_add_epi32(power, _mm512_set1_epi32(20 << 23 | 1 << 22)));
@@ -387,8 +388,8 @@ macro_rules! common_operations {
         unsafe fn shift_e4m3<const LAST: bool>(codes: *const u32) -> Self::I {
             // SAFETY: the caller gives LANES readable words and a byte before them.
             unsafe {
-                // Each half of a word holds one code of either pair. Those of the first pair get into the upper byte by
-                // reading one byte earlier: that is free, unlike a shift.
+                // Each half of a word holds one code of either pair. Those of the first pair get into the
+                // upper byte by reading one byte earlier: that is free, unlike a shift.
                 let from = if LAST { codes.cast::<u8>() } else { codes.cast::<u8>().sub(1) };
                 _mm512_srai_epi16::<4>(_mm512_loadu_si512(from.cast()))
             }
@@ -397,15 +398,16 @@ macro_rules! common_operations {
         unsafe fn place_e4m3(shifted: Self::I) -> Self::I {
             // SAFETY: register operations.
             unsafe {
-                // The sign and the seven bits of exponent and mantissa lie where those of a bf16 do. 0xea: they, or the set
-                // bit of the exponent.
+                // The sign and the seven bits of exponent and mantissa lie where those of a bf16 do. 0xea:
+                // they, or the set bit of the exponent.
                 let places = _mm512_set1_epi16(0x87f0_u16 as i16);
                 _mm512_ternarylogic_epi32::<0xea>(shifted, places, _mm512_set1_epi16(0x2000))
             }
         }
         #[inline(always)]
         unsafe fn mend_e4m3(words: Self::I) -> Self::I {
-            // SAFETY: register operations; a lookup takes the lowest five bits of its index, here those of the mantissa.
+            // SAFETY: register operations; a lookup takes the lowest five bits of its index, here those of
+            // the mantissa.
             unsafe {
                 let small = _mm_set_epi16(0x2060, 0x2040, 0x2020, 0x2000, 0x1fc0, 0x1f80, 0x1f00, 0);
                 let is_small = _mm512_testn_epi16_mask(words, _mm512_set1_epi16(0x0780));
@@ -460,7 +462,8 @@ macro_rules! common_operations {
     };
 }
 
-// SAFETY: only entered from functions with avx512f/bw/dq/vl enabled (simd_dispatch), after the level was detected.
+// SAFETY: only entered from functions with avx512f/bw/dq/vl enabled (simd_dispatch), after the level was
+// detected.
 unsafe impl Simd for Avx512 {
     common_operations!();
 
@@ -533,7 +536,8 @@ unsafe impl Simd for Avx512Bf16 {
     }
     #[inline(always)]
     unsafe fn round_bf16(v: Self::V) -> Self::V {
-        // SAFETY: register operations. (The conversion instruction flushes subnormals: rounding by hand keeps them.)
+        // SAFETY: register operations. (The conversion instruction flushes subnormals: rounding by hand keeps
+        // them.)
         unsafe { round_bf16_by_hand(v) }
     }
     #[inline(always)]
@@ -575,9 +579,10 @@ unsafe impl Simd for Avx512Bf16 {
     }
 }
 
-/// Adds the products of a pair of bf16 in memory and the pairs of `b`. The pair is an operand of the product itself: broadcast to
-/// a register first, once for two products, it takes a place in the vector units that decoding needs (on Zen 4 a word of an
-/// eight-row tile then takes 17.5 instead of 16 cycles). The compiler would always share the register.
+/// Adds the products of a pair of bf16 in memory and the pairs of `b`. The pair is an operand of the GEMM
+/// itself: broadcast to a register first, once for two products, it takes a place in the vector units that
+/// decoding needs (on Zen 4 a word of an eight-row tile then takes 17.5 instead of 16 cycles). The compiler
+/// would always share the register.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn dot_bf16_of_word(mut acc: __m512, a: *const u32, b: __m512i) -> __m512 {

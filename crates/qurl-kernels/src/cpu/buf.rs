@@ -1,8 +1,9 @@
 //! Memory of the CPU backend: cache-line aligned arrays, and a store of scratch arrays that are used again.
 //!
-//! Large arrays (weights, keys and values) are mapped on their own and ask for huge pages: streaming them walks the
-//! page tables five hundred times less often, and filling them takes that many fewer page faults. They begin at a huge
-//! page. Packed weights, of which a decode step reads every byte, share mappings of their own ([`Arena`](super::arena)).
+//! Large arrays (weights, keys and values) are mapped on their own and ask for huge pages: streaming them
+//! walks the page tables five hundred times less often, and filling them takes that many fewer page faults.
+//! They begin at a huge page. Packed weights, of which a decode step reads every byte, share mappings of
+//! their own ([`Arena`](super::arena)).
 
 use crate::types::DeviceError;
 use memmap2::{Advice, MmapMut};
@@ -72,7 +73,8 @@ impl<T: Number> Aligned<T> {
     /// An array of `len` zeros in a part of a mapping.
     ///
     /// # Safety
-    /// `data` is aligned to a cache line and lies in the mapping with all `len` numbers, which are zero and nobody else's.
+    /// `data` is aligned to a cache line and lies in the mapping with all `len` numbers, which are zero and
+    /// nobody else's.
     pub(super) unsafe fn in_mapping(data: *mut T, len: usize, map: Arc<MmapMut>) -> Self {
         Aligned { data, len, map: Some(map) }
     }
@@ -85,8 +87,9 @@ impl<T: Number> Aligned<T> {
     }
 }
 
-/// Maps at least `bytes` zeros from a huge page on. The last page is huge, too, if the array fills half of it or has many:
-/// small pages may come from anywhere, and on a virtual machine each of them can cost as much as a huge one.
+/// Maps at least `bytes` zeros from a huge page on. The last page is huge, too, if the array fills half of it
+/// or has many: small pages may come from anywhere, and on a virtual machine each of them can cost as much as
+/// a huge one.
 pub(super) fn map_huge(bytes: usize) -> Option<(Arc<MmapMut>, *mut u8)> {
     // One page more, so that the array can begin at one; what is never touched takes no memory.
     let mut map = MmapMut::map_anon(bytes.checked_next_multiple_of(HUGE)?.checked_add(HUGE)?).ok()?;
@@ -137,7 +140,8 @@ impl<T: Number + std::fmt::Debug> std::fmt::Debug for Aligned<T> {
     }
 }
 
-/// Arrays for the inside of one kernel call, kept for the next call: fresh memory would cost a page fault per page.
+/// Arrays for the inside of one kernel call, kept for the next call: fresh memory would cost a page fault per
+/// page.
 #[derive(Default)]
 pub struct Scratch {
     free: Mutex<Vec<Aligned<u32>>>,

@@ -1,12 +1,12 @@
-//! The small operations between the matrix products: rotary embedding, SwiGLU, embedding rows, column sums, rounding.
+//! The small operations between the GEMMs: rotary embedding, SwiGLU, embedding rows, column sums, rounding.
 
 use super::Context;
 use super::buf::Parts;
 use super::simd::{Simd, exp, simd_dispatch};
 
-/// Rotates the first `heads` heads of each row of `x[rows, stride]` by the angles of its position; `inverse` turns
-/// back, which is the backward pass. Pairs are `(i, i + head_dim/2)`, as in Hugging Face models.
-/// `cos` and `sin` are tables `[positions, head_dim / 2]`.
+/// Rotates the first `heads` heads of each row of `x[rows, stride]` by the angles of its position; `inverse`
+/// turns back, which is the backward pass. Pairs are `(i, i + head_dim/2)`, as in Hugging Face models. `cos`
+/// and `sin` are tables `[positions, head_dim / 2]`.
 pub fn rope(
     ctx: &Context,
     x: &mut [f32],
@@ -221,7 +221,8 @@ unsafe fn round_row_at<S: Simd>(x: *mut f32, n: usize) {
 pub fn fill_random(ctx: &Context, out: &mut [f32], seed: u64, factor: f32) {
     let len = out.len();
     let out = Parts::new(out);
-    // In the parts in which weights are packed: what is still in a cache is in that of the thread that comes for it.
+    // In the parts in which weights are packed: what is still in a cache is in that of the thread that comes
+    // for it.
     ctx.pool.for_runs(len, 1 << 16, 1 << 15, &|range| {
         // SAFETY: ranges are disjoint between tasks.
         let part = unsafe { out.slice(range.start, range.len()) };

@@ -1,13 +1,13 @@
-//! Matrix products: one register-tiled driver for every number format.
+//! GEMMs: one register-tiled driver for every number format.
 //!
-//! `C[m,n] = sum_k A[m,k] B[k,n]`. Both operands are packed first: A into strips of `MR` rows, B into panels of two
-//! vectors of columns, each as `[k][lane]`, so that the inner loop reads memory straight ahead. A packed word is 32
-//! bits in every format: one f32, a pair of bf16 or four bytes that are neighbours along k.
+//! `C[m,n] = sum_k A[m,k] B[k,n]`. Both operands are packed first: A into strips of `MR` rows, B into panels
+//! of two vectors of columns, each as `[k][lane]`, so that the inner loop reads memory straight ahead. A
+//! packed word is 32 bits in every format: one f32, a pair of bf16 or four bytes that are neighbours along k.
 //!
-//! **Order of summation.** Every output is one chain over k in ascending order, whatever the number of rows, the
-//! blocking or the threads. That is why a row has the same bits alone and in a batch, in prefill and in decode.
-//! The chain may start at the value already in C ([`Mode::Chain`]): gradients accumulated over micro-batches are
-//! then the same chain as over one large batch.
+//! **Order of summation.** Every output is one chain over k in ascending order, whatever the number of rows,
+//! the blocking or the threads. That is why a row has the same bits alone and in a batch, in prefill and in
+//! decode. The chain may start at the value already in C ([`Mode::Chain`]): gradients accumulated over
+//! micro-batches are then the same chain as over one large batch.
 
 mod decode;
 mod tile;
@@ -48,7 +48,7 @@ impl Precision {
 pub enum Mode {
     /// `C = A B (+ bias)`
     Store,
-    /// `C = C + (A B (+ bias))`: the product is summed first.
+    /// `C = C + (A B (+ bias))`: the GEMM is summed first.
     Add,
     /// `C = ((C + a_0 b_0) + a_1 b_1) + ...`: the sum goes on from C.
     Chain,
@@ -70,7 +70,8 @@ impl PackedB {
         Ok(PackedB { words: ctx.weights.zeros(words)?, precision, k, n })
     }
 
-    /// Fills it from a row-major matrix: `[n, k]` (`transpose`, as linear layers store their weights) or `[k, n]`.
+    /// Fills it from a row-major matrix: `[n, k]` (`transpose`, as linear layers store their weights) or `[k,
+    /// n]`.
     pub fn fill(&mut self, ctx: &Context, source: &[f32], transpose: bool) {
         let layout = if transpose { Layout::LanesByK } else { Layout::KByLanes };
         let shape = pack::Shape { lanes: self.n, k: self.k, width: ctx.panel(), pad: true };
@@ -126,7 +127,7 @@ impl Right<'_> {
         }
     }
 
-    /// Bytes that a product reads.
+    /// Bytes that a GEMM reads.
     fn bytes(&self) -> usize {
         match self {
             Right::Float(b) => b.bytes(),
@@ -159,7 +160,7 @@ impl Right<'_> {
         Left { _memory: memory, parts }
     }
 
-    /// The product with a packed left operand.
+    /// The GEMM with a packed left operand.
     pub(crate) fn job(&self, left: &LeftParts, bias: Option<&[f32]>, mode: Mode, out: &mut [f32]) -> Job {
         let (b, panel_words, kind, codes, factors) = match self {
             Right::Float(b) => {
@@ -219,8 +220,8 @@ impl From<Precision> for Kind {
     }
 }
 
-/// `out[rows, n] += x[rows, range] B[range, n]`, the chain going on from `out`: a product in pieces along k. The range
-/// must begin and end at whole words.
+/// `out[rows, n] += x[rows, range] B[range, n]`, the chain going on from `out`: a GEMM in pieces along k. The
+/// range must begin and end at whole words.
 pub(crate) fn matmul_part(ctx: &Context, x: &[f32], rows: usize, b: &PackedB, range: Span, out: &mut [f32]) {
     let per_word = b.precision.per_word();
     assert!(range.start.is_multiple_of(per_word) && (range.end.is_multiple_of(per_word) || range.end == b.k));
@@ -317,13 +318,13 @@ fn multiply(
     run(ctx, &b.job(&left.parts, bias, mode, out));
 }
 
-/// Rows of a thread from which on threads share out the rows of a product instead of its columns,
+/// Rows of a thread from which on threads share out the rows of a GEMM instead of its columns,
 const ROWS_APART: usize = 8;
-/// as long as the right operand is not larger than this: every thread reads all of it, from its own second-level cache.
+/// as long as the right operand is not larger than this: every thread reads all of it, from its own L2.
 const BYTES_APART: usize = 384 << 10;
 
-/// A product whose threads have rows of their own. They need not wait for each other between packing and multiplying, and
-/// as long as all products of a model do so, a row stays in the caches of one thread.
+/// A GEMM whose threads have rows of their own. They need not wait for each other between packing and
+/// multiplying, and as long as all GEMMs of a model do so, a row stays in the caches of one thread.
 fn multiply_rows_apart(
     ctx: &Context,
     x: &Source,
@@ -349,7 +350,8 @@ fn multiply_rows_apart(
                     *memory = Aligned::zeros(len);
                 }
                 let left = LeftParts::new(&mut memory[..len], part.len(), words);
-                // SAFETY: the part's rows belong to this task, and the memory of its left operand to this thread.
+                // SAFETY: the part's rows belong to this task, and the memory of its left operand to this
+                // thread.
                 unsafe {
                     x.pack_part(ctx, part.clone(), part.clone(), b.k(), &|piece| {
                         let (first, strip) = (piece.first - part.start, piece.strip - part.start);
@@ -364,8 +366,8 @@ fn multiply_rows_apart(
 }
 
 thread_local! {
-    /// Rows on their way into a product that a thread packs for itself. Memory that another thread has written before would
-    /// have to be fetched from its caches.
+    /// Rows on their way into a GEMM that a thread packs for itself. Memory that another thread has written
+    /// before would have to be fetched from its caches.
     static OWN_LEFT: RefCell<Aligned<u32>> = RefCell::new(Aligned::zeros(0));
 }
 
@@ -415,7 +417,7 @@ pub fn weight_gradient(
     }
 }
 
-/// Strips that one task walks through for each panel: its part of A stays in the second-level cache.
+/// Strips that one task walks through for each panel: its part of A stays in the L2.
 pub(crate) const STRIPS_PER_BLOCK: usize = 16;
 /// Words along k in one pass: the strip stays in the first-level cache and the panel in the second.
 const K_BLOCK: usize = 512;
@@ -423,7 +425,7 @@ const K_BLOCK: usize = 512;
 /// Words of A times columns of B, about one microsecond's: so much a thread takes at a time.
 const RUN_WORK: usize = 1 << 14;
 
-/// Runs a product on all threads: each streams a contiguous part of the panels, a block of strips at a time.
+/// Runs a GEMM on all threads: each streams a contiguous part of the panels, a block of strips at a time.
 fn run(ctx: &Context, job: &Job) {
     let strip_count = job.m.div_ceil(ctx.strip());
     let strip_blocks = strip_count.div_ceil(STRIPS_PER_BLOCK);
@@ -442,7 +444,7 @@ fn run(ctx: &Context, job: &Job) {
     });
 }
 
-/// Runs a part of a product on this thread; at most [`STRIPS_PER_BLOCK`] strips.
+/// Runs a part of a GEMM on this thread; at most [`STRIPS_PER_BLOCK`] strips.
 ///
 /// # Safety
 /// The job's pointers are valid for its shape, and no other thread writes this part of C.

@@ -1,9 +1,10 @@
-//! The log-probability head: from hidden rows to `log p(target)`, entropy and the likeliest token, and back.
+//! The log-probability head: from hidden rows to `log p(target)`, entropy and the argmax token, and back.
 //!
-//! Logits exist only as tiles of some rows by [`CHUNK`] tokens of the vocabulary. Forward, each tile is reduced to
-//! four numbers a row; the chunks of a row are combined in the order of the vocabulary, so a row's result does not
-//! depend on the batch. Backward, tiles are recomputed and turned into `dlogits = g (1[y] - p) / T` (plus the
-//! entropy's part), from which the gradients of weights and hidden rows follow chunk by chunk.
+//! Logits exist only as tiles of some rows by [`CHUNK`] tokens of the vocabulary. Forward, each tile is
+//! reduced to four numbers a row; the chunks of a row are combined in the order of the vocabulary, so a row's
+//! result does not depend on the batch. Backward, tiles are recomputed and turned into `dlogits = g (1[y] -
+//! p) / T` (plus the entropy's part), from which the gradients of weights and hidden rows follow chunk by
+//! chunk.
 
 use super::Context;
 use super::buf::Parts;
@@ -47,7 +48,7 @@ impl Distribution {
     pub(super) fn join(partials: &[Partial]) -> Distribution {
         let mut best = partials[0];
         for p in partials {
-            // A not-a-number wins, so that it is seen.
+            // A NaN wins, so that it is seen.
             if p.largest > best.largest || p.largest.is_nan() {
                 best = *p;
             }
@@ -77,7 +78,8 @@ impl Distribution {
     }
 }
 
-/// Scores `targets[row]` under `softmax(hidden[row] W^T / temperature)`; `head` is packed for the forward product.
+/// Scores `targets[row]` under `softmax(hidden[row] W^T / temperature)`; `head` is packed for the forward
+/// GEMM.
 pub fn forward<'a>(
     ctx: &Context,
     hidden: &[f32],
@@ -128,7 +130,7 @@ pub fn forward<'a>(
 }
 
 /// Backward of [`forward`] with the same rows: `dhidden` is overwritten, `dweight[V, d] +=`.
-/// `head_transposed` is the head packed for the product with logit gradients (`[V, d]`, summed over V).
+/// `head_transposed` is the head packed for the GEMM with logit gradients (`[V, d]`, summed over V).
 pub fn backward(
     ctx: &Context,
     hidden: &[f32],
@@ -212,7 +214,7 @@ pub(super) struct Tiles<'a> {
 }
 
 impl<'a> Tiles<'a> {
-    /// Packs the hidden rows for the product.
+    /// Packs the hidden rows for the GEMM.
     pub(super) fn new(ctx: &'a Context, hidden: &[f32], rows: usize, head: impl Into<Right<'a>>) -> Self {
         let head = head.into();
         Tiles { ctx, head, left: head.pack_left(ctx, &Source::Ready(hidden), rows), rows }

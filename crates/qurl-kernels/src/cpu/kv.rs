@@ -1,12 +1,13 @@
 //! The key/value store that attention reads, in pages.
 //!
-//! Keys are stored in blocks of sixteen tokens as `[head_dim][16]`, so that scores of sixteen keys are one vector
-//! whether a single query (decode) or many (prefill, training) ask for them; values are stored as rows. A page holds,
-//! for every key/value head, its key blocks and then its value rows. Attention walks the positions of a sequence in
-//! order, so the size of a page does not change a single bit of the result.
+//! Keys are stored in blocks of sixteen tokens as `[head_dim][16]`, so that scores of sixteen keys are one
+//! vector whether a single query (decode) or many (prefill, training) ask for them; values are stored as
+//! rows. A page holds, for every key/value head, its key blocks and then its value rows. Attention walks the
+//! positions of a sequence in order, so the size of a page does not change a single bit of the result.
 //!
-//! bf16 lie in words of two: keys with their neighbour along the head dimension, values with that of the next token
-//! ([`element`]). In the 8-bit formats the keys of a token and head share a scale, and so do its values ([`eight_bits`]).
+//! bf16 lie in words of two: keys with their neighbour along the head dimension, values with that of the next
+//! token ([`element`]). In the 8-bit formats the keys of a token and head share a scale, and so do its values
+//! ([`eight_bits`]).
 
 mod eight_bits;
 mod element;
@@ -15,7 +16,7 @@ use super::Context;
 use super::buf::{Aligned, Parts};
 use super::elementwise;
 use super::level::Level;
-use super::simd::{MOST_LANES, Simd, simd_dispatch};
+use super::simd::{MAX_LANES, Simd, simd_dispatch};
 use crate::types::{Heads, KvFormat, KvShape};
 use eight_bits::Code;
 pub(crate) use element::{Element, Pair};
@@ -137,7 +138,8 @@ impl KvPages {
         ctx.pool.for_runs(slots.len(), most, 4096 / width.max(1) + 1, &|part| {
             for row in part {
                 let angle = positions[row] as usize * half;
-                // SAFETY: rows and slots are distinct between tasks, tables were checked above; the level was detected.
+                // SAFETY: rows and slots are distinct between tasks, tables were checked above; the level was
+                // detected.
                 unsafe {
                     let (x, rotated) = (qkv.at(row * width), heads.heads + heads.kv_heads);
                     let (cos, sin) = (cos.as_ptr().add(angle), sin.as_ptr().add(angle));
@@ -205,26 +207,26 @@ impl KvPages {
         }
     }
 
-    /// Addresses of the key block and value rows of sixteen tokens, in f32: in the store itself, or converted into
-    /// `room` (of `2 * 16 * head_dim` values).
+    /// Addresses of the key block and value rows of sixteen tokens, in f32: in the store itself, or converted
+    /// into `workspace` (of `2 * 16 * head_dim` values).
     ///
     /// # Safety
-    /// `room` is valid for writing and outlives the use of the result; the machine has the instructions of S.
+    /// `workspace` is valid for writing and outlives the use of the result; the machine has the instructions of S.
     #[inline(always)]
     pub(crate) unsafe fn block<S: Simd>(
         &self,
         page: usize,
         head: usize,
         slot: usize,
-        room: *mut f32,
+        workspace: *mut f32,
     ) -> (*const f32, *const f32) {
         let shape = self.shape();
         let slot = slot / KEY_BLOCK * KEY_BLOCK;
         let (key, value) = (shape.key_block(page, head, slot), shape.value_block(page, head, slot));
         let len = KEY_BLOCK * self.head_dim;
-        // SAFETY: the caller gives room for both halves; a block is a whole number of vectors.
+        // SAFETY: the caller gives workspace for both halves; a block is a whole number of vectors.
         unsafe {
-            let (keys, values) = (room, room.add(len));
+            let (keys, values) = (workspace, workspace.add(len));
             match &self.store {
                 Store::F32(data) => {
                     return (data[key..key + len].as_ptr(), data[value..value + len].as_ptr());
@@ -277,7 +279,8 @@ impl Writer {
     /// Stores the keys of one token, then its values, all heads of each.
     ///
     /// # Safety
-    /// The slot lies inside the store and belongs to the calling task; the machine has the instructions of the level.
+    /// The slot lies inside the store and belongs to the calling task; the machine has the instructions of
+    /// the level.
     unsafe fn put(&self, level: Level, slot: u32, keys_and_values: &[f32]) {
         let (shape, head_dim) = (self.shape, self.shape.head_dim);
         let (page, slot) = (slot as usize / shape.page_size, slot as usize % shape.page_size);
@@ -287,7 +290,8 @@ impl Writer {
             let place = slot % KEY_BLOCK;
             let key = shape.key_block(page, head, slot) + place;
             let value = shape.value_block(page, head, slot) + place * head_dim;
-            // SAFETY: the caller's promise; arrays on the stack have room for one vector more than the largest head.
+            // SAFETY: the caller's promise; arrays on the stack have workspace for one vector more than the
+            // largest head.
             unsafe {
                 match &self.target {
                     Target::F32(data) => {
@@ -315,12 +319,13 @@ impl Writer {
 
 simd_dispatch!(plain fn put_bf16(keys: &[f32], values: &[f32], block: *mut u16, rows: *mut u16) = put_bf16_at);
 
-/// Stores the keys of one token and head in pairs into their block, and its values into every second place of their rows.
+/// Stores the keys of one token and head in pairs into their block, and its values into every second place of
+/// their rows.
 #[inline(always)]
 unsafe fn put_bf16_at<S: Simd>(keys: &[f32], values: &[f32], block: *mut u16, rows: *mut u16) {
     for at in (0..keys.len()).step_by(S::LANES) {
         let n = S::LANES.min(keys.len() - at);
-        let (mut key_bits, mut value_bits) = ([0u16; MOST_LANES], [0u16; MOST_LANES]);
+        let (mut key_bits, mut value_bits) = ([0u16; MAX_LANES], [0u16; MAX_LANES]);
         // SAFETY: a head's keys and values, and the token's places of a block; heads are whole pairs.
         unsafe {
             S::store_bf16(key_bits.as_mut_ptr(), S::load_n(keys.as_ptr().add(at), n));
@@ -384,8 +389,8 @@ unsafe fn round_columns(level: Level, columns: &mut [f32], head_dim: usize, form
     }
 }
 
-/// Rounds keys and values in `qkv[rows, qkv_width]` to what a store of this format holds. Rounding twice changes
-/// nothing, so rounded rows can be written to the store.
+/// Rounds keys and values in `qkv[rows, qkv_width]` to what a store of this format holds. Rounding twice
+/// changes nothing, so rounded rows can be written to the store.
 pub fn round(ctx: &Context, qkv: &mut [f32], rows: usize, heads: Heads, format: KvFormat) {
     let (width, first) = (heads.qkv_width(), heads.heads * heads.head_dim);
     assert!(qkv.len() >= rows * width, "round_kv: shapes");

@@ -1,9 +1,9 @@
 //! Which instruction set the CPU kernels run with.
 //!
-//! Every kernel is written once, generic over [`super::simd::Simd`], and compiled once per level; the level is
-//! chosen when a [`super::Cpu`] is made, so one binary serves every x86-64 machine (and, with the scalar level,
-//! every other one). Results are reproducible bit for bit within a level, not across levels: wider registers sum
-//! in another order.
+//! Every kernel is written once, generic over [`super::simd::Simd`], and compiled once per level; the level
+//! is chosen when a [`super::Cpu`] is made, so one binary serves every x86-64 machine (and, with the scalar
+//! level, every other one). Results are reproducible bit for bit within a level, not across levels: wider
+//! registers sum in another order.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! The CPU backend: kernels compiled for several instruction sets, one chosen at run time, run on all threads.
+//! The CPU backend: kernels compiled for several instruction sets, one chosen at run time, run on all
+//! threads.
 
 pub mod adamw;
 mod arena;

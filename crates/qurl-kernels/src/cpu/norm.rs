@@ -1,7 +1,7 @@
 //! RMSNorm over rows, and over the query and key heads inside rows (QK-norm), forward and backward.
 //!
-//! `y = x / sqrt(mean(x^2) + eps) * gain`. The reciprocal root is recomputed in the backward pass: the row is read
-//! there anyway, and nothing needs to be kept.
+//! `y = x / sqrt(mean(x^2) + eps) * gain`. The reciprocal root is recomputed in the backward pass: the row is
+//! read there anyway, and nothing needs to be kept.
 
 use super::Context;
 use super::buf::Parts;
@@ -30,7 +30,8 @@ pub fn forward_in_place(ctx: &Context, x: &mut [f32], gain: &[f32], rows: Rows, 
     ctx.pool.for_ranges(rows.outer, 8192 / (rows.per * rows.width).max(1) + 1, &|range| {
         for run in range {
             for row in 0..rows.per {
-                // SAFETY: the rows lie inside x, and each task has its own; a row is read before it is written.
+                // SAFETY: the rows lie inside x, and each task has its own; a row is read before it is
+                // written.
                 unsafe {
                     let at = x.at(rows.start + run * rows.stride + row * rows.width);
                     forward_row(ctx.level, at, gain, eps, at);
@@ -86,7 +87,8 @@ pub fn backward(
             }
         }
     });
-    // The gain's gradient needs the output gradients of all rows: columns are shared out, each a chain over the rows.
+    // The gain's gradient needs the output gradients of all rows: columns are shared out, each a chain over
+    // the rows.
     if let Some(dgain) = dgain {
         let dgain = Parts::new(dgain);
         ctx.pool.for_ranges(rows.width.div_ceil(16), 1, &|range| {

@@ -1,14 +1,14 @@
 //! Packing of GEMM operands into strips and panels.
 //!
-//! An operand has `lanes` (rows of A, columns of B) and `k` (the summed dimension). It is cut into groups of `width`
-//! lanes, each stored as `[k words][width]`. The last group is narrower (strips) or padded with zeros (panels). For
-//! bf16 a word holds two neighbours along k; an odd k is padded with zero.
+//! An operand has `lanes` (rows of A, columns of B) and `k` (the summed dimension). It is cut into groups of
+//! `width` lanes, each stored as `[k words][width]`. The last group is narrower (strips) or padded with zeros
+//! (panels). For bf16 a word holds two neighbours along k; an odd k is padded with zero.
 
 use super::Context;
 use super::buf::Parts;
 use super::gemm::Precision;
 use super::scalar::bf16_bits;
-use super::simd::{MOST_LANES, Simd, simd_dispatch};
+use super::simd::{MAX_LANES, Simd, simd_dispatch};
 use super::source::{Piece, Source};
 
 /// How the source lies in memory (row-major).
@@ -50,7 +50,8 @@ pub(crate) fn pack(
             let first = group * width;
             let real = width.min(lanes - first);
             let stride = if pad { width } else { real };
-            // SAFETY: groups own disjoint parts of the words; sizes were checked above; the level was detected.
+            // SAFETY: groups own disjoint parts of the words; sizes were checked above; the level was
+            // detected.
             unsafe {
                 match layout {
                     Layout::LanesByK => {
@@ -81,7 +82,8 @@ pub(crate) fn pack(
     });
 }
 
-/// Bytes of panels from which on they are written past the caches, which could not hold them until they are used.
+/// Bytes of panels from which on they are written past the caches, which could not hold them until they are
+/// used.
 const PAST_CACHES: usize = 16 << 20;
 
 /// What surrounds rows that are packed.
@@ -155,7 +157,7 @@ unsafe fn finish_at<S: Simd>() {
 
 /// Room for a square of words on its way past the caches.
 #[repr(align(64))]
-struct Square(#[expect(dead_code, reason = "used through a pointer")] [[u32; MOST_LANES]; MOST_LANES]);
+struct Square(#[expect(dead_code, reason = "used through a pointer")] [[u32; MAX_LANES]; MAX_LANES]);
 
 /// Rows of `k` become lanes of packed rows that lie `stride` words apart; lanes without a row are zero.
 #[inline(always)]
@@ -186,8 +188,8 @@ unsafe fn pack_transposed_at<S: Simd>(
             let row = &rows[lane * k..(lane + 1) * k];
             let staged = &mut staged[lane];
             if ahead.more {
-                // Panels are made of weights, which come from memory: ask for those of the next panel, but never for what is
-                // not mapped, since that takes microseconds a line.
+                // Panels are made of weights, which come from memory: ask for those of the next panel, but
+                // never for what is not mapped, since that takes microseconds a line.
                 let ahead = row.as_ptr().wrapping_add(real * k + start * precision.per_word());
                 for line in (0..count * precision.per_word()).step_by(16) {
                     // SAFETY: any address may be asked for.
@@ -218,8 +220,8 @@ unsafe fn pack_transposed_at<S: Simd>(
             }
         }
         let squares = count / S::LANES * S::LANES;
-        // SAFETY: a vector of staged rows from every such lane on, and as many packed rows; lanes beyond the last are not
-        // written.
+        // SAFETY: a vector of staged rows from every such lane on, and as many packed rows; lanes beyond the
+        // last are not written.
         unsafe {
             let out = out.add(start * stride);
             if stride == 1 {
@@ -230,11 +232,11 @@ unsafe fn pack_transposed_at<S: Simd>(
                 for lane in (0..lanes).step_by(S::LANES) {
                     let (from, to) = (staged[lane][word..].as_ptr(), out.add(word * stride + lane));
                     if ahead.past_caches {
-                        S::transpose(from, CHUNK, S::LANES, square, MOST_LANES);
+                        S::transpose(from, CHUNK, S::LANES, square, MAX_LANES);
                         for row in 0..S::LANES {
                             S::stream_i(
                                 to.add(row * stride).cast(),
-                                S::load_i(square.add(row * MOST_LANES).cast()),
+                                S::load_i(square.add(row * MAX_LANES).cast()),
                             );
                         }
                         continue;
@@ -267,7 +269,8 @@ unsafe fn pack_copied_at<S: Simd>(
         let second = row + 1 < k;
         for lane in (0..real).step_by(S::LANES) {
             let n = S::LANES.min(real - lane);
-            // SAFETY: n lanes of one or two rows of the source and of the packed row; what is beyond is masked.
+            // SAFETY: n lanes of one or two rows of the source and of the packed row; what is beyond is
+            // masked.
             unsafe {
                 let to = used.as_mut_ptr().add(lane).cast::<f32>();
                 let low = S::load_n(source.as_ptr().add(row * ld + lane), n);
@@ -296,7 +299,8 @@ mod tests {
 
     #[test]
     fn panels_that_go_past_the_caches_hold_the_same_words() {
-        // Columns that fill no panel, a k that is odd, and lengths that are no multiple of a vector or of a chunk.
+        // Columns that fill no panel, a k that is odd, and lengths that are no multiple of a vector or of a
+        // chunk.
         let (lanes, k) = (4203_usize, 2051_usize);
         let source: Vec<f32> = (0..lanes * k).map(|i| (i % 8191) as f32 - 4000.5).collect();
         for level in Level::available() {

@@ -16,7 +16,8 @@ pub enum Unit {
     Int8,
 }
 
-/// Multiply-adds in registers: the most operations a second (two per multiply-add) that all threads reach together.
+/// Multiply-adds in registers: the most operations a second (two per multiply-add) that all threads reach
+/// together.
 pub fn operations_per_second(ctx: &Context, unit: Unit) -> f64 {
     const ROUNDS: usize = 400_000;
     let lanes = ctx.panel() / 2;
@@ -40,8 +41,8 @@ pub fn read_bandwidth(ctx: &Context) -> f64 {
     read_bandwidth_of(ctx, 256 << 20)
 }
 
-/// Bytes a second that all threads read together from an array of this many bytes, again and again: what fits into the
-/// caches is read from there. No less than 64 KiB, no more than 256 MiB. The median of five times.
+/// Bytes a second that all threads read together from an array of this many bytes, again and again: what fits
+/// into the caches is read from there. No less than 64 KiB, no more than 256 MiB. The median of five times.
 pub fn read_bandwidth_of(ctx: &Context, bytes: usize) -> f64 {
     let words = bytes.clamp(1 << 16, 256 << 20) / 4;
     let block = (words / (4 * ctx.threads())).clamp(1 << 12, 1 << 20);
@@ -66,8 +67,8 @@ pub fn read_bandwidth_of(ctx: &Context, bytes: usize) -> f64 {
     (passes * words * 4) as f64 / seconds[2]
 }
 
-/// Seconds that all threads together take to read these arrays once, every thread a contiguous part of each: the median of
-/// three times. What fits into the caches is read from there.
+/// Seconds that all threads together take to read these arrays once, every thread a contiguous part of each:
+/// the median of three times. What fits into the caches is read from there.
 pub fn read_seconds(ctx: &Context, arrays: &[&[f32]]) -> f64 {
     const BLOCK: usize = 1 << 15;
     let mut seconds = [0.0; 3];

@@ -1,14 +1,14 @@
 //! The threads of the CPU backend.
 //!
-//! A decode step of a small model is a few hundred parallel regions of some microseconds each, so handing out work must
-//! cost a fraction of one: every worker has a seat, a cache line of its own, on which the caller lays an offer and the
-//! worker its answer, and it looks at that seat for a while before it sleeps. Whoever still sleeps when the work is done
-//! is not waited for: the offer is taken back.
+//! A decode step of a small model is a few hundred parallel regions of some microseconds each, so handing out
+//! work must cost a fraction of one: every worker has a seat, a cache line of its own, on which the caller
+//! lays an offer and the worker its answer, and it looks at that seat for a while before it sleeps. Whoever
+//! still sleeps when the work is done is not waited for: the offer is taken back.
 //!
-//! Work is shared out in one of two ways. [`Pool::for_each`] takes tasks from one counter. [`Pool::for_runs`] gives every
-//! thread a contiguous part of a sequence, as weights are best streamed, and lets those that are done take from the far
-//! end of what others have left. Which thread runs which task never matters for the result, because every task owns its
-//! outputs.
+//! Work is shared out in one of two ways. [`Pool::for_each`] takes tasks from one counter. [`Pool::for_runs`]
+//! gives every thread a contiguous part of a sequence, as weights are best streamed, and lets those that are
+//! done take from the far end of what others have left. Which thread runs which task never matters for the
+//! result, because every task owns its outputs.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -81,8 +81,8 @@ struct Shared {
     wake: Condvar,
 }
 
-// SAFETY: the pointee of the job is Sync, `team` does not return before every worker has let go of it, and the states of
-// the seats keep writing and reading it apart.
+// SAFETY: the pointee of the job is Sync, `team` does not return before every worker has let go of it, and
+// the states of the seats keep writing and reading it apart.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -149,9 +149,9 @@ impl Pool {
         });
     }
 
-    /// Runs `run` over parts of `0..len` that together are the whole, on all threads. Every thread walks through a
-    /// contiguous part of its own, up to `most` at a time, then through what others have left. What is smaller than
-    /// `least` is not shared at all.
+    /// Runs `run` over parts of `0..len` that together are the whole, on all threads. Every thread walks
+    /// through a contiguous part of its own, up to `most` at a time, then through what others have left. What
+    /// is smaller than `least` is not shared at all.
     pub fn for_runs(&self, len: usize, most: usize, least: usize, run: &(dyn Fn(Range<usize>) + Sync)) {
         let small = len < least.max(2) || u32::try_from(len).is_err();
         let Some(caller) = self.begin(if small { 1 } else { len }) else {
@@ -237,8 +237,8 @@ impl Drop for Pool {
     }
 }
 
-/// Takes back the offers that nobody has accepted and waits for the other workers, even when the caller's own task panics:
-/// they borrow from its stack.
+/// Takes back the offers that nobody has accepted and waits for the other workers, even when the caller's own
+/// task panics: they borrow from its stack.
 struct Finish<'a>(&'a Shared);
 
 impl Drop for Finish<'_> {
@@ -277,7 +277,8 @@ fn worker(shared: &Shared, me: usize) {
         if seat.state.compare_exchange(OFFERED, RUNNING, Ordering::Acquire, Ordering::Relaxed).is_err() {
             continue;
         }
-        // SAFETY: the offer was accepted, so the caller keeps the job and what it borrows until the seat is idle.
+        // SAFETY: the offer was accepted, so the caller keeps the job and what it borrows until the seat is
+        // idle.
         if let Some(job) = unsafe { *shared.job.get() } {
             // SAFETY: as above.
             let run = std::panic::AssertUnwindSafe(|| unsafe { (*job)(me) });

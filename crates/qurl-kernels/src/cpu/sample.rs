@@ -1,14 +1,17 @@
-//! Drawing tokens: from hidden rows to a token, its log-probability and the entropy of what it was drawn from.
+//! Drawing tokens: from hidden rows to a token, its log-probability and the entropy of what it was drawn
+//! from.
 //!
-//! Logits come from the tiles of the log-probability [`head`](super::head) and are summed by the same code, so without
-//! truncation a token's log-probability has the bits that scoring it gives. A draw needs one uniform number: it walks
-//! the cumulative probabilities in a fixed order (chunks of the vocabulary, then the tokens of the chunk it falls
-//! into; or, truncated, the kept tokens from the likeliest on), so it depends on nothing but the row.
+//! Logits come from the tiles of the log-probability [`head`](super::head) and are summed by the same code,
+//! so without truncation a token's log-probability has the bits that scoring it gives. A draw needs one
+//! uniform number: it walks the cumulative probabilities in a fixed order (chunks of the vocabulary, then the
+//! tokens of the chunk it falls into; or, truncated, the kept tokens from the most probable on), so it
+//! depends on nothing but the row.
 //!
-//! Truncation follows the order of Hugging Face's generation: temperature, then the `top_k` likeliest tokens, then of
-//! those the smallest set with at least `top_p` of their probability, then of those the ones with at least `min_p` of
-//! the likeliest one's probability. Equals are ranked by their number. What is left is renormalised, and log-probability
-//! and entropy are those of the renormalised distribution: the one really sampled.
+//! Truncation follows the order of Hugging Face's generation: temperature, then the `top_k` most probable
+//! tokens, then of those the smallest set with at least `top_p` of their probability, then of those the ones
+//! with at least `min_p` of the most probable one's probability. Equals are ranked by their number. What is
+//! left is renormalised, and log-probability and entropy are those of the renormalised distribution: the one
+//! really sampled.
 
 use super::Context;
 use super::buf::Parts;
@@ -17,12 +20,12 @@ use super::head::{CHUNK, Distribution, Partial, Tiles, reduce};
 use super::simd::{Simd, copy_past_caches, simd_dispatch};
 use crate::types::{SampleRow, Sampled};
 
-/// Logits that are held at the same time (64 MiB): more rows are drawn in turns.
+/// Logits that are held at the same time (64 MiB): more rows are drawn interleaved.
 const HELD_LOGITS: usize = 1 << 24;
 /// How far below the largest scaled logit the search for kept tokens looks, step by step; at last everywhere.
 const DEPTHS: [f64; 5] = [4.0, 8.0, 16.0, 32.0, f64::INFINITY];
 
-/// Draws a token for every row of `hidden`; `head` is packed for the forward product.
+/// Draws a token for every row of `hidden`; `head` is packed for the forward GEMM.
 pub fn sample<'a>(
     ctx: &Context,
     hidden: &[f32],
@@ -53,7 +56,8 @@ fn sample_turn(ctx: &Context, hidden: &[f32], head: Right<'_>, rows: &[SampleRow
             for (i, logits) in logits.chunks_exact_mut(CHUNK).enumerate() {
                 let row = first_row + i;
                 let logits = &mut logits[..columns];
-                // SAFETY: the level was detected; this row and chunk belong to this task; f32 and u32 have one size.
+                // SAFETY: the level was detected; this row and chunk belong to this task; f32 and u32 have
+                // one size.
                 unsafe {
                     let partial = reduce(ctx.level, logits, rows[row].inverse_temperature());
                     let argmax = first_column as u32 + partial.argmax;
@@ -74,7 +78,8 @@ fn sample_turn(ctx: &Context, hidden: &[f32], head: Right<'_>, rows: &[SampleRow
     ctx.pool.for_runs(rows.len(), 8, 2, &|part| {
         for row in part {
             let partials = &partials[row * chunks..(row + 1) * chunks];
-            let sampled = draw(ctx, &rows[row], partials, &held[row * vocabulary..(row + 1) * vocabulary]);
+            let sampled =
+                sample_row(ctx, &rows[row], partials, &held[row * vocabulary..(row + 1) * vocabulary]);
             // SAFETY: one task a row.
             unsafe { *out.at(row) = sampled }
         }
@@ -99,8 +104,8 @@ unsafe fn settle_at<S: Simd>() {
 }
 
 /// Draws from one row; `logits` are scaled, and unset for a greedy row.
-fn draw(ctx: &Context, row: &SampleRow, partials: &[Partial], logits: &[f32]) -> Sampled {
-    // An infinite logit makes its chunk's sums infinite or not-a-number, and a not-a-number stays one.
+fn sample_row(ctx: &Context, row: &SampleRow, partials: &[Partial], logits: &[f32]) -> Sampled {
+    // An infinite logit makes its chunk's sums infinite or NaN, and a NaN stays one.
     if partials.iter().any(|p| !(p.largest.is_finite() && p.total.is_finite() && p.weighted.is_finite())) {
         return Sampled { token: 0, logp: f32::NAN, entropy: f32::NAN };
     }
@@ -110,7 +115,7 @@ fn draw(ctx: &Context, row: &SampleRow, partials: &[Partial], logits: &[f32]) ->
     }
     if row.truncates() {
         let mut ids = ctx.scratch.take(logits.len());
-        return draw_kept(row, &all, logits, &mut ids);
+        return sample_kept(row, &all, logits, &mut ids);
     }
     let mass = |p: &Partial| (p.largest as f64 - all.largest).exp() * p.total as f64;
     let (chunk, rest) = walk(partials.iter().map(mass), row.uniform * all.total);
@@ -124,8 +129,8 @@ fn draw(ctx: &Context, row: &SampleRow, partials: &[Partial], logits: &[f32]) ->
     Sampled { token: token as u32, logp: all.logp(logits[token]), entropy: all.entropy() }
 }
 
-/// The first item at which the running sum passes `point`, and how far into it the point lies. Rounding may leave the
-/// point behind the last item: then the last one with any weight is meant.
+/// The first item at which the running sum passes `point`, and how far into it the point lies. Rounding may
+/// leave the point behind the last item: then the last one with any weight is meant.
 fn walk(weights: impl Iterator<Item = f64>, point: f64) -> (usize, f64) {
     let (mut before, mut last) = (0.0, (0, 0.0));
     for (i, weight) in weights.enumerate() {
@@ -141,7 +146,7 @@ fn walk(weights: impl Iterator<Item = f64>, point: f64) -> (usize, f64) {
 }
 
 /// Draws from the tokens that truncation keeps; `ids` is room for a number per token.
-fn draw_kept(row: &SampleRow, all: &Distribution, logits: &[f32], ids: &mut [u32]) -> Sampled {
+fn sample_kept(row: &SampleRow, all: &Distribution, logits: &[f32], ids: &mut [u32]) -> Sampled {
     let weight = |id: &u32| (logits[*id as usize] as f64 - all.largest).exp();
     let kept = keep(row, all, logits, ids);
     let total: f64 = kept.iter().map(weight).sum();
@@ -153,7 +158,7 @@ fn draw_kept(row: &SampleRow, all: &Distribution, logits: &[f32], ids: &mut [u32
     Sampled { token, logp, entropy: (total.ln() - weighted / total) as f32 }
 }
 
-/// The tokens that truncation keeps, likeliest first. Never empty.
+/// The tokens that truncation keeps, most probable first. Never empty.
 fn keep<'a>(row: &SampleRow, all: &Distribution, logits: &[f32], ids: &'a mut [u32]) -> &'a [u32] {
     let weight = |id: u32| (logits[id as usize] as f64 - all.largest).exp();
     let (top_p, min_p) = (row.top_p as f64, row.min_p as f64);
@@ -225,7 +230,7 @@ mod tests {
         assert_eq!(kept(SampleRow { min_p: 0.2, ..all }, &logits), [1, 3, 2]);
         assert_eq!(kept(SampleRow { min_p: 0.1, ..all }, &logits), [1, 3, 2, 0, 4]);
         assert_eq!(kept(SampleRow { min_p: 1.0, ..all }, &logits), [1, 3]);
-        // 0.85 of the three likeliest tokens' 0.9 is less than the 0.8 of the first two.
+        // 0.85 of the three most probable tokens' 0.9 is less than the 0.8 of the first two.
         assert_eq!(kept(SampleRow { top_k: 3, top_p: 0.85, ..all }, &logits), [1, 3]);
         assert_eq!(kept(SampleRow { top_p: 0.99, min_p: 0.2, ..all }, &logits), [1, 3, 2]);
     }

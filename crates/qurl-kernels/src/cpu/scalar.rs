@@ -1,7 +1,7 @@
 //! The scalar level: the [`Simd`] operations in plain Rust, eight lanes as an array.
 //!
-//! It is the reference for the other levels and the fallback where they are missing. No fused multiply-add: without
-//! hardware support that would be a library call per number.
+//! It is the reference for the other levels and the fallback where they are missing. No fused multiply-add:
+//! without hardware support that would be a library call per number.
 
 use super::simd::Simd;
 

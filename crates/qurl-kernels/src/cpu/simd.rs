@@ -1,20 +1,20 @@
 //! The few vector operations that every CPU kernel is written with.
 //!
-//! A kernel is an `#[inline(always)]` function generic over [`Simd`]; [`simd_dispatch!`] compiles it once for each
-//! [`Level`](super::level::Level) inside a function that has the level's instructions enabled, so that the
-//! operations below inline to single instructions. The trait has no arithmetic of its own beyond that: what is
-//! summed in which order is decided by the kernel, per row, never by the batch.
+//! A kernel is an `#[inline(always)]` function generic over [`Simd`]; [`simd_dispatch!`] compiles it once for
+//! each [`Level`](super::level::Level) inside a function that has the level's instructions enabled, so that
+//! the operations below inline to single instructions. The trait has no arithmetic of its own beyond that:
+//! what is summed in which order is decided by the kernel, per row, never by the batch.
 //!
-//! Conversions between numbers and 8- or 4-bit codes have plain bodies here; a level overrides them where it has
-//! the instructions. Codes are the same at every level, bit for bit.
+//! Conversions between numbers and 8- or 4-bit codes have plain bodies here; a level overrides them where it
+//! has the instructions. Codes are the same at every level, bit for bit.
 
 use super::quant::codec;
 
 /// Vectors of `LANES` f32 at one instruction-set level.
 ///
 /// # Safety
-/// Every method requires that the CPU has the instructions of the implementing level, and that pointers are valid
-/// for the lanes read or written (no alignment needed).
+/// Every method requires that the CPU has the instructions of the implementing level, and that pointers are
+/// valid for the lanes read or written (no alignment needed).
 pub unsafe trait Simd: Copy + 'static {
     /// A vector of `LANES` f32.
     type V: Copy;
@@ -73,12 +73,13 @@ pub unsafe trait Simd: Copy + 'static {
 
     /// Stores a word of two bf16 per lane, `low` in the low half; subnormals may become zero.
     unsafe fn store_pairs(p: *mut u32, low: Self::V, high: Self::V);
-    /// Stores `LANES` words of two bf16 made from `2 * LANES` neighbouring f32, the `first` and those behind them;
-    /// subnormals may become zero.
+    /// Stores `LANES` words of two bf16 made from `2 * LANES` neighbouring f32, the `first` and those behind
+    /// them; subnormals may become zero.
     unsafe fn store_neighbours(p: *mut u32, first: Self::V, second: Self::V);
 
     unsafe fn zero_i() -> Self::I;
-    /// Adds to each lane four products of an unsigned byte of `a` (the same four for all lanes) and a signed byte of `b`.
+    /// Adds to each lane four products of an unsigned byte of `a` (the same four for all lanes) and a signed
+    /// byte of `b`.
     unsafe fn dot_u8i8(acc: Self::I, a: u32, b: Self::I) -> Self::I;
     unsafe fn load_i(p: *const i32) -> Self::I;
     unsafe fn store_i(p: *mut i32, v: Self::I);
@@ -87,11 +88,13 @@ pub unsafe trait Simd: Copy + 'static {
     /// The bits of the integers as f32.
     unsafe fn bits_as_f32(v: Self::I) -> Self::V;
 
-    /// The larger of `acc` and the bits of |v|, lane by lane: as integers, so that infinities and not-a-numbers win.
+    /// The larger of `acc` and the bits of |v|, lane by lane: as integers, so that infinities and
+    /// not-a-numbers win.
     unsafe fn abs_max(acc: Self::I, v: Self::V) -> Self::I;
     /// Largest lane.
     unsafe fn largest_i(v: Self::I) -> i32;
-    /// Stores past the caches where the level can; `p` is aligned to the vector. Call [`Simd::fence`] after the last.
+    /// Stores past the caches where the level can; `p` is aligned to the vector. Call [`Simd::fence`] after
+    /// the last.
     #[inline(always)]
     unsafe fn stream_i(p: *mut i32, v: Self::I) {
         // SAFETY: the caller's promise.
@@ -100,7 +103,7 @@ pub unsafe trait Simd: Copy + 'static {
     /// Orders streamed stores before everything that follows.
     #[inline(always)]
     unsafe fn fence() {}
-    /// Asks for the cache line at `p`, which may be any address, to come into the second-level cache.
+    /// Asks for the cache line at `p`, which may be any address, to come into the L2.
     #[inline(always)]
     unsafe fn prefetch(_p: *const u8) {}
     /// Asks for the cache line at `p`, which may be any address, to come into the first-level cache.
@@ -116,7 +119,8 @@ pub unsafe trait Simd: Copy + 'static {
         // SAFETY: the caller gives LANES writable bytes.
         unsafe { each_lane::<Self>(v, |lane, x| *p.add(lane) = codec::i8_code(x)) }
     }
-    /// Stores `LANES` words of four neighbours times `factor`, each as [`Simd::store_i8`] rounds it and 128 larger.
+    /// Stores `LANES` words of four neighbours times `factor`, each as [`Simd::store_i8`] rounds it and 128
+    /// larger.
     #[inline(always)]
     unsafe fn store_offset_i8(words: *mut u32, values: *const f32, factor: f32) {
         // SAFETY: the caller gives 4 * LANES readable numbers and LANES writable words.
@@ -136,13 +140,13 @@ pub unsafe trait Simd: Copy + 'static {
         // SAFETY: the caller gives LANES readable bytes.
         unsafe { from_lanes::<Self>(|lane| (*p.add(lane)).cast_signed() as f32) }
     }
-    /// Rounds to the values of E4M3 (nearest, ties to even). Magnitudes are at most 448, or so little more that they round
-    /// to it; the sign of what becomes zero may be lost.
+    /// Rounds to the values of E4M3 (nearest, ties to even). Magnitudes are at most 448, or so little more
+    /// that they round to it; the sign of what becomes zero may be lost.
     #[inline(always)]
     unsafe fn round_e4m3(v: Self::V) -> Self::V {
         // SAFETY: register operations and an array on the stack.
         unsafe {
-            let mut lanes = [0.0f32; MOST_LANES];
+            let mut lanes = [0.0f32; MAX_LANES];
             each_lane::<Self>(v, |lane, x| lanes[lane] = codec::e4m3_value(codec::e4m3_code(x)));
             Self::load(lanes.as_ptr())
         }
@@ -153,20 +157,21 @@ pub unsafe trait Simd: Copy + 'static {
         // SAFETY: the caller gives LANES writable bytes.
         unsafe { each_lane::<Self>(v, |lane, x| *p.add(lane) = codec::e4m3_code(x)) }
     }
-    /// From `LANES` rows of `LANES` numbers, `stride` apart, each row times its factor (the same in all lanes): signed bytes or E4M3 codes as
-    /// [`Simd::store_i8`] and [`Simd::store_e4m3`] store them, four neighbours of a row in a word, a row in a lane. These are
-    /// `LANES / 4` vectors, the others are of no use.
+    /// From `LANES` rows of `LANES` numbers, `stride` apart, each row times its factor (the same in all
+    /// lanes): signed bytes or E4M3 codes as [`Simd::store_i8`] and [`Simd::store_e4m3`] store them, four
+    /// neighbours of a row in a word, a row in a lane. These are `LANES / 4` vectors, the others are of no
+    /// use.
     #[inline(always)]
     unsafe fn byte_columns<const E4M3: bool>(
         rows: *const f32,
         stride: usize,
-        factors: &[Self::V; MOST_LANES],
+        factors: &[Self::V; MAX_LANES],
     ) -> [Self::I; 4] {
-        let mut words = [[0u32; MOST_LANES]; 4];
+        let mut words = [[0u32; MAX_LANES]; 4];
         // SAFETY: the caller gives the rows; the arrays have the lanes of any level.
         unsafe {
             for (lane, &factor) in factors.iter().enumerate().take(Self::LANES) {
-                let mut codes = [0u8; MOST_LANES];
+                let mut codes = [0u8; MAX_LANES];
                 let scaled = Self::mul(Self::load(rows.add(lane * stride)), factor);
                 if E4M3 {
                     Self::store_e4m3(codes.as_mut_ptr(), scaled);
@@ -187,10 +192,11 @@ pub unsafe trait Simd: Copy + 'static {
         // SAFETY: the caller gives LANES readable bytes.
         unsafe { from_lanes::<Self>(|lane| codec::e4m3_value(*p.add(lane))) }
     }
-    /// `LANES` words of four E4M3 codes in the order of [`codec::e4m3_word`], and whether some code is zero or subnormal.
+    /// `LANES` words of four E4M3 codes in the order of [`codec::e4m3_word`], and whether some code is zero
+    /// or subnormal.
     #[inline(always)]
     unsafe fn order_e4m3(codes: Self::I) -> (Self::I, bool) {
-        let mut words = [0i32; MOST_LANES];
+        let mut words = [0i32; MAX_LANES];
         let mut small = false;
         // SAFETY: the array has the lanes of any level.
         unsafe {
@@ -203,11 +209,12 @@ pub unsafe trait Simd: Copy + 'static {
             (Self::load_i(words.as_ptr()), small)
         }
     }
-    /// The first half of decoding E4M3: from `LANES` ordered words of four codes what [`Simd::place_e4m3`] makes words of two
-    /// bf16 of, for the first pair of codes or the `LAST`. The byte before the words must be readable.
+    /// The first half of decoding E4M3: from `LANES` ordered words of four codes what [`Simd::place_e4m3`]
+    /// makes words of two bf16 of, for the first pair of codes or the `LAST`. The byte before the words must
+    /// be readable.
     #[inline(always)]
     unsafe fn shift_e4m3<const LAST: bool>(codes: *const u32) -> Self::I {
-        let mut words = [0i32; MOST_LANES];
+        let mut words = [0i32; MAX_LANES];
         for (lane, word) in words.iter_mut().enumerate().take(Self::LANES) {
             // SAFETY: the caller gives LANES readable words.
             let [a, b, c, d] = codec::e4m3_codes(unsafe { *codes.add(lane) });
@@ -228,8 +235,8 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn mend_e4m3(words: Self::I) -> Self::I {
         words
     }
-    /// From `LANES` words of eight 4-bit codes, four vectors of words of two bf16 each, `stride` words apart; `table`
-    /// has the bf16 bits of each code.
+    /// From `LANES` words of eight 4-bit codes, four vectors of words of two bf16 each, `stride` words apart;
+    /// `table` has the bf16 bits of each code.
     #[inline(always)]
     unsafe fn decode_nibbles(codes: *const u32, table: &[u32; 16], out: *mut u32, stride: usize) {
         for lane in 0..Self::LANES {
@@ -257,7 +264,8 @@ pub unsafe trait Simd: Copy + 'static {
             })
         }
     }
-    /// Transposes the first `n` of `LANES` readable rows of `LANES` words: `LANES` rows of `n` words are written.
+    /// Transposes the first `n` of `LANES` readable rows of `LANES` words: `LANES` rows of `n` words are
+    /// written.
     #[inline(always)]
     unsafe fn transpose(from: *const u32, from_stride: usize, n: usize, to: *mut u32, to_stride: usize) {
         for column in 0..Self::LANES {
@@ -270,7 +278,7 @@ pub unsafe trait Simd: Copy + 'static {
 }
 
 /// No level has more lanes.
-pub(crate) const MOST_LANES: usize = 16;
+pub(crate) const MAX_LANES: usize = 16;
 
 /// Calls `f(lane, value)` for every lane: for operations that a level has no instructions for.
 ///
@@ -278,7 +286,7 @@ pub(crate) const MOST_LANES: usize = 16;
 /// As for [`Simd`].
 #[inline(always)]
 unsafe fn each_lane<S: Simd>(v: S::V, mut f: impl FnMut(usize, f32)) {
-    let mut lanes = [0.0f32; MOST_LANES];
+    let mut lanes = [0.0f32; MAX_LANES];
     // SAFETY: the array has room for the lanes of any level.
     unsafe { S::store(lanes.as_mut_ptr(), v) };
     for (lane, &x) in lanes.iter().enumerate().take(S::LANES) {
@@ -292,7 +300,7 @@ unsafe fn each_lane<S: Simd>(v: S::V, mut f: impl FnMut(usize, f32)) {
 /// As for [`Simd`].
 #[inline(always)]
 unsafe fn from_lanes<S: Simd>(f: impl Fn(usize) -> f32) -> S::V {
-    let mut lanes = [0.0f32; MOST_LANES];
+    let mut lanes = [0.0f32; MAX_LANES];
     for (lane, x) in lanes.iter_mut().enumerate().take(S::LANES) {
         *x = f(lane);
     }
@@ -300,8 +308,8 @@ unsafe fn from_lanes<S: Simd>(f: impl Fn(usize) -> f32) -> S::V {
     unsafe { S::load(lanes.as_ptr()) }
 }
 
-/// e^x within two units in the last place for finite results; 0 is never returned (the smallest result is about
-/// 1e-38), not-a-number stays not-a-number.
+/// e^x within two units in the last place for finite results; 0 is never returned (the smallest result is
+/// about 1e-38), NaN stays NaN.
 ///
 /// # Safety
 /// As for [`Simd`].
@@ -349,7 +357,8 @@ macro_rules! simd_dispatch {
         $(#[$meta])*
         ///
         /// # Safety
-        /// The machine must have the instructions of `level`, and every pointer must be valid for the shapes given.
+        /// The machine must have the instructions of `level`, and every pointer must be valid for the shapes
+        /// given.
         $vis unsafe fn $name(level: $crate::cpu::level::Level, $($arg: $ty),*) $(-> $ret)? {
             use $crate::cpu::level::Level;
             #[cfg(target_arch = "x86_64")]
@@ -380,7 +389,8 @@ macro_rules! simd_dispatch {
         $(#[$meta])*
         ///
         /// # Safety
-        /// The machine must have the instructions of `level`, and every pointer must be valid for the shapes given.
+        /// The machine must have the instructions of `level`, and every pointer must be valid for the shapes
+        /// given.
         $vis unsafe fn $name(level: $crate::cpu::level::Level, $($arg: $ty),*) $(-> $ret)? {
             use $crate::cpu::level::Level;
             #[cfg(target_arch = "x86_64")]

@@ -1,14 +1,14 @@
-//! Rows on their way into a product: as they are, or normalised or activated just before.
+//! Rows on their way into a GEMM: as they are, or normalised or activated just before.
 //!
-//! A row is made, scaled, rounded and packed by one thread while it is in that thread's cache. Rows are shared out evenly
-//! whatever the strips: a thread that begins inside a strip packs its columns of it.
+//! A row is made, scaled, rounded and packed by one thread while it is in that thread's cache. Rows are
+//! shared out evenly whatever the strips: a thread that begins inside a strip packs its columns of it.
 
 use super::Context;
 use super::buf::Parts;
 use super::{elementwise, norm};
 use std::ops::Range;
 
-/// Where the rows of a left operand come from. What has to be made first goes to working memory `[rows, k]`.
+/// Where the rows of a left operand come from. What has to be made first goes to workspace `[rows, k]`.
 pub(crate) enum Source<'a> {
     /// They are there.
     Ready(&'a [f32]),
@@ -33,23 +33,23 @@ pub(crate) struct Piece<'a> {
 /// Values of a matrix below which its rows are packed by one thread.
 const SHARED_FROM: usize = 1 << 12;
 /// Rows that a thread takes at a time.
-const MOST_ROWS: usize = 48;
+const MAX_ROWS: usize = 48;
 
 impl Source<'_> {
     /// Calls `pack` for pieces of strips that together are `rows` rows of `k`, on all threads.
     pub fn pack(&self, ctx: &Context, rows: usize, k: usize, pack: &(dyn Fn(Piece) + Sync)) {
-        let most = rows.div_ceil(ctx.threads()).clamp(1, MOST_ROWS);
+        let most = rows.div_ceil(ctx.threads()).clamp(1, MAX_ROWS);
         ctx.pool.for_runs(rows, most, SHARED_FROM / k.max(1) + 1, &|part| {
             // SAFETY: no other task has these rows.
             unsafe { self.pack_part(ctx, 0..rows, part, k, pack) }
         });
     }
 
-    /// Calls `pack` for pieces of strips that together are the rows `part`, on this thread. Strips begin with the first row
-    /// of `operand`.
+    /// Calls `pack` for pieces of strips that together are the rows `part`, on this thread. Strips begin with
+    /// the first row of `operand`.
     ///
     /// # Safety
-    /// Nobody else uses the same rows of the working memory.
+    /// Nobody else uses the same rows of the workspace.
     pub unsafe fn pack_part(
         &self,
         ctx: &Context,
@@ -72,7 +72,7 @@ impl Source<'_> {
     /// The rows `range`, made now where they are not there.
     ///
     /// # Safety
-    /// Nobody else uses the same rows of the working memory.
+    /// Nobody else uses the same rows of the workspace.
     unsafe fn rows(&self, ctx: &Context, range: Range<usize>, k: usize) -> &[f32] {
         let place = range.start * k..range.end * k;
         let into = match self {

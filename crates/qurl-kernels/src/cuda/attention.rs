@@ -26,9 +26,18 @@ fn head_rows(heads: Heads, rows: usize) -> (Rows, Rows) {
     (queries, Rows { start: heads.q_width(), per: kv_heads, ..queries })
 }
 
+/// Keys that a row of a layer without a window sees: more than any sequence has, and so few that kernels can
+/// add and subtract positions without wrapping around to them.
+const NO_WINDOW: usize = 1 << 30;
+
+/// Keys that a row sees at most, as kernels take it: those that end with its own.
+pub(super) fn window(heads: Heads) -> u32 {
+    heads.window.map_or(NO_WINDOW, |window| window.min(NO_WINDOW)) as u32
+}
+
 /// Panics where heads or rows are not what the kernels take.
 fn check(heads: Heads, batch: &CudaBatch) {
-    assert!(heads.window.is_none(), "attention: sliding windows are not there on cuda yet");
+    assert!(heads.window != Some(0), "attention: a window without keys");
     assert!(heads.head_dim <= Heads::MAX_DIM, "attention: head dimension");
     assert!(heads.heads == heads.group() * heads.kv_heads, "attention: heads of a group");
     assert!(batch.covers, "attention: rows of no sequence");
@@ -147,6 +156,7 @@ fn attention(
         key_scales,
         value_scales,
         rows: rows as u32,
+        window: window(heads),
         out,
         lse,
     };
@@ -240,6 +250,7 @@ fn plain_backward(queue: &mut CudaQueue, heads: Heads, batch: &CudaBatch, gradie
         spans: batch.span_words(),
         span_count: batch.shape.sequences as u32,
         rows: rows as u32,
+        window: window(heads),
         dout,
         lse,
         deltas,

@@ -2,8 +2,10 @@
 //! pass is in [`super::flash_backward`].
 //!
 //! Many rows of a sequence go through the prefill kernel, single rows through the decode kernel, which shares
-//! a long context among blocks. Both sum in the same order, so a mixed step may use either.
+//! a long context among blocks. Both sum in the same order, so a mixed step may use either. A window only
+//! leaves tiles and splits out that it hides.
 
+use super::attention::window;
 use super::batch::{BatchShape, CudaBatch, SPLIT};
 use super::constants::{
     DECODE_HEADS, DECODED_BF16, DECODED_F32, DECODED_FP8, DECODED_INT8, FLASH_TILE, MAX_DECODE_WARPS,
@@ -98,6 +100,7 @@ pub(super) fn forward(
         kv_heads: heads.kv_heads as u32,
         page_shift: kv.shape.page_size.trailing_zeros(),
         scale: heads.scale * LOG2_E,
+        window: window(heads),
     };
     queue.launch(kernel, Launch::grid([blocks, heads.kv_heads, 1], PREFILL_THREADS).shared(shared), args);
 }
@@ -118,7 +121,7 @@ struct Plan {
     kernel: Kernel<FlashDecode>,
     threads: usize,
     shared: usize,
-    /// Blocks that share the context of a row.
+    /// Blocks that share what a row sees.
     splits: usize,
     /// Whether all blocks run at the same time, so that they may wait for each other.
     at_once: bool,
@@ -129,11 +132,18 @@ fn parties(heads: Heads) -> usize {
     heads.kv_heads * heads.group().div_ceil(DECODE_HEADS)
 }
 
+/// Stretches of `size` positions, of contexts of up to `longest`, that one row's window may have keys of.
+fn stretches(heads: Heads, longest: usize, size: usize) -> usize {
+    // Its first key may be the last of a stretch.
+    let crossed = |window: usize| (window - 1).div_ceil(size) + 1;
+    heads.window.map_or(usize::MAX, crossed).min(longest.div_ceil(size))
+}
+
 /// As many teams of warps a block as there are tiles to take, if all blocks run at the same time; else two.
 fn plan(context: &Context, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> Plan {
     let hd = heads.head_dim;
-    // A power of two, as the length is: a recorded step is good for many lengths.
-    let splits = shape.longest.div_ceil(SPLIT).next_power_of_two();
+    // The length is rounded to a power of two of them: a recorded step is good for many lengths.
+    let splits = stretches(heads, shape.longest, SPLIT).max(1);
     let blocks = splits * parties(heads) * shape.sequences;
     // A team is one warp or two.
     let (kernel, team, row_bytes) = match (kv.shape.format, hd) {
@@ -151,7 +161,7 @@ fn plan(context: &Context, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> Pla
         let at_once = blocks <= context.blocks_at_once(kernel, threads, shared as u32, 1);
         Plan { kernel, threads, shared, splits, at_once }
     };
-    let tiles = shape.longest.min(SPLIT).div_ceil(FLASH_TILE);
+    let tiles = stretches(heads, shape.longest.min(SPLIT), FLASH_TILE);
     let most = tiles.clamp(1, MAX_DECODE_WARPS / team);
     (1..=most).rev().map(form).find(|plan| plan.at_once).unwrap_or_else(|| form(most.min(2)))
 }
@@ -214,6 +224,7 @@ pub(super) fn decode(
         page_shift: kv.shape.page_size.trailing_zeros(),
         splits: splits as u32,
         scale: heads.scale * LOG2_E,
+        window: window(heads),
         cos,
         sin,
         output: output as u32,
@@ -252,5 +263,24 @@ mod tests {
             rows[first..end].iter_mut().for_each(|times| *times += 1);
         }
         assert!(covered.iter().flatten().all(|&times| times == 1));
+    }
+
+    /// A decode step has a block for every split that a row sees, wherever its window lies; and as many as the
+    /// context has splits, where it sees all.
+    #[test]
+    fn every_split_in_a_window_has_a_block() {
+        let heads = |window| Heads { heads: 1, kv_heads: 1, head_dim: 64, scale: 1.0, window };
+        for size in [FLASH_TILE, SPLIT] {
+            assert_eq!(
+                [1, size, size + 1, 9 * size].map(|longest| stretches(heads(None), longest, size)),
+                [1, 1, 2, 9]
+            );
+            for window in [1, 2, 5, size - 1, size, size + 1, size + 2, 3 * size, 3 * size + 1] {
+                let heads = heads(Some(window));
+                let seen = |position: usize| position / size - heads.first_seen(position) / size + 1;
+                let most = (0..8 * size).map(seen).max();
+                assert_eq!(most, Some(stretches(heads, 8 * size, size)), "{window} of {size}");
+            }
+        }
     }
 }

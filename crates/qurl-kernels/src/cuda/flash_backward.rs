@@ -4,7 +4,7 @@
 //! have their own form, with `wgmma` and the TMA. Which rows a block owns, and in which order sums are made,
 //! depends on the lengths of the sequences and the device alone.
 
-use super::attention::Gradients;
+use super::attention::{Gradients, window};
 use super::batch::CudaBatch;
 use super::constants::{BACKWARD_GROUPS, BACKWARD_PASSING, BACKWARD_THREADS, BACKWARD_TILE};
 use super::context::HOPPER;
@@ -120,6 +120,7 @@ fn everywhere(
             stride: heads.qkv_width() as u32,
             heads: heads.heads as u32,
             kv_heads: heads.kv_heads as u32,
+            window: window(heads),
             scale: heads.scale,
         };
         let launch = Launch::grid([work.blocks, columns, 1], BACKWARD_THREADS).shared(shared);
@@ -138,6 +139,7 @@ fn on_hopper(
 ) {
     let (hd, rows, stride) = (heads.head_dim, operands.rows, heads.qkv_width());
     let (count, kv_heads, scale) = (heads.heads as u32, heads.kv_heads as u32, heads.scale);
+    let window = window(heads);
     let tile = BACKWARD_TILE * hd * 2;
     let stages = if hd == 64 { 4 } else { 3 };
     let shared = 1024 + 2 * BACKWARD_GROUPS * tile + stages * 2 * tile;
@@ -170,6 +172,7 @@ fn on_hopper(
         heads: count,
         kv_heads,
         share: share as u32,
+        window,
         scale,
     };
     queue.launch(keys, launch(columns), args);
@@ -190,6 +193,7 @@ fn on_hopper(
         stride,
         heads: count,
         kv_heads,
+        window,
         scale,
     };
     queue.launch(queries, launch(heads.heads), args);

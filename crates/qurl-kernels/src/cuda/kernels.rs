@@ -272,7 +272,7 @@ kernels! {
     AttentionForward(
         qkv: Ptr, width: u32, heads: u32, group: u32, head_dim: u32, scale: f32, spans: Ptr, span_count: u32,
         pages: Ptr, page_size: u32, format: u32, keys: Ptr, values: Ptr, key_scales: Ptr, value_scales: Ptr,
-        rows: u32, out: Ptr, lse: Ptr
+        rows: u32, window: u32, out: Ptr, lse: Ptr
     ) { "attention_plain": attention_forward; }
     /// Dot products of outputs and their gradients.
     AttentionDeltas(out: Ptr, dout: Ptr, count: u32, head_dim: u32, deltas: Ptr) {
@@ -281,12 +281,13 @@ kernels! {
     /// Backward of attention with plain arithmetic.
     AttentionBackward(
         qkv: Ptr, width: u32, heads: u32, group: u32, head_dim: u32, scale: f32, spans: Ptr, span_count: u32,
-        rows: u32, dout: Ptr, lse: Ptr, deltas: Ptr, dqkv: Ptr
+        rows: u32, window: u32, dout: Ptr, lse: Ptr, deltas: Ptr, dqkv: Ptr
     ) { "attention_plain": attention_backward_queries, attention_backward_keys; }
     /// Attention of many queries of a sequence.
     FlashPrefill(
         qkv: Ptr, keys: Ptr, values: Ptr, key_scales: Ptr, value_scales: Ptr, spans: Ptr, pages: Ptr,
-        work: Ptr, out: Ptr, lse: Ptr, stride: u32, heads: u32, kv_heads: u32, page_shift: u32, scale: f32
+        work: Ptr, out: Ptr, lse: Ptr, stride: u32, heads: u32, kv_heads: u32, page_shift: u32, scale: f32,
+        window: u32
     ) {
         "flash_prefill":
             flash_prefill_bf16_64, flash_prefill_bf16_128, flash_prefill_int8_64, flash_prefill_int8_128,
@@ -296,7 +297,8 @@ kernels! {
     FlashDecode(
         qkv: Ptr, keys: Ptr, values: Ptr, key_scales: Ptr, value_scales: Ptr, spans: Ptr, pages: Ptr,
         out: Ptr, lse: Ptr, partials: Ptr, counters: Ptr, stride: u32, heads: u32, kv_heads: u32,
-        page_shift: u32, splits: u32, scale: f32, cos: Ptr, sin: Ptr, output: u32, out_scales: Ptr, absmax: Ptr
+        page_shift: u32, splits: u32, scale: f32, window: u32, cos: Ptr, sin: Ptr, output: u32,
+        out_scales: Ptr, absmax: Ptr
     ) overlaps {
         "flash_decode":
             flash_decode_bf16_64, flash_decode_bf16_128, flash_decode_int8_64, flash_decode_int8_128,
@@ -310,7 +312,7 @@ kernels! {
     /// Backward of attention on any tensor cores.
     FlashBackward(
         qkv: Ptr, dout: Ptr, facts: Ptr, spans: Ptr, work: Ptr, dqkv: Ptr, stride: u32, heads: u32,
-        kv_heads: u32, scale: f32
+        kv_heads: u32, window: u32, scale: f32
     ) {
         "flash_backward":
             flash_backward_keys_64, flash_backward_keys_128, flash_backward_queries_64,
@@ -319,7 +321,7 @@ kernels! {
     /// Backward of attention on Hopper: gradients of keys and values.
     FlashBackwardHopperKeys(
         qkv: TensorMap, dout: TensorMap, facts_map: TensorMap, spans: Ptr, work: Ptr, dkeys: Ptr,
-        dvalues: Ptr, stride: u64, heads: u32, kv_heads: u32, share: u32, scale: f32
+        dvalues: Ptr, stride: u64, heads: u32, kv_heads: u32, share: u32, window: u32, scale: f32
     ) { "flash_backward_hopper": flash_backward_hopper_keys_64, flash_backward_hopper_keys_128; }
     /// Sums of these where blocks have parts of a group.
     FlashBackwardJoin(
@@ -328,7 +330,7 @@ kernels! {
     /// Backward of attention on Hopper: gradients of queries.
     FlashBackwardHopperQueries(
         qkv: TensorMap, dout: TensorMap, facts: Ptr, spans: Ptr, work: Ptr, dqueries: Ptr, stride: u64,
-        heads: u32, kv_heads: u32, scale: f32
+        heads: u32, kv_heads: u32, window: u32, scale: f32
     ) { "flash_backward_hopper": flash_backward_hopper_queries_64, flash_backward_hopper_queries_128; }
 
     // ---- head and sampling --------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ impl Context {
         let cubins = compile::on_all_cores(&missing, |source| compile::cubin(nvrtc, source, architecture));
         let mut compiled = self.kernels.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         for (source, cubin) in missing.into_iter().zip(cubins) {
-            let unavailable = |reason| DeviceError::Unavailable { device: "cuda".to_string(), reason };
+            let unavailable = |reason| DeviceError::Unavailable { device: format!("cuda:{}", self.ordinal), reason };
             compiled.insert(source.name, cubin.map_err(unavailable)?);
         }
         Ok(())

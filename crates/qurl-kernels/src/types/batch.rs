@@ -1,4 +1,5 @@
-//! The rows that one pass computes: tokens, where their keys and values go, what they see, which of them are sampled.
+//! The rows that one pass computes: tokens, where their keys and values go, what they see, which of them are
+//! sampled.
 
 use super::{SampleRow, Span};
 
@@ -7,7 +8,8 @@ use super::{SampleRow, Span};
 pub enum Token {
     /// Its number in the vocabulary.
     Id(u32),
-    /// The one that this row of the last [`sample`](crate::Queue::sample) gave; the host may not have seen it yet.
+    /// The one that this row of the last [`sample`](crate::Queue::sample) gave; the host may not have seen it
+    /// yet.
     Sampled(u32),
 }
 

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 /// Number format of the weights of a linear layer, and with it of the GEMM.
 ///
-/// All scales are symmetric and computed from the numbers at hand (no calibration). The formats below bf16 are for
-/// the forward pass only.
+/// All scales are symmetric and computed from the numbers at hand (no calibration). The formats below bf16
+/// are for the forward pass only.
 ///
 /// ```
 /// use qurl_kernels::Format;

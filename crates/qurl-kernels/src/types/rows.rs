@@ -1,6 +1,7 @@
 //! Rows inside a tensor.
 
-/// Where the normalised rows lie: `outer` runs of `per` neighbouring rows of `width`, `stride` apart, from `start`.
+/// Where the normalised rows lie: `outer` runs of `per` neighbouring rows of `width`, `stride` apart, from
+/// `start`.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows {
     /// Offset of the first row.

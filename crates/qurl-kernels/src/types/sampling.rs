@@ -3,8 +3,8 @@
 /// How one row is sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleRow {
-    /// Softmax temperature; 0 takes the argmax (the first of equals) with its log-probability at temperature 1,
-    /// without truncation.
+    /// Softmax temperature; 0 takes the argmax (the first of equals) with its log-probability at temperature
+    /// 1, without truncation.
     pub temperature: f32,
     /// Keep the smallest set of tokens with at least this probability; 1 keeps all.
     pub top_p: f32,
@@ -21,8 +21,8 @@ pub struct SampleRow {
 pub struct Sampled {
     /// The token.
     pub token: u32,
-    /// Its log-probability under the distribution it was sampled from; NaN where a logit of the row is not finite,
-    /// and then the token is 0.
+    /// Its log-probability under the distribution it was sampled from; NaN where a logit of the row is not
+    /// finite, and then the token is 0.
     pub logp: f32,
     /// Entropy of that distribution.
     pub entropy: f32,

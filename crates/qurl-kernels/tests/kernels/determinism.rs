@@ -1,7 +1,7 @@
 //! The same bits on any number of threads, for a row alone and in any batch, and for gradients summed over
 //! any split of the tokens.
 
-use crate::op_table::{table, windowed};
+use crate::op_table::table;
 use crate::ops::{Ops, cpus};
 use crate::paged::{Paged, heads};
 use crate::support::{Random, assert_bits, wide};
@@ -22,7 +22,7 @@ const EPS: f32 = 1e-5;
 fn threads_do_not_matter() {
     for level in Level::available() {
         let [one, two, three] = [1, 2, 3].map(|threads| Ops::new(Cpu::new(level, threads)));
-        for case in table().into_iter().chain(windowed()) {
+        for case in table() {
             let want = (case.run)(&one);
             for cpu in [&two, &three] {
                 let got = (case.run)(cpu);

@@ -3,11 +3,12 @@
 //! its naive forward (`gradients`), and the bits of a result depend on nothing but the row and its history
 //! (`determinism`, `attention_paths`), nor on what an operation does at once (`fused`) or whether a step is
 //! replayed (`replay`). `numbers` looks at the edges: exponentials over their whole range, and where a NaN
-//! may travel; `sampling` at tokens. `cuda` and `cuda_fused` hold the device against the same checks and the
-//! CPU.
+//! may travel; `sampling` at tokens. `cuda`, `cuda_attention` and `cuda_fused` hold the device against the
+//! same checks and the CPU.
 
 mod attention_paths;
 mod cuda;
+mod cuda_attention;
 mod cuda_fused;
 mod determinism;
 mod fused;

@@ -13,8 +13,6 @@ mod linear;
 mod mlp;
 mod rows;
 
-pub use attention::windowed;
-
 use crate::ops::{Ops, cpus};
 use crate::support::{distance, units_off};
 use qurl_kernels::{Device, Format};
@@ -96,7 +94,7 @@ pub fn table<D: Device>() -> Vec<Case<D>> {
 #[test]
 fn every_level_equals_the_naive_twin() {
     let cpus = cpus(2);
-    for case in table().into_iter().chain(windowed()) {
+    for case in table() {
         let wants = (case.want)();
         for cpu in &cpus {
             let outputs = (case.run)(cpu);

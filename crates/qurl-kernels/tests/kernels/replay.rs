@@ -20,6 +20,10 @@ const PROMPTS: [usize; 4] = [60, 508, 1020, 5];
 /// Sequences that take a step in every round, in batches of several sizes.
 const BATCHES: [&[usize]; 3] = [&[0, 3], &[1, 0], &[0, 1, 2, 3]];
 
+/// What the layers' rows see: everything, or a window that begins in other tiles and splits of a GPU from
+/// step to step.
+const WINDOWS: [Option<usize>; 2] = [None, Some(100)];
+
 /// A model of two layers.
 struct Network<D: Device> {
     heads: Heads,
@@ -82,7 +86,7 @@ impl<Dev: Device> Network<Dev> {
         let norm = || Norm { gain: &self.gain, eps: EPS };
         let index = Index::Tokens { batch, sampled: Some(&b.tokens) };
         queue.gather(Gather { table: &self.embeddings, index, width: D, out: &mut b.x });
-        for ([qkv, o, gate_up, down], kv) in self.layers.iter().zip(&mut b.kv) {
+        for (([qkv, o, gate_up, down], window), kv) in self.layers.iter().zip(WINDOWS).zip(&mut b.kv) {
             queue.linear(Linear {
                 x: &b.x,
                 rows,
@@ -93,7 +97,7 @@ impl<Dev: Device> Network<Dev> {
                 out: &mut b.qkv,
             });
             queue.attend(Attend {
-                heads: self.heads,
+                heads: Heads { window, ..self.heads },
                 batch,
                 qkv: &mut b.qkv,
                 qk_norm: None,

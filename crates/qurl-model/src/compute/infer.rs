@@ -49,9 +49,9 @@ impl<D: Device> Inference<D> {
         self.limit
     }
 
-    /// Runs the blocks over the rows of the batch, and samples the tokens that it asks for; `kv` has the pages of every
-    /// layer. With a key the pass may be replayed from a record (see [`Queue::replay`]): it names these buffers, this
-    /// network and these pages, and no others.
+    /// Runs the blocks over the rows of the batch, and samples the tokens that it asks for; `kv` has the
+    /// pages of every layer. With a key the pass may be replayed from a record (see [`Queue::replay`]): it
+    /// names these buffers, this network and these pages, and no others.
     pub fn step(
         &mut self,
         queue: &mut D::Queue,
@@ -128,8 +128,8 @@ impl<D: Device> Buffers<D> {
     }
 }
 
-/// Log-probs (with entropies and argmax tokens) of every token but the first of whole sequences, in chunks of at
-/// most `chunk` rows. How sequences are batched and chunked does not change a bit of the result.
+/// Log-probs (with entropies and argmax tokens) of every token but the first of whole sequences, in chunks of
+/// at most `chunk` rows. How sequences are batched and chunked does not change a bit of the result.
 pub fn score<D: Device, S: AsRef<[u32]>>(
     queue: &mut D::Queue,
     net: &Network<D>,

@@ -5,8 +5,8 @@ use crate::params::{DenseMlp, MlpParams};
 use qurl_kernels::ops::{Attend, KeptAttention, Linear, Mlp, Norm, Output, QkNorm};
 use qurl_kernels::{Device, DeviceError, Queue};
 
-/// What a block's forward pass writes. Training gives every block its own and keeps them for the backward pass;
-/// inference uses one for all blocks, and keeps nothing.
+/// What a block's forward pass writes. Training gives every block its own and keeps them for the backward
+/// pass; inference uses one for all blocks, and keeps nothing.
 pub struct Activations<D: Device> {
     /// `[rows, qkv]` queries, keys (both rotated) and values.
     pub(crate) qkv: D::Tensor,

@@ -1,8 +1,8 @@
 //! A model ready to compute: packed linear layers, norms, biases, embedding, rotary tables.
 //!
-//! The master weights stay with their owner (the trainer); [`Network::refresh`] packs their newest values into the
-//! memory that is already there. The same type serves as the trainer's full-precision network and as the engine's
-//! quantized copy: only the format differs.
+//! The master weights stay with their owner (the trainer); [`Network::refresh`] packs their newest values
+//! into the memory that is already there. The same type serves as the trainer's full-precision network and as
+//! the engine's quantized copy: only the format differs.
 
 use super::rope;
 use crate::config::ModelConfig;
@@ -200,7 +200,8 @@ impl<D: Device> Network<D> {
         self.refresh_rounded(queue, params, Rounding::Nearest)
     }
 
-    /// [`Network::refresh`] with a choice of rounding; stochastic rounding samples every matrix with a seed of its own.
+    /// [`Network::refresh`] with a choice of rounding; stochastic rounding samples every matrix with a seed
+    /// of its own.
     pub fn refresh_rounded(
         &mut self,
         queue: &mut D::Queue,

@@ -1,11 +1,12 @@
 //! Training: the forward pass of whole sequences with everything kept, and the hand-written backward pass.
 //!
-//! [`Tape`] owns the memory of one micro-batch. `forward` runs the blocks (the same [`layer::forward`] as inference)
-//! and the head; `backward` takes `dL/dlogp` per scored token and adds to the gradients of all parameters. With
-//! recomputation only the input of each block is kept, and a block's forward pass is run again on the way back.
+//! [`Tape`] owns the memory of one micro-batch. `forward` runs the blocks (the same [`layer::forward`] as
+//! inference) and the head; `backward` takes `dL/dlogp` per scored token and adds to the gradients of all
+//! parameters. With recomputation only the input of each block is kept, and a block's forward pass is run
+//! again on the backward pass.
 //!
-//! Scoring without gradients ([`Tape::score`], [`Tape::values`], [`Tape::logits`]) runs in the same memory, with any
-//! network of the model: a step of RL scores its rollouts without allocating anything.
+//! Scoring without gradients ([`Tape::score`], [`Tape::values`], [`Tape::logits`]) runs in the same memory,
+//! with any network of the model: a step of RL scores its rollouts without allocating anything.
 
 use super::batch::{PAGE, Targets};
 use super::layer::{self, Activations, Kept};
@@ -232,8 +233,8 @@ impl<D: Device> Tape<D> {
         Ok(Forward { targets, temperature, out })
     }
 
-    /// Adds the gradients of the loss to `grads`, given `dL/dlogp` (and `dL/dentropy`) of the targets. Must follow the
-    /// forward pass it belongs to.
+    /// Adds the gradients of the loss to `grads`, given `dL/dlogp` (and `dL/dentropy`) of the targets. Must
+    /// follow the forward pass it belongs to.
     pub fn backward(
         &mut self,
         queue: &mut D::Queue,

@@ -1,9 +1,9 @@
-//! Which quantized weights can be read: compressed-tensors of eight bits, as `qurl quantize` writes them and as they are
-//! published for other engines.
+//! Which quantized weights can be read: compressed-tensors of eight bits, as `qurl quantize` writes them and
+//! as they are published for other engines.
 //!
-//! A linear layer is a `weight` of signed bytes or E4M3 and a `weight_scale` for each output channel (or one for all). It
-//! is read as the numbers it stands for; activations are quantized by whoever computes, per token. What was rounded
-//! stays rounded: in the same format the same quantized values come out again.
+//! A linear layer is a `weight` of signed bytes or E4M3 and a `weight_scale` for each output channel (or one
+//! for all). It is read as the numbers it stands for; activations are quantized by whoever computes, per
+//! token. What was rounded stays rounded: in the same format the same quantized values come out again.
 
 use super::ConfigError;
 use crate::keys::Keys;

@@ -95,7 +95,8 @@ fn family(keys: &Keys) -> Result<Family, ConfigError> {
         .ok_or_else(|| keys.unsupported("model_type", MODEL_TYPES))
 }
 
-/// Which layers see no further back than a window. An absent `sliding_window` is the published classes' default of 4096.
+/// Which layers see no further back than a window. An absent `sliding_window` is the published classes'
+/// default of 4096.
 fn sliding_window(
     keys: &Keys,
     family: Family,

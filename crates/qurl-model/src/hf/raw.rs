@@ -25,8 +25,8 @@ pub struct RawTensor {
     pub bytes: Vec<u8>,
 }
 
-/// Writes weights, `config.json`, `generation_config.json` and the tokenizer's files, as [`save`](super::save()) does:
-/// nothing is visible under its final name before everything is on disk.
+/// Writes weights, `config.json`, `generation_config.json` and the tokenizer's files, as
+/// [`save`](super::save()) does: nothing is visible under its final name before everything is on disk.
 pub fn save_raw(
     dir: &Path,
     config: &Value,

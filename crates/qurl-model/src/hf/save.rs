@@ -48,7 +48,8 @@ struct Part<'a> {
 /// Writes `config.json`, the weights, `generation_config.json` and the tokenizer files into `dir`.
 ///
 /// Nothing is visible under its final name before everything is on disk. Weight and tokenizer files of an
-/// earlier model in the same directory that the new one does not have are removed; other files are left alone.
+/// earlier model in the same directory that the new one does not have are removed; other files are left
+/// alone.
 pub fn save(
     dir: &Path,
     config: &ModelConfig,
@@ -218,8 +219,8 @@ pub(super) fn header(path: &Path, entries: impl Iterator<Item = Entry>) -> Resul
     Ok(header)
 }
 
-/// Weight and tokenizer files of an earlier model that would be read in place of, or beside, the new ones, and what an
-/// attempt that was killed has left.
+/// Weight and tokenizer files of an earlier model that would be read in place of, or beside, the new ones,
+/// and what an attempt that was killed has left.
 pub(super) fn stale_files(dir: &Path, written: &BTreeSet<&str>) -> Result<Vec<PathBuf>, HfError> {
     let failed = |source| HfError::Io { file: dir.to_path_buf(), action: "be listed", source };
     let mut stale = Vec::new();

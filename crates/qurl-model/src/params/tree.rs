@@ -2,7 +2,8 @@
 //!
 //! A field is a `leaf(T)`, an `optional(Option<T>)` leaf, an `mlp(..)` or the `layers(..)`.
 
-/// Declares a tree and its walks: `map_leaves` (consuming, stops at the first error), `as_ref`, `as_mut` and `layout`.
+/// Declares a tree and its walks: `map_leaves` (consuming, stops at the first error), `as_ref`, `as_mut` and
+/// `layout`.
 macro_rules! tree {
     ($(#[$doc:meta])* pub struct $name:ident { $($(#[$field_doc:meta])* $field:ident: $kind:ident($type:ty),)* }) => {
         $(#[$doc])*

@@ -1,4 +1,5 @@
-//! The golden models of transformers (see `goldens/README.md`): loading, and what every comparison with them needs.
+//! The golden models of transformers (see `goldens/README.md`): loading, and what every comparison with them
+//! needs.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use qurl_kernels::{Device, Queue};

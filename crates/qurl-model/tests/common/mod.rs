@@ -52,7 +52,8 @@ pub fn small(family: Family) -> ModelConfig {
     config
 }
 
-/// The directory of this package. Taken at run time, so that a test built here can run in a checkout elsewhere.
+/// The directory of this package. Taken at run time, so that a test built here can run in a checkout
+/// elsewhere.
 pub fn package() -> PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR").map_or(env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }

@@ -1,7 +1,7 @@
 //! Advantages that need no critic: the other answers to the same prompt are the baseline.
 //!
-//! One score per sequence comes in, one advantage per sequence goes out; `groups[i]` is the prompt of sequence
-//! `i`. A group of one has nothing to compare with and keeps its raw score.
+//! One score per sequence comes in, one advantage per sequence goes out; `groups[i]` is the prompt of
+//! sequence `i`. A group of one has nothing to compare with and keeps its raw score.
 
 use crate::error::{RlError, same_length};
 use crate::stats;

@@ -17,7 +17,8 @@ pub use token::Estimate;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Estimator {
-    /// Generalised advantage estimation with a critic, normalised over the batch: PPO. Needs a section `[critic]`.
+    /// Generalised advantage estimation with a critic, normalised over the batch: PPO. Needs a section
+    /// `[critic]`.
     Gae {
         /// Discount of the reward for every token that follows.
         #[serde(default = "one")]
@@ -26,14 +27,15 @@ pub enum Estimator {
         #[serde(default = "one")]
         lam: f64,
     },
-    /// The reward against the mean over the responses to the same prompt, divided by their standard deviation.
+    /// The reward against the mean over the responses to the same prompt, divided by their standard
+    /// deviation.
     Grpo {
         /// Divide by the standard deviation of the group; `false` leaves the division out, as Dr. GRPO does.
         #[serde(default = "yes")]
         norm_adv_by_std_in_grpo: bool,
     },
-    /// The reward against the mean of the group, not divided. The other half of Dr. GRPO is `algorithm.loss_agg_mode` =
-    /// `seq-mean-token-sum-norm`.
+    /// The reward against the mean of the group, not divided. The other half of Dr. GRPO is
+    /// `algorithm.loss_agg_mode` = `seq-mean-token-sum-norm`.
     #[serde(alias = "dr_grpo")]
     #[schemars(extend("x-aliases" = ["dr_grpo"]))]
     DrGrpo {},

@@ -48,8 +48,8 @@ pub fn gae<F: Copy + Into<f64>>(
     Ok(Estimate { advantages, returns })
 }
 
-/// Discounted reward to go, G_t = r_t + γ·G_{t+1}; a masked token ends the sum of the tokens before it, and gets
-/// 0 itself.
+/// Discounted reward to go, G_t = r_t + γ·G_{t+1}; a masked token ends the sum of the tokens before it, and
+/// gets 0 itself.
 pub fn reward_to_go<F: Copy + Into<f64>>(
     rewards: &[F],
     mask: &[bool],

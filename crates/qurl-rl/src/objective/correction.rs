@@ -1,8 +1,9 @@
 //! Corrections for having sampled from `behav` and not from `prox`: one constant weight per token.
 //!
-//! ρ = π_prox/π_behav. Weighting by ρ is unbiased and may explode (quantization makes ρ up to 1e5); the others
-//! trade bias for a bound, each in its own way: truncate the token's or the sequence's weight, or drop tokens or
-//! sequences outside a trusted band. The weight multiplies the loss after all clipping and carries no gradient.
+//! ρ = π_prox/π_behav. Weighting by ρ is unbiased and may explode (quantization makes ρ up to 1e5); the
+//! others trade bias for a bound, each in its own way: truncate the token's or the sequence's weight, or drop
+//! tokens or sequences outside a trusted band. The weight multiplies the loss after all clipping and carries
+//! no gradient.
 
 use crate::error::{RlError, same_length, sequence_count, setting};
 use crate::ratio;
@@ -23,7 +24,7 @@ pub enum Correction {
         #[serde(default = "default_truncation")]
         c: f64,
     },
-    /// Weight min(Π ρ, C), the product running over the whole response.
+    /// Weight min(Π ρ, C), the GEMM running over the whole response.
     SequenceTis {
         /// The largest weight C.
         #[serde(default = "default_truncation")]
@@ -38,7 +39,8 @@ pub enum Correction {
         #[serde(default = "default_icepop_high")]
         high: f64,
     },
-    /// Weight 1 where the geometric mean of a response's ρ is inside `low` to `high`; other responses are rejected.
+    /// Weight 1 where the geometric mean of a response's ρ is inside `low` to `high`; other responses are
+    /// rejected.
     GeoMask {
         /// The smallest geometric mean of ρ that is kept.
         #[serde(default = "default_geo_low")]

@@ -8,8 +8,8 @@
 //! 5. the **correction** for having sampled from `behav`, a constant weight on the clipped result.
 //!
 //! [`Objective`] (in [`recipe`]) is what a user names; it is resolved into these five parameters, and
-//! [`Objective::evaluate`] returns the loss, its derivative by the log-prob of every token, and the facts worth
-//! logging.
+//! [`Objective::evaluate`] returns the loss, its derivative by the log-prob of every token, and the facts
+//! worth logging.
 
 pub mod correction;
 pub mod facts;
@@ -106,8 +106,9 @@ impl Objective {
     }
 
     /// The mask that remains after this objective has rejected sequences (`geo-mask`), or nothing where it
-    /// rejects none. Apply it to the whole batch before counting a [`Denominator`](crate::Denominator), so that
-    /// what was rejected leaves the mean as well; [`Objective::evaluate`] rejects the same tokens either way.
+    /// rejects none. Apply it to the whole batch before counting a [`Denominator`](crate::Denominator), so
+    /// that what was rejected leaves the mean as well; [`Objective::evaluate`] rejects the same tokens either
+    /// way.
     pub fn accepted<F: Copy + Into<f64>>(
         &self,
         behav: &[F],

@@ -1,8 +1,8 @@
 //! Objectives as recipes name them: a type, its settings, vetted defaults.
 //!
-//! The settings of a type are its own struct, so that an unknown key is an error and every key may be left out.
-//! The five of the paper are `naive`, `quantized-is`, `decoupled`, `tis` and `acr`; the others are what users
-//! know from elsewhere. GSPO and CISPO may be combined with any [`Correction`].
+//! The settings of a type are its own struct, so that an unknown key is an error and every key may be left
+//! out. The five of the paper are `naive`, `quantized-is`, `decoupled`, `tis` and `acr`; the others are what
+//! users know from elsewhere. GSPO and CISPO may be combined with any [`Correction`].
 
 use super::correction::{self, Correction};
 use super::{Ratio, Resolved};
@@ -18,12 +18,13 @@ pub enum Objective {
     Naive(Clip),
     /// PPO on the ratio to the quantized policy that sampled the tokens (Eq. 3).
     QuantizedIs(Clip),
-    /// PPO on the ratio to the full-precision policy before the step, weighted by ρ, the probability of the token under it
-    /// over that under the quantized one (Eq. 4).
+    /// PPO on the ratio to the full-precision policy before the step, weighted by ρ, the probability of the
+    /// token under it over that under the quantized one (Eq. 4).
     Decoupled(Clip),
     /// The same with the weight truncated at `c`: truncated importance sampling, as FlashRL does it (Eq. 5).
     Tis(Truncated),
-    /// The same with the upper clip bound widened where the weight was truncated: adaptive clipping, QuRL's own (Eq. 9).
+    /// The same with the upper clip bound widened where the weight was truncated: adaptive clipping, QuRL's
+    /// own (Eq. 9).
     Acr(Truncated),
     /// PPO weighted by the truncated importance weight of the whole response.
     SequenceTis(Truncated),
@@ -31,7 +32,8 @@ pub enum Objective {
     Icepop(Icepop),
     /// PPO without the responses whose geometric mean of ρ is outside a band.
     GeoMask(GeoMask),
-    /// PPO on the geometric mean of the ratios of a response; the loss is aggregated by `seq-mean-token-mean`.
+    /// PPO on the geometric mean of the ratios of a response; the loss is aggregated by
+    /// `seq-mean-token-mean`.
     Gspo(Gspo),
     /// The log-likelihood weighted by advantage and clipped ratio.
     Cispo(Cispo),
@@ -47,11 +49,14 @@ impl Default for Objective {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Clip {
-    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound is 1 minus this.
+    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound
+    /// is 1 minus this.
     pub clip_ratio_low: f64,
-    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare tokens alive (DAPO).
+    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare
+    /// tokens alive (DAPO).
     pub clip_ratio_high: f64,
-    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not set means off.
+    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not
+    /// set means off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_ratio_c: Option<f64>,
 }
@@ -68,11 +73,14 @@ impl Default for Clip {
 pub struct Truncated {
     /// The largest weight C.
     pub c: f64,
-    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound is 1 minus this.
+    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound
+    /// is 1 minus this.
     pub clip_ratio_low: f64,
-    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare tokens alive (DAPO).
+    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare
+    /// tokens alive (DAPO).
     pub clip_ratio_high: f64,
-    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not set means off.
+    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not
+    /// set means off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_ratio_c: Option<f64>,
 }
@@ -92,11 +100,14 @@ pub struct Icepop {
     pub low: f64,
     /// The largest ρ that is kept.
     pub high: f64,
-    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound is 1 minus this.
+    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound
+    /// is 1 minus this.
     pub clip_ratio_low: f64,
-    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare tokens alive (DAPO).
+    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare
+    /// tokens alive (DAPO).
     pub clip_ratio_high: f64,
-    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not set means off.
+    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not
+    /// set means off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_ratio_c: Option<f64>,
 }
@@ -117,11 +128,14 @@ pub struct GeoMask {
     pub low: f64,
     /// The largest geometric mean of ρ that is kept.
     pub high: f64,
-    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound is 1 minus this.
+    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound
+    /// is 1 minus this.
     pub clip_ratio_low: f64,
-    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare tokens alive (DAPO).
+    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare
+    /// tokens alive (DAPO).
     pub clip_ratio_high: f64,
-    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not set means off.
+    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not
+    /// set means off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_ratio_c: Option<f64>,
 }
@@ -138,9 +152,11 @@ impl Default for GeoMask {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Gspo {
-    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound is 1 minus this.
+    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound
+    /// is 1 minus this.
     pub clip_ratio_low: f64,
-    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare tokens alive (DAPO).
+    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare
+    /// tokens alive (DAPO).
     pub clip_ratio_high: f64,
     /// How tokens are weighted for having been sampled by the quantized policy.
     pub correction: Correction,
@@ -156,9 +172,11 @@ impl Default for Gspo {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Cispo {
-    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound is 1 minus this.
+    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound
+    /// is 1 minus this.
     pub clip_ratio_low: f64,
-    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare tokens alive (DAPO).
+    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare
+    /// tokens alive (DAPO).
     pub clip_ratio_high: f64,
     /// How tokens are weighted for having been sampled by the quantized policy.
     pub correction: Correction,

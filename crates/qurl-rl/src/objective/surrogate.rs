@@ -1,7 +1,8 @@
 //! The per-token functions: log-ratio and advantage in, loss and slope out.
 //!
-//! `slope` is the derivative by log π_θ. Where a clip holds, the loss is flat and the slope is 0; the side of the
-//! clip is reported, because the share of clipped tokens on each side is how a run shows that it is in trouble.
+//! `slope` is the derivative by log π_θ. Where a clip holds, the loss is flat and the slope is 0; the side of
+//! the clip is reported, because the share of clipped tokens on each side is how a run shows that it is in
+//! trouble.
 
 use crate::{inside_limit, ratio};
 
@@ -46,8 +47,8 @@ pub fn ppo(log_ratio: f64, adv: f64, bounds: &Bounds) -> TokenLoss {
     clipped_surrogate(ratio(log_ratio), inside_limit(log_ratio), adv, bounds)
 }
 
-/// GSPO: PPO on the geometric mean ratio of the sequence. Every token's log-prob is taken to move the ratio by
-/// itself, which under `seq-mean-token-mean` is the gradient of the sequence's loss.
+/// GSPO: PPO on the geometric mean ratio of the sequence. Every token's log-prob is taken to move the ratio
+/// by itself, which under `seq-mean-token-mean` is the gradient of the sequence's loss.
 pub fn gspo(mean_log_ratio: f64, adv: f64, bounds: &Bounds) -> TokenLoss {
     let limited = mean_log_ratio.min(GSPO_LOG_RATIO_MAX);
     clipped_surrogate(limited.exp(), mean_log_ratio <= GSPO_LOG_RATIO_MAX, adv, bounds)
@@ -92,7 +93,8 @@ mod tests {
         assert_eq!(at(2.0, 1.5), flat(-1.28 * 1.5, Side::Upper));
         assert_eq!(at(0.5, -1.5), flat(0.8 * 1.5, Side::Lower));
         assert_eq!(at(4.0, -1.5), flat(4.5, Side::Dual));
-        // The clip does not hold where it would help: unlikely good tokens and likely bad ones keep their slope.
+        // The clip does not hold where it would help: unlikely good tokens and likely bad ones keep their
+        // slope.
         for (r, adv) in [(0.5, 1.5), (2.0, -1.5), (1.0, 1.5), (1.0, -1.5)] {
             let t = at(r, adv);
             assert!((t.loss + adv * r).abs() < 1e-12 && t.slope == t.loss && t.side.is_none());

@@ -187,8 +187,8 @@ fn slices_of_different_lengths_are_refused() {
 }
 
 /// UAQ in one dimension. Y = w·x is computed as (w/s)·(s·x), so the gradient of the scaled weight is s times
-/// that of w. Under plain SGD the scaled weight moves s² times as far relative to its size; Adam's first step is
-/// lr·sign(g) whatever the scale of g, so it moves s times as far: the paper's s² holds for SGD only.
+/// that of w. Under plain SGD the scaled weight moves s² times as far relative to its size; Adam's first step
+/// is lr·sign(g) whatever the scale of g, so it moves s times as far: the paper's s² holds for SGD only.
 #[test]
 fn uaq_gains_s_squared_under_sgd_but_s_under_adam() {
     let (w, g, s, lr) = (0.37, -0.02, 1.5, 1e-3);

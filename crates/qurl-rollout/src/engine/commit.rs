@@ -70,7 +70,8 @@ fn finish(sequence: &Sequence, decoder: Option<&TextDecoder>, context: usize) ->
         return Some(FinishReason::StopId(token));
     }
     if let Some(decode) = decoder.filter(|_| !request.stop_strings.is_empty()) {
-        // A stop string that the newest token completes lies in the last few tokens: a token is a byte or more.
+        // A stop string that the newest token completes lies in the last few tokens: a token is a byte or
+        // more.
         let longest = request.stop_strings.iter().map(String::len).max().unwrap_or(0);
         let text = decode(&tokens[tokens.len().saturating_sub(longest + TEXT_MARGIN)..]);
         if let Some(index) = request.stop_strings.iter().position(|stop| text.contains(stop)) {

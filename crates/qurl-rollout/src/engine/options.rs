@@ -36,8 +36,8 @@ impl EngineOptions {
         let (c, n) = (network.config(), network.options());
         let layer_bytes = device.kv_page_bytes(network.kv_shape(1, self.page_size));
         let page_bytes = layer_bytes * c.num_layers;
-        // Slots are numbered with 32 bits, and no more pages are taken than all sequences can fill (twice, for prompts
-        // that wait for their samples).
+        // Slots are numbered with 32 bits, and no more pages are taken than all sequences can fill (twice,
+        // for prompts that wait for their samples).
         let useful = self.max_num_seqs.saturating_mul(2 * n.positions.div_ceil(self.page_size));
         let numbered = u32::MAX as usize / self.page_size - 1;
         match (self.kv_bytes / page_bytes.max(1)).min(numbered).min(useful) {

@@ -6,8 +6,8 @@ use qurl_kernels::Device;
 use qurl_kernels::types::{Batch, SampleRow, Span, Token};
 
 impl<D: Device> Engine<D> {
-    /// Makes a step of as many prompt tokens, and steps of as many sequences at the end of the context, as there can be;
-    /// the latter for each way of sampling. What they compute is of no use.
+    /// Makes a step of as many prompt tokens, and steps of as many sequences at the end of the context, as
+    /// there can be; the latter for each way of sampling. What they compute is of no use.
     ///
     /// # Panics
     /// If requests are in flight: their pages are written.

@@ -1,7 +1,7 @@
 //! Reading data sets: JSONL, gzip JSONL, and verl's parquet layout, all into the same rows.
 //!
-//! A row needs a problem and an answer. Names differ between projects, so a few aliases are understood; whatever else a
-//! row has is kept in `extra`.
+//! A row needs a problem and an answer. Names differ between projects, so a few aliases are understood;
+//! whatever else a row has is kept in `extra`.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};

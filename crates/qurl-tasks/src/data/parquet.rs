@@ -1,4 +1,5 @@
-//! Parquet files through the record interface: a row becomes a JSON object, and the rules for rows are those of JSONL.
+//! Parquet files through the record interface: a row becomes a JSON object, and the rules for rows are those
+//! of JSONL.
 
 use std::fs::File;
 use std::path::Path;

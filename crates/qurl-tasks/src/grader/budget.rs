@@ -1,8 +1,9 @@
 //! The bound on work per answer.
 //!
-//! A grader reads text that a model under training wrote, so it must end on anything. Every loop that can grow with the
-//! input takes fuel from one counter, recursion has a depth limit, and numbers, texts and polynomials have a size limit.
-//! Whoever runs out says [`Stop`], and the comparison that asked is then "not equal".
+//! A grader reads text that a model under training wrote, so it must end on anything. Every loop that can
+//! grow with the input takes fuel from one counter, recursion has a depth limit, and numbers, texts and
+//! polynomials have a size limit. Whoever runs out says [`Stop`], and the comparison that asked is then "not
+//! equal".
 
 /// Longest answer, in bytes, that is parsed. Longer ones are only compared as text.
 pub const MAX_ANSWER_BYTES: usize = 4096;
@@ -53,7 +54,8 @@ impl Budget {
         }
     }
 
-    /// A budget of half of what is left, for an attempt that has a fallback. Its use is charged to this one afterwards.
+    /// A budget of half of what is left, for an attempt that has a fallback. Its use is charged to this one
+    /// afterwards.
     pub fn half(&self) -> Budget {
         Budget { given: self.left / 2, left: self.left / 2 }
     }

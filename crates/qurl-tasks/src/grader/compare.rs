@@ -1,5 +1,6 @@
-//! Are two answers the same? The shapes (lists, sets, tuples, intervals, matrices, relations, words) are handled here,
-//! formulas by [`super::scalar`], relations by [`super::relation`], sets of reals by [`super::intervals`].
+//! Are two answers the same? The shapes (lists, sets, tuples, intervals, matrices, relations, words) are
+//! handled here, formulas by [`super::scalar`], relations by [`super::relation`], sets of reals by
+//! [`super::intervals`].
 //!
 //! Whatever cannot be decided within the budget is "not the same".
 
@@ -285,7 +286,8 @@ impl Comparer {
         }
     }
 
-    /// Whether a condition holds exactly on a set that `other` describes; `None` leaves the decision to other rules.
+    /// Whether a condition holds exactly on a set that `other` describes; `None` leaves the decision to other
+    /// rules.
     fn condition_matches(
         &mut self,
         condition: &Expr,

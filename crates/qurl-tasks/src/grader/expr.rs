@@ -1,8 +1,8 @@
 //! The tree that an answer is parsed into.
 //!
-//! One type for formulas (sums, products, powers, calls) and for what surrounds them in answers (tuples, sets, relations,
-//! matrices, units, words). Sums, products and chains are flat vectors: the depth of a tree is bounded by the parser, so
-//! walking and dropping it is safe.
+//! One type for formulas (sums, products, powers, calls) and for what surrounds them in answers (tuples,
+//! sets, relations, matrices, units, words). Sums, products and chains are flat vectors: the depth of a tree
+//! is bounded by the parser, so walking and dropping it is safe.
 
 use num_bigint::BigInt;
 use num_rational::Ratio;

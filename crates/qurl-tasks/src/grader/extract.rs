@@ -1,5 +1,5 @@
-//! Finding the answer in a response: `\boxed{}`, `#### x`, `Answer: x`, `<answer>` tags, text after `</think>`, the last
-//! formula, the last number. All scans are linear, whatever the text.
+//! Finding the answer in a response: `\boxed{}`, `#### x`, `Answer: x`, `<answer>` tags, text after
+//! `</think>`, the last formula, the last number. All scans are linear, whatever the text.
 
 use super::expr::Expr;
 use super::lexer::Reading;
@@ -164,7 +164,8 @@ pub fn bracketed(text: &str) -> Option<&str> {
     Some(text[start..end].trim()).filter(|s| !s.is_empty() && !s.contains('\n'))
 }
 
-/// The number of the last `#### number`: an optional minus, then digits, points and commas, right after one space.
+/// The number of the last `#### number`: an optional minus, then digits, points and commas, right after one
+/// space.
 pub fn hash_number(text: &str) -> Option<&str> {
     const MARK: &str = "#### ";
     let number = |at: usize| {
@@ -230,7 +231,8 @@ fn last_formula(text: &str) -> Option<(usize, &str)> {
     last
 }
 
-/// The last number that stands by itself, with its sign, fraction and percent sign: where it starts and what it is.
+/// The last number that stands by itself, with its sign, fraction and percent sign: where it starts and what
+/// it is.
 pub(super) fn last_number(text: &str) -> Option<(usize, &str)> {
     let bytes = text.as_bytes();
     let mut end = bytes.len();
@@ -283,7 +285,8 @@ fn is_formula(text: &str) -> bool {
     parse(text, Reading::Usual).is_ok_and(|e| !matches!(e, Expr::Text(_)))
 }
 
-/// Reads a sentence or a text without markers: all of it, what follows the last "is", the last formula or number.
+/// Reads a sentence or a text without markers: all of it, what follows the last "is", the last formula or
+/// number.
 fn from_prose(text: &str) -> Option<Found> {
     let found = |answer: &str| Some(Found { answer: answer.into(), last_number: false });
     let text = without_discourse(text.trim());
@@ -323,8 +326,8 @@ fn from_prose(text: &str) -> Option<Found> {
 
 /// Finds the answer of a response by the conventions that most projects share.
 ///
-/// The latest of a box, a "final answer", a `####` line and an `<answer>` element wins; then "answer is" and "answer:";
-/// then the text itself.
+/// The latest of a box, a "final answer", a `####` line and an `<answer>` element wins; then "answer is" and
+/// "answer:"; then the text itself.
 pub fn answer(response: &str) -> Option<Found> {
     let visible = without_special_tokens(response);
     let text = after_thought(visible).filter(|rest| !rest.trim().is_empty()).unwrap_or(visible);

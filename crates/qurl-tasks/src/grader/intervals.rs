@@ -1,7 +1,8 @@
-//! Sets of real numbers: intervals, unions, `x > 3`, `-2 ≤ x < 7`, `x ∈ [0, 1]`, `x ≠ 2` in one canonical form.
+//! Sets of real numbers: intervals, unions, `x > 3`, `-2 ≤ x < 7`, `x ∈ [0, 1]`, `x ≠ 2` in one canonical
+//! form.
 //!
-//! A condition that is not of that simple kind (`1 ≤ |z| ≤ 3/2`) is compared with a set point by point: at the ends of
-//! the intervals, close to them, between them and far away.
+//! A condition that is not of that simple kind (`1 ≤ |z| ≤ 3/2`) is compared with a set point by point: at
+//! the ends of the intervals, close to them, between them and far away.
 
 use super::budget::{MAX_ITEMS, Stop};
 use super::compare::{Comparer, subject};

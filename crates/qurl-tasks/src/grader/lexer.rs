@@ -1,8 +1,8 @@
 //! From characters to tokens: LaTeX, plain text and Unicode spellings of the same thing give the same tokens.
 //!
-//! The hard part is numbers ("1,234", "10{,}000", "32,\!348", "1,22", "2.5E2", "0.\overline{3}"), because a comma may
-//! separate thousands, items or decimals. The caller says how to read it ([`Reading`]); the comparison tries the other
-//! readings when the first one fails.
+//! The hard part is numbers ("1,234", "10{,}000", "32,\!348", "1,22", "2.5E2", "0.\overline{3}"), because a
+//! comma may separate thousands, items or decimals. The caller says how to read it ([`Reading`]); the
+//! comparison tries the other readings when the first one fails.
 
 use num_bigint::BigInt;
 use num_traits::{One, Zero};
@@ -287,7 +287,8 @@ impl Lexer {
         Some(if negative { -value } else { value })
     }
 
-    /// Whether the letters just read have white space, punctuation or nothing on both sides: `at` in `e^{at}` has not.
+    /// Whether the letters just read have white space, punctuation or nothing on both sides: `at` in `e^{at}`
+    /// has not.
     fn stands_alone(&self, length: usize) -> bool {
         let before = (self.at - length).checked_sub(1).map(|i| self.chars[i]);
         let after = self.peek(0);
@@ -309,7 +310,7 @@ impl Lexer {
         self.peek(0) == Some('/') && words::unit_size(run).is_some() && words::unit_size(&below).is_some()
     }
 
-    /// Letters outside of text: functions, units after numbers, words, or a product of variables.
+    /// Letters outside of text: functions, units after numbers, words, or a GEMM of variables.
     fn letter_run(&mut self, run: &str) -> Result<(), Stop> {
         let opens_call = self.peek(0) == Some('(');
         let after_value = matches!(

@@ -1,5 +1,5 @@
-//! Sums and products in which matrices occur are worked out entry by entry, so that two matrices are all that is left
-//! to compare.
+//! Sums and products in which matrices occur are worked out entry by entry, so that two matrices are all that
+//! is left to compare.
 
 use super::budget::{MAX_ITEMS, Stop};
 use super::expr::Expr;
@@ -41,7 +41,7 @@ pub fn add(terms: Vec<Expr>) -> Result<Expr, Stop> {
     Ok(Expr::Matrix(sum))
 }
 
-/// The product of factors; matrices are multiplied from left to right, numbers scale them.
+/// The GEMM of factors; matrices are multiplied from left to right, numbers scale them.
 pub fn multiply(factors: Vec<Expr>) -> Result<Expr, Stop> {
     if !factors.iter().any(|f| matches!(f, Expr::Matrix(_))) {
         return Ok(Expr::Mul(factors));

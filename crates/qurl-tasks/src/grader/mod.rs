@@ -1,9 +1,10 @@
 //! The answer checker: a pure function from (right answer, response) to a verdict.
 //!
-//! [`extract`] finds the answer in the response, [`lexer`] and [`parser`] turn it into a tree, [`compare`] decides. A
-//! verdict is exact wherever the answers are (fractions, roots, polynomials of any size); what has no exact normal form is
-//! evaluated at random points. [`policy`] holds the conventions that projects disagree on, [`rule`] what a recipe says of
-//! its own answers. [`budget`] bounds the work: a hostile answer is "not equal", never a hang.
+//! [`extract`] finds the answer in the response, [`lexer`] and [`parser`] turn it into a tree, [`compare`]
+//! decides. A verdict is exact wherever the answers are (fractions, roots, polynomials of any size); what has
+//! no exact normal form is evaluated at random points. [`policy`] holds the conventions that projects
+//! disagree on, [`rule`] what a recipe says of its own answers. [`budget`] bounds the work: a hostile answer
+//! is "not equal", never a hang.
 
 pub mod budget;
 pub mod compare;

@@ -1,5 +1,5 @@
-//! A textual normal form in the spirit of the Minerva and DAPO evaluations: two answers are equal when their texts are
-//! after units, wrappers, dollar signs and spelling variants are gone. No mathematics happens here.
+//! A textual normal form in the spirit of the Minerva and DAPO evaluations: two answers are equal when their
+//! texts are after units, wrappers, dollar signs and spelling variants are gone. No mathematics happens here.
 
 use super::extract;
 

@@ -1,8 +1,10 @@
-//! Numeric evaluation, for what has no exact normal form: two formulas are equal when they agree at seeded random points.
+//! Numeric evaluation, for what has no exact normal form: two formulas are equal when they agree at seeded
+//! random points.
 //!
-//! Values are complex, so that i and roots of negative numbers work. Points are positive first, because answers assume
-//! the domain where their roots and logarithms exist; negative points count only where both formulas stay real (they
-//! tell |x| from x). Formulas with floors, factorials and the like are tried at whole numbers.
+//! Values are complex, so that i and roots of negative numbers work. Points are positive first, because
+//! answers assume the domain where their roots and logarithms exist; negative points count only where both
+//! formulas stay real (they tell |x| from x). Formulas with floors, factorials and the like are tried at
+//! whole numbers.
 
 use super::budget::{Budget, Stop};
 use super::expr::{Constant, Expr, Func};

@@ -1,8 +1,8 @@
 //! From tokens to a tree: recursive descent with a depth limit.
 //!
-//! Levels, loosest first: list (`a, b and c`), relation (`a < b`), set algebra, ratio (`a : b`), sum, product, power,
-//! primary. `primary.rs` holds the last one. What is not mathematics and not plain words is an error; the caller then
-//! falls back to comparing text.
+//! Levels, loosest first: list (`a, b and c`), relation (`a < b`), set algebra, ratio (`a : b`), sum,
+//! product, power, primary. `primary.rs` holds the last one. What is not mathematics and not plain words is
+//! an error; the caller then falls back to comparing text.
 
 use num_traits::{One, Signed};
 

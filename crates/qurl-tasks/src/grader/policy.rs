@@ -1,5 +1,5 @@
-//! Named conventions: what counts as an answer and when it is right. Projects disagree here, so each convention has a
-//! name that recipes and the command line use.
+//! Named conventions: what counts as an answer and when it is right. Projects disagree here, so each
+//! convention has a name that recipes and the command line use.
 
 use num_integer::Integer;
 use num_traits::One;
@@ -168,8 +168,9 @@ pub fn grade(gold: &str, response: &str, policy: Policy) -> Grade {
     }
 }
 
-/// As verl's `gsm8k.py` with `method="strict"`: the number of the last match, without commas, is the right answer's
-/// text or it is wrong, so that 72. and 72.0 are not 72. A right answer may be a whole solution of the data set.
+/// As verl's `gsm8k.py` with `method="strict"`: the number of the last match, without commas, is the right
+/// answer's text or it is wrong, so that 72. and 72.0 are not 72. A right answer may be a whole solution of
+/// the data set.
 fn gsm8k_strict(gold: &str, response: &str) -> Grade {
     let Some(found) = extract::hash_number(extract::tail_chars(response, TAIL_CHARS)) else {
         return Grade::missing();

@@ -1,4 +1,5 @@
-//! Equations and inequalities up to rearrangement, and names that stand before an answer (`x = 5`, `f(x) = 2x`).
+//! Equations and inequalities up to rearrangement, and names that stand before an answer (`x = 5`, `f(x) =
+//! 2x`).
 
 use num_traits::{One, Signed, Zero};
 
@@ -143,7 +144,8 @@ impl Comparer {
         Ok(factor.is_some_and(|k| any_sign || k > 0.0))
     }
 
-    /// The sign of k where a = k·b for a constant k. For equations a common factor of variables is cancelled first.
+    /// The sign of k where a = k·b for a constant k. For equations a common factor of variables is cancelled
+    /// first.
     fn exact_proportion(&mut self, a: &Expr, b: &Expr, equation: bool) -> Result<Option<f64>, Stop> {
         let (a, b) = (normal(a, &mut self.budget)?, normal(b, &mut self.budget)?);
         let same_denominator = a.den == b.den;
@@ -187,7 +189,7 @@ fn variables_of(monomial: &Monomial) -> Monomial {
     monomial.iter().filter(|(atom, _)| is_variable(atom)).cloned().collect()
 }
 
-/// The constant coefficient of a product of variables.
+/// The constant coefficient of a GEMM of variables.
 fn coefficient_of(poly: &Poly, variables: &Monomial) -> Poly {
     let mut coefficient = Poly::default();
     for (monomial, value) in &poly.terms {

@@ -1,5 +1,5 @@
-//! Are two formulas the same value? Exactly where possible, else at random points; percent signs, units and rounded
-//! decimals have their rules here.
+//! Are two formulas the same value? Exactly where possible, else at random points; percent signs, units and
+//! rounded decimals have their rules here.
 
 use num_traits::{One, Zero};
 

@@ -1,7 +1,7 @@
 //! Words: the comparison of last resort, and the first one, because equal texts are equal answers.
 
-/// The answer with everything removed that only affects how it looks: white space, math delimiters, `\left`, sizes and
-/// spacing. Equal results mean equal answers.
+/// The answer with everything removed that only affects how it looks: white space, math delimiters, `\left`,
+/// sizes and spacing. Equal results mean equal answers.
 pub fn appearance(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text.trim().trim_end_matches('.');
@@ -50,8 +50,8 @@ pub fn appearance(text: &str) -> String {
     out
 }
 
-/// The words of an answer in lower case, without markup, punctuation and leading articles. Empty when the answer is not
-/// words.
+/// The words of an answer in lower case, without markup, punctuation and leading articles. Empty when the
+/// answer is not words.
 pub fn words(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;

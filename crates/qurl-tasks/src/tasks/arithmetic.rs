@@ -1,11 +1,13 @@
 //! Addition and multiplication with every column written down.
 //!
-//! `47+85=` is solved as `7+5+0=12;4+8+1=13;#### 132`: from the right, digit plus digit plus carry. A model that learns
-//! one column has learned them all, which makes the easiest levels a matter of seconds of training.
+//! `47+85=` is solved as `7+5+0=12;4+8+1=13;#### 132`: from the right, digit plus digit plus carry. A model
+//! that learns one column has learned them all, which makes the easiest levels a matter of seconds of
+//! training.
 //!
-//! Worked additions can be made by a careless teacher who now and then forgets a carry and goes on consistently from
-//! there. A model that imitates it knows how to add but does not do so reliably: the state in which reinforcement
-//! learning finds most pretrained models, and what a reward for right answers can change.
+//! Worked additions can be made by a careless teacher who now and then forgets a carry and goes on
+//! consistently from there. A model that imitates it knows how to add but does not do so reliably: the state
+//! in which reinforcement learning finds most pretrained models, and what a reward for right answers can
+//! change.
 
 use serde_json::json;
 
@@ -31,7 +33,8 @@ fn digits_of(mut n: u64) -> Vec<u64> {
     digits
 }
 
-/// The columns of `a + b`, and what they give: the sum, unless `forgets` says of a due carry that it is forgotten.
+/// The columns of `a + b`, and what they give: the sum, unless `forgets` says of a due carry that it is
+/// forgotten.
 fn add_steps(a: u64, b: u64, mut forgets: impl FnMut() -> bool, steps: &mut String) -> u64 {
     let (x, y) = (digits_of(a), digits_of(b));
     let (mut carry, mut result, mut place) = (0, 0, 1);

@@ -1,7 +1,8 @@
 //! Countdown: reach a target with given numbers, each used exactly once, and + − × ÷.
 //!
-//! The response's expression is parsed and evaluated exactly; nothing is executed. It is the content of the last
-//! `<answer>` element, else the `####` line, else the last box; a right-hand side (`... = 24`) is ignored.
+//! The response's expression is parsed and evaluated exactly; nothing is executed. It is the content of the
+//! last `<answer>` element, else the `####` line, else the last box; a right-hand side (`... = 24`) is
+//! ignored.
 
 use num_bigint::BigInt;
 use num_rational::Ratio;

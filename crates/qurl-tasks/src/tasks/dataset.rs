@@ -1,7 +1,7 @@
 //! A data set as a task: rows, a prompt template and a grading policy.
 //!
-//! Rows are drawn in a seeded order without repetition: an epoch is a permutation that is computed row by row, so that
-//! any index can be drawn by itself.
+//! Rows are drawn in a seeded order without repetition: an epoch is a permutation that is computed row by
+//! row, so that any index can be drawn by itself.
 
 use super::countdown;
 use super::overlap::{problem_keys, without_overlap};
@@ -48,7 +48,8 @@ impl DatasetTask {
         }
     }
 
-    /// Holds out these rows instead of a share: all others are for training, less those whose problem is held out too.
+    /// Holds out these rows instead of a share: all others are for training, less those whose problem is held
+    /// out too.
     pub fn with_test_rows(mut self, test: Vec<Row>) -> DatasetTask {
         let before = self.rows.len();
         let mut rows = without_overlap(self.rows, &test);
@@ -60,7 +61,8 @@ impl DatasetTask {
         self
     }
 
-    /// Gives this share of the way from wrong to right to responses with an answer in the wanted form that is wrong.
+    /// Gives this share of the way from wrong to right to responses with an answer in the wanted form that is
+    /// wrong.
     pub fn with_format_weight(mut self, weight: f64) -> DatasetTask {
         self.format_weight = weight.clamp(0.0, 1.0);
         self
@@ -72,7 +74,8 @@ impl DatasetTask {
         self
     }
 
-    /// Looks for answers by this rule; the policy then only compares. Countdown problems keep their own rules.
+    /// Looks for answers by this rule; the policy then only compares. Countdown problems keep their own
+    /// rules.
     pub fn with_extract(mut self, rule: Extract) -> DatasetTask {
         self.extract = Some(rule);
         self

@@ -1,4 +1,5 @@
-//! The tasks: generated ones with a difficulty dial, Countdown, data sets, and any of them with rewards of one's own.
+//! The tasks: generated ones with a difficulty dial, Countdown, data sets, and any of them with rewards of
+//! one's own.
 
 pub mod arithmetic;
 pub mod countdown;

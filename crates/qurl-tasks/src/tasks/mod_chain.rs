@@ -1,7 +1,8 @@
-//! Chains of operations modulo a small number, from left to right: `3+5*2-4%7=` is solved as `3+5=1;1*2=2;2-4=5;#### 5`.
+//! Chains of operations modulo a small number, from left to right: `3+5*2-4%7=` is solved as
+//! `3+5=1;1*2=2;2-4=5;#### 5`.
 //!
-//! Every step is one look-up in a table that a tiny model can hold; the level is the length of the chain, so that depth
-//! of reasoning grows while the facts stay the same.
+//! Every step is one look-up in a table that a tiny model can hold; the level is the length of the chain, so
+//! that depth of reasoning grows while the facts stay the same.
 
 use serde_json::json;
 

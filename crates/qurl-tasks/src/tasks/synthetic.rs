@@ -1,7 +1,8 @@
 //! Generated tasks behind one type: a kind, a level, and the rules they share.
 //!
-//! Every kind writes its worked solution as short steps that end in `#### answer`, so that a small model can learn them
-//! from scratch and a response can be verified without guessing. Each kind has one file with its generator.
+//! Every kind writes its worked solution as short steps that end in `#### answer`, so that a small model can
+//! learn them from scratch and a response can be verified without guessing. Each kind has one file with its
+//! generator.
 
 use super::{arithmetic, countdown, mod_chain, sorting, word_problems};
 use crate::grader::equivalent;
@@ -156,7 +157,8 @@ impl Synthetic {
         self
     }
 
-    /// Lets worked solutions forget a due carry with this probability; for kinds that [can slip](Kind::can_slip).
+    /// Lets worked solutions forget a due carry with this probability; for kinds that [can
+    /// slip](Kind::can_slip).
     pub fn with_teacher_slips(mut self, probability: f64) -> Synthetic {
         self.teacher_slips = if self.kind.can_slip() { probability.clamp(0.0, 1.0) } else { 0.0 };
         self

@@ -1,9 +1,10 @@
 //! Grade-school word problems with their worked solution.
 //!
-//! A story keeps one quantity (how many marbles Mia has) and changes it in `level` steps: she gets more, gives some away,
-//! fills boxes, shares, spends. The numbers are chosen so that every step gives a whole number of things. The solution
-//! names each step in words and as a calculation, in the manner of GSM8K. A careless teacher (see `arithmetic`) forgets
-//! carries in sums and differences, which puts them off by ten, and goes on from there.
+//! A story keeps one quantity (how many marbles Mia has) and changes it in `level` steps: she gets more,
+//! gives some away, fills boxes, shares, spends. The numbers are chosen so that every step gives a whole
+//! number of things. The solution names each step in words and as a calculation, in the manner of GSM8K. A
+//! careless teacher (see `arithmetic`) forgets carries in sums and differences, which puts them off by ten,
+//! and goes on from there.
 
 use serde_json::json;
 
@@ -80,8 +81,9 @@ impl Event {
         self.worked(value, || false).1
     }
 
-    /// The calculation and its result, in which `forgets` says of a due carry that it is forgotten. After a forgotten one
-    /// `value` may not suit the event any more: what is given away is then all there is, and the rest of a share is lost.
+    /// The calculation and its result, in which `forgets` says of a due carry that it is forgotten. After a
+    /// forgotten one `value` may not suit the event any more: what is given away is then all there is, and
+    /// the rest of a share is lost.
     fn worked(self, value: i64, mut forgets: impl FnMut() -> bool) -> (String, i64) {
         let mut sum = |a: i64, b: i64| a + b - if a % 10 + b % 10 >= 10 && forgets() { 10 } else { 0 };
         match self {

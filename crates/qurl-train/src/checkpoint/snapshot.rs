@@ -1,4 +1,5 @@
-//! The state of a run on the host: what a checkpoint is written from, and what a run is set to when it goes on.
+//! The state of a run on the host: what a checkpoint is written from, and what a run is set to when it goes
+//! on.
 
 use super::{CheckpointError, ModelFiles, tensors};
 use crate::rl::Tested;

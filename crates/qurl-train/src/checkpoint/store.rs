@@ -1,8 +1,10 @@
-//! The directory of a run's checkpoints: writing one whole or not at all, finding the newest whole one, and keeping few.
+//! The directory of a run's checkpoints: writing one whole or not at all, finding the newest whole one, and
+//! keeping few.
 //!
-//! Names that begin with a dot are work in progress (`.part` being written, `.gone` being removed). Whatever is left of it
-//! by a process that was killed is removed when the directory is opened again, under the lock of the run. A checkpoint that
-//! is being replaced is kept aside (`.old`) until the new one is in place, and comes back if that did not happen.
+//! Names that begin with a dot are work in progress (`.part` being written, `.gone` being removed). Whatever
+//! is left of it by a process that was killed is removed when the directory is opened again, under the lock
+//! of the run. A checkpoint that is being replaced is kept aside (`.old`) until the new one is in place, and
+//! comes back if that did not happen.
 
 use super::manifest::{MANIFEST, Manifest};
 use super::snapshot::{read_recipe, write_synced};
@@ -110,8 +112,8 @@ impl Store {
         Ok(entries.flatten().filter_map(|entry| step(&entry.file_name().to_string_lossy())).collect())
     }
 
-    /// The newest whole checkpoint and the torn ones after it. An error where there are some and none is whole: going
-    /// on would begin anew and throw the run's logs away.
+    /// The newest whole checkpoint and the torn ones after it. An error where there are some and none is
+    /// whole: going on would begin anew and throw the run's logs away.
     pub fn newest(&self) -> Result<Newest, CheckpointError> {
         let mut newest = Newest::default();
         for step in self.steps()?.into_iter().rev() {
@@ -137,14 +139,16 @@ impl Store {
         read_recipe(&self.path(step))
     }
 
-    /// Writes a checkpoint: everything under a temporary name, then synced, then renamed. Returns its directory.
+    /// Writes a checkpoint: everything under a temporary name, then synced, then renamed. Returns its
+    /// directory.
     pub fn write(&self, snapshot: &Snapshot, model: &ModelFiles) -> Result<PathBuf, CheckpointError> {
         self.check_space(snapshot.bytes(), model)?;
         let step = snapshot.state.step;
         let temporary = self.dir.join(format!(".step-{step}.part"));
         let written = self.write_under(&temporary, snapshot, model);
         if written.is_err() {
-            // The error that matters is the one at hand; what cannot be removed now is when the store is next opened.
+            // The error that matters is the one at hand; what cannot be removed now is when the store is next
+            // opened.
             let _ = remove(&temporary);
         }
         written?;
@@ -177,8 +181,8 @@ impl Store {
         sync_dir(dir)
     }
 
-    /// An error where tensors of so many bytes, what goes with them, and after them the final model of the run do not
-    /// fit on the disk.
+    /// An error where tensors of so many bytes, what goes with them, and after them the final model of the
+    /// run do not fit on the disk.
     pub fn check_space(&self, tensor_bytes: u64, model: &ModelFiles) -> Result<(), CheckpointError> {
         let files: u64 = model.tokenizer_files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         let need = tensor_bytes + 2 * files + SMALL_FILES + model.bytes();
@@ -188,8 +192,8 @@ impl Store {
         }
     }
 
-    /// Removes what need not be kept after the checkpoint of `step`. Newer ones, left by a run that went further and
-    /// was torn, are not counted and not touched.
+    /// Removes what need not be kept after the checkpoint of `step`. Newer ones, left by a run that went
+    /// further and was torn, are not counted and not touched.
     pub fn prune(&self, step: u64) -> Result<(), CheckpointError> {
         let steps: Vec<u64> = self.steps()?.into_iter().filter(|&s| s <= step).collect();
         let mut kept: BTreeSet<u64> = steps.iter().rev().take(self.keep.last.max(1)).copied().collect();

@@ -1,7 +1,7 @@
 //! Trees of f32 tensors as one safetensors file, bit for bit.
 //!
-//! Leaves keep their fused names (`layers.0.qkv`) behind the name of their tree (`first.layers.0.qkv`): moments are
-//! nobody's business but ours, and a leaf is what the optimizer works on.
+//! Leaves keep their fused names (`layers.0.qkv`) behind the name of their tree (`first.layers.0.qkv`):
+//! moments are nobody's business but ours, and a leaf is what the optimizer works on.
 
 use super::CheckpointError;
 use qurl_kernels::mmap::map_file;

@@ -41,8 +41,8 @@ impl Writer {
         }
     }
 
-    /// Writes a checkpoint in the background, after what is in `logs`: a checkpoint that is there means that the logs
-    /// up to its step are. One that is still being written is waited for.
+    /// Writes a checkpoint in the background, after what is in `logs`: a checkpoint that is there means that
+    /// the logs up to its step are. One that is still being written is waited for.
     pub fn start(&mut self, snapshot: Snapshot, logs: Vec<File>) -> Result<(), CheckpointError> {
         self.finish()?;
         let shared = self.shared.clone();
@@ -70,7 +70,8 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // On the way out after another error, which matters more; what was written is checked when it is read.
+        // On the way out after another error, which matters more; what was written is checked when it is
+        // read.
         if let Err(error) = self.finish() {
             tracing::error!(%error, "checkpoint not written");
         }

@@ -1,8 +1,8 @@
 //! What is kept of a problem: one JSON line with all of its responses and their verdicts.
 //!
-//! A line is written in one piece when the problem is done. An interrupted evaluation can leave half a line at the end of
-//! the file; it is cut off when the file is opened again. When all is done the file is written once more in the order of
-//! the sets, so that it does not show how often it was interrupted.
+//! A line is written in one piece when the problem is done. An interrupted evaluation can leave half a line
+//! at the end of the file; it is cut off when the file is opened again. When all is done the file is written
+//! once more in the order of the sets, so that it does not show how often it was interrupted.
 
 use qurl_tasks::task::Prompt;
 use serde::{Deserialize, Serialize};
@@ -78,8 +78,8 @@ pub struct Records {
 }
 
 impl Records {
-    /// Starts a new file, or goes on with one that is there: its records come along, and half a line at its end is cut
-    /// off.
+    /// Starts a new file, or goes on with one that is there: its records come along, and half a line at its
+    /// end is cut off.
     pub fn open(path: &Path) -> Result<(Records, Vec<ProblemRecord>), RecordError> {
         let io = |source| RecordError::Io { file: path.into(), source };
         let bytes = match std::fs::read(path) {

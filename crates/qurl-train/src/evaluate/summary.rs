@@ -41,8 +41,8 @@ pub struct Summary {
     pub truncated: f64,
 }
 
-/// Unweighted means of the sets' figures: the Avg of published tables, where a set of 30 problems counts as much as one
-/// of 675. The total over problems beside it counts each problem alike.
+/// Unweighted means of the sets' figures: the Avg of published tables, where a set of 30 problems counts as
+/// much as one of 675. The total over problems beside it counts each problem alike.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MeanOverSets {
     /// Sets.
@@ -100,8 +100,8 @@ pub fn summarize<'a>(name: &str, records: impl IntoIterator<Item = &'a ProblemRe
     }
 }
 
-/// Votes of the samples, with one text for all answers that mean the same. A right and a wrong answer are never the same,
-/// whatever they look like.
+/// Votes of the samples, with one text for all answers that mean the same. A right and a wrong answer are
+/// never the same, whatever they look like.
 fn votes(samples: &[ResponseRecord]) -> Vec<Vote> {
     let mut classes: Vec<(&str, bool)> = Vec::new();
     let vote = |sample| {

@@ -1,4 +1,5 @@
-//! Values that a recipe may have but that can hardly be meant: said before a run starts, which then starts all the same.
+//! Values that a recipe may have but that can hardly be meant: said before a run starts, which then starts
+//! all the same.
 
 use super::Recipe;
 
@@ -17,8 +18,8 @@ impl Recipe {
         (size > examples).then(|| format!("{place}: key `sft.batch_size` is {size}: {why}"))
     }
 
-    /// What looks like a mistake, a sentence each with the place of the key; `problems` are those to train on, where they
-    /// can be counted.
+    /// What looks like a mistake, a sentence each with the place of the key; `problems` are those to train
+    /// on, where they can be counted.
     pub fn doubts(&self, problems: Option<u64>) -> Vec<String> {
         let mut doubts = Vec::new();
         let mut say = |key: &str, found: String, why: &str| {

@@ -1,8 +1,8 @@
 //! Why a recipe does not parse, in the words of recipes.
 //!
-//! The parser stops at its first error and speaks of the program's types, and inside a section of several types it no longer
-//! knows which key it was at. So where it refuses a recipe, the recipe is held against the schema, which gives every wrong
-//! key with its path at once.
+//! The parser stops at its first error and speaks of the program's types, and inside a section of several
+//! types it no longer knows which key it was at. So where it refuses a recipe, the recipe is held against the
+//! schema, which gives every wrong key with its path at once.
 
 use super::reference::{self, Key};
 use super::source::Source;
@@ -101,7 +101,8 @@ impl Walk<'_> {
                 let expected = if schema["type"] == "array" { "a list of sections" } else { "a section" };
                 self.wrong(path, value, expected, faults);
             }
-            // [task.source]: the schema does not go round in circles, but it is a section like the one around it.
+            // [task.source]: the schema does not go round in circles, but it is a section like the one around
+            // it.
             (None, Value::Table(table)) if schema["type"] == "object" => {
                 let task = &schema::json_schema()["properties"]["task"];
                 self.section(table, task, path, faults);

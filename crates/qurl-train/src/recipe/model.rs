@@ -11,15 +11,17 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSource {
-    /// A model directory as Hugging Face saves it (config.json, safetensors, tokenizer files), or an id of the hub such as
-    /// `Qwen/Qwen2.5-0.5B` whose snapshot is in the local cache. Either this or `[model.new]`.
+    /// A model directory as Hugging Face saves it (config.json, safetensors, tokenizer files), or an id of
+    /// the hub such as `Qwen/Qwen2.5-0.5B` whose snapshot is in the local cache. Either this or
+    /// `[model.new]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// The longest sequence to allow instead of the one in the model's config.json, which it may only extend. Positions are
-    /// rotated as before, without scaling, and the saved model has this context.
+    /// The longest sequence to allow instead of the one in the model's config.json, which it may only extend.
+    /// Positions are rotated as before, without scaling, and the saved model has this context.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_position_embeddings: Option<usize>,
-    /// A new model with random weights, with a tokenizer of the characters that the task uses. Either this or `model.path`.
+    /// A new model with random weights, with a tokenizer of the characters that the task uses. Either this or
+    /// `model.path`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub new: Option<NewModel>,
 }

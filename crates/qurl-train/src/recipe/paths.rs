@@ -1,7 +1,7 @@
 //! Paths of a recipe: relative to its file, or to the working directory where the command line gives them.
 //!
-//! They are made absolute when the recipe is read, so that the recipe in a run's directory means the same files from
-//! wherever the run goes on.
+//! They are made absolute when the recipe is read, so that the recipe in a run's directory means the same
+//! files from wherever the run goes on.
 
 use super::source::Source;
 use super::{Recipe, TaskSource};
@@ -13,7 +13,8 @@ pub const RELATIVE_TO: &str =
     "paths in a recipe are relative to its directory, those given with --set to the working directory";
 
 impl Recipe {
-    /// Makes all paths absolute. An id of the hub becomes the directory of its snapshot, where the local cache has one.
+    /// Makes all paths absolute. An id of the hub becomes the directory of its snapshot, where the local
+    /// cache has one.
     pub(super) fn resolve_paths(&mut self, source: &Source) {
         if let Some(path) = &mut self.model.path {
             resolve_model(path, base(source, "model.path"));
@@ -63,7 +64,8 @@ fn resolve_model(path: &mut PathBuf, base: &Path) {
     };
 }
 
-/// One name for a file, by whatever way it was named: what the way passes through is resolved where it is there.
+/// One name for a file, by whatever way it was named: what the way passes through is resolved where it is
+/// there.
 fn absolute(base: &Path, path: &Path) -> PathBuf {
     let joined = base.join(path);
     let joined = std::path::absolute(&joined).unwrap_or(joined);

@@ -1,7 +1,8 @@
-//! Which values the numbers of a recipe may have: one table, which the check enforces and the reference prints.
+//! Which values the numbers of a recipe may have: one table, which the check enforces and the reference
+//! prints.
 //!
-//! What depends on other keys (a divisor of the batch, at least 2 within a group) is checked beside the section that it
-//! belongs to; here is what holds of a number by itself.
+//! What depends on other keys (a divisor of the batch, at least 2 within a group) is checked beside the
+//! section that it belongs to; here is what holds of a number by itself.
 
 use super::{Check, RecipeError};
 use std::fmt;
@@ -53,7 +54,8 @@ const COEFFICIENT: Range = number(End::At(0.0), End::At(1000.0));
 const REWARD: Range = number(End::At(-1e6), End::At(1e6));
 const TOKENS: Range = whole(1, 1 << 24);
 
-/// Keys and the range they share. Keys of a list have no index, and those of `[task.source]` are those of `[task]`.
+/// Keys and the range they share. Keys of a list have no index, and those of `[task.source]` are those of
+/// `[task]`.
 const RANGES: &[(&[&str], Range)] = &[
     (&["model.max_position_embeddings"], TOKENS),
     (&["model.new.hidden_size", "model.new.intermediate_size", "model.new.num_hidden_layers"], at_least(1)),

@@ -1,7 +1,7 @@
 //! `[data]`, `[rollout]`, `[algorithm]`, `[actor]`, `[critic]`, `[run]`: reinforcement learning.
 //!
-//! Names follow verl where its users know them. Every part has vetted defaults; what cannot be guessed (sizes, learning
-//! rates) has none.
+//! Names follow verl where its users know them. Every part has vetted defaults; what cannot be guessed
+//! (sizes, learning rates) has none.
 
 use super::{Check, RecipeError, Trainer, format_name, schema};
 use crate::optimizer::AdamWOptions;
@@ -50,9 +50,11 @@ pub struct Rollout {
     pub top_p: f32,
     /// Sample among so many tokens. 0 samples from the whole distribution, as training needs it.
     pub top_k: u32,
-    /// Allow `rollout.top_p` and `rollout.top_k` to cut off tokens although training scores the whole distribution.
+    /// Allow `rollout.top_p` and `rollout.top_k` to cut off tokens although training scores the whole
+    /// distribution.
     pub allow_truncated_sampling: bool,
-    /// Update-aware quantization: the factor by which weights are made smaller and their inputs larger, 1 for none.
+    /// Update-aware quantization: the factor by which weights are made smaller and their inputs larger, 1 for
+    /// none.
     pub uaq: f64,
     /// Memory for keys and values, in MiB.
     pub kv_cache_mb: usize,
@@ -106,7 +108,8 @@ impl Rollout {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FilterGroups {
-    /// Most batches of prompts that are sampled to fill one step; a step that is not full then ends the run with an error.
+    /// Most batches of prompts that are sampled to fill one step; a step that is not full then ends the run
+    /// with an error.
     pub max_num_gen_batches: usize,
     /// Train on the whole mini-batches that were found by then instead, however few.
     #[serde(default)]
@@ -142,13 +145,15 @@ pub struct Algorithm {
     /// How the losses of tokens become the loss of a mini-batch.
     #[serde(default)]
     pub loss_agg_mode: LossAggMode,
-    /// The constant length of `seq-mean-token-sum-norm`; not set means the longest response of the mini-batch.
+    /// The constant length of `seq-mean-token-sum-norm`; not set means the longest response of the
+    /// mini-batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale_factor: Option<f64>,
     /// Coefficient of the entropy bonus; 0 for none.
     #[serde(default)]
     pub entropy_coeff: f64,
-    /// Coefficient of the KL to the reference model in the loss; 0 for none. The reference model is the one the run starts from.
+    /// Coefficient of the KL to the reference model in the loss; 0 for none. The reference model is the one
+    /// the run starts from.
     #[serde(default)]
     pub kl_loss_coef: f64,
     /// How that KL is estimated.
@@ -157,7 +162,8 @@ pub struct Algorithm {
     /// KL to the reference model, taken off the rewards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl_in_reward: Option<KlInReward>,
-    /// Dynamic sampling (DAPO): groups whose rewards are all equal are dropped, and others are sampled instead.
+    /// Dynamic sampling (DAPO): groups whose rewards are all equal are dropped, and others are sampled
+    /// instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter_groups: Option<FilterGroups>,
     /// A penalty for responses near the limit of their length (DAPO).
@@ -252,8 +258,8 @@ pub struct Alarm {
     pub entropy_high: f64,
     /// What to do where one of these bounds is crossed.
     pub action: AlarmAction,
-    /// Steps in a row with a symptom of broken training (every update skipped, gradients of zero, uniform logits, no entropy
-    /// left) after which the run ends with an error; 0 for never.
+    /// Steps in a row with a symptom of broken training (every update skipped, gradients of zero, uniform
+    /// logits, no entropy left) after which the run ends with an error; 0 for never.
     pub patience: u64,
 }
 
@@ -277,14 +283,16 @@ pub struct Stage {
     pub from_step: u64,
     /// Most tokens of a response from then on.
     pub max_response_length: usize,
-    /// Responses to each prompt from then on; `rollout.n` where it is not given, whatever the stage before had.
+    /// Responses to each prompt from then on; `rollout.n` where it is not given, whatever the stage before
+    /// had.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n: Option<usize>,
-    /// At the start of the stage the actor as it is then becomes the reference model, and an adaptive coefficient of the KL
-    /// begins again.
+    /// At the start of the stage the actor as it is then becomes the reference model, and an adaptive
+    /// coefficient of the KL begins again.
     #[serde(default)]
     pub new_reference: bool,
-    /// At the start of the stage the optimizers of actor and critic begin again, with their schedule of the learning rate.
+    /// At the start of the stage the optimizers of actor and critic begin again, with their schedule of the
+    /// learning rate.
     #[serde(default)]
     pub new_optimizer: bool,
 }
@@ -310,8 +318,8 @@ pub struct Run {
     /// Nucleus sampling of these samples; by default that of the task's preset, else 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub test_top_p: Option<f32>,
-    /// Measure the update of the weights, the error of quantization and the codes that changed every so many steps; 0 for
-    /// never.
+    /// Measure the update of the weights, the error of quantization and the codes that changed every so many
+    /// steps; 0 for never.
     #[serde(default = "Run::default_update_freq")]
     pub update_metrics_freq: u64,
     /// Write some responses to `rollouts/` at the first step and every so many; 0 for never.
@@ -320,8 +328,8 @@ pub struct Run {
     /// Responses that are written then.
     #[serde(default = "Run::default_rollout_samples")]
     pub rollout_log_samples: usize,
-    /// Tokens of a step for which the KL of the quantized policy to the full-precision one is measured over the whole
-    /// vocabulary; 0 for none.
+    /// Tokens of a step for which the KL of the quantized policy to the full-precision one is measured over
+    /// the whole vocabulary; 0 for none.
     #[serde(default = "Run::default_full_kl")]
     pub full_kl_positions: usize,
     /// Leave the scaling of `rollout.uaq` in the model that the run writes, which is marked then.
@@ -381,7 +389,8 @@ pub struct RlPlan {
     pub preset_sampling: Option<(f32, f32)>,
 }
 
-/// Shortest mean length of the sequences of a micro-batch that its memory is made for; shorter ones make it smaller.
+/// Shortest mean length of the sequences of a micro-batch that its memory is made for; shorter ones make it
+/// smaller.
 const SHORT_SEQUENCE: usize = 16;
 
 impl RlPlan {
@@ -423,8 +432,9 @@ impl RlPlan {
         (length, stage.and_then(|s| s.n).unwrap_or(self.rollout.n))
     }
 
-    /// Learning rate of a step (from 1) under `updates`. Where a stage has a new optimizer the schedule begins again,
-    /// as that of a run of its own: it warms up from the stage's first step and decays up to the next such stage.
+    /// Learning rate of a step (from 1) under `updates`. Where a stage has a new optimizer the schedule
+    /// begins again, as that of a run of its own: it warms up from the stage's first step and decays up to
+    /// the next such stage.
     pub fn lr_at(&self, updates: &Updates, step: u64) -> f64 {
         let fresh = || self.run.stages.iter().filter(|s| s.new_optimizer).map(|s| s.from_step);
         let first = fresh().rfind(|&from| from <= step).unwrap_or(1);

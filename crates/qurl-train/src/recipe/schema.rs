@@ -1,5 +1,5 @@
-//! The JSON schema of a recipe, derived from its types: what editors complete by, and what the reference and the messages
-//! about wrong recipes are made of.
+//! The JSON schema of a recipe, derived from its types: what editors complete by, and what the reference and
+//! the messages about wrong recipes are made of.
 
 use super::Recipe;
 use super::model::NewModel;
@@ -54,8 +54,8 @@ pub(super) fn policies(_: &mut SchemaGenerator) -> Schema {
     names(Policy::ALL.map(|(name, _)| name))
 }
 
-/// The schema, with other names of a choice as further choices, paragraphs on one line and every range. All types are
-/// written out in place, but for `[task.source]`, which is like `[task]`.
+/// The schema, with other names of a choice as further choices, paragraphs on one line and every range. All
+/// types are written out in place, but for `[task.source]`, which is like `[task]`.
 pub fn json_schema() -> Value {
     let generator = SchemaSettings::draft2020_12().into_generator();
     let mut schema = generator.into_root_schema_for::<Recipe>().to_value();

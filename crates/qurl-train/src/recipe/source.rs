@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
-/// The text that a recipe was read from. It is no part of what the recipe says: two recipes with the same settings are
-/// equal wherever they stand.
+/// The text that a recipe was read from. It is no part of what the recipe says: two recipes with the same
+/// settings are equal wherever they stand.
 #[derive(Clone, Debug, Default)]
 pub struct Source {
     file: String,

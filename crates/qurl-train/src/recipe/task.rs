@@ -27,17 +27,20 @@ pub enum TaskSource {
         kind: String,
         /// Difficulty from 1; the hardest depends on the kind.
         level: u32,
-        /// Partial reward: the share of the way from wrong to right that a wrong response in the right form is given.
+        /// Partial reward: the share of the way from wrong to right that a wrong response in the right form
+        /// is given.
         #[serde(default)]
         format_weight: f64,
-        /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, on a straight line with others.
+        /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, on a straight
+        /// line with others.
         #[serde(default)]
         reward: RewardValues,
-        /// How often worked solutions, which supervised training imitates, forget a due carry; for the kinds `addition` and
-        /// `word_problems` only.
+        /// How often worked solutions, which supervised training imitates, forget a due carry; for the kinds
+        /// `addition` and `word_problems` only.
         #[serde(default)]
         teacher_slips: f64,
-        /// Several rewards with names and weights, whose sum is the reward in place of `task.reward` (docs/rewards.md).
+        /// Several rewards with names and weights, whose sum is the reward in place of `task.reward`
+        /// (docs/rewards.md).
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         rewards: Vec<RewardRule>,
     },
@@ -45,13 +48,14 @@ pub enum TaskSource {
     Dataset(Box<DatasetSource>),
     /// The problems of `[task.source]` with the reward of a program of yours.
     Command {
-        /// Program and arguments. It reads JSON lines and writes one reply a line (docs/rewards.md), and runs in the directory
-        /// that `qurl` was started in.
+        /// Program and arguments. It reads JSON lines and writes one reply a line (docs/rewards.md), and runs
+        /// in the directory that `qurl` was started in.
         command: Vec<String>,
         /// Seconds that the replies to one batch may take.
         #[serde(default = "time_limit")]
         time_limit_s: f64,
-        /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, on a straight line with others.
+        /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, on a straight
+        /// line with others.
         #[serde(default)]
         reward: RewardValues,
         /// Where the problems come from: a section like `[task]`, of type `synthetic` or `dataset`.
@@ -63,24 +67,27 @@ pub enum TaskSource {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DatasetSource {
-    /// Files to train on: `.jsonl`, `.jsonl.gz` or `.parquet`. A row has a problem and an answer. Paths are relative to the
-    /// recipe's directory.
+    /// Files to train on: `.jsonl`, `.jsonl.gz` or `.parquet`. A row has a problem and an answer. Paths are
+    /// relative to the recipe's directory.
     pub files: Vec<PathBuf>,
     /// Files to measure on; problems of theirs are left out of the training files, and it is said how many.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub test_files: Vec<PathBuf>,
-    /// Share of the problems of `task.files` that is held out to measure on, where there are no `task.test_files`.
+    /// Share of the problems of `task.files` that is held out to measure on, where there are no
+    /// `task.test_files`.
     #[serde(default)]
     pub held_out: f64,
-    /// Keep only rows of these data sets, by their field `data_source` (or `source`); without any all rows are kept.
+    /// Keep only rows of these data sets, by their field `data_source` (or `source`); without any all rows
+    /// are kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub data_sources: Vec<String>,
-    /// Prompt, grading and sampling of evaluations as a published recipe has them; `task.template` and `task.policy` replace
-    /// its parts.
+    /// Prompt, grading and sampling of evaluations as a published recipe has them; `task.template` and
+    /// `task.policy` replace its parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::presets")]
     pub preset: Option<String>,
-    /// How a problem becomes a prompt; rows that hold chat messages keep them. By default that of the preset, else `plain`.
+    /// How a problem becomes a prompt; rows that hold chat messages keep them. By default that of the preset,
+    /// else `plain`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::templates")]
     pub template: Option<String>,
@@ -88,20 +95,23 @@ pub struct DatasetSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::policies")]
     pub policy: Option<String>,
-    /// What counts as the answer, where the recipe says it itself; the policy then only compares. By default what the policy
-    /// looks for.
+    /// What counts as the answer, where the recipe says it itself; the policy then only compares. By default
+    /// what the policy looks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extract: Option<ExtractRule>,
     /// A prompt of your own in place of `task.template`: templates, and worked examples before the problem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt: Option<PromptRule>,
-    /// Partial reward: the share of the way from wrong to right that a wrong response in the right form is given.
+    /// Partial reward: the share of the way from wrong to right that a wrong response in the right form is
+    /// given.
     #[serde(default)]
     pub format_weight: f64,
-    /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, on a straight line with others.
+    /// Rewards of right and wrong responses; with a command those of the scores 1 and 0, on a straight line
+    /// with others.
     #[serde(default)]
     pub reward: RewardValues,
-    /// Several rewards with names and weights, whose sum is the reward in place of `task.reward` (docs/rewards.md).
+    /// Several rewards with names and weights, whose sum is the reward in place of `task.reward`
+    /// (docs/rewards.md).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rewards: Vec<RewardRule>,
 }

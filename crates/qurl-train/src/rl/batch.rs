@@ -1,7 +1,7 @@
 //! The rollouts of a step as flat arrays over response tokens.
 //!
-//! Sequences stand in the order of their groups; the tokens of all responses follow each other. Prompts are kept for
-//! the forward passes but carry no loss, so every array here has one entry per response token.
+//! Sequences stand in the order of their groups; the tokens of all responses follow each other. Prompts are
+//! kept for the forward passes but carry no loss, so every array here has one entry per response token.
 
 use crate::recipe::RlPlan;
 use crate::solve::Solved;

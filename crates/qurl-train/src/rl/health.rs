@@ -1,11 +1,11 @@
 //! Whether training is still training.
 //!
-//! A run can be broken without failing: after a learning rate of 1000 the logits are uniform, every step still samples,
-//! scores and updates, and nothing is ever learned again. The signs are plain in the record of a step. One such step may
-//! be chance; several in a row ([`Health::patience`]) are the end of the run.
+//! A run can be broken without failing: after a learning rate of 1000 the logits are uniform, every step
+//! still samples, scores and updates, and nothing is ever learned again. The signs are plain in the record of
+//! a step. One such step may be chance; several in a row ([`Health::patience`]) are the end of the run.
 //!
-//! The rollouts of step t show the weights that step t-1 left behind. So when t is the first step with a symptom, the
-//! newest weights that were seen to work are those after step t-2 ([`Health::last_good`]).
+//! The rollouts of step t show the weights that step t-1 left behind. So when t is the first step with a
+//! symptom, the newest weights that were seen to work are those after step t-2 ([`Health::last_good`]).
 
 use super::{StepRecord, TrainError};
 use crate::solve::SolveError;
@@ -13,8 +13,8 @@ use qurl_kernels::DeviceError;
 use qurl_rollout::RolloutError;
 use std::fmt;
 
-/// Entropies from this share of the largest possible one on are those of uniform logits. Fresh random models stay below:
-/// their logits of deviation 0.15 or more lose a hundredth of a nat.
+/// Entropies from this share of the largest possible one on are those of uniform logits. Fresh random models
+/// stay below: their logits of deviation 0.15 or more lose a hundredth of a nat.
 const UNIFORM: f64 = 1.0 - 1e-3;
 /// Mean entropies below this many nats are those of a policy that always writes the same.
 const NO_ENTROPY: f64 = 1e-6;
@@ -134,7 +134,8 @@ impl Health {
         self.first.is_none()
     }
 
-    /// The newest step whose weights were seen to work, where the last one shows a symptom (or failed with one).
+    /// The newest step whose weights were seen to work, where the last one shows a symptom (or failed with
+    /// one).
     pub fn last_good(&self) -> Option<u64> {
         self.first.map(|first| first.saturating_sub(2))
     }

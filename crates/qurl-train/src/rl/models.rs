@@ -1,7 +1,7 @@
 //! The models of a run: actor, critic, reference, and the engine with the quantized copy of the actor.
 //!
-//! Constructed in one place, for a run and for its memory plan ([`crate::memory`]), which constructs them on a device that
-//! only counts.
+//! Constructed in one place, for a run and for its memory plan ([`crate::memory`]), which constructs them on
+//! a device that only counts.
 
 use super::TrainError;
 use crate::learner::{Learner, LearnerOptions};
@@ -24,7 +24,8 @@ pub(crate) struct Models<D: Device> {
 }
 
 impl<D: Device> Models<D> {
-    /// Takes all memory. Without weights they are zero: for plans. `taken` hears of each part after it was taken.
+    /// Takes all memory. Without weights they are zero: for plans. `taken` hears of each part after it was
+    /// taken.
     pub fn new(
         queue: &mut D::Queue,
         recipe: &Recipe,
@@ -73,12 +74,13 @@ impl<D: Device> Models<D> {
         let network = Network::new(queue, config, &actor.params, options)?;
         taken("rollout: packed weights");
         let engine = Engine::new(device.clone(), network, WeightVersion::default(), r.engine_options())?;
-        taken("rollout: keys and values, working memory");
+        taken("rollout: keys and values, buffers");
         Ok(Models { actor, critic, reference, engine, tape })
     }
 
-    /// Does the largest thing of every kind that a run does, once: a micro-batch of the actor and of the critic with its
-    /// update, scoring by the reference, prefill and decoding by the engine with its own network and with the actor's.
+    /// Does the largest thing of every kind that a run does, once: a micro-batch of the actor and of the
+    /// critic with its update, scoring by the reference, prefill and decoding by the engine with its own
+    /// network and with the actor's.
     pub fn rehearse(&mut self, queue: &mut D::Queue, plan: &RlPlan) -> Result<(), TrainError> {
         let Models { actor, critic, reference, engine, tape } = self;
         actor.rehearse(queue, *tape, plan.longest(), reference.as_ref())?;

@@ -1,5 +1,6 @@
-//! Everything that can be known to be wrong before a run begins: what the recipe, the model and the problems say
-//! together. A run that starts has passed this, so that no hour of training ends in a message about its first line.
+//! Everything that can be known to be wrong before a run begins: what the recipe, the model and the problems
+//! say together. A run that starts has passed this, so that no hour of training ends in a message about its
+//! first line.
 
 use super::TrainError;
 use crate::recipe::{Recipe, RecipeError, RlPlan, TaskSource};
@@ -131,8 +132,8 @@ pub(super) fn check_context(
     })
 }
 
-/// Refuses to scale a model that is marked as scaled. With the recipe's own scale it is taken as it is (a checkpoint of
-/// such a run), and a recipe without one takes the scaling off.
+/// Refuses to scale a model that is marked as scaled. With the recipe's own scale it is taken as it is (a
+/// checkpoint of such a run), and a recipe without one takes the scaling off.
 pub(super) fn check_uaq(
     plan: &RlPlan,
     recipe: &Recipe,

@@ -1,5 +1,5 @@
-//! What is measured beside the step: the mismatch over the whole vocabulary, and what the rollout would cost in another
-//! format. Neither changes anything that training sees.
+//! What is measured beside the step: the mismatch over the whole vocabulary, and what the rollout would cost
+//! in another format. Neither changes anything that training sees.
 
 use super::{RlTrainer, RolloutBatch, TrainError};
 use crate::learner::micro_batches;
@@ -13,8 +13,8 @@ use qurl_rollout::Engine;
 use qurl_tasks::task::{Problem, Split, Task};
 use std::time::{Duration, Instant};
 
-/// Longest responses of the speed probe, and the time after which it begins no further round: a run whose rollouts take
-/// an hour must not pay six more hours for one line of its summary.
+/// Longest responses of the speed probe, and the time after which it begins no further round: a run whose
+/// rollouts take an hour must not pay six more hours for one line of its summary.
 const PROBED_TOKENS: usize = 1024;
 const PROBED_TIME: Duration = Duration::from_secs(20);
 /// Rollouts in each format; the best counts.
@@ -74,9 +74,9 @@ impl<D: Device> RlTrainer<D> {
         Ok(full_vocabulary_kl(&behav, &prox, self.start.config.vocab_size, temperature)?)
     }
 
-    /// Samples the same problems with the weights as they are now in the recipe's format and in bf16, alternating, and
-    /// takes the best of a few rounds. At most as many sequences as run at the same time, and [`PROBED_TOKENS`] each.
-    /// Training goes on afterwards as if nothing had happened.
+    /// Samples the same problems with the weights as they are now in the recipe's format and in bf16,
+    /// alternating, and takes the best of a few rounds. At most as many sequences as run at the same time,
+    /// and [`PROBED_TOKENS`] each. Training goes on afterwards as if nothing had happened.
     pub fn rollout_speed(&mut self) -> Result<RolloutSpeed, TrainError> {
         let version = self.version()?;
         let plan = &self.plan;
@@ -98,7 +98,8 @@ impl<D: Device> RlTrainer<D> {
             }
         };
         let bf16 = packed.as_mut().unwrap_or(self.actor.network_mut());
-        // Pages of another format are made anew, and steps in them recorded anew: the first rollout pays for that.
+        // Pages of another format are made anew, and steps in them recorded anew: the first rollout pays for
+        // that.
         let same_pages = bf16.options().kv_format == self.engine.network().options().kv_format;
         let passes = if same_pages { 1 } else { 2 };
         let queue = &mut self.queue;

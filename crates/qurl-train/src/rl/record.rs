@@ -142,7 +142,8 @@ pub struct StepRecord {
     pub flipped_codes: Option<Layered>,
     /// Seconds of the phases, and `total`.
     pub timing: BTreeMap<String, f64>,
-    /// Whether some token had an advantage: without one there is nothing to learn, and a gradient of zero is no fault.
+    /// Whether some token had an advantage: without one there is nothing to learn, and a gradient of zero is
+    /// no fault.
     #[serde(skip)]
     pub learnable: bool,
     #[serde(skip)]

@@ -89,7 +89,8 @@ impl Dropped {
 }
 
 impl<D: Device> RlTrainer<D> {
-    /// Samples groups until the batch is full; with dynamic sampling, groups whose rewards are all equal are dropped.
+    /// Samples groups until the batch is full; with dynamic sampling, groups whose rewards are all equal are
+    /// dropped.
     pub(super) fn rollouts(&mut self) -> Result<Rolled, TrainError> {
         let (mut verifying, mut entropy) = (0.0, Entropy::default());
         let wanted = self.plan.data.train_batch_size;

@@ -12,8 +12,9 @@ impl<D: Device> RlTrainer<D> {
         self.step
     }
 
-    /// The actor as the run hands it on: with the scaling of update-aware quantization taken off, so that the next run may
-    /// scale it again, unless the recipe keeps it (`run.export_uaq`). The configuration says which.
+    /// The actor as the run hands it on: with the scaling of update-aware quantization taken off, so that the
+    /// next run may scale it again, unless the recipe keeps it (`run.export_uaq`). The configuration says
+    /// which.
     pub fn model(&mut self) -> Result<(ModelConfig, Params<Vec<f32>>), TrainError> {
         let (mut config, mut weights) = (self.start.config.clone(), self.actor.weights(&mut self.queue)?);
         if !self.plan.run.export_uaq {
@@ -22,7 +23,8 @@ impl<D: Device> RlTrainer<D> {
         Ok((config, weights))
     }
 
-    /// A copy of everything that the next steps depend on. `recipe` is the text that goes into the checkpoint.
+    /// A copy of everything that the next steps depend on. `recipe` is the text that goes into the
+    /// checkpoint.
     pub fn snapshot(&mut self, recipe: &str) -> Result<Snapshot, TrainError> {
         let critic = self.critic.as_ref().map(|c| c.snapshot(&mut self.queue)).transpose()?;
         let reference = self.reference.as_ref().map(|_| self.start.weights.clone());

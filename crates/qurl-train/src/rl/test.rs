@@ -1,7 +1,7 @@
 //! Held-out problems, solved by the actor in full precision.
 //!
-//! The rollout engine lends its pages and working memory: for an evaluation it runs with the trainer's own network, so that
-//! nothing is packed or allocated beside what training has.
+//! The rollout engine lends its pages and workspace: for an evaluation it runs with the trainer's own
+//! network, so that nothing is packed or allocated beside what training has.
 
 use super::{RlTrainer, TrainError};
 use crate::solve::{Draw, accuracy, draw_problems, held_out, reward, solve};

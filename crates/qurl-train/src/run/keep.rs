@@ -6,8 +6,9 @@ use crate::rl::Tested;
 use qurl_kernels::Device;
 
 impl<D: Device> Run<D> {
-    /// Every `trainer.save_freq` steps, at the end, and after a step that is among the best tested; never while training
-    /// shows symptoms (unless the recipe does not care), so that what was saved before is not pushed out.
+    /// Every `trainer.save_freq` steps, at the end, and after a step that is among the best tested; never
+    /// while training shows symptoms (unless the recipe does not care), so that what was saved before is not
+    /// pushed out.
     pub(super) fn wants_checkpoint(&mut self, step: u64, ends: bool) -> Result<bool, RunError> {
         let healthy = self.health.is_good() || self.health.patience == 0;
         let score = self.tested.map(|tested| tested.score());
@@ -33,7 +34,8 @@ impl<D: Device> Run<D> {
         self.keeper.finish().map_err(RunError::Checkpoint)
     }
 
-    /// Saves the state after the last whole step, if that was not done; also where checkpoints are switched off.
+    /// Saves the state after the last whole step, if that was not done; also where checkpoints are switched
+    /// off.
     pub(super) fn save_here(&mut self) -> Result<(), RunError> {
         if !self.keeper.has(self.trainer.steps_done()) {
             self.start_checkpoint(self.tested)?;

@@ -130,8 +130,8 @@ impl<D: Device> Run<D> {
             .map_err(|source| RunError::Model { dir, source: Box::new(source) })
     }
 
-    /// How fast the rollouts of the trained model are; nothing where they are not quantized. What fails here costs a
-    /// finished run nothing.
+    /// How fast the rollouts of the trained model are; nothing where they are not quantized. What fails here
+    /// costs a finished run nothing.
     pub fn rollout_speed(&mut self) -> Option<Result<RolloutSpeed, TrainError>> {
         self.plan.rollout.format.is_quantized().then(|| self.trainer.rollout_speed())
     }

@@ -1,4 +1,5 @@
-//! Sums over the steps of a run, those before a restart included: they are taken from the lines of `metrics.jsonl`.
+//! Sums over the steps of a run, those before a restart included: they are taken from the lines of
+//! `metrics.jsonl`.
 
 use crate::best::{BestSeen, score_of};
 use crate::rl::StepRecord;

@@ -1,8 +1,8 @@
 //! Event files for TensorBoard.
 //!
-//! The format is a sequence of framed records (length, masked checksum of the length, data, masked checksum of the
-//! data), each an `Event` message of protocol buffers. We write two kinds: the file's version, once, and the scalars of
-//! a step. That is a handful of fields, so they are written by hand:
+//! The format is a sequence of framed records (length, masked checksum of the length, data, masked checksum
+//! of the data), each an `Event` message of protocol buffers. We write two kinds: the file's version, once,
+//! and the scalars of a step. That is a handful of fields, so they are written by hand:
 //!
 //! `Event { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5; }`,
 //! `Summary { repeated Value value = 1; }`, `Value { string tag = 1; float simple_value = 2; }`.
@@ -76,7 +76,8 @@ impl EventFile {
     }
 }
 
-/// All numbers of a record, named by their path: `mismatch/kl`, `weight_update/layers/0`. The step is no scalar.
+/// All numbers of a record, named by their path: `mismatch/kl`, `weight_update/layers/0`. The step is no
+/// scalar.
 pub fn flatten(record: &Value) -> Vec<(String, f64)> {
     fn walk(name: String, value: &Value, scalars: &mut Vec<(String, f64)>) {
         let child = |key: &str| if name.is_empty() { key.to_string() } else { format!("{name}/{key}") };

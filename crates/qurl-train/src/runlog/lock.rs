@@ -1,7 +1,7 @@
 //! One process per run directory.
 //!
-//! The lock is the operating system's: it goes with the process that holds it, however that ends, so a lock is never
-//! stale. The file also names the process, for people and for the error message of the second one.
+//! The lock is the operating system's: it goes with the process that holds it, however that ends, so a lock
+//! is never stale. The file also names the process, for people and for the error message of the second one.
 
 use super::LogError;
 use std::fs::{File, TryLockError};

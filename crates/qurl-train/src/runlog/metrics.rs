@@ -15,8 +15,8 @@ pub struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Opens or makes the file; keeps its lines up to `step` and cuts off the rest, and whatever is torn. A step that is
-    /// there again, or after a later one, is dropped: it would be counted twice.
+    /// Opens or makes the file; keeps its lines up to `step` and cuts off the rest, and whatever is torn. A
+    /// step that is there again, or after a later one, is dropped: it would be counted twice.
     pub fn open(path: &Path, step: u64) -> Result<MetricsFile, LogError> {
         let text = match std::fs::read(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),

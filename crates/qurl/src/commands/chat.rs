@@ -1,7 +1,8 @@
 //! `qurl chat`: a conversation on a terminal.
 //!
-//! Every line is a user's message; the answer appears while it is made. The whole conversation goes into the model's chat
-//! template each time. With `--json` every answer is a line of JSON, so that a program can talk, too.
+//! Every line is a user's message; the answer appears while it is made. The whole conversation goes into the
+//! model's chat template each time. With `--json` every answer is a line of JSON, so that a program can talk,
+//! too.
 
 use crate::device::on_device;
 use crate::input::bad;

@@ -1,8 +1,9 @@
 //! `qurl eval`: how many problems a model solves.
 //!
-//! Every problem is solved once greedily (Avg@1) and k times by sampling (Avg@k, pass@k, maj@k). The output directory
-//! receives `settings.json`, `responses.jsonl` (a line per problem with every response and verdict) and `summary.json`;
-//! an evaluation that was interrupted goes on with `--resume` and ends with the same figures.
+//! Every problem is solved once greedily (Avg@1) and k times by sampling (Avg@k, pass@k, maj@k). The output
+//! directory receives `settings.json`, `responses.jsonl` (a line per problem with every response and verdict)
+//! and `summary.json`; an evaluation that was interrupted goes on with `--resume` and ends with the same
+//! figures.
 
 mod output;
 mod sets;

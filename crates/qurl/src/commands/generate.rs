@@ -1,8 +1,9 @@
 //! `qurl generate`: samples of one prompt, or of every prompt of a file.
 //!
-//! With one sample the text appears while it is made. `--json` gives ids and log-probs as well, printed as the shortest
-//! decimals that read back as the same f32, so that `qurl score` can be held against them. Prompts of a file are
-//! answered in order, one JSON line for each, some of them together; that changes no bit.
+//! With one sample the text appears while it is made. `--json` gives ids and log-probs as well, printed as
+//! the shortest decimals that read back as the same f32, so that `qurl score` can be held against them.
+//! Prompts of a file are answered in order, one JSON line for each, some of them together; that changes no
+//! bit.
 
 use crate::device::on_device;
 use crate::input::{OrBad, bad};
@@ -39,7 +40,8 @@ pub struct Args {
     /// Tokens of the prompt in place of its text; needs no tokenizer
     #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with_all = ["prompt", "chat", "prompts"])]
     prompt_ids: Option<Vec<u32>>,
-    /// File of prompts, - for standard input: one JSON object a line with `prompt`, `messages` or `prompt_ids`
+    /// File of prompts, - for standard input: one JSON object a line with `prompt`, `messages` or
+    /// `prompt_ids`
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     prompts: Option<PathBuf>,
     /// Prompts of the file that are answered together

@@ -1,7 +1,7 @@
 //! `qurl grade`: whether given answers are right.
 //!
-//! Input lines are `{"gold":..,"pred":..}`, output lines `{"equal":true}`. A line may name its own `policy` unless
-//! `--policy` is given.
+//! Input lines are `{"gold":..,"pred":..}`, output lines `{"equal":true}`. A line may name its own `policy`
+//! unless `--policy` is given.
 
 use crate::input::OrBad;
 use crate::lines::answer_stdin;

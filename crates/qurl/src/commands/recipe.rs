@@ -1,4 +1,5 @@
-//! `qurl recipe`: the reference of the recipes, a first recipe of one's own, and a look at one without running it.
+//! `qurl recipe`: the reference of the recipes, a first recipe of one's own, and a look at one without
+//! running it.
 
 mod check;
 mod init;
@@ -19,7 +20,8 @@ use qurl_train::recipe::reference::{Key, keys, nearest};
 pub struct Args {
     #[command(subcommand)]
     command: Option<Command>,
-    /// A key such as rollout.n, a section such as rollout, or a name such as lr; without one all keys are listed
+    /// A key such as rollout.n, a section such as rollout, or a name such as lr; without one all keys are
+    /// listed
     key: Option<String>,
     /// Print docs/recipe.md
     #[arg(long, conflicts_with_all = ["key", "json"])]

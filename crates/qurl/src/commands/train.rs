@@ -130,7 +130,8 @@ fn run_on<D: Device>(
     }
 }
 
-/// The error that ends the command: stopped runs end with the status of their signal, and all that can be resumed say how.
+/// The error that ends the command: stopped runs end with the status of their signal, and all that can be
+/// resumed say how.
 pub fn ended(error: RunError, stop: &Stop, how: &str) -> anyhow::Error {
     let how = format!("go on with: {how}");
     match error {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Longest request that is read.
-const MOST_BYTES: usize = 8 << 10;
+const MAX_BYTES: usize = 8 << 10;
 /// How long a reader may take to send a request or to take an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -90,7 +90,7 @@ impl Request {
         let mut bytes = Vec::new();
         let mut piece = [0; 1024];
         while !bytes.windows(4).any(|end| end == b"\r\n\r\n") {
-            if bytes.len() > MOST_BYTES {
+            if bytes.len() > MAX_BYTES {
                 return Err(Refusal::TooLong);
             }
             if began.elapsed() > PATIENCE {

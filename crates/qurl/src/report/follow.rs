@@ -1,7 +1,8 @@
 //! Reads a run's directory, and again what has been added to it since.
 //!
-//! `metrics.jsonl` grows a line a step, so only its end is read again. A run that is resumed cuts lines off and writes
-//! others: that is noticed because the last line that was read is no longer where it was, and the file is read anew.
+//! `metrics.jsonl` grows a line a step, so only its end is read again. A run that is resumed cuts lines off
+//! and writes others: that is noticed because the last line that was read is no longer where it was, and the
+//! file is read anew.
 
 use super::rollouts::{self, StepRollouts};
 use super::{RunData, Steps};
@@ -161,7 +162,8 @@ fn read_if_there(path: &Path) -> anyhow::Result<String> {
     }
 }
 
-/// The keys of a recipe with their values, flat; within a section its own keys come before those of its parts.
+/// The keys of a recipe with their values, flat; within a section its own keys come before those of its
+/// parts.
 fn settings(recipe: &str) -> Vec<(String, String)> {
     fn flatten(prefix: &str, table: &toml::Table, out: &mut Vec<(String, String)>) {
         let (parts, own): (Vec<_>, Vec<_>) = table.iter().partition(|(_, value)| value.is_table());
@@ -190,8 +192,8 @@ struct Tail {
 }
 
 impl Tail {
-    /// The whole lines since the last look with their numbers, and whether the file was read from its beginning although
-    /// some of it had been read before.
+    /// The whole lines since the last look with their numbers, and whether the file was read from its
+    /// beginning although some of it had been read before.
     fn read(&mut self, path: &Path) -> std::io::Result<(Vec<(usize, String)>, bool)> {
         let mut file = match File::open(path) {
             Ok(file) => file,

@@ -1,8 +1,9 @@
 //! The HTML around the data.
 //!
-//! Everything a model or a file name says reaches the page as JSON in a data block and from there as text: `<` is escaped,
-//! so no string can end the block, and the page has no way to turn text into markup. A content security policy stands
-//! behind that: only the scripts of this folder run, and nothing is loaded from anywhere.
+//! Everything a model or a file name says reaches the page as JSON in a data block and from there as text:
+//! `<` is escaped, so no string can end the block, and the page has no way to turn text into markup. A
+//! content security policy stands behind that: only the scripts of this folder run, and nothing is loaded
+//! from anywhere.
 
 use super::RunData;
 use serde_json::{Value, json};
@@ -68,8 +69,8 @@ fn data_block(runs: &[&RunData], live: bool) -> String {
     format!("<script type=\"application/json\" id=\"data\">{}</script>", script_safe(&data.to_string()))
 }
 
-/// JSON that can stand inside a script element: the characters that HTML or JavaScript might take for their own occur in
-/// strings only, and are written as escapes.
+/// JSON that can stand inside a script element: the characters that HTML or JavaScript might take for their
+/// own occur in strings only, and are written as escapes.
 fn script_safe(json: &str) -> String {
     let mut safe = String::with_capacity(json.len());
     for c in json.chars() {

@@ -94,7 +94,8 @@ pub fn read(dir: &Path, step: u64) -> std::io::Result<StepRollouts> {
 }
 
 impl Sample {
-    /// Keeps the first `most` tokens and four digits of their figures; arrays that are too short are filled up.
+    /// Keeps the first `most` tokens and four digits of their figures; arrays that are too short are filled
+    /// up.
     fn shorten(&mut self, most: usize) {
         self.length = self.tokens.len();
         let kept = self.length.min(most);

@@ -41,8 +41,8 @@ impl Steps {
         self.numbers.last().copied()
     }
 
-    /// Adds a record. A step that was there already (a run that was resumed) takes the place of it and of all after it.
-    /// Returns how many steps stand unchanged, or nothing where the record has no step number.
+    /// Adds a record. A step that was there already (a run that was resumed) takes the place of it and of all
+    /// after it. Returns how many steps stand unchanged, or nothing where the record has no step number.
     pub fn push(&mut self, record: &Value) -> Option<usize> {
         let number = record.get("step")?.as_u64()?;
         let kept = self.numbers.partition_point(|&n| n < number);

@@ -1,7 +1,7 @@
 //! The lines of the terminal view, as text.
 //!
-//! Rows have a dim name in a fixed column and figures after it, short enough for 80 columns. Colours are few and say
-//! nothing that the figures do not say; `NO_COLOR` turns them off.
+//! Rows have a dim name in a fixed column and figures after it, short enough for 80 columns. Colours are few
+//! and say nothing that the figures do not say; `NO_COLOR` turns them off.
 
 use qurl_train::rl::StepRecord;
 use std::collections::BTreeMap;

@@ -1,4 +1,5 @@
-//! Headless Chromium, driven through its driver by the WebDriver protocol: JSON over plain HTTP, so a socket is enough.
+//! Headless Chromium, driven through its driver by the WebDriver protocol: JSON over plain HTTP, so a socket
+//! is enough.
 #![allow(dead_code)] // each test binary uses its own part
 
 use serde_json::{Value, json};
@@ -131,7 +132,8 @@ impl Browser {
         }
     }
 
-    /// What the page wrote to its console since the last call: errors, refused loads, violations of its policy.
+    /// What the page wrote to its console since the last call: errors, refused loads, violations of its
+    /// policy.
     pub fn console(&self) -> Value {
         self.ask("se/log", &json!({"type": "browser"}))
     }
@@ -227,7 +229,8 @@ fn from_base64(text: &str) -> Vec<u8> {
 }
 
 impl Drop for Browser {
-    /// Closes the browser through the driver, which would leave it running, and minds no failure: the test may be failing.
+    /// Closes the browser through the driver, which would leave it running, and minds no failure: the test
+    /// may be failing.
     fn drop(&mut self) {
         if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) {
             let request =

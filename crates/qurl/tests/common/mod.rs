@@ -1,4 +1,5 @@
-//! The command line as its users see it: what goes in, what comes out, with which status. And a tiny model to try it on.
+//! The command line as its users see it: what goes in, what comes out, with which status. And a tiny model to
+//! try it on.
 #![allow(dead_code)] // each test binary uses its own part
 
 use qurl_model::hf::{SaveOptions, save};

@@ -42,7 +42,8 @@ fn write_lines(file: &Path, rows: impl Iterator<Item = Value>) {
     std::fs::write(file, rows.map(|row| format!("{row}\n")).collect::<String>()).expect("written");
 }
 
-/// DAPO-Math-17k as verl reads it: one user message with the template around the problem, and the ground truth.
+/// DAPO-Math-17k as verl reads it: one user message with the template around the problem, and the ground
+/// truth.
 pub fn write_dapo(file: &Path, pairs: &[Pair]) {
     let schema = "message schema {
         OPTIONAL BYTE_ARRAY data_source (UTF8);

@@ -1,6 +1,6 @@
-//! Random models with the shape of the paper's three: two blocks and a narrow residual stream, but the real context,
-//! heads, head size, vocabulary size, head tying, rotary base and end of text. Their tokenizer is Qwen's where the
-//! shared data is there, else one of characters.
+//! Random models with the shape of the paper's three: two blocks and a narrow residual stream, but the real
+//! context, heads, head size, vocabulary size, head tying, rotary base and end of text. Their tokenizer is
+//! Qwen's where the shared data is there, else one of characters.
 
 use crate::common::shared_data;
 use qurl_model::hf::{SaveOptions, save};

@@ -1,7 +1,7 @@
-//! Every recipe of the paper starts and does two steps. Only sizes are overridden, to fit two cores: batch, samples,
-//! response length, cache, held-out problems and steps. A model of random weights never answers right, so that
-//! dynamic sampling would never find a group with both: for DAPO alone the verdict comes from a command, which wraps
-//! the recipe's own data set and calls every other response right, by its length.
+//! Every recipe of the paper starts and does two steps. Only sizes are overridden, to fit two cores: batch,
+//! samples, response length, cache, held-out problems and steps. A model of random weights never answers
+//! right, so that dynamic sampling would never find a group with both: for DAPO alone the verdict comes from
+//! a command, which wraps the recipe's own data set and calls every other response right, by its length.
 
 use crate::common::{Run, directory, qurl_in};
 use crate::data::{Pair, shared, sums, write_dapo, write_deepscaler, write_gsm8k};
@@ -160,7 +160,8 @@ fn deepscaler_grpo(kind: Kind) {
     std::fs::remove_dir_all(dir).expect("removed");
 }
 
-/// The recipe with its `[task]` as the source of a command's, which judges by length; the rewards stay the recipe's.
+/// The recipe with its `[task]` as the source of a command's, which judges by length; the rewards stay the
+/// recipe's.
 fn judged_by_length(dir: &Path, name: &str, files: [&str; 2]) -> PathBuf {
     let text = std::fs::read_to_string(recipe(name)).expect("a recipe");
     let mut table: toml::Table = toml::from_str(&text).expect("TOML");
@@ -169,7 +170,8 @@ fn judged_by_length(dir: &Path, name: &str, files: [&str; 2]) -> PathBuf {
         source.insert(key.into(), toml::Value::Array(vec![file.into()]));
     }
     let mut task = toml::Table::new();
-    let judge = "while read -r line; do echo $(( ${#line} % 2 )); done";
+    let judge = "while read -r line; do if [ $(( ${#line} % 2 )) = 1 ]; then echo '{\"score\": 1, \"correct\": true}'; \
+                 else echo '{\"score\": 0, \"correct\": false}'; fi; done";
     task.insert("type".into(), "command".into());
     task.insert("command".into(), toml::Value::Array(["sh", "-c", judge].map(toml::Value::from).to_vec()));
     task.insert("reward".into(), source.remove("reward").expect("rewards"));

@@ -1,5 +1,6 @@
-//! docs/paper.md against the recipes: every `key = value` in a column "ours" is what the recipe of its section says, every
-//! key that a recipe sets has its place there, and every `--set` is one that the recipe takes.
+//! docs/paper.md against the recipes: every `key = value` in a column "ours" is what the recipe of its
+//! section says, every key that a recipe sets has its place there, and every `--set` is one that the recipe
+//! takes.
 
 use qurl_train::recipe::Recipe;
 use std::collections::BTreeSet;

@@ -1,4 +1,5 @@
-//! The best model of a run is never deleted: not when it is the start, and not when it was seen between two saves.
+//! The best model of a run is never deleted: not when it is the start, and not when it was seen between two
+//! saves.
 
 use super::support::{place, trained};
 use serde_json::Value;

@@ -1,4 +1,5 @@
-//! Training that is broken ends with an error that says so, and the last model that was seen to work is kept and named.
+//! Training that is broken ends with an error that says so, and the last model that was seen to work is kept
+//! and named.
 
 use super::common::qurl_in;
 use super::support::{lines, place, train, trained};

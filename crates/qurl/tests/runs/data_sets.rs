@@ -1,4 +1,5 @@
-//! Runs on files of problems: too long prompts, few held-out problems, files that change, a reward command and Ctrl-C.
+//! Runs on files of problems: too long prompts, few held-out problems, files that change, a reward command
+//! and Ctrl-C.
 
 use super::common::{qurl_in, tiny_model};
 use super::support::place;
@@ -84,7 +85,8 @@ fn positions_beyond_the_models_own_are_used_only_when_asked_for() {
     let note = "model/config.json has max_position_embeddings = 128; the recipe asks for 256";
     assert!(done.stderr.contains(note), "{}", done.stderr);
     assert!(!done.stderr.contains("left out"), "{}", done.stderr);
-    // What was saved has the new context and says so itself: nothing is left to note, and it goes on from there.
+    // What was saved has the new context and says so itself: nothing is left to note, and it goes on from
+    // there.
     let saved = ["--set", "model.path=run/model"];
     let done = train("next", &saved);
     assert_eq!(done.status, 0, "{}", done.stderr);
@@ -153,7 +155,8 @@ fn long_prompts_are_left_out_and_held_out_problems_counted_once() {
     assert!(!dir.join("none").exists());
 }
 
-/// A terminal sends Ctrl-C to every process of its group; the reward command must outlive it until the step is done.
+/// A terminal sends Ctrl-C to every process of its group; the reward command must outlive it until the step
+/// is done.
 #[cfg(unix)]
 #[test]
 fn a_reward_command_survives_the_interrupt_that_ends_the_run() {

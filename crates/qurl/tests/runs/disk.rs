@@ -1,5 +1,5 @@
-//! Full and read-only disks. They need small file systems of their own, which only root can mount; elsewhere the tests
-//! say that they are skipped.
+//! Full and read-only disks. They need small file systems of their own, which only root can mount; elsewhere
+//! the tests say that they are skipped.
 #![cfg(target_os = "linux")]
 
 use super::support::{Outcome, lines, place, spawn, train, trained, wait_for};

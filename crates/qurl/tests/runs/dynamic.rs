@@ -1,4 +1,5 @@
-//! Dynamic sampling that does not find enough groups: an error that says so, or fewer updates where the recipe allows it.
+//! Dynamic sampling that does not find enough groups: an error that says so, or fewer updates where the
+//! recipe allows it.
 
 use super::support::{lines, place, train, trained};
 use serde_json::Value;

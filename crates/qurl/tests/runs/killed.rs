@@ -23,8 +23,8 @@ fn in_the_writing(run: &Path) -> Option<String> {
     names.into_iter().find(|name| name.starts_with(".step-") && name.ends_with(".part"))
 }
 
-/// Thirty moments: two thirds anywhere in the run, one third in the middle of writing a checkpoint. Some of the runs are
-/// killed a second time.
+/// Thirty moments: two thirds anywhere in the run, one third in the middle of writing a checkpoint. Some of
+/// the runs are killed a second time.
 #[test]
 fn thirty_kills_change_nothing() {
     let dir = place("runs-killed");
@@ -40,7 +40,8 @@ fn thirty_kills_change_nothing() {
         let times = if moment % 5 == 4 { 2 } else { 1 };
         for time in 0..times {
             let mut share = random.uniform_f64_at(2 * moment + time);
-            // A run that is faster than the first may be over before the moment comes: then it is tried earlier.
+            // A run that is faster than the first may be over before the moment comes: then it is tried
+            // earlier.
             loop {
                 let mut child = spawn(&dir, &name, &["--resume"]);
                 if moment % 3 == 2 {

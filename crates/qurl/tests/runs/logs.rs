@@ -1,4 +1,5 @@
-//! What a run writes: every number for TensorBoard, rollouts for people, events for RUST_LOG, checkpoints for transformers.
+//! What a run writes: every number for TensorBoard, rollouts for people, events for RUST_LOG, checkpoints for
+//! transformers.
 
 use super::common::{qurl_in, qurl_with};
 use super::support::{place, trained};

@@ -1,5 +1,5 @@
-//! What a training run leaves behind: checkpoints that survive anything, logs that can be read, and the same bits
-//! whatever happens on the way. All of it through the real command, on a model that trains in a second.
+//! What a training run leaves behind: checkpoints that survive anything, logs that can be read, and the same
+//! bits whatever happens on the way. All of it through the real command, on a model that trains in a second.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -41,8 +41,8 @@ fn place_with_reward(name: &str, script: &str) -> PathBuf {
     dir
 }
 
-/// A run in the background that has asked for its first scores. What it says goes to a file: a child that outlives
-/// it must not keep a test waiting.
+/// A run in the background that has asked for its first scores. What it says goes to a file: a child that
+/// outlives it must not keep a test waiting.
 fn asking(dir: &Path, program: &mut Command) -> Child {
     let said = std::fs::File::create(dir.join("said")).expect("a file");
     let quiet = program.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
@@ -179,7 +179,8 @@ fn a_run_that_ignores_hangups_goes_on() {
     assert_eq!(code, Some(0), "{said}");
 }
 
-/// What is written to the command and not read does not hide the end of the input; statuses are the command's own.
+/// What is written to the command and not read does not hide the end of the input; statuses are the command's
+/// own.
 #[test]
 fn the_guard_by_itself() {
     let guard = |script: &str| {

@@ -1,5 +1,5 @@
-//! Update-aware quantization does not stack: a run hands its model on as if it had never been scaled, what is scaled is
-//! marked, and what is marked is not scaled again.
+//! Update-aware quantization does not stack: a run hands its model on as if it had never been scaled, what is
+//! scaled is marked, and what is marked is not scaled again.
 
 use super::common::{Run, qurl_in};
 use super::support::{RECIPE, place, train, trained};

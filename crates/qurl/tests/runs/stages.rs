@@ -1,5 +1,5 @@
-//! A stage with a new reference and new optimizers, and checkpoints around its start: the same bits however the run is
-//! cut.
+//! A stage with a new reference and new optimizers, and checkpoints around its start: the same bits however
+//! the run is cut.
 
 use super::support::{Outcome, place, trained};
 

@@ -1,4 +1,5 @@
-//! Where `qurl sft` and `qurl report` write: looked at before the work, and never over something else unasked.
+//! Where `qurl sft` and `qurl report` write: looked at before the work, and never over something else
+//! unasked.
 
 use super::common::qurl_in;
 use super::support::{RECIPE, place, trained};

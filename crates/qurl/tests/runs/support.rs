@@ -1,5 +1,5 @@
-//! A tiny recipe with every kind of state there is (critic, adaptive KL, reference, measured weights, scaled weights),
-//! and what two runs of it are compared by.
+//! A tiny recipe with every kind of state there is (critic, adaptive KL, reference, measured weights, scaled
+//! weights), and what two runs of it are compared by.
 
 use super::common::{Run, directory, qurl_in};
 use qurl_train::runlog::EventReader;
@@ -109,7 +109,8 @@ pub fn spawn_with(dir: &Path, run: &str, more: &[&str], environment: &[(&str, &s
         .expect("the command starts")
 }
 
-/// Waits until something holds; a run that ends first is left to the caller. Far too long a wait is a failure.
+/// Waits until something holds; a run that ends first is left to the caller. Far too long a wait is a
+/// failure.
 pub fn wait_for(child: &mut Child, mut holds: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(120) {
@@ -129,8 +130,8 @@ pub fn lines(run: &Path) -> usize {
     std::fs::read(run.join("metrics.jsonl")).map_or(0, |bytes| bytes.iter().filter(|&&b| b == b'\n').count())
 }
 
-/// Everything about a run that does not depend on the clock: records without timings, scalars without timings, and all
-/// files of rollouts, checkpoints and the final model.
+/// Everything about a run that does not depend on the clock: records without timings, scalars without
+/// timings, and all files of rollouts, checkpoints and the final model.
 #[derive(Debug, PartialEq)]
 pub struct Outcome {
     records: Vec<Value>,

@@ -1,4 +1,5 @@
-//! Weights that a configuration does not use: told of where they are beside the model, refused where they are part of it.
+//! Weights that a configuration does not use: told of where they are beside the model, refused where they are
+//! part of it.
 
 use super::common::{Run, qurl_in};
 use super::support::{RECIPE, place};

@@ -1,36 +1,38 @@
 //! Attention of one new token: all rows (the query heads of a group) see the same keys.
 //!
-//! A decode step of a small model spends most of its time here, on some thousand keys a task, so nothing but the sums
-//! is left in the loops: the number of rows is a constant, and every number of rows is a function of its own, because
-//! one that has them all keeps its addresses on the stack. The steps are those of the general kernel, in the same order:
-//! the same bits.
+//! A decode step of a small model spends most of its time here, on some thousand keys a task, so nothing but
+//! the sums is left in the loops: the number of rows is a constant, and every number of rows is a function of
+//! its own, because one that has them all keeps its addresses on the stack. The steps are those of the
+//! general kernel, in the same order: the same bits.
 
-use super::{BLOCKS, Job, Room, RowState, TILE, pack_strips, softmax_tile};
+use super::{BLOCKS, Job, RowState, TILE, Workspace, pack_strips, softmax_tile};
 use crate::cpu::kv::{Element, KEY_BLOCK, Pair};
 use crate::cpu::level::Level;
 use crate::cpu::simd::{Simd, simd_dispatch};
 use crate::types::Span;
 
 /// Most rows of a task.
-pub(super) const MOST_ROWS: usize = 8;
+pub(super) const MAX_ROWS: usize = 8;
 
-/// Runs the rows of a span of one token and one key/value head. `next` is what this thread will attend to next.
+/// Runs the rows of a span of one token and one key/value head. `next` is what this thread will attend to
+/// next.
 ///
 /// # Safety
-/// As for the general kernel; the span has one row, the group at most [`MOST_ROWS`], and heads are whole vectors.
+/// As for the general kernel; the span has one row, the group at most [`MAX_ROWS`], and heads are whole
+/// vectors.
 pub(super) unsafe fn rows(
     level: Level,
     job: &Job,
     span: &Span,
     head: usize,
     next: Option<(&Span, usize)>,
-    room: *mut Room,
+    workspace: *mut Workspace,
 ) {
     macro_rules! call {
         ($($rows:literal $float:ident $pair:ident)*) => {
             match (job.heads.group(), job.kv.is_bf16()) {
-                $(($rows, false) => $float(level, job, span, head, next, room),
-                ($rows, true) => $pair(level, job, span, head, next, room),)*
+                $(($rows, false) => $float(level, job, span, head, next, workspace),
+                ($rows, true) => $pair(level, job, span, head, next, workspace),)*
                 (rows, _) => unreachable!("{rows} rows in a task of one token"),
             }
         };
@@ -45,12 +47,12 @@ pub(super) unsafe fn rows(
 macro_rules! decode {
     ($($name:ident $generic:ident $element:ty, $rows:literal;)*) => {
         $(
-            simd_dispatch!(plain fn $name(job: &Job, span: &Span, head: usize, next: Option<(&Span, usize)>, room: *mut Room) = $generic);
+            simd_dispatch!(plain fn $name(job: &Job, span: &Span, head: usize, next: Option<(&Span, usize)>, workspace: *mut Workspace) = $generic);
 
             #[inline(always)]
-            unsafe fn $generic<S: Simd>(job: &Job, span: &Span, head: usize, next: Option<(&Span, usize)>, room: *mut Room) {
+            unsafe fn $generic<S: Simd>(job: &Job, span: &Span, head: usize, next: Option<(&Span, usize)>, workspace: *mut Workspace) {
                 // SAFETY: the caller's promise.
-                unsafe { decode_at::<S, $element, $rows>(job, span, head, next, room) }
+                unsafe { decode_at::<S, $element, $rows>(job, span, head, next, workspace) }
             }
         )*
     };
@@ -81,15 +83,15 @@ unsafe fn decode_at<S: Simd, E: Element, const R: usize>(
     span: &Span,
     head: usize,
     next: Option<(&Span, usize)>,
-    room: *mut Room,
+    workspace: *mut Workspace,
 ) {
     let (head_dim, keys) = (job.heads.head_dim, span.position + 1);
-    // SAFETY: `Room` holds the rows and all columns; everything is written before it is read.
+    // SAFETY: `Workspace` holds the rows and all columns; everything is written before it is read.
     unsafe {
-        let queries: *mut f32 = (&raw mut (*room).queries).cast();
-        let scores: *mut f32 = (&raw mut (*room).scores).cast();
-        let sums: *mut f32 = (&raw mut (*room).sums).cast();
-        let blocks: *mut f32 = (&raw mut (*room).blocks).cast();
+        let queries: *mut f32 = (&raw mut (*workspace).queries).cast();
+        let scores: *mut f32 = (&raw mut (*workspace).scores).cast();
+        let sums: *mut f32 = (&raw mut (*workspace).sums).cast();
+        let blocks: *mut f32 = (&raw mut (*workspace).blocks).cast();
         let from = job.qkv.as_ptr().add(span.row * job.heads.qkv_width() + head * R * head_dim);
         pack_strips(R, head_dim, job.heads.scale, R, |row| from.add(row * head_dim), queries);
         let mut state = [RowState::NEW; R];

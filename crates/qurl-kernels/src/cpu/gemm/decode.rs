@@ -1,8 +1,8 @@
 //! Panels that are stored as codes, back into words of bf16 pairs.
 //!
-//! A stored word holds four 8-bit or eight 4-bit codes, neighbours along k; it becomes two or four words. All codes
-//! are exact in bf16, and so is an E2M1 number times its E4M3 scale (two and four significant bits give at most six),
-//! so decoding loses nothing.
+//! A stored word holds four 8-bit or eight 4-bit codes, neighbours along k; it becomes two or four words. All
+//! codes are exact in bf16, and so is an E2M1 number times its E4M3 scale (two and four significant bits give
+//! at most six), so decoding loses nothing.
 
 use super::Span;
 use super::tile::Job;
@@ -23,7 +23,8 @@ pub(crate) enum Codes {
     },
     /// Eight 4-bit integers.
     Int4,
-    /// Eight E2M1 codes; for every sixteen along k there is an E4M3 scale per column, `[panel][k / 16][column]`.
+    /// Eight E2M1 codes; for every sixteen along k there is an E4M3 scale per column, `[panel][k /
+    /// 16][column]`.
     Nvfp4 {
         /// The scales.
         scales: *const u8,
@@ -64,7 +65,8 @@ impl Codes {
     }
 }
 
-/// Decodes the words `range` of a panel of 4-bit codes into `out[words][2 * LANES]`. The range begins at a multiple of eight words.
+/// Decodes the words `range` of a panel of 4-bit codes into `out[words][2 * LANES]`. The range begins at a
+/// multiple of eight words.
 ///
 /// # Safety
 /// The range lies inside the panel, and `out` has room for it.

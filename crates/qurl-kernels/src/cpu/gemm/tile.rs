@@ -1,8 +1,9 @@
 //! The register tile: some rows of A times two vectors of columns of B, kept in registers along k.
 //!
-//! One tile serves every format. Words of A and B meet in one of three ways ([`Kind`]); what differs beyond that
-//! happens outside of the inner loop: codes of B are decoded into a small buffer that all strips of A then use, and
-//! scales are multiplied in when a sum along k is complete, either once or per block of k ([`Factors`]).
+//! One tile serves every format. Words of A and B meet in one of three ways ([`Kind`]); what differs beyond
+//! that happens outside of the inner loop: codes of B are decoded into a small buffer that all strips of A
+//! then use, and scales are multiplied in when a sum along k is complete, either once or per block of k
+//! ([`Factors`]).
 
 use super::decode::{Codes, decode};
 use super::words::{Bf16Words, F32Words, Int8Words, Words};
@@ -47,7 +48,7 @@ impl Factors {
     };
 }
 
-/// A product of packed operands.
+/// A GEMM of packed operands.
 #[derive(Clone, Copy)]
 pub(crate) struct Job {
     /// Rows of A and C.
@@ -62,7 +63,8 @@ pub(crate) struct Job {
     pub a: *const u32,
     /// Panels of B.
     pub b: *const u32,
-    /// Stored words along k from one panel to the next; more than the product needs where only a part of k is summed.
+    /// Stored words along k from one panel to the next; more than the GEMM needs where only a part of k is
+    /// summed.
     pub panel_words: usize,
     /// How the stored words of B become words.
     pub codes: Codes,
@@ -92,8 +94,8 @@ impl Job {
         unsafe { self.b.add((panel * self.panel_words + word / self.codes.per_word()) * width) }
     }
 
-    /// The product of `rows` rows from `first_row` (at a strip) and `columns` columns from `first_column` (at a panel)
-    /// with a C of its own.
+    /// The GEMM of `rows` rows from `first_row` (at a strip) and `columns` columns from `first_column` (at a
+    /// panel) with a C of its own.
     ///
     /// # Safety
     /// The window lies inside the job, and `width` is the panel width of its level.
@@ -154,12 +156,14 @@ const CACHE_LINE: usize = 64;
 #[repr(align(64))]
 struct AtLine<T>(T);
 
-/// How far ahead in the same stream of weights a single row asks for memory, in bytes. A row alone reads as fast as memory
-/// gives; asking for the next panel instead, as tiles of more rows do, was seen to slow it down by a seventh.
+/// How far ahead in the same stream of weights a single row asks for memory, in bytes. A row alone reads as
+/// fast as memory gives; asking for the next panel instead, as tiles of more rows do, was seen to slow it
+/// down by a seventh.
 const NEAR: usize = 512;
-/// Rows of codes that are brought from the second-level cache to the first before they are decoded.
+/// Rows of codes that are brought from the L2 to the first before they are decoded.
 const CLOSE: usize = 15;
-/// Words along k that are decoded at a time before the tiles use them; tiles that decode themselves do whole passes.
+/// Words along k that are decoded at a time before the tiles use them; tiles that decode themselves do whole
+/// passes.
 const DECODED: usize = 128;
 
 #[inline(always)]
@@ -174,7 +178,8 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
     let fused = W::CODED && matches!(job.codes, Codes::E4m3 { .. });
     let last_panel = job.n.div_ceil(width) - 1;
     let pass = if coded && !fused { DECODED } else { K_BLOCK }.min(job.factors.block_words);
-    // SAFETY: strips and panels lie inside the operands; `partial` is written in the first pass before it is read.
+    // SAFETY: strips and panels lie inside the operands; `partial` is written in the first pass before it is
+    // read.
     unsafe {
         for panel in panels.clone() {
             let columns = width.min(job.n - panel * width);
@@ -201,7 +206,8 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                     ask_for_extras::<S>(job, panel + 1);
                 }
                 let scale_block = if job.factors.blocks > 1 { k0 / job.factors.block_words } else { 0 };
-                // The last strip, often the lowest, comes first: it decodes, and with fewer sums has registers to spare.
+                // The last strip, often the lowest, comes first: it decodes, and with fewer sums has
+                // registers to spare.
                 for strip in strips.clone().rev() {
                     let row = strip * S::MR;
                     let rows = S::MR.min(job.m - row);
@@ -250,8 +256,8 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
     }
 }
 
-/// Asks for what a panel has beside its words: scales, bias, flags. Each is a few lines of an array of its own that nothing
-/// else would ask for.
+/// Asks for what a panel has beside its words: scales, bias, flags. Each is a few lines of an array of its
+/// own that nothing else would ask for.
 #[inline(always)]
 unsafe fn ask_for_extras<S: Simd>(job: &Job, panel: usize) {
     let width = 2 * S::LANES;
@@ -284,8 +290,9 @@ unsafe fn ask_for<S: Simd>(from: *const u8, bytes: usize) {
 
 /// One pass along k of one tile.
 struct Tile {
-    /// Memory to ask for meanwhile, and how much further for every word. Where nothing is left, something that is there: words
-    /// that a product reads anyway, but of what was decoded always the same line, since two strips of three would ask for it.
+    /// Memory to ask for meanwhile, and how much further for every word. Where nothing is left, something
+    /// that is there: words that a GEMM reads anyway, but of what was decoded always the same line, since two
+    /// strips of three would ask for it.
     ahead: *const u8,
     ahead_step: usize,
     /// E4M3 codes that this tile decodes into `b` while it multiplies, or null where `b` is ready.
@@ -410,8 +417,8 @@ impl Tile {
         }
     }
 
-    /// Decodes the codes of the pass and multiplies by them: what comes next is decoded while the products before it are
-    /// under way. `KEEP` stores the decoded words for the tiles that follow.
+    /// Decodes the codes of the pass and multiplies by them: what comes next is decoded while the products
+    /// before it are under way. `KEEP` stores the decoded words for the tiles that follow.
     #[inline(always)]
     unsafe fn decode_and_multiply<S: Simd, W: Words, const R: usize, const KEEP: bool>(
         &self,
@@ -484,9 +491,10 @@ impl Tile {
 /// The scale of rows that have none.
 static ONE: f32 = 1.0;
 
-/// Multiplies by `columns` and decodes the next ones meanwhile. Each vector is shifted, put in its places and stored in one go,
-/// and words of A are operands in memory: then decoding takes no time from the products. The highest tile has no registers left
-/// for that; its shifts, logic and stores stand where they take the fewest places from products.
+/// Multiplies by `columns` and decodes the next ones meanwhile. Each vector is shifted, put in its places and
+/// stored in one go, and words of A are operands in memory: then decoding takes no time from the products.
+/// The highest tile has no registers left for that; its shifts, logic and stores stand where they take the
+/// fewest places from products.
 #[inline(always)]
 unsafe fn multiply_and_decode<S: Simd, W: Words, const R: usize, const KEEP: bool, const LAST: bool>(
     acc: &mut [[W::Acc<S>; 2]; R],

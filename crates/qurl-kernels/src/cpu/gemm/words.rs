@@ -1,6 +1,7 @@
 //! The three ways in which words of A and B meet in the register tile.
 //!
-//! A tile is compiled once for each; what it keeps its sums in, where a sum begins and how it becomes a number is said here.
+//! A tile is compiled once for each; what it keeps its sums in, where a sum begins and how it becomes a
+//! number is said here.
 
 use super::Mode;
 use crate::cpu::simd::Simd;

@@ -1,7 +1,8 @@
 //! Keys and values in eight bits: codes with one scale per token and head.
 //!
-//! Scales are rounded up to sixteen significant bits, so that the largest code times the scale is exact. Numbers that
-//! have been rounded once then get the same scale and codes again: the trainer may round before it stores.
+//! Scales are rounded up to sixteen significant bits, so that the largest code times the scale is exact.
+//! Numbers that have been rounded once then get the same scale and codes again: the trainer may round before
+//! it stores.
 
 use crate::cpu::attention::MAX_HEAD_DIM;
 use crate::cpu::kv::KEY_BLOCK;
@@ -20,7 +21,7 @@ pub(super) enum Code {
 }
 
 simd_dispatch!(
-    /// Codes of one head of one token; returns the scale, not-a-number where a number is not finite.
+    /// Codes of one head of one token; returns the scale, NaN where a number is not finite.
     pub(super) fn quantize(code: Code, values: &[f32], codes: &mut [u8; MOST]) -> f32 = quantize_at
 );
 
@@ -99,8 +100,8 @@ pub(super) unsafe fn values<S: Simd>(code: Code, codes: &[u8], scales: &[f32], o
     let head_dim = codes.len() / KEY_BLOCK;
     for (row, &scale) in scales.iter().enumerate() {
         let start = row * head_dim;
-        // SAFETY: a vector that goes beyond its row is written again by the next one; the last vector of all is
-        // kept inside by going through a buffer.
+        // SAFETY: a vector that goes beyond its row is written again by the next one; the last vector of all
+        // is kept inside by going through a buffer.
         unsafe {
             let scale = S::splat(scale);
             for i in (start..start + head_dim).step_by(S::LANES) {

@@ -1,17 +1,18 @@
-//! What attention reads keys and values as: f32 (of the store, or converted first), or bf16 straight from the store.
+//! What attention reads keys and values as: f32 (of the store, or converted first), or bf16 straight from the
+//! store.
 //!
-//! Both come in blocks `[summed][columns]`: for scores the head dimension is summed and sixteen keys are the columns, for
-//! values sixteen tokens are summed and the head dimension are the columns. bf16 lie in words of two neighbours along the
-//! summed dimension, so that one load and two cheap operations give two rows of f32. (Loops instead of `array::map`: a
-//! closure that is compiled apart has not the instructions of the level.)
+//! Both come in blocks `[summed][columns]`: for scores the head dimension is summed and sixteen keys are the
+//! columns, for values sixteen tokens are summed and the head dimension are the columns. bf16 lie in words of
+//! two neighbours along the summed dimension, so that one load and two cheap operations give two rows of f32.
+//! (Loops instead of `array::map`: a closure that is compiled apart has not the instructions of the level.)
 
 use super::{KEY_BLOCK, KvPages, Store};
 use crate::cpu::simd::Simd;
 
 /// An element of a block.
 pub(crate) trait Element: Copy {
-    /// `acc[r][v] += sum over i < k of a[r * A_ROW + i * a_step] * row i of b[v]`, each sum one chain over i. Blocks have
-    /// `width` columns; `b[v]` begins at the columns of vector v.
+    /// `acc[r][v] += sum over i < k of a[r * A_ROW + i * a_step] * row i of b[v]`, each sum one chain over i.
+    /// Blocks have `width` columns; `b[v]` begins at the columns of vector v.
     ///
     /// # Safety
     /// The operands have the stated shape; the machine has the instructions of S.
@@ -23,7 +24,7 @@ pub(crate) trait Element: Copy {
         width: usize,
         acc: &mut [[S::V; V]; R],
     );
-    /// Addresses of the key block and value rows of sixteen tokens; `room` as for [`KvPages::block`].
+    /// Addresses of the key block and value rows of sixteen tokens; `workspace` as for [`KvPages::block`].
     ///
     /// # Safety
     /// As for [`KvPages::block`].
@@ -32,7 +33,7 @@ pub(crate) trait Element: Copy {
         page: usize,
         head: usize,
         slot: usize,
-        room: *mut f32,
+        workspace: *mut f32,
     ) -> (*const Self, *const Self);
 }
 
@@ -69,10 +70,10 @@ impl Element for f32 {
         page: usize,
         head: usize,
         slot: usize,
-        room: *mut f32,
+        workspace: *mut f32,
     ) -> (*const f32, *const f32) {
         // SAFETY: the caller's promise.
-        unsafe { kv.block::<S>(page, head, slot, room) }
+        unsafe { kv.block::<S>(page, head, slot, workspace) }
     }
 }
 
@@ -91,7 +92,8 @@ impl Element for Pair {
         width: usize,
         acc: &mut [[S::V; V]; R],
     ) {
-        // SAFETY: the caller gives operands of the stated shape; of the last pair of an odd k only one half is used.
+        // SAFETY: the caller gives operands of the stated shape; of the last pair of an odd k only one half
+        // is used.
         unsafe {
             for i in 0..k / 2 {
                 let mut rows = [[S::splat(0.0); V]; 2];

@@ -1,8 +1,8 @@
 //! Numbers as codes of eight and four bits, one at a time.
 //!
-//! These are the plain bodies behind the vector conversions of [`Simd`](crate::cpu::simd::Simd), and what stochastic
-//! rounding uses. All of them saturate; none has a code for infinities or not-a-numbers, which are refused in weights
-//! and travel in the scale of activations.
+//! These are the plain bodies behind the vector conversions of [`Simd`](crate::cpu::simd::Simd), and what
+//! stochastic rounding uses. All of them saturate; none has a code for infinities or not-a-numbers, which are
+//! refused in weights and travel in the scale of activations.
 
 use crate::Rounding;
 
@@ -35,7 +35,8 @@ const E4M3: Mini = Mini { mantissa: 3, bias: 7, sign: 0x80, max: E4M3_MAX };
 const E2M1: Mini = Mini { mantissa: 1, bias: 1, sign: 0x8, max: E2M1_MAX };
 
 impl Mini {
-    /// The code of a number; `random` are 32 random bits for stochastic rounding, `None` rounds to nearest even.
+    /// The code of a number; `random` are 32 random bits for stochastic rounding, `None` rounds to nearest
+    /// even.
     #[inline(always)]
     fn code(&self, x: f32, random: Option<u32>) -> u8 {
         let cut = 23 - self.mantissa;
@@ -81,14 +82,14 @@ pub fn e4m3_value(code: u8) -> f32 {
     E4M3.value(code)
 }
 
-/// Products take E4M3 weights this much too small and activations this much too large (2^56): so the exponent of a
-/// normal weight's bf16 is its own exponent beside one set bit, where the true one would need an addition. Both
-/// stay far from the ends of bf16, so sums are the same to the last bit.
+/// Products take E4M3 weights this much too small and activations this much too large (2^56): so the exponent
+/// of a normal weight's bf16 is its own exponent beside one set bit, where the true one would need an
+/// addition. Both stay far from the ends of bf16, so sums are the same to the last bit.
 pub(crate) const E4M3_SHIFT: f32 = f32::from_bits((127 + 56) << 23);
 
-/// Four E4M3 codes, neighbours along k, as the stored word that decoding is quick for: the last two are the upper bytes of
-/// its halves, from where one shift brings them into the places of a bf16. The first two are the lower bytes, and upper
-/// ones when memory is read from one byte earlier on.
+/// Four E4M3 codes, neighbours along k, as the stored word that decoding is quick for: the last two are the
+/// upper bytes of its halves, from where one shift brings them into the places of a bf16. The first two are
+/// the lower bytes, and upper ones when memory is read from one byte earlier on.
 #[inline(always)]
 pub(crate) fn e4m3_word(codes: [u8; 4]) -> u32 {
     let [a, b, c, d] = codes;
@@ -148,8 +149,8 @@ impl CodeKind {
         }
     }
 
-    /// The code of a scaled weight, in the low bits. `index` counts the weights of the matrix: stochastic rounding
-    /// draws by it, so that neither threads nor the order of packing matter.
+    /// The code of a scaled weight, in the low bits. `index` counts the weights of the matrix: stochastic
+    /// rounding draws by it, so that neither threads nor the order of packing matter.
     #[inline(always)]
     pub fn code(self, x: f32, rounding: Rounding, index: usize) -> u8 {
         let random = match rounding {

@@ -1,13 +1,14 @@
-//! Activations on their way into a quantized product: rows are scaled, rounded and packed into strips.
+//! Activations on their way into a quantized GEMM: rows are scaled, rounded and packed into strips.
 //!
-//! A row depends on nothing but itself: its largest magnitudes give its scales (one per block of k), its codes follow.
-//! The conversion runs straight along the row; a transposition of small squares then interleaves the rows of a strip.
+//! A row depends on nothing but itself: its absmaxes give its scales (one per block of k), its codes follow.
+//! The conversion runs straight along the row; a transposition of small squares then interleaves the rows of
+//! a strip.
 
 use super::{BLOCK, LeftKind, scale_of};
 use crate::cpu::Context;
 use crate::cpu::gemm::LeftParts;
 use crate::cpu::quant::codec::{CodeKind, E4M3_MAX, E4M3_SHIFT};
-use crate::cpu::simd::{MOST_LANES, Simd, simd_dispatch};
+use crate::cpu::simd::{MAX_LANES, Simd, simd_dispatch};
 use crate::cpu::source::Piece;
 
 /// Quantizes rows of `k` into their columns of a strip, with `blocks` scales a row.
@@ -43,13 +44,14 @@ unsafe fn pack_piece_at<S: Simd>(
     let block = if blocks > 1 { BLOCK } else { k };
     let max = if kind == LeftKind::Int8 { CodeKind::Int8.max() } else { E4M3_MAX };
     let per_word = if kind == LeftKind::Int8 { 4 } else { 2 };
-    let mut staged = std::mem::MaybeUninit::<[[u32; CHUNK]; MOST_LANES]>::uninit();
+    let mut staged = std::mem::MaybeUninit::<[[u32; CHUNK]; MAX_LANES]>::uninit();
     let staged: *mut u32 = staged.as_mut_ptr().cast();
-    // SAFETY: `staged` has a row of CHUNK words for every row of a strip; what is read of it is written before; reads and writes stay inside the slices, and the
-    // columns of `out` belong to the caller.
+    // SAFETY: `staged` has a row of CHUNK words for every row of a strip; what is read of it is written
+    // before; reads and writes stay inside the slices, and the columns of `out` belong to the caller.
     unsafe {
-        // Only the rows that a transposition reads beside those that are there: clearing all takes as long as filling them.
-        staged.add(count * CHUNK).write_bytes(0, (MOST_LANES - count) * CHUNK);
+        // Only the rows that a transposition reads beside those that are there: clearing all takes as long as
+        // filling them.
+        staged.add(count * CHUNK).write_bytes(0, (MAX_LANES - count) * CHUNK);
         if kind != LeftKind::Bf16 {
             for (row, scales) in rows.chunks_exact(k).zip(scales.chunks_exact_mut(blocks)) {
                 for (values, scale) in row.chunks(block).zip(scales) {
@@ -73,7 +75,7 @@ unsafe fn pack_piece_at<S: Simd>(
                             if left.len() >= 4 * S::LANES {
                                 S::store_offset_i8(words, left.as_ptr(), inverse);
                             } else {
-                                let mut padded = [0.0f32; 4 * MOST_LANES];
+                                let mut padded = [0.0f32; 4 * MAX_LANES];
                                 padded[..left.len()].copy_from_slice(left);
                                 S::store_offset_i8(words, padded.as_ptr(), inverse);
                             }
@@ -120,7 +122,8 @@ unsafe fn pack_piece_at<S: Simd>(
     }
 }
 
-/// [`CHUNK`] words of two E4M3 numbers, as bf16 that are [`E4M3_SHIFT`] too large, from neighbours times `factor`.
+/// [`CHUNK`] words of two E4M3 numbers, as bf16 that are [`E4M3_SHIFT`] too large, from neighbours times
+/// `factor`.
 #[inline(always)]
 unsafe fn e4m3_pairs<S: Simd>(values: &[f32; 2 * CHUNK], factor: f32, words: *mut u32) {
     // SAFETY: the caller gives room for CHUNK words, a whole number of vectors.
@@ -147,7 +150,7 @@ unsafe fn pairs<S: Simd>(values: &[f32; 2 * CHUNK], words: *mut u32) {
     }
 }
 
-/// Bits of the largest magnitude; infinities and not-a-numbers are larger than all numbers.
+/// Bits of the absmax; infinities and not-a-numbers are larger than all numbers.
 ///
 /// # Safety
 /// As for [`Simd`].

@@ -1,13 +1,13 @@
 //! Quantized linear layers: codes of eight or four bits with scales, for the forward pass.
 //!
-//! Weights are quantized straight into the panels that the product reads ([`pack`]); activations are quantized row by
-//! row just before the product ([`left`]). A [`Scheme`] says for each format which codes are used and which numbers
-//! share a scale. The product itself is that of [`gemm`](super::gemm): int8 in integers; the others decode panels
-//! to bf16 (exactly) in a small buffer and multiply in bf16 with f32 sums.
+//! Weights are quantized straight into the panels that the GEMM reads ([`pack`]); activations are quantized
+//! row by row just before the GEMM ([`left`]). A [`Scheme`] says for each format which codes are used and
+//! which numbers share a scale. The GEMM itself is that of [`gemm`](super::gemm): int8 in integers; the
+//! others decode panels to bf16 (exactly) in a small buffer and multiply in bf16 with f32 sums.
 //!
-//! A code is `round(x * (1 / scale))` and a scale `largest |x| / largest code`, everywhere. Numbers whose largest
-//! is below [`TINY`] count as zeros with a scale of one. Infinities and not-a-numbers are an error in weights; in
-//! activations they make the row's scale, and so its whole result, not-a-number.
+//! A code is `round(x * (1 / scale))` and a scale `largest |x| / largest code`, everywhere. Numbers whose
+//! largest is below [`TINY`] count as zeros with a scale of one. Infinities and not-a-numbers are an error in
+//! weights; in activations they make the row's scale, and so its whole result, NaN.
 
 pub mod codec;
 mod left;
@@ -25,13 +25,14 @@ use codec::CodeKind;
 
 /// Numbers that share a scale, along k (and, in squares, across rows).
 pub(crate) const BLOCK: usize = 128;
-/// 2^-100: below this largest magnitude a channel counts as zero, since the inverse of its scale might not be finite.
+/// 2^-100: below this absmax a channel counts as zero, since the inverse of its scale might not be finite.
 pub(crate) const TINY: f32 = f32::from_bits(27 << 23);
-/// Words before the first code: decoding reads a byte too early, and a whole cache line keeps the codes aligned.
+/// Words before the first code: decoding reads a byte too early, and a whole cache line keeps the codes
+/// aligned.
 const LEAD: usize = 16;
 /// Words behind the last code: decoding reads a row too far.
 const TRAIL: usize = 32;
-/// Longest sums of int8 products that cannot leave 32 bits.
+/// Longest sums of int8 GEMMs that cannot leave 32 bits.
 const INT8_MAX_K: usize = 65_536;
 
 /// Which weights share a scale.
@@ -89,7 +90,7 @@ impl Scheme {
     }
 }
 
-/// The scale of numbers whose largest magnitude has these bits; not-a-number where one of them is not finite.
+/// The scale of numbers whose absmax has these bits; NaN where one of them is not finite.
 #[inline(always)]
 pub(crate) fn scale_of(largest_bits: i32, max: f32) -> f32 {
     let largest = f32::from_bits(largest_bits as u32);
@@ -184,7 +185,7 @@ impl QuantB {
         self.k
     }
 
-    /// Bytes that a product reads: codes and scales.
+    /// Bytes that a GEMM reads: codes and scales.
     pub fn bytes(&self) -> usize {
         4 * (self.words.len() - LEAD - TRAIL + self.scales.len() + self.starts.len())
             + self.small.len()

@@ -1,10 +1,11 @@
-//! Requantization: from f32 weights straight into the panels of a product, after every update.
+//! Requantization: from f32 weights straight into the panels of a GEMM, after every update.
 //!
-//! It should take little longer than reading the weights once. A task takes as many rows as a vector has lanes (or
-//! as many as share a scale), finds their scales while they come from memory, and rounds them while they are still
-//! in the second-level cache, asking for the next rows meanwhile. Codes of a byte are made in small squares that leave the
-//! registers as lanes of a panel, past the caches; the others are staged row by row and transposed. Nothing is allocated.
-//! (With nvfp4, whose tensor scale needs all weights first, the weights are read twice.)
+//! It should take little longer than reading the weights once. A task takes as many rows as a vector has
+//! lanes (or as many as share a scale), finds their scales while they come from memory, and rounds them while
+//! they are still in the L2, asking for the next rows meanwhile. Codes of a byte are made in small squares
+//! that leave the registers as lanes of a panel, past the caches; the others are staged row by row and
+//! transposed. Nothing is allocated. (With nvfp4, whose tensor scale needs all weights first, the weights are
+//! read twice.)
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,7 +15,7 @@ use crate::cpu::Context;
 use crate::cpu::buf::Parts;
 use crate::cpu::gemm::NVFP4_GROUP;
 use crate::cpu::quant::codec::{CodeKind, E2M1_MAX, E4M3_MAX, e4m3_code, e4m3_value};
-use crate::cpu::simd::{MOST_LANES, Simd, copy_past_caches, simd_dispatch};
+use crate::cpu::simd::{MAX_LANES, Simd, copy_past_caches, simd_dispatch};
 use crate::types::DeviceError;
 
 /// Quantizes `source[n, k]` into `packed`.
@@ -89,7 +90,8 @@ fn tensor_scale(ctx: &Context, source: &[f32], k: usize, bad_row: &AtomicUsize) 
 
 simd_dispatch!(fn row_largest(row: &[f32]) -> i32 = largest_bits);
 
-/// How far ahead weights are asked for while the largest of a row is sought: 56 KB, sixteen rows of the smallest models.
+/// How far ahead weights are asked for while the largest of a row is sought: 56 KB, sixteen rows of the
+/// smallest models.
 const AHEAD: usize = 14_336;
 
 /// A matrix to quantize and where it goes.
@@ -208,8 +210,8 @@ impl Weights<'_> {
         }
     }
 
-    /// [`largest_bits`] of a row that asks for what lies [`AHEAD`] behind it meanwhile. The row itself comes from the second-level
-    /// cache, and the memory would have nothing to do until rows are rounded.
+    /// [`largest_bits`] of a row that asks for what lies [`AHEAD`] behind it meanwhile. The row itself comes
+    /// from the second-level cache, and the memory would have nothing to do until rows are rounded.
     #[inline(always)]
     unsafe fn largest_of<S: Simd>(&self, row: &[f32]) -> i32 {
         let (from, pair) = (row.as_ptr().wrapping_add(AHEAD), 32);
@@ -271,12 +273,13 @@ impl Weights<'_> {
         let l = S::LANES;
         let real = self.n.saturating_sub(first).min(l);
         let columns = if self.blocks > 1 { BLOCK } else { self.k };
-        // SAFETY: the words of these lanes belong to this task; whole squares are read from the rows, others from a copy.
+        // SAFETY: the words of these lanes belong to this task; whole squares are read from the rows, others
+        // from a copy.
         unsafe {
             let mut sums = S::zero_i();
             for from in (0..self.k).step_by(columns) {
                 let end = (from + columns).min(self.k);
-                let mut factors = [S::splat(0.0); MOST_LANES];
+                let mut factors = [S::splat(0.0); MAX_LANES];
                 for (lane, factor) in factors.iter_mut().enumerate().take(l) {
                     *factor = S::splat(self.inverse::<S>(first + lane, from));
                 }
@@ -291,12 +294,12 @@ impl Weights<'_> {
                     }
                 }
                 for from in (from + whole * l..end).step_by(l) {
-                    let mut square = [[0.0f32; MOST_LANES]; MOST_LANES];
+                    let mut square = [[0.0f32; MAX_LANES]; MAX_LANES];
                     for (lane, square) in square.iter_mut().enumerate().take(real) {
                         let values = part(&self.row(first + lane)[from..], 0, l);
                         square[..values.len()].copy_from_slice(values);
                     }
-                    let columns = S::byte_columns::<E4M3>(square.as_ptr().cast(), MOST_LANES, &factors);
+                    let columns = S::byte_columns::<E4M3>(square.as_ptr().cast(), MAX_LANES, &factors);
                     for (word, &column) in (from / 4..self.stored_words).zip(&columns[..l / 4]) {
                         sums = self.put::<S>(first, word, column, sums);
                     }
@@ -312,9 +315,9 @@ impl Weights<'_> {
         let l = S::LANES;
         let per_word = self.scheme.codes.per_word();
         let real = self.n.saturating_sub(first).min(l);
-        let mut staged =
-            Squares { rows: [[0; MOST_LANES]; MOST_LANES], columns: [[0; MOST_LANES]; MOST_LANES] };
-        // SAFETY: the words of these lanes belong to this task; the squares have room for the lanes of any level.
+        let mut staged = Squares { rows: [[0; MAX_LANES]; MAX_LANES], columns: [[0; MAX_LANES]; MAX_LANES] };
+        // SAFETY: the words of these lanes belong to this task; the squares have room for the lanes of any
+        // level.
         unsafe {
             let mut sums = S::zero_i();
             for start in (0..self.stored_words).step_by(l) {
@@ -330,9 +333,9 @@ impl Weights<'_> {
                 }
                 let (rows, columns) =
                     (staged.rows.as_ptr().cast(), staged.columns.as_mut_ptr().cast::<u32>());
-                S::transpose(rows, MOST_LANES, l, columns, MOST_LANES);
+                S::transpose(rows, MAX_LANES, l, columns, MAX_LANES);
                 for word in start..(start + l).min(self.stored_words) {
-                    let column = S::load_i(columns.add((word - start) * MOST_LANES).cast());
+                    let column = S::load_i(columns.add((word - start) * MAX_LANES).cast());
                     sums = self.put::<S>(first, word, column, sums);
                 }
             }
@@ -340,9 +343,10 @@ impl Weights<'_> {
         }
     }
 
-    /// Asks for a part of the `LANES` rows behind those from `first` on, as large as the square at column `from`. Memory
-    /// gives lines in pairs when one of them is asked for; asking for both would take the places of other requests. Behind the
-    /// last row nothing is asked for: where no memory is mapped a request takes microseconds until it is given up.
+    /// Asks for a part of the `LANES` rows behind those from `first` on, as large as the square at column
+    /// `from`. Memory gives lines in pairs when one of them is asked for; asking for both would take the
+    /// places of other requests. Behind the last row nothing is asked for: where no memory is mapped a
+    /// request takes microseconds until it is given up.
     #[inline(always)]
     unsafe fn ask_for_next<S: Simd>(&self, first: usize, from: usize) {
         let (next, square) = ((first + S::LANES) * self.k + from * S::LANES, S::LANES * S::LANES);
@@ -354,8 +358,8 @@ impl Weights<'_> {
         }
     }
 
-    /// Writes a vector of words of codes to its place in the panels. Returns `sums`, the codes of every lane so far, with
-    /// those of these words.
+    /// Writes a vector of words of codes to its place in the panels. Returns `sums`, the codes of every lane
+    /// so far, with those of these words.
     #[inline(always)]
     unsafe fn put<S: Simd>(&self, first: usize, word: usize, column: S::I, sums: S::I) -> S::I {
         let width = 2 * S::LANES;
@@ -378,7 +382,7 @@ impl Weights<'_> {
     #[inline(always)]
     unsafe fn put_starts<S: Simd>(&self, first: usize, sums: S::I) {
         if self.scheme.codes == CodeKind::Int8 {
-            let mut lanes = [0i32; MOST_LANES];
+            let mut lanes = [0i32; MAX_LANES];
             // SAFETY: the array has the lanes of any level; the starts of these lanes belong to this task.
             unsafe {
                 S::store_i(lanes.as_mut_ptr(), sums);
@@ -399,7 +403,7 @@ impl Weights<'_> {
                 return self.row_codes_one_by_one::<S>(channel, from, out);
             }
             let factor = S::splat(self.inverse::<S>(channel, from));
-            let mut bytes = [0u8; 8 * MOST_LANES];
+            let mut bytes = [0u8; 8 * MAX_LANES];
             for at in (0..8 * S::LANES).step_by(S::LANES) {
                 let values = part(&row[(from + at).min(row.len())..], 0, S::LANES);
                 S::store_i8(
@@ -469,6 +473,6 @@ fn part(row: &[f32], index: usize, len: usize) -> &[f32] {
 /// Words of some rows before and after a transposition.
 #[repr(align(64))]
 struct Squares {
-    rows: [[u32; MOST_LANES]; MOST_LANES],
-    columns: [[u32; MOST_LANES]; MOST_LANES],
+    rows: [[u32; MAX_LANES]; MAX_LANES],
+    columns: [[u32; MAX_LANES]; MAX_LANES],
 }

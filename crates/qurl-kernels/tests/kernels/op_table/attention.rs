@@ -80,22 +80,9 @@ impl Inputs {
     }
 }
 
-pub fn cases<D: Device>() -> Vec<Case<D>> {
-    let mut cases = Vec::new();
-    for format in [KvFormat::F32, KvFormat::Bf16] {
-        for (seed, (lengths, (kv_heads, group, head_dim), page_size)) in SHAPES.into_iter().enumerate() {
-            let inputs = Inputs::new(lengths, heads(kv_heads, group, head_dim), page_size, seed as u64);
-            let inputs = Rc::new(inputs);
-            cases.push(whole(inputs.clone(), format));
-            cases.push(continued(inputs, format));
-        }
-    }
-    cases
-}
-
 /// Windows smaller than a block of keys, across its edges, of a tile and one more, and longer than any
-/// sequence.
-const WINDOWS: [(usize, Shape); 8] = [
+/// sequence; then sequences of several tiles and splits on a GPU, and windows that begin inside of them.
+const WINDOWS: [(usize, Shape); 15] = [
     (1, (&[13, 1, 70], (1, 2, 16), 16)),
     (5, (&[65, 130], (1, 7, 64), 32)),
     (16, (&[5, 100], (2, 2, 80), 64)),
@@ -104,14 +91,24 @@ const WINDOWS: [(usize, Shape); 8] = [
     (65, (&[1, 300, 77], (2, 3, 128), 64)),
     (100, (&[3, 129, 64, 16], (3, 1, 16), 64)),
     (400, (&[33, 17], (2, 1, 256), 16)),
+    (1, (&[130, 3], (2, 2, 64), 16)),
+    (5, (&[3, 260], (1, 3, 128), 32)),
+    (33, (&[2; 133], (2, 4, 64), 16)),
+    (64, (&[600], (1, 2, 128), 16)),
+    (100, (&[40, 330], (1, 2, 64), 32)),
+    (130, (&[330, 5], (1, 2, 128), 16)),
+    (513, (&[1060, 70], (1, 1, 64), 64)),
 ];
 
-/// Attention in sliding windows, which not every device has.
-pub fn windowed<D: Device>() -> Vec<Case<D>> {
+/// Everything that rows see: all before them, or windows of it.
+pub fn cases<D: Device>() -> Vec<Case<D>> {
     let mut cases = Vec::new();
+    let everything = SHAPES.map(|shape| (None, shape));
+    let windows = WINDOWS.map(|(window, shape)| (Some(window), shape));
     for format in [KvFormat::F32, KvFormat::Bf16] {
-        for (seed, (window, (lengths, (kv_heads, group, head_dim), page_size))) in (50..).zip(WINDOWS) {
-            let heads = Heads { window: Some(window), ..heads(kv_heads, group, head_dim) };
+        for (seed, (window, shape)) in (0..).zip(everything).chain((50..).zip(windows)) {
+            let (lengths, (kv_heads, group, head_dim), page_size) = shape;
+            let heads = Heads { window, ..heads(kv_heads, group, head_dim) };
             let inputs = Rc::new(Inputs::new(lengths, heads, page_size, seed));
             cases.push(whole(inputs.clone(), format));
             cases.push(continued(inputs, format));

@@ -55,8 +55,8 @@ pub(super) fn real_call(func: &Func, x: &[f64]) -> Option<f64> {
     })
 }
 
-/// A function of the problem has no known values: a fixed, arbitrary one stands in, the same for arguments that differ
-/// by rounding only.
+/// A function of the problem has no known values: a fixed, arbitrary one stands in, the same for arguments
+/// that differ by rounding only.
 fn made_up_value(name: &str, arguments: &[f64]) -> f64 {
     let letters = name.bytes().map(u64::from);
     let rounded = arguments.iter().flat_map(|x| format!("{x:.9e}|").into_bytes()).map(u64::from);

@@ -75,7 +75,8 @@ impl Machine for Cuda {
         Self::bandwidth(queue)
     }
 
-    /// A large bf16 GEMM's; tensor cores do twice as much in eight bits, and plain f32 arithmetic a fifteenth.
+    /// A large bf16 GEMM's; tensor cores do twice as much in eight bits, and plain f32 arithmetic a
+    /// fifteenth.
     fn peak_gflops(queue: &mut CudaQueue, format: Format) -> anyhow::Result<f64> {
         let bf16 = cuda_peak::bf16_rate(queue)? / 1e9;
         Ok(match format {

@@ -9,9 +9,9 @@ use std::time::Instant;
 /// Weights that are made before they are packed.
 const GROUP_BYTES: usize = 512 << 20;
 
-/// Makes new random weights, [`GROUP_BYTES`] of them at a time: more than the caches hold, as a trainer's are, and less
-/// than all of a large model. `group` is called with each group before it is packed, and with what packs it and says how
-/// many seconds that took.
+/// Makes new random weights, [`GROUP_BYTES`] of them at a time: more than the caches hold, as a trainer's
+/// are, and less than all of a large model. `group` is called with each group before it is packed, and with
+/// what packs it and says how many seconds that took.
 pub fn repack_random<D: Machine>(
     queue: &mut D::Queue,
     network: &mut Network<D>,
@@ -41,8 +41,8 @@ pub fn repack_random<D: Machine>(
     Ok(())
 }
 
-/// Seconds that packing takes, the median of three times: touching memory for the first time in a while may cost more than
-/// packing it.
+/// Seconds that packing takes, the median of three times: touching memory for the first time in a while may
+/// cost more than packing it.
 fn pack_time<D: Machine>(
     queue: &mut D::Queue,
     leaves: &[D::Tensor],

@@ -1,11 +1,13 @@
 //! `qurl bench rollout`: the engine on random weights of a named shape, in several number formats.
 //!
-//! Every round runs each format once, and a figure is the median of its rounds: a disturbance of the machine meets all
-//! formats alike. A run is a batch of prompts of one length that all draw the same number of tokens. It is cut in two at
-//! the moment when the last prompt has got its first token: before lies the prefill, after it the decode.
+//! Every round runs each format once, and a figure is the median of its rounds: a disturbance of the machine
+//! meets all formats alike. A run is a batch of prompts of one length that all draw the same number of
+//! tokens. It is cut in two at the moment when the last prompt has got its first token: before lies the
+//! prefill, after it the decode.
 //!
-//! The limits are measured in the same run. A decode step cannot take less time than reading all packed weights and the
-//! keys and values of the batch once (from memory, or where all of it fits there from the caches), nor less than the multiply-adds of its linear layers at the peak of the unit.
+//! The limits are measured in the same run. A decode step cannot take less time than reading all packed
+//! weights and the keys and values of the batch once (from memory, or where all of it fits there from the
+//! caches), nor less than the multiply-adds of its linear layers at the peak of the unit.
 
 use super::machine::Machine;
 use super::repack::repack_random;
@@ -65,7 +67,8 @@ struct Row {
     prompt: usize,
     new: usize,
     rounds: usize,
-    /// New tokens a second of the decode phase, the most that the measured limits allow, and the ratio of both.
+    /// New tokens a second of the decode phase, the most that the measured limits allow, and the ratio of
+    /// both.
     tokens_per_s: f64,
     limit_tokens_per_s: f64,
     share: f64,
@@ -82,22 +85,25 @@ struct Row {
     gflops: f64,
     peak_gflops: f64,
     weight_mb: f64,
-    /// Packing changed f32 weights again, and reading them once at the bandwidth measured on them in between, in the round with
-    /// the median of the ratio of both.
+    /// Packing changed f32 weights again, and reading them once at the bandwidth measured on them in between,
+    /// in the round with the median of the ratio of both.
     requantize_s: f64,
     read_weights_s: f64,
     peak_rss_mb: Option<f64>,
 }
 
-/// Parameters above which formats are measured one after the other: their packed weights may not fit together.
+/// Parameters above which formats are measured one after the other: their packed weights may not fit
+/// together.
 const APART: u64 = 10_000_000_000;
 
-/// The runs of a format and the limits of the machine: the best arithmetic that any round saw, and readings of the memory
-/// before and after every run, because neighbours on the same machine may take half of its bandwidth for a while.
+/// The runs of a format and the limits of the machine: the best arithmetic that any round saw, and readings
+/// of the memory before and after every run, because neighbours on the same machine may take half of its
+/// bandwidth for a while.
 #[derive(Default)]
 struct Measured {
     times: Vec<Times>,
-    /// Bytes a second from an array as large as what a decode step reads, which for a small model is in the caches.
+    /// Bytes a second from an array as large as what a decode step reads, which for a small model is in the
+    /// caches.
     step_memory: Vec<f64>,
     block_gflops: f64,
     head_gflops: f64,
@@ -123,7 +129,8 @@ impl Measured {
     }
 }
 
-/// Bytes that a decode step in the middle of a run reads: all packed weights, and the keys and values of the batch.
+/// Bytes that a decode step in the middle of a run reads: all packed weights, and the keys and values of the
+/// batch.
 fn step_bytes<D: Machine>(engine: &Engine<D>, batch: usize, args: &Args) -> f64 {
     let token_bytes = engine.page_bytes() as f64 / engine.pages().page_size() as f64;
     let cached = args.prompt as f64 + args.new as f64 / 2.0;
@@ -177,8 +184,8 @@ pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All formats at one batch size. Where the packed weights of all formats fit beside each other, the rounds take turns;
-/// else one format comes after the other.
+/// All formats at one batch size. Where the packed weights of all formats fit beside each other, the rounds
+/// take turns; else one format comes after the other.
 fn measure<D: Machine>(
     queue: &mut D::Queue,
     config: &ModelConfig,
@@ -240,8 +247,8 @@ fn once<D: Machine>(
     round: u64,
     args: &Args,
 ) -> anyhow::Result<Times> {
-    // The bandwidth may change from one moment and from one place to the next, so it is measured in between, on the weights
-    // themselves. That also pushes those that are packed first out of the caches.
+    // The bandwidth may change from one moment and from one place to the next, so it is measured in between,
+    // on the weights themselves. That also pushes those that are packed first out of the caches.
     let (mut requantize, mut made, mut bytes, mut seconds) = (0.0, 0, 0.0, 0.0);
     let mut bandwidth = Ok(1.0);
     engine.load_with(WeightVersion { version: round, checksum: 0 }, |network| {

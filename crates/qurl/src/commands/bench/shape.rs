@@ -51,8 +51,8 @@ fn default() -> anyhow::Result<ModelConfig> {
     Ok(Start::from_recipe(&recipe, &*task).or_bad()?.config)
 }
 
-/// Weights with the spread of fresh ones, made by repeating one block of random numbers: what they are does not matter
-/// to a benchmark, waiting for half a billion of them does.
+/// Weights with the spread of fresh ones, made by repeating one block of random numbers: what they are does
+/// not matter to a benchmark, waiting for half a billion of them does.
 pub fn weights(config: &ModelConfig) -> Params<Vec<f32>> {
     let mut block = vec![0.0f32; BLOCK];
     CounterRng::new(&[5]).fill_normal(&mut block, config.initializer_range);

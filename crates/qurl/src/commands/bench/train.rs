@@ -1,8 +1,8 @@
 //! `qurl bench train`: whole training steps (forward, backward, AdamW) on random tokens.
 //!
 //! The default is a Llama-style model of 5,082,368 parameters on 16 x 256 tokens a step. The limit counts the
-//! multiply-adds that the step cannot do without (6 per weight and token, and causal attention) over the peak of the
-//! machine's unit, measured in the same run.
+//! multiply-adds that the step cannot do without (6 per weight and token, and causal attention) over the peak
+//! of the machine's unit, measured in the same run.
 
 use super::machine::Machine;
 use super::{Document, median, print_json, shape};
@@ -171,7 +171,7 @@ fn measure<D: Machine>(
     })
 }
 
-/// Forward and backward: six operations per weight of a matrix product, and causal attention.
+/// Forward and backward: six operations per weight of a GEMM, and causal attention.
 fn flops_per_token(config: &ModelConfig, length: usize) -> f64 {
     let embedding = if config.tie_word_embeddings { 0 } else { config.vocab_size * config.hidden_size };
     let products = config.param_count() as f64 - embedding as f64;

@@ -137,8 +137,8 @@ impl Output {
     }
 }
 
-/// The figures for the terminal: percent with the 95% interval. Of several sets, the total over their problems and the
-/// mean over the sets follow.
+/// The figures for the terminal: percent with the 95% interval. Of several sets, the total over their
+/// problems and the mean over the sets follow.
 pub fn table(sets: &[Summary], total: &Summary, mean: &MeanOverSets, k: usize) -> String {
     let cell = |e: Option<Estimate>| match e {
         Some(e) => format!("{:.1} [{:.1}, {:.1}]", 100.0 * e.value, 100.0 * e.low, 100.0 * e.high),

@@ -23,7 +23,8 @@ use std::path::{Path, PathBuf};
     after_help = "Example: qurl recipe init --model DIR --data train.jsonl --algorithm grpo --out mine.toml"
 )]
 pub struct Args {
-    /// Model directory, or an id of the hub whose snapshot is in the local cache; without one a small model from nothing
+    /// Model directory, or an id of the hub whose snapshot is in the local cache; without one a small model
+    /// from nothing
     #[arg(long)]
     pub(super) model: Option<PathBuf>,
     /// File of problems, or for sft of examples, to train on (.jsonl, .jsonl.gz or .parquet); without one

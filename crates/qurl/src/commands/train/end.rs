@@ -1,4 +1,5 @@
-//! The end of a run as its user sees it: model, speed of its rollouts, summary and report; or what is left of one that broke.
+//! The end of a run as its user sees it: model, speed of its rollouts, summary and report; or what is left of
+//! one that broke.
 
 use super::run_dir::RunDir;
 use super::write_json;
@@ -53,8 +54,8 @@ pub fn finished_before(summary: &str, dir: &RunDir, json: bool) -> anyhow::Resul
     Ok(out!("the run in {run} is finished: it has made its {step} steps; longer with: {how} --steps N")?)
 }
 
-/// Writes summary and report of a run whose training broke, and names what can be used of it. Its last weights are not
-/// saved as its model.
+/// Writes summary and report of a run whose training broke, and names what can be used of it. Its last
+/// weights are not saved as its model.
 pub fn broken<D: Device>(
     run: Run<D>,
     step: u64,

@@ -12,6 +12,7 @@ const learned = (key) => {
 const warmed = (key) => (run) => (warmSteps(run) ? points({ series: run.warm }, key) : []);
 
 /** Validation loss, with the one taken before the first step. */
+drawn.add("validation_loss");
 function validated(run) {
   if (!isSupervised(run)) return [];
   const before = run.figures.supervised && run.figures.supervised.validation_loss_before;
