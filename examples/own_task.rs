@@ -15,9 +15,9 @@ use std::sync::Arc;
 /// A recipe without `[task]`: the program brings its own.
 const RECIPE: &str = r#"
 data = { train_batch_size = 16, max_prompt_length = 4, max_response_length = 1 }
-rollout = { n = 8, format = "int8", kv_cache_mb = 4 }
+rollout = { n = 16, format = "int8", kv_cache_mb = 4 }
 algorithm = { adv_estimator = { type = "grpo" } }
-actor = { lr = 1e-2, ppo_mini_batch_size = 16 }
+actor = { lr = 5e-3, ppo_mini_batch_size = 16 }
 run = { total_steps = 80, test_problems = 8 }
 trainer = { compute = "f32" }
 
