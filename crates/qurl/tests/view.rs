@@ -330,7 +330,10 @@ fn the_live_page_follows_supervised_training() {
     browser.wait_for("return document.getElementById('status').dataset.state === 'finished'");
     // 150 losses, and the validation loss before the first step and after 50, 100 and 150.
     browser.wait_for("return Number(document.getElementById('plot-sft-loss').dataset.points) === 154");
-    assert!(browser.eval("return document.getElementById('plot-reward').offsetParent === null").as_bool() == Some(true));
+    assert!(
+        browser.eval("return document.getElementById('plot-reward').offsetParent === null").as_bool()
+            == Some(true)
+    );
     assert_eq!(browser.console(), json!([]));
 }
 
