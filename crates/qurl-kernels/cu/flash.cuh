@@ -174,19 +174,19 @@ __device__ __forceinline__ void tile_scores(
     // Most tiles are seen by all rows.
     bool whole = first + 8 * J <= min(limit[0], limit[1]) && max(limit[0], limit[1]) <= first + window;
     if (!__all_sync(FULL, whole)) {
-        // Keys a row sees, and how far the lane's first key lies behind the first of them: a huge number
-        // where it lies before it.
-        u32 seen[2], behind[2];
+        // Keys that a row sees, and the offset of the lane's first key from the first of them, which wraps
+        // around to a huge number where it comes before it.
+        u32 seen[2], offset[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             seen[h] = min(limit[h], window);
-            behind[h] = first + quad * 2 - (limit[h] - seen[h]);
+            offset[h] = first + quad * 2 - (limit[h] - seen[h]);
         }
 #pragma unroll
         for (int j = 0; j < J; ++j) {
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                s[j][e] = behind[e / 2] + j * 8 + e % 2 < seen[e / 2] ? s[j][e] : -INFINITY_F;
+                s[j][e] = offset[e / 2] + j * 8 + e % 2 < seen[e / 2] ? s[j][e] : -INFINITY_F;
         }
     }
     soft.m[0] = soft.m[1] = -INFINITY_F;

@@ -222,7 +222,7 @@ __device__ __forceinline__ void backward_keys(
                     douts = queries + M::TILE;
                 u32 query = first + block * BACKWARD_TILE;
                 barrier_wait(smem_address(&barriers.full[stage]), done / M::STAGES & 1);
-                // Queries before all keys of the warpgroup see none, nor do those too far behind them.
+                // Queries before all keys of the warpgroup see none, nor do those that come too long after.
                 u32 apart = query - first_key;
                 if (apart < a.window + BACKWARD_TILE - 1) {
                     float p[BACKWARD_TILE / 2], dp[BACKWARD_TILE / 2];

@@ -46,10 +46,10 @@ struct Tile {
     float m[2], l[2];
     float part[COLUMNS / 16][4];
 
-    // Scores as in `tile_scores`. `behind`: how far the warp's first key lies behind the first of the `seen`
-    // keys that the row sees, a huge number where it lies before it; keys not among them are masked.
+    // Scores as in `tile_scores`. The warp's first key has this offset from the first of the `seen` keys that
+    // the row sees, wrapped around where it comes before it; keys that are not among them are masked.
     __device__ __forceinline__ void score(
-        const u32 (&q)[HD / 16][2], const u8* keys, const float* key_scales, float scale, u32 behind, u32 seen
+        const u32 (&q)[HD / 16][2], const u8* keys, const float* key_scales, float scale, u32 offset, u32 seen
     ) {
         const int CHUNKS = BYTES / 64, STEPS = HD / 16 / CHUNKS;
         u32 lane = threadIdx.x % WARP, quad = lane % 4;
@@ -97,7 +97,7 @@ struct Tile {
             for (int e = 0; e < 4; ++e) {
                 u32 key = i * 16 + e / 2 * 8 + lane / 4;
                 float factor = SCALED ? __fmul_rn(scale, key_scales[key]) : scale;
-                s[i][e] = behind + key < seen ? __fmul_rn(s[i][e], factor) : -INFINITY_F;
+                s[i][e] = offset + key < seen ? __fmul_rn(s[i][e], factor) : -INFINITY_F;
                 m[e % 2] = fmaxf(m[e % 2], s[i][e]);
             }
         }

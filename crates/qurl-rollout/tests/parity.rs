@@ -69,7 +69,7 @@ fn assert_prefill(what: &str, cpu: &Arc<Cpu>, net: Network<Cpu>, requests: &[Req
 }
 
 fn parity(config: &ModelConfig, params: &Params<Vec<f32>>, format: Format, kv: Option<KvFormat>) {
-    let what = format!("{:?} {format} {kv:?}", config.family);
+    let what = format!("{:?} {format} {kv:?} window {:?}", config.family, config.window(0));
     let cpu = cpu(2);
     let pack = || network(&cpu, config, params, format, kv);
     let requests = mixed_requests(VOCABULARY);
@@ -116,6 +116,33 @@ fn every_family() {
         let (config, params) = model(family, VOCABULARY, 6);
         parity(&config, &params, Format::Bf16, None);
     }
+}
+
+#[test]
+fn windows_in_every_format() {
+    let (config, params) = model(Family::Qwen3, VOCABULARY, 9);
+    let config = windowed(config);
+    for format in Format::ALL {
+        parity(&config, &params, format, None);
+    }
+    for kv in KvFormat::ALL {
+        parity(&config, &params, Format::Bf16, Some(kv));
+    }
+}
+
+/// What a window does not hide has the bits of a model without one, and what it hides matters.
+#[test]
+fn a_window_hides_what_lies_before_it() {
+    let (config, params) = model(Family::Qwen3, VOCABULARY, 9);
+    let cpu = cpu(2);
+    let sequence: Vec<u32> = (0..60).map(|i| i * 37 % VOCABULARY as u32).collect();
+    let logp = |config: &ModelConfig| {
+        let net = network(&cpu, config, &params, Format::F32, None);
+        bits(&score(&cpu, &net, std::slice::from_ref(&sequence), 1.0, 64)[0].logp)
+    };
+    let (everything, window) = (logp(&config), logp(&windowed(config)));
+    assert_eq!(everything[..21], window[..21]);
+    assert!(everything[21..].iter().zip(&window[21..]).all(|(a, b)| a != b));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use qurl_kernels::cpu::level::Level;
 use qurl_kernels::types::HeadOutput;
 use qurl_kernels::{Cpu, Device, Format, KvFormat, Queue};
 use qurl_model::compute::{Network, NetworkOptions};
+use qurl_model::config::SlidingWindow;
 use qurl_model::rng::{CounterRng, text_key};
 use qurl_model::{Dims, Family, ModelConfig, Params, params};
 use qurl_rollout::{
@@ -53,6 +54,12 @@ pub fn model_of(
         }
     }
     (config, params)
+}
+
+/// Every second layer sees 21 positions, less than most requests have and no whole number of pages.
+pub fn windowed(config: ModelConfig) -> ModelConfig {
+    let layers = (0..config.num_layers).map(|layer| layer % 2 == 0).collect();
+    ModelConfig { sliding_window: Some(SlidingWindow { size: 21, layers }), ..config }
 }
 
 pub fn queue<D: Device>(device: &Arc<D>) -> D::Queue {
