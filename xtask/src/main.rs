@@ -4,9 +4,10 @@
 //! `cargo xtask test` is the one gate: a change that passes it is fit to be committed, and
 //! `.ci/run` does nothing but call it. It first brings in what a minimal toolchain lacks
 //! ([`toolchain`]) and a browser ([`browser`]), then runs the stages of [`stages::GATE`] in order and stops at the first
-//! that fails.
+//! that fails. `cargo xtask dist` makes what one installs ([`dist`]).
 
 mod browser;
+mod dist;
 mod stages;
 mod toolchain;
 
@@ -20,6 +21,8 @@ Commands:
   test   formatting, clippy, all tests and doc tests; stops at the first failure.
          Adds rustfmt and clippy to the toolchain where they are missing, and
          Chromium to the system where it is missing and can be installed.
+  dist   a tarball to install where there is no Rust, with a binary for glibc 2.28
+         or newer, and a container file beside it, in target/dist.
   help   this text
 
 Exit status: 0 when all is well, 1 when a stage failed, 2 on bad usage.";
@@ -28,6 +31,7 @@ Exit status: 0 when all is well, 1 when a stage failed, 2 on bad usage.";
 #[derive(Debug, PartialEq)]
 enum Command {
     Test,
+    Dist,
     Help,
 }
 
@@ -36,6 +40,7 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
         [] => Err("a command is missing".to_string()),
         [name] => match name.as_str() {
             "test" => Ok(Command::Test),
+            "dist" => Ok(Command::Dist),
             "help" | "-h" | "--help" => Ok(Command::Help),
             other => Err(format!("no command '{other}'")),
         },
@@ -67,6 +72,7 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Ok(Command::Test) => test(),
+        Ok(Command::Dist) => workspace_root().and_then(|root| dist::run(&root)),
         Err(message) => {
             eprintln!("xtask: {message}\n\n{HELP}");
             return ExitCode::from(2);
@@ -92,6 +98,7 @@ mod tests {
     #[test]
     fn commands_are_recognised_and_mistakes_named() {
         assert_eq!(parse_words(&["test"]), Ok(Command::Test));
+        assert_eq!(parse_words(&["dist"]), Ok(Command::Dist));
         assert_eq!(parse_words(&["--help"]), Ok(Command::Help));
         assert!(parse_words(&[]).unwrap_err().contains("missing"));
         assert!(parse_words(&["tset"]).unwrap_err().contains("'tset'"));

@@ -260,7 +260,7 @@ impl Recipe {
 
     /// `[task]`; an error where it is missing.
     pub fn task(&self) -> Result<&TaskSource, RecipeError> {
-        let (file, section, why) = (self.file().to_string(), "task", "the problems come from it");
+        let (file, section, why) = (self.file().to_string(), "task", RL_NEEDS);
         self.task.as_ref().ok_or(RecipeError::Section { file, section, why })
     }
 
@@ -281,13 +281,11 @@ impl Recipe {
         Ok((only, sft))
     }
 
-    /// The checked plan of reinforcement learning; an error where a section is missing.
+    /// The checked plan of reinforcement learning; an error where a section is missing. `[task]` may be: a program
+    /// can bring a task of its own.
     pub fn rl(&self, file: &str) -> Result<RlPlan, RecipeError> {
-        let missing = |section| {
-            let why = "reinforcement learning needs [task], [data], [algorithm], [actor] and [run]";
-            RecipeError::Section { file: file.to_string(), section, why }
-        };
-        let task = self.task.as_ref().ok_or_else(|| missing("task"))?;
+        let missing = |section| RecipeError::Section { file: file.to_string(), section, why: RL_NEEDS };
+        let preset = self.task.as_ref().and_then(TaskSource::preset);
         let check = Check { file, source: &self.source };
         self.check_ranges(check)?;
         let plan = RlPlan {
@@ -297,12 +295,15 @@ impl Recipe {
             actor: self.actor.clone().ok_or_else(|| missing("actor"))?,
             critic: self.critic.clone(),
             run: self.run.clone().ok_or_else(|| missing("run"))?,
-            preset_sampling: task.preset().map(|p| (p.temperature as f32, p.top_p as f32)),
+            preset_sampling: preset.map(|p| (p.temperature as f32, p.top_p as f32)),
         };
         plan.check(check)?;
         Ok(plan)
     }
 }
+
+/// What is said where a section of reinforcement learning is missing.
+const RL_NEEDS: &str = "reinforcement learning needs [task], [data], [algorithm], [actor] and [run]";
 
 /// What is wrong with a text that is no TOML, and where.
 fn not_toml(text: &str, file: &str, error: &toml::de::Error) -> RecipeError {

@@ -10,6 +10,7 @@ pub mod export;
 pub mod generate;
 pub mod grade;
 pub mod inspect;
+pub mod man;
 pub mod objective;
 pub mod quantize;
 pub mod recipe;

@@ -27,6 +27,7 @@ mod scratch;
 mod stop;
 mod system;
 mod target;
+mod version;
 mod view;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -35,7 +36,7 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(
     name = "qurl",
-    version,
+    version = version::SHORT,
     about = "Trains language models by reinforcement learning with quantized rollouts"
 )]
 struct Cli {
@@ -79,6 +80,8 @@ enum Command {
     Export(commands::export::Args),
     /// A script that completes this command line in a shell
     Completions(commands::completions::Args),
+    /// Manual pages of all commands
+    Man(commands::man::Args),
     /// Runs a reward command and ends with it all that it started
     #[command(hide = true)]
     RewardGuard(commands::reward_guard::Args),
@@ -97,9 +100,22 @@ fn trace() {
     }
 }
 
+/// Whether clap's answer is to `qurl --version`, in place of `-V`.
+fn is_long_version(answer: &clap::Error) -> bool {
+    answer.kind() == clap::error::ErrorKind::DisplayVersion
+        && std::env::args_os().nth(1).is_some_and(|first| first == "--version")
+}
+
 fn main() -> ExitCode {
     trace();
-    let result = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(answer) if is_long_version(&answer) => {
+            return finish(output::text(&version::long()).map_err(anyhow::Error::from));
+        }
+        Err(answer) => answer.exit(),
+    };
+    let result = match cli.command {
         Command::Train(args) => commands::train::run(args),
         Command::Compare(args) => commands::compare::run(args),
         Command::Sft(args) => commands::sft::run(args),
@@ -117,11 +133,17 @@ fn main() -> ExitCode {
         Command::Dash(args) => commands::dash::run(args),
         Command::Export(args) => commands::export::run(args),
         Command::Completions(args) => commands::completions::run(args, Cli::command()),
+        Command::Man(args) => commands::man::run(args, Cli::command()),
         Command::RewardGuard(args) => match commands::reward_guard::run(args) {
             Ok(status) => return status,
             Err(error) => Err(error),
         },
     };
+    finish(result)
+}
+
+/// Tells of an error, if there is one, and gives the exit status.
+fn finish(result: anyhow::Result<()>) -> ExitCode {
     match result.and_then(|()| Ok(output::text("")?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if output::is_closed(&error) => ExitCode::SUCCESS,

@@ -103,7 +103,8 @@ pub fn write_run(store: &Store, run: &RunData) -> anyhow::Result<String> {
     });
     write(&aside.join("meta.yaml"), &yaml(&meta))?;
     for (name, lines) in &metrics.lines {
-        write(&aside.join("metrics").join(file_name(name)), lines)?;
+        let name = beside_its_parts(name, metrics.lines.keys());
+        write(&aside.join("metrics").join(file_name(&name)), lines)?;
     }
     for (key, value) in &run.settings {
         write(&aside.join("params").join(file_name(key)), value)?;
@@ -149,6 +150,16 @@ impl Metrics {
             }
         }
         Ok(Metrics { lines, start, end })
+    }
+}
+
+/// A metric's name, with `.value` behind it where others are parts of it (a command's score and
+/// `SCORE/PART`): a name is a file here, and cannot be a folder, too.
+fn beside_its_parts<'a>(name: &str, all: impl IntoIterator<Item = &'a String>) -> String {
+    let is_part = |other: &String| other.strip_prefix(name).is_some_and(|rest| rest.starts_with('/'));
+    match all.into_iter().any(is_part) {
+        true => format!("{name}.value"),
+        false => name.to_string(),
     }
 }
 
@@ -219,6 +230,13 @@ mod tests {
         assert_eq!(file_name("reward_parts/my reward: 1.5"), "reward_parts/my reward: 1.5");
         assert_eq!(file_name("../../etc/passwd"), "__/__/etc/passwd");
         assert_eq!(file_name("/a//<b>"), "_/a/_/_b_");
+    }
+
+    #[test]
+    fn a_metric_with_parts_stands_beside_them() {
+        let all = ["r/judge", "r/judge/style", "r/judges"].map(String::from);
+        let names: Vec<String> = all.iter().map(|name| beside_its_parts(name, &all)).collect();
+        assert_eq!(names, ["r/judge.value", "r/judge/style", "r/judges"]);
     }
 
     #[test]

@@ -34,7 +34,8 @@ int nvrtcCompileProgram() { return COMPILED; }
 int nvrtcGetProgramLogSize(void* program, size_t* size) { *size = 9; return 0; }
 int nvrtcGetProgramLog(void* program, char* log) { strcpy(log, "too hard"); return 0; }
 int nvrtcGetCUBINSize(void* program, size_t* size) { *size = 1; return 0; }
-EMPTY(nvrtcVersion) EMPTY(nvrtcCreateProgram) EMPTY(nvrtcGetCUBIN) EMPTY(nvrtcDestroyProgram)
+int nvrtcVersion(int* major, int* minor) { *major = 12; *minor = 8; return 0; }
+EMPTY(nvrtcCreateProgram) EMPTY(nvrtcGetCUBIN) EMPTY(nvrtcDestroyProgram)
 #endif
 "#;
 
@@ -131,4 +132,34 @@ fn memory_that_does_not_suffice() {
     assert_eq!(refused.status, 1, "{}{}", refused.stdout, refused.stderr);
     assert!(refused.stderr.contains("1024 of 2048 MiB free"), "{}", refused.stderr);
     assert!(!refused.stderr.contains("compiling"), "the kernels are in the cache: {}", refused.stderr);
+}
+
+#[test]
+fn the_long_version_names_commit_cpu_level_and_the_cuda_it_found() {
+    let dir = TempDir::new();
+    let at = |environment: &[(&str, &str)], flag: &str| {
+        let run = qurl_with(dir.path(), &[flag], environment, "");
+        assert_eq!((run.status, run.stderr.as_str()), (0, ""), "{flag}");
+        run.stdout
+    };
+    let short = at(&[], "-V");
+    let commit = short.strip_prefix(concat!("qurl ", env!("CARGO_PKG_VERSION"), " (")).expect(&short);
+    let commit = commit.strip_suffix(")\n").expect(&short);
+    assert!(commit == "unknown" || commit.len() >= 12, "{short}");
+
+    let none = at(&[("QURL_CPU", "scalar"), ("QURL_CUDA", "/nowhere/libcuda.so.1")], "--version");
+    assert!(none.starts_with(&short) && none.contains("\ncpu:  scalar, "), "{none}");
+    assert!(none.contains("\ncuda: QURL_CUDA=/nowhere/libcuda.so.1: "), "{none}");
+
+    let library = driver(&dir, 13000, 0);
+    let found = at(&[("QURL_CUDA", &library), ("QURL_NVRTC", &library)], "--version");
+    for line in [
+        "cuda: driver of CUDA 13.0, NVRTC 12.8, ",
+        "gpu:  0: a device of the tests, compute capability 9.0\n",
+    ] {
+        assert!(found.contains(line), "expected {line:?} in {found}");
+    }
+    let old = driver(&dir, 11080, 0);
+    let found = at(&[("QURL_CUDA", &old)], "--version");
+    assert!(found.contains("cuda: the driver is too old: it is made for CUDA 11.8"), "{found}");
 }

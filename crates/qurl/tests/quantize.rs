@@ -165,22 +165,34 @@ fn uaq_alone_writes_the_same_model() {
     }
 }
 
-/// A model in bf16 stays in bf16 where scaling is exact.
+/// A model keeps its number format when it is only scaled, and is told where that rounds; a format that is asked for is
+/// the one that is written.
 #[test]
-fn uaq_loses_nothing_to_the_file_format() {
-    let (mut config, weights) = model(Family::Llama);
-    config.dtype = Dtype::Bf16;
-    let dir = TempDir::new();
-    let generation = Default::default();
-    let options = hf::SaveOptions::new(Dtype::Bf16, &generation);
-    hf::save(dir.path(), &config, &weights, &options).expect("saving");
-    let out = TempDir::new();
-    for (s, dtype) in [("2", "bfloat16"), ("1.5", "float32")] {
-        let target = out.path().join(s);
-        let summary =
-            qurl(&["quantize", "--model", dir.text(), "--uaq", s, "--json", target.to_str().expect("UTF-8")])
-                .json();
-        assert_eq!(summary["format"], dtype);
+fn uaq_alone_keeps_the_number_format_of_the_model() {
+    for (dtype, stored) in [(Dtype::Bf16, "BF16"), (Dtype::F16, "F16"), (Dtype::F32, "F32")] {
+        let (mut config, weights) = model(Family::Llama);
+        config.dtype = dtype;
+        let dir = TempDir::new();
+        let generation = Default::default();
+        hf::save(dir.path(), &config, &weights, &hf::SaveOptions::new(dtype, &generation)).expect("saving");
+        let out = TempDir::new();
+        for s in ["2", "1.5"] {
+            let target = out.path().join(s);
+            let text = target.to_str().expect("UTF-8");
+            let summary = qurl(&["quantize", "--model", dir.text(), "--uaq", s, "--json", text]).json();
+            let rounded = dtype != Dtype::F32 && s == "1.5";
+            assert_eq!((&summary["format"], &summary["rounded"]), (&dtype.name().into(), &rounded.into()));
+            assert!(tensors(&target).values().all(|(found, ..)| found == stored), "{stored}, --uaq {s}");
+            let config = std::fs::read_to_string(target.join("config.json")).expect("a configuration");
+            assert!(config.contains(&format!("\"{}\"", dtype.name())), "{config}");
+            let run = qurl(&["quantize", "--model", dir.text(), "--uaq", s, "--force", text]);
+            assert_eq!(run.stdout.contains("are rounded to"), rounded, "{}", run.stdout);
+        }
+        let wide = out.path().join("wide");
+        let wide = wide.to_str().expect("UTF-8");
+        let args = ["quantize", "--model", dir.text(), "--uaq", "1.5", "--format", "f32", "--json", wide];
+        let summary = qurl(&args).json();
+        assert_eq!((&summary["format"], &summary["rounded"]), (&"float32".into(), &false.into()));
     }
 }
 

@@ -139,6 +139,21 @@ fn a_new_recipe_runs_as_it_is() {
     }
     let missing = qurl_in(&dir, &["recipe", "init", "--model", "model", "--data", "no.jsonl"], "");
     assert_says(&missing, "--data no.jsonl: there is no such file");
+    let reward = |more: &[&str]| {
+        let base = ["recipe", "init", "--model", "model", "--data", "train.jsonl", "--reward"];
+        qurl_in(&dir, &[&base[..], more].concat(), "")
+    };
+    assert_says(&reward(&["no.py"]), "--reward no.py: there is no such file");
+    assert_says(
+        &reward(&["train.jsonl", "--algorithm", "sft"]),
+        "--reward: supervised training has no rewards",
+    );
+    let place = dir.join("train.jsonl");
+    let program = reward(&["train.jsonl"]).stdout;
+    assert!(
+        program.contains("\n[[task.rewards]]\n") && program.contains(&format!("\ncommand = [{place:?}]\n")),
+        "{program}"
+    );
     let new = qurl_in(&dir, &["recipe", "init", "--json"], "").json();
     std::fs::write(dir.join("new.toml"), new["recipe"].as_str().expect("a recipe")).expect("written");
     let short = ["--steps", "1", "--set", "sft.steps=30", "--set", "run.test_problems=4", "--run", "run-new"];

@@ -354,4 +354,11 @@ fn mistakes_are_named() {
     qurl_in(&dir, &["completions", "tcsh"], "").assert_bad(&["tcsh", "bash"]);
     let script = qurl_in(&dir, &["completions", "bash"], "");
     assert!(script.status == 0 && script.stdout.contains("qurl") && script.stdout.contains("--run"));
+    qurl_in(&dir, &["man", "pages"], "");
+    let page = |name: &str| std::fs::read_to_string(dir.join("pages").join(name)).expect(name);
+    assert!(page("qurl.1").contains("qurl\\-train(1)") && page("qurl-train.1").contains("\\-\\-resume"));
+    assert!(page("qurl-recipe-init.1").contains("Example: qurl recipe init"));
+    assert!(!dir.join("pages/qurl-reward-guard.1").exists(), "a hidden command");
+    std::fs::write(dir.join("file"), "").expect("written");
+    qurl_in(&dir, &["man", "file"], "").assert_bad(&["file: manual pages cannot be written there"]);
 }

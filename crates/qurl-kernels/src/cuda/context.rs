@@ -17,8 +17,8 @@ const OLDEST: u32 = 80;
 /// The architecture that has kernels of its own: GEMMs, and the backward pass of attention.
 pub(super) const HOPPER: u32 = 90;
 const ATTRIBUTE_SMS: c_int = 16;
-const ATTRIBUTE_MAJOR: c_int = 75;
-const ATTRIBUTE_MINOR: c_int = 76;
+pub(super) const ATTRIBUTE_MAJOR: c_int = 75;
+pub(super) const ATTRIBUTE_MINOR: c_int = 76;
 /// A stream that does not wait for the default stream.
 pub(super) const STREAM_NON_BLOCKING: u32 = 1;
 /// Out of memory, as the driver says it.
@@ -66,7 +66,7 @@ impl Context {
     pub fn open(ordinal: usize, newest: u32) -> Result<Context, DeviceError> {
         let unavailable =
             |reason: String| DeviceError::Unavailable { device: format!("cuda:{ordinal}"), reason };
-        let driver = ffi::driver().map_err(unavailable)?;
+        let (driver, _) = ffi::driver().map_err(unavailable)?;
         let done = |what: &str, status: Status| match status {
             0 => Ok(()),
             status => Err(unavailable(format!("{what}: {}", error_text(&driver, status)))),

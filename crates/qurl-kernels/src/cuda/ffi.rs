@@ -211,8 +211,8 @@ const DRIVER_FILE: &str = "QURL_CUDA";
 /// The oldest driver that will do, as drivers tell it: of CUDA 12.0.
 const OLDEST_DRIVER: c_int = 12_000;
 
-/// The driver library, if the machine has one that is new enough.
-pub fn driver() -> Result<Driver, String> {
+/// The driver library, if the machine has one that is new enough, with the CUDA version that it is made for.
+pub fn driver() -> Result<(Driver, (u32, u32)), String> {
     let library = driver_library()?;
     let mut version = 0;
     // SAFETY: the signature is that of the documentation, the place is valid; it may be asked before anything
@@ -221,13 +221,13 @@ pub fn driver() -> Result<Driver, String> {
         let ask = library.get::<unsafe extern "C" fn(*mut c_int) -> Status>(b"cuDriverGetVersion\0");
         (ask.map_err(|e| e.to_string())?)(&mut version);
     }
+    let (major, minor) = (version.unsigned_abs() / 1000, version.unsigned_abs() % 1000 / 10);
     if version < OLDEST_DRIVER {
-        let (major, minor) = (version / 1000, version % 1000 / 10);
         return Err(format!(
             "the driver is too old: it is made for CUDA {major}.{minor}, expected 12.0 or newer"
         ));
     }
-    Driver::load(library)
+    Ok((Driver::load(library)?, (major, minor)))
 }
 
 /// Whether the machine has a driver, usable or not, or is said to have one.

@@ -21,6 +21,7 @@ mod device;
 pub mod ffi;
 mod flash;
 mod flash_backward;
+mod found;
 mod gemm;
 mod gemm_mma;
 mod gemm_tiles;
@@ -47,6 +48,7 @@ mod workspace;
 
 pub use batch::CudaBatch;
 pub use device::{Cuda, CudaTensor, CudaTokens};
+pub use found::{Found, FoundGpu, found};
 pub use kv::CudaKv;
 pub use pending::CudaPending;
 pub use queue::CudaQueue;

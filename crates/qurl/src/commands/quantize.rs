@@ -1,9 +1,9 @@
 //! `qurl quantize`: a model directory in another number format, or only scaled for update-aware quantization.
 //!
 //! int8 and fp8 become compressed-tensors directories, which vLLM and others read. f32 and bf16 are written
-//! in full. `--uaq S` scales the weights first; alone it keeps the model's number format where that loses
-//! nothing (S is a power of two, or the model is in f32), and writes f32 otherwise. The directory is marked
-//! (`qurl.uaq` in its `config.json`); a marked one is not scaled again, and `--uaq 1` takes the scaling off.
+//! in full. `--uaq S` scales the weights first; alone it keeps the model's number format, in which the scaled
+//! weights are rounded once more unless S is a power of two, and says so. The directory is marked (`qurl.uaq`
+//! in its `config.json`); a marked one is not scaled again, and `--uaq 1` takes the scaling off.
 
 use crate::input::{OrBad, bad};
 use crate::model;
@@ -47,6 +47,8 @@ struct Summary {
     /// `int8` or `fp8`; else the number format of all weights.
     format: String,
     uaq: Option<f32>,
+    /// Whether scaled weights were rounded to the number format that they are written in.
+    rounded: bool,
     parameters: u64,
     bytes: u64,
 }
@@ -71,25 +73,26 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         uaq::rescale(&mut model.params, &mut model.config, s).or_bad()?;
         check_finite(&model, s)?;
     }
-    let format = match args.format {
+    let (format, rounded) = match args.format {
         Some(format) if format.is_quantized() => {
             save_quantized(&args.out, &model, format, &tokenizer_files)?;
-            format.to_string()
+            (format.to_string(), false)
         }
         full => {
-            let dtype = full_dtype(full, args.uaq.map(|s| s / mark), model.config.dtype);
+            let dtype = full_dtype(full, model.config.dtype);
             let options = SaveOptions {
                 tokenizer_files: &tokenizer_files,
                 ..SaveOptions::new(dtype, &model.generation)
             };
             hf::save(&args.out, &model.config, &model.params, &options).or_bad()?;
-            dtype.to_string()
+            (dtype.to_string(), dtype != Dtype::F32 && !is_exact(args.uaq.map_or(1.0, |s| s / mark)))
         }
     };
     let summary = Summary {
         out: args.out.display().to_string(),
         format,
         uaq: args.uaq,
+        rounded,
         parameters: model.config.param_count(),
         bytes: weight_bytes(&args.out)?,
     };
@@ -103,6 +106,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     };
     out!("{}: {} parameters, {}{scaled}", summary.out, summary.parameters, summary.format)?;
     out!("{:.1} MB of weights", summary.bytes as f64 / 1e6)?;
+    if rounded {
+        out!("scaled weights are rounded to {}; --format f32 keeps more of their bits", summary.format)?;
+    }
     Ok(())
 }
 
@@ -123,15 +129,18 @@ fn tokenizer_files(dir: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     }
 }
 
-/// Number format of weights written in full.
-fn full_dtype(asked: Option<Format>, factor: Option<f32>, stored: Dtype) -> Dtype {
-    // A power of two has no mantissa bits.
-    let exact = factor.is_none_or(|s| s.to_bits() & 0x007f_ffff == 0);
+/// Number format of weights written in full: the one asked for, else the one that the model has.
+fn full_dtype(asked: Option<Format>, stored: Dtype) -> Dtype {
     match asked {
+        None => stored,
         Some(Format::Bf16) => Dtype::Bf16,
-        None if exact => stored,
-        _ => Dtype::F32,
+        Some(_) => Dtype::F32,
     }
+}
+
+/// Whether scaling by this rounds nothing: a power of two has no mantissa bits.
+fn is_exact(factor: f32) -> bool {
+    factor.to_bits() & 0x007f_ffff == 0
 }
 
 fn save_quantized(

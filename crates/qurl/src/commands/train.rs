@@ -65,6 +65,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let (recipe, file) = recipe_of(&args)?;
     let recipe = args.device.put_into(recipe);
     let plan = recipe.rl(&file).or_bad()?;
+    recipe.task().or_bad()?;
     on_device!(recipe.trainer.device, device => run_on(device, args, recipe, file, plan, began))
 }
 

@@ -139,12 +139,6 @@ fn a_wrong_value_is_named_with_its_key_its_line_and_what_was_expected() {
              [actor] and [run]",
         ),
         (
-            "[task]\ntype = \"synthetic\"\nkind = \"addition\"\nlevel = 2\n",
-            "",
-            "r.toml: section `[task]` is missing; reinforcement learning needs [task], [data], [algorithm], \
-             [actor] and [run]",
-        ),
-        (
             "hidden_size = 64",
             "hidden_size = = 64",
             "r.toml, line 3, column 15: not TOML: extra `=`, expected nothing",
@@ -154,6 +148,16 @@ fn a_wrong_value_is_named_with_its_key_its_line_and_what_was_expected() {
     }
     let model = "r.toml: section [model] is missing: where the model comes from";
     assert_eq!(error("[trainer]\nseed = 1\n", &[]), model);
+    // A program may bring a task of its own; who wants the recipe's is told.
+    let without =
+        format!("{GOOD}{RL}").replace("[task]\ntype = \"synthetic\"\nkind = \"addition\"\nlevel = 2\n", "");
+    let recipe = Recipe::parse(&without, "r.toml", &[]).expect("a recipe without [task]");
+    assert!(recipe.rl("r.toml").is_ok());
+    assert_eq!(
+        recipe.task().expect_err("no task").to_string(),
+        "r.toml: section `[task]` is missing; reinforcement learning needs [task], [data], [algorithm], \
+         [actor] and [run]"
+    );
 }
 
 #[test]

@@ -156,6 +156,7 @@ fn look<D: Device>(device: &D, recipe: &Recipe) -> anyhow::Result<Report> {
     };
     if recipe.sft.is_none() || recipe.run.is_some() {
         let plan = recipe.rl(file).or_bad()?;
+        recipe.task().or_bad()?;
         if let Some(task) = task.as_deref_mut() {
             dropped = prepare(device, recipe, file, &start, task).or_bad()?;
         }

@@ -34,6 +34,10 @@ pub struct Args {
     /// File of problems or examples to measure on; without one a share of --data is held out
     #[arg(long, requires = "data")]
     pub(super) test: Option<PathBuf>,
+    /// Program that scores responses (docs/rewards.md) in place of the built-in grader: a Python script where its
+    /// name ends in .py, else run as it is
+    #[arg(long, requires = "data", value_name = "FILE")]
+    reward: Option<PathBuf>,
     /// Algorithm
     #[arg(long, value_enum, default_value_t = Algorithm::Grpo)]
     algorithm: Algorithm,
@@ -80,12 +84,15 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if let Some(file) = args.out.as_ref().filter(|file| file.exists()) {
         return Err(bad(format!("--out {}: is there already, expected a new file", file.display())));
     }
-    for (option, file) in [("--data", &args.data), ("--test", &args.test)] {
+    for (option, file) in [("--data", &args.data), ("--test", &args.test), ("--reward", &args.reward)] {
         if let Some(file) = file.as_ref().filter(|file| !file.exists()) {
             return Err(bad(format!("{option} {}: there is no such file", file.display())));
         }
     }
     let sections = match args.algorithm {
+        Algorithm::Sft if args.reward.is_some() => {
+            return Err(bad("--reward: supervised training has no rewards"));
+        }
         Algorithm::Sft => init_sft::sections(&args)?,
         _ => reinforcement(&args)?,
     };
@@ -114,8 +121,26 @@ fn reinforcement(args: &Args) -> anyhow::Result<Vec<(&'static str, Vec<Line>)>> 
         Some(model) => sizes(model, &sections)?,
         None => Sizes { batch: 16, prompt: 8, response: 32, kv_cache_mb: 64, test_problems: 200 },
     };
+    sections.extend(args.reward.as_deref().map(own_reward));
     sections.extend(learning(args, &sizes));
     Ok(sections)
+}
+
+/// A program as the only reward.
+fn own_reward(program: &Path) -> (&'static str, Vec<Line>) {
+    let file = quoted(&absolute(program));
+    let command = match program.extension().is_some_and(|end| end == "py") {
+        true => format!("[\"python3\", {file}]"),
+        false => format!("[{file}]"),
+    };
+    let reward = vec![
+        Set("task.rewards.type", "\"command\"".to_string()),
+        Set("task.rewards.command", command),
+        Off("task.rewards.weight", "1.0"),
+        Off("task.rewards.time_limit_s", "300.0"),
+    ];
+    // One of a list of sections, which another pair of brackets says.
+    ("[task.rewards]", reward)
 }
 
 pub(super) fn absolute(path: &Path) -> PathBuf {
