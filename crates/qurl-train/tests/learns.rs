@@ -8,7 +8,7 @@ use qurl_train::recipe::Recipe;
 use qurl_train::rl::{RlTrainer, StepRecord};
 use qurl_train::sft::{self, Examples};
 use qurl_train::start::Start;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 const DEFAULT: &str = include_str!("../../../recipes/default.toml");
 const GRPO: &str = include_str!("../../../recipes/tiny-grpo.toml");
@@ -51,6 +51,7 @@ fn trained(recipe: &Recipe, name: &str, weights: Params<Vec<f32>>) -> (f64, f64,
 }
 
 fn learns(text: &str, name: &str) {
+    let _alone = alone();
     let recipe = Recipe::parse(text, name, &[]).expect("recipe");
     // Supervised training knows no rewards, so recipes may differ in them.
     let plain = ["task.reward={ right = 1.0, wrong = 0.0 }".to_string()];
@@ -63,9 +64,16 @@ fn learns(text: &str, name: &str) {
     assert!(last > first + 0.1, "{name}: reward {first} -> {last}");
 }
 
+/// Held while a test trains: each has threads for all cores, and four at a time would wait for each other's.
+fn alone() -> MutexGuard<'static, ()> {
+    static TRAINING: Mutex<()> = Mutex::new(());
+    TRAINING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// What `qurl train` does without a recipe, in fewer RL steps.
 #[test]
 fn the_default_learns() {
+    let _alone = alone();
     let recipe = Recipe::parse(DEFAULT, "default", &["run.total_steps=10".to_string()]).expect("recipe");
     let (before, after, _) = trained(&recipe, "default", warm_start(&recipe));
     assert!(before < 0.4 && after > 0.8, "accuracy {before} -> {after}");
