@@ -14,7 +14,7 @@ fn e4m3_is_that_of_pytorch_on_every_bf16() {
     for (bits, &theirs) in (0..=u16::MAX).zip(GOLDEN) {
         let x = f32::from_bits(u32::from(bits) << 16);
         if x.is_nan() {
-            assert_eq!(theirs & 0x7f, 0x7f, "PyTorch has a code for not-a-number");
+            assert_eq!(theirs & 0x7f, 0x7f, "PyTorch has a code for NaN");
             continue;
         }
         assert_eq!(codec::e4m3_code(x), theirs, "{x:e}");

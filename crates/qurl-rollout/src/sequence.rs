@@ -25,7 +25,7 @@ pub struct SequenceId {
     pub sample: u32,
 }
 
-/// One sample on its way.
+/// One sample in progress.
 #[derive(Debug)]
 pub struct Sequence {
     id: SequenceId,

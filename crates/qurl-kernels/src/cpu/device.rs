@@ -82,7 +82,7 @@ impl Device for Cpu {
     type Kv = KvPages;
     type Batch = CpuBatch;
     type Tokens = CpuTokens;
-    /// Nothing is on its way: an operation is done when it returns.
+    /// Nothing is in flight: an operation is done when it returns.
     type Pending = Vec<Sampled>;
     type Queue = CpuQueue;
     type Counting = Cuda;

@@ -155,7 +155,7 @@ unsafe fn finish_at<S: Simd>() {
     unsafe { S::fence() }
 }
 
-/// Room for a square of words on its way past the caches.
+/// A staging buffer for one square of words, written with stores that bypass the caches.
 #[repr(align(64))]
 struct Square(#[expect(dead_code, reason = "used through a pointer")] [[u32; MAX_LANES]; MAX_LANES]);
 

@@ -89,7 +89,7 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn bits_as_f32(v: Self::I) -> Self::V;
 
     /// The larger of `acc` and the bits of |v|, lane by lane: as integers, so that infinities and
-    /// not-a-numbers win.
+    /// NaNs win.
     unsafe fn abs_max(acc: Self::I, v: Self::V) -> Self::I;
     /// Largest lane.
     unsafe fn largest_i(v: Self::I) -> i32;

@@ -47,7 +47,7 @@ pub(super) fn backward(
         let args = kernels::NormBackward { x, gain, scales, start, per, stride, width, eps, dy, dx, add };
         queue.launch(kernels::norm_backward, rows, args);
     };
-    // The gain's gradient needs the rows' scales, which the other one finds on its way, and dy, which it may
+    // The gain's gradient needs the rows' scales, which the other one computes, and dy, which it may
     // replace.
     let first = dx.filter(|&dx| dx != dy);
     if let Some(dx) = first {

@@ -30,7 +30,7 @@ impl Landing {
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        // The memory goes: nothing may be on its way into it. An error is reported by whoever reads results
+        // The memory goes: no copy into it may be in flight. An error is reported by whoever reads results
         // next.
         let _ = self.landed.wait();
     }

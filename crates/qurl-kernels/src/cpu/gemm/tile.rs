@@ -338,7 +338,7 @@ impl Tile {
                 }
             }
             if self.last {
-                // C is on its way while the tile multiplies: its stores would hold up those of decoded words.
+                // C is prefetched while the tile multiplies: its stores would hold up those of decoded words.
                 for r in 0..R {
                     let c = self.c.wrapping_add(r * job.ldc);
                     S::prefetch_for_writing(c.cast());

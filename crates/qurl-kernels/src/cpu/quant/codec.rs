@@ -1,7 +1,7 @@
 //! Numbers as codes of eight and four bits, one at a time.
 //!
 //! These are the plain bodies behind the vector conversions of [`Simd`](crate::cpu::simd::Simd), and what
-//! stochastic rounding uses. All of them saturate; none has a code for infinities or not-a-numbers, which are
+//! stochastic rounding uses. All of them saturate; none has a code for infinities or NaNs, which are
 //! refused in weights and travel in the scale of activations.
 
 use crate::Rounding;
@@ -76,7 +76,7 @@ pub fn e4m3_code(x: f32) -> u8 {
     E4M3.code(x, None)
 }
 
-/// The number of an E4M3 code (those that this crate makes: not the two not-a-numbers).
+/// The number of an E4M3 code (those that this crate makes: not the two NaNs).
 #[inline(always)]
 pub fn e4m3_value(code: u8) -> f32 {
     E4M3.value(code)

@@ -150,7 +150,7 @@ unsafe fn pairs<S: Simd>(values: &[f32; 2 * CHUNK], words: *mut u32) {
     }
 }
 
-/// Bits of the absmax; infinities and not-a-numbers are larger than all numbers.
+/// Bits of the absmax; infinities and NaNs are larger than all numbers.
 ///
 /// # Safety
 /// As for [`Simd`].

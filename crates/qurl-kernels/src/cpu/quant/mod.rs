@@ -6,7 +6,7 @@
 //! others decode panels to bf16 (exactly) in a small buffer and multiply in bf16 with f32 sums.
 //!
 //! A code is `round(x * (1 / scale))` and a scale `largest |x| / largest code`, everywhere. Numbers whose
-//! largest is below [`TINY`] count as zeros with a scale of one. Infinities and not-a-numbers are an error in
+//! largest is below [`TINY`] count as zeros with a scale of one. Infinities and NaNs are an error in
 //! weights; in activations they make the row's scale, and so its whole result, NaN.
 
 pub mod codec;

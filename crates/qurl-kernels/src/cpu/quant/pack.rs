@@ -211,7 +211,7 @@ impl Weights<'_> {
     }
 
     /// [`largest_bits`] of a row that asks for what lies [`AHEAD`] behind it meanwhile. The row itself comes
-    /// from the second-level cache, and the memory would have nothing to do until rows are rounded.
+    /// from L2, and the memory would have nothing to do until rows are rounded.
     #[inline(always)]
     unsafe fn largest_of<S: Simd>(&self, row: &[f32]) -> i32 {
         let (from, pair) = (row.as_ptr().wrapping_add(AHEAD), 32);
