@@ -63,28 +63,6 @@ struct NewRow {
     }
 };
 
-// COUNT neighbouring numbers.
-template <int COUNT>
-struct Columns {
-    float x[COUNT];
-    __device__ __forceinline__ void load(const float* from) {
-        if (COUNT == 4) {
-            float4 four = *reinterpret_cast<const float4*>(from);
-            x[0] = four.x, x[1] = four.y, x[2 % COUNT] = four.z, x[3 % COUNT] = four.w;
-        } else {
-            float2 pair = *reinterpret_cast<const float2*>(from);
-            x[0] = pair.x, x[1] = pair.y;
-        }
-    }
-    __device__ __forceinline__ void store(float* to) const {
-        if (COUNT == 4) {
-            *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2 % COUNT], x[3 % COUNT]);
-        } else {
-            *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
-        }
-    }
-};
-
 // One split of one sequence and of up to eight heads that share keys and values: the n-th of those that the
 // row's window has keys of, without the tiles before the window. Every team of TEAM warps
 // takes a tile at a time, in its own stretch of shared memory; after every round the tiles are folded in
