@@ -1,96 +1,139 @@
 // Attention of one new position of each sequence over long contexts, at the speed of memory: see flash.cuh.
 //
-// Where a step has more splits than can be resident, nothing is won by several warps that share a split: every
-// warp takes whole splits, one after another, and streams their tiles through its own ring of stages in shared
-// memory. The ring is filled ahead across the end of a split, tiles are folded in registers, and no warp ever
-// waits for another, so there is always as much in flight as shared memory holds. The splits of a row are
-// folded in order by a second kernel.
+// Where a step has more splits than can be resident, several warps that share a split only wait for each other.
+// Here every warp takes an equal run of tiles of the whole step and streams them through its own ring of stages
+// in shared memory. The ring is filled ahead across the ends of splits, tiles are folded in registers, and no
+// warp waits for another, so as much is in flight as shared memory holds, and all end at the same time.
+//
+// A run begins and ends anywhere in a split. The first part of a split is folded as it is read; tiles of a later
+// part are stored apart, since folding is not associative. A second kernel folds a row's splits in order, and
+// in a split that was cut its tiles: the same sums in the same order as everywhere.
 #include "flash_tile.cuh"
 
-// Splits that the row of a span sees keys of, and the tile its window begins in.
+// What the row of a span sees.
 struct Seen {
-    u32 length, keys, first_tile, first_split, splits;
+    u32 length, keys, first_tile, last_tile, first_split, splits;
     __device__ __forceinline__ Seen(const Span& span, u32 window) {
         length = span.position + 1;
         keys = min(length, window);
         first_tile = (length - keys) / FLASH_TILE;
+        last_tile = (length + FLASH_TILE - 1) / FLASH_TILE;
         first_split = first_tile / SPLIT_TILES;
-        splits = (length + FLASH_TILE * SPLIT_TILES - 1) / (FLASH_TILE * SPLIT_TILES) - first_split;
+        splits = (last_tile + SPLIT_TILES - 1) / SPLIT_TILES - first_split;
+    }
+    // Tiles of the n-th of its splits.
+    __device__ __forceinline__ u32 begin(u32 n) const {
+        return max(first_tile, (first_split + n) * SPLIT_TILES);
+    }
+    __device__ __forceinline__ u32 end(u32 n) const {
+        return min(last_tile, (first_split + n + 1) * SPLIT_TILES);
     }
 };
 
-// One split of one sequence, for up to eight heads that share keys and values.
-struct Item {
-    u32 row, pages, length, seen, kv_head, first_head, heads, tile, last_tile;
+// Blocks of heads that share keys and values, up to eight each.
+struct Parties {
+    u32 group, eights, count;
+    __device__ __forceinline__ Parties(const FlashArgs& a) {
+        group = a.heads / a.kv_heads;
+        eights = (group + DECODE_HEADS - 1) / DECODE_HEADS;
+        count = a.kv_heads * eights;
+    }
 };
 
+// The first tile of a warp's run.
+__device__ __forceinline__ u32 run_begin(u32 warp, u32 warps, u32 tiles) {
+    return (u64)warp * tiles / warps;
+}
+
+// Tiles of one split, for up to eight heads: those of a run.
+struct Part {
+    u32 row, pages, length, seen, kv_head, first_head, heads, tile, last_tile;
+    bool first;  // the first tile is the split's
+    u32 split;   // where its result lies
+};
+
+// Partial results are [DECODE_HEADS][HD columns, m, l, tiles, warp]: of the splits of all sequences by party,
+// then of single tiles, SPLIT_TILES - 1 for each warp.
 template <int FORMAT, int HD, int STAGES>
-__device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences, u32* firsts) {
+__device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences, float* tile_partials, u32* firsts) {
     const int BYTES = Row<FORMAT, HD>::BYTES;
     const bool SCALED = FORMAT != KV_BF16;
-    const u32 STAGE = FLASH_TILE * (BYTES + (SCALED ? 4 : 0));
+    const u32 STAGE = FLASH_TILE * (BYTES + (SCALED ? 4 : 0)), RESULT = DECODE_HEADS * (HD + 4);
     extern __shared__ __align__(1024) u8 smem[];
-    __shared__ u32 ends[MAX_STREAM_SEQUENCES];  // splits of the sequences up to and with each
+    // Tiles and splits of the sequences before each, and of all.
+    __shared__ u32 tiles_before[MAX_STREAM_SEQUENCES + 1], splits_before[MAX_STREAM_SEQUENCES + 1];
     __shared__ Board unused;
-    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    u32 group = a.heads / a.kv_heads, eights = (group + DECODE_HEADS - 1) / DECODE_HEADS,
-        parties = a.kv_heads * eights;
-    for (u32 i = threadIdx.x; i < sequences; i += blockDim.x) ends[i] = Seen(a.spans[i], a.window).splits;
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    Parties parties(a);
+    for (u32 i = threadIdx.x; i < sequences; i += blockDim.x) {
+        Seen seen(a.spans[i], a.window);
+        tiles_before[i + 1] = seen.last_tile - seen.first_tile;
+        splits_before[i + 1] = seen.splits;
+    }
     __syncthreads();
-    if (warp == 0) {
-        u32 before = 0;
+    if (warp < 2) {
+        u32 *sums = warp == 0 ? tiles_before : splits_before, before = 0;
         for (u32 first = 0; first < sequences; first += WARP) {
-            u32 i = first + lane, sum = i < sequences ? ends[i] : 0;
+            u32 i = first + lane, sum = i < sequences ? sums[i + 1] : 0;
 #pragma unroll
             for (int d = 1; d < WARP; d *= 2) {
                 u32 other = __shfl_up_sync(FULL, sum, d);
                 if (lane >= d) sum += other;
             }
             sum += before;
-            if (i < sequences) ends[i] = sum;
+            if (i < sequences) sums[i + 1] = sum;
             before = __shfl_sync(FULL, sum, WARP - 1);
         }
+        if (lane == 0) sums[0] = 0;
     }
     __syncthreads();
-    u32 items = ends[sequences - 1] * parties, step = gridDim.x * (blockDim.x / WARP);
-    // Neighbouring warps are on different SMs.
-    u32 first_item = warp * gridDim.x + blockIdx.x;
+    u32 me = blockIdx.x * warps + warp, tiles = tiles_before[sequences] * parties.count;
+    u32 begin = run_begin(me, gridDim.x * warps, tiles), end = run_begin(me + 1, gridDim.x * warps, tiles);
 
-    auto open = [&](u32 number) {
-        u32 split = number / parties, party = number % parties;
-        // The first sequence that ends after it.
+    // The part of a split that begins with this tile of all.
+    auto open = [&](u32 at) {
+        // The last sequence that begins before or there.
         u32 low = 0, high = sequences - 1;
         while (low < high) {
-            u32 middle = (low + high) / 2;
-            if (ends[middle] > split) {
-                high = middle;
+            u32 middle = (low + high + 1) / 2;
+            if (tiles_before[middle] * parties.count > at) {
+                high = middle - 1;
             } else {
-                low = middle + 1;
+                low = middle;
             }
         }
         Span span = a.spans[low];
         Seen seen(span, a.window);
-        split -= low > 0 ? ends[low - 1] : 0;
-        Item item;
-        item.row = span.row, item.pages = span.pages, item.length = seen.length, item.seen = seen.keys;
-        item.kv_head = party / eights, item.first_head = party % eights * DECODE_HEADS;
-        item.heads = min(DECODE_HEADS, group - item.first_head);
-        item.tile = (seen.first_split + split) * SPLIT_TILES;
-        item.last_tile = min((seen.length + FLASH_TILE - 1) / FLASH_TILE, item.tile + SPLIT_TILES);
-        item.tile = max(item.tile, seen.first_tile);
-        return item;
+        // All parties' tiles of the first split, of the second, ..
+        u32 rest = at - tiles_before[low] * parties.count, split = 0;
+        u32 in_first = (seen.end(0) - seen.begin(0)) * parties.count;
+        if (rest >= in_first) {
+            rest -= in_first;
+            split = 1 + rest / (SPLIT_TILES * parties.count);
+            rest %= SPLIT_TILES * parties.count;
+        }
+        u32 count = seen.end(split) - seen.begin(split), party = rest / count, offset = rest % count;
+        Part part;
+        part.row = span.row, part.pages = span.pages, part.length = seen.length, part.seen = seen.keys;
+        part.kv_head = party / parties.eights, part.first_head = party % parties.eights * DECODE_HEADS;
+        part.heads = min(DECODE_HEADS, parties.group - part.first_head);
+        part.tile = seen.begin(split) + offset;
+        part.last_tile = part.tile + min(count - offset, end - at);
+        part.first = offset == 0;
+        part.split = (splits_before[low] + split) * parties.count + party;
+        return part;
     };
 
-    // What is fetched next: the item, its keys (part 0) or values (1), and its tile's page numbers, one a lane.
-    u32 next = first_item, part = 0, numbers = 0;
-    Item ahead = {};
-    bool waited = false;
+    // What is fetched next: a tile's keys, then its values; and the numbers of its pages, one a lane.
+    u32 next = begin, numbers = 0;
+    bool values = false, waited = false;
+    Part ahead = {};
     auto page_numbers = [&]() {
         u32 page = (ahead.tile * FLASH_TILE >> a.page_shift) + lane;
         numbers = page << a.page_shift < ahead.length ? a.pages[ahead.pages + page] : 0;
     };
     auto fetch = [&](u8* stage) {
-        if (next < items) {
+        if (next < end) {
             // The new row is the work of the kernel before.
             if (!waited && (ahead.tile + 1) * FLASH_TILE >= ahead.length) {
                 wait_for_previous();
@@ -106,38 +149,35 @@ __device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences, u32* f
             // Pages have 16 positions or more: so many lie together.
             const u32 PIECE = 16, CHUNKS = BYTES / 16, STEP = WARP / CHUNKS;
             u32 own = lane / CHUNKS, chunk = lane % CHUNKS, to = smem_address(stage);
-            const u8* from = part == 0 ? a.keys : a.values;
+            const u8* from = values ? a.values : a.keys;
 #pragma unroll
             for (u32 piece = 0; piece < FLASH_TILE; piece += PIECE) {
                 const u8* rows = from + source(piece) * BYTES + lane * 16;
 #pragma unroll
                 for (u32 r = 0; r < PIECE; r += STEP) {
                     u32 row = piece | r | own;
-                    u32 place = part == 0 ? key_chunk<BYTES>(row, chunk) : value_place<FORMAT, HD>(row, chunk);
+                    u32 place = values ? value_place<FORMAT, HD>(row, chunk) : key_place<FORMAT, HD>(row, chunk);
                     copy_16(to + place, rows + r * BYTES, row < left);
                 }
             }
             if (SCALED) {
-                const float* scales = part == 0 ? a.key_scales : a.value_scales;
+                const float* scales = values ? a.value_scales : a.key_scales;
 #pragma unroll
                 for (u32 row = lane; row < FLASH_TILE; row += WARP)
                     copy_4(to + FLASH_TILE * BYTES + row * 4, scales + source(row), row < left);
             }
-            if (part == 1) {
-                if (++ahead.tile == ahead.last_tile) {
-                    next += step;
-                    if (next < items) ahead = open(next);
-                }
-                if (next < items) page_numbers();
+            if (values && ++next < end) {
+                if (++ahead.tile == ahead.last_tile) ahead = open(next);
+                page_numbers();
             }
-            part ^= 1;
+            values = !values;
         }
         copies_commit();
     };
 
     u8 *ring = smem + warp * STAGES * STAGE, *stage = ring;
-    if (next < items) {
-        ahead = open(next);
+    if (begin < end) {
+        ahead = open(begin);
         page_numbers();
     }
 #pragma unroll 1
@@ -145,9 +185,10 @@ __device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences, u32* f
     if (!waited) wait_for_previous();
     waited = true;
     if (blockIdx.x == 0) {
-        for (u32 i = threadIdx.x; i < sequences; i += blockDim.x) firsts[i] = i > 0 ? ends[i - 1] : 0;
+        for (u32 i = threadIdx.x; i < sequences; i += blockDim.x) firsts[i] = splits_before[i];
+        if (threadIdx.x == 0) firsts[sequences] = tiles;
     }
-    // The oldest stage, when it has arrived; and it is filled again.
+    // Waits for the oldest stage; fills it again.
     auto arrived = [&]() {
         copies_wait<STAGES - 1>();
         __syncwarp();
@@ -159,27 +200,30 @@ __device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences, u32* f
     };
     typedef Tile<FORMAT, HD, 1> Work;
     auto alone = []() { __syncwarp(); };
+    float* apart = tile_partials + (u64)me * (SPLIT_TILES - 1) * RESULT;
 #pragma unroll 1
-    for (u32 number = first_item; number < items; number += step) {
-        Item item = open(number);
-        u32 q[HD / 16][2];
-        u32 head = lane / 4;
+    for (u32 at = begin; at < end;) {
+        Part part = open(at);
+        u32 q[HD / 16][2], head = lane / 4;
         const float* query =
-            a.qkv + (u64)item.row * a.stride + (item.kv_head * group + item.first_head + head) * HD;
+            a.qkv + (u64)part.row * a.stride + (part.kv_head * parties.group + part.first_head + head) * HD;
 #pragma unroll
         for (int s = 0; s < HD / 16; ++s) {
-            float4 x = {0, 0, 0, 0};
-            if (head < item.heads) x = *reinterpret_cast<const float4*>(query + lane % 4 * (HD / 4) + 4 * s);
-            q[s][0] = two<SCALED>(x.x, x.y), q[s][1] = two<SCALED>(x.z, x.w);
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                float2 x = {0, 0};
+                if (head < part.heads) x = *reinterpret_cast<const float2*>(query + query_pair<FORMAT, HD>(s, h));
+                q[s][h] = two<SCALED>(x.x, x.y);
+            }
         }
         Work total;
         total.clear();
 #pragma unroll 1
-        for (u32 tile = item.tile; tile < item.last_tile; ++tile) {
+        for (u32 tile = part.tile; tile < part.last_tile; ++tile) {
             Work work;
             arrived();
             const float* scales = reinterpret_cast<const float*>(stage + FLASH_TILE * BYTES);
-            work.score(q, stage, scales, a.scale, tile * FLASH_TILE - (item.length - item.seen), item.seen);
+            work.score(q, stage, scales, a.scale, tile * FLASH_TILE - (part.length - part.seen), part.seen);
             refill();
             work.weigh(unused, 0, alone);
             arrived();
@@ -187,75 +231,106 @@ __device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences, u32* f
             work.share(unused, 0, alone, reinterpret_cast<const float*>(stage + FLASH_TILE * BYTES), p);
             work.combine(stage, p);
             refill();
-            total.fold_in(work);
+            if (part.first) {
+                total.fold_in(work);
+            } else {
+                work.leave(0, part.heads, apart + (tile - part.tile) * RESULT);
+            }
         }
-        total.leave(0, item.heads, a.partials + (u64)number * DECODE_HEADS * (HD + 4));
+        u32 count = part.last_tile - part.tile;
+        if (part.first) {
+            float* to = a.partials + (u64)part.split * RESULT;
+            total.leave(0, part.heads, to);
+            if (lane < part.heads) *reinterpret_cast<uint2*>(to + lane * (HD + 4) + HD + 2) = make_uint2(count, me);
+        }
+        at += count;
     }
 }
 
-// Folds the splits of a row in order: a warp for each row and head.
+// Folds the splits of a row in order: a warp for each row, head and 32 columns.
 template <int HD>
-__device__ __forceinline__ void fold_splits(const FlashArgs& a, u32 sequences, const u32* firsts) {
-    const int OWN = HD / WARP, AT_ONCE = 8;
-    wait_for_previous();
-    u32 lane = threadIdx.x % WARP, task = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-    u32 sequence = task / a.heads, head = task % a.heads;
+__device__ __forceinline__ void fold_splits(
+    const FlashArgs& a, u32 sequences, const float* tile_partials, const u32* firsts, u32 stream_warps
+) {
+    const u32 AT_ONCE = 8, PARTS = HD / WARP, RESULT = DECODE_HEADS * (HD + 4);
+    u32 task = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    u32 column = task % PARTS * WARP + threadIdx.x % WARP, head = task / PARTS % a.heads,
+        sequence = task / PARTS / a.heads;
     if (sequence >= sequences) return;
-    u32 group = a.heads / a.kv_heads, eights = (group + DECODE_HEADS - 1) / DECODE_HEADS,
-        parties = a.kv_heads * eights;
-    u32 party = head / group * eights + head % group / DECODE_HEADS, local = head % group % DECODE_HEADS;
+    Parties parties(a);
+    u32 party = head / parties.group * parties.eights + head % parties.group / DECODE_HEADS;
+    u32 local = head % parties.group % DECODE_HEADS * (HD + 4);
     Span span = a.spans[sequence];
-    u32 splits = Seen(span, a.window).splits;
-    const u32 SIZE = DECODE_HEADS * (HD + 4);
-    const float* from = a.partials + ((u64)firsts[sequence] * parties + party) * SIZE + local * (HD + 4);
-    float m = -INFINITY_F, l = 0.0f;
-    Columns<OWN> o;
+    Seen seen(span, a.window);
+    wait_for_previous();
+    const float* from = a.partials + ((u64)firsts[sequence] * parties.count + party) * RESULT + local;
+    u32 tiles = firsts[sequences];
+    float m = -INFINITY_F, l = 0.0f, o = 0.0f;
+    auto fold_in = [&](float later, float later_m, float later_l) {
+        float keep, take;
+        fold(m, l, later_m, later_l, keep, take);
+        o = folded(o, later, keep, take);
+    };
 #pragma unroll 1
-    for (u32 first = 0; first < splits; first += AT_ONCE) {
-        Columns<OWN> later[AT_ONCE];
-        float2 state[AT_ONCE];
+    for (u32 first = 0; first < seen.splits; first += AT_ONCE) {
+        float later[AT_ONCE];
+        float4 state[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            if (first + i >= splits) break;
-            const float* at = from + (u64)(first + i) * parties * SIZE;
-            later[i].load(at + lane * OWN);
-            state[i] = *reinterpret_cast<const float2*>(at + HD);
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            const float* at = from + (u64)min(first + i, seen.splits - 1) * parties.count * RESULT;
+            later[i] = at[column];
+            state[i] = *reinterpret_cast<const float4*>(at + HD);
         }
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            if (first + i >= splits) break;
-            if (first + i == 0) {
-                m = state[0].x, l = state[0].y, o = later[0];
-                continue;
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            u32 split = first + i;
+            if (split >= seen.splits) break;
+            float split_m = state[i].x, split_l = state[i].y, split_o = later[i];
+            u32 missing = seen.end(split) - seen.begin(split) - __float_as_uint(state[i].z);
+            // The tiles that other warps had.
+#pragma unroll 1
+            for (u32 warp = __float_as_uint(state[i].w) + 1; missing > 0; ++warp) {
+                u32 run = run_begin(warp + 1, stream_warps, tiles) - run_begin(warp, stream_warps, tiles);
+                u32 count = min(missing, run);
+                const float* at = tile_partials + (u64)warp * (SPLIT_TILES - 1) * RESULT + local;
+#pragma unroll 1
+                for (u32 t = 0; t < count; ++t, at += RESULT) {
+                    float keep, take;
+                    fold(split_m, split_l, at[HD], at[HD + 1], keep, take);
+                    split_o = folded(split_o, at[column], keep, take);
+                }
+                missing -= count;
             }
-            float keep, take;
-            fold(m, l, state[i].x, state[i].y, keep, take);
-#pragma unroll
-            for (int c = 0; c < OWN; ++c) o.x[c] = folded(o.x[c], later[i].x[c], keep, take);
+            if (split == 0) {
+                m = split_m, l = split_l, o = split_o;
+            } else {
+                fold_in(split_o, split_m, split_l);
+            }
         }
     }
     u64 place = (u64)span.row * a.heads + head;
-    if (a.lse && lane == 0) a.lse[place] = log_sum(m, l);
-    float inverse = __frcp_rn(l);
-#pragma unroll
-    for (int c = 0; c < OWN; ++c) o.x[c] = __fmul_rn(o.x[c], inverse);
-    if (a.output == DECODED_F32) return o.store(a.out + place * HD + lane * OWN);
-    u32* words = reinterpret_cast<u32*>(reinterpret_cast<u16*>(a.out) + place * HD + lane * OWN);
-#pragma unroll
-    for (int c = 0; c < OWN; c += 2) words[c / 2] = bf16_pair(o.x[c], o.x[c + 1]);
+    if (a.lse && column == 0) a.lse[place] = log_sum(m, l);
+    float x = __fmul_rn(o, __frcp_rn(l));
+    if (a.output == DECODED_F32) {
+        a.out[place * HD + column] = x;
+    } else {
+        reinterpret_cast<u16*>(a.out)[place * HD + column] = bf16_bits(x);
+    }
 }
 
-#define STREAM(name, format, hd, warps, stages)                                                              \
-    extern "C" __global__ void __launch_bounds__(warps* WARP, 1) flash_stream_##name##_##hd(                 \
-        const float* qkv, const u8* keys, const u8* values, const float* key_scales,                         \
-        const float* value_scales, const Span* spans, const u32* pages, float* partials, u32* firsts,        \
-        int stride, int heads, int kv_heads, int page_shift, float scale, u32 window, u32 sequences          \
-    ) {                                                                                                      \
-        FlashArgs args = {qkv,        keys,    values,   key_scales, value_scales, spans,   pages,  nullptr, \
-                          nullptr,    nullptr, partials, nullptr,    stride,       heads,   kv_heads,        \
-                          page_shift, 0,       scale,    window,     nullptr,      nullptr, 0,      nullptr, \
-                          nullptr};                                                                          \
-        stream<format, hd, stages>(args, sequences, firsts);                                                 \
+#define STREAM(name, format, hd, warps, stages)                                                                \
+    extern "C" __global__ void __launch_bounds__(warps* WARP, 1) flash_stream_##name##_##hd(                   \
+        const float* qkv, const u8* keys, const u8* values, const float* key_scales,                           \
+        const float* value_scales, const Span* spans, const u32* pages, float* partials, float* tile_partials, \
+        u32* firsts, int stride, int heads, int kv_heads, int page_shift, float scale, u32 window,             \
+        u32 sequences                                                                                          \
+    ) {                                                                                                        \
+        FlashArgs args = {};                                                                                   \
+        args.qkv = qkv, args.keys = keys, args.values = values, args.key_scales = key_scales;                  \
+        args.value_scales = value_scales, args.spans = spans, args.pages = pages, args.partials = partials;    \
+        args.stride = stride, args.heads = heads, args.kv_heads = kv_heads, args.page_shift = page_shift;      \
+        args.scale = scale, args.window = window;                                                              \
+        stream<format, hd, stages>(args, sequences, tile_partials, firsts);                                    \
     }
 STREAM(bf16, KV_BF16, 64, 8, 3)
 STREAM(bf16, KV_BF16, 128, 4, 3)
@@ -264,16 +339,15 @@ STREAM(int8, KV_INT8, 128, 8, 3)
 STREAM(fp8, KV_FP8, 64, 8, 4)
 STREAM(fp8, KV_FP8, 128, 8, 3)
 
-#define FOLD(hd)                                                                                             \
-    extern "C" __global__ void flash_stream_fold_##hd(                                                       \
-        const float* partials, const u32* firsts, const Span* spans, float* out, float* lse, int heads,      \
-        int kv_heads, u32 window, u32 sequences, int output                                                  \
-    ) {                                                                                                      \
-        FlashArgs args = {nullptr, nullptr, nullptr, nullptr, nullptr, spans,                                \
-                          nullptr, nullptr, out,     lse,     const_cast<float*>(partials),                  \
-                          nullptr, 0,       heads,   kv_heads, 0, 0, 0.0f, window, nullptr, nullptr, output, \
-                          nullptr, nullptr};                                                                 \
-        fold_splits<hd>(args, sequences, firsts);                                                            \
+#define FOLD(hd)                                                                                           \
+    extern "C" __global__ void flash_stream_fold_##hd(                                                     \
+        float* partials, const float* tile_partials, const u32* firsts, const Span* spans, float* out,     \
+        float* lse, int heads, int kv_heads, u32 window, u32 sequences, u32 stream_warps, int output       \
+    ) {                                                                                                    \
+        FlashArgs args = {};                                                                               \
+        args.partials = partials, args.spans = spans, args.out = out, args.lse = lse, args.heads = heads;  \
+        args.kv_heads = kv_heads, args.window = window, args.output = output;                              \
+        fold_splits<hd>(args, sequences, tile_partials, firsts, stream_warps);                             \
     }
 FOLD(64)
 FOLD(128)
