@@ -58,7 +58,7 @@ def ranges_for(n, k_bytes):
 def variants(fmt):
     """What the files gemm_*.cu hold."""
     large = "TILES" if fmt == "int8" else "VIRTUAL"
-    streams = (16, 64, 128) if fmt == "fp8" else (16, 64, 128, 256)
+    streams = (16, 64, 128, 256)
     last = [(fmt, 256 if fmt == "int8" else 128, 2, 2, large)] + ([(fmt, 192, 2, 2, large)] if fmt == "bf16" else [])
     split = [(fmt, 128, 1, parts, "SPLIT") for parts in (2, 4)] + ([(fmt, 256, 2, parts, "SPLIT") for parts in (3, 4)] if fmt != "fp8" else [])
     gated = [(fmt, 256, columns, 1, "GATED") for columns in (40, 48, 64)] if fmt == "int8" else []

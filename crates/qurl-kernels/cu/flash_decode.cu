@@ -340,7 +340,6 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     }
 
     u32 splits = (length + FLASH_TILE * SPLIT_TILES - 1) / (FLASH_TILE * SPLIT_TILES) - first_split;
-    u64 place = (u64)span.row * a.heads + kv_head * group + first_head;
     if (splits > 1) {
         // The block that comes last folds the splits in order.
         u32 number = blockIdx.z * gridDim.y + blockIdx.y, size = DECODE_HEADS * (HD + 4);
@@ -371,68 +370,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
             }
         });
     }
-    u32 absmax = 0;
-    each([&](int i, u32 g) {
-        if (a.lse && lane == 0) a.lse[place + g] = log_sum(m[i], l[i]);
-        float inverse = __frcp_rn(l[i]);
-#pragma unroll
-        for (int c = 0; c < OWN; ++c) {
-            o[i].x[c] = __fmul_rn(o[i].x[c], inverse);
-            absmax = max(absmax, magnitude_bits(o[i].x[c]));
-        }
-    });
-    float inverse = 1.0f;
-    bool quantizes = a.output == DECODED_INT8 || a.output == DECODED_FP8;
-    u32 parties = gridDim.y, me = blockIdx.y;
-    u32* published = a.absmax + (u64)span.row * parties * parties;
-    if (quantizes) {
-        __shared__ u32 warp_absmax[MAX_DECODE_WARPS];
-        absmax = warp_max(absmax);
-        if (lane == 0) warp_absmax[warp] = absmax;
-        __syncthreads();
-#pragma unroll 1
-        for (u32 w = 0; w < warps; ++w) absmax = max(absmax, warp_absmax[w]);
-        // Lane h of every warp waits for block h of the row; only the first warp publishes and, in the end,
-        // clears.
-        for (u32 h = lane; h < parties; h += WARP) {
-            if (warp == 0) publish(published + h * parties + me, absmax);
-        }
-        u32 others = 0;
-        for (u32 h = lane; h < parties; h += WARP)
-            others = max(others, spin_wait(published + me * parties + h));
-        absmax = warp_max(others);
-        float scale = scale_of(absmax, a.output == DECODED_INT8 ? 127.0f : 448.0f);
-        inverse = __fdiv_rn(1.0f, scale);
-        if (threadIdx.x == 0 && me == 0) a.out_scales[span.row] = scale;
-    }
-    each([&](int i, u32 g) {
-        u64 to = (place + g) * HD + lane * OWN;
-        if (a.output == DECODED_F32) return o[i].store(a.out + to);
-        if (a.output == DECODED_BF16) {
-            u32* words = reinterpret_cast<u32*>(reinterpret_cast<u16*>(a.out) + to);
-#pragma unroll
-            for (int c = 0; c < OWN; c += 2) words[c / 2] = bf16_pair(o[i].x[c], o[i].x[c + 1]);
-            return;
-        }
-        u32 word = 0;
-#pragma unroll
-        for (int c = 0; c < OWN; ++c) {
-            float v = __fmul_rn(o[i].x[c], inverse);
-            word |= (u32)(a.output == DECODED_INT8 ? (u8)i8_code(v) : e4m3_code(v)) << 8 * c;
-        }
-        u8* row = reinterpret_cast<u8*>(a.out) + to;
-        if (OWN == 4) {
-            *reinterpret_cast<u32*>(row) = word;
-        } else {
-            *reinterpret_cast<u16*>(row) = (u16)word;
-        }
-    });
-    if (quantizes) {
-        __syncthreads();
-        for (u32 h = lane; h < parties; h += WARP) {
-            if (warp == 0) publish(published + me * parties + h, EMPTY);
-        }
-    }
+    finish_heads<HD>(a, span.row, kv_head * group + first_head, heads, blockIdx.y, gridDim.y, m, l, o);
 }
 
 // Small tiles by a warp alone, others by teams of two; registers for 16 warps an SM.

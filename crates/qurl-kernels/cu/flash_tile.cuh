@@ -350,3 +350,84 @@ struct Tile {
         }
     }
 };
+
+// Writes the heads of a block of eight, a row of `parties` blocks of which this is number `me`: divides by the
+// sums of weights and rounds as `a.output` says. Warp w has heads w, w + warps, .. of N, a lane HD / 32 columns
+// of each. In eight bits the blocks of a row publish their absmax for each other, so all must be resident.
+template <int HD, int N>
+__device__ __forceinline__ void finish_heads(
+    const FlashArgs& a, u32 row, u32 first_head, u32 heads, u32 me, u32 parties, const float (&m)[N],
+    const float (&l)[N], Columns<HD / WARP> (&o)[N]
+) {
+    const int OWN = HD / WARP;
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    u64 place = (u64)row * a.heads + first_head;
+    auto each = [&](auto use) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            if (warp + i * warps >= heads) break;
+            use(i, warp + i * warps);
+        }
+    };
+    u32 absmax = 0;
+    each([&](int i, u32 g) {
+        if (a.lse && lane == 0) a.lse[place + g] = log_sum(m[i], l[i]);
+        float inverse = __frcp_rn(l[i]);
+#pragma unroll
+        for (int c = 0; c < OWN; ++c) {
+            o[i].x[c] = __fmul_rn(o[i].x[c], inverse);
+            absmax = max(absmax, magnitude_bits(o[i].x[c]));
+        }
+    });
+    float inverse = 1.0f;
+    bool quantizes = a.output == DECODED_INT8 || a.output == DECODED_FP8;
+        u32* published = a.absmax + (u64)row * parties * parties;
+    if (quantizes) {
+        __shared__ u32 warp_absmax[MAX_DECODE_WARPS];
+        absmax = warp_max(absmax);
+        if (lane == 0) warp_absmax[warp] = absmax;
+        __syncthreads();
+#pragma unroll 1
+        for (u32 w = 0; w < warps; ++w) absmax = max(absmax, warp_absmax[w]);
+        // Lane h of every warp waits for block h of the row; only the first warp publishes and, in the end,
+        // clears.
+        for (u32 h = lane; h < parties; h += WARP) {
+            if (warp == 0) publish(published + h * parties + me, absmax);
+        }
+        u32 others = 0;
+        for (u32 h = lane; h < parties; h += WARP)
+            others = max(others, spin_wait(published + me * parties + h));
+        absmax = warp_max(others);
+        float scale = scale_of(absmax, a.output == DECODED_INT8 ? 127.0f : 448.0f);
+        inverse = __fdiv_rn(1.0f, scale);
+        if (threadIdx.x == 0 && me == 0) a.out_scales[row] = scale;
+    }
+    each([&](int i, u32 g) {
+        u64 to = (place + g) * HD + lane * OWN;
+        if (a.output == DECODED_F32) return o[i].store(a.out + to);
+        if (a.output == DECODED_BF16) {
+            u32* words = reinterpret_cast<u32*>(reinterpret_cast<u16*>(a.out) + to);
+#pragma unroll
+            for (int c = 0; c < OWN; c += 2) words[c / 2] = bf16_pair(o[i].x[c], o[i].x[c + 1]);
+            return;
+        }
+        u32 word = 0;
+#pragma unroll
+        for (int c = 0; c < OWN; ++c) {
+            float v = __fmul_rn(o[i].x[c], inverse);
+            word |= (u32)(a.output == DECODED_INT8 ? (u8)i8_code(v) : e4m3_code(v)) << 8 * c;
+        }
+        u8* bytes = reinterpret_cast<u8*>(a.out) + to;
+        if (OWN == 4) {
+            *reinterpret_cast<u32*>(bytes) = word;
+        } else {
+            *reinterpret_cast<u16*>(bytes) = (u16)word;
+        }
+    });
+    if (quantizes) {
+        __syncthreads();
+        for (u32 h = lane; h < parties; h += WARP) {
+            if (warp == 0) publish(published + me * parties + h, EMPTY);
+        }
+    }
+}

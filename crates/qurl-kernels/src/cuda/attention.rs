@@ -3,7 +3,7 @@
 //! [`super::flash_backward`]; what those do not take goes through plain ones (`cu/attention_plain.cu`).
 
 use super::batch::CudaBatch;
-use super::constants::{DECODED_BF16, DECODED_F32, PLAIN_WARPS};
+use super::constants::PLAIN_WARPS;
 use super::device::{Cuda, CudaTensor};
 use super::ffi::DevicePtr;
 use super::flash::{self, Decoded};
@@ -109,27 +109,26 @@ fn decode(
     o: &CudaWeight,
 ) -> Operand {
     let rows = batch.shape.rows;
-    if flash_stream::streams(&queue.context, heads, kv, &batch.shape) {
-        kv.rope_write(queue, qkv.at(), heads, batch, tables);
-        if o.format == Format::Bf16 {
-            let left = Operand::alloc(queue, Format::Bf16, rows, o.k);
-            flash_stream::forward(queue, heads, qkv.at(), kv, batch, DECODED_BF16, left.data, 0);
-            return left;
-        }
-        let out = queue.alloc(4 * rows * o.k);
-        flash_stream::forward(queue, heads, qkv.at(), kv, batch, DECODED_F32, out, 0);
-        return linear::operand(queue, o.format, Source::Rows(out), rows, o.k);
-    }
+    let streams = flash_stream::streams(&queue.context, heads, kv, &batch.shape);
+    let quantizes = match streams {
+        true => flash_stream::quantizes(&queue.context, heads, &batch.shape),
+        false => flash::quantizes(queue, heads, kv, &batch.shape),
+    };
     let decoded = match o.format {
         Format::F32 => Decoded::Numbers(queue.alloc(4 * rows * o.k)),
         Format::Bf16 => Decoded::Rounded(Operand::alloc(queue, Format::Bf16, rows, o.k)),
-        Format::Int8 | Format::Fp8 => match flash::quantizes(queue, heads, kv, &batch.shape) {
+        Format::Int8 | Format::Fp8 => match quantizes {
             true => Decoded::Quantized(o.format, Operand::alloc(queue, o.format, rows, o.k)),
             false => Decoded::Numbers(queue.alloc(4 * rows * o.k)),
         },
         Format::Fp8Block | Format::Int4 | Format::Nvfp4 => unsupported(o.format),
     };
-    flash::decode(queue, heads, qkv.at(), kv, batch, decoded, 0, Some(tables));
+    if streams {
+        kv.rope_write(queue, qkv.at(), heads, batch, tables);
+        flash_stream::forward(queue, heads, qkv.at(), kv, batch, decoded, 0);
+    } else {
+        flash::decode(queue, heads, qkv.at(), kv, batch, decoded, 0, Some(tables));
+    }
     match decoded {
         Decoded::Numbers(out) => linear::operand(queue, o.format, Source::Rows(out), rows, o.k),
         Decoded::Rounded(left) | Decoded::Quantized(_, left) => left,

@@ -60,7 +60,7 @@ pub(super) fn forward(
     lse: DevicePtr,
 ) {
     if flash_stream::streams(&queue.context, heads, kv, &batch.shape) {
-        return flash_stream::forward(queue, heads, qkv, kv, batch, DECODED_F32, out, lse);
+        return flash_stream::forward(queue, heads, qkv, kv, batch, Decoded::Numbers(out), lse);
     }
     if decodes(heads, kv, &batch.shape) {
         return decode(queue, heads, qkv, kv, batch, Decoded::Numbers(out), lse, None);
@@ -118,6 +118,22 @@ pub(super) enum Decoded {
     Rounded(Operand),
     /// Quantized values and scales, a GEMM's left operand.
     Quantized(Format, Operand),
+}
+
+impl Decoded {
+    /// What the kernels are told: their `output`, where to write, and where to write scales.
+    pub fn parts(self) -> (usize, DevicePtr, DevicePtr) {
+        match self {
+            Decoded::Numbers(out) => (DECODED_F32, out, 0),
+            Decoded::Rounded(out) => (DECODED_BF16, out.data, 0),
+            Decoded::Quantized(Format::Int8, out) => (DECODED_INT8, out.data, out.scales),
+            Decoded::Quantized(Format::Fp8, out) => (DECODED_FP8, out.data, out.scales),
+            Decoded::Quantized(
+                format @ (Format::F32 | Format::Bf16 | Format::Fp8Block | Format::Int4 | Format::Nvfp4),
+                _,
+            ) => unsupported(format),
+        }
+    }
 }
 
 /// The form of a decode step.
@@ -178,10 +194,13 @@ fn plan(context: &Context, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> Pla
 /// Whether a decode step writes quantized values: the blocks of a row publish their absmax for each other.
 /// With many rows the wait is longer than a kernel that rounds them.
 pub(super) fn quantizes(queue: &CudaQueue, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> bool {
+    publishes(heads, shape) && plan(&queue.context, heads, kv, shape).at_once
+}
+
+/// Whether there is memory for what the blocks of rows publish, and it is worth the wait.
+pub(super) fn publishes(heads: Heads, shape: &BatchShape) -> bool {
     let parties = parties(heads);
-    shape.rows <= MAX_PUBLISHING
-        && shape.rows * parties * parties * 4 <= ABSMAX_BYTES
-        && plan(&queue.context, heads, kv, shape).at_once
+    shape.rows <= MAX_PUBLISHING && shape.rows * parties * parties * 4 <= ABSMAX_BYTES
 }
 
 /// One row of each sequence. With tables of cosines and sines the row's queries and keys are rotated and its
@@ -199,16 +218,7 @@ pub(super) fn decode(
     let (key_scales, value_scales) = kv.scales();
     let sequences = batch.shape.sequences;
     let (cos, sin) = rope.unwrap_or((0, 0));
-    let (output, out, out_scales) = match out {
-        Decoded::Numbers(out) => (DECODED_F32, out, 0),
-        Decoded::Rounded(out) => (DECODED_BF16, out.data, 0),
-        Decoded::Quantized(Format::Int8, out) => (DECODED_INT8, out.data, out.scales),
-        Decoded::Quantized(Format::Fp8, out) => (DECODED_FP8, out.data, out.scales),
-        Decoded::Quantized(
-            format @ (Format::F32 | Format::Bf16 | Format::Fp8Block | Format::Int4 | Format::Nvfp4),
-            _,
-        ) => unsupported(format),
-    };
+    let (output, out, out_scales) = out.parts();
     let Plan { kernel, threads, shared, splits, .. } = plan(&queue.context, heads, kv, &batch.shape);
     let parties = parties(heads);
     let partials = match splits {
