@@ -70,6 +70,50 @@ fn figures_follow_from_the_saved_responses() {
     assert_eq!(figures(&saved), figures(&document));
 }
 
+/// A recipe with a prompt and an answer of its own, and data sets that are its test files.
+const RECIPE: &str = r#"
+[model]
+path = "model"
+
+[task]
+type = "dataset"
+files = ["train.jsonl"]
+test_files = ["sums.jsonl"]
+extract = { type = "last-number" }
+prompt = { user = "0; {{ problem }}" }
+"#;
+
+#[test]
+fn prompts_and_answers_are_those_of_the_recipe() {
+    let dir = setup("eval-recipe");
+    std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
+    let base = ["eval", "--model", "model", "--k", "2", "--max-new", "12", "--json"];
+    let run = |more: &[&str]| qurl_in(&dir, &[&base, more].concat(), "");
+    let document = run(&["--recipe", "mine.toml", "--out", "own"]).json();
+    assert_eq!(document["extract"], json!({"type": "last-number"}), "{document}");
+    assert_eq!(document["sets"][0]["problems"], 12, "the recipe's test files: {document}");
+    let plain = run(&["--data", "sums.jsonl", "--out", "plain"]).json();
+    assert_eq!(plain["extract"], Value::Null);
+    let prompts = |out: &str| -> Vec<Value> {
+        records(&dir.join(out).join("responses.jsonl")).iter().map(|r| r["prompt"].clone()).collect()
+    };
+    assert_eq!(prompts("own")[1], json!([{"role": "user", "content": "0; 1+1="}]));
+    assert_eq!(prompts("plain")[1], "1+1=");
+    // Another rule for answers is another evaluation.
+    std::fs::write(dir.join("other.toml"), RECIPE.replace("last-number", "whole")).expect("written");
+    run(&["--recipe", "other.toml", "--out", "own", "--resume"]).assert_bad(&["`extract`"]);
+    run(&["--recipe", "mine.toml", "--preset", "dapo"]).assert_bad(&["--preset"]);
+    let generated = RECIPE.split("[task]").next().expect("a model").to_string()
+        + "[task]\ntype = \"synthetic\"\nkind = \"addition\"\nlevel = 1\n";
+    std::fs::write(dir.join("generated.toml"), generated).expect("written");
+    run(&["--recipe", "generated.toml"]).assert_bad(&[
+        "--recipe generated.toml: expected a [task] of the type dataset; generated problems are `qurl eval --task KIND:LEVEL`",
+    ]);
+    run(&[]).assert_bad(&[
+        "nothing to evaluate on: give --data FILE.., --task KIND:LEVEL or a --recipe with test files",
+    ]);
+}
+
 #[test]
 fn an_interrupted_evaluation_goes_on() {
     let dir = setup("eval-resume");
