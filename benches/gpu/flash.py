@@ -15,16 +15,16 @@ FORMATS = ("bf16", "int8", "fp8")
 
 
 def quantize(x, fmt):
-    """Codes and scales per token and head, as the CPU makes them; and the numbers they stand for."""
+    """Quantized values and scales per token and head, as the CPU makes them; and the numbers they stand for."""
     if fmt == "bf16":
-        codes = x.bfloat16()
-        return codes, None, codes.float()
+        quantized = x.bfloat16()
+        return quantized, None, quantized.float()
     most = 127.0 if fmt == "int8" else 448.0
     scale = x.abs().amax(-1) / most
     scale = ((scale.view(torch.int32) + 0xFF) & ~0xFF).view(torch.float32)
     scaled = x * (1.0 / scale)[..., None]
-    codes = scaled.round().clamp(-128, 127).to(torch.int8) if fmt == "int8" else scaled.to(torch.float8_e4m3fn)
-    return codes, scale, codes.float() * scale[..., None]
+    quantized = scaled.round().clamp(-128, 127).to(torch.int8) if fmt == "int8" else scaled.to(torch.float8_e4m3fn)
+    return quantized, scale, quantized.float() * scale[..., None]
 
 
 class Case:
@@ -53,12 +53,12 @@ class Case:
             k, v = torch.randn(old + new, kv_heads, hd, device="cuda"), torch.randn(old + new, kv_heads, hd, device="cuda")
             stored = []
             for x, to, scales in ((k, self.keys, self.key_scales), (v, self.values, self.value_scales)):
-                codes, scale, value = quantize(x, fmt)
+                quantized, scale, value = quantize(x, fmt)
                 stored.append(value)
                 position = torch.arange(old + new, device="cuda")
                 page, slot = mine.cuda()[position // page_size], position % page_size
                 raw = to.view(torch.uint8 if fmt != "bf16" else torch.int16)
-                raw[page, :, slot] = codes.view(raw.dtype)
+                raw[page, :, slot] = quantized.view(raw.dtype)
                 if scale is not None:
                     scales[page, :, slot] = scale
             self.contents.append(stored)
@@ -199,17 +199,17 @@ def check_rotation(flash, say):
                 torch.cuda.synchronize()
                 if len(case.sequences) * kv_heads <= 132:
                     for output, most, kind in ((2, 127.0, torch.int8), (3, 448.0, torch.float8_e4m3fn)):
-                        codes = torch.zeros(case.rows, heads * hd, dtype=kind, device="cuda")
+                        quantized = torch.zeros(case.rows, heads * hd, dtype=kind, device="cuda")
                         scales = torch.zeros(case.rows, device="cuda")
-                        flash.decode(case, codes, got_lse, (cos, sin), output, scales)
+                        flash.decode(case, quantized, got_lse, (cos, sin), output, scales)
                         torch.cuda.synchronize()
                         # torch multiplies by the reciprocal of a number; dividing tensors is exact.
                         scale = want.abs().amax(-1) / torch.full((case.rows,), most, device="cuda")
                         scaled = want * (torch.ones_like(scale) / scale)[:, None]
                         exact = scaled.round().to(torch.int8) if output == 2 else scaled.to(kind)
-                        if not (torch.equal(scale, scales) and torch.equal(exact.view(torch.uint8), codes.view(torch.uint8))):
+                        if not (torch.equal(scale, scales) and torch.equal(exact.view(torch.uint8), quantized.view(torch.uint8))):
                             good = False
-                            say(f"{fmt} {heads}/{kv_heads}x{hd} page {page}: codes {output} differ: WRONG")
+                            say(f"{fmt} {heads}/{kv_heads}x{hd} page {page}: {output} values differ: WRONG")
                 same = torch.equal(want, got) and torch.equal(want_lse, got_lse) and torch.equal(half, want.bfloat16())
                 rows = lambda t: t.view(torch.uint8).cpu()
                 same = same and all(torch.equal(rows(a), rows(b)) for a, b in zip(stored, [case.keys, case.values, case.key_scales, case.value_scales]))
@@ -250,9 +250,9 @@ class Backward:
         name = "flash_backward_hopper" if hopper else "flash_backward"
         self.kernels = {(part, hd): Kernel(modules[hopper], f"{name}_{part}_{hd}") for part in ("keys", "queries") for hd in (64, 128)}
 
-    def run(self, qkv, out, dout, lse, heads, kv_heads, hd, dqkv, room):
+    def run(self, qkv, out, dout, lse, heads, kv_heads, hd, dqkv, workspace):
         rows, stride = qkv.shape
-        half_qkv, half_dout, facts, parts_of, by_keys, by_queries, spans, maps = room
+        half_qkv, half_dout, facts, parts_of, by_keys, by_queries, spans, maps = workspace
         ints = lambda *v: [ctypes.c_int(x) for x in v]
         scale = ctypes.c_float(1 / math.sqrt(hd))
         self.prepare.launch((rows,), (128,), 0, [qkv, out, dout, lse, half_qkv, half_dout, facts, *ints(stride, heads, hd)])
@@ -276,7 +276,7 @@ class Backward:
             self.join.launch((rows,), (128,), 0, [*to[:2], place(dqkv, heads * hd), ctypes.c_uint64(stride), *ints(group // share, kv_heads, hd)])
         self.kernels["queries", hd].launch((heads * blocks,), (384,), smem, [*maps[:2], facts, spans, by_queries, dqkv, ctypes.c_uint64(stride), *ints(heads, kv_heads, EVERYTHING), scale])
 
-    def room(self, rows, stride, heads, hd, lengths):
+    def workspace(self, rows, stride, heads, hd, lengths):
         own = 128 if self.hopper else 64
         spans, work, row = [], [], 0
         for i, n in enumerate(lengths):
@@ -314,11 +314,11 @@ def check_backward(backward, say):
         out, lse = torch.cat(outs), torch.cat(lses)
         dout = torch.randn(rows, heads * hd, device="cuda").bfloat16().float()
         out.backward(dout.double())
-        room = backward.room(rows, stride, heads, hd, lengths)
+        workspace = backward.workspace(rows, stride, heads, hd, lengths)
         found = []
         for _ in range(2):
             dqkv = torch.full((rows, stride), float("nan"), device="cuda")
-            backward.run(qkv, out.float().detach(), dout, lse.float().detach().contiguous(), heads, kv_heads, hd, dqkv, room)
+            backward.run(qkv, out.float().detach(), dout, lse.float().detach().contiguous(), heads, kv_heads, hd, dqkv, workspace)
             torch.cuda.synchronize()
             found.append(dqkv)
         columns = [0, heads * hd, (heads + kv_heads) * hd, stride]
@@ -334,8 +334,8 @@ def time_backward(backward, heads, kv_heads, hd, batch, length):
     qkv, dqkv = torch.randn(rows, stride, device="cuda"), torch.empty(rows, stride, device="cuda")
     out, dout = torch.randn(rows, heads * hd, device="cuda"), torch.randn(rows, heads * hd, device="cuda")
     lse = torch.full((rows, heads), math.log(length), device="cuda")
-    room = backward.room(rows, stride, heads, hd, [length] * batch)
-    t = graph_time([lambda: backward.run(qkv, out, dout, lse, heads, kv_heads, hd, dqkv, room)] * 2, 5)
+    workspace = backward.workspace(rows, stride, heads, hd, [length] * batch)
+    t = graph_time([lambda: backward.run(qkv, out, dout, lse, heads, kv_heads, hd, dqkv, workspace)] * 2, 5)
     return t, 5 * batch * length * length * heads * hd
 
 

@@ -1,4 +1,4 @@
-"""The packed-weight products of cu/gemm_hopper.cu: checked against exact sums, timed beside torch's libraries."""
+"""The packed-weight GEMMs of cu/gemm_hopper.cu: checked against exact sums, timed beside torch's libraries."""
 
 import ctypes
 
@@ -44,7 +44,7 @@ def shared_bytes(tok, wg, parts, k_blocks):
 
 
 def gated_bytes(columns, k_blocks):
-    """The same of a gated product of 256 tokens, which needs less beside its stages."""
+    """The same of a gated GEMM of 256 tokens, which needs less beside its stages."""
     stage = (256 + 2 * columns) * 128
     return min(212 * 1024 // stage, max(2, k_blocks)) * stage + 1024
 
@@ -201,7 +201,7 @@ def verify(gemm, v, tokens, n, k, bias, add, ranges=None):
 
 
 def verify_swiglu(gemm, v, tokens, n, k):
-    """Relative error of silu(gate) * up made by the product itself."""
+    """Relative error of silu(gate) * up made by the GEMM itself."""
     x, w, xs, ws = operands(v[0], tokens, n, k)
     f = n // 2
     kind = torch.bfloat16 if v[0] == "bf16" else torch.float32

@@ -9,7 +9,7 @@ import time
 
 import torch
 
-import gemm as products
+import gemm as gemms
 from flash import EVERYTHING, decode_shape
 from device import Kernel, compile_all, graph_time, load, tensor_map
 
@@ -23,7 +23,7 @@ def threads(width):
 
 class Kernels:
     def __init__(self, formats, defines=()):
-        self.variants = [v for f in formats for v in products.variants(f)]
+        self.variants = [v for f in formats for v in gemms.variants(f)]
         jobs = [(f"{name}.cu", "sm_90", list(defines)) for name in ("quantize", "kv", "flash_decode")]
         built = compile_all(jobs)
         for job, (cubin, log) in zip(jobs, built):
@@ -31,7 +31,7 @@ class Kernels:
                 raise SystemExit(f"{job}: {log}")
         self.modules = {job[0]: load(cubin) for job, (cubin, _) in zip(jobs, built)}
         self.known = {}
-        self.gemm = products.Gemm(self.variants, defines=defines)
+        self.gemm = gemms.Gemm(self.variants, defines=defines)
         self.partials = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
         self.counters = torch.zeros(1 << 15, dtype=torch.int32, device="cuda")
         self.maxima = torch.full((1 << 18,), -1, dtype=torch.int32, device="cuda")
@@ -52,7 +52,7 @@ class Block:
         self.d, self.heads, self.kv_heads, self.hd, self.f = SHAPES[shape]
         d, f, q = self.d, self.f, self.heads * self.hd
         self.width = q + 2 * self.kv_heads * self.hd
-        self.element = products.FORMATS[fmt][1]
+        self.element = gemms.FORMATS[fmt][1]
         self.sizes = {"qkv": (self.width, d), "o": (d, q), "gate_up": (2 * f, d), "down": (d, f)}
         total = lambda n, k: -(-n // 64) * -(-k * self.element // 128) * 8192
         make = lambda size: torch.randint(-127, 127, (size,), dtype=torch.int8, device="cuda").view(torch.uint8) if fmt != "bf16" else (torch.randn(size // 2, device="cuda") * 0.02).bfloat16().view(torch.uint8)
@@ -80,10 +80,10 @@ class Block:
         self.cos, self.sin = (torch.rand(context * self.hd // 2, device="cuda") for _ in range(2))
         self.maps = {}
 
-    def product(self, i, name, out, bias=None, add=0, **more):
+    def matmul(self, i, name, out, bias=None, add=0, **more):
         n, k = self.sizes[name]
-        v = products.choose(self.fmt, self.rows, n, k * self.element, more.get("swiglu", 0))
-        key = (k, products.box_rows(v[1], v[3], v[4]))
+        v = gemms.choose(self.fmt, self.rows, n, k * self.element, more.get("swiglu", 0))
+        key = (k, gemms.box_rows(v[1], v[3], v[4]))
         if key not in self.maps:
             self.maps[key] = tensor_map(self.left.data_ptr(), self.rows, k * self.element, key[1])
         x = self.left[: self.rows * k * self.element].view(self.rows, -1)
@@ -107,19 +107,19 @@ class Block:
         self.k.get("kv", "rope_write").launch((-(-warps // 4),), (128,), 0, given, True)
 
     def shape(self):
-        """Splits of attention, the shape of its blocks, and whether it writes codes."""
+        """Splits of attention, the shape of its blocks, and whether it writes quantized values."""
         splits = -(-self.context // 512)
         block, smem, at_once = decode_shape(self.kv, self.hd, splits * self.kv_heads * self.rows, self.context)
-        return splits, block, smem, "codes" in self.options and self.fmt != "bf16" and at_once and self.rows <= 64
+        return splits, block, smem, "quantized" in self.options and self.fmt != "bf16" and at_once and self.rows <= 64
 
     def attend(self, i, rotate=False):
         keys, values = self.caches[i]
-        splits, block, smem, codes = self.shape()
+        splits, block, smem, quantized = self.shape()
         given = [self.qkv, keys, values, self.kv_scales, self.kv_scales, self.spans, self.pages, self.attention, ptr(0), self.k.partials, self.k.counters, *[u32(v) for v in (self.width, self.heads, self.kv_heads, 6, splits)], f32(0.1), u32(EVERYTHING)]
         output = 0
         if rotate and self.fmt == "bf16":
             output = 1
-        if rotate and codes:
+        if rotate and quantized:
             output = 2 if self.fmt == "int8" else 3
         given += [self.cos if rotate else ptr(0), self.sin if rotate else ptr(0), u32(output), self.left_scales, self.k.maxima]
         if output:
@@ -129,12 +129,12 @@ class Block:
     def launches(self, i):
         q = self.heads * self.hd
         mlp = [
-            ("gate_up", lambda: self.product(i, "gate_up", self.gate_up)),
+            ("gate_up", lambda: self.matmul(i, "gate_up", self.gate_up)),
             ("swiglu", lambda: self.rows_of("swiglu", [self.gate_up], self.f)),
         ]
         if "fused" in self.options:
             largest = self.k.largest if self.fmt != "bf16" else None
-            mlp = [("gate_up", lambda: self.product(i, "gate_up", self.gate_up, swiglu=1, largest=largest))]
+            mlp = [("gate_up", lambda: self.matmul(i, "gate_up", self.gate_up, swiglu=1, largest=largest))]
             if self.fmt != "bf16":
                 mlp.append(("swiglu", lambda: self.rows_of("known", [self.gate_up], self.f, self.k.largest)))
         middle = [
@@ -146,12 +146,12 @@ class Block:
             middle = [("attention", lambda: self.attend(i, True))] + (middle[2:] if self.fmt != "bf16" and not self.shape()[3] else [])
         return [
             ("norm1", lambda: self.rows_of("norm", [self.x, self.gain], self.d, f32(1e-6))),
-            ("qkv", lambda: self.product(i, "qkv", self.qkv, self.bias)),
+            ("qkv", lambda: self.matmul(i, "qkv", self.qkv, self.bias)),
             *middle,
-            ("o", lambda: self.product(i, "o", self.x, add=1)),
+            ("o", lambda: self.matmul(i, "o", self.x, add=1)),
             ("norm2", lambda: self.rows_of("norm", [self.x, self.gain], self.d, f32(1e-6))),
             *mlp,
-            ("down", lambda: self.product(i, "down", self.x, add=1)),
+            ("down", lambda: self.matmul(i, "down", self.x, add=1)),
         ]
 
     def time(self, without=()):
@@ -167,7 +167,7 @@ def main():
     print(f"compiled {time.time() - begin:.1f} s", flush=True)
     for shape, fmt, rows, context in cases:
         block = Block(kernels, shape, fmt, int(rows), int(context), 16 if shape == "0.5B" else 4, *[a[3:] for a in sys.argv[1:] if a.startswith("kv=")])
-        for options in ((), ("fused", "rotate"), ("fused", "rotate", "codes")):
+        for options in ((), ("fused", "rotate"), ("fused", "rotate", "quantized")):
             block.options = options
             whole = block.time()
             parts = [] if "quick" in sys.argv else [(name, whole - block.time((name,))) for name, _ in block.launches(0)]

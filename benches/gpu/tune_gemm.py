@@ -1,4 +1,4 @@
-"""Tries the variants of the packed-weight product on the shapes of real models: checks, then the best times of each."""
+"""Tries the variants of the packed-weight GEMM on the shapes of real models: checks, then the best times of each."""
 
 import itertools
 import sys

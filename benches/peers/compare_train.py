@@ -90,7 +90,7 @@ def judge(entrants, number_format):
 
 
 def processor():
-    """The processor's name where the system tells it, else the architecture."""
+    """The processor's name where the system says it, else the architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

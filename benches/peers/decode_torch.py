@@ -76,8 +76,8 @@ def tokens_per_second(shape, batch):
         x = embedding[token]
         for w, bias, (keys, values) in zip(weights, biases, caches):
             x = block(x, w, bias, keys, values, position, cos, sin, heads, kv_heads, hd)
-        drawn, log_probs = sampled(x, ones, head)
-        token.copy_(drawn)
+        next_token, log_probs = sampled(x, ones, head)
+        token.copy_(next_token)
         position.add_(1)
         return log_probs
 

@@ -23,9 +23,9 @@ def ours(qurl, model, form, ids):
 
 def rounding(full, read, form):
     """The largest error of a matrix in units of what the format may round."""
-    scale, codes = read.weight_scale.reshape(-1, 1), read.weight.float()
-    step = torch.ones_like(codes) if form == "int8" else torch.exp2(torch.floor(torch.log2(codes.abs().clamp(min=2.0**-6))) - 3)
-    return ((full.weight - codes * scale).abs() / (step * scale / 2)).max().item()
+    scale, stored = read.weight_scale.reshape(-1, 1), read.weight.float()
+    step = torch.ones_like(stored) if form == "int8" else torch.exp2(torch.floor(torch.log2(stored.abs().clamp(min=2.0**-6))) - 3)
+    return ((full.weight - stored * scale).abs() / (step * scale / 2)).max().item()
 
 
 def main():

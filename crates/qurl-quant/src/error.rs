@@ -5,7 +5,7 @@ use qurl_kernels::Format;
 /// Why something could not be quantized, scaled or compared.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum QuantError {
-    /// A weight is infinite or not a number.
+    /// A weight is infinite or NaN.
     #[error("{name}: row {row}, column {column} is {value}; expected a finite number")]
     NotFinite {
         /// The tensor.

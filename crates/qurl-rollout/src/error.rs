@@ -19,8 +19,8 @@ pub enum RolloutError {
     /// A prompt without tokens.
     #[error("the prompt is empty: expected at least one token")]
     EmptyPrompt,
-    /// The context has no room for the prompt and a first new token.
-    #[error("the prompt has {len} tokens, but a context of {context} tokens has room for at most {}", context.saturating_sub(1))]
+    /// The context is too short for the prompt and a first new token.
+    #[error("the prompt has {len} tokens, but a context of {context} tokens takes at most {}", context.saturating_sub(1))]
     PromptTooLong {
         /// Tokens of the prompt.
         len: usize,

@@ -248,7 +248,7 @@ fn running_ahead_changes_nothing() {
     }
 }
 
-/// Networks that an engine runs with by turns have recorded steps of their own, in the same pages.
+/// Networks that an engine alternates between have recorded steps of their own, in the same pages.
 #[test]
 fn a_lent_network_has_its_own_steps() {
     let Some(cuda) = device() else { return };

@@ -56,7 +56,7 @@ fn scores_without_requests_come_in_order_and_the_command_stays() {
     let script = r#"n=0; while read -r line; do n=$((n+1)); case "$line" in *'"response":"4"'*) echo 1;; *) echo "{\"score\": 0.$n}";; esac; done"#;
     let mut reward = start(script);
     assert_eq!(score(&mut reward, &["4", "5", "4"]).unwrap(), [1.0, 0.2, 1.0]);
-    // The counter goes on: it is the same process.
+    // The counter continues: it is the same process.
     assert_eq!(score(&mut reward, &["5"]).unwrap(), [0.4]);
     assert_eq!(score(&mut reward, &[]).unwrap(), Vec::<f64>::new());
 }

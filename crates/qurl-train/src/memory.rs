@@ -15,7 +15,7 @@ use qurl_model::{ModelConfig, params};
 use std::fmt;
 use std::sync::Arc;
 
-/// What the driver takes while a run goes on, beside what is asked of it: recorded steps, code, rounded
+/// What the driver takes while a run lasts, beside what is requested of it: recorded steps, code, rounded
 /// sizes. 1.2 GiB were seen beside runs of 31 and of 119 GiB.
 const DRIVER_RESERVE: usize = 1536 << 20;
 

@@ -114,7 +114,7 @@ pub struct Trainer {
     /// Write a checkpoint every so many steps; 0 for none but the one that Ctrl-C makes. A warm start writes
     /// none.
     pub save_freq: u64,
-    /// How many of the newest checkpoints are kept; a run goes on from the newest.
+    /// How many of the newest checkpoints are kept; a run resumes from the newest.
     pub keep_last: usize,
     /// How many of the checkpoints with the highest test accuracy are kept beside them, or in supervised
     /// training with the lowest validation loss.

@@ -23,7 +23,7 @@ pub use health::{Health, Symptom};
 pub use prepare::prepare;
 pub use probe::RolloutSpeed;
 pub use record::{Layered, Phases, RewardSpread, StepRecord};
-pub use rollouts::Drawn;
+pub use rollouts::Sampled;
 pub use sampled::SampledRollout;
 pub use test::Tested;
 
@@ -236,16 +236,16 @@ impl<D: Device> RlTrainer<D> {
         self.begin_stage()?;
         let mut entropy = Entropy::default();
         entropy.add(&solved);
-        let mut drawn = Drawn::default();
-        drawn.add(&solved)?;
-        let rolled = Rolled { groups: solved, drawn, verifying: 0.0, entropy: entropy.mean() };
+        let mut sampled = Sampled::default();
+        sampled.add(&solved)?;
+        let rolled = Rolled { groups: solved, sampled, verifying: 0.0, entropy: entropy.mean() };
         self.learn(rolled, Phases::start())
     }
 
     fn learn(&mut self, rolled: Rolled, mut phases: Phases) -> Result<StepRecord, TrainError> {
-        let Rolled { groups: solved, drawn, entropy, .. } = rolled;
+        let Rolled { groups: solved, sampled, entropy, .. } = rolled;
         let mut batch = RolloutBatch::pack(&solved, &self.plan, self.step);
-        let mut record = StepRecord::new(self.step, &solved, &batch, drawn, entropy);
+        let mut record = StepRecord::new(self.step, &solved, &batch, sampled, entropy);
         if batch.tokens() == 0 {
             record.timing = phases.finish();
             self.last = (solved, batch);
@@ -298,7 +298,7 @@ impl<D: Device> RlTrainer<D> {
     }
 
     /// Every so many steps: how far the weights moved (Eq. 13), how far their quantized copy is off (Eq. 14),
-    /// and how many of its codes changed.
+    /// and how many of its quantized values changed.
     fn measure_update(&mut self, record: &mut StepRecord) -> Result<(), TrainError> {
         let every = self.plan.run.update_metrics_freq;
         let Some(before) = self.measured.as_ref().filter(|_| every > 0 && self.step.is_multiple_of(every))

@@ -9,7 +9,7 @@
 //! | `rollouts/step-000010.jsonl` | a few rollouts of the step, one per line |
 //! | `run.lock` | the process that writes here, held by a lock of the system |
 //!
-//! Everything is flushed after every step, so that others can look while the run goes on. A run that goes on
+//! Everything is flushed after every step, so that others can look while the run lasts. A run that continues
 //! from a checkpoint first cuts off what was written after it: the steps are done again and written again.
 
 mod events;

@@ -71,7 +71,7 @@ fn figures_follow_from_the_saved_responses() {
 }
 
 #[test]
-fn an_interrupted_evaluation_goes_on() {
+fn an_interrupted_evaluation_continues() {
     let dir = setup("eval-resume");
     let whole = qurl_in(&dir, &with(&["--out", "whole"]), "").json();
     let text = std::fs::read_to_string(dir.join("whole/responses.jsonl")).expect("responses");
@@ -89,7 +89,7 @@ fn an_interrupted_evaluation_goes_on() {
     // All done: the figures once more.
     let again = qurl_in(&dir, &with(&["--out", "whole", "--resume"]), "");
     assert_eq!(figures(&again.json()), figures(&whole));
-    // Nothing to go on with: a new evaluation.
+    // Nothing to resume: a new evaluation.
     let fresh = qurl_in(&dir, &with(&["--out", "fresh", "--resume"]), "");
     assert_eq!(figures(&fresh.json()), figures(&whole));
 

@@ -272,7 +272,7 @@ fn a_recipe_is_looked_at_without_a_run() {
 /// Paths in the file lead from its directory, those of overrides from the working directory, and a run goes
 /// on from anywhere.
 #[test]
-fn paths_lead_from_the_recipe_and_runs_go_on_from_anywhere() {
+fn paths_lead_from_the_recipe_and_runs_resume_from_anywhere() {
     let dir = place("recipe-paths");
     std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
     std::fs::create_dir_all(dir.join("elsewhere/deep")).expect("made");
@@ -290,7 +290,7 @@ fn paths_lead_from_the_recipe_and_runs_go_on_from_anywhere() {
     let set = ["--set", "task.test_files=[\"elsewhere/other.jsonl\"]", "--steps", "3"];
     let on = train(&dir, &[&["mine.toml", "--run", "elsewhere/run", "--resume"], &set[..]].concat());
     assert_eq!(on.status, 0, "{}", on.stderr);
-    assert!(on.stderr.contains("goes on after step 2"), "{}", on.stderr);
+    assert!(on.stderr.contains("resumes after step 2"), "{}", on.stderr);
     // A recipe of an older program, whose paths are those of the working directory.
     let text = kept.replace(&format!("{}/", dir.display()), "");
     assert!(text.contains("\"train.jsonl\""), "{text}");

@@ -97,7 +97,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Asks for the sixteen keys and values from position `at` on, if the span sees them.
+    /// Prefetches the sixteen keys and values from position `at` on, if the span sees them.
     #[inline(always)]
     unsafe fn prefetch<S: Simd>(&self, span: &Span, head: usize, at: usize) {
         if at < span.position + span.rows {
@@ -201,7 +201,7 @@ pub(crate) unsafe fn pack_strips(
 
 simd_dispatch!(plain fn row_block(job: &Job, span: &Span, head: usize, start: usize, next: Option<(&Span, usize)>, workspace: *mut Workspace) = row_block_at);
 
-/// `next` is what this thread will attend to next: its first keys are asked for while the last ones here are
+/// `next` is what this thread will attend to next: its first keys are prefetched while the last ones here are
 /// at work.
 #[inline(always)]
 unsafe fn row_block_at<S: Simd>(

@@ -112,8 +112,8 @@ unsafe fn transpose_words(rows: [__m512i; 16]) -> [__m512i; 16] {
         // ... then the lanes themselves.
         let mut columns = [zero; 16];
         for i in 0..4 {
-            let turned = transpose_quarters([quads[i], quads[4 + i], quads[8 + i], quads[12 + i]]);
-            for (quarter, column) in turned.into_iter().enumerate() {
+            let transposed = transpose_quarters([quads[i], quads[4 + i], quads[8 + i], quads[12 + i]]);
+            for (quarter, column) in transposed.into_iter().enumerate() {
                 columns[4 * quarter + i] = column;
             }
         }
@@ -579,7 +579,7 @@ unsafe impl Simd for Avx512Bf16 {
     }
 }
 
-/// Adds the products of a pair of bf16 in memory and the pairs of `b`. The pair is an operand of the GEMM
+/// Adds the products of a pair of bf16 in memory and the pairs of `b`. The pair is an operand of the instruction
 /// itself: broadcast to a register first, once for two products, it takes a place in the vector units that
 /// decoding needs (on Zen 4 a word of an eight-row tile then takes 17.5 instead of 16 cycles). The compiler
 /// would always share the register.

@@ -89,7 +89,7 @@ const PAST_CACHES: usize = 16 << 20;
 /// What surrounds rows that are packed.
 #[derive(Clone, Copy)]
 struct Ahead {
-    /// As many rows lie behind them in memory and come next.
+    /// As many rows lie after them in memory and come next.
     more: bool,
     /// Panels go past the caches.
     past_caches: bool,
@@ -188,11 +188,11 @@ unsafe fn pack_transposed_at<S: Simd>(
             let row = &rows[lane * k..(lane + 1) * k];
             let staged = &mut staged[lane];
             if ahead.more {
-                // Panels are made of weights, which come from memory: ask for those of the next panel, but
+                // Panels are made of weights, which come from memory: prefetch those of the next panel, but
                 // never for what is not mapped, since that takes microseconds a line.
                 let ahead = row.as_ptr().wrapping_add(real * k + start * precision.per_word());
                 for line in (0..count * precision.per_word()).step_by(16) {
-                    // SAFETY: any address may be asked for.
+                    // SAFETY: any address may be prefetched.
                     unsafe { S::prefetch(ahead.wrapping_add(line).cast()) }
                 }
             }

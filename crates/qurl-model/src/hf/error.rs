@@ -106,7 +106,7 @@ pub enum HfError {
         /// The stored format.
         found: String,
     },
-    /// A weight is not a number or infinite (or becomes so in the format it is written in).
+    /// A weight is NaN or infinite (or becomes so in the format it is written in).
     #[error("{}: tensor {tensor} has {value} at element {index}, expected finite {dtype} weights", file.display())]
     NotFinite {
         /// The weight file.

@@ -6,7 +6,7 @@
 The emulation is transformers' own model (every family of ../qurl-model/tests/goldens) with what docs/formats.md says of a
 quantized run, and nothing else:
 - linear layers of the blocks: weights rounded per output channel, activations per token, each with scale = largest
-  magnitude / largest code; the product of the codes is exact in float64, then both scales;
+  magnitude / largest code; the matmul of the codes is exact in float64, then both scales;
 - keys (rotated) and values rounded to bf16, since that is how they are stored;
 - the output head in bf16: its weights and its input.
 All else is float64, where the runtime has f32. So what remains between the two is the rounding of sums, except where that

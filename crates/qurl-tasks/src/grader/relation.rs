@@ -189,7 +189,7 @@ fn variables_of(monomial: &Monomial) -> Monomial {
     monomial.iter().filter(|(atom, _)| is_variable(atom)).cloned().collect()
 }
 
-/// The constant coefficient of a GEMM of variables.
+/// The constant coefficient of a product of variables.
 fn coefficient_of(poly: &Poly, variables: &Monomial) -> Poly {
     let mut coefficient = Poly::default();
     for (monomial, value) in &poly.terms {

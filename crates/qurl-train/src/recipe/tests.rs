@@ -250,7 +250,7 @@ fn every_recipe_of_the_project_parses() {
 }
 
 #[test]
-fn a_run_goes_on_with_its_own_recipe_only() {
+fn a_run_continues_with_its_own_recipe_only() {
     let text = format!("{GOOD}{RL}");
     let old = Recipe::parse(&text, "r.toml", &[]).expect("good");
     let against = |old: &Recipe, changes: &[&str]| {

@@ -24,7 +24,7 @@ pub(crate) struct Models<D: Device> {
 }
 
 impl<D: Device> Models<D> {
-    /// Takes all memory. Without weights they are zero: for plans. `taken` hears of each part after it was
+    /// Takes all memory. Without weights they are zero: for plans. `taken` is called with each part after it was
     /// taken.
     pub fn new(
         queue: &mut D::Queue,

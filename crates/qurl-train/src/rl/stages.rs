@@ -1,7 +1,7 @@
 //! The beginning of a stage: what separate runs, each started from the model of the one before, would have
 //! anew.
 //!
-//! All of it happens between two steps and changes only what a checkpoint holds, so a run that goes on from a
+//! All of it happens between two steps and changes only what a checkpoint holds, so a run that resumes from a
 //! checkpoint taken before, at or after the beginning of a stage computes the same bits.
 
 use super::{RlTrainer, TrainError};

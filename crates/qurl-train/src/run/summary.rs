@@ -14,7 +14,7 @@ use std::path::PathBuf;
 /// The file's name in the run's directory.
 pub const SUMMARY: &str = "summary.json";
 
-/// `summary.json` while the run goes on: what no line of `metrics.jsonl` holds.
+/// `summary.json` while the run lasts: what no line of `metrics.jsonl` holds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Begun {
     /// Greedy accuracy before the first step.

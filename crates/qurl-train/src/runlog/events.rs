@@ -280,7 +280,7 @@ mod tests {
         let mut damaged = whole.clone();
         damaged[ends[1] + 20] ^= 4;
         assert_eq!(EventReader::new(&damaged).count(), 2);
-        // Going on from step 150 writes the same events again.
+        // Continuing from step 150 writes the same events again.
         std::fs::write(&path, &whole).expect("written");
         let mut file = EventFile::open(&dir, 150).expect("opened");
         file.write(151, &[("a/b".to_string(), 151.0)]).expect("written");

@@ -20,7 +20,7 @@ use qurl_train::recipe::{Recipe, Sft};
 use qurl_train::run::{Memory, RunParts, SUMMARY};
 use qurl_train::runlog::StepLog;
 use qurl_train::sft::{Examples, SftBest, SftError, SftRun, SftSummary, SftTrainer};
-use qurl_train::solve::{Draw, accuracy, draw_problems, held_out, solve};
+use qurl_train::solve::{SolveOptions, accuracy, draw_problems, held_out, solve};
 use qurl_train::start::Start;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -131,7 +131,7 @@ fn run_on<D: Device>(
     }
     view.begin("SFT", run.trainer().steps_done(), sft.steps);
     let outcome = run.steps(
-        || stop.asked(),
+        || stop.requested(),
         |record| {
             view.supervised(record);
             if record.skipped_updates > 0 {
@@ -163,7 +163,7 @@ fn run_on<D: Device>(
 /// The error that ends the command: stopped runs end with the status of their signal, and all that can be
 /// resumed say how.
 fn ended(error: SftError, stop: &Stop, dir: &RunDir) -> anyhow::Error {
-    let how = format!("go on with: {}", dir.how_to_go_on());
+    let how = format!("resume with: {}", dir.how_to_resume());
     match error {
         SftError::Stopped { .. } => stop.error(format!("{error}; {how}")),
         SftError::Checkpoint(source) => anyhow::Error::new(source)
@@ -193,8 +193,8 @@ fn greedy_accuracy<D: Device>(
     let problems = draw_problems(task, Split::Test, seed, 0, count)?;
     let max_new = sft.max_length.min(start.config.max_position_embeddings);
     let max_prompt = usize::MAX; // the engine has its own limit
-    let draw = Draw { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed, step: 0 };
-    Ok(Some(accuracy(&solve(queue, &mut engine, start, task, problems, draw)?.0)))
+    let options = SolveOptions { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed, step: 0 };
+    Ok(Some(accuracy(&solve(queue, &mut engine, start, task, problems, options)?.0)))
 }
 
 /// The summary in words.

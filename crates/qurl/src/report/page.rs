@@ -49,7 +49,7 @@ pub fn render(runs: &[RunData]) -> String {
     fill(&title(&runs), &policy, &style, &data, &script)
 }
 
-/// The page of runs that are going on; style and script come from the server that sends it, the policy as a
+/// The page of runs in progress; style and script come from the server that sends it, the policy as a
 /// header.
 pub fn live_page(runs: &[&RunData]) -> String {
     let style = "<link rel=\"stylesheet\" href=\"/page.css\">";

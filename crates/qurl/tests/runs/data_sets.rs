@@ -85,7 +85,7 @@ fn positions_beyond_the_models_own_are_used_only_when_asked_for() {
     let note = "model/config.json has max_position_embeddings = 128; the recipe asks for 256";
     assert!(done.stderr.contains(note), "{}", done.stderr);
     assert!(!done.stderr.contains("left out"), "{}", done.stderr);
-    // What was saved has the new context and says so itself: nothing is left to note, and it goes on from
+    // What was saved has the new context and says so itself: nothing is left to note, and it resumes from
     // there.
     let saved = ["--set", "model.path=run/model"];
     let done = train("next", &saved);
@@ -186,5 +186,5 @@ fn a_reward_command_survives_the_interrupt_that_ends_the_run() {
     let ended = child.wait_with_output().expect("ended");
     let said = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(130), "{said}");
-    assert!(said.contains("go on with"), "{said}");
+    assert!(said.contains("resume with"), "{said}");
 }

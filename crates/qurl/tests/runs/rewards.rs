@@ -133,7 +133,7 @@ fn nothing_outlives_a_run_that_a_signal_ends() {
         assert_eq!(code, status, "{said}");
         if status.is_some() {
             assert!(
-                said.contains("stopped while waiting for scores; go on with: qurl train --run run"),
+                said.contains("stopped while waiting for scores; resume with: qurl train --run run"),
                 "{said}"
             );
         }
@@ -159,7 +159,7 @@ fn nothing_outlives_a_second_ctrl_c() {
 /// `nohup` is a wish that SIGHUP be ignored.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_run_that_ignores_hangups_goes_on() {
+fn a_run_that_ignores_hangups_continues() {
     let dir = place_with_reward("runs-reward-nohup", REWARD);
     let mut program = Command::new("sh");
     program.args([

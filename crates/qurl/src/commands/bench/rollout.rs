@@ -1,7 +1,7 @@
 //! `qurl bench rollout`: the engine on random weights of a named shape, in several number formats.
 //!
 //! Every round runs each format once, and a figure is the median of its rounds: a disturbance of the machine
-//! meets all formats alike. A run is a batch of prompts of one length that all draw the same number of
+//! is the same for all formats. A run is a batch of prompts of one length that all sample the same number of
 //! tokens. It is cut in two at the moment when the last prompt has got its first token: before lies the
 //! prefill, after it the decode.
 //!
@@ -185,7 +185,7 @@ pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
 }
 
 /// All formats at one batch size. Where the packed weights of all formats fit beside each other, the rounds
-/// take turns; else one format comes after the other.
+/// alternate; else one format comes after the other.
 fn measure<D: Machine>(
     queue: &mut D::Queue,
     config: &ModelConfig,

@@ -329,7 +329,7 @@ fn cut(text: &str) -> String {
 
 /// Names the key and the word at the place where the JSON reader stopped (`NaN`, `1e999`, ...).
 fn json_error(line: usize, text: &str, error: &serde_json::Error) -> CaseError {
-    // The reader stops behind or in the middle of the word: step back to its start.
+    // The reader stops after or in the middle of the word: step back to its start.
     let stop = error.column().min(text.len());
     let separators = [',', '[', ']', '{', '}', ':', ' '];
     let bytes = text.as_bytes();
