@@ -1,4 +1,5 @@
-"""All CUDA kernels with tensor cores: checks first, then times beside the limits and beside torch's libraries."""
+"""All CUDA kernels with tensor cores: checks first, then times beside the limits and beside torch's
+libraries."""
 
 import time
 
@@ -15,7 +16,10 @@ say(f"compiled {len(gemm.kernels)} GEMMs")
 good = True
 for v in gemm.kernels:
     if v[4] == "GATED":
-        worst = max(gemms.verify_swiglu(gemm, v, tokens, n, k) for tokens, n, k in ((256, 9728, 896), (201, 1408, 3584), (130, 640, 128)))
+        worst = max(
+            gemms.verify_swiglu(gemm, v, tokens, n, k)
+            for tokens, n, k in ((256, 9728, 896), (201, 1408, 3584), (130, 640, 128))
+        )
         good &= worst <= 1e-6
         say(f"gemm {v}: error {worst:.1e} {'ok' if worst <= 1e-6 else 'WRONG'}")
         continue
@@ -52,12 +56,18 @@ for model in gemms.SHAPES:
                     libraries.append(gemms.torch_timing(pool, f, tokens, n, k))
             size = sum(n * k for _, n, k in gemms.SHAPES[model]) * gemms.FORMATS[f][1]
             each = " ".join(f"{t:.1f} ({name})" for t, name in zip(times, names))
-            say(f"{model} {tokens} {f}: {sum(times):.1f} us {size / sum(times) / 1e6:.2f} TB/s, torch {sum(libraries):.1f} us; each {each}")
+            say(
+                f"{model} {tokens} {f}: {sum(times):.1f} us {size / sum(times) / 1e6:.2f} TB/s, "
+                f"torch {sum(libraries):.1f} us; each {each}"
+            )
 for tokens, n, k in ((8192, 3584, 3584), (4096, 37888, 3584)):
     for f in gemms.FORMATS:
         v = gemms.choose(f, tokens, n, k * gemms.FORMATS[f][1])
         t = gemms.timing(gemm, pool, v, tokens, n, k)
-        say(f"{tokens} x {n} x {k} {v}: {t:.0f} us {2 * tokens * n * k / t / 1e6:.0f} TFLOP/s, torch {gemms.torch_timing(pool, f, tokens, n, k):.0f} us")
+        say(
+            f"{tokens} x {n} x {k} {v}: {t:.0f} us {2 * tokens * n * k / t / 1e6:.0f} TFLOP/s, "
+            f"torch {gemms.torch_timing(pool, f, tokens, n, k):.0f} us"
+        )
 del pool
 flash = attention.Flash()
 say("compiled")
@@ -67,22 +77,50 @@ say(f"attention forward {'right' if good else 'WRONG'}")
 for backward in (attention.Backward(False), attention.Backward()):
     good = attention.check_backward(backward, say)
     say(f"attention backward {'right' if good else 'WRONG'}")
-    for heads, kv_heads, hd, batch, length in ((12, 2, 128, 8, 4096), (12, 2, 128, 2, 4096), (12, 2, 128, 8, 1024), (14, 2, 64, 2, 4096), (14, 2, 64, 32, 512)):
+    for heads, kv_heads, hd, batch, length in (
+        (12, 2, 128, 8, 4096),
+        (12, 2, 128, 2, 4096),
+        (12, 2, 128, 8, 1024),
+        (14, 2, 64, 2, 4096),
+        (14, 2, 64, 32, 512),
+    ):
         t, flops = attention.time_backward(backward, heads, kv_heads, hd, batch, length)
-        say(f"{backward.name} {heads}/{kv_heads}x{hd} {batch} x {length}: {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s (of the five GEMMs needed)")
+        say(
+            f"{backward.name} {heads}/{kv_heads}x{hd} {batch} x {length}: "
+            f"{t:.1f} us {flops / t / 1e6:.0f} TFLOP/s (of the five GEMMs needed)"
+        )
         if backward.hopper and batch * length > 8000:
             for library, t in attention.torch_backward(heads, hd, batch, length):
                 say(f"torch's {library} (heads not shared): {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s")
-for heads, kv_heads, hd, batch, context in ((28, 4, 128, 64, 384), (28, 4, 128, 64, 640), (28, 4, 128, 256, 384), (40, 8, 128, 64, 384), (14, 2, 64, 256, 384), (28, 4, 128, 8, 8192)):
+for heads, kv_heads, hd, batch, context in (
+    (28, 4, 128, 64, 384),
+    (28, 4, 128, 64, 640),
+    (28, 4, 128, 256, 384),
+    (40, 8, 128, 64, 384),
+    (14, 2, 64, 256, 384),
+    (28, 4, 128, 8, 8192),
+):
     for fmt in attention.FORMATS:
         t, size = attention.time_decode(flash, fmt, heads, kv_heads, hd, batch, context)
-        say(f"decode {heads}/{kv_heads}x{hd} batch {batch} context {context} {fmt}: {t:.1f} us {size / t / 1e6:.2f} TB/s")
-for heads, kv_heads, hd, batch, length in ((12, 2, 128, 8, 4096), (28, 4, 128, 8, 1024), (14, 2, 64, 32, 512)):
+        say(
+            f"decode {heads}/{kv_heads}x{hd} batch {batch} context {context} {fmt}: "
+            f"{t:.1f} us {size / t / 1e6:.2f} TB/s"
+        )
+for heads, kv_heads, hd, batch, length in (
+    (12, 2, 128, 8, 4096),
+    (28, 4, 128, 8, 1024),
+    (14, 2, 64, 32, 512),
+):
     for fmt in attention.FORMATS:
         t, flops = attention.time_prefill(flash, fmt, heads, kv_heads, hd, batch, length)
-        say(f"prefill {heads}/{kv_heads}x{hd} {batch} x {length} {fmt}: {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s")
+        say(
+            f"prefill {heads}/{kv_heads}x{hd} {batch} x {length} {fmt}: "
+            f"{t:.1f} us {flops / t / 1e6:.0f} TFLOP/s"
+        )
     q = torch.randn(batch, heads, length, hd, device="cuda", dtype=torch.bfloat16)
     k = torch.randn(batch, heads, length, hd, device="cuda", dtype=torch.bfloat16)
-    t = attention.graph_time([lambda: torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True)] * 4, 5)
+    t = attention.graph_time(
+        [lambda: torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True)] * 4, 5
+    )
     say(f"torch's attention (heads not shared): {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s")
 say("end")

@@ -1,7 +1,9 @@
-"""Decoding with PyTorch, done well, beside ours on the same device: compiled blocks, one CUDA graph for a step, a static cache.
+"""Decoding with PyTorch, done well, beside ours on the same device: compiled blocks, one CUDA graph for a
+step, a static cache.
 
-`python3 decode_torch.py [shape,batch ...]` prints tokens/s of Qwen2.5's shapes with random weights in bf16: prompts of 128 tokens, 256
-new ones, so that contexts are those of `qurl bench rollout --prompt 128 --new 256`; sampling at temperature 1 included.
+`python3 decode_torch.py [shape,batch ...]` prints tokens/s of Qwen2.5's shapes with random weights in bf16:
+prompts of 128 tokens, 256 new ones, so that contexts are those of
+`qurl bench rollout --prompt 128 --new 256`; sampling at temperature 1 included.
 """
 
 import sys
@@ -32,7 +34,8 @@ def rotated(x, cos, sin):
 
 @torch.compile(dynamic=False, fullgraph=True)
 def block(x, w, bias, keys, values, position, cos, sin, heads, kv_heads, hd):
-    """One block for one new token of every sequence: x [batch, hidden]; keys, values [batch, kv_heads, LENGTH, hd]."""
+    """One block for one new token of every sequence: x [batch, hidden]; keys, values [batch, kv_heads,
+    LENGTH, hd]."""
     qkv_w, o_w, gate_up_w, down_w, gain1, gain2 = w
     batch = x.shape[0]
     qkv = F.linear(normed(x, gain1), qkv_w, bias).view(batch, heads + 2 * kv_heads, hd)
@@ -63,11 +66,23 @@ def tokens_per_second(shape, batch):
     random = lambda *size: torch.randn(*size, device="cuda", dtype=torch.bfloat16) * 0.02
     width = (heads + 2 * kv_heads) * hd
     ones = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
-    weights = [(random(width, hidden), random(hidden, heads * hd), random(2 * inner, hidden), random(hidden, inner), ones, ones) for _ in range(layers)]
+    weights = [
+        (
+            random(width, hidden),
+            random(hidden, heads * hd),
+            random(2 * inner, hidden),
+            random(hidden, inner),
+            ones,
+            ones,
+        )
+        for _ in range(layers)
+    ]
     biases = [random(width) for _ in range(layers)]
     caches = [[random(batch, kv_heads, LENGTH, hd) for _ in range(2)] for _ in range(layers)]
     embedding, head = random(vocabulary, hidden), random(vocabulary, hidden)
-    angles = torch.arange(LENGTH, device="cuda")[:, None] / 1e6 ** (torch.arange(hd // 2, device="cuda") * 2 / hd)
+    angles = torch.arange(LENGTH, device="cuda")[:, None] / 1e6 ** (
+        torch.arange(hd // 2, device="cuda") * 2 / hd
+    )
     cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
     token = torch.randint(vocabulary, (batch,), device="cuda")
     position = torch.zeros(1, dtype=torch.long, device="cuda")
@@ -109,7 +124,11 @@ def main():
         shape, batch = case.split(",")
         began = time.time()
         rates = tokens_per_second(shape, int(batch))
-        print(f"{shape} batch {batch}: bf16 {', '.join(f'{r:.0f}' for r in rates)} tokens/s ({time.time() - began:.0f} s with compiling)", flush=True)
+        print(
+            f"{shape} batch {batch}: bf16 {', '.join(f'{r:.0f}' for r in rates)} tokens/s "
+            f"({time.time() - began:.0f} s with compiling)",
+            flush=True,
+        )
         torch.cuda.empty_cache()
 
 

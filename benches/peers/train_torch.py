@@ -145,7 +145,9 @@ def measure(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="PyTorch's training speed on the model of `qurl bench train`")
+    parser = argparse.ArgumentParser(
+        description="PyTorch's training speed on the model of `qurl bench train`"
+    )
     parser.add_argument("--variant", choices=VARIANTS, default="f32-sdpa")
     parser.add_argument("--compile", action="store_true", help="through torch.compile")
     parser.add_argument("--steps", type=int, default=8, help="measured steps")
@@ -164,7 +166,8 @@ def main():
     else:
         print(
             f"{result['variant']}: {result['tokens_per_s']:,.0f} tokens/s, "
-            f"peak {result['peak_rss_mb']:,.0f} MB, loss {result['first_loss']:.3f} -> {result['last_loss']:.3f}"
+            f"peak {result['peak_rss_mb']:,.0f} MB, "
+            f"loss {result['first_loss']:.3f} -> {result['last_loss']:.3f}"
         )
 
 

@@ -47,7 +47,8 @@ pub enum QuantError {
     },
     /// Scaled weights were asked for another scale.
     #[error(
-        "the weights are scaled by {found} for UAQ already (`qurl.uaq` in config.json); {asked} is a second scaling"
+        "the weights are scaled by {found} for UAQ already (`qurl.uaq` in config.json); {asked} is a second \
+         scaling"
     )]
     Scaled {
         /// The mark.

@@ -16,8 +16,8 @@
 //! There is no state of a random number generator: all random numbers are functions of seed, step and place.
 //!
 //! A checkpoint is written under a temporary name, synced and renamed ([`Store`]), from a copy of the state
-//! and on a thread of its own ([`Writer`]), so that training continues meanwhile; [`Keeper`] says when. What a
-//! disk or a foreign program damages later is found by the manifest.
+//! and on a thread of its own ([`Writer`]), so that training continues meanwhile; [`Keeper`] says when. What
+//! a disk or a foreign program damages later is found by the manifest.
 
 mod error;
 mod keeper;

@@ -124,7 +124,8 @@ impl MemoryPlan {
             Some(DeviceMemory { free, total, .. }) if self.total() + DRIVER_RESERVE > free => {
                 let device = format!("the device ({} of {} MiB free)", free >> 20, total >> 20);
                 let what = format!(
-                    "this run: {self}, and {} MiB for the driver; lower trainer.micro_tokens or rollout.kv_cache_mb, or set trainer.recompute",
+                    "this run: {self}, and {} MiB for the driver; lower trainer.micro_tokens or \
+                     rollout.kv_cache_mb, or set trainer.recompute",
                     DRIVER_RESERVE >> 20
                 );
                 Err(DeviceError::OutOfMemory { device, need: self.total(), what })

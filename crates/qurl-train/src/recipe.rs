@@ -281,8 +281,8 @@ impl Recipe {
         Ok((only, sft))
     }
 
-    /// The checked plan of reinforcement learning; an error where a section is missing. `[task]` may be: a program
-    /// can bring a task of its own.
+    /// The checked plan of reinforcement learning; an error where a section is missing. `[task]` may be: a
+    /// program can bring a task of its own.
     pub fn rl(&self, file: &str) -> Result<RlPlan, RecipeError> {
         let missing = |section| RecipeError::Section { file: file.to_string(), section, why: RL_NEEDS };
         let preset = self.task.as_ref().and_then(TaskSource::preset);

@@ -69,10 +69,11 @@ pub enum TrainError {
     Quant(#[from] QuantError),
     /// Dynamic sampling did not find enough.
     #[error(
-        "key `algorithm.filter_groups.max_num_gen_batches` is {batches}: after so many batches of prompts only {found} of \
-         {wanted} groups had responses with different rewards (the others: {right} all right, {wrong} all wrong, {other} \
-         all alike otherwise); allow more batches, choose problems that fit the model, or set \
-         `algorithm.filter_groups.allow_fewer = true` to train on whole mini-batches of what was found"
+        "key `algorithm.filter_groups.max_num_gen_batches` is {batches}: after so many batches of prompts \
+         only {found} of {wanted} groups had responses with different rewards (the others: {right} all \
+         right, {wrong} all wrong, {other} all alike otherwise); allow more batches, choose problems that \
+         fit the model, or set `algorithm.filter_groups.allow_fewer = true` to train on whole mini-batches \
+         of what was found"
     )]
     TooFewGroups {
         /// Batches of prompts sampled.
@@ -92,7 +93,8 @@ pub enum TrainError {
     },
     /// A checkpoint of another kind of run.
     #[error(
-        "the checkpoint has (critic, reference, measured weights) = {found:?}, the recipe asks for {expected:?}"
+        "the checkpoint has (critic, reference, measured weights) = {found:?}, the recipe asks for \
+         {expected:?}"
     )]
     OtherState {
         /// What the checkpoint has.

@@ -153,8 +153,8 @@ fn files_of_several_data_sources_are_several_sets() {
     let dir = setup("eval-sources");
     let row = |source: &str, i: u32| {
         let prompt = json!([{"role": "user", "content": format!("{i}+{i}=")}]);
-        json!({"data_source": source, "prompt": prompt, "reward_model": {"ground_truth": (2 * i).to_string()}})
-            .to_string()
+        let truth = json!({"ground_truth": (2 * i).to_string()});
+        json!({"data_source": source, "prompt": prompt, "reward_model": truth}).to_string()
     };
     let rows = [row("a", 1), row("b", 2), row("a", 3)].join("\n");
     std::fs::write(dir.join("mixed.jsonl"), rows).expect("written");

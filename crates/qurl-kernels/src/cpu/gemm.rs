@@ -220,8 +220,8 @@ impl From<Precision> for Kind {
     }
 }
 
-/// `out[rows, n] += x[rows, range] B[range, n]`, the chain continuing from `out`: a GEMM in pieces along k. The
-/// range must begin and end at whole words.
+/// `out[rows, n] += x[rows, range] B[range, n]`, the chain continuing from `out`: a GEMM in pieces along k.
+/// The range must begin and end at whole words.
 pub(crate) fn matmul_part(ctx: &Context, x: &[f32], rows: usize, b: &PackedB, range: Span, out: &mut [f32]) {
     let per_word = b.precision.per_word();
     assert!(range.start.is_multiple_of(per_word) && (range.end.is_multiple_of(per_word) || range.end == b.k));

@@ -211,7 +211,8 @@ impl KvPages {
     /// into `workspace` (of `2 * 16 * head_dim` values).
     ///
     /// # Safety
-    /// `workspace` is valid for writing and outlives the use of the result; the machine has the instructions of S.
+    /// `workspace` is valid for writing and outlives the use of the result; the machine has the instructions
+    /// of S.
     #[inline(always)]
     pub(crate) unsafe fn block<S: Simd>(
         &self,
@@ -317,7 +318,9 @@ impl Writer {
     }
 }
 
-simd_dispatch!(plain fn put_bf16(keys: &[f32], values: &[f32], block: *mut u16, rows: *mut u16) = put_bf16_at);
+simd_dispatch!(
+    plain fn put_bf16(keys: &[f32], values: &[f32], block: *mut u16, rows: *mut u16) = put_bf16_at
+);
 
 /// Stores the keys of one token and head in pairs into their block, and its values into every second place of
 /// their rows.

@@ -133,9 +133,17 @@ pub(crate) fn pack_piece(ctx: &Context, precision: Precision, k: usize, strips: 
     }
 }
 
-simd_dispatch!(fn pack_transposed(precision: Precision, rows: &[f32], k: usize, lanes: usize, stride: usize, ahead: Ahead, out: *mut u32) = pack_transposed_at);
+simd_dispatch!(
+    fn pack_transposed(
+        precision: Precision, rows: &[f32], k: usize, lanes: usize, stride: usize, ahead: Ahead, out: *mut u32
+    ) = pack_transposed_at
+);
 simd_dispatch!(fn finish() = finish_at);
-simd_dispatch!(fn pack_copied(precision: Precision, source: &[f32], k: usize, ld: usize, real: usize, stride: usize, out: &mut [u32]) = pack_copied_at);
+simd_dispatch!(
+    fn pack_copied(
+        precision: Precision, source: &[f32], k: usize, ld: usize, real: usize, stride: usize, out: &mut [u32]
+    ) = pack_copied_at
+);
 
 /// Words converted at a time before they are spread over the lanes.
 const CHUNK: usize = 64;

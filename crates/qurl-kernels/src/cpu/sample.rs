@@ -36,12 +36,12 @@ pub fn sample<'a>(
     let mut out = vec![Sampled::default(); rows.len()];
     let chunk = (HELD_LOGITS / head.n()).max(1);
     for (first, (rows, out)) in (0..).step_by(chunk).zip(rows.chunks(chunk).zip(out.chunks_mut(chunk))) {
-        sample_turn(ctx, &hidden[first * head.k()..], head, rows, out);
+        sample_chunk(ctx, &hidden[first * head.k()..], head, rows, out);
     }
     out
 }
 
-fn sample_turn(ctx: &Context, hidden: &[f32], head: Right<'_>, rows: &[SampleRow], out: &mut [Sampled]) {
+fn sample_chunk(ctx: &Context, hidden: &[f32], head: Right<'_>, rows: &[SampleRow], out: &mut [Sampled]) {
     let vocabulary = head.n();
     assert!(hidden.len() >= rows.len() * head.k(), "sample: hidden rows");
     let tiles = Tiles::new(ctx, hidden, rows.len(), head);

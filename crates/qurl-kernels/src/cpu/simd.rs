@@ -353,7 +353,10 @@ pub(crate) unsafe fn copy_past_caches<S: Simd>(values: &[f32], to: *mut f32) {
 /// Declares a function that runs a generic kernel at a level known only at run time.
 macro_rules! simd_dispatch {
     // For kernels without bf16 and 8-bit dot products: the code of both AVX-512 levels is one.
-    (plain $(#[$meta:meta])* $vis:vis fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)? = $generic:ident) => {
+    (
+        plain $(#[$meta:meta])*
+        $vis:vis fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)? = $generic:ident
+    ) => {
         $(#[$meta])*
         ///
         /// # Safety
@@ -385,7 +388,10 @@ macro_rules! simd_dispatch {
             }
         }
     };
-    ($(#[$meta:meta])* $vis:vis fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)? = $generic:ident) => {
+    (
+        $(#[$meta:meta])*
+        $vis:vis fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)? = $generic:ident
+    ) => {
         $(#[$meta])*
         ///
         /// # Safety

@@ -34,7 +34,10 @@ pub fn is_label(e: &Expr) -> bool {
 
 /// `dy/dx`
 fn is_derivative(factors: &[Expr]) -> bool {
-    let differential = |e: &Expr| matches!(e, Expr::Mul(parts) if matches!(&parts[..], [Expr::Sym(d), Expr::Sym(_)] if d == "d"));
+    let differential = |e: &Expr| match e {
+        Expr::Mul(parts) => matches!(&parts[..], [Expr::Sym(d), Expr::Sym(_)] if d == "d"),
+        _ => false,
+    };
     match factors {
         [top, Expr::Pow(bottom, _)] => differential(top) && differential(bottom),
         _ => false,

@@ -57,7 +57,8 @@ impl Writer {
             let path = store.write(&snapshot, model)?;
             store.prune(step)?;
             let seconds = began.elapsed().as_secs_f64();
-            tracing::info!(step, bytes = snapshot.bytes(), seconds, path = %path.display(), "checkpoint written");
+            tracing::info!(step, bytes = snapshot.bytes(), seconds, path = %path.display(), "checkpoint \
+                                                                                             written");
             Ok(())
         };
         let thread = std::thread::Builder::new().name("checkpoint".to_string()).spawn(write);

@@ -1,7 +1,7 @@
 //! What differs between the recipe of a run and the one it is to continue with, and whether it may.
 //!
-//! A run that continues must be the run that was begun: every key that the past steps depended on has to be the
-//! same. Keys that only say how long the run is or what is kept of it may change.
+//! A run that continues must be the run that was begun: every key that the past steps depended on has to be
+//! the same. Keys that only say how long the run is or what is kept of it may change.
 
 use super::Recipe;
 use crate::schedule::Decay;

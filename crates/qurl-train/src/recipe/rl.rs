@@ -318,8 +318,8 @@ pub struct Run {
     /// Nucleus sampling of these samples; by default that of the task's preset, else 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub test_top_p: Option<f32>,
-    /// Measure the update of the weights, the error of quantization and the quantized values that changed every so many
-    /// steps; 0 for never.
+    /// Measure the update of the weights, the error of quantization and the quantized values that changed
+    /// every so many steps; 0 for never.
     #[serde(default = "Run::default_update_freq")]
     pub update_metrics_freq: u64,
     /// Write some responses to `rollouts/` at the first step and every so many; 0 for never.
@@ -451,7 +451,8 @@ impl RlPlan {
         let in_a_group = "at least 2 for advantages within a group";
         check.that("rollout.n", rollout.n, !grouped || rollout.n > 1, in_a_group)?;
         let whole = rollout.sampling().is_full() || rollout.allow_truncated_sampling;
-        let expected = "top_p = 1 and top_k = 0, because the trainer scores the whole distribution (or set rollout.allow_truncated_sampling)";
+        let expected = "top_p = 1 and top_k = 0, because the trainer scores the whole distribution (or set \
+                        rollout.allow_truncated_sampling)";
         check.that("rollout.top_p", rollout.top_p, whole, expected)?;
         let rl = |section: &str, result: Result<(), RlError>| match result {
             Ok(()) => Ok(()),

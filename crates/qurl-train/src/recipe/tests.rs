@@ -119,7 +119,8 @@ fn data_sets_and_commands() {
         ("task.source.reward={ wrong = -1.0 }", "`task.source.reward`", "`task.reward`"),
         ("task.source.level=99", "`task.source.level`", "1 to 12"),
         (
-            "task.source={type=\"command\",command=[\"x\"],source={type=\"synthetic\",kind=\"sorting\",level=1}}",
+            "task.source={ type=\"command\", command=[\"x\"], \
+             source={ type=\"synthetic\", kind=\"sorting\", level=1 } }",
             "`task.source.type`",
             "synthetic or dataset",
         ),
@@ -177,7 +178,8 @@ fn impossible_and_conflicting_settings_of_rl() {
         ("algorithm.loss_agg_mode=mean", "loss_agg_mode"),
         ("run.total_steps=0", "run.total_steps"),
         (
-            "run.stages=[{ from_step = 5, max_response_length = 9 }, { from_step = 2, max_response_length = 9 }]",
+            "run.stages=[{ from_step = 5, max_response_length = 9 }, { from_step = 2, max_response_length = \
+             9 }]",
             "run.stages",
         ),
         (

@@ -102,7 +102,8 @@ impl<D: Device> RlTrainer<D> {
         for batch in 0..most {
             let problems = draw_problems(&*self.task, Split::Train, self.seed, self.drawn, wanted as u64)?;
             self.drawn += wanted as u64;
-            let step = self.step * most as u64 + batch as u64; // its own random numbers for every batch of prompts
+            // Its own random numbers for every batch of prompts.
+            let step = self.step * most as u64 + batch as u64;
             let max_prompt = self.plan.data.max_prompt_length;
             let options = SolveOptions {
                 max_prompt,

@@ -25,7 +25,8 @@ impl<D: Device> RlTrainer<D> {
             && let Some(reference) = &mut self.reference
         {
             reference.refresh(&mut self.queue, &self.actor.params)?;
-            self.start.weights = self.actor.weights(&mut self.queue)?; // what a checkpoint keeps as the reference
+            // What a checkpoint keeps as the reference.
+            self.start.weights = self.actor.weights(&mut self.queue)?;
             let settings = self.plan.algorithm.kl_in_reward.as_ref();
             self.kl = settings.map(|k| KlCoefficient::new(k.kl_ctrl)).transpose()?;
         }

@@ -166,8 +166,8 @@ impl<D: Device> Run<D> {
         let broken = match symptom {
             Symptom::NotFinite { .. } => format!("training is broken: step {step}: {symptom}"),
             _ => format!(
-                "training is broken, as {patience} steps in a row show (run.alarm.patience), the last of them step \
-                 {step}: {symptom}"
+                "training is broken, as {patience} steps in a row show (run.alarm.patience), the last of \
+                 them step {step}: {symptom}"
             ),
         };
         Ok(Broken { begun: self.begun(), broken, broken_at: step, last_good: self.last_good()? })

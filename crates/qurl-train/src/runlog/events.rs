@@ -247,7 +247,8 @@ mod tests {
 
     #[test]
     fn records_become_flat_names() {
-        let record = json!({"step": 3, "reward": 0.5, "mismatch": {"kl": 1e-3, "corr": null}, "layers": [1.0, 2], "x": "y"});
+        let mismatch = json!({"kl": 1e-3, "corr": null});
+        let record = json!({"step": 3, "reward": 0.5, "mismatch": mismatch, "layers": [1.0, 2], "x": "y"});
         let expected = [("reward", 0.5), ("mismatch/kl", 1e-3), ("layers/0", 1.0), ("layers/1", 2.0)];
         assert_eq!(flatten(&record), expected.map(|(name, value)| (name.to_string(), value)));
     }

@@ -36,9 +36,8 @@ use table::{Document, rows, table};
 
 /// Options of `qurl compare`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Example: qurl compare --seeds 3 --methods full,naive,tis,acr,acr-uaq --set rollout.format=int4"
-)]
+#[command(after_help = "Example: qurl compare --seeds 3 --methods full,naive,tis,acr,acr-uaq --set \
+                  rollout.format=int4")]
 pub struct Args {
     /// Recipe file; without one the embedded default
     recipe: Option<PathBuf>,

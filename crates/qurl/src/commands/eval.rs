@@ -34,7 +34,8 @@ use std::time::Instant;
 /// Options of `qurl eval`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example: qurl eval --model DIR --data aime24.jsonl math500.jsonl --preset deepscaler --k 16 --out runs/aime"
+    after_help = "Example: qurl eval --model DIR --data aime24.jsonl math500.jsonl --preset deepscaler --k \
+                  16 --out runs/aime"
 )]
 pub struct Args {
     /// Hugging Face directory, or an id of the hub whose snapshot is in the local cache

@@ -1,8 +1,8 @@
 //! `qurl inspect A [B]`: what a number format does to the weights of A, and what changed from A to B.
 //!
 //! Per block and in total: the normalized quantization error (Eq. 14), the normalized weight update (Eq. 13)
-//! and the share of quantized values that the update flipped. An update far below the quantization error that flips few of them
-//! is one that the quantized actor does not see.
+//! and the share of quantized values that the update flipped. An update far below the quantization error that
+//! flips few of them is one that the quantized actor does not see.
 
 use crate::input::{OrBad, bad};
 use crate::model;

@@ -41,8 +41,8 @@ pub fn render(runs: &[RunData]) -> String {
     data.hash(&mut hasher);
     let nonce = format!("{:016x}", hasher.finish());
     let policy = format!(
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src 'nonce-{nonce}'; \
-         script-src 'nonce-{nonce}'; base-uri 'none'; form-action 'none'\">"
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; \
+         style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; base-uri 'none'; form-action 'none'\">"
     );
     let style = format!("<style nonce=\"{nonce}\">\n{STYLE}</style>");
     let script = format!("<script nonce=\"{nonce}\">\n{SCRIPT}</script>");

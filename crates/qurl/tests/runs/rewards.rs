@@ -32,7 +32,8 @@ const FAMILY: [&str; 4] = ["command", "child", "daemon", "stubborn"];
 fn place_with_reward(name: &str, script: &str) -> PathBuf {
     let dir = place(name);
     tiny_model(&dir.join("model"), "0123456789+=");
-    let task = "[task]\ntype = \"command\"\ncommand = [\"sh\", \"reward.sh\"]\ntime_limit_s = 3000\n\n[task.source]\n";
+    let task = "[task]\ntype = \"command\"\ncommand = [\"sh\", \"reward.sh\"]\ntime_limit_s = \
+                3000\n\n[task.source]\n";
     let recipe = RECIPE.replace("[task]\n", task).replace("test_problems = 50", "test_problems = 1");
     std::fs::write(dir.join("data.toml"), recipe).expect("written");
     std::fs::write(dir.join("reward.sh"), script).expect("written");

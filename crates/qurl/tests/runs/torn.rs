@@ -37,7 +37,7 @@ fn flipped(file: &Path) {
 }
 
 #[test]
-fn every_file_of_a_checkpoint_torn_in_turn() {
+fn every_file_of_a_checkpoint_torn_one_by_one() {
     let dir = place("runs-torn");
     let short = ["--set", "run.total_steps=8"];
     trained(&dir, "whole", &short);

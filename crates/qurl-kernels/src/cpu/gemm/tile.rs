@@ -1,9 +1,9 @@
 //! The register tile: some rows of A times two vectors of columns of B, kept in registers along k.
 //!
-//! One tile serves every format. Words of A and B are multiplied in one of three ways ([`Kind`]); what differs beyond
-//! that happens outside of the inner loop: codes of B are decoded into a small buffer that all strips of A
-//! then use, and scales are multiplied in when a sum along k is complete, either once or per block of k
-//! ([`Factors`]).
+//! One tile serves every format. Words of A and B are multiplied in one of three ways ([`Kind`]); what
+//! differs beyond that happens outside of the inner loop: codes of B are decoded into a small buffer that all
+//! strips of A then use, and scales are multiplied in when a sum along k is complete, either once or per
+//! block of k ([`Factors`]).
 
 use super::decode::{Codes, decode};
 use super::words::{Bf16Words, F32Words, Int8Words, Words};
@@ -241,7 +241,11 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                     macro_rules! by_rows {
                         ($($r:literal)*) => { match rows {
                             // Heights that the level does not use are not compiled.
-                            $($r => if const { $r <= S::MR } { tile.compute::<S, W, $r>(job) } else { unreachable!() },)*
+                            $($r => if const { $r <= S::MR } {
+                                tile.compute::<S, W, $r>(job)
+                            } else {
+                                unreachable!()
+                            },)*
                             _ => unreachable!()
                         } };
                     }
@@ -425,7 +429,8 @@ impl Tile {
         acc: &mut [[W::Acc<S>; 2]; R],
     ) {
         let row = 2 * S::LANES;
-        // SAFETY: the caller gives codes and a row after them, flags, and a buffer for two words each and a row.
+        // SAFETY: the caller gives codes and a row after them, flags, and a buffer for two words each and a
+        // row.
         unsafe {
             let small = self.small.cast::<[u8; 2]>();
             let (mut a, mut codes, mut b) = (self.a, self.codes, self.b.cast::<i32>().cast_mut());

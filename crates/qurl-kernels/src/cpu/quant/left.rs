@@ -23,7 +23,12 @@ pub(super) fn pack(ctx: &Context, kind: LeftKind, k: usize, blocks: usize, left:
     }
 }
 
-simd_dispatch!(fn pack_piece(kind: LeftKind, rows: &[f32], k: usize, blocks: usize, scales: &mut [u32], words: usize, stride: usize, out: *mut u32) = pack_piece_at);
+simd_dispatch!(
+    fn pack_piece(
+        kind: LeftKind, rows: &[f32], k: usize, blocks: usize, scales: &mut [u32], words: usize,
+        stride: usize, out: *mut u32
+    ) = pack_piece_at
+);
 
 /// Words of a row that are converted before the rows are interleaved; they never belong to two scales.
 const CHUNK: usize = 64;

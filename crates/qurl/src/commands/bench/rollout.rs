@@ -345,7 +345,8 @@ fn block_weights(c: &ModelConfig) -> usize {
 
 fn print_row(row: &Row) -> Result<(), OutputError> {
     out!(
-        "{:9} batch {:3}: {:7.1} tokens/s of {:7.1} ({:3.0}%)  {:5.1} of {:4.1} GB/s  {:5.0} of {:5.0} GFLOP/s",
+        "{:9} batch {:3}: {:7.1} tokens/s of {:7.1} ({:3.0}%)  {:5.1} of {:4.1} GB/s  {:5.0} of {:5.0} \
+         GFLOP/s",
         row.format,
         row.batch,
         row.tokens_per_s,
@@ -357,8 +358,8 @@ fn print_row(row: &Row) -> Result<(), OutputError> {
         row.peak_gflops
     )?;
     out!(
-        "          prefill {:7.1} tokens/s of {:7.1}  first token {:.3} s  all {:7.1} tokens/s  requantizing {:.3} s, \
-         reading f32 {:.3} s",
+        "          prefill {:7.1} tokens/s of {:7.1}  first token {:.3} s  all {:7.1} tokens/s  \
+         requantizing {:.3} s, reading f32 {:.3} s",
         row.prefill_tokens_per_s,
         row.prefill_limit_tokens_per_s,
         row.first_token_s,
