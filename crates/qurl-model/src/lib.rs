@@ -5,8 +5,8 @@
 //!
 //! # Where to start
 //!
-//! - [`hf::load`] reads a Hugging Face directory: [`config`] checks `config.json`, [`params`] lays the weights
-//!   out as one plain tree, [`tokenizer`] and [`chat`] turn text into ids; [`hf::save`] writes one.
+//! - [`hf::load`] reads a Hugging Face directory: [`config`] checks `config.json`, [`params`] lays the
+//!   weights out as one plain tree, [`tokenizer`] and [`chat`] turn text into ids; [`hf::save`] writes one.
 //! - [`compute::Network`] is a model packed for a device. [`compute::Inference`] runs it for rollouts,
 //!   [`compute::Tape`] forward and backward for training: the same kernels in the same order.
 //! - [`rng`] holds the counter-based random numbers that initialisation and sampling share.

@@ -11,6 +11,7 @@
 
 mod check;
 mod commit;
+mod context;
 mod options;
 mod rehearse;
 
@@ -291,7 +292,12 @@ impl<D: Device> Engine<D> {
     }
 
     /// Queues a request.
-    pub fn submit(&mut self, mut request: Request) -> Result<RequestId, RolloutError> {
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, RolloutError> {
+        self.enqueue(request, false)
+    }
+
+    /// Queues a request, with its prompt as computed where it is `at_context`.
+    fn enqueue(&mut self, mut request: Request, at_context: bool) -> Result<RequestId, RolloutError> {
         self.check(&request)?;
         if request.sampling.top_k as usize >= self.network.config().vocab_size {
             request.sampling.top_k = 0; // keeps all
@@ -303,7 +309,9 @@ impl<D: Device> Engine<D> {
         for sample in 0..request.n as u32 {
             let id = SequenceId { request: id, sample };
             let pages = self.scheduler.pool().empty();
-            self.scheduler.add(Sequence::new(id, request.clone(), context, pages));
+            let mut sequence = Sequence::new(id, request.clone(), context, pages);
+            sequence.at_context = at_context;
+            self.scheduler.add(sequence);
         }
         let samples = (0..request.n).map(|_| None).collect();
         let pending = Pending { request, prompt_logprobs: Vec::new(), samples };

@@ -226,7 +226,8 @@ impl Scheduler {
                 }
                 Prefix::Coming | Prefix::Absent => {}
             }
-            sequence.computed = if sequence.pages.ids().is_empty() { 0 } else { shared };
+            let begins_at_zero = sequence.pages.ids().is_empty() && !sequence.at_context;
+            sequence.computed = if begins_at_zero { 0 } else { shared };
             if !sequence.pages.prepare(sequence.computed, len, &mut self.copies) {
                 // Not reached, as there were pages; without pages of its own the sequence simply waits on.
                 sequence.pages.truncate(0);

@@ -5,67 +5,23 @@
 //! when to stop. A step that fails before its first update changes nothing, so the state before it is saved
 //! and the same step can be tried again.
 
+mod error;
 mod keep;
 mod summary;
 mod totals;
 
+pub use error::RunError;
 pub use summary::{Begun, Best, Broken, Memory, SUMMARY, Summary};
 pub use totals::Totals;
 
-use crate::checkpoint::{CheckpointError, Keeper, ModelFiles, Snapshot, Store};
+use crate::checkpoint::{Keeper, ModelFiles, Snapshot, Store};
 use crate::memory::MemoryPlan;
 use crate::recipe::{Alarm, AlarmAction, Recipe, RlPlan};
 use crate::rl::{Health, RlTrainer, StepRecord, Symptom, Tested, TrainError};
-use crate::runlog::{LogError, RunLog};
+use crate::runlog::RunLog;
 use qurl_kernels::Device;
-use qurl_model::HfError;
 use std::path::PathBuf;
 use std::time::Instant;
-
-/// Why a run ended before its end.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// A step failed.
-    #[error("step {step}")]
-    Step {
-        /// Which.
-        step: u64,
-        /// Why.
-        source: TrainError,
-    },
-    /// The trainer failed beside its steps: an evaluation, a copy of its state.
-    #[error(transparent)]
-    Train(#[from] TrainError),
-    /// The checkpoint belongs to another run.
-    #[error(transparent)]
-    OtherRun(TrainError),
-    /// A checkpoint could not be written; earlier ones are whole.
-    #[error("writing a checkpoint (earlier ones are whole)")]
-    Checkpoint(#[source] CheckpointError),
-    /// A checkpoint could not be read.
-    #[error(transparent)]
-    Resume(CheckpointError),
-    /// The logs could not be written.
-    #[error(transparent)]
-    Log(#[from] LogError),
-    /// The model could not be saved.
-    #[error("saving {}", dir.display())]
-    Model {
-        /// Where.
-        dir: PathBuf,
-        /// Why.
-        source: Box<HfError>,
-    },
-    /// The user wanted it to stop, and its state was saved.
-    #[error("stopped after step {step}")]
-    Stopped {
-        /// The last step that was made.
-        step: u64,
-    },
-    /// The user wanted it to stop while it waited for scores beside a step.
-    #[error("stopped while waiting for scores")]
-    Cancelled,
-}
 
 /// What a run reports while it runs.
 pub enum Event<'a> {

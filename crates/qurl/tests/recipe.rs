@@ -192,7 +192,7 @@ fn a_new_recipe_of_supervised_training_runs_as_it_is() {
     assert_eq!((sft["steps"].as_u64(), sft["batch_size"].as_u64()), (Some(20), Some(32)), "3 epochs");
     let (learned, validated) = (sft["examples"].as_u64(), sft["validation"].as_u64());
     assert!(validated > Some(0) && learned.zip(validated).map(|(a, b)| a + b) == Some(210), "{checked}");
-    assert_eq!(checked["time_of_a_step"], "not estimated; `qurl sft FILE --steps 2` measures it");
+    assert_eq!(checked["time_of_a_step"][1]["of"], "sequences", "{checked}");
     let done = qurl_in(&dir, &["sft", "many.toml", "--steps", "2", "--run", "run"], "");
     assert_eq!(done.status, 0, "{}", done.stderr);
 
@@ -269,6 +269,45 @@ fn a_recipe_is_looked_at_without_a_run() {
         warning.ends_with("key `task.command` names the program \"./reward.py\", which is not there"),
         "{warning}"
     );
+}
+
+/// The estimate has all phases of a step; beside it, for whoever reads along, what two steps really take.
+#[test]
+fn the_time_of_a_step_is_estimated() {
+    let dir = directory("recipe-time").canonicalize().expect("a directory");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/tiny-grpo.toml");
+    let set = ["--device", "cpu", "--set", "sft.steps=30", "--set", "run.test_problems=2"];
+    let text = qurl_in(&dir, &[&["recipe", "check", file], &set[..]].concat(), "").stdout;
+    let lines: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("time of a step: ")).collect();
+    assert_eq!(
+        lines[0],
+        "time of a step: estimated from a short measurement on this device, within a factor of two or so"
+    );
+    for (line, begins) in lines[1..].iter().zip([
+        "  sequences of 32 tokens: ",
+        "  sequences of 64 tokens: ",
+        "  responses of 16 tokens: ",
+        "  responses of 32 tokens: ",
+    ]) {
+        let phases: &[&str] = match begins.contains("sequences") {
+            true => &["(learn ", ", update "],
+            false => &["(quantize ", ", rollout ", ", score ", ", update "],
+        };
+        assert!(line.starts_with(begins) && phases.iter().all(|phase| line.contains(phase)), "{text}");
+    }
+    assert_eq!(
+        lines[5],
+        "  not counted: rewards, evaluations, checkpoints; `qurl train FILE --steps 2` measures all"
+    );
+    let steps = ["--set", "actor.lr_warmup_steps=0", "--steps", "2", "--run", "run"];
+    let done = qurl_in(&dir, &[&["train", file], &set[..], &steps[..]].concat(), "");
+    assert_eq!(done.status, 0, "{}", done.stderr);
+    let metrics = std::fs::read_to_string(dir.join("run/metrics.jsonl")).expect("metrics");
+    for line in metrics.lines() {
+        let step: serde_json::Value = serde_json::from_str(line).expect("a line");
+        println!("measured: responses of {} tokens: {}", step["response_length"], step["timing"]);
+    }
+    println!("{}", lines.join("\n"));
 }
 
 /// Paths in the file lead from its directory, those of overrides from the working directory, and a run goes

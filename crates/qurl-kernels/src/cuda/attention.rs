@@ -3,11 +3,12 @@
 //! [`super::flash_backward`]; what those do not take goes through plain ones (`cu/attention_plain.cu`).
 
 use super::batch::CudaBatch;
-use super::constants::PLAIN_WARPS;
+use super::constants::{DECODED_BF16, DECODED_F32, PLAIN_WARPS};
 use super::device::{Cuda, CudaTensor};
 use super::ffi::DevicePtr;
 use super::flash::{self, Decoded};
 use super::flash_backward;
+use super::flash_stream;
 use super::kernels::{self, AttentionBackward, AttentionDeltas, AttentionForward};
 use super::kv::{self, CudaKv};
 use super::launch::Launch;
@@ -108,6 +109,17 @@ fn decode(
     o: &CudaWeight,
 ) -> Operand {
     let rows = batch.shape.rows;
+    if flash_stream::streams(&queue.context, heads, kv, &batch.shape) {
+        kv.rope_write(queue, qkv.at(), heads, batch, tables);
+        if o.format == Format::Bf16 {
+            let left = Operand::alloc(queue, Format::Bf16, rows, o.k);
+            flash_stream::forward(queue, heads, qkv.at(), kv, batch, DECODED_BF16, left.data, 0);
+            return left;
+        }
+        let out = queue.alloc(4 * rows * o.k);
+        flash_stream::forward(queue, heads, qkv.at(), kv, batch, DECODED_F32, out, 0);
+        return linear::operand(queue, o.format, Source::Rows(out), rows, o.k);
+    }
     let decoded = match o.format {
         Format::F32 => Decoded::Numbers(queue.alloc(4 * rows * o.k)),
         Format::Bf16 => Decoded::Rounded(Operand::alloc(queue, Format::Bf16, rows, o.k)),

@@ -13,6 +13,7 @@ use super::constants::{
 };
 use super::context::Context;
 use super::ffi::DevicePtr;
+use super::flash_stream;
 use super::kernels::{self, FlashDecode, FlashPrefill, Kernel};
 use super::kv::CudaKv;
 use super::launch::Launch;
@@ -58,6 +59,9 @@ pub(super) fn forward(
     out: DevicePtr,
     lse: DevicePtr,
 ) {
+    if flash_stream::streams(&queue.context, heads, kv, &batch.shape) {
+        return flash_stream::forward(queue, heads, qkv, kv, batch, DECODED_F32, out, lse);
+    }
     if decodes(heads, kv, &batch.shape) {
         return decode(queue, heads, qkv, kv, batch, Decoded::Numbers(out), lse, None);
     }
@@ -128,7 +132,7 @@ struct Plan {
 }
 
 /// Blocks of the decode kernel that make a row together, if one has all of the context.
-fn parties(heads: Heads) -> usize {
+pub(super) fn parties(heads: Heads) -> usize {
     heads.kv_heads * heads.group().div_ceil(DECODE_HEADS)
 }
 
@@ -139,11 +143,16 @@ fn stretches(heads: Heads, longest: usize, size: usize) -> usize {
     heads.window.map_or(usize::MAX, crossed).min(longest.div_ceil(size))
 }
 
+/// Splits that a row of a step sees keys of, at most. The length is rounded to a power of two of them: a
+/// recorded step is good for many lengths.
+pub(super) fn splits(heads: Heads, shape: &BatchShape) -> usize {
+    stretches(heads, shape.longest, SPLIT).max(1)
+}
+
 /// As many teams of warps a block as there are tiles to take, if all blocks run at the same time; else two.
 fn plan(context: &Context, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> Plan {
     let hd = heads.head_dim;
-    // The length is rounded to a power of two of them: a recorded step is good for many lengths.
-    let splits = stretches(heads, shape.longest, SPLIT).max(1);
+    let splits = splits(heads, shape);
     let blocks = splits * parties(heads) * shape.sequences;
     // A team is one warp or two.
     let (kernel, team, row_bytes) = match (kv.shape.format, hd) {

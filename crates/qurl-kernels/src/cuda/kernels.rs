@@ -304,6 +304,21 @@ kernels! {
             flash_decode_bf16_64, flash_decode_bf16_128, flash_decode_int8_64, flash_decode_int8_128,
             flash_decode_fp8_64, flash_decode_fp8_128;
     }
+    /// The same over long contexts: what warps find in their runs of tiles.
+    FlashStream(
+        qkv: Ptr, keys: Ptr, values: Ptr, key_scales: Ptr, value_scales: Ptr, spans: Ptr, pages: Ptr,
+        partials: Ptr, tile_partials: Ptr, firsts: Ptr, stride: u32, heads: u32, kv_heads: u32,
+        page_shift: u32, scale: f32, window: u32, sequences: u32
+    ) overlaps {
+        "flash_stream":
+            flash_stream_bf16_64, flash_stream_bf16_128, flash_stream_int8_64, flash_stream_int8_128,
+            flash_stream_fp8_64, flash_stream_fp8_128;
+    }
+    /// And all of it folded.
+    FlashStreamFold(
+        partials: Ptr, tile_partials: Ptr, firsts: Ptr, spans: Ptr, out: Ptr, lse: Ptr, heads: u32,
+        kv_heads: u32, window: u32, sequences: u32, stream_warps: u32, output: u32
+    ) overlaps { "flash_stream": flash_stream_fold_64, flash_stream_fold_128; }
     /// Operands of the backward pass, rounded.
     FlashBackwardPrepare(
         qkv: Ptr, out: Ptr, dout: Ptr, lse: Ptr, qkv_to: Ptr, dout_to: Ptr, facts: Ptr, stride: u32,

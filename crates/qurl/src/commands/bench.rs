@@ -1,7 +1,7 @@
 //! `qurl bench`: speed beside the measured limits of the machine.
 
 mod gemm;
-mod machine;
+pub mod machine;
 mod repack;
 mod rollout;
 mod shape;
@@ -54,7 +54,8 @@ struct Document<T> {
     results: Vec<T>,
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The middle of some values; NaN for none.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
         0 => f64::NAN,

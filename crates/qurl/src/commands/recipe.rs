@@ -1,10 +1,12 @@
 //! `qurl recipe`: the reference of the recipes, a first recipe of one's own, and a look at one without
 //! running it.
 
+mod calibration;
 mod check;
 mod init;
 mod init_sft;
 mod page;
+mod time;
 
 use crate::input::bad;
 use crate::output::{self, out};

@@ -2,7 +2,7 @@
 
 use super::reward_guard;
 use super::train::run_dir::{Kind, RECIPE, RunDir};
-use super::train::{finished_before, note_left_out, overlaps, write_json};
+use super::train::{ended, finished_before, note_left_out, overlaps, write_json};
 use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
 use crate::output::out;
@@ -19,7 +19,7 @@ use qurl_train::memory::MemoryPlan;
 use qurl_train::recipe::{Recipe, Sft};
 use qurl_train::run::{Memory, RunParts, SUMMARY};
 use qurl_train::runlog::StepLog;
-use qurl_train::sft::{Examples, SftBest, SftError, SftRun, SftSummary, SftTrainer};
+use qurl_train::sft::{Examples, SftBest, SftRun, SftSummary, SftTrainer};
 use qurl_train::solve::{SolveOptions, accuracy, draw_problems, held_out, solve};
 use qurl_train::start::Start;
 use std::path::{Path, PathBuf};
@@ -123,8 +123,8 @@ fn run_on<D: Device>(
 
     let trainer = SftTrainer::new(&device, &recipe, &sft, &start, &examples)?;
     let parts = RunParts { path: dir.path.clone(), store: dir.store.clone(), from: dir.from.clone(), log };
-    let mut run =
-        SftRun::begin(trainer, &recipe, &start, parts).map_err(|error| ended(error, &stop, &dir))?;
+    let mut run = SftRun::begin(trainer, &recipe, &start, parts)
+        .map_err(|error| ended(error, &stop, &dir.how_to_resume()))?;
     write_json(&dir.path.join(SUMMARY), &run.begun())?;
     if let Some(loss) = run.before() {
         view.note(&format!("validation loss before: {loss:.4} on {} examples", examples.validation().len()));
@@ -140,7 +140,7 @@ fn run_on<D: Device>(
         },
     );
     view.finish();
-    outcome.map_err(|error| ended(error, &stop, &dir))?;
+    outcome.map_err(|error| ended(error, &stop, &dir.how_to_resume()))?;
 
     run.save_model()?;
     let solved = match task {
@@ -157,19 +157,6 @@ fn run_on<D: Device>(
     match args.json {
         true => Ok(out!("{}", serde_json::to_string(&summary)?)?),
         false => print(&summary, task.map_or(0, |task| held_out(task, sft.test_problems))),
-    }
-}
-
-/// The error that ends the command: stopped runs end with the status of their signal, and all that can be
-/// resumed say how.
-fn ended(error: SftError, stop: &Stop, dir: &RunDir) -> anyhow::Error {
-    let how = format!("resume with: {}", dir.how_to_resume());
-    match error {
-        SftError::Stopped { .. } => stop.error(format!("{error}; {how}")),
-        SftError::Checkpoint(source) => anyhow::Error::new(source)
-            .context(format!("writing a checkpoint (earlier ones are whole; {how})")),
-        SftError::OtherExamples => bad(error),
-        error => error.into(),
     }
 }
 

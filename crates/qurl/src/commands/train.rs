@@ -138,7 +138,7 @@ pub fn ended(error: RunError, stop: &Stop, how: &str) -> anyhow::Error {
         RunError::Stopped { .. } | RunError::Cancelled => stop.error(format!("{error}; {how}")),
         RunError::Checkpoint(source) => anyhow::Error::new(source)
             .context(format!("writing a checkpoint (earlier ones are whole; {how})")),
-        RunError::OtherRun(error) => bad(error),
+        error if error.is_of_another_run() => bad(error),
         error => error.into(),
     }
 }
