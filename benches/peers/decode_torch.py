@@ -89,8 +89,8 @@ def tokens_per_second(shape, batch, context=None):
         x = embedding[token]
         for w, bias, (keys, values) in zip(weights, biases, caches):
             x = block(x, w, bias, keys, values, position, cos, sin, heads, kv_heads, hd)
-        drawn, log_probs = sampled(x, ones, head)
-        token.copy_(drawn)
+        next_token, log_probs = sampled(x, ones, head)
+        token.copy_(next_token)
         if context is None:
             position.add_(1)
         return log_probs

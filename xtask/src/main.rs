@@ -1,10 +1,10 @@
 //! `cargo xtask`: the chores of the project in plain Rust, so that a machine with a Rust
 //! toolchain needs nothing else to run them.
 //!
-//! `cargo xtask test` is the one gate: a change that passes it is fit to be committed, and
-//! `.ci/run` does nothing but call it. It first brings in what a minimal toolchain lacks
-//! ([`toolchain`]) and a browser ([`browser`]), then runs the stages of [`stages::GATE`] in order and stops at the first
-//! that fails. `cargo xtask dist` makes what one installs ([`dist`]).
+//! `cargo xtask test` is the one gate: a change that passes it is fit to be committed, and `.ci/run` does
+//! nothing but call it. It first brings in what a minimal toolchain lacks ([`toolchain`]) and a browser
+//! ([`browser`]), then runs the stages of [`stages::GATE`] in order and stops at the first that fails.
+//! `cargo xtask dist` makes what one installs ([`dist`]).
 
 mod browser;
 mod dist;

@@ -23,7 +23,7 @@ use qurl_kernels::Device;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// What a run tells while it goes on.
+/// What a run reports while it runs.
 pub enum Event<'a> {
     /// A step is done.
     Step(&'a StepRecord),
@@ -57,7 +57,7 @@ pub struct RunParts<L> {
     pub log: L,
 }
 
-/// A run while it goes on.
+/// A run while it runs.
 pub struct Run<D: Device> {
     trainer: RlTrainer<D>,
     plan: RlPlan,
@@ -156,7 +156,7 @@ impl<D: Device> Run<D> {
     pub fn steps(
         &mut self,
         stop: impl Fn() -> bool,
-        mut tell: impl FnMut(Event),
+        mut report: impl FnMut(Event),
     ) -> Result<Outcome, RunError> {
         while self.trainer.steps_done() < self.plan.run.total_steps {
             if stop() {
@@ -168,7 +168,7 @@ impl<D: Device> Run<D> {
                 Ok(record) => record,
                 Err(error) => return self.failed(step, error),
             };
-            if let Some(outcome) = self.after(record, &mut tell)? {
+            if let Some(outcome) = self.after(record, &mut report)? {
                 self.finish_checkpoints()?;
                 return Ok(outcome);
             }
@@ -181,7 +181,7 @@ impl<D: Device> Run<D> {
     fn after(
         &mut self,
         mut record: StepRecord,
-        tell: &mut impl FnMut(Event),
+        report: &mut impl FnMut(Event),
     ) -> Result<Option<Outcome>, RunError> {
         let (step, run) = (record.step, self.plan.run.clone());
         let symptom = Symptom::of(&record, self.vocabulary());
@@ -219,8 +219,8 @@ impl<D: Device> Run<D> {
             self.keeper.start(snapshot, self.log.files()?).map_err(RunError::Checkpoint)?;
         }
         self.totals.add_record(&record);
-        tell(Event::Step(&record));
-        let mut warn = |text: String| tell(Event::Warning(format!("step {step}: {text}")));
+        report(Event::Step(&record));
+        let mut warn = |text: String| report(Event::Warning(format!("step {step}: {text}")));
         if let Some(alarm) = alarm {
             let end = if stopped { "; the run ends here (run.alarm.action)" } else { "" };
             warn(format!("{alarm}{end}"));

@@ -52,9 +52,9 @@ pub enum SolveError {
     },
 }
 
-/// How samples are drawn.
+/// How responses are sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Draw {
+pub struct SolveOptions {
     /// Longest prompt in tokens.
     pub max_prompt: usize,
     /// Samples per problem.
@@ -117,7 +117,7 @@ pub fn solve<D: Device>(
     start: &Start,
     task: &dyn Task,
     problems: Vec<Problem>,
-    draw: Draw,
+    options: SolveOptions,
 ) -> Result<(Vec<Solved>, f64), SolveError> {
     let stop_ids = start.stop_ids();
     let mut requests = Vec::with_capacity(problems.len());
@@ -125,16 +125,16 @@ pub fn solve<D: Device>(
         let prompt = start
             .encode(&problem.prompt)
             .map_err(|e| SolveError::Prompt { id: problem.id.clone(), source: Box::new(e) })?;
-        if prompt.len() > draw.max_prompt {
+        if prompt.len() > options.max_prompt {
             let (id, found) = (problem.id.clone(), prompt.len());
-            return Err(SolveError::PromptTooLong { id, found, max: draw.max_prompt });
+            return Err(SolveError::PromptTooLong { id, found, max: options.max_prompt });
         }
         requests.push(Request {
-            n: draw.n,
-            sampling: draw.sampling,
-            key: SampleKey { seed: draw.seed, step: draw.step, prompt: i as u64 },
+            n: options.n,
+            sampling: options.sampling,
+            key: SampleKey { seed: options.seed, step: options.step, prompt: i as u64 },
             stop_ids: stop_ids.clone(),
-            ..Request::new(prompt, draw.max_new)
+            ..Request::new(prompt, options.max_new)
         });
     }
     let groups = engine.generate(queue, &requests)?;

@@ -115,7 +115,7 @@ fn prompts_and_answers_are_those_of_the_recipe() {
 }
 
 #[test]
-fn an_interrupted_evaluation_goes_on() {
+fn an_interrupted_evaluation_continues() {
     let dir = setup("eval-resume");
     let whole = qurl_in(&dir, &with(&["--out", "whole"]), "").json();
     let text = std::fs::read_to_string(dir.join("whole/responses.jsonl")).expect("responses");
@@ -133,7 +133,7 @@ fn an_interrupted_evaluation_goes_on() {
     // All done: the figures once more.
     let again = qurl_in(&dir, &with(&["--out", "whole", "--resume"]), "");
     assert_eq!(figures(&again.json()), figures(&whole));
-    // Nothing to go on with: a new evaluation.
+    // Nothing to resume: a new evaluation.
     let fresh = qurl_in(&dir, &with(&["--out", "fresh", "--resume"]), "");
     assert_eq!(figures(&fresh.json()), figures(&whole));
 
@@ -197,8 +197,8 @@ fn files_of_several_data_sources_are_several_sets() {
     let dir = setup("eval-sources");
     let row = |source: &str, i: u32| {
         let prompt = json!([{"role": "user", "content": format!("{i}+{i}=")}]);
-        json!({"data_source": source, "prompt": prompt, "reward_model": {"ground_truth": (2 * i).to_string()}})
-            .to_string()
+        let truth = json!({"ground_truth": (2 * i).to_string()});
+        json!({"data_source": source, "prompt": prompt, "reward_model": truth}).to_string()
     };
     let rows = [row("a", 1), row("b", 2), row("a", 3)].join("\n");
     std::fs::write(dir.join("mixed.jsonl"), rows).expect("written");

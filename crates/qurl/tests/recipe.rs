@@ -75,7 +75,8 @@ fn the_reference_in_the_documentation_is_the_programs() {
     let page = qurl(&["recipe", "--markdown"], "").stdout;
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/recipe.md");
     let committed = std::fs::read_to_string(file).expect("docs/recipe.md");
-    let renew = "docs/recipe.md is not what the program prints; renew it with `cargo run -- recipe --markdown > docs/recipe.md`";
+    let renew = "docs/recipe.md is not what the program prints; renew it with `cargo run -- recipe \
+                 --markdown > docs/recipe.md`";
     assert!(page == committed, "{renew}");
 }
 
@@ -247,7 +248,8 @@ fn a_recipe_is_looked_at_without_a_run() {
         "problems: 10 to train on, 5 held out",
         "left out: 2 that are among the test problems; too long are 1 to train on and 1 held out",
         "reinforcement learning: 2 steps of 2 prompts, 4 responses (at most 32 tokens) and 1 updates",
-        "warning: --set actor.lr=1000: key `actor.lr` is 1000: learning rates above 0.1 are hardly ever meant",
+        "warning: --set actor.lr=1000: key `actor.lr` is 1000: learning rates above 0.1 are hardly ever \
+         meant",
     ] {
         assert!(text.lines().any(|l| l == line), "{line}: {text}");
     }
@@ -311,7 +313,7 @@ fn the_time_of_a_step_is_estimated() {
 /// Paths in the file lead from its directory, those of overrides from the working directory, and a run goes
 /// on from anywhere.
 #[test]
-fn paths_lead_from_the_recipe_and_runs_go_on_from_anywhere() {
+fn paths_lead_from_the_recipe_and_runs_resume_from_anywhere() {
     let dir = place("recipe-paths");
     std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
     std::fs::create_dir_all(dir.join("elsewhere/deep")).expect("made");
@@ -329,7 +331,7 @@ fn paths_lead_from_the_recipe_and_runs_go_on_from_anywhere() {
     let set = ["--set", "task.test_files=[\"elsewhere/other.jsonl\"]", "--steps", "3"];
     let on = train(&dir, &[&["mine.toml", "--run", "elsewhere/run", "--resume"], &set[..]].concat());
     assert_eq!(on.status, 0, "{}", on.stderr);
-    assert!(on.stderr.contains("goes on after step 2"), "{}", on.stderr);
+    assert!(on.stderr.contains("resumes after step 2"), "{}", on.stderr);
     // A recipe of an older program, whose paths are those of the working directory.
     let text = kept.replace(&format!("{}/", dir.display()), "");
     assert!(text.contains("\"train.jsonl\""), "{text}");
@@ -366,7 +368,8 @@ fn what_is_not_there_is_named_with_the_key_that_asked_for_it() {
     assert_says(
         &qurl_in(&dir, &["train", "file.toml"], ""),
         &format!(
-            "file.toml, line 2: key `model.path` is {here}/train.jsonl: a file, expected the directory that holds config.json"
+            "file.toml, line 2: key `model.path` is {here}/train.jsonl: a file, expected the directory that \
+             holds config.json"
         ),
     );
     std::fs::write(dir.join("empty.jsonl"), "").expect("written");
@@ -387,9 +390,9 @@ fn an_id_of_the_hub_is_found_in_the_cache_or_explained() {
     assert_says(
         &check(),
         &format!(
-            "mine.toml, line 2: key `model.path` is Tiny/Sums-0.1B: there is no such directory, and no such model in the local \
-             Hugging Face cache ({}); `hf download Tiny/Sums-0.1B` puts it there, and `hf download Tiny/Sums-0.1B --local-dir \
-             DIR` makes a directory to name instead",
+            "mine.toml, line 2: key `model.path` is Tiny/Sums-0.1B: there is no such directory, and no such \
+             model in the local Hugging Face cache ({}); `hf download Tiny/Sums-0.1B` puts it there, and \
+             `hf download Tiny/Sums-0.1B --local-dir DIR` makes a directory to name instead",
             cache.display()
         ),
     );
@@ -442,8 +445,8 @@ fn the_tokenizer_of_another_model_is_called_that() {
     assert_says(
         &qurl_in(&dir, &["recipe", "check", "mine.toml"], ""),
         &format!(
-            "{}: wrong tokenizer: it needs a vocabulary of {}, but the model's vocab_size is {vocabulary}; its files are those \
-             of another model",
+            "{}: wrong tokenizer: it needs a vocabulary of {}, but the model's vocab_size is {vocabulary}; \
+             its files are those of another model",
             dir.join("model").display(),
             vocabulary + 8
         ),
@@ -458,8 +461,8 @@ fn a_run_starts_with_its_doubts() {
         ["--set", "data.train_batch_size=64", "--set", "actor.ppo_mini_batch_size=64", "--steps", "1"];
     let done = qurl_in(&dir, &[&["train", "mine.toml", "--run", "run"], &sizes[..]].concat(), "");
     assert_eq!(done.status, 0, "{}", done.stderr);
-    let warning = "warning: --set data.train_batch_size=64: key `data.train_batch_size` is 64: more than the 10 problems to \
-                   train on, so that a step has some of them twice";
+    let warning = "warning: --set data.train_batch_size=64: key `data.train_batch_size` is 64: more than \
+                   the 10 problems to train on, so that a step has some of them twice";
     assert!(done.stderr.contains(warning), "{}", done.stderr);
 }
 
@@ -472,7 +475,8 @@ fn a_batch_larger_than_its_file_is_doubted() {
         .expect("written");
     let set = "sft={ files = [\"pairs.jsonl\"], steps = 1, batch_size = 4, lr = 1e-3, test_problems = 0 }";
     let warning = format!(
-        "--set {set}: key `sft.batch_size` is 4: more than the 3 examples of sft.files, so that a batch has some of them twice"
+        "--set {set}: key `sft.batch_size` is 4: more than the 3 examples of sft.files, so that a batch has \
+         some of them twice"
     );
     let checked = qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", set, "--json"], "").json();
     assert_eq!(checked["warnings"], serde_json::json!([warning]));
@@ -501,23 +505,29 @@ fn excluded_problems_are_excluded_by_something() {
     for (sets, message) in [
         (
             vec![files, "task.data_sources=[\"products\"]"],
-            format!("key `task.data_sources` is [\"products\"], but the rows of {} are of [\"sums\"]", named.display()),
+            format!(
+                "key `task.data_sources` is [\"products\"], but the rows of {} are of \
+                     [\"sums\"]",
+                named.display()
+            ),
         ),
         (
             vec![files, tests, "task.data_sources=[\"sums\"]"],
             format!(
-                "--set {files}: key `task.files` leaves no problem to train on: 4 are among those of task.test_files, only rows \
-                 of task.data_sources = [\"sums\"] count"
+                "--set {files}: key `task.files` leaves no problem to train on: 4 are among those of \
+                 task.test_files, only rows of task.data_sources = [\"sums\"] count"
             ),
         ),
         (
             vec!["task.test_files=[]", "task.held_out=0.99"],
-            "mine.toml, line 6: key `task.files` leaves no problem to train on: task.held_out = 0.99 holds out the others"
+            "mine.toml, line 6: key `task.files` leaves no problem to train on: task.held_out = 0.99 holds \
+             out the others"
                 .to_string(),
         ),
         (
             vec!["task.test_files=[]", "task.held_out=0.0001"],
-            "--set task.held_out=0.0001: key `task.held_out` leaves no problem to measure on: 0.0001 of so few is none"
+            "--set task.held_out=0.0001: key `task.held_out` leaves no problem to measure on: 0.0001 of so \
+             few is none"
                 .to_string(),
         ),
     ] {

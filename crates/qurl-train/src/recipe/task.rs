@@ -151,7 +151,8 @@ pub enum TaskSourceError {
     #[error(transparent)]
     Setting(#[from] BadSetting),
     /// A row that a template cannot be applied to.
-    #[error("key `{section}.prompt.{}`, line {}: {} ({})", .source.key, .source.line, .source.reason, .source.place)]
+    #[error("key `{section}.prompt.{}`, line {}: {} \
+             ({})", .source.key, .source.line, .source.reason, .source.place)]
     Prompt {
         /// The section of the task.
         section: String,

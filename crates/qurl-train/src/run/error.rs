@@ -1,6 +1,6 @@
-//! Why a run ends before its end, whether it is one of reinforcement learning or of supervised training: what fails in
-//! training itself is the trainer's error, what fails around it (checkpoints, logs, the model's files, a signal) is the
-//! same for both.
+//! Why a run ends before its end, whether it is one of reinforcement learning or of supervised training: what
+//! fails in training itself is the trainer's error, what fails around it (checkpoints, logs, the model's
+//! files, a signal) is the same for both.
 
 use crate::checkpoint::CheckpointError;
 use crate::rl::TrainError;

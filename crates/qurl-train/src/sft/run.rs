@@ -15,7 +15,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// A run while it goes on.
+/// A run while it runs.
 pub struct SftRun<'a, D: Device> {
     pub(super) trainer: SftTrainer<'a, D>,
     pub(super) start: &'a Start,
@@ -97,11 +97,11 @@ impl<'a, D: Device> SftRun<'a, D> {
         self.before
     }
 
-    /// Makes all steps that are left, until `stop` says so. `tell` sees the record of each.
+    /// Makes all steps that are left, until `stop` says so. `report` sees the record of each.
     pub fn steps(
         &mut self,
         stop: impl Fn() -> bool,
-        mut tell: impl FnMut(&SftRecord),
+        mut report: impl FnMut(&SftRecord),
     ) -> Result<(), RunError> {
         while self.trainer.steps_done() < self.trainer.sft().steps {
             if stop() {
@@ -111,7 +111,7 @@ impl<'a, D: Device> SftRun<'a, D> {
             self.keeper.poll().map_err(RunError::Checkpoint)?;
             let mut record = self.trainer.step()?;
             self.after(&mut record)?;
-            tell(&record);
+            report(&record);
         }
         self.keeper.finish().map_err(RunError::Checkpoint)
     }

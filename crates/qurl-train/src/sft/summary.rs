@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// `summary.json` while the run goes on: what no line of `metrics.jsonl` holds.
+/// `summary.json` while the run lasts: what no line of `metrics.jsonl` holds.
 #[derive(Clone, Debug, Serialize)]
 pub struct SftBegun {
     /// Validation loss before the first step, where there is one.

@@ -29,7 +29,8 @@ enum What {
     Train(train::Args),
     /// Speed of the rollout engine with random weights of a named shape
     #[command(
-        after_help = "Example: qurl bench rollout --shape qwen2.5-0.5b --formats bf16,int8 --batch 1,32 --quantize-head"
+        after_help = "Example: qurl bench rollout --shape qwen2.5-0.5b --formats bf16,int8 --batch 1,32 \
+                      --quantize-head"
     )]
     Rollout(rollout::Args),
     /// Speed of single linear layers

@@ -2,7 +2,7 @@
 //!
 //! Every problem is solved once greedily (Avg@1) and k times by sampling (Avg@k, pass@k, maj@k). The output
 //! directory receives `settings.json`, `responses.jsonl` (a line per problem with every response and verdict)
-//! and `summary.json`; an evaluation that was interrupted goes on with `--resume` and ends with the same
+//! and `summary.json`; an evaluation that was interrupted continues with `--resume` and ends with the same
 //! figures.
 
 mod output;
@@ -33,7 +33,8 @@ use std::time::Instant;
 /// Options of `qurl eval`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example: qurl eval --model DIR --data aime24.jsonl math500.jsonl --preset deepscaler --k 16 --out runs/aime"
+    after_help = "Example: qurl eval --model DIR --data aime24.jsonl math500.jsonl --preset deepscaler --k \
+                  16 --out runs/aime"
 )]
 pub struct Args {
     /// Hugging Face directory, or an id of the hub whose snapshot is in the local cache
@@ -80,7 +81,7 @@ pub struct Args {
     /// Directory for responses and figures [default: the first of runs/eval-1, runs/eval-2, ... that is free]
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Go on with the evaluation in --out
+    /// Resume the evaluation in --out
     #[arg(long)]
     resume: bool,
     /// Most sequences computed at the same time
@@ -116,7 +117,7 @@ fn run_on<D: Device>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
     let (options, sources) = plan(&args)?;
     if args.resume && args.out.is_none() {
-        return Err(bad("--resume needs --out: the directory of the evaluation to go on with"));
+        return Err(bad("--resume needs --out: the directory of the evaluation to resume"));
     }
     let start = Start::load(&args.model).or_bad()?;
     warn(start.warning.as_deref());
@@ -224,13 +225,14 @@ pub fn dataset_of(recipe: &Path) -> anyhow::Result<DatasetSource> {
     match read.task().or_bad()?.dataset() {
         Some((_, source)) => Ok(source.clone()),
         None => Err(bad(format!(
-            "--recipe {}: expected a [task] of the type dataset; generated problems are `qurl eval --task KIND:LEVEL`",
+            "--recipe {}: expected a [task] of the type dataset; generated problems are \
+             `qurl eval --task KIND:LEVEL`",
             recipe.display()
         ))),
     }
 }
 
-/// An engine with no more room than the longest problem and the number of sequences can use.
+/// An engine with no more pages than the longest problem and the number of sequences can use.
 fn engine<D: Device>(
     args: &Args,
     queue: &mut D::Queue,

@@ -16,7 +16,8 @@ use qurl_train::recipe::reference::{Key, keys, nearest};
 /// Options of `qurl recipe`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example: qurl recipe rollout.n\n         qurl recipe init --model DIR --data train.jsonl --out mine.toml"
+    after_help = "Example: qurl recipe rollout.n\n         qurl recipe init --model DIR --data train.jsonl \
+                  --out mine.toml"
 )]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {

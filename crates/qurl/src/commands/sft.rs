@@ -20,7 +20,7 @@ use qurl_train::recipe::{Recipe, Sft};
 use qurl_train::run::{Memory, RunParts, SUMMARY};
 use qurl_train::runlog::StepLog;
 use qurl_train::sft::{Examples, SftBest, SftRun, SftSummary, SftTrainer};
-use qurl_train::solve::{Draw, accuracy, draw_problems, held_out, solve};
+use qurl_train::solve::{SolveOptions, accuracy, draw_problems, held_out, solve};
 use qurl_train::start::Start;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -124,14 +124,14 @@ fn run_on<D: Device>(
     let trainer = SftTrainer::new(&device, &recipe, &sft, &start, &examples)?;
     let parts = RunParts { path: dir.path.clone(), store: dir.store.clone(), from: dir.from.clone(), log };
     let mut run = SftRun::begin(trainer, &recipe, &start, parts)
-        .map_err(|error| ended(error, &stop, &dir.how_to_go_on()))?;
+        .map_err(|error| ended(error, &stop, &dir.how_to_resume()))?;
     write_json(&dir.path.join(SUMMARY), &run.begun())?;
     if let Some(loss) = run.before() {
         view.note(&format!("validation loss before: {loss:.4} on {} examples", examples.validation().len()));
     }
     view.begin("SFT", run.trainer().steps_done(), sft.steps);
     let outcome = run.steps(
-        || stop.asked(),
+        || stop.requested(),
         |record| {
             view.supervised(record);
             if record.skipped_updates > 0 {
@@ -140,7 +140,7 @@ fn run_on<D: Device>(
         },
     );
     view.finish();
-    outcome.map_err(|error| ended(error, &stop, &dir.how_to_go_on()))?;
+    outcome.map_err(|error| ended(error, &stop, &dir.how_to_resume()))?;
 
     run.save_model()?;
     let solved = match task {
@@ -180,8 +180,8 @@ fn greedy_accuracy<D: Device>(
     let problems = draw_problems(task, Split::Test, seed, 0, count)?;
     let max_new = sft.max_length.min(start.config.max_position_embeddings);
     let max_prompt = usize::MAX; // the engine has its own limit
-    let draw = Draw { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed, step: 0 };
-    Ok(Some(accuracy(&solve(queue, &mut engine, start, task, problems, draw)?.0)))
+    let options = SolveOptions { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed, step: 0 };
+    Ok(Some(accuracy(&solve(queue, &mut engine, start, task, problems, options)?.0)))
 }
 
 /// The summary in words.

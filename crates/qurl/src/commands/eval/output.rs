@@ -92,7 +92,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Makes the directory, or opens it to go on; gives the records that are there.
+    /// Makes the directory, or opens it to continue; gives the records that are there.
     pub fn open(
         dir: Option<&Path>,
         resume: bool,
@@ -109,7 +109,7 @@ impl Output {
             let why =
                 if resume { "holds responses without settings.json" } else { "already holds an evaluation" };
             return Err(bad(format!(
-                "--out {}: {why}; give --resume to go on with it, or another directory",
+                "--out {}: {why}; give --resume to continue it, or another directory",
                 dir.display()
             )));
         } else {

@@ -1,10 +1,11 @@
-//! What the parts of a training step cost on a device: seconds a token, a decode step or an update, measured in about a
-//! second with the code that a run uses.
+//! What the parts of a training step cost on a device: seconds a token, a decode step or an update, measured
+//! in about a second with the code that a run uses.
 //!
-//! A small model is measured as it is. A large one by slices of its own width: one block, two blocks, and one block with
-//! half of the vocabulary; costs are affine in blocks and vocabulary, so three slices give those of the whole. What a
-//! slice cannot show is that the weights of the whole do not stay in the caches: a decode step is therefore never
-//! faster than reading all packed weights, keys and values at the memory's measured bandwidth.
+//! A small model is measured as it is. A large one by slices of its own width: one block, two blocks, and one
+//! block with half of the vocabulary; costs are affine in blocks and vocabulary, so three slices give those
+//! of the whole. What a slice cannot show is that the weights of the whole do not stay in the caches: a
+//! decode step is therefore never faster than reading all packed weights, keys and values at the memory's
+//! measured bandwidth.
 
 use crate::commands::bench::machine::Machine;
 use crate::commands::bench::median;

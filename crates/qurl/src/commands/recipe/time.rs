@@ -1,8 +1,10 @@
-//! The time of a step, estimated before a run: measured costs ([`super::calibration`]) times what a step does.
+//! The time of a step, estimated before a run: measured costs ([`super::calibration`]) times what a step
+//! does.
 //!
-//! Nobody knows how long responses will get, so there is one estimate with all of them at their limit and one at half
-//! of it. Counted is what computes: quantizing the actor, prefill and decoding, scoring by actor, reference and critic,
-//! and the passes and updates of actor and critic. Rewards, evaluations and checkpoints are not.
+//! Nobody knows how long responses will get, so there is one estimate with all of them at their limit and one
+//! at half of it. Counted is what computes: quantizing the actor, prefill and decoding, scoring by actor,
+//! reference and critic, and the passes and updates of actor and critic. Rewards, evaluations and checkpoints
+//! are not.
 
 use super::calibration::{Costs, RolloutWorkload, Workload, measure, page_bytes};
 use crate::commands::bench::machine::Machine;
@@ -251,8 +253,8 @@ mod tests {
         time.phases.iter().map(|phase| (phase.phase, phase.seconds)).collect()
     }
 
-    /// On this machine: all phases take time, and more of it where responses are 32 times as long or the model is 500
-    /// times as large.
+    /// On this machine: all phases take time, and more of it where responses are 32 times as long or the
+    /// model is 500 times as large.
     #[test]
     fn measured_phases_grow_with_responses_and_model() {
         let cpu = Arc::new(Cpu::new(Level::best(), 1));
@@ -298,7 +300,7 @@ mod tests {
             [("quantize", 7.0), ("rollout", 48.0 + 16_000.0), ("score", 320.0), ("update", 3200.0 + 200.0)];
         assert_eq!(seconds(&plain), expected);
         assert_eq!(plain.seconds, expected.iter().map(|(_, seconds)| seconds).sum::<f64>());
-        // Room for 8 of the 16: each takes two pages.
+        // Pages for 8 of the 16: each takes two pages.
         assert_eq!(seconds(&time(&[], 4 << 20))[1], ("rollout", 48.0 + 32_000.0));
         let kl = time(&["algorithm.kl_loss_coef=0.1", "actor.ppo_epochs=2"], 1024);
         assert_eq!(seconds(&kl)[2..], [("score", 640.0), ("update", 6800.0)]);
