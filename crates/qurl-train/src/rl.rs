@@ -39,7 +39,7 @@ use qurl_model::compute::{Batch, Network, TapeOptions, whole_batch};
 use qurl_model::rng::CounterRng;
 use qurl_quant::{QuantError, checksum, diagnostics, uaq};
 use qurl_rl::advantage::Rollouts;
-use qurl_rl::{KlCoefficient, Mismatch, RlError, to_f32};
+use qurl_rl::{KlCoefficient, RlError, to_f32};
 use qurl_rollout::{Engine, RolloutError, WeightVersion};
 use qurl_tasks::task::Task;
 use rollouts::{Entropy, Rolled};
@@ -252,27 +252,15 @@ impl<D: Device> RlTrainer<D> {
             return Ok(record);
         }
 
-        batch.prox = self.logprobs(&batch)?; // theta_old in full precision
+        batch.prox = self.prox(&batch)?; // theta_old in full precision
         batch.reference = self.reference_logprobs(&batch)?;
         batch.values = self.values(&batch)?;
-        record.mismatch = Mismatch::measure(&batch.behav, &batch.prox, &batch.mask, &batch.seq)?;
-        record.full_kl = self.full_kl(&batch)?;
+        let full_kl = self.full_kl(&batch)?;
         self.advantages(&mut batch, &mut record)?;
         record.learnable = batch.advantages.iter().zip(&batch.mask).any(|(&a, &counts)| counts && a != 0.0);
         phases.end("score");
 
-        if let Some(kept) =
-            self.plan.algorithm.objective.accepted(&batch.behav, &batch.prox, &batch.mask, &batch.seq)?
-        {
-            batch.mask = kept;
-        }
-        record.lr = self.plan.lr_at(&self.plan.actor, self.step);
-        for _ in 0..self.plan.actor.ppo_epochs {
-            for mini in batch.mini_batches(self.plan.actor.ppo_mini_batch_size) {
-                self.update_actor(&batch, mini, &mut record)?;
-            }
-        }
-        self.update_critic(&batch, &mut record)?;
+        self.updates(&mut batch, full_kl, &mut record)?;
         phases.end("update");
         self.measure_update(&mut record)?;
         phases.end("measure");
@@ -321,13 +309,18 @@ impl<D: Device> RlTrainer<D> {
         Ok(())
     }
 
-    /// Log-probs of the response tokens under the actor, at the sampling temperature.
-    fn logprobs(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
+    /// Log-probs of the response tokens under the actor, at the sampling temperature; NaN for those that the
+    /// first update computes anyway.
+    fn prox(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
+        let unscored = self.scored_by_update(batch);
         let (actor, queue) = (&mut self.actor, &mut self.queue);
         let temperature = self.plan.rollout.temperature;
-        by_micro_batches(batch, self.tape, |ids, range| {
+        let mut prox = vec![f32::NAN; batch.token_range(unscored.clone()).len()];
+        let scored = by_micro_batches(batch, unscored.end, self.tape, |ids, range| {
             Ok(actor.score(queue, &ids, &batch.targets(range), temperature)?.logp)
-        })
+        })?;
+        prox.extend(scored);
+        Ok(prox)
     }
 
     /// The same under the reference model; empty where there is none.
@@ -335,7 +328,7 @@ impl<D: Device> RlTrainer<D> {
         let Some(reference) = &self.reference else { return Ok(Vec::new()) };
         let (actor, queue) = (&mut self.actor, &mut self.queue);
         let temperature = self.plan.rollout.temperature;
-        by_micro_batches(batch, self.tape, |ids, range| {
+        by_micro_batches(batch, 0, self.tape, |ids, range| {
             Ok(actor.score_with(queue, reference, &ids, &batch.targets(range), temperature)?.logp)
         })
     }
@@ -344,7 +337,7 @@ impl<D: Device> RlTrainer<D> {
     fn values(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
         let Some(critic) = &mut self.critic else { return Ok(Vec::new()) };
         let queue = &mut self.queue;
-        by_micro_batches(batch, self.tape, |ids, range| {
+        by_micro_batches(batch, 0, self.tape, |ids, range| {
             Ok(critic.values(queue, &ids, &batch.targets(range).rows)?)
         })
     }
@@ -378,14 +371,16 @@ impl<D: Device> RlTrainer<D> {
     }
 }
 
-/// Collects what `score` says of each micro-batch, in order.
+/// Collects what `score` says of each micro-batch of the sequences from `first` on, in order.
 fn by_micro_batches(
     batch: &RolloutBatch,
+    first: usize,
     tape: TapeOptions,
     mut score: impl FnMut(Batch, Range<usize>) -> Result<Vec<f32>, TrainError>,
 ) -> Result<Vec<f32>, TrainError> {
     let mut all = Vec::with_capacity(batch.tokens());
-    for range in micro_batches(&batch.lengths(), tape) {
+    for range in micro_batches(&batch.lengths()[first..], tape) {
+        let range = first + range.start..first + range.end;
         all.extend(score(whole_batch(&batch.ids(range.clone())), range)?);
     }
     Ok(all)
