@@ -30,6 +30,7 @@ pub use test::Tested;
 pub(crate) use models::Models;
 
 use crate::learner::{Learner, micro_batches};
+use crate::lengths::ForcedLengths;
 use crate::recipe::{Recipe, RecipeError, RlPlan};
 use crate::solve::{SolveError, Solved};
 use crate::start::Start;
@@ -134,6 +135,8 @@ pub struct RlTrainer<D: Device> {
     drawn: u64,
     /// The weights when the update was last measured.
     measured: Option<Params<Vec<f32>>>,
+    /// Lengths of responses that are set in advance.
+    lengths: Option<ForcedLengths>,
     /// The rollouts of the last step, for those who want to look at them.
     last: (Vec<Solved>, RolloutBatch),
 }
@@ -174,6 +177,7 @@ impl<D: Device> RlTrainer<D> {
             step: 0,
             drawn: 0,
             measured,
+            lengths: None,
             last: Default::default(),
         })
     }
@@ -196,6 +200,21 @@ impl<D: Device> RlTrainer<D> {
     /// Model sizes, tokenizer and what is saved beside the weights.
     pub fn start(&self) -> &Start {
         &self.start
+    }
+
+    /// Sets the lengths of all responses from now on, for benchmarks.
+    pub fn force_lengths(&mut self, lengths: ForcedLengths) {
+        self.lengths = Some(lengths);
+    }
+
+    /// The engine that samples.
+    pub fn engine(&self) -> &Engine<D> {
+        &self.engine
+    }
+
+    /// The rollouts of the last step.
+    pub fn last_batch(&self) -> &RolloutBatch {
+        &self.last.1
     }
 
     /// One step: sample with the quantized actor, judge, score, update. A step that fails before its first

@@ -97,8 +97,15 @@ impl<D: Device> RlTrainer<D> {
         let prompts = plan.data.train_batch_size.min(plan.rollout.max_num_seqs.div_ceil(n));
         let problems = draw_problems(&*self.task, Split::Train, self.seed, 0, prompts as u64)?;
         let max_prompt = plan.data.max_prompt_length;
-        let draw =
-            Draw { max_prompt, n, sampling: plan.rollout.sampling(), max_new, seed: self.seed, step: 0 };
+        let draw = Draw {
+            max_prompt,
+            n,
+            sampling: plan.rollout.sampling(),
+            max_new,
+            seed: self.seed,
+            step: 0,
+            lengths: None,
+        };
         // A trainer that computes in bf16 lends its own network.
         let compute = self.actor.network().options().format;
         let mut packed = match compute {

@@ -16,7 +16,7 @@ use std::ops::Range;
 impl<D: Device> RlTrainer<D> {
     /// The sequences that are not scored, because the first update says their prox: those of its mini-batch,
     /// unless prox is wanted earlier, for rewards or to reject sequences.
-    pub(super) fn scored_by_update(&self, batch: &RolloutBatch) -> Range<usize> {
+    pub fn scored_by_update(&self, batch: &RolloutBatch) -> Range<usize> {
         let algorithm = &self.plan.algorithm;
         let wanted_before = algorithm.kl_in_reward.is_some() || algorithm.objective.rejects();
         let first = batch.mini_batches(self.plan.actor.ppo_mini_batch_size).into_iter().next();
