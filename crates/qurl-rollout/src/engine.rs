@@ -29,6 +29,7 @@ use qurl_model::compute::{Inference, Network, Targets};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// Turns tokens into text, for stop strings.
 pub type TextDecoder = Arc<dyn Fn(&[u32]) -> String + Send + Sync>;
@@ -50,6 +51,25 @@ pub struct EngineStats {
     pub steps: u64,
     /// Most pages in use at the same time.
     pub peak_pages: usize,
+    /// What full batches took: beside it stands what a whole rollout took, with its tail.
+    pub full: FullBatches,
+}
+
+/// Steps in which every place decoded, right after another such step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FullBatches {
+    /// Tokens that they sampled.
+    pub tokens: u64,
+    /// The time they took.
+    pub time: Duration,
+}
+
+impl FullBatches {
+    /// Tokens a second since an earlier moment; nothing where no batch was full.
+    pub fn tokens_per_s_since(&self, before: FullBatches) -> Option<f64> {
+        let (tokens, time) = (self.tokens - before.tokens, self.time - before.time);
+        (tokens > 0).then(|| tokens as f64 / time.as_secs_f64())
+    }
 }
 
 /// A token that the last step sampled.
@@ -80,6 +100,8 @@ struct Flight<D: Device> {
     pending: Option<D::Pending>,
     /// The sequences that they are for.
     sampling: Vec<SequenceId>,
+    /// Whether every place decodes.
+    full: bool,
 }
 
 /// Generates samples with one network.
@@ -101,6 +123,9 @@ pub struct Engine<D: Device> {
     prompts_are_scored: bool,
     next_request: u64,
     steps: u64,
+    full: FullBatches,
+    /// When the last step ended, if it was full.
+    full_since: Option<Instant>,
     /// Whether the device computes while the host does something else.
     asynchronous: bool,
     /// Whether a step is launched before the last one is committed.
@@ -158,6 +183,8 @@ impl<D: Device> Engine<D> {
             prompts_are_scored: false,
             next_request: 0,
             steps: 0,
+            full: FullBatches::default(),
+            full_since: None,
             rows: StepRows::default(),
             ended: Vec::new(),
             emitted: Vec::new(),
@@ -196,6 +223,7 @@ impl<D: Device> Engine<D> {
             preemptions: counts.preemptions,
             steps: self.steps,
             peak_pages: self.scheduler.pool().peak(),
+            full: self.full,
         }
     }
 
@@ -354,11 +382,23 @@ impl<D: Device> Engine<D> {
             self.launch(queue)?;
         }
         if let Some(flight) = self.flights.pop_front() {
+            let full = flight.full;
             let committed = self.commit(queue, flight);
             self.forget_void();
             committed?;
+            self.clock(full);
         }
         Ok(&self.emitted)
+    }
+
+    /// Takes the time of a step that has been committed.
+    fn clock(&mut self, full: bool) {
+        let now = full.then(Instant::now);
+        if let (Some(before), Some(now)) = (self.full_since, now) {
+            self.full.time += now - before;
+            self.full.tokens += self.emitted.len() as u64;
+        }
+        self.full_since = now.filter(|_| self.unfinished() > 0);
     }
 
     /// Plans a step and issues it; false where there is nothing to compute as long as tokens are coming.
@@ -388,7 +428,8 @@ impl<D: Device> Engine<D> {
         self.score_prompts(queue)?;
         let mut sampling = Vec::with_capacity(self.rows.sampling);
         self.scheduler.launch(&mut sampling);
-        self.flights.push_back(Flight { pending, sampling });
+        let full = self.rows.decodes() && sampling.len() == self.options.max_num_seqs;
+        self.flights.push_back(Flight { pending, sampling, full });
         Ok(true)
     }
 

@@ -58,6 +58,6 @@ mod rows;
 pub mod scheduler;
 pub mod sequence;
 
-pub use engine::{Emitted, Engine, EngineOptions, EngineStats, TextDecoder};
+pub use engine::{Emitted, Engine, EngineOptions, EngineStats, FullBatches, TextDecoder};
 pub use error::RolloutError;
 pub use request::{FinishReason, Group, Request, RequestId, Sample, SampleKey, Sampling, WeightVersion};

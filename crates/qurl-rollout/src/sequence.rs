@@ -63,7 +63,7 @@ impl Sequence {
         Sequence {
             id,
             random,
-            limit: request.prompt.len().saturating_add(request.max_new).min(context),
+            limit: request.prompt.len().saturating_add(request.limit_of(id.sample)).min(context),
             request,
             tokens: Vec::new(),
             logprobs: Vec::new(),

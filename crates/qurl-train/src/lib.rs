@@ -34,6 +34,7 @@ pub mod compare;
 pub mod crc32c;
 pub mod evaluate;
 pub mod learner;
+pub mod lengths;
 pub mod memory;
 pub mod optimizer;
 pub mod recipe;

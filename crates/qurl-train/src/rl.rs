@@ -30,6 +30,7 @@ pub use test::Tested;
 pub(crate) use models::Models;
 
 use crate::learner::{Learner, micro_batches};
+use crate::lengths::ForcedLengths;
 use crate::recipe::{Recipe, RecipeError, RlPlan};
 use crate::solve::{SolveError, Solved};
 use crate::start::Start;
@@ -39,7 +40,7 @@ use qurl_model::compute::{Batch, Network, TapeOptions, whole_batch};
 use qurl_model::rng::CounterRng;
 use qurl_quant::{QuantError, checksum, diagnostics, uaq};
 use qurl_rl::advantage::Rollouts;
-use qurl_rl::{KlCoefficient, Mismatch, RlError, to_f32};
+use qurl_rl::{KlCoefficient, RlError, to_f32};
 use qurl_rollout::{Engine, RolloutError, WeightVersion};
 use qurl_tasks::task::Task;
 use rollouts::{Entropy, Rolled};
@@ -136,6 +137,8 @@ pub struct RlTrainer<D: Device> {
     drawn: u64,
     /// The weights when the update was last measured.
     measured: Option<Params<Vec<f32>>>,
+    /// Lengths of responses that are set in advance.
+    lengths: Option<ForcedLengths>,
     /// The rollouts of the last step, for those who want to look at them.
     last: (Vec<Solved>, RolloutBatch),
 }
@@ -176,6 +179,7 @@ impl<D: Device> RlTrainer<D> {
             step: 0,
             drawn: 0,
             measured,
+            lengths: None,
             last: Default::default(),
         })
     }
@@ -198,6 +202,21 @@ impl<D: Device> RlTrainer<D> {
     /// Model sizes, tokenizer and what is saved beside the weights.
     pub fn start(&self) -> &Start {
         &self.start
+    }
+
+    /// Sets the lengths of all responses from now on, for benchmarks.
+    pub fn force_lengths(&mut self, lengths: ForcedLengths) {
+        self.lengths = Some(lengths);
+    }
+
+    /// The engine that samples.
+    pub fn engine(&self) -> &Engine<D> {
+        &self.engine
+    }
+
+    /// The rollouts of the last step.
+    pub fn last_batch(&self) -> &RolloutBatch {
+        &self.last.1
     }
 
     /// One step: sample with the quantized actor, judge, score, update. A step that fails before its first
@@ -254,27 +273,15 @@ impl<D: Device> RlTrainer<D> {
             return Ok(record);
         }
 
-        batch.prox = self.logprobs(&batch)?; // theta_old in full precision
+        batch.prox = self.prox(&batch)?; // theta_old in full precision
         batch.reference = self.reference_logprobs(&batch)?;
         batch.values = self.values(&batch)?;
-        record.mismatch = Mismatch::measure(&batch.behav, &batch.prox, &batch.mask, &batch.seq)?;
-        record.full_kl = self.full_kl(&batch)?;
+        let full_kl = self.full_kl(&batch)?;
         self.advantages(&mut batch, &mut record)?;
         record.learnable = batch.advantages.iter().zip(&batch.mask).any(|(&a, &counts)| counts && a != 0.0);
         phases.end("score");
 
-        if let Some(kept) =
-            self.plan.algorithm.objective.accepted(&batch.behav, &batch.prox, &batch.mask, &batch.seq)?
-        {
-            batch.mask = kept;
-        }
-        record.lr = self.plan.lr_at(&self.plan.actor, self.step);
-        for _ in 0..self.plan.actor.ppo_epochs {
-            for mini in batch.mini_batches(self.plan.actor.ppo_mini_batch_size) {
-                self.update_actor(&batch, mini, &mut record)?;
-            }
-        }
-        self.update_critic(&batch, &mut record)?;
+        self.updates(&mut batch, full_kl, &mut record)?;
         phases.end("update");
         self.measure_update(&mut record)?;
         phases.end("measure");
@@ -323,13 +330,18 @@ impl<D: Device> RlTrainer<D> {
         Ok(())
     }
 
-    /// Log-probs of the response tokens under the actor, at the sampling temperature.
-    fn logprobs(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
+    /// Log-probs of the response tokens under the actor, at the sampling temperature; NaN for those that the
+    /// first update computes anyway.
+    fn prox(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
+        let unscored = self.scored_by_update(batch);
         let (actor, queue) = (&mut self.actor, &mut self.queue);
         let temperature = self.plan.rollout.temperature;
-        by_micro_batches(batch, self.tape, |ids, range| {
+        let mut prox = vec![f32::NAN; batch.token_range(unscored.clone()).len()];
+        let scored = by_micro_batches(batch, unscored.end, self.tape, |ids, range| {
             Ok(actor.score(queue, &ids, &batch.targets(range), temperature)?.logp)
-        })
+        })?;
+        prox.extend(scored);
+        Ok(prox)
     }
 
     /// The same under the reference model; empty where there is none.
@@ -337,7 +349,7 @@ impl<D: Device> RlTrainer<D> {
         let Some(reference) = &self.reference else { return Ok(Vec::new()) };
         let (actor, queue) = (&mut self.actor, &mut self.queue);
         let temperature = self.plan.rollout.temperature;
-        by_micro_batches(batch, self.tape, |ids, range| {
+        by_micro_batches(batch, 0, self.tape, |ids, range| {
             Ok(actor.score_with(queue, reference, &ids, &batch.targets(range), temperature)?.logp)
         })
     }
@@ -346,7 +358,7 @@ impl<D: Device> RlTrainer<D> {
     fn values(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
         let Some(critic) = &mut self.critic else { return Ok(Vec::new()) };
         let queue = &mut self.queue;
-        by_micro_batches(batch, self.tape, |ids, range| {
+        by_micro_batches(batch, 0, self.tape, |ids, range| {
             Ok(critic.values(queue, &ids, &batch.targets(range).rows)?)
         })
     }
@@ -380,14 +392,16 @@ impl<D: Device> RlTrainer<D> {
     }
 }
 
-/// Collects what `score` says of each micro-batch, in order.
+/// Collects what `score` says of each micro-batch of the sequences from `first` on, in order.
 fn by_micro_batches(
     batch: &RolloutBatch,
+    first: usize,
     tape: TapeOptions,
     mut score: impl FnMut(Batch, Range<usize>) -> Result<Vec<f32>, TrainError>,
 ) -> Result<Vec<f32>, TrainError> {
     let mut all = Vec::with_capacity(batch.tokens());
-    for range in micro_batches(&batch.lengths(), tape) {
+    for range in micro_batches(&batch.lengths()[first..], tape) {
+        let range = first + range.start..first + range.end;
         all.extend(score(whole_batch(&batch.ids(range.clone())), range)?);
     }
     Ok(all)

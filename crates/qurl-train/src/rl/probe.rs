@@ -8,7 +8,7 @@ use crate::start::Start;
 use qurl_kernels::{Device, Format};
 use qurl_model::compute::{Network, NetworkOptions, whole_batch};
 use qurl_model::rng::{CounterRng, text_key};
-use qurl_rl::full_vocabulary_kl;
+use qurl_rl::{RlError, full_vocabulary_kl};
 use qurl_rollout::Engine;
 use qurl_tasks::task::{Problem, Split, Task};
 use std::time::{Duration, Instant};
@@ -36,9 +36,22 @@ pub struct RolloutSpeed {
     pub bf16_tokens_per_s: f64,
 }
 
+/// Logits of both policies at a few response tokens, `[tokens, vocabulary]` each.
+pub(super) struct FullKl {
+    behav: Vec<f32>,
+    prox: Vec<f32>,
+}
+
+impl FullKl {
+    /// KL(behav||prox) over the whole vocabulary, mean over the tokens; nothing where there is none.
+    pub fn measure(&self, vocabulary: usize, temperature: f64) -> Result<Option<f64>, RlError> {
+        full_vocabulary_kl(&self.behav, &self.prox, vocabulary, temperature)
+    }
+}
+
 impl<D: Device> RlTrainer<D> {
-    /// KL(behav||prox) over the whole vocabulary at a few response tokens of the batch.
-    pub(super) fn full_kl(&mut self, batch: &RolloutBatch) -> Result<Option<f64>, TrainError> {
+    /// What KL(behav||prox) is measured from, at a few response tokens of the batch.
+    pub(super) fn full_kl(&mut self, batch: &RolloutBatch) -> Result<FullKl, TrainError> {
         let wanted = self.plan.run.full_kl_positions;
         let count = wanted.div_ceil(PER_SEQUENCE).min(batch.sequences());
         let rng = CounterRng::new(&[self.seed, text_key("full_kl"), self.step]);
@@ -70,8 +83,7 @@ impl<D: Device> RlTrainer<D> {
                 behav.extend(both.1);
             }
         }
-        let temperature = self.plan.rollout.temperature as f64;
-        Ok(full_vocabulary_kl(&behav, &prox, self.start.config.vocab_size, temperature)?)
+        Ok(FullKl { behav, prox })
     }
 
     /// Samples the same problems with the weights as they are now in the recipe's format and in bf16,
@@ -92,6 +104,7 @@ impl<D: Device> RlTrainer<D> {
             max_new,
             seed: self.seed,
             step: 0,
+            lengths: None,
         };
         // A trainer that computes in bf16 lends its own network.
         let compute = self.actor.network().options().format;

@@ -112,6 +112,7 @@ impl<D: Device> RlTrainer<D> {
                 max_new,
                 seed: self.seed,
                 step,
+                lengths: self.lengths,
             };
             let (solved, seconds) =
                 solve(&mut self.queue, &mut self.engine, &self.start, &*self.task, problems, options)?;

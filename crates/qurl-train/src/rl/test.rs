@@ -40,7 +40,15 @@ impl<D: Device> RlTrainer<D> {
         let problems = draw_problems(&*self.task, Split::Test, self.seed, 0, self.held_out())?;
         let (max_new, _) = self.plan.sizes_at(self.step);
         let (max_prompt, seed) = (self.plan.data.max_prompt_length, self.seed);
-        let greedy = SolveOptions { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed, step: 0 };
+        let greedy = SolveOptions {
+            max_prompt,
+            n: 1,
+            sampling: Sampling::greedy(),
+            max_new,
+            seed,
+            step: 0,
+            lengths: None,
+        };
         let sampled = SolveOptions { n: self.plan.run.test_k, sampling: self.plan.test_sampling(), ..greedy };
         let (queue, start, task) = (&mut self.queue, &self.start, &*self.task);
         self.engine.with_network(self.actor.network_mut(), version, |engine| {

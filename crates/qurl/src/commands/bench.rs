@@ -5,6 +5,7 @@ pub mod machine;
 mod repack;
 mod rollout;
 mod shape;
+mod step;
 mod train;
 
 use crate::device::on_device;
@@ -33,6 +34,11 @@ enum What {
                       --quantize-head"
     )]
     Rollout(rollout::Args),
+    /// Whole steps of reinforcement learning with random weights of a named shape, phase by phase
+    #[command(
+        after_help = "Example: qurl bench step --shape qwen2.5-1.5b --prompts 32 --n 8 --length 4096 --spread"
+    )]
+    Step(step::Args),
     /// Speed of single linear layers
     #[command(after_help = "Example: qurl bench gemm --shape qwen2.5-0.5b --formats f32,bf16 --batch 1,32")]
     Gemm(gemm::Args),
@@ -43,6 +49,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     match args.what {
         What::Train(args) => on_device!(args.device.get(), device => train::run(device, args)),
         What::Rollout(args) => on_device!(args.device.get(), device => rollout::run(device, args)),
+        What::Step(args) => on_device!(args.device.get(), device => step::run(device, args)),
         What::Gemm(args) => gemm::run(Cpu::from_env().or_bad()?, args),
     }
 }

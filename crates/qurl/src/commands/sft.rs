@@ -180,7 +180,15 @@ fn greedy_accuracy<D: Device>(
     let problems = draw_problems(task, Split::Test, seed, 0, count)?;
     let max_new = sft.max_length.min(start.config.max_position_embeddings);
     let max_prompt = usize::MAX; // the engine has its own limit
-    let options = SolveOptions { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed, step: 0 };
+    let options = SolveOptions {
+        max_prompt,
+        n: 1,
+        sampling: Sampling::greedy(),
+        max_new,
+        seed,
+        step: 0,
+        lengths: None,
+    };
     Ok(Some(accuracy(&solve(queue, &mut engine, start, task, problems, options)?.0)))
 }
 
