@@ -81,8 +81,8 @@ for heads, kv_heads, hd, batch, length in ((12, 2, 128, 8, 4096), (28, 4, 128, 8
     for fmt in attention.FORMATS:
         t, flops = attention.time_prefill(flash, fmt, heads, kv_heads, hd, batch, length)
         say(f"prefill {heads}/{kv_heads}x{hd} {batch} x {length} {fmt}: {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s")
-    q = torch.randn(batch, heads, length, hd, device="cuda", dtype=torch.bfloat16)
-    k = torch.randn(batch, heads, length, hd, device="cuda", dtype=torch.bfloat16)
-    t = attention.graph_time([lambda: torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True)] * 4, 5)
-    say(f"torch's attention (heads not shared): {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s")
+    t, flops = attention.time_prefill(flash.hopper, "bf16", heads, kv_heads, hd, batch, length)
+    say(f"prefill of Hopper {heads}/{kv_heads}x{hd} {batch} x {length} bf16: {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s")
+    for library, t in attention.torch_prefill(heads, hd, batch, length):
+        say(f"torch's {library} (heads not shared): {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s")
 say("end")
