@@ -1,6 +1,7 @@
 """Whether `wgmma` and `mma.sync` give the same bits: 64 x 128 by 128 x 16 of random numbers, in bf16 and f16.
 
-Attention decodes with `mma.sync` and prefills with `wgmma`; that a row has the same bits in both rests on this.
+Attention decodes with `mma.sync` and prefills with `wgmma`; that a row has the same bits in both rests on
+this.
 """
 
 import os

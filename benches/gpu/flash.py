@@ -34,8 +34,9 @@ def quantize(x, fmt):
 class Case:
     """Sequences with `new` query rows each after `old` positions, their pages shuffled."""
 
-    def __init__(self, fmt, heads, kv_heads, hd, sequences, page_size=16):
+    def __init__(self, fmt, heads, kv_heads, hd, sequences, page_size=16, window=EVERYTHING):
         self.fmt, self.heads, self.kv_heads, self.hd, self.page_size = fmt, heads, kv_heads, hd, page_size
+        self.window = window
         self.sequences = sequences
         rows = sum(new for _, new in sequences)
         self.stride = (heads + 2 * kv_heads) * hd
@@ -86,10 +87,9 @@ class Case:
             k = k.double().repeat_interleave(group, 1)
             v = v.double().repeat_interleave(group, 1)
             s = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(self.hd)
-            mask = (
-                torch.arange(old + new, device="cuda")[None, :]
-                > (old + torch.arange(new, device="cuda"))[:, None]
-            )
+            queries = (old + torch.arange(new, device="cuda"))[:, None]
+            later = torch.arange(old + new, device="cuda")[None, :] - queries
+            mask = (later > 0) | (later <= -self.window)
             s = s.masked_fill(mask, float("-inf"))
             outs.append(torch.einsum("hqk,khd->qhd", s.softmax(-1), v))
             lses.append(s.logsumexp(-1).T)
@@ -110,10 +110,38 @@ def decode_shape(fmt, hd, blocks, longest, teams=None):
     return 32 * team * chosen, chosen * tile, fits(chosen)
 
 
+class Hopper:
+    """The prefill kernel of Hopper, for keys and values in bf16."""
+
+    def __init__(self, defines=(), ring=96):
+        self.ring = ring
+        cubin, log = compile_all([("flash_prefill_hopper.cu", "sm_90a", list(defines))])[0]
+        module = load(cubin) if cubin else sys.exit(log)
+        self.kernels = {hd: Kernel(module, f"flash_prefill_hopper_{hd}") for hd in (64, 128)}
+
+    def prefill(self, case, out, lse, work=None):
+        work = work if work is not None else prefill_work(case)
+        hd, rows = case.hd, case.keys.shape[0] * case.kv_heads * case.page_size
+        maps = [
+            tensor_map(t.data_ptr(), rows, hd * 2, min(case.page_size, 64)) for t in (case.keys, case.values)
+        ]
+        smem = 1024 + 128 * hd * 2 + self.ring * 1024 + 256 * (hd // 8 + 1) * 16
+        ints = [
+            ctypes.c_int(v)
+            for v in (case.stride, case.heads, case.kv_heads, case.page_size.bit_length() - 1, work.shape[0])
+        ]
+        numbers = [*ints, ctypes.c_float(LOG2E / math.sqrt(hd)), ctypes.c_uint32(case.window)]
+        grid = min(work.shape[0] * case.kv_heads, torch.cuda.get_device_properties(0).multi_processor_count)
+        self.kernels[hd].launch(
+            (grid,), (384,), smem, [*maps, case.qkv, case.spans, case.pages, work, out, lse, *numbers]
+        )
+
+
 class Flash:
     def __init__(self):
         kinds = ("prefill", "decode")
         built = compile_all([(f"flash_{kind}.cu", "sm_90", []) for kind in kinds])
+        self.hopper = Hopper()
         modules = {kind: load(cubin) if cubin else sys.exit(log) for kind, (cubin, log) in zip(kinds, built)}
         self.kernels = {
             ("prefill", fmt, hd): Kernel(modules["prefill"], f"flash_prefill_{fmt}_{hd}")
@@ -141,7 +169,7 @@ class Flash:
                 for v in (case.stride, case.heads, case.kv_heads, case.page_size.bit_length() - 1, *more)
             ],
             scale,
-            ctypes.c_uint32(EVERYTHING),
+            ctypes.c_uint32(case.window),
         ]
 
     def prefill(self, case, out, lse, work=None):
@@ -207,6 +235,23 @@ def relative(a, b):
     return float((a.double() - b).norm() / b.norm())
 
 
+def check_hopper(hopper, case, out, lse, want, say):
+    """The kernel of Hopper against the bits of the other one, twice: what a run leaves in shared memory must
+    not matter."""
+    for _ in range(2):
+        got, got_lse = run(hopper.prefill, case)
+        same = torch.equal(got, out) and torch.equal(got_lse, lse)
+        if not same:
+            rows = (got != out).any(1).nonzero().flatten().tolist()
+            say(
+                f"Hopper {case.heads}/{case.kv_heads}x{case.hd} page {case.page_size} window {case.window}: "
+                f"{len(rows)} of {case.rows} rows differ, first {rows[:6]}, "
+                f"error {relative(got, want):.1e}, NaN {int(got.isnan().sum())}: WRONG"
+            )
+            return False
+    return True
+
+
 def check_forward(flash, say):
     good = True
     shapes = [(14, 2, 64), (28, 4, 128), (40, 8, 128), (4, 4, 64), (8, 8, 128), (16, 1, 128)]
@@ -224,6 +269,8 @@ def check_forward(flash, say):
                 want, want_lse = mixed.reference()
                 out, lse = run(flash.prefill, mixed)
                 errors = [relative(out, want), relative(lse, want_lse)]
+                if fmt == "bf16":
+                    good &= check_hopper(flash.hopper, mixed, out, lse, want, say)
                 single = Case(
                     fmt,
                     heads,
@@ -353,12 +400,23 @@ def time_decode(flash, fmt, heads, kv_heads, hd, batch, context):
     return t, size
 
 
-def time_prefill(flash, fmt, heads, kv_heads, hd, batch, length):
-    case = Case(fmt, heads, kv_heads, hd, [(0, length)] * batch, 64)
+def time_prefill(flash, fmt, heads, kv_heads, hd, batch, length, page=64):
+    """Microseconds of one layer's attention, and its FLOPs; `flash` may be the kernels of Hopper alone."""
+    case = Case(fmt, heads, kv_heads, hd, [(0, length)] * batch, page)
     out, lse = torch.empty(case.rows, heads * hd, device="cuda"), torch.empty(case.rows, heads, device="cuda")
     work = prefill_work(case)
     t = graph_time([lambda: flash.prefill(case, out, lse, work)] * 4, 5)
     return t, 2 * batch * length * length * heads * hd
+
+
+def torch_prefill(heads, hd, batch, length):
+    """Microseconds of PyTorch's kernels, heads not shared: pairs of a library and its time."""
+    q, k, v = (torch.randn(batch, heads, length, hd, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    for library in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
+        with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, library)):
+            yield library, graph_time(
+                [lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)] * 4, 5
+            )
 
 
 class Backward:

@@ -117,10 +117,11 @@ for heads, kv_heads, hd, batch, length in (
             f"prefill {heads}/{kv_heads}x{hd} {batch} x {length} {fmt}: "
             f"{t:.1f} us {flops / t / 1e6:.0f} TFLOP/s"
         )
-    q = torch.randn(batch, heads, length, hd, device="cuda", dtype=torch.bfloat16)
-    k = torch.randn(batch, heads, length, hd, device="cuda", dtype=torch.bfloat16)
-    t = attention.graph_time(
-        [lambda: torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True)] * 4, 5
+    t, flops = attention.time_prefill(flash.hopper, "bf16", heads, kv_heads, hd, batch, length)
+    say(
+        f"prefill of Hopper {heads}/{kv_heads}x{hd} {batch} x {length} bf16: "
+        f"{t:.1f} us {flops / t / 1e6:.0f} TFLOP/s"
     )
-    say(f"torch's attention (heads not shared): {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s")
+    for library, t in attention.torch_prefill(heads, hd, batch, length):
+        say(f"torch's {library} (heads not shared): {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s")
 say("end")

@@ -1,20 +1,21 @@
-//! Attention on tensor cores: which kernel of `cu/flash_{prefill,decode}.cu` takes which rows. The backward
+//! Attention on tensor cores: which kernel of `cu/flash_{prefill,decode}*.cu` takes which rows. The backward
 //! pass is in [`super::flash_backward`].
 //!
-//! Many rows of a sequence go through the prefill kernel, single rows through the decode kernel, which shares
-//! a long context among blocks. Both sum in the same order, so a mixed step may use either. A window only
-//! leaves tiles and splits out that it hides.
+//! Many rows of a sequence go through a prefill kernel (on Hopper, with keys and values in bf16, one with
+//! `wgmma` and the TMA), single rows through the decode kernel, which shares a long context among blocks. All
+//! sum in the same order, so a mixed step may use any. A window only leaves tiles and splits out that it
+//! hides.
 
 use super::attention::window;
 use super::batch::{BatchShape, CudaBatch, SPLIT};
 use super::constants::{
     DECODE_HEADS, DECODED_BF16, DECODED_F32, DECODED_FP8, DECODED_INT8, FLASH_TILE, MAX_DECODE_WARPS,
-    PREFILL_ROWS, PREFILL_THREADS,
+    PREFILL_RING_KIB, PREFILL_ROWS, PREFILL_THREADS,
 };
-use super::context::Context;
+use super::context::{Context, HOPPER};
 use super::ffi::DevicePtr;
 use super::flash_stream;
-use super::kernels::{self, FlashDecode, FlashPrefill, Kernel};
+use super::kernels::{self, FlashDecode, FlashPrefill, FlashPrefillHopper, Kernel};
 use super::kv::CudaKv;
 use super::launch::Launch;
 use super::linear::Operand;
@@ -65,8 +66,7 @@ pub(super) fn forward(
     if decodes(heads, kv, &batch.shape) {
         return decode(queue, heads, qkv, kv, batch, Decoded::Numbers(out), lse, None);
     }
-    let (key_scales, value_scales) = kv.scales();
-    let (hd, group) = (heads.head_dim, heads.group());
+    let group = heads.group();
     // A block for each sequence of one row: no need of a list, which a recorded step could not have.
     let (work, blocks) = match batch.shape.single {
         true => (0, batch.shape.sequences),
@@ -76,6 +76,30 @@ pub(super) fn forward(
             (work, batch.spans.iter().map(|s| (s.rows * group).div_ceil(PREFILL_ROWS)).sum())
         }
     };
+    let (spans, pages) = (batch.span_words(), batch.pages());
+    let rows = Rows { qkv, spans, pages, work, blocks, out, lse };
+    match kv.shape.format == KvFormat::Bf16 && queue.context.generation == HOPPER {
+        true => on_hopper(queue, heads, kv, &rows),
+        false => everywhere(queue, heads, kv, &rows),
+    }
+}
+
+/// What a prefill kernel gets of the rows at hand.
+struct Rows {
+    qkv: DevicePtr,
+    spans: DevicePtr,
+    pages: DevicePtr,
+    /// Pairs of span and first row, or 0, and how many.
+    work: DevicePtr,
+    blocks: usize,
+    out: DevicePtr,
+    lse: DevicePtr,
+}
+
+fn everywhere(queue: &mut CudaQueue, heads: Heads, kv: &CudaKv, rows: &Rows) {
+    let Rows { qkv, spans, pages, work, blocks, out, lse } = *rows;
+    let (key_scales, value_scales) = kv.scales();
+    let hd = heads.head_dim;
     // Two tiles of keys and values with their scales, and what the warps have summed up.
     let warps = PREFILL_THREADS / 32;
     let shared = 4 * FLASH_TILE * hd * 2 + 4 * FLASH_TILE * 4 + warps * (hd / 2 + 4) * 32 * 4;
@@ -94,8 +118,8 @@ pub(super) fn forward(
         values: kv.values.at(),
         key_scales,
         value_scales,
-        spans: batch.span_words(),
-        pages: batch.pages(),
+        spans,
+        pages,
         work,
         out,
         lse,
@@ -107,6 +131,41 @@ pub(super) fn forward(
         window: window(heads),
     };
     queue.launch(kernel, Launch::grid([blocks, heads.kv_heads, 1], PREFILL_THREADS).shared(shared), args);
+}
+
+/// Keys and values in bf16. A block for each SM takes one piece of work after the other.
+fn on_hopper(queue: &mut CudaQueue, heads: Heads, kv: &CudaKv, rows: &Rows) {
+    let Rows { qkv, spans, pages, work, blocks, out, lse } = *rows;
+    let (hd, page_size) = (heads.head_dim, kv.shape.page_size);
+    // Queries, the ring of tiles, and what the threads have summed up, at an address that the TMA takes.
+    let totals = 2 * PREFILL_ROWS * (hd / 8 + 1) * 16;
+    let shared = 1024 + PREFILL_ROWS * hd * 2 + PREFILL_RING_KIB * 1024 + totals;
+    let height = kv.shape.pages * heads.kv_heads * page_size;
+    let mut map = |at: DevicePtr| queue.tensor_map(at, height, hd * 2, page_size.min(FLASH_TILE), 128);
+    let args = FlashPrefillHopper {
+        keys: map(kv.keys.at()),
+        values: map(kv.values.at()),
+        qkv,
+        spans,
+        pages,
+        work,
+        out,
+        lse,
+        stride: heads.qkv_width() as u32,
+        heads: heads.heads as u32,
+        kv_heads: heads.kv_heads as u32,
+        page_shift: page_size.trailing_zeros(),
+        blocks: blocks as u32,
+        scale: heads.scale * LOG2_E,
+        window: window(heads),
+    };
+    let kernel = match hd {
+        64 => kernels::flash_prefill_hopper_64,
+        _ => kernels::flash_prefill_hopper_128,
+    };
+    let grid = (blocks * heads.kv_heads).min(queue.context.sms);
+    // Two threads a row, and a warpgroup that loads.
+    queue.launch(kernel, Launch::blocks(grid, 2 * PREFILL_ROWS + 128).shared(shared), args);
 }
 
 /// What a decode step writes.

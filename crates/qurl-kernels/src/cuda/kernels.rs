@@ -294,6 +294,11 @@ kernels! {
             flash_prefill_bf16_64, flash_prefill_bf16_128, flash_prefill_int8_64, flash_prefill_int8_128,
             flash_prefill_fp8_64, flash_prefill_fp8_128;
     }
+    /// The same on Hopper, keys and values in bf16.
+    FlashPrefillHopper(
+        keys: TensorMap, values: TensorMap, qkv: Ptr, spans: Ptr, pages: Ptr, work: Ptr, out: Ptr, lse: Ptr,
+        stride: u32, heads: u32, kv_heads: u32, page_shift: u32, blocks: u32, scale: f32, window: u32
+    ) overlaps { "flash_prefill_hopper": flash_prefill_hopper_64, flash_prefill_hopper_128; }
     /// Attention of one new row of each sequence.
     FlashDecode(
         qkv: Ptr, keys: Ptr, values: Ptr, key_scales: Ptr, value_scales: Ptr, spans: Ptr, pages: Ptr,
