@@ -108,7 +108,7 @@ impl<D: Device> Buffers<D> {
         let width = net.config().hidden_size;
         queue.gather(Gather { table: &net.embed, index, width, out: &mut self.x });
         for (block, kv) in net.blocks.iter().zip(kv) {
-            layer::forward(queue, net, block, (batch, rows), kv, &mut self.x, &mut self.acts);
+            layer::forward(queue, net, block, (batch, rows), kv, &mut self.x, self.acts.pass());
         }
     }
 

@@ -46,6 +46,24 @@ impl<D: Device> Activations<D> {
     }
 }
 
+/// What one pass of a block writes beside the residual stream.
+pub struct Written<'a, D: Device> {
+    qkv: &'a mut D::Tensor,
+    kept: Option<&'a mut Kept<D>>,
+}
+
+impl<D: Device> Activations<D> {
+    /// For a pass with a backward, where there is memory to keep what it needs.
+    pub fn keep(&mut self) -> Written<'_, D> {
+        Written { qkv: &mut self.qkv, kept: self.kept.as_mut() }
+    }
+
+    /// For a pass without a backward: a device may fuse what is not kept and never write it.
+    pub fn pass(&mut self) -> Written<'_, D> {
+        Written { qkv: &mut self.qkv, kept: None }
+    }
+}
+
 /// Runs one block on the rows of the batch: `x[rows, d]` is the residual stream, read and updated.
 pub fn forward<D: Device>(
     queue: &mut D::Queue,
@@ -54,11 +72,11 @@ pub fn forward<D: Device>(
     (batch, rows): (&D::Batch, usize),
     kv: &mut D::Kv,
     x: &mut D::Tensor,
-    acts: &mut Activations<D>,
+    written: Written<D>,
 ) {
     let c = net.config();
     let (w, eps) = (&block.params, c.rms_norm_eps);
-    let Activations { qkv, kept } = acts;
+    let Written { qkv, kept } = written;
     let (mut raw, mut attention, mut middle, mut gate_up) = (None, None, None, None);
     if let Some(kept) = kept {
         raw = kept.qkv_raw.as_mut();

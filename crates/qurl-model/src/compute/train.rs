@@ -100,7 +100,7 @@ impl<D: Device> Tape<D> {
     fn run_block(&mut self, queue: &mut D::Queue, net: &Network<D>, index: usize) {
         let acts = if self.options.recompute { &mut self.acts[0] } else { &mut self.acts[index] };
         let rows = (&self.batch, self.rows);
-        layer::forward(queue, net, &net.blocks[index], rows, &mut self.kv, &mut self.x, acts);
+        layer::forward(queue, net, &net.blocks[index], rows, &mut self.kv, &mut self.x, acts.keep());
     }
 
     fn embed(&mut self, queue: &mut D::Queue, net: &Network<D>, batch: &Batch) {
@@ -113,7 +113,7 @@ impl<D: Device> Tape<D> {
         queue.gather(Gather { table: &net.embed, index, width, out: &mut self.x });
     }
 
-    /// Runs all blocks and keeps nothing: every block overwrites the activations of the one before.
+    /// Runs all blocks and keeps nothing: neither activations nor the keys and values of the block before.
     fn run_blocks_once(
         &mut self,
         queue: &mut D::Queue,
@@ -129,7 +129,7 @@ impl<D: Device> Tape<D> {
         let kv = own.as_mut().unwrap_or(&mut self.kv);
         let rows = (&self.batch, self.rows);
         for block in &net.blocks {
-            layer::forward(queue, net, block, rows, kv, &mut self.x, &mut self.acts[0]);
+            layer::forward(queue, net, block, rows, kv, &mut self.x, self.acts[0].pass());
         }
         Ok(())
     }
