@@ -87,8 +87,8 @@ class Case:
             k = k.double().repeat_interleave(group, 1)
             v = v.double().repeat_interleave(group, 1)
             s = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(self.hd)
-            queries = (old + torch.arange(new, device="cuda"))[:, None]
-            later = torch.arange(old + new, device="cuda")[None, :] - queries
+            positions = torch.arange(old + new, device="cuda")
+            later = positions[None, :] - positions[old:, None]
             mask = (later > 0) | (later <= -self.window)
             s = s.masked_fill(mask, float("-inf"))
             outs.append(torch.einsum("hqk,khd->qhd", s.softmax(-1), v))
@@ -122,19 +122,15 @@ class Hopper:
     def prefill(self, case, out, lse, work=None):
         work = work if work is not None else prefill_work(case)
         hd, rows = case.hd, case.keys.shape[0] * case.kv_heads * case.page_size
-        maps = [
-            tensor_map(t.data_ptr(), rows, hd * 2, min(case.page_size, 64)) for t in (case.keys, case.values)
-        ]
+        box = min(case.page_size, 64)
+        maps = [tensor_map(t.data_ptr(), rows, hd * 2, box) for t in (case.keys, case.values)]
         smem = 1024 + 128 * hd * 2 + self.ring * 1024 + 256 * (hd // 8 + 1) * 16
-        ints = [
-            ctypes.c_int(v)
-            for v in (case.stride, case.heads, case.kv_heads, case.page_size.bit_length() - 1, work.shape[0])
-        ]
+        shift = case.page_size.bit_length() - 1
+        ints = [ctypes.c_int(v) for v in (case.stride, case.heads, case.kv_heads, shift, work.shape[0])]
         numbers = [*ints, ctypes.c_float(LOG2E / math.sqrt(hd)), ctypes.c_uint32(case.window)]
-        grid = min(work.shape[0] * case.kv_heads, torch.cuda.get_device_properties(0).multi_processor_count)
-        self.kernels[hd].launch(
-            (grid,), (384,), smem, [*maps, case.qkv, case.spans, case.pages, work, out, lse, *numbers]
-        )
+        sms = torch.cuda.get_device_properties(0).multi_processor_count
+        arguments = [*maps, case.qkv, case.spans, case.pages, work, out, lse, *numbers]
+        self.kernels[hd].launch((min(work.shape[0] * case.kv_heads, sms),), (384,), smem, arguments)
 
 
 class Flash:
@@ -245,8 +241,8 @@ def check_hopper(hopper, case, out, lse, want, say):
             rows = (got != out).any(1).nonzero().flatten().tolist()
             say(
                 f"Hopper {case.heads}/{case.kv_heads}x{case.hd} page {case.page_size} window {case.window}: "
-                f"{len(rows)} of {case.rows} rows differ, first {rows[:6]}, "
-                f"error {relative(got, want):.1e}, NaN {int(got.isnan().sum())}: WRONG"
+                f"{len(rows)} of {case.rows} rows differ, first {rows[:6]}, error {relative(got, want):.1e}, "
+                f"NaN {int(got.isnan().sum())}: WRONG"
             )
             return False
     return True
@@ -414,9 +410,8 @@ def torch_prefill(heads, hd, batch, length):
     q, k, v = (torch.randn(batch, heads, length, hd, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     for library in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
         with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, library)):
-            yield library, graph_time(
-                [lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)] * 4, 5
-            )
+            attend = lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            yield library, graph_time([attend] * 4, 5)
 
 
 class Backward:

@@ -13,8 +13,17 @@
 #include "flash.cuh"
 #include "flash_hopper.cuh"
 
+// Ways of doing it that benches/gpu/prefill.py compares. The warpgroups take turns at issuing MMAs:
 #ifndef PING_PONG
 #define PING_PONG 0
+#endif
+// The first tile of a split is taken as it is, instead of being folded into zeros (the same bits):
+#ifndef FIRST_FOLD
+#define FIRST_FOLD 1
+#endif
+// Scaling of a score and the difference to the largest one are one operation (other bits than flash.cuh says):
+#ifndef FUSED_SCALE
+#define FUSED_SCALE 0
 #endif
 
 const int GROUPS = PREFILL_ROWS / FLASH_ROWS;
@@ -169,8 +178,8 @@ __device__ __forceinline__ void produce(
         // The box's page of a tile: looked up a tile ahead.
         auto page_of = [&](u32 tile) {
             u32 position = tile * FLASH_TILE + (box << shift);
-            return box < boxes && position < seen.length ? a.pages[item.span.pages + (position >> a.page_shift)]
-                                                         : 0;
+            bool there = box < boxes && position < seen.length;
+            return there ? a.pages[item.span.pages + (position >> a.page_shift)] : 0;
         };
         u32 page = page_of(seen.first);
         for (u32 tile = seen.first; tile < seen.end; ++tile, ++done) {
@@ -200,8 +209,8 @@ __device__ __forceinline__ void produce(
 // ---- a warpgroup of rows ----------------------------------------------------------------------------------
 
 // The weighted values of a tile while MMAs sum them up: registers that are named for ptxas. A variable that
-// goes from one turn of a loop to the next would be moved while MMAs still write it, and ptxas would serialize
-// them. Between two items the next queries come here: there are as many of them, and no other registers are
+// goes from one turn of a loop to the next would be moved while MMAs still write it, and ptxas would
+// serialize them. Between two items the next queries come here: there are as many of them, and no other registers are
 // free.
 #define PARTS(p)                                                                                        \
     "part" p "0, part" p "1, part" p "2, part" p "3, part" p "4, part" p "5, part" p "6, part" p "7, part" p \
@@ -280,20 +289,22 @@ struct Part {
     __device__ __forceinline__ void sum(const Left& weights, u32 values) {
         step<0>(weights.a, tile_across(values, 0));
 #pragma unroll
-        for (int k = 1; k < FLASH_TILE / 16; ++k) step<1>(weights.a + 4 * k, tile_across(values, k * 16 * 128));
+        for (int k = 1; k < FLASH_TILE / 16; ++k)
+            step<1>(weights.a + 4 * k, tile_across(values, k * 16 * 128));
         commit_products();
     }
 
-    // Folds it into o, from the register I on.
-    template <int I = 0>
+    // Folds it into o, from the register I on; the FIRST tile of a split into zeros.
+    template <bool FIRST, int I = 0>
     __device__ __forceinline__ void fold_into(
         float (&o)[HD / 2], const float (&keep)[2], const float (&take)[2]
     ) const {
         if constexpr (I < HD / 2) {
             float x;
             asm volatile("mov.f32 %0, part%1;" : "=f"(x) : "n"(I));
-            o[I] = folded(o[I], x, keep[I % 4 / 2], take[I % 4 / 2]);
-            fold_into<I + 1>(o, keep, take);
+            o[I] = FIRST ? __fmaf_rn(x, take[I % 4 / 2], 0.0f)
+                         : folded(o[I], x, keep[I % 4 / 2], take[I % 4 / 2]);
+            fold_into<FIRST, I + 1>(o, keep, take);
         }
     }
 };
@@ -451,13 +462,16 @@ __device__ __forceinline__ void consume(
         if (own_tiles > 0) {
             u32 left = own_tiles - 1;  // after the one at hand
             u32 first_split = 1;       // no split has been folded
+            u32 fresh = 1;             // no tile of the split has been folded
             Softmax soft;
             float s[FLASH_TILE / 2], keep[2], take[2];
             // Weights of the tile from its scores.
             auto weigh = [&](Left& p) {
                 float(&rows)[FLASH_TILE / 8][4] = reinterpret_cast<float(&)[FLASH_TILE / 8][4]>(s);
+                if (!FUSED_SCALE) {
 #pragma unroll
-                for (int i = 0; i < FLASH_TILE / 2; ++i) s[i] = __fmul_rn(s[i], a.scale);
+                    for (int i = 0; i < FLASH_TILE / 2; ++i) s[i] = __fmul_rn(s[i], a.scale);
+                }
                 if (tile < whole_first || tile >= whole_end) {
                     u32 limit[2];
 #pragma unroll
@@ -469,7 +483,13 @@ __device__ __forceinline__ void consume(
                     hide_scores(rows, limit, a.window, tile * FLASH_TILE);
                 }
                 largest_scores(rows, soft);
-                tile_weights(rows, soft);
+                if (FUSED_SCALE) {
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) soft.m[h] = __fmul_rn(soft.m[h], a.scale);
+                    tile_weights<true>(rows, soft, a.scale);
+                } else {
+                    tile_weights(rows, soft);
+                }
                 p.take(s);
             };
             auto ask_scores = [&](Stage n) {
@@ -489,6 +509,14 @@ __device__ __forceinline__ void consume(
                 for (int h = 0; h < 2; ++h)
                     fold(state.soft.m[h], state.soft.l[h], soft.m[h], soft.l[h], keep[h], take[h]);
             };
+            auto fold_part = [&]() {
+                if (FIRST_FOLD && fresh) {
+                    part.template fold_into<true>(state.o, keep, take);
+                } else {
+                    part.template fold_into<false>(state.o, keep, take);
+                }
+                fresh = 0;
+            };
             // From a tile, whose weights are there, to the next one, whose scores are.
             auto step = [&](const Left& p, Left& next_p, auto more) {
                 Stage next = at.next(), after = next.next();
@@ -505,11 +533,11 @@ __device__ __forceinline__ void consume(
                     wait_for_products<0>();
                 }
                 free_values(at);
-                part.fold_into(state.o, keep, take);
+                fold_part();
                 if (tile % SPLIT_TILES == 0) {
                     state.close_split(total, first_split);
                     state.clear();
-                    first_split = 0;
+                    first_split = 0, fresh = 1;
                 }
                 factors();
                 if constexpr (decltype(more)::YES) have_scores(after);
@@ -555,7 +583,7 @@ __device__ __forceinline__ void consume(
             part.sum(even, values_of(at));
             wait_for_products<0>();
             free_values(at);
-            part.fold_into(state.o, keep, take);
+            fold_part();
             if (!first_split) state.close_split(total, false);
             at = at.next();
         }
