@@ -1,10 +1,10 @@
 //! Quantization outside of the fast path.
 //!
 //! The packed kernels that roll out live in `qurl-kernels`. This crate has what surrounds them: [`codes`] and
-//! [`reference`] say in plain code what every format means, and the kernels are tested against them;
-//! [`budget`] bounds the error of each format; [`uaq`] is the paper's update-aware scaling; [`diagnostics`]
-//! measures what quantization does to a model and what training changes; [`checksum`] tells weights apart;
-//! [`export`] lays a model out as compressed-tensors files for other engines.
+//! [`reference`](mod@reference) say in plain code what every format means, and the kernels are tested against
+//! them; [`budget`] bounds the error of each format; [`uaq`] is the paper's update-aware scaling;
+//! [`diagnostics`] measures what quantization does to a model and what training changes; [`checksum`] tells
+//! weights apart; [`export`] lays a model out as compressed-tensors files for other engines.
 //!
 //! # Where to start
 //!

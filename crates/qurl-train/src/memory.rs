@@ -117,7 +117,7 @@ impl MemoryPlan {
         self.parts.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Refuses a run that the device's free memory does not hold, with [`DRIVER_RESERVE`] beside it; devices
+    /// Refuses a run that the device's free memory does not hold, with `DRIVER_RESERVE` beside it; devices
     /// that do not tell take everything.
     pub fn check<D: Device>(&self, device: &D) -> Result<(), DeviceError> {
         match device.memory() {

@@ -88,7 +88,7 @@ impl<D: Device> RlTrainer<D> {
 
     /// Samples the same problems with the weights as they are now in the recipe's format and in bf16,
     /// alternating, and takes the best of a few rounds. At most as many sequences as run at the same time,
-    /// and [`PROBED_TOKENS`] each. Training continues afterwards as if nothing had happened.
+    /// and `PROBED_TOKENS` each. Training continues afterwards as if nothing had happened.
     pub fn rollout_speed(&mut self) -> Result<RolloutSpeed, TrainError> {
         let version = self.version()?;
         let plan = &self.plan;

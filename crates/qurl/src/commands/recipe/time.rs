@@ -156,7 +156,7 @@ impl RlStep {
     fn time(&self, costs: &Costs, plan: &RlPlan) -> StepTime {
         let responses = (self.prompts * self.n) as f64;
         let tokens = responses * (self.prompt + self.response) as f64;
-        // Samples of a prompt share its prefill; whoever ends makes room for the next.
+        // Samples of a prompt share its prefill; whoever ends gives its place to the next.
         let prefill = (self.prompts * self.prompt) as f64 * costs.prefill;
         let decode_steps = responses * self.response as f64 / self.rollout.engine.max_num_seqs as f64;
         let scored = 1 + usize::from(plan.algorithm.needs_reference()) + usize::from(plan.critic.is_some());
