@@ -125,7 +125,7 @@ class Gemm:
         self.packer.launch((strips * kb * 2,), (256,), 0, [rows, tiles, *ints])
         return tiles
 
-    def run(self, v, x, tiles, n, out, xs=None, ws=None, bias=None, add=0, swiglu=0, ranges=None, pdl=True, prepared=None, row_bytes=None, largest=None):
+    def run(self, v, x, tiles, n, out, xs=None, ws=None, bias=None, add=0, swiglu=0, ranges=None, pdl=True, prepared=None, row_bytes=None, largest=None, kept=None):
         fmt, tok, wg, cl, schedule = v
         element = FORMATS[fmt][1]
         tokens, row_bytes = x.shape[0], row_bytes or x.shape[1] * element
@@ -140,7 +140,7 @@ class Gemm:
             grid, each = clusters * cl, -(-work // clusters) * kb
         at = lambda t: t.data_ptr() if t is not None else None
         pointers = [ctypes.c_void_p(at(t)) for t in (tiles, ws, xs, bias, out, self.partials)]
-        numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, 2 * swiglu)]
+        numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, swiglu)]
         parts = cl if schedule == "SPLIT" else 1
         if schedule == "GATED":
             work = -(-n // (2 * wg))
@@ -151,7 +151,7 @@ class Gemm:
         if prepared is None:
             prepared = tensor_map(x.data_ptr(), tokens, row_bytes, box_rows(tok, cl, schedule))
         block = 576 if schedule == "GATED" else wg * 128 + 128 if wg > 1 else 192
-        self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers, ctypes.c_void_p(at(largest))], pdl)
+        self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers, ctypes.c_void_p(at(largest)), ctypes.c_void_p(at(kept))], pdl)
 
 
 def operands(fmt, tokens, n, k):

@@ -58,8 +58,7 @@ shared! {
     GATED_TOKENS = 256;
     /// What the outputs of a GEMM are: [`super::gemm::Gating`].
     GATING_NONE = 0;
-    GATING_PAIRED = 1;
-    GATING_SWIGLU = 2;
+    GATING_SWIGLU = 1;
 
     /// Formats of keys and values.
     KV_F32 = 0;

@@ -146,8 +146,8 @@ kernels! {
     Swiglu(gate_up: Ptr, f: u32, count: u64, out: Ptr) { "elementwise": swiglu; }
     /// Its backward pass, in place.
     SwigluBackward(gate_up: Ptr, f: u32, out: Ptr) overlaps { "elementwise": swiglu_backward; }
-    /// Its backward pass, rounded.
-    SwigluBackwardBf16(gate_up: Ptr, dout: Ptr, f: u32, gradients: Ptr, out: Ptr) overlaps {
+    /// Its backward pass in bf16, where its output was kept.
+    SwigluBackwardBf16(gate_up: Ptr, dout: Ptr, f: u32) overlaps {
         "elementwise": swiglu_backward_bf16;
     }
     /// Column sums of some rows.
@@ -202,8 +202,8 @@ kernels! {
     QuantizeNorm(x: Ptr, gain: Ptr, k: u32, eps: f32, out: Ptr, scales: Ptr, absmax: Ptr) overlaps {
         "quantize": norm_i8, norm_e4m3;
     }
-    /// SwiGLU of rows, in bf16.
-    SwigluRowsBf16(gate_up: Ptr, f: u32, out: Ptr) overlaps { "quantize": swiglu_bf16; }
+    /// SwiGLU of rows, in bf16; keeps the projections where training wants them.
+    SwigluRowsBf16(gate_up: Ptr, f: u32, kept: Ptr, out: Ptr) overlaps { "quantize": swiglu_bf16; }
     /// SwiGLU of rows, in eight bits.
     QuantizeSwiglu(gate_up: Ptr, f: u32, out: Ptr, scales: Ptr) overlaps {
         "quantize": swiglu_i8, swiglu_e4m3;
@@ -240,7 +240,7 @@ kernels! {
     /// blocks of a cluster and schedule.
     GemmHopper(
         map: TensorMap, weights: Ptr, w_scales: Ptr, x_scales: Ptr, bias: Ptr, out: Ptr, partials: Ptr,
-        tokens: u32, n: u32, k_blocks: u32, ranges: u32, add: u32, gating: u32, absmax: Ptr
+        tokens: u32, n: u32, k_blocks: u32, ranges: u32, add: u32, gating: u32, absmax: Ptr, kept: Ptr
     ) overlaps {
         "gemm_bf16":
             gemm_bf16_16_2_1_STREAM, gemm_bf16_64_2_1_STREAM, gemm_bf16_128_2_1_STREAM,

@@ -8,7 +8,7 @@ use super::kv::CudaKv;
 use super::launch::Launch;
 use super::pending::{self, CudaPending};
 use super::queue::CudaQueue;
-use super::{head, linear, linear_backward, norm, rows, sums};
+use super::{head, linear, linear_backward, mlp, norm, rows, sums};
 use crate::ops::*;
 use crate::queue::Queue;
 use crate::types::{AdamW, Batch, DeviceError, HeadOutput, Sampled};
@@ -103,12 +103,12 @@ impl Queue for CudaQueue {
 
     fn mlp(&mut self, args: Mlp<Cuda>) {
         self.begin();
-        linear::mlp(self, args);
+        mlp::mlp(self, args);
     }
 
     fn mlp_backward(&mut self, args: MlpBackward<Cuda>) {
         self.begin();
-        linear_backward::mlp_backward(self, args);
+        mlp::mlp_backward(self, args);
     }
 
     fn attend(&mut self, args: Attend<Cuda>) {

@@ -163,7 +163,6 @@ impl CudaWeight {
             tiles: self.data.at(),
             scales: self.scales(),
             gating: Gating::None,
-            absmax: 0,
         };
         self.packed.then_some(packed)
     }

@@ -5,16 +5,15 @@ use crate::params::{DenseMlp, MlpParams};
 use qurl_kernels::ops::{Attend, KeptAttention, Linear, Mlp, Norm, Output, QkNorm};
 use qurl_kernels::{Device, DeviceError, Queue};
 
-/// What a block's forward pass writes. Training gives every block its own and keeps them for the backward
-/// pass; inference uses one for all blocks, and keeps nothing.
+/// What a block's forward pass writes in training: every block has its own, for the backward pass. Inference
+/// has `qkv` alone, for all blocks.
 pub struct Activations<D: Device> {
     /// `[rows, qkv]` queries, keys (both rotated) and values.
     pub(crate) qkv: D::Tensor,
-    /// Only in training.
-    pub(crate) kept: Option<Kept<D>>,
+    pub(crate) kept: Kept<D>,
 }
 
-/// What the backward pass of a block needs.
+/// What the backward pass of a block needs beside them.
 pub struct Kept<D: Device> {
     /// `[rows, qkv]` before QK-norm; only for models that have it.
     pub(crate) qkv_raw: Option<D::Tensor>,
@@ -24,29 +23,28 @@ pub struct Kept<D: Device> {
     pub(crate) lse: D::Tensor,
     /// `[rows, d]` the residual stream between attention and MLP.
     pub(crate) middle: D::Tensor,
-    /// `[rows, 2 f]` gate and up projections.
-    pub(crate) gate_up: D::Tensor,
+    /// Gate and up projections.
+    pub(crate) mlp: D::KeptMlp,
 }
 
 impl<D: Device> Activations<D> {
     /// Memory for `rows` rows.
-    pub fn new(device: &D, net: &Network<D>, rows: usize, kept: bool) -> Result<Self, DeviceError> {
+    pub fn new(device: &D, net: &Network<D>, rows: usize) -> Result<Self, DeviceError> {
         let c = net.config();
         let zeros = |width: usize| device.zeros(rows * width);
-        let kept_buffers = || {
-            Ok::<_, DeviceError>(Kept {
-                qkv_raw: c.qk_norm.then(|| zeros(c.qkv_dim())).transpose()?,
-                attention: zeros(c.q_dim())?,
-                lse: zeros(c.num_heads)?,
-                middle: zeros(c.hidden_size)?,
-                gate_up: zeros(2 * c.intermediate_size)?,
-            })
+        let kept = Kept {
+            qkv_raw: c.qk_norm.then(|| zeros(c.qkv_dim())).transpose()?,
+            attention: zeros(c.q_dim())?,
+            lse: zeros(c.num_heads)?,
+            middle: zeros(c.hidden_size)?,
+            mlp: device.kept_mlp(rows, c.intermediate_size, net.options().format)?,
         };
-        Ok(Activations { qkv: zeros(c.qkv_dim())?, kept: kept.then(kept_buffers).transpose()? })
+        Ok(Activations { qkv: zeros(c.qkv_dim())?, kept })
     }
 }
 
-/// Runs one block on the rows of the batch: `x[rows, d]` is the residual stream, read and updated.
+/// Runs one block on the rows of the batch: `x[rows, d]` is the residual stream, read and updated;
+/// `qkv[rows, qkv]` takes queries, keys and values. Where nothing is kept, a device may fuse more.
 pub fn forward<D: Device>(
     queue: &mut D::Queue,
     net: &Network<D>,
@@ -54,17 +52,17 @@ pub fn forward<D: Device>(
     (batch, rows): (&D::Batch, usize),
     kv: &mut D::Kv,
     x: &mut D::Tensor,
-    acts: &mut Activations<D>,
+    qkv: &mut D::Tensor,
+    kept: Option<&mut Kept<D>>,
 ) {
     let c = net.config();
     let (w, eps) = (&block.params, c.rms_norm_eps);
-    let Activations { qkv, kept } = acts;
-    let (mut raw, mut attention, mut middle, mut gate_up) = (None, None, None, None);
+    let (mut raw, mut attention, mut middle, mut mlp) = (None, None, None, None);
     if let Some(kept) = kept {
         raw = kept.qkv_raw.as_mut();
         attention = Some((&mut kept.attention, &mut kept.lse));
         middle = Some(&mut kept.middle);
-        gate_up = Some(&mut kept.gate_up);
+        mlp = Some(&mut kept.mlp);
     }
 
     queue.linear(Linear {
@@ -99,6 +97,6 @@ pub fn forward<D: Device>(
         norm: Norm { gain: w.mlp_norm.tensor(), eps },
         gate_up: projections.weight(),
         down: down.weight(),
-        kept: gate_up.take(),
+        kept: mlp.take(),
     });
 }

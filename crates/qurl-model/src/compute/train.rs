@@ -81,7 +81,7 @@ impl<D: Device> Tape<D> {
             batch: device.batch(),
             rows: 0,
             inputs: (0..c.num_layers).map(|_| zeros(d)).collect::<Result<_, _>>()?,
-            acts: (0..kept).map(|_| Activations::new(device, net, rows, true)).collect::<Result<_, _>>()?,
+            acts: (0..kept).map(|_| Activations::new(device, net, rows)).collect::<Result<_, _>>()?,
             kv: device.kv_pages(net.kv_shape(options.pages(), PAGE))?,
             kv_format: net.options().kv_format,
             x: zeros(d)?,
@@ -100,7 +100,8 @@ impl<D: Device> Tape<D> {
     fn run_block(&mut self, queue: &mut D::Queue, net: &Network<D>, index: usize) {
         let acts = if self.options.recompute { &mut self.acts[0] } else { &mut self.acts[index] };
         let rows = (&self.batch, self.rows);
-        layer::forward(queue, net, &net.blocks[index], rows, &mut self.kv, &mut self.x, acts);
+        let Activations { qkv, kept } = acts;
+        layer::forward(queue, net, &net.blocks[index], rows, &mut self.kv, &mut self.x, qkv, Some(kept));
     }
 
     fn embed(&mut self, queue: &mut D::Queue, net: &Network<D>, batch: &Batch) {
@@ -113,7 +114,7 @@ impl<D: Device> Tape<D> {
         queue.gather(Gather { table: &net.embed, index, width, out: &mut self.x });
     }
 
-    /// Runs all blocks and keeps nothing: every block overwrites the activations of the one before.
+    /// Runs all blocks and keeps nothing.
     fn run_blocks_once(
         &mut self,
         queue: &mut D::Queue,
@@ -129,7 +130,7 @@ impl<D: Device> Tape<D> {
         let kv = own.as_mut().unwrap_or(&mut self.kv);
         let rows = (&self.batch, self.rows);
         for block in &net.blocks {
-            layer::forward(queue, net, block, rows, kv, &mut self.x, &mut self.acts[0]);
+            layer::forward(queue, net, block, rows, kv, &mut self.x, &mut self.acts[0].qkv, None);
         }
         Ok(())
     }
@@ -340,9 +341,7 @@ impl<D: Device> Tape<D> {
         let (rows, eps) = (self.rows, net.config().rms_norm_eps);
         let Block { heads, params: w } = &net.blocks[index];
         let acts = if self.options.recompute { &mut self.acts[0] } else { &mut self.acts[index] };
-        let Activations { qkv, kept: Some(Kept { qkv_raw, attention, lse, middle, gate_up }) } = acts else {
-            panic!("activations were not kept")
-        };
+        let Activations { qkv, kept: Kept { qkv_raw, attention, lse, middle, mlp: kept } } = acts;
 
         // MLP: x = middle + down(swiglu(gate_up(norm(middle))))
         let MlpParams::Dense(mlp) = &w.mlp;
@@ -354,7 +353,7 @@ impl<D: Device> Tape<D> {
             norm: NormBackward { gain, eps, dgain },
             gate_up: mlp.gate_up.weight(),
             down: mlp.down.weight(),
-            kept: gate_up,
+            kept,
             dgate_up: Some(dgate_up),
             ddown: Some(ddown),
             dx: &mut self.x,
