@@ -307,6 +307,22 @@ pub struct HeadBackward<'a, D: Device> {
     pub dweight: Option<&'a mut D::Tensor>,
 }
 
+/// [`Head`] and [`HeadBackward`] in one.
+pub struct HeadTraining<'a, D: Device> {
+    /// [T, d]
+    pub hidden: &'a D::Tensor,
+    /// [V, d], packed as trained.
+    pub head: &'a D::Weight,
+    /// [T]
+    pub targets: &'a [u32],
+    /// Logits are divided by it.
+    pub temperature: f32,
+    /// [T, d], overwritten.
+    pub dhidden: &'a mut D::Tensor,
+    /// [V, d], added to; `None` where it is frozen.
+    pub dweight: Option<&'a mut D::Tensor>,
+}
+
 /// Samples a token for each hidden row, as the batch says.
 pub struct Sample<'a, D: Device> {
     /// [sampled rows of the batch, d]

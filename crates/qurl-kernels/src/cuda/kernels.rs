@@ -344,16 +344,11 @@ kernels! {
         logits: Ptr, vocabulary: u32, chunks: u32, partials: Ptr, targets: Ptr, logp: Ptr, entropy: Ptr,
         argmax: Ptr, lse: Ptr
     ) { "head": score_rows; }
-    /// Logits become their gradients.
+    /// Gradients of logits: in their place, or rounded.
     LogitGradients(
-        logits: Ptr, vocabulary: u32, targets: Ptr, inverse_temperature: f32, lse: Ptr, dlogp: Ptr,
-        dentropy: Ptr, entropy: Ptr
-    ) { "head": logit_gradients_f32; }
-    /// Gradients of logits, rounded.
-    LogitGradientsBf16(
-        logits: Ptr, vocabulary: u32, targets: Ptr, inverse_temperature: f32, lse: Ptr, dlogp: Ptr,
-        dentropy: Ptr, entropy: Ptr, out: Ptr
-    ) { "head": logit_gradients_bf16; }
+        logits: Ptr, vocabulary: u32, targets: Ptr, scale: f32, inverse_temperature: f32, lse: Ptr,
+        dlogp: Ptr, dentropy: Ptr, entropy: Ptr, out: Ptr
+    ) { "head": logit_gradients_f32, logit_gradients_bf16; }
     /// Tokens of rows that keep all of them.
     SampleRows(logits: Ptr, vocabulary: u32, chunks: u32, partials: Ptr, samples: Ptr, out: Ptr) overlaps {
         "sample": sample_rows;

@@ -26,6 +26,7 @@ mod gemm;
 mod gemm_mma;
 mod gemm_tiles;
 mod head;
+mod head_backward;
 mod kernels;
 mod kv;
 mod launch;

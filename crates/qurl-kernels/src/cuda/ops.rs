@@ -8,10 +8,11 @@ use super::kv::CudaKv;
 use super::launch::Launch;
 use super::pending::{self, CudaPending};
 use super::queue::CudaQueue;
-use super::{head, linear, linear_backward, mlp, norm, rows, sums};
+use super::{head, head_backward, linear, linear_backward, mlp, norm, rows, sums};
 use crate::ops::*;
 use crate::queue::Queue;
-use crate::types::{AdamW, Batch, DeviceError, HeadOutput, Sampled};
+use crate::types::{AdamW, Batch, DeviceError, HeadOutput, LossGradient, Sampled};
+use std::ops::Range;
 use std::sync::Arc;
 
 impl Queue for CudaQueue {
@@ -132,7 +133,16 @@ impl Queue for CudaQueue {
 
     fn head_backward(&mut self, args: HeadBackward<Cuda>) {
         self.begin();
-        head::backward(self, args);
+        head_backward::backward(self, args);
+    }
+
+    fn head_training<E: From<DeviceError>>(
+        &mut self,
+        args: HeadTraining<Cuda>,
+        loss: impl FnMut(Range<usize>, &HeadOutput) -> Result<LossGradient, E>,
+    ) -> Result<(), E> {
+        self.begin();
+        head_backward::training(self, args, loss)
     }
 
     fn sample(&mut self, args: Sample<Cuda>) {

@@ -8,10 +8,11 @@ use crate::ops::{Ops, Tables, cpus};
 use crate::paged::{Paged, heads};
 use crate::support::{Random, assert_bits, distance, round_bf16};
 use qurl_kernels::ops::{
-    Attend, KeptAttention, Linear, LinearBackward, Mlp, MlpBackward, Norm, NormBackward, Output,
+    Attend, Head, HeadBackward, HeadTraining, KeptAttention, Linear, LinearBackward, Mlp, MlpBackward, Norm,
+    NormBackward, Output,
 };
-use qurl_kernels::types::{Batch, KvFormat};
-use qurl_kernels::{Device, Format, Queue};
+use qurl_kernels::types::{Batch, HeadGradient, HeadOutput, KvFormat, LossGradient};
+use qurl_kernels::{Device, DeviceError, Format, Queue};
 
 const EPS: f32 = 1e-6;
 
@@ -279,6 +280,64 @@ fn kept_of<D: Device>(ops: &Ops<D>, projected: &[f64], rows: usize, f: usize) ->
     let mut kept = ops.kept_mlp(rows, f, Format::F32);
     ops.queue().mlp(Mlp { x: &mut x, rows, norm, gate_up, down, kept: Some(&mut kept) });
     kept
+}
+
+/// The head with its gradients in one pass leaves the bits of two passes, and asks for all targets in order.
+#[test]
+fn a_head_in_one_pass_equals_two() {
+    let Some(cuda) = device() else { return };
+    // The second in three parts, the last of them a small one.
+    for (rows, vocabulary) in [(70, 1501), (2700, 200_000)] {
+        check_head_training(&cuda, rows, vocabulary, 64);
+    }
+}
+
+#[test]
+fn a_head_in_one_pass_on_the_cpu_equals_two() {
+    for cpu in cpus(2) {
+        check_head_training(&cpu, 70, 1501, 64);
+    }
+}
+
+fn check_head_training<D: Device>(ops: &Ops<D>, rows: usize, vocabulary: usize, d: usize) {
+    let mut random = Random::new(6);
+    let (hidden, targets) = (&ops.up(&random.normals(rows * d)), &random.ids(rows, vocabulary)[..]);
+    let weights: Vec<f32> = random.normals(vocabulary * d).iter().map(|x| 0.2 * x).collect();
+    let (dlogp, dentropy) = (random.normals(rows), random.normals(rows));
+    for (format, temperature, entropy) in
+        [(Format::F32, 1.0, true), (Format::Bf16, 1.0, false), (Format::Bf16, 0.7, true)]
+    {
+        let head = &ops.trained(&weights, vocabulary, d, format);
+        let dentropy = if entropy { &dentropy[..] } else { &[] };
+        let gradient = HeadGradient { dlogp: &dlogp, dentropy };
+        let [mut want_hidden, mut got_hidden] = [(); 2].map(|_| ops.stale(rows * d));
+        let [mut want_weight, mut got_weight] = [(); 2].map(|_| ops.up(&weights));
+        let out = ops.queue().head(Head { hidden, head, targets, temperature }).expect("scores");
+        ops.queue().head_backward(HeadBackward {
+            hidden,
+            head,
+            targets,
+            temperature,
+            out: &out,
+            gradient,
+            dhidden: &mut want_hidden,
+            dweight: Some(&mut want_weight),
+        });
+        let mut seen = HeadOutput::default();
+        let (dhidden, dweight) = (&mut got_hidden, Some(&mut got_weight));
+        let training = HeadTraining { hidden, head, targets, temperature, dhidden, dweight };
+        let asked = ops.queue().head_training(training, |range, out| {
+            assert_eq!((range.start, range.len()), (seen.logp.len(), out.logp.len()), "targets in order");
+            seen.extend(out.clone());
+            let HeadGradient { dlogp, dentropy } = gradient.part(range);
+            Ok::<_, DeviceError>(LossGradient { dlogp: dlogp.to_vec(), dentropy: dentropy.to_vec() })
+        });
+        asked.expect("gradients");
+        let what = format!("{rows} rows of {vocabulary} tokens, {format} at {temperature}");
+        assert_eq!(seen, out, "{what}");
+        assert_bits(&format!("dhidden of {what}"), &ops.down(&got_hidden), &ops.down(&want_hidden));
+        assert_bits(&format!("dweight of {what}"), &ops.down(&got_weight), &ops.down(&want_weight));
+    }
 }
 
 /// A decode step that rotates, stores, attends and converts in one kernel leaves the bits of one that keeps

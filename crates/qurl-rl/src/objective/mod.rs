@@ -105,6 +105,13 @@ impl Objective {
         }
     }
 
+    /// Whether the loss of a token depends on other tokens of its sequence, by its ratio or its correction:
+    /// then [`Objective::evaluate`] must see whole sequences. Others may be given in any pieces.
+    pub fn looks_at_sequences(&self) -> bool {
+        let Resolved { ratio, correction, .. } = self.resolve();
+        ratio == Ratio::Sequence || correction.looks_at_sequences()
+    }
+
     /// The mask that remains after this objective has rejected sequences (`geo-mask`), or nothing where it
     /// rejects none. Apply it to the whole batch before counting a [`Denominator`](crate::Denominator), so
     /// that what was rejected leaves the mean as well; [`Objective::evaluate`] rejects the same tokens either
