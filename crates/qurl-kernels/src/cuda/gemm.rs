@@ -11,7 +11,7 @@ use super::context::{Context, HOPPER};
 use super::ffi::DevicePtr;
 use super::gemm_mma;
 use super::gemm_tiles::{Schedule, Shape, Variant, choose, ranges};
-use super::kernels::{self, GemmHopper, GemmPack};
+use super::kernels::{self, GemmHopper, GemmPack, GemmPackBf16};
 use super::launch::Launch;
 use super::linear::Operand;
 use super::queue::CudaQueue;
@@ -47,9 +47,26 @@ pub(super) fn pack(
     let row = k * number_bytes(format);
     let blocks = row.div_ceil(TILE_DEPTH);
     let args = GemmPack { rows, tiles, n: n as u32, row_bytes: row as u32, k_blocks: blocks as u32 };
-    // A thread for every 16 bytes.
-    let chunks = n.div_ceil(TILE_ROWS) * blocks * TILE_ROWS * TILE_DEPTH / 16;
-    queue.launch(kernels::gemm_pack, Launch::elements(chunks), args);
+    queue.launch(kernels::gemm_pack, Launch::elements(chunks(n, blocks)), args);
+}
+
+/// Rounds weights `[n, k]` in f32 to bf16 and packs them; `rows` takes them by rows, or is 0.
+pub(super) fn pack_bf16(
+    queue: &mut CudaQueue,
+    weights: DevicePtr,
+    n: usize,
+    k: usize,
+    rows: DevicePtr,
+    tiles: DevicePtr,
+) {
+    let blocks = (k * number_bytes(Format::Bf16)).div_ceil(TILE_DEPTH);
+    let args = GemmPackBf16 { weights, rows, tiles, n: n as u32, k: k as u32, k_blocks: blocks as u32 };
+    queue.launch(kernels::gemm_pack_bf16, Launch::elements(chunks(n, blocks)), args);
+}
+
+/// 16-byte chunks of packed weights; a thread packs one.
+fn chunks(n: usize, blocks: usize) -> usize {
+    n.div_ceil(TILE_ROWS) * blocks * TILE_ROWS * TILE_DEPTH / 16
 }
 
 /// Bytes for partial sums: of two tiles a range, two blocks of eight warps, for all tokens of a tile.

@@ -214,6 +214,10 @@ kernels! {
     }
     /// Rows into tiles.
     GemmPack(rows: Ptr, tiles: Ptr, n: u32, row_bytes: u32, k_blocks: u32) { "gemm_pack": gemm_pack; }
+    /// Weights in f32 into tiles of bf16, and into rows of it where they are wanted.
+    GemmPackBf16(weights: Ptr, rows: Ptr, tiles: Ptr, n: u32, k: u32, k_blocks: u32) {
+        "gemm_pack": gemm_pack_bf16;
+    }
 
     // ---- GEMMs --------------------------------------------------------------------------------------------
 
@@ -368,8 +372,8 @@ kernels! {
     ) { "optim": adamw; }
     /// Sums of squares.
     SquarePartials(x: Ptr, count: u64, per: u32, partials: Ptr) { "optim": square_partials; }
-    /// Their sum.
-    SumDoubles(x: Ptr, count: u32, out: Ptr) { "optim": sum_doubles; }
+    /// Their sums, a block for each tensor.
+    SumDoubles(x: Ptr, starts: Ptr, out: Ptr) { "optim": sum_doubles; }
     /// Checksums of blocks.
     BlockSums(x: Ptr, count: u64, sums: Ptr) { "checksum": block_sums; }
 }

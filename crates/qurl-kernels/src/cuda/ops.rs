@@ -192,7 +192,8 @@ impl Queue for CudaQueue {
             root_correction: (1.0 / correction2.sqrt()) as f32,
             eps,
         };
-        self.launch(kernels::adamw, Launch::elements(w.len.min(1 << 24)), args);
+        // Four numbers a thread; enough threads for the last ones of an odd length, too.
+        self.launch(kernels::adamw, Launch::elements(w.len.div_ceil(4).clamp(4, 1 << 22)), args);
     }
 
     fn sum_squares(&mut self, tensors: &[&CudaTensor]) -> Result<f64, DeviceError> {
