@@ -166,14 +166,24 @@ extern "C" __global__ void __launch_bounds__(128)
     partials[(u64)blockIdx.y * d + column] = sum;
 }
 
-// sums[column] += partials of all parts, in order.
-extern "C" __global__ void __launch_bounds__(128) add_partials(
+// sums[column] += partials of all parts. A block has WARP columns: each of its warps adds up every
+// ADDING_WARPS'th part, and their sums are added in order.
+extern "C" __global__ void __launch_bounds__(ADDING_WARPS * WARP) add_partials(
     const float* partials, u32 parts, u32 d, float* sums
 ) {
-    u32 column = blockIdx.x * blockDim.x + threadIdx.x;
-    if (column >= d) return;
-    float sum = partials[column];
-    for (u32 part = 1; part < parts; ++part) sum = __fadd_rn(sum, partials[(u64)part * d + column]);
+    __shared__ float buffer[ADDING_WARPS][WARP];
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, column = blockIdx.x * WARP + lane;
+    float sum = 0.0f;
+    if (column < d) {
+#pragma unroll 8
+        for (u32 part = warp; part < parts; part += ADDING_WARPS)
+            sum = __fadd_rn(sum, partials[(u64)part * d + column]);
+    }
+    buffer[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || column >= d) return;
+#pragma unroll
+    for (u32 other = 1; other < ADDING_WARPS; ++other) sum = __fadd_rn(sum, buffer[other][lane]);
     sums[column] = __fadd_rn(sums[column], sum);
 }
 

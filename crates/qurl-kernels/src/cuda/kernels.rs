@@ -185,6 +185,14 @@ kernels! {
         x: Ptr, gain: Ptr, scales: Ptr, start: u64, per: u32, stride: u32, width: u32, eps: f32, dy: Ptr,
         dx: Ptr, add: u32
     ) { "norm": norm_backward; }
+    /// All of it for dense rows that are held in registers. Names tell how many fours a thread has.
+    NormBackwardRows(
+        x: Ptr, gain: Ptr, width: u32, eps: f32, dy: Ptr, dx: Ptr, rows: u32, many: u32, partials: Ptr,
+        normed: Ptr
+    ) overlaps {
+        "norm":
+            norm_backward_rows_1, norm_backward_rows_2, norm_backward_rows_4, norm_backward_rows_8;
+    }
 
     // ---- operands of GEMMs --------------------------------------------------------------------------------
 

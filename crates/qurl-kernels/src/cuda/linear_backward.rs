@@ -204,13 +204,22 @@ pub(super) fn linear_backward(queue: &mut CudaQueue, args: LinearBackward<Cuda>)
     let fits = gain.len == w.k && dgain.as_ref().is_none_or(|dgain| dgain.len == w.k);
     assert!(fits, "linear backward: gain");
     let dgain = address(dgain);
+    let before = NormRows { x: x.at(), gain: gain.at(), rows: Rows::dense(rows, w.k), eps };
+    if let (Some(dw), Some(dx)) = (dw, dx) {
+        if let Some(dbias) = dbias {
+            sums::of_columns(queue, dy.at(), 0, rows, w.n, dbias);
+        }
+        let (dy, dnormed) = (converted(queue, w.format, dy.at(), rows, w.n), queue.alloc(4 * rows * w.k));
+        input_gradient(queue, dy, rows, w, dnormed);
+        let x = norm::backward_and_normed(queue, before, dnormed, dx, dgain, w);
+        return weight_gradient(queue, x, dy, rows, w, dw);
+    }
     let dnormed = (dx.is_some() || dgain.is_some()).then(|| queue.alloc(4 * rows * w.k));
     let mark = queue.mark();
     let input = Input { x: x.at(), norm: Some((gain.at(), eps)) };
     gradients(queue, input, dy.at(), rows, w, dw, dbias, dnormed);
     queue.rewind(mark);
     if let Some(dy) = dnormed {
-        let rows = NormRows { x: x.at(), gain: gain.at(), rows: Rows::dense(rows, w.k), eps };
-        norm::backward(queue, rows, dy, dx, dgain);
+        norm::backward(queue, before, dy, dx, dgain);
     }
 }

@@ -150,8 +150,6 @@ pub(super) fn mlp_backward(queue: &mut CudaQueue, args: MlpBackward<Cuda>) {
     let (dgate_up, ddown, dgain) = (address(dgate_up), address(ddown), address(dgain));
     let format = down.format;
     let (projected, kept) = kept.places(rows, f, format);
-    let dnormed = queue.alloc(4 * rows * d);
-    let mark = queue.mark();
 
     // The gradients of the projections take their place; `activated` is the output of SwiGLU.
     let dy = converted(queue, format, dx.at(), rows, d);
@@ -178,13 +176,14 @@ pub(super) fn mlp_backward(queue: &mut CudaQueue, args: MlpBackward<Cuda>) {
     if let Some(ddown) = ddown {
         weight_gradient(queue, activated, dy, rows, down, ddown);
     }
-    if let Some(dgate_up) = dgate_up {
-        let normed = linear_backward::normed(queue, x.at(), gain.at(), eps, rows, gate_up);
-        weight_gradient(queue, normed, projected, rows, gate_up, dgate_up);
-    }
+    let dnormed = queue.alloc(4 * rows * d);
     input_gradient(queue, projected, rows, gate_up, dnormed);
-    queue.rewind(mark);
-
-    let rows = NormRows { x: x.at(), gain: gain.at(), rows: Rows::dense(rows, d), eps };
-    norm::backward(queue, rows, dnormed, Some(dx.at()), dgain);
+    let before = NormRows { x: x.at(), gain: gain.at(), rows: Rows::dense(rows, d), eps };
+    match dgate_up {
+        Some(dgate_up) => {
+            let normed = norm::backward_and_normed(queue, before, dnormed, dx.at(), dgain, gate_up);
+            weight_gradient(queue, normed, projected, rows, gate_up, dgate_up);
+        }
+        None => norm::backward(queue, before, dnormed, Some(dx.at()), dgain),
+    }
 }

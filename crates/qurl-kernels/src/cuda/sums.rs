@@ -1,7 +1,7 @@
 //! Sums over columns and whole tensors: in parts of a fixed size, which are then added in order, so that bits
 //! depend on the numbers alone.
 
-use super::constants::{CHECKSUM_CHAINS, SUM_THREADS};
+use super::constants::{ADDING_WARPS, CHECKSUM_CHAINS, SUM_THREADS};
 use super::device::CudaTensor;
 use super::ffi::DevicePtr;
 use super::kernels::{self, AddPartials, BlockSums, ColumnPartials, SquarePartials, SumDoubles};
@@ -46,7 +46,7 @@ pub(super) fn add_partials(
 ) {
     if parts > 0 {
         let args = AddPartials { partials, parts: parts as u32, d: d as u32, sums };
-        queue.launch(kernels::add_partials, Launch::blocks(d.div_ceil(COLUMN_THREADS), COLUMN_THREADS), args);
+        queue.launch(kernels::add_partials, Launch::blocks(d.div_ceil(32), 32 * ADDING_WARPS), args);
     }
 }
 

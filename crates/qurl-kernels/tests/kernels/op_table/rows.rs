@@ -13,8 +13,19 @@ use qurl_kernels::types::{AdamW, Rows, SampleRow, Token};
 use qurl_kernels::{Device, Queue};
 
 /// (rows, width)
-const SHAPES: [(usize, usize); 8] =
-    [(1, 1), (1, 5), (1, 61), (13, 17), (200, 33), (70, 256), (3, 1101), (401, 16)];
+const SHAPES: [(usize, usize); 11] = [
+    (1, 1),
+    (1, 5),
+    (1, 61),
+    (13, 17),
+    (200, 33),
+    (70, 256),
+    (3, 1101),
+    (401, 16),
+    (37, 1536),
+    (5, 3584),
+    (18, 5120),
+];
 const EPS: f32 = 1e-5;
 
 pub fn cases<D: Device>() -> Vec<Case<D>> {
