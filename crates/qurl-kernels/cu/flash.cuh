@@ -17,8 +17,9 @@
 // and to fold an empty state in, or to fold into one, changes nothing (factors of exactly 1 and 0).
 //
 // MMAs are bf16 (with values of eight bits f16, which holds them exactly) with f32 sums; the scale of a key
-// multiplies its score, that of a value its weight. Each lane takes HD / 4 neighbouring numbers of a key (and
-// of the query) through all steps of the MMA, which makes its loads 16 bytes wide.
+// multiplies its score, that of a value its weight. In bf16 the steps of a score's MMA take its dimensions in
+// order, 16 each, as wgmma does. With eight bits each lane takes HD / 4 neighbouring numbers of a key (and of
+// the query) through all steps, which makes its loads 16 bytes wide.
 #pragma once
 #include "common.cuh"
 #include "mma.cuh"
@@ -55,7 +56,12 @@ struct Row {
 };
 
 // Where the 16-byte chunk of a row lies in shared memory, so that lanes that read together have no bank
-// conflicts.
+// conflicts: for matrices of eight rows, and for lanes that read chunks of their own (keys of eight bits).
+template <int BYTES>
+__device__ __forceinline__ u32 matrix_chunk(u32 row, u32 chunk) {
+    return row * BYTES + (chunk ^ (row & 7)) * 16;
+}
+
 template <int BYTES>
 __device__ __forceinline__ u32 key_chunk(u32 row, u32 chunk) {
     if (BYTES == 256) return row * 256 + ((chunk ^ (chunk >> 3) ^ (row & 1) * 2) * 16);
@@ -68,8 +74,18 @@ __device__ __forceinline__ u32 key_chunk(u32 row, u32 chunk) {
 template <int FORMAT, int HALF>
 __device__ __forceinline__ u32 codes_f16(u32 biased) {
     if (FORMAT == KV_INT8) return f16_of_bytes(__byte_perm(biased, 0x64646464u, HALF ? 0x4342 : 0x4140));
+#if __CUDA_ARCH__ >= 890
+    u32 r;
+    if (HALF) {
+        asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %1;\ncvt.rn.f16x2.e4m3x2 %0, b;\n}" : "=r"(r) : "r"(biased));
+    } else {
+        asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %1;\ncvt.rn.f16x2.e4m3x2 %0, a;\n}" : "=r"(r) : "r"(biased));
+    }
+    return r;
+#else
     // Selector 4 is a zero byte.
     return f16_of_e4m3(__byte_perm(biased, 0, HALF ? 0x3424 : 0x1404));
+#endif
 }
 
 template <int FORMAT>
@@ -102,12 +118,21 @@ struct Queries {
 
 template <int HD, bool F16>
 __device__ __forceinline__ void load_queries(Queries<HD>& q, const float* row0, const float* row8) {
-    u32 first = threadIdx.x % 4 * (HD / 4);
+    u32 quad = threadIdx.x % 4;
+    // The lane's numbers of a step: two neighbours and two more, in order or in its own quarter.
+    auto four = [&](const float* row, int s) {
+        float4 x = {0, 0, 0, 0};
+        if (row && F16) x = *reinterpret_cast<const float4*>(row + quad * (HD / 4) + 4 * s);
+        if (row && !F16) {
+            float2 low = *reinterpret_cast<const float2*>(row + 16 * s + 2 * quad);
+            float2 high = *reinterpret_cast<const float2*>(row + 16 * s + 8 + 2 * quad);
+            x = make_float4(low.x, low.y, high.x, high.y);
+        }
+        return x;
+    };
 #pragma unroll
     for (int s = 0; s < HD / 16; ++s) {
-        float4 x = {0, 0, 0, 0}, y = {0, 0, 0, 0};
-        if (row0) x = *reinterpret_cast<const float4*>(row0 + first + 4 * s);
-        if (row8) y = *reinterpret_cast<const float4*>(row8 + first + 4 * s);
+        float4 x = four(row0, s), y = four(row8, s);
         q.a[s][0] = two<F16>(x.x, x.y);
         q.a[s][1] = two<F16>(y.x, y.y);
         q.a[s][2] = two<F16>(x.z, x.w);
@@ -119,9 +144,51 @@ struct Softmax {
     float m[2], l[2];
 };
 
+// Hides keys from `limit` on and before the `window` keys that end there; the first of J x 8 keys has position
+// `first`.
+template <int J>
+__device__ __forceinline__ void hide_scores(
+    float (&s)[J][4], const u32 (&limit)[2], u32 window, u32 first
+) {
+    // Keys that a row sees, and the offset of the lane's first key from the first of them, which wraps
+    // around to a huge number where it comes before it.
+    u32 seen[2], offset[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        seen[h] = min(limit[h], window);
+        offset[h] = first + threadIdx.x % 4 * 2 - (limit[h] - seen[h]);
+    }
+#pragma unroll
+    for (int j = 0; j < J; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            s[j][e] = offset[e / 2] + j * 8 + e % 2 < seen[e / 2] ? s[j][e] : -INFINITY_F;
+    }
+}
+
+// The largest score of each row.
+template <int J>
+__device__ __forceinline__ void largest_scores(const float (&s)[J][4], Softmax& soft) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        float top[4];  // chains that do not wait for each other
+#pragma unroll
+        for (int j = 0; j < J; ++j) {
+            float pair = fmaxf(s[j][2 * h], s[j][2 * h + 1]);
+            top[j % 4] = j < 4 ? pair : fmaxf(top[j % 4], pair);
+        }
+        soft.m[h] = fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        soft.m[h] = fmaxf(soft.m[h], __shfl_xor_sync(FULL, soft.m[h], 1));
+        soft.m[h] = fmaxf(soft.m[h], __shfl_xor_sync(FULL, soft.m[h], 2));
+    }
+}
+
 // Scores of J x 8 keys from position `first` on, in units of log2, masked from `limit` on and before the
 // `window` keys that end there, and their largest of each row. Keys are 16-bit numbers in shared memory:
-// bf16, or values of eight bits (SCALED) as f16.
+// bf16, at `matrix_chunk`, or values of eight bits (SCALED) as f16, at `key_chunk`.
 template <bool SCALED, int HD, int J>
 __device__ __forceinline__ void tile_scores(
     const Queries<HD>& q, const u8* keys, const float* key_scales, float scale, const u32 (&limit)[2],
@@ -137,12 +204,18 @@ __device__ __forceinline__ void tile_scores(
     auto load = [&](int c) {
 #pragma unroll
         for (int j = 0; j < J; ++j) {
-            u32* w = words[c % 2][j];
-            u32 from = smem_address(keys) + key_chunk<BYTES>(j * 8 + lane / 4, quad * CHUNKS + c);
-            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                         : "r"(from)
-                         : "memory");
+            u32(&w)[4] = words[c % 2][j];
+            if (SCALED) {
+                u32 from = smem_address(keys) + key_chunk<BYTES>(j * 8 + lane / 4, quad * CHUNKS + c);
+                asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                             : "r"(from)
+                             : "memory");
+            } else {
+                load_matrices(
+                    w, smem_address(keys) + matrix_chunk<BYTES>(j * 8 + lane % 8, 4 * c + lane / 8)
+                );
+            }
         }
     };
     load(0);
@@ -173,51 +246,27 @@ __device__ __forceinline__ void tile_scores(
     }
     // Most tiles are seen by all rows.
     bool whole = first + 8 * J <= min(limit[0], limit[1]) && max(limit[0], limit[1]) <= first + window;
-    if (!__all_sync(FULL, whole)) {
-        // Keys that a row sees, and the offset of the lane's first key from the first of them, which wraps
-        // around to a huge number where it comes before it.
-        u32 seen[2], offset[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            seen[h] = min(limit[h], window);
-            offset[h] = first + quad * 2 - (limit[h] - seen[h]);
-        }
-#pragma unroll
-        for (int j = 0; j < J; ++j) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                s[j][e] = offset[e / 2] + j * 8 + e % 2 < seen[e / 2] ? s[j][e] : -INFINITY_F;
-        }
-    }
-    soft.m[0] = soft.m[1] = -INFINITY_F;
-#pragma unroll
-    for (int j = 0; j < J; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) soft.m[e / 2] = fmaxf(soft.m[e / 2], s[j][e]);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        soft.m[h] = fmaxf(soft.m[h], __shfl_xor_sync(FULL, soft.m[h], 1));
-        soft.m[h] = fmaxf(soft.m[h], __shfl_xor_sync(FULL, soft.m[h], 2));
-    }
+    if (!__all_sync(FULL, whole)) hide_scores(s, limit, window, first);
+    largest_scores(s, soft);
 }
 
 // Scores become weights 2^(s - m), and their sums: of 32 keys every eighth one in order, neighbours of these
 // eight sums two by two, and the sums of all 32 in order.
-template <int J>
-__device__ __forceinline__ void tile_weights(float (&s)[J][4], Softmax& soft) {
+template <bool FUSED = false, int J>
+__device__ __forceinline__ void tile_weights(float (&s)[J][4], Softmax& soft, float scale = 1.0f) {
     float base[2] = {
         soft.m[0] == -INFINITY_F ? 0.0f : soft.m[0], soft.m[1] == -INFINITY_F ? 0.0f : soft.m[1]
     };
 #pragma unroll
     for (int part = 0; part < J; part += 4) {
-        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f}, l[2];
+        float sums[4], l[2];
 #pragma unroll
         for (int j = part; j < part + 4; ++j) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                s[j][e] = exp2_fast(__fsub_rn(s[j][e], base[e / 2]));
-                sums[e] = __fadd_rn(sums[e], s[j][e]);
+                float x = s[j][e], least = base[e / 2];
+                s[j][e] = exp2_fast(FUSED ? __fmaf_rn(x, scale, -least) : __fsub_rn(x, least));
+                sums[e] = j == part ? s[j][e] : __fadd_rn(sums[e], s[j][e]);
             }
         }
 #pragma unroll

@@ -59,11 +59,9 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
             u64 from = source(min(position, length - 1)) * Row<FORMAT, HD>::BYTES + chunk * 16;
             if (FORMAT == KV_BF16) {
                 u8* keys = tiles + tile % 2 * 2 * TILE_BYTES;
-                copy_16(smem_address(keys + key_chunk<BYTES>(row, chunk)), a.keys + from, valid);
-                copy_16(
-                    smem_address(keys + TILE_BYTES + row * BYTES + (chunk ^ (row & 7)) * 16), a.values + from,
-                    valid
-                );
+                u32 to = smem_address(keys) + matrix_chunk<BYTES>(row, chunk);
+                copy_16(to, a.keys + from, valid);
+                copy_16(to + TILE_BYTES, a.values + from, valid);
             } else {
                 uint4 zero = {0, 0, 0, 0};
                 codes[2 * c] = valid ? *reinterpret_cast<const uint4*>(a.keys + from) : zero;
@@ -102,7 +100,7 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
                 for (int h = 0; h < 2; ++h) {
                     u32 wide = 2 * chunk + h;
                     u32 to = part == 0 ? key_chunk<BYTES>(row, wide)
-                                       : TILE_BYTES + row * BYTES + (wide ^ (row & 7)) * 16;
+                                       : TILE_BYTES + matrix_chunk<BYTES>(row, wide);
                     *reinterpret_cast<uint4*>(keys + to) = h ? high : low;
                 }
             }

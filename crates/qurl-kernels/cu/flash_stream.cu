@@ -1,41 +1,54 @@
 // Attention of one new position of each sequence over long contexts, at the speed of memory: see flash.cuh.
 //
-// Where a step has more splits than can be resident, nothing is won by several warps that share a split: every
-// warp takes whole splits, one after another, and streams their tiles through its own ring of stages in shared
-// memory. The ring is filled ahead across the end of a split, tiles are folded in registers, and no warp ever
-// waits for another, so there is always as much in flight as shared memory holds. The splits of a row are
-// folded in order by a second kernel.
+// Where a step has more splits than can be resident, several warps that share a split only wait for each other.
+// Here every warp takes whole splits, one after another, and streams their tiles through its own ring of stages
+// in shared memory. The ring is filled ahead across the ends of splits, tiles are folded in registers, and no
+// warp waits for another, so as much is in flight as shared memory holds. The last splits of sequences, which
+// are shorter, come last, so that warps end together. A second kernel folds the splits of a row in order.
 #include "flash_tile.cuh"
 
-// Splits that the row of a span sees keys of, and the tile its window begins in.
+// What the row of a span sees.
 struct Seen {
-    u32 length, keys, first_tile, first_split, splits;
+    u32 length, keys, first_tile, last_tile, first_split, splits;
     __device__ __forceinline__ Seen(const Span& span, u32 window) {
         length = span.position + 1;
         keys = min(length, window);
         first_tile = (length - keys) / FLASH_TILE;
+        last_tile = (length + FLASH_TILE - 1) / FLASH_TILE;
         first_split = first_tile / SPLIT_TILES;
-        splits = (length + FLASH_TILE * SPLIT_TILES - 1) / (FLASH_TILE * SPLIT_TILES) - first_split;
+        splits = (last_tile + SPLIT_TILES - 1) / SPLIT_TILES - first_split;
     }
 };
 
-// One split of one sequence, for up to eight heads that share keys and values.
+// Blocks of heads that share keys and values, up to eight each.
+struct Parties {
+    u32 group, eights, count;
+    __device__ __forceinline__ Parties(const FlashArgs& a) {
+        group = a.heads / a.kv_heads;
+        eights = (group + DECODE_HEADS - 1) / DECODE_HEADS;
+        count = a.kv_heads * eights;
+    }
+};
+
+// One split of one sequence, for up to eight heads.
 struct Item {
     u32 row, pages, length, seen, kv_head, first_head, heads, tile, last_tile;
 };
 
+// Results are [split][party][DECODE_HEADS][HD columns, m, l, 2 empty]: the splits of all sequences but the last
+// ones of each, then these.
 template <int FORMAT, int HD, int STAGES>
-__device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences, u32* firsts) {
+__device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences) {
     const int BYTES = Row<FORMAT, HD>::BYTES;
     const bool SCALED = FORMAT != KV_BF16;
-    const u32 STAGE = FLASH_TILE * (BYTES + (SCALED ? 4 : 0));
+    const u32 STAGE = FLASH_TILE * (BYTES + (SCALED ? 4 : 0)), RESULT = DECODE_HEADS * (HD + 4);
     extern __shared__ __align__(1024) u8 smem[];
-    __shared__ u32 ends[MAX_STREAM_SEQUENCES];  // splits of the sequences up to and with each
+    // Splits of the sequences up to and with each, without the last ones.
+    __shared__ u32 ends[MAX_STREAM_SEQUENCES];
     __shared__ Board unused;
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    u32 group = a.heads / a.kv_heads, eights = (group + DECODE_HEADS - 1) / DECODE_HEADS,
-        parties = a.kv_heads * eights;
-    for (u32 i = threadIdx.x; i < sequences; i += blockDim.x) ends[i] = Seen(a.spans[i], a.window).splits;
+    Parties parties(a);
+    for (u32 i = threadIdx.x; i < sequences; i += blockDim.x) ends[i] = Seen(a.spans[i], a.window).splits - 1;
     __syncthreads();
     if (warp == 0) {
         u32 before = 0;
@@ -52,39 +65,43 @@ __device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences, u32* f
         }
     }
     __syncthreads();
-    u32 items = ends[sequences - 1] * parties, step = gridDim.x * (blockDim.x / WARP);
-    // Neighbouring warps are on different SMs.
-    u32 first_item = warp * gridDim.x + blockIdx.x;
+    u32 earlier = ends[sequences - 1], items = (earlier + sequences) * parties.count;
+    // Neighbouring items are on different SMs.
+    u32 first_item = warp * gridDim.x + blockIdx.x, step = gridDim.x * (blockDim.x / WARP);
 
     auto open = [&](u32 number) {
-        u32 split = number / parties, party = number % parties;
-        // The first sequence that ends after it.
-        u32 low = 0, high = sequences - 1;
-        while (low < high) {
-            u32 middle = (low + high) / 2;
-            if (ends[middle] > split) {
-                high = middle;
-            } else {
-                low = middle + 1;
+        u32 split = number / parties.count, party = number % parties.count, low = split - earlier;
+        bool last = split >= earlier;
+        if (!last) {
+            // The first sequence that ends after it.
+            u32 high = sequences - 1;
+            for (low = 0; low < high;) {
+                u32 middle = (low + high) / 2;
+                if (ends[middle] > split) {
+                    high = middle;
+                } else {
+                    low = middle + 1;
+                }
             }
+            split -= low > 0 ? ends[low - 1] : 0;
         }
         Span span = a.spans[low];
         Seen seen(span, a.window);
-        split -= low > 0 ? ends[low - 1] : 0;
+        if (last) split = seen.splits - 1;
         Item item;
         item.row = span.row, item.pages = span.pages, item.length = seen.length, item.seen = seen.keys;
-        item.kv_head = party / eights, item.first_head = party % eights * DECODE_HEADS;
-        item.heads = min(DECODE_HEADS, group - item.first_head);
+        item.kv_head = party / parties.eights, item.first_head = party % parties.eights * DECODE_HEADS;
+        item.heads = min(DECODE_HEADS, parties.group - item.first_head);
         item.tile = (seen.first_split + split) * SPLIT_TILES;
-        item.last_tile = min((seen.length + FLASH_TILE - 1) / FLASH_TILE, item.tile + SPLIT_TILES);
+        item.last_tile = min(seen.last_tile, item.tile + SPLIT_TILES);
         item.tile = max(item.tile, seen.first_tile);
         return item;
     };
 
-    // What is fetched next: the item, its keys (part 0) or values (1), and its tile's page numbers, one a lane.
-    u32 next = first_item, part = 0, numbers = 0;
+    // What is fetched next: a tile's keys, then its values; and the numbers of its pages, one a lane.
+    u32 next = first_item, numbers = 0;
+    bool values = false, waited = false;
     Item ahead = {};
-    bool waited = false;
     auto page_numbers = [&]() {
         u32 page = (ahead.tile * FLASH_TILE >> a.page_shift) + lane;
         numbers = page << a.page_shift < ahead.length ? a.pages[ahead.pages + page] : 0;
@@ -106,31 +123,31 @@ __device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences, u32* f
             // Pages have 16 positions or more: so many lie together.
             const u32 PIECE = 16, CHUNKS = BYTES / 16, STEP = WARP / CHUNKS;
             u32 own = lane / CHUNKS, chunk = lane % CHUNKS, to = smem_address(stage);
-            const u8* from = part == 0 ? a.keys : a.values;
+            const u8* from = values ? a.values : a.keys;
 #pragma unroll
             for (u32 piece = 0; piece < FLASH_TILE; piece += PIECE) {
                 const u8* rows = from + source(piece) * BYTES + lane * 16;
 #pragma unroll
                 for (u32 r = 0; r < PIECE; r += STEP) {
                     u32 row = piece | r | own;
-                    u32 place = part == 0 ? key_chunk<BYTES>(row, chunk) : value_place<FORMAT, HD>(row, chunk);
+                    u32 place = values ? value_place<FORMAT, HD>(row, chunk) : key_place<FORMAT, HD>(row, chunk);
                     copy_16(to + place, rows + r * BYTES, row < left);
                 }
             }
             if (SCALED) {
-                const float* scales = part == 0 ? a.key_scales : a.value_scales;
+                const float* scales = values ? a.value_scales : a.key_scales;
 #pragma unroll
                 for (u32 row = lane; row < FLASH_TILE; row += WARP)
                     copy_4(to + FLASH_TILE * BYTES + row * 4, scales + source(row), row < left);
             }
-            if (part == 1) {
+            if (values) {
                 if (++ahead.tile == ahead.last_tile) {
                     next += step;
                     if (next < items) ahead = open(next);
                 }
                 if (next < items) page_numbers();
             }
-            part ^= 1;
+            values = !values;
         }
         copies_commit();
     };
@@ -144,10 +161,7 @@ __device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences, u32* f
     for (int i = 0; i < STAGES; ++i) fetch(ring + i * STAGE);
     if (!waited) wait_for_previous();
     waited = true;
-    if (blockIdx.x == 0) {
-        for (u32 i = threadIdx.x; i < sequences; i += blockDim.x) firsts[i] = i > 0 ? ends[i - 1] : 0;
-    }
-    // The oldest stage, when it has arrived; and it is filled again.
+    // Waits for the oldest stage; fills it again.
     auto arrived = [&]() {
         copies_wait<STAGES - 1>();
         __syncwarp();
@@ -162,15 +176,17 @@ __device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences, u32* f
 #pragma unroll 1
     for (u32 number = first_item; number < items; number += step) {
         Item item = open(number);
-        u32 q[HD / 16][2];
-        u32 head = lane / 4;
+        u32 q[HD / 16][2], head = lane / 4;
         const float* query =
-            a.qkv + (u64)item.row * a.stride + (item.kv_head * group + item.first_head + head) * HD;
+            a.qkv + (u64)item.row * a.stride + (item.kv_head * parties.group + item.first_head + head) * HD;
 #pragma unroll
         for (int s = 0; s < HD / 16; ++s) {
-            float4 x = {0, 0, 0, 0};
-            if (head < item.heads) x = *reinterpret_cast<const float4*>(query + lane % 4 * (HD / 4) + 4 * s);
-            q[s][0] = two<SCALED>(x.x, x.y), q[s][1] = two<SCALED>(x.z, x.w);
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                float2 x = {0, 0};
+                if (head < item.heads) x = *reinterpret_cast<const float2*>(query + query_pair<FORMAT, HD>(s, h));
+                q[s][h] = two<SCALED>(x.x, x.y);
+            }
         }
         Work total;
         total.clear();
@@ -189,91 +205,97 @@ __device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences, u32* f
             refill();
             total.fold_in(work);
         }
-        total.leave(0, item.heads, a.partials + (u64)number * DECODE_HEADS * (HD + 4));
+        total.leave(0, item.heads, a.partials + (u64)number * RESULT);
     }
 }
 
-// Folds the splits of a row in order: a warp for each row and head.
+// Folds the splits of a row in order: a block for each row and up to eight heads, a warp for each of these.
 template <int HD>
-__device__ __forceinline__ void fold_splits(const FlashArgs& a, u32 sequences, const u32* firsts) {
-    const int OWN = HD / WARP, AT_ONCE = 8;
-    wait_for_previous();
-    u32 lane = threadIdx.x % WARP, task = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-    u32 sequence = task / a.heads, head = task % a.heads;
-    if (sequence >= sequences) return;
-    u32 group = a.heads / a.kv_heads, eights = (group + DECODE_HEADS - 1) / DECODE_HEADS,
-        parties = a.kv_heads * eights;
-    u32 party = head / group * eights + head % group / DECODE_HEADS, local = head % group % DECODE_HEADS;
+__device__ __forceinline__ void fold_splits(const FlashArgs& a, u32 sequences) {
+    const u32 OWN = HD / WARP, AT_ONCE = 16, RESULT = DECODE_HEADS * (HD + 4);
+    u32 lane = threadIdx.x % WARP, head = threadIdx.x / WARP, party = blockIdx.x, sequence = blockIdx.y;
+    Parties parties(a);
+    u32 first_head = party % parties.eights * DECODE_HEADS,
+        heads = min(DECODE_HEADS, parties.group - first_head);
+    // Splits of the sequences before this one, and of all, without the last ones.
+    u32 before = 0, earlier = 0;
+    for (u32 i = lane; i < sequences; i += WARP) {
+        u32 splits = Seen(a.spans[i], a.window).splits - 1;
+        earlier += splits;
+        if (i < sequence) before += splits;
+    }
+    before = __reduce_add_sync(FULL, before), earlier = __reduce_add_sync(FULL, earlier);
     Span span = a.spans[sequence];
-    u32 splits = Seen(span, a.window).splits;
-    const u32 SIZE = DECODE_HEADS * (HD + 4);
-    const float* from = a.partials + ((u64)firsts[sequence] * parties + party) * SIZE + local * (HD + 4);
-    float m = -INFINITY_F, l = 0.0f;
-    Columns<OWN> o;
+    Seen seen(span, a.window);
+    auto result = [&](u32 split) {
+        u32 number = split + 1 < seen.splits ? before + split : earlier + sequence;
+        return a.partials + ((u64)number * parties.count + party) * RESULT + head * (HD + 4);
+    };
+    wait_for_previous();
+    float m[1] = {-INFINITY_F}, l[1] = {0.0f};
+    Columns<OWN> o[1];
+    if (head < heads) {
 #pragma unroll 1
-    for (u32 first = 0; first < splits; first += AT_ONCE) {
-        Columns<OWN> later[AT_ONCE];
-        float2 state[AT_ONCE];
+        for (u32 first = 0; first < seen.splits; first += AT_ONCE) {
+            // Lane i has m and l of the i-th.
+            float2 state = {-INFINITY_F, 0.0f};
+            if (lane < AT_ONCE && first + lane < seen.splits)
+                state = *reinterpret_cast<const float2*>(result(first + lane) + HD);
+            Columns<OWN> later[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            if (first + i >= splits) break;
-            const float* at = from + (u64)(first + i) * parties * SIZE;
-            later[i].load(at + lane * OWN);
-            state[i] = *reinterpret_cast<const float2*>(at + HD);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            if (first + i >= splits) break;
-            if (first + i == 0) {
-                m = state[0].x, l = state[0].y, o = later[0];
-                continue;
+            for (u32 i = 0; i < AT_ONCE; ++i) {
+                if (first + i >= seen.splits) break;
+                later[i].load(result(first + i) + lane * OWN);
             }
-            float keep, take;
-            fold(m, l, state[i].x, state[i].y, keep, take);
 #pragma unroll
-            for (int c = 0; c < OWN; ++c) o.x[c] = folded(o.x[c], later[i].x[c], keep, take);
+            for (u32 i = 0; i < AT_ONCE; ++i) {
+                if (first + i >= seen.splits) break;
+                float later_m = __shfl_sync(FULL, state.x, i), later_l = __shfl_sync(FULL, state.y, i);
+                if (first + i == 0) {
+                    m[0] = later_m, l[0] = later_l, o[0] = later[0];
+                    continue;
+                }
+                float keep, take;
+                fold(m[0], l[0], later_m, later_l, keep, take);
+#pragma unroll
+                for (int c = 0; c < OWN; ++c) o[0].x[c] = folded(o[0].x[c], later[i].x[c], keep, take);
+            }
         }
     }
-    u64 place = (u64)span.row * a.heads + head;
-    if (a.lse && lane == 0) a.lse[place] = log_sum(m, l);
-    float inverse = __frcp_rn(l);
-#pragma unroll
-    for (int c = 0; c < OWN; ++c) o.x[c] = __fmul_rn(o.x[c], inverse);
-    if (a.output == DECODED_F32) return o.store(a.out + place * HD + lane * OWN);
-    u32* words = reinterpret_cast<u32*>(reinterpret_cast<u16*>(a.out) + place * HD + lane * OWN);
-#pragma unroll
-    for (int c = 0; c < OWN; c += 2) words[c / 2] = bf16_pair(o.x[c], o.x[c + 1]);
+    u32 row_head = party / parties.eights * parties.group + first_head;
+    finish_heads<HD>(a, span.row, row_head, heads, party, parties.count, m, l, o);
 }
 
-#define STREAM(name, format, hd, warps, stages)                                                              \
-    extern "C" __global__ void __launch_bounds__(warps* WARP, 1) flash_stream_##name##_##hd(                 \
-        const float* qkv, const u8* keys, const u8* values, const float* key_scales,                         \
-        const float* value_scales, const Span* spans, const u32* pages, float* partials, u32* firsts,        \
-        int stride, int heads, int kv_heads, int page_shift, float scale, u32 window, u32 sequences          \
-    ) {                                                                                                      \
-        FlashArgs args = {qkv,        keys,    values,   key_scales, value_scales, spans,   pages,  nullptr, \
-                          nullptr,    nullptr, partials, nullptr,    stride,       heads,   kv_heads,        \
-                          page_shift, 0,       scale,    window,     nullptr,      nullptr, 0,      nullptr, \
-                          nullptr};                                                                          \
-        stream<format, hd, stages>(args, sequences, firsts);                                                 \
+#define STREAM(name, format, hd, warps, stages)                                                             \
+    extern "C" __global__ void __launch_bounds__(warps* WARP, 1) flash_stream_##name##_##hd(                \
+        const float* qkv, const u8* keys, const u8* values, const float* key_scales,                        \
+        const float* value_scales, const Span* spans, const u32* pages, float* partials, int stride,        \
+        int heads, int kv_heads, int page_shift, float scale, u32 window, u32 sequences                     \
+    ) {                                                                                                     \
+        FlashArgs args = {};                                                                                \
+        args.qkv = qkv, args.keys = keys, args.values = values, args.key_scales = key_scales;               \
+        args.value_scales = value_scales, args.spans = spans, args.pages = pages, args.partials = partials; \
+        args.stride = stride, args.heads = heads, args.kv_heads = kv_heads, args.page_shift = page_shift;   \
+        args.scale = scale, args.window = window;                                                           \
+        stream<format, hd, stages>(args, sequences);                                                        \
     }
-STREAM(bf16, KV_BF16, 64, 8, 3)
-STREAM(bf16, KV_BF16, 128, 4, 3)
+STREAM(bf16, KV_BF16, 64, 12, 2)
+STREAM(bf16, KV_BF16, 128, 6, 2)
 STREAM(int8, KV_INT8, 64, 8, 4)
-STREAM(int8, KV_INT8, 128, 8, 3)
+STREAM(int8, KV_INT8, 128, 12, 2)
 STREAM(fp8, KV_FP8, 64, 8, 4)
-STREAM(fp8, KV_FP8, 128, 8, 3)
+STREAM(fp8, KV_FP8, 128, 12, 2)
 
-#define FOLD(hd)                                                                                             \
-    extern "C" __global__ void flash_stream_fold_##hd(                                                       \
-        const float* partials, const u32* firsts, const Span* spans, float* out, float* lse, int heads,      \
-        int kv_heads, u32 window, u32 sequences, int output                                                  \
-    ) {                                                                                                      \
-        FlashArgs args = {nullptr, nullptr, nullptr, nullptr, nullptr, spans,                                \
-                          nullptr, nullptr, out,     lse,     const_cast<float*>(partials),                  \
-                          nullptr, 0,       heads,   kv_heads, 0, 0, 0.0f, window, nullptr, nullptr, output, \
-                          nullptr, nullptr};                                                                 \
-        fold_splits<hd>(args, sequences, firsts);                                                            \
+#define FOLD(hd)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(DECODE_HEADS* WARP) flash_stream_fold_##hd(                \
+        float* partials, const Span* spans, float* out, float* lse, int heads, int kv_heads, u32 window,    \
+        u32 sequences, int output, float* out_scales, u32* absmax                                           \
+    ) {                                                                                                     \
+        FlashArgs args = {};                                                                                \
+        args.partials = partials, args.spans = spans, args.out = out, args.lse = lse, args.heads = heads;   \
+        args.kv_heads = kv_heads, args.window = window, args.output = output, args.out_scales = out_scales; \
+        args.absmax = absmax;                                                                               \
+        fold_splits<hd>(args, sequences);                                                                   \
     }
 FOLD(64)
 FOLD(128)

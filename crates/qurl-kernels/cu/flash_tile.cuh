@@ -18,12 +18,28 @@ __device__ __forceinline__ u32 value_place(u32 row, u32 chunk) {
     return row * COLUMNS * 2 + (chunk ^ (COLUMNS < 64 ? row / 2 & 3 : row & 7)) * 16;
 }
 
+// The same of a key: of bf16 `load_matrices` reads eight rows at a time, of eight bits a lane 16 bytes.
+template <int FORMAT, int HD>
+__device__ __forceinline__ u32 key_place(u32 row, u32 chunk) {
+    if (FORMAT == KV_BF16) return row * HD * 2 + (chunk ^ (row & 7)) * 16;
+    return key_chunk<HD>(row, chunk);
+}
+
 // An 8 x 8 matrix of 16-bit numbers, transposed: a lane gives and gets row lane / 4, columns 2 (lane % 4) +
 // {0, 1}.
 __device__ __forceinline__ u32 transposed(u32 x) {
     u32 r;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));
     return r;
+}
+
+// Where numbers that a lane has of a query, as right operands of the steps over its HD numbers, lie: the pair
+// `half` of step s. Of bf16 a step takes 16 neighbouring numbers; of eight bits a lane has HD / 4 neighbouring
+// ones in all steps.
+template <int FORMAT, int HD>
+__device__ __forceinline__ u32 query_pair(int s, int half) {
+    u32 quad = threadIdx.x % 4;
+    return FORMAT == KV_BF16 ? s * 16 + half * 8 + quad * 2 : quad * (HD / 4) + s * 4 + half * 2;
 }
 
 // COUNT neighbouring numbers.
@@ -69,11 +85,28 @@ struct Tile {
     float m[2], l[2];
     float part[COLUMNS / 16][4];
 
-    // Scores as in `tile_scores`. The warp's first key has this offset from the first of the `seen` keys that
-    // the row sees, wrapped around where it comes before it; keys that are not among them are masked.
-    __device__ __forceinline__ void score(
-        const u32 (&q)[HD / 16][2], const u8* keys, const float* key_scales, float scale, u32 offset, u32 seen
-    ) {
+    // Adds queries times keys: 16 neighbouring numbers a step.
+    __device__ __forceinline__ void sum_bf16(const u32 (&q)[HD / 16][2], const u8* keys) {
+        u32 lane = threadIdx.x % WARP, row = lane % 16;
+        u32 rows[2][SIXTEENS][4];
+        auto load = [&](int k) {
+#pragma unroll
+            for (int i = 0; i < SIXTEENS; ++i) {
+                u32 place = key_place<FORMAT, HD>(i * 16 + row, 2 * k + lane / 16);
+                load_matrices(rows[k % 2][i], smem_address(keys) + place);
+            }
+        };
+        load(0);
+#pragma unroll
+        for (int k = 0; k < HD / 16; ++k) {
+            if (k + 1 < HD / 16) load(k + 1);
+#pragma unroll
+            for (int i = 0; i < SIXTEENS; ++i) mma<false>(s[i], rows[k % 2][i], q[k][0], q[k][1]);
+        }
+    }
+
+    // The same of eight bits: a lane takes HD / 4 neighbouring numbers of a key through all steps.
+    __device__ __forceinline__ void sum_quantized(const u32 (&q)[HD / 16][2], const u8* keys) {
         const int CHUNKS = BYTES / 64, STEPS = HD / 16 / CHUNKS;
         u32 lane = threadIdx.x % WARP, quad = lane % 4;
         u32 words[2][KEYS / 8][4];
@@ -81,7 +114,7 @@ struct Tile {
 #pragma unroll
             for (int j = 0; j < KEYS / 8; ++j) {
                 u32* w = words[c % 2][j];
-                u32 from = smem_address(keys) + key_chunk<BYTES>(j * 8 + lane / 4, quad * CHUNKS + c);
+                u32 from = smem_address(keys) + key_place<FORMAT, HD>(j * 8 + lane / 4, quad * CHUNKS + c);
                 asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                              : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                              : "r"(from)
@@ -89,11 +122,6 @@ struct Tile {
             }
         };
         load(0);
-#pragma unroll
-        for (int i = 0; i < SIXTEENS; ++i) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) s[i][e] = 0.0f;
-        }
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
             if (c + 1 < CHUNKS) load(c + 1);
@@ -104,14 +132,31 @@ struct Tile {
                     u32 rows[4];
 #pragma unroll
                     for (int h = 0; h < 2; ++h) {
-                        const u32* w = words[c % 2][2 * i + h];
-                        u32 four = SCALED ? bias_codes<FORMAT>(w[k % 4]) : 0;
-                        rows[h] = SCALED ? codes_f16<FORMAT, 0>(four) : w[2 * k % 4];
-                        rows[h + 2] = SCALED ? codes_f16<FORMAT, 1>(four) : w[(2 * k + 1) % 4];
+                        u32 four = bias_codes<FORMAT>(words[c % 2][2 * i + h][k % 4]);
+                        rows[h] = codes_f16<FORMAT, 0>(four);
+                        rows[h + 2] = codes_f16<FORMAT, 1>(four);
                     }
-                    mma<SCALED>(s[i], rows, q[c * STEPS + k][0], q[c * STEPS + k][1]);
+                    mma<true>(s[i], rows, q[c * STEPS + k][0], q[c * STEPS + k][1]);
                 }
             }
+        }
+    }
+
+    // Scores as in `tile_scores`. The warp's first key has this offset from the first of the `seen` keys that
+    // the row sees, wrapped around where it comes before it; keys that are not among them are masked.
+    __device__ __forceinline__ void score(
+        const u32 (&q)[HD / 16][2], const u8* keys, const float* key_scales, float scale, u32 offset, u32 seen
+    ) {
+        u32 lane = threadIdx.x % WARP;
+#pragma unroll
+        for (int i = 0; i < SIXTEENS; ++i) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[i][e] = 0.0f;
+        }
+        if constexpr (SCALED) {
+            sum_quantized(q, keys);
+        } else {
+            sum_bf16(q, keys);
         }
         m[0] = m[1] = -INFINITY_F;
 #pragma unroll
@@ -305,3 +350,84 @@ struct Tile {
         }
     }
 };
+
+// Writes the heads of a block of eight, a row of `parties` blocks of which this is number `me`: divides by the
+// sums of weights and rounds as `a.output` says. Warp w has heads w, w + warps, .. of N, a lane HD / 32 columns
+// of each. In eight bits the blocks of a row publish their absmax for each other, so all must be resident.
+template <int HD, int N>
+__device__ __forceinline__ void finish_heads(
+    const FlashArgs& a, u32 row, u32 first_head, u32 heads, u32 me, u32 parties, const float (&m)[N],
+    const float (&l)[N], Columns<HD / WARP> (&o)[N]
+) {
+    const int OWN = HD / WARP;
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    u64 place = (u64)row * a.heads + first_head;
+    auto each = [&](auto use) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            if (warp + i * warps >= heads) break;
+            use(i, warp + i * warps);
+        }
+    };
+    u32 absmax = 0;
+    each([&](int i, u32 g) {
+        if (a.lse && lane == 0) a.lse[place + g] = log_sum(m[i], l[i]);
+        float inverse = __frcp_rn(l[i]);
+#pragma unroll
+        for (int c = 0; c < OWN; ++c) {
+            o[i].x[c] = __fmul_rn(o[i].x[c], inverse);
+            absmax = max(absmax, magnitude_bits(o[i].x[c]));
+        }
+    });
+    float inverse = 1.0f;
+    bool quantizes = a.output == DECODED_INT8 || a.output == DECODED_FP8;
+        u32* published = a.absmax + (u64)row * parties * parties;
+    if (quantizes) {
+        __shared__ u32 warp_absmax[MAX_DECODE_WARPS];
+        absmax = warp_max(absmax);
+        if (lane == 0) warp_absmax[warp] = absmax;
+        __syncthreads();
+#pragma unroll 1
+        for (u32 w = 0; w < warps; ++w) absmax = max(absmax, warp_absmax[w]);
+        // Lane h of every warp waits for block h of the row; only the first warp publishes and, in the end,
+        // clears.
+        for (u32 h = lane; h < parties; h += WARP) {
+            if (warp == 0) publish(published + h * parties + me, absmax);
+        }
+        u32 others = 0;
+        for (u32 h = lane; h < parties; h += WARP)
+            others = max(others, spin_wait(published + me * parties + h));
+        absmax = warp_max(others);
+        float scale = scale_of(absmax, a.output == DECODED_INT8 ? 127.0f : 448.0f);
+        inverse = __fdiv_rn(1.0f, scale);
+        if (threadIdx.x == 0 && me == 0) a.out_scales[row] = scale;
+    }
+    each([&](int i, u32 g) {
+        u64 to = (place + g) * HD + lane * OWN;
+        if (a.output == DECODED_F32) return o[i].store(a.out + to);
+        if (a.output == DECODED_BF16) {
+            u32* words = reinterpret_cast<u32*>(reinterpret_cast<u16*>(a.out) + to);
+#pragma unroll
+            for (int c = 0; c < OWN; c += 2) words[c / 2] = bf16_pair(o[i].x[c], o[i].x[c + 1]);
+            return;
+        }
+        u32 word = 0;
+#pragma unroll
+        for (int c = 0; c < OWN; ++c) {
+            float v = __fmul_rn(o[i].x[c], inverse);
+            word |= (u32)(a.output == DECODED_INT8 ? (u8)i8_code(v) : e4m3_code(v)) << 8 * c;
+        }
+        u8* bytes = reinterpret_cast<u8*>(a.out) + to;
+        if (OWN == 4) {
+            *reinterpret_cast<u32*>(bytes) = word;
+        } else {
+            *reinterpret_cast<u16*>(bytes) = (u16)word;
+        }
+    });
+    if (quantizes) {
+        __syncthreads();
+        for (u32 h = lane; h < parties; h += WARP) {
+            if (warp == 0) publish(published + me * parties + h, EMPTY);
+        }
+    }
+}

@@ -11,6 +11,7 @@
 
 mod check;
 mod commit;
+mod context;
 mod options;
 mod rehearse;
 
@@ -28,6 +29,7 @@ use qurl_model::compute::{Inference, Network, Targets};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// Turns tokens into text, for stop strings.
 pub type TextDecoder = Arc<dyn Fn(&[u32]) -> String + Send + Sync>;
@@ -49,6 +51,25 @@ pub struct EngineStats {
     pub steps: u64,
     /// Most pages in use at the same time.
     pub peak_pages: usize,
+    /// What full batches took: beside it stands what a whole rollout took, with its tail.
+    pub full: FullBatches,
+}
+
+/// Steps in which every place decoded, right after another such step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FullBatches {
+    /// Tokens that they sampled.
+    pub tokens: u64,
+    /// The time they took.
+    pub time: Duration,
+}
+
+impl FullBatches {
+    /// Tokens a second since an earlier moment; nothing where no batch was full.
+    pub fn tokens_per_s_since(&self, before: FullBatches) -> Option<f64> {
+        let (tokens, time) = (self.tokens - before.tokens, self.time - before.time);
+        (tokens > 0).then(|| tokens as f64 / time.as_secs_f64())
+    }
 }
 
 /// A token that the last step sampled.
@@ -79,6 +100,8 @@ struct Flight<D: Device> {
     pending: Option<D::Pending>,
     /// The sequences that they are for.
     sampling: Vec<SequenceId>,
+    /// Whether every place decodes.
+    full: bool,
 }
 
 /// Generates samples with one network.
@@ -100,6 +123,9 @@ pub struct Engine<D: Device> {
     prompts_are_scored: bool,
     next_request: u64,
     steps: u64,
+    full: FullBatches,
+    /// When the last step ended, if it was full.
+    full_since: Option<Instant>,
     /// Whether the device computes while the host does something else.
     asynchronous: bool,
     /// Whether a step is launched before the last one is committed.
@@ -157,6 +183,8 @@ impl<D: Device> Engine<D> {
             prompts_are_scored: false,
             next_request: 0,
             steps: 0,
+            full: FullBatches::default(),
+            full_since: None,
             rows: StepRows::default(),
             ended: Vec::new(),
             emitted: Vec::new(),
@@ -195,6 +223,7 @@ impl<D: Device> Engine<D> {
             preemptions: counts.preemptions,
             steps: self.steps,
             peak_pages: self.scheduler.pool().peak(),
+            full: self.full,
         }
     }
 
@@ -291,7 +320,12 @@ impl<D: Device> Engine<D> {
     }
 
     /// Queues a request.
-    pub fn submit(&mut self, mut request: Request) -> Result<RequestId, RolloutError> {
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, RolloutError> {
+        self.enqueue(request, false)
+    }
+
+    /// Queues a request, with its prompt as computed where it is `at_context`.
+    fn enqueue(&mut self, mut request: Request, at_context: bool) -> Result<RequestId, RolloutError> {
         self.check(&request)?;
         if request.sampling.top_k as usize >= self.network.config().vocab_size {
             request.sampling.top_k = 0; // keeps all
@@ -303,7 +337,9 @@ impl<D: Device> Engine<D> {
         for sample in 0..request.n as u32 {
             let id = SequenceId { request: id, sample };
             let pages = self.scheduler.pool().empty();
-            self.scheduler.add(Sequence::new(id, request.clone(), context, pages));
+            let mut sequence = Sequence::new(id, request.clone(), context, pages);
+            sequence.at_context = at_context;
+            self.scheduler.add(sequence);
         }
         let samples = (0..request.n).map(|_| None).collect();
         let pending = Pending { request, prompt_logprobs: Vec::new(), samples };
@@ -330,7 +366,7 @@ impl<D: Device> Engine<D> {
 
     /// One step: every scheduled sequence computes some tokens, and those that have computed all of theirs
     /// sample one more. Returns the sampled tokens; none if nothing is in flight. After
-    /// [`RolloutError::BadLogits`] the request that it names is gone and the others go on.
+    /// [`RolloutError::BadLogits`] the request that it names is gone and the others continue.
     pub fn step(&mut self, queue: &mut D::Queue) -> Result<&[Emitted], RolloutError> {
         self.emitted.clear();
         if let Some((_, error)) = self.failed.pop_front() {
@@ -346,11 +382,23 @@ impl<D: Device> Engine<D> {
             self.launch(queue)?;
         }
         if let Some(flight) = self.flights.pop_front() {
+            let full = flight.full;
             let committed = self.commit(queue, flight);
             self.forget_void();
             committed?;
+            self.clock(full);
         }
         Ok(&self.emitted)
+    }
+
+    /// Takes the time of a step that has been committed.
+    fn clock(&mut self, full: bool) {
+        let now = full.then(Instant::now);
+        if let (Some(before), Some(now)) = (self.full_since, now) {
+            self.full.time += now - before;
+            self.full.tokens += self.emitted.len() as u64;
+        }
+        self.full_since = now.filter(|_| self.unfinished() > 0);
     }
 
     /// Plans a step and issues it; false where there is nothing to compute as long as tokens are coming.
@@ -380,7 +428,8 @@ impl<D: Device> Engine<D> {
         self.score_prompts(queue)?;
         let mut sampling = Vec::with_capacity(self.rows.sampling);
         self.scheduler.launch(&mut sampling);
-        self.flights.push_back(Flight { pending, sampling });
+        let full = self.rows.decodes() && sampling.len() == self.options.max_num_seqs;
+        self.flights.push_back(Flight { pending, sampling, full });
         Ok(true)
     }
 

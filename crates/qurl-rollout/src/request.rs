@@ -111,6 +111,8 @@ pub struct Request {
     pub key: SampleKey,
     /// Most new tokens of a sample.
     pub max_new: usize,
+    /// Most new tokens of each sample, where they differ (then at most `max_new`); empty where they do not.
+    pub max_new_of: Vec<usize>,
     /// Tokens that end a sample; they are part of it.
     pub stop_ids: Vec<u32>,
     /// Texts that end a sample; the tokens that complete them are part of it.
@@ -128,10 +130,16 @@ impl Request {
             sampling: Sampling::default(),
             key: SampleKey::default(),
             max_new,
+            max_new_of: Vec::new(),
             stop_ids: Vec::new(),
             stop_strings: Vec::new(),
             prompt_logprobs: false,
         }
+    }
+
+    /// Most new tokens of one of the samples.
+    pub fn limit_of(&self, sample: u32) -> usize {
+        self.max_new_of.get(sample as usize).copied().unwrap_or(self.max_new)
     }
 }
 

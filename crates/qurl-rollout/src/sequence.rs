@@ -45,6 +45,8 @@ pub struct Sequence {
     pub(crate) pages: Pages,
     /// Tokens whose keys and values are in the pages once the launched steps are done.
     pub(crate) computed: usize,
+    /// Whether what its fresh pages hold counts as the keys and values of its prompt: for benchmarks only.
+    pub(crate) at_context: bool,
     /// Tokens that are computed in the step that is being planned.
     pub(crate) scheduled: usize,
     /// Tokens that launched steps sample and that have not been read.
@@ -61,7 +63,7 @@ impl Sequence {
         Sequence {
             id,
             random,
-            limit: request.prompt.len().saturating_add(request.max_new).min(context),
+            limit: request.prompt.len().saturating_add(request.limit_of(id.sample)).min(context),
             request,
             tokens: Vec::new(),
             logprobs: Vec::new(),
@@ -69,6 +71,7 @@ impl Sequence {
             finish: None,
             pages,
             computed: 0,
+            at_context: false,
             scheduled: 0,
             coming: 0,
             sampled_row: 0,

@@ -7,7 +7,9 @@ mod common;
 use common::*;
 use qurl_kernels::Format;
 use qurl_model::{Family, hf};
-use qurl_rollout::{EngineOptions, FinishReason, Request, RolloutError, SampleKey, Sampling, WeightVersion};
+use qurl_rollout::{
+    EngineOptions, FinishReason, FullBatches, Request, RolloutError, SampleKey, Sampling, WeightVersion,
+};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -102,7 +104,7 @@ fn the_real_model_tells_its_story() {
     }
 }
 
-/// Probabilities of the first drawn token, by scoring every token.
+/// Probabilities of the first sampled token, by scoring every token.
 fn probabilities(vocabulary: usize, temperature: f32) -> (Served<qurl_kernels::Cpu>, Vec<f64>, Vec<f32>) {
     let (mut config, params) = model(Family::Qwen3, vocabulary, 4);
     config.max_position_embeddings = 64;
@@ -366,4 +368,46 @@ fn a_logit_that_is_not_finite_names_its_request() {
     let error = engine.generate(&[Request { sampling: Sampling::greedy(), ..Request::new(vec![1], 2) }]);
     assert!(matches!(error, Err(RolloutError::BadLogits { .. })), "{error:?}");
     assert_eq!(engine.unfinished(), 0);
+}
+
+#[test]
+fn samples_of_a_request_may_have_limits_of_their_own() {
+    let (config, params) = model(Family::Qwen2, VOCABULARY, 1);
+    let cpu = cpu(2);
+    let net = || network(&cpu, &config, &params, Format::Bf16, None);
+    let request = |max_new_of: Vec<usize>| Request { n: 3, max_new_of, ..Request::new(vec![1, 2, 3], 20) };
+    let whole = engine(&cpu, net(), roomy()).generate(&[request(Vec::new())]).expect("generate");
+    for ahead in [false, true] {
+        let mut engine = engine(&cpu, net(), roomy());
+        engine.set_ahead(ahead);
+        let cut = engine.generate(&[request(vec![1, 20, 7])]).expect("generate");
+        for ((cut, whole), length) in cut[0].samples.iter().zip(&whole[0].samples).zip([1, 20, 7]) {
+            assert_eq!((cut.tokens.as_slice(), cut.finish), (&whole.tokens[..length], FinishReason::Length));
+        }
+        for wrong in [vec![1, 2], vec![1, 2, 3, 4], vec![1, 0, 3], vec![1, 21, 3]] {
+            let refused = engine.submit(request(wrong.clone()));
+            assert!(matches!(refused, Err(RolloutError::OutOfRange { .. })), "{wrong:?}: {refused:?}");
+        }
+    }
+}
+
+#[test]
+fn full_batches_are_clocked_without_the_tail() {
+    let (config, params) = model(Family::Qwen2, VOCABULARY, 1);
+    let cpu = cpu(1);
+    let net = || network(&cpu, &config, &params, Format::Bf16, None);
+    let full = |max_num_seqs, lengths: [usize; 4]| {
+        let mut engine = engine(&cpu, net(), EngineOptions { max_num_seqs, ..roomy() });
+        let request = Request { n: 4, max_new_of: lengths.to_vec(), ..Request::new(vec![1, 2, 3], 20) };
+        engine.generate(&[request]).expect("generate");
+        engine.stats().full
+    };
+    // Four places decode together from the second step to the end of the shortest; the first of these steps has
+    // no full one before it.
+    let short = full(4, [20, 8, 20, 20]);
+    assert!(short.tokens > 0 && short.tokens < 4 * 8 && short.tokens.is_multiple_of(4), "{short:?}");
+    assert!(full(4, [20; 4]).tokens > short.tokens);
+    assert!(short.tokens_per_s_since(FullBatches::default()).is_some_and(|rate| rate > 0.0));
+    assert_eq!(full(5, [20; 4]), FullBatches::default(), "five places are never full");
+    assert_eq!(FullBatches::default().tokens_per_s_since(FullBatches::default()), None);
 }

@@ -23,13 +23,14 @@ pub use health::{Health, Symptom};
 pub use prepare::prepare;
 pub use probe::RolloutSpeed;
 pub use record::{Layered, Phases, RewardSpread, StepRecord};
-pub use rollouts::Drawn;
+pub use rollouts::Sampled;
 pub use sampled::SampledRollout;
 pub use test::Tested;
 
 pub(crate) use models::Models;
 
 use crate::learner::{Learner, micro_batches};
+use crate::lengths::ForcedLengths;
 use crate::recipe::{Recipe, RecipeError, RlPlan};
 use crate::solve::{SolveError, Solved};
 use crate::start::Start;
@@ -39,7 +40,7 @@ use qurl_model::compute::{Batch, Network, TapeOptions, whole_batch};
 use qurl_model::rng::CounterRng;
 use qurl_quant::{QuantError, checksum, diagnostics, uaq};
 use qurl_rl::advantage::Rollouts;
-use qurl_rl::{KlCoefficient, Mismatch, RlError, to_f32};
+use qurl_rl::{KlCoefficient, RlError, to_f32};
 use qurl_rollout::{Engine, RolloutError, WeightVersion};
 use qurl_tasks::task::Task;
 use rollouts::{Entropy, Rolled};
@@ -69,10 +70,11 @@ pub enum TrainError {
     Quant(#[from] QuantError),
     /// Dynamic sampling did not find enough.
     #[error(
-        "key `algorithm.filter_groups.max_num_gen_batches` is {batches}: after so many batches of prompts only {found} of \
-         {wanted} groups had responses with different rewards (the others: {right} all right, {wrong} all wrong, {other} \
-         all alike otherwise); allow more batches, choose problems that fit the model, or set \
-         `algorithm.filter_groups.allow_fewer = true` to train on whole mini-batches of what was found"
+        "key `algorithm.filter_groups.max_num_gen_batches` is {batches}: after so many batches of prompts \
+         only {found} of {wanted} groups had responses with different rewards (the others: {right} all \
+         right, {wrong} all wrong, {other} all alike otherwise); allow more batches, choose problems that \
+         fit the model, or set `algorithm.filter_groups.allow_fewer = true` to train on whole mini-batches \
+         of what was found"
     )]
     TooFewGroups {
         /// Batches of prompts sampled.
@@ -92,7 +94,8 @@ pub enum TrainError {
     },
     /// A checkpoint of another kind of run.
     #[error(
-        "the checkpoint has (critic, reference, measured weights) = {found:?}, the recipe asks for {expected:?}"
+        "the checkpoint has (critic, reference, measured weights) = {found:?}, the recipe asks for \
+         {expected:?}"
     )]
     OtherState {
         /// What the checkpoint has.
@@ -134,6 +137,8 @@ pub struct RlTrainer<D: Device> {
     drawn: u64,
     /// The weights when the update was last measured.
     measured: Option<Params<Vec<f32>>>,
+    /// Lengths of responses that are set in advance.
+    lengths: Option<ForcedLengths>,
     /// The rollouts of the last step, for those who want to look at them.
     last: (Vec<Solved>, RolloutBatch),
 }
@@ -174,6 +179,7 @@ impl<D: Device> RlTrainer<D> {
             step: 0,
             drawn: 0,
             measured,
+            lengths: None,
             last: Default::default(),
         })
     }
@@ -196,6 +202,21 @@ impl<D: Device> RlTrainer<D> {
     /// Model sizes, tokenizer and what is saved beside the weights.
     pub fn start(&self) -> &Start {
         &self.start
+    }
+
+    /// Sets the lengths of all responses from now on, for benchmarks.
+    pub fn force_lengths(&mut self, lengths: ForcedLengths) {
+        self.lengths = Some(lengths);
+    }
+
+    /// The engine that samples.
+    pub fn engine(&self) -> &Engine<D> {
+        &self.engine
+    }
+
+    /// The rollouts of the last step.
+    pub fn last_batch(&self) -> &RolloutBatch {
+        &self.last.1
     }
 
     /// One step: sample with the quantized actor, judge, score, update. A step that fails before its first
@@ -236,43 +257,31 @@ impl<D: Device> RlTrainer<D> {
         self.begin_stage()?;
         let mut entropy = Entropy::default();
         entropy.add(&solved);
-        let mut drawn = Drawn::default();
-        drawn.add(&solved)?;
-        let rolled = Rolled { groups: solved, drawn, verifying: 0.0, entropy: entropy.mean() };
+        let mut sampled = Sampled::default();
+        sampled.add(&solved)?;
+        let rolled = Rolled { groups: solved, sampled, verifying: 0.0, entropy: entropy.mean() };
         self.learn(rolled, Phases::start())
     }
 
     fn learn(&mut self, rolled: Rolled, mut phases: Phases) -> Result<StepRecord, TrainError> {
-        let Rolled { groups: solved, drawn, entropy, .. } = rolled;
+        let Rolled { groups: solved, sampled, entropy, .. } = rolled;
         let mut batch = RolloutBatch::pack(&solved, &self.plan, self.step);
-        let mut record = StepRecord::new(self.step, &solved, &batch, drawn, entropy);
+        let mut record = StepRecord::new(self.step, &solved, &batch, sampled, entropy);
         if batch.tokens() == 0 {
             record.timing = phases.finish();
             self.last = (solved, batch);
             return Ok(record);
         }
 
-        batch.prox = self.logprobs(&batch)?; // theta_old in full precision
+        batch.prox = self.prox(&batch)?; // theta_old in full precision
         batch.reference = self.reference_logprobs(&batch)?;
         batch.values = self.values(&batch)?;
-        record.mismatch = Mismatch::measure(&batch.behav, &batch.prox, &batch.mask, &batch.seq)?;
-        record.full_kl = self.full_kl(&batch)?;
+        let full_kl = self.full_kl(&batch)?;
         self.advantages(&mut batch, &mut record)?;
         record.learnable = batch.advantages.iter().zip(&batch.mask).any(|(&a, &counts)| counts && a != 0.0);
         phases.end("score");
 
-        if let Some(kept) =
-            self.plan.algorithm.objective.accepted(&batch.behav, &batch.prox, &batch.mask, &batch.seq)?
-        {
-            batch.mask = kept;
-        }
-        record.lr = self.plan.lr_at(&self.plan.actor, self.step);
-        for _ in 0..self.plan.actor.ppo_epochs {
-            for mini in batch.mini_batches(self.plan.actor.ppo_mini_batch_size) {
-                self.update_actor(&batch, mini, &mut record)?;
-            }
-        }
-        self.update_critic(&batch, &mut record)?;
+        self.updates(&mut batch, full_kl, &mut record)?;
         phases.end("update");
         self.measure_update(&mut record)?;
         phases.end("measure");
@@ -298,7 +307,7 @@ impl<D: Device> RlTrainer<D> {
     }
 
     /// Every so many steps: how far the weights moved (Eq. 13), how far their quantized copy is off (Eq. 14),
-    /// and how many of its codes changed.
+    /// and how many of its quantized values changed.
     fn measure_update(&mut self, record: &mut StepRecord) -> Result<(), TrainError> {
         let every = self.plan.run.update_metrics_freq;
         let Some(before) = self.measured.as_ref().filter(|_| every > 0 && self.step.is_multiple_of(every))
@@ -321,13 +330,18 @@ impl<D: Device> RlTrainer<D> {
         Ok(())
     }
 
-    /// Log-probs of the response tokens under the actor, at the sampling temperature.
-    fn logprobs(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
+    /// Log-probs of the response tokens under the actor, at the sampling temperature; NaN for those that the
+    /// first update computes anyway.
+    fn prox(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
+        let unscored = self.scored_by_update(batch);
         let (actor, queue) = (&mut self.actor, &mut self.queue);
         let temperature = self.plan.rollout.temperature;
-        by_micro_batches(batch, self.tape, |ids, range| {
+        let mut prox = vec![f32::NAN; batch.token_range(unscored.clone()).len()];
+        let scored = by_micro_batches(batch, unscored.end, self.tape, |ids, range| {
             Ok(actor.score(queue, &ids, &batch.targets(range), temperature)?.logp)
-        })
+        })?;
+        prox.extend(scored);
+        Ok(prox)
     }
 
     /// The same under the reference model; empty where there is none.
@@ -335,7 +349,7 @@ impl<D: Device> RlTrainer<D> {
         let Some(reference) = &self.reference else { return Ok(Vec::new()) };
         let (actor, queue) = (&mut self.actor, &mut self.queue);
         let temperature = self.plan.rollout.temperature;
-        by_micro_batches(batch, self.tape, |ids, range| {
+        by_micro_batches(batch, 0, self.tape, |ids, range| {
             Ok(actor.score_with(queue, reference, &ids, &batch.targets(range), temperature)?.logp)
         })
     }
@@ -344,7 +358,7 @@ impl<D: Device> RlTrainer<D> {
     fn values(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
         let Some(critic) = &mut self.critic else { return Ok(Vec::new()) };
         let queue = &mut self.queue;
-        by_micro_batches(batch, self.tape, |ids, range| {
+        by_micro_batches(batch, 0, self.tape, |ids, range| {
             Ok(critic.values(queue, &ids, &batch.targets(range).rows)?)
         })
     }
@@ -378,14 +392,16 @@ impl<D: Device> RlTrainer<D> {
     }
 }
 
-/// Collects what `score` says of each micro-batch, in order.
+/// Collects what `score` says of each micro-batch of the sequences from `first` on, in order.
 fn by_micro_batches(
     batch: &RolloutBatch,
+    first: usize,
     tape: TapeOptions,
     mut score: impl FnMut(Batch, Range<usize>) -> Result<Vec<f32>, TrainError>,
 ) -> Result<Vec<f32>, TrainError> {
     let mut all = Vec::with_capacity(batch.tokens());
-    for range in micro_batches(&batch.lengths(), tape) {
+    for range in micro_batches(&batch.lengths()[first..], tape) {
+        let range = first + range.start..first + range.end;
         all.extend(score(whole_batch(&batch.ids(range.clone())), range)?);
     }
     Ok(all)

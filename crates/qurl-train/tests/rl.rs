@@ -104,6 +104,31 @@ fn an_unquantized_rollout_is_exactly_on_policy() {
     assert!(quantized.iter().all(|r| r.mismatch.expect("tokens").rho_max > 1.0), "int8 must differ");
 }
 
+/// Sequences of the first mini-batch get their prox from the update's forward. `geo-mask` rejects sequences
+/// before the updates, so it has to score all of them; where it accepts every one it is `naive`, to the bit.
+#[test]
+fn prox_of_the_first_mini_batch_is_what_the_update_computes() {
+    let naive = "algorithm.objective={ type = \"naive\" }";
+    let geo_mask = "algorithm.objective={ type = \"geo-mask\", low = 0.0, high = 1e300 }";
+    let critic = "critic={ lr = 1e-3, ppo_mini_batch_size = 2, cliprange_value = 0.5 }";
+    let cases: [&[&str]; 4] = [
+        // Two mini-batches of two prompts each, of which one is scored; int8 rollouts, so that prox matters.
+        &["actor.ppo_epochs=2"],
+        // One update a step: nothing is scored.
+        &["actor.ppo_mini_batch_size=4", "trainer.compute=bf16", "trainer.recompute=true"],
+        &["algorithm.adv_estimator={ type = \"gae\" }", critic],
+        &["algorithm.kl_loss_coef=0.1", "rollout.temperature=0.7", "trainer.micro_tokens=64"],
+    ];
+    for case in cases {
+        let with = run(&[case, &[naive]].concat(), 2);
+        let without = run(&[case, &[geo_mask]].concat(), 2);
+        // Every figure of metrics.jsonl, bit for bit, and the weights behind those of the later steps.
+        assert_eq!(with, without, "{case:?}");
+        assert!(with.iter().all(|r| r.mismatch.expect("tokens").rho_max > 1.0), "{case:?}: {with:?}");
+        assert!(with.iter().all(|r| r.full_kl.is_some_and(|kl| kl > 0.0)), "{case:?}");
+    }
+}
+
 #[test]
 fn ppo_with_a_critic_and_dapo() {
     let critic = "critic={ lr = 1e-3, ppo_mini_batch_size = 2, cliprange_value = 0.5 }";
@@ -142,9 +167,8 @@ fn ppo_with_a_critic_and_dapo() {
 #[test]
 fn stages_change_the_sizes_of_a_step() {
     let records = run(
-        &[
-            "run.stages=[{ from_step = 2, max_response_length = 6, n = 2 }, { from_step = 3, max_response_length = 9 }]",
-        ],
+        &["run.stages=[{ from_step = 2, max_response_length = 6, n = 2 }, { from_step = 3, \
+             max_response_length = 9 }]"],
         1,
     );
     // The last stage does not say how many: those of the rollout, not of the stage before.

@@ -27,6 +27,7 @@ pub struct Source {
 pub(super) const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../../cu/common.cuh")),
     ("flash.cuh", include_str!("../../cu/flash.cuh")),
+    ("flash_hopper.cuh", include_str!("../../cu/flash_hopper.cuh")),
     ("flash_tile.cuh", include_str!("../../cu/flash_tile.cuh")),
     ("mma.cuh", include_str!("../../cu/mma.cuh")),
     ("gemm_sums.cuh", include_str!("../../cu/gemm_sums.cuh")),
@@ -52,6 +53,8 @@ pub const SOURCES: &[Source] = &[
     source!("flash_backward_hopper", true),
     source!("flash_decode", false),
     source!("flash_prefill", false),
+    source!("flash_prefill_hopper", true),
+    source!("flash_stream", false),
     source!("gemm_bf16", true),
     source!("gemm_fp8", true),
     source!("gemm_int8", true),

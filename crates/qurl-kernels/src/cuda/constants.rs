@@ -75,6 +75,8 @@ shared! {
     /// Rows (queries times heads of a group) and threads of a block of the prefill kernel.
     PREFILL_ROWS = 128;
     PREFILL_THREADS = 256;
+    /// KiB of keys and values on their way in the prefill kernel of Hopper.
+    PREFILL_RING_KIB = 96;
     /// Heads of a block of the decode kernel, and its most warps.
     DECODE_HEADS = 8;
     MAX_DECODE_WARPS = 8;

@@ -1,19 +1,21 @@
-//! Attention on tensor cores: which kernel of `cu/flash_{prefill,decode}.cu` takes which rows. The backward
+//! Attention on tensor cores: which kernel of `cu/flash_{prefill,decode}*.cu` takes which rows. The backward
 //! pass is in [`super::flash_backward`].
 //!
-//! Many rows of a sequence go through the prefill kernel, single rows through the decode kernel, which shares
-//! a long context among blocks. Both sum in the same order, so a mixed step may use either. A window only
-//! leaves tiles and splits out that it hides.
+//! Many rows of a sequence go through a prefill kernel (on Hopper, with keys and values in bf16, one with
+//! `wgmma` and the TMA), single rows through the decode kernel, which shares a long context among blocks. All
+//! sum in the same order, so a mixed step may use any. A window only leaves tiles and splits out that it
+//! hides.
 
 use super::attention::window;
 use super::batch::{BatchShape, CudaBatch, SPLIT};
 use super::constants::{
     DECODE_HEADS, DECODED_BF16, DECODED_F32, DECODED_FP8, DECODED_INT8, FLASH_TILE, MAX_DECODE_WARPS,
-    PREFILL_ROWS, PREFILL_THREADS,
+    PREFILL_RING_KIB, PREFILL_ROWS, PREFILL_THREADS,
 };
-use super::context::Context;
+use super::context::{Context, HOPPER};
 use super::ffi::DevicePtr;
-use super::kernels::{self, FlashDecode, FlashPrefill, Kernel};
+use super::flash_stream;
+use super::kernels::{self, FlashDecode, FlashPrefill, FlashPrefillHopper, Kernel};
 use super::kv::CudaKv;
 use super::launch::Launch;
 use super::linear::Operand;
@@ -58,11 +60,13 @@ pub(super) fn forward(
     out: DevicePtr,
     lse: DevicePtr,
 ) {
+    if flash_stream::streams(&queue.context, heads, kv, &batch.shape) {
+        return flash_stream::forward(queue, heads, qkv, kv, batch, Decoded::Numbers(out), lse);
+    }
     if decodes(heads, kv, &batch.shape) {
         return decode(queue, heads, qkv, kv, batch, Decoded::Numbers(out), lse, None);
     }
-    let (key_scales, value_scales) = kv.scales();
-    let (hd, group) = (heads.head_dim, heads.group());
+    let group = heads.group();
     // A block for each sequence of one row: no need of a list, which a recorded step could not have.
     let (work, blocks) = match batch.shape.single {
         true => (0, batch.shape.sequences),
@@ -72,6 +76,30 @@ pub(super) fn forward(
             (work, batch.spans.iter().map(|s| (s.rows * group).div_ceil(PREFILL_ROWS)).sum())
         }
     };
+    let (spans, pages) = (batch.span_words(), batch.pages());
+    let rows = Rows { qkv, spans, pages, work, blocks, out, lse };
+    match kv.shape.format == KvFormat::Bf16 && queue.context.generation == HOPPER {
+        true => on_hopper(queue, heads, kv, &rows),
+        false => everywhere(queue, heads, kv, &rows),
+    }
+}
+
+/// What a prefill kernel gets of the rows at hand.
+struct Rows {
+    qkv: DevicePtr,
+    spans: DevicePtr,
+    pages: DevicePtr,
+    /// Pairs of span and first row, or 0, and how many.
+    work: DevicePtr,
+    blocks: usize,
+    out: DevicePtr,
+    lse: DevicePtr,
+}
+
+fn everywhere(queue: &mut CudaQueue, heads: Heads, kv: &CudaKv, rows: &Rows) {
+    let Rows { qkv, spans, pages, work, blocks, out, lse } = *rows;
+    let (key_scales, value_scales) = kv.scales();
+    let hd = heads.head_dim;
     // Two tiles of keys and values with their scales, and what the warps have summed up.
     let warps = PREFILL_THREADS / 32;
     let shared = 4 * FLASH_TILE * hd * 2 + 4 * FLASH_TILE * 4 + warps * (hd / 2 + 4) * 32 * 4;
@@ -90,8 +118,8 @@ pub(super) fn forward(
         values: kv.values.at(),
         key_scales,
         value_scales,
-        spans: batch.span_words(),
-        pages: batch.pages(),
+        spans,
+        pages,
         work,
         out,
         lse,
@@ -105,6 +133,41 @@ pub(super) fn forward(
     queue.launch(kernel, Launch::grid([blocks, heads.kv_heads, 1], PREFILL_THREADS).shared(shared), args);
 }
 
+/// Keys and values in bf16. A block for each SM takes one piece of work after the other.
+fn on_hopper(queue: &mut CudaQueue, heads: Heads, kv: &CudaKv, rows: &Rows) {
+    let Rows { qkv, spans, pages, work, blocks, out, lse } = *rows;
+    let (hd, page_size) = (heads.head_dim, kv.shape.page_size);
+    // Queries, the ring of tiles, and what the threads have summed up, at an address that the TMA takes.
+    let totals = 2 * PREFILL_ROWS * (hd / 8 + 1) * 16;
+    let shared = 1024 + PREFILL_ROWS * hd * 2 + PREFILL_RING_KIB * 1024 + totals;
+    let height = kv.shape.pages * heads.kv_heads * page_size;
+    let mut map = |at: DevicePtr| queue.tensor_map(at, height, hd * 2, page_size.min(FLASH_TILE), 128);
+    let args = FlashPrefillHopper {
+        keys: map(kv.keys.at()),
+        values: map(kv.values.at()),
+        qkv,
+        spans,
+        pages,
+        work,
+        out,
+        lse,
+        stride: heads.qkv_width() as u32,
+        heads: heads.heads as u32,
+        kv_heads: heads.kv_heads as u32,
+        page_shift: page_size.trailing_zeros(),
+        blocks: blocks as u32,
+        scale: heads.scale * LOG2_E,
+        window: window(heads),
+    };
+    let kernel = match hd {
+        64 => kernels::flash_prefill_hopper_64,
+        _ => kernels::flash_prefill_hopper_128,
+    };
+    let grid = (blocks * heads.kv_heads).min(queue.context.sms);
+    // Two threads a row, and a warpgroup that loads.
+    queue.launch(kernel, Launch::blocks(grid, 2 * PREFILL_ROWS + 128).shared(shared), args);
+}
+
 /// What a decode step writes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Decoded {
@@ -114,6 +177,22 @@ pub(super) enum Decoded {
     Rounded(Operand),
     /// Quantized values and scales, a GEMM's left operand.
     Quantized(Format, Operand),
+}
+
+impl Decoded {
+    /// What the kernels are told: their `output`, where to write, and where to write scales.
+    pub fn parts(self) -> (usize, DevicePtr, DevicePtr) {
+        match self {
+            Decoded::Numbers(out) => (DECODED_F32, out, 0),
+            Decoded::Rounded(out) => (DECODED_BF16, out.data, 0),
+            Decoded::Quantized(Format::Int8, out) => (DECODED_INT8, out.data, out.scales),
+            Decoded::Quantized(Format::Fp8, out) => (DECODED_FP8, out.data, out.scales),
+            Decoded::Quantized(
+                format @ (Format::F32 | Format::Bf16 | Format::Fp8Block | Format::Int4 | Format::Nvfp4),
+                _,
+            ) => unsupported(format),
+        }
+    }
 }
 
 /// The form of a decode step.
@@ -128,7 +207,7 @@ struct Plan {
 }
 
 /// Blocks of the decode kernel that make a row together, if one has all of the context.
-fn parties(heads: Heads) -> usize {
+pub(super) fn parties(heads: Heads) -> usize {
     heads.kv_heads * heads.group().div_ceil(DECODE_HEADS)
 }
 
@@ -139,11 +218,16 @@ fn stretches(heads: Heads, longest: usize, size: usize) -> usize {
     heads.window.map_or(usize::MAX, crossed).min(longest.div_ceil(size))
 }
 
+/// Splits that a row of a step sees keys of, at most. The length is rounded to a power of two of them: a
+/// recorded step is good for many lengths.
+pub(super) fn splits(heads: Heads, shape: &BatchShape) -> usize {
+    stretches(heads, shape.longest, SPLIT).max(1)
+}
+
 /// As many teams of warps a block as there are tiles to take, if all blocks run at the same time; else two.
 fn plan(context: &Context, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> Plan {
     let hd = heads.head_dim;
-    // The length is rounded to a power of two of them: a recorded step is good for many lengths.
-    let splits = stretches(heads, shape.longest, SPLIT).max(1);
+    let splits = splits(heads, shape);
     let blocks = splits * parties(heads) * shape.sequences;
     // A team is one warp or two.
     let (kernel, team, row_bytes) = match (kv.shape.format, hd) {
@@ -169,10 +253,13 @@ fn plan(context: &Context, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> Pla
 /// Whether a decode step writes quantized values: the blocks of a row publish their absmax for each other.
 /// With many rows the wait is longer than a kernel that rounds them.
 pub(super) fn quantizes(queue: &CudaQueue, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> bool {
+    publishes(heads, shape) && plan(&queue.context, heads, kv, shape).at_once
+}
+
+/// Whether there is memory for what the blocks of rows publish, and it is worth the wait.
+pub(super) fn publishes(heads: Heads, shape: &BatchShape) -> bool {
     let parties = parties(heads);
-    shape.rows <= MAX_PUBLISHING
-        && shape.rows * parties * parties * 4 <= ABSMAX_BYTES
-        && plan(&queue.context, heads, kv, shape).at_once
+    shape.rows <= MAX_PUBLISHING && shape.rows * parties * parties * 4 <= ABSMAX_BYTES
 }
 
 /// One row of each sequence. With tables of cosines and sines the row's queries and keys are rotated and its
@@ -190,16 +277,7 @@ pub(super) fn decode(
     let (key_scales, value_scales) = kv.scales();
     let sequences = batch.shape.sequences;
     let (cos, sin) = rope.unwrap_or((0, 0));
-    let (output, out, out_scales) = match out {
-        Decoded::Numbers(out) => (DECODED_F32, out, 0),
-        Decoded::Rounded(out) => (DECODED_BF16, out.data, 0),
-        Decoded::Quantized(Format::Int8, out) => (DECODED_INT8, out.data, out.scales),
-        Decoded::Quantized(Format::Fp8, out) => (DECODED_FP8, out.data, out.scales),
-        Decoded::Quantized(
-            format @ (Format::F32 | Format::Bf16 | Format::Fp8Block | Format::Int4 | Format::Nvfp4),
-            _,
-        ) => unsupported(format),
-    };
+    let (output, out, out_scales) = out.parts();
     let Plan { kernel, threads, shared, splits, .. } = plan(&queue.context, heads, kv, &batch.shape);
     let parties = parties(heads);
     let partials = match splits {

@@ -1,7 +1,7 @@
 //! Forward passes without gradients: rows in, keys and values kept in pages, hidden rows out.
 
 use super::batch::{self, PAGE, Targets};
-use super::layer;
+use super::layer::{self, Activations};
 use super::network::Network;
 use qurl_kernels::ops::{Gather, Head, Index, Norm, RmsNorm, Sample};
 use qurl_kernels::types::{Batch, HeadOutput};
@@ -20,8 +20,7 @@ pub struct Inference<D: Device> {
 
 /// What a pass writes.
 struct Buffers<D: Device> {
-    /// `[rows, qkv]` queries, keys and values of the block that is running.
-    qkv: D::Tensor,
+    acts: Activations<D>,
     /// `[rows, d]` the residual stream.
     x: D::Tensor,
     /// `[rows, d]` picked rows of it, and those normalised.
@@ -36,7 +35,7 @@ impl<D: Device> Inference<D> {
     pub fn new(device: &D, net: &Network<D>, limit: usize) -> Result<Self, DeviceError> {
         let d = net.config().hidden_size;
         let buffers = Buffers {
-            qkv: device.zeros(limit * net.config().qkv_dim())?,
+            acts: Activations::new(device, net, limit, false)?,
             x: device.zeros(limit * d)?,
             picked: device.zeros(limit * d)?,
             hidden: device.zeros(limit * d)?,
@@ -109,7 +108,7 @@ impl<D: Device> Buffers<D> {
         let width = net.config().hidden_size;
         queue.gather(Gather { table: &net.embed, index, width, out: &mut self.x });
         for (block, kv) in net.blocks.iter().zip(kv) {
-            layer::forward(queue, net, block, (batch, rows), kv, &mut self.x, &mut self.qkv, None);
+            layer::forward(queue, net, block, (batch, rows), kv, &mut self.x, self.acts.pass());
         }
     }
 

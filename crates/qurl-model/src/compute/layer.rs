@@ -5,15 +5,16 @@ use crate::params::{DenseMlp, MlpParams};
 use qurl_kernels::ops::{Attend, KeptAttention, Linear, Mlp, Norm, Output, QkNorm};
 use qurl_kernels::{Device, DeviceError, Queue};
 
-/// What a block's forward pass writes in training: every block has its own, for the backward pass. Inference
-/// has `qkv` alone, for all blocks.
+/// What a block's forward pass writes. Training gives every block its own and keeps them for the backward
+/// pass; inference uses one for all blocks, and keeps nothing.
 pub struct Activations<D: Device> {
     /// `[rows, qkv]` queries, keys (both rotated) and values.
     pub(crate) qkv: D::Tensor,
-    pub(crate) kept: Kept<D>,
+    /// Only in training.
+    pub(crate) kept: Option<Kept<D>>,
 }
 
-/// What the backward pass of a block needs beside them.
+/// What the backward pass of a block needs.
 pub struct Kept<D: Device> {
     /// `[rows, qkv]` before QK-norm; only for models that have it.
     pub(crate) qkv_raw: Option<D::Tensor>,
@@ -29,22 +30,41 @@ pub struct Kept<D: Device> {
 
 impl<D: Device> Activations<D> {
     /// Memory for `rows` rows.
-    pub fn new(device: &D, net: &Network<D>, rows: usize) -> Result<Self, DeviceError> {
+    pub fn new(device: &D, net: &Network<D>, rows: usize, kept: bool) -> Result<Self, DeviceError> {
         let c = net.config();
         let zeros = |width: usize| device.zeros(rows * width);
-        let kept = Kept {
-            qkv_raw: c.qk_norm.then(|| zeros(c.qkv_dim())).transpose()?,
-            attention: zeros(c.q_dim())?,
-            lse: zeros(c.num_heads)?,
-            middle: zeros(c.hidden_size)?,
-            mlp: device.kept_mlp(rows, c.intermediate_size, net.options().format)?,
+        let kept_buffers = || {
+            Ok::<_, DeviceError>(Kept {
+                qkv_raw: c.qk_norm.then(|| zeros(c.qkv_dim())).transpose()?,
+                attention: zeros(c.q_dim())?,
+                lse: zeros(c.num_heads)?,
+                middle: zeros(c.hidden_size)?,
+                mlp: device.kept_mlp(rows, c.intermediate_size, net.options().format)?,
+            })
         };
-        Ok(Activations { qkv: zeros(c.qkv_dim())?, kept })
+        Ok(Activations { qkv: zeros(c.qkv_dim())?, kept: kept.then(kept_buffers).transpose()? })
     }
 }
 
-/// Runs one block on the rows of the batch: `x[rows, d]` is the residual stream, read and updated;
-/// `qkv[rows, qkv]` takes queries, keys and values. Where nothing is kept, a device may fuse more.
+/// What one pass of a block writes beside the residual stream.
+pub struct Written<'a, D: Device> {
+    qkv: &'a mut D::Tensor,
+    kept: Option<&'a mut Kept<D>>,
+}
+
+impl<D: Device> Activations<D> {
+    /// For a pass with a backward, where there is memory to keep what it needs.
+    pub fn keep(&mut self) -> Written<'_, D> {
+        Written { qkv: &mut self.qkv, kept: self.kept.as_mut() }
+    }
+
+    /// For a pass without a backward: a device may fuse what is not kept and never write it.
+    pub fn pass(&mut self) -> Written<'_, D> {
+        Written { qkv: &mut self.qkv, kept: None }
+    }
+}
+
+/// Runs one block on the rows of the batch: `x[rows, d]` is the residual stream, read and updated.
 pub fn forward<D: Device>(
     queue: &mut D::Queue,
     net: &Network<D>,
@@ -52,11 +72,11 @@ pub fn forward<D: Device>(
     (batch, rows): (&D::Batch, usize),
     kv: &mut D::Kv,
     x: &mut D::Tensor,
-    qkv: &mut D::Tensor,
-    kept: Option<&mut Kept<D>>,
+    written: Written<D>,
 ) {
     let c = net.config();
     let (w, eps) = (&block.params, c.rms_norm_eps);
+    let Written { qkv, kept } = written;
     let (mut raw, mut attention, mut middle, mut mlp) = (None, None, None, None);
     if let Some(kept) = kept {
         raw = kept.qkv_raw.as_mut();

@@ -83,7 +83,7 @@ impl<D: Device> Tape<D> {
             batch: device.batch(),
             rows: 0,
             inputs: (0..c.num_layers).map(|_| zeros(d)).collect::<Result<_, _>>()?,
-            acts: (0..kept).map(|_| Activations::new(device, net, rows)).collect::<Result<_, _>>()?,
+            acts: (0..kept).map(|_| Activations::new(device, net, rows, true)).collect::<Result<_, _>>()?,
             kv: device.kv_pages(net.kv_shape(options.pages(), PAGE))?,
             kv_format: net.options().kv_format,
             x: zeros(d)?,
@@ -102,8 +102,7 @@ impl<D: Device> Tape<D> {
     fn run_block(&mut self, queue: &mut D::Queue, net: &Network<D>, index: usize) {
         let acts = if self.options.recompute { &mut self.acts[0] } else { &mut self.acts[index] };
         let rows = (&self.batch, self.rows);
-        let Activations { qkv, kept } = acts;
-        layer::forward(queue, net, &net.blocks[index], rows, &mut self.kv, &mut self.x, qkv, Some(kept));
+        layer::forward(queue, net, &net.blocks[index], rows, &mut self.kv, &mut self.x, acts.keep());
     }
 
     fn embed(&mut self, queue: &mut D::Queue, net: &Network<D>, batch: &Batch) {
@@ -116,7 +115,7 @@ impl<D: Device> Tape<D> {
         queue.gather(Gather { table: &net.embed, index, width, out: &mut self.x });
     }
 
-    /// Runs all blocks and keeps nothing.
+    /// Runs all blocks and keeps nothing: neither activations nor the keys and values of the block before.
     fn run_blocks_once(
         &mut self,
         queue: &mut D::Queue,
@@ -132,7 +131,7 @@ impl<D: Device> Tape<D> {
         let kv = own.as_mut().unwrap_or(&mut self.kv);
         let rows = (&self.batch, self.rows);
         for block in &net.blocks {
-            layer::forward(queue, net, block, rows, kv, &mut self.x, &mut self.acts[0].qkv, None);
+            layer::forward(queue, net, block, rows, kv, &mut self.x, self.acts[0].pass());
         }
         Ok(())
     }
@@ -372,7 +371,10 @@ impl<D: Device> Tape<D> {
         let (rows, eps) = (self.rows, net.config().rms_norm_eps);
         let Block { heads, params: w } = &net.blocks[index];
         let acts = if self.options.recompute { &mut self.acts[0] } else { &mut self.acts[index] };
-        let Activations { qkv, kept: Kept { qkv_raw, attention, lse, middle, mlp: kept } } = acts;
+        let Activations { qkv, kept: Some(Kept { qkv_raw, attention, lse, middle, mlp: kept }) } = acts
+        else {
+            panic!("activations were not kept")
+        };
 
         // MLP: x = middle + down(swiglu(gate_up(norm(middle))))
         let MlpParams::Dense(mlp) = &w.mlp;

@@ -112,6 +112,12 @@ impl Objective {
         ratio == Ratio::Sequence || correction.looks_at_sequences()
     }
 
+    /// Whether this objective rejects sequences, so that [`Objective::accepted`] needs `prox` before any loss
+    /// is computed.
+    pub fn rejects(&self) -> bool {
+        matches!(self.resolve().correction, Correction::GeoMask { .. })
+    }
+
     /// The mask that remains after this objective has rejected sequences (`geo-mask`), or nothing where it
     /// rejects none. Apply it to the whole batch before counting a [`Denominator`](crate::Denominator), so
     /// that what was rejected leaves the mean as well; [`Objective::evaluate`] rejects the same tokens either

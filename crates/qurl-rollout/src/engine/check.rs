@@ -42,6 +42,13 @@ impl<D: Device> Engine<D> {
         };
         count("n", request.n, MAX_SAMPLES)?;
         count("max_new", request.max_new, usize::MAX)?;
+        if !request.max_new_of.is_empty() {
+            count("max_new_of", request.max_new_of.len(), request.n)?;
+            count("n", request.n, request.max_new_of.len())?;
+        }
+        for &limit in &request.max_new_of {
+            count("max_new_of", limit, request.max_new)?;
+        }
         request.sampling.check(vocabulary)?;
         if let Some(empty) = request.stop_strings.iter().find(|s| s.is_empty()) {
             let found = format!("{empty:?}");

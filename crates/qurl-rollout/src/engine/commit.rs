@@ -12,7 +12,7 @@ const TEXT_MARGIN: usize = 8;
 impl<D: Device> Engine<D> {
     /// Reads the sampled tokens of a step and takes note of the sequences that end.
     pub(super) fn commit(&mut self, queue: &mut D::Queue, flight: Flight<D>) -> Result<(), RolloutError> {
-        let Flight { pending: Some(pending), sampling } = flight else { return Ok(()) };
+        let Flight { pending: Some(pending), sampling, .. } = flight else { return Ok(()) };
         let tokens = queue.wait(pending)?;
         let (decoder, emitted) = (self.decoder.as_ref(), &mut self.emitted);
         let context = self.network.options().positions;
@@ -79,7 +79,7 @@ fn finish(sequence: &Sequence, decoder: Option<&TextDecoder>, context: usize) ->
         }
     }
     match () {
-        () if tokens.len() >= request.max_new => Some(FinishReason::Length),
+        () if tokens.len() >= request.limit_of(sequence.id().sample) => Some(FinishReason::Length),
         () if sequence.known_len() >= context => Some(FinishReason::Context),
         () => None,
     }

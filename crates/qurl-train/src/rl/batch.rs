@@ -25,7 +25,7 @@ pub struct RolloutBatch {
     pub mask: Vec<bool>,
     /// Log-prob under the policy that sampled.
     pub behav: Vec<f32>,
-    /// Log-prob under the actor at the beginning of the step.
+    /// Log-prob under the actor at the beginning of the step; NaN where the first update is to compute it.
     pub prox: Vec<f32>,
     /// Log-prob under the reference model; empty where there is none.
     pub reference: Vec<f32>,
@@ -129,9 +129,14 @@ impl RolloutBatch {
         Targets::of(&self.ids(sequences), |sequence, position| position >= prompts[sequence])
     }
 
+    /// Where the response tokens of some sequences lie in the arrays.
+    pub fn token_range(&self, sequences: Range<usize>) -> Range<usize> {
+        self.starts[sequences.start]..self.starts[sequences.end]
+    }
+
     /// The arrays of some sequences.
     pub fn view(&self, sequences: Range<usize>) -> View<'_> {
-        let tokens = self.starts[sequences.start]..self.starts[sequences.end];
+        let tokens = self.token_range(sequences.clone());
         let optional = |x: &'_ [f32]| -> Range<usize> { if x.is_empty() { 0..0 } else { tokens.clone() } };
         View {
             seq: self.seq[tokens.clone()].iter().map(|s| s - sequences.start as u32).collect(),

@@ -3,12 +3,12 @@
 
 use super::{RlTrainer, RolloutBatch, TrainError};
 use crate::learner::micro_batches;
-use crate::solve::{Draw, SolveError, draw_problems, solve};
+use crate::solve::{SolveError, SolveOptions, draw_problems, solve};
 use crate::start::Start;
 use qurl_kernels::{Device, Format};
 use qurl_model::compute::{Network, NetworkOptions, whole_batch};
 use qurl_model::rng::{CounterRng, text_key};
-use qurl_rl::full_vocabulary_kl;
+use qurl_rl::{RlError, full_vocabulary_kl};
 use qurl_rollout::Engine;
 use qurl_tasks::task::{Problem, Split, Task};
 use std::time::{Duration, Instant};
@@ -36,9 +36,22 @@ pub struct RolloutSpeed {
     pub bf16_tokens_per_s: f64,
 }
 
+/// Logits of both policies at a few response tokens, `[tokens, vocabulary]` each.
+pub(super) struct FullKl {
+    behav: Vec<f32>,
+    prox: Vec<f32>,
+}
+
+impl FullKl {
+    /// KL(behav||prox) over the whole vocabulary, mean over the tokens; nothing where there is none.
+    pub fn measure(&self, vocabulary: usize, temperature: f64) -> Result<Option<f64>, RlError> {
+        full_vocabulary_kl(&self.behav, &self.prox, vocabulary, temperature)
+    }
+}
+
 impl<D: Device> RlTrainer<D> {
-    /// KL(behav||prox) over the whole vocabulary at a few response tokens of the batch.
-    pub(super) fn full_kl(&mut self, batch: &RolloutBatch) -> Result<Option<f64>, TrainError> {
+    /// What KL(behav||prox) is measured from, at a few response tokens of the batch.
+    pub(super) fn full_kl(&mut self, batch: &RolloutBatch) -> Result<FullKl, TrainError> {
         let wanted = self.plan.run.full_kl_positions;
         let count = wanted.div_ceil(PER_SEQUENCE).min(batch.sequences());
         let rng = CounterRng::new(&[self.seed, text_key("full_kl"), self.step]);
@@ -70,13 +83,12 @@ impl<D: Device> RlTrainer<D> {
                 behav.extend(both.1);
             }
         }
-        let temperature = self.plan.rollout.temperature as f64;
-        Ok(full_vocabulary_kl(&behav, &prox, self.start.config.vocab_size, temperature)?)
+        Ok(FullKl { behav, prox })
     }
 
     /// Samples the same problems with the weights as they are now in the recipe's format and in bf16,
     /// alternating, and takes the best of a few rounds. At most as many sequences as run at the same time,
-    /// and [`PROBED_TOKENS`] each. Training goes on afterwards as if nothing had happened.
+    /// and `PROBED_TOKENS` each. Training continues afterwards as if nothing had happened.
     pub fn rollout_speed(&mut self) -> Result<RolloutSpeed, TrainError> {
         let version = self.version()?;
         let plan = &self.plan;
@@ -85,8 +97,15 @@ impl<D: Device> RlTrainer<D> {
         let prompts = plan.data.train_batch_size.min(plan.rollout.max_num_seqs.div_ceil(n));
         let problems = draw_problems(&*self.task, Split::Train, self.seed, 0, prompts as u64)?;
         let max_prompt = plan.data.max_prompt_length;
-        let draw =
-            Draw { max_prompt, n, sampling: plan.rollout.sampling(), max_new, seed: self.seed, step: 0 };
+        let options = SolveOptions {
+            max_prompt,
+            n,
+            sampling: plan.rollout.sampling(),
+            max_new,
+            seed: self.seed,
+            step: 0,
+            lengths: None,
+        };
         // A trainer that computes in bf16 lends its own network.
         let compute = self.actor.network().options().format;
         let mut packed = match compute {
@@ -110,11 +129,14 @@ impl<D: Device> RlTrainer<D> {
                 break;
             }
             for _ in 0..passes {
-                best[0] = best[0].max(tokens_per_s(queue, &mut self.engine, start, task, &problems, draw)?);
+                best[0] =
+                    best[0].max(tokens_per_s(queue, &mut self.engine, start, task, &problems, options)?);
             }
             let other = self.engine.with_network(bf16, version, |engine| {
                 (0..passes).try_fold(0.0f64, |best, _| {
-                    Ok::<_, SolveError>(best.max(tokens_per_s(queue, engine, start, task, &problems, draw)?))
+                    Ok::<_, SolveError>(
+                        best.max(tokens_per_s(queue, engine, start, task, &problems, options)?),
+                    )
                 })
             })?;
             best[1] = best[1].max(other?);
@@ -131,10 +153,10 @@ fn tokens_per_s<D: Device>(
     start: &Start,
     task: &dyn Task,
     problems: &[Problem],
-    draw: Draw,
+    options: SolveOptions,
 ) -> Result<f64, SolveError> {
     let began = Instant::now();
-    let (solved, judging) = solve(queue, engine, start, task, problems.to_vec(), draw)?;
+    let (solved, judging) = solve(queue, engine, start, task, problems.to_vec(), options)?;
     let seconds = began.elapsed().as_secs_f64() - judging;
     let tokens: usize = solved.iter().flat_map(|s| &s.responses).map(|r| r.sample.tokens.len()).sum();
     Ok(tokens as f64 / seconds)

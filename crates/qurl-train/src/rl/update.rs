@@ -1,27 +1,88 @@
 //! The updates of a step: the actor by the objective, the critic by the value loss, mini-batch by mini-batch.
+//!
+//! Until the first update the actor is prox, bit for bit, since scoring and training run the same forward. So
+//! the first mini-batch is not scored before: its forward says theta and prox at once.
 
+use super::probe::FullKl;
 use super::{RlTrainer, RolloutBatch, StepRecord, TrainError};
 use crate::learner::{LossGradient, LossScope, micro_batches};
 use qurl_kernels::Device;
 use qurl_model::compute::whole_batch;
 use qurl_rl::entropy::entropy_bonus;
 use qurl_rl::value::value_loss;
-use qurl_rl::{Aggregation, Denominator, Tokens, to_f32};
+use qurl_rl::{Aggregation, Denominator, Mismatch, Tokens, to_f32};
+use std::ops::Range;
 
 impl<D: Device> RlTrainer<D> {
-    /// One update of the actor on the sequences `mini`; the denominator belongs to the whole mini-batch.
-    pub(super) fn update_actor(
+    /// The sequences that are not scored, because the first update says their prox: those of its mini-batch,
+    /// unless prox is wanted earlier, for rewards or to reject sequences.
+    pub fn scored_by_update(&self, batch: &RolloutBatch) -> Range<usize> {
+        let algorithm = &self.plan.algorithm;
+        let wanted_before = algorithm.kl_in_reward.is_some() || algorithm.objective.rejects();
+        let first = batch.mini_batches(self.plan.actor.ppo_mini_batch_size).into_iter().next();
+        first.filter(|_| !wanted_before).unwrap_or(0..0)
+    }
+
+    /// All updates of a step. What is measured of the rollouts is computed meanwhile, on a thread of its own.
+    pub(super) fn updates(
         &mut self,
-        batch: &RolloutBatch,
-        mini: std::ops::Range<usize>,
+        batch: &mut RolloutBatch,
+        full_kl: FullKl,
         record: &mut StepRecord,
     ) -> Result<(), TrainError> {
+        let sampled = batch.mask.clone();
+        let algorithm = &self.plan.algorithm;
+        if let Some(kept) =
+            algorithm.objective.accepted(&batch.behav, &batch.prox, &batch.mask, &batch.seq)?
+        {
+            batch.mask = kept;
+        }
+        record.lr = self.plan.lr_at(&self.plan.actor, self.step);
+        let mini_batches = batch.mini_batches(self.plan.actor.ppo_mini_batch_size);
+        let epochs = self.plan.actor.ppo_epochs;
+        let mut minis = std::iter::repeat_n(mini_batches, epochs).flatten();
+        if let Some(first) = minis.next() {
+            let known = self.scored_by_update(batch).is_empty();
+            let theta = self.update_actor(batch, first.clone(), known, record)?;
+            if !known {
+                let tokens = batch.token_range(first);
+                batch.prox[tokens].copy_from_slice(&theta);
+            }
+        }
+        let batch = &*batch;
+        let vocabulary = self.start.config.vocab_size;
+        let temperature = f64::from(self.plan.rollout.temperature);
+        std::thread::scope(|scope| {
+            let measuring = scope.spawn(|| {
+                let mismatch = Mismatch::measure(&batch.behav, &batch.prox, &sampled, &batch.seq)?;
+                Ok::<_, TrainError>((mismatch, full_kl.measure(vocabulary, temperature)?))
+            });
+            for mini in minis {
+                self.update_actor(batch, mini, true, record)?;
+            }
+            self.update_critic(batch, record)?;
+            let measured = measuring.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            (record.mismatch, record.full_kl) = measured;
+            Ok(())
+        })
+    }
+
+    /// One update of the actor on the sequences `mini`; the denominator belongs to the whole mini-batch. Where
+    /// prox is not `known`, it is theta. Returns theta, as it was before the update.
+    fn update_actor(
+        &mut self,
+        batch: &RolloutBatch,
+        mini: Range<usize>,
+        known: bool,
+        record: &mut StepRecord,
+    ) -> Result<Vec<f32>, TrainError> {
         let algorithm = &self.plan.algorithm;
         let whole = batch.view(mini.clone());
         let denominator = Denominator::count(whole.mask, &whole.seq)?;
         if denominator.tokens == 0 {
-            return Ok(());
+            return Ok(Vec::new());
         }
+        let mut theta = Vec::with_capacity(whole.mask.len());
         let mode = algorithm.objective.loss_agg_mode(algorithm.loss_agg_mode);
         let aggregation = Aggregation { mode, loss_scale_factor: algorithm.loss_scale_factor };
         for micro in micro_batches(&batch.lengths()[mini.clone()], self.tape) {
@@ -44,12 +105,13 @@ impl<D: Device> RlTrainer<D> {
                     let weights = &weights[tokens];
                     let tokens = Tokens {
                         theta: &out.logp,
-                        prox: part.prox,
+                        prox: if known { part.prox } else { &out.logp },
                         behav: part.behav,
                         adv: part.advantages,
                         mask: part.mask,
                         seq: &part.seq,
                     };
+                    theta.extend_from_slice(&out.logp);
                     let mut outcome = algorithm.objective.evaluate(&tokens, weights)?;
                     if algorithm.kl_loss_coef != 0.0 {
                         let (kind, coef) = (algorithm.kl_loss_type, algorithm.kl_loss_coef);
@@ -68,7 +130,7 @@ impl<D: Device> RlTrainer<D> {
             )?;
         }
         record.add_update(self.actor.update(&mut self.queue, record.lr)?);
-        Ok(())
+        Ok(theta)
     }
 
     /// The critic's updates on the same batch.

@@ -84,7 +84,7 @@ impl<'a, D: Device> SftTrainer<'a, D> {
         self.step
     }
 
-    /// One update on the next batch. After [`MAX_SKIPPED`] updates in a row that were not finite it is an
+    /// One update on the next batch. After `MAX_SKIPPED` updates in a row that were not finite it is an
     /// error.
     pub fn step(&mut self) -> Result<SftRecord, SftError> {
         let began = Instant::now();

@@ -1,10 +1,11 @@
 //! `qurl bench`: speed beside the measured limits of the machine.
 
 mod gemm;
-mod machine;
+pub mod machine;
 mod repack;
 mod rollout;
 mod shape;
+mod step;
 mod train;
 
 use crate::device::on_device;
@@ -29,9 +30,15 @@ enum What {
     Train(train::Args),
     /// Speed of the rollout engine with random weights of a named shape
     #[command(
-        after_help = "Example: qurl bench rollout --shape qwen2.5-0.5b --formats bf16,int8 --batch 1,32 --quantize-head"
+        after_help = "Example: qurl bench rollout --shape qwen2.5-0.5b --formats bf16,int8 --batch 1,32 \
+                      --quantize-head"
     )]
     Rollout(rollout::Args),
+    /// Whole steps of reinforcement learning with random weights of a named shape, phase by phase
+    #[command(
+        after_help = "Example: qurl bench step --shape qwen2.5-1.5b --prompts 32 --n 8 --length 4096 --spread"
+    )]
+    Step(step::Args),
     /// Speed of single linear layers
     #[command(after_help = "Example: qurl bench gemm --shape qwen2.5-0.5b --formats f32,bf16 --batch 1,32")]
     Gemm(gemm::Args),
@@ -42,6 +49,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     match args.what {
         What::Train(args) => on_device!(args.device.get(), device => train::run(device, args)),
         What::Rollout(args) => on_device!(args.device.get(), device => rollout::run(device, args)),
+        What::Step(args) => on_device!(args.device.get(), device => step::run(device, args)),
         What::Gemm(args) => gemm::run(Cpu::from_env().or_bad()?, args),
     }
 }
@@ -53,7 +61,8 @@ struct Document<T> {
     results: Vec<T>,
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The middle of some values; NaN for none.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
         0 => f64::NAN,

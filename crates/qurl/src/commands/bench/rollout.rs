@@ -1,9 +1,10 @@
 //! `qurl bench rollout`: the engine on random weights of a named shape, in several number formats.
 //!
 //! Every round runs each format once, and a figure is the median of its rounds: a disturbance of the machine
-//! meets all formats alike. A run is a batch of prompts of one length that all draw the same number of
+//! is the same for all formats. A run is a batch of prompts of one length that all sample the same number of
 //! tokens. It is cut in two at the moment when the last prompt has got its first token: before lies the
-//! prefill, after it the decode.
+//! prefill, after it the decode. With `--context` there is no prefill: all sequences begin at that many
+//! tokens, whose keys and values are arbitrary ([`Engine::fill_pages`]), and only decode is measured.
 //!
 //! The limits are measured in the same run. A decode step cannot take less time than reading all packed
 //! weights and the keys and values of the batch once (from memory, or where all of it fits there from the
@@ -17,6 +18,7 @@ use crate::input::{OrBad, bad};
 use crate::output::{OutputError, out};
 use crate::packing::Extent;
 use crate::system::peak_rss_mb;
+use qurl_kernels::types::KvShape;
 use qurl_kernels::{Format, Queue};
 use qurl_model::ModelConfig;
 use qurl_model::compute::{Network, NetworkOptions};
@@ -43,6 +45,10 @@ pub struct Args {
     /// Tokens of a prompt
     #[arg(long, default_value_t = 128)]
     prompt: usize,
+    /// Measure decode at a context of so many tokens, without computing it: the cache is filled with finite
+    /// numbers
+    #[arg(long, conflicts_with = "prompt")]
+    context: Option<usize>,
     /// New tokens per prompt
     #[arg(long, default_value_t = 128)]
     new: usize,
@@ -56,6 +62,13 @@ pub struct Args {
     json: bool,
 }
 
+impl Args {
+    /// Tokens of a sequence before the first new one.
+    fn cached(&self) -> usize {
+        self.context.unwrap_or(self.prompt)
+    }
+}
+
 #[derive(Serialize)]
 struct Row {
     case: &'static str,
@@ -64,7 +77,8 @@ struct Row {
     head_format: String,
     kv_format: &'static str,
     batch: usize,
-    prompt: usize,
+    #[serde(flatten)]
+    cached: Cached,
     new: usize,
     rounds: usize,
     /// New tokens a second of the decode phase, the most that the measured limits allow, and the ratio of
@@ -72,12 +86,9 @@ struct Row {
     tokens_per_s: f64,
     limit_tokens_per_s: f64,
     share: f64,
-    /// New tokens a second from the first prompt token to the last new one.
-    total_tokens_per_s: f64,
-    prefill_tokens_per_s: f64,
-    prefill_limit_tokens_per_s: f64,
-    /// Mean over the prompts, all of which arrive at the same time.
-    first_token_s: f64,
+    /// Where prompts are computed.
+    #[serde(flatten)]
+    prefill: Option<Prefill>,
     /// Packed weights and cache read by the decode phase, and what the machine can read.
     gb_per_s: f64,
     peak_gb_per_s: f64,
@@ -90,6 +101,25 @@ struct Row {
     requantize_s: f64,
     read_weights_s: f64,
     peak_rss_mb: Option<f64>,
+}
+
+/// Tokens of a sequence before the first new one.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Cached {
+    Prompt(usize),
+    Context(usize),
+}
+
+/// What prompts take.
+#[derive(Serialize)]
+struct Prefill {
+    /// New tokens a second from the first prompt token to the last new one.
+    total_tokens_per_s: f64,
+    prefill_tokens_per_s: f64,
+    prefill_limit_tokens_per_s: f64,
+    /// Mean over the prompts, all of which arrive at the same time.
+    first_token_s: f64,
 }
 
 /// Parameters above which formats are measured one after the other: their packed weights may not fit
@@ -133,7 +163,7 @@ impl Measured {
 /// batch.
 fn step_bytes<D: Machine>(engine: &Engine<D>, batch: usize, args: &Args) -> f64 {
     let token_bytes = engine.page_bytes() as f64 / engine.pages().page_size() as f64;
-    let cached = args.prompt as f64 + args.new as f64 / 2.0;
+    let cached = args.cached() as f64 + args.new as f64 / 2.0;
     engine.network().weight_bytes() as f64 + batch as f64 * token_bytes * cached
 }
 
@@ -150,25 +180,28 @@ struct Times {
 }
 
 pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
-    let positive = [args.prompt, args.rounds, args.formats.len(), args.batch.len()].iter().all(|&x| x > 0);
+    let positive = [args.cached(), args.rounds, args.formats.len(), args.batch.len()].iter().all(|&x| x > 0);
     if !positive || args.new < 2 || args.batch.contains(&0) {
-        return Err(bad("--batch, --prompt, --rounds and --formats must be at least 1, --new at least 2"));
+        let counts = "--batch, --prompt, --context, --rounds and --formats must be at least 1";
+        return Err(bad(format!("{counts}, --new at least 2")));
     }
     let config = shape::config(&args.shape)?;
-    let positions = args.prompt + args.new;
+    let positions = args.cached() + args.new;
+    let option = if args.context.is_some() { "--context" } else { "--prompt" };
     if positions > config.max_position_embeddings {
         return Err(bad(format!(
-            "--prompt and --new are {positions} tokens, the context of {} is {}",
+            "{option} and --new are {positions} tokens, the context of {} is {}",
             args.shape, config.max_position_embeddings
         )));
     }
     if !args.json {
         out!("{}", device.info().description)?;
         out!(
-            "{}: {} parameters, prompts of {}, {} new tokens, median of {} rounds",
+            "{}: {} parameters, {} of {}, {} new tokens, median of {} rounds",
             args.shape,
             config.param_count(),
-            args.prompt,
+            if args.context.is_some() { "contexts" } else { "prompts" },
+            args.cached(),
             args.new,
             args.rounds
         )?;
@@ -184,8 +217,8 @@ pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All formats at one batch size. Where the packed weights of all formats fit beside each other, the rounds
-/// take turns; else one format comes after the other.
+/// All formats at one batch size. Where the engines of all formats fit beside each other, the rounds
+/// alternate; else one format comes after the other.
 fn measure<D: Machine>(
     queue: &mut D::Queue,
     config: &ModelConfig,
@@ -194,13 +227,24 @@ fn measure<D: Machine>(
     args: &Args,
 ) -> anyhow::Result<Vec<Row>> {
     let options = |format| NetworkOptions { positions, ..args.extent.options(config, format) };
-    let apart = config.param_count() > APART;
+    let mut together = 0;
+    for &format in &args.formats {
+        let weights = 2 * config.param_count() as usize; // at most, but for f32
+        together += weights + kv_bytes::<D>(queue, config, batch, options(format));
+    }
+    // An eighth of the memory for f32 weights that are packed, workspace and the driver.
+    let fits = queue.device().memory().is_none_or(|memory| together < memory.free / 8 * 7);
+    let apart = config.param_count() > APART || !fits;
     let groups: Vec<&[Format]> = if apart { args.formats.chunks(1).collect() } else { vec![&args.formats] };
     let mut rows = Vec::new();
     for formats in groups {
         let mut engines = Vec::new();
         for &format in formats {
-            engines.push(engine::<D>(queue, config, batch, options(format))?);
+            let mut engine = engine::<D>(queue, config, batch, options(format))?;
+            if args.context.is_some() {
+                engine.fill_pages(queue, 5)?;
+            }
+            engines.push(engine);
         }
         let mut measured: Vec<Measured> = engines.iter().map(|_| Measured::default()).collect();
         for round in 0..args.rounds {
@@ -229,14 +273,29 @@ fn engine<D: Machine>(
     options: NetworkOptions,
 ) -> anyhow::Result<Engine<D>> {
     let network = Network::random(queue, config, options, 5)?;
-    let defaults = D::engine();
-    let device = queue.device().clone();
-    let layer_page = device.kv_page_bytes(network.kv_shape(1, defaults.page_size));
+    let kv_bytes = kv_bytes::<D>(queue, config, batch, options);
+    let options = EngineOptions { kv_bytes, max_num_seqs: batch, ..D::engine() };
+    Engine::new(queue.device().clone(), network, WeightVersion::default(), options).or_bad()
+}
+
+/// Memory for the keys and values of a batch.
+fn kv_bytes<D: Machine>(
+    queue: &D::Queue,
+    config: &ModelConfig,
+    batch: usize,
+    options: NetworkOptions,
+) -> usize {
+    let page_size = D::engine().page_size;
+    let shape = KvShape {
+        format: options.kv_format,
+        pages: 1,
+        page_size,
+        kv_heads: config.num_kv_heads,
+        head_dim: config.head_dim,
+    };
     // Some pages more than the batch fills, as the scheduler keeps a few free.
-    let pages = batch * options.positions.div_ceil(defaults.page_size) * 51 / 50 + 2;
-    let kv_bytes = layer_page * config.num_layers * pages;
-    let options = EngineOptions { kv_bytes, max_num_seqs: batch, ..defaults };
-    Engine::new(device, network, WeightVersion::default(), options).or_bad()
+    let pages = batch * options.positions.div_ceil(page_size) * 51 / 50 + 2;
+    queue.device().kv_page_bytes(shape) * config.num_layers * pages
 }
 
 /// Packs the weights anew and answers one batch of prompts.
@@ -270,9 +329,13 @@ fn once<D: Machine>(
     let start = Instant::now();
     for prompt in 0..batch as u64 {
         let rng = CounterRng::new(&[11, round, prompt]);
-        let ids = (0..args.prompt as u64).map(|i| rng.below_at(i, vocabulary) as u32).collect();
+        let ids = (0..args.cached() as u64).map(|i| rng.below_at(i, vocabulary) as u32).collect();
         let key = SampleKey { seed: 1, step: round, prompt };
-        engine.submit(Request { key, ..Request::new(ids, args.new) })?;
+        let request = Request { key, ..Request::new(ids, args.new) };
+        match args.context {
+            Some(_) => engine.submit_at_context(request)?,
+            None => engine.submit(request)?,
+        };
     }
     let (mut waiting, mut decoded, mut first_token, mut prefill) = (BTreeSet::new(), 0, 0.0, 0.0);
     while engine.unfinished() > 0 {
@@ -305,7 +368,6 @@ fn summarize<D: Machine>(engine: &Engine<D>, measured: &Measured, batch: usize, 
     let step_memory = median(measured.step_memory.clone());
     let limit = batch as f64 / (step_bytes / step_memory).max(batch as f64 * token_seconds);
     let tokens_per_s = of(|t| t.decoded as f64 / (t.total - t.prefill));
-    let total_seconds = of(|t| t.total);
     let mut packing: Vec<(f64, f64)> = measured.times.iter().map(|t| (t.requantize, t.reading)).collect();
     packing.sort_by(|a, b| (a.0 / a.1).total_cmp(&(b.0 / b.1)));
     let (requantize_s, read_weights_s) = packing[packing.len() / 2];
@@ -316,17 +378,19 @@ fn summarize<D: Machine>(engine: &Engine<D>, measured: &Measured, batch: usize, 
         head_format: options.head_format.to_string(),
         kv_format: options.kv_format.name(),
         batch,
-        prompt: args.prompt,
+        cached: args.context.map_or(Cached::Prompt(args.prompt), Cached::Context),
         new: args.new,
         rounds: args.rounds,
         tokens_per_s,
         limit_tokens_per_s: limit,
         share: tokens_per_s / limit,
-        total_tokens_per_s: (batch * args.new) as f64 / total_seconds,
-        prefill_tokens_per_s: (batch * args.prompt) as f64 / of(|t| t.prefill),
-        // The head is computed for the last token of a prompt only.
-        prefill_limit_tokens_per_s: measured.block_gflops / block_gflop,
-        first_token_s: of(|t| t.first_token),
+        prefill: args.context.is_none().then(|| Prefill {
+            total_tokens_per_s: (batch * args.new) as f64 / of(|t| t.total),
+            prefill_tokens_per_s: (batch * args.prompt) as f64 / of(|t| t.prefill),
+            // The head is computed for the last token of a prompt only.
+            prefill_limit_tokens_per_s: measured.block_gflops / block_gflop,
+            first_token_s: of(|t| t.first_token),
+        }),
         gb_per_s: tokens_per_s / batch as f64 * step_bytes / 1e9,
         peak_gb_per_s: step_memory / 1e9,
         gflops: tokens_per_s * token_gflop,
@@ -345,8 +409,10 @@ fn block_weights(c: &ModelConfig) -> usize {
 
 fn print_row(row: &Row) -> Result<(), OutputError> {
     out!(
-        "{:9} batch {:3}: {:7.1} tokens/s of {:7.1} ({:3.0}%)  {:5.1} of {:4.1} GB/s  {:5.0} of {:5.0} GFLOP/s",
+        "{:9} cache {:4} batch {:3}: {:7.1} tokens/s of {:7.1} ({:3.0}%)  {:5.1} of {:4.1} GB/s  \
+         {:5.0} of {:5.0} GFLOP/s",
         row.format,
+        row.kv_format,
         row.batch,
         row.tokens_per_s,
         row.limit_tokens_per_s,
@@ -356,13 +422,14 @@ fn print_row(row: &Row) -> Result<(), OutputError> {
         row.gflops,
         row.peak_gflops
     )?;
+    let Some(prefill) = &row.prefill else { return Ok(()) };
     out!(
-        "          prefill {:7.1} tokens/s of {:7.1}  first token {:.3} s  all {:7.1} tokens/s  requantizing {:.3} s, \
-         reading f32 {:.3} s",
-        row.prefill_tokens_per_s,
-        row.prefill_limit_tokens_per_s,
-        row.first_token_s,
-        row.total_tokens_per_s,
+        "          prefill {:7.1} tokens/s of {:7.1}  first token {:.3} s  all {:7.1} tokens/s  \
+         requantizing {:.3} s, reading f32 {:.3} s",
+        prefill.prefill_tokens_per_s,
+        prefill.prefill_limit_tokens_per_s,
+        prefill.first_token_s,
+        prefill.total_tokens_per_s,
         row.requantize_s,
         row.read_weights_s
     )
