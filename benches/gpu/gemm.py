@@ -172,6 +172,7 @@ class Gemm:
         prepared=None,
         row_bytes=None,
         largest=None,
+        kept=None,
     ):
         fmt, tok, wg, cl, schedule = v
         element = FORMATS[fmt][1]
@@ -187,7 +188,7 @@ class Gemm:
             grid, each = clusters * cl, -(-work // clusters) * kb
         at = lambda t: t.data_ptr() if t is not None else None
         pointers = [ctypes.c_void_p(at(t)) for t in (tiles, ws, xs, bias, out, self.partials)]
-        numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, 2 * swiglu)]
+        numbers = [ctypes.c_int(v) for v in (tokens, n, kb, ranges, add, swiglu)]
         parts = cl if schedule == "SPLIT" else 1
         if schedule == "GATED":
             work = -(-n // (2 * wg))
@@ -198,9 +199,8 @@ class Gemm:
         if prepared is None:
             prepared = tensor_map(x.data_ptr(), tokens, row_bytes, box_rows(tok, cl, schedule))
         block = 576 if schedule == "GATED" else wg * 128 + 128 if wg > 1 else 192
-        self.kernels[v].launch(
-            (grid,), (block,), smem, [prepared, *pointers, *numbers, ctypes.c_void_p(at(largest))], pdl
-        )
+        last = [ctypes.c_void_p(at(t)) for t in (largest, kept)]
+        self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers, *last], pdl)
 
 
 def operands(fmt, tokens, n, k):

@@ -211,9 +211,10 @@ class Block:
 
     def launches(self, i):
         q = self.heads * self.hd
+        nothing_kept = [ptr(0)] if self.fmt == "bf16" else []
         mlp = [
             ("gate_up", lambda: self.matmul(i, "gate_up", self.gate_up)),
-            ("swiglu", lambda: self.rows_of("swiglu", [self.gate_up], self.f)),
+            ("swiglu", lambda: self.rows_of("swiglu", [self.gate_up], self.f, *nothing_kept)),
         ]
         if "fused" in self.options:
             largest = self.k.largest if self.fmt != "bf16" else None

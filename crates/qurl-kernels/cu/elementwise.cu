@@ -79,58 +79,76 @@ extern "C" __global__ void __launch_bounds__(256) swiglu(const float* gate_up, u
 }
 
 // What becomes of the gradient d of silu(g) * u: that of g in its place, that of u in its place, and silu(g)
-// * u in place of d.
-__device__ __forceinline__ void swiglu_gradient(float& g, float& u, float& d) {
-    float s = sigmoid(g), silu = __fmul_rn(g, s);
+// * u in place of d; `s` is the sigmoid of g.
+__device__ __forceinline__ void swiglu_gradient(float s, float& g, float& u, float& d) {
+    float silu = __fmul_rn(g, s);
     float slope = __fmaf_rn(silu, __fsub_rn(1.0f, s), s);
     float dg = __fmul_rn(__fmul_rn(d, u), slope), du = __fmul_rn(d, silu), out = __fmul_rn(silu, u);
     g = dg, u = du, d = out;
 }
 
-// Four neighbours of a row a thread, rows along x. Results may replace what they are made of: each is written
-// by the thread that has read all of it.
-template <typename To>
-__device__ __forceinline__ void swiglu_gradients(
-    const float* gate_up, const float* dout, u32 f, To* gradients, To* out
-) {
+// gate_up[rows, 2 f] becomes its gradient; out, on entry the gradient of the output, becomes the output. Four
+// neighbours of a row a thread, rows along x.
+extern "C" __global__ void __launch_bounds__(256) swiglu_backward(float* gate_up, u32 f, float* out) {
     wait_for_previous();
     u64 row = blockIdx.x;
     u32 first = 4 * (blockIdx.y * blockDim.x + threadIdx.x);
-    const float *gate_row = gate_up + row * 2 * f, *up_row = gate_row + f;
-    To *dgate_row = gradients + row * 2 * f, *dup_row = dgate_row + f;
-    dout += row * f;
+    float *gate = gate_up + row * 2 * f, *up = gate + f;
     out += row * f;
     if (f % 4 == 0) {
         if (first >= f) return;
-        float4 g = *(const float4*)(gate_row + first), u = *(const float4*)(up_row + first),
-               d = *(const float4*)(dout + first);
-        swiglu_gradient(g.x, u.x, d.x);
-        swiglu_gradient(g.y, u.y, d.y);
-        swiglu_gradient(g.z, u.z, d.z);
-        swiglu_gradient(g.w, u.w, d.w);
-        put(dgate_row + first, g);
-        put(dup_row + first, u);
+        float4 g = *(float4*)(gate + first), u = *(float4*)(up + first), d = *(float4*)(out + first);
+        swiglu_gradient(sigmoid(g.x), g.x, u.x, d.x);
+        swiglu_gradient(sigmoid(g.y), g.y, u.y, d.y);
+        swiglu_gradient(sigmoid(g.z), g.z, u.z, d.z);
+        swiglu_gradient(sigmoid(g.w), g.w, u.w, d.w);
+        put(gate + first, g);
+        put(up + first, u);
         put(out + first, d);
     } else {
-        for (u32 i = first; i < min(first + 4, f); ++i) {
-            float g = gate_row[i], u = up_row[i], d = dout[i];
-            swiglu_gradient(g, u, d);
-            put(dgate_row + i, g);
-            put(dup_row + i, u);
-            put(out + i, d);
-        }
+        for (u32 i = first; i < min(first + 4, f); ++i)
+            swiglu_gradient(sigmoid(gate[i]), gate[i], up[i], out[i]);
     }
 }
 
-// gate_up becomes its gradient; out, on entry the gradient of the output, becomes the output.
-extern "C" __global__ void __launch_bounds__(256) swiglu_backward(float* gate_up, u32 f, float* out) {
-    swiglu_gradients(gate_up, out, f, gate_up, out);
+__device__ __forceinline__ float bf16_low(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// The gradients of two neighbours, in place of gate and up.
+__device__ __forceinline__ void swiglu_gradient_pair(u32& gate, u32& up, u32 dout) {
+    float g[2] = {bf16_low(gate), bf16_high(gate)}, u[2] = {bf16_low(up), bf16_high(up)},
+          d[2] = {bf16_low(dout), bf16_high(dout)};
+    swiglu_gradient(sigmoid_fast(g[0]), g[0], u[0], d[0]);
+    swiglu_gradient(sigmoid_fast(g[1]), g[1], u[1], d[1]);
+    gate = bf16_two(g[0], g[1]);
+    up = bf16_two(u[0], u[1]);
 }
 
-// The same numbers rounded to bf16, beside what they are made of.
+// The same with projections and gradients in bf16, where the output was kept: eight neighbours a thread.
 extern "C" __global__ void __launch_bounds__(256)
-    swiglu_backward_bf16(const float* gate_up, const float* dout, u32 f, u16* gradients, u16* out) {
-    swiglu_gradients(gate_up, dout, f, gradients, out);
+    swiglu_backward_bf16(u16* gate_up, const u16* dout, u32 f) {
+    wait_for_previous();
+    u64 row = blockIdx.x;
+    u32 first = 8 * (blockIdx.y * blockDim.x + threadIdx.x);
+    u16 *gate = gate_up + row * 2 * f, *up = gate + f;
+    dout += row * f;
+    if (f % 8 == 0) {
+        if (first >= f) return;
+        uint4 g = *(uint4*)(gate + first), u = *(uint4*)(up + first), d = *(const uint4*)(dout + first);
+        swiglu_gradient_pair(g.x, u.x, d.x);
+        swiglu_gradient_pair(g.y, u.y, d.y);
+        swiglu_gradient_pair(g.z, u.z, d.z);
+        swiglu_gradient_pair(g.w, u.w, d.w);
+        *(uint4*)(gate + first) = g;
+        *(uint4*)(up + first) = u;
+    } else {
+        for (u32 i = first; i < min(first + 8, f); ++i) {
+            u32 g = gate[i], u = up[i];
+            swiglu_gradient_pair(g, u, dout[i]);
+            gate[i] = (u16)g;
+            up[i] = (u16)u;
+        }
+    }
 }
 
 // partials[part][column] = sum over a part of the rows of x (times w[row]); parts of `per` rows, one per
@@ -148,14 +166,24 @@ extern "C" __global__ void __launch_bounds__(128)
     partials[(u64)blockIdx.y * d + column] = sum;
 }
 
-// sums[column] += partials of all parts, in order.
-extern "C" __global__ void __launch_bounds__(128) add_partials(
+// sums[column] += partials of all parts. A block has WARP columns: each of its warps adds up every
+// ADDING_WARPS'th part, and their sums are added in order.
+extern "C" __global__ void __launch_bounds__(ADDING_WARPS * WARP) add_partials(
     const float* partials, u32 parts, u32 d, float* sums
 ) {
-    u32 column = blockIdx.x * blockDim.x + threadIdx.x;
-    if (column >= d) return;
-    float sum = partials[column];
-    for (u32 part = 1; part < parts; ++part) sum = __fadd_rn(sum, partials[(u64)part * d + column]);
+    __shared__ float buffer[ADDING_WARPS][WARP];
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, column = blockIdx.x * WARP + lane;
+    float sum = 0.0f;
+    if (column < d) {
+#pragma unroll 8
+        for (u32 part = warp; part < parts; part += ADDING_WARPS)
+            sum = __fadd_rn(sum, partials[(u64)part * d + column]);
+    }
+    buffer[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || column >= d) return;
+#pragma unroll
+    for (u32 other = 1; other < ADDING_WARPS; ++other) sum = __fadd_rn(sum, buffer[other][lane]);
     sums[column] = __fadd_rn(sums[column], sum);
 }
 

@@ -376,9 +376,9 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
 #define GEMM_PARAMETERS                                                                                     \
     const __grid_constant__ TensorMap map, const u8 *weights, const float *w_scales, const float *x_scales, \
         const float *bias, float *out, uint4 *partials, int tokens, int n, int k_blocks, int ranges,        \
-        int add, int gating, u32 *absmax
+        int add, int gating, u32 *absmax, u16 *kept
 #define GEMM_ARGUMENTS \
-    {weights, w_scales, x_scales, bias, out, partials, tokens, n, k_blocks, ranges, add, gating, absmax}
+    {weights, w_scales, x_scales, bias, out, partials, tokens, n, k_blocks, ranges, add, gating, absmax, kept}
 #define KERNEL(name, format, tok, wg, cl, schedule)                                                      \
     extern "C" __global__ void __cluster_dims__(cl, 1, 1) __launch_bounds__(BOUND(tok, wg, schedule), 1) \
         gemm_##name##_##tok##_##wg##_##cl##_##schedule(GEMM_PARAMETERS) {                                \

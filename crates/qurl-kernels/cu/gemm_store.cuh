@@ -8,8 +8,9 @@
 #include "mma.cuh"
 
 // Rows may be gate projections, then as many up projections. A block that has gate rows then has their up
-// rows, too, and cuts their sums alike; with GATING_SWIGLU they become silu(gate) * up. Where training wants
-// both, they have the same bits GATING_PAIRED.
+// rows, too, and cuts their sums alike; with GATING_SWIGLU they become silu(gate) * up. For training a bf16
+// GEMM also keeps the two, rounded to bf16; silu(gate) * up is made of the sums, so its bits are those of the
+// engine.
 
 struct GemmArgs {
     const u8* weights;       // [n / 64][k_blocks][64][128 bytes]
@@ -23,6 +24,7 @@ struct GemmArgs {
     int add;                 // out += instead of out =
     int gating;              // what the rows are
     u32* absmax;  // with GATING_SWIGLU: that of every token's results, [tokens][ABSMAX_STRIDE], or null
+    u16* kept;    // with GATING_SWIGLU in bf16: takes gate and up projections, [tokens, n], or null
 };
 
 // A warp transposes STRETCH tokens in shared memory at a time; the padded length of their rows there.
@@ -122,9 +124,7 @@ struct Finish {
             }
         }
         place = (u64)(token + eighth) * width + row + quad * 4;
-        // Gate rows end where up rows begin: past the last pair of strips a block would have some of those.
-        u32 end = a.gating == GATING_PAIRED && !is_up() ? a.n / 2 : width;
-        left = row + quad * 4 < end ? (int)(a.tokens - token - eighth) : 0;
+        left = row + quad * 4 < width ? (int)(a.tokens - token - eighth) : 0;
     }
 
     // Sums of four rows as numbers.
@@ -191,9 +191,20 @@ struct Finish {
 #pragma unroll
         for (int t = 0; t < COUNT / 2; t += 8, gate += 8 * STRETCH_ROW, to += 8 * (u64)width) {
             bool has = (int)half + t < some && left > (int)(first + half) + t;
-            float4 v = gated(gate, FORMAT != BF16 ? xs[t] : 1.0f);
+            float x_scale = FORMAT != BF16 ? xs[t] : 1.0f;
+            float4 g = scaled(*reinterpret_cast<const float4*>(gate), ws, x_scale),
+                   u = scaled(
+                       *reinterpret_cast<const float4*>(gate + 4 * WarpBuffer<TOK>::FLOATS), other, x_scale
+                   );
+            float4 v = make_float4(
+                silu_times(g.x, u.x), silu_times(g.y, u.y), silu_times(g.z, u.z), silu_times(g.w, u.w)
+            );
             if (FORMAT == BF16) {
                 write_four_bf16(reinterpret_cast<u16*>(a.out) + to, v, has);
+                // Rows of the kept projections are twice as long.
+                u16* kept = a.kept + (2 * to - row - quad * 4);
+                write_four_bf16(kept, g, has && a.kept);
+                write_four_bf16(kept + width, u, has && a.kept);
             } else {
                 write_four(a.out + to, v, has, false);
                 absmax[t / 8] =
@@ -215,17 +226,6 @@ struct Finish {
             }
         }
         pair_sync();
-    }
-
-    // The results of four gate and up projections.
-    __device__ __forceinline__ float4 gated(const float* sums, float x_scale) const {
-        float4 gate = scaled(*reinterpret_cast<const float4*>(sums), ws, x_scale);
-        float4 up =
-            scaled(*reinterpret_cast<const float4*>(sums + 4 * WarpBuffer<TOK>::FLOATS), other, x_scale);
-        return make_float4(
-            silu_times(gate.x, up.x), silu_times(gate.y, up.y), silu_times(gate.z, up.z),
-            silu_times(gate.w, up.w)
-        );
     }
 
     // Waits for the warp of the other group.

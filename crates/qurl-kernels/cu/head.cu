@@ -91,32 +91,35 @@ extern "C" __global__ void __launch_bounds__(WARP) score_rows(
     }
 }
 
-// dL/dlogits = -p (g + e (log p + H)) / T, and + g / T for the target, from unscaled logits.
+// dL/dlogits = -p (g + e (log p + H)) / T, and + g / T for the target; `scale` makes logits those of the
+// temperature, which they may be already.
 __device__ __forceinline__ float logit_gradient(
-    float logit, u32 column, u32 target, float inverse_temperature, float lse, float dlogp, float dentropy,
-    float entropy
+    float logit, u32 column, u32 target, float scale, float inverse_temperature, float lse, float dlogp,
+    float dentropy, float entropy
 ) {
-    float log_p = __fsub_rn(__fmul_rn(logit, inverse_temperature), lse);
+    float log_p = __fsub_rn(__fmul_rn(logit, scale), lse);
     float slope = __fmaf_rn(__fadd_rn(log_p, entropy), dentropy, dlogp);
     float g = __fmul_rn(__fmul_rn(exp_cpu(log_p), slope), -inverse_temperature);
     return column == target ? __fadd_rn(g, __fmul_rn(dlogp, inverse_temperature)) : g;
 }
 
-// Four neighbours of a row a thread; results may take the logits' place.
+// Four neighbours of a row a thread; results may take the logits' place. Without `dentropy` its numbers are
+// zeros.
 template <typename To>
 __device__ __forceinline__ void logit_gradients(
-    const float* logits, u32 vocabulary, const u32* targets, float inverse_temperature, const float* lse,
-    const float* dlogp, const float* dentropy, const float* entropy, To* out
+    const float* logits, u32 vocabulary, const u32* targets, float scale, float inverse_temperature,
+    const float* lse, const float* dlogp, const float* dentropy, const float* entropy, To* out
 ) {
     u32 row = blockIdx.y, column = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
     u32 count = column < vocabulary ? min(4, vocabulary - column) : 0;
     u32 target = targets[row];
-    float row_lse = lse[row], row_dlogp = dlogp[row], row_dentropy = dentropy[row],
+    float row_lse = lse[row], row_dlogp = dlogp[row], row_dentropy = dentropy ? dentropy[row] : 0.0f,
           row_entropy = entropy[row];
     u64 at = (u64)row * vocabulary + column;
     auto gradient = [&](float logit, u32 e) {
         return logit_gradient(
-            logit, column + e, target, inverse_temperature, row_lse, row_dlogp, row_dentropy, row_entropy
+            logit, column + e, target, scale, inverse_temperature, row_lse, row_dlogp, row_dentropy,
+            row_entropy
         );
     };
     if (vocabulary % 4 == 0 && count == 4) {
@@ -128,15 +131,19 @@ __device__ __forceinline__ void logit_gradients(
 }
 
 extern "C" __global__ void __launch_bounds__(256) logit_gradients_f32(
-    float* logits, u32 vocabulary, const u32* targets, float inverse_temperature, const float* lse,
-    const float* dlogp, const float* dentropy, const float* entropy
+    const float* logits, u32 vocabulary, const u32* targets, float scale, float inverse_temperature,
+    const float* lse, const float* dlogp, const float* dentropy, const float* entropy, float* out
 ) {
-    logit_gradients(logits, vocabulary, targets, inverse_temperature, lse, dlogp, dentropy, entropy, logits);
+    logit_gradients(
+        logits, vocabulary, targets, scale, inverse_temperature, lse, dlogp, dentropy, entropy, out
+    );
 }
 
 extern "C" __global__ void __launch_bounds__(256) logit_gradients_bf16(
-    const float* logits, u32 vocabulary, const u32* targets, float inverse_temperature, const float* lse,
-    const float* dlogp, const float* dentropy, const float* entropy, u16* out
+    const float* logits, u32 vocabulary, const u32* targets, float scale, float inverse_temperature,
+    const float* lse, const float* dlogp, const float* dentropy, const float* entropy, u16* out
 ) {
-    logit_gradients(logits, vocabulary, targets, inverse_temperature, lse, dlogp, dentropy, entropy, out);
+    logit_gradients(
+        logits, vocabulary, targets, scale, inverse_temperature, lse, dlogp, dentropy, entropy, out
+    );
 }

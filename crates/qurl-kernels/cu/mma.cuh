@@ -99,10 +99,13 @@ __device__ __forceinline__ u32 f16_of_e4m3(u32 bytes) {
 
 // silu(gate) * up, fast. Every kernel that computes it uses this, so that fused and separate steps have the
 // same bits.
-__device__ __forceinline__ float silu_times(float gate, float up) {
+__device__ __forceinline__ float sigmoid_fast(float x) {
     float sigmoid;
     asm("rcp.approx.ftz.f32 %0, %1;"
         : "=f"(sigmoid)
-        : "f"(__fadd_rn(1.0f, exp2_fast(__fmul_rn(gate, -1.44269504088896340736f)))));
-    return __fmul_rn(__fmul_rn(gate, sigmoid), up);
+        : "f"(__fadd_rn(1.0f, exp2_fast(__fmul_rn(x, -1.44269504088896340736f)))));
+    return sigmoid;
+}
+__device__ __forceinline__ float silu_times(float gate, float up) {
+    return __fmul_rn(__fmul_rn(gate, sigmoid_fast(gate)), up);
 }

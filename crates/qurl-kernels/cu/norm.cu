@@ -101,3 +101,84 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_backward(
         dx[at + i] = add ? __fadd_rn(dx[at + i], v) : v;
     }
 }
+
+// The same for dense rows of FOURS x 4 x NORM_THREADS numbers at most, whole fours: a block has `many` rows one
+// after the other and each of them in registers, so everything is read once. dx is added to; `partials`
+// takes the gradients of the gain, [block][column], and `normed` the rows after the norm, rounded, with the
+// bits of norm_forward_bf16; either may be null.
+template <int FOURS>
+__device__ __forceinline__ void norm_backward_rows(
+    const float* x, const float* gain, u32 width, float eps, const float* dy, float* dx, u32 rows, u32 many,
+    float* partials, u16* normed
+) {
+    wait_for_previous();
+    __shared__ float buffer[NORM_THREADS / WARP];
+    auto each = [&](auto use) {
+#pragma unroll
+        for (u32 j = 0; j < FOURS; ++j) {
+            u32 i = j * NORM_THREADS + threadIdx.x;
+            if (i < width / 4) use(j, 4 * i);
+        }
+    };
+    float4 dgain[FOURS];
+    each([&](u32 j, u32) { dgain[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f); });
+    u32 first = blockIdx.x * many, last = min(first + many, rows);
+    for (u32 row = first; row < last; ++row) {
+        u64 at = (u64)row * width;
+        float4 v[FOURS], d[FOURS], old[FOURS];
+        each([&](u32 j, u32 i) {
+            v[j] = *reinterpret_cast<const float4*>(x + at + i);
+            d[j] = *reinterpret_cast<const float4*>(dy + at + i);
+            old[j] = *reinterpret_cast<const float4*>(dx + at + i);
+        });
+        // In the order of inverse_rms.
+        float sum = 0.0f, dot = 0.0f;
+        each([&](u32 j, u32 i) {
+            float4 by = *reinterpret_cast<const float4*>(gain + i);
+            sum = __fmaf_rn(v[j].x, v[j].x, sum);
+            sum = __fmaf_rn(v[j].y, v[j].y, sum);
+            sum = __fmaf_rn(v[j].z, v[j].z, sum);
+            sum = __fmaf_rn(v[j].w, v[j].w, sum);
+            dot = __fmaf_rn(__fmul_rn(d[j].x, by.x), v[j].x, dot);
+            dot = __fmaf_rn(__fmul_rn(d[j].y, by.y), v[j].y, dot);
+            dot = __fmaf_rn(__fmul_rn(d[j].z, by.z), v[j].z, dot);
+            dot = __fmaf_rn(__fmul_rn(d[j].w, by.w), v[j].w, dot);
+        });
+        sum = block_sum<NORM_THREADS>(sum, buffer);
+        float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
+        dot = block_sum<NORM_THREADS>(dot, buffer);
+        float shared = __fdiv_rn(__fmul_rn(-__fmul_rn(scale, scale), dot), (float)width);
+        each([&](u32 j, u32 i) {
+            float4 by = *reinterpret_cast<const float4*>(gain + i);
+            auto slope = [&](float v, float d, float by, float old, float& dgain) {
+                dgain = __fmaf_rn(d, __fmul_rn(v, scale), dgain);
+                return __fadd_rn(old, __fmul_rn(__fmaf_rn(v, shared, __fmul_rn(d, by)), scale));
+            };
+            put(dx + at + i, make_float4(
+                                 slope(v[j].x, d[j].x, by.x, old[j].x, dgain[j].x),
+                                 slope(v[j].y, d[j].y, by.y, old[j].y, dgain[j].y),
+                                 slope(v[j].z, d[j].z, by.z, old[j].z, dgain[j].z),
+                                 slope(v[j].w, d[j].w, by.w, old[j].w, dgain[j].w)
+                             ));
+            auto times = [&](float v, float by) { return __fmul_rn(__fmul_rn(v, by), scale); };
+            if (normed)
+                put(normed + at + i,
+                    make_float4(
+                        times(v[j].x, by.x), times(v[j].y, by.y), times(v[j].z, by.z), times(v[j].w, by.w)
+                    ));
+        });
+    }
+    if (partials) each([&](u32 j, u32 i) { put(partials + (u64)blockIdx.x * width + i, dgain[j]); });
+}
+
+#define NORM_BACKWARD_ROWS(fours)                                                                        \
+    extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_backward_rows_##fours(               \
+        const float* x, const float* gain, u32 width, float eps, const float* dy, float* dx, u32 rows,   \
+        u32 many, float* partials, u16* normed                                                           \
+    ) {                                                                                                  \
+        norm_backward_rows<fours>(x, gain, width, eps, dy, dx, rows, many, partials, normed);            \
+    }
+NORM_BACKWARD_ROWS(1)
+NORM_BACKWARD_ROWS(2)
+NORM_BACKWARD_ROWS(4)
+NORM_BACKWARD_ROWS(8)

@@ -1,18 +1,37 @@
 // AdamW with decoupled weight decay, and the sum of squares for clipping by the global norm.
 #include "common.cuh"
 
+struct AdamW {
+    float grad_scale, beta1, beta2, rest1, rest2, keep, step_size, root_correction, eps;
+
+    __device__ __forceinline__ void update(float& w, float g, float& m, float& v) const {
+        float grad = __fmul_rn(g, grad_scale);
+        m = __fmaf_rn(beta1, m, __fmul_rn(rest1, grad));
+        v = __fmaf_rn(beta2, v, __fmul_rn(rest2, __fmul_rn(grad, grad)));
+        float root = __fmaf_rn(__fsqrt_rn(v), root_correction, eps);
+        w = __fmaf_rn(step_size, __fdiv_rn(m, root), __fmul_rn(w, keep));
+    }
+};
+
+// Four numbers a thread: 28 bytes each go through memory, and fewer, wider accesses keep more of them in
+// flight.
 extern "C" __global__ void __launch_bounds__(256)
     adamw(float* w, const float* g, float* m, float* v, u64 count, float grad_scale, float beta1, float beta2,
           float rest1, float rest2, float keep, float step_size, float root_correction, float eps) {
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) {
-        float grad = __fmul_rn(g[i], grad_scale);
-        float m1 = __fmaf_rn(beta1, m[i], __fmul_rn(rest1, grad));
-        float v1 = __fmaf_rn(beta2, v[i], __fmul_rn(rest2, __fmul_rn(grad, grad)));
-        float root = __fmaf_rn(__fsqrt_rn(v1), root_correction, eps);
-        w[i] = __fmaf_rn(step_size, __fdiv_rn(m1, root), __fmul_rn(w[i], keep));
-        m[i] = m1;
-        v[i] = v1;
+    AdamW adamw = {grad_scale, beta1, beta2, rest1, rest2, keep, step_size, root_correction, eps};
+    u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x, fours = count / 4;
+    for (u64 i = first; i < fours; i += (u64)gridDim.x * blockDim.x) {
+        float4 w4 = ((float4*)w)[i], g4 = ((const float4*)g)[i], m4 = ((float4*)m)[i], v4 = ((float4*)v)[i];
+        adamw.update(w4.x, g4.x, m4.x, v4.x);
+        adamw.update(w4.y, g4.y, m4.y, v4.y);
+        adamw.update(w4.z, g4.z, m4.z, v4.z);
+        adamw.update(w4.w, g4.w, m4.w, v4.w);
+        ((float4*)w)[i] = w4;
+        ((float4*)m)[i] = m4;
+        ((float4*)v)[i] = v4;
     }
+    u64 last = fours * 4 + first;
+    if (last < count) adamw.update(w[last], g[last], m[last], v[last]);
 }
 
 // partials[block] = sum of the squares of a block of `per` numbers.
@@ -28,12 +47,13 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS) square_partials(
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
+// out[block] = sum of x[starts[block] .. starts[block + 1]].
 extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_doubles(
-    const double* x, u32 count, double* out
+    const double* x, const u32* starts, double* out
 ) {
     __shared__ double buffer[SUM_THREADS / WARP];
     double sum = 0.0;
-    for (u32 i = threadIdx.x; i < count; i += SUM_THREADS) sum += x[i];
+    for (u32 i = starts[blockIdx.x] + threadIdx.x; i < starts[blockIdx.x + 1]; i += SUM_THREADS) sum += x[i];
     sum = block_sum<SUM_THREADS>(sum, buffer);
-    if (threadIdx.x == 0) *out = sum;
+    if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }

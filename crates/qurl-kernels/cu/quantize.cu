@@ -326,9 +326,12 @@ __device__ __forceinline__ Swiglu swiglu_row(const float* gate_up, u32 f) {
     const float* row = gate_up + (u64)blockIdx.x * 2 * f;
     return Swiglu{row, row + f};
 }
-extern "C" __global__ void __launch_bounds__(1024) swiglu_bf16(const float* gate_up, u32 f, u16* out) {
+// For training, gate and up projections are kept, rounded.
+extern "C" __global__ void __launch_bounds__(1024)
+    swiglu_bf16(const float* gate_up, u32 f, u16* kept, u16* out) {
     wait_for_previous();
     to_bf16(swiglu_row(gate_up, f), f, out + ROW_OF(f));
+    if (kept) to_bf16(Plain{gate_up + ROW_OF(2 * f)}, 2 * f, kept + ROW_OF(2 * f));
 }
 extern "C" __global__ void __launch_bounds__(1024) swiglu_i8(
     const float* gate_up, u32 f, u8* out, float* scales

@@ -1,7 +1,7 @@
 //! The seam, one half: a [`Device`] owns memory. What is computed in that memory is asked of a [`Queue`].
 
 use crate::queue::Queue;
-use crate::types::{DeviceError, KvShape, WeightShape};
+use crate::types::{DeviceError, Format, KvShape, WeightShape};
 use std::sync::Arc;
 
 /// What a device is.
@@ -65,6 +65,8 @@ pub trait Device: Send + Sync + Sized + 'static {
     type Weight: Send + Sync;
     /// Pages with the keys and values of one layer.
     type Kv: Send + Sync;
+    /// What an MLP leaves for its backward pass: gate and up projections, in a format of the device's choice.
+    type KeptMlp: Send + Sync;
     /// The rows of a pass: see [`Queue::load`].
     type Batch: Send + Sync;
     /// Sampled tokens of one step, in the device's memory.
@@ -94,6 +96,8 @@ pub trait Device: Send + Sync + Sized + 'static {
     fn weight(&self, shape: WeightShape) -> Result<Self::Weight, DeviceError>;
     /// Pages for the keys and values of one layer.
     fn kv_pages(&self, shape: KvShape) -> Result<Self::Kv, DeviceError>;
+    /// Memory for what `rows` rows leave in an MLP of this width, for weights in a format that is trained.
+    fn kept_mlp(&self, rows: usize, width: usize, format: Format) -> Result<Self::KeptMlp, DeviceError>;
     /// A batch without rows.
     fn batch(&self) -> Self::Batch;
     /// Memory for the sampled tokens of `rows` rows.

@@ -187,8 +187,8 @@ pub struct Mlp<'a, D: Device> {
     pub gate_up: &'a D::Weight,
     /// [d, f]
     pub down: &'a D::Weight,
-    /// [T, 2 f] takes the gate and up projections for the backward pass.
-    pub kept: Option<&'a mut D::Tensor>,
+    /// Takes what the backward pass needs.
+    pub kept: Option<&'a mut D::KeptMlp>,
 }
 
 /// Backward of [`Mlp`]. Gradients of weights are added to, and `None` where they are frozen.
@@ -203,8 +203,8 @@ pub struct MlpBackward<'a, D: Device> {
     pub gate_up: &'a D::Weight,
     /// [d, f]
     pub down: &'a D::Weight,
-    /// [T, 2 f] gate and up projections of the forward pass; used up.
-    pub kept: &'a mut D::Tensor,
+    /// What the forward pass kept; used up.
+    pub kept: &'a mut D::KeptMlp,
     /// [2 f, d]
     pub dgate_up: Option<&'a mut D::Tensor>,
     /// [d, f]
@@ -301,6 +301,22 @@ pub struct HeadBackward<'a, D: Device> {
     pub out: &'a HeadOutput,
     /// What the loss asks for.
     pub gradient: HeadGradient<'a>,
+    /// [T, d], overwritten.
+    pub dhidden: &'a mut D::Tensor,
+    /// [V, d], added to; `None` where it is frozen.
+    pub dweight: Option<&'a mut D::Tensor>,
+}
+
+/// [`Head`] and [`HeadBackward`] in one.
+pub struct HeadTraining<'a, D: Device> {
+    /// [T, d]
+    pub hidden: &'a D::Tensor,
+    /// [V, d], packed as trained.
+    pub head: &'a D::Weight,
+    /// [T]
+    pub targets: &'a [u32],
+    /// Logits are divided by it.
+    pub temperature: f32,
     /// [T, d], overwritten.
     pub dhidden: &'a mut D::Tensor,
     /// [V, d], added to; `None` where it is frozen.

@@ -12,7 +12,8 @@
 
 use crate::device::Device;
 use crate::ops::*;
-use crate::types::{Batch, DeviceError, HeadOutput, Sampled};
+use crate::types::{Batch, DeviceError, HeadOutput, LossGradient, Sampled};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Operations in order, on one device. Used by `&mut`, since it owns stream, workspace, staging and recorded
@@ -97,6 +98,31 @@ pub trait Queue: Send + Sized + 'static {
     fn head(&mut self, args: Head<Self::Device>) -> Result<HeadOutput, DeviceError>;
     /// Backward of the head.
     fn head_backward(&mut self, args: HeadBackward<Self::Device>);
+    /// The head and its backward pass, for a loss whose derivatives by what the head says of a target depend
+    /// on that target alone: `loss` is asked for ranges of targets, in order, and no logit is computed twice.
+    /// The bits are those of [`Queue::head`] and [`Queue::head_backward`]. After an error of `loss` some
+    /// gradients have been added.
+    fn head_training<E: From<DeviceError>>(
+        &mut self,
+        args: HeadTraining<Self::Device>,
+        mut loss: impl FnMut(Range<usize>, &HeadOutput) -> Result<LossGradient, E>,
+    ) -> Result<(), E> {
+        let HeadTraining { hidden, head, targets, temperature, dhidden, dweight } = args;
+        let out = &self.head(Head { hidden, head, targets, temperature })?;
+        let gradient = &loss(0..targets.len(), out)?;
+        let gradient = gradient.borrowed();
+        self.head_backward(HeadBackward {
+            hidden,
+            head,
+            targets,
+            temperature,
+            out,
+            gradient,
+            dhidden,
+            dweight,
+        });
+        Ok(())
+    }
     /// Samples tokens. Without truncation a token's log-probability has the bits of [`Queue::head`].
     fn sample(&mut self, args: Sample<Self::Device>);
     /// Begins to bring the first `rows` sampled tokens to the host; what is sampled into `tokens` later does

@@ -5,11 +5,12 @@
 mod common;
 
 use common::*;
-use qurl_kernels::types::HeadGradient;
-use qurl_kernels::{Cuda, Device, Format, KvFormat, Queue};
+use qurl_kernels::types::{HeadOutput, LossGradient};
+use qurl_kernels::{Cuda, Device, DeviceError, Format, KvFormat, Queue};
 use qurl_model::compute::{Network, NetworkOptions, Tape, TapeOptions, Targets, whole_batch};
 use qurl_model::{Family, ModelConfig, Params};
 use qurl_rollout::{EngineOptions, Group, Request};
+use std::ops::Range;
 use std::sync::Arc;
 
 const VOCABULARY: usize = 1111;
@@ -341,13 +342,20 @@ fn gradients<D: Device>(
         let mut tape =
             Tape::new(&**device, &net, TapeOptions { rows: 140, sequences: 3, recompute }).expect("tape");
         let targets = Targets::of(&sequences, |_, _| true);
-        let forward =
-            tape.forward(&mut queue, &net, &whole_batch(&sequences), targets, 1.0).expect("forward");
-        let count = forward.out.logp.len();
-        let dlogp: Vec<f32> = (0..count).map(|i| ((i * 7 % 13) as f32 - 6.0) / 50.0).collect();
-        let dentropy = vec![0.01; count];
-        let gradient = HeadGradient { dlogp: &dlogp, dentropy: &dentropy };
-        tape.backward(&mut queue, &net, forward, gradient, &mut grads);
+        let batch = whole_batch(&sequences);
+        let gradient = |targets: Range<usize>| LossGradient {
+            dentropy: vec![0.01; targets.len()],
+            dlogp: targets.map(|i| ((i * 7 % 13) as f32 - 6.0) / 50.0).collect(),
+        };
+        // The head in two passes, and in one.
+        if recompute {
+            let loss = |targets: Range<usize>, _: &HeadOutput| Ok::<_, DeviceError>(gradient(targets));
+            tape.train(&mut queue, &net, &batch, &targets, 1.0, loss, &mut grads).expect("gradients");
+        } else {
+            let forward = tape.forward(&mut queue, &net, &batch, targets, 1.0).expect("forward");
+            let gradient = gradient(0..forward.out.logp.len());
+            tape.backward(&mut queue, &net, forward, gradient.borrowed(), &mut grads);
+        }
     }
     grads.as_ref().map(|g| queue.read(g, D::len(g)).expect("memory"))
 }

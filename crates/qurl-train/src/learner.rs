@@ -3,14 +3,16 @@
 //! It owns the master weights in f32, their gradients and moments, and the packed network that computes. A
 //! step adds up gradients over micro-batches ([`Learner::accumulate`]) and ends with one [`Learner::update`],
 //! after which the network is packed again from the new weights. What the loss is, is the caller's business:
-//! it sees the log-probs of a micro-batch and answers with their derivatives.
+//! it sees the log-probs of a micro-batch, or of some of its targets, and answers with their derivatives.
 
 use crate::checkpoint::LearnerSnapshot;
 use crate::optimizer::{AdamWOptions, Optimizer, UpdateReport};
-use qurl_kernels::types::{HeadGradient, HeadOutput};
+use qurl_kernels::types::HeadOutput;
+pub use qurl_kernels::types::LossGradient;
 use qurl_kernels::{Device, DeviceError, Format, Queue};
 use qurl_model::compute::{Batch, Network, NetworkOptions, Tape, TapeOptions, Targets, whole_batch};
 use qurl_model::{ModelConfig, Params};
+use std::ops::Range;
 
 /// How a learner computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,13 +27,15 @@ pub struct LearnerOptions {
     pub adamw: AdamWOptions,
 }
 
-/// Derivatives of the loss by what the head said.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct LossGradient {
-    /// By each target's log-prob.
-    pub dlogp: Vec<f32>,
-    /// By each target's entropy; empty where the loss has none.
-    pub dentropy: Vec<f32>,
+/// What the derivatives of a loss by the log-prob and entropy of a target depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossScope {
+    /// That target alone: the loss may be asked for some targets at a time, and the head computes its logits
+    /// once.
+    Token,
+    /// All targets of its sequence: the loss is asked once for the whole micro-batch, and the head computes
+    /// its logits again for the gradients.
+    Sequence,
 }
 
 /// A model that is being trained.
@@ -138,23 +142,30 @@ impl<D: Device> Learner<D> {
         Ok((own, self.tape.logits(queue, other, batch, rows)?))
     }
 
-    /// Runs one micro-batch forward, asks for the loss's derivatives, and adds the gradients.
+    /// Runs one micro-batch forward, asks for the loss's derivatives, and adds the gradients. The loss is
+    /// asked for ranges of targets, in order: for all at once where its scope is a sequence.
     pub fn accumulate<E: From<DeviceError>>(
         &mut self,
         queue: &mut D::Queue,
         batch: &Batch,
         targets: Targets,
         temperature: f32,
-        loss: impl FnOnce(&HeadOutput) -> Result<LossGradient, E>,
+        scope: LossScope,
+        mut loss: impl FnMut(Range<usize>, &HeadOutput) -> Result<LossGradient, E>,
     ) -> Result<(), E> {
         if targets.is_empty() {
             return Ok(());
         }
-        let forward = self.tape.forward(queue, &self.net, batch, targets, temperature)?;
-        let gradient = loss(&forward.out)?;
-        let gradient = HeadGradient { dlogp: &gradient.dlogp, dentropy: &gradient.dentropy };
-        self.tape.backward(queue, &self.net, forward, gradient, &mut self.grads);
-        Ok(())
+        let Learner { tape, net, grads, .. } = self;
+        match scope {
+            LossScope::Token => tape.train(queue, net, batch, &targets, temperature, loss, grads),
+            LossScope::Sequence => {
+                let forward = tape.forward(queue, net, batch, targets, temperature)?;
+                let gradient = loss(0..forward.out.logp.len(), &forward.out)?;
+                tape.backward(queue, net, forward, gradient.borrowed(), grads);
+                Ok(())
+            }
+        }
     }
 
     /// Runs one micro-batch of a critic forward, asks for the derivatives by the values of `rows`, adds the
@@ -199,7 +210,8 @@ impl<D: Device> Learner<D> {
         if let Some(other) = other {
             self.score_with(queue, other, &batch, &targets, 1.0)?;
         }
-        self.accumulate(queue, &batch, targets, 1.0, |out| {
+        // The head in one pass: it holds more logits at a time than in two.
+        self.accumulate(queue, &batch, targets, 1.0, LossScope::Token, |_, out| {
             let zeros = vec![0.0; out.logp.len()];
             Ok::<_, DeviceError>(LossGradient { dlogp: zeros.clone(), dentropy: zeros })
         })?;

@@ -6,7 +6,7 @@ use qurl_kernels::types::AdamW;
 use qurl_kernels::{Cpu, Device, DeviceError, Format, Queue};
 use qurl_model::compute::{TapeOptions, score};
 use qurl_model::hf;
-use qurl_train::learner::{Learner, LearnerOptions};
+use qurl_train::learner::{Learner, LearnerOptions, LossGradient, LossScope};
 use qurl_train::optimizer::AdamWOptions;
 use qurl_train::sft::{Example, train_step};
 use serde_json::Value;
@@ -127,9 +127,9 @@ fn non_finite_gradients_are_not_applied() {
     let batch = qurl_model::compute::whole_batch(&ids);
     let targets = qurl_model::compute::Targets::of(&ids, |_, _| true);
     learner
-        .accumulate(queue, &batch, targets, 1.0, |_| {
+        .accumulate(queue, &batch, targets, 1.0, LossScope::Token, |_, _| {
             let dlogp = vec![f32::NAN, 1.0];
-            Ok::<_, DeviceError>(qurl_train::learner::LossGradient { dlogp, dentropy: Vec::new() })
+            Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })
         })
         .expect("backward");
     let report = learner.update(queue, 1e-3).expect("update");

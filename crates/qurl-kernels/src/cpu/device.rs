@@ -80,6 +80,8 @@ impl Device for Cpu {
     type Tensor = Aligned<f32>;
     type Weight = CpuWeight;
     type Kv = KvPages;
+    /// `[rows, 2 f]` gate and up projections.
+    type KeptMlp = Aligned<f32>;
     type Batch = CpuBatch;
     type Tokens = CpuTokens;
     /// Nothing is in flight: an operation is done when it returns.
@@ -132,6 +134,10 @@ impl Device for Cpu {
 
     fn kv_pages(&self, shape: KvShape) -> Result<KvPages, DeviceError> {
         Ok(KvPages::new(shape))
+    }
+
+    fn kept_mlp(&self, rows: usize, width: usize, _format: Format) -> Result<Aligned<f32>, DeviceError> {
+        self.zeros(rows * 2 * width)
     }
 
     fn batch(&self) -> CpuBatch {

@@ -31,8 +31,9 @@ shared! {
     TRUNCATED_THREADS = 256;
     /// Threads that normalise a row.
     NORM_THREADS = 256;
-    /// Threads that sum squares up.
+    /// Threads that sum squares up, and warps that share the partial sums of columns.
     SUM_THREADS = 256;
+    ADDING_WARPS = 8;
     /// Values of a block of a checksum, and its chains.
     CHECKSUM_BLOCK = checksum::BLOCK;
     CHECKSUM_CHAINS = checksum::CHAINS;
@@ -58,8 +59,7 @@ shared! {
     GATED_TOKENS = 256;
     /// What the outputs of a GEMM are: [`super::gemm::Gating`].
     GATING_NONE = 0;
-    GATING_PAIRED = 1;
-    GATING_SWIGLU = 2;
+    GATING_SWIGLU = 1;
 
     /// Formats of keys and values.
     KV_F32 = 0;

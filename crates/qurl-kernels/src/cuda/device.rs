@@ -6,11 +6,12 @@ use super::context::Context;
 use super::ffi::{self, DevicePtr};
 use super::kv::CudaKv;
 use super::memory::Buffer;
+use super::mlp::CudaKeptMlp;
 use super::pending::CudaPending;
 use super::queue::CudaQueue;
 use super::weight::CudaWeight;
 use crate::device::{Device, DeviceInfo, DeviceMemory};
-use crate::types::{DeviceError, KvShape, WeightShape};
+use crate::types::{DeviceError, Format, KvShape, WeightShape};
 use std::sync::Arc;
 
 /// An NVIDIA GPU.
@@ -78,6 +79,7 @@ impl Device for Cuda {
     type Tensor = CudaTensor;
     type Weight = CudaWeight;
     type Kv = CudaKv;
+    type KeptMlp = CudaKeptMlp;
     type Batch = CudaBatch;
     type Tokens = CudaTokens;
     type Pending = CudaPending;
@@ -116,6 +118,10 @@ impl Device for Cuda {
 
     fn kv_pages(&self, shape: KvShape) -> Result<CudaKv, DeviceError> {
         CudaKv::new(&self.context, shape)
+    }
+
+    fn kept_mlp(&self, rows: usize, width: usize, format: Format) -> Result<CudaKeptMlp, DeviceError> {
+        CudaKeptMlp::new(&self.context, rows, width, format)
     }
 
     fn batch(&self) -> CudaBatch {

@@ -6,12 +6,12 @@
 //! with the same cuts. So a row's bits do not depend on how many others there are. Other devices take the
 //! same tiles.
 
-use super::constants::{CUT_ROWS, GATING_NONE, GATING_PAIRED, GATING_SWIGLU, SIDES, TILE_DEPTH, TILE_ROWS};
+use super::constants::{CUT_ROWS, GATING_NONE, GATING_SWIGLU, SIDES, TILE_DEPTH, TILE_ROWS};
 use super::context::{Context, HOPPER};
 use super::ffi::DevicePtr;
 use super::gemm_mma;
 use super::gemm_tiles::{Schedule, Shape, Variant, choose, ranges};
-use super::kernels::{self, GemmHopper, GemmPack};
+use super::kernels::{self, GemmHopper, GemmPack, GemmPackBf16};
 use super::launch::Launch;
 use super::linear::Operand;
 use super::queue::CudaQueue;
@@ -47,9 +47,26 @@ pub(super) fn pack(
     let row = k * number_bytes(format);
     let blocks = row.div_ceil(TILE_DEPTH);
     let args = GemmPack { rows, tiles, n: n as u32, row_bytes: row as u32, k_blocks: blocks as u32 };
-    // A thread for every 16 bytes.
-    let chunks = n.div_ceil(TILE_ROWS) * blocks * TILE_ROWS * TILE_DEPTH / 16;
-    queue.launch(kernels::gemm_pack, Launch::elements(chunks), args);
+    queue.launch(kernels::gemm_pack, Launch::elements(chunks(n, blocks)), args);
+}
+
+/// Rounds weights `[n, k]` in f32 to bf16 and packs them; `rows` takes them by rows, or is 0.
+pub(super) fn pack_bf16(
+    queue: &mut CudaQueue,
+    weights: DevicePtr,
+    n: usize,
+    k: usize,
+    rows: DevicePtr,
+    tiles: DevicePtr,
+) {
+    let blocks = (k * number_bytes(Format::Bf16)).div_ceil(TILE_DEPTH);
+    let args = GemmPackBf16 { weights, rows, tiles, n: n as u32, k: k as u32, k_blocks: blocks as u32 };
+    queue.launch(kernels::gemm_pack_bf16, Launch::elements(chunks(n, blocks)), args);
+}
+
+/// 16-byte chunks of packed weights; a thread packs one.
+fn chunks(n: usize, blocks: usize) -> usize {
+    n.div_ceil(TILE_ROWS) * blocks * TILE_ROWS * TILE_DEPTH / 16
 }
 
 /// Bytes for partial sums: of two tiles a range, two blocks of eight warps, for all tokens of a tile.
@@ -60,13 +77,16 @@ pub(super) fn partial_bytes(context: &Context) -> usize {
 /// What the outputs of a GEMM are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gating {
-    /// Nothing of the kind.
+    /// As they are.
     None,
-    /// Gate projections, then as many up projections, with the bits that they have on their way to
-    /// [`Gating::Swiglu`].
-    Paired,
-    /// The same, brought together: the result is `silu(gate) * up`, half as wide, and in bf16 if the GEMM is.
-    Swiglu,
+    /// Gate projections, then as many up projections, brought together: the result is `silu(gate) * up`, half
+    /// as wide, and in bf16 if the GEMM is.
+    Swiglu {
+        /// Where the absmax of the rows goes, or 0; not for bf16.
+        absmax: DevicePtr,
+        /// Where gate and up projections go, rounded, or 0; bf16 only.
+        kept: DevicePtr,
+    },
 }
 
 /// Packed weights as a GEMM takes them.
@@ -80,8 +100,6 @@ pub(super) struct Packed {
     /// One per output, for quantized values.
     pub scales: DevicePtr,
     pub gating: Gating,
-    /// Where the absmax of the rows of [`Gating::Swiglu`] goes, or 0; not for bf16.
-    pub absmax: DevicePtr,
 }
 
 impl Packed {
@@ -135,11 +153,11 @@ pub(super) fn linear(
     // Whole tiles where they can be read: the TMA is slow at the edge of a matrix.
     let height = tokens.next_multiple_of(v.tokens).min(x.readable);
     let map = queue.tensor_map(x.data, height, w.row_bytes(), v.tokens / v.alike(), TILE_DEPTH);
-    let gating = match w.gating {
-        Gating::None => GATING_NONE,
-        Gating::Paired => GATING_PAIRED,
-        Gating::Swiglu => GATING_SWIGLU,
+    let (gating, absmax, kept) = match w.gating {
+        Gating::None => (GATING_NONE, 0, 0),
+        Gating::Swiglu { absmax, kept } => (GATING_SWIGLU, absmax, kept),
     };
+    assert!(if w.format == Format::Bf16 { absmax == 0 } else { kept == 0 }, "gating: what the format has");
     let args = GemmHopper {
         map,
         weights: w.tiles,
@@ -154,7 +172,8 @@ pub(super) fn linear(
         ranges: ranges as u32,
         add: u32::from(add),
         gating: gating as u32,
-        absmax: w.absmax,
+        absmax,
+        kept,
     };
     queue.launch(v.kernel, Launch::blocks(grid, v.threads()).shared(v.shared(each)), args);
 }

@@ -220,7 +220,7 @@ fn estimate(v: &Variant, shape: Shape, at_once: &impl Fn(&Variant) -> usize) -> 
     let cut = ranges(sms, n, blocks);
     let whole_ranges = cut == n.div_ceil(CUT_ROWS);
     let possible = match v.schedule {
-        Schedule::Gated => gating == Gating::Swiglu && holds,
+        Schedule::Gated => is_gated && holds,
         Schedule::Stream => holds && (v.cluster == 1 || at_once(v) >= cut * SIDES),
         Schedule::Split => {
             let many_rows = v.rows > TILE_ROWS;
@@ -259,6 +259,7 @@ mod tests {
     use super::*;
 
     const SMS: usize = 132;
+    const SWIGLU: Gating = Gating::Swiglu { absmax: 0, kept: 0 };
 
     fn shape(format: Format, tokens: usize, n: usize, blocks: usize, gating: Gating) -> Shape {
         Shape { format, tokens, n, blocks, gating, sms: SMS }
@@ -306,7 +307,7 @@ mod tests {
         let shapes = [(896, 4864, 40), (512, 6144, 48), (512, 8192, 64), (1024, 8960, 40), (1536, 8960, 40)];
         for (d, f, columns) in shapes {
             let chosen = |format: Format, tokens: usize| {
-                choose(shape(format, tokens, 2 * f, k_blocks(format, d), Gating::Swiglu), |_| SMS)
+                choose(shape(format, tokens, 2 * f, k_blocks(format, d), SWIGLU), |_| SMS)
             };
             for tokens in [200, 250, 256] {
                 let v = chosen(Format::Int8, tokens);
@@ -375,7 +376,7 @@ mod tests {
                         v.schedule != Schedule::Split || format == Format::Int8 || cut,
                         "{format} {tokens} {n} {blocks}: {v:?}"
                     );
-                    let gated = choose(shape(format, tokens, n, blocks, Gating::Paired), |_| 130);
+                    let gated = choose(shape(format, tokens, n, blocks, SWIGLU), |_| 130);
                     assert!(
                         gated.groups() >= 2 && (!streams(gated) || gated.tokens >= tokens),
                         "{format} {tokens}: {gated:?}"

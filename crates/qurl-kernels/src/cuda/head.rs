@@ -7,15 +7,14 @@
 use super::constants::{HEAD_CHUNK, HEAD_THREADS, SAMPLE_THREADS, TOKEN_WORDS, TRUNCATED_THREADS};
 use super::device::Cuda;
 use super::ffi::DevicePtr;
-use super::kernels::{self, LogitGradients, LogitGradientsBf16, ReduceLogits, SampleRows};
-use super::kernels::{SampleTruncated, ScoreRows};
+use super::kernels::{self, ReduceLogits, SampleRows, SampleTruncated, ScoreRows};
 use super::launch::Launch;
 use super::linear::{self, Operand, Source};
-use super::linear_backward::{input_gradient, weight_gradient};
 use super::queue::CudaQueue;
 use super::weight::CudaWeight;
-use crate::ops::{Head, HeadBackward, Output, Sample};
-use crate::types::{DeviceError, Format, HeadOutput};
+use crate::ops::{Head, Output, Sample};
+use crate::types::{DeviceError, HeadOutput};
+use std::ops::Range;
 
 /// Logits that are held at the same time (1 GiB).
 const HELD_LOGITS: usize = 1 << 28;
@@ -27,21 +26,22 @@ const PARTIAL_BYTES: usize = 16;
 const TRUNCATED_ROWS: usize = 64;
 
 /// Ranges of rows whose logits are held at the same time.
-fn held(rows: usize, vocabulary: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+pub(super) fn held(rows: usize, vocabulary: usize) -> impl Iterator<Item = Range<usize>> {
     let most = (HELD_LOGITS / vocabulary).clamp(1, MAX_ROWS);
     (0..rows).step_by(most).map(move |first| first..(first + most).min(rows))
 }
 
 /// Logits of some rows, and the operand that they are made of.
-struct Logits {
-    hidden: Operand,
-    at: DevicePtr,
-    vocabulary: u32,
+#[derive(Clone, Copy)]
+pub(super) struct Logits {
+    pub hidden: Operand,
+    pub at: DevicePtr,
+    pub vocabulary: u32,
     chunks: usize,
 }
 
 impl Logits {
-    fn new(queue: &mut CudaQueue, head: &CudaWeight, hidden: DevicePtr, rows: usize) -> Logits {
+    pub fn new(queue: &mut CudaQueue, head: &CudaWeight, hidden: DevicePtr, rows: usize) -> Logits {
         let at = queue.alloc(4 * rows * head.n);
         let hidden = linear::operand(queue, head.format, Source::Rows(hidden), rows, head.k);
         linear::gemm(queue, hidden, rows, head, 0, Output::Store, at);
@@ -65,42 +65,87 @@ impl Logits {
         queue.launch(kernels::reduce_logits, Launch::blocks(blocks, HEAD_THREADS), args);
         partials
     }
-}
 
-/// [`crate::Queue::head`]
-pub(super) fn score(queue: &mut CudaQueue, args: Head<Cuda>) -> Result<HeadOutput, DeviceError> {
-    let Head { hidden, head, targets, temperature } = args;
-    assert!(targets.len() * head.k <= hidden.len, "head: rows");
-    assert!(targets.iter().all(|&t| (t as usize) < head.n), "head: target outside of the vocabulary");
-    let mut output = HeadOutput::default();
-    let mark = queue.mark();
-    for range in held(targets.len(), head.n) {
-        queue.rewind(mark);
-        let rows = range.len();
-        let logits = Logits::new(queue, head, hidden.at() + (range.start * head.k * 4) as u64, rows);
-        let partials = logits.reduce(queue, rows, 1.0 / temperature, 0);
-        let results = queue.alloc(16 * rows);
-        let part = |i: usize| results + (i * rows * 4) as u64;
-        let targets = queue.stage(&targets[range]);
+    /// Scales the logits by the temperature and scores the targets.
+    pub fn score(
+        &self,
+        queue: &mut CudaQueue,
+        temperature: f32,
+        targets: DevicePtr,
+        rows: usize,
+        scores: Scores,
+    ) {
+        let partials = self.reduce(queue, rows, 1.0 / temperature, 0);
         let args = ScoreRows {
-            logits: logits.at,
-            vocabulary: logits.vocabulary,
-            chunks: logits.chunks as u32,
+            logits: self.at,
+            vocabulary: self.vocabulary,
+            chunks: self.chunks as u32,
             partials,
             targets,
-            logp: part(0),
-            entropy: part(1),
-            argmax: part(2),
-            lse: part(3),
+            logp: scores.part(0),
+            entropy: scores.entropy(),
+            argmax: scores.part(2),
+            lse: scores.lse(),
         };
         queue.launch(kernels::score_rows, Launch::blocks(rows, 32), args);
-        let mut words = vec![0u32; 4 * rows];
-        queue.read_values(results, &mut words)?;
+    }
+}
+
+/// Where the log-probs, entropies, argmax tokens and softmax denominators of some rows are, one after the
+/// other.
+#[derive(Clone, Copy)]
+pub(super) struct Scores {
+    pub at: DevicePtr,
+    pub rows: usize,
+}
+
+/// Words of a row's scores.
+pub(super) const SCORE_WORDS: usize = 4;
+
+impl Scores {
+    fn part(&self, i: usize) -> DevicePtr {
+        self.at + (i * self.rows * 4) as u64
+    }
+
+    pub fn entropy(&self) -> DevicePtr {
+        self.part(1)
+    }
+
+    pub fn lse(&self) -> DevicePtr {
+        self.part(3)
+    }
+
+    /// The scores of rows that have come to the host.
+    pub fn read(words: &[u32], output: &mut HeadOutput) {
+        let rows = words.len() / SCORE_WORDS;
         let numbers = |i: usize| words[i * rows..(i + 1) * rows].iter().map(|&w| f32::from_bits(w));
         output.logp.extend(numbers(0));
         output.entropy.extend(numbers(1));
         output.argmax.extend_from_slice(&words[2 * rows..3 * rows]);
         output.lse.extend(numbers(3));
+    }
+}
+
+/// [`crate::Queue::head`]: everything is issued before the results are waited for.
+pub(super) fn score(queue: &mut CudaQueue, args: Head<Cuda>) -> Result<HeadOutput, DeviceError> {
+    let Head { hidden, head, targets, temperature } = args;
+    assert!(targets.len() * head.k <= hidden.len, "head: rows");
+    assert!(targets.iter().all(|&t| (t as usize) < head.n), "head: target outside of the vocabulary");
+    let results = queue.alloc(4 * SCORE_WORDS * targets.len());
+    let mark = queue.mark();
+    for range in held(targets.len(), head.n) {
+        queue.rewind(mark);
+        let rows = range.len();
+        let logits = Logits::new(queue, head, hidden.at() + (range.start * head.k * 4) as u64, rows);
+        let scores = Scores { at: results + (4 * SCORE_WORDS * range.start) as u64, rows };
+        let targets = queue.stage(&targets[range]);
+        logits.score(queue, temperature, targets, rows, scores);
+    }
+    let mut words = vec![0u32; SCORE_WORDS * targets.len()];
+    queue.read_values(results, &mut words)?;
+    let mut output = HeadOutput::default();
+    for Range { start, end } in held(targets.len(), head.n) {
+        Scores::read(&words[SCORE_WORDS * start..SCORE_WORDS * end], &mut output);
     }
     Ok(output)
 }
@@ -143,70 +188,5 @@ pub(super) fn sample(queue: &mut CudaQueue, args: Sample<Cuda>) {
             };
             queue.launch(kernels::sample_truncated, Launch::blocks(truncated, TRUNCATED_THREADS), args);
         }
-    }
-}
-
-/// [`crate::Queue::head_backward`]
-pub(super) fn backward(queue: &mut CudaQueue, args: HeadBackward<Cuda>) {
-    let HeadBackward { hidden, head, targets, temperature, out, gradient, dhidden, dweight } = args;
-    let rows = targets.len();
-    assert!(rows * head.k <= hidden.len.min(dhidden.len), "head backward: hidden rows");
-    assert!(dweight.as_ref().is_none_or(|dw| head.n * head.k <= dw.len), "head backward: weights");
-    assert!(out.lse.len() == rows && out.entropy.len() == rows, "head backward: rows");
-    assert!(gradient.dlogp.len() == rows, "head backward: gradient");
-    let without = gradient.dentropy.is_empty();
-    assert!(without || gradient.dentropy.len() == rows, "head backward: entropy gradient");
-    let zeros = vec![0.0; if without { rows } else { 0 }];
-    let dentropy = if without { &zeros[..] } else { gradient.dentropy };
-    let dweight = dweight.map(|dweight| dweight.at());
-    let mark = queue.mark();
-    for range in held(rows, head.n) {
-        queue.rewind(mark);
-        let (count, offset) = (range.len(), (range.start * head.k * 4) as u64);
-        let logits = Logits::new(queue, head, hidden.at() + offset, count);
-        let targets = queue.stage(&targets[range.clone()]);
-        let numbers = [&out.lse[..], gradient.dlogp, dentropy, &out.entropy];
-        let [lse, dlogp, dentropy, entropy] = numbers.map(|numbers| queue.stage(&numbers[range.clone()]));
-        let (vocabulary, inverse_temperature) = (logits.vocabulary, 1.0 / temperature);
-        let launch = Launch::grid([head.n.div_ceil(4 * 256), count, 1], 256);
-        let dlogits = match head.format {
-            Format::Bf16 => {
-                let to = queue.alloc(2 * count * head.n);
-                let args = LogitGradientsBf16 {
-                    logits: logits.at,
-                    vocabulary,
-                    targets,
-                    inverse_temperature,
-                    lse,
-                    dlogp,
-                    dentropy,
-                    entropy,
-                    out: to,
-                };
-                queue.launch(kernels::logit_gradients_bf16, launch, args);
-                to
-            }
-            Format::F32 => {
-                let args = LogitGradients {
-                    logits: logits.at,
-                    vocabulary,
-                    targets,
-                    inverse_temperature,
-                    lse,
-                    dlogp,
-                    dentropy,
-                    entropy,
-                };
-                queue.launch(kernels::logit_gradients_f32, launch, args);
-                logits.at
-            }
-            Format::Int8 | Format::Fp8 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => {
-                panic!("head backward: weights in {} have no gradients", head.format)
-            }
-        };
-        if let Some(dweight) = dweight {
-            weight_gradient(queue, logits.hidden.data, dlogits, count, head, dweight);
-        }
-        input_gradient(queue, dlogits, count, head, dhidden.at() + offset);
     }
 }

@@ -146,8 +146,8 @@ kernels! {
     Swiglu(gate_up: Ptr, f: u32, count: u64, out: Ptr) { "elementwise": swiglu; }
     /// Its backward pass, in place.
     SwigluBackward(gate_up: Ptr, f: u32, out: Ptr) overlaps { "elementwise": swiglu_backward; }
-    /// Its backward pass, rounded.
-    SwigluBackwardBf16(gate_up: Ptr, dout: Ptr, f: u32, gradients: Ptr, out: Ptr) overlaps {
+    /// Its backward pass in bf16, where its output was kept.
+    SwigluBackwardBf16(gate_up: Ptr, dout: Ptr, f: u32) overlaps {
         "elementwise": swiglu_backward_bf16;
     }
     /// Column sums of some rows.
@@ -185,6 +185,14 @@ kernels! {
         x: Ptr, gain: Ptr, scales: Ptr, start: u64, per: u32, stride: u32, width: u32, eps: f32, dy: Ptr,
         dx: Ptr, add: u32
     ) { "norm": norm_backward; }
+    /// All of it for dense rows that are held in registers. Names tell how many fours a thread has.
+    NormBackwardRows(
+        x: Ptr, gain: Ptr, width: u32, eps: f32, dy: Ptr, dx: Ptr, rows: u32, many: u32, partials: Ptr,
+        normed: Ptr
+    ) overlaps {
+        "norm":
+            norm_backward_rows_1, norm_backward_rows_2, norm_backward_rows_4, norm_backward_rows_8;
+    }
 
     // ---- operands of GEMMs --------------------------------------------------------------------------------
 
@@ -202,8 +210,8 @@ kernels! {
     QuantizeNorm(x: Ptr, gain: Ptr, k: u32, eps: f32, out: Ptr, scales: Ptr, absmax: Ptr) overlaps {
         "quantize": norm_i8, norm_e4m3;
     }
-    /// SwiGLU of rows, in bf16.
-    SwigluRowsBf16(gate_up: Ptr, f: u32, out: Ptr) overlaps { "quantize": swiglu_bf16; }
+    /// SwiGLU of rows, in bf16; keeps the projections where training wants them.
+    SwigluRowsBf16(gate_up: Ptr, f: u32, kept: Ptr, out: Ptr) overlaps { "quantize": swiglu_bf16; }
     /// SwiGLU of rows, in eight bits.
     QuantizeSwiglu(gate_up: Ptr, f: u32, out: Ptr, scales: Ptr) overlaps {
         "quantize": swiglu_i8, swiglu_e4m3;
@@ -214,6 +222,10 @@ kernels! {
     }
     /// Rows into tiles.
     GemmPack(rows: Ptr, tiles: Ptr, n: u32, row_bytes: u32, k_blocks: u32) { "gemm_pack": gemm_pack; }
+    /// Weights in f32 into tiles of bf16, and into rows of it where they are wanted.
+    GemmPackBf16(weights: Ptr, rows: Ptr, tiles: Ptr, n: u32, k: u32, k_blocks: u32) {
+        "gemm_pack": gemm_pack_bf16;
+    }
 
     // ---- GEMMs --------------------------------------------------------------------------------------------
 
@@ -240,7 +252,7 @@ kernels! {
     /// blocks of a cluster and schedule.
     GemmHopper(
         map: TensorMap, weights: Ptr, w_scales: Ptr, x_scales: Ptr, bias: Ptr, out: Ptr, partials: Ptr,
-        tokens: u32, n: u32, k_blocks: u32, ranges: u32, add: u32, gating: u32, absmax: Ptr
+        tokens: u32, n: u32, k_blocks: u32, ranges: u32, add: u32, gating: u32, absmax: Ptr, kept: Ptr
     ) overlaps {
         "gemm_bf16":
             gemm_bf16_16_2_1_STREAM, gemm_bf16_64_2_1_STREAM, gemm_bf16_128_2_1_STREAM,
@@ -365,16 +377,11 @@ kernels! {
         logits: Ptr, vocabulary: u32, chunks: u32, partials: Ptr, targets: Ptr, logp: Ptr, entropy: Ptr,
         argmax: Ptr, lse: Ptr
     ) { "head": score_rows; }
-    /// Logits become their gradients.
+    /// Gradients of logits: in their place, or rounded.
     LogitGradients(
-        logits: Ptr, vocabulary: u32, targets: Ptr, inverse_temperature: f32, lse: Ptr, dlogp: Ptr,
-        dentropy: Ptr, entropy: Ptr
-    ) { "head": logit_gradients_f32; }
-    /// Gradients of logits, rounded.
-    LogitGradientsBf16(
-        logits: Ptr, vocabulary: u32, targets: Ptr, inverse_temperature: f32, lse: Ptr, dlogp: Ptr,
-        dentropy: Ptr, entropy: Ptr, out: Ptr
-    ) { "head": logit_gradients_bf16; }
+        logits: Ptr, vocabulary: u32, targets: Ptr, scale: f32, inverse_temperature: f32, lse: Ptr,
+        dlogp: Ptr, dentropy: Ptr, entropy: Ptr, out: Ptr
+    ) { "head": logit_gradients_f32, logit_gradients_bf16; }
     /// Tokens of rows that keep all of them.
     SampleRows(logits: Ptr, vocabulary: u32, chunks: u32, partials: Ptr, samples: Ptr, out: Ptr) overlaps {
         "sample": sample_rows;
@@ -394,8 +401,8 @@ kernels! {
     ) { "optim": adamw; }
     /// Sums of squares.
     SquarePartials(x: Ptr, count: u64, per: u32, partials: Ptr) { "optim": square_partials; }
-    /// Their sum.
-    SumDoubles(x: Ptr, count: u32, out: Ptr) { "optim": sum_doubles; }
+    /// Their sums, a block for each tensor.
+    SumDoubles(x: Ptr, starts: Ptr, out: Ptr) { "optim": sum_doubles; }
     /// Checksums of blocks.
     BlockSums(x: Ptr, count: u64, sums: Ptr) { "checksum": block_sums; }
 }

@@ -1,24 +1,29 @@
-//! Linear layers and MLPs: activations on their way into a GEMM, and the choice of the kernel.
+//! Linear layers: activations on their way into a GEMM, and the choice of the kernel.
 //!
 //! Activations are converted to the GEMM's number format right before it, in the workspace; RMSNorm and
 //! SwiGLU are fused into that conversion. Forward GEMMs of a network that is trained run in the kernels of
 //! inference, so that its log-probabilities have the engine's bits; the GEMMs of its backward pass
 //! ([`super::linear_backward`]) are cuBLASLt's, which reads weights by rows.
 
-use super::constants::{ABSMAX_STRIDE, NORM_THREADS, PLAIN_TILE, QUANTIZED_FOURS};
+use super::constants::{NORM_THREADS, PLAIN_TILE};
 use super::device::{Cuda, CudaTensor};
 use super::ffi::DevicePtr;
-use super::gemm::{self, Gating, Packed};
-use super::kernels::{self, GemmPlain, NormForward, NormRowsBf16, QuantizeKnown};
+use super::gemm;
+use super::kernels::{self, GemmPlain, NormForward, NormRowsBf16};
 use super::kernels::{QuantizeNorm, QuantizeRows, QuantizeSwiglu, RowsBf16, SwigluRowsBf16};
 use super::launch::Launch;
 use super::queue::CudaQueue;
 use super::weight::{CudaWeight, number_bytes, unsupported};
-use crate::ops::{Linear, Mlp, Norm, Output};
+use crate::ops::{Linear, Norm, Output};
 use crate::types::Format;
 
-/// Rows that operands in the workspace are padded to: kernels may read (never use) rows of a last tile.
+/// Rows that operands are padded to: kernels may read (never use) rows of a last tile.
 const ROW_TILE: usize = 256;
+
+/// Rows that an operand of so many has memory for.
+pub(super) fn padded_rows(rows: usize) -> usize {
+    rows.next_multiple_of(ROW_TILE)
+}
 
 /// Threads that convert a row: few for narrow rows, whose sums over a block cost more than their numbers.
 pub(super) fn conversion_threads(width: usize) -> usize {
@@ -49,7 +54,7 @@ pub(super) struct Operand {
 impl Operand {
     /// Memory for rows in a format, and for their scales.
     pub fn alloc(queue: &mut CudaQueue, format: Format, rows: usize, k: usize) -> Operand {
-        let readable = rows.next_multiple_of(ROW_TILE);
+        let readable = padded_rows(rows);
         let data = queue.alloc(readable * k * number_bytes(format));
         let scales = if format.is_quantized() { queue.alloc(readable * 4) } else { 0 };
         Operand { data, scales, readable }
@@ -87,7 +92,7 @@ pub(super) fn operand(
             queue.launch(kernels::norm_bf16, launch, NormRowsBf16 { x, gain, k, eps, out });
         }
         (Format::Bf16, Source::Swiglu(gate_up)) => {
-            queue.launch(kernels::swiglu_bf16, launch, SwigluRowsBf16 { gate_up, f: k, out });
+            queue.launch(kernels::swiglu_bf16, launch, SwigluRowsBf16 { gate_up, f: k, kept: 0, out });
         }
         (Format::Int8 | Format::Fp8, Source::Rows(x)) => {
             let kernel = eight_bits(format, kernels::rows_i8, kernels::rows_e4m3);
@@ -107,7 +112,7 @@ pub(super) fn operand(
 }
 
 /// What is there for each format of eight bits.
-fn eight_bits<T>(format: Format, int8: T, fp8: T) -> T {
+pub(super) fn eight_bits<T>(format: Format, int8: T, fp8: T) -> T {
     match format {
         Format::Int8 => int8,
         Format::Fp8 => fp8,
@@ -200,69 +205,8 @@ pub(super) fn linear(queue: &mut CudaQueue, args: Linear<Cuda>) {
     gemm(queue, x, rows, w, bias.map_or(0, CudaTensor::at), output, out.at());
 }
 
-fn normed(x: &CudaTensor, norm: &Norm<Cuda>, width: usize) -> Source {
+/// RMSNorm of the rows of a tensor.
+pub(super) fn normed(x: &CudaTensor, norm: &Norm<Cuda>, width: usize) -> Source {
     assert!(norm.gain.len == width, "rmsnorm: gain");
     Source::Normed { x: x.at(), gain: norm.gain.at(), eps: norm.eps, absmax: 0 }
-}
-
-/// [`crate::Queue::mlp`]
-pub(super) fn mlp(queue: &mut CudaQueue, args: Mlp<Cuda>) {
-    let Mlp { x, rows, norm, gate_up, down, kept } = args;
-    assert!(rows * gate_up.k <= x.len && down.n == gate_up.k && gate_up.n == 2 * down.k, "mlp: widths");
-    assert!(kept.as_ref().is_none_or(|kept| rows * gate_up.n <= kept.len), "mlp: kept projections");
-    let source = normed(x, &norm, gate_up.k);
-    let together = |w: &Packed| w.format == down.format && w.takes_gating(&queue.context);
-    let packed = gate_up.tiles().filter(together);
-    let projected = match (packed, kept) {
-        (Some(packed), None) => return gated_mlp(queue, source, rows, packed, down, x.at()),
-        (_, Some(kept)) => kept.at(),
-        (None, None) => queue.alloc(4 * rows * gate_up.n),
-    };
-    let first = operand(queue, gate_up.format, source, rows, gate_up.k);
-    match packed {
-        // The bits that they have inside of `gated_mlp`.
-        Some(packed) => {
-            let packed = Packed { gating: Gating::Paired, ..packed };
-            gemm::linear(queue, first, rows, packed, 0, false, projected);
-        }
-        None => gemm(queue, first, rows, gate_up, 0, Output::Store, projected),
-    }
-    let second = operand(queue, down.format, Source::Swiglu(projected), rows, down.k);
-    gemm(queue, second, rows, down, 0, Output::Add, x.at());
-}
-
-/// Threads of a block that quantizes a part of a row, and numbers of that part.
-const KNOWN_THREADS: usize = 256;
-const KNOWN_SHARE: usize = 4 * QUANTIZED_FOURS * KNOWN_THREADS;
-
-/// An MLP whose gate and up projections are brought together inside of the first GEMM, which finds the absmax
-/// of each row of the result, too: `x += (silu(gate) * up) down^T`.
-fn gated_mlp(
-    queue: &mut CudaQueue,
-    source: Source,
-    rows: usize,
-    gate_up: Packed,
-    down: &CudaWeight,
-    x: DevicePtr,
-) {
-    let (format, f) = (gate_up.format, down.k);
-    let quantized = format.is_quantized();
-    let absmax = if quantized { queue.alloc(4 * ABSMAX_STRIDE * rows) } else { 0 };
-    let source = match source {
-        Source::Normed { x, gain, eps, .. } => Source::Normed { x, gain, eps, absmax },
-        other => other,
-    };
-    let first = operand(queue, format, source, rows, gate_up.k);
-    // In bf16 the result is what the second GEMM reads.
-    let second = Operand::alloc(queue, format, rows, f);
-    let activated = if quantized { queue.alloc(4 * rows * f) } else { second.data };
-    let gated = Packed { gating: Gating::Swiglu, absmax, ..gate_up };
-    gemm::linear(queue, first, rows, gated, 0, false, activated);
-    if quantized {
-        let kernel = eight_bits(format, kernels::known_i8, kernels::known_e4m3);
-        let Operand { data: out, scales, .. } = second;
-        let args = QuantizeKnown { x: activated, k: f as u32, absmax, out, scales };
-        queue.launch(kernel, Launch::grid([rows, f.div_ceil(KNOWN_SHARE), 1], KNOWN_THREADS), args);
-    }
-    gemm(queue, second, rows, down, 0, Output::Add, x);
 }

@@ -1,4 +1,4 @@
-//! Backward of linear layers and MLPs, with the norm before them.
+//! Backward of linear layers, with the norm before them.
 //!
 //! A gradient that several GEMMs read is brought into their format once, and what only GEMMs read is made in
 //! it at once: in bf16 a training step would otherwise spend a tenth of its time on conversions. Values are
@@ -8,23 +8,19 @@
 use super::constants::NORM_THREADS;
 use super::device::{Cuda, CudaTensor};
 use super::ffi::DevicePtr;
-use super::kernels::{self, NormForwardBf16, RowsBf16, SwigluBackward, SwigluBackwardBf16};
+use super::kernels::{self, NormForwardBf16, RowsBf16};
 use super::launch::Launch;
 use super::linear::{Operand, PlainGemm, Source, conversion_threads, operand};
-use super::lt::Lt;
+use super::lt::{Lt, Number};
 use super::norm::{self, NormRows};
 use super::queue::CudaQueue;
 use super::sums;
 use super::weight::CudaWeight;
-use crate::ops::{LinearBackward, MlpBackward, NormBackward};
+use crate::ops::{LinearBackward, NormBackward};
 use crate::types::{Format, Rows};
 
-/// Threads of a block that computes gradients of SwiGLU, four numbers each.
-const SWIGLU_THREADS: usize = 256;
-/// Numbers of a row that such a block takes.
-const SWIGLU_SHARE: usize = 4 * SWIGLU_THREADS;
-
-fn address(tensor: Option<&mut CudaTensor>) -> Option<DevicePtr> {
+/// Where a gradient is that is wanted.
+pub(super) fn address(tensor: Option<&mut CudaTensor>) -> Option<DevicePtr> {
     tensor.map(|tensor| tensor.at())
 }
 
@@ -40,7 +36,7 @@ pub(super) fn input_gradient(
     let (n, k, weights) = (w.n, w.k, w.rows());
     if w.format == Format::Bf16
         && Lt::takes(n, k)
-        && queue.with_lt(|lt, queue| lt.input_gradient(queue, dy, weights, rows, n, k, dx))
+        && queue.with_lt(|lt, queue| lt.input_gradient(queue, dy, weights, rows, n, k, dx, Number::F32))
     {
         return;
     }
@@ -54,6 +50,27 @@ pub(super) fn input_gradient(
         out: dx,
     };
     gemm.run(queue, w.format);
+}
+
+/// [`input_gradient`] of bf16 weights as an operand in bf16, rounded once.
+pub(super) fn input_gradient_bf16(
+    queue: &mut CudaQueue,
+    dy: DevicePtr,
+    rows: usize,
+    w: &CudaWeight,
+) -> DevicePtr {
+    assert!(w.trained && w.format == Format::Bf16, "a gradient in bf16 is that of trained bf16 weights");
+    let (n, k, weights) = (w.n, w.k, w.rows());
+    let dx = Operand::alloc(queue, Format::Bf16, rows, k).data;
+    if Lt::takes(n, k)
+        && queue.with_lt(|lt, queue| lt.input_gradient(queue, dy, weights, rows, n, k, dx, Number::Bf16))
+    {
+        return dx;
+    }
+    let full = queue.alloc(4 * rows * k);
+    input_gradient(queue, dy, rows, w, full);
+    round_rows(queue, full, rows, k, dx);
+    dx
 }
 
 /// `dw[n, k] += dy^T x`; both are in the weights' format.
@@ -85,18 +102,29 @@ pub(super) fn weight_gradient(
 }
 
 /// Numbers in the format of trained weights.
-fn converted(queue: &mut CudaQueue, format: Format, x: DevicePtr, rows: usize, width: usize) -> DevicePtr {
+pub(super) fn converted(
+    queue: &mut CudaQueue,
+    format: Format,
+    x: DevicePtr,
+    rows: usize,
+    width: usize,
+) -> DevicePtr {
     if format == Format::F32 {
         return x;
     }
     let to = Operand::alloc(queue, Format::Bf16, rows, width).data;
-    let launch = Launch::blocks(rows, conversion_threads(width));
-    queue.launch(kernels::rows_bf16, launch, RowsBf16 { x, k: width as u32, out: to });
+    round_rows(queue, x, rows, width, to);
     to
 }
 
+/// Rows rounded to bf16.
+fn round_rows(queue: &mut CudaQueue, x: DevicePtr, rows: usize, width: usize, out: DevicePtr) {
+    let launch = Launch::blocks(rows, conversion_threads(width));
+    queue.launch(kernels::rows_bf16, launch, RowsBf16 { x, k: width as u32, out });
+}
+
 /// RMSNorm of rows in the format of the weights that multiply them.
-fn normed(
+pub(super) fn normed(
     queue: &mut CudaQueue,
     x: DevicePtr,
     gain: DevicePtr,
@@ -119,7 +147,8 @@ fn normed(
     }
 }
 
-fn untrained(format: Format) -> ! {
+/// Formats that are never trained.
+pub(super) fn untrained(format: Format) -> ! {
     unreachable!("weights in {format} have no gradients")
 }
 
@@ -175,65 +204,22 @@ pub(super) fn linear_backward(queue: &mut CudaQueue, args: LinearBackward<Cuda>)
     let fits = gain.len == w.k && dgain.as_ref().is_none_or(|dgain| dgain.len == w.k);
     assert!(fits, "linear backward: gain");
     let dgain = address(dgain);
+    let before = NormRows { x: x.at(), gain: gain.at(), rows: Rows::dense(rows, w.k), eps };
+    if let (Some(dw), Some(dx)) = (dw, dx) {
+        if let Some(dbias) = dbias {
+            sums::of_columns(queue, dy.at(), 0, rows, w.n, dbias);
+        }
+        let (dy, dnormed) = (converted(queue, w.format, dy.at(), rows, w.n), queue.alloc(4 * rows * w.k));
+        input_gradient(queue, dy, rows, w, dnormed);
+        let x = norm::backward_and_normed(queue, before, dnormed, dx, dgain, w);
+        return weight_gradient(queue, x, dy, rows, w, dw);
+    }
     let dnormed = (dx.is_some() || dgain.is_some()).then(|| queue.alloc(4 * rows * w.k));
     let mark = queue.mark();
     let input = Input { x: x.at(), norm: Some((gain.at(), eps)) };
     gradients(queue, input, dy.at(), rows, w, dw, dbias, dnormed);
     queue.rewind(mark);
     if let Some(dy) = dnormed {
-        let rows = NormRows { x: x.at(), gain: gain.at(), rows: Rows::dense(rows, w.k), eps };
-        norm::backward(queue, rows, dy, dx, dgain);
+        norm::backward(queue, before, dy, dx, dgain);
     }
-}
-
-/// [`crate::Queue::mlp_backward`]
-pub(super) fn mlp_backward(queue: &mut CudaQueue, args: MlpBackward<Cuda>) {
-    let MlpBackward { x, rows, norm, gate_up, down, kept, dgate_up, ddown, dx } = args;
-    let NormBackward { gain, eps, dgain } = norm;
-    let (d, f) = (gate_up.k, down.k);
-    assert!(gate_up.n == 2 * f && down.n == d && gain.len == d, "mlp backward: widths");
-    assert!(rows * d <= x.len.min(dx.len) && rows * 2 * f <= kept.len, "mlp backward: rows");
-    assert!(dgate_up.as_ref().is_none_or(|dw| 2 * f * d <= dw.len), "mlp backward: gate and up weights");
-    assert!(ddown.as_ref().is_none_or(|dw| d * f <= dw.len), "mlp backward: down weights");
-    assert!(dgain.as_ref().is_none_or(|dgain| dgain.len == d), "mlp backward: gain");
-    assert!(gate_up.format == down.format, "mlp backward: formats");
-    let (dgate_up, ddown, dgain) = (address(dgate_up), address(ddown), address(dgain));
-    let format = down.format;
-    let dnormed = queue.alloc(4 * rows * d);
-    let mark = queue.mark();
-
-    // The output of SwiGLU and the gradients of the gate and up projections; GEMMs alone read them.
-    let dactivated = queue.alloc(4 * rows * f);
-    let dy = converted(queue, format, dx.at(), rows, d);
-    input_gradient(queue, dy, rows, down, dactivated);
-    let launch = Launch::grid([rows, f.div_ceil(SWIGLU_SHARE), 1], SWIGLU_THREADS);
-    let (dprojected, activated) = match format {
-        Format::Bf16 => {
-            let gradients = Operand::alloc(queue, format, rows, 2 * f).data;
-            let activated = Operand::alloc(queue, format, rows, f).data;
-            let (gate_up, dout, out) = (kept.at(), dactivated, activated);
-            let args = SwigluBackwardBf16 { gate_up, dout, f: f as u32, gradients, out };
-            queue.launch(kernels::swiglu_backward_bf16, launch, args);
-            (gradients, activated)
-        }
-        // In place.
-        Format::F32 => {
-            let args = SwigluBackward { gate_up: kept.at(), f: f as u32, out: dactivated };
-            queue.launch(kernels::swiglu_backward, launch, args);
-            (kept.at(), dactivated)
-        }
-        Format::Int8 | Format::Fp8 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => untrained(format),
-    };
-    if let Some(ddown) = ddown {
-        weight_gradient(queue, activated, dy, rows, down, ddown);
-    }
-    if let Some(dgate_up) = dgate_up {
-        let normed = normed(queue, x.at(), gain.at(), eps, rows, gate_up);
-        weight_gradient(queue, normed, dprojected, rows, gate_up, dgate_up);
-    }
-    input_gradient(queue, dprojected, rows, gate_up, dnormed);
-    queue.rewind(mark);
-
-    let rows = NormRows { x: x.at(), gain: gain.at(), rows: Rows::dense(rows, d), eps };
-    norm::backward(queue, rows, dnormed, Some(dx.at()), dgain);
 }

@@ -20,6 +20,13 @@ const DESC_TRANSPOSE_B: c_int = 4;
 const PREFERENCE_WORKSPACE: c_int = 1;
 const WORKSPACE: usize = 64 << 20;
 
+/// What the result of a GEMM is rounded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Number {
+    F32,
+    Bf16,
+}
+
 /// One GEMM `d[m, n] = a op(b) (+ d)` in the library's column-major terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
@@ -28,6 +35,7 @@ struct Shape {
     k: usize,
     transpose_b: bool,
     add: bool,
+    result: Number,
 }
 
 struct Plan {
@@ -78,8 +86,9 @@ impl Lt {
         n: usize,
         k: usize,
         dx: DevicePtr,
+        result: Number,
     ) -> bool {
-        let shape = Shape { m: k, n: rows, k: n, transpose_b: false, add: false };
+        let shape = Shape { m: k, n: rows, k: n, transpose_b: false, add: false, result };
         self.run(queue, shape, w, dy, dx)
     }
 
@@ -94,7 +103,7 @@ impl Lt {
         k: usize,
         dw: DevicePtr,
     ) -> bool {
-        let shape = Shape { m: k, n, k: rows, transpose_b: true, add: true };
+        let shape = Shape { m: k, n, k: rows, transpose_b: true, add: true, result: Number::F32 };
         self.run(queue, shape, x, dy, dw)
     }
 
@@ -146,9 +155,13 @@ fn plan(lib: &CublasLt, handle: Handle, shape: Shape) -> Option<Plan> {
     let (b_rows, b_columns) = if shape.transpose_b { (shape.n, shape.k) } else { (shape.k, shape.n) };
     let a = layout(shape.m, shape.k, TYPE_BF16)?;
     let b = layout(b_rows, b_columns, TYPE_BF16)?;
-    let d = layout(shape.m, shape.n, TYPE_F32)?;
+    let result = match shape.result {
+        Number::F32 => TYPE_F32,
+        Number::Bf16 => TYPE_BF16,
+    };
+    let d = layout(shape.m, shape.n, result)?;
     let (mut desc, mut preference, mut found) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
-    let mut result = LtHeuristic::EMPTY;
+    let mut recommended = LtHeuristic::EMPTY;
     // SAFETY: every place is valid; attributes have the sizes that the library documents.
     unsafe {
         if (lib.desc_create)(&mut desc, COMPUTE_F32, TYPE_F32) != 0 {
@@ -161,13 +174,13 @@ fn plan(lib: &CublasLt, handle: Handle, shape: Shape) -> Option<Plan> {
         (lib.preference_create)(&mut preference);
         let bytes = WORKSPACE as u64;
         (lib.preference_set)(preference, PREFERENCE_WORKSPACE, (&raw const bytes).cast(), size_of::<u64>());
-        let status = (lib.heuristic)(handle, desc, a, b, d, d, preference, 1, &mut result, &mut found);
+        let status = (lib.heuristic)(handle, desc, a, b, d, d, preference, 1, &mut recommended, &mut found);
         (lib.preference_destroy)(preference);
-        if status != 0 || found == 0 || result.state != 0 {
+        if status != 0 || found == 0 || recommended.state != 0 {
             return None;
         }
     }
-    Some(Plan { desc, a, b, d, algorithm: result.algorithm })
+    Some(Plan { desc, a, b, d, algorithm: recommended.algorithm })
 }
 
 impl Drop for Lt {

@@ -1,14 +1,19 @@
-//! RMSNorm of rows and of heads inside rows, and its backward pass.
+//! RMSNorm of rows and of heads inside rows, and its backward pass: in one kernel where rows are dense and fit
+//! into the registers of a block, which also gives the rows after the norm, for the gradient of the weights
+//! that multiplied them.
 
 use super::constants::NORM_THREADS;
 use super::device::Cuda;
 use super::ffi::DevicePtr;
-use super::kernels::{self, NormForward, NormGainPartials, NormScales};
+use super::kernels::{self, Kernel, NormBackwardRows, NormForward, NormGainPartials, NormScales};
 use super::launch::Launch;
+use super::linear::Operand;
+use super::linear_backward;
 use super::queue::CudaQueue;
 use super::sums::{self, COLUMN_THREADS, PARTIAL_ROWS};
+use super::weight::CudaWeight;
 use crate::ops::{NormBackward, RmsNorm, RmsNormBackward};
-use crate::types::Rows;
+use crate::types::{Format, Rows};
 
 /// Rows that are normalised, and how.
 #[derive(Clone, Copy)]
@@ -27,6 +32,62 @@ pub(super) fn forward(queue: &mut CudaQueue, rows: NormRows, out: DevicePtr) {
     queue.launch(kernels::norm_forward, launch, NormForward { x, gain, start, per, stride, width, eps, out });
 }
 
+/// Rows that a block of the backward pass has, whose gradients of the gain are one partial sum.
+const FUSED_ROWS: usize = 16;
+
+/// The kernel that does all of a backward pass of dense rows, where there is one.
+fn fused(rows: Rows) -> Option<Kernel<NormBackwardRows>> {
+    let Rows { start, stride, per, width, .. } = rows;
+    let is_dense = start == 0 && per == 1 && stride == width && width.is_multiple_of(4);
+    is_dense.then(|| width.div_ceil(4 * NORM_THREADS)).and_then(|fours| match fours {
+        0 | 1 => Some(kernels::norm_backward_rows_1),
+        2 => Some(kernels::norm_backward_rows_2),
+        3..=4 => Some(kernels::norm_backward_rows_4),
+        5..=8 => Some(kernels::norm_backward_rows_8),
+        _ => None,
+    })
+}
+
+/// Backward of dense rows by a kernel of [`fused`]; `normed` takes the rows after the norm in bf16, or is 0.
+fn backward_fused(
+    queue: &mut CudaQueue,
+    kernel: Kernel<NormBackwardRows>,
+    rows: NormRows,
+    dy: DevicePtr,
+    dx: DevicePtr,
+    dgain: Option<DevicePtr>,
+    normed: DevicePtr,
+) {
+    let NormRows { x, gain, rows: Rows { outer, width, .. }, eps } = rows;
+    let parts = outer.div_ceil(FUSED_ROWS);
+    let partials = dgain.map_or(0, |_| queue.alloc(4 * parts * width));
+    let (rows, many) = (outer as u32, FUSED_ROWS as u32);
+    let args = NormBackwardRows { x, gain, width: width as u32, eps, dy, dx, rows, many, partials, normed };
+    queue.launch(kernel, Launch::blocks(parts, NORM_THREADS), args);
+    if let Some(dgain) = dgain {
+        sums::add_partials(queue, partials, parts, width, dgain);
+    }
+}
+
+/// Backward of dense rows, `dx` and `dgain` added to, and the rows after the norm in the format of the weights
+/// that multiplied them.
+pub(super) fn backward_and_normed(
+    queue: &mut CudaQueue,
+    rows: NormRows,
+    dy: DevicePtr,
+    dx: DevicePtr,
+    dgain: Option<DevicePtr>,
+    w: &CudaWeight,
+) -> DevicePtr {
+    if let (Some(kernel), Format::Bf16) = (fused(rows.rows), w.format) {
+        let normed = Operand::alloc(queue, Format::Bf16, rows.rows.outer, w.k).data;
+        backward_fused(queue, kernel, rows, dy, dx, dgain, normed);
+        return normed;
+    }
+    backward(queue, rows, dy, Some(dx), dgain);
+    linear_backward::normed(queue, rows.x, rows.gain, rows.eps, rows.rows.outer, w)
+}
+
 /// Backward of [`forward`]: `dx` is added to, or replaced where it is `dy` itself; `dgain` is added to.
 pub(super) fn backward(
     queue: &mut CudaQueue,
@@ -35,6 +96,9 @@ pub(super) fn backward(
     dx: Option<DevicePtr>,
     dgain: Option<DevicePtr>,
 ) {
+    if let (Some(kernel), Some(dx)) = (fused(rows.rows), dx.filter(|&dx| dx != dy)) {
+        return backward_fused(queue, kernel, rows, dy, dx, dgain, 0);
+    }
     let NormRows { x, gain, rows: Rows { start, outer, stride, per, width }, eps } = rows;
     let count = outer * per;
     let parts = count.div_ceil(PARTIAL_ROWS);

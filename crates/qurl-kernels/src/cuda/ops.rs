@@ -8,10 +8,11 @@ use super::kv::CudaKv;
 use super::launch::Launch;
 use super::pending::{self, CudaPending};
 use super::queue::CudaQueue;
-use super::{head, linear, linear_backward, norm, rows, sums};
+use super::{head, head_backward, linear, linear_backward, mlp, norm, rows, sums};
 use crate::ops::*;
 use crate::queue::Queue;
-use crate::types::{AdamW, Batch, DeviceError, HeadOutput, Sampled};
+use crate::types::{AdamW, Batch, DeviceError, HeadOutput, LossGradient, Sampled};
+use std::ops::Range;
 use std::sync::Arc;
 
 impl Queue for CudaQueue {
@@ -103,12 +104,12 @@ impl Queue for CudaQueue {
 
     fn mlp(&mut self, args: Mlp<Cuda>) {
         self.begin();
-        linear::mlp(self, args);
+        mlp::mlp(self, args);
     }
 
     fn mlp_backward(&mut self, args: MlpBackward<Cuda>) {
         self.begin();
-        linear_backward::mlp_backward(self, args);
+        mlp::mlp_backward(self, args);
     }
 
     fn attend(&mut self, args: Attend<Cuda>) {
@@ -132,7 +133,16 @@ impl Queue for CudaQueue {
 
     fn head_backward(&mut self, args: HeadBackward<Cuda>) {
         self.begin();
-        head::backward(self, args);
+        head_backward::backward(self, args);
+    }
+
+    fn head_training<E: From<DeviceError>>(
+        &mut self,
+        args: HeadTraining<Cuda>,
+        loss: impl FnMut(Range<usize>, &HeadOutput) -> Result<LossGradient, E>,
+    ) -> Result<(), E> {
+        self.begin();
+        head_backward::training(self, args, loss)
     }
 
     fn sample(&mut self, args: Sample<Cuda>) {
@@ -182,7 +192,8 @@ impl Queue for CudaQueue {
             root_correction: (1.0 / correction2.sqrt()) as f32,
             eps,
         };
-        self.launch(kernels::adamw, Launch::elements(w.len.min(1 << 24)), args);
+        // Four numbers a thread; enough threads for the last ones of an odd length, too.
+        self.launch(kernels::adamw, Launch::elements(w.len.div_ceil(4).clamp(4, 1 << 22)), args);
     }
 
     fn sum_squares(&mut self, tensors: &[&CudaTensor]) -> Result<f64, DeviceError> {

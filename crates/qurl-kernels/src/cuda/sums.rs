@@ -1,7 +1,7 @@
 //! Sums over columns and whole tensors: in parts of a fixed size, which are then added in order, so that bits
 //! depend on the numbers alone.
 
-use super::constants::{CHECKSUM_CHAINS, SUM_THREADS};
+use super::constants::{ADDING_WARPS, CHECKSUM_CHAINS, SUM_THREADS};
 use super::device::CudaTensor;
 use super::ffi::DevicePtr;
 use super::kernels::{self, AddPartials, BlockSums, ColumnPartials, SquarePartials, SumDoubles};
@@ -46,29 +46,31 @@ pub(super) fn add_partials(
 ) {
     if parts > 0 {
         let args = AddPartials { partials, parts: parts as u32, d: d as u32, sums };
-        queue.launch(kernels::add_partials, Launch::blocks(d.div_ceil(COLUMN_THREADS), COLUMN_THREADS), args);
+        queue.launch(kernels::add_partials, Launch::blocks(d.div_ceil(32), 32 * ADDING_WARPS), args);
     }
 }
 
-/// [`crate::Queue::sum_squares`]: all are issued before the first is waited for.
+/// [`crate::Queue::sum_squares`]: partial sums tensor by tensor, then the sums of all in one launch.
 pub(super) fn squares(queue: &mut CudaQueue, tensors: &[&CudaTensor]) -> Result<f64, DeviceError> {
     if tensors.is_empty() {
         return Ok(0.0);
     }
-    let mut sums = vec![0.0f64; tensors.len()];
-    let totals = queue.alloc(8 * sums.len());
-    let mark = queue.mark();
-    for (tensor, total) in tensors.iter().zip((totals..).step_by(8)) {
-        queue.rewind(mark);
-        let parts = tensor.len.div_ceil(SQUARES);
-        let partials = queue.alloc(8 * parts);
-        let (x, count) = (tensor.at(), tensor.len as u64);
+    let parts = |tensor: &&CudaTensor| tensor.len.div_ceil(SQUARES);
+    let partials = queue.alloc(8 * tensors.iter().map(parts).sum::<usize>());
+    // Where the partial sums of each tensor begin and end.
+    let mut starts = vec![0u32];
+    for tensor in tensors {
+        let (start, blocks) = (starts[starts.len() - 1], parts(tensor));
+        let (x, count, partials) = (tensor.at(), tensor.len as u64, partials + 8 * u64::from(start));
         let args = SquarePartials { x, count, per: SQUARES as u32, partials };
-        queue.launch(kernels::square_partials, Launch::blocks(parts, SUM_THREADS), args);
-        let args = SumDoubles { x: partials, count: parts as u32, out: total };
-        queue.launch(kernels::sum_doubles, Launch::blocks(1, SUM_THREADS), args);
+        queue.launch(kernels::square_partials, Launch::blocks(blocks, SUM_THREADS), args);
+        starts.push(start + blocks as u32);
     }
-    queue.read_values(totals, &mut sums)?;
+    let mut sums = vec![0.0f64; tensors.len()];
+    let (starts, out) = (queue.stage(&starts), queue.alloc(8 * sums.len()));
+    let args = SumDoubles { x: partials, starts, out };
+    queue.launch(kernels::sum_doubles, Launch::blocks(tensors.len(), SUM_THREADS), args);
+    queue.read_values(out, &mut sums)?;
     Ok(sums.iter().sum())
 }
 

@@ -88,6 +88,11 @@ impl CudaWeight {
         rounding: Rounding,
     ) -> Result<(), DeviceError> {
         let (n, k, format) = (self.n, self.k, self.format);
+        if format == Format::Bf16 && self.packed {
+            let rows = self.rows.as_ref().map_or(0, Buffer::at);
+            gemm::pack_bf16(queue, weights, n, k, rows, self.data.at());
+            return Ok(());
+        }
         let rows = match (&self.rows, self.packed) {
             (Some(rows), _) => rows.at(),
             (None, true) => queue.alloc(n * k * number_bytes(format)),
@@ -101,7 +106,6 @@ impl CudaWeight {
             }
             Format::Bf16 => {
                 queue.launch(kernels::rows_bf16, launch, RowsBf16 { x: weights, k: k32, out: rows });
-                self.pack(queue, rows);
                 return Ok(());
             }
             Format::Int8 => kernels::weights_i8,
@@ -163,7 +167,6 @@ impl CudaWeight {
             tiles: self.data.at(),
             scales: self.scales(),
             gating: Gating::None,
-            absmax: 0,
         };
         self.packed.then_some(packed)
     }

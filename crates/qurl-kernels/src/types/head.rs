@@ -41,3 +41,34 @@ pub struct HeadGradient<'a> {
     /// `dL/dentropy` per row; empty where the loss has no entropy.
     pub dentropy: &'a [f32],
 }
+
+impl<'a> HeadGradient<'a> {
+    /// That of some of the rows.
+    pub fn part(self, rows: std::ops::Range<usize>) -> HeadGradient<'a> {
+        let dentropy = if self.dentropy.is_empty() { &[][..] } else { &self.dentropy[rows.clone()] };
+        HeadGradient { dlogp: &self.dlogp[rows], dentropy }
+    }
+
+    /// # Panics
+    /// If it is not that of so many rows: a bug.
+    pub(crate) fn check(&self, rows: usize) {
+        assert!(self.dlogp.len() == rows, "head backward: gradient");
+        assert!(self.dentropy.is_empty() || self.dentropy.len() == rows, "head backward: entropy gradient");
+    }
+}
+
+/// Derivatives of the loss by what the head said: [`HeadGradient`], owned.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LossGradient {
+    /// By each target's log-prob.
+    pub dlogp: Vec<f32>,
+    /// By each target's entropy; empty where the loss has none.
+    pub dentropy: Vec<f32>,
+}
+
+impl LossGradient {
+    /// The same, borrowed.
+    pub fn borrowed(&self) -> HeadGradient<'_> {
+        HeadGradient { dlogp: &self.dlogp, dentropy: &self.dentropy }
+    }
+}

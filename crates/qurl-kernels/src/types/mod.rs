@@ -15,7 +15,7 @@ pub use batch::{Batch, Token};
 pub use device_kind::{DeviceKind, UnknownDeviceKind};
 pub use error::DeviceError;
 pub use format::{Format, Rounding, UnknownFormat, WeightShape};
-pub use head::{HeadGradient, HeadOutput};
+pub use head::{HeadGradient, HeadOutput, LossGradient};
 pub use optimizer::AdamW;
 pub use rows::Rows;
 pub use sampling::{SampleRow, Sampled};

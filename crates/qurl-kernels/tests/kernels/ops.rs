@@ -82,6 +82,11 @@ impl<D: Device> Ops<D> {
         self.queue().pack(Pack { from, rounding, copy, to }).expect("weights pack");
     }
 
+    /// What rows leave in an MLP of this width.
+    pub fn kept_mlp(&self, rows: usize, width: usize, format: Format) -> D::KeptMlp {
+        self.device.kept_mlp(rows, width, format).expect("memory for a test")
+    }
+
     /// The identity `[n, n]`, whose GEMM with f32 rows gives the rows; trained.
     pub fn identity(&self, n: usize) -> D::Weight {
         let one_or_zero = |i: usize| if i / n == i % n { 1.0 } else { 0.0 };

@@ -24,8 +24,8 @@ pub struct Kept<D: Device> {
     pub(crate) lse: D::Tensor,
     /// `[rows, d]` the residual stream between attention and MLP.
     pub(crate) middle: D::Tensor,
-    /// `[rows, 2 f]` gate and up projections.
-    pub(crate) gate_up: D::Tensor,
+    /// Gate and up projections.
+    pub(crate) mlp: D::KeptMlp,
 }
 
 impl<D: Device> Activations<D> {
@@ -39,7 +39,7 @@ impl<D: Device> Activations<D> {
                 attention: zeros(c.q_dim())?,
                 lse: zeros(c.num_heads)?,
                 middle: zeros(c.hidden_size)?,
-                gate_up: zeros(2 * c.intermediate_size)?,
+                mlp: device.kept_mlp(rows, c.intermediate_size, net.options().format)?,
             })
         };
         Ok(Activations { qkv: zeros(c.qkv_dim())?, kept: kept.then(kept_buffers).transpose()? })
@@ -77,12 +77,12 @@ pub fn forward<D: Device>(
     let c = net.config();
     let (w, eps) = (&block.params, c.rms_norm_eps);
     let Written { qkv, kept } = written;
-    let (mut raw, mut attention, mut middle, mut gate_up) = (None, None, None, None);
+    let (mut raw, mut attention, mut middle, mut mlp) = (None, None, None, None);
     if let Some(kept) = kept {
         raw = kept.qkv_raw.as_mut();
         attention = Some((&mut kept.attention, &mut kept.lse));
         middle = Some(&mut kept.middle);
-        gate_up = Some(&mut kept.gate_up);
+        mlp = Some(&mut kept.mlp);
     }
 
     queue.linear(Linear {
@@ -117,6 +117,6 @@ pub fn forward<D: Device>(
         norm: Norm { gain: w.mlp_norm.tensor(), eps },
         gate_up: projections.weight(),
         down: down.weight(),
-        kept: gate_up.take(),
+        kept: mlp.take(),
     });
 }

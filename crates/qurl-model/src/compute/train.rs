@@ -13,11 +13,13 @@ use super::layer::{self, Activations, Kept};
 use super::network::{Block, Network};
 use crate::params::{DenseMlp, LayerParams, MlpParams, Params};
 use qurl_kernels::ops::{
-    AttendBackward, Gather, Head, HeadBackward, Index, Linear, LinearBackward, MlpBackward, Norm,
-    NormBackward, Output, QkNormBackward, RmsNorm, RmsNormBackward, RowDots, RowDotsBackward, ScatterAdd,
+    AttendBackward, Gather, Head, HeadBackward, HeadTraining, Index, Linear, LinearBackward, MlpBackward,
+    Norm, NormBackward, Output, QkNormBackward, RmsNorm, RmsNormBackward, RowDots, RowDotsBackward,
+    ScatterAdd,
 };
-use qurl_kernels::types::{Batch, HeadGradient, HeadOutput};
+use qurl_kernels::types::{Batch, HeadGradient, HeadOutput, LossGradient};
 use qurl_kernels::{Device, DeviceError, KvFormat, Queue};
+use std::ops::Range;
 
 /// How a tape uses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,6 +259,35 @@ impl<D: Device> Tape<D> {
         self.backward_from_hidden(queue, net, &targets.rows, grads);
     }
 
+    /// [`Tape::forward`] and [`Tape::backward`] in one, for a loss whose derivatives by what the head says of
+    /// a target depend on that target alone: it is asked for ranges of targets, in order, and the head
+    /// computes its logits once. The gradients have the same bits. After an error of the loss some have been
+    /// added.
+    pub fn train<E: From<DeviceError>>(
+        &mut self,
+        queue: &mut D::Queue,
+        net: &Network<D>,
+        batch: &Batch,
+        targets: &Targets,
+        temperature: f32,
+        loss: impl FnMut(Range<usize>, &HeadOutput) -> Result<LossGradient, E>,
+        grads: &mut Params<D::Tensor>,
+    ) -> Result<(), E> {
+        self.run_blocks(queue, net, batch);
+        self.pick(queue, net, &targets.rows);
+        let head = HeadTraining {
+            hidden: &self.hidden,
+            head: &net.head,
+            targets: &targets.tokens,
+            temperature,
+            dhidden: &mut self.dhidden,
+            dweight: Some(grads.head.as_mut().unwrap_or(&mut grads.embed)),
+        };
+        queue.head_training(head, loss)?;
+        self.backward_from_hidden(queue, net, &targets.rows, grads);
+        Ok(())
+    }
+
     /// Runs whole sequences and gives the critic's values of the chosen rows.
     ///
     /// # Panics
@@ -340,7 +371,8 @@ impl<D: Device> Tape<D> {
         let (rows, eps) = (self.rows, net.config().rms_norm_eps);
         let Block { heads, params: w } = &net.blocks[index];
         let acts = if self.options.recompute { &mut self.acts[0] } else { &mut self.acts[index] };
-        let Activations { qkv, kept: Some(Kept { qkv_raw, attention, lse, middle, gate_up }) } = acts else {
+        let Activations { qkv, kept: Some(Kept { qkv_raw, attention, lse, middle, mlp: kept }) } = acts
+        else {
             panic!("activations were not kept")
         };
 
@@ -354,7 +386,7 @@ impl<D: Device> Tape<D> {
             norm: NormBackward { gain, eps, dgain },
             gate_up: mlp.gate_up.weight(),
             down: mlp.down.weight(),
-            kept: gate_up,
+            kept,
             dgate_up: Some(dgate_up),
             ddown: Some(ddown),
             dx: &mut self.x,

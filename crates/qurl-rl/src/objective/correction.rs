@@ -89,6 +89,14 @@ impl Correction {
         }
     }
 
+    /// Whether a token's weight depends on other tokens of its sequence.
+    pub(super) fn looks_at_sequences(&self) -> bool {
+        match self {
+            Self::SequenceTis { .. } | Self::GeoMask { .. } => true,
+            Self::None {} | Self::TokenIs {} | Self::TokenTis { .. } | Self::Icepop { .. } => false,
+        }
+    }
+
     /// The weight of every token; masked ones get 0.
     pub fn weights<F: Copy + Into<f64>>(
         &self,
@@ -105,7 +113,7 @@ impl Correction {
         let keep_inside = |rho: f64, low: f64, high: f64, kept: f64| {
             if (low..=high).contains(&rho) { kept } else { 0.0 }
         };
-        let of_sequence = matches!(self, Self::SequenceTis { .. } | Self::GeoMask { .. });
+        let of_sequence = self.looks_at_sequences();
         let (sums, counts) =
             if of_sequence { sequence_sums(&log_rho, mask, seq) } else { Default::default() };
         let weight = |t: usize| {

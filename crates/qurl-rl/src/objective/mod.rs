@@ -105,6 +105,13 @@ impl Objective {
         }
     }
 
+    /// Whether the loss of a token depends on other tokens of its sequence, by its ratio or its correction:
+    /// then [`Objective::evaluate`] must see whole sequences. Others may be given in any pieces.
+    pub fn looks_at_sequences(&self) -> bool {
+        let Resolved { ratio, correction, .. } = self.resolve();
+        ratio == Ratio::Sequence || correction.looks_at_sequences()
+    }
+
     /// Whether this objective rejects sequences, so that [`Objective::accepted`] needs `prox` before any loss
     /// is computed.
     pub fn rejects(&self) -> bool {

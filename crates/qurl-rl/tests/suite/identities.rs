@@ -98,6 +98,35 @@ fn tis_is_decoupled_with_the_truncated_behaviour_policy() {
     }
 }
 
+/// Pieces of sequences say what the whole says, unless the objective looks at sequences; some that do say
+/// something else.
+#[test]
+fn tokens_one_by_one_add_up_unless_the_objective_looks_at_sequences() {
+    let mut random = Random(8);
+    for objective in all_objectives() {
+        let batch = Batch::random(&mut random, 60, 1.0);
+        let whole = batch.evaluate(&objective, MODES[0]);
+        let denominator = Denominator::count(&batch.mask, &batch.seq).unwrap();
+        let aggregation = Aggregation { mode: MODES[0], loss_scale_factor: None };
+        let weights = aggregation.token_weights(&denominator, &batch.mask, &batch.seq).unwrap();
+        let mut dlogp = Vec::new();
+        for t in 0..batch.seq.len() {
+            let part = Tokens {
+                theta: &batch.theta[t..=t],
+                prox: &batch.prox[t..=t],
+                behav: &batch.behav[t..=t],
+                adv: &batch.adv[t..=t],
+                mask: &batch.mask[t..=t],
+                seq: &batch.seq[t..=t],
+            };
+            dlogp.extend(objective.evaluate(&part, &weights[t..=t]).unwrap().dlogp);
+        }
+        let name = objective.name();
+        assert!(dlogp == whole.dlogp || objective.looks_at_sequences(), "{name}");
+        assert!(dlogp != whole.dlogp || !["gspo", "sequence-tis"].contains(&name), "{name}");
+    }
+}
+
 #[test]
 fn micro_batches_add_up_to_the_mini_batch() {
     let mut random = Random(6);

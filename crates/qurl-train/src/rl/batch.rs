@@ -59,6 +59,23 @@ pub struct View<'a> {
     pub returns: &'a [f32],
 }
 
+impl View<'_> {
+    /// Some of the tokens.
+    pub fn tokens(&self, tokens: Range<usize>) -> View<'_> {
+        let some = |x: &'_ [f32]| -> Range<usize> { if x.is_empty() { 0..0 } else { tokens.clone() } };
+        View {
+            seq: self.seq[tokens.clone()].to_vec(),
+            mask: &self.mask[tokens.clone()],
+            behav: &self.behav[tokens.clone()],
+            prox: &self.prox[some(self.prox)],
+            reference: &self.reference[some(self.reference)],
+            values: &self.values[some(self.values)],
+            advantages: &self.advantages[some(self.advantages)],
+            returns: &self.returns[some(self.returns)],
+        }
+    }
+}
+
 impl RolloutBatch {
     /// Lays the responses of a step side by side, with their rewards (and the penalty for overlong ones).
     pub fn pack(solved: &[Solved], plan: &RlPlan, step: u64) -> RolloutBatch {

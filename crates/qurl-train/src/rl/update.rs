@@ -5,7 +5,7 @@
 
 use super::probe::FullKl;
 use super::{RlTrainer, RolloutBatch, StepRecord, TrainError};
-use crate::learner::{LossGradient, micro_batches};
+use crate::learner::{LossGradient, LossScope, micro_batches};
 use qurl_kernels::Device;
 use qurl_model::compute::whole_batch;
 use qurl_rl::entropy::entropy_bonus;
@@ -90,12 +90,19 @@ impl<D: Device> RlTrainer<D> {
             let packed = whole_batch(&batch.ids(micro.clone()));
             let part = batch.view(micro.clone());
             let weights = aggregation.token_weights(&denominator, part.mask, &part.seq)?;
+            let scope = match algorithm.objective.looks_at_sequences() {
+                true => LossScope::Sequence,
+                false => LossScope::Token,
+            };
             self.actor.accumulate(
                 &mut self.queue,
                 &packed,
                 batch.targets(micro),
                 self.plan.rollout.temperature,
-                |out| {
+                scope,
+                |tokens, out| {
+                    let part = part.tokens(tokens.clone());
+                    let weights = &weights[tokens];
                     let tokens = Tokens {
                         theta: &out.logp,
                         prox: if known { part.prox } else { &out.logp },
@@ -105,15 +112,15 @@ impl<D: Device> RlTrainer<D> {
                         seq: &part.seq,
                     };
                     theta.extend_from_slice(&out.logp);
-                    let mut outcome = algorithm.objective.evaluate(&tokens, &weights)?;
+                    let mut outcome = algorithm.objective.evaluate(&tokens, weights)?;
                     if algorithm.kl_loss_coef != 0.0 {
                         let (kind, coef) = (algorithm.kl_loss_type, algorithm.kl_loss_coef);
-                        let kl = kind.in_loss(coef, &out.logp, part.reference, part.mask, &weights)?;
+                        let kl = kind.in_loss(coef, &out.logp, part.reference, part.mask, weights)?;
                         outcome.loss += kl.loss;
                         outcome.dlogp.iter_mut().zip(&kl.dlogp).for_each(|(a, b)| *a += b);
                         record.add_reference_kl(kl.kl_sum, kl.tokens);
                     }
-                    let bonus = entropy_bonus(algorithm.entropy_coeff, &out.entropy, part.mask, &weights)?;
+                    let bonus = entropy_bonus(algorithm.entropy_coeff, &out.entropy, part.mask, weights)?;
                     outcome.loss += bonus.loss;
                     record.add_outcome(&outcome, bonus.entropy_sum, bonus.tokens);
                     let dentropy =

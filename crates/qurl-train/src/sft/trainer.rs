@@ -2,7 +2,7 @@
 
 use super::{EpochOrder, Example, Examples, SftError, SftRecord};
 use crate::checkpoint::Snapshot;
-use crate::learner::{Learner, LearnerOptions, LossGradient, micro_batches};
+use crate::learner::{Learner, LearnerOptions, LossGradient, LossScope, micro_batches};
 use crate::optimizer::UpdateReport;
 use crate::recipe::{Recipe, Sft};
 use crate::start::Start;
@@ -186,7 +186,7 @@ pub fn train_step<D: Device>(
     let mut loss = 0.0;
     for range in micro_batches(&lengths, tape) {
         let (packed, targets) = packed(&batch[range]);
-        learner.accumulate(queue, &packed, targets, 1.0, |out| {
+        learner.accumulate(queue, &packed, targets, 1.0, LossScope::Token, |_, out| {
             loss -= out.logp.iter().map(|&x| x as f64).sum::<f64>() * weight;
             let dlogp = vec![-weight as f32; out.logp.len()];
             Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })

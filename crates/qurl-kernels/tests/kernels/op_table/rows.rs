@@ -13,8 +13,19 @@ use qurl_kernels::types::{AdamW, Rows, SampleRow, Token};
 use qurl_kernels::{Device, Queue};
 
 /// (rows, width)
-const SHAPES: [(usize, usize); 8] =
-    [(1, 1), (1, 5), (1, 61), (13, 17), (200, 33), (70, 256), (3, 1101), (401, 16)];
+const SHAPES: [(usize, usize); 11] = [
+    (1, 1),
+    (1, 5),
+    (1, 61),
+    (13, 17),
+    (200, 33),
+    (70, 256),
+    (3, 1101),
+    (401, 16),
+    (37, 1536),
+    (5, 3584),
+    (18, 5120),
+];
 const EPS: f32 = 1e-5;
 
 pub fn cases<D: Device>() -> Vec<Case<D>> {
@@ -192,13 +203,19 @@ fn adamw<D: Device>(len: usize, step: u64, seed: u64) -> Case<D> {
 }
 
 fn sum_squares<D: Device>(len: usize, seed: u64) -> Case<D> {
-    let x = Random::new(seed).normals(len);
-    let given = x.clone();
+    let mut random = Random::new(seed);
+    // One tensor, and three of different lengths.
+    let tensors = [len, 3, 20_000].map(|len| random.normals(len));
+    let given = tensors.clone();
     let run = move |ops: &Ops<D>| {
-        let x = ops.up(&given);
-        vec![vec![ops.queue().sum_squares(&[&x]).expect("a sum")]]
+        let [x, y, z] = given.each_ref().map(|values| ops.up(values));
+        let sum = |tensors: &[&D::Tensor]| ops.queue().sum_squares(tensors).expect("a sum");
+        vec![vec![sum(&[&x]), sum(&[&y, &x, &z])]]
     };
-    // Summed in f64: far better than a rounding of f32.
-    let want = move || vec![Want::new("sum", vec![wide(&x).iter().map(|x| x * x).sum()], 1e-5)];
+    let want = move || {
+        let [x, y, z] = tensors.each_ref().map(|values| wide(values).iter().map(|x| x * x).sum::<f64>());
+        // Summed in f64: far better than a rounding of f32.
+        vec![Want::new("sums", vec![x, y + x + z], 1e-5)]
+    };
     Case { name: format!("sum_squares {len}"), run: Box::new(run), want: Box::new(want) }
 }

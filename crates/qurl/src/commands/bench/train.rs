@@ -14,7 +14,7 @@ use qurl_kernels::{DeviceError, Format, Queue};
 use qurl_model::ModelConfig;
 use qurl_model::compute::{TapeOptions, Targets, whole_batch};
 use qurl_model::rng::CounterRng;
-use qurl_train::learner::{Learner, LearnerOptions, LossGradient, micro_batches};
+use qurl_train::learner::{Learner, LearnerOptions, LossGradient, LossScope, micro_batches};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::optimizer::AdamWOptions;
 use serde::Serialize;
@@ -138,7 +138,8 @@ fn measure<D: Machine>(
                 &whole_batch(part),
                 Targets::of(part, |_, _| true),
                 1.0,
-                |out| {
+                LossScope::Token,
+                |_, out| {
                     loss -= out.logp.iter().map(|&x| x as f64).sum::<f64>() / scored as f64;
                     let dlogp = vec![-1.0 / scored; out.logp.len()];
                     Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })

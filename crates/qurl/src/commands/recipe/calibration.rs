@@ -15,7 +15,7 @@ use qurl_model::compute::{Network, NetworkOptions, Targets, whole_batch};
 use qurl_model::{ModelConfig, params};
 use qurl_quant::checksum;
 use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
-use qurl_train::learner::{Learner, LearnerOptions, LossGradient};
+use qurl_train::learner::{Learner, LearnerOptions, LossGradient, LossScope};
 use std::time::Instant;
 
 /// Parameters up to which a model is measured as it is.
@@ -206,7 +206,7 @@ fn learn<D: Machine>(
 ) -> anyhow::Result<f64> {
     let (batch, targets) = batch_of(work, rows);
     timed::<D>(queue, |queue| {
-        learner.accumulate(queue, &batch, targets, 1.0, |out| {
+        learner.accumulate(queue, &batch, targets, 1.0, LossScope::Token, |_, out| {
             Ok(LossGradient { dlogp: vec![0.0; out.logp.len()], dentropy: Vec::new() })
         })
     })

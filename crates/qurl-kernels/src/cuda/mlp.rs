@@ -1,0 +1,189 @@
+//! A block's MLP: gate and up projections, SwiGLU and down projection, what is kept for training, and the
+//! backward pass.
+//!
+//! On Hopper the first GEMM brings gate and up together, in training, too: in bf16 the epilogue then also
+//! keeps both projections. What is kept is in the format of the weights, since only the backward pass reads
+//! it: in bf16 the projections are rounded, as they are where PyTorch trains in that format, and the output
+//! of SwiGLU, which the down projection read, is kept beside them. SwiGLU itself is always made of the sums
+//! in f32, so the trainer's forward pass has the engine's bits.
+
+use super::constants::{ABSMAX_STRIDE, QUANTIZED_FOURS};
+use super::context::Context;
+use super::device::Cuda;
+use super::ffi::DevicePtr;
+use super::gemm::{self, Gating, Packed};
+use super::kernels::{self, QuantizeKnown, SwigluBackward, SwigluBackwardBf16, SwigluRowsBf16};
+use super::launch::Launch;
+use super::linear::{Operand, Source, conversion_threads, eight_bits, gemm, normed, operand, padded_rows};
+use super::linear_backward::{self, address, converted, input_gradient, untrained, weight_gradient};
+use super::memory::Buffer;
+use super::norm::{self, NormRows};
+use super::queue::CudaQueue;
+use super::weight::{CudaWeight, number_bytes};
+use crate::ops::{Mlp, MlpBackward, NormBackward, Output};
+use crate::types::{DeviceError, Format, Rows};
+use std::sync::Arc;
+
+/// What an MLP leaves for its backward pass, in the format of its weights.
+pub struct CudaKeptMlp {
+    rows: usize,
+    /// Width of the MLP.
+    f: usize,
+    format: Format,
+    /// `[rows, 2 f]` gate and up projections.
+    gate_up: Buffer,
+    /// `[rows, f]` the output of SwiGLU, in bf16; in f32 it is computed again.
+    activated: Option<Buffer>,
+}
+
+impl CudaKeptMlp {
+    /// Memory for `rows` rows of an MLP of width `f`.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        rows: usize,
+        f: usize,
+        format: Format,
+    ) -> Result<Self, DeviceError> {
+        let bytes = number_bytes(format) * f;
+        let gate_up = Buffer::zeros(context, 2 * rows * bytes, "kept projections")?;
+        let activated = match format {
+            Format::Bf16 => Some(Buffer::zeros(context, padded_rows(rows) * bytes, "kept activations")?),
+            Format::F32 => None,
+            Format::Int8 | Format::Fp8 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => untrained(format),
+        };
+        Ok(CudaKeptMlp { rows, f, format, gate_up, activated })
+    }
+
+    /// Where things are: gate and up projections, and the operand of the down projection where it is kept.
+    fn places(&self, rows: usize, f: usize, format: Format) -> (DevicePtr, Option<Operand>) {
+        assert!(rows <= self.rows && f == self.f && format == self.format, "mlp: what is kept");
+        let readable = padded_rows(self.rows);
+        let activated = self.activated.as_ref().map(|b| Operand { data: b.at(), scales: 0, readable });
+        (self.gate_up.at(), activated)
+    }
+}
+
+/// [`crate::Queue::mlp`]
+pub(super) fn mlp(queue: &mut CudaQueue, args: Mlp<Cuda>) {
+    let Mlp { x, rows, norm, gate_up, down, kept } = args;
+    assert!(rows * gate_up.k <= x.len && down.n == gate_up.k && gate_up.n == 2 * down.k, "mlp: widths");
+    let (f, x_at) = (down.k, x.at());
+    let source = normed(x, &norm, gate_up.k);
+    let kept = kept.map(|kept| kept.places(rows, f, gate_up.format));
+    let together = |w: &Packed| w.format == down.format && w.takes_gating(&queue.context);
+    if let Some(packed) = gate_up.tiles().filter(together) {
+        return gated_mlp(queue, source, rows, packed, down, x_at, kept);
+    }
+    let projected = match kept {
+        Some((gate_up, None)) => gate_up,
+        Some((_, Some(_))) | None => queue.alloc(4 * rows * gate_up.n),
+    };
+    let first = operand(queue, gate_up.format, source, rows, gate_up.k);
+    gemm(queue, first, rows, gate_up, 0, Output::Store, projected);
+    let second = match kept {
+        Some((kept, Some(activated))) => {
+            let args = SwigluRowsBf16 { gate_up: projected, f: f as u32, kept, out: activated.data };
+            queue.launch(kernels::swiglu_bf16, Launch::blocks(rows, conversion_threads(f)), args);
+            activated
+        }
+        Some((_, None)) | None => operand(queue, down.format, Source::Swiglu(projected), rows, f),
+    };
+    gemm(queue, second, rows, down, 0, Output::Add, x_at);
+}
+
+/// Threads of a block that quantizes a part of a row, and numbers of that part.
+const KNOWN_THREADS: usize = 256;
+const KNOWN_SHARE: usize = 4 * QUANTIZED_FOURS * KNOWN_THREADS;
+
+/// An MLP whose gate and up projections are brought together inside of the first GEMM, which keeps them where
+/// training wants them and finds the absmax of each row of the result in eight bits: `x += (silu(gate) * up)
+/// down^T`.
+fn gated_mlp(
+    queue: &mut CudaQueue,
+    source: Source,
+    rows: usize,
+    gate_up: Packed,
+    down: &CudaWeight,
+    x: DevicePtr,
+    kept: Option<(DevicePtr, Option<Operand>)>,
+) {
+    let (format, f) = (gate_up.format, down.k);
+    let quantized = format.is_quantized();
+    let absmax = if quantized { queue.alloc(4 * ABSMAX_STRIDE * rows) } else { 0 };
+    let source = match source {
+        Source::Normed { x, gain, eps, .. } => Source::Normed { x, gain, eps, absmax },
+        other => other,
+    };
+    let first = operand(queue, format, source, rows, gate_up.k);
+    // In bf16 the result is what the second GEMM reads.
+    let (kept, activated) = kept.unwrap_or((0, None));
+    let second = activated.unwrap_or_else(|| Operand::alloc(queue, format, rows, f));
+    let activated = if quantized { queue.alloc(4 * rows * f) } else { second.data };
+    let gated = Packed { gating: Gating::Swiglu { absmax, kept }, ..gate_up };
+    gemm::linear(queue, first, rows, gated, 0, false, activated);
+    if quantized {
+        let kernel = eight_bits(format, kernels::known_i8, kernels::known_e4m3);
+        let Operand { data: out, scales, .. } = second;
+        let args = QuantizeKnown { x: activated, k: f as u32, absmax, out, scales };
+        queue.launch(kernel, Launch::grid([rows, f.div_ceil(KNOWN_SHARE), 1], KNOWN_THREADS), args);
+    }
+    gemm(queue, second, rows, down, 0, Output::Add, x);
+}
+
+/// Threads of a block that computes gradients of SwiGLU.
+const SWIGLU_THREADS: usize = 256;
+/// Numbers of a row that such a block takes, in f32 and in bf16.
+const SWIGLU_SHARE: usize = 4 * SWIGLU_THREADS;
+const SWIGLU_SHARE_BF16: usize = 8 * SWIGLU_THREADS;
+
+/// [`crate::Queue::mlp_backward`]
+pub(super) fn mlp_backward(queue: &mut CudaQueue, args: MlpBackward<Cuda>) {
+    let MlpBackward { x, rows, norm, gate_up, down, kept, dgate_up, ddown, dx } = args;
+    let NormBackward { gain, eps, dgain } = norm;
+    let (d, f) = (gate_up.k, down.k);
+    assert!(gate_up.n == 2 * f && down.n == d && gain.len == d, "mlp backward: widths");
+    assert!(rows * d <= x.len.min(dx.len), "mlp backward: rows");
+    assert!(dgate_up.as_ref().is_none_or(|dw| 2 * f * d <= dw.len), "mlp backward: gate and up weights");
+    assert!(ddown.as_ref().is_none_or(|dw| d * f <= dw.len), "mlp backward: down weights");
+    assert!(dgain.as_ref().is_none_or(|dgain| dgain.len == d), "mlp backward: gain");
+    assert!(gate_up.format == down.format, "mlp backward: formats");
+    let (dgate_up, ddown, dgain) = (address(dgate_up), address(ddown), address(dgain));
+    let format = down.format;
+    let (projected, kept) = kept.places(rows, f, format);
+
+    // The gradients of the projections take their place; `activated` is the output of SwiGLU.
+    let dy = converted(queue, format, dx.at(), rows, d);
+    let activated = match kept {
+        Some(activated) => {
+            let dout = linear_backward::input_gradient_bf16(queue, dy, rows, down);
+            let launch = Launch::grid([rows, f.div_ceil(SWIGLU_SHARE_BF16), 1], SWIGLU_THREADS);
+            let args = SwigluBackwardBf16 { gate_up: projected, dout, f: f as u32 };
+            queue.launch(kernels::swiglu_backward_bf16, launch, args);
+            activated.data
+        }
+        None => {
+            let out = queue.alloc(4 * rows * f);
+            input_gradient(queue, dy, rows, down, out);
+            let launch = Launch::grid([rows, f.div_ceil(SWIGLU_SHARE), 1], SWIGLU_THREADS);
+            queue.launch(
+                kernels::swiglu_backward,
+                launch,
+                SwigluBackward { gate_up: projected, f: f as u32, out },
+            );
+            out
+        }
+    };
+    if let Some(ddown) = ddown {
+        weight_gradient(queue, activated, dy, rows, down, ddown);
+    }
+    let dnormed = queue.alloc(4 * rows * d);
+    input_gradient(queue, projected, rows, gate_up, dnormed);
+    let before = NormRows { x: x.at(), gain: gain.at(), rows: Rows::dense(rows, d), eps };
+    match dgate_up {
+        Some(dgate_up) => {
+            let normed = norm::backward_and_normed(queue, before, dnormed, dx.at(), dgain, gate_up);
+            weight_gradient(queue, normed, projected, rows, gate_up, dgate_up);
+        }
+        None => norm::backward(queue, before, dnormed, Some(dx.at()), dgain),
+    }
+}
