@@ -3,8 +3,8 @@
 #
 #   benches/hashes.sh QURL DEVICE FOLDER [LEVEL..]
 #
-# prints one line for each recipe and level of CPU instructions (QURL_CPU; "best" by default). STEPS steps (6) are made
-# after a warm start of SFT_STEPS (60); with STEPS=all, all that the recipe says.
+# prints one line for each recipe and level of CPU instructions (QURL_CPU; "best" by default). STEPS steps (6)
+# are made after a warm start of SFT_STEPS (60); with STEPS=all, all that the recipe says.
 set -eu
 qurl=${1:?usage: hashes.sh QURL DEVICE FOLDER [LEVEL..]} device=$2 folder=$3
 shift 3
@@ -15,7 +15,8 @@ for level in "${@:-best}"; do
         [ "${STEPS:-}" = all ] && more=()
         run=$folder/$recipe-$level
         rm -rf "$run"
-        QURL_CPU=$([ "$level" = best ] || echo "$level") "$qurl" train "$here/recipes/$recipe.toml" --device "$device" \
+        QURL_CPU=$([ "$level" = best ] || echo "$level") "$qurl" train "$here/recipes/$recipe.toml" \
+            --device "$device" \
             --quiet --run "$run" "${more[@]}" > /dev/null 2> "$folder/log" || { cat "$folder/log"; exit 1; }
         echo "$(sha256sum < "$run/model/model.safetensors" | cut -c1-64) $recipe $device $level"
     done

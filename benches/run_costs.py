@@ -51,7 +51,9 @@ def main():
     parser.add_argument("--recipe", help="a recipe; the embedded default without")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--set", action="append", default=[], help="as for `qurl train`, such as a shorter warm start")
+    parser.add_argument(
+        "--set", action="append", default=[], help="as for `qurl train`, such as a shorter warm start"
+    )
     parser.add_argument("--json", action="store_true", help="print everything as one JSON document")
     arguments = parser.parse_args()
     results = {name: [] for name in VARIANTS}

@@ -1,4 +1,5 @@
-"""A thin layer over the CUDA driver for the kernel harness: modules, launches with attributes, tensor maps, timing.
+"""A thin layer over the CUDA driver for the kernel harness: modules, launches with attributes, tensor maps,
+timing.
 
 Buffers are torch tensors; kernels run on torch's current stream, so that torch captures them into graphs.
 """
@@ -42,7 +43,8 @@ class TensorMap(ctypes.Structure):
 
 
 def tensor_map(pointer, rows, row_bytes, box_rows, box_bytes=128):
-    """A map of a row-major matrix of bytes in boxes of box_rows x box_bytes; those of 128 bytes are swizzled over them."""
+    """A map of a row-major matrix of bytes in boxes of box_rows x box_bytes; those of 128 bytes are swizzled
+    over them."""
     raw = ctypes.create_string_buffer(128 + 64)
     address = (ctypes.addressof(raw) + 63) & ~63
     result = cuda.cuTensorMapEncodeTiled(

@@ -1,4 +1,5 @@
-"""The packed-weight products of cu/gemm_hopper.cu: checked against exact sums, timed beside torch's libraries."""
+"""The packed-weight GEMMs of cu/gemm_hopper.cu: checked against exact sums, timed beside torch's
+libraries."""
 
 import ctypes
 
@@ -24,7 +25,9 @@ def variant(fmt, tok, wg, cl, schedule="STREAM"):
 
 def instance(fmt, tok, wg, cl, schedule):
     """The macro that makes a kernel."""
-    return f"GATED({wg})" if schedule == "GATED" else f"K({fmt}, {fmt.upper()}, {tok}, {wg}, {cl}, {schedule})"
+    return (
+        f"GATED({wg})" if schedule == "GATED" else f"K({fmt}, {fmt.upper()}, {tok}, {wg}, {cl}, {schedule})"
+    )
 
 
 def stage_bytes(tok, wg):
@@ -32,19 +35,21 @@ def stage_bytes(tok, wg):
 
 
 def box_rows(tok, cl, schedule):
-    """Rows of tokens of one copy: blocks of a cluster bring a part each, unless they have different parts of k."""
+    """Rows of tokens of one copy: blocks of a cluster bring a part each, unless they have different parts of
+    k."""
     return tok if schedule == "SPLIT" else tok // cl
 
 
 def shared_bytes(tok, wg, parts, k_blocks):
-    """Shared memory of a block: stages, no more than it has k-blocks; the sums of a cluster take their place."""
+    """Shared memory of a block: stages, no more than it has k-blocks; the sums of a cluster take their
+    place."""
     stages = min(16, 196 * 1024 // stage_bytes(tok, wg), max(2, k_blocks))
     sums = parts * -(-(tok // 32) // parts) * wg * 4 * 2048 if parts > 1 else 0
     return max(stages * stage_bytes(tok, wg), sums) + 1024
 
 
 def gated_bytes(columns, k_blocks):
-    """The same of a gated product of 256 tokens, which needs less beside its stages."""
+    """The same of a gated GEMM of 256 tokens, which needs less beside its stages."""
     stage = (256 + 2 * columns) * 128
     return min(212 * 1024 // stage, max(2, k_blocks)) * stage + 1024
 
@@ -58,11 +63,21 @@ def ranges_for(n, k_bytes):
 def variants(fmt):
     """What the files gemm_*.cu hold."""
     large = "TILES" if fmt == "int8" else "VIRTUAL"
-    streams = (16, 64, 128) if fmt == "fp8" else (16, 64, 128, 256)
-    last = [(fmt, 256 if fmt == "int8" else 128, 2, 2, large)] + ([(fmt, 192, 2, 2, large)] if fmt == "bf16" else [])
-    split = [(fmt, 128, 1, parts, "SPLIT") for parts in (2, 4)] + ([(fmt, 256, 2, parts, "SPLIT") for parts in (3, 4)] if fmt != "fp8" else [])
+    streams = (16, 64, 128, 256)
+    last = [(fmt, 256 if fmt == "int8" else 128, 2, 2, large)] + (
+        [(fmt, 192, 2, 2, large)] if fmt == "bf16" else []
+    )
+    split = [(fmt, 128, 1, parts, "SPLIT") for parts in (2, 4)] + (
+        [(fmt, 256, 2, parts, "SPLIT") for parts in (3, 4)] if fmt != "fp8" else []
+    )
     gated = [(fmt, 256, columns, 1, "GATED") for columns in (40, 48, 64)] if fmt == "int8" else []
-    return [(fmt, t, 2, 2 if t == 256 else 1, "STREAM") for t in streams] + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large)] + last + split + gated
+    return (
+        [(fmt, t, 2, 2 if t == 256 else 1, "STREAM") for t in streams]
+        + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large)]
+        + last
+        + split
+        + gated
+    )
 
 
 def choose(fmt, rows, n, k_bytes, swiglu=0):
@@ -88,15 +103,30 @@ def choose(fmt, rows, n, k_bytes, swiglu=0):
             unit, apart, whole = (0.5, 7, 2.5) if tok == 128 else (0.75, 11, 5 if swiglu else 8)
             costs.append((unit * up(tiles * kb, ranges) + (whole if ranges == tiles else apart), v))
         elif schedule == "SPLIT":
-            if swiglu or kb < 4 * cl or (wg > 1 and rows > tok) or (fmt != "int8" and ranges_for(n, k_bytes) != tiles * cl):
+            if (
+                swiglu
+                or kb < 4 * cl
+                or (wg > 1 and rows > tok)
+                or (fmt != "int8" and ranges_for(n, k_bytes) != tiles * cl)
+            ):
                 continue
             unit, fixed = (0.25, 3.2) if tok == 128 else (0.72, 8)
-            costs.append(((unit * kb / cl + fixed) * up(up(n, 64 * wg) * up(rows, tok) * cl, CLUSTERED[cl]), v))
+            costs.append(
+                ((unit * kb / cl + fixed) * up(up(n, 64 * wg) * up(rows, tok) * cl, CLUSTERED[cl]), v)
+            )
         elif cl == 2:
             unit, each, fixed = {256: (0.75, 0, 3), 192: (0.62, 3.2, 0), 128: (0.45, 2, 0)}[tok]
-            costs.append(((unit * kb + each) * up(up(n, 256) * up(rows, tok), SMS // 2) + fixed, v) if rows > 256 else (1e9, v))
+            costs.append(
+                ((unit * kb + each) * up(up(n, 256) * up(rows, tok), SMS // 2) + fixed, v)
+                if rows > 256
+                else (1e9, v)
+            )
         else:
-            unit, fixed = (0.46 if rows > 256 and fmt != "fp8" else 0.42, 2) if wg == 2 else (0.25, 2.5) if tok == 128 else (0.21, 1.5)
+            unit, fixed = (
+                (0.46 if rows > 256 and fmt != "fp8" else 0.42, 2)
+                if wg == 2
+                else (0.25, 2.5) if tok == 128 else (0.21, 1.5)
+            )
             costs.append(((unit * kb + fixed) * up(up(n, 64 * wg) * up(rows, tok), SMS), v))
     return min(costs)[1]
 
@@ -125,7 +155,24 @@ class Gemm:
         self.packer.launch((strips * kb * 2,), (256,), 0, [rows, tiles, *ints])
         return tiles
 
-    def run(self, v, x, tiles, n, out, xs=None, ws=None, bias=None, add=0, swiglu=0, ranges=None, pdl=True, prepared=None, row_bytes=None, largest=None):
+    def run(
+        self,
+        v,
+        x,
+        tiles,
+        n,
+        out,
+        xs=None,
+        ws=None,
+        bias=None,
+        add=0,
+        swiglu=0,
+        ranges=None,
+        pdl=True,
+        prepared=None,
+        row_bytes=None,
+        largest=None,
+    ):
         fmt, tok, wg, cl, schedule = v
         element = FORMATS[fmt][1]
         tokens, row_bytes = x.shape[0], row_bytes or x.shape[1] * element
@@ -151,7 +198,9 @@ class Gemm:
         if prepared is None:
             prepared = tensor_map(x.data_ptr(), tokens, row_bytes, box_rows(tok, cl, schedule))
         block = 576 if schedule == "GATED" else wg * 128 + 128 if wg > 1 else 192
-        self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers, ctypes.c_void_p(at(largest))], pdl)
+        self.kernels[v].launch(
+            (grid,), (block,), smem, [prepared, *pointers, *numbers, ctypes.c_void_p(at(largest))], pdl
+        )
 
 
 def operands(fmt, tokens, n, k):
@@ -201,7 +250,7 @@ def verify(gemm, v, tokens, n, k, bias, add, ranges=None):
 
 
 def verify_swiglu(gemm, v, tokens, n, k):
-    """Relative error of silu(gate) * up made by the product itself."""
+    """Relative error of silu(gate) * up made by the GEMM itself."""
     x, w, xs, ws = operands(v[0], tokens, n, k)
     f = n // 2
     kind = torch.bfloat16 if v[0] == "bf16" else torch.float32
@@ -269,7 +318,9 @@ def torch_timing(pool, fmt, tokens, n, k):
     if fmt == "bf16":
         call = lambda w: torch.nn.functional.linear(x, w)
     elif fmt == "fp8":
-        call = lambda w: torch._scaled_mm(x, w.T, scale_a=xs[:, None], scale_b=ws[None, :], out_dtype=torch.bfloat16)
+        call = lambda w: torch._scaled_mm(
+            x, w.T, scale_a=xs[:, None], scale_b=ws[None, :], out_dtype=torch.bfloat16
+        )
     else:
         call = lambda w: torch._int_mm(x, w.T)
     return graph_time([(lambda w=w: call(w)) for w in sets * max(1, 8 // len(sets))], 5)

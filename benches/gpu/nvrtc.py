@@ -1,6 +1,7 @@
 """Compiles CUDA sources with NVRTC through ctypes: no toolkit, no framework.
 
-As a program: `python3 nvrtc.py FILE.cu [-a sm_90a] [-D NAME=VALUE]...` prints registers, spills and shared memory per kernel.
+As a program: `python3 nvrtc.py FILE.cu [-a sm_90a] [-D NAME=VALUE]...` prints registers, spills and shared
+memory per kernel.
 """
 
 import argparse
@@ -49,10 +50,22 @@ def compile_source(path, arch="sm_90a", defines=(), folder=CU):
     program = ctypes.c_void_p()
     found = [name for name in os.listdir(folder) if name.endswith(".cuh")]
     names = (ctypes.c_char_p * len(found))(*[name.encode() for name in found])
-    headers = (ctypes.c_char_p * len(found))(*[open(os.path.join(folder, name), "rb").read() for name in found])
+    headers = (ctypes.c_char_p * len(found))(
+        *[open(os.path.join(folder, name), "rb").read() for name in found]
+    )
     check = lambda code: code == 0 or sys.exit(f"nvrtc error {code}")
-    check(lib.nvrtcCreateProgram(ctypes.byref(program), source, os.path.basename(path).encode(), len(found), headers, names))
-    options = [f"--gpu-architecture={arch}", "--ptxas-options=-v", "--std=c++17", "--fmad=false", "-default-device"]
+    check(
+        lib.nvrtcCreateProgram(
+            ctypes.byref(program), source, os.path.basename(path).encode(), len(found), headers, names
+        )
+    )
+    options = [
+        f"--gpu-architecture={arch}",
+        "--ptxas-options=-v",
+        "--std=c++17",
+        "--fmad=false",
+        "-default-device",
+    ]
     options += [f"-D{d}" for d in [*shared_constants(), *defines]]
     array = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
     code = lib.nvrtcCompileProgram(program, len(options), array)
@@ -76,7 +89,14 @@ def resources(log):
         name = part.split("'")[0]
         registers = re.search(r"Used (\d+) registers", part)
         spills = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", part)
-        found.append((name, int(registers[1]) if registers else -1, int(spills[2]) if spills else -1, int(spills[1]) if spills else -1))
+        found.append(
+            (
+                name,
+                int(registers[1]) if registers else -1,
+                int(spills[2]) if spills else -1,
+                int(spills[1]) if spills else -1,
+            )
+        )
     return found
 
 

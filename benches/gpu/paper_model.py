@@ -1,9 +1,11 @@
-"""A model directory of a published shape with random weights and a real tokenizer, to start the paper's recipes on.
+"""A model directory of a published shape with random weights and a real tokenizer, to start the paper's
+recipes on.
 
     python benches/gpu/paper_model.py SHAPE TOKENIZER OUT
 
-SHAPE is one of the three below; TOKENIZER holds Qwen2's vocab.json and merges.txt. Weights are N(0, 0.02), gains 1, biases 0,
-in bf16: what such a model writes is noise, but sizes, memory and time are those of the real one.
+SHAPE is one of the three below; TOKENIZER holds Qwen2's vocab.json and merges.txt. Weights are N(0, 0.02),
+gains 1, biases 0, in bf16: what such a model writes is noise, but sizes, memory and time are those of the
+real one.
 """
 
 import json
@@ -25,20 +27,46 @@ COMMON = {
 }
 SHAPES = {
     "Qwen2.5-0.5B-Instruct": dict(
-        hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
-        vocab_size=151936, max_position_embeddings=32768, rope_theta=1e6, tie_word_embeddings=True),
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        vocab_size=151936,
+        max_position_embeddings=32768,
+        rope_theta=1e6,
+        tie_word_embeddings=True,
+    ),
     "DeepSeek-R1-Distill-Qwen-1.5B": dict(
-        hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2,
-        vocab_size=151936, max_position_embeddings=131072, rope_theta=1e4, tie_word_embeddings=False),
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        vocab_size=151936,
+        max_position_embeddings=131072,
+        rope_theta=1e4,
+        tie_word_embeddings=False,
+    ),
     "Qwen2.5-Math-7B": dict(
-        hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4,
-        vocab_size=152064, max_position_embeddings=4096, rope_theta=1e4, tie_word_embeddings=False),
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        vocab_size=152064,
+        max_position_embeddings=4096,
+        rope_theta=1e4,
+        tie_word_embeddings=False,
+    ),
 }
 PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
@@ -48,13 +76,18 @@ def write_tokenizer(source: pathlib.Path, out: pathlib.Path) -> None:
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(PATTERN), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
     tokenizer.save(str(out / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE,
-              "tokenizer_class": "Qwen2Tokenizer"}
+    config = {
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": TEMPLATE,
+        "tokenizer_class": "Qwen2Tokenizer",
+    }
     (out / "tokenizer_config.json").write_text(json.dumps(config))
 
 
@@ -73,7 +106,10 @@ def main() -> None:
         weights = torch.randn(rows, columns, generator=generator, device=device) * 0.02
         return weights.to(torch.bfloat16).cpu()
 
-    tensors = {"model.embed_tokens.weight": matrix(vocab, d), "model.norm.weight": torch.ones(d, dtype=torch.bfloat16)}
+    tensors = {
+        "model.embed_tokens.weight": matrix(vocab, d),
+        "model.norm.weight": torch.ones(d, dtype=torch.bfloat16),
+    }
     if not c["tie_word_embeddings"]:
         tensors["lm_head.weight"] = matrix(vocab, d)
     for i in range(layers):

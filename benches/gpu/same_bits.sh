@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The default recipe three times: as it is, again, and killed after its first checkpoint and resumed. All must end with the same
-# model, byte for byte, and have the same metrics but for the seconds. Then with rollouts in the trainer's own bf16: the
-# log-probability of every sampled token must have the trainer's bits, so that rho is 1.
+# The default recipe three times: as it is, again, and killed after its first checkpoint and resumed. All must
+# end with the same model, byte for byte, and have the same metrics but for the seconds. Then with rollouts in
+# the trainer's own bf16: the log-probability of every sampled token must have the trainer's bits, so that rho
+# is 1.
 #
 #   benches/gpu/same_bits.sh QURL DEVICE FOLDER
 set -eu

@@ -1,4 +1,5 @@
-"""Tries the variants of the packed-weight product on the shapes of real models: checks, then the best times of each."""
+"""Tries the variants of the packed-weight GEMM on the shapes of real models: checks, then the best times of
+each."""
 
 import itertools
 import sys
@@ -50,8 +51,16 @@ for fmt in ("bf16", "fp8"):
         same = [invariance(gemm, (fmt, *small), (fmt, *large), n, k) for n, k in ((4608, 3584), (896, 4864))]
         say(f"same bits {fmt} {small} {large}: {same}")
 
-for v in [("bf16", 16, 2, 1, "STREAM"), ("int8", 64, 2, 1, "STREAM"), ("fp8", 128, 2, 1, "STREAM"), ("int8", 128, 1, 1, "TILES")]:
-    say(f"swiglu {v}: {[f'{verify_swiglu(gemm, v, tokens, n, k):.1e}' for tokens, n, k in ((v[1], 9728, 896), (v[1] - 3, 1040, 3584))]}")
+for v in [
+    ("bf16", 16, 2, 1, "STREAM"),
+    ("int8", 64, 2, 1, "STREAM"),
+    ("fp8", 128, 2, 1, "STREAM"),
+    ("int8", 128, 1, 1, "TILES"),
+]:
+    say(
+        f"swiglu {v}: "
+        + str([f"{verify_swiglu(gemm, v, *s):.1e}" for s in ((v[1], 9728, 896), (v[1] - 3, 1040, 3584))])
+    )
 
 pool = Pool()
 say("timing")
@@ -86,9 +95,18 @@ for model, tokens in itertools.product(("7B", "32B", "0.5B"), (64, 16, 256)):
                 cells = f"with swiglu {timing(gemm, pool, (f, *v), tokens, n, k, cut, 1):5.1f}us  " + cells
             print(f"  {name:8} {size / best / 1e6:4.2f}TB/s torch {library:5.1f}us | {cells}", flush=True)
 for tokens, n, k in ((8192, 3584, 3584), (4096, 37888, 3584)):
-    for v in [("bf16", 128, 2, 1, "VIRTUAL"), ("bf16", 128, 2, 2, "VIRTUAL"), ("int8", 256, 2, 1, "TILES"), ("int8", 256, 2, 2, "TILES")] + extra:
+    for v in [
+        ("bf16", 128, 2, 1, "VIRTUAL"),
+        ("bf16", 128, 2, 2, "VIRTUAL"),
+        ("int8", 256, 2, 1, "TILES"),
+        ("int8", 256, 2, 2, "TILES"),
+    ] + extra:
         t = timing(gemm, pool, v, tokens, n, k)
-        print(f"many tokens {tokens} {n} {k} {v}: {t:.1f} us {2 * tokens * n * k / t / 1e6:.0f} TFLOP/s; torch {torch_timing(pool, v[0], tokens, n, k):.1f} us", flush=True)
+        print(
+            f"many tokens {tokens} {n} {k} {v}: {t:.1f} us {2 * tokens * n * k / t / 1e6:.0f} TFLOP/s; "
+            f"torch {torch_timing(pool, v[0], tokens, n, k):.1f} us",
+            flush=True,
+        )
 for key, times in sums.items():
     print(key, f"sum of four: {sum(t for t, _ in times):.1f} us, torch {sum(t for _, t in times):.1f} us")
 say("end")

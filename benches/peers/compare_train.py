@@ -64,7 +64,9 @@ def contenders(options):
     steps = str(options.steps)
     for number_format in options.formats:
         yield Contender(
-            f"qurl {number_format}", number_format, True,
+            f"qurl {number_format}",
+            number_format,
+            True,
             [options.qurl, "bench", "train", "--formats", number_format, "--steps", steps, "--json"],
         )
         for variant in TORCH_VARIANTS:
@@ -90,7 +92,7 @@ def judge(entrants, number_format):
 
 
 def processor():
-    """The processor's name where the system tells it, else the architecture."""
+    """The processor's name where the system says it, else the architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -101,7 +103,9 @@ def processor():
 
 
 def main():
-    parser = argparse.ArgumentParser(description="our training speed beside PyTorch's, in one alternating run")
+    parser = argparse.ArgumentParser(
+        description="our training speed beside PyTorch's, in one alternating run"
+    )
     parser.add_argument("--qurl", required=True, help="the qurl binary (a release build)")
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--rounds", type=int, default=3)
@@ -121,13 +125,17 @@ def main():
 
     verdicts = [judge(entrants, f) for f in options.formats]
     if options.json:
-        json.dump({
-            "machine": {"processor": processor(), "cores": os.cpu_count()},
-            "rounds": options.rounds,
-            "steps": options.steps,
-            "results": [c.summary() for c in entrants],
-            "verdicts": verdicts,
-        }, sys.stdout, indent=1)
+        json.dump(
+            {
+                "machine": {"processor": processor(), "cores": os.cpu_count()},
+                "rounds": options.rounds,
+                "steps": options.steps,
+                "results": [c.summary() for c in entrants],
+                "verdicts": verdicts,
+            },
+            sys.stdout,
+            indent=1,
+        )
         print()
         return
     print(f"{'':32} {'tokens/s':>9} {'lowest':>8} {'highest':>8} {'peak MB':>8}")

@@ -6,12 +6,12 @@ A Llama-style model of 5,082,368 parameters (width 256, 6 layers, 4 heads, SwiGL
 512 tokens, untied head, no biases). One step is 16 sequences of 256 tokens: forward,
 cross-entropy on every next token, backward, clipping to norm 1 and an AdamW update. The
 model is written as a PyTorch user who cares for speed would write it: library kernels for
-norm, attention and loss, q/k/v and gate/up as one product each, the fused AdamW.
+norm, attention and loss, q/k/v and gate/up as one GEMM each, the fused AdamW.
 
 Variants
-    f32-eager      attention written out: scores, mask, softmax, product
+    f32-eager      attention written out: scores, mask, softmax, matmul
     f32-sdpa       scaled_dot_product_attention
-    bf16-autocast  f32 weights, products in bf16 by autocast, sdpa
+    bf16-autocast  f32 weights, matmuls in bf16 by autocast, sdpa
     bf16-pure      weights, gradients and moments all in bf16, sdpa: about as fast as
                    autocast, but small updates are lost to rounding
 `--compile` runs the variant through torch.compile, which needs a C++ compiler.
@@ -145,7 +145,9 @@ def measure(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="PyTorch's training speed on the model of `qurl bench train`")
+    parser = argparse.ArgumentParser(
+        description="PyTorch's training speed on the model of `qurl bench train`"
+    )
     parser.add_argument("--variant", choices=VARIANTS, default="f32-sdpa")
     parser.add_argument("--compile", action="store_true", help="through torch.compile")
     parser.add_argument("--steps", type=int, default=8, help="measured steps")
@@ -164,7 +166,8 @@ def main():
     else:
         print(
             f"{result['variant']}: {result['tokens_per_s']:,.0f} tokens/s, "
-            f"peak {result['peak_rss_mb']:,.0f} MB, loss {result['first_loss']:.3f} -> {result['last_loss']:.3f}"
+            f"peak {result['peak_rss_mb']:,.0f} MB, "
+            f"loss {result['first_loss']:.3f} -> {result['last_loss']:.3f}"
         )
 
 

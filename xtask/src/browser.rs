@@ -1,5 +1,6 @@
-//! Chromium and its driver, for the tests that open the report and the live page. Where they are missing and this is root
-//! on a Debian-like system they are installed; elsewhere those tests skip with a message, so nothing here is an error.
+//! Chromium and its driver, for the tests that open the report and the live page. Where they are missing and
+//! this is root on a Debian-like system they are installed; elsewhere those tests skip with a message, so
+//! nothing here is an error.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,5 +1,7 @@
-//! The stages of the gate: each one cargo command, timed, the first failure ends the run.
+//! The stages of the gate: each one cargo command, timed, the first failure ends the run. Compiling the tests is a stage
+//! of its own, so that the times tell building from testing; the slowest tests are named at the end ([`crate::slowest`]).
 
+use crate::slowest;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -16,12 +18,14 @@ pub struct Stage {
 pub const GATE: &[Stage] = &[
     Stage { name: "format", arguments: &["fmt", "--all", "--check"] },
     Stage { name: "clippy", arguments: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"] },
+    Stage { name: "building the tests", arguments: &["test", "--workspace", "--no-run"] },
     Stage { name: "tests and doc tests", arguments: &["test", "--workspace"] },
 ];
 
 /// Runs the stages in order in `root` and prints how long each took. The error names the stage
 /// that failed.
 pub fn run_all(root: &Path, stages: &[Stage]) -> Result<(), String> {
+    slowest::forget(root)?;
     let mut done: Vec<(&str, Duration)> = Vec::new();
     let mut failure = None;
     for stage in stages {
@@ -34,15 +38,15 @@ pub fn run_all(root: &Path, stages: &[Stage]) -> Result<(), String> {
             break;
         }
     }
-    print!("{}", summary(&done, stages, failure.is_some()));
+    print!("{}{}", slowest::list(root), summary(&done, stages, failure.is_some()));
     failure.map_or(Ok(()), Err)
 }
 
 fn run(root: &Path, stage: &Stage) -> Result<(), String> {
-    let status = cargo(root)
-        .args(stage.arguments)
-        .status()
-        .map_err(|error| format!("cargo did not start: {error}"))?;
+    let mut command = cargo(root);
+    slowest::record_times(&mut command, root);
+    let status =
+        command.args(stage.arguments).status().map_err(|error| format!("cargo did not start: {error}"))?;
     if status.success() {
         Ok(())
     } else {

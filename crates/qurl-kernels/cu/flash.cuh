@@ -68,8 +68,18 @@ __device__ __forceinline__ u32 key_chunk(u32 row, u32 chunk) {
 template <int FORMAT, int HALF>
 __device__ __forceinline__ u32 codes_f16(u32 biased) {
     if (FORMAT == KV_INT8) return f16_of_bytes(__byte_perm(biased, 0x64646464u, HALF ? 0x4342 : 0x4140));
+#if __CUDA_ARCH__ >= 890
+    u32 r;
+    if (HALF) {
+        asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %1;\ncvt.rn.f16x2.e4m3x2 %0, b;\n}" : "=r"(r) : "r"(biased));
+    } else {
+        asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %1;\ncvt.rn.f16x2.e4m3x2 %0, a;\n}" : "=r"(r) : "r"(biased));
+    }
+    return r;
+#else
     // Selector 4 is a zero byte.
     return f16_of_e4m3(__byte_perm(biased, 0, HALF ? 0x3424 : 0x1404));
+#endif
 }
 
 template <int FORMAT>

@@ -11,20 +11,22 @@ __device__ __forceinline__ float rotated(bool second, float own, float other, fl
 }
 
 // The queries of up to eight heads in shared memory, as 16-bit numbers, and from there as right operands.
-template <int HD, bool F16>
+template <int FORMAT, int HD>
 struct StagedQueries {
     u16 rows[DECODE_HEADS][HD + 8];  // padded: neighbouring rows begin four banks apart
 
     __device__ __forceinline__ void put(u32 head, u32 at, float4 x) {
-        *reinterpret_cast<uint2*>(&rows[head][at]) = make_uint2(two<F16>(x.x, x.y), two<F16>(x.z, x.w));
+        *reinterpret_cast<uint2*>(&rows[head][at]) = make_uint2(two<FORMAT != KV_BF16>(x.x, x.y), two<FORMAT != KV_BF16>(x.z, x.w));
     }
     __device__ __forceinline__ void get(u32 (&b)[HD / 16][2], u32 heads) const {
-        u32 head = threadIdx.x % WARP / 4, first = threadIdx.x % 4 * (HD / 4);
+        u32 head = threadIdx.x % WARP / 4;
 #pragma unroll
-        for (int s = 0; s < HD / 16; s += 2) {
-            uint4 x = {0, 0, 0, 0};
-            if (head < heads) x = *reinterpret_cast<const uint4*>(&rows[head][first + 4 * s]);
-            b[s][0] = x.x, b[s][1] = x.y, b[s + 1][0] = x.z, b[s + 1][1] = x.w;
+        for (int s = 0; s < HD / 16; ++s) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const u16* pair = &rows[head][query_pair<FORMAT, HD>(s, h)];
+                b[s][h] = head < heads ? *reinterpret_cast<const u32*>(pair) : 0;
+            }
         }
     }
 };
@@ -60,28 +62,6 @@ struct NewRow {
         if (BYTES == 8) *reinterpret_cast<uint2*>(row_part) = make_uint2(words[0], words[1]);
         if (BYTES == 4) *reinterpret_cast<u32*>(row_part) = words[0];
         if (BYTES == 2) *reinterpret_cast<u16*>(row_part) = (u16)words[0];
-    }
-};
-
-// COUNT neighbouring numbers.
-template <int COUNT>
-struct Columns {
-    float x[COUNT];
-    __device__ __forceinline__ void load(const float* from) {
-        if (COUNT == 4) {
-            float4 four = *reinterpret_cast<const float4*>(from);
-            x[0] = four.x, x[1] = four.y, x[2 % COUNT] = four.z, x[3 % COUNT] = four.w;
-        } else {
-            float2 pair = *reinterpret_cast<const float2*>(from);
-            x[0] = pair.x, x[1] = pair.y;
-        }
-    }
-    __device__ __forceinline__ void store(float* to) const {
-        if (COUNT == 4) {
-            *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2 % COUNT], x[3 % COUNT]);
-        } else {
-            *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
-        }
     }
 };
 
@@ -163,7 +143,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
                     for (u32 r = 0; r < PIECE; r += STEP) {
                         u32 row = piece | r | own;
                         copy_16(
-                            to + key_chunk<BYTES>(row, lane % CHUNKS), rows + r * BYTES,
+                            to + key_place<FORMAT, HD>(row, lane % CHUNKS), rows + r * BYTES,
                             side * KEYS + row < left
                         );
                     }
@@ -203,7 +183,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     // A thread stages four neighbouring numbers `at` of some heads' queries. Lanes of the team that takes the
     // tile of the new position make its key and value, NUMBERS each.
     const int NUMBERS = HD / WARP, FOURS = HD / 4, MOST_STAGED = DECODE_HEADS * FOURS / WARP / TEAM;
-    __shared__ __align__(16) StagedQueries<HD, SCALED> staged;
+    __shared__ __align__(16) StagedQueries<FORMAT, HD> staged;
     u32 at = threadIdx.x % FOURS * 4, staged_head = threadIdx.x / FOURS, staged_step = blockDim.x / FOURS;
     u32 new_tile = span.position / FLASH_TILE, new_at = span.position % FLASH_TILE,
         new_first = lane * NUMBERS;
@@ -319,7 +299,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
             copies_wait<1>();
             __syncwarp();
             if (inserts && new_at / KEYS == side) {
-                fresh_key->put(keys + key_chunk<BYTES>(new_at % KEYS, new_byte / 16) + new_byte % 16);
+                fresh_key->put(keys + key_place<FORMAT, HD>(new_at % KEYS, new_byte / 16) + new_byte % 16);
                 if (SCALED && lane == 0) scales[new_at % KEYS] = fresh_key->scale;
                 __syncwarp();
             }
@@ -360,7 +340,6 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
     }
 
     u32 splits = (length + FLASH_TILE * SPLIT_TILES - 1) / (FLASH_TILE * SPLIT_TILES) - first_split;
-    u64 place = (u64)span.row * a.heads + kv_head * group + first_head;
     if (splits > 1) {
         // The block that comes last folds the splits in order.
         u32 number = blockIdx.z * gridDim.y + blockIdx.y, size = DECODE_HEADS * (HD + 4);
@@ -391,68 +370,7 @@ __device__ __forceinline__ void decode(const FlashArgs& a) {
             }
         });
     }
-    u32 absmax = 0;
-    each([&](int i, u32 g) {
-        if (a.lse && lane == 0) a.lse[place + g] = log_sum(m[i], l[i]);
-        float inverse = __frcp_rn(l[i]);
-#pragma unroll
-        for (int c = 0; c < OWN; ++c) {
-            o[i].x[c] = __fmul_rn(o[i].x[c], inverse);
-            absmax = max(absmax, magnitude_bits(o[i].x[c]));
-        }
-    });
-    float inverse = 1.0f;
-    bool quantizes = a.output == DECODED_INT8 || a.output == DECODED_FP8;
-    u32 parties = gridDim.y, me = blockIdx.y;
-    u32* published = a.absmax + (u64)span.row * parties * parties;
-    if (quantizes) {
-        __shared__ u32 warp_absmax[MAX_DECODE_WARPS];
-        absmax = warp_max(absmax);
-        if (lane == 0) warp_absmax[warp] = absmax;
-        __syncthreads();
-#pragma unroll 1
-        for (u32 w = 0; w < warps; ++w) absmax = max(absmax, warp_absmax[w]);
-        // Lane h of every warp waits for block h of the row; only the first warp publishes and, in the end,
-        // clears.
-        for (u32 h = lane; h < parties; h += WARP) {
-            if (warp == 0) publish(published + h * parties + me, absmax);
-        }
-        u32 others = 0;
-        for (u32 h = lane; h < parties; h += WARP)
-            others = max(others, spin_wait(published + me * parties + h));
-        absmax = warp_max(others);
-        float scale = scale_of(absmax, a.output == DECODED_INT8 ? 127.0f : 448.0f);
-        inverse = __fdiv_rn(1.0f, scale);
-        if (threadIdx.x == 0 && me == 0) a.out_scales[span.row] = scale;
-    }
-    each([&](int i, u32 g) {
-        u64 to = (place + g) * HD + lane * OWN;
-        if (a.output == DECODED_F32) return o[i].store(a.out + to);
-        if (a.output == DECODED_BF16) {
-            u32* words = reinterpret_cast<u32*>(reinterpret_cast<u16*>(a.out) + to);
-#pragma unroll
-            for (int c = 0; c < OWN; c += 2) words[c / 2] = bf16_pair(o[i].x[c], o[i].x[c + 1]);
-            return;
-        }
-        u32 word = 0;
-#pragma unroll
-        for (int c = 0; c < OWN; ++c) {
-            float v = __fmul_rn(o[i].x[c], inverse);
-            word |= (u32)(a.output == DECODED_INT8 ? (u8)i8_code(v) : e4m3_code(v)) << 8 * c;
-        }
-        u8* row = reinterpret_cast<u8*>(a.out) + to;
-        if (OWN == 4) {
-            *reinterpret_cast<u32*>(row) = word;
-        } else {
-            *reinterpret_cast<u16*>(row) = (u16)word;
-        }
-    });
-    if (quantizes) {
-        __syncthreads();
-        for (u32 h = lane; h < parties; h += WARP) {
-            if (warp == 0) publish(published + me * parties + h, EMPTY);
-        }
-    }
+    finish_heads<HD>(a, span.row, kv_head * group + first_head, heads, blockIdx.y, gridDim.y, m, l, o);
 }
 
 // Small tiles by a warp alone, others by teams of two; registers for 16 warps an SM.

@@ -292,15 +292,20 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                 u64 wa = operand(at + group * TILE_BYTES), xb = operand(at + WG * TILE_BYTES);
                 if constexpr (FORMAT == FP8) {
                     // The tensor cores keep only 14 bits or so of a sum of fp8: it is taken out after every
-                    // block.
-                    S block[TOK / 2];
-                    multiply<FORMAT, TOK>(block, wa, xb, 0);
-                    finish_mmas<0>();
-                    release(stage);
+                    // block, of at most 128 tokens at a time, for which there are registers.
+                    const int PART = TOK < 128 ? TOK : 128;
 #pragma unroll
-                    for (int i = 0; i < TOK / 2; ++i) pin(block[i]);
+                    for (int first = 0; first < TOK; first += PART) {
+                        S block[PART / 2];
+                        multiply<FORMAT, PART>(block, wa, xb + first * 128 / 16, 0);
+                        finish_mmas<0>();
+                        if (first + PART == TOK) release(stage);
 #pragma unroll
-                    for (int i = 0; i < TOK / 2; ++i) d[i] = k > from ? __fadd_rn(d[i], block[i]) : block[i];
+                        for (int i = 0; i < PART / 2; ++i) pin(block[i]);
+#pragma unroll
+                        for (int i = 0; i < PART / 2; ++i)
+                            d[first / 2 + i] = __fadd_rn(d[first / 2 + i], block[i]);
+                    }
                 } else {
                     multiply<FORMAT, TOK>(d, wa, xb, 1);
                     finish_mmas<1>();

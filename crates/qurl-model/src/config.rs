@@ -205,7 +205,7 @@ pub struct ModelConfig {
     pub initializer_range: f32,
     /// Number format of the stored weights.
     pub dtype: Dtype,
-    /// The scale of update-aware quantization that the weights carry, 1 for none: the matrices behind norms
+    /// The scale of update-aware quantization that the weights carry, 1 for none: the matrices after norms
     /// are divided by it, the norms' gains multiplied. What the model computes does not depend on it; it is a
     /// mark (`qurl.uaq` in `config.json`), so that nobody scales them again.
     pub uaq: f32,

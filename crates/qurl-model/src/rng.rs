@@ -1,10 +1,10 @@
 //! Random numbers by address instead of by order.
 //!
-//! A [`CounterRng`] is a pure function from an index to a number: nothing is carried from draw to draw.
-//! Keyed by, say, (seed, step, prompt, sample) and indexed by position, a draw does not depend on what
-//! else is in the batch, on the number of threads or on how often a run was resumed. The function is
-//! Philox4x32-10 (Salmon et al., 2011), which passes the usual statistical batteries and needs only
-//! integer multiplications, so that every machine gives the same bits.
+//! A [`CounterRng`] is a pure function from an index to a number: nothing is carried from one sample to the
+//! next. Keyed by, say, (seed, step, prompt, sample) and indexed by position, a sample does not depend on
+//! what else is in the batch, on the number of threads or on how often a run was resumed. The function is
+//! Philox4x32-10 (Salmon et al., 2011), which passes the usual statistical batteries and needs only integer
+//! multiplications, so that every machine gives the same bits.
 
 use rayon::prelude::*;
 

@@ -66,7 +66,8 @@ pub enum TokenizerError {
     },
     /// An added token would get another id than its file says.
     #[error(
-        "{file}: token {token:?} gets the id {found}, expected {expected} (ids must follow the vocabulary without gaps)"
+        "{file}: token {token:?} gets the id {found}, expected {expected} (ids must follow the vocabulary \
+         without gaps)"
     )]
     AddedTokenId {
         /// The file.
@@ -96,8 +97,8 @@ pub enum TokenizerError {
     },
     /// The tokenizer has ids that the model cannot embed.
     #[error(
-        "wrong tokenizer: it needs a vocabulary of {tokenizer}, but the model's vocab_size is {model}; its files are those \
-         of another model"
+        "wrong tokenizer: it needs a vocabulary of {tokenizer}, but the model's vocab_size is {model}; its \
+         files are those of another model"
     )]
     TooLarge {
         /// Largest id plus one.

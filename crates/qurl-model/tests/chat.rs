@@ -32,7 +32,8 @@ const CHATML: &str = r#"
     {%- endif %}
 {%- endif %}
 {%- for message in messages %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant" and not message.tool_calls) %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first)
+        or (message.role == "assistant" and not message.tool_calls) %}
         {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
     {%- elif message.role == "assistant" %}
         {{- '<|im_start|>' + message.role }}
@@ -91,7 +92,8 @@ const HEADERS: &str = r#"{{- bos_token }}
 {{- "<|eot_id|>" }}
 {%- for message in messages %}
     {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' }}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'
+            + message['content'] | trim + '<|eot_id|>' }}
     {%- elif 'tool_calls' in message %}
         {%- if not message.tool_calls|length == 1 %}
             {{- raise_exception("This model only supports single tool-calls at once!") }}
@@ -124,7 +126,8 @@ const REASONING: &str = concat!(
     "{{'<|User|>' + message['content']}}{%- endif %}",
     "{%- if message['role'] == 'assistant' and message['content'] is not none %}",
     "{% set content = message['content'] %}",
-    "{% if '</think>' in content %}{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}",
+    "{% if '</think>' in content %}{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif \
+     %}",
     "{{'<|Assistant|>'}}{% generation %}{{ content }}{{ eos_token }}{% endgeneration %}{%- endif %}",
     "{%- endfor -%}",
     "{% if add_generation_prompt and not ns.is_tool %}{{'<|Assistant|><think>\\n'}}{% endif %}"
@@ -163,7 +166,8 @@ fn chatml_style() {
     let chat = template(CHATML);
     assert_eq!(
         chat.render(&conversation()[1..2], true).unwrap(),
-        "<|im_start|>system\nYou are a test.<|im_end|>\n<|im_start|>user\n  What is 2+2?\n<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nYou are a test.<|im_end|>\n<|im_start|>user\n  What is \
+         2+2?\n<|im_end|>\n<|im_start|>assistant\n"
     );
     assert_eq!(
         chat.render(&conversation()[..2], false).unwrap(),
@@ -176,8 +180,11 @@ fn chatml_style() {
 
 #[test]
 fn chatml_style_with_tools_spaces_json_like_python() {
-    let tool = json!({"type": "function", "function": {"name": "weather", "parameters": {"zone": 1, "city": ["Zürich", null]}}});
-    let call = json!({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Zürich <a>", "n": 1.5}}}]});
+    let parameters = json!({"zone": 1, "city": ["Zürich", null]});
+    let tool = json!({"type": "function", "function": {"name": "weather", "parameters": parameters}});
+    let arguments = json!({"city": "Zürich <a>", "n": 1.5});
+    let function = json!({"name": "weather", "arguments": arguments});
+    let call = json!({"role": "assistant", "content": "", "tool_calls": [{"function": function}]});
     let messages = json!([{"role": "user", "content": "Weather?"}, call, {"role": "tool", "content": "sun"}]);
     let variables = Map::from_iter([("tools".to_string(), json!([tool]))]);
     let text = template(CHATML).render_json(&messages, false, &variables).unwrap();
@@ -185,8 +192,10 @@ fn chatml_style_with_tools_spaces_json_like_python() {
         text,
         concat!(
             "<|im_start|>system\nYou are a test.\n\nSignatures:\n<tools>\n",
-            r#"{"type": "function", "function": {"name": "weather", "parameters": {"zone": 1, "city": ["Zürich", null]}}}"#,
-            "\n</tools><|im_end|>\n<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n<tool_call>\n",
+            r#"{"type": "function", "function": {"name": "weather", "#,
+            r#""parameters": {"zone": 1, "city": ["Zürich", null]}}}"#,
+            "\n</tools><|im_end|>\n<|im_start|>user\nWeather?<|im_end|>\n",
+            "<|im_start|>assistant\n<tool_call>\n",
             r#"{"name": "weather", "arguments": {"city": "Zürich <a>", "n": 1.5}}"#,
             "\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\nsun\n</tool_response><|im_end|>\n",
         )
@@ -199,7 +208,8 @@ fn header_style() {
     assert_eq!(
         chat.render(&conversation()[..2], true).unwrap(),
         concat!(
-            "<|begin|><|start_header_id|>system<|end_header_id|>\n\nToday Date: 26 Nov 2024\n\nBe brief.<|eot_id|>",
+            "<|begin|><|start_header_id|>system<|end_header_id|>\n\nToday Date: 26 Nov 2024\n\nBe \
+             brief.<|eot_id|>",
             "<|start_header_id|>user<|end_header_id|>\n\nWhat is 2+2?<|eot_id|>",
             "<|start_header_id|>assistant<|end_header_id|>\n\n"
         )

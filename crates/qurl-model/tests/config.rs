@@ -168,7 +168,8 @@ fn sliding_windows_are_those_of_the_published_classes() {
     let kinds: Vec<&str> = (0..layers).map(|i| ["sliding_attention", "full_attention"][i % 2]).collect();
     let listed = json!({"use_sliding_window": true, "sliding_window": 9, "layer_types": kinds});
     assert_eq!(windows("qwen3", listed), (0..layers).map(|i| [Some(9), None][i % 2]).collect::<Vec<_>>());
-    let short = json!({"use_sliding_window": true, "sliding_window": 9, "layer_types": vec!["sliding_attention"; 99]});
+    let kinds = vec!["sliding_attention"; 99];
+    let short = json!({"use_sliding_window": true, "sliding_window": 9, "layer_types": kinds});
     let error = read("qwen3", short).unwrap_err().to_string();
     assert!(error.contains("`layer_types` is a list of 99, expected one for each of"), "{error}");
     let error = read("mistral", json!({"sliding_window": 0})).unwrap_err().to_string();

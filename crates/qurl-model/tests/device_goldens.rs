@@ -114,7 +114,8 @@ fn hold_all<D: Device>(
             let what =
                 format!("{name}, T = {}, {format} on {}", scoring.temperature, device.info().description);
             println!(
-                "{what}: log-probs within {:.1e}, {:.1e} in the mean; gradient {:.1e}, worst tensor {:.1e}, relative",
+                "{what}: log-probs within {:.1e}, {:.1e} in the mean; gradient {:.1e}, worst tensor {:.1e}, \
+                 relative",
                 found.logp, found.mean_logp, found.gradient, found.worst_tensor
             );
             let within = found.logp <= limit.logp
@@ -216,7 +217,8 @@ fn quantized_on_a_gpu_as_on_the_cpu() {
         let equal = apart().filter(|&d| d <= 1e-4).count();
         let mean = apart().sum::<f32>() / here.len() as f32;
         println!(
-            "{format}: {equal} of {} log-probs within 1e-4 of the CPU's, all within {worst:.1e}, {mean:.1e} in the mean",
+            "{format}: {equal} of {} log-probs within 1e-4 of the CPU's, all within {worst:.1e}, {mean:.1e} \
+             in the mean",
             here.len()
         );
         assert!(worst <= most && mean <= 5e-2, "{format}: {worst}, {mean} in the mean");

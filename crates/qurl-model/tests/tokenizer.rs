@@ -86,7 +86,8 @@ fn a_model_with_too_few_rows_is_refused() {
     let error = characters().check_fits(&config).unwrap_err().to_string();
     assert_eq!(
         error,
-        "wrong tokenizer: it needs a vocabulary of 32, but the model's vocab_size is 30; its files are those of another model"
+        "wrong tokenizer: it needs a vocabulary of 32, but the model's vocab_size is 30; its files are \
+         those of another model"
     );
     config.vocab_size = 32;
     characters().check_fits(&config).unwrap();

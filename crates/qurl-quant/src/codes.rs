@@ -45,7 +45,7 @@ impl Magnitudes {
         *self.values.last().unwrap_or(&0.0)
     }
 
-    /// The nearest code, ties to even, saturating. Not-a-number saturates too: callers check for it.
+    /// The nearest code, ties to even, saturating. NaN saturates too: callers check for it.
     pub fn code(&self, x: f32) -> u8 {
         let magnitude = x.abs();
         let above = self.values.partition_point(|&v| v < magnitude);

@@ -5,7 +5,7 @@ use qurl_kernels::Format;
 /// Why something could not be quantized, scaled or compared.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum QuantError {
-    /// A weight is infinite or not a number.
+    /// A weight is infinite or NaN.
     #[error("{name}: row {row}, column {column} is {value}; expected a finite number")]
     NotFinite {
         /// The tensor.
@@ -47,7 +47,8 @@ pub enum QuantError {
     },
     /// Scaled weights were asked for another scale.
     #[error(
-        "the weights are scaled by {found} for UAQ already (`qurl.uaq` in config.json); {asked} is a second scaling"
+        "the weights are scaled by {found} for UAQ already (`qurl.uaq` in config.json); {asked} is a second \
+         scaling"
     )]
     Scaled {
         /// The mark.

@@ -9,8 +9,8 @@
 //! | int4 | 128 inputs of a channel | bf16 |
 //! | nvfp4 | 16 inputs of a channel (E4M3 scale), and the matrix (f32 scale) | bf16 |
 //!
-//! The scale is the absmax over the largest code; a code is `round(x * (1 / scale))`. Where the largest
-//! magnitude is below 2^-100 the scale is one and all codes are zero.
+//! The scale is the absmax over the largest code; a code is `round(x * (1 / scale))`. Where the absmax
+//! is below 2^-100 the scale is one and all codes are zero.
 
 use qurl_kernels::Format;
 

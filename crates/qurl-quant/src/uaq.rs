@@ -1,10 +1,10 @@
-//! Update-aware quantization (Eq. 11, 12): once before RL, the matrices behind a norm are divided by `s` and
+//! Update-aware quantization (Eq. 11, 12): once before RL, the matrices after a norm are divided by `s` and
 //! the norm's gain is multiplied by it.
 //!
 //! `W x = (W / s)(s x)`: the model computes the same. What changes is training: an optimizer whose steps do
 //! not depend on the size of the weights (Adam) now moves `W / s` by `s` times more relative to its
-//! quantization step. Scaled are the query, key and value projections behind the input norm and the gate and
-//! up projections behind the post-attention norm. Biases are added after the GEMM and are not scaled.
+//! quantization step. Scaled are the query, key and value projections after the input norm and the gate and
+//! up projections after the post-attention norm. Biases are added after the GEMM and are not scaled.
 //!
 //! With a power of two nothing is rounded (short of underflow), so [`undo`] restores every bit.
 //!
@@ -30,7 +30,7 @@ pub fn rescale(weights: &mut Params<Vec<f32>>, config: &mut ModelConfig, s: f32)
     Ok(())
 }
 
-/// Divides the matrices behind norms by `s` and multiplies the norms' gains by it.
+/// Divides the matrices after norms by `s` and multiplies the norms' gains by it.
 pub fn apply(weights: &mut Params<Vec<f32>>, config: &ModelConfig, s: f32) -> Result<(), QuantError> {
     scale(weights, config, s, |w| w / s, |gain| gain * s)
 }

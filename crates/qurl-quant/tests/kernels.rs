@@ -50,7 +50,7 @@ fn packed_codes_and_scales() {
 }
 
 #[test]
-fn products() {
+fn gemms() {
     for level in Level::available() {
         let cpu = Ops::new(level, 2);
         for (case, (rows, n, k)) in SHAPES.into_iter().enumerate() {
@@ -73,11 +73,11 @@ fn products() {
                     };
                     assert!(close, "{format} {level} {rows} x {n} x {k} at {i}: {got} against {wanted}");
                 }
-                let product = out.clone();
+                let gemm = out.clone();
                 out.copy_from_slice(&old);
                 cpu.linear(&tensor(&cpu, &x), rows, &w, Some(&bias_tensor), Output::Add, &mut out);
                 for (i, &got) in out.iter().enumerate() {
-                    assert_eq!(got, old[i] + (product[i] + bias[i % n]), "{format} {level}: bias and sum");
+                    assert_eq!(got, old[i] + (gemm[i] + bias[i % n]), "{format} {level}: bias and sum");
                 }
             }
         }
@@ -190,9 +190,12 @@ fn stochastic_rounding_is_reproducible_and_stays_between_neighbours() {
             let (down, up) = (nearest.dequantize(), stochastic.dequantize());
             let moved = down.iter().zip(&up).filter(|(a, b)| a != b).count();
             assert!(moved > n * k / 20 && moved < n * k / 2, "{format} {level}: {moved} of {}", n * k);
-            for ((&w, &near), &drawn) in weights.iter().zip(&down).zip(&up) {
-                // The drawn number is the nearest or the one on the other side of the weight.
-                assert!(near == drawn || (near - w) * (drawn - w) <= 0.0, "{format}: {w} {near} {drawn}");
+            for ((&w, &near), &rounded) in weights.iter().zip(&down).zip(&up) {
+                // The rounded number is the nearest or the one on the other side of the weight.
+                assert!(
+                    near == rounded || (near - w) * (rounded - w) <= 0.0,
+                    "{format}: {w} {near} {rounded}"
+                );
             }
         }
     }

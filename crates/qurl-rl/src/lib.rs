@@ -4,7 +4,40 @@
 //! number per token, `dL/dlogp`, and the model's log-prob head turns it into gradients; that is the whole
 //! contract between the two, so every variant of every objective can be read, tested and compared here.
 //!
-//! Conventions, the same in every module:
+//! # Where to start
+//!
+//! - [`Objective`] is the loss a recipe names; [`Objective::evaluate`] gives loss, `dL/dlogp` and facts. Its
+//!   parts are [`objective::surrogate`] (clipping) and [`objective::correction`] (weights of ρ).
+//! - [`Estimator`] makes advantages of rewards, within groups or with a critic ([`advantage`], [`value`]).
+//! - [`Aggregation`] says what a token of a mini-batch weighs; [`kl`], [`entropy`] and [`overlong`] are what
+//!   may be added to a loss or a reward.
+//! - [`Mismatch`] measures how far rollout and trainer are apart.
+//!
+//! Two responses of one token each, the first good and the second bad, sampled by a policy (`behav`) that is
+//! a little off; the first has already moved far enough, so it does not push any more:
+//! ```
+//! use qurl_rl::{Aggregation, Objective, Tokens};
+//!
+//! let (mask, seq) = ([true, true], [0, 1]);
+//! let weight = Aggregation::default().weights_of(&mask, &seq)?;
+//! let tokens = Tokens {
+//!     theta: &[-0.5, -2.0],
+//!     prox: &[-1.0, -2.0],
+//!     behav: &[-1.0, -2.1],
+//!     adv: &[1.0, -1.0],
+//!     mask: &mask,
+//!     seq: &seq,
+//! };
+//! let outcome = Objective::default().evaluate(&tokens, &weight)?;
+//! assert_eq!(outcome.dlogp[0], 0.0); // clipped: e^0.5 is above 1.2
+//! assert!(outcome.dlogp[1] > 0.5); // half the batch, weighted by rho = e^0.1
+//! assert_eq!(outcome.facts.clip_fraction(), 0.5);
+//! # Ok::<(), qurl_rl::RlError>(())
+//! ```
+//!
+//! # Conventions
+//!
+//! The same in every module:
 //! * **Layout**: tokens are flat slices. `seq[t]` is the sequence of token `t` (dense indices from 0),
 //!   `mask[t]` says whether the token counts; the tokens of a sequence stand in order of time but need not be
 //!   contiguous. What a masked token carries is never read.

@@ -366,7 +366,7 @@ impl<D: Device> Engine<D> {
 
     /// One step: every scheduled sequence computes some tokens, and those that have computed all of theirs
     /// sample one more. Returns the sampled tokens; none if nothing is in flight. After
-    /// [`RolloutError::BadLogits`] the request that it names is gone and the others go on.
+    /// [`RolloutError::BadLogits`] the request that it names is gone and the others continue.
     pub fn step(&mut self, queue: &mut D::Queue) -> Result<&[Emitted], RolloutError> {
         self.emitted.clear();
         if let Some((_, error)) = self.failed.pop_front() {

@@ -19,8 +19,9 @@ pub enum RolloutError {
     /// A prompt without tokens.
     #[error("the prompt is empty: expected at least one token")]
     EmptyPrompt,
-    /// The context has no room for the prompt and a first new token.
-    #[error("the prompt has {len} tokens, but a context of {context} tokens has room for at most {}", context.saturating_sub(1))]
+    /// The context is too short for the prompt and a first new token.
+    #[error("the prompt has {len} tokens, but a context of {context} tokens takes at most \
+             {}", context.saturating_sub(1))]
     PromptTooLong {
         /// Tokens of the prompt.
         len: usize,
@@ -39,8 +40,8 @@ pub enum RolloutError {
     },
     /// Not even one sequence fits into the memory for keys and values.
     #[error(
-        "the key/value budget is too small: a sequence of {tokens} tokens needs {need} bytes ({need_pages} pages), \
-         the budget has {have} bytes ({have_pages} pages)"
+        "the key/value budget is too small: a sequence of {tokens} tokens needs {need} bytes ({need_pages} \
+         pages), the budget has {have} bytes ({have_pages} pages)"
     )]
     BudgetTooSmall {
         /// Tokens of the sequence, prompt and new ones.

@@ -138,7 +138,7 @@ impl Pages {
         Pages { ids, shared: self.shared.clone() }
     }
 
-    /// Gives back what lies behind the first `tokens` tokens.
+    /// Gives back what lies after the first `tokens` tokens.
     pub fn truncate(&mut self, tokens: usize) {
         let keep = tokens.div_ceil(self.shared.page_size).min(self.ids.len());
         let mut state = self.shared.state();

@@ -72,7 +72,7 @@ enum Prefix {
 }
 
 /// Whether a running sequence can compute its rows.
-enum Room {
+enum Reservation {
     /// Its pages are there.
     Made,
     /// It had to be preempted itself.
@@ -156,13 +156,13 @@ impl Scheduler {
                 index += 1;
                 continue;
             }
-            match self.make_room(index, rows.clone()) {
-                Room::Made => {
+            match self.reserve_pages(index, rows.clone()) {
+                Reservation::Made => {
                     budget -= rows.len();
                     index += 1;
                 }
-                Room::Preempted => {}
-                Room::NotYet => return self.running.iter_mut().for_each(|s| s.scheduled = 0),
+                Reservation::Preempted => {}
+                Reservation::NotYet => return self.running.iter_mut().for_each(|s| s.scheduled = 0),
             }
         }
         if self.counts.preemptions == preemptions {
@@ -171,17 +171,17 @@ impl Scheduler {
     }
 
     /// Makes positions of a running sequence writable, at the cost of kept prompts and of later sequences.
-    /// Sequences behind it have not been scheduled yet.
-    fn make_room(&mut self, index: usize, rows: std::ops::Range<usize>) -> Room {
+    /// Sequences after it have not been scheduled yet.
+    fn reserve_pages(&mut self, index: usize, rows: std::ops::Range<usize>) -> Reservation {
         while index < self.running.len() {
             if self.running[index].pages.prepare(rows.start, rows.end, &mut self.copies) {
-                return Room::Made;
+                return Reservation::Made;
             }
             if self.kept.pop_last().is_some() {
                 continue;
             }
             if self.running.iter().any(|s| s.coming > 0) {
-                return Room::NotYet;
+                return Reservation::NotYet;
             }
             if let Some(mut victim) = self.running.pop() {
                 victim.pages.truncate(0);
@@ -191,7 +191,7 @@ impl Scheduler {
                 self.enqueue(victim);
             }
         }
-        Room::Preempted
+        Reservation::Preempted
     }
 
     /// Lets waiting sequences run while there are places, rows and pages.
@@ -229,7 +229,7 @@ impl Scheduler {
             let begins_at_zero = sequence.pages.ids().is_empty() && !sequence.at_context;
             sequence.computed = if begins_at_zero { 0 } else { shared };
             if !sequence.pages.prepare(sequence.computed, len, &mut self.copies) {
-                // Not reached, as there was room; without pages of its own the sequence simply waits on.
+                // Not reached, as there were pages; without pages of its own the sequence simply waits on.
                 sequence.pages.truncate(0);
                 sequence.computed = 0;
                 self.enqueue(sequence);
@@ -263,7 +263,7 @@ impl Scheduler {
     }
 
     /// Whether a sequence that needs this many more pages may run. Some pages stay free for those that run
-    /// already; where none does, prompts kept for other requests make room.
+    /// already; where none does, prompts kept for other requests are given up.
     fn has_room(&mut self, need: usize, request: RequestId) -> bool {
         if !self.running.is_empty() {
             return need + self.pool.total() / 100 <= self.pool.free();

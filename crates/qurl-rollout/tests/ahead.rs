@@ -66,9 +66,9 @@ fn the_same_groups_whatever_the_size_of_a_step() {
     }
     for (max_num_seqs, max_num_batched_tokens) in [(64, 256), (6, 256), (64, 9), (3, 7), (1, 1), (10, 33)] {
         let options = EngineOptions { max_num_seqs, max_num_batched_tokens, ..roomy() };
-        let [mut behind, mut ahead] = [false, true].map(|ahead| model.engine(options, ahead));
+        let [mut lockstep, mut ahead] = [false, true].map(|ahead| model.engine(options, ahead));
         let what = format!("{options:?}");
-        assert_same(&what, &expected, &behind.generate(&requests).expect("generate"));
+        assert_same(&what, &expected, &lockstep.generate(&requests).expect("generate"));
         // Twice: nothing may be left over from the first time.
         for round in 1..=2 {
             assert_same(&format!("{what} ahead"), &expected, &ahead.generate(&requests).expect("generate"));
@@ -79,8 +79,8 @@ fn the_same_groups_whatever_the_size_of_a_step() {
             );
             assert_eq!(ahead.pages().free(), ahead.pages().total(), "{what}: pages leaked");
         }
-        assert_eq!(ahead.stats().prefill_tokens, 2 * behind.stats().prefill_tokens, "{what}");
-        assert!(ahead.stats().steps >= 2 * behind.stats().steps, "{what}");
+        assert_eq!(ahead.stats().prefill_tokens, 2 * lockstep.stats().prefill_tokens, "{what}");
+        assert!(ahead.stats().steps >= 2 * lockstep.stats().steps, "{what}");
     }
 }
 
@@ -157,7 +157,7 @@ fn requests_come_and_go_while_a_step_is_in_flight() {
 #[test]
 fn a_logit_that_is_not_finite_ends_its_request_alone() {
     let mut model = Model::new();
-    // A head of its own, so that only sequences with the token are ill, which some draw sooner or later.
+    // A head of its own, so that only sequences with the token are ill, which some sample sooner or later.
     let ill_token = 5;
     model.config.tie_word_embeddings = false;
     model.params.head = Some(model.params.embed.clone());

@@ -28,7 +28,7 @@ fn requests() {
         (Request { prompt: vec![], ..good.clone() }, "prompt is empty"),
         (
             Request { prompt: vec![1; POSITIONS], ..good.clone() },
-            "160 tokens, but a context of 160 tokens has room for at most 159",
+            "160 tokens, but a context of 160 tokens takes at most 159",
         ),
         (
             Request { prompt: vec![1, 50], ..good.clone() },

@@ -126,7 +126,8 @@ fn parity(
     let on_cpu = scored(&cpu, &pack(&cpu, config, params, format, kv, false), &requests, &groups);
     let same = |other: &[f32]| if bits(&decoded) == bits(other) { "same bits" } else { "other bits" };
     println!(
-        "{what}: {} tokens; decode = scoring: {} ({:.1e}), = trainer: {} ({:.1e}), = prefill: {} ({:.1e}); CPU within {:.1e}",
+        "{what}: {} tokens; decode = scoring: {} ({:.1e}), = trainer: {} ({:.1e}), = prefill: {} ({:.1e}); \
+         CPU within {:.1e}",
         decoded.len(),
         same(&scored_here),
         largest(&decoded, &scored_here),
@@ -248,7 +249,7 @@ fn running_ahead_changes_nothing() {
     }
 }
 
-/// Networks that an engine runs with by turns have recorded steps of their own, in the same pages.
+/// Networks that an engine alternates between have recorded steps of their own, in the same pages.
 #[test]
 fn a_lent_network_has_its_own_steps() {
     let Some(cuda) = device() else { return };
@@ -311,7 +312,8 @@ fn gradients_equal_the_cpu() {
         let whole = (off / size).sqrt();
         let (of_worst, name) = worst;
         println!(
-            "{family:?} of width {width}, {format}, matrices x {sharpness}: gradient within {whole:.1e} of the CPU's, relative; worst tensor {name}: {of_worst:.1e}"
+            "{family:?} of width {width}, {format}, matrices x {sharpness}: gradient within {whole:.1e} of \
+             the CPU's, relative; worst tensor {name}: {of_worst:.1e}"
         );
         assert!(
             whole < tolerance && of_worst < 2.0 * tolerance,

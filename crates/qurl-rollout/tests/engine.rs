@@ -104,7 +104,7 @@ fn the_real_model_tells_its_story() {
     }
 }
 
-/// Probabilities of the first drawn token, by scoring every token.
+/// Probabilities of the first sampled token, by scoring every token.
 fn probabilities(vocabulary: usize, temperature: f32) -> (Served<qurl_kernels::Cpu>, Vec<f64>, Vec<f32>) {
     let (mut config, params) = model(Family::Qwen3, vocabulary, 4);
     config.max_position_embeddings = 64;

@@ -84,7 +84,7 @@ fn parity(config: &ModelConfig, params: &Params<Vec<f32>>, format: Format, kv: O
     assert_scores(&what, &cpu, &net, &requests, &groups);
     assert_prefill(&what, &cpu, pack(), &requests, &groups);
 
-    // Room for little more than the longest sequence: most are preempted on their way.
+    // Pages for little more than the longest sequence: most are preempted on their way.
     let tokens = requests.iter().map(|r| r.prompt.len() + r.max_new - 1).max().unwrap_or(0);
     let options = EngineOptions { max_num_seqs: 10, max_num_batched_tokens: 23, ..roomy() };
     let mut small = engine_of_pages(&cpu, pack(), tokens.div_ceil(16) + 1, options);

@@ -5,7 +5,16 @@ use std::io::BufRead;
 
 use serde::{Deserialize, Serialize};
 
-use crate::grader::{Policy, grade};
+use crate::grader::{Extract, Policy, grade, grade_by_rule};
+
+/// How lines are graded.
+#[derive(Clone, Debug, Default)]
+pub struct GradeRules {
+    /// The policy, also where a line names its own; without one the line's, else `equivalence`.
+    pub policy: Option<Policy>,
+    /// What counts as the answer, where it is not what the policy looks for.
+    pub extract: Option<Extract>,
+}
 
 /// A line to grade. Other fields are ignored.
 #[derive(Debug, Deserialize)]
@@ -57,27 +66,29 @@ pub enum GradeLineError {
     },
 }
 
-/// Grades line number `line` (from 1). It may name its own policy under `policy` unless `policy` is given,
-/// which then rules.
-pub fn grade_line(line: usize, text: &str, policy: Option<Policy>) -> Result<GradedLine, GradeLineError> {
+/// Grades line number `line` (from 1). It may name its own policy under `policy` unless the rules have one.
+pub fn grade_line(line: usize, text: &str, rules: &GradeRules) -> Result<GradedLine, GradeLineError> {
     let case: Case = serde_json::from_str(text).map_err(|source| GradeLineError::Json { line, source })?;
-    let named = match (policy, &case.policy) {
+    let named = match (rules.policy, &case.policy) {
         (Some(policy), _) => policy,
         (None, Some(name)) => name.parse().map_err(|source| GradeLineError::Policy { line, source })?,
         (None, None) => Policy::default(),
     };
-    let graded = grade(&case.gold, &case.pred, named);
+    let graded = match &rules.extract {
+        Some(rule) => grade_by_rule(&case.gold, &case.pred, rule, named),
+        None => grade(&case.gold, &case.pred, named),
+    };
     Ok(GradedLine { equal: graded.equal, extracted: graded.extracted })
 }
 
 /// Grades every line, as [`grade_line`] does.
 pub fn grade_lines<R: BufRead>(
     input: R,
-    policy: Option<Policy>,
+    rules: GradeRules,
 ) -> impl Iterator<Item = Result<GradedLine, GradeLineError>> {
     input.lines().enumerate().map(move |(index, text)| {
         let line = index + 1;
         let text = text.map_err(|source| GradeLineError::Io { line, source })?;
-        grade_line(line, &text, policy)
+        grade_line(line, &text, &rules)
     })
 }

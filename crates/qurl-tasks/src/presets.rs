@@ -23,8 +23,10 @@ pub const PLAIN: Template = Template { name: "plain", system: None, user: "{prob
 pub const DAPO: Template = Template {
     name: "dapo",
     system: None,
-    user: "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer \
-           (without quotes) where $Answer is the answer to the problem.\n\n{problem}\n\nRemember to put your answer on its own line \
+    user: "Solve the following math problem step by step. The last line of your response should be of the \
+           form Answer: $Answer \
+           (without quotes) where $Answer is the answer to the problem.\n\n{problem}\n\nRemember to put \
+           your answer on its own line \
            after \"Answer:\".",
     chat: true,
 };
@@ -57,8 +59,8 @@ pub const GSM8K: Template = Template {
 pub const COUNTDOWN: Template = Template {
     name: "countdown",
     system: None,
-    user: "{problem} Show your work in <think> </think> tags and return the final expression in <answer> </answer> tags, for example \
-           <answer> (1 + 2) / 3 </answer>.",
+    user: "{problem} Show your work in <think> </think> tags and return the final expression in <answer> \
+           </answer> tags, for example <answer> (1 + 2) / 3 </answer>.",
     chat: true,
 };
 

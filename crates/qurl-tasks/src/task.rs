@@ -149,6 +149,18 @@ pub struct Attempt<'a> {
 }
 
 /// A source of problems with a verifiable reward.
+///
+/// ```
+/// use qurl_tasks::tasks::{Kind, Synthetic};
+/// use qurl_tasks::{Split, Task};
+///
+/// let task = Synthetic::new(Kind::Addition, 2)?;
+/// let problem = task.draw(Split::Train, 1, 0).expect("addition has endless problems");
+/// assert_eq!(task.draw(Split::Train, 1, 0), Some(problem.clone()), "a problem follows from its key");
+/// assert!(task.verify(&problem, &format!("so it is #### {}", problem.answer)).correct);
+/// assert!(!task.verify(&problem, "no idea").correct);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Task: Send + Sync {
     /// The name in recipes and reports.
     fn name(&self) -> &str;

@@ -45,7 +45,8 @@ const LINES: &str = concat!(
     "{\"id\": \"a\", \"problem\": \"2+2?\", \"answer\": \"4\", \"source\": \"s\", \"level\": 1}\n",
     "\n",
     "{\"question\": \"3+3?\", \"answer\": \"work\\n#### 6\"}\n",
-    "{\"prompt\": [{\"role\": \"user\", \"content\": \"4+4?\"}], \"reward_model\": {\"ground_truth\": \"8\", \"style\": \"rule\"}, \"data_source\": \"verl\"}\n",
+    "{\"prompt\": [{\"role\": \"user\", \"content\": \"4+4?\"}], \"reward_model\": \
+     {\"ground_truth\": \"8\", \"style\": \"rule\"}, \"data_source\": \"verl\"}\n",
     "{\"problem\": \"5+5?\", \"solution\": \"so $\\\\boxed{10}$\"}\n",
     "{\"problem\": \"1,2?\", \"answer\": [\"1\", 2]}\n",
 );

@@ -1,7 +1,7 @@
 //! Metrics against hand-computed values, presets, and grading of JSON lines.
 
 use qurl_tasks::Prompt;
-use qurl_tasks::grade_lines::grade_lines;
+use qurl_tasks::grade_lines::{GradeRules, grade_lines};
 use qurl_tasks::grader::{Policy, equivalent};
 use qurl_tasks::metrics::{Vote, avg_at_k, maj_at_k, mean, mean_over_sets, pass_at_k, pass_at_k_of};
 use qurl_tasks::presets::{DAPO, DEEPSCALER, EVAL_PRESETS, EvalPreset, QWEN_MATH, TEMPLATES, Template};
@@ -138,7 +138,7 @@ fn lines_are_graded_and_errors_have_their_number() {
         "not json\n",
         "{\"gold\": \"1\", \"pred\": \"1\", \"policy\": \"nope\"}\n",
     );
-    let graded: Vec<_> = grade_lines(input.as_bytes(), None).collect();
+    let graded: Vec<_> = grade_lines(input.as_bytes(), GradeRules::default()).collect();
     assert!(graded[0].as_ref().unwrap().equal);
     assert_eq!(graded[0].as_ref().unwrap().extracted.as_deref(), Some("0.5"));
     assert!(!graded[1].as_ref().unwrap().equal);
@@ -146,6 +146,7 @@ fn lines_are_graded_and_errors_have_their_number() {
         let error = graded[index].as_ref().unwrap_err().to_string();
         assert!(error.starts_with(part), "{error}");
     }
-    let ruled: Vec<_> = grade_lines(input.as_bytes(), Some(Policy::Equivalence)).collect();
+    let equivalence = GradeRules { policy: Some(Policy::Equivalence), extract: None };
+    let ruled: Vec<_> = grade_lines(input.as_bytes(), equivalence).collect();
     assert!(ruled[1].as_ref().unwrap().equal && ruled[4].as_ref().unwrap().equal);
 }

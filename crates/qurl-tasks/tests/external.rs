@@ -53,10 +53,12 @@ fn by_request(body: &str) -> String {
 
 #[test]
 fn scores_without_requests_come_in_order_and_the_command_stays() {
-    let script = r#"n=0; while read -r line; do n=$((n+1)); case "$line" in *'"response":"4"'*) echo 1;; *) echo "{\"score\": 0.$n}";; esac; done"#;
+    let script = r#"n=0; while read -r line; do n=$((n+1))
+        case "$line" in *'"response":"4"'*) echo 1;; *) echo "{\"score\": 0.$n}";; esac
+    done"#;
     let mut reward = start(script);
     assert_eq!(score(&mut reward, &["4", "5", "4"]).unwrap(), [1.0, 0.2, 1.0]);
-    // The counter goes on: it is the same process.
+    // The counter continues: it is the same process.
     assert_eq!(score(&mut reward, &["5"]).unwrap(), [0.4]);
     assert_eq!(score(&mut reward, &[]).unwrap(), Vec::<f64>::new());
 }
@@ -308,7 +310,8 @@ fn replies_that_differ_in_kind_are_reported() {
         assert_eq!((line.as_str(), slip.to_string().as_str()), (second, why));
     }
     // In another order they are the same parts.
-    let script = r#"read -r x; echo '{"score": 1, "parts": {"a": 1, "b": 2}}'; while read -r x; do echo '{"score": 1, "parts": {"b": 2, "a": 1}}'; done"#;
+    let script = r#"read -r x; echo '{"score": 1, "parts": {"a": 1, "b": 2}}'
+        while read -r x; do echo '{"score": 1, "parts": {"b": 2, "a": 1}}'; done"#;
     assert_eq!(score(&mut start(script), &["a", "b"]).unwrap(), [1.0, 1.0]);
 }
 

@@ -89,7 +89,8 @@ fn rules_that_cannot_be_are_refused() {
     };
     assert_eq!(
         wrong(json!({"type": "pattern", "pattern": r"(\d+) of (\d+)"})),
-        r#"key `pattern` is "(\\d+) of (\\d+)", expected one group in round brackets, the answer; there are 2"#
+        "key `pattern` is \"(\\\\d+) of (\\\\d+)\", expected one group in round brackets, the answer; \
+         there are 2"
     );
     assert_eq!(
         wrong(json!({"type": "pattern", "pattern": "(?=x)"})),

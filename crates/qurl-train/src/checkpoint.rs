@@ -1,4 +1,4 @@
-//! Checkpoints: everything a run needs to go on as if it had never stopped.
+//! Checkpoints: everything a run needs to resume as if it had never stopped.
 //!
 //! `checkpoints/step-N/` is a Hugging Face directory (the master weights in f32, so that they are the state
 //! and the model at once) with the rest of the state beside it:
@@ -16,8 +16,8 @@
 //! There is no state of a random number generator: all random numbers are functions of seed, step and place.
 //!
 //! A checkpoint is written under a temporary name, synced and renamed ([`Store`]), from a copy of the state
-//! and on a thread of its own ([`Writer`]), so that training goes on meanwhile; [`Keeper`] says when. What a
-//! disk or a foreign program damages later is found by the manifest.
+//! and on a thread of its own ([`Writer`]), so that training continues meanwhile; [`Keeper`] says when. What
+//! a disk or a foreign program damages later is found by the manifest.
 
 mod error;
 mod keeper;

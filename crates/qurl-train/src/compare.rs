@@ -35,7 +35,7 @@ pub enum Method {
         /// The factor.
         factor: f64,
     },
-    /// Adaptive clipping without UAQ, codes drawn by stochastic rounding.
+    /// Adaptive clipping without UAQ, weights rounded stochastically.
     StochasticRounding,
 }
 
@@ -249,7 +249,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of some values; not a number where there are none.
+    /// Of some values; NaN where there are none.
     pub fn of(values: impl Iterator<Item = f64> + Clone) -> Spread {
         let count = values.clone().count() as f64;
         let mean = values.clone().sum::<f64>() / count;

@@ -38,7 +38,7 @@ pub struct EvalSet<'a> {
 pub struct EvalOptions {
     /// Samples per problem beside the greedy response; 0 for none.
     pub k: usize,
-    /// How they are drawn.
+    /// How they are sampled.
     pub sampling: Sampling,
     /// Most new tokens of a response.
     pub max_new: usize,

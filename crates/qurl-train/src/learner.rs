@@ -57,7 +57,7 @@ impl<D: Device> Learner<D> {
         Self::of(queue, config, params, options, &mut |_| ())
     }
 
-    /// Takes over weights that are on the device. `taken` hears of each part of the memory after it was
+    /// Takes over weights that are on the device. `taken` is called with each part of the memory after it was
     /// taken.
     pub(crate) fn of(
         queue: &mut D::Queue,

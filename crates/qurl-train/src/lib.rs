@@ -7,6 +7,26 @@
 //! run and [`runlog`] what it reports: together they are what a run directory holds. [`solve`] has the engine
 //! answer problems and judges the answers; [`evaluate`] does so for whole sets. [`best`] says what the best
 //! of several evaluations is.
+//!
+//! # Where to start
+//!
+//! Read `docs/tour.md` beside [`rl::RlTrainer::step`]: one step of reinforcement learning from top to bottom.
+//! [`run::Run`] is the loop around it, and what `qurl train` does is little more.
+//!
+//! A recipe is read, changed as `--set` does it, and becomes a checked plan; what is wrong is named by file,
+//! line and key:
+//! ```
+//! use qurl_train::recipe::Recipe;
+//!
+//! let text = std::fs::read_to_string("../../recipes/tiny-grpo.toml")?;
+//! let recipe = Recipe::parse(&text, "tiny-grpo.toml", &["rollout.format=fp8".to_string()])?;
+//! let plan = recipe.rl("tiny-grpo.toml")?;
+//! assert_eq!((plan.rollout.n, plan.rollout.format.name()), (8, "fp8"));
+//!
+//! let wrong = Recipe::parse(&text.replace("n = 8", "m = 8"), "mine.toml", &[]).unwrap_err();
+//! assert!(wrong.to_string().contains("unknown key `rollout.m`"), "{wrong}");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod best;
 pub mod checkpoint;

@@ -15,7 +15,7 @@ use qurl_model::{ModelConfig, params};
 use std::fmt;
 use std::sync::Arc;
 
-/// What the driver takes while a run goes on, beside what is asked of it: recorded steps, code, rounded
+/// What the driver takes while a run lasts, beside what is requested of it: recorded steps, code, rounded
 /// sizes. 1.2 GiB were seen beside runs of 31 and of 119 GiB.
 const DRIVER_RESERVE: usize = 1536 << 20;
 
@@ -124,7 +124,8 @@ impl MemoryPlan {
             Some(DeviceMemory { free, total, .. }) if self.total() + DRIVER_RESERVE > free => {
                 let device = format!("the device ({} of {} MiB free)", free >> 20, total >> 20);
                 let what = format!(
-                    "this run: {self}, and {} MiB for the driver; lower trainer.micro_tokens or rollout.kv_cache_mb, or set trainer.recompute",
+                    "this run: {self}, and {} MiB for the driver; lower trainer.micro_tokens or \
+                     rollout.kv_cache_mb, or set trainer.recompute",
                     DRIVER_RESERVE >> 20
                 );
                 Err(DeviceError::OutOfMemory { device, need: self.total(), what })

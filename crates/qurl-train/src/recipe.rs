@@ -114,7 +114,7 @@ pub struct Trainer {
     /// Write a checkpoint every so many steps; 0 for none but the one that Ctrl-C makes. A warm start writes
     /// none.
     pub save_freq: u64,
-    /// How many of the newest checkpoints are kept; a run goes on from the newest.
+    /// How many of the newest checkpoints are kept; a run resumes from the newest.
     pub keep_last: usize,
     /// How many of the checkpoints with the highest test accuracy are kept beside them, or in supervised
     /// training with the lowest validation loss.
@@ -281,8 +281,8 @@ impl Recipe {
         Ok((only, sft))
     }
 
-    /// The checked plan of reinforcement learning; an error where a section is missing. `[task]` may be: a program
-    /// can bring a task of its own.
+    /// The checked plan of reinforcement learning; an error where a section is missing. `[task]` may be: a
+    /// program can bring a task of its own.
     pub fn rl(&self, file: &str) -> Result<RlPlan, RecipeError> {
         let missing = |section| RecipeError::Section { file: file.to_string(), section, why: RL_NEEDS };
         let preset = self.task.as_ref().and_then(TaskSource::preset);

@@ -23,7 +23,7 @@ pub use health::{Health, Symptom};
 pub use prepare::prepare;
 pub use probe::RolloutSpeed;
 pub use record::{Layered, Phases, RewardSpread, StepRecord};
-pub use rollouts::Drawn;
+pub use rollouts::Sampled;
 pub use sampled::SampledRollout;
 pub use test::Tested;
 
@@ -70,10 +70,11 @@ pub enum TrainError {
     Quant(#[from] QuantError),
     /// Dynamic sampling did not find enough.
     #[error(
-        "key `algorithm.filter_groups.max_num_gen_batches` is {batches}: after so many batches of prompts only {found} of \
-         {wanted} groups had responses with different rewards (the others: {right} all right, {wrong} all wrong, {other} \
-         all alike otherwise); allow more batches, choose problems that fit the model, or set \
-         `algorithm.filter_groups.allow_fewer = true` to train on whole mini-batches of what was found"
+        "key `algorithm.filter_groups.max_num_gen_batches` is {batches}: after so many batches of prompts \
+         only {found} of {wanted} groups had responses with different rewards (the others: {right} all \
+         right, {wrong} all wrong, {other} all alike otherwise); allow more batches, choose problems that \
+         fit the model, or set `algorithm.filter_groups.allow_fewer = true` to train on whole mini-batches \
+         of what was found"
     )]
     TooFewGroups {
         /// Batches of prompts sampled.
@@ -93,7 +94,8 @@ pub enum TrainError {
     },
     /// A checkpoint of another kind of run.
     #[error(
-        "the checkpoint has (critic, reference, measured weights) = {found:?}, the recipe asks for {expected:?}"
+        "the checkpoint has (critic, reference, measured weights) = {found:?}, the recipe asks for \
+         {expected:?}"
     )]
     OtherState {
         /// What the checkpoint has.
@@ -255,16 +257,16 @@ impl<D: Device> RlTrainer<D> {
         self.begin_stage()?;
         let mut entropy = Entropy::default();
         entropy.add(&solved);
-        let mut drawn = Drawn::default();
-        drawn.add(&solved)?;
-        let rolled = Rolled { groups: solved, drawn, verifying: 0.0, entropy: entropy.mean() };
+        let mut sampled = Sampled::default();
+        sampled.add(&solved)?;
+        let rolled = Rolled { groups: solved, sampled, verifying: 0.0, entropy: entropy.mean() };
         self.learn(rolled, Phases::start())
     }
 
     fn learn(&mut self, rolled: Rolled, mut phases: Phases) -> Result<StepRecord, TrainError> {
-        let Rolled { groups: solved, drawn, entropy, .. } = rolled;
+        let Rolled { groups: solved, sampled, entropy, .. } = rolled;
         let mut batch = RolloutBatch::pack(&solved, &self.plan, self.step);
-        let mut record = StepRecord::new(self.step, &solved, &batch, drawn, entropy);
+        let mut record = StepRecord::new(self.step, &solved, &batch, sampled, entropy);
         if batch.tokens() == 0 {
             record.timing = phases.finish();
             self.last = (solved, batch);
@@ -305,7 +307,7 @@ impl<D: Device> RlTrainer<D> {
     }
 
     /// Every so many steps: how far the weights moved (Eq. 13), how far their quantized copy is off (Eq. 14),
-    /// and how many of its codes changed.
+    /// and how many of its quantized values changed.
     fn measure_update(&mut self, record: &mut StepRecord) -> Result<(), TrainError> {
         let every = self.plan.run.update_metrics_freq;
         let Some(before) = self.measured.as_ref().filter(|_| every > 0 && self.step.is_multiple_of(every))

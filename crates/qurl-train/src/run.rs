@@ -5,69 +5,25 @@
 //! when to stop. A step that fails before its first update changes nothing, so the state before it is saved
 //! and the same step can be tried again.
 
+mod error;
 mod keep;
 mod summary;
 mod totals;
 
+pub use error::RunError;
 pub use summary::{Begun, Best, Broken, Memory, SUMMARY, Summary};
 pub use totals::Totals;
 
-use crate::checkpoint::{CheckpointError, Keeper, ModelFiles, Snapshot, Store};
+use crate::checkpoint::{Keeper, ModelFiles, Snapshot, Store};
 use crate::memory::MemoryPlan;
 use crate::recipe::{Alarm, AlarmAction, Recipe, RlPlan};
 use crate::rl::{Health, RlTrainer, StepRecord, Symptom, Tested, TrainError};
-use crate::runlog::{LogError, RunLog};
+use crate::runlog::RunLog;
 use qurl_kernels::Device;
-use qurl_model::HfError;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Why a run ended before its end.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// A step failed.
-    #[error("step {step}")]
-    Step {
-        /// Which.
-        step: u64,
-        /// Why.
-        source: TrainError,
-    },
-    /// The trainer failed beside its steps: an evaluation, a copy of its state.
-    #[error(transparent)]
-    Train(#[from] TrainError),
-    /// The checkpoint belongs to another run.
-    #[error(transparent)]
-    OtherRun(TrainError),
-    /// A checkpoint could not be written; earlier ones are whole.
-    #[error("writing a checkpoint (earlier ones are whole)")]
-    Checkpoint(#[source] CheckpointError),
-    /// A checkpoint could not be read.
-    #[error(transparent)]
-    Resume(CheckpointError),
-    /// The logs could not be written.
-    #[error(transparent)]
-    Log(#[from] LogError),
-    /// The model could not be saved.
-    #[error("saving {}", dir.display())]
-    Model {
-        /// Where.
-        dir: PathBuf,
-        /// Why.
-        source: Box<HfError>,
-    },
-    /// The user wanted it to stop, and its state was saved.
-    #[error("stopped after step {step}")]
-    Stopped {
-        /// The last step that was made.
-        step: u64,
-    },
-    /// The user wanted it to stop while it waited for scores beside a step.
-    #[error("stopped while waiting for scores")]
-    Cancelled,
-}
-
-/// What a run tells while it goes on.
+/// What a run reports while it runs.
 pub enum Event<'a> {
     /// A step is done.
     Step(&'a StepRecord),
@@ -101,7 +57,7 @@ pub struct RunParts<L> {
     pub log: L,
 }
 
-/// A run while it goes on.
+/// A run while it runs.
 pub struct Run<D: Device> {
     trainer: RlTrainer<D>,
     plan: RlPlan,
@@ -200,7 +156,7 @@ impl<D: Device> Run<D> {
     pub fn steps(
         &mut self,
         stop: impl Fn() -> bool,
-        mut tell: impl FnMut(Event),
+        mut report: impl FnMut(Event),
     ) -> Result<Outcome, RunError> {
         while self.trainer.steps_done() < self.plan.run.total_steps {
             if stop() {
@@ -212,7 +168,7 @@ impl<D: Device> Run<D> {
                 Ok(record) => record,
                 Err(error) => return self.failed(step, error),
             };
-            if let Some(outcome) = self.after(record, &mut tell)? {
+            if let Some(outcome) = self.after(record, &mut report)? {
                 self.finish_checkpoints()?;
                 return Ok(outcome);
             }
@@ -225,7 +181,7 @@ impl<D: Device> Run<D> {
     fn after(
         &mut self,
         mut record: StepRecord,
-        tell: &mut impl FnMut(Event),
+        report: &mut impl FnMut(Event),
     ) -> Result<Option<Outcome>, RunError> {
         let (step, run) = (record.step, self.plan.run.clone());
         let symptom = Symptom::of(&record, self.vocabulary());
@@ -263,8 +219,8 @@ impl<D: Device> Run<D> {
             self.keeper.start(snapshot, self.log.files()?).map_err(RunError::Checkpoint)?;
         }
         self.totals.add_record(&record);
-        tell(Event::Step(&record));
-        let mut warn = |text: String| tell(Event::Warning(format!("step {step}: {text}")));
+        report(Event::Step(&record));
+        let mut warn = |text: String| report(Event::Warning(format!("step {step}: {text}")));
         if let Some(alarm) = alarm {
             let end = if stopped { "; the run ends here (run.alarm.action)" } else { "" };
             warn(format!("{alarm}{end}"));

@@ -2,15 +2,18 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `metrics.jsonl` | one [`StepRecord`](crate::rl::StepRecord) or [`SftRecord`](crate::sft::SftRecord) a step |
+//! | `metrics.jsonl` | one [`StepRecord`] or [`SftRecord`] a step |
 //! | `warm_start.jsonl` | the same of the warm start |
 //! | `tensorboard/events.out.tfevents.qurl` | the same numbers for TensorBoard |
 //! | `tensorboard/warm_start/` | those of the warm start |
 //! | `rollouts/step-000010.jsonl` | a few rollouts of the step, one per line |
 //! | `run.lock` | the process that writes here, held by a lock of the system |
 //!
-//! Everything is flushed after every step, so that others can look while the run goes on. A run that goes on
+//! Everything is flushed after every step, so that others can look while the run lasts. A run that continues
 //! from a checkpoint first cuts off what was written after it: the steps are done again and written again.
+//!
+//! [`StepRecord`]: crate::rl::StepRecord
+//! [`SftRecord`]: crate::sft::SftRecord
 
 mod events;
 mod lock;
@@ -41,7 +44,8 @@ pub enum LogError {
         source: std::io::Error,
     },
     /// Another process writes here.
-    #[error("{}: another process{} trains in this directory; wait for it, stop it, or choose another --run", dir.display(), pid.map_or(String::new(), |p| format!(" ({p})")))]
+    #[error("{}: another process{} trains in this directory; wait for it, stop it, or choose another \
+             --run", dir.display(), pid.map_or(String::new(), |p| format!(" ({p})")))]
     InUse {
         /// The run directory.
         dir: PathBuf,

@@ -18,17 +18,14 @@ pub use run::SftRun;
 pub use summary::{SftBegun, SftBest, SftSummary};
 pub use trainer::{SftTrainer, train_step};
 
-use crate::checkpoint::CheckpointError;
 use crate::recipe::{Recipe, Sft};
-use crate::runlog::LogError;
 use crate::start::{Start, StartError};
 use qurl_kernels::{Device, DeviceError};
-use qurl_model::{HfError, Params};
+use qurl_model::Params;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Why supervised training stopped.
+/// Why supervised training stopped. What fails around it in a run is a [`RunError`](crate::run::RunError).
 #[derive(Debug, thiserror::Error)]
 pub enum SftError {
     /// The model or tokenizer.
@@ -53,29 +50,6 @@ pub enum SftError {
     /// A checkpoint of a run with other examples.
     #[error("the examples are not those that the run was begun with: their files were changed")]
     OtherExamples,
-    /// A checkpoint could not be written; earlier ones are whole.
-    #[error("writing a checkpoint (earlier ones are whole)")]
-    Checkpoint(#[source] CheckpointError),
-    /// A checkpoint could not be read.
-    #[error(transparent)]
-    Resume(CheckpointError),
-    /// The logs could not be written.
-    #[error(transparent)]
-    Log(#[from] LogError),
-    /// The model could not be saved.
-    #[error("saving {}", dir.display())]
-    Model {
-        /// Where.
-        dir: PathBuf,
-        /// Why.
-        source: Box<HfError>,
-    },
-    /// The user wanted it to stop, and its state was saved.
-    #[error("stopped after step {step}")]
-    Stopped {
-        /// The last step that was made.
-        step: u64,
-    },
 }
 
 /// All steps of a recipe's supervised training, and the weights that they lead to. `on_step` sees the record

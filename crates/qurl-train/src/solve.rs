@@ -53,9 +53,9 @@ pub enum SolveError {
     },
 }
 
-/// How samples are drawn.
+/// How responses are sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Draw {
+pub struct SolveOptions {
     /// Longest prompt in tokens.
     pub max_prompt: usize,
     /// Samples per problem.
@@ -120,26 +120,28 @@ pub fn solve<D: Device>(
     start: &Start,
     task: &dyn Task,
     problems: Vec<Problem>,
-    draw: Draw,
+    options: SolveOptions,
 ) -> Result<(Vec<Solved>, f64), SolveError> {
-    let stop_ids = if draw.lengths.is_some() { Vec::new() } else { start.stop_ids() };
+    let stop_ids = if options.lengths.is_some() { Vec::new() } else { start.stop_ids() };
     let mut requests = Vec::with_capacity(problems.len());
     for (i, problem) in problems.iter().enumerate() {
         let prompt = start
             .encode(&problem.prompt)
             .map_err(|e| SolveError::Prompt { id: problem.id.clone(), source: Box::new(e) })?;
-        if prompt.len() > draw.max_prompt {
+        if prompt.len() > options.max_prompt {
             let (id, found) = (problem.id.clone(), prompt.len());
-            return Err(SolveError::PromptTooLong { id, found, max: draw.max_prompt });
+            return Err(SolveError::PromptTooLong { id, found, max: options.max_prompt });
         }
-        let key = (draw.seed, draw.step, i as u64);
+        let key = (options.seed, options.step, i as u64);
         requests.push(Request {
-            n: draw.n,
-            max_new_of: draw.lengths.map_or(Vec::new(), |lengths| lengths.of(key, draw.n, draw.max_new)),
-            sampling: draw.sampling,
-            key: SampleKey { seed: draw.seed, step: draw.step, prompt: i as u64 },
+            n: options.n,
+            max_new_of: options
+                .lengths
+                .map_or(Vec::new(), |lengths| lengths.of(key, options.n, options.max_new)),
+            sampling: options.sampling,
+            key: SampleKey { seed: options.seed, step: options.step, prompt: i as u64 },
             stop_ids: stop_ids.clone(),
-            ..Request::new(prompt, draw.max_new)
+            ..Request::new(prompt, options.max_new)
         });
     }
     let groups = engine.generate(queue, &requests)?;

@@ -63,8 +63,9 @@ pub enum StartError {
     Config(#[from] ConfigError),
     /// A context that is shorter than the model's.
     #[error(
-        "key `model.max_position_embeddings` is {found}, expected at least the {own} of {file}: it is for positions \
-         beyond them, and `data.max_prompt_length` and `data.max_response_length` bound what is used"
+        "key `model.max_position_embeddings` is {found}, expected at least the {own} of {file}: it is for \
+         positions beyond them, and `data.max_prompt_length` and `data.max_response_length` bound what is \
+         used"
     )]
     ShorterContext {
         /// What was asked for.
@@ -76,7 +77,8 @@ pub enum StartError {
     },
     /// A new model needs a tokenizer of characters, and the task has too many of them.
     #[error(
-        "key `model.new`: the task {task:?} has no small alphabet to make a tokenizer of; give `model.path` instead"
+        "key `model.new`: the task {task:?} has no small alphabet to make a tokenizer of; give `model.path` \
+         instead"
     )]
     NoAlphabet {
         /// The task.
@@ -170,8 +172,8 @@ impl Start {
         self.config.max_position_embeddings = found;
         self.config.check("recipe, key `model.max_position_embeddings`")?;
         let note = format!(
-            "{file} has max_position_embeddings = {own}; the recipe asks for {found}: positions from {own} on are \
-             rotated as before, without scaling, and the model was not made for them"
+            "{file} has max_position_embeddings = {own}; the recipe asks for {found}: positions from {own} \
+             on are rotated as before, without scaling, and the model was not made for them"
         );
         self.warning = joined(self.warning, Some(note));
         Ok(self)

@@ -5,7 +5,7 @@ use qurl_rl::advantage::Rollouts;
 use qurl_rollout::{FinishReason, Sample, WeightVersion};
 use qurl_tasks::task::{Problem, Prompt, Verdict};
 use qurl_train::recipe::Recipe;
-use qurl_train::rl::{Drawn, RolloutBatch, StepRecord};
+use qurl_train::rl::{RolloutBatch, Sampled, StepRecord};
 use qurl_train::solve::{Response, Solved};
 use serde_json::Value;
 
@@ -45,9 +45,9 @@ fn advantages(overrides: &[&str]) -> ([f64; 4], StepRecord) {
         kinds.iter().flat_map(of_kind).map(|(right, length)| response(&recipe, right, length)).collect();
     let solved = [Solved { problem: problem(), prompt: vec![1, 2], responses }];
     let batch = RolloutBatch::pack(&solved, &plan, 1);
-    let mut drawn = Drawn::default();
-    drawn.add(&solved).expect("rewards");
-    let record = StepRecord::new(1, &solved, &batch, drawn, 0.5);
+    let mut sampled = Sampled::default();
+    sampled.add(&solved).expect("rewards");
+    let record = StepRecord::new(1, &solved, &batch, sampled, 0.5);
     let rewards: Vec<f64> = batch.rewards.iter().map(|&r| f64::from(r)).collect();
     let (mask, seq, groups) = (&batch.mask[..], &batch.seq[..], &batch.groups[..]);
     let rollouts = Rollouts { rewards: &rewards, mask, seq, groups, values: None };

@@ -167,9 +167,8 @@ fn ppo_with_a_critic_and_dapo() {
 #[test]
 fn stages_change_the_sizes_of_a_step() {
     let records = run(
-        &[
-            "run.stages=[{ from_step = 2, max_response_length = 6, n = 2 }, { from_step = 3, max_response_length = 9 }]",
-        ],
+        &["run.stages=[{ from_step = 2, max_response_length = 6, n = 2 }, { from_step = 3, \
+             max_response_length = 9 }]"],
         1,
     );
     // The last stage does not say how many: those of the rollout, not of the stage before.

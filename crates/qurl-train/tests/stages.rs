@@ -108,7 +108,7 @@ fn a_fresh_stage_is_a_run_of_its_own() {
     assert_eq!(bits(&mut staged), bits(&mut alone));
     assert_eq!(staged.actor.optimizer.steps, 4, "two updates a step, counted from the stage's start");
 
-    // Each of the two alone gives something else, and neither goes on as if nothing were new.
+    // Each of the two alone gives something else, and neither continues as if nothing were new.
     let others = ["", ", new_reference = true", ", new_optimizer = true"].map(|more| {
         let mut other = trainer(&[&stage(more)]);
         let records: Vec<StepRecord> =

@@ -61,15 +61,6 @@ pub fn open(device: DeviceKind) -> anyhow::Result<Opened> {
     }
 }
 
-/// The device that [`open`] would open, without making it ready: for looking at its memory.
-pub fn look(device: DeviceKind) -> anyhow::Result<Opened> {
-    match device {
-        DeviceKind::Cpu => open(DeviceKind::Cpu),
-        DeviceKind::Cuda => Ok(Opened::Cuda(Cuda::open(0).or_bad()?)),
-        DeviceKind::Auto => Cuda::open(0).map(Opened::Cuda).or_else(|_| open(DeviceKind::Cpu)),
-    }
-}
-
 /// The GPU, with all kernels compiled: no step of a run waits for the compiler.
 fn open_cuda() -> Result<Cuda, DeviceError> {
     let cuda = Cuda::open(0)?;

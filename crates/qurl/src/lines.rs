@@ -135,7 +135,7 @@ mod tests {
     fn lines_that_have_arrived_are_answered_together() {
         let mut out = Vec::new();
         lengths(&b"a\nbb\nccc\ndddd\neeeee"[..], &mut out, 3).expect("good lines");
-        assert_eq!(out, b"[1,3]\n[2,3]\n[3,3]\n[4,1]\n[5,1]\n", "the last line may go on");
+        assert_eq!(out, b"[1,3]\n[2,3]\n[3,3]\n[4,1]\n[5,1]\n", "the last line may continue");
     }
 
     /// Input that gives a line only after the answer to the line before has arrived.

@@ -74,7 +74,7 @@ enum Command {
     Bench(commands::bench::Args),
     /// One HTML file with the plots, settings and sampled responses of runs
     Report(commands::report::Args),
-    /// The same page live in a browser, while a run goes on
+    /// The same page live in a browser, while a run lasts
     Dash(commands::dash::Args),
     /// Runs for other programs that track experiments
     Export(commands::export::Args),

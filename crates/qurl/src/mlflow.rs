@@ -153,7 +153,7 @@ impl Metrics {
     }
 }
 
-/// A metric's name, with `.value` behind it where others are parts of it (a command's score and
+/// A metric's name, with `.value` after it where others are parts of it (a command's score and
 /// `SCORE/PART`): a name is a file here, and cannot be a folder, too.
 fn beside_its_parts<'a>(name: &str, all: impl IntoIterator<Item = &'a String>) -> String {
     let is_part = |other: &String| other.strip_prefix(name).is_some_and(|rest| rest.starts_with('/'));

@@ -1,8 +1,8 @@
 //! Standard output and standard error, which may be closed or full at any time.
 //!
 //! `println!` and `eprintln!` panic then, in the middle of a run that is not saved yet. Here a line for
-//! standard error that cannot be written is lost in silence: it is a remark, and the work goes on. A line for
-//! standard output is the command's result, so [`out!`](out) gives an error; commands that train or write
+//! standard error that cannot be written is lost in silence: it is a remark, and the work continues. A line
+//! for standard output is the command's result, so [`out!`](out) gives an error; commands that train or write
 //! files print after they have saved. An output that was closed because its reader has seen enough is no
 //! failure: `main` ends then with status 0 and says nothing.
 

@@ -2,9 +2,9 @@
 //!
 //! The page is HTML, a style sheet and a few hand-written scripts, all in this folder and embedded in the
 //! binary. `qurl report` writes it as one file that loads nothing; `qurl dash` serves the same page and sends
-//! it what is new. Reading is forgiving, because a run may be going on: a line that is half written, a file
-//! that is not there yet or a field that an older version did not write leaves a gap in the page and nothing
-//! worse.
+//! it what is new. Reading is forgiving, because a run may be in progress: a line that is half written, a
+//! file that is not there yet or a field that an older version did not write leaves a gap in the page and
+//! nothing worse.
 
 mod facts;
 mod follow;

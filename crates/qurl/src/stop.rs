@@ -1,6 +1,6 @@
 //! Ctrl-C: the first asks a run to finish its step and save, the second ends the process at once.
 //!
-//! The handlers only set flags. A run looks at [`Stop::asked`] between steps. Requests to end that do not
+//! The handlers only set flags. A run looks at [`Stop::requested`] between steps. Requests to end that do not
 //! come from the keyboard (SIGTERM, as schedulers send it; SIGHUP, when a terminal or a connection is gone)
 //! are in more of a hurry: they also set [`Stop::at_once`], which the wait for a reward command's scores
 //! looks at.
@@ -12,9 +12,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Whether the user asked to stop.
+/// Whether a stop was requested.
 pub struct Stop {
-    asked: Arc<AtomicBool>,
+    requested: Arc<AtomicBool>,
     at_once: Arc<AtomicBool>,
     signal: Arc<AtomicUsize>,
 }
@@ -22,16 +22,16 @@ pub struct Stop {
 impl Stop {
     /// Watches from now on.
     pub fn watch() -> anyhow::Result<Stop> {
-        let stop = Stop { asked: Arc::default(), at_once: Arc::default(), signal: Arc::default() };
+        let stop = Stop { requested: Arc::default(), at_once: Arc::default(), signal: Arc::default() };
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             if signal == SIGHUP && is_ignored(signal) {
                 continue; // started with nohup: the run is to outlive its terminal
             }
             // In this order: the first signal finds the flag unset and sets it, the second finds it set and
             // ends us.
-            flag::register_conditional_shutdown(signal, 128 + signal, stop.asked.clone())
+            flag::register_conditional_shutdown(signal, 128 + signal, stop.requested.clone())
                 .and_then(|_| flag::register_usize(signal, stop.signal.clone(), signal as usize))
-                .and_then(|_| flag::register(signal, stop.asked.clone()))
+                .and_then(|_| flag::register(signal, stop.requested.clone()))
                 .context("watching for Ctrl-C")?;
             if signal != SIGINT {
                 flag::register(signal, stop.at_once.clone()).context("watching for SIGTERM and SIGHUP")?;
@@ -41,8 +41,8 @@ impl Stop {
     }
 
     /// Whether to stop at the next chance.
-    pub fn asked(&self) -> bool {
-        self.asked.load(Ordering::SeqCst)
+    pub fn requested(&self) -> bool {
+        self.requested.load(Ordering::SeqCst)
     }
 
     /// Set by the signals that do not wait for the end of a step.

@@ -7,7 +7,7 @@ use qurl_kernels::cpu::level::Level;
 use qurl_kernels::cuda;
 use std::fmt::Write;
 
-/// Version and commit, what `-V` prints behind the name.
+/// Version and commit, what `-V` prints after the name.
 pub const SHORT: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("QURL_COMMIT"), ")");
 
 /// Version and commit, the level of the CPU kernels, and the CUDA that was found.

@@ -1,4 +1,4 @@
-//! What a training run shows while it goes on, on standard error.
+//! What a training run shows while it runs, on standard error.
 //!
 //! On a terminal a small block of lines is drawn over itself: stage and progress, reward or loss with a
 //! sparkline, mismatch, speed, where the time goes. Elsewhere (a pipe, a file, `--json`) a plain line is
@@ -93,7 +93,7 @@ impl TrainView {
         }
     }
 
-    /// A stage begins: `done` of its `total` steps lie behind already.
+    /// A stage begins: `done` of its `total` steps are done already.
     pub fn begin(&mut self, name: &'static str, done: u64, total: u64) {
         self.finish();
         let bar = (self.mode == Mode::Live).then(|| {

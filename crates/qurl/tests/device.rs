@@ -18,18 +18,27 @@ const LIBRARY: &str = r#"
 int cuDriverGetVersion(int* version) { *version = VERSION; return 0; }
 #if VERSION >= 12000
 int cuDeviceGetCount(int* count) { *count = 1; return 0; }
-int cuDeviceGetName(char* name, int length, int device) { strncpy(name, "a device of the tests", length); return 0; }
-int cuDeviceGetAttribute(int* value, int attribute, int device) { *value = attribute == 75 ? 9 : attribute == 76 ? 0 : 132; return 0; }
+int cuDeviceGetName(char* name, int length, int device) {
+    strncpy(name, "a device of the tests", length); return 0;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+    *value = attribute == 75 ? 9 : attribute == 76 ? 0 : 132; return 0;
+}
 int cuDevicePrimaryCtxRetain(void** context, int device) { *context = (void*)1; return 0; }
-int cuMemGetInfo_v2(size_t* free, size_t* total) { *free = (size_t)1 << 30; *total = (size_t)2 << 30; return 0; }
-EMPTY(cuInit) EMPTY(cuDeviceGet) EMPTY(cuDevicePrimaryCtxRelease_v2) EMPTY(cuCtxSetCurrent) EMPTY(cuMemAlloc_v2)
-EMPTY(cuMemFree_v2) EMPTY(cuMemHostAlloc) EMPTY(cuMemFreeHost) EMPTY(cuMemcpyHtoDAsync_v2) EMPTY(cuMemcpyDtoHAsync_v2)
-EMPTY(cuMemcpyDtoDAsync_v2) EMPTY(cuMemsetD8Async) EMPTY(cuMemsetD8_v2) EMPTY(cuStreamCreate) EMPTY(cuStreamDestroy_v2)
-EMPTY(cuStreamSynchronize) EMPTY(cuModuleLoadData) EMPTY(cuModuleUnload) EMPTY(cuModuleGetFunction) EMPTY(cuFuncSetAttribute)
-EMPTY(cuFuncGetAttribute) EMPTY(cuOccupancyMaxActiveBlocksPerMultiprocessor) EMPTY(cuOccupancyMaxActiveClusters)
-EMPTY(cuLaunchKernelEx) EMPTY(cuTensorMapEncodeTiled) EMPTY(cuStreamBeginCapture_v2) EMPTY(cuStreamEndCapture)
-EMPTY(cuGraphInstantiateWithFlags) EMPTY(cuGraphLaunch) EMPTY(cuGraphExecDestroy) EMPTY(cuGraphDestroy) EMPTY(cuEventCreate)
-EMPTY(cuEventRecord) EMPTY(cuEventSynchronize) EMPTY(cuEventElapsedTime) EMPTY(cuEventDestroy_v2) EMPTY(cuGetErrorString)
+int cuMemGetInfo_v2(size_t* free, size_t* total) {
+    *free = (size_t)1 << 30; *total = (size_t)2 << 30; return 0;
+}
+EMPTY(cuInit) EMPTY(cuDeviceGet) EMPTY(cuDevicePrimaryCtxRelease_v2) EMPTY(cuCtxSetCurrent)
+EMPTY(cuMemAlloc_v2) EMPTY(cuMemFree_v2) EMPTY(cuMemHostAlloc) EMPTY(cuMemFreeHost)
+EMPTY(cuMemcpyHtoDAsync_v2) EMPTY(cuMemcpyDtoHAsync_v2) EMPTY(cuMemcpyDtoDAsync_v2) EMPTY(cuMemsetD8Async)
+EMPTY(cuMemsetD8_v2) EMPTY(cuStreamCreate) EMPTY(cuStreamDestroy_v2) EMPTY(cuStreamSynchronize)
+EMPTY(cuModuleLoadData) EMPTY(cuModuleUnload) EMPTY(cuModuleGetFunction) EMPTY(cuFuncSetAttribute)
+EMPTY(cuFuncGetAttribute) EMPTY(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+EMPTY(cuOccupancyMaxActiveClusters) EMPTY(cuLaunchKernelEx) EMPTY(cuTensorMapEncodeTiled)
+EMPTY(cuStreamBeginCapture_v2) EMPTY(cuStreamEndCapture) EMPTY(cuGraphInstantiateWithFlags)
+EMPTY(cuGraphLaunch) EMPTY(cuGraphExecDestroy) EMPTY(cuGraphDestroy) EMPTY(cuEventCreate)
+EMPTY(cuEventRecord) EMPTY(cuEventSynchronize) EMPTY(cuEventElapsedTime) EMPTY(cuEventDestroy_v2)
+EMPTY(cuGetErrorString)
 int nvrtcCompileProgram() { return COMPILED; }
 int nvrtcGetProgramLogSize(void* program, size_t* size) { *size = 9; return 0; }
 int nvrtcGetProgramLog(void* program, char* log) { strcpy(log, "too hard"); return 0; }

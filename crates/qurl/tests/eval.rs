@@ -70,8 +70,52 @@ fn figures_follow_from_the_saved_responses() {
     assert_eq!(figures(&saved), figures(&document));
 }
 
+/// A recipe with a prompt and an answer of its own, and data sets that are its test files.
+const RECIPE: &str = r#"
+[model]
+path = "model"
+
+[task]
+type = "dataset"
+files = ["train.jsonl"]
+test_files = ["sums.jsonl"]
+extract = { type = "last-number" }
+prompt = { user = "0; {{ problem }}" }
+"#;
+
 #[test]
-fn an_interrupted_evaluation_goes_on() {
+fn prompts_and_answers_are_those_of_the_recipe() {
+    let dir = setup("eval-recipe");
+    std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
+    let base = ["eval", "--model", "model", "--k", "2", "--max-new", "12", "--json"];
+    let run = |more: &[&str]| qurl_in(&dir, &[&base, more].concat(), "");
+    let document = run(&["--recipe", "mine.toml", "--out", "own"]).json();
+    assert_eq!(document["extract"], json!({"type": "last-number"}), "{document}");
+    assert_eq!(document["sets"][0]["problems"], 12, "the recipe's test files: {document}");
+    let plain = run(&["--data", "sums.jsonl", "--out", "plain"]).json();
+    assert_eq!(plain["extract"], Value::Null);
+    let prompts = |out: &str| -> Vec<Value> {
+        records(&dir.join(out).join("responses.jsonl")).iter().map(|r| r["prompt"].clone()).collect()
+    };
+    assert_eq!(prompts("own")[1], json!([{"role": "user", "content": "0; 1+1="}]));
+    assert_eq!(prompts("plain")[1], "1+1=");
+    // Another rule for answers is another evaluation.
+    std::fs::write(dir.join("other.toml"), RECIPE.replace("last-number", "whole")).expect("written");
+    run(&["--recipe", "other.toml", "--out", "own", "--resume"]).assert_bad(&["`extract`"]);
+    run(&["--recipe", "mine.toml", "--preset", "dapo"]).assert_bad(&["--preset"]);
+    let generated = RECIPE.split("[task]").next().expect("a model").to_string()
+        + "[task]\ntype = \"synthetic\"\nkind = \"addition\"\nlevel = 1\n";
+    std::fs::write(dir.join("generated.toml"), generated).expect("written");
+    run(&["--recipe", "generated.toml"]).assert_bad(&[
+        "--recipe generated.toml: expected a [task] of the type dataset; generated problems are `qurl eval --task KIND:LEVEL`",
+    ]);
+    run(&[]).assert_bad(&[
+        "nothing to evaluate on: give --data FILE.., --task KIND:LEVEL or a --recipe with test files",
+    ]);
+}
+
+#[test]
+fn an_interrupted_evaluation_continues() {
     let dir = setup("eval-resume");
     let whole = qurl_in(&dir, &with(&["--out", "whole"]), "").json();
     let text = std::fs::read_to_string(dir.join("whole/responses.jsonl")).expect("responses");
@@ -89,7 +133,7 @@ fn an_interrupted_evaluation_goes_on() {
     // All done: the figures once more.
     let again = qurl_in(&dir, &with(&["--out", "whole", "--resume"]), "");
     assert_eq!(figures(&again.json()), figures(&whole));
-    // Nothing to go on with: a new evaluation.
+    // Nothing to resume: a new evaluation.
     let fresh = qurl_in(&dir, &with(&["--out", "fresh", "--resume"]), "");
     assert_eq!(figures(&fresh.json()), figures(&whole));
 
@@ -153,8 +197,8 @@ fn files_of_several_data_sources_are_several_sets() {
     let dir = setup("eval-sources");
     let row = |source: &str, i: u32| {
         let prompt = json!([{"role": "user", "content": format!("{i}+{i}=")}]);
-        json!({"data_source": source, "prompt": prompt, "reward_model": {"ground_truth": (2 * i).to_string()}})
-            .to_string()
+        let truth = json!({"ground_truth": (2 * i).to_string()});
+        json!({"data_source": source, "prompt": prompt, "reward_model": truth}).to_string()
     };
     let rows = [row("a", 1), row("b", 2), row("a", 3)].join("\n");
     std::fs::write(dir.join("mixed.jsonl"), rows).expect("written");

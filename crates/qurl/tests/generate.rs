@@ -115,12 +115,12 @@ fn the_document_has_its_form() {
             ids(&sample["prompt_ids"]),
             tokenizer().encode("3 + 4 = ?", true).expect("known characters")
         );
-        let drawn = ids(&sample["ids"]);
-        assert_eq!(drawn.len(), sample["logprobs"].as_array().expect("log-probs").len());
-        assert_eq!(sample["text"], tokenizer().decode(&drawn, true).expect("text"));
-        let ended = drawn.last().copied() == tokenizer().eos();
+        let sampled = ids(&sample["ids"]);
+        assert_eq!(sampled.len(), sample["logprobs"].as_array().expect("log-probs").len());
+        assert_eq!(sample["text"], tokenizer().decode(&sampled, true).expect("text"));
+        let ended = sampled.last().copied() == tokenizer().eos();
         assert_eq!(sample["finish"], if ended { "stop" } else { "length" });
-        assert!(drawn.len() == 9 || ended);
+        assert!(sampled.len() == 9 || ended);
     }
 }
 
@@ -157,7 +157,7 @@ fn stop_strings_and_truncation() {
     for sample in run(&["--stop", "1", "--stop", "e", "0"])["samples"].as_array().expect("samples") {
         let text = sample["text"].as_str().expect("text");
         let stops = text.matches(['1', 'e']).count();
-        assert!(stops <= 1, "{text:?} goes on behind a stop string");
+        assert!(stops <= 1, "{text:?} continues after a stop string");
         assert_eq!(stops == 1, text.ends_with(['1', 'e']));
         assert!(stops == 0 || sample["finish"] == "stop");
     }

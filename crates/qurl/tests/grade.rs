@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{qurl, shared_data};
+use common::{directory, qurl, qurl_in, shared_data};
 use serde_json::{Value, json};
 
 fn lines(text: &str) -> Vec<Value> {
@@ -39,6 +39,20 @@ fn one_verdict_a_line_in_order() {
     let shown = lines(&qurl(&["grade", "--extracted"], cases).stdout);
     assert_eq!(shown[0], json!({"equal": true, "extracted": "0.5"}));
     assert_eq!(qurl(&["grade"], "").stdout, "");
+}
+
+#[test]
+fn a_recipe_says_what_counts_as_the_answer() {
+    let dir = directory("grade-recipe");
+    let recipe = "[model]\npath = \"m\"\n[task]\ntype = \"dataset\"\nfiles = [\"x.jsonl\"]\n\
+                  extract = { type = \"tag\", tag = \"out\" }\n";
+    std::fs::write(dir.join("mine.toml"), recipe).expect("written");
+    let case = r#"{"gold":"7","pred":"<out>7</out> and not \\boxed{8}"}"#;
+    let graded = qurl_in(&dir, &["grade", "--recipe", "mine.toml", "--extracted"], case);
+    assert_eq!(lines(&graded.stdout), [json!({"equal": true, "extracted": "7"})], "{}", graded.stderr);
+    assert_eq!(lines(&qurl_in(&dir, &["grade"], case).stdout), [json!({"equal": false})]);
+    qurl_in(&dir, &["grade", "--recipe", "mine.toml", "--policy", "strict_box"], case)
+        .assert_bad(&["--policy"]);
 }
 
 #[test]

@@ -165,8 +165,8 @@ fn uaq_alone_writes_the_same_model() {
     }
 }
 
-/// A model keeps its number format when it is only scaled, and is told where that rounds; a format that is asked for is
-/// the one that is written.
+/// A model keeps its number format when it is only scaled, and is told where that rounds; a format that is
+/// asked for is the one that is written.
 #[test]
 fn uaq_alone_keeps_the_number_format_of_the_model() {
     for (dtype, stored) in [(Dtype::Bf16, "BF16"), (Dtype::F16, "F16"), (Dtype::F32, "F32")] {

@@ -75,7 +75,8 @@ fn the_reference_in_the_documentation_is_the_programs() {
     let page = qurl(&["recipe", "--markdown"], "").stdout;
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/recipe.md");
     let committed = std::fs::read_to_string(file).expect("docs/recipe.md");
-    let renew = "docs/recipe.md is not what the program prints; renew it with `cargo run -- recipe --markdown > docs/recipe.md`";
+    let renew = "docs/recipe.md is not what the program prints; renew it with `cargo run -- recipe \
+                 --markdown > docs/recipe.md`";
     assert!(page == committed, "{renew}");
 }
 
@@ -191,7 +192,7 @@ fn a_new_recipe_of_supervised_training_runs_as_it_is() {
     assert_eq!((sft["steps"].as_u64(), sft["batch_size"].as_u64()), (Some(20), Some(32)), "3 epochs");
     let (learned, validated) = (sft["examples"].as_u64(), sft["validation"].as_u64());
     assert!(validated > Some(0) && learned.zip(validated).map(|(a, b)| a + b) == Some(210), "{checked}");
-    assert_eq!(checked["time_of_a_step"], "not estimated; `qurl sft FILE --steps 2` measures it");
+    assert_eq!(checked["time_of_a_step"][1]["of"], "sequences", "{checked}");
     let done = qurl_in(&dir, &["sft", "many.toml", "--steps", "2", "--run", "run"], "");
     assert_eq!(done.status, 0, "{}", done.stderr);
 
@@ -247,7 +248,8 @@ fn a_recipe_is_looked_at_without_a_run() {
         "problems: 10 to train on, 5 held out",
         "left out: 2 that are among the test problems; too long are 1 to train on and 1 held out",
         "reinforcement learning: 2 steps of 2 prompts, 4 responses (at most 32 tokens) and 1 updates",
-        "warning: --set actor.lr=1000: key `actor.lr` is 1000: learning rates above 0.1 are hardly ever meant",
+        "warning: --set actor.lr=1000: key `actor.lr` is 1000: learning rates above 0.1 are hardly ever \
+         meant",
     ] {
         assert!(text.lines().any(|l| l == line), "{line}: {text}");
     }
@@ -269,10 +271,49 @@ fn a_recipe_is_looked_at_without_a_run() {
     );
 }
 
+/// The estimate has all phases of a step; beside it, for whoever reads along, what two steps really take.
+#[test]
+fn the_time_of_a_step_is_estimated() {
+    let dir = directory("recipe-time").canonicalize().expect("a directory");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/tiny-grpo.toml");
+    let set = ["--device", "cpu", "--set", "sft.steps=30", "--set", "run.test_problems=2"];
+    let text = qurl_in(&dir, &[&["recipe", "check", file], &set[..]].concat(), "").stdout;
+    let lines: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("time of a step: ")).collect();
+    assert_eq!(
+        lines[0],
+        "time of a step: estimated from a short measurement on this device, within a factor of two or so"
+    );
+    for (line, begins) in lines[1..].iter().zip([
+        "  sequences of 32 tokens: ",
+        "  sequences of 64 tokens: ",
+        "  responses of 16 tokens: ",
+        "  responses of 32 tokens: ",
+    ]) {
+        let phases: &[&str] = match begins.contains("sequences") {
+            true => &["(learn ", ", update "],
+            false => &["(quantize ", ", rollout ", ", score ", ", update "],
+        };
+        assert!(line.starts_with(begins) && phases.iter().all(|phase| line.contains(phase)), "{text}");
+    }
+    assert_eq!(
+        lines[5],
+        "  not counted: rewards, evaluations, checkpoints; `qurl train FILE --steps 2` measures all"
+    );
+    let steps = ["--set", "actor.lr_warmup_steps=0", "--steps", "2", "--run", "run"];
+    let done = qurl_in(&dir, &[&["train", file], &set[..], &steps[..]].concat(), "");
+    assert_eq!(done.status, 0, "{}", done.stderr);
+    let metrics = std::fs::read_to_string(dir.join("run/metrics.jsonl")).expect("metrics");
+    for line in metrics.lines() {
+        let step: serde_json::Value = serde_json::from_str(line).expect("a line");
+        println!("measured: responses of {} tokens: {}", step["response_length"], step["timing"]);
+    }
+    println!("{}", lines.join("\n"));
+}
+
 /// Paths in the file lead from its directory, those of overrides from the working directory, and a run goes
 /// on from anywhere.
 #[test]
-fn paths_lead_from_the_recipe_and_runs_go_on_from_anywhere() {
+fn paths_lead_from_the_recipe_and_runs_resume_from_anywhere() {
     let dir = place("recipe-paths");
     std::fs::write(dir.join("mine.toml"), RECIPE).expect("written");
     std::fs::create_dir_all(dir.join("elsewhere/deep")).expect("made");
@@ -290,7 +331,7 @@ fn paths_lead_from_the_recipe_and_runs_go_on_from_anywhere() {
     let set = ["--set", "task.test_files=[\"elsewhere/other.jsonl\"]", "--steps", "3"];
     let on = train(&dir, &[&["mine.toml", "--run", "elsewhere/run", "--resume"], &set[..]].concat());
     assert_eq!(on.status, 0, "{}", on.stderr);
-    assert!(on.stderr.contains("goes on after step 2"), "{}", on.stderr);
+    assert!(on.stderr.contains("resumes after step 2"), "{}", on.stderr);
     // A recipe of an older program, whose paths are those of the working directory.
     let text = kept.replace(&format!("{}/", dir.display()), "");
     assert!(text.contains("\"train.jsonl\""), "{text}");
@@ -327,7 +368,8 @@ fn what_is_not_there_is_named_with_the_key_that_asked_for_it() {
     assert_says(
         &qurl_in(&dir, &["train", "file.toml"], ""),
         &format!(
-            "file.toml, line 2: key `model.path` is {here}/train.jsonl: a file, expected the directory that holds config.json"
+            "file.toml, line 2: key `model.path` is {here}/train.jsonl: a file, expected the directory that \
+             holds config.json"
         ),
     );
     std::fs::write(dir.join("empty.jsonl"), "").expect("written");
@@ -348,9 +390,9 @@ fn an_id_of_the_hub_is_found_in_the_cache_or_explained() {
     assert_says(
         &check(),
         &format!(
-            "mine.toml, line 2: key `model.path` is Tiny/Sums-0.1B: there is no such directory, and no such model in the local \
-             Hugging Face cache ({}); `hf download Tiny/Sums-0.1B` puts it there, and `hf download Tiny/Sums-0.1B --local-dir \
-             DIR` makes a directory to name instead",
+            "mine.toml, line 2: key `model.path` is Tiny/Sums-0.1B: there is no such directory, and no such \
+             model in the local Hugging Face cache ({}); `hf download Tiny/Sums-0.1B` puts it there, and \
+             `hf download Tiny/Sums-0.1B --local-dir DIR` makes a directory to name instead",
             cache.display()
         ),
     );
@@ -403,8 +445,8 @@ fn the_tokenizer_of_another_model_is_called_that() {
     assert_says(
         &qurl_in(&dir, &["recipe", "check", "mine.toml"], ""),
         &format!(
-            "{}: wrong tokenizer: it needs a vocabulary of {}, but the model's vocab_size is {vocabulary}; its files are those \
-             of another model",
+            "{}: wrong tokenizer: it needs a vocabulary of {}, but the model's vocab_size is {vocabulary}; \
+             its files are those of another model",
             dir.join("model").display(),
             vocabulary + 8
         ),
@@ -419,8 +461,8 @@ fn a_run_starts_with_its_doubts() {
         ["--set", "data.train_batch_size=64", "--set", "actor.ppo_mini_batch_size=64", "--steps", "1"];
     let done = qurl_in(&dir, &[&["train", "mine.toml", "--run", "run"], &sizes[..]].concat(), "");
     assert_eq!(done.status, 0, "{}", done.stderr);
-    let warning = "warning: --set data.train_batch_size=64: key `data.train_batch_size` is 64: more than the 10 problems to \
-                   train on, so that a step has some of them twice";
+    let warning = "warning: --set data.train_batch_size=64: key `data.train_batch_size` is 64: more than \
+                   the 10 problems to train on, so that a step has some of them twice";
     assert!(done.stderr.contains(warning), "{}", done.stderr);
 }
 
@@ -433,7 +475,8 @@ fn a_batch_larger_than_its_file_is_doubted() {
         .expect("written");
     let set = "sft={ files = [\"pairs.jsonl\"], steps = 1, batch_size = 4, lr = 1e-3, test_problems = 0 }";
     let warning = format!(
-        "--set {set}: key `sft.batch_size` is 4: more than the 3 examples of sft.files, so that a batch has some of them twice"
+        "--set {set}: key `sft.batch_size` is 4: more than the 3 examples of sft.files, so that a batch has \
+         some of them twice"
     );
     let checked = qurl_in(&dir, &["recipe", "check", "mine.toml", "--set", set, "--json"], "").json();
     assert_eq!(checked["warnings"], serde_json::json!([warning]));
@@ -462,23 +505,29 @@ fn excluded_problems_are_excluded_by_something() {
     for (sets, message) in [
         (
             vec![files, "task.data_sources=[\"products\"]"],
-            format!("key `task.data_sources` is [\"products\"], but the rows of {} are of [\"sums\"]", named.display()),
+            format!(
+                "key `task.data_sources` is [\"products\"], but the rows of {} are of \
+                     [\"sums\"]",
+                named.display()
+            ),
         ),
         (
             vec![files, tests, "task.data_sources=[\"sums\"]"],
             format!(
-                "--set {files}: key `task.files` leaves no problem to train on: 4 are among those of task.test_files, only rows \
-                 of task.data_sources = [\"sums\"] count"
+                "--set {files}: key `task.files` leaves no problem to train on: 4 are among those of \
+                 task.test_files, only rows of task.data_sources = [\"sums\"] count"
             ),
         ),
         (
             vec!["task.test_files=[]", "task.held_out=0.99"],
-            "mine.toml, line 6: key `task.files` leaves no problem to train on: task.held_out = 0.99 holds out the others"
+            "mine.toml, line 6: key `task.files` leaves no problem to train on: task.held_out = 0.99 holds \
+             out the others"
                 .to_string(),
         ),
         (
             vec!["task.test_files=[]", "task.held_out=0.0001"],
-            "--set task.held_out=0.0001: key `task.held_out` leaves no problem to measure on: 0.0001 of so few is none"
+            "--set task.held_out=0.0001: key `task.held_out` leaves no problem to measure on: 0.0001 of so \
+             few is none"
                 .to_string(),
         ),
     ] {

@@ -66,7 +66,7 @@ fn renewed() {
     browser.eval("document.documentElement.dataset.theme = 'light'; return 0");
     save(&browser, "report-compare.png");
 
-    // Two runs while they go on.
+    // Two runs while they run.
     let runs = ["tiny-grpo", "tiny-dapo"].map(|name| {
         let run = dir.join(name);
         _ = std::fs::remove_dir_all(&run);

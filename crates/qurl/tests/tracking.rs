@@ -132,7 +132,7 @@ fn the_script_of_the_guide_follows_a_run_into_weights_and_biases() {
     let run = dir.join("run");
     write_run(&run, 1);
     let whole = std::fs::read_to_string(run.join("metrics.jsonl")).expect("metrics");
-    // The run goes on while the script follows it: half a line first, the rest later.
+    // The run continues while the script follows it: half a line first, the rest later.
     let cut = whole.len() - 20;
     std::fs::write(run.join("metrics.jsonl"), &whole[..cut]).expect("written");
     let mut follower = Command::new(&python)

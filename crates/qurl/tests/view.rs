@@ -45,8 +45,10 @@ const HOSTILE: &str =
 
 /// A response that tries to be markup, beside whatever the run sampled.
 fn write_hostile_rollout(run: &Path) {
-    let sample = json!({"step": 3, "problem": HOSTILE, "prompt": HOSTILE, "response": HOSTILE, "finish": "stop", "reward": 1.0,
-        "reward_parts": {HOSTILE: 1.0}, "advantage": 0.7, "ids": [1, 2], "tokens": [HOSTILE, "\n"], "rho": [1.5, 0.6],
+    let sample = json!({"step": 3, "problem": HOSTILE, "prompt": HOSTILE, "response": HOSTILE,
+        "finish": "stop", "reward": 1.0,
+        "reward_parts": {HOSTILE: 1.0}, "advantage": 0.7, "ids": [1, 2], "tokens": [HOSTILE, "\n"],
+        "rho": [1.5, 0.6],
         "behav": [-1.0, -0.5], "prox": [-0.6, -1.0]});
     std::fs::create_dir_all(run.join("rollouts")).expect("made");
     std::fs::write(run.join("rollouts/step-000003.jsonl"), format!("{sample}\n{{\"step\":3,\"tok"))
@@ -101,21 +103,26 @@ fn the_report_of_a_run_opens_and_every_plot_has_data() {
             .is_some_and(|t| t.contains('→'))
     );
     // What a model wrote is text, and stays text.
-    browser.eval("const s = document.querySelector('#rollouts select[aria-label=Step]'); s.value = 3; s.dispatchEvent(new Event('change')); return 0");
+    browser.eval(
+        "const s = document.querySelector('#rollouts select[aria-label=Step]'); s.value = 3; \
+                  s.dispatchEvent(new Event('change')); return 0",
+    );
     let tokens = browser.eval("return document.querySelector('.sample .tokens span').textContent");
     assert_eq!(tokens, HOSTILE);
     assert_eq!(browser.eval("return [window.pwned === undefined, document.images.length]"), json!([true, 0]));
-    let tints = "return [...document.querySelectorAll('.sample .tokens span')].map(s => getComputedStyle(s).backgroundColor)";
+    let tints = "return [...document.querySelectorAll('.sample .tokens span')].map(s => \
+                 getComputedStyle(s).backgroundColor)";
     let by_rho = browser.eval(tints);
     browser.eval("document.querySelector('[data-paint=advantage]').click(); return 0");
     assert_ne!(browser.eval(tints), by_rho, "the colours follow the choice");
     // Hovering reads values out; the theme can be switched.
-    let tip = "const plot = document.querySelector('#plot-reward .plot').getBoundingClientRect(); \
-               const at = { clientX: plot.left + plot.width / 2, clientY: plot.top + 20 }; \
-               document.querySelector('#plot-reward .plot').dispatchEvent(new PointerEvent('pointermove', at)); \
-               const tip = document.querySelector('#plot-reward .tip'); const box = tip.getBoundingClientRect(); \
-               const cross = document.querySelector('#plot-reward .cross').getBoundingClientRect().left; \
-               return [tip.textContent, box.left > cross || box.right < cross, box.top >= plot.top]";
+    let tip = "const plot = document.querySelector('#plot-reward .plot').getBoundingClientRect(); const at \
+               = { clientX: plot.left + plot.width / 2, clientY: plot.top + 20 }; \
+               document.querySelector('#plot-reward .plot').dispatchEvent(new PointerEvent('pointermove', \
+               at)); const tip = document.querySelector('#plot-reward .tip'); const box = \
+               tip.getBoundingClientRect(); const cross = document.querySelector('#plot-reward \
+               .cross').getBoundingClientRect().left; return [tip.textContent, box.left > cross || \
+               box.right < cross, box.top >= plot.top]";
     let tip = browser.eval(tip);
     assert!(
         tip[0].as_str().is_some_and(|text| text.starts_with("step ") && text.contains("reward")),

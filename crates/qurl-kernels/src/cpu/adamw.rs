@@ -18,7 +18,9 @@ pub fn update(ctx: &Context, a: &AdamW, w: &mut [f32], g: &[f32], m: &mut [f32],
     });
 }
 
-simd_dispatch!(plain fn update_range(a: &AdamW, w: *mut f32, g: &[f32], m: *mut f32, v: *mut f32) = update_range_at);
+simd_dispatch!(
+    plain fn update_range(a: &AdamW, w: *mut f32, g: &[f32], m: *mut f32, v: *mut f32) = update_range_at
+);
 
 #[inline(always)]
 unsafe fn update_range_at<S: Simd>(a: &AdamW, w: *mut f32, g: &[f32], m: *mut f32, v: *mut f32) {

@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn memory_that_is_not_there_is_an_error() {
         let error = Arena::default().zeros::<u32>(1 << 60).map(|array| array.len());
-        let expected = "out of memory on cpu: 4611686018427387904 bytes asked for packed weights";
+        let expected = "out of memory on cpu: 4611686018427387904 bytes requested for packed weights";
         assert_eq!(error.expect_err("nobody has as much").to_string(), expected);
     }
 }

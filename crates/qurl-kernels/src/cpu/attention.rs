@@ -97,7 +97,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Asks for the sixteen keys and values from position `at` on, if the span sees them.
+    /// Prefetches the sixteen keys and values from position `at` on, if the span sees them.
     #[inline(always)]
     unsafe fn prefetch<S: Simd>(&self, span: &Span, head: usize, at: usize) {
         if at < span.position + span.rows {
@@ -199,9 +199,14 @@ pub(crate) unsafe fn pack_strips(
     }
 }
 
-simd_dispatch!(plain fn row_block(job: &Job, span: &Span, head: usize, start: usize, next: Option<(&Span, usize)>, workspace: *mut Workspace) = row_block_at);
+simd_dispatch!(
+    plain fn row_block(
+        job: &Job, span: &Span, head: usize, start: usize, next: Option<(&Span, usize)>,
+        workspace: *mut Workspace
+    ) = row_block_at
+);
 
-/// `next` is what this thread will attend to next: its first keys are asked for while the last ones here are
+/// `next` is what this thread will attend to next: its first keys are prefetched while the last ones here are
 /// at work.
 #[inline(always)]
 unsafe fn row_block_at<S: Simd>(
@@ -221,7 +226,8 @@ unsafe fn row_block_at<S: Simd>(
     let head_of = |row: usize| head * group + (start + row) % group;
     let batch_row = |row: usize| span.row + (start + row) / group;
 
-    // SAFETY: `Workspace` holds ROW_BLOCK rows and MAX_HEAD_DIM columns; everything is written before it is read.
+    // SAFETY: `Workspace` holds ROW_BLOCK rows and MAX_HEAD_DIM columns; everything is written before it is
+    // read.
     unsafe {
         let queries: *mut f32 = (&raw mut (*workspace).queries).cast();
         let scores: *mut f32 = (&raw mut (*workspace).scores).cast();
@@ -498,5 +504,6 @@ struct Workspace {
 thread_local! {
     /// This thread's [`Workspace`], kept: so large a frame on the stack would be probed page by page in every
     /// call.
-    static WORKSPACE: RefCell<Aligned<f32>> = RefCell::new(Aligned::zeros(size_of::<Workspace>() / size_of::<f32>()));
+    static WORKSPACE: RefCell<Aligned<f32>> =
+        RefCell::new(Aligned::zeros(size_of::<Workspace>() / size_of::<f32>()));
 }

@@ -56,7 +56,9 @@ struct Job<'a> {
     dqkv: Parts<f32>,
 }
 
-simd_dispatch!(plain fn head_backward(job: &Job, span: &Span, head: usize, transposed: *mut f32) = head_backward_at);
+simd_dispatch!(
+    plain fn head_backward(job: &Job, span: &Span, head: usize, transposed: *mut f32) = head_backward_at
+);
 
 /// Working memory of a task, on its stack.
 #[repr(C, align(64))]
@@ -80,8 +82,8 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
     let tiles = span.rows.div_ceil(TILE);
     let mut workspace = std::mem::MaybeUninit::<Workspace>::uninit();
     let workspace = workspace.as_mut_ptr();
-    // SAFETY: all offsets stay inside the span's rows and the head's columns, and inside Workspace; everything is
-    // written before it is read.
+    // SAFETY: all offsets stay inside the span's rows and the head's columns, and inside Workspace;
+    // everything is written before it is read.
     unsafe {
         let queries: *mut f32 = (&raw mut (*workspace).queries).cast();
         let query_strips: *mut f32 = (&raw mut (*workspace).query_strips).cast();
@@ -155,10 +157,10 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                     let (weight, dscore) = (weights.add(first * TILE), dscores.add(first * TILE));
                     let columns = widest.next_multiple_of(S::LANES);
                     let into = Target { data: weight, stride: TILE, add: false };
-                    let a = Left::strip(query_strips.add(first * head_dim), height);
+                    let a = Operand::strip(query_strips.add(first * head_dim), height);
                     gemm::<S>(height, columns, head_dim, a, keys_t.add(tile_at), TILE, into);
                     let into = Target { data: dscore, stride: TILE, add: false };
-                    let a = Left::strip(dout_strips.add(first * head_dim), height);
+                    let a = Operand::strip(dout_strips.add(first * head_dim), height);
                     gemm::<S>(height, columns, head_dim, a, values_t.add(tile_at), TILE, into);
                     for row in 0..height {
                         let (lse, d) = stats[first + row];
@@ -183,7 +185,7 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                     }
                     let into = Target { data: dqueries.add(first * head_dim), stride: head_dim, add: true };
                     let key_rows = job.qkv.as_ptr().add(row_of(tile * TILE) + key_column);
-                    gemm::<S>(height, head_dim, widest, Left::rows(dscore), key_rows, width, into);
+                    gemm::<S>(height, head_dim, widest, Operand::rows(dscore), key_rows, width, into);
                 }
                 for first in (0..seen(rows - 1)).step_by(strip) {
                     // Earlier strips of rows see none of these keys.
@@ -193,10 +195,10 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                     let (left, count) = (from * TILE + first, rows - from);
                     let key_row = row_of(tile * TILE + first);
                     let into = Target { data: job.dqkv.at(key_row + value_column), stride: width, add: true };
-                    let a = Left::columns(weights.add(left));
+                    let a = Operand::columns(weights.add(left));
                     gemm::<S>(height, head_dim, count, a, douts.add(from * head_dim), head_dim, into);
                     let into = Target { data: job.dqkv.at(key_row + key_column), stride: width, add: true };
-                    let a = Left::columns(dscores.add(left));
+                    let a = Operand::columns(dscores.add(left));
                     gemm::<S>(height, head_dim, count, a, queries.add(from * head_dim), head_dim, into);
                 }
             }
@@ -218,7 +220,7 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
 
 /// The left operand of a GEMM: at most a strip high.
 #[derive(Clone, Copy)]
-struct Left {
+struct Operand {
     data: *const f32,
     /// Whether the rows are neighbours (else they are TILE apart).
     packed: bool,
@@ -226,20 +228,20 @@ struct Left {
     step: usize,
 }
 
-impl Left {
+impl Operand {
     /// A strip `[k][rows]`.
-    fn strip(data: *const f32, rows: usize) -> Left {
-        Left { data, packed: true, step: rows }
+    fn strip(data: *const f32, rows: usize) -> Operand {
+        Operand { data, packed: true, step: rows }
     }
 
     /// Rows of a tile, summed along the row.
-    fn rows(data: *const f32) -> Left {
-        Left { data, packed: false, step: 1 }
+    fn rows(data: *const f32) -> Operand {
+        Operand { data, packed: false, step: 1 }
     }
 
     /// Columns of a tile, summed down the rows: a transposed operand.
-    fn columns(data: *const f32) -> Left {
-        Left { data, packed: true, step: TILE }
+    fn columns(data: *const f32) -> Operand {
+        Operand { data, packed: true, step: TILE }
     }
 }
 
@@ -253,7 +255,7 @@ struct Target {
 
 /// `C[m, n] (+)= A[m, k] B[k, n]`, B with rows `ldb` apart.
 #[inline(always)]
-unsafe fn gemm<S: Simd>(m: usize, n: usize, k: usize, a: Left, b: *const f32, ldb: usize, c: Target) {
+unsafe fn gemm<S: Simd>(m: usize, n: usize, k: usize, a: Operand, b: *const f32, ldb: usize, c: Target) {
     for column in (0..n).step_by(4 * S::LANES) {
         let vectors = (n - column).div_ceil(S::LANES).min(4);
         macro_rules! one_tile {
@@ -275,7 +277,7 @@ unsafe fn tile_gemm<S: Simd, const R: usize, const V: usize, const A_ROW: usize>
     n: usize,
     column: usize,
     k: usize,
-    a: Left,
+    a: Operand,
     b: *const f32,
     ldb: usize,
     c: Target,

@@ -112,8 +112,8 @@ unsafe fn transpose_words(rows: [__m512i; 16]) -> [__m512i; 16] {
         // ... then the lanes themselves.
         let mut columns = [zero; 16];
         for i in 0..4 {
-            let turned = transpose_quarters([quads[i], quads[4 + i], quads[8 + i], quads[12 + i]]);
-            for (quarter, column) in turned.into_iter().enumerate() {
+            let transposed = transpose_quarters([quads[i], quads[4 + i], quads[8 + i], quads[12 + i]]);
+            for (quarter, column) in transposed.into_iter().enumerate() {
                 columns[4 * quarter + i] = column;
             }
         }
@@ -260,7 +260,10 @@ macro_rules! common_operations {
         #[inline(always)]
         unsafe fn abs_max(acc: Self::I, v: Self::V) -> Self::I {
             // SAFETY: register operations.
-            unsafe { _mm512_max_epi32(acc, _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(i32::MAX))) }
+            unsafe {
+                let magnitude = _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(i32::MAX));
+                _mm512_max_epi32(acc, magnitude)
+            }
         }
         #[inline(always)]
         unsafe fn largest_i(v: Self::I) -> i32 {
@@ -290,7 +293,8 @@ macro_rules! common_operations {
         #[inline(always)]
         unsafe fn prefetch_for_writing(p: *const u8) {
             // SAFETY: a prefetch never faults.
-            unsafe { std::arch::asm!("prefetchw [{0}]", in(reg) p, options(nostack, preserves_flags, readonly)) }
+            unsafe { std::arch::asm!("prefetchw \
+                                      [{0}]", in(reg) p, options(nostack, preserves_flags, readonly)) }
         }
         #[inline(always)]
         unsafe fn store_i8(p: *mut u8, v: Self::V) {
@@ -302,13 +306,15 @@ macro_rules! common_operations {
             // SAFETY: the caller gives 64 readable numbers and sixteen writable words.
             unsafe {
                 let whole = |part: usize| {
-                    _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values.add(16 * part)), _mm512_set1_ps(factor)))
+                    let part = _mm512_loadu_ps(values.add(16 * part));
+                    _mm512_cvtps_epi32(_mm512_mul_ps(part, _mm512_set1_ps(factor)))
                 };
                 let halves = [_mm512_packs_epi32(whole(0), whole(1)), _mm512_packs_epi32(whole(2), whole(3))];
                 // Each quarter has the same four neighbours of all parts.
                 let bytes = _mm512_packs_epi16(halves[0], halves[1]);
                 let order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
-                let bytes = _mm512_xor_si512(_mm512_permutexvar_epi32(order, bytes), _mm512_set1_epi8(i8::MIN));
+                let bytes = _mm512_permutexvar_epi32(order, bytes);
+                let bytes = _mm512_xor_si512(bytes, _mm512_set1_epi8(i8::MIN));
                 _mm512_storeu_si512(words.cast(), bytes);
             }
         }
@@ -326,7 +332,8 @@ macro_rules! common_operations {
                 // may be negative.)
                 let power = _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0x7f80_0000));
                 let power = _mm512_max_epi32(power, _mm512_set1_epi32(E4M3_NORMAL.to_bits() as i32));
-                let coarse = _mm512_castsi512_ps(_mm512_add_epi32(power, _mm512_set1_epi32(20 << 23 | 1 << 22)));
+                let coarse = _mm512_add_epi32(power, _mm512_set1_epi32(20 << 23 | 1 << 22));
+                let coarse = _mm512_castsi512_ps(coarse);
                 _mm512_sub_ps(_mm512_add_ps(v, coarse), coarse)
             }
         }
@@ -348,7 +355,8 @@ macro_rules! common_operations {
                     let mut codes = [_mm512_setzero_si512(); 4];
                     let rows = rows.add(4 * group * stride);
                     for (i, codes) in codes.iter_mut().enumerate() {
-                        let scaled = _mm512_mul_ps(_mm512_loadu_ps(rows.add(i * stride)), factors[4 * group + i]);
+                        let row = _mm512_loadu_ps(rows.add(i * stride));
+                        let scaled = _mm512_mul_ps(row, factors[4 * group + i]);
                         *codes = if E4M3 {
                             // The sign of a byte, so that saturation leaves it as it is.
                             _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(e4m3_codes(scaled)))
@@ -357,8 +365,9 @@ macro_rules! common_operations {
                         };
                     }
                     // Each quarter has four neighbours of four rows.
-                    let halves = [_mm512_packs_epi32(codes[0], codes[1]), _mm512_packs_epi32(codes[2], codes[3])];
-                    *four = _mm512_packs_epi16(halves[0], halves[1]);
+                    let low = _mm512_packs_epi32(codes[0], codes[1]);
+                    let high = _mm512_packs_epi32(codes[2], codes[3]);
+                    *four = _mm512_packs_epi16(low, high);
                 }
                 transpose_quarters(fours)
             }
@@ -370,7 +379,8 @@ macro_rules! common_operations {
                 let code = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
                 // The fields of the code in those of an f32 are the value times 2^-120, subnormals included.
                 let fields = _mm512_slli_epi32::<20>(_mm512_and_si512(code, _mm512_set1_epi32(0x7f)));
-                let value = _mm512_mul_ps(_mm512_castsi512_ps(fields), _mm512_set1_ps(f32::from_bits(247 << 23)));
+                let power = _mm512_set1_ps(f32::from_bits(247 << 23));
+                let value = _mm512_mul_ps(_mm512_castsi512_ps(fields), power);
                 let sign = _mm512_slli_epi32::<24>(_mm512_and_si512(code, _mm512_set1_epi32(0x80)));
                 _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign))
             }
@@ -579,10 +589,10 @@ unsafe impl Simd for Avx512Bf16 {
     }
 }
 
-/// Adds the products of a pair of bf16 in memory and the pairs of `b`. The pair is an operand of the GEMM
-/// itself: broadcast to a register first, once for two products, it takes a place in the vector units that
-/// decoding needs (on Zen 4 a word of an eight-row tile then takes 17.5 instead of 16 cycles). The compiler
-/// would always share the register.
+/// Adds the products of a pair of bf16 in memory and the pairs of `b`. The pair is an operand of the
+/// instruction itself: broadcast to a register first, once for two products, it takes a place in the vector
+/// units that decoding needs (on Zen 4 a word of an eight-row tile then takes 17.5 instead of 16 cycles). The
+/// compiler would always share the register.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn dot_bf16_of_word(mut acc: __m512, a: *const u32, b: __m512i) -> __m512 {

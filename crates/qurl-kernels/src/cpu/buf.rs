@@ -48,7 +48,8 @@ pub(super) fn out_of_memory(need: usize, what: &str) -> DeviceError {
 impl<T: Number> Aligned<T> {
     fn layout(len: usize) -> Layout {
         let bytes = len.max(1).saturating_mul(size_of::<T>());
-        let bytes = bytes.min(isize::MAX as usize & !(ALIGN - 1)); // no system has as much: the allocation fails
+        // No system has as much: the allocation fails.
+        let bytes = bytes.min(isize::MAX as usize & !(ALIGN - 1));
         Layout::from_size_align(bytes, ALIGN)
             .unwrap_or_else(|_| panic!("array of {len} numbers is too large"))
     }

@@ -34,7 +34,11 @@ pub fn rope(
     });
 }
 
-simd_dispatch!(plain pub(super) fn rotate(x: *mut f32, heads: usize, half: usize, cos: *const f32, sin: *const f32, inverse: bool) = rotate_at);
+simd_dispatch!(
+    plain pub(super) fn rotate(
+        x: *mut f32, heads: usize, half: usize, cos: *const f32, sin: *const f32, inverse: bool
+    ) = rotate_at
+);
 
 /// Rotates the heads of one row.
 #[inline(always)]
@@ -98,7 +102,9 @@ pub fn swiglu_backward(ctx: &Context, gate_up: &mut [f32], out: &mut [f32], rows
 }
 
 simd_dispatch!(plain pub(super) fn swiglu_row(gate_up: *const f32, f: usize, out: *mut f32) = swiglu_row_at);
-simd_dispatch!(plain fn swiglu_backward_row(gate_up: *mut f32, f: usize, out: *mut f32) = swiglu_backward_row_at);
+simd_dispatch!(
+    plain fn swiglu_backward_row(gate_up: *mut f32, f: usize, out: *mut f32) = swiglu_backward_row_at
+);
 
 #[inline(always)]
 unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {

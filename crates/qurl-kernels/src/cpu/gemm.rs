@@ -50,7 +50,7 @@ pub enum Mode {
     Store,
     /// `C = C + (A B (+ bias))`: the GEMM is summed first.
     Add,
-    /// `C = ((C + a_0 b_0) + a_1 b_1) + ...`: the sum goes on from C.
+    /// `C = ((C + a_0 b_0) + a_1 b_1) + ...`: the sum continues from C.
     Chain,
 }
 
@@ -64,7 +64,7 @@ pub struct PackedB {
 }
 
 impl PackedB {
-    /// Room for a right operand of `k` by `n`.
+    /// A buffer for a right operand of `k` by `n`.
     pub fn new(ctx: &Context, precision: Precision, k: usize, n: usize) -> Result<Self, DeviceError> {
         let words = n.div_ceil(ctx.panel()) * ctx.panel() * k.div_ceil(precision.per_word());
         Ok(PackedB { words: ctx.weights.zeros(words)?, precision, k, n })
@@ -220,8 +220,8 @@ impl From<Precision> for Kind {
     }
 }
 
-/// `out[rows, n] += x[rows, range] B[range, n]`, the chain going on from `out`: a GEMM in pieces along k. The
-/// range must begin and end at whole words.
+/// `out[rows, n] += x[rows, range] B[range, n]`, the chain continuing from `out`: a GEMM in pieces along k.
+/// The range must begin and end at whole words.
 pub(crate) fn matmul_part(ctx: &Context, x: &[f32], rows: usize, b: &PackedB, range: Span, out: &mut [f32]) {
     let per_word = b.precision.per_word();
     assert!(range.start.is_multiple_of(per_word) && (range.end.is_multiple_of(per_word) || range.end == b.k));
@@ -308,9 +308,9 @@ fn multiply(
     mode: Mode,
     out: &mut [f32],
 ) {
-    assert!(out.len() >= rows * b.n(), "product: {rows} rows of {}", b.n());
-    assert!(bias.is_none_or(|bias| bias.len() == b.n()), "product: bias length");
-    assert!(mode != Mode::Chain || matches!(b, Right::Float(_)), "quantized products cannot go on from C");
+    assert!(out.len() >= rows * b.n(), "GEMM: {rows} rows of {}", b.n());
+    assert!(bias.is_none_or(|bias| bias.len() == b.n()), "GEMM: bias length");
+    assert!(mode != Mode::Chain || matches!(b, Right::Float(_)), "quantized GEMMs cannot accumulate into C");
     if ctx.threads() > 1 && rows >= ROWS_APART * ctx.threads() && b.bytes() <= BYTES_APART {
         return multiply_rows_apart(ctx, x, rows, b, bias, mode, out);
     }
@@ -374,7 +374,7 @@ thread_local! {
 /// Tokens that are packed and multiplied at a time for a weight gradient.
 const TOKEN_BLOCK: usize = 512;
 
-/// `dw[n, k] += sum_t dy[t, n] x[t, k]`, one chain over the tokens that goes on from `dw`.
+/// `dw[n, k] += sum_t dy[t, n] x[t, k]`, one chain over the tokens that continues from `dw`.
 pub fn weight_gradient(
     ctx: &Context,
     precision: Precision,

@@ -246,7 +246,9 @@ impl<'a> Tiles<'a> {
     }
 }
 
-simd_dispatch!(plain pub(super) fn reduce(logits: &mut [f32], inverse_temperature: f32) -> Partial = reduce_at);
+simd_dispatch!(
+    plain pub(super) fn reduce(logits: &mut [f32], inverse_temperature: f32) -> Partial = reduce_at
+);
 
 /// Scales the logits in place and sums them up.
 #[inline(always)]
@@ -300,12 +302,14 @@ struct RowTerms {
     entropy: f32,
 }
 
-simd_dispatch!(plain fn logit_gradients(logits: &[f32], terms: &RowTerms, out: *mut f32) = logit_gradients_at);
+simd_dispatch!(
+    plain fn logit_gradients(logits: &[f32], terms: &RowTerms, out: *mut f32) = logit_gradients_at
+);
 
 /// `-p (g + e (log p + H)) / T` for every column; the target's `+ g / T` is added by the caller.
 #[inline(always)]
 unsafe fn logit_gradients_at<S: Simd>(logits: &[f32], terms: &RowTerms, out: *mut f32) {
-    // SAFETY: `out` has room for a value per logit; partial vectors are masked.
+    // SAFETY: `out` holds a value per logit; partial vectors are masked.
     unsafe {
         for i in (0..logits.len()).step_by(S::LANES) {
             let n = S::LANES.min(logits.len() - i);

@@ -1,7 +1,7 @@
 //! The key/value store that attention reads, in pages.
 //!
 //! Keys are stored in blocks of sixteen tokens as `[head_dim][16]`, so that scores of sixteen keys are one
-//! vector whether a single query (decode) or many (prefill, training) ask for them; values are stored as
+//! vector whether a single query (decode) or many (prefill, training) read them; values are stored as
 //! rows. A page holds, for every key/value head, its key blocks and then its value rows. Attention walks the
 //! positions of a sequence in order, so the size of a page does not change a single bit of the result.
 //!
@@ -100,7 +100,7 @@ impl KvPages {
     }
 
     /// Writes keys and values of `slots.len()` tokens. Row `i` of `qkv[.., stride]` has its keys from column
-    /// `key_column` and its values right behind all keys; `slots[i] = page * page_size + place in the page`.
+    /// `key_column` and its values right after all keys; `slots[i] = page * page_size + place in the page`.
     pub fn write(&mut self, ctx: &Context, qkv: &[f32], stride: usize, key_column: usize, slots: &[u32]) {
         let kv = self.kv_heads * self.head_dim;
         assert!(qkv.len() >= slots.len() * stride && key_column + 2 * kv <= stride, "kv write: shapes");
@@ -211,7 +211,8 @@ impl KvPages {
     /// into `workspace` (of `2 * 16 * head_dim` values).
     ///
     /// # Safety
-    /// `workspace` is valid for writing and outlives the use of the result; the machine has the instructions of S.
+    /// `workspace` is valid for writing and outlives the use of the result; the machine has the instructions
+    /// of S.
     #[inline(always)]
     pub(crate) unsafe fn block<S: Simd>(
         &self,
@@ -254,11 +255,11 @@ impl KvPages {
     }
 }
 
-/// Asks for the cache lines of `len` values: for every second one, since they come in pairs.
+/// Prefetches the cache lines of `len` values: for every second one, since they come in pairs.
 #[inline(always)]
 unsafe fn prefetch_lines<S: Simd, T>(from: *const T, len: usize) {
     for byte in (0..len * size_of::<T>()).step_by(128) {
-        // SAFETY: any address may be asked for.
+        // SAFETY: any address may be prefetched.
         unsafe { S::prefetch(from.cast::<u8>().wrapping_add(byte)) }
     }
 }
@@ -303,7 +304,7 @@ impl Writer {
                         put_bf16(level, keys, values, data.at(key + place), rows);
                     }
                     Target::Coded(code, data, scales) => {
-                        let mut codes = [0u8; eight_bits::MOST];
+                        let mut codes = [0u8; eight_bits::MAX_CODES];
                         *scales.at(shape.scale(page, head, slot, 0)) =
                             eight_bits::quantize(level, *code, keys, &mut codes);
                         spread(data, key, &codes[..head_dim]);
@@ -317,7 +318,9 @@ impl Writer {
     }
 }
 
-simd_dispatch!(plain fn put_bf16(keys: &[f32], values: &[f32], block: *mut u16, rows: *mut u16) = put_bf16_at);
+simd_dispatch!(
+    plain fn put_bf16(keys: &[f32], values: &[f32], block: *mut u16, rows: *mut u16) = put_bf16_at
+);
 
 /// Stores the keys of one token and head in pairs into their block, and its values into every second place of
 /// their rows.

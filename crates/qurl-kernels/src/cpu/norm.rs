@@ -123,9 +123,15 @@ pub fn backward(
     });
 }
 
-simd_dispatch!(plain pub(super) fn forward_row(x: *const f32, gain: &[f32], eps: f32, out: *mut f32) = forward_row_at);
+simd_dispatch!(
+    plain pub(super) fn forward_row(x: *const f32, gain: &[f32], eps: f32, out: *mut f32) = forward_row_at
+);
 simd_dispatch!(plain fn inverse_rms(x: &[f32], eps: f32) -> f32 = inverse_rms_at);
-simd_dispatch!(plain fn backward_row(x: *const f32, gain: &[f32], scale: f32, dy: *const f32, dx: *mut f32, add: bool) = backward_row_at);
+simd_dispatch!(
+    plain fn backward_row(
+        x: *const f32, gain: &[f32], scale: f32, dy: *const f32, dx: *mut f32, add: bool
+    ) = backward_row_at
+);
 
 #[inline(always)]
 unsafe fn inverse_rms_at<S: Simd>(x: &[f32], eps: f32) -> f32 {

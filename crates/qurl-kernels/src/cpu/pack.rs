@@ -89,7 +89,7 @@ const PAST_CACHES: usize = 16 << 20;
 /// What surrounds rows that are packed.
 #[derive(Clone, Copy)]
 struct Ahead {
-    /// As many rows lie behind them in memory and come next.
+    /// As many rows lie after them in memory and come next.
     more: bool,
     /// Panels go past the caches.
     past_caches: bool,
@@ -133,9 +133,17 @@ pub(crate) fn pack_piece(ctx: &Context, precision: Precision, k: usize, strips: 
     }
 }
 
-simd_dispatch!(fn pack_transposed(precision: Precision, rows: &[f32], k: usize, lanes: usize, stride: usize, ahead: Ahead, out: *mut u32) = pack_transposed_at);
+simd_dispatch!(
+    fn pack_transposed(
+        precision: Precision, rows: &[f32], k: usize, lanes: usize, stride: usize, ahead: Ahead, out: *mut u32
+    ) = pack_transposed_at
+);
 simd_dispatch!(fn finish() = finish_at);
-simd_dispatch!(fn pack_copied(precision: Precision, source: &[f32], k: usize, ld: usize, real: usize, stride: usize, out: &mut [u32]) = pack_copied_at);
+simd_dispatch!(
+    fn pack_copied(
+        precision: Precision, source: &[f32], k: usize, ld: usize, real: usize, stride: usize, out: &mut [u32]
+    ) = pack_copied_at
+);
 
 /// Words converted at a time before they are spread over the lanes.
 const CHUNK: usize = 64;
@@ -188,11 +196,11 @@ unsafe fn pack_transposed_at<S: Simd>(
             let row = &rows[lane * k..(lane + 1) * k];
             let staged = &mut staged[lane];
             if ahead.more {
-                // Panels are made of weights, which come from memory: ask for those of the next panel, but
+                // Panels are made of weights, which come from memory: prefetch those of the next panel, but
                 // never for what is not mapped, since that takes microseconds a line.
                 let ahead = row.as_ptr().wrapping_add(real * k + start * precision.per_word());
                 for line in (0..count * precision.per_word()).step_by(16) {
-                    // SAFETY: any address may be asked for.
+                    // SAFETY: any address may be prefetched.
                     unsafe { S::prefetch(ahead.wrapping_add(line).cast()) }
                 }
             }

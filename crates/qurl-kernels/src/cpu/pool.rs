@@ -29,7 +29,7 @@ const OFFERED: u8 = 1;
 /// The worker works.
 const RUNNING: u8 = 2;
 
-/// What the caller and one thread tell each other; two cache lines, since they are fetched in pairs.
+/// What the caller and one thread publish to each other; two cache lines, since they are fetched in pairs.
 #[repr(align(128))]
 struct Seat {
     state: AtomicU8,

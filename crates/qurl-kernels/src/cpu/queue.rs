@@ -127,7 +127,7 @@ impl Queue for CpuQueue {
             }
             return;
         };
-        let Some(dx) = dx else { panic!("a linear layer behind a norm gives the gradient of its input") };
+        let Some(dx) = dx else { panic!("a linear layer after a norm gives the gradient of its input") };
         normed_backward(ctx, x, rows, norm, w, dy, dw, dbias, dx);
     }
 

@@ -1,8 +1,8 @@
-//! Drawing tokens: from hidden rows to a token, its log-probability and the entropy of what it was drawn
+//! Sampling tokens: from hidden rows to a token, its log-probability and the entropy of what it was sampled
 //! from.
 //!
 //! Logits come from the tiles of the log-probability [`head`](super::head) and are summed by the same code,
-//! so without truncation a token's log-probability has the bits that scoring it gives. A draw needs one
+//! so without truncation a token's log-probability has the bits that scoring it gives. A sample needs one
 //! uniform number: it walks the cumulative probabilities in a fixed order (chunks of the vocabulary, then the
 //! tokens of the chunk it falls into; or, truncated, the kept tokens from the most probable on), so it
 //! depends on nothing but the row.
@@ -20,12 +20,12 @@ use super::head::{CHUNK, Distribution, Partial, Tiles, reduce};
 use super::simd::{Simd, copy_past_caches, simd_dispatch};
 use crate::types::{SampleRow, Sampled};
 
-/// Logits that are held at the same time (64 MiB): more rows are drawn interleaved.
+/// Logits that are held at the same time (64 MiB): more rows are sampled in chunks.
 const HELD_LOGITS: usize = 1 << 24;
 /// How far below the largest scaled logit the search for kept tokens looks, step by step; at last everywhere.
 const DEPTHS: [f64; 5] = [4.0, 8.0, 16.0, 32.0, f64::INFINITY];
 
-/// Draws a token for every row of `hidden`; `head` is packed for the forward GEMM.
+/// Samples a token for every row of `hidden`; `head` is packed for the forward GEMM.
 pub fn sample<'a>(
     ctx: &Context,
     hidden: &[f32],
@@ -34,14 +34,14 @@ pub fn sample<'a>(
 ) -> Vec<Sampled> {
     let head = head.into();
     let mut out = vec![Sampled::default(); rows.len()];
-    let turn = (HELD_LOGITS / head.n()).max(1);
-    for (first, (rows, out)) in (0..).step_by(turn).zip(rows.chunks(turn).zip(out.chunks_mut(turn))) {
-        sample_turn(ctx, &hidden[first * head.k()..], head, rows, out);
+    let chunk = (HELD_LOGITS / head.n()).max(1);
+    for (first, (rows, out)) in (0..).step_by(chunk).zip(rows.chunks(chunk).zip(out.chunks_mut(chunk))) {
+        sample_chunk(ctx, &hidden[first * head.k()..], head, rows, out);
     }
     out
 }
 
-fn sample_turn(ctx: &Context, hidden: &[f32], head: Right<'_>, rows: &[SampleRow], out: &mut [Sampled]) {
+fn sample_chunk(ctx: &Context, hidden: &[f32], head: Right<'_>, rows: &[SampleRow], out: &mut [Sampled]) {
     let vocabulary = head.n();
     assert!(hidden.len() >= rows.len() * head.k(), "sample: hidden rows");
     let tiles = Tiles::new(ctx, hidden, rows.len(), head);
@@ -88,7 +88,7 @@ fn sample_turn(ctx: &Context, hidden: &[f32], head: Right<'_>, rows: &[SampleRow
 
 simd_dispatch!(
     plain
-    /// Keeps logits for the draw. Most are not looked at again, so they go past the caches.
+    /// Keeps logits for the sampler. Most are not looked at again, so they go past the caches.
     fn hold(logits: &[f32], to: *mut f32) = copy_past_caches
 );
 simd_dispatch!(
@@ -103,7 +103,7 @@ unsafe fn settle_at<S: Simd>() {
     unsafe { S::fence() }
 }
 
-/// Draws from one row; `logits` are scaled, and unset for a greedy row.
+/// Samples from one row; `logits` are scaled, and unset for a greedy row.
 fn sample_row(ctx: &Context, row: &SampleRow, partials: &[Partial], logits: &[f32]) -> Sampled {
     // An infinite logit makes its chunk's sums infinite or NaN, and a NaN stays one.
     if partials.iter().any(|p| !(p.largest.is_finite() && p.total.is_finite() && p.weighted.is_finite())) {
@@ -130,7 +130,7 @@ fn sample_row(ctx: &Context, row: &SampleRow, partials: &[Partial], logits: &[f3
 }
 
 /// The first item at which the running sum passes `point`, and how far into it the point lies. Rounding may
-/// leave the point behind the last item: then the last one with any weight is meant.
+/// leave the point after the last item: then the last one with any weight is meant.
 fn walk(weights: impl Iterator<Item = f64>, point: f64) -> (usize, f64) {
     let (mut before, mut last) = (0.0, (0, 0.0));
     for (i, weight) in weights.enumerate() {
@@ -145,7 +145,7 @@ fn walk(weights: impl Iterator<Item = f64>, point: f64) -> (usize, f64) {
     last
 }
 
-/// Draws from the tokens that truncation keeps; `ids` is room for a number per token.
+/// Samples from the tokens that truncation keeps; `ids` is a buffer of a number per token.
 fn sample_kept(row: &SampleRow, all: &Distribution, logits: &[f32], ids: &mut [u32]) -> Sampled {
     let weight = |id: &u32| (logits[*id as usize] as f64 - all.largest).exp();
     let kept = keep(row, all, logits, ids);

@@ -37,9 +37,9 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sqrt(a: Self::V) -> Self::V;
-    /// The larger of the two; `b` where either is not a number.
+    /// The larger of the two; `b` where either is NaN.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
-    /// The smaller of the two; `b` where either is not a number.
+    /// The smaller of the two; `b` where either is NaN.
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`, fused where the level has it.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
@@ -73,7 +73,7 @@ pub unsafe trait Simd: Copy + 'static {
 
     /// Stores a word of two bf16 per lane, `low` in the low half; subnormals may become zero.
     unsafe fn store_pairs(p: *mut u32, low: Self::V, high: Self::V);
-    /// Stores `LANES` words of two bf16 made from `2 * LANES` neighbouring f32, the `first` and those behind
+    /// Stores `LANES` words of two bf16 made from `2 * LANES` neighbouring f32, the `first` and those after
     /// them; subnormals may become zero.
     unsafe fn store_neighbours(p: *mut u32, first: Self::V, second: Self::V);
 
@@ -103,13 +103,13 @@ pub unsafe trait Simd: Copy + 'static {
     /// Orders streamed stores before everything that follows.
     #[inline(always)]
     unsafe fn fence() {}
-    /// Asks for the cache line at `p`, which may be any address, to come into the L2.
+    /// Prefetches the cache line at `p`, which may be any address, to come into the L2.
     #[inline(always)]
     unsafe fn prefetch(_p: *const u8) {}
-    /// Asks for the cache line at `p`, which may be any address, to come into the first-level cache.
+    /// Prefetches the cache line at `p`, which may be any address, to come into the first-level cache.
     #[inline(always)]
     unsafe fn prefetch_close(_p: *const u8) {}
-    /// Asks for the cache line at `p`, which may be any address, to write to it.
+    /// Prefetches the cache line at `p`, which may be any address, to write to it.
     #[inline(always)]
     unsafe fn prefetch_for_writing(_p: *const u8) {}
 
@@ -287,7 +287,7 @@ pub(crate) const MAX_LANES: usize = 16;
 #[inline(always)]
 unsafe fn each_lane<S: Simd>(v: S::V, mut f: impl FnMut(usize, f32)) {
     let mut lanes = [0.0f32; MAX_LANES];
-    // SAFETY: the array has room for the lanes of any level.
+    // SAFETY: the array holds the lanes of any level.
     unsafe { S::store(lanes.as_mut_ptr(), v) };
     for (lane, &x) in lanes.iter().enumerate().take(S::LANES) {
         f(lane, x);
@@ -335,7 +335,7 @@ pub unsafe fn exp<S: Simd>(x: S::V) -> S::V {
 /// Copies values past the caches where the target is aligned to vectors.
 ///
 /// # Safety
-/// As for [`Simd`]; `to` has room for the values. Call [`Simd::fence`] after the last.
+/// As for [`Simd`]; `to` holds the values. Call [`Simd::fence`] after the last.
 #[inline(always)]
 pub(crate) unsafe fn copy_past_caches<S: Simd>(values: &[f32], to: *mut f32) {
     // SAFETY: whole vectors, then what is left.
@@ -353,7 +353,10 @@ pub(crate) unsafe fn copy_past_caches<S: Simd>(values: &[f32], to: *mut f32) {
 /// Declares a function that runs a generic kernel at a level known only at run time.
 macro_rules! simd_dispatch {
     // For kernels without bf16 and 8-bit dot products: the code of both AVX-512 levels is one.
-    (plain $(#[$meta:meta])* $vis:vis fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)? = $generic:ident) => {
+    (
+        plain $(#[$meta:meta])*
+        $vis:vis fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)? = $generic:ident
+    ) => {
         $(#[$meta])*
         ///
         /// # Safety
@@ -385,7 +388,10 @@ macro_rules! simd_dispatch {
             }
         }
     };
-    ($(#[$meta:meta])* $vis:vis fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)? = $generic:ident) => {
+    (
+        $(#[$meta:meta])*
+        $vis:vis fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)? = $generic:ident
+    ) => {
         $(#[$meta])*
         ///
         /// # Safety

@@ -8,6 +8,7 @@ use super::device::{Cuda, CudaTensor};
 use super::ffi::DevicePtr;
 use super::flash::{self, Decoded};
 use super::flash_backward;
+use super::flash_stream;
 use super::kernels::{self, AttentionBackward, AttentionDeltas, AttentionForward};
 use super::kv::{self, CudaKv};
 use super::launch::Launch;
@@ -108,16 +109,26 @@ fn decode(
     o: &CudaWeight,
 ) -> Operand {
     let rows = batch.shape.rows;
+    let streams = flash_stream::streams(&queue.context, heads, kv, &batch.shape);
+    let quantizes = match streams {
+        true => flash_stream::quantizes(&queue.context, heads, &batch.shape),
+        false => flash::quantizes(queue, heads, kv, &batch.shape),
+    };
     let decoded = match o.format {
         Format::F32 => Decoded::Numbers(queue.alloc(4 * rows * o.k)),
         Format::Bf16 => Decoded::Rounded(Operand::alloc(queue, Format::Bf16, rows, o.k)),
-        Format::Int8 | Format::Fp8 => match flash::quantizes(queue, heads, kv, &batch.shape) {
+        Format::Int8 | Format::Fp8 => match quantizes {
             true => Decoded::Quantized(o.format, Operand::alloc(queue, o.format, rows, o.k)),
             false => Decoded::Numbers(queue.alloc(4 * rows * o.k)),
         },
         Format::Fp8Block | Format::Int4 | Format::Nvfp4 => unsupported(o.format),
     };
-    flash::decode(queue, heads, qkv.at(), kv, batch, decoded, 0, Some(tables));
+    if streams {
+        kv.rope_write(queue, qkv.at(), heads, batch, tables);
+        flash_stream::forward(queue, heads, qkv.at(), kv, batch, decoded, 0);
+    } else {
+        flash::decode(queue, heads, qkv.at(), kv, batch, decoded, 0, Some(tables));
+    }
     match decoded {
         Decoded::Numbers(out) => linear::operand(queue, o.format, Source::Rows(out), rows, o.k),
         Decoded::Rounded(left) | Decoded::Quantized(_, left) => left,

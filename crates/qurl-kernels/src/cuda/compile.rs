@@ -52,6 +52,7 @@ pub const SOURCES: &[Source] = &[
     source!("flash_backward_hopper", true),
     source!("flash_decode", false),
     source!("flash_prefill", false),
+    source!("flash_stream", false),
     source!("gemm_bf16", true),
     source!("gemm_fp8", true),
     source!("gemm_int8", true),

@@ -78,6 +78,8 @@ shared! {
     /// Heads of a block of the decode kernel, and its most warps.
     DECODE_HEADS = 8;
     MAX_DECODE_WARPS = 8;
+    /// Most sequences of the decode kernel of long contexts.
+    MAX_STREAM_SEQUENCES = 1024;
     /// What the decode kernel writes.
     DECODED_F32 = 0;
     DECODED_BF16 = 1;

@@ -13,6 +13,7 @@ use super::constants::{
 };
 use super::context::Context;
 use super::ffi::DevicePtr;
+use super::flash_stream;
 use super::kernels::{self, FlashDecode, FlashPrefill, Kernel};
 use super::kv::CudaKv;
 use super::launch::Launch;
@@ -58,6 +59,9 @@ pub(super) fn forward(
     out: DevicePtr,
     lse: DevicePtr,
 ) {
+    if flash_stream::streams(&queue.context, heads, kv, &batch.shape) {
+        return flash_stream::forward(queue, heads, qkv, kv, batch, Decoded::Numbers(out), lse);
+    }
     if decodes(heads, kv, &batch.shape) {
         return decode(queue, heads, qkv, kv, batch, Decoded::Numbers(out), lse, None);
     }
@@ -116,6 +120,22 @@ pub(super) enum Decoded {
     Quantized(Format, Operand),
 }
 
+impl Decoded {
+    /// What the kernels are told: their `output`, where to write, and where to write scales.
+    pub fn parts(self) -> (usize, DevicePtr, DevicePtr) {
+        match self {
+            Decoded::Numbers(out) => (DECODED_F32, out, 0),
+            Decoded::Rounded(out) => (DECODED_BF16, out.data, 0),
+            Decoded::Quantized(Format::Int8, out) => (DECODED_INT8, out.data, out.scales),
+            Decoded::Quantized(Format::Fp8, out) => (DECODED_FP8, out.data, out.scales),
+            Decoded::Quantized(
+                format @ (Format::F32 | Format::Bf16 | Format::Fp8Block | Format::Int4 | Format::Nvfp4),
+                _,
+            ) => unsupported(format),
+        }
+    }
+}
+
 /// The form of a decode step.
 struct Plan {
     kernel: Kernel<FlashDecode>,
@@ -128,7 +148,7 @@ struct Plan {
 }
 
 /// Blocks of the decode kernel that make a row together, if one has all of the context.
-fn parties(heads: Heads) -> usize {
+pub(super) fn parties(heads: Heads) -> usize {
     heads.kv_heads * heads.group().div_ceil(DECODE_HEADS)
 }
 
@@ -139,11 +159,16 @@ fn stretches(heads: Heads, longest: usize, size: usize) -> usize {
     heads.window.map_or(usize::MAX, crossed).min(longest.div_ceil(size))
 }
 
+/// Splits that a row of a step sees keys of, at most. The length is rounded to a power of two of them: a
+/// recorded step is good for many lengths.
+pub(super) fn splits(heads: Heads, shape: &BatchShape) -> usize {
+    stretches(heads, shape.longest, SPLIT).max(1)
+}
+
 /// As many teams of warps a block as there are tiles to take, if all blocks run at the same time; else two.
 fn plan(context: &Context, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> Plan {
     let hd = heads.head_dim;
-    // The length is rounded to a power of two of them: a recorded step is good for many lengths.
-    let splits = stretches(heads, shape.longest, SPLIT).max(1);
+    let splits = splits(heads, shape);
     let blocks = splits * parties(heads) * shape.sequences;
     // A team is one warp or two.
     let (kernel, team, row_bytes) = match (kv.shape.format, hd) {
@@ -169,10 +194,13 @@ fn plan(context: &Context, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> Pla
 /// Whether a decode step writes quantized values: the blocks of a row publish their absmax for each other.
 /// With many rows the wait is longer than a kernel that rounds them.
 pub(super) fn quantizes(queue: &CudaQueue, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> bool {
+    publishes(heads, shape) && plan(&queue.context, heads, kv, shape).at_once
+}
+
+/// Whether there is memory for what the blocks of rows publish, and it is worth the wait.
+pub(super) fn publishes(heads: Heads, shape: &BatchShape) -> bool {
     let parties = parties(heads);
-    shape.rows <= MAX_PUBLISHING
-        && shape.rows * parties * parties * 4 <= ABSMAX_BYTES
-        && plan(&queue.context, heads, kv, shape).at_once
+    shape.rows <= MAX_PUBLISHING && shape.rows * parties * parties * 4 <= ABSMAX_BYTES
 }
 
 /// One row of each sequence. With tables of cosines and sines the row's queries and keys are rotated and its
@@ -190,16 +218,7 @@ pub(super) fn decode(
     let (key_scales, value_scales) = kv.scales();
     let sequences = batch.shape.sequences;
     let (cos, sin) = rope.unwrap_or((0, 0));
-    let (output, out, out_scales) = match out {
-        Decoded::Numbers(out) => (DECODED_F32, out, 0),
-        Decoded::Rounded(out) => (DECODED_BF16, out.data, 0),
-        Decoded::Quantized(Format::Int8, out) => (DECODED_INT8, out.data, out.scales),
-        Decoded::Quantized(Format::Fp8, out) => (DECODED_FP8, out.data, out.scales),
-        Decoded::Quantized(
-            format @ (Format::F32 | Format::Bf16 | Format::Fp8Block | Format::Int4 | Format::Nvfp4),
-            _,
-        ) => unsupported(format),
-    };
+    let (output, out, out_scales) = out.parts();
     let Plan { kernel, threads, shared, splits, .. } = plan(&queue.context, heads, kv, &batch.shape);
     let parties = parties(heads);
     let partials = match splits {

@@ -125,6 +125,7 @@ const FP8: &[Variant] = &[
     stream(kernels::gemm_fp8_16_2_1_STREAM, 16, 1, Time::Best),
     stream(kernels::gemm_fp8_64_2_1_STREAM, 64, 1, Time::Best),
     stream(kernels::gemm_fp8_128_2_1_STREAM, 128, 1, STREAM_128),
+    stream(kernels::gemm_fp8_256_2_2_STREAM, 256, 2, STREAM_256),
     tiles(kernels::gemm_fp8_64_1_1_VIRTUAL, [64, 1, 1], TILES_64),
     tiles(kernels::gemm_fp8_128_1_1_VIRTUAL, [128, 1, 1], TILES_128_64_ROWS),
     tiles(kernels::gemm_fp8_128_2_1_VIRTUAL, [128, 2, 1], TILES_128_FP8),

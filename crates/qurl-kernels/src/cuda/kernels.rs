@@ -255,8 +255,9 @@ kernels! {
             gemm_int8_128_1_4_SPLIT, gemm_int8_256_2_3_SPLIT, gemm_int8_256_2_4_SPLIT, gemm_int8_256_40_GATED,
             gemm_int8_256_48_GATED, gemm_int8_256_64_GATED;
         "gemm_fp8":
-            gemm_fp8_16_2_1_STREAM, gemm_fp8_64_2_1_STREAM, gemm_fp8_128_2_1_STREAM, gemm_fp8_64_1_1_VIRTUAL,
-            gemm_fp8_128_1_1_VIRTUAL, gemm_fp8_128_2_1_VIRTUAL, gemm_fp8_128_2_2_VIRTUAL,
+            gemm_fp8_16_2_1_STREAM, gemm_fp8_64_2_1_STREAM, gemm_fp8_128_2_1_STREAM, gemm_fp8_256_2_2_STREAM,
+            gemm_fp8_64_1_1_VIRTUAL, gemm_fp8_128_1_1_VIRTUAL, gemm_fp8_128_2_1_VIRTUAL,
+            gemm_fp8_128_2_2_VIRTUAL,
             gemm_fp8_128_1_2_SPLIT, gemm_fp8_128_1_4_SPLIT;
     }
 
@@ -304,6 +305,21 @@ kernels! {
             flash_decode_bf16_64, flash_decode_bf16_128, flash_decode_int8_64, flash_decode_int8_128,
             flash_decode_fp8_64, flash_decode_fp8_128;
     }
+    /// The same over long contexts: the splits, each by a warp.
+    FlashStream(
+        qkv: Ptr, keys: Ptr, values: Ptr, key_scales: Ptr, value_scales: Ptr, spans: Ptr, pages: Ptr,
+        partials: Ptr, stride: u32, heads: u32, kv_heads: u32, page_shift: u32, scale: f32, window: u32,
+        sequences: u32
+    ) overlaps {
+        "flash_stream":
+            flash_stream_bf16_64, flash_stream_bf16_128, flash_stream_int8_64, flash_stream_int8_128,
+            flash_stream_fp8_64, flash_stream_fp8_128;
+    }
+    /// And all of them folded.
+    FlashStreamFold(
+        partials: Ptr, spans: Ptr, out: Ptr, lse: Ptr, heads: u32, kv_heads: u32, window: u32,
+        sequences: u32, output: u32, out_scales: Ptr, absmax: Ptr
+    ) overlaps { "flash_stream": flash_stream_fold_64, flash_stream_fold_128; }
     /// Operands of the backward pass, rounded.
     FlashBackwardPrepare(
         qkv: Ptr, out: Ptr, dout: Ptr, lse: Ptr, qkv_to: Ptr, dout_to: Ptr, facts: Ptr, stride: u32,

@@ -21,6 +21,7 @@ mod device;
 pub mod ffi;
 mod flash;
 mod flash_backward;
+mod flash_stream;
 mod found;
 mod gemm;
 mod gemm_mma;

@@ -83,7 +83,8 @@ impl KvFormat {
 
 /// A name that is not a format of keys and values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown key/value format {found:?}; expected one of {}", KvFormat::ALL.map(KvFormat::name).join(", "))]
+#[error("unknown key/value format {found:?}; expected one of \
+         {}", KvFormat::ALL.map(KvFormat::name).join(", "))]
 pub struct UnknownKvFormat {
     /// The name given.
     pub found: String,

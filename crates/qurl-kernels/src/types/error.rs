@@ -5,8 +5,8 @@ use super::Format;
 /// What can go wrong on a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// The memory asked for is not there.
-    #[error("out of memory on {device}: {need} bytes asked for {what}")]
+    /// The memory requested is not there.
+    #[error("out of memory on {device}: {need} bytes requested for {what}")]
     OutOfMemory {
         /// Where.
         device: String,
@@ -18,7 +18,7 @@ pub enum DeviceError {
     /// Weights cannot be packed.
     #[error("cannot pack weights as {format}: {reason}")]
     Pack {
-        /// The format asked for.
+        /// The requested format.
         format: Format,
         /// What is wrong with the weights.
         reason: String,
@@ -26,7 +26,7 @@ pub enum DeviceError {
     /// There is no such device, or it cannot be used.
     #[error("device {device} cannot be used: {reason}")]
     Unavailable {
-        /// The device asked for.
+        /// The requested device.
         device: String,
         /// What is missing.
         reason: String,

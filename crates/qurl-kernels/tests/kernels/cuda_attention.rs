@@ -61,6 +61,27 @@ fn windows_begin_in_any_tile_and_split() {
     }
 }
 
+/// Single rows of so many sequences that their splits cannot all be resident are streamed: the same bits as all
+/// at once, where sequences end in any tile and warps begin in any.
+#[test]
+fn long_contexts_of_many_sequences_are_streamed() {
+    let Some(cuda) = device() else { return };
+    let lengths: Vec<usize> = (0..96).map(|i| [1100, 1037, 1024, 1089][i % 4]).collect();
+    let steps = [0, 1023, 1024, 1036, 1037, 1088, 1089, 1099];
+    let mut random = Random::new(5);
+    let paged = Paged::scattered(&mut random, &lengths, 32);
+    for (kv_heads, group, head_dim) in [(4, 2, 64), (4, 7, 128), (2, 12, 64)] {
+        let formats = [KvFormat::Bf16, KvFormat::Int8, KvFormat::Fp8];
+        for (format, window) in formats.into_iter().flat_map(|f| [None, Some(600)].map(|w| (f, w))) {
+            let heads = Heads { window, ..heads(kv_heads, group, head_dim) };
+            let qkv = random.normals(lengths.iter().sum::<usize>() * heads.qkv_width());
+            let want = in_steps(&cuda, &paged, heads, format, &lengths, &qkv, &[0], false);
+            let got = in_steps(&cuda, &paged, heads, format, &lengths, &qkv, &steps, false);
+            assert_bits(&format!("{format:?} {heads:?}, streamed"), &got, &want);
+        }
+    }
+}
+
 /// More single rows than the decode kernel has counters for go through the prefill kernel, without a list of
 /// work.
 #[test]

@@ -25,8 +25,8 @@ impl ModelConfig {
     /// The configuration of a published model, case-insensitive: `qwen2.5-0.5b`, `-1.5b`, `-7b`, `-14b`,
     /// `-32b`.
     pub fn named(name: &str) -> Result<ModelConfig, ConfigError> {
-        let shape = QWEN25.iter().find(|shape| shape.0.eq_ignore_ascii_case(name));
-        let Some(&(_, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, vocab_size, tied)) =
+        let shape = QWEN25.iter().find(|shape| shape.0.eq_ignore_ascii_case(name)).copied();
+        let Some((_, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, vocab_size, tied)) =
             shape
         else {
             return Err(ConfigError::UnknownShape {

@@ -9,7 +9,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Metadata, SafeTensorError};
 use serde_json::{Map, Value};
 
-use super::convert::{NotFinite, codes_to_f32, to_f32};
+use super::convert::{NotFinite, quantized_to_f32, to_f32};
 use super::error::HfError;
 use crate::config::Dtype;
 use crate::params::{HfTensor, LeafLayout};
@@ -172,7 +172,7 @@ impl Checkpoint {
     /// The numbers that a stored tensor stands for.
     fn read(&self, tensor: &HfTensor, stored: &Stored, out: &mut [f32]) -> Result<(), HfError> {
         let of_scales = |value: fn(u8) -> f32, out: &mut [f32]| -> Result<Result<(), NotFinite>, HfError> {
-            Ok(codes_to_f32(stored.bytes, value, &self.scales(tensor)?, out))
+            Ok(quantized_to_f32(stored.bytes, value, &self.scales(tensor)?, out))
         };
         let read = match stored.number {
             Number::Float(dtype) => to_f32(stored.bytes, dtype, out),

@@ -35,17 +35,17 @@ pub(super) fn to_f32(bytes: &[u8], dtype: Dtype, out: &mut [f32]) -> Result<(), 
 }
 
 /// Quantized values `[rows, columns]` with a scale for each row, as the numbers they stand for.
-pub(super) fn codes_to_f32(
-    codes: &[u8],
+pub(super) fn quantized_to_f32(
+    quantized: &[u8],
     value: fn(u8) -> f32,
     scales: &[f32],
     out: &mut [f32],
 ) -> Result<(), NotFinite> {
     let columns = (out.len() / scales.len().max(1)).max(1);
-    let rows = out.par_chunks_mut(columns).zip(codes.par_chunks(columns)).zip(scales).enumerate();
+    let rows = out.par_chunks_mut(columns).zip(quantized.par_chunks(columns)).zip(scales).enumerate();
     let bad = rows
-        .filter_map(|(row, ((out, codes), &scale))| {
-            out.iter_mut().zip(codes).for_each(|(out, &code)| *out = value(code) * scale);
+        .filter_map(|(row, ((out, quantized), &scale))| {
+            out.iter_mut().zip(quantized).for_each(|(out, &bits)| *out = value(bits) * scale);
             let index = out.iter().position(|x| !x.is_finite())?;
             Some(NotFinite { index: row * columns + index, value: out[index] })
         })

@@ -21,7 +21,8 @@ pub enum HfError {
         source: std::io::Error,
     },
     /// No weight file in the directory.
-    #[error("{}: no weights, expected model.safetensors or model.safetensors.index.json{hint}", dir.display())]
+    #[error("{}: no weights, expected model.safetensors or \
+             model.safetensors.index.json{hint}", dir.display())]
     NoWeights {
         /// The directory.
         dir: PathBuf,
@@ -106,8 +107,9 @@ pub enum HfError {
         /// The stored format.
         found: String,
     },
-    /// A weight is not a number or infinite (or becomes so in the format it is written in).
-    #[error("{}: tensor {tensor} has {value} at element {index}, expected finite {dtype} weights", file.display())]
+    /// A weight is NaN or infinite (or becomes so in the format it is written in).
+    #[error("{}: tensor {tensor} has {value} at element {index}, expected finite {dtype} \
+             weights", file.display())]
     NotFinite {
         /// The weight file.
         file: PathBuf,
@@ -139,7 +141,8 @@ pub enum HfError {
         more: usize,
     },
     /// `tie_word_embeddings` is true but the file has another head.
-    #[error("{}: tensor {tensor} differs from {tied_to}, expected equal because config.json sets tie_word_embeddings", file.display())]
+    #[error("{}: tensor {tensor} differs from {tied_to}, expected equal because config.json sets \
+             tie_word_embeddings", file.display())]
     TiedHeadDiffers {
         /// The weight file.
         file: PathBuf,

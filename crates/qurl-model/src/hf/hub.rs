@@ -39,8 +39,9 @@ fn cached_in(cache: &Path, id: &str) -> Option<PathBuf> {
 pub fn how_to_get(id: &str) -> String {
     let cache = cache().map_or("not to be found".to_string(), |dir| dir.display().to_string());
     format!(
-        "there is no such directory, and no such model in the local Hugging Face cache ({cache}); \
-         `hf download {id}` puts it there, and `hf download {id} --local-dir DIR` makes a directory to name instead"
+        "there is no such directory, and no such model in the local Hugging Face cache ({cache}); `hf \
+         download {id}` puts it there, and `hf download {id} --local-dir DIR` makes a directory to name \
+         instead"
     )
 }
 

@@ -5,7 +5,11 @@
 /// Declares a tree and its walks: `map_leaves` (consuming, stops at the first error), `as_ref`, `as_mut` and
 /// `layout`.
 macro_rules! tree {
-    ($(#[$doc:meta])* pub struct $name:ident { $($(#[$field_doc:meta])* $field:ident: $kind:ident($type:ty),)* }) => {
+    (
+        $(#[$doc:meta])* pub struct $name:ident {
+            $($(#[$field_doc:meta])* $field:ident: $kind:ident($type:ty),)*
+        }
+    ) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $name<T> {

@@ -1,7 +1,7 @@
 """Makes tests/goldens/float8_e4m3fn.bin: PyTorch's cast of every bf16 value to float8_e4m3fn.
 
-Byte i is the code of the bf16 number with bits i. Made with PyTorch 2.15, whose cast saturates at 448 (older versions
-make not-a-number of larger numbers). Run from the crate's directory: python tests/python/fp8.py
+Byte i is the code of the bf16 number with bits i. Made with PyTorch 2.15, whose cast saturates at 448 (older
+versions make NaN of larger numbers). Run from the crate's directory: python tests/python/fp8.py
 """
 
 import pathlib

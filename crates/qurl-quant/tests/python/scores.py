@@ -3,16 +3,16 @@
     python tests/python/scores.py                                    (from the crate's directory)
     python tests/python/scores.py --compare QURL MODEL...            (prints how far `qurl score` is, and why)
 
-The emulation is transformers' own model (every family of ../qurl-model/tests/goldens) with what docs/formats.md says of a
-quantized run, and nothing else:
-- linear layers of the blocks: weights rounded per output channel, activations per token, each with scale = largest
-  magnitude / largest code; the product of the codes is exact in float64, then both scales;
+The emulation is transformers' own model (every family of ../qurl-model/tests/goldens) with what
+docs/formats.md says of a quantized run, and nothing else:
+- linear layers of the blocks: weights rounded per output channel, activations per token, each with scale =
+  absmax / largest code; the matmul of the codes is exact in float64, then both scales;
 - keys (rotated) and values rounded to bf16, since that is how they are stored;
-- the output head in bf16: its weights and its input.
-All else is float64, where the runtime has f32. So what remains between the two is the rounding of sums, except where that
-takes a number across the middle between two codes: then the code changes by a whole step (a sixteenth of the number in
-fp8), and so does all that follows. The ids of the golden are drawn until no number is that near to a middle (MARGIN, in
-steps); --compare shows what it does elsewhere.
+- the output head in bf16: its weights and its input. All else is float64, where the runtime has f32. So what
+  remains between the two is the rounding of sums, except where that takes a number across the middle between
+  two codes: then the code changes by a whole step (a sixteenth of the number in fp8), and so does all that
+  follows. The ids of the golden are drawn until no number is that near to a middle (MARGIN, in steps);
+  --compare shows what it does elsewhere.
 """
 
 import argparse
@@ -76,7 +76,11 @@ class Quantized(torch.nn.Module):
         self.form, self.bias = form, linear.bias
         self.scale = weight.abs().amax(1) / largest_code(form)  # in f32, as it is stored
         scaled = weight * (1.0 / self.scale)[:, None]
-        stored = scaled.round().to(torch.int8) if form == "int8" else scaled.clamp(-448, 448).to(torch.float8_e4m3fn)
+        stored = (
+            scaled.round().to(torch.int8)
+            if form == "int8"
+            else scaled.clamp(-448, 448).to(torch.float8_e4m3fn)
+        )
         self.bytes = bytes(stored.view(torch.uint8).flatten().tolist())
         self.stored = stored.float()
 
@@ -109,7 +113,9 @@ ALL_MASK_ATTENTION_FUNCTIONS.register("stored_in_bf16", eager_mask)
 
 
 def emulated(folder, form, dtype=torch.float64):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="stored_in_bf16").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="stored_in_bf16"
+    ).eval()
     tensors = {}
     for name, linear in list(model.named_modules()):
         if isinstance(linear, torch.nn.Linear) and name != "lm_head":
@@ -143,7 +149,9 @@ def make():
             else:
                 raise SystemExit(f"{name} {form}: no ids with these margins")
             print(name, form, "found after", tries, near)
-            golden.append({"model": name, "format": form, "ids": ids, "logprobs": logprobs, "tensors": tensors})
+            golden.append(
+                {"model": name, "format": form, "ids": ids, "logprobs": logprobs, "tensors": tensors}
+            )
     Path("tests/goldens/scores.json").write_text(json.dumps(golden) + "\n")
 
 
@@ -165,7 +173,9 @@ def compare(qurl, models, tokens):
         torch.manual_seed(1)
         start = torch.full((8, 1), full.config.bos_token_id or 1)
         given = dict(attention_mask=torch.ones_like(start), pad_token_id=0, do_sample=True)
-        sequences = full.generate(start, min_new_tokens=tokens - 1, max_new_tokens=tokens - 1, **given).tolist()
+        sequences = full.generate(
+            start, min_new_tokens=tokens - 1, max_new_tokens=tokens - 1, **given
+        ).tolist()
         all_of = lambda model: [x for ids in sequences for x in score(model, ids)]
         exact = all_of(full)
         for form in ("int8", "fp8"):
@@ -176,8 +186,11 @@ def compare(qurl, models, tokens):
             for kv, head in ((True, True), (False, True), (True, False), (False, False)):
                 PARTS.update(kv=kv, head=head)
                 wide[kv, head] = all_of(model)
-                print(f"  runtime, emulation (kv {'bf16' if kv else 'full'}, head {'bf16' if head else 'full'}):  ",
-                      apart(runtime, wide[kv, head]))
+                print(
+                    f"  runtime, emulation (kv {'bf16' if kv else 'full'}, "
+                    f"head {'bf16' if head else 'full'}):  ",
+                    apart(runtime, wide[kv, head]),
+                )
             PARTS.update(kv=True, head=True)
             narrow = all_of(emulated(folder, form, torch.float32)[0])
             print("  emulation in float32, in float64:      ", apart(narrow, wide[True, True]))

@@ -34,7 +34,8 @@ pub fn gae<F: Copy + Into<f64>>(
     same_length("values", values.len(), "rewards", n)?;
     same_length("mask", mask.len(), "rewards", n)?;
     same_length("seq", seq.len(), "rewards", n)?;
-    let mut after = vec![(0.0, 0.0); sequence_count(seq)]; // value and advantage of the next token that counts
+    // Value and advantage of the next token that counts.
+    let mut after = vec![(0.0, 0.0); sequence_count(seq)];
     let (mut advantages, mut returns) = (vec![0.0; n], vec![0.0; n]);
     for t in (0..n).rev().filter(|&t| mask[t]) {
         let (next_value, next_advantage) = after[seq[t] as usize];

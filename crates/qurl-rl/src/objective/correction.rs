@@ -24,7 +24,7 @@ pub enum Correction {
         #[serde(default = "default_truncation")]
         c: f64,
     },
-    /// Weight min(Π ρ, C), the GEMM running over the whole response.
+    /// Weight min(Π ρ, C), the product running over the whole response.
     SequenceTis {
         /// The largest weight C.
         #[serde(default = "default_truncation")]

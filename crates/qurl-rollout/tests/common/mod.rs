@@ -100,7 +100,7 @@ pub fn network(
     Network::new(&mut queue(cpu), config, &upload(cpu, params), options).expect("network")
 }
 
-/// Room for everything at once.
+/// Pages for everything at once.
 pub fn roomy() -> EngineOptions {
     EngineOptions { kv_bytes: 64 << 20, page_size: 16, max_num_seqs: 64, max_num_batched_tokens: 256 }
 }

@@ -32,8 +32,8 @@ pub enum ExternalError {
     },
     /// The command took too long.
     #[error(
-        "the reward command {command:?} gave {answered} of {expected} scores within {seconds} s, and none for request \
-         {missing}"
+        "the reward command {command:?} gave {answered} of {expected} scores within {seconds} s, and none \
+         for request {missing}"
     )]
     TimeLimit {
         /// The command.

@@ -183,7 +183,7 @@ fn prime_powers(value: &Rational, budget: &mut Budget) -> Result<Option<Vec<(Big
     Ok(Some(top.into_iter().chain(below).collect()))
 }
 
-/// `base^(sum)` is a GEMM of powers, one for each term of the exponent.
+/// `base^(sum)` is a product of powers, one for each term of the exponent.
 fn symbolic_power(base: &Form, power: &Form, budget: &mut Budget) -> Result<Form, Stop> {
     let as_opaque = || opaque(format!("pow({}|{})", base.key(), power.key()));
     let single = base.num.single().filter(|_| base.is_polynomial() && power.is_polynomial());
@@ -406,7 +406,7 @@ fn product_of_range(from: i64, to: i64, budget: &mut Budget) -> Result<BigInt, S
     Ok(product)
 }
 
-/// ln of a GEMM is a sum over its primes and atoms.
+/// ln of a product is a sum over its primes and atoms.
 fn logarithm(x: &Form, budget: &mut Budget) -> Result<Form, Stop> {
     let as_opaque = || opaque(format!("ln({})", x.key()));
     let Some((monomial, coefficient)) = x.num.single().filter(|_| x.is_polynomial()) else {

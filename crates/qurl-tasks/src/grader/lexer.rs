@@ -310,7 +310,7 @@ impl Lexer {
         self.peek(0) == Some('/') && words::unit_size(run).is_some() && words::unit_size(&below).is_some()
     }
 
-    /// Letters outside of text: functions, units after numbers, words, or a GEMM of variables.
+    /// Letters outside of text: functions, units after numbers, words, or a product of variables.
     fn letter_run(&mut self, run: &str) -> Result<(), Stop> {
         let opens_call = self.peek(0) == Some('(');
         let after_value = matches!(

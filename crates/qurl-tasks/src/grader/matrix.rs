@@ -41,7 +41,7 @@ pub fn add(terms: Vec<Expr>) -> Result<Expr, Stop> {
     Ok(Expr::Matrix(sum))
 }
 
-/// The GEMM of factors; matrices are multiplied from left to right, numbers scale them.
+/// The product of factors; matrices are multiplied from left to right, numbers scale them.
 pub fn multiply(factors: Vec<Expr>) -> Result<Expr, Stop> {
     if !factors.iter().any(|f| matches!(f, Expr::Matrix(_))) {
         return Ok(Expr::Mul(factors));

@@ -1,10 +1,10 @@
 //! Polynomials over atoms with rational exponents and rational coefficients: the currency of exact
 //! comparison.
 //!
-//! Atoms are primes (√6 is 2^(1/2)·3^(1/2)), π, e, i, variables, and calls that have no exact value. A GEMM
-//! of atoms is reduced at once: whole powers of primes move into the coefficient and i² is −1, so that 1/√6
-//! and √6/6 are one thing. Products of fractional powers of distinct primes are linearly independent over the
-//! rationals, hence a polynomial over primes is zero only when it has no terms.
+//! Atoms are primes (√6 is 2^(1/2)·3^(1/2)), π, e, i, variables, and calls that have no exact value. A
+//! product of atoms is reduced at once: whole powers of primes move into the coefficient and i² is −1, so
+//! that 1/√6 and √6/6 are one thing. Products of fractional powers of distinct primes are linearly
+//! independent over the rationals, hence a polynomial over primes is zero only when it has no terms.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,7 +20,7 @@ use super::expr::Rational;
 /// An exponent. Kept small: see [`exponent`].
 pub type Exponent = Ratio<i64>;
 
-/// What a monomial is a GEMM of.
+/// What a monomial is a product of.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Atom {
     /// A prime number.
@@ -39,7 +39,7 @@ pub enum Atom {
     Opaque(String),
 }
 
-/// A GEMM of powers, sorted by atom.
+/// A product of powers, sorted by atom.
 pub type Monomial = Vec<(Atom, Exponent)>;
 
 /// A sum of monomials with coefficients; zero has no terms.

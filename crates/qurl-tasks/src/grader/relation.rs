@@ -34,7 +34,10 @@ pub fn is_label(e: &Expr) -> bool {
 
 /// `dy/dx`
 fn is_derivative(factors: &[Expr]) -> bool {
-    let differential = |e: &Expr| matches!(e, Expr::Mul(parts) if matches!(&parts[..], [Expr::Sym(d), Expr::Sym(_)] if d == "d"));
+    let differential = |e: &Expr| match e {
+        Expr::Mul(parts) => matches!(&parts[..], [Expr::Sym(d), Expr::Sym(_)] if d == "d"),
+        _ => false,
+    };
     match factors {
         [top, Expr::Pow(bottom, _)] => differential(top) && differential(bottom),
         _ => false,
@@ -189,7 +192,7 @@ fn variables_of(monomial: &Monomial) -> Monomial {
     monomial.iter().filter(|(atom, _)| is_variable(atom)).cloned().collect()
 }
 
-/// The constant coefficient of a GEMM of variables.
+/// The constant coefficient of a product of variables.
 fn coefficient_of(poly: &Poly, variables: &Monomial) -> Poly {
     let mut coefficient = Poly::default();
     for (monomial, value) in &poly.terms {

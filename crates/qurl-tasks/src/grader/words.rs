@@ -1,7 +1,7 @@
 //! Vocabulary: which words and commands mean what.
 //!
 //! Plain data, kept apart from the code that uses it: function names, Greek letters, units with their sizes,
-//! number words, and the small English words that tell prose from a GEMM of variables.
+//! number words, and the small English words that tell prose from a product of variables.
 
 use super::expr::{Constant, Func};
 

@@ -4,7 +4,7 @@
 //! that learns one column has learned them all, which makes the easiest levels a matter of seconds of
 //! training.
 //!
-//! Worked additions can be made by a careless teacher who now and then forgets a carry and goes on
+//! Worked additions can be made by a careless teacher who now and then forgets a carry and continues
 //! consistently from there. A model that imitates it knows how to add but does not do so reliably: the state
 //! in which reinforcement learning finds most pretrained models, and what a reward for right answers can
 //! change.

@@ -27,24 +27,24 @@ impl RewardedTask {
     }
 
     /// Asks commands and servers.
-    fn ask(&self, batch: &[Attempt]) -> Result<Asked, RewardError> {
-        let mut asked = Asked { replies: Vec::with_capacity(self.rewards.len()), judge: None };
+    fn ask(&self, batch: &[Attempt]) -> Result<Replies, RewardError> {
+        let mut all = Replies { replies: Vec::with_capacity(self.rewards.len()), judge: None };
         for (i, reward) in self.rewards.iter().enumerate() {
             let replies = reward.ask(batch)?;
             if replies.iter().flatten().any(|reply| reply.correct.is_some())
-                && let Some(first) = asked.judge.replace(i)
+                && let Some(first) = all.judge.replace(i)
             {
                 let (first, second) = (self.rewards[first].name.clone(), reward.name.clone());
                 return Err(RewardError::TwoJudges { first, second });
             }
-            asked.replies.push(replies);
+            all.replies.push(replies);
         }
-        Ok(asked)
+        Ok(all)
     }
 }
 
 /// What commands and servers said of a batch.
-struct Asked {
+struct Replies {
     /// Of each reward the replies to all responses; none where the text alone decides.
     replies: Vec<Option<Vec<Reply>>>,
     /// The reward that says what is right, if one does.
@@ -65,12 +65,12 @@ impl Task for RewardedTask {
     }
 
     fn judge(&self, batch: &[Attempt]) -> Result<Vec<Verdict>, RewardError> {
-        let asked = self.ask(batch)?;
+        let all = self.ask(batch)?;
         let mut verdicts = Vec::with_capacity(batch.len());
         for (i, attempt) in batch.iter().enumerate() {
             let by_rules = self.source.verify(attempt.problem, attempt.response);
-            let reply = |reward: usize| asked.replies[reward].as_ref().and_then(|replies| replies.get(i));
-            let said = asked.judge.and_then(reply).and_then(|reply| reply.correct);
+            let reply = |reward: usize| all.replies[reward].as_ref().and_then(|replies| replies.get(i));
+            let said = all.judge.and_then(reply).and_then(|reply| reply.correct);
             let correct = said.unwrap_or(by_rules.correct);
             let (mut sum, mut parts) = (0.0, Vec::new());
             for (r, reward) in self.rewards.iter().enumerate() {

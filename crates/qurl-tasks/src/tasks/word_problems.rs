@@ -4,7 +4,7 @@
 //! gives some away, fills boxes, shares, spends. The numbers are chosen so that every step gives a whole
 //! number of things. The solution names each step in words and as a calculation, in the manner of GSM8K. A
 //! careless teacher (see `arithmetic`) forgets carries in sums and differences, which puts them off by ten,
-//! and goes on from there.
+//! and continues from there.
 
 use serde_json::json;
 

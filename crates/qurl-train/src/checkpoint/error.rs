@@ -21,8 +21,8 @@ pub enum CheckpointError {
     Model(#[from] HfError),
     /// The disk is too full.
     #[error(
-        "{}: a checkpoint and the final model, together {need} bytes, do not fit, {free} bytes are free; make room, or \
-         keep fewer (`trainer.keep_last`, `trainer.keep_best`)",
+        "{}: a checkpoint and the final model, together {need} bytes, do not fit, {free} bytes are free; \
+         free some, or keep fewer (`trainer.keep_last`, `trainer.keep_best`)",
         dir.display()
     )]
     Full {
@@ -44,7 +44,8 @@ pub enum CheckpointError {
         expected: String,
     },
     /// There are checkpoints, but none is whole.
-    #[error("{}: no checkpoint is whole, so there is nothing to go on from; the newest: {newest}", dir.display())]
+    #[error("{}: no checkpoint is whole, so there is nothing to resume from; the newest: \
+             {newest}", dir.display())]
     NoneWhole {
         /// The directory of the checkpoints.
         dir: PathBuf,

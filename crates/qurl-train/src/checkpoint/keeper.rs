@@ -4,7 +4,7 @@ use super::{CheckpointError, ModelFiles, Snapshot, Store, Writer};
 use std::fs::File;
 use std::path::PathBuf;
 
-/// The checkpoints of a run while it goes on.
+/// The checkpoints of a run while it runs.
 pub struct Keeper {
     store: Store,
     writer: Writer,

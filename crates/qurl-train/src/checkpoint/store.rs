@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Room for headers, configuration and state beside the tensors.
+/// Space for headers, configuration and state beside the tensors.
 const SMALL_FILES: u64 = 256 << 10;
 
 /// What makes a directory of weights a model.
@@ -64,7 +64,7 @@ pub struct Torn {
     pub error: CheckpointError,
 }
 
-/// What a run can go on from.
+/// What a run can resume from.
 #[derive(Debug, Default)]
 pub struct Newest {
     /// Step and directory of the newest whole checkpoint.
@@ -113,7 +113,7 @@ impl Store {
     }
 
     /// The newest whole checkpoint and the torn ones after it. An error where there are some and none is
-    /// whole: going on would begin anew and throw the run's logs away.
+    /// whole: continuing would begin anew and throw the run's logs away.
     pub fn newest(&self) -> Result<Newest, CheckpointError> {
         let mut newest = Newest::default();
         for step in self.steps()?.into_iter().rev() {

@@ -1,6 +1,6 @@
 //! Trees of f32 tensors as one safetensors file, bit for bit.
 //!
-//! Leaves keep their fused names (`layers.0.qkv`) behind the name of their tree (`first.layers.0.qkv`):
+//! Leaves keep their fused names (`layers.0.qkv`) after the name of their tree (`first.layers.0.qkv`):
 //! moments are nobody's business but ours, and a leaf is what the optimizer works on.
 
 use super::CheckpointError;

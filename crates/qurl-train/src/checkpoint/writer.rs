@@ -1,4 +1,4 @@
-//! Checkpoints written on a thread of their own, one at a time, while training goes on.
+//! Checkpoints written on a thread of their own, one at a time, while training continues.
 
 use super::{CheckpointError, ModelFiles, Snapshot, Store};
 use std::fs::File;
@@ -14,7 +14,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A writer into a store; `newest` is the step that the run goes on from.
+    /// A writer into a store; `newest` is the step that the run resumes from.
     pub fn new(store: Store, model: ModelFiles, newest: Option<u64>) -> Writer {
         Writer { shared: Arc::new((store, model)), running: None, newest }
     }
@@ -57,7 +57,8 @@ impl Writer {
             let path = store.write(&snapshot, model)?;
             store.prune(step)?;
             let seconds = began.elapsed().as_secs_f64();
-            tracing::info!(step, bytes = snapshot.bytes(), seconds, path = %path.display(), "checkpoint written");
+            tracing::info!(step, bytes = snapshot.bytes(), seconds, path = %path.display(), "checkpoint \
+                                                                                             written");
             Ok(())
         };
         let thread = std::thread::Builder::new().name("checkpoint".to_string()).spawn(write);

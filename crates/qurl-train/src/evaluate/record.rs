@@ -78,7 +78,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// Starts a new file, or goes on with one that is there: its records come along, and half a line at its
+    /// Starts a new file, or continues with one that is there: its records come along, and half a line at its
     /// end is cut off.
     pub fn open(path: &Path) -> Result<(Records, Vec<ProblemRecord>), RecordError> {
         let io = |source| RecordError::Io { file: path.into(), source };

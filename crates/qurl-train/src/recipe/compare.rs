@@ -1,7 +1,7 @@
-//! What differs between the recipe of a run and the one it is to go on with, and whether it may.
+//! What differs between the recipe of a run and the one it is to continue with, and whether it may.
 //!
-//! A run that goes on must be the run that was begun: every key that the past steps depended on has to be the
-//! same. Keys that only say how long the run is or what is kept of it may change.
+//! A run that continues must be the run that was begun: every key that the past steps depended on has to be
+//! the same. Keys that only say how long the run is or what is kept of it may change.
 
 use super::Recipe;
 use crate::schedule::Decay;
@@ -47,7 +47,7 @@ const BOOKKEEPING: [&str; 7] = [
 ];
 
 impl Changes {
-    /// Compares the recipe of a run with the one it is to go on with.
+    /// Compares the recipe of a run with the one it is to continue with.
     pub fn between(old: &Recipe, new: &Recipe) -> Changes {
         let (before, after) = (old.values(), new.values());
         let mut keys: Vec<&String> = before.keys().chain(after.keys()).collect();

@@ -1,7 +1,7 @@
 //! Paths of a recipe: relative to its file, or to the working directory where the command line gives them.
 //!
 //! They are made absolute when the recipe is read, so that the recipe in a run's directory means the same
-//! files from wherever the run goes on.
+//! files from wherever the run continues.
 
 use super::source::Source;
 use super::{Recipe, TaskSource};

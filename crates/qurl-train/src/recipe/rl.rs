@@ -98,13 +98,13 @@ impl Rollout {
         }
     }
 
-    /// How training rollouts are drawn.
+    /// How training rollouts are sampled.
     pub fn sampling(&self) -> Sampling {
         Sampling { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k, min_p: 0.0 }
     }
 }
 
-/// Dynamic sampling (DAPO): groups whose rewards are all equal are dropped and others drawn instead.
+/// Dynamic sampling (DAPO): groups whose rewards are all equal are dropped and others sampled instead.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FilterGroups {
@@ -239,7 +239,7 @@ impl Updates {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AlarmAction {
-    /// Say so, and go on.
+    /// Say so, and continue.
     #[default]
     Warn,
     /// End the run.
@@ -318,8 +318,8 @@ pub struct Run {
     /// Nucleus sampling of these samples; by default that of the task's preset, else 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub test_top_p: Option<f32>,
-    /// Measure the update of the weights, the error of quantization and the codes that changed every so many
-    /// steps; 0 for never.
+    /// Measure the update of the weights, the error of quantization and the quantized values that changed
+    /// every so many steps; 0 for never.
     #[serde(default = "Run::default_update_freq")]
     pub update_metrics_freq: u64,
     /// Write some responses to `rollouts/` at the first step and every so many; 0 for never.
@@ -408,7 +408,7 @@ impl RlPlan {
         4 * parameters * (3 * learners + copies)
     }
 
-    /// How `run.test_k` samples are drawn.
+    /// How `run.test_k` samples are taken.
     pub fn test_sampling(&self) -> Sampling {
         let (temperature, top_p) = self.preset_sampling.unwrap_or((self.rollout.temperature, 1.0));
         Sampling {
@@ -451,7 +451,8 @@ impl RlPlan {
         let in_a_group = "at least 2 for advantages within a group";
         check.that("rollout.n", rollout.n, !grouped || rollout.n > 1, in_a_group)?;
         let whole = rollout.sampling().is_full() || rollout.allow_truncated_sampling;
-        let expected = "top_p = 1 and top_k = 0, because the trainer scores the whole distribution (or set rollout.allow_truncated_sampling)";
+        let expected = "top_p = 1 and top_k = 0, because the trainer scores the whole distribution (or set \
+                        rollout.allow_truncated_sampling)";
         check.that("rollout.top_p", rollout.top_p, whole, expected)?;
         let rl = |section: &str, result: Result<(), RlError>| match result {
             Ok(()) => Ok(()),

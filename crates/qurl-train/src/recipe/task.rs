@@ -64,7 +64,7 @@ pub enum TaskSource {
 }
 
 /// Problems read from `.jsonl`, `.jsonl.gz` or `.parquet` files.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DatasetSource {
     /// Files to train on: `.jsonl`, `.jsonl.gz` or `.parquet`. A row has a problem and an answer. Paths are
@@ -151,7 +151,8 @@ pub enum TaskSourceError {
     #[error(transparent)]
     Setting(#[from] BadSetting),
     /// A row that a template cannot be applied to.
-    #[error("key `{section}.prompt.{}`, line {}: {} ({})", .source.key, .source.line, .source.reason, .source.place)]
+    #[error("key `{section}.prompt.{}`, line {}: {} \
+             ({})", .source.key, .source.line, .source.reason, .source.place)]
     Prompt {
         /// The section of the task.
         section: String,
@@ -302,7 +303,8 @@ impl TaskSource {
 }
 
 impl DatasetSource {
-    fn preset(&self) -> Result<Option<EvalPreset>, UnknownPreset> {
+    /// The preset, where one is named.
+    pub fn preset(&self) -> Result<Option<EvalPreset>, UnknownPreset> {
         self.preset.as_deref().map(EvalPreset::named).transpose()
     }
 
@@ -336,6 +338,16 @@ impl DatasetSource {
         if !self.test_files.is_empty() {
             task = task.with_test_rows(self.rows(section, "test_files", &self.test_files)?);
         }
+        self.with_own_rules(task, section)
+    }
+
+    /// A task of rows from elsewhere with the prompts and the grading of this one.
+    pub fn over(&self, name: &str, rows: Vec<Row>) -> Result<DatasetTask, TaskSourceError> {
+        self.with_own_rules(DatasetTask::new(name, rows, self.template()?, self.policy()?, 0.0), "task")
+    }
+
+    /// The task with `extract` and `prompt`, where they are given.
+    fn with_own_rules(&self, mut task: DatasetTask, section: &str) -> Result<DatasetTask, TaskSourceError> {
         if let Some(rule) = &self.extract {
             task = task.with_extract(rule.compile()?);
         }

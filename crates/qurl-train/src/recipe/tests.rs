@@ -119,7 +119,8 @@ fn data_sets_and_commands() {
         ("task.source.reward={ wrong = -1.0 }", "`task.source.reward`", "`task.reward`"),
         ("task.source.level=99", "`task.source.level`", "1 to 12"),
         (
-            "task.source={type=\"command\",command=[\"x\"],source={type=\"synthetic\",kind=\"sorting\",level=1}}",
+            "task.source={ type=\"command\", command=[\"x\"], \
+             source={ type=\"synthetic\", kind=\"sorting\", level=1 } }",
             "`task.source.type`",
             "synthetic or dataset",
         ),
@@ -177,7 +178,8 @@ fn impossible_and_conflicting_settings_of_rl() {
         ("algorithm.loss_agg_mode=mean", "loss_agg_mode"),
         ("run.total_steps=0", "run.total_steps"),
         (
-            "run.stages=[{ from_step = 5, max_response_length = 9 }, { from_step = 2, max_response_length = 9 }]",
+            "run.stages=[{ from_step = 5, max_response_length = 9 }, { from_step = 2, max_response_length = \
+             9 }]",
             "run.stages",
         ),
         (
@@ -250,7 +252,7 @@ fn every_recipe_of_the_project_parses() {
 }
 
 #[test]
-fn a_run_goes_on_with_its_own_recipe_only() {
+fn a_run_continues_with_its_own_recipe_only() {
     let text = format!("{GOOD}{RL}");
     let old = Recipe::parse(&text, "r.toml", &[]).expect("good");
     let against = |old: &Recipe, changes: &[&str]| {

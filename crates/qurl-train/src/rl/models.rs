@@ -24,8 +24,8 @@ pub(crate) struct Models<D: Device> {
 }
 
 impl<D: Device> Models<D> {
-    /// Takes all memory. Without weights they are zero: for plans. `taken` hears of each part after it was
-    /// taken.
+    /// Takes all memory. Without weights they are zero: for plans. `taken` is called with each part after it
+    /// was taken.
     pub fn new(
         queue: &mut D::Queue,
         recipe: &Recipe,

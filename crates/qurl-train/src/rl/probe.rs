@@ -3,7 +3,7 @@
 
 use super::{RlTrainer, RolloutBatch, TrainError};
 use crate::learner::micro_batches;
-use crate::solve::{Draw, SolveError, draw_problems, solve};
+use crate::solve::{SolveError, SolveOptions, draw_problems, solve};
 use crate::start::Start;
 use qurl_kernels::{Device, Format};
 use qurl_model::compute::{Network, NetworkOptions, whole_batch};
@@ -88,7 +88,7 @@ impl<D: Device> RlTrainer<D> {
 
     /// Samples the same problems with the weights as they are now in the recipe's format and in bf16,
     /// alternating, and takes the best of a few rounds. At most as many sequences as run at the same time,
-    /// and [`PROBED_TOKENS`] each. Training goes on afterwards as if nothing had happened.
+    /// and [`PROBED_TOKENS`] each. Training continues afterwards as if nothing had happened.
     pub fn rollout_speed(&mut self) -> Result<RolloutSpeed, TrainError> {
         let version = self.version()?;
         let plan = &self.plan;
@@ -97,7 +97,7 @@ impl<D: Device> RlTrainer<D> {
         let prompts = plan.data.train_batch_size.min(plan.rollout.max_num_seqs.div_ceil(n));
         let problems = draw_problems(&*self.task, Split::Train, self.seed, 0, prompts as u64)?;
         let max_prompt = plan.data.max_prompt_length;
-        let draw = Draw {
+        let options = SolveOptions {
             max_prompt,
             n,
             sampling: plan.rollout.sampling(),
@@ -129,11 +129,14 @@ impl<D: Device> RlTrainer<D> {
                 break;
             }
             for _ in 0..passes {
-                best[0] = best[0].max(tokens_per_s(queue, &mut self.engine, start, task, &problems, draw)?);
+                best[0] =
+                    best[0].max(tokens_per_s(queue, &mut self.engine, start, task, &problems, options)?);
             }
             let other = self.engine.with_network(bf16, version, |engine| {
                 (0..passes).try_fold(0.0f64, |best, _| {
-                    Ok::<_, SolveError>(best.max(tokens_per_s(queue, engine, start, task, &problems, draw)?))
+                    Ok::<_, SolveError>(
+                        best.max(tokens_per_s(queue, engine, start, task, &problems, options)?),
+                    )
                 })
             })?;
             best[1] = best[1].max(other?);
@@ -150,10 +153,10 @@ fn tokens_per_s<D: Device>(
     start: &Start,
     task: &dyn Task,
     problems: &[Problem],
-    draw: Draw,
+    options: SolveOptions,
 ) -> Result<f64, SolveError> {
     let began = Instant::now();
-    let (solved, judging) = solve(queue, engine, start, task, problems.to_vec(), draw)?;
+    let (solved, judging) = solve(queue, engine, start, task, problems.to_vec(), options)?;
     let seconds = began.elapsed().as_secs_f64() - judging;
     let tokens: usize = solved.iter().flat_map(|s| &s.responses).map(|r| r.sample.tokens.len()).sum();
     Ok(tokens as f64 / seconds)

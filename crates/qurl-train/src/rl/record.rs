@@ -1,6 +1,6 @@
 //! What is written down about a step.
 
-use super::{Drawn, RolloutBatch, Tested};
+use super::{RolloutBatch, Sampled, Tested};
 use crate::optimizer::UpdateReport;
 use crate::solve::{Solved, accuracy, reward_parts};
 use qurl_rl::{Facts, Mismatch, Outcome};
@@ -71,7 +71,7 @@ pub struct StepRecord {
     pub reward_parts: BTreeMap<String, f64>,
     /// Groups of the batch.
     pub groups: usize,
-    /// Batches that were drawn to fill it.
+    /// Batches that were sampled to fill it.
     pub gen_batches: usize,
     /// Groups that were sampled for it; more than `groups` where some were dropped.
     pub sampled_groups: usize,
@@ -137,7 +137,7 @@ pub struct StepRecord {
     /// Normalized quantization error of the weights (Eq. 14).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quantization_error: Option<Layered>,
-    /// Share of the codes that changed since it was last measured.
+    /// Share of the quantized values that changed since it was last measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flipped_codes: Option<Layered>,
     /// Seconds of the phases, and `total`.
@@ -172,7 +172,7 @@ impl StepRecord {
         step: u64,
         solved: &[Solved],
         batch: &RolloutBatch,
-        drawn: Drawn,
+        sampled: Sampled,
         rollout_entropy: f64,
     ) -> StepRecord {
         let samples: Vec<_> = solved.iter().flat_map(|s| &s.responses).map(|r| &r.sample).collect();
@@ -189,9 +189,9 @@ impl StepRecord {
             accuracy: accuracy(solved),
             reward_parts: reward_parts(solved),
             groups: solved.len(),
-            gen_batches: drawn.batches,
-            sampled_groups: drawn.groups,
-            mixed_groups: drawn.mixed,
+            gen_batches: sampled.batches,
+            sampled_groups: sampled.groups,
+            mixed_groups: sampled.mixed,
             response_tokens: batch.tokens(),
             response_length: batch.tokens() as f64 / count,
             truncated: samples.iter().filter(|s| s.finish.is_truncated()).count() as f64 / count,

@@ -1,7 +1,7 @@
 //! The rollouts of a step: one batch of prompts, or with dynamic sampling as many as it takes to fill one.
 
 use super::{RlTrainer, TrainError};
-use crate::solve::{Draw, Solved, draw_problems, solve};
+use crate::solve::{SolveOptions, Solved, draw_problems, solve};
 use qurl_kernels::Device;
 use qurl_rl::advantage::group::in_mixed_group;
 use qurl_tasks::task::Split;
@@ -11,7 +11,7 @@ pub(super) struct Rolled {
     /// The groups to learn from.
     pub groups: Vec<Solved>,
     /// What it took to find them.
-    pub drawn: Drawn,
+    pub sampled: Sampled,
     /// Seconds of judging.
     pub verifying: f64,
     /// Mean entropy of all responses, those of dropped groups included.
@@ -20,7 +20,7 @@ pub(super) struct Rolled {
 
 /// What was sampled for the batch of a step; more than the batch where groups were dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Drawn {
+pub struct Sampled {
     /// Batches of prompts.
     pub batches: usize,
     /// Groups of responses.
@@ -29,7 +29,7 @@ pub struct Drawn {
     pub mixed: usize,
 }
 
-impl Drawn {
+impl Sampled {
     /// One more batch of prompts.
     pub fn add(&mut self, solved: &[Solved]) -> Result<(), TrainError> {
         self.batches += 1;
@@ -98,13 +98,14 @@ impl<D: Device> RlTrainer<D> {
         let filter = self.plan.algorithm.filter_groups.clone();
         let most = filter.as_ref().map_or(1, |f| f.max_num_gen_batches);
         let mut kept: Vec<Solved> = Vec::with_capacity(wanted);
-        let (mut dropped, mut drawn) = (Dropped::default(), Drawn::default());
+        let (mut dropped, mut sampled) = (Dropped::default(), Sampled::default());
         for batch in 0..most {
             let problems = draw_problems(&*self.task, Split::Train, self.seed, self.drawn, wanted as u64)?;
             self.drawn += wanted as u64;
-            let step = self.step * most as u64 + batch as u64; // its own random numbers for every batch of prompts
+            // Its own random numbers for every batch of prompts.
+            let step = self.step * most as u64 + batch as u64;
             let max_prompt = self.plan.data.max_prompt_length;
-            let draw = Draw {
+            let options = SolveOptions {
                 max_prompt,
                 n,
                 sampling: self.plan.rollout.sampling(),
@@ -114,12 +115,12 @@ impl<D: Device> RlTrainer<D> {
                 lengths: self.lengths,
             };
             let (solved, seconds) =
-                solve(&mut self.queue, &mut self.engine, &self.start, &*self.task, problems, draw)?;
+                solve(&mut self.queue, &mut self.engine, &self.start, &*self.task, problems, options)?;
             verifying += seconds;
             entropy.add(&solved);
-            drawn.add(&solved)?;
+            sampled.add(&solved)?;
             if filter.is_none() {
-                return Ok(Rolled { groups: solved, drawn, verifying, entropy: entropy.mean() });
+                return Ok(Rolled { groups: solved, sampled, verifying, entropy: entropy.mean() });
             }
             for group in solved {
                 match is_mixed(&group)? {
@@ -129,7 +130,7 @@ impl<D: Device> RlTrainer<D> {
             }
             if kept.len() >= wanted {
                 kept.truncate(wanted);
-                return Ok(Rolled { groups: kept, drawn, verifying, entropy: entropy.mean() });
+                return Ok(Rolled { groups: kept, sampled, verifying, entropy: entropy.mean() });
             }
         }
         let found = kept.len();
@@ -149,6 +150,6 @@ impl<D: Device> RlTrainer<D> {
         // A mini-batch that is not whole would weigh its responses more than the others do.
         let mini = self.plan.actor.ppo_mini_batch_size;
         kept.truncate(found / mini * mini);
-        Ok(Rolled { groups: kept, drawn, verifying, entropy: entropy.mean() })
+        Ok(Rolled { groups: kept, sampled, verifying, entropy: entropy.mean() })
     }
 }

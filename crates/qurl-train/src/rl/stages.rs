@@ -1,7 +1,7 @@
 //! The beginning of a stage: what separate runs, each started from the model of the one before, would have
 //! anew.
 //!
-//! All of it happens between two steps and changes only what a checkpoint holds, so a run that goes on from a
+//! All of it happens between two steps and changes only what a checkpoint holds, so a run that resumes from a
 //! checkpoint taken before, at or after the beginning of a stage computes the same bits.
 
 use super::{RlTrainer, TrainError};
@@ -25,7 +25,8 @@ impl<D: Device> RlTrainer<D> {
             && let Some(reference) = &mut self.reference
         {
             reference.refresh(&mut self.queue, &self.actor.params)?;
-            self.start.weights = self.actor.weights(&mut self.queue)?; // what a checkpoint keeps as the reference
+            // What a checkpoint keeps as the reference.
+            self.start.weights = self.actor.weights(&mut self.queue)?;
             let settings = self.plan.algorithm.kl_in_reward.as_ref();
             self.kl = settings.map(|k| KlCoefficient::new(k.kl_ctrl)).transpose()?;
         }

@@ -4,7 +4,7 @@
 //! network, so that nothing is packed or allocated beside what training has.
 
 use super::{RlTrainer, TrainError};
-use crate::solve::{Draw, accuracy, draw_problems, held_out, reward, solve};
+use crate::solve::{SolveOptions, accuracy, draw_problems, held_out, reward, solve};
 use qurl_kernels::Device;
 use qurl_rollout::Sampling;
 use qurl_tasks::task::Split;
@@ -40,13 +40,20 @@ impl<D: Device> RlTrainer<D> {
         let problems = draw_problems(&*self.task, Split::Test, self.seed, 0, self.held_out())?;
         let (max_new, _) = self.plan.sizes_at(self.step);
         let (max_prompt, seed) = (self.plan.data.max_prompt_length, self.seed);
-        let greedy =
-            Draw { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed, step: 0, lengths: None };
-        let sampled = Draw { n: self.plan.run.test_k, sampling: self.plan.test_sampling(), ..greedy };
+        let greedy = SolveOptions {
+            max_prompt,
+            n: 1,
+            sampling: Sampling::greedy(),
+            max_new,
+            seed,
+            step: 0,
+            lengths: None,
+        };
+        let sampled = SolveOptions { n: self.plan.run.test_k, sampling: self.plan.test_sampling(), ..greedy };
         let (queue, start, task) = (&mut self.queue, &self.start, &*self.task);
         self.engine.with_network(self.actor.network_mut(), version, |engine| {
-            let mut measure = |draw: Draw| -> Result<(f64, f64), TrainError> {
-                let (solved, _) = solve(queue, engine, start, task, problems.clone(), draw)?;
+            let mut measure = |options: SolveOptions| -> Result<(f64, f64), TrainError> {
+                let (solved, _) = solve(queue, engine, start, task, problems.clone(), options)?;
                 Ok((accuracy(&solved), reward(&solved)))
             };
             let (accuracy, reward) = measure(greedy)?;

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 /// The file's name in the run's directory.
 pub const SUMMARY: &str = "summary.json";
 
-/// `summary.json` while the run goes on: what no line of `metrics.jsonl` holds.
+/// `summary.json` while the run lasts: what no line of `metrics.jsonl` holds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Begun {
     /// Greedy accuracy before the first step.
@@ -166,8 +166,8 @@ impl<D: Device> Run<D> {
         let broken = match symptom {
             Symptom::NotFinite { .. } => format!("training is broken: step {step}: {symptom}"),
             _ => format!(
-                "training is broken, as {patience} steps in a row show (run.alarm.patience), the last of them step \
-                 {step}: {symptom}"
+                "training is broken, as {patience} steps in a row show (run.alarm.patience), the last of \
+                 them step {step}: {symptom}"
             ),
         };
         Ok(Broken { begun: self.begun(), broken, broken_at: step, last_good: self.last_good()? })

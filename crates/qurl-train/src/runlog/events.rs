@@ -247,7 +247,8 @@ mod tests {
 
     #[test]
     fn records_become_flat_names() {
-        let record = json!({"step": 3, "reward": 0.5, "mismatch": {"kl": 1e-3, "corr": null}, "layers": [1.0, 2], "x": "y"});
+        let mismatch = json!({"kl": 1e-3, "corr": null});
+        let record = json!({"step": 3, "reward": 0.5, "mismatch": mismatch, "layers": [1.0, 2], "x": "y"});
         let expected = [("reward", 0.5), ("mismatch/kl", 1e-3), ("layers/0", 1.0), ("layers/1", 2.0)];
         assert_eq!(flatten(&record), expected.map(|(name, value)| (name.to_string(), value)));
     }
@@ -280,7 +281,7 @@ mod tests {
         let mut damaged = whole.clone();
         damaged[ends[1] + 20] ^= 4;
         assert_eq!(EventReader::new(&damaged).count(), 2);
-        // Going on from step 150 writes the same events again.
+        // Continuing from step 150 writes the same events again.
         std::fs::write(&path, &whole).expect("written");
         let mut file = EventFile::open(&dir, 150).expect("opened");
         file.write(151, &[("a/b".to_string(), 151.0)]).expect("written");

@@ -38,7 +38,8 @@ impl RunLock {
             }
             // A file system without locks: the run is worth more than the guard.
             Err(TryLockError::Error(e)) if e.kind() == std::io::ErrorKind::Unsupported => {
-                tracing::warn!(path = %path.display(), "the file system has no locks; two processes would not be noticed");
+                tracing::warn!(path = %path.display(), "the file system has no locks; two processes would \
+                                                        not be noticed");
             }
             Err(TryLockError::Error(e)) => return Err(LogError::io(&path, "be locked")(e)),
         }

@@ -7,7 +7,7 @@ use super::{SftError, SftRecord, SftTrainer};
 use crate::checkpoint::{Keeper, ModelFiles, Snapshot};
 use crate::memory::MemoryPlan;
 use crate::recipe::Recipe;
-use crate::run::RunParts;
+use crate::run::{RunError, RunParts};
 use crate::runlog::StepLog;
 use crate::start::Start;
 use qurl_kernels::Device;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// A run while it goes on.
+/// A run while it runs.
 pub struct SftRun<'a, D: Device> {
     pub(super) trainer: SftTrainer<'a, D>,
     pub(super) start: &'a Start,
@@ -45,12 +45,12 @@ impl<'a, D: Device> SftRun<'a, D> {
         recipe: &Recipe,
         start: &'a Start,
         parts: RunParts<StepLog>,
-    ) -> Result<SftRun<'a, D>, SftError> {
+    ) -> Result<SftRun<'a, D>, RunError> {
         let RunParts { path, store, from, log } = parts;
         let lines = log.kept().to_vec();
         let (before, validated) = match &from {
             Some((_, path)) => {
-                let snapshot = Snapshot::read(path, &start.config).map_err(SftError::Resume)?;
+                let snapshot = Snapshot::read(path, &start.config).map_err(RunError::Resume)?;
                 let skipped = |line: &&Value| line["skipped_updates"].as_u64().is_some_and(|n| n > 0);
                 let skipped = lines.iter().rev().take_while(skipped).count();
                 trainer.restore(&snapshot, skipped as u64)?;
@@ -64,7 +64,7 @@ impl<'a, D: Device> SftRun<'a, D> {
         let seconds_before = lines.iter().filter_map(seconds).sum();
         let device = trainer.device();
         let planned = || MemoryPlan::of_sft(device, recipe, trainer.sft(), &start.config);
-        let memory = device.memory().map(|_| planned()).transpose()?;
+        let memory = device.memory().map(|_| planned()).transpose().map_err(SftError::from)?;
         let (text, start_path) = (recipe.to_toml(), recipe.model.path.clone());
         Ok(SftRun {
             trainer,
@@ -97,35 +97,35 @@ impl<'a, D: Device> SftRun<'a, D> {
         self.before
     }
 
-    /// Makes all steps that are left, until `stop` says so. `tell` sees the record of each.
+    /// Makes all steps that are left, until `stop` says so. `report` sees the record of each.
     pub fn steps(
         &mut self,
         stop: impl Fn() -> bool,
-        mut tell: impl FnMut(&SftRecord),
-    ) -> Result<(), SftError> {
+        mut report: impl FnMut(&SftRecord),
+    ) -> Result<(), RunError> {
         while self.trainer.steps_done() < self.trainer.sft().steps {
             if stop() {
                 self.save_here()?;
-                return Err(SftError::Stopped { step: self.trainer.steps_done() });
+                return Err(RunError::Stopped { step: self.trainer.steps_done() });
             }
-            self.keeper.poll().map_err(SftError::Checkpoint)?;
+            self.keeper.poll().map_err(RunError::Checkpoint)?;
             let mut record = self.trainer.step()?;
             self.after(&mut record)?;
-            tell(&record);
+            report(&record);
         }
-        self.keeper.finish().map_err(SftError::Checkpoint)
+        self.keeper.finish().map_err(RunError::Checkpoint)
     }
 
     /// What belongs to a step beside training.
-    fn after(&mut self, record: &mut SftRecord) -> Result<(), SftError> {
+    fn after(&mut self, record: &mut SftRecord) -> Result<(), RunError> {
         self.trainer.validate_after(record)?;
         self.validated = record.validation_loss.filter(|loss| loss.is_finite());
         let began = Instant::now();
         let (step, ends) = (record.step, record.step == self.trainer.sft().steps);
         let score = self.validated.map(|loss| -loss);
-        let saved = match self.keeper.wants(step, ends, score).map_err(SftError::Checkpoint)? {
+        let saved = match self.keeper.wants(step, ends, score).map_err(RunError::Checkpoint)? {
             true => {
-                self.keeper.finish().map_err(SftError::Checkpoint)?;
+                self.keeper.finish().map_err(RunError::Checkpoint)?;
                 Some(self.snapshot()?)
             }
             false => None,
@@ -136,13 +136,13 @@ impl<'a, D: Device> SftRun<'a, D> {
         // Plain numbers and maps by name: there is nothing in it that JSON does not have.
         self.lines.push(serde_json::to_value(&*record).unwrap_or_default());
         match saved {
-            Some(snapshot) => self.keeper.start(snapshot, self.log.files()?).map_err(SftError::Checkpoint),
+            Some(snapshot) => self.keeper.start(snapshot, self.log.files()?).map_err(RunError::Checkpoint),
             None => Ok(()),
         }
     }
 
     /// The state as it is, with the validation losses that are known.
-    fn snapshot(&mut self) -> Result<Snapshot, SftError> {
+    fn snapshot(&mut self) -> Result<Snapshot, RunError> {
         let mut snapshot = self.trainer.snapshot(&self.text)?;
         snapshot.state.validation_loss_before = self.before;
         snapshot.state.validation_loss = self.validated;
@@ -151,11 +151,11 @@ impl<'a, D: Device> SftRun<'a, D> {
 
     /// Saves the state after the last whole step, if that was not done; also where checkpoints are switched
     /// off.
-    fn save_here(&mut self) -> Result<(), SftError> {
+    fn save_here(&mut self) -> Result<(), RunError> {
         if !self.keeper.has(self.trainer.steps_done()) {
             let snapshot = self.snapshot()?;
-            self.keeper.start(snapshot, self.log.files()?).map_err(SftError::Checkpoint)?;
+            self.keeper.start(snapshot, self.log.files()?).map_err(RunError::Checkpoint)?;
         }
-        self.keeper.finish().map_err(SftError::Checkpoint)
+        self.keeper.finish().map_err(RunError::Checkpoint)
     }
 }

@@ -1,7 +1,7 @@
 //! What is left of a run of supervised training: its model and its summary.
 
 use super::{SftError, SftRun};
-use crate::run::Memory;
+use crate::run::{Memory, RunError};
 use qurl_kernels::Device;
 use qurl_model::hf::{SaveOptions, save};
 use serde::Serialize;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// `summary.json` while the run goes on: what no line of `metrics.jsonl` holds.
+/// `summary.json` while the run lasts: what no line of `metrics.jsonl` holds.
 #[derive(Clone, Debug, Serialize)]
 pub struct SftBegun {
     /// Validation loss before the first step, where there is one.
@@ -90,19 +90,19 @@ impl<D: Device> SftRun<'_, D> {
     }
 
     /// Saves the trained model as `model/` in the run's directory.
-    pub fn save_model(&mut self) -> Result<(), SftError> {
-        let weights = self.trainer.weights()?;
+    pub fn save_model(&mut self) -> Result<(), RunError> {
+        let weights = self.trainer.weights().map_err(SftError::from)?;
         let (dir, start) = (self.model_path(), self.start);
         let options = SaveOptions {
             tokenizer_files: start.tokenizer.files(),
             ..SaveOptions::new(start.config.dtype, &start.generation)
         };
         save(&dir, &start.config, &weights, &options)
-            .map_err(|source| SftError::Model { dir, source: Box::new(source) })
+            .map_err(|source| RunError::Model { dir, source: Box::new(source) })
     }
 
     /// The summary of a finished run, after `seconds` of this process.
-    pub fn summary(&self, accuracy: Option<f64>, seconds: f64) -> Result<SftSummary, SftError> {
+    pub fn summary(&self, accuracy: Option<f64>, seconds: f64) -> Result<SftSummary, RunError> {
         let number = |line: &Value, key: &str| line[key].as_f64();
         let loss = |line: Option<&Value>| line.and_then(|line| number(line, "loss")).unwrap_or(f64::NAN);
         let sum = |key: &str| self.lines.iter().filter_map(|line| line[key].as_u64()).sum::<u64>();
@@ -134,7 +134,7 @@ impl<D: Device> SftRun<'_, D> {
     }
 
     /// The lowest validation loss, of equal ones the newest, and where its model is.
-    fn best(&self) -> Result<Option<SftBest>, SftError> {
+    fn best(&self) -> Result<Option<SftBest>, RunError> {
         let after = |line: &Value| Some((line["validation_loss"].as_f64()?, line["step"].as_u64()?));
         let losses = self.before.map(|loss| (loss, 0)).into_iter().chain(self.lines.iter().filter_map(after));
         let lowest = losses.reduce(|best, next| if next.0 <= best.0 { next } else { best });
@@ -142,7 +142,7 @@ impl<D: Device> SftRun<'_, D> {
         let model = match step {
             step if step == self.trainer.steps_done() => Some(self.model_path()),
             0 => self.start_path.clone(),
-            step => self.keeper.kept(step).map_err(SftError::Resume)?,
+            step => self.keeper.kept(step).map_err(RunError::Resume)?,
         };
         let model = model.map(|path| path.display().to_string());
         Ok(Some(SftBest { validation_loss, step, model }))

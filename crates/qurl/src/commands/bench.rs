@@ -1,7 +1,7 @@
 //! `qurl bench`: speed beside the measured limits of the machine.
 
 mod gemm;
-mod machine;
+pub mod machine;
 mod repack;
 mod rollout;
 mod shape;
@@ -30,7 +30,8 @@ enum What {
     Train(train::Args),
     /// Speed of the rollout engine with random weights of a named shape
     #[command(
-        after_help = "Example: qurl bench rollout --shape qwen2.5-0.5b --formats bf16,int8 --batch 1,32 --quantize-head"
+        after_help = "Example: qurl bench rollout --shape qwen2.5-0.5b --formats bf16,int8 --batch 1,32 \
+                      --quantize-head"
     )]
     Rollout(rollout::Args),
     /// Whole steps of reinforcement learning with random weights of a named shape, phase by phase
@@ -60,7 +61,8 @@ struct Document<T> {
     results: Vec<T>,
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The middle of some values; NaN for none.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
         0 => f64::NAN,

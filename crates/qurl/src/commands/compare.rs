@@ -1,9 +1,9 @@
 //! `qurl compare`: the paper's grid of methods on one recipe.
 //!
-//! For every seed the warm start is made once and all methods go on from it with the same problems. Each
+//! For every seed the warm start is made once and all methods start from it with the same problems. Each
 //! method and seed has a run directory of its own, as `qurl train` writes it, so that `qurl report` and
 //! TensorBoard read them; the table goes to standard output and, with all figures, to `compare.json`. With
-//! `--resume` finished runs are read and those that were cut go on from their checkpoints.
+//! `--resume` finished runs are read and those that were cut resume from their checkpoints.
 
 mod one_run;
 mod plan;
@@ -36,9 +36,8 @@ use table::{Document, rows, table};
 
 /// Options of `qurl compare`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Example: qurl compare --seeds 3 --methods full,naive,tis,acr,acr-uaq --set rollout.format=int4"
-)]
+#[command(after_help = "Example: qurl compare --seeds 3 --methods full,naive,tis,acr,acr-uaq --set \
+                  rollout.format=int4")]
 pub struct Args {
     /// Recipe file; without one the embedded default
     recipe: Option<PathBuf>,
@@ -60,7 +59,7 @@ pub struct Args {
     /// Directory of the comparison (default: the next free runs/compare-N)
     #[arg(long)]
     run: Option<PathBuf>,
-    /// Go on with the comparison in --run: finished runs stay as they are, those that were cut go on;
+    /// Resume the comparison in --run: finished runs stay as they are, those that were cut continue;
     /// --methods and --seeds can add to it
     #[arg(long, requires = "run")]
     resume: bool,
@@ -94,7 +93,7 @@ struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    fn how_to_go_on(&self) -> String {
+    fn how_to_resume(&self) -> String {
         format!("qurl compare --run {} --resume", self.dir.display())
     }
 }
@@ -235,12 +234,12 @@ fn warm_start<D: Device>(
     view.begin("warm start", 0, settings.steps);
     let on_step = |record: &mut SftRecord| {
         view.supervised(record);
-        Ok::<_, SftError>(if stop.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        Ok::<_, SftError>(if stop.requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     };
     let (weights, flow) = sft::warm_start(device, &recipe, settings, &start, &examples, on_step).or_bad()?;
     view.finish();
     if flow.is_break() {
-        let how = comparison.how_to_go_on();
+        let how = comparison.how_to_resume();
         return Err(stop.error(format!("stopped in the warm start, which begins anew with: {how}")));
     }
     Ok(Some(weights))

@@ -1,4 +1,4 @@
-//! `qurl dash`: the page of runs while they go on.
+//! `qurl dash`: the page of runs while they run.
 
 use crate::dash::Server;
 use crate::output::{err, even_if_closed, out};

@@ -2,7 +2,7 @@
 //!
 //! Every problem is solved once greedily (Avg@1) and k times by sampling (Avg@k, pass@k, maj@k). The output
 //! directory receives `settings.json`, `responses.jsonl` (a line per problem with every response and verdict)
-//! and `summary.json`; an evaluation that was interrupted goes on with `--resume` and ends with the same
+//! and `summary.json`; an evaluation that was interrupted continues with `--resume` and ends with the same
 //! figures.
 
 mod output;
@@ -19,22 +19,22 @@ use output::{Output, Settings};
 use qurl_kernels::{Device, Queue};
 use qurl_model::compute::{Network, NetworkOptions};
 use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
-use qurl_tasks::grader::Policy;
-use qurl_tasks::presets::{EvalPreset, PLAIN};
 use qurl_train::evaluate::record::ProblemRecord;
 use qurl_train::evaluate::summary::{MeanOverSets, Summary, summarize};
 use qurl_train::evaluate::{self, EvalOptions, EvalSet, EvaluateError, encode};
+use qurl_train::recipe::{DatasetSource, Recipe};
 use qurl_train::start::Start;
 use serde::Serialize;
 use sets::Sources;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Options of `qurl eval`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example: qurl eval --model DIR --data aime24.jsonl math500.jsonl --preset deepscaler --k 16 --out runs/aime"
+    after_help = "Example: qurl eval --model DIR --data aime24.jsonl math500.jsonl --preset deepscaler --k \
+                  16 --out runs/aime"
 )]
 pub struct Args {
     /// Hugging Face directory, or an id of the hub whose snapshot is in the local cache
@@ -56,6 +56,10 @@ pub struct Args {
     /// Prompt template, grading policy and sampling: dapo, deepscaler, qwen_math or gsm8k
     #[arg(long)]
     preset: Option<String>,
+    /// Prompts and grading of data sets as the [task] of this recipe has them, `prompt` and `extract` included; without
+    /// --data and --task its test files are the data sets
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["preset", "policy"])]
+    recipe: Option<PathBuf>,
     /// What counts as an answer of a data set and when it is right [default: the preset's, else equivalence]
     #[arg(long)]
     policy: Option<String>,
@@ -77,7 +81,7 @@ pub struct Args {
     /// Directory for responses and figures [default: the first of runs/eval-1, runs/eval-2, ... that is free]
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Go on with the evaluation in --out
+    /// Resume the evaluation in --out
     #[arg(long)]
     resume: bool,
     /// Most sequences computed at the same time
@@ -113,7 +117,7 @@ fn run_on<D: Device>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
     let (options, sources) = plan(&args)?;
     if args.resume && args.out.is_none() {
-        return Err(bad("--resume needs --out: the directory of the evaluation to go on with"));
+        return Err(bad("--resume needs --out: the directory of the evaluation to resume"));
     }
     let start = Start::load(&args.model).or_bad()?;
     warn(start.warning.as_deref());
@@ -177,8 +181,15 @@ fn greedy_correct(record: &ProblemRecord) -> Option<f64> {
 
 /// Checks the settings and reads the problems, before anything that takes time.
 fn plan(args: &Args) -> anyhow::Result<(EvalOptions, Sources)> {
-    let preset = args.preset.as_deref().map(EvalPreset::named).transpose().or_bad()?;
-    let policy = args.policy.as_deref().map(|name| name.parse::<Policy>()).transpose().or_bad()?;
+    let rules = match &args.recipe {
+        Some(file) => dataset_of(file)?,
+        None => DatasetSource {
+            preset: args.preset.clone(),
+            policy: args.policy.clone(),
+            ..DatasetSource::default()
+        },
+    };
+    let preset = rules.preset().or_bad()?;
     let at_least_one = |flag: &str, value: Option<usize>| match value {
         Some(0) => Err(bad(format!("{flag} is 0, expected at least 1"))),
         _ => Ok(()),
@@ -200,13 +211,28 @@ fn plan(args: &Args) -> anyhow::Result<(EvalOptions, Sources)> {
         max_new: args.max_new.or(preset.map(|p| p.max_new_tokens as usize)).unwrap_or(1024),
         seed: args.seed,
     };
-    let template = preset.map_or(PLAIN, |p| p.template);
-    let policy = policy.or(preset.map(|p| p.policy)).unwrap_or_default();
-    let sources = Sources::open(&args.data, &args.task, template, policy, args.limit, args.seed)?;
+    let files = match args.data.is_empty() && args.task.is_empty() {
+        true => &rules.test_files,
+        false => &args.data,
+    };
+    let sources = Sources::open(files, &args.task, &rules, args.limit, args.seed)?;
     Ok((options, sources))
 }
 
-/// An engine with no more room than the longest problem and the number of sequences can use.
+/// The data set that a recipe's `[task]` reads.
+pub fn dataset_of(recipe: &Path) -> anyhow::Result<DatasetSource> {
+    let read = Recipe::read(recipe, &[]).or_bad()?;
+    match read.task().or_bad()?.dataset() {
+        Some((_, source)) => Ok(source.clone()),
+        None => Err(bad(format!(
+            "--recipe {}: expected a [task] of the type dataset; generated problems are \
+             `qurl eval --task KIND:LEVEL`",
+            recipe.display()
+        ))),
+    }
+}
+
+/// An engine with no more pages than the longest problem and the number of sequences can use.
 fn engine<D: Device>(
     args: &Args,
     queue: &mut D::Queue,

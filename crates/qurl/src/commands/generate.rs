@@ -38,7 +38,8 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     /// Tokens of the prompt in place of its text; needs no tokenizer
-    #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with_all = ["prompt", "chat", "prompts"])]
+    #[arg(long, value_delimiter = ',', value_name = "IDS")]
+    #[arg(conflicts_with_all = ["prompt", "chat", "prompts"])]
     prompt_ids: Option<Vec<u32>>,
     /// File of prompts, - for standard input: one JSON object a line with `prompt`, `messages` or
     /// `prompt_ids`

@@ -1,8 +1,8 @@
 //! `qurl inspect A [B]`: what a number format does to the weights of A, and what changed from A to B.
 //!
 //! Per block and in total: the normalized quantization error (Eq. 14), the normalized weight update (Eq. 13)
-//! and the share of codes that the update flipped. An update far below the quantization error that flips few
-//! codes is one that the quantized actor does not see.
+//! and the share of quantized values that the update flipped. An update far below the quantization error that
+//! flips few of them is one that the quantized actor does not see.
 
 use crate::input::{OrBad, bad};
 use crate::model;
@@ -34,7 +34,7 @@ pub struct Args {
     json: bool,
 }
 
-/// The measures of a block, a matrix or the model; `null` where there is no B, or no codes.
+/// The measures of a block, a matrix or the model; `null` where there is no B, or nothing is quantized.
 #[derive(Serialize)]
 struct Figures {
     quantization_error: f64,
@@ -121,13 +121,13 @@ fn print(document: &Document) -> Result<(), OutputError> {
     let row = |name: &str, f: &Figures| {
         let flipped = f.flipped_codes.map_or("-".to_string(), |x| format!("{:.3}%", 100.0 * x));
         let (error, update) = (number(Some(f.quantization_error)), number(f.weight_update));
-        out!("{name:>8}  {error:>18}  {update:>13}  {flipped:>13}")
+        out!("{name:>8}  {error:>18}  {update:>13}  {flipped:>14}")
     };
     out!("{}: weights of {}", document.format, document.a)?;
     if let Some(b) = &document.b {
-        out!("update and flipped codes: to {b}")?;
+        out!("update and flipped quantized values: to {b}")?;
     }
-    out!("{:>8}  {:>18}  {:>13}  {:>13}", "layer", "quantization error", "weight update", "flipped codes")?;
+    out!("{:>8}  {:>18}  {:>13}  {:>14}", "layer", "quantization error", "weight update", "flipped values")?;
     for layer in &document.layers {
         row(&layer.layer.to_string(), &layer.figures)?;
     }

@@ -9,9 +9,8 @@ use case::run_line;
 
 /// Options of `qurl objective`.
 #[derive(clap::Args)]
-#[command(
-    after_help = r#"Example: echo '{"theta":[-1],"prox":[-1.1],"behav":[-1.2],"adv":[1],"objective":{"type":"acr"}}' | qurl objective"#
-)]
+#[command(after_help = "Example: echo '{\"theta\":[-1],\"prox\":[-1.1],\"behav\":[-1.2],\"adv\":[1],\
+                  \"objective\":{\"type\":\"acr\"}}' | qurl objective")]
 pub struct Args {
     /// Accepted for uniformity: the output is JSON lines always
     #[arg(long)]

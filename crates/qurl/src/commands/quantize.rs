@@ -27,7 +27,7 @@ pub struct Args {
     /// Number format to write: int8 or fp8 (compressed-tensors), f32 or bf16 (in full)
     #[arg(long, required_unless_present = "uaq")]
     format: Option<Format>,
-    /// Scale of update-aware quantization: matrices behind norms are divided by it, the norms multiplied; 1
+    /// Scale of update-aware quantization: matrices after norms are divided by it, the norms multiplied; 1
     /// takes the scaling of a marked model off
     #[arg(long, value_name = "S")]
     uaq: Option<f32>,

@@ -1,10 +1,12 @@
 //! `qurl recipe`: the reference of the recipes, a first recipe of one's own, and a look at one without
 //! running it.
 
+mod calibration;
 mod check;
 mod init;
 mod init_sft;
 mod page;
+mod time;
 
 use crate::input::bad;
 use crate::output::{self, out};
@@ -14,7 +16,8 @@ use qurl_train::recipe::reference::{Key, keys, nearest};
 /// Options of `qurl recipe`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example: qurl recipe rollout.n\n         qurl recipe init --model DIR --data train.jsonl --out mine.toml"
+    after_help = "Example: qurl recipe rollout.n\n         qurl recipe init --model DIR --data train.jsonl \
+                  --out mine.toml"
 )]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {

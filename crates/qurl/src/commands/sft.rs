@@ -2,7 +2,7 @@
 
 use super::reward_guard;
 use super::train::run_dir::{Kind, RECIPE, RunDir};
-use super::train::{finished_before, note_left_out, overlaps, write_json};
+use super::train::{ended, finished_before, note_left_out, overlaps, write_json};
 use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
 use crate::output::out;
@@ -19,8 +19,8 @@ use qurl_train::memory::MemoryPlan;
 use qurl_train::recipe::{Recipe, Sft};
 use qurl_train::run::{Memory, RunParts, SUMMARY};
 use qurl_train::runlog::StepLog;
-use qurl_train::sft::{Examples, SftBest, SftError, SftRun, SftSummary, SftTrainer};
-use qurl_train::solve::{Draw, accuracy, draw_problems, held_out, solve};
+use qurl_train::sft::{Examples, SftBest, SftRun, SftSummary, SftTrainer};
+use qurl_train::solve::{SolveOptions, accuracy, draw_problems, held_out, solve};
 use qurl_train::start::Start;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -123,15 +123,15 @@ fn run_on<D: Device>(
 
     let trainer = SftTrainer::new(&device, &recipe, &sft, &start, &examples)?;
     let parts = RunParts { path: dir.path.clone(), store: dir.store.clone(), from: dir.from.clone(), log };
-    let mut run =
-        SftRun::begin(trainer, &recipe, &start, parts).map_err(|error| ended(error, &stop, &dir))?;
+    let mut run = SftRun::begin(trainer, &recipe, &start, parts)
+        .map_err(|error| ended(error, &stop, &dir.how_to_resume()))?;
     write_json(&dir.path.join(SUMMARY), &run.begun())?;
     if let Some(loss) = run.before() {
         view.note(&format!("validation loss before: {loss:.4} on {} examples", examples.validation().len()));
     }
     view.begin("SFT", run.trainer().steps_done(), sft.steps);
     let outcome = run.steps(
-        || stop.asked(),
+        || stop.requested(),
         |record| {
             view.supervised(record);
             if record.skipped_updates > 0 {
@@ -140,7 +140,7 @@ fn run_on<D: Device>(
         },
     );
     view.finish();
-    outcome.map_err(|error| ended(error, &stop, &dir))?;
+    outcome.map_err(|error| ended(error, &stop, &dir.how_to_resume()))?;
 
     run.save_model()?;
     let solved = match task {
@@ -157,19 +157,6 @@ fn run_on<D: Device>(
     match args.json {
         true => Ok(out!("{}", serde_json::to_string(&summary)?)?),
         false => print(&summary, task.map_or(0, |task| held_out(task, sft.test_problems))),
-    }
-}
-
-/// The error that ends the command: stopped runs end with the status of their signal, and all that can be
-/// resumed say how.
-fn ended(error: SftError, stop: &Stop, dir: &RunDir) -> anyhow::Error {
-    let how = format!("go on with: {}", dir.how_to_go_on());
-    match error {
-        SftError::Stopped { .. } => stop.error(format!("{error}; {how}")),
-        SftError::Checkpoint(source) => anyhow::Error::new(source)
-            .context(format!("writing a checkpoint (earlier ones are whole; {how})")),
-        SftError::OtherExamples => bad(error),
-        error => error.into(),
     }
 }
 
@@ -193,8 +180,16 @@ fn greedy_accuracy<D: Device>(
     let problems = draw_problems(task, Split::Test, seed, 0, count)?;
     let max_new = sft.max_length.min(start.config.max_position_embeddings);
     let max_prompt = usize::MAX; // the engine has its own limit
-    let draw = Draw { max_prompt, n: 1, sampling: Sampling::greedy(), max_new, seed, step: 0, lengths: None };
-    Ok(Some(accuracy(&solve(queue, &mut engine, start, task, problems, draw)?.0)))
+    let options = SolveOptions {
+        max_prompt,
+        n: 1,
+        sampling: Sampling::greedy(),
+        max_new,
+        seed,
+        step: 0,
+        lengths: None,
+    };
+    Ok(Some(accuracy(&solve(queue, &mut engine, start, task, problems, options)?.0)))
 }
 
 /// The summary in words.

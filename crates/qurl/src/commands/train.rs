@@ -46,7 +46,7 @@ pub struct Args {
     /// Directory of the run (default: the next free runs/train-N)
     #[arg(long)]
     run: Option<PathBuf>,
-    /// Go on with the run in --run from its newest whole checkpoint; without a recipe, with its own
+    /// Resume the run in --run from its newest whole checkpoint; without a recipe, with its own
     #[arg(long, requires = "run")]
     resume: bool,
     #[command(flatten)]
@@ -106,7 +106,7 @@ fn run_on<D: Device>(
     let trainer = RlTrainer::new(&device, &recipe, &file, start, task).or_bad()?;
     let parts = RunParts { path: dir.path.clone(), store: dir.store.clone(), from: dir.from.clone(), log };
     let mut run =
-        Run::begin(trainer, &recipe, parts).map_err(|error| ended(error, &stop, &dir.how_to_go_on()))?;
+        Run::begin(trainer, &recipe, parts).map_err(|error| ended(error, &stop, &dir.how_to_resume()))?;
     let (before, begun) = (run.before(), run.begun());
     write_json(&dir.path.join(SUMMARY), &begun)?;
     view.evaluated(before.accuracy);
@@ -117,14 +117,14 @@ fn run_on<D: Device>(
 
     view.begin("RL", run.trainer().steps_done(), plan.run.total_steps);
     let outcome = run.steps(
-        || stop.asked(),
+        || stop.requested(),
         |event| match event {
             Event::Step(record) => view.step(record),
             Event::Warning(text) => view.warn(&text),
         },
     );
     view.finish();
-    match outcome.map_err(|error| ended(error, &stop, &dir.how_to_go_on()))? {
+    match outcome.map_err(|error| ended(error, &stop, &dir.how_to_resume()))? {
         Outcome::Done => end::done(run, &plan, began, args.json, &view),
         Outcome::Broken { step, symptom } => end::broken(run, step, &symptom, &dir.path, &view),
     }
@@ -133,24 +133,24 @@ fn run_on<D: Device>(
 /// The error that ends the command: stopped runs end with the status of their signal, and all that can be
 /// resumed say how.
 pub fn ended(error: RunError, stop: &Stop, how: &str) -> anyhow::Error {
-    let how = format!("go on with: {how}");
+    let how = format!("resume with: {how}");
     match error {
         RunError::Stopped { .. } | RunError::Cancelled => stop.error(format!("{error}; {how}")),
         RunError::Checkpoint(source) => anyhow::Error::new(source)
             .context(format!("writing a checkpoint (earlier ones are whole; {how})")),
-        RunError::OtherRun(error) => bad(error),
+        error if error.is_of_another_run() => bad(error),
         error => error.into(),
     }
 }
 
-/// The recipe that was named, that of the run that goes on, or the embedded default; and what to call it.
+/// The recipe that was named, that of the run that continues, or the embedded default; and what to call it.
 fn recipe_of(args: &Args) -> anyhow::Result<(Recipe, String)> {
     let mut overrides = args.overrides.clone();
     overrides.extend(args.steps.map(|steps| format!("run.total_steps={steps}")));
     let of_the_run =
         args.run.as_ref().filter(|_| args.resume && args.recipe.is_none()).map(|run| run.join(RECIPE));
     if let Some(path) = of_the_run.as_ref().filter(|path| !path.exists()) {
-        let what = "nothing to go on with; name the recipe to begin a run there";
+        let what = "nothing to resume; name the recipe to begin a run there";
         return Err(bad(format!("--resume: {} does not exist: {what}", path.display())));
     }
     if let Some(path) = of_the_run {
@@ -238,11 +238,11 @@ fn warm_start<D: Device>(
         record.add_phase("log", log.take_seconds());
         log.record(record.step, record)?;
         view.supervised(record);
-        Ok(if stop.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        Ok(if stop.requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     };
     let (weights, flow) = sft::warm_start(device, recipe, settings, start, &examples, on_step)?;
     if flow.is_break() {
-        let message = format!("stopped in the warm start, which begins anew with: {}", dir.how_to_go_on());
+        let message = format!("stopped in the warm start, which begins anew with: {}", dir.how_to_resume());
         return Err(stop.error(message));
     }
     Ok(weights)

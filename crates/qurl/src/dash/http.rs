@@ -10,7 +10,8 @@ const MAX_BYTES: usize = 8 << 10;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Headers of every answer. Scripts and styles come from this server alone, and no other page may frame it.
-const GUARD: &str = "Content-Security-Policy: default-src 'none'; img-src data:; style-src 'self'; script-src 'self'; connect-src 'self'; \
+const GUARD: &str = "Content-Security-Policy: default-src 'none'; img-src data:; style-src 'self'; \
+                     script-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n\
      X-Content-Type-Options: nosniff\r\n\
      Referrer-Policy: no-referrer\r\n\
@@ -149,7 +150,8 @@ pub fn respond(mut stream: impl Write, head_only: bool, answer: &Answer) -> std:
     let Answer { status, kind, body } = answer;
     let length = body.len();
     let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {length}\r\n{GUARD}Connection: close\r\n\r\n"
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: \
+         {length}\r\n{GUARD}Connection: close\r\n\r\n"
     );
     stream.write_all(head.as_bytes())?;
     if !head_only {
@@ -161,7 +163,8 @@ pub fn respond(mut stream: impl Write, head_only: bool, answer: &Answer) -> std:
 /// Begins a stream of events.
 pub fn begin_events(mut stream: impl Write) -> std::io::Result<()> {
     let head = format!(
-        "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{GUARD}Connection: close\r\n\r\nretry: 1000\n\n"
+        "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{GUARD}Connection: close\r\n\r\nretry: \
+         1000\n\n"
     );
     stream.write_all(head.as_bytes())?;
     stream.flush()

@@ -41,15 +41,15 @@ pub fn render(runs: &[RunData]) -> String {
     data.hash(&mut hasher);
     let nonce = format!("{:016x}", hasher.finish());
     let policy = format!(
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src 'nonce-{nonce}'; \
-         script-src 'nonce-{nonce}'; base-uri 'none'; form-action 'none'\">"
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; \
+         style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; base-uri 'none'; form-action 'none'\">"
     );
     let style = format!("<style nonce=\"{nonce}\">\n{STYLE}</style>");
     let script = format!("<script nonce=\"{nonce}\">\n{SCRIPT}</script>");
     fill(&title(&runs), &policy, &style, &data, &script)
 }
 
-/// The page of runs that are going on; style and script come from the server that sends it, the policy as a
+/// The page of runs in progress; style and script come from the server that sends it, the policy as a
 /// header.
 pub fn live_page(runs: &[&RunData]) -> String {
     let style = "<link rel=\"stylesheet\" href=\"/page.css\">";

@@ -82,12 +82,12 @@ pub fn read(dir: &Path, step: u64) -> std::io::Result<StepRollouts> {
     let path = named.iter().map(|name| dir.join(name)).find(|path| path.exists());
     let path = path.ok_or_else(|| std::io::Error::from(ErrorKind::NotFound))?;
     let text = String::from_utf8_lossy(&std::fs::read(path)?).into_owned();
-    let mut room = STEP_TOKENS;
+    let mut left = STEP_TOKENS;
     let mut samples = Vec::new();
     for mut sample in text.lines().filter_map(|line| serde_json::from_str::<Sample>(line).ok()).take(SAMPLES)
     {
-        sample.shorten(TOKENS.min(room));
-        room -= sample.tokens.len();
+        sample.shorten(TOKENS.min(left));
+        left -= sample.tokens.len();
         samples.push(sample);
     }
     Ok(StepRollouts { step, samples })

@@ -150,7 +150,8 @@ mod tests {
     use super::*;
 
     fn record(step: u64, reward: f64) -> Value {
-        json!({"step": step, "reward": reward, "response_tokens": 100, "timing": {"rollout": 0.5, "total": 1.0},
+        json!({"step": step, "reward": reward, "response_tokens": 100,
+               "timing": {"rollout": 0.5, "total": 1.0},
                "mismatch": {"kl": 1.23456789e-4}, "parts": {"style": {"x": 1}}, "note": "text", "list": [1]})
     }
 

@@ -130,7 +130,8 @@ fn supervised_runs_and_warm_starts_are_read() {
     let dir = Scratch::new("report-sft");
     let line = |step: u64, loss: f64, more: &str| {
         format!(
-            "{{\"step\":{step},\"loss\":{loss},\"tokens\":100,\"updates\":1,{more}\"timing\":{{\"update\":0.5,\"total\":1.0}}}}\n"
+            "{{\"step\":{step},\"loss\":{loss},\"tokens\":100,\"updates\":1,{more}\
+             \"timing\":{{\"update\":0.5,\"total\":1.0}}}}\n"
         )
     };
     let lines = line(1, 3.0, "")

@@ -145,12 +145,12 @@ pub(super) fn thousands(count: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use qurl_train::rl::{Drawn, RolloutBatch};
+    use qurl_train::rl::{RolloutBatch, Sampled};
 
     const PLAIN: Painter = Painter { coloured: false };
 
     fn record() -> StepRecord {
-        let mut record = StepRecord::new(3, &[], &RolloutBatch::default(), Drawn::default(), 0.5);
+        let mut record = StepRecord::new(3, &[], &RolloutBatch::default(), Sampled::default(), 0.5);
         (record.reward, record.accuracy) = (0.412, 0.375);
         record.response_tokens = 12_000;
         let timing =

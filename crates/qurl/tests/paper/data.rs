@@ -28,7 +28,10 @@ pub fn shared(what: &str, count: usize) -> Option<Vec<Pair>> {
 
 /// GSM8K's lines: `question`, and an `answer` that ends in `#### 72`.
 pub fn write_gsm8k(file: &Path, pairs: &[Pair]) {
-    let row = |(question, answer): &Pair| json!({"question": question, "answer": format!("So it is.\n#### {answer}")});
+    let row = |(question, answer): &Pair| {
+        json!({"question": question, "answer": format!("So it is.\n#### \
+                                                                                          {answer}")})
+    };
     write_lines(file, pairs.iter().map(row));
 }
 

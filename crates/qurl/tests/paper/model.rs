@@ -30,8 +30,10 @@ pub struct Published {
 const CHATML: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
 /// ChatML as Qwen2.5 has it, with a default system message of its own.
-const QWEN: &str = "{%- if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}\
-    {%- endif %}{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}\
+const QWEN: &str = "{%- if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nYou are \
+                    helpful.<|im_end|>\\n' }}\
+    {%- endif %}{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' \
+    }}{%- endfor %}\
     {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}";
 
 pub const QWEN25_05B_INSTRUCT: Published = Published {
@@ -69,8 +71,10 @@ pub const R1_DISTILL_15B: Published = Published {
         "</think>",
     ],
     eos: "<｜end▁of▁sentence｜>",
-    chat_template: "<｜begin▁of▁sentence｜>{% for m in messages %}{% if m.role == 'user' %}{{ '<｜User｜>' + m.content }}\
-                    {% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\\n' }}{% endif %}",
+    chat_template: "<｜begin▁of▁sentence｜>{% for m in messages %}{% if m.role == 'user' %}{{ '<｜User｜>' + \
+                    m.content }}\
+                    {% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\\n' }}{% \
+                    endif %}",
 };
 
 impl Published {

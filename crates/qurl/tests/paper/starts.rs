@@ -170,8 +170,8 @@ fn judged_by_length(dir: &Path, name: &str, files: [&str; 2]) -> PathBuf {
         source.insert(key.into(), toml::Value::Array(vec![file.into()]));
     }
     let mut task = toml::Table::new();
-    let judge = "while read -r line; do if [ $(( ${#line} % 2 )) = 1 ]; then echo '{\"score\": 1, \"correct\": true}'; \
-                 else echo '{\"score\": 0, \"correct\": false}'; fi; done";
+    let judge = "while read -r line; do if [ $(( ${#line} % 2 )) = 1 ]; then echo '{\"score\": \
+                 1, \"correct\": true}'; else echo '{\"score\": 0, \"correct\": false}'; fi; done";
     task.insert("type".into(), "command".into());
     task.insert("command".into(), toml::Value::Array(["sh", "-c", judge].map(toml::Value::from).to_vec()));
     task.insert("reward".into(), source.remove("reward").expect("rewards"));

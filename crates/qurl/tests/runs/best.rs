@@ -45,7 +45,7 @@ fn a_start_that_was_better_than_what_training_made_of_it_stays() {
         summary["best"]["model"].as_str().is_some_and(|path| path.ends_with("checkpoints/step-0")),
         "{summary}"
     );
-    // Going on does not lose it either.
+    // Continuing does not lose it either.
     let more = [&ruin[..ruin.len() - 1], &["8", "--resume"]].concat();
     let text = trained(&dir, "run", &more).stdout;
     assert!(text.contains("after step 0: ") && checkpoints(&run).contains("step-0"), "{text}");

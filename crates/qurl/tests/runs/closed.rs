@@ -1,4 +1,4 @@
-//! Outputs that are closed or full: the work goes on and is saved, and nothing panics.
+//! Outputs that are closed or full: the work continues and is saved, and nothing panics.
 
 use super::common::{closed, full, qurl_in, qurl_to};
 use super::support::{lines, place};

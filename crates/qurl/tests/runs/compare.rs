@@ -43,12 +43,12 @@ fn methods_side_by_side_from_one_start() {
     assert!(report.contains("\"group\":\"naive\""), "seeds of a method are drawn as one");
     assert!(!dir.join("c/seed-1/full/checkpoints").exists() && !dir.join("c/seed-1/full/model").exists());
 
-    // The same command again is refused; another recipe does not go on with it.
+    // The same command again is refused; another recipe does not continue it.
     qurl_in(&dir, &args, "").assert_bad(&["--run c: there is a comparison already (plan.json)", "--resume"]);
     let longer = ["compare", "--run", "c", "--resume", "--steps", "3"];
     qurl_in(&dir, &longer, "").assert_bad(&["the comparison in c was begun with another recipe", "2 -> 3"]);
     qurl_in(&dir, &["compare", "--run", "absent", "--resume"], "")
-        .assert_bad(&["absent/plan.json", "nothing to go on"]);
+        .assert_bad(&["absent/plan.json", "nothing to resume"]);
     std::fs::create_dir(dir.join("other")).expect("made");
     std::fs::write(dir.join("other/notes.txt"), "").expect("written");
     qurl_in(&dir, &["compare", "tiny.toml", "--run", "other"], "")
@@ -78,7 +78,7 @@ fn runs(dir: &Path) -> BTreeMap<String, (Vec<Value>, SystemTime)> {
 }
 
 #[test]
-fn a_comparison_that_was_cut_goes_on_as_if_it_had_not_been() {
+fn a_comparison_that_was_cut_continues_as_if_it_had_not_been() {
     let dir = place("compare-resumed");
     let whole = ["compare", "tiny.toml", "--methods", "full,acr-uaq", "--seeds", "2", "--json"];
     let expected = qurl_in(&dir, &[&whole[..], &["--run", "whole"]].concat(), "").json();
@@ -95,13 +95,13 @@ fn a_comparison_that_was_cut_goes_on_as_if_it_had_not_been() {
     let ended = first.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert_eq!(ended.status.code(), Some(130), "{said}");
-    assert!(said.contains("go on with: qurl compare --run cut --resume"), "{said}");
+    assert!(said.contains("resume with: qurl compare --run cut --resume"), "{said}");
     let resume = ["compare", "--run", "cut", "--resume", "--json"];
     let mut second = spawn(&resume);
     assert!(wait_for(&mut second, || lines(&cut.join("seed-2/full")) >= 6));
     second.kill().expect("killed");
     let stopped = second.wait_with_output().expect("it ended");
-    assert!(String::from_utf8_lossy(&stopped.stderr).contains("goes on after step"), "from its checkpoint");
+    assert!(String::from_utf8_lossy(&stopped.stderr).contains("resumes after step"), "from its checkpoint");
     let before = runs(&cut);
     let third = qurl_in(&dir, &resume, "");
     assert!(third.stderr.contains("cut/seed-1/full is finished"), "{}", third.stderr);

@@ -85,7 +85,7 @@ fn positions_beyond_the_models_own_are_used_only_when_asked_for() {
     let note = "model/config.json has max_position_embeddings = 128; the recipe asks for 256";
     assert!(done.stderr.contains(note), "{}", done.stderr);
     assert!(!done.stderr.contains("left out"), "{}", done.stderr);
-    // What was saved has the new context and says so itself: nothing is left to note, and it goes on from
+    // What was saved has the new context and says so itself: nothing is left to note, and it resumes from
     // there.
     let saved = ["--set", "model.path=run/model"];
     let done = train("next", &saved);
@@ -139,13 +139,13 @@ fn long_prompts_are_left_out_and_held_out_problems_counted_once() {
         ),
         (
             "task.files=['test.jsonl']",
-            "--set task.files=['test.jsonl']: key `task.files` leaves no problem to train on: 5 are among those of \
-             task.test_files",
+            "--set task.files=['test.jsonl']: key `task.files` leaves no problem to train on: 5 are among \
+             those of task.test_files",
         ),
         (
             "task.test_files=[]",
-            "--set task.test_files=[]: key `task.test_files` leaves no problem to measure on: give task.test_files, or hold \
-             out a share of task.files with task.held_out",
+            "--set task.test_files=[]: key `task.test_files` leaves no problem to measure on: give \
+             task.test_files, or hold out a share of task.files with task.held_out",
         ),
     ] {
         let said = train("none", &["--set", change]);
@@ -166,7 +166,8 @@ fn a_reward_command_survives_the_interrupt_that_ends_the_run() {
 
     let dir = place("runs-reward");
     tiny_model(&dir.join("model"), "0123456789+=");
-    let task = "[task]\ntype = \"command\"\ncommand = [\"sh\", \"-c\", \"while read -r line; do sleep 0.02; echo 0.5; done\"]\n\n[task.source]\n";
+    let task = "[task]\ntype = \"command\"\ncommand = [\"sh\", \"-c\", \"while read -r line; do sleep 0.02; \
+                echo 0.5; done\"]\n\n[task.source]\n";
     let recipe = RECIPE.replace("[task]\n", task).replace("total_steps = 2", "total_steps = 100000");
     std::fs::write(dir.join("data.toml"), recipe.replace("test_problems = 50", "test_problems = 1"))
         .expect("written");
@@ -186,5 +187,5 @@ fn a_reward_command_survives_the_interrupt_that_ends_the_run() {
     let ended = child.wait_with_output().expect("ended");
     let said = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(130), "{said}");
-    assert!(said.contains("go on with"), "{said}");
+    assert!(said.contains("resume with"), "{said}");
 }

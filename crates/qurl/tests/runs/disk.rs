@@ -57,7 +57,7 @@ fn a_full_disk_is_named_and_the_last_checkpoint_stays() {
     disk.remount("size=64m");
     let done = trained(&dir, "disk/run", &["--resume", "--set", "trainer.keep_last=100"]);
     assert!(
-        done.stderr.contains("goes on after step") && !done.stderr.contains("not whole"),
+        done.stderr.contains("resumes after step") && !done.stderr.contains("not whole"),
         "{}",
         done.stderr
     );

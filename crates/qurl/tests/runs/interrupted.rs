@@ -1,4 +1,4 @@
-//! Ctrl-C: finish the step, save, say how to go on; a second one stops at once.
+//! Ctrl-C: finish the step, save, say how to resume; a second one stops at once.
 #![cfg(unix)]
 
 use super::support::{Outcome, lines, place, spawn, spawn_with, trained, wait_for};
@@ -19,9 +19,9 @@ fn end(mut child: Child) -> (Option<i32>, String) {
 }
 
 #[test]
-fn ctrl_c_saves_and_says_how_to_go_on() {
+fn ctrl_c_saves_and_says_how_to_resume() {
     let dir = place("runs-interrupted");
-    // Only Ctrl-C saves here, so the checkpoint that the run goes on from is its own.
+    // Only Ctrl-C saves here, so the checkpoint that the run resumes from is its own.
     let more = ["--set", "trainer.save_freq=0", "--set", "run.total_steps=300"];
     for (name, status) in [("INT", 130), ("TERM", 143)] {
         let run = dir.join(name);
@@ -30,7 +30,7 @@ fn ctrl_c_saves_and_says_how_to_go_on() {
         signal(&child, name);
         let (code, said) = end(child);
         assert_eq!(code, Some(status), "{said}");
-        assert!(said.contains(&format!("go on with: qurl train --run {name} --resume")), "{said}");
+        assert!(said.contains(&format!("resume with: qurl train --run {name} --resume")), "{said}");
         let done = lines(&run);
         assert!((3..300).contains(&done), "{done} steps");
         assert!(said.contains(&format!("stopped after step {done};")), "{said}");

@@ -70,7 +70,8 @@ fn thirty_kills_change_nothing() {
         std::fs::remove_dir_all(&run).expect("removed");
     }
     println!(
-        "{kills} kills in runs of {length:?}: {before_first_step} before the first step, {while_writing} while a checkpoint was being written"
+        "{kills} kills in runs of {length:?}: {before_first_step} before the first step, {while_writing} \
+         while a checkpoint was being written"
     );
     assert!(kills >= 30 && before_first_step > 0 && while_writing > 0);
 }

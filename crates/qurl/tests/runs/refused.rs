@@ -50,7 +50,7 @@ fn one_process_per_run_directory() {
     train(&dir, "run", &[]).assert_bad(&["there is a run already", "--resume"]);
     let step = lines(&dir.join("run")) as u64 + 4;
     let done = trained(&dir, "run", &["--resume", "--set", &format!("run.total_steps={step}")]);
-    assert!(done.stderr.contains("goes on after step"), "{}", done.stderr);
+    assert!(done.stderr.contains("resumes after step"), "{}", done.stderr);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn mistakes_are_found_before_anything_is_trained() {
     }
 }
 
-/// Nothing of others is overwritten, and no run goes on by accident.
+/// Nothing of others is overwritten, and no run continues by accident.
 #[test]
 fn a_directory_with_anything_in_it_is_not_a_new_run() {
     let dir = place("runs-strangers");

@@ -32,7 +32,8 @@ const FAMILY: [&str; 4] = ["command", "child", "daemon", "stubborn"];
 fn place_with_reward(name: &str, script: &str) -> PathBuf {
     let dir = place(name);
     tiny_model(&dir.join("model"), "0123456789+=");
-    let task = "[task]\ntype = \"command\"\ncommand = [\"sh\", \"reward.sh\"]\ntime_limit_s = 3000\n\n[task.source]\n";
+    let task = "[task]\ntype = \"command\"\ncommand = [\"sh\", \"reward.sh\"]\ntime_limit_s = \
+                3000\n\n[task.source]\n";
     let recipe = RECIPE.replace("[task]\n", task).replace("test_problems = 50", "test_problems = 1");
     std::fs::write(dir.join("data.toml"), recipe).expect("written");
     std::fs::write(dir.join("reward.sh"), script).expect("written");
@@ -133,7 +134,7 @@ fn nothing_outlives_a_run_that_a_signal_ends() {
         assert_eq!(code, status, "{said}");
         if status.is_some() {
             assert!(
-                said.contains("stopped while waiting for scores; go on with: qurl train --run run"),
+                said.contains("stopped while waiting for scores; resume with: qurl train --run run"),
                 "{said}"
             );
         }
@@ -159,7 +160,7 @@ fn nothing_outlives_a_second_ctrl_c() {
 /// `nohup` is a wish that SIGHUP be ignored.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_run_that_ignores_hangups_goes_on() {
+fn a_run_that_ignores_hangups_continues() {
     let dir = place_with_reward("runs-reward-nohup", REWARD);
     let mut program = Command::new("sh");
     program.args([

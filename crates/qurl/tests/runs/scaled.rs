@@ -93,7 +93,7 @@ fn a_scaled_model_is_written_where_it_is_asked_for() {
     assert_eq!(mark(&model), Some(2.0));
     let weights = |dir: &Path| std::fs::read(dir.join("model.safetensors")).expect("weights");
     assert_eq!(weights(&model), weights(&checkpoint));
-    // What is written may be changed while the run goes on: no step depends on it.
+    // What is written may be changed while the run lasts: no step depends on it.
     trained(&dir, "run", &[&SHORT[..], &["--resume", "--set", "run.export_uaq=false"]].concat());
     assert_eq!((mark(&model), mark(&checkpoint)), (None, Some(2.0)));
     train(&dir, "other", &["--set", "run.export_uaq=2"]).assert_bad(&["run.export_uaq"]);

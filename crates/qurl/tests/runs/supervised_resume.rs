@@ -136,7 +136,7 @@ fn kills_change_nothing() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_saves_and_says_how_to_go_on() {
+fn ctrl_c_saves_and_says_how_to_resume() {
     let dir = files("sft-stopped");
     // Only Ctrl-C saves here, so the checkpoint that the run resumes from is its own.
     let more = ["--set", "trainer.save_freq=0", "--set", "sft.steps=4000"];
@@ -148,7 +148,7 @@ fn ctrl_c_saves_and_says_how_to_go_on() {
     std::io::Read::read_to_string(&mut child.stderr.take().expect("a pipe"), &mut said).expect("text");
     assert_eq!(child.wait().expect("ended").code(), Some(130), "{said}");
     let step = lines(&dir.join("run"));
-    let wanted = format!("stopped after step {step}; go on with: qurl sft --run run --resume");
+    let wanted = format!("stopped after step {step}; resume with: qurl sft --run run --resume");
     assert!(said.contains(&wanted), "{said}");
     // As it says, without naming the recipe, but with another end; and the same as a run that was never
     // stopped.

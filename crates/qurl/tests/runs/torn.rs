@@ -37,7 +37,7 @@ fn flipped(file: &Path) {
 }
 
 #[test]
-fn every_file_of_a_checkpoint_torn_in_turn() {
+fn every_file_of_a_checkpoint_torn_one_by_one() {
     let dir = place("runs-torn");
     let short = ["--set", "run.total_steps=8"];
     trained(&dir, "whole", &short);
@@ -59,7 +59,7 @@ fn every_file_of_a_checkpoint_torn_in_turn() {
     let damages: [(&str, Damage); 4] =
         [("truncated", truncated), ("emptied", emptied), ("removed", removed), ("flipped", flipped)];
     for (i, name) in names.iter().enumerate() {
-        // Every file in two ways, large and small ones in all ways in turn.
+        // Every file in two ways, large and small ones in all ways.
         for (how, damage) in [damages[i % 4], damages[(i + 2) % 4]] {
             let run = dir.join("torn");
             copy(&dir.join("whole"), &run);
@@ -72,7 +72,7 @@ fn every_file_of_a_checkpoint_torn_in_turn() {
                 "{what}: {}",
                 done.stderr
             );
-            assert!(done.stderr.contains("goes on after step 4"), "{what}: {}", done.stderr);
+            assert!(done.stderr.contains("resumes after step 4"), "{what}: {}", done.stderr);
             Outcome::of(&run).assert_same(&whole, &what);
         }
     }

@@ -39,7 +39,10 @@ pub(super) unsafe fn rows(
     }
     // SAFETY: the caller's promise.
     unsafe {
-        call!(1 f32_1 pair_1 2 f32_2 pair_2 3 f32_3 pair_3 4 f32_4 pair_4 5 f32_5 pair_5 6 f32_6 pair_6 7 f32_7 pair_7 8 f32_8 pair_8)
+        call!(
+            1 f32_1 pair_1 2 f32_2 pair_2 3 f32_3 pair_3 4 f32_4 pair_4
+            5 f32_5 pair_5 6 f32_6 pair_6 7 f32_7 pair_7 8 f32_8 pair_8
+        )
     }
 }
 
@@ -47,10 +50,21 @@ pub(super) unsafe fn rows(
 macro_rules! decode {
     ($($name:ident $generic:ident $element:ty, $rows:literal;)*) => {
         $(
-            simd_dispatch!(plain fn $name(job: &Job, span: &Span, head: usize, next: Option<(&Span, usize)>, workspace: *mut Workspace) = $generic);
+            simd_dispatch!(
+                plain fn $name(
+                    job: &Job, span: &Span, head: usize, next: Option<(&Span, usize)>,
+                    workspace: *mut Workspace
+                ) = $generic
+            );
 
             #[inline(always)]
-            unsafe fn $generic<S: Simd>(job: &Job, span: &Span, head: usize, next: Option<(&Span, usize)>, workspace: *mut Workspace) {
+            unsafe fn $generic<S: Simd>(
+                job: &Job,
+                span: &Span,
+                head: usize,
+                next: Option<(&Span, usize)>,
+                workspace: *mut Workspace,
+            ) {
                 // SAFETY: the caller's promise.
                 unsafe { decode_at::<S, $element, $rows>(job, span, head, next, workspace) }
             }

@@ -69,7 +69,7 @@ impl Codes {
 /// multiple of eight words.
 ///
 /// # Safety
-/// The range lies inside the panel, and `out` has room for it.
+/// The range lies inside the panel, and `out` is large enough for it.
 #[inline(always)]
 pub(super) unsafe fn decode<S: Simd>(job: &Job, panel: usize, range: Span, out: *mut u32) {
     let (l, width) = (S::LANES, 2 * S::LANES);

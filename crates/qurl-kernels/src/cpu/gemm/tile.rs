@@ -1,9 +1,9 @@
 //! The register tile: some rows of A times two vectors of columns of B, kept in registers along k.
 //!
-//! One tile serves every format. Words of A and B meet in one of three ways ([`Kind`]); what differs beyond
-//! that happens outside of the inner loop: codes of B are decoded into a small buffer that all strips of A
-//! then use, and scales are multiplied in when a sum along k is complete, either once or per block of k
-//! ([`Factors`]).
+//! One tile serves every format. Words of A and B are multiplied in one of three ways ([`Kind`]); what
+//! differs beyond that happens outside of the inner loop: codes of B are decoded into a small buffer that all
+//! strips of A then use, and scales are multiplied in when a sum along k is complete, either once or per
+//! block of k ([`Factors`]).
 
 use super::decode::{Codes, decode};
 use super::words::{Bf16Words, F32Words, Int8Words, Words};
@@ -11,7 +11,7 @@ use super::{K_BLOCK, Mode, STRIPS_PER_BLOCK, Span};
 use crate::cpu::buf::Parts;
 use crate::cpu::simd::{Simd, simd_dispatch};
 
-/// How a word of A meets a word of B.
+/// How a word of A is multiplied by a word of B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// One product of f32.
@@ -57,7 +57,7 @@ pub(crate) struct Job {
     pub n: usize,
     /// Words of A along k.
     pub words: usize,
-    /// How words meet.
+    /// How words are multiplied.
     pub kind: Kind,
     /// Strips of A.
     pub a: *const u32,
@@ -156,8 +156,8 @@ const CACHE_LINE: usize = 64;
 #[repr(align(64))]
 struct AtLine<T>(T);
 
-/// How far ahead in the same stream of weights a single row asks for memory, in bytes. A row alone reads as
-/// fast as memory gives; asking for the next panel instead, as tiles of more rows do, was seen to slow it
+/// How far ahead in the same stream of weights a single row prefetches, in bytes. A row alone reads as
+/// fast as memory gives; prefetching the next panel instead, as tiles of more rows do, was seen to slow it
 /// down by a seventh.
 const NEAR: usize = 512;
 /// Rows of codes that are brought from the L2 to the first before they are decoded.
@@ -196,7 +196,7 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                 if coded && !fused {
                     decode::<S>(job, panel, k0..k1, decoded);
                 }
-                // What comes next is asked for while the tiles multiply: a cache line per word and strip.
+                // What comes next is prefetched while the tiles multiply: a cache line per word and strip.
                 let next = if k1 < job.words {
                     job.stored(panel, k1, width)
                 } else {
@@ -241,7 +241,11 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                     macro_rules! by_rows {
                         ($($r:literal)*) => { match rows {
                             // Heights that the level does not use are not compiled.
-                            $($r => if const { $r <= S::MR } { tile.compute::<S, W, $r>(job) } else { unreachable!() },)*
+                            $($r => if const { $r <= S::MR } {
+                                tile.compute::<S, W, $r>(job)
+                            } else {
+                                unreachable!()
+                            },)*
                             _ => unreachable!()
                         } };
                     }
@@ -256,13 +260,13 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
     }
 }
 
-/// Asks for what a panel has beside its words: scales, bias, flags. Each is a few lines of an array of its
-/// own that nothing else would ask for.
+/// Prefetches what a panel has beside its words: scales, bias, flags. Each is a few lines of an array of its
+/// own that nothing else would prefetch.
 #[inline(always)]
 unsafe fn ask_for_extras<S: Simd>(job: &Job, panel: usize) {
     let width = 2 * S::LANES;
     let Factors { columns, start, blocks, .. } = job.factors;
-    // SAFETY: any address may be asked for.
+    // SAFETY: any address may be prefetched.
     unsafe {
         if !columns.is_null() {
             ask_for::<S>(columns.wrapping_add(panel * blocks * width).cast(), blocks * width * 4);
@@ -279,20 +283,20 @@ unsafe fn ask_for_extras<S: Simd>(job: &Job, panel: usize) {
     }
 }
 
-/// Asks for every cache line of some bytes.
+/// Prefetches every cache line of some bytes.
 #[inline(always)]
 unsafe fn ask_for<S: Simd>(from: *const u8, bytes: usize) {
     for at in (0..bytes + CACHE_LINE - 1).step_by(CACHE_LINE) {
-        // SAFETY: any address may be asked for.
+        // SAFETY: any address may be prefetched.
         unsafe { S::prefetch(from.wrapping_add(at)) }
     }
 }
 
 /// One pass along k of one tile.
 struct Tile {
-    /// Memory to ask for meanwhile, and how much further for every word. Where nothing is left, something
+    /// Memory to prefetch meanwhile, and how much further for every word. Where nothing is left, something
     /// that is there: words that a GEMM reads anyway, but of what was decoded always the same line, since two
-    /// strips of three would ask for it.
+    /// strips of three would prefetch it.
     ahead: *const u8,
     ahead_step: usize,
     /// E4M3 codes that this tile decodes into `b` while it multiplies, or null where `b` is ready.
@@ -425,7 +429,8 @@ impl Tile {
         acc: &mut [[W::Acc<S>; 2]; R],
     ) {
         let row = 2 * S::LANES;
-        // SAFETY: the caller gives codes and a row behind them, flags, and room for two words each and a row.
+        // SAFETY: the caller gives codes and a row after them, flags, and a buffer for two words each and a
+        // row.
         unsafe {
             let small = self.small.cast::<[u8; 2]>();
             let (mut a, mut codes, mut b) = (self.a, self.codes, self.b.cast::<i32>().cast_mut());
@@ -503,7 +508,7 @@ unsafe fn multiply_and_decode<S: Simd, W: Words, const R: usize, const KEEP: boo
     codes: *const u32,
     to: *mut i32,
 ) -> [S::I; 2] {
-    // SAFETY: the caller gives R words of A, a row of codes and room for a row of words.
+    // SAFETY: the caller gives R words of A, a row of codes and a buffer for a row of words.
     unsafe {
         let mut next = columns;
         let shift = |v: usize| S::shift_e4m3::<LAST>(codes.add(v * S::LANES));
@@ -548,7 +553,7 @@ unsafe fn decode_row<S: Simd, const LAST: bool>(codes: *const u32) -> [S::I; 2] 
 #[inline(always)]
 unsafe fn keep<S: Simd, const KEEP: bool>(columns: S::I, to: *mut i32) {
     if KEEP {
-        // SAFETY: the caller gives room for a vector.
+        // SAFETY: the caller gives a buffer for a vector.
         unsafe { S::store_i(to, columns) }
     }
 }
@@ -556,7 +561,7 @@ unsafe fn keep<S: Simd, const KEEP: bool>(columns: S::I, to: *mut i32) {
 /// The same for both vectors of a row.
 #[inline(always)]
 unsafe fn keep_row<S: Simd, const KEEP: bool>(columns: [S::I; 2], to: *mut i32) {
-    // SAFETY: the caller gives room for two vectors.
+    // SAFETY: the caller gives a buffer for two vectors.
     unsafe {
         keep::<S, KEEP>(columns[0], to);
         keep::<S, KEEP>(columns[1], to.add(S::LANES));

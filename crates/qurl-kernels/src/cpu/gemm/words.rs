@@ -1,4 +1,4 @@
-//! The three ways in which words of A and B meet in the register tile.
+//! The three ways in which words of A and B are multiplied in the register tile.
 //!
 //! A tile is compiled once for each; what it keeps its sums in, where a sum begins and how it becomes a
 //! number is said here.
@@ -6,7 +6,7 @@
 use super::Mode;
 use crate::cpu::simd::Simd;
 
-/// How a packed word of A meets a vector of packed words of B, and what the sums are kept in.
+/// How a packed word of A is multiplied by a vector of packed words of B, and what the sums are kept in.
 pub(super) trait Words {
     /// A vector of sums.
     type Acc<S: Simd>: Copy;

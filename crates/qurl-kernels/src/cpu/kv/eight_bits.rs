@@ -10,8 +10,8 @@ use crate::cpu::quant::codec::CodeKind;
 use crate::cpu::quant::{largest_bits, scale_of};
 use crate::cpu::simd::{Simd, simd_dispatch};
 
-/// Room for the codes of one head.
-pub(super) const MOST: usize = MAX_HEAD_DIM + 16;
+/// Bytes of a buffer for the codes of one head.
+pub(super) const MAX_CODES: usize = MAX_HEAD_DIM + 16;
 
 /// The kind of code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) enum Code {
 
 simd_dispatch!(
     /// Codes of one head of one token; returns the scale, NaN where a number is not finite.
-    pub(super) fn quantize(code: Code, values: &[f32], codes: &mut [u8; MOST]) -> f32 = quantize_at
+    pub(super) fn quantize(code: Code, values: &[f32], codes: &mut [u8; MAX_CODES]) -> f32 = quantize_at
 );
 
 simd_dispatch!(
@@ -31,10 +31,10 @@ simd_dispatch!(
 );
 
 #[inline(always)]
-unsafe fn quantize_at<S: Simd>(code: Code, values: &[f32], codes: &mut [u8; MOST]) -> f32 {
+unsafe fn quantize_at<S: Simd>(code: Code, values: &[f32], codes: &mut [u8; MAX_CODES]) -> f32 {
     assert!(values.len() <= MAX_HEAD_DIM, "head of {} values", values.len());
     let max = if code == Code::Int8 { CodeKind::Int8.max() } else { CodeKind::E4m3.max() };
-    // SAFETY: the codes have room for one vector more than the largest head.
+    // SAFETY: the buffer holds one vector more than the largest head.
     unsafe {
         let scale = scale_of(largest_bits::<S>(values), max);
         let scale = if scale.is_nan() { scale } else { f32::from_bits((scale.to_bits() + 0xff) & !0xff) };
@@ -52,7 +52,7 @@ unsafe fn quantize_at<S: Simd>(code: Code, values: &[f32], codes: &mut [u8; MOST
 
 #[inline(always)]
 unsafe fn round_at<S: Simd>(code: Code, values: &mut [f32]) {
-    let mut codes = [0u8; MOST];
+    let mut codes = [0u8; MAX_CODES];
     // SAFETY: as above; partial vectors are masked.
     unsafe {
         let scale = S::splat(quantize_at::<S>(code, values, &mut codes));
@@ -77,7 +77,7 @@ unsafe fn decode<S: Simd>(code: Code, from: *const u8) -> S::V {
 /// A key block `[head_dim][16]`, whose tokens have a scale each.
 ///
 /// # Safety
-/// `out` has room for all; the machine has the instructions of S.
+/// `out` holds all; the machine has the instructions of S.
 #[inline(always)]
 pub(super) unsafe fn keys<S: Simd>(code: Code, codes: &[u8], scales: &[f32], out: *mut f32) {
     // SAFETY: sixteen tokens are one or two vectors, for codes and scales alike.
@@ -94,7 +94,7 @@ pub(super) unsafe fn keys<S: Simd>(code: Code, codes: &[u8], scales: &[f32], out
 /// Value rows `[16][head_dim]`, each with a scale.
 ///
 /// # Safety
-/// `out` has room for all; the machine has the instructions of S.
+/// `out` holds all; the machine has the instructions of S.
 #[inline(always)]
 pub(super) unsafe fn values<S: Simd>(code: Code, codes: &[u8], scales: &[f32], out: *mut f32) {
     let head_dim = codes.len() / KEY_BLOCK;

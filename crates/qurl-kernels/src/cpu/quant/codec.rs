@@ -82,7 +82,7 @@ pub fn e4m3_value(code: u8) -> f32 {
     E4M3.value(code)
 }
 
-/// Products take E4M3 weights this much too small and activations this much too large (2^56): so the exponent
+/// GEMMs take E4M3 weights this much too small and activations this much too large (2^56): so the exponent
 /// of a normal weight's bf16 is its own exponent beside one set bit, where the true one would need an
 /// addition. Both stay far from the ends of bf16, so sums are the same to the last bit.
 pub(crate) const E4M3_SHIFT: f32 = f32::from_bits((127 + 56) << 23);

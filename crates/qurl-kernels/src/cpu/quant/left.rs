@@ -23,7 +23,12 @@ pub(super) fn pack(ctx: &Context, kind: LeftKind, k: usize, blocks: usize, left:
     }
 }
 
-simd_dispatch!(fn pack_piece(kind: LeftKind, rows: &[f32], k: usize, blocks: usize, scales: &mut [u32], words: usize, stride: usize, out: *mut u32) = pack_piece_at);
+simd_dispatch!(
+    fn pack_piece(
+        kind: LeftKind, rows: &[f32], k: usize, blocks: usize, scales: &mut [u32], words: usize,
+        stride: usize, out: *mut u32
+    ) = pack_piece_at
+);
 
 /// Words of a row that are converted before the rows are interleaved; they never belong to two scales.
 const CHUNK: usize = 64;
@@ -126,7 +131,7 @@ unsafe fn pack_piece_at<S: Simd>(
 /// `factor`.
 #[inline(always)]
 unsafe fn e4m3_pairs<S: Simd>(values: &[f32; 2 * CHUNK], factor: f32, words: *mut u32) {
-    // SAFETY: the caller gives room for CHUNK words, a whole number of vectors.
+    // SAFETY: the caller gives a buffer of CHUNK words, a whole number of vectors.
     unsafe {
         let (factor, shift) = (S::splat(factor), S::splat(E4M3_SHIFT));
         for at in (0..values.len()).step_by(2 * S::LANES) {
@@ -142,7 +147,7 @@ unsafe fn e4m3_pairs<S: Simd>(values: &[f32; 2 * CHUNK], factor: f32, words: *mu
 #[inline(always)]
 unsafe fn pairs<S: Simd>(values: &[f32; 2 * CHUNK], words: *mut u32) {
     for at in (0..values.len()).step_by(2 * S::LANES) {
-        // SAFETY: the caller gives room for CHUNK words, a whole number of vectors.
+        // SAFETY: the caller gives a buffer of CHUNK words, a whole number of vectors.
         unsafe {
             let values = values.as_ptr().add(at);
             S::store_neighbours(words.add(at / 2), S::load(values), S::load(values.add(S::LANES)));

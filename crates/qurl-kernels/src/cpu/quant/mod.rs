@@ -30,7 +30,7 @@ pub(crate) const TINY: f32 = f32::from_bits(27 << 23);
 /// Words before the first code: decoding reads a byte too early, and a whole cache line keeps the codes
 /// aligned.
 const LEAD: usize = 16;
-/// Words behind the last code: decoding reads a row too far.
+/// Words after the last code: decoding reads a row too far.
 const TRAIL: usize = 32;
 /// Longest sums of int8 GEMMs that cannot leave 32 bits.
 const INT8_MAX_K: usize = 65_536;
@@ -123,7 +123,7 @@ pub struct QuantB {
 }
 
 impl QuantB {
-    /// Room for weights `[n, k]`.
+    /// A buffer for weights `[n, k]`.
     pub fn new(ctx: &Context, format: Format, n: usize, k: usize) -> Result<Self, DeviceError> {
         let refuse = |reason: String| Err(DeviceError::Pack { format, reason });
         let Some(scheme) = Scheme::of(format) else {

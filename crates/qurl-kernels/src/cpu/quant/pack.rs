@@ -2,7 +2,7 @@
 //!
 //! It should take little longer than reading the weights once. A task takes as many rows as a vector has
 //! lanes (or as many as share a scale), finds their scales while they come from memory, and rounds them while
-//! they are still in the L2, asking for the next rows meanwhile. Codes of a byte are made in small squares
+//! they are still in the L2, prefetching the next rows meanwhile. Codes of a byte are made in small squares
 //! that leave the registers as lanes of a panel, past the caches; the others are staged row by row and
 //! transposed. Nothing is allocated. (With nvfp4, whose tensor scale needs all weights first, the weights are
 //! read twice.)
@@ -55,7 +55,7 @@ pub(super) fn fill(
     let rows = if job.scheme.granularity == Granularity::Square { BLOCK } else { lanes };
     let lanes_padded = n.div_ceil(ctx.panel()) * ctx.panel();
     let groups = |values: usize| values / (rows * k) + 1;
-    // Every thread has a contiguous part: what it asks for ahead, it comes to itself.
+    // Every thread has a contiguous part: what it prefetches, it comes to itself.
     ctx.pool.for_runs(lanes_padded.div_ceil(rows), groups(1 << 17), groups(1 << 16), &|range| {
         // SAFETY: tasks own disjoint rows, and so disjoint lanes of the panels; the level was detected.
         unsafe { quantize_rows(ctx.level, &job, range.start * rows, (range.end * rows).min(lanes_padded)) }
@@ -90,7 +90,7 @@ fn tensor_scale(ctx: &Context, source: &[f32], k: usize, bad_row: &AtomicUsize) 
 
 simd_dispatch!(fn row_largest(row: &[f32]) -> i32 = largest_bits);
 
-/// How far ahead weights are asked for while the largest of a row is sought: 56 KB, sixteen rows of the
+/// How far ahead weights are prefetched while the largest of a row is sought: 56 KB, sixteen rows of the
 /// smallest models.
 const AHEAD: usize = 14_336;
 
@@ -210,12 +210,12 @@ impl Weights<'_> {
         }
     }
 
-    /// [`largest_bits`] of a row that asks for what lies [`AHEAD`] behind it meanwhile. The row itself comes
+    /// [`largest_bits`] of a row that prefetches what lies [`AHEAD`] after it meanwhile. The row itself comes
     /// from L2, and the memory would have nothing to do until rows are rounded.
     #[inline(always)]
     unsafe fn largest_of<S: Simd>(&self, row: &[f32]) -> i32 {
         let (from, pair) = (row.as_ptr().wrapping_add(AHEAD), 32);
-        // SAFETY: whole pairs of lines inside the row; any address may be asked for.
+        // SAFETY: whole pairs of lines inside the row; any address may be prefetched.
         unsafe {
             if from.wrapping_add(row.len()) > self.source.as_ptr_range().end {
                 return largest_bits::<S>(row);
@@ -316,7 +316,7 @@ impl Weights<'_> {
         let per_word = self.scheme.codes.per_word();
         let real = self.n.saturating_sub(first).min(l);
         let mut staged = Squares { rows: [[0; MAX_LANES]; MAX_LANES], columns: [[0; MAX_LANES]; MAX_LANES] };
-        // SAFETY: the words of these lanes belong to this task; the squares have room for the lanes of any
+        // SAFETY: the words of these lanes belong to this task; the squares hold the lanes of any
         // level.
         unsafe {
             let mut sums = S::zero_i();
@@ -343,16 +343,16 @@ impl Weights<'_> {
         }
     }
 
-    /// Asks for a part of the `LANES` rows behind those from `first` on, as large as the square at column
-    /// `from`. Memory gives lines in pairs when one of them is asked for; asking for both would take the
-    /// places of other requests. Behind the last row nothing is asked for: where no memory is mapped a
+    /// Prefetches a part of the `LANES` rows after those from `first` on, as large as the square at column
+    /// `from`. Memory gives lines in pairs when one of them is prefetched; prefetching both would take the
+    /// places of other requests. After the last row nothing is prefetched: where no memory is mapped a
     /// request takes microseconds until it is given up.
     #[inline(always)]
     unsafe fn ask_for_next<S: Simd>(&self, first: usize, from: usize) {
         let (next, square) = ((first + S::LANES) * self.k + from * S::LANES, S::LANES * S::LANES);
         if next + square <= self.source.len() {
             for at in (0..square).step_by(32) {
-                // SAFETY: any address may be asked for.
+                // SAFETY: any address may be prefetched.
                 unsafe { S::prefetch(self.source.as_ptr().wrapping_add(next + at).cast()) }
             }
         }
@@ -393,11 +393,11 @@ impl Weights<'_> {
         }
     }
 
-    /// `LANES` words of codes of one row, from column `from` on; zeros behind the last column.
+    /// `LANES` words of codes of one row, from column `from` on; zeros after the last column.
     #[inline(always)]
     unsafe fn row_codes<S: Simd>(&self, channel: usize, from: usize, out: *mut u8) {
         let row = self.row(channel);
-        // SAFETY: there is room for LANES words; reads stay inside the row.
+        // SAFETY: the buffer holds LANES words; reads stay inside the row.
         unsafe {
             if (self.rounding, self.scheme.codes) != (Rounding::Nearest, CodeKind::Int4) {
                 return self.row_codes_one_by_one::<S>(channel, from, out);
@@ -425,7 +425,7 @@ impl Weights<'_> {
         let mut inverse = 0.0;
         for i in 0..S::LANES * per_word {
             let column = from + i;
-            // SAFETY: there is room for LANES words; scales of this task's channels.
+            // SAFETY: the buffer holds LANES words; scales of this task's channels.
             unsafe {
                 if i.is_multiple_of(NVFP4_GROUP) {
                     inverse = self.inverse::<S>(channel, column);

@@ -1,8 +1,8 @@
 //! The value of a formula at a point, with a running estimate of its rounding error.
 //!
 //! The estimate matters where terms cancel: only then is a large difference between two equal formulas
-//! rounding. It follows the usual rules (errors of a sum add up, relative errors of a GEMM add up), to first
-//! order.
+//! rounding. It follows the usual rules (errors of a sum add up, relative errors of a product add up), to
+//! first order.
 
 use num_traits::ToPrimitive;
 

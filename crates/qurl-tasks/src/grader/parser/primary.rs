@@ -13,7 +13,7 @@ use crate::grader::words;
 const MAX_POSTFIX: usize = 8;
 
 impl Parser {
-    /// Whether the next token can continue a GEMM without an operator.
+    /// Whether the next token can continue a product without an operator.
     pub(super) fn starts_factor(&self) -> bool {
         match self.peek() {
             Some(Tok::Num(_)) => {

@@ -27,12 +27,14 @@ fn an_unknown_key_names_the_nearest_or_where_it_belongs() {
         (
             "n = 4",
             "train_batch_size = 4",
-            "r.toml, line 29: unknown key `rollout.train_batch_size`; it belongs in [data], as `data.train_batch_size`",
+            "r.toml, line 29: unknown key `rollout.train_batch_size`; it belongs in [data], as \
+             `data.train_batch_size`",
         ),
         (
             "n = 4",
             "colour = 4",
-            "r.toml, line 29: unknown key `rollout.colour`; `qurl recipe rollout` lists the keys of [rollout]",
+            "r.toml, line 29: unknown key `rollout.colour`; `qurl recipe rollout` lists the keys of \
+             [rollout]",
         ),
         (
             "level = 2",
@@ -48,15 +50,16 @@ fn an_unknown_key_names_the_nearest_or_where_it_belongs() {
         (
             "adv_estimator = { type = \"grpo\" }",
             "adv_estimator = { type = \"grpo\", gamma = 1.0 }",
-            "r.toml, line 26: unknown key `algorithm.adv_estimator.gamma`; it belongs to `algorithm.adv_estimator.type` = \
-             \"gae\"",
+            "r.toml, line 26: unknown key `algorithm.adv_estimator.gamma`; it belongs to \
+             `algorithm.adv_estimator.type` = \"gae\"",
         ),
     ] {
         assert_eq!(with_line(line, other), expected);
     }
     assert_eq!(
         error(GOOD, &["model.new.depth=3"]),
-        "--set model.new.depth=3: unknown key `model.new.depth`; `qurl recipe model.new` lists the keys of [model.new]"
+        "--set model.new.depth=3: unknown key `model.new.depth`; `qurl recipe model.new` lists the keys of \
+         [model.new]"
     );
 }
 
@@ -87,8 +90,8 @@ fn a_wrong_value_is_named_with_its_key_its_line_and_what_was_expected() {
         (
             "n = 4",
             "n = 4\nformat = \"int3\"",
-            "r.toml, line 30: key `rollout.format` is \"int3\", expected one of f32, bf16, int8, fp8, fp8-block, int4, nvfp4; \
-             did you mean \"int4\"?",
+            "r.toml, line 30: key `rollout.format` is \"int3\", expected one of f32, bf16, int8, fp8, \
+             fp8-block, int4, nvfp4; did you mean \"int4\"?",
         ),
         (
             "n = 4",
@@ -98,8 +101,8 @@ fn a_wrong_value_is_named_with_its_key_its_line_and_what_was_expected() {
         (
             "kind = \"addition\"",
             "kind = \"adition\"",
-            "r.toml, line 12: key `task.kind` is \"adition\", expected one of addition, multiplication, mod_chain, sorting, \
-             word_problems, countdown; did you mean \"addition\"?",
+            "r.toml, line 12: key `task.kind` is \"adition\", expected one of addition, multiplication, \
+             mod_chain, sorting, word_problems, countdown; did you mean \"addition\"?",
         ),
         (
             "type = \"synthetic\"",
@@ -120,7 +123,8 @@ fn a_wrong_value_is_named_with_its_key_its_line_and_what_was_expected() {
         (
             "ppo_mini_batch_size = 4",
             "ppo_mini_batch_size = 3",
-            "r.toml, line 33: key `actor.ppo_mini_batch_size` is 3, expected a divisor of data.train_batch_size = 8",
+            "r.toml, line 33: key `actor.ppo_mini_batch_size` is 3, expected a divisor of \
+             data.train_batch_size = 8",
         ),
         (
             "lr = 1e-3\n",
@@ -203,7 +207,8 @@ fn overrides_are_named_and_lines_stay_those_of_the_file() {
         // The file's value is what does not fit the override.
         (
             "data.train_batch_size=6",
-            "r.toml, line 33: key `actor.ppo_mini_batch_size` is 4, expected a divisor of data.train_batch_size = 6",
+            "r.toml, line 33: key `actor.ppo_mini_batch_size` is 4, expected a divisor of \
+             data.train_batch_size = 6",
         ),
     ] {
         assert_eq!(error(&text, &[change]), expected);
@@ -267,8 +272,8 @@ fn a_model_given_on_the_command_line_replaces_a_new_one() {
     let both = GOOD.replace("[model.new]", "[model]\npath = \"x\"\n[model.new]");
     assert_eq!(
         error(&both, &[]),
-        "r.toml, line 2: key `model` is both a path and [model.new], expected either `path` (a Hugging Face directory) or a \
-         section [model.new]"
+        "r.toml, line 2: key `model` is both a path and [model.new], expected either `path` (a Hugging Face \
+         directory) or a section [model.new]"
     );
 }
 
@@ -288,17 +293,18 @@ fn what_can_hardly_be_meant_is_doubted() {
     assert_eq!(
         doubts(&[], Some(7)),
         [format!(
-            "r.toml, line {}: key `data.train_batch_size` is 8: more than the 7 problems to train on, so that a step has \
-             some of them twice",
+            "r.toml, line {}: key `data.train_batch_size` is 8: more than the 7 problems to train on, so \
+             that a step has some of them twice",
             line_of(&text, "train_batch_size")
         )]
     );
     assert_eq!(
         doubts(&["rollout.temperature=3.0", "actor.lr_warmup_steps=5"], None),
         [
-            "--set rollout.temperature=3.0: key `rollout.temperature` is 3: above 2 tokens are sampled nearly at random",
-            "--set actor.lr_warmup_steps=5: key `actor.lr_warmup_steps` is 5: the run ends after run.total_steps = 2, \
-             before the warm-up does",
+            "--set rollout.temperature=3.0: key `rollout.temperature` is 3: above 2 tokens are sampled \
+             nearly at random",
+            "--set actor.lr_warmup_steps=5: key `actor.lr_warmup_steps` is 5: the run ends after \
+             run.total_steps = 2, before the warm-up does",
         ]
     );
 }

@@ -43,7 +43,8 @@ fn with_key(key: &str) -> Vec<String> {
         "model.max_position_embeddings" => owned(&["model.path=x"]),
         "task.held_out" => vec![dataset],
         "task.time_limit_s" => vec![task(
-            "{ type = \"command\", command = [\"x\"], source = { type = \"synthetic\", kind = \"sorting\", level = 1 } }",
+            "{ type = \"command\", command = [\"x\"], source = { type = \"synthetic\", kind = \"sorting\", \
+             level = 1 } }",
         )],
         _ if key.starts_with("critic.") || key.contains("adv_estimator") => owned(&gae),
         "algorithm.objective.low" | "algorithm.objective.high" => vec![objective("icepop")],

@@ -1,10 +1,10 @@
 //! `qurl bench rollout`: the engine on random weights of a named shape, in several number formats.
 //!
 //! Every round runs each format once, and a figure is the median of its rounds: a disturbance of the machine
-//! meets all formats alike. A run is a batch of prompts of one length that all draw the same number of
+//! is the same for all formats. A run is a batch of prompts of one length that all sample the same number of
 //! tokens. It is cut in two at the moment when the last prompt has got its first token: before lies the
-//! prefill, after it the decode. With `--context` there is no prefill: all sequences begin at that many tokens,
-//! whose keys and values are arbitrary ([`Engine::fill_pages`]), and only decode is measured.
+//! prefill, after it the decode. With `--context` there is no prefill: all sequences begin at that many
+//! tokens, whose keys and values are arbitrary ([`Engine::fill_pages`]), and only decode is measured.
 //!
 //! The limits are measured in the same run. A decode step cannot take less time than reading all packed
 //! weights and the keys and values of the batch once (from memory, or where all of it fits there from the
@@ -217,8 +217,8 @@ pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All formats at one batch size. Where the engines of all formats fit beside each other, the rounds take
-/// turns; else one format comes after the other.
+/// All formats at one batch size. Where the engines of all formats fit beside each other, the rounds
+/// alternate; else one format comes after the other.
 fn measure<D: Machine>(
     queue: &mut D::Queue,
     config: &ModelConfig,
@@ -409,8 +409,8 @@ fn block_weights(c: &ModelConfig) -> usize {
 
 fn print_row(row: &Row) -> Result<(), OutputError> {
     out!(
-        "{:9} cache {:4} batch {:3}: {:7.1} tokens/s of {:7.1} ({:3.0}%)  {:5.1} of {:4.1} GB/s  {:5.0} of {:5.0} \
-         GFLOP/s",
+        "{:9} cache {:4} batch {:3}: {:7.1} tokens/s of {:7.1} ({:3.0}%)  {:5.1} of {:4.1} GB/s  \
+         {:5.0} of {:5.0} GFLOP/s",
         row.format,
         row.kv_format,
         row.batch,
@@ -424,8 +424,8 @@ fn print_row(row: &Row) -> Result<(), OutputError> {
     )?;
     let Some(prefill) = &row.prefill else { return Ok(()) };
     out!(
-        "          prefill {:7.1} tokens/s of {:7.1}  first token {:.3} s  all {:7.1} tokens/s  requantizing {:.3} s, \
-         reading f32 {:.3} s",
+        "          prefill {:7.1} tokens/s of {:7.1}  first token {:.3} s  all {:7.1} tokens/s  \
+         requantizing {:.3} s, reading f32 {:.3} s",
         prefill.prefill_tokens_per_s,
         prefill.prefill_limit_tokens_per_s,
         prefill.first_token_s,

@@ -174,6 +174,6 @@ fn measure<D: Machine>(
 /// Forward and backward: six operations per weight of a GEMM, and causal attention.
 fn flops_per_token(config: &ModelConfig, length: usize) -> f64 {
     let embedding = if config.tie_word_embeddings { 0 } else { config.vocab_size * config.hidden_size };
-    let products = config.param_count() as f64 - embedding as f64;
-    6.0 * products + 6.0 * (config.num_layers * config.q_dim() * length) as f64
+    let in_gemms = config.param_count() as f64 - embedding as f64;
+    6.0 * in_gemms + 6.0 * (config.num_layers * config.q_dim() * length) as f64
 }

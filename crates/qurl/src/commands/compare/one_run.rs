@@ -1,4 +1,4 @@
-//! One method with one seed: a run as `qurl train` makes it, with its checkpoints while it goes on.
+//! One method with one seed: a run as `qurl train` makes it, with its checkpoints while it runs.
 
 use super::Comparison;
 use crate::commands::reward_guard;
@@ -25,7 +25,7 @@ use std::time::Instant;
 /// asked for.
 pub type WarmWeights<'a> = dyn FnMut(&mut TrainView) -> anyhow::Result<Option<Params<Vec<f32>>>> + 'a;
 
-/// Makes the run, goes on with it where it was cut, or only reads it where it is finished.
+/// Makes the run, continues it where it was cut, or only reads it where it is finished.
 pub fn one_run<D: Device>(
     device: &Arc<D>,
     comparison: &Comparison,
@@ -59,13 +59,13 @@ pub fn one_run<D: Device>(
     }
     let trainer = RlTrainer::new(device, recipe, comparison.file, start, task).or_bad()?;
     let parts = RunParts { path: dir.path.clone(), store: dir.store.clone(), from: dir.from.clone(), log };
-    let stopped = |error| ended(error, stop, &comparison.how_to_go_on());
+    let stopped = |error| ended(error, stop, &comparison.how_to_resume());
     let mut run = Run::begin(trainer, recipe, parts).map_err(stopped)?;
     write_json(&path.join(SUMMARY), &run.begun())?;
     view.evaluated(run.before().accuracy);
     view.begin("RL", run.trainer().steps_done(), plan.run.total_steps);
     let outcome = run.steps(
-        || stop.asked(),
+        || stop.requested(),
         |event| match event {
             Event::Step(record) => view.step(record),
             Event::Warning(text) => view.warn(&text),

@@ -1,4 +1,4 @@
-//! What a comparison is made of, written down before its first run: `--resume` goes on with it, and can add
+//! What a comparison is made of, written down before its first run: `--resume` continues it, and can add
 //! methods and seeds to it.
 
 use crate::commands::train::run_dir::something_in;
@@ -33,7 +33,7 @@ impl Plan {
     pub fn read(dir: &Path) -> anyhow::Result<Plan> {
         let path = dir.join(PLAN);
         let text = std::fs::read_to_string(&path).map_err(|e| {
-            let what = "nothing to go on with; leave out --resume to begin a comparison there";
+            let what = "nothing to resume; leave out --resume to begin a comparison there";
             bad(format!("--resume: {}: {e}: {what}", path.display()))
         })?;
         serde_json::from_str(&text).with_context(|| format!("--resume: {}", path.display())).or_bad()
@@ -52,7 +52,7 @@ impl Plan {
         self
     }
 
-    /// An error where another recipe is to go on with it.
+    /// An error where another recipe is to continue it.
     pub fn check(&self, recipe: &Recipe, dir: &Path) -> anyhow::Result<()> {
         let name = dir.display();
         let begun = Recipe::parse(&self.recipe, &dir.join(PLAN).display().to_string(), &[]).or_bad()?;
@@ -81,16 +81,16 @@ impl Plan {
     }
 }
 
-/// The directory of a comparison: new, or the one that goes on.
-pub fn directory(asked: Option<&Path>, resume: bool) -> anyhow::Result<PathBuf> {
-    let dir = asked.map_or_else(|| free_run("compare"), Path::to_path_buf);
+/// The directory of a comparison: new, or the one that continues.
+pub fn directory(named: Option<&Path>, resume: bool) -> anyhow::Result<PathBuf> {
+    let dir = named.map_or_else(|| free_run("compare"), Path::to_path_buf);
     let name = dir.display();
     std::fs::create_dir_all(&dir).map_err(|e| bad(format!("--run {name}: cannot be made: {e}")))?;
     if resume {
         return Ok(dir);
     }
     if dir.join(PLAN).exists() {
-        let hint = "choose another directory, or go on with it by --resume";
+        let hint = "choose another directory, or continue it with --resume";
         return Err(bad(format!("--run {name}: there is a comparison already ({PLAN}); {hint}")));
     }
     match something_in(&dir)? {

@@ -5,6 +5,7 @@ use crate::input::{OrBad, bad};
 use crate::target::free_run;
 use anyhow::Context;
 use qurl_model::compute::NetworkOptions;
+use qurl_tasks::grader::ExtractRule;
 use qurl_tasks::metrics::Estimate;
 use qurl_train::evaluate::EvalOptions;
 use qurl_train::evaluate::record::{ProblemRecord, Records};
@@ -34,6 +35,7 @@ pub struct Settings {
     seed: u64,
     template: &'static str,
     policy: &'static str,
+    extract: Option<ExtractRule>,
     /// Tells the problems from others.
     problems: String,
 }
@@ -60,6 +62,7 @@ impl Settings {
             seed: options.seed,
             template: sources.template,
             policy: sources.policy,
+            extract: sources.extract.clone(),
             problems: format!("{:016x}", sources.checksum()),
         }
     }
@@ -89,7 +92,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Makes the directory, or opens it to go on; gives the records that are there.
+    /// Makes the directory, or opens it to continue; gives the records that are there.
     pub fn open(
         dir: Option<&Path>,
         resume: bool,
@@ -106,7 +109,7 @@ impl Output {
             let why =
                 if resume { "holds responses without settings.json" } else { "already holds an evaluation" };
             return Err(bad(format!(
-                "--out {}: {why}; give --resume to go on with it, or another directory",
+                "--out {}: {why}; give --resume to continue it, or another directory",
                 dir.display()
             )));
         } else {

@@ -4,12 +4,12 @@
 
 use crate::input::{OrBad, bad};
 use qurl_tasks::data::{self, Row};
-use qurl_tasks::grader::Policy;
-use qurl_tasks::presets::Template;
+use qurl_tasks::grader::ExtractRule;
 use qurl_tasks::rng::{mix, mix_text};
 use qurl_tasks::task::{Problem, Split, Task};
-use qurl_tasks::tasks::{DatasetTask, Kind, Synthetic};
+use qurl_tasks::tasks::{Kind, Synthetic};
 use qurl_train::evaluate::EvalSet;
+use qurl_train::recipe::DatasetSource;
 use qurl_train::solve::draw_problems;
 use std::path::{Path, PathBuf};
 
@@ -33,6 +33,8 @@ pub struct Sources {
     pub template: &'static str,
     /// Name of the grading policy of data sets.
     pub policy: &'static str,
+    /// What counts as their answer, where a recipe says so.
+    pub extract: Option<ExtractRule>,
 }
 
 impl Sources {
@@ -40,19 +42,20 @@ impl Sources {
     pub fn open(
         files: &[PathBuf],
         tasks: &[String],
-        template: Template,
-        policy: Policy,
+        rules: &DatasetSource,
         limit: Option<usize>,
         seed: u64,
     ) -> anyhow::Result<Sources> {
         if files.is_empty() && tasks.is_empty() {
-            return Err(bad("nothing to evaluate on: give --data FILE.. or --task KIND:LEVEL"));
+            return Err(bad(
+                "nothing to evaluate on: give --data FILE.., --task KIND:LEVEL or a --recipe with test files",
+            ));
         }
         let mut sources = Vec::new();
         for file in files {
             for (name, rows) in by_data_source(file, data::read(file).or_bad()?) {
                 let rows = rows.into_iter().take(limit.unwrap_or(usize::MAX)).collect();
-                let task = DatasetTask::new(&name, rows, template, policy, 0.0);
+                let task = rules.over(&name, rows).or_bad()?;
                 let problems = task.rows().iter().map(|row| task.problem(row)).collect();
                 sources.push(Source { name, task: Box::new(task), problems });
             }
@@ -71,7 +74,8 @@ impl Sources {
                 )));
             }
         }
-        Ok(Sources { sources, template: template.name, policy: policy.name() })
+        let (template, policy) = (rules.template().or_bad()?.name, rules.policy().or_bad()?.name());
+        Ok(Sources { sources, template, policy, extract: rules.extract.clone() })
     }
 
     /// A number that tells these problems from others.

@@ -1,11 +1,12 @@
 //! One line of the `qurl objective` command: given tokens in, what a loss does to them out.
 //!
 //! ```json
-//! {"theta":[..],"prox":[..],"behav":[..],"adv":[..],"objective":{"type":"acr","c":2.0},"loss_agg_mode":"token-mean"}
+//! {"theta":[..],"prox":[..],"behav":[..],"adv":[..],
+//!  "objective":{"type":"acr","c":2.0},"loss_agg_mode":"token-mean"}
 //! ```
-//! gives `{"loss":x,"dlogp":[..],"clip_fraction":y}`. `mask` (default all ones), `seq` (default all zero),
-//! `loss_agg_mode` (default `token-mean`) and `loss_scale_factor` may be left out. The line is read by hand
-//! and not by derived code, because a debugging aid must say which line, key and value is wrong.
+//! in one line gives `{"loss":x,"dlogp":[..],"clip_fraction":y}`. `mask` (default all ones), `seq` (default
+//! all zero), `loss_agg_mode` (default `token-mean`) and `loss_scale_factor` may be left out. The line is
+//! read by hand and not by derived code, because a debugging aid must say which line, key and value is wrong.
 
 use qurl_rl::{Aggregation, LossAggMode, Objective, RlError, Tokens};
 use serde::Serialize;
@@ -329,7 +330,7 @@ fn cut(text: &str) -> String {
 
 /// Names the key and the word at the place where the JSON reader stopped (`NaN`, `1e999`, ...).
 fn json_error(line: usize, text: &str, error: &serde_json::Error) -> CaseError {
-    // The reader stops behind or in the middle of the word: step back to its start.
+    // The reader stops after or in the middle of the word: step back to its start.
     let stop = error.column().min(text.len());
     let separators = [',', '[', ']', '{', '}', ':', ' '];
     let bytes = text.as_bytes();

@@ -77,7 +77,8 @@ fn numbers_must_be_finite() {
     message(&line("[\"a\",0]"), &["`theta[0]`", "\"a\""]);
     message(&line("3"), &["`theta`", "3", "list"]);
     message(
-        r#"{"theta":[0],"prox":[0],"behav":[0],"adv":[1e308],"loss_agg_mode":"token-sum","objective":{"type":"decoupled"}}"#
+        r#"{"theta":[0],"prox":[0],"behav":[0],"adv":[1e308],"loss_agg_mode":"token-sum",
+            "objective":{"type":"decoupled"}}"#
             .replace(r#""behav":[0]"#, r#""behav":[-9]"#)
             .as_str(),
         &["overflows", "adv"],

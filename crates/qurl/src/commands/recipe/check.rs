@@ -1,28 +1,28 @@
 //! `qurl recipe check`: everything that a run finds out before its first step, without the run.
 
-use crate::device;
+use super::time::{self, StepTime};
+use crate::commands::bench::machine::Machine;
+use crate::device::{self, on_device};
 use crate::input::OrBad;
 use crate::output::{self, out};
 use anyhow::Context;
 use qurl_kernels::Device;
 use qurl_tasks::reward::RewardRule;
-use qurl_tasks::task::{Dropped, Split};
+use qurl_tasks::task::{Dropped, Split, Task};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::recipe::{Recipe, RlPlan, TaskSource};
 use qurl_train::rl::{TrainError, prepare};
 use qurl_train::sft::{Examples, LeftOut};
+use qurl_train::solve::draw_problems;
 use qurl_train::start::Start;
 use serde::Serialize;
 use std::env;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// Why there is no figure for the time of a step.
-const NO_TIME: &str =
-    "not estimated: it depends on how long the responses get; `qurl train FILE --steps 2` measures it";
-
-/// The same of supervised training.
-const NO_TIME_SFT: &str = "not estimated; `qurl sft FILE --steps 2` measures it";
+/// Problems whose prompts are counted for the mean of their tokens.
+const MEAN_OF_PROMPTS: u64 = 64;
 
 /// Options of `qurl recipe check`.
 #[derive(clap::Args)]
@@ -55,7 +55,11 @@ struct Report {
     memory: Vec<Part>,
     memory_mib: usize,
     memory_on: &'static str,
-    time_of_a_step: &'static str,
+    /// Estimates, for sequences at half and at the whole of their limit.
+    time_of_a_step: Vec<StepTime>,
+    /// Why there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_time: Option<String>,
     warnings: Vec<String>,
 }
 
@@ -118,17 +122,15 @@ impl Part {
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let recipe = args.device.put_into(Recipe::read(&args.recipe, &args.overrides).or_bad()?);
-    let report = match device::look(recipe.trainer.device)? {
-        device::Opened::Cpu(device) => look(&device, &recipe)?,
-        device::Opened::Cuda(device) => look(&device, &recipe)?,
-    };
+    let report = on_device!(recipe.trainer.device, device => look(&device, &recipe)?);
     match args.json {
         true => Ok(out!("{}", serde_json::to_string(&report)?)?),
         false => Ok(output::text(&text(&report))?),
     }
 }
 
-fn look<D: Device>(device: &D, recipe: &Recipe) -> anyhow::Result<Report> {
+fn look<D: Machine>(on: &Arc<D>, recipe: &Recipe) -> anyhow::Result<Report> {
+    let device = &**on;
     let file = recipe.file();
     let mut task = recipe.task.as_ref().map(TaskSource::problems).transpose().or_bad()?;
     let start = Start::of_sft(recipe, task.as_deref()).or_bad()?;
@@ -136,6 +138,7 @@ fn look<D: Device>(device: &D, recipe: &Recipe) -> anyhow::Result<Report> {
     warnings.extend(recipe.doubts(task.as_ref().and_then(|task| task.len(Split::Train))));
     warnings.extend(missing_programs(recipe));
     let (mut dropped, mut memory, mut reinforcement) = (Dropped::default(), None, None);
+    let mut rl_plan = None;
     let supervised = match &recipe.sft {
         Some(sft) => {
             let planned = MemoryPlan::of_sft(device, recipe, sft, &start.config);
@@ -162,10 +165,16 @@ fn look<D: Device>(device: &D, recipe: &Recipe) -> anyhow::Result<Report> {
         }
         memory = foreseen(device, MemoryPlan::of_rl(device, recipe, &plan, &start.config))?;
         reinforcement = Some(step_of(&plan));
+        rl_plan = Some(plan);
     }
     if let Some(memory) = &memory {
         memory.check(device).or_bad().context("this recipe does not fit")?;
     }
+    let estimated = estimate(on, recipe, rl_plan.as_ref(), &start, task.as_deref());
+    let (time_of_a_step, no_time) = match estimated {
+        Ok(times) => (times, None),
+        Err(error) => (Vec::new(), Some(format!("{error:#}"))),
+    };
     let problems = task.map(|task| Problems {
         train: task.len(Split::Train),
         test: task.len(Split::Test),
@@ -186,13 +195,43 @@ fn look<D: Device>(device: &D, recipe: &Recipe) -> anyhow::Result<Report> {
         },
         problems,
         supervised,
-        time_of_a_step: if reinforcement.is_some() { NO_TIME } else { NO_TIME_SFT },
+        time_of_a_step,
+        no_time,
         reinforcement,
         memory_on: if device.memory().is_some() { "this device" } else { "a GPU such as NVIDIA H200" },
         memory: memory.iter().flat_map(MemoryPlan::parts).map(Part::of).collect(),
         memory_mib: memory.map_or(0, |memory| memory.total() >> 20),
         warnings,
     })
+}
+
+/// The time of a step of supervised training and of reinforcement learning, as far as the recipe has them.
+fn estimate<D: Machine>(
+    on: &Arc<D>,
+    recipe: &Recipe,
+    plan: Option<&RlPlan>,
+    start: &Start,
+    task: Option<&dyn Task>,
+) -> anyhow::Result<Vec<StepTime>> {
+    let mut queue = on.queue()?;
+    let mut times = Vec::new();
+    if let Some(sft) = &recipe.sft {
+        times.extend(time::of_sft::<D>(&mut queue, recipe, sft, &start.config)?);
+    }
+    if let (Some(plan), Some(task)) = (plan, task) {
+        let prompt = mean_prompt(recipe, start, task)?;
+        times.extend(time::of_rl::<D>(&mut queue, recipe, plan, &start.config, prompt)?);
+    }
+    Ok(times)
+}
+
+/// Tokens of a prompt in the mean of some problems to train on, at least 1.
+fn mean_prompt(recipe: &Recipe, start: &Start, task: &dyn Task) -> anyhow::Result<usize> {
+    let count = task.len(Split::Train).unwrap_or(MEAN_OF_PROMPTS).min(MEAN_OF_PROMPTS);
+    let problems = draw_problems(task, Split::Train, recipe.trainer.seed, 0, count).or_bad()?;
+    let lengths = problems.iter().map(|problem| Ok(start.encode(&problem.prompt).or_bad()?.len()));
+    let tokens: usize = lengths.sum::<anyhow::Result<usize>>()?;
+    Ok((tokens / problems.len().max(1)).max(1))
 }
 
 /// The plan; a device without memory of its own gets that of a GPU, where a GPU can do it.
@@ -287,7 +326,18 @@ fn text(report: &Report) -> String {
     for Part { part, mib } in &report.memory {
         let _ = writeln!(text, "  {part}: {mib} MiB");
     }
-    let _ = writeln!(text, "time of a step: {}", report.time_of_a_step);
+    let command = if report.reinforcement.is_some() { "train" } else { "sft" };
+    let _ = match &report.no_time {
+        Some(reason) => writeln!(text, "time of a step: not estimated: {reason}"),
+        None => writeln!(text, "time of a step: {}", time::ESTIMATED),
+    };
+    for time in &report.time_of_a_step {
+        let _ = writeln!(text, "  {}", time.line());
+    }
+    let _ = writeln!(
+        text,
+        "  not counted: rewards, evaluations, checkpoints; `qurl {command} FILE --steps 2` measures all"
+    );
     for warning in &report.warnings {
         let _ = writeln!(text, "warning: {warning}");
     }

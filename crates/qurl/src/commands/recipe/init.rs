@@ -34,8 +34,8 @@ pub struct Args {
     /// File of problems or examples to measure on; without one a share of --data is held out
     #[arg(long, requires = "data")]
     pub(super) test: Option<PathBuf>,
-    /// Program that scores responses (docs/rewards.md) in place of the built-in grader: a Python script where its
-    /// name ends in .py, else run as it is
+    /// Program that scores responses (docs/rewards.md) in place of the built-in grader: a Python script where
+    /// its name ends in .py, else run as it is
     #[arg(long, requires = "data", value_name = "FILE")]
     reward: Option<PathBuf>,
     /// Algorithm

@@ -15,11 +15,12 @@ supervised training ([sft.md](sft.md)). This page is generated from the program
 
 - `qurl recipe init --model DIR --data FILE --out mine.toml` writes a recipe with comments that runs as it is;
   `--algorithm` is grpo, ppo, dapo or sft.
-- `qurl recipe check mine.toml` reads recipe, model and data and says what a run would be, without starting one.
-- `--set KEY=VALUE` overrides any key on the command line, as in `--set trainer.seed=7`. The value is TOML; what is not is
-  taken as text.
-- Paths in a recipe are relative to the directory of its file, those given with `--set` to the working directory. The
-  `recipe.toml` in a run's directory has absolute ones, so that a run goes on from anywhere.
+- `qurl recipe check mine.toml` reads recipe, model and data and says what a run would be, without starting
+  one.
+- `--set KEY=VALUE` overrides any key on the command line, as in `--set trainer.seed=7`. The value is TOML;
+  what is not is taken as text.
+- Paths in a recipe are relative to the directory of its file, those given with `--set` to the working
+  directory. The `recipe.toml` in a run's directory has absolute ones, so that a run resumes from anywhere.
 - An editor with a TOML language server completes and checks a recipe that begins with
   `#:schema ./recipe.schema.json`, after `qurl recipe schema > recipe.schema.json`.
 - Sections may be written as `[actor.optim]` or inline as `optim = { weight_decay = 0.0 }`.
@@ -57,7 +58,8 @@ pub fn markdown(keys: &[Key]) -> String {
         let required = if section.required { " Required." } else { "" };
         let only = only_with(section);
         let only = only.strip_prefix("; ").map_or(String::new(), |only| format!(" ({only})"));
-        let _ = write!(page, "\n## `{title}`\n{}{required}{only}\n", cell(&section.meaning));
+        let _ = write!(page, "\n## `{title}`\n");
+        wrap(&mut page, &format!("{}{required}{only}", cell(&section.meaning)), "", "");
         if !own.is_empty() {
             page.push_str("\n| key | value | default | meaning |\n|---|---|---|---|\n");
         }

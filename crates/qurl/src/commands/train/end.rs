@@ -50,7 +50,7 @@ pub fn finished_before(summary: &str, dir: &RunDir, json: bool) -> anyhow::Resul
     if json {
         return Ok(out!("{}", summary.trim_end())?);
     }
-    let (step, run, how) = (dir.step(), dir.path.display(), dir.how_to_go_on());
+    let (step, run, how) = (dir.step(), dir.path.display(), dir.how_to_resume());
     Ok(out!("the run in {run} is finished: it has made its {step} steps; longer with: {how} --steps N")?)
 }
 

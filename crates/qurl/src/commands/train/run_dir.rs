@@ -1,4 +1,4 @@
-//! The directory of a run of `qurl train` or `qurl sft`: new, or one that goes on.
+//! The directory of a run of `qurl train` or `qurl sft`: new, or one that continues.
 
 use crate::input::{OrBad, bad};
 use crate::target::free_run;
@@ -65,7 +65,7 @@ pub struct RunDir {
     pub path: PathBuf,
     /// Its checkpoints.
     pub store: Store,
-    /// Step and directory of the checkpoint that the run goes on from.
+    /// Step and directory of the checkpoint that the run resumes from.
     pub from: Option<(u64, PathBuf)>,
     /// Its summary, where the run has made all of its steps: nothing is left to do.
     pub finished: Option<String>,
@@ -74,7 +74,7 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Makes the directory, or takes the one of a run that is to go on, and locks it.
+    /// Makes the directory, or takes the one of a run that is to continue, and locks it.
     pub fn open(
         kind: Kind,
         asked: Option<&Path>,
@@ -90,7 +90,7 @@ impl RunDir {
         std::fs::create_dir_all(&path).map_err(|e| bad(format!("--run {name}: cannot be made: {e}")))?;
         let lock = RunLock::take(&path).map_err(|e| bad(format!("--run {e}")))?;
         if !resume && path.join(RECIPE).exists() {
-            let hint = "choose another directory, or go on with it by --resume";
+            let hint = "choose another directory, or continue it with --resume";
             return Err(bad(format!("--run {name}: there is a run already ({RECIPE}); {hint}")));
         }
         if let Some(found) = something_in(&path)?.filter(|_| !resume) {
@@ -129,13 +129,13 @@ impl RunDir {
         (made && read(RECIPE)? == recipe.to_toml()).then_some(text)
     }
 
-    /// The step that the run goes on from.
+    /// The step that the run resumes from.
     pub fn step(&self) -> u64 {
         self.from.as_ref().map_or(0, |(step, _)| *step)
     }
 
-    /// How to go on with this run.
-    pub fn how_to_go_on(&self) -> String {
+    /// How to resume this run.
+    pub fn how_to_resume(&self) -> String {
         format!("qurl {} --run {} --resume", self.kind.command(), self.path.display())
     }
 
@@ -175,7 +175,7 @@ impl RunDir {
             view.note(&format!("recipe: {change}"));
         }
         match &self.from {
-            Some((step, _)) => view.note(&format!("goes on after step {step}")),
+            Some((step, _)) => view.note(&format!("resumes after step {step}")),
             None => view.warn(&format!("--resume: the run in {name} has no checkpoint yet; it begins anew")),
         }
         Ok(())

@@ -47,7 +47,7 @@ function phaseBars({ id, of }) {
   return { node, draw };
 }
 
-/** The pieces of one bar, with their names where there is room. */
+/** The pieces of one bar, with their names where they fit. */
 function bar(phases, names, steps, top, width) {
   const sum = phases.reduce((a, p) => a + p.seconds, 0);
   let x = 0;

@@ -50,7 +50,7 @@ const SECTIONS = [
   {
     title: "Groups and rewards",
     lead: "What a batch had to learn from. A group whose rewards are all equal has no advantage; dynamic " +
-      "sampling drops it and draws further batches of prompts.",
+      "sampling drops it and samples further batches of prompts.",
     plots: [
       { id: "groups", title: "Groups", format: number, zero: true, lines: [
         { name: "trained on", of: over("groups") },
@@ -100,21 +100,21 @@ const SECTIONS = [
     ],
   },
   {
-    title: "Weights and their codes",
+    title: "Weights and quantized values",
     lead: "The update of the weights between two measurements beside the error of their quantized copy (both normalized), " +
-      "and the share of integer codes that changed: a code that does not change hides the update from the rollout.",
+      "and the share of quantized values that changed: one that does not change hides the update from the rollout.",
     plots: [
       { id: "update", title: "Weight update and quantization error", format: short, exact: number, log: true, lines: [
         { name: "update", of: over("weight_update.total"), sparse: true },
         { name: "quantization error", of: over("quantization_error.total"), sparse: true },
       ] },
-      { id: "flipped", title: "Flipped codes", format: share, zero: true,
+      { id: "flipped", title: "Flipped quantized values", format: share, zero: true,
         lines: [{ name: "flipped", of: over("flipped_codes.total"), sparse: true }] },
       { id: "update-layers", title: "The same per block", x: "layer", format: short, exact: number, log: true, lines: [
         { name: "update", of: perBlock("weight_update") },
         { name: "quantization error", of: perBlock("quantization_error") },
       ] },
-      { id: "flipped-layers", title: "Flipped codes per block", x: "layer", format: share, zero: true,
+      { id: "flipped-layers", title: "Flipped quantized values per block", x: "layer", format: share, zero: true,
         lines: [{ name: "flipped", of: perBlock("flipped_codes") }] },
     ],
   },
@@ -130,7 +130,7 @@ const SECTIONS = [
   },
   {
     title: "Responses and policy",
-    lead: "Length of the responses, entropy of the distributions that tokens were drawn from, and size of the gradients.",
+    lead: "Length of the responses, entropy of the distributions that tokens were sampled from, and size of the gradients.",
     plots: [
       single("length", "Tokens of a response", "response_length"),
       single("truncated", "Responses that were cut off", "truncated", { format: share }),

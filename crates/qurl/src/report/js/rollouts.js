@@ -36,7 +36,7 @@ function rolloutsPart() {
   const scale = h("span", { class: "scale" });
   const list = h("div", { class: "samples" });
   const part = fold("rollouts", "Sampled responses",
-    "Every token as it was drawn. Point at one for its figures.",
+    "Every token as it was sampled. Point at one for its figures.",
     h("div", { class: "row" }, runSelect, stepSelect,
       h("span", { class: "choice", role: "group", "aria-label": "Colour" }, buttons), scale),
     list);

@@ -44,8 +44,8 @@ function yScale(values, spec, from, to) {
   const positive = values.filter((v) => v > 0);
   if (spec.log && positive.length) {
     const [low, high] = [lowest(positive), highest(positive)];
-    const room = Math.max(1.12, (high / low) ** 0.06);
-    return logarithmic(low / room, high * room, from, to);
+    const margin = Math.max(1.12, (high / low) ** 0.06);
+    return logarithmic(low / margin, high * margin, from, to);
   }
   let low = lowest(values);
   let high = highest(values);
@@ -54,8 +54,8 @@ function yScale(values, spec, from, to) {
     const around = Math.abs(low) * 0.1 || 1;
     [low, high] = spec.zero && low === 0 ? [0, 1] : [low - around, high + around];
   }
-  const room = (high - low) * 0.06;
-  const bottom = spec.zero && low === 0 ? 0 : low - room;
-  const top = spec.whole !== undefined && high <= spec.whole ? Math.min(spec.whole, high + room) : high + room;
+  const margin = (high - low) * 0.06;
+  const bottom = spec.zero && low === 0 ? 0 : low - margin;
+  const top = spec.whole !== undefined && high <= spec.whole ? Math.min(spec.whole, high + margin) : high + margin;
   return linear(bottom, top, from, to, 4);
 }
