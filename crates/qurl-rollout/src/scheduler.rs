@@ -25,6 +25,11 @@ use crate::request::RequestId;
 use crate::sequence::{Sequence, SequenceId};
 use std::collections::{BTreeMap, VecDeque};
 
+/// Tokens that every running sequence can grow by, or half of what it may grow at most, before somebody has
+/// to be preempted: pages for so many stay free when another sequence is admitted, but no more than a
+/// sixteenth of all.
+const GROWTH: usize = 256;
+
 /// The size of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -266,7 +271,9 @@ impl Scheduler {
     /// already; where none does, prompts kept for other requests are given up.
     fn has_room(&mut self, need: usize, request: RequestId) -> bool {
         if !self.running.is_empty() {
-            return need + self.pool.total() / 100 <= self.pool.free();
+            let growth = self.running.iter().map(|s| self.pool.pages_for(s.growth().min(GROWTH)));
+            let total = self.pool.total();
+            return need + growth.sum::<usize>().clamp(total / 100, total / 16) <= self.pool.free();
         }
         while need > self.pool.free() {
             let Some(other) = self.kept.keys().rev().copied().find(|&other| other != request) else { break };

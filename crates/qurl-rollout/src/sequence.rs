@@ -118,6 +118,11 @@ impl Sequence {
         if self.len() < self.limit { self.len() - self.computed } else { 0 }
     }
 
+    /// Tokens that it may be expected to grow by: half of what it can.
+    pub(crate) fn growth(&self) -> usize {
+        self.limit.saturating_sub(self.len()) / 2
+    }
+
     /// The positions that are computed in this step.
     pub fn rows(&self) -> std::ops::Range<usize> {
         self.computed..self.computed + self.scheduled

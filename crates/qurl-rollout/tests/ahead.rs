@@ -89,7 +89,7 @@ fn the_same_groups_when_pages_run_out() {
     let model = Model::new();
     let requests = requests();
     let expected = model.engine(roomy(), false).generate(&requests).expect("generate");
-    for pages in [10, 12, 17] {
+    for pages in [10, 12, 15] {
         let options = EngineOptions { max_num_seqs: 10, max_num_batched_tokens: 23, ..roomy() };
         let net = network(&model.cpu, &model.config, &model.params, Format::Int8, None);
         let mut small = engine_of_pages(&model.cpu, net, pages, options);

@@ -402,8 +402,8 @@ fn full_batches_are_clocked_without_the_tail() {
         engine.generate(&[request]).expect("generate");
         engine.stats().full
     };
-    // Four places decode together from the second step to the end of the shortest; the first of these steps has
-    // no full one before it.
+    // Four places decode together from the second step to the end of the shortest; the first of these steps
+    // has no full one before it.
     let short = full(4, [20, 8, 20, 20]);
     assert!(short.tokens > 0 && short.tokens < 4 * 8 && short.tokens.is_multiple_of(4), "{short:?}");
     assert!(full(4, [20; 4]).tokens > short.tokens);

@@ -3,6 +3,7 @@
 //! overwritten shows. Steps are launched one after the other, or before the last one is committed.
 
 use qurl_kernels::types::{Sampled, Token};
+use qurl_model::rng::CounterRng;
 use qurl_rollout::pages::PagePool;
 use qurl_rollout::scheduler::{Limits, Scheduler};
 use qurl_rollout::sequence::{Sequence, SequenceId};
@@ -302,4 +303,48 @@ fn one_prefill_for_all_samples() {
             assert_eq!(counts.decode_tokens, (0..9).map(|sample| 1 + sample % 4).sum::<u64>());
         }
     }
+}
+
+/// Lognormal lengths of 4k tokens in the mean in pages for about two thirds of the places. Admission counts
+/// free pages, not the longest that a response may become: the places are used. And enough pages stay free
+/// for those that run that few are preempted: computing again what was preempted stays small.
+#[test]
+fn long_responses_in_a_small_pool_are_seldom_computed_again() {
+    let limits = Limits { max_num_seqs: 128, max_num_batched_tokens: 8192 };
+    let (pages, page_size, prompt, most) = (6000, 64, 512, 16384);
+    let mut scheduler = Scheduler::new(limits, PagePool::new(pages, page_size));
+    let (mut ends, random) = (BTreeMap::new(), CounterRng::new(&[3]));
+    for request in 0..64 {
+        let asked = Arc::new(Request { n: 8, ..Request::new(vec![1; prompt], most) });
+        for sample in 0..8 {
+            let id = SequenceId { request: RequestId(request), sample };
+            let normal = random.normal_at(request * 8 + u64::from(sample));
+            let length = (4096f64.ln() - 0.5 + normal).exp().round() as usize;
+            ends.insert(id, prompt + length.clamp(1, most));
+            let pages = scheduler.pool().empty();
+            scheduler.add(Sequence::new(id, asked.clone(), usize::MAX, pages));
+        }
+    }
+    // Before the tail: as long as some wait.
+    let (mut ended, mut steps, mut rows) = (Vec::new(), 0, 0);
+    while scheduler.unfinished() > 0 {
+        scheduler.schedule();
+        let mut sampling = Vec::new();
+        scheduler.launch(&mut sampling);
+        if scheduler.unfinished() > limits.max_num_seqs {
+            (steps, rows) = (steps + 1, rows + sampling.len());
+        }
+        let sampled = |sequence: &mut Sequence, _: usize| {
+            sequence.push(Sampled { token: 1, logp: -1.0, entropy: 1.0 });
+            sequence.known_len() >= ends[&sequence.id()]
+        };
+        scheduler.commit(&sampling, sampled, &mut ended);
+        ended.clear();
+    }
+    let counts = scheduler.counts();
+    let worst_case = pages * page_size / (prompt + most);
+    assert!(rows / steps > 3 * worst_case, "{rows} rows in {steps} steps");
+    let again = counts.prefill_tokens - 64 * (prompt as u64 - 1);
+    assert!(again < counts.decode_tokens / 16, "{again} computed again of {counts:?}");
+    assert!(counts.preemptions > 0, "the pool is not small: {counts:?}");
 }

@@ -1,5 +1,5 @@
-//! Lengths of responses that are set in advance, for benchmarks: random weights hardly ever end a response, and
-//! how fast a rollout is depends on how its lengths spread.
+//! Lengths of responses that are set in advance, for benchmarks: random weights hardly ever end a response,
+//! and how fast a rollout is depends on how its lengths spread.
 
 use qurl_model::rng::{CounterRng, text_key};
 

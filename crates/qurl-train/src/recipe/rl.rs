@@ -176,6 +176,12 @@ impl Algorithm {
         KlEstimator::K3
     }
 
+    /// Whether the log-probs of prox are needed before the first update, for rewards or to reject sequences.
+    /// Elsewhere that update computes those of its own mini-batch.
+    pub fn needs_prox_first(&self) -> bool {
+        self.kl_in_reward.is_some() || self.objective.rejects()
+    }
+
     /// Whether the reference model is needed.
     pub fn needs_reference(&self) -> bool {
         self.kl_loss_coef != 0.0 || self.kl_in_reward.is_some()

@@ -17,10 +17,8 @@ impl<D: Device> RlTrainer<D> {
     /// The sequences that are not scored, because the first update says their prox: those of its mini-batch,
     /// unless prox is wanted earlier, for rewards or to reject sequences.
     pub fn scored_by_update(&self, batch: &RolloutBatch) -> Range<usize> {
-        let algorithm = &self.plan.algorithm;
-        let wanted_before = algorithm.kl_in_reward.is_some() || algorithm.objective.rejects();
         let first = batch.mini_batches(self.plan.actor.ppo_mini_batch_size).into_iter().next();
-        first.filter(|_| !wanted_before).unwrap_or(0..0)
+        first.filter(|_| !self.plan.algorithm.needs_prox_first()).unwrap_or(0..0)
     }
 
     /// All updates of a step. What is measured of the rollouts is computed meanwhile, on a thread of its own.
@@ -67,8 +65,8 @@ impl<D: Device> RlTrainer<D> {
         })
     }
 
-    /// One update of the actor on the sequences `mini`; the denominator belongs to the whole mini-batch. Where
-    /// prox is not `known`, it is theta. Returns theta, as it was before the update.
+    /// One update of the actor on the sequences `mini`; the denominator belongs to the whole mini-batch.
+    /// Where prox is not `known`, it is theta. Returns theta, as it was before the update.
     fn update_actor(
         &mut self,
         batch: &RolloutBatch,

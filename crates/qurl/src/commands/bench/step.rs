@@ -1,9 +1,9 @@
-//! `qurl bench step`: whole RL steps of the trainer itself, on random weights of a named shape, phase by phase
-//! beside the limit of each.
+//! `qurl bench step`: whole RL steps of the trainer itself, on random weights of a named shape, phase by
+//! phase beside the limit of each.
 //!
 //! The recipe is made of the options (and of `--set`): GRPO with a KL to the reference in the loss, or with
-//! `--critic` PPO with that KL in the reward, as in the paper's recipes. Only what random weights cannot do is
-//! set from outside: responses have forced lengths, because they would never end, and rewards alternate.
+//! `--critic` PPO with that KL in the reward, as in the paper's recipes. Only what random weights cannot do
+//! is set from outside: responses have forced lengths, because they would never end, and rewards alternate.
 
 mod limits;
 mod problems;
@@ -64,8 +64,8 @@ pub struct Args {
     /// Responses that are sampled at the same time
     #[arg(long, default_value_t = 256)]
     max_num_seqs: usize,
-    /// Memory for keys and values in MiB; if not given, what all sequences that are sampled at the same time can
-    /// fill, or what the device has left
+    /// Memory for keys and values in MiB; if not given, what all sequences that are sampled at the same time
+    /// can fill, or what the device has left
     #[arg(long)]
     kv_cache_mb: Option<usize>,
     /// Most tokens that are trained on at once; one longest sequence at least

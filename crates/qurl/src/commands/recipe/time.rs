@@ -159,7 +159,13 @@ impl RlStep {
         // Samples of a prompt share its prefill; whoever ends gives its place to the next.
         let prefill = (self.prompts * self.prompt) as f64 * costs.prefill;
         let decode_steps = responses * self.response as f64 / self.rollout.engine.max_num_seqs as f64;
-        let scored = 1 + usize::from(plan.algorithm.needs_reference()) + usize::from(plan.critic.is_some());
+        // The first update computes prox of its mini-batch itself, unless it is needed before.
+        let first = match plan.algorithm.needs_prox_first() {
+            true => 0,
+            false => plan.actor.ppo_mini_batch_size.min(self.prompts),
+        };
+        let by_actor = 1.0 - first as f64 / self.prompts.max(1) as f64;
+        let others = usize::from(plan.algorithm.needs_reference()) + usize::from(plan.critic.is_some());
         let updates = |updates: &Updates| {
             let epochs = updates.ppo_epochs as f64;
             let in_an_epoch = self.prompts.div_ceil(updates.ppo_mini_batch_size.max(1)) as f64;
@@ -168,7 +174,7 @@ impl RlStep {
         let phases = [
             ("quantize", costs.quantize),
             ("rollout", prefill + decode_steps * costs.decode),
-            ("score", scored as f64 * tokens * costs.score),
+            ("score", (by_actor + others as f64) * tokens * costs.score),
             ("update", updates(&plan.actor) + plan.critic.as_ref().map_or(0.0, updates)),
         ];
         StepTime::new("responses", self.response, &phases)
@@ -297,16 +303,18 @@ mod tests {
         // 16 responses of 4 + 16 tokens; the 4 prompts are computed once, all responses are decoded together.
         let plain = time(&[], 1024);
         let expected =
-            [("quantize", 7.0), ("rollout", 48.0 + 16_000.0), ("score", 320.0), ("update", 3200.0 + 200.0)];
+            [("quantize", 7.0), ("rollout", 48.0 + 16_000.0), ("score", 160.0), ("update", 3200.0 + 200.0)];
         assert_eq!(seconds(&plain), expected);
         assert_eq!(plain.seconds, expected.iter().map(|(_, seconds)| seconds).sum::<f64>());
         // Pages for 8 of the 16: each takes two pages.
         assert_eq!(seconds(&time(&[], 4 << 20))[1], ("rollout", 48.0 + 32_000.0));
         let kl = time(&["algorithm.kl_loss_coef=0.1", "actor.ppo_epochs=2"], 1024);
-        assert_eq!(seconds(&kl)[2..], [("score", 640.0), ("update", 6800.0)]);
+        assert_eq!(seconds(&kl)[2..], [("score", 480.0), ("update", 6800.0)]);
+        let in_reward = "algorithm.kl_in_reward={ kl_ctrl = { type = \"fixed\", kl_coef = 0.1 } }";
+        assert_eq!(seconds(&time(&[in_reward], 1024))[2], ("score", 640.0), "prox is needed for the rewards");
         let critic = "critic={ lr = 1e-4, ppo_mini_batch_size = 4 }";
         let ppo = time(&["algorithm.adv_estimator={ type = \"gae\" }", critic], 1024);
-        assert_eq!(seconds(&ppo)[2..], [("score", 640.0), ("update", 3400.0 + 3300.0)]);
+        assert_eq!(seconds(&ppo)[2..], [("score", 480.0), ("update", 3400.0 + 3300.0)]);
     }
 
     #[test]

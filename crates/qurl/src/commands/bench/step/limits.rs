@@ -1,6 +1,6 @@
-//! What a machine cannot beat in each phase of a step: multiply-adds (times two) at the rate of large GEMMs, and
-//! bytes at the bandwidth of memory. Only work that the step cannot do without is counted: recomputation, padding
-//! and prefill that is made twice are ours.
+//! What a machine cannot beat in each phase of a step: multiply-adds (times two) at the rate of large GEMMs,
+//! and bytes at the bandwidth of memory. Only work that the step cannot do without is counted: recomputation,
+//! padding and prefill that is made twice are ours.
 
 use super::super::machine::Machine;
 use qurl_kernels::Format;
@@ -85,8 +85,8 @@ pub fn of_last_step<D: Machine>(
     ])
 }
 
-/// Every prompt is prefilled once. No more than `max_num_seqs` sequences decode in a step, which reads all packed
-/// weights, and every new token reads the keys and values before it.
+/// Every prompt is prefilled once. No more than `max_num_seqs` sequences decode in a step, which reads all
+/// packed weights, and every new token reads the keys and values before it.
 fn rollout<D: Machine>(
     plan: &RlPlan,
     engine: &Engine<D>,
@@ -123,8 +123,8 @@ fn score<D: Machine>(trainer: &RlTrainer<D>, batch: &RolloutBatch, rates: &Rates
     operations / rates.training
 }
 
-/// Forward and backward of the actor (and the critic, which has no head) in every epoch, and AdamW, which reads
-/// weight, gradient and two moments and writes all but the gradient.
+/// Forward and backward of the actor (and the critic, which has no head) in every epoch, and AdamW, which
+/// reads weight, gradient and two moments and writes all but the gradient.
 fn update(plan: &RlPlan, config: &ModelConfig, batch: &RolloutBatch, rates: &Rates) -> f64 {
     let work = Work::of(config);
     let blocks = 3.0 * work.blocks(&batch.lengths());
