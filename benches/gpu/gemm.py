@@ -294,7 +294,7 @@ class Pool:
         return [pool[i * size : (i + 1) * size] for i in range(count)]
 
 
-def timing(gemm, pool, v, tokens, n, k, ranges=None, swiglu=0):
+def timing(gemm, pool, v, tokens, n, k, ranges=None, swiglu=0, keeps=False):
     fmt, tok, wg, cl, schedule = v
     element = FORMATS[fmt][1]
     x, _, xs, ws = operands(fmt, tokens, 16, k)
@@ -302,8 +302,9 @@ def timing(gemm, pool, v, tokens, n, k, ranges=None, swiglu=0):
     sets = pool.sets(fmt, -(-n // 64) * -(-k * element // 128) * 8192)
     out = torch.empty(tokens, n, device="cuda")
     prepared = tensor_map(x.data_ptr(), tokens, k * element, box_rows(tok, cl, schedule))
+    more = dict(swiglu=swiglu, kept=torch.empty(tokens, n, dtype=torch.bfloat16, device="cuda") if keeps else None)
     launches = [
-        (lambda t=t: gemm.run(v, x, t, n, out, xs, ws, ranges=ranges, prepared=prepared, swiglu=swiglu))
+        (lambda t=t: gemm.run(v, x, t, n, out, xs, ws, ranges=ranges, prepared=prepared, **more))
         for t in sets * max(1, 8 // len(sets))
     ]
     return graph_time(launches, 5)
