@@ -8,7 +8,7 @@ use qurl_kernels::{Cpu, Device, DeviceError, Format};
 use qurl_model::compute::{Network, NetworkOptions, TapeOptions, Targets, whole_batch};
 use qurl_model::{Dims, Family, ModelConfig, params};
 use qurl_rollout::{Engine, EngineOptions, Request, SampleKey, WeightVersion};
-use qurl_train::learner::{Learner, LearnerOptions, LossGradient};
+use qurl_train::learner::{Learner, LearnerOptions, LossGradient, LossScope};
 use qurl_train::optimizer::AdamWOptions;
 use std::error::Error;
 use std::sync::Arc;
@@ -63,9 +63,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         let behav: Vec<f32> = group.samples.iter().flat_map(|s| s.logprobs.clone()).collect();
         for _ in 0..2 {
             let targets = Targets::of(&ids, |_, position| position > 0);
-            actor.accumulate(&mut queue, &whole_batch(&ids), targets, 1.0, |out| {
-                let of = |t: usize| dlogp(out.logp[t], behav[t], rewards[t / LENGTH] - mean);
-                let dlogp = (0..behav.len()).map(|t| of(t) / behav.len() as f32).collect();
+            // Each token's loss is its own, so the learner may ask part by part.
+            let scope = LossScope::Token;
+            actor.accumulate(&mut queue, &whole_batch(&ids), targets, 1.0, scope, |part, out| {
+                let of = |(t, &logp): (usize, &f32)| dlogp(logp, behav[t], rewards[t / LENGTH] - mean);
+                let dlogp = part.zip(&out.logp).map(|token| of(token) / behav.len() as f32).collect();
                 Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })
             })?;
             actor.update(&mut queue, 1e-2)?;

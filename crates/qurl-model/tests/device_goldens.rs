@@ -145,24 +145,25 @@ fn f32_and_bf16_on_a_gpu() {
     println!("against the CPU in bf16:");
     let cpu = Arc::new(Cpu::new(Level::best(), 2));
     // Where another order of a sum puts a number on the other side of a rounding, a log-prob moves like this.
-    let same = Distance { logp: 5e-2, mean_logp: 5e-3, gradient: 1e-2, worst_tensor: 1e-2 };
+    // A GPU keeps gate and up projections in bf16 for the backward pass.
+    let same = Distance { logp: 5e-2, mean_logp: 5e-3, gradient: 1e-2, worst_tensor: 1.2e-2 };
     hold(&cuda, Format::Bf16, same, |case, scoring| compute(&cpu, case, scoring, Format::Bf16));
 }
 
-/// Log-probs within 2e-2 of transformers' f32 and gradients within 1e-2, each of them, where rounding weights
-/// does not decide.
+/// Log-probs within 2e-2 of transformers' f32 and gradients within 1e-2 (those of a single tensor on a GPU,
+/// which keeps gate and up projections in bf16, within 1.2e-2), where rounding weights does not decide.
 #[test]
 fn bf16_of_softer_models() {
-    hold_softer(&Arc::new(Cpu::new(Level::best(), 2)));
+    hold_softer(&Arc::new(Cpu::new(Level::best(), 2)), 1e-2);
     if let Some(cuda) = device() {
-        hold_softer(&cuda);
+        hold_softer(&cuda, 1.2e-2);
     }
 }
 
-fn hold_softer<D: Device>(device: &Arc<D>) {
+fn hold_softer<D: Device>(device: &Arc<D>, worst_tensor: f64) {
     let softer = || CASES.map(|name| (name, load_softer(name)));
     hold_all(softer(), device, Format::F32, EXACT, golden);
-    let limit = Distance { logp: 2e-2, mean_logp: 2e-2, gradient: 1e-2, worst_tensor: 1e-2 };
+    let limit = Distance { logp: 2e-2, mean_logp: 2e-2, gradient: 1e-2, worst_tensor };
     hold_all(softer(), device, Format::Bf16, limit, golden);
 }
 

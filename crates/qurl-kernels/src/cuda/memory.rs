@@ -22,7 +22,9 @@ impl Buffer {
     /// Takes memory with all bytes set to `byte`, ready for any queue.
     pub fn filled(context: &Arc<Context>, bytes: usize, byte: u8, what: &str) -> Result<Buffer, DeviceError> {
         let buffer = Buffer::new(context, bytes, what)?;
-        context.fill(buffer.at, byte, bytes)?;
+        if bytes > 0 {
+            context.fill(buffer.at, byte, bytes)?;
+        }
         Ok(buffer)
     }
 

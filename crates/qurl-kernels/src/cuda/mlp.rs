@@ -15,7 +15,7 @@ use super::gemm::{self, Gating, Packed};
 use super::kernels::{self, QuantizeKnown, SwigluBackward, SwigluBackwardBf16, SwigluRowsBf16};
 use super::launch::Launch;
 use super::linear::{Operand, Source, conversion_threads, eight_bits, gemm, normed, operand, padded_rows};
-use super::linear_backward::{self, address, converted, input_gradient, untrained, weight_gradient};
+use super::linear_backward::{self, address, converted, input_gradient, weight_gradient};
 use super::memory::Buffer;
 use super::norm::{self, NormRows};
 use super::queue::CudaQueue;
@@ -45,12 +45,15 @@ impl CudaKeptMlp {
         format: Format,
     ) -> Result<Self, DeviceError> {
         let bytes = number_bytes(format) * f;
-        let gate_up = Buffer::zeros(context, 2 * rows * bytes, "kept projections")?;
-        let activated = match format {
-            Format::Bf16 => Some(Buffer::zeros(context, padded_rows(rows) * bytes, "kept activations")?),
-            Format::F32 => None,
-            Format::Int8 | Format::Fp8 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => untrained(format),
+        let (projected, activated) = match format {
+            Format::F32 => (2 * rows * bytes, None),
+            Format::Bf16 => (2 * rows * bytes, Some(padded_rows(rows) * bytes)),
+            // No weights in these formats are trained.
+            Format::Int8 | Format::Fp8 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => (0, None),
         };
+        let gate_up = Buffer::zeros(context, projected, "kept projections")?;
+        let zeros = |bytes| Buffer::zeros(context, bytes, "kept activations");
+        let activated = activated.map(zeros).transpose()?;
         Ok(CudaKeptMlp { rows, f, format, gate_up, activated })
     }
 
@@ -69,6 +72,7 @@ pub(super) fn mlp(queue: &mut CudaQueue, args: Mlp<Cuda>) {
     assert!(rows * gate_up.k <= x.len && down.n == gate_up.k && gate_up.n == 2 * down.k, "mlp: widths");
     let (f, x_at) = (down.k, x.at());
     let source = normed(x, &norm, gate_up.k);
+    let kept = kept.filter(|_| !gate_up.format.is_quantized());
     let kept = kept.map(|kept| kept.places(rows, f, gate_up.format));
     let together = |w: &Packed| w.format == down.format && w.takes_gating(&queue.context);
     if let Some(packed) = gate_up.tiles().filter(together) {
