@@ -1,7 +1,8 @@
 //! Which tests take longest.
 //!
-//! Cargo starts every test binary through a runner, which is this program ([`run_test`]): it asks the test harness for
-//! the time of each test and adds them to a file. The harness has that option for nightly toolchains only, unless
+//! Cargo starts every test binary through a runner, which is this program ([`run_test`]): it asks the test
+//! harness for the time of each test and adds them to a file. The harness has that option for nightly
+//! toolchains only, unless
 //! `RUSTC_BOOTSTRAP` is set, which is set for the test binary alone: compilation never sees it.
 
 use std::io::{BufRead, BufReader, Write};
@@ -38,8 +39,8 @@ pub fn record_times(cargo: &mut Command, root: &Path) {
     }
 }
 
-/// Runs a program in the runner's place; a test binary reports the time of each of its tests. The result is the exit
-/// status.
+/// Runs a program in the runner's place; a test binary reports the time of each of its tests. The result is
+/// the exit status.
 pub fn run_test(arguments: &[String]) -> Result<u8, String> {
     let [program, rest @ ..] = arguments else {
         return Err(format!("{RUN_TEST}: a program is missing"));

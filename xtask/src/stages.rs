@@ -1,5 +1,6 @@
-//! The stages of the gate: each one cargo command, timed, the first failure ends the run. Compiling the tests is a stage
-//! of its own, so that the times tell building from testing; the slowest tests are named at the end ([`crate::slowest`]).
+//! The stages of the gate: each one cargo command, timed, the first failure ends the run. Compiling the tests
+//! is a stage of its own, so that the times tell building from testing; the slowest tests are named at the
+//! end ([`crate::slowest`]).
 
 use crate::slowest;
 use std::path::Path;

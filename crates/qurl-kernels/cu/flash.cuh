@@ -144,7 +144,8 @@ struct Softmax {
     float m[2], l[2];
 };
 
-// Hides keys from `limit` on and before the `window` keys that end there; the first of J x 8 keys has position
+// Hides keys from `limit` on and before the `window` keys that end there; the first of J x 8 keys has
+// position
 // `first`.
 template <int J>
 __device__ __forceinline__ void hide_scores(

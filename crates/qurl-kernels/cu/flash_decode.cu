@@ -16,7 +16,8 @@ struct StagedQueries {
     u16 rows[DECODE_HEADS][HD + 8];  // padded: neighbouring rows begin four banks apart
 
     __device__ __forceinline__ void put(u32 head, u32 at, float4 x) {
-        *reinterpret_cast<uint2*>(&rows[head][at]) = make_uint2(two<FORMAT != KV_BF16>(x.x, x.y), two<FORMAT != KV_BF16>(x.z, x.w));
+        const bool F16 = FORMAT != KV_BF16;
+        *reinterpret_cast<uint2*>(&rows[head][at]) = make_uint2(two<F16>(x.x, x.y), two<F16>(x.z, x.w));
     }
     __device__ __forceinline__ void get(u32 (&b)[HD / 16][2], u32 heads) const {
         u32 head = threadIdx.x % WARP / 4;

@@ -13,7 +13,7 @@
 #include "flash.cuh"
 #include "flash_hopper.cuh"
 
-// Ways of doing it that benches/gpu/prefill.py compares. The warpgroups take turns at issuing MMAs:
+// Ways of doing it that benches/gpu/prefill.py compares. The warpgroups alternate in issuing MMAs:
 #ifndef PING_PONG
 #define PING_PONG 0
 #endif
@@ -21,7 +21,8 @@
 #ifndef FIRST_FOLD
 #define FIRST_FOLD 1
 #endif
-// Scaling of a score and the difference to the largest one are one operation (other bits than flash.cuh says):
+// Scaling of a score and the difference to the largest one are one operation (other bits than flash.cuh
+// says):
 #ifndef FUSED_SCALE
 #define FUSED_SCALE 0
 #endif
@@ -210,8 +211,8 @@ __device__ __forceinline__ void produce(
 
 // The weighted values of a tile while MMAs sum them up: registers that are named for ptxas. A variable that
 // goes from one turn of a loop to the next would be moved while MMAs still write it, and ptxas would
-// serialize them. Between two items the next queries come here: there are as many of them, and no other registers are
-// free.
+// serialize them. Between two items the next queries come here: there are as many of them, and no other
+// registers are free.
 #define PARTS(p)                                                                                        \
     "part" p "0, part" p "1, part" p "2, part" p "3, part" p "4, part" p "5, part" p "6, part" p "7, part" p \
     "8, part" p "9"

@@ -1,10 +1,11 @@
 // Attention of one new position of each sequence over long contexts, at the speed of memory: see flash.cuh.
 //
-// Where a step has more splits than can be resident, several warps that share a split only wait for each other.
-// Here every warp takes whole splits, one after another, and streams their tiles through its own ring of stages
-// in shared memory. The ring is filled ahead across the ends of splits, tiles are folded in registers, and no
-// warp waits for another, so as much is in flight as shared memory holds. The last splits of sequences, which
-// are shorter, come last, so that warps end together. A second kernel folds the splits of a row in order.
+// Where a step has more splits than can be resident, several warps that share a split only wait for each
+// other. Here every warp takes whole splits, one after another, and streams their tiles through its own ring
+// of stages in shared memory. The ring is filled ahead across the ends of splits, tiles are folded in
+// registers, and no warp waits for another, so as much is in flight as shared memory holds. The last splits
+// of sequences, which are shorter, come last, so that warps end together. A second kernel folds the splits of
+// a row in order.
 #include "flash_tile.cuh"
 
 // What the row of a span sees.
@@ -35,8 +36,8 @@ struct Item {
     u32 row, pages, length, seen, kv_head, first_head, heads, tile, last_tile;
 };
 
-// Results are [split][party][DECODE_HEADS][HD columns, m, l, 2 empty]: the splits of all sequences but the last
-// ones of each, then these.
+// Results are [split][party][DECODE_HEADS][HD columns, m, l, 2 empty]: the splits of all sequences but the
+// last ones of each, then these.
 template <int FORMAT, int HD, int STAGES>
 __device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences) {
     const int BYTES = Row<FORMAT, HD>::BYTES;
@@ -130,7 +131,8 @@ __device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences) {
 #pragma unroll
                 for (u32 r = 0; r < PIECE; r += STEP) {
                     u32 row = piece | r | own;
-                    u32 place = values ? value_place<FORMAT, HD>(row, chunk) : key_place<FORMAT, HD>(row, chunk);
+                    u32 place =
+                        values ? value_place<FORMAT, HD>(row, chunk) : key_place<FORMAT, HD>(row, chunk);
                     copy_16(to + place, rows + r * BYTES, row < left);
                 }
             }
@@ -183,8 +185,9 @@ __device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences) {
         for (int s = 0; s < HD / 16; ++s) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
+                const float* pair = query + query_pair<FORMAT, HD>(s, h);
                 float2 x = {0, 0};
-                if (head < item.heads) x = *reinterpret_cast<const float2*>(query + query_pair<FORMAT, HD>(s, h));
+                if (head < item.heads) x = *reinterpret_cast<const float2*>(pair);
                 q[s][h] = two<SCALED>(x.x, x.y);
             }
         }

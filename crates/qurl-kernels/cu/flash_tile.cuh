@@ -34,8 +34,8 @@ __device__ __forceinline__ u32 transposed(u32 x) {
 }
 
 // Where numbers that a lane has of a query, as right operands of the steps over its HD numbers, lie: the pair
-// `half` of step s. Of bf16 a step takes 16 neighbouring numbers; of eight bits a lane has HD / 4 neighbouring
-// ones in all steps.
+// `half` of step s. Of bf16 a step takes 16 neighbouring numbers; of eight bits a lane has HD / 4
+// neighbouring ones in all steps.
 template <int FORMAT, int HD>
 __device__ __forceinline__ u32 query_pair(int s, int half) {
     u32 quad = threadIdx.x % 4;
@@ -267,8 +267,8 @@ struct Tile {
                     mma<false>(part[t], columns, p[k][0], p[k][1]);
                 }
             } else {
-                // Of 64 columns a lane has eight neighbouring ones of keys k * 16 + 2 quad + {0, 1, 8, 9}, two
-                // for every MMA.
+                // Of 64 columns a lane has eight neighbouring ones of keys k * 16 + 2 quad + {0, 1, 8, 9},
+                // two for every MMA.
 #pragma unroll
                 for (int c = 0; c < COLUMNS / 64; ++c) {
                     u32 rows[4][2];
@@ -351,9 +351,10 @@ struct Tile {
     }
 };
 
-// Writes the heads of a block of eight, a row of `parties` blocks of which this is number `me`: divides by the
-// sums of weights and rounds as `a.output` says. Warp w has heads w, w + warps, .. of N, a lane HD / 32 columns
-// of each. In eight bits the blocks of a row publish their absmax for each other, so all must be resident.
+// Writes the heads of a block of eight, a row of `parties` blocks of which this is number `me`: divides by
+// the sums of weights and rounds as `a.output` says. Warp w has heads w, w + warps, .. of N, a lane HD / 32
+// columns of each. In eight bits the blocks of a row publish their absmax for each other, so all must be
+// resident.
 template <int HD, int N>
 __device__ __forceinline__ void finish_heads(
     const FlashArgs& a, u32 row, u32 first_head, u32 heads, u32 me, u32 parties, const float (&m)[N],

@@ -44,7 +44,9 @@ extern "C" __global__ void __launch_bounds__(256) gemm_pack_bf16(
         u64 at = (u64)chunk.row * k + column;
         const float4* from = reinterpret_cast<const float4*>(weights + at);
         float4 a = from[0], b = from[1];
-        value = make_uint4(bf16_pair(a.x, a.y), bf16_pair(a.z, a.w), bf16_pair(b.x, b.y), bf16_pair(b.z, b.w));
+        value = make_uint4(
+            bf16_pair(a.x, a.y), bf16_pair(a.z, a.w), bf16_pair(b.x, b.y), bf16_pair(b.z, b.w)
+        );
         if (rows) *reinterpret_cast<uint4*>(rows + at) = value;
     }
     reinterpret_cast<uint4*>(tiles)[chunk.at] = value;

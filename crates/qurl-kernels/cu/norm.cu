@@ -102,8 +102,8 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_backward(
     }
 }
 
-// The same for dense rows of FOURS x 4 x NORM_THREADS numbers at most, whole fours: a block has `many` rows one
-// after the other and each of them in registers, so everything is read once. dx is added to; `partials`
+// The same for dense rows of FOURS x 4 x NORM_THREADS numbers at most, whole fours: a block has `many` rows
+// one after the other and each of them in registers, so everything is read once. dx is added to; `partials`
 // takes the gradients of the gain, [block][column], and `normed` the rows after the norm, rounded, with the
 // bits of norm_forward_bf16; either may be null.
 template <int FOURS>

@@ -343,8 +343,8 @@ mod tests {
         assert!(covered.iter().flatten().all(|&times| times == 1));
     }
 
-    /// A decode step has a block for every split that a row sees, wherever its window lies; and as many as the
-    /// context has splits, where it sees all.
+    /// A decode step has a block for every split that a row sees, wherever its window lies; and as many as
+    /// the context has splits, where it sees all.
     #[test]
     fn every_split_in_a_window_has_a_block() {
         let heads = |window| Heads { heads: 1, kv_heads: 1, head_dim: 64, scale: 1.0, window };

@@ -1,10 +1,10 @@
-//! Decode attention over long contexts (`cu/flash_stream.cu`): warps that stream whole splits, and a kernel that
-//! folds what they found.
+//! Decode attention over long contexts (`cu/flash_stream.cu`): warps that stream whole splits, and a kernel
+//! that folds what they found.
 //!
-//! It takes steps whose splits cannot all be resident. There the fused decode kernel of [`super::flash`] would
-//! begin and end thousands of blocks that share little; this one keeps shared memory full of copies in flight
-//! from beginning to end. What it does not do itself (rotation, storing the new row) is small beside the
-//! context.
+//! It takes steps whose splits cannot all be resident. There the fused decode kernel of [`super::flash`]
+//! would begin and end thousands of blocks that share little; this one keeps shared memory full of copies in
+//! flight from beginning to end. What it does not do itself (rotation, storing the new row) is small beside
+//! the context.
 
 use super::attention::window;
 use super::batch::{BatchShape, CudaBatch};
@@ -52,8 +52,8 @@ impl Form {
     }
 }
 
-/// Whether this is the kernel for a step of one row of each sequence: where its splits, as blocks, could not all
-/// be resident.
+/// Whether this is the kernel for a step of one row of each sequence: where its splits, as blocks, could not
+/// all be resident.
 pub(super) fn streams(context: &Context, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> bool {
     let splits = splits(heads, shape);
     context.generation == HOPPER

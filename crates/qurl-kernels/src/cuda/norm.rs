@@ -1,6 +1,6 @@
-//! RMSNorm of rows and of heads inside rows, and its backward pass: in one kernel where rows are dense and fit
-//! into the registers of a block, which also gives the rows after the norm, for the gradient of the weights
-//! that multiplied them.
+//! RMSNorm of rows and of heads inside rows, and its backward pass: in one kernel where rows are dense and
+//! fit into the registers of a block, which also gives the rows after the norm, for the gradient of the
+//! weights that multiplied them.
 
 use super::constants::NORM_THREADS;
 use super::device::Cuda;
@@ -69,8 +69,8 @@ fn backward_fused(
     }
 }
 
-/// Backward of dense rows, `dx` and `dgain` added to, and the rows after the norm in the format of the weights
-/// that multiplied them.
+/// Backward of dense rows, `dx` and `dgain` added to, and the rows after the norm in the format of the
+/// weights that multiplied them.
 pub(super) fn backward_and_normed(
     queue: &mut CudaQueue,
     rows: NormRows,

@@ -61,8 +61,8 @@ fn windows_begin_in_any_tile_and_split() {
     }
 }
 
-/// Single rows of so many sequences that their splits cannot all be resident are streamed: the same bits as all
-/// at once, where sequences end in any tile and warps begin in any.
+/// Single rows of so many sequences that their splits cannot all be resident are streamed: the same bits as
+/// all at once, where sequences end in any tile and warps begin in any.
 #[test]
 fn long_contexts_of_many_sequences_are_streamed() {
     let Some(cuda) = device() else { return };

@@ -107,8 +107,8 @@ fn projections<D: Device>(
 }
 
 /// The backward pass rounds its operands in other kernels than its parts do, and nothing may come of it but
-/// what [`Rounding`] says. Shapes go up and down, so that workspace is used again; rows of 36 and 37 are too odd for cuBLASLt, those
-/// of 37 for words of four.
+/// what [`Rounding`] says. Shapes go up and down, so that workspace is used again; rows of 36 and 37 are too
+/// odd for cuBLASLt, those of 37 for words of four.
 #[test]
 fn a_backward_pass_equals_its_parts() {
     let Some(cuda) = device() else { return };

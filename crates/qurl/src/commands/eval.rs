@@ -56,7 +56,8 @@ pub struct Args {
     /// Prompt template, grading policy and sampling: dapo, deepscaler, qwen_math or gsm8k
     #[arg(long)]
     preset: Option<String>,
-    /// Prompts and grading of data sets as the [task] of this recipe has them, `prompt` and `extract` included; without
+    /// Prompts and grading of data sets as the [task] of this recipe has them, `prompt` and `extract`
+    /// included; without
     /// --data and --task its test files are the data sets
     #[arg(long, value_name = "FILE", conflicts_with_all = ["preset", "policy"])]
     recipe: Option<PathBuf>,
