@@ -302,7 +302,8 @@ def timing(gemm, pool, v, tokens, n, k, ranges=None, swiglu=0, keeps=False):
     sets = pool.sets(fmt, -(-n // 64) * -(-k * element // 128) * 8192)
     out = torch.empty(tokens, n, device="cuda")
     prepared = tensor_map(x.data_ptr(), tokens, k * element, box_rows(tok, cl, schedule))
-    more = dict(swiglu=swiglu, kept=torch.empty(tokens, n, dtype=torch.bfloat16, device="cuda") if keeps else None)
+    kept = torch.empty(tokens, n, dtype=torch.bfloat16, device="cuda") if keeps else None
+    more = dict(swiglu=swiglu, kept=kept)
     launches = [
         (lambda t=t: gemm.run(v, x, t, n, out, xs, ws, ranges=ranges, prepared=prepared, **more))
         for t in sets * max(1, 8 // len(sets))

@@ -127,7 +127,7 @@ pub(super) fn training<E: From<DeviceError>>(
         let words = pending::fetch_words(queue, scores.at, SCORE_WORDS * range.len())?;
         Ok::<_, DeviceError>(Scored { range, logits, targets, scores, words })
     };
-    // Parts take turns in the memory of the first two, which are not smaller than any other.
+    // Parts alternate in the memory of the first two, which are not smaller than any other.
     let (mut begins, mut end) = ([queue.mark(); 2], queue.mark());
     let parts: Vec<Range<usize>> = held(rows, head.n).collect();
     let mut scored = None;
