@@ -253,8 +253,8 @@ __device__ __forceinline__ void tile_scores(
 
 // Scores become weights 2^(s - m), and their sums: of 32 keys every eighth one in order, neighbours of these
 // eight sums two by two, and the sums of all 32 in order.
-template <bool FUSED = false, int J>
-__device__ __forceinline__ void tile_weights(float (&s)[J][4], Softmax& soft, float scale = 1.0f) {
+template <int J>
+__device__ __forceinline__ void tile_weights(float (&s)[J][4], Softmax& soft) {
     float base[2] = {
         soft.m[0] == -INFINITY_F ? 0.0f : soft.m[0], soft.m[1] == -INFINITY_F ? 0.0f : soft.m[1]
     };
@@ -265,8 +265,7 @@ __device__ __forceinline__ void tile_weights(float (&s)[J][4], Softmax& soft, fl
         for (int j = part; j < part + 4; ++j) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                float x = s[j][e], least = base[e / 2];
-                s[j][e] = exp2_fast(FUSED ? __fmaf_rn(x, scale, -least) : __fsub_rn(x, least));
+                s[j][e] = exp2_fast(__fsub_rn(s[j][e], base[e / 2]));
                 sums[e] = j == part ? s[j][e] : __fadd_rn(sums[e], s[j][e]);
             }
         }

@@ -13,20 +13,6 @@
 #include "flash.cuh"
 #include "flash_hopper.cuh"
 
-// Ways of doing it that benches/gpu/prefill.py compares. The warpgroups alternate in issuing MMAs:
-#ifndef PING_PONG
-#define PING_PONG 0
-#endif
-// The first tile of a split is taken as it is, instead of being folded into zeros (the same bits):
-#ifndef FIRST_FOLD
-#define FIRST_FOLD 1
-#endif
-// Scaling of a score and the difference to the largest one are one operation (other bits than flash.cuh
-// says):
-#ifndef FUSED_SCALE
-#define FUSED_SCALE 0
-#endif
-
 const int GROUPS = PREFILL_ROWS / FLASH_ROWS;
 const int CONSUMERS = GROUPS * 128;
 // Items that the producer can be ahead by, and more: each has a tile at least.
@@ -420,15 +406,6 @@ __device__ __forceinline__ void consume(
     auto free_values = [&](Stage n) {
         if (speaks) arrive(barriers.free_values[n.stage]);
     };
-    // Turns of the warpgroups: who has issued its MMAs lets the other one issue.
-    auto take_turn = [&]() {
-        if (PING_PONG) asm volatile("bar.sync %0, 256;" ::"r"(group + 4) : "memory");
-    };
-    auto give_turn = [&]() {
-        if (PING_PONG) asm volatile("bar.arrive %0, 256;" ::"r"((group ^ 1) + 4) : "memory");
-    };
-    if (group == 1) give_turn();
-
     Stage at = {0, 0};  // of the tile at hand
     await_keys(at);
     part.fetch(a, items[0], items[0].first_row + group * FLASH_ROWS);
@@ -442,7 +419,6 @@ __device__ __forceinline__ void consume(
         u32 tiles, own_tiles, before, tile, whole_first, whole_end;
         {
             Seen block(a, item, item.first_row, PREFILL_ROWS), own(a, item, first_row, FLASH_ROWS);
-            if (PING_PONG) own.first = block.first, own.end = block.end;
             tiles = block.end - block.first, own_tiles = own.end - own.first;
             before = min(own.first - block.first, tiles), tile = own.first;
             // Tiles that all rows see.
@@ -469,10 +445,8 @@ __device__ __forceinline__ void consume(
             // Weights of the tile from its scores.
             auto weigh = [&](Left& p) {
                 float(&rows)[FLASH_TILE / 8][4] = reinterpret_cast<float(&)[FLASH_TILE / 8][4]>(s);
-                if (!FUSED_SCALE) {
 #pragma unroll
-                    for (int i = 0; i < FLASH_TILE / 2; ++i) s[i] = __fmul_rn(s[i], a.scale);
-                }
+                for (int i = 0; i < FLASH_TILE / 2; ++i) s[i] = __fmul_rn(s[i], a.scale);
                 if (tile < whole_first || tile >= whole_end) {
                     u32 limit[2];
 #pragma unroll
@@ -484,18 +458,11 @@ __device__ __forceinline__ void consume(
                     hide_scores(rows, limit, a.window, tile * FLASH_TILE);
                 }
                 largest_scores(rows, soft);
-                if (FUSED_SCALE) {
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) soft.m[h] = __fmul_rn(soft.m[h], a.scale);
-                    tile_weights<true>(rows, soft, a.scale);
-                } else {
-                    tile_weights(rows, soft);
-                }
+                tile_weights(rows, soft);
                 p.take(s);
             };
             auto ask_scores = [&](Stage n) {
                 await_keys(n);
-                take_turn();
                 begin_products();
                 tile_scores_of<HD>(s, queries, keys_of(n));
             };
@@ -511,7 +478,7 @@ __device__ __forceinline__ void consume(
                     fold(state.soft.m[h], state.soft.l[h], soft.m[h], soft.l[h], keep[h], take[h]);
             };
             auto fold_part = [&]() {
-                if (FIRST_FOLD && fresh) {
+                if (fresh) {
                     part.template fold_into<true>(state.o, keep, take);
                 } else {
                     part.template fold_into<false>(state.o, keep, take);
@@ -524,7 +491,6 @@ __device__ __forceinline__ void consume(
                 await_values(at);
                 begin_products();
                 part.sum(p, values_of(at));
-                give_turn();
                 ++tile, --left;
                 weigh(next_p);
                 if constexpr (decltype(more)::YES) {
@@ -545,7 +511,6 @@ __device__ __forceinline__ void consume(
                 at = next;
             };
             ask_scores(at);
-            give_turn();
             have_scores(at);
             Left even, odd;
             weigh(even);
