@@ -151,6 +151,29 @@ pub trait Queue: Send + Sized + 'static {
     /// [`crate::checksum::values`] of a tensor.
     fn checksum(&mut self, tensor: &Tensor<Self>) -> Result<u64, DeviceError>;
 
+    /// Begins an exchange of tensors between ranks, after everything issued so far. What is issued afterwards
+    /// may run at the same time and must not use the tensors before [`Queue::join_exchanges`]: that is how
+    /// gradients travel while the backward pass goes on. Every rank begins the same exchanges in the same
+    /// order.
+    fn begin_exchange(&mut self, exchange: Exchange<Self::Device>) -> Result<(), DeviceError>;
+    /// What is issued from here on runs after all exchanges begun so far.
+    fn join_exchanges(&mut self) -> Result<(), DeviceError>;
+    /// Each rank its piece of everyone's tensor.
+    fn all_to_all(&mut self, args: AllToAll<Self::Device>) -> Result<(), DeviceError> {
+        self.begin_exchange(Exchange::AllToAll(args))?;
+        self.join_exchanges()
+    }
+    /// Everyone's piece to all ranks.
+    fn all_gather(&mut self, args: AllGather<Self::Device>) -> Result<(), DeviceError> {
+        self.begin_exchange(Exchange::AllGather(args))?;
+        self.join_exchanges()
+    }
+    /// One rank's tensor to all ranks.
+    fn broadcast(&mut self, args: Broadcast<Self::Device>) -> Result<(), DeviceError> {
+        self.begin_exchange(Exchange::Broadcast(args))?;
+        self.join_exchanges()
+    }
+
     /// A tensor with these values.
     fn upload(&mut self, values: &[f32]) -> Result<Tensor<Self>, DeviceError> {
         let mut tensor = self.device().zeros(values.len())?;

@@ -7,6 +7,7 @@ use super::kv::KvPages;
 use super::norm::InputGradient;
 use super::{Context, adamw, attention, attention_backward, elementwise, head, norm, sample};
 use crate::checksum;
+use crate::collective::{Pieces, bytes_of, bytes_of_mut};
 use crate::ops::*;
 use crate::queue::Queue;
 use crate::types::{Batch, DeviceError, HeadOutput, Heads, Rows, Sampled, Token};
@@ -283,6 +284,27 @@ impl Queue for CpuQueue {
 
     fn checksum(&mut self, tensor: &Aligned<f32>) -> Result<u64, DeviceError> {
         Ok(checksum::on(&self.ctx().pool, tensor))
+    }
+
+    fn begin_exchange(&mut self, exchange: Exchange<Cpu>) -> Result<(), DeviceError> {
+        match exchange {
+            Exchange::AllToAll(AllToAll { ranks, from, cuts, into }) => {
+                let pieces = Pieces::new(cuts, ranks.size(), from.len());
+                ranks.all_to_all(bytes_of(from), &pieces, bytes_of_mut(into))?;
+            }
+            Exchange::AllGather(AllGather { ranks, cuts, tensor }) => {
+                let pieces = Pieces::new(cuts, ranks.size(), tensor.len());
+                ranks.all_gather(&pieces, bytes_of_mut(tensor))?;
+            }
+            Exchange::Broadcast(Broadcast { ranks, root, tensor }) => {
+                ranks.broadcast(root, bytes_of_mut(tensor))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn join_exchanges(&mut self) -> Result<(), DeviceError> {
+        Ok(())
     }
 }
 

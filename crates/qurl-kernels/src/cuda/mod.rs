@@ -18,6 +18,7 @@ mod constants;
 mod context;
 pub mod counting;
 mod device;
+mod exchange;
 pub mod ffi;
 mod flash;
 mod flash_backward;

@@ -8,7 +8,7 @@ use super::kv::CudaKv;
 use super::launch::Launch;
 use super::pending::{self, CudaPending};
 use super::queue::CudaQueue;
-use super::{head, head_backward, linear, linear_backward, mlp, norm, rows, sums};
+use super::{exchange, head, head_backward, linear, linear_backward, mlp, norm, rows, sums};
 use crate::ops::*;
 use crate::queue::Queue;
 use crate::types::{AdamW, Batch, DeviceError, HeadOutput, LossGradient, Sampled};
@@ -230,5 +230,13 @@ impl Queue for CudaQueue {
     fn checksum(&mut self, tensor: &CudaTensor) -> Result<u64, DeviceError> {
         self.begin();
         sums::checksum(self, tensor)
+    }
+
+    fn begin_exchange(&mut self, exchange: Exchange<Cuda>) -> Result<(), DeviceError> {
+        exchange::begin(self, exchange)
+    }
+
+    fn join_exchanges(&mut self) -> Result<(), DeviceError> {
+        exchange::join(self)
     }
 }

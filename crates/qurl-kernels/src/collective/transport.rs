@@ -1,0 +1,37 @@
+//! The one primitive that a transport has: a group of messages to and from other ranks, which go in any order
+//! but those between the same two ranks. What goes where is decided above ([`super`]), once for all of them.
+
+use super::CollectiveError;
+use super::threads::Threads;
+
+/// Bytes for another rank.
+pub(super) struct Send<'a> {
+    pub to: usize,
+    pub bytes: &'a [u8],
+}
+
+/// Bytes from another rank, as many as it sends.
+pub(super) struct Receive<'a> {
+    pub from: usize,
+    pub bytes: &'a mut [u8],
+}
+
+/// What moves the bytes.
+pub(super) enum Transport {
+    /// One rank: there is nobody to talk to.
+    Alone,
+    /// Others are only thought of: what would be sent is counted, what would come is left as it is.
+    Counted,
+    /// Threads of this process.
+    Threads(Threads),
+}
+
+impl Transport {
+    /// Sends and receives, and returns when all of it is done. No rank sends to itself.
+    pub fn exchange(&self, sends: &[Send], receives: &mut [Receive]) -> Result<(), CollectiveError> {
+        match self {
+            Transport::Alone | Transport::Counted => Ok(()),
+            Transport::Threads(threads) => threads.exchange(sends, receives),
+        }
+    }
+}
