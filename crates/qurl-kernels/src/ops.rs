@@ -399,6 +399,8 @@ pub struct Slice<'a, D: Device> {
     pub at: usize,
     /// How many.
     pub len: usize,
+}
+
 /// An exchange of tensors between ranks: see [`Queue::begin_exchange`](crate::Queue::begin_exchange).
 pub enum Exchange<'a, D: Device> {
     /// Each rank its piece of everyone's tensor.

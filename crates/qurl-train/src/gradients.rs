@@ -41,7 +41,7 @@ impl<D: Device> Gradients<D> {
             let (left, right) = (&mut left[self.current - 1], &mut right[0]);
             for (to, from) in left.iter_mut().zip(right.iter_mut()) {
                 let len = D::len(to);
-                queue.add(from, to, len);
+                queue.add(&*from, to, len);
                 queue.clear(from, len);
             }
             self.current -= 1;

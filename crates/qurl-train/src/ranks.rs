@@ -51,6 +51,12 @@ impl Ranks {
         Ok(Ranks { collective, shards })
     }
 
+    /// The same rank with others that are only thought of: for plans.
+    pub fn counted(&self) -> Ranks {
+        let collective = Arc::new(Collective::counted(self.rank(), self.size()));
+        Ranks { collective, shards: self.shards }
+    }
+
     /// What moves the bytes.
     pub fn collective(&self) -> &Collective {
         &self.collective

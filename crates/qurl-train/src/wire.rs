@@ -62,7 +62,8 @@ impl Wire for String {
     }
 
     fn take(from: &mut &[u8]) -> Option<Self> {
-        let (text, rest) = from.split_at_checked(usize::take(from)?)?;
+        let len = usize::take(from)?;
+        let (text, rest) = from.split_at_checked(len)?;
         *from = rest;
         String::from_utf8(text.to_vec()).ok()
     }
