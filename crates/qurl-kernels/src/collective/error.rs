@@ -21,6 +21,18 @@ pub enum CollectiveError {
         /// How it was noticed.
         reason: String,
     },
+    /// Ranks do not run the same thing.
+    #[error("the ranks differ in {what}: {theirs} on rank {rank}, {ours} on rank 0")]
+    Differs {
+        /// In what.
+        what: String,
+        /// The first rank that differs from rank 0.
+        rank: usize,
+        /// What it has.
+        theirs: String,
+        /// What rank 0 has.
+        ours: String,
+    },
     /// An exchange failed.
     #[error("{what} failed: {reason}")]
     Failed {

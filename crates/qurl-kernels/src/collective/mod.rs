@@ -19,14 +19,26 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod agree;
+mod end;
 mod error;
+pub mod launch;
 mod moved;
+mod mpi;
+mod mpi_library;
+mod open;
 mod pieces;
+mod rendezvous;
 mod threads;
 mod transport;
+mod watch;
 
 pub use error::CollectiveError;
+pub use launch::{Launch, LaunchError, Launcher};
 pub use moved::Moved;
+pub use open::Join;
+pub use rendezvous::Address;
+pub use watch::Limits;
 
 pub(crate) use moved::Kind;
 pub(crate) use pieces::{Pieces, bytes_of, bytes_of_mut};
@@ -34,12 +46,15 @@ pub(crate) use pieces::{Pieces, bytes_of, bytes_of_mut};
 use moved::Counters;
 use threads::Threads;
 use transport::{Receive, Send, Transport};
+use watch::Watch;
 
 /// One rank's end of what connects the ranks of a run.
 pub struct Collective {
     rank: usize,
     size: usize,
     transport: Transport,
+    /// Over the other processes, where there are any.
+    watch: Option<Watch>,
     moved: Counters,
 }
 
@@ -64,7 +79,7 @@ impl Collective {
     }
 
     fn over(rank: usize, size: usize, transport: Transport) -> Collective {
-        Collective { rank, size, transport, moved: Counters::default() }
+        Collective { rank, size, transport, watch: None, moved: Counters::default() }
     }
 
     /// Its number, from 0 on. Rank 0 writes the run.
@@ -107,7 +122,7 @@ impl Collective {
             receives.push(Receive { from, bytes });
         }
         self.count(Kind::Host, (self.size - 1) * mine.len());
-        self.transport.exchange(&sends, &mut receives)?;
+        self.exchange(&sends, &mut receives)?;
         Ok(all)
     }
 
@@ -115,18 +130,18 @@ impl Collective {
     pub fn gather_bytes(&self, mine: &[u8]) -> Result<Option<Vec<Vec<u8>>>, CollectiveError> {
         if self.rank != 0 {
             self.count(Kind::Host, mine.len());
-            self.transport.exchange(&[Send { to: 0, bytes: &length(mine) }], &mut [])?;
-            self.transport.exchange(&[Send { to: 0, bytes: mine }], &mut [])?;
+            self.exchange(&[Send { to: 0, bytes: &length(mine) }], &mut [])?;
+            self.exchange(&[Send { to: 0, bytes: mine }], &mut [])?;
             return Ok(None);
         }
         if self.only_counts() {
             return Ok(Some(vec![mine.to_vec(); self.size]));
         }
         let mut lengths = vec![length(mine); self.size];
-        self.transport.exchange(&[], &mut self.receive_from_others(&mut lengths))?;
+        self.exchange(&[], &mut self.receive_from_others(&mut lengths))?;
         let mut all: Vec<Vec<u8>> = lengths.iter().map(|len| vec![0; from_length(len)]).collect();
         all[0].copy_from_slice(mine);
-        self.transport.exchange(&[], &mut self.receive_from_others(&mut all))?;
+        self.exchange(&[], &mut self.receive_from_others(&mut all))?;
         Ok(Some(all))
     }
 
@@ -135,7 +150,8 @@ impl Collective {
         assert!(root < self.size, "root {root} of {} ranks", self.size);
         let mut len = length(&bytes);
         self.spread(root, &mut len)?;
-        let mut bytes = if self.rank == root || self.only_counts() { bytes } else { vec![0; from_length(&len)] };
+        let mut bytes =
+            if self.rank == root || self.only_counts() { bytes } else { vec![0; from_length(&len)] };
         if self.rank == root {
             self.count(Kind::Host, (self.size - 1) * bytes.len());
         }
@@ -149,22 +165,27 @@ impl Collective {
     }
 
     /// [`Queue::all_to_all`](crate::Queue::all_to_all) in the memory of the host.
-    pub(crate) fn all_to_all(&self, from: &[u8], pieces: &Pieces, into: &mut [u8]) -> Result<(), CollectiveError> {
+    pub(crate) fn all_to_all(
+        &self,
+        from: &[u8],
+        pieces: &Pieces,
+        into: &mut [u8],
+    ) -> Result<(), CollectiveError> {
         let own = pieces.range(self.rank);
         let mut slots = pieces.slots(self.rank, into);
         slots[self.rank].copy_from_slice(&from[own.clone()]);
         let sends = self.others().map(|to| Send { to, bytes: &from[pieces.range(to)] }).collect::<Vec<_>>();
         self.count(Kind::AllToAll, pieces.total() - own.len());
-        self.transport.exchange(&sends, &mut self.receive_from_others(&mut slots))
+        self.exchange(&sends, &mut self.receive_from_others(&mut slots))
     }
 
     /// [`Queue::all_gather`](crate::Queue::all_gather) in the memory of the host.
     pub(crate) fn all_gather(&self, pieces: &Pieces, tensor: &mut [u8]) -> Result<(), CollectiveError> {
         let mut slices = pieces.slices(tensor);
-        let mine: &[u8] = std::mem::take(&mut slices[self.rank]);
+        let mine: &[u8] = &*std::mem::take(&mut slices[self.rank]);
         let sends = self.others().map(|to| Send { to, bytes: mine }).collect::<Vec<_>>();
         self.count(Kind::AllGather, (self.size - 1) * mine.len());
-        self.transport.exchange(&sends, &mut self.receive_from_others(&mut slices))
+        self.exchange(&sends, &mut self.receive_from_others(&mut slices))
     }
 
     /// [`Queue::broadcast`](crate::Queue::broadcast) in the memory of the host.
@@ -183,13 +204,22 @@ impl Collective {
         let leads = if place == 0 { self.size.next_power_of_two() } else { 1 << place.trailing_zeros() };
         if place != 0 {
             let from = rank(place - leads);
-            self.transport.exchange(&[], &mut [Receive { from, bytes: &mut *bytes }])?;
+            self.exchange(&[], &mut [Receive { from, bytes: &mut *bytes }])?;
         }
         let bytes: &[u8] = bytes;
-        let reach = std::iter::successors(Some(leads / 2), |reach| Some(reach / 2)).take_while(|&reach| reach > 0);
+        let reach =
+            std::iter::successors(Some(leads / 2), |reach| Some(reach / 2)).take_while(|&reach| reach > 0);
         let below = reach.map(|reach| place + reach).filter(|&below| below < self.size);
         let sends = below.map(|below| Send { to: rank(below), bytes }).collect::<Vec<_>>();
-        self.transport.exchange(&sends, &mut [])
+        self.exchange(&sends, &mut [])
+    }
+
+    /// All exchanges of bytes of the host come here.
+    fn exchange(&self, sends: &[Send], receives: &mut [Receive]) -> Result<(), CollectiveError> {
+        if let Some(watch) = &self.watch {
+            watch.begin_exchange();
+        }
+        self.transport.exchange(sends, receives)
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -206,7 +236,7 @@ impl Collective {
         let mine = (mine as u64).to_le_bytes();
         let mut lengths = vec![mine; self.size];
         let sends = self.others().map(|to| Send { to, bytes: &mine }).collect::<Vec<_>>();
-        self.transport.exchange(&sends, &mut self.receive_from_others(&mut lengths))?;
+        self.exchange(&sends, &mut self.receive_from_others(&mut lengths))?;
         Ok(lengths.iter().map(from_length).collect())
     }
 }

@@ -57,7 +57,10 @@ impl Pieces {
 
     /// Places for a rank's piece from everyone, in `[ranks, piece]`.
     pub fn slots<'a>(&self, rank: usize, mut into: &'a mut [u8]) -> Vec<&'a mut [u8]> {
-        assert!(into.len() >= self.received(rank), "all to all: [ranks, own piece] is larger than the tensor");
+        assert!(
+            into.len() >= self.received(rank),
+            "all to all: [ranks, own piece] is larger than the tensor"
+        );
         let len = self.range(rank).len();
         let mut slots = Vec::with_capacity(self.ranks());
         for _ in 0..self.ranks() {

@@ -1,7 +1,7 @@
 //! Ranks as threads of one process: messages go through a table in memory. For tests of what ranks compute.
 
-use super::transport::{Receive, Send};
 use super::CollectiveError;
+use super::transport::{Receive, Send};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -41,7 +41,8 @@ impl Threads {
         self.post.changed.notify_all();
         for receive in receives {
             let message = loop {
-                if let Some(message) = mail.messages.get_mut(&(receive.from, self.rank)).and_then(VecDeque::pop_front)
+                if let Some(message) =
+                    mail.messages.get_mut(&(receive.from, self.rank)).and_then(VecDeque::pop_front)
                 {
                     break message;
                 }
@@ -51,7 +52,13 @@ impl Threads {
                 }
                 mail = self.post.changed.wait(mail).unwrap_or_else(PoisonError::into_inner);
             };
-            assert_eq!(message.len(), receive.bytes.len(), "bytes from rank {} to {}", receive.from, self.rank);
+            assert_eq!(
+                message.len(),
+                receive.bytes.len(),
+                "bytes from rank {} to {}",
+                receive.from,
+                self.rank
+            );
             receive.bytes.copy_from_slice(&message);
         }
         Ok(())

@@ -2,6 +2,7 @@
 //! but those between the same two ranks. What goes where is decided above ([`super`]), once for all of them.
 
 use super::CollectiveError;
+use super::mpi::Mpi;
 use super::threads::Threads;
 
 /// Bytes for another rank.
@@ -24,6 +25,8 @@ pub(super) enum Transport {
     Counted,
     /// Threads of this process.
     Threads(Threads),
+    /// Processes of an MPI job.
+    Mpi(Mpi),
 }
 
 impl Transport {
@@ -32,6 +35,7 @@ impl Transport {
         match self {
             Transport::Alone | Transport::Counted => Ok(()),
             Transport::Threads(threads) => threads.exchange(sends, receives),
+            Transport::Mpi(mpi) => mpi.exchange(sends, receives),
         }
     }
 }

@@ -46,6 +46,7 @@ fn others(queue: &CudaQueue, ranks: &Collective) -> Result<(), DeviceError> {
     if ranks.size() == 1 || queue.context.only_counts() {
         return Ok(());
     }
-    let reason = "tensors of a GPU are exchanged by NCCL, and these ranks are connected otherwise".to_string();
+    let reason =
+        "tensors of a GPU are exchanged by NCCL, and these ranks are connected otherwise".to_string();
     Err(CollectiveError::Failed { what: "an exchange of tensors".to_string(), reason }.into())
 }
