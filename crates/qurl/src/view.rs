@@ -31,6 +31,8 @@ pub enum Mode {
     Lines,
     /// Warnings only.
     Quiet,
+    /// Nothing: rank 0 shows it for all.
+    Silent,
 }
 
 impl Mode {
@@ -85,8 +87,11 @@ impl TrainView {
         }
     }
 
-    /// A warning, above what is drawn, in every mode.
+    /// A warning, above what is drawn, in every mode but that of other ranks.
     pub fn warn(&self, text: &str) {
+        if self.mode == Mode::Silent {
+            return;
+        }
         match self.stage.as_ref().and_then(|s| s.bar.as_ref()) {
             Some(bar) => bar.suspend(|| err!("{text}")),
             None => err!("{text}"),
