@@ -66,6 +66,17 @@ pub enum LaunchError {
         /// What should be there.
         expected: String,
     },
+    /// A machine has more ranks than GPUs.
+    #[error(
+        "rank {local_rank} of this machine (numbered from 0) has no GPU: there are {gpus}; start as many ranks, \
+         or give each process an NCCL_HOSTID of its own to let them share"
+    )]
+    TooFewGpus {
+        /// The rank's number on its machine.
+        local_rank: usize,
+        /// GPUs that it sees.
+        gpus: usize,
+    },
     /// Two do not agree.
     #[error("the launchers do not agree: {one} and {other}")]
     Contradiction {
@@ -121,6 +132,28 @@ impl Launch {
             variables.leftovers()?;
         }
         Ok(found.filter(|launch| launch.size > 1))
+    }
+}
+
+impl Launch {
+    /// The GPU of this rank among those that the process sees: that of its local rank. Ranks share GPUs only
+    /// where each has an `NCCL_HOSTID` of its own, without which NCCL refuses it; a process that sees one GPU,
+    /// chosen for it by `CUDA_VISIBLE_DEVICES`, takes that.
+    pub fn gpu(&self, gpus: usize) -> Result<usize, LaunchError> {
+        self.gpu_by(gpus, &|name| std::env::var(name).ok())
+    }
+
+    fn gpu_by(&self, gpus: usize, variable: &dyn Fn(&str) -> Option<String>) -> Result<usize, LaunchError> {
+        let is_set = |name| Variables(variable).get(name).is_some();
+        if self.local_rank < gpus {
+            Ok(self.local_rank)
+        } else if gpus > 0 && is_set("NCCL_HOSTID") {
+            Ok(self.local_rank % gpus)
+        } else if gpus == 1 && is_set("CUDA_VISIBLE_DEVICES") {
+            Ok(0)
+        } else {
+            Err(LaunchError::TooFewGpus { local_rank: self.local_rank, gpus })
+        }
     }
 }
 

@@ -26,11 +26,12 @@ pub mod launch;
 mod moved;
 mod mpi;
 mod mpi_library;
+pub(crate) mod nccl_library;
 mod open;
 mod pieces;
 mod rendezvous;
 mod threads;
-mod transport;
+pub(crate) mod transport;
 mod watch;
 
 pub use error::CollectiveError;
@@ -43,6 +44,7 @@ pub use watch::Limits;
 pub(crate) use moved::Kind;
 pub(crate) use pieces::{Pieces, bytes_of, bytes_of_mut};
 
+use crate::cuda::nccl::Clique;
 use moved::Counters;
 use threads::Threads;
 use transport::{Receive, Send, Transport};
@@ -55,6 +57,8 @@ pub struct Collective {
     transport: Transport,
     /// Over the other processes, where there are any.
     watch: Option<Watch>,
+    /// The MPI job in which GPUs were told where to meet.
+    job: Option<Box<Collective>>,
     moved: Counters,
 }
 
@@ -79,7 +83,7 @@ impl Collective {
     }
 
     fn over(rank: usize, size: usize, transport: Transport) -> Collective {
-        Collective { rank, size, transport, watch: None, moved: Counters::default() }
+        Collective { rank, size, transport, watch: None, job: None, moved: Counters::default() }
     }
 
     /// Its number, from 0 on. Rank 0 writes the run.
@@ -100,6 +104,21 @@ impl Collective {
     /// Counts what is sent.
     pub(crate) fn count(&self, kind: Kind, bytes: usize) {
         self.moved.add(kind, bytes);
+    }
+
+    /// The clique of GPUs, where there is one.
+    pub(crate) fn clique(&self) -> Option<&Clique> {
+        match &self.transport {
+            Transport::Nccl(clique) => Some(clique),
+            Transport::Alone | Transport::Counted | Transport::Threads(_) | Transport::Mpi(_) => None,
+        }
+    }
+
+    /// Tells the watch that an exchange begins.
+    pub(crate) fn begin_exchange(&self) {
+        if let Some(watch) = &self.watch {
+            watch.begin_exchange();
+        }
     }
 
     /// Whether the other ranks are only thought of.
@@ -216,9 +235,7 @@ impl Collective {
 
     /// All exchanges of bytes of the host come here.
     fn exchange(&self, sends: &[Send], receives: &mut [Receive]) -> Result<(), CollectiveError> {
-        if let Some(watch) = &self.watch {
-            watch.begin_exchange();
-        }
+        self.begin_exchange();
         self.transport.exchange(sends, receives)
     }
 

@@ -24,7 +24,7 @@ const EAGER: Duration = Duration::from_millis(1);
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// This process in the job.
-pub(super) struct Mpi {
+pub(crate) struct Mpi {
     library: Library,
     /// One call at a time: the library promises no more.
     turn: Mutex<()>,

@@ -79,7 +79,7 @@ pub(super) struct Library {
     interface: Interface,
     /// Where it was found.
     pub file: String,
-    /// The first line of what it says it is.
+    /// What it says it is.
     pub version: String,
 }
 
@@ -324,7 +324,8 @@ fn open(path: &str, started_by: Option<Implementation>) -> Result<Library, Strin
     std::mem::forget(library); // libraries of MPI do not survive being closed
     // SAFETY: memory for any text; it may be asked before anything else.
     let version = text(|text, len| unsafe { (functions.library_version)(text, len) }).unwrap_or_default();
-    let version = version.lines().next().unwrap_or_default().trim().to_string();
+    let words = version.lines().next().unwrap_or_default().split(',').next().unwrap_or_default();
+    let version = words.split_whitespace().collect::<Vec<_>>().join(" ");
     Ok(Library { functions, interface, file: path.to_string(), version })
 }
 

@@ -1,10 +1,14 @@
-//! How a rank joins its run: over MPI with a CPU. The ranks meet at rank 0 and watch each other from then on.
+//! How a rank joins its run: over MPI with a CPU, over NCCL with a GPU. The ranks meet at rank 0 and watch each
+//! other from then on.
 
 use super::mpi::Mpi;
 use super::rendezvous::{self, Address, Guest, Met};
 use super::transport::Transport;
 use super::watch::{Limits, Watch};
 use super::{Collective, CollectiveError, Launch, Launcher};
+use crate::cuda::Cuda;
+use crate::cuda::nccl::{self, Clique};
+use crate::types::DeviceError;
 
 /// How a rank joins.
 #[derive(Clone, Copy)]
@@ -30,19 +34,58 @@ impl Collective {
             return Err(CollectiveError::Library { library: "MPI".to_string(), reason });
         }
         let ranks = Collective::over(rank, size, Transport::Mpi(Mpi::join(rank, size)?));
-        let met = ranks.meet_by_mpi(&join)?;
-        ranks.watched(met, join.limits)
+        let met = ranks.meet_by_mpi(&join, &[])?;
+        let ranks = ranks.watched(met, join.limits)?;
+        // Nobody is past this before everyone watches.
+        ranks.barrier()?;
+        Ok(ranks)
     }
 
-    /// Meets the others where rank 0 says by an exchange.
-    fn meet_by_mpi(&self, join: &Join) -> Result<Met, CollectiveError> {
+    /// Joins a run of ranks with a GPU each: bytes travel by NCCL. The ranks meet where the launcher says, or,
+    /// where it does not, MPI tells them where.
+    pub fn nccl(join: Join, device: &Cuda) -> Result<Collective, DeviceError> {
+        let Launch { rank, size, ref address, .. } = *join.launch;
+        let limits = join.limits;
+        let id = if rank == 0 { nccl::unique_id()? } else { Vec::new() };
+        let (job, met) = match address {
+            Some(address) => {
+                let guest = Guest { rank, size, identity: join.identity };
+                let met = match rank {
+                    0 => rendezvous::receive_all(&rendezvous::listen(address)?, guest, &id, limits.meeting)?,
+                    _ => rendezvous::come(address, guest, limits.meeting)?,
+                };
+                (None, met)
+            }
+            None => {
+                let ranks = Collective::over(rank, size, Transport::Mpi(Mpi::join(rank, size)?));
+                let met = ranks.meet_by_mpi(&join, &id)?;
+                (Some(ranks), met)
+            }
+        };
+        let id = met.gift.clone();
+        // From here on a rank that dies is noticed, also while the others wait for it to join the clique.
+        let ranks = Collective::over(rank, size, Transport::Alone).watched(met, limits)?;
+        let clique = Clique::join(device, rank, size, &id)?;
+        let ranks =
+            Collective { transport: Transport::Nccl(Box::new(clique)), job: job.map(Box::new), ..ranks };
+        ranks.barrier()?;
+        Ok(ranks)
+    }
+
+    /// Bytes of a GPU's memory that a rank takes beside what NCCL takes itself.
+    pub const fn device_bytes() -> usize {
+        Clique::device_bytes()
+    }
+
+    /// Meets the others where rank 0 says by an exchange, and brings its gift.
+    fn meet_by_mpi(&self, join: &Join, gift: &[u8]) -> Result<Met, CollectiveError> {
         let guest = Guest { rank: self.rank, size: self.size, identity: join.identity };
         let here = host_name();
         if self.rank == 0 {
             let listener = rendezvous::listen(&Address { host: here.clone(), port: 0 })?;
             let at = listener.local_addr().map_err(|e| failed(e.to_string()))?;
             self.broadcast_bytes(0, format!("{} {here}", at.port()).into_bytes())?;
-            return rendezvous::receive_all(&listener, guest, &[], join.limits.meeting);
+            return rendezvous::receive_all(&listener, guest, gift, join.limits.meeting);
         }
         let told = self.broadcast_bytes(0, Vec::new())?;
         let told = String::from_utf8_lossy(&told);
@@ -56,8 +99,6 @@ impl Collective {
     fn watched(mut self, met: Met, limits: Limits) -> Result<Collective, CollectiveError> {
         let watch = Watch::begin(self.rank, self.size, met, limits);
         self.watch = Some(watch.map_err(|e| failed(e.to_string()))?);
-        // Nobody is past this before everyone watches.
-        self.barrier()?;
         Ok(self)
     }
 
@@ -68,6 +109,7 @@ impl Collective {
             Transport::Counted => "nothing: it only counts".to_string(),
             Transport::Threads(_) => "threads".to_string(),
             Transport::Mpi(mpi) => mpi.description(),
+            Transport::Nccl(clique) => clique.description(),
         };
         format!("rank {} of {} over {by}", self.rank, self.size)
     }
@@ -78,9 +120,11 @@ impl Collective {
         if let Some(watch) = &self.watch {
             watch.leave();
         }
-        match &self.transport {
-            Transport::Alone | Transport::Counted | Transport::Threads(_) => Ok(()),
-            Transport::Mpi(mpi) => mpi.finalize(),
+        match (&self.transport, self.job.as_ref().map(|job| &job.transport)) {
+            (Transport::Mpi(mpi), _) => mpi.finalize(),
+            (Transport::Nccl(clique), Some(Transport::Mpi(mpi))) => clique.close().and(mpi.finalize()),
+            (Transport::Nccl(clique), _) => clique.close(),
+            (Transport::Alone | Transport::Counted | Transport::Threads(_), _) => Ok(()),
         }
     }
 

@@ -21,7 +21,7 @@ struct Mail {
 }
 
 /// One of the ranks.
-pub(super) struct Threads {
+pub(crate) struct Threads {
     rank: usize,
     size: usize,
     post: Arc<Post>,

@@ -4,21 +4,22 @@
 use super::CollectiveError;
 use super::mpi::Mpi;
 use super::threads::Threads;
+use crate::cuda::nccl::Clique;
 
 /// Bytes for another rank.
-pub(super) struct Send<'a> {
+pub(crate) struct Send<'a> {
     pub to: usize,
     pub bytes: &'a [u8],
 }
 
 /// Bytes from another rank, as many as it sends.
-pub(super) struct Receive<'a> {
+pub(crate) struct Receive<'a> {
     pub from: usize,
     pub bytes: &'a mut [u8],
 }
 
 /// What moves the bytes.
-pub(super) enum Transport {
+pub(crate) enum Transport {
     /// One rank: there is nobody to talk to.
     Alone,
     /// Others are only thought of: what would be sent is counted, what would come is left as it is.
@@ -27,6 +28,8 @@ pub(super) enum Transport {
     Threads(Threads),
     /// Processes of an MPI job.
     Mpi(Mpi),
+    /// GPUs, by NCCL.
+    Nccl(Box<Clique>),
 }
 
 impl Transport {
@@ -36,6 +39,7 @@ impl Transport {
             Transport::Alone | Transport::Counted => Ok(()),
             Transport::Threads(threads) => threads.exchange(sends, receives),
             Transport::Mpi(mpi) => mpi.exchange(sends, receives),
+            Transport::Nccl(clique) => clique.exchange(sends, receives),
         }
     }
 }

@@ -37,6 +37,7 @@ mod linear_backward;
 mod lt;
 mod memory;
 mod mlp;
+pub(crate) mod nccl;
 mod norm;
 mod ops;
 pub mod peak;

@@ -2,9 +2,9 @@
 //!
 //! Nothing waits for ever: a job has a limit, and so has each of its ranks.
 
+use qurl_kernels::collective::{Join, Launch, Limits};
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::{Collective, Cpu};
-use qurl_kernels::collective::{Join, Launch, Limits};
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 const CASE: &str = "QURL_TEST_CASE";
 /// How long a job may take.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a rank does, by name.
+pub type Case = (&'static str, fn(Collective));
 
 /// What became of a job.
 pub struct Outcome {
@@ -45,7 +48,7 @@ pub fn run_alone(case: &str, variables: &[(&str, &str)]) -> Outcome {
 }
 
 /// Plays a case of [`run`] or [`run_alone`], if this process was started for one.
-pub fn play(cases: &[(&str, fn(Collective))]) {
+pub fn play(cases: &[Case]) {
     let Ok(case) = std::env::var(CASE) else {
         return eprintln!("skipped: this is a rank of other tests, which start it");
     };
@@ -61,7 +64,8 @@ pub fn play(cases: &[(&str, fn(Collective))]) {
     };
     let silence = seconds("QURL_TEST_SILENCE", 20);
     let limits = Limits { meeting: silence, silence, stall: seconds("QURL_TEST_STALL", 20) };
-    let identity = if case == "other version" { format!("qurl {}", launch.rank / 2) } else { "qurl 0".to_string() };
+    let identity =
+        if case == "other version" { format!("qurl {}", launch.rank / 2) } else { "qurl 0".to_string() };
     match Collective::mpi(Join { launch: &launch, identity: &identity, limits }) {
         Err(error) => {
             println!("error: {error}");

@@ -5,4 +5,5 @@ mod every;
 mod faults;
 mod job;
 mod mpi;
+mod nccl;
 mod threads;

@@ -4,7 +4,7 @@ use super::{every, faults, job};
 use qurl_kernels::ops::AllGather;
 use qurl_kernels::{Collective, Device, Queue};
 
-const CASES: &[(&str, fn(Collective))] = &[
+const CASES: &[job::Case] = &[
     ("every exchange", every_exchange),
     ("large messages", large_messages),
     ("other version", faults::never_reached),
@@ -78,8 +78,7 @@ fn a_library_that_is_missing_or_another_is_named() {
 
 #[test]
 fn ranks_on_cpus_need_mpi() {
-    let variables =
-        [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")];
+    let variables = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")];
     let outcome = job::run_alone("every exchange", &variables);
     let expected = "MPI cannot be used: torchrun started rank 0 of 2, and ranks that compute on a CPU";
     assert!(!outcome.success && outcome.text.contains(expected), "{}", outcome.text);

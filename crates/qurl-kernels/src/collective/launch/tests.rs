@@ -172,3 +172,15 @@ fn the_first_machine_of_a_list_is_found() {
         assert_eq!(first_host(list).as_deref(), host, "{list}");
     }
 }
+
+#[test]
+fn a_rank_takes_the_gpu_of_its_local_rank() {
+    let gpu = |local_rank: usize, gpus: usize, set: &[&str]| {
+        let launch = Launch { local_rank, ..found(&TORCHRUN) };
+        launch.gpu_by(gpus, &|name| set.contains(&name).then(|| "1".to_string())).ok()
+    };
+    assert_eq!((gpu(1, 4, &[]), gpu(0, 1, &["CUDA_VISIBLE_DEVICES"])), (Some(1), Some(0)));
+    assert_eq!((gpu(4, 4, &[]), gpu(0, 0, &["NCCL_HOSTID"])), (None, None));
+    assert_eq!((gpu(5, 4, &["NCCL_HOSTID"]), gpu(3, 1, &["NCCL_HOSTID"])), (Some(1), Some(0)));
+    assert_eq!((gpu(3, 1, &["CUDA_VISIBLE_DEVICES"]), gpu(3, 2, &["CUDA_VISIBLE_DEVICES"])), (Some(0), None));
+}
