@@ -152,6 +152,12 @@ pub fn evaluate<D: Device>(
     Ok(records.into_values().collect())
 }
 
+/// The records that rank 0 has read, at all ranks.
+pub fn of_first(ranks: &Ranks, read: Vec<ProblemRecord>) -> Result<Vec<ProblemRecord>, EvaluateError> {
+    let sent = ranks.of_first(read.into_iter().map(Sent).collect::<Vec<_>>())?;
+    Ok(sent.into_iter().map(|Sent(record)| record).collect())
+}
+
 /// A record on its way to other ranks: the line of its file.
 struct Sent(ProblemRecord);
 

@@ -29,6 +29,17 @@ impl Ranks {
         Ranks { collective: Arc::new(Collective::alone()), shards: 1 }
     }
 
+    /// One rank that computes all shards, a power of two of them.
+    pub fn sharded(shards: usize) -> Ranks {
+        assert!(shards.is_power_of_two(), "{shards} shards");
+        Ranks { shards, ..Ranks::alone() }
+    }
+
+    /// One rank that computes all shards of a recipe.
+    pub fn one(recipe: &Recipe) -> Ranks {
+        Ranks::sharded(recipe.trainer.shards)
+    }
+
     /// The ranks of a run by a recipe; an error where they cannot share its shards.
     pub fn new(collective: Arc<Collective>, recipe: &Recipe) -> Result<Ranks, RecipeError> {
         let (shards, size) = (recipe.trainer.shards, collective.size());
@@ -49,6 +60,11 @@ impl Ranks {
             return Err(RecipeError::Invalid { place, key: key.to_string(), found: shards.to_string(), expected });
         }
         Ok(Ranks { collective, shards })
+    }
+
+    /// Ranks that train nothing: they share evaluations.
+    pub fn without_shards(collective: Arc<Collective>) -> Ranks {
+        Ranks { shards: collective.size(), collective }
     }
 
     /// The same rank with others that are only thought of: for plans.

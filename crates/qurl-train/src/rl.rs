@@ -35,7 +35,7 @@ use crate::recipe::{Recipe, RecipeError, RlPlan};
 use crate::ranks::Ranks;
 use crate::solve::{SolveError, Solved, Trouble};
 use crate::start::Start;
-use qurl_kernels::collective::{Collective, CollectiveError};
+use qurl_kernels::collective::CollectiveError;
 use qurl_kernels::{Device, DeviceError, Queue, Rounding};
 use qurl_model::Params;
 use qurl_model::compute::{Batch, Network, TapeOptions, whole_batch};
@@ -170,8 +170,7 @@ impl<D: Device> RlTrainer<D> {
         start: Start,
         task: Box<dyn Task>,
     ) -> Result<Self, TrainError> {
-        let ranks = Ranks::new(Arc::new(Collective::alone()), recipe)?;
-        Self::on_ranks(device, recipe, file, start, task, ranks)
+        Self::on_ranks(device, recipe, file, start, task, Ranks::one(recipe))
     }
 
     /// The same on one of several ranks, all of which give it the same.

@@ -19,9 +19,8 @@ pub use summary::{SftBegun, SftBest, SftSummary};
 pub use trainer::{SftTrainer, train_step};
 
 use crate::ranks::Ranks;
-use crate::recipe::{Recipe, RecipeError, Sft};
+use crate::recipe::{Recipe, Sft};
 use crate::start::{Start, StartError};
-use qurl_kernels::collective::Collective;
 use qurl_kernels::{Device, DeviceError};
 use qurl_model::Params;
 use std::ops::ControlFlow;
@@ -33,9 +32,6 @@ pub enum SftError {
     /// The model or tokenizer.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The recipe.
-    #[error(transparent)]
-    Recipe(#[from] RecipeError),
     /// The examples.
     #[error(transparent)]
     Examples(#[from] ExampleError),
@@ -94,6 +90,5 @@ pub fn run<D: Device>(
         on_step(record);
         Ok::<_, SftError>(ControlFlow::Continue(()))
     };
-    let ranks = Ranks::new(Arc::new(Collective::alone()), recipe)?;
-    Ok(warm_start(device, recipe, sft, start, examples, &ranks, go_on)?.0)
+    Ok(warm_start(device, recipe, sft, start, examples, &Ranks::one(recipe), go_on)?.0)
 }

@@ -11,6 +11,7 @@ mod supervised;
 use crate::output::err;
 use frame::{Painter, block, plain};
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
+use qurl_train::ranks::Ranks;
 use qurl_train::rl::StepRecord;
 use qurl_train::sft::SftRecord;
 use std::fmt::Write;
@@ -43,6 +44,13 @@ impl Mode {
             (false, true) => Mode::Lines,
             (false, false) => Mode::Live,
         }
+    }
+}
+
+impl Mode {
+    /// The same where several ranks run: the first of them shows it for all.
+    pub fn of_rank(ranks: &Ranks, quiet: bool, json: bool) -> Mode {
+        if ranks.is_first() { Mode::choose(quiet, json) } else { Mode::Silent }
     }
 }
 
