@@ -14,6 +14,7 @@ use crate::version;
 use anyhow::Context;
 use qurl_kernels::collective::{Join, Launch, Limits};
 use qurl_kernels::{Collective, Cuda, DeviceKind, cuda};
+use std::sync::Arc;
 
 /// The option of commands that ranks can share.
 #[derive(clap::Args, Clone, Copy)]
@@ -38,22 +39,31 @@ impl RanksArg {
     }
 }
 
+/// A device, and the ranks that compute with theirs.
+pub struct Joined {
+    /// This rank's device.
+    pub device: Opened,
+    /// All ranks.
+    pub ranks: Arc<Collective>,
+}
+
 /// Opens the device of this rank and joins the others; without a launcher it is alone.
-pub fn join(device: DeviceKind, limits: Limits) -> anyhow::Result<(Opened, Collective)> {
+pub fn join(device: DeviceKind) -> anyhow::Result<Joined> {
     let Some(launch) = Launch::from_env().or_bad()? else {
-        return Ok((device::open(device)?, Collective::alone()));
+        return Ok(Joined { device: device::open(device)?, ranks: Arc::new(Collective::alone()) });
     };
     let identity = format!("qurl {}", version::SHORT);
-    let join = Join { launch: &launch, identity: &identity, limits };
+    let join = Join { launch: &launch, identity: &identity, limits: Limits::from_env().or_bad()? };
     let joining = || format!("joining as rank {} of {}", launch.rank, launch.size);
     if has_gpus(device) {
         let gpus = cuda::found().map_or(0, |found| found.gpus.len());
         let cuda = device::open_gpu(launch.gpu(gpus).or_bad()?).or_bad()?;
         let ranks = Collective::nccl(join, &cuda).with_context(joining)?;
-        return Ok((Opened::Cuda(cuda), ranks));
+        return Ok(Joined { device: Opened::Cuda(cuda), ranks: Arc::new(ranks) });
     }
     let ranks = Collective::mpi(join).with_context(joining)?;
-    Ok((Opened::Cpu(device::open_cpu(launch.local_size).or_bad()?), ranks))
+    let cpu = device::open_cpu(launch.local_size).or_bad()?;
+    Ok(Joined { device: Opened::Cpu(cpu), ranks: Arc::new(ranks) })
 }
 
 /// Whether ranks compute on GPUs: all of them or none.
@@ -78,12 +88,12 @@ pub fn leave(ranks: &Collective, outcome: anyhow::Result<()>) -> anyhow::Result<
     }
 }
 
-/// Runs an expression with the device of this rank as an `Arc`, and the ranks as another.
+/// Runs an expression with this rank's device, as an `Arc`, and all ranks.
 macro_rules! on_ranks {
-    ($device:expr, $limits:expr, ($opened:ident, $ranks:ident) => $body:expr) => {{
-        let (opened, $ranks) = $crate::ranks::join($device, $limits)?;
-        let $ranks = std::sync::Arc::new($ranks);
-        let outcome = match opened {
+    ($device:expr, ($opened:ident, $ranks:ident) => $body:expr) => {{
+        let $crate::ranks::Joined { device, ranks: $ranks } = $crate::ranks::join($device)?;
+        let joined = $ranks.clone();
+        let outcome = match device {
             $crate::device::Opened::Cpu(device) => {
                 let $opened = std::sync::Arc::new(device);
                 $body
@@ -93,7 +103,7 @@ macro_rules! on_ranks {
                 $body
             }
         };
-        $crate::ranks::leave(&$ranks, outcome)
+        $crate::ranks::leave(&joined, outcome)
     }};
 }
 pub(crate) use on_ranks;

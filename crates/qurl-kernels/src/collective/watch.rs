@@ -35,6 +35,29 @@ impl Default for Limits {
     }
 }
 
+/// The variable for [`Limits::stall`].
+const STALL: &str = "QURL_RANK_TIMEOUT";
+
+/// `QURL_RANK_TIMEOUT` is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("QURL_RANK_TIMEOUT={0:?} is not a number of seconds; expected 1 or more")]
+pub struct LimitsError(String);
+
+impl Limits {
+    /// As they are by default, but for what the environment says: `QURL_RANK_TIMEOUT`, seconds, is the time
+    /// that ranks wait for one that is alive.
+    pub fn from_env() -> Result<Limits, LimitsError> {
+        let mut limits = Limits::default();
+        if let Some(text) = std::env::var(STALL).ok().filter(|text| !text.is_empty()) {
+            match text.parse() {
+                Ok(seconds) if seconds >= 1 => limits.stall = Duration::from_secs(seconds),
+                _ => return Err(LimitsError(text)),
+            }
+        }
+        Ok(limits)
+    }
+}
+
 /// The most time between two beats.
 const BEAT: Duration = Duration::from_secs(1);
 
