@@ -20,6 +20,7 @@ mod model;
 mod output;
 mod packing;
 mod progress;
+mod ranks;
 mod report;
 mod sampler;
 #[cfg(test)]
@@ -151,6 +152,7 @@ fn finish(result: anyhow::Result<()>) -> ExitCode {
             output::err!("qurl: {}", input::message(&error));
             match error.downcast_ref::<stop::Stopped>() {
                 Some(stopped) => ExitCode::from(stopped.status),
+                None if error.is::<ranks::Ended>() => ExitCode::from(ranks::status(&error)),
                 None => ExitCode::from(if error.is::<input::BadInput>() { 2 } else { 1 }),
             }
         }

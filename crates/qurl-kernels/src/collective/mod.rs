@@ -39,7 +39,7 @@ pub use launch::{Launch, LaunchError, Launcher};
 pub use moved::Moved;
 pub use open::Join;
 pub use rendezvous::Address;
-pub use watch::Limits;
+pub use watch::{Limits, LimitsError};
 
 pub(crate) use moved::Kind;
 pub(crate) use pieces::{Pieces, bytes_of, bytes_of_mut};

@@ -35,8 +35,34 @@ impl Default for Limits {
     }
 }
 
+/// The variable for [`Limits::stall`].
+const STALL: &str = "QURL_RANK_TIMEOUT";
+
+/// `QURL_RANK_TIMEOUT` is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("QURL_RANK_TIMEOUT={0:?} is not a number of seconds; expected 1 or more")]
+pub struct LimitsError(String);
+
+impl Limits {
+    /// As they are by default, but for what the environment says: `QURL_RANK_TIMEOUT`, seconds, is the time
+    /// that ranks wait for one that is alive.
+    pub fn from_env() -> Result<Limits, LimitsError> {
+        let mut limits = Limits::default();
+        if let Some(text) = std::env::var(STALL).ok().filter(|text| !text.is_empty()) {
+            match text.parse() {
+                Ok(seconds) if seconds >= 1 => limits.stall = Duration::from_secs(seconds),
+                _ => return Err(LimitsError(text)),
+            }
+        }
+        Ok(limits)
+    }
+}
+
 /// The most time between two beats.
 const BEAT: Duration = Duration::from_secs(1);
+
+/// How long a rank that fails by itself has to say so, once another has.
+const MOMENT: Duration = Duration::from_millis(500);
 
 /// What is known of another rank.
 struct Other {
@@ -162,14 +188,9 @@ impl Shared {
                         other.begun = begun;
                     }
                     Kind::Leave => other.has_left = true,
-                    // Rank 0 says what it knows of others; another rank says why it fails.
-                    Kind::Fault if rank == 0 && self.rank != 0 => {
-                        drop(others);
-                        self.end(&frame.text());
-                    }
                     Kind::Fault => {
                         drop(others);
-                        self.end(&format!("rank {rank} of {} failed: {}", self.size, frame.text()));
+                        return self.told(rank, &frame.text());
                     }
                     Kind::Hello | Kind::Welcome => {
                         drop(others);
@@ -215,6 +236,20 @@ impl Shared {
         }
     }
 
+    /// Ends with a rank that says why it fails; rank 0 says what it knows of any. An error that all ranks have
+    /// is on its way out of this one, too, and gets a moment to arrive.
+    fn told(&self, rank: usize, reason: &str) {
+        std::thread::sleep(MOMENT);
+        if self.left.load(Ordering::Relaxed) {
+            return;
+        }
+        match self.rank {
+            0 => self.end(&format!("rank {rank} of {} failed: {reason}", self.size)),
+            // Rank 0 has said it for all.
+            _ => end::silently(),
+        }
+    }
+
     /// Tells of a lost rank and ends the process.
     fn lost(&self, rank: usize, reason: &str) {
         if !self.left.load(Ordering::Relaxed) {
@@ -223,9 +258,10 @@ impl Shared {
     }
 
     fn end(&self, message: &str) -> ! {
+        end::say(message);
         if self.rank == 0 {
             self.tell(&Frame::new(Kind::Fault, message.as_bytes()));
         }
-        end::process(&format!("{message} (seen by rank {})", self.rank))
+        end::silently()
     }
 }
