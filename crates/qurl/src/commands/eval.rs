@@ -14,7 +14,7 @@ use crate::model::warn;
 use crate::output::{err, out};
 use crate::packing::Packing;
 use crate::progress::Progress;
-use crate::ranks::on_ranks;
+use crate::ranks::{RanksArg, on_ranks, start_local};
 use anyhow::Context;
 use output::{Output, Settings};
 use qurl_kernels::collective::Collective;
@@ -54,6 +54,8 @@ pub struct Args {
     k: Option<usize>,
     #[command(flatten)]
     packing: Packing,
+    #[command(flatten)]
+    ranks: RanksArg,
     #[command(flatten)]
     device: DeviceArg,
     /// Prompt template, grading policy and sampling: dapo, deepscaler, qwen_math or gsm8k
@@ -114,6 +116,9 @@ struct Document<'a> {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
+    if let Some(ranks) = args.ranks.to_start()? {
+        return start_local(ranks, args.device.get());
+    }
     on_ranks!(args.device.get(), (device, ranks) => run_on(device, ranks, args))
 }
 

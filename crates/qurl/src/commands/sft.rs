@@ -6,7 +6,7 @@ use super::train::{agree, ended, finished_before, note_left_out, note_ranks, ove
 use crate::device::RecipeDevice;
 use crate::input::{OrBad, bad};
 use crate::output::out;
-use crate::ranks::on_ranks;
+use crate::ranks::{RanksArg, on_ranks, start_local};
 use crate::report::{RunData, render};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
@@ -51,6 +51,8 @@ pub struct Args {
     #[arg(long, requires = "run")]
     resume: bool,
     #[command(flatten)]
+    ranks: RanksArg,
+    #[command(flatten)]
     device: RecipeDevice,
     /// Show warnings and the result only
     #[arg(long, short)]
@@ -65,6 +67,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
     let (recipe, sft) = recipe_of(&args)?.for_sft().or_bad()?;
     let recipe = args.device.put_into(recipe);
+    if let Some(ranks) = args.ranks.to_start()? {
+        Ranks::new(Arc::new(Collective::counted(0, ranks)), &recipe).or_bad()?;
+        return start_local(ranks, recipe.trainer.device);
+    }
     on_ranks!(recipe.trainer.device, (device, ranks) => run_on(device, ranks, args, recipe, sft, began))
 }
 

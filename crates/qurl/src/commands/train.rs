@@ -8,7 +8,7 @@ pub use end::finished_before;
 use super::reward_guard;
 use crate::device::RecipeDevice;
 use crate::input::{OrBad, bad};
-use crate::ranks::on_ranks;
+use crate::ranks::{RanksArg, on_ranks, start_local};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
 use anyhow::Context;
@@ -53,6 +53,8 @@ pub struct Args {
     #[arg(long, requires = "run")]
     resume: bool,
     #[command(flatten)]
+    ranks: RanksArg,
+    #[command(flatten)]
     device: RecipeDevice,
     /// Show warnings and the result only
     #[arg(long, short)]
@@ -69,6 +71,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let recipe = args.device.put_into(recipe);
     let plan = recipe.rl(&file).or_bad()?;
     recipe.task().or_bad()?;
+    if let Some(ranks) = args.ranks.to_start()? {
+        Ranks::new(Arc::new(Collective::counted(0, ranks)), &recipe).or_bad()?;
+        return start_local(ranks, recipe.trainer.device);
+    }
     on_ranks!(recipe.trainer.device, (device, ranks) => {
         run_on(device, ranks, args, recipe, file, plan, began)
     })
