@@ -1,7 +1,7 @@
 //! Ranks that are GPUs. `benches/gpu/ranks.sh` starts this test as ranks, several on one GPU, by `mpirun` and by
 //! `torchrun`.
 
-use super::every;
+use super::{every, job, mpi};
 use qurl_kernels::collective::{Join, Launch, Limits};
 use qurl_kernels::ops::{AllGather, AllToAll, Exchange};
 use qurl_kernels::{Collective, Cuda, Device, Queue};
@@ -60,4 +60,16 @@ fn large_bytes(ranks: &Collective) {
     for (rank, bytes) in all.iter().enumerate() {
         assert!(*bytes == of(rank), "bytes of rank {rank}");
     }
+}
+
+#[test]
+fn a_missing_nccl_is_named() {
+    let variables = [&mpi::TORCHRUN_0_OF_2[..], &[("QURL_NCCL", "/nowhere/libnccl.so.2")]].concat();
+    let outcome = job::run_alone("a gpu", &variables);
+    let expected = "NCCL cannot be used: ranks on GPUs exchange by NCCL 2.18 or newer; looked for /nowhere/";
+    assert!(!outcome.success && outcome.text.contains(expected), "{}", outcome.text);
+    let variables = [&mpi::TORCHRUN_0_OF_2[..], &[("QURL_NCCL", "libc.so.6")]].concat();
+    let outcome = job::run_alone("a gpu", &variables);
+    assert!(!outcome.success && outcome.text.contains("libc.so.6: "), "{}", outcome.text);
+    assert!(outcome.text.contains("ncclGetVersion"), "{}", outcome.text);
 }
