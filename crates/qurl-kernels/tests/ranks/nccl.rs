@@ -3,26 +3,48 @@
 
 use super::{every, job, mpi};
 use qurl_kernels::collective::{Join, Launch, Limits};
-use qurl_kernels::ops::{AllGather, AllToAll, Exchange};
+use qurl_kernels::ops::{AllGather, AllToAll, Broadcast, Exchange};
 use qurl_kernels::{Collective, Cuda, Device, Queue};
 use std::sync::Arc;
 
-#[test]
-#[ignore = "a rank with a GPU: benches/gpu/ranks.sh starts it"]
-fn as_a_gpu() {
+/// Joins the ranks that the script has started; nothing where it has not.
+fn join() -> Option<(Arc<Cuda>, Collective)> {
     let Some(launch) = Launch::from_env().expect("variables of a launcher") else {
-        return eprintln!("skipped: benches/gpu/ranks.sh starts this as ranks");
+        eprintln!("skipped: benches/gpu/ranks.sh starts this as ranks");
+        return None;
     };
     let gpus = qurl_kernels::cuda::found().expect("a driver").gpus.len();
     let device = Arc::new(Cuda::open(launch.gpu(gpus).expect("a GPU")).expect("a GPU"));
     let join = Join { launch: &launch, identity: "test", limits: Limits::default() };
     let ranks = Collective::nccl(join, &device).expect("joined");
+    Some((device, ranks))
+}
+
+#[test]
+#[ignore = "a rank with a GPU: benches/gpu/ranks.sh starts it"]
+fn as_a_gpu() {
+    let Some((device, ranks)) = join() else { return };
     every::check(&device, &ranks);
     overlapped(&device, &ranks);
     large_bytes(&ranks);
     let described = ranks.description();
     ranks.close().expect("closed");
     println!("as it should be: {described}");
+}
+
+#[test]
+#[ignore = "a rank with a GPU: benches/gpu/ranks.sh starts it and sees one of them die"]
+fn as_a_gpu_that_waits() {
+    let Some((device, ranks)) = join() else { return };
+    if ranks.rank() == 1 {
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        std::process::abort();
+    }
+    let mut queue = device.queue().expect("a queue");
+    let mut tensor = device.zeros(1000).expect("a tensor");
+    queue.broadcast(Broadcast { ranks: &ranks, root: 1, tensor: &mut tensor }).expect("begun");
+    queue.synchronize().expect("never reached");
+    println!("never reached");
 }
 
 /// Exchanges beside other work of the queue, several before one join, many times.
