@@ -360,7 +360,7 @@ pub struct RowDotsBackward<'a, D: Device> {
     pub dw: &'a mut D::Tensor,
 }
 
-/// One AdamW update of a tensor.
+/// One AdamW update of a tensor, or of the piece of it whose moments are here.
 pub struct Update<'a, D: Device> {
     /// Constants of the update.
     pub adamw: AdamW,
@@ -368,10 +368,37 @@ pub struct Update<'a, D: Device> {
     pub w: &'a mut D::Tensor,
     /// Gradient.
     pub g: &'a D::Tensor,
-    /// First moment.
+    /// Where the piece begins in `w` and `g`, a multiple of [`SQUARES_BLOCK`](crate::types::SQUARES_BLOCK).
+    pub at: usize,
+    /// [piece] first moment.
     pub m: &'a mut D::Tensor,
-    /// Second moment.
+    /// [piece] second moment.
     pub v: &'a mut D::Tensor,
+}
+
+/// Adds up `count` pieces of the same place, a power of two, in a binary tree: neighbours first, then
+/// neighbours of these sums.
+pub struct AddPieces<'a, D: Device> {
+    /// [count, len]
+    pub pieces: &'a D::Tensor,
+    /// How many there are.
+    pub count: usize,
+    /// Values of each.
+    pub len: usize,
+    /// The sum overwrites `at..at + len`.
+    pub to: &'a mut D::Tensor,
+    /// Where.
+    pub at: usize,
+}
+
+/// Some of a tensor's values.
+pub struct Slice<'a, D: Device> {
+    /// All values.
+    pub tensor: &'a D::Tensor,
+    /// The first.
+    pub at: usize,
+    /// How many.
+    pub len: usize,
 }
 
 /// An exchange of tensors between ranks: see [`Queue::begin_exchange`](crate::Queue::begin_exchange).

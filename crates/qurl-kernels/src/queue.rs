@@ -137,8 +137,17 @@ pub trait Queue: Send + Sized + 'static {
 
     /// One AdamW update.
     fn adamw(&mut self, args: Update<Self::Device>);
+    /// `to[i] += from[i]` for the first `len` values.
+    fn add(&mut self, from: &Tensor<Self>, to: &mut Tensor<Self>, len: usize);
+    /// Adds up pieces in a binary tree.
+    fn add_pieces(&mut self, args: AddPieces<Self::Device>);
     /// Sum of the squares of all values: of each tensor's, added up in order.
     fn sum_squares(&mut self, tensors: &[&Tensor<Self>]) -> Result<f64, DeviceError>;
+    /// The parts of [`Queue::sum_squares`]: for each slice, the sums of the squares of blocks of
+    /// [`SQUARES_BLOCK`](crate::types::SQUARES_BLOCK) values.
+    fn block_squares(&mut self, slices: &[Slice<Self::Device>]) -> Result<Vec<Vec<f64>>, DeviceError>;
+    /// [`Queue::sum_squares`] from the blocks of each whole tensor, to the bit.
+    fn add_block_squares(&mut self, blocks: &[Vec<f64>]) -> Result<f64, DeviceError>;
     /// [`crate::checksum::values`] of a tensor.
     fn checksum(&mut self, tensor: &Tensor<Self>) -> Result<u64, DeviceError>;
 

@@ -1,12 +1,15 @@
 //! A model that is being trained.
 //!
 //! It owns the master weights in f32, their gradients and moments, and the packed network that computes. A
-//! step adds up gradients over micro-batches ([`Learner::accumulate`]) and ends with one [`Learner::update`],
-//! after which the network is packed again from the new weights. What the loss is, is the caller's business:
-//! it sees the log-probs of a micro-batch, or of some of its targets, and answers with their derivatives.
+//! step adds up gradients over micro-batches ([`Learner::accumulate`]), shard by shard
+//! ([`Learner::end_shard`]), and ends with one [`Learner::update`], after which the network is packed again
+//! from the new weights. What the loss is, is the caller's business: it sees the log-probs of a micro-batch, or
+//! of some of its targets, and answers with their derivatives.
 
 use crate::checkpoint::LearnerSnapshot;
+use crate::gradients::Gradients;
 use crate::optimizer::{AdamWOptions, Optimizer, UpdateReport};
+use crate::ranks::Ranks;
 use qurl_kernels::types::HeadOutput;
 pub use qurl_kernels::types::LossGradient;
 use qurl_kernels::{Device, DeviceError, Format, Queue};
@@ -42,23 +45,35 @@ pub enum LossScope {
 pub struct Learner<D: Device> {
     /// Master weights.
     pub params: Params<D::Tensor>,
-    grads: Params<D::Tensor>,
+    grads: Gradients<D>,
     net: Network<D>,
     /// Moments and the number of updates.
     pub optimizer: Optimizer<D>,
     tape: Tape<D>,
+    ranks: Ranks,
 }
 
 impl<D: Device> Learner<D> {
-    /// Takes over weights.
+    /// Takes over weights, on one rank.
     pub fn new(
         queue: &mut D::Queue,
         config: &ModelConfig,
         weights: &Params<Vec<f32>>,
         options: LearnerOptions,
     ) -> Result<Self, DeviceError> {
+        Self::on_ranks(queue, config, weights, options, &Ranks::alone())
+    }
+
+    /// Takes over weights, which are the same on all ranks.
+    pub fn on_ranks(
+        queue: &mut D::Queue,
+        config: &ModelConfig,
+        weights: &Params<Vec<f32>>,
+        options: LearnerOptions,
+        ranks: &Ranks,
+    ) -> Result<Self, DeviceError> {
         let params = weights.as_ref().try_map(|w| queue.upload(w))?;
-        Self::of(queue, config, params, options, &mut |_| ())
+        Self::of(queue, config, params, options, ranks, &mut |_| ())
     }
 
     /// Takes over weights that are on the device. `taken` is called with each part of the memory after it was
@@ -68,11 +83,13 @@ impl<D: Device> Learner<D> {
         config: &ModelConfig,
         params: Params<D::Tensor>,
         options: LearnerOptions,
+        ranks: &Ranks,
         taken: &mut dyn FnMut(&str),
     ) -> Result<Self, DeviceError> {
         taken("weights in f32");
         let device = queue.device().clone();
-        let grads = params.as_ref().try_map(|w| device.zeros(D::len(w)))?;
+        let lengths = params.as_ref().map(|leaf| D::len(leaf));
+        let grads = Gradients::new(&*device, &lengths, ranks.shards_each())?;
         taken("gradients");
         let network = NetworkOptions {
             positions: options.positions,
@@ -80,11 +97,16 @@ impl<D: Device> Learner<D> {
         };
         let net = Network::new(queue, config, &params, network)?;
         taken("packed weights");
-        let optimizer = Optimizer::new(&*device, &params, options.adamw)?;
+        let optimizer = Optimizer::new(&*device, &params, options.adamw, ranks)?;
         taken("moments");
         let tape = Tape::new(&*device, &net, options.tape)?;
         taken("activations");
-        Ok(Learner { params, grads, net, optimizer, tape })
+        Ok(Learner { params, grads, net, optimizer, tape, ranks: ranks.clone() })
+    }
+
+    /// Who trains it.
+    pub fn ranks(&self) -> &Ranks {
+        &self.ranks
     }
 
     /// The network with the newest weights.
@@ -142,8 +164,9 @@ impl<D: Device> Learner<D> {
         Ok((own, self.tape.logits(queue, other, batch, rows)?))
     }
 
-    /// Runs one micro-batch forward, asks for the loss's derivatives, and adds the gradients. The loss is
-    /// asked for ranges of targets, in order: for all at once where its scope is a sequence.
+    /// Runs one micro-batch of the shard at hand forward, asks for the loss's derivatives, and adds the
+    /// gradients. The loss is asked for ranges of targets, in order: for all at once where its scope is a
+    /// sequence.
     pub fn accumulate<E: From<DeviceError>>(
         &mut self,
         queue: &mut D::Queue,
@@ -157,6 +180,7 @@ impl<D: Device> Learner<D> {
             return Ok(());
         }
         let Learner { tape, net, grads, .. } = self;
+        let grads = grads.shard();
         match scope {
             LossScope::Token => tape.train(queue, net, batch, &targets, temperature, loss, grads),
             LossScope::Sequence => {
@@ -182,13 +206,20 @@ impl<D: Device> Learner<D> {
         }
         let values = self.tape.forward_values(queue, &self.net, batch, rows)?;
         let gradient = loss(&values)?;
-        self.tape.backward_values(queue, &self.net, rows, &gradient, &mut self.grads);
+        self.tape.backward_values(queue, &self.net, rows, &gradient, self.grads.shard());
         Ok(())
     }
 
-    /// One optimizer update with all gradients added so far.
+    /// What was added so far was one of this rank's shards ([`Ranks::own_shards_of`]); the next begins at
+    /// zero.
+    pub fn end_shard(&mut self, queue: &mut D::Queue) {
+        self.grads.end_shard(queue);
+    }
+
+    /// One optimizer update with the gradients of all shards, at all ranks.
     pub fn update(&mut self, queue: &mut D::Queue, lr: f64) -> Result<UpdateReport, DeviceError> {
-        let report = self.optimizer.step(queue, lr, &mut self.params, &mut self.grads)?;
+        let grads = self.grads.sum(queue);
+        let report = self.optimizer.step(queue, lr, &mut self.params, grads)?;
         if report.applied {
             self.net.refresh(queue, &self.params)?;
         }

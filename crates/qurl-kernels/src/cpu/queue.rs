@@ -254,12 +254,32 @@ impl Queue for CpuQueue {
     }
 
     fn adamw(&mut self, args: Update<Cpu>) {
-        let Update { adamw, w, g, m, v } = args;
-        adamw::update(self.ctx(), &adamw, w, g, m, v);
+        let Update { adamw, w, g, at, m, v } = args;
+        let piece = at..at + m.len();
+        adamw::update(self.ctx(), &adamw, &mut w[piece.clone()], &g[piece], m, v);
+    }
+
+    fn add(&mut self, from: &Aligned<f32>, to: &mut Aligned<f32>, len: usize) {
+        elementwise::add(self.ctx(), &from[..len], &mut to[..len]);
+    }
+
+    fn add_pieces(&mut self, args: AddPieces<Cpu>) {
+        let AddPieces { pieces, count, len, to, at } = args;
+        elementwise::add_pieces(self.ctx(), &pieces[..count * len], count, &mut to[at..at + len]);
     }
 
     fn sum_squares(&mut self, tensors: &[&Aligned<f32>]) -> Result<f64, DeviceError> {
-        Ok(tensors.iter().map(|x| adamw::sum_squares(self.ctx(), x)).sum())
+        let blocks: Vec<Vec<f64>> = tensors.iter().map(|x| adamw::block_squares(self.ctx(), x)).collect();
+        self.add_block_squares(&blocks)
+    }
+
+    fn block_squares(&mut self, slices: &[Slice<Cpu>]) -> Result<Vec<Vec<f64>>, DeviceError> {
+        let blocks = |s: &Slice<Cpu>| adamw::block_squares(self.ctx(), &s.tensor[s.at..s.at + s.len]);
+        Ok(slices.iter().map(blocks).collect())
+    }
+
+    fn add_block_squares(&mut self, blocks: &[Vec<f64>]) -> Result<f64, DeviceError> {
+        Ok(blocks.iter().map(|blocks| blocks.iter().sum::<f64>()).sum())
     }
 
     fn checksum(&mut self, tensor: &Aligned<f32>) -> Result<u64, DeviceError> {

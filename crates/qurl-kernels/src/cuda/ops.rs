@@ -170,18 +170,23 @@ impl Queue for CudaQueue {
     }
 
     fn adamw(&mut self, args: Update<Cuda>) {
-        let Update { adamw: a, w, g, m, v } = args;
-        assert!(w.len == g.len && w.len == m.len && w.len == v.len, "adamw: lengths");
+        let Update { adamw: a, w, g, at, m, v } = args;
+        assert!(w.len == g.len && at + m.len <= w.len && m.len == v.len, "adamw: lengths");
+        assert!(at.is_multiple_of(4), "adamw: four numbers a thread");
+        if m.len == 0 {
+            return;
+        }
+        let offset = 4 * at as u64;
         let AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale } = a;
         let step = i32::try_from(step).unwrap_or(i32::MAX);
         let correction1 = 1.0 - f64::from(beta1).powi(step);
         let correction2 = 1.0 - f64::from(beta2).powi(step);
         let args = kernels::AdamW {
-            w: w.at(),
-            g: g.at(),
+            w: w.at() + offset,
+            g: g.at() + offset,
             m: m.at(),
             v: v.at(),
-            count: w.len as u64,
+            count: m.len as u64,
             grad_scale,
             beta1,
             beta2,
@@ -193,12 +198,33 @@ impl Queue for CudaQueue {
             eps,
         };
         // Four numbers a thread; enough threads for the last ones of an odd length, too.
-        self.launch(kernels::adamw, Launch::elements(w.len.div_ceil(4).clamp(4, 1 << 22)), args);
+        self.launch(kernels::adamw, Launch::elements(m.len.div_ceil(4).clamp(4, 1 << 22)), args);
+    }
+
+    fn add(&mut self, from: &CudaTensor, to: &mut CudaTensor, len: usize) {
+        assert!(len <= from.len.min(to.len), "add: length");
+        sums::pieces(self, from.at(), 1, len, Output::Add, to.at());
+    }
+
+    fn add_pieces(&mut self, args: AddPieces<Cuda>) {
+        let AddPieces { pieces, count, len, to, at } = args;
+        assert!(count * len <= pieces.len && at + len <= to.len, "add_pieces: lengths");
+        sums::pieces(self, pieces.at(), count, len, Output::Store, to.at() + 4 * at as u64);
     }
 
     fn sum_squares(&mut self, tensors: &[&CudaTensor]) -> Result<f64, DeviceError> {
         self.begin();
         sums::squares(self, tensors)
+    }
+
+    fn block_squares(&mut self, slices: &[Slice<Cuda>]) -> Result<Vec<Vec<f64>>, DeviceError> {
+        self.begin();
+        sums::block_squares(self, slices)
+    }
+
+    fn add_block_squares(&mut self, blocks: &[Vec<f64>]) -> Result<f64, DeviceError> {
+        self.begin();
+        sums::add_block_squares(self, blocks)
     }
 
     fn checksum(&mut self, tensor: &CudaTensor) -> Result<u64, DeviceError> {

@@ -6,6 +6,7 @@
 use super::TrainError;
 use crate::learner::{Learner, LearnerOptions};
 use crate::optimizer::AdamWOptions;
+use crate::ranks::Ranks;
 use crate::recipe::{Recipe, RlPlan};
 use qurl_kernels::{Device, Queue};
 use qurl_model::compute::{Network, NetworkOptions, TapeOptions};
@@ -31,6 +32,7 @@ impl<D: Device> Models<D> {
         recipe: &Recipe,
         plan: &RlPlan,
         config: &ModelConfig,
+        ranks: &Ranks,
         weights: Option<&Params<Vec<f32>>>,
         taken: &mut dyn FnMut(&str),
     ) -> Result<Models<D>, TrainError> {
@@ -47,7 +49,7 @@ impl<D: Device> Models<D> {
                 };
                 let options = LearnerOptions { compute, positions, tape, adamw };
                 let mut taken = |part: &str| taken(&format!("{name}: {part}"));
-                Learner::of(queue, config, on_device, options, &mut taken)
+                Learner::of(queue, config, on_device, options, ranks, &mut taken)
             };
         let actor = learner(queue, "actor", None, plan.actor.optim)?;
         let critic = match &plan.critic {

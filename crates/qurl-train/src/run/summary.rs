@@ -118,9 +118,12 @@ impl<D: Device> Run<D> {
         Begun { accuracy_before: accuracy, avg_at_k_before: avg_at_k, parameters, device }
     }
 
-    /// Saves the trained model as `model/` in the run's directory.
+    /// Saves the trained model as `model/` in the run's directory: rank 0 does.
     pub fn save_model(&mut self) -> Result<(), RunError> {
         let (config, weights) = self.trainer.model()?;
+        if !self.trainer.ranks().is_first() {
+            return Ok(());
+        }
         let (dir, start) = (self.path.join("model"), self.trainer.start());
         let options = SaveOptions {
             tokenizer_files: start.tokenizer.files(),

@@ -23,6 +23,9 @@ pub fn done<D: Device>(
     view: &TrainView,
 ) -> anyhow::Result<()> {
     run.save_model()?;
+    if !run.trainer().ranks().is_first() {
+        return Ok(());
+    }
     let rollout_speed = match run.rollout_speed() {
         Some(Ok(speed)) => Some(speed),
         Some(Err(error)) => {
@@ -64,6 +67,9 @@ pub fn broken<D: Device>(
     view: &TrainView,
 ) -> anyhow::Result<()> {
     let summary = run.broken(step, symptom)?;
+    if !run.trainer().ranks().is_first() {
+        return Err(anyhow!("{}", summary.broken));
+    }
     write_json(&dir.join(SUMMARY), &summary)?;
     let report = dir.join("report.html");
     let written = RunData::read(dir).and_then(|data| Ok(std::fs::write(&report, render(&[data]))?));
