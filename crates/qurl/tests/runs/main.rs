@@ -18,6 +18,7 @@ mod interrupted;
 mod killed;
 mod logs;
 mod own;
+mod ranks;
 mod refused;
 mod rewards;
 mod scaled;
