@@ -65,7 +65,8 @@ impl Collective {
         let id = met.gift.clone();
         // From here on a rank that dies is noticed, also while the others wait for it to join the clique.
         let ranks = Collective::over(rank, size, Transport::Alone).watched(met, limits)?;
-        let clique = Clique::join(device, rank, size, &id)?;
+        let clique =
+            Clique::join(device, rank, size, &id).inspect_err(|error| ranks.fail(&error.to_string()))?;
         let ranks =
             Collective { transport: Transport::Nccl(Box::new(clique)), job: job.map(Box::new), ..ranks };
         ranks.barrier()?;

@@ -4,7 +4,8 @@
 
 use qurl_kernels::collective::{Join, Launch, Limits};
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::{Collective, Cpu};
+use qurl_kernels::cuda::counting::GpuProfile;
+use qurl_kernels::{Collective, Cpu, Cuda};
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -66,7 +67,12 @@ pub fn play(cases: &[Case]) {
     let limits = Limits { meeting: silence, silence, stall: seconds("QURL_TEST_STALL", 20) };
     let identity =
         if case == "other version" { format!("qurl {}", launch.rank / 2) } else { "qurl 0".to_string() };
-    match Collective::mpi(Join { launch: &launch, identity: &identity, limits }) {
+    let join = Join { launch: &launch, identity: &identity, limits };
+    let joined = match case.as_str() {
+        "a gpu" => Collective::nccl(join, &Cuda::counting_as(&GpuProfile::h200())),
+        _ => Collective::mpi(join).map_err(Into::into),
+    };
+    match joined {
         Err(error) => {
             println!("error: {error}");
             std::process::exit(1);

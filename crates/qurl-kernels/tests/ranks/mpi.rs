@@ -61,6 +61,7 @@ fn messages_larger_than_one_is_are_cut() {
     assert_eq!(outcome.text.matches("as it should be").count(), 2, "{}", outcome.text);
 }
 
+/// A rank 0 of two, by the variables of Open MPI.
 const RANK_0_OF_2: [(&str, &str); 3] =
     [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_RANK", "0")];
 
@@ -76,10 +77,13 @@ fn a_library_that_is_missing_or_another_is_named() {
     }
 }
 
+/// A rank 0 of two, by the variables of torchrun.
+pub const TORCHRUN_0_OF_2: [(&str, &str); 4] =
+    [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")];
+
 #[test]
 fn ranks_on_cpus_need_mpi() {
-    let variables = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")];
-    let outcome = job::run_alone("every exchange", &variables);
+    let outcome = job::run_alone("every exchange", &TORCHRUN_0_OF_2);
     let expected = "MPI cannot be used: torchrun started rank 0 of 2, and ranks that compute on a CPU";
     assert!(!outcome.success && outcome.text.contains(expected), "{}", outcome.text);
 }

@@ -1,28 +1,50 @@
 //! Ranks that are GPUs. `benches/gpu/ranks.sh` starts this test as ranks, several on one GPU, by `mpirun` and by
 //! `torchrun`.
 
-use super::every;
+use super::{every, job, mpi};
 use qurl_kernels::collective::{Join, Launch, Limits};
-use qurl_kernels::ops::{AllGather, AllToAll, Exchange};
+use qurl_kernels::ops::{AllGather, AllToAll, Broadcast, Exchange};
 use qurl_kernels::{Collective, Cuda, Device, Queue};
 use std::sync::Arc;
 
-#[test]
-#[ignore = "a rank with a GPU: benches/gpu/ranks.sh starts it"]
-fn as_a_gpu() {
+/// Joins the ranks that the script has started; nothing where it has not.
+fn join() -> Option<(Arc<Cuda>, Collective)> {
     let Some(launch) = Launch::from_env().expect("variables of a launcher") else {
-        return eprintln!("skipped: benches/gpu/ranks.sh starts this as ranks");
+        eprintln!("skipped: benches/gpu/ranks.sh starts this as ranks");
+        return None;
     };
     let gpus = qurl_kernels::cuda::found().expect("a driver").gpus.len();
     let device = Arc::new(Cuda::open(launch.gpu(gpus).expect("a GPU")).expect("a GPU"));
     let join = Join { launch: &launch, identity: "test", limits: Limits::default() };
     let ranks = Collective::nccl(join, &device).expect("joined");
+    Some((device, ranks))
+}
+
+#[test]
+#[ignore = "a rank with a GPU: benches/gpu/ranks.sh starts it"]
+fn as_a_gpu() {
+    let Some((device, ranks)) = join() else { return };
     every::check(&device, &ranks);
     overlapped(&device, &ranks);
     large_bytes(&ranks);
     let described = ranks.description();
     ranks.close().expect("closed");
     println!("as it should be: {described}");
+}
+
+#[test]
+#[ignore = "a rank with a GPU: benches/gpu/ranks.sh starts it and sees one of them die"]
+fn as_a_gpu_that_waits() {
+    let Some((device, ranks)) = join() else { return };
+    if ranks.rank() == 1 {
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        std::process::abort();
+    }
+    let mut queue = device.queue().expect("a queue");
+    let mut tensor = device.zeros(1000).expect("a tensor");
+    queue.broadcast(Broadcast { ranks: &ranks, root: 1, tensor: &mut tensor }).expect("begun");
+    queue.synchronize().expect("never reached");
+    println!("never reached");
 }
 
 /// Exchanges beside other work of the queue, several before one join, many times.
@@ -60,4 +82,16 @@ fn large_bytes(ranks: &Collective) {
     for (rank, bytes) in all.iter().enumerate() {
         assert!(*bytes == of(rank), "bytes of rank {rank}");
     }
+}
+
+#[test]
+fn a_missing_nccl_is_named() {
+    let variables = [&mpi::TORCHRUN_0_OF_2[..], &[("QURL_NCCL", "/nowhere/libnccl.so.2")]].concat();
+    let outcome = job::run_alone("a gpu", &variables);
+    let expected = "NCCL cannot be used: ranks on GPUs exchange by NCCL 2.18 or newer; looked for /nowhere/";
+    assert!(!outcome.success && outcome.text.contains(expected), "{}", outcome.text);
+    let variables = [&mpi::TORCHRUN_0_OF_2[..], &[("QURL_NCCL", "libc.so.6")]].concat();
+    let outcome = job::run_alone("a gpu", &variables);
+    assert!(!outcome.success && outcome.text.contains("libc.so.6: "), "{}", outcome.text);
+    assert!(outcome.text.contains("ncclGetVersion"), "{}", outcome.text);
 }
