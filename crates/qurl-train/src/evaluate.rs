@@ -140,7 +140,8 @@ pub fn evaluate<D: Device>(
             engine.cancel(id);
         }
         result?;
-        for (rank, of_rank) in ranks.gather(solved.into_values().map(Sent).collect())?.into_iter().enumerate() {
+        for (rank, of_rank) in ranks.gather(solved.into_values().map(Sent).collect())?.into_iter().enumerate()
+        {
             for Sent(record) in of_rank {
                 if rank != ranks.rank() {
                     save(&record)?;

@@ -57,7 +57,12 @@ impl Ranks {
                 ),
             };
             let place = recipe.place(recipe.file(), key);
-            return Err(RecipeError::Invalid { place, key: key.to_string(), found: shards.to_string(), expected });
+            return Err(RecipeError::Invalid {
+                place,
+                key: key.to_string(),
+                found: shards.to_string(),
+                expected,
+            });
         }
         Ok(Ranks { collective, shards })
     }

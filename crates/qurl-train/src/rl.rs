@@ -31,8 +31,8 @@ pub(crate) use models::Models;
 
 use crate::learner::{Learner, micro_batches};
 use crate::lengths::ForcedLengths;
-use crate::recipe::{Recipe, RecipeError, RlPlan};
 use crate::ranks::Ranks;
+use crate::recipe::{Recipe, RecipeError, RlPlan};
 use crate::solve::{SolveError, Solved, Trouble};
 use crate::start::Start;
 use qurl_kernels::collective::CollectiveError;

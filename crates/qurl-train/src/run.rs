@@ -100,7 +100,8 @@ impl<D: Device> Run<D> {
         let mut before = None;
         match &from {
             Some((_, path)) => {
-                let snapshot = Snapshot::read(path, &trainer.start().config, &ranks).map_err(RunError::Resume)?;
+                let snapshot =
+                    Snapshot::read(path, &trainer.start().config, &ranks).map_err(RunError::Resume)?;
                 before = snapshot.state.before();
                 trainer.restore(snapshot).map_err(RunError::OtherRun)?;
             }

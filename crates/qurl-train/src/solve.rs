@@ -151,12 +151,13 @@ pub fn solve<D: Device>(
     let requests = requests(start, &problems, options)?;
     let own = ranks.part(problems.len());
     let mut seconds = 0.0;
-    let responses = engine.generate(queue, &requests[own.clone()]).map_err(SolveError::from).and_then(|groups| {
-        let judging = Instant::now();
-        let responses = judge(start, task, &problems[own], groups);
-        seconds = judging.elapsed().as_secs_f64();
-        responses
-    });
+    let responses =
+        engine.generate(queue, &requests[own.clone()]).map_err(SolveError::from).and_then(|groups| {
+            let judging = Instant::now();
+            let responses = judge(start, task, &problems[own], groups);
+            seconds = judging.elapsed().as_secs_f64();
+            responses
+        });
     let responses = exchange::gather(ranks, responses)?;
     let solved = problems.into_iter().zip(requests).zip(responses);
     let solved = solved.map(|((problem, r), responses)| Solved { problem, prompt: r.prompt, responses });

@@ -286,7 +286,8 @@ fn a_run_that_is_resumed_with_another_number_of_ranks_has_the_same_bits() {
                 }
             }
             assert_eq!(torn.metrics(), whole.metrics(), "{counts:?}");
-            let model = |run: &Scratch| std::fs::read(run.0.join("model/model.safetensors")).expect("a model");
+            let model =
+                |run: &Scratch| std::fs::read(run.0.join("model/model.safetensors")).expect("a model");
             assert!(model(&torn) == model(&whole), "{counts:?}: the saved models differ");
         }
     }

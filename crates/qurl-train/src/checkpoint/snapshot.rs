@@ -166,7 +166,12 @@ impl Snapshot {
 
     /// Writes this rank's files but the manifest into a directory: everyone the pieces of the moments that are
     /// its own, rank 0 the rest. Every file is on disk when this returns.
-    pub(super) fn write(&self, dir: &Path, model: &ModelFiles, pieces: Pieces) -> Result<(), CheckpointError> {
+    pub(super) fn write(
+        &self,
+        dir: &Path,
+        model: &ModelFiles,
+        pieces: Pieces,
+    ) -> Result<(), CheckpointError> {
         let layout = params::shapes(&model.config, false);
         let moments = [("first", &self.actor.first), ("second", &self.actor.second)];
         tensors::write(&dir.join(pieces.file(OPTIMIZER)), &layout, pieces, &moments)?;

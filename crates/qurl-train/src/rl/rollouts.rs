@@ -114,8 +114,7 @@ impl<D: Device> RlTrainer<D> {
                 step,
                 lengths: self.lengths,
             };
-            let (solved, seconds) =
-                solve(
+            let (solved, seconds) = solve(
                 &mut self.queue,
                 &mut self.engine,
                 &self.start,

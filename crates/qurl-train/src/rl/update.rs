@@ -126,8 +126,7 @@ impl<D: Device> RlTrainer<D> {
                             outcome.dlogp.iter_mut().zip(&kl.dlogp).for_each(|(a, b)| *a += b);
                             reference_kl = Some((kl.kl_sum, kl.tokens));
                         }
-                        let bonus =
-                            entropy_bonus(algorithm.entropy_coeff, &out.entropy, part.mask, weights)?;
+                        let bonus = entropy_bonus(algorithm.entropy_coeff, &out.entropy, part.mask, weights)?;
                         outcome.loss += bonus.loss;
                         said.push(Said {
                             facts: outcome.facts,

@@ -66,8 +66,8 @@ impl StepLog {
         let Some(Files { path, metrics, events }) = &mut self.files else { return Ok(()) };
         let began = Instant::now();
         metrics.write(record)?;
-        let value = serde_json::to_value(record)
-            .map_err(|source| LogError::Json { file: path.clone(), source })?;
+        let value =
+            serde_json::to_value(record).map_err(|source| LogError::Json { file: path.clone(), source })?;
         events.write(step, &flatten(&value))?;
         self.seconds += began.elapsed().as_secs_f64();
         Ok(())

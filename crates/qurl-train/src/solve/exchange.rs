@@ -115,8 +115,12 @@ mod tests {
 
     #[test]
     fn responses_travel_whole() {
-        let finishes =
-            [FinishReason::StopId(7), FinishReason::StopString(2), FinishReason::Length, FinishReason::Context];
+        let finishes = [
+            FinishReason::StopId(7),
+            FinishReason::StopString(2),
+            FinishReason::Length,
+            FinishReason::Context,
+        ];
         for finish in finishes {
             let response = Response {
                 sample: Sample {

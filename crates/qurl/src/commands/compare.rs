@@ -237,7 +237,9 @@ fn warm_start<D: Device>(
         view.supervised(record);
         Ok::<_, SftError>(if stop.requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     };
-    let (weights, flow) = sft::warm_start(device, &recipe, settings, &start, &examples, &Ranks::one(&recipe), on_step).or_bad()?;
+    let (weights, flow) =
+        sft::warm_start(device, &recipe, settings, &start, &examples, &Ranks::one(&recipe), on_step)
+            .or_bad()?;
     view.finish();
     if flow.is_break() {
         let how = comparison.how_to_resume();

@@ -162,8 +162,7 @@ fn run_on<D: Device>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> anyh
         }
         Ok(())
     };
-    let records =
-        evaluate::evaluate(&mut queue, &mut engine, &start, &sets, options, done, &ranks, save);
+    let records = evaluate::evaluate(&mut queue, &mut engine, &start, &sets, options, done, &ranks, save);
     let records = match records {
         Err(e @ EvaluateError::Stray { .. }) => return Err(bad(e)),
         result => result.with_context(|| format!("evaluating {}", args.model.display()))?,

@@ -33,7 +33,8 @@ fn has_mpirun() -> bool {
 fn arguments(recipe: &str, run: &str, more: &[&str]) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
     let recipe_file = root.join(format!("{recipe}.toml")).display().to_string();
-    let mut args = ["train", &recipe_file, "--device", "cpu", "--quiet", "--run", run].map(String::from).to_vec();
+    let mut args =
+        ["train", &recipe_file, "--device", "cpu", "--quiet", "--run", run].map(String::from).to_vec();
     let critic: &[&str] = if recipe == "tiny-ppo" { &["critic.ppo_mini_batch_size=8"] } else { &[] };
     for key in SMALL.iter().chain(critic) {
         args.extend(["--set".to_string(), key.to_string()]);
@@ -177,7 +178,8 @@ fn evaluations_and_supervised_training_have_the_same_results_on_ranks() {
     for ranks in ["1", "2", "4"] {
         let run = format!("sft-{ranks}");
         let set = ["--set", "task.level=1", "--set", "trainer.shards=4", "--set", "sft.warmup_steps=3"];
-        let args = ["sft", &recipe, "--run", &run, "--steps", "30", "--device", "cpu", "--ranks", ranks, "-q"];
+        let args =
+            ["sft", &recipe, "--run", &run, "--steps", "30", "--device", "cpu", "--ranks", ranks, "-q"];
         let done = qurl_in(&dir, &[&args[..], &set].concat(), "");
         assert_eq!(done.status, 0, "{}", done.stderr);
         let outcome = Outcome::of(&dir.join(&run));

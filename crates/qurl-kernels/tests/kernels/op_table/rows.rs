@@ -255,10 +255,7 @@ fn add_pieces<D: Device>(count: usize, len: usize, seed: u64) -> Case<D> {
         let sums = (0..len).map(|i| tree(&each, i)).collect::<Vec<f32>>();
         let added = (0..len).map(|i| old[i] + pieces[i]);
         let added: Vec<f32> = added.chain(old[len..].iter().copied()).collect();
-        vec![
-            Want::new("sum", wide(&[&old[..3], &sums].concat()), 0.0),
-            Want::new("added", wide(&added), 0.0),
-        ]
+        vec![Want::new("sum", wide(&[&old[..3], &sums].concat()), 0.0), Want::new("added", wide(&added), 0.0)]
     };
     Case { name: format!("add_pieces {count}x{len}"), run: Box::new(run), want: Box::new(want) }
 }
@@ -275,9 +272,8 @@ fn sum_squares<D: Device>(len: usize, seed: u64) -> Case<D> {
         // The same from blocks that several ranks have summed: bit for bit.
         let blocks = [&y, &x, &z].map(|tensor| {
             let starts = (0..D::len(tensor)).step_by(SQUARES_BLOCK);
-            let slices: Vec<Slice<D>> = starts
-                .map(|at| Slice { tensor, at, len: SQUARES_BLOCK.min(D::len(tensor) - at) })
-                .collect();
+            let slices: Vec<Slice<D>> =
+                starts.map(|at| Slice { tensor, at, len: SQUARES_BLOCK.min(D::len(tensor) - at) }).collect();
             ops.queue().block_squares(&slices).expect("sums").concat()
         });
         assert_eq!(ops.queue().add_block_squares(&blocks).expect("a sum"), all);

@@ -235,7 +235,8 @@ fn cache_size<D: Machine>(device: &D, config: &ModelConfig, args: &Args) -> anyh
     let Some(memory) = device.memory() else { return Ok(wanted) };
     let one = (token * (longest + D::engine().page_size)).div_ceil(1 << 20);
     let recipe = recipe::<D>(args, one)?;
-    let rest = MemoryPlan::of_rl(device, &recipe, &recipe.rl(FILE).or_bad()?, config, &Ranks::one(&recipe))?.total();
+    let rest =
+        MemoryPlan::of_rl(device, &recipe, &recipe.rl(FILE).or_bad()?, config, &Ranks::one(&recipe))?.total();
     let left = memory.free.saturating_sub(rest + DRIVER) >> 20;
     Ok(wanted.min(one + left))
 }

@@ -164,7 +164,8 @@ fn look<D: Machine>(on: &Arc<D>, recipe: &Recipe) -> anyhow::Result<Report> {
         if let Some(task) = task.as_deref_mut() {
             dropped = prepare(device, recipe, file, &start, task).or_bad()?;
         }
-        memory = foreseen(device, MemoryPlan::of_rl(device, recipe, &plan, &start.config, &Ranks::one(recipe)))?;
+        memory =
+            foreseen(device, MemoryPlan::of_rl(device, recipe, &plan, &start.config, &Ranks::one(recipe)))?;
         reinforcement = Some(step_of(&plan));
         rl_plan = Some(plan);
     }
