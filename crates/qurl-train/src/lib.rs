@@ -32,6 +32,7 @@
 pub mod best;
 pub mod checkpoint;
 pub mod compare;
+pub mod cost;
 pub mod crc32c;
 pub mod evaluate;
 mod gradients;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// What the driver takes while a run lasts, beside what is requested of it: recorded steps, code, rounded
 /// sizes. 1.2 GiB were seen beside runs of 31 and of 119 GiB.
-const DRIVER_RESERVE: usize = 1536 << 20;
+pub const DRIVER_RESERVE: usize = 1536 << 20;
 
 /// Parts of the memory of a run, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
