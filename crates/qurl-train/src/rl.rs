@@ -335,10 +335,7 @@ impl<D: Device> RlTrainer<D> {
 
     /// Names the actor's weights as they are now.
     fn version(&mut self) -> Result<WeightVersion, TrainError> {
-        Ok(WeightVersion {
-            version: self.step,
-            checksum: self.actor.master.checksum(&mut self.queue)?,
-        })
+        Ok(WeightVersion { version: self.step, checksum: self.actor.master.checksum(&mut self.queue)? })
     }
 
     /// Every so many steps: how far the weights moved (Eq. 13), how far their quantized copy is off (Eq. 14),

@@ -337,7 +337,10 @@ fn a_rank_that_cannot_judge_ends_all_with_an_error_that_names_it() {
     });
     assert!(ended.iter().all(TrainError::is_of_all_ranks), "{ended:?}");
     let [first, second] = [&ended[0], &ended[1]].map(ToString::to_string);
-    assert!(second.contains("`one` and `other`") && first == format!("rank 1: {second}"), "{first}\n{second}");
+    assert!(
+        second.contains("`one` and `other`") && first == format!("rank 1: {second}"),
+        "{first}\n{second}"
+    );
 }
 
 #[test]

@@ -168,9 +168,9 @@ impl<D: Device> Network<D> {
         mut source: Source<D>,
     ) -> Result<Self, DeviceError> {
         let pack = |queue: &mut D::Queue,
-                        source: &mut Source<D>,
-                        (index, info): &(usize, ParamInfo),
-                        format: Format| {
+                    source: &mut Source<D>,
+                    (index, info): &(usize, ParamInfo),
+                    format: Format| {
             let shape = WeightShape { n: info.rows, k: info.cols, format, trained: options.trained };
             let mut to = queue.device().weight(shape)?;
             let made;
@@ -184,16 +184,16 @@ impl<D: Device> Network<D> {
             queue.pack(Pack { from, rounding: Rounding::Nearest, copy: None, to: &mut to })?;
             Ok::<_, DeviceError>(to)
         };
-        let own = |queue: &mut D::Queue, source: &mut Source<D>, (index, info): &(usize, ParamInfo)| match source
-        {
-            Source::Leaves(leaves) => {
-                let mut copy = queue.device().zeros(info.len())?;
-                let leaf = leaves.leaf(queue, *index)?;
-                queue.copy(leaf, &mut copy, info.len());
-                Ok(copy)
-            }
-            Source::Random(seed) => random_leaf::<D>(queue, config, info, *seed),
-        };
+        let own =
+            |queue: &mut D::Queue, source: &mut Source<D>, (index, info): &(usize, ParamInfo)| match source {
+                Source::Leaves(leaves) => {
+                    let mut copy = queue.device().zeros(info.len())?;
+                    let leaf = leaves.leaf(queue, *index)?;
+                    queue.copy(leaf, &mut copy, info.len());
+                    Ok(copy)
+                }
+                Source::Random(seed) => random_leaf::<D>(queue, config, info, *seed),
+            };
         let leaves = numbered(config, value_head);
         let mut blocks = Vec::with_capacity(leaves.layers.len());
         for (index, layer) in leaves.layers.iter().enumerate() {
