@@ -34,7 +34,8 @@ extern "C" __global__ void __launch_bounds__(256)
     if (last < count) adamw.update(w[last], g[last], m[last], v[last]);
 }
 
-// to[i] = the sum of pieces[count, len] in a binary tree, a binary counter of sums of 2^k neighbours; or added to.
+// to[i] = the sum of pieces[count, len] in a binary tree (a binary counter of sums of 2^k neighbours), or
+// that sum added to it.
 extern "C" __global__ void __launch_bounds__(256)
     add_pieces(const float* pieces, u32 count, u64 len, u32 add, float* to) {
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < len; i += (u64)gridDim.x * blockDim.x) {

@@ -107,9 +107,9 @@ pub fn update_bytes(leaves: impl IntoIterator<Item = usize>, rank: usize, ranks:
     moved
 }
 
-/// Bytes that a rank sends in a step: exact for tensors, an estimate for facts about tokens. The actor's weights
-/// are gathered once more than they are updated, for the copy that samples; what is done beside the step
-/// (checkpoints, figures of the weights) gathers them, too.
+/// Bytes that a rank sends in a step: exact for tensors, an estimate for facts about tokens. The actor's
+/// weights are gathered once more than they are updated, for the copy that samples; what is done beside the
+/// step (checkpoints, figures of the weights) gathers them, too.
 pub fn step_bytes(plan: &RlPlan, config: &ModelConfig, work: &Work, rank: usize, ranks: usize) -> Moved {
     let mut moved = Moved::default();
     let learners =
@@ -149,8 +149,8 @@ pub fn step_time(
     }
 }
 
-/// Prefill is arithmetic. A step of decoding reads all weights and the keys and values of its sequences; there
-/// are as many as the longest response has tokens, or more where not all responses fit into a batch.
+/// Prefill is arithmetic. A step of decoding reads all weights and the keys and values of its sequences;
+/// there are as many as the longest response has tokens, or more where not all responses fit into a batch.
 fn rollout_time(plan: &RlPlan, config: &ModelConfig, work: &Work, parts: f64, on: &Cluster) -> f64 {
     let size = config.param_count() as f64;
     let responses = work.responses as f64 / parts;

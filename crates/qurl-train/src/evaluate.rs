@@ -108,8 +108,8 @@ type Key = (usize, u64);
 /// Solves and judges all problems but those that are `done` already. `save` is called with each new record,
 /// in the order of finishing; all records come back in the order of the sets.
 ///
-/// Several ranks solve neighbouring problems each, round by round, and have all records after each round; those
-/// of other ranks are saved then.
+/// Several ranks solve neighbouring problems each, round by round, and have all records after each round;
+/// those of other ranks are saved then.
 pub fn evaluate<D: Device>(
     queue: &mut D::Queue,
     engine: &mut Engine<D>,

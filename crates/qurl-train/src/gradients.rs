@@ -1,8 +1,8 @@
 //! Gradients of the shards of a mini-batch, added up in a binary tree.
 //!
-//! A binary counter: after every shard the sums of equally many shards are added, so that the tree is the same
-//! whoever computes which subtree of it, and L shards take log2(L) + 1 gradients of memory. One shard is one
-//! gradient that is added to.
+//! A binary counter: after every shard the sums of equally many shards are added, so that the tree is the
+//! same whoever computes which subtree of it, and L shards take log2(L) + 1 gradients of memory. One shard is
+//! one gradient that is added to.
 
 use qurl_kernels::{Device, DeviceError, Queue};
 use qurl_model::Params;

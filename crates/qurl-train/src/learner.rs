@@ -1,10 +1,10 @@
 //! A model that is being trained.
 //!
-//! It owns the master weights in f32 ([`Master`]), their gradients and moments, and the packed network that computes. A
-//! step adds up gradients over micro-batches ([`Learner::accumulate`]), shard by shard
+//! It owns the master weights in f32 ([`Master`]), their gradients and moments, and the packed network that
+//! computes. A step adds up gradients over micro-batches ([`Learner::accumulate`]), shard by shard
 //! ([`Learner::end_shard`]), and ends with one [`Learner::update`], after which the network is packed again
-//! from the new weights. What the loss is, is the caller's business: it sees the log-probs of a micro-batch, or
-//! of some of its targets, and answers with their derivatives.
+//! from the new weights. What the loss is, is the caller's business: it sees the log-probs of a micro-batch,
+//! or of some of its targets, and answers with their derivatives.
 
 use crate::checkpoint::LearnerSnapshot;
 use crate::gradients::Gradients;

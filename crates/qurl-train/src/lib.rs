@@ -6,8 +6,8 @@
 //! one step of reinforcement learning, and [`run`] the loop around it. [`checkpoint`] saves the state of a
 //! run and [`runlog`] what it reports: together they are what a run directory holds. [`solve`] has the engine
 //! answer problems and judges the answers; [`evaluate`] does so for whole sets. [`best`] says what the best
-//! of several evaluations is. [`ranks`] are the processes that train one model together, [`shards`] what makes
-//! their bits those of one.
+//! of several evaluations is. [`ranks`] are the processes that train one model together, [`shards`] what
+//! makes their bits those of one.
 //!
 //! # Where to start
 //!

@@ -1,8 +1,8 @@
 //! The master weights of a model that is trained, in f32: this rank's pieces of them.
 //!
 //! One rank has them whole. Of several ranks each has the pieces that it updates ([`Ranks::cuts`]), and whole
-//! leaves exist one at a time, where one is packed or read: the ranks gather it into a buffer that all leaves of
-//! its length share. All ranks ask for the same leaves in the same order.
+//! leaves exist one at a time, where one is packed or read: the ranks gather it into a buffer that all leaves
+//! of its length share. All ranks ask for the same leaves in the same order.
 
 use crate::ranks::Ranks;
 use qurl_kernels::checksum::{SEED, mix};

@@ -3,11 +3,11 @@
 //! Weight decay applies to every parameter, as PyTorch's optimizer and the trainers built on it do. A
 //! gradient that is not finite is never applied: the step is skipped and reported.
 //!
-//! Several ranks share the work, the master weights and the moments (ZeRO-1): each leaf is cut into a piece for
-//! each rank ([`Ranks::cuts`]). A rank receives its piece of everyone's gradient, adds these in the order of the
-//! ranks' tree and updates its piece; new weights are gathered where they are packed ([`crate::master`]). AdamW
-//! works on single numbers and the norm is summed over
-//! fixed blocks, so no bit depends on how many ranks there are.
+//! Several ranks share the work, the master weights and the moments (ZeRO-1): each leaf is cut into a piece
+//! for each rank ([`Ranks::cuts`]). A rank receives its piece of everyone's gradient, adds these in the order
+//! of the ranks' tree and updates its piece; new weights are gathered where they are packed
+//! ([`crate::master`]). AdamW works on single numbers and the norm is summed over fixed blocks, so no bit
+//! depends on how many ranks there are.
 
 use crate::ranks::Ranks;
 use qurl_kernels::ops::{AddPieces, AllToAll, Slice, Update};
@@ -117,7 +117,8 @@ impl<D: Device> Optimizer<D> {
         Ok(queue.add_block_squares(&leaves)?.sqrt())
     }
 
-    /// Adds up the ranks' gradients, clips, updates this rank's pieces of the weights and clears the gradients.
+    /// Adds up the ranks' gradients, clips, updates this rank's pieces of the weights and clears the
+    /// gradients.
     pub fn step(
         &mut self,
         queue: &mut D::Queue,

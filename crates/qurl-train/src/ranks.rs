@@ -1,12 +1,12 @@
 //! The ranks of a run: the processes that train one model together.
 //!
 //! All ranks run the same program on the same recipe, problems and random numbers, and decide everything by
-//! themselves; what is heavy is cut into parts (prompts that are sampled, sequences that are scored, shards of
-//! updates, pieces of the optimizer's state) and what comes out is gathered, so that each of them has the
+//! themselves; what is heavy is cut into parts (prompts that are sampled, sequences that are scored, shards
+//! of updates, pieces of the optimizer's state) and what comes out is gathered, so that each of them has the
 //! whole. Only rank 0 writes.
 //!
-//! An exchange is entered by all ranks or by none: what leads to one must be the same everywhere, or be agreed
-//! upon first ([`Ranks::any`], [`Ranks::of_first`]).
+//! An exchange is entered by all ranks or by none: what leads to one must be the same everywhere, or be
+//! agreed upon first ([`Ranks::any`], [`Ranks::of_first`]).
 
 use crate::recipe::{Recipe, RecipeError};
 use crate::shards;

@@ -111,9 +111,10 @@ pub struct Trainer {
     /// Keep only the inputs of the blocks and compute the rest again in the backward pass: less memory, a
     /// third more work.
     pub recompute: bool,
-    /// Shards that a mini-batch is cut into, a power of two. Each adds up a gradient of its own, and these are
-    /// added in a fixed binary tree. A run may have any number of ranks that divides it and has the same bits
-    /// with all of them; other shards round otherwise. One rank holds a few gradients more with many shards.
+    /// Shards that a mini-batch is cut into, a power of two. Each adds up a gradient of its own, and these
+    /// are added in a fixed binary tree. A run may have any number of ranks that divides it and has the same
+    /// bits with all of them; other shards round otherwise. One rank holds a few gradients more with many
+    /// shards.
     pub shards: usize,
     /// Write a checkpoint every so many steps; 0 for none but the one that Ctrl-C makes. A warm start writes
     /// none.

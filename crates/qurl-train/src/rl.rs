@@ -424,8 +424,8 @@ impl<D: Device> RlTrainer<D> {
     }
 }
 
-/// Collects what `score` says of each micro-batch of the sequences from `first` on, in order. Each rank asks for
-/// its part of them; a sequence's scores do not depend on what is computed with it.
+/// Collects what `score` says of each micro-batch of the sequences from `first` on, in order. Each rank asks
+/// for its part of them; a sequence's scores do not depend on what is computed with it.
 fn by_micro_batches(
     ranks: &Ranks,
     batch: &RolloutBatch,

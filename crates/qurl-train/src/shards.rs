@@ -1,8 +1,8 @@
 //! Shards of a mini-batch: what makes the bits of a run independent of how many ranks compute it.
 //!
-//! A mini-batch is cut into `trainer.shards` runs of neighbouring sequences by their lengths alone. Each shard
-//! adds up its micro-batches in order, beginning at zero, and the sums of the shards are added in a fixed
-//! binary tree ([`crate::gradients`]). Which rank computes which shard changes no bit of that.
+//! A mini-batch is cut into `trainer.shards` runs of neighbouring sequences by their lengths alone. Each
+//! shard adds up its micro-batches in order, beginning at zero, and the sums of the shards are added in a
+//! fixed binary tree ([`crate::gradients`]). Which rank computes which shard changes no bit of that.
 
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
 //! Solving problems with the rollout engine, and judging what came out: the rollouts of a training step and
-//! every evaluation are this. Ranks take neighbouring problems each and then have the responses to all: random
-//! numbers belong to a problem's number, so it does not matter who samples it.
+//! every evaluation are this. Ranks take neighbouring problems each and then have the responses to all:
+//! random numbers belong to a problem's number, so it does not matter who samples it.
 
 mod exchange;
 

@@ -164,8 +164,8 @@ impl Snapshot {
         trees.flat_map(|tree| tree.iter()).map(|leaf| 4 * leaf.len() as u64).sum()
     }
 
-    /// Writes this rank's files but the manifest into a directory: everyone the pieces of the moments that are
-    /// its own, rank 0 the rest. Every file is on disk when this returns.
+    /// Writes this rank's files but the manifest into a directory: everyone the pieces of the moments that
+    /// are its own, rank 0 the rest. Every file is on disk when this returns.
     pub(super) fn write(
         &self,
         dir: &Path,

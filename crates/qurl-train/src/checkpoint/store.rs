@@ -145,8 +145,8 @@ impl Store {
         read_recipe(&self.path(step))
     }
 
-    /// Writes a rank's files of a checkpoint under its temporary name. Where it fails, what is there is removed
-    /// when the store is next opened, or now by the only rank.
+    /// Writes a rank's files of a checkpoint under its temporary name. Where it fails, what is there is
+    /// removed when the store is next opened, or now by the only rank.
     pub fn write_part(
         &self,
         snapshot: &Snapshot,

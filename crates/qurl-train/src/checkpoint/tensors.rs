@@ -1,9 +1,9 @@
 //! Trees of f32 tensors as one safetensors file, bit for bit.
 //!
 //! Leaves keep their fused names (`layers.0.qkv`) after the name of their tree (`first.layers.0.qkv`):
-//! moments are nobody's business but ours, and a leaf is what the optimizer works on. A tree that several ranks
-//! share is in as many files, each with the pieces of one of them (`[numbers]`, [`Pieces`]); whoever reads it
-//! takes the numbers of the pieces that it has itself.
+//! moments are nobody's business but ours, and a leaf is what the optimizer works on. A tree that several
+//! ranks share is in as many files, each with the pieces of one of them (`[numbers]`, [`Pieces`]); whoever
+//! reads it takes the numbers of the pieces that it has itself.
 
 use super::CheckpointError;
 use crate::ranks::cuts;

@@ -1,8 +1,8 @@
 //! Checkpoints written on a thread of their own, one at a time, while training continues.
 //!
-//! Every rank writes its files under the checkpoint's temporary name, and rank 0 puts it into its place once all
-//! have: that is agreed upon where the run's own thread asks ([`Writer::poll`], [`Writer::finish`]), which all
-//! ranks do at the same places, so that exchanges keep their order.
+//! Every rank writes its files under the checkpoint's temporary name, and rank 0 puts it into its place once
+//! all have: that is agreed upon where the run's own thread asks ([`Writer::poll`], [`Writer::finish`]),
+//! which all ranks do at the same places, so that exchanges keep their order.
 
 use super::tensors::Pieces;
 use super::{CheckpointError, ModelFiles, Snapshot, Store};

@@ -3,8 +3,8 @@
 //! Until the first update the actor is prox, bit for bit, since scoring and training run the same forward. So
 //! the first mini-batch is not scored before: its forward says theta and prox at once.
 //!
-//! A mini-batch is computed shard by shard, each rank its own shards ([`crate::shards`]). What the loss says on
-//! the way is kept token range by token range and added up afterwards by all ranks, in the order of the
+//! A mini-batch is computed shard by shard, each rank its own shards ([`crate::shards`]). What the loss says
+//! on the way is kept token range by token range and added up afterwards by all ranks, in the order of the
 //! sequences: the figures of a step, too, are the same for any number of ranks.
 
 use super::probe::FullKl;

@@ -1,5 +1,6 @@
-//! Runs of several ranks, as processes under `mpirun`: the same bits for any number of them, also where one of
-//! them is killed and the run is resumed with another number. Without `mpirun` these tests say so and pass.
+//! Runs of several ranks, as processes under `mpirun`: the same bits for any number of them, also where one
+//! of them is killed and the run is resumed with another number. Without `mpirun` these tests say so and
+//! pass.
 
 use super::common::{Run, directory, qurl_in};
 use super::support::{Outcome, lines};

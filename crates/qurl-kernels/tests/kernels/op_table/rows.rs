@@ -205,7 +205,8 @@ fn adamw<D: Device>(len: usize, step: u64, seed: u64) -> Case<D> {
     Case { name: format!("adamw {len} step {step}"), run: Box::new(run), want: Box::new(want) }
 }
 
-/// A tensor updated piece by piece, with moments of each piece, has the bits of the tensor updated as a whole.
+/// A tensor updated piece by piece, with moments of each piece, has the bits of the tensor updated as a
+/// whole.
 fn adamw_of_pieces<D: Device>(len: usize, seed: u64) -> Case<D> {
     let mut random = Random::new(seed);
     let [w, g] = [(); 2].map(|_| random.normals(len));
