@@ -250,6 +250,10 @@ fn add_pieces<D: Device>(count: usize, len: usize, seed: u64) -> Case<D> {
         let mut added = ops.up(&given.1);
         ops.queue().add_pieces(AddPieces { pieces, count, len, to: &mut to, at: 3 });
         ops.queue().add(pieces, &mut added, len);
+        // A rank may have no piece of a small tensor.
+        let empty = ops.device().zeros(0).expect("memory for a test");
+        ops.queue().add_pieces(AddPieces { pieces: &empty, count: 1, len: 0, to: &mut to, at: 3 });
+        assert_eq!(ops.queue().checksum(&empty), Ok(qurl_kernels::checksum::values(&[])));
         vec![ops.down(&to), ops.down(&added)]
     };
     let want = move || {
