@@ -360,15 +360,15 @@ pub struct RowDotsBackward<'a, D: Device> {
     pub dw: &'a mut D::Tensor,
 }
 
-/// One AdamW update of a tensor, or of the piece of it whose moments are here.
+/// One AdamW update of a tensor, or of a piece of it.
 pub struct Update<'a, D: Device> {
     /// Constants of the update.
     pub adamw: AdamW,
-    /// Weights.
+    /// [piece] weights.
     pub w: &'a mut D::Tensor,
-    /// Gradient.
+    /// Gradient of the whole tensor.
     pub g: &'a D::Tensor,
-    /// Where the piece begins in `w` and `g`, a multiple of [`SQUARES_BLOCK`](crate::types::SQUARES_BLOCK).
+    /// Where the piece begins in it, a multiple of [`SQUARES_BLOCK`](crate::types::SQUARES_BLOCK).
     pub at: usize,
     /// [piece] first moment.
     pub m: &'a mut D::Tensor,

@@ -93,7 +93,7 @@ pub fn updates(plan: &RlPlan, of: &Updates) -> usize {
 }
 
 /// Bytes that a rank sends in one update of a model with leaves of these lengths: its part of everyone's
-/// gradient to its owner, then its updated pieces to everyone.
+/// gradient to its owner, then its updated pieces to everyone, where the network is packed anew.
 pub fn update_bytes(leaves: impl IntoIterator<Item = usize>, rank: usize, ranks: usize) -> Moved {
     let mut moved = Moved::default();
     for len in leaves {
@@ -107,7 +107,9 @@ pub fn update_bytes(leaves: impl IntoIterator<Item = usize>, rank: usize, ranks:
     moved
 }
 
-/// Bytes that a rank sends in a step: exact for tensors, an estimate for facts about tokens.
+/// Bytes that a rank sends in a step: exact for tensors, an estimate for facts about tokens. The actor's weights
+/// are gathered once more than they are updated, for the copy that samples; what is done beside the step
+/// (checkpoints, figures of the weights) gathers them, too.
 pub fn step_bytes(plan: &RlPlan, config: &ModelConfig, work: &Work, rank: usize, ranks: usize) -> Moved {
     let mut moved = Moved::default();
     let learners =
@@ -115,9 +117,9 @@ pub fn step_bytes(plan: &RlPlan, config: &ModelConfig, work: &Work, rank: usize,
     for (of, value_head) in learners {
         let shapes = params::shapes(config, value_head);
         let update = update_bytes(shapes.iter().map(|leaf| leaf.len()), rank, ranks);
-        let count = updates(plan, of) as u64;
+        let (count, sampled) = (updates(plan, of) as u64, u64::from(!value_head));
         moved.all_to_all += count * update.all_to_all;
-        moved.all_gather += count * update.all_gather;
+        moved.all_gather += (count + sampled) * update.all_gather;
         moved.host += count * update.host;
     }
     moved.host += TOKEN * (work.tokens() as u64).div_ceil(ranks as u64) * (ranks as u64 - 1);
@@ -188,7 +190,7 @@ fn exchange_time(plan: &RlPlan, config: &ModelConfig, work: &Work, ranks: usize,
     let (local, network) = (moved * near / others, moved * (others - near) / others);
     let leaves = params::shapes(config, false).iter().count() as f64;
     let learners = std::iter::once(&plan.actor).chain(plan.critic.as_ref());
-    let exchanges: f64 = learners.map(|of| 2.0 * leaves * updates(plan, of) as f64).sum();
+    let exchanges = leaves + learners.map(|of| 2.0 * leaves * updates(plan, of) as f64).sum::<f64>();
     (local / on.local).max(network / on.network) + exchanges * on.latency
 }
 

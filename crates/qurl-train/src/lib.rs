@@ -38,6 +38,7 @@ pub mod evaluate;
 mod gradients;
 pub mod learner;
 pub mod lengths;
+pub mod master;
 pub mod memory;
 pub mod optimizer;
 pub mod ranks;

@@ -105,10 +105,10 @@ impl MemoryPlan {
         let mut count = Count::new(&*counting);
         let mut queue = counting.queue()?;
         count.taken("queue");
-        let weights = params::shapes(config, false).try_map(|leaf| counting.zeros(leaf.len()))?;
+        let shapes = params::shapes(config, false);
         let mut taken = |part: &str| count.taken(&format!("model: {part}"));
         let mut learner: Learner<D::Counting> =
-            Learner::of(&mut queue, config, weights, options, ranks, &mut taken)?;
+            Learner::of(&mut queue, config, shapes, None, options, ranks, &mut taken)?;
         learner.rehearse(&mut queue, options.tape, options.positions, None)?;
         Ok(count.finish())
     }

@@ -3,13 +3,14 @@
 //! Weight decay applies to every parameter, as PyTorch's optimizer and the trainers built on it do. A
 //! gradient that is not finite is never applied: the step is skipped and reported.
 //!
-//! Several ranks share the work and the moments (ZeRO-1): each leaf is cut into a piece for each rank
-//! ([`Ranks::cuts`]). A rank receives its piece of everyone's gradient, adds these in the order of the ranks'
-//! tree, updates its piece and gives it to all. AdamW works on single numbers and the norm is summed over
+//! Several ranks share the work, the master weights and the moments (ZeRO-1): each leaf is cut into a piece for
+//! each rank ([`Ranks::cuts`]). A rank receives its piece of everyone's gradient, adds these in the order of the
+//! ranks' tree and updates its piece; new weights are gathered where they are packed ([`crate::master`]). AdamW
+//! works on single numbers and the norm is summed over
 //! fixed blocks, so no bit depends on how many ranks there are.
 
 use crate::ranks::Ranks;
-use qurl_kernels::ops::{AddPieces, AllGather, AllToAll, Exchange, Slice, Update};
+use qurl_kernels::ops::{AddPieces, AllToAll, Slice, Update};
 use qurl_kernels::types::AdamW;
 use qurl_kernels::{Device, DeviceError, Queue};
 use qurl_model::Params;
@@ -62,16 +63,16 @@ pub struct UpdateReport {
 }
 
 impl<D: Device> Optimizer<D> {
-    /// Zero moments for these parameters, of which each of the ranks has its pieces.
+    /// Zero moments for leaves of these lengths, of which each of the ranks has its pieces.
     pub fn new(
         device: &D,
-        params: &Params<D::Tensor>,
+        lengths: &Params<usize>,
         options: AdamWOptions,
         ranks: &Ranks,
     ) -> Result<Self, DeviceError> {
-        let piece = |leaf: &D::Tensor| ranks.piece(D::len(leaf)).len();
-        let zeros = || params.as_ref().try_map(|leaf| device.zeros(piece(leaf)));
-        let largest = params.iter().map(piece).max().unwrap_or(0);
+        let piece = |len: &usize| ranks.piece(*len).len();
+        let zeros = || lengths.as_ref().try_map(|len| device.zeros(piece(len)));
+        let largest = lengths.iter().map(piece).max().unwrap_or(0);
         let received = (ranks.size() > 1).then(|| device.zeros(ranks.size() * largest)).transpose()?;
         let (first, second, ranks) = (zeros()?, zeros()?, ranks.clone());
         Ok(Optimizer { options, steps: 0, first, second, ranks, received })
@@ -116,24 +117,12 @@ impl<D: Device> Optimizer<D> {
         Ok(queue.add_block_squares(&leaves)?.sqrt())
     }
 
-    /// Gives all ranks the pieces that each has updated.
-    fn share(&self, queue: &mut D::Queue, params: &mut Params<D::Tensor>) -> Result<(), DeviceError> {
-        if self.ranks.size() == 1 {
-            return Ok(());
-        }
-        for tensor in params.iter_mut() {
-            let (ranks, cuts) = (self.ranks.collective(), self.ranks.cuts(D::len(tensor)));
-            queue.begin_exchange(Exchange::AllGather(AllGather { ranks, cuts: &cuts, tensor }))?;
-        }
-        queue.join_exchanges()
-    }
-
-    /// Adds up the ranks' gradients, clips, updates the parameters and clears the gradients.
+    /// Adds up the ranks' gradients, clips, updates this rank's pieces of the weights and clears the gradients.
     pub fn step(
         &mut self,
         queue: &mut D::Queue,
         lr: f64,
-        params: &mut Params<D::Tensor>,
+        pieces: &mut Params<D::Tensor>,
         grads: &mut Params<D::Tensor>,
     ) -> Result<UpdateReport, DeviceError> {
         self.reduce(queue, grads)?;
@@ -154,11 +143,10 @@ impl<D: Device> Optimizer<D> {
                 grad_scale: scale as f32,
             };
             let moments = self.first.iter_mut().zip(self.second.iter_mut());
-            for ((w, g), (m, v)) in params.iter_mut().zip(grads.iter()).zip(moments) {
-                let at = self.ranks.piece(D::len(w)).start;
+            for ((w, g), (m, v)) in pieces.iter_mut().zip(grads.iter()).zip(moments) {
+                let at = self.ranks.piece(D::len(g)).start;
                 queue.adamw(Update { adamw, w, g, at, m, v });
             }
-            self.share(queue, params)?;
         }
         for g in grads.iter_mut() {
             let len = D::len(g);

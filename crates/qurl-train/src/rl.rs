@@ -40,7 +40,7 @@ use qurl_kernels::{Device, DeviceError, Queue, Rounding};
 use qurl_model::Params;
 use qurl_model::compute::{Batch, Network, TapeOptions, whole_batch};
 use qurl_model::rng::CounterRng;
-use qurl_quant::{QuantError, checksum, diagnostics, uaq};
+use qurl_quant::{QuantError, diagnostics, uaq};
 use qurl_rl::advantage::Rollouts;
 use qurl_rl::{KlCoefficient, RlError, to_f32};
 use qurl_rollout::{Engine, RolloutError, WeightVersion};
@@ -276,10 +276,9 @@ impl<D: Device> RlTrainer<D> {
         self.begin_stage()?;
         let version = self.version()?;
         let rounding = self.rounding();
-        let actor = &self.actor.params;
         // behav = Q(theta_old)
-        let queue = &mut self.queue;
-        self.engine.load_with(version, |net| net.refresh_rounded(queue, actor, rounding))?;
+        let (queue, actor) = (&mut self.queue, &mut self.actor.master);
+        self.engine.load_with(version, |net| net.refresh_leaves(queue, actor, rounding))?;
         phases.end("quantize");
         let rolled = self.rollouts()?;
         phases.end("rollout");
@@ -336,10 +335,7 @@ impl<D: Device> RlTrainer<D> {
 
     /// Names the actor's weights as they are now.
     fn version(&mut self) -> Result<WeightVersion, TrainError> {
-        Ok(WeightVersion {
-            version: self.step,
-            checksum: checksum::params(&mut self.queue, &self.actor.params)?,
-        })
+        Ok(WeightVersion { version: self.step, checksum: self.actor.master.checksum(&mut self.queue)? })
     }
 
     /// Every so many steps: how far the weights moved (Eq. 13), how far their quantized copy is off (Eq. 14),

@@ -6,13 +6,15 @@ use qurl_kernels::collective::Collective;
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::{Cpu, Format};
 use qurl_model::{ModelConfig, Params};
+use qurl_tasks::reward::RewardError;
+use qurl_tasks::task::{Attempt, Problem, Split, Task, Verdict};
 use qurl_train::checkpoint::{Keep, Store};
 use qurl_train::learner::LearnerOptions;
 use qurl_train::memory::MemoryPlan;
 use qurl_train::optimizer::AdamWOptions;
 use qurl_train::ranks::Ranks;
 use qurl_train::recipe::Recipe;
-use qurl_train::rl::{RlTrainer, TrainError};
+use qurl_train::rl::{RlTrainer, Symptom, TrainError};
 use qurl_train::run::{Outcome, Run, RunError, RunParts};
 use qurl_train::runlog::RunLog;
 use qurl_train::sft::{self, Examples, SftRecord};
@@ -293,27 +295,71 @@ fn a_run_that_is_resumed_with_another_number_of_ranks_has_the_same_bits() {
     }
 }
 
-#[test]
-fn a_rank_that_cannot_sample_ends_all_with_an_error_that_names_it() {
-    // Weights that only rank 1 has wrong: its logits are NaN.
-    let recipe = recipe(GRPO);
-    let ended = on_ranks(2, |collective| {
-        let task = recipe.task().expect("[task]").task().expect("task");
-        let mut start = Start::from_recipe(&recipe, &*task).expect("start");
-        if collective.rank() == 1 {
-            start.weights.final_norm.fill(f32::NAN);
-        }
-        let ranks = Ranks::new(Arc::new(collective), &recipe).expect("ranks");
-        let mut trainer = RlTrainer::on_ranks(&cpu(), &recipe, "tiny", start, task, ranks).expect("trainer");
-        trainer.step().expect_err("NaN")
-    });
-    assert!(ended.iter().all(TrainError::is_of_all_ranks), "{ended:?}");
-    let [first, second] = [&ended[0], &ended[1]].map(ToString::to_string);
-    assert!(first.contains("rank 1: ") && first.contains(&second), "{first}\n{second}");
+/// A task whose judge is broken.
+struct Broken(Box<dyn Task>);
+
+impl Task for Broken {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn draw(&self, split: Split, seed: u64, index: u64) -> Option<Problem> {
+        self.0.draw(split, seed, index)
+    }
+
+    fn verify(&self, problem: &Problem, response: &str) -> Verdict {
+        self.0.verify(problem, response)
+    }
+
+    fn judge(&self, _batch: &[Attempt]) -> Result<Vec<Verdict>, RewardError> {
+        Err(RewardError::TwoJudges { first: "one".to_string(), second: "other".to_string() })
+    }
+
+    fn len(&self, split: Split) -> Option<u64> {
+        self.0.len(split)
+    }
 }
 
 #[test]
-fn moments_are_divided_and_gradients_counted_in_the_plan_of_a_rank() {
+fn a_rank_that_cannot_judge_ends_all_with_an_error_that_names_it() {
+    let recipe = recipe(GRPO);
+    let ended = on_ranks(2, |collective| {
+        let mut task = recipe.task().expect("[task]").task().expect("task");
+        let start = Start::from_recipe(&recipe, &*task).expect("start");
+        if collective.rank() == 1 {
+            task = Box::new(Broken(task));
+        }
+        let ranks = Ranks::new(Arc::new(collective), &recipe).expect("ranks");
+        let mut trainer = RlTrainer::on_ranks(&cpu(), &recipe, "tiny", start, task, ranks).expect("trainer");
+        let error = trainer.step().expect_err("a broken judge");
+        assert_eq!(trainer.steps_done(), 0, "nothing has changed");
+        error
+    });
+    assert!(ended.iter().all(TrainError::is_of_all_ranks), "{ended:?}");
+    let [first, second] = [&ended[0], &ended[1]].map(ToString::to_string);
+    assert!(
+        second.contains("`one` and `other`") && first == format!("rank 1: {second}"),
+        "{first}\n{second}"
+    );
+}
+
+#[test]
+fn weights_that_are_not_finite_break_all_ranks_alike() {
+    let recipe = recipe(GRPO);
+    let symptoms = on_ranks(2, |collective| {
+        let task = recipe.task().expect("[task]").task().expect("task");
+        let mut start = Start::from_recipe(&recipe, &*task).expect("start");
+        start.weights.final_norm.fill(f32::NAN);
+        let ranks = Ranks::new(Arc::new(collective), &recipe).expect("ranks");
+        let vocabulary = start.config.vocab_size;
+        let mut trainer = RlTrainer::on_ranks(&cpu(), &recipe, "tiny", start, task, ranks).expect("trainer");
+        Symptom::of_error(&trainer.step().expect_err("NaN"), vocabulary)
+    });
+    assert!(symptoms.iter().all(|s| matches!(s, Some(Symptom::NotFinite { .. }))), "{symptoms:?}");
+}
+
+#[test]
+fn weights_and_moments_are_divided_and_gradients_counted_in_the_plan_of_a_rank() {
     let config = ModelConfig::named("qwen2.5-0.5b").expect("a known shape");
     let tape = qurl_model::compute::TapeOptions { rows: 1024, sequences: 8, recompute: true };
     let options =
@@ -331,9 +377,14 @@ fn moments_are_divided_and_gradients_counted_in_the_plan_of_a_rank() {
     assert_eq!(part(&one, "gradients"), 4 * 4 * parameters, "1 + log2(8) gradients");
     assert_eq!(part(&eight, "gradients"), 4 * parameters, "one shard each");
     assert_eq!(part(&one, "moments"), 8 * parameters);
+    assert_eq!(part(&one, "weights in f32"), 4 * parameters);
     // An eighth, in whole blocks, and a place for the others' pieces of the largest leaf.
     let largest = 4 * config.vocab_size * config.hidden_size;
     let moments = part(&eight, "moments");
     let expected = parameters + largest;
     assert!(moments.abs_diff(expected) < expected / 100, "{moments}, expected about {expected}");
+    // An eighth of the weights, and a buffer for a leaf of each length: the embedding, and less than a block.
+    let (weights, block) = (part(&eight, "weights in f32"), (parameters - largest / 4) / config.num_layers);
+    let expected = parameters / 2 + largest + 4 * block;
+    assert!(weights.abs_diff(expected) < expected / 50, "{weights}, expected about {expected}");
 }

@@ -255,8 +255,7 @@ impl Queue for CpuQueue {
 
     fn adamw(&mut self, args: Update<Cpu>) {
         let Update { adamw, w, g, at, m, v } = args;
-        let piece = at..at + m.len();
-        adamw::update(self.ctx(), &adamw, &mut w[piece.clone()], &g[piece], m, v);
+        adamw::update(self.ctx(), &adamw, w, &g[at..at + m.len()], m, v);
     }
 
     fn add(&mut self, from: &Aligned<f32>, to: &mut Aligned<f32>, len: usize) {

@@ -171,22 +171,21 @@ impl Queue for CudaQueue {
 
     fn adamw(&mut self, args: Update<Cuda>) {
         let Update { adamw: a, w, g, at, m, v } = args;
-        assert!(w.len == g.len && at + m.len <= w.len && m.len == v.len, "adamw: lengths");
+        assert!(at + w.len <= g.len && w.len == m.len && w.len == v.len, "adamw: lengths");
         assert!(at.is_multiple_of(4), "adamw: four numbers a thread");
-        if m.len == 0 {
+        if w.len == 0 {
             return;
         }
-        let offset = 4 * at as u64;
         let AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale } = a;
         let step = i32::try_from(step).unwrap_or(i32::MAX);
         let correction1 = 1.0 - f64::from(beta1).powi(step);
         let correction2 = 1.0 - f64::from(beta2).powi(step);
         let args = kernels::AdamW {
-            w: w.at() + offset,
-            g: g.at() + offset,
+            w: w.at(),
+            g: g.at() + 4 * at as u64,
             m: m.at(),
             v: v.at(),
-            count: m.len as u64,
+            count: w.len as u64,
             grad_scale,
             beta1,
             beta2,
@@ -198,7 +197,7 @@ impl Queue for CudaQueue {
             eps,
         };
         // Four numbers a thread; enough threads for the last ones of an odd length, too.
-        self.launch(kernels::adamw, Launch::elements(m.len.div_ceil(4).clamp(4, 1 << 22)), args);
+        self.launch(kernels::adamw, Launch::elements(w.len.div_ceil(4).clamp(4, 1 << 22)), args);
     }
 
     fn add(&mut self, from: &CudaTensor, to: &mut CudaTensor, len: usize) {

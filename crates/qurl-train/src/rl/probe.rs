@@ -7,7 +7,7 @@ use crate::ranks::Ranks;
 use crate::solve::{SolveError, SolveOptions, draw_problems, solve};
 use crate::start::Start;
 use qurl_kernels::{Device, Format};
-use qurl_model::compute::{Network, NetworkOptions, whole_batch};
+use qurl_model::compute::{NetworkOptions, whole_batch};
 use qurl_model::rng::{CounterRng, text_key};
 use qurl_rl::{RlError, full_vocabulary_kls};
 use qurl_rollout::Engine;
@@ -105,7 +105,9 @@ impl<D: Device> RlTrainer<D> {
     /// Samples the same problems with the weights as they are now in the recipe's format and in bf16,
     /// alternating, and takes the best of a few rounds. At most as many sequences as run at the same time,
     /// and `PROBED_TOKENS` each. Training continues afterwards as if nothing had happened.
-    pub fn rollout_speed(&mut self) -> Result<RolloutSpeed, TrainError> {
+    ///
+    /// All ranks call it, since weights may have to be gathered; the first one measures.
+    pub fn rollout_speed(&mut self) -> Result<Option<RolloutSpeed>, TrainError> {
         let version = self.version()?;
         let plan = &self.plan;
         let (longest, n) = plan.sizes_at(self.step.max(1));
@@ -129,9 +131,12 @@ impl<D: Device> RlTrainer<D> {
             _ => {
                 let (config, positions) = (&self.start.config, self.plan.longest());
                 let options = NetworkOptions { positions, ..NetworkOptions::inference(config, Format::Bf16) };
-                Some(Network::new(&mut self.queue, config, &self.actor.params, options)?)
+                Some(self.actor.packed(&mut self.queue, options)?)
             }
         };
+        if !self.ranks.is_first() {
+            return Ok(None);
+        }
         let bf16 = packed.as_mut().unwrap_or(self.actor.network_mut());
         // Pages of another format are made anew, and steps in them recorded anew: the first rollout pays for
         // that.
@@ -158,7 +163,7 @@ impl<D: Device> RlTrainer<D> {
             best[1] = best[1].max(other?);
         }
         let sequences = prompts * n;
-        Ok(RolloutSpeed { sequences, max_new, tokens_per_s: best[0], bf16_tokens_per_s: best[1] })
+        Ok(Some(RolloutSpeed { sequences, max_new, tokens_per_s: best[0], bf16_tokens_per_s: best[1] }))
     }
 }
 

@@ -135,8 +135,8 @@ impl<D: Device> Run<D> {
 
     /// How fast the rollouts of the trained model are; nothing where they are not quantized. What fails here
     /// costs a finished run nothing.
-    pub fn rollout_speed(&mut self) -> Option<Result<RolloutSpeed, TrainError>> {
-        self.plan.rollout.format.is_quantized().then(|| self.trainer.rollout_speed())
+    pub fn rollout_speed(&mut self) -> Result<Option<RolloutSpeed>, TrainError> {
+        if self.plan.rollout.format.is_quantized() { self.trainer.rollout_speed() } else { Ok(None) }
     }
 
     /// The summary of a finished run, after `seconds` of this process.

@@ -67,8 +67,8 @@ impl<'a, D: Device> SftTrainer<'a, D> {
     }
 
     /// Where it computes, and the model.
-    pub fn parts(&mut self) -> (&mut D::Queue, &Learner<D>) {
-        (&mut self.queue, &self.learner)
+    pub fn parts(&mut self) -> (&mut D::Queue, &mut Learner<D>) {
+        (&mut self.queue, &mut self.learner)
     }
 
     /// Who trains it.

@@ -13,7 +13,7 @@ use crate::view::{Mode, TrainView};
 use anyhow::Context;
 use qurl_kernels::collective::Collective;
 use qurl_kernels::{Device, Queue};
-use qurl_model::compute::{Network, NetworkOptions};
+use qurl_model::compute::NetworkOptions;
 use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
 use qurl_tasks::task::{Split, Task};
 use qurl_train::checkpoint::ModelFiles;
@@ -193,7 +193,7 @@ fn greedy_accuracy<D: Device>(
     let options = NetworkOptions::inference(&start.config, recipe.trainer.compute);
     let ranks = trainer.ranks().clone();
     let (queue, learner) = trainer.parts();
-    let network = Network::new(queue, &start.config, &learner.params, options)?;
+    let network = learner.packed(queue, options)?;
     let mut engine =
         Engine::new(queue.device().clone(), network, WeightVersion::default(), EngineOptions::default())?;
     let problems = draw_problems(task, Split::Test, seed, 0, count)?;

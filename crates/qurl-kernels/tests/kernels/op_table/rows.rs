@@ -214,13 +214,14 @@ fn adamw_of_pieces<D: Device>(len: usize, seed: u64) -> Case<D> {
     let run = move |ops: &Ops<D>| {
         let g = &ops.up(&g);
         let updated = |piece: usize| {
-            let mut updated = ops.up(&w);
-            for at in (0..len).step_by(piece) {
-                let zeros = || ops.device().zeros(piece.min(len - at)).expect("memory for a test");
-                let (mut m, mut v) = (zeros(), zeros());
-                ops.queue().adamw(Update { adamw, w: &mut updated, g, at, m: &mut m, v: &mut v });
+            let mut updated = Vec::new();
+            for (at, w) in (0..len).step_by(piece).zip(w.chunks(piece)) {
+                let zeros = || ops.device().zeros(w.len()).expect("memory for a test");
+                let (mut w, mut m, mut v) = (ops.up(w), zeros(), zeros());
+                ops.queue().adamw(Update { adamw, w: &mut w, g, at, m: &mut m, v: &mut v });
+                updated.extend(ops.down(&w));
             }
-            ops.down(&updated)
+            updated
         };
         let whole = updated(len);
         assert_eq!(updated(SQUARES_BLOCK), whole, "pieces of {SQUARES_BLOCK} of {len}");

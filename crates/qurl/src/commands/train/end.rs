@@ -23,17 +23,13 @@ pub fn done<D: Device>(
     view: &TrainView,
 ) -> anyhow::Result<()> {
     run.save_model()?;
+    let rollout_speed = run.rollout_speed().unwrap_or_else(|error| {
+        view.warn(&format!("the speed of the rollouts could not be measured: {error}"));
+        None
+    });
     if !run.trainer().ranks().is_first() {
         return Ok(());
     }
-    let rollout_speed = match run.rollout_speed() {
-        Some(Ok(speed)) => Some(speed),
-        Some(Err(error)) => {
-            view.warn(&format!("the speed of the rollouts could not be measured: {error}"));
-            None
-        }
-        None => None,
-    };
     let summary = run.summary(rollout_speed, began.elapsed().as_secs_f64())?;
     if let Some(Memory { planned, peak }) = summary.memory {
         view.note(&format!("memory: {} MiB planned, {} MiB allocated at most", planned >> 20, peak >> 20));
