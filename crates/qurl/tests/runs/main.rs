@@ -16,6 +16,7 @@ mod dynamic;
 mod finished;
 mod interrupted;
 mod killed;
+mod launched;
 mod logs;
 mod own;
 mod ranks;
