@@ -11,6 +11,7 @@ use qurl_kernels::{Device, DeviceError, Queue};
 use qurl_model::Params;
 use qurl_model::compute::Leaves;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 /// Master weights.
 pub struct Master<D: Device> {
@@ -38,8 +39,8 @@ impl<D: Device> Master<D> {
         };
         let mut gathered = BTreeMap::new();
         for &len in lengths.iter().filter(|_| ranks.size() > 1) {
-            if !gathered.contains_key(&len) {
-                gathered.insert(len, device.zeros(len)?);
+            if let Entry::Vacant(place) = gathered.entry(len) {
+                place.insert(device.zeros(len)?);
             }
         }
         Ok(Master { lengths, pieces, ranks: ranks.clone(), gathered })
