@@ -6,7 +6,7 @@ Decoding and prompts of Qwen2.5-0.5B's shape beside llama.cpp, whole GRPO steps 
 every contender once, each in a process of its own; every other round goes backwards, so that a machine that
 slows down or speeds up meanwhile treats all alike. Printed are medians over the rounds and our speed against
 the peer's fastest variant in the same number format or a wider one. llama.cpp is measured with and without
-flash attention, with weights in bf16 and f16, and in the first round also with one thread.
+flash attention, and at batch 1, where f16 weights may beat bf16 and one thread two, in these ways, too.
 
 Needs only the standard library; `--python` names the interpreter that has the peers, `--dir` a place for
 their files. `benches/peers/cpu.sh` runs it and keeps what it prints.
@@ -19,13 +19,38 @@ import sys
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 from compare_train import processor
 
 HERE = Path(__file__).resolve().parent
-SHORT, LONG, NEW = 128, 8192, 32
-SHORT_BATCHES, LONG_BATCHES = (1, 8, 32), (1, 8)
-PROMPT = 512
+
+
+class Sizes(NamedTuple):
+    """What is measured."""
+
+    # Contexts in tokens with their batches, and tokens that are decoded.
+    contexts: dict[int, tuple[int, ...]]
+    new: int
+    # Tokens of the prompt whose speed is measured.
+    prompt: int
+    # Shape, prompts, responses to each, tokens of a prompt and of a response, timed steps.
+    steps: tuple[tuple[str, int, int, int, int, int], ...]
+
+
+FULL = Sizes(
+    contexts={128: (1, 8, 32), 8192: (1, 8)},
+    new=16,
+    prompt=512,
+    steps=(("default", 32, 16, 16, 48, 3), ("qwen2.5-0.5b", 2, 4, 64, 64, 1)),
+)
+# Enough to see that everything runs, on a busy machine, too.
+DRY = Sizes(
+    contexts={32: (1, 2), 64: (1,)},
+    new=2,
+    prompt=32,
+    steps=(("default", 2, 2, 8, 8, 1), ("qwen2.5-0.5b", 1, 2, 8, 8, 1)),
+)
 # Our number formats, from wide to narrow.
 FORMATS = ["f32", "bf16", "int8", "int8, cache too"]
 # Which of them llama.cpp's weights and cache are compared with.
@@ -34,11 +59,6 @@ LLAMA_FORMATS = {
     ("f16", "f16"): "bf16",
     ("q8_0", "f16"): "int8",
     ("q8_0", "q8_0"): "int8, cache too",
-}
-# shape, prompts, responses to each, tokens of a prompt and of a response
-STEPS = {
-    "default": ("default", 32, 16, 16, 48),
-    "0.5b": ("qwen2.5-0.5b", 2, 4, 64, 64),
 }
 
 
@@ -106,47 +126,45 @@ def trl_step(row):
     yield work, kind, row["variant"], row["response_tokens_per_s"], note
 
 
-def rollout_contenders(options, first):
-    ours = [options.qurl, "bench", "rollout", "--device", "cpu", "--quantize-head", "--rounds", "1", "--json"]
-    batches = {SHORT: ",".join(map(str, SHORT_BATCHES)), LONG: ",".join(map(str, LONG_BATCHES))}
-    theirs = [options.python, HERE / "decode_llama_cpp.py", "--dir", options.dir, "--json", "--new", NEW]
-    theirs += ["--flash", "on", "off", "--threads", *([options.threads, 1] if first else [options.threads])]
+def rollout_contenders(options, sizes, first):
+    ours = [options.qurl, "bench", "rollout", "--device", "cpu", "--quantize-head", "--rounds", 1, "--json"]
+    theirs = [options.python, HERE / "decode_llama_cpp.py", "--dir", options.dir, "--json"]
+    theirs += ["--new", sizes.new, "--flash", "on", "off"]
 
-    def our(name, *rest):
-        return Contender(f"qurl {name}", True, [*ours, *rest], our_rollout)
+    def our(name, formats, *rest):
+        return Contender(f"qurl {name}", True, [*ours, "--formats", formats, *rest], our_rollout)
 
-    def their(weights, cache, *rest):
-        command = [*theirs, "--weights", weights, "--cache", *cache, *rest]
-        return Contender(f"llama.cpp {weights}", False, command, llama)
+    def their(weights, threads, *rest):
+        name = f"llama.cpp {weights}, {threads} threads"
+        return Contender(name, False, [*theirs, "--weights", weights, "--threads", threads, *rest], llama)
 
-    short = ["--context", SHORT, "--batch", *SHORT_BATCHES, "--prompt", PROMPT]
-    long = ["--context", LONG, "--batch", *LONG_BATCHES]
-    yield our("prompts", "--formats", "bf16,int8", "--prompt", PROMPT, "--new", 2, "--batch", 1)
-    yield our("short", "--formats", "bf16,int8", "--context", SHORT, "--new", NEW, "--batch", batches[SHORT])
-    for weights in options.weights:
-        yield their(weights, ["f16"], *short)
-    yield our("long", "--formats", "bf16,int8", "--context", LONG, "--new", NEW, "--batch", batches[LONG])
-    int8 = ["--formats", "int8", "--kv", "int8", "--new", NEW]
-    yield our("long, int8 cache", *int8, "--context", LONG, "--batch", batches[LONG])
-    for weights in options.weights:
-        yield their(weights, ["f16", "q8_0"] if weights == "q8_0" else ["f16"], *long)
+    yield our("prompt", "bf16,int8", "--prompt", sizes.prompt, "--new", 2, "--batch", 1)
+    for weights in ("bf16", "q8_0"):
+        yield their(weights, options.threads, "--prompt", sizes.prompt, "--batch", "--context")
+    for context, batches in sizes.contexts.items():
+        at = ["--context", context, "--new", sizes.new, "--batch", ",".join(map(str, batches))]
+        yield our(f"at {context}", "bf16,int8", *at)
+        yield our(f"at {context}, int8 cache", "int8", "--kv", "int8", *at)
+        at = ["--context", context, "--sequences", max(batches), "--batch"]
+        yield their("bf16", options.threads, *at, *batches)
+        yield their("q8_0", options.threads, *at, *batches, "--cache", "f16", "q8_0")
+        yield their("f16", options.threads, *at, 1)
+        if first:
+            yield their("f16", 1, *at, 1)
+            yield their("q8_0", 1, *at, 1)
 
 
-def step_contenders(options):
-    for size in options.steps:
-        shape, prompts, n, prompt, length = STEPS[size]
-        lengths = ["--shape", shape, "--prompts", prompts, "--n", n, "--prompt", prompt, "--length", length]
-        timed = ["--steps", 5 if size == "default" else 1, "--json"]
-        for kind in ("f32", "bf16", "int8"):
-            ours = [options.qurl, "bench", "step", "--device", "cpu", "--mini-batches", 1, "--format", kind]
+def step_contenders(options, sizes):
+    for shape, prompts, n, prompt, length, steps in sizes.steps:
+        same = ["--shape", shape, "--prompts", prompts, "--n", n, "--prompt", prompt, "--length", length]
+        same += ["--steps", steps, "--json"]
+        # A large model in f32 takes minutes and is nobody's choice where there is bf16.
+        for kind in ("f32", "bf16", "int8") if shape == "default" else ("bf16", "int8"):
             # Training in f32 goes with rollouts in f32, in bf16 with all others.
-            ours += [
-                "--set",
-                f"trainer.compute=\"{'f32' if kind == 'f32' else 'bf16'}\"",
-                "--max-num-seqs",
-                512,
-            ]
-            yield Contender(f"qurl step {size} {kind}", True, [*ours, *lengths, *timed], our_step)
+            compute = f"trainer.compute=\"{'f32' if kind == 'f32' else 'bf16'}\""
+            ours = [options.qurl, "bench", "step", "--device", "cpu", "--format", kind, "--set", compute]
+            ours += ["--mini-batches", 1, "--max-num-seqs", prompts * n]
+            yield Contender(f"qurl step {shape} {kind}", True, [*ours, *same], our_step)
         for variant in options.variants:
             command = [
                 options.python,
@@ -156,7 +174,7 @@ def step_contenders(options):
                 "--threads",
                 options.threads,
             ]
-            yield Contender(f"TRL step {size} {variant}", False, [*command, *lengths, *timed], trl_step)
+            yield Contender(f"TRL step {shape} {variant}", False, [*command, *same], trl_step)
 
 
 class Table:
@@ -228,20 +246,20 @@ def main():
     parser.add_argument(
         "--rounds", type=int, default=3, help="rounds of decoding and prompts; 0 leaves them out"
     )
-    parser.add_argument("--step-rounds", type=int, default=2, help="rounds of GRPO steps; 0 leaves them out")
+    parser.add_argument("--step-rounds", type=int, default=1, help="rounds of GRPO steps; 0 leaves them out")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--weights", nargs="+", default=["bf16", "f16", "q8_0"], help="llama.cpp's formats")
-    parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS), help="sizes of GRPO steps")
-    parser.add_argument("--variants", nargs="+", default=["f32", "bf16-autocast"], help="TRL's variants")
+    parser.add_argument("--variants", nargs="+", default=["f32", "bf16-autocast", "bf16-pure"], help="TRL's")
+    parser.add_argument("--dry", action="store_true", help="sizes that only show whether everything runs")
     parser.add_argument("--log", type=Path, help="file for everything that every run printed, as JSON lines")
     options = parser.parse_args()
     if min(options.rounds, options.step_rounds) < 0 or options.threads < 1:
         parser.error("--rounds and --step-rounds must not be negative, --threads at least 1")
 
+    sizes = DRY if options.dry else FULL
     table = Table()
     log = options.log.open("w") if options.log else None
-    run_rounds(table, options.rounds, lambda first: rollout_contenders(options, first), log)
-    run_rounds(table, options.step_rounds, lambda first: step_contenders(options), log)
+    run_rounds(table, options.rounds, lambda first: rollout_contenders(options, sizes, first), log)
+    run_rounds(table, options.step_rounds, lambda _: step_contenders(options, sizes), log)
     rounds = f"{options.rounds} rounds of decoding and prompts, {options.step_rounds} of steps"
     print(f"{processor()}, {options.threads} threads; {rounds}; medians, lowest to highest (rounds)")
     table.print()

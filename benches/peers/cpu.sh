@@ -6,7 +6,7 @@
 #   benches/peers/cpu.sh prepare PYTHON DIR     llama.cpp's model files and contexts, on a machine still busy
 #
 # PYTHON has llama-cpp-python, gguf, torch, transformers, trl and datasets. DIR keeps 3 GB of llama.cpp's
-# files from one call to the next. OUT gets `cpu.txt`, what is printed, and `cpu.jsonl`, what each run printed.
+# files from one call to the next. OUT gets `cpu.txt`, what is printed, and `cpu.jsonl`, all that runs said.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -35,7 +35,7 @@ mkdir -p "$out"
     echo "load before: $(cut -d' ' -f1-3 /proc/loadavg)"
     lscpu | grep -E '^(Model name|CPU\(s\)|L[123]d? cache)'
     commit=$(git -C "$here" rev-parse --short HEAD)
-    echo "project at $commit; $("$qurl" --version)"
+    echo "project at $commit; $("$qurl" --version | head -n 2 | paste -sd ' ')"
     "$python" - <<'PYTHON'
 import importlib.metadata as metadata
 names = ("llama-cpp-python", "gguf", "torch", "transformers", "trl", "accelerate")
@@ -43,7 +43,6 @@ print(", ".join(f"{name} {metadata.version(name)}" for name in names))
 import llama_cpp
 print("llama.cpp:", llama_cpp.llama_print_system_info().decode().strip(" |\n"))
 PYTHON
-    prepare "$python" "$dir" >/dev/null
     "$python" "$here/compare_cpu.py" --qurl "$qurl" --python "$python" --dir "$dir" \
         --log "$out/cpu.jsonl" "$@"
     echo

@@ -182,7 +182,9 @@ def decode_rows(model, options):
     weight_bytes = tensor_bytes(
         WEIGHTS[options.weights], sum(s[0] * s[1] for _, s in tensors() if len(s) > 1)
     )
-    sequences = max(options.batch, default=0)
+    if not options.batch:
+        return
+    sequences = options.sequences or max(options.batch)
     for cache, flash, context in itertools.product(options.cache, options.flash, options.context):
         if cache != "f16" and flash == "off":
             continue  # llama.cpp reads a quantized cache of values with flash attention only
@@ -240,9 +242,8 @@ def main():
         "--cache", nargs="+", choices=CACHES, default=["f16"], help="formats of keys and values"
     )
     parser.add_argument("--batch", type=int, nargs="*", default=[1], help="sequences decoded together")
-    parser.add_argument(
-        "--context", type=int, nargs="*", default=[128], help="tokens before the first new one"
-    )
+    parser.add_argument("--sequences", type=int, help="places in the cache, the largest batch if not given")
+    parser.add_argument("--context", type=int, nargs="*", default=[128], help="tokens before a new one")
     parser.add_argument("--new", type=int, default=32, help="measured decode steps")
     parser.add_argument("--prompt", type=int, nargs="*", default=[], help="prompts to measure, in tokens")
     parser.add_argument("--flash", nargs="+", choices=FLASH, default=["on"], help="flash attention")
@@ -251,8 +252,10 @@ def main():
     options = parser.parse_args()
     if min([options.new, *options.batch, *options.context, *options.prompt, *options.threads]) < 1:
         parser.error("--new, --batch, --context, --prompt and --threads must be at least 1")
-    if max([*options.context, *options.prompt]) + options.new + WARM_UP > CONTEXT_LIMIT:
+    if max([*options.context, *options.prompt], default=0) + options.new + WARM_UP > CONTEXT_LIMIT:
         parser.error(f"--context and --prompt may have {CONTEXT_LIMIT - options.new - WARM_UP} tokens here")
+    if options.sequences and options.sequences < max(options.batch, default=0):
+        parser.error("--sequences must be at least the largest --batch")
 
     options.dir.mkdir(parents=True, exist_ok=True)
     path = options.dir / f"qwen2.5-0.5b-{options.weights}.gguf"

@@ -194,6 +194,7 @@ def main():
     ):
         parser.error("--n must be at least 2, all other counts at least 1")
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         result = measure(options, scratch)
     if options.json:
