@@ -42,19 +42,24 @@ class TensorMap(ctypes.Structure):
     _fields_ = [("words", ctypes.c_uint64 * 16)]
 
 
-def tensor_map(pointer, rows, row_bytes, box_rows, box_bytes=128):
-    """A map of a row-major matrix of bytes in boxes of box_rows x box_bytes; those of 128 bytes are swizzled
-    over them."""
+# Number of a type of elements, and their bytes.
+ELEMENTS = {"u8": (0, 1), "f32": (7, 4), "bf16": (9, 2)}
+
+
+def tensor_map(pointer, rows, row_bytes, box_rows, box_bytes=128, kind="u8"):
+    """A map of a row-major matrix in boxes of box_rows x box_bytes; those of 128 bytes are swizzled over
+    them."""
+    number, size = ELEMENTS[kind]
     raw = ctypes.create_string_buffer(128 + 64)
     address = (ctypes.addressof(raw) + 63) & ~63
     result = cuda.cuTensorMapEncodeTiled(
         ctypes.c_void_p(address),
-        ctypes.c_int(0),
+        ctypes.c_int(number),
         ctypes.c_uint32(2),
         ctypes.c_void_p(pointer),
-        (ctypes.c_uint64 * 2)(row_bytes, rows),
+        (ctypes.c_uint64 * 2)(row_bytes // size, rows),
         (ctypes.c_uint64 * 1)(row_bytes),
-        (ctypes.c_uint32 * 2)(box_bytes, box_rows),
+        (ctypes.c_uint32 * 2)(box_bytes // size, box_rows),
         (ctypes.c_uint32 * 2)(1, 1),
         ctypes.c_int(0),
         ctypes.c_int(3 if box_bytes == 128 else 0),

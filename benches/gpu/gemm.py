@@ -25,6 +25,8 @@ def variant(fmt, tok, wg, cl, schedule="STREAM"):
 
 def instance(fmt, tok, wg, cl, schedule):
     """The macro that makes a kernel."""
+    if schedule == "BULK":
+        return f"BULK_KERNEL({tok}, {wg}, {cl})"
     return (
         f"GATED({wg})" if schedule == "GATED" else f"K({fmt}, {fmt.upper()}, {tok}, {wg}, {cl}, {schedule})"
     )
@@ -48,6 +50,21 @@ def shared_bytes(tok, wg, parts, k_blocks):
     return max(stages * stage_bytes(tok, wg), sums) + 1024
 
 
+def bulk_bytes(tok, wg, k_blocks):
+    """The same with bulk stores, which have an area of their own."""
+    stages = min(16, 160 * 1024 // stage_bytes(tok, wg), max(2, k_blocks))
+    return 64 * 1024 + stages * stage_bytes(tok, wg) + 1024
+
+
+def bulk_maps(out, kept, tokens, n, swiglu):
+    """Where bulk stores store: 64 results by 128 bytes at a time, 32 of SwiGLU's."""
+    kind, width, rows = ("bf16", n, 32) if swiglu else ("f32", 4 * n, 64)
+    results = tensor_map(out.data_ptr(), tokens, width, rows, 128, kind)
+    return results, (
+        tensor_map(kept.data_ptr(), tokens, 2 * n, 64, 128, "bf16") if kept is not None else results
+    )
+
+
 def gated_bytes(columns, k_blocks):
     """The same of a gated GEMM of 256 tokens, which needs less beside its stages."""
     stage = (256 + 2 * columns) * 128
@@ -63,17 +80,18 @@ def ranges_for(n, k_bytes):
 def variants(fmt):
     """What the files gemm_*.cu hold."""
     large = "TILES" if fmt == "int8" else "VIRTUAL"
+    larger = "BULK" if fmt == "bf16" else large
     streams = (16, 64, 128, 256)
-    last = [(fmt, 256 if fmt == "int8" else 128, 2, 2, large)] + (
-        [(fmt, 192, 2, 2, large)] if fmt == "bf16" else []
+    last = [(fmt, 256 if fmt == "int8" else 128, 2, 2, larger)] + (
+        [(fmt, 192, 2, 2, larger)] if fmt == "bf16" else []
     )
     split = [(fmt, 128, 1, parts, "SPLIT") for parts in (2, 4)] + (
         [(fmt, 256, 2, parts, "SPLIT") for parts in (3, 4)] if fmt != "fp8" else []
     )
-    gated = [(fmt, 256, columns, 1, "GATED") for columns in (40, 48, 64)] if fmt == "int8" else []
+    gated = [(fmt, 256, columns, 1, "GATED") for columns in (40, 48, 56, 64, 72)] if fmt == "int8" else []
     return (
         [(fmt, t, 2, 2 if t == 256 else 1, "STREAM") for t in streams]
-        + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, large)]
+        + [(fmt, 64, 1, 1, large), (fmt, 128, 1, 1, large), (fmt, 128, 2, 1, larger)]
         + last
         + split
         + gated
@@ -194,13 +212,19 @@ class Gemm:
             work = -(-n // (2 * wg))
             grid = min(SMS, work)
             smem = gated_bytes(wg, -(-work // grid) * kb)
+        elif schedule == "BULK":
+            smem = bulk_bytes(tok, wg, each)
         else:
             smem = shared_bytes(tok, wg, parts, each)
         if prepared is None:
             prepared = tensor_map(x.data_ptr(), tokens, row_bytes, box_rows(tok, cl, schedule))
-        block = 576 if schedule == "GATED" else wg * 128 + 128 if wg > 1 else 192
+        block = (576 if wg <= 64 else 384) if schedule == "GATED" else wg * 128 + 128 if wg > 1 else 192
         last = [ctypes.c_void_p(at(t)) for t in (largest, kept)]
-        self.kernels[v].launch((grid,), (block,), smem, [prepared, *pointers, *numbers, *last], pdl)
+        arguments = [prepared, *pointers, *numbers, *last]
+        if schedule == "BULK":
+            stored = bulk_maps(out, kept, tokens, n, swiglu)
+            arguments = [prepared, *stored, pointers[0], pointers[3], *numbers, last[1]]
+        self.kernels[v].launch((grid,), (block,), smem, arguments, pdl)
 
 
 def operands(fmt, tokens, n, k):

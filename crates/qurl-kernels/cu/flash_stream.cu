@@ -215,7 +215,7 @@ __device__ __forceinline__ void stream(const FlashArgs& a, u32 sequences) {
 // Folds the splits of a row in order: a block for each row and up to eight heads, a warp for each of these.
 template <int HD>
 __device__ __forceinline__ void fold_splits(const FlashArgs& a, u32 sequences) {
-    const u32 OWN = HD / WARP, AT_ONCE = 16, RESULT = DECODE_HEADS * (HD + 4);
+    const u32 OWN = HD / WARP, AT_ONCE = 20, RESULT = DECODE_HEADS * (HD + 4);
     u32 lane = threadIdx.x % WARP, head = threadIdx.x / WARP, party = blockIdx.x, sequence = blockIdx.y;
     Parties parties(a);
     u32 first_head = party % parties.eights * DECODE_HEADS,

@@ -3,15 +3,20 @@
 //
 // In gemm_hopper.cuh the weights are the left operand, whose rows come in strips of 64, gate and up in pairs
 // of strips. With many tokens that can be a bad number of tiles for the SMs: 76 pairs of 0.5B for 132. Here
-// the tokens are the left operand, four warpgroups of 64, and a tile has some COLUMNS of gate and up
-// projections as the right one: 40 make 122 tiles of 0.5B. A lane has the gate and the up of a column, so
+// the tokens are the left operand, and a tile has some COLUMNS of gate and up projections as the right one:
+// 40 make 122 tiles of 0.5B, 72 make 264 of 7B. Four warpgroups have 64 tokens each; where their sums are too
+// many for the registers of so many threads, two have 128. A lane has the gate and the up of a column, so
 // results go from registers to memory. Sums of int8 are exact: the bits are those of all other forms.
 #pragma once
 #include "gemm_hopper.cuh"
 
 template <int COLUMNS>
 struct Gated {
-    static const int TOKENS = GATED_TOKENS, WARPS = TOKENS / 16;
+    static const int TOKENS = GATED_TOKENS;
+    // Strips of 64 tokens of a warpgroup.
+    static const int STRIPS = COLUMNS > GATED_WIDE ? 2 : 1, WARPS = TOKENS / 16 / STRIPS;
+    // Beside four warpgroups the producers are two warps. Beside two they are a warpgroup and give registers.
+    static const int THREADS_ALL = WARPS * WARP + (STRIPS > 1 ? 128 : 64);
     static const int TOKEN_BYTES = TOKENS * 128, STAGE_BYTES = TOKEN_BYTES + 2 * COLUMNS * 128;
     static const int STAGES = GATED_STAGE_KIB * 1024 / STAGE_BYTES;
 };
@@ -99,35 +104,49 @@ __device__ __forceinline__ void gemm_gated(const TensorMap& map, const GemmArgs&
             }
         }
     };
-    if (threadIdx.x == WARPS * WARP) {
-        u64 policy;
-        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-        fill_stages([&](u32 at, u32 barrier, u32 tile, u32 k) {
-            u32 to = at + Form::TOKEN_BYTES;
-            barrier_expect(barrier, STAGE_BYTES);
+    if (warp >= WARPS) {
+        if (Form::STRIPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == WARPS * WARP) {
+            u64 policy;
+            asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+            fill_stages([&](u32 at, u32 barrier, u32 tile, u32 k) {
+                u32 to = at + Form::TOKEN_BYTES;
+                barrier_expect(barrier, STAGE_BYTES);
 #pragma unroll
-            for (int ups = 0; ups < 2; ++ups) {
-                // From any eighth of a strip on, and from the next one.
-                for (u32 row = ups * width + tile * COLUMNS, left = COLUMNS; left > 0;) {
-                    u32 some = min(left, TILE_ROWS - row % TILE_ROWS);
-                    // Past the last strip it is read again; nothing of it is stored.
-                    const u8* from =
-                        a.weights + ((u64)min(row / TILE_ROWS, strips - 1) * kb + k) * TILE_BYTES;
-                    copy_weights(to, from + row % TILE_ROWS * 128, some * 128, barrier, policy);
-                    row += some, left -= some, to += some * 128;
+                for (int ups = 0; ups < 2; ++ups) {
+                    // From any eighth of a strip on, and from the next one.
+                    for (u32 row = ups * width + tile * COLUMNS, left = COLUMNS; left > 0;) {
+                        u32 some = min(left, TILE_ROWS - row % TILE_ROWS);
+                        // Past the last strip it is read again; nothing of it is stored.
+                        const u8* from =
+                            a.weights + ((u64)min(row / TILE_ROWS, strips - 1) * kb + k) * TILE_BYTES;
+                        copy_weights(to, from + row % TILE_ROWS * 128, some * 128, barrier, policy);
+                        row += some, left -= some, to += some * 128;
+                    }
                 }
-            }
-        });
-    } else if (threadIdx.x == (WARPS + 1) * WARP) {
+            });
+        } else if (threadIdx.x == (WARPS + 1) * WARP) {
+            asm volatile("griddepcontrol.wait;" ::: "memory");
+            fill_stages([&](u32 at, u32 barrier, u32, u32 k) {
+                copy_tokens<1>(at, &map, k * 128, 0, barrier);
+            });
+        }
+    } else {
+        if (Form::STRIPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         asm volatile("griddepcontrol.wait;" ::: "memory");
-        fill_stages([&](u32 at, u32 barrier, u32, u32 k) { copy_tokens<1>(at, &map, k * 128, 0, barrier); });
-    } else if (warp < WARPS) {
-        asm volatile("griddepcontrol.wait;" ::: "memory");
-        u32 token = warp * 16 + lane / 4;
+        // Of the warp's first strip; the next is 64 further.
+        const u32 STRIPS = Form::STRIPS;
+        u32 token = warp / 4 * (STRIPS * 64) + warp % 4 * 16 + lane / 4;
         float* scales = reinterpret_cast<float*>(all_scales[warp]);
-        float xs[2];
+        float xs[STRIPS][2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) xs[r] = token + 8 * r < a.tokens ? a.x_scales[token + 8 * r] : 0.0f;
+        for (u32 s = 0; s < STRIPS; ++s) {
+#pragma unroll
+            for (u32 r = 0; r < 2; ++r) {
+                u32 own = token + 64 * s + 8 * r;
+                xs[s][r] = own < a.tokens ? a.x_scales[own] : 0.0f;
+            }
+        }
         auto release = [&](u32 done) {
             if (lane == 0) barrier_arrive(smem_address(&empty[done % STAGES]), 0);
         };
@@ -138,33 +157,44 @@ __device__ __forceinline__ void gemm_gated(const TensorMap& map, const GemmArgs&
                 u32 column = tile * COLUMNS + i % COLUMNS;
                 copy_4(smem_address(scales + i), a.w_scales + i / COLUMNS * width + column, column < width);
             }
-            int d[COLUMNS];
+            int d[STRIPS][COLUMNS];
 #pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) d[i] = 0;
+            for (u32 s = 0; s < STRIPS; ++s) {
+#pragma unroll
+                for (int i = 0; i < COLUMNS; ++i) d[s][i] = 0;
+            }
             for (u32 k = 0; k < kb; ++k, ++done) {
                 u32 stage = done % STAGES, at = stages + stage * STAGE_BYTES;
                 barrier_wait(smem_address(&full[stage]), done / STAGES & 1);
-                multiply<INT8, 2 * COLUMNS>(
-                    d, operand(at + warp / 4 * TILE_BYTES), operand(at + Form::TOKEN_BYTES), 1
-                );
-                finish_mmas<1>();
+#pragma unroll
+                for (u32 s = 0; s < STRIPS; ++s)
+                    multiply<INT8, 2 * COLUMNS>(
+                        d[s], operand(at + (warp / 4 * STRIPS + s) * TILE_BYTES),
+                        operand(at + Form::TOKEN_BYTES), 1
+                    );
+                finish_mmas<STRIPS>();
                 if (k > 0) release(done - 1);
             }
             finish_mmas<0>();
             release(done - 1);
 #pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) pin(d[i]);
+            for (u32 s = 0; s < STRIPS; ++s) {
+#pragma unroll
+                for (int i = 0; i < COLUMNS; ++i) pin(d[s][i]);
+            }
             asm volatile("cp.async.wait_all;" ::: "memory");
             __syncwarp();
-            store_gated<COLUMNS>(a, d, scales, tile, token, xs);
+#pragma unroll
+            for (u32 s = 0; s < STRIPS; ++s)
+                store_gated<COLUMNS>(a, d[s], scales, tile, token + 64 * s, xs[s]);
         }
     }
 }
 
 // One producer for weights, one for tokens.
-#define GATED(columns)                                                               \
-    extern "C" __global__ void __launch_bounds__(Gated<columns>::WARPS * 32 + 64, 1) \
-        gemm_int8_256_##columns##_GATED(GEMM_PARAMETERS) {                           \
-        GemmArgs args = GEMM_ARGUMENTS;                                              \
-        gemm_gated<columns>(map, args);                                              \
+#define GATED(columns)                                                                   \
+    extern "C" __global__ void __launch_bounds__(Gated<columns>::THREADS_ALL, 1)         \
+        gemm_int8_256_##columns##_GATED(GEMM_PARAMETERS) {                               \
+        GemmArgs args = GEMM_ARGUMENTS;                                                  \
+        gemm_gated<columns>(map, args);                                                  \
     }

@@ -19,14 +19,16 @@
 //           STREAM, for the same bits.
 //   VIRTUAL whole tiles, but summed with the cuts of STREAM, for the same bits in floating point with many
 //           tokens.
+//   BULK    the same in bf16 with results stored in the background (gemm_bulk.cuh).
 //
 // Weights do not depend on earlier kernels: launched with programmatic serialization, a block fills its
 // stages with them while the kernel before it still runs, a stream not faster than PACE.
 #pragma once
+#include "gemm_bulk.cuh"
 #include "gemm_split_k.cuh"
 #include "hopper.cuh"
 
-enum Schedule { STREAM, TILES, VIRTUAL, SPLIT };
+enum Schedule { STREAM, TILES, VIRTUAL, SPLIT, BULK };
 
 // Streams for few tokens take less than half of the registers: norms and roundings of rows then run beside
 // them. They are there when the GEMM before them ends, and the weights of the next one come meanwhile.
@@ -73,10 +75,10 @@ __device__ __forceinline__ void finish_mmas() {
 // ---- the kernel -------------------------------------------------------------------------------------------
 
 // Stages of a block in shared memory.
-template <int TOK, int WG>
+template <int TOK, int WG, int SCHEDULE>
 struct Shape {
     static const int STAGE_BYTES = WG * TILE_BYTES + TOK * 128;
-    static const int FITTING = STAGE_KIB * 1024 / STAGE_BYTES;
+    static const int FITTING = (SCHEDULE == BULK ? BULK_STAGE_KIB : STAGE_KIB) * 1024 / STAGE_BYTES;
     static const int STAGES = FITTING > MAX_STAGES ? MAX_STAGES : FITTING;
 };
 
@@ -137,10 +139,13 @@ __device__ __forceinline__ void join(
 }
 
 template <int FORMAT, int TOK, int WG, int CL, int SCHEDULE>
-__device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
+__device__ __forceinline__ void gemm(
+    const TensorMap& map, const TensorMap* out_map, const TensorMap* kept_map, const GemmArgs& a
+) {
     typedef typename Sum<FORMAT>::type S;
-    const bool STREAMS = SCHEDULE == STREAM, SPLITS = SCHEDULE == SPLIT;
-    typedef Shape<TOK, WG> Memory;
+    const bool STREAMS = SCHEDULE == STREAM, SPLITS = SCHEDULE == SPLIT, BULKS = SCHEDULE == BULK;
+    static_assert(!BULKS || (FORMAT == BF16 && WG == 2 && TOK % CHUNK == 0), "what bulk stores are made for");
+    typedef Shape<TOK, WG, SCHEDULE> Memory;
     const int STAGES = Memory::STAGES;
     const int STAGE_BYTES = Memory::STAGE_BYTES;
     const int WARPS = WG * 4;
@@ -148,15 +153,15 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     const int ALIKE = SPLITS ? 1 : CL;
     // Of a thread when the block begins; producers then give some of theirs to the consumers.
     const int REGISTERS = IS_LIGHT(TOK, SCHEDULE) ? 80 : 168;
-    const int PRODUCER_REGISTERS = REGISTERS == 80 || FORMAT == FP8 || (STREAMS && TOK == 256) ? 40
+    const int PRODUCER_REGISTERS = REGISTERS == 80 || FORMAT == FP8 || BULKS || (STREAMS && TOK == 256) ? 40
                                    : STREAMS || SPLITS || TOK == 192                           ? 56
                                                                                                : 88;
     static_assert(!STREAMS || (WG == 2 && CL <= SIDES), "a stream's tiles have 256 rows");
 
     extern __shared__ u8 dynamic[];
     __shared__ u64 full[STAGES], empty[STAGES];
-    __shared__ float4 buffers[WARPS * WarpBuffer<TOK>::FLOATS / 4];
-    u32 stages = (smem_address(dynamic) + 1023) & ~1023u;
+    __shared__ float4 buffers[BULKS ? 1 : WARPS * WarpBuffer<TOK>::FLOATS / 4];
+    u32 area = (smem_address(dynamic) + 1023) & ~1023u, stages = area + (BULKS ? BULK_KIB * 1024 : 0);
     u32 warp = threadIdx.x / WARP;
     u32 rank = CL > 1 ? blockIdx.x % CL : 0;
     u32 range = blockIdx.x / (STREAMS ? SIDES : CL), clusters = gridDim.x / CL;
@@ -204,6 +209,13 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
         u32 at = STREAMS ? tile * SIDES + blockIdx.x % SIDES : SPLITS ? tile : tile * CL + rank;
         return WG > 1 && a.gating != GATING_NONE ? at + group * (strips / 2) : at * WG + group;
     };
+    // Tile and token tile of a number of the list.
+    auto locate = [&](Walk& w, u32 number) {
+        u32 first = number / (GROUP * token_tiles) * GROUP, nth = number % (GROUP * token_tiles),
+            rows = min(GROUP, tiles - first);
+        w.tile = first + nth % rows;
+        w.token_tile = nth / rows;
+    };
     auto next = [&](Walk& w) {
         if (w.at >= w.end) return false;
         if (STREAMS) {
@@ -212,10 +224,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
             w.k1 = min(kb, w.k0 + (w.end - w.at));
             w.at += w.k1 - w.k0;
         } else {
-            u32 first = w.at / (GROUP * token_tiles) * GROUP, nth = w.at % (GROUP * token_tiles),
-                rows = min(GROUP, tiles - first);
-            w.tile = first + nth % rows;
-            w.token_tile = nth / rows;
+            locate(w, w.at);
             w.at += clusters;
         }
         return true;
@@ -278,10 +287,10 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
         auto release = [&](u32 stage) {
             if (lane < ALIKE) barrier_arrive(smem_address(&empty[stage]), SPLITS ? rank : lane);
         };
-        float* buffer = reinterpret_cast<float*>(buffers) + warp * WarpBuffer<TOK>::FLOATS;
+        float* buffer = reinterpret_cast<float*>(buffers) + (BULKS ? 0 : warp * WarpBuffer<TOK>::FLOATS);
         u32 scales_of = ~0u;
         S d[TOK / 2];
-        auto sum_up = [&](u32 from, u32 to) {
+        auto sum_up = [&](u32 from, u32 to, auto meanwhile) {
             // Also so that the registers are free between tiles.
 #pragma unroll
             for (int i = 0; i < TOK / 2; ++i) d[i] = 0;
@@ -308,6 +317,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                     }
                 } else {
                     multiply<FORMAT, TOK>(d, wa, xb, 1);
+                    meanwhile(k);
                     finish_mmas<1>();
                     if (k > from) release((done - 1) % STAGES);
                 }
@@ -319,8 +329,53 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                 for (int i = 0; i < TOK / 2; ++i) pin(d[i]);
             }
         };
+        auto nothing = [](u32) {};
         Walk w = start();
-        while (next(w)) {
+        if constexpr (BULKS) {
+            // Asked for again: kept from above it would be spilled.
+            asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(w.at));
+            w.at /= CL;
+            BulkStore bulk(out_map, kept_map, area);
+            // The results of the tile before are stored while the first k-blocks of a tile are multiplied.
+            S total[TOK / 2];
+            auto store_chunk = [&](u32 number, u32 chunk_number) {
+                Walk stored;
+                locate(stored, number);
+                u32 row = strip_of(stored.tile, group) * TILE_ROWS;
+#pragma unroll
+                for (int chunk = 0; chunk < TOK / CHUNK; ++chunk)
+                    if (chunk == chunk_number)
+                        bulk.store<TOK>(a, total, chunk * CHUNK, row, stored.token_tile * TOK);
+            };
+            for (;;) {
+                // The number after that of the tile before, in its own steps.
+                u32 last = w.at;
+                bool more = next(w), has_results = last >= clusters;
+                // The cut of up rows is that of their gate rows.
+                u32 base = (w.tile * CL + rank) / SIDES * kb, held_by = cut.holder(base), from = 0;
+                if (more) {
+                    from = min(kb, cut.begin(held_by + 1) - base);
+                    sum_up(0, from, [&](u32 k) {
+                        if (has_results && k < TOK / CHUNK) store_chunk(last - clusters, k);
+                    });
+                }
+                for (u32 chunk = from; has_results && chunk < TOK / CHUNK; ++chunk)
+                    store_chunk(last - clusters, chunk);
+                if (!more) break;
+#pragma unroll
+                for (int i = 0; i < TOK / 2; ++i) total[i] = d[i];
+                while (from < kb) {
+                    u32 to = min(kb, cut.begin(++held_by + 1) - base);
+                    if (to <= from) continue;
+                    sum_up(from, to, nothing);
+#pragma unroll
+                    for (int i = 0; i < TOK / 2; ++i) total[i] = total[i] + d[i];
+                    from = to;
+                }
+            }
+            bulk.finish();
+        }
+        while (!BULKS && next(w)) {
             u32 row = strip_of(w.tile, group) * TILE_ROWS + warp % 4 * 16;
             if (w.token_tile != scales_of) prefetch_scales<FORMAT, TOK>(a, w.token_tile * TOK, buffer);
             scales_of = w.token_tile;
@@ -333,7 +388,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                 for (u32 r = cut.holder(base); from < kb; ++r) {
                     u32 to = min(kb, cut.begin(r + 1) - base);
                     if (to <= from) continue;
-                    sum_up(from, to);
+                    sum_up(from, to, nothing);
 #pragma unroll
                     for (int i = 0; i < TOK / 2; ++i) total[i] = from == 0 ? d[i] : total[i] + d[i];
                     from = to;
@@ -341,12 +396,12 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
                 finish.fetch(a, row, w.token_tile * TOK, buffer);
                 store<FORMAT, TOK>(a, finish, total, buffer);
             } else if constexpr (SPLITS) {
-                sum_up(w.k0, w.k1);
+                sum_up(w.k0, w.k1, nothing);
                 finish.fetch(a, row, w.token_tile * TOK, buffer);
                 join<FORMAT, TOK, CL, WARPS>(a, finish, d, rank, stages, buffer);
             } else {
                 SplitTile split(cut, w.tile);
-                sum_up(w.k0, w.k1);
+                sum_up(w.k0, w.k1, nothing);
                 bool joins = STREAMS && split.first < split.last,
                      adds = split.adders == 1 && range == split.first;
                 if (joins && !adds) {
@@ -383,5 +438,19 @@ __device__ __forceinline__ void gemm(const TensorMap& map, const GemmArgs& a) {
     extern "C" __global__ void __cluster_dims__(cl, 1, 1) __launch_bounds__(BOUND(tok, wg, schedule), 1) \
         gemm_##name##_##tok##_##wg##_##cl##_##schedule(GEMM_PARAMETERS) {                                \
         GemmArgs args = GEMM_ARGUMENTS;                                                                  \
-        gemm<format, tok, wg, cl, schedule>(map, args);                                                  \
+        gemm<format, tok, wg, cl, schedule>(map, nullptr, nullptr, args);                                \
+    }
+// With bulk stores: what they store to is in maps, of the results and of what is kept.
+#define BULK_KERNEL(tok, wg, cl)                                                                            \
+    extern "C" __global__ void __cluster_dims__(cl, 1, 1) __launch_bounds__(THREADS(wg), 1)                 \
+        gemm_bf16_##tok##_##wg##_##cl##_BULK(                                                               \
+            const __grid_constant__ TensorMap map, const __grid_constant__ TensorMap out_map,               \
+            const __grid_constant__ TensorMap kept_map, const u8* weights, const float* bias, int tokens,   \
+            int n, int k_blocks, int ranges, int add, int gating, u16* kept                                 \
+        ) {                                                                                                 \
+        GemmArgs args = {};                                                                                 \
+        args.weights = weights, args.bias = bias, args.tokens = tokens, args.n = n;                         \
+        args.k_blocks = k_blocks, args.ranges = ranges, args.add = add, args.gating = gating;               \
+        args.kept = kept;                                                                                   \
+        gemm<BF16, tok, wg, cl, BULK>(map, &out_map, &kept_map, args);                                      \
     }

@@ -86,8 +86,10 @@ __device__ __forceinline__ u64 operand(u32 address) {
 #define REGS32 TEN("") ", " TEN("1") ", " TEN("2") ", %30, %31"
 #define REGS40 TEN("") ", " TEN("1") ", " TEN("2") ", " TEN("3")
 #define REGS48 REGS40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define REGS56 REGS48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define REGS60 REGS40 ", " TEN("4") ", " TEN("5")
 #define REGS64 REGS60 ", %60, %61, %62, %63"
+#define REGS72 REGS60 ", " TEN("6") ", %70, %71"
 #define REGS90 REGS60 ", " TEN("6") ", " TEN("7") ", " TEN("8")
 #define REGS96 REGS90 ", %90, %91, %92, %93, %94, %95"
 #define REGS128                                                  \
@@ -99,7 +101,9 @@ __device__ __forceinline__ u64 operand(u32 address) {
 #define SUMS32(c, i) SUMS16(c, i), SUMS16(c, i + 16)
 #define SUMS40(c, i) SUMS32(c, i), SUMS8(c, i + 32)
 #define SUMS48(c, i) SUMS32(c, i), SUMS16(c, i + 32)
+#define SUMS56(c, i) SUMS48(c, i), SUMS8(c, i + 48)
 #define SUMS64(c, i) SUMS32(c, i), SUMS32(c, i + 32)
+#define SUMS72(c, i) SUMS64(c, i), SUMS8(c, i + 64)
 #define SUMS96(c, i) SUMS64(c, i), SUMS32(c, i + 64)
 #define SUMS128(c, i) SUMS64(c, i), SUMS64(c, i + 64)
 #define WGMMA(shape, regs, sums, a, b, go, tail)                                                        \
@@ -119,8 +123,12 @@ __device__ __forceinline__ u64 operand(u32 address) {
             WGMMA("m64n80" k shape_tail, REGS40, SUMS40(c, 0), "%40", "%41", "%42", tail);                  \
         if constexpr (TOK == 96)                                                                            \
             WGMMA("m64n96" k shape_tail, REGS48, SUMS48(c, 0), "%48", "%49", "%50", tail);                  \
+        if constexpr (TOK == 112)                                                                           \
+            WGMMA("m64n112" k shape_tail, REGS56, SUMS56(c, 0), "%56", "%57", "%58", tail);                 \
         if constexpr (TOK == 128)                                                                           \
             WGMMA("m64n128" k shape_tail, REGS64, SUMS64(c, 0), "%64", "%65", "%66", tail);                 \
+        if constexpr (TOK == 144)                                                                           \
+            WGMMA("m64n144" k shape_tail, REGS72, SUMS72(c, 0), "%72", "%73", "%74", tail);                 \
         if constexpr (TOK == 192)                                                                           \
             WGMMA("m64n192" k shape_tail, REGS96, SUMS96(c, 0), "%96", "%97", "%98", tail);                 \
         if constexpr (TOK == 256)                                                                           \

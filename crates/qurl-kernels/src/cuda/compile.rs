@@ -33,6 +33,7 @@ pub(super) const HEADERS: &[(&str, &str)] = &[
     ("gemm_sums.cuh", include_str!("../../cu/gemm_sums.cuh")),
     ("gemm_store.cuh", include_str!("../../cu/gemm_store.cuh")),
     ("gemm_split_k.cuh", include_str!("../../cu/gemm_split_k.cuh")),
+    ("gemm_bulk.cuh", include_str!("../../cu/gemm_bulk.cuh")),
     ("gemm_gated.cuh", include_str!("../../cu/gemm_gated.cuh")),
     ("gemm_hopper.cuh", include_str!("../../cu/gemm_hopper.cuh")),
     ("hopper.cuh", include_str!("../../cu/hopper.cuh")),

@@ -54,9 +54,15 @@ shared! {
     /// them; and most stages.
     STAGE_KIB = 196;
     GATED_STAGE_KIB = 212;
+    /// The same of one that stores in the background, and of the area that its results are stored from.
+    BULK_STAGE_KIB = 160;
+    BULK_KIB = 64;
+    /// Tokens that it stores at a time.
+    BULK_CHUNK = 64;
     MAX_STAGES = 16;
-    /// Tokens of a gated GEMM.
+    /// Tokens of a gated GEMM, and the most columns for which it has a warpgroup for every 64 of them.
     GATED_TOKENS = 256;
+    GATED_WIDE = 64;
     /// What the outputs of a GEMM are: [`super::gemm::Gating`].
     GATING_NONE = 0;
     GATING_SWIGLU = 1;

@@ -242,7 +242,7 @@ fn plan(context: &Context, heads: Heads, kv: &CudaKv, shape: &BatchShape) -> Pla
     let tile_bytes = 2 * FLASH_TILE * row_bytes;
     let form = |teams: usize| {
         let (threads, shared) = (32 * team * teams, teams * tile_bytes);
-        let at_once = blocks <= context.blocks_at_once(kernel, threads, shared as u32, 1);
+        let at_once = blocks <= context.blocks_at_once(kernel.id, threads, shared as u32, 1);
         Plan { kernel, threads, shared, splits, at_once }
     };
     let tiles = stretches(heads, shape.longest.min(SPLIT), FLASH_TILE);

@@ -71,7 +71,7 @@ const MIN_BLOCKS_PER_SM: usize = 8;
 /// Whether a step may write quantized values: blocks that fold a row publish their absmax for each other.
 pub(super) fn quantizes(context: &Context, heads: Heads, shape: &BatchShape) -> bool {
     let blocks = shape.sequences * parties(heads);
-    publishes(heads, shape) && blocks <= context.blocks_at_once(fold(heads), FOLD_THREADS, 0, 1)
+    publishes(heads, shape) && blocks <= context.blocks_at_once(fold(heads).id, FOLD_THREADS, 0, 1)
 }
 
 fn fold(heads: Heads) -> Kernel<FlashStreamFold> {

@@ -6,13 +6,13 @@
 //! with the same cuts. So a row's bits do not depend on how many others there are. Other devices take the
 //! same tiles.
 
-use super::constants::{CUT_ROWS, GATING_NONE, GATING_SWIGLU, SIDES, TILE_DEPTH, TILE_ROWS};
+use super::constants::{BULK_CHUNK, CUT_ROWS, GATING_NONE, GATING_SWIGLU, SIDES, TILE_DEPTH, TILE_ROWS};
 use super::context::{Context, HOPPER};
 use super::ffi::DevicePtr;
 use super::gemm_mma;
-use super::gemm_tiles::{Schedule, Shape, Variant, choose, ranges};
-use super::kernels::{self, GemmHopper, GemmPack, GemmPackBf16};
-use super::launch::Launch;
+use super::gemm_tiles::{Form, Schedule, Shape, Variant, choose, ranges};
+use super::kernels::{self, GemmBulk, GemmHopper, GemmPack, GemmPackBf16};
+use super::launch::{Element, Launch};
 use super::linear::Operand;
 use super::queue::CudaQueue;
 use super::weight::{number_bytes, unsupported};
@@ -136,7 +136,7 @@ pub(super) fn linear(
     let (n, blocks, sms) = (w.n, w.blocks(), context.sms);
     let shape = Shape { format: w.format, tokens, n, blocks, gating: w.gating, sms };
     let v = choose(shape, |v: &Variant| {
-        context.blocks_at_once(v.kernel, v.threads(), v.shared(usize::MAX) as u32, v.cluster)
+        context.blocks_at_once(v.kernel.id(), v.threads(), v.shared(usize::MAX) as u32, v.cluster)
     });
     let ranges = ranges(sms, n, blocks);
     let tiles = n.div_ceil(v.rows * v.alike()) * tokens.div_ceil(v.tokens);
@@ -145,7 +145,7 @@ pub(super) fn linear(
         Schedule::Stream => (ranges * SIDES, (n.div_ceil(CUT_ROWS) * blocks).div_ceil(ranges)),
         // Each of its clusters takes one tile.
         Schedule::Split => (tiles * v.cluster, blocks.div_ceil(v.cluster)),
-        Schedule::Tiles | Schedule::Gated => {
+        Schedule::Tiles | Schedule::Gated | Schedule::Bulk => {
             let clusters = (sms / v.cluster).min(tiles);
             (clusters * v.cluster, tiles.div_ceil(clusters) * blocks)
         }
@@ -158,22 +158,56 @@ pub(super) fn linear(
         Gating::Swiglu { absmax, kept } => (GATING_SWIGLU, absmax, kept),
     };
     assert!(if w.format == Format::Bf16 { absmax == 0 } else { kept == 0 }, "gating: what the format has");
-    let args = GemmHopper {
-        map,
-        weights: w.tiles,
-        w_scales: w.scales,
-        x_scales: x.scales,
-        bias,
-        out,
-        partials: queue.partial_words(),
-        tokens: tokens as u32,
-        n: n as u32,
-        k_blocks: blocks as u32,
-        ranges: ranges as u32,
-        add: u32::from(add),
-        gating: gating as u32,
-        absmax,
-        kept,
-    };
-    queue.launch(v.kernel, Launch::blocks(grid, v.threads()).shared(v.shared(each)), args);
+    let launch = Launch::blocks(grid, v.threads()).shared(v.shared(each));
+    let (k_blocks, ranges, add, gating) = (blocks as u32, ranges as u32, u32::from(add), gating as u32);
+    match v.kernel {
+        Form::Direct(kernel) => {
+            let args = GemmHopper {
+                map,
+                weights: w.tiles,
+                w_scales: w.scales,
+                x_scales: x.scales,
+                bias,
+                out,
+                partials: queue.partial_words(),
+                tokens: tokens as u32,
+                n: n as u32,
+                k_blocks,
+                ranges,
+                add,
+                gating,
+                absmax,
+                kept,
+            };
+            queue.launch(kernel, launch, args);
+        }
+        Form::Bulk(kernel) => {
+            // What is stored at a time: a chunk of tokens by 128 bytes, half of one of gated results.
+            let out_map = match w.gating {
+                Gating::None => queue.tensor_map_of(Element::F32, out, tokens, n * 4, BULK_CHUNK, 128),
+                Gating::Swiglu { .. } => {
+                    queue.tensor_map_of(Element::Bf16, out, tokens, n, BULK_CHUNK / 2, 128)
+                }
+            };
+            let kept_map = match kept {
+                0 => out_map,
+                kept => queue.tensor_map_of(Element::Bf16, kept, tokens, n * 2, BULK_CHUNK, 128),
+            };
+            let args = GemmBulk {
+                map,
+                out_map,
+                kept_map,
+                weights: w.tiles,
+                bias,
+                tokens: tokens as u32,
+                n: n as u32,
+                k_blocks,
+                ranges,
+                add,
+                gating,
+                kept,
+            };
+            queue.launch(kernel, launch, args);
+        }
+    }
 }

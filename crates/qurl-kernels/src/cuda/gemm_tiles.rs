@@ -6,11 +6,11 @@
 //! `benches/runs/`.
 
 use super::constants::{
-    CUT_ROWS, GATED_STAGE_KIB, GATED_TOKENS, MAX_PARTS, MAX_STAGES, SIDES, STAGE_KIB, STRETCH, TILE_DEPTH,
-    TILE_ROWS,
+    BULK_KIB, BULK_STAGE_KIB, CUT_ROWS, GATED_STAGE_KIB, GATED_TOKENS, GATED_WIDE, MAX_PARTS, MAX_STAGES,
+    SIDES, STAGE_KIB, STRETCH, TILE_DEPTH, TILE_ROWS,
 };
 use super::gemm::Gating;
-use super::kernels::{self, GemmHopper, Kernel};
+use super::kernels::{self, GemmBulk, GemmHopper, Kernel, KernelId};
 use super::weight::unsupported;
 use crate::types::Format;
 
@@ -22,6 +22,24 @@ pub(super) enum Schedule {
     Tiles,
     Split,
     Gated,
+    Bulk,
+}
+
+/// A kernel and how it stores its results.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Form {
+    Direct(Kernel<GemmHopper>),
+    /// In the background.
+    Bulk(Kernel<GemmBulk>),
+}
+
+impl Form {
+    pub fn id(self) -> KernelId {
+        match self {
+            Form::Direct(kernel) => kernel.id,
+            Form::Bulk(kernel) => kernel.id,
+        }
+    }
 }
 
 /// Microseconds on an H200.
@@ -40,7 +58,7 @@ enum Time {
 /// A compiled form of the GEMM.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Variant {
-    pub kernel: Kernel<GemmHopper>,
+    pub kernel: Form,
     /// Tokens of a tile, rows of weights of a block, blocks of a cluster.
     pub tokens: usize,
     pub rows: usize,
@@ -50,19 +68,46 @@ pub(super) struct Variant {
 }
 
 const fn stream(kernel: Kernel<GemmHopper>, tokens: usize, cluster: usize, time: Time) -> Variant {
-    Variant { kernel, tokens, rows: SIDES * TILE_ROWS, cluster, schedule: Schedule::Stream, time }
+    Variant {
+        kernel: Form::Direct(kernel),
+        tokens,
+        rows: SIDES * TILE_ROWS,
+        cluster,
+        schedule: Schedule::Stream,
+        time,
+    }
 }
 
 const fn tiles(kernel: Kernel<GemmHopper>, [tokens, groups, cluster]: [usize; 3], time: Time) -> Variant {
-    Variant { kernel, tokens, rows: groups * TILE_ROWS, cluster, schedule: Schedule::Tiles, time }
+    Variant {
+        kernel: Form::Direct(kernel),
+        tokens,
+        rows: groups * TILE_ROWS,
+        cluster,
+        schedule: Schedule::Tiles,
+        time,
+    }
+}
+
+const fn bulk(kernel: Kernel<GemmBulk>, [tokens, groups, cluster]: [usize; 3], time: Time) -> Variant {
+    let (kernel, schedule) = (Form::Bulk(kernel), Schedule::Bulk);
+    Variant { kernel, tokens, rows: groups * TILE_ROWS, cluster, schedule, time }
 }
 
 const fn split(kernel: Kernel<GemmHopper>, [tokens, groups, cluster]: [usize; 3], time: Time) -> Variant {
-    Variant { kernel, tokens, rows: groups * TILE_ROWS, cluster, schedule: Schedule::Split, time }
+    Variant {
+        kernel: Form::Direct(kernel),
+        tokens,
+        rows: groups * TILE_ROWS,
+        cluster,
+        schedule: Schedule::Split,
+        time,
+    }
 }
 
 const fn gated(kernel: Kernel<GemmHopper>, columns: usize, time: Time) -> Variant {
-    Variant { kernel, tokens: GATED_TOKENS, rows: 2 * columns, cluster: 1, schedule: Schedule::Gated, time }
+    let (kernel, schedule) = (Form::Direct(kernel), Schedule::Gated);
+    Variant { kernel, tokens: GATED_TOKENS, rows: 2 * columns, cluster: 1, schedule, time }
 }
 
 /// 96 to 256 tokens: `2026-11-15-h200/kernels/13-forms.txt`; 256, and gating: `29-256-tokens.txt` there.
@@ -76,7 +121,10 @@ const TILES_128_64_ROWS: Time = Time::Tiles { step: 0.25, many: 0.25, tile: 2.5,
 const TILES_128: Time = Time::Tiles { step: 0.42, many: 0.46, tile: 2.0, once: 0.0 };
 const TILES_128_FP8: Time = Time::Tiles { step: 0.42, many: 0.42, tile: 2.0, once: 0.0 };
 const TILES_128_PAIRS: Time = Time::Tiles { step: 0.45, many: 0.45, tile: 2.0, once: 0.0 };
-const TILES_192_PAIRS: Time = Time::Tiles { step: 0.62, many: 0.62, tile: 3.2, once: 0.0 };
+/// bf16: `2026-11-17-h200/train_gemm.txt`.
+const BULK_128: Time = Time::Tiles { step: 0.42, many: 0.46, tile: 2.0, once: 0.0 };
+const BULK_128_PAIRS: Time = Time::Tiles { step: 0.45, many: 0.45, tile: 2.0, once: 0.0 };
+const BULK_192_PAIRS: Time = Time::Tiles { step: 0.6, many: 0.6, tile: 2.5, once: 0.0 };
 const TILES_256_PAIRS: Time = Time::Tiles { step: 0.75, many: 0.75, tile: 0.0, once: 3.0 };
 /// `2026-11-15-h200/kernels/30-split.txt`.
 const SPLIT_128: Time = Time::Tiles { step: 0.25, many: 0.25, tile: 3.2, once: 0.0 };
@@ -85,7 +133,9 @@ const SPLIT_256: Time = Time::Tiles { step: 0.72, many: 0.72, tile: 8.0, once: 0
 /// `35-columns-and-64-tokens.txt`.
 const GATED_40: Time = Time::Tiles { step: 0.55, many: 0.55, tile: 3.5, once: 0.0 };
 const GATED_48: Time = Time::Tiles { step: 0.582, many: 0.582, tile: 3.5, once: 0.0 };
+const GATED_56: Time = Time::Tiles { step: 0.614, many: 0.614, tile: 3.5, once: 0.0 };
 const GATED_64: Time = Time::Tiles { step: 0.646, many: 0.646, tile: 3.5, once: 0.0 };
+const GATED_72: Time = Time::Tiles { step: 0.678, many: 0.678, tile: 3.5, once: 0.0 };
 
 /// Streams, few tokens first, then whole tiles. (Up to 64 tokens nothing was faster than a stream:
 /// `2026-11-16-h200/kernels/35-columns-and-64-tokens.txt`.)
@@ -96,9 +146,9 @@ const BF16: &[Variant] = &[
     stream(kernels::gemm_bf16_256_2_2_STREAM, 256, 2, STREAM_256),
     tiles(kernels::gemm_bf16_64_1_1_VIRTUAL, [64, 1, 1], TILES_64),
     tiles(kernels::gemm_bf16_128_1_1_VIRTUAL, [128, 1, 1], TILES_128_64_ROWS),
-    tiles(kernels::gemm_bf16_128_2_1_VIRTUAL, [128, 2, 1], TILES_128),
-    tiles(kernels::gemm_bf16_128_2_2_VIRTUAL, [128, 2, 2], TILES_128_PAIRS),
-    tiles(kernels::gemm_bf16_192_2_2_VIRTUAL, [192, 2, 2], TILES_192_PAIRS),
+    bulk(kernels::gemm_bf16_128_2_1_BULK, [128, 2, 1], BULK_128),
+    bulk(kernels::gemm_bf16_128_2_2_BULK, [128, 2, 2], BULK_128_PAIRS),
+    bulk(kernels::gemm_bf16_192_2_2_BULK, [192, 2, 2], BULK_192_PAIRS),
     split(kernels::gemm_bf16_128_1_2_SPLIT, [128, 1, 2], SPLIT_128),
     split(kernels::gemm_bf16_128_1_4_SPLIT, [128, 1, 4], SPLIT_128),
     split(kernels::gemm_bf16_256_2_3_SPLIT, [256, 2, 3], SPLIT_256),
@@ -119,7 +169,9 @@ const INT8: &[Variant] = &[
     split(kernels::gemm_int8_256_2_4_SPLIT, [256, 2, 4], SPLIT_256),
     gated(kernels::gemm_int8_256_40_GATED, 40, GATED_40),
     gated(kernels::gemm_int8_256_48_GATED, 48, GATED_48),
+    gated(kernels::gemm_int8_256_56_GATED, 56, GATED_56),
     gated(kernels::gemm_int8_256_64_GATED, 64, GATED_64),
+    gated(kernels::gemm_int8_256_72_GATED, 72, GATED_72),
 ];
 const FP8: &[Variant] = &[
     stream(kernels::gemm_fp8_16_2_1_STREAM, 16, 1, Time::Best),
@@ -137,7 +189,11 @@ const FP8: &[Variant] = &[
 impl Variant {
     /// Warpgroups that multiply.
     fn groups(&self) -> usize {
-        if self.schedule == Schedule::Gated { self.tokens / TILE_ROWS } else { self.rows / TILE_ROWS }
+        match self.schedule {
+            Schedule::Gated if self.rows / 2 > GATED_WIDE => self.tokens / TILE_ROWS / 2,
+            Schedule::Gated => self.tokens / TILE_ROWS,
+            _ => self.rows / TILE_ROWS,
+        }
     }
 
     /// Threads of a block: two producers, a warp each; with two warpgroups they are a third, so that
@@ -152,15 +208,19 @@ impl Variant {
     /// for what a block needs together with its buffers.
     pub fn shared(&self, k_blocks: usize) -> usize {
         let stage = (self.rows + self.tokens) * TILE_DEPTH;
-        let kib = if self.schedule == Schedule::Gated { GATED_STAGE_KIB } else { STAGE_KIB };
+        let (kib, area) = match self.schedule {
+            Schedule::Gated => (GATED_STAGE_KIB, 0),
+            Schedule::Bulk => (BULK_STAGE_KIB, BULK_KIB << 10),
+            Schedule::Stream | Schedule::Tiles | Schedule::Split => (STAGE_KIB, 0),
+        };
         let stages = ((kib << 10) / stage).min(MAX_STAGES).min(k_blocks.max(2));
         let sums = match self.schedule {
             Schedule::Split => {
                 self.parts() * (self.tokens / STRETCH).div_ceil(self.parts()) * self.rows * STRETCH * 4
             }
-            Schedule::Stream | Schedule::Tiles | Schedule::Gated => 0,
+            Schedule::Stream | Schedule::Tiles | Schedule::Gated | Schedule::Bulk => 0,
         };
-        (stages * stage).max(sums) + 1024
+        area + (stages * stage).max(sums) + 1024
     }
 
     /// Blocks that sum up a tile.
@@ -228,6 +288,8 @@ fn estimate(v: &Variant, shape: Shape, at_once: &impl Fn(&Variant) -> usize) -> 
             !is_gated && blocks >= 4 * parts && (!many_rows || columns == 1) && cut_alike
         }
         Schedule::Tiles => (!is_gated || v.rows > TILE_ROWS) && (v.cluster == 1 || tokens > 256),
+        // Rows of results are multiples of 16 bytes: so wide is what the TMA stores.
+        Schedule::Bulk => n.is_multiple_of(if is_gated { 16 } else { 4 }) && (v.cluster == 1 || tokens > 256),
     };
     if !possible {
         return f64::INFINITY;
@@ -280,13 +342,14 @@ mod tests {
                     Schedule::Gated => format!("gemm_{format}_{tokens}_{}_GATED", rows / 2),
                     Schedule::Stream => format!("gemm_{format}_{tokens}_{groups}_{cluster}_STREAM"),
                     Schedule::Split => format!("gemm_{format}_{tokens}_{groups}_{cluster}_SPLIT"),
+                    Schedule::Bulk => format!("gemm_{format}_{tokens}_{groups}_{cluster}_BULK"),
                     // Sums of integers are the same wherever they are cut.
                     Schedule::Tiles => {
                         let schedule = if format == "int8" { "TILES" } else { "VIRTUAL" };
                         format!("gemm_{format}_{tokens}_{groups}_{cluster}_{schedule}")
                     }
                 };
-                assert_eq!(v.kernel.id.name(), name);
+                assert_eq!(v.kernel.id().name(), name);
             }
         }
     }
@@ -304,7 +367,14 @@ mod tests {
     /// The columns of a tile that go evenly into the SMs.
     #[test]
     fn gated_int8_has_tiles_for_all_sms() {
-        let shapes = [(896, 4864, 40), (512, 6144, 48), (512, 8192, 64), (1024, 8960, 40), (1536, 8960, 40)];
+        let shapes = [
+            (896, 4864, 40),
+            (512, 6144, 48),
+            (512, 7168, 56),
+            (512, 8192, 64),
+            (1536, 8960, 72),
+            (3584, 18_944, 72),
+        ];
         for (d, f, columns) in shapes {
             let chosen = |format: Format, tokens: usize| {
                 choose(shape(format, tokens, 2 * f, k_blocks(format, d), SWIGLU), |_| SMS)

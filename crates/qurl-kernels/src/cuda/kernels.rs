@@ -257,7 +257,6 @@ kernels! {
         "gemm_bf16":
             gemm_bf16_16_2_1_STREAM, gemm_bf16_64_2_1_STREAM, gemm_bf16_128_2_1_STREAM,
             gemm_bf16_256_2_2_STREAM, gemm_bf16_64_1_1_VIRTUAL, gemm_bf16_128_1_1_VIRTUAL,
-            gemm_bf16_128_2_1_VIRTUAL, gemm_bf16_128_2_2_VIRTUAL, gemm_bf16_192_2_2_VIRTUAL,
             gemm_bf16_128_1_2_SPLIT, gemm_bf16_128_1_4_SPLIT, gemm_bf16_256_2_3_SPLIT,
             gemm_bf16_256_2_4_SPLIT;
         "gemm_int8":
@@ -265,13 +264,19 @@ kernels! {
             gemm_int8_256_2_2_STREAM, gemm_int8_64_1_1_TILES, gemm_int8_128_1_1_TILES,
             gemm_int8_128_2_1_TILES, gemm_int8_256_2_2_TILES, gemm_int8_128_1_2_SPLIT,
             gemm_int8_128_1_4_SPLIT, gemm_int8_256_2_3_SPLIT, gemm_int8_256_2_4_SPLIT, gemm_int8_256_40_GATED,
-            gemm_int8_256_48_GATED, gemm_int8_256_64_GATED;
+            gemm_int8_256_48_GATED, gemm_int8_256_56_GATED, gemm_int8_256_64_GATED, gemm_int8_256_72_GATED;
         "gemm_fp8":
             gemm_fp8_16_2_1_STREAM, gemm_fp8_64_2_1_STREAM, gemm_fp8_128_2_1_STREAM, gemm_fp8_256_2_2_STREAM,
             gemm_fp8_64_1_1_VIRTUAL, gemm_fp8_128_1_1_VIRTUAL, gemm_fp8_128_2_1_VIRTUAL,
             gemm_fp8_128_2_2_VIRTUAL,
             gemm_fp8_128_1_2_SPLIT, gemm_fp8_128_1_4_SPLIT;
     }
+
+    /// The same with results stored in the background.
+    GemmBulk(
+        map: TensorMap, out_map: TensorMap, kept_map: TensorMap, weights: Ptr, bias: Ptr, tokens: u32, n: u32,
+        k_blocks: u32, ranges: u32, add: u32, gating: u32, kept: Ptr
+    ) overlaps { "gemm_bf16": gemm_bf16_128_2_1_BULK, gemm_bf16_128_2_2_BULK, gemm_bf16_192_2_2_BULK; }
 
     // ---- attention ----------------------------------------------------------------------------------------
 

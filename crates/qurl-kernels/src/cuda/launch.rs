@@ -19,6 +19,25 @@ const MAX_MAPS: usize = 1 << 12;
 /// Dynamic shared memory that a block may have without asking: 48 KB with what it has anyway.
 pub(super) const PLAIN_SHARED: u32 = 32 << 10;
 
+/// What a matrix that the TMA reads or writes is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Element {
+    Byte,
+    Bf16,
+    F32,
+}
+
+impl Element {
+    /// The driver's number of it, and its bytes.
+    fn kind_and_size(self) -> (c_int, usize) {
+        match self {
+            Element::Byte => (0, 1),
+            Element::Bf16 => (9, 2),
+            Element::F32 => (7, 4),
+        }
+    }
+}
+
 /// The shape of a launch. An empty grid launches nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Launch {
@@ -82,7 +101,7 @@ impl Default for Kernels {
 }
 
 /// Matrices that have been described to the TMA: by address, height, width and box.
-pub(super) type TensorMaps = HashMap<[u64; 5], TensorMap>;
+pub(super) type TensorMaps = HashMap<[u64; 6], TensorMap>;
 
 impl Kernels {
     /// Unloads all files.
@@ -164,10 +183,10 @@ impl Context {
 
     /// Blocks of a kernel that run on the whole device at the same time, in clusters of so many; none if it
     /// cannot be launched (a launch of it would say why).
-    pub fn blocks_at_once<A>(&self, kernel: Kernel<A>, threads: usize, shared: u32, cluster: usize) -> usize {
+    pub fn blocks_at_once(&self, kernel: KernelId, threads: usize, shared: u32, cluster: usize) -> usize {
         let mut known = self.kernels.at_once.lock().unwrap_or_else(PoisonError::into_inner);
-        *known.entry((kernel.id, threads, shared)).or_insert_with(|| {
-            let Ok(handle) = self.function(kernel.id, shared) else { return 0 };
+        *known.entry((kernel, threads, shared)).or_insert_with(|| {
+            let Ok(handle) = self.function(kernel, shared) else { return 0 };
             let attributes = [LaunchAttribute::cluster(cluster as u32)];
             let config = LaunchConfig {
                 grid: [(cluster * self.sms) as u32, 1, 1],
@@ -266,11 +285,25 @@ impl CudaQueue {
         rows: usize,
         bytes: usize,
     ) -> TensorMap {
-        const BYTES: c_int = 0;
+        self.tensor_map_of(Element::Byte, at, height, width, rows, bytes)
+    }
+
+    /// The same of a matrix of other elements, which coordinates of boxes count. Sizes are in bytes. Stores
+    /// beyond the matrix are left out.
+    pub(super) fn tensor_map_of(
+        &mut self,
+        element: Element,
+        at: DevicePtr,
+        height: usize,
+        width: usize,
+        rows: usize,
+        bytes: usize,
+    ) -> TensorMap {
         const PLAIN: c_int = 0;
         const SWIZZLE_128: c_int = 3;
         const PROMOTE_256: c_int = 3;
-        let key = [at, height as u64, width as u64, rows as u64, bytes as u64];
+        let (kind, size) = element.kind_and_size();
+        let key = [at, height as u64, width as u64, rows as u64, bytes as u64, kind as u64];
         if let Some(map) = self.maps.get(&key) {
             return *map;
         }
@@ -278,15 +311,15 @@ impl CudaQueue {
             self.maps.clear();
         }
         let mut map = TensorMap([0; 16]);
-        let (sizes, strides) = ([width as u64, height as u64], [width as u64]);
-        let (boxes, steps) = ([bytes as u32, rows as u32], [1, 1]);
+        let (sizes, strides) = ([(width / size) as u64, height as u64], [width as u64]);
+        let (boxes, steps) = ([(bytes / size) as u32, rows as u32], [1, 1]);
         let swizzle = if bytes == 128 { SWIZZLE_128 } else { PLAIN };
         // SAFETY: all places are valid; the address is only stored.
         let status = unsafe {
             let (sizes, strides) = (sizes.as_ptr(), strides.as_ptr());
             let (boxes, steps) = (boxes.as_ptr(), steps.as_ptr());
             let make = self.context.driver.tensor_map;
-            make(&mut map, BYTES, 2, at, sizes, strides, boxes, steps, 0, swizzle, PROMOTE_256, 0)
+            make(&mut map, kind, 2, at, sizes, strides, boxes, steps, 0, swizzle, PROMOTE_256, 0)
         };
         self.check("describing a matrix", status);
         if status == 0 {

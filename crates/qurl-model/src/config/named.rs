@@ -6,9 +6,10 @@ use super::{ConfigError, Dims, Dtype, Family, ModelConfig};
 /// name, hidden, intermediate, layers, heads, key-value heads, vocabulary, tied.
 type Shape = (&'static str, usize, usize, usize, usize, usize, usize, bool);
 
-const QWEN25: [Shape; 5] = [
+const QWEN25: [Shape; 6] = [
     ("qwen2.5-0.5b", 896, 4864, 24, 14, 2, 151_936, true),
     ("qwen2.5-1.5b", 1536, 8960, 28, 12, 2, 151_936, true),
+    ("qwen2.5-3b", 2048, 11_008, 36, 16, 2, 151_936, true),
     ("qwen2.5-7b", 3584, 18_944, 28, 28, 4, 152_064, false),
     ("qwen2.5-14b", 5120, 13_824, 48, 40, 8, 152_064, false),
     ("qwen2.5-32b", 5120, 27_648, 64, 40, 8, 152_064, false),

@@ -69,7 +69,7 @@ impl<D: Device> Models<D> {
         };
         let r = &plan.rollout;
         let mut options = NetworkOptions { positions, ..NetworkOptions::inference(config, r.format) };
-        options.kv_format = r.kv_cache.unwrap_or(options.kv_format);
+        options.kv_format = r.kv_format().unwrap_or(options.kv_format);
         options.head_format = if r.quantize_head { r.format } else { options.head_format };
         let network = Network::new(queue, config, &actor.params, options)?;
         taken("rollout: packed weights");

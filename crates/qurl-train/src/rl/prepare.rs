@@ -159,7 +159,7 @@ pub(super) fn check_uaq(
 /// Bytes of the keys and values of one longest sequence.
 fn sequence_bytes<D: Device>(device: &D, plan: &RlPlan, start: &Start) -> usize {
     let (c, r) = (&start.config, &plan.rollout);
-    let format = r.kv_cache.unwrap_or(NetworkOptions::inference(c, r.format).kv_format);
+    let format = r.kv_format().unwrap_or(NetworkOptions::inference(c, r.format).kv_format);
     let (page_size, kv_heads, head_dim) = (r.page_size, c.num_kv_heads, c.head_dim);
     let shape = KvShape { format, pages: 1, page_size, kv_heads, head_dim };
     let page = device.kv_page_bytes(shape) * c.num_layers;

@@ -134,7 +134,7 @@ impl RlStep {
         let rollout = RolloutWorkload {
             format: r.format,
             quantize_head: r.quantize_head,
-            kv_format: r.kv_cache,
+            kv_format: r.kv_format(),
             engine,
             sampling: r.sampling(),
         };
