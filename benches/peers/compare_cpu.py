@@ -114,7 +114,9 @@ def step_work(shape, prompts, n, length):
 
 def our_step(row):
     phases = {name: phase["seconds"] for name, phase in row["phases"].items()}
-    note = f"{row['seconds']:.3f} s: " + ", ".join(f"{name} {phases[name]:.3f}" for name in phases)
+    note = f"{row['kv_format']} cache, {row['seconds']:.3f} s: " + ", ".join(
+        f"{name} {phases[name]:.3f}" for name in phases
+    )
     work = step_work(row["shape"], row["prompts"], row["n"], row["length"])
     yield work, row["format"], "", row["response_tokens"] / row["seconds"], note
 
@@ -138,12 +140,12 @@ def rollout_contenders(options, sizes, first):
         name = f"llama.cpp {weights}, {threads} threads"
         return Contender(name, False, [*theirs, "--weights", weights, "--threads", threads, *rest], llama)
 
-    yield our("prompt", "bf16,int8", "--prompt", sizes.prompt, "--new", 2, "--batch", 1)
+    yield our("prompt", "bf16,int8", "--kv", "bf16", "--prompt", sizes.prompt, "--new", 2, "--batch", 1)
     for weights in ("bf16", "q8_0"):
         yield their(weights, options.threads, "--prompt", sizes.prompt, "--batch", "--context")
     for context, batches in sizes.contexts.items():
         at = ["--context", context, "--new", sizes.new, "--batch", ",".join(map(str, batches))]
-        yield our(f"at {context}", "bf16,int8", *at)
+        yield our(f"at {context}", "bf16,int8", "--kv", "bf16", *at)
         yield our(f"at {context}, int8 cache", "int8", "--kv", "int8", *at)
         at = ["--context", context, "--sequences", max(batches), "--batch"]
         yield their("bf16", options.threads, *at, *batches)
