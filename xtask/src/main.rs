@@ -2,14 +2,17 @@
 //! toolchain needs nothing else to run them.
 //!
 //! `cargo xtask test` is the one gate: a change that passes it is fit to be committed, and `.ci/run` does
-//! nothing but call it. It first brings in what a minimal toolchain lacks ([`toolchain`]) and a browser
-//! ([`browser`]), then runs the stages of [`stages::GATE`] in order and stops at the first that fails.
+//! nothing but call it. It first brings in what a minimal toolchain lacks ([`toolchain`]), a browser
+//! ([`browser`]) and MPI ([`mpi`]), then runs the stages of [`stages::GATE`] in order and stops at the first
+//! that fails.
 //! `cargo xtask dist` makes what one installs ([`dist`]).
 
 mod browser;
 mod dist;
+mod mpi;
 mod slowest;
 mod stages;
+mod system;
 mod toolchain;
 
 use std::path::{Path, PathBuf};
@@ -21,7 +24,7 @@ Usage: cargo xtask COMMAND
 Commands:
   test   formatting, clippy, all tests and doc tests; stops at the first failure.
          Adds rustfmt and clippy to the toolchain where they are missing, and
-         Chromium to the system where it is missing and can be installed.
+         Chromium and MPI to the system where they are missing and can be installed.
   dist   a tarball to install where there is no Rust, with a binary for glibc 2.28
          or newer, and a container file beside it, in target/dist.
   help   this text
@@ -62,7 +65,8 @@ fn test() -> Result<(), String> {
     let root = workspace_root()?;
     toolchain::complete(&root)?;
     browser::complete();
-    stages::run_all(&root, stages::GATE)
+    let path = mpi::complete(&root);
+    stages::run_all(&root, stages::GATE, path.as_deref())
 }
 
 fn main() -> ExitCode {

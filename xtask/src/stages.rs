@@ -3,6 +3,7 @@
 //! end ([`crate::slowest`]).
 
 use crate::slowest;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -23,16 +24,16 @@ pub const GATE: &[Stage] = &[
     Stage { name: "tests and doc tests", arguments: &["test", "--workspace"] },
 ];
 
-/// Runs the stages in order in `root` and prints how long each took. The error names the stage
-/// that failed.
-pub fn run_all(root: &Path, stages: &[Stage]) -> Result<(), String> {
+/// Runs the stages in order in `root`, with another `PATH` where one is given, and prints how long each took.
+/// The error names the stage that failed.
+pub fn run_all(root: &Path, stages: &[Stage], path: Option<&OsStr>) -> Result<(), String> {
     slowest::forget(root)?;
     let mut done: Vec<(&str, Duration)> = Vec::new();
     let mut failure = None;
     for stage in stages {
         println!("== {}: cargo {}", stage.name, stage.arguments.join(" "));
         let start = Instant::now();
-        let outcome = run(root, stage);
+        let outcome = run(root, stage, path);
         done.push((stage.name, start.elapsed()));
         if let Err(reason) = outcome {
             failure = Some(format!("{}: {reason}", stage.name));
@@ -43,8 +44,9 @@ pub fn run_all(root: &Path, stages: &[Stage]) -> Result<(), String> {
     failure.map_or(Ok(()), Err)
 }
 
-fn run(root: &Path, stage: &Stage) -> Result<(), String> {
+fn run(root: &Path, stage: &Stage, path: Option<&OsStr>) -> Result<(), String> {
     let mut command = cargo(root);
+    command.envs(path.map(|path| ("PATH", path)));
     slowest::record_times(&mut command, root);
     let status =
         command.args(stage.arguments).status().map_err(|error| format!("cargo did not start: {error}"))?;
@@ -100,9 +102,9 @@ mod tests {
     #[test]
     fn a_failing_stage_stops_the_run_and_is_named() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let error = run_all(here, TWO).unwrap_err();
+        let error = run_all(here, TWO, None).unwrap_err();
         assert!(error.starts_with("first: `cargo no-such-subcommand-of-cargo`"));
-        run_all(here, &TWO[1..]).unwrap();
+        run_all(here, &TWO[1..], None).unwrap();
     }
 
     #[test]

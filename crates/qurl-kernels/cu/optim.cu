@@ -34,6 +34,22 @@ extern "C" __global__ void __launch_bounds__(256)
     if (last < count) adamw.update(w[last], g[last], m[last], v[last]);
 }
 
+// to[i] = the sum of pieces[count, len] in a binary tree (a binary counter of sums of 2^k neighbours), or
+// that sum added to it.
+extern "C" __global__ void __launch_bounds__(256)
+    add_pieces(const float* pieces, u32 count, u64 len, u32 add, float* to) {
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < len; i += (u64)gridDim.x * blockDim.x) {
+        float sums[13];
+        u32 depth = 0;
+        for (u32 piece = 0; piece < count; ++piece) {
+            float sum = pieces[(u64)piece * len + i];
+            for (u32 ended = piece + 1; ended % 2 == 0; ended /= 2) sum = __fadd_rn(sums[--depth], sum);
+            sums[depth++] = sum;
+        }
+        to[i] = add ? __fadd_rn(to[i], sums[0]) : sums[0];
+    }
+}
+
 // partials[block] = sum of the squares of a block of `per` numbers.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS) square_partials(
     const float* x, u64 count, u32 per, double* partials

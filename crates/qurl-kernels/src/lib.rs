@@ -9,6 +9,7 @@
 //! - [`types`] is the vocabulary of both: formats, heads, batches, samples. It imports nothing from a device.
 //! - [`Cpu`] and [`Cuda`] are the devices. Their kernels are in [`cpu`] (a module for each, several levels of
 //!   instructions) and [`cuda`] (sources in `cu/`, compiled for the GPU at hand).
+//! - [`Collective`] moves bytes and tensors between the ranks of a run.
 //! - `tests/kernels` holds every operation against a naive twin in f64, its bits against threads and batches.
 //!
 //! ```
@@ -29,6 +30,7 @@
 //! This is the only crate with `unsafe`; each block says why it is sound.
 
 pub mod checksum;
+pub mod collective;
 pub mod cpu;
 pub mod cuda;
 pub mod device;
@@ -37,6 +39,7 @@ pub mod ops;
 pub mod queue;
 pub mod types;
 
+pub use collective::{Collective, CollectiveError};
 pub use cpu::Cpu;
 pub use cuda::Cuda;
 pub use device::Device;

@@ -1,6 +1,7 @@
 //! Arguments of the operations of a [`Queue`](crate::Queue): one struct each, whose fields say what is read
 //! and what is written. T tokens (rows), d hidden size, f MLP width, H heads of hd, V vocabulary.
 
+use crate::collective::Collective;
 use crate::device::Device;
 use crate::types::{AdamW, HeadGradient, HeadOutput, Heads, KvFormat, Rounding};
 
@@ -359,16 +360,85 @@ pub struct RowDotsBackward<'a, D: Device> {
     pub dw: &'a mut D::Tensor,
 }
 
-/// One AdamW update of a tensor.
+/// One AdamW update of a tensor, or of a piece of it.
 pub struct Update<'a, D: Device> {
     /// Constants of the update.
     pub adamw: AdamW,
-    /// Weights.
+    /// [piece] weights.
     pub w: &'a mut D::Tensor,
-    /// Gradient.
+    /// Gradient of the whole tensor.
     pub g: &'a D::Tensor,
-    /// First moment.
+    /// Where the piece begins in it, a multiple of [`SQUARES_BLOCK`](crate::types::SQUARES_BLOCK).
+    pub at: usize,
+    /// [piece] first moment.
     pub m: &'a mut D::Tensor,
-    /// Second moment.
+    /// [piece] second moment.
     pub v: &'a mut D::Tensor,
+}
+
+/// Adds up `count` pieces of the same place, a power of two, in a binary tree: neighbours first, then
+/// neighbours of these sums.
+pub struct AddPieces<'a, D: Device> {
+    /// [count, len]
+    pub pieces: &'a D::Tensor,
+    /// How many there are.
+    pub count: usize,
+    /// Values of each.
+    pub len: usize,
+    /// The sum overwrites `at..at + len`.
+    pub to: &'a mut D::Tensor,
+    /// Where.
+    pub at: usize,
+}
+
+/// Some of a tensor's values.
+pub struct Slice<'a, D: Device> {
+    /// All values.
+    pub tensor: &'a D::Tensor,
+    /// The first.
+    pub at: usize,
+    /// How many.
+    pub len: usize,
+}
+
+/// An exchange of tensors between ranks: see [`Queue::begin_exchange`](crate::Queue::begin_exchange).
+pub enum Exchange<'a, D: Device> {
+    /// Each rank its piece of everyone's tensor.
+    AllToAll(AllToAll<'a, D>),
+    /// Everyone's piece to all ranks.
+    AllGather(AllGather<'a, D>),
+    /// One rank's tensor to all ranks.
+    Broadcast(Broadcast<'a, D>),
+}
+
+/// Rank r receives `cuts[r]..cuts[r + 1]` of every rank's `from`: what it adds up afterwards.
+pub struct AllToAll<'a, D: Device> {
+    /// Who takes part.
+    pub ranks: &'a Collective,
+    /// [at least cuts[ranks]]
+    pub from: &'a D::Tensor,
+    /// [ranks + 1] offsets, from 0 on; the same at every rank.
+    pub cuts: &'a [usize],
+    /// [ranks, own piece], overwritten: the own piece of rank 0's `from`, of rank 1's, ....
+    pub into: &'a mut D::Tensor,
+}
+
+/// Every rank gets all pieces.
+pub struct AllGather<'a, D: Device> {
+    /// Who takes part.
+    pub ranks: &'a Collective,
+    /// [ranks + 1] offsets, from 0 on; the same at every rank.
+    pub cuts: &'a [usize],
+    /// [at least cuts[ranks]]; rank r's own piece is `cuts[r]..cuts[r + 1]`, those of others are overwritten.
+    pub tensor: &'a mut D::Tensor,
+}
+
+/// Every rank gets the root's tensor.
+pub struct Broadcast<'a, D: Device> {
+    /// Who takes part.
+    pub ranks: &'a Collective,
+    /// Whose tensor it is.
+    pub root: usize,
+    /// As long as everyone's; overwritten where the rank is not the root.
+    pub tensor: &'a mut D::Tensor,
 }

@@ -137,10 +137,42 @@ pub trait Queue: Send + Sized + 'static {
 
     /// One AdamW update.
     fn adamw(&mut self, args: Update<Self::Device>);
+    /// `to[i] += from[i]` for the first `len` values.
+    fn add(&mut self, from: &Tensor<Self>, to: &mut Tensor<Self>, len: usize);
+    /// Adds up pieces in a binary tree.
+    fn add_pieces(&mut self, args: AddPieces<Self::Device>);
     /// Sum of the squares of all values: of each tensor's, added up in order.
     fn sum_squares(&mut self, tensors: &[&Tensor<Self>]) -> Result<f64, DeviceError>;
+    /// The parts of [`Queue::sum_squares`]: for each slice, the sums of the squares of blocks of
+    /// [`SQUARES_BLOCK`](crate::types::SQUARES_BLOCK) values.
+    fn block_squares(&mut self, slices: &[Slice<Self::Device>]) -> Result<Vec<Vec<f64>>, DeviceError>;
+    /// [`Queue::sum_squares`] from the blocks of each whole tensor, to the bit.
+    fn add_block_squares(&mut self, blocks: &[Vec<f64>]) -> Result<f64, DeviceError>;
     /// [`crate::checksum::values`] of a tensor.
     fn checksum(&mut self, tensor: &Tensor<Self>) -> Result<u64, DeviceError>;
+
+    /// Begins an exchange of tensors between ranks, after everything issued so far. What is issued afterwards
+    /// may run at the same time and must not use the tensors before [`Queue::join_exchanges`]: that is how
+    /// gradients travel while the backward pass goes on. Every rank begins the same exchanges in the same
+    /// order.
+    fn begin_exchange(&mut self, exchange: Exchange<Self::Device>) -> Result<(), DeviceError>;
+    /// What is issued from here on runs after all exchanges begun so far.
+    fn join_exchanges(&mut self) -> Result<(), DeviceError>;
+    /// Each rank its piece of everyone's tensor.
+    fn all_to_all(&mut self, args: AllToAll<Self::Device>) -> Result<(), DeviceError> {
+        self.begin_exchange(Exchange::AllToAll(args))?;
+        self.join_exchanges()
+    }
+    /// Everyone's piece to all ranks.
+    fn all_gather(&mut self, args: AllGather<Self::Device>) -> Result<(), DeviceError> {
+        self.begin_exchange(Exchange::AllGather(args))?;
+        self.join_exchanges()
+    }
+    /// One rank's tensor to all ranks.
+    fn broadcast(&mut self, args: Broadcast<Self::Device>) -> Result<(), DeviceError> {
+        self.begin_exchange(Exchange::Broadcast(args))?;
+        self.join_exchanges()
+    }
 
     /// A tensor with these values.
     fn upload(&mut self, values: &[f32]) -> Result<Tensor<Self>, DeviceError> {

@@ -16,6 +16,6 @@ pub mod train;
 
 pub use batch::{PAGE, Targets, whole_batch};
 pub use infer::{Inference, score};
-pub use network::{Network, NetworkOptions, random_leaf};
+pub use network::{Leaves, Network, NetworkOptions, random_leaf};
 pub use qurl_kernels::types::Batch;
 pub use train::{Tape, TapeOptions};

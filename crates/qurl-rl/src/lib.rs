@@ -70,7 +70,7 @@ pub use aggregate::{Aggregation, Denominator, LossAggMode};
 pub use error::RlError;
 pub use kl::KlEstimator;
 pub use kl_control::{KlCoefficient, KlControl};
-pub use mismatch::{Mismatch, full_vocabulary_kl};
+pub use mismatch::{Mismatch, full_vocabulary_kl, full_vocabulary_kls};
 pub use objective::{Correction, Facts, Objective, Outcome, Tokens};
 pub use overlong::OverlongBuffer;
 

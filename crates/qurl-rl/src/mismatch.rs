@@ -108,6 +108,25 @@ impl Mismatch {
     }
 }
 
+/// KL(behav||prox) over the whole vocabulary at each token, from logits `[tokens, vocabulary]` of both.
+pub fn full_vocabulary_kls(
+    behav: &[f32],
+    prox: &[f32],
+    vocabulary: usize,
+    temperature: f64,
+) -> Result<Vec<f64>, RlError> {
+    same_length("prox logits", prox.len(), "behav logits", behav.len())?;
+    if vocabulary == 0 {
+        return Ok(Vec::new());
+    }
+    let rows = behav.chunks_exact(vocabulary).zip(prox.chunks_exact(vocabulary));
+    let kls = rows.map(|(b, p)| {
+        let (b, p) = (log_softmax(b, temperature), log_softmax(p, temperature));
+        b.iter().zip(&p).map(|(b, p)| b.exp() * (b - p)).sum::<f64>()
+    });
+    Ok(kls.collect())
+}
+
 /// KL(behav‖prox) over the whole vocabulary, mean over the rows of two `[rows, vocabulary]` arrays of logits
 /// at a temperature: what [`Mismatch::kl`] estimates from one token a row. `None` without rows.
 pub fn full_vocabulary_kl(
@@ -116,16 +135,8 @@ pub fn full_vocabulary_kl(
     vocabulary: usize,
     temperature: f64,
 ) -> Result<Option<f64>, RlError> {
-    same_length("prox logits", prox.len(), "behav logits", behav.len())?;
-    if behav.is_empty() || vocabulary == 0 {
-        return Ok(None);
-    }
-    let rows = behav.chunks_exact(vocabulary).zip(prox.chunks_exact(vocabulary));
-    let kl = rows.map(|(b, p)| {
-        let (b, p) = (log_softmax(b, temperature), log_softmax(p, temperature));
-        b.iter().zip(&p).map(|(b, p)| b.exp() * (b - p)).sum::<f64>()
-    });
-    Ok(Some(mean_of(kl)))
+    let kls = full_vocabulary_kls(behav, prox, vocabulary, temperature)?;
+    Ok((!kls.is_empty()).then(|| mean_of(kls.into_iter())))
 }
 
 fn log_softmax(logits: &[f32], temperature: f64) -> Vec<f64> {

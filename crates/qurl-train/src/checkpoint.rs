@@ -5,7 +5,8 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `optimizer.safetensors` | the actor's moments |
+//! | `optimizer.safetensors` | the actor's moments; of R ranks each writes its pieces of them, as in \
+//!   `optimizer-00002-of-00004.safetensors`, and any number of ranks reads them |
 //! | `critic/`, `critic_optimizer.safetensors` | the critic, where there is one |
 //! | `reference.safetensors` | the reference model, where the recipe has one |
 //! | `measured.safetensors` | the weights that the next weight update is measured from |

@@ -9,9 +9,12 @@
 pub mod record;
 pub mod summary;
 
+use crate::ranks::Ranks;
 use crate::solve::attempt;
 use crate::start::{Start, StartError};
+use crate::wire::Wire;
 use qurl_kernels::Device;
+use qurl_kernels::collective::CollectiveError;
 use qurl_model::tokenizer::TokenizerError;
 use qurl_rollout::{Engine, Request, RequestId, RolloutError, Sample, SampleKey, Sampling};
 use qurl_tasks::reward::RewardError;
@@ -22,6 +25,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Sequences that are given to the engine at the same time.
 const IN_FLIGHT: usize = 512;
+/// Sequences of a rank after which the ranks tell each other what they have: many, since a rank that is done
+/// waits for the others, but not so many that much is lost where an evaluation is interrupted.
+const ROUND: usize = 8 * IN_FLIGHT;
 
 /// Problems that are evaluated together.
 pub struct EvalSet<'a> {
@@ -68,6 +74,9 @@ pub enum EvaluateError {
     /// A reward of one's own.
     #[error(transparent)]
     Reward(#[from] RewardError),
+    /// An exchange with other ranks.
+    #[error(transparent)]
+    Exchange(#[from] CollectiveError),
     /// A finished problem could not be saved.
     #[error("saving a response: {0}")]
     Save(#[from] std::io::Error),
@@ -98,6 +107,9 @@ type Key = (usize, u64);
 
 /// Solves and judges all problems but those that are `done` already. `save` is called with each new record,
 /// in the order of finishing; all records come back in the order of the sets.
+///
+/// Several ranks solve neighbouring problems each, round by round, and have all records after each round;
+/// those of other ranks are saved then.
 pub fn evaluate<D: Device>(
     queue: &mut D::Queue,
     engine: &mut Engine<D>,
@@ -105,7 +117,8 @@ pub fn evaluate<D: Device>(
     sets: &[EvalSet],
     options: EvalOptions,
     done: Vec<ProblemRecord>,
-    save: impl FnMut(&ProblemRecord) -> std::io::Result<()>,
+    ranks: &Ranks,
+    mut save: impl FnMut(&ProblemRecord) -> std::io::Result<()>,
 ) -> Result<Vec<ProblemRecord>, EvaluateError> {
     let mut records = BTreeMap::new();
     for record in done {
@@ -113,12 +126,51 @@ pub fn evaluate<D: Device>(
     }
     let mut work = plan(engine, start, sets, options)?;
     work.retain(|(key, _)| !records.contains_key(key));
-    let mut owners = BTreeMap::new();
-    let result = run(queue, engine, start, sets, work, &mut owners, &mut records, save);
-    for &id in owners.keys() {
-        engine.cancel(id);
+    let round = match ranks.size() {
+        1 => work.len(),
+        size => size * (ROUND / (options.k + 1)).max(1),
+    };
+    while !work.is_empty() {
+        let mut now: Vec<_> = work.drain(..round.min(work.len())).collect();
+        let own = ranks.part(now.len());
+        let now = now.drain(own).collect();
+        let (mut owners, mut solved) = (BTreeMap::new(), BTreeMap::new());
+        let result = run(queue, engine, start, sets, now, &mut owners, &mut solved, &mut save);
+        for &id in owners.keys() {
+            engine.cancel(id);
+        }
+        result?;
+        for (rank, of_rank) in ranks.gather(solved.into_values().map(Sent).collect())?.into_iter().enumerate()
+        {
+            for Sent(record) in of_rank {
+                if rank != ranks.rank() {
+                    save(&record)?;
+                }
+                records.insert((place_of(&record, sets, options.k)?, record.index), record);
+            }
+        }
     }
-    result.map(|()| records.into_values().collect())
+    Ok(records.into_values().collect())
+}
+
+/// The records that rank 0 has read, at all ranks.
+pub fn of_first(ranks: &Ranks, read: Vec<ProblemRecord>) -> Result<Vec<ProblemRecord>, EvaluateError> {
+    let sent = ranks.of_first(read.into_iter().map(Sent).collect::<Vec<_>>())?;
+    Ok(sent.into_iter().map(|Sent(record)| record).collect())
+}
+
+/// A record on its way to other ranks: the line of its file.
+struct Sent(ProblemRecord);
+
+impl Wire for Sent {
+    fn put(&self, to: &mut Vec<u8>) {
+        // Plain text and numbers: there is nothing in it that JSON does not have.
+        serde_json::to_string(&self.0).unwrap_or_default().put(to);
+    }
+
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        serde_json::from_str(&String::take(from)?).ok().map(Sent)
+    }
 }
 
 /// Whether all problems can be given to the engine; changes nothing.
@@ -195,7 +247,7 @@ fn run<D: Device>(
     work: Vec<(Key, Vec<Request>)>,
     owners: &mut BTreeMap<RequestId, Key>,
     records: &mut BTreeMap<Key, ProblemRecord>,
-    mut save: impl FnMut(&ProblemRecord) -> std::io::Result<()>,
+    save: &mut impl FnMut(&ProblemRecord) -> std::io::Result<()>,
 ) -> Result<(), EvaluateError> {
     let mut work = work.into_iter();
     let mut parts: BTreeMap<Key, BTreeMap<RequestId, Vec<Sample>>> = BTreeMap::new();

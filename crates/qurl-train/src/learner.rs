@@ -1,17 +1,21 @@
 //! A model that is being trained.
 //!
-//! It owns the master weights in f32, their gradients and moments, and the packed network that computes. A
-//! step adds up gradients over micro-batches ([`Learner::accumulate`]) and ends with one [`Learner::update`],
-//! after which the network is packed again from the new weights. What the loss is, is the caller's business:
-//! it sees the log-probs of a micro-batch, or of some of its targets, and answers with their derivatives.
+//! It owns the master weights in f32 ([`Master`]), their gradients and moments, and the packed network that
+//! computes. A step adds up gradients over micro-batches ([`Learner::accumulate`]), shard by shard
+//! ([`Learner::end_shard`]), and ends with one [`Learner::update`], after which the network is packed again
+//! from the new weights. What the loss is, is the caller's business: it sees the log-probs of a micro-batch,
+//! or of some of its targets, and answers with their derivatives.
 
 use crate::checkpoint::LearnerSnapshot;
+use crate::gradients::Gradients;
+use crate::master::Master;
 use crate::optimizer::{AdamWOptions, Optimizer, UpdateReport};
+use crate::ranks::Ranks;
 use qurl_kernels::types::HeadOutput;
 pub use qurl_kernels::types::LossGradient;
-use qurl_kernels::{Device, DeviceError, Format, Queue};
+use qurl_kernels::{Device, DeviceError, Format, Queue, Rounding};
 use qurl_model::compute::{Batch, Network, NetworkOptions, Tape, TapeOptions, Targets, whole_batch};
-use qurl_model::{ModelConfig, Params};
+use qurl_model::{ModelConfig, ParamInfo, Params, params};
 use std::ops::Range;
 
 /// How a learner computes.
@@ -41,50 +45,70 @@ pub enum LossScope {
 /// A model that is being trained.
 pub struct Learner<D: Device> {
     /// Master weights.
-    pub params: Params<D::Tensor>,
-    grads: Params<D::Tensor>,
+    pub master: Master<D>,
+    grads: Gradients<D>,
     net: Network<D>,
     /// Moments and the number of updates.
     pub optimizer: Optimizer<D>,
     tape: Tape<D>,
+    ranks: Ranks,
 }
 
 impl<D: Device> Learner<D> {
-    /// Takes over weights.
+    /// Takes over weights, on one rank.
     pub fn new(
         queue: &mut D::Queue,
         config: &ModelConfig,
         weights: &Params<Vec<f32>>,
         options: LearnerOptions,
     ) -> Result<Self, DeviceError> {
-        let params = weights.as_ref().try_map(|w| queue.upload(w))?;
-        Self::of(queue, config, params, options, &mut |_| ())
+        Self::on_ranks(queue, config, weights, options, &Ranks::alone())
     }
 
-    /// Takes over weights that are on the device. `taken` is called with each part of the memory after it was
-    /// taken.
+    /// Takes over weights, which are the same on all ranks.
+    pub fn on_ranks(
+        queue: &mut D::Queue,
+        config: &ModelConfig,
+        weights: &Params<Vec<f32>>,
+        options: LearnerOptions,
+        ranks: &Ranks,
+    ) -> Result<Self, DeviceError> {
+        let shapes = params::shapes(config, weights.value_head.is_some());
+        Self::of(queue, config, shapes, Some(weights.as_ref()), options, ranks, &mut |_| ())
+    }
+
+    /// Takes over weights of these shapes; without any they are zero: for plans. `taken` is called with each
+    /// part of the memory after it was taken.
     pub(crate) fn of(
         queue: &mut D::Queue,
         config: &ModelConfig,
-        params: Params<D::Tensor>,
+        shapes: Params<ParamInfo>,
+        weights: Option<Params<&Vec<f32>>>,
         options: LearnerOptions,
+        ranks: &Ranks,
         taken: &mut dyn FnMut(&str),
     ) -> Result<Self, DeviceError> {
+        let (device, value_head) = (queue.device().clone(), shapes.value_head.is_some());
+        let mut master = Master::new(queue, shapes.map(|leaf| leaf.len()), weights, ranks)?;
         taken("weights in f32");
-        let device = queue.device().clone();
-        let grads = params.as_ref().try_map(|w| device.zeros(D::len(w)))?;
+        let grads = Gradients::new(&*device, master.lengths(), ranks.shards_each())?;
         taken("gradients");
         let network = NetworkOptions {
             positions: options.positions,
             ..NetworkOptions::training(config, options.compute)
         };
-        let net = Network::new(queue, config, &params, network)?;
+        let net = Network::of_leaves(queue, config, value_head, &mut master, network)?;
         taken("packed weights");
-        let optimizer = Optimizer::new(&*device, &params, options.adamw)?;
+        let optimizer = Optimizer::new(&*device, master.lengths(), options.adamw, ranks)?;
         taken("moments");
         let tape = Tape::new(&*device, &net, options.tape)?;
         taken("activations");
-        Ok(Learner { params, grads, net, optimizer, tape })
+        Ok(Learner { master, grads, net, optimizer, tape, ranks: ranks.clone() })
+    }
+
+    /// Who trains it.
+    pub fn ranks(&self) -> &Ranks {
+        &self.ranks
     }
 
     /// The network with the newest weights.
@@ -142,8 +166,9 @@ impl<D: Device> Learner<D> {
         Ok((own, self.tape.logits(queue, other, batch, rows)?))
     }
 
-    /// Runs one micro-batch forward, asks for the loss's derivatives, and adds the gradients. The loss is
-    /// asked for ranges of targets, in order: for all at once where its scope is a sequence.
+    /// Runs one micro-batch of the shard at hand forward, asks for the loss's derivatives, and adds the
+    /// gradients. The loss is asked for ranges of targets, in order: for all at once where its scope is a
+    /// sequence.
     pub fn accumulate<E: From<DeviceError>>(
         &mut self,
         queue: &mut D::Queue,
@@ -157,6 +182,7 @@ impl<D: Device> Learner<D> {
             return Ok(());
         }
         let Learner { tape, net, grads, .. } = self;
+        let grads = grads.shard();
         match scope {
             LossScope::Token => tape.train(queue, net, batch, &targets, temperature, loss, grads),
             LossScope::Sequence => {
@@ -182,15 +208,22 @@ impl<D: Device> Learner<D> {
         }
         let values = self.tape.forward_values(queue, &self.net, batch, rows)?;
         let gradient = loss(&values)?;
-        self.tape.backward_values(queue, &self.net, rows, &gradient, &mut self.grads);
+        self.tape.backward_values(queue, &self.net, rows, &gradient, self.grads.shard());
         Ok(())
     }
 
-    /// One optimizer update with all gradients added so far.
+    /// What was added so far was one of this rank's shards ([`Ranks::own_shards_of`]); the next begins at
+    /// zero.
+    pub fn end_shard(&mut self, queue: &mut D::Queue) {
+        self.grads.end_shard(queue);
+    }
+
+    /// One optimizer update with the gradients of all shards, at all ranks.
     pub fn update(&mut self, queue: &mut D::Queue, lr: f64) -> Result<UpdateReport, DeviceError> {
-        let report = self.optimizer.step(queue, lr, &mut self.params, &mut self.grads)?;
+        let grads = self.grads.sum(queue);
+        let report = self.optimizer.step(queue, lr, &mut self.master.pieces, grads)?;
         if report.applied {
-            self.net.refresh(queue, &self.params)?;
+            self.net.refresh_leaves(queue, &mut self.master, Rounding::Nearest)?;
         }
         Ok(report)
     }
@@ -234,17 +267,28 @@ impl<D: Device> Learner<D> {
         self.update(queue, 0.0).map(|_| ())
     }
 
-    /// The weights, on the host.
-    pub fn weights(&self, queue: &mut D::Queue) -> Result<Params<Vec<f32>>, DeviceError> {
-        read::<D>(queue, &self.params)
+    /// The weights, on the host of every rank.
+    pub fn weights(&mut self, queue: &mut D::Queue) -> Result<Params<Vec<f32>>, DeviceError> {
+        self.master.read(queue)
+    }
+
+    /// Another network of the same weights.
+    pub fn packed(
+        &mut self,
+        queue: &mut D::Queue,
+        options: NetworkOptions,
+    ) -> Result<Network<D>, DeviceError> {
+        let value_head = self.master.lengths().value_head.is_some();
+        Network::of_leaves(queue, &self.net.config().clone(), value_head, &mut self.master, options)
     }
 
     /// Weights, moments and the number of updates, on the host. Gradients are not part of it: take it between
     /// updates.
-    pub fn snapshot(&self, queue: &mut D::Queue) -> Result<LearnerSnapshot, DeviceError> {
+    pub fn snapshot(&mut self, queue: &mut D::Queue) -> Result<LearnerSnapshot, DeviceError> {
+        let weights = self.weights(queue)?;
         let Optimizer { first, second, steps, .. } = &self.optimizer;
         Ok(LearnerSnapshot {
-            weights: self.weights(queue)?,
+            weights,
             first: read::<D>(queue, first)?,
             second: read::<D>(queue, second)?,
             updates: *steps,
@@ -253,12 +297,13 @@ impl<D: Device> Learner<D> {
 
     /// Takes over the state of a model of the same layout.
     pub fn restore(&mut self, queue: &mut D::Queue, from: &LearnerSnapshot) -> Result<(), DeviceError> {
-        let to = [&mut self.params, &mut self.optimizer.first, &mut self.optimizer.second];
-        for (to, from) in to.into_iter().zip([&from.weights, &from.first, &from.second]) {
+        self.master.write(queue, &from.weights);
+        let to = [&mut self.optimizer.first, &mut self.optimizer.second];
+        for (to, from) in to.into_iter().zip([&from.first, &from.second]) {
             to.iter_mut().zip(from.iter()).for_each(|(to, from)| queue.write(to, from));
         }
         self.optimizer.steps = from.updates;
-        self.net.refresh(queue, &self.params)
+        self.net.refresh_leaves(queue, &mut self.master, Rounding::Nearest)
     }
 }
 

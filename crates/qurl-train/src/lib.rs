@@ -6,7 +6,8 @@
 //! one step of reinforcement learning, and [`run`] the loop around it. [`checkpoint`] saves the state of a
 //! run and [`runlog`] what it reports: together they are what a run directory holds. [`solve`] has the engine
 //! answer problems and judges the answers; [`evaluate`] does so for whole sets. [`best`] says what the best
-//! of several evaluations is.
+//! of several evaluations is. [`ranks`] are the processes that train one model together, [`shards`] what
+//! makes their bits those of one.
 //!
 //! # Where to start
 //!
@@ -31,17 +32,23 @@
 pub mod best;
 pub mod checkpoint;
 pub mod compare;
+pub mod cost;
 pub mod crc32c;
 pub mod evaluate;
+mod gradients;
 pub mod learner;
 pub mod lengths;
+pub mod master;
 pub mod memory;
 pub mod optimizer;
+pub mod ranks;
 pub mod recipe;
 pub mod rl;
 pub mod run;
 pub mod runlog;
 pub mod schedule;
 pub mod sft;
+pub mod shards;
 pub mod solve;
 pub mod start;
+pub mod wire;

@@ -6,6 +6,7 @@
 //! really allocated.
 
 use crate::learner::{Learner, LearnerOptions};
+use crate::ranks::Ranks;
 use crate::recipe::{Recipe, RlPlan, Sft};
 use crate::rl::{Models, TrainError};
 use qurl_kernels::device::DeviceMemory;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 
 /// What the driver takes while a run lasts, beside what is requested of it: recorded steps, code, rounded
 /// sizes. 1.2 GiB were seen beside runs of 31 and of 119 GiB.
-const DRIVER_RESERVE: usize = 1536 << 20;
+pub const DRIVER_RESERVE: usize = 1536 << 20;
 
 /// Parts of the memory of a run, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,52 +58,57 @@ impl<'a, C: Device> Count<'a, C> {
 }
 
 impl MemoryPlan {
-    /// What reinforcement learning by a recipe takes on a device like this one.
+    /// What reinforcement learning by a recipe takes on this rank, on a device like this one.
     pub fn of_rl<D: Device>(
         device: &D,
         recipe: &Recipe,
         plan: &RlPlan,
         config: &ModelConfig,
+        ranks: &Ranks,
     ) -> Result<MemoryPlan, TrainError> {
+        let ranks = &ranks.counted();
         let counting = Arc::new(device.counting());
         let mut count = Count::new(&*counting);
         let mut queue = counting.queue()?;
         count.taken("queue");
         let mut taken = |part: &str| count.taken(part);
         let mut models: Models<D::Counting> =
-            Models::new(&mut queue, recipe, plan, config, None, &mut taken)?;
+            Models::new(&mut queue, recipe, plan, config, ranks, None, &mut taken)?;
         models.rehearse(&mut queue, plan)?;
         Ok(count.finish())
     }
 
-    /// What supervised training by a recipe takes on a device like this one.
+    /// What supervised training by a recipe takes on this rank, on a device like this one.
     pub fn of_sft<D: Device>(
         device: &D,
         recipe: &Recipe,
         sft: &Sft,
         config: &ModelConfig,
+        ranks: &Ranks,
     ) -> Result<MemoryPlan, DeviceError> {
         let positions = sft.max_length.min(config.max_position_embeddings);
         let rows = recipe.trainer.micro_tokens.max(positions);
         let tape = TapeOptions { rows, sequences: sft.batch_size, recompute: recipe.trainer.recompute };
         let options = LearnerOptions { compute: recipe.trainer.compute, positions, tape, adamw: sft.optim };
-        MemoryPlan::of_learner(device, config, options)
+        MemoryPlan::of_learner(device, config, options, ranks)
     }
 
-    /// What a model that is trained takes on a device like this one.
+    /// What a model that is trained takes on this rank, on a device like this one.
     pub fn of_learner<D: Device>(
         device: &D,
         config: &ModelConfig,
         options: LearnerOptions,
+        ranks: &Ranks,
     ) -> Result<MemoryPlan, DeviceError> {
+        let ranks = &ranks.counted();
         let counting = Arc::new(device.counting());
         let mut count = Count::new(&*counting);
         let mut queue = counting.queue()?;
         count.taken("queue");
-        let weights = params::shapes(config, false).try_map(|leaf| counting.zeros(leaf.len()))?;
+        let shapes = params::shapes(config, false);
         let mut taken = |part: &str| count.taken(&format!("model: {part}"));
         let mut learner: Learner<D::Counting> =
-            Learner::of(&mut queue, config, weights, options, &mut taken)?;
+            Learner::of(&mut queue, config, shapes, None, options, ranks, &mut taken)?;
         learner.rehearse(&mut queue, options.tape, options.positions, None)?;
         Ok(count.finish())
     }
@@ -158,7 +164,7 @@ mod tests {
         let tape = TapeOptions { rows: 4096, sequences: 8, recompute: false };
         let options =
             LearnerOptions { compute: Format::Bf16, positions: 512, tape, adamw: AdamWOptions::default() };
-        let plan = MemoryPlan::of_learner(&cpu, &config, options).expect("a plan");
+        let plan = MemoryPlan::of_learner(&cpu, &config, options, &Ranks::alone()).expect("a plan");
         let text = plan.to_string();
         for part in ["model: gradients", "model: activations", "workspace", "together"] {
             assert!(text.contains(part), "{text}");
@@ -174,7 +180,7 @@ mod tests {
         let kept = 2 * tape.rows * 3 * config.intermediate_size * config.num_layers;
         assert!(part(&plan, "model: activations") > kept, "{text}");
         let recomputed = LearnerOptions { tape: TapeOptions { recompute: true, ..tape }, ..options };
-        let recomputed = MemoryPlan::of_learner(&cpu, &config, recomputed).expect("a plan");
+        let recomputed = MemoryPlan::of_learner(&cpu, &config, recomputed, &Ranks::alone()).expect("a plan");
         assert!(part(&recomputed, "model: activations") < part(&plan, "model: activations") / 4);
     }
 }

@@ -2,8 +2,15 @@
 //!
 //! Weight decay applies to every parameter, as PyTorch's optimizer and the trainers built on it do. A
 //! gradient that is not finite is never applied: the step is skipped and reported.
+//!
+//! Several ranks share the work, the master weights and the moments (ZeRO-1): each leaf is cut into a piece
+//! for each rank ([`Ranks::cuts`]). A rank receives its piece of everyone's gradient, adds these in the order
+//! of the ranks' tree and updates its piece; new weights are gathered where they are packed
+//! ([`crate::master`]). AdamW works on single numbers and the norm is summed over fixed blocks, so no bit
+//! depends on how many ranks there are.
 
-use qurl_kernels::ops::Update;
+use crate::ranks::Ranks;
+use qurl_kernels::ops::{AddPieces, AllToAll, Slice, Update};
 use qurl_kernels::types::AdamW;
 use qurl_kernels::{Device, DeviceError, Queue};
 use qurl_model::Params;
@@ -32,7 +39,7 @@ impl Default for AdamWOptions {
     }
 }
 
-/// Moments of all parameters, and the number of updates made.
+/// Moments of all parameters, or of this rank's pieces of them, and the number of updates made.
 pub struct Optimizer<D: Device> {
     options: AdamWOptions,
     /// Updates made so far.
@@ -41,6 +48,9 @@ pub struct Optimizer<D: Device> {
     pub first: Params<D::Tensor>,
     /// Second moments.
     pub second: Params<D::Tensor>,
+    ranks: Ranks,
+    /// [ranks, own piece] of the largest leaf, where there are other ranks.
+    received: Option<D::Tensor>,
 }
 
 /// What an update did.
@@ -53,10 +63,19 @@ pub struct UpdateReport {
 }
 
 impl<D: Device> Optimizer<D> {
-    /// Zero moments for these parameters.
-    pub fn new(device: &D, params: &Params<D::Tensor>, options: AdamWOptions) -> Result<Self, DeviceError> {
-        let zeros = || params.as_ref().try_map(|p| device.zeros(D::len(p)));
-        Ok(Optimizer { options, steps: 0, first: zeros()?, second: zeros()? })
+    /// Zero moments for leaves of these lengths, of which each of the ranks has its pieces.
+    pub fn new(
+        device: &D,
+        lengths: &Params<usize>,
+        options: AdamWOptions,
+        ranks: &Ranks,
+    ) -> Result<Self, DeviceError> {
+        let piece = |len: &usize| ranks.piece(*len).len();
+        let zeros = || lengths.as_ref().try_map(|len| device.zeros(piece(len)));
+        let largest = lengths.iter().map(piece).max().unwrap_or(0);
+        let received = (ranks.size() > 1).then(|| device.zeros(ranks.size() * largest)).transpose()?;
+        let (first, second, ranks) = (zeros()?, zeros()?, ranks.clone());
+        Ok(Optimizer { options, steps: 0, first, second, ranks, received })
     }
 
     /// Begins again: zero moments, no updates made.
@@ -68,15 +87,47 @@ impl<D: Device> Optimizer<D> {
         self.steps = 0;
     }
 
-    /// Clips, updates the parameters and clears the gradients.
+    /// Adds up the ranks' gradients: each has the sum of its own piece afterwards.
+    fn reduce(&mut self, queue: &mut D::Queue, grads: &mut Params<D::Tensor>) -> Result<(), DeviceError> {
+        let Some(received) = &mut self.received else { return Ok(()) };
+        let (count, ranks) = (self.ranks.size(), self.ranks.collective());
+        for g in grads.iter_mut() {
+            let (cuts, own) = (self.ranks.cuts(D::len(g)), self.ranks.piece(D::len(g)));
+            queue.all_to_all(AllToAll { ranks, from: &*g, cuts: &cuts, into: received })?;
+            queue.add_pieces(AddPieces { pieces: received, count, len: own.len(), to: g, at: own.start });
+        }
+        Ok(())
+    }
+
+    /// The norm of gradients that [`Optimizer::reduce`] has added up.
+    fn norm(&self, queue: &mut D::Queue, grads: &Params<D::Tensor>) -> Result<f64, DeviceError> {
+        if self.ranks.size() == 1 {
+            return Ok(queue.sum_squares(&grads.iter().collect::<Vec<_>>())?.sqrt());
+        }
+        let slice = |tensor| {
+            let own = self.ranks.piece(D::len(tensor));
+            Slice { tensor, at: own.start, len: own.len() }
+        };
+        let own = queue.block_squares(&grads.iter().map(slice).collect::<Vec<_>>())?;
+        // Leaf by leaf, the pieces of rank 0 first: the order of one rank.
+        let mut leaves = vec![Vec::new(); own.len()];
+        for pieces in self.ranks.gather(own)? {
+            leaves.iter_mut().zip(pieces).for_each(|(leaf, piece)| leaf.extend(piece));
+        }
+        Ok(queue.add_block_squares(&leaves)?.sqrt())
+    }
+
+    /// Adds up the ranks' gradients, clips, updates this rank's pieces of the weights and clears the
+    /// gradients.
     pub fn step(
         &mut self,
         queue: &mut D::Queue,
         lr: f64,
-        params: &mut Params<D::Tensor>,
+        pieces: &mut Params<D::Tensor>,
         grads: &mut Params<D::Tensor>,
     ) -> Result<UpdateReport, DeviceError> {
-        let grad_norm = queue.sum_squares(&grads.iter().collect::<Vec<_>>())?.sqrt();
+        self.reduce(queue, grads)?;
+        let grad_norm = self.norm(queue, grads)?;
         let applied = grad_norm.is_finite();
         if applied {
             self.steps += 1;
@@ -93,8 +144,9 @@ impl<D: Device> Optimizer<D> {
                 grad_scale: scale as f32,
             };
             let moments = self.first.iter_mut().zip(self.second.iter_mut());
-            for ((w, g), (m, v)) in params.iter_mut().zip(grads.iter()).zip(moments) {
-                queue.adamw(Update { adamw, w, g, m, v });
+            for ((w, g), (m, v)) in pieces.iter_mut().zip(grads.iter()).zip(moments) {
+                let at = self.ranks.piece(D::len(g)).start;
+                queue.adamw(Update { adamw, w, g, at, m, v });
             }
         }
         for g in grads.iter_mut() {

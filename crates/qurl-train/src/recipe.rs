@@ -111,6 +111,11 @@ pub struct Trainer {
     /// Keep only the inputs of the blocks and compute the rest again in the backward pass: less memory, a
     /// third more work.
     pub recompute: bool,
+    /// Shards that a mini-batch is cut into, a power of two. Each adds up a gradient of its own, and these
+    /// are added in a fixed binary tree. A run may have any number of ranks that divides it and has the same
+    /// bits with all of them; other shards round otherwise. One rank holds a few gradients more with many
+    /// shards.
+    pub shards: usize,
     /// Write a checkpoint every so many steps; 0 for none but the one that Ctrl-C makes. A warm start writes
     /// none.
     pub save_freq: u64,
@@ -132,6 +137,7 @@ impl Default for Trainer {
             compute: Format::Bf16,
             micro_tokens: 2048,
             recompute: false,
+            shards: 1,
             save_freq: 10,
             keep_last: 2,
             keep_best: 1,
@@ -237,6 +243,8 @@ impl Recipe {
         self.check_ranges(check)?;
         let trainable = !self.trainer.compute.is_quantized();
         check.that("trainer.compute", self.trainer.compute, trainable, "f32 or bf16")?;
+        let shards = self.trainer.shards;
+        check.that("trainer.shards", shards, shards.is_power_of_two(), "a power of two: 1, 2, 4, 8, ...")?;
         self.model.check(check)?;
         if let Some(task) = &self.task {
             task.check(check)?;

@@ -31,14 +31,16 @@ pub(crate) use models::Models;
 
 use crate::learner::{Learner, micro_batches};
 use crate::lengths::ForcedLengths;
+use crate::ranks::Ranks;
 use crate::recipe::{Recipe, RecipeError, RlPlan};
-use crate::solve::{SolveError, Solved};
+use crate::solve::{SolveError, Solved, Trouble};
 use crate::start::Start;
+use qurl_kernels::collective::CollectiveError;
 use qurl_kernels::{Device, DeviceError, Queue, Rounding};
 use qurl_model::Params;
 use qurl_model::compute::{Batch, Network, TapeOptions, whole_batch};
 use qurl_model::rng::CounterRng;
-use qurl_quant::{QuantError, checksum, diagnostics, uaq};
+use qurl_quant::{QuantError, diagnostics, uaq};
 use qurl_rl::advantage::Rollouts;
 use qurl_rl::{KlCoefficient, RlError, to_f32};
 use qurl_rollout::{Engine, RolloutError, WeightVersion};
@@ -56,6 +58,9 @@ pub enum TrainError {
     /// The computation.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// An exchange with other ranks.
+    #[error(transparent)]
+    Exchange(#[from] CollectiveError),
     /// The rollout engine.
     #[error(transparent)]
     Rollout(#[from] RolloutError),
@@ -111,7 +116,19 @@ pub enum TrainError {
 impl TrainError {
     /// Whether the run was told to end while it waited for the scores of a reward command.
     pub fn is_cancelled(&self) -> bool {
-        matches!(self, TrainError::Solve(SolveError::Reward(error)) if error.is_cancelled())
+        match self {
+            TrainError::Solve(SolveError::Reward(error)) => error.is_cancelled(),
+            TrainError::Solve(SolveError::OtherRank { trouble, .. }) => *trouble == Trouble::Cancelled,
+            _ => false,
+        }
+    }
+}
+
+impl TrainError {
+    /// Whether every rank of the run has failed with this error, or with one that names the rank that did.
+    pub fn is_of_all_ranks(&self) -> bool {
+        matches!(self, TrainError::TooFewGroups { .. } | TrainError::Rl(_))
+            || matches!(self, TrainError::Solve(error) if !error.is_exchange())
     }
 }
 
@@ -123,6 +140,7 @@ pub struct RlTrainer<D: Device> {
     task: Box<dyn Task>,
     /// Tells the task's problems from others.
     problems: u64,
+    ranks: Ranks,
     queue: D::Queue,
     /// theta: the model that is trained.
     pub actor: Learner<D>,
@@ -144,13 +162,25 @@ pub struct RlTrainer<D: Device> {
 }
 
 impl<D: Device> RlTrainer<D> {
-    /// Sets up actor, critic, reference and engine from the weights of `start`.
+    /// Sets up actor, critic, reference and engine from the weights of `start`, on one rank.
     pub fn new(
+        device: &Arc<D>,
+        recipe: &Recipe,
+        file: &str,
+        start: Start,
+        task: Box<dyn Task>,
+    ) -> Result<Self, TrainError> {
+        Self::on_ranks(device, recipe, file, start, task, Ranks::one(recipe))
+    }
+
+    /// The same on one of several ranks, all of which give it the same.
+    pub fn on_ranks(
         device: &Arc<D>,
         recipe: &Recipe,
         file: &str,
         mut start: Start,
         task: Box<dyn Task>,
+        ranks: Ranks,
     ) -> Result<Self, TrainError> {
         let plan = recipe.rl(file)?;
         prepare::check_uaq(&plan, recipe, file, &start.config)?;
@@ -161,7 +191,7 @@ impl<D: Device> RlTrainer<D> {
         let mut queue = device.queue()?;
         let weights = Some(&start.weights);
         let Models { actor, critic, reference, engine, tape } =
-            Models::new(&mut queue, recipe, &plan, &start.config, weights, &mut |_| ())?;
+            Models::new(&mut queue, recipe, &plan, &start.config, &ranks, weights, &mut |_| ())?;
         let kl = plan.algorithm.kl_in_reward.as_ref().map(|k| KlCoefficient::new(k.kl_ctrl)).transpose()?;
         Ok(RlTrainer {
             plan,
@@ -169,6 +199,7 @@ impl<D: Device> RlTrainer<D> {
             start,
             problems: task.fingerprint(),
             task,
+            ranks,
             queue,
             actor,
             critic,
@@ -192,6 +223,11 @@ impl<D: Device> RlTrainer<D> {
     /// The actor's weights, on the host.
     pub fn weights(&mut self) -> Result<Params<Vec<f32>>, DeviceError> {
         self.actor.weights(&mut self.queue)
+    }
+
+    /// Who trains.
+    pub fn ranks(&self) -> &Ranks {
+        &self.ranks
     }
 
     /// Where it computes.
@@ -240,10 +276,9 @@ impl<D: Device> RlTrainer<D> {
         self.begin_stage()?;
         let version = self.version()?;
         let rounding = self.rounding();
-        let actor = &self.actor.params;
         // behav = Q(theta_old)
-        let queue = &mut self.queue;
-        self.engine.load_with(version, |net| net.refresh_rounded(queue, actor, rounding))?;
+        let (queue, actor) = (&mut self.queue, &mut self.actor.master);
+        self.engine.load_with(version, |net| net.refresh_leaves(queue, actor, rounding))?;
         phases.end("quantize");
         let rolled = self.rollouts()?;
         phases.end("rollout");
@@ -300,10 +335,7 @@ impl<D: Device> RlTrainer<D> {
 
     /// Names the actor's weights as they are now.
     fn version(&mut self) -> Result<WeightVersion, TrainError> {
-        Ok(WeightVersion {
-            version: self.step,
-            checksum: checksum::params(&mut self.queue, &self.actor.params)?,
-        })
+        Ok(WeightVersion { version: self.step, checksum: self.actor.master.checksum(&mut self.queue)? })
     }
 
     /// Every so many steps: how far the weights moved (Eq. 13), how far their quantized copy is off (Eq. 14),
@@ -337,7 +369,7 @@ impl<D: Device> RlTrainer<D> {
         let (actor, queue) = (&mut self.actor, &mut self.queue);
         let temperature = self.plan.rollout.temperature;
         let mut prox = vec![f32::NAN; batch.token_range(unscored.clone()).len()];
-        let scored = by_micro_batches(batch, unscored.end, self.tape, |ids, range| {
+        let scored = by_micro_batches(&self.ranks, batch, unscored.end, self.tape, |ids, range| {
             Ok(actor.score(queue, &ids, &batch.targets(range), temperature)?.logp)
         })?;
         prox.extend(scored);
@@ -349,7 +381,7 @@ impl<D: Device> RlTrainer<D> {
         let Some(reference) = &self.reference else { return Ok(Vec::new()) };
         let (actor, queue) = (&mut self.actor, &mut self.queue);
         let temperature = self.plan.rollout.temperature;
-        by_micro_batches(batch, 0, self.tape, |ids, range| {
+        by_micro_batches(&self.ranks, batch, 0, self.tape, |ids, range| {
             Ok(actor.score_with(queue, reference, &ids, &batch.targets(range), temperature)?.logp)
         })
     }
@@ -358,7 +390,7 @@ impl<D: Device> RlTrainer<D> {
     fn values(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
         let Some(critic) = &mut self.critic else { return Ok(Vec::new()) };
         let queue = &mut self.queue;
-        by_micro_batches(batch, 0, self.tape, |ids, range| {
+        by_micro_batches(&self.ranks, batch, 0, self.tape, |ids, range| {
             Ok(critic.values(queue, &ids, &batch.targets(range).rows)?)
         })
     }
@@ -392,19 +424,24 @@ impl<D: Device> RlTrainer<D> {
     }
 }
 
-/// Collects what `score` says of each micro-batch of the sequences from `first` on, in order.
+/// Collects what `score` says of each micro-batch of the sequences from `first` on, in order. Each rank asks
+/// for its part of them; a sequence's scores do not depend on what is computed with it.
 fn by_micro_batches(
+    ranks: &Ranks,
     batch: &RolloutBatch,
     first: usize,
     tape: TapeOptions,
     mut score: impl FnMut(Batch, Range<usize>) -> Result<Vec<f32>, TrainError>,
 ) -> Result<Vec<f32>, TrainError> {
-    let mut all = Vec::with_capacity(batch.tokens());
-    for range in micro_batches(&batch.lengths()[first..], tape) {
+    let lengths = &batch.lengths()[first..];
+    let part = ranks.part_of(lengths);
+    let mut own = Vec::with_capacity(batch.token_range(first + part.start..first + part.end).len());
+    for range in micro_batches(&lengths[part.clone()], tape) {
+        let first = first + part.start;
         let range = first + range.start..first + range.end;
-        all.extend(score(whole_batch(&batch.ids(range.clone())), range)?);
+        own.extend(score(whole_batch(&batch.ids(range.clone())), range)?);
     }
-    Ok(all)
+    Ok(ranks.join(own)?)
 }
 
 fn wide(values: &[f32]) -> Vec<f64> {

@@ -91,15 +91,17 @@ impl<D: Device> Run<D> {
         let RunParts { path, store, from, mut log } = parts;
         let (text, plan) = (recipe.to_toml(), trainer.plan().clone());
         let start_path = recipe.model.path.clone().filter(|_| recipe.sft.is_none());
-        let planned = || MemoryPlan::of_rl(trainer.device(), recipe, &plan, &trainer.start().config);
+        let ranks = trainer.ranks().clone();
+        let planned = || MemoryPlan::of_rl(trainer.device(), recipe, &plan, &trainer.start().config, &ranks);
         let memory = trainer.device().memory().map(|_| planned()).transpose()?;
         let newest = from.as_ref().map(|(step, _)| *step);
         let mut keeper =
-            Keeper::new(store, ModelFiles::of(trainer.start()), newest, recipe.trainer.save_freq);
+            Keeper::new(store, ModelFiles::of(trainer.start()), &ranks, newest, recipe.trainer.save_freq);
         let mut before = None;
         match &from {
             Some((_, path)) => {
-                let snapshot = Snapshot::read(path, &trainer.start().config).map_err(RunError::Resume)?;
+                let snapshot =
+                    Snapshot::read(path, &trainer.start().config, &ranks).map_err(RunError::Resume)?;
                 before = snapshot.state.before();
                 trainer.restore(snapshot).map_err(RunError::OtherRun)?;
             }
@@ -147,6 +149,11 @@ impl<D: Device> Run<D> {
         &self.trainer
     }
 
+    /// What was trained, after the run.
+    pub fn into_trainer(self) -> RlTrainer<D> {
+        self.trainer
+    }
+
     /// The evaluation before the first step.
     pub fn before(&self) -> Tested {
         self.before
@@ -159,7 +166,7 @@ impl<D: Device> Run<D> {
         mut report: impl FnMut(Event),
     ) -> Result<Outcome, RunError> {
         while self.trainer.steps_done() < self.plan.run.total_steps {
-            if stop() {
+            if self.trainer.ranks().any(stop()).map_err(RunError::Exchange)? {
                 return Err(self.stopped()?);
             }
             self.keeper.poll().map_err(RunError::Checkpoint)?;
@@ -251,7 +258,9 @@ impl<D: Device> Run<D> {
             return Err(self.stopped()?);
         }
         let unchanged = self.trainer.steps_done() < step;
-        if unchanged && self.keeper.is_on() {
+        // What failed at one rank alone leaves the others where no checkpoint can be agreed upon.
+        let alone = self.trainer.ranks().size() > 1 && !error.is_of_all_ranks();
+        if unchanged && !alone && self.keeper.is_on() {
             self.save_here()?;
         }
         Err(RunError::Step { step, source: error })

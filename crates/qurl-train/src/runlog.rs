@@ -92,6 +92,11 @@ impl RunLog {
         Ok(RunLog { dir: dir.to_path_buf(), steps: StepLog::of_run(dir, step)?, rollouts: None })
     }
 
+    /// Logs of a rank that writes nothing.
+    pub fn silent() -> RunLog {
+        RunLog { dir: PathBuf::new(), steps: StepLog::silent(), rollouts: None }
+    }
+
     /// Lines of `metrics.jsonl` that were kept.
     pub fn kept(&self) -> &[serde_json::Value] {
         self.steps.kept()
@@ -99,6 +104,9 @@ impl RunLog {
 
     /// Writes rollouts of a step.
     pub fn rollouts(&mut self, step: u64, sampled: &[SampledRollout]) -> Result<(), LogError> {
+        if self.steps.is_silent() {
+            return Ok(());
+        }
         let path = self.dir.join(format!("rollouts/step-{step:06}.jsonl"));
         let mut file = BufWriter::new(File::create(&path).map_err(LogError::io(&path, "be created"))?);
         for rollout in sampled {

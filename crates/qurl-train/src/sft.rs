@@ -18,6 +18,7 @@ pub use run::SftRun;
 pub use summary::{SftBegun, SftBest, SftSummary};
 pub use trainer::{SftTrainer, train_step};
 
+use crate::ranks::Ranks;
 use crate::recipe::{Recipe, Sft};
 use crate::start::{Start, StartError};
 use qurl_kernels::{Device, DeviceError};
@@ -60,20 +61,23 @@ pub fn warm_start<D: Device, E: From<SftError>>(
     sft: &Sft,
     start: &Start,
     examples: &Examples,
+    ranks: &Ranks,
     mut on_step: impl FnMut(&mut SftRecord) -> Result<ControlFlow<()>, E>,
 ) -> Result<(Params<Vec<f32>>, ControlFlow<()>), E> {
-    let mut trainer = SftTrainer::new(device, recipe, sft, start, examples)?;
+    let mut trainer = SftTrainer::new(device, recipe, sft, start, examples, ranks)?;
     while trainer.steps_done() < sft.steps {
         let mut record = trainer.step()?;
         trainer.validate_after(&mut record)?;
-        if on_step(&mut record)?.is_break() {
+        // A signal may reach one rank before the others.
+        let breaks = on_step(&mut record)?.is_break();
+        if ranks.any(breaks).map_err(|e| SftError::from(DeviceError::from(e)))? {
             return Ok((trainer.weights().map_err(SftError::from)?, ControlFlow::Break(())));
         }
     }
     Ok((trainer.weights().map_err(SftError::from)?, ControlFlow::Continue(())))
 }
 
-/// [`warm_start`] to its end.
+/// [`warm_start`] to its end, on one rank.
 pub fn run<D: Device>(
     device: &Arc<D>,
     recipe: &Recipe,
@@ -86,5 +90,5 @@ pub fn run<D: Device>(
         on_step(record);
         Ok::<_, SftError>(ControlFlow::Continue(()))
     };
-    Ok(warm_start(device, recipe, sft, start, examples, go_on)?.0)
+    Ok(warm_start(device, recipe, sft, start, examples, &Ranks::one(recipe), go_on)?.0)
 }

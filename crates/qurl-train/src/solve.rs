@@ -1,11 +1,18 @@
 //! Solving problems with the rollout engine, and judging what came out: the rollouts of a training step and
-//! every evaluation are this.
+//! every evaluation are this. Ranks take neighbouring problems each and then have the responses to all:
+//! random numbers belong to a problem's number, so it does not matter who samples it.
+
+mod exchange;
+
+pub use exchange::Trouble;
+pub(crate) use exchange::is_not_finite;
 
 use crate::lengths::ForcedLengths;
+use crate::ranks::Ranks;
 use crate::start::{Start, StartError};
-use qurl_kernels::Device;
+use qurl_kernels::{Device, DeviceError};
 use qurl_model::tokenizer::TokenizerError;
-use qurl_rollout::{Engine, Request, RolloutError, Sample, SampleKey, Sampling};
+use qurl_rollout::{Engine, Group, Request, RolloutError, Sample, SampleKey, Sampling};
 use qurl_tasks::reward::RewardError;
 use qurl_tasks::task::{Attempt, Problem, Split, Task, Verdict};
 use std::collections::BTreeMap;
@@ -43,6 +50,16 @@ pub enum SolveError {
     /// A reward of one's own.
     #[error(transparent)]
     Reward(#[from] RewardError),
+    /// Another rank failed.
+    #[error("rank {rank}: {reason}")]
+    OtherRank {
+        /// Which.
+        rank: usize,
+        /// In what way.
+        trouble: Trouble,
+        /// What it said.
+        reason: String,
+    },
     /// The task has no problems in this split.
     #[error("the task {task:?} has no {split:?} problems")]
     NoProblems {
@@ -51,6 +68,13 @@ pub enum SolveError {
         /// The split.
         split: Split,
     },
+}
+
+impl SolveError {
+    /// Whether the ranks could not tell each other what happened.
+    pub(crate) fn is_exchange(&self) -> bool {
+        matches!(self, SolveError::Rollout(RolloutError::Device(DeviceError::Exchange(_))))
+    }
 }
 
 /// How responses are sampled.
@@ -113,7 +137,8 @@ pub fn held_out(task: &dyn Task, wanted: u64) -> u64 {
     task.len(Split::Test).map_or(wanted, |there| there.min(wanted))
 }
 
-/// Samples responses to all problems and judges them; the second result is how many seconds judging took.
+/// Samples responses to all problems and judges them, each rank its part; the second result is how many
+/// seconds judging took here.
 pub fn solve<D: Device>(
     queue: &mut D::Queue,
     engine: &mut Engine<D>,
@@ -121,7 +146,26 @@ pub fn solve<D: Device>(
     task: &dyn Task,
     problems: Vec<Problem>,
     options: SolveOptions,
+    ranks: &Ranks,
 ) -> Result<(Vec<Solved>, f64), SolveError> {
+    let requests = requests(start, &problems, options)?;
+    let own = ranks.part(problems.len());
+    let mut seconds = 0.0;
+    let responses =
+        engine.generate(queue, &requests[own.clone()]).map_err(SolveError::from).and_then(|groups| {
+            let judging = Instant::now();
+            let responses = judge(start, task, &problems[own], groups);
+            seconds = judging.elapsed().as_secs_f64();
+            responses
+        });
+    let responses = exchange::gather(ranks, responses)?;
+    let solved = problems.into_iter().zip(requests).zip(responses);
+    let solved = solved.map(|((problem, r), responses)| Solved { problem, prompt: r.prompt, responses });
+    Ok((solved.collect(), seconds))
+}
+
+/// The requests of all problems.
+fn requests(start: &Start, problems: &[Problem], options: SolveOptions) -> Result<Vec<Request>, SolveError> {
     let stop_ids = if options.lengths.is_some() { Vec::new() } else { start.stop_ids() };
     let mut requests = Vec::with_capacity(problems.len());
     for (i, problem) in problems.iter().enumerate() {
@@ -144,23 +188,28 @@ pub fn solve<D: Device>(
             ..Request::new(prompt, options.max_new)
         });
     }
-    let groups = engine.generate(queue, &requests)?;
-    let judging = Instant::now();
+    Ok(requests)
+}
+
+/// Texts and verdicts of the responses to problems.
+fn judge(
+    start: &Start,
+    task: &dyn Task,
+    problems: &[Problem],
+    groups: Vec<Group>,
+) -> Result<Vec<Vec<Response>>, SolveError> {
     let decode = |sample: &Sample| start.tokenizer.decode(&sample.tokens, true);
     let texts = groups.iter().flat_map(|g| &g.samples).map(decode).collect::<Result<Vec<String>, _>>()?;
     let owners = problems.iter().zip(&groups).flat_map(|(p, g)| g.samples.iter().map(move |s| (p, s)));
     let batch: Vec<Attempt> =
         owners.zip(&texts).map(|((problem, sample), text)| attempt(problem, sample, text)).collect();
     let verdicts = task.judge(&batch)?;
-    let seconds = judging.elapsed().as_secs_f64();
     let mut judged = verdicts.into_iter().zip(texts);
-    let mut solved = Vec::with_capacity(problems.len());
-    for (problem, group) in problems.into_iter().zip(groups) {
+    let responses = groups.into_iter().map(|group| {
         let samples = group.samples.into_iter().zip(&mut judged);
-        let responses = samples.map(|(sample, (verdict, text))| Response { sample, text, verdict }).collect();
-        solved.push(Solved { problem, prompt: group.prompt, responses });
-    }
-    Ok((solved, seconds))
+        samples.map(|(sample, (verdict, text))| Response { sample, text, verdict }).collect()
+    });
+    Ok(responses.collect())
 }
 
 /// A response as it is judged.

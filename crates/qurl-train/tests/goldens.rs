@@ -55,7 +55,7 @@ fn twenty_steps_of_adamw() {
                     step: i as u64 + 1,
                     grad_scale: (1.0 / (norm + 1e-6)).min(1.0) as f32,
                 };
-                queue.adamw(Update { adamw, w: &mut w, g: &g, m: &mut m, v: &mut v });
+                queue.adamw(Update { adamw, w: &mut w, g: &g, at: 0, m: &mut m, v: &mut v });
                 for (k, (got, want)) in w.iter().zip(floats(&step["parameters"])).enumerate() {
                     assert!(
                         (got - want).abs() < 1e-5 * (1.0 + want.abs()),

@@ -7,6 +7,7 @@ use qurl_model::chat::ChatTemplate;
 use qurl_model::compute::{Network, NetworkOptions, score};
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
 use qurl_model::{Dims, Family, GenerationConfig, ModelConfig, params};
+use qurl_train::ranks::Ranks;
 use qurl_train::recipe::Recipe;
 use qurl_train::sft::{EpochOrder, Example, Examples, SftTrainer};
 use qurl_train::start::Start;
@@ -169,7 +170,8 @@ fn the_loss_is_the_mean_over_the_learned_tokens_of_the_whole_batch() {
     let mut order = EpochOrder::default();
     let batch: Vec<Example> = (0..5).map(|i| examples.get(&mut order, i).expect("an example")).collect();
     let (sum, count) = by_hand(&start, &cpu, &batch);
-    let mut trainer = SftTrainer::new(&cpu, &rows.recipe, sft, &start, &examples).expect("a trainer");
+    let mut trainer =
+        SftTrainer::new(&cpu, &rows.recipe, sft, &start, &examples, &Ranks::alone()).expect("a trainer");
     let record = trainer.step().expect("a step");
     assert_eq!((record.learned_tokens, record.tokens), (count, batch.iter().map(|e| e.ids.len()).sum()));
     let wanted = sum / count as f64;
@@ -199,7 +201,8 @@ fn the_validation_loss_is_that_of_examples_that_are_not_learned() {
     assert!(examples.validation().iter().all(|example| !learned.contains(example)));
 
     let (sum, count) = by_hand(&start, &cpu, examples.validation());
-    let mut trainer = SftTrainer::new(&cpu, &rows.recipe, &sft, &start, &examples).expect("a trainer");
+    let mut trainer =
+        SftTrainer::new(&cpu, &rows.recipe, &sft, &start, &examples, &Ranks::alone()).expect("a trainer");
     let loss = trainer.validation_loss().expect("a loss").expect("examples to validate on");
     let wanted = sum / count as f64;
     assert!((loss - wanted).abs() < 1e-5 * wanted, "{loss} instead of {wanted}");
@@ -207,8 +210,8 @@ fn the_validation_loss_is_that_of_examples_that_are_not_learned() {
     trainer.validate_after(&mut record).expect("a loss");
     assert_eq!(record.validation_loss, None, "not after every step");
     sft.validation_freq = 2;
-    let mut trainer =
-        SftTrainer::new(&trainer_cpu(), &rows.recipe, &sft, &start, &examples).expect("a trainer");
+    let mut trainer = SftTrainer::new(&trainer_cpu(), &rows.recipe, &sft, &start, &examples, &Ranks::alone())
+        .expect("a trainer");
     let mut losses = Vec::new();
     while trainer.steps_done() < sft.steps {
         let mut record = trainer.step().expect("a step");

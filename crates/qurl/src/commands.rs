@@ -12,6 +12,7 @@ pub mod grade;
 pub mod inspect;
 pub mod man;
 pub mod objective;
+pub mod plan;
 pub mod quantize;
 pub mod recipe;
 pub mod report;

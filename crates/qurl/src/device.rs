@@ -2,6 +2,8 @@
 
 use crate::input::OrBad;
 use crate::output::err;
+use qurl_kernels::cpu::CpuError;
+use qurl_kernels::cpu::level::Level;
 use qurl_kernels::{Cpu, Cuda, DeviceError, DeviceKind};
 use qurl_train::recipe::Recipe;
 
@@ -61,9 +63,26 @@ pub fn open(device: DeviceKind) -> anyhow::Result<Opened> {
     }
 }
 
-/// The GPU, with all kernels compiled: no step of a run waits for the compiler.
+/// The first GPU, with all kernels compiled.
 fn open_cuda() -> Result<Cuda, DeviceError> {
-    let cuda = Cuda::open(0)?;
+    open_gpu(0)
+}
+
+/// The CPU of a rank that shares it with others: its part of the threads, where nothing else is said.
+pub fn open_cpu(ranks_here: Option<usize>) -> Result<Cpu, CpuError> {
+    let said = std::env::var_os("QURL_THREADS").is_some_and(|threads| !threads.is_empty());
+    match ranks_here.filter(|_| !said) {
+        None => Cpu::from_env(),
+        Some(ranks) => {
+            let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+            Ok(Cpu::new(Level::from_env()?, (threads / ranks.max(1)).max(1)))
+        }
+    }
+}
+
+/// A GPU by its number, with all kernels compiled: no step of a run waits for the compiler.
+pub fn open_gpu(ordinal: usize) -> Result<Cuda, DeviceError> {
+    let cuda = Cuda::open(ordinal)?;
     cuda.compile_kernels(|files| {
         err!("compiling {files} files of kernels, once for this machine and program")
     })?;

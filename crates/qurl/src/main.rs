@@ -20,6 +20,7 @@ mod model;
 mod output;
 mod packing;
 mod progress;
+mod ranks;
 mod report;
 mod sampler;
 #[cfg(test)]
@@ -54,6 +55,8 @@ enum Command {
     Sft(commands::sft::Args),
     /// Every key of a recipe with its meaning; a first recipe; a look at one without running it
     Recipe(commands::recipe::Args),
+    /// What a recipe needs of several GPUs: memory, bytes between them, time of a step
+    Plan(commands::plan::Args),
     /// Samples text
     Generate(commands::generate::Args),
     /// Talks on a terminal
@@ -120,6 +123,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => commands::compare::run(args),
         Command::Sft(args) => commands::sft::run(args),
         Command::Recipe(args) => commands::recipe::run(args),
+        Command::Plan(args) => commands::plan::run(args),
         Command::Generate(args) => commands::generate::run(args),
         Command::Chat(args) => commands::chat::run(args),
         Command::Eval(args) => commands::eval::run(args),
@@ -151,6 +155,7 @@ fn finish(result: anyhow::Result<()>) -> ExitCode {
             output::err!("qurl: {}", input::message(&error));
             match error.downcast_ref::<stop::Stopped>() {
                 Some(stopped) => ExitCode::from(stopped.status),
+                None if error.is::<ranks::Ended>() => ExitCode::from(ranks::status(&error)),
                 None => ExitCode::from(if error.is::<input::BadInput>() { 2 } else { 1 }),
             }
         }

@@ -1,12 +1,13 @@
 //! Ctrl-C: the first asks a run to finish its step and save, the second ends the process at once.
 //!
-//! The handlers only set flags. A run looks at [`Stop::requested`] between steps. Requests to end that do not
-//! come from the keyboard (SIGTERM, as schedulers send it; SIGHUP, when a terminal or a connection is gone)
-//! are in more of a hurry: they also set [`Stop::at_once`], which the wait for a reward command's scores
-//! looks at.
+//! The handlers only set flags. A run looks at [`Stop::requested`] between steps. SIGUSR1 asks as Ctrl-C does:
+//! `mpirun` hands it on to its ranks, and schedulers can send it before a time limit. Requests to end that do
+//! not come from the keyboard (SIGTERM, as schedulers send it; SIGHUP, when a terminal or a connection is gone)
+//! are in more of a hurry: they also set [`Stop::at_once`], which the wait for a reward command's scores looks
+//! at.
 
 use anyhow::Context;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ impl Stop {
     /// Watches from now on.
     pub fn watch() -> anyhow::Result<Stop> {
         let stop = Stop { requested: Arc::default(), at_once: Arc::default(), signal: Arc::default() };
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        for signal in [SIGINT, SIGTERM, SIGHUP, SIGUSR1] {
             if signal == SIGHUP && is_ignored(signal) {
                 continue; // started with nohup: the run is to outlive its terminal
             }
@@ -33,7 +34,7 @@ impl Stop {
                 .and_then(|_| flag::register_usize(signal, stop.signal.clone(), signal as usize))
                 .and_then(|_| flag::register(signal, stop.requested.clone()))
                 .context("watching for Ctrl-C")?;
-            if signal != SIGINT {
+            if signal == SIGTERM || signal == SIGHUP {
                 flag::register(signal, stop.at_once.clone()).context("watching for SIGTERM and SIGHUP")?;
             }
         }

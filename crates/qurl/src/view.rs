@@ -11,6 +11,7 @@ mod supervised;
 use crate::output::err;
 use frame::{Painter, block, plain};
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
+use qurl_train::ranks::Ranks;
 use qurl_train::rl::StepRecord;
 use qurl_train::sft::SftRecord;
 use std::fmt::Write;
@@ -31,6 +32,8 @@ pub enum Mode {
     Lines,
     /// Warnings only.
     Quiet,
+    /// Nothing: rank 0 shows it for all.
+    Silent,
 }
 
 impl Mode {
@@ -41,6 +44,13 @@ impl Mode {
             (false, true) => Mode::Lines,
             (false, false) => Mode::Live,
         }
+    }
+}
+
+impl Mode {
+    /// The same where several ranks run: the first of them shows it for all.
+    pub fn of_rank(ranks: &Ranks, quiet: bool, json: bool) -> Mode {
+        if ranks.is_first() { Mode::choose(quiet, json) } else { Mode::Silent }
     }
 }
 
@@ -85,8 +95,11 @@ impl TrainView {
         }
     }
 
-    /// A warning, above what is drawn, in every mode.
+    /// A warning, above what is drawn, in every mode but that of other ranks.
     pub fn warn(&self, text: &str) {
+        if self.mode == Mode::Silent {
+            return;
+        }
         match self.stage.as_ref().and_then(|s| s.bar.as_ref()) {
             Some(bar) => bar.suspend(|| err!("{text}")),
             None => err!("{text}"),

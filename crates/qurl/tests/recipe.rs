@@ -534,3 +534,40 @@ fn excluded_problems_are_excluded_by_something() {
         assert_says(&check(&sets), &message);
     }
 }
+
+/// `qurl plan` with a recipe of the project.
+fn plan(recipe: &str, more: &[&str]) -> common::Run {
+    let path = format!("{}/../../recipes/{recipe}.toml", env!("CARGO_MANIFEST_DIR"));
+    qurl(&[&["plan", &path], more].concat(), "")
+}
+
+#[test]
+fn a_plan_for_several_gpus_needs_none() {
+    let planned = plan("aime-dapo", &["--shape", "qwen2.5-1.5b", "--gpus", "8", "--json"]).json();
+    let rows = planned["rows"].as_array().expect("rows");
+    let gpus: Vec<u64> = rows.iter().map(|row| row["gpus"].as_u64().expect("a number")).collect();
+    assert_eq!((gpus, &planned["shards"]), (vec![1, 2, 4, 8], &serde_json::json!(8)));
+    let (alone, all) = (&rows[0], &rows[3]);
+    let number = |row: &serde_json::Value, key: &str| row[key].as_f64().expect("a number");
+    assert_eq!((number(alone, "all_to_all"), number(alone, "efficiency")), (0.0, 1.0));
+    // 16 updates of 1.54 B gradients of 4 bytes, of which 7 of 8 go to others; as many weights come back.
+    let sent = 16.0 * 4.0 * 1.5437e9 * 7.0 / 8.0;
+    for key in ["all_to_all", "all_gather"] {
+        assert!((number(all, key) / sent - 1.0).abs() < 0.01, "{all}");
+    }
+    // Moments are shared.
+    assert!(number(all, "memory_gib") < number(alone, "memory_gib") - 8.0, "{planned}");
+    let small = plan("aime-dapo", &["--shape", "qwen2.5-1.5b", "--gpu-memory", "24"]);
+    assert!(small.status == 0 && small.stdout.contains("does not fit in 22.4 GiB"), "{}", small.stdout);
+    let tiny = plan("tiny-grpo", &["--gpus", "2"]);
+    assert!(tiny.status == 0 && tiny.stdout.contains("a new model"), "{}{}", tiny.stdout, tiny.stderr);
+}
+
+#[test]
+fn a_plan_that_makes_no_sense_is_refused_by_name() {
+    plan("tiny-grpo", &["--gpus", "6"]).assert_bad(&["--gpus 6", "a power of two"]);
+    plan("tiny-grpo", &["--network", "0"]).assert_bad(&["--network 0", "more than 0"]);
+    plan("tiny-grpo", &["--length", "9999"]).assert_bad(&["--length 9999", "data.max_response_length"]);
+    plan("aime-dapo", &["--shape", "qwen2.5-9b"]).assert_bad(&["qwen2.5-9b", "qwen2.5-7b"]);
+    plan("aime-dapo", &[]).assert_bad(&["Qwen2.5-Math-7B", "--shape"]);
+}

@@ -3,7 +3,7 @@
 use super::Context;
 use super::buf::Parts;
 use super::simd::{Simd, simd_dispatch};
-use crate::types::AdamW;
+use crate::types::{AdamW, SQUARES_BLOCK};
 
 /// Updates weights and moments in place.
 pub fn update(ctx: &Context, a: &AdamW, w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
@@ -49,16 +49,13 @@ unsafe fn update_range_at<S: Simd>(a: &AdamW, w: *mut f32, g: &[f32], m: *mut f3
     }
 }
 
-/// Values per partial sum of squares: fixed, so that threads do not change the order of summation.
-const NORM_BLOCK: usize = 1 << 14;
-
-/// Sum of the squares, in f64 over fixed blocks.
-pub fn sum_squares(ctx: &Context, x: &[f32]) -> f64 {
-    let blocks = x.len().div_ceil(NORM_BLOCK);
+/// Sums of the squares of fixed blocks, in f64; all of them added up in order are the sum of the squares.
+pub fn block_squares(ctx: &Context, x: &[f32]) -> Vec<f64> {
+    let blocks = x.len().div_ceil(SQUARES_BLOCK);
     let mut sums = vec![0.0f64; blocks];
     let parts = Parts::new(&mut sums);
     ctx.pool.for_each(blocks, &|i| {
-        let block = &x[i * NORM_BLOCK..((i + 1) * NORM_BLOCK).min(x.len())];
+        let block = &x[i * SQUARES_BLOCK..((i + 1) * SQUARES_BLOCK).min(x.len())];
         let (chunks, rest) = block.as_chunks::<8>();
         let mut lanes = [0.0f64; 8];
         for chunk in chunks {
@@ -70,5 +67,5 @@ pub fn sum_squares(ctx: &Context, x: &[f32]) -> f64 {
         // SAFETY: one slot a task.
         unsafe { *parts.at(i) = lanes.iter().sum::<f64>() + tail }
     });
-    sums.iter().sum()
+    sums
 }

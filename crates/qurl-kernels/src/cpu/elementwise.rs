@@ -206,6 +206,29 @@ pub fn add(ctx: &Context, x: &[f32], y: &mut [f32]) {
     });
 }
 
+/// `y = sum of pieces[count, len]` in a binary tree; `count` is a power of two.
+pub fn add_pieces(ctx: &Context, pieces: &[f32], count: usize, y: &mut [f32]) {
+    let len = y.len();
+    assert!(count.is_power_of_two() && pieces.len() == count * len, "add_pieces: shapes");
+    let y = Parts::new(y);
+    ctx.pool.for_ranges(len, 1 << 12, &|range| {
+        // Sums of 2^k neighbours each, the widest first: a binary counter of pieces.
+        let mut sums: Vec<Vec<f32>> = Vec::new();
+        for piece in 0..count {
+            let mut sum = pieces[piece * len..][range.clone()].to_vec();
+            for _ in 0..(piece + 1).trailing_zeros() {
+                let Some(mut left) = sums.pop() else { break };
+                left.iter_mut().zip(&sum).for_each(|(left, right)| *left += right);
+                sum = left;
+            }
+            sums.push(sum);
+        }
+        // SAFETY: ranges are disjoint between tasks.
+        let y = unsafe { y.slice(range.start, range.len()) };
+        y.copy_from_slice(&sums[0]);
+    });
+}
+
 simd_dispatch!(
     plain
     /// Rounds `n` values to bf16.

@@ -7,6 +7,7 @@ use super::kv::KvPages;
 use super::norm::InputGradient;
 use super::{Context, adamw, attention, attention_backward, elementwise, head, norm, sample};
 use crate::checksum;
+use crate::collective::{Pieces, bytes_of, bytes_of_mut};
 use crate::ops::*;
 use crate::queue::Queue;
 use crate::types::{Batch, DeviceError, HeadOutput, Heads, Rows, Sampled, Token};
@@ -253,16 +254,56 @@ impl Queue for CpuQueue {
     }
 
     fn adamw(&mut self, args: Update<Cpu>) {
-        let Update { adamw, w, g, m, v } = args;
-        adamw::update(self.ctx(), &adamw, w, g, m, v);
+        let Update { adamw, w, g, at, m, v } = args;
+        adamw::update(self.ctx(), &adamw, w, &g[at..at + m.len()], m, v);
+    }
+
+    fn add(&mut self, from: &Aligned<f32>, to: &mut Aligned<f32>, len: usize) {
+        elementwise::add(self.ctx(), &from[..len], &mut to[..len]);
+    }
+
+    fn add_pieces(&mut self, args: AddPieces<Cpu>) {
+        let AddPieces { pieces, count, len, to, at } = args;
+        elementwise::add_pieces(self.ctx(), &pieces[..count * len], count, &mut to[at..at + len]);
     }
 
     fn sum_squares(&mut self, tensors: &[&Aligned<f32>]) -> Result<f64, DeviceError> {
-        Ok(tensors.iter().map(|x| adamw::sum_squares(self.ctx(), x)).sum())
+        let blocks: Vec<Vec<f64>> = tensors.iter().map(|x| adamw::block_squares(self.ctx(), x)).collect();
+        self.add_block_squares(&blocks)
+    }
+
+    fn block_squares(&mut self, slices: &[Slice<Cpu>]) -> Result<Vec<Vec<f64>>, DeviceError> {
+        let blocks = |s: &Slice<Cpu>| adamw::block_squares(self.ctx(), &s.tensor[s.at..s.at + s.len]);
+        Ok(slices.iter().map(blocks).collect())
+    }
+
+    fn add_block_squares(&mut self, blocks: &[Vec<f64>]) -> Result<f64, DeviceError> {
+        Ok(blocks.iter().map(|blocks| blocks.iter().sum::<f64>()).sum())
     }
 
     fn checksum(&mut self, tensor: &Aligned<f32>) -> Result<u64, DeviceError> {
         Ok(checksum::on(&self.ctx().pool, tensor))
+    }
+
+    fn begin_exchange(&mut self, exchange: Exchange<Cpu>) -> Result<(), DeviceError> {
+        match exchange {
+            Exchange::AllToAll(AllToAll { ranks, from, cuts, into }) => {
+                let pieces = Pieces::new(cuts, ranks.size(), from.len());
+                ranks.all_to_all(bytes_of(from), &pieces, bytes_of_mut(into))?;
+            }
+            Exchange::AllGather(AllGather { ranks, cuts, tensor }) => {
+                let pieces = Pieces::new(cuts, ranks.size(), tensor.len());
+                ranks.all_gather(&pieces, bytes_of_mut(tensor))?;
+            }
+            Exchange::Broadcast(Broadcast { ranks, root, tensor }) => {
+                ranks.broadcast(root, bytes_of_mut(tensor))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn join_exchanges(&mut self) -> Result<(), DeviceError> {
+        Ok(())
     }
 }
 

@@ -74,6 +74,7 @@ fn driver() -> Driver {
         stream_create,
         stream_destroy: one_handle,
         stream_wait: one_handle,
+        stream_wait_event,
         module_load,
         module_unload: one_handle,
         module_function,
@@ -180,6 +181,9 @@ unsafe extern "C" fn fill8(_: DevicePtr, _: u8, _: usize, _: Handle) -> Status {
     0
 }
 unsafe extern "C" fn stream_create(_: *mut Handle, _: c_uint) -> Status {
+    0
+}
+unsafe extern "C" fn stream_wait_event(_: Handle, _: Handle, _: c_uint) -> Status {
     0
 }
 unsafe extern "C" fn module_load(_: *mut Handle, _: *const c_void) -> Status {

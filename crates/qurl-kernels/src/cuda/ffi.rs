@@ -62,6 +62,7 @@ table! {
         stream_create as "cuStreamCreate" (*mut Handle, c_uint);
         stream_destroy as "cuStreamDestroy_v2" (Handle);
         stream_wait as "cuStreamSynchronize" (Handle);
+        stream_wait_event as "cuStreamWaitEvent" (Handle, Handle, c_uint);
         module_load as "cuModuleLoadData" (*mut Handle, *const c_void);
         module_unload as "cuModuleUnload" (Handle);
         module_function as "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);

@@ -404,6 +404,8 @@ kernels! {
         w: Ptr, g: Ptr, m: Ptr, v: Ptr, count: u64, grad_scale: f32, beta1: f32, beta2: f32, rest1: f32,
         rest2: f32, keep: f32, step_size: f32, root_correction: f32, eps: f32
     ) { "optim": adamw; }
+    /// A binary tree over pieces.
+    AddPieces(pieces: Ptr, count: u32, len: u64, add: u32, to: Ptr) { "optim": add_pieces; }
     /// Sums of squares.
     SquarePartials(x: Ptr, count: u64, per: u32, partials: Ptr) { "optim": square_partials; }
     /// Their sums, a block for each tensor.

@@ -8,7 +8,7 @@ use super::kv::CudaKv;
 use super::launch::Launch;
 use super::pending::{self, CudaPending};
 use super::queue::CudaQueue;
-use super::{head, head_backward, linear, linear_backward, mlp, norm, rows, sums};
+use super::{exchange, head, head_backward, linear, linear_backward, mlp, norm, rows, sums};
 use crate::ops::*;
 use crate::queue::Queue;
 use crate::types::{AdamW, Batch, DeviceError, HeadOutput, LossGradient, Sampled};
@@ -170,15 +170,19 @@ impl Queue for CudaQueue {
     }
 
     fn adamw(&mut self, args: Update<Cuda>) {
-        let Update { adamw: a, w, g, m, v } = args;
-        assert!(w.len == g.len && w.len == m.len && w.len == v.len, "adamw: lengths");
+        let Update { adamw: a, w, g, at, m, v } = args;
+        assert!(at + w.len <= g.len && w.len == m.len && w.len == v.len, "adamw: lengths");
+        assert!(at.is_multiple_of(4), "adamw: four numbers a thread");
+        if w.len == 0 {
+            return;
+        }
         let AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale } = a;
         let step = i32::try_from(step).unwrap_or(i32::MAX);
         let correction1 = 1.0 - f64::from(beta1).powi(step);
         let correction2 = 1.0 - f64::from(beta2).powi(step);
         let args = kernels::AdamW {
             w: w.at(),
-            g: g.at(),
+            g: g.at() + 4 * at as u64,
             m: m.at(),
             v: v.at(),
             count: w.len as u64,
@@ -196,13 +200,42 @@ impl Queue for CudaQueue {
         self.launch(kernels::adamw, Launch::elements(w.len.div_ceil(4).clamp(4, 1 << 22)), args);
     }
 
+    fn add(&mut self, from: &CudaTensor, to: &mut CudaTensor, len: usize) {
+        assert!(len <= from.len.min(to.len), "add: length");
+        sums::pieces(self, from.at(), 1, len, Output::Add, to.at());
+    }
+
+    fn add_pieces(&mut self, args: AddPieces<Cuda>) {
+        let AddPieces { pieces, count, len, to, at } = args;
+        assert!(count * len <= pieces.len && at + len <= to.len, "add_pieces: lengths");
+        sums::pieces(self, pieces.at(), count, len, Output::Store, to.at() + 4 * at as u64);
+    }
+
     fn sum_squares(&mut self, tensors: &[&CudaTensor]) -> Result<f64, DeviceError> {
         self.begin();
         sums::squares(self, tensors)
     }
 
+    fn block_squares(&mut self, slices: &[Slice<Cuda>]) -> Result<Vec<Vec<f64>>, DeviceError> {
+        self.begin();
+        sums::block_squares(self, slices)
+    }
+
+    fn add_block_squares(&mut self, blocks: &[Vec<f64>]) -> Result<f64, DeviceError> {
+        self.begin();
+        sums::add_block_squares(self, blocks)
+    }
+
     fn checksum(&mut self, tensor: &CudaTensor) -> Result<u64, DeviceError> {
         self.begin();
         sums::checksum(self, tensor)
+    }
+
+    fn begin_exchange(&mut self, exchange: Exchange<Cuda>) -> Result<(), DeviceError> {
+        exchange::begin(self, exchange)
+    }
+
+    fn join_exchanges(&mut self) -> Result<(), DeviceError> {
+        exchange::join(self)
     }
 }

@@ -16,7 +16,7 @@ use super::ffi::{DevicePtr, Handle, Status};
 use super::gemm;
 use super::launch::TensorMaps;
 use super::lt::Lt;
-use super::memory::{Buffer, Pinned};
+use super::memory::{Buffer, Event, Pinned};
 use super::pending::Landing;
 use super::replay::Graphs;
 use super::staging::{Outbox, Ring};
@@ -69,6 +69,8 @@ pub struct CudaQueue {
     pub(super) maps: TensorMaps,
     /// cuBLASLt, once it has been looked for, where the machine has it.
     lt: Option<Option<Lt>>,
+    /// The end of the exchanges begun so far, where some were.
+    pub(super) exchanged: Option<Event>,
     error: Option<DeviceError>,
 }
 
@@ -105,6 +107,7 @@ impl CudaQueue {
             recording: None,
             maps: TensorMaps::default(),
             lt: None,
+            exchanged: None,
             error: None,
         })
     }

@@ -1,6 +1,7 @@
 //! What can go wrong on a device.
 
 use super::Format;
+use crate::collective::CollectiveError;
 
 /// What can go wrong on a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,4 +40,7 @@ pub enum DeviceError {
         /// What it was doing and what it said.
         what: String,
     },
+    /// An exchange between ranks failed.
+    #[error(transparent)]
+    Exchange(#[from] CollectiveError),
 }

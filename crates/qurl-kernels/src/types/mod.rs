@@ -16,6 +16,6 @@ pub use device_kind::{DeviceKind, UnknownDeviceKind};
 pub use error::DeviceError;
 pub use format::{Format, Rounding, UnknownFormat, WeightShape};
 pub use head::{HeadGradient, HeadOutput, LossGradient};
-pub use optimizer::AdamW;
+pub use optimizer::{AdamW, SQUARES_BLOCK};
 pub use rows::Rows;
 pub use sampling::{SampleRow, Sampled};

@@ -1,5 +1,9 @@
 //! Constants of the optimizer.
 
+/// Values whose squares are one partial sum of a norm: fixed, so that neither threads nor ranks change the
+/// order of summation. Pieces of a tensor that are cut at multiples of it have the same partial sums.
+pub const SQUARES_BLOCK: usize = 1 << 14;
+
 /// One AdamW update's constants, as PyTorch names them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {

@@ -109,17 +109,45 @@ pub struct Network<D: Device> {
     sin: D::Tensor,
 }
 
+/// Master weights, leaf by leaf: never need all of them be in one place.
+pub trait Leaves<D: Device> {
+    /// A whole leaf, by its number in the order of [`Params`].
+    fn leaf(&mut self, queue: &mut D::Queue, index: usize) -> Result<&D::Tensor, DeviceError>;
+}
+
+impl<D: Device> Leaves<D> for &Params<D::Tensor> {
+    fn leaf(&mut self, _queue: &mut D::Queue, index: usize) -> Result<&D::Tensor, DeviceError> {
+        Ok(self.iter().nth(index).unwrap_or_else(|| panic!("weights of another model: no leaf {index}")))
+    }
+}
+
+/// Names and shapes with the numbers of the leaves.
+fn numbered(config: &ModelConfig, value_head: bool) -> Params<(usize, ParamInfo)> {
+    let mut next = 0..;
+    shapes(config, value_head).map(|info| (next.next().unwrap_or_default(), info))
+}
+
 impl<D: Device> Network<D> {
     /// Packs the weights.
     pub fn new(
         queue: &mut D::Queue,
         config: &ModelConfig,
-        params: &Params<D::Tensor>,
+        mut params: &Params<D::Tensor>,
         options: NetworkOptions,
     ) -> Result<Self, DeviceError> {
-        let infos = shapes(config, params.value_head.is_some());
-        let leaves = infos.zip(params.as_ref()).unwrap_or_else(|e| panic!("weights of another model: {e}"));
-        Self::build(queue, config, options, leaves.map(|(info, leaf)| (info, Source::Given(leaf))))
+        let value_head = params.value_head.is_some();
+        Self::of_leaves(queue, config, value_head, &mut params, options)
+    }
+
+    /// [`Network::new`] from weights that come leaf by leaf.
+    pub fn of_leaves(
+        queue: &mut D::Queue,
+        config: &ModelConfig,
+        value_head: bool,
+        leaves: &mut impl Leaves<D>,
+        options: NetworkOptions,
+    ) -> Result<Self, DeviceError> {
+        Self::build(queue, config, options, value_head, Source::Leaves(leaves))
     }
 
     /// Random weights, made leaf by leaf where they are packed: never is more than one leaf there in full.
@@ -129,22 +157,25 @@ impl<D: Device> Network<D> {
         options: NetworkOptions,
         seed: u64,
     ) -> Result<Self, DeviceError> {
-        let leaves = shapes(config, false).map(|info| (info, Source::Random(seed)));
-        Self::build(queue, config, options, leaves)
+        Self::build(queue, config, options, false, Source::Random(seed))
     }
 
     fn build(
         queue: &mut D::Queue,
         config: &ModelConfig,
         options: NetworkOptions,
-        leaves: Params<(ParamInfo, Source<D>)>,
+        value_head: bool,
+        mut source: Source<D>,
     ) -> Result<Self, DeviceError> {
-        let pack = |queue: &mut D::Queue, (info, source): &(ParamInfo, Source<D>), format: Format| {
+        let pack = |queue: &mut D::Queue,
+                    source: &mut Source<D>,
+                    (index, info): &(usize, ParamInfo),
+                    format: Format| {
             let shape = WeightShape { n: info.rows, k: info.cols, format, trained: options.trained };
             let mut to = queue.device().weight(shape)?;
             let made;
             let from = match source {
-                Source::Given(leaf) => leaf,
+                Source::Leaves(leaves) => leaves.leaf(queue, *index)?,
                 Source::Random(seed) => {
                     made = random_leaf::<D>(queue, config, info, *seed)?;
                     &made
@@ -153,20 +184,23 @@ impl<D: Device> Network<D> {
             queue.pack(Pack { from, rounding: Rounding::Nearest, copy: None, to: &mut to })?;
             Ok::<_, DeviceError>(to)
         };
-        let own = |queue: &mut D::Queue, (info, source): &(ParamInfo, Source<D>)| match source {
-            Source::Given(leaf) => {
-                let mut copy = queue.device().zeros(D::len(leaf))?;
-                queue.copy(leaf, &mut copy, D::len(leaf));
-                Ok(copy)
-            }
-            Source::Random(seed) => random_leaf::<D>(queue, config, info, *seed),
-        };
+        let own =
+            |queue: &mut D::Queue, source: &mut Source<D>, (index, info): &(usize, ParamInfo)| match source {
+                Source::Leaves(leaves) => {
+                    let mut copy = queue.device().zeros(info.len())?;
+                    let leaf = leaves.leaf(queue, *index)?;
+                    queue.copy(leaf, &mut copy, info.len());
+                    Ok(copy)
+                }
+                Source::Random(seed) => random_leaf::<D>(queue, config, info, *seed),
+            };
+        let leaves = numbered(config, value_head);
         let mut blocks = Vec::with_capacity(leaves.layers.len());
         for (index, layer) in leaves.layers.iter().enumerate() {
-            let params = layer.as_ref().try_map(&mut |leaf: &(ParamInfo, Source<D>)| {
-                Ok::<_, DeviceError>(match leaf.0.kind.is_block_linear() {
-                    true => Packed::Weight(pack(queue, leaf, options.format)?),
-                    false => Packed::Tensor(own(queue, leaf)?),
+            let params = layer.as_ref().try_map(&mut |leaf: &(usize, ParamInfo)| {
+                Ok::<_, DeviceError>(match leaf.1.kind.is_block_linear() {
+                    true => Packed::Weight(pack(queue, &mut source, leaf, options.format)?),
+                    false => Packed::Tensor(own(queue, &mut source, leaf)?),
                 })
             })?;
             blocks.push(Block { heads: heads(config, index), params });
@@ -177,11 +211,11 @@ impl<D: Device> Network<D> {
             id: NETWORKS.fetch_add(1, Ordering::Relaxed),
             config: config.clone(),
             options,
-            embed: own(queue, &leaves.embed)?,
+            embed: own(queue, &mut source, &leaves.embed)?,
             blocks,
-            final_norm: own(queue, &leaves.final_norm)?,
-            head: pack(queue, head, options.head_format)?,
-            value_head: leaves.value_head.as_ref().map(|leaf| own(queue, leaf)).transpose()?,
+            final_norm: own(queue, &mut source, &leaves.final_norm)?,
+            head: pack(queue, &mut source, head, options.head_format)?,
+            value_head: leaves.value_head.as_ref().map(|leaf| own(queue, &mut source, leaf)).transpose()?,
             cos: queue.upload(&cos)?,
             sin: queue.upload(&sin)?,
         })
@@ -212,7 +246,17 @@ impl<D: Device> Network<D> {
     pub fn refresh_rounded(
         &mut self,
         queue: &mut D::Queue,
-        params: &Params<D::Tensor>,
+        mut params: &Params<D::Tensor>,
+        rounding: Rounding,
+    ) -> Result<(), DeviceError> {
+        self.refresh_leaves(queue, &mut params, rounding)
+    }
+
+    /// [`Network::refresh_rounded`] from weights that come leaf by leaf.
+    pub fn refresh_leaves(
+        &mut self,
+        queue: &mut D::Queue,
+        leaves: &mut impl Leaves<D>,
         rounding: Rounding,
     ) -> Result<(), DeviceError> {
         let mut matrices = 0;
@@ -225,28 +269,35 @@ impl<D: Device> Network<D> {
                 }
             }
         };
-        for (layer, block) in params.layers.iter().zip(&mut self.blocks) {
-            let leaves = layer.as_ref().into_leaves().into_iter().zip(block.params.as_mut().into_leaves());
-            for (from, to) in leaves {
+        let numbers = numbered(&self.config, self.value_head.is_some());
+        for (layer, block) in numbers.layers.iter().zip(&mut self.blocks) {
+            let to = layer.as_ref().into_leaves().into_iter().zip(block.params.as_mut().into_leaves());
+            for ((index, info), to) in to {
+                let from = leaves.leaf(queue, *index)?;
                 match to {
-                    Packed::Tensor(to) => queue.copy(from, to, D::len(from)),
+                    Packed::Tensor(to) => queue.copy(from, to, info.len()),
                     Packed::Weight(to) => {
                         queue.pack(Pack { from, rounding: rounding(), copy: None, to })?;
                     }
                 }
             }
         }
-        queue.copy(&params.final_norm, &mut self.final_norm, D::len(&params.final_norm));
-        if let (Some(from), Some(to)) = (&params.value_head, &mut self.value_head) {
-            queue.copy(from, to, D::len(from));
+        let vectors = [(Some(&numbers.final_norm), Some(&mut self.final_norm))];
+        let vectors = vectors.into_iter().chain([(numbers.value_head.as_ref(), self.value_head.as_mut())]);
+        for ((index, info), to) in vectors.filter_map(|(leaf, to)| leaf.zip(to)) {
+            let from = leaves.leaf(queue, *index)?;
+            queue.copy(from, to, info.len());
         }
-        let (from, copy) = match &params.head {
-            Some(head) => {
-                queue.copy(&params.embed, &mut self.embed, D::len(&params.embed));
-                (head, None)
+        let (head, copy) = match &numbers.head {
+            Some((head, _)) => {
+                let (index, info) = &numbers.embed;
+                let from = leaves.leaf(queue, *index)?;
+                queue.copy(from, &mut self.embed, info.len());
+                (*head, None)
             }
-            None => (&params.embed, Some(&mut self.embed)),
+            None => (numbers.embed.0, Some(&mut self.embed)),
         };
+        let from = leaves.leaf(queue, head)?;
         queue.pack(Pack { from, rounding: rounding(), copy, to: &mut self.head })
     }
 
@@ -299,10 +350,10 @@ fn heads(config: &ModelConfig, layer: usize) -> Heads {
     }
 }
 
-/// Where the numbers of a leaf come from.
+/// Where the numbers of leaves come from.
 enum Source<'a, D: Device> {
-    /// They are there.
-    Given(&'a D::Tensor),
+    /// They are there, or can be gathered.
+    Leaves(&'a mut dyn Leaves<D>),
     /// [`random_leaf`] with this seed.
     Random(u64),
 }

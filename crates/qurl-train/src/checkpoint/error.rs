@@ -1,5 +1,6 @@
 //! What can be wrong with a checkpoint.
 
+use qurl_kernels::collective::CollectiveError;
 use qurl_model::HfError;
 use std::path::{Path, PathBuf};
 
@@ -55,6 +56,17 @@ pub enum CheckpointError {
     /// The checkpoint belongs to another model.
     #[error("the checkpoint does not fit the recipe's model: {0}")]
     Layout(String),
+    /// Another rank could not write its part.
+    #[error("rank {rank}: {reason}")]
+    OtherRank {
+        /// Which.
+        rank: usize,
+        /// What it said.
+        reason: String,
+    },
+    /// An exchange with other ranks.
+    #[error(transparent)]
+    Exchange(#[from] CollectiveError),
     /// The thread that writes ended without a word.
     #[error("the thread that writes checkpoints panicked; the checkpoints before it are whole")]
     WriterPanicked,

@@ -1,6 +1,7 @@
 //! When the states of a run are written, and what is kept of them: every kind of training does it this way.
 
 use super::{CheckpointError, ModelFiles, Snapshot, Store, Writer};
+use crate::ranks::Ranks;
 use std::fs::File;
 use std::path::PathBuf;
 
@@ -8,14 +9,21 @@ use std::path::PathBuf;
 pub struct Keeper {
     store: Store,
     writer: Writer,
+    ranks: Ranks,
     save_freq: u64,
 }
 
 impl Keeper {
     /// Writes into a store every `save_freq` steps; `newest` is the step that the run resumes from.
-    pub fn new(store: Store, model: ModelFiles, newest: Option<u64>, save_freq: u64) -> Keeper {
-        let writer = Writer::new(store.clone(), model, newest);
-        Keeper { store, writer, save_freq }
+    pub fn new(
+        store: Store,
+        model: ModelFiles,
+        ranks: &Ranks,
+        newest: Option<u64>,
+        save_freq: u64,
+    ) -> Keeper {
+        let writer = Writer::new(store.clone(), model, ranks.clone(), newest);
+        Keeper { store, writer, ranks: ranks.clone(), save_freq }
     }
 
     /// Whether checkpoints are written at all, but for those of a run that is stopped.
@@ -33,7 +41,11 @@ impl Keeper {
         }
         let Some(score) = score else { return Ok(false) };
         self.finish()?; // the one being written may be one of the best, too
-        self.store.would_keep(score)
+        let kept = if self.ranks.is_first() { self.store.would_keep(score) } else { Ok(false) };
+        match kept {
+            Ok(kept) => Ok(self.ranks.of_first(kept)?),
+            Err(error) => Err(error),
+        }
     }
 
     /// Whether the newest checkpoint, there or under way, is of this step.

@@ -1,7 +1,9 @@
 //! The state of a run on the host: what a checkpoint is written from, and what a run is set to when it goes
 //! on.
 
-use super::{CheckpointError, ModelFiles, tensors};
+use super::tensors::{self, Pieces};
+use super::{CheckpointError, ModelFiles};
+use crate::ranks::Ranks;
 use crate::rl::Tested;
 use qurl_model::hf::{self, SaveOptions};
 use qurl_model::{Dtype, ModelConfig, Params, params};
@@ -27,9 +29,9 @@ const MEASURED: &str = "measured.safetensors";
 pub struct LearnerSnapshot {
     /// Master weights.
     pub weights: Params<Vec<f32>>,
-    /// First moments.
+    /// First moments: those of the rank's pieces.
     pub first: Params<Vec<f32>>,
-    /// Second moments.
+    /// Second moments, likewise.
     pub second: Params<Vec<f32>>,
     /// Updates made.
     pub updates: u64,
@@ -52,6 +54,9 @@ pub struct State {
     pub kl: Option<KlCoefficient>,
     has_reference: bool,
     has_measured: bool,
+    /// Ranks that have written their pieces of the moments.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    ranks: usize,
     /// Accuracy before the first step, once measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy_before: Option<f64>,
@@ -72,6 +77,14 @@ pub struct State {
     /// Tells the task's problems from others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problems: Option<u64>,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn is_one(ranks: &usize) -> bool {
+    *ranks == 1
 }
 
 impl State {
@@ -131,6 +144,7 @@ impl Snapshot {
             kl,
             has_reference: reference.is_some(),
             has_measured: measured.is_some(),
+            ranks: 1,
             accuracy_before: None,
             avg_at_k_before: None,
             test_accuracy: None,
@@ -142,61 +156,78 @@ impl Snapshot {
         Snapshot { state, recipe, actor, critic, reference, measured }
     }
 
-    /// Bytes of its tensors.
+    /// Bytes of its tensors, with the pieces of all ranks.
     pub fn bytes(&self) -> u64 {
         let learners = [Some(&self.actor), self.critic.as_ref()];
-        let learners = learners.into_iter().flatten().flat_map(|l| [&l.weights, &l.first, &l.second]);
+        let learners = learners.into_iter().flatten().flat_map(|l| [&l.weights; 3]);
         let trees = learners.chain(self.reference.as_ref()).chain(self.measured.as_ref());
         trees.flat_map(|tree| tree.iter()).map(|leaf| 4 * leaf.len() as u64).sum()
     }
 
-    /// Writes all files but the manifest into a directory; every one is on disk when this returns.
-    pub(super) fn write(&self, dir: &Path, model: &ModelFiles) -> Result<(), CheckpointError> {
+    /// Writes this rank's files but the manifest into a directory: everyone the pieces of the moments that
+    /// are its own, rank 0 the rest. Every file is on disk when this returns.
+    pub(super) fn write(
+        &self,
+        dir: &Path,
+        model: &ModelFiles,
+        pieces: Pieces,
+    ) -> Result<(), CheckpointError> {
+        let layout = params::shapes(&model.config, false);
+        let moments = [("first", &self.actor.first), ("second", &self.actor.second)];
+        tensors::write(&dir.join(pieces.file(OPTIMIZER)), &layout, pieces, &moments)?;
+        if let Some(critic) = &self.critic {
+            let layout = params::shapes(&model.config, true);
+            let moments = [("first", &critic.first), ("second", &critic.second)];
+            tensors::write(&dir.join(pieces.file(CRITIC_OPTIMIZER)), &layout, pieces, &moments)?;
+        }
+        if pieces.rank == 0 { self.write_whole(dir, model, pieces.ranks) } else { Ok(()) }
+    }
+
+    /// What one rank writes for all.
+    fn write_whole(&self, dir: &Path, model: &ModelFiles, ranks: usize) -> Result<(), CheckpointError> {
         let layout = params::shapes(&model.config, false);
         let options = SaveOptions {
             tokenizer_files: &model.tokenizer_files,
             ..SaveOptions::new(Dtype::F32, &model.generation)
         };
         hf::save(dir, &model.config, &self.actor.weights, &options)?;
-        let moments = [("first", &self.actor.first), ("second", &self.actor.second)];
-        tensors::write(&dir.join(OPTIMIZER), &layout, &moments)?;
         if let Some(critic) = &self.critic {
             hf::save(&dir.join(CRITIC), &model.config, &critic.weights, &options)?;
-            let layout = params::shapes(&model.config, true);
-            let moments = [("first", &critic.first), ("second", &critic.second)];
-            tensors::write(&dir.join(CRITIC_OPTIMIZER), &layout, &moments)?;
         }
         for (name, tree) in [(REFERENCE, &self.reference), (MEASURED, &self.measured)] {
             if let Some(tree) = tree {
-                tensors::write(&dir.join(name), &layout, &[("weights", tree)])?;
+                tensors::write(&dir.join(name), &layout, Pieces::ALL, &[("weights", tree)])?;
             }
         }
         write_synced(&dir.join(RECIPE), self.recipe.as_bytes())?;
         let path = dir.join(STATE);
-        let state = serde_json::to_string_pretty(&self.state)
+        let state = serde_json::to_string_pretty(&State { ranks, ..self.state.clone() })
             .map_err(|e| CheckpointError::damaged(&path, e, "a state that can be written"))?;
         write_synced(&path, state.as_bytes())
     }
 
-    /// Reads a checkpoint whose manifest was checked.
-    pub fn read(dir: &Path, config: &ModelConfig) -> Result<Snapshot, CheckpointError> {
+    /// Reads a checkpoint whose manifest was checked, with the pieces that belong to this one of the ranks,
+    /// however many have written it.
+    pub fn read(dir: &Path, config: &ModelConfig, ranks: &Ranks) -> Result<Snapshot, CheckpointError> {
         let state = State::read(dir)?;
+        let pieces = Pieces { rank: ranks.rank(), ranks: ranks.size() };
         let recipe = read_recipe(dir)?;
-        let learner = |dir: &Path, moments: &Path, value_head: bool, updates: u64| {
+        let learner = |model: &Path, moments: &str, value_head: bool, updates: u64| {
             let layout = params::shapes(config, value_head);
-            let weights = hf::load(dir)?.params;
+            let weights = hf::load(model)?.params;
             tensors::check(&layout, &weights)?;
-            let [first, second] = ["first", "second"].map(|tree| tensors::read(moments, &layout, tree));
+            let [first, second] = ["first", "second"]
+                .map(|tree| tensors::read(dir, moments, state.ranks, &layout, pieces, tree));
             Ok::<_, CheckpointError>(LearnerSnapshot { weights, first: first?, second: second?, updates })
         };
-        let actor = learner(dir, &dir.join(OPTIMIZER), false, state.actor_updates)?;
+        let actor = learner(dir, OPTIMIZER, false, state.actor_updates)?;
         let critic = match state.critic_updates {
-            Some(updates) => Some(learner(&dir.join(CRITIC), &dir.join(CRITIC_OPTIMIZER), true, updates)?),
+            Some(updates) => Some(learner(&dir.join(CRITIC), CRITIC_OPTIMIZER, true, updates)?),
             None => None,
         };
         let layout = params::shapes(config, false);
         let tree = |there: bool, name: &str| match there {
-            true => tensors::read(&dir.join(name), &layout, "weights").map(Some),
+            true => tensors::read(dir, name, 1, &layout, Pieces::ALL, "weights").map(Some),
             false => Ok(None),
         };
         let reference = tree(state.has_reference, REFERENCE)?;

@@ -8,6 +8,7 @@
 
 use super::manifest::{MANIFEST, Manifest};
 use super::snapshot::{read_recipe, write_synced};
+use super::tensors::Pieces;
 use super::{CheckpointError, Snapshot, State};
 use crate::start::Start;
 use qurl_model::{GenerationConfig, ModelConfig};
@@ -100,6 +101,11 @@ impl Store {
         Ok(Store { dir: dir.to_path_buf(), keep })
     }
 
+    /// The directory that rank 0 has opened, as the others see it.
+    pub fn of_first(dir: &Path, keep: Keep) -> Store {
+        Store { dir: dir.to_path_buf(), keep }
+    }
+
     /// Where it is.
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -139,19 +145,38 @@ impl Store {
         read_recipe(&self.path(step))
     }
 
-    /// Writes a checkpoint: everything under a temporary name, then synced, then renamed. Returns its
-    /// directory.
-    pub fn write(&self, snapshot: &Snapshot, model: &ModelFiles) -> Result<PathBuf, CheckpointError> {
-        self.check_space(snapshot.bytes(), model)?;
-        let step = snapshot.state.step;
-        let temporary = self.dir.join(format!(".step-{step}.part"));
-        let written = self.write_under(&temporary, snapshot, model);
-        if written.is_err() {
+    /// Writes a rank's files of a checkpoint under its temporary name. Where it fails, what is there is
+    /// removed when the store is next opened, or now by the only rank.
+    pub fn write_part(
+        &self,
+        snapshot: &Snapshot,
+        model: &ModelFiles,
+        pieces: Pieces,
+    ) -> Result<(), CheckpointError> {
+        if pieces.rank == 0 {
+            self.check_space(snapshot.bytes(), model)?;
+        }
+        let temporary = self.temporary(snapshot.state.step);
+        let written = std::fs::create_dir_all(&temporary)
+            .map_err(CheckpointError::io(&temporary, "be created"))
+            .and_then(|()| snapshot.write(&temporary, model, pieces));
+        if written.is_err() && pieces == Pieces::ALL {
             // The error that matters is the one at hand; what cannot be removed now is when the store is next
             // opened.
             let _ = remove(&temporary);
         }
-        written?;
+        written
+    }
+
+    /// Puts a checkpoint, of which all ranks have written their files, into its place: the manifest, then
+    /// synced, then renamed. Returns its directory.
+    pub fn commit(&self, step: u64) -> Result<PathBuf, CheckpointError> {
+        let temporary = self.temporary(step);
+        let listed = write_manifest(&temporary);
+        if listed.is_err() {
+            let _ = remove(&temporary); // as above
+        }
+        listed?;
         let path = self.path(step);
         let old = self.dir.join(format!(".step-{step}.old"));
         if path.exists() {
@@ -165,20 +190,9 @@ impl Store {
         Ok(path)
     }
 
-    fn write_under(
-        &self,
-        dir: &Path,
-        snapshot: &Snapshot,
-        model: &ModelFiles,
-    ) -> Result<(), CheckpointError> {
-        std::fs::create_dir_all(dir).map_err(CheckpointError::io(dir, "be created"))?;
-        snapshot.write(dir, model)?;
-        let manifest = dir.join(MANIFEST);
-        let text = Manifest::of(dir)?
-            .to_json()
-            .map_err(|e| CheckpointError::damaged(&manifest, e, "a manifest that can be written"))?;
-        write_synced(&manifest, text.as_bytes())?;
-        sync_dir(dir)
+    /// Where a checkpoint is written before it is whole.
+    fn temporary(&self, step: u64) -> PathBuf {
+        self.dir.join(format!(".step-{step}.part"))
     }
 
     /// An error where tensors of so many bytes, what goes with them, and after them the final model of the
@@ -221,6 +235,15 @@ impl Store {
     pub fn path(&self, step: u64) -> PathBuf {
         self.dir.join(format!("step-{step}"))
     }
+}
+
+fn write_manifest(dir: &Path) -> Result<(), CheckpointError> {
+    let manifest = dir.join(MANIFEST);
+    let text = Manifest::of(dir)?
+        .to_json()
+        .map_err(|e| CheckpointError::damaged(&manifest, e, "a manifest that can be written"))?;
+    write_synced(&manifest, text.as_bytes())?;
+    sync_dir(dir)
 }
 
 fn remove(path: &Path) -> Result<(), CheckpointError> {

@@ -82,7 +82,7 @@ impl Recipe {
     }
 
     /// All values by the paths of their keys.
-    fn values(&self) -> BTreeMap<String, String> {
+    pub fn values(&self) -> BTreeMap<String, String> {
         fn walk(prefix: &str, table: &toml::Table, values: &mut BTreeMap<String, String>) {
             for (key, value) in table {
                 let path = format!("{prefix}{key}");

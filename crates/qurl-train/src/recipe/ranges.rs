@@ -70,6 +70,7 @@ const RANGES: &[(&[&str], Range)] = &[
     (&["task.rewards.full_at", "task.rewards.zero_at"], whole(0, 1 << 24)),
     (&["trainer.seed", "trainer.save_freq", "trainer.keep_best"], at_least(0)),
     (&["trainer.micro_tokens"], whole(16, 1 << 24)),
+    (&["trainer.shards"], whole(1, 1 << 12)),
     (&["trainer.keep_last"], at_least(1)),
     (&["sft.steps", "run.total_steps", "run.stages.from_step"], at_least(1)),
     (&["sft.batch_size", "data.train_batch_size"], whole(1, 1 << 20)),

@@ -8,9 +8,7 @@
 //! symptom, the newest weights that were seen to work are those after step t-2 ([`Health::last_good`]).
 
 use super::{StepRecord, TrainError};
-use crate::solve::SolveError;
-use qurl_kernels::DeviceError;
-use qurl_rollout::RolloutError;
+use crate::solve::{SolveError, Trouble, is_not_finite};
 use std::fmt;
 
 /// Entropies from this share of the largest possible one on are those of uniform logits. Fresh random models
@@ -63,16 +61,14 @@ impl Symptom {
     pub fn of_error(error: &TrainError, vocabulary: usize) -> Option<Symptom> {
         let engine = match error {
             TrainError::Rollout(engine) | TrainError::Solve(SolveError::Rollout(engine)) => engine,
+            TrainError::Solve(SolveError::OtherRank { trouble: Trouble::NotFinite, reason, .. }) => {
+                return Some(Symptom::NotFinite { reason: reason.clone() });
+            }
             // A broken model answers everything wrong.
             TrainError::TooFewGroups { entropy, .. } => return Symptom::of_entropy(*entropy, vocabulary),
             _ => return None,
         };
-        match engine {
-            RolloutError::BadLogits { .. } | RolloutError::Device(DeviceError::Pack { .. }) => {
-                Some(Symptom::NotFinite { reason: engine.to_string() })
-            }
-            _ => None,
-        }
+        is_not_finite(engine).then(|| Symptom::NotFinite { reason: engine.to_string() })
     }
 
     fn of_entropy(entropy: f64, vocabulary: usize) -> Option<Symptom> {

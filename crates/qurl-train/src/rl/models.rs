@@ -6,6 +6,7 @@
 use super::TrainError;
 use crate::learner::{Learner, LearnerOptions};
 use crate::optimizer::AdamWOptions;
+use crate::ranks::Ranks;
 use crate::recipe::{Recipe, RlPlan};
 use qurl_kernels::{Device, Queue};
 use qurl_model::compute::{Network, NetworkOptions, TapeOptions};
@@ -31,6 +32,7 @@ impl<D: Device> Models<D> {
         recipe: &Recipe,
         plan: &RlPlan,
         config: &ModelConfig,
+        ranks: &Ranks,
         weights: Option<&Params<Vec<f32>>>,
         taken: &mut dyn FnMut(&str),
     ) -> Result<Models<D>, TrainError> {
@@ -39,17 +41,14 @@ impl<D: Device> Models<D> {
         let device = queue.device().clone();
         let mut learner =
             |queue: &mut D::Queue, name: &str, value_head: Option<Vec<f32>>, adamw: AdamWOptions| {
-                let on_device = match weights {
-                    Some(weights) => Params { value_head: value_head.as_ref(), ..weights.as_ref() }
-                        .try_map(|leaf| queue.upload(leaf))?,
-                    None => params::shapes(config, value_head.is_some())
-                        .try_map(|leaf| device.zeros(leaf.len()))?,
-                };
+                let shapes = params::shapes(config, value_head.is_some());
+                let weights =
+                    weights.map(|weights| Params { value_head: value_head.as_ref(), ..weights.as_ref() });
                 let options = LearnerOptions { compute, positions, tape, adamw };
                 let mut taken = |part: &str| taken(&format!("{name}: {part}"));
-                Learner::of(queue, config, on_device, options, &mut taken)
+                Learner::of(queue, config, shapes, weights, options, ranks, &mut taken)
             };
-        let actor = learner(queue, "actor", None, plan.actor.optim)?;
+        let mut actor = learner(queue, "actor", None, plan.actor.optim)?;
         let critic = match &plan.critic {
             Some(updates) => {
                 let head = params::shapes(config, true).value_head;
@@ -61,7 +60,7 @@ impl<D: Device> Models<D> {
         let reference = match plan.algorithm.needs_reference() {
             true => {
                 let options = NetworkOptions { positions, ..NetworkOptions::inference(config, compute) };
-                let reference = Network::new(queue, config, &actor.params, options)?;
+                let reference = actor.packed(queue, options)?;
                 taken("reference: packed weights");
                 Some(reference)
             }
@@ -71,7 +70,7 @@ impl<D: Device> Models<D> {
         let mut options = NetworkOptions { positions, ..NetworkOptions::inference(config, r.format) };
         options.kv_format = r.kv_format().unwrap_or(options.kv_format);
         options.head_format = if r.quantize_head { r.format } else { options.head_format };
-        let network = Network::new(queue, config, &actor.params, options)?;
+        let network = actor.packed(queue, options)?;
         taken("rollout: packed weights");
         let engine = Engine::new(device.clone(), network, WeightVersion::default(), r.engine_options())?;
         taken("rollout: keys and values, buffers");

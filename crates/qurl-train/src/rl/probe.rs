@@ -3,12 +3,13 @@
 
 use super::{RlTrainer, RolloutBatch, TrainError};
 use crate::learner::micro_batches;
+use crate::ranks::Ranks;
 use crate::solve::{SolveError, SolveOptions, draw_problems, solve};
 use crate::start::Start;
 use qurl_kernels::{Device, Format};
-use qurl_model::compute::{Network, NetworkOptions, whole_batch};
+use qurl_model::compute::{NetworkOptions, whole_batch};
 use qurl_model::rng::{CounterRng, text_key};
-use qurl_rl::{RlError, full_vocabulary_kl};
+use qurl_rl::{RlError, full_vocabulary_kls};
 use qurl_rollout::Engine;
 use qurl_tasks::task::{Problem, Split, Task};
 use std::time::{Duration, Instant};
@@ -36,42 +37,40 @@ pub struct RolloutSpeed {
     pub bf16_tokens_per_s: f64,
 }
 
-/// Logits of both policies at a few response tokens, `[tokens, vocabulary]` each.
+/// Logits of both policies at this rank's part of a few response tokens, `[tokens, vocabulary]` each.
 pub(super) struct FullKl {
     behav: Vec<f32>,
     prox: Vec<f32>,
 }
 
 impl FullKl {
-    /// KL(behav||prox) over the whole vocabulary, mean over the tokens; nothing where there is none.
-    pub fn measure(&self, vocabulary: usize, temperature: f64) -> Result<Option<f64>, RlError> {
-        full_vocabulary_kl(&self.behav, &self.prox, vocabulary, temperature)
+    /// KL(behav||prox) over the whole vocabulary at each token.
+    pub fn measure(&self, vocabulary: usize, temperature: f64) -> Result<Vec<f64>, RlError> {
+        full_vocabulary_kls(&self.behav, &self.prox, vocabulary, temperature)
+    }
+
+    /// Its mean over the tokens of all ranks; nothing where there is none.
+    pub fn mean(ranks: &Ranks, own: Vec<f64>) -> Result<Option<f64>, TrainError> {
+        let all = ranks.join(own)?;
+        Ok((!all.is_empty()).then(|| all.iter().fold(0.0, |sum, kl| sum + kl) / all.len() as f64))
     }
 }
 
 impl<D: Device> RlTrainer<D> {
     /// What KL(behav||prox) is measured from, at a few response tokens of the batch.
     pub(super) fn full_kl(&mut self, batch: &RolloutBatch) -> Result<FullKl, TrainError> {
-        let wanted = self.plan.run.full_kl_positions;
-        let count = wanted.div_ceil(PER_SEQUENCE).min(batch.sequences());
-        let rng = CounterRng::new(&[self.seed, text_key("full_kl"), self.step]);
-        let picked: Vec<usize> =
-            (0..count).map(|i| rng.below_at(i as u64, batch.sequences() as u64) as usize).collect();
-        let lengths: Vec<usize> =
-            picked.iter().map(|&sequence| batch.ids(sequence..sequence + 1)[0].len()).collect();
-        let (mut behav, mut prox, mut left) = (Vec::new(), Vec::new(), wanted);
-        for range in micro_batches(&lengths, self.tape) {
+        let picked = self.probed_rows(batch);
+        let lengths: Vec<usize> = picked.iter().map(|(sequence, _)| batch.lengths()[*sequence]).collect();
+        let own = self.ranks.part_of(&lengths);
+        let (mut behav, mut prox) = (Vec::new(), Vec::new());
+        for range in micro_batches(&lengths[own.clone()], self.tape) {
             let (mut ids, mut rows, mut first) = (Vec::new(), Vec::new(), 0);
-            for &sequence in &picked[range] {
-                let targets = batch.targets(sequence..sequence + 1);
-                let step = (targets.len() / PER_SEQUENCE).max(1);
-                rows.extend(targets.rows.iter().step_by(step).take(PER_SEQUENCE).map(|row| row + first));
-                let sequence = batch.ids(sequence..sequence + 1)[0];
+            for (sequence, of_sequence) in &picked[own.start + range.start..own.start + range.end] {
+                rows.extend(of_sequence.iter().map(|row| row + first));
+                let sequence = batch.ids(*sequence..sequence + 1)[0];
                 first += sequence.len() as u32;
                 ids.push(sequence);
             }
-            rows.truncate(left);
-            left -= rows.len();
             if !rows.is_empty() {
                 let both = self.actor.logits_of_both(
                     &mut self.queue,
@@ -86,10 +85,29 @@ impl<D: Device> RlTrainer<D> {
         Ok(FullKl { behav, prox })
     }
 
+    /// Some sequences, and the rows of theirs that are looked at: the same at all ranks.
+    fn probed_rows(&self, batch: &RolloutBatch) -> Vec<(usize, Vec<u32>)> {
+        let mut left = self.plan.run.full_kl_positions;
+        let count = left.div_ceil(PER_SEQUENCE).min(batch.sequences());
+        let rng = CounterRng::new(&[self.seed, text_key("full_kl"), self.step]);
+        let pick = |i: usize| {
+            let sequence = rng.below_at(i as u64, batch.sequences() as u64) as usize;
+            let targets = batch.targets(sequence..sequence + 1);
+            let step = (targets.len() / PER_SEQUENCE).max(1);
+            let rows: Vec<u32> =
+                targets.rows.into_iter().step_by(step).take(PER_SEQUENCE.min(left)).collect();
+            left -= rows.len();
+            (sequence, rows)
+        };
+        (0..count).map(pick).collect()
+    }
+
     /// Samples the same problems with the weights as they are now in the recipe's format and in bf16,
     /// alternating, and takes the best of a few rounds. At most as many sequences as run at the same time,
     /// and `PROBED_TOKENS` each. Training continues afterwards as if nothing had happened.
-    pub fn rollout_speed(&mut self) -> Result<RolloutSpeed, TrainError> {
+    ///
+    /// All ranks call it, since weights may have to be gathered; the first one measures.
+    pub fn rollout_speed(&mut self) -> Result<Option<RolloutSpeed>, TrainError> {
         let version = self.version()?;
         let plan = &self.plan;
         let (longest, n) = plan.sizes_at(self.step.max(1));
@@ -113,9 +131,12 @@ impl<D: Device> RlTrainer<D> {
             _ => {
                 let (config, positions) = (&self.start.config, self.plan.longest());
                 let options = NetworkOptions { positions, ..NetworkOptions::inference(config, Format::Bf16) };
-                Some(Network::new(&mut self.queue, config, &self.actor.params, options)?)
+                Some(self.actor.packed(&mut self.queue, options)?)
             }
         };
+        if !self.ranks.is_first() {
+            return Ok(None);
+        }
         let bf16 = packed.as_mut().unwrap_or(self.actor.network_mut());
         // Pages of another format are made anew, and steps in them recorded anew: the first rollout pays for
         // that.
@@ -142,7 +163,7 @@ impl<D: Device> RlTrainer<D> {
             best[1] = best[1].max(other?);
         }
         let sequences = prompts * n;
-        Ok(RolloutSpeed { sequences, max_new, tokens_per_s: best[0], bf16_tokens_per_s: best[1] })
+        Ok(Some(RolloutSpeed { sequences, max_new, tokens_per_s: best[0], bf16_tokens_per_s: best[1] }))
     }
 }
 
@@ -156,7 +177,7 @@ fn tokens_per_s<D: Device>(
     options: SolveOptions,
 ) -> Result<f64, SolveError> {
     let began = Instant::now();
-    let (solved, judging) = solve(queue, engine, start, task, problems.to_vec(), options)?;
+    let (solved, judging) = solve(queue, engine, start, task, problems.to_vec(), options, &Ranks::alone())?;
     let seconds = began.elapsed().as_secs_f64() - judging;
     let tokens: usize = solved.iter().flat_map(|s| &s.responses).map(|r| r.sample.tokens.len()).sum();
     Ok(tokens as f64 / seconds)

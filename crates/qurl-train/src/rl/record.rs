@@ -3,7 +3,8 @@
 use super::{RolloutBatch, Sampled, Tested};
 use crate::optimizer::UpdateReport;
 use crate::solve::{Solved, accuracy, reward_parts};
-use qurl_rl::{Facts, Mismatch, Outcome};
+use crate::wire::wire;
+use qurl_rl::{Facts, Mismatch};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -152,6 +153,37 @@ pub struct StepRecord {
     sums: Sums,
 }
 
+/// What the objective said about some tokens of a mini-batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Said {
+    /// Counts and ratios.
+    pub facts: Facts,
+    /// Their part of the loss.
+    pub loss: f64,
+    /// Sum of their entropies under the actor.
+    pub entropy_sum: f64,
+    /// Tokens that count.
+    pub tokens: u64,
+    /// Sum of their KL to the reference model and how many counted, where it is part of the loss.
+    pub reference_kl: Option<(f64, u64)>,
+}
+
+wire!(Facts {
+    tokens,
+    clipped_upper,
+    clipped_lower,
+    clipped_dual,
+    rejected,
+    log_ratio_sum,
+    ratio_sum,
+    ratio_min,
+    ratio_max,
+    weight_sum,
+    weight_square_sum,
+    weight_max,
+});
+wire!(Said { facts, loss, entropy_sum, tokens, reference_kl });
+
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Sums {
     loss: f64,
@@ -225,12 +257,15 @@ impl StepRecord {
         }
     }
 
-    /// Adds what the objective said about a micro-batch.
-    pub fn add_outcome(&mut self, outcome: &Outcome, entropy_sum: f64, tokens: u64) {
-        self.facts.merge(&outcome.facts);
-        self.sums.loss += outcome.loss;
-        self.sums.entropy += entropy_sum;
-        self.sums.entropy_tokens += tokens;
+    /// Adds what the objective said about some tokens. All ranks add all of it, in the order of the tokens.
+    pub fn add_said(&mut self, said: &Said) {
+        if let Some((sum, tokens)) = said.reference_kl {
+            self.add_reference_kl(sum, tokens);
+        }
+        self.facts.merge(&said.facts);
+        self.sums.loss += said.loss;
+        self.sums.entropy += said.entropy_sum;
+        self.sums.entropy_tokens += said.tokens;
         let share = |n: u64| n as f64 / self.facts.tokens.max(1) as f64;
         self.clip_fraction_upper = share(self.facts.clipped_upper);
         self.clip_fraction_lower = share(self.facts.clipped_lower);
@@ -239,8 +274,7 @@ impl StepRecord {
         self.entropy = self.sums.entropy / self.sums.entropy_tokens.max(1) as f64;
     }
 
-    /// Adds KL to the reference model from a micro-batch.
-    pub fn add_reference_kl(&mut self, sum: f64, tokens: u64) {
+    fn add_reference_kl(&mut self, sum: f64, tokens: u64) {
         self.sums.reference_kl += sum;
         self.sums.reference_tokens += tokens;
         self.reference_kl = Some(self.sums.reference_kl / self.sums.reference_tokens.max(1) as f64);
@@ -257,7 +291,7 @@ impl StepRecord {
         self.loss = self.sums.loss / (self.updates + self.skipped_updates).max(1) as f64;
     }
 
-    /// Adds the critic's loss on a micro-batch.
+    /// Adds the critic's loss on a micro-batch; all ranks add all of them, in their order.
     pub fn add_value_loss(&mut self, loss: f64) {
         self.sums.value_loss += loss;
     }

@@ -114,8 +114,15 @@ impl<D: Device> RlTrainer<D> {
                 step,
                 lengths: self.lengths,
             };
-            let (solved, seconds) =
-                solve(&mut self.queue, &mut self.engine, &self.start, &*self.task, problems, options)?;
+            let (solved, seconds) = solve(
+                &mut self.queue,
+                &mut self.engine,
+                &self.start,
+                &*self.task,
+                problems,
+                options,
+                &self.ranks,
+            )?;
             verifying += seconds;
             entropy.add(&solved);
             sampled.add(&solved)?;

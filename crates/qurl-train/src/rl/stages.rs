@@ -5,7 +5,7 @@
 //! checkpoint taken before, at or after the beginning of a stage computes the same bits.
 
 use super::{RlTrainer, TrainError};
-use qurl_kernels::Device;
+use qurl_kernels::{Device, Rounding};
 use qurl_rl::KlCoefficient;
 
 impl<D: Device> RlTrainer<D> {
@@ -24,7 +24,7 @@ impl<D: Device> RlTrainer<D> {
         if stage.new_reference
             && let Some(reference) = &mut self.reference
         {
-            reference.refresh(&mut self.queue, &self.actor.params)?;
+            reference.refresh_leaves(&mut self.queue, &mut self.actor.master, Rounding::Nearest)?;
             // What a checkpoint keeps as the reference.
             self.start.weights = self.actor.weights(&mut self.queue)?;
             let settings = self.plan.algorithm.kl_in_reward.as_ref();

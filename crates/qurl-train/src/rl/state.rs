@@ -2,7 +2,7 @@
 
 use super::{RlTrainer, TrainError};
 use crate::checkpoint::Snapshot;
-use qurl_kernels::{Device, Queue};
+use qurl_kernels::{Device, Rounding};
 use qurl_model::{ModelConfig, Params};
 use qurl_quant::uaq;
 
@@ -26,7 +26,7 @@ impl<D: Device> RlTrainer<D> {
     /// A copy of everything that the next steps depend on. `recipe` is the text that goes into the
     /// checkpoint.
     pub fn snapshot(&mut self, recipe: &str) -> Result<Snapshot, TrainError> {
-        let critic = self.critic.as_ref().map(|c| c.snapshot(&mut self.queue)).transpose()?;
+        let critic = self.critic.as_mut().map(|c| c.snapshot(&mut self.queue)).transpose()?;
         let reference = self.reference.as_ref().map(|_| self.start.weights.clone());
         Ok(Snapshot::new(
             self.step,
@@ -53,9 +53,8 @@ impl<D: Device> RlTrainer<D> {
         }
         if let (Some(reference), Some(weights)) = (&mut self.reference, snapshot.reference) {
             // By way of the actor's memory, which is written next: a second copy on the device might not fit.
-            let to = self.actor.params.iter_mut();
-            to.zip(weights.iter()).for_each(|(to, from)| self.queue.write(to, from));
-            reference.refresh(&mut self.queue, &self.actor.params)?;
+            self.actor.master.write(&mut self.queue, &weights);
+            reference.refresh_leaves(&mut self.queue, &mut self.actor.master, Rounding::Nearest)?;
             self.start.weights = weights;
         }
         self.actor.restore(&mut self.queue, &snapshot.actor)?;
@@ -67,6 +66,7 @@ impl<D: Device> RlTrainer<D> {
         self.step = snapshot.state.step;
         self.drawn = snapshot.state.drawn;
         let version = self.version()?;
-        Ok(self.engine.load(&mut self.queue, &self.actor.params, version)?)
+        let (queue, master) = (&mut self.queue, &mut self.actor.master);
+        Ok(self.engine.load_with(version, |net| net.refresh_leaves(queue, master, Rounding::Nearest))?)
     }
 }

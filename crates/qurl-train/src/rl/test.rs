@@ -50,10 +50,10 @@ impl<D: Device> RlTrainer<D> {
             lengths: None,
         };
         let sampled = SolveOptions { n: self.plan.run.test_k, sampling: self.plan.test_sampling(), ..greedy };
-        let (queue, start, task) = (&mut self.queue, &self.start, &*self.task);
+        let (queue, start, task, ranks) = (&mut self.queue, &self.start, &*self.task, &self.ranks);
         self.engine.with_network(self.actor.network_mut(), version, |engine| {
             let mut measure = |options: SolveOptions| -> Result<(f64, f64), TrainError> {
-                let (solved, _) = solve(queue, engine, start, task, problems.clone(), options)?;
+                let (solved, _) = solve(queue, engine, start, task, problems.clone(), options, ranks)?;
                 Ok((accuracy(&solved), reward(&solved)))
             };
             let (accuracy, reward) = measure(greedy)?;

@@ -2,12 +2,18 @@
 //!
 //! Until the first update the actor is prox, bit for bit, since scoring and training run the same forward. So
 //! the first mini-batch is not scored before: its forward says theta and prox at once.
+//!
+//! A mini-batch is computed shard by shard, each rank its own shards ([`crate::shards`]). What the loss says
+//! on the way is kept token range by token range and added up afterwards by all ranks, in the order of the
+//! sequences: the figures of a step, too, are the same for any number of ranks.
 
 use super::probe::FullKl;
+use super::record::Said;
 use super::{RlTrainer, RolloutBatch, StepRecord, TrainError};
 use crate::learner::{LossGradient, LossScope, micro_batches};
+use crate::ranks::Ranks;
 use qurl_kernels::Device;
-use qurl_model::compute::whole_batch;
+use qurl_model::compute::{TapeOptions, whole_batch};
 use qurl_rl::entropy::entropy_bonus;
 use qurl_rl::value::value_loss;
 use qurl_rl::{Aggregation, Denominator, Mismatch, Tokens, to_f32};
@@ -60,7 +66,8 @@ impl<D: Device> RlTrainer<D> {
             }
             self.update_critic(batch, record)?;
             let measured = measuring.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            (record.mismatch, record.full_kl) = measured;
+            record.mismatch = measured.0;
+            record.full_kl = FullKl::mean(&self.ranks, measured.1)?;
             Ok(())
         })
     }
@@ -80,55 +87,65 @@ impl<D: Device> RlTrainer<D> {
         if denominator.tokens == 0 {
             return Ok(Vec::new());
         }
-        let mut theta = Vec::with_capacity(whole.mask.len());
+        let (mut theta, mut said) = (Vec::new(), Vec::new());
         let mode = algorithm.objective.loss_agg_mode(algorithm.loss_agg_mode);
         let aggregation = Aggregation { mode, loss_scale_factor: algorithm.loss_scale_factor };
-        for micro in micro_batches(&batch.lengths()[mini.clone()], self.tape) {
-            let micro = mini.start + micro.start..mini.start + micro.end;
-            let packed = whole_batch(&batch.ids(micro.clone()));
-            let part = batch.view(micro.clone());
-            let weights = aggregation.token_weights(&denominator, part.mask, &part.seq)?;
-            let scope = match algorithm.objective.looks_at_sequences() {
-                true => LossScope::Sequence,
-                false => LossScope::Token,
-            };
-            self.actor.accumulate(
-                &mut self.queue,
-                &packed,
-                batch.targets(micro),
-                self.plan.rollout.temperature,
-                scope,
-                |tokens, out| {
-                    let part = part.tokens(tokens.clone());
-                    let weights = &weights[tokens];
-                    let tokens = Tokens {
-                        theta: &out.logp,
-                        prox: if known { part.prox } else { &out.logp },
-                        behav: part.behav,
-                        adv: part.advantages,
-                        mask: part.mask,
-                        seq: &part.seq,
-                    };
-                    theta.extend_from_slice(&out.logp);
-                    let mut outcome = algorithm.objective.evaluate(&tokens, weights)?;
-                    if algorithm.kl_loss_coef != 0.0 {
-                        let (kind, coef) = (algorithm.kl_loss_type, algorithm.kl_loss_coef);
-                        let kl = kind.in_loss(coef, &out.logp, part.reference, part.mask, weights)?;
-                        outcome.loss += kl.loss;
-                        outcome.dlogp.iter_mut().zip(&kl.dlogp).for_each(|(a, b)| *a += b);
-                        record.add_reference_kl(kl.kl_sum, kl.tokens);
-                    }
-                    let bonus = entropy_bonus(algorithm.entropy_coeff, &out.entropy, part.mask, weights)?;
-                    outcome.loss += bonus.loss;
-                    record.add_outcome(&outcome, bonus.entropy_sum, bonus.tokens);
-                    let dentropy =
-                        if algorithm.entropy_coeff == 0.0 { Vec::new() } else { to_f32(&bonus.dentropy) };
-                    Ok::<_, TrainError>(LossGradient { dlogp: to_f32(&outcome.dlogp), dentropy })
-                },
-            )?;
+        for shard in own_shards(&self.ranks, batch, mini) {
+            for micro in shard_micro_batches(batch, shard, self.tape) {
+                let packed = whole_batch(&batch.ids(micro.clone()));
+                let part = batch.view(micro.clone());
+                let weights = aggregation.token_weights(&denominator, part.mask, &part.seq)?;
+                let scope = match algorithm.objective.looks_at_sequences() {
+                    true => LossScope::Sequence,
+                    false => LossScope::Token,
+                };
+                self.actor.accumulate(
+                    &mut self.queue,
+                    &packed,
+                    batch.targets(micro),
+                    self.plan.rollout.temperature,
+                    scope,
+                    |tokens, out| {
+                        let part = part.tokens(tokens.clone());
+                        let weights = &weights[tokens];
+                        let tokens = Tokens {
+                            theta: &out.logp,
+                            prox: if known { part.prox } else { &out.logp },
+                            behav: part.behav,
+                            adv: part.advantages,
+                            mask: part.mask,
+                            seq: &part.seq,
+                        };
+                        theta.extend_from_slice(&out.logp);
+                        let mut outcome = algorithm.objective.evaluate(&tokens, weights)?;
+                        let mut reference_kl = None;
+                        if algorithm.kl_loss_coef != 0.0 {
+                            let (kind, coef) = (algorithm.kl_loss_type, algorithm.kl_loss_coef);
+                            let kl = kind.in_loss(coef, &out.logp, part.reference, part.mask, weights)?;
+                            outcome.loss += kl.loss;
+                            outcome.dlogp.iter_mut().zip(&kl.dlogp).for_each(|(a, b)| *a += b);
+                            reference_kl = Some((kl.kl_sum, kl.tokens));
+                        }
+                        let bonus = entropy_bonus(algorithm.entropy_coeff, &out.entropy, part.mask, weights)?;
+                        outcome.loss += bonus.loss;
+                        said.push(Said {
+                            facts: outcome.facts,
+                            loss: outcome.loss,
+                            entropy_sum: bonus.entropy_sum,
+                            tokens: bonus.tokens,
+                            reference_kl,
+                        });
+                        let dentropy =
+                            if algorithm.entropy_coeff == 0.0 { Vec::new() } else { to_f32(&bonus.dentropy) };
+                        Ok::<_, TrainError>(LossGradient { dlogp: to_f32(&outcome.dlogp), dentropy })
+                    },
+                )?;
+            }
+            self.actor.end_shard(&mut self.queue);
         }
+        self.ranks.join(said)?.iter().for_each(|said| record.add_said(said));
         record.add_update(self.actor.update(&mut self.queue, record.lr)?);
-        Ok(theta)
+        Ok(self.ranks.join(theta)?)
     }
 
     /// The critic's updates on the same batch.
@@ -143,26 +160,39 @@ impl<D: Device> RlTrainer<D> {
             for mini in batch.mini_batches(updates.ppo_mini_batch_size) {
                 let whole = batch.view(mini.clone());
                 let denominator = Denominator::count(whole.mask, &whole.seq)?;
-                for micro in micro_batches(&batch.lengths()[mini.clone()], self.tape) {
-                    let micro = mini.start + micro.start..mini.start + micro.end;
-                    let part = batch.view(micro.clone());
-                    let weights = Aggregation::default().token_weights(&denominator, part.mask, &part.seq)?;
-                    let packed = whole_batch(&batch.ids(micro.clone()));
-                    critic.accumulate_values(
-                        &mut self.queue,
-                        &packed,
-                        &batch.targets(micro).rows,
-                        |values| {
+                let mut losses = Vec::new();
+                for shard in own_shards(&self.ranks, batch, mini) {
+                    for micro in shard_micro_batches(batch, shard, self.tape) {
+                        let part = batch.view(micro.clone());
+                        let weights =
+                            Aggregation::default().token_weights(&denominator, part.mask, &part.seq)?;
+                        let packed = whole_batch(&batch.ids(micro.clone()));
+                        let rows = batch.targets(micro).rows;
+                        critic.accumulate_values(&mut self.queue, &packed, &rows, |values| {
                             let (old, returns, range) = (part.values, part.returns, updates.cliprange_value);
                             let loss = value_loss(values, old, returns, part.mask, &weights, range)?;
-                            record.add_value_loss(loss.loss);
+                            losses.push(loss.loss);
                             Ok::<_, TrainError>(to_f32(&loss.dvalue))
-                        },
-                    )?;
+                        })?;
+                    }
+                    critic.end_shard(&mut self.queue);
                 }
+                self.ranks.join(losses)?.iter().for_each(|&loss| record.add_value_loss(loss));
                 record.add_value_update(critic.update(&mut self.queue, lr)?);
             }
         }
         Ok(())
     }
+}
+
+/// This rank's shards of a mini-batch, as ranges of sequences of the whole batch.
+fn own_shards(ranks: &Ranks, batch: &RolloutBatch, mini: Range<usize>) -> Vec<Range<usize>> {
+    let shards = ranks.own_shards_of(&batch.lengths()[mini.clone()]);
+    shards.into_iter().map(|shard| mini.start + shard.start..mini.start + shard.end).collect()
+}
+
+/// The micro-batches of a shard, as ranges of sequences of the whole batch.
+fn shard_micro_batches(batch: &RolloutBatch, shard: Range<usize>, tape: TapeOptions) -> Vec<Range<usize>> {
+    let micros = micro_batches(&batch.lengths()[shard.clone()], tape).into_iter();
+    micros.map(|micro| shard.start + micro.start..shard.start + micro.end).collect()
 }

@@ -6,6 +6,7 @@ use crate::checkpoint::CheckpointError;
 use crate::rl::TrainError;
 use crate::runlog::LogError;
 use crate::sft::SftError;
+use qurl_kernels::collective::CollectiveError;
 use qurl_model::HfError;
 use std::path::PathBuf;
 
@@ -26,6 +27,9 @@ pub enum RunError {
     /// Supervised training failed.
     #[error(transparent)]
     Supervised(#[from] SftError),
+    /// An exchange with other ranks.
+    #[error(transparent)]
+    Exchange(CollectiveError),
     /// The checkpoint belongs to another run of reinforcement learning.
     #[error(transparent)]
     OtherRun(TrainError),

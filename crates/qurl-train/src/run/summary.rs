@@ -118,9 +118,12 @@ impl<D: Device> Run<D> {
         Begun { accuracy_before: accuracy, avg_at_k_before: avg_at_k, parameters, device }
     }
 
-    /// Saves the trained model as `model/` in the run's directory.
+    /// Saves the trained model as `model/` in the run's directory: rank 0 does.
     pub fn save_model(&mut self) -> Result<(), RunError> {
         let (config, weights) = self.trainer.model()?;
+        if !self.trainer.ranks().is_first() {
+            return Ok(());
+        }
         let (dir, start) = (self.path.join("model"), self.trainer.start());
         let options = SaveOptions {
             tokenizer_files: start.tokenizer.files(),
@@ -132,8 +135,8 @@ impl<D: Device> Run<D> {
 
     /// How fast the rollouts of the trained model are; nothing where they are not quantized. What fails here
     /// costs a finished run nothing.
-    pub fn rollout_speed(&mut self) -> Option<Result<RolloutSpeed, TrainError>> {
-        self.plan.rollout.format.is_quantized().then(|| self.trainer.rollout_speed())
+    pub fn rollout_speed(&mut self) -> Result<Option<RolloutSpeed>, TrainError> {
+        if self.plan.rollout.format.is_quantized() { self.trainer.rollout_speed() } else { Ok(None) }
     }
 
     /// The summary of a finished run, after `seconds` of this process.

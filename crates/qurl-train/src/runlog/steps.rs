@@ -8,11 +8,16 @@ use std::time::Instant;
 
 /// The figures of the steps of a run, or of its warm start.
 pub struct StepLog {
+    /// None at ranks that write nothing.
+    files: Option<Files>,
+    /// Time spent on the last record.
+    seconds: f64,
+}
+
+struct Files {
     path: PathBuf,
     metrics: MetricsFile,
     events: EventFile,
-    /// Time spent on the last record.
-    seconds: f64,
 }
 
 impl StepLog {
@@ -26,18 +31,28 @@ impl StepLog {
         StepLog::open(&dir.join("warm_start.jsonl"), &dir.join("tensorboard/warm_start"), 0)
     }
 
+    /// A log that writes nothing: rank 0 writes for all.
+    pub fn silent() -> StepLog {
+        StepLog { files: None, seconds: 0.0 }
+    }
+
     fn open(metrics: &Path, events: &Path, step: u64) -> Result<StepLog, LogError> {
-        Ok(StepLog {
+        let files = Files {
             path: metrics.to_path_buf(),
             metrics: MetricsFile::open(metrics, step)?,
             events: EventFile::open(events, step)?,
-            seconds: 0.0,
-        })
+        };
+        Ok(StepLog { files: Some(files), seconds: 0.0 })
     }
 
     /// Lines that were kept.
     pub fn kept(&self) -> &[serde_json::Value] {
-        self.metrics.kept()
+        self.files.as_ref().map_or(&[], |files| files.metrics.kept())
+    }
+
+    /// Whether it writes nothing.
+    pub fn is_silent(&self) -> bool {
+        self.files.is_none()
     }
 
     /// Seconds that the writing of the last record took. They go into the next one, because a record cannot
@@ -48,17 +63,21 @@ impl StepLog {
 
     /// Writes the record of a step.
     pub fn record(&mut self, step: u64, record: &impl Serialize) -> Result<(), LogError> {
+        let Some(Files { path, metrics, events }) = &mut self.files else { return Ok(()) };
         let began = Instant::now();
-        self.metrics.write(record)?;
-        let value = serde_json::to_value(record)
-            .map_err(|source| LogError::Json { file: self.path.clone(), source })?;
-        self.events.write(step, &flatten(&value))?;
+        metrics.write(record)?;
+        let value =
+            serde_json::to_value(record).map_err(|source| LogError::Json { file: path.clone(), source })?;
+        events.write(step, &flatten(&value))?;
         self.seconds += began.elapsed().as_secs_f64();
         Ok(())
     }
 
     /// The files written so far, to be synced to disk by whoever needs them there.
     pub fn files(&self) -> Result<Vec<File>, LogError> {
-        Ok(vec![self.metrics.file()?, self.events.file()?])
+        match &self.files {
+            Some(files) => Ok(vec![files.metrics.file()?, files.events.file()?]),
+            None => Ok(Vec::new()),
+        }
     }
 }

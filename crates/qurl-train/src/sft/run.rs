@@ -47,23 +47,24 @@ impl<'a, D: Device> SftRun<'a, D> {
         parts: RunParts<StepLog>,
     ) -> Result<SftRun<'a, D>, RunError> {
         let RunParts { path, store, from, log } = parts;
-        let lines = log.kept().to_vec();
+        let (lines, ranks) = (log.kept().to_vec(), trainer.ranks().clone());
         let (before, validated) = match &from {
             Some((_, path)) => {
-                let snapshot = Snapshot::read(path, &start.config).map_err(RunError::Resume)?;
+                let snapshot = Snapshot::read(path, &start.config, &ranks).map_err(RunError::Resume)?;
                 let skipped = |line: &&Value| line["skipped_updates"].as_u64().is_some_and(|n| n > 0);
                 let skipped = lines.iter().rev().take_while(skipped).count();
+                let skipped = ranks.of_first(skipped).map_err(RunError::Exchange)?;
                 trainer.restore(&snapshot, skipped as u64)?;
                 (snapshot.state.validation_loss_before, snapshot.state.validation_loss)
             }
             None => (trainer.validation_loss()?, None),
         };
         let newest = from.map(|(step, _)| step);
-        let keeper = Keeper::new(store, ModelFiles::of(start), newest, recipe.trainer.save_freq);
+        let keeper = Keeper::new(store, ModelFiles::of(start), &ranks, newest, recipe.trainer.save_freq);
         let seconds = |line: &Value| line["timing"]["total"].as_f64();
         let seconds_before = lines.iter().filter_map(seconds).sum();
         let device = trainer.device();
-        let planned = || MemoryPlan::of_sft(device, recipe, trainer.sft(), &start.config);
+        let planned = || MemoryPlan::of_sft(device, recipe, trainer.sft(), &start.config, &ranks);
         let memory = device.memory().map(|_| planned()).transpose().map_err(SftError::from)?;
         let (text, start_path) = (recipe.to_toml(), recipe.model.path.clone());
         Ok(SftRun {
@@ -104,7 +105,7 @@ impl<'a, D: Device> SftRun<'a, D> {
         mut report: impl FnMut(&SftRecord),
     ) -> Result<(), RunError> {
         while self.trainer.steps_done() < self.trainer.sft().steps {
-            if stop() {
+            if self.trainer.ranks().any(stop()).map_err(RunError::Exchange)? {
                 self.save_here()?;
                 return Err(RunError::Stopped { step: self.trainer.steps_done() });
             }

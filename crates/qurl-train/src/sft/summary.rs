@@ -92,6 +92,9 @@ impl<D: Device> SftRun<'_, D> {
     /// Saves the trained model as `model/` in the run's directory.
     pub fn save_model(&mut self) -> Result<(), RunError> {
         let weights = self.trainer.weights().map_err(SftError::from)?;
+        if !self.trainer.ranks().is_first() {
+            return Ok(());
+        }
         let (dir, start) = (self.model_path(), self.start);
         let options = SaveOptions {
             tokenizer_files: start.tokenizer.files(),

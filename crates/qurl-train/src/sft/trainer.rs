@@ -4,6 +4,7 @@ use super::{EpochOrder, Example, Examples, SftError, SftRecord};
 use crate::checkpoint::Snapshot;
 use crate::learner::{Learner, LearnerOptions, LossGradient, LossScope, micro_batches};
 use crate::optimizer::UpdateReport;
+use crate::ranks::Ranks;
 use crate::recipe::{Recipe, Sft};
 use crate::start::Start;
 use qurl_kernels::{Device, DeviceError, Queue};
@@ -32,20 +33,21 @@ pub struct SftTrainer<'a, D: Device> {
 }
 
 impl<'a, D: Device> SftTrainer<'a, D> {
-    /// Takes over the weights of the start.
+    /// Takes over the weights of the start, which all ranks have.
     pub fn new(
         device: &Arc<D>,
         recipe: &Recipe,
         sft: &Sft,
         start: &Start,
         examples: &'a Examples<'a>,
+        ranks: &Ranks,
     ) -> Result<Self, SftError> {
         let positions = sft.max_length.min(start.config.max_position_embeddings);
         let rows = recipe.trainer.micro_tokens.max(positions);
         let tape = TapeOptions { rows, sequences: sft.batch_size, recompute: recipe.trainer.recompute };
         let options = LearnerOptions { compute: recipe.trainer.compute, positions, tape, adamw: sft.optim };
         let mut queue = device.queue()?;
-        let learner = Learner::new(&mut queue, &start.config, &start.weights, options)?;
+        let learner = Learner::on_ranks(&mut queue, &start.config, &start.weights, options, ranks)?;
         Ok(SftTrainer {
             queue,
             learner,
@@ -65,8 +67,13 @@ impl<'a, D: Device> SftTrainer<'a, D> {
     }
 
     /// Where it computes, and the model.
-    pub fn parts(&mut self) -> (&mut D::Queue, &Learner<D>) {
-        (&mut self.queue, &self.learner)
+    pub fn parts(&mut self) -> (&mut D::Queue, &mut Learner<D>) {
+        (&mut self.queue, &mut self.learner)
+    }
+
+    /// Who trains it.
+    pub fn ranks(&self) -> &Ranks {
+        self.learner.ranks()
     }
 
     /// Where it computes.
@@ -134,11 +141,14 @@ impl<'a, D: Device> SftTrainer<'a, D> {
         let tokens: usize = examples.iter().map(Example::scored).sum();
         let lengths: Vec<usize> = examples.iter().map(|example| example.ids.len()).collect();
         let mut sum = 0.0;
-        for range in micro_batches(&lengths, self.tape) {
-            let (batch, targets) = packed(&examples[range]);
+        let (micros, ranks) = (micro_batches(&lengths, self.tape), self.learner.ranks().clone());
+        let mut own = Vec::new();
+        for range in &micros[ranks.part(micros.len())] {
+            let (batch, targets) = packed(&examples[range.clone()]);
             let out = self.learner.score(&mut self.queue, &batch, &targets, 1.0)?;
-            sum -= out.logp.iter().map(|&x| f64::from(x)).sum::<f64>();
+            own.push(out.logp.iter().map(|&x| f64::from(x)).sum::<f64>());
         }
+        ranks.join(own).map_err(DeviceError::from)?.iter().for_each(|logp| sum -= logp);
         Ok((tokens > 0).then(|| sum / tokens as f64))
     }
 
@@ -171,8 +181,8 @@ fn packed(examples: &[Example]) -> (Batch, Targets) {
     (whole_batch(&ids), targets)
 }
 
-/// One update on a batch of examples; returns the loss before it: the mean over the learned tokens of the
-/// whole batch.
+/// One update on a batch of examples, each rank its shards; returns the loss before it: the mean over the
+/// learned tokens of the whole batch.
 pub fn train_step<D: Device>(
     queue: &mut D::Queue,
     learner: &mut Learner<D>,
@@ -183,14 +193,19 @@ pub fn train_step<D: Device>(
     let scored: usize = batch.iter().map(Example::scored).sum();
     let weight = 1.0 / scored.max(1) as f64;
     let lengths: Vec<usize> = batch.iter().map(|e| e.ids.len()).collect();
-    let mut loss = 0.0;
-    for range in micro_batches(&lengths, tape) {
-        let (packed, targets) = packed(&batch[range]);
-        learner.accumulate(queue, &packed, targets, 1.0, LossScope::Token, |_, out| {
-            loss -= out.logp.iter().map(|&x| x as f64).sum::<f64>() * weight;
-            let dlogp = vec![-weight as f32; out.logp.len()];
-            Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })
-        })?;
+    let (mut losses, ranks) = (Vec::new(), learner.ranks().clone());
+    for shard in ranks.own_shards_of(&lengths) {
+        let batch = &batch[shard.clone()];
+        for range in micro_batches(&lengths[shard], tape) {
+            let (packed, targets) = packed(&batch[range]);
+            learner.accumulate(queue, &packed, targets, 1.0, LossScope::Token, |_, out| {
+                losses.push(out.logp.iter().map(|&x| x as f64).sum::<f64>() * weight);
+                let dlogp = vec![-weight as f32; out.logp.len()];
+                Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })
+            })?;
+        }
+        learner.end_shard(queue);
     }
+    let loss = ranks.join(losses)?.iter().fold(0.0, |loss, part| loss - part);
     Ok((loss, learner.update(queue, lr)?))
 }

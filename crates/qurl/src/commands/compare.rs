@@ -24,6 +24,7 @@ use qurl_kernels::Device;
 use qurl_model::Params;
 use qurl_tasks::task::Split;
 use qurl_train::compare::{Method, RunFigures, Spread};
+use qurl_train::ranks::Ranks;
 use qurl_train::recipe::Recipe;
 use qurl_train::rl::prepare;
 use qurl_train::runlog::RunLock;
@@ -154,7 +155,7 @@ fn run_on<D: Device>(device: Arc<D>, args: Args, base: Recipe, whole: Plan) -> a
     overlaps(&*task).iter().for_each(|note| view.warn(note));
     base.doubts(task.len(Split::Train)).iter().for_each(|doubt| view.warn(&format!("warning: {doubt}")));
     note_dropped(dropped, &plan, &view);
-    foresee_memory(&*device, &base, &plan, &start.config, &view)?;
+    foresee_memory(&*device, &base, &plan, &start.config, &Ranks::one(&base), &view)?;
 
     let comparison = Comparison { dir: &dir, file: &file, keep_models: whole.keep_models, stop: &stop };
     let mut figures: Vec<Vec<RunFigures>> = vec![Vec::new(); methods.len()];
@@ -236,7 +237,9 @@ fn warm_start<D: Device>(
         view.supervised(record);
         Ok::<_, SftError>(if stop.requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     };
-    let (weights, flow) = sft::warm_start(device, &recipe, settings, &start, &examples, on_step).or_bad()?;
+    let (weights, flow) =
+        sft::warm_start(device, &recipe, settings, &start, &examples, &Ranks::one(&recipe), on_step)
+            .or_bad()?;
     view.finish();
     if flow.is_break() {
         let how = comparison.how_to_resume();

@@ -8,20 +8,23 @@
 mod output;
 mod sets;
 
-use crate::device::{DeviceArg, on_device};
+use crate::device::DeviceArg;
 use crate::input::{OrBad, bad};
 use crate::model::warn;
 use crate::output::{err, out};
 use crate::packing::Packing;
 use crate::progress::Progress;
+use crate::ranks::{RanksArg, on_ranks, start_local};
 use anyhow::Context;
 use output::{Output, Settings};
+use qurl_kernels::collective::Collective;
 use qurl_kernels::{Device, Queue};
 use qurl_model::compute::{Network, NetworkOptions};
 use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
 use qurl_train::evaluate::record::ProblemRecord;
 use qurl_train::evaluate::summary::{MeanOverSets, Summary, summarize};
 use qurl_train::evaluate::{self, EvalOptions, EvalSet, EvaluateError, encode};
+use qurl_train::ranks::Ranks;
 use qurl_train::recipe::{DatasetSource, Recipe};
 use qurl_train::start::Start;
 use serde::Serialize;
@@ -51,6 +54,8 @@ pub struct Args {
     k: Option<usize>,
     #[command(flatten)]
     packing: Packing,
+    #[command(flatten)]
+    ranks: RanksArg,
     #[command(flatten)]
     device: DeviceArg,
     /// Prompt template, grading policy and sampling: dapo, deepscaler, qwen_math or gsm8k
@@ -111,45 +116,59 @@ struct Document<'a> {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    on_device!(args.device.get(), device => run_on(device, args))
+    if let Some(ranks) = args.ranks.to_start()? {
+        return start_local(ranks, args.device.get());
+    }
+    on_ranks!(args.device.get(), (device, ranks) => run_on(device, ranks, args))
 }
 
-fn run_on<D: Device>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
+fn run_on<D: Device>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> anyhow::Result<()> {
+    let ranks = Ranks::without_shards(ranks);
     let began = Instant::now();
     let (options, sources) = plan(&args)?;
     if args.resume && args.out.is_none() {
         return Err(bad("--resume needs --out: the directory of the evaluation to resume"));
     }
     let start = Start::load(&args.model).or_bad()?;
-    warn(start.warning.as_deref());
+    warn(start.warning.as_deref().filter(|_| ranks.is_first()));
     let sets = sources.sets();
     let mut queue = device.queue()?;
     let mut engine = engine::<D>(&args, &mut queue, &start, &sets, options)?;
     evaluate::check(&engine, &start, &sets, options).or_bad()?;
     let settings = Settings::new(&args.model, engine.network().options(), options, &start, &sources);
-    let (mut output, done) = Output::open(args.out.as_deref(), args.resume, &settings)?;
+    ranks.collective().agree(&[("the settings of the evaluation", settings.of_any_place()?)]).or_bad()?;
+    let opened = match ranks.is_first() {
+        true => Some(Output::open(args.out.as_deref(), args.resume, &settings)?),
+        false => None,
+    };
+    let (mut output, done) = opened.map_or((None, Vec::new()), |(output, done)| (Some(output), done));
+    let done = evaluate::of_first(&ranks, done)?;
 
     let problems: usize = sets.iter().map(|s| s.problems.len()).sum();
-    let progress = Progress::new(problems as u64, args.json);
+    let progress = ranks.is_first().then(|| Progress::new(problems as u64, args.json));
     let (mut solved, mut right) = (done.len() as u64, done.iter().filter_map(greedy_correct).sum::<f64>());
-    if solved > 0 {
+    if solved > 0 && ranks.is_first() {
         err!("{solved} of {problems} problems are done already");
     }
     let (solving, mut tokens) = (Instant::now(), 0);
-    let records = evaluate::evaluate(&mut queue, &mut engine, &start, &sets, options, done, |record| {
-        output.append(record)?;
+    let save = |record: &ProblemRecord| {
+        output.as_mut().map_or(Ok(()), |output| output.append(record))?;
         solved += 1;
         right += greedy_correct(record).unwrap_or(0.0);
         tokens += record.greedy.iter().chain(&record.samples).map(|r| r.tokens).sum::<usize>();
         let (share, speed) = (100.0 * right / solved as f64, tokens as f64 / solving.elapsed().as_secs_f64());
-        progress.step(solved, &format!("Avg@1 {share:.1}%  {speed:.0} tokens/s"));
+        if let Some(progress) = &progress {
+            progress.step(solved, &format!("Avg@1 {share:.1}%  {speed:.0} tokens/s"));
+        }
         Ok(())
-    });
+    };
+    let records = evaluate::evaluate(&mut queue, &mut engine, &start, &sets, options, done, &ranks, save);
     let records = match records {
         Err(e @ EvaluateError::Stray { .. }) => return Err(bad(e)),
         result => result.with_context(|| format!("evaluating {}", args.model.display()))?,
     };
-    progress.finish();
+    progress.iter().for_each(Progress::finish);
+    let Some(output) = output else { return Ok(()) };
 
     let of_set =
         |set: &EvalSet| summarize(&set.name, records.iter().filter(|r| r.set == set.name), options.k);

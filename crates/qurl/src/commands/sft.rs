@@ -2,20 +2,23 @@
 
 use super::reward_guard;
 use super::train::run_dir::{Kind, RECIPE, RunDir};
-use super::train::{ended, finished_before, note_left_out, overlaps, write_json};
-use crate::device::{RecipeDevice, on_device};
+use super::train::{agree, ended, finished_before, note_left_out, note_ranks, overlaps, write_json};
+use crate::device::RecipeDevice;
 use crate::input::{OrBad, bad};
 use crate::output::out;
+use crate::ranks::{RanksArg, on_ranks, start_local};
 use crate::report::{RunData, render};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
 use anyhow::Context;
+use qurl_kernels::collective::Collective;
 use qurl_kernels::{Device, Queue};
-use qurl_model::compute::{Network, NetworkOptions};
+use qurl_model::compute::NetworkOptions;
 use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
 use qurl_tasks::task::{Split, Task};
 use qurl_train::checkpoint::ModelFiles;
 use qurl_train::memory::MemoryPlan;
+use qurl_train::ranks::Ranks;
 use qurl_train::recipe::{Recipe, Sft};
 use qurl_train::run::{Memory, RunParts, SUMMARY};
 use qurl_train::runlog::StepLog;
@@ -48,6 +51,8 @@ pub struct Args {
     #[arg(long, requires = "run")]
     resume: bool,
     #[command(flatten)]
+    ranks: RanksArg,
+    #[command(flatten)]
     device: RecipeDevice,
     /// Show warnings and the result only
     #[arg(long, short)]
@@ -62,7 +67,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
     let (recipe, sft) = recipe_of(&args)?.for_sft().or_bad()?;
     let recipe = args.device.put_into(recipe);
-    on_device!(recipe.trainer.device, device => run_on(device, args, recipe, sft, began))
+    if let Some(ranks) = args.ranks.to_start()? {
+        Ranks::new(Arc::new(Collective::counted(0, ranks)), &recipe).or_bad()?;
+        return start_local(ranks, recipe.trainer.device);
+    }
+    on_ranks!(recipe.trainer.device, (device, ranks) => run_on(device, ranks, args, recipe, sft, began))
 }
 
 /// The recipe that was named, that of the run that is resumed, or the embedded default.
@@ -83,17 +92,20 @@ fn recipe_of(args: &Args) -> anyhow::Result<Recipe> {
 
 fn run_on<D: Device>(
     device: Arc<D>,
+    ranks: Arc<Collective>,
     args: Args,
     recipe: Recipe,
     sft: Sft,
     began: Instant,
 ) -> anyhow::Result<()> {
+    let ranks = Ranks::new(ranks, &recipe).or_bad()?;
     let stop = Stop::watch()?;
     let launch = reward_guard::launch(stop.at_once())?;
     let task = recipe.task.as_ref().map(|task| task.launch(&launch)).transpose().or_bad()?;
     let task = task.as_deref();
     let start = Start::of_sft(&recipe, task).or_bad()?;
-    let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
+    agree(&ranks, &recipe, &start, task)?;
+    let mut view = TrainView::new(Mode::of_rank(&ranks, args.quiet, args.json));
     start.warning.iter().for_each(|warning| view.warn(&format!("warning: {warning}")));
     task.and_then(overlaps).iter().for_each(|note| view.warn(note));
     let problems = task.and_then(|task| task.len(Split::Train));
@@ -103,29 +115,32 @@ fn run_on<D: Device>(
     doubts.chain(of_examples).for_each(|doubt| view.warn(&format!("warning: {doubt}")));
     note_left_out(&examples, &sft, &view);
     if device.memory().is_some() {
-        let memory = MemoryPlan::of_sft(&*device, &recipe, &sft, &start.config)?;
+        let memory = MemoryPlan::of_sft(&*device, &recipe, &sft, &start.config, &ranks)?;
         view.note(&format!("memory: {memory}"));
         memory.check(&*device).or_bad()?;
     }
-    let dir = RunDir::open(Kind::Sft, args.run.as_deref(), args.resume, &recipe, &view)?;
+    let dir = RunDir::open_on(&ranks, Kind::Sft, args.run.as_deref(), args.resume, &recipe, &view)?;
     if let Some(summary) = &dir.finished {
-        return finished_before(summary, &dir, args.json);
+        return if ranks.is_first() { finished_before(summary, &dir, args.json) } else { Ok(()) };
     }
     let (parameters, name) = (start.config.param_count(), device.info().description);
     view.note(&format!("{parameters} parameters, {name}, run in {}", dir.path.display()));
-    let log = StepLog::of_run(&dir.path, dir.step())?;
-    if log.kept().len() as u64 != dir.step() {
+    note_ranks(&ranks, &view);
+    let log = if ranks.is_first() { StepLog::of_run(&dir.path, dir.step())? } else { StepLog::silent() };
+    if ranks.is_first() && log.kept().len() as u64 != dir.step() {
         let (kept, step) = (log.kept().len(), dir.step());
         view.warn(&format!("warning: metrics.jsonl has {kept} of the {step} steps done so far"));
     }
     let checkpoint = if recipe.trainer.save_freq > 0 { sft.checkpoint_bytes(parameters) } else { 0 };
     dir.store.check_space(checkpoint, &ModelFiles::of(&start))?;
 
-    let trainer = SftTrainer::new(&device, &recipe, &sft, &start, &examples)?;
+    let trainer = SftTrainer::new(&device, &recipe, &sft, &start, &examples, &ranks)?;
     let parts = RunParts { path: dir.path.clone(), store: dir.store.clone(), from: dir.from.clone(), log };
     let mut run = SftRun::begin(trainer, &recipe, &start, parts)
         .map_err(|error| ended(error, &stop, &dir.how_to_resume()))?;
-    write_json(&dir.path.join(SUMMARY), &run.begun())?;
+    if ranks.is_first() {
+        write_json(&dir.path.join(SUMMARY), &run.begun())?;
+    }
     if let Some(loss) = run.before() {
         view.note(&format!("validation loss before: {loss:.4} on {} examples", examples.validation().len()));
     }
@@ -147,6 +162,9 @@ fn run_on<D: Device>(
         Some(task) => greedy_accuracy(run.trainer_mut(), &recipe, &sft, &start, task)?,
         None => None,
     };
+    if !ranks.is_first() {
+        return Ok(());
+    }
     let summary = run.summary(solved, began.elapsed().as_secs_f64())?;
     if let Some(Memory { planned, peak }) = summary.memory {
         view.note(&format!("memory: {} MiB planned, {} MiB allocated at most", planned >> 20, peak >> 20));
@@ -173,8 +191,9 @@ fn greedy_accuracy<D: Device>(
         return Ok(None);
     }
     let options = NetworkOptions::inference(&start.config, recipe.trainer.compute);
+    let ranks = trainer.ranks().clone();
     let (queue, learner) = trainer.parts();
-    let network = Network::new(queue, &start.config, &learner.params, options)?;
+    let network = learner.packed(queue, options)?;
     let mut engine =
         Engine::new(queue.device().clone(), network, WeightVersion::default(), EngineOptions::default())?;
     let problems = draw_problems(task, Split::Test, seed, 0, count)?;
@@ -189,7 +208,7 @@ fn greedy_accuracy<D: Device>(
         step: 0,
         lengths: None,
     };
-    Ok(Some(accuracy(&solve(queue, &mut engine, start, task, problems, options)?.0)))
+    Ok(Some(accuracy(&solve(queue, &mut engine, start, task, problems, options, &ranks)?.0)))
 }
 
 /// The summary in words.

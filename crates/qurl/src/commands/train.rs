@@ -6,16 +6,19 @@ pub mod run_dir;
 pub use end::finished_before;
 
 use super::reward_guard;
-use crate::device::{RecipeDevice, on_device};
+use crate::device::RecipeDevice;
 use crate::input::{OrBad, bad};
+use crate::ranks::{RanksArg, on_ranks, start_local};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
 use anyhow::Context;
 use qurl_kernels::Device;
+use qurl_kernels::collective::Collective;
 use qurl_model::{ModelConfig, Params};
 use qurl_tasks::task::{Dropped, Split, Task};
 use qurl_train::checkpoint::ModelFiles;
 use qurl_train::memory::MemoryPlan;
+use qurl_train::ranks::Ranks;
 use qurl_train::recipe::{Recipe, RlPlan, Sft};
 use qurl_train::rl::{RlTrainer, prepare};
 use qurl_train::run::{Event, Outcome, Run, RunError, RunParts, SUMMARY};
@@ -50,6 +53,8 @@ pub struct Args {
     #[arg(long, requires = "run")]
     resume: bool,
     #[command(flatten)]
+    ranks: RanksArg,
+    #[command(flatten)]
     device: RecipeDevice,
     /// Show warnings and the result only
     #[arg(long, short)]
@@ -66,34 +71,44 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let recipe = args.device.put_into(recipe);
     let plan = recipe.rl(&file).or_bad()?;
     recipe.task().or_bad()?;
-    on_device!(recipe.trainer.device, device => run_on(device, args, recipe, file, plan, began))
+    if let Some(ranks) = args.ranks.to_start()? {
+        Ranks::new(Arc::new(Collective::counted(0, ranks)), &recipe).or_bad()?;
+        return start_local(ranks, recipe.trainer.device);
+    }
+    on_ranks!(recipe.trainer.device, (device, ranks) => {
+        run_on(device, ranks, args, recipe, file, plan, began)
+    })
 }
 
 fn run_on<D: Device>(
     device: Arc<D>,
+    ranks: Arc<Collective>,
     args: Args,
     recipe: Recipe,
     file: String,
     plan: RlPlan,
     began: Instant,
 ) -> anyhow::Result<()> {
+    let ranks = Ranks::new(ranks, &recipe).or_bad()?;
     let stop = Stop::watch()?;
     let mut task = recipe.task().or_bad()?.launch(&reward_guard::launch(stop.at_once())?).or_bad()?;
     let mut start = Start::from_recipe(&recipe, &*task).or_bad()?;
-    let mut view = TrainView::new(Mode::choose(args.quiet, args.json));
+    agree(&ranks, &recipe, &start, Some(&*task))?;
+    let mut view = TrainView::new(Mode::of_rank(&ranks, args.quiet, args.json));
     overlaps(&*task).iter().for_each(|note| view.warn(note));
     recipe.doubts(task.len(Split::Train)).iter().for_each(|doubt| view.warn(&format!("warning: {doubt}")));
     note_dropped(prepare(&*device, &recipe, &file, &start, &mut *task).or_bad()?, &plan, &view);
-    foresee_memory(&*device, &recipe, &plan, &start.config, &view)?;
-    let dir = RunDir::open(Kind::Train, args.run.as_deref(), args.resume, &recipe, &view)?;
+    foresee_memory(&*device, &recipe, &plan, &start.config, &ranks, &view)?;
+    let dir = RunDir::open_on(&ranks, Kind::Train, args.run.as_deref(), args.resume, &recipe, &view)?;
     if let Some(summary) = &dir.finished {
-        return finished_before(summary, &dir, args.json);
+        return if ranks.is_first() { finished_before(summary, &dir, args.json) } else { Ok(()) };
     }
     let (parameters, name) = (start.config.param_count(), device.info().description);
     view.note(&format!("{parameters} parameters, {name}, run in {}", dir.path.display()));
     start.warning.iter().for_each(|warning| view.warn(&format!("warning: {warning}")));
-    let log = RunLog::open(&dir.path, dir.step())?;
-    if log.kept().len() as u64 != dir.step() {
+    note_ranks(&ranks, &view);
+    let log = if ranks.is_first() { RunLog::open(&dir.path, dir.step())? } else { RunLog::silent() };
+    if ranks.is_first() && log.kept().len() as u64 != dir.step() {
         let (kept, step) = (log.kept().len(), dir.step());
         view.warn(&format!("warning: metrics.jsonl has {kept} of the {step} steps done so far"));
     }
@@ -101,14 +116,17 @@ fn run_on<D: Device>(
     dir.store.check_space(checkpoint, &ModelFiles::of(&start))?;
 
     if let (Some(settings), None) = (&recipe.sft, &dir.from) {
-        start.weights = warm_start(&device, &recipe, settings, &start, &*task, &stop, &dir, &mut view)?;
+        start.weights =
+            warm_start(&device, &recipe, settings, &start, &*task, &ranks, &stop, &dir, &mut view)?;
     }
-    let trainer = RlTrainer::new(&device, &recipe, &file, start, task).or_bad()?;
+    let trainer = RlTrainer::on_ranks(&device, &recipe, &file, start, task, ranks.clone()).or_bad()?;
     let parts = RunParts { path: dir.path.clone(), store: dir.store.clone(), from: dir.from.clone(), log };
     let mut run =
         Run::begin(trainer, &recipe, parts).map_err(|error| ended(error, &stop, &dir.how_to_resume()))?;
     let (before, begun) = (run.before(), run.begun());
-    write_json(&dir.path.join(SUMMARY), &begun)?;
+    if ranks.is_first() {
+        write_json(&dir.path.join(SUMMARY), &begun)?;
+    }
     view.evaluated(before.accuracy);
     let avg =
         before.avg_at_k.map_or(String::new(), |avg| format!(", Avg@{} {:.1}%", plan.run.test_k, 100.0 * avg));
@@ -171,6 +189,29 @@ pub fn recipe_or_default(path: Option<&Path>, overrides: &[String]) -> anyhow::R
     Ok((recipe.or_bad()?, file))
 }
 
+/// Refuses ranks that would not train the same thing: recipes, weights and problems are compared.
+pub fn agree(ranks: &Ranks, recipe: &Recipe, start: &Start, task: Option<&dyn Task>) -> anyhow::Result<()> {
+    if ranks.size() == 1 {
+        return Ok(());
+    }
+    let hash = |number: u64| format!("{number:016x}");
+    let of_recipe = recipe.values().into_iter().map(|(key, value)| (format!("key `{key}`"), value));
+    let mut facts: Vec<(String, String)> = of_recipe.collect();
+    facts.push(("the hash of the weights".to_string(), hash(start.checksum())));
+    facts.extend(task.map(|task| ("the hash of the problems".to_string(), hash(task.fingerprint()))));
+    let facts: Vec<(&str, String)> =
+        facts.iter().map(|(name, value)| (name.as_str(), value.replace('\n', " "))).collect();
+    ranks.collective().agree(&facts).or_bad()
+}
+
+/// Says how many ranks train, if there are several.
+pub fn note_ranks(ranks: &Ranks, view: &TrainView) {
+    if ranks.size() > 1 {
+        let (size, each) = (ranks.size(), ranks.shards_each());
+        view.note(&format!("{size} ranks with {each} shards each: {}", ranks.collective().description()));
+    }
+}
+
 /// That problems to train on are left out because they are test problems, if any are.
 pub fn overlaps(task: &dyn Task) -> Option<String> {
     let count = task.overlaps();
@@ -209,11 +250,13 @@ pub fn foresee_memory<D: Device>(
     recipe: &Recipe,
     plan: &RlPlan,
     config: &ModelConfig,
+    ranks: &Ranks,
     view: &TrainView,
 ) -> anyhow::Result<()> {
     if device.memory().is_some() {
-        let memory = MemoryPlan::of_rl(device, recipe, plan, config)?;
-        view.note(&format!("memory: {memory}"));
+        let memory = MemoryPlan::of_rl(device, recipe, plan, config, ranks)?;
+        let each = if ranks.size() > 1 { " of each rank" } else { "" };
+        view.note(&format!("memory{each}: {memory}"));
         memory.check(device).or_bad()?;
     }
     Ok(())
@@ -226,13 +269,14 @@ fn warm_start<D: Device>(
     settings: &Sft,
     start: &Start,
     task: &dyn Task,
+    ranks: &Ranks,
     stop: &Stop,
     dir: &RunDir,
     view: &mut TrainView,
 ) -> anyhow::Result<Params<Vec<f32>>> {
     let examples = Examples::open(settings, recipe.trainer.seed, start, Some(task)).or_bad()?;
     note_left_out(&examples, settings, view);
-    let mut log = StepLog::of_warm_start(&dir.path)?;
+    let mut log = if ranks.is_first() { StepLog::of_warm_start(&dir.path)? } else { StepLog::silent() };
     view.begin("warm start", 0, settings.steps);
     let on_step = |record: &mut SftRecord| -> anyhow::Result<ControlFlow<()>> {
         record.add_phase("log", log.take_seconds());
@@ -240,7 +284,7 @@ fn warm_start<D: Device>(
         view.supervised(record);
         Ok(if stop.requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     };
-    let (weights, flow) = sft::warm_start(device, recipe, settings, start, &examples, on_step)?;
+    let (weights, flow) = sft::warm_start(device, recipe, settings, start, &examples, ranks, on_step)?;
     if flow.is_break() {
         let message = format!("stopped in the warm start, which begins anew with: {}", dir.how_to_resume());
         return Err(stop.error(message));

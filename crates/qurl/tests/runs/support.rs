@@ -177,6 +177,24 @@ impl Outcome {
         }
     }
 
+    /// The same but for checkpoints, whose moments are in as many files as there were ranks.
+    pub fn assert_same_training(&self, other: &Outcome, what: &str) {
+        let without_checkpoints = |outcome: &Outcome| {
+            let files = outcome.files.iter().filter(|(name, _)| !name.starts_with("checkpoints/"));
+            Outcome {
+                records: outcome.records.clone(),
+                scalars: outcome.scalars.clone(),
+                files: files.map(|(name, bytes)| (name.clone(), bytes.clone())).collect(),
+            }
+        };
+        without_checkpoints(self).assert_same(&without_checkpoints(other), what);
+    }
+
+    /// Whether some step had a gradient.
+    pub fn learned(&self) -> bool {
+        self.records.iter().any(|record| record["grad_norm"].as_f64().is_some_and(|norm| norm > 0.0))
+    }
+
     /// The final weights.
     pub fn weights(&self) -> &[u8] {
         &self.files["model/model.safetensors"]

@@ -7,9 +7,10 @@ use crate::ops::Ops;
 use crate::paged::sampling;
 use crate::support::{Random, plus, wide};
 use qurl_kernels::ops::{
-    Gather, Index, NormBackward, RmsNormBackward, RowDots, RowDotsBackward, Sample, ScatterAdd, Update,
+    AddPieces, Gather, Index, NormBackward, RmsNormBackward, RowDots, RowDotsBackward, Sample, ScatterAdd,
+    Slice, Update,
 };
-use qurl_kernels::types::{AdamW, Rows, SampleRow, Token};
+use qurl_kernels::types::{AdamW, Rows, SQUARES_BLOCK, SampleRow, Token};
 use qurl_kernels::{Device, Queue};
 
 /// (rows, width)
@@ -38,8 +39,10 @@ pub fn cases<D: Device>() -> Vec<Case<D>> {
         cases.extend([
             adamw(len, 1, seed as u64),
             adamw(len, 1000, seed as u64),
+            adamw_of_pieces(len, seed as u64),
             sum_squares(len, seed as u64),
         ]);
+        cases.extend([1, 2, 8].map(|count| add_pieces(count, len, seed as u64)));
     }
     cases
 }
@@ -187,7 +190,7 @@ fn adamw<D: Device>(len: usize, step: u64, seed: u64) -> Case<D> {
         let (w, g, m, v) = &given;
         let (mut w, mut m, mut v) = (ops.up(w), ops.up(m), ops.up(v));
         let g = &ops.up(g);
-        ops.queue().adamw(Update { adamw: constants, w: &mut w, g, m: &mut m, v: &mut v });
+        ops.queue().adamw(Update { adamw: constants, w: &mut w, g, at: 0, m: &mut m, v: &mut v });
         [w, m, v].iter().map(|t| ops.down(t)).collect()
     };
     let want = move || {
@@ -202,6 +205,67 @@ fn adamw<D: Device>(len: usize, step: u64, seed: u64) -> Case<D> {
     Case { name: format!("adamw {len} step {step}"), run: Box::new(run), want: Box::new(want) }
 }
 
+/// A tensor updated piece by piece, with moments of each piece, has the bits of the tensor updated as a
+/// whole.
+fn adamw_of_pieces<D: Device>(len: usize, seed: u64) -> Case<D> {
+    let mut random = Random::new(seed);
+    let [w, g] = [(); 2].map(|_| random.normals(len));
+    let adamw =
+        AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step: 1, grad_scale: 0.5 };
+    let run = move |ops: &Ops<D>| {
+        let g = &ops.up(&g);
+        let updated = |piece: usize| {
+            let mut updated = Vec::new();
+            for (at, w) in (0..len).step_by(piece).zip(w.chunks(piece)) {
+                let zeros = || ops.device().zeros(w.len()).expect("memory for a test");
+                let (mut w, mut m, mut v) = (ops.up(w), zeros(), zeros());
+                ops.queue().adamw(Update { adamw, w: &mut w, g, at, m: &mut m, v: &mut v });
+                updated.extend(ops.down(&w));
+            }
+            updated
+        };
+        let whole = updated(len);
+        assert_eq!(updated(SQUARES_BLOCK), whole, "pieces of {SQUARES_BLOCK} of {len}");
+        Vec::new()
+    };
+    Case { name: format!("adamw of pieces {len}"), run: Box::new(run), want: Box::new(Vec::new) }
+}
+
+/// The tree in f32, as the documentation has it, to the bit; and plain addition.
+fn add_pieces<D: Device>(count: usize, len: usize, seed: u64) -> Case<D> {
+    fn tree(pieces: &[&[f32]], i: usize) -> f32 {
+        match pieces {
+            [piece] => piece[i],
+            _ => {
+                let (left, right) = pieces.split_at(pieces.len() / 2);
+                tree(left, i) + tree(right, i)
+            }
+        }
+    }
+    let mut random = Random::new(seed);
+    let (pieces, old) = (random.normals(count * len), random.normals(len + 3));
+    let given = (pieces.clone(), old.clone());
+    let run = move |ops: &Ops<D>| {
+        let (pieces, mut to) = (&ops.up(&given.0), ops.up(&given.1));
+        let mut added = ops.up(&given.1);
+        ops.queue().add_pieces(AddPieces { pieces, count, len, to: &mut to, at: 3 });
+        ops.queue().add(pieces, &mut added, len);
+        // A rank may have no piece of a small tensor.
+        let empty = ops.device().zeros(0).expect("memory for a test");
+        ops.queue().add_pieces(AddPieces { pieces: &empty, count: 1, len: 0, to: &mut to, at: 3 });
+        assert_eq!(ops.queue().checksum(&empty), Ok(qurl_kernels::checksum::values(&[])));
+        vec![ops.down(&to), ops.down(&added)]
+    };
+    let want = move || {
+        let each: Vec<&[f32]> = pieces.chunks(len).collect();
+        let sums = (0..len).map(|i| tree(&each, i)).collect::<Vec<f32>>();
+        let added = (0..len).map(|i| old[i] + pieces[i]);
+        let added: Vec<f32> = added.chain(old[len..].iter().copied()).collect();
+        vec![Want::new("sum", wide(&[&old[..3], &sums].concat()), 0.0), Want::new("added", wide(&added), 0.0)]
+    };
+    Case { name: format!("add_pieces {count}x{len}"), run: Box::new(run), want: Box::new(want) }
+}
+
 fn sum_squares<D: Device>(len: usize, seed: u64) -> Case<D> {
     let mut random = Random::new(seed);
     // One tensor, and three of different lengths.
@@ -210,7 +274,16 @@ fn sum_squares<D: Device>(len: usize, seed: u64) -> Case<D> {
     let run = move |ops: &Ops<D>| {
         let [x, y, z] = given.each_ref().map(|values| ops.up(values));
         let sum = |tensors: &[&D::Tensor]| ops.queue().sum_squares(tensors).expect("a sum");
-        vec![vec![sum(&[&x]), sum(&[&y, &x, &z])]]
+        let all = sum(&[&y, &x, &z]);
+        // The same from blocks that several ranks have summed: bit for bit.
+        let blocks = [&y, &x, &z].map(|tensor| {
+            let starts = (0..D::len(tensor)).step_by(SQUARES_BLOCK);
+            let slices: Vec<Slice<D>> =
+                starts.map(|at| Slice { tensor, at, len: SQUARES_BLOCK.min(D::len(tensor) - at) }).collect();
+            ops.queue().block_squares(&slices).expect("sums").concat()
+        });
+        assert_eq!(ops.queue().add_block_squares(&blocks).expect("a sum"), all);
+        vec![vec![sum(&[&x]), all]]
     };
     let want = move || {
         let [x, y, z] = tensors.each_ref().map(|values| wide(values).iter().map(|x| x * x).sum::<f64>());

@@ -22,6 +22,7 @@ use qurl_model::{GenerationConfig, ModelConfig};
 use qurl_rollout::EngineStats;
 use qurl_train::lengths::ForcedLengths;
 use qurl_train::memory::MemoryPlan;
+use qurl_train::ranks::Ranks;
 use qurl_train::recipe::{Recipe, RlPlan};
 use qurl_train::rl::{RlTrainer, StepRecord};
 use qurl_train::start::Start;
@@ -149,7 +150,7 @@ pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     let recipe = recipe::<D>(&args, kv_cache_mb)?;
     let plan = recipe.rl(FILE).or_bad()?;
     if device.memory().is_some() {
-        MemoryPlan::of_rl(&*device, &recipe, &plan, &config)?.check(&*device)?;
+        MemoryPlan::of_rl(&*device, &recipe, &plan, &config, &Ranks::one(&recipe))?.check(&*device)?;
     }
     // Before the run has taken its memory.
     let rates = {
@@ -234,7 +235,8 @@ fn cache_size<D: Machine>(device: &D, config: &ModelConfig, args: &Args) -> anyh
     let Some(memory) = device.memory() else { return Ok(wanted) };
     let one = (token * (longest + D::engine().page_size)).div_ceil(1 << 20);
     let recipe = recipe::<D>(args, one)?;
-    let rest = MemoryPlan::of_rl(device, &recipe, &recipe.rl(FILE).or_bad()?, config)?.total();
+    let rest =
+        MemoryPlan::of_rl(device, &recipe, &recipe.rl(FILE).or_bad()?, config, &Ranks::one(&recipe))?.total();
     let left = memory.free.saturating_sub(rest + DRIVER) >> 20;
     Ok(wanted.min(one + left))
 }

@@ -17,7 +17,9 @@ use qurl_model::rng::CounterRng;
 use qurl_train::learner::{Learner, LearnerOptions, LossGradient, LossScope, micro_batches};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::optimizer::AdamWOptions;
+use qurl_train::ranks::Ranks;
 use serde::Serialize;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -41,6 +43,9 @@ pub struct Args {
     /// Timed steps
     #[arg(long, default_value_t = 10)]
     steps: usize,
+    /// Shards that the gradients of a step are added up in, a power of two (see trainer.shards)
+    #[arg(long, default_value_t = 1)]
+    shards: usize,
     /// Keep only the inputs of the blocks and compute them again in the backward pass
     #[arg(long)]
     recompute: bool,
@@ -58,6 +63,7 @@ struct Row {
     format: String,
     batch: usize,
     length: usize,
+    shards: usize,
     tokens_per_s: f64,
     limit_tokens_per_s: f64,
     share: f64,
@@ -70,6 +76,9 @@ struct Row {
 pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     if args.batch == 0 || args.length < 2 || args.steps == 0 {
         return Err(bad("--batch and --steps must be at least 1, --length at least 2"));
+    }
+    if !args.shards.is_power_of_two() {
+        return Err(bad(format!("--shards is {}, expected a power of two", args.shards)));
     }
     let config = shape::config(&args.shape)?;
     let mut rows = Vec::new();
@@ -112,39 +121,51 @@ fn measure<D: Machine>(
     };
     let options =
         LearnerOptions { compute: format, positions: args.length, tape, adamw: AdamWOptions::default() };
+    let ranks = Ranks::sharded(args.shards);
     if device.memory().is_some() {
-        MemoryPlan::of_learner(&**device, config, options)?.check(&**device)?;
+        MemoryPlan::of_learner(&**device, config, options, &ranks)?.check(&**device)?;
     }
     let mut queue = device.queue()?;
     let peak = D::peak_gflops(&mut queue, format)?;
     let weights = shape::weights(config);
-    let mut learner = Learner::<D>::new(&mut queue, config, &weights, options)?;
+    let mut learner = Learner::<D>::on_ranks(&mut queue, config, &weights, options, &ranks)?;
     drop(weights);
     let rng = CounterRng::new(&[7]);
     let token = |i: usize| rng.below_at(i as u64, config.vocab_size as u64) as u32;
     let sequences: Vec<Vec<u32>> =
         (0..args.batch).map(|s| (0..args.length).map(|t| token(s * args.length + t)).collect()).collect();
-    let micro = micro_batches(&vec![args.length; args.batch], tape);
+    let lengths = vec![args.length; args.batch];
+    let shards: Vec<Vec<Range<usize>>> = ranks
+        .own_shards_of(&lengths)
+        .into_iter()
+        .map(|shard| {
+            let micros = micro_batches(&lengths[shard.clone()], tape).into_iter();
+            micros.map(|micro| shard.start + micro.start..shard.start + micro.end).collect()
+        })
+        .collect();
     let scored = (args.batch * (args.length - 1)) as f32;
     let mut loss = 0.0;
     let mut times = Vec::new();
     for step in 0..args.steps + 2 {
         let start = Instant::now();
         loss = 0.0;
-        for range in &micro {
-            let part = &sequences[range.clone()];
-            learner.accumulate(
-                &mut queue,
-                &whole_batch(part),
-                Targets::of(part, |_, _| true),
-                1.0,
-                LossScope::Token,
-                |_, out| {
-                    loss -= out.logp.iter().map(|&x| x as f64).sum::<f64>() / scored as f64;
-                    let dlogp = vec![-1.0 / scored; out.logp.len()];
-                    Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })
-                },
-            )?;
+        for micros in &shards {
+            for range in micros {
+                let part = &sequences[range.clone()];
+                learner.accumulate(
+                    &mut queue,
+                    &whole_batch(part),
+                    Targets::of(part, |_, _| true),
+                    1.0,
+                    LossScope::Token,
+                    |_, out| {
+                        loss -= out.logp.iter().map(|&x| x as f64).sum::<f64>() / scored as f64;
+                        let dlogp = vec![-1.0 / scored; out.logp.len()];
+                        Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })
+                    },
+                )?;
+            }
+            learner.end_shard(&mut queue);
         }
         learner.update(&mut queue, 1e-3)?;
         queue.synchronize()?;
@@ -162,6 +183,7 @@ fn measure<D: Machine>(
         format: format.to_string(),
         batch: args.batch,
         length: args.length,
+        shards: args.shards,
         tokens_per_s: tokens / seconds,
         limit_tokens_per_s: limit,
         share: tokens / seconds / limit,

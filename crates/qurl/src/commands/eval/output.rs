@@ -20,7 +20,7 @@ const RESPONSES: &str = "responses.jsonl";
 const SUMMARY: &str = "summary.json";
 
 /// Everything that the figures depend on; an evaluation is resumed only with the same.
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 pub struct Settings {
     model: String,
     /// Tells the weights from others.
@@ -65,6 +65,11 @@ impl Settings {
             extract: sources.extract.clone(),
             problems: format!("{:016x}", sources.checksum()),
         }
+    }
+
+    /// All but where the model is, for ranks on other machines to compare.
+    pub fn of_any_place(&self) -> anyhow::Result<String> {
+        Ok(serde_json::to_string(&Settings { model: String::new(), ..self.clone() })?)
     }
 
     /// Refuses settings that differ from those in the file. The model may have moved: its weights count.

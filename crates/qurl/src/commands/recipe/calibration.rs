@@ -10,10 +10,9 @@
 use crate::commands::bench::machine::Machine;
 use crate::commands::bench::median;
 use qurl_kernels::types::{Batch, KvShape};
-use qurl_kernels::{Device, DeviceError, Format, KvFormat, Queue};
-use qurl_model::compute::{Network, NetworkOptions, Targets, whole_batch};
+use qurl_kernels::{Device, DeviceError, Format, KvFormat, Queue, Rounding};
+use qurl_model::compute::{NetworkOptions, Targets, whole_batch};
 use qurl_model::{ModelConfig, params};
-use qurl_quant::checksum;
 use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
 use qurl_train::learner::{Learner, LearnerOptions, LossGradient, LossScope};
 use std::time::Instant;
@@ -149,7 +148,7 @@ fn slice_costs<D: Machine>(
     let score = repeated(|| score(queue, &mut learner, work, rows))? / rows as f64;
     let update = repeated(|| timed::<D>(queue, |queue| learner.update(queue, 0.0).map(|_| ())))?;
     let [quantize, prefill, decode, weight_bytes] = match work.rollout {
-        Some(rollout) => sampling_costs(queue, &learner, rollout, work, rows)?,
+        Some(rollout) => sampling_costs(queue, &mut learner, rollout, work, rows)?,
         None => [0.0; 4],
     };
     Ok([score, learn, update, quantize, prefill, decode, weight_bytes])
@@ -158,13 +157,13 @@ fn slice_costs<D: Machine>(
 /// Seconds of quantizing, of a token of a prompt and of a decode step; bytes of the packed weights.
 fn sampling_costs<D: Machine>(
     queue: &mut D::Queue,
-    learner: &Learner<D>,
+    learner: &mut Learner<D>,
     rollout: RolloutWorkload,
     work: Workload,
     rows: usize,
 ) -> anyhow::Result<[f64; 4]> {
-    let config = learner.network().config();
-    let network = Network::new(queue, config, &learner.params, rollout.network(config, middle(work)))?;
+    let config = &learner.network().config().clone();
+    let network = learner.packed(queue, rollout.network(config, middle(work)))?;
     let weight_bytes = network.weight_bytes() as f64;
     let sequences = rollout.engine.max_num_seqs;
     let options = EngineOptions {
@@ -178,8 +177,9 @@ fn sampling_costs<D: Machine>(
     let mut engine = Engine::new(queue.device().clone(), network, version, options)?;
     let quantize = repeated(|| {
         let began = Instant::now();
-        checksum::params(queue, &learner.params)?;
-        engine.load(queue, &learner.params, version)?;
+        let master = &mut learner.master;
+        master.checksum(queue)?;
+        engine.load_with(version, |net| net.refresh_leaves(queue, master, Rounding::Nearest))?;
         queue.synchronize()?;
         Ok(began.elapsed().as_secs_f64())
     })?;

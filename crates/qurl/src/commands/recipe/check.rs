@@ -10,6 +10,7 @@ use qurl_kernels::Device;
 use qurl_tasks::reward::RewardRule;
 use qurl_tasks::task::{Dropped, Split, Task};
 use qurl_train::memory::MemoryPlan;
+use qurl_train::ranks::Ranks;
 use qurl_train::recipe::{Recipe, RlPlan, TaskSource};
 use qurl_train::rl::{TrainError, prepare};
 use qurl_train::sft::{Examples, LeftOut};
@@ -141,7 +142,7 @@ fn look<D: Machine>(on: &Arc<D>, recipe: &Recipe) -> anyhow::Result<Report> {
     let mut rl_plan = None;
     let supervised = match &recipe.sft {
         Some(sft) => {
-            let planned = MemoryPlan::of_sft(device, recipe, sft, &start.config);
+            let planned = MemoryPlan::of_sft(device, recipe, sft, &start.config, &Ranks::one(recipe));
             memory = foreseen(device, planned.map_err(TrainError::from))?;
             let examples = Examples::open(sft, recipe.trainer.seed, &start, task.as_deref()).or_bad()?;
             warnings.extend(examples.count().and_then(|count| recipe.doubt_of_examples(count)));
@@ -163,7 +164,8 @@ fn look<D: Machine>(on: &Arc<D>, recipe: &Recipe) -> anyhow::Result<Report> {
         if let Some(task) = task.as_deref_mut() {
             dropped = prepare(device, recipe, file, &start, task).or_bad()?;
         }
-        memory = foreseen(device, MemoryPlan::of_rl(device, recipe, &plan, &start.config))?;
+        memory =
+            foreseen(device, MemoryPlan::of_rl(device, recipe, &plan, &start.config, &Ranks::one(recipe)))?;
         reinforcement = Some(step_of(&plan));
         rl_plan = Some(plan);
     }

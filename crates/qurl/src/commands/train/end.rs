@@ -23,14 +23,13 @@ pub fn done<D: Device>(
     view: &TrainView,
 ) -> anyhow::Result<()> {
     run.save_model()?;
-    let rollout_speed = match run.rollout_speed() {
-        Some(Ok(speed)) => Some(speed),
-        Some(Err(error)) => {
-            view.warn(&format!("the speed of the rollouts could not be measured: {error}"));
-            None
-        }
-        None => None,
-    };
+    let rollout_speed = run.rollout_speed().unwrap_or_else(|error| {
+        view.warn(&format!("the speed of the rollouts could not be measured: {error}"));
+        None
+    });
+    if !run.trainer().ranks().is_first() {
+        return Ok(());
+    }
     let summary = run.summary(rollout_speed, began.elapsed().as_secs_f64())?;
     if let Some(Memory { planned, peak }) = summary.memory {
         view.note(&format!("memory: {} MiB planned, {} MiB allocated at most", planned >> 20, peak >> 20));
@@ -64,6 +63,9 @@ pub fn broken<D: Device>(
     view: &TrainView,
 ) -> anyhow::Result<()> {
     let summary = run.broken(step, symptom)?;
+    if !run.trainer().ranks().is_first() {
+        return Err(anyhow!("{}", summary.broken));
+    }
     write_json(&dir.join(SUMMARY), &summary)?;
     let report = dir.join("report.html");
     let written = RunData::read(dir).and_then(|data| Ok(std::fs::write(&report, render(&[data]))?));

@@ -5,6 +5,7 @@ use crate::target::free_run;
 use crate::view::TrainView;
 use anyhow::Context;
 use qurl_train::checkpoint::{Keep, Store};
+use qurl_train::ranks::Ranks;
 use qurl_train::recipe::{Changes, Recipe};
 use qurl_train::run::SUMMARY;
 use qurl_train::runlog::RunLock;
@@ -47,6 +48,13 @@ impl Kind {
 /// The recipe's file in a run directory.
 pub const RECIPE: &str = "recipe.toml";
 
+const CHECKPOINTS: &str = "checkpoints";
+
+/// How many checkpoints a recipe wants.
+fn keep(recipe: &Recipe) -> Keep {
+    Keep { last: recipe.trainer.keep_last, best: recipe.trainer.keep_best }
+}
+
 /// The name of something in a directory, other than a lock.
 pub fn something_in(dir: &Path) -> anyhow::Result<Option<String>> {
     let unreadable = |e: std::io::Error| bad(format!("--run {}: cannot be read: {e}", dir.display()));
@@ -70,10 +78,37 @@ pub struct RunDir {
     /// Its summary, where the run has made all of its steps: nothing is left to do.
     pub finished: Option<String>,
     kind: Kind,
-    _lock: RunLock,
+    /// Held by rank 0, for all.
+    _lock: Option<RunLock>,
 }
 
 impl RunDir {
+    /// [`RunDir::open`] by rank 0, for all: the others see the same directory.
+    pub fn open_on(
+        ranks: &Ranks,
+        kind: Kind,
+        asked: Option<&Path>,
+        resume: bool,
+        recipe: &Recipe,
+        view: &TrainView,
+    ) -> anyhow::Result<RunDir> {
+        let opened = match ranks.is_first() {
+            true => Some(RunDir::open(kind, asked, resume, recipe, view)?),
+            false => None,
+        };
+        let path = opened.as_ref().map(|dir| std::path::absolute(&dir.path)).transpose()?;
+        let path = ranks.of_first(path.map_or(String::new(), |path| path.display().to_string()))?;
+        let step = ranks.of_first(opened.as_ref().and_then(|dir| Some(dir.from.as_ref()?.0)))?;
+        let finished = ranks.of_first(opened.as_ref().and_then(|dir| dir.finished.clone()))?;
+        let others = || {
+            let path = PathBuf::from(path);
+            let store = Store::of_first(&path.join(CHECKPOINTS), keep(recipe));
+            let from = step.map(|step| (step, store.path(step)));
+            RunDir { path, store, from, finished, kind, _lock: None }
+        };
+        Ok(opened.unwrap_or_else(others))
+    }
+
     /// Makes the directory, or takes the one of a run that is to continue, and locks it.
     pub fn open(
         kind: Kind,
@@ -96,8 +131,7 @@ impl RunDir {
         if let Some(found) = something_in(&path)?.filter(|_| !resume) {
             return Err(bad(format!("--run {name}: holds {found}, expected a new or empty directory")));
         }
-        let keep = Keep { last: recipe.trainer.keep_last, best: recipe.trainer.keep_best };
-        let store = Store::open(&path.join("checkpoints"), keep)?;
+        let store = Store::open(&path.join(CHECKPOINTS), keep(recipe))?;
         let newest = store.newest()?;
         for torn in &newest.torn {
             let (step, error) = (torn.step, &torn.error);
@@ -105,7 +139,7 @@ impl RunDir {
                 "warning: the checkpoint of step {step} is not whole and is ignored: {error}"
             ));
         }
-        let mut dir = RunDir { path, store, from: newest.whole, finished: None, kind, _lock: lock };
+        let mut dir = RunDir { path, store, from: newest.whole, finished: None, kind, _lock: Some(lock) };
         if resume {
             dir.check_recipe(recipe, view)?;
             dir.finished = dir.summary_if_finished(recipe);

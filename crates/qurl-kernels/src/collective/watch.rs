@@ -1,0 +1,267 @@
+//! Signs of life: a rank that dies or hangs ends all others, with an error that names it.
+//!
+//! Libraries wait for a lost rank for ever. So each rank keeps its connection to rank 0 and beats over it once
+//! a second, with the number of exchanges it has begun. Rank 0 sees three things and tells all others:
+//! - a connection that closes without a farewell: the process is dead (at once);
+//! - no beat for [`Limits::silence`]: the process is stopped, or its machine is gone;
+//! - beats, but for [`Limits::stall`] no rank begins an exchange although some are further than others: those
+//!   wait for the one that has begun fewest, which hangs.
+//!
+//! Whoever learns of it ends its process ([`end`](super::end)), whatever its threads wait in. Rank 0 itself is
+//! watched by all others in the same way.
+
+use super::end;
+use super::rendezvous::{Frame, Kind, Met};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long ranks wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// For all to come, at the start.
+    pub meeting: Duration,
+    /// For a sign of life of a process.
+    pub silence: Duration,
+    /// For a rank that is alive, while others wait for it in an exchange.
+    pub stall: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        let seconds = Duration::from_secs;
+        Limits { meeting: seconds(300), silence: seconds(30), stall: seconds(1800) }
+    }
+}
+
+/// The variable for [`Limits::stall`].
+const STALL: &str = "QURL_RANK_TIMEOUT";
+
+/// `QURL_RANK_TIMEOUT` is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("QURL_RANK_TIMEOUT={0:?} is not a number of seconds; expected 1 or more")]
+pub struct LimitsError(String);
+
+impl Limits {
+    /// As they are by default, but for what the environment says: `QURL_RANK_TIMEOUT`, seconds, is the time
+    /// that ranks wait for one that is alive.
+    pub fn from_env() -> Result<Limits, LimitsError> {
+        let mut limits = Limits::default();
+        if let Some(text) = std::env::var(STALL).ok().filter(|text| !text.is_empty()) {
+            match text.parse() {
+                Ok(seconds) if seconds >= 1 => limits.stall = Duration::from_secs(seconds),
+                _ => return Err(LimitsError(text)),
+            }
+        }
+        Ok(limits)
+    }
+}
+
+/// The most time between two beats.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// How long a rank that fails by itself has to say so, once another has.
+const MOMENT: Duration = Duration::from_millis(500);
+
+/// What is known of another rank.
+struct Other {
+    rank: usize,
+    stream: TcpStream,
+    last_sign: Instant,
+    /// Exchanges that it has begun.
+    begun: u64,
+    has_left: bool,
+}
+
+struct Shared {
+    rank: usize,
+    size: usize,
+    limits: Limits,
+    /// Exchanges that this rank has begun.
+    begun: AtomicU64,
+    /// Whether this rank has finished: what others do is of no interest any more.
+    left: AtomicBool,
+    others: Mutex<Vec<Other>>,
+}
+
+/// A rank's watch over the others; it ends when dropped.
+pub(super) struct Watch {
+    shared: Arc<Shared>,
+}
+
+impl Watch {
+    /// Watches the ranks that have met.
+    pub fn begin(rank: usize, size: usize, met: Met, limits: Limits) -> std::io::Result<Watch> {
+        let mut others = Vec::new();
+        let mut readers = Vec::new();
+        for (rank, stream) in met.others {
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(None)?;
+            stream.set_write_timeout(Some(limits.silence))?;
+            readers.push((rank, stream.try_clone()?));
+            others.push(Other { rank, stream, last_sign: Instant::now(), begun: 0, has_left: false });
+        }
+        let begun = AtomicU64::new(0);
+        let shared = Arc::new(Shared {
+            rank,
+            size,
+            limits,
+            begun,
+            left: AtomicBool::new(false),
+            others: Mutex::new(others),
+        });
+        for (other, stream) in readers {
+            let shared = shared.clone();
+            let name = format!("rank {other}");
+            std::thread::Builder::new().name(name).spawn(move || shared.listen(other, stream))?;
+        }
+        let beating = shared.clone();
+        std::thread::Builder::new().name("beat".to_string()).spawn(move || beating.beat())?;
+        Ok(Watch { shared })
+    }
+
+    /// Counts an exchange.
+    pub fn begin_exchange(&self) {
+        self.shared.begun.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Tells the others that this rank has failed and why: they end with it.
+    pub fn fail(&self, reason: &str) {
+        let Shared { rank, size, left, .. } = &*self.shared;
+        if !left.swap(true, Ordering::Relaxed) {
+            // What rank 0 says is taken as it is; it says for the others who they are.
+            let reason =
+                if *rank == 0 { format!("rank 0 of {size} failed: {reason}") } else { reason.to_string() };
+            self.shared.tell(&Frame::new(Kind::Fault, reason.as_bytes()));
+        }
+    }
+
+    /// This rank has finished; others may still be about to.
+    pub fn leave(&self) {
+        if !self.shared.left.swap(true, Ordering::Relaxed) {
+            self.shared.tell(&Frame::new(Kind::Leave, &[]));
+        }
+    }
+}
+
+impl Drop for Watch {
+    /// The connections close: without a farewell before, the others take this rank for dead.
+    fn drop(&mut self) {
+        self.shared.left.store(true, Ordering::Relaxed);
+        for other in self.shared.others().iter() {
+            let _ = other.stream.shutdown(Shutdown::Both); // it may be closed already
+        }
+    }
+}
+
+impl Shared {
+    fn others(&self) -> std::sync::MutexGuard<'_, Vec<Other>> {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, frame: &Frame) {
+        for other in self.others().iter_mut() {
+            let _ = frame.write(&mut other.stream); // who is gone is found by reading
+        }
+    }
+
+    /// Hears what another rank says, until it leaves.
+    fn listen(&self, rank: usize, mut stream: TcpStream) {
+        loop {
+            let frame = Frame::read(&mut stream);
+            if self.left.load(Ordering::Relaxed) {
+                return;
+            }
+            let mut others = self.others();
+            let Some(other) = others.iter_mut().find(|other| other.rank == rank) else { return };
+            match frame {
+                Err(_) if other.has_left => return,
+                Err(_) => {
+                    drop(others);
+                    return self.lost(rank, "its process has ended");
+                }
+                Ok(frame) => match frame.kind {
+                    Kind::Beat => {
+                        other.last_sign = Instant::now();
+                        let begun = frame.content.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+                        other.begun = begun;
+                    }
+                    Kind::Leave => other.has_left = true,
+                    Kind::Fault => {
+                        drop(others);
+                        return self.told(rank, &frame.text());
+                    }
+                    Kind::Hello | Kind::Welcome => {
+                        drop(others);
+                        return self.lost(rank, "it says what makes no sense now");
+                    }
+                },
+            }
+        }
+    }
+
+    /// Beats, and looks at the others' signs of life.
+    fn beat(&self) {
+        let pause = BEAT.min(self.limits.silence / 4);
+        let mut last_counts = Vec::new();
+        let mut last_progress = Instant::now();
+        while !self.left.load(Ordering::Relaxed) {
+            let begun = self.begun.load(Ordering::Relaxed);
+            self.tell(&Frame::new(Kind::Beat, &begun.to_le_bytes()));
+            let mut counts = vec![(begun, self.rank)];
+            let mut silent = None;
+            for other in self.others().iter().filter(|other| !other.has_left) {
+                counts.push((other.begun, other.rank));
+                if other.last_sign.elapsed() > self.limits.silence {
+                    silent = Some(other.rank);
+                }
+            }
+            if let Some(rank) = silent {
+                let seconds = self.limits.silence.as_secs_f64();
+                return self.lost(rank, &format!("no sign of life for {seconds} s"));
+            }
+            if counts != last_counts {
+                (last_counts, last_progress) = (counts, Instant::now());
+            } else if self.rank == 0 && last_progress.elapsed() > self.limits.stall {
+                let slowest = last_counts.iter().min().copied().unwrap_or_default();
+                let fastest = last_counts.iter().max().copied().unwrap_or_default();
+                if slowest.0 < fastest.0 {
+                    let seconds = self.limits.stall.as_secs_f64();
+                    let what = format!("it hangs: rank {} has waited for it for {seconds} s", fastest.1);
+                    return self.lost(slowest.1, &what);
+                }
+            }
+            std::thread::sleep(pause);
+        }
+    }
+
+    /// Ends with a rank that says why it fails; rank 0 says what it knows of any. An error that all ranks have
+    /// is on its way out of this one, too, and gets a moment to arrive.
+    fn told(&self, rank: usize, reason: &str) {
+        std::thread::sleep(MOMENT);
+        if self.left.load(Ordering::Relaxed) {
+            return;
+        }
+        match self.rank {
+            0 => self.end(&format!("rank {rank} of {} failed: {reason}", self.size)),
+            // Rank 0 has said it for all.
+            _ => end::silently(),
+        }
+    }
+
+    /// Tells of a lost rank and ends the process.
+    fn lost(&self, rank: usize, reason: &str) {
+        if !self.left.load(Ordering::Relaxed) {
+            self.end(&format!("rank {rank} of {} is lost: {reason}", self.size));
+        }
+    }
+
+    fn end(&self, message: &str) -> ! {
+        end::say(message);
+        if self.rank == 0 {
+            self.tell(&Frame::new(Kind::Fault, message.as_bytes()));
+        }
+        end::silently()
+    }
+}

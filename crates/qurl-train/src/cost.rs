@@ -1,0 +1,244 @@
+//! What a step of several ranks moves, and how long it may take: the cost model of `docs/scale.md`.
+//!
+//! Bytes of tensors are exact and held against what the exchange counts. Times are sums of what bounds each
+//! phase: arithmetic, memory, links. Nothing is assumed to overlap, so they are meant as upper bounds for a
+//! machine that sustains the given rates.
+
+use crate::ranks::cuts;
+use crate::recipe::{RlPlan, Updates};
+use qurl_kernels::collective::Moved;
+use qurl_kernels::types::SQUARES_BLOCK;
+use qurl_kernels::{Format, KvFormat};
+use qurl_model::{ModelConfig, params};
+
+/// Bytes of a number of gradients and weights.
+const NUMBER: u64 = 4;
+/// Bytes that a token takes on its way to another rank, at most: id, log-probs of sampler, actor and
+/// reference, value, entropy, text, and its part of what the loss says.
+const TOKEN: u64 = 48;
+
+/// What ranks run on. Rates are sustained ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cluster {
+    /// bf16 arithmetic of a GPU in training, in operations a second.
+    pub flops: f64,
+    /// Memory of a GPU, in bytes a second.
+    pub memory: f64,
+    /// Links between the GPUs of a machine: bytes a second that a GPU sends.
+    pub local: f64,
+    /// Links between machines: bytes a second of each GPU.
+    pub network: f64,
+    /// GPUs of a machine.
+    pub per_machine: usize,
+    /// Seconds that an exchange takes at least.
+    pub latency: f64,
+}
+
+impl Default for Cluster {
+    /// Machines of eight H200 with NVLink and 400 Gb/s of InfiniBand for each GPU.
+    fn default() -> Cluster {
+        Cluster { flops: 400e12, memory: 4.0e12, local: 350e9, network: 45e9, per_machine: 8, latency: 30e-6 }
+    }
+}
+
+/// What a step does, in global numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Work {
+    /// Responses.
+    pub responses: usize,
+    /// Mean tokens of a prompt.
+    pub prompt: usize,
+    /// Mean tokens of a response.
+    pub response: usize,
+    /// Tokens of the longest response.
+    pub longest: usize,
+}
+
+impl Work {
+    /// A step by a recipe, its prompts and responses at half of their limits on average.
+    pub fn of(plan: &RlPlan) -> Work {
+        let (longest, n) = plan.sizes_at(1);
+        let (responses, prompt) = (plan.data.train_batch_size * n, plan.data.max_prompt_length.div_ceil(2));
+        Work { responses, prompt, response: longest.div_ceil(2), longest }
+    }
+
+    fn tokens(&self) -> usize {
+        self.responses * (self.prompt + self.response)
+    }
+}
+
+/// Seconds of a step's phases.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepTime {
+    /// Prefill and decoding.
+    pub rollout: f64,
+    /// Log-probs of actor and reference, values.
+    pub scoring: f64,
+    /// Forward and backward passes.
+    pub training: f64,
+    /// Gradients and weights between ranks.
+    pub exchange: f64,
+}
+
+impl StepTime {
+    /// All phases.
+    pub fn total(&self) -> f64 {
+        self.rollout + self.scoring + self.training + self.exchange
+    }
+}
+
+/// Updates of a step.
+pub fn updates(plan: &RlPlan, of: &Updates) -> usize {
+    plan.data.train_batch_size / of.ppo_mini_batch_size.max(1) * of.ppo_epochs
+}
+
+/// Bytes that a rank sends in one update of a model with leaves of these lengths: its part of everyone's
+/// gradient to its owner, then its updated pieces to everyone, where the network is packed anew.
+pub fn update_bytes(leaves: impl IntoIterator<Item = usize>, rank: usize, ranks: usize) -> Moved {
+    let mut moved = Moved::default();
+    for len in leaves {
+        let cuts = cuts(len, ranks);
+        let own = (cuts[rank + 1] - cuts[rank]) as u64;
+        moved.all_to_all += NUMBER * (len as u64 - own);
+        moved.all_gather += NUMBER * own * (ranks as u64 - 1);
+        // Partial sums of the norm.
+        moved.host += 8 * own.div_ceil(SQUARES_BLOCK as u64) * (ranks as u64 - 1);
+    }
+    moved
+}
+
+/// Bytes that a rank sends in a step: exact for tensors, an estimate for facts about tokens. The actor's
+/// weights are gathered once more than they are updated, for the copy that samples; what is done beside the
+/// step (checkpoints, figures of the weights) gathers them, too.
+pub fn step_bytes(plan: &RlPlan, config: &ModelConfig, work: &Work, rank: usize, ranks: usize) -> Moved {
+    let mut moved = Moved::default();
+    let learners =
+        std::iter::once((&plan.actor, false)).chain(plan.critic.as_ref().map(|critic| (critic, true)));
+    for (of, value_head) in learners {
+        let shapes = params::shapes(config, value_head);
+        let update = update_bytes(shapes.iter().map(|leaf| leaf.len()), rank, ranks);
+        let (count, sampled) = (updates(plan, of) as u64, u64::from(!value_head));
+        moved.all_to_all += count * update.all_to_all;
+        moved.all_gather += (count + sampled) * update.all_gather;
+        moved.host += count * update.host;
+    }
+    moved.host += TOKEN * (work.tokens() as u64).div_ceil(ranks as u64) * (ranks as u64 - 1);
+    moved
+}
+
+/// Seconds of a step on so many ranks.
+pub fn step_time(
+    plan: &RlPlan,
+    config: &ModelConfig,
+    recompute: bool,
+    work: &Work,
+    ranks: usize,
+    on: &Cluster,
+) -> StepTime {
+    let (size, parts) = (config.param_count() as f64, ranks as f64);
+    let tokens = work.tokens() as f64 / parts;
+    let passes = |of: &Updates| of.ppo_epochs as f64 * if recompute { 8.0 } else { 6.0 };
+    let trained = passes(&plan.actor) + plan.critic.as_ref().map_or(0.0, passes);
+    let scored =
+        2.0 * (1 + usize::from(plan.algorithm.needs_reference()) + usize::from(plan.critic.is_some())) as f64;
+    StepTime {
+        rollout: rollout_time(plan, config, work, parts, on),
+        scoring: scored * size * tokens / on.flops,
+        training: trained * size * tokens / on.flops,
+        exchange: exchange_time(plan, config, work, ranks, on),
+    }
+}
+
+/// Prefill is arithmetic. A step of decoding reads all weights and the keys and values of its sequences;
+/// there are as many as the longest response has tokens, or more where not all responses fit into a batch.
+fn rollout_time(plan: &RlPlan, config: &ModelConfig, work: &Work, parts: f64, on: &Cluster) -> f64 {
+    let size = config.param_count() as f64;
+    let responses = work.responses as f64 / parts;
+    let sampled = responses * work.response as f64;
+    let steps = (sampled / plan.rollout.max_num_seqs as f64).max(work.longest as f64);
+    let weights = size * weight_bytes(plan.rollout.format);
+    let kv_number = match plan.rollout.kv_cache {
+        Some(KvFormat::F32) => 4.0,
+        Some(KvFormat::Bf16) | None => 2.0,
+        Some(KvFormat::Int8 | KvFormat::Fp8) => 1.0,
+    };
+    let kv_token = kv_number * (2 * config.kv_dim() * config.num_layers) as f64;
+    let context = work.prompt as f64 + work.response as f64 / 2.0;
+    let read = steps * weights + sampled * context * kv_token;
+    let prefill = 2.0 * size * (responses / plan.rollout.n as f64) * work.prompt as f64 / on.flops;
+    prefill + (read / on.memory).max(2.0 * size * sampled / on.flops)
+}
+
+fn weight_bytes(format: Format) -> f64 {
+    match format {
+        Format::F32 => 4.0,
+        Format::Bf16 => 2.0,
+        Format::Int8 | Format::Fp8 | Format::Fp8Block => 1.0,
+        Format::Int4 | Format::Nvfp4 => 0.5,
+    }
+}
+
+/// A rank's bytes go to ranks of its own machine over one kind of link and to others over the other, at the
+/// same time.
+fn exchange_time(plan: &RlPlan, config: &ModelConfig, work: &Work, ranks: usize, on: &Cluster) -> f64 {
+    if ranks == 1 {
+        return 0.0;
+    }
+    let moved = step_bytes(plan, config, work, 0, ranks).total() as f64;
+    let near = on.per_machine.min(ranks) as f64 - 1.0;
+    let others = ranks as f64 - 1.0;
+    let (local, network) = (moved * near / others, moved * (others - near) / others);
+    let leaves = params::shapes(config, false).iter().count() as f64;
+    let learners = std::iter::once(&plan.actor).chain(plan.critic.as_ref());
+    let exchanges = leaves + learners.map(|of| 2.0 * leaves * updates(plan, of) as f64).sum::<f64>();
+    (local / on.local).max(network / on.network) + exchanges * on.latency
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::Recipe;
+
+    fn plan(recipe: &str) -> RlPlan {
+        let path = format!("../../recipes/{recipe}.toml");
+        let text = std::fs::read_to_string(&path).expect("a recipe");
+        Recipe::parse(&text, &path, &[]).expect("a recipe").rl(&path).expect("a plan")
+    }
+
+    #[test]
+    fn one_rank_sends_nothing_and_all_ranks_together_what_a_ring_would() {
+        let leaves = [1000, 5 * SQUARES_BLOCK + 7, 64 * SQUARES_BLOCK];
+        assert_eq!(update_bytes(leaves, 0, 1), Moved::default());
+        for ranks in [2, 4, 8] {
+            let all = (0..ranks).map(|rank| update_bytes(leaves, rank, ranks));
+            let sum = all.fold((0, 0), |(a, b), moved| (a + moved.all_to_all, b + moved.all_gather));
+            let numbers: u64 = leaves.iter().sum::<usize>() as u64;
+            assert_eq!(sum, (NUMBER * numbers * (ranks as u64 - 1), NUMBER * numbers * (ranks as u64 - 1)));
+        }
+    }
+
+    #[test]
+    fn more_ranks_take_less_time_and_are_less_efficient() {
+        let (plan, config) = (plan("aime-dapo"), ModelConfig::named("qwen2.5-7b").expect("a shape"));
+        let (work, on) = (Work::of(&plan), Cluster::default());
+        assert_eq!((work.responses, work.prompt, work.response, work.longest), (8192, 1024, 4096, 8192));
+        let time = |ranks| step_time(&plan, &config, true, &work, ranks, &on);
+        let alone = time(1);
+        assert_eq!(alone.exchange, 0.0);
+        // 8 P operations for each token, at the given rate.
+        let tokens = (8192 * (1024 + 4096)) as f64;
+        let expected = 8.0 * config.param_count() as f64 * tokens / on.flops;
+        assert!((alone.training / expected - 1.0).abs() < 1e-12);
+        let mut last = (alone.total(), 1.0);
+        for ranks in [2, 4, 8, 16, 32, 64] {
+            let total = time(ranks).total();
+            let efficiency = alone.total() / (ranks as f64 * total);
+            assert!(total < last.0 && efficiency < last.1, "{ranks}: {total} s, {efficiency}");
+            last = (total, efficiency);
+        }
+        // Slower links cost time, and only there.
+        let slow = step_time(&plan, &config, true, &work, 16, &Cluster { network: 4.5e9, ..on });
+        assert!(slow.exchange > 5.0 * time(16).exchange && slow.training == time(16).training);
+        assert_eq!(step_time(&plan, &config, true, &work, 8, &Cluster { network: 4.5e9, ..on }), time(8));
+    }
+}

@@ -1,0 +1,58 @@
+//! Shards of a mini-batch: what makes the bits of a run independent of how many ranks compute it.
+//!
+//! A mini-batch is cut into `trainer.shards` runs of neighbouring sequences by their lengths alone. Each
+//! shard adds up its micro-batches in order, beginning at zero, and the sums of the shards are added in a
+//! fixed binary tree ([`crate::gradients`]). Which rank computes which shard changes no bit of that.
+
+use std::ops::Range;
+
+/// Cuts sequences into `shards` ranges of about as many tokens each: a sequence belongs to the shard that its
+/// middle falls into. A shard may be empty.
+pub fn cut(lengths: &[usize], shards: usize) -> Vec<Range<usize>> {
+    let total: usize = lengths.iter().sum();
+    let mut ends = vec![0; shards];
+    let mut before = 0;
+    for (sequence, &length) in lengths.iter().enumerate() {
+        let shard = ((2 * before + length) * shards).checked_div(2 * total).unwrap_or(0).min(shards - 1);
+        ends[shard] = sequence + 1;
+        before += length;
+    }
+    let mut start = 0;
+    let ranges = ends.into_iter().map(|end| {
+        let range = start..end.max(start);
+        start = range.end;
+        range
+    });
+    ranges.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_neighbours_of_about_as_many_tokens() {
+        assert_eq!(cut(&[5; 8], 4), [0..2, 2..4, 4..6, 6..8]);
+        assert_eq!(cut(&[1, 1, 1, 1, 4, 8], 4), [0..4, 4..5, 5..5, 5..6]);
+        assert_eq!(cut(&[9, 1], 1), std::slice::from_ref(&(0..2)));
+        assert_eq!(cut(&[7], 4), [0..0, 0..0, 0..1, 1..1]);
+        assert_eq!(cut(&[], 2), [0..0, 0..0]);
+        assert_eq!(cut(&[0, 0], 2), [0..2, 2..2]);
+    }
+
+    #[test]
+    fn every_sequence_is_in_one_shard_and_cuts_of_fewer_shards_are_among_those_of_more() {
+        let lengths: Vec<usize> = (0..97).map(|i| (i * i * 31 + 7) % 60).collect();
+        let total: usize = lengths.iter().sum();
+        for shards in [1, 2, 4, 8, 64, 256] {
+            let ranges = cut(&lengths, shards);
+            assert_eq!(ranges.len(), shards);
+            assert_eq!((ranges[0].start, ranges[shards - 1].end), (0, lengths.len()));
+            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start), "{ranges:?}");
+            let tokens = ranges.iter().map(|range| lengths[range.clone()].iter().sum::<usize>());
+            assert!(tokens.max() <= Some(total / shards + 61), "{shards} shards");
+            let finer = cut(&lengths, 2 * shards);
+            assert!(ranges.iter().zip(finer.chunks(2)).all(|(r, f)| *r == (f[0].start..f[1].end)));
+        }
+    }
+}
