@@ -4,7 +4,7 @@
 //!
 //! `cargo run --release -p qurl-examples --bin own_objective`
 
-use qurl_kernels::{Cpu, Device, DeviceError, Format};
+use qurl_kernels::{Cpu, Device, DeviceError, Format, Rounding};
 use qurl_model::compute::{Network, NetworkOptions, TapeOptions, Targets, whole_batch};
 use qurl_model::{Dims, Family, ModelConfig, params};
 use qurl_rollout::{Engine, EngineOptions, Request, SampleKey, WeightVersion};
@@ -41,13 +41,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let options = LearnerOptions { compute: Format::F32, positions, tape, adamw: AdamWOptions::default() };
     let mut actor = Learner::<Cpu>::new(&mut queue, &config, &weights, options)?;
     let int8 = NetworkOptions { positions, ..NetworkOptions::inference(&config, Format::Int8) };
-    let copy = Network::new(&mut queue, &config, &actor.params, int8)?;
+    let copy = Network::of_leaves(&mut queue, &config, false, &mut actor.master, int8)?;
     let size = EngineOptions { kv_bytes: 1 << 20, ..EngineOptions::default() };
     let mut engine = Engine::new(device.clone(), copy, WeightVersion::default(), size)?;
 
     let mut shares = Vec::new(); // of the letter `a`, step by step
     for step in 0..30 {
-        engine.load(&mut queue, &actor.params, WeightVersion { version: step, checksum: 0 })?;
+        let version = WeightVersion { version: step, checksum: 0 };
+        engine.load_with(version, |copy| {
+            copy.refresh_leaves(&mut queue, &mut actor.master, Rounding::Nearest)
+        })?;
         let key = SampleKey { step, ..SampleKey::default() };
         let request = Request { n: SAMPLES, key, ..Request::new(vec![0], LENGTH) };
         let group = engine.generate(&mut queue, &[request])?.remove(0);

@@ -148,6 +148,9 @@ def draw(source, folder):
         if row["case"] == "step":
             limits = [phase["limit_s"] or 0 for phase in row["phases"].values()]
             step.append((sizes[row["shape"]], row["seconds"], sum(limits)))
+    if len(step) < 2:
+        print("fewer than two steps were measured: no plot of them")
+        return
     plot(
         f"{folder}/growth-step.svg",
         "A GRPO step, 256 responses of 1024 tokens, one H200",
