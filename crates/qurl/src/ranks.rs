@@ -1,5 +1,5 @@
-//! The ranks of a run, as a command sees them: started by a launcher whose variables say which one this is, or
-//! by this program itself with `--ranks` ([`local`]).
+//! The ranks of a run, as a command sees them: started by a launcher whose variables say which one this is,
+//! or by this program itself with `--ranks` ([`local`]).
 //!
 //! A rank joins before it does anything that others wait for, and leaves by [`leave`], whatever its outcome:
 //! else the others would take it for dead.
@@ -19,8 +19,8 @@ use std::sync::Arc;
 /// The option of commands that ranks can share.
 #[derive(clap::Args, Clone, Copy)]
 pub struct RanksArg {
-    /// Start so many ranks on this machine: with a GPU each, or on the CPU by mpirun. Other launchers (mpirun,
-    /// srun, torchrun) start them without it
+    /// Start so many ranks on this machine: with a GPU each, or on the CPU by mpirun. Other launchers
+    /// (mpirun, srun, torchrun) start them without it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     ranks: Option<u16>,
 }

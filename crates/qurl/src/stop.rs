@@ -1,10 +1,10 @@
 //! Ctrl-C: the first asks a run to finish its step and save, the second ends the process at once.
 //!
-//! The handlers only set flags. A run looks at [`Stop::requested`] between steps. SIGUSR1 asks as Ctrl-C does:
-//! `mpirun` hands it on to its ranks, and schedulers can send it before a time limit. Requests to end that do
-//! not come from the keyboard (SIGTERM, as schedulers send it; SIGHUP, when a terminal or a connection is gone)
-//! are in more of a hurry: they also set [`Stop::at_once`], which the wait for a reward command's scores looks
-//! at.
+//! The handlers only set flags. A run looks at [`Stop::requested`] between steps. SIGUSR1 asks as Ctrl-C
+//! does: `mpirun` hands it on to its ranks, and schedulers can send it before a time limit. Requests to end
+//! that do not come from the keyboard (SIGTERM, as schedulers send it; SIGHUP, when a terminal or a
+//! connection is gone) are in more of a hurry: they also set [`Stop::at_once`], which the wait for a reward
+//! command's scores looks at.
 
 use anyhow::Context;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};

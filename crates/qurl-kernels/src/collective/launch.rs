@@ -137,8 +137,8 @@ impl Launch {
 
 impl Launch {
     /// The GPU of this rank among those that the process sees: that of its local rank. Ranks share GPUs only
-    /// where each has an `NCCL_HOSTID` of its own, without which NCCL refuses it; a process that sees one GPU,
-    /// chosen for it by `CUDA_VISIBLE_DEVICES`, takes that.
+    /// where each has an `NCCL_HOSTID` of its own, without which NCCL refuses it; a process that sees one
+    /// GPU, chosen for it by `CUDA_VISIBLE_DEVICES`, takes that.
     pub fn gpu(&self, gpus: usize) -> Result<usize, LaunchError> {
         self.gpu_by(gpus, &|name| std::env::var(name).ok())
     }

@@ -1,8 +1,8 @@
 //! Many processes: a [`Collective`] moves bytes between the ranks of a run, and never adds.
 //!
 //! Sums are the trainer's own, in a fixed order, so that the bits of a run do not depend on how many ranks it
-//! has or on what moves the bytes. Here is who sends what to whom ([`Collective`], over the one primitive of a
-//! [`transport`]); tensors are exchanged by a queue of their device
+//! has or on what moves the bytes. Here is who sends what to whom ([`Collective`], over the one primitive of
+//! a [`transport`]); tensors are exchanged by a queue of their device
 //! ([`Queue::all_to_all`](crate::Queue::all_to_all) and its neighbours).
 //!
 //! Every rank calls the same exchanges in the same order, with sizes that fit each other.
@@ -68,8 +68,8 @@ impl Collective {
         Collective::over(0, 1, Transport::Alone)
     }
 
-    /// Ranks that are threads of one process, in the order of their numbers: for tests, with tensors of a CPU.
-    /// An exchange with a rank that has been dropped is an error.
+    /// Ranks that are threads of one process, in the order of their numbers: for tests, with tensors of a
+    /// CPU. An exchange with a rank that has been dropped is an error.
     pub fn threads(size: usize) -> Vec<Collective> {
         let transports = Threads::all(size).into_iter().enumerate();
         transports.map(|(rank, threads)| Collective::over(rank, size, Transport::Threads(threads))).collect()

@@ -1,8 +1,8 @@
 //! Ranks that are processes of an MPI job, connected by the MPI library that the machine has.
 //!
 //! Messages are sent and received without blocking and polled for, with pauses: ranks often share cores, and
-//! a library that waits by spinning would take them from the rank it waits for. Nothing else of MPI is used, so
-//! the table ([`library`](super::mpi_library)) is short and the same for every implementation.
+//! a library that waits by spinning would take them from the rank it waits for. Nothing else of MPI is used,
+//! so the table ([`library`](super::mpi_library)) is short and the same for every implementation.
 
 use super::CollectiveError;
 use super::end;

@@ -2,8 +2,8 @@
 //!
 //! Three binary interfaces: the standard one of MPI 5 (`libmpi_abi`), where handles are pointers with fixed
 //! values; Open MPI 4 and 5, where they are addresses of the library's own variables; MPICH 4 and what is
-//! compatible with it (Intel MPI, MVAPICH), where they are fixed 32-bit numbers. A handle is passed as a word:
-//! on the 64-bit machines that we run on, a function that takes an `int` looks at the lower half of its
+//! compatible with it (Intel MPI, MVAPICH), where they are fixed 32-bit numbers. A handle is passed as a
+//! word: on the 64-bit machines that we run on, a function that takes an `int` looks at the lower half of its
 //! register. Requests are kept in arrays, so there their size matters.
 //!
 //! Which file: the one that `QURL_MPI` names; else one beside the launcher that started us, so that library

@@ -1,5 +1,5 @@
-//! How a rank joins its run: over MPI with a CPU, over NCCL with a GPU. The ranks meet at rank 0 and watch each
-//! other from then on.
+//! How a rank joins its run: over MPI with a CPU, over NCCL with a GPU. The ranks meet at rank 0 and watch
+//! each other from then on.
 
 use super::mpi::Mpi;
 use super::rendezvous::{self, Address, Guest, Met};
@@ -41,8 +41,8 @@ impl Collective {
         Ok(ranks)
     }
 
-    /// Joins a run of ranks with a GPU each: bytes travel by NCCL. The ranks meet where the launcher says, or,
-    /// where it does not, MPI tells them where.
+    /// Joins a run of ranks with a GPU each: bytes travel by NCCL. The ranks meet where the launcher says,
+    /// or, where it does not, MPI tells them where.
     pub fn nccl(join: Join, device: &Cuda) -> Result<Collective, DeviceError> {
         let Launch { rank, size, ref address, .. } = *join.launch;
         let limits = join.limits;

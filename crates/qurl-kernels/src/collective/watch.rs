@@ -1,14 +1,14 @@
 //! Signs of life: a rank that dies or hangs ends all others, with an error that names it.
 //!
-//! Libraries wait for a lost rank for ever. So each rank keeps its connection to rank 0 and beats over it once
-//! a second, with the number of exchanges it has begun. Rank 0 sees three things and tells all others:
+//! Libraries wait for a lost rank for ever. So each rank keeps its connection to rank 0 and beats over it
+//! once a second, with the number of exchanges it has begun. Rank 0 sees three things and tells all others:
 //! - a connection that closes without a farewell: the process is dead (at once);
 //! - no beat for [`Limits::silence`]: the process is stopped, or its machine is gone;
 //! - beats, but for [`Limits::stall`] no rank begins an exchange although some are further than others: those
 //!   wait for the one that has begun fewest, which hangs.
 //!
-//! Whoever learns of it ends its process ([`end`](super::end)), whatever its threads wait in. Rank 0 itself is
-//! watched by all others in the same way.
+//! Whoever learns of it ends its process ([`end`](super::end)), whatever its threads wait in. Rank 0 itself
+//! is watched by all others in the same way.
 
 use super::end;
 use super::rendezvous::{Frame, Kind, Met};
@@ -236,8 +236,8 @@ impl Shared {
         }
     }
 
-    /// Ends with a rank that says why it fails; rank 0 says what it knows of any. An error that all ranks have
-    /// is on its way out of this one, too, and gets a moment to arrive.
+    /// Ends with a rank that says why it fails; rank 0 says what it knows of any. An error that all ranks
+    /// have is on its way out of this one, too, and gets a moment to arrive.
     fn told(&self, rank: usize, reason: &str) {
         std::thread::sleep(MOMENT);
         if self.left.load(Ordering::Relaxed) {

@@ -1,8 +1,8 @@
 //! A GPU that is not there: what is allocated on it is counted, and nothing is computed.
 //!
-//! The real constructors and the real operations run on it over a driver of our own, which gives out addresses that nobody
-//! uses, launches nothing and answers every question with bytes of all ones. So the memory that a run will take is known
-//! without a second description of who allocates what.
+//! The real constructors and the real operations run on it over a driver of our own, which gives out
+//! addresses that nobody uses, launches nothing and answers every question with bytes of all ones. So the
+//! memory that a run will take is known without a second description of who allocates what.
 
 use super::context::Context;
 use super::device::Cuda;
@@ -33,8 +33,8 @@ impl GpuProfile {
 }
 
 impl Cuda {
-    /// A GPU on which nothing is computed: [`Device::memory`](crate::Device::memory) tells what was allocated on it. It
-    /// holds more than its memory, so that a plan can say how much is missing.
+    /// A GPU on which nothing is computed: [`Device::memory`](crate::Device::memory) tells what was allocated
+    /// on it. It holds more than its memory, so that a plan can say how much is missing.
     pub fn counting_as(gpu: &GpuProfile) -> Cuda {
         Cuda::of(Arc::new(Context::counting(driver(), gpu)))
     }

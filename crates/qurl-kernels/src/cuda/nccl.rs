@@ -1,8 +1,8 @@
 //! A clique of GPUs: NCCL's communicator of a run, on a stream of its own.
 //!
-//! Exchanges run in the order in which they are issued, the same at every rank, beside what the queue's stream
-//! computes; events order the two where one needs what the other makes ([`super::exchange`]). Bytes of the host
-//! go through a staging buffer on the device, piece by piece.
+//! Exchanges run in the order in which they are issued, the same at every rank, beside what the queue's
+//! stream computes; events order the two where one needs what the other makes ([`super::exchange`]). Bytes of
+//! the host go through a staging buffer on the device, piece by piece.
 
 use super::context::{Context, STREAM_NON_BLOCKING};
 use super::device::Cuda;
@@ -37,8 +37,8 @@ struct Parts {
     staging: Buffer,
 }
 
-// SAFETY: handles of NCCL and of the driver, used under the mutex; the driver's context is made current before
-// every call.
+// SAFETY: handles of NCCL and of the driver, used under the mutex; the driver's context is made current
+// before every call.
 unsafe impl std::marker::Send for Parts {}
 
 /// What rank 0 makes for all.
@@ -120,8 +120,8 @@ impl Clique {
         let mine = tensor + own.start as u64;
         self.after(queue, done, |parts| {
             if pieces.even() {
-                // SAFETY: the caller's tensor has the pieces; in place, as NCCL allows: the sent piece is where
-                // it will be received.
+                // SAFETY: the caller's tensor has the pieces; in place, as NCCL allows: the sent piece is
+                // where it will be received.
                 let status = unsafe {
                     (self.nccl.all_gather)(at(mine), at(tensor), own.len(), BYTES, parts.comm, parts.stream)
                 };

@@ -1,5 +1,5 @@
-//! Ranks that are GPUs. `benches/gpu/ranks.sh` starts this test as ranks, several on one GPU, by `mpirun` and by
-//! `torchrun`.
+//! Ranks that are GPUs. `benches/gpu/ranks.sh` starts this test as ranks, several on one GPU, by `mpirun` and
+//! by `torchrun`.
 
 use super::{every, job, mpi};
 use qurl_kernels::collective::{Join, Launch, Limits};

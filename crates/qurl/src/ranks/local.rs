@@ -1,8 +1,8 @@
 //! `--ranks N`: the ranks of one machine, started by this process.
 //!
 //! Ranks with GPUs are started here and find each other at a free port of this machine. Ranks on the CPU
-//! exchange by MPI, whose processes only its own launcher can start: `mpirun`, with what it needs to run several
-//! of them on few cores. Either way this process hands signals on and ends with them.
+//! exchange by MPI, whose processes only its own launcher can start: `mpirun`, with what it needs to run
+//! several of them on few cores. Either way this process hands signals on and ends with them.
 
 use super::has_gpus;
 use crate::input::bad;
@@ -26,8 +26,8 @@ const GRACE: Duration = Duration::from_secs(10);
 /// How often it is looked at the ranks.
 const POLL: Duration = Duration::from_millis(30);
 
-/// What `mpirun` has to be told where its ranks share cores: Open MPI 4 and 5 by these variables (as root, too,
-/// as in a container); others do not look at them.
+/// What `mpirun` has to be told where its ranks share cores: Open MPI 4 and 5 by these variables (as root,
+/// too, as in a container); others do not look at them.
 const MPI_VARIABLES: [(&str, &str); 6] = [
     ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
     ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),

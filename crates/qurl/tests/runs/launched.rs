@@ -1,5 +1,5 @@
-//! How ranks are started and stopped: `--ranks` beside other launchers and without `mpirun`, signals, variables
-//! that are wrong.
+//! How ranks are started and stopped: `--ranks` beside other launchers and without `mpirun`, signals,
+//! variables that are wrong.
 
 use super::common::{Run, qurl_with};
 use super::support::{Outcome, lines, place, wait_for};
