@@ -115,7 +115,7 @@ def both(name, points):
     return [(name, [(x, y) for x, y, _ in points], False), (name, [(x, z) for x, _, z in points], True)]
 
 
-def draw(source, folder):
+def plots(source, folder):
     rows = [json.loads(line) for line in Path(source).read_text().splitlines()]
     contexts = [(c, f"{c // 1024}k") for c in CONTEXTS]
     micros = lambda row: (1e6 / row["tokens_per_s"], 1e6 / row["limit_tokens_per_s"])
@@ -164,4 +164,4 @@ def draw(source, folder):
 if __name__ == "__main__":
     if len(sys.argv) != 4 or sys.argv[1] not in ("measure", "plot"):
         sys.exit(__doc__)
-    measure(*sys.argv[2:]) if sys.argv[1] == "measure" else draw(*sys.argv[2:])
+    measure(*sys.argv[2:]) if sys.argv[1] == "measure" else plots(*sys.argv[2:])

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Ranks on GPUs: every exchange over NCCL against its expected content, with 2 and 4 ranks on one GPU (each
 # process has its own NCCL_HOSTID, without which NCCL refuses two ranks on a GPU), started by mpirun, where
-# MPI tells the ranks where to meet, and by torchrun, where its variables do. Then one rank is killed.
+# MPI gives the rendezvous, and by torchrun, where its variables do. Then one rank is killed.
 #
 #   benches/gpu/ranks.sh OUT
 #

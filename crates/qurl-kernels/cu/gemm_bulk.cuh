@@ -3,7 +3,7 @@
 // All SMs end a tile at about the same time, and what they then write takes as long as a fifth of the GEMM if
 // they wait for it. Here results go to shared memory in the layout of a tensor map, bulk stores take them
 // from there in the background, and the MMAs of the next tile begin. A warpgroup has its own half of the
-// area, where it stores CHUNK tokens at a time, in turns in two buffers.
+// area, where it stores CHUNK tokens at a time, alternating between two buffers.
 #pragma once
 #include "gemm_store.cuh"
 #include "hopper.cuh"
@@ -67,12 +67,12 @@ __device__ __forceinline__ void load_four(u32 address, float (&x)[4]) {
 // swizzled: 16 bytes of a token lie at their number XOR the token's, modulo 8.
 struct BulkStore {
     const TensorMap *out, *kept;
-    u32 areas, turn;  // of both warpgroups, and which buffer of each is next
+    u32 areas, next;  // of both warpgroups, and which buffer of each is next
 
     __device__ BulkStore(const TensorMap* out, const TensorMap* kept, u32 areas)
-        : out(out), kept(kept), areas(areas), turn(0) {}
+        : out(out), kept(kept), areas(areas), next(0) {}
 
-    // Where this thread is. It is asked for wherever it is needed: the sums leave no register to keep it.
+    // Where this thread is. It is read wherever it is needed: the sums leave no register to keep it.
     static __device__ __forceinline__ u32 thread() {
         u32 number;
         asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
@@ -92,7 +92,7 @@ struct BulkStore {
         asm volatile("bar.sync %0, 64;" ::"r"(1 + part()) : "memory");
     }
 
-    // Until the buffer whose turn it is may be written to.
+    // Until the buffer that is next may be written to.
     __device__ void begin_chunk() {
         if (issues()) boxes_wait<1>();
         group_sync();
@@ -101,7 +101,7 @@ struct BulkStore {
     __device__ void end_chunk() {
         boxes_fence();
         group_sync();
-        turn ^= 1;
+        next ^= 1;
     }
 
     // Stores tokens from `chunk` on of the tile at (row, token).
@@ -126,7 +126,7 @@ struct BulkStore {
             for (int h = 0; h < 2; ++h) bias[h] = own + 8 * h < a.n ? a.bias[own + 8 * h] : 0.0f;
         }
         begin_chunk();
-        u32 buffer = area() + turn * (AREA_BYTES / 2);
+        u32 buffer = area() + next * (AREA_BYTES / 2);
 #pragma unroll
         for (u32 e = 0; e < 2; ++e) {
 #pragma unroll
@@ -181,7 +181,7 @@ struct BulkStore {
         u32 sent = area + thread() % 128 * 16, column = group == 0 ? row : row - a.n / 2;
         u32 received = sent + (group == 0 ? AREA_BYTES : -AREA_BYTES);
         begin_chunk();
-        u32 result = area + SENT + turn * (RESULT + KEPT), keep = result + RESULT;
+        u32 result = area + SENT + next * (RESULT + KEPT), keep = result + RESULT;
         if (a.kept) transpose_bf16<CHUNK / 8>(d, keep);
         bool gates = group == 0;
 #pragma unroll

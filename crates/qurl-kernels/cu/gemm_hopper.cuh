@@ -332,7 +332,7 @@ __device__ __forceinline__ void gemm(
         auto nothing = [](u32) {};
         Walk w = start();
         if constexpr (BULKS) {
-            // Asked for again: kept from above it would be spilled.
+            // Read again: kept from above it would be spilled.
             asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(w.at));
             w.at /= CL;
             BulkStore bulk(out_map, kept_map, area);

@@ -6,7 +6,7 @@
 use super::rendezvous::Address;
 use std::fmt;
 
-/// Where ranks meet if nothing else is said, as in PyTorch.
+/// The rendezvous if nothing else is said, as in PyTorch.
 const DEFAULT_PORT: u16 = 29_500;
 /// The first port for jobs of SLURM, which have one each by their number.
 const SLURM_PORTS: u16 = 20_000;
@@ -37,7 +37,7 @@ pub struct Launch {
     pub local_rank: usize,
     /// How many there are on its machine, where that is known.
     pub local_size: Option<usize>,
-    /// Where the ranks meet, unless MPI tells them.
+    /// The rendezvous, unless MPI gives one.
     pub address: Option<Address>,
     /// What started it.
     pub launcher: Launcher,
@@ -310,7 +310,7 @@ impl Variables<'_> {
         }
     }
 
-    /// Where the ranks meet if somebody says so; else MPI tells them.
+    /// The rendezvous if somebody says so; else MPI gives one.
     fn given_address(&self) -> Result<Option<Address>, LaunchError> {
         match (self.get("MASTER_ADDR"), self.port("MASTER_PORT")?) {
             (Some(host), Some(port)) => self.address(host, port).map(Some),

@@ -57,7 +57,7 @@ pub struct Collective {
     transport: Transport,
     /// Over the other processes, where there are any.
     watch: Option<Watch>,
-    /// The MPI job in which GPUs were told where to meet.
+    /// The MPI job by which GPUs learned of their rendezvous.
     job: Option<Box<Collective>>,
     moved: Counters,
 }

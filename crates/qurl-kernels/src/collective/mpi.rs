@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_micros(50);
 pub(crate) struct Mpi {
     library: Library,
     /// One call at a time: the library promises no more.
-    turn: Mutex<()>,
+    lock: Mutex<()>,
     rank: usize,
     size: usize,
 }
@@ -48,7 +48,7 @@ impl Mpi {
             );
             return Err(CollectiveError::Library { library: "MPI".to_string(), reason });
         }
-        Ok(Mpi { library, turn: Mutex::new(()), rank, size })
+        Ok(Mpi { library, lock: Mutex::new(()), rank, size })
     }
 
     /// What the library is.
@@ -59,7 +59,7 @@ impl Mpi {
     /// Sends and receives. A failure ends the process: the library may go on writing into memory that the
     /// caller would free.
     pub fn exchange(&self, sends: &[Send], receives: &mut [Receive]) -> Result<(), CollectiveError> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let parts = |len: usize| len.div_ceil(MAX_MESSAGE);
         let count = sends.iter().map(|send| parts(send.bytes.len())).sum::<usize>()
             + receives.iter().map(|receive| parts(receive.bytes.len())).sum::<usize>();
@@ -111,7 +111,7 @@ impl Mpi {
 
     /// Leaves the job, with all ranks; nothing may be exchanged afterwards.
     pub fn finalize(&self) -> Result<(), CollectiveError> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.library.finalize()
     }
 }

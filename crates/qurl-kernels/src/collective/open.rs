@@ -1,5 +1,5 @@
-//! How a rank joins its run: over MPI with a CPU, over NCCL with a GPU. The ranks meet at rank 0 and watch
-//! each other from then on.
+//! How a rank joins its run: over MPI with a CPU, over NCCL with a GPU. The rendezvous is rank 0; connected to
+//! it, the ranks watch each other from then on.
 
 use super::mpi::Mpi;
 use super::rendezvous::{self, Address, Guest, Met};
@@ -41,7 +41,7 @@ impl Collective {
         Ok(ranks)
     }
 
-    /// Joins a run of ranks with a GPU each: bytes travel by NCCL. The ranks meet where the launcher says,
+    /// Joins a run of ranks with a GPU each: bytes travel by NCCL. The rendezvous is where the launcher says,
     /// or, where it does not, MPI tells them where.
     pub fn nccl(join: Join, device: &Cuda) -> Result<Collective, DeviceError> {
         let Launch { rank, size, ref address, .. } = *join.launch;
@@ -51,8 +51,8 @@ impl Collective {
             Some(address) => {
                 let guest = Guest { rank, size, identity: join.identity };
                 let met = match rank {
-                    0 => rendezvous::receive_all(&rendezvous::listen(address)?, guest, &id, limits.meeting)?,
-                    _ => rendezvous::come(address, guest, limits.meeting)?,
+                    0 => rendezvous::receive_all(&rendezvous::listen(address)?, guest, &id, limits.rendezvous)?,
+                    _ => rendezvous::come(address, guest, limits.rendezvous)?,
                 };
                 (None, met)
             }
@@ -78,7 +78,7 @@ impl Collective {
         Clique::device_bytes()
     }
 
-    /// Meets the others where rank 0 says by an exchange, and brings its gift.
+    /// Joins the rendezvous that rank 0 names by an exchange, and brings its gift.
     fn meet_by_mpi(&self, join: &Join, gift: &[u8]) -> Result<Met, CollectiveError> {
         let guest = Guest { rank: self.rank, size: self.size, identity: join.identity };
         let here = host_name();
@@ -86,7 +86,7 @@ impl Collective {
             let listener = rendezvous::listen(&Address { host: here.clone(), port: 0 })?;
             let at = listener.local_addr().map_err(|e| failed(e.to_string()))?;
             self.broadcast_bytes(0, format!("{} {here}", at.port()).into_bytes())?;
-            return rendezvous::receive_all(&listener, guest, gift, join.limits.meeting);
+            return rendezvous::receive_all(&listener, guest, gift, join.limits.rendezvous);
         }
         let told = self.broadcast_bytes(0, Vec::new())?;
         let told = String::from_utf8_lossy(&told);
@@ -94,7 +94,7 @@ impl Collective {
         let Some((port, host)) = address else { return Err(failed(format!("rank 0 says {told:?}"))) };
         // Names of machines may have no address on the machine itself.
         let host = if host == here { "127.0.0.1".to_string() } else { host.to_string() };
-        rendezvous::come(&Address { host, port }, guest, join.limits.meeting)
+        rendezvous::come(&Address { host, port }, guest, join.limits.rendezvous)
     }
 
     fn watched(mut self, met: Met, limits: Limits) -> Result<Collective, CollectiveError> {
@@ -147,5 +147,5 @@ fn host_name() -> String {
 }
 
 fn failed(reason: String) -> CollectiveError {
-    CollectiveError::Failed { what: "meeting the other ranks".to_string(), reason }
+    CollectiveError::Failed { what: "joining the other ranks".to_string(), reason }
 }

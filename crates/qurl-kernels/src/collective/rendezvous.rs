@@ -1,4 +1,4 @@
-//! Where ranks meet: each has a TCP connection to rank 0, which listens until all are there.
+//! The rendezvous of ranks: each has a TCP connection to rank 0, which listens until all are there.
 //!
 //! Nothing of a run travels here but what is needed to begin (rank 0's gift: the id of an NCCL clique) and,
 //! afterwards, signs of life ([`watch`](super::watch)). Every wait has a limit, and who is missing is named.
@@ -88,7 +88,7 @@ impl Frame {
     }
 }
 
-/// Who meets.
+/// Who joins.
 #[derive(Clone, Copy)]
 pub(super) struct Guest<'a> {
     pub rank: usize,
@@ -124,7 +124,7 @@ pub(super) fn receive_all(
 ) -> Result<Met, CollectiveError> {
     let at = listener.local_addr().map_or(String::new(), |at| at.to_string());
     let failed =
-        |reason: String| CollectiveError::Failed { what: format!("meeting the ranks at {at}"), reason };
+        |reason: String| CollectiveError::Failed { what: format!("rendezvous of the ranks at {at}"), reason };
     listener.set_nonblocking(true).map_err(|e| failed(e.to_string()))?;
     let (began, mut here) = (Instant::now(), vec![]);
     here.resize_with(guest.size, || None);
@@ -201,7 +201,7 @@ fn admit(mut stream: TcpStream, guest: Guest) -> Result<Option<(usize, TcpStream
 
 /// Comes to rank 0 as another rank and waits until all are there.
 pub(super) fn come(at: &Address, guest: Guest, limit: Duration) -> Result<Met, CollectiveError> {
-    let failed = |reason: String| CollectiveError::Failed { what: format!("meeting rank 0 at {at}"), reason };
+    let failed = |reason: String| CollectiveError::Failed { what: format!("joining rank 0 at {at}"), reason };
     let began = Instant::now();
     let mut stream = loop {
         match connect(at) {
@@ -305,7 +305,7 @@ mod tests {
         drop(listener);
         let error = come(&at, guest(1, 2), SHORT).map(|met| met.gift).expect_err("nobody").to_string();
         assert!(
-            error.contains(&format!("meeting rank 0 at {at}")) && error.contains("within 0.3 s"),
+            error.contains(&format!("joining rank 0 at {at}")) && error.contains("within 0.3 s"),
             "{error}"
         );
     }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// For all to come, at the start.
-    pub meeting: Duration,
+    pub rendezvous: Duration,
     /// For a sign of life of a process.
     pub silence: Duration,
     /// For a rank that is alive, while others wait for it in an exchange.
@@ -31,7 +31,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Limits {
         let seconds = Duration::from_secs;
-        Limits { meeting: seconds(300), silence: seconds(30), stall: seconds(1800) }
+        Limits { rendezvous: seconds(300), silence: seconds(30), stall: seconds(1800) }
     }
 }
 

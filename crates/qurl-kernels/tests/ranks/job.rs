@@ -64,7 +64,7 @@ pub fn play(cases: &[Case]) {
         Duration::from_secs(given.unwrap_or(default))
     };
     let silence = seconds("QURL_TEST_SILENCE", 20);
-    let limits = Limits { meeting: silence, silence, stall: seconds("QURL_TEST_STALL", 20) };
+    let limits = Limits { rendezvous: silence, silence, stall: seconds("QURL_TEST_STALL", 20) };
     let identity =
         if case == "other version" { format!("qurl {}", launch.rank / 2) } else { "qurl 0".to_string() };
     let join = Join { launch: &launch, identity: &identity, limits };
