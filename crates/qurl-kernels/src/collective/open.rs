@@ -51,7 +51,9 @@ impl Collective {
             Some(address) => {
                 let guest = Guest { rank, size, identity: join.identity };
                 let met = match rank {
-                    0 => rendezvous::receive_all(&rendezvous::listen(address)?, guest, &id, limits.rendezvous)?,
+                    0 => {
+                        rendezvous::receive_all(&rendezvous::listen(address)?, guest, &id, limits.rendezvous)?
+                    }
                     _ => rendezvous::come(address, guest, limits.rendezvous)?,
                 };
                 (None, met)
