@@ -38,6 +38,7 @@ EMPTY(cuOccupancyMaxActiveClusters) EMPTY(cuLaunchKernelEx) EMPTY(cuTensorMapEnc
 EMPTY(cuStreamBeginCapture_v2) EMPTY(cuStreamEndCapture) EMPTY(cuGraphInstantiateWithFlags)
 EMPTY(cuGraphLaunch) EMPTY(cuGraphExecDestroy) EMPTY(cuGraphDestroy) EMPTY(cuEventCreate)
 EMPTY(cuEventRecord) EMPTY(cuEventSynchronize) EMPTY(cuEventElapsedTime) EMPTY(cuEventDestroy_v2)
+EMPTY(cuStreamWaitEvent)
 EMPTY(cuGetErrorString)
 int nvrtcCompileProgram() { return COMPILED; }
 int nvrtcGetProgramLogSize(void* program, size_t* size) { *size = 9; return 0; }
