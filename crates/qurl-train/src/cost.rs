@@ -13,7 +13,7 @@ use qurl_model::{ModelConfig, params};
 
 /// Bytes of a number of gradients and weights.
 const NUMBER: u64 = 4;
-/// Bytes that a token takes on its way to another rank, at most: id, log-probs of sampler, actor and
+/// Bytes that a token takes in flight to another rank, at most: id, log-probs of sampler, actor and
 /// reference, value, entropy, text, and its part of what the loss says.
 const TOKEN: u64 = 48;
 

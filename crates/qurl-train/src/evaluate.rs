@@ -159,7 +159,7 @@ pub fn of_first(ranks: &Ranks, read: Vec<ProblemRecord>) -> Result<Vec<ProblemRe
     Ok(sent.into_iter().map(|Sent(record)| record).collect())
 }
 
-/// A record on its way to other ranks: the line of its file.
+/// A record in flight to other ranks: the line of its file.
 struct Sent(ProblemRecord);
 
 impl Wire for Sent {

@@ -68,8 +68,8 @@ pub enum LaunchError {
     },
     /// A machine has more ranks than GPUs.
     #[error(
-        "rank {local_rank} of this machine (numbered from 0) has no GPU: there are {gpus}; start as many ranks, \
-         or give each process an NCCL_HOSTID of its own to let them share"
+        "rank {local_rank} of this machine (numbered from 0) has no GPU: there are {gpus}; start as many \
+         ranks, or give each process an NCCL_HOSTID of its own to let them share"
     )]
     TooFewGpus {
         /// The rank's number on its machine.

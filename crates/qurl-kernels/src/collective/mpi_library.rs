@@ -113,8 +113,8 @@ impl Library {
         };
         let reasons = reasons.join("; ");
         Err(unusable(format!(
-            "looked for {}{whose}, beside the launcher and where the loader looks ({reasons}); {FILE} may name \
-             the library's file",
+            "looked for {}{whose}, beside the launcher and where the loader looks ({reasons}); {FILE} may \
+             name the library's file",
             names.join(", ")
         )))
     }

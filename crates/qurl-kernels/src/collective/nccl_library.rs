@@ -85,8 +85,8 @@ impl Nccl {
             }
         }
         let reason = format!(
-            "ranks on GPUs exchange by NCCL 2.18 or newer; looked for {} where the loader looks ({}); {FILE} may \
-             name the library's file",
+            "ranks on GPUs exchange by NCCL 2.18 or newer; looked for {} where the loader looks ({}); {FILE} \
+             may name the library's file",
             names.join(", "),
             reasons.join("; ")
         );

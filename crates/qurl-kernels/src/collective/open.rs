@@ -1,5 +1,5 @@
-//! How a rank joins its run: over MPI with a CPU, over NCCL with a GPU. The rendezvous is rank 0; connected to
-//! it, the ranks watch each other from then on.
+//! How a rank joins its run: over MPI with a CPU, over NCCL with a GPU. The rendezvous is rank 0; connected
+//! to it, the ranks watch each other from then on.
 
 use super::mpi::Mpi;
 use super::rendezvous::{self, Address, Guest, Met};

@@ -237,7 +237,7 @@ impl Shared {
     }
 
     /// Ends with a rank that says why it fails; rank 0 says what it knows of any. An error that all ranks
-    /// have is on its way out of this one, too, and gets a moment to arrive.
+    /// have is in flight from this one, too, and gets a moment to arrive.
     fn told(&self, rank: usize, reason: &str) {
         std::thread::sleep(MOMENT);
         if self.left.load(Ordering::Relaxed) {

@@ -232,8 +232,8 @@ fn fits(gpu: &Cuda, memory: &MemoryPlan, ranks: usize) -> bool {
 fn text(report: &Report) -> String {
     let Report { gpus, parameters, responses, mean_response, shards, .. } = report;
     let mut text = format!(
-        "{}: {}, {:.2} B parameters, {responses} responses of {mean_response} tokens a step, trainer.shards = \
-         {shards}\n",
+        "{}: {}, {:.2} B parameters, {responses} responses of {mean_response} tokens a step, trainer.shards \
+         = {shards}\n",
         report.recipe,
         report.model,
         *parameters as f64 / 1e9

@@ -135,7 +135,8 @@ pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     let counts = [args.prompts, args.n, args.length, args.mini_batches, args.max_num_seqs, args.steps];
     if counts.contains(&0) || args.prompt < 8 {
         return Err(bad(
-            "--prompts, --n, --length, --mini-batches, --max-num-seqs and --steps must be at least 1, --prompt 8",
+            "--prompts, --n, --length, --mini-batches, --max-num-seqs and --steps must be at least 1, \
+             --prompt 8",
         ));
     }
     if !args.prompts.is_multiple_of(args.mini_batches) {
