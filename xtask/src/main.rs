@@ -5,11 +5,17 @@
 //! nothing but call it. It first brings in what a minimal toolchain lacks ([`toolchain`]), a browser
 //! ([`browser`]) and MPI ([`mpi`]), then runs the stages of [`stages::GATE`] in order and stops at the first
 //! that fails.
-//! `cargo xtask dist` makes what one installs ([`dist`]).
+//! `cargo xtask dist` makes what one installs ([`dist`]). `nightly` ([`nightly`]), `fuzz`, `sanitize` and
+//! `deny` with advisories take longer than a gate may, or need what it may not ask for.
+#![forbid(unsafe_code)]
 
 mod browser;
+mod deny;
 mod dist;
 mod mpi;
+mod nightly;
+mod programs;
+mod sanitize;
 mod slowest;
 mod stages;
 mod system;
@@ -25,8 +31,21 @@ Commands:
   test   formatting, clippy, all tests and doc tests; stops at the first failure.
          Adds rustfmt and clippy to the toolchain where they are missing, and
          Chromium and MPI to the system where they are missing and can be installed.
+  nightly
+         what takes too long for every change: a loss of power and a failing call at
+         every moment of a run, 100 kills, reference runs at every level of
+         instructions of this machine.
   dist   a tarball to install where there is no Rust, with a binary for glibc 2.28
          or newer, and a container file beside it, in target/dist.
+  deny [FOLDER]
+         licences, versions and sources of dependencies against deny.toml, and
+         advisories where FOLDER is a checkout of RustSec's database.
+  fuzz [TARGET...] [--inputs N] [--from N] [--seed N]
+         hostile input for what reads files, requests and answers; with --help
+         the targets. What fails is kept in target/fuzz.
+  sanitize
+         the tests of kernels, pool and pages under AddressSanitizer and Miri;
+         needs a nightly toolchain with miri and rust-src.
   help   this text
 
 Exit status: 0 when all is well, 1 when a stage failed, 2 on bad usage.";
@@ -35,16 +54,25 @@ Exit status: 0 when all is well, 1 when a stage failed, 2 on bad usage.";
 #[derive(Debug, PartialEq)]
 enum Command {
     Test,
+    Nightly,
     Dist,
+    Deny(Option<PathBuf>),
+    Fuzz(Vec<String>),
+    Sanitize,
     Help,
 }
 
 fn parse(arguments: &[String]) -> Result<Command, String> {
     match arguments {
         [] => Err("a command is missing".to_string()),
+        [name, rest @ ..] if name == "fuzz" => Ok(Command::Fuzz(rest.to_vec())),
+        [name, folder] if name == "deny" => Ok(Command::Deny(Some(folder.into()))),
         [name] => match name.as_str() {
             "test" => Ok(Command::Test),
+            "nightly" => Ok(Command::Nightly),
             "dist" => Ok(Command::Dist),
+            "deny" => Ok(Command::Deny(None)),
+            "sanitize" => Ok(Command::Sanitize),
             "help" | "-h" | "--help" => Ok(Command::Help),
             other => Err(format!("no command '{other}'")),
         },
@@ -69,27 +97,31 @@ fn test() -> Result<(), String> {
     stages::run_all(&root, stages::GATE, path.as_deref())
 }
 
+fn at_night() -> Result<(), String> {
+    nightly::run(&workspace_root()?)
+}
+
+/// Builds the program as the tests are built, with its checks of arithmetic, and runs it.
+fn fuzz(arguments: &[String]) -> Result<(), String> {
+    let mut command = stages::cargo(&workspace_root()?);
+    command.args(["run", "--quiet", "--locked", "-p", "qurl-fuzz", "--"]).args(arguments);
+    let status = command.status().map_err(|error| format!("cargo did not start: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("fuzz: {status}")) }
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // Cargo calls it so, not a person: the arguments after it are the program's.
-    if let [first, program @ ..] = arguments.as_slice()
-        && first == slowest::RUN_TEST
-    {
-        return slowest::run_test(program).map_or_else(
-            |message| {
-                eprintln!("xtask: {message}");
-                ExitCode::FAILURE
-            },
-            ExitCode::from,
-        );
-    }
     let outcome = match parse(&arguments) {
         Ok(Command::Help) => {
             println!("{HELP}");
             return ExitCode::SUCCESS;
         }
         Ok(Command::Test) => test(),
+        Ok(Command::Nightly) => at_night(),
         Ok(Command::Dist) => workspace_root().and_then(|root| dist::run(&root)),
+        Ok(Command::Deny(folder)) => workspace_root().and_then(|root| deny::run(&root, folder.as_deref())),
+        Ok(Command::Fuzz(arguments)) => fuzz(&arguments),
+        Ok(Command::Sanitize) => workspace_root().and_then(|root| sanitize::run(&root)),
         Err(message) => {
             eprintln!("xtask: {message}\n\n{HELP}");
             return ExitCode::from(2);
@@ -115,8 +147,12 @@ mod tests {
     #[test]
     fn commands_are_recognised_and_mistakes_named() {
         assert_eq!(parse_words(&["test"]), Ok(Command::Test));
+        assert_eq!(parse_words(&["nightly"]), Ok(Command::Nightly));
         assert_eq!(parse_words(&["dist"]), Ok(Command::Dist));
         assert_eq!(parse_words(&["--help"]), Ok(Command::Help));
+        assert_eq!(parse_words(&["deny", "db"]), Ok(Command::Deny(Some("db".into()))));
+        let inputs = ["--inputs", "7"].map(String::from).to_vec();
+        assert_eq!(parse_words(&["fuzz", "--inputs", "7"]), Ok(Command::Fuzz(inputs)));
         assert!(parse_words(&[]).unwrap_err().contains("missing"));
         assert!(parse_words(&["tset"]).unwrap_err().contains("'tset'"));
         assert!(parse_words(&["test", "now"]).unwrap_err().contains("'now'"));

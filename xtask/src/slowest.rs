@@ -1,103 +1,23 @@
-//! Which tests take longest.
-//!
-//! Cargo starts every test binary through a runner, which is this program ([`run_test`]): it asks the test
-//! harness for the time of each test and adds them to a file. The harness has that option for nightly
-//! toolchains only, unless
-//! `RUSTC_BOOTSTRAP` is set, which is set for the test binary alone: compilation never sees it.
-
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+//! Which tests take longest, from the times that the test harness prints.
 
 /// Tests that are named.
 const NAMED: usize = 12;
-/// The command of [`run_test`].
-pub const RUN_TEST: &str = "run-test";
-/// Where the runner writes: this variable names the file.
-const TIMES: &str = "QURL_XTASK_TIMES";
-
-fn file(root: &Path) -> PathBuf {
-    root.join("target/test-times")
-}
-
-/// Starts with no times.
-pub fn forget(root: &Path) -> Result<(), String> {
-    match std::fs::remove_file(file(root)) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(format!("{}: {error}", file(root).display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Lets a cargo command run its tests through [`run_test`].
-pub fn record_times(cargo: &mut Command, root: &Path) {
-    if let Ok(program) = std::env::current_exe() {
-        cargo
-            .env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", format!("{} {RUN_TEST}", program.display()));
-        cargo.env(TIMES, file(root));
-    }
-}
-
-/// Runs a program in the runner's place; a test binary reports the time of each of its tests. The result is
-/// the exit status.
-pub fn run_test(arguments: &[String]) -> Result<u8, String> {
-    let [program, rest @ ..] = arguments else {
-        return Err(format!("{RUN_TEST}: a program is missing"));
-    };
-    let mut command = Command::new(program);
-    command.args(rest);
-    // Doc tests and `cargo run` have no test harness of their own.
-    let times = std::env::var_os(TIMES).filter(|_| program.contains("/deps/"));
-    let Some(times) = times else {
-        let status = command.status().map_err(|error| format!("{program}: {error}"))?;
-        return Ok(status.code().unwrap_or(101) as u8);
-    };
-    command.args(["-Zunstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1").stdout(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| format!("{program}: {error}"))?;
-    let mut kept = std::fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(&times)
-        .map_err(|error| format!("{}: {error}", times.display()))?;
-    let binary = Path::new(program).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let binary = binary.rsplit_once('-').map_or(binary.as_str(), |(name, _)| name);
-    for line in BufReader::new(child.stdout.take().ok_or("no output")?).lines() {
-        let line = line.map_err(|error| format!("{program}: {error}"))?;
-        println!("{line}");
-        if let Some((name, seconds)) = timed(&line) {
-            writeln!(kept, "{seconds} {binary} {name}")
-                .map_err(|error| format!("{}: {error}", times.display()))?;
-        }
-    }
-    let status = child.wait().map_err(|error| format!("{program}: {error}"))?;
-    Ok(status.code().unwrap_or(101) as u8)
-}
 
 /// Name and seconds in a line such as `test grader::half ... ok <0.012s>`.
-fn timed(line: &str) -> Option<(&str, f64)> {
+pub fn timed(line: &str) -> Option<(&str, f64)> {
     let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let (_, time) = rest.rsplit_once('<')?;
     Some((name, time.strip_suffix("s>")?.parse().ok()?))
 }
 
-/// The slowest tests, the slowest first; nothing where no times are known.
-pub fn list(root: &Path) -> String {
-    slowest(&std::fs::read_to_string(file(root)).unwrap_or_default())
-}
-
-fn slowest(times: &str) -> String {
-    let entry = |line: &str| {
-        let (seconds, name) = line.split_once(' ')?;
-        Some((seconds.parse::<f64>().ok()?, name.to_string()))
-    };
-    let mut all: Vec<(f64, String)> = times.lines().filter_map(entry).collect();
-    if all.is_empty() {
+/// The slowest of tests given with their seconds, the slowest first; nothing where no times are known.
+pub fn list(times: &mut [(f64, String)]) -> String {
+    if times.is_empty() {
         return String::new();
     }
-    all.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let lines: String = all.iter().take(NAMED).map(|(s, name)| format!("{s:>9.1} s  {name}\n")).collect();
-    format!("\nslowest of {} tests\n{lines}", all.len())
+    times.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let lines: String = times.iter().take(NAMED).map(|(s, name)| format!("{s:>9.1} s  {name}\n")).collect();
+    format!("\nslowest of {} tests\n{lines}", times.len())
 }
 
 #[cfg(test)]
@@ -115,19 +35,12 @@ mod tests {
 
     #[test]
     fn the_slowest_come_first() {
-        let list = slowest("0.5 a b\n12.25 runs killed\nnonsense\n3 x y\n");
+        let mut times =
+            [(0.5, "a b".to_string()), (12.25, "runs killed".to_string()), (3.0, "x y".to_string())];
         assert_eq!(
-            list,
+            list(&mut times),
             "\nslowest of 3 tests\n     12.2 s  runs killed\n      3.0 s  x y\n      0.5 s  a b\n"
         );
-        assert_eq!(slowest(""), "");
-    }
-
-    #[test]
-    fn the_status_of_the_program_is_kept() {
-        let words = |words: &[&str]| words.iter().map(|word| word.to_string()).collect::<Vec<_>>();
-        assert_eq!(run_test(&words(&["sh", "-c", "exit 7"])), Ok(7));
-        assert!(run_test(&[]).unwrap_err().contains("missing"));
-        assert!(run_test(&words(&["no-such-program-anywhere"])).unwrap_err().contains("no-such-program"));
+        assert_eq!(list(&mut []), "");
     }
 }

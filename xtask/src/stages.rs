@@ -1,59 +1,122 @@
-//! The stages of the gate: each one cargo command, timed, the first failure ends the run. Compiling the tests
-//! is a stage of its own, so that the times tell building from testing; the slowest tests are named at the
-//! end ([`crate::slowest`]).
+//! The stages of the gate, timed; the first failure ends the run. Most are one cargo command; the tests
+//! themselves are run by [`crate::programs`]. Compiling the tests is a stage of its own, so that the times
+//! tell building from testing. Beside the time stands the processor's, which says more where a machine is
+//! shared.
 
+use crate::deny;
+use crate::programs::{self, Program};
 use crate::slowest;
+use crate::system::cpu_seconds;
 use std::ffi::OsStr;
+use std::io::Read;
 use std::path::Path;
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
-/// One cargo command of the gate.
+/// One stage of the gate.
 pub struct Stage {
     /// What the summary calls it.
     pub name: &'static str,
-    /// The arguments after `cargo`.
-    pub arguments: &'static [&'static str],
+    pub work: Work,
+}
+
+/// What a stage does.
+pub enum Work {
+    /// A cargo command: the arguments after `cargo`.
+    Cargo(&'static [&'static str]),
+    /// Holds the dependencies against `deny.toml`.
+    Deny,
+    /// Compiles all test programs and notes them.
+    BuildTests,
+    /// Runs the noted programs, and the doc tests.
+    RunTests,
 }
 
 /// Cheapest first, so that a stray space is told at once and not after the tests.
 pub const GATE: &[Stage] = &[
-    Stage { name: "format", arguments: &["fmt", "--all", "--check"] },
-    Stage { name: "clippy", arguments: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"] },
-    Stage { name: "building the tests", arguments: &["test", "--workspace", "--no-run"] },
-    Stage { name: "tests and doc tests", arguments: &["test", "--workspace"] },
+    Stage { name: "format", work: Work::Cargo(&["fmt", "--all", "--check"]) },
+    Stage { name: "dependencies", work: Work::Deny },
+    Stage {
+        name: "clippy",
+        work: Work::Cargo(&["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    },
+    Stage { name: "building the tests", work: Work::BuildTests },
+    Stage { name: "tests and doc tests", work: Work::RunTests },
 ];
+
+const BUILD_TESTS: &[&str] =
+    &["test", "--locked", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"];
+
+/// A stage that was run.
+struct Done {
+    seconds: f64,
+    cpu_seconds: Option<f64>,
+}
 
 /// Runs the stages in order in `root`, with another `PATH` where one is given, and prints how long each took.
 /// The error names the stage that failed.
 pub fn run_all(root: &Path, stages: &[Stage], path: Option<&OsStr>) -> Result<(), String> {
-    slowest::forget(root)?;
-    let mut done: Vec<(&str, Duration)> = Vec::new();
+    let mut done: Vec<Done> = Vec::new();
     let mut failure = None;
+    let mut gate = Gate { root, path, programs: Vec::new(), times: Vec::new() };
     for stage in stages {
-        println!("== {}: cargo {}", stage.name, stage.arguments.join(" "));
-        let start = Instant::now();
-        let outcome = run(root, stage, path);
-        done.push((stage.name, start.elapsed()));
+        let (start, cpu) = (Instant::now(), cpu_seconds());
+        println!("== {}", stage.name);
+        let outcome = gate.run(&stage.work);
+        let cpu_seconds = cpu.zip(cpu_seconds()).map(|(before, after)| after - before);
+        done.push(Done { seconds: start.elapsed().as_secs_f64(), cpu_seconds });
         if let Err(reason) = outcome {
             failure = Some(format!("{}: {reason}", stage.name));
             break;
         }
     }
-    print!("{}{}", slowest::list(root), summary(&done, stages, failure.is_some()));
+    print!("{}{}", slowest::list(&mut gate.times), summary(&done, stages, failure.is_some()));
     failure.map_or(Ok(()), Err)
 }
 
-fn run(root: &Path, stage: &Stage, path: Option<&OsStr>) -> Result<(), String> {
-    let mut command = cargo(root);
-    command.envs(path.map(|path| ("PATH", path)));
-    slowest::record_times(&mut command, root);
-    let status =
-        command.args(stage.arguments).status().map_err(|error| format!("cargo did not start: {error}"))?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!("`cargo {}` ended with {status}", stage.arguments.join(" ")))
+/// What one stage leaves to the next.
+struct Gate<'a> {
+    root: &'a Path,
+    path: Option<&'a OsStr>,
+    programs: Vec<Program>,
+    /// Seconds and names of tests.
+    times: Vec<(f64, String)>,
+}
+
+impl Gate<'_> {
+    fn run(&mut self, work: &Work) -> Result<(), String> {
+        match work {
+            Work::Cargo(arguments) => self.cargo(arguments, Stdio::inherit()).map(|_| ()),
+            Work::Deny => deny::run(self.root, None),
+            Work::BuildTests => {
+                self.programs = programs::from_messages(&self.cargo(BUILD_TESTS, Stdio::piped())?);
+                println!("{} test programs", self.programs.len());
+                Ok(())
+            }
+            Work::RunTests => {
+                let programs = std::mem::take(&mut self.programs);
+                programs::run(self.root, programs, self.path, &mut self.times)
+            }
+        }
+    }
+
+    /// Runs cargo; the result is its output where that is piped.
+    fn cargo(&self, arguments: &[&str], stdout: Stdio) -> Result<String, String> {
+        println!("cargo {}", arguments.join(" "));
+        let mut command = cargo(self.root);
+        command.envs(self.path.map(|path| ("PATH", path))).args(arguments).stdout(stdout);
+        let unstarted = |error| format!("cargo did not start: {error}");
+        let mut child = command.spawn().map_err(unstarted)?;
+        let mut output = String::new();
+        if let Some(mut pipe) = child.stdout.take() {
+            pipe.read_to_string(&mut output).map_err(|error| format!("the output of cargo: {error}"))?;
+        }
+        let status = child.wait().map_err(unstarted)?;
+        if status.success() {
+            Ok(output)
+        } else {
+            Err(format!("`cargo {}` ended with {status}", arguments.join(" ")))
+        }
     }
 }
 
@@ -73,20 +136,27 @@ pub fn cargo(root: &Path) -> Command {
 }
 
 /// One line per stage, with its time and fate, and a last line with the total.
-fn summary(done: &[(&str, Duration)], stages: &[Stage], failed: bool) -> String {
-    let mut text = String::from("\n");
+fn summary(done: &[Done], stages: &[Stage], failed: bool) -> String {
+    let mut text = format!("\n{:<22}{:>9}{:>13}\n", "", "time", "processors");
+    let times = |done: &Done| {
+        let cpu = done.cpu_seconds.map_or_else(|| "-".to_string(), |seconds| format!("{seconds:.1} s"));
+        format!("{:>7.1} s{cpu:>13}", done.seconds)
+    };
     for (index, stage) in stages.iter().enumerate() {
         let line = match done.get(index) {
-            Some((_, time)) => {
+            Some(stage_done) => {
                 let fate = if failed && index + 1 == done.len() { "FAILED" } else { "ok" };
-                format!("{:<22}{:>7.1} s  {fate}\n", stage.name, time.as_secs_f64())
+                format!("{:<22}{}  {fate}\n", stage.name, times(stage_done))
             }
-            None => format!("{:<22}{:>9}  not run\n", stage.name, "-"),
+            None => format!("{:<22}{:>9}{:>13}  not run\n", stage.name, "-", "-"),
         };
         text.push_str(&line);
     }
-    let total: f64 = done.iter().map(|(_, time)| time.as_secs_f64()).sum();
-    text.push_str(&format!("{:<22}{total:>7.1} s\n", "total"));
+    let total = Done {
+        seconds: done.iter().map(|done| done.seconds).sum(),
+        cpu_seconds: done.iter().map(|done| done.cpu_seconds).sum(),
+    };
+    text.push_str(&format!("{:<22}{}\n", "total", times(&total)));
     text
 }
 
@@ -95,8 +165,8 @@ mod tests {
     use super::*;
 
     const TWO: &[Stage] = &[
-        Stage { name: "first", arguments: &["no-such-subcommand-of-cargo"] },
-        Stage { name: "second", arguments: &["--version"] },
+        Stage { name: "first", work: Work::Cargo(&["no-such-subcommand-of-cargo"]) },
+        Stage { name: "second", work: Work::Cargo(&["--version"]) },
     ];
 
     #[test]
@@ -109,13 +179,13 @@ mod tests {
 
     #[test]
     fn the_summary_tells_ok_failed_and_not_run_apart() {
-        let text = summary(&[("first", Duration::from_millis(1500))], TWO, true);
-        let lines: Vec<&str> = text.trim().lines().collect();
-        assert!(lines[0].contains("1.5 s") && lines[0].ends_with("FAILED"));
-        assert!(lines[1].ends_with("not run"));
-        assert!(lines[2].starts_with("total"));
-        let all = [("first", Duration::from_secs(1)), ("second", Duration::from_secs(2))];
-        let text = summary(&all, TWO, false);
-        assert!(!text.contains("FAILED") && text.contains("3.0 s"));
+        let done = |seconds, cpu_seconds| Done { seconds, cpu_seconds };
+        let text = summary(&[done(1.5, None)], TWO, true);
+        let lines: Vec<&str> = text.trim_matches('\n').lines().collect();
+        assert!(lines[1].contains("1.5 s") && lines[1].ends_with("FAILED"));
+        assert!(lines[2].ends_with("not run"));
+        assert!(lines[3].starts_with("total") && lines[3].ends_with('-'));
+        let text = summary(&[done(1.0, Some(0.5)), done(2.0, Some(3.25))], TWO, false);
+        assert!(!text.contains("FAILED") && text.contains("3.0 s        3.8 s"), "{text}");
     }
 }

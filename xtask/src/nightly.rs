@@ -1,0 +1,30 @@
+//! What takes too long for every change: tests that the gate makes in a shorter form, and whole here, where the
+//! variable `QURL_NIGHTLY` tells them so.
+
+use crate::stages::cargo;
+use std::path::Path;
+
+/// What is run, and the arguments after `cargo`.
+const RUNS: [(&str, &[&str]); 2] = [
+    (
+        "a loss of power and a failing call at every moment of a run",
+        &["test", "-p", "qurl-train", "--test", "train", "disk::", "--", "--nocapture"],
+    ),
+    (
+        "100 kills, reference runs at every level of this machine",
+        &["test", "-p", "qurl", "--test", "cli", "--", "--nocapture", "killed::", "references::"],
+    ),
+];
+
+/// Runs all of it; the error names what failed.
+pub fn run(root: &Path) -> Result<(), String> {
+    let mut failed = Vec::new();
+    for (name, arguments) in RUNS {
+        println!("== {name}: cargo {}", arguments.join(" "));
+        let status = cargo(root).args(arguments).env("QURL_NIGHTLY", "1").status();
+        if !status.map_err(|error| format!("cargo did not start: {error}"))?.success() {
+            failed.push(name);
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+}
