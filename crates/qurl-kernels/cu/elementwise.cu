@@ -214,3 +214,16 @@ extern "C" __global__ void __launch_bounds__(256) random_fill(float* out, u64 co
     int sum = (int)(x & 0xffff) + (int)(x >> 16 & 0xffff) + (int)(x >> 32 & 0xffff) + (int)(x >> 48);
     out[i] = (float)(sum - 131070) * (1.7320508f / 65536.0f) * factor;
 }
+
+// to[row, column] (+)= factor * from[row, column], rows of both with strides of their own: blocks of a
+// block-diagonal matrix.
+extern "C" __global__ void __launch_bounds__(256) scale_block(
+    const float* from, u32 from_stride, float* to, u32 to_stride, u32 rows, u32 columns, float factor, u32 add
+) {
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (u64)rows * columns) return;
+    u64 row = i / columns, column = i % columns;
+    float x = __fmul_rn(factor, from[row * from_stride + column]);
+    float* out = to + row * to_stride + column;
+    *out = add ? __fadd_rn(*out, x) : x;
+}

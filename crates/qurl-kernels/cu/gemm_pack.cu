@@ -51,3 +51,48 @@ extern "C" __global__ void __launch_bounds__(256) gemm_pack_bf16(
     }
     reinterpret_cast<uint4*>(tiles)[chunk.at] = value;
 }
+
+// How a byte, or two, of weights is read.
+struct Bf16Code {
+    static constexpr u32 BYTES = 2;
+    static __device__ __forceinline__ float value(const u8* p) { return bf16_value(*(const u16*)p); }
+};
+struct Int8Code {
+    static constexpr u32 BYTES = 1;
+    static __device__ __forceinline__ float value(const u8* p) { return (float)(signed char)*p; }
+};
+struct E4m3Code {
+    static constexpr u32 BYTES = 1;
+    static __device__ __forceinline__ float value(const u8* p) { return e4m3_value(*p); }
+};
+
+// The numbers that weights stand for as rows[n, k] in bf16, from tiles (or, where k_blocks is 0, from rows):
+// what the input gradient of weights that are not trained reads. A thread has eight neighbours.
+template <class Code> __device__ __forceinline__ void unpack(
+    const u8* weights, const float* scales, u16* rows, u32 n, u32 k, u32 k_blocks
+) {
+    u32 eights = (k + 7) / 8;
+    u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
+    u32 row = i / eights, column = i % eights * 8;
+    if (row >= n) return;
+    u32 byte = column * Code::BYTES;
+    u64 at = (u64)row * k * Code::BYTES + byte;
+    if (k_blocks) {
+        u64 tile = (u64)(row / 64) * k_blocks + byte / 128;
+        at = tile * 8192 + row % 64 * 128 + ((byte % 128 / 16) ^ (row % 8)) * 16 + byte % 16;
+    }
+    float scale = scales ? scales[row] : 1.0f;
+    u16* out = rows + (u64)row * k + column;
+    for (u32 j = 0; j < 8 && column + j < k; ++j)
+        out[j] = bf16_bits(__fmul_rn(Code::value(weights + at + j * Code::BYTES), scale));
+}
+
+#define UNPACK(name, Code)                                                                                \
+    extern "C" __global__ void __launch_bounds__(256) gemm_unpack_##name(                                 \
+        const u8* weights, const float* scales, u16* rows, u32 n, u32 k, u32 k_blocks                     \
+    ) {                                                                                                   \
+        unpack<Code>(weights, scales, rows, n, k, k_blocks);                                              \
+    }
+UNPACK(bf16, Bf16Code)
+UNPACK(i8, Int8Code)
+UNPACK(e4m3, E4m3Code)

@@ -8,7 +8,7 @@
 #include "mma.cuh"
 
 // Rows may be gate projections, then as many up projections. A block that has gate rows then has their up
-// rows, too, and cuts their sums alike; with GATING_SWIGLU they become silu(gate) * up. For training a bf16
+// rows, too, and cuts their sums alike; with GATING_SWIGLU they become silu(gate) * up. For training a
 // GEMM also keeps the two, rounded to bf16; silu(gate) * up is made of the sums, so its bits are those of the
 // engine.
 
@@ -24,7 +24,7 @@ struct GemmArgs {
     int add;                 // out += instead of out =
     int gating;              // what the rows are
     u32* absmax;  // with GATING_SWIGLU: that of every token's results, [tokens][ABSMAX_STRIDE], or null
-    u16* kept;    // with GATING_SWIGLU in bf16: takes gate and up projections, [tokens, n], or null
+    u16* kept;    // with GATING_SWIGLU: takes gate and up projections in bf16, [tokens, n], or null
 };
 
 // A warp transposes STRETCH tokens in shared memory at a time; the padded length of their rows there.
@@ -201,16 +201,16 @@ struct Finish {
             );
             if (FORMAT == BF16) {
                 write_four_bf16(reinterpret_cast<u16*>(a.out) + to, v, has);
-                // Rows of the kept projections are twice as long.
-                u16* kept = a.kept + (2 * to - row - quad * 4);
-                write_four_bf16(kept, g, has && a.kept);
-                write_four_bf16(kept + width, u, has && a.kept);
             } else {
                 write_four(a.out + to, v, has, false);
                 absmax[t / 8] =
                     max(max(magnitude_bits(v.x), magnitude_bits(v.y)),
                         max(magnitude_bits(v.z), magnitude_bits(v.w)));
             }
+            // Rows of the kept projections are twice as long.
+            u16* kept = a.kept + (2 * to - row - quad * 4);
+            write_four_bf16(kept, g, has && a.kept);
+            write_four_bf16(kept + width, u, has && a.kept);
         }
         if (FORMAT != BF16 && a.absmax) {
 #pragma unroll

@@ -1,4 +1,5 @@
-// AdamW with decoupled weight decay, and the sum of squares for clipping by the global norm.
+// AdamW with decoupled weight decay and moments in several formats, and the sum of squares for clipping by the
+// global norm.
 #include "common.cuh"
 
 struct AdamW {
@@ -16,8 +17,9 @@ struct AdamW {
 // Four numbers a thread: 28 bytes each go through memory, and fewer, wider accesses keep more of them in
 // flight.
 extern "C" __global__ void __launch_bounds__(256)
-    adamw(float* w, const float* g, float* m, float* v, u64 count, float grad_scale, float beta1, float beta2,
-          float rest1, float rest2, float keep, float step_size, float root_correction, float eps) {
+    adamw_f32(float* w, const float* g, float* m, float* v, u8* m_exponents, u8* v_exponents, u64 count, u32 at,
+              u32 step, float grad_scale, float beta1, float beta2, float rest1, float rest2, float keep,
+              float step_size, float root_correction, float eps) {
     AdamW adamw = {grad_scale, beta1, beta2, rest1, rest2, keep, step_size, root_correction, eps};
     u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x, fours = count / 4;
     for (u64 i = first; i < fours; i += (u64)gridDim.x * blockDim.x) {
@@ -32,6 +34,144 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     u64 last = fours * 4 + first;
     if (last < count) adamw.update(w[last], g[last], m[last], v[last]);
+}
+
+// Moments in fewer bits, with the values, the thresholds and so the bits of the CPU (cpu/moments.rs).
+#define FIRST 0u
+#define SECOND 0x5851f42du
+
+__device__ __forceinline__ u32 dither(u32 moment, u32 at, u32 step) {
+    u32 hash = at ^ moment;
+    hash = (hash ^ hash >> 16) * 0x85ebca6bu;
+    hash = (hash ^ hash >> 13) * 0xc2b2ae35u;
+    return (hash ^ hash >> 16) + step * 0x9e3779b9u;
+}
+
+// The bits of a bf16 next to a number.
+__device__ __forceinline__ u16 bf16_dithered(float x, u32 dither) {
+    return (u16)((__float_as_uint(x) + (dither >> 16)) >> 16);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    adamw_bf16(float* w, const float* g, u16* m, u16* v, u8* m_exponents, u8* v_exponents, u64 count, u32 at,
+               u32 step, float grad_scale, float beta1, float beta2, float rest1, float rest2, float keep,
+               float step_size, float root_correction, float eps) {
+    AdamW adamw = {grad_scale, beta1, beta2, rest1, rest2, keep, step_size, root_correction, eps};
+    auto update = [&](u64 i, float& wi, float gi, u16& mi, u16& vi) {
+        float m32 = bf16_value(mi), v32 = bf16_value(vi);
+        adamw.update(wi, gi, m32, v32);
+        mi = bf16_dithered(m32, dither(FIRST, at + (u32)i, step));
+        vi = bf16_dithered(v32, dither(SECOND, at + (u32)i, step));
+    };
+    u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x, fours = count / 4;
+    for (u64 i = first; i < fours; i += (u64)gridDim.x * blockDim.x) {
+        float4 w4 = ((float4*)w)[i], g4 = ((const float4*)g)[i];
+        ushort4 m4 = ((ushort4*)m)[i], v4 = ((ushort4*)v)[i];
+        update(4 * i, w4.x, g4.x, m4.x, v4.x);
+        update(4 * i + 1, w4.y, g4.y, m4.y, v4.y);
+        update(4 * i + 2, w4.z, g4.z, m4.z, v4.z);
+        update(4 * i + 3, w4.w, g4.w, m4.w, v4.w);
+        ((float4*)w)[i] = w4;
+        ((ushort4*)m)[i] = m4;
+        ((ushort4*)v)[i] = v4;
+    }
+    u64 last = fours * 4 + first;
+    if (last < count) update(last, w[last], g[last], m[last], v[last]);
+}
+
+#define LOWEST_EXPONENT 40u
+
+// The magnitude of an 8-bit float with BITS bits of mantissa under the exponent of its block.
+template <u32 BITS>
+__device__ __forceinline__ float decode(u32 value, u32 exponent) {
+    if (exponent == 0) return 0.0f;
+    u32 lowest = exponent - 14, scale = value >> BITS, mantissa = value & ((1u << BITS) - 1);
+    if (scale == 0) return __fmul_rn((float)mantissa, __uint_as_float((lowest - BITS) << 23));
+    return __uint_as_float((lowest - 1 + scale) << 23 | mantissa << (23 - BITS));
+}
+
+// An 8-bit float next to a magnitude.
+template <u32 BITS>
+__device__ __forceinline__ u32 encode(float magnitude, u32 exponent, u32 dither) {
+    if (exponent == 0) return 0;
+    u32 bits = __float_as_uint(magnitude), lowest = exponent - 14, value;
+    if (bits >> 23 >= lowest) {
+        value = ((bits + (dither >> (9 + BITS))) >> (23 - BITS)) - ((lowest - 1) << BITS);
+    } else {
+        float units = __fmul_rn(magnitude, __uint_as_float((254 - lowest + BITS) << 23));
+        value = ((u32)__fmul_rn(units, 1048576.0f) + (dither >> 12)) >> 20;
+    }
+    return min(value, (16u << BITS) - 1);
+}
+
+// The exponent of the block of MOMENT_BLOCK numbers that sixteen neighbouring threads have four of each.
+template <u32 BITS>
+__device__ __forceinline__ u32 block_exponent(const float (&magnitudes)[4]) {
+    u32 most = 0;
+    for (float magnitude : magnitudes) most = max(most, __float_as_uint(magnitude));
+    u32 sixteen = 0xffffu << (threadIdx.x & 16);
+    for (u32 apart = 8; apart > 0; apart /= 2) most = max(most, __shfl_xor_sync(sixteen, most, apart));
+    return most == 0 ? 0 : min(max((most + (1u << (23 - BITS)) - 1) >> 23, LOWEST_EXPONENT), 254u);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    adamw_8bit(float* w, const float* g, u32* m, u32* v, u8* m_exponents, u8* v_exponents, u64 count, u32 at,
+               u32 step, float grad_scale, float beta1, float beta2, float rest1, float rest2, float keep,
+               float step_size, float root_correction, float eps) {
+    static_assert(MOMENT_BLOCK == 64, "sixteen threads of four numbers");
+    AdamW adamw = {grad_scale, beta1, beta2, rest1, rest2, keep, step_size, root_correction, eps};
+    // Whole blocks, so that the threads of a block stay together; memory of the moments is as long.
+    u64 fours = (count + MOMENT_BLOCK - 1) / MOMENT_BLOCK * (MOMENT_BLOCK / 4);
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += (u64)gridDim.x * blockDim.x) {
+        u64 block = 4 * i / MOMENT_BLOCK;
+        u32 m4 = m[i], v4 = v[i], m_exponent = m_exponents[block], v_exponent = v_exponents[block];
+        alignas(16) float w32[4], g32[4];
+        float m32[4], v32[4], magnitudes[4], roots[4];
+        if (4 * i + 4 <= count) {
+            *(float4*)w32 = ((float4*)w)[i];
+            *(float4*)g32 = ((const float4*)g)[i];
+        } else {
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) {
+                bool there = 4 * i + j < count;
+                w32[j] = there ? w[4 * i + j] : 0.0f;
+                g32[j] = there ? g[4 * i + j] : 0.0f;
+            }
+        }
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+            u32 first = m4 >> 8 * j & 0xff, second = v4 >> 8 * j & 0xff;
+            float magnitude = decode<3>(first & 0x7f, m_exponent), root = decode<4>(second, v_exponent);
+            m32[j] = first & 0x80 ? -magnitude : magnitude;
+            v32[j] = __fmul_rn(root, root);
+            adamw.update(w32[j], g32[j], m32[j], v32[j]);
+            magnitudes[j] = fabsf(m32[j]);
+            roots[j] = __fsqrt_rn(v32[j]);
+        }
+        m_exponent = block_exponent<3>(magnitudes);
+        v_exponent = block_exponent<4>(roots);
+        m4 = v4 = 0;
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+            u32 place = at + (u32)(4 * i) + j, sign = __float_as_uint(m32[j]) >> 24 & 0x80;
+            sign = m_exponent ? sign : 0;
+            m4 |= (encode<3>(magnitudes[j], m_exponent, dither(FIRST, place, step)) | sign) << 8 * j;
+            v4 |= encode<4>(roots[j], v_exponent, dither(SECOND, place, step)) << 8 * j;
+        }
+        m[i] = m4;
+        v[i] = v4;
+        if (4 * i % MOMENT_BLOCK == 0) {
+            m_exponents[block] = (u8)m_exponent;
+            v_exponents[block] = (u8)v_exponent;
+        }
+        if (4 * i + 4 <= count) {
+            ((float4*)w)[i] = *(float4*)w32;
+        } else {
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j)
+                if (4 * i + j < count) w[4 * i + j] = w32[j];
+        }
+    }
 }
 
 // to[i] = the sum of pieces[count, len] in a binary tree (a binary counter of sums of 2^k neighbours), or

@@ -252,3 +252,37 @@ extern "C" __global__ void __launch_bounds__(TRUNCATED_THREADS) sample_truncated
         out[row] = Sampled{token, logp, (float)(log(total) - weighted / total)};
     }
 }
+
+struct TopToken {
+    u32 token;
+    float logp;
+};
+
+// The most probable tokens of a row, the best first; a block a row. Each turn finds the first key after the
+// one found last: for a few tokens that is less than sorting.
+extern "C" __global__ void __launch_bounds__(TRUNCATED_THREADS) top_tokens(
+    const float* logits, u32 vocabulary, u32 chunks, const Partial* partials, u32 count, TopToken* out
+) {
+    __shared__ u64 firsts[TRUNCATED_THREADS / WARP];
+    u32 row = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const float* x = logits + (u64)row * vocabulary;
+    TopToken* own = out + (u64)row * count;
+    Distribution all = join_partials(partials + (u64)row * chunks, chunks);
+    u64 after = 0;
+    for (u32 place = 0; place < count; ++place) {
+        u64 first = ~0ull;
+        for (u32 i = threadIdx.x; i < vocabulary; i += TRUNCATED_THREADS) {
+            u64 key = sort_key(x[i], i);
+            if ((place == 0 || key > after) && key < first) first = key;
+        }
+#pragma unroll
+        for (int d = 16; d > 0; d /= 2) first = min(first, __shfl_xor_sync(FULL, first, d));
+        __syncthreads();
+        if (lane == 0) firsts[warp] = first;
+        __syncthreads();
+        after = firsts[0];
+        for (u32 w = 1; w < TRUNCATED_THREADS / WARP; ++w) after = min(after, firsts[w]);
+        u32 token = (u32)after;
+        if (threadIdx.x == 0) own[place] = all.finite ? TopToken{token, all.logp(x[token])} : TopToken{0, NAN_F};
+    }
+}

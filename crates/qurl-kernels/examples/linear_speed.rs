@@ -184,5 +184,5 @@ fn cached_gemm(cpu: &Arc<Cpu>, format: Format) -> Result<Timed<'_>, DeviceError>
 }
 
 fn linear(queue: &mut impl Queue<Device = Cpu>, x: &Tensor, rows: usize, w: &Weight, out: &mut Tensor) {
-    queue.linear(Linear { x, rows, norm: None, w, bias: None, output: Output::Store, out });
+    queue.linear(Linear { adapter: None, x, rows, norm: None, w, bias: None, output: Output::Store, out });
 }

@@ -1,7 +1,7 @@
 //! The seam, one half: a [`Device`] owns memory. What is computed in that memory is asked of a [`Queue`].
 
 use crate::queue::Queue;
-use crate::types::{DeviceError, Format, KvShape, WeightShape};
+use crate::types::{DeviceError, Format, KvShape, MomentFormat, WeightShape};
 use std::sync::Arc;
 
 /// What a device is.
@@ -9,6 +9,8 @@ use std::sync::Arc;
 pub struct DeviceInfo {
     /// One line for people: what it is and how fast it may be.
     pub description: String,
+    /// Its kind: devices of one kind compute the same bits.
+    pub kind: String,
     /// Its number among the devices of its kind.
     pub ordinal: usize,
     /// Whether operations return before they are done. Then it pays to issue the next step before the last
@@ -67,6 +69,8 @@ pub trait Device: Send + Sync + Sized + 'static {
     type Kv: Send + Sync;
     /// What an MLP leaves for its backward pass: gate and up projections, in a format of the device's choice.
     type KeptMlp: Send + Sync;
+    /// An optimizer's first and second moments of a tensor, or of a piece of one.
+    type Moments: Send + Sync;
     /// The rows of a pass: see [`Queue::load`].
     type Batch: Send + Sync;
     /// Sampled tokens of one step, in the device's memory.
@@ -96,8 +100,11 @@ pub trait Device: Send + Sync + Sized + 'static {
     fn weight(&self, shape: WeightShape) -> Result<Self::Weight, DeviceError>;
     /// Pages for the keys and values of one layer.
     fn kv_pages(&self, shape: KvShape) -> Result<Self::Kv, DeviceError>;
-    /// Memory for what `rows` rows leave in an MLP of this width, for weights in a format that is trained.
+    /// Memory for what `rows` rows leave in an MLP of this width, for weights in a format that is trained, or
+    /// in a quantized one beside trained weights in bf16.
     fn kept_mlp(&self, rows: usize, width: usize, format: Format) -> Result<Self::KeptMlp, DeviceError>;
+    /// Moments of `len` numbers, zero.
+    fn moments(&self, len: usize, format: MomentFormat) -> Result<Self::Moments, DeviceError>;
     /// A batch without rows.
     fn batch(&self) -> Self::Batch;
     /// Memory for the sampled tokens of `rows` rows.
@@ -105,6 +112,8 @@ pub trait Device: Send + Sync + Sized + 'static {
 
     /// Numbers of a tensor.
     fn len(tensor: &Self::Tensor) -> usize;
+    /// What packed weights are.
+    fn weight_shape(weight: &Self::Weight) -> WeightShape;
     /// Bytes of packed weights that a forward GEMM reads.
     fn weight_bytes(weight: &Self::Weight) -> usize;
     /// Bytes of one page of one layer.

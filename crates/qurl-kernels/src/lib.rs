@@ -29,6 +29,7 @@
 //!
 //! This is the only crate with `unsafe`; each block says why it is sound.
 
+pub mod canonical;
 pub mod checksum;
 pub mod collective;
 pub mod cpu;

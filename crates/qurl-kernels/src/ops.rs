@@ -3,7 +3,7 @@
 
 use crate::collective::Collective;
 use crate::device::Device;
-use crate::types::{AdamW, HeadGradient, HeadOutput, Heads, KvFormat, Rounding};
+use crate::types::{AdamW, AdapterBlocks, HeadGradient, HeadOutput, Heads, KvFormat, Rounding};
 
 /// What happens to the old content of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +136,51 @@ pub struct RmsNormBackward<'a, D: Device> {
     pub dx: &'a mut D::Tensor,
 }
 
-/// `out (+)= norm(x) W^T (+ bias)`.
+/// A low-rank update beside a linear layer (LoRA): `(x A^T) B^T` is added to the layer's output after its own
+/// GEMM, where x is what that GEMM reads, in full where the layer quantizes it. Both matrices are in f32 or
+/// bf16, whatever the layer's weights are in.
+pub struct Adapter<'a, D: Device> {
+    /// [r, k]: of all modules of the layer, one after the other.
+    pub a: &'a D::Weight,
+    /// [n, r]: made by [`Spread`].
+    pub b: &'a D::Weight,
+}
+
+impl<D: Device> Clone for Adapter<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device> Copy for Adapter<'_, D> {}
+
+/// Backward of [`Adapter`].
+pub struct AdapterBackward<'a, D: Device> {
+    /// [r, k], packed as trained.
+    pub a: &'a D::Weight,
+    /// [n, r], packed as trained.
+    pub b: &'a D::Weight,
+    /// How the gradient of `b` goes into `db`.
+    pub blocks: &'a AdapterBlocks,
+    /// [r, k], added to.
+    pub da: &'a mut D::Tensor,
+    /// [stacked outputs, rank], added to.
+    pub db: &'a mut D::Tensor,
+}
+
+/// Makes the block-diagonal matrix `[n, width]` of an adapter, scaled, from its stacked blocks.
+pub struct Spread<'a, D: Device> {
+    /// [stacked outputs, rank]
+    pub from: &'a D::Tensor,
+    /// Which blocks there are.
+    pub blocks: &'a AdapterBlocks,
+    /// Outputs of the layer.
+    pub n: usize,
+    /// [at least n width], overwritten so far.
+    pub to: &'a mut D::Tensor,
+}
+
+/// `out (+)= norm(x) W^T (+ bias)`, and the update of an adapter.
 pub struct Linear<'a, D: Device> {
     /// [T, k]
     pub x: &'a D::Tensor,
@@ -148,6 +192,8 @@ pub struct Linear<'a, D: Device> {
     pub w: &'a D::Weight,
     /// [n]
     pub bias: Option<&'a D::Tensor>,
+    /// Its adapter.
+    pub adapter: Option<Adapter<'a, D>>,
     /// What happens to the old content of `out`.
     pub output: Output,
     /// [T, n]
@@ -156,7 +202,8 @@ pub struct Linear<'a, D: Device> {
 
 /// Backward of [`Linear`]. `dw` and `dbias` are added to, and `None` where they are frozen. Without a norm
 /// `dx = dy W`; with one, `dx += ` the gradient of what went into the norm (there is a residual connection
-/// around it).
+/// around it). Weights that are not packed as trained have no `dw`; where they are quantized, `dx` is that of
+/// the numbers that they stand for, straight through the rounding of x.
 pub struct LinearBackward<'a, D: Device> {
     /// [T, k] the input of the forward pass.
     pub x: &'a D::Tensor,
@@ -164,8 +211,10 @@ pub struct LinearBackward<'a, D: Device> {
     pub rows: usize,
     /// RMSNorm of the rows before the GEMM.
     pub norm: Option<NormBackward<'a, D>>,
-    /// [n, k], packed as trained.
+    /// [n, k]
     pub w: &'a D::Weight,
+    /// The adapter beside it.
+    pub adapter: Option<AdapterBackward<'a, D>>,
     /// [T, n] gradient of the output.
     pub dy: &'a D::Tensor,
     /// [n, k]
@@ -188,7 +237,12 @@ pub struct Mlp<'a, D: Device> {
     pub gate_up: &'a D::Weight,
     /// [d, f]
     pub down: &'a D::Weight,
-    /// Takes what the backward pass needs.
+    /// Adapter of the gate and up projections.
+    pub gate_up_adapter: Option<Adapter<'a, D>>,
+    /// Adapter of the down projection.
+    pub down_adapter: Option<Adapter<'a, D>>,
+    /// Takes what the backward pass needs. Quantized weights keep for a backward pass through weights of the
+    /// kept format.
     pub kept: Option<&'a mut D::KeptMlp>,
 }
 
@@ -204,6 +258,10 @@ pub struct MlpBackward<'a, D: Device> {
     pub gate_up: &'a D::Weight,
     /// [d, f]
     pub down: &'a D::Weight,
+    /// Adapter of the gate and up projections.
+    pub gate_up_adapter: Option<AdapterBackward<'a, D>>,
+    /// Adapter of the down projection.
+    pub down_adapter: Option<AdapterBackward<'a, D>>,
     /// What the forward pass kept; used up.
     pub kept: &'a mut D::KeptMlp,
     /// [2 f, d]
@@ -241,6 +299,8 @@ pub struct Attend<'a, D: Device> {
     pub kv: &'a mut D::Kv,
     /// [d, H hd] output projection.
     pub o: &'a D::Weight,
+    /// Adapter of the output projection.
+    pub adapter: Option<Adapter<'a, D>>,
     /// [T, d] the residual stream, added to.
     pub x: &'a mut D::Tensor,
     /// For the backward pass.
@@ -268,6 +328,8 @@ pub struct AttendBackward<'a, D: Device> {
     pub lse: &'a D::Tensor,
     /// [d, H hd] output projection.
     pub o: &'a D::Weight,
+    /// Adapter of the output projection.
+    pub adapter: Option<AdapterBackward<'a, D>>,
     /// [T, d] gradient of the residual stream.
     pub dx: &'a D::Tensor,
     /// [d, H hd], added to; `None` where it is frozen.
@@ -292,8 +354,10 @@ pub struct Head<'a, D: Device> {
 pub struct HeadBackward<'a, D: Device> {
     /// [T, d]
     pub hidden: &'a D::Tensor,
-    /// [V, d], packed as trained.
+    /// [V, d]: the logits are those of the forward pass, in any format.
     pub head: &'a D::Weight,
+    /// [V, d], the same weights packed as trained: gradients pass through these.
+    pub trained: &'a D::Weight,
     /// [T]
     pub targets: &'a [u32],
     /// Logits are divided by it.
@@ -312,8 +376,10 @@ pub struct HeadBackward<'a, D: Device> {
 pub struct HeadTraining<'a, D: Device> {
     /// [T, d]
     pub hidden: &'a D::Tensor,
-    /// [V, d], packed as trained.
+    /// [V, d], in any format.
     pub head: &'a D::Weight,
+    /// [V, d], the same weights packed as trained: gradients pass through these.
+    pub trained: &'a D::Weight,
     /// [T]
     pub targets: &'a [u32],
     /// Logits are divided by it.
@@ -334,6 +400,18 @@ pub struct Sample<'a, D: Device> {
     pub batch: &'a D::Batch,
     /// Overwritten.
     pub out: &'a mut D::Tokens,
+}
+
+/// The most probable tokens of hidden rows.
+pub struct Top<'a, D: Device> {
+    /// [T, d]
+    pub hidden: &'a D::Tensor,
+    /// [V, d]
+    pub head: &'a D::Weight,
+    /// [T] what the logits of each row are multiplied with: one by its temperature.
+    pub factors: &'a [f32],
+    /// How many tokens of each row; at most V.
+    pub count: usize,
 }
 
 /// `hidden[row] . w`: the scalar head of a critic.
@@ -366,14 +444,12 @@ pub struct Update<'a, D: Device> {
     pub adamw: AdamW,
     /// [piece] weights.
     pub w: &'a mut D::Tensor,
-    /// Gradient of the whole tensor.
+    /// Gradient of the whole tensor, or of the piece alone.
     pub g: &'a D::Tensor,
-    /// Where the piece begins in it, a multiple of [`SQUARES_BLOCK`](crate::types::SQUARES_BLOCK).
+    /// Where the piece begins in the tensor, a multiple of [`SQUARES_BLOCK`](crate::types::SQUARES_BLOCK).
     pub at: usize,
-    /// [piece] first moment.
-    pub m: &'a mut D::Tensor,
-    /// [piece] second moment.
-    pub v: &'a mut D::Tensor,
+    /// [piece] moments.
+    pub moments: &'a mut D::Moments,
 }
 
 /// Adds up `count` pieces of the same place, a power of two, in a binary tree: neighbours first, then

@@ -12,7 +12,7 @@
 
 use crate::device::Device;
 use crate::ops::*;
-use crate::types::{Batch, DeviceError, HeadOutput, LossGradient, Sampled};
+use crate::types::{Batch, DeviceError, HeadOutput, LossGradient, Moments as HostMoments, Sampled};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -37,7 +37,8 @@ use std::sync::Arc;
 /// let x = queue.upload(&[1.0, 2.0, 127.0])?;
 /// let mut out = device.zeros(2)?;
 /// let output = Output::Store;
-/// queue.linear(Linear { x: &x, rows: 1, norm: None, w: &w, bias: None, output, out: &mut out });
+/// let (x, w) = (&x, &w);
+/// queue.linear(Linear { x, rows: 1, norm: None, w, bias: None, adapter: None, output, out: &mut out });
 /// assert_eq!(queue.read(&out, 2)?, [127.0 - 64.0 * 127.0, -127.0 * 2.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -61,6 +62,16 @@ pub trait Queue: Send + Sized + 'static {
     /// Fills a tensor with random numbers around zero, of a deviation of about `factor`: weights for
     /// benchmarks.
     fn fill_random(&mut self, tensor: &mut Tensor<Self>, seed: u64, factor: f32);
+    /// Makes the second matrix of an adapter, ready to be packed.
+    fn spread(&mut self, args: Spread<Self::Device>);
+    /// Appends the canonical bytes ([`crate::canonical`]) of packed weights.
+    fn export(
+        &mut self,
+        weight: &<Self::Device as Device>::Weight,
+        to: &mut Vec<u8>,
+    ) -> Result<(), DeviceError>;
+    /// Packs weights from their canonical bytes; an error where those are of another matrix.
+    fn import(&mut self, bytes: &[u8], to: &mut <Self::Device as Device>::Weight) -> Result<(), DeviceError>;
     /// Packs weights.
     fn pack(&mut self, args: Pack<Self::Device>) -> Result<(), DeviceError>;
 
@@ -107,13 +118,14 @@ pub trait Queue: Send + Sized + 'static {
         args: HeadTraining<Self::Device>,
         mut loss: impl FnMut(Range<usize>, &HeadOutput) -> Result<LossGradient, E>,
     ) -> Result<(), E> {
-        let HeadTraining { hidden, head, targets, temperature, dhidden, dweight } = args;
+        let HeadTraining { hidden, head, trained, targets, temperature, dhidden, dweight } = args;
         let out = &self.head(Head { hidden, head, targets, temperature })?;
         let gradient = &loss(0..targets.len(), out)?;
         let gradient = gradient.borrowed();
         self.head_backward(HeadBackward {
             hidden,
             head,
+            trained,
             targets,
             temperature,
             out,
@@ -125,6 +137,9 @@ pub trait Queue: Send + Sized + 'static {
     }
     /// Samples tokens. Without truncation a token's log-probability has the bits of [`Queue::head`].
     fn sample(&mut self, args: Sample<Self::Device>);
+    /// The most probable tokens of each row, the best first, with the log-probabilities that [`Queue::head`]
+    /// gives them; none for a row whose logits are not finite.
+    fn top(&mut self, args: Top<Self::Device>) -> Result<Vec<Vec<(u32, f32)>>, DeviceError>;
     /// Begins to bring the first `rows` sampled tokens to the host; what is sampled into `tokens` later does
     /// not change the answer.
     fn fetch(&mut self, tokens: &Tokens<Self>, rows: usize) -> Result<Pending<Self>, DeviceError>;
@@ -137,6 +152,10 @@ pub trait Queue: Send + Sized + 'static {
 
     /// One AdamW update.
     fn adamw(&mut self, args: Update<Self::Device>);
+    /// Copies moments to the host.
+    fn read_moments(&mut self, from: &Moments<Self>) -> Result<HostMoments, DeviceError>;
+    /// Overwrites moments with as many of the host; those in another format are an error.
+    fn write_moments(&mut self, to: &mut Moments<Self>, from: &HostMoments) -> Result<(), DeviceError>;
     /// `to[i] += from[i]` for the first `len` values.
     fn add(&mut self, from: &Tensor<Self>, to: &mut Tensor<Self>, len: usize);
     /// Adds up pieces in a binary tree.
@@ -184,6 +203,8 @@ pub trait Queue: Send + Sized + 'static {
 
 /// A tensor of a queue's device.
 pub type Tensor<Q> = <<Q as Queue>::Device as Device>::Tensor;
+/// Moments in the memory of a queue's device.
+pub type Moments<Q> = <<Q as Queue>::Device as Device>::Moments;
 /// Sampled tokens in the memory of a queue's device.
 pub type Tokens<Q> = <<Q as Queue>::Device as Device>::Tokens;
 /// Sampled tokens on their way to the host.

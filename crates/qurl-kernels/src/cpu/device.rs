@@ -1,16 +1,17 @@
 //! [`Device`] for the CPU: memory of the machine, threads, and the level of instructions.
 
-use super::Context;
 use super::buf::{Aligned, out_of_memory};
 use super::gemm::{PackedB, Precision, Right};
 use super::kv::KvPages;
 use super::level::{Level, LevelError};
+use super::moments::CpuMoments;
 use super::quant::QuantB;
 use super::queue::CpuQueue;
+use super::{Context, canonical};
 use crate::cuda::Cuda;
 use crate::cuda::counting::GpuProfile;
 use crate::device::{Device, DeviceInfo, DeviceMemory};
-use crate::types::{Batch, DeviceError, Format, KvShape, Sampled, WeightShape};
+use crate::types::{Batch, DeviceError, Format, KvShape, MomentFormat, Sampled, WeightShape};
 use std::sync::Arc;
 
 /// The CPU as a [`Device`].
@@ -82,6 +83,7 @@ impl Device for Cpu {
     type Kv = KvPages;
     /// `[rows, 2 f]` gate and up projections.
     type KeptMlp = Aligned<f32>;
+    type Moments = CpuMoments;
     type Batch = CpuBatch;
     type Tokens = CpuTokens;
     /// Nothing is in flight: an operation is done when it returns.
@@ -91,7 +93,8 @@ impl Device for Cpu {
 
     fn info(&self) -> DeviceInfo {
         let description = format!("cpu, {} threads, {}", self.ctx.threads(), self.ctx.level());
-        DeviceInfo { description, ordinal: 0, asynchronous: false }
+        let kind = format!("cpu, {}", self.ctx.level());
+        DeviceInfo { description, kind, ordinal: 0, asynchronous: false }
     }
 
     fn memory(&self) -> Option<DeviceMemory> {
@@ -140,6 +143,10 @@ impl Device for Cpu {
         self.zeros(rows * 2 * width)
     }
 
+    fn moments(&self, len: usize, format: MomentFormat) -> Result<CpuMoments, DeviceError> {
+        CpuMoments::new(len, format)
+    }
+
     fn batch(&self) -> CpuBatch {
         CpuBatch::default()
     }
@@ -150,6 +157,10 @@ impl Device for Cpu {
 
     fn len(tensor: &Aligned<f32>) -> usize {
         <[f32]>::len(tensor)
+    }
+
+    fn weight_shape(weight: &CpuWeight) -> WeightShape {
+        canonical::shape(weight)
     }
 
     fn weight_bytes(weight: &CpuWeight) -> usize {

@@ -83,6 +83,19 @@ impl PackedB {
         self.precision
     }
 
+    /// The numbers of one column of B: a row of a linear layer's weights.
+    pub(crate) fn row(&self, ctx: &Context, column: usize, to: &mut [f32]) {
+        let (width, per_word) = (ctx.panel(), self.precision.per_word());
+        let panel = column / width * self.k.div_ceil(per_word) * width + column % width;
+        for (i, to) in to.iter_mut().enumerate() {
+            let word = self.words[panel + i / per_word * width];
+            *to = match self.precision {
+                Precision::F32 => f32::from_bits(word),
+                Precision::Bf16 => f32::from_bits(word >> (16 * (i % 2)) << 16),
+            };
+        }
+    }
+
     /// Bytes of the packed panels.
     pub fn bytes(&self) -> usize {
         self.words.len() * 4
@@ -241,6 +254,43 @@ pub(crate) fn matmul_part(ctx: &Context, x: &[f32], rows: usize, b: &PackedB, ra
         factors: Factors::NONE,
         c: Parts::new(out),
         ldc: b.n,
+        bias: std::ptr::null(),
+        mode: Mode::Chain,
+    };
+    run(ctx, &job);
+}
+
+/// `out[rows, n] += x[rows, k] b[k, n]`, the chain continuing from `out`: a GEMM with an operand that is not
+/// packed before.
+pub(crate) fn accumulate(
+    ctx: &Context,
+    precision: Precision,
+    x: &[f32],
+    rows: usize,
+    b: &[f32],
+    k: usize,
+    n: usize,
+    out: &mut [f32],
+) {
+    assert!(x.len() >= rows * k && b.len() >= k * n && out.len() >= rows * n, "accumulate: shapes");
+    let words = k.div_ceil(precision.per_word());
+    let mut strips = ctx.scratch.take(rows * words);
+    pack::pack_rows(ctx, precision, &Source::Ready(x), rows, k, &mut strips);
+    let mut panels = ctx.scratch.take(n.div_ceil(ctx.panel()) * ctx.panel() * words);
+    let shape = pack::Shape { lanes: n, k, width: ctx.panel(), pad: true };
+    pack::pack(ctx, precision, Layout::KByLanes, b, shape, &mut panels);
+    let job = Job {
+        m: rows,
+        n,
+        words,
+        kind: precision.into(),
+        a: strips.as_ptr(),
+        b: panels.as_ptr(),
+        panel_words: words,
+        codes: Codes::Words,
+        factors: Factors::NONE,
+        c: Parts::new(out),
+        ldc: n,
         bias: std::ptr::null(),
         mode: Mode::Chain,
     };

@@ -8,7 +8,7 @@
 
 use super::Context;
 use super::buf::Parts;
-use super::gemm::{self, Left, Mode, PackedB, Right, STRIPS_PER_BLOCK};
+use super::gemm::{self, Left, Mode, PackedB, Precision, Right, STRIPS_PER_BLOCK};
 use super::simd::{Simd, exp, simd_dispatch};
 use super::source::Source;
 use crate::types::{HeadGradient, HeadOutput};
@@ -129,13 +129,13 @@ pub fn forward<'a>(
     out
 }
 
-/// Backward of [`forward`] with the same rows: `dhidden` is overwritten, `dweight[V, d] +=`.
-/// `head_transposed` is the head packed for the GEMM with logit gradients (`[V, d]`, summed over V).
-pub fn backward(
+/// Backward of [`forward`] with the same rows: `dhidden` is overwritten, `dweight[V, d] +=`. Gradients pass
+/// through weights in this precision, packed for the GEMM with logit gradients (`[V, d]`, summed over V).
+pub fn backward<'a>(
     ctx: &Context,
     hidden: &[f32],
-    head: &PackedB,
-    head_transposed: &PackedB,
+    head: impl Into<Right<'a>>,
+    (precision, transposed): (Precision, &PackedB),
     targets: &[u32],
     temperature: f32,
     out: &HeadOutput,
@@ -143,7 +143,8 @@ pub fn backward(
     dhidden: &mut [f32],
     mut dweight: Option<&mut [f32]>,
 ) {
-    let (rows, vocabulary, d) = (targets.len(), head.n, head.k);
+    let head = head.into();
+    let (rows, vocabulary, d) = (targets.len(), head.n(), head.k());
     assert!(hidden.len() >= rows * d && dhidden.len() >= rows * d, "head backward: hidden rows");
     assert!(out.lse.len() == rows && gradient.dlogp.len() == rows, "head backward: rows");
     assert!(
@@ -194,9 +195,9 @@ pub fn backward(
         let dlogits = unsafe { std::slice::from_raw_parts(dlogits.as_ptr().cast::<f32>(), rows * width) };
         if let Some(dweight) = &mut dweight {
             let dweight = &mut dweight[first * d..last * d];
-            gemm::weight_gradient(ctx, head.precision, hidden, dlogits, rows, width, d, dweight);
+            gemm::weight_gradient(ctx, precision, hidden, dlogits, rows, width, d, dweight);
         }
-        gemm::matmul_part(ctx, dlogits, rows, head_transposed, first..last, dhidden);
+        gemm::matmul_part(ctx, dlogits, rows, transposed, first..last, dhidden);
     }
 }
 

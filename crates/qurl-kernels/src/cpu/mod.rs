@@ -2,6 +2,7 @@
 //! threads.
 
 pub mod adamw;
+mod adapter;
 mod arena;
 pub mod attention;
 pub mod attention_backward;
@@ -10,12 +11,15 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod buf;
+mod canonical;
 mod device;
 pub mod elementwise;
+mod frozen;
 pub mod gemm;
 pub mod head;
 pub mod kv;
 pub mod level;
+mod moments;
 pub mod norm;
 mod pack;
 pub mod peak;
@@ -26,8 +30,10 @@ pub mod sample;
 mod scalar;
 mod simd;
 mod source;
+mod top;
 
 pub use device::{Cpu, CpuBatch, CpuError, CpuTokens, CpuWeight};
+pub use moments::CpuMoments;
 pub use queue::CpuQueue;
 
 use arena::Arena;

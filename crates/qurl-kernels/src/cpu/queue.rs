@@ -4,13 +4,17 @@ use super::buf::Aligned;
 use super::device::{Cpu, CpuBatch, CpuTokens, CpuWeight, Forward};
 use super::gemm::{self, Mode};
 use super::kv::KvPages;
+use super::moments::CpuMoments;
 use super::norm::InputGradient;
-use super::{Context, adamw, attention, attention_backward, elementwise, head, norm, sample};
+use super::{
+    Context, adamw, adapter, attention, attention_backward, canonical, elementwise, frozen, head, norm,
+    sample, top,
+};
 use crate::checksum;
 use crate::collective::{Pieces, bytes_of, bytes_of_mut};
 use crate::ops::*;
 use crate::queue::Queue;
-use crate::types::{Batch, DeviceError, HeadOutput, Heads, Rows, Sampled, Token};
+use crate::types::{Batch, DeviceError, HeadOutput, Heads, Moments, Rows, Sampled, Token};
 use std::sync::Arc;
 
 /// Operations on the CPU, in order.
@@ -58,6 +62,21 @@ impl Queue for CpuQueue {
 
     fn fill_random(&mut self, tensor: &mut Aligned<f32>, seed: u64, factor: f32) {
         elementwise::fill_random(self.ctx(), tensor, seed, factor);
+    }
+
+    fn spread(&mut self, args: Spread<Cpu>) {
+        adapter::spread(args);
+    }
+
+    fn export(&mut self, weight: &CpuWeight, to: &mut Vec<u8>) -> Result<(), DeviceError> {
+        canonical::export(self.ctx(), weight, to);
+        Ok(())
+    }
+
+    fn import(&mut self, bytes: &[u8], to: &mut CpuWeight) -> Result<(), DeviceError> {
+        crate::canonical::check(canonical::shape(to), bytes.len())?;
+        canonical::import(self.ctx(), bytes, to);
+        Ok(())
     }
 
     fn pack(&mut self, args: Pack<Cpu>) -> Result<(), DeviceError> {
@@ -108,57 +127,80 @@ impl Queue for CpuQueue {
     }
 
     fn linear(&mut self, args: Linear<Cpu>) {
-        let Linear { x, rows, norm, w, bias, output, out } = args;
-        let (bias, mode) = (bias.map(|b| &**b), output.into());
-        match norm {
+        let Linear { x, rows, norm, w, bias, adapter, output, out } = args;
+        let (ctx, bias) = (self.ctx(), bias.map(|b| &**b));
+        let multiply = |w: &CpuWeight, bias: Option<&[f32]>, mode: Mode, out: &mut [f32]| match &norm {
             Some(Norm { gain, eps }) => {
-                gemm::norm_matmul(self.ctx(), x, gain, eps, rows, w.right(), bias, mode, out);
+                gemm::norm_matmul(ctx, x, gain, *eps, rows, w.right(), bias, mode, out);
             }
-            None => gemm::matmul(self.ctx(), x, rows, w.right(), bias, mode, out),
-        }
+            None => gemm::matmul(ctx, x, rows, w.right(), bias, mode, out),
+        };
+        multiply(w, bias, output.into(), out);
+        adapter::forward(ctx, adapter, rows, |a, u| multiply(a, None, Mode::Store, u), out);
     }
 
     fn linear_backward(&mut self, args: LinearBackward<Cpu>) {
-        let LinearBackward { x, rows, norm, w, dy, dw, dbias, dx } = args;
+        let LinearBackward { x, rows, norm, w, adapter, dy, dw, dbias, dx } = args;
         let ctx = self.ctx();
         let Some(norm) = norm else {
             weight_gradients(ctx, x, dy, rows, w, dw, dbias);
-            if let Some(dx) = dx {
-                gemm::matmul(ctx, dy, rows, w.transposed(), None, Mode::Store, dx);
+            match (dx, adapter) {
+                (Some(dx), adapter) => {
+                    frozen::input_gradient(ctx, dy, rows, w, dx);
+                    adapter_backward(ctx, adapter, x, dy, rows, dx);
+                }
+                (None, None) => (),
+                (None, Some(_)) => panic!("an adapter gives the gradient of its input"),
             }
             return;
         };
         let Some(dx) = dx else { panic!("a linear layer after a norm gives the gradient of its input") };
-        normed_backward(ctx, x, rows, norm, w, dy, dw, dbias, dx);
+        normed_backward(ctx, x, rows, norm, w, adapter, dy, dw, dbias, dx);
     }
 
     fn mlp(&mut self, args: Mlp<Cpu>) {
-        let Mlp { x, rows, norm: Norm { gain, eps }, gate_up, down, kept } = args;
+        let Mlp { x, rows, norm, gate_up, down, gate_up_adapter, down_adapter, kept } = args;
+        let Norm { gain, eps } = norm;
         let ctx = self.ctx();
         let mut workspace = ctx.scratch.take(if kept.is_some() { 0 } else { rows * gate_up.n });
         let projected: &mut [f32] = match kept {
             Some(kept) => kept,
             None => workspace.floats(),
         };
-        gemm::norm_matmul(ctx, x, gain, eps, rows, gate_up.right(), None, Mode::Store, projected);
+        let first = |w: &CpuWeight, out: &mut [f32]| {
+            gemm::norm_matmul(ctx, x, gain, eps, rows, w.right(), None, Mode::Store, out);
+        };
+        first(gate_up, projected);
+        adapter::forward(ctx, gate_up_adapter, rows, first, projected);
         assert_eq!(gate_up.n, 2 * down.k, "mlp: widths");
         gemm::swiglu_matmul(ctx, projected, rows, down.right(), Mode::Add, x);
+        let second = |w: &CpuWeight, out: &mut [f32]| {
+            gemm::swiglu_matmul(ctx, projected, rows, w.right(), Mode::Store, out);
+        };
+        adapter::forward(ctx, down_adapter, rows, second, x);
     }
 
     fn mlp_backward(&mut self, args: MlpBackward<Cpu>) {
-        let MlpBackward { x, rows, norm, gate_up, down, kept, dgate_up, ddown, dx } = args;
+        let MlpBackward { x, rows, norm, gate_up, down, kept, dgate_up, ddown, dx, .. } = args;
         let (ctx, width) = (self.ctx(), down.k);
         let mut workspace = ctx.scratch.take(rows * width);
         let activated = workspace.floats();
-        gemm::matmul(ctx, dx, rows, down.transposed(), None, Mode::Store, activated);
+        frozen::input_gradient(ctx, dx, rows, down, activated);
+        let mut du = ctx.scratch.take(args.down_adapter.as_ref().map_or(0, |adapter| rows * adapter.a.n));
+        if let Some(adapter) = &args.down_adapter {
+            adapter::input_gradient(ctx, adapter, dx, rows, du.floats(), activated);
+        }
         elementwise::swiglu_backward(ctx, kept, activated, rows, width);
         weight_gradients(ctx, activated, dx, rows, down, ddown, None);
-        drop(workspace);
-        normed_backward(ctx, x, rows, norm, gate_up, kept, dgate_up, None, dx);
+        if let Some(adapter) = args.down_adapter {
+            adapter::weight_gradients(ctx, adapter, activated, dx, rows, du.floats());
+        }
+        drop((workspace, du));
+        normed_backward(ctx, x, rows, norm, gate_up, args.gate_up_adapter, kept, dgate_up, None, dx);
     }
 
     fn attend(&mut self, args: Attend<Cpu>) {
-        let Attend { heads, batch: CpuBatch(batch), qkv, qk_norm, rope, kv, o, x, mut kept } = args;
+        let Attend { heads, batch: CpuBatch(batch), qkv, qk_norm, rope, kv, o, adapter, x, mut kept } = args;
         let (ctx, rows) = (self.ctx(), batch.rows());
         if let Some(QkNorm { q, k }) = qk_norm {
             if let Some(raw) = kept.as_mut().and_then(|kept| kept.raw.as_mut()) {
@@ -177,6 +219,9 @@ impl Queue for CpuQueue {
         };
         attention::forward(ctx, heads, qkv, kv, &batch.spans, &batch.pages, out, lse);
         gemm::matmul(ctx, out, rows, o.right(), None, Mode::Add, x);
+        let project =
+            |a: &CpuWeight, u: &mut [f32]| gemm::matmul(ctx, out, rows, a.right(), None, Mode::Store, u);
+        adapter::forward(ctx, adapter, rows, project, x);
     }
 
     fn attend_backward(&mut self, args: AttendBackward<Cpu>) {
@@ -189,6 +234,7 @@ impl Queue for CpuQueue {
             out,
             lse,
             o,
+            adapter,
             dx,
             d_o,
             dqkv,
@@ -198,7 +244,8 @@ impl Queue for CpuQueue {
         weight_gradients(ctx, out, dx, rows, o, d_o, None);
         let mut workspace = ctx.scratch.take(rows * heads.q_width());
         let dout = workspace.floats();
-        gemm::matmul(ctx, dx, rows, o.transposed(), None, Mode::Store, dout);
+        frozen::input_gradient(ctx, dx, rows, o, dout);
+        adapter_backward(ctx, adapter, out, dx, rows, dout);
         attention_backward::backward(ctx, heads, qkv, &batch.spans, out, dout, lse, dqkv);
         let (width, rotated) = (heads.qkv_width(), heads.heads + heads.kv_heads);
         let Rope { cos, sin } = rope;
@@ -220,17 +267,23 @@ impl Queue for CpuQueue {
     }
 
     fn head_backward(&mut self, args: HeadBackward<Cpu>) {
-        let HeadBackward { hidden, head, targets, temperature, out, gradient, dhidden, dweight } = args;
-        let (float, transposed) = (head.float(), head.transposed());
+        let HeadBackward { hidden, head, trained, targets, temperature, out, gradient, dhidden, dweight } =
+            args;
+        let trained = (trained.float().precision, trained.transposed());
         let dweight = dweight.map(|dweight| &mut **dweight);
-        let ctx = self.ctx();
-        head::backward(ctx, hidden, float, transposed, targets, temperature, out, gradient, dhidden, dweight);
+        let (ctx, head) = (self.ctx(), head.right());
+        head::backward(ctx, hidden, head, trained, targets, temperature, out, gradient, dhidden, dweight);
     }
 
     fn sample(&mut self, args: Sample<Cpu>) {
         let Sample { hidden, head, batch: CpuBatch(batch), out: CpuTokens(out) } = args;
         let sampled = sample::sample(self.ctx(), hidden, head.right(), &batch.samples);
         out[..sampled.len()].copy_from_slice(&sampled);
+    }
+
+    fn top(&mut self, args: Top<Cpu>) -> Result<Vec<Vec<(u32, f32)>>, DeviceError> {
+        let Top { hidden, head, factors, count } = args;
+        Ok(top::top(self.ctx(), hidden, head.right(), factors, count))
     }
 
     fn fetch(&mut self, tokens: &CpuTokens, rows: usize) -> Result<Vec<Sampled>, DeviceError> {
@@ -254,8 +307,16 @@ impl Queue for CpuQueue {
     }
 
     fn adamw(&mut self, args: Update<Cpu>) {
-        let Update { adamw, w, g, at, m, v } = args;
-        adamw::update(self.ctx(), &adamw, w, &g[at..at + m.len()], m, v);
+        let Update { adamw, w, g, at, moments } = args;
+        adamw::update(self.ctx(), &adamw, w, g, at, moments);
+    }
+
+    fn read_moments(&mut self, from: &CpuMoments) -> Result<Moments, DeviceError> {
+        Ok(from.read())
+    }
+
+    fn write_moments(&mut self, to: &mut CpuMoments, from: &Moments) -> Result<(), DeviceError> {
+        to.write(from)
     }
 
     fn add(&mut self, from: &Aligned<f32>, to: &mut Aligned<f32>, len: usize) {
@@ -360,6 +421,21 @@ fn weight_gradients(
     }
 }
 
+/// Backward of an adapter beside a linear layer whose input gradient is in `dx`.
+fn adapter_backward(
+    ctx: &Context,
+    adapter: Option<AdapterBackward<Cpu>>,
+    x: &[f32],
+    dy: &[f32],
+    rows: usize,
+    dx: &mut [f32],
+) {
+    let Some(adapter) = adapter else { return };
+    let mut du = ctx.scratch.take(rows * adapter.a.n);
+    adapter::input_gradient(ctx, &adapter, dy, rows, du.floats(), dx);
+    adapter::weight_gradients(ctx, adapter, x, dy, rows, du.floats());
+}
+
 /// Backward of `norm(x) W^T (+ bias)`, with `dx +=` the gradient of the norm's input.
 fn normed_backward(
     ctx: &Context,
@@ -367,6 +443,7 @@ fn normed_backward(
     rows: usize,
     norm: NormBackward<Cpu>,
     w: &CpuWeight,
+    adapter: Option<AdapterBackward<Cpu>>,
     dy: &[f32],
     dw: Option<&mut Aligned<f32>>,
     dbias: Option<&mut Aligned<f32>>,
@@ -375,12 +452,23 @@ fn normed_backward(
     let shape = Rows::dense(rows, w.k);
     let mut workspace = ctx.scratch.take(rows * w.k);
     let normed = workspace.floats();
-    if dw.is_some() || dbias.is_some() {
+    let mut dnormed = ctx.scratch.take(if adapter.is_some() { rows * w.k } else { 0 });
+    if dw.is_some() || dbias.is_some() || adapter.is_some() {
         norm::forward(ctx, x, norm.gain, shape, norm.eps, normed);
         weight_gradients(ctx, normed, dy, rows, w, dw, dbias);
     }
-    let dnormed = normed;
-    gemm::matmul(ctx, dy, rows, w.transposed(), None, Mode::Store, dnormed);
+    let dnormed = match adapter {
+        Some(adapter) => {
+            let dnormed = dnormed.floats();
+            frozen::input_gradient(ctx, dy, rows, w, dnormed);
+            adapter_backward(ctx, Some(adapter), normed, dy, rows, dnormed);
+            dnormed
+        }
+        None => {
+            frozen::input_gradient(ctx, dy, rows, w, normed);
+            normed
+        }
+    };
     norm_backward(ctx, x, shape, norm, dnormed, InputGradient::Add(dx));
 }
 

@@ -2,6 +2,7 @@
 //! and all of it backward. The kernels of attention itself are chosen in [`super::flash`] and
 //! [`super::flash_backward`]; what those do not take goes through plain ones (`cu/attention_plain.cu`).
 
+use super::adapter;
 use super::batch::CudaBatch;
 use super::constants::PLAIN_WARPS;
 use super::device::{Cuda, CudaTensor};
@@ -58,7 +59,7 @@ fn rope_tables(
 
 /// [`crate::Queue::attend`]
 pub(super) fn attend(queue: &mut CudaQueue, args: Attend<Cuda>) {
-    let Attend { heads, batch, qkv, qk_norm, rope, kv, o, x, kept } = args;
+    let Attend { heads, batch, qkv, qk_norm, rope, kv, o, adapter, x, kept } = args;
     let rows = batch.shape.rows;
     check(heads, batch);
     kv.check(queue, heads, batch);
@@ -78,8 +79,11 @@ pub(super) fn attend(queue: &mut CudaQueue, args: Attend<Cuda>) {
             norm::forward(queue, rows, qkv.at());
         }
     }
-    let left = match kept {
-        None if flash::decodes(heads, kv, &batch.shape) => decode(queue, heads, qkv, kv, batch, tables, o),
+    let (left, out) = match kept {
+        None if flash::decodes(heads, kv, &batch.shape) => {
+            let in_full = adapter.is_some_and(|adapter| adapter.a.format != o.format);
+            decode(queue, heads, qkv, kv, batch, tables, o, in_full)
+        }
         kept => {
             let (out, lse) = match kept {
                 Some(KeptAttention { out, lse, .. }) => {
@@ -91,14 +95,15 @@ pub(super) fn attend(queue: &mut CudaQueue, args: Attend<Cuda>) {
             };
             kv.rope_write(queue, qkv.at(), heads, batch, tables);
             attention(queue, heads, qkv.at(), kv, batch, out, lse);
-            linear::operand(queue, o.format, Source::Rows(out), rows, o.k)
+            (linear::operand(queue, o.format, Source::Rows(out), rows, o.k), out)
         }
     };
     linear::gemm(queue, left, rows, o, 0, Output::Add, x.at());
+    adapter::forward(queue, adapter, (o, left), Source::Rows(out), rows, x.at());
 }
 
 /// One row of each sequence, in one kernel from the projections to what the output projection reads, where it
-/// can.
+/// can; and its address in f32, where it is there or wanted `in_full`, or 0.
 fn decode(
     queue: &mut CudaQueue,
     heads: Heads,
@@ -107,7 +112,8 @@ fn decode(
     batch: &CudaBatch,
     tables: (DevicePtr, DevicePtr),
     o: &CudaWeight,
-) -> Operand {
+    in_full: bool,
+) -> (Operand, DevicePtr) {
     let rows = batch.shape.rows;
     let streams = flash_stream::streams(&queue.context, heads, kv, &batch.shape);
     let quantizes = match streams {
@@ -117,7 +123,7 @@ fn decode(
     let decoded = match o.format {
         Format::F32 => Decoded::Numbers(queue.alloc(4 * rows * o.k)),
         Format::Bf16 => Decoded::Rounded(Operand::alloc(queue, Format::Bf16, rows, o.k)),
-        Format::Int8 | Format::Fp8 => match quantizes {
+        Format::Int8 | Format::Fp8 => match quantizes && !in_full {
             true => Decoded::Quantized(o.format, Operand::alloc(queue, o.format, rows, o.k)),
             false => Decoded::Numbers(queue.alloc(4 * rows * o.k)),
         },
@@ -130,8 +136,8 @@ fn decode(
         flash::decode(queue, heads, qkv.at(), kv, batch, decoded, 0, Some(tables));
     }
     match decoded {
-        Decoded::Numbers(out) => linear::operand(queue, o.format, Source::Rows(out), rows, o.k),
-        Decoded::Rounded(left) | Decoded::Quantized(_, left) => left,
+        Decoded::Numbers(out) => (linear::operand(queue, o.format, Source::Rows(out), rows, o.k), out),
+        Decoded::Rounded(left) | Decoded::Quantized(_, left) => (left, 0),
     }
 }
 
@@ -181,7 +187,7 @@ fn warps(tasks: usize) -> Launch {
 
 /// [`crate::Queue::attend_backward`]
 pub(super) fn attend_backward(queue: &mut CudaQueue, args: AttendBackward<Cuda>) {
-    let AttendBackward { heads, batch, kv_format, qkv, qk_norm, rope, out, lse, o, dx, d_o, dqkv } = args;
+    let AttendBackward { heads, batch, kv_format, qkv, qk_norm, rope, out, lse, o, dx, d_o, dqkv, .. } = args;
     let (rows, width) = (batch.shape.rows, heads.q_width());
     check(heads, batch);
     assert!(batch.spans.iter().all(|span| span.position == 0), "attention backward: whole sequences");
@@ -198,6 +204,7 @@ pub(super) fn attend_backward(queue: &mut CudaQueue, args: AttendBackward<Cuda>)
     let input = Input { x: out.at(), norm: None };
     let d_o = d_o.map(|d_o| d_o.at());
     linear_backward::gradients(queue, input, dx.at(), rows, o, d_o, None, Some(dout));
+    linear_backward::adapted(queue, args.adapter, Source::Rows(out.at()), dx.at(), rows, o, Some(dout));
     queue.rewind(mark);
 
     let gradients = Gradients { qkv: qkv.at(), out: out.at(), dout, lse: lse.at(), dqkv: dqkv.at() };

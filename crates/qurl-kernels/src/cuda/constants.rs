@@ -3,7 +3,7 @@
 //! from this text.
 
 use crate::checksum;
-use crate::types::Heads;
+use crate::types::{self, Heads};
 
 macro_rules! shared {
     ($($(#[$meta:meta])* $name:ident = $value:expr;)*) => {
@@ -34,6 +34,8 @@ shared! {
     /// Threads that sum squares up, and warps that share the partial sums of columns.
     SUM_THREADS = 256;
     ADDING_WARPS = 8;
+    /// Moments that share an exponent.
+    MOMENT_BLOCK = types::MOMENT_BLOCK;
     /// Values of a block of a checksum, and its chains.
     CHECKSUM_BLOCK = checksum::BLOCK;
     CHECKSUM_CHAINS = checksum::CHAINS;

@@ -269,7 +269,16 @@ mod tests {
             .pack(Pack { from: &from, rounding: Rounding::Nearest, copy: None, to: &mut w })
             .expect("packed");
         let (output, rows) = (Output::Store, 1000);
-        queue.linear(Linear { x: &x, rows, norm: None, w: &w, bias: None, output, out: &mut out });
+        queue.linear(Linear {
+            adapter: None,
+            x: &x,
+            rows,
+            norm: None,
+            w: &w,
+            bias: None,
+            output,
+            out: &mut out,
+        });
         queue.synchronize().expect("nothing fails");
         // The rows in int8 are made in the workspace.
         let workspace = allocated(&gpu) - fixed - before - 4 * 256 * 512;

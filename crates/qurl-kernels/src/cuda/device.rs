@@ -1,17 +1,19 @@
 //! [`Device`] for CUDA: memory on a GPU.
 
 use super::batch::CudaBatch;
+use super::canonical;
 use super::constants::TOKEN_WORDS;
 use super::context::Context;
 use super::ffi::{self, DevicePtr};
 use super::kv::CudaKv;
 use super::memory::Buffer;
 use super::mlp::CudaKeptMlp;
+use super::moments::CudaMoments;
 use super::pending::CudaPending;
 use super::queue::CudaQueue;
 use super::weight::CudaWeight;
 use crate::device::{Device, DeviceInfo, DeviceMemory};
-use crate::types::{DeviceError, Format, KvShape, WeightShape};
+use crate::types::{DeviceError, Format, KvShape, MomentFormat, WeightShape};
 use std::sync::Arc;
 
 /// An NVIDIA GPU.
@@ -80,6 +82,7 @@ impl Device for Cuda {
     type Weight = CudaWeight;
     type Kv = CudaKv;
     type KeptMlp = CudaKeptMlp;
+    type Moments = CudaMoments;
     type Batch = CudaBatch;
     type Tokens = CudaTokens;
     type Pending = CudaPending;
@@ -91,7 +94,7 @@ impl Device for Cuda {
         let memory = self.context.memory_info();
         let free = memory.map(|(free, total)| format!(", {} of {} MiB free", free >> 20, total >> 20));
         let description = format!("cuda, {name}, {sms} SMs{}", free.unwrap_or_default());
-        DeviceInfo { description, ordinal: *ordinal, asynchronous: true }
+        DeviceInfo { description, kind: format!("cuda, {name}"), ordinal: *ordinal, asynchronous: true }
     }
 
     fn memory(&self) -> Option<DeviceMemory> {
@@ -124,6 +127,10 @@ impl Device for Cuda {
         CudaKeptMlp::new(&self.context, rows, width, format)
     }
 
+    fn moments(&self, len: usize, format: MomentFormat) -> Result<CudaMoments, DeviceError> {
+        CudaMoments::new(&self.context, len, format)
+    }
+
     fn batch(&self) -> CudaBatch {
         CudaBatch::default()
     }
@@ -137,6 +144,10 @@ impl Device for Cuda {
 
     fn len(tensor: &CudaTensor) -> usize {
         tensor.len
+    }
+
+    fn weight_shape(weight: &CudaWeight) -> WeightShape {
+        canonical::shape(weight)
     }
 
     fn weight_bytes(weight: &CudaWeight) -> usize {

@@ -280,7 +280,8 @@ fn estimate(v: &Variant, shape: Shape, at_once: &impl Fn(&Variant) -> usize) -> 
     let cut = ranges(sms, n, blocks);
     let whole_ranges = cut == n.div_ceil(CUT_ROWS);
     let possible = match v.schedule {
-        Schedule::Gated => is_gated && holds,
+        // It keeps nothing for training.
+        Schedule::Gated => holds && matches!(gating, Gating::Swiglu { kept: 0, .. }),
         Schedule::Stream => holds && (v.cluster == 1 || at_once(v) >= cut * SIDES),
         Schedule::Split => {
             let many_rows = v.rows > TILE_ROWS;

@@ -7,12 +7,12 @@
 use super::constants::{HEAD_CHUNK, HEAD_THREADS, SAMPLE_THREADS, TOKEN_WORDS, TRUNCATED_THREADS};
 use super::device::Cuda;
 use super::ffi::DevicePtr;
-use super::kernels::{self, ReduceLogits, SampleRows, SampleTruncated, ScoreRows};
+use super::kernels::{self, ReduceLogits, SampleRows, SampleTruncated, ScoreRows, TopTokens};
 use super::launch::Launch;
 use super::linear::{self, Operand, Source};
 use super::queue::CudaQueue;
 use super::weight::CudaWeight;
-use crate::ops::{Head, Output, Sample};
+use crate::ops::{Head, Output, Sample, Top};
 use crate::types::{DeviceError, HeadOutput};
 use std::ops::Range;
 
@@ -189,4 +189,40 @@ pub(super) fn sample(queue: &mut CudaQueue, args: Sample<Cuda>) {
             queue.launch(kernels::sample_truncated, Launch::blocks(truncated, TRUNCATED_THREADS), args);
         }
     }
+}
+
+/// [`crate::Queue::top`]
+pub(super) fn top(queue: &mut CudaQueue, args: Top<Cuda>) -> Result<Vec<Vec<(u32, f32)>>, DeviceError> {
+    let Top { hidden, head, factors, count } = args;
+    let count = count.min(head.n);
+    assert!(factors.len() * head.k <= hidden.len, "top: rows");
+    let results = queue.alloc(8 * factors.len() * count);
+    let mark = queue.mark();
+    for range in held(factors.len(), head.n) {
+        queue.rewind(mark);
+        let (first, rows) = (range.start, range.len());
+        let logits = Logits::new(queue, head, hidden.at() + (first * head.k * 4) as u64, rows);
+        let factors = queue.stage(&factors[range]);
+        let partials = logits.reduce(queue, rows, 1.0, factors);
+        let args = TopTokens {
+            logits: logits.at,
+            vocabulary: logits.vocabulary,
+            chunks: logits.chunks as u32,
+            partials,
+            count: count as u32,
+            out: results + (8 * first * count) as u64,
+        };
+        queue.launch(kernels::top_tokens, Launch::blocks(rows, TRUNCATED_THREADS), args);
+    }
+    let mut words = vec![[0u32; 2]; factors.len() * count];
+    queue.read_values(results, &mut words)?;
+    // A row that is not finite has NaN in all places.
+    let tokens = |row: &[[u32; 2]]| {
+        let tokens = row.iter().map(|[id, logp]| (*id, f32::from_bits(*logp)));
+        tokens.filter(|(_, logp)| !logp.is_nan()).collect()
+    };
+    Ok(match count {
+        0 => vec![Vec::new(); factors.len()],
+        count => words.chunks_exact(count).map(tokens).collect(),
+    })
 }

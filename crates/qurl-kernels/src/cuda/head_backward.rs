@@ -10,11 +10,11 @@ use super::ffi::DevicePtr;
 use super::head::{Logits, SCORE_WORDS, Scores, held};
 use super::kernels::{self, LogitGradients};
 use super::launch::Launch;
-use super::linear_backward::{input_gradient, weight_gradient};
+use super::linear_backward::{converted, input_gradient, weight_gradient};
 use super::pending::{self, PendingWords};
 use super::queue::CudaQueue;
 use super::weight::CudaWeight;
-use crate::ops::{HeadBackward, HeadTraining};
+use crate::ops::{HeadBackward, HeadTraining, Output};
 use crate::types::{DeviceError, Format, HeadOutput, LossGradient};
 use std::ops::Range;
 
@@ -31,21 +31,24 @@ struct Slopes {
     dentropy: DevicePtr,
 }
 
-/// Adds the gradient of the weights and stores that of the hidden rows; the logits are used up.
+/// Adds the gradient of the weights and stores that of the hidden rows, both through the trained weights; the
+/// logits are used up. `hidden` are the rows in f32, which are brought into the trained weights' format where
+/// the logits were made in another.
 fn gradients(
     queue: &mut CudaQueue,
-    head: &CudaWeight,
+    (head, trained): (&CudaWeight, &CudaWeight),
+    hidden: DevicePtr,
     logits: Logits,
     rows: usize,
     slopes: Slopes,
     dweight: Option<DevicePtr>,
     dhidden: DevicePtr,
 ) {
-    let (kernel, dlogits) = match head.format {
-        Format::Bf16 => (kernels::logit_gradients_bf16, queue.alloc(2 * rows * head.n)),
+    let (kernel, dlogits) = match trained.format {
+        Format::Bf16 => (kernels::logit_gradients_bf16, queue.alloc(2 * rows * trained.n)),
         Format::F32 => (kernels::logit_gradients_f32, logits.at),
         Format::Int8 | Format::Fp8 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => {
-            panic!("head backward: weights in {} have no gradients", head.format)
+            panic!("head backward: weights in {} have no gradients", trained.format)
         }
     };
     let Slopes { targets, scale, inverse_temperature, lse, entropy, dlogp, dentropy } = slopes;
@@ -61,17 +64,22 @@ fn gradients(
         entropy,
         out: dlogits,
     };
-    queue.launch(kernel, Launch::grid([head.n.div_ceil(4 * 256), rows, 1], 256), args);
+    queue.launch(kernel, Launch::grid([trained.n.div_ceil(4 * 256), rows, 1], 256), args);
     if let Some(dweight) = dweight {
-        weight_gradient(queue, logits.hidden.data, dlogits, rows, head, dweight);
+        let x = match head.format == trained.format {
+            true => logits.hidden.data,
+            false => converted(queue, trained.format, hidden, rows, trained.k),
+        };
+        weight_gradient(queue, x, dlogits, rows, trained, dweight);
     }
-    input_gradient(queue, dlogits, rows, head, dhidden);
+    input_gradient(queue, dlogits, rows, trained, Output::Store, dhidden);
 }
 
 /// [`crate::Queue::head_backward`]
 pub(super) fn backward(queue: &mut CudaQueue, args: HeadBackward<Cuda>) {
-    let HeadBackward { hidden, head, targets, temperature, out, gradient, dhidden, dweight } = args;
+    let HeadBackward { hidden, head, trained, targets, temperature, out, gradient, dhidden, dweight } = args;
     let rows = targets.len();
+    assert!(trained.n == head.n && trained.k == head.k, "head backward: trained weights");
     assert!(rows * head.k <= hidden.len.min(dhidden.len), "head backward: hidden rows");
     assert!(dweight.as_ref().is_none_or(|dw| head.n * head.k <= dw.len), "head backward: weights");
     assert!(out.lse.len() == rows && out.entropy.len() == rows, "head backward: rows");
@@ -89,7 +97,8 @@ pub(super) fn backward(queue: &mut CudaQueue, args: HeadBackward<Cuda>) {
         let targets = queue.stage(&targets[range]);
         let (scale, inverse_temperature) = (1.0 / temperature, 1.0 / temperature);
         let slopes = Slopes { targets, scale, inverse_temperature, lse, entropy, dlogp, dentropy };
-        gradients(queue, head, logits, count, slopes, dweight, dhidden.at() + offset);
+        let at = hidden.at() + offset;
+        gradients(queue, (head, trained), at, logits, count, slopes, dweight, dhidden.at() + offset);
     }
 }
 
@@ -109,8 +118,9 @@ pub(super) fn training<E: From<DeviceError>>(
     args: HeadTraining<Cuda>,
     mut loss: impl FnMut(Range<usize>, &HeadOutput) -> Result<LossGradient, E>,
 ) -> Result<(), E> {
-    let HeadTraining { hidden, head, targets, temperature, dhidden, dweight } = args;
+    let HeadTraining { hidden, head, trained, targets, temperature, dhidden, dweight } = args;
     let rows = targets.len();
+    assert!(trained.n == head.n && trained.k == head.k, "head training: trained weights");
     assert!(rows * head.k <= hidden.len.min(dhidden.len), "head training: hidden rows");
     assert!(dweight.as_ref().is_none_or(|dw| head.n * head.k <= dw.len), "head training: weights");
     assert!(
@@ -157,7 +167,9 @@ pub(super) fn training<E: From<DeviceError>>(
         // Scoring has scaled the logits.
         let (scale, inverse_temperature) = (1.0, 1.0 / temperature);
         let slopes = Slopes { targets, scale, inverse_temperature, lse, entropy, dlogp, dentropy };
-        gradients(queue, head, logits, range.len(), slopes, dweight, dhidden.at() + place(&range));
+        let (at, count) = (place(&range), range.len());
+        let (hidden, dhidden) = (hidden.at() + at, dhidden.at() + at);
+        gradients(queue, (head, trained), hidden, logits, count, slopes, dweight, dhidden);
     }
     Ok(())
 }

@@ -162,6 +162,10 @@ kernels! {
     OuterProduct(g: Ptr, w: Ptr, d: u32, count: u64, dx: Ptr) { "elementwise": outer_product; }
     /// Random numbers.
     RandomFill(out: Ptr, count: u64, seed: u64, factor: f32) { "elementwise": random_fill; }
+    /// A block of a matrix, scaled, into another matrix.
+    ScaleBlock(
+        from: Ptr, from_stride: u32, to: Ptr, to_stride: u32, rows: u32, columns: u32, factor: f32, add: u32
+    ) { "elementwise": scale_block; }
 
     // ---- norms --------------------------------------------------------------------------------------------
 
@@ -225,6 +229,10 @@ kernels! {
     /// Weights in f32 into tiles of bf16, and into rows of it where they are wanted.
     GemmPackBf16(weights: Ptr, rows: Ptr, tiles: Ptr, n: u32, k: u32, k_blocks: u32) {
         "gemm_pack": gemm_pack_bf16;
+    }
+    /// Tiles (or rows) into rows of bf16.
+    GemmUnpack(weights: Ptr, scales: Ptr, rows: Ptr, n: u32, k: u32, k_blocks: u32) {
+        "gemm_pack": gemm_unpack_bf16, gemm_unpack_i8, gemm_unpack_e4m3;
     }
 
     // ---- GEMMs --------------------------------------------------------------------------------------------
@@ -397,13 +405,19 @@ kernels! {
         rows: u32, all_keys: Ptr, key_capacity: u32, out: Ptr
     ) { "sample": sample_truncated; }
 
+    /// The most probable tokens of rows, with their log-probs.
+    TopTokens(logits: Ptr, vocabulary: u32, chunks: u32, partials: Ptr, count: u32, out: Ptr) {
+        "sample": top_tokens;
+    }
+
     // ---- whole tensors ------------------------------------------------------------------------------------
 
-    /// One update.
+    /// One update, with moments in a format.
     AdamW(
-        w: Ptr, g: Ptr, m: Ptr, v: Ptr, count: u64, grad_scale: f32, beta1: f32, beta2: f32, rest1: f32,
-        rest2: f32, keep: f32, step_size: f32, root_correction: f32, eps: f32
-    ) { "optim": adamw; }
+        w: Ptr, g: Ptr, m: Ptr, v: Ptr, m_exponents: Ptr, v_exponents: Ptr, count: u64, at: u32, step: u32,
+        grad_scale: f32, beta1: f32, beta2: f32, rest1: f32, rest2: f32, keep: f32, step_size: f32,
+        root_correction: f32, eps: f32
+    ) { "optim": adamw_f32, adamw_bf16, adamw_8bit; }
     /// A binary tree over pieces.
     AddPieces(pieces: Ptr, count: u32, len: u64, add: u32, to: Ptr) { "optim": add_pieces; }
     /// Sums of squares.

@@ -5,6 +5,7 @@
 //! inference, so that its log-probabilities have the engine's bits; the GEMMs of its backward pass
 //! ([`super::linear_backward`]) are cuBLASLt's, which reads weights by rows.
 
+use super::adapter;
 use super::constants::{NORM_THREADS, PLAIN_TILE};
 use super::device::{Cuda, CudaTensor};
 use super::ffi::DevicePtr;
@@ -194,7 +195,7 @@ impl PlainGemm {
 
 /// [`crate::Queue::linear`]
 pub(super) fn linear(queue: &mut CudaQueue, args: Linear<Cuda>) {
-    let Linear { x, rows, norm, w, bias, output, out } = args;
+    let Linear { x, rows, norm, w, bias, adapter, output, out } = args;
     assert!(rows * w.k <= x.len && rows * w.n <= out.len, "linear: rows");
     assert!(bias.is_none_or(|bias| bias.len >= w.n), "linear: bias");
     let source = match norm {
@@ -203,6 +204,7 @@ pub(super) fn linear(queue: &mut CudaQueue, args: Linear<Cuda>) {
     };
     let x = operand(queue, w.format, source, rows, w.k);
     gemm(queue, x, rows, w, bias.map_or(0, CudaTensor::at), output, out.at());
+    adapter::forward(queue, adapter, (w, x), source, rows, out.at());
 }
 
 /// RMSNorm of the rows of a tensor.

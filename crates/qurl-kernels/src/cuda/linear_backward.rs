@@ -5,6 +5,7 @@
 //! rounded as they would be by themselves, so the bits are those of the parts
 //! (`tests/kernels/cuda_fused.rs`).
 
+use super::adapter;
 use super::constants::NORM_THREADS;
 use super::device::{Cuda, CudaTensor};
 use super::ffi::DevicePtr;
@@ -16,7 +17,7 @@ use super::norm::{self, NormRows};
 use super::queue::CudaQueue;
 use super::sums;
 use super::weight::CudaWeight;
-use crate::ops::{LinearBackward, NormBackward};
+use crate::ops::{AdapterBackward, LinearBackward, NormBackward, Output};
 use crate::types::{Format, Rows};
 
 /// Where a gradient is that is wanted.
@@ -24,21 +25,29 @@ pub(super) fn address(tensor: Option<&mut CudaTensor>) -> Option<DevicePtr> {
     tensor.map(|tensor| tensor.at())
 }
 
-/// `dx[rows, k] = dy[rows, n] W`; `dy` is in the weights' format.
+/// The format in which gradients go into the GEMMs of weights in a format: those of quantized ones are
+/// unpacked to bf16.
+pub(super) fn gradient_format(format: Format) -> Format {
+    if format == Format::F32 { Format::F32 } else { Format::Bf16 }
+}
+
+/// `dx[rows, k] (+)= dy[rows, n] W`; `dy` is in the weights' [`gradient_format`].
 pub(super) fn input_gradient(
     queue: &mut CudaQueue,
     dy: DevicePtr,
     rows: usize,
     w: &CudaWeight,
+    output: Output,
     dx: DevicePtr,
 ) {
-    assert!(w.trained, "weights packed for inference have no input gradient");
-    let (n, k, weights) = (w.n, w.k, w.rows());
-    if w.format == Format::Bf16
+    let (n, k, mark) = (w.n, w.k, queue.mark());
+    let weights = w.gradient_rows(queue);
+    let number = Number::F32;
+    if gradient_format(w.format) == Format::Bf16
         && Lt::takes(n, k)
-        && queue.with_lt(|lt, queue| lt.input_gradient(queue, dy, weights, rows, n, k, dx, Number::F32))
+        && queue.with_lt(|lt, queue| lt.input_gradient(queue, dy, weights, rows, n, k, dx, output, number))
     {
-        return;
+        return queue.rewind(mark);
     }
     let gemm = PlainGemm {
         a: (dy, n, 1),
@@ -46,31 +55,51 @@ pub(super) fn input_gradient(
         sizes: (rows, k, n),
         scales: (0, 0),
         bias: 0,
-        add: false,
+        add: output == Output::Add,
         out: dx,
     };
-    gemm.run(queue, w.format);
+    gemm.run(queue, gradient_format(w.format));
+    queue.rewind(mark);
 }
 
-/// [`input_gradient`] of bf16 weights as an operand in bf16, rounded once.
+/// [`input_gradient`] of weights whose gradients are in bf16 as an operand in bf16, rounded once.
 pub(super) fn input_gradient_bf16(
     queue: &mut CudaQueue,
     dy: DevicePtr,
     rows: usize,
     w: &CudaWeight,
 ) -> DevicePtr {
-    assert!(w.trained && w.format == Format::Bf16, "a gradient in bf16 is that of trained bf16 weights");
-    let (n, k, weights) = (w.n, w.k, w.rows());
+    assert!(gradient_format(w.format) == Format::Bf16, "gradients of these weights are not in bf16");
+    let (n, k) = (w.n, w.k);
     let dx = Operand::alloc(queue, Format::Bf16, rows, k).data;
+    let mark = queue.mark();
+    let weights = w.gradient_rows(queue);
+    let (output, number) = (Output::Store, Number::Bf16);
     if Lt::takes(n, k)
-        && queue.with_lt(|lt, queue| lt.input_gradient(queue, dy, weights, rows, n, k, dx, Number::Bf16))
+        && queue.with_lt(|lt, queue| lt.input_gradient(queue, dy, weights, rows, n, k, dx, output, number))
     {
+        queue.rewind(mark);
         return dx;
     }
+    queue.rewind(mark);
     let full = queue.alloc(4 * rows * k);
-    input_gradient(queue, dy, rows, w, full);
+    input_gradient(queue, dy, rows, w, Output::Store, full);
     round_rows(queue, full, rows, k, dx);
     dx
+}
+
+/// The same with that of the adapter beside the weights; gives `dy B` of the adapter, too.
+pub(super) fn adapted_input_gradient_bf16(
+    queue: &mut CudaQueue,
+    dy: DevicePtr,
+    rows: usize,
+    w: &CudaWeight,
+    adapter: &AdapterBackward<Cuda>,
+) -> (DevicePtr, DevicePtr) {
+    let full = queue.alloc(4 * rows * w.k);
+    input_gradient(queue, dy, rows, w, Output::Store, full);
+    let du = adapter::add_input_gradient(queue, adapter, w, dy, rows, full);
+    (converted(queue, Format::Bf16, full, rows, w.k), du)
 }
 
 /// `dw[n, k] += dy^T x`; both are in the weights' format.
@@ -186,20 +215,39 @@ pub(super) fn gradients(
         weight_gradient(queue, x, dy, rows, w, dw);
     }
     if let Some(dx) = dx {
-        input_gradient(queue, dy, rows, w, dx);
+        input_gradient(queue, dy, rows, w, Output::Store, dx);
     }
+}
+
+/// The gradients of the adapter beside weights, `dx` added to; `source` is what the weights' GEMM reads and
+/// `dy` in f32.
+pub(super) fn adapted(
+    queue: &mut CudaQueue,
+    adapter: Option<AdapterBackward<Cuda>>,
+    source: Source,
+    dy: DevicePtr,
+    rows: usize,
+    w: &CudaWeight,
+    dx: Option<DevicePtr>,
+) {
+    let Some(adapter) = adapter else { return };
+    let Some(dx) = dx else { panic!("an adapter gives the gradient of its input") };
+    let dy = converted(queue, adapter.b.format, dy, rows, w.n);
+    let du = adapter::add_input_gradient(queue, &adapter, w, dy, rows, dx);
+    adapter::weight_gradients(queue, adapter, Err(source), dy, du, rows);
 }
 
 /// [`crate::Queue::linear_backward`]
 pub(super) fn linear_backward(queue: &mut CudaQueue, args: LinearBackward<Cuda>) {
-    let LinearBackward { x, rows, norm, w, dy, dw, dbias, dx } = args;
+    let LinearBackward { x, rows, norm, w, adapter, dy, dw, dbias, dx } = args;
     assert!(rows * w.k <= x.len && rows * w.n <= dy.len, "linear backward: rows");
     assert!(dw.as_ref().is_none_or(|dw| w.n * w.k <= dw.len), "linear backward: weights");
     assert!(dbias.as_ref().is_none_or(|dbias| w.n <= dbias.len), "linear backward: bias");
     assert!(dx.as_ref().is_none_or(|dx| rows * w.k <= dx.len), "linear backward: input");
     let (dw, dbias, dx) = (address(dw), address(dbias), address(dx));
     let Some(NormBackward { gain, eps, dgain }) = norm else {
-        return gradients(queue, Input { x: x.at(), norm: None }, dy.at(), rows, w, dw, dbias, dx);
+        gradients(queue, Input { x: x.at(), norm: None }, dy.at(), rows, w, dw, dbias, dx);
+        return adapted(queue, adapter, Source::Rows(x.at()), dy.at(), rows, w, dx);
     };
     let fits = gain.len == w.k && dgain.as_ref().is_none_or(|dgain| dgain.len == w.k);
     assert!(fits, "linear backward: gain");
@@ -210,7 +258,8 @@ pub(super) fn linear_backward(queue: &mut CudaQueue, args: LinearBackward<Cuda>)
             sums::of_columns(queue, dy.at(), 0, rows, w.n, dbias);
         }
         let (dy, dnormed) = (converted(queue, w.format, dy.at(), rows, w.n), queue.alloc(4 * rows * w.k));
-        input_gradient(queue, dy, rows, w, dnormed);
+        input_gradient(queue, dy, rows, w, Output::Store, dnormed);
+        assert!(adapter.is_none(), "linear backward: weights beside an adapter are frozen");
         let x = norm::backward_and_normed(queue, before, dnormed, dx, dgain, w);
         return weight_gradient(queue, x, dy, rows, w, dw);
     }
@@ -218,6 +267,8 @@ pub(super) fn linear_backward(queue: &mut CudaQueue, args: LinearBackward<Cuda>)
     let mark = queue.mark();
     let input = Input { x: x.at(), norm: Some((gain.at(), eps)) };
     gradients(queue, input, dy.at(), rows, w, dw, dbias, dnormed);
+    let source = Source::Normed { x: x.at(), gain: gain.at(), eps, absmax: 0 };
+    adapted(queue, adapter, source, dy.at(), rows, w, dnormed);
     queue.rewind(mark);
     if let Some(dy) = dnormed {
         norm::backward(queue, before, dy, dx, dgain);

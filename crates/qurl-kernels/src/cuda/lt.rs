@@ -8,6 +8,7 @@ use super::context::Context;
 use super::ffi::{self, CublasLt, DevicePtr, Handle, LtAlgorithm, LtHeuristic};
 use super::memory::Buffer;
 use super::queue::CudaQueue;
+use crate::ops::Output;
 use crate::types::DeviceError;
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -76,7 +77,7 @@ impl Lt {
         n.is_multiple_of(8) && k.is_multiple_of(8)
     }
 
-    /// `dx[rows, k] = dy[rows, n] w[n, k]`; whether the library could.
+    /// `dx[rows, k] (+)= dy[rows, n] w[n, k]`; whether the library could.
     pub fn input_gradient(
         &mut self,
         queue: &mut CudaQueue,
@@ -86,9 +87,11 @@ impl Lt {
         n: usize,
         k: usize,
         dx: DevicePtr,
+        output: Output,
         result: Number,
     ) -> bool {
-        let shape = Shape { m: k, n: rows, k: n, transpose_b: false, add: false, result };
+        let add = output == Output::Add;
+        let shape = Shape { m: k, n: rows, k: n, transpose_b: false, add, result };
         self.run(queue, shape, w, dy, dx)
     }
 

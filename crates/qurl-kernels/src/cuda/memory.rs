@@ -157,6 +157,8 @@ unsafe impl Plain for [u32; 4] {}
 // SAFETY: plain numbers.
 unsafe impl Plain for u8 {}
 // SAFETY: plain numbers.
+unsafe impl Plain for u16 {}
+// SAFETY: plain numbers.
 unsafe impl Plain for u32 {}
 // SAFETY: plain numbers.
 unsafe impl Plain for u64 {}

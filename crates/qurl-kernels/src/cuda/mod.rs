@@ -11,8 +11,10 @@
 //! elsewhere, [`flash`]). The rows of a pass are a [`batch`], whose shape alone chooses kernels; sampled
 //! tokens come to the host while the next step runs ([`pending`]).
 
+mod adapter;
 mod attention;
 mod batch;
+mod canonical;
 pub mod compile;
 mod constants;
 mod context;
@@ -37,6 +39,7 @@ mod linear_backward;
 mod lt;
 mod memory;
 mod mlp;
+mod moments;
 pub(crate) mod nccl;
 mod norm;
 mod ops;
@@ -56,6 +59,7 @@ pub use device::{Cuda, CudaTensor, CudaTokens};
 pub use found::{Found, FoundGpu, found};
 pub use kv::CudaKv;
 pub use mlp::CudaKeptMlp;
+pub use moments::CudaMoments;
 pub use pending::CudaPending;
 pub use queue::CudaQueue;
 pub use weight::CudaWeight;

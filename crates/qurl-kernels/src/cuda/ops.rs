@@ -2,16 +2,19 @@
 
 use super::attention;
 use super::batch::{self, CudaBatch};
+use super::canonical;
 use super::device::{Cuda, CudaTensor, CudaTokens};
 use super::kernels::{self, RandomFill};
 use super::kv::CudaKv;
 use super::launch::Launch;
+use super::moments::{self, CudaMoments};
 use super::pending::{self, CudaPending};
 use super::queue::CudaQueue;
-use super::{exchange, head, head_backward, linear, linear_backward, mlp, norm, rows, sums};
+use super::weight::CudaWeight;
+use super::{adapter, exchange, head, head_backward, linear, linear_backward, mlp, norm, rows, sums};
 use crate::ops::*;
 use crate::queue::Queue;
-use crate::types::{AdamW, Batch, DeviceError, HeadOutput, LossGradient, Sampled};
+use crate::types::{Batch, DeviceError, HeadOutput, LossGradient, Moments, Sampled};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -52,6 +55,21 @@ impl Queue for CudaQueue {
     fn fill_random(&mut self, tensor: &mut CudaTensor, seed: u64, factor: f32) {
         let args = RandomFill { out: tensor.at(), count: tensor.len as u64, seed, factor };
         self.launch(kernels::random_fill, Launch::elements(tensor.len), args);
+    }
+
+    fn spread(&mut self, args: Spread<Cuda>) {
+        self.begin();
+        adapter::spread(self, args);
+    }
+
+    fn export(&mut self, weight: &CudaWeight, to: &mut Vec<u8>) -> Result<(), DeviceError> {
+        canonical::export(self, weight, to)
+    }
+
+    fn import(&mut self, bytes: &[u8], to: &mut CudaWeight) -> Result<(), DeviceError> {
+        crate::canonical::check(canonical::shape(to), bytes.len())?;
+        self.begin();
+        canonical::import(self, bytes, to)
     }
 
     fn pack(&mut self, args: Pack<Cuda>) -> Result<(), DeviceError> {
@@ -150,6 +168,11 @@ impl Queue for CudaQueue {
         head::sample(self, args);
     }
 
+    fn top(&mut self, args: Top<Cuda>) -> Result<Vec<Vec<(u32, f32)>>, DeviceError> {
+        self.begin();
+        head::top(self, args)
+    }
+
     fn fetch(&mut self, tokens: &CudaTokens, rows: usize) -> Result<CudaPending, DeviceError> {
         assert!(rows <= tokens.rows, "fetch: rows");
         pending::fetch(self, tokens.at(), rows)
@@ -170,34 +193,15 @@ impl Queue for CudaQueue {
     }
 
     fn adamw(&mut self, args: Update<Cuda>) {
-        let Update { adamw: a, w, g, at, m, v } = args;
-        assert!(at + w.len <= g.len && w.len == m.len && w.len == v.len, "adamw: lengths");
-        assert!(at.is_multiple_of(4), "adamw: four numbers a thread");
-        if w.len == 0 {
-            return;
-        }
-        let AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale } = a;
-        let step = i32::try_from(step).unwrap_or(i32::MAX);
-        let correction1 = 1.0 - f64::from(beta1).powi(step);
-        let correction2 = 1.0 - f64::from(beta2).powi(step);
-        let args = kernels::AdamW {
-            w: w.at(),
-            g: g.at() + 4 * at as u64,
-            m: m.at(),
-            v: v.at(),
-            count: w.len as u64,
-            grad_scale,
-            beta1,
-            beta2,
-            rest1: 1.0 - beta1,
-            rest2: 1.0 - beta2,
-            keep: 1.0 - lr * weight_decay,
-            step_size: (-f64::from(lr) / correction1) as f32,
-            root_correction: (1.0 / correction2.sqrt()) as f32,
-            eps,
-        };
-        // Four numbers a thread; enough threads for the last ones of an odd length, too.
-        self.launch(kernels::adamw, Launch::elements(w.len.div_ceil(4).clamp(4, 1 << 22)), args);
+        moments::adamw(self, args);
+    }
+
+    fn read_moments(&mut self, from: &CudaMoments) -> Result<Moments, DeviceError> {
+        moments::read(self, from)
+    }
+
+    fn write_moments(&mut self, to: &mut CudaMoments, from: &Moments) -> Result<(), DeviceError> {
+        moments::write(self, to, from)
     }
 
     fn add(&mut self, from: &CudaTensor, to: &mut CudaTensor, len: usize) {

@@ -35,7 +35,7 @@ pub fn bf16_rate(queue: &mut CudaQueue) -> Result<f64, DeviceError> {
     queue.begin();
     let x = linear::operand(queue, Format::Bf16, Source::Rows(w.at()), SIZE, SIZE);
     let forward = best_of(queue, |queue| linear::gemm(queue, x, SIZE, &packed, 0, Output::Store, out.at()))?;
-    let back = best_of(queue, |queue| input_gradient(queue, x.data, SIZE, &packed, out.at()))?;
+    let back = best_of(queue, |queue| input_gradient(queue, x.data, SIZE, &packed, Output::Store, out.at()))?;
     Ok(2.0 * (SIZE as f64).powi(3) / forward.min(back))
 }
 

@@ -3,7 +3,7 @@
 use super::context::Context;
 use super::ffi::DevicePtr;
 use super::gemm::{self, Gating, Packed};
-use super::kernels::{self, QuantizeWeights, RowsBf16};
+use super::kernels::{self, GemmUnpack, QuantizeWeights, RowsBf16};
 use super::launch::Launch;
 use super::linear::conversion_threads;
 use super::memory::Buffer;
@@ -137,7 +137,8 @@ impl CudaWeight {
         }
     }
 
-    fn pack(&self, queue: &mut CudaQueue, rows: DevicePtr) {
+    /// Packs rows of numbers, where they are in tiles.
+    pub(super) fn pack(&self, queue: &mut CudaQueue, rows: DevicePtr) {
         if self.packed {
             gemm::pack(queue, self.format, rows, self.n, self.k, self.data.at());
         }
@@ -146,6 +147,37 @@ impl CudaWeight {
     /// Bytes that a forward GEMM reads.
     pub(super) fn bytes(&self) -> usize {
         self.data.bytes() + self.scales.as_ref().map_or(0, Buffer::bytes)
+    }
+
+    /// The weights in rows and in the numbers that gradients are computed with, for the gradient of the
+    /// input: unpacked into the workspace where they are not there.
+    pub(super) fn gradient_rows(&self, queue: &mut CudaQueue) -> DevicePtr {
+        let there = !self.packed || self.rows.is_some();
+        let kernel = match self.format {
+            Format::F32 => return self.rows(),
+            Format::Bf16 if there => return self.rows(),
+            Format::Bf16 => kernels::gemm_unpack_bf16,
+            Format::Int8 => kernels::gemm_unpack_i8,
+            Format::Fp8 => kernels::gemm_unpack_e4m3,
+            Format::Fp8Block | Format::Int4 | Format::Nvfp4 => unsupported(self.format),
+        };
+        let (n, k) = (self.n, self.k);
+        let rows = queue.alloc(n * k * number_bytes(Format::Bf16));
+        let k_blocks = self.tiles().map_or(0, |tiles| tiles.blocks() as u32);
+        let (weights, scales) = (self.data.at(), self.scales());
+        let args = GemmUnpack { weights, scales, rows, n: n as u32, k: k as u32, k_blocks };
+        queue.launch(kernel, Launch::elements(n * k.div_ceil(8)), args);
+        rows
+    }
+
+    /// The numbers that the forward pass reads.
+    pub(super) fn data(&self) -> &Buffer {
+        &self.data
+    }
+
+    /// The scales, where there are some.
+    pub(super) fn scale_buffer(&self) -> Option<&Buffer> {
+        self.scales.as_ref()
     }
 
     pub(super) fn scales(&self) -> DevicePtr {

@@ -1,6 +1,6 @@
 //! What can go wrong on a device.
 
-use super::Format;
+use super::{Format, MomentFormat};
 use crate::collective::CollectiveError;
 
 /// What can go wrong on a device.
@@ -24,6 +24,14 @@ pub enum DeviceError {
         /// What is wrong with the weights.
         reason: String,
     },
+    /// Moments of another optimizer.
+    #[error("moments in {} for an optimizer that keeps them in {}", found.name(), expected.name())]
+    Moments {
+        /// The format of those given.
+        found: MomentFormat,
+        /// The optimizer's.
+        expected: MomentFormat,
+    },
     /// There is no such device, or it cannot be used.
     #[error("device {device} cannot be used: {reason}")]
     Unavailable {
@@ -40,6 +48,9 @@ pub enum DeviceError {
         /// What it was doing and what it said.
         what: String,
     },
+    /// Numbers that were to come to a device cannot be read.
+    #[error("{0}")]
+    Source(String),
     /// An exchange between ranks failed.
     #[error(transparent)]
     Exchange(#[from] CollectiveError),

@@ -4,17 +4,17 @@
 //!
 //! Where something is missing the tests say so and pass.
 
-use crate::op_table::table;
+use crate::op_table::{table, updated};
 use crate::ops::Ops;
 use crate::paged::sampling;
 use crate::replay::{check_owners, check_replay};
-use crate::sampling::{check_fetched_tokens, mixed_rows};
+use crate::sampling::{check_fetched_tokens, check_top_tokens, mixed_rows};
 use crate::support::{Random, assert_bits, assert_close, distance, units_off, wide};
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::cuda::compile::{Architecture, SOURCES, Source, compile, missing_kernel, on_all_cores};
 use qurl_kernels::cuda::ffi::{self, Nvrtc};
 use qurl_kernels::ops::Output;
-use qurl_kernels::types::{Batch, KvFormat, Sampled, WeightShape};
+use qurl_kernels::types::{Batch, KvFormat, MomentFormat, Sampled, WeightShape};
 use qurl_kernels::{Cpu, Cuda, Device, DeviceError, Format, Queue, Rounding};
 use std::process::Command;
 
@@ -193,6 +193,21 @@ fn stored_and_added<D: Device>(
 }
 
 /// A row's bits do not depend on the rows beside it, in every format and for any shape of tile.
+/// Weights and moments after some updates have the CPU's bits, in every format of moments.
+#[test]
+fn updates_equal_the_cpu() {
+    let Some(cuda) = device() else { return };
+    let (cpu, mut random) = (Ops::new(Cpu::new(Level::best(), 1)), Random::new(11));
+    for len in [1, 63, 64, 65, 1000, 40_000] {
+        let [w, g] = [(); 2].map(|_| random.normals(len));
+        for format in MomentFormat::ALL {
+            let on_gpu = updated(&cuda, &w, &cuda.up(&g), format, len);
+            let on_cpu = updated(&cpu, &w, &cpu.up(&g), format, len);
+            assert_eq!(on_gpu, on_cpu, "{len} numbers, {format:?}");
+        }
+    }
+}
+
 #[test]
 fn gemms_do_not_depend_on_the_batch() {
     let rows = 300;
@@ -255,6 +270,15 @@ fn sampled<D: Device>(
         assert!(sampled.logp <= 0.0 && (sampled.token as usize) < vocabulary, "{row:?}: {sampled:?}");
     }
     sampled
+}
+
+#[test]
+fn the_most_probable_tokens_have_the_heads_own_log_probs() {
+    if let Some(cuda) = device() {
+        for format in [Format::F32, Format::Bf16] {
+            check_top_tokens(&cuda, format, "cuda");
+        }
+    }
 }
 
 #[test]

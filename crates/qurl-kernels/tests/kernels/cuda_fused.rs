@@ -47,9 +47,20 @@ fn check_mlp<D: Device>(ops: &Ops<D>, rows: usize, d: usize, f: usize) {
     for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8] {
         let run = |[gate_up, down]: &[D::Weight; 2], from: usize, count: usize, keep: bool| {
             let mut y = ops.up(&x[from * d..][..count * d]);
-            let mut kept = keep.then(|| ops.kept_mlp(count, f, format));
+            // Quantized weights keep for gradients in bf16.
+            let gradients = if format.is_quantized() { Format::Bf16 } else { format };
+            let mut kept = keep.then(|| ops.kept_mlp(count, f, gradients));
             let kept = kept.as_mut();
-            ops.queue().mlp(Mlp { x: &mut y, rows: count, norm: norm(), gate_up, down, kept });
+            ops.queue().mlp(Mlp {
+                gate_up_adapter: None,
+                down_adapter: None,
+                x: &mut y,
+                rows: count,
+                norm: norm(),
+                gate_up,
+                down,
+                kept,
+            });
             ops.down(&y)
         };
         let weights = [ops.frozen(&gate_up, 2 * f, d, format), ops.frozen(&down, d, f, format)];
@@ -69,8 +80,10 @@ fn check_mlp<D: Device>(ops: &Ops<D>, rows: usize, d: usize, f: usize) {
         for (from, count) in
             [(0, 1), (299, 1), (7, 5), (30, 16), (100, 33), (3, 64), (20, 128), (2, 200), (50, 250)]
         {
-            let what = format!("mlp {format}: {count} rows from {from}");
-            assert_bits(&what, &run(&weights, from, count, false), &all[from * d..][..count * d]);
+            for kept in [false, format.is_quantized()] {
+                let what = format!("mlp {format}: {count} rows from {from}, kept: {kept}");
+                assert_bits(&what, &run(&weights, from, count, kept), &all[from * d..][..count * d]);
+            }
         }
     }
 }
@@ -102,7 +115,16 @@ fn projections<D: Device>(
     f: usize,
 ) -> D::Tensor {
     let (mut out, output) = (ops.stale(rows * 2 * f), Output::Store);
-    ops.queue().linear(Linear { x, rows, norm: Some(norm), w, bias: None, output, out: &mut out });
+    ops.queue().linear(Linear {
+        adapter: None,
+        x,
+        rows,
+        norm: Some(norm),
+        w,
+        bias: None,
+        output,
+        out: &mut out,
+    });
     out
 }
 
@@ -150,8 +172,15 @@ fn check_mlp_backward<D: Device>(ops: &Ops<D>, rounding: Rounding, rows: usize, 
     let (old_first, old_second) = (random.normals(2 * f * d), random.normals(d * f));
     // Far gates too, where the slope of SwiGLU is next to nothing.
     let first: Vec<f32> = first.iter().map(|v| 4.0 * v / (d as f32).sqrt()).collect();
-    for format in [Format::F32, Format::Bf16] {
+    // The format of the gradients, and that of the weights that ran forward.
+    let (bf16, f32) = (Format::Bf16, Format::F32);
+    for (format, ran) in [(f32, f32), (bf16, bf16), (bf16, Format::Int8), (bf16, Format::Fp8)] {
         let (gate_up, down) = (&ops.trained(&first, 2 * f, d, format), &ops.trained(&second, d, f, format));
+        let frozen = [ops.frozen(&first, 2 * f, d, ran), ops.frozen(&second, d, f, ran)];
+        let [ran_gate_up, ran_down] = match ran == format {
+            true => [gate_up, down],
+            false => [&frozen[0], &frozen[1]],
+        };
         let rounds = format == Format::Bf16 && rounding == Rounding::Kept;
         let run = |together: bool, trained: bool| {
             let mut dx = ops.up(&dy);
@@ -162,8 +191,19 @@ fn check_mlp_backward<D: Device>(ops: &Ops<D>, rounding: Rounding, rows: usize, 
             if together {
                 let (kept, mut y) = (&mut ops.kept_mlp(rows, f, format), ops.up(&stream));
                 let forward = Norm { gain, eps: EPS };
-                ops.queue().mlp(Mlp { x: &mut y, rows, norm: forward, gate_up, down, kept: Some(kept) });
+                ops.queue().mlp(Mlp {
+                    gate_up_adapter: None,
+                    down_adapter: None,
+                    x: &mut y,
+                    rows,
+                    norm: forward,
+                    gate_up: ran_gate_up,
+                    down: ran_down,
+                    kept: Some(kept),
+                });
                 ops.queue().mlp_backward(MlpBackward {
+                    gate_up_adapter: None,
+                    down_adapter: None,
                     x,
                     rows,
                     norm,
@@ -177,6 +217,7 @@ fn check_mlp_backward<D: Device>(ops: &Ops<D>, rounding: Rounding, rows: usize, 
             } else {
                 let [unread, mut dactivated] = [(); 2].map(|_| ops.stale(rows * f));
                 let part = LinearBackward {
+                    adapter: None,
                     x: &unread,
                     rows,
                     norm: None,
@@ -187,7 +228,7 @@ fn check_mlp_backward<D: Device>(ops: &Ops<D>, rounding: Rounding, rows: usize, 
                     dx: Some(&mut dactivated),
                 };
                 ops.queue().linear_backward(part);
-                let gates = projections(ops, x, rows, Norm { gain, eps: EPS }, gate_up, f);
+                let gates = projections(ops, x, rows, Norm { gain, eps: EPS }, ran_gate_up, f);
                 let (gates, dactivated) = (ops.down(&gates), ops.down(&dactivated));
                 let (activated, mut dprojected) = swiglu_backward(ops, &gates, &dactivated, rows, f);
                 if rounds {
@@ -196,6 +237,7 @@ fn check_mlp_backward<D: Device>(ops: &Ops<D>, rounding: Rounding, rows: usize, 
                     (_, dprojected) = swiglu_backward(ops, &gates, &dactivated, rows, f);
                 }
                 let part = LinearBackward {
+                    adapter: None,
                     x: &activated,
                     rows,
                     norm: None,
@@ -208,12 +250,22 @@ fn check_mlp_backward<D: Device>(ops: &Ops<D>, rounding: Rounding, rows: usize, 
                 ops.queue().linear_backward(part);
                 let (dy, dw, dx) = (&dprojected, dgate_up, Some(&mut dx));
                 let (norm, w) = (Some(norm), gate_up);
-                ops.queue().linear_backward(LinearBackward { x, rows, norm, w, dy, dw, dbias: None, dx });
+                ops.queue().linear_backward(LinearBackward {
+                    adapter: None,
+                    x,
+                    rows,
+                    norm,
+                    w,
+                    dy,
+                    dw,
+                    dbias: None,
+                    dx,
+                });
             }
             [dx, dgain, dfirst, dsecond].map(|t| ops.down(&t))
         };
         let (got, want) = (run(true, true), run(false, true));
-        let what = format!("an mlp {format}, {rows} rows of {d} and {f} on {}", ops.name());
+        let what = format!("an mlp {format} run in {ran}, {rows} rows of {d} and {f} on {}", ops.name());
         for (name, (got, want)) in ["dx", "dgain", "dgate_up", "ddown"].iter().zip(got.iter().zip(&want)) {
             let what = format!("{name} of {what}");
             match rounds {
@@ -242,6 +294,8 @@ fn swiglu_backward<D: Device>(
         let mut kept = kept_of(ops, projected, rows, f);
         let (mut dx, mut ddown) = (ops.up(dy), ops.up(&vec![0.0; d * f]));
         ops.queue().mlp_backward(MlpBackward {
+            gate_up_adapter: None,
+            down_adapter: None,
             x,
             rows,
             norm: NormBackward { gain, eps: 1.0, dgain: None },
@@ -278,7 +332,16 @@ fn kept_of<D: Device>(ops: &Ops<D>, projected: &[f64], rows: usize, f: usize) ->
     let norm = Norm { gain: &gain, eps: 2f32.powi(100) };
     let (gate_up, down) = (&ops.identity(2 * f), &ops.trained(&vec![0.0; 2 * f * f], 2 * f, f, Format::F32));
     let mut kept = ops.kept_mlp(rows, f, Format::F32);
-    ops.queue().mlp(Mlp { x: &mut x, rows, norm, gate_up, down, kept: Some(&mut kept) });
+    ops.queue().mlp(Mlp {
+        gate_up_adapter: None,
+        down_adapter: None,
+        x: &mut x,
+        rows,
+        norm,
+        gate_up,
+        down,
+        kept: Some(&mut kept),
+    });
     kept
 }
 
@@ -316,6 +379,7 @@ fn check_head_training<D: Device>(ops: &Ops<D>, rows: usize, vocabulary: usize, 
         ops.queue().head_backward(HeadBackward {
             hidden,
             head,
+            trained: head,
             targets,
             temperature,
             out: &out,
@@ -325,7 +389,7 @@ fn check_head_training<D: Device>(ops: &Ops<D>, rows: usize, vocabulary: usize, 
         });
         let mut seen = HeadOutput::default();
         let (dhidden, dweight) = (&mut got_hidden, Some(&mut got_weight));
-        let training = HeadTraining { hidden, head, targets, temperature, dhidden, dweight };
+        let training = HeadTraining { hidden, head, trained: head, targets, temperature, dhidden, dweight };
         let asked = ops.queue().head_training(training, |range, out| {
             assert_eq!((range.start, range.len()), (seen.logp.len(), out.logp.len()), "targets in order");
             seen.extend(out.clone());
@@ -391,7 +455,18 @@ fn check_decode<D: Device>(
             let kept = keep.then_some(KeptAttention { raw: None, out: &mut out, lse: &mut lse });
             let rope = tables.rope();
             let (qkv, x) = (&mut qkv, &mut y);
-            ops.queue().attend(Attend { heads, batch, qkv, qk_norm: None, rope, kv, o, x, kept });
+            ops.queue().attend(Attend {
+                adapter: None,
+                heads,
+                batch,
+                qkv,
+                qk_norm: None,
+                rope,
+                kv,
+                o,
+                x,
+                kept,
+            });
             ops.down(&y)
         };
         let run = |keep: bool| {

@@ -79,7 +79,17 @@ fn linear_rows_alone_and_in_batches() {
 fn input_gradient(cpu: &Ops<Cpu>, dy: &[f32], rows: usize, w: &CpuWeight, k: usize) -> Aligned<f32> {
     let (unread, dy, mut dx) = (cpu.stale(rows * k), cpu.up(dy), cpu.stale(rows * k));
     let (x, dy, dw, dbias) = (&unread, &dy, None, None);
-    cpu.queue().linear_backward(LinearBackward { x, rows, norm: None, w, dy, dw, dbias, dx: Some(&mut dx) });
+    cpu.queue().linear_backward(LinearBackward {
+        adapter: None,
+        x,
+        rows,
+        norm: None,
+        w,
+        dy,
+        dw,
+        dbias,
+        dx: Some(&mut dx),
+    });
     dx
 }
 
@@ -124,6 +134,7 @@ fn head(
     cpu.queue().head_backward(HeadBackward {
         hidden,
         head,
+        trained: head,
         targets,
         temperature,
         out: &out,
@@ -246,7 +257,17 @@ fn linear_weight_gradients_in_pieces() {
                 if let [dw, dbias] = gradients {
                     let (x, dy, w, norm, dx) = (&x, &dy, &packed, None, None);
                     let (dw, dbias) = (Some(dw), Some(dbias));
-                    cpu.queue().linear_backward(LinearBackward { x, rows, norm, w, dy, dw, dbias, dx });
+                    cpu.queue().linear_backward(LinearBackward {
+                        adapter: None,
+                        x,
+                        rows,
+                        norm,
+                        w,
+                        dy,
+                        dw,
+                        dbias,
+                        dx,
+                    });
                 }
             });
         }

@@ -33,7 +33,7 @@ fn normed_and_activated_rows_of_a_gemm() {
                     let norm = |gain| Norm { gain, eps: EPS };
                     let normed = |x: &_, gain, w, bias, out: &mut _| {
                         let (norm, output) = (Some(norm(gain)), Output::Store);
-                        cpu.queue().linear(Linear { x, rows, norm, w, bias, output, out });
+                        cpu.queue().linear(Linear { adapter: None, x, rows, norm, w, bias, output, out });
                     };
                     let [mut want, mut got] = [(); 2].map(|_| cpu.stale(rows * n));
                     let mut made = cpu.stale(rows * k);
@@ -50,7 +50,16 @@ fn normed_and_activated_rows_of_a_gemm() {
                     cpu.linear(&made, rows, w, None, Output::Add, &mut want);
                     for (x, kept) in [(&mut kept, Some(&mut left)), (&mut nothing_kept, None)] {
                         let norm = norm(&narrow_gain);
-                        cpu.queue().mlp(Mlp { x, rows, norm, gate_up, down: w, kept });
+                        cpu.queue().mlp(Mlp {
+                            gate_up_adapter: None,
+                            down_adapter: None,
+                            x,
+                            rows,
+                            norm,
+                            gate_up,
+                            down: w,
+                            kept,
+                        });
                     }
                     assert_bits(&format!("mlp, {what}"), &cpu.down(&kept), &cpu.down(&want));
                     assert_bits(&format!("mlp alone, {what}"), &cpu.down(&nothing_kept), &cpu.down(&want));
@@ -87,6 +96,7 @@ pub(crate) fn check_linear_backward<D: Device>(ops: &Ops<D>, rows: usize, d: usi
             let (mut dw, mut dbias, mut dx) = (ops.up(&old_dw), ops.up(&old_dbias), ops.stale(rows * d));
             let call = |dw, dbias, dx| {
                 ops.queue().linear_backward(LinearBackward {
+                    adapter: None,
                     x,
                     rows,
                     norm: None,
@@ -116,6 +126,7 @@ pub(crate) fn check_linear_backward<D: Device>(ops: &Ops<D>, rows: usize, d: usi
             if together {
                 let norm = NormBackward { gain: &gain, eps: EPS, dgain: trained.then_some(&mut dgain) };
                 ops.queue().linear_backward(LinearBackward {
+                    adapter: None,
                     x: &x,
                     rows,
                     norm: Some(norm),
@@ -165,6 +176,8 @@ fn check_mlp_backward(cpu: &Ops<Cpu>, rows: usize, d: usize, f: usize) {
             let norm = NormBackward { gain, eps: EPS, dgain: Some(&mut dgain) };
             if together {
                 cpu.queue().mlp_backward(MlpBackward {
+                    gate_up_adapter: None,
+                    down_adapter: None,
                     x,
                     rows,
                     norm,
@@ -178,6 +191,7 @@ fn check_mlp_backward(cpu: &Ops<Cpu>, rows: usize, d: usize, f: usize) {
             } else {
                 let [mut activated, unread] = [(); 2].map(|_| cpu.stale(rows * f));
                 let part = LinearBackward {
+                    adapter: None,
                     x: &unread,
                     rows,
                     norm: None,
@@ -190,6 +204,7 @@ fn check_mlp_backward(cpu: &Ops<Cpu>, rows: usize, d: usize, f: usize) {
                 cpu.queue().linear_backward(part);
                 elementwise::swiglu_backward(cpu.context(), &mut kept, &mut activated, rows, f);
                 let part = LinearBackward {
+                    adapter: None,
                     x: &activated,
                     rows,
                     norm: None,
@@ -201,6 +216,7 @@ fn check_mlp_backward(cpu: &Ops<Cpu>, rows: usize, d: usize, f: usize) {
                 };
                 cpu.queue().linear_backward(part);
                 cpu.queue().linear_backward(LinearBackward {
+                    adapter: None,
                     x,
                     rows,
                     norm: Some(norm),

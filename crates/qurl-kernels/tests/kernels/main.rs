@@ -3,8 +3,8 @@
 //! its naive forward (`gradients`), and the bits of a result depend on nothing but the row and its history
 //! (`determinism`, `attention_paths`), nor on what an operation does at once (`fused`) or whether a step is
 //! replayed (`replay`). `numbers` looks at the edges: exponentials over their whole range, and where a NaN
-//! may travel; `sampling` at tokens. `cuda`, `cuda_attention` and `cuda_fused` hold the device against the
-//! same checks and the CPU.
+//! may travel; `sampling` at tokens, `kv_formats` at stored keys and values. `cuda`,
+//! `cuda_attention` and `cuda_fused` hold the device against the same checks and the CPU.
 
 mod attention_paths;
 mod cuda;
@@ -13,6 +13,7 @@ mod cuda_fused;
 mod determinism;
 mod fused;
 mod gradients;
+mod kv_formats;
 mod naive;
 mod naive_attention;
 mod naive_head;

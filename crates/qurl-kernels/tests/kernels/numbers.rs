@@ -74,6 +74,7 @@ fn softmax_over_the_range() {
             cpu.queue().head_backward(HeadBackward {
                 hidden,
                 head,
+                trained: head,
                 targets,
                 temperature,
                 out: &out,

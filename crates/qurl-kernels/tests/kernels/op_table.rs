@@ -6,6 +6,7 @@
 //! (512 packed words), more rows than one block of strips (192), more tokens than one block of a weight
 //! gradient (512), vocabularies of more than one chunk (512) and more than one backward group (2048).
 
+mod adapter;
 mod attend;
 mod attention;
 mod head;
@@ -16,6 +17,7 @@ mod rows;
 use crate::ops::{Ops, cpus};
 use crate::support::{distance, units_off};
 use qurl_kernels::{Device, Format};
+pub(crate) use rows::updated;
 
 /// Everything an operation and its backward write.
 pub type Outputs = Vec<Vec<f64>>;
@@ -83,6 +85,7 @@ fn sum_units(k: usize) -> f64 {
 /// All operations that every device has.
 pub fn table<D: Device>() -> Vec<Case<D>> {
     let mut cases = linear::cases();
+    cases.extend(adapter::cases());
     cases.extend(rows::cases());
     cases.extend(mlp::cases());
     cases.extend(attention::cases());

@@ -110,7 +110,7 @@ impl<D: Device> Ops<D> {
         output: Output,
         out: &mut D::Tensor,
     ) {
-        self.queue().linear(Linear { x, rows, norm: None, w, bias, output, out });
+        self.queue().linear(Linear { adapter: None, x, rows, norm: None, w, bias, output, out });
     }
 
     pub fn rmsnorm(&self, x: &D::Tensor, rows: usize, gain: &D::Tensor, eps: f32, out: &mut D::Tensor) {

@@ -94,6 +94,7 @@ impl Paged {
         let o = ops.frozen(&vec![0.0; d * heads.q_width()], d, heads.q_width(), Format::F32);
         let (mut qkv, mut x) = (ops.stale(rows.rows() * heads.qkv_width()), ops.stale(rows.rows() * d));
         ops.queue().attend(Attend {
+            adapter: None,
             heads,
             batch: &batch,
             qkv: &mut qkv,
@@ -157,7 +158,18 @@ impl<D: Device> Attention<D> {
         let (heads, o, rope) = (self.heads, &self.o, self.tables.rope());
         let batch = &ops.load(rows);
         let mut x = ops.up(&vec![0.0; rows.rows() * heads.q_width()]);
-        ops.queue().attend(Attend { heads, batch, qkv, qk_norm: None, rope, kv, o, x: &mut x, kept });
+        ops.queue().attend(Attend {
+            adapter: None,
+            heads,
+            batch,
+            qkv,
+            qk_norm: None,
+            rope,
+            kv,
+            o,
+            x: &mut x,
+            kept,
+        });
         x
     }
 
@@ -175,6 +187,7 @@ impl<D: Device> Attention<D> {
         let batch = &ops.load(rows);
         let mut dqkv = ops.stale(rows.rows() * heads.qkv_width());
         ops.queue().attend_backward(AttendBackward {
+            adapter: None,
             heads,
             batch,
             kv_format,

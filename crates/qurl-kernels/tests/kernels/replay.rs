@@ -89,6 +89,7 @@ impl<Dev: Device> Network<Dev> {
         queue.gather(Gather { table: &self.embeddings, index, width: D, out: &mut b.x });
         for (([qkv, o, gate_up, down], window), kv) in self.layers.iter().zip(WINDOWS).zip(&mut b.kv) {
             queue.linear(Linear {
+                adapter: None,
                 x: &b.x,
                 rows,
                 norm: Some(norm()),
@@ -98,6 +99,7 @@ impl<Dev: Device> Network<Dev> {
                 out: &mut b.qkv,
             });
             queue.attend(Attend {
+                adapter: None,
                 heads: Heads { window, ..self.heads },
                 batch,
                 qkv: &mut b.qkv,
@@ -108,7 +110,16 @@ impl<Dev: Device> Network<Dev> {
                 x: &mut b.x,
                 kept: None,
             });
-            queue.mlp(Mlp { x: &mut b.x, rows, norm: norm(), gate_up, down, kept: None });
+            queue.mlp(Mlp {
+                gate_up_adapter: None,
+                down_adapter: None,
+                x: &mut b.x,
+                rows,
+                norm: norm(),
+                gate_up,
+                down,
+                kept: None,
+            });
         }
         queue.gather(Gather { table: &b.x, index: Index::Sampled(batch), width: D, out: &mut b.picked });
         queue.rmsnorm(RmsNorm { x: &b.picked, rows: samples, norm: norm(), out: &mut b.hidden });
@@ -225,7 +236,16 @@ pub(crate) fn check_owners<Dev: Device>(ops: &Ops<Dev>) {
         queue.load(&mut batch, &given);
         let mut run = |queue: &mut Dev::Queue, out: &mut Dev::Tensor| {
             let linear = |queue: &mut Dev::Queue, x: &Dev::Tensor, w, out: &mut Dev::Tensor| {
-                queue.linear(Linear { x, rows, norm: None, w, bias: None, output: Output::Store, out });
+                queue.linear(Linear {
+                    adapter: None,
+                    x,
+                    rows,
+                    norm: None,
+                    w,
+                    bias: None,
+                    output: Output::Store,
+                    out,
+                });
             };
             let index = Index::Tokens { batch: &batch, sampled: None };
             queue.gather(Gather { table: &table, index, width: n, out: &mut x });

@@ -5,7 +5,7 @@ use crate::ops::{Ops, cpus};
 use crate::paged::sampling;
 use crate::support::Random;
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::ops::{Head, Sample};
+use qurl_kernels::ops::{Head, Sample, Top};
 use qurl_kernels::types::{Batch, SampleRow};
 use qurl_kernels::{Cpu, Device, Format, Queue};
 
@@ -19,6 +19,47 @@ pub(crate) fn mixed_rows(rows: usize, offset: f64) -> Vec<SampleRow> {
         uniform: (i as f64 + offset) / rows as f64,
     };
     (0..rows).map(row).collect()
+}
+
+/// The most probable tokens against a sort of all log-probs by the head; equals stand in the order of the
+/// vocabulary, and a row that is not finite has none.
+pub(crate) fn check_top_tokens<D: Device>(ops: &Ops<D>, format: Format, what: &str) {
+    for (rows, k, vocabulary, count) in [(1, 16, 7, 7), (5, 48, 1300, 20), (3, 32, 513, 1)] {
+        let values =
+            |len: usize, seed: f32| (0..len).map(|i| ((i as f32 + seed) * 12.9898).sin() * 1.5).collect();
+        let (hidden, mut weights): (Vec<f32>, Vec<f32>) =
+            (values(rows * k, 0.5), values(vocabulary * k, 7.0));
+        let twin = weights[k..2 * k].to_vec();
+        weights[5 * k..6 * k].copy_from_slice(&twin); // tokens 1 and 5 are equal
+        let temperatures: Vec<f32> = (0..rows).map(|row| [1.0, 0.6, 1.7][row % 3]).collect();
+        let factors: Vec<f32> = temperatures.iter().map(|temperature| 1.0 / temperature).collect();
+        let head = &ops.frozen(&weights, vocabulary, k, format);
+        let top = Top { hidden: &ops.up(&hidden), head, factors: &factors, count };
+        let found = ops.queue().top(top).expect("memory for logits");
+        for (row, found) in found.iter().enumerate() {
+            let targets: Vec<u32> = (0..vocabulary as u32).collect();
+            let hidden = &ops.up(&hidden[row * k..(row + 1) * k].repeat(vocabulary));
+            let all = Head { hidden, head, targets: &targets, temperature: temperatures[row] };
+            let logp = ops.queue().head(all).expect("memory for the head").logp;
+            let mut expected: Vec<(u32, f32)> = targets.into_iter().zip(logp).collect();
+            expected.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            let bits =
+                |tokens: &[(u32, f32)]| tokens.iter().map(|t| (t.0, t.1.to_bits())).collect::<Vec<_>>();
+            assert_eq!(bits(found), bits(&expected[..count]), "{what} {format}: row {row}");
+        }
+        let broken = vec![f32::NAN; k];
+        let top = Top { hidden: &ops.up(&broken), head, factors: &factors[..1], count };
+        assert_eq!(ops.queue().top(top), Ok(vec![Vec::new()]), "{what} {format}: a row that is not finite");
+    }
+}
+
+#[test]
+fn the_most_probable_tokens_have_the_heads_own_log_probs() {
+    for level in Level::available() {
+        for format in [Format::F32, Format::Bf16] {
+            check_top_tokens(&Ops::new(Cpu::new(level, 2)), format, &level.to_string());
+        }
+    }
 }
 
 /// Log-probs are the head's own; neither the other rows nor the threads matter; rows that are not finite say

@@ -29,7 +29,7 @@ pub(crate) const BLOCK: usize = 128;
 pub(crate) const TINY: f32 = f32::from_bits(27 << 23);
 /// Words before the first code: decoding reads a byte too early, and a whole cache line keeps the codes
 /// aligned.
-const LEAD: usize = 16;
+pub(in crate::cpu) const LEAD: usize = 16;
 /// Words after the last code: decoding reads a row too far.
 const TRAIL: usize = 32;
 /// Longest sums of int8 GEMMs that cannot leave 32 bits.
@@ -82,7 +82,7 @@ impl Scheme {
     }
 
     /// Blocks of k with an f32 scale of their own.
-    fn blocks(self, k: usize) -> usize {
+    pub fn blocks(self, k: usize) -> usize {
         match self.granularity {
             Granularity::Channel | Granularity::Nvfp4 => 1,
             Granularity::Group | Granularity::Square => k.div_ceil(BLOCK).max(1),
@@ -106,20 +106,20 @@ pub(crate) fn scale_of(largest_bits: i32, max: f32) -> f32 {
 /// A quantized right operand, packed into panels.
 #[derive(Clone, Debug)]
 pub struct QuantB {
-    format: Format,
-    scheme: Scheme,
-    n: usize,
-    k: usize,
+    pub(in crate::cpu) format: Format,
+    pub(in crate::cpu) scheme: Scheme,
+    pub(in crate::cpu) n: usize,
+    pub(in crate::cpu) k: usize,
     /// Codes `[panel][k / codes of a word][column]` between [`LEAD`] and [`TRAIL`] words that are not used.
-    words: Aligned<u32>,
+    pub(in crate::cpu) words: Aligned<u32>,
     /// `[panel][block of k][column]`.
-    scales: Aligned<f32>,
+    pub(in crate::cpu) scales: Aligned<f32>,
     /// Int8: minus 128 times the sum of a column's codes.
-    starts: Aligned<i32>,
+    pub(in crate::cpu) starts: Aligned<i32>,
     /// E4M3: whether a vector of words has a zero or a subnormal, `[panel][word][half of the columns]`.
-    small: Aligned<u8>,
+    pub(in crate::cpu) small: Aligned<u8>,
     /// Nvfp4: E4M3 scales `[panel][k / 16][column]`.
-    group_scales: Aligned<u8>,
+    pub(in crate::cpu) group_scales: Aligned<u8>,
 }
 
 impl QuantB {
@@ -218,6 +218,36 @@ impl QuantB {
         let groups = self.k.div_ceil(NVFP4_GROUP);
         let group = (row / width * groups + column / NVFP4_GROUP) * width + row % width;
         scale * codec::e4m3_value(self.group_scales[group])
+    }
+
+    /// The numbers that the codes of one row stand for.
+    pub(crate) fn row(&self, ctx: &Context, row: usize, to: &mut [f32]) {
+        let (width, per_word) = (ctx.panel(), self.scheme.codes.per_word());
+        let panel = LEAD + row / width * self.k.div_ceil(per_word) * width + row % width;
+        for (i, to) in to.chunks_mut(per_word).enumerate() {
+            let word = self.words[panel + i * width];
+            let e4m3 = match self.scheme.codes {
+                CodeKind::E4m3 => codec::e4m3_codes(word),
+                CodeKind::Int8 | CodeKind::Int4 | CodeKind::E2m1 => [0; 4],
+            };
+            for (j, to) in to.iter_mut().enumerate() {
+                *to = match self.scheme.codes {
+                    CodeKind::Int8 => f32::from((word >> (8 * j)) as i8),
+                    CodeKind::E4m3 => codec::e4m3_value(e4m3[j]),
+                    CodeKind::Int4 => f32::from_bits(codec::INT4_BF16[(word >> (4 * j) & 15) as usize] << 16),
+                    CodeKind::E2m1 => f32::from_bits(codec::E2M1_BF16[(word >> (4 * j) & 15) as usize] << 16),
+                };
+            }
+        }
+        let shared = match self.scheme.granularity {
+            Granularity::Channel => self.k,
+            Granularity::Group | Granularity::Square => BLOCK,
+            Granularity::Nvfp4 => NVFP4_GROUP,
+        };
+        for (i, to) in to.chunks_mut(shared).enumerate() {
+            let scale = self.scale(ctx, row, i * shared);
+            to.iter_mut().for_each(|to| *to *= scale);
+        }
     }
 
     /// Quantizes rows of activations into their columns of a strip.

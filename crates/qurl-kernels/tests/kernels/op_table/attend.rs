@@ -132,6 +132,7 @@ fn run<D: Device>(i: &Inputs, ops: &Ops<D>) -> Vec<Vec<f64>> {
     let kept = KeptAttention { raw: gains.as_ref().map(|_| &mut raw), out: &mut out, lse: &mut lse };
     let mut kv = i.paged.stale_store(ops, heads, i.kv_format);
     ops.queue().attend(Attend {
+        adapter: None,
         heads,
         batch,
         qkv: &mut qkv,
@@ -146,6 +147,7 @@ fn run<D: Device>(i: &Inputs, ops: &Ops<D>) -> Vec<Vec<f64>> {
     let (mut used, mut x_alone) = (ops.up(&i.qkv), ops.up(&i.x));
     let mut kv = i.paged.stale_store(ops, heads, i.kv_format);
     ops.queue().attend(Attend {
+        adapter: None,
         heads,
         batch,
         qkv: &mut used,
@@ -163,6 +165,7 @@ fn run<D: Device>(i: &Inputs, ops: &Ops<D>) -> Vec<Vec<f64>> {
         let [mut dq, mut dk] = [(); 2].map(|_| ops.up(&i.old_dgain));
         let trained = |gradient| if frozen { None } else { Some(gradient) };
         ops.queue().attend_backward(AttendBackward {
+            adapter: None,
             heads,
             batch,
             kv_format: i.kv_format,

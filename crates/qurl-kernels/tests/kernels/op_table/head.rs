@@ -72,6 +72,7 @@ fn case<D: Device>(inputs: Inputs) -> Case<D> {
             ops.queue().head_backward(HeadBackward {
                 hidden,
                 head,
+                trained: head,
                 targets,
                 temperature,
                 out: &out,

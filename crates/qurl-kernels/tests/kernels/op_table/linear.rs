@@ -92,6 +92,7 @@ fn plain<D: Device>(format: Format, rows: usize, n: usize, k: usize, seed: u64) 
         ops.linear(x, rows, w, None, Output::Add, &mut added);
         let (mut dx, mut dw, mut dbias) = (ops.stale(rows * k), ops.up(&i.old_dw), ops.up(&i.old_dbias));
         let all = LinearBackward {
+            adapter: None,
             x,
             rows,
             norm: None,
@@ -104,9 +105,11 @@ fn plain<D: Device>(format: Format, rows: usize, n: usize, k: usize, seed: u64) 
         ops.queue().linear_backward(all);
         // The same, each alone: what is frozen asks for less.
         let (mut dx_alone, mut dw_alone) = (ops.stale(rows * k), ops.up(&i.old_dw));
-        let part = LinearBackward { x, rows, norm: None, w, dy, dw: None, dbias: None, dx: None };
+        let part =
+            LinearBackward { adapter: None, x, rows, norm: None, w, dy, dw: None, dbias: None, dx: None };
         ops.queue().linear_backward(LinearBackward { dx: Some(&mut dx_alone), ..part });
-        let part = LinearBackward { x, rows, norm: None, w, dy, dw: None, dbias: None, dx: None };
+        let part =
+            LinearBackward { adapter: None, x, rows, norm: None, w, dy, dw: None, dbias: None, dx: None };
         ops.queue().linear_backward(LinearBackward { dw: Some(&mut dw_alone), ..part });
         [stored, added, dx, dw, dbias, dx_alone, dw_alone].iter().map(|t| ops.down(t)).collect()
     };
@@ -141,6 +144,7 @@ fn normed<D: Device>(format: Format, rows: usize, n: usize, k: usize, seed: u64)
         let w = &ops.trained(&i.w, n, k, format);
         let (bias, mut out) = (ops.up(&i.bias), ops.stale(rows * n));
         ops.queue().linear(Linear {
+            adapter: None,
             x,
             rows,
             norm: Some(Norm { gain, eps: EPS }),
@@ -152,6 +156,7 @@ fn normed<D: Device>(format: Format, rows: usize, n: usize, k: usize, seed: u64)
         let (mut dx, mut dgain) = (ops.up(&i.old_dx), ops.up(&i.old_dgain));
         let (mut dw, mut dbias) = (ops.up(&i.old_dw), ops.up(&i.old_dbias));
         ops.queue().linear_backward(LinearBackward {
+            adapter: None,
             x,
             rows,
             norm: Some(NormBackward { gain, eps: EPS, dgain: Some(&mut dgain) }),
@@ -163,6 +168,7 @@ fn normed<D: Device>(format: Format, rows: usize, n: usize, k: usize, seed: u64)
         });
         let mut dx_alone = ops.up(&i.old_dx);
         ops.queue().linear_backward(LinearBackward {
+            adapter: None,
             x,
             rows,
             norm: Some(NormBackward { gain, eps: EPS, dgain: None }),

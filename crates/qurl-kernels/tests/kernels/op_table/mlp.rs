@@ -68,8 +68,26 @@ fn forward<D: Device>(inputs: Rc<Inputs>, format: Format, rows: usize, d: usize,
         let down = &ops.trained(&i.down, d, f, format);
         let [mut x, mut y] = [(); 2].map(|_| ops.up(&i.x));
         let norm = || Norm { gain: &gain, eps: EPS };
-        ops.queue().mlp(Mlp { x: &mut x, rows, norm: norm(), gate_up, down, kept: Some(&mut kept) });
-        ops.queue().mlp(Mlp { x: &mut y, rows, norm: norm(), gate_up, down, kept: None });
+        ops.queue().mlp(Mlp {
+            gate_up_adapter: None,
+            down_adapter: None,
+            x: &mut x,
+            rows,
+            norm: norm(),
+            gate_up,
+            down,
+            kept: Some(&mut kept),
+        });
+        ops.queue().mlp(Mlp {
+            gate_up_adapter: None,
+            down_adapter: None,
+            x: &mut y,
+            rows,
+            norm: norm(),
+            gate_up,
+            down,
+            kept: None,
+        });
         [x, y].iter().map(|t| ops.down(t)).collect()
     };
     let want = move || {
@@ -101,11 +119,22 @@ fn backward<D: Device>(inputs: Rc<Inputs>, format: Format, rows: usize, d: usize
         let run = |frozen: bool| {
             let (mut stream, mut kept) = (ops.up(&i.x), ops.kept_mlp(rows, f, format));
             let norm = Norm { gain, eps: EPS };
-            ops.queue().mlp(Mlp { x: &mut stream, rows, norm, gate_up, down, kept: Some(&mut kept) });
+            ops.queue().mlp(Mlp {
+                gate_up_adapter: None,
+                down_adapter: None,
+                x: &mut stream,
+                rows,
+                norm,
+                gate_up,
+                down,
+                kept: Some(&mut kept),
+            });
             let (mut dgate_up, mut ddown) = (ops.up(&i.old_dgate_up), ops.up(&i.old_ddown));
             let (mut dgain, mut dx) = (ops.up(&i.old_dgain), ops.up(&i.dy));
             let trained = |gradient| if frozen { None } else { Some(gradient) };
             ops.queue().mlp_backward(MlpBackward {
+                gate_up_adapter: None,
+                down_adapter: None,
                 x,
                 rows,
                 norm: NormBackward { gain, eps: EPS, dgain: trained(&mut dgain) },

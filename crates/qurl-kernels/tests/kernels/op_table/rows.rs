@@ -10,8 +10,10 @@ use qurl_kernels::ops::{
     AddPieces, Gather, Index, NormBackward, RmsNormBackward, RowDots, RowDotsBackward, Sample, ScatterAdd,
     Slice, Update,
 };
-use qurl_kernels::types::{AdamW, Rows, SQUARES_BLOCK, SampleRow, Token};
-use qurl_kernels::{Device, Queue};
+use qurl_kernels::types::{
+    AdamW, MomentFormat, MomentValues, Moments, Rows, SQUARES_BLOCK, SampleRow, Token,
+};
+use qurl_kernels::{Device, DeviceError, Queue};
 
 /// (rows, width)
 const SHAPES: [(usize, usize); 11] = [
@@ -40,6 +42,7 @@ pub fn cases<D: Device>() -> Vec<Case<D>> {
             adamw(len, 1, seed as u64),
             adamw(len, 1000, seed as u64),
             adamw_of_pieces(len, seed as u64),
+            adamw_in_fewer_bits(len, seed as u64),
             sum_squares(len, seed as u64),
         ]);
         cases.extend([1, 2, 8].map(|count| add_pieces(count, len, seed as u64)));
@@ -187,11 +190,18 @@ fn adamw<D: Device>(len: usize, step: u64, seed: u64) -> Case<D> {
         AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step, grad_scale: 0.5 };
     let given = (w.clone(), g.clone(), m.clone(), v.clone());
     let run = move |ops: &Ops<D>| {
-        let (w, g, m, v) = &given;
-        let (mut w, mut m, mut v) = (ops.up(w), ops.up(m), ops.up(v));
-        let g = &ops.up(g);
-        ops.queue().adamw(Update { adamw: constants, w: &mut w, g, at: 0, m: &mut m, v: &mut v });
-        [w, m, v].iter().map(|t| ops.down(t)).collect()
+        let (w, g, m, v) = given.clone();
+        let (mut w, g) = (ops.up(&w), &ops.up(&g));
+        let mut moments = ops.device().moments(len, MomentFormat::F32).expect("memory for a test");
+        let start = Moments { first: MomentValues::F32(m), second: MomentValues::F32(v) };
+        ops.queue().write_moments(&mut moments, &start).expect("written");
+        let moments_mut = &mut moments;
+        ops.queue().adamw(Update { adamw: constants, w: &mut w, g, at: 0, moments: moments_mut });
+        let moments = ops.queue().read_moments(&moments).expect("moments");
+        let Moments { first: MomentValues::F32(m), second: MomentValues::F32(v) } = moments else {
+            panic!("moments of another format")
+        };
+        vec![ops.down(&w), wide(&m), wide(&v)]
     };
     let want = move || {
         let one = |i: usize| naive::adamw(&constants, w[i] as f64, g[i] as f64, m[i] as f64, v[i] as f64);
@@ -206,29 +216,100 @@ fn adamw<D: Device>(len: usize, step: u64, seed: u64) -> Case<D> {
 }
 
 /// A tensor updated piece by piece, with moments of each piece, has the bits of the tensor updated as a
-/// whole.
+/// whole: weights and moments, in every format.
 fn adamw_of_pieces<D: Device>(len: usize, seed: u64) -> Case<D> {
     let mut random = Random::new(seed);
     let [w, g] = [(); 2].map(|_| random.normals(len));
-    let adamw =
-        AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step: 1, grad_scale: 0.5 };
     let run = move |ops: &Ops<D>| {
         let g = &ops.up(&g);
-        let updated = |piece: usize| {
-            let mut updated = Vec::new();
-            for (at, w) in (0..len).step_by(piece).zip(w.chunks(piece)) {
-                let zeros = || ops.device().zeros(w.len()).expect("memory for a test");
-                let (mut w, mut m, mut v) = (ops.up(w), zeros(), zeros());
-                ops.queue().adamw(Update { adamw, w: &mut w, g, at, m: &mut m, v: &mut v });
-                updated.extend(ops.down(&w));
-            }
-            updated
-        };
-        let whole = updated(len);
-        assert_eq!(updated(SQUARES_BLOCK), whole, "pieces of {SQUARES_BLOCK} of {len}");
+        for format in MomentFormat::ALL {
+            let whole = updated(ops, &w, g, format, len);
+            assert_eq!(updated(ops, &w, g, format, SQUARES_BLOCK), whole, "pieces of {len} in {format:?}");
+        }
         Vec::new()
     };
     Case { name: format!("adamw of pieces {len}"), run: Box::new(run), want: Box::new(Vec::new) }
+}
+
+/// Weights and the bits of the moments after three updates of pieces of this length.
+pub(crate) fn updated<D: Device>(
+    ops: &Ops<D>,
+    w: &[f32],
+    g: &D::Tensor,
+    format: MomentFormat,
+    piece: usize,
+) -> (Vec<f64>, Vec<u32>) {
+    let bits = |values: MomentValues| -> Vec<u32> {
+        match values {
+            MomentValues::F32(values) => values.into_iter().map(f32::to_bits).collect(),
+            MomentValues::Bf16(values) => values.into_iter().map(u32::from).collect(),
+            MomentValues::EightBit { values, .. } => values.into_iter().map(u32::from).collect(),
+        }
+    };
+    let (mut weights, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
+    for (at, w) in (0..w.len()).step_by(piece).zip(w.chunks(piece)) {
+        let mut moments = ops.device().moments(w.len(), format).expect("memory for a test");
+        let (w_len, mut w) = (w.len(), ops.up(w));
+        for step in 1..4 {
+            let grad_scale = 0.5 / step as f32;
+            let adamw =
+                AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step, grad_scale };
+            ops.queue().adamw(Update { adamw, w: &mut w, g, at, moments: &mut moments });
+        }
+        weights.extend(ops.down(&w));
+        let read = ops.queue().read_moments(&moments).expect("moments");
+        // What was read is written as it was.
+        ops.queue().write_moments(&mut moments, &read).expect("written");
+        for other in MomentFormat::ALL.into_iter().filter(|other| *other != format) {
+            let refused = ops.queue().write_moments(&mut moments, &Moments::zeros(w_len, other));
+            assert_eq!(refused, Err(DeviceError::Moments { found: other, expected: format }));
+        }
+        assert_eq!(ops.queue().read_moments(&moments), Ok(read.clone()));
+        first.extend(bits(read.first));
+        second.extend(bits(read.second));
+    }
+    first.extend(second);
+    (weights, first)
+}
+
+/// An update with moments in fewer bits: weights as an update in f32 from the same rounded moments gives
+/// them, new moments next to what it gives, and their mean over updates right.
+fn adamw_in_fewer_bits<D: Device>(len: usize, seed: u64) -> Case<D> {
+    let mut random = Random::new(seed);
+    let [w, g] = [(); 2].map(|_| random.normals(len));
+    let run = move |ops: &Ops<D>| {
+        let g_up = &ops.up(&g);
+        let adamw = |step| AdamW {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.99,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            step,
+            grad_scale: 1.0,
+        };
+        // A single number may be off by more than many in the mean.
+        let few = if len < 100 { 8.0 } else { 1.0 };
+        for (format, far, off) in [(MomentFormat::Bf16, 2e-3, 1e-3), (MomentFormat::EightBit, 2e-2, 1e-2)] {
+            let [mut exact, mut rounded] = [MomentFormat::F32, format]
+                .map(|format| ops.device().moments(len, format).expect("memory for a test"));
+            let [mut w_exact, mut w_rounded] = [(); 2].map(|_| ops.up(&w));
+            for step in 1..=200 {
+                for (w, moments) in [(&mut w_exact, &mut exact), (&mut w_rounded, &mut rounded)] {
+                    ops.queue().adamw(Update { adamw: adamw(step), w, g: g_up, at: 0, moments });
+                }
+            }
+            // The same gradient two hundred times: what an update takes off is 1e-3 in both.
+            let [a, b] = [&w_exact, &w_rounded].map(|w| ops.down(w));
+            let moved = |x: &[f64]| x.iter().zip(&w).map(|(x, w)| (x - *w as f64).abs()).sum::<f64>();
+            let apart: f64 = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).sum::<f64>() / moved(&a);
+            assert!(apart < few * far, "{format:?}: weights are {apart} apart");
+            let bias = moved(&b) / moved(&a) - 1.0;
+            assert!(bias.abs() < few * off, "{format:?}: updates are {bias} too large");
+        }
+        Vec::new()
+    };
+    Case { name: format!("adamw in fewer bits {len}"), run: Box::new(run), want: Box::new(Vec::new) }
 }
 
 /// The tree in f32, as the documentation has it, to the bit; and plain addition.
