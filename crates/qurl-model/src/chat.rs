@@ -3,18 +3,23 @@
 //! Templates are Jinja programs written for Hugging Face's Python; `minijinja` runs them with the same
 //! settings (trimmed blocks, Python's string methods) and the same extra functions: `raise_exception`,
 //! `strftime_now`, a `tojson` that spaces like Python's, and `generation` blocks, which only mark text.
+//! They come with models that nobody vouches for: `bounds` says what they may use up.
 
+mod bounds;
 mod clock;
 mod tojson;
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value};
+use qurl_files::watched;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
 use crate::tokenizer::{TOKENIZER_CONFIG, Tokenizer};
+use bounds::{Output, PATIENCE};
 use clock::Clock;
 
 const NAME: &str = "chat_template";
@@ -73,7 +78,7 @@ pub enum ChatError {
 /// A compiled chat template with the special tokens it may name.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    environment: Arc<Environment<'static>>,
     file: String,
     bos: Option<String>,
     eos: Option<String>,
@@ -97,33 +102,29 @@ impl ChatTemplate {
 
     /// Compiles a template without special tokens; `file` names its origin in messages.
     pub fn new(source: &str, file: &str) -> Result<ChatTemplate, ChatError> {
-        let mut environment = Environment::new();
-        let syntax = environment.syntax().to_builder().trim_blocks(true).lstrip_blocks(true).build();
-        let error = |error: Error| ChatError::Syntax {
-            file: file.to_string(),
-            line: error.line().unwrap_or(0),
-            reason: reason(&error),
-        };
-        environment.set_syntax(syntax.map_err(error)?);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_filter("tojson", tojson::tojson);
-        environment.add_function("raise_exception", raise_exception);
-        set_clock(&mut environment, Clock::System);
+        let error = |line, reason| ChatError::Syntax { file: file.to_string(), line, reason };
+        bounds::check_source(source).map_err(|(line, reason)| error(line, reason))?;
         let source = plain_generation_blocks(source).into_owned();
-        environment.add_template_owned(NAME, source).map_err(error)?;
+        let compiled = watched(PATIENCE, move || compile(source));
+        let environment = compiled.map_err(|why| error(0, why.to_string()))?;
+        let environment = environment.map_err(|e| error(e.line().unwrap_or(0), reason(&e)))?;
+        let environment = Arc::new(environment);
         Ok(ChatTemplate { environment, file: file.to_string(), bos: None, eos: None, pad: None })
     }
 
     /// Fixes the time that `strftime_now` sees (seconds since 1970, UTC), so that prompts can be
     /// reproduced.
     pub fn with_time(mut self, unix_seconds: u64) -> ChatTemplate {
-        set_clock(&mut self.environment, Clock::Fixed(unix_seconds));
+        let mut environment = Environment::clone(&self.environment);
+        set_clock(&mut environment, Clock::Fixed(unix_seconds));
+        self.environment = Arc::new(environment);
         self
     }
 
     /// The text of a conversation; with `add_generation_prompt` it ends where the assistant begins.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
-        self.render_with(Value::from(Serde(messages)), add_generation_prompt, &Map::new())
+        let bytes = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
+        self.render_with(Value::from(Serde(messages)), bytes, add_generation_prompt, &Map::new())
     }
 
     /// As [`ChatTemplate::render`] for messages with other fields (tool calls, parts), and with further
@@ -134,13 +135,15 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         variables: &Map<String, serde_json::Value>,
     ) -> Result<String, ChatError> {
+        let bytes = text_bytes(messages) + variables.values().map(text_bytes).sum::<usize>();
         let messages = Value::from(Serde(messages));
-        self.render_with(messages, add_generation_prompt, variables)
+        self.render_with(messages, bytes, add_generation_prompt, variables)
     }
 
     fn render_with(
         &self,
         messages: Value,
+        bytes: usize,
         add_generation_prompt: bool,
         variables: &Map<String, serde_json::Value>,
     ) -> Result<String, ChatError> {
@@ -160,20 +163,54 @@ impl ChatTemplate {
             context.retain(|(existing, _)| existing != name);
             context.push((name.clone(), Value::from(Serde(value))));
         }
-        let template = self.environment.get_template(NAME);
-        let rendered = template.and_then(|template| template.render(Value::from_pairs(context)));
-        rendered.map_err(|error| ChatError::Render {
-            file: self.file.clone(),
-            line: error.line().unwrap_or(0),
-            reason: reason(&error),
-        })
+        let mut environment = Environment::clone(&self.environment);
+        let rendered = watched(PATIENCE, move || render(&mut environment, context, bytes));
+        let failed = |line, reason| ChatError::Render { file: self.file.clone(), line, reason };
+        let rendered = rendered.map_err(|why| failed(0, why.to_string()))?;
+        rendered.map_err(|error| failed(error.line().unwrap_or(0), reason(&error)))
+    }
+}
+
+/// An environment with this template alone.
+fn compile(source: String) -> Result<Environment<'static>, Error> {
+    let mut environment = Environment::new();
+    let syntax = environment.syntax().to_builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax?);
+    bounds::set(&mut environment);
+    environment.add_filter("tojson", tojson::tojson);
+    environment.add_function("raise_exception", raise_exception);
+    set_clock(&mut environment, Clock::System);
+    environment.add_template_owned(NAME, source)?;
+    Ok(environment)
+}
+
+fn render(
+    environment: &mut Environment,
+    context: Vec<(String, Value)>,
+    bytes: usize,
+) -> Result<String, Error> {
+    environment.set_fuel(Some(bounds::fuel(bytes)));
+    let mut output = Output::new(bytes);
+    let template = environment.get_template(NAME)?;
+    template.render_captured_to(Value::from_pairs(context), &mut output)?;
+    Ok(output.into_text())
+}
+
+/// Bytes of all texts in a JSON value.
+fn text_bytes(value: &serde_json::Value) -> usize {
+    match value {
+        serde_json::Value::String(text) => text.len(),
+        serde_json::Value::Array(items) => items.iter().map(text_bytes).sum(),
+        serde_json::Value::Object(map) => map.iter().map(|(key, item)| key.len() + text_bytes(item)).sum(),
+        _ => 0,
     }
 }
 
 fn reason(error: &Error) -> String {
-    match error.detail() {
-        Some(detail) => detail.to_string(),
-        None => error.kind().to_string(),
+    match (error.detail(), std::error::Error::source(error)) {
+        (_, Some(source)) if error.kind() == ErrorKind::WriteFailure => source.to_string(),
+        (Some(detail), _) => detail.to_string(),
+        (None, _) => error.kind().to_string(),
     }
 }
 

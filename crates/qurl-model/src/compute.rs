@@ -7,15 +7,20 @@
 //! keeps what the hand-written backward pass needs, and walks back. The loss enters as one number per token:
 //! `dL/dlogp`.
 
+mod adapters;
 pub mod batch;
 pub mod infer;
 pub mod layer;
+pub mod leaves;
 pub mod network;
 pub mod rope;
 pub mod train;
+pub mod weights;
 
 pub use batch::{PAGE, Targets, whole_batch};
 pub use infer::{Inference, score};
-pub use network::{Leaves, Network, NetworkOptions, random_leaf};
+pub use leaves::{Base, BaseLeaves, Leaves};
+pub use network::{Block, Network, NetworkOptions, random_leaf};
 pub use qurl_kernels::types::Batch;
 pub use train::{Tape, TapeOptions};
+pub use weights::{BlockGradients, GradientSink, Part, Weights, idle_forward, idle_training};

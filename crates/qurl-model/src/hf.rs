@@ -9,13 +9,17 @@ mod checkpoint;
 mod convert;
 mod error;
 pub mod hub;
+mod open;
+pub mod peft;
 mod raw;
 mod save;
 mod staged;
 
 use std::path::Path;
 
+pub use checkpoint::{INDEX as WEIGHTS_INDEX, SINGLE as WEIGHTS, shards};
 pub use error::HfError;
+pub use open::OpenModel;
 pub use raw::{RawTensor, save_raw};
 pub use save::{SaveOptions, save};
 
@@ -46,16 +50,21 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// What a user should know of a model from `dir`: the tensors that it does not use.
     pub fn warning(&self, dir: &Path) -> Option<String> {
-        const SHOWN: usize = 3;
-        let (count, names) = (self.unused_tensors.len(), &self.unused_tensors);
-        let first = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
-        let text = |what: String| format!("{}: the model does not use {what}", dir.display());
-        match count {
-            0 => None,
-            1 => Some(text(format!("the tensor {first}"))),
-            2..=SHOWN => Some(text(format!("{count} tensors: {first}"))),
-            _ => Some(text(format!("{count} tensors: {first} and {} more", count - SHOWN))),
-        }
+        unused_warning(dir, &self.unused_tensors)
+    }
+}
+
+/// Says which tensors a model does not use, if there are some.
+fn unused_warning(dir: &Path, names: &[String]) -> Option<String> {
+    const SHOWN: usize = 3;
+    let count = names.len();
+    let first = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    let text = |what: String| format!("{}: the model does not use {what}", dir.display());
+    match count {
+        0 => None,
+        1 => Some(text(format!("the tensor {first}"))),
+        2..=SHOWN => Some(text(format!("{count} tensors: {first}"))),
+        _ => Some(text(format!("{count} tensors: {first} and {} more", count - SHOWN))),
     }
 }
 
@@ -64,6 +73,13 @@ impl LoadedModel {
 /// A `score.weight` makes it a critic: it is loaded as the value head, and an output head that the
 /// files then leave out is not missed (it is treated as tied).
 pub fn load(dir: &Path) -> Result<LoadedModel, HfError> {
+    let OpenModel { config, generation, unused_tensors, checkpoint, layout } = open(dir)?;
+    let params = layout.try_map(|leaf| checkpoint.read_leaf(&leaf))?;
+    Ok(LoadedModel { config, params, generation, unused_tensors })
+}
+
+/// [`load`] that leaves the weights where they are: they are checked when they are read, leaf by leaf.
+pub fn open(dir: &Path) -> Result<OpenModel, HfError> {
     let mut config = ModelConfig::read(&dir.join("config.json"))?;
     let generation = GenerationConfig::load(dir, &config)?;
     let checkpoint = Checkpoint::open(dir)?;
@@ -78,10 +94,19 @@ pub fn load(dir: &Path) -> Result<LoadedModel, HfError> {
     if config.tie_word_embeddings && checkpoint.contains(HEAD) {
         checkpoint.check_equal(EMBED, HEAD)?;
     }
+    check_memory(dir, &config)?;
     let unused_tensors = unused(&checkpoint, &layout, &config);
     check_blocks(dir, &config, &unused_tensors)?;
-    let params = layout.try_map(|leaf| checkpoint.read_leaf(&leaf))?;
-    Ok(LoadedModel { config, params, generation, unused_tensors })
+    Ok(OpenModel { config, generation, unused_tensors, checkpoint, layout })
+}
+
+/// Refuses a model whose weights do not fit into memory, before any are read.
+fn check_memory(dir: &Path, config: &ModelConfig) -> Result<(), HfError> {
+    let need = config.param_count().saturating_mul(4);
+    match qurl_files::available_memory() {
+        Some(free) if need > free => Err(HfError::Memory { dir: dir.to_path_buf(), need, free }),
+        _ => Ok(()),
+    }
 }
 
 /// A block without some of its weights, or a model without some of its blocks, is another model: refused.

@@ -7,9 +7,12 @@ use serde_json::{Map, Value, json};
 
 use crate::config::ConfigError;
 
+/// Bytes of a configuration file; published ones have a few thousand.
+const MAX_FILE: u64 = 16 * qurl_files::MIB;
+
 /// The text of a configuration file.
 pub(crate) fn read_text(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path)
+    qurl_files::read_text(path, MAX_FILE)
         .map_err(|source| ConfigError::Io { file: path.display().to_string(), source })
 }
 

@@ -33,6 +33,7 @@
 //! assert_eq!(qkv.tensors[1].name, "model.layers.0.self_attn.k_proj.weight");
 //! # Ok::<(), qurl_model::ConfigError>(())
 //! ```
+#![forbid(unsafe_code)]
 
 pub mod chat;
 pub mod compute;
@@ -40,6 +41,7 @@ pub mod config;
 pub mod generation;
 pub mod hf;
 mod keys;
+pub mod lora;
 pub mod params;
 pub mod rng;
 pub mod tokenizer;
@@ -48,5 +50,6 @@ pub use chat::{ChatError, ChatTemplate, Message};
 pub use config::{ConfigError, Dims, Dtype, Family, ModelConfig, Rope, RopeScaling};
 pub use generation::GenerationConfig;
 pub use hf::{HfError, LoadedModel};
+pub use lora::Lora;
 pub use params::{DenseMlp, LayerParams, MlpParams, ParamInfo, ParamKind, Params};
 pub use tokenizer::{Tokenizer, TokenizerError};

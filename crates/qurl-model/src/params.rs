@@ -10,7 +10,7 @@ mod layout;
 mod tree;
 
 pub use init::{init, init_leaf};
-pub use layout::{HfTensor, LeafLayout, hf_names, shapes};
+pub use layout::{HfTensor, LeafLayout, adapter_names, hf_names, shapes};
 
 use tree::tree;
 
@@ -47,6 +47,30 @@ tree! {
 }
 
 tree! {
+    /// A low-rank update of a fused linear layer ([`crate::lora`]), of r rows in each of its adapted modules.
+    pub struct Adapter {
+        /// [modules r, inputs]: of all modules, one after the other.
+        a: leaf(T),
+        /// [outputs of these modules, r]: stacked by outputs.
+        b: leaf(T),
+    }
+}
+
+tree! {
+    /// The adapters of one transformer block.
+    pub struct LayerAdapters {
+        /// Queries, keys and values.
+        qkv: adapter(Option<Adapter<T>>),
+        /// Output projection of attention.
+        o: adapter(Option<Adapter<T>>),
+        /// Gate and up projections.
+        gate_up: adapter(Option<Adapter<T>>),
+        /// Down projection.
+        down: adapter(Option<Adapter<T>>),
+    }
+}
+
+tree! {
     /// The weights of a model.
     pub struct Params {
         /// [V, d]: token embedding.
@@ -59,6 +83,8 @@ tree! {
         head: optional(Option<T>),
         /// [1, d]: scalar value head of a critic.
         value_head: optional(Option<T>),
+        /// Adapters beside frozen weights, a block after the other; none where all weights are trained.
+        adapters: adapters(Vec<LayerAdapters<T>>),
     }
 }
 
@@ -124,6 +150,10 @@ pub enum ParamKind {
     Head,
     /// Scalar value head.
     ValueHead,
+    /// First matrix of an adapter.
+    LoraA,
+    /// Second matrix of an adapter.
+    LoraB,
 }
 
 impl ParamKind {
@@ -188,6 +218,23 @@ pub struct LayoutMismatch {
 impl<T> LayerParams<T> {
     /// A block of the same layout with `f` applied to every leaf in order; stops at the first error.
     pub fn try_map<U, E>(self, f: &mut impl FnMut(T) -> Result<U, E>) -> Result<LayerParams<U>, E> {
+        self.map_leaves(f)
+    }
+
+    /// All leaves in order.
+    pub fn into_leaves(self) -> Vec<T> {
+        let mut leaves = Vec::new();
+        let Ok(_) = self.map_leaves(&mut |leaf| {
+            leaves.push(leaf);
+            Ok::<(), std::convert::Infallible>(())
+        });
+        leaves
+    }
+}
+
+impl<T> LayerAdapters<T> {
+    /// The same adapters with `f` applied to every leaf in order; stops at the first error.
+    pub fn try_map<U, E>(self, f: &mut impl FnMut(T) -> Result<U, E>) -> Result<LayerAdapters<U>, E> {
         self.map_leaves(f)
     }
 

@@ -4,13 +4,19 @@
 //! or `vocab.json` and `merges.txt`), knows which ids begin and end a text, decodes while tokens arrive,
 //! and refuses a tokenizer with ids the model has no embedding for. [`Tokenizer::characters`] makes a
 //! character-level tokenizer for models trained from nothing; it is a plain `tokenizer.json` too.
+//!
+//! Files come with models that nobody vouches for, and the crate trusts them in places: a value that it has not
+//! checked makes it panic, while reading or on the first text. Every call that depends on a file is therefore
+//! made through [`caught`], sizes are bounded, and so is how much longer a text may become.
 
 mod build;
+mod growth;
 mod special;
 mod stream;
 
 use std::path::{Path, PathBuf};
 
+use qurl_files::{MIB, caught};
 use serde_json::Value;
 
 pub use build::{AddedToken, BytePattern, CharacterSpecials};
@@ -23,6 +29,9 @@ pub(crate) const TOKENIZER_JSON: &str = "tokenizer.json";
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const VOCAB_JSON: &str = "vocab.json";
 const MERGES_TXT: &str = "merges.txt";
+
+/// Bytes of one of a tokenizer's files; the largest published ones have some 40 million.
+const MAX_FILE: u64 = 256 * MIB;
 
 /// Everything in a model directory that belongs to the tokenizer.
 pub(crate) const FILES: [&str; 9] = [
@@ -123,7 +132,7 @@ impl Tokenizer {
         let mut files = Vec::new();
         for name in FILES {
             let file = dir.join(name);
-            match std::fs::read(&file) {
+            match qurl_files::read(&file, MAX_FILE) {
                 Ok(contents) => files.push((name.to_string(), contents)),
                 Err(source) if source.kind() == std::io::ErrorKind::NotFound => {}
                 Err(source) => return Err(TokenizerError::Io { file, source }),
@@ -194,41 +203,49 @@ impl Tokenizer {
         file: &str,
         specials: impl FnOnce(&tokenizers::Tokenizer) -> Specials,
     ) -> Result<Tokenizer, TokenizerError> {
-        let parsed = tokenizers::Tokenizer::from_bytes(json.to_string());
-        let mut inner = parsed.map_err(|error| TokenizerError::Contents {
+        let wrong = |found: String, expected: &str| TokenizerError::Contents {
             file: file.to_string(),
-            found: error.to_string(),
-            expected: "a tokenizer in the format of Hugging Face".to_string(),
-        })?;
+            found,
+            expected: expected.to_string(),
+        };
+        if let Some(found) = growth::too_much(json) {
+            return Err(wrong(found, "replacements that do not multiply a text's length"));
+        }
+        let read = caught(|| {
+            let mut inner = tokenizers::Tokenizer::from_bytes(json.to_string())?;
+            // Both are left over from training in some files; transformers resets them as well.
+            inner.with_padding(None);
+            inner.with_truncation(None)?;
+            let ids = inner.get_vocab(true);
+            let vocab_size = ids.values().max().map_or(0, |&max| max as usize + 1);
+            Ok::<_, tokenizers::Error>((specials(&inner), vocab_size, inner))
+        });
+        let expected = "a tokenizer in the format of Hugging Face";
+        let (specials, vocab_size, inner) = read
+            .map_err(|panic| wrong(format!("something that its reader fails on ({panic})"), expected))?
+            .map_err(|error| wrong(error.to_string(), expected))?;
         check_added_ids(json, file, &inner)?;
-        // Both are left over from training in some files; transformers resets them as well.
-        inner.with_padding(None);
-        let reset = inner.with_truncation(None).map(|_| ());
-        reset.map_err(|error| TokenizerError::Contents {
-            file: file.to_string(),
-            found: error.to_string(),
-            expected: "no truncation".to_string(),
-        })?;
-        let ids = inner.get_vocab(true);
-        let vocab_size = ids.values().max().map_or(0, |&max| max as usize + 1);
-        Ok(Tokenizer { specials: specials(&inner), inner, files: Vec::new(), vocab_size })
+        Ok(Tokenizer { specials, inner, files: Vec::new(), vocab_size })
     }
 
     /// The ids of a text. `add_special` lets the tokenizer add what it adds by itself (often bos).
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
-        match self.inner.encode_fast(text, add_special) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => Err(TokenizerError::Encode {
-                text: text.chars().take(80).collect(),
-                reason: error.to_string(),
-            }),
+        let failed =
+            |reason: String| TokenizerError::Encode { text: text.chars().take(80).collect(), reason };
+        match caught(|| self.inner.encode_fast(text, add_special)) {
+            Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
+            Ok(Err(error)) => Err(failed(error.to_string())),
+            Err(panic) => Err(failed(format!("{TOKENIZER_JSON} has something that fails on it ({panic})"))),
         }
     }
 
     /// The text of ids. Ids without a token (padding rows of the embedding) give nothing.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
-        let decoded = self.inner.decode(ids, skip_special);
-        decoded.map_err(|error| TokenizerError::Decode { count: ids.len(), reason: error.to_string() })
+        let failed = |reason: String| TokenizerError::Decode { count: ids.len(), reason };
+        match caught(|| self.inner.decode(ids, skip_special)) {
+            Ok(decoded) => decoded.map_err(|error| failed(error.to_string())),
+            Err(panic) => Err(failed(format!("{TOKENIZER_JSON} has something that fails on them ({panic})"))),
+        }
     }
 
     /// Largest id plus one: the smallest `vocab_size` a model needs.

@@ -22,6 +22,7 @@
 //! assert!(weights.iter().zip(&back).all(|(w, b)| (w - b).abs() <= 0.5 * quantized.scales[0]));
 //! # Ok::<(), qurl_quant::QuantError>(())
 //! ```
+#![forbid(unsafe_code)]
 
 pub mod budget;
 pub mod checksum;

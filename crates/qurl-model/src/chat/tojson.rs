@@ -5,17 +5,28 @@ use minijinja::value::Kwargs;
 use minijinja::{Error, ErrorKind, Value};
 use serde_json::Value as Json;
 
+/// Most spaces of one level, and bytes of one result.
+const MAX_INDENT: usize = 64;
+const MAX_BYTES: usize = 64 << 20;
+
 /// The filter. `indent` spreads over lines; `ensure_ascii` and `sort_keys` are understood as in Python.
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let sort_keys = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     let ensure_ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     options.assert_all_used()?;
+    let refused = |what| Err(Error::new(ErrorKind::InvalidOperation, what));
+    if let Some(indent) = indent.filter(|&indent| indent > MAX_INDENT) {
+        return refused(format!("tojson: an indent of {indent}, expected at most {MAX_INDENT}"));
+    }
     let json = serde_json::to_value(value)
         .map_err(|error| Error::new(ErrorKind::BadSerialization, format!("tojson: {error}")))?;
     let mut text = String::new();
     let style = Style { indent, sort_keys, ensure_ascii };
     style.write(&json, 0, &mut text);
+    if text.len() > MAX_BYTES {
+        return refused(format!("tojson: a result of more than {MAX_BYTES} bytes"));
+    }
     Ok(Value::from_safe_string(text))
 }
 
@@ -26,8 +37,10 @@ struct Style {
 }
 
 impl Style {
+    /// Stops where the result is too long anyway.
     fn write(&self, value: &Json, depth: usize, out: &mut String) {
         match value {
+            _ if out.len() > MAX_BYTES => {}
             Json::Array(items) => {
                 let items = items.iter().map(|item| (None, item)).collect();
                 self.write_items(['[', ']'], items, depth, out);

@@ -3,7 +3,7 @@
 use super::batch::{self, PAGE, Targets};
 use super::layer::{self, Activations};
 use super::network::Network;
-use qurl_kernels::ops::{Gather, Head, Index, Norm, RmsNorm, Sample};
+use qurl_kernels::ops::{Gather, Head, Index, Norm, RmsNorm, Sample, Top};
 use qurl_kernels::types::{Batch, HeadOutput};
 use qurl_kernels::{Device, DeviceError, Queue};
 
@@ -88,6 +88,20 @@ impl<D: Device> Inference<D> {
         self.buffers.pick(queue, net, Index::Rows(&targets.rows), targets.len());
         let hidden = &self.buffers.hidden;
         queue.head(Head { hidden, head: &net.head, targets: &targets.tokens, temperature })
+    }
+
+    /// The `count` most probable tokens after some rows of the last pass, the best first; each row with what
+    /// its logits are multiplied with.
+    pub fn top(
+        &mut self,
+        queue: &mut D::Queue,
+        net: &Network<D>,
+        rows: &[u32],
+        factors: &[f32],
+        count: usize,
+    ) -> Result<Vec<Vec<(u32, f32)>>, DeviceError> {
+        self.buffers.pick(queue, net, Index::Rows(rows), rows.len());
+        queue.top(Top { hidden: &self.buffers.hidden, head: &net.head, factors, count })
     }
 
     /// Begins to bring the first `rows` tokens that the last pass sampled to the host.

@@ -1,5 +1,6 @@
 //! The forward pass of one transformer block: the only one there is.
 
+use super::adapters::beside;
 use super::network::{Block, Network};
 use crate::params::{DenseMlp, MlpParams};
 use qurl_kernels::ops::{Attend, KeptAttention, Linear, Mlp, Norm, Output, QkNorm};
@@ -75,7 +76,7 @@ pub fn forward<D: Device>(
     written: Written<D>,
 ) {
     let c = net.config();
-    let (w, eps) = (&block.params, c.rms_norm_eps);
+    let (w, low, eps) = (&block.params, &block.adapters, c.rms_norm_eps);
     let Written { qkv, kept } = written;
     let (mut raw, mut attention, mut middle, mut mlp) = (None, None, None, None);
     if let Some(kept) = kept {
@@ -91,6 +92,7 @@ pub fn forward<D: Device>(
         norm: Some(Norm { gain: w.attn_norm.tensor(), eps }),
         w: w.qkv.weight(),
         bias: w.qkv_bias.as_ref().map(|bias| bias.tensor()),
+        adapter: beside(&low.qkv),
         output: Output::Store,
         out: qkv,
     });
@@ -104,6 +106,7 @@ pub fn forward<D: Device>(
         rope: net.rope(),
         kv,
         o: w.o.weight(),
+        adapter: beside(&low.o),
         x,
         kept: attention.map(|(out, lse)| KeptAttention { raw: raw.take(), out, lse }),
     });
@@ -117,6 +120,8 @@ pub fn forward<D: Device>(
         norm: Norm { gain: w.mlp_norm.tensor(), eps },
         gate_up: projections.weight(),
         down: down.weight(),
+        gate_up_adapter: beside(&low.gate_up),
+        down_adapter: beside(&low.down),
         kept: mlp.take(),
     });
 }

@@ -5,19 +5,29 @@
 //! parameters. With recomputation only the input of each block is kept, and a block's forward pass is run
 //! again on the backward pass.
 //!
+//! The forward pass may be run by another network than the one that gradients pass through, packed from the
+//! same master weights in any format, with keys and values in any format ([`Tape::train_straight`]): rounding
+//! then has the gradient of the identity. What was rounded on the way, activations included, is kept as it
+//! was before, and keys and values as they are after it, since that is where attention's derivative is taken.
+//!
+//! A leaf that is frozen has no numbers in the tree of gradients, and its gradient is not computed.
+//!
 //! Scoring without gradients ([`Tape::score`], [`Tape::values`], [`Tape::logits`]) runs in the same memory,
 //! with any network of the model: a step of RL scores its rollouts without allocating anything.
 
+use super::adapters::{Adapters, gradient};
 use super::batch::{PAGE, Targets};
 use super::layer::{self, Activations, Kept};
 use super::network::{Block, Network};
-use crate::params::{DenseMlp, LayerParams, MlpParams, Params};
+use super::weights::{GradientSink, Part, Weights, next_backward, next_forward};
+use crate::lora::no_adapters;
+use crate::params::{DenseMlp, LayerAdapters, LayerParams, MlpParams};
 use qurl_kernels::ops::{
     AttendBackward, Gather, Head, HeadBackward, HeadTraining, Index, Linear, LinearBackward, MlpBackward,
     Norm, NormBackward, Output, QkNormBackward, RmsNorm, RmsNormBackward, RowDots, RowDotsBackward,
     ScatterAdd,
 };
-use qurl_kernels::types::{Batch, HeadGradient, HeadOutput, LossGradient};
+use qurl_kernels::types::{Batch, HeadGradient, HeadOutput, KvShape, LossGradient};
 use qurl_kernels::{Device, DeviceError, KvFormat, Queue};
 use std::ops::Range;
 
@@ -37,6 +47,11 @@ impl TapeOptions {
     pub fn pages(&self) -> usize {
         self.rows / PAGE + self.sequences + 1
     }
+}
+
+/// Where a gradient goes; nowhere for a frozen leaf.
+fn trained<D: Device>(gradient: &mut D::Tensor) -> Option<&mut D::Tensor> {
+    Some(gradient).filter(|gradient| D::len(gradient) > 0)
 }
 
 /// Memory of one micro-batch: activations, then gradients of activations.
@@ -74,6 +89,16 @@ pub struct Forward {
 impl<D: Device> Tape<D> {
     /// Takes the memory.
     pub fn new(device: &D, net: &Network<D>, options: TapeOptions) -> Result<Self, DeviceError> {
+        Self::with_kv(device, net, net.options().kv_format, options)
+    }
+
+    /// Takes the memory, for forward passes of a network with keys and values in another format.
+    pub fn with_kv(
+        device: &D,
+        net: &Network<D>,
+        kv_format: KvFormat,
+        options: TapeOptions,
+    ) -> Result<Self, DeviceError> {
         let c = net.config();
         let (rows, d) = (options.rows, c.hidden_size);
         let kept = if options.recompute { 1 } else { c.num_layers };
@@ -84,8 +109,8 @@ impl<D: Device> Tape<D> {
             rows: 0,
             inputs: (0..c.num_layers).map(|_| zeros(d)).collect::<Result<_, _>>()?,
             acts: (0..kept).map(|_| Activations::new(device, net, rows, true)).collect::<Result<_, _>>()?,
-            kv: device.kv_pages(net.kv_shape(options.pages(), PAGE))?,
-            kv_format: net.options().kv_format,
+            kv: device.kv_pages(KvShape { format: kv_format, ..net.kv_shape(options.pages(), PAGE) })?,
+            kv_format,
             x: zeros(d)?,
             picked: zeros(d)?,
             hidden: zeros(d)?,
@@ -99,10 +124,10 @@ impl<D: Device> Tape<D> {
         self.options
     }
 
-    fn run_block(&mut self, queue: &mut D::Queue, net: &Network<D>, index: usize) {
+    fn run_block(&mut self, queue: &mut D::Queue, net: &Network<D>, block: &Block<D>, index: usize) {
         let acts = if self.options.recompute { &mut self.acts[0] } else { &mut self.acts[index] };
         let rows = (&self.batch, self.rows);
-        layer::forward(queue, net, &net.blocks[index], rows, &mut self.kv, &mut self.x, acts.keep());
+        layer::forward(queue, net, block, rows, &mut self.kv, &mut self.x, acts.keep());
     }
 
     fn embed(&mut self, queue: &mut D::Queue, net: &Network<D>, batch: &Batch) {
@@ -119,9 +144,10 @@ impl<D: Device> Tape<D> {
     fn run_blocks_once(
         &mut self,
         queue: &mut D::Queue,
-        net: &Network<D>,
+        weights: &mut impl Weights<D>,
         batch: &Batch,
     ) -> Result<(), DeviceError> {
+        let net = weights.network();
         self.embed(queue, net, batch);
         // Quantized networks may store keys and values in fewer bits than the trainer does.
         let mut own = match net.options().kv_format {
@@ -130,7 +156,9 @@ impl<D: Device> Tape<D> {
         };
         let kv = own.as_mut().unwrap_or(&mut self.kv);
         let rows = (&self.batch, self.rows);
-        for block in &net.blocks {
+        for index in 0..net.config().num_layers {
+            next_forward(queue, weights, index)?;
+            let (net, block) = (weights.network(), weights.block(index));
             layer::forward(queue, net, block, rows, kv, &mut self.x, self.acts[0].pass());
         }
         Ok(())
@@ -140,12 +168,13 @@ impl<D: Device> Tape<D> {
     pub fn score(
         &mut self,
         queue: &mut D::Queue,
-        net: &Network<D>,
+        mut weights: impl Weights<D>,
         batch: &Batch,
         targets: &Targets,
         temperature: f32,
     ) -> Result<HeadOutput, DeviceError> {
-        self.run_blocks_once(queue, net, batch)?;
+        self.run_blocks_once(queue, &mut weights, batch)?;
+        let net = weights.network();
         self.pick(queue, net, &targets.rows);
         let (hidden, targets) = (&self.hidden, &targets.tokens);
         queue.head(Head { hidden, head: &net.head, targets, temperature })
@@ -158,12 +187,12 @@ impl<D: Device> Tape<D> {
     pub fn values(
         &mut self,
         queue: &mut D::Queue,
-        net: &Network<D>,
+        mut weights: impl Weights<D>,
         batch: &Batch,
         rows: &[u32],
     ) -> Result<Vec<f32>, DeviceError> {
-        self.run_blocks_once(queue, net, batch)?;
-        self.value_head(queue, net, rows)
+        self.run_blocks_once(queue, &mut weights, batch)?;
+        self.value_head(queue, weights.network(), rows)
     }
 
     fn value_head(
@@ -181,15 +210,17 @@ impl<D: Device> Tape<D> {
     pub fn logits(
         &mut self,
         queue: &mut D::Queue,
-        net: &Network<D>,
+        mut weights: impl Weights<D>,
         batch: &Batch,
         rows: &[u32],
     ) -> Result<Vec<f32>, DeviceError> {
-        self.run_blocks_once(queue, net, batch)?;
+        self.run_blocks_once(queue, &mut weights, batch)?;
+        let net = weights.network();
         self.pick(queue, net, rows);
         let len = rows.len() * net.config().vocab_size;
         let mut logits = queue.device().zeros(len)?;
         queue.linear(Linear {
+            adapter: None,
             x: &self.hidden,
             rows: rows.len(),
             norm: None,
@@ -201,13 +232,23 @@ impl<D: Device> Tape<D> {
         queue.read(&logits, len)
     }
 
-    fn run_blocks(&mut self, queue: &mut D::Queue, net: &Network<D>, batch: &Batch) {
-        let d = net.config().hidden_size;
+    fn run_blocks(
+        &mut self,
+        queue: &mut D::Queue,
+        weights: &mut impl Weights<D>,
+        batch: &Batch,
+    ) -> Result<(), DeviceError> {
+        let net = weights.network();
+        assert!(net.options().kv_format == self.kv_format, "tape: format of keys and values");
+        let (d, layers) = (net.config().hidden_size, net.config().num_layers);
         self.embed(queue, net, batch);
-        for index in 0..net.blocks.len() {
+        for index in 0..layers {
             queue.copy(&self.x, &mut self.inputs[index], self.rows * d);
-            self.run_block(queue, net, index);
+            next_forward(queue, weights, index)?;
+            let (net, block) = (weights.network(), weights.block(index));
+            self.run_block(queue, net, block, index);
         }
+        Ok(())
     }
 
     /// Picks rows of the last block's output and normalises them into `hidden`.
@@ -223,12 +264,13 @@ impl<D: Device> Tape<D> {
     pub fn forward(
         &mut self,
         queue: &mut D::Queue,
-        net: &Network<D>,
+        mut weights: impl Weights<D>,
         batch: &Batch,
         targets: Targets,
         temperature: f32,
     ) -> Result<Forward, DeviceError> {
-        self.run_blocks(queue, net, batch);
+        self.run_blocks(queue, &mut weights, batch)?;
+        let net = weights.network();
         self.pick(queue, net, &targets.rows);
         let (hidden, tokens) = (&self.hidden, &targets.tokens);
         let out = queue.head(Head { hidden, head: &net.head, targets: tokens, temperature })?;
@@ -240,23 +282,40 @@ impl<D: Device> Tape<D> {
     pub fn backward(
         &mut self,
         queue: &mut D::Queue,
-        net: &Network<D>,
+        weights: impl Weights<D>,
         forward: Forward,
         gradient: HeadGradient,
-        grads: &mut Params<D::Tensor>,
-    ) {
+        grads: &mut impl GradientSink<D>,
+    ) -> Result<(), DeviceError> {
+        self.backward_straight(queue, None, weights, forward, gradient, grads)
+    }
+
+    /// [`Tape::backward`] through `weights` of a forward pass that `ran` has run, where there is one: another
+    /// network of the same weights.
+    pub fn backward_straight(
+        &mut self,
+        queue: &mut D::Queue,
+        ran: Option<&Network<D>>,
+        mut weights: impl Weights<D>,
+        forward: Forward,
+        gradient: HeadGradient,
+        grads: &mut impl GradientSink<D>,
+    ) -> Result<(), DeviceError> {
+        let net = weights.network();
+        let ran_head = &ran.unwrap_or(net).head;
         let Forward { targets, temperature, out } = forward;
         queue.head_backward(HeadBackward {
             hidden: &self.hidden,
-            head: &net.head,
+            head: ran_head,
+            trained: &net.head,
             targets: &targets.tokens,
             temperature,
             out: &out,
             gradient,
             dhidden: &mut self.dhidden,
-            dweight: Some(grads.head.as_mut().unwrap_or(&mut grads.embed)),
+            dweight: trained::<D>(grads.head()),
         });
-        self.backward_from_hidden(queue, net, &targets.rows, grads);
+        self.backward_from_hidden(queue, ran, &mut weights, &targets.rows, grads)
     }
 
     /// [`Tape::forward`] and [`Tape::backward`] in one, for a loss whose derivatives by what the head says of
@@ -266,26 +325,47 @@ impl<D: Device> Tape<D> {
     pub fn train<E: From<DeviceError>>(
         &mut self,
         queue: &mut D::Queue,
-        net: &Network<D>,
+        weights: impl Weights<D>,
         batch: &Batch,
         targets: &Targets,
         temperature: f32,
         loss: impl FnMut(Range<usize>, &HeadOutput) -> Result<LossGradient, E>,
-        grads: &mut Params<D::Tensor>,
+        grads: &mut impl GradientSink<D>,
     ) -> Result<(), E> {
-        self.run_blocks(queue, net, batch);
-        self.pick(queue, net, &targets.rows);
+        self.train_straight(queue, None, weights, batch, targets, temperature, loss, grads)
+    }
+
+    /// [`Tape::train`] with a forward pass of `ran`, where there is one, another network of the same weights, and
+    /// gradients through `weights`.
+    pub fn train_straight<E: From<DeviceError>>(
+        &mut self,
+        queue: &mut D::Queue,
+        ran: Option<&Network<D>>,
+        mut weights: impl Weights<D>,
+        batch: &Batch,
+        targets: &Targets,
+        temperature: f32,
+        loss: impl FnMut(Range<usize>, &HeadOutput) -> Result<LossGradient, E>,
+        grads: &mut impl GradientSink<D>,
+    ) -> Result<(), E> {
+        match ran {
+            Some(mut ran) => self.run_blocks(queue, &mut ran, batch)?,
+            None => self.run_blocks(queue, &mut weights, batch)?,
+        }
+        let net = weights.network();
+        let ran_net = ran.unwrap_or(net);
+        self.pick(queue, ran_net, &targets.rows);
         let head = HeadTraining {
             hidden: &self.hidden,
-            head: &net.head,
+            head: &*ran_net.head,
+            trained: &*net.head,
             targets: &targets.tokens,
             temperature,
             dhidden: &mut self.dhidden,
-            dweight: Some(grads.head.as_mut().unwrap_or(&mut grads.embed)),
+            dweight: trained::<D>(grads.head()),
         };
         queue.head_training(head, loss)?;
-        self.backward_from_hidden(queue, net, &targets.rows, grads);
-        Ok(())
+        Ok(self.backward_from_hidden(queue, ran, &mut weights, &targets.rows, grads)?)
     }
 
     /// Runs whole sequences and gives the critic's values of the chosen rows.
@@ -295,12 +375,12 @@ impl<D: Device> Tape<D> {
     pub fn forward_values(
         &mut self,
         queue: &mut D::Queue,
-        net: &Network<D>,
+        mut weights: impl Weights<D>,
         batch: &Batch,
         rows: &[u32],
     ) -> Result<Vec<f32>, DeviceError> {
-        self.run_blocks(queue, net, batch);
-        self.value_head(queue, net, rows)
+        self.run_blocks(queue, &mut weights, batch)?;
+        self.value_head(queue, weights.network(), rows)
     }
 
     /// Backward of [`Tape::forward_values`], given `dL/dvalue` of the rows.
@@ -310,35 +390,38 @@ impl<D: Device> Tape<D> {
     pub fn backward_values(
         &mut self,
         queue: &mut D::Queue,
-        net: &Network<D>,
+        mut weights: impl Weights<D>,
         rows: &[u32],
         gradient: &[f32],
-        grads: &mut Params<D::Tensor>,
-    ) {
-        let (Some(w), Some(dw)) = (&net.value_head, &mut grads.value_head) else {
+        grads: &mut impl GradientSink<D>,
+    ) -> Result<(), DeviceError> {
+        let (Some(w), Some(dw)) = (&weights.network().value_head, grads.value_head()) else {
             panic!("the network has no value head")
         };
         let (hidden, dhidden) = (&self.hidden, &mut self.dhidden);
         queue.row_dots_backward(RowDotsBackward { hidden, w, gradient, dhidden, dw });
-        self.backward_from_hidden(queue, net, rows, grads);
+        self.backward_from_hidden(queue, None, &mut weights, rows, grads)
     }
 
-    /// From the gradient of the picked hidden rows back to the embedding.
+    /// From the gradient of the picked hidden rows back to the embedding, through `net`; blocks are run again
+    /// by the network that `ran` the forward pass.
     fn backward_from_hidden(
         &mut self,
         queue: &mut D::Queue,
-        net: &Network<D>,
+        ran: Option<&Network<D>>,
+        weights: &mut impl Weights<D>,
         picked: &[u32],
-        grads: &mut Params<D::Tensor>,
-    ) {
-        let c = net.config();
+        grads: &mut impl GradientSink<D>,
+    ) -> Result<(), DeviceError> {
+        let net = weights.network();
+        let (c, layers) = (net.config(), net.config().num_layers);
         let (rows, d, eps) = (self.rows, c.hidden_size, c.rms_norm_eps);
         // `hidden` has done its work: it takes the gradient of the picked rows before the norm.
         queue.clear(&mut self.hidden, picked.len() * d);
         queue.rmsnorm_backward(RmsNormBackward {
             x: &self.picked,
             rows: picked.len(),
-            norm: NormBackward { gain: &net.final_norm, eps, dgain: Some(&mut grads.final_norm) },
+            norm: NormBackward { gain: &net.final_norm, eps, dgain: trained::<D>(grads.final_norm()) },
             dy: &mut self.dhidden,
             dx: &mut self.hidden,
         });
@@ -346,30 +429,43 @@ impl<D: Device> Tape<D> {
         queue.clear(&mut self.x, rows * d);
         let (hidden, index) = (&self.hidden, Index::Rows(picked));
         queue.scatter_add(ScatterAdd { rows: hidden, index, width: d, table: &mut self.x });
-        for index in (0..net.blocks.len()).rev() {
+        for index in (0..layers).rev() {
+            next_backward(queue, weights, grads, index)?;
+            let (net, block) = (weights.network(), weights.block(index));
             if self.options.recompute {
                 // Run the block again from its input; the gradient waits in `hidden`.
                 std::mem::swap(&mut self.x, &mut self.hidden);
                 queue.copy(&self.inputs[index], &mut self.x, rows * d);
-                self.run_block(queue, net, index);
+                match ran {
+                    Some(ran) => self.run_block(queue, ran, ran.block(index), index),
+                    None => self.run_block(queue, net, block, index),
+                }
                 std::mem::swap(&mut self.x, &mut self.hidden);
             }
-            self.block_backward(queue, net, index, &mut grads.layers[index]);
+            let (dparams, dadapters) = grads.block(index);
+            self.block_backward(queue, (net, block), index, dparams, dadapters);
         }
-        let index = Index::Tokens { batch: &self.batch, sampled: None };
-        queue.scatter_add(ScatterAdd { rows: &self.x, index, width: d, table: &mut grads.embed });
+        grads.complete(queue, Part::Block(0))?;
+        if let Some(table) = trained::<D>(grads.embed()) {
+            let index = Index::Tokens { batch: &self.batch, sampled: None };
+            queue.scatter_add(ScatterAdd { rows: &self.x, index, width: d, table });
+        }
+        grads.complete(queue, Part::Rest)
     }
 
     /// One block: `x` holds the gradient of its output and receives that of its input.
     fn block_backward(
         &mut self,
         queue: &mut D::Queue,
-        net: &Network<D>,
+        (net, block): (&Network<D>, &Block<D>),
         index: usize,
         grads: &mut LayerParams<D::Tensor>,
+        adapters: Option<&mut LayerAdapters<D::Tensor>>,
     ) {
         let (rows, eps) = (self.rows, net.config().rms_norm_eps);
-        let Block { heads, params: w } = &net.blocks[index];
+        let Block { heads, params: w, adapters: low } = block;
+        let dlow = adapters.map_or(no_adapters(), LayerAdapters::as_mut);
+        let slots = net.adapters().map(Adapters::slots);
         let acts = if self.options.recompute { &mut self.acts[0] } else { &mut self.acts[index] };
         let Activations { qkv, kept: Some(Kept { qkv_raw, attention, lse, middle, mlp: kept }) } = acts
         else {
@@ -379,7 +475,7 @@ impl<D: Device> Tape<D> {
         // MLP: x = middle + down(swiglu(gate_up(norm(middle))))
         let MlpParams::Dense(mlp) = &w.mlp;
         let MlpParams::Dense(DenseMlp { gate_up: dgate_up, down: ddown }) = &mut grads.mlp;
-        let (gain, dgain) = (w.mlp_norm.tensor(), Some(&mut grads.mlp_norm));
+        let (gain, dgain) = (w.mlp_norm.tensor(), trained::<D>(&mut grads.mlp_norm));
         queue.mlp_backward(MlpBackward {
             x: middle,
             rows,
@@ -387,8 +483,14 @@ impl<D: Device> Tape<D> {
             gate_up: mlp.gate_up.weight(),
             down: mlp.down.weight(),
             kept,
-            dgate_up: Some(dgate_up),
-            ddown: Some(ddown),
+            gate_up_adapter: gradient(
+                &low.gate_up,
+                slots.and_then(|slots| slots.gate_up.as_ref()),
+                dlow.gate_up,
+            ),
+            down_adapter: gradient(&low.down, slots.and_then(|slots| slots.down.as_ref()), dlow.down),
+            dgate_up: trained::<D>(dgate_up),
+            ddown: trained::<D>(ddown),
             dx: &mut self.x,
         });
 
@@ -396,8 +498,8 @@ impl<D: Device> Tape<D> {
         let head_norms = w.q_norm.as_ref().zip(w.k_norm.as_ref());
         let qk_norm = head_norms.zip(qkv_raw.as_ref()).map(|((q, k), raw)| QkNormBackward {
             raw,
-            q: NormBackward { gain: q.tensor(), eps, dgain: grads.q_norm.as_mut() },
-            k: NormBackward { gain: k.tensor(), eps, dgain: grads.k_norm.as_mut() },
+            q: NormBackward { gain: q.tensor(), eps, dgain: grads.q_norm.as_mut().and_then(trained::<D>) },
+            k: NormBackward { gain: k.tensor(), eps, dgain: grads.k_norm.as_mut().and_then(trained::<D>) },
         });
         queue.attend_backward(AttendBackward {
             heads: *heads,
@@ -410,18 +512,20 @@ impl<D: Device> Tape<D> {
             lse,
             o: w.o.weight(),
             dx: &self.x,
-            d_o: Some(&mut grads.o),
+            adapter: gradient(&low.o, slots.and_then(|slots| slots.o.as_ref()), dlow.o),
+            d_o: trained::<D>(&mut grads.o),
             dqkv: &mut self.dqkv,
         });
-        let (gain, dgain) = (w.attn_norm.tensor(), Some(&mut grads.attn_norm));
+        let (gain, dgain) = (w.attn_norm.tensor(), trained::<D>(&mut grads.attn_norm));
         queue.linear_backward(LinearBackward {
             x: &self.inputs[index],
             rows,
             norm: Some(NormBackward { gain, eps, dgain }),
             w: w.qkv.weight(),
             dy: &self.dqkv,
-            dw: Some(&mut grads.qkv),
-            dbias: grads.qkv_bias.as_mut(),
+            adapter: gradient(&low.qkv, slots.and_then(|slots| slots.qkv.as_ref()), dlow.qkv),
+            dw: trained::<D>(&mut grads.qkv),
+            dbias: grads.qkv_bias.as_mut().and_then(trained::<D>),
             dx: Some(&mut self.x),
         });
     }

@@ -14,8 +14,13 @@ use super::error::HfError;
 use crate::config::Dtype;
 use crate::params::{HfTensor, LeafLayout};
 
-pub(super) const SINGLE: &str = "model.safetensors";
-pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// The file of a model's weights.
+pub const SINGLE: &str = "model.safetensors";
+/// The list of the files of a model's weights, where there are several.
+pub const INDEX: &str = "model.safetensors.index.json";
+
+/// Bytes of an index: some hundred for each tensor.
+const MAX_INDEX: u64 = 64 * qurl_files::MIB;
 
 /// One mapped weight file.
 struct Shard {
@@ -92,12 +97,22 @@ impl Checkpoint {
                 hint: if pickled { "; pytorch_model.bin is not read, convert it to safetensors" } else { "" },
             });
         };
-        let mut checkpoint = Checkpoint {
-            dir: dir.to_path_buf(),
-            shards: Vec::with_capacity(files.len()),
-            places: BTreeMap::new(),
-            promised,
-        };
+        Checkpoint::of(dir, files, promised)
+    }
+
+    /// Maps one file.
+    pub fn open_file(file: PathBuf) -> Result<Checkpoint, HfError> {
+        let dir = file.parent().unwrap_or(Path::new("")).to_path_buf();
+        Checkpoint::of(&dir, vec![file], BTreeMap::new())
+    }
+
+    fn of(
+        dir: &Path,
+        files: Vec<PathBuf>,
+        promised: BTreeMap<String, PathBuf>,
+    ) -> Result<Checkpoint, HfError> {
+        let (dir, shards) = (dir.to_path_buf(), Vec::with_capacity(files.len()));
+        let mut checkpoint = Checkpoint { dir, shards, places: BTreeMap::new(), promised };
         for file in files {
             checkpoint.add(Shard::open(file)?)?;
         }
@@ -123,6 +138,15 @@ impl Checkpoint {
     /// All tensor names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.places.keys().map(String::as_str)
+    }
+
+    /// A number that tells a tensor's shape and first bytes from others.
+    pub fn fingerprint(&self, tensor: &str) -> u64 {
+        const LOOKED_AT: usize = 4096;
+        let Ok(Some(stored)) = self.find(tensor) else { return 0 };
+        let first = &stored.bytes[..stored.bytes.len().min(LOOKED_AT)];
+        let sum = first.iter().fold(0u64, |sum, &byte| sum.wrapping_mul(1099511628211) ^ u64::from(byte));
+        stored.shape.iter().fold(sum, |sum, &len| sum.wrapping_mul(1099511628211) ^ len as u64)
     }
 
     /// Whether any file holds the tensor.
@@ -267,11 +291,9 @@ impl Checkpoint {
 
 impl Shard {
     fn open(path: PathBuf) -> Result<Shard, HfError> {
-        let bytes = map_file(&path).map_err(|source| HfError::Io {
-            file: path.clone(),
-            action: "be read",
-            source,
-        })?;
+        let regular = qurl_files::open(&path).and_then(|_| map_file(&path));
+        let bytes =
+            regular.map_err(|source| HfError::Io { file: path.clone(), action: "be read", source })?;
         match SafeTensors::read_metadata(&bytes) {
             Ok((header, metadata)) => Ok(Shard { data_start: 8 + header, path, bytes, metadata }),
             Err(error) => Err(header_error(path, &bytes, &error)),
@@ -307,9 +329,15 @@ fn promised_length(bytes: &[u8]) -> Option<u64> {
     length.checked_add(8)?.checked_add(data)
 }
 
+/// The names of the files that a directory's index lists.
+pub fn shards(dir: &Path) -> Result<BTreeSet<String>, HfError> {
+    let names = read_index(dir, &dir.join(INDEX))?;
+    Ok(names.values().filter_map(|file| Some(file.file_name()?.to_string_lossy().into_owned())).collect())
+}
+
 /// `weight_map` of the index, with file names turned into paths inside `dir`.
 fn read_index(dir: &Path, index: &Path) -> Result<BTreeMap<String, PathBuf>, HfError> {
-    let text = std::fs::read_to_string(index).map_err(|source| HfError::Io {
+    let text = qurl_files::read_text(index, MAX_INDEX).map_err(|source| HfError::Io {
         file: index.to_path_buf(),
         action: "be read",
         source,

@@ -20,6 +20,19 @@ pub enum HfError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The weights do not fit into memory.
+    #[error(
+        "{}: {} MiB of weights in f32, expected at most the {} MiB of memory that are free",
+        dir.display(), need >> 20, free >> 20
+    )]
+    Memory {
+        /// The directory.
+        dir: PathBuf,
+        /// Bytes that they take.
+        need: u64,
+        /// Bytes that can be had.
+        free: u64,
+    },
     /// No weight file in the directory.
     #[error("{}: no weights, expected model.safetensors or \
              model.safetensors.index.json{hint}", dir.display())]
@@ -150,6 +163,16 @@ pub enum HfError {
         tensor: String,
         /// The embedding.
         tied_to: String,
+    },
+    /// An adapter's directory asks for what is not computed, or does not hold what it promises.
+    #[error("{}: {found}, expected {expected}", file.display())]
+    Adapter {
+        /// The file.
+        file: PathBuf,
+        /// What is there.
+        found: String,
+        /// What should be.
+        expected: String,
     },
     /// The weights given for saving do not match the configuration.
     #[error("{}: cannot save parameter {name}: {found}, expected {expected}", dir.display())]

@@ -13,7 +13,7 @@ use super::error::HfError;
 use super::staged::{self, Staged};
 use crate::config::{Dtype, ModelConfig, Purpose};
 use crate::generation::{GENERATION_CONFIG, GenerationConfig};
-use crate::params::{HfTensor, Params, hf_names};
+use crate::params::{HfTensor, LeafLayout, Params, hf_names};
 use crate::tokenizer;
 
 /// Shards hold at most this many bytes of weights, as in published models.
@@ -57,7 +57,7 @@ pub fn save(
     options: &SaveOptions,
 ) -> Result<(), HfError> {
     config.check("configuration to save")?;
-    let parts = parts(dir, config, params)?;
+    let parts = parts(dir, hf_names(config, params.value_head.is_some()), params)?;
     let shards = split(parts, options.dtype, options.max_shard_bytes);
     let names = shard_names(shards.len());
     let mut staged = Staged::new(dir)?;
@@ -94,10 +94,22 @@ pub fn save(
     staged.publish(&stale_files(dir, &written)?)
 }
 
-/// Checks the weights against the configuration and cuts every leaf into its tensors.
+/// Writes the tensors of these leaves into one file.
+pub(super) fn write_tensors(
+    staged: &mut Staged,
+    dir: &Path,
+    name: &str,
+    layout: Params<LeafLayout>,
+    params: &Params<Vec<f32>>,
+    dtype: Dtype,
+) -> Result<(), HfError> {
+    write_shard(staged, dir, name, &parts(dir, layout, params)?, dtype)
+}
+
+/// Checks the weights against their layout and cuts every leaf into its tensors.
 fn parts<'a>(
     dir: &Path,
-    config: &ModelConfig,
+    layout: Params<LeafLayout>,
     params: &'a Params<Vec<f32>>,
 ) -> Result<Vec<Part<'a>>, HfError> {
     let wrong = |name: &str, found: String, expected: String| HfError::Leaf {
@@ -106,7 +118,6 @@ fn parts<'a>(
         found,
         expected,
     };
-    let layout = hf_names(config, params.value_head.is_some());
     let pairs = layout.zip(params.as_ref()).map_err(|mismatch| {
         let expected = "the leaves that the configuration asks for".to_string();
         wrong("tree", mismatch.what, expected)

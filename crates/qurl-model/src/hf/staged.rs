@@ -5,9 +5,10 @@
 //! left of a failed attempt is removed.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+
+use qurl_files::disk::{self, DiskFile};
 
 use super::error::HfError;
 
@@ -21,7 +22,7 @@ pub(super) struct Staged {
 impl Staged {
     /// Starts a set in `dir`, which is created where needed.
     pub fn new(dir: &Path) -> Result<Staged, HfError> {
-        std::fs::create_dir_all(dir).map_err(|source| HfError::Io {
+        disk::create_dir_all(dir).map_err(|source| HfError::Io {
             file: dir.to_path_buf(),
             action: "be created",
             source,
@@ -33,16 +34,16 @@ impl Staged {
     pub fn write(
         &mut self,
         name: &str,
-        contents: impl FnOnce(&mut BufWriter<File>) -> Result<(), HfError>,
+        contents: impl FnOnce(&mut BufWriter<DiskFile>) -> Result<(), HfError>,
     ) -> Result<(), HfError> {
         let path = self.dir.join(name);
         let temporary = self.dir.join(format!(".{name}.{}.part", std::process::id()));
         self.files.push((temporary.clone(), path.clone()));
         let failed = |source| HfError::Io { file: path.clone(), action: "be written", source };
-        let mut writer = BufWriter::with_capacity(1 << 20, File::create(&temporary).map_err(failed)?);
+        let mut writer = BufWriter::with_capacity(1 << 20, DiskFile::create(&temporary).map_err(failed)?);
         contents(&mut writer)?;
         let file = writer.into_inner().map_err(|error| failed(error.into_error()))?;
-        file.sync_all().map_err(failed)
+        file.sync_contents().map_err(failed)
     }
 
     /// Writes a file from bytes at hand.
@@ -60,17 +61,12 @@ impl Staged {
             move |source| HfError::Io { file, action, source }
         };
         for (temporary, path) in std::mem::take(&mut self.files) {
-            std::fs::rename(&temporary, &path).map_err(failed(&path, "be renamed into place"))?;
+            disk::rename(&temporary, &path).map_err(failed(&path, "be renamed into place"))?;
         }
         for path in stale {
-            match std::fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(failed(path, "be removed")(error));
-                }
-                _ => {}
-            }
+            disk::remove(path).map_err(failed(path, "be removed"))?;
         }
-        sync_dir(&self.dir).map_err(failed(&self.dir, "be synced"))
+        disk::sync_dir(&self.dir).map_err(failed(&self.dir, "be synced"))
     }
 }
 
@@ -87,17 +83,7 @@ impl Drop for Staged {
     fn drop(&mut self) {
         for (temporary, _) in &self.files {
             // Nothing to report to: the attempt already failed with the error that matters.
-            let _ = std::fs::remove_file(temporary);
+            let _ = disk::remove(temporary);
         }
     }
-}
-
-#[cfg(unix)]
-fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
-}
-
-#[cfg(not(unix))]
-fn sync_dir(_dir: &Path) -> io::Result<()> {
-    Ok(())
 }

@@ -1,7 +1,8 @@
 //! Names and shapes of the leaves, and which tensors of a Hugging Face directory each is made of.
 
-use super::{DenseMlp, LayerParams, MlpParams, ParamInfo, ParamKind, Params};
+use super::{Adapter, DenseMlp, LayerAdapters, LayerParams, MlpParams, ParamInfo, ParamKind, Params};
 use crate::config::ModelConfig;
+use crate::lora::{Lora, Module};
 
 /// A tensor of a Hugging Face directory and the rows of the fused leaf that it fills.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +54,41 @@ pub fn hf_names(config: &ModelConfig, value_head: bool) -> Params<LeafLayout> {
         head: (!config.tie_word_embeddings)
             .then(|| whole(ParamKind::Head, "head", "lm_head.weight", &[v, d])),
         value_head: value_head.then(|| whole(ParamKind::ValueHead, "value_head", "score.weight", &[1, d])),
+        adapters: Vec::new(),
+    }
+}
+
+/// The adapters of a model with the tensors of a PEFT directory that make up each.
+pub fn adapter_names(config: &ModelConfig, lora: &Lora) -> Vec<LayerAdapters<LeafLayout>> {
+    (0..config.num_layers).map(|index| layer_adapters(config, lora, index)).collect()
+}
+
+fn layer_adapters(config: &ModelConfig, lora: &Lora, index: usize) -> LayerAdapters<LeafLayout> {
+    let adapter = |of: ParamKind, name: &str| {
+        let (modules, inputs) = Module::of_leaf(config, of);
+        let modules: Vec<_> = modules.into_iter().filter(|(module, _)| lora.targets.has(*module)).collect();
+        let part = |module: Module, matrix: &str| {
+            let (parent, module) = (module.parent(), module.name());
+            format!("base_model.model.model.layers.{index}.{parent}.{module}.lora_{matrix}.weight")
+        };
+        let (a, b): (Vec<[usize; 2]>, Vec<[usize; 2]>) =
+            modules.iter().map(|&(_, outputs)| ([lora.rank, inputs], [outputs, lora.rank])).unzip();
+        let stacked = |kind, matrix: &str, shapes: &[[usize; 2]]| {
+            let parts: Vec<(String, &[usize])> = modules
+                .iter()
+                .zip(shapes)
+                .map(|((module, _), shape)| (part(*module, matrix), shape.as_slice()))
+                .collect();
+            leaf(kind, Some(index), format!("layers.{index}.{name}.lora_{matrix}"), &parts)
+        };
+        (!modules.is_empty())
+            .then(|| Adapter { a: stacked(ParamKind::LoraA, "A", &a), b: stacked(ParamKind::LoraB, "B", &b) })
+    };
+    LayerAdapters {
+        qkv: adapter(ParamKind::Qkv, "qkv"),
+        o: adapter(ParamKind::AttnOut, "o"),
+        gate_up: adapter(ParamKind::GateUp, "gate_up"),
+        down: adapter(ParamKind::Down, "down"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Structs of leaves: one list of fields makes the struct and its walks.
 //!
-//! A field is a `leaf(T)`, an `optional(Option<T>)` leaf, an `mlp(..)` or the `layers(..)`.
+//! A field is a `leaf(T)`, an `optional(Option<T>)` leaf, an `mlp(..)`, an optional tree `adapter(..)`, or trees
+//! in a row: the `layers(..)`, their `adapters(..)`.
 
 /// Declares a tree and its walks: `map_leaves` (consuming, stops at the first error), `as_ref`, `as_mut` and
 /// `layout`.
@@ -50,8 +51,14 @@ macro_rules! map_field {
     (mlp, $value:expr, $f:ident) => {
         $value.try_map($f)?
     };
+    (adapter, $value:expr, $f:ident) => {
+        $value.map(|adapter| adapter.map_leaves($f)).transpose()?
+    };
     (layers, $value:expr, $f:ident) => {
         $value.into_iter().map(|layer| layer.map_leaves($f)).collect::<Result<_, E>>()?
+    };
+    (adapters, $value:expr, $f:ident) => {
+        $crate::params::tree::map_field!(layers, $value, $f)
     };
 }
 
@@ -65,8 +72,14 @@ macro_rules! borrow_field {
     (mlp, $value:expr) => {
         $value.as_ref()
     };
+    (adapter, $value:expr) => {
+        $value.as_ref().map(Adapter::as_ref)
+    };
     (layers, $value:expr) => {
         $value.iter().map(LayerParams::as_ref).collect()
+    };
+    (adapters, $value:expr) => {
+        $value.iter().map(LayerAdapters::as_ref).collect()
     };
 }
 
@@ -80,8 +93,14 @@ macro_rules! borrow_field_mut {
     (mlp, $value:expr) => {
         $value.as_mut()
     };
+    (adapter, $value:expr) => {
+        $value.as_mut().map(Adapter::as_mut)
+    };
     (layers, $value:expr) => {
         $value.iter_mut().map(LayerParams::as_mut).collect()
+    };
+    (adapters, $value:expr) => {
+        $value.iter_mut().map(LayerAdapters::as_mut).collect()
     };
 }
 
@@ -97,7 +116,16 @@ macro_rules! field_layout {
     (mlp, $field:ident, $value:expr, $to:ident) => {
         $value.layout($to)
     };
+    (adapter, $field:ident, $value:expr, $to:ident) => {
+        if let Some(adapter) = &$value {
+            $to.push(stringify!($field));
+            adapter.layout($to);
+        }
+    };
     (layers, $field:ident, $value:expr, $to:ident) => {
+        $value.iter().for_each(|layer| layer.layout($to))
+    };
+    (adapters, $field:ident, $value:expr, $to:ident) => {
         $value.iter().for_each(|layer| layer.layout($to))
     };
 }

@@ -3,6 +3,7 @@
     python make_goldens.py            # rewrites every case
     python make_goldens.py qwen3      # rewrites one
     python make_goldens.py softer     # rewrites what the softer models of all cases give
+    python make_goldens.py lora       # rewrites the adapters beside cases (needs peft)
 
 Each case is a tiny random model saved by transformers itself, and beside it what
 transformers and autograd compute with it in float32 on one CPU thread: the numbers
@@ -296,7 +297,11 @@ def score(model, sequences, g, e, temperature):
 
 
 def gradients(model):
-    return {name: p.grad.detach().clone().contiguous() for name, p in model.named_parameters()}
+    """Those of all parameters that are trained; of adapters under the names that PEFT saves them with."""
+    return {
+        name.replace(".default", ""): p.grad.detach().clone().contiguous()
+        for name, p in model.named_parameters() if p.requires_grad
+    }
 
 
 def gradient_noise(single, double):
@@ -405,6 +410,38 @@ def make_softer(case):
     scorings = [replace(s, suffix="_softer" + s.suffix) for s in case.scorings]
     golden = [run_scoring(case, s, model, twin, sequences, folder) for s in scorings]
     write_json(folder / "softer.json", {"case": case.name, "ids": sequences, "scorings": golden})
+
+
+# ---------------------------------------------------------------- adapters
+
+
+# Adapters beside a case: rank, alpha, rsLoRA and the modules, PEFT's words.
+ADAPTERS = {
+    "qwen2": dict(r=3, lora_alpha=5, use_rslora=True, target_modules="all-linear"),
+    "qwen3": dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"]),
+    "llama3": dict(r=8, lora_alpha=8, target_modules=["k_proj", "o_proj"]),
+}
+
+
+def make_lora(case):
+    """The case's scorings with random adapters of PEFT beside its frozen weights: gradients of A and B alone."""
+    from peft import LoraConfig, get_peft_model
+
+    folder = HERE / case.name / "lora"
+    shutil.rmtree(folder, ignore_errors=True)
+    base = random_model(case)
+    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **ADAPTERS[case.name])).eval()
+    draw = torch.Generator().manual_seed(5100 + case.seed)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        for parameter in trained.values():
+            parameter.copy_(0.7 * torch.randn(parameter.shape, generator=draw) * parameter.shape[1] ** -0.5)
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
+    twin = copy.deepcopy(model).double()
+    sequences = draw_sequences(case)
+    golden = [run_scoring(case, s, model, twin, sequences, folder) for s in case.scorings]
+    write_json(folder / "golden.json", {"case": case.name, "ids": sequences, "scorings": golden})
 
 
 # ---------------------------------------------------------------- training
@@ -531,7 +568,7 @@ def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     wanted = sys.argv[1:]
-    known = [case.name for case in cases()] + ["softer", "adamw"]
+    known = [case.name for case in cases()] + ["softer", "lora", "adamw"]
     for name in wanted:
         if name not in known:
             sys.exit(f"no case {name!r}; there are {', '.join(known)}")
@@ -540,6 +577,8 @@ def main():
             make_case(case)
         elif "softer" in wanted and not case.critic:
             make_softer(case)
+        if case.name in ADAPTERS and (not wanted or case.name in wanted or "lora" in wanted):
+            make_lora(case)
     if not wanted or "adamw" in wanted:
         make_adamw()
     size = sum(f.stat().st_size for f in HERE.rglob("*") if f.is_file())

@@ -1,11 +1,9 @@
 //! Model directories: the round trip in every format, and every kind of damage named.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{TempDir, small};
+use crate::common::{TempDir, small};
 use qurl_model::hf::{SaveOptions, load, save};
 use qurl_model::params::init;
 use qurl_model::rng::CounterRng;

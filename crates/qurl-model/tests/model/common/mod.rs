@@ -1,5 +1,4 @@
 //! Shared by the integration tests: temporary directories, small models, Python where it is given.
-#![allow(dead_code, reason = "every test file uses its own part")]
 
 pub mod golden;
 

@@ -7,9 +7,7 @@
 //! against the CPU in the same format, tighter: there only the order of sums differs. Says so and passes
 //! where there is no device.
 
-mod common;
-
-use common::golden::*;
+use crate::common::golden::*;
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::types::HeadGradient;
 use qurl_kernels::{Cpu, Cuda, Device, Format, Queue};
@@ -38,7 +36,7 @@ fn compute<D: Device>(device: &Arc<D>, case: &Case, scoring: &Scoring, format: F
     let dentropy = flatten(&scoring.sequences, |s| s.e.clone());
     let mut gradients = zeros_like(&**device, &case.params);
     let gradient = HeadGradient { dlogp: &dlogp, dentropy: &dentropy };
-    tape.backward(queue, &net, forward, gradient, &mut gradients);
+    tape.backward(queue, &net, forward, gradient, &mut gradients).expect("backward");
     Computed { logp, gradients: gradients.as_ref().map(|g| queue.read(g, D::len(g)).expect("memory")) }
 }
 
@@ -171,7 +169,7 @@ fn hold_softer<D: Device>(device: &Arc<D>, worst_tensor: f64) {
 /// the mean.
 #[test]
 fn bf16_of_a_real_model() {
-    let Some(dir) = common::shared_data("models/stories260K-hf") else { return };
+    let Some(dir) = crate::common::shared_data("models/stories260K-hf") else { return };
     let text = std::fs::read_to_string(dir.join("reference.json")).expect("reference.json");
     let reference: Reference = serde_json::from_str(&text).expect("reference.json");
     let case = Case::without_golden(&dir, vec![reference.ids]);

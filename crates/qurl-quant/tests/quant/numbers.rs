@@ -7,7 +7,7 @@ use qurl_quant::codes::Magnitudes;
 use qurl_quant::{budget, reference};
 
 /// `tests/python/fp8.py` made this with PyTorch: the float8_e4m3fn code of every bf16 number.
-static GOLDEN: &[u8; 65_536] = include_bytes!("goldens/float8_e4m3fn.bin");
+static GOLDEN: &[u8; 65_536] = include_bytes!("../goldens/float8_e4m3fn.bin");
 
 #[test]
 fn e4m3_is_that_of_pytorch_on_every_bf16() {

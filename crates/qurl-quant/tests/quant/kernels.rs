@@ -293,7 +293,7 @@ impl Ops {
         output: Output,
         out: &mut Tensor,
     ) {
-        self.queue().linear(Linear { x, rows, norm: None, w, bias, output, out });
+        self.queue().linear(Linear { adapter: None, x, rows, norm: None, w, bias, output, out });
     }
 
     fn head(

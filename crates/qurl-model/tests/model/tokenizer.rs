@@ -1,10 +1,8 @@
 //! Tokenizers: characters, byte-level BPE against published ids, streaming, agreement with transformers.
 
-mod common;
-
 use std::fs;
 
-use common::{TempDir, python, shared_data, small};
+use crate::common::{TempDir, python, shared_data, small};
 use qurl_model::tokenizer::{AddedToken, BytePattern, CharacterSpecials, StreamDecoder};
 use qurl_model::{Family, Tokenizer, TokenizerError};
 use serde_json::{Value, json};
@@ -248,4 +246,181 @@ fn streaming_never_shows_half_a_character() {
     let mut cut = StreamDecoder::new(false);
     assert_eq!(cut.push(&tokenizer, 3).unwrap(), "");
     assert_eq!(cut.finish(&tokenizer).unwrap(), "\u{FFFD}");
+}
+
+/// Tokenizers with every kind of part, to be mutated.
+fn every_part() -> Vec<Value> {
+    let added = |id: u64, content: &str| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": true, "rstrip": true,
+               "normalized": true, "special": true})
+    };
+    let whole = |model: Value, normalizer: Value, pre: Value, post: Value, decoder: Value| {
+        json!({"version": "1.0", "added_tokens": [added(0, "<s>"), added(4, "</s>")],
+               "truncation": {"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0},
+               "padding": {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": null,
+                           "pad_id": 0, "pad_type_id": 0, "pad_token": "<s>"},
+               "normalizer": normalizer, "pre_tokenizer": pre, "post_processor": post, "decoder": decoder,
+               "model": model})
+    };
+    let vocab = json!({"<s>": 0, "a": 1, "b": 2, "ab": 3, "</s>": 4});
+    let sequence = |kind: &str, parts: Value| json!({"type": "Sequence", kind: parts});
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "a"});
+    let special = json!({"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}});
+    let template = json!({"type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": special});
+    let metaspace =
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let bytes =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    vec![
+        whole(
+            json!({"type": "BPE", "dropout": null, "unk_token": "<s>", "continuing_subword_prefix": "",
+                   "end_of_word_suffix": "", "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+                   "vocab": vocab, "merges": [["a", "b"]]}),
+            sequence("normalizers", json!([{"type": "NFC"}, {"type": "Prepend", "prepend": "a"}, replace])),
+            sequence(
+                "pretokenizers",
+                json!([bytes, {"type": "Digits", "individual_digits": true},
+                {"type": "Split", "pattern": {"Regex": "a|b"}, "behavior": "Isolated", "invert": false}]),
+            ),
+            template,
+            sequence(
+                "decoders",
+                json!([replace, {"type": "ByteFallback"}, {"type": "Fuse"},
+                {"type": "Strip", "content": "a", "start": 1, "stop": 0}]),
+            ),
+        ),
+        whole(
+            json!({"type": "Unigram", "unk_id": 0, "byte_fallback": false,
+                   "vocab": [["<s>", 0.0], ["a", -1.0], ["b", -2.0], ["ab", -3.0], ["</s>", 0.0]]}),
+            sequence(
+                "normalizers",
+                json!([{"type": "Precompiled", "precompiled_charsmap": "ALQCAACEAAA="},
+                {"type": "Strip", "strip_left": true, "strip_right": true}]),
+            ),
+            metaspace.clone(),
+            json!({"type": "RobertaProcessing", "sep": ["</s>", 4], "cls": ["<s>", 0], "trim_offsets": true,
+                   "add_prefix_space": true}),
+            metaspace,
+        ),
+        whole(
+            json!({"type": "WordPiece", "unk_token": "<s>", "continuing_subword_prefix": "#",
+                   "max_input_chars_per_word": 9, "vocab": vocab}),
+            json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+                   "strip_accents": null, "lowercase": true}),
+            sequence(
+                "pretokenizers",
+                json!([{"type": "BertPreTokenizer"}, {"type": "FixedLength", "length": 2},
+                {"type": "Punctuation", "behavior": "Isolated"}, {"type": "CharDelimiterSplit", "delimiter": "-"}]),
+            ),
+            json!({"type": "BertProcessing", "sep": ["</s>", 4], "cls": ["<s>", 0]}),
+            json!({"type": "WordPiece", "prefix": "#", "cleanup": true}),
+        ),
+        whole(
+            json!({"type": "WordLevel", "unk_token": "<s>", "vocab": vocab}),
+            Value::Null,
+            json!({"type": "Whitespace"}),
+            bytes.clone(),
+            json!({"type": "CTC", "pad_token": "<s>", "word_delimiter_token": "|", "cleanup": true}),
+        ),
+    ]
+}
+
+/// All values of a JSON tree, one after the other, replaced or removed.
+fn each_mutation(whole: &Value, mut take: impl FnMut(Value)) {
+    fn places(value: &Value, path: &str, found: &mut Vec<String>) {
+        found.push(path.to_string());
+        match value {
+            Value::Array(items) => {
+                items.iter().enumerate().for_each(|(i, item)| places(item, &format!("{path}/{i}"), found));
+            }
+            Value::Object(map) => {
+                map.iter().for_each(|(key, item)| {
+                    places(item, &format!("{path}/{}", key.replace('/', "~1")), found)
+                });
+            }
+            _ => {}
+        }
+    }
+    let mut found = Vec::new();
+    places(whole, "", &mut found);
+    let others = [
+        json!(null),
+        json!(""),
+        json!("é▁#"),
+        json!(0),
+        json!(7),
+        json!(-1),
+        json!(4_294_967_295_u64),
+        json!(1e300),
+        json!(true),
+        json!([]),
+        json!(["a"]),
+        json!({}),
+        json!({"type": "Sequence"}),
+        json!("(?<=(a|b)*)(a*)*$"),
+    ];
+    for path in &found {
+        for other in &others {
+            let mut mutated = whole.clone();
+            *mutated.pointer_mut(path).unwrap() = other.clone();
+            take(mutated);
+        }
+        if let Some((parent, key)) = path.rsplit_once('/') {
+            let mut mutated = whole.clone();
+            match mutated.pointer_mut(parent).unwrap() {
+                Value::Object(map) => drop(map.shift_remove(&key.replace("~1", "/"))),
+                Value::Array(items) => drop(items.remove(key.parse().unwrap())),
+                _ => {}
+            }
+            take(mutated);
+        }
+    }
+}
+
+/// The crate that reads tokenizers panics on some of these files, while reading or on a text: here that is an
+/// error with the file's name.
+#[test]
+fn a_hostile_tokenizer_is_an_error() {
+    let (mut tried, mut usable, mut caught) = (0, 0, std::collections::BTreeSet::new());
+    for whole in every_part() {
+        each_mutation(&whole, |json| {
+            tried += 1;
+            let files = vec![("tokenizer.json".to_string(), json.to_string().into_bytes())];
+            let mut note = |text: String| {
+                assert!(text.contains("tokenizer.json") || text.contains("cannot"), "{text}");
+                if let Some((_, panic)) = text.split_once("fail") {
+                    caught.insert(panic.to_string());
+                }
+            };
+            match Tokenizer::from_files(files, "dir") {
+                Err(error) => note(error.to_string()),
+                Ok(tokenizer) => {
+                    usable += 1;
+                    for text in ["ab <s> a-b 12 é", ""] {
+                        match tokenizer.encode(text, true) {
+                            Err(error) => note(error.to_string()),
+                            Ok(ids) => drop(tokenizer.decode(&ids, false).map_err(|e| note(e.to_string()))),
+                        }
+                    }
+                    drop(tokenizer.decode(&[0, 1, 2, 3, 4, 77], true).map_err(|e| note(e.to_string())));
+                }
+            }
+        });
+    }
+    println!("{tried} files, {usable} usable, {} ways to panic: {caught:#?}", caught.len());
+    assert!(tried > 2000 && usable > 100 && caught.len() >= 5);
+}
+
+#[test]
+fn a_tokenizer_that_multiplies_texts_is_refused() {
+    let content = "x".repeat(2000);
+    let replace = json!({"type": "Replace", "pattern": {"Regex": "."}, "content": content});
+    let mut json = every_part().remove(3);
+    json["normalizer"] = json!({"type": "Sequence", "normalizers": [replace, replace]});
+    let files = vec![("tokenizer.json".to_string(), json.to_string().into_bytes())];
+    let error = Tokenizer::from_files(files, "dir").unwrap_err().to_string();
+    assert!(error.contains("dir/tokenizer.json") && error.contains("times as long"), "{error}");
 }

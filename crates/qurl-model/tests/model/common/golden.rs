@@ -1,10 +1,10 @@
 //! The golden models of transformers (see `goldens/README.md`): loading, and what every comparison with them
 //! needs.
-#![allow(dead_code, reason = "every test file uses its own part")]
 
 use qurl_kernels::{Device, Queue};
 use qurl_model::compute::TapeOptions;
-use qurl_model::params::{Params, hf_names};
+use qurl_model::hf::peft::{self, LoadedAdapter};
+use qurl_model::params::{LeafLayout, Params, hf_names};
 use qurl_model::{ModelConfig, hf};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -92,6 +92,17 @@ pub fn load_softer(case: &str) -> Case {
     Case { params: case.params.as_ref().map(|weights| weights.iter().map(soften).collect()), ..case }
 }
 
+/// Models with adapters of PEFT beside them.
+pub const ADAPTED: [&str; 3] = ["qwen2", "qwen3", "llama3"];
+
+/// A model with the adapter beside it, and what PEFT computes with both.
+pub fn load_adapted(case: &str) -> (Case, LoadedAdapter) {
+    let case = load_with(case, "lora/golden.json");
+    let dir = case.dir.join("lora");
+    let adapter = peft::load(&dir, &case.config).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+    (Case { dir, ..case }, adapter)
+}
+
 fn load_with(case: &str, file: &str) -> Case {
     let dir = dir(case);
     let golden = serde_json::from_str(&std::fs::read_to_string(dir.join(file)).expect(file)).expect(case);
@@ -109,9 +120,14 @@ pub fn zeros_like<D: Device>(device: &D, params: &Params<Vec<f32>>) -> Params<D:
 
 /// The golden gradients in the layout of our fused leaves.
 pub fn golden_gradients(case: &Case, file: &str) -> Params<Vec<f32>> {
+    gradients_of(case, file, hf_names(&case.config, case.params.value_head.is_some()))
+}
+
+/// The golden gradients of these leaves.
+pub fn gradients_of(case: &Case, file: &str, leaves: Params<LeafLayout>) -> Params<Vec<f32>> {
     let bytes = std::fs::read(case.dir.join(file)).expect("gradients");
     let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
-    hf_names(&case.config, case.params.value_head.is_some()).map(|leaf| {
+    leaves.map(|leaf| {
         let values = leaf.tensors.iter().flat_map(|part| {
             let tensor = tensors.tensor(&part.name).unwrap_or_else(|e| panic!("{}: {e}", part.name));
             let (words, _) = tensor.data().as_chunks::<4>();

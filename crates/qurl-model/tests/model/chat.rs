@@ -1,10 +1,8 @@
 //! Chat templates in the styles of published models (written for these tests), and their errors.
 
-mod common;
-
 use std::fs;
 
-use common::{TempDir, python};
+use crate::common::{TempDir, python};
 use qurl_model::tokenizer::CharacterSpecials;
 use qurl_model::{ChatError, ChatTemplate, Message, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -288,4 +286,52 @@ fn transformers_renders_the_same() {
             assert_eq!(Some(ours.as_str()), theirs.as_str(), "{name}");
         }
     }
+}
+
+/// Templates that would take all time, stack or memory are errors that name the file.
+#[test]
+fn what_a_template_uses_up_is_bounded() {
+    let message = |source: &str| match ChatTemplate::new(source, "hostile.jinja") {
+        Ok(template) => template.render(&[Message::new("user", "hi")], true).expect_err(source).to_string(),
+        Err(error) => error.to_string(),
+    };
+    let deep = "{% set ns = namespace(x=[]) %}{% for i in range(50000) %}{% set ns.x = [ns.x] %}{% endfor %}";
+    let range = "{% for i in range(100000) %}";
+    let end = "{% endfor %}";
+    for (source, expected) in [
+        (format!("{range}{range}{range}{end}{end}{end}"), "fuel"),
+        (format!("{{{{ 1{} }}}}", "+1".repeat(200_000)), "bytes, expected at most"),
+        (format!("{{{{ {}1{} }}}}", "(".repeat(8000), ")".repeat(8000)), "recursion"),
+        (format!("{}{}", "{% if a %}".repeat(9000), "{% endif %}".repeat(9000)), "recursion"),
+        (
+            format!(
+                "{deep}{{{{ ns.x == ns.x }}}}{{{{ ns.x | string | length }}}}{{{{ raise_exception('ok') }}}}"
+            ),
+            "ok",
+        ),
+        (format!("{deep}{{% set text = ns.x | tojson %}}{{{{ raise_exception('ok') }}}}"), "ok"),
+        ("{{ messages | tojson(indent=10**12) }}".to_string(), "an indent of 1000000000000"),
+        ("{{ 'a' | indent(10**12, true) }}".to_string(), "indent: 1000000000000 is above"),
+        ("{{ 'a' | indent(width=10**12, first=true) }}".to_string(), "indent: 1000000000000 is above"),
+        ("{{ '%9999999999d' | format(1) }}".to_string(), "a width of 9999999999 is above"),
+        ("{{ '{:>9999999999}'.format(1) }}".to_string(), "a width of 9999999999 is above"),
+        ("{{ '%*d' | format(10**10, 1) }}".to_string(), "format: 10000000000 is above"),
+        ("{{ [1] | batch(10**12, 0) }}".to_string(), "batch: 1000000000000 is above"),
+        ("{{ [1] | slice(10**12) }}".to_string(), "slice: 1000000000000 is above"),
+        ("{{ ('a' * 99999) | replace('', 'b' * 99999) }}".to_string(), "could have more than"),
+        ("{{ ('a' * 99999).replace('', 'b' * 99999) }}".to_string(), "could have more than"),
+        ("{{ 'a' * 10**12 }}".to_string(), "too large"),
+        (format!("{range}{{{{ 'a' * 99999 }}}}{end}"), "a text of more than"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}".to_string(), "recursion"),
+        ("a".repeat(300 << 10), "307200 bytes, expected at most 262144"),
+    ] {
+        let text = message(&source);
+        let start = source.chars().take(60).collect::<String>();
+        assert!(text.contains("hostile.jinja") && text.contains(expected), "{start}: {text}");
+    }
+    // As many branches as fit are compiled on the stack that is there.
+    let branches = format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}x".repeat(20_000));
+    let _ = ChatTemplate::new(&branches, "long.jinja").map(|template| template.render(&[], true));
+    let sum = format!("{{{{ 1{} }}}}", "+1".repeat(8_000));
+    assert_eq!(ChatTemplate::new(&sum, "sum").unwrap().render(&[], true).unwrap(), "8001");
 }
