@@ -52,6 +52,7 @@
 //! Three policies appear: `behav` sampled the tokens (the quantized old actor), `prox` is the full-precision
 //! old actor, `theta` is the actor being updated. `docs/math.md` maps the equations of the paper to
 //! functions.
+#![forbid(unsafe_code)]
 
 pub mod advantage;
 pub mod aggregate;

@@ -19,6 +19,7 @@
 //! assert!(equivalent(r"\sqrt{8}", r"2\sqrt{2}"));
 //! assert!(!equivalent("(x+1)^2", "x^2+1"));
 //! ```
+#![forbid(unsafe_code)]
 
 pub mod data;
 pub mod external;

@@ -49,6 +49,21 @@ pub enum Correction {
         #[serde(default = "default_geo_high")]
         high: f64,
     },
+    /// Weight ρ where the token's probabilities p = π_prox and q = π_behav diverge by at most φ, D(p‖q) ≤ φ
+    /// and D(q‖p) ≤ φ with the KL divergence D of "this token or another", and 0 elsewhere; a token that is
+    /// dropped still counts in the mean (KPop).
+    Kpop {
+        /// The largest divergence that is kept.
+        #[serde(default = "default_phi")]
+        phi: f64,
+    },
+    /// Weight Π ρ over the whole response where it is at most C; other responses weigh 0 and still count in
+    /// the mean.
+    SequenceMis {
+        /// The largest weight C that is kept.
+        #[serde(default = "default_truncation")]
+        c: f64,
+    },
 }
 
 impl Default for Correction {
@@ -74,17 +89,24 @@ pub(super) fn default_geo_high() -> f64 {
     1.001
 }
 
+pub(super) fn default_phi() -> f64 {
+    0.1
+}
+
 impl Correction {
     /// Checks the settings.
     pub fn check(&self) -> Result<(), RlError> {
         match *self {
             Self::None {} | Self::TokenIs {} => Ok(()),
-            Self::TokenTis { c } | Self::SequenceTis { c } => {
+            Self::TokenTis { c } | Self::SequenceTis { c } | Self::SequenceMis { c } => {
                 setting(c > 0.0 && c.is_finite(), "c", c, "a finite number above 0")
             }
             Self::Icepop { low, high } | Self::GeoMask { low, high } => {
                 setting(low >= 0.0 && low <= high, "low", low, "a number from 0 to `high`")?;
                 setting(high.is_finite(), "high", high, "a finite number")
+            }
+            Self::Kpop { phi } => {
+                setting(phi >= 0.0 && phi.is_finite(), "phi", phi, "a finite number not below 0")
             }
         }
     }
@@ -92,8 +114,12 @@ impl Correction {
     /// Whether a token's weight depends on other tokens of its sequence.
     pub(super) fn looks_at_sequences(&self) -> bool {
         match self {
-            Self::SequenceTis { .. } | Self::GeoMask { .. } => true,
-            Self::None {} | Self::TokenIs {} | Self::TokenTis { .. } | Self::Icepop { .. } => false,
+            Self::SequenceTis { .. } | Self::SequenceMis { .. } | Self::GeoMask { .. } => true,
+            Self::None {}
+            | Self::TokenIs {}
+            | Self::TokenTis { .. }
+            | Self::Icepop { .. }
+            | Self::Kpop { .. } => false,
         }
     }
 
@@ -130,10 +156,30 @@ impl Correction {
                 Self::GeoMask { low, high } => {
                     keep_inside(ratio(sums[s] / counts[s].max(1) as f64), low, high, 1.0)
                 }
+                Self::Kpop { phi } => {
+                    let (p, q) = (prox[t].into(), behav[t].into());
+                    let kept = binary_kl(p, q) <= phi && binary_kl(q, p) <= phi;
+                    if kept { ratio(log_rho[t]) } else { 0.0 }
+                }
+                Self::SequenceMis { c } => {
+                    let product = ratio(sums[s]);
+                    keep_inside(product, 0.0, c, product)
+                }
             }
         };
         Ok((0..mask.len()).map(|t| if mask[t] { weight(t) } else { 0.0 }).collect())
     }
+}
+
+/// Probabilities are kept this far from 0 and 1 where divergences are computed.
+const PROBABILITY_MARGIN: f64 = 1e-6;
+
+/// KL divergence of "this token or another" of two policies, given its log-probs: a ln(a/b) + (1−a)
+/// ln((1−a)/(1−b)).
+pub(super) fn binary_kl(log_a: f64, log_b: f64) -> f64 {
+    let probability = |log: f64| log.exp().clamp(PROBABILITY_MARGIN, 1.0 - PROBABILITY_MARGIN);
+    let (a, b) = (probability(log_a), probability(log_b));
+    a * (a / b).ln() + (1.0 - a) * ((1.0 - a) / (1.0 - b)).ln()
 }
 
 /// Sum over the unmasked tokens of every sequence, and their number. The slices have been found equally long.
@@ -179,6 +225,13 @@ mod tests {
         // geometric means e^0.25 and e^0.2
         close(weights(Correction::GeoMask { low: 0.8, high: 1.25 }), [0.0, 0.0, 0.0, 1.0]);
         close(weights(Correction::GeoMask { low: 0.8, high: 1.3 }), [1.0, 0.0, 1.0, 1.0]);
+        // products e^0.5 and e^0.2
+        close(weights(Correction::SequenceMis { c: 1.5 }), [0.0, 0.0, 0.0, e(0.2)]);
+        close(weights(Correction::SequenceMis { c: 2.0 }), [e(0.5), 0.0, e(0.5), e(0.2)]);
+        // The first token: D(e^-1‖e^-2) = 0.170, D(e^-2‖e^-1) = 0.136.
+        close(weights(Correction::Kpop { phi: 0.15 }), [0.0, 0.0, e(-0.5), e(0.2)]);
+        close(weights(Correction::Kpop { phi: 0.175 }), [e(1.0), 0.0, e(-0.5), e(0.2)]);
+        assert!((binary_kl(-1.0, -2.0) - 0.1698).abs() < 1e-4 && binary_kl(-1e4, -1e4) == 0.0);
     }
 
     #[test]
@@ -190,6 +243,8 @@ mod tests {
             Correction::SequenceTis { c: 2.0 },
             Correction::Icepop { low: 0.5, high: 5.0 },
             Correction::GeoMask { low: 0.999, high: 1.001 },
+            Correction::Kpop { phi: 0.1 },
+            Correction::SequenceMis { c: 2.0 },
         ] {
             let w = c.weights(&PROX, &PROX, &[true; 4], &SEQ).unwrap();
             assert_eq!(w, [1.0; 4], "{c:?}");

@@ -1,19 +1,23 @@
 //! Objectives: what a batch of sampled tokens says the policy should change.
 //!
-//! All of them are one per-token function with different parameters. Five things vary:
+//! All of them are one per-token function with different parameters. Six things vary:
 //! 1. the **ratio** that is clipped: π_θ/π_prox, π_θ/π_behav, or the geometric mean of a whole sequence;
 //! 2. the **bounds** of the clip, which ACR widens for tokens whose behaviour probability was truncated;
-//! 3. the **surrogate**: PPO's pessimistic minimum, or CISPO's weighted log-likelihood;
+//! 3. the **surrogate**: PPO's pessimistic minimum, CISPO's weighted log-likelihood, or the ratio itself,
+//!    for DPPO of tokens near the policy that sampled them;
 //! 4. the **dual clip**, an optional cap for bad tokens that became much likelier;
-//! 5. the **correction** for having sampled from `behav`, a constant weight on the clipped result.
+//! 5. the **correction** for having sampled from `behav`, a constant weight on the clipped result;
+//! 6. the **selection** of tokens by where θ is now: those that are dropped stay in the denominator.
 //!
-//! [`Objective`] (in [`recipe`]) is what a user names; it is resolved into these five parameters, and
+//! [`Objective`] (in [`recipe`]) is what a user names; it is resolved into these six parameters, and
 //! [`Objective::evaluate`] returns the loss, its derivative by the log-prob of every token, and the facts
 //! worth logging.
 
 pub mod correction;
 pub mod facts;
 pub mod recipe;
+mod selection;
+pub mod settings;
 pub mod surrogate;
 
 pub use correction::Correction;
@@ -22,7 +26,7 @@ pub use recipe::{Clip, Objective};
 
 use crate::error::{RlError, same_length};
 use crate::{LossAggMode, ratio};
-use surrogate::{Bounds, TokenLoss};
+use surrogate::{Bounds, Surrogate, TokenLoss};
 
 /// The tokens of a micro-batch. It must hold whole sequences where ratio or correction belong to sequences.
 #[derive(Debug, Clone, Copy)]
@@ -67,11 +71,13 @@ enum Ratio {
 #[derive(Debug, Clone, Copy)]
 struct Resolved {
     ratio: Ratio,
-    cispo: bool,
+    surrogate: Surrogate,
     clip: Clip,
     correction: Correction,
     /// ACR: the truncation C beyond which the upper bound grows with ρ.
     widen_beyond: Option<f64>,
+    /// M2PO: the largest second moment of the log-ratio.
+    second_moment: Option<f64>,
 }
 
 impl Resolved {
@@ -86,11 +92,18 @@ impl Resolved {
         }
     }
 
-    fn token(&self, theta: f64, log_ratio: f64, adv: f64, bounds: &Bounds) -> TokenLoss {
-        match (self.cispo, self.ratio) {
-            (true, _) => surrogate::cispo(theta, log_ratio, adv, bounds),
-            (false, Ratio::Sequence) => surrogate::gspo(log_ratio, adv, bounds),
-            (false, _) => surrogate::ppo(log_ratio, adv, bounds),
+    fn token(&self, (theta, behav): (f64, f64), log_ratio: f64, adv: f64, bounds: &Bounds) -> TokenLoss {
+        match (self.surrogate, self.ratio) {
+            (Surrogate::Cispo, _) => surrogate::cispo(theta, log_ratio, adv, bounds),
+            (Surrogate::Unclipped, _) => surrogate::unclipped(log_ratio, adv),
+            (Surrogate::Dppo { divergence, delta_low, delta_high, ratio_max }, _) => {
+                match surrogate::dppo_drops(theta, behav, adv, divergence, (delta_low, delta_high)) {
+                    None => surrogate::truncated_slope(log_ratio, adv, ratio_max),
+                    side => TokenLoss { loss: 0.0, slope: 0.0, side },
+                }
+            }
+            (Surrogate::Ppo, Ratio::Sequence) => surrogate::gspo(log_ratio, adv, bounds),
+            (Surrogate::Ppo, _) => surrogate::ppo(log_ratio, adv, bounds),
         }
     }
 }
@@ -105,11 +118,25 @@ impl Objective {
         }
     }
 
-    /// Whether the loss of a token depends on other tokens of its sequence, by its ratio or its correction:
-    /// then [`Objective::evaluate`] must see whole sequences. Others may be given in any pieces.
+    /// Whether the loss of a token depends on other tokens of its sequence, by its ratio, its correction or
+    /// the off-policy mask: then [`Objective::evaluate`] must see whole sequences. Others may be given in any
+    /// pieces, but see [`Objective::looks_at_mini_batch`].
     pub fn looks_at_sequences(&self) -> bool {
-        let Resolved { ratio, correction, .. } = self.resolve();
-        ratio == Ratio::Sequence || correction.looks_at_sequences()
+        let Resolved { ratio, correction, clip, .. } = self.resolve();
+        ratio == Ratio::Sequence || correction.looks_at_sequences() || clip.off_policy_mask.is_some()
+    }
+
+    /// Whether the loss of a token depends on all tokens of its mini-batch (`m2po`): then
+    /// [`Objective::evaluate`] must see all of them, or [`Objective::evaluate_kept`] what
+    /// [`Objective::kept`] says of them.
+    pub fn looks_at_mini_batch(&self) -> bool {
+        self.resolve().second_moment.is_some()
+    }
+
+    /// Which tokens of a mini-batch are kept where θ is now (`m2po`, the off-policy mask); nothing where an
+    /// objective drops none for that. What is dropped stays in the denominator.
+    pub fn kept<F: Copy + Into<f64>>(&self, tokens: &Tokens<F>) -> Option<Vec<bool>> {
+        selection::kept(&self.resolve(), tokens)
     }
 
     /// Whether this objective rejects sequences, so that [`Objective::accepted`] needs `prox` before any loss
@@ -145,16 +172,20 @@ impl Objective {
         tokens: &Tokens<F>,
         weight: &[f64],
     ) -> Result<Outcome, RlError> {
-        let n = tokens.theta.len();
-        for (name, len) in [
-            ("prox", tokens.prox.len()),
-            ("behav", tokens.behav.len()),
-            ("adv", tokens.adv.len()),
-            ("mask", tokens.mask.len()),
-            ("seq", tokens.seq.len()),
-            ("weight", weight.len()),
-        ] {
-            same_length(name, len, "theta", n)?;
+        check_lengths(tokens, weight)?;
+        self.evaluate_kept(tokens, weight, self.kept(tokens).as_deref())
+    }
+
+    /// [`Objective::evaluate`] where it is known which tokens are kept.
+    pub fn evaluate_kept<F: Copy + Into<f64>>(
+        &self,
+        tokens: &Tokens<F>,
+        weight: &[f64],
+        kept: Option<&[bool]>,
+    ) -> Result<Outcome, RlError> {
+        let n = check_lengths(tokens, weight)?;
+        if let Some(kept) = kept {
+            same_length("kept", kept.len(), "theta", n)?;
         }
         let resolved = self.resolve();
         let correction = resolved.correction.weights(tokens.behav, tokens.prox, tokens.mask, tokens.seq)?;
@@ -163,14 +194,32 @@ impl Objective {
         for t in (0..n).filter(|&t| tokens.mask[t]) {
             let log_rho = tokens.prox[t].into() - tokens.behav[t].into();
             let bounds = resolved.bounds(log_rho);
-            let token = resolved.token(tokens.theta[t].into(), log_ratios[t], tokens.adv[t].into(), &bounds);
-            let scale = weight[t] * correction[t];
+            let policies = (tokens.theta[t].into(), tokens.behav[t].into());
+            let token = resolved.token(policies, log_ratios[t], tokens.adv[t].into(), &bounds);
+            let correction = if kept.is_none_or(|kept| kept[t]) { correction[t] } else { 0.0 };
+            let scale = weight[t] * correction;
             out.loss += scale * token.loss;
             out.dlogp[t] = scale * token.slope + 0.0; // no negative zeros
-            out.facts.add(log_ratios[t], token.side, correction[t]);
+            out.facts.add(log_ratios[t], token.side, correction);
         }
         Ok(out)
     }
+}
+
+/// The number of tokens, where all slices have as many.
+fn check_lengths<F>(tokens: &Tokens<F>, weight: &[f64]) -> Result<usize, RlError> {
+    let n = tokens.theta.len();
+    for (name, len) in [
+        ("prox", tokens.prox.len()),
+        ("behav", tokens.behav.len()),
+        ("adv", tokens.adv.len()),
+        ("mask", tokens.mask.len()),
+        ("seq", tokens.seq.len()),
+        ("weight", weight.len()),
+    ] {
+        same_length(name, len, "theta", n)?;
+    }
+    Ok(n)
 }
 
 /// The log-ratio of every token; 0 for masked ones.

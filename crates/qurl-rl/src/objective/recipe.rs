@@ -1,10 +1,13 @@
 //! Objectives as recipes name them: a type, its settings, vetted defaults.
 //!
-//! The settings of a type are its own struct, so that an unknown key is an error and every key may be left
-//! out. The five of the paper are `naive`, `quantized-is`, `decoupled`, `tis` and `acr`; the others are what
-//! users know from elsewhere. GSPO and CISPO may be combined with any [`Correction`].
+//! The settings of a type are its own struct ([`settings`](super::settings)), so that an unknown key is an
+//! error and every key may be left out. The five of the paper are `naive`, `quantized-is`, `decoupled`, `tis`
+//! and `acr`; the others are what users know from elsewhere. GSPO, CISPO and the off-policy mask may be
+//! combined with any [`Correction`], and every objective with the off-policy mask.
 
-use super::correction::{self, Correction};
+use super::correction::Correction;
+pub use super::settings::*;
+use super::surrogate::Surrogate;
 use super::{Ratio, Resolved};
 use crate::error::{RlError, setting};
 use schemars::JsonSchema;
@@ -37,6 +40,18 @@ pub enum Objective {
     Gspo(Gspo),
     /// The log-likelihood weighted by advantage and clipped ratio.
     Cispo(Cispo),
+    /// PPO weighted by ρ, without the tokens whose probabilities under the two policies diverge.
+    Kpop(Kpop),
+    /// The ratio to the quantized policy that sampled the tokens, without a clip and without the tokens that
+    /// have moved too far from it in the direction they are pushed.
+    Dppo(Dppo),
+    /// PPO weighted by the importance weight of the whole response, without the responses whose weight is
+    /// above `c`.
+    SequenceMis(Truncated),
+    /// PPO without the tokens of negative advantage in responses that have become unlikely.
+    OffPolicyMask(OffPolicyMask),
+    /// The ratio without a clip and without the tokens that make the second moment of its logarithm large.
+    M2po(M2po),
 }
 
 impl Default for Objective {
@@ -45,153 +60,9 @@ impl Default for Objective {
     }
 }
 
-/// Clip range of the ratio.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Clip {
-    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound
-    /// is 1 minus this.
-    pub clip_ratio_low: f64,
-    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare
-    /// tokens alive (DAPO).
-    pub clip_ratio_high: f64,
-    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not
-    /// set means off.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub clip_ratio_c: Option<f64>,
-}
-
-impl Default for Clip {
-    fn default() -> Self {
-        Self { clip_ratio_low: 0.2, clip_ratio_high: 0.2, clip_ratio_c: None }
-    }
-}
-
-/// Settings of the objectives that truncate a weight.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Truncated {
-    /// The largest weight C.
-    pub c: f64,
-    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound
-    /// is 1 minus this.
-    pub clip_ratio_low: f64,
-    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare
-    /// tokens alive (DAPO).
-    pub clip_ratio_high: f64,
-    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not
-    /// set means off.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub clip_ratio_c: Option<f64>,
-}
-
-impl Default for Truncated {
-    fn default() -> Self {
-        let Clip { clip_ratio_low, clip_ratio_high, clip_ratio_c } = Clip::default();
-        Self { c: correction::default_truncation(), clip_ratio_low, clip_ratio_high, clip_ratio_c }
-    }
-}
-
-/// Settings of `icepop`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Icepop {
-    /// The smallest ρ that is kept.
-    pub low: f64,
-    /// The largest ρ that is kept.
-    pub high: f64,
-    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound
-    /// is 1 minus this.
-    pub clip_ratio_low: f64,
-    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare
-    /// tokens alive (DAPO).
-    pub clip_ratio_high: f64,
-    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not
-    /// set means off.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub clip_ratio_c: Option<f64>,
-}
-
-impl Default for Icepop {
-    fn default() -> Self {
-        let Clip { clip_ratio_low, clip_ratio_high, clip_ratio_c } = Clip::default();
-        let (low, high) = (correction::default_icepop_low(), correction::default_icepop_high());
-        Self { low, high, clip_ratio_low, clip_ratio_high, clip_ratio_c }
-    }
-}
-
-/// Settings of `geo-mask`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct GeoMask {
-    /// The smallest geometric mean of ρ that is kept.
-    pub low: f64,
-    /// The largest geometric mean of ρ that is kept.
-    pub high: f64,
-    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound
-    /// is 1 minus this.
-    pub clip_ratio_low: f64,
-    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare
-    /// tokens alive (DAPO).
-    pub clip_ratio_high: f64,
-    /// Dual clip: the ratio beyond which a token with a negative advantage no longer pushes. 3 is usual; not
-    /// set means off.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub clip_ratio_c: Option<f64>,
-}
-
-impl Default for GeoMask {
-    fn default() -> Self {
-        let Clip { clip_ratio_low, clip_ratio_high, clip_ratio_c } = Clip::default();
-        let (low, high) = (correction::default_geo_low(), correction::default_geo_high());
-        Self { low, high, clip_ratio_low, clip_ratio_high, clip_ratio_c }
-    }
-}
-
-/// Settings of `gspo`. Ratios of whole sequences stay far closer to 1, and so must the bounds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Gspo {
-    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound
-    /// is 1 minus this.
-    pub clip_ratio_low: f64,
-    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare
-    /// tokens alive (DAPO).
-    pub clip_ratio_high: f64,
-    /// How tokens are weighted for having been sampled by the quantized policy.
-    pub correction: Correction,
-}
-
-impl Default for Gspo {
-    fn default() -> Self {
-        Self { clip_ratio_low: 3e-4, clip_ratio_high: 4e-4, correction: Correction::None {} }
-    }
-}
-
-/// Settings of `cispo`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Cispo {
-    /// How far below 1 the ratio of new to old probability may fall before a token stops pushing: the bound
-    /// is 1 minus this.
-    pub clip_ratio_low: f64,
-    /// How far above 1 the ratio may rise: the bound is 1 plus this. More than `clip_ratio_low` keeps rare
-    /// tokens alive (DAPO).
-    pub clip_ratio_high: f64,
-    /// How tokens are weighted for having been sampled by the quantized policy.
-    pub correction: Correction,
-}
-
-impl Default for Cispo {
-    fn default() -> Self {
-        let Clip { clip_ratio_low, clip_ratio_high, .. } = Clip::default();
-        Self { clip_ratio_low, clip_ratio_high, correction: Correction::None {} }
-    }
-}
-
 impl Objective {
     /// Every type a recipe can name.
-    pub const TYPES: [&'static str; 10] = [
+    pub const TYPES: [&'static str; 15] = [
         "naive",
         "quantized-is",
         "decoupled",
@@ -202,48 +73,81 @@ impl Objective {
         "geo-mask",
         "gspo",
         "cispo",
+        "kpop",
+        "dppo",
+        "sequence-mis",
+        "off-policy-mask",
+        "m2po",
     ];
 
     /// The type as a recipe names it.
     pub fn name(&self) -> &'static str {
-        let [naive, quantized_is, decoupled, tis, acr, sequence_tis, icepop, geo, gspo, cispo] = Self::TYPES;
-        match self {
-            Self::Naive(_) => naive,
-            Self::QuantizedIs(_) => quantized_is,
-            Self::Decoupled(_) => decoupled,
-            Self::Tis(_) => tis,
-            Self::Acr(_) => acr,
-            Self::SequenceTis(_) => sequence_tis,
-            Self::Icepop(_) => icepop,
-            Self::GeoMask(_) => geo,
-            Self::Gspo(_) => gspo,
-            Self::Cispo(_) => cispo,
-        }
+        let place = match self {
+            Self::Naive(_) => 0,
+            Self::QuantizedIs(_) => 1,
+            Self::Decoupled(_) => 2,
+            Self::Tis(_) => 3,
+            Self::Acr(_) => 4,
+            Self::SequenceTis(_) => 5,
+            Self::Icepop(_) => 6,
+            Self::GeoMask(_) => 7,
+            Self::Gspo(_) => 8,
+            Self::Cispo(_) => 9,
+            Self::Kpop(_) => 10,
+            Self::Dppo(_) => 11,
+            Self::SequenceMis(_) => 12,
+            Self::OffPolicyMask(_) => 13,
+            Self::M2po(_) => 14,
+        };
+        Self::TYPES[place]
     }
 
     /// Checks the settings.
     pub fn check(&self) -> Result<(), RlError> {
-        let Resolved { clip, correction, .. } = self.resolve();
-        let above = |value: f64, bound: f64| value.is_finite() && value >= bound;
+        let Resolved { clip, correction, surrogate, .. } = self.resolve();
+        let above = |key, value: f64, bound: f64, expected| {
+            setting(value.is_finite() && value >= bound, key, value, expected)
+        };
         let expected = "a finite number not below 0";
-        setting(above(clip.clip_ratio_low, 0.0), "clip_ratio_low", clip.clip_ratio_low, expected)?;
-        setting(above(clip.clip_ratio_high, 0.0), "clip_ratio_high", clip.clip_ratio_high, expected)?;
+        above("clip_ratio_low", clip.clip_ratio_low, 0.0, expected)?;
+        above("clip_ratio_high", clip.clip_ratio_high, 0.0, expected)?;
         if let Some(c) = clip.clip_ratio_c {
             setting(c.is_finite() && c > 1.0, "clip_ratio_c", c, "a finite number above 1")?;
+        }
+        if let Some(tau) = clip.off_policy_mask {
+            let key = if matches!(self, Self::OffPolicyMask(_)) { "tau" } else { "off_policy_mask" };
+            above(key, tau, 0.0, expected)?;
+        }
+        if let Surrogate::Dppo { delta_low, delta_high, ratio_max, .. } = surrogate {
+            above("delta_low", delta_low, 0.0, expected)?;
+            above("delta_high", delta_high, 0.0, expected)?;
+            above("ratio_max", ratio_max, 1.0, "a finite number not below 1")?;
+        }
+        if let Self::M2po(m) = self {
+            above("tau", m.tau, 0.0, expected)?;
         }
         correction.check()
     }
 
     /// The parameters behind the name.
     pub(super) fn resolve(&self) -> Resolved {
-        let on =
-            |ratio, clip, correction| Resolved { ratio, cispo: false, clip, correction, widen_beyond: None };
-        let clip = |clip_ratio_low, clip_ratio_high, clip_ratio_c| Clip {
+        let on = |ratio, clip, correction| Resolved {
+            ratio,
+            surrogate: Surrogate::Ppo,
+            clip,
+            correction,
+            widen_beyond: None,
+            second_moment: None,
+        };
+        let clip = |clip_ratio_low, clip_ratio_high, clip_ratio_c, off_policy_mask| Clip {
             clip_ratio_low,
             clip_ratio_high,
             clip_ratio_c,
+            off_policy_mask,
         };
-        let truncated = |t: &Truncated| clip(t.clip_ratio_low, t.clip_ratio_high, t.clip_ratio_c);
+        let unclipped = |off_policy_mask| clip(0.0, 0.0, None, off_policy_mask);
+        let truncated =
+            |t: &Truncated| clip(t.clip_ratio_low, t.clip_ratio_high, t.clip_ratio_c, t.off_policy_mask);
         match self {
             Self::Naive(c) => on(Ratio::Prox, *c, Correction::None {}),
             Self::QuantizedIs(c) => on(Ratio::Behav, *c, Correction::None {}),
@@ -256,20 +160,58 @@ impl Objective {
             Self::SequenceTis(t) => on(Ratio::Prox, truncated(t), Correction::SequenceTis { c: t.c }),
             Self::Icepop(i) => on(
                 Ratio::Prox,
-                clip(i.clip_ratio_low, i.clip_ratio_high, i.clip_ratio_c),
+                clip(i.clip_ratio_low, i.clip_ratio_high, i.clip_ratio_c, i.off_policy_mask),
                 Correction::Icepop { low: i.low, high: i.high },
             ),
             Self::GeoMask(g) => on(
                 Ratio::Prox,
-                clip(g.clip_ratio_low, g.clip_ratio_high, g.clip_ratio_c),
+                clip(g.clip_ratio_low, g.clip_ratio_high, g.clip_ratio_c, g.off_policy_mask),
                 Correction::GeoMask { low: g.low, high: g.high },
             ),
-            Self::Gspo(g) => {
-                on(Ratio::Sequence, clip(g.clip_ratio_low, g.clip_ratio_high, None), g.correction)
-            }
+            Self::Gspo(g) => on(
+                Ratio::Sequence,
+                clip(g.clip_ratio_low, g.clip_ratio_high, None, g.off_policy_mask),
+                g.correction,
+            ),
             Self::Cispo(c) => Resolved {
-                cispo: true,
-                ..on(Ratio::Prox, clip(c.clip_ratio_low, c.clip_ratio_high, None), c.correction)
+                surrogate: Surrogate::Cispo,
+                ..on(
+                    Ratio::Prox,
+                    clip(c.clip_ratio_low, c.clip_ratio_high, None, c.off_policy_mask),
+                    c.correction,
+                )
+            },
+            Self::Kpop(k) => on(
+                Ratio::Prox,
+                clip(k.clip_ratio_low, k.clip_ratio_high, k.clip_ratio_c, k.off_policy_mask),
+                Correction::Kpop { phi: k.phi },
+            ),
+            Self::Dppo(d) => Resolved {
+                surrogate: Surrogate::Dppo {
+                    divergence: d.divergence,
+                    delta_low: d.delta_low,
+                    delta_high: d.delta_high,
+                    ratio_max: d.ratio_max,
+                },
+                ..on(Ratio::Behav, unclipped(d.off_policy_mask), Correction::None {})
+            },
+            Self::SequenceMis(t) => on(Ratio::Prox, truncated(t), Correction::SequenceMis { c: t.c }),
+            Self::OffPolicyMask(o) => on(
+                Ratio::Prox,
+                clip(o.clip_ratio_low, o.clip_ratio_high, o.clip_ratio_c, Some(o.tau)),
+                o.correction,
+            ),
+            Self::M2po(m) => Resolved {
+                surrogate: Surrogate::Unclipped,
+                second_moment: Some(m.tau),
+                ..on(
+                    match m.ratio {
+                        MomentRatio::Prox => Ratio::Prox,
+                        MomentRatio::Behav => Ratio::Behav,
+                    },
+                    unclipped(m.off_policy_mask),
+                    Correction::None {},
+                )
             },
         }
     }
@@ -296,9 +238,13 @@ mod tests {
     #[test]
     fn settings_are_read() {
         let text = r#"{"type":"acr","c":4.0,"clip_ratio_low":0.1,"clip_ratio_high":0.28,"clip_ratio_c":3.0}"#;
-        let expected =
-            Truncated { c: 4.0, clip_ratio_low: 0.1, clip_ratio_high: 0.28, clip_ratio_c: Some(3.0) };
+        let expected = Truncated { clip_ratio_high: 0.28, clip_ratio_c: Some(3.0), ..Truncated::default() };
+        let expected = Truncated { c: 4.0, clip_ratio_low: 0.1, ..expected };
         assert_eq!(parse(text).unwrap(), Objective::Acr(expected));
+        let text = r#"{"type":"dppo","divergence":"kl","delta_low":0.1,"off_policy_mask":0.3}"#;
+        let expected = Dppo { divergence: Divergence::Kl, delta_low: 0.1, ..Dppo::default() };
+        let expected = Dppo { off_policy_mask: Some(0.3), ..expected };
+        assert_eq!(parse(text).unwrap(), Objective::Dppo(expected));
         let text = r#"{"type":"cispo","correction":{"type":"token-tis"}}"#;
         let expected = Cispo { correction: Correction::TokenTis { c: 2.0 }, ..Cispo::default() };
         assert_eq!(parse(text).unwrap(), Objective::Cispo(expected));
@@ -320,6 +266,14 @@ mod tests {
             (r#"{"type":"naive","clip_ratio_high":-0.1}"#, "clip_ratio_high"),
             (r#"{"type":"naive","clip_ratio_c":1.0}"#, "clip_ratio_c"),
             (r#"{"type":"icepop","low":9.0}"#, "low"),
+            (r#"{"type":"kpop","phi":-0.1}"#, "phi"),
+            (r#"{"type":"dppo","delta_low":-0.1}"#, "delta_low"),
+            (r#"{"type":"dppo","delta_high":-0.1}"#, "delta_high"),
+            (r#"{"type":"dppo","ratio_max":0.5}"#, "ratio_max"),
+            (r#"{"type":"sequence-mis","c":0}"#, "c"),
+            (r#"{"type":"off-policy-mask","tau":-1}"#, "tau"),
+            (r#"{"type":"acr","off_policy_mask":-1}"#, "off_policy_mask"),
+            (r#"{"type":"m2po","tau":-1}"#, "tau"),
         ] {
             let error = parse(text).unwrap().check().unwrap_err();
             assert!(matches!(error, RlError::Setting { key: k, .. } if k == key), "{error}");

@@ -80,7 +80,65 @@ def weights_of(correction, m):
         geo = (total / m.sum(-1, keepdim=True).clamp(min=1)).exp()
         keep = (geo >= correction["low"]) & (geo <= correction["high"])
         return torch.ones_like(log_rho), m * keep.double()
+    if kind == "kpop":
+        p, q = (x.exp().clamp(1e-6, 1 - 1e-6) for x in (t_prox, t_behav))
+        keep = (binary_kl(p, q) <= correction["phi"]) & (binary_kl(q, p) <= correction["phi"])
+        return torch.where(keep, log_rho.clamp(-20, 20).exp(), torch.zeros_like(log_rho)), m
+    if kind == "sequence-mis":
+        w = total.clamp(-20, 20).exp()
+        return torch.where(w <= correction["c"], w, torch.zeros_like(w)).expand_as(log_rho), m
     raise ValueError(kind)
+
+
+def binary_kl(a, b):
+    return a * (a / b).log() + (1 - a) * ((1 - a) / (1 - b)).log()
+
+
+def keep_tokens(o, x):
+    """1 where a token is kept for where theta is: the off-policy mask and M2PO. Dropped ones stay in the mean."""
+    keep = torch.ones_like(x)
+    tau = o.get("tau") if o["type"] == "off-policy-mask" else o.get("off_policy_mask")
+    if tau is not None:
+        mean = ((t_behav - x) * t_mask).sum(-1, keepdim=True) / t_mask.sum(-1, keepdim=True).clamp(min=1)
+        keep = keep * (~((mean > tau) & (t_adv < 0))).double()
+    if o["type"] == "m2po":
+        squares = ((x - (t_behav if o.get("ratio") == "behav" else t_prox)) ** 2)[t_mask > 0]
+        left = list(squares.sort().values)
+        while left and sum(left) / len(left) > o["tau"]:
+            left.pop()
+        bound = left[-1] if left else -1.0
+        far = (x - (t_behav if o.get("ratio") == "behav" else t_prox)) ** 2 > bound
+        keep = keep * (~far).double()
+    return keep
+
+
+class TruncatedRatio(torch.autograd.Function):
+    """r whose derivative by log r is min(r, most)."""
+
+    @staticmethod
+    def forward(ctx, log_ratio, most):
+        ctx.save_for_backward(log_ratio.exp().clamp(max=most))
+        r = log_ratio.exp()
+        return torch.where(r > most, most + most * (log_ratio - np.log(most)), r)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0], None
+
+
+def dppo_loss(o, x):
+    """The ratio to the policy that sampled, without tokens too far from it: loss and the sides of the mask."""
+    moved = x.detach().exp() - t_behav.exp()
+    if o.get("divergence", "tv") == "tv":
+        distance = moved.abs()
+    else:
+        a, b = (v.exp().clamp(1e-6, 1 - 1e-6) for v in (t_behav, x.detach()))
+        distance = binary_kl(a, b)
+    upper = (t_adv > 0) & (moved > 0) & (distance > o.get("delta_high", 0.2))
+    lower = (t_adv < 0) & (moved < 0) & (distance > o.get("delta_low", 0.2))
+    ratio = TruncatedRatio.apply(x - t_behav, o.get("ratio_max", 20.0))
+    sides = {"upper": upper, "lower": lower, "dual": torch.zeros_like(upper)}
+    return torch.where(upper | lower, torch.zeros_like(ratio), -ratio * t_adv), sides
 
 
 def objective_case(o, mode, factor=None):
@@ -97,6 +155,8 @@ def objective_case(o, mode, factor=None):
         "sequence-tis": {"type": "sequence-tis", "c": c},
         "icepop": {"type": "icepop", "low": o.get("low", 0.5), "high": o.get("high", 5.0)},
         "geo-mask": {"type": "geo-mask", "low": o.get("low", 0.999), "high": o.get("high", 1.001)},
+        "kpop": {"type": "kpop", "phi": o.get("phi", 0.1)},
+        "sequence-mis": {"type": "sequence-mis", "c": c},
     }.get(kind) or o.get("correction", {"type": "none"})
     w, m = weights_of(correction, t_mask)
     x = torch.tensor(theta, requires_grad=True)
@@ -110,11 +170,17 @@ def objective_case(o, mode, factor=None):
         mean = ((x - t_prox) * m).sum(-1) / m.sum(-1).clamp(min=1)
         log_ratio = (x - x.detach() + mean.detach().unsqueeze(-1)).clamp(max=10.0)
     else:
-        log_ratio = (x - (t_behav if kind == "quantized-is" else t_prox)).clamp(-20, 20)
+        behav_ratio = kind == "quantized-is" or (kind == "m2po" and o.get("ratio") == "behav")
+        log_ratio = (x - (t_behav if behav_ratio else t_prox)).clamp(-20, 20)
     ratio = log_ratio.exp()
     clipped = torch.minimum(torch.maximum(ratio, torch.tensor(1 - lo)), upper)
     sides = {}
-    if kind == "cispo":
+    if kind == "dppo":
+        loss, sides = dppo_loss(o, x)
+    elif kind == "m2po":
+        loss = -ratio * t_adv
+        sides = {side: torch.zeros_like(ratio) > 1 for side in ("upper", "lower", "dual")}
+    elif kind == "cispo":
         loss = -clipped.detach() * t_adv * x
         sides["upper"], sides["lower"] = (ratio > upper), (ratio < 1 - lo)
         sides["dual"] = torch.zeros_like(sides["upper"])
@@ -128,7 +194,7 @@ def objective_case(o, mode, factor=None):
             l3 = -t_adv * dual
             sides["dual"] = (loss > l3) & (t_adv < 0)
             loss = torch.where(t_adv < 0, torch.minimum(loss, l3), loss)
-    total = agg(loss * w.detach(), m, mode, factor)
+    total = agg(loss * w.detach() * keep_tokens(o, x.detach()), m, mode, factor)
     total.backward()
     share = {k: float((v.double() * m).sum() / m.sum().clamp(min=1)) for k, v in sides.items()}
     case = {"objective": o, "loss_agg_mode": mode, "loss": total.item(), "dlogp": flat(x.grad.numpy())}
@@ -156,6 +222,21 @@ for o in [
     {"type": "gspo", "clip_ratio_low": 0.05, "clip_ratio_high": 0.05, "correction": {"type": "token-tis", "c": 2.0}},
     {"type": "cispo"},
     {"type": "cispo", **wide, "correction": {"type": "icepop", "low": 0.5, "high": 5.0}},
+    {"type": "kpop"},
+    {"type": "kpop", "phi": 0.02, **wide, "clip_ratio_c": 3.0},
+    {"type": "dppo"},
+    {"type": "dppo", "delta_low": 0.05, "delta_high": 0.1, "ratio_max": 2.0},
+    {"type": "dppo", "divergence": "kl", "delta_low": 0.05, "delta_high": 0.05, "ratio_max": 3.0},
+    {"type": "sequence-mis"},
+    {"type": "sequence-mis", "c": 6.0, **wide},
+    {"type": "off-policy-mask", "tau": 0.1},
+    {"type": "off-policy-mask", "tau": 0.3, **wide, "correction": {"type": "kpop", "phi": 0.05}},
+    {"type": "acr", "c": 1.5, "off_policy_mask": 0.2},
+    {"type": "dppo", "off_policy_mask": 0.1},
+    {"type": "gspo", **wide, "off_policy_mask": 0.1},
+    {"type": "m2po", "tau": 0.04},
+    {"type": "m2po", "tau": 0.3, "ratio": "behav"},
+    {"type": "m2po", "tau": 0.2, "off_policy_mask": 0.1},
 ]:
     objectives.append(objective_case(o, "token-mean"))
 

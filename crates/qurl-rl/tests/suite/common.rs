@@ -96,6 +96,12 @@ pub fn all_objectives() -> Vec<Objective> {
         r#"{"type":"geo-mask","low":0.5,"high":2.0}"#,
         r#"{"type":"gspo","clip_ratio_low":0.2,"clip_ratio_high":0.2,"correction":{"type":"sequence-tis"}}"#,
         r#"{"type":"cispo","correction":{"type":"token-is"}}"#,
+        r#"{"type":"kpop","phi":0.02,"clip_ratio_c":3.0}"#,
+        r#"{"type":"dppo","delta_low":0.05,"delta_high":0.1,"ratio_max":1.5}"#,
+        r#"{"type":"dppo","divergence":"kl","delta_low":0.05,"delta_high":0.05}"#,
+        r#"{"type":"off-policy-mask","tau":0.1,"correction":{"type":"sequence-mis"}}"#,
+        r#"{"type":"acr","off_policy_mask":0.2}"#,
+        r#"{"type":"m2po","tau":0.3,"ratio":"behav","off_policy_mask":0.2}"#,
     ];
     plain.chain(dual).chain(loose.map(objective)).collect()
 }

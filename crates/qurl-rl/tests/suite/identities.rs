@@ -98,6 +98,90 @@ fn tis_is_decoupled_with_the_truncated_behaviour_policy() {
     }
 }
 
+/// What the newer corrections become at their limits, bit for bit.
+#[test]
+fn corrections_at_their_limits() {
+    let mut random = Random(10);
+    for _ in 0..100 {
+        let mut batch = Batch::random(&mut random, 40, 2.0);
+        for (limit, same) in [
+            // No divergence is too large, no weight, no mean of log-ratios, no second moment.
+            (r#"{"type":"kpop","phi":1e6}"#, r#"{"type":"decoupled"}"#),
+            (r#"{"type":"sequence-mis","c":1e30}"#, r#"{"type":"sequence-tis","c":1e30}"#),
+            (r#"{"type":"off-policy-mask","tau":1e6}"#, r#"{"type":"naive"}"#),
+            (
+                r#"{"type":"off-policy-mask","tau":1e6,"correction":{"type":"token-tis","c":2.0}}"#,
+                r#"{"type":"tis","c":2.0}"#,
+            ),
+            (r#"{"type":"acr","off_policy_mask":1e6}"#, r#"{"type":"acr"}"#),
+            (
+                r#"{"type":"m2po","tau":1e6}"#,
+                r#"{"type":"naive","clip_ratio_low":1.0,"clip_ratio_high":1e9}"#,
+            ),
+            // Importance sampling without a clip.
+            (
+                r#"{"type":"dppo","delta_low":1e6,"delta_high":1e6,"ratio_max":1e9}"#,
+                r#"{"type":"quantized-is","clip_ratio_low":1.0,"clip_ratio_high":1e9}"#,
+            ),
+            (
+                r#"{"type":"dppo","divergence":"kl","delta_low":1e6,"delta_high":1e6,"ratio_max":1e9}"#,
+                r#"{"type":"m2po","tau":1e6,"ratio":"behav"}"#,
+            ),
+        ] {
+            for mode in MODES {
+                let got = batch.evaluate(&objective(limit), mode);
+                assert_eq!(bits(&got), bits(&batch.evaluate(&objective(same), mode)), "{limit}");
+            }
+        }
+        // A sequence of one token is masked as a token is.
+        batch.seq = (0..40).collect();
+        let (sequence, token) =
+            (r#"{"type":"sequence-mis","c":2.0}"#, r#"{"type":"icepop","low":0.0,"high":2.0}"#);
+        for mode in MODES {
+            let got = batch.evaluate(&objective(sequence), mode);
+            assert_eq!(bits(&got), bits(&batch.evaluate(&objective(token), mode)));
+            assert!(got.facts.rejected > 0);
+        }
+        // On the policy that sampled, nothing is dropped and DPPO is REINFORCE with the ratio 1.
+        batch.behav = batch.theta.clone();
+        let dppo =
+            batch.evaluate(&objective(r#"{"type":"dppo","delta_low":0.0,"delta_high":0.0}"#), MODES[1]);
+        for t in (0..40).filter(|&t| batch.mask[t]) {
+            assert_eq!(dppo.dlogp[t], -batch.adv[t] + 0.0);
+        }
+    }
+}
+
+/// What is dropped weighs nothing, and all others weigh what they did.
+#[test]
+fn dropped_tokens_stay_in_the_denominator() {
+    let mut random = Random(11);
+    let mut dropped = [0; 3];
+    for _ in 0..50 {
+        let batch = Batch::random(&mut random, 40, 1.5);
+        let cases = [
+            (r#"{"type":"kpop","phi":0.1}"#, r#"{"type":"decoupled"}"#),
+            (r#"{"type":"acr","off_policy_mask":0.1}"#, r#"{"type":"acr"}"#),
+            (
+                r#"{"type":"m2po","tau":0.2}"#,
+                r#"{"type":"naive","clip_ratio_low":1.0,"clip_ratio_high":1e9}"#,
+            ),
+        ];
+        for ((masking, all), dropped) in cases.into_iter().zip(&mut dropped) {
+            for mode in MODES {
+                let some = batch.evaluate(&objective(masking), mode);
+                let all = batch.evaluate(&objective(all), mode);
+                for t in 0..40 {
+                    assert!(some.dlogp[t] == all.dlogp[t] || some.dlogp[t] == 0.0);
+                }
+                *dropped += some.facts.rejected;
+                assert_eq!(some.facts.tokens, all.facts.tokens);
+            }
+        }
+    }
+    assert!(dropped.iter().all(|&n| n > 100), "{dropped:?}");
+}
+
 /// Pieces of sequences say what the whole says, unless the objective looks at sequences; some that do say
 /// something else.
 #[test]
@@ -122,7 +206,8 @@ fn tokens_one_by_one_add_up_unless_the_objective_looks_at_sequences() {
             dlogp.extend(objective.evaluate(&part, &weights[t..=t]).unwrap().dlogp);
         }
         let name = objective.name();
-        assert!(dlogp == whole.dlogp || objective.looks_at_sequences(), "{name}");
+        let alone = !objective.looks_at_sequences() && !objective.looks_at_mini_batch();
+        assert!(dlogp == whole.dlogp || !alone, "{name}");
         assert!(dlogp != whole.dlogp || !["gspo", "sequence-tis"].contains(&name), "{name}");
     }
 }
@@ -135,6 +220,7 @@ fn micro_batches_add_up_to_the_mini_batch() {
             let batch = Batch::random(&mut random, 60, 1.0);
             let denominator = Denominator::count(&batch.mask, &batch.seq).unwrap();
             let whole = batch.evaluate(&objective, mode);
+            let kept = objective.kept(&batch.tokens());
             let (mut loss, mut dlogp, mut facts) = (0.0, Vec::new(), Facts::default());
             for s in 0..=*batch.seq.last().unwrap() {
                 let range = batch.seq.partition_point(|&x| x < s)..batch.seq.partition_point(|&x| x <= s);
@@ -144,11 +230,12 @@ fn micro_batches_add_up_to_the_mini_batch() {
                     behav: &batch.behav[range.clone()],
                     adv: &batch.adv[range.clone()],
                     mask: &batch.mask[range.clone()],
-                    seq: &batch.seq[range],
+                    seq: &batch.seq[range.clone()],
                 };
                 let aggregation = Aggregation { mode, loss_scale_factor: None };
                 let weights = aggregation.token_weights(&denominator, part.mask, part.seq).unwrap();
-                let out = objective.evaluate(&part, &weights).unwrap();
+                let kept = kept.as_ref().map(|kept| &kept[range]);
+                let out = objective.evaluate_kept(&part, &weights, kept).unwrap();
                 loss += out.loss;
                 dlogp.extend(out.dlogp);
                 facts.merge(&out.facts);

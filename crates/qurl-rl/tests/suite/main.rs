@@ -5,3 +5,4 @@ mod derivatives;
 mod extremes;
 mod goldens;
 mod identities;
+mod uaq;

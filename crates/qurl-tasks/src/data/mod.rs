@@ -2,17 +2,25 @@
 //!
 //! A row needs a problem and an answer. Names differ between projects, so a few aliases are understood;
 //! whatever else a row has is kept in `extra`.
+//!
+//! Nobody vouches for a file: it is a regular one, rows are read one after the other and only as far as they are
+//! wanted, their size is bounded, and what unpacks to a hundred times its length is refused.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use qurl_files::{GaveUp, MIB};
 use serde_json::{Map, Value};
 
 use crate::grader::extract;
 use crate::task::{Message, Prompt};
 
+mod gzip;
 mod parquet;
+
+/// Bytes of a line, or of the texts of a row of a parquet file.
+const MAX_ROW: u64 = 64 * MIB;
 
 /// How a gzip file begins.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
@@ -51,6 +59,16 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
     },
+    /// A line could not be read.
+    #[error("{path}, line {row}: {source}")]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        row: usize,
+        /// What went wrong.
+        source: std::io::Error,
+    },
     /// A line is not text.
     #[error("{path}, line {row}: not UTF-8 text: {source}")]
     Text {
@@ -83,6 +101,32 @@ pub enum DataError {
         /// The keys that are there.
         keys: Vec<String>,
     },
+    /// A row is too large.
+    #[error("{path}, row {row}: more than {MAX_ROW} bytes, expected at most that")]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Row number, from 1.
+        row: usize,
+    },
+    /// The file is packed so tightly that it is no data set.
+    #[error("{path}: {packed} bytes unpack to more than {unpacked}, expected a data set")]
+    Bomb {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        packed: u64,
+        /// What has come out of it so far.
+        unpacked: u64,
+    },
+    /// Its reader took too much, or failed.
+    #[error("{path}: not a parquet file that can be read: reading it {source}")]
+    GaveUp {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: GaveUp,
+    },
     /// The parquet file could not be read.
     #[error("{path}: {source}")]
     Parquet {
@@ -102,11 +146,33 @@ pub enum DataError {
 /// Reads all problems of a `.jsonl`, `.jsonl.gz` or `.parquet` file.
 pub fn read(path: &Path) -> Result<Vec<Row>, DataError> {
     let mut rows = Vec::new();
-    each_record(path, |row, fields| {
-        rows.push(row_of(path, row, fields)?);
-        Ok::<_, DataError>(())
+    each_row(path, |row| {
+        rows.push(row);
+        ControlFlow::Continue(())
     })?;
     Ok(rows)
+}
+
+/// Hands on the problems of a file until no more are wanted; the rest is not read.
+pub fn each_row(path: &Path, mut take: impl FnMut(Row) -> ControlFlow<()>) -> Result<(), DataError> {
+    /// What ends the reading.
+    enum End {
+        Enough,
+        Data(DataError),
+    }
+    impl From<DataError> for End {
+        fn from(error: DataError) -> End {
+            End::Data(error)
+        }
+    }
+    let read = each_record(path, |row, fields| match take(row_of(path, row, fields)?) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(End::Enough),
+    });
+    match read {
+        Ok(()) | Err(End::Enough) => Ok(()),
+        Err(End::Data(error)) => Err(error),
+    }
 }
 
 /// Hands on the fields of every row of a `.jsonl`, `.jsonl.gz` or `.parquet` file, with the row's number from
@@ -143,17 +209,16 @@ fn each_line<E: From<DataError>>(
 ) -> Result<(), E> {
     let gzip = path.extension().is_some_and(|extension| extension == "gz");
     let io = |source| DataError::Io { path: path.into(), source };
-    let mut file = BufReader::new(File::open(path).map_err(io)?);
+    let mut file = BufReader::new(qurl_files::open(path).map_err(io)?);
     if gzip && !file.fill_buf().map_err(io)?.starts_with(&GZIP) {
         return Err(DataError::NotGzip { path: path.into() }.into());
     }
-    let reader: Box<dyn Read> =
-        if gzip { Box::new(flate2::bufread::MultiGzDecoder::new(file)) } else { Box::new(file) };
+    let reader: Box<dyn Read> = if gzip { Box::new(gzip::Unpacked::new(file)) } else { Box::new(file) };
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();
     for row in 1.. {
-        line.clear();
-        if reader.read_until(b'\n', &mut line).map_err(io)? == 0 {
+        let got = qurl_files::read_line(&mut reader, &mut line, MAX_ROW);
+        if got.map_err(|source| DataError::Line { path: path.into(), row, source })? == 0 {
             break;
         }
         let text = std::str::from_utf8(&line);

@@ -270,6 +270,22 @@ pub(super) fn last_number(text: &str) -> Option<(usize, &str)> {
     }
 }
 
+/// Whether the last number of a text that could not be read stands in prose. In a formula it is a part of
+/// something whose value nobody knows: the 1 of `9^{9^{9^9}} + 1` is no answer.
+fn stands_alone(text: &str, number: &str) -> bool {
+    let command = |at: usize| text[at + 1..].starts_with(|c: char| c.is_ascii_alphabetic());
+    let in_tex = text.contains(['^', '{']) || text.match_indices('\\').any(|(at, _)| command(at));
+    let Some(at) = text.rfind(number) else { return false };
+    let before = text[..at].trim_end();
+    let after = text[at + number.len()..].trim_start();
+    let bold = before.ends_with("**") && after.starts_with("**");
+    let operand = |c: char| c.is_alphanumeric() || matches!(c, ')' | ']');
+    let minus = before.strip_suffix(['-', '−']).is_some_and(|left| left.trim_end().ends_with(operand));
+    let joined = before.ends_with(['+', '*', '/', '×', '÷', '·'])
+        || after.starts_with(['+', '*', '/', '!', '×', '÷', '·']);
+    !in_tex && (bold || !joined && !minus)
+}
+
 /// The text without "Therefore," and its kin.
 fn without_discourse(text: &str) -> &str {
     const WORDS: [&str; 7] = ["therefore", "thus", "hence", "so", "then", "finally", "answer"];
@@ -313,7 +329,9 @@ fn from_prose(text: &str) -> Option<Found> {
         return found(rest);
     }
     let formula = last_formula(text);
-    let number = last_number(text);
+    let number = last_number(text).filter(|(start, number)| {
+        stands_alone(&text[formula.map_or(0, |(end, _)| end).min(*start)..], number)
+    });
     match (formula, number) {
         (Some((end, _)), Some((start, number))) if start >= end => {
             Some(Found { answer: number.into(), last_number: true })

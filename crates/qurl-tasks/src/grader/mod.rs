@@ -20,6 +20,7 @@ pub mod numeric;
 pub mod parser;
 pub mod policy;
 pub mod poly;
+mod radical;
 pub mod relation;
 pub mod rule;
 pub mod scalar;

@@ -9,6 +9,7 @@ use super::exact::normal;
 use super::expr::{Constant, Expr, Rational};
 use super::numeric;
 use super::poly::{Atom, Form};
+use super::radical::Surd;
 use super::words::{UnitSize, unit_size};
 
 /// Two decimals are the same when they round to the same six places ...
@@ -133,11 +134,23 @@ impl Comparer {
         match exact {
             Ok((true, _)) => Ok(true),
             Ok((false, true)) => self.same_rounded(a, b),
-            _ => match numeric::agree(a, b, &mut self.budget)? {
-                Some(true) => Ok(true),
-                _ => self.same_rounded(a, b),
-            },
+            _ => {
+                let same = match self.same_surds(a, b)? {
+                    None => numeric::agree(a, b, &mut self.budget)?,
+                    same => same,
+                };
+                if same == Some(true) { Ok(true) } else { self.same_rounded(a, b) }
+            }
         }
+    }
+
+    /// Numbers with at most one square root of a whole number, of any size.
+    fn same_surds(&mut self, a: &Expr, b: &Expr) -> Result<Option<bool>, Stop> {
+        let mut budget = self.budget.half();
+        let both = Surd::of(a, &mut budget).and_then(|x| Ok(x.zip(Surd::of(b, &mut budget)?)));
+        let same = both.and_then(|both| both.map(|(x, y)| x.same(y, &mut budget)).transpose());
+        self.budget.charge(budget.used())?;
+        Ok(same.unwrap_or(None))
     }
 
     /// Constants of which at least one is written as a decimal may differ by rounding.

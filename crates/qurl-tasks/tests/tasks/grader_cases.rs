@@ -1,15 +1,13 @@
 //! The published grader cases: at least 97% of the `equivalence` rows right, and never "equal" for different
 //! numbers.
 
-mod common;
-
 use std::collections::BTreeMap;
 
 use qurl_tasks::grader::{Policy, grade, value_of};
 
 #[test]
 fn published_cases() {
-    let Some(data) = common::shared_data() else { return };
+    let Some(data) = crate::common::shared_data() else { return };
     let mut by_policy: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     let mut false_equal_numbers = Vec::new();
     let cases = std::fs::read_to_string(data.join("grader/cases.jsonl")).unwrap();

@@ -6,8 +6,6 @@ use qurl_tasks::presets::EvalPreset;
 use qurl_tasks::tasks::DatasetTask;
 use qurl_tasks::{Split, Task};
 
-mod common;
-
 fn strict(gold: &str, response: &str) -> (bool, Option<String>) {
     let graded = grade(gold, response, Policy::Gsm8kStrict);
     (graded.equal, graded.extracted)
@@ -79,7 +77,7 @@ fn the_preset_scores_as_verl_does() {
     let preset = EvalPreset::named("gsm8k").unwrap();
     assert_eq!((preset.policy, preset.max_new_tokens), (Policy::Gsm8kStrict, 512));
     assert_eq!("gsm8k_strict".parse::<Policy>().unwrap(), preset.policy);
-    let Some(data) = common::shared_data() else { return };
+    let Some(data) = crate::common::shared_data() else { return };
     let rows = qurl_tasks::data::read(&data.join("gsm8k/train.jsonl.gz")).unwrap();
     let task = DatasetTask::new("gsm8k", rows, preset.template, preset.policy, 0.0);
     for index in 0..7473 {

@@ -1,7 +1,5 @@
 //! Every right answer of every data set equals itself, and nearly all are understood as formulas or words.
 
-mod common;
-
 use qurl_tasks::data::read;
 use qurl_tasks::grader::{Policy, Understood, equivalent, grade, understand};
 
@@ -26,7 +24,7 @@ const SETS: &[&str] = &[
 
 #[test]
 fn every_gold_answer_equals_itself() {
-    let Some(data) = common::shared_data() else { return };
+    let Some(data) = crate::common::shared_data() else { return };
     println!("{:36} {:>6} {:>8} {:>6} {:>5} {:>8}", "set", "rows", "formula", "words", "raw", "parsed");
     for set in SETS {
         let (mut formula, mut words, mut raw) = (0, 0, Vec::new());

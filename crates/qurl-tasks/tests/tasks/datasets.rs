@@ -1,8 +1,6 @@
 //! Data sets: the three file formats give the same rows, errors name file, row and key, and shared sets load
 //! whole.
 
-mod common;
-
 use std::collections::HashSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -21,16 +19,16 @@ use qurl_tasks::tasks::overlap::without_overlap;
 use qurl_tasks::{Prompt, Split, Task};
 
 /// A file that is removed at the end of its test.
-struct Scratch(PathBuf);
+pub struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new(name: &str, content: &[u8]) -> Scratch {
+    pub fn new(name: &str, content: &[u8]) -> Scratch {
         let path = std::env::temp_dir().join(format!("qurl-{}-{name}", std::process::id()));
         std::fs::write(&path, content).unwrap();
         Scratch(path)
     }
 
-    fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.0
     }
 }
@@ -232,7 +230,7 @@ fn splits_of_a_data_set_share_no_problem() {
 
 #[test]
 fn shared_sets_load_and_their_answers_verify() {
-    let Some(data) = common::shared_data() else { return };
+    let Some(data) = crate::common::shared_data() else { return };
     let sets = [
         ("gsm8k/test.jsonl", 1319),
         ("dapo17k/train.jsonl.gz", 17917),
@@ -320,7 +318,7 @@ fn problems_in_verl_s_layout_are_test_problems() {
 
 #[test]
 fn overlaps_of_the_shared_sets() {
-    let Some(data) = common::shared_data() else { return };
+    let Some(data) = crate::common::shared_data() else { return };
     let set = |name: &str| {
         let found = ["jsonl", "jsonl.gz"]
             .map(|end| data.join(format!("{name}.{end}")))

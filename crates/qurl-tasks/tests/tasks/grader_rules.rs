@@ -692,3 +692,57 @@ fn policies_differ_where_they_should() {
     assert!(grade("5", &format!("{}\nAnswer: 5", "x".repeat(400)), Policy::DapoTail300).equal);
     assert!("nonsense".parse::<Policy>().unwrap_err().to_string().contains("strict_box"));
 }
+
+/// Whole numbers of any size under a root: what fifteen digits cannot tell apart.
+#[test]
+fn square_roots_of_large_numbers_are_exact() {
+    check(
+        &[
+            ("\\sqrt{1000000000000000000000000000000}", "10^{15}"),
+            ("\\sqrt{4000000000000000000000000000004}", "2\\sqrt{1000000000000000000000000000001}"),
+            ("\\sqrt{999999999999999999999999999988}", "\\sqrt{999999999999999999999999999988}+0"),
+            // 1000000007 * 1000000009, too large to be factored by trial
+            ("\\sqrt{1000000007}\\cdot\\sqrt{1000000009}", "\\sqrt{1000000016000000063}"),
+            (
+                "\\frac{1}{\\sqrt{1000000016000000063}}",
+                "\\frac{\\sqrt{1000000016000000063}}{1000000016000000063}",
+            ),
+            ("1000000007\\sqrt{1000000009}", "\\sqrt{1000000023000000175000000441}"),
+            ("3+\\sqrt{1000000016000000063}", "\\sqrt{1000000016000000063}+3"),
+        ],
+        &[
+            ("\\sqrt{1000000000000000000000000000001}", "10^{15}"),
+            ("\\sqrt{1000000000000000000000000000001}", "\\sqrt{1000000000000000000000000000003}"),
+            ("\\sqrt{1000000016000000063}", "1000000008"),
+            ("3+\\sqrt{1000000016000000063}", "3-\\sqrt{1000000016000000063}"),
+            ("-\\sqrt{1000000016000000063}", "\\sqrt{1000000016000000063}"),
+        ],
+    );
+}
+
+/// A number inside of a formula that could not be read is no answer.
+#[test]
+fn parts_of_unreadable_formulas_are_no_answers() {
+    let deep = format!("{}7{}", "(".repeat(60), "+1)".repeat(60));
+    let long = format!("1{}", "+1".repeat(3000));
+    for (gold, response) in [
+        ("1", "The answer is 9^{9^{9^9}} + \\foo 1"),
+        ("5", "\\frac{\\undefined}{5"),
+        ("7", "so we get \\oint_{C} \\otimes 7"),
+        ("1", deep.as_str()),
+        ("1", long.as_str()),
+        ("3", "we find that ?? * 3"),
+        ("4", "the total is (?? 2) - 4"),
+    ] {
+        let graded = grade(gold, response, Policy::Equivalence);
+        assert!(!graded.equal, "{gold} | {:?}", graded.extracted);
+    }
+    for (gold, response) in [
+        ("7", "After all of this, we have found 7"),
+        ("7", "I first thought $x^2 + 1$, but there are 7 apples left"),
+        ("7", "There are **7** apples, as ?? said"),
+        ("-7", "It is cold today: -7"),
+    ] {
+        assert!(grade(gold, response, Policy::Equivalence).equal, "{gold} | {response}");
+    }
+}
