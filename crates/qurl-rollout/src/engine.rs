@@ -19,7 +19,7 @@ pub use options::EngineOptions;
 
 use crate::error::RolloutError;
 use crate::pages::PagePool;
-use crate::request::{FinishReason, Group, Request, RequestId, Sample, WeightVersion};
+use crate::request::{FinishReason, Group, Request, RequestId, Sample, TopTokens, WeightVersion};
 use crate::rows::StepRows;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, SequenceId};
@@ -47,6 +47,8 @@ pub struct EngineStats {
     pub decode_tokens: u64,
     /// How often a sequence gave back its pages and was computed again.
     pub preemptions: u64,
+    /// Tokens that were not computed because another request's pages hold them.
+    pub shared_tokens: u64,
     /// Steps launched.
     pub steps: u64,
     /// Most pages in use at the same time.
@@ -91,6 +93,7 @@ pub struct Emitted {
 struct Pending {
     request: Arc<Request>,
     prompt_logprobs: Vec<f32>,
+    prompt_top: Vec<TopTokens>,
     samples: Vec<Option<Sample>>,
 }
 
@@ -100,6 +103,8 @@ struct Flight<D: Device> {
     pending: Option<D::Pending>,
     /// The sequences that they are for.
     sampling: Vec<SequenceId>,
+    /// The most probable tokens for those of them that want to know, by their place.
+    top: Vec<(usize, TopTokens)>,
     /// Whether every place decodes.
     full: bool,
 }
@@ -121,6 +126,8 @@ pub struct Engine<D: Device> {
     pending: BTreeMap<RequestId, Pending>,
     /// Whether a request in flight may have asked for the log-probs of its prompt.
     prompts_are_scored: bool,
+    /// Whether a request in flight may want the most probable tokens.
+    wants_top: bool,
     next_request: u64,
     steps: u64,
     full: FullBatches,
@@ -136,6 +143,7 @@ pub struct Engine<D: Device> {
     rows: StepRows,
     ended: Vec<Sequence>,
     emitted: Vec<Emitted>,
+    top: Vec<(RequestId, u32, TopTokens)>,
     finished: Vec<Group>,
     /// Requests that failed beside another one, and why; the next steps say so.
     failed: VecDeque<(RequestId, RolloutError)>,
@@ -181,6 +189,7 @@ impl<D: Device> Engine<D> {
             decoder: None,
             pending: BTreeMap::new(),
             prompts_are_scored: false,
+            wants_top: false,
             next_request: 0,
             steps: 0,
             full: FullBatches::default(),
@@ -188,6 +197,7 @@ impl<D: Device> Engine<D> {
             rows: StepRows::default(),
             ended: Vec::new(),
             emitted: Vec::new(),
+            top: Vec::new(),
             finished: Vec::new(),
             failed: VecDeque::new(),
         })
@@ -221,10 +231,37 @@ impl<D: Device> Engine<D> {
             prefill_tokens: counts.prefill_tokens,
             decode_tokens: counts.decode_tokens,
             preemptions: counts.preemptions,
+            shared_tokens: counts.shared_tokens,
             steps: self.steps,
             peak_pages: self.scheduler.pool().peak(),
             full: self.full,
         }
+    }
+
+    /// Its size.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// Sequences that hold pages.
+    pub fn running(&self) -> usize {
+        self.scheduler.running().len()
+    }
+
+    /// Forgets what is kept for requests that begin alike.
+    pub fn forget_prefixes(&mut self) {
+        self.scheduler.forget_prefixes();
+    }
+
+    /// The tokens of the last step, after an error, too.
+    pub fn emitted(&self) -> &[Emitted] {
+        &self.emitted
+    }
+
+    /// The most probable tokens where tokens of the last step were sampled, by request and sample, for the
+    /// requests that want them.
+    pub fn top(&self) -> &[(RequestId, u32, TopTokens)] {
+        &self.top
     }
 
     /// The pages for keys and values.
@@ -263,6 +300,7 @@ impl<D: Device> Engine<D> {
             return Err(RolloutError::Busy { unfinished: self.unfinished() });
         }
         self.weights = None;
+        self.scheduler.forget_prefixes();
         change(&mut self.network)?;
         self.weights = Some(weights);
         Ok(())
@@ -289,6 +327,26 @@ impl<D: Device> Engine<D> {
         Ok(result)
     }
 
+    /// Gives the memory of the pages back, until [`Engine::wake`]. Refused while requests are in flight.
+    pub fn sleep(&mut self) -> Result<(), RolloutError> {
+        if self.unfinished() > 0 {
+            return Err(RolloutError::Busy { unfinished: self.unfinished() });
+        }
+        self.kv = Vec::new();
+        Ok(())
+    }
+
+    /// Takes the memory of the pages again; nothing where the engine does not sleep.
+    pub fn wake(&mut self) -> Result<(), RolloutError> {
+        if self.kv.is_empty() {
+            let (_, pages) = self.options.pages(&*self.device, &self.network)?;
+            self.kv = self.options.page_store(&*self.device, &self.network, pages)?;
+            // Recorded steps know the old addresses.
+            self.identity = ENGINES.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     fn swap_network(
         &mut self,
         other: &mut Network<D>,
@@ -303,6 +361,7 @@ impl<D: Device> Engine<D> {
             "a network of another model"
         );
         self.weights = None;
+        self.scheduler.forget_prefixes();
         std::mem::swap(&mut self.network, other);
         if old.kv_format != new.kv_format {
             // The same bytes as pages of another format. The old ones go first, so that both are never there
@@ -342,9 +401,11 @@ impl<D: Device> Engine<D> {
             self.scheduler.add(sequence);
         }
         let samples = (0..request.n).map(|_| None).collect();
-        let pending = Pending { request, prompt_logprobs: Vec::new(), samples };
+        let pending = Pending { request, prompt_logprobs: Vec::new(), prompt_top: Vec::new(), samples };
         self.prompts_are_scored &= !self.pending.is_empty();
         self.prompts_are_scored |= pending.request.prompt_logprobs;
+        self.wants_top &= !self.pending.is_empty();
+        self.wants_top |= pending.request.top_logprobs > 0;
         self.pending.insert(id, pending);
         Ok(id)
     }
@@ -369,6 +430,7 @@ impl<D: Device> Engine<D> {
     /// [`RolloutError::BadLogits`] the request that it names is gone and the others continue.
     pub fn step(&mut self, queue: &mut D::Queue) -> Result<&[Emitted], RolloutError> {
         self.emitted.clear();
+        self.top.clear();
         if let Some((_, error)) = self.failed.pop_front() {
             return Err(error);
         }
@@ -426,10 +488,11 @@ impl<D: Device> Engine<D> {
             sampling => Some(self.work.fetch(queue, sampling)?),
         };
         self.score_prompts(queue)?;
+        let top = self.top_tokens(queue)?;
         let mut sampling = Vec::with_capacity(self.rows.sampling);
         self.scheduler.launch(&mut sampling);
         let full = self.rows.decodes() && sampling.len() == self.options.max_num_seqs;
-        self.flights.push_back(Flight { pending, sampling, full });
+        self.flights.push_back(Flight { pending, sampling, top, full });
         Ok(true)
     }
 
@@ -465,8 +528,39 @@ impl<D: Device> Engine<D> {
             let temperature = pending.request.sampling.logp_temperature();
             let out = self.work.head(queue, &self.network, &targets, temperature)?;
             pending.prompt_logprobs.extend(out.logp);
+            if let count @ 1.. = pending.request.prompt_top_logprobs {
+                let factors = vec![1.0 / temperature; targets.rows.len()];
+                let top = self.work.top(queue, &self.network, &targets.rows, &factors, count)?;
+                pending.prompt_top.extend(top);
+            }
         }
         Ok(())
+    }
+
+    /// The most probable tokens for the sampled rows of the step whose requests want them, by the rows'
+    /// places; read at once, too.
+    fn top_tokens(&mut self, queue: &mut D::Queue) -> Result<Vec<(usize, TopTokens)>, RolloutError> {
+        if !self.wants_top {
+            return Ok(Vec::new());
+        }
+        let batch = &self.rows.batch;
+        let sampling = self.scheduler.running().iter().filter(|s| s.samples()).zip(&batch.sampled_rows);
+        let (mut places, mut rows, mut factors, mut counts) = (vec![], vec![], vec![], vec![]);
+        for (place, (sequence, &row)) in sampling.enumerate() {
+            if let count @ 1.. = sequence.request().top_logprobs {
+                places.push(place);
+                rows.push(row);
+                factors.push(batch.samples[place].inverse_temperature());
+                counts.push(count);
+            }
+        }
+        let Some(&most) = counts.iter().max() else { return Ok(Vec::new()) };
+        let top = self.work.top(queue, &self.network, &rows, &factors, most)?;
+        let cut = |(mut top, count): (TopTokens, usize)| {
+            top.truncate(count);
+            top
+        };
+        Ok(places.into_iter().zip(top.into_iter().zip(counts).map(cut)).collect())
     }
 }
 

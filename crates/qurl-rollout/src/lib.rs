@@ -48,11 +48,13 @@
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![forbid(unsafe_code)]
 
 pub mod engine;
 mod error;
 mod generate;
 pub mod pages;
+mod prefixes;
 pub mod request;
 mod rows;
 pub mod scheduler;
@@ -60,4 +62,6 @@ pub mod sequence;
 
 pub use engine::{Emitted, Engine, EngineOptions, EngineStats, FullBatches, TextDecoder};
 pub use error::RolloutError;
-pub use request::{FinishReason, Group, Request, RequestId, Sample, SampleKey, Sampling, WeightVersion};
+pub use request::{
+    FinishReason, Group, Request, RequestId, Sample, SampleKey, Sampling, TopTokens, WeightVersion,
+};

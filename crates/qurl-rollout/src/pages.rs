@@ -23,6 +23,8 @@ struct State {
     /// Holders of each page.
     holders: Vec<u32>,
     peak: usize,
+    /// How often a holder has let a page go.
+    given_back: u64,
 }
 
 #[derive(Debug)]
@@ -46,6 +48,7 @@ impl State {
     }
 
     fn release(&mut self, page: u32) {
+        self.given_back += 1;
         let holders = &mut self.holders[page as usize];
         *holders -= 1;
         if *holders == 0 {
@@ -64,7 +67,12 @@ impl PagePool {
     /// A pool of `total` free pages of `page_size` tokens each (at least one).
     pub fn new(total: usize, page_size: usize) -> PagePool {
         let total = u32::try_from(total).unwrap_or(u32::MAX);
-        let state = State { free: (0..total).rev().collect(), holders: vec![0; total as usize], peak: 0 };
+        let state = State {
+            free: (0..total).rev().collect(),
+            holders: vec![0; total as usize],
+            peak: 0,
+            given_back: 0,
+        };
         PagePool { shared: Arc::new(Shared { page_size: page_size.max(1), state: Mutex::new(state) }) }
     }
 
@@ -96,6 +104,11 @@ impl PagePool {
     /// Sequences that hold a page.
     pub fn holders(&self, page: u32) -> usize {
         self.shared.state().holders.get(page as usize).map_or(0, |&h| h as usize)
+    }
+
+    /// How often a holder has let a page go.
+    pub fn given_back(&self) -> u64 {
+        self.shared.state().given_back
     }
 
     /// The pages of a sequence that has none yet.
@@ -136,6 +149,23 @@ impl Pages {
         }
         drop(state);
         Pages { ids, shared: self.shared.clone() }
+    }
+
+    /// One of the pages, by its place, for one more holder.
+    pub fn fork_page(&self, place: usize) -> Pages {
+        let page = self.ids[place];
+        self.shared.state().holders[page as usize] += 1;
+        Pages { ids: vec![page], shared: self.shared.clone() }
+    }
+
+    /// Appends pages of the same pool, for one more holder.
+    pub fn extend_fork(&mut self, other: &Pages) {
+        let mut state = self.shared.state();
+        for &page in &other.ids {
+            state.holders[page as usize] += 1;
+        }
+        drop(state);
+        self.ids.extend_from_slice(&other.ids);
     }
 
     /// Gives back what lies after the first `tokens` tokens.

@@ -28,6 +28,10 @@ impl fmt::Display for WeightVersion {
     }
 }
 
+/// The most probable tokens at a place with their log-probs, the best first. They are those of the whole
+/// distribution at the request's temperature, even where only some of its tokens may be sampled.
+pub type TopTokens = Vec<(u32, f32)>;
+
 /// How tokens are sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
@@ -105,6 +109,9 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// Number of samples.
     pub n: usize,
+    /// What the first sample is called in the key of the random numbers: 0, unless some of a request's samples
+    /// are made again.
+    pub first_sample: u32,
     /// How tokens are sampled.
     pub sampling: Sampling,
     /// Names the random numbers.
@@ -117,8 +124,12 @@ pub struct Request {
     pub stop_ids: Vec<u32>,
     /// Texts that end a sample; the tokens that complete them are part of it.
     pub stop_strings: Vec<String>,
+    /// How many of the most probable tokens are wanted at every new token.
+    pub top_logprobs: usize,
     /// Whether the prompt's own log-probs are wanted.
     pub prompt_logprobs: bool,
+    /// How many of the most probable tokens are wanted with each of them.
+    pub prompt_top_logprobs: usize,
 }
 
 impl Request {
@@ -127,13 +138,16 @@ impl Request {
         Request {
             prompt,
             n: 1,
+            first_sample: 0,
             sampling: Sampling::default(),
             key: SampleKey::default(),
             max_new,
             max_new_of: Vec::new(),
             stop_ids: Vec::new(),
             stop_strings: Vec::new(),
+            top_logprobs: 0,
             prompt_logprobs: false,
+            prompt_top_logprobs: 0,
         }
     }
 
@@ -197,6 +211,8 @@ pub struct Group {
     pub prompt: Vec<u32>,
     /// Log-probs of the prompt's tokens but the first, where asked for (else empty).
     pub prompt_logprobs: Vec<f32>,
+    /// The most probable tokens at the same places with their log-probs, the best first, where wanted.
+    pub prompt_top: Vec<TopTokens>,
     /// The samples, in their order.
     pub samples: Vec<Sample>,
 }

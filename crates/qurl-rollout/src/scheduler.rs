@@ -12,6 +12,10 @@
 //! for the next one. A preempted sample shares again if it can. Pages kept for nobody running are the first
 //! to go when pages run out.
 //!
+//! Requests can share, too ([`Scheduler::share_prefixes`]): whole pages at the beginning of a prompt that
+//! were computed for another one are used again ([`Prefixes`]), and a request waits for a page that a running
+//! one is just computing. They go before anybody is preempted.
+//!
 //! **Running ahead.** A step is planned, launched and, when its tokens have been read, committed; one more
 //! may be planned and launched before that. Everything is computed in the order of launching, so what a
 //! launched step writes can be planned with: a sibling shares a prompt that is still being computed, and a
@@ -21,6 +25,7 @@
 //! planned before the tokens have been read. So what is preempted has no tokens coming.
 
 use crate::pages::{PageCopy, PagePool, Pages};
+use crate::prefixes::Prefixes;
 use crate::request::RequestId;
 use crate::sequence::{Sequence, SequenceId};
 use std::collections::{BTreeMap, VecDeque};
@@ -48,6 +53,8 @@ pub struct Counts {
     pub decode_tokens: u64,
     /// How often a running sequence had to give back its pages.
     pub preemptions: u64,
+    /// Tokens whose keys and values were found in pages of other requests.
+    pub shared_tokens: u64,
 }
 
 /// All unfinished sequences.
@@ -60,8 +67,18 @@ pub struct Scheduler {
     running: Vec<Sequence>,
     /// Prompts of requests without a running sample, kept for the waiting ones.
     kept: BTreeMap<RequestId, Pages>,
+    /// Pages that requests may share, where they do.
+    prefixes: Option<Prefixes>,
     copies: Vec<PageCopy>,
     counts: Counts,
+}
+
+/// Whole pages that a sequence can begin with.
+enum Shared {
+    /// These nodes; maybe none.
+    Nodes(Vec<u64>),
+    /// A running sequence of another request is computing one more.
+    Coming,
 }
 
 /// Where a waiting sequence can get the beginning of its prompt from.
@@ -95,9 +112,27 @@ impl Scheduler {
             waiting: VecDeque::new(),
             running: Vec::new(),
             kept: BTreeMap::new(),
+            prefixes: None,
             copies: Vec::new(),
             counts: Counts::default(),
         }
+    }
+
+    /// Lets requests share whole pages of prompts that begin alike, now and later.
+    pub fn share_prefixes(&mut self) {
+        self.prefixes = Some(Prefixes::default());
+    }
+
+    /// Forgets the pages that are kept for requests to come: the weights have changed.
+    pub fn forget_prefixes(&mut self) {
+        if let Some(prefixes) = &mut self.prefixes {
+            prefixes.clear();
+        }
+    }
+
+    /// Pages that are kept for requests to come.
+    pub fn shared(&self) -> impl Iterator<Item = &Pages> {
+        self.prefixes.iter().flat_map(Prefixes::pages)
     }
 
     /// The pages.
@@ -182,7 +217,7 @@ impl Scheduler {
             if self.running[index].pages.prepare(rows.start, rows.end, &mut self.copies) {
                 return Reservation::Made;
             }
-            if self.kept.pop_last().is_some() {
+            if self.evict() || self.kept.pop_last().is_some() {
                 continue;
             }
             if self.running.iter().any(|s| s.coming > 0) {
@@ -197,6 +232,30 @@ impl Scheduler {
             }
         }
         Reservation::Preempted
+    }
+
+    /// Gives up a page that is kept for requests to come.
+    fn evict(&mut self) -> bool {
+        self.prefixes.as_mut().is_some_and(|prefixes| prefixes.evict(&self.pool))
+    }
+
+    /// The whole pages of other requests that a sequence can begin with. Its own last token, whose row
+    /// samples, is never among them; and a prompt that is to be scored has to be computed.
+    fn in_common(&self, sequence: &Sequence) -> Shared {
+        let alone = sequence.at_context || sequence.request().prompt_logprobs;
+        let Some(prefixes) = self.prefixes.as_ref().filter(|_| !alone) else {
+            return Shared::Nodes(Vec::new());
+        };
+        let (size, tokens) = (self.pool.page_size(), &sequence.prompt()[..sequence.shareable()]);
+        let nodes = prefixes.find(tokens, size);
+        let next = (nodes.len() + 1) * size;
+        let comes = |other: &Sequence| {
+            other.computed < next && !other.at_context && other.prompt().get(..next) == tokens.get(..next)
+        };
+        match next <= tokens.len() && self.running.iter().any(comes) {
+            true => Shared::Coming,
+            false => Shared::Nodes(nodes),
+        }
     }
 
     /// Lets waiting sequences run while there are places, rows and pages.
@@ -220,7 +279,22 @@ impl Scheduler {
                 Prefix::Kept => need - self.pool.pages_for(shared),
                 Prefix::Absent => need,
             };
-            if !self.has_room(need, request) {
+            // Held before anything is given up for the rest.
+            let mut others = self.pool.empty();
+            if let Prefix::Absent = prefix {
+                match self.in_common(&self.waiting[at]) {
+                    Shared::Coming => {
+                        at += 1;
+                        continue;
+                    }
+                    Shared::Nodes(nodes) => {
+                        if let Some(prefixes) = &mut self.prefixes {
+                            others = prefixes.fork(&nodes, &self.pool);
+                        }
+                    }
+                }
+            }
+            if !self.has_room(need - others.ids().len(), request) {
                 break;
             }
             let Some(mut sequence) = self.waiting.remove(at) else { break };
@@ -229,10 +303,16 @@ impl Scheduler {
                 Prefix::Kept => {
                     sequence.pages = self.kept.remove(&request).unwrap_or_else(|| self.pool.empty())
                 }
-                Prefix::Coming | Prefix::Absent => {}
+                Prefix::Coming => {}
+                Prefix::Absent => sequence.pages = others,
             }
-            let begins_at_zero = sequence.pages.ids().is_empty() && !sequence.at_context;
-            sequence.computed = if begins_at_zero { 0 } else { shared };
+            sequence.computed = match prefix {
+                Prefix::Absent if !sequence.at_context => sequence.pages.ids().len() * self.pool.page_size(),
+                _ => shared,
+            };
+            if matches!(prefix, Prefix::Absent) && !sequence.at_context {
+                self.counts.shared_tokens += sequence.computed as u64;
+            }
             if !sequence.pages.prepare(sequence.computed, len, &mut self.copies) {
                 // Not reached, as there were pages; without pages of its own the sequence simply waits on.
                 sequence.pages.truncate(0);
@@ -273,9 +353,14 @@ impl Scheduler {
         if !self.running.is_empty() {
             let growth = self.running.iter().map(|s| self.pool.pages_for(s.growth().min(GROWTH)));
             let total = self.pool.total();
-            return need + growth.sum::<usize>().clamp(total / 100, total / 16) <= self.pool.free();
+            let need = need + growth.sum::<usize>().clamp(total / 100, total / 16);
+            while need > self.pool.free() && self.evict() {}
+            return need <= self.pool.free();
         }
         while need > self.pool.free() {
+            if self.evict() {
+                continue; // also what a kept prompt has let go
+            }
             let Some(other) = self.kept.keys().rev().copied().find(|&other| other != request) else { break };
             self.kept.remove(&other);
         }
@@ -289,7 +374,17 @@ impl Scheduler {
         for sequence in self.running.iter_mut().filter(|s| s.scheduled > 0) {
             let samples = sequence.samples();
             self.counts.prefill_tokens += (sequence.scheduled - usize::from(samples)) as u64;
+            let before = sequence.computed;
             sequence.launched(sampling.len() as u32);
+            if let Some(prefixes) = self.prefixes.as_mut().filter(|_| !sequence.at_context) {
+                // Whoever is planned later is computed later.
+                let size = self.pool.page_size();
+                let whole = |tokens: usize| tokens.min(sequence.prompt().len()) / size;
+                let pages = whole(sequence.computed);
+                if pages > whole(before) {
+                    prefixes.insert(&sequence.prompt()[..pages * size], &sequence.pages, size);
+                }
+            }
             if samples {
                 sampling.push(sequence.id());
             }
@@ -322,6 +417,12 @@ impl Scheduler {
         for sequence in &mut finished[before..] {
             let (request, shared) = (sequence.id().request, sequence.shareable());
             let mut pages = std::mem::replace(&mut sequence.pages, self.pool.empty());
+            if let Some(prefixes) = self.prefixes.as_mut().filter(|_| !sequence.at_context) {
+                // What was sampled may be the beginning of the next turn. The last token is not computed.
+                let mut tokens = [sequence.prompt(), &sequence.tokens].concat();
+                tokens.truncate(sequence.computed.min(tokens.len() - 1));
+                prefixes.insert(&tokens, &pages, self.pool.page_size());
+            }
             let first = |s: &Sequence| s.id().request < request;
             let belongs = |s: Option<&Sequence>| s.is_some_and(|s| s.id().request == request);
             let waits = belongs(self.waiting.get(self.waiting.partition_point(first)));

@@ -59,7 +59,8 @@ impl Sequence {
     /// A sequence that has nothing but its prompt, in a context of so many tokens.
     pub fn new(id: SequenceId, request: Arc<Request>, context: usize, pages: Pages) -> Sequence {
         let SampleKey { seed, step, prompt } = request.key;
-        let random = CounterRng::new(&[seed, text_key("sample"), step, prompt, u64::from(id.sample)]);
+        let sample = u64::from(request.first_sample) + u64::from(id.sample);
+        let random = CounterRng::new(&[seed, text_key("sample"), step, prompt, sample]);
         Sequence {
             id,
             random,

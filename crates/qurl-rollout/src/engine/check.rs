@@ -49,6 +49,13 @@ impl<D: Device> Engine<D> {
         for &limit in &request.max_new_of {
             count("max_new_of", limit, request.max_new)?;
         }
+        for (key, value) in
+            [("top_logprobs", request.top_logprobs), ("prompt_top_logprobs", request.prompt_top_logprobs)]
+        {
+            if value > vocabulary {
+                count(key, value, vocabulary)?;
+            }
+        }
         request.sampling.check(vocabulary)?;
         if let Some(empty) = request.stop_strings.iter().find(|s| s.is_empty()) {
             let found = format!("{empty:?}");

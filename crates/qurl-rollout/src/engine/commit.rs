@@ -12,8 +12,12 @@ const TEXT_MARGIN: usize = 8;
 impl<D: Device> Engine<D> {
     /// Reads the sampled tokens of a step and takes note of the sequences that end.
     pub(super) fn commit(&mut self, queue: &mut D::Queue, flight: Flight<D>) -> Result<(), RolloutError> {
-        let Flight { pending: Some(pending), sampling, .. } = flight else { return Ok(()) };
+        let Flight { pending: Some(pending), sampling, top, .. } = flight else { return Ok(()) };
         let tokens = queue.wait(pending)?;
+        self.top.extend(top.into_iter().map(|(place, top)| {
+            let SequenceId { request, sample } = sampling[place];
+            (request, sample, top)
+        }));
         let (decoder, emitted) = (self.decoder.as_ref(), &mut self.emitted);
         let context = self.network.options().positions;
         let mut failed: Vec<(SequenceId, usize)> = Vec::new();
@@ -44,12 +48,12 @@ impl<D: Device> Engine<D> {
             let Some(pending) = self.pending.get_mut(&request) else { continue };
             pending.samples[sample as usize] = Some(Sample { tokens, logprobs, entropies, finish, weights });
             if pending.samples.iter().all(Option::is_some)
-                && let Some(Pending { request: asked, prompt_logprobs, samples }) =
+                && let Some(Pending { request: asked, prompt_logprobs, prompt_top, samples }) =
                     self.pending.remove(&request)
             {
                 let (key, prompt) = (asked.key, asked.prompt.clone());
                 let samples = samples.into_iter().flatten().collect();
-                self.finished.push(Group { request, key, prompt, prompt_logprobs, samples });
+                self.finished.push(Group { request, key, prompt, prompt_logprobs, prompt_top, samples });
             }
         }
         for (SequenceId { request, sample }, position) in failed {

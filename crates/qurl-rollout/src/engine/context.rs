@@ -23,6 +23,7 @@ impl<D: Device> Engine<D> {
     /// If requests are in flight: their pages are written.
     pub fn fill_pages(&mut self, queue: &mut D::Queue, seed: u64) -> Result<(), RolloutError> {
         assert_eq!(self.unfinished(), 0, "pages are filled under requests");
+        self.scheduler.forget_prefixes();
         let (page_size, total) = (self.options.page_size, self.pages().total());
         let positions = self.network.options().positions;
         let pages = (PREFILLED.min(positions) / page_size).clamp(1, total);

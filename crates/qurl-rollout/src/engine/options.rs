@@ -18,11 +18,20 @@ pub struct EngineOptions {
     pub max_num_seqs: usize,
     /// Most tokens of a step; longer prompts are computed in chunks.
     pub max_num_batched_tokens: usize,
+    /// Whether requests that begin alike share the pages of what they have in common; it changes no bit of
+    /// any sample.
+    pub share_prefixes: bool,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        EngineOptions { kv_bytes: 1 << 30, page_size: 16, max_num_seqs: 256, max_num_batched_tokens: 1024 }
+        EngineOptions {
+            kv_bytes: 1 << 30,
+            page_size: 16,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 1024,
+            share_prefixes: false,
+        }
     }
 }
 
@@ -62,6 +71,11 @@ impl EngineOptions {
 
     pub(super) fn scheduler(&self, pages: usize) -> Scheduler {
         let &EngineOptions { page_size, max_num_seqs, max_num_batched_tokens, .. } = self;
-        Scheduler::new(Limits { max_num_seqs, max_num_batched_tokens }, PagePool::new(pages, page_size))
+        let limits = Limits { max_num_seqs, max_num_batched_tokens };
+        let mut scheduler = Scheduler::new(limits, PagePool::new(pages, page_size));
+        if self.share_prefixes {
+            scheduler.share_prefixes();
+        }
+        scheduler
     }
 }

@@ -1,9 +1,7 @@
 //! An engine that runs with another network for a while: the pages and the workspace are its own, the tokens
 //! are the other network's, and afterwards it is what it was.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use qurl_kernels::{Format, KvFormat};
 use qurl_model::Family;
 use qurl_rollout::{Request, RolloutError, WeightVersion};

@@ -2,9 +2,7 @@
 //! frequencies are probabilities, one prefill a prompt, weights only between requests, errors that name the
 //! request.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use qurl_kernels::Format;
 use qurl_model::{Family, hf};
 use qurl_rollout::{
@@ -50,6 +48,124 @@ fn same_seed_same_tokens() {
         assert_ne!(one(other)[0], tokens[0], "{other:?}");
     }
     assert_eq!(one(base), tokens);
+}
+
+/// Requests that begin alike compute what they have in common once, and get the samples of requests alone.
+#[test]
+fn pages_of_common_beginnings_change_no_bit() {
+    let (config, params) = model(Family::Qwen3, VOCABULARY, 4);
+    let system: Vec<u32> = (0..50).map(|i| (i * 37 + 11) % VOCABULARY as u32).collect();
+    let request = |i: u32| {
+        let prompt = [&system[..10 + 8 * (i as usize % 6)], &[i, 2 * i, 3]].concat();
+        let key = SampleKey { seed: 3, step: 0, prompt: u64::from(i) };
+        let (n, prompt_logprobs) = (1 + i as usize % 2, i == 7);
+        Request { n, key, prompt_logprobs, top_logprobs: i as usize % 3, ..Request::new(prompt, 20) }
+    };
+    let requests: Vec<Request> = (0..24).map(request).collect();
+    let run = |share_prefixes: bool, options: EngineOptions| {
+        let cpu = cpu(2);
+        let net = network(&cpu, &config, &params, Format::Int8, None);
+        let mut engine = engine(&cpu, net, EngineOptions { share_prefixes, ..options });
+        let mut groups = engine.generate(&requests).expect("generate");
+        // The conversation continues where a sample ended.
+        let next = Request { key: requests[0].key, ..Request::new(Vec::new(), 9) };
+        let turn = |group: &qurl_rollout::Group| {
+            let prompt = [&group.prompt[..], &group.samples[0].tokens, &[5, 6]].concat();
+            Request { prompt, ..next.clone() }
+        };
+        let turns: Vec<Request> = groups.iter().map(turn).collect();
+        groups.extend(engine.generate(&turns).expect("generate"));
+        (groups, engine.stats())
+    };
+    let (expected, alone) = run(false, roomy());
+    assert_eq!(alone.shared_tokens, 0);
+    for (max_num_seqs, max_num_batched_tokens) in [(64, 256), (3, 17), (1, 40)] {
+        let options = EngineOptions { max_num_seqs, max_num_batched_tokens, ..roomy() };
+        let (groups, stats) = run(true, options);
+        assert_same(&format!("{options:?}"), &expected, &groups);
+        assert!(stats.shared_tokens > 24 * 16, "{options:?}: {stats:?}");
+        assert!(stats.prefill_tokens < alone.prefill_tokens, "{options:?}: {stats:?}");
+    }
+
+    // Other weights: nothing of the old ones is left.
+    let cpu = cpu(1);
+    let net = network(&cpu, &config, &params, Format::Int8, None);
+    let mut served = engine(&cpu, net, EngineOptions { share_prefixes: true, ..roomy() });
+    served.generate(&requests).expect("generate");
+    let (_, others) = model(Family::Qwen3, VOCABULARY, 5);
+    let fresh = network(&cpu, &config, &others, Format::Int8, None);
+    served.load(&upload(&cpu, &others), WeightVersion { version: 2, checksum: 2 }).expect("loaded");
+    let loaded = served.generate(&requests).expect("generate");
+    let expected = engine(&cpu, fresh, roomy()).generate(&requests).expect("generate");
+    for (a, b) in loaded.iter().zip(&expected) {
+        assert_eq!(a.samples[0].tokens, b.samples[0].tokens);
+        assert_eq!(bits(&a.samples[0].logprobs), bits(&b.samples[0].logprobs));
+    }
+}
+
+/// The most probable tokens stand beside each sampled one, with the log-probs that scoring gives them.
+#[test]
+fn top_tokens_are_those_of_scoring() {
+    let (config, params) = model(Family::Qwen2, VOCABULARY, 1);
+    let cpu = cpu(2);
+    let net = network(&cpu, &config, &params, Format::Bf16, None);
+    let sampling = |temperature| Sampling { temperature, ..Sampling::default() };
+    let requests: Vec<Request> = [(1.0, 3), (0.0, 1), (0.5, 0), (0.7, 700)]
+        .into_iter()
+        .map(|(temperature, top_logprobs)| Request {
+            n: 2,
+            sampling: sampling(temperature),
+            top_logprobs,
+            prompt_logprobs: true,
+            prompt_top_logprobs: top_logprobs.min(2),
+            ..Request::new(vec![3, 1, 4, 1, 5], 6)
+        })
+        .collect();
+    for ahead in [false, true] {
+        let served = network(&cpu, &config, &params, Format::Bf16, None);
+        let mut engine = engine(&cpu, served, roomy());
+        engine.set_ahead(ahead);
+        for request in &requests {
+            engine.submit(request.clone()).expect("submitted");
+        }
+        let mut tops = std::collections::BTreeMap::<_, Vec<Vec<(u32, f32)>>>::new();
+        while engine.unfinished() > 0 {
+            engine.step().expect("a step");
+            let emitted: Vec<_> = engine.emitted().iter().map(|e| (e.request, e.sample)).collect();
+            for (request, sample, top) in engine.top() {
+                if emitted.contains(&(*request, *sample)) {
+                    tops.entry((*request, *sample)).or_default().push(top.clone());
+                }
+            }
+        }
+        for (request, group) in requests.iter().zip(engine.finished()) {
+            let temperature = request.sampling.logp_temperature();
+            let check = |sequence: &[u32], top: &[(u32, f32)], wanted: usize| {
+                assert_eq!(top.len(), wanted);
+                assert!(top.is_sorted_by(|a, b| a.1 >= b.1));
+                let last = sequence.len();
+                for (id, logp) in top.iter().take(3) {
+                    let scored = score(&cpu, &net, &[[sequence, &[*id]].concat()], temperature, 64).remove(0);
+                    assert_eq!(logp.to_bits(), scored.logp[last - 1].to_bits());
+                    let argmax = *scored.argmax.last().expect("a row");
+                    assert!(wanted == 0 || top[0].0 == argmax);
+                }
+            };
+            for (i, sample) in group.samples.iter().enumerate() {
+                let found = tops.get(&(group.request, i as u32));
+                assert_eq!(found.map_or(0, Vec::len), if request.top_logprobs > 0 { 6 } else { 0 });
+                for (at, top) in found.into_iter().flatten().enumerate() {
+                    let sequence = [&group.prompt[..], &sample.tokens[..at]].concat();
+                    check(&sequence, top, request.top_logprobs);
+                }
+            }
+            let wanted = request.prompt_top_logprobs;
+            assert_eq!(group.prompt_top.len(), if wanted > 0 { 4 } else { 0 });
+            for (at, top) in group.prompt_top.iter().enumerate() {
+                check(&group.prompt[..at + 1], top, wanted);
+            }
+        }
+    }
 }
 
 #[test]

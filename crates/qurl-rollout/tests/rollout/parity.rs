@@ -2,9 +2,7 @@
 //! in every format, for any batch and with preemption; so what differs between trainer and rollout is
 //! quantization alone.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use qurl_kernels::{Cpu, Format, KvFormat};
 use qurl_model::compute::{Network, NetworkOptions, Tape, TapeOptions, Targets, whole_batch};
 use qurl_model::{Family, ModelConfig, Params};

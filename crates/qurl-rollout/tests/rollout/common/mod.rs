@@ -1,5 +1,4 @@
 //! Small random models and what the tests ask of them.
-#![allow(dead_code)] // each test binary uses its own part
 
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::types::HeadOutput;
@@ -102,7 +101,13 @@ pub fn network(
 
 /// Pages for everything at once.
 pub fn roomy() -> EngineOptions {
-    EngineOptions { kv_bytes: 64 << 20, page_size: 16, max_num_seqs: 64, max_num_batched_tokens: 256 }
+    EngineOptions {
+        kv_bytes: 64 << 20,
+        page_size: 16,
+        max_num_seqs: 64,
+        max_num_batched_tokens: 256,
+        share_prefixes: false,
+    }
 }
 
 /// An engine with the queue it works on.

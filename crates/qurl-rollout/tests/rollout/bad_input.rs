@@ -1,8 +1,6 @@
 //! Bad settings and requests get an error that names them, and change nothing.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use qurl_kernels::Format;
 use qurl_model::Family;
 use qurl_rollout::{Engine, EngineOptions, Request, RolloutError, Sampling};

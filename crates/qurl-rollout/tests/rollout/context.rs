@@ -1,8 +1,6 @@
 //! Sequences that begin at a context nobody computed: no prefill, finite figures, and nothing else differs.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use qurl_kernels::{Format, KvFormat};
 use qurl_model::Family;
 use qurl_rollout::{EngineOptions, Request, SampleKey};

@@ -2,9 +2,7 @@
 //! log-probs, entropies and reasons to end. Here on the CPU, which gains nothing by it; `cuda.rs` has the
 //! same on a device.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use qurl_kernels::{Cpu, Format};
 use qurl_model::{Family, ModelConfig, Params};
 use qurl_rollout::{EngineOptions, FinishReason, Group, Request, RolloutError};

@@ -2,9 +2,7 @@
 //! batch, running ahead = not running ahead, and the same model on the CPU within the tolerance of its
 //! format. Says so and passes where there is no device.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use qurl_kernels::types::{HeadOutput, LossGradient};
 use qurl_kernels::{Cuda, Device, DeviceError, Format, KvFormat, Queue};
 use qurl_model::compute::{Network, NetworkOptions, Tape, TapeOptions, Targets, whole_batch};
@@ -276,19 +274,24 @@ fn a_lent_network_has_its_own_steps() {
 #[test]
 fn gradients_equal_the_cpu() {
     let Some(cuda) = device() else { return };
-    for (family, width, format, sharpness, tolerance, windows) in [
-        (Family::Qwen2, 128, Format::F32, 1.0, 1e-4, false),
-        (Family::Qwen3, 128, Format::F32, 1.0, 1e-4, false),
-        (Family::Qwen3, 128, Format::F32, 1.0, 1e-4, true),
-        (Family::Qwen2, 128, Format::Bf16, 1.0, 1e-2, false),
+    for (family, width, format, ran, sharpness, tolerance, windows) in [
+        (Family::Qwen2, 128, Format::F32, Format::F32, 1.0, 1e-4, false),
+        (Family::Qwen3, 128, Format::F32, Format::F32, 1.0, 1e-4, false),
+        (Family::Qwen3, 128, Format::F32, Format::F32, 1.0, 1e-4, true),
+        (Family::Qwen2, 128, Format::Bf16, Format::Bf16, 1.0, 1e-2, false),
         // Attention on tensor cores has bf16 operands, on the CPU f32 queries: what that costs grows with the
         // logits, whose deviation is about 4 and 5 here, and 15 and 20 in the sharp models.
-        (Family::Qwen2, 256, Format::Bf16, 0.5, 1e-2, false),
-        (Family::Qwen2, 512, Format::Bf16, 0.5, 1e-2, false),
-        (Family::Qwen2, 256, Format::Bf16, 0.5, 1e-2, true),
-        (Family::Qwen2, 512, Format::Bf16, 0.5, 1e-2, true),
-        (Family::Qwen2, 256, Format::Bf16, 1.0, 3e-2, false),
-        (Family::Qwen3, 512, Format::Bf16, 1.0, 3e-2, false),
+        (Family::Qwen2, 256, Format::Bf16, Format::Bf16, 0.5, 1e-2, false),
+        (Family::Qwen2, 512, Format::Bf16, Format::Bf16, 0.5, 1e-2, false),
+        (Family::Qwen2, 256, Format::Bf16, Format::Bf16, 0.5, 1e-2, true),
+        (Family::Qwen2, 512, Format::Bf16, Format::Bf16, 0.5, 1e-2, true),
+        (Family::Qwen2, 256, Format::Bf16, Format::Bf16, 1.0, 3e-2, false),
+        (Family::Qwen3, 512, Format::Bf16, Format::Bf16, 1.0, 3e-2, false),
+        // Straight through quantized weights: a number between two quantized values may go either way here
+        // and there.
+        (Family::Qwen2, 256, Format::Bf16, Format::Int8, 0.5, 1e-1, false),
+        (Family::Qwen2, 512, Format::Bf16, Format::Fp8, 0.5, 1e-1, true),
+        (Family::Qwen3, 512, Format::Bf16, Format::Int8, 0.5, 1e-1, false),
     ] {
         let (config, mut params) = model_of(family, VOCABULARY, width, 8);
         let config = if windows { windowed(config) } else { config };
@@ -296,8 +299,8 @@ fn gradients_equal_the_cpu() {
             let factor = if info.rows > 1 { sharpness } else { 1.0 };
             leaf.iter_mut().for_each(|x| *x *= factor);
         }
-        let got = gradients(&cuda, &config, &params, format);
-        let want = gradients(&cpu(2), &config, &params, format);
+        let got = gradients(&cuda, &config, &params, format, ran);
+        let want = gradients(&cpu(2), &config, &params, format, ran);
         let (mut off, mut size, mut worst) = (0.0, 0.0, (0.0, String::new()));
         for ((got, want), info) in
             got.iter().zip(want.iter()).zip(qurl_model::params::shapes(&config, false).iter())
@@ -313,7 +316,7 @@ fn gradients_equal_the_cpu() {
         let whole = (off / size).sqrt();
         let (of_worst, name) = worst;
         println!(
-            "{family:?} of width {width}, {format}, matrices x {sharpness}: gradient within {whole:.1e} of \
+            "{family:?} of width {width}, {ran} through {format}, matrices x {sharpness}: gradient within {whole:.1e} of \
              the CPU's, relative; worst tensor {name}: {of_worst:.1e}"
         );
         assert!(
@@ -328,19 +331,25 @@ fn gradients<D: Device>(
     config: &ModelConfig,
     params: &Params<Vec<f32>>,
     format: Format,
+    ran: Format,
 ) -> Params<Vec<f32>> {
     let mut queue = queue(device);
     let uploaded = upload(device, params);
     let mut grads = params.as_ref().map(|p| device.zeros(p.len()).expect("memory"));
     let options = NetworkOptions { positions: POSITIONS, ..NetworkOptions::training(config, format) };
     let net = Network::new(&mut queue, config, &uploaded, options).expect("network");
+    // The network that runs forward: a quantized one stores keys and values in eight bits.
+    let kv_format = if ran == Format::Int8 { KvFormat::Int8 } else { options.kv_format };
+    let options = NetworkOptions { format: ran, kv_format, trained: false, ..options };
+    let other = Network::new(&mut queue, config, &uploaded, options).expect("network");
+    let ran = if ran == format { &net } else { &other };
     let sequences: Vec<Vec<u32>> = [40usize, 97, 3]
         .iter()
         .map(|&n| (0..n).map(|i| ((i * 37 + n) % VOCABULARY) as u32).collect())
         .collect();
     for recompute in [false, true] {
-        let mut tape =
-            Tape::new(&**device, &net, TapeOptions { rows: 140, sequences: 3, recompute }).expect("tape");
+        let options = TapeOptions { rows: 140, sequences: 3, recompute };
+        let mut tape = Tape::with_kv(&**device, &net, kv_format, options).expect("tape");
         let targets = Targets::of(&sequences, |_, _| true);
         let batch = whole_batch(&sequences);
         let gradient = |targets: Range<usize>| LossGradient {
@@ -350,11 +359,15 @@ fn gradients<D: Device>(
         // The head in two passes, and in one.
         if recompute {
             let loss = |targets: Range<usize>, _: &HeadOutput| Ok::<_, DeviceError>(gradient(targets));
-            tape.train(&mut queue, &net, &batch, &targets, 1.0, loss, &mut grads).expect("gradients");
+            tape.train_straight(&mut queue, Some(ran), &net, &batch, &targets, 1.0, loss, &mut grads)
+                .expect("gradients");
         } else {
-            let forward = tape.forward(&mut queue, &net, &batch, targets, 1.0).expect("forward");
+            let scored = tape.score(&mut queue, ran, &batch, &targets, 1.0).expect("scores");
+            let forward = tape.forward(&mut queue, ran, &batch, targets, 1.0).expect("forward");
+            assert_eq!(scored, forward.out, "what is kept changes no bit");
             let gradient = gradient(0..forward.out.logp.len());
-            tape.backward(&mut queue, &net, forward, gradient.borrowed(), &mut grads);
+            tape.backward_straight(&mut queue, Some(ran), &net, forward, gradient.borrowed(), &mut grads)
+                .expect("backward");
         }
     }
     grads.as_ref().map(|g| queue.read(g, D::len(g)).expect("memory"))

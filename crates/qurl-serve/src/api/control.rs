@@ -1,0 +1,186 @@
+//! Orders: new weights, pause and resume, aborts; in vLLM's and SGLang's words.
+//!
+//! Requests in flight keep their weights. An update lets them finish first, those too that a pause has
+//! frozen, or aborts them where it is asked to; what arrives meanwhile waits for the new weights.
+
+use super::error::ApiError;
+use super::fields::Fields;
+use super::{App, WeightSource, answer};
+use crate::service::{InFlight, NewWeights};
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use qurl_model::hf;
+use qurl_rollout::WeightVersion;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What happens to requests in flight, in vLLM's words.
+fn mode(name: Option<&str>, absent: InFlight) -> Result<InFlight, ApiError> {
+    match name {
+        None => Ok(absent),
+        Some("wait") => Ok(InFlight::Wait),
+        Some("abort") => Ok(InFlight::Abort),
+        Some("keep" | "in_place" | "retract") => Ok(InFlight::Keep),
+        Some(other) => {
+            Err(ApiError::invalid("mode", format!("mode = {other:?}: expected keep, wait or abort")))
+        }
+    }
+}
+
+/// A directory that weights may come from.
+fn allowed(app: &App, asked: &Path) -> Result<PathBuf, ApiError> {
+    let no = |why: &str| Err(ApiError::forbidden(format!("{}: {why}", asked.display())));
+    match &app.weight_source {
+        WeightSource::Nowhere => no("this server takes no new weights (see --weights-from)"),
+        WeightSource::Anywhere => Ok(asked.to_path_buf()),
+        // One answer, whether it is there or not: what lies outside is nobody's business.
+        WeightSource::Inside(root) => match (asked.canonicalize(), root.canonicalize()) {
+            (Ok(asked), Ok(root)) if asked.starts_with(&root) => Ok(asked),
+            _ => no("is no directory that this server takes weights from"),
+        },
+    }
+}
+
+/// Loads a directory and gives it to the engine.
+async fn update(
+    app: &Arc<App>,
+    dir: &Path,
+    name: Option<&str>,
+    in_flight: InFlight,
+) -> Result<WeightVersion, ApiError> {
+    let dir = allowed(app, dir)?;
+    let reading = dir.clone();
+    let read = tokio::task::spawn_blocking(move || {
+        let model = hf::load(&reading).map_err(|error| ApiError::bad(error.to_string()))?;
+        let checksum = qurl_quant::checksum::host_params(&model.params);
+        Ok::<_, ApiError>((model, checksum))
+    });
+    let (model, checksum) = read.await.map_err(|_| ApiError::broken("reading the weights failed"))??;
+    if !same_shape(&model.config, &app.model.config) || model.params.value_head.is_some() {
+        let message = format!("{}: weights of another model than the one that is served", dir.display());
+        return Err(ApiError::bad(message));
+    }
+    let version = app.counters.version.fetch_add(1, Ordering::Relaxed) + 1;
+    let version = WeightVersion { version, checksum };
+    if let Some(name) = name {
+        app.label(version.version, name);
+    }
+    let loaded = app.service.load(NewWeights { params: model.params, version, in_flight }).await?;
+    loaded.map_err(ApiError::broken)
+}
+
+/// Whether both have the same weights in the same places, whatever their stop tokens.
+fn same_shape(new: &qurl_model::ModelConfig, old: &qurl_model::ModelConfig) -> bool {
+    let mut new = new.clone();
+    new.dtype = old.dtype;
+    new.eos_token_ids.clone_from(&old.eos_token_ids);
+    (new.bos_token_id, new.pad_token_id) = (old.bos_token_id, old.pad_token_id);
+    (new.initializer_range, new.uaq) = (old.initializer_range, old.uaq);
+    new == *old
+}
+
+/// A version's name: a text, or a number.
+fn version_name(fields: Fields<'_>, key: &str) -> Result<Option<String>, ApiError> {
+    fields.read(key, "a text or a number", |value| match value {
+        Value::String(name) => Some(name.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    })
+}
+
+/// `POST /update_weights {"weight_dir", "version"?, "mode"?}`
+pub async fn update_weights(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    let body = app.json(body).await?;
+    let fields = Fields::of(&body)?;
+    let dir = fields.text("weight_dir")?.ok_or_else(|| fields.wrong("weight_dir", "a directory"))?;
+    let in_flight = mode(fields.text("mode")?, InFlight::Wait)?;
+    let name = version_name(fields, "version")?;
+    let weights = update(&app, Path::new(dir), name.as_deref(), in_flight).await?;
+    let checksum = format!("{:016x}", weights.checksum);
+    Ok(answer(json!({"status": "ok", "weight_version": app.version_name(weights), "checksum": checksum})))
+}
+
+/// `POST /update_weights_from_disk {"model_path", "weight_version"?, "abort_all_requests"?}`
+pub async fn update_weights_from_disk(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    let body = app.json(body).await?;
+    let fields = Fields::of(&body)?;
+    let dir = fields.text("model_path")?.ok_or_else(|| fields.wrong("model_path", "a directory"))?;
+    let in_flight = if fields.is("abort_all_requests")? { InFlight::Abort } else { InFlight::Wait };
+    let name = version_name(fields, "weight_version")?;
+    Ok(match update(&app, Path::new(dir), name.as_deref(), in_flight).await {
+        Ok(weights) => {
+            let message = format!("the weights are {weights}");
+            answer(json!({"success": true, "message": message, "num_paused_requests": 0}))
+        }
+        Err(error) => (StatusCode::BAD_REQUEST, Json(json!({"success": false, "message": error.message()})))
+            .into_response(),
+    })
+}
+
+/// `POST /pause?mode=keep|wait|abort`
+pub async fn pause(
+    State(app): State<Arc<App>>,
+    Query(query): Query<HashMap<String, String>>,
+) -> Result<Response, ApiError> {
+    app.service.pause(mode(query.get("mode").map(String::as_str), InFlight::Abort)?).await?;
+    Ok(answer(json!({"status": "paused"})))
+}
+
+/// `POST /pause_generation {"mode"?}`
+pub async fn pause_generation(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    let body = app.json(body).await?;
+    app.service.pause(mode(Fields::of(&body)?.text("mode")?, InFlight::Abort)?).await?;
+    Ok(answer(json!({"status": "paused", "message": "Generation paused successfully."})))
+}
+
+/// `POST /resume`, `POST /continue_generation`
+pub async fn resume(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    app.service.resume().await?;
+    Ok(answer(json!({"status": "resumed"})))
+}
+
+/// `GET /is_paused`
+pub async fn is_paused(State(app): State<Arc<App>>) -> Response {
+    answer(json!({"is_paused": app.service.snapshot().paused}))
+}
+
+/// `POST /abort_requests {"request_ids"?}`: those, or all.
+pub async fn abort_requests(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    let body = app.json(body).await?;
+    let fields = Fields::of(&body)?;
+    let mut aborted = 0;
+    match fields.get("request_ids") {
+        None => aborted = app.service.abort(None).await?,
+        Some(_) => {
+            for id in fields.texts("request_ids")? {
+                aborted += app.service.abort(Some(id)).await?;
+            }
+        }
+    }
+    Ok(answer(json!({"status": "ok", "aborted": aborted})))
+}
+
+/// `POST /abort_request {"rid"?, "abort_all"?}`
+pub async fn abort_request(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    let body = app.json(body).await?;
+    let fields = Fields::of(&body)?;
+    let id = fields.text("rid")?.filter(|id| !id.is_empty()).map(str::to_string);
+    if id.is_none() && !fields.is("abort_all")? {
+        return Err(ApiError::invalid("rid", "neither rid nor abort_all: true is given"));
+    }
+    let id = if fields.is("abort_all")? { None } else { id };
+    let aborted = app.service.abort(id).await?;
+    Ok(answer(json!({"status": "ok", "aborted": aborted})))
+}
+
+/// `POST /flush_cache`
+pub async fn flush_cache(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    app.service.flush().await?;
+    Ok(answer(json!({"status": "ok"})))
+}

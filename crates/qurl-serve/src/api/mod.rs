@@ -1,0 +1,226 @@
+//! The engine in the words of others: OpenAI's, vLLM's and SGLang's.
+//!
+//! Every dialect turns a body into a [`call::Call`] and an outcome into its own shape; the engine does not
+//! know which one asked. What all share is here: who may ask, how bodies are read, and the routes.
+
+mod call;
+mod chat;
+mod completions;
+mod control;
+mod error;
+mod fields;
+mod info;
+mod logprobs;
+mod sampling;
+mod sglang;
+mod texts;
+mod vllm;
+
+pub use error::ApiError;
+pub use texts::Texts;
+
+use crate::http::{BodyBudget, guard};
+use crate::service::Service;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use qurl_model::ModelConfig;
+use qurl_rollout::WeightVersion;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Most names of versions that are remembered.
+const MAX_LABELS: usize = 64;
+
+/// The model that is served.
+pub struct ModelFacts {
+    /// Names that requests may use; the first is the one that answers give.
+    pub names: Vec<String>,
+    /// Where its weights came from at first; nothing for random ones.
+    pub dir: Option<PathBuf>,
+    /// Longest sequence, prompt and new tokens.
+    pub max_model_len: usize,
+    /// Its configuration, which new weights must share.
+    pub config: ModelConfig,
+    /// Number format of the weights.
+    pub format: String,
+}
+
+/// Where new weights may come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WeightSource {
+    /// Nowhere.
+    Nowhere,
+    /// Any directory.
+    Anywhere,
+    /// Directories inside of this one.
+    Inside(PathBuf),
+}
+
+/// Everything that a request may need.
+pub struct App {
+    /// The way to the engine.
+    pub service: Service,
+    /// Text to tokens and back.
+    pub texts: Texts,
+    /// What is served.
+    pub model: ModelFacts,
+    /// Where the server listens.
+    pub address: SocketAddr,
+    /// What requests must show.
+    pub key: Option<String>,
+    /// How bodies are read.
+    pub bodies: BodyBudget,
+    /// Longest time of an answer.
+    pub time: Option<Duration>,
+    /// Where new weights may come from.
+    pub weight_source: WeightSource,
+    /// Seed of requests that name none.
+    pub seed: u64,
+    /// What was counted since the start.
+    pub counters: Counters,
+}
+
+/// Numbers that rise while the server runs, and names of weights.
+#[derive(Default)]
+pub struct Counters {
+    unseeded: AtomicU64,
+    calls: AtomicU64,
+    version: AtomicU64,
+    labels: Mutex<BTreeMap<u64, String>>,
+}
+
+impl App {
+    /// Sets requests without a seed apart.
+    fn next_unseeded(&self) -> u64 {
+        self.counters.unseeded.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A name for a call: the client's own, or a new one.
+    fn name(&self, prefix: &str, own: Option<&str>) -> String {
+        let number = self.counters.calls.fetch_add(1, Ordering::Relaxed);
+        own.map_or_else(|| format!("{prefix}-{:016x}{number:08x}", self.seed), str::to_string)
+    }
+
+    fn labels(&self) -> MutexGuard<'_, BTreeMap<u64, String>> {
+        self.counters.labels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls a version of the weights by a name of the client's.
+    fn label(&self, version: u64, name: &str) {
+        let mut labels = self.labels();
+        labels.insert(version, name.to_string());
+        while labels.len() > MAX_LABELS {
+            labels.pop_first();
+        }
+    }
+
+    /// What a version of the weights is called: by its number where nobody named it.
+    fn version_name(&self, weights: WeightVersion) -> String {
+        self.labels().get(&weights.version).cloned().unwrap_or_else(|| weights.version.to_string())
+    }
+
+    /// Refuses requests for another model.
+    fn check_model(&self, body: fields::Fields<'_>) -> Result<(), ApiError> {
+        match body.text("model")? {
+            Some(name) if !name.is_empty() && !self.model.names.iter().any(|own| own == name) => Err(
+                ApiError::not_found(format!("the model `{name}` is not here, `{}` is", self.model.names[0])),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// The model's name in answers.
+    fn model_name(&self) -> &str {
+        &self.model.names[0]
+    }
+
+    /// Reads a body as JSON; an empty one as an empty object.
+    async fn json(&self, body: Body) -> Result<Value, ApiError> {
+        self.bodies
+            .read(body, |bytes| match bytes.is_empty() {
+                true => Ok(Value::Object(serde_json::Map::new())),
+                false => serde_json::from_slice(&bytes)
+                    .map_err(|error| ApiError::bad(format!("the body is no JSON: {error}"))),
+            })
+            .await?
+    }
+}
+
+/// Which weights: `system_fingerprint`.
+fn fingerprint(weights: WeightVersion) -> String {
+    format!("qurl-{}-{:016x}", weights.version, weights.checksum)
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// All routes.
+pub fn routes(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/models", get(info::models))
+        .route("/v1/models/{*id}", get(info::model))
+        .route("/v1/completions", post(completions::complete))
+        .route("/v1/chat/completions", post(chat::complete))
+        .route("/inference/v1/generate", post(vllm::generate))
+        .route("/tokenize", post(vllm::tokenize))
+        .route("/detokenize", post(vllm::detokenize))
+        .route("/generate", post(sglang::generate))
+        .route("/health", get(info::health))
+        .route("/ping", get(info::health).post(info::health))
+        .route("/health_generate", get(info::health_generate))
+        .route("/metrics", get(info::metrics))
+        .route("/version", get(info::version))
+        .route("/server_info", get(info::server_info))
+        .route("/get_server_info", get(info::server_info))
+        .route("/model_info", get(info::model_info))
+        .route("/get_model_info", get(info::model_info))
+        .route("/get_weight_version", get(info::weight_version).post(info::weight_version))
+        .route("/update_weights", post(control::update_weights))
+        .route("/update_weights_from_disk", post(control::update_weights_from_disk))
+        .route("/pause", post(control::pause))
+        .route("/resume", post(control::resume))
+        .route("/is_paused", get(control::is_paused))
+        .route("/abort_requests", post(control::abort_requests))
+        .route("/pause_generation", post(control::pause_generation))
+        .route("/continue_generation", post(control::resume))
+        .route("/abort_request", post(control::abort_request))
+        .route("/flush_cache", get(control::flush_cache).post(control::flush_cache))
+        .route("/reset_prefix_cache", post(control::flush_cache))
+        .fallback(async || ApiError::not_found("there is nothing at this address"))
+        .method_not_allowed_fallback(async || ApiError::method())
+        .layer(from_fn_with_state(app.clone(), guarded))
+        .with_state(app)
+}
+
+/// Lets in who may ask. Whether the server is well may be asked without a key.
+async fn guarded(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    let open = matches!(request.uri().path(), "/health" | "/ping");
+    let mut may = guard::check_host(headers, app.address);
+    if may.is_ok() && !open {
+        may = match &app.key {
+            Some(key) => guard::check_key(headers, key),
+            None => guard::check_origin(headers),
+        };
+    }
+    match may {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => ApiError::from(refusal).into_response(),
+    }
+}
+
+/// An answer of JSON.
+fn answer(value: Value) -> Response {
+    Json(value).into_response()
+}

@@ -1,0 +1,169 @@
+//! How a request wants to be sampled, in the words of each dialect.
+//!
+//! What a client asks for is done or refused: a setting that would change the answer and is not implemented
+//! (penalties, biases, grammars) is an error that names it, unless its value switches it off. Everything else
+//! that is not known is ignored.
+
+use super::error::ApiError;
+use super::fields::{Fields, is_empty, is_number};
+use super::texts::Texts;
+use qurl_rollout::{Request, SampleKey, Sampling};
+
+/// Most tokens whose log-probs are given at a place.
+pub const MAX_TOP: usize = 64;
+
+/// Whose words a request speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// OpenAI's, with vLLM's further keys.
+    OpenAi,
+    /// SGLang's `sampling_params`.
+    Sglang,
+}
+
+/// How to sample, whatever the prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wanted {
+    /// Samples.
+    pub n: usize,
+    /// How tokens are sampled.
+    pub sampling: Sampling,
+    /// Names the random numbers; the server chooses where absent.
+    pub seed: Option<u64>,
+    /// Most new tokens; as many as there can be where absent.
+    pub max_new: Option<usize>,
+    /// Tokens that end a sample, beside those of the model.
+    pub stop_ids: Vec<u32>,
+    /// Texts that end a sample.
+    pub stop: Vec<String>,
+    /// Whether the model's own tokens do not end a sample.
+    pub ignore_eos: bool,
+    /// Whether special tokens are left out of the text.
+    pub skip_special: bool,
+    /// Whether the text that ended a sample stays in it.
+    pub keep_stop: bool,
+}
+
+impl Wanted {
+    /// Reads the settings; what cannot be done is refused.
+    pub fn read(fields: Fields<'_>, dialect: Dialect) -> Result<Wanted, ApiError> {
+        for key in ["presence_penalty", "frequency_penalty", "min_tokens", "min_new_tokens"] {
+            fields.refuse(key, is_number(0.0))?;
+        }
+        for key in ["repetition_penalty", "length_penalty"] {
+            fields.refuse(key, is_number(1.0))?;
+        }
+        const UNKNOWN: [&str; 22] = [
+            "logit_bias",
+            "logits_processors",
+            "custom_logit_processor",
+            "bad_words",
+            "allowed_token_ids",
+            "use_beam_search",
+            "structured_outputs",
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+            "json_schema",
+            "regex",
+            "ebnf",
+            "structural_tag",
+            "stop_regex",
+            "truncate_prompt_tokens",
+            "prompt_embeds",
+            "input_embeds",
+            "image_data",
+            "lora_path",
+            "features",
+        ];
+        for key in UNKNOWN {
+            fields.refuse(key, is_empty)?;
+        }
+        fields.refuse("response_format", |format| format["type"] == "text")?;
+
+        let n = fields.usize("n")?.unwrap_or(1);
+        if n == 0 {
+            return Err(fields.wrong("n", "at least 1"));
+        }
+        fields.refuse("best_of", |best| best.as_u64() == Some(n as u64))?;
+        let top_k = match fields.i64("top_k")? {
+            None | Some(-1 | 0) => 0,
+            Some(k) => u32::try_from(k).map_err(|_| fields.wrong("top_k", "-1 for all, or at least 1"))?,
+        };
+        let sampling = Sampling {
+            temperature: fields.f32("temperature")?.unwrap_or(1.0),
+            top_p: fields.f32("top_p")?.unwrap_or(1.0),
+            top_k,
+            min_p: fields.f32("min_p")?.unwrap_or(0.0),
+        };
+        let limits: &[&str] = match dialect {
+            Dialect::OpenAi => &["max_completion_tokens", "max_tokens"],
+            Dialect::Sglang => &["max_new_tokens"],
+        };
+        let mut max_new = None;
+        for key in limits {
+            max_new = max_new.or(fields.usize(key)?);
+        }
+        let seed = match dialect {
+            Dialect::OpenAi => fields.i64("seed")?,
+            Dialect::Sglang => fields.i64("sampling_seed")?,
+        };
+        let stop = fields.texts("stop")?;
+        if stop.iter().any(String::is_empty) {
+            return Err(fields.wrong("stop", "texts that are not empty"));
+        }
+        let keep_stop = match dialect {
+            Dialect::OpenAi => "include_stop_str_in_output",
+            Dialect::Sglang => "no_stop_trim",
+        };
+        Ok(Wanted {
+            n,
+            sampling,
+            seed: seed.map(|seed| seed as u64),
+            max_new,
+            stop_ids: fields.ids("stop_token_ids")?.unwrap_or_default(),
+            stop,
+            ignore_eos: fields.is("ignore_eos")?,
+            skip_special: fields.is_or("skip_special_tokens", true)?,
+            keep_stop: fields.is(keep_stop)?,
+        })
+    }
+
+    /// The request for a prompt. `number` sets apart the prompts of one call; `seed` is the server's, for
+    /// calls that name none.
+    pub fn request(
+        &self,
+        texts: &Texts,
+        prompt: Vec<u32>,
+        number: u64,
+        seed: u64,
+        context: usize,
+    ) -> Request {
+        let mut stop_ids = self.stop_ids.clone();
+        if !self.ignore_eos {
+            stop_ids.extend(&texts.stop_ids);
+        }
+        // A special token is not seen in the text that stop strings are looked for in.
+        stop_ids.extend(self.stop.iter().filter_map(|stop| texts.special(stop)));
+        let left = context.saturating_sub(prompt.len()).max(1);
+        let key = SampleKey { seed: self.seed.unwrap_or(seed), step: 0, prompt: number };
+        Request {
+            n: self.n,
+            sampling: self.sampling,
+            key,
+            stop_ids,
+            stop_strings: if texts.has_tokenizer() { self.stop.clone() } else { Vec::new() },
+            // A sample of no tokens is one of which none is given.
+            ..Request::new(prompt, self.max_new.unwrap_or(left).clamp(1, left))
+        }
+    }
+}
+
+/// How many of the most probable tokens are wanted: a number up to [`MAX_TOP`].
+pub fn top(fields: Fields<'_>, key: &str) -> Result<Option<usize>, ApiError> {
+    match fields.usize(key)? {
+        Some(k) if k > MAX_TOP => Err(fields.wrong(key, &format!("at most {MAX_TOP}"))),
+        k => Ok(k),
+    }
+}

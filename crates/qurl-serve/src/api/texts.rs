@@ -1,0 +1,190 @@
+//! Text to tokens and back, as a server needs it: for prompts, conversations, and answers that grow.
+
+use super::error::ApiError;
+use qurl_model::tokenizer::{StreamDecoder, Tokenizer};
+use qurl_model::{ChatTemplate, LoadedModel};
+use qurl_rollout::{FinishReason, TextDecoder};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// What a model directory says of text.
+pub struct Texts {
+    tokenizer: Option<Arc<Tokenizer>>,
+    template: Option<ChatTemplate>,
+    /// Tokens that end a sample of this model.
+    pub stop_ids: Vec<u32>,
+}
+
+impl Texts {
+    /// From a model and its tokenizer; without one, prompts are ids and answers have no text.
+    pub fn new(model: &LoadedModel, tokenizer: Option<Tokenizer>) -> Result<Texts, qurl_model::ChatError> {
+        let template = tokenizer.as_ref().map(ChatTemplate::of).transpose()?.flatten();
+        let mut stop_ids = model.generation.eos_token_ids.clone();
+        stop_ids.extend(&model.config.eos_token_ids);
+        stop_ids.extend(tokenizer.as_ref().and_then(Tokenizer::eos));
+        stop_ids.sort_unstable();
+        stop_ids.dedup();
+        Ok(Texts { tokenizer: tokenizer.map(Arc::new), template, stop_ids })
+    }
+
+    /// Neither tokenizer nor stop tokens: ids in, ids out.
+    pub fn none() -> Texts {
+        Texts { tokenizer: None, template: None, stop_ids: Vec::new() }
+    }
+
+    /// How the engine makes text, to look for stop strings in.
+    pub fn decoder(&self) -> Option<TextDecoder> {
+        let tokenizer = self.tokenizer.clone()?;
+        // A decoder fails on ids without a token only, and the engine's are the model's own.
+        Some(Arc::new(move |ids: &[u32]| tokenizer.decode(ids, true).unwrap_or_default()))
+    }
+
+    /// Whether there is text at all.
+    pub fn has_tokenizer(&self) -> bool {
+        self.tokenizer.is_some()
+    }
+
+    fn tokenizer(&self) -> Result<&Tokenizer, ApiError> {
+        let missing = || ApiError::bad("this model has no tokenizer: give token ids");
+        self.tokenizer.as_deref().ok_or_else(missing)
+    }
+
+    /// Tokens of a text.
+    pub fn encode(&self, key: &str, text: &str, add_special: bool) -> Result<Vec<u32>, ApiError> {
+        let ids = self.tokenizer()?.encode(text, add_special);
+        ids.map_err(|error| ApiError::invalid(key, error.to_string()))
+    }
+
+    /// Text of tokens.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, ApiError> {
+        self.tokenizer()?.decode(ids, skip_special).map_err(|error| ApiError::bad(error.to_string()))
+    }
+
+    /// The text of a conversation that the model is to answer.
+    pub fn render(
+        &self,
+        messages: &Value,
+        prompt: bool,
+        variables: &Map<String, Value>,
+    ) -> Result<String, ApiError> {
+        self.tokenizer()?;
+        let missing = || ApiError::bad("this model has no chat template: use /v1/completions");
+        let template = self.template.as_ref().ok_or_else(missing)?;
+        let rendered = template.render_json(messages, prompt, variables);
+        rendered.map_err(|error| ApiError::invalid("messages", error.to_string()))
+    }
+
+    /// The id of a text that is one special token.
+    pub fn special(&self, text: &str) -> Option<u32> {
+        let tokenizer = self.tokenizer.as_deref()?;
+        let id = tokenizer.token_to_id(text)?;
+        tokenizer.special_tokens().iter().any(|token| token.id == id).then_some(id)
+    }
+
+    /// The text of a single token; special ones are shown.
+    pub fn token(&self, id: u32) -> String {
+        let decoded = self.tokenizer.as_deref().map(|tokenizer| tokenizer.decode(&[id], false));
+        decoded.and_then(Result::ok).unwrap_or_default()
+    }
+
+    /// The text of a sample that is about to grow.
+    pub fn grow(&self, stop: &[String], skip_special: bool, keep_stop: bool) -> Growing {
+        Growing {
+            tokenizer: self.tokenizer.clone(),
+            decoder: StreamDecoder::new(skip_special),
+            held: String::new(),
+            stop: stop.to_vec(),
+            keep_stop,
+        }
+    }
+}
+
+/// The text of a sample, piece by piece. What may turn out to be the beginning of a stop string is held back
+/// until it is certain.
+pub struct Growing {
+    tokenizer: Option<Arc<Tokenizer>>,
+    decoder: StreamDecoder,
+    held: String,
+    stop: Vec<String>,
+    keep_stop: bool,
+}
+
+impl Growing {
+    /// Takes a token; gives the text that is now certain.
+    pub fn push(&mut self, id: u32, finish: Option<FinishReason>) -> String {
+        let Some(tokenizer) = self.tokenizer.clone() else { return String::new() };
+        // The token that ends a sample is no part of its text, unless that is wanted.
+        if self.keep_stop || !matches!(finish, Some(FinishReason::StopId(_))) {
+            self.held.push_str(&self.decoder.push(&tokenizer, id).unwrap_or_default());
+        }
+        if finish.is_some() {
+            return self.end(matches!(finish, Some(FinishReason::StopString(_))));
+        }
+        let certain = self.held.len() - self.may_be_stop();
+        self.held.drain(..certain).collect()
+    }
+
+    /// The rest of the text; cut at the stop string where one `ended` the sample.
+    pub fn end(&mut self, ended: bool) -> String {
+        let decoder = std::mem::replace(&mut self.decoder, StreamDecoder::new(false));
+        if let Some(tokenizer) = &self.tokenizer {
+            self.held.push_str(&decoder.finish(tokenizer).unwrap_or_default());
+        }
+        let mut text = std::mem::take(&mut self.held);
+        if ended {
+            let found = self.stop.iter().filter_map(|stop| Some((text.find(stop.as_str())?, stop.len())));
+            if let Some((at, len)) = found.min() {
+                text.truncate(if self.keep_stop { at + len } else { at });
+            }
+        }
+        text
+    }
+
+    /// Bytes at the end that a stop string begins with.
+    fn may_be_stop(&self) -> usize {
+        let begins = |stop: &String| {
+            let longest = self.held.len().min(stop.len());
+            let fits = |len: &usize| stop.is_char_boundary(*len) && self.held.ends_with(&stop[..*len]);
+            (1..=longest).rev().find(fits).unwrap_or(0)
+        };
+        self.stop.iter().map(begins).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qurl_model::tokenizer::CharacterSpecials;
+
+    fn texts() -> Texts {
+        let tokenizer = Tokenizer::characters("abcdef", &CharacterSpecials::default()).expect("a tokenizer");
+        Texts { tokenizer: Some(Arc::new(tokenizer)), template: None, stop_ids: Vec::new() }
+    }
+
+    /// What is handed out after each character of a text; the last ends it.
+    fn grown(text: &str, stop: &[&str], keep: bool, last: FinishReason) -> Vec<String> {
+        let texts = texts();
+        let stop: Vec<String> = stop.iter().map(|s| s.to_string()).collect();
+        let mut growing = texts.grow(&stop, true, keep);
+        let ids = texts.encode("text", text, false).expect("ids");
+        let end = ids.len() - 1;
+        ids.iter().enumerate().map(|(i, id)| growing.push(*id, (i == end).then_some(last))).collect()
+    }
+
+    #[test]
+    fn what_may_be_a_stop_string_is_held_back() {
+        let stopped = FinishReason::StopString(0);
+        assert_eq!(grown("abcd", &["cd"], false, stopped), ["a", "b", "", ""]);
+        assert_eq!(grown("abcd", &["cd"], true, stopped), ["a", "b", "", "cd"]);
+        assert_eq!(grown("abcabe", &["abd"], false, FinishReason::Length), ["", "", "abc", "", "", "abe"]);
+        assert_eq!(
+            grown("aab", &["ab"], false, stopped),
+            ["", "a", ""],
+            "the earliest place it can begin at"
+        );
+        assert_eq!(grown("abc", &["cx"], false, FinishReason::Length), ["a", "b", "c"]);
+        // The token that ended it is no text of its own.
+        assert_eq!(grown("abc", &[], false, FinishReason::StopId(5)), ["a", "b", ""]);
+        assert_eq!(grown("abc", &[], true, FinishReason::StopId(5)), ["a", "b", "c"]);
+    }
+}

@@ -1,0 +1,276 @@
+//! The engine as something that many may ask at once.
+//!
+//! Queue, network and engine live on one thread of their own ([`worker`]), which does nothing but step: no
+//! request ever locks them, and no future runs there. Whoever asks sends a [`Job`] through a channel and
+//! listens to its news. Requests of all clients are one continuous batch. A [`Ticket`] that is dropped (its
+//! client has gone) cancels its request.
+//!
+//! **Weights** change between requests only. A request keeps the version that it began with: an update lets
+//! the requests in flight finish first, or aborts them, as it is asked to; requests that arrive meanwhile
+//! wait for the new weights.
+
+mod shared;
+mod worker;
+
+pub use shared::{Histogram, Refused, Snapshot};
+
+use qurl_kernels::{Device, DeviceError};
+use qurl_model::Params;
+use qurl_rollout::{Engine, FinishReason, Request, WeightVersion};
+use shared::{Place, Shared};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::task::{Context, Poll};
+use std::thread::JoinHandle;
+use std::time::Instant;
+use tokio::sync::{mpsc, oneshot};
+
+/// A sampled token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Token {
+    /// The request's sample.
+    pub sample: u32,
+    /// The token.
+    pub id: u32,
+    /// Its log-probability under the distribution it was sampled from.
+    pub logp: f32,
+    /// The most probable tokens, the best first; as many as were asked for.
+    pub top: Vec<(u32, f32)>,
+    /// Set on a sample's last token.
+    pub finish: Option<FinishReason>,
+}
+
+/// What a request's owner is told, in this order.
+#[derive(Clone, Debug)]
+pub enum News {
+    /// It was taken up, and this is what it will be computed with to its end.
+    Began(WeightVersion),
+    /// Tokens of its samples: those of a step where they are streamed, else all of them.
+    Tokens(Vec<Token>),
+    /// All samples have ended. Log-probs of the prompt's tokens but the first, and the best tokens at their
+    /// places, where asked for.
+    Done(PromptScores),
+    /// Somebody aborted it: what has come of it so far stands.
+    Aborted,
+    /// It cannot be computed.
+    Failed(Failure),
+}
+
+/// Why a request was given up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It asks for what cannot be.
+    Refused(String),
+    /// The engine failed.
+    Broken(String),
+}
+
+/// What the model says of a prompt.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PromptScores {
+    /// Log-probs of its tokens but the first.
+    pub logprobs: Vec<f32>,
+    /// The most probable tokens at each of these places.
+    pub top: Vec<Vec<(u32, f32)>>,
+}
+
+/// A request on its way to the engine.
+struct Job {
+    number: u64,
+    /// What its owner calls it.
+    name: String,
+    request: Request,
+    streamed: bool,
+    arrived: Instant,
+    news: mpsc::UnboundedSender<News>,
+    /// Given back when the job is dropped.
+    _place: Place,
+}
+
+/// What happens to the requests in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InFlight {
+    /// They are finished first.
+    Wait,
+    /// They are aborted.
+    Abort,
+    /// They stand still, and continue after a resume (an update lets them finish, with their own weights,
+    /// before it changes anything).
+    Keep,
+}
+
+/// New weights.
+pub struct NewWeights {
+    /// All of them, in f32.
+    pub params: Params<Vec<f32>>,
+    /// What they are called.
+    pub version: WeightVersion,
+    /// What happens to the requests in flight.
+    pub in_flight: InFlight,
+}
+
+/// What the worker is told.
+enum Command {
+    Job(Box<Job>),
+    /// The owner of a job has gone.
+    Gone(u64),
+    /// Aborts the jobs of this name, or all; says how many they were.
+    Abort(Option<String>, oneshot::Sender<usize>),
+    Pause(InFlight, oneshot::Sender<()>),
+    Resume(oneshot::Sender<()>),
+    Load(Box<NewWeights>, oneshot::Sender<Result<WeightVersion, String>>),
+    /// Forgets the pages that are kept for requests to come.
+    Flush(oneshot::Sender<()>),
+    /// Takes nothing more, finishes what is there.
+    Stop,
+}
+
+/// The way to the engine. Clones speak with the same one.
+#[derive(Clone)]
+pub struct Service {
+    commands: Sender<Command>,
+    shared: Arc<Shared>,
+    jobs: Arc<AtomicU64>,
+}
+
+/// A request in the engine's hands.
+pub struct Ticket {
+    number: u64,
+    commands: Sender<Command>,
+    news: mpsc::UnboundedReceiver<News>,
+}
+
+impl Ticket {
+    /// What is new; nothing after the end.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<News>> {
+        self.news.poll_recv(cx)
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if !self.news.is_closed() {
+            _ = self.commands.send(Command::Gone(self.number));
+        }
+    }
+}
+
+/// The worker's thread.
+pub struct Running {
+    thread: JoinHandle<Result<(), String>>,
+    service: Service,
+}
+
+impl Running {
+    /// Finishes what is in flight, takes nothing more, and waits for the end.
+    pub fn stop(self) -> Result<(), String> {
+        _ = self.service.commands.send(Command::Stop);
+        drop(self.service);
+        self.thread.join().unwrap_or_else(|_| Err("the engine's thread panicked".to_string()))
+    }
+
+    /// Whether the engine has failed for good.
+    pub fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+}
+
+impl Service {
+    /// Starts the engine on a thread of its own; at most `max_waiting` sequences wait beyond those that run.
+    pub fn start<D: Device>(
+        queue: D::Queue,
+        engine: Engine<D>,
+        max_waiting: usize,
+    ) -> std::io::Result<(Service, Running)> {
+        let shared = Arc::new(Shared::new(engine.options().max_num_seqs, max_waiting));
+        let (commands, inbox) = std::sync::mpsc::channel();
+        let worker = worker::Worker::new(queue, engine, inbox, shared.clone());
+        let thread = std::thread::Builder::new().name("qurl-engine".to_string()).spawn(|| worker.run())?;
+        let service = Service { commands, shared, jobs: Arc::default() };
+        Ok((service.clone(), Running { thread, service }))
+    }
+
+    /// Hands a request over. Refused where too much is in flight, or where the engine has ended.
+    pub fn submit(&self, name: String, request: Request, streamed: bool) -> Result<Ticket, Refused> {
+        let place = self.shared.clone().enter(request.n)?;
+        let number = self.jobs.fetch_add(1, Ordering::Relaxed);
+        let (sender, news) = mpsc::unbounded_channel();
+        let arrived = Instant::now();
+        let job = Job { number, name, request, streamed, arrived, news: sender, _place: place };
+        self.commands.send(Command::Job(Box::new(job))).map_err(|_| Refused::Ended)?;
+        Ok(Ticket { number, commands: self.commands.clone(), news })
+    }
+
+    /// Aborts the requests of a name, or all; how many they were.
+    pub async fn abort(&self, name: Option<String>) -> Result<usize, Refused> {
+        self.ask(|reply| Command::Abort(name, reply)).await
+    }
+
+    /// Takes up no more requests; says so when those in flight have been dealt with as asked.
+    pub async fn pause(&self, in_flight: InFlight) -> Result<(), Refused> {
+        self.ask(|reply| Command::Pause(in_flight, reply)).await
+    }
+
+    /// Continues.
+    pub async fn resume(&self) -> Result<(), Refused> {
+        self.ask(Command::Resume).await
+    }
+
+    /// Forgets the pages that are kept for requests to come.
+    pub async fn flush(&self) -> Result<(), Refused> {
+        self.ask(Command::Flush).await
+    }
+
+    /// Changes the weights; what the error says is for the caller.
+    pub async fn load(&self, weights: NewWeights) -> Result<Result<WeightVersion, String>, Refused> {
+        self.ask(|reply| Command::Load(Box::new(weights), reply)).await
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Refused> {
+        let (sender, reply) = oneshot::channel();
+        self.commands.send(command(sender)).map_err(|_| Refused::Ended)?;
+        reply.await.map_err(|_| Refused::Ended)
+    }
+
+    /// What the engine is doing.
+    pub fn snapshot(&self) -> Snapshot {
+        self.shared.snapshot()
+    }
+
+    /// Whether requests can be computed.
+    pub fn is_healthy(&self) -> bool {
+        self.shared.snapshot().healthy
+    }
+}
+
+/// Weights on the host that are brought to the device leaf by leaf.
+struct OneByOne<'a, D: Device> {
+    params: Vec<&'a Vec<f32>>,
+    /// The last leaf that was asked for.
+    there: Option<(usize, D::Tensor)>,
+}
+
+/// [`Params`] on the host as leaves for a device: never is more than one of them there in full.
+pub fn leaves<D: Device>(params: &Params<Vec<f32>>) -> impl qurl_model::compute::Leaves<D> {
+    OneByOne { params: params.iter().collect(), there: None }
+}
+
+impl<D: Device> qurl_model::compute::Leaves<D> for OneByOne<'_, D> {
+    fn leaf(&mut self, queue: &mut D::Queue, index: usize) -> Result<&D::Tensor, DeviceError> {
+        use qurl_kernels::Queue as _;
+        if self.there.as_ref().is_none_or(|(there, _)| *there != index) {
+            self.there = None; // the old one goes before the new one comes
+            let leaf = queue.upload(self.params[index])?;
+            self.there = Some((index, leaf));
+        }
+        match &self.there {
+            Some((_, leaf)) => Ok(leaf),
+            None => unreachable!("it was just brought"),
+        }
+    }
+}
+
+/// Jobs by number, for those who only know that.
+type Numbers = BTreeMap<u64, qurl_rollout::RequestId>;

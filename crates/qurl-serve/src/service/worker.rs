@@ -1,0 +1,308 @@
+//! The thread that owns queue and engine: takes commands, steps, tells the owners of requests.
+
+use super::shared::Shared;
+use super::{Command, Failure, InFlight, Job, NewWeights, News, Numbers, PromptScores, Token, leaves};
+use qurl_kernels::{Device, Rounding};
+use qurl_rollout::{Engine, Group, RequestId, RolloutError, WeightVersion};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Instant;
+use tokio::sync::oneshot;
+
+/// A job in the engine.
+struct Active {
+    job: Box<Job>,
+    /// Tokens that nobody streams: they are told at the end.
+    tokens: Vec<Token>,
+    /// When each sample got its last token.
+    last: Vec<Option<Instant>>,
+}
+
+/// Weights to come, and who waits for them.
+struct Pending {
+    weights: Box<NewWeights>,
+    reply: oneshot::Sender<Result<WeightVersion, String>>,
+}
+
+pub(super) struct Worker<D: Device> {
+    queue: D::Queue,
+    engine: Engine<D>,
+    inbox: Receiver<Command>,
+    shared: Arc<Shared>,
+    /// By the engine's numbers.
+    active: BTreeMap<RequestId, Active>,
+    numbers: Numbers,
+    /// Jobs that wait for a resume or for new weights.
+    held: VecDeque<Box<Job>>,
+    loads: VecDeque<Pending>,
+    /// Set while paused: what happens to requests in flight, and who is told when it has.
+    paused: Option<InFlight>,
+    told: Vec<oneshot::Sender<()>>,
+    stopping: bool,
+}
+
+impl<D: Device> Worker<D> {
+    pub fn new(
+        queue: D::Queue,
+        engine: Engine<D>,
+        inbox: Receiver<Command>,
+        shared: Arc<Shared>,
+    ) -> Worker<D> {
+        let mut worker = Worker {
+            queue,
+            engine,
+            inbox,
+            shared,
+            active: BTreeMap::new(),
+            numbers: Numbers::new(),
+            held: VecDeque::new(),
+            loads: VecDeque::new(),
+            paused: None,
+            told: Vec::new(),
+            stopping: false,
+        };
+        worker.publish();
+        worker
+    }
+
+    /// Works until it is stopped and all has been finished, nobody can ask any longer, or the device fails.
+    pub fn run(mut self) -> Result<(), String> {
+        let ended = self.work();
+        if let Err(reason) = &ended {
+            let failed = |job: &Job| _ = job.news.send(News::Failed(Failure::Broken(reason.clone())));
+            self.active.values().for_each(|active| failed(&active.job));
+            self.held.iter().for_each(|job| failed(job));
+        }
+        self.shared.lock().healthy = false;
+        ended
+    }
+
+    fn work(&mut self) -> Result<(), String> {
+        loop {
+            if !self.can_step() && !self.stopping {
+                match self.inbox.recv() {
+                    Ok(command) => self.take(command),
+                    Err(_) => return Ok(()),
+                }
+            }
+            while let Ok(command) = self.inbox.try_recv() {
+                self.take(command);
+            }
+            if self.engine.unfinished() == 0 {
+                self.told.drain(..).for_each(|reply| _ = reply.send(()));
+                self.load();
+            }
+            if self.paused.is_none() && self.loads.is_empty() {
+                while let Some(job) = self.held.pop_front() {
+                    self.begin(job);
+                }
+            }
+            if self.stopping && !self.can_step() {
+                return Ok(());
+            }
+            if self.can_step() {
+                self.step()?;
+            }
+            self.publish();
+        }
+    }
+
+    /// Whether there is something to compute. Frozen requests are let go where new weights wait for them.
+    fn can_step(&self) -> bool {
+        let frozen = self.paused == Some(InFlight::Keep) && self.loads.is_empty() && !self.stopping;
+        self.engine.unfinished() > 0 && !frozen
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Job(job) if self.paused.is_some() || !self.loads.is_empty() => self.held.push_back(job),
+            Command::Job(job) => self.begin(job),
+            Command::Gone(number) => self.gone(number),
+            Command::Abort(name, reply) => {
+                let aborted = self.abort(name.as_deref());
+                _ = reply.send(aborted);
+            }
+            Command::Pause(in_flight, reply) => {
+                self.paused = Some(in_flight);
+                match in_flight {
+                    InFlight::Wait => self.told.push(reply), // told when all have ended
+                    InFlight::Keep => _ = reply.send(()),
+                    InFlight::Abort => {
+                        self.abort(None);
+                        _ = reply.send(());
+                    }
+                }
+            }
+            Command::Resume(reply) => {
+                self.paused = None;
+                _ = reply.send(());
+            }
+            Command::Load(weights, reply) => {
+                if weights.in_flight == InFlight::Abort {
+                    self.abort_active(None);
+                }
+                self.loads.push_back(Pending { weights, reply });
+            }
+            Command::Flush(reply) => {
+                self.engine.forget_prefixes();
+                _ = reply.send(());
+            }
+            Command::Stop => {
+                self.stopping = true;
+                self.paused = None;
+            }
+        }
+    }
+
+    /// Gives a job to the engine, which may refuse it.
+    fn begin(&mut self, job: Box<Job>) {
+        if job.news.is_closed() {
+            self.shared.lock().gone += 1;
+            return;
+        }
+        match self.engine.submit(job.request.clone()) {
+            Ok(id) => {
+                self.shared.lock().prompt_tokens += job.request.prompt.len() as u64;
+                let weights = self.engine.weights().unwrap_or_default();
+                _ = job.news.send(News::Began(weights));
+                self.numbers.insert(job.number, id);
+                let last = vec![None; job.request.n];
+                self.active.insert(id, Active { job, tokens: Vec::new(), last });
+            }
+            Err(error) => {
+                self.shared.lock().failed += 1;
+                let reason = error.to_string();
+                let failure = match error {
+                    RolloutError::NoWeights | RolloutError::Device(_) => Failure::Broken(reason),
+                    _ => Failure::Refused(reason),
+                };
+                _ = job.news.send(News::Failed(failure));
+            }
+        }
+    }
+
+    fn gone(&mut self, number: u64) {
+        if let Some(id) = self.numbers.remove(&number) {
+            self.engine.cancel(id);
+            self.active.remove(&id);
+            self.shared.lock().gone += 1;
+        } else if let Some(at) = self.held.iter().position(|job| job.number == number) {
+            self.held.remove(at);
+            self.shared.lock().gone += 1;
+        }
+    }
+
+    /// Aborts the jobs of a name, or all, those that are held included.
+    fn abort(&mut self, name: Option<&str>) -> usize {
+        let before = self.held.len();
+        self.held.retain(|job| {
+            let keep = name.is_some_and(|name| job.name != name);
+            if !keep {
+                _ = job.news.send(News::Aborted);
+            }
+            keep
+        });
+        let held = before - self.held.len();
+        self.shared.lock().aborted += held as u64;
+        held + self.abort_active(name)
+    }
+
+    fn abort_active(&mut self, name: Option<&str>) -> usize {
+        let named = self.active.iter().filter(|(_, a)| name.is_none_or(|name| a.job.name == name));
+        let ids: Vec<RequestId> = named.map(|(id, _)| *id).collect();
+        for &id in &ids {
+            self.engine.cancel(id);
+            self.end(id, |_| News::Aborted);
+        }
+        self.shared.lock().aborted += ids.len() as u64;
+        ids.len()
+    }
+
+    /// Tells the owner of a request the tokens that he has not heard of, and its end.
+    fn end(&mut self, id: RequestId, news: impl FnOnce(&Active) -> News) {
+        let Some(mut active) = self.active.remove(&id) else { return };
+        self.numbers.remove(&active.job.number);
+        let tokens = std::mem::take(&mut active.tokens);
+        if !tokens.is_empty() {
+            _ = active.job.news.send(News::Tokens(tokens));
+        }
+        _ = active.job.news.send(news(&active));
+    }
+
+    /// Takes over the weights that wait. Nothing is in flight.
+    fn load(&mut self) {
+        while let Some(Pending { weights, reply }) = self.loads.pop_front() {
+            let NewWeights { params, version, .. } = *weights;
+            let (engine, queue) = (&mut self.engine, &mut self.queue);
+            let loaded = engine.load_with(version, |network| {
+                network.refresh_leaves(queue, &mut leaves::<D>(&params), Rounding::Nearest)
+            });
+            _ = reply.send(loaded.map(|()| version).map_err(|error| error.to_string()));
+        }
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        let failed = match self.engine.step(&mut self.queue) {
+            Ok(_) => None,
+            Err(error @ RolloutError::BadLogits { request, .. }) => Some((request, error.to_string())),
+            Err(error) => return Err(error.to_string()),
+        };
+        self.tell_tokens();
+        for group in self.engine.finished() {
+            self.finish(group);
+        }
+        if let Some((id, reason)) = failed {
+            self.shared.lock().failed += 1;
+            self.end(id, |_| News::Failed(Failure::Broken(reason)));
+        }
+        Ok(())
+    }
+
+    /// Hands the tokens of the last step out: one message for each request that streams.
+    fn tell_tokens(&mut self) {
+        let now = Instant::now();
+        let (emitted, top) = (self.engine.emitted(), self.engine.top());
+        let mut shared = self.shared.lock();
+        for of_request in emitted.chunk_by(|a, b| a.request == b.request) {
+            let Some(active) = self.active.get_mut(&of_request[0].request) else { continue };
+            for token in of_request {
+                let best = match top.binary_search_by_key(&(token.request, token.sample), |t| (t.0, t.1)) {
+                    Ok(at) => top[at].2.clone(),
+                    Err(_) => Vec::new(),
+                };
+                let (id, logp, finish) = (token.token, token.logp, token.finish);
+                active.tokens.push(Token { sample: token.sample, id, logp, top: best, finish });
+                match active.last[token.sample as usize].replace(now) {
+                    None => shared.first_token.add(now - active.job.arrived),
+                    Some(before) => shared.between_tokens.add(now - before),
+                }
+            }
+            if active.job.streamed {
+                _ = active.job.news.send(News::Tokens(std::mem::take(&mut active.tokens)));
+            }
+        }
+    }
+
+    fn finish(&mut self, group: Group) {
+        let id = group.request;
+        if let Some(active) = self.active.get(&id) {
+            let mut shared = self.shared.lock();
+            shared.done += 1;
+            shared.whole.add(active.job.arrived.elapsed());
+        }
+        self.end(id, |_| News::Done(PromptScores { logprobs: group.prompt_logprobs, top: group.prompt_top }));
+    }
+
+    fn publish(&mut self) {
+        let pages = self.engine.pages();
+        let (total, free) = (pages.total(), pages.free());
+        let mut now = self.shared.lock();
+        now.healthy = self.engine.weights().is_some();
+        now.weights = self.engine.weights().unwrap_or_default();
+        now.paused = self.paused.is_some();
+        now.running = self.engine.running();
+        (now.pages, now.pages_used) = (total, total - free);
+        now.stats = self.engine.stats();
+    }
+}
