@@ -10,8 +10,11 @@
 //! | `critic/`, `critic_optimizer.safetensors` | the critic, where there is one |
 //! | `reference.safetensors` | the reference model, where the recipe has one |
 //! | `measured.safetensors` | the weights that the next weight update is measured from |
+//! | `old.safetensors` | older weights that the next steps sample with (`rollout.lag`), in pieces like the \
+//!   moments |
 //! | `state.json` | step, problems drawn, counts of updates, KL coefficient, accuracies, hash of the recipe |
 //! | `recipe.toml` | the recipe |
+//! | `metrics.jsonl` | the run's lines up to the step, without times, in case the run's own file is lost |
 //! | `manifest.json` | length and checksum of every other file |
 //!
 //! There is no state of a random number generator: all random numbers are functions of seed, step and place.
@@ -23,6 +26,7 @@
 mod error;
 mod keeper;
 mod manifest;
+mod moments;
 mod snapshot;
 mod store;
 mod tensors;

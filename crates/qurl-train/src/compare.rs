@@ -6,9 +6,10 @@
 //! that every method gets the same ones.
 
 use crate::best::{BestSeen, score_of};
-use crate::recipe::Recipe;
+use crate::recipe::{Forward, Recipe};
 use crate::rl::Tested;
-use qurl_rl::objective::recipe::{Clip, Objective, Truncated};
+use qurl_kernels::Format;
+use qurl_rl::objective::recipe::{Clip, Dppo, Kpop, M2po, Objective, OffPolicyMask, Truncated};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -37,6 +38,18 @@ pub enum Method {
     },
     /// Adaptive clipping without UAQ, weights rounded stochastically.
     StochasticRounding,
+    /// Weighted by rho, without tokens whose probabilities diverge.
+    Kpop,
+    /// The ratio to the quantized policy without a clip, inside a trust region of probabilities.
+    Dppo,
+    /// Weighted by the importance weight of the response, without responses where it is large.
+    SequenceMis,
+    /// Without tokens of negative advantage in responses that have become unlikely.
+    OffPolicyMask,
+    /// The second moment of the log-ratio bounded.
+    M2po,
+    /// The rollout's weights run the trainer's forward passes: nothing is left to correct.
+    RolloutForward,
 }
 
 /// s of the paper.
@@ -65,9 +78,25 @@ impl Method {
         Method::StochasticRounding,
     ];
 
+    /// The newer corrections, beside the paper's.
+    pub const CORRECTIONS: [Method; 6] = [
+        Method::Kpop,
+        Method::Dppo,
+        Method::SequenceMis,
+        Method::OffPolicyMask,
+        Method::M2po,
+        Method::RolloutForward,
+    ];
+
+    /// All methods, each once.
+    pub fn all() -> impl Iterator<Item = Method> {
+        let more = Method::UAQ_ABLATION.into_iter().filter(|m| !Method::GRID.contains(m));
+        Method::GRID.into_iter().chain(more).chain(Method::CORRECTIONS)
+    }
+
     /// The method with this name.
     pub fn named(name: &str) -> Option<Method> {
-        Method::GRID.into_iter().chain(Method::UAQ_ABLATION).find(|method| method.name() == name)
+        Method::all().find(|method| method.name() == name)
     }
 
     /// Its name on the command line and in file names.
@@ -83,6 +112,12 @@ impl Method {
             Method::Qurl { uaq } => format!("acr-uaq-{uaq}"),
             Method::FasterLearning { factor } => format!("acr-lr-x{factor}"),
             Method::StochasticRounding => "acr-stochastic".to_string(),
+            Method::Kpop => "kpop".to_string(),
+            Method::Dppo => "dppo".to_string(),
+            Method::SequenceMis => "sequence-mis".to_string(),
+            Method::OffPolicyMask => "off-policy-mask".to_string(),
+            Method::M2po => "m2po".to_string(),
+            Method::RolloutForward => "rollout-forward".to_string(),
         }
     }
 
@@ -98,6 +133,12 @@ impl Method {
             Method::Qurl { uaq } => format!("QuRL w/ UAQ, s = {uaq}"),
             Method::FasterLearning { factor } => format!("QuRL w/o UAQ, lr x {factor}"),
             Method::StochasticRounding => "QuRL w/o UAQ, stochastic rounding".to_string(),
+            Method::Kpop => "KPop".to_string(),
+            Method::Dppo => "DPPO".to_string(),
+            Method::SequenceMis => "sequence MIS".to_string(),
+            Method::OffPolicyMask => "off-policy sequence mask".to_string(),
+            Method::M2po => "M2PO".to_string(),
+            Method::RolloutForward => "training forward of the rollout's weights".to_string(),
         }
     }
 
@@ -108,6 +149,7 @@ impl Method {
         let mut rollout = recipe.rollout.take().unwrap_or_default();
         rollout.uaq = 1.0;
         rollout.stochastic_rounding = false;
+        recipe.trainer.forward = Forward::Full;
         match self {
             Method::Full => {
                 rollout.format = recipe.trainer.compute;
@@ -120,7 +162,13 @@ impl Method {
                 }
             }
             Method::StochasticRounding => rollout.stochastic_rounding = true,
+            Method::RolloutForward => {
+                recipe.trainer.forward = Forward::Rollout;
+                recipe.trainer.compute = Format::Bf16;
+                rollout.lag = 0;
+            }
             Method::Naive | Method::QuantizedIs | Method::Decoupled | Method::Tis => {}
+            Method::Kpop | Method::Dppo | Method::SequenceMis | Method::OffPolicyMask | Method::M2po => {}
         }
         recipe.rollout = Some(rollout);
         if let Some(algorithm) = &mut recipe.algorithm {
@@ -132,19 +180,40 @@ impl Method {
     /// Its objective with the bounds of another.
     fn objective(self, base: Objective) -> Objective {
         let truncated = match base {
-            Objective::Tis(t) | Objective::Acr(t) | Objective::SequenceTis(t) => t,
+            Objective::Tis(t) | Objective::Acr(t) | Objective::SequenceTis(t) | Objective::SequenceMis(t) => {
+                t
+            }
             Objective::Naive(c) | Objective::QuantizedIs(c) | Objective::Decoupled(c) => Truncated {
                 clip_ratio_low: c.clip_ratio_low,
                 clip_ratio_high: c.clip_ratio_high,
                 clip_ratio_c: c.clip_ratio_c,
+                off_policy_mask: c.off_policy_mask,
                 ..Truncated::default()
             },
             _ => Truncated::default(),
         };
-        let Truncated { clip_ratio_low, clip_ratio_high, clip_ratio_c, .. } = truncated;
-        let clip = Clip { clip_ratio_low, clip_ratio_high, clip_ratio_c };
+        let Truncated { clip_ratio_low, clip_ratio_high, clip_ratio_c, off_policy_mask, .. } = truncated;
+        let clip = Clip { clip_ratio_low, clip_ratio_high, clip_ratio_c, off_policy_mask };
         match self {
-            Method::Full | Method::Naive => Objective::Naive(clip),
+            Method::Kpop => {
+                let phi = Kpop::default().phi;
+                Objective::Kpop(Kpop { phi, clip_ratio_low, clip_ratio_high, clip_ratio_c, off_policy_mask })
+            }
+            Method::Dppo => Objective::Dppo(Dppo { off_policy_mask, ..Dppo::default() }),
+            Method::SequenceMis => Objective::SequenceMis(truncated),
+            Method::OffPolicyMask => {
+                let OffPolicyMask { tau, correction, .. } = OffPolicyMask::default();
+                let tau = off_policy_mask.unwrap_or(tau);
+                Objective::OffPolicyMask(OffPolicyMask {
+                    tau,
+                    correction,
+                    clip_ratio_low,
+                    clip_ratio_high,
+                    clip_ratio_c,
+                })
+            }
+            Method::M2po => Objective::M2po(M2po { off_policy_mask, ..M2po::default() }),
+            Method::Full | Method::Naive | Method::RolloutForward => Objective::Naive(clip),
             Method::QuantizedIs => Objective::QuantizedIs(clip),
             Method::Decoupled => Objective::Decoupled(clip),
             Method::Tis => Objective::Tis(truncated),
@@ -272,14 +341,15 @@ mod tests {
     #[test]
     fn every_method_is_a_valid_recipe_with_the_bounds_of_the_base() {
         let base = base();
-        for method in Method::GRID.into_iter().chain(Method::UAQ_ABLATION) {
+        for method in Method::all() {
             let recipe = method.recipe(&base, 7);
             let text = recipe.to_toml();
             let again = Recipe::parse(&text, &method.name(), &[]).expect("valid");
             assert_eq!(again, recipe);
             assert_eq!(recipe.trainer.seed, 7);
             let objective = toml::to_string(&recipe.algorithm.expect("algorithm").objective).expect("toml");
-            assert!(objective.contains("clip_ratio_high = 0.28"), "{}: {objective}", method.name());
+            let clips = !matches!(method, Method::Dppo | Method::M2po);
+            assert_eq!(objective.contains("clip_ratio_high = 0.28"), clips, "{}: {objective}", method.name());
         }
     }
 
@@ -292,15 +362,16 @@ mod tests {
         assert_eq!(rollout(Method::Tis).uaq, 1.0);
         assert_eq!(rollout(Method::Qurl { uaq: 3.0 }).uaq, 3.0);
         assert!(rollout(Method::StochasticRounding).stochastic_rounding);
+        assert_eq!(Method::RolloutForward.recipe(&base, 1).trainer.forward, Forward::Rollout);
         let lr = |m: Method| m.recipe(&base, 1).actor.expect("actor").lr;
         assert_eq!(lr(Method::FasterLearning { factor: 2.0 }), 2.0 * lr(Method::Tis));
-        let names: std::collections::BTreeSet<String> = Method::GRID.iter().map(|m| m.name()).collect();
-        assert_eq!(names.len(), Method::GRID.len());
+        let names: std::collections::BTreeSet<String> = Method::all().map(|m| m.name()).collect();
+        assert_eq!(names.len(), Method::all().count());
     }
 
     #[test]
     fn methods_are_found_by_their_names() {
-        for method in Method::GRID.into_iter().chain(Method::UAQ_ABLATION) {
+        for method in Method::all() {
             assert_eq!(Method::named(&method.name()), Some(method));
         }
         assert_eq!(Method::named("ppo2"), None);

@@ -4,8 +4,9 @@
 //! phase: arithmetic, memory, links. Nothing is assumed to overlap, so they are meant as upper bounds for a
 //! machine that sustains the given rates.
 
+use crate::learner::Passes;
 use crate::ranks::cuts;
-use crate::recipe::{RlPlan, Updates};
+use crate::recipe::{RlPlan, Trainer, Updates};
 use qurl_kernels::collective::Moved;
 use qurl_kernels::types::SQUARES_BLOCK;
 use qurl_kernels::{Format, KvFormat};
@@ -92,35 +93,91 @@ pub fn updates(plan: &RlPlan, of: &Updates) -> usize {
     plan.data.train_batch_size / of.ppo_mini_batch_size.max(1) * of.ppo_epochs
 }
 
-/// Bytes that a rank sends in one update of a model with leaves of these lengths: its part of everyone's
-/// gradient to its owner, then its updated pieces to everyone, where the network is packed anew.
-pub fn update_bytes(leaves: impl IntoIterator<Item = usize>, rank: usize, ranks: usize) -> Moved {
+/// How the ranks of a run share a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    /// How many there are.
+    pub ranks: usize,
+    /// `trainer.shards`.
+    pub shards: usize,
+    /// Whether packed weights and gradients are divided, too (ZeRO-3).
+    pub divided: bool,
+}
+
+impl Sharing {
+    /// By a recipe, on so many ranks.
+    pub fn of(trainer: &Trainer, ranks: usize) -> Sharing {
+        Sharing { ranks, shards: trainer.shards, divided: trainer.zero_stage == 3 && ranks > 1 }
+    }
+}
+
+/// Passes of a step through actor, critic and reference, where all sequences are as long as the mean.
+pub fn passes(plan: &RlPlan, trainer: &Trainer, work: &Work, sharing: &Sharing) -> Passes {
+    let rows = plan.tape(trainer).rows as f64;
+    let micro_batches = |tokens: f64| (tokens / rows).ceil() as u64;
+    let scored = micro_batches(work.tokens() as f64 / sharing.ranks as f64);
+    let networks = 1 + u64::from(plan.algorithm.needs_reference()) + u64::from(plan.critic.is_some());
+    let trained = |of: &Updates| {
+        let updates = updates(plan, of) as f64;
+        let of_shard = work.tokens() as f64 * of.ppo_epochs as f64 / (updates * sharing.shards as f64);
+        updates as u64 * (sharing.shards / sharing.ranks) as u64 * micro_batches(of_shard)
+    };
+    let training = trained(&plan.actor) + plan.critic.as_ref().map_or(0, trained);
+    let probed = u64::from(plan.run.full_kl_positions > 0);
+    Passes { forward: networks * scored + probed, training }
+}
+
+/// Bytes that a rank sends for leaves of these lengths: once its part of everyone's gradient to its owner,
+/// once its pieces of the weights to everyone, and its partial sums of the norm.
+pub fn leaf_bytes(leaves: impl IntoIterator<Item = usize>, rank: usize, ranks: usize) -> Moved {
     let mut moved = Moved::default();
     for len in leaves {
         let cuts = cuts(len, ranks);
         let own = (cuts[rank + 1] - cuts[rank]) as u64;
         moved.all_to_all += NUMBER * (len as u64 - own);
         moved.all_gather += NUMBER * own * (ranks as u64 - 1);
-        // Partial sums of the norm.
         moved.host += 8 * own.div_ceil(SQUARES_BLOCK as u64) * (ranks as u64 - 1);
     }
     moved
 }
 
-/// Bytes that a rank sends in a step: exact for tensors, an estimate for facts about tokens. The actor's
-/// weights are gathered once more than they are updated, for the copy that samples; what is done beside the
-/// step (checkpoints, figures of the weights) gathers them, too.
-pub fn step_bytes(plan: &RlPlan, config: &ModelConfig, work: &Work, rank: usize, ranks: usize) -> Moved {
-    let mut moved = Moved::default();
+/// Bytes that a rank sends in a step: exact for tensors, an estimate for facts about tokens. What is done
+/// beside the step (checkpoints, evaluations, figures of the weights) gathers the weights, too.
+///
+/// An update sends all gradients once and gathers all weights for the network that is packed anew; divided,
+/// gradients are sent after every shard of a rank, and blocks gathered in every pass, where the backward
+/// begins with the block that the forward ended with. The actor's weights are gathered once more, for the
+/// copy that samples.
+pub fn step_bytes(
+    plan: &RlPlan,
+    config: &ModelConfig,
+    work: &Work,
+    passes: Passes,
+    rank: usize,
+    sharing: &Sharing,
+) -> Moved {
+    let (mut moved, ranks) = (Moved::default(), sharing.ranks);
     let learners =
         std::iter::once((&plan.actor, false)).chain(plan.critic.as_ref().map(|critic| (critic, true)));
     for (of, value_head) in learners {
         let shapes = params::shapes(config, value_head);
-        let update = update_bytes(shapes.iter().map(|leaf| leaf.len()), rank, ranks);
-        let (count, sampled) = (updates(plan, of) as u64, u64::from(!value_head));
-        moved.all_to_all += count * update.all_to_all;
-        moved.all_gather += (count + sampled) * update.all_gather;
-        moved.host += count * update.host;
+        let all = leaf_bytes(shapes.iter().map(|leaf| leaf.len()), rank, ranks);
+        let of_blocks = shapes.iter().filter(|leaf| leaf.layer.is_some()).map(|leaf| leaf.len());
+        let blocks = leaf_bytes(of_blocks, rank, ranks);
+        let count = updates(plan, of) as u64;
+        let (sent, gathered) = match sharing.divided {
+            true => ((sharing.shards / ranks) as u64, all.all_gather - blocks.all_gather),
+            false => (1, all.all_gather),
+        };
+        moved.all_to_all += count * sent * all.all_to_all;
+        moved.all_gather += count * gathered + u64::from(!value_head) * all.all_gather;
+        moved.host += count * all.host;
+    }
+    if sharing.divided {
+        let layers = config.num_layers as u64;
+        let layer = params::shapes(config, false).layers.swap_remove(0).into_leaves();
+        let block = leaf_bytes(layer.iter().map(|leaf| leaf.len()), rank, ranks).all_gather;
+        moved.all_gather += (passes.forward * layers + passes.training * (2 * layers - 1)) * block;
     }
     moved.host += TOKEN * (work.tokens() as u64).div_ceil(ranks as u64) * (ranks as u64 - 1);
     moved
@@ -130,22 +187,22 @@ pub fn step_bytes(plan: &RlPlan, config: &ModelConfig, work: &Work, rank: usize,
 pub fn step_time(
     plan: &RlPlan,
     config: &ModelConfig,
-    recompute: bool,
+    trainer: &Trainer,
     work: &Work,
     ranks: usize,
     on: &Cluster,
 ) -> StepTime {
     let (size, parts) = (config.param_count() as f64, ranks as f64);
     let tokens = work.tokens() as f64 / parts;
-    let passes = |of: &Updates| of.ppo_epochs as f64 * if recompute { 8.0 } else { 6.0 };
-    let trained = passes(&plan.actor) + plan.critic.as_ref().map_or(0.0, passes);
+    let operations = |of: &Updates| of.ppo_epochs as f64 * if trainer.recompute { 8.0 } else { 6.0 };
+    let trained = operations(&plan.actor) + plan.critic.as_ref().map_or(0.0, operations);
     let scored =
         2.0 * (1 + usize::from(plan.algorithm.needs_reference()) + usize::from(plan.critic.is_some())) as f64;
     StepTime {
         rollout: rollout_time(plan, config, work, parts, on),
         scoring: scored * size * tokens / on.flops,
         training: trained * size * tokens / on.flops,
-        exchange: exchange_time(plan, config, work, ranks, on),
+        exchange: exchange_time(plan, config, trainer, work, ranks, on),
     }
 }
 
@@ -180,18 +237,33 @@ fn weight_bytes(format: Format) -> f64 {
 
 /// A rank's bytes go to ranks of its own machine over one kind of link and to others over the other, at the
 /// same time.
-fn exchange_time(plan: &RlPlan, config: &ModelConfig, work: &Work, ranks: usize, on: &Cluster) -> f64 {
+fn exchange_time(
+    plan: &RlPlan,
+    config: &ModelConfig,
+    trainer: &Trainer,
+    work: &Work,
+    ranks: usize,
+    on: &Cluster,
+) -> f64 {
     if ranks == 1 {
         return 0.0;
     }
-    let moved = step_bytes(plan, config, work, 0, ranks).total() as f64;
+    let sharing = &Sharing::of(trainer, ranks);
+    let passes = passes(plan, trainer, work, sharing);
+    let moved = step_bytes(plan, config, work, passes, 0, sharing).total() as f64;
     let near = on.per_machine.min(ranks) as f64 - 1.0;
     let others = ranks as f64 - 1.0;
     let (local, network) = (moved * near / others, moved * (others - near) / others);
     let leaves = params::shapes(config, false).iter().count() as f64;
     let learners = std::iter::once(&plan.actor).chain(plan.critic.as_ref());
-    let exchanges = leaves + learners.map(|of| 2.0 * leaves * updates(plan, of) as f64).sum::<f64>();
-    (local / on.local).max(network / on.network) + exchanges * on.latency
+    let updates = learners.map(|of| updates(plan, of) as f64).sum::<f64>();
+    let exchanges = match sharing.divided {
+        true => {
+            (updates * sharing.shards as f64 / ranks as f64) + (passes.forward + 2 * passes.training) as f64
+        }
+        false => 2.0 * updates,
+    };
+    (local / on.local).max(network / on.network) + leaves * (1.0 + exchanges) * on.latency
 }
 
 #[cfg(test)]
@@ -208,9 +280,9 @@ mod tests {
     #[test]
     fn one_rank_sends_nothing_and_all_ranks_together_what_a_ring_would() {
         let leaves = [1000, 5 * SQUARES_BLOCK + 7, 64 * SQUARES_BLOCK];
-        assert_eq!(update_bytes(leaves, 0, 1), Moved::default());
+        assert_eq!(leaf_bytes(leaves, 0, 1), Moved::default());
         for ranks in [2, 4, 8] {
-            let all = (0..ranks).map(|rank| update_bytes(leaves, rank, ranks));
+            let all = (0..ranks).map(|rank| leaf_bytes(leaves, rank, ranks));
             let sum = all.fold((0, 0), |(a, b), moved| (a + moved.all_to_all, b + moved.all_gather));
             let numbers: u64 = leaves.iter().sum::<usize>() as u64;
             assert_eq!(sum, (NUMBER * numbers * (ranks as u64 - 1), NUMBER * numbers * (ranks as u64 - 1)));
@@ -222,7 +294,8 @@ mod tests {
         let (plan, config) = (plan("aime-dapo"), ModelConfig::named("qwen2.5-7b").expect("a shape"));
         let (work, on) = (Work::of(&plan), Cluster::default());
         assert_eq!((work.responses, work.prompt, work.response, work.longest), (8192, 1024, 4096, 8192));
-        let time = |ranks| step_time(&plan, &config, true, &work, ranks, &on);
+        let trainer = Trainer { shards: 64, recompute: true, ..Trainer::default() };
+        let time = |ranks| step_time(&plan, &config, &trainer, &work, ranks, &on);
         let alone = time(1);
         assert_eq!(alone.exchange, 0.0);
         // 8 P operations for each token, at the given rate.
@@ -237,8 +310,8 @@ mod tests {
             last = (total, efficiency);
         }
         // Slower links cost time, and only there.
-        let slow = step_time(&plan, &config, true, &work, 16, &Cluster { network: 4.5e9, ..on });
+        let slow = step_time(&plan, &config, &trainer, &work, 16, &Cluster { network: 4.5e9, ..on });
         assert!(slow.exchange > 5.0 * time(16).exchange && slow.training == time(16).training);
-        assert_eq!(step_time(&plan, &config, true, &work, 8, &Cluster { network: 4.5e9, ..on }), time(8));
+        assert_eq!(step_time(&plan, &config, &trainer, &work, 8, &Cluster { network: 4.5e9, ..on }), time(8));
     }
 }

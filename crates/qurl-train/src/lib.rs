@@ -7,7 +7,7 @@
 //! run and [`runlog`] what it reports: together they are what a run directory holds. [`solve`] has the engine
 //! answer problems and judges the answers; [`evaluate`] does so for whole sets. [`best`] says what the best
 //! of several evaluations is. [`ranks`] are the processes that train one model together, [`shards`] what
-//! makes their bits those of one.
+//! makes their bits those of one. [`workers`] are other processes that sample for a trainer.
 //!
 //! # Where to start
 //!
@@ -28,13 +28,16 @@
 //! assert!(wrong.to_string().contains("unknown key `rollout.m`"), "{wrong}");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![forbid(unsafe_code)]
 
 pub mod best;
 pub mod checkpoint;
 pub mod compare;
 pub mod cost;
 pub mod crc32c;
+mod divided;
 pub mod evaluate;
+mod gather;
 mod gradients;
 pub mod learner;
 pub mod lengths;
@@ -51,4 +54,6 @@ pub mod sft;
 pub mod shards;
 pub mod solve;
 pub mod start;
+pub mod study;
 pub mod wire;
+pub mod workers;

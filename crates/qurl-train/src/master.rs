@@ -1,17 +1,15 @@
 //! The master weights of a model that is trained, in f32: this rank's pieces of them.
 //!
 //! One rank has them whole. Of several ranks each has the pieces that it updates ([`Ranks::cuts`]), and whole
-//! leaves exist one at a time, where one is packed or read: the ranks gather it into a buffer that all leaves
-//! of its length share. All ranks ask for the same leaves in the same order.
+//! leaves exist where one is packed or read: the ranks gather it into memory that leaves share
+//! ([`crate::gather`]). All ranks ask for the same leaves in the same order.
 
+use crate::gather::Gather;
 use crate::ranks::Ranks;
 use qurl_kernels::checksum::{SEED, mix};
-use qurl_kernels::ops::{AddPieces, AllGather};
 use qurl_kernels::{Device, DeviceError, Queue};
 use qurl_model::Params;
 use qurl_model::compute::Leaves;
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 
 /// Master weights.
 pub struct Master<D: Device> {
@@ -20,8 +18,7 @@ pub struct Master<D: Device> {
     /// What this rank has of them.
     pub(crate) pieces: Params<D::Tensor>,
     ranks: Ranks,
-    /// Whole leaves by their length, where there are other ranks.
-    gathered: BTreeMap<usize, D::Tensor>,
+    pub(crate) gather: Gather<D>,
 }
 
 impl<D: Device> Master<D> {
@@ -37,18 +34,18 @@ impl<D: Device> Master<D> {
             Some(weights) => weights.try_map(|leaf| queue.upload(&leaf[ranks.piece(leaf.len())]))?,
             None => lengths.clone().try_map(|len| device.zeros(ranks.piece(len).len()))?,
         };
-        let mut gathered = BTreeMap::new();
-        for &len in lengths.iter().filter(|_| ranks.size() > 1) {
-            if let Entry::Vacant(place) = gathered.entry(len) {
-                place.insert(device.zeros(len)?);
-            }
-        }
-        Ok(Master { lengths, pieces, ranks: ranks.clone(), gathered })
+        let gather = Gather::new(&*device, &lengths, ranks)?;
+        Ok(Master { lengths, pieces, ranks: ranks.clone(), gather })
     }
 
     /// Numbers of each whole leaf.
     pub fn lengths(&self) -> &Params<usize> {
         &self.lengths
+    }
+
+    /// Numbers of each whole leaf, and this rank's pieces.
+    pub(crate) fn parts_mut(&mut self) -> (&Params<usize>, &mut Params<D::Tensor>) {
+        (&self.lengths, &mut self.pieces)
     }
 
     /// All weights, on the host of every rank.
@@ -78,13 +75,7 @@ impl<D: Device> Master<D> {
 
 impl<D: Device> Leaves<D> for Master<D> {
     fn leaf(&mut self, queue: &mut D::Queue, index: usize) -> Result<&D::Tensor, DeviceError> {
-        let Some((piece, &len)) = self.pieces.iter().zip(self.lengths.iter()).nth(index) else {
-            panic!("leaf {index} of {}", self.lengths.iter().len())
-        };
-        let Some(whole) = self.gathered.get_mut(&len) else { return Ok(piece) };
-        let (own, cuts) = (self.ranks.piece(len), self.ranks.cuts(len));
-        queue.add_pieces(AddPieces { pieces: piece, count: 1, len: own.len(), to: whole, at: own.start });
-        queue.all_gather(AllGather { ranks: self.ranks.collective(), cuts: &cuts, tensor: whole })?;
-        Ok(whole)
+        let Some(piece) = self.pieces.iter().nth(index) else { panic!("no leaf {index}") };
+        self.gather.leaf(queue, &self.lengths, index, piece)
     }
 }

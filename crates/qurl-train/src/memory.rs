@@ -9,10 +9,11 @@ use crate::learner::{Learner, LearnerOptions};
 use crate::ranks::Ranks;
 use crate::recipe::{Recipe, RlPlan, Sft};
 use crate::rl::{Models, TrainError};
+use crate::shards::most_passes;
 use qurl_kernels::device::DeviceMemory;
 use qurl_kernels::{Device, DeviceError};
+use qurl_model::ModelConfig;
 use qurl_model::compute::TapeOptions;
-use qurl_model::{ModelConfig, params};
 use std::fmt;
 use std::sync::Arc;
 
@@ -24,6 +25,8 @@ pub const DRIVER_RESERVE: usize = 1536 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPlan {
     parts: Vec<(String, usize)>,
+    /// What each phase of a step takes beside the parts, where memory is given back between them.
+    phases: Vec<(String, usize)>,
 }
 
 /// What is allocated on a counting device, part by part.
@@ -45,14 +48,30 @@ impl<'a, C: Device> Count<'a, C> {
     /// What was allocated since the last part.
     fn taken(&mut self, part: &str) {
         let now = self.memory().allocated;
-        self.plan.parts.push((part.to_string(), now.saturating_sub(self.seen)));
+        if now < self.seen {
+            // The last part was given back: it belongs to the phases that take it again.
+            self.plan.parts.last_mut().into_iter().for_each(|(_, bytes)| *bytes -= self.seen - now);
+        } else {
+            self.plan.parts.push((part.to_string(), now - self.seen));
+        }
         self.seen = now;
     }
 
-    /// What there was at most beyond all parts: workspaces, which grow to what the operations need.
+    /// What is allocated beside the parts while a phase has its memory.
+    fn phase(&mut self, phase: &str) {
+        let beside = self.memory().allocated.saturating_sub(self.plan.total());
+        self.plan.phases.push((phase.to_string(), beside));
+    }
+
+    /// What there was at most beyond all parts: workspaces, which grow to what the operations need, and what
+    /// the phases take in turn.
     fn finish(mut self) -> MemoryPlan {
         let rest = self.memory().peak.saturating_sub(self.plan.total());
-        self.plan.parts.push(("workspace".to_string(), rest));
+        let most = self.plan.phases.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0).min(rest);
+        if most > 0 {
+            self.plan.parts.push(("the largest phase of a step".to_string(), most));
+        }
+        self.plan.parts.push(("workspace".to_string(), rest - most));
         self.plan
     }
 }
@@ -74,7 +93,12 @@ impl MemoryPlan {
         let mut taken = |part: &str| count.taken(part);
         let mut models: Models<D::Counting> =
             Models::new(&mut queue, recipe, plan, config, ranks, None, &mut taken)?;
-        models.rehearse(&mut queue, plan)?;
+        let divided = ranks.divides_weights();
+        models.rehearse(&mut queue, recipe, plan, &mut |phase| {
+            if divided {
+                count.phase(phase);
+            }
+        })?;
         Ok(count.finish())
     }
 
@@ -89,8 +113,16 @@ impl MemoryPlan {
         let positions = sft.max_length.min(config.max_position_embeddings);
         let rows = recipe.trainer.micro_tokens.max(positions);
         let tape = TapeOptions { rows, sequences: sft.batch_size, recompute: recipe.trainer.recompute };
-        let options = LearnerOptions { compute: recipe.trainer.compute, positions, tape, adamw: sft.optim };
-        MemoryPlan::of_learner(device, config, options, ranks)
+        let options = LearnerOptions {
+            compute: recipe.trainer.compute,
+            positions,
+            kv_format: None,
+            tape,
+            adamw: sft.optim,
+            lora: recipe.lora_options(),
+        };
+        let passes = most_passes(sft.batch_size, positions, recipe.trainer.shards, tape);
+        MemoryPlan::of_passes(device, config, options, ranks, passes)
     }
 
     /// What a model that is trained takes on this rank, on a device like this one.
@@ -100,16 +132,33 @@ impl MemoryPlan {
         options: LearnerOptions,
         ranks: &Ranks,
     ) -> Result<MemoryPlan, DeviceError> {
+        MemoryPlan::of_passes(device, config, options, ranks, 1)
+    }
+
+    /// The same where a shard takes so many passes.
+    fn of_passes<D: Device>(
+        device: &D,
+        config: &ModelConfig,
+        options: LearnerOptions,
+        ranks: &Ranks,
+        passes: usize,
+    ) -> Result<MemoryPlan, DeviceError> {
         let ranks = &ranks.counted();
         let counting = Arc::new(device.counting());
         let mut count = Count::new(&*counting);
         let mut queue = counting.queue()?;
         count.taken("queue");
-        let shapes = params::shapes(config, false);
+        let shapes = options.shapes(config);
         let mut taken = |part: &str| count.taken(&format!("model: {part}"));
         let mut learner: Learner<D::Counting> =
-            Learner::of(&mut queue, config, shapes, None, options, ranks, &mut taken)?;
-        learner.rehearse(&mut queue, options.tape, options.positions, None)?;
+            Learner::of(&mut queue, config, shapes, None, None, options, ranks, &mut taken)?;
+        if ranks.divides_weights() {
+            learner.work(&mut queue)?;
+            taken("activations");
+            learner.begin_shard(&mut queue, passes)?;
+            taken("gradients");
+        }
+        learner.rehearse(&mut queue, options.tape, options.positions, None, None, passes)?;
         Ok(count.finish())
     }
 
@@ -118,23 +167,53 @@ impl MemoryPlan {
         &self.parts
     }
 
+    /// What each phase of a step takes beside the parts that are there all the time, where weights are divided
+    /// and memory is given back between the phases; workspaces of those before it included.
+    pub fn phases(&self) -> &[(String, usize)] {
+        &self.phases
+    }
+
     /// All parts together.
     pub fn total(&self) -> usize {
         self.parts.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Refuses a run that the device's free memory does not hold, with `DRIVER_RESERVE` beside it; devices
-    /// that do not tell take everything.
-    pub fn check<D: Device>(&self, device: &D) -> Result<(), DeviceError> {
+    /// Refuses a run that the device's free memory, or its budget in bytes, does not hold with
+    /// `DRIVER_RESERVE` beside it. A CPU has the memory of the machine or the container, and no driver and no
+    /// workspace worth counting.
+    pub fn check<D: Device>(&self, device: &D, budget: Option<usize>) -> Result<(), DeviceError> {
+        let budget = budget.unwrap_or(usize::MAX);
         match device.memory() {
-            Some(DeviceMemory { free, total, .. }) if self.total() + DRIVER_RESERVE > free => {
-                let device = format!("the device ({} of {} MiB free)", free >> 20, total >> 20);
+            Some(DeviceMemory { free, total, .. }) if self.total() + DRIVER_RESERVE > free.min(budget) => {
+                let device = match budget < free {
+                    true => format!("the device (trainer.memory_budget_mb = {})", budget >> 20),
+                    false => format!("the device ({} of {} MiB free)", free >> 20, total >> 20),
+                };
                 let what = format!(
                     "this run: {self}, and {} MiB for the driver; lower trainer.micro_tokens or \
-                     rollout.kv_cache_mb, or set trainer.recompute",
+                     rollout.kv_cache_mb, or set trainer.recompute or actor.optim.moments = \"8bit\"",
                     DRIVER_RESERVE >> 20
                 );
                 Err(DeviceError::OutOfMemory { device, need: self.total(), what })
+            }
+            Some(_) => Ok(()),
+            None => self.check_host(qurl_files::available_memory()),
+        }
+    }
+
+    /// What a CPU holds of the plan, which was counted on a GPU that is not there.
+    fn check_host(&self, free: Option<u64>) -> Result<(), DeviceError> {
+        let of_a_gpu = |part: &str| part == "queue" || part == "workspace";
+        let parts = self.parts.iter().filter(|(part, _)| !of_a_gpu(part)).cloned().collect();
+        let plan = MemoryPlan { parts, phases: Vec::new() };
+        match free {
+            Some(free) if plan.total() as u64 > free => {
+                let device = format!("the machine ({} MiB of memory available)", free >> 20);
+                let what = format!(
+                    "this run: {plan}; lower trainer.micro_tokens or rollout.kv_cache_mb, or set \
+                     trainer.recompute"
+                );
+                Err(DeviceError::OutOfMemory { device, need: plan.total(), what })
             }
             _ => Ok(()),
         }
@@ -155,6 +234,7 @@ mod tests {
     use super::*;
     use crate::optimizer::AdamWOptions;
     use qurl_kernels::cpu::level::Level;
+    use qurl_kernels::types::MomentFormat;
     use qurl_kernels::{Cpu, Format};
 
     #[test]
@@ -162,8 +242,14 @@ mod tests {
         let cpu = Cpu::new(Level::best(), 1);
         let config = ModelConfig::named("qwen2.5-0.5b").expect("a known shape");
         let tape = TapeOptions { rows: 4096, sequences: 8, recompute: false };
-        let options =
-            LearnerOptions { compute: Format::Bf16, positions: 512, tape, adamw: AdamWOptions::default() };
+        let options = LearnerOptions {
+            compute: Format::Bf16,
+            positions: 512,
+            kv_format: None,
+            tape,
+            adamw: AdamWOptions::default(),
+            lora: None,
+        };
         let plan = MemoryPlan::of_learner(&cpu, &config, options, &Ranks::alone()).expect("a plan");
         let text = plan.to_string();
         for part in ["model: gradients", "model: activations", "workspace", "together"] {
@@ -179,6 +265,20 @@ mod tests {
         // A row's gate and up projections and their SwiGLU alone, kept in every layer, in bf16.
         let kept = 2 * tape.rows * 3 * config.intermediate_size * config.num_layers;
         assert!(part(&plan, "model: activations") > kept, "{text}");
+        // On a CPU the same, but for what only a GPU has.
+        let host = plan.total() - part(&plan, "workspace") - part(&plan, "queue");
+        assert!(plan.check_host(Some(host as u64)).is_ok() && plan.check_host(None).is_ok());
+        let error = plan.check_host(Some(host as u64 - 1)).expect_err("refused").to_string();
+        assert!(error.contains("MiB of memory available") && error.contains("model: moments"), "{error}");
+        for (moments, bytes) in
+            [(MomentFormat::Bf16, 4 * parameters), (MomentFormat::EightBit, 2 * parameters)]
+        {
+            let adamw = AdamWOptions { moments, ..options.adamw };
+            let plan =
+                MemoryPlan::of_learner(&cpu, &config, LearnerOptions { adamw, ..options }, &Ranks::alone());
+            let taken = part(&plan.expect("a plan"), "model: moments");
+            assert!((bytes..bytes + bytes / 60).contains(&taken), "{moments:?}: {taken}");
+        }
         let recomputed = LearnerOptions { tape: TapeOptions { recompute: true, ..tape }, ..options };
         let recomputed = MemoryPlan::of_learner(&cpu, &config, recomputed, &Ranks::alone()).expect("a plan");
         assert!(part(&recomputed, "model: activations") < part(&plan, "model: activations") / 4);

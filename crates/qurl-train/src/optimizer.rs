@@ -3,18 +3,19 @@
 //! Weight decay applies to every parameter, as PyTorch's optimizer and the trainers built on it do. A
 //! gradient that is not finite is never applied: the step is skipped and reported.
 //!
-//! Several ranks share the work, the master weights and the moments (ZeRO-1): each leaf is cut into a piece
-//! for each rank ([`Ranks::cuts`]). A rank receives its piece of everyone's gradient, adds these in the order
-//! of the ranks' tree and updates its piece; new weights are gathered where they are packed
-//! ([`crate::master`]). AdamW works on single numbers and the norm is summed over fixed blocks, so no bit
-//! depends on how many ranks there are.
+//! Several ranks share the work, the master weights and the moments: each leaf is cut into a piece for each
+//! rank ([`Ranks::cuts`]), which has the sum of all gradients of its piece ([`crate::gradients`]) and updates
+//! it; new weights are gathered where they are packed ([`crate::master`]). AdamW works on single numbers and
+//! the norm is summed over fixed blocks, so no bit depends on how many ranks there are.
 
+use crate::gradients::Sum;
 use crate::ranks::Ranks;
-use qurl_kernels::ops::{AddPieces, AllToAll, Slice, Update};
-use qurl_kernels::types::AdamW;
+use crate::recipe::schema;
+use qurl_kernels::ops::{Slice, Update};
+use qurl_kernels::types::{AdamW, MomentFormat, Moments};
 use qurl_kernels::{Device, DeviceError, Queue};
 use qurl_model::Params;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
 /// Constants of the optimizer, with the names and defaults of its peers.
@@ -31,11 +32,23 @@ pub struct AdamWOptions {
     pub weight_decay: f64,
     /// Gradients with a larger norm over all parameters are scaled down to it.
     pub clip_grad: f64,
+    /// Number format of the means: 8, 4 or 2 bytes of memory for a parameter. Fewer bits are rounded up or
+    /// down, right in the mean; updates are computed in f32.
+    #[serde(with = "moment_format_name")]
+    #[schemars(schema_with = "moment_formats")]
+    pub moments: MomentFormat,
 }
 
 impl Default for AdamWOptions {
     fn default() -> Self {
-        AdamWOptions { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, clip_grad: 1.0 }
+        AdamWOptions {
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
+            clip_grad: 1.0,
+            moments: MomentFormat::F32,
+        }
     }
 }
 
@@ -44,13 +57,9 @@ pub struct Optimizer<D: Device> {
     options: AdamWOptions,
     /// Updates made so far.
     pub steps: u64,
-    /// First moments.
-    pub first: Params<D::Tensor>,
-    /// Second moments.
-    pub second: Params<D::Tensor>,
+    /// First and second moments.
+    pub moments: Params<D::Moments>,
     ranks: Ranks,
-    /// [ranks, own piece] of the largest leaf, where there are other ranks.
-    received: Option<D::Tensor>,
 }
 
 /// What an update did.
@@ -71,44 +80,35 @@ impl<D: Device> Optimizer<D> {
         ranks: &Ranks,
     ) -> Result<Self, DeviceError> {
         let piece = |len: &usize| ranks.piece(*len).len();
-        let zeros = || lengths.as_ref().try_map(|len| device.zeros(piece(len)));
-        let largest = lengths.iter().map(piece).max().unwrap_or(0);
-        let received = (ranks.size() > 1).then(|| device.zeros(ranks.size() * largest)).transpose()?;
-        let (first, second, ranks) = (zeros()?, zeros()?, ranks.clone());
-        Ok(Optimizer { options, steps: 0, first, second, ranks, received })
+        let moments = lengths.as_ref().try_map(|len| device.moments(piece(len), options.moments))?;
+        Ok(Optimizer { options, steps: 0, moments, ranks: ranks.clone() })
     }
 
     /// Begins again: zero moments, no updates made.
-    pub fn reset(&mut self, queue: &mut D::Queue) {
-        for moment in self.first.iter_mut().chain(self.second.iter_mut()) {
-            let len = D::len(moment);
-            queue.clear(moment, len);
+    pub fn reset(&mut self, queue: &mut D::Queue, lengths: &Params<usize>) -> Result<(), DeviceError> {
+        let pieces: Vec<usize> = lengths.iter().map(|&len| self.ranks.piece(len).len()).collect();
+        for (moments, len) in self.moments.iter_mut().zip(pieces) {
+            queue.write_moments(moments, &Moments::zeros(len, self.options.moments))?;
         }
         self.steps = 0;
-    }
-
-    /// Adds up the ranks' gradients: each has the sum of its own piece afterwards.
-    fn reduce(&mut self, queue: &mut D::Queue, grads: &mut Params<D::Tensor>) -> Result<(), DeviceError> {
-        let Some(received) = &mut self.received else { return Ok(()) };
-        let (count, ranks) = (self.ranks.size(), self.ranks.collective());
-        for g in grads.iter_mut() {
-            let (cuts, own) = (self.ranks.cuts(D::len(g)), self.ranks.piece(D::len(g)));
-            queue.all_to_all(AllToAll { ranks, from: &*g, cuts: &cuts, into: received })?;
-            queue.add_pieces(AddPieces { pieces: received, count, len: own.len(), to: g, at: own.start });
-        }
         Ok(())
     }
 
-    /// The norm of gradients that [`Optimizer::reduce`] has added up.
-    fn norm(&self, queue: &mut D::Queue, grads: &Params<D::Tensor>) -> Result<f64, DeviceError> {
+    /// This rank's piece of a gradient, where it begins in it and how long it is.
+    fn own(&self, grads: &Sum<D>, g: &D::Tensor) -> std::ops::Range<usize> {
+        if grads.pieces { 0..D::len(g) } else { self.ranks.piece(D::len(g)) }
+    }
+
+    /// The norm of all gradients.
+    fn norm(&self, queue: &mut D::Queue, grads: &Sum<D>) -> Result<f64, DeviceError> {
         if self.ranks.size() == 1 {
-            return Ok(queue.sum_squares(&grads.iter().collect::<Vec<_>>())?.sqrt());
+            return Ok(queue.sum_squares(&grads.leaves.iter().collect::<Vec<_>>())?.sqrt());
         }
         let slice = |tensor| {
-            let own = self.ranks.piece(D::len(tensor));
+            let own = self.own(grads, tensor);
             Slice { tensor, at: own.start, len: own.len() }
         };
-        let own = queue.block_squares(&grads.iter().map(slice).collect::<Vec<_>>())?;
+        let own = queue.block_squares(&grads.leaves.iter().map(slice).collect::<Vec<_>>())?;
         // Leaf by leaf, the pieces of rank 0 first: the order of one rank.
         let mut leaves = vec![Vec::new(); own.len()];
         for pieces in self.ranks.gather(own)? {
@@ -117,16 +117,15 @@ impl<D: Device> Optimizer<D> {
         Ok(queue.add_block_squares(&leaves)?.sqrt())
     }
 
-    /// Adds up the ranks' gradients, clips, updates this rank's pieces of the weights and clears the
-    /// gradients.
-    pub fn step(
+    /// Clips the gradients and updates this rank's pieces of the weights.
+    pub(crate) fn step(
         &mut self,
         queue: &mut D::Queue,
         lr: f64,
+        lengths: &Params<usize>,
         pieces: &mut Params<D::Tensor>,
-        grads: &mut Params<D::Tensor>,
+        grads: &Sum<D>,
     ) -> Result<UpdateReport, DeviceError> {
-        self.reduce(queue, grads)?;
         let grad_norm = self.norm(queue, grads)?;
         let applied = grad_norm.is_finite();
         if applied {
@@ -143,16 +142,36 @@ impl<D: Device> Optimizer<D> {
                 step: self.steps,
                 grad_scale: scale as f32,
             };
-            let moments = self.first.iter_mut().zip(self.second.iter_mut());
-            for ((w, g), (m, v)) in pieces.iter_mut().zip(grads.iter()).zip(moments) {
-                let at = self.ranks.piece(D::len(g)).start;
-                queue.adamw(Update { adamw, w, g, at, m, v });
+            let starts = lengths.iter().map(|&len| self.ranks.piece(len).start).collect::<Vec<_>>();
+            let leaves = pieces.iter_mut().zip(grads.leaves.iter()).zip(starts);
+            for (((w, g), at), moments) in leaves.zip(self.moments.iter_mut()) {
+                queue.adamw(Update { adamw, w, g, at, moments });
             }
         }
-        for g in grads.iter_mut() {
-            let len = D::len(g);
-            queue.clear(g, len);
-        }
         Ok(UpdateReport { grad_norm, applied })
+    }
+}
+
+/// The formats that moments may have, for the reference of recipes.
+fn moment_formats(_: &mut SchemaGenerator) -> Schema {
+    schema::names(MomentFormat::ALL.map(MomentFormat::name))
+}
+
+/// A format of moments by its name.
+mod moment_format_name {
+    use qurl_kernels::types::MomentFormat;
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub fn serialize<S: Serializer>(format: &MomentFormat, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(format.name())
+    }
+
+    pub fn deserialize<'d, D: Deserializer<'d>>(deserializer: D) -> Result<MomentFormat, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let known = MomentFormat::ALL.into_iter().find(|format| format.name() == name);
+        known.ok_or_else(|| {
+            let names = MomentFormat::ALL.map(MomentFormat::name).join(", ");
+            de::Error::custom(format!("unknown format of moments {name:?}; expected one of {names}"))
+        })
     }
 }

@@ -8,11 +8,13 @@
 //! An exchange is entered by all ranks or by none: what leads to one must be the same everywhere, or be
 //! agreed upon first ([`Ranks::any`], [`Ranks::of_first`]).
 
+use crate::learner::micro_batches;
 use crate::recipe::{Recipe, RecipeError};
 use crate::shards;
 use crate::wire::Wire;
 use qurl_kernels::collective::{Collective, CollectiveError};
 use qurl_kernels::types::SQUARES_BLOCK;
+use qurl_model::compute::TapeOptions;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -21,12 +23,14 @@ use std::sync::Arc;
 pub struct Ranks {
     collective: Arc<Collective>,
     shards: usize,
+    /// `trainer.zero_stage` is 3.
+    divided: bool,
 }
 
 impl Ranks {
     /// A run of one rank, whose mini-batches are one shard.
     pub fn alone() -> Ranks {
-        Ranks { collective: Arc::new(Collective::alone()), shards: 1 }
+        Ranks { collective: Arc::new(Collective::alone()), shards: 1, divided: false }
     }
 
     /// One rank that computes all shards, a power of two of them.
@@ -64,18 +68,18 @@ impl Ranks {
                 expected,
             });
         }
-        Ok(Ranks { collective, shards })
+        Ok(Ranks { collective, shards, divided: recipe.trainer.zero_stage == 3 })
     }
 
     /// Ranks that train nothing: they share evaluations.
     pub fn without_shards(collective: Arc<Collective>) -> Ranks {
-        Ranks { shards: collective.size(), collective }
+        Ranks { shards: collective.size(), collective, divided: false }
     }
 
     /// The same rank with others that are only thought of: for plans.
     pub fn counted(&self) -> Ranks {
         let collective = Arc::new(Collective::counted(self.rank(), self.size()));
-        Ranks { collective, shards: self.shards }
+        Ranks { collective, ..self.clone() }
     }
 
     /// What moves the bytes.
@@ -98,10 +102,17 @@ impl Ranks {
         self.rank() == 0
     }
 
-    /// Shards that are this rank's: neighbours, a subtree of the tree of sums.
-    pub fn own_shards(&self) -> Range<usize> {
-        let each = self.shards_each();
-        self.rank() * each..(self.rank() + 1) * each
+    /// Whether packed weights and gradients are divided, too (ZeRO-3).
+    pub fn divides_weights(&self) -> bool {
+        self.divided && self.size() > 1
+    }
+
+    /// A rank's shards: neighbours, a subtree of the tree of sums; or every so many of them, so that the
+    /// ranks compute neighbours at the same time ([`crate::gradients`]).
+    fn shards_of(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
+        let (each, size) = (self.shards_each(), self.size());
+        let divided = self.divides_weights();
+        (0..each).map(move |i| if divided { i * size + rank } else { rank * each + i })
     }
 
     /// Shards of each rank.
@@ -109,9 +120,31 @@ impl Ranks {
         self.shards / self.size()
     }
 
-    /// This rank's shards of sequences of these lengths.
-    pub fn own_shards_of(&self, lengths: &[usize]) -> Vec<Range<usize>> {
-        shards::cut(lengths, self.shards)[self.own_shards()].to_vec()
+    /// This rank's shards of sequences of these lengths, which a rank computes in passes of at most so many
+    /// (see [`micro_batches`]).
+    pub fn own_shards_of(&self, lengths: &[usize], tape: TapeOptions) -> Vec<Shard> {
+        let shards = shards::cut(lengths, self.shards);
+        let micros = |shard: &Range<usize>| -> Vec<Range<usize>> {
+            let micros = micro_batches(&lengths[shard.clone()], tape).into_iter();
+            micros.map(|micro| shard.start + micro.start..shard.start + micro.end).collect()
+        };
+        let passes = |shard: usize| {
+            let beside = if self.divides_weights() { self.size() } else { 1 };
+            let round = shard / beside * beside;
+            shards[round..round + beside].iter().map(|shard| micros(shard).len()).max().unwrap_or(0)
+        };
+        let own = self.shards_of(self.rank());
+        own.map(|shard| Shard { micros: micros(&shards[shard]), passes: passes(shard) }).collect()
+    }
+
+    /// Everyone's values of their shards ([`Ranks::own_shards_of`]), in the order of the shards.
+    pub fn join_shards<T: Wire>(&self, own: Vec<Vec<T>>) -> Result<Vec<T>, CollectiveError> {
+        let mut shards: Vec<(usize, Vec<T>)> = Vec::with_capacity(self.shards);
+        for (rank, of_rank) in self.gather(own)?.into_iter().enumerate() {
+            shards.extend(self.shards_of(rank).zip(of_rank));
+        }
+        shards.sort_by_key(|(shard, _)| *shard);
+        Ok(shards.into_iter().flat_map(|(_, values)| values).collect())
     }
 
     /// This rank's part of `count` things that are alike: neighbours.
@@ -122,6 +155,14 @@ impl Ranks {
     /// This rank's part of sequences of these lengths: neighbours, about as many tokens as the others have.
     pub fn part_of(&self, lengths: &[usize]) -> Range<usize> {
         shards::cut(lengths, self.size()).swap_remove(self.rank())
+    }
+
+    /// How many passes the rank that has the most takes for [its part](Ranks::part_of), where weights are
+    /// divided and all have to pass alike; else as many as this rank.
+    pub fn passes_of(&self, lengths: &[usize], tape: TapeOptions) -> usize {
+        let parts = shards::cut(lengths, self.size()).into_iter().enumerate();
+        let counted = parts.filter(|(rank, _)| self.divides_weights() || *rank == self.rank());
+        counted.map(|(_, part)| micro_batches(&lengths[part], tape).len()).max().unwrap_or(0)
     }
 
     /// Where the pieces of a leaf of `len` numbers begin, and where the last ends. They are cut at blocks of
@@ -176,6 +217,15 @@ impl Ranks {
             reason: "it is not what this rank expects at this place".to_string(),
         })
     }
+}
+
+/// A shard of a mini-batch, as its rank computes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Its micro-batches, as ranges of the sequences of the mini-batch.
+    pub micros: Vec<Range<usize>>,
+    /// Passes that it takes at least, since other ranks take so many at the same time.
+    pub passes: usize,
 }
 
 /// [`Ranks::cuts`] for `ranks` ranks.

@@ -7,22 +7,25 @@
 mod compare;
 mod doubts;
 mod explain;
+mod lora;
 mod model;
 mod own;
 mod paths;
 mod ranges;
 pub mod reference;
 mod rl;
-mod schema;
+pub(crate) mod schema;
 mod sft;
 mod source;
 mod task;
 
 pub use compare::{Change, Changes};
+pub use lora::{LoraSource, TargetModules};
 pub use model::{ModelSource, NewModel};
 pub use paths::RELATIVE_TO;
 pub use rl::{
-    Alarm, AlarmAction, Algorithm, Data, FilterGroups, KlInReward, RlPlan, Rollout, Run, Stage, Updates,
+    Alarm, AlarmAction, Algorithm, Data, FilterGroups, KlInReward, NormNoise, RlPlan, Rollout, Run, Stage,
+    Updates, Workers,
 };
 pub use schema::json_schema;
 pub use sft::Sft;
@@ -105,6 +108,8 @@ pub struct Trainer {
     #[serde(with = "format_name")]
     #[schemars(schema_with = "schema::trained_formats")]
     pub compute: Format,
+    /// Which weights run the forward passes of reinforcement learning: `full`, or those of the `rollout`.
+    pub forward: Forward,
     /// Most tokens that are trained on at once, or one longest sequence where that has more. It bounds
     /// memory; results do not depend on it beyond rounding.
     pub micro_tokens: usize,
@@ -116,9 +121,17 @@ pub struct Trainer {
     /// bits with all of them; other shards round otherwise. One rank holds a few gradients more with many
     /// shards.
     pub shards: usize,
+    /// What several ranks divide among them, by ZeRO's stages: 1 for master weights and moments; 3 for
+    /// gradients and the weights packed for training, too, which are then gathered block by block in every
+    /// pass. It changes no bit. With 3, shards that are one micro-batch each take the least memory.
+    pub zero_stage: usize,
     /// Write a checkpoint every so many steps; 0 for none but the one that Ctrl-C makes. A warm start writes
     /// none.
     pub save_freq: u64,
+    /// Most memory of the device that a run may take, in MiB, with the driver's share: a run whose plan needs
+    /// more is refused, as one that the device does not hold. By default all that is free.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_budget_mb: Option<usize>,
     /// How many of the newest checkpoints are kept; a run resumes from the newest.
     pub keep_last: usize,
     /// How many of the checkpoints with the highest test accuracy are kept beside them, or in supervised
@@ -135,15 +148,32 @@ impl Default for Trainer {
         Trainer {
             seed: 1,
             compute: Format::Bf16,
+            forward: Forward::Full,
             micro_tokens: 2048,
             recompute: false,
             shards: 1,
+            zero_stage: 1,
             save_freq: 10,
+            memory_budget_mb: None,
             keep_last: 2,
             keep_best: 1,
             device: DeviceKind::Auto,
         }
     }
+}
+
+/// The weights that run the forward passes of reinforcement learning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Forward {
+    /// Those of `trainer.compute`: the rollout's quantization is corrected for by the objective.
+    #[default]
+    Full,
+    /// The engine's own packed weights, in `rollout.format` with the head and the cache of keys and values as
+    /// the engine has them. Gradients go straight through the rounding to the weights in `trainer.compute`.
+    /// The policy that samples is then the policy that is trained, to the bit, nothing is left to correct
+    /// for, and scoring is as fast as prefill. After each update the weights are packed again.
+    Rollout,
 }
 
 /// A recipe as written.
@@ -152,6 +182,9 @@ impl Default for Trainer {
 pub struct Recipe {
     /// Where the model comes from.
     pub model: ModelSource,
+    /// Low-rank adapters are trained beside the frozen model, instead of the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraSource>,
     /// Where problems and rewards come from. Supervised training on files of its own (`sft.files`) needs
     /// none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -185,13 +218,16 @@ pub struct Recipe {
     source: Source,
 }
 
+/// Bytes of a recipe's file.
+const MAX_FILE: u64 = 4 * qurl_files::MIB;
+
 impl Recipe {
     /// Reads and checks a file, with overrides `key.path=value`. Paths in the file are relative to its
     /// directory, those in overrides to the working directory.
     pub fn read(path: &Path, overrides: &[String]) -> Result<Recipe, RecipeError> {
         let file = path.display().to_string();
-        let text =
-            std::fs::read_to_string(path).map_err(|source| RecipeError::Io { file: file.clone(), source })?;
+        let text = qurl_files::read_text(path, MAX_FILE)
+            .map_err(|source| RecipeError::Io { file: file.clone(), source })?;
         Recipe::parse_in(&text, &file, path.parent().unwrap_or(Path::new("")), overrides)
     }
 
@@ -243,9 +279,15 @@ impl Recipe {
         self.check_ranges(check)?;
         let trainable = !self.trainer.compute.is_quantized();
         check.that("trainer.compute", self.trainer.compute, trainable, "f32 or bf16")?;
+        self.check_forward(check)?;
         let shards = self.trainer.shards;
         check.that("trainer.shards", shards, shards.is_power_of_two(), "a power of two: 1, 2, 4, 8, ...")?;
+        let stage = self.trainer.zero_stage;
+        check.that("trainer.zero_stage", stage, [1, 3].contains(&stage), "1 or 3")?;
+        let expected = "1, since the base of adapters is frozen and held whole by every rank";
+        check.that("trainer.zero_stage", stage, stage == 1 || self.lora.is_none(), expected)?;
         self.model.check(check)?;
+        self.check_lora(check)?;
         if let Some(task) = &self.task {
             task.check(check)?;
         }
@@ -260,10 +302,40 @@ impl Recipe {
         Ok(())
     }
 
+    /// A forward pass of the rollout's weights goes with gradients in bf16 alone: what is kept for them is.
+    fn check_forward(&self, check: Check) -> Result<(), RecipeError> {
+        if self.trainer.forward == Forward::Full {
+            return Ok(());
+        }
+        let stage = self.trainer.zero_stage;
+        let expected = "1, since blocks that come one at a time cannot be run by the rollout's weights; or \
+                        trainer.forward = \"full\"";
+        check.that("trainer.zero_stage", stage, stage == 1, expected)?;
+        let compute = self.trainer.compute;
+        let expected = "bf16, which trainer.forward = \"rollout\" computes gradients in";
+        check.that("trainer.compute", compute, compute == Format::Bf16, expected)?;
+        let format = self.rollout.as_ref().map_or(Rollout::default().format, |r| r.format);
+        let expected =
+            "a format below f32: with trainer.forward = \"rollout\" gradients are computed in bf16";
+        check.that("rollout.format", format, format != Format::F32, expected)?;
+        let expected =
+            "full: with [lora] the engine's base and adapters run the trainer's forward passes anyway";
+        check.that("trainer.forward", "rollout", self.lora.is_none(), expected)?;
+        let lag = self.rollout.as_ref().map_or(0, |r| r.lag);
+        let expected =
+            "0: with trainer.forward = \"rollout\" the engine's weights are those that are trained";
+        check.that("rollout.lag", lag, lag == 0, expected)
+    }
+
     fn check_ranges(&self, check: Check) -> Result<(), RecipeError> {
         let reason =
             |error: toml::ser::Error| RecipeError::Parse { reason: format!("{}: {error}", check.file) };
         ranges::check(&toml::Table::try_from(self).map_err(reason)?, check)
+    }
+
+    /// Most bytes of the device's memory that a run may take, where there is a limit.
+    pub fn memory_budget(&self) -> Option<usize> {
+        self.trainer.memory_budget_mb.map(|megabytes| megabytes << 20)
     }
 
     /// `[task]`; an error where it is missing.

@@ -3,10 +3,13 @@
 //! Three policies appear in every step. `behav` is the quantized copy of the actor that samples; `prox` is
 //! the actor in full precision, frozen for the step; `theta` is the actor while it is updated. Trainer and
 //! engine run the same kernels, so without quantization `behav` and `prox` agree bit for bit, and with it
-//! their ratio measures quantization and nothing else.
+//! their ratio measures quantization and nothing else. With `trainer.forward = "rollout"` the engine's
+//! network runs the trainer's forward passes, and all three are the quantized actor: they agree bit for bit
+//! until the first update.
 
 mod batch;
 mod health;
+mod lag;
 mod models;
 mod prepare;
 mod probe;
@@ -17,28 +20,33 @@ mod stages;
 mod state;
 mod test;
 mod update;
+mod workers;
 
 pub use batch::RolloutBatch;
 pub use health::{Health, Symptom};
+pub use lag::OldWeights;
 pub use prepare::prepare;
 pub use probe::RolloutSpeed;
-pub use record::{Layered, Phases, RewardSpread, StepRecord};
+pub use record::{Lagged, Layered, Phases, RewardSpread, StepRecord};
 pub use rollouts::Sampled;
 pub use sampled::SampledRollout;
 pub use test::Tested;
 
 pub(crate) use models::Models;
 
-use crate::learner::{Learner, micro_batches};
+use crate::divided::Frozen;
+use crate::learner::{Learner, Passes, micro_batches};
 use crate::lengths::ForcedLengths;
 use crate::ranks::Ranks;
 use crate::recipe::{Recipe, RecipeError, RlPlan};
 use crate::solve::{SolveError, Solved, Trouble};
 use crate::start::Start;
+use crate::workers::{Pool, PoolError};
+use lag::Lag;
 use qurl_kernels::collective::CollectiveError;
 use qurl_kernels::{Device, DeviceError, Queue, Rounding};
 use qurl_model::Params;
-use qurl_model::compute::{Batch, Network, TapeOptions, whole_batch};
+use qurl_model::compute::{Batch, TapeOptions, whole_batch};
 use qurl_model::rng::CounterRng;
 use qurl_quant::{QuantError, diagnostics, uaq};
 use qurl_rl::advantage::Rollouts;
@@ -108,6 +116,14 @@ pub enum TrainError {
         /// What the recipe asks for.
         expected: [bool; 3],
     },
+    /// A checkpoint of a run with another lag.
+    #[error("the checkpoint has the weights of versions {found:?}, `rollout.lag` asks for {expected:?}")]
+    OtherLag {
+        /// What the checkpoint has.
+        found: Vec<u64>,
+        /// What the recipe asks for.
+        expected: Vec<u64>,
+    },
     /// A checkpoint of a run with other problems.
     #[error("the problems of the task are not those that the run was begun with: its files were changed")]
     OtherProblems,
@@ -118,6 +134,7 @@ impl TrainError {
     pub fn is_cancelled(&self) -> bool {
         match self {
             TrainError::Solve(SolveError::Reward(error)) => error.is_cancelled(),
+            TrainError::Solve(SolveError::Workers(error)) => *error == PoolError::Stopped,
             TrainError::Solve(SolveError::OtherRank { trouble, .. }) => *trouble == Trouble::Cancelled,
             _ => false,
         }
@@ -145,9 +162,15 @@ pub struct RlTrainer<D: Device> {
     /// theta: the model that is trained.
     pub actor: Learner<D>,
     critic: Option<Learner<D>>,
-    reference: Option<Network<D>>,
+    reference: Option<Frozen<D>>,
     /// behav: the quantized copy that samples.
     engine: Engine<D>,
+    /// Whether the engine's network runs the actor's forward passes, too.
+    straight: bool,
+    /// What it takes to sample with older weights.
+    lag: Lag<D>,
+    /// Other processes that sample.
+    pool: Option<Arc<Pool>>,
     kl: Option<KlCoefficient>,
     tape: TapeOptions,
     step: u64,
@@ -185,13 +208,16 @@ impl<D: Device> RlTrainer<D> {
         let plan = recipe.rl(file)?;
         prepare::check_uaq(&plan, recipe, file, &start.config)?;
         // Once, before training (Eq. 11); the configuration is marked, and checkpoints with it.
-        uaq::rescale(&mut start.weights, &mut start.config, plan.rollout.uaq as f32)?;
-        let measured = (plan.run.update_metrics_freq > 0).then(|| start.weights.clone());
+        if start.adapters.is_none() {
+            uaq::rescale(&mut start.weights, &mut start.config, plan.rollout.uaq as f32)?;
+        }
+        // A frozen base has no update to measure.
+        let measures = plan.run.update_metrics_freq > 0 && start.adapters.is_none();
+        let measured = measures.then(|| start.weights.clone());
         prepare::check_context(&plan, recipe, file, &start.config)?;
         let mut queue = device.queue()?;
-        let weights = Some(&start.weights);
-        let Models { actor, critic, reference, engine, tape } =
-            Models::new(&mut queue, recipe, &plan, &start.config, &ranks, weights, &mut |_| ())?;
+        let Models { actor, critic, reference, engine, old, tape, straight } =
+            Models::new(&mut queue, recipe, &plan, &start.config, &ranks, Some(&start), &mut |_| ())?;
         let kl = plan.algorithm.kl_in_reward.as_ref().map(|k| KlCoefficient::new(k.kl_ctrl)).transpose()?;
         Ok(RlTrainer {
             plan,
@@ -205,6 +231,9 @@ impl<D: Device> RlTrainer<D> {
             critic,
             reference,
             engine,
+            straight,
+            lag: Lag::new(old),
+            pool: None,
             kl,
             tape,
             step: 0,
@@ -228,6 +257,11 @@ impl<D: Device> RlTrainer<D> {
     /// Who trains.
     pub fn ranks(&self) -> &Ranks {
         &self.ranks
+    }
+
+    /// Passes through actor, critic and reference so far.
+    pub fn passed(&self) -> Passes {
+        self.critic.as_ref().map(Learner::passed).unwrap_or_default() + self.actor.passed()
     }
 
     /// Where it computes.
@@ -274,22 +308,33 @@ impl<D: Device> RlTrainer<D> {
     /// The first half of a step: the engine takes over the actor's weights, samples and judges.
     fn sample(&mut self, phases: &mut Phases) -> Result<Rolled, TrainError> {
         self.begin_stage()?;
-        let version = self.version()?;
-        let rounding = self.rounding();
-        // behav = Q(theta_old)
-        let (queue, actor) = (&mut self.queue, &mut self.actor.master);
-        self.engine.load_with(version, |net| net.refresh_leaves(queue, actor, rounding))?;
+        self.load_behav()?; // behav = Q(theta_old)
         phases.end("quantize");
+        self.engine.wake()?;
         let rolled = self.rollouts()?;
+        self.rest_engine()?;
+        self.hand_out_ahead()?;
         phases.end("rollout");
         phases.split("rollout", "verify", rolled.verifying);
         Ok(rolled)
+    }
+
+    /// The engine takes over the actor's weights as they are now; within a step, stochastic rounding samples
+    /// the same numbers.
+    fn quantize(&mut self) -> Result<(), TrainError> {
+        let version = self.version()?;
+        let rounding = self.rounding(version.version);
+        let (queue, actor) = (&mut self.queue, &mut self.actor.master);
+        Ok(self.engine.load_with(version, |net| net.refresh_leaves(queue, actor, rounding))?)
     }
 
     /// The second half of a step on rollouts from elsewhere, as if this step had sampled them.
     pub fn train_on(&mut self, solved: Vec<Solved>) -> Result<StepRecord, TrainError> {
         self.step += 1;
         self.begin_stage()?;
+        if self.straight {
+            self.quantize()?; // sampling would have done it
+        }
         let mut entropy = Entropy::default();
         entropy.add(&solved);
         let mut sampled = Sampled::default();
@@ -308,15 +353,23 @@ impl<D: Device> RlTrainer<D> {
             return Ok(record);
         }
 
-        batch.prox = self.prox(&batch)?; // theta_old in full precision
+        self.actor.work(&mut self.queue)?;
+        if let Some(critic) = &mut self.critic {
+            critic.work(&mut self.queue)?;
+        }
+        batch.prox = self.prox(&batch)?; // theta_old in full precision, or as the engine has it
         batch.reference = self.reference_logprobs(&batch)?;
         batch.values = self.values(&batch)?;
         let full_kl = self.full_kl(&batch)?;
+        let lagged = self.score_lagged(&batch)?;
         self.advantages(&mut batch, &mut record)?;
         record.learnable = batch.advantages.iter().zip(&batch.mask).any(|(&a, &counts)| counts && a != 0.0);
         phases.end("score");
 
         self.updates(&mut batch, full_kl, &mut record)?;
+        self.actor.rest();
+        self.critic.iter_mut().for_each(Learner::rest);
+        record.lagged = lagged.map(|scored| scored.measure(&batch)).transpose()?;
         phases.end("update");
         self.measure_update(&mut record)?;
         phases.end("measure");
@@ -326,9 +379,16 @@ impl<D: Device> RlTrainer<D> {
         Ok(record)
     }
 
-    fn rounding(&self) -> Rounding {
+    /// Where weights are divided because there is too little memory, keys and values are there only while the
+    /// engine samples.
+    fn rest_engine(&mut self) -> Result<(), RolloutError> {
+        if self.ranks.divides_weights() { self.engine.sleep() } else { Ok(()) }
+    }
+
+    /// How the weights of a version are rounded for the copy that samples.
+    fn rounding(&self, version: u64) -> Rounding {
         match self.plan.rollout.stochastic_rounding {
-            true => Rounding::Stochastic { seed: CounterRng::new(&[self.seed, self.step]).u64_at(0) },
+            true => Rounding::Stochastic { seed: CounterRng::new(&[self.seed, version]).u64_at(0) },
             false => Rounding::Nearest,
         }
     }
@@ -367,10 +427,16 @@ impl<D: Device> RlTrainer<D> {
     fn prox(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
         let unscored = self.scored_by_update(batch);
         let (actor, queue) = (&mut self.actor, &mut self.queue);
+        let forward = self.straight.then(|| self.engine.network());
         let temperature = self.plan.rollout.temperature;
         let mut prox = vec![f32::NAN; batch.token_range(unscored.clone()).len()];
-        let scored = by_micro_batches(&self.ranks, batch, unscored.end, self.tape, |ids, range| {
-            Ok(actor.score(queue, &ids, &batch.targets(range), temperature)?.logp)
+        let sequences = unscored.end..batch.sequences();
+        let scored = by_micro_batches(&self.ranks, batch, sequences, self.tape, |micro| match micro {
+            Some((ids, range)) => {
+                let targets = batch.targets(range);
+                actor.score_with(queue, forward, &ids, &targets, temperature).map(|out| out.logp)
+            }
+            None => actor.idle(queue).map(|()| Vec::new()),
         })?;
         prox.extend(scored);
         Ok(prox)
@@ -381,8 +447,12 @@ impl<D: Device> RlTrainer<D> {
         let Some(reference) = &self.reference else { return Ok(Vec::new()) };
         let (actor, queue) = (&mut self.actor, &mut self.queue);
         let temperature = self.plan.rollout.temperature;
-        by_micro_batches(&self.ranks, batch, 0, self.tape, |ids, range| {
-            Ok(actor.score_with(queue, reference, &ids, &batch.targets(range), temperature)?.logp)
+        by_micro_batches(&self.ranks, batch, 0..batch.sequences(), self.tape, |micro| match micro {
+            Some((ids, range)) => {
+                let targets = batch.targets(range);
+                actor.score_frozen(queue, reference, &ids, &targets, temperature).map(|out| out.logp)
+            }
+            None => actor.idle_with(queue, reference).map(|()| Vec::new()),
         })
     }
 
@@ -390,8 +460,9 @@ impl<D: Device> RlTrainer<D> {
     fn values(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
         let Some(critic) = &mut self.critic else { return Ok(Vec::new()) };
         let queue = &mut self.queue;
-        by_micro_batches(&self.ranks, batch, 0, self.tape, |ids, range| {
-            Ok(critic.values(queue, &ids, &batch.targets(range).rows)?)
+        by_micro_batches(&self.ranks, batch, 0..batch.sequences(), self.tape, |micro| match micro {
+            Some((ids, range)) => critic.values(queue, &ids, &batch.targets(range).rows),
+            None => critic.idle(queue).map(|()| Vec::new()),
         })
     }
 
@@ -424,22 +495,26 @@ impl<D: Device> RlTrainer<D> {
     }
 }
 
-/// Collects what `score` says of each micro-batch of the sequences from `first` on, in order. Each rank asks
-/// for its part of them; a sequence's scores do not depend on what is computed with it.
+/// Collects what `score` says of each micro-batch of these sequences, in order. Each rank asks for its part of
+/// them; a sequence's scores do not depend on what is computed with it. Where all ranks must pass alike, those
+/// that have fewer micro-batches are asked for none.
 fn by_micro_batches(
     ranks: &Ranks,
     batch: &RolloutBatch,
-    first: usize,
+    sequences: Range<usize>,
     tape: TapeOptions,
-    mut score: impl FnMut(Batch, Range<usize>) -> Result<Vec<f32>, TrainError>,
+    mut score: impl FnMut(Option<(Batch, Range<usize>)>) -> Result<Vec<f32>, DeviceError>,
 ) -> Result<Vec<f32>, TrainError> {
-    let lengths = &batch.lengths()[first..];
+    let (first, lengths) = (sequences.start, &batch.lengths()[sequences]);
     let part = ranks.part_of(lengths);
     let mut own = Vec::with_capacity(batch.token_range(first + part.start..first + part.end).len());
-    for range in micro_batches(&lengths[part.clone()], tape) {
-        let first = first + part.start;
-        let range = first + range.start..first + range.end;
-        own.extend(score(whole_batch(&batch.ids(range.clone())), range)?);
+    let mut micros = micro_batches(&lengths[part.clone()], tape).into_iter();
+    for _ in 0..ranks.passes_of(lengths, tape) {
+        own.extend(score(micros.next().map(|micro| {
+            let first = first + part.start;
+            let range = first + micro.start..first + micro.end;
+            (whole_batch(&batch.ids(range.clone())), range)
+        }))?);
     }
     Ok(ranks.join(own)?)
 }

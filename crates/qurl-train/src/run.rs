@@ -88,7 +88,7 @@ impl<D: Device> Run<D> {
         recipe: &Recipe,
         parts: RunParts<RunLog>,
     ) -> Result<Run<D>, RunError> {
-        let RunParts { path, store, from, mut log } = parts;
+        let RunParts { path, store, from, log } = parts;
         let (text, plan) = (recipe.to_toml(), trainer.plan().clone());
         let start_path = recipe.model.path.clone().filter(|_| recipe.sft.is_none());
         let ranks = trainer.ranks().clone();
@@ -107,7 +107,7 @@ impl<D: Device> Run<D> {
             }
             None if recipe.sft.is_some() && keeper.is_on() => {
                 // The warm start is not to be lost while it is evaluated.
-                keeper.start(trainer.snapshot(&text)?, log.files()?).map_err(RunError::Checkpoint)?;
+                keeper.start(trainer.snapshot(&text)?, log.logged()?).map_err(RunError::Checkpoint)?;
             }
             None => {}
         }
@@ -221,13 +221,14 @@ impl<D: Device> Run<D> {
             self.log.rollouts(step, &self.trainer.sampled_rollouts(run.rollout_log_samples)?)?;
         }
         record.add_phase("log", self.log.take_seconds() + began.elapsed().as_secs_f64());
-        self.log.record(&record)?;
+        let vanished = self.log.record(&record)?;
         if let Some(snapshot) = saved {
-            self.keeper.start(snapshot, self.log.files()?).map_err(RunError::Checkpoint)?;
+            self.keeper.start(snapshot, self.log.logged()?).map_err(RunError::Checkpoint)?;
         }
         self.totals.add_record(&record);
         report(Event::Step(&record));
         let mut warn = |text: String| report(Event::Warning(format!("step {step}: {text}")));
+        vanished.into_iter().for_each(&mut warn);
         if let Some(alarm) = alarm {
             let end = if stopped { "; the run ends here (run.alarm.action)" } else { "" };
             warn(format!("{alarm}{end}"));

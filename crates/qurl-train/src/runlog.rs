@@ -26,7 +26,7 @@ pub use metrics::MetricsFile;
 pub use steps::StepLog;
 
 use crate::rl::{SampledRollout, StepRecord};
-use std::fs::File;
+use qurl_files::disk::{self, DiskFile};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -73,33 +73,47 @@ impl LogError {
 pub struct RunLog {
     dir: PathBuf,
     steps: StepLog,
-    /// The newest file of rollouts, until it is known to be on disk.
-    rollouts: Option<File>,
+}
+
+/// What a checkpoint needs of the logs beside it.
+#[derive(Debug, Default)]
+pub struct Logged {
+    /// Files that have to be on disk before it is.
+    pub files: Vec<DiskFile>,
+    /// The lines of `metrics.jsonl`, without times.
+    pub lines: String,
 }
 
 impl RunLog {
-    /// Opens the logs of a run of which `step` steps are kept; what is later is cut off.
-    pub fn open(dir: &Path, step: u64) -> Result<RunLog, LogError> {
+    /// Opens the logs of a run of which the steps up to the checkpoint that it continues `from` are kept; what
+    /// is later is cut off.
+    pub fn open(dir: &Path, from: Option<&(u64, PathBuf)>) -> Result<RunLog, LogError> {
+        let step = from.map_or(0, |(step, _)| *step);
         let folder = dir.join("rollouts");
-        std::fs::create_dir_all(&folder).map_err(LogError::io(&folder, "be created"))?;
+        disk::create_dir_all(&folder).map_err(LogError::io(&folder, "be created"))?;
         for entry in std::fs::read_dir(&folder).map_err(LogError::io(&folder, "be listed"))?.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let number = |name: &str| name.strip_prefix("step-")?.strip_suffix(".jsonl")?.parse::<u64>().ok();
             if number(&name).is_some_and(|n| n > step) {
-                std::fs::remove_file(entry.path()).map_err(LogError::io(&entry.path(), "be removed"))?;
+                disk::remove(&entry.path()).map_err(LogError::io(&entry.path(), "be removed"))?;
             }
         }
-        Ok(RunLog { dir: dir.to_path_buf(), steps: StepLog::of_run(dir, step)?, rollouts: None })
+        Ok(RunLog { dir: dir.to_path_buf(), steps: StepLog::of_run(dir, from)? })
     }
 
     /// Logs of a rank that writes nothing.
     pub fn silent() -> RunLog {
-        RunLog { dir: PathBuf::new(), steps: StepLog::silent(), rollouts: None }
+        RunLog { dir: PathBuf::new(), steps: StepLog::silent() }
     }
 
     /// Lines of `metrics.jsonl` that were kept.
     pub fn kept(&self) -> &[serde_json::Value] {
         self.steps.kept()
+    }
+
+    /// What a user should know of lines that were lost.
+    pub fn warning(&self, step: u64) -> Option<String> {
+        self.steps.warning(step)
     }
 
     /// Writes rollouts of a step.
@@ -108,15 +122,18 @@ impl RunLog {
             return Ok(());
         }
         let path = self.dir.join(format!("rollouts/step-{step:06}.jsonl"));
-        let mut file = BufWriter::new(File::create(&path).map_err(LogError::io(&path, "be created"))?);
+        let mut file = BufWriter::with_capacity(
+            1 << 20,
+            DiskFile::create(&path).map_err(LogError::io(&path, "be created"))?,
+        );
         for rollout in sampled {
             let line = serde_json::to_string(rollout)
                 .map_err(|source| LogError::Json { file: path.clone(), source })?;
             writeln!(file, "{line}").map_err(LogError::io(&path, "be written"))?;
         }
         let file = file.into_inner().map_err(|e| LogError::io(&path, "be written")(e.into_error()))?;
-        self.rollouts = Some(file);
-        Ok(())
+        // Few steps have one: it is on disk before any checkpoint after it.
+        file.sync().map_err(LogError::io(&path, "be synced"))
     }
 
     /// Seconds that the writing of the last record took ([`StepLog::take_seconds`]).
@@ -124,15 +141,13 @@ impl RunLog {
         self.steps.take_seconds()
     }
 
-    /// Writes the record of a step.
-    pub fn record(&mut self, record: &StepRecord) -> Result<(), LogError> {
+    /// Writes the record of a step; returns what a user should know, if anything.
+    pub fn record(&mut self, record: &StepRecord) -> Result<Option<String>, LogError> {
         self.steps.record(record.step, record)
     }
 
-    /// The files written so far, to be synced to disk by whoever needs them there.
-    pub fn files(&mut self) -> Result<Vec<File>, LogError> {
-        let mut files = self.steps.files()?;
-        files.extend(self.rollouts.take());
-        Ok(files)
+    /// What a checkpoint after these steps needs.
+    pub fn logged(&self) -> Result<Logged, LogError> {
+        self.steps.logged()
     }
 }

@@ -4,6 +4,7 @@
 //! shard adds up its micro-batches in order, beginning at zero, and the sums of the shards are added in a
 //! fixed binary tree ([`crate::gradients`]). Which rank computes which shard changes no bit of that.
 
+use qurl_model::compute::TapeOptions;
 use std::ops::Range;
 
 /// Cuts sequences into `shards` ranges of about as many tokens each: a sequence belongs to the shard that its
@@ -26,9 +27,18 @@ pub fn cut(lengths: &[usize], shards: usize) -> Vec<Range<usize>> {
     ranges.collect()
 }
 
+/// Passes that a shard takes at most, of so many sequences that are not longer than `longest`.
+pub fn most_passes(sequences: usize, longest: usize, shards: usize, tape: TapeOptions) -> usize {
+    // Each end of a shard reaches beyond its part by half a sequence at most.
+    let tokens = (sequences * longest).min((sequences * longest).div_ceil(shards) + longest);
+    // Two neighbouring micro-batches have more tokens together than one holds.
+    if tokens <= tape.rows { 1 } else { 2 * tokens / tape.rows + 1 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::learner::micro_batches;
 
     #[test]
     fn shards_are_neighbours_of_about_as_many_tokens() {
@@ -38,6 +48,20 @@ mod tests {
         assert_eq!(cut(&[7], 4), [0..0, 0..0, 0..1, 1..1]);
         assert_eq!(cut(&[], 2), [0..0, 0..0]);
         assert_eq!(cut(&[0, 0], 2), [0..2, 2..2]);
+    }
+
+    #[test]
+    fn no_shard_takes_more_passes_than_it_may() {
+        let tape = TapeOptions { rows: 100, sequences: 1000, recompute: false };
+        assert_eq!(most_passes(4, 20, 1, tape), 1);
+        assert_eq!(most_passes(64, 20, 16, tape), 1);
+        assert_eq!(most_passes(64, 20, 8, tape), 4);
+        let lengths: Vec<usize> = (0..64).map(|i| 1 + (i * i * 31 + 7) % 20).collect();
+        for shards in [1, 2, 8, 16, 64] {
+            let most =
+                cut(&lengths, shards).into_iter().map(|s| micro_batches(&lengths[s], tape).len()).max();
+            assert!(most <= Some(most_passes(64, 20, shards, tape)), "{shards}: {most:?}");
+        }
     }
 
     #[test]

@@ -10,12 +10,14 @@ pub(crate) use exchange::is_not_finite;
 use crate::lengths::ForcedLengths;
 use crate::ranks::Ranks;
 use crate::start::{Start, StartError};
+use crate::workers::PoolError;
 use qurl_kernels::{Device, DeviceError};
 use qurl_model::tokenizer::TokenizerError;
 use qurl_rollout::{Engine, Group, Request, RolloutError, Sample, SampleKey, Sampling};
 use qurl_tasks::reward::RewardError;
 use qurl_tasks::task::{Attempt, Problem, Split, Task, Verdict};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Instant;
 
 /// Why problems could not be solved.
@@ -60,6 +62,9 @@ pub enum SolveError {
         /// What it said.
         reason: String,
     },
+    /// Rollout workers.
+    #[error(transparent)]
+    Workers(#[from] PoolError),
     /// The task has no problems in this split.
     #[error("the task {task:?} has no {split:?} problems")]
     NoProblems {
@@ -148,16 +153,29 @@ pub fn solve<D: Device>(
     options: SolveOptions,
     ranks: &Ranks,
 ) -> Result<(Vec<Solved>, f64), SolveError> {
-    let requests = requests(start, &problems, options)?;
     let own = ranks.part(problems.len());
+    let generate = |requests: &[Request]| Ok(engine.generate(queue, requests)?);
+    solve_with(start, task, problems, options, own, ranks, generate)
+}
+
+/// [`solve`] where `generate` samples this rank's part of the problems.
+pub(crate) fn solve_with(
+    start: &Start,
+    task: &dyn Task,
+    problems: Vec<Problem>,
+    options: SolveOptions,
+    own: Range<usize>,
+    ranks: &Ranks,
+    generate: impl FnOnce(&[Request]) -> Result<Vec<Group>, SolveError>,
+) -> Result<(Vec<Solved>, f64), SolveError> {
+    let requests = requests(start, &problems, options)?;
     let mut seconds = 0.0;
-    let responses =
-        engine.generate(queue, &requests[own.clone()]).map_err(SolveError::from).and_then(|groups| {
-            let judging = Instant::now();
-            let responses = judge(start, task, &problems[own], groups);
-            seconds = judging.elapsed().as_secs_f64();
-            responses
-        });
+    let responses = generate(&requests[own.clone()]).and_then(|groups| {
+        let judging = Instant::now();
+        let responses = judge(start, task, &problems[own], groups);
+        seconds = judging.elapsed().as_secs_f64();
+        responses
+    });
     let responses = exchange::gather(ranks, responses)?;
     let solved = problems.into_iter().zip(requests).zip(responses);
     let solved = solved.map(|((problem, r), responses)| Solved { problem, prompt: r.prompt, responses });
@@ -165,7 +183,11 @@ pub fn solve<D: Device>(
 }
 
 /// The requests of all problems.
-fn requests(start: &Start, problems: &[Problem], options: SolveOptions) -> Result<Vec<Request>, SolveError> {
+pub(crate) fn requests(
+    start: &Start,
+    problems: &[Problem],
+    options: SolveOptions,
+) -> Result<Vec<Request>, SolveError> {
     let stop_ids = if options.lengths.is_some() { Vec::new() } else { start.stop_ids() };
     let mut requests = Vec::with_capacity(problems.len());
     for (i, problem) in problems.iter().enumerate() {

@@ -1,13 +1,16 @@
 //! What a run starts from: configuration, weights, tokenizer and chat template.
 
+use crate::learner::LearnerStart;
 use crate::recipe::Recipe;
 use qurl_model::chat::{self, ChatError, ChatTemplate};
-use qurl_model::hf::{LoadedModel, hub};
+use qurl_model::compute::Base;
+use qurl_model::hf::{LoadedModel, OpenModel, hub, peft};
+use qurl_model::rng::text_key;
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer, TokenizerError};
-use qurl_model::{ConfigError, GenerationConfig, HfError, ModelConfig, Params, hf, params};
+use qurl_model::{ConfigError, GenerationConfig, HfError, Lora, ModelConfig, Params, hf, params};
 use qurl_quant::checksum;
 use qurl_tasks::task::{Prompt, Task};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The 26th of July 2024 in seconds since 1970: the date of Llama's chat templates where they are told none.
 const TEMPLATE_DATE: u64 = 1_721_952_000;
@@ -16,8 +19,10 @@ const TEMPLATE_DATE: u64 = 1_721_952_000;
 pub struct Start {
     /// Sizes and tokens.
     pub config: ModelConfig,
-    /// Weights on the host.
+    /// Weights on the host; those of a base beside which adapters are trained stay in its files.
     pub weights: Params<Vec<f32>>,
+    /// What is trained in place of the weights, where it is adapters.
+    pub adapters: Option<StartAdapters>,
     /// Text to tokens and back.
     pub tokenizer: Tokenizer,
     /// How chats become text, if the tokenizer says.
@@ -26,6 +31,26 @@ pub struct Start {
     pub generation: GenerationConfig,
     /// What a user should know of the model's files, if anything.
     pub warning: Option<String>,
+}
+
+/// Adapters beside a frozen base.
+pub struct StartAdapters {
+    /// Which, and how large.
+    pub lora: Lora,
+    /// Their weights; the leaves of the base have no numbers.
+    pub weights: Params<Vec<f32>>,
+    /// Where the base is.
+    pub base: BaseSource,
+    /// Where they are.
+    pub dir: PathBuf,
+}
+
+/// Where the weights of a frozen base come from.
+pub enum BaseSource {
+    /// Its files.
+    Files(Box<OpenModel>),
+    /// Random numbers of a seed, made on the device: for benchmarks.
+    Random(u64),
 }
 
 /// Why a run cannot start.
@@ -45,6 +70,17 @@ pub enum StartError {
         /// What does not fit.
         source: TokenizerError,
     },
+    /// A new model does not fit into memory.
+    #[error(
+        "[model.new]: {} MiB of weights in f32, expected at most the {} MiB of memory that are free",
+        need >> 20, free >> 20
+    )]
+    Memory {
+        /// Bytes that they take.
+        need: u64,
+        /// Bytes that can be had.
+        free: u64,
+    },
     /// The model is not where the recipe says.
     #[error("{place}: key `model.path` is {found}: {why}")]
     NoModel {
@@ -54,6 +90,16 @@ pub enum StartError {
         found: String,
         /// What is wrong, and what would help.
         why: String,
+    },
+    /// An adapter of other sizes than the recipe's.
+    #[error("key `lora.path` is {path}, an adapter with {found}, expected {expected} as in [lora]")]
+    OtherAdapter {
+        /// The directory.
+        path: String,
+        /// What it has.
+        found: String,
+        /// What the recipe asks for.
+        expected: String,
     },
     /// Its chat template.
     #[error(transparent)]
@@ -99,13 +145,61 @@ impl Start {
     /// Loads a Hugging Face directory.
     pub fn load(dir: &Path) -> Result<Start, StartError> {
         let model = hf::load(dir)?;
+        let warning = model.warning(dir);
+        let LoadedModel { config, params: weights, generation, .. } = model;
+        Start::with_tokenizer(dir, config, weights, generation, warning)
+    }
+
+    fn with_tokenizer(
+        dir: &Path,
+        config: ModelConfig,
+        weights: Params<Vec<f32>>,
+        generation: GenerationConfig,
+        warning: Option<String>,
+    ) -> Result<Start, StartError> {
         let tokenizer = Tokenizer::load(dir)?;
         let wrong = |source| StartError::WrongTokenizer { dir: dir.display().to_string(), source };
-        tokenizer.check_fits(&model.config).map_err(wrong)?;
+        tokenizer.check_fits(&config).map_err(wrong)?;
         let template = ChatTemplate::of(&tokenizer)?;
-        let warning = joined(model.warning(dir), foreign_tokenizer(dir, &tokenizer, &model.config));
-        let LoadedModel { config, params: weights, generation, .. } = model;
-        Ok(Start { config, weights, tokenizer, template, generation, warning })
+        let warning = joined(warning, foreign_tokenizer(dir, &tokenizer, &config));
+        Ok(Start { config, weights, adapters: None, tokenizer, template, generation, warning })
+    }
+
+    /// Opens a Hugging Face directory beside which adapters are trained: those of `path`, or new ones.
+    fn open(dir: &Path, lora: Lora, path: Option<&Path>, seed: u64) -> Result<Start, StartError> {
+        let base = hf::open(dir)?;
+        let (config, generation) = (base.config.clone(), base.generation.clone());
+        let weights = match path {
+            Some(path) => {
+                let adapter = peft::load(path, &config)?;
+                if adapter.lora != lora {
+                    let path = path.display().to_string();
+                    let (found, expected) = (adapter.lora.to_string(), lora.to_string());
+                    return Err(StartError::OtherAdapter { path, found, expected });
+                }
+                adapter.params
+            }
+            None => lora.init(&config, seed),
+        };
+        let nothing = params::shapes(&config, false).map(|_| Vec::new());
+        let mut start = Start::with_tokenizer(dir, config, nothing, generation, base.warning(dir))?;
+        let base = BaseSource::Files(Box::new(base));
+        start.adapters = Some(StartAdapters { lora, weights, base, dir: dir.to_path_buf() });
+        Ok(start)
+    }
+
+    /// What a learner starts from.
+    pub fn learner(&self) -> LearnerStart<'_> {
+        match &self.adapters {
+            Some(StartAdapters { base, weights, .. }) => {
+                let base = match base {
+                    BaseSource::Files(files) => Base::Files(files),
+                    BaseSource::Random(seed) => Base::Random(&self.config, *seed),
+                };
+                LearnerStart::Adapters(base, weights)
+            }
+            None => LearnerStart::Whole(&self.weights),
+        }
     }
 
     /// The start of supervised training, which may have no task. A chat template that asks for the date is
@@ -137,8 +231,12 @@ impl Start {
         config.eos_token_ids = tokenizer.eos().into_iter().collect();
         let generation =
             GenerationConfig { eos_token_ids: config.eos_token_ids.clone(), ..GenerationConfig::default() };
+        let need = config.param_count().saturating_mul(4);
+        if let Some(free) = qurl_files::available_memory().filter(|&free| need > free) {
+            return Err(StartError::Memory { need, free });
+        }
         let weights = params::init(&config, recipe.trainer.seed, false);
-        Ok(Start { config, weights, tokenizer, template: None, generation, warning: None })
+        Ok(Start { config, weights, adapters: None, tokenizer, template: None, generation, warning: None })
     }
 
     /// The model of `model.path`; none where the recipe wants a new one.
@@ -155,7 +253,11 @@ impl Start {
                 let (place, found) = (recipe.place(recipe.file(), "model.path"), dir.display().to_string());
                 return Err(StartError::NoModel { place, found, why });
             }
-            return Start::load(dir)?.extended(dir, recipe.model.max_position_embeddings).map(Some);
+            let start = match &recipe.lora {
+                Some(lora) => Start::open(dir, lora.lora(), lora.path.as_deref(), recipe.trainer.seed)?,
+                None => Start::load(dir)?,
+            };
+            return start.extended(dir, recipe.model.max_position_embeddings).map(Some);
         }
         Ok(None)
     }
@@ -181,7 +283,13 @@ impl Start {
 
     /// A number that tells these weights from others.
     pub fn checksum(&self) -> u64 {
-        checksum::host_params(&self.weights)
+        let Some(adapters) = &self.adapters else { return checksum::host_params(&self.weights) };
+        // The base is what its files say it is: their configuration and sizes stand for it.
+        let base = match &adapters.base {
+            BaseSource::Files(files) => text_key(&format!("{:?}", files.stored())),
+            BaseSource::Random(seed) => *seed,
+        };
+        base ^ checksum::host_params(&adapters.weights)
     }
 
     /// Tokens that end a response.

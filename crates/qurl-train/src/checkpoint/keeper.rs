@@ -2,7 +2,7 @@
 
 use super::{CheckpointError, ModelFiles, Snapshot, Store, Writer};
 use crate::ranks::Ranks;
-use std::fs::File;
+use crate::runlog::Logged;
 use std::path::PathBuf;
 
 /// The checkpoints of a run while it runs.
@@ -53,9 +53,9 @@ impl Keeper {
         self.writer.has(step)
     }
 
-    /// Begins to write a checkpoint, after what is in `logs`.
-    pub fn start(&mut self, snapshot: Snapshot, logs: Vec<File>) -> Result<(), CheckpointError> {
-        self.writer.start(snapshot, logs)
+    /// Begins to write a checkpoint, after what is in the logs.
+    pub fn start(&mut self, snapshot: Snapshot, logged: Logged) -> Result<(), CheckpointError> {
+        self.writer.start(snapshot, logged)
     }
 
     /// An error of a write that has ended meanwhile.

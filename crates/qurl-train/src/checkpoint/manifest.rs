@@ -4,7 +4,6 @@ use super::CheckpointError;
 use crate::crc32c::Crc32c;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -44,9 +43,10 @@ impl Manifest {
     }
 
     /// Reads the manifest of a checkpoint and checks every file against it.
-    pub fn check(dir: &Path) -> Result<(), CheckpointError> {
+    pub fn check(dir: &Path) -> Result<Manifest, CheckpointError> {
         let path = dir.join(MANIFEST);
-        let text = std::fs::read_to_string(&path).map_err(CheckpointError::io(&path, "be read"))?;
+        let text = qurl_files::read_text(&path, 64 * qurl_files::MIB)
+            .map_err(CheckpointError::io(&path, "be read"))?;
         let expected = "the manifest of a checkpoint";
         let manifest: Manifest = serde_json::from_str(&text)
             .map_err(|e| CheckpointError::damaged(&path, format!("{e}"), expected))?;
@@ -66,7 +66,23 @@ impl Manifest {
                 return Err(CheckpointError::damaged(&file, sum(&found), sum(entry)));
             }
         }
-        Ok(())
+        Ok(manifest)
+    }
+
+    /// An error unless it lists a file.
+    pub fn expect(&self, dir: &Path, name: &str) -> Result<(), CheckpointError> {
+        match self.files.contains_key(name) {
+            true => Ok(()),
+            false => {
+                let found = format!("a list without {name}");
+                Err(CheckpointError::damaged(&dir.join(MANIFEST), found, "all files of a checkpoint"))
+            }
+        }
+    }
+
+    /// Whether it lists a file.
+    pub fn has(&self, name: &str) -> bool {
+        self.files.contains_key(name)
     }
 }
 
@@ -94,7 +110,7 @@ fn collect(dir: &Path, prefix: &str, files: &mut BTreeMap<String, Entry>) -> Res
 }
 
 fn read_entry(path: &Path) -> Result<Entry, CheckpointError> {
-    let mut file = File::open(path).map_err(CheckpointError::io(path, "be opened"))?;
+    let mut file = qurl_files::open(path).map_err(CheckpointError::io(path, "be opened"))?;
     let (mut crc, mut bytes) = (Crc32c::default(), 0);
     let mut buffer = vec![0; 1 << 20];
     loop {

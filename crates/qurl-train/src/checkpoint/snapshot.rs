@@ -1,15 +1,17 @@
 //! The state of a run on the host: what a checkpoint is written from, and what a run is set to when it goes
 //! on.
 
-use super::tensors::{self, Pieces};
-use super::{CheckpointError, ModelFiles};
+use super::manifest::Manifest;
+use super::tensors::{self, Pieces, Tree};
+use super::{CheckpointError, ModelFiles, moments};
 use crate::ranks::Ranks;
-use crate::rl::Tested;
-use qurl_model::hf::{self, SaveOptions};
+use crate::rl::{OldWeights, Tested};
+use qurl_files::disk::DiskFile;
+use qurl_kernels::types::Moments;
+use qurl_model::hf::{self, peft};
 use qurl_model::{Dtype, ModelConfig, Params, params};
 use qurl_rl::KlCoefficient;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
@@ -23,16 +25,18 @@ const CRITIC: &str = "critic";
 const CRITIC_OPTIMIZER: &str = "critic_optimizer.safetensors";
 const REFERENCE: &str = "reference.safetensors";
 const MEASURED: &str = "measured.safetensors";
+const OLD: &str = "old.safetensors";
+/// The lines of the run's `metrics.jsonl` up to the step, without times, so that equal runs have equal
+/// checkpoints.
+pub(super) const METRICS: &str = "metrics.jsonl";
 
 /// A model that is being trained.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LearnerSnapshot {
     /// Master weights.
     pub weights: Params<Vec<f32>>,
-    /// First moments: those of the rank's pieces.
-    pub first: Params<Vec<f32>>,
-    /// Second moments, likewise.
-    pub second: Params<Vec<f32>>,
+    /// Moments of the rank's pieces.
+    pub moments: Params<Moments>,
     /// Updates made.
     pub updates: u64,
 }
@@ -57,6 +61,9 @@ pub struct State {
     /// Ranks that have written their pieces of the moments.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     ranks: usize,
+    /// Versions of older weights that the next steps sample with.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    old_versions: Vec<u64>,
     /// Accuracy before the first step, once measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy_before: Option<f64>,
@@ -120,6 +127,8 @@ pub struct Snapshot {
     pub reference: Option<Params<Vec<f32>>>,
     /// The weights that the next weight update is measured from.
     pub measured: Option<Params<Vec<f32>>>,
+    /// Older weights that the next steps sample with: those of the rank's pieces.
+    pub old: Vec<OldWeights>,
 }
 
 impl Snapshot {
@@ -134,6 +143,7 @@ impl Snapshot {
         critic: Option<LearnerSnapshot>,
         reference: Option<Params<Vec<f32>>>,
         measured: Option<Params<Vec<f32>>>,
+        old: Vec<OldWeights>,
     ) -> Snapshot {
         let state = State {
             format: FORMAT,
@@ -145,6 +155,7 @@ impl Snapshot {
             has_reference: reference.is_some(),
             has_measured: measured.is_some(),
             ranks: 1,
+            old_versions: old.iter().map(|old| old.version).collect(),
             accuracy_before: None,
             avg_at_k_before: None,
             test_accuracy: None,
@@ -153,15 +164,18 @@ impl Snapshot {
             recipe_hash: format!("{:016x}", qurl_model::rng::text_key(&recipe)),
             problems: Some(problems),
         };
-        Snapshot { state, recipe, actor, critic, reference, measured }
+        Snapshot { state, recipe, actor, critic, reference, measured, old }
     }
 
     /// Bytes of its tensors, with the pieces of all ranks.
     pub fn bytes(&self) -> u64 {
-        let learners = [Some(&self.actor), self.critic.as_ref()];
-        let learners = learners.into_iter().flatten().flat_map(|l| [&l.weights; 3]);
-        let trees = learners.chain(self.reference.as_ref()).chain(self.measured.as_ref());
-        trees.flat_map(|tree| tree.iter()).map(|leaf| 4 * leaf.len() as u64).sum()
+        let learners = || [Some(&self.actor), self.critic.as_ref()].into_iter().flatten();
+        let old = self.old.iter().map(|_| &self.actor.weights);
+        let whole = learners().map(|l| &l.weights).chain(&self.reference).chain(&self.measured).chain(old);
+        let whole: u64 = whole.flat_map(|tree| tree.iter()).map(|leaf| 4 * leaf.len() as u64).sum();
+        let moments = learners().flat_map(|l| l.moments.iter().zip(l.weights.iter()));
+        let moments = moments.map(|(moments, leaf)| moments.first.format().bytes(leaf.len()));
+        whole + 2 * moments.sum::<usize>() as u64
     }
 
     /// Writes this rank's files but the manifest into a directory: everyone the pieces of the moments that
@@ -171,32 +185,38 @@ impl Snapshot {
         dir: &Path,
         model: &ModelFiles,
         pieces: Pieces,
+        metrics: &str,
     ) -> Result<(), CheckpointError> {
-        let layout = params::shapes(&model.config, false);
-        let moments = [("first", &self.actor.first), ("second", &self.actor.second)];
-        tensors::write(&dir.join(pieces.file(OPTIMIZER)), &layout, pieces, &moments)?;
+        let layout = model.shapes();
+        moments::write(&dir.join(pieces.file(OPTIMIZER)), &layout, pieces, &self.actor.moments)?;
         if let Some(critic) = &self.critic {
             let layout = params::shapes(&model.config, true);
-            let moments = [("first", &critic.first), ("second", &critic.second)];
-            tensors::write(&dir.join(pieces.file(CRITIC_OPTIMIZER)), &layout, pieces, &moments)?;
+            moments::write(&dir.join(pieces.file(CRITIC_OPTIMIZER)), &layout, pieces, &critic.moments)?;
         }
-        if pieces.rank == 0 { self.write_whole(dir, model, pieces.ranks) } else { Ok(()) }
+        if !self.old.is_empty() {
+            let names: Vec<String> = self.old.iter().map(|old| old_name(old.version)).collect();
+            let leaves = self.old.iter().map(|old| tensors::floats(&old.pieces));
+            let trees: Vec<_> = names.iter().map(|name| Tree::whole(name)).zip(leaves).collect();
+            tensors::write(&dir.join(pieces.file(OLD)), &layout, pieces, &trees)?;
+        }
+        if pieces.rank != 0 {
+            return Ok(());
+        }
+        write_synced(&dir.join(METRICS), metrics.as_bytes())?;
+        self.write_whole(dir, model, pieces.ranks)
     }
 
     /// What one rank writes for all.
     fn write_whole(&self, dir: &Path, model: &ModelFiles, ranks: usize) -> Result<(), CheckpointError> {
         let layout = params::shapes(&model.config, false);
-        let options = SaveOptions {
-            tokenizer_files: &model.tokenizer_files,
-            ..SaveOptions::new(Dtype::F32, &model.generation)
-        };
-        hf::save(dir, &model.config, &self.actor.weights, &options)?;
+        model.save(dir, &model.config, &self.actor.weights, Dtype::F32)?;
         if let Some(critic) = &self.critic {
-            hf::save(&dir.join(CRITIC), &model.config, &critic.weights, &options)?;
+            model.save(&dir.join(CRITIC), &model.config, &critic.weights, Dtype::F32)?;
         }
         for (name, tree) in [(REFERENCE, &self.reference), (MEASURED, &self.measured)] {
             if let Some(tree) = tree {
-                tensors::write(&dir.join(name), &layout, Pieces::ALL, &[("weights", tree)])?;
+                let tree = (Tree::whole("weights"), tensors::floats(tree));
+                tensors::write(&dir.join(name), &layout, Pieces::ALL, &[tree])?;
             }
         }
         write_synced(&dir.join(RECIPE), self.recipe.as_bytes())?;
@@ -210,15 +230,18 @@ impl Snapshot {
     /// however many have written it.
     pub fn read(dir: &Path, config: &ModelConfig, ranks: &Ranks) -> Result<Snapshot, CheckpointError> {
         let state = State::read(dir)?;
-        let pieces = Pieces { rank: ranks.rank(), ranks: ranks.size() };
         let recipe = read_recipe(dir)?;
-        let learner = |model: &Path, moments: &str, value_head: bool, updates: u64| {
-            let layout = params::shapes(config, value_head);
-            let weights = hf::load(model)?.params;
+        let learner = |model: &Path, file: &str, value_head: bool, updates: u64| {
+            let (layout, weights) = match peft::is_adapter(model) {
+                true => {
+                    let adapter = peft::load(model, config)?;
+                    (adapter.lora.shapes(config), adapter.params)
+                }
+                false => (params::shapes(config, value_head), hf::load(model)?.params),
+            };
             tensors::check(&layout, &weights)?;
-            let [first, second] = ["first", "second"]
-                .map(|tree| tensors::read(dir, moments, state.ranks, &layout, pieces, tree));
-            Ok::<_, CheckpointError>(LearnerSnapshot { weights, first: first?, second: second?, updates })
+            let moments = moments::read(dir, file, state.ranks, &layout, ranks)?;
+            Ok::<_, CheckpointError>(LearnerSnapshot { weights, moments, updates })
         };
         let actor = learner(dir, OPTIMIZER, false, state.actor_updates)?;
         let critic = match state.critic_updates {
@@ -227,20 +250,33 @@ impl Snapshot {
         };
         let layout = params::shapes(config, false);
         let tree = |there: bool, name: &str| match there {
-            true => tensors::read(dir, name, 1, &layout, Pieces::ALL, "weights").map(Some),
+            true => tensors::read(dir, name, 1, &layout, Pieces::ALL, Tree::whole("weights")).map(Some),
             false => Ok(None),
         };
         let reference = tree(state.has_reference, REFERENCE)?;
         let measured = tree(state.has_measured, MEASURED)?;
-        Ok(Snapshot { state, recipe, actor, critic, reference, measured })
+        let old = |&version: &u64| {
+            let name = old_name(version);
+            let pieces = Pieces { rank: ranks.rank(), ranks: ranks.size() };
+            let pieces = tensors::read(dir, OLD, state.ranks, &layout, pieces, Tree::whole(&name))?;
+            Ok::<_, CheckpointError>(OldWeights { version, pieces })
+        };
+        let old = state.old_versions.iter().map(old).collect::<Result<_, _>>()?;
+        Ok(Snapshot { state, recipe, actor, critic, reference, measured, old })
     }
+}
+
+/// What the tensors of older weights are called.
+fn old_name(version: u64) -> String {
+    format!("version-{version}")
 }
 
 impl State {
     /// Reads the numbers of a checkpoint alone.
     pub fn read(dir: &Path) -> Result<State, CheckpointError> {
         let path = dir.join(STATE);
-        let text = std::fs::read_to_string(&path).map_err(CheckpointError::io(&path, "be read"))?;
+        let text = qurl_files::read_text(&path, 16 * qurl_files::MIB)
+            .map_err(CheckpointError::io(&path, "be read"))?;
         let state: State = serde_json::from_str(&text)
             .map_err(|e| CheckpointError::damaged(&path, e, format!("a state of format {FORMAT}")))?;
         if state.format != FORMAT {
@@ -251,15 +287,47 @@ impl State {
     }
 }
 
+/// An error unless a checkpoint has every file that its state asks for, each as its manifest says.
+pub(super) fn check_whole(dir: &Path) -> Result<(), CheckpointError> {
+    let manifest = Manifest::check(dir)?;
+    manifest.expect(dir, STATE)?;
+    manifest.expect(dir, RECIPE)?;
+    let state = State::read(dir)?;
+    let parts =
+        |name: &'static str| (0..state.ranks).map(move |rank| Pieces { rank, ranks: state.ranks }.file(name));
+    let mut files: Vec<String> = parts(OPTIMIZER).collect();
+    let mut models = vec![String::new()];
+    if state.critic_updates.is_some() {
+        files.extend(parts(CRITIC_OPTIMIZER));
+        models.push(format!("{CRITIC}/"));
+    }
+    if !state.old_versions.is_empty() {
+        files.extend(parts(OLD));
+    }
+    files.extend(state.has_reference.then(|| REFERENCE.to_string()));
+    files.extend(state.has_measured.then(|| MEASURED.to_string()));
+    for model in models {
+        files.push(format!("{model}config.json"));
+        match manifest.has(&format!("{model}{}", hf::WEIGHTS_INDEX)) {
+            true => {
+                let shards = hf::shards(&dir.join(&model))?;
+                files.extend(shards.into_iter().map(|shard| format!("{model}{shard}")));
+            }
+            false => files.push(format!("{model}{}", hf::WEIGHTS)),
+        }
+    }
+    files.iter().try_for_each(|file| manifest.expect(dir, file))
+}
+
 /// The recipe that a checkpoint was made with.
 pub(super) fn read_recipe(dir: &Path) -> Result<String, CheckpointError> {
     let path = dir.join(RECIPE);
-    std::fs::read_to_string(&path).map_err(CheckpointError::io(&path, "be read"))
+    qurl_files::read_text(&path, 16 * qurl_files::MIB).map_err(CheckpointError::io(&path, "be read"))
 }
 
 /// Writes a small file and waits for the disk.
 pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
-    let mut file = File::create(path).map_err(CheckpointError::io(path, "be created"))?;
+    let mut file = DiskFile::create(path).map_err(CheckpointError::io(path, "be created"))?;
     file.write_all(bytes).map_err(CheckpointError::io(path, "be written"))?;
-    file.sync_all().map_err(CheckpointError::io(path, "be synced"))
+    file.sync_contents().map_err(CheckpointError::io(path, "be synced"))
 }

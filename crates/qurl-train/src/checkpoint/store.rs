@@ -7,13 +7,14 @@
 //! comes back if that did not happen.
 
 use super::manifest::{MANIFEST, Manifest};
-use super::snapshot::{read_recipe, write_synced};
+use super::snapshot::{check_whole, read_recipe, write_synced};
 use super::tensors::Pieces;
 use super::{CheckpointError, Snapshot, State};
 use crate::start::Start;
-use qurl_model::{GenerationConfig, ModelConfig};
+use qurl_files::disk;
+use qurl_model::hf::{self, HfError, SaveOptions, peft};
+use qurl_model::{Dtype, GenerationConfig, Lora, ModelConfig, ParamInfo, Params, params};
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// Space for headers, configuration and state beside the tensors.
@@ -28,13 +29,47 @@ pub struct ModelFiles {
     pub generation: GenerationConfig,
     /// Names and contents.
     pub tokenizer_files: Vec<(String, Vec<u8>)>,
+    /// The adapters that are saved in place of a model, and the directory of their base.
+    pub adapters: Option<(Lora, PathBuf)>,
 }
 
 impl ModelFiles {
     /// Bytes of a directory of the model in its own dtype: what the end of a run writes.
     pub fn bytes(&self) -> u64 {
         let files: u64 = self.tokenizer_files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-        self.config.param_count() * self.config.dtype.bytes() as u64 + files + SMALL_FILES
+        let dtype = if self.adapters.is_some() { Dtype::F32 } else { self.config.dtype };
+        self.trained() * dtype.bytes() as u64 + files + SMALL_FILES
+    }
+
+    /// Numbers that are trained.
+    pub fn trained(&self) -> u64 {
+        let whole = || self.config.param_count();
+        self.adapters.as_ref().map_or_else(whole, |(lora, _)| lora.param_count(&self.config))
+    }
+
+    /// Names and shapes of what is trained.
+    pub fn shapes(&self) -> Params<ParamInfo> {
+        let whole = || params::shapes(&self.config, false);
+        self.adapters.as_ref().map_or_else(whole, |(lora, _)| lora.shapes(&self.config))
+    }
+
+    /// Writes a model with these weights, or an adapter, which is always in f32.
+    pub fn save(
+        &self,
+        dir: &Path,
+        config: &ModelConfig,
+        weights: &Params<Vec<f32>>,
+        dtype: Dtype,
+    ) -> Result<(), HfError> {
+        if let Some((lora, base)) = &self.adapters {
+            let base = base.display().to_string();
+            return peft::save(dir, config, lora, weights, Some(&base), &self.tokenizer_files);
+        }
+        let options = SaveOptions {
+            tokenizer_files: &self.tokenizer_files,
+            ..SaveOptions::new(dtype, &self.generation)
+        };
+        hf::save(dir, config, weights, &options)
     }
 
     /// Those of a run's model.
@@ -43,6 +78,7 @@ impl ModelFiles {
             config: start.config.clone(),
             generation: start.generation.clone(),
             tokenizer_files: start.tokenizer.files().to_vec(),
+            adapters: start.adapters.as_ref().map(|adapters| (adapters.lora, adapters.dir.clone())),
         }
     }
 }
@@ -84,7 +120,7 @@ pub struct Store {
 impl Store {
     /// Opens or makes the directory and clears away what a killed process left half done.
     pub fn open(dir: &Path, keep: Keep) -> Result<Store, CheckpointError> {
-        std::fs::create_dir_all(dir).map_err(CheckpointError::io(dir, "be created"))?;
+        disk::create_dir_all(dir).map_err(CheckpointError::io(dir, "be created"))?;
         for entry in std::fs::read_dir(dir).map_err(CheckpointError::io(dir, "be listed"))? {
             let entry = entry.map_err(CheckpointError::io(dir, "be listed"))?;
             let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
@@ -92,7 +128,7 @@ impl Store {
                 name.strip_prefix('.').and_then(|name| name.strip_suffix(".old")).map(|name| dir.join(name));
             match replaced {
                 Some(place) if !place.exists() => {
-                    std::fs::rename(&path, &place).map_err(CheckpointError::io(&path, "be put back"))?;
+                    disk::rename(&path, &place).map_err(CheckpointError::io(&path, "be put back"))?;
                 }
                 _ if name.starts_with(".step-") => remove(&path)?,
                 _ => {}
@@ -124,7 +160,7 @@ impl Store {
         let mut newest = Newest::default();
         for step in self.steps()?.into_iter().rev() {
             let dir = self.path(step);
-            match Manifest::check(&dir) {
+            match check_whole(&dir) {
                 Ok(()) => {
                     newest.whole = Some((step, dir));
                     return Ok(newest);
@@ -152,14 +188,15 @@ impl Store {
         snapshot: &Snapshot,
         model: &ModelFiles,
         pieces: Pieces,
+        metrics: &str,
     ) -> Result<(), CheckpointError> {
         if pieces.rank == 0 {
-            self.check_space(snapshot.bytes(), model)?;
+            self.check_space(snapshot.bytes() + metrics.len() as u64, model)?;
         }
         let temporary = self.temporary(snapshot.state.step);
-        let written = std::fs::create_dir_all(&temporary)
+        let written = disk::create_dir_all(&temporary)
             .map_err(CheckpointError::io(&temporary, "be created"))
-            .and_then(|()| snapshot.write(&temporary, model, pieces));
+            .and_then(|()| snapshot.write(&temporary, model, pieces, metrics));
         if written.is_err() && pieces == Pieces::ALL {
             // The error that matters is the one at hand; what cannot be removed now is when the store is next
             // opened.
@@ -180,9 +217,9 @@ impl Store {
         let path = self.path(step);
         let old = self.dir.join(format!(".step-{step}.old"));
         if path.exists() {
-            std::fs::rename(&path, &old).map_err(CheckpointError::io(&path, "be renamed"))?;
+            disk::rename(&path, &old).map_err(CheckpointError::io(&path, "be renamed"))?;
         }
-        std::fs::rename(&temporary, &path).map_err(CheckpointError::io(&path, "be renamed into place"))?;
+        disk::rename(&temporary, &path).map_err(CheckpointError::io(&path, "be renamed into place"))?;
         sync_dir(&self.dir)?;
         if old.exists() {
             remove(&old)?;
@@ -218,7 +255,7 @@ impl Store {
         for step in steps.into_iter().filter(|s| !kept.contains(s)) {
             // Renamed first: a checkpoint that is being removed must never look like one that is torn.
             let (path, gone) = (self.path(step), self.dir.join(format!(".step-{step}.gone")));
-            std::fs::rename(&path, &gone).map_err(CheckpointError::io(&path, "be renamed"))?;
+            disk::rename(&path, &gone).map_err(CheckpointError::io(&path, "be renamed"))?;
             remove(&gone)?;
         }
         Ok(())
@@ -247,21 +284,11 @@ fn write_manifest(dir: &Path) -> Result<(), CheckpointError> {
 }
 
 fn remove(path: &Path) -> Result<(), CheckpointError> {
-    let removed = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
-    match removed {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(CheckpointError::io(path, "be removed")(e)),
-        _ => Ok(()),
-    }
+    disk::remove(path).map_err(CheckpointError::io(path, "be removed"))
 }
 
-#[cfg(unix)]
 fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
-    File::open(dir).and_then(|d| d.sync_all()).map_err(CheckpointError::io(dir, "be synced"))
-}
-
-#[cfg(not(unix))]
-fn sync_dir(_dir: &Path) -> Result<(), CheckpointError> {
-    Ok(())
+    disk::sync_dir(dir).map_err(CheckpointError::io(dir, "be synced"))
 }
 
 /// Bytes that we may still write; none where the system does not say.

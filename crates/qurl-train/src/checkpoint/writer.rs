@@ -7,7 +7,7 @@
 use super::tensors::Pieces;
 use super::{CheckpointError, ModelFiles, Snapshot, Store};
 use crate::ranks::Ranks;
-use std::fs::File;
+use crate::runlog::Logged;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -87,19 +87,18 @@ impl Writer {
         }
     }
 
-    /// Writes a checkpoint in the background, after what is in `logs`: a checkpoint that is there means that
+    /// Writes a checkpoint in the background, after what is in the logs: a checkpoint that is there means that
     /// the logs up to its step are. One that is still being written is waited for.
-    pub fn start(&mut self, snapshot: Snapshot, logs: Vec<File>) -> Result<(), CheckpointError> {
+    pub fn start(&mut self, snapshot: Snapshot, logged: Logged) -> Result<(), CheckpointError> {
         self.finish()?;
         let step = snapshot.state.step;
         let pieces = Pieces { rank: self.ranks.rank(), ranks: self.ranks.size() };
         let write = move |store: &Store, model: &ModelFiles| {
             let began = Instant::now();
-            for log in logs {
-                log.sync_data()
-                    .map_err(CheckpointError::io(store.dir(), "have the logs beside it synced"))?;
+            for log in &logged.files {
+                log.sync().map_err(CheckpointError::io(store.dir(), "have the logs beside it synced"))?;
             }
-            store.write_part(&snapshot, model, pieces)?;
+            store.write_part(&snapshot, model, pieces, &logged.lines)?;
             let seconds = began.elapsed().as_secs_f64();
             tracing::info!(step, bytes = snapshot.bytes(), seconds, "checkpoint written");
             if pieces == Pieces::ALL { commit(store, step) } else { Ok(()) }

@@ -36,7 +36,8 @@ pub struct Changes {
 }
 
 /// Keys that no step depends on, and sections of such keys (with a dot at the end).
-const BOOKKEEPING: [&str; 7] = [
+const BOOKKEEPING: [&str; 9] = [
+    "trainer.zero_stage",
     "trainer.save_freq",
     "trainer.keep_last",
     "trainer.keep_best",
@@ -44,6 +45,7 @@ const BOOKKEEPING: [&str; 7] = [
     "run.rollout_log_samples",
     "run.export_uaq",
     "run.alarm.",
+    "rollout.workers.",
 ];
 
 impl Changes {

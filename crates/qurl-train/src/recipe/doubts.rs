@@ -2,6 +2,7 @@
 //! all the same.
 
 use super::Recipe;
+use qurl_rl::Objective;
 
 /// Learning rates above this are mistakes of a few zeros.
 const MAX_LR: f64 = 0.1;
@@ -50,6 +51,14 @@ impl Recipe {
                 rollout.temperature.to_string(),
                 "above 2 tokens are sampled nearly at random",
             );
+        }
+        if let (Some(rollout), Some(algorithm)) = (&self.rollout, &self.algorithm)
+            && rollout.lag > 0
+            && matches!(algorithm.objective, Objective::Naive(_))
+        {
+            let why = "`algorithm.objective` is naive, which takes old tokens for those of the newest weights; \
+                       acr, tis and decoupled correct for it";
+            say("rollout.lag", rollout.lag.to_string(), why);
         }
         if let (Some(actor), Some(run)) = (&self.actor, &self.run)
             && actor.lr_warmup_steps > run.total_steps

@@ -19,6 +19,9 @@ impl Recipe {
         if let Some(path) = &mut self.model.path {
             resolve_model(path, base(source, "model.path"));
         }
+        if let Some(path) = self.lora.as_mut().and_then(|lora| lora.path.as_mut()) {
+            resolve(std::slice::from_mut(path), base(source, "lora.path"));
+        }
         if let Some(task) = &mut self.task {
             resolve_task(task, "task", source);
         }

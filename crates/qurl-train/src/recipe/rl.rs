@@ -6,6 +6,8 @@
 use super::{Check, RecipeError, Trainer, format_name, schema};
 use crate::optimizer::AdamWOptions;
 use crate::schedule::{Decay, Schedule};
+use crate::shards;
+use crate::workers::Without;
 use qurl_kernels::Format;
 use qurl_kernels::KvFormat;
 use qurl_model::compute::TapeOptions;
@@ -32,7 +34,8 @@ pub struct Data {
 pub struct Rollout {
     /// Responses to each prompt. Estimators that compare within a group need at least 2.
     pub n: usize,
-    /// Number format of the weights that sample; training itself is never quantized.
+    /// Number format of the weights that sample; training is not quantized, unless `trainer.forward` runs its
+    /// forward passes with these weights, too.
     #[serde(with = "format_name")]
     #[schemars(schema_with = "schema::formats")]
     pub format: Format,
@@ -57,6 +60,18 @@ pub struct Rollout {
     /// Update-aware quantization: the factor by which weights are made smaller and their inputs larger, 1 for
     /// none.
     pub uaq: f64,
+    /// Noise on the gains of the norms of the copy that samples, for exploration (QeRL's adaptive
+    /// quantization noise). Training, scoring and evaluations are without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub norm_noise: Option<NormNoise>,
+    /// How many steps rollouts lag behind: step t trains on rollouts of the weights that step t - lag began
+    /// with (the first `lag` steps on those of the start). 0 samples with the newest weights.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub lag: u64,
+    /// Other processes that sample for this one (`qurl worker --join URL`), and come and go. They and the
+    /// trainer share the secret in the environment variable QURL_WORKER_SECRET.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workers: Option<Workers>,
     /// Memory for keys and values, in MiB.
     pub kv_cache_mb: usize,
     /// Tokens of a page of keys and values.
@@ -80,6 +95,9 @@ impl Default for Rollout {
             top_k: 0,
             allow_truncated_sampling: false,
             uaq: 1.0,
+            norm_noise: None,
+            lag: 0,
+            workers: None,
             kv_cache_mb: 1024,
             page_size: 16,
             max_num_seqs: 256,
@@ -88,7 +106,51 @@ impl Default for Rollout {
     }
 }
 
+/// `[rollout.workers]`: other processes that sample.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Workers {
+    /// Address and port where the trainer listens for workers; port 0 takes a free one. TLS is left to a
+    /// proxy.
+    pub listen: String,
+    /// What happens while no worker is there: the trainer samples by itself, or waits.
+    pub without: Without,
+    /// Seconds of silence after which the prompts of a worker are given to others.
+    pub lease_s: u64,
+    /// The share of samples that the trainer computes again, to find workers that lie or fail.
+    pub spot_check: f64,
+    /// Allow workers on other kinds of devices than the trainer's. Their samples are as good, but not the same
+    /// bits.
+    pub any_device: bool,
+}
+
+impl Default for Workers {
+    fn default() -> Self {
+        Workers {
+            listen: "127.0.0.1:7979".to_string(),
+            without: Without::Trainer,
+            lease_s: 60,
+            spot_check: 0.02,
+            any_device: false,
+        }
+    }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 impl Rollout {
+    /// The version of the weights that a step's rollouts are made with: the step that began with them.
+    pub fn version_at(&self, step: u64) -> u64 {
+        step.saturating_sub(self.lag).max(1)
+    }
+
+    /// The versions older than its own that the steps after `step` still sample with.
+    pub fn old_versions_after(&self, step: u64) -> std::ops::Range<u64> {
+        self.version_at(step + 1)..step + 1
+    }
+
     /// Size of the engine.
     pub fn engine_options(&self) -> EngineOptions {
         EngineOptions {
@@ -96,6 +158,7 @@ impl Rollout {
             page_size: self.page_size,
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: self.max_num_batched_tokens,
+            share_prefixes: false,
         }
     }
 
@@ -112,6 +175,40 @@ impl Rollout {
     /// How training rollouts are sampled.
     pub fn sampling(&self) -> Sampling {
         Sampling { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k, min_p: 0.0 }
+    }
+}
+
+/// `[rollout.norm_noise]`: normal noise on norm gains, with a deviation that falls from stage to stage.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct NormNoise {
+    /// Deviation of the noise in the first stage with noise.
+    pub sigma_start: f64,
+    /// Deviation in the last stage; between the two it falls by the same factor from stage to stage.
+    pub sigma_end: f64,
+    /// Stages with noise, of equally many steps. One more without noise comes before them.
+    pub num_stages: u64,
+}
+
+impl Default for NormNoise {
+    fn default() -> Self {
+        NormNoise { sigma_start: 1e-2, sigma_end: 1e-4, num_stages: 10 }
+    }
+}
+
+impl NormNoise {
+    /// The deviation at a step (from 1) of a run of so many.
+    pub fn sigma_at(&self, step: u64, total_steps: u64) -> f64 {
+        let stage =
+            (step.saturating_sub(1) * (self.num_stages + 1) / total_steps.max(1)).min(self.num_stages);
+        match stage {
+            0 => 0.0,
+            1 => self.sigma_start,
+            stage => {
+                let share = (stage - 1) as f64 / (self.num_stages - 1).max(1) as f64;
+                self.sigma_start * (self.sigma_end / self.sigma_start).powf(share)
+            }
+        }
     }
 }
 
@@ -417,12 +514,20 @@ impl RlPlan {
         TapeOptions { rows, sequences: rows.div_ceil(SHORT_SEQUENCE), recompute: trainer.recompute }
     }
 
+    /// Passes that a shard of an update takes at most.
+    pub fn passes_of_shard(&self, of: &Updates, trainer: &Trainer) -> usize {
+        let stages = self.run.stages.iter().filter_map(|stage| stage.n);
+        let n = stages.chain([self.rollout.n]).max().unwrap_or(1);
+        let (sequences, longest) = (of.ppo_mini_batch_size * n, self.longest());
+        shards::most_passes(sequences, longest, trainer.shards, self.tape(trainer))
+    }
+
     /// Bytes of the tensors of a checkpoint of a model with so many parameters.
     pub fn checkpoint_bytes(&self, parameters: u64) -> u64 {
         let learners = 1 + u64::from(self.critic.is_some());
         let copies =
             u64::from(self.algorithm.needs_reference()) + u64::from(self.run.update_metrics_freq > 0);
-        4 * parameters * (3 * learners + copies)
+        4 * parameters * (3 * learners + copies + self.rollout.lag)
     }
 
     /// How `run.test_k` samples are taken.
@@ -471,6 +576,20 @@ impl RlPlan {
         let expected = "top_p = 1 and top_k = 0, because the trainer scores the whole distribution (or set \
                         rollout.allow_truncated_sampling)";
         check.that("rollout.top_p", rollout.top_p, whole, expected)?;
+        let (lag, steps) = (rollout.lag, run.total_steps);
+        let expected = format!(
+            "less than run.total_steps = {steps}: else all rollouts are those of the weights at the start"
+        );
+        check.that("rollout.lag", lag, lag == 0 || lag < steps, &expected)?;
+        if let Some(workers) = &rollout.workers {
+            let address = workers.listen.parse::<std::net::SocketAddr>().is_ok();
+            check.that(
+                "rollout.workers.listen",
+                &workers.listen,
+                address,
+                "an IP address and a port, as in 127.0.0.1:7979",
+            )?;
+        }
         let rl = |section: &str, result: Result<(), RlError>| match result {
             Ok(()) => Ok(()),
             Err(RlError::Setting { key, value, expected }) => {

@@ -13,7 +13,7 @@ use schemars::generate::SchemaSettings;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
-fn names(names: impl IntoIterator<Item = &'static str>) -> Schema {
+pub(crate) fn names(names: impl IntoIterator<Item = &'static str>) -> Schema {
     let names: Vec<&str> = names.into_iter().collect();
     json_schema!({ "type": "string", "enum": names })
 }

@@ -63,7 +63,12 @@ impl<D: Device> RlTrainer<D> {
         let lengths: Vec<usize> = picked.iter().map(|(sequence, _)| batch.lengths()[*sequence]).collect();
         let own = self.ranks.part_of(&lengths);
         let (mut behav, mut prox) = (Vec::new(), Vec::new());
-        for range in micro_batches(&lengths[own.clone()], self.tape) {
+        let mut micros = micro_batches(&lengths[own.clone()], self.tape).into_iter();
+        for _ in 0..self.ranks.passes_of(&lengths, self.tape) {
+            let Some(range) = micros.next() else {
+                self.actor.idle(&mut self.queue)?;
+                continue;
+            };
             let (mut ids, mut rows, mut first) = (Vec::new(), Vec::new(), 0);
             for (sequence, of_sequence) in &picked[own.start + range.start..own.start + range.end] {
                 rows.extend(of_sequence.iter().map(|row| row + first));
@@ -71,22 +76,21 @@ impl<D: Device> RlTrainer<D> {
                 first += sequence.len() as u32;
                 ids.push(sequence);
             }
-            if !rows.is_empty() {
-                let both = self.actor.logits_of_both(
-                    &mut self.queue,
-                    self.engine.network(),
-                    &whole_batch(&ids),
-                    &rows,
-                )?;
-                prox.extend(both.0);
-                behav.extend(both.1);
+            let forward = self.straight.then(|| self.engine.network());
+            if rows.is_empty() {
+                self.actor.idle(&mut self.queue)?;
+            } else {
+                let ids = whole_batch(&ids);
+                let (actor, queue, engine) = (&mut self.actor, &mut self.queue, &self.engine);
+                prox.extend(actor.logits_with(queue, forward, &ids, &rows)?);
+                behav.extend(actor.logits_with(queue, Some(engine.network()), &ids, &rows)?);
             }
         }
         Ok(FullKl { behav, prox })
     }
 
     /// Some sequences, and the rows of theirs that are looked at: the same at all ranks.
-    fn probed_rows(&self, batch: &RolloutBatch) -> Vec<(usize, Vec<u32>)> {
+    pub(super) fn probed_rows(&self, batch: &RolloutBatch) -> Vec<(usize, Vec<u32>)> {
         let mut left = self.plan.run.full_kl_positions;
         let count = left.div_ceil(PER_SEQUENCE).min(batch.sequences());
         let rng = CounterRng::new(&[self.seed, text_key("full_kl"), self.step]);
@@ -107,7 +111,11 @@ impl<D: Device> RlTrainer<D> {
     /// and `PROBED_TOKENS` each. Training continues afterwards as if nothing had happened.
     ///
     /// All ranks call it, since weights may have to be gathered; the first one measures.
+    /// Beside a frozen base there is no copy in bf16 to compare with.
     pub fn rollout_speed(&mut self) -> Result<Option<RolloutSpeed>, TrainError> {
+        if self.start.adapters.is_some() {
+            return Ok(None);
+        }
         let version = self.version()?;
         let plan = &self.plan;
         let (longest, n) = plan.sizes_at(self.step.max(1));
@@ -125,19 +133,20 @@ impl<D: Device> RlTrainer<D> {
             lengths: None,
         };
         // A trainer that computes in bf16 lends its own network.
-        let compute = self.actor.network().options().format;
-        let mut packed = match compute {
-            Format::Bf16 => None,
+        let mut packed = None;
+        self.engine.wake()?;
+        let bf16 = match self.actor.network().options().format {
+            Format::Bf16 => self.actor.whole_network(&mut self.queue, &mut packed)?,
             _ => {
                 let (config, positions) = (&self.start.config, self.plan.longest());
                 let options = NetworkOptions { positions, ..NetworkOptions::inference(config, Format::Bf16) };
-                Some(self.actor.packed(&mut self.queue, options)?)
+                packed.insert(self.actor.packed(&mut self.queue, options)?)
             }
         };
         if !self.ranks.is_first() {
+            self.rest_engine()?;
             return Ok(None);
         }
-        let bf16 = packed.as_mut().unwrap_or(self.actor.network_mut());
         // Pages of another format are made anew, and steps in them recorded anew: the first rollout pays for
         // that.
         let same_pages = bf16.options().kv_format == self.engine.network().options().kv_format;
@@ -162,6 +171,7 @@ impl<D: Device> RlTrainer<D> {
             })?;
             best[1] = best[1].max(other?);
         }
+        self.rest_engine()?;
         let sequences = prompts * n;
         Ok(Some(RolloutSpeed { sequences, max_new, tokens_per_s: best[0], bf16_tokens_per_s: best[1] }))
     }

@@ -55,6 +55,21 @@ fn deviation(values: &[f64]) -> Option<f64> {
     (count > 0.0).then(|| (squares / count).sqrt())
 }
 
+/// What of the mismatch is quantization and what is age, where rollouts lag behind: ρ = π_prox/π_behav is
+/// (π_old/π_behav)·(π_prox/π_old), with π_old the weights that sampled, in full precision. Measured on all
+/// response tokens of some sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Lagged {
+    /// The step that began with the weights that sampled.
+    pub rollout_version: u64,
+    /// Between behav and old.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mismatch_quantization: Option<Mismatch>,
+    /// Between old and prox.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mismatch_staleness: Option<Mismatch>,
+}
+
 /// Facts of one training step. Everything but `timing` is a function of recipe and seed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepRecord {
@@ -91,6 +106,9 @@ pub struct StepRecord {
     /// KL(behav||prox) over the whole vocabulary, mean over a sample of positions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub full_kl: Option<f64>,
+    /// How old the rollouts are, and what that makes of the mismatch.
+    #[serde(flatten)]
+    pub lagged: Option<Lagged>,
     /// Learning rate of the actor.
     pub lr: f64,
     /// Loss, mean over the updates.
@@ -109,6 +127,8 @@ pub struct StepRecord {
     pub clip_fraction_lower: f64,
     /// Share of tokens capped by the dual clip.
     pub clip_fraction_dual: f64,
+    /// Share of tokens that the correction dropped.
+    pub rejected_fraction: f64,
     /// Largest ratio of the updated to the proximal policy.
     pub ratio_max: f64,
     /// Mean KL to the reference model.
@@ -230,6 +250,7 @@ impl StepRecord {
             rollout_entropy,
             mismatch: None,
             full_kl: None,
+            lagged: None,
             lr: 0.0,
             loss: 0.0,
             entropy: 0.0,
@@ -239,6 +260,7 @@ impl StepRecord {
             clip_fraction_upper: 0.0,
             clip_fraction_lower: 0.0,
             clip_fraction_dual: 0.0,
+            rejected_fraction: 0.0,
             ratio_max: 0.0,
             reference_kl: None,
             kl_coef: None,
@@ -270,6 +292,7 @@ impl StepRecord {
         self.clip_fraction_upper = share(self.facts.clipped_upper);
         self.clip_fraction_lower = share(self.facts.clipped_lower);
         self.clip_fraction_dual = share(self.facts.clipped_dual);
+        self.rejected_fraction = self.facts.rejected_fraction();
         self.ratio_max = self.facts.ratio_max;
         self.entropy = self.sums.entropy / self.sums.entropy_tokens.max(1) as f64;
     }

@@ -1,7 +1,7 @@
 //! The rollouts of a step: one batch of prompts, or with dynamic sampling as many as it takes to fill one.
 
 use super::{RlTrainer, TrainError};
-use crate::solve::{SolveOptions, Solved, draw_problems, solve};
+use crate::solve::{SolveOptions, Solved, draw_problems};
 use qurl_kernels::Device;
 use qurl_rl::advantage::group::in_mixed_group;
 use qurl_tasks::task::Split;
@@ -89,12 +89,27 @@ impl Dropped {
 }
 
 impl<D: Device> RlTrainer<D> {
+    /// How a batch of prompts of a step is sampled.
+    pub(super) fn solve_options(&self, step: u64, batch: usize) -> SolveOptions {
+        let (max_new, n) = self.plan.sizes_at(step);
+        let most = self.plan.algorithm.filter_groups.as_ref().map_or(1, |f| f.max_num_gen_batches);
+        SolveOptions {
+            max_prompt: self.plan.data.max_prompt_length,
+            n,
+            sampling: self.plan.rollout.sampling(),
+            max_new,
+            seed: self.seed,
+            // Its own random numbers for every batch of prompts.
+            step: step * most as u64 + batch as u64,
+            lengths: self.lengths,
+        }
+    }
+
     /// Samples groups until the batch is full; with dynamic sampling, groups whose rewards are all equal are
     /// dropped.
     pub(super) fn rollouts(&mut self) -> Result<Rolled, TrainError> {
         let (mut verifying, mut entropy) = (0.0, Entropy::default());
         let wanted = self.plan.data.train_batch_size;
-        let (max_new, n) = self.plan.sizes_at(self.step);
         let filter = self.plan.algorithm.filter_groups.clone();
         let most = filter.as_ref().map_or(1, |f| f.max_num_gen_batches);
         let mut kept: Vec<Solved> = Vec::with_capacity(wanted);
@@ -102,27 +117,9 @@ impl<D: Device> RlTrainer<D> {
         for batch in 0..most {
             let problems = draw_problems(&*self.task, Split::Train, self.seed, self.drawn, wanted as u64)?;
             self.drawn += wanted as u64;
-            // Its own random numbers for every batch of prompts.
-            let step = self.step * most as u64 + batch as u64;
-            let max_prompt = self.plan.data.max_prompt_length;
-            let options = SolveOptions {
-                max_prompt,
-                n,
-                sampling: self.plan.rollout.sampling(),
-                max_new,
-                seed: self.seed,
-                step,
-                lengths: self.lengths,
-            };
-            let (solved, seconds) = solve(
-                &mut self.queue,
-                &mut self.engine,
-                &self.start,
-                &*self.task,
-                problems,
-                options,
-                &self.ranks,
-            )?;
+            let options = self.solve_options(self.step, batch);
+            let (solved, seconds) = self.solve_batch(problems, options)?;
+            self.check_versions(&solved)?;
             verifying += seconds;
             entropy.add(&solved);
             sampled.add(&solved)?;

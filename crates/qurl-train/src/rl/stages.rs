@@ -5,7 +5,7 @@
 //! checkpoint taken before, at or after the beginning of a stage computes the same bits.
 
 use super::{RlTrainer, TrainError};
-use qurl_kernels::{Device, Rounding};
+use qurl_kernels::Device;
 use qurl_rl::KlCoefficient;
 
 impl<D: Device> RlTrainer<D> {
@@ -16,15 +16,15 @@ impl<D: Device> RlTrainer<D> {
         };
         tracing::debug!(step = self.step, stage.new_reference, stage.new_optimizer, "stage begins");
         if stage.new_optimizer {
-            self.actor.optimizer.reset(&mut self.queue);
+            self.actor.reset_optimizer(&mut self.queue)?;
             if let Some(critic) = &mut self.critic {
-                critic.optimizer.reset(&mut self.queue);
+                critic.reset_optimizer(&mut self.queue)?;
             }
         }
         if stage.new_reference
             && let Some(reference) = &mut self.reference
         {
-            reference.refresh_leaves(&mut self.queue, &mut self.actor.master, Rounding::Nearest)?;
+            self.actor.refreeze(&mut self.queue, reference)?;
             // What a checkpoint keeps as the reference.
             self.start.weights = self.actor.weights(&mut self.queue)?;
             let settings = self.plan.algorithm.kl_in_reward.as_ref();

@@ -2,6 +2,7 @@
 
 use super::{RlTrainer, TrainError};
 use crate::checkpoint::Snapshot;
+use crate::divided::Frozen;
 use qurl_kernels::{Device, Rounding};
 use qurl_model::{ModelConfig, Params};
 use qurl_quant::uaq;
@@ -12,12 +13,12 @@ impl<D: Device> RlTrainer<D> {
         self.step
     }
 
-    /// The actor as the run hands it on: with the scaling of update-aware quantization taken off, so that the
+    /// The actor (or its adapters) as the run hands it on: with the scaling of update-aware quantization taken off, so that the
     /// next run may scale it again, unless the recipe keeps it (`run.export_uaq`). The configuration says
     /// which.
     pub fn model(&mut self) -> Result<(ModelConfig, Params<Vec<f32>>), TrainError> {
         let (mut config, mut weights) = (self.start.config.clone(), self.actor.weights(&mut self.queue)?);
-        if !self.plan.run.export_uaq {
+        if !self.plan.run.export_uaq && self.start.adapters.is_none() {
             uaq::rescale(&mut weights, &mut config, 1.0)?;
         }
         Ok((config, weights))
@@ -27,7 +28,7 @@ impl<D: Device> RlTrainer<D> {
     /// checkpoint.
     pub fn snapshot(&mut self, recipe: &str) -> Result<Snapshot, TrainError> {
         let critic = self.critic.as_mut().map(|c| c.snapshot(&mut self.queue)).transpose()?;
-        let reference = self.reference.as_ref().map(|_| self.start.weights.clone());
+        let reference = self.kept_reference().map(|_| self.start.weights.clone());
         Ok(Snapshot::new(
             self.step,
             self.drawn,
@@ -38,23 +39,35 @@ impl<D: Device> RlTrainer<D> {
             critic,
             reference,
             self.measured.clone(),
+            self.lag.after(self.plan.rollout.old_versions_after(self.step)),
         ))
+    }
+
+    /// The reference, where it is not the frozen base.
+    fn kept_reference(&self) -> Option<&Frozen<D>> {
+        self.reference.as_ref().filter(|_| self.start.adapters.is_none())
     }
 
     /// Takes over the state of a run with the same recipe.
     pub fn restore(&mut self, snapshot: Snapshot) -> Result<(), TrainError> {
         let there = [snapshot.critic.is_some(), snapshot.reference.is_some(), snapshot.measured.is_some()];
-        let wanted = [self.critic.is_some(), self.reference.is_some(), self.measured.is_some()];
+        let wanted = [self.critic.is_some(), self.kept_reference().is_some(), self.measured.is_some()];
         if there != wanted {
             return Err(TrainError::OtherState { found: there, expected: wanted });
         }
         if snapshot.state.problems.is_some_and(|problems| problems != self.problems) {
             return Err(TrainError::OtherProblems);
         }
+        let found: Vec<u64> = snapshot.old.iter().map(|old| old.version).collect();
+        let expected: Vec<u64> = self.plan.rollout.old_versions_after(snapshot.state.step).collect();
+        if found != expected {
+            return Err(TrainError::OtherLag { found, expected });
+        }
+        self.lag.restore(snapshot.old);
         if let (Some(reference), Some(weights)) = (&mut self.reference, snapshot.reference) {
             // By way of the actor's memory, which is written next: a second copy on the device might not fit.
             self.actor.master.write(&mut self.queue, &weights);
-            reference.refresh_leaves(&mut self.queue, &mut self.actor.master, Rounding::Nearest)?;
+            self.actor.refreeze(&mut self.queue, reference)?;
             self.start.weights = weights;
         }
         self.actor.restore(&mut self.queue, &snapshot.actor)?;

@@ -51,7 +51,10 @@ impl<D: Device> RlTrainer<D> {
         };
         let sampled = SolveOptions { n: self.plan.run.test_k, sampling: self.plan.test_sampling(), ..greedy };
         let (queue, start, task, ranks) = (&mut self.queue, &self.start, &*self.task, &self.ranks);
-        self.engine.with_network(self.actor.network_mut(), version, |engine| {
+        self.engine.wake()?;
+        let mut packed = None;
+        let network = self.actor.whole_network(queue, &mut packed)?;
+        let tested = self.engine.with_network(network, version, |engine| {
             let mut measure = |options: SolveOptions| -> Result<(f64, f64), TrainError> {
                 let (solved, _) = solve(queue, engine, start, task, problems.clone(), options, ranks)?;
                 Ok((accuracy(&solved), reward(&solved)))
@@ -59,6 +62,8 @@ impl<D: Device> RlTrainer<D> {
             let (accuracy, reward) = measure(greedy)?;
             let avg_at_k = if sampled.n > 0 { Some(measure(sampled)?.0) } else { None };
             Ok(Tested { accuracy, reward: Some(reward), avg_at_k })
-        })?
+        })?;
+        self.rest_engine()?;
+        tested
     }
 }

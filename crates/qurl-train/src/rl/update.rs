@@ -7,11 +7,12 @@
 //! on the way is kept token range by token range and added up afterwards by all ranks, in the order of the
 //! sequences: the figures of a step, too, are the same for any number of ranks.
 
+use super::batch::View;
 use super::probe::FullKl;
 use super::record::Said;
-use super::{RlTrainer, RolloutBatch, StepRecord, TrainError};
-use crate::learner::{LossGradient, LossScope, micro_batches};
-use crate::ranks::Ranks;
+use super::{RlTrainer, RolloutBatch, StepRecord, TrainError, by_micro_batches};
+use crate::learner::{LossGradient, LossScope};
+use crate::ranks::{Ranks, Shard};
 use qurl_kernels::Device;
 use qurl_model::compute::{TapeOptions, whole_batch};
 use qurl_rl::entropy::entropy_bonus;
@@ -87,11 +88,16 @@ impl<D: Device> RlTrainer<D> {
         if denominator.tokens == 0 {
             return Ok(Vec::new());
         }
-        let (mut theta, mut said) = (Vec::new(), Vec::new());
+        let (mut all_theta, mut all_said) = (Vec::new(), Vec::new());
         let mode = algorithm.objective.loss_agg_mode(algorithm.loss_agg_mode);
         let aggregation = Aggregation { mode, loss_scale_factor: algorithm.loss_scale_factor };
-        for shard in own_shards(&self.ranks, batch, mini) {
-            for micro in shard_micro_batches(batch, shard, self.tape) {
+        let kept = self.kept_of_mini_batch(batch, mini.clone(), known)?;
+        let algorithm = &self.plan.algorithm;
+        let first = batch.token_range(mini.clone()).start;
+        for shard in own_shards(&self.ranks, batch, mini, self.tape) {
+            let (mut theta, mut said) = (Vec::new(), Vec::new());
+            self.actor.begin_shard(&mut self.queue, shard.passes)?;
+            for micro in shard.micros {
                 let packed = whole_batch(&batch.ids(micro.clone()));
                 let part = batch.view(micro.clone());
                 let weights = aggregation.token_weights(&denominator, part.mask, &part.seq)?;
@@ -99,13 +105,16 @@ impl<D: Device> RlTrainer<D> {
                     true => LossScope::Sequence,
                     false => LossScope::Token,
                 };
-                self.actor.accumulate(
+                self.actor.accumulate_straight(
                     &mut self.queue,
+                    self.straight.then(|| self.engine.network()),
                     &packed,
-                    batch.targets(micro),
+                    batch.targets(micro.clone()),
                     self.plan.rollout.temperature,
                     scope,
                     |tokens, out| {
+                        let at = batch.token_range(micro.clone()).start - first;
+                        let kept = kept.as_ref().map(|kept| &kept[at + tokens.start..at + tokens.end]);
                         let part = part.tokens(tokens.clone());
                         let weights = &weights[tokens];
                         let tokens = Tokens {
@@ -117,7 +126,10 @@ impl<D: Device> RlTrainer<D> {
                             seq: &part.seq,
                         };
                         theta.extend_from_slice(&out.logp);
-                        let mut outcome = algorithm.objective.evaluate(&tokens, weights)?;
+                        let mut outcome = match kept {
+                            None => algorithm.objective.evaluate(&tokens, weights)?,
+                            kept => algorithm.objective.evaluate_kept(&tokens, weights, kept)?,
+                        };
                         let mut reference_kl = None;
                         if algorithm.kl_loss_coef != 0.0 {
                             let (kind, coef) = (algorithm.kl_loss_type, algorithm.kl_loss_coef);
@@ -141,11 +153,43 @@ impl<D: Device> RlTrainer<D> {
                     },
                 )?;
             }
-            self.actor.end_shard(&mut self.queue);
+            self.actor.end_shard(&mut self.queue)?;
+            all_theta.push(theta);
+            all_said.push(said);
         }
-        self.ranks.join(said)?.iter().for_each(|said| record.add_said(said));
+        self.ranks.join_shards(all_said)?.iter().for_each(|said| record.add_said(said));
         record.add_update(self.actor.update(&mut self.queue, record.lr)?);
-        Ok(self.ranks.join(theta)?)
+        if self.straight {
+            self.quantize()?; // the next forward pass is of these weights
+        }
+        Ok(self.ranks.join_shards(all_theta)?)
+    }
+
+    /// Which tokens of a mini-batch an objective keeps that looks at all of them before it says anything of
+    /// one (`m2po`): theta of the whole mini-batch is computed once more than elsewhere.
+    fn kept_of_mini_batch(
+        &mut self,
+        batch: &RolloutBatch,
+        mini: Range<usize>,
+        known: bool,
+    ) -> Result<Option<Vec<bool>>, TrainError> {
+        let objective = self.plan.algorithm.objective;
+        if !objective.looks_at_mini_batch() {
+            return Ok(None);
+        }
+        let (actor, queue) = (&mut self.actor, &mut self.queue);
+        let forward = self.straight.then(|| self.engine.network());
+        let temperature = self.plan.rollout.temperature;
+        let theta = by_micro_batches(&self.ranks, batch, mini.clone(), self.tape, |micro| match micro {
+            Some((ids, range)) => {
+                let targets = batch.targets(range);
+                actor.score_with(queue, forward, &ids, &targets, temperature).map(|out| out.logp)
+            }
+            None => actor.idle(queue).map(|()| Vec::new()),
+        })?;
+        let View { seq, mask, behav, prox, advantages: adv, .. } = batch.view(mini);
+        let prox = if known { prox } else { &theta };
+        Ok(objective.kept(&Tokens { theta: &theta, prox, behav, adv, mask, seq: &seq }))
     }
 
     /// The critic's updates on the same batch.
@@ -160,9 +204,11 @@ impl<D: Device> RlTrainer<D> {
             for mini in batch.mini_batches(updates.ppo_mini_batch_size) {
                 let whole = batch.view(mini.clone());
                 let denominator = Denominator::count(whole.mask, &whole.seq)?;
-                let mut losses = Vec::new();
-                for shard in own_shards(&self.ranks, batch, mini) {
-                    for micro in shard_micro_batches(batch, shard, self.tape) {
+                let mut all_losses = Vec::new();
+                for shard in own_shards(&self.ranks, batch, mini, self.tape) {
+                    let mut losses = Vec::new();
+                    critic.begin_shard(&mut self.queue, shard.passes)?;
+                    for micro in shard.micros {
                         let part = batch.view(micro.clone());
                         let weights =
                             Aggregation::default().token_weights(&denominator, part.mask, &part.seq)?;
@@ -175,9 +221,10 @@ impl<D: Device> RlTrainer<D> {
                             Ok::<_, TrainError>(to_f32(&loss.dvalue))
                         })?;
                     }
-                    critic.end_shard(&mut self.queue);
+                    critic.end_shard(&mut self.queue)?;
+                    all_losses.push(losses);
                 }
-                self.ranks.join(losses)?.iter().for_each(|&loss| record.add_value_loss(loss));
+                self.ranks.join_shards(all_losses)?.iter().for_each(|&loss| record.add_value_loss(loss));
                 record.add_value_update(critic.update(&mut self.queue, lr)?);
             }
         }
@@ -186,13 +233,10 @@ impl<D: Device> RlTrainer<D> {
 }
 
 /// This rank's shards of a mini-batch, as ranges of sequences of the whole batch.
-fn own_shards(ranks: &Ranks, batch: &RolloutBatch, mini: Range<usize>) -> Vec<Range<usize>> {
-    let shards = ranks.own_shards_of(&batch.lengths()[mini.clone()]);
-    shards.into_iter().map(|shard| mini.start + shard.start..mini.start + shard.end).collect()
-}
-
-/// The micro-batches of a shard, as ranges of sequences of the whole batch.
-fn shard_micro_batches(batch: &RolloutBatch, shard: Range<usize>, tape: TapeOptions) -> Vec<Range<usize>> {
-    let micros = micro_batches(&batch.lengths()[shard.clone()], tape).into_iter();
-    micros.map(|micro| shard.start + micro.start..shard.start + micro.end).collect()
+fn own_shards(ranks: &Ranks, batch: &RolloutBatch, mini: Range<usize>, tape: TapeOptions) -> Vec<Shard> {
+    let mut shards = ranks.own_shards_of(&batch.lengths()[mini.clone()], tape);
+    for micro in shards.iter_mut().flat_map(|shard| &mut shard.micros) {
+        *micro = mini.start + micro.start..mini.start + micro.end;
+    }
+    shards
 }

@@ -26,7 +26,7 @@ impl<D: Device> Run<D> {
     /// Begins to write a checkpoint of the state as it is.
     pub(super) fn start_checkpoint(&mut self, tested: Option<Tested>) -> Result<(), RunError> {
         let snapshot = self.snapshot(tested)?;
-        self.keeper.start(snapshot, self.log.files()?).map_err(RunError::Checkpoint)
+        self.keeper.start(snapshot, self.log.logged()?).map_err(RunError::Checkpoint)
     }
 
     /// Waits for the checkpoint that is being written, if any.

@@ -2,11 +2,11 @@
 
 use super::{Run, RunError};
 use crate::best::BestSeen;
+use crate::checkpoint::ModelFiles;
 use crate::memory::MemoryPlan;
 use crate::rl::{RolloutSpeed, Symptom, Tested, TrainError};
 use qurl_kernels::Device;
 use qurl_kernels::device::DeviceMemory;
-use qurl_model::hf::{SaveOptions, save};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -125,11 +125,8 @@ impl<D: Device> Run<D> {
             return Ok(());
         }
         let (dir, start) = (self.path.join("model"), self.trainer.start());
-        let options = SaveOptions {
-            tokenizer_files: start.tokenizer.files(),
-            ..SaveOptions::new(start.config.dtype, &start.generation)
-        };
-        save(&dir, &config, &weights, &options)
+        ModelFiles::of(start)
+            .save(&dir, &config, &weights, start.config.dtype)
             .map_err(|source| RunError::Model { dir, source: Box::new(source) })
     }
 

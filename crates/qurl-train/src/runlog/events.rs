@@ -9,9 +9,9 @@
 
 use super::LogError;
 use crate::crc32c::crc32c;
+use qurl_files::disk::{self, DiskFile};
 use serde_json::Value;
-use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -27,30 +27,39 @@ const FIXED32: u64 = 5;
 /// An event file that is being written.
 pub struct EventFile {
     path: PathBuf,
-    file: File,
+    file: DiskFile,
 }
 
 impl EventFile {
-    /// Opens or makes the event file of a directory; events after `step` and torn ones are cut off.
-    pub fn open(dir: &Path, step: u64) -> Result<EventFile, LogError> {
-        std::fs::create_dir_all(dir).map_err(LogError::io(dir, "be created"))?;
+    /// Opens or makes the event file of a directory; events after `step` and torn ones are cut off. Steps that
+    /// are missing of those that were `kept` make it be written anew.
+    pub fn open(dir: &Path, step: u64, kept: &[Value]) -> Result<EventFile, LogError> {
+        disk::create_dir_all(dir).map_err(LogError::io(dir, "be created"))?;
         let path = dir.join(NAME);
-        let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
-        let mut file = file.map_err(LogError::io(&path, "be opened"))?;
-        let bytes = std::fs::read(&path).map_err(LogError::io(&path, "be read"))?;
+        let bytes = match std::fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+            read => read.map_err(LogError::io(&path, "be read"))?,
+        };
         let mut reader = EventReader::new(&bytes);
-        let mut length = 0;
-        while reader.next().is_some_and(|event| event.step <= step) {
+        let (mut length, mut steps) = (0, 0);
+        while let Some(event) = reader.next().filter(|event| event.step <= step) {
             length = reader.position();
+            steps += usize::from(!event.scalars.is_empty());
         }
-        file.set_len(length).map_err(LogError::io(&path, "be cut"))?;
-        file.seek(SeekFrom::Start(length)).map_err(LogError::io(&path, "be cut"))?;
+        if steps < kept.len() {
+            length = 0;
+        }
+        let file = DiskFile::open_at(&path, length).map_err(LogError::io(&path, "be cut"))?;
+        let mut file = EventFile { path, file };
         if length == 0 {
             let mut event = wall_time();
             bytes_field(&mut event, 3, b"brain.Event:2");
-            file.write_all(&frame(&event)).map_err(LogError::io(&path, "be written"))?;
+            file.file.write_all(&frame(&event)).map_err(LogError::io(&file.path, "be written"))?;
+            for line in kept {
+                file.write(line["step"].as_u64().unwrap_or_default(), &flatten(line))?;
+            }
         }
-        Ok(EventFile { path, file })
+        Ok(file)
     }
 
     /// Writes the scalars of a step.
@@ -71,8 +80,8 @@ impl EventFile {
     }
 
     /// Another handle to the file.
-    pub fn file(&self) -> Result<File, LogError> {
-        self.file.try_clone().map_err(LogError::io(&self.path, "be opened again"))
+    pub fn file(&self) -> Result<DiskFile, LogError> {
+        self.file.another().map_err(LogError::io(&self.path, "be opened again"))
     }
 }
 
@@ -257,7 +266,7 @@ mod tests {
     fn what_is_later_or_torn_is_cut_off() {
         let dir = std::env::temp_dir().join(format!("qurl-events-{}", std::process::id()));
         let path = dir.join(NAME);
-        let mut file = EventFile::open(&dir, 0).expect("opened");
+        let mut file = EventFile::open(&dir, 0, &[]).expect("opened");
         for step in 1..=300 {
             file.write(step, &[("a/b".to_string(), step as f64), ("c".to_string(), f64::NAN)])
                 .expect("written");
@@ -276,14 +285,14 @@ mod tests {
             assert_eq!(EventReader::new(&whole[..length]).count(), 2, "{length} bytes");
         }
         std::fs::write(&path, &whole[..ends[2] - 1]).expect("written");
-        drop(EventFile::open(&dir, 100).expect("opened"));
+        drop(EventFile::open(&dir, 100, &[]).expect("opened"));
         assert_eq!(std::fs::read(&path).expect("a file"), whole[..ends[1]]);
         let mut damaged = whole.clone();
         damaged[ends[1] + 20] ^= 4;
         assert_eq!(EventReader::new(&damaged).count(), 2);
         // Continuing from step 150 writes the same events again.
         std::fs::write(&path, &whole).expect("written");
-        let mut file = EventFile::open(&dir, 150).expect("opened");
+        let mut file = EventFile::open(&dir, 150, &[]).expect("opened");
         file.write(151, &[("a/b".to_string(), 151.0)]).expect("written");
         let steps: Vec<u64> =
             EventReader::new(&std::fs::read(&path).expect("a file")).map(|e| e.step).collect();

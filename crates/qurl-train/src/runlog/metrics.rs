@@ -1,51 +1,58 @@
 //! `metrics.jsonl`: one line per step.
+//!
+//! All of its lines are kept in memory, too: checkpoints hold them (without times), and a file that somebody
+//! removes from under a run is written again at once. A run that continues takes from its checkpoint what the
+//! file has lost.
 
 use super::LogError;
+use qurl_files::disk::{self, DiskFile};
 use serde::Serialize;
 use serde_json::Value;
-use std::fs::File;
-use std::io::{ErrorKind, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// The file and what it held when it was opened.
+/// The file and what is in it.
 pub struct MetricsFile {
     path: PathBuf,
-    file: File,
+    file: DiskFile,
     kept: Vec<Value>,
+    /// Steps that were taken from the checkpoint.
+    restored: usize,
+    text: String,
+    untimed: String,
 }
 
 impl MetricsFile {
     /// Opens or makes the file; keeps its lines up to `step` and cuts off the rest, and whatever is torn. A
-    /// step that is there again, or after a later one, is dropped: it would be counted twice.
-    pub fn open(path: &Path, step: u64) -> Result<MetricsFile, LogError> {
-        let text = match std::fs::read(path) {
+    /// step that is there again, or after a later one, is dropped: it would be counted twice. Steps that are
+    /// missing are taken from `saved`, the lines in the checkpoint that the run continues from.
+    pub fn open(path: &Path, step: u64, saved: &str) -> Result<MetricsFile, LogError> {
+        let bytes = match std::fs::read(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             read => read.map_err(LogError::io(path, "be read"))?,
         };
-        let (mut kept, mut bytes, mut last) = (Vec::new(), Vec::new(), None);
-        for line in text.split_inclusive(|&b| b == b'\n') {
-            let value: Option<Value> =
-                line.strip_suffix(b"\n").and_then(|line| serde_json::from_slice(line).ok());
-            let number = |v: &Value| v.get("step").and_then(Value::as_u64);
-            let Some((value, number)) = value.and_then(|v| number(&v).map(|n| (v, n))) else { break };
-            if number > step {
-                break;
+        let there = lines_up_to(&bytes, step);
+        let mut saved = lines_up_to(saved.as_bytes(), step).into_iter().peekable();
+        let (mut all, mut restored) = (Vec::new(), 0);
+        for line in there {
+            while let Some(lost) = saved.next_if(|lost| lost.0 < line.0) {
+                all.push(lost);
+                restored += 1;
             }
-            if last.is_none_or(|last| number > last) {
-                last = Some(number);
-                kept.push(value);
-                bytes.extend_from_slice(line);
-            }
+            saved.next_if(|same| same.0 == line.0);
+            all.push(line);
         }
-        if !text.starts_with(&bytes) {
-            replace(path, &bytes).map_err(LogError::io(path, "be written"))?;
+        let left = all.len();
+        all.extend(saved);
+        restored += all.len() - left;
+        let text: String = all.iter().map(|(_, _, line)| format!("{line}\n")).collect();
+        let untimed = all.iter().map(|(_, value, _)| without_times(value)).collect();
+        if !bytes.starts_with(text.as_bytes()) {
+            disk::replace(path, text.as_bytes()).map_err(LogError::io(path, "be written"))?;
         }
-        let file = File::options().write(true).create(true).truncate(false).open(path);
-        let mut file = file.map_err(LogError::io(path, "be opened"))?;
-        let length = bytes.len() as u64;
-        file.set_len(length).map_err(LogError::io(path, "be cut"))?;
-        file.seek(SeekFrom::Start(length)).map_err(LogError::io(path, "be cut"))?;
-        Ok(MetricsFile { path: path.to_path_buf(), file, kept })
+        let file = DiskFile::open_at(path, text.len() as u64).map_err(LogError::io(path, "be opened"))?;
+        let kept = all.into_iter().map(|(_, value, _)| value).collect();
+        Ok(MetricsFile { path: path.to_path_buf(), file, kept, restored, text, untimed })
     }
 
     /// The lines that were kept.
@@ -53,26 +60,64 @@ impl MetricsFile {
         &self.kept
     }
 
-    /// Writes a line.
-    pub fn write(&mut self, record: &impl Serialize) -> Result<(), LogError> {
-        let line = serde_json::to_string(record)
-            .map_err(|source| LogError::Json { file: self.path.clone(), source })?;
-        self.file.write_all(format!("{line}\n").as_bytes()).map_err(LogError::io(&self.path, "be written"))
+    /// How many of them the file had lost.
+    pub fn restored(&self) -> usize {
+        self.restored
+    }
+
+    /// Writes a line. Returns whether the file had vanished and was written again.
+    pub fn write(&mut self, record: &impl Serialize) -> Result<bool, LogError> {
+        let json = |source| LogError::Json { file: self.path.clone(), source };
+        let line = serde_json::to_string(record).map_err(json)?;
+        let value = serde_json::from_str(&line).map_err(json)?;
+        let vanished = !self.file.is_there();
+        if vanished {
+            let written = disk::replace(&self.path, self.text.as_bytes());
+            written.map_err(LogError::io(&self.path, "be written again"))?;
+            let opened = DiskFile::open_at(&self.path, self.text.len() as u64);
+            self.file = opened.map_err(LogError::io(&self.path, "be opened again"))?;
+        }
+        let line = format!("{line}\n");
+        self.file.write_all(line.as_bytes()).map_err(LogError::io(&self.path, "be written"))?;
+        self.text.push_str(&line);
+        self.untimed.push_str(&without_times(&value));
+        Ok(vanished)
+    }
+
+    /// All lines, without times.
+    pub fn untimed(&self) -> &str {
+        &self.untimed
     }
 
     /// Another handle to the file.
-    pub fn file(&self) -> Result<File, LogError> {
-        self.file.try_clone().map_err(LogError::io(&self.path, "be opened again"))
+    pub fn file(&self) -> Result<DiskFile, LogError> {
+        self.file.another().map_err(LogError::io(&self.path, "be opened again"))
     }
 }
 
-/// Puts other contents in the place of a file, all or nothing.
-fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let temporary = path.with_extension("part");
-    let mut file = File::create(&temporary)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&temporary, path)
+/// Step, value and text of every line up to a step, in order of the steps.
+fn lines_up_to(bytes: &[u8], step: u64) -> Vec<(u64, Value, String)> {
+    let mut all: Vec<(u64, Value, String)> = Vec::new();
+    for line in bytes.split_inclusive(|&b| b == b'\n') {
+        let Some(line) = line.strip_suffix(b"\n").and_then(|line| std::str::from_utf8(line).ok()) else {
+            break;
+        };
+        let Ok(value) = serde_json::from_str::<Value>(line) else { break };
+        let Some(number) = value.get("step").and_then(Value::as_u64).filter(|&n| n <= step) else { break };
+        if all.last().is_none_or(|last| number > last.0) {
+            all.push((number, value, line.to_string()));
+        }
+    }
+    all
+}
+
+/// A line as checkpoints hold it: without what differs between two equal runs.
+fn without_times(value: &Value) -> String {
+    let mut value = value.clone();
+    if let Some(record) = value.as_object_mut() {
+        record.shift_remove("timing");
+    }
+    format!("{value}\n")
 }
 
 #[cfg(test)]
@@ -86,10 +131,33 @@ mod tests {
         let text = [(1, "a"), (2, "a"), (2, "again"), (1, "again"), (3, "a"), (4, "later")];
         let text: String = text.iter().map(|(step, note)| line(*step, note)).collect();
         std::fs::write(&path, text).expect("written");
-        let opened = MetricsFile::open(&path, 3).expect("opened");
+        let opened = MetricsFile::open(&path, 3, "").expect("opened");
         let left = std::fs::read_to_string(&path).expect("read");
         std::fs::remove_file(&path).expect("removed");
         assert_eq!(left, [line(1, "a"), line(2, "a"), line(3, "a")].concat());
         assert_eq!(opened.kept().len(), 3);
+    }
+
+    #[test]
+    fn what_is_lost_is_taken_from_the_checkpoint_or_written_again() {
+        let path = std::env::temp_dir().join(format!("qurl-metrics-lost-{}.jsonl", std::process::id()));
+        let line = |step: u64, timing: &str| format!("{{\"step\":{step}{timing}}}\n");
+        let saved: String = (1..=4).map(|step| line(step, "")).collect();
+        let timed = ",\"timing\":{\"total\":1.5}";
+        // Steps 1 and 4 are gone, and the end is torn.
+        std::fs::write(&path, [line(2, timed), line(3, timed), "{\"ste".to_string()].concat())
+            .expect("written");
+        let mut opened = MetricsFile::open(&path, 4, &saved).expect("opened");
+        assert_eq!((opened.restored(), opened.kept().len()), (2, 4));
+        let all = [line(1, ""), line(2, timed), line(3, timed), line(4, "")].concat();
+        let left = || std::fs::read_to_string(&path).expect("read");
+        assert_eq!((left(), opened.untimed()), (all.clone(), saved.as_str()));
+        // Removed from under the run.
+        assert!(!opened.write(&serde_json::json!({"step": 5})).expect("written"));
+        std::fs::remove_file(&path).expect("removed");
+        assert!(opened.write(&serde_json::json!({"step": 6, "timing": {}})).expect("written"));
+        assert_eq!(left(), [all, line(5, ""), line(6, ",\"timing\":{}")].concat());
+        assert_eq!(opened.untimed(), [saved, line(5, ""), line(6, "")].concat());
+        std::fs::remove_file(&path).expect("removed");
     }
 }

@@ -36,6 +36,8 @@ pub struct SftRun<'a, D: Device> {
     pub(super) before: Option<f64>,
     /// Validation loss after the last step, where it was taken.
     validated: Option<f64>,
+    /// What a user should know of the last step.
+    warnings: Vec<String>,
 }
 
 impl<'a, D: Device> SftRun<'a, D> {
@@ -80,6 +82,7 @@ impl<'a, D: Device> SftRun<'a, D> {
             seconds_before,
             before,
             validated,
+            warnings: Vec::new(),
         })
     }
 
@@ -98,11 +101,12 @@ impl<'a, D: Device> SftRun<'a, D> {
         self.before
     }
 
-    /// Makes all steps that are left, until `stop` says so. `report` sees the record of each.
+    /// Makes all steps that are left, until `stop` says so. `report` sees the record of each, and what a user
+    /// should know.
     pub fn steps(
         &mut self,
         stop: impl Fn() -> bool,
-        mut report: impl FnMut(&SftRecord),
+        mut report: impl FnMut(&SftRecord, &[String]),
     ) -> Result<(), RunError> {
         while self.trainer.steps_done() < self.trainer.sft().steps {
             if self.trainer.ranks().any(stop()).map_err(RunError::Exchange)? {
@@ -112,7 +116,7 @@ impl<'a, D: Device> SftRun<'a, D> {
             self.keeper.poll().map_err(RunError::Checkpoint)?;
             let mut record = self.trainer.step()?;
             self.after(&mut record)?;
-            report(&record);
+            report(&record, &std::mem::take(&mut self.warnings));
         }
         self.keeper.finish().map_err(RunError::Checkpoint)
     }
@@ -133,11 +137,13 @@ impl<'a, D: Device> SftRun<'a, D> {
         };
         record.add_phase("checkpoint", began.elapsed().as_secs_f64());
         record.add_phase("log", self.log.take_seconds());
-        self.log.record(step, record)?;
+        if let Some(vanished) = self.log.record(step, record)? {
+            self.warnings.push(format!("step {step}: {vanished}"));
+        }
         // Plain numbers and maps by name: there is nothing in it that JSON does not have.
         self.lines.push(serde_json::to_value(&*record).unwrap_or_default());
         match saved {
-            Some(snapshot) => self.keeper.start(snapshot, self.log.files()?).map_err(RunError::Checkpoint),
+            Some(snapshot) => self.keeper.start(snapshot, self.log.logged()?).map_err(RunError::Checkpoint),
             None => Ok(()),
         }
     }
@@ -155,7 +161,7 @@ impl<'a, D: Device> SftRun<'a, D> {
     fn save_here(&mut self) -> Result<(), RunError> {
         if !self.keeper.has(self.trainer.steps_done()) {
             let snapshot = self.snapshot()?;
-            self.keeper.start(snapshot, self.log.files()?).map_err(RunError::Checkpoint)?;
+            self.keeper.start(snapshot, self.log.logged()?).map_err(RunError::Checkpoint)?;
         }
         self.keeper.finish().map_err(RunError::Checkpoint)
     }

@@ -1,9 +1,9 @@
 //! What is left of a run of supervised training: its model and its summary.
 
 use super::{SftError, SftRun};
+use crate::checkpoint::ModelFiles;
 use crate::run::{Memory, RunError};
 use qurl_kernels::Device;
-use qurl_model::hf::{SaveOptions, save};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -96,11 +96,8 @@ impl<D: Device> SftRun<'_, D> {
             return Ok(());
         }
         let (dir, start) = (self.model_path(), self.start);
-        let options = SaveOptions {
-            tokenizer_files: start.tokenizer.files(),
-            ..SaveOptions::new(start.config.dtype, &start.generation)
-        };
-        save(&dir, &start.config, &weights, &options)
+        ModelFiles::of(start)
+            .save(&dir, &start.config, &weights, start.config.dtype)
             .map_err(|source| RunError::Model { dir, source: Box::new(source) })
     }
 

@@ -45,9 +45,17 @@ impl<'a, D: Device> SftTrainer<'a, D> {
         let positions = sft.max_length.min(start.config.max_position_embeddings);
         let rows = recipe.trainer.micro_tokens.max(positions);
         let tape = TapeOptions { rows, sequences: sft.batch_size, recompute: recipe.trainer.recompute };
-        let options = LearnerOptions { compute: recipe.trainer.compute, positions, tape, adamw: sft.optim };
+        let options = LearnerOptions {
+            compute: recipe.trainer.compute,
+            positions,
+            kv_format: None,
+            tape,
+            adamw: sft.optim,
+            lora: recipe.lora_options(),
+        };
         let mut queue = device.queue()?;
-        let learner = Learner::on_ranks(&mut queue, &start.config, &start.weights, options, ranks)?;
+        let mut learner = Learner::from_start(&mut queue, &start.config, start.learner(), options, ranks)?;
+        learner.work(&mut queue)?;
         Ok(SftTrainer {
             queue,
             learner,
@@ -148,6 +156,10 @@ impl<'a, D: Device> SftTrainer<'a, D> {
             let out = self.learner.score(&mut self.queue, &batch, &targets, 1.0)?;
             own.push(out.logp.iter().map(|&x| f64::from(x)).sum::<f64>());
         }
+        // Where all ranks must pass alike, some have one micro-batch more.
+        if ranks.divides_weights() && own.len() < micros.len().div_ceil(ranks.size()) {
+            self.learner.idle(&mut self.queue)?;
+        }
         ranks.join(own).map_err(DeviceError::from)?.iter().for_each(|logp| sum -= logp);
         Ok((tokens > 0).then(|| sum / tokens as f64))
     }
@@ -158,7 +170,18 @@ impl<'a, D: Device> SftTrainer<'a, D> {
         let drawn = self.step * self.sft.batch_size as u64;
         let learner = self.learner.snapshot(&mut self.queue)?;
         let recipe = recipe.to_string();
-        Ok(Snapshot::new(self.step, drawn, recipe, self.fingerprint, None, learner, None, None, None))
+        Ok(Snapshot::new(
+            self.step,
+            drawn,
+            recipe,
+            self.fingerprint,
+            None,
+            learner,
+            None,
+            None,
+            None,
+            Vec::new(),
+        ))
     }
 
     /// Takes over the state of a run with the same recipe, the last updates of which were skipped so many
@@ -194,18 +217,20 @@ pub fn train_step<D: Device>(
     let weight = 1.0 / scored.max(1) as f64;
     let lengths: Vec<usize> = batch.iter().map(|e| e.ids.len()).collect();
     let (mut losses, ranks) = (Vec::new(), learner.ranks().clone());
-    for shard in ranks.own_shards_of(&lengths) {
-        let batch = &batch[shard.clone()];
-        for range in micro_batches(&lengths[shard], tape) {
+    for shard in ranks.own_shards_of(&lengths, tape) {
+        let mut of_shard = Vec::new();
+        learner.begin_shard(queue, shard.passes)?;
+        for range in shard.micros {
             let (packed, targets) = packed(&batch[range]);
             learner.accumulate(queue, &packed, targets, 1.0, LossScope::Token, |_, out| {
-                losses.push(out.logp.iter().map(|&x| x as f64).sum::<f64>() * weight);
+                of_shard.push(out.logp.iter().map(|&x| x as f64).sum::<f64>() * weight);
                 let dlogp = vec![-weight as f32; out.logp.len()];
                 Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })
             })?;
         }
-        learner.end_shard(queue);
+        learner.end_shard(queue)?;
+        losses.push(of_shard);
     }
-    let loss = ranks.join(losses)?.iter().fold(0.0, |loss, part| loss - part);
+    let loss = ranks.join_shards(losses)?.iter().fold(0.0, |loss, part| loss - part);
     Ok((loss, learner.update(queue, lr)?))
 }

@@ -54,6 +54,13 @@ fn with_key(key: &str) -> Vec<String> {
         "algorithm.objective.correction.low" | "algorithm.objective.correction.high" => {
             owned(&["algorithm.objective={ type = \"gspo\", correction = { type = \"icepop\" } }"])
         }
+        "algorithm.objective.correction.phi" => {
+            owned(&["algorithm.objective={ type = \"cispo\", correction = { type = \"kpop\" } }"])
+        }
+        "algorithm.objective.phi" => vec![objective("kpop")],
+        "algorithm.objective.delta_low" | "algorithm.objective.delta_high" => vec![objective("dppo")],
+        "algorithm.objective.ratio_max" => vec![objective("dppo")],
+        "algorithm.objective.tau" => vec![objective("m2po")],
         _ if key.starts_with("algorithm.objective.") => vec![objective("acr")],
         _ if key.starts_with("algorithm.kl_in_reward") => {
             owned(&["algorithm.kl_in_reward={ kl_ctrl = { type = \"adaptive\" } }"])
@@ -180,6 +187,11 @@ fn defaults_are_those_that_are_filled_in() {
 #[test]
 fn the_schema_knows_every_recipe_of_the_project() {
     fn fits(schema: &serde_json::Value, value: &toml::Value, path: &str) {
+        if let Some(list) = schema["anyOf"].as_array() {
+            let kind = if value.is_str() { "string" } else { "array" };
+            let one = list.iter().find(|one| one["type"] == kind);
+            return fits(one.unwrap_or_else(|| panic!("{path}: {value}")), value, path);
+        }
         if let Some(list) = schema["oneOf"].as_array() {
             let fitting = |one: &&serde_json::Value| match value {
                 toml::Value::Table(table) => {

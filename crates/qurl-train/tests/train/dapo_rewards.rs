@@ -9,7 +9,7 @@ use qurl_train::rl::{RolloutBatch, Sampled, StepRecord};
 use qurl_train::solve::{Response, Solved};
 use serde_json::Value;
 
-const TINY_DAPO: &str = include_str!("../../../recipes/tiny-dapo.toml");
+const TINY_DAPO: &str = include_str!("../../../../recipes/tiny-dapo.toml");
 
 /// A response of so many tokens, judged as the recipe's task judges.
 fn response(recipe: &Recipe, right: bool, length: usize) -> Response {

@@ -3,7 +3,9 @@
 use qurl_kernels::Cpu;
 use qurl_kernels::collective::{Collective, Moved};
 use qurl_kernels::cpu::level::Level;
-use qurl_train::cost::{Work, step_bytes};
+use qurl_model::ModelConfig;
+use qurl_train::cost::{Sharing, Work, step_bytes};
+use qurl_train::memory::{DRIVER_RESERVE, MemoryPlan};
 use qurl_train::ranks::Ranks;
 use qurl_train::recipe::Recipe;
 use qurl_train::rl::RlTrainer;
@@ -29,17 +31,25 @@ fn step(recipe: &Recipe, collective: Collective) -> (Moved, Moved) {
     let (file, config) = (recipe.file().to_string(), start.config.clone());
     let mut trainer = RlTrainer::on_ranks(&cpu, recipe, &file, start, task, ranks).expect("a trainer");
     let before = trainer.ranks().collective().moved();
+    assert_eq!(trainer.passed(), Default::default());
     trainer.step().expect("a step");
     let moved = trainer.ranks().collective().moved().since(&before);
     let plan = recipe.rl(&file).expect("a plan");
     let work = Work { response: plan.data.max_response_length, ..Work::of(&plan) };
-    (moved, step_bytes(&plan, &config, &work, rank, size))
+    let sharing = Sharing::of(&recipe.trainer, size);
+    (moved, step_bytes(&plan, &config, &work, trainer.passed(), rank, &sharing))
 }
 
 #[test]
 fn a_step_moves_what_the_model_says() {
-    for (name, more) in [("tiny-grpo", &[][..]), ("tiny-ppo", &["critic.ppo_mini_batch_size=4"])] {
-        let recipe = recipe(name, more);
+    let (grpo, ppo) = (&[][..], &["critic.ppo_mini_batch_size=4"][..]);
+    let divided = ["trainer.zero_stage=3", "trainer.micro_tokens=64"];
+    let cases = [("tiny-grpo", grpo.to_vec()), ("tiny-ppo", ppo.to_vec())];
+    let cases = cases
+        .into_iter()
+        .flat_map(|(name, more)| [(name, more.clone()), (name, [&more[..], &divided].concat())]);
+    for (name, more) in cases {
+        let recipe = recipe(name, &more);
         for size in [1, 2, 4] {
             let (recipe, ranks) = (&recipe, Collective::threads(size));
             let found: Vec<(Moved, Moved)> = std::thread::scope(|scope| {
@@ -59,5 +69,27 @@ fn a_step_moves_what_the_model_says() {
                 assert!(moved.host <= model.host, "{what}");
             }
         }
+    }
+}
+
+#[test]
+fn a_rank_of_eight_holds_7b_by_the_recipe_in_80_gb() {
+    let path = "../../recipes/aime-dapo.toml";
+    let text = std::fs::read_to_string(path).expect("a recipe");
+    let recipe = Recipe::parse(&text, path, &[]).expect("a recipe");
+    let plan = recipe.rl(path).expect("a plan");
+    let mut config = ModelConfig::named("qwen2.5-7b").expect("a shape");
+    config.max_position_embeddings = 32768;
+    // One micro-batch a shard, which the recipe is made for.
+    assert_eq!(plan.passes_of_shard(&plan.actor, &recipe.trainer), 1);
+    let cpu = Cpu::new(Level::best(), 1);
+    for rank in [0, 7] {
+        let ranks = Ranks::new(Arc::new(Collective::counted(rank, 8)), &recipe).expect("ranks");
+        let memory = MemoryPlan::of_rl(&cpu, &recipe, &plan, &config, &ranks).expect("a plan");
+        let all = memory.total() + DRIVER_RESERVE + Collective::device_bytes();
+        assert!(all <= 80_000_000_000, "rank {rank}: {memory}; phases {:?}", memory.phases());
+        // It is no gift: half of it would not do.
+        assert!(all > 40_000_000_000, "rank {rank}: {memory}");
+        println!("rank {rank}: {memory}; phases {:?}", memory.phases());
     }
 }

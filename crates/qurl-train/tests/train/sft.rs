@@ -37,7 +37,7 @@ fn start() -> Start {
     let weights = params::init(&config, 7, false);
     let template = ChatTemplate::new(TEMPLATE, "test").expect("a template");
     let generation = GenerationConfig::default();
-    Start { config, weights, tokenizer, template: Some(template), generation, warning: None }
+    Start { config, adapters: None, weights, tokenizer, template: Some(template), generation, warning: None }
 }
 
 fn cpu() -> Arc<Cpu> {

@@ -8,9 +8,7 @@
 //! Leaving out any of the terms above, or one epoch, or the weight decay, moves some parameter by 9e-5 or
 //! more.
 
-mod common;
-
-use common::{list, solved};
+use crate::common::{list, solved};
 use qurl_kernels::Cpu;
 use qurl_kernels::cpu::level::Level;
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
@@ -117,6 +115,7 @@ fn trainer(golden: &Value, level: Level) -> RlTrainer<Cpu> {
     let start = hf::load(&model("qwen2")).expect("model");
     let config = start.config.clone();
     let start = Start {
+        adapters: None,
         generation: Default::default(),
         template: None,
         warning: None,

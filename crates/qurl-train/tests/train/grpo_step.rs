@@ -1,9 +1,7 @@
 //! A whole GRPO step, from given rollouts to new parameters, against PyTorch (made by
 //! `goldens/make_grpo_step.py`).
 
-mod common;
-
-use common::{list, solved};
+use crate::common::{list, solved};
 use qurl_kernels::Cpu;
 use qurl_kernels::cpu::level::Level;
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
@@ -79,6 +77,7 @@ fn a_whole_grpo_step_agrees_with_pytorch() {
     let model = hf::load(&start_model()).expect("model");
     let tokenizer = Tokenizer::characters("0123456789", &CharacterSpecials::default()).expect("tokenizer");
     let start = Start {
+        adapters: None,
         generation: Default::default(),
         template: None,
         warning: None,

@@ -2,7 +2,7 @@
 
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::ops::Update;
-use qurl_kernels::types::AdamW;
+use qurl_kernels::types::{AdamW, MomentFormat};
 use qurl_kernels::{Cpu, Device, DeviceError, Format, Queue};
 use qurl_model::compute::{TapeOptions, score};
 use qurl_model::hf;
@@ -40,7 +40,7 @@ fn twenty_steps_of_adamw() {
         let mut queue = cpu.queue().expect("a queue");
         for run in golden["runs"].as_array().expect("runs") {
             let mut w = queue.upload(&floats(&run["initial"])).expect("memory");
-            let (mut m, mut v) = (cpu.zeros(w.len()).expect("memory"), cpu.zeros(w.len()).expect("memory"));
+            let mut moments = cpu.moments(w.len(), MomentFormat::F32).expect("memory");
             for (i, step) in run["trace"].as_array().expect("trace").iter().enumerate() {
                 let g = queue.upload(&floats(&step["gradients"])).expect("memory");
                 let norm = queue.sum_squares(&[&g]).expect("norm").sqrt();
@@ -55,7 +55,7 @@ fn twenty_steps_of_adamw() {
                     step: i as u64 + 1,
                     grad_scale: (1.0 / (norm + 1e-6)).min(1.0) as f32,
                 };
-                queue.adamw(Update { adamw, w: &mut w, g: &g, at: 0, m: &mut m, v: &mut v });
+                queue.adamw(Update { adamw, w: &mut w, g: &g, at: 0, moments: &mut moments });
                 for (k, (got, want)) in w.iter().zip(floats(&step["parameters"])).enumerate() {
                     assert!(
                         (got - want).abs() < 1e-5 * (1.0 + want.abs()),
@@ -74,7 +74,8 @@ fn ten_steps_of_training() {
     let model = hf::load(&goldens().join("qwen2")).expect("model");
     let tape = TapeOptions { rows: 64, sequences: 4, recompute: false };
     let adamw = AdamWOptions { weight_decay: 0.01, ..AdamWOptions::default() };
-    let options = LearnerOptions { compute: Format::F32, positions: 64, tape, adamw };
+    let options =
+        LearnerOptions { lora: None, compute: Format::F32, positions: 64, kv_format: None, tape, adamw };
     let queue = &mut Arc::new(Cpu::new(Level::best(), 2)).queue().expect("a queue");
     let mut learner = Learner::<Cpu>::new(queue, &model.config, &model.params, options).expect("learner");
     let examples: Vec<Example> =
@@ -119,8 +120,14 @@ fn ten_steps_of_training() {
 fn non_finite_gradients_are_not_applied() {
     let model = hf::load(&goldens().join("qwen2")).expect("model");
     let tape = TapeOptions { rows: 64, sequences: 4, recompute: false };
-    let options =
-        LearnerOptions { compute: Format::F32, positions: 64, tape, adamw: AdamWOptions::default() };
+    let options = LearnerOptions {
+        lora: None,
+        compute: Format::F32,
+        positions: 64,
+        kv_format: None,
+        tape,
+        adamw: AdamWOptions::default(),
+    };
     let queue = &mut Arc::new(Cpu::new(Level::best(), 1)).queue().expect("a queue");
     let mut learner = Learner::<Cpu>::new(queue, &model.config, &model.params, options).expect("learner");
     let ids = [vec![1u32, 2, 3]];

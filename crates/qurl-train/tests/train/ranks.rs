@@ -4,12 +4,14 @@
 
 use qurl_kernels::collective::Collective;
 use qurl_kernels::cpu::level::Level;
-use qurl_kernels::{Cpu, Format};
+use qurl_kernels::types::HeadOutput;
+use qurl_kernels::{Cpu, Device, DeviceError, Format};
+use qurl_model::compute::{Targets, whole_batch};
 use qurl_model::{ModelConfig, Params};
 use qurl_tasks::reward::RewardError;
 use qurl_tasks::task::{Attempt, Problem, Split, Task, Verdict};
 use qurl_train::checkpoint::{Keep, Store};
-use qurl_train::learner::LearnerOptions;
+use qurl_train::learner::{Learner, LearnerOptions, LossGradient, LossScope};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::optimizer::AdamWOptions;
 use qurl_train::ranks::Ranks;
@@ -20,7 +22,7 @@ use qurl_train::runlog::RunLog;
 use qurl_train::sft::{self, Examples, SftRecord};
 use qurl_train::start::Start;
 use serde_json::Value;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -155,20 +157,27 @@ fn trained(recipe: &Recipe, collective: Collective) -> (Vec<String>, Vec<u32>) {
     (lines, bits(&trainer.weights().expect("weights")))
 }
 
-/// Every rank of every number of ranks has the records and the weights of one rank.
+/// Every rank of every number of ranks has the records and the weights of one rank, whatever they divide.
 fn same_bits(overrides: &[&str]) {
-    let recipe = recipe(overrides);
-    let alone = trained(&recipe, Collective::alone());
+    let recipe = |stage: &str| recipe(&[overrides, &[stage]].concat());
+    let (first, third) = (recipe("trainer.zero_stage=1"), recipe("trainer.zero_stage=3"));
+    let alone = trained(&first, Collective::alone());
     assert!(alone.0.iter().any(|line| line.contains("\"updates\":")), "{:?}", alone.0);
-    for count in [2, 4] {
-        for (rank, found) in on_ranks(count, |c| trained(&recipe, c)).into_iter().enumerate() {
+    for (count, stage, recipe) in [(2, 1, &first), (4, 1, &first), (2, 3, &third), (4, 3, &third)] {
+        for (rank, found) in on_ranks(count, |c| trained(recipe, c)).into_iter().enumerate() {
             for (found, expected) in found.0.iter().zip(&alone.0) {
-                assert_eq!(found, expected, "rank {rank} of {count}");
+                assert_eq!(found, expected, "rank {rank} of {count}, ZeRO-{stage}");
             }
             assert_eq!(found.0.len(), alone.0.len());
-            assert!(found.1 == alone.1, "the weights of rank {rank} of {count} differ");
+            assert!(found.1 == alone.1, "the weights of rank {rank} of {count} differ, ZeRO-{stage}");
         }
     }
+}
+
+#[test]
+fn shards_of_one_micro_batch_have_the_same_bits_on_any_number_of_ranks() {
+    // Else a shard takes several: then a rank keeps the gradients of all blocks.
+    same_bits(&["trainer.micro_tokens=256", "trainer.recompute=true"]);
 }
 
 #[test]
@@ -237,9 +246,8 @@ fn run(recipe: &Recipe, dir: &Path, collective: Collective, last: u64) -> Vec<u3
     };
     ranks.barrier().expect("all ranks");
     let from = store.newest().expect("checkpoints").whole;
-    let step = from.as_ref().map_or(0, |(step, _)| *step);
     let log = match ranks.is_first() {
-        true => RunLog::open(dir, step).expect("logs"),
+        true => RunLog::open(dir, from.as_ref()).expect("logs"),
         false => RunLog::silent(),
     };
     let task = recipe.task().expect("[task]").task().expect("task");
@@ -268,10 +276,17 @@ fn run(recipe: &Recipe, dir: &Path, collective: Collective, last: u64) -> Vec<u3
 
 #[test]
 fn a_run_that_is_resumed_with_another_number_of_ranks_has_the_same_bits() {
-    for overrides in [PPO, DAPO] {
-        let sets = [overrides, &["run.total_steps=5"]].concat();
+    // Moments in all three formats, too.
+    let fewer_bits: &[&str] = &["actor.optim.moments='8bit'", "critic.optim.moments='bf16'"];
+    for (overrides, moments) in [(PPO, fewer_bits), (DAPO, &[])] {
+        let sets = [overrides, moments, &["run.total_steps=5"]].concat();
         let mut recipe = recipe(&sets);
         recipe.sft = None;
+        let divided = {
+            let mut divided = recipe.clone();
+            divided.trainer.zero_stage = 3;
+            divided
+        };
         let whole = Scratch::new();
         let weights = run(&recipe, &whole.0, Collective::alone(), 9);
         assert_eq!(whole.metrics().len(), 5);
@@ -279,7 +294,9 @@ fn a_run_that_is_resumed_with_another_number_of_ranks_has_the_same_bits() {
             let torn = Scratch::new();
             // Stopped after steps 1 and 3: a checkpoint there, and one of step 2 or 4 by the recipe.
             for (count, last) in counts.into_iter().zip([1, 3, 9]) {
-                let found = on_ranks(count, |collective| run(&recipe, &torn.0, collective, last));
+                // Two ranks divide their weights, whatever the others do.
+                let recipe = if count == 2 { &divided } else { &recipe };
+                let found = on_ranks(count, |collective| run(recipe, &torn.0, collective, last));
                 assert!(found.iter().all(|bits| *bits == found[0]));
                 assert!(last < 9 || found[0] == weights, "{counts:?}: other weights");
                 if last == 3 && count > 1 {
@@ -358,33 +375,109 @@ fn weights_that_are_not_finite_break_all_ranks_alike() {
     assert!(symptoms.iter().all(|s| matches!(s, Some(Symptom::NotFinite { .. }))), "{symptoms:?}");
 }
 
+/// Two updates of a model with its own head on made-up sequences; as a critic, too.
+fn updated(collective: Collective, stage: usize, rows: usize, critic: bool) -> Vec<u32> {
+    let recipe = recipe(&[&format!("trainer.zero_stage={stage}")]);
+    let ranks = Ranks::new(Arc::new(collective), &recipe).expect("ranks");
+    let task = recipe.task().expect("[task]").task().expect("task");
+    let mut config = Start::from_recipe(&recipe, &*task).expect("start").config;
+    config.tie_word_embeddings = false;
+    let weights = qurl_model::params::init(&config, 7, critic);
+    let tape = qurl_model::compute::TapeOptions { rows, sequences: 8, recompute: false };
+    let adamw = AdamWOptions::default();
+    let options =
+        LearnerOptions { compute: Format::Bf16, positions: 64, kv_format: None, tape, adamw, lora: None };
+    let queue = &mut cpu().queue().expect("a queue");
+    let mut learner = Learner::<Cpu>::on_ranks(queue, &config, &weights, options, &ranks).expect("a learner");
+    learner.work(queue).expect("activations");
+    let vocabulary = config.vocab_size as u32;
+    let sequences: Vec<Vec<u32>> =
+        (0..13u32).map(|s| (0..5 + s % 7).map(|t| (31 * s + 7 * t) % vocabulary).collect()).collect();
+    let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
+    for _ in 0..2 {
+        for shard in ranks.own_shards_of(&lengths, tape) {
+            learner.begin_shard(queue, shard.passes).expect("a shard");
+            for micro in shard.micros {
+                let ids = &sequences[micro];
+                let (batch, targets) = (whole_batch(ids), Targets::of(ids, |_, _| true));
+                if critic {
+                    let rows = targets.rows;
+                    let loss =
+                        |values: &[f32]| Ok::<_, DeviceError>(values.iter().map(|v| v - 0.5).collect());
+                    learner.accumulate_values(queue, &batch, &rows, loss).expect("a micro-batch");
+                } else {
+                    let loss = |_: Range<usize>, out: &HeadOutput| {
+                        let dlogp = vec![-0.01; out.logp.len()];
+                        Ok::<_, DeviceError>(LossGradient { dlogp, dentropy: Vec::new() })
+                    };
+                    let scope = LossScope::Sequence;
+                    learner.accumulate(queue, &batch, targets, 1.0, scope, loss).expect("a micro-batch");
+                }
+            }
+            learner.end_shard(queue).expect("a shard");
+        }
+        assert!(learner.update(queue, 1e-3).expect("an update").applied);
+    }
+    bits(&learner.weights(queue).expect("weights"))
+}
+
+#[test]
+fn a_head_of_its_own_and_a_value_head_have_the_same_bits_however_they_are_divided() {
+    for critic in [false, true] {
+        // Shards of one micro-batch, and of several.
+        for rows in [64, 16] {
+            let alone = updated(Collective::alone(), 1, rows, critic);
+            for (count, stage) in [(2, 1), (2, 3), (4, 3)] {
+                let found = on_ranks(count, |collective| updated(collective, stage, rows, critic));
+                let what = format!("{count} ranks, ZeRO-{stage}, {rows} rows, critic {critic}");
+                assert!(found.iter().all(|bits| *bits == alone), "{what}");
+            }
+        }
+    }
+}
+
 #[test]
 fn weights_and_moments_are_divided_and_gradients_counted_in_the_plan_of_a_rank() {
     let config = ModelConfig::named("qwen2.5-0.5b").expect("a known shape");
     let tape = qurl_model::compute::TapeOptions { rows: 1024, sequences: 8, recompute: true };
-    let options =
-        LearnerOptions { compute: Format::Bf16, positions: 512, tape, adamw: AdamWOptions::default() };
+    let options = LearnerOptions {
+        lora: None,
+        compute: Format::Bf16,
+        positions: 512,
+        kv_format: None,
+        tape,
+        adamw: AdamWOptions::default(),
+    };
     let parameters = config.param_count() as usize;
-    let parts = |count: usize, shards: usize| -> Vec<(String, usize)> {
-        let recipe = recipe(&[&format!("trainer.shards={shards}")]);
+    let parts = |count: usize, shards: usize, stage: usize| -> Vec<(String, usize)> {
+        let stage = format!("trainer.zero_stage={stage}");
+        let recipe = recipe(&[&format!("trainer.shards={shards}"), &stage]);
         let ranks = Ranks::new(Arc::new(Collective::counted(count - 1, count)), &recipe).expect("ranks");
         MemoryPlan::of_learner(&*cpu(), &config, options, &ranks).expect("a plan").parts().to_vec()
     };
     let part = |parts: &[(String, usize)], name: &str| {
         parts.iter().find(|(part, _)| part.ends_with(name)).expect("a part").1
     };
-    let (one, eight) = (parts(1, 8), parts(8, 8));
+    let (one, eight, divided) = (parts(1, 8, 1), parts(8, 8, 1), parts(8, 32, 3));
     assert_eq!(part(&one, "gradients"), 4 * 4 * parameters, "1 + log2(8) gradients");
-    assert_eq!(part(&eight, "gradients"), 4 * parameters, "one shard each");
     assert_eq!(part(&one, "moments"), 8 * parameters);
     assert_eq!(part(&one, "weights in f32"), 4 * parameters);
-    // An eighth, in whole blocks, and a place for the others' pieces of the largest leaf.
-    let largest = 4 * config.vocab_size * config.hidden_size;
-    let moments = part(&eight, "moments");
-    let expected = parameters + largest;
-    assert!(moments.abs_diff(expected) < expected / 100, "{moments}, expected about {expected}");
-    // An eighth of the weights, and a buffer for a leaf of each length: the embedding, and less than a block.
-    let (weights, block) = (part(&eight, "weights in f32"), (parameters - largest / 4) / config.num_layers);
-    let expected = parameters / 2 + largest + 4 * block;
-    assert!(weights.abs_diff(expected) < expected / 50, "{weights}, expected about {expected}");
+    let close = |found: usize, expected: usize, what: &str| {
+        assert!(found.abs_diff(expected) < expected / 50, "{what}: {found}, expected about {expected}");
+    };
+    // The head is the embedding.
+    let embedding = 4 * config.vocab_size * config.hidden_size;
+    let block = (4 * parameters - embedding) / config.num_layers;
+    // An eighth of the weights, in whole blocks, and a place for all of a block and of the embedding.
+    close(part(&eight, "weights in f32"), parameters / 2 + embedding + block, "weights in f32");
+    close(part(&eight, "moments"), parameters, "moments");
+    // One shard, and everyone's pieces of a block and of the embedding.
+    close(part(&eight, "gradients"), 4 * parameters + embedding + block, "gradients");
+    // Divided: two blocks and the embedding, two sums of pieces for four rounds, one of the longest piece,
+    // everyone's pieces as before.
+    let sums = 2 * parameters / 2 + embedding / 8;
+    close(part(&divided, "gradients"), 2 * block + embedding + sums + embedding + block, "divided gradients");
+    // The embedding in f32, and in bf16 as the head for forward and backward; one block in bf16, twice.
+    close(part(&divided, "packed weights"), 2 * embedding + block, "divided packed weights");
+    close(part(&divided, "weights in f32"), part(&eight, "weights in f32"), "divided weights in f32");
 }

@@ -1,0 +1,327 @@
+//! Adapters beside a frozen base that trainer and engine share: on-policy to the bit in any format, the base as
+//! the reference, runs that resume with the same bits, and what such runs take of a device's memory.
+
+use qurl_kernels::cpu::level::Level;
+use qurl_kernels::{Cpu, Device};
+use qurl_model::config::Dims;
+use qurl_model::hf::peft;
+use qurl_model::{Dtype, Family, ModelConfig, Params};
+use qurl_train::checkpoint::ModelFiles;
+use qurl_train::memory::MemoryPlan;
+use qurl_train::ranks::Ranks;
+use qurl_train::recipe::Recipe;
+use qurl_train::rl::{RlTrainer, StepRecord};
+use qurl_train::sft::{self, Examples, SftTrainer};
+use qurl_train::start::Start;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const NEW: &str = r#"
+[model.new]
+hidden_size = 64
+intermediate_size = 128
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+max_position_embeddings = 64
+
+[task]
+type = "synthetic"
+kind = "addition"
+level = 1
+format_weight = 0.5
+
+[sft]
+steps = 20
+batch_size = 16
+lr = 5e-3
+max_length = 48
+
+[trainer]
+compute = "f32"
+micro_tokens = 128
+"#;
+
+const RL: &str = r#"
+[lora]
+rank = 4
+alpha = 8
+
+[task]
+type = "synthetic"
+kind = "addition"
+level = 1
+format_weight = 0.5
+
+[data]
+train_batch_size = 4
+max_prompt_length = 8
+max_response_length = 24
+
+[rollout]
+n = 4
+format = "int8"
+kv_cache_mb = 16
+
+[algorithm]
+adv_estimator = { type = "grpo" }
+
+[actor]
+lr = 5e-3
+ppo_mini_batch_size = 2
+
+[run]
+total_steps = 3
+test_problems = 8
+
+[trainer]
+compute = "bf16"
+micro_tokens = 128
+"#;
+
+/// A directory that is removed when the test ends.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let dir = std::env::temp_dir().join(format!("qurl-lora-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        Scratch(dir)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn cpu() -> Arc<Cpu> {
+    Arc::new(Cpu::new(Level::best(), 2))
+}
+
+/// A model that knows a little of the task, as a directory.
+fn base(dir: &Path) {
+    let recipe = Recipe::parse(NEW, "new", &[]).expect("recipe");
+    let task = recipe.task().expect("[task]").task().expect("task");
+    let mut start = Start::from_recipe(&recipe, &*task).expect("start");
+    let sft = recipe.sft.as_ref().expect("sft");
+    let examples = Examples::open(sft, recipe.trainer.seed, &start, Some(&*task)).expect("examples");
+    let weights = sft::run(&cpu(), &recipe, sft, &start, &examples, |_| {}).expect("warm start");
+    drop(examples);
+    start.weights = weights;
+    let files = ModelFiles::of(&start);
+    files.save(dir, &start.config, &start.weights, Dtype::F32).expect("saved");
+}
+
+fn recipe(text: &str, base: &Path, overrides: &[&str]) -> Recipe {
+    let mut all = vec![format!("model.path={}", base.display())];
+    all.extend(overrides.iter().map(|s| s.to_string()));
+    Recipe::parse(text, "lora", &all).expect("recipe")
+}
+
+fn trainer(recipe: &Recipe) -> RlTrainer<Cpu> {
+    let task = recipe.task().expect("[task]").task().expect("task");
+    let start = Start::from_recipe(recipe, &*task).expect("start");
+    RlTrainer::new(&cpu(), recipe, "lora", start, task).expect("trainer")
+}
+
+fn steps(trainer: &mut RlTrainer<Cpu>, count: usize) -> Vec<StepRecord> {
+    let step = |_| {
+        let mut record = trainer.step().expect("step");
+        record.timing.clear();
+        record
+    };
+    (0..count).map(step).collect()
+}
+
+fn bits(weights: &Params<Vec<f32>>) -> Vec<u32> {
+    weights.iter().flatten().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn rollouts_beside_a_frozen_base_are_exactly_on_policy_in_any_format() {
+    let scratch = Scratch::new("policy");
+    let base_dir = scratch.path("base");
+    base(&base_dir);
+    for format in ["bf16", "int8", "fp8", "fp8-block", "int4", "nvfp4"] {
+        let kl = "algorithm.kl_loss_coef=0.01";
+        let recipe = recipe(RL, &base_dir, &[&format!("rollout.format={format}"), kl]);
+        let mut trainer = trainer(&recipe);
+        let before = trainer.weights().expect("weights");
+        let records = steps(&mut trainer, 2);
+        for record in &records {
+            let mismatch = record.mismatch.expect("tokens");
+            assert_eq!((mismatch.kl, mismatch.rho_max, mismatch.rho_min), (0.0, 1.0, 1.0), "{format}");
+            assert!(record.updates > 0 && record.grad_norm > 0.0, "{format}: nothing was learned");
+        }
+        // The reference is the base: at first the policy itself, later no longer.
+        let kls: Vec<f64> = records.iter().map(|record| record.reference_kl.expect("a reference")).collect();
+        assert!(kls[1] > 0.0 && kls[1] > kls[0], "{format}: KL to the reference {kls:?}");
+        let after = trainer.weights().expect("weights");
+        assert_ne!(bits(&before), bits(&after), "{format}: adapters");
+        assert!(
+            after.layers.iter().all(|layer| layer.qkv.is_empty()),
+            "the base is no part of what is trained"
+        );
+    }
+}
+
+#[test]
+fn a_run_with_adapters_resumes_with_the_same_bits_from_a_directory_of_peft() {
+    let scratch = Scratch::new("resume");
+    let base_dir = scratch.path("base");
+    base(&base_dir);
+    let text = |noise: bool| if noise { "rollout.norm_noise={ num_stages = 2 }" } else { "trainer.seed=1" };
+    for noise in [false, true] {
+        let recipe = recipe(
+            RL,
+            &base_dir,
+            &["lora.target_modules=[\"q_proj\", \"v_proj\", \"up_proj\"]", text(noise)],
+        );
+        let mut whole = trainer(&recipe);
+        let records = steps(&mut whole, 3);
+        let mut first = trainer(&recipe);
+        steps(&mut first, 1);
+        let snapshot = first.snapshot(&recipe.to_toml()).expect("snapshot");
+        let dir = scratch.path("adapter");
+        ModelFiles::of(first.start())
+            .save(&dir, &first.start().config, &snapshot.actor.weights, Dtype::F32)
+            .expect("saved");
+        let loaded = peft::load(&dir, &first.start().config).expect("an adapter");
+        assert_eq!(bits(&loaded.params), bits(&snapshot.actor.weights));
+        let mut second = trainer(&recipe);
+        second.restore(snapshot).expect("restored");
+        assert_eq!(steps(&mut second, 2), records[1..], "noise: {noise}");
+        assert_eq!(bits(&second.weights().expect("weights")), bits(&whole.weights().expect("weights")));
+        // Noise on the norms of the copy that samples is seen from its stage on, and by nobody else.
+        let off: Vec<bool> =
+            records.iter().map(|record| record.mismatch.expect("tokens").rho_max > 1.0).collect();
+        assert_eq!(off, [false, noise, noise]);
+    }
+}
+
+#[test]
+fn supervised_training_of_adapters_learns_and_continues_from_them() {
+    let scratch = Scratch::new("sft");
+    let base_dir = scratch.path("base");
+    base(&base_dir);
+    let sft = "[lora]\nrank = 8\nalpha = 16\nrslora = true\nbase_format = \"int8\"\n\
+               [task]\ntype = \"synthetic\"\nkind = \"addition\"\nlevel = 1\n\
+               [sft]\nsteps = 12\nbatch_size = 16\nlr = 5e-3\nmax_length = 48\n\
+               [trainer]\nmicro_tokens = 256\n";
+    let run = |overrides: &[&str]| -> (Vec<f64>, Params<Vec<f32>>, Start) {
+        let recipe = recipe(sft, &base_dir, overrides);
+        let settings = recipe.sft.clone().expect("sft");
+        let task = recipe.task().expect("[task]").task().expect("task");
+        let start = Start::of_sft(&recipe, Some(&*task)).expect("start");
+        let examples = Examples::open(&settings, 1, &start, Some(&*task)).expect("examples");
+        let mut trainer =
+            SftTrainer::new(&cpu(), &recipe, &settings, &start, &examples, &Ranks::alone()).expect("trainer");
+        let losses = (0..12).map(|_| trainer.step().expect("step").loss).collect();
+        let weights = trainer.weights().expect("weights");
+        drop(trainer);
+        drop(examples);
+        (losses, weights, start)
+    };
+    let (losses, weights, start) = run(&[]);
+    assert!(losses[11] < 0.9 * losses[0], "{losses:?}");
+    let dir = scratch.path("adapter");
+    ModelFiles::of(&start).save(&dir, &start.config, &weights, Dtype::F32).expect("saved");
+    let path = format!("lora.path={}", dir.display());
+    let (continued, ..) = run(&[&path]);
+    assert!(continued[0] < 0.9 * losses[0], "{losses:?}, then {continued:?}");
+    // Another rank is another adapter.
+    let recipe = recipe(sft, &base_dir, &[&path, "lora.rank=4"]);
+    let task = recipe.task().expect("[task]").task().expect("task");
+    let error = Start::of_sft(&recipe, Some(&*task)).err().expect("refused").to_string();
+    assert!(error.contains("lora.path") && error.contains("rank 8") && error.contains("rank 4"), "{error}");
+}
+
+fn shape(dims: Dims) -> ModelConfig {
+    let mut config = ModelConfig::from_dims(Family::Qwen2, dims).expect("a configuration");
+    (config.max_position_embeddings, config.tie_word_embeddings) = (32_768, false);
+    config
+}
+
+/// The plan of a recipe on a large GPU, constructed on a device that only counts.
+fn plan(file: &str, config: &ModelConfig, overrides: &[&str]) -> (MemoryPlan, Option<usize>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes").join(file);
+    let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
+    let recipe = Recipe::read(&path, &overrides).expect("recipe");
+    let rl = recipe.rl(file).expect("a plan");
+    let plan = MemoryPlan::of_rl(&*cpu(), &recipe, &rl, config, &Ranks::alone()).expect("a plan");
+    (plan, recipe.memory_budget())
+}
+
+#[test]
+fn a_7b_base_fits_a_consumer_gpu_and_a_32b_base_one_large_gpu() {
+    let small = shape(Dims {
+        vocab_size: 152_064,
+        hidden_size: 3584,
+        intermediate_size: 18_944,
+        num_layers: 28,
+        num_heads: 28,
+        num_kv_heads: 4,
+    });
+    let large = shape(Dims {
+        vocab_size: 152_064,
+        hidden_size: 5120,
+        intermediate_size: 27_648,
+        num_layers: 64,
+        num_heads: 40,
+        num_kv_heads: 8,
+    });
+    let counting = cpu().counting();
+    let (seven, budget) = plan("qwen-7b-grpo.toml", &small, &[]);
+    assert_eq!(budget, Some(24 << 30));
+    seven.check(&counting, budget).unwrap_or_else(|error| panic!("{error}"));
+    let error = seven.check(&counting, Some(12 << 30)).expect_err("too little").to_string();
+    assert!(error.contains("trainer.memory_budget_mb = 12288"), "{error}");
+    let (thirty_two, budget) = plan("qwen-32b-lora.toml", &large, &[]);
+    assert_eq!(budget, Some(139 << 30));
+    thirty_two.check(&counting, budget).unwrap_or_else(|error| panic!("{error}"));
+
+    // The base is there once: neither the reference nor the engine adds to it.
+    let part = |plan: &MemoryPlan, name: &str| {
+        plan.parts().iter().find(|(part, _)| part == name).unwrap_or_else(|| panic!("{plan}")).1
+    };
+    let linear = large.param_count() as usize - 2 * large.vocab_size * large.hidden_size;
+    let packed = part(&thirty_two, "actor: packed weights");
+    assert!(
+        (linear..linear * 5 / 4).contains(&packed.saturating_sub(8 * large.vocab_size * large.hidden_size))
+    );
+    assert!(part(&thirty_two, "rollout: adapters") < packed / 20, "{thirty_two}");
+    assert!(part(&thirty_two, "reference: norms") < 64 << 20, "{thirty_two}");
+    assert!(part(&thirty_two, "actor: moments") < 4 << 30, "{thirty_two}");
+}
+
+#[test]
+fn what_adapters_cannot_be_combined_with_is_refused_by_its_key() {
+    let refused = |overrides: &[&str], expected: &[&str]| {
+        let mut all = vec!["model.path=/nowhere".to_string()];
+        all.extend(overrides.iter().map(|s| s.to_string()));
+        let error = Recipe::parse(RL, "lora", &all).expect_err("refused").to_string();
+        for part in expected {
+            assert!(error.contains(part), "{overrides:?}: {error}");
+        }
+    };
+    refused(&["lora.dropout=0.1"], &["lora.dropout", "0.1", "0: dropout is not computed"]);
+    refused(&["lora.rank=0"], &["lora.rank", "0"]);
+    refused(&["lora.target_modules=\"q\""], &["lora.target_modules", "q_proj", "all-linear"]);
+    refused(&["lora.target_modules=[\"q_proj\", \"lm_head\"]"], &["lora.target_modules", "lm_head"]);
+    refused(&["lora.base_format=nvfp4"], &["lora.base_format", "nvfp4", "rollout.format = int8"]);
+    refused(&["rollout.uaq=1.5"], &["rollout.uaq", "1 beside [lora]"]);
+    refused(&["rollout.quantize_head=true"], &["rollout.quantize_head"]);
+    refused(&["rollout.lag=1"], &["rollout.lag", "0 beside [lora]"]);
+    refused(&["rollout.stochastic_rounding=true"], &["rollout.stochastic_rounding"]);
+    refused(&["trainer.compute=f32"], &["rollout.format", "int8", "f32, as trainer.compute"]);
+    refused(&["sft={ steps = 1, batch_size = 1, lr = 1e-3 }"], &["sft", "lora.path"]);
+    refused(&["rollout.norm_noise={ sigma_start = 0.0 }"], &["rollout.norm_noise.sigma_start"]);
+    let critic = "critic={ lr = 1e-3, ppo_mini_batch_size = 2 }";
+    refused(&["algorithm.adv_estimator={ type = \"gae\" }", critic], &["critic", "[lora]"]);
+}

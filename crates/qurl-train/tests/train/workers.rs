@@ -1,0 +1,248 @@
+//! Rollout workers beside a trainer, in one process: however many there are and whatever they do, a run has
+//! the bits of one without them, or ends with an error that says why.
+
+use crate::rl::{steps, trainer};
+use qurl_kernels::Cpu;
+use qurl_kernels::cpu::level::Level;
+use qurl_model::Params;
+use qurl_rollout::WeightVersion;
+use qurl_train::recipe::Workers;
+use qurl_train::rl::StepRecord;
+use qurl_train::workers::protocol::{Ask, Hello, Report, VersionName, Welcome, Work};
+use qurl_train::workers::{Done, Link, LinkError, Pool, Without, Worker, WorkerError, WorkerOptions};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const PROGRAM: &str = "qurl test";
+
+/// What a worker does wrong, if anything, from its `from`-th report on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    None,
+    /// It takes prompts and is never heard of again.
+    Hangs,
+    Version,
+    Checksum,
+    Hash,
+    Token,
+    Logprob,
+    /// Its random numbers are others; all that it says of its tokens is true.
+    Seed,
+    /// It says that it cannot sample, always.
+    Fails,
+    /// It is slow to say what it has done.
+    Slow,
+}
+
+/// A way to the trainer that does what its fault says.
+struct Faulty {
+    pool: Arc<Pool>,
+    fault: Fault,
+    /// Reports that are as they should be before.
+    good: usize,
+}
+
+impl Link for Faulty {
+    fn join(&mut self, hello: &Hello) -> Result<Welcome, LinkError> {
+        Link::join(&mut self.pool, hello)
+    }
+
+    fn work(&mut self, ask: &Ask) -> Result<Work, LinkError> {
+        let mut work = Link::work(&mut self.pool, ask)?;
+        if let (Fault::Seed, Work::Prompts(requests)) = (self.fault, &mut work) {
+            requests.iter_mut().for_each(|request| request.key.seed ^= 1);
+        }
+        Ok(work)
+    }
+
+    fn weights(
+        &mut self,
+        worker: u64,
+        version: u64,
+        have: Option<(u64, u128)>,
+    ) -> Result<Vec<u8>, LinkError> {
+        Link::weights(&mut self.pool, worker, version, have)
+    }
+
+    fn report(&mut self, mut report: Report) -> Result<(), LinkError> {
+        if report.answers.is_empty() {
+            return Link::report(&mut self.pool, report);
+        }
+        if self.good > 0 {
+            self.good -= 1;
+            return Link::report(&mut self.pool, report);
+        }
+        let weights = report.version.weights;
+        let samples = report.answers.iter_mut().flat_map(|answer| &mut answer.samples);
+        match self.fault {
+            Fault::None => {}
+            Fault::Hangs => return Err(LinkError::Foreign("hung".to_string())),
+            Fault::Version => {
+                let other = WeightVersion { version: weights.version + 1, ..weights };
+                samples.for_each(|sample| sample.weights = other);
+            }
+            Fault::Checksum => samples.for_each(|sample| sample.weights.checksum ^= 1),
+            Fault::Hash => report.version = VersionName::of(weights, b"other weights"),
+            Fault::Token => samples.for_each(|sample| {
+                let first = &mut sample.tokens[0];
+                *first = if *first == 3 { 4 } else { 3 };
+            }),
+            Fault::Logprob => samples.for_each(|sample| {
+                let logp = &mut sample.logprobs[0];
+                *logp = f32::from_bits(logp.to_bits() ^ 1);
+            }),
+            Fault::Seed => report.answers.iter_mut().for_each(|answer| answer.key.seed ^= 1),
+            Fault::Fails => {
+                let failed = report.answers.pop().map(|answer| (answer.key, "no memory".to_string()));
+                report = Report { answers: Vec::new(), failed, ..report };
+            }
+            Fault::Slow => std::thread::sleep(Duration::from_millis(30)),
+        }
+        Link::report(&mut self.pool, report)
+    }
+}
+
+struct Outcome {
+    records: Result<Vec<StepRecord>, String>,
+    weights: Params<Vec<f32>>,
+    notes: Vec<String>,
+    workers: Vec<Result<Done, WorkerError>>,
+}
+
+/// Three steps with these workers.
+fn run(set: &[&str], settings: Workers, faults: &[(Fault, usize)]) -> Outcome {
+    let mut trainer = trainer(set, 2);
+    let pool = trainer.open_pool(&settings, PROGRAM, |_| false);
+    let stop = AtomicBool::new(false);
+    let work = |number: usize, (fault, good): (Fault, usize)| {
+        let link = Faulty { pool: pool.clone(), fault, good };
+        let options = WorkerOptions {
+            program: PROGRAM.to_string(),
+            name: format!("w{number}"),
+            kv_bytes: Some(8 << 20),
+            max_num_seqs: Some(5),
+            patience: Duration::ZERO,
+            threads: 1,
+        };
+        let cpu = Arc::new(Cpu::new(Level::best(), 1));
+        Worker::new(cpu, link, options).run(|| stop.load(Ordering::Relaxed), |_| ())
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> =
+            faults.iter().enumerate().map(|(i, &fault)| scope.spawn(move || work(i, fault))).collect();
+        while pool.present() < faults.len() {
+            std::thread::yield_now();
+        }
+        let records = (0..3).map(|_| {
+            let mut record = trainer.step().map_err(|error| error.to_string())?;
+            record.timing.clear();
+            Ok(record)
+        });
+        let records = records.collect();
+        pool.end();
+        stop.store(true, Ordering::Relaxed);
+        let workers = workers.into_iter().map(|worker| worker.join().expect("a worker that ends")).collect();
+        Outcome { records, weights: trainer.weights().expect("weights"), notes: pool.notes(), workers }
+    })
+}
+
+fn checked(spot_check: f64) -> Workers {
+    Workers { spot_check, lease_s: 1, ..Workers::default() }
+}
+
+/// Without any worker the trainer does all of it, as it does without a pool.
+fn alone(set: &[&str]) -> (Vec<StepRecord>, Params<Vec<f32>>) {
+    let mut trainer = trainer(set, 2);
+    let records = steps(&mut trainer, 3);
+    (records, trainer.weights().expect("weights"))
+}
+
+const DAPO: &str = "algorithm.filter_groups={ max_num_gen_batches = 3 }";
+
+#[test]
+fn any_number_of_workers_gives_the_same_bits() {
+    let cases: [&[&str]; 4] = [
+        &[],
+        &["rollout.lag=1", "rollout.stochastic_rounding=true"],
+        &["rollout.lag=2", "rollout.format=fp8", "rollout.quantize_head=true"],
+        &["rollout.lag=1", DAPO],
+    ];
+    for set in cases {
+        let (records, weights) = alone(set);
+        for workers in [0, 1, 3] {
+            // With workers the trainer samples nothing itself.
+            let without = if workers == 0 { Without::Trainer } else { Without::Wait };
+            let settings = Workers { without, lease_s: 60, ..checked(0.3) };
+            let found = run(set, settings, &vec![(Fault::None, 0); workers]);
+            let what = format!("{set:?}, {workers} workers: {:?}", found.notes);
+            assert_eq!(found.records.as_ref(), Ok(&records), "{what}");
+            assert_eq!(found.weights, weights, "{what}");
+            let done: Vec<Done> = found.workers.into_iter().map(|done| done.expect("no error")).collect();
+            let prompts: u64 = done.iter().map(|done| done.prompts).sum();
+            let sampled: usize = records.iter().map(|record| record.sampled_groups).sum();
+            assert!(workers == 0 || prompts as usize >= sampled, "{what}: {done:?} of {sampled} prompts");
+            assert!(
+                done.iter().all(|done| done.whole_versions <= 1),
+                "the first whole, then changes: {done:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn workers_that_fail_or_lie_change_no_bit() {
+    let set = ["rollout.lag=1"];
+    let (records, weights) = alone(&set);
+    let faults = [
+        (Fault::Hangs, "is silent"),
+        (Fault::Version, "made with weight version"),
+        (Fault::Checksum, "made with weight version"),
+        (Fault::Hash, "of hash"),
+        (Fault::Token, "w0 is sent away"),
+        (Fault::Seed, "sampled again it is"),
+        (Fault::Logprob, "scored again it is"),
+        (Fault::Fails, "could not sample prompt"),
+        (Fault::Slow, "has joined"),
+    ];
+    for (fault, said) in faults {
+        // One that is as it should be stands beside it.
+        let good = usize::from(fault != Fault::Seed);
+        let found = run(&set, checked(1.0), &[(fault, good), (Fault::None, 0)]);
+        let what = format!("{fault:?}: {:?}", found.notes);
+        assert_eq!(found.records.as_ref(), Ok(&records), "{what}");
+        assert_eq!(found.weights, weights, "{what}");
+        assert!(found.notes.iter().any(|note| note.contains(said)), "{what}");
+        let sent_away = !matches!(fault, Fault::Hangs | Fault::Fails | Fault::Slow);
+        let ended = found.notes.iter().any(|note| note.contains("w0 is sent away"));
+        assert_eq!(ended, sent_away, "{what}");
+    }
+}
+
+/// Rollouts of a worker that were used before anyone looked make the run's bits doubtful: it ends.
+#[test]
+fn a_lie_after_unchecked_rollouts_ends_the_run() {
+    let found = run(&[], checked(0.5), &[(Fault::Logprob, 6)]);
+    let error = found.records.expect_err("a lie");
+    for part in ["worker w0 lied", "scored again it is", "used in steps [1"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn workers_of_another_program_or_device_are_refused() {
+    let mut trainer = trainer(&[], 1);
+    let pool = trainer.open_pool(&checked(0.0), PROGRAM, |_| false);
+    let hello = |program: &str, kind: &str| {
+        let hello = Hello { program: program.to_string(), kind: kind.to_string(), name: "w".to_string() };
+        Pool::join(&pool, &hello).map(|_| ()).map_err(|refused| refused.to_string())
+    };
+    let kind = format!("cpu, {}", Level::best());
+    assert_eq!(hello(PROGRAM, &kind), Ok(()));
+    assert!(hello("qurl 0.0.1", &kind).is_err_and(|e| e.contains("use the same")));
+    assert!(hello(PROGRAM, "cuda, H200").is_err_and(|e| e.contains("any_device")));
+    let unknown = Ask { worker: 7, samples: 1, has: None, busy: false };
+    assert!(Pool::work(&pool, &unknown).is_err_and(|e| e.to_string().contains("join again")));
+    pool.end();
+    assert!(hello(PROGRAM, &kind).is_err_and(|e| e.contains("over")));
+}
