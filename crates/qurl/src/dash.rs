@@ -1,168 +1,211 @@
-//! The live page: a small HTTP/1.1 server for one reader or a few, on the standard library alone.
+//! The live page: a small server for one reader or a few.
 //!
 //! It knows four addresses and opens no file by a name from a request. One thread follows the files of the
-//! runs; each connection has a thread of its own, and an event stream waits there until something is new. The
-//! server only answers GET and HEAD, and on a loopback address only requests that name it by a loopback name,
-//! so that a page from elsewhere cannot reach it by pointing its own name here.
+//! runs; an event stream waits until something is new. The server only answers GET and HEAD, and what the
+//! stack below it (`qurl_serve::http`) lets through: on a loopback address only requests that name it by a
+//! loopback name, so that a page from elsewhere cannot reach it by pointing its own name here.
 
 mod board;
-mod http;
 
 use crate::report::{SCRIPT, STYLE, live_page};
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Router, middleware};
 use board::{Board, Sent};
-use http::{Refusal, Request, respond};
+use qurl_serve::http::{Limits, Listener, guard, pieces, runtime};
 use serde_json::{Value, json};
-use std::io::Write;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, timeout};
 
 /// How often the files are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// How often an event stream says that it is alive, which is how a reader who left is noticed.
 const ALIVE_EVERY: Duration = Duration::from_secs(10);
-/// How often the stop flag is looked at while nobody calls.
-const ACCEPT_EVERY: Duration = Duration::from_millis(40);
-/// Connections at the same time.
-const MAX_READERS: usize = 32;
-/// How long readers are given to take their leave.
-const GOODBYE: Duration = Duration::from_secs(2);
+/// How often the stop flag is looked at.
+const STOP_EVERY: Duration = Duration::from_millis(40);
+/// What readers may take, and how long they are given to take their leave. A connection ends with its answer.
+const LIMITS: Limits = Limits {
+    connections: 32,
+    head_bytes: 8 << 10,
+    headers: 64,
+    head_time: Duration::from_secs(10),
+    write_time: Duration::from_secs(10),
+    keep_alive: false,
+    goodbye: Duration::from_secs(2),
+};
+/// Headers of every answer. Scripts and styles come from this server alone, and no other page may frame it.
+const GUARD: [(HeaderName, &str); 5] = [
+    (
+        CONTENT_SECURITY_POLICY,
+        "default-src 'none'; img-src data:; style-src 'self'; script-src 'self'; connect-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (CACHE_CONTROL, "no-store"),
+];
 
 /// A server that is bound but not yet serving.
 pub struct Server {
-    listener: TcpListener,
-    address: SocketAddr,
+    listener: Listener,
     shared: Arc<Shared>,
 }
 
-/// What the threads share.
+/// What the readers share.
 struct Shared {
+    address: SocketAddr,
     board: Mutex<Board>,
-    news: Condvar,
-    readers: AtomicUsize,
+    /// Counts what is new.
+    news: watch::Sender<u64>,
 }
 
 impl Shared {
     fn board(&self) -> MutexGuard<'_, Board> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn tell(&self) {
+        self.news.send_modify(|count| *count += 1);
+    }
 }
 
 impl Server {
     /// Binds the address and takes a first look at the runs in these directories, which may begin later.
     pub fn bind(host: IpAddr, port: u16, places: Vec<PathBuf>) -> anyhow::Result<Server> {
-        let board = Board::open(places)?;
-        let listener = TcpListener::bind((host, port)).map_err(|e| {
+        let board = Mutex::new(Board::open(places)?);
+        let listener = Listener::bind(host, port).map_err(|e| {
             crate::input::bad(format!("--host {host} --port {port}: cannot be listened on: {e}"))
         })?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
-        let shared = Shared { board: Mutex::new(board), news: Condvar::new(), readers: AtomicUsize::new(0) };
-        Ok(Server { listener, address, shared: Arc::new(shared) })
+        let (address, news) = (listener.address(), watch::Sender::new(0));
+        Ok(Server { listener, shared: Arc::new(Shared { address, board, news }) })
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.listener.address()
     }
 
     /// Serves until `stop` is set, then says goodbye to whoever is connected.
     pub fn serve(&self, stop: &AtomicBool) -> anyhow::Result<()> {
+        let runtime = runtime(1)?;
         std::thread::scope(|scope| {
-            let watcher = scope.spawn(|| self.watch(stop));
-            while !stop.load(Ordering::Relaxed) {
-                match self.listener.accept() {
-                    Ok((stream, _)) => self.welcome(stream),
-                    Err(_) => std::thread::sleep(ACCEPT_EVERY), // nobody calls, or a caller who left at once
+            scope.spawn(|| self.watch(stop));
+            let stopped = async {
+                while !stop.load(Ordering::Relaxed) {
+                    sleep(STOP_EVERY).await;
                 }
-            }
-            self.shared.board().closing = true;
-            self.shared.news.notify_all();
-            _ = watcher.join();
-        });
-        let asked = Instant::now();
-        while self.shared.readers.load(Ordering::Relaxed) > 0 && asked.elapsed() < GOODBYE {
-            std::thread::sleep(ACCEPT_EVERY);
-        }
+                self.shared.board().closing = true;
+                self.shared.tell();
+            };
+            let served = runtime.block_on(self.listener.serve(routes(&self.shared), LIMITS, stopped));
+            stop.store(true, Ordering::Relaxed); // for the watcher, where serving failed
+            served
+        })?;
+        runtime.shutdown_background();
         Ok(())
     }
 
     fn watch(&self, stop: &AtomicBool) {
         while !stop.load(Ordering::Relaxed) {
             if self.shared.board().look() {
-                self.shared.news.notify_all();
+                self.shared.tell();
             }
             std::thread::sleep(LOOK_EVERY);
         }
     }
+}
 
-    /// A thread for the connection, or a refusal where there are too many.
-    fn welcome(&self, stream: TcpStream) {
-        let (shared, address) = (self.shared.clone(), self.address);
-        if shared.readers.fetch_add(1, Ordering::Relaxed) >= MAX_READERS {
-            shared.readers.fetch_sub(1, Ordering::Relaxed);
-            _ = http::prepare(&stream).and_then(|()| respond(&stream, false, &Refusal::Busy.answer()));
+fn routes(shared: &Arc<Shared>) -> Router {
+    let page = |State(shared): State<Arc<Shared>>| async move {
+        let page = live_page(&shared.board().runs());
+        text("text/html", page)
+    };
+    Router::new()
+        .route("/", get(page))
+        .route("/page.css", get(async || text("text/css", STYLE)))
+        .route("/page.js", get(async || text("text/javascript", SCRIPT)))
+        .route("/events", get(events))
+        .fallback(async || (StatusCode::NOT_FOUND, "there is nothing here\n"))
+        .method_not_allowed_fallback(async || (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n"))
+        .layer(middleware::from_fn_with_state(shared.clone(), guarded))
+        .with_state(shared.clone())
+}
+
+/// Lets readers in who may be, and gives every answer its headers.
+async fn guarded(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    let mut answer = match guard::check_host(request.headers(), shared.address) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => {
+            let (status, said) = refusal.answer();
+            let status = StatusCode::from_u16(status).unwrap_or(StatusCode::FORBIDDEN);
+            (status, format!("{said}\n")).into_response()
+        }
+    };
+    let guard = GUARD.map(|(name, value)| (name, HeaderValue::from_static(value)));
+    answer.headers_mut().extend(HeaderMap::from_iter(guard));
+    answer
+}
+
+fn text(kind: &'static str, body: impl Into<Body>) -> Response {
+    ([(CONTENT_TYPE, format!("{kind}; charset=utf-8"))], body.into()).into_response()
+}
+
+/// A stream of all runs whole, then of whatever is new, until the reader leaves or the server stops.
+async fn events(State(shared): State<Arc<Shared>>, method: Method) -> Response {
+    // One message waits for a slow reader; the next is made when he has taken it.
+    let (sender, body) = pieces(1);
+    if method == Method::GET {
+        tokio::spawn(send_events(shared, sender));
+    }
+    ([(CONTENT_TYPE, "text/event-stream")], body).into_response()
+}
+
+async fn send_events(shared: Arc<Shared>, sender: mpsc::Sender<Bytes>) {
+    let mut news = shared.news.subscribe();
+    let mut sent: Option<Sent> = None;
+    let mut first = "retry: 1000\n\n".to_string();
+    loop {
+        let closing = {
+            news.mark_unchanged();
+            let board = shared.board();
+            let (now, closing) = (board.sent(), board.closing);
+            let message = match &sent {
+                _ if closing => message("bye", &Value::Null),
+                Some(before) if *before == now => ": alive\n\n".to_string(),
+                Some(before) if before.edition == now.edition => {
+                    board.since(before).iter().map(|more| message("more", more)).collect()
+                }
+                _ => {
+                    let runs: Vec<Value> = board.runs().iter().map(|run| run.to_json()).collect();
+                    message("runs", &json!(runs))
+                }
+            };
+            drop(board); // a slow reader holds up nobody
+            first.push_str(&message);
+            sent = Some(now);
+            closing
+        };
+        let gone = sender.send(Bytes::from(std::mem::take(&mut first))).await.is_err();
+        if gone || closing {
             return;
         }
-        std::thread::spawn(move || {
-            // A reader who goes away in the middle of an answer is no failure of the server.
-            _ = converse(&shared, address, &stream);
-            shared.readers.fetch_sub(1, Ordering::Relaxed);
-        });
-    }
-}
-
-/// One request and its answer.
-fn converse(shared: &Shared, address: SocketAddr, stream: &TcpStream) -> std::io::Result<()> {
-    http::prepare(stream)?;
-    let request = match Request::read(stream, address) {
-        Ok(request) => request,
-        Err(refusal) => return respond(stream, false, &refusal.answer()),
-    };
-    let answer = match request.path.as_str() {
-        "/" => http::Answer::text("text/html", live_page(&shared.board().runs())),
-        "/page.css" => http::Answer::text("text/css", STYLE.to_string()),
-        "/page.js" => http::Answer::text("text/javascript", SCRIPT.to_string()),
-        "/events" if !request.head_only => return events(shared, stream),
-        "/events" => http::Answer::text("text/event-stream", String::new()),
-        _ => Refusal::NotFound.answer(),
-    };
-    respond(stream, request.head_only, &answer)
-}
-
-/// Sends all runs whole, then whatever is new, until the reader leaves or the server stops.
-fn events(shared: &Shared, mut stream: &TcpStream) -> std::io::Result<()> {
-    http::begin_events(stream)?;
-    let mut sent: Option<Sent> = None;
-    loop {
-        let mut board = shared.board();
-        let known = |board: &Board| board.closing || sent.as_ref() != Some(&board.sent());
-        if !known(&board) {
-            let wait = shared.news.wait_timeout_while(board, ALIVE_EVERY, |board| !known(board));
-            board = wait.unwrap_or_else(PoisonError::into_inner).0;
+        tokio::select! {
+            () = sender.closed() => return,
+            _ = timeout(ALIVE_EVERY, news.changed()) => {}
         }
-        let now = board.sent();
-        let message = match &sent {
-            _ if board.closing => message("bye", &Value::Null),
-            Some(before) if *before == now => ": alive\n\n".to_string(),
-            Some(before) if before.edition == now.edition => {
-                board.since(before).iter().map(|more| message("more", more)).collect()
-            }
-            _ => {
-                let runs: Vec<Value> = board.runs().iter().map(|run| run.to_json()).collect();
-                message("runs", &json!(runs))
-            }
-        };
-        let closing = board.closing;
-        drop(board); // a slow reader holds up nobody
-        stream.write_all(message.as_bytes())?;
-        stream.flush()?;
-        if closing {
-            return Ok(());
-        }
-        sent = Some(now);
     }
 }
 

@@ -4,14 +4,17 @@
 //! that writes one line and reads one answer does not wait for ever. For the same reason lines are answered
 //! together only where they have all arrived already. Blank lines are passed over.
 
-use crate::input::bad;
+use crate::input::{OrBad, bad};
 use crate::output::OutputError;
 use anyhow::Context;
+use qurl_files::{MIB, read_line};
 use serde::Serialize;
-use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::io::{BufReader, BufWriter, Read, Write};
 
 /// Size of the buffers in bytes.
 const BUFFER: usize = 1 << 18;
+/// Bytes of a line.
+const MAX_LINE: u64 = 64 * MIB;
 /// What some editors write before the first character of a text; no part of it.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
@@ -74,8 +77,8 @@ fn answer_lines<Q, T: Serialize, E: std::fmt::Display>(
             reply(&mut waiting, &mut output)?;
             output.flush().map_err(OutputError::from)?;
         }
-        line.clear();
-        if input.read_until(b'\n', &mut line).with_context(|| format!("reading {name}"))? == 0 {
+        let got = read_line(&mut input, &mut line, MAX_LINE);
+        if got.with_context(|| format!("reading {name}, line {number}")).or_bad()? == 0 {
             break;
         }
         let question = match std::str::from_utf8(&line) {

@@ -3,13 +3,14 @@
 //! Every command takes `--json` for one machine-readable document on standard output; progress goes to
 //! standard error. Exit status: 0 success, 2 bad usage or input, 1 failure, 130 stopped by Ctrl-C (128 and
 //! the number of any other signal that asked it to stop).
-
+#![forbid(unsafe_code)]
 #![deny(
     clippy::print_stdout,
     clippy::print_stderr,
     reason = "they panic where the reader has gone: see output.rs"
 )]
 
+mod adapter;
 mod commands;
 mod dash;
 mod device;
@@ -30,6 +31,7 @@ mod system;
 mod target;
 mod version;
 mod view;
+mod workers;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
@@ -51,6 +53,8 @@ enum Command {
     Train(commands::train::Args),
     /// The paper's methods side by side on one recipe
     Compare(commands::compare::Args),
+    /// Recipes times methods times seeds, with verdicts on claims
+    Study(commands::study::Args),
     /// Supervised training on JSON lines or on a task's worked solutions
     Sft(commands::sft::Args),
     /// Every key of a recipe with its meaning; a first recipe; a look at one without running it
@@ -59,8 +63,12 @@ enum Command {
     Plan(commands::plan::Args),
     /// Samples text
     Generate(commands::generate::Args),
+    /// Samples for a trainer elsewhere that listens for workers (`rollout.workers`)
+    Worker(commands::worker::Args),
     /// Talks on a terminal
     Chat(commands::chat::Args),
+    /// A model over HTTP: OpenAI's, vLLM's and SGLang's dialects, weight updates, metrics
+    Serve(commands::serve::Args),
     /// Avg@1, Avg@k, pass@k and maj@k on data sets or generated problems
     Eval(commands::eval::Args),
     /// Log-probs of given token ids, one JSON line in, one out
@@ -71,6 +79,8 @@ enum Command {
     Objective(commands::objective::Args),
     /// Writes a quantized model directory, or one that is only scaled for update-aware quantization
     Quantize(commands::quantize::Args),
+    /// A model and LoRA adapters as one whole model
+    Merge(commands::merge::Args),
     /// What quantization does to weights, and what changed between two checkpoints
     Inspect(commands::inspect::Args),
     /// Speed beside the measured limits of the machine
@@ -121,16 +131,20 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Train(args) => commands::train::run(args),
         Command::Compare(args) => commands::compare::run(args),
+        Command::Study(args) => commands::study::run(args),
         Command::Sft(args) => commands::sft::run(args),
         Command::Recipe(args) => commands::recipe::run(args),
         Command::Plan(args) => commands::plan::run(args),
         Command::Generate(args) => commands::generate::run(args),
+        Command::Worker(args) => commands::worker::run(args),
         Command::Chat(args) => commands::chat::run(args),
+        Command::Serve(args) => commands::serve::run(args),
         Command::Eval(args) => commands::eval::run(args),
         Command::Score(args) => commands::score::run(args),
         Command::Grade(args) => commands::grade::run(args),
         Command::Objective(args) => commands::objective::run(args),
         Command::Quantize(args) => commands::quantize::run(args),
+        Command::Merge(args) => commands::merge::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Report(args) => commands::report::run(args),

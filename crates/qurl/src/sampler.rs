@@ -1,12 +1,13 @@
 //! A model that answers prompts: what `generate` and `chat` have in common.
 
+use crate::adapter::AdapterArg;
 use crate::device::DeviceArg;
 use crate::input::{OrBad, bad};
 use crate::model;
 use crate::packing::Packing;
 use qurl_kernels::{Device, Queue};
 use qurl_model::chat::{ChatTemplate, Message};
-use qurl_model::compute::{Network, NetworkOptions};
+use qurl_model::compute::NetworkOptions;
 use qurl_model::hf::LoadedModel;
 use qurl_model::tokenizer::{StreamDecoder, Tokenizer, TokenizerError};
 use qurl_rollout::{Engine, EngineOptions, Group, Request, SampleKey, Sampling, WeightVersion};
@@ -22,6 +23,8 @@ pub struct SamplerArgs {
     /// Hugging Face directory, or an id of the hub whose snapshot is in the local cache
     #[arg(long, value_parser = crate::model::directory)]
     pub model: PathBuf,
+    #[command(flatten)]
+    adapter: AdapterArg,
     #[command(flatten)]
     packing: Packing,
     #[command(flatten)]
@@ -200,8 +203,7 @@ fn engine<D: Device>(
     let LoadedModel { config, params, .. } = model;
     let positions = positions.min(config.max_position_embeddings);
     let options = NetworkOptions { positions, ..args.packing.options(&config) };
-    let params = params.try_map(|p| queue.upload(&p))?;
-    let network = Network::new(queue, &config, &params, options).or_bad()?;
+    let network = args.adapter.network::<D>(queue, &config, &params, options)?;
     drop(params);
     let defaults = EngineOptions::default();
     let device = queue.device().clone();

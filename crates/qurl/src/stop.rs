@@ -46,6 +46,11 @@ impl Stop {
         self.requested.load(Ordering::SeqCst)
     }
 
+    /// Set by the first request.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        self.requested.clone()
+    }
+
     /// Set by the signals that do not wait for the end of a step.
     pub fn at_once(&self) -> Arc<AtomicBool> {
         self.at_once.clone()

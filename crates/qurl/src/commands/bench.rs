@@ -4,13 +4,17 @@ mod gemm;
 pub mod machine;
 mod repack;
 mod rollout;
+mod score;
+mod serve;
 mod shape;
 mod step;
+mod sync;
 mod train;
 
 use crate::device::on_device;
 use crate::input::OrBad;
 use crate::output::out;
+use crate::ranks::on_ranks;
 use clap::Subcommand;
 use qurl_kernels::Cpu;
 use serde::Serialize;
@@ -34,11 +38,27 @@ enum What {
                       --quantize-head"
     )]
     Rollout(rollout::Args),
+    /// A server under load: throughput and latencies at rising rates of arrival
+    #[command(
+        after_help = "Example: qurl bench serve --shape qwen2.5-7b --formats bf16,int8 --rates 4,16,inf"
+    )]
+    Serve(serve::Args),
     /// Whole steps of reinforcement learning with random weights of a named shape, phase by phase
     #[command(
         after_help = "Example: qurl bench step --shape qwen2.5-1.5b --prompts 32 --n 8 --length 4096 --spread"
     )]
     Step(step::Args),
+    /// Speed of scoring whole sequences with random weights of a named shape, as a step of reinforcement
+    /// learning scores its rollouts: in bf16, or with trainer.forward = "rollout" in the rollout's format
+    #[command(
+        after_help = "Example: qurl bench score --shape qwen2.5-7b --formats bf16,int8 --batch 32 --length 1024"
+    )]
+    Score(score::Args),
+    /// Bytes and time of bringing a rollout worker to the next version of the weights
+    #[command(
+        after_help = "Example: qurl bench sync --shape qwen2.5-0.5b --formats int8,bf16 --lr 1e-6,1e-5"
+    )]
+    Sync(sync::Args),
     /// Speed of single linear layers
     #[command(after_help = "Example: qurl bench gemm --shape qwen2.5-0.5b --formats f32,bf16 --batch 1,32")]
     Gemm(gemm::Args),
@@ -49,7 +69,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     match args.what {
         What::Train(args) => on_device!(args.device.get(), device => train::run(device, args)),
         What::Rollout(args) => on_device!(args.device.get(), device => rollout::run(device, args)),
-        What::Step(args) => on_device!(args.device.get(), device => step::run(device, args)),
+        What::Step(args) => {
+            on_ranks!(args.device.get(), (device, ranks) => step::run(device, ranks, args))
+        }
+        What::Serve(args) => serve::run(args),
+        What::Score(args) => on_device!(args.device.get(), device => score::run(device, args)),
+        What::Sync(args) => on_device!(args.device.get(), device => sync::run(device, args)),
         What::Gemm(args) => gemm::run(Cpu::from_env().or_bad()?, args),
     }
 }

@@ -10,14 +10,13 @@ mod plan;
 mod table;
 
 use super::reward_guard;
-use super::train::{foresee_memory, note_dropped, overlaps, recipe_or_default};
+use super::train::{foresee_memory, note_dropped, overlaps, recipe_or_default, write_file};
 use crate::device::{RecipeDevice, on_device};
 use crate::input::{OrBad, bad};
 use crate::output::out;
 use crate::report::{read_runs, render};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
-use anyhow::Context;
 use one_run::one_run;
 use plan::{Plan, directory};
 use qurl_kernels::Device;
@@ -42,7 +41,8 @@ use table::{Document, rows, table};
 pub struct Args {
     /// Recipe file; without one the embedded default
     recipe: Option<PathBuf>,
-    /// Methods to run: full, naive, quantized-is, decoupled, tis, acr, acr-uaq
+    /// Methods to run: full, naive, quantized-is, decoupled, tis, acr, acr-uaq, kpop, dppo, sequence-mis,
+    /// off-policy-mask, m2po, rollout-forward, acr-uaq-2, acr-uaq-3, acr-lr-x1.5, acr-lr-x2, acr-stochastic
     #[arg(long, value_delimiter = ',', value_name = "METHOD")]
     methods: Vec<String>,
     /// Run an ablation instead of the grid
@@ -82,6 +82,8 @@ pub struct Args {
 enum Ablation {
     /// Invariant scales 1, 1.5, 2, 3; learning rates times 1.5 and 2; stochastic rounding (Table 4)
     Uaq,
+    /// KPop, DPPO, sequence MIS, the off-policy mask, M2PO, and the rollout's weights in training
+    Corrections,
 }
 
 /// What all runs of a comparison have in common.
@@ -176,8 +178,7 @@ fn run_on<D: Device>(device: Arc<D>, args: Args, base: Recipe, whole: Plan) -> a
     }
 
     let report = dir.join("report.html");
-    std::fs::write(&report, render(&read_runs(std::slice::from_ref(&dir))?))
-        .with_context(|| format!("writing {}", report.display()))?;
+    write_file(&report, &render(&read_runs(std::slice::from_ref(&dir))?))?;
     let document = Document {
         recipe: file.clone(),
         format: plan.rollout.format.to_string(),
@@ -191,8 +192,7 @@ fn run_on<D: Device>(device: Arc<D>, args: Args, base: Recipe, whole: Plan) -> a
         run: dir.display().to_string(),
     };
     let path = dir.join("compare.json");
-    std::fs::write(&path, serde_json::to_string_pretty(&document)?)
-        .with_context(|| format!("writing {}", path.display()))?;
+    write_file(&path, &serde_json::to_string_pretty(&document)?)?;
     if args.json {
         out!("{}", serde_json::to_string(&document)?)?;
     } else {
@@ -202,16 +202,16 @@ fn run_on<D: Device>(device: Arc<D>, args: Args, base: Recipe, whole: Plan) -> a
 }
 
 fn methods(args: &Args) -> anyhow::Result<Vec<Method>> {
-    let known = match args.ablate {
-        Some(Ablation::Uaq) => Method::UAQ_ABLATION,
-        None => Method::GRID,
-    };
     if args.methods.is_empty() {
-        return Ok(known.to_vec());
+        return Ok(match args.ablate {
+            Some(Ablation::Uaq) => Method::UAQ_ABLATION.to_vec(),
+            Some(Ablation::Corrections) => Method::CORRECTIONS.to_vec(),
+            None => Method::GRID.to_vec(),
+        });
     }
     let find = |name: &String| {
-        known.into_iter().find(|m| m.name() == *name).ok_or_else(|| {
-            let names = known.map(Method::name).join(", ");
+        Method::named(name).ok_or_else(|| {
+            let names = Method::all().map(Method::name).collect::<Vec<_>>().join(", ");
             bad(format!("--methods {name}: unknown method, expected some of {names}"))
         })
     };

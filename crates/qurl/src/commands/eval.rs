@@ -8,6 +8,7 @@
 mod output;
 mod sets;
 
+use crate::adapter::AdapterArg;
 use crate::device::DeviceArg;
 use crate::input::{OrBad, bad};
 use crate::model::warn;
@@ -19,7 +20,7 @@ use anyhow::Context;
 use output::{Output, Settings};
 use qurl_kernels::collective::Collective;
 use qurl_kernels::{Device, Queue};
-use qurl_model::compute::{Network, NetworkOptions};
+use qurl_model::compute::NetworkOptions;
 use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
 use qurl_train::evaluate::record::ProblemRecord;
 use qurl_train::evaluate::summary::{MeanOverSets, Summary, summarize};
@@ -52,6 +53,8 @@ pub struct Args {
     /// Samples per problem beside the greedy response [default: the preset's, else 32]
     #[arg(long)]
     k: Option<usize>,
+    #[command(flatten)]
+    adapter: AdapterArg,
     #[command(flatten)]
     packing: Packing,
     #[command(flatten)]
@@ -276,9 +279,7 @@ fn engine<D: Device>(
     let context = start.config.max_position_embeddings;
     let positions = longest.saturating_add(options.max_new).min(context);
     let network = NetworkOptions { positions, ..args.packing.options(&start.config) };
-    let params = start.weights.as_ref().try_map(|p| queue.upload(p))?;
-    let network = Network::new(queue, &start.config, &params, network).or_bad()?;
-    drop(params);
+    let network = args.adapter.network::<D>(queue, &start.config, &start.weights, network)?;
 
     let engine = EngineOptions { max_num_seqs: args.max_num_seqs, ..EngineOptions::default() };
     let c = &start.config;

@@ -132,7 +132,7 @@ fn of_file<D: Device>(device: Arc<D>, args: &Args, file: &Path) -> anyhow::Resul
     }
     let from_stdin = file == Path::new("-");
     // Opened before the model is loaded: a wrong name is told at once.
-    let input = (!from_stdin).then(|| std::fs::File::open(file)).transpose();
+    let input = (!from_stdin).then(|| qurl_files::open(file)).transpose();
     let input = input.map_err(|e| bad(format!("--prompts {}: cannot be read: {e}", file.display())))?;
     let size = Size { sequences: args.batch.saturating_mul(args.n), positions: usize::MAX };
     let sampler = std::cell::RefCell::new(Sampler::load(device, &args.sampler, false, |_| Ok(size))?);

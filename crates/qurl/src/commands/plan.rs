@@ -8,7 +8,7 @@ use qurl_kernels::collective::Collective;
 use qurl_kernels::cuda::counting::GpuProfile;
 use qurl_kernels::{Cuda, Device};
 use qurl_model::ModelConfig;
-use qurl_train::cost::{self, Cluster, StepTime, Work};
+use qurl_train::cost::{self, Cluster, Sharing, StepTime, Work};
 use qurl_train::memory::{DRIVER_RESERVE, MemoryPlan};
 use qurl_train::ranks::Ranks;
 use qurl_train::recipe::{Recipe, RlPlan, TaskSource};
@@ -75,6 +75,9 @@ struct Report {
     mean_response: usize,
     /// Of a rank, in GiB.
     memory_gib: Vec<(String, f64)>,
+    /// What each phase of a step takes beside the parts that are always there, where memory is given back
+    /// between the phases.
+    phases_gib: Vec<(String, f64)>,
     total_gib: f64,
     gpu_gib: f64,
     fits: bool,
@@ -135,11 +138,13 @@ fn plan(args: &Args) -> anyhow::Result<Report> {
     let mut alone = 0.0;
     for ranks in std::iter::successors(Some(1), |ranks| Some(2 * ranks)).take_while(|&ranks| ranks <= gpus) {
         memory = memory_of(&gpu, &recipe, &rl, &config, ranks)?;
-        let time = cost::step_time(&rl, &config, recipe.trainer.recompute, &work, ranks, &cluster);
+        let time = cost::step_time(&rl, &config, &recipe.trainer, &work, ranks, &cluster);
         if ranks == 1 {
             alone = time.total();
         }
-        let sent = cost::step_bytes(&rl, &config, &work, 0, ranks);
+        let sharing = Sharing::of(&recipe.trainer, ranks);
+        let passes = cost::passes(&rl, &recipe.trainer, &work, &sharing);
+        let sent = cost::step_bytes(&rl, &config, &work, passes, 0, &sharing);
         let StepTime { rollout, scoring, training, exchange } = time;
         rows.push(Row {
             gpus: ranks,
@@ -164,12 +169,17 @@ fn plan(args: &Args) -> anyhow::Result<Report> {
         shards: recipe.trainer.shards,
         responses: work.responses,
         mean_response: work.response,
-        memory_gib: memory.parts().iter().map(|(part, bytes)| (part.clone(), *bytes as f64 / GIB)).collect(),
+        memory_gib: gib(memory.parts()),
+        phases_gib: gib(memory.phases()),
         total_gib: memory.total() as f64 / GIB,
         gpu_gib: args.gpu_memory * 1e9 / GIB,
         fits: fits(&gpu, &memory, gpus),
         rows,
     })
+}
+
+fn gib(parts: &[(String, usize)]) -> Vec<(String, f64)> {
+    parts.iter().map(|(part, bytes)| (part.clone(), *bytes as f64 / GIB)).collect()
 }
 
 /// The rates that were given, each more than nothing.
@@ -248,6 +258,10 @@ fn text(report: &Report) -> String {
     );
     for (part, gib) in report.memory_gib.iter().filter(|(_, gib)| *gib >= 0.05) {
         let _ = writeln!(text, "  {part:<32} {gib:>8.1} GiB");
+    }
+    if !report.phases_gib.is_empty() {
+        let phases = report.phases_gib.iter().map(|(phase, gib)| format!("{phase} {gib:.1}"));
+        let _ = writeln!(text, "  phases, GiB: {}", phases.collect::<Vec<_>>().join(", "));
     }
     text.push_str("\nGPUs  memory GiB      sent GB: gradients  weights  facts    seconds: ");
     text.push_str("rollout  scoring  training  exchange    step  efficiency\n");

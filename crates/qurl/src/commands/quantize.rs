@@ -121,7 +121,7 @@ fn check_finite(model: &LoadedModel, s: f32) -> anyhow::Result<()> {
 }
 
 /// The tokenizer's files go along where there are any.
-fn tokenizer_files(dir: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+pub fn tokenizer_files(dir: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     match Tokenizer::load(dir) {
         Ok(tokenizer) => Ok(tokenizer.files().to_vec()),
         Err(TokenizerError::NotFound { .. }) => Ok(Vec::new()),

@@ -1,17 +1,19 @@
 //! `qurl score`: per-token log-probs of given ids at temperature 1.
 //!
 //! Input lines are `{"ids":[..]}`, output lines `{"logprobs":[null,..]}`. Numbers are printed as the shortest
-//! decimals that read back as the same f32, so the bits survive. Lines are answered as they come; those that
+//! decimals that read back as the same f32, so the bits survive; what is not finite is an error, since JSON has
+//! no number for it. Lines are answered as they come; those that
 //! have arrived together are scored together, which changes no bit.
 
+use crate::adapter::AdapterArg;
 use crate::device::{DeviceArg, on_device};
-use crate::input::{OrBad, bad};
+use crate::input::bad;
 use crate::lines::answer_stdin_together;
 use crate::model;
 use crate::packing::Packing;
-use qurl_kernels::{Device, Queue};
+use qurl_kernels::Device;
 use qurl_model::ModelConfig;
-use qurl_model::compute::{Network, score};
+use qurl_model::compute::score;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,6 +25,8 @@ pub struct Args {
     /// Hugging Face directory, or an id of the hub whose snapshot is in the local cache
     #[arg(long, value_parser = crate::model::directory)]
     model: PathBuf,
+    #[command(flatten)]
+    adapter: AdapterArg,
     #[command(flatten)]
     packing: Packing,
     #[command(flatten)]
@@ -61,16 +65,22 @@ fn run_on<D: Device>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     let model = model::load(&args.model)?;
     let options = args.packing.options(&model.config);
     let mut queue = device.queue()?;
-    let params = model.params.try_map(|p| queue.upload(&p))?;
-    let net = Network::<D>::new(&mut queue, &model.config, &params, options).or_bad()?;
-    drop(params);
+    let net = args.adapter.network::<D>(&mut queue, &model.config, &model.params, options)?;
     let read = |number: usize, text: &str| {
         let in_line = |what: String| format!("line {number}: {what}");
         let line = serde_json::from_str(text).map_err(|e| in_line(format!("{e}; expected {{\"ids\":[..]}}")));
-        line.and_then(|Line { ids }| check(&ids, &model.config).map(|()| ids).map_err(in_line))
+        line.and_then(|Line { ids }| check(&ids, &model.config).map(|()| (number, ids)).map_err(in_line))
     };
-    answer_stdin_together(args.batch, read, |sequences| {
+    answer_stdin_together(args.batch, read, |lines| {
+        let (numbers, sequences): (Vec<usize>, Vec<Vec<u32>>) = lines.into_iter().unzip();
         let scored = score(&mut queue, &net, &sequences, 1.0, args.chunk)?;
+        for ((number, ids), scored) in numbers.iter().zip(&sequences).zip(&scored) {
+            if let Some(at) = scored.logp.iter().position(|logp| !logp.is_finite()) {
+                let (id, value, model) = (ids[at + 1], scored.logp[at], args.model.display());
+                let what = format!("the log-prob of token {id} (number {at} from 0) is {value}", at = at + 1);
+                anyhow::bail!("standard input, line {number}: {what}; {model} overflows on this text");
+            }
+        }
         let logprobs = |logp: Vec<f32>| std::iter::once(None).chain(logp.into_iter().map(Some)).collect();
         Ok(scored.into_iter().map(|scored| Scores { logprobs: logprobs(scored.logp) }).collect())
     })

@@ -2,7 +2,9 @@
 
 use super::reward_guard;
 use super::train::run_dir::{Kind, RECIPE, RunDir};
-use super::train::{agree, ended, finished_before, note_left_out, note_ranks, overlaps, write_json};
+use super::train::{
+    agree, ended, finished_before, note_left_out, note_ranks, overlaps, write_file, write_json,
+};
 use crate::device::RecipeDevice;
 use crate::input::{OrBad, bad};
 use crate::output::out;
@@ -10,7 +12,6 @@ use crate::ranks::{RanksArg, on_ranks, start_local};
 use crate::report::{RunData, render};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
-use anyhow::Context;
 use qurl_kernels::collective::Collective;
 use qurl_kernels::{Device, Queue};
 use qurl_model::compute::NetworkOptions;
@@ -114,11 +115,11 @@ fn run_on<D: Device>(
     let of_examples = examples.count().and_then(|count| recipe.doubt_of_examples(count));
     doubts.chain(of_examples).for_each(|doubt| view.warn(&format!("warning: {doubt}")));
     note_left_out(&examples, &sft, &view);
+    let memory = MemoryPlan::of_sft(&*device, &recipe, &sft, &start.config, &ranks)?;
     if device.memory().is_some() {
-        let memory = MemoryPlan::of_sft(&*device, &recipe, &sft, &start.config, &ranks)?;
         view.note(&format!("memory: {memory}"));
-        memory.check(&*device).or_bad()?;
     }
+    memory.check(&*device, recipe.memory_budget()).or_bad()?;
     let dir = RunDir::open_on(&ranks, Kind::Sft, args.run.as_deref(), args.resume, &recipe, &view)?;
     if let Some(summary) = &dir.finished {
         return if ranks.is_first() { finished_before(summary, &dir, args.json) } else { Ok(()) };
@@ -126,13 +127,16 @@ fn run_on<D: Device>(
     let (parameters, name) = (start.config.param_count(), device.info().description);
     view.note(&format!("{parameters} parameters, {name}, run in {}", dir.path.display()));
     note_ranks(&ranks, &view);
-    let log = if ranks.is_first() { StepLog::of_run(&dir.path, dir.step())? } else { StepLog::silent() };
-    if ranks.is_first() && log.kept().len() as u64 != dir.step() {
-        let (kept, step) = (log.kept().len(), dir.step());
-        view.warn(&format!("warning: metrics.jsonl has {kept} of the {step} steps done so far"));
+    let log =
+        if ranks.is_first() { StepLog::of_run(&dir.path, dir.from.as_ref())? } else { StepLog::silent() };
+    log.warning(dir.step()).iter().for_each(|warning| view.warn(warning));
+    let files = ModelFiles::of(&start);
+    let trained = files.trained();
+    if trained < parameters {
+        view.note(&format!("{trained} parameters of adapters are trained"));
     }
-    let checkpoint = if recipe.trainer.save_freq > 0 { sft.checkpoint_bytes(parameters) } else { 0 };
-    dir.store.check_space(checkpoint, &ModelFiles::of(&start))?;
+    let checkpoint = if recipe.trainer.save_freq > 0 { sft.checkpoint_bytes(trained) } else { 0 };
+    dir.store.check_space(checkpoint, &files)?;
 
     let trainer = SftTrainer::new(&device, &recipe, &sft, &start, &examples, &ranks)?;
     let parts = RunParts { path: dir.path.clone(), store: dir.store.clone(), from: dir.from.clone(), log };
@@ -147,8 +151,9 @@ fn run_on<D: Device>(
     view.begin("SFT", run.trainer().steps_done(), sft.steps);
     let outcome = run.steps(
         || stop.requested(),
-        |record| {
+        |record, warnings| {
             view.supervised(record);
+            warnings.iter().for_each(|warning| view.warn(warning));
             if record.skipped_updates > 0 {
                 view.warn(&format!("step {}: the update was not finite and was skipped", record.step));
             }
@@ -170,8 +175,7 @@ fn run_on<D: Device>(
         view.note(&format!("memory: {} MiB planned, {} MiB allocated at most", planned >> 20, peak >> 20));
     }
     write_json(&dir.path.join(SUMMARY), &summary)?;
-    std::fs::write(&summary.report, render(&[RunData::read(Path::new(&summary.run))?]))
-        .with_context(|| format!("writing {}", summary.report))?;
+    write_file(Path::new(&summary.report), &render(&[RunData::read(Path::new(&summary.run))?]))?;
     match args.json {
         true => Ok(out!("{}", serde_json::to_string(&summary)?)?),
         false => print(&summary, task.map_or(0, |task| held_out(task, sft.test_problems))),
@@ -190,10 +194,18 @@ fn greedy_accuracy<D: Device>(
     if count == 0 || task.draw(Split::Test, seed, 0).is_none() {
         return Ok(None);
     }
-    let options = NetworkOptions::inference(&start.config, recipe.trainer.compute);
     let ranks = trainer.ranks().clone();
     let (queue, learner) = trainer.parts();
-    let network = learner.packed(queue, options)?;
+    let network = match recipe.lora {
+        Some(_) => {
+            let options = NetworkOptions { trained: false, ..*learner.network().options() };
+            learner.sharing(queue, options)?
+        }
+        None => {
+            let options = NetworkOptions::inference(&start.config, recipe.trainer.compute);
+            learner.packed(queue, options)?
+        }
+    };
     let mut engine =
         Engine::new(queue.device().clone(), network, WeightVersion::default(), EngineOptions::default())?;
     let problems = draw_problems(task, Split::Test, seed, 0, count)?;

@@ -11,6 +11,7 @@ use crate::input::{OrBad, bad};
 use crate::ranks::{RanksArg, on_ranks, start_local};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
+use crate::workers::Workers;
 use anyhow::Context;
 use qurl_kernels::Device;
 use qurl_kernels::collective::Collective;
@@ -90,6 +91,9 @@ fn run_on<D: Device>(
     began: Instant,
 ) -> anyhow::Result<()> {
     let ranks = Ranks::new(ranks, &recipe).or_bad()?;
+    if plan.rollout.workers.is_some() {
+        crate::workers::prepare(&ranks)?;
+    }
     let stop = Stop::watch()?;
     let mut task = recipe.task().or_bad()?.launch(&reward_guard::launch(stop.at_once())?).or_bad()?;
     let mut start = Start::from_recipe(&recipe, &*task).or_bad()?;
@@ -107,19 +111,25 @@ fn run_on<D: Device>(
     view.note(&format!("{parameters} parameters, {name}, run in {}", dir.path.display()));
     start.warning.iter().for_each(|warning| view.warn(&format!("warning: {warning}")));
     note_ranks(&ranks, &view);
-    let log = if ranks.is_first() { RunLog::open(&dir.path, dir.step())? } else { RunLog::silent() };
-    if ranks.is_first() && log.kept().len() as u64 != dir.step() {
-        let (kept, step) = (log.kept().len(), dir.step());
-        view.warn(&format!("warning: metrics.jsonl has {kept} of the {step} steps done so far"));
+    let log = if ranks.is_first() { RunLog::open(&dir.path, dir.from.as_ref())? } else { RunLog::silent() };
+    log.warning(dir.step()).iter().for_each(|warning| view.warn(warning));
+    let files = ModelFiles::of(&start);
+    let trained = files.trained();
+    if trained < parameters {
+        view.note(&format!("{trained} parameters of adapters are trained"));
     }
-    let checkpoint = if recipe.trainer.save_freq > 0 { plan.checkpoint_bytes(parameters) } else { 0 };
-    dir.store.check_space(checkpoint, &ModelFiles::of(&start))?;
+    let checkpoint = if recipe.trainer.save_freq > 0 { plan.checkpoint_bytes(trained) } else { 0 };
+    dir.store.check_space(checkpoint, &files)?;
 
     if let (Some(settings), None) = (&recipe.sft, &dir.from) {
         start.weights =
             warm_start(&device, &recipe, settings, &start, &*task, &ranks, &stop, &dir, &mut view)?;
     }
-    let trainer = RlTrainer::on_ranks(&device, &recipe, &file, start, task, ranks.clone()).or_bad()?;
+    let mut trainer = RlTrainer::on_ranks(&device, &recipe, &file, start, task, ranks.clone()).or_bad()?;
+    let workers = match &plan.rollout.workers {
+        Some(settings) => Some(Workers::listen(&mut trainer, settings, &stop, &view)?),
+        None => None,
+    };
     let parts = RunParts { path: dir.path.clone(), store: dir.store.clone(), from: dir.from.clone(), log };
     let mut run =
         Run::begin(trainer, &recipe, parts).map_err(|error| ended(error, &stop, &dir.how_to_resume()))?;
@@ -137,12 +147,19 @@ fn run_on<D: Device>(
     let outcome = run.steps(
         || stop.requested(),
         |event| match event {
-            Event::Step(record) => view.step(record),
+            Event::Step(record) => {
+                workers.iter().flat_map(Workers::notes).for_each(|note| view.warn(&note));
+                view.step(record);
+            }
             Event::Warning(text) => view.warn(&text),
         },
     );
+    workers.iter().flat_map(Workers::notes).for_each(|note| view.warn(&note));
     view.finish();
-    match outcome.map_err(|error| ended(error, &stop, &dir.how_to_resume()))? {
+    let outcome = outcome.map_err(|error| ended(error, &stop, &dir.how_to_resume()))?;
+    workers.iter().for_each(Workers::over);
+    drop(workers);
+    match outcome {
         Outcome::Done => end::done(run, &plan, began, args.json, &view),
         Outcome::Broken { step, symptom } => end::broken(run, step, &symptom, &dir.path, &view),
     }
@@ -173,8 +190,10 @@ fn recipe_of(args: &Args) -> anyhow::Result<(Recipe, String)> {
     }
     if let Some(path) = of_the_run {
         // Its paths are absolute; those that an older program wrote are relative to the working directory.
-        let (file, text) =
-            (path.display().to_string(), std::fs::read_to_string(&path).context(RECIPE).or_bad()?);
+        let (file, text) = (
+            path.display().to_string(),
+            qurl_files::read_text(&path, qurl_files::MIB).context(RECIPE).or_bad()?,
+        );
         return Ok((Recipe::parse(&text, &file, &overrides).or_bad()?, file));
     }
     recipe_or_default(args.recipe.as_deref(), &overrides)
@@ -253,13 +272,14 @@ pub fn foresee_memory<D: Device>(
     ranks: &Ranks,
     view: &TrainView,
 ) -> anyhow::Result<()> {
-    if device.memory().is_some() {
-        let memory = MemoryPlan::of_rl(device, recipe, plan, config, ranks)?;
-        let each = if ranks.size() > 1 { " of each rank" } else { "" };
-        view.note(&format!("memory{each}: {memory}"));
-        memory.check(device).or_bad()?;
+    let memory = MemoryPlan::of_rl(device, recipe, plan, config, ranks);
+    if device.memory().is_none() {
+        // A CPU has formats that the GPU which counts does not have: what cannot be counted is not foreseen.
+        return memory.map_or(Ok(()), |memory| memory.check(device, recipe.memory_budget()).or_bad());
     }
-    Ok(())
+    let (memory, each) = (memory?, if ranks.size() > 1 { " of each rank" } else { "" });
+    view.note(&format!("memory{each}: {memory}"));
+    memory.check(device, recipe.memory_budget()).or_bad()
 }
 
 /// Supervised training first; the weights it ends with.
@@ -280,8 +300,9 @@ fn warm_start<D: Device>(
     view.begin("warm start", 0, settings.steps);
     let on_step = |record: &mut SftRecord| -> anyhow::Result<ControlFlow<()>> {
         record.add_phase("log", log.take_seconds());
-        log.record(record.step, record)?;
+        let vanished = log.record(record.step, record)?;
         view.supervised(record);
+        vanished.iter().for_each(|warning| view.warn(warning));
         Ok(if stop.requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     };
     let (weights, flow) = sft::warm_start(device, recipe, settings, start, &examples, ranks, on_step)?;
@@ -295,5 +316,11 @@ fn warm_start<D: Device>(
 /// A file with one JSON document.
 pub fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
     let text = format!("{}\n", serde_json::to_string(value)?);
-    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+    write_file(path, &text)
+}
+
+/// A file of a run, all or nothing.
+pub fn write_file(path: &Path, text: &str) -> anyhow::Result<()> {
+    let written = qurl_files::disk::replace(path, text.as_bytes());
+    written.with_context(|| format!("writing {}", path.display()))
 }

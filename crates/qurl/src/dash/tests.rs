@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::scratch::Scratch;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 
 fn write_steps(dir: &Path, steps: u64) {
@@ -57,6 +58,27 @@ fn fixed_addresses_and_nothing_else() {
                 .starts_with("HTTP/1.1 405")
         );
         assert!(ask(address, "GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n").starts_with("HTTP/1.1 403"));
+    });
+}
+
+#[test]
+fn what_is_not_a_request_is_refused() {
+    let dir = Scratch::new("dash-refused");
+    write_steps(&dir, 2);
+    serving(&dir, |address| {
+        let host = format!("Host: {address}\r\n");
+        for (request, status) in [
+            ("GET / HTTP/1.1\r\n\r\n".to_string(), "400"),
+            (format!("GET / HTTP/1.1\r\n{host}Host: evil\r\n\r\n"), "400"),
+            ("GET /\r\n\r\n".to_string(), "400"),
+            ("nonsense\r\n\r\n".to_string(), "400"),
+            (format!("GET / HTTP/1.1\r\n{host}X: {}\r\n\r\n", "a".repeat(20_000)), "431"),
+            (format!("GET / HTTP/1.1\r\n{}{host}\r\n", "X: y\r\n".repeat(100)), "431"),
+            (format!("POST / HTTP/1.1\r\n{host}\r\n"), "405"),
+        ] {
+            let answer = ask(address, &request);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{request:.60}: {answer}");
+        }
     });
 }
 

@@ -155,7 +155,7 @@ impl Follower {
 }
 
 fn read_if_there(path: &Path) -> anyhow::Result<String> {
-    match std::fs::read(path) {
+    match qurl_files::read(path, 64 * qurl_files::MIB) {
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(String::new()),
         Err(e) => Err(e).with_context(|| format!("reading {}", path.display())),
@@ -195,7 +195,7 @@ impl Tail {
     /// The whole lines since the last look with their numbers, and whether the file was read from its
     /// beginning although some of it had been read before.
     fn read(&mut self, path: &Path) -> std::io::Result<(Vec<(usize, String)>, bool)> {
-        let mut file = match File::open(path) {
+        let mut file = match qurl_files::open(path) {
             Ok(file) => file,
             Err(e) if e.kind() == ErrorKind::NotFound => {
                 let anew = self.offset > 0;

@@ -81,7 +81,7 @@ pub fn read(dir: &Path, step: u64) -> std::io::Result<StepRollouts> {
     let named = [format!("step-{step:06}.jsonl"), format!("step-{step}.jsonl")];
     let path = named.iter().map(|name| dir.join(name)).find(|path| path.exists());
     let path = path.ok_or_else(|| std::io::Error::from(ErrorKind::NotFound))?;
-    let text = String::from_utf8_lossy(&std::fs::read(path)?).into_owned();
+    let text = String::from_utf8_lossy(&qurl_files::read(&path, 1024 * qurl_files::MIB)?).into_owned();
     let mut left = STEP_TOKENS;
     let mut samples = Vec::new();
     for mut sample in text.lines().filter_map(|line| serde_json::from_str::<Sample>(line).ok()).take(SAMPLES)

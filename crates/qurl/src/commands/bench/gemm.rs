@@ -84,6 +84,7 @@ pub fn run(cpu: Cpu, args: Args) -> anyhow::Result<()> {
                 for _ in 0..repeats + 2 {
                     let start = Instant::now();
                     queue.linear(Linear {
+                        adapter: None,
                         x: &x,
                         rows: batch,
                         norm: None,

@@ -22,6 +22,7 @@ use qurl_kernels::types::KvShape;
 use qurl_kernels::{Format, Queue};
 use qurl_model::ModelConfig;
 use qurl_model::compute::{Network, NetworkOptions};
+use qurl_model::lora::{Lora, Modules};
 use qurl_model::rng::CounterRng;
 use qurl_rollout::{Engine, EngineOptions, Request, SampleKey, WeightVersion};
 use serde::Serialize;
@@ -39,6 +40,9 @@ pub struct Args {
     formats: Vec<Format>,
     #[command(flatten)]
     extent: Extent,
+    /// Rank of LoRA adapters beside all linear layers; 0 for none
+    #[arg(long, default_value_t = 0)]
+    lora_rank: usize,
     /// Prompts that are answered together
     #[arg(long, value_delimiter = ',', default_values_t = [32])]
     batch: Vec<usize>,
@@ -76,6 +80,7 @@ struct Row {
     format: String,
     head_format: String,
     kv_format: &'static str,
+    lora_rank: usize,
     batch: usize,
     #[serde(flatten)]
     cached: Cached,
@@ -226,7 +231,9 @@ fn measure<D: Machine>(
     positions: usize,
     args: &Args,
 ) -> anyhow::Result<Vec<Row>> {
-    let options = |format| NetworkOptions { positions, ..args.extent.options(config, format) };
+    let lora = Lora { rank: args.lora_rank, alpha: 1.0, rslora: false, targets: Modules::ALL };
+    let lora = (args.lora_rank > 0).then_some(lora);
+    let options = |format| NetworkOptions { positions, lora, ..args.extent.options(config, format) };
     let mut together = 0;
     for &format in &args.formats {
         let weights = 2 * config.param_count() as usize; // at most, but for f32
@@ -377,6 +384,7 @@ fn summarize<D: Machine>(engine: &Engine<D>, measured: &Measured, batch: usize, 
         format: options.format.to_string(),
         head_format: options.head_format.to_string(),
         kv_format: options.kv_format.name(),
+        lora_rank: args.lora_rank,
         batch,
         cached: args.context.map_or(Cached::Prompt(args.prompt), Cached::Context),
         new: args.new,

@@ -4,9 +4,13 @@
 //! The recipe is made of the options (and of `--set`): GRPO with a KL to the reference in the loss, or with
 //! `--critic` PPO with that KL in the reward, as in the paper's recipes. Only what random weights cannot do
 //! is set from outside: responses have forced lengths, because they would never end, and rewards alternate.
+//!
+//! Launched as several ranks (mpirun, srun, torchrun) they make the step together; then what each of them
+//! has sent stands beside the cost model, and its memory beside its plan ([`shared`]).
 
 mod limits;
 mod problems;
+mod shared;
 
 use super::machine::Machine;
 use super::{Document, median, print_json, shape};
@@ -15,17 +19,17 @@ use crate::input::{OrBad, bad};
 use crate::output::{OutputError, out};
 use limits::Rates;
 use problems::Digits;
-use qurl_kernels::{Format, KvFormat};
+use qurl_kernels::{Collective, Format, KvFormat};
 use qurl_model::compute::NetworkOptions;
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
-use qurl_model::{GenerationConfig, ModelConfig};
+use qurl_model::{GenerationConfig, ModelConfig, params};
 use qurl_rollout::EngineStats;
 use qurl_train::lengths::ForcedLengths;
 use qurl_train::memory::MemoryPlan;
 use qurl_train::ranks::Ranks;
 use qurl_train::recipe::{Recipe, RlPlan};
 use qurl_train::rl::{RlTrainer, StepRecord};
-use qurl_train::start::Start;
+use qurl_train::start::{BaseSource, Start, StartAdapters};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,6 +39,9 @@ pub struct Args {
     /// Model shape: "default" (what `qurl sft` trains), "5m", or a published one such as qwen2.5-0.5b
     #[arg(long, default_value = "qwen2.5-0.5b")]
     shape: String,
+    /// So many of its layers, at full width; all if not given
+    #[arg(long)]
+    layers: Option<usize>,
     /// Prompts of a step
     #[arg(long, default_value_t = 32)]
     prompts: usize,
@@ -109,6 +116,7 @@ struct Row {
     seconds: f64,
     phases: BTreeMap<String, Phase>,
     rollout: RolloutRates,
+    ranks: shared::Shared,
 }
 
 /// A phase, the median of the timed steps; `limit_s` is what the machine cannot beat.
@@ -131,7 +139,7 @@ struct RolloutRates {
     prefill_tokens: u64,
 }
 
-pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
+pub fn run<D: Machine>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> anyhow::Result<()> {
     let counts = [args.prompts, args.n, args.length, args.mini_batches, args.max_num_seqs, args.steps];
     if counts.contains(&0) || args.prompt < 8 {
         return Err(bad(
@@ -143,15 +151,24 @@ pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
         let (found, prompts) = (args.mini_batches, args.prompts);
         return Err(bad(format!("--mini-batches is {found}, expected a divisor of --prompts = {prompts}")));
     }
-    let config = shape::config(&args.shape)?;
+    let mut config = shape::config(&args.shape)?;
+    if let Some(layers) = args.layers {
+        let all = config.num_layers;
+        if !(1..=all).contains(&layers) {
+            return Err(bad(format!("--layers is {layers}, expected 1 to {all}, as {} has", args.shape)));
+        }
+        config.num_layers = layers;
+    }
     let kv_cache_mb = match args.kv_cache_mb {
         Some(megabytes) => megabytes,
-        None => cache_size(&*device, &config, &args)?,
+        None => cache_size(&*device, &config, &ranks, &args)?,
     };
     let recipe = recipe::<D>(&args, kv_cache_mb)?;
     let plan = recipe.rl(FILE).or_bad()?;
-    if device.memory().is_some() {
-        MemoryPlan::of_rl(&*device, &recipe, &plan, &config, &Ranks::one(&recipe))?.check(&*device)?;
+    let ranks = Ranks::new(ranks, &recipe).or_bad()?;
+    let memory = MemoryPlan::of_rl(&*device, &recipe, &plan, &config, &ranks)?;
+    if ranks.size() == 1 && device.memory().is_some() {
+        memory.check(&*device, recipe.memory_budget())?;
     }
     // Before the run has taken its memory.
     let rates = {
@@ -163,15 +180,25 @@ pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     tokenizer.check_fits(&config).or_bad()?;
     let around = tokenizer.encode("", true)?.len();
     let task = Box::new(Digits { characters: args.prompt - around });
+    let adapters = recipe.lora.as_ref().map(|lora| StartAdapters {
+        lora: lora.lora(),
+        weights: lora.lora().init(&config, 1),
+        base: BaseSource::Random(1),
+        dir: "random weights".into(),
+    });
     let start = Start {
-        weights: shape::weights(&config),
+        weights: match adapters {
+            Some(_) => params::shapes(&config, false).map(|_| Vec::new()),
+            None => shape::weights(&config),
+        },
+        adapters,
         config,
         tokenizer,
         template: None,
         generation: GenerationConfig::default(),
         warning: None,
     };
-    let mut trainer = RlTrainer::new(&device, &recipe, FILE, start, task).or_bad()?;
+    let mut trainer = RlTrainer::on_ranks(&device, &recipe, FILE, start, task, ranks.clone()).or_bad()?;
     trainer.force_lengths(match args.spread {
         true => ForcedLengths::Lognormal { mean: args.length as f64 / 4.0, sigma: SIGMA },
         false => ForcedLengths::Full,
@@ -179,6 +206,7 @@ pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     trainer.step()?;
     let (mut records, mut limits) = (Vec::new(), Vec::new());
     let mut before = trainer.engine().stats();
+    let sent = shared::Sent::by(&trainer);
     for _ in 0..args.steps {
         before = trainer.engine().stats();
         records.push(trainer.step()?);
@@ -186,7 +214,11 @@ pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     }
     let rollout = rollout_rates(before, trainer.engine().stats(), &records[args.steps - 1]);
     let kv_format = trainer.engine().network().options().kv_format;
-    let row = row(&args, kv_format, trainer.plan(), &records, &limits, rollout);
+    let shared = sent.shared(&mut trainer, &recipe.trainer, memory.total(), args.steps)?;
+    if !ranks.is_first() {
+        return Ok(());
+    }
+    let row = row(&args, kv_format, trainer.plan(), &records, &limits, rollout, shared);
     if args.json {
         return print_json(&Document { machine: device.info().description, results: vec![row] });
     }
@@ -228,7 +260,12 @@ fn recipe<D: Machine>(args: &Args, kv_cache_mb: usize) -> anyhow::Result<Recipe>
 
 /// MiB for the keys and values of all sequences that are sampled at the same time, or what is left of the
 /// device's memory beside everything else.
-fn cache_size<D: Machine>(device: &D, config: &ModelConfig, args: &Args) -> anyhow::Result<usize> {
+fn cache_size<D: Machine>(
+    device: &D,
+    config: &ModelConfig,
+    ranks: &Arc<Collective>,
+    args: &Args,
+) -> anyhow::Result<usize> {
     let longest = args.prompt + args.length;
     let token = 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim; // at most, in f32
     let sequences = args.max_num_seqs.min(args.prompts * args.n) + 1;
@@ -236,8 +273,8 @@ fn cache_size<D: Machine>(device: &D, config: &ModelConfig, args: &Args) -> anyh
     let Some(memory) = device.memory() else { return Ok(wanted) };
     let one = (token * (longest + D::engine().page_size)).div_ceil(1 << 20);
     let recipe = recipe::<D>(args, one)?;
-    let rest =
-        MemoryPlan::of_rl(device, &recipe, &recipe.rl(FILE).or_bad()?, config, &Ranks::one(&recipe))?.total();
+    let ranks = Ranks::new(ranks.clone(), &recipe).or_bad()?;
+    let rest = MemoryPlan::of_rl(device, &recipe, &recipe.rl(FILE).or_bad()?, config, &ranks)?.total();
     let left = memory.free.saturating_sub(rest + DRIVER) >> 20;
     Ok(wanted.min(one + left))
 }
@@ -262,6 +299,7 @@ fn row(
     records: &[StepRecord],
     limits: &[BTreeMap<&'static str, f64>],
     rollout: RolloutRates,
+    ranks: shared::Shared,
 ) -> Row {
     let seconds = |phase: &str| median(records.iter().filter_map(|r| r.timing.get(phase).copied()).collect());
     let phase = |name: &str| {
@@ -286,6 +324,7 @@ fn row(
         seconds: seconds("total"),
         phases: names.into_iter().map(|name| (name.to_string(), phase(name))).collect(),
         rollout,
+        ranks,
     }
 }
 
@@ -321,5 +360,6 @@ fn print(row: &Row) -> Result<(), OutputError> {
         r.steps,
         r.preemptions,
         r.prefill_tokens
-    )
+    )?;
+    row.ranks.print()
 }

@@ -14,12 +14,11 @@ use qurl_kernels::{DeviceError, Format, Queue};
 use qurl_model::ModelConfig;
 use qurl_model::compute::{TapeOptions, Targets, whole_batch};
 use qurl_model::rng::CounterRng;
-use qurl_train::learner::{Learner, LearnerOptions, LossGradient, LossScope, micro_batches};
+use qurl_train::learner::{Learner, LearnerOptions, LossGradient, LossScope};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::optimizer::AdamWOptions;
 use qurl_train::ranks::Ranks;
 use serde::Serialize;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -119,11 +118,17 @@ fn measure<D: Machine>(
         sequences: args.batch,
         recompute: args.recompute,
     };
-    let options =
-        LearnerOptions { compute: format, positions: args.length, tape, adamw: AdamWOptions::default() };
+    let options = LearnerOptions {
+        lora: None,
+        compute: format,
+        positions: args.length,
+        kv_format: None,
+        tape,
+        adamw: AdamWOptions::default(),
+    };
     let ranks = Ranks::sharded(args.shards);
     if device.memory().is_some() {
-        MemoryPlan::of_learner(&**device, config, options, &ranks)?.check(&**device)?;
+        MemoryPlan::of_learner(&**device, config, options, &ranks)?.check(&**device, None)?;
     }
     let mut queue = device.queue()?;
     let peak = D::peak_gflops(&mut queue, format)?;
@@ -135,22 +140,16 @@ fn measure<D: Machine>(
     let sequences: Vec<Vec<u32>> =
         (0..args.batch).map(|s| (0..args.length).map(|t| token(s * args.length + t)).collect()).collect();
     let lengths = vec![args.length; args.batch];
-    let shards: Vec<Vec<Range<usize>>> = ranks
-        .own_shards_of(&lengths)
-        .into_iter()
-        .map(|shard| {
-            let micros = micro_batches(&lengths[shard.clone()], tape).into_iter();
-            micros.map(|micro| shard.start + micro.start..shard.start + micro.end).collect()
-        })
-        .collect();
+    let shards = ranks.own_shards_of(&lengths, tape);
     let scored = (args.batch * (args.length - 1)) as f32;
     let mut loss = 0.0;
     let mut times = Vec::new();
     for step in 0..args.steps + 2 {
         let start = Instant::now();
         loss = 0.0;
-        for micros in &shards {
-            for range in micros {
+        for shard in &shards {
+            learner.begin_shard(&mut queue, shard.passes)?;
+            for range in &shard.micros {
                 let part = &sequences[range.clone()];
                 learner.accumulate(
                     &mut queue,
@@ -165,7 +164,7 @@ fn measure<D: Machine>(
                     },
                 )?;
             }
-            learner.end_shard(&mut queue);
+            learner.end_shard(&mut queue)?;
         }
         learner.update(&mut queue, 1e-3)?;
         queue.synchronize()?;

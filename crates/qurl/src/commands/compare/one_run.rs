@@ -47,7 +47,8 @@ pub fn one_run<D: Device>(
     prepare(&**device, recipe, comparison.file, &start, &mut *task).or_bad()?;
     let begun = path.join("recipe.toml").exists();
     let dir = RunDir::open(Kind::Train, Some(path), begun, recipe, view)?;
-    let log = RunLog::open(&dir.path, dir.step())?;
+    let log = RunLog::open(&dir.path, dir.from.as_ref())?;
+    log.warning(dir.step()).iter().for_each(|warning| view.warn(warning));
     let plan = recipe.rl(comparison.file).or_bad()?;
     let parameters = start.config.param_count();
     let checkpoint = if recipe.trainer.save_freq > 0 { plan.checkpoint_bytes(parameters) } else { 0 };

@@ -2,6 +2,7 @@
 //! methods and seeds to it.
 
 use crate::commands::train::run_dir::something_in;
+use crate::commands::train::write_file;
 use crate::input::{OrBad, bad};
 use crate::target::free_run;
 use anyhow::Context;
@@ -76,8 +77,7 @@ impl Plan {
     /// Writes it down.
     pub fn write(&self, dir: &Path) -> anyhow::Result<()> {
         let path = dir.join(PLAN);
-        std::fs::write(&path, serde_json::to_string_pretty(self)?)
-            .with_context(|| format!("writing {}", path.display()))
+        write_file(&path, &serde_json::to_string_pretty(self)?)
     }
 }
 

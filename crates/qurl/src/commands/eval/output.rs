@@ -75,7 +75,7 @@ impl Settings {
     /// Refuses settings that differ from those in the file. The model may have moved: its weights count.
     fn check_same(&self, file: &Path) -> anyhow::Result<()> {
         let name = file.display();
-        let text = std::fs::read_to_string(file).with_context(|| name.to_string()).or_bad()?;
+        let text = qurl_files::read_text(file, qurl_files::MIB).with_context(|| name.to_string()).or_bad()?;
         let old: Map<String, Value> =
             serde_json::from_str(&text).with_context(|| name.to_string()).or_bad()?;
         // Through text, as the old ones: numbers are then rounded alike.

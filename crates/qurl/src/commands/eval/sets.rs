@@ -3,7 +3,7 @@
 //! A file of several data sets (rows with different `data_source`) counts as several sets.
 
 use crate::input::{OrBad, bad};
-use qurl_tasks::data::{self, Row};
+use qurl_tasks::data::{self, DataError, Row};
 use qurl_tasks::grader::ExtractRule;
 use qurl_tasks::rng::{mix, mix_text};
 use qurl_tasks::task::{Problem, Split, Task};
@@ -11,6 +11,7 @@ use qurl_tasks::tasks::{Kind, Synthetic};
 use qurl_train::evaluate::EvalSet;
 use qurl_train::recipe::DatasetSource;
 use qurl_train::solve::draw_problems;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 /// Generated problems where no limit is given.
@@ -53,8 +54,7 @@ impl Sources {
         }
         let mut sources = Vec::new();
         for file in files {
-            for (name, rows) in by_data_source(file, data::read(file).or_bad()?) {
-                let rows = rows.into_iter().take(limit.unwrap_or(usize::MAX)).collect();
+            for (name, rows) in by_data_source(file, limit.unwrap_or(usize::MAX)).or_bad()? {
                 let task = rules.over(&name, rows).or_bad()?;
                 let problems = task.rows().iter().map(|row| task.problem(row)).collect();
                 sources.push(Source { name, task: Box::new(task), problems });
@@ -106,23 +106,29 @@ fn synthetic(given: &str) -> anyhow::Result<Synthetic> {
     Synthetic::new(kind.parse::<Kind>().map_err(named)?, level).map_err(named)
 }
 
-/// The rows of a file, by their `data_source` where there are several, in the order of the file.
-fn by_data_source(file: &Path, rows: Vec<Row>) -> Vec<(String, Vec<Row>)> {
+/// The first `limit` rows of a file, of each `data_source` where there are several, in the order of the file.
+/// Without data sources no more is read than that.
+fn by_data_source(file: &Path, limit: usize) -> Result<Vec<(String, Vec<Row>)>, DataError> {
     let name = set_name(file);
     let mut sets: Vec<(Option<String>, Vec<Row>)> = Vec::new();
-    for row in rows {
+    data::each_row(file, |row| {
         let source = row.extra.get("data_source").and_then(|s| s.as_str()).map(str::to_string);
         match sets.iter_mut().find(|(other, _)| *other == source) {
+            Some((_, rows)) if rows.len() >= limit => {}
             Some((_, rows)) => rows.push(row),
             None => sets.push((source, vec![row])),
         }
-    }
+        match &sets[..] {
+            [(None, rows)] if rows.len() >= limit => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        }
+    })?;
     let several = sets.len() > 1;
     let named = |(source, rows): (Option<String>, Vec<Row>)| match source {
         Some(source) if several => (format!("{name}:{source}"), rows),
         _ => (name.clone(), rows),
     };
-    sets.into_iter().map(named).collect()
+    Ok(sets.into_iter().map(named).collect())
 }
 
 /// The file's name without its endings, after that of its directory: most sets are called `test`.

@@ -170,7 +170,7 @@ fn look<D: Machine>(on: &Arc<D>, recipe: &Recipe) -> anyhow::Result<Report> {
         rl_plan = Some(plan);
     }
     if let Some(memory) = &memory {
-        memory.check(device).or_bad().context("this recipe does not fit")?;
+        memory.check(device, recipe.memory_budget()).or_bad().context("this recipe does not fit")?;
     }
     let estimated = estimate(on, recipe, rl_plan.as_ref(), &start, task.as_deref());
     let (time_of_a_step, no_time) = match estimated {

@@ -89,7 +89,14 @@ pub fn of_sft<D: Machine>(
     let positions = sft.max_length.min(config.max_position_embeddings);
     let rows = recipe.trainer.micro_tokens.max(positions);
     let tape = TapeOptions { rows, sequences: sft.batch_size, recompute: recipe.trainer.recompute };
-    let learner = LearnerOptions { compute: recipe.trainer.compute, positions, tape, adamw: sft.optim };
+    let learner = LearnerOptions {
+        lora: None,
+        compute: recipe.trainer.compute,
+        positions,
+        kv_format: None,
+        tape,
+        adamw: sft.optim,
+    };
     let estimate = |length| {
         let work = Workload { prompt: 0, length, learner, rollout: None };
         let costs = measure::<D>(queue, config, work)?;
@@ -126,8 +133,10 @@ impl RlStep {
         let tape = plan.tape(&recipe.trainer);
         let learned = plan.actor.ppo_mini_batch_size * n * (prompt + response);
         let learner = LearnerOptions {
+            lora: None,
             compute,
             positions: plan.longest(),
+            kv_format: None,
             tape: TapeOptions { rows: tape.rows.min(learned), ..tape },
             adamw: plan.actor.optim,
         };

@@ -2,11 +2,11 @@
 //! one that broke.
 
 use super::run_dir::RunDir;
-use super::write_json;
+use super::{write_file, write_json};
 use crate::output::out;
 use crate::report::{RunData, render};
 use crate::view::TrainView;
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use qurl_kernels::{Device, Format};
 use qurl_train::recipe::RlPlan;
 use qurl_train::rl::Symptom;
@@ -36,8 +36,7 @@ pub fn done<D: Device>(
     }
     let dir = Path::new(&summary.run);
     write_json(&dir.join(SUMMARY), &summary)?;
-    std::fs::write(&summary.report, render(&[RunData::read(dir)?]))
-        .with_context(|| format!("writing {}", summary.report))?;
+    write_file(Path::new(&summary.report), &render(&[RunData::read(dir)?]))?;
     match json {
         true => Ok(out!("{}", serde_json::to_string(&summary)?)?),
         false => print(&summary, plan.rollout.format, plan.run.test_k),
@@ -68,7 +67,7 @@ pub fn broken<D: Device>(
     }
     write_json(&dir.join(SUMMARY), &summary)?;
     let report = dir.join("report.html");
-    let written = RunData::read(dir).and_then(|data| Ok(std::fs::write(&report, render(&[data]))?));
+    let written = RunData::read(dir).and_then(|data| write_file(&report, &render(&[data])));
     if let Err(error) = written {
         view.warn(&format!("{}: could not be written: {error}", report.display()));
     }

@@ -1,16 +1,14 @@
 //! The directory of a run of `qurl train` or `qurl sft`: new, or one that continues.
 
+use crate::commands::train::write_file;
 use crate::input::{OrBad, bad};
 use crate::target::free_run;
 use crate::view::TrainView;
-use anyhow::Context;
 use qurl_train::checkpoint::{Keep, Store};
 use qurl_train::ranks::Ranks;
 use qurl_train::recipe::{Changes, Recipe};
 use qurl_train::run::SUMMARY;
 use qurl_train::runlog::RunLock;
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// What runs in the directory.
@@ -122,7 +120,8 @@ impl RunDir {
             None => free_run(kind.command()),
         };
         let name = path.display();
-        std::fs::create_dir_all(&path).map_err(|e| bad(format!("--run {name}: cannot be made: {e}")))?;
+        qurl_files::disk::create_dir_all(&path)
+            .map_err(|e| bad(format!("--run {name}: cannot be made: {e}")))?;
         let lock = RunLock::take(&path).map_err(|e| bad(format!("--run {e}")))?;
         if !resume && path.join(RECIPE).exists() {
             let hint = "choose another directory, or continue it with --resume";
@@ -217,10 +216,6 @@ impl RunDir {
 
     /// All or nothing, so that a reader never sees half a recipe.
     fn write_recipe(&self, recipe: &Recipe) -> anyhow::Result<()> {
-        let (path, temporary) = (self.path.join(RECIPE), self.path.join(format!(".{RECIPE}.part")));
-        let written = File::create(&temporary)
-            .and_then(|mut file| file.write_all(recipe.to_toml().as_bytes()).and_then(|()| file.sync_all()))
-            .and_then(|()| std::fs::rename(&temporary, &path));
-        written.with_context(|| format!("writing {}", path.display()))
+        write_file(&self.path.join(RECIPE), &recipe.to_toml())
     }
 }

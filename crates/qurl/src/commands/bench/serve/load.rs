@@ -1,0 +1,228 @@
+//! Clients that arrive at a rate, and what they see.
+
+use crate::input::bad;
+use qurl_model::rng::CounterRng;
+use qurl_serve::client;
+use qurl_serve::http::runtime;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+use tokio::time::sleep_until;
+
+/// What a piece of a stream holds once for every token.
+const TOKEN: &[u8] = b"\"token_ids\":[";
+
+/// Requests a second; all at once where there is no number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate(Option<f64>);
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Rate, String> {
+        match text.parse::<f64>() {
+            Ok(rate) if rate == f64::INFINITY => Ok(Rate(None)),
+            Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(Rate(Some(rate))),
+            _ => Err("expected a number above 0, or inf".to_string()),
+        }
+    }
+}
+
+/// Tokens of prompts and answers.
+pub struct Sizes(Vec<(usize, usize)>);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    prompt: usize,
+    new: usize,
+}
+
+impl Sizes {
+    /// Those of a file, or always the same.
+    pub fn read(file: Option<&Path>, prompt: usize, new: usize) -> anyhow::Result<Sizes> {
+        let Some(file) = file else { return Ok(Sizes(vec![(prompt, new)])) };
+        let name = file.display();
+        let text = std::fs::read_to_string(file).map_err(|e| bad(format!("--lengths {name}: {e}")))?;
+        let mut sizes = Vec::new();
+        for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
+            match serde_json::from_str(line) {
+                Ok(Line { prompt: prompt @ 1.., new: new @ 1.. }) => sizes.push((prompt, new)),
+                Ok(_) => {
+                    return Err(bad(format!("--lengths {name}, line {number}: expected at least 1 token")));
+                }
+                Err(e) => return Err(bad(format!("--lengths {name}, line {number}: {e}"))),
+            }
+        }
+        match sizes.is_empty() {
+            true => Err(bad(format!("--lengths {name}: is empty"))),
+            false => Ok(Sizes(sizes)),
+        }
+    }
+
+    /// Those of a request.
+    pub fn of(&self, number: usize) -> (usize, usize) {
+        self.0[number % self.0.len()]
+    }
+
+    /// Tokens of the longest sequence.
+    pub fn longest(&self) -> usize {
+        self.0.iter().map(|(prompt, new)| prompt + new).max().unwrap_or(0)
+    }
+}
+
+/// A random prompt, unlike any other.
+pub fn prompt(round: u64, number: u64, len: usize, vocabulary: u32) -> Vec<u32> {
+    let random = CounterRng::new(&[17, round, number]);
+    (0..len as u64).map(|i| random.below_at(i, u64::from(vocabulary)) as u32).collect()
+}
+
+/// Of some times in seconds: the mean, and what 50, 90 and 99 of 100 do not exceed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Spread {
+    pub mean: f64,
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+}
+
+impl Spread {
+    fn of(mut times: Vec<f64>) -> Spread {
+        if times.is_empty() {
+            return Spread::default();
+        }
+        times.sort_by(f64::total_cmp);
+        let at = |share: f64| times[((times.len() as f64 * share).ceil() as usize).clamp(1, times.len()) - 1];
+        let mean = times.iter().sum::<f64>() / times.len() as f64;
+        Spread { mean, p50: at(0.5), p90: at(0.9), p99: at(0.99) }
+    }
+}
+
+/// What the clients of a measurement saw.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figures {
+    /// Requests a second that arrived; nothing where all did at once.
+    pub rate: Option<f64>,
+    pub requests: usize,
+    /// Requests that were refused or not answered to the end.
+    pub failed: usize,
+    pub prompt_tokens: usize,
+    pub new_tokens: usize,
+    /// From the first arrival to the last end.
+    pub seconds: f64,
+    pub requests_per_s: f64,
+    pub tokens_per_s: f64,
+    pub first_token_s: Spread,
+    pub between_tokens_s: Spread,
+    pub request_s: Spread,
+}
+
+/// What one client saw: when each of its tokens came, from its arrival on.
+struct Seen {
+    times: Vec<Duration>,
+    whole: Duration,
+    ended: Instant,
+    complete: bool,
+}
+
+/// Lets requests arrive and waits for all answers.
+pub fn run(
+    address: SocketAddr,
+    key: Option<&str>,
+    vocabulary: u32,
+    rate: Rate,
+    requests: usize,
+    round: u64,
+    sizes: &Sizes,
+) -> anyhow::Result<Figures> {
+    let random = CounterRng::new(&[23, round]);
+    let mut arrival = 0.0;
+    let calls: Vec<(f64, String, usize)> = (0..requests)
+        .map(|number| {
+            let (len, new) = sizes.of(number);
+            let ids = prompt(round, number as u64, len, vocabulary);
+            let body = json!({
+                "prompt": ids, "max_tokens": new, "ignore_eos": true, "seed": number, "stream": true,
+                "return_token_ids": true,
+            });
+            let at = arrival;
+            if let Rate(Some(rate)) = rate {
+                arrival -= (1.0 - random.uniform_f64_at(number as u64)).ln() / rate;
+            }
+            (at, body.to_string(), new)
+        })
+        .collect();
+    let runtime = runtime(2)?;
+    let began = Instant::now();
+    let seen: Vec<Option<Seen>> = runtime.block_on(async {
+        let ask = |(at, body, new): (f64, String, usize)| {
+            let key = key.map(str::to_string);
+            tokio::spawn(async move {
+                let arrival = began + Duration::from_secs_f64(at);
+                sleep_until(arrival.into()).await;
+                let (mut times, mut rest) = (Vec::with_capacity(new), Vec::new());
+                let piece = |piece: &[u8]| {
+                    // A token may be cut in two by the pieces of the network.
+                    rest.extend_from_slice(piece);
+                    let found = rest.windows(TOKEN.len()).filter(|window| *window == TOKEN).count();
+                    times.extend(std::iter::repeat_n(arrival.elapsed(), found));
+                    let keep = rest.len().min(TOKEN.len() - 1);
+                    rest.drain(..rest.len() - keep);
+                };
+                let status =
+                    client::post(address, "/v1/completions", key.as_deref(), body, piece).await.ok()?;
+                let complete = status == 200 && times.len() == new;
+                Some(Seen { times, whole: arrival.elapsed(), ended: Instant::now(), complete })
+            })
+        };
+        let asked: Vec<_> = calls.into_iter().map(ask).collect();
+        let mut seen = Vec::new();
+        for asked in asked {
+            seen.push(asked.await.ok().flatten());
+        }
+        seen
+    });
+    runtime.shutdown_background();
+    let whole: Vec<&Seen> = seen.iter().flatten().filter(|seen| seen.complete).collect();
+    if whole.is_empty() {
+        return Err(anyhow::anyhow!("http://{address}: none of {requests} requests was answered"));
+    }
+    let end = whole.iter().map(|seen| seen.ended).max().unwrap_or(began);
+    let seconds = (end - began).as_secs_f64();
+    let new_tokens: usize = whole.iter().map(|seen| seen.times.len()).sum();
+    let first = whole.iter().filter_map(|seen| seen.times.first()).map(Duration::as_secs_f64).collect();
+    let between = whole.iter().flat_map(|seen| seen.times.windows(2));
+    Ok(Figures {
+        rate: rate.0,
+        requests,
+        failed: requests - whole.len(),
+        prompt_tokens: (0..requests).map(|number| sizes.of(number).0).sum(),
+        new_tokens,
+        seconds,
+        requests_per_s: whole.len() as f64 / seconds,
+        tokens_per_s: new_tokens as f64 / seconds,
+        first_token_s: Spread::of(first),
+        between_tokens_s: Spread::of(between.map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect()),
+        request_s: Spread::of(whole.iter().map(|seen| seen.whole.as_secs_f64()).collect()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_times_that_were_seen() {
+        let spread = Spread::of((1..=100).rev().map(f64::from).collect());
+        assert_eq!(spread, Spread { mean: 50.5, p50: 50.0, p90: 90.0, p99: 99.0 });
+        assert_eq!(Spread::of(vec![3.0]), Spread { mean: 3.0, p50: 3.0, p90: 3.0, p99: 3.0 });
+        assert_eq!("inf".parse(), Ok(Rate(None)));
+        assert_eq!("2.5".parse(), Ok(Rate(Some(2.5))));
+        for text in ["0", "-1", "NaN", "fast", ""] {
+            assert!(text.parse::<Rate>().is_err(), "{text}");
+        }
+    }
+}

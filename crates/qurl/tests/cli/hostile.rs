@@ -1,0 +1,43 @@
+//! Files that nobody vouches for, as a user meets them: an error that names the file, and nothing else on
+//! standard error. What makes each of them hostile is tested where it is read.
+#![cfg(unix)]
+
+use crate::models::{TempDir, qurl, saved};
+use qurl_model::Family;
+use std::path::Path;
+use std::process::Command;
+
+fn fifo(path: &Path) {
+    let _ = std::fs::remove_file(path);
+    assert!(Command::new("mkfifo").arg(path).status().expect("mkfifo").success());
+}
+
+#[test]
+fn a_fifo_is_no_file_and_nothing_waits_for_it() {
+    for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+        let model = saved(Family::Qwen2);
+        fifo(&model.path().join(name));
+        let refused = qurl(&["generate", "--model", model.text(), "1+1="]);
+        refused.assert_bad(&[name, "a FIFO, expected a regular file"]);
+    }
+    let (model, place) = (saved(Family::Qwen2), TempDir::new());
+    let data = place.path().join("data.jsonl");
+    fifo(&data);
+    let data = data.to_str().expect("UTF-8");
+    qurl(&["eval", "--model", model.text(), "--data", data]).assert_bad(&["data.jsonl", "a FIFO"]);
+    qurl(&["generate", "--model", model.text(), "--prompts", data]).assert_bad(&["data.jsonl", "a FIFO"]);
+    qurl(&["train", data]).assert_bad(&["data.jsonl", "a FIFO"]);
+    qurl(&["train", "/dev/zero"]).assert_bad(&["/dev/zero", "a device"]);
+}
+
+#[test]
+fn a_tokenizer_that_makes_its_reader_panic() {
+    let model = saved(Family::Qwen2);
+    let path = model.path().join("tokenizer.json");
+    let text = std::fs::read_to_string(&path).expect("a tokenizer");
+    let mut json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    json["normalizer"] = serde_json::json!({"type": "Precompiled", "precompiled_charsmap": "é"});
+    std::fs::write(&path, json.to_string()).expect("written");
+    let refused = qurl(&["generate", "--model", model.text(), "1+1="]);
+    refused.assert_bad(&["tokenizer.json", "something that its reader fails on"]);
+}

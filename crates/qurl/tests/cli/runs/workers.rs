@@ -1,0 +1,169 @@
+//! Rollout workers as processes: they come, die and come back, the trainer dies and is resumed, and the run
+//! has the bits of one without workers.
+
+use super::support::{Outcome, lines, place, spawn_with, wait_for};
+use crate::common::qurl_with;
+use qurl_model::rng::CounterRng;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const SECRET: (&str, &str) = ("QURL_WORKER_SECRET", "0123456789abcdef");
+
+/// A port that nobody listens on. All runs of a test take the same one, since it is in their recipes.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port()
+}
+
+/// Overrides of a run with workers.
+fn overrides(port: u16) -> Vec<String> {
+    let workers =
+        format!("rollout.workers={{ listen = \"127.0.0.1:{port}\", lease_s = 1, spot_check = 0.2 }}");
+    let set = [workers.as_str(), "rollout.lag=1", "run.total_steps=10"];
+    set.iter().flat_map(|set| ["--set".to_string(), set.to_string()]).collect()
+}
+
+fn trainer(dir: &Path, run: &str, set: &[String], more: &[&str]) -> Child {
+    let args: Vec<&str> = set.iter().map(String::as_str).chain(more.iter().copied()).collect();
+    spawn_with(dir, run, &args, &[SECRET])
+}
+
+/// Waits for its end, which must be a good one; what it said.
+fn ended(child: Child) -> String {
+    let output = child.wait_with_output().expect("ended");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+fn worker(port: u16) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_qurl"))
+        .args(["worker", "--join", &format!("http://127.0.0.1:{port}"), "--kv-cache-mb", "8", "--json"])
+        .envs([SECRET, ("QURL_THREADS", "1")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts")
+}
+
+fn killed(mut child: Child) {
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+}
+
+#[test]
+fn workers_die_at_any_moment_and_so_does_the_trainer() {
+    let (dir, port) = (place("runs-workers"), free_port());
+    let set = overrides(port);
+    ended(trainer(&dir, "alone", &set, &[]));
+    let whole = Outcome::of(&dir.join("alone"));
+
+    // One worker, to the end: it does all of it, and is told when the run is over.
+    let run = trainer(&dir, "one", &set, &[]);
+    let only = worker(port);
+    ended(run);
+    let output = only.wait_with_output().expect("ended");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("the run is over"), "{said}");
+    let done: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(done["prompts"].as_u64() > Some(0) && done["whole_versions"] == 1, "{done}");
+    assert!(done["changed_versions"].as_u64() > Some(0), "{done}");
+    Outcome::of(&dir.join("one")).assert_same(&whole, "one worker");
+
+    // Three, of which one is killed and another one comes every now and then; the trainer, too, once.
+    let mut run = trainer(&dir, "three", &set, &[]);
+    let mut workers: Vec<Child> = (0..3).map(|_| worker(port)).collect();
+    let (random, mut kills, mut resumed) = (CounterRng::new(&[2026, 11]), 0, false);
+    loop {
+        std::thread::sleep(Duration::from_millis(20 + random.below_at(2 * kills, 200)));
+        if run.try_wait().expect("a child").is_some() {
+            break;
+        }
+        let one = random.below_at(2 * kills + 1, 3) as usize;
+        killed(std::mem::replace(&mut workers[one], worker(port)));
+        kills += 1;
+        if !resumed && lines(&dir.join("three")) >= 4 {
+            killed(run);
+            run = trainer(&dir, "three", &set, &["--resume"]);
+            resumed = true;
+        }
+    }
+    let said = ended(run);
+    workers.into_iter().for_each(killed);
+    assert!(resumed && kills > 3, "{kills} kills");
+    Outcome::of(&dir.join("three")).assert_same(&whole, &format!("{kills} kills of workers: {said}"));
+
+    // The trainer is killed; its worker waits and works for the one that resumes.
+    let mut run = trainer(&dir, "back", &set, &[]);
+    let faithful = worker(port);
+    wait_for(&mut run, || lines(&dir.join("back")) >= 5);
+    killed(run);
+    let set_to_wait = "rollout.workers.without=\"wait\"";
+    ended(trainer(&dir, "back", &set, &["--set", set_to_wait, "--resume"]));
+    let output = faithful.wait_with_output().expect("ended");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("cannot be reached"), "{said}");
+    let (found, expected) = (dir.join("back/model"), dir.join("alone/model"));
+    for file in ["model.safetensors", "config.json"] {
+        let read = |dir: &Path| std::fs::read(dir.join(file)).expect("a file");
+        assert!(read(&found) == read(&expected), "{file} after a resume");
+    }
+}
+
+/// An HTTP request by hand; the status line, or nothing where the connection was closed.
+fn posted(port: u16, head: &str, body: &[u8]) -> String {
+    let address: SocketAddr = ([127, 0, 0, 1], port).into();
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+    _ = stream.write_all(format!("{head}\r\nContent-Length: {}\r\n\r\n", body.len()).as_bytes());
+    _ = stream.write_all(body);
+    let mut answer = Vec::new();
+    _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().to_string()
+}
+
+#[test]
+fn who_does_not_belong_is_refused_and_said_so() {
+    let (dir, port) = (place("runs-workers-refused"), free_port());
+    let set = overrides(port);
+    let url = format!("http://127.0.0.1:{port}");
+    let join = |url: &str, environment: &[(&str, &str)]| {
+        qurl_with(&dir, &["worker", "--join", url, "--patience", "0"], environment, "")
+    };
+    join(&url, &[("QURL_WORKER_SECRET", "")]).assert_bad(&["QURL_WORKER_SECRET is not set", "16 characters"]);
+    join(&url, &[("QURL_WORKER_SECRET", "short")]).assert_bad(&["has 5 bytes"]);
+    join("https://127.0.0.1:1", &[SECRET]).assert_bad(&["TLS is left to a proxy"]);
+    join("127.0.0.1:1", &[SECRET]).assert_bad(&["expected http://HOST:PORT"]);
+    let nobody = join(&url, &[SECRET]);
+    assert!(nobody.status == 1 && nobody.stderr.contains("cannot be reached"), "{}", nobody.stderr);
+    let arguments: Vec<&str> = set.iter().map(String::as_str).collect();
+    let without = [&["train", "tiny.toml", "--run", "x"], &arguments[..]].concat();
+    qurl_with(&dir, &without, &[("QURL_WORKER_SECRET", "")], "")
+        .assert_bad(&["QURL_WORKER_SECRET is not set"]);
+    let wrong = ["--set", "rollout.workers.listen=\"everywhere\""];
+    let wrong = [&without[..], &wrong].concat();
+    qurl_with(&dir, &wrong, &[SECRET], "").assert_bad(&["rollout.workers.listen", "everywhere"]);
+
+    // A trainer that waits for a worker, and gets anything but one.
+    let mut run = trainer(&dir, "waits", &set, &["--set", "rollout.workers.without=\"wait\""]);
+    wait_for(&mut run, || TcpStream::connect(("127.0.0.1", port)).is_ok());
+    let stranger = join(&url, &[("QURL_WORKER_SECRET", "fedcba9876543210")]);
+    assert!(stranger.status == 1 && stranger.stderr.contains("secret"), "{}", stranger.stderr);
+    let scalar = join(&url, &[SECRET, ("QURL_CPU", "scalar")]);
+    assert!(scalar.status == 1 && scalar.stderr.contains("any_device"), "{}", scalar.stderr);
+    let key = format!("Authorization: Bearer {}", SECRET.1);
+    let post = |route: &str| format!("POST /workers/v1/{route} HTTP/1.1\r\nHost: 127.0.0.1:{port}");
+    assert!(posted(port, &post("join"), b"").contains(" 401 "));
+    assert!(posted(port, &format!("{}\r\n{key}", post("join")), &[0xff; 99]).contains(" 400 "));
+    assert!(posted(port, &format!("{}\r\n{key}", post("report")), &[0; 8]).contains(" 400 "));
+    assert!(posted(port, &format!("{}\r\n{key}", post("nothing")), b"").contains(" 404 "));
+    let elsewhere = post("join").replace("Host: 127.0.0.1", "Host: evil.example");
+    assert!(posted(port, &format!("{elsewhere}\r\n{key}"), b"").contains(" 403 "));
+    assert!(run.try_wait().expect("a child").is_none(), "it waits on");
+    let one = worker(port);
+    let said = ended(run);
+    assert!(one.wait_with_output().expect("ended").status.success(), "{said}");
+}

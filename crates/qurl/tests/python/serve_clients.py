@@ -1,0 +1,136 @@
+"""Public clients against a running `qurl serve`, unchanged: what each saw, as one JSON document.
+
+usage: serve_clients.py WHAT URL KEY MODEL_DIR, where WHAT is openai, guidellm or verifiers
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+what, url, key, model = sys.argv[1:5]
+
+
+def with_openai():
+    from openai import APIStatusError, AsyncOpenAI, AuthenticationError, OpenAI
+
+    client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+    card = client.models.list().data[0]
+    seen = {"model": card.id, "max_model_len": card.max_model_len}
+
+    chat = dict(model=card.id, messages=[{"role": "user", "content": "12+3"}], seed=5, max_tokens=8)
+    whole = client.chat.completions.create(**chat, n=2, logprobs=True, top_logprobs=3)
+    stream = client.chat.completions.create(
+        **chat, n=2, logprobs=True, stream=True, stream_options={"include_usage": True}
+    )
+    texts, logprobs, usage = ["", ""], [[], []], None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            if choice.logprobs:
+                logprobs[choice.index] += [token.logprob for token in choice.logprobs.content]
+    assert [choice.message.content for choice in whole.choices] == texts
+    assert [[t.logprob for t in choice.logprobs.content] for choice in whole.choices] == logprobs
+    assert all(len(token.top_logprobs) == 3 for token in whole.choices[0].logprobs.content)
+    assert usage.completion_tokens == whole.usage.completion_tokens and usage.prompt_tokens == 5
+    seen["chat"] = texts
+
+    completion = dict(model=card.id, prompt="12+34=", seed=3, max_tokens=10, logprobs=2)
+    one = client.completions.create(**completion, extra_body={"return_token_ids": True})
+    pieces = list(client.completions.create(**completion, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in pieces) == one.choices[0].text
+    ids = one.choices[0].token_ids
+    again = client.completions.create(**completion | {"prompt": one.choices[0].prompt_token_ids})
+    assert again.choices[0].text == one.choices[0].text
+    seen["completion"] = {"ids": ids, "logprobs": one.choices[0].logprobs.token_logprobs}
+    seen["prompt_ids"] = one.choices[0].prompt_token_ids
+
+    # Sixty-four at once: each as alone.
+    async def many():
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as many:
+            calls = [
+                many.completions.create(model=card.id, prompt="12+34=", seed=seed, max_tokens=10, logprobs=1)
+                for seed in range(64)
+            ]
+            return await asyncio.gather(*calls)
+
+    answers = asyncio.run(many())
+    assert answers[3].choices[0].logprobs.token_logprobs == seen["completion"]["logprobs"]
+    seen["many"] = len({answer.choices[0].text for answer in answers})
+
+    for wrong, status in [
+        (lambda: client.completions.create(model="another", prompt="1"), 404),
+        (lambda: client.completions.create(model=card.id, prompt="1", presence_penalty=1), 400),
+        (lambda: client.completions.create(model=card.id, prompt=[]), 400),
+    ]:
+        try:
+            wrong()
+            raise SystemExit("it was not refused")
+        except APIStatusError as error:
+            assert error.status_code == status and error.body["message"], error
+    try:
+        OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0).models.list()
+        raise SystemExit("a wrong key was taken")
+    except AuthenticationError:
+        pass
+    return seen
+
+
+def with_guidellm():
+    with tempfile.TemporaryDirectory() as place:
+        rows = [{"prompt": "12+34=", "output_tokens_count": 6 + i % 3} for i in range(12)]
+        data, out = Path(place, "data.jsonl"), Path(place, "out.json")
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        command = [
+            Path(sys.executable).with_name("guidellm"),
+            "run",
+            "--backend",
+            f"kind=openai_http,target={url},api_key={key},model=tiny,request_format=/v1/completions",
+            "--profile",
+            "kind=concurrent,streams=4",
+            "--constraint",
+            "kind=max_requests,count=8",
+            "--tokenizer",
+            f"kind=huggingface_auto,model={model}",
+            "--data",
+            f"kind=json_file,path={data}",
+            "--output",
+            f"kind=json,path={out}",
+            "--disable-console",
+        ]
+        subprocess.run(command, check=True, stdout=sys.stderr, timeout=100)
+        benchmark = json.loads(out.read_text())["benchmarks"][0]
+    totals = benchmark["metrics"]["request_totals"]
+    return {"successful": totals["successful"], "errored": totals["errored"]}
+
+
+def with_verifiers():
+    from verifiers.v1.clients import TrainClient, TrainClientConfig
+    from verifiers.v1.dialects import ChatDialect
+    from verifiers.v1.types import SamplingConfig
+
+    config = TrainClientConfig(
+        base_url=f"{url}/v1", api_key_var="QURL_TEST_KEY", renderer_model_name=model, multiplex=8
+    )
+
+    async def rollouts():
+        client = TrainClient(config)
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "12+3"}]}
+        calls = [
+            client.get_response(ChatDialect(), body, SamplingConfig(max_tokens=6, temperature=1.0, seed=seed))
+            for seed in range(8)
+        ]
+        return await asyncio.gather(*calls)
+
+    tokens = [response.tokens for response in asyncio.run(rollouts())]
+    return {
+        "prompt_ids": tokens[0].prompt_ids,
+        "ids": [own.completion_ids for own in tokens],
+        "logprobs": [own.completion_logprobs for own in tokens],
+    }
+
+
+print(json.dumps({"openai": with_openai, "guidellm": with_guidellm, "verifiers": with_verifiers}[what]()))
