@@ -38,7 +38,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The policy in full precision, and its quantized copy that samples.
     let positions = 1 + LENGTH;
     let tape = TapeOptions { rows: SAMPLES * positions, sequences: SAMPLES, recompute: false };
-    let options = LearnerOptions { compute: Format::F32, positions, tape, adamw: AdamWOptions::default() };
+    let options = LearnerOptions {
+        lora: None,
+        compute: Format::F32,
+        positions,
+        kv_format: None,
+        tape,
+        adamw: AdamWOptions::default(),
+    };
     let mut actor = Learner::<Cpu>::new(&mut queue, &config, &weights, options)?;
     let int8 = NetworkOptions { positions, ..NetworkOptions::inference(&config, Format::Int8) };
     let copy = Network::of_leaves(&mut queue, &config, false, &mut actor.master, int8)?;

@@ -8,8 +8,8 @@
 #
 # leaves its raw output in OUT. Where there is no cargo, QURL, KERNEL_TESTS, PARITY_TESTS and GOLDEN_TESTS
 # name binaries built elsewhere (`cargo build --release -p qurl`,
-# `cargo test --no-run -p qurl-kernels --test kernels`, `... -p qurl-rollout --test cuda`,
-# `... -p qurl-model --test device_goldens`). ONLY="tests" or "bench" or "train" runs a part.
+# `cargo test --no-run -p qurl-kernels --test kernels`, `... -p qurl-rollout --test rollout`,
+# `... -p qurl-model --test model`). ONLY="tests" or "bench" or "train" runs a part.
 set -u
 out=${1:?usage: benches/gpu/run.sh OUT}
 mkdir -p "$out"
@@ -60,9 +60,10 @@ rollout() { # seconds, shape, batch, formats, more...
 
 if [[ " $only " == *" tests "* ]]; then
     step 240 kernels "${KERNEL_TESTS:-$(test_binary qurl-kernels kernels)}" --nocapture --test-threads 1 cuda
-    TAIL=30 step 60 parity "${PARITY_TESTS:-$(test_binary qurl-rollout cuda)}" --nocapture --test-threads 1
+    TAIL=30 step 60 parity "${PARITY_TESTS:-$(test_binary qurl-rollout rollout)}" --nocapture \
+        --test-threads 1 cuda::
     TAIL=4 step 60 goldens env CARGO_MANIFEST_DIR="$here/crates/qurl-model" \
-        "${GOLDEN_TESTS:-$(test_binary qurl-model device_goldens)}" --nocapture --test-threads 1
+        "${GOLDEN_TESTS:-$(test_binary qurl-model model)}" --nocapture --test-threads 1 device_goldens::
 fi
 if [[ " $only " == *" bench "* ]]; then
     # The contexts of the comparison: 384 tokens at most.
