@@ -5,11 +5,12 @@ use crate::stages::cargo;
 use std::path::Path;
 
 /// What is run, and the arguments after `cargo`.
-const RUNS: [(&str, &[&str]); 2] = [
+const RUNS: [(&str, &[&str]); 3] = [
     (
         "a loss of power and a failing call at every moment of a run",
         &["test", "-p", "qurl-train", "--test", "train", "disk::", "--", "--nocapture"],
     ),
+    ("the default learns", &["test", "-p", "qurl-train", "--test", "train", "learns::", "--", "--nocapture"]),
     (
         "100 kills, reference runs at every level of this machine",
         &["test", "-p", "qurl", "--test", "cli", "--", "--nocapture", "killed::", "references::"],

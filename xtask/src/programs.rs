@@ -6,7 +6,7 @@
 //! it is set for the programs alone, compilation never sees it.
 
 use crate::slowest;
-use crate::stages::cargo;
+use crate::stages::{cargo, under_clippy};
 use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::fmt;
@@ -107,6 +107,7 @@ fn jobs(root: &Path, mut programs: Vec<Program>, path: Option<&OsStr>) -> VecDeq
     };
     let mut jobs: VecDeque<Job> = programs.into_iter().map(started).collect();
     let mut docs = cargo(root);
+    under_clippy(&mut docs); // the libraries that are there already
     docs.args(["test", "--locked", "--workspace", "--doc"]);
     // Between the long programs and the short ones, which fill what is left.
     jobs.insert(jobs.len().min(LONGEST.len()), Job { name: "doc tests".to_string(), command: docs });

@@ -1,6 +1,6 @@
 //! The stages of the gate, timed; the first failure ends the run. Most are one cargo command; the tests
-//! themselves are run by [`crate::programs`]. Compiling the tests is a stage of its own, so that the times
-//! tell building from testing. Beside the time stands the processor's, which says more where a machine is
+//! themselves are run by [`crate::programs`]. Compiling the tests, which clippy checks on the way, is a stage of
+//! its own, so that the times tell building from testing. Beside the time stands the processor's, which says more where a machine is
 //! shared.
 
 use crate::deny;
@@ -26,7 +26,7 @@ pub enum Work {
     Cargo(&'static [&'static str]),
     /// Holds the dependencies against `deny.toml`.
     Deny,
-    /// Compiles all test programs and notes them.
+    /// Compiles all test programs under clippy and notes them.
     BuildTests,
     /// Runs the noted programs, and the doc tests.
     RunTests,
@@ -36,16 +36,24 @@ pub enum Work {
 pub const GATE: &[Stage] = &[
     Stage { name: "format", work: Work::Cargo(&["fmt", "--all", "--check"]) },
     Stage { name: "dependencies", work: Work::Deny },
-    Stage {
-        name: "clippy",
-        work: Work::Cargo(&["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-    },
-    Stage { name: "building the tests", work: Work::BuildTests },
+    Stage { name: "clippy and building", work: Work::BuildTests },
     Stage { name: "tests and doc tests", work: Work::RunTests },
 ];
 
 const BUILD_TESTS: &[&str] =
     &["test", "--locked", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"];
+
+/// Makes cargo compile our packages with clippy's compiler, and warnings errors, as `cargo clippy -- -D warnings`
+/// does. That compiler is rustc with lints: it checks and generates code in one pass over each package, where
+/// `cargo clippy` and then `cargo test` read all of them and all dependencies twice.
+pub fn under_clippy(command: &mut Command) {
+    const DRIVER: &str = "clippy-driver";
+    let beside_cargo = std::env::var_os("CARGO").map(|cargo| Path::new(&cargo).with_file_name(DRIVER));
+    let driver = beside_cargo.filter(|path| path.is_file()).unwrap_or_else(|| DRIVER.into());
+    command.env("RUSTC_WORKSPACE_WRAPPER", driver);
+    // Arguments, each with this mark after it: how `cargo clippy` hands them over.
+    command.env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__");
+}
 
 /// A stage that was run.
 struct Done {
@@ -86,10 +94,13 @@ struct Gate<'a> {
 impl Gate<'_> {
     fn run(&mut self, work: &Work) -> Result<(), String> {
         match work {
-            Work::Cargo(arguments) => self.cargo(arguments, Stdio::inherit()).map(|_| ()),
+            Work::Cargo(arguments) => self.cargo(cargo(self.root), arguments, Stdio::inherit()).map(|_| ()),
             Work::Deny => deny::run(self.root, None),
             Work::BuildTests => {
-                self.programs = programs::from_messages(&self.cargo(BUILD_TESTS, Stdio::piped())?);
+                let mut command = cargo(self.root);
+                under_clippy(&mut command);
+                let messages = self.cargo(command, BUILD_TESTS, Stdio::piped())?;
+                self.programs = programs::from_messages(&messages);
                 println!("{} test programs", self.programs.len());
                 Ok(())
             }
@@ -101,9 +112,8 @@ impl Gate<'_> {
     }
 
     /// Runs cargo; the result is its output where that is piped.
-    fn cargo(&self, arguments: &[&str], stdout: Stdio) -> Result<String, String> {
+    fn cargo(&self, mut command: Command, arguments: &[&str], stdout: Stdio) -> Result<String, String> {
         println!("cargo {}", arguments.join(" "));
-        let mut command = cargo(self.root);
         command.envs(self.path.map(|path| ("PATH", path))).args(arguments).stdout(stdout);
         let unstarted = |error| format!("cargo did not start: {error}");
         let mut child = command.spawn().map_err(unstarted)?;
@@ -163,6 +173,26 @@ fn summary(done: &[Done], stages: &[Stage], failed: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whoever changes how clippy gets its arguments would silence it here: a warning must be an error.
+    #[test]
+    fn a_warning_of_clippy_is_an_error() {
+        let root = std::env::temp_dir().join(format!("qurl-xtask-clippy-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("src")).unwrap();
+        std::fs::write(root.join("Cargo.toml"), "[package]\nname = \"one\"\n[workspace]\n").unwrap();
+        let build = |body: &str| {
+            std::fs::write(root.join("src/lib.rs"), format!("//! One.\n{body}\n")).unwrap();
+            let mut command = cargo(&root);
+            under_clippy(&mut command);
+            let output = command.args(["build", "--offline", "--target-dir", "target"]).output().unwrap();
+            (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+        };
+        let (built, said) = build("pub fn f(x: &str) -> bool { x.is_empty() }");
+        assert!(built, "{said}");
+        let (built, said) = build("pub fn f(x: &str) -> bool { x.len() == 0 }");
+        std::fs::remove_dir_all(&root).unwrap();
+        assert!(!built && said.contains("clippy::len-zero"), "{said}");
+    }
 
     const TWO: &[Stage] = &[
         Stage { name: "first", work: Work::Cargo(&["no-such-subcommand-of-cargo"]) },

@@ -1,5 +1,6 @@
-//! PPO, GRPO and DAPO each learn on their recipe of seconds, and so does the default. The three share one
-//! warm start.
+//! PPO, GRPO and DAPO each learn on their recipe of seconds, in its first half (whole at night). The three share
+//! one warm start. The default recipe takes a minute and is trained at night; its first steps are among the
+//! reference runs of every day.
 
 use qurl_kernels::Cpu;
 use qurl_kernels::cpu::level::Level;
@@ -52,7 +53,8 @@ fn trained(recipe: &Recipe, name: &str, weights: Params<Vec<f32>>) -> (f64, f64,
 
 fn learns(text: &str, name: &str) {
     let _alone = alone();
-    let recipe = Recipe::parse(text, name, &[]).expect("recipe");
+    let short = (!at_night()).then(|| "run.total_steps=24".to_string());
+    let recipe = Recipe::parse(text, name, short.as_slice()).expect("recipe");
     // Supervised training knows no rewards, so recipes may differ in them.
     let plain = ["task.reward={ right = 1.0, wrong = 0.0 }".to_string()];
     let warm = Recipe::parse(text, name, &plain).expect("recipe");
@@ -70,14 +72,22 @@ fn alone() -> MutexGuard<'static, ()> {
     TRAINING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What `qurl train` does without a recipe, with less than half of its warm start and fewer RL steps.
+/// Whether `cargo xtask nightly` runs.
+fn at_night() -> bool {
+    std::env::var_os("QURL_NIGHTLY").is_some()
+}
+
+/// What `qurl train` does without a recipe.
 #[test]
 fn the_default_learns() {
+    if !at_night() {
+        println!("skipped: a minute, for cargo xtask nightly");
+        return;
+    }
     let _alone = alone();
-    let less = ["sft.batch_size=32", "sft.steps=500", "run.total_steps=8"].map(String::from);
-    let recipe = Recipe::parse(DEFAULT, "default", &less).expect("recipe");
+    let recipe = Recipe::parse(DEFAULT, "default", &[]).expect("recipe");
     let (before, after, _) = trained(&recipe, "default", warm_start(&recipe));
-    assert!(before < 0.4 && after > 0.8, "accuracy {before} -> {after}");
+    assert!(before < 0.5 && after > 0.95, "accuracy {before} -> {after}");
 }
 
 #[test]

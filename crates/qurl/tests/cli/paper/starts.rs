@@ -1,7 +1,8 @@
 //! Every recipe of the paper starts and does two steps. Only sizes are overridden, to fit two cores: batch,
-//! samples, response length, cache, held-out problems and steps. A model of random weights never answers
-//! right, so that dynamic sampling would never find a group with both: for DAPO alone the verdict comes from
-//! a command, which wraps the recipe's own data set and calls every other response right, by its length.
+//! samples, response length, cache, held-out problems and their samples, steps, and shards (512 for 8
+//! sequences otherwise). A model of random weights never answers right, so that dynamic sampling would never
+//! find a group with both: for DAPO alone the verdict comes from a command, which wraps the recipe's own data
+//! set and calls every other response right, by its length.
 
 use super::data::{Pair, shared, sums, write_dapo, write_deepscaler, write_gsm8k};
 use super::model::{Published, QWEN25_05B_INSTRUCT, QWEN25_MATH_7B, R1_DISTILL_15B};
@@ -22,13 +23,14 @@ enum Kind {
 }
 
 /// Sizes that fit two cores.
-const SIZES: [&str; 8] = [
+const SIZES: [&str; 9] = [
     "data.train_batch_size=4",
     "data.max_response_length=12",
     "actor.ppo_mini_batch_size=2",
     "rollout.kv_cache_mb=256",
     "trainer.micro_tokens=512",
     "run.test_problems=2",
+    "run.test_k=2",
     "run.total_steps=2",
     "run.full_kl_positions=8",
 ];
@@ -124,7 +126,7 @@ fn aime_dapo(kind: Kind) {
         ]);
     }
     let judged = judged_by_length(&dir, "aime-dapo", ["train.parquet", "test.jsonl"]);
-    let done = train(&dir, &judged, &["rollout.n=4", "algorithm.overlong_buffer.len=4"]);
+    let done = train(&dir, &judged, &["rollout.n=4", "algorithm.overlong_buffer.len=4", "trainer.shards=8"]);
     let noted = "has max_position_embeddings = 4096; the recipe asks for 32768";
     assert!(done.stderr.contains(noted), "{}", done.stderr);
     for record in two_steps(&dir, &done, 32_768) {
