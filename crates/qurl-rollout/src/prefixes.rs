@@ -7,7 +7,9 @@
 //! Whole pages form a tree: a node is a page after the page of its parent, found by its tokens themselves, so
 //! no two beginnings can be taken for each other. A node holds its page as a sequence does; pages that nobody
 //! else holds are given up when others are needed, the longest unused first, and of a sequence's pages the
-//! last one first.
+//! last one first. With a page go those after it, even if they are in use: they could no longer be found, and
+//! whoever computed them would bring them a second time. So the tree holds no page twice, and a page with one
+//! more holder is in use.
 
 use crate::pages::{PagePool, Pages};
 use std::collections::{BTreeMap, HashMap};
@@ -120,12 +122,21 @@ impl Prefixes {
         false
     }
 
+    /// Forgets a node and all after it.
     fn remove(&mut self, id: u64) {
-        let Some(node) = self.nodes.remove(&id) else { return };
-        if let Some(siblings) = self.children.get_mut(&node.parent) {
-            siblings.remove(&node.tokens);
+        if let Some(Node { parent, tokens, .. }) = self.nodes.get(&id)
+            && let Some(siblings) = self.children.get_mut(parent)
+        {
+            siblings.remove(tokens);
             if siblings.is_empty() {
-                self.children.remove(&node.parent);
+                self.children.remove(parent);
+            }
+        }
+        let mut after = vec![id];
+        while let Some(id) = after.pop() {
+            after.extend(self.children.remove(&id).into_iter().flat_map(HashMap::into_values));
+            if let Some(node) = self.nodes.remove(&id) {
+                self.order.remove(&node.used);
             }
         }
     }
@@ -178,6 +189,26 @@ mod tests {
         assert!(!prefixes.evict(&pool) && !prefixes.evict(&pool));
         drop(held);
         assert!(prefixes.evict(&pool) && prefixes.pages().count() == 0);
+        assert_eq!(pool.free(), 8);
+    }
+
+    /// Two compute the same pages, and the first of them brings only the beginning. Where that is given up,
+    /// what the other has brought cannot be found, and comes again.
+    #[test]
+    fn no_page_is_held_twice() {
+        let pool = PagePool::new(8, 16);
+        let mut prefixes = Prefixes::default();
+        let tokens: Vec<u32> = (0..48).collect();
+        let (first, second) = (taken(&pool, 48), taken(&pool, 48));
+        prefixes.insert(&tokens[..16], &first, 16);
+        prefixes.insert(&tokens, &second, 16);
+        drop(first);
+        assert!(prefixes.evict(&pool));
+        assert_eq!((prefixes.pages().count(), pool.free()), (0, 5), "those after it are gone, too");
+        prefixes.insert(&tokens, &second, 16);
+        assert!(second.ids().iter().all(|&page| pool.holders(page) == 2));
+        drop(second);
+        while prefixes.evict(&pool) {}
         assert_eq!(pool.free(), 8);
     }
 

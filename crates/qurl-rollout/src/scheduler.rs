@@ -263,20 +263,21 @@ impl Scheduler {
         let mut places = self.limits.max_num_seqs.saturating_sub(self.running.len());
         let mut at = 0;
         while at < self.waiting.len() && places > 0 && budget > 0 {
-            places -= 1;
             let sequence = &self.waiting[at];
             let (request, shared, len) = (sequence.id().request, sequence.shareable(), sequence.len());
             let prefix = self.prefix(sequence.id(), shared);
-            // Pages for all of its tokens at once, though they may be computed in several steps.
-            let partly_filled = !shared.is_multiple_of(self.pool.page_size());
+            // Pages for all of its tokens at once, though they may be computed in several steps; and one where
+            // the last page of what it shares is partly filled and not its own.
             let need = self.pool.pages_for(len);
+            let partly_filled = !shared.is_multiple_of(self.pool.page_size());
+            let rest = need - self.pool.pages_for(shared);
             let need = match prefix {
                 Prefix::Coming => {
-                    at += 1;
+                    (at, places) = (at + 1, places - 1);
                     continue;
                 }
-                Prefix::Running(_) => need - self.pool.pages_for(shared) + usize::from(partly_filled),
-                Prefix::Kept => need - self.pool.pages_for(shared),
+                Prefix::Running(_) => rest + usize::from(partly_filled),
+                Prefix::Kept => rest + usize::from(partly_filled && self.is_kept_by_others(request)),
                 Prefix::Absent => need,
             };
             // Held before anything is given up for the rest.
@@ -284,7 +285,7 @@ impl Scheduler {
             if let Prefix::Absent = prefix {
                 match self.in_common(&self.waiting[at]) {
                     Shared::Coming => {
-                        at += 1;
+                        (at, places) = (at + 1, places - 1);
                         continue;
                     }
                     Shared::Nodes(nodes) => {
@@ -295,6 +296,12 @@ impl Scheduler {
                 }
             }
             if !self.has_room(need - others.ids().len(), request) {
+                // With nobody running, only a copy of a kept page can be too much. Without what is kept for it
+                // the sequence begins with whole pages of others, which it never writes to, and all other
+                // pages can be given up.
+                if self.running.is_empty() && self.kept.remove(&request).is_some() {
+                    continue;
+                }
                 break;
             }
             let Some(mut sequence) = self.waiting.remove(at) else { break };
@@ -321,10 +328,17 @@ impl Scheduler {
                 break;
             }
             sequence.scheduled = budget.min(len - sequence.computed);
-            budget -= sequence.scheduled;
+            (budget, places) = (budget - sequence.scheduled, places - 1);
             let place = self.running.partition_point(|s| s.id() < sequence.id());
             self.running.insert(place, sequence);
         }
+    }
+
+    /// Whether the last page that is kept for a request is also kept for requests that begin alike: it may
+    /// hold all tokens of the prompt, or tokens of a sample that has ended.
+    fn is_kept_by_others(&self, request: RequestId) -> bool {
+        let last = self.kept.get(&request).and_then(|pages| pages.ids().last().copied());
+        last.is_some_and(|page| self.pool.holders(page) > 1)
     }
 
     fn prefix(&self, id: SequenceId, shared: usize) -> Prefix {

@@ -93,9 +93,30 @@ pub struct WorkerOptions {
 /// Why a worker ends.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// The trainer cannot be reached, or wants nothing of it.
+    /// The trainer wants nothing of it, or is none.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// No trainer came.
+    #[error("{why}, for {seconds} s: does a trainer listen there (rollout.workers.listen)?")]
+    NoTrainer {
+        /// Why it could not be reached.
+        why: LinkError,
+        /// How long that was tried.
+        seconds: u64,
+    },
+    /// The trainer went away and did not come back.
+    #[error(
+        "{why}; it did not come back within {seconds} s: its run has ended, or it is to be resumed (prompts \
+         sampled for it: {prompts})"
+    )]
+    Left {
+        /// Why it could not be reached.
+        why: LinkError,
+        /// How long that was tried.
+        seconds: u64,
+        /// Prompts that the worker has sampled.
+        prompts: u64,
+    },
     /// The model's sizes.
     #[error("the trainer's model: {0}")]
     Config(#[from] ConfigError),
@@ -136,6 +157,7 @@ pub struct Worker<D: Device, L: Link> {
     link: L,
     options: WorkerOptions,
     done: Done,
+    has_joined: bool,
     /// The version that it has, with its bytes: changes are to these.
     have: Option<(VersionName, Vec<u8>)>,
 }
@@ -166,7 +188,7 @@ struct Stay<D: Device> {
 impl<D: Device, L: Link> Worker<D, L> {
     /// A worker on a device.
     pub fn new(device: Arc<D>, link: L, options: WorkerOptions) -> Self {
-        Worker { device, link, options, done: Done::default(), have: None }
+        Worker { device, link, options, done: Done::default(), has_joined: false, have: None }
     }
 
     /// Works until the run is over or `stop` says so; `note` is told what people should know.
@@ -187,13 +209,18 @@ impl<D: Device, L: Link> Worker<D, L> {
                 Ok(Left::Forgotten) => {
                     note("the trainer has forgotten this worker: joining again".to_string())
                 }
-                Err(WorkerError::Link(LinkError::Away(why))) => {
+                Err(WorkerError::Link(why @ LinkError::Away(_))) => {
+                    let seconds = self.options.patience.as_secs();
                     let since = *away_since.get_or_insert_with(|| {
-                        note(format!("the trainer cannot be reached ({why}): trying again"));
+                        note(format!("{why}: trying again for {seconds} s"));
                         Instant::now()
                     });
                     if since.elapsed() > self.options.patience {
-                        return Err(LinkError::Away(why).into());
+                        let prompts = self.done.prompts;
+                        return Err(match self.has_joined {
+                            true => WorkerError::Left { why, seconds, prompts },
+                            false => WorkerError::NoTrainer { why, seconds },
+                        });
                     }
                     std::thread::sleep(RETRY);
                 }
@@ -216,7 +243,7 @@ impl<D: Device, L: Link> Worker<D, L> {
             Err(LinkError::Refused(Refused::Gone(_))) => return Ok(Left::Over),
             joined => joined?,
         };
-        *away_since = None;
+        (*away_since, self.has_joined) = (None, true);
         note(format!("joined; {} weights", welcome.network.format));
         let mut stay = self.settle(welcome)?;
         loop {
@@ -274,7 +301,11 @@ impl<D: Device, L: Link> Worker<D, L> {
             (stay.heard, stay.asked) = (Instant::now(), Some(Instant::now()));
             match work {
                 Work::End => return Ok(false),
-                Work::Weights(name) => self.take_over(stay, name)?,
+                Work::Weights(name) => match self.take_over(stay, name) {
+                    // It came too late for them: others have done what they were for.
+                    Err(WorkerError::Link(LinkError::Refused(Refused::Gone(_)))) => {}
+                    taken => taken?,
+                },
                 Work::Prompts(requests) => {
                     for request in requests {
                         let key = request.key;
@@ -346,30 +377,25 @@ impl<D: Device, L: Link> Worker<D, L> {
     /// Takes over a version: as changes to the one that it has, or whole.
     fn take_over(&mut self, stay: &mut Stay<D>, name: VersionName) -> Result<(), WorkerError> {
         let version = name.weights.version;
-        let bytes = match self.have.take() {
-            // The same bytes for another engine.
-            Some((own, bytes)) if own == name => bytes,
-            have => self.fetch(stay.number, name, have)?,
-        };
-        stay.engine.load_with(name.weights, |network| network.import(&mut stay.queue, &bytes))?;
+        // It may be there, for another engine.
+        if self.have.as_ref().is_none_or(|(own, _)| *own != name) {
+            let bytes = self.fetch(stay.number, name)?;
+            self.have = Some((name, bytes));
+        }
+        let Some((_, bytes)) = &self.have else { return Ok(()) };
+        stay.engine.load_with(name.weights, |network| network.import(&mut stay.queue, bytes))?;
         tracing::debug!(version, bytes = bytes.len(), "weights taken over");
-        self.have = Some((name, bytes));
         Ok(())
     }
 
-    fn fetch(
-        &mut self,
-        worker: u64,
-        name: VersionName,
-        mut have: Option<(VersionName, Vec<u8>)>,
-    ) -> Result<Vec<u8>, WorkerError> {
+    fn fetch(&mut self, worker: u64, name: VersionName) -> Result<Vec<u8>, WorkerError> {
         let version = name.weights.version;
         loop {
-            let base = have.as_ref().map(|(own, _)| (own.weights.version, own.hash()));
+            let base = self.have.as_ref().map(|(own, _)| (own.weights.version, own.hash()));
             let sent = self.link.weights(worker, version, base)?;
             self.done.bytes += sent.len() as u64;
             let is_delta = delta::is_delta(&sent);
-            let own = have.take().filter(|_| is_delta).map(|(_, bytes)| bytes);
+            let own = self.have.take().filter(|_| is_delta).map(|(_, bytes)| bytes);
             match delta::decode(own, &sent, name.hash(), self.options.threads) {
                 Ok(bytes) => {
                     let count = if is_delta {

@@ -9,7 +9,9 @@ use qurl_rollout::WeightVersion;
 use qurl_train::recipe::Workers;
 use qurl_train::rl::StepRecord;
 use qurl_train::workers::protocol::{Ask, Hello, Report, VersionName, Welcome, Work};
-use qurl_train::workers::{Done, Link, LinkError, Pool, Without, Worker, WorkerError, WorkerOptions};
+use qurl_train::workers::{
+    Done, Link, LinkError, Pool, Refused, Without, Worker, WorkerError, WorkerOptions,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -33,6 +35,10 @@ enum Fault {
     Fails,
     /// It is slow to say what it has done.
     Slow,
+    /// It is so slow to fetch weights that they are gone, every other time.
+    Late,
+    /// The trainer is away from then on.
+    CutOff,
 }
 
 /// A way to the trainer that does what its fault says.
@@ -67,6 +73,13 @@ impl Link for Faulty {
         version: u64,
         have: Option<(u64, u128)>,
     ) -> Result<Vec<u8>, LinkError> {
+        if self.fault == Fault::Late && self.good == 0 {
+            self.good = 1;
+            return Err(Refused::Gone("that version".to_string()).into());
+        }
+        if self.fault == Fault::Late {
+            self.good = 0;
+        }
         Link::weights(&mut self.pool, worker, version, have)
     }
 
@@ -74,7 +87,7 @@ impl Link for Faulty {
         if report.answers.is_empty() {
             return Link::report(&mut self.pool, report);
         }
-        if self.good > 0 {
+        if self.good > 0 && self.fault != Fault::Late {
             self.good -= 1;
             return Link::report(&mut self.pool, report);
         }
@@ -82,7 +95,8 @@ impl Link for Faulty {
         let weights = report.version.weights;
         let samples = report.answers.iter_mut().flat_map(|answer| &mut answer.samples);
         match self.fault {
-            Fault::None => {}
+            Fault::None | Fault::Late => {}
+            Fault::CutOff => return Err(LinkError::Away("cut off".to_string())),
             Fault::Hangs => return Err(LinkError::Foreign("hung".to_string())),
             Fault::Version => {
                 let other = WeightVersion { version: weights.version + 1, ..weights };
@@ -227,6 +241,22 @@ fn workers_that_fail_or_lie_change_no_bit() {
         let ended = found.notes.iter().any(|note| note.contains("w0 is sent away"));
         assert_eq!(ended, sent_away, "{what}");
     }
+}
+
+/// A worker that comes too late for weights asks again, and one whose trainer is gone says so in the end.
+#[test]
+fn a_worker_that_comes_too_late_goes_on_and_one_that_is_left_ends() {
+    let (records, _) = alone(&[]);
+    let settings = Workers { without: Without::Wait, lease_s: 60, ..checked(0.0) };
+    let mut found = run(&[], settings, &[(Fault::Late, 0)]);
+    assert_eq!(found.records.as_ref(), Ok(&records), "{:?}", found.notes);
+    let done = found.workers.remove(0).expect("no error");
+    assert_eq!((done.whole_versions, done.changed_versions), (1, 2), "what it had is not lost");
+
+    let mut found = run(&[], checked(0.0), &[(Fault::CutOff, 1)]);
+    assert_eq!(found.records.as_ref(), Ok(&records), "{:?}", found.notes);
+    let error = found.workers.remove(0).expect_err("its trainer is gone").to_string();
+    assert!(error.contains("cut off; it did not come back within 0 s"), "{error}");
 }
 
 /// Rollouts of a worker that were used before anyone looked make the run's bits doubtful: it ends.

@@ -5,28 +5,31 @@
 //! asked, when the first token came and when each further one did. The server is the real one, in this
 //! process on a loopback address and with random weights of a named shape, or another one that `--url` names.
 //!
-//! With a server of its own the same requests are also given to its engine directly, all at once: what HTTP
-//! costs is the difference to that.
+//! With a server of its own as many requests of the same lengths are also given to its engine directly, all
+//! at once: what HTTP costs is the difference to that. Beside all tokens a second stands the median time
+//! between two tokens of a request, which is a decode step of a full batch and knows nothing of how requests
+//! come and go.
 
 mod load;
 mod plot;
 
 use super::machine::Machine;
-use super::{Document, print_json, shape};
+use super::{Document, median, print_json, shape};
 use crate::device::{DeviceArg, on_device};
 use crate::input::{OrBad, bad};
 use crate::output::out;
 use crate::packing::Extent;
-use load::{Figures, Rate, Sizes};
+use load::{Figures, Load, Rate, Sizes, Spread};
 use qurl_kernels::types::KvShape;
 use qurl_kernels::{Format, Queue};
 use qurl_model::ModelConfig;
 use qurl_model::compute::{Network, NetworkOptions};
-use qurl_rollout::{Engine, EngineOptions, SampleKey, WeightVersion};
+use qurl_rollout::{Engine, EngineOptions, RequestId, SampleKey, WeightVersion};
 use qurl_serve::api::{ModelFacts, Texts};
 use qurl_serve::http::Listener;
 use qurl_serve::{ServerError, ServerOptions, serve};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,6 +52,9 @@ pub struct Args {
     /// Requests of a measurement
     #[arg(long, default_value_t = 64)]
     requests: usize,
+    /// Seconds of arrivals: a rate that is too low for all requests gets fewer of them
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: Option<u64>,
     /// Tokens of a prompt
     #[arg(long, default_value_t = 128)]
     prompt: usize,
@@ -88,10 +94,39 @@ struct Row {
     max_num_seqs: Option<usize>,
     #[serde(flatten)]
     figures: Figures,
-    /// Where all arrive at once at a server of our own: what its engine does without HTTP, and the share of
-    /// it that clients get.
-    engine_tokens_per_s: Option<f64>,
-    engine_share: Option<f64>,
+    /// Where all arrive at once at a server of our own: the same without HTTP.
+    #[serde(flatten)]
+    beside: Option<Beside>,
+}
+
+/// What the engine alone does, and how clients fare beside that.
+#[derive(Clone, Copy, Serialize)]
+struct Beside {
+    engine_tokens_per_s: f64,
+    /// The median.
+    engine_between_tokens_s: f64,
+    /// Share of its tokens a second that clients get.
+    engine_share: f64,
+    /// What clients wait longer between two tokens, as a share, in the median.
+    overhead_per_token: f64,
+}
+
+/// The engine alone, medians over some rounds.
+#[derive(Clone, Copy)]
+struct Alone {
+    tokens_per_s: f64,
+    between_tokens_s: f64,
+}
+
+impl Alone {
+    fn beside(self, figures: &Figures) -> Beside {
+        Beside {
+            engine_tokens_per_s: self.tokens_per_s,
+            engine_between_tokens_s: self.between_tokens_s,
+            engine_share: figures.tokens_per_s / self.tokens_per_s,
+            overhead_per_token: figures.between_tokens_s.p50 / self.between_tokens_s - 1.0,
+        }
+    }
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
@@ -137,8 +172,7 @@ fn of_other(url: &str, args: &Args, sizes: &Sizes) -> anyhow::Result<Vec<Row>> {
         kv_format: None,
         max_num_seqs: None,
         figures,
-        engine_tokens_per_s: None,
-        engine_share: None,
+        beside: None,
     })
 }
 
@@ -159,9 +193,7 @@ fn of_own<D: Machine>(device: Arc<D>, args: &Args, sizes: &Sizes) -> anyhow::Res
     for &format in &args.formats {
         let mut queue = device.queue()?;
         let mut engine = engine::<D>(&mut queue, &config, format, positions, args)?;
-        // The first round also records the steps.
-        let direct = (0..2).map(|round| directly(&mut queue, &mut engine, round, args, sizes));
-        let direct = direct.collect::<anyhow::Result<Vec<f64>>>()?[1];
+        let alone = alone(&mut queue, &mut engine, args, sizes)?;
         let kv_format = engine.network().options().kv_format.name();
         let facts = ModelFacts {
             names: vec![args.shape.clone()],
@@ -180,17 +212,15 @@ fn of_own<D: Machine>(device: Arc<D>, args: &Args, sizes: &Sizes) -> anyhow::Res
                 serve(&listener, queue, engine, (Texts::none(), facts), options, stop)
             });
             let measured = measure(address, None, vocabulary, args, sizes, |figures| {
-                let all = figures.rate.is_none();
-                let share = figures.tokens_per_s / direct;
+                let alone = alone.filter(|_| figures.rate.is_none());
                 Row {
                     case: "serve",
                     shape: Some(args.shape.clone()),
                     format: Some(format.to_string()),
                     kv_format: Some(kv_format),
                     max_num_seqs: Some(args.max_num_seqs),
+                    beside: alone.map(|alone| alone.beside(&figures)),
                     figures,
-                    engine_tokens_per_s: all.then_some(direct),
-                    engine_share: all.then_some(share),
                 }
             });
             stop.store(true, Ordering::Relaxed);
@@ -200,6 +230,9 @@ fn of_own<D: Machine>(device: Arc<D>, args: &Args, sizes: &Sizes) -> anyhow::Res
             served?;
             measured
         })?;
+        if !args.json {
+            print_saturated(&measured)?;
+        }
         rows.extend(measured);
     }
     Ok((device.info().description, rows))
@@ -216,7 +249,9 @@ fn measure(
 ) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (round, &rate) in args.rates.iter().enumerate() {
-        let figures = load::run(address, key, vocabulary, rate, args.requests, round as u64, sizes)?;
+        let requests = rate.requests(args.requests, args.seconds);
+        let load = Load { rate, requests, round: round as u64, vocabulary };
+        let figures = load::run(address, key, load, sizes)?;
         let row = row(figures);
         if !args.json {
             print_row(&row)?;
@@ -244,10 +279,32 @@ fn print_row(row: &Row) -> anyhow::Result<()> {
         milliseconds(f.between_tokens_s.p99),
         f.request_s.p50,
         f.request_s.p99,
-        match row.engine_share {
-            Some(share) => format!("  {:.1}% of the engine alone", 100.0 * share),
-            None => String::new(),
+        match row.figures.failed {
+            0 => String::new(),
+            failed => format!("  {failed} of {} failed", row.figures.requests),
         }
+    )?;
+    Ok(())
+}
+
+/// What came of the measurements in which all requests arrived at once, if there are such: medians over them.
+fn print_saturated(rows: &[Row]) -> anyhow::Result<()> {
+    let all: Vec<(&Row, Beside)> = rows.iter().filter_map(|row| Some((row, row.beside?))).collect();
+    let Some((first, alone)) = all.first() else { return Ok(()) };
+    let of = |figure: fn(&(&Row, Beside)) -> f64| median(all.iter().map(figure).collect());
+    out!(
+        "{:9} saturated: {:.1} tokens/s, engine alone {:.1}: {:.1}%  between tokens {:.3} ms, engine alone \
+         {:.3}: {:+.1}%  ({} places, {} requests, medians of {})",
+        first.format.as_deref().unwrap_or("server"),
+        of(|(row, _)| row.figures.tokens_per_s),
+        alone.engine_tokens_per_s,
+        100.0 * of(|(_, beside)| beside.engine_share),
+        1e3 * of(|(row, _)| row.figures.between_tokens_s.p50),
+        1e3 * alone.engine_between_tokens_s,
+        100.0 * of(|(_, beside)| beside.overhead_per_token),
+        first.max_num_seqs.unwrap_or_default(),
+        first.figures.requests,
+        all.len()
     )?;
     Ok(())
 }
@@ -272,14 +329,36 @@ fn engine<D: Machine>(
     Engine::new(queue.device().clone(), network, WeightVersion::default(), options).or_bad()
 }
 
-/// New tokens a second of the engine alone, for requests that are there at once.
+/// The engine alone, for requests that are there at once: as many rounds as there are measurements of that
+/// kind, after one that also records the steps.
+fn alone<D: Machine>(
+    queue: &mut D::Queue,
+    engine: &mut Engine<D>,
+    args: &Args,
+    sizes: &Sizes,
+) -> anyhow::Result<Option<Alone>> {
+    let rounds = args.rates.iter().filter(|rate| rate.is_all()).count() as u64;
+    if rounds == 0 {
+        return Ok(None);
+    }
+    directly(queue, engine, 0, args, sizes)?;
+    let (mut rates, mut gaps) = (Vec::new(), Vec::new());
+    for round in 1..=rounds {
+        let Alone { tokens_per_s, between_tokens_s } = directly(queue, engine, round, args, sizes)?;
+        rates.push(tokens_per_s);
+        gaps.push(between_tokens_s);
+    }
+    Ok(Some(Alone { tokens_per_s: median(rates), between_tokens_s: median(gaps) }))
+}
+
+/// One round of it.
 fn directly<D: Machine>(
     queue: &mut D::Queue,
     engine: &mut Engine<D>,
     round: u64,
     args: &Args,
     sizes: &Sizes,
-) -> anyhow::Result<f64> {
+) -> anyhow::Result<Alone> {
     let vocabulary = engine.network().config().vocab_size as u32;
     let began = Instant::now();
     for number in 0..args.requests {
@@ -288,10 +367,15 @@ fn directly<D: Machine>(
         let key = SampleKey { seed: round, step: 0, prompt: number as u64 };
         engine.submit(qurl_rollout::Request { key, ..qurl_rollout::Request::new(ids, new) })?;
     }
-    let mut tokens = 0;
+    let (mut tokens, mut gaps) = (0, Vec::with_capacity(args.requests * sizes.longest()));
+    let mut last: BTreeMap<RequestId, f64> = BTreeMap::new();
     while engine.unfinished() > 0 {
-        tokens += engine.step(queue)?.len();
+        let emitted = engine.step(queue)?;
+        let now = began.elapsed().as_secs_f64();
+        tokens += emitted.len();
+        gaps.extend(emitted.iter().filter_map(|e| Some(now - last.insert(e.request, now)?)));
     }
     engine.finished();
-    Ok(tokens as f64 / began.elapsed().as_secs_f64())
+    let tokens_per_s = tokens as f64 / began.elapsed().as_secs_f64();
+    Ok(Alone { tokens_per_s, between_tokens_s: Spread::of(gaps).p50 })
 }

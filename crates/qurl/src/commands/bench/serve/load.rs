@@ -31,6 +31,21 @@ impl FromStr for Rate {
     }
 }
 
+impl Rate {
+    /// Whether all arrive at once.
+    pub fn is_all(self) -> bool {
+        self.0.is_none()
+    }
+
+    /// How many of so many requests arrive in so many seconds, at least one.
+    pub fn requests(self, most: usize, seconds: Option<u64>) -> usize {
+        match (self.0, seconds) {
+            (Some(rate), Some(seconds)) => ((rate * seconds as f64) as usize).clamp(1, most),
+            _ => most,
+        }
+    }
+}
+
 /// Tokens of prompts and answers.
 pub struct Sizes(Vec<(usize, usize)>);
 
@@ -90,7 +105,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    fn of(mut times: Vec<f64>) -> Spread {
+    pub fn of(mut times: Vec<f64>) -> Spread {
         if times.is_empty() {
             return Spread::default();
         }
@@ -128,14 +143,22 @@ struct Seen {
     complete: bool,
 }
 
+/// One measurement.
+#[derive(Clone, Copy)]
+pub struct Load {
+    pub rate: Rate,
+    pub requests: usize,
+    /// Its prompts and moments are unlike those of any other.
+    pub round: u64,
+    /// Prompts have ids below this.
+    pub vocabulary: u32,
+}
+
 /// Lets requests arrive and waits for all answers.
 pub fn run(
     address: SocketAddr,
     key: Option<&str>,
-    vocabulary: u32,
-    rate: Rate,
-    requests: usize,
-    round: u64,
+    Load { rate, requests, round, vocabulary }: Load,
     sizes: &Sizes,
 ) -> anyhow::Result<Figures> {
     let random = CounterRng::new(&[23, round]);
@@ -221,6 +244,9 @@ mod tests {
         assert_eq!(Spread::of(vec![3.0]), Spread { mean: 3.0, p50: 3.0, p90: 3.0, p99: 3.0 });
         assert_eq!("inf".parse(), Ok(Rate(None)));
         assert_eq!("2.5".parse(), Ok(Rate(Some(2.5))));
+        let Ok(slow) = "2.5".parse::<Rate>() else { panic!("a rate") };
+        assert_eq!([None, Some(3), Some(900)].map(|seconds| slow.requests(64, seconds)), [64, 7, 64]);
+        assert_eq!((Rate(None).requests(64, Some(1)), Rate(Some(0.1)).requests(64, Some(1))), (64, 1));
         for text in ["0", "-1", "NaN", "fast", ""] {
             assert!(text.parse::<Rate>().is_err(), "{text}");
         }
