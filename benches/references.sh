@@ -3,7 +3,7 @@
 #
 #   benches/references.sh QURL DEVICE LEVEL > crates/qurl/tests/cli/references/NAME.json
 #
-# LEVEL is one of CPU instructions (QURL_CPU) or "best"; NAME is that level, or the GPU's. A test
+# LEVEL is one of CPU instructions (QURL_CPU) or "best"; NAME is that level, or the GPU's (h200). A test
 # (crates/qurl/tests/cli/references.rs) makes the same runs at the level of its machine and compares. Whoever
 # changes bits on purpose makes the files anew and names the change in CHANGELOG.md.
 set -eu
@@ -13,8 +13,8 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 for recipe in tiny-ppo tiny-grpo tiny-dapo; do
     QURL_CPU=$([ "$level" = best ] || echo "$level") "$qurl" train "$here/recipes/$recipe.toml" \
-        --device "$device" --quiet --run "$folder/$recipe" --steps 3 --set sft.steps=12 \
-        --set sft.batch_size=16 --set run.test_problems=8 > /dev/null 2> "$folder/log" ||
+        --device "$device" --quiet --run "$folder/$recipe" --steps 3 --set sft.steps=120 \
+        --set sft.batch_size=16 --set task.level=1 --set run.test_problems=8 > /dev/null 2> "$folder/log" ||
         { cat "$folder/log" >&2; exit 1; }
 done
 python3 - "$folder" <<'P'

@@ -5,6 +5,8 @@
 //! `cargo run --release -p qurl-examples --bin engine -- MODEL-DIRECTORY "Once upon a time"`, or without
 //! arguments for a small random model
 
+#![forbid(unsafe_code)]
+
 use qurl_kernels::{Cpu, Device, Format, Queue};
 use qurl_model::compute::{Network, NetworkOptions, score};
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};

@@ -4,6 +4,8 @@
 //!
 //! `cargo run --release -p qurl-examples --bin own_objective`
 
+#![forbid(unsafe_code)]
+
 use qurl_kernels::{Cpu, Device, DeviceError, Format, Rounding};
 use qurl_model::compute::{Network, NetworkOptions, TapeOptions, Targets, whole_batch};
 use qurl_model::{Dims, Family, ModelConfig, params};

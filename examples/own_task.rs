@@ -4,6 +4,8 @@
 //!
 //! `cargo run --release -p qurl-examples --bin own_task`
 
+#![forbid(unsafe_code)]
+
 use qurl_kernels::Cpu;
 use qurl_tasks::task::{Problem, Prompt, Split, Task, Verdict};
 use qurl_train::recipe::Recipe;

@@ -9,6 +9,8 @@
 //!
 //! What a target promises: it ends, within its time and memory, without a panic; what it accepts it can use.
 
+#![forbid(unsafe_code)]
+
 pub mod input;
 pub mod mutate;
 pub mod random;

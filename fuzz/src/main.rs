@@ -1,5 +1,7 @@
 //! `qurl-fuzz`: runs hostile inputs, see the library. `cargo xtask fuzz` builds and calls it.
 
+#![forbid(unsafe_code)]
+
 use qurl_fuzz::supervise::{self, Plan};
 use qurl_fuzz::targets::{self, TARGETS, Target};
 use qurl_fuzz::worker::{self, Job};

@@ -1,7 +1,8 @@
-//! The memory of what is `unsafe`, under instruments that need a nightly toolchain: Miri over the pool
-//! and the pages, where it also tells data races and tries schedules that a processor seldom takes, and
-//! AddressSanitizer over the kernels' tests, which Miri is too slow for and whose vector instructions it does
-//! not know. A GPU has its own (`benches/gpu/sanitize.sh`).
+//! What is `unsafe`, what threads share and what counts pages, under instruments that need a nightly toolchain:
+//! Miri over the pool, the pages and the scheduler, where it also tells data races and tries schedules that a
+//! processor seldom takes; ThreadSanitizer over the pool and the kernels that are shared out by it, at full
+//! speed; AddressSanitizer over the kernels' tests, which Miri is too slow for and whose vector instructions it
+//! does not know. A GPU has its own (`benches/gpu/sanitize.sh`).
 
 use std::path::Path;
 use std::process::Command;
@@ -17,6 +18,8 @@ struct Check {
 
 /// Schedules of threads that Miri tries.
 const MIRI: &[(&str, &str)] = &[("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-many-seeds=0..8")];
+/// What has no threads of its own needs no schedules.
+const MIRI_ALONE: &[(&str, &str)] = &[("MIRIFLAGS", "-Zmiri-disable-isolation")];
 const CHECKS: &[Check] = &[
     Check {
         name: "Miri: pool",
@@ -24,17 +27,30 @@ const CHECKS: &[Check] = &[
         environment: MIRI,
     },
     Check {
-        name: "Miri: pages",
-        arguments: &["miri", "test", "-p", "qurl-rollout", "--lib", "--", "pages"],
-        environment: MIRI,
+        name: "Miri: pages and shared prefixes",
+        arguments: &["miri", "test", "-p", "qurl-rollout", "--lib", "--", "pages", "prefixes"],
+        environment: MIRI_ALONE,
+    },
+    Check {
+        name: "Miri: scheduler",
+        arguments: &["miri", "test", "-p", "qurl-rollout", "--test", "rollout", "--", "no_page_leaks"],
+        environment: MIRI_ALONE,
+    },
+    Check {
+        name: "ThreadSanitizer: pool",
+        arguments: &[
+            "test", "-Zbuild-std", "--target", TARGET, "-p", "qurl-kernels", "--lib", "--", "cpu::pool",
+        ],
+        environment: &[("RUSTFLAGS", "-Zsanitizer=thread"), ("TSAN_OPTIONS", "halt_on_error=1")],
     },
     Check {
         name: "AddressSanitizer: kernels",
-        arguments: &["test", "-p", "qurl-kernels", "--lib", "--test", "kernels", "--target", TARGET],
+        arguments: &[
+            "test", "--target", TARGET, "-p", "qurl-kernels", "--lib", "--test", "kernels", "--", "--skip", "cuda",
+        ],
         environment: &[("RUSTFLAGS", "-Zsanitizer=address"), ("ASAN_OPTIONS", "detect_leaks=0")],
     },
 ];
-
 /// Runs all checks; the error names those that failed.
 pub fn run(root: &Path) -> Result<(), String> {
     let mut failed = Vec::new();

@@ -128,6 +128,11 @@ __device__ __forceinline__ u32 i8_codes(float4 x) {
     return codes;
 }
 
+// 1 / sqrt(mean) of a norm; NaN where the squares have overflowed: 0 would silently make zeros of the row.
+__device__ __forceinline__ float reciprocal_root(float mean) {
+    return __float_as_uint(mean) == 0x7f800000u ? NAN_F : __fdiv_rn(1.0f, __fsqrt_rn(mean));
+}
+
 // Scale of numbers whose absmax has these bits; NaN where one of them is not finite.
 __device__ __forceinline__ float scale_of(u32 absmax_bits, float max) {
     float largest = __uint_as_float(absmax_bits);

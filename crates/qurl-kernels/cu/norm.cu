@@ -24,7 +24,7 @@ __device__ __forceinline__ float inverse_rms(const float* x, u32 width, float ep
         for (u32 i = threadIdx.x; i < width; i += NORM_THREADS) sum = __fmaf_rn(x[i], x[i], sum);
     }
     sum = block_sum<NORM_THREADS>(sum, buffer);
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
+    return reciprocal_root(__fadd_rn(__fdiv_rn(sum, (float)width), eps));
 }
 
 extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_forward(
@@ -145,7 +145,7 @@ __device__ __forceinline__ void norm_backward_rows(
             dot = __fmaf_rn(__fmul_rn(d[j].w, by.w), v[j].w, dot);
         });
         sum = block_sum<NORM_THREADS>(sum, buffer);
-        float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
+        float scale = reciprocal_root(__fadd_rn(__fdiv_rn(sum, (float)width), eps));
         dot = block_sum<NORM_THREADS>(dot, buffer);
         float shared = __fdiv_rn(__fmul_rn(-__fmul_rn(scale, scale), dot), (float)width);
         each([&](u32 j, u32 i) {

@@ -152,7 +152,7 @@ __device__ __forceinline__ void to_quantized(const Row& row, u32 k, u8* out, flo
 }
 
 __device__ __forceinline__ float inverse_rms(float sum, u32 width, float eps) {
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
+    return reciprocal_root(__fadd_rn(__fdiv_rn(sum, (float)width), eps));
 }
 
 __device__ __forceinline__ float add_squares(float sum, float4 v) {

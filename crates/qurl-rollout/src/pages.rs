@@ -244,7 +244,7 @@ mod tests {
         let pool = PagePool::new(total, size);
         let mut held: Vec<(Pages, usize)> = Vec::new();
         let mut copies = Vec::new();
-        for round in 0..100_000 {
+        for round in 0..if cfg!(miri) { 300 } else { 100_000 } {
             match random(6) {
                 0 => held.push((pool.empty(), 0)),
                 1 | 2 if !held.is_empty() => {

@@ -24,7 +24,7 @@ pub enum Level {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LevelError {
     /// The name is not one of the known ones.
-    #[error("QURL_CPU={0:?} is not a CPU level; expected scalar, avx2 or avx512")]
+    #[error("QURL_CPU={0:?} is not a CPU level; expected scalar, avx2, avx512 or avx512-without-bf16")]
     Unknown(String),
     /// The machine lacks the instructions.
     #[error("QURL_CPU={0:?} asks for instructions this machine does not have (best here: {1})")]
@@ -59,7 +59,7 @@ impl Level {
         levels
     }
 
-    /// The level named by `QURL_CPU` (`scalar`, `avx2`, `avx512`), or the best one when it is not set.
+    /// The level named by `QURL_CPU`, or the best one when it is not set.
     pub fn from_env() -> Result<Level, LevelError> {
         match std::env::var("QURL_CPU") {
             Ok(name) if !name.is_empty() => Level::named(&name),
@@ -67,13 +67,15 @@ impl Level {
         }
     }
 
-    /// The level with this name; `avx512` takes the bf16 and 8-bit dot products where present.
+    /// The level with this name: `scalar`, `avx2`, `avx512`, which takes the bf16 and 8-bit dot products where
+    /// present, or `avx512-without-bf16`, which does not.
     pub fn named(name: &str) -> Result<Level, LevelError> {
         let available = Level::available();
         let candidates: &[Level] = match name {
             "scalar" => &[Level::Scalar],
             "avx2" => &[Level::Avx2],
             "avx512" => &[Level::Avx512Bf16, Level::Avx512],
+            "avx512-without-bf16" => &[Level::Avx512],
             _ => return Err(LevelError::Unknown(name.to_string())),
         };
         candidates
@@ -104,5 +106,7 @@ mod tests {
         assert_eq!(Level::named("scalar"), Ok(Level::Scalar));
         assert_eq!(Level::named("sse9"), Err(LevelError::Unknown("sse9".into())));
         assert!(Level::available().contains(&Level::best()));
+        let older = Level::available().contains(&Level::Avx512).then_some(Level::Avx512);
+        assert_eq!(Level::named("avx512-without-bf16").ok(), older);
     }
 }

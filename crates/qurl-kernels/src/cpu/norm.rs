@@ -1,7 +1,8 @@
 //! RMSNorm over rows, and over the query and key heads inside rows (QK-norm), forward and backward.
 //!
 //! `y = x / sqrt(mean(x^2) + eps) * gain`. The reciprocal root is recomputed in the backward pass: the row is
-//! read there anyway, and nothing needs to be kept.
+//! read there anyway, and nothing needs to be kept. A row whose squares overflow is NaN: its reciprocal root
+//! would be 0, and finite numbers would silently become zeros.
 
 use super::Context;
 use super::buf::Parts;
@@ -123,6 +124,12 @@ pub fn backward(
     });
 }
 
+/// `1 / sqrt(mean)`; NaN where the mean is infinite.
+#[inline(always)]
+fn reciprocal_root(mean: f32) -> f32 {
+    if mean == f32::INFINITY { f32::NAN } else { 1.0 / mean.sqrt() }
+}
+
 simd_dispatch!(
     plain pub(super) fn forward_row(x: *const f32, gain: &[f32], eps: f32, out: *mut f32) = forward_row_at
 );
@@ -142,7 +149,7 @@ unsafe fn inverse_rms_at<S: Simd>(x: &[f32], eps: f32) -> f32 {
             let v = S::load_n(x.as_ptr().add(i), S::LANES.min(x.len() - i));
             sum = S::fma(v, v, sum);
         }
-        1.0 / (S::sum(sum) / x.len() as f32 + eps).sqrt()
+        reciprocal_root(S::sum(sum) / x.len() as f32 + eps)
     }
 }
 

@@ -92,6 +92,11 @@ fn memory_that_is_not_there() {
 }
 
 #[test]
+fn overflowing_norms_are_nan() {
+    device().iter().for_each(crate::numbers::check_overflowing_norms);
+}
+
+#[test]
 fn checksums_are_those_of_the_host() {
     let Some(cuda) = device() else { return };
     for len in [1, 7, 8, 1000, 65_536, 65_537, 1_000_003] {

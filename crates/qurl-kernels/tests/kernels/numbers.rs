@@ -7,9 +7,9 @@ use crate::paged::{Paged, heads};
 use crate::support::{Random, ULP, assert_bits, wide};
 use qurl_kernels::cpu::quant::codec::{e4m3_code, e4m3_value};
 use qurl_kernels::cpu::{attention, elementwise, kv};
-use qurl_kernels::ops::{Head, HeadBackward, Output, RowDots};
+use qurl_kernels::ops::{Head, HeadBackward, Linear, Norm, Output, RowDots};
 use qurl_kernels::types::{HeadGradient, KvFormat};
-use qurl_kernels::{Cpu, Format, Queue};
+use qurl_kernels::{Cpu, Device, Format, Queue};
 
 /// Numbers from -100 to 100 with the special ones among them.
 fn range() -> Vec<f32> {
@@ -280,6 +280,37 @@ fn nan_stays_in_its_row() {
             });
         }
     }
+}
+
+/// A row whose squares overflow is NaN after its norm, alone and inside of a GEMM: zeros would pass for
+/// numbers. Rows whose squares do not overflow are numbers.
+pub fn check_overflowing_norms<D: Device>(ops: &Ops<D>) {
+    let (n, width, mut random) = (128, 256, Random::new(14));
+    let (row, weights) = (random.normals(width), random.normals(n * width));
+    let rows = [1.0, 1e30, 1e17, 1.0].map(|by| row.iter().map(|x| x * by).collect::<Vec<f32>>());
+    let (x, gain) = (ops.up(&rows.concat()), ops.up(&vec![1.0; width]));
+    let hold = |what: &str, out: Vec<f64>| {
+        for (i, row) in out.chunks(out.len() / rows.len()).enumerate() {
+            let lost = row.iter().filter(|x| x.is_nan() != (i == 1)).count();
+            assert_eq!(lost, 0, "{what} on {}: row {i} is {row:?}", ops.name());
+        }
+    };
+    let mut out = ops.up(&vec![0.0; rows.len() * width]);
+    ops.rmsnorm(&x, rows.len(), &gain, 1e-6, &mut out);
+    hold("rmsnorm", ops.down(&out));
+    for format in [Format::F32, Format::Bf16, Format::Int8] {
+        let (w, mut out) = (ops.frozen(&weights, n, width, format), ops.up(&vec![0.0; rows.len() * n]));
+        let norm = Some(Norm { gain: &gain, eps: 1e-6 });
+        let (x, w, rows) = (&x, &w, rows.len());
+        let (adapter, bias, output) = (None, None, Output::Store);
+        ops.queue().linear(Linear { adapter, x, rows, norm, w, bias, output, out: &mut out });
+        hold(&format!("norm and linear {format}"), ops.down(&out));
+    }
+}
+
+#[test]
+fn overflowing_norms_are_nan() {
+    cpus(2).iter().for_each(check_overflowing_norms);
 }
 
 #[test]

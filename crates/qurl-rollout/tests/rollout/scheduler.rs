@@ -249,10 +249,13 @@ fn no_page_leaks_or_is_shared_wrongly_between_requests() {
     hold_pages([(0, true), (70, true), (100, true)]);
 }
 
+/// Miri, which is a thousand times slower, sees some of the cases.
+const SEEDS: u64 = if cfg!(miri) { 4 } else { 400 };
+
 fn hold_pages(cases: [(usize, bool); 3]) {
     for (ahead, share) in cases {
         let (mut preemptions, mut copies, mut void, mut shared) = (0, 0, 0, 0);
-        for seed in 0..400 {
+        for seed in 0..SEEDS {
             let case = drive(seed, ahead, share);
             let counts = case.scheduler.counts();
             assert_eq!(counts.decode_tokens, case.taken, "seed {seed}");
@@ -260,6 +263,9 @@ fn hold_pages(cases: [(usize, bool); 3]) {
             copies += case.copies;
             void += case.void;
             shared += counts.shared_tokens;
+        }
+        if cfg!(miri) {
+            continue; // too few to have seen everything
         }
         assert!(if share { shared > 10_000 } else { shared == 0 }, "{shared} tokens were shared");
         assert!(

@@ -8,7 +8,13 @@ use super::reference::{self, Key};
 use super::source::Source;
 use super::{ranges, schema};
 use serde_json::Value as Schema;
+use std::sync::LazyLock;
 use toml::{Table, Value};
+
+/// Made once: this takes longer than all else that is done with a recipe, and sections inside of sections
+/// would make it again and again.
+static SCHEMA: LazyLock<Schema> = LazyLock::new(schema::json_schema);
+static KEYS: LazyLock<Vec<Key>> = LazyLock::new(reference::keys);
 
 /// Something wrong, and the key that it is about.
 struct Fault {
@@ -19,9 +25,9 @@ struct Fault {
 
 /// One message for everything that is wrong with a table, a line each; none where nothing is found.
 pub(super) fn explain(table: &Table, source: &Source) -> Option<String> {
-    let walk = Walk { source, keys: reference::keys() };
+    let walk = Walk { source, keys: &KEYS };
     let mut faults = Vec::new();
-    walk.section(table, &schema::json_schema(), "", &mut faults);
+    walk.section(table, &SCHEMA, "", &mut faults);
     faults.sort_by_key(|fault| fault.line);
     let messages: Vec<String> = faults.into_iter().map(|fault| fault.message).collect();
     (!messages.is_empty()).then(|| messages.join("\n"))
@@ -29,7 +35,7 @@ pub(super) fn explain(table: &Table, source: &Source) -> Option<String> {
 
 struct Walk<'a> {
     source: &'a Source,
-    keys: Vec<Key>,
+    keys: &'static [Key],
 }
 
 impl Walk<'_> {
@@ -104,7 +110,7 @@ impl Walk<'_> {
             // [task.source]: the schema does not go round in circles, but it is a section like the one around
             // it.
             (None, Value::Table(table)) if schema["type"] == "object" => {
-                let task = &schema::json_schema()["properties"]["task"];
+                let task = &SCHEMA["properties"]["task"];
                 self.section(table, task, path, faults);
             }
             (None, _) => self.leaf(value, schema, &kind, path, faults),
