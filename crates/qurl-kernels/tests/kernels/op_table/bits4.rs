@@ -1,5 +1,4 @@
-//! Linear layers of frozen weights in four bits, alone and beside an adapter, with what is quantized here in
-//! plain code.
+//! Linear layers of frozen weights in four bits, against what is quantized here in plain code.
 
 use super::{Case, Want, sum_units};
 use crate::naive;
@@ -82,7 +81,8 @@ fn linear<D: Device>(format: Format, (rows, n, k): (usize, usize, usize), seed: 
         vec![
             Want::new("stored", stored, sum_units(k)),
             Want::new("added", added, sum_units(k)),
-            Want::new("dx", dx, sum_units(n)),
+            // Numbers are rounded to bf16 for it, from products that were rounded themselves.
+            Want::of_operands(Format::Bf16, "dx", dx, sum_units(n)),
         ]
     };
     Case { name: format!("linear {format} {rows}x{n}x{k}"), run: Box::new(run), want: Box::new(want) }
