@@ -32,7 +32,7 @@ class CompileError(Exception):
 def shared_constants():
     """The numbers that kernels and host agree on, as NAME=VALUE, from the program's own text."""
     text = lambda *path: open(os.path.join(KERNELS, "src", *path)).read()
-    elsewhere = text("checksum.rs") + text("types", "attention.rs")
+    elsewhere = text("checksum.rs") + text("types", "attention.rs") + text("types", "moments.rs")
     found = []
     for name, value in re.findall(r"^    ([A-Z][A-Z0-9_]*) = (.+);$", text("cuda", "constants.rs"), re.M):
         if "::" in value:

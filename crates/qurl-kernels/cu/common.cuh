@@ -133,6 +133,16 @@ __device__ __forceinline__ float reciprocal_root(float mean) {
     return __float_as_uint(mean) == 0x7f800000u ? NAN_F : __fdiv_rn(1.0f, __fsqrt_rn(mean));
 }
 
+// A number in [0, 1) and random bits that depend on seed and place alone, as on the CPU.
+__device__ __forceinline__ u32 random_bits(u64 seed, u64 index) {
+    u64 x = seed + (index + 1) * 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return (u32)((x ^ (x >> 31)) >> 32);
+}
+
+__device__ __forceinline__ float unit_of(u32 random) { return (float)(random >> 8) * (1.0f / 16777216.0f); }
+
 // Scale of numbers whose absmax has these bits; NaN where one of them is not finite.
 __device__ __forceinline__ float scale_of(u32 absmax_bits, float max) {
     float largest = __uint_as_float(absmax_bits);

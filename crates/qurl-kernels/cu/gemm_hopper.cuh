@@ -21,9 +21,12 @@
 //           tokens.
 //   BULK    the same in bf16 with results stored in the background (gemm_bulk.cuh).
 //
+// Weights in four bits come as codes and are decoded in registers: see gemm_bits4.cuh.
+//
 // Weights do not depend on earlier kernels: launched with programmatic serialization, a block fills its
 // stages with them while the kernel before it still runs, a stream not faster than PACE.
 #pragma once
+#include "gemm_bits4.cuh"
 #include "gemm_bulk.cuh"
 #include "gemm_split_k.cuh"
 #include "hopper.cuh"
@@ -33,6 +36,9 @@ enum Schedule { STREAM, TILES, VIRTUAL, SPLIT, BULK };
 // Streams for few tokens take less than half of the registers: norms and roundings of rows then run beside
 // them. They are there when the GEMM before them ends, and the weights of the next one come meanwhile.
 #define IS_LIGHT(tok, schedule) ((schedule) == STREAM && (tok) <= 64)
+// Registers of a thread when the block begins. (What is decoded takes some more.)
+#define REGISTERS_OF(format, tok, schedule) \
+    (!IS_LIGHT(tok, schedule) ? 168 : IS_BITS4(format) && (tok) == 64 ? 128 : 80)
 
 // Nanoseconds from one early stage of a stream to the next. All at once would fill the queues of the memory,
 // and the kernel before, short as it may be, is a chain of round trips through them.
@@ -74,10 +80,16 @@ __device__ __forceinline__ void finish_mmas() {
 
 // ---- the kernel -------------------------------------------------------------------------------------------
 
-// Stages of a block in shared memory.
-template <int TOK, int WG, int SCHEDULE>
+// Stages of a block in shared memory: tiles of weights, then boxes of 128 bytes of all tokens.
+template <int FORMAT, int TOK, int WG, int SCHEDULE>
 struct Shape {
-    static const int STAGE_BYTES = WG * TILE_BYTES + TOK * 128;
+    static constexpr int TILE = IS_BITS4(FORMAT) ? Bits4<FORMAT>::TILE : TILE_BYTES,
+                     BOXES = IS_BITS4(FORMAT) ? 2 : 1, BOX_BYTES = TOK * 128;
+    // Boxes begin at multiples of what they are swizzled by.
+    static const int TILES_BYTES = (WG * TILE + 1023) / 1024 * 1024;
+    static const int STAGE_BYTES = TILES_BYTES + BOXES * BOX_BYTES;
+    // What arrives in a stage.
+    static const int ARRIVING = WG * TILE + BOXES * BOX_BYTES;
     static const int FITTING = (SCHEDULE == BULK ? BULK_STAGE_KIB : STAGE_KIB) * 1024 / STAGE_BYTES;
     static const int STAGES = FITTING > MAX_STAGES ? MAX_STAGES : FITTING;
 };
@@ -145,17 +157,18 @@ __device__ __forceinline__ void gemm(
     typedef typename Sum<FORMAT>::type S;
     const bool STREAMS = SCHEDULE == STREAM, SPLITS = SCHEDULE == SPLIT, BULKS = SCHEDULE == BULK;
     static_assert(!BULKS || (FORMAT == BF16 && WG == 2 && TOK % CHUNK == 0), "what bulk stores are made for");
-    typedef Shape<TOK, WG, SCHEDULE> Memory;
+    typedef Shape<FORMAT, TOK, WG, SCHEDULE> Memory;
     const int STAGES = Memory::STAGES;
-    const int STAGE_BYTES = Memory::STAGE_BYTES;
+    const int STAGE_BYTES = Memory::STAGE_BYTES, TILE = Memory::TILE, BOXES = Memory::BOXES;
     const int WARPS = WG * 4;
     // Blocks with the same tokens.
     const int ALIKE = SPLITS ? 1 : CL;
     // Of a thread when the block begins; producers then give some of theirs to the consumers.
-    const int REGISTERS = IS_LIGHT(TOK, SCHEDULE) ? 80 : 168;
-    const int PRODUCER_REGISTERS = REGISTERS == 80 || FORMAT == FP8 || BULKS || (STREAMS && TOK == 256) ? 40
-                                   : STREAMS || SPLITS || TOK == 192                           ? 56
-                                                                                               : 88;
+    const int REGISTERS = REGISTERS_OF(FORMAT, TOK, SCHEDULE);
+    const int PRODUCER_REGISTERS =
+        REGISTERS < 168 || FORMAT == FP8 || BULKS || (STREAMS && TOK == 256) ? 40
+        : STREAMS || SPLITS || TOK == 192 || IS_BITS4(FORMAT)                ? 56
+                                                                             : 88;
     static_assert(!STREAMS || (WG == 2 && CL <= SIDES), "a stream's tiles have 256 rows");
 
     extern __shared__ u8 dynamic[];
@@ -253,15 +266,13 @@ __device__ __forceinline__ void gemm(
             }
             each_stage([&](u32 stage, const Walk& w, u32 k, u32 done) {
                 u32 barrier = smem_address(&full[stage]);
-                barrier_expect(barrier, STAGE_BYTES);
+                barrier_expect(barrier, Memory::ARRIVING);
 #pragma unroll
                 for (int g = 0; g < WG; ++g) {
                     // Past the last rows the last ones are read again; nothing of them is stored.
                     u32 strip = min(strip_of(w.tile, g), strips - 1);
-                    const u8* from = a.weights + ((u64)strip * kb + k) * TILE_BYTES;
-                    copy_weights(
-                        stages + stage * STAGE_BYTES + g * TILE_BYTES, from, TILE_BYTES, barrier, policy
-                    );
+                    const u8* from = a.weights + ((u64)strip * kb + k) * TILE;
+                    copy_weights(stages + stage * STAGE_BYTES + g * TILE, from, TILE, barrier, policy);
                 }
                 if (STREAMS && done > 0 && done < STAGES && !*input) __nanosleep(PACE);
             });
@@ -271,8 +282,13 @@ __device__ __forceinline__ void gemm(
             *input = 1;
             u32 first = SPLITS ? 0 : rank * (TOK / CL);
             each_stage([&](u32 stage, const Walk& w, u32 k, u32 done) {
-                u32 to = stages + stage * STAGE_BYTES + WG * TILE_BYTES + first * 128;
-                copy_tokens<ALIKE>(to, &map, k * 128, w.token_tile * TOK + first, smem_address(&full[stage]));
+                u32 to = stages + stage * STAGE_BYTES + Memory::TILES_BYTES + first * 128;
+#pragma unroll
+                for (int box = 0; box < BOXES; ++box)
+                    copy_tokens<ALIKE>(
+                        to + box * Memory::BOX_BYTES, &map, (k * BOXES + box) * 128,
+                        w.token_tile * TOK + first, smem_address(&full[stage])
+                    );
             });
         }
     } else {
@@ -290,15 +306,62 @@ __device__ __forceinline__ void gemm(
         float* buffer = reinterpret_cast<float*>(buffers) + (BULKS ? 0 : warp * WarpBuffer<TOK>::FLOATS);
         u32 scales_of = ~0u;
         S d[TOK / 2];
-        auto sum_up = [&](u32 from, u32 to, auto meanwhile) {
-            // Also so that the registers are free between tiles.
+        // Where a stage is that has arrived.
+        auto arrived = [&](u32 number) {
+            barrier_wait(smem_address(&full[number % STAGES]), number / STAGES & 1);
+            return stages + number % STAGES * STAGE_BYTES;
+        };
+        // Of weights in four bits.
+        auto sum_up_bits4 = [&](u32 from, u32 to) {
+            u32 first[4][4], second[4][4], strip = warp % 4, own = group * TILE;
+            auto tokens = [&](u32 at, int half) {
+                return operand(at + Memory::TILES_BYTES + half * Memory::BOX_BYTES);
+            };
+            if constexpr (FORMAT == NVFP4) {
+                for (u32 k = from; k < to; ++k, ++done) {
+                    u32 at = arrived(done);
+                    load_half<FORMAT>(at + own, strip, lane, 0, first);
+                    multiply_half<TOK>(d, first, tokens(at, 0), 1);
+                    // The half before is through: its registers and its stage are free.
+                    finish_mmas<1>();
+                    if (k > from) release((done - 1) % STAGES);
+                    load_half<FORMAT>(at + own, strip, lane, 1, second);
+                    multiply_half<TOK>(d, second, tokens(at, 1), 1);
+                    finish_mmas<1>();
+                }
+                finish_mmas<0>();
+                release((done - 1) % STAGES);
 #pragma unroll
-            for (int i = 0; i < TOK / 2; ++i) d[i] = 0;
+                for (int i = 0; i < TOK / 2; ++i) pin(d[i]);
+            } else if constexpr (FORMAT == INT4) {
+                // The rows of a k-block have a scale each: its sum is taken out, and multiplied by that.
+                u32 at = arrived(done);
+                load_half<FORMAT>(at + own, strip, lane, 0, first);
+                for (u32 k = from; k < to; ++k, ++done) {
+                    S block[TOK / 2];
+                    multiply_half<TOK>(block, first, tokens(at, 0), 0);
+                    load_half<FORMAT>(at + own, strip, lane, 1, second);
+                    float2 scales = row_scales(at + own, strip, lane);
+                    multiply_half<TOK>(block, second, tokens(at, 1), 1);
+                    finish_mmas<1>();
+                    if (k + 1 < to) {
+                        at = arrived(done + 1);
+                        load_half<FORMAT>(at + own, strip, lane, 0, first);
+                    }
+                    finish_mmas<0>();
+                    release(done % STAGES);
+#pragma unroll
+                    for (int i = 0; i < TOK / 2; ++i) pin(block[i]);
+#pragma unroll
+                    for (int i = 0; i < TOK / 2; ++i)
+                        d[i] = __fmaf_rn(block[i], i / 2 % 2 ? scales.y : scales.x, d[i]);
+                }
+            }
+        };
+        auto sum_up_tiles = [&](u32 from, u32 to, auto meanwhile) {
             for (u32 k = from; k < to; ++k, ++done) {
-                u32 stage = done % STAGES;
-                barrier_wait(smem_address(&full[stage]), done / STAGES & 1);
-                u32 at = stages + stage * STAGE_BYTES;
-                u64 wa = operand(at + group * TILE_BYTES), xb = operand(at + WG * TILE_BYTES);
+                u32 at = arrived(done);
+                u64 wa = operand(at + group * TILE), xb = operand(at + Memory::TILES_BYTES);
                 if constexpr (FORMAT == FP8) {
                     // The tensor cores keep only 14 bits or so of a sum of fp8: it is taken out after every
                     // block, of at most 128 tokens at a time, for which there are registers.
@@ -308,7 +371,7 @@ __device__ __forceinline__ void gemm(
                         S block[PART / 2];
                         multiply<FORMAT, PART>(block, wa, xb + first * 128 / 16, 0);
                         finish_mmas<0>();
-                        if (first + PART == TOK) release(stage);
+                        if (first + PART == TOK) release(done % STAGES);
 #pragma unroll
                         for (int i = 0; i < PART / 2; ++i) pin(block[i]);
 #pragma unroll
@@ -327,6 +390,16 @@ __device__ __forceinline__ void gemm(
                 release((done - 1) % STAGES);
 #pragma unroll
                 for (int i = 0; i < TOK / 2; ++i) pin(d[i]);
+            }
+        };
+        auto sum_up = [&](u32 from, u32 to, auto meanwhile) {
+            // Also so that the registers are free between tiles.
+#pragma unroll
+            for (int i = 0; i < TOK / 2; ++i) d[i] = 0;
+            if constexpr (IS_BITS4(FORMAT)) {
+                sum_up_bits4(from, to);
+            } else {
+                sum_up_tiles(from, to, meanwhile);
             }
         };
         auto nothing = [](u32) {};
@@ -426,8 +499,9 @@ __device__ __forceinline__ void gemm(
 
 // With two consumer warpgroups the producers are a warpgroup, so that registers can change hands.
 #define THREADS(wg) ((wg) > 1 ? (wg) * 128 + 128 : 192)
-// The compiler divides all registers by these threads: 168 for each of 384, 80 for each of 768.
-#define BOUND(tok, wg, schedule) (IS_LIGHT(tok, schedule) ? 768 : THREADS(wg))
+// The compiler divides all registers by these threads: 168 for each of 384, 128 of 512, 80 of 768.
+#define BOUND(format, tok, wg, schedule) \
+    (IS_LIGHT(tok, schedule) ? 65536 / REGISTERS_OF(format, tok, schedule) / 128 * 128 : THREADS(wg))
 #define GEMM_PARAMETERS                                                                                     \
     const __grid_constant__ TensorMap map, const u8 *weights, const float *w_scales, const float *x_scales, \
         const float *bias, float *out, uint4 *partials, int tokens, int n, int k_blocks, int ranges,        \
@@ -435,7 +509,7 @@ __device__ __forceinline__ void gemm(
 #define GEMM_ARGUMENTS \
     {weights, w_scales, x_scales, bias, out, partials, tokens, n, k_blocks, ranges, add, gating, absmax, kept}
 #define KERNEL(name, format, tok, wg, cl, schedule)                                                      \
-    extern "C" __global__ void __cluster_dims__(cl, 1, 1) __launch_bounds__(BOUND(tok, wg, schedule), 1) \
+    extern "C" __global__ void __cluster_dims__(cl, 1, 1) __launch_bounds__(BOUND(format, tok, wg, schedule), 1) \
         gemm_##name##_##tok##_##wg##_##cl##_##schedule(GEMM_PARAMETERS) {                                \
         GemmArgs args = GEMM_ARGUMENTS;                                                                  \
         gemm<format, tok, wg, cl, schedule>(map, nullptr, nullptr, args);                                \

@@ -38,9 +38,10 @@ struct Number<i8> {
     static __device__ __forceinline__ int multiply_add(int a, int b, int c) { return a * b + c; }
 };
 
-template <typename T>
+// Operands of two kinds have sums of the same type.
+template <typename T, typename U>
 __device__ __forceinline__ void gemm_plain(
-    const T* a, u64 a_m, u64 a_k, const T* b, u64 b_n, u64 b_k, u32 m, u32 n, u32 k, const float* row_scales,
+    const T* a, u64 a_m, u64 a_k, const U* b, u64 b_n, u64 b_k, u32 m, u32 n, u32 k, const float* row_scales,
     const float* column_scales, const float* bias, u32 add, float* out
 ) {
     typedef typename Number<T>::Sum Sum;
@@ -49,13 +50,14 @@ __device__ __forceinline__ void gemm_plain(
     u32 tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     Sum acc[4][4] = {};
     for (u32 k0 = 0; k0 < k; k0 += DEPTH) {
+#pragma unroll 1
         for (u32 i = threadIdx.x; i < PLAIN_TILE * DEPTH; i += 256) {
             // Neighbouring threads follow the direction in which the operand is dense.
             u32 la = a_k == 1 ? i % DEPTH : i / PLAIN_TILE, lm = a_k == 1 ? i / DEPTH : i % PLAIN_TILE;
             u32 lb = b_k == 1 ? i % DEPTH : i / PLAIN_TILE, ln = b_k == 1 ? i / DEPTH : i % PLAIN_TILE;
             bool in_a = row0 + lm < m && k0 + la < k, in_b = column0 + ln < n && k0 + lb < k;
             left[la][lm] = in_a ? Number<T>::load(a + (row0 + lm) * a_m + (k0 + la) * a_k) : (Sum)0;
-            right[lb][ln] = in_b ? Number<T>::load(b + (column0 + ln) * b_n + (k0 + lb) * b_k) : (Sum)0;
+            right[lb][ln] = in_b ? Number<U>::load(b + (column0 + ln) * b_n + (k0 + lb) * b_k) : (Sum)0;
         }
         __syncthreads();
         u32 depth = min(DEPTH, k - k0);
@@ -90,15 +92,17 @@ __device__ __forceinline__ void gemm_plain(
     }
 }
 
-#define GEMM(name, T)                                                                                \
-    extern "C" __global__ void __launch_bounds__(256) gemm_plain_##name(                             \
-        const T* a, u64 a_m, u64 a_k, const T* b, u64 b_n, u64 b_k, u32 m, u32 n, u32 k,             \
-        const float* row_scales, const float* column_scales, const float* bias, u32 add, float* out  \
-    ) {                                                                                              \
-        gemm_plain<T>(a, a_m, a_k, b, b_n, b_k, m, n, k, row_scales, column_scales, bias, add, out); \
+#define GEMM(name, T, U)                                                                            \
+    extern "C" __global__ void __launch_bounds__(256) gemm_plain_##name(                            \
+        const T* a, u64 a_m, u64 a_k, const U* b, u64 b_n, u64 b_k, u32 m, u32 n, u32 k,            \
+        const float* row_scales, const float* column_scales, const float* bias, u32 add, float* out \
+    ) {                                                                                             \
+        gemm_plain(a, a_m, a_k, b, b_n, b_k, m, n, k, row_scales, column_scales, bias, add, out);   \
     }
 
-GEMM(f32, float)
-GEMM(bf16, u16)
-GEMM(i8, i8)
-GEMM(e4m3, u8)
+GEMM(f32, float, float)
+GEMM(bf16, u16, u16)
+GEMM(i8, i8, i8)
+GEMM(e4m3, u8, u8)
+// Tokens in bf16 and weights in four bits, as the numbers that they stand for.
+GEMM(bits4, u16, float)

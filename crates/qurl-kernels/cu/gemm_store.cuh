@@ -3,6 +3,7 @@
 // Sums lie in registers as the tensor cores put them, 16 rows of weights by all tokens in a warp. They are
 // transposed in a small buffer of the warp in shared memory, scaled, and written in runs of 16 rows.
 #pragma once
+#include "bits4.cuh"
 #include "common.cuh"
 #include "gemm_sums.cuh"
 #include "mma.cuh"
@@ -14,7 +15,7 @@
 
 struct GemmArgs {
     const u8* weights;       // [n / 64][k_blocks][64][128 bytes]
-    const float* w_scales;   // [n], or null
+    const float* w_scales;   // [n], or one for all (nvfp4), or null
     const float* x_scales;   // [tokens], or null
     const float* bias;       // [n], or null; none with GATING_SWIGLU
     float* out;              // [tokens, n]; with GATING_SWIGLU [tokens, n / 2], in bf16 if the GEMM is
@@ -42,7 +43,7 @@ struct WarpBuffer {
 // Prefetches the scales of a token tile into a warp's buffer.
 template <int FORMAT, int TOK>
 __device__ __forceinline__ void prefetch_scales(const GemmArgs& a, u32 token, float* buffer) {
-    if (FORMAT == BF16) return;
+    if (!HAS_SCALES(FORMAT)) return;
     __syncwarp();
     for (u32 t = threadIdx.x % WARP; t < TOK; t += WARP) {
         copy_4(
@@ -96,13 +97,14 @@ struct Finish {
 
     // Prefetches what the rows are finished with, before their sums are there: the scales of 16 rows, and
     // those of their up rows or the bias. `fetch` waits for them, and must before the next tile prefetches,
-    // even if nothing of this one is stored.
-    static __device__ void prefetch(const GemmArgs& a, u32 first_row, float* buffer) {
+    // even if nothing of this one is stored. (nvfp4 has one scale for all rows.)
+    __device__ void prefetch(const GemmArgs& a, u32 first_row, float* buffer) {
+        if (FORMAT == NVFP4) ws[0] = __fmul_rn(*a.w_scales, NVFP4_FACTOR);
         u32 lane = threadIdx.x % WARP, row = own_row(a, first_row) + lane % 16,
             width = a.gating == GATING_SWIGLU ? a.n / 2 : a.n;
         const float* from = lane >= 16 && a.gating != GATING_SWIGLU ? a.bias
-                            : FORMAT == BF16                        ? nullptr
-                                                                    : a.w_scales;
+                            : HAS_SCALES(FORMAT)                    ? a.w_scales
+                                                                    : nullptr;
         if (from)
             copy_4(
                 smem_address(buffer + WarpBuffer<TOK>::ROW_SCALES + lane),
@@ -114,12 +116,12 @@ struct Finish {
         row = own_row(a, first_row);
         u32 quad = threadIdx.x % 4, eighth = threadIdx.x % WARP / 4;
         width = a.gating == GATING_SWIGLU ? a.n / 2 : a.n;
-        if (FORMAT != BF16 || a.bias) {
+        if (HAS_SCALES(FORMAT) || a.bias) {
             asm volatile("cp.async.wait_all;" ::: "memory");
             __syncwarp();
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                ws[e] = FORMAT != BF16 ? buffer[WarpBuffer<TOK>::ROW_SCALES + quad * 4 + e] : 1.0f;
+                if (HAS_SCALES(FORMAT)) ws[e] = buffer[WarpBuffer<TOK>::ROW_SCALES + quad * 4 + e];
                 other[e] = buffer[WarpBuffer<TOK>::ROW_OTHERS + quad * 4 + e];
             }
         }
@@ -135,7 +137,8 @@ struct Finish {
             typename Sum<FORMAT>::type sum;
             from_bits(sum, v[e]);
             v[e] = (float)sum;
-            if (FORMAT != BF16) v[e] = __fmul_rn(v[e], __fmul_rn(x_scale, ws[e]));
+            if (HAS_SCALES(FORMAT)) v[e] = __fmul_rn(v[e], __fmul_rn(x_scale, ws[e]));
+            if (FORMAT == NVFP4) v[e] = __fmul_rn(v[e], ws[0]);
         }
         return make_float4(v[0], v[1], v[2], v[3]);
     }
@@ -151,7 +154,7 @@ struct Finish {
         float* to = a.out + place + (u64)first * width;
         auto result = [&](int t) {
             float4 v = scaled(
-                *reinterpret_cast<const float4*>(from + t * STRETCH_ROW), ws, FORMAT != BF16 ? xs[t] : 1.0f
+                *reinterpret_cast<const float4*>(from + t * STRETCH_ROW), ws, HAS_SCALES(FORMAT) ? xs[t] : 1.0f
             );
             float4 more = make_float4(
                 __fadd_rn(v.x, other[0]), __fadd_rn(v.y, other[1]), __fadd_rn(v.z, other[2]),
@@ -191,15 +194,16 @@ struct Finish {
 #pragma unroll
         for (int t = 0; t < COUNT / 2; t += 8, gate += 8 * STRETCH_ROW, to += 8 * (u64)width) {
             bool has = (int)half + t < some && left > (int)(first + half) + t;
-            float x_scale = FORMAT != BF16 ? xs[t] : 1.0f;
+            float x_scale = HAS_SCALES(FORMAT) ? xs[t] : 1.0f;
             float4 g = scaled(*reinterpret_cast<const float4*>(gate), ws, x_scale),
                    u = scaled(
-                       *reinterpret_cast<const float4*>(gate + 4 * WarpBuffer<TOK>::FLOATS), other, x_scale
+                       *reinterpret_cast<const float4*>(gate + 4 * WarpBuffer<TOK>::FLOATS),
+                       FORMAT == NVFP4 ? ws : other, x_scale
                    );
             float4 v = make_float4(
                 silu_times(g.x, u.x), silu_times(g.y, u.y), silu_times(g.z, u.z), silu_times(g.w, u.w)
             );
-            if (FORMAT == BF16) {
+            if (!HAS_SCALES(FORMAT)) {
                 write_four_bf16(reinterpret_cast<u16*>(a.out) + to, v, has);
             } else {
                 write_four(a.out + to, v, has, false);
@@ -212,7 +216,7 @@ struct Finish {
             write_four_bf16(kept, g, has && a.kept);
             write_four_bf16(kept + width, u, has && a.kept);
         }
-        if (FORMAT != BF16 && a.absmax) {
+        if (HAS_SCALES(FORMAT) && a.absmax) {
 #pragma unroll
             for (int t = 0; t < COUNT / 2; t += 8) {
                 u32 row_absmax = absmax[t / 8];

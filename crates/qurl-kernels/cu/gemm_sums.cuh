@@ -1,7 +1,12 @@
 // What all GEMMs share: the formats of their operands, and those of their sums.
 #pragma once
 
-enum Format { BF16, INT8, FP8 };
+enum Format { BF16, INT8, FP8, INT4, NVFP4 };
+
+// Weights in four bits: see bits4.cuh. Their tokens are in bf16.
+#define IS_BITS4(format) ((format) == INT4 || (format) == NVFP4)
+// Whether sums are multiplied by a scale of the token and one of the row.
+#define HAS_SCALES(format) ((format) == INT8 || (format) == FP8)
 
 template <int FORMAT>
 struct Sum {

@@ -137,3 +137,21 @@ __device__ __forceinline__ u64 operand(u32 address) {
 WGMMA_TOKENS(wgmma_bf16, float, "+f", ".f32.bf16.bf16", "k16", ", 1, 1, 0, 0")
 WGMMA_TOKENS(wgmma_int8, int, "+r", ".s32.s8.s8", "k32", "")
 WGMMA_TOKENS(wgmma_fp8, float, "+f", ".f32.e4m3.e4m3", "k32", ", 1, 1")
+// The same in bf16 with weights in registers: four of each thread, as for mma.sync of its warp's 16 rows.
+#define WGMMA_LEFT(shape, regs, sums, a, b, go)                                                             \
+    asm volatile("{\n.reg .pred go;\nsetp.ne.b32 go, " go ", 0;\n"                                         \
+                 "wgmma.mma_async.sync.aligned." shape ".f32.bf16.bf16 {" regs "}, {" a "}, " b             \
+                 ", go, 1, 1, 0;\n}\n"                                                                      \
+                 : sums                                                                                     \
+                 : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(xb), "r"(go_on))
+template <int TOK>
+__device__ __forceinline__ void wgmma_left(float (&d)[TOK / 2], const u32 (&w)[4], u64 xb, int go_on) {
+    if constexpr (TOK == 16)
+        WGMMA_LEFT("m64n16k16", REGS8, SUMS8("+f", 0), "%8, %9, %10, %11", "%12", "%13");
+    if constexpr (TOK == 64)
+        WGMMA_LEFT("m64n64k16", REGS32, SUMS32("+f", 0), "%32, %33, %34, %35", "%36", "%37");
+    if constexpr (TOK == 96)
+        WGMMA_LEFT("m64n96k16", REGS48, SUMS48("+f", 0), "%48, %49, %50, %51", "%52", "%53");
+    if constexpr (TOK == 128)
+        WGMMA_LEFT("m64n128k16", REGS64, SUMS64("+f", 0), "%64, %65, %66, %67", "%68", "%69");
+}

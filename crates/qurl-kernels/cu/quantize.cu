@@ -348,18 +348,8 @@ extern "C" __global__ void __launch_bounds__(1024) swiglu_e4m3(
     to_quantized<E4m3>(swiglu_row(gate_up, f), f, out + ROW_OF(f), scales + blockIdx.x, buffer);
 }
 
-// A number in [0, 1) and random bits that depend on seed and place alone, as on the CPU.
-__device__ __forceinline__ u32 random_bits(u64 seed, u64 index) {
-    u64 x = seed + (index + 1) * 0x9e3779b97f4a7c15ull;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return (u32)((x ^ (x >> 31)) >> 32);
-}
-
-__device__ __forceinline__ float unit(u32 random) { return (float)(random >> 8) * (1.0f / 16777216.0f); }
-
 __device__ __forceinline__ u8 stochastic_i8(float x, u32 random) {
-    float whole = floorf(__fadd_rn(x, unit(random)));
+    float whole = floorf(__fadd_rn(x, unit_of(random)));
     return (u8)(i8)(int)fminf(fmaxf(whole, -127.0f), 127.0f);
 }
 
@@ -368,7 +358,7 @@ __device__ __forceinline__ u8 stochastic_e4m3(float x, u32 random) {
     m = m < 448.0f ? m : 448.0f;
     u32 code;
     if (m < 0.015625f) {
-        code = (u32)floorf(__fadd_rn(m * 512.0f, unit(random)));
+        code = (u32)floorf(__fadd_rn(m * 512.0f, unit_of(random)));
     } else {
         code = ((__float_as_uint(m) + (random >> 12)) >> 20) - (120u << 3);
     }

@@ -5,6 +5,7 @@
 //! full once more. Layers of several modules have one A with the rows of all of them and a block-diagonal B:
 //! its zeros cost little beside the launches that a GEMM for each module would take.
 
+use super::bits4::operand_format;
 use super::device::Cuda;
 use super::ffi::DevicePtr;
 use super::kernels::{self, ScaleBlock};
@@ -65,7 +66,8 @@ pub(super) fn forward(
 ) {
     let Some(Adapter { a, b }) = adapter else { return };
     check(w, a, b);
-    let x = if w.format == a.format { read } else { operand(queue, a.format, source, rows, a.k) };
+    let x =
+        if operand_format(w.format) == a.format { read } else { operand(queue, a.format, source, rows, a.k) };
     let u = projected(queue, x, rows, a, b);
     linear::gemm(queue, u, rows, b, 0, Output::Add, y);
 }

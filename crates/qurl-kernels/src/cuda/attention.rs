@@ -4,6 +4,7 @@
 
 use super::adapter;
 use super::batch::CudaBatch;
+use super::bits4::operand_format;
 use super::constants::PLAIN_WARPS;
 use super::device::{Cuda, CudaTensor};
 use super::ffi::DevicePtr;
@@ -120,7 +121,7 @@ fn decode(
         true => flash_stream::quantizes(&queue.context, heads, &batch.shape),
         false => flash::quantizes(queue, heads, kv, &batch.shape),
     };
-    let decoded = match o.format {
+    let decoded = match operand_format(o.format) {
         Format::F32 => Decoded::Numbers(queue.alloc(4 * rows * o.k)),
         Format::Bf16 => Decoded::Rounded(Operand::alloc(queue, Format::Bf16, rows, o.k)),
         Format::Int8 | Format::Fp8 => match quantizes && !in_full {

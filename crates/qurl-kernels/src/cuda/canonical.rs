@@ -3,6 +3,7 @@
 //! Numbers are read as they lie and brought into rows by the host, which sends them somewhere anyway; the
 //! other way rows go through the kernel that packs them.
 
+use super::bits4::is_bits4;
 use super::constants::{TILE_DEPTH, TILE_ROWS};
 use super::memory::Buffer;
 use super::queue::CudaQueue;
@@ -23,12 +24,16 @@ pub(super) fn export(
     let (data, scales) = (weight.data(), weight.scale_buffer());
     let mut numbers = vec![0u8; data.bytes()];
     queue.read_values(data.at(), &mut numbers)?;
+    let mut values = vec![0u8; scales.map_or(0, Buffer::bytes)];
+    queue.read_values(weight.scales(), &mut values)?;
+    if is_bits4(shape.format) {
+        weight.export_bits4(&numbers, &values, to);
+        return Ok(());
+    }
     match weight.tiles() {
         Some(_) => from_tiles(&numbers, shape.n, canonical::row_bytes(shape), to),
         None => to.extend_from_slice(&numbers),
     }
-    let mut values = vec![0u8; scales.map_or(0, Buffer::bytes)];
-    queue.read_values(weight.scales(), &mut values)?;
     to.extend_from_slice(&values);
     Ok(())
 }
@@ -40,6 +45,10 @@ pub(super) fn import(
     weight: &mut CudaWeight,
 ) -> Result<(), DeviceError> {
     let shape = shape(weight);
+    if is_bits4(shape.format) {
+        weight.import_bits4(queue, bytes);
+        return queue.result();
+    }
     let (numbers, scales) = bytes.split_at(canonical::row_bytes(shape) * shape.n);
     let rows = match weight.tiles() {
         Some(_) => queue.alloc(numbers.len()),

@@ -25,6 +25,7 @@ pub struct Source {
 
 /// Headers that sources may include: name and text.
 pub(super) const HEADERS: &[(&str, &str)] = &[
+    ("bits4.cuh", include_str!("../../cu/bits4.cuh")),
     ("common.cuh", include_str!("../../cu/common.cuh")),
     ("flash.cuh", include_str!("../../cu/flash.cuh")),
     ("flash_hopper.cuh", include_str!("../../cu/flash_hopper.cuh")),
@@ -33,6 +34,7 @@ pub(super) const HEADERS: &[(&str, &str)] = &[
     ("gemm_sums.cuh", include_str!("../../cu/gemm_sums.cuh")),
     ("gemm_store.cuh", include_str!("../../cu/gemm_store.cuh")),
     ("gemm_split_k.cuh", include_str!("../../cu/gemm_split_k.cuh")),
+    ("gemm_bits4.cuh", include_str!("../../cu/gemm_bits4.cuh")),
     ("gemm_bulk.cuh", include_str!("../../cu/gemm_bulk.cuh")),
     ("gemm_gated.cuh", include_str!("../../cu/gemm_gated.cuh")),
     ("gemm_hopper.cuh", include_str!("../../cu/gemm_hopper.cuh")),
@@ -58,14 +60,18 @@ pub const SOURCES: &[Source] = &[
     source!("flash_stream", false),
     source!("gemm_bf16", true),
     source!("gemm_fp8", true),
+    source!("gemm_int4", true),
     source!("gemm_int8", true),
     source!("gemm_mma", false),
+    source!("gemm_mma_bits4", false),
+    source!("gemm_nvfp4", true),
     source!("gemm_pack", false),
     source!("gemm_plain", false),
     source!("head", false),
     source!("kv", false),
     source!("norm", false),
     source!("optim", false),
+    source!("pack_bits4", false),
     source!("quantize", false),
     source!("sample", false),
 ];

@@ -43,6 +43,10 @@ shared! {
     /// Rows and bytes of k of a tile of packed weights.
     TILE_ROWS = 64;
     TILE_DEPTH = 128;
+    /// Numbers along k of a tile of weights in four bits, and its bytes: codes and scales.
+    BITS4_DEPTH = 128;
+    INT4_TILE = 4352;
+    NVFP4_TILE = 4608;
     /// Rows and columns of results that a block of the plain GEMM has.
     PLAIN_TILE = 64;
     /// Rows of weights that ranges are counted in, and the blocks of a range: each takes half of the rows.

@@ -6,7 +6,10 @@
 //! with the same cuts. So a row's bits do not depend on how many others there are. Other devices take the
 //! same tiles.
 
-use super::constants::{BULK_CHUNK, CUT_ROWS, GATING_NONE, GATING_SWIGLU, SIDES, TILE_DEPTH, TILE_ROWS};
+use super::bits4::{is_bits4, operand_format, tile_bytes};
+use super::constants::{
+    BITS4_DEPTH, BULK_CHUNK, CUT_ROWS, GATING_NONE, GATING_SWIGLU, SIDES, TILE_DEPTH, TILE_ROWS,
+};
 use super::context::{Context, HOPPER};
 use super::ffi::DevicePtr;
 use super::gemm_mma;
@@ -24,15 +27,21 @@ const MAX_STREAMED: usize = 256;
 /// Bytes of packed weights `[n, k]`; `None` where the kernels do not take them.
 pub(super) fn packed_bytes(format: Format, n: usize, k: usize) -> Option<usize> {
     let known = match format {
-        Format::Bf16 | Format::Int8 | Format::Fp8 => true,
+        Format::Bf16 | Format::Int8 | Format::Fp8 | Format::Int4 | Format::Nvfp4 => true,
         Format::F32 => false,
-        Format::Fp8Block | Format::Int4 | Format::Nvfp4 => unsupported(format),
+        Format::Fp8Block => unsupported(format),
     };
-    let row = k * number_bytes(format);
+    let blocks = blocks(format, k);
     // Kernels count k-blocks of tiles, times ranges, in 32 bits.
-    let counted = n.div_ceil(CUT_ROWS) * row.div_ceil(TILE_DEPTH) <= 1 << 22;
-    (known && counted && row.is_multiple_of(16))
-        .then(|| n.div_ceil(TILE_ROWS) * TILE_ROWS * row.div_ceil(TILE_DEPTH) * TILE_DEPTH)
+    let counted = n.div_ceil(CUT_ROWS) * blocks <= 1 << 22;
+    let tile = if is_bits4(format) { tile_bytes(format) } else { TILE_ROWS * TILE_DEPTH };
+    let aligned = (k * number_bytes(format)).is_multiple_of(16);
+    (known && counted && aligned).then(|| n.div_ceil(TILE_ROWS) * blocks * tile)
+}
+
+/// Blocks along k that tiles have one of.
+fn blocks(format: Format, k: usize) -> usize {
+    if is_bits4(format) { k.div_ceil(BITS4_DEPTH) } else { (k * number_bytes(format)).div_ceil(TILE_DEPTH) }
 }
 
 /// Packs rows of numbers.
@@ -80,9 +89,9 @@ pub(super) enum Gating {
     /// As they are.
     None,
     /// Gate projections, then as many up projections, brought together: the result is `silu(gate) * up`, half
-    /// as wide, and in bf16 if the GEMM is.
+    /// as wide, and in bf16 if the tokens are.
     Swiglu {
-        /// Where the absmax of the rows goes, or 0; not for bf16.
+        /// Where the absmax of the rows goes, or 0; not for results in bf16.
         absmax: DevicePtr,
         /// Where gate and up projections go, rounded to bf16, or 0.
         kept: DevicePtr,
@@ -97,7 +106,7 @@ pub(super) struct Packed {
     pub n: usize,
     pub k: usize,
     pub tiles: DevicePtr,
-    /// One per output, for quantized values.
+    /// One per output, for values of eight bits; one for all, for nvfp4.
     pub scales: DevicePtr,
     pub gating: Gating,
 }
@@ -110,7 +119,7 @@ impl Packed {
 
     /// Blocks along k.
     pub fn blocks(&self) -> usize {
-        self.row_bytes().div_ceil(TILE_DEPTH)
+        blocks(self.format, self.k)
     }
 
     /// Whether gate and up projections can be brought together.
@@ -136,7 +145,7 @@ pub(super) fn linear(
     let (n, blocks, sms) = (w.n, w.blocks(), context.sms);
     let shape = Shape { format: w.format, tokens, n, blocks, gating: w.gating, sms };
     let v = choose(shape, |v: &Variant| {
-        context.blocks_at_once(v.kernel.id(), v.threads(), v.shared(usize::MAX) as u32, v.cluster)
+        context.blocks_at_once(v.kernel.id(), v.threads(), v.shared(w.format, usize::MAX) as u32, v.cluster)
     });
     let ranges = ranges(sms, n, blocks);
     let tiles = n.div_ceil(v.rows * v.alike()) * tokens.div_ceil(v.tokens);
@@ -157,8 +166,8 @@ pub(super) fn linear(
         Gating::None => (GATING_NONE, 0, 0),
         Gating::Swiglu { absmax, kept } => (GATING_SWIGLU, absmax, kept),
     };
-    assert!(w.format != Format::Bf16 || absmax == 0, "gating: what the format has");
-    let launch = Launch::blocks(grid, v.threads()).shared(v.shared(each));
+    assert!(operand_format(w.format) != Format::Bf16 || absmax == 0, "gating: what the format has");
+    let launch = Launch::blocks(grid, v.threads()).shared(v.shared(w.format, each));
     let (k_blocks, ranges, add, gating) = (blocks as u32, ranges as u32, u32::from(add), gating as u32);
     match v.kernel {
         Form::Direct(kernel) => {

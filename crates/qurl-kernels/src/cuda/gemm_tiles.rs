@@ -5,6 +5,7 @@
 //! form were fitted to measurements on an H200, whose raw output is in the files named there, under
 //! `benches/runs/`.
 
+use super::bits4::{is_bits4, tile_bytes};
 use super::constants::{
     BULK_KIB, BULK_STAGE_KIB, CUT_ROWS, GATED_STAGE_KIB, GATED_TOKENS, GATED_WIDE, MAX_PARTS, MAX_STAGES,
     SIDES, STAGE_KIB, STRETCH, TILE_DEPTH, TILE_ROWS,
@@ -186,7 +187,41 @@ const FP8: &[Variant] = &[
     split(kernels::gemm_fp8_128_1_4_SPLIT, [128, 1, 4], SPLIT_128),
 ];
 
+/// Estimates: not measured yet.
+const BITS4_STREAM_128: Time = Time::Stream { step: 0.6, split: 7.0, whole: 2.5, gated: 2.5 };
+const BITS4_TILES_64: Time = Time::Tiles { step: 0.4, many: 0.4, tile: 1.5, once: 0.0 };
+const BITS4_TILES_96: Time = Time::Tiles { step: 0.58, many: 0.62, tile: 1.8, once: 0.0 };
+const BITS4_TILES_128: Time = Time::Tiles { step: 0.76, many: 0.82, tile: 2.0, once: 0.0 };
+/// Tokens are twice the bytes of weights at 64 of them: pairs of blocks share them.
+const INT4: &[Variant] = &[
+    stream(kernels::gemm_int4_16_2_1_STREAM, 16, 1, Time::Best),
+    stream(kernels::gemm_int4_64_2_2_STREAM, 64, 2, Time::Best),
+    stream(kernels::gemm_int4_64_2_1_STREAM, 64, 1, Time::Best),
+    stream(kernels::gemm_int4_128_2_2_STREAM, 128, 2, BITS4_STREAM_128),
+    tiles(kernels::gemm_int4_64_2_1_VIRTUAL, [64, 2, 1], BITS4_TILES_64),
+    tiles(kernels::gemm_int4_96_2_1_VIRTUAL, [96, 2, 1], BITS4_TILES_96),
+];
+const NVFP4: &[Variant] = &[
+    stream(kernels::gemm_nvfp4_16_2_1_STREAM, 16, 1, Time::Best),
+    stream(kernels::gemm_nvfp4_64_2_2_STREAM, 64, 2, Time::Best),
+    stream(kernels::gemm_nvfp4_64_2_1_STREAM, 64, 1, Time::Best),
+    stream(kernels::gemm_nvfp4_128_2_2_STREAM, 128, 2, BITS4_STREAM_128),
+    tiles(kernels::gemm_nvfp4_64_2_1_VIRTUAL, [64, 2, 1], BITS4_TILES_64),
+    tiles(kernels::gemm_nvfp4_128_2_1_VIRTUAL, [128, 2, 1], BITS4_TILES_128),
+];
+
 impl Variant {
+    /// Bytes of a stage: tiles of weights and what they are multiplied with.
+    fn stage(&self, format: Format) -> usize {
+        match is_bits4(format) {
+            true => {
+                let tiles = self.rows / TILE_ROWS * tile_bytes(format);
+                tiles.next_multiple_of(1024) + 2 * self.tokens * TILE_DEPTH
+            }
+            false => (self.rows + self.tokens) * TILE_DEPTH,
+        }
+    }
+
     /// Warpgroups that multiply.
     fn groups(&self) -> usize {
         match self.schedule {
@@ -204,16 +239,17 @@ impl Variant {
 
     /// Bytes of shared memory of a block: stages, whose place the sums of a cluster take in the end. A block
     /// that has few k-blocks needs no more stages than that, and leaves memory for the kernels before and
-    /// after it. Two are the least: with one the driver would not be asked ([`super::launch::PLAIN_SHARED`])
-    /// for what a block needs together with its buffers.
-    pub fn shared(&self, k_blocks: usize) -> usize {
-        let stage = (self.rows + self.tokens) * TILE_DEPTH;
+    /// after it. Two are the least (three of weights in four bits): with one the driver would not be asked
+    /// ([`super::launch::PLAIN_SHARED`]) for what a block needs together with its buffers.
+    pub fn shared(&self, format: Format, k_blocks: usize) -> usize {
+        let stage = self.stage(format);
         let (kib, area) = match self.schedule {
             Schedule::Gated => (GATED_STAGE_KIB, 0),
             Schedule::Bulk => (BULK_STAGE_KIB, BULK_KIB << 10),
             Schedule::Stream | Schedule::Tiles | Schedule::Split => (STAGE_KIB, 0),
         };
-        let stages = ((kib << 10) / stage).min(MAX_STAGES).min(k_blocks.max(2));
+        let stages =
+            ((kib << 10) / stage).min(MAX_STAGES).min(k_blocks.max(if is_bits4(format) { 3 } else { 2 }));
         let sums = match self.schedule {
             Schedule::Split => {
                 self.parts() * (self.tokens / STRETCH).div_ceil(self.parts()) * self.rows * STRETCH * 4
@@ -265,7 +301,9 @@ pub(super) fn choose(shape: Shape, at_once: impl Fn(&Variant) -> usize) -> &'sta
         Format::Bf16 => BF16,
         Format::Int8 => INT8,
         Format::Fp8 => FP8,
-        Format::F32 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => unsupported(shape.format),
+        Format::Int4 => INT4,
+        Format::Nvfp4 => NVFP4,
+        Format::F32 | Format::Fp8Block => unsupported(shape.format),
     };
     let estimates = all.iter().map(|v| (v, estimate(v, shape, &at_once)));
     let best = estimates.min_by(|(_, a), (_, b)| a.total_cmp(b));
@@ -322,6 +360,13 @@ mod tests {
     use super::*;
 
     const SMS: usize = 132;
+    const FORMATS: [(Format, &[Variant]); 5] = [
+        (Format::Bf16, BF16),
+        (Format::Int8, INT8),
+        (Format::Fp8, FP8),
+        (Format::Int4, INT4),
+        (Format::Nvfp4, NVFP4),
+    ];
     const SWIGLU: Gating = Gating::Swiglu { absmax: 0, kept: 0 };
 
     fn shape(format: Format, tokens: usize, n: usize, blocks: usize, gating: Gating) -> Shape {
@@ -335,7 +380,7 @@ mod tests {
 
     #[test]
     fn kernels_are_named_after_their_tiles() {
-        for (format, all) in [("bf16", BF16), ("int8", INT8), ("fp8", FP8)] {
+        for (format, all) in FORMATS {
             for v in all {
                 let Variant { tokens, rows, cluster, .. } = v;
                 let groups = rows / TILE_ROWS;
@@ -346,7 +391,7 @@ mod tests {
                     Schedule::Bulk => format!("gemm_{format}_{tokens}_{groups}_{cluster}_BULK"),
                     // Sums of integers are the same wherever they are cut.
                     Schedule::Tiles => {
-                        let schedule = if format == "int8" { "TILES" } else { "VIRTUAL" };
+                        let schedule = if format == Format::Int8 { "TILES" } else { "VIRTUAL" };
                         format!("gemm_{format}_{tokens}_{groups}_{cluster}_{schedule}")
                     }
                 };
@@ -423,17 +468,18 @@ mod tests {
 
     #[test]
     fn shared_memory_is_always_asked_for() {
-        for v in [BF16, INT8, FP8].concat() {
+        for (format, v) in FORMATS.into_iter().flat_map(|(format, all)| all.iter().map(move |v| (format, v)))
+        {
             for k_blocks in [1, 2, 7, 1000] {
-                let bytes = v.shared(k_blocks);
-                assert!(bytes > PLAIN_SHARED as usize && bytes <= v.shared(usize::MAX), "{v:?}");
+                let bytes = v.shared(format, k_blocks);
+                assert!(bytes > PLAIN_SHARED as usize && bytes <= v.shared(format, usize::MAX), "{v:?}");
             }
         }
     }
 
     #[test]
     fn every_number_of_tokens_has_a_form_that_holds_them() {
-        for format in [Format::Bf16, Format::Int8, Format::Fp8] {
+        for (format, _) in FORMATS {
             for tokens in [1, 16, 17, 64, 100, 128, 129, 256, 257, 5000] {
                 for (n, blocks) in
                     [(896, 7), (896, 76), (4608, 56), (37_888, 28), (3584, 148), (3584, 296), (152_064, 56)]

@@ -235,13 +235,31 @@ kernels! {
         "gemm_pack": gemm_unpack_bf16, gemm_unpack_i8, gemm_unpack_e4m3;
     }
 
+    /// Weights in four bits into rows.
+    WeightsInt4(w: Ptr, k: u32, stochastic: u32, seed: u64, out: Ptr, scales: Ptr, bad: Ptr) {
+        "pack_bits4": weights_int4;
+    }
+    WeightsNvfp4(
+        w: Ptr, k: u32, stochastic: u32, seed: u64, out: Ptr, scales: Ptr, absmax: Ptr, whole: Ptr
+    ) { "pack_bits4": weights_nvfp4; }
+    /// The largest of all weights.
+    WeightsAbsmax(w: Ptr, k: u32, absmax: Ptr, bad: Ptr) { "pack_bits4": weights_absmax; }
+    /// Such rows into tiles.
+    PackBits4(rows: Ptr, scales: Ptr, tiles: Ptr, n: u32, k: u32, k_blocks: u32) {
+        "pack_bits4": pack_int4, pack_nvfp4;
+    }
+    /// Tiles (or rows) into rows of numbers.
+    UnpackBits4(weights: Ptr, scales: Ptr, whole: Ptr, rows: Ptr, n: u32, k: u32, k_blocks: u32) {
+        "pack_bits4": unpack_int4_bf16, unpack_nvfp4_bf16, unpack_int4_f32, unpack_nvfp4_f32;
+    }
+
     // ---- GEMMs --------------------------------------------------------------------------------------------
 
     /// A GEMM with plain arithmetic.
     GemmPlain(
         a: Ptr, a_m: u64, a_k: u64, b: Ptr, b_n: u64, b_k: u64, m: u32, n: u32, k: u32, row_scales: Ptr,
         column_scales: Ptr, bias: Ptr, add: u32, out: Ptr
-    ) { "gemm_plain": gemm_plain_f32, gemm_plain_bf16, gemm_plain_i8, gemm_plain_e4m3; }
+    ) { "gemm_plain": gemm_plain_f32, gemm_plain_bf16, gemm_plain_i8, gemm_plain_e4m3, gemm_plain_bits4; }
     /// A GEMM with packed weights on any tensor cores.
     GemmMma(
         weights: Ptr, x: Ptr, w_scales: Ptr, x_scales: Ptr, bias: Ptr, out: Ptr, partials: Ptr, tokens: u32,
@@ -256,6 +274,18 @@ kernels! {
         w_scales: Ptr, x_scales: Ptr, bias: Ptr, out: Ptr, partials: Ptr, tokens: u32, n: u32, splits: u32,
         add: u32
     ) { "gemm_mma": gemm_mma_bf16_finish, gemm_mma_int8_finish, gemm_mma_fp8_finish; }
+    /// The same two of weights in four bits.
+    GemmMmaBits4(
+        weights: Ptr, x: Ptr, w_scale: Ptr, bias: Ptr, out: Ptr, partials: Ptr, tokens: u32, n: u32, k: u32,
+        k_blocks: u32, splits: u32, add: u32
+    ) {
+        "gemm_mma_bits4":
+            gemm_mma_bits4_int4_few, gemm_mma_bits4_int4_some, gemm_mma_bits4_int4_many,
+            gemm_mma_bits4_nvfp4_few, gemm_mma_bits4_nvfp4_some, gemm_mma_bits4_nvfp4_many;
+    }
+    GemmMmaBits4Finish(
+        w_scale: Ptr, bias: Ptr, out: Ptr, partials: Ptr, tokens: u32, n: u32, splits: u32, add: u32
+    ) { "gemm_mma_bits4": gemm_mma_bits4_int4_finish, gemm_mma_bits4_nvfp4_finish; }
     /// A GEMM with packed weights on Hopper. Names tell tokens, warpgroups (or columns of a gated one),
     /// blocks of a cluster and schedule.
     GemmHopper(
@@ -278,6 +308,12 @@ kernels! {
             gemm_fp8_64_1_1_VIRTUAL, gemm_fp8_128_1_1_VIRTUAL, gemm_fp8_128_2_1_VIRTUAL,
             gemm_fp8_128_2_2_VIRTUAL,
             gemm_fp8_128_1_2_SPLIT, gemm_fp8_128_1_4_SPLIT;
+        "gemm_int4":
+            gemm_int4_16_2_1_STREAM, gemm_int4_64_2_1_STREAM, gemm_int4_64_2_2_STREAM,
+            gemm_int4_128_2_2_STREAM, gemm_int4_64_2_1_VIRTUAL, gemm_int4_96_2_1_VIRTUAL;
+        "gemm_nvfp4":
+            gemm_nvfp4_16_2_1_STREAM, gemm_nvfp4_64_2_1_STREAM, gemm_nvfp4_64_2_2_STREAM,
+            gemm_nvfp4_128_2_2_STREAM, gemm_nvfp4_64_2_1_VIRTUAL, gemm_nvfp4_128_2_1_VIRTUAL;
     }
 
     /// The same with results stored in the background.

@@ -6,11 +6,12 @@
 //! ([`super::linear_backward`]) are cuBLASLt's, which reads weights by rows.
 
 use super::adapter;
+use super::bits4::{is_bits4, operand_format};
 use super::constants::{NORM_THREADS, PLAIN_TILE};
 use super::device::{Cuda, CudaTensor};
 use super::ffi::DevicePtr;
 use super::gemm;
-use super::kernels::{self, GemmPlain, NormForward, NormRowsBf16};
+use super::kernels::{self, GemmPlain, Kernel, NormForward, NormRowsBf16};
 use super::kernels::{QuantizeNorm, QuantizeRows, QuantizeSwiglu, RowsBf16, SwigluRowsBf16};
 use super::launch::Launch;
 use super::queue::CudaQueue;
@@ -57,12 +58,12 @@ impl Operand {
     pub fn alloc(queue: &mut CudaQueue, format: Format, rows: usize, k: usize) -> Operand {
         let readable = padded_rows(rows);
         let data = queue.alloc(readable * k * number_bytes(format));
-        let scales = if format.is_quantized() { queue.alloc(readable * 4) } else { 0 };
+        let scales = if operand_format(format).is_quantized() { queue.alloc(readable * 4) } else { 0 };
         Operand { data, scales, readable }
     }
 }
 
-/// Brings rows into the number format of a GEMM.
+/// Brings rows into the number format in which a GEMM with weights in a format takes them.
 pub(super) fn operand(
     queue: &mut CudaQueue,
     format: Format,
@@ -70,6 +71,7 @@ pub(super) fn operand(
     rows: usize,
     k: usize,
 ) -> Operand {
+    let format = operand_format(format);
     if let (Format::F32, Source::Rows(data)) = (format, source) {
         return Operand { data, scales: 0, readable: rows };
     }
@@ -135,6 +137,9 @@ pub(super) fn gemm(
     if let Some(weights) = w.tiles() {
         return gemm::linear(queue, x, rows, weights, bias, add, out);
     }
+    if is_bits4(w.format) {
+        return w.gemm_bits4(queue, x, rows, bias, output, out);
+    }
     let gemm = PlainGemm {
         a: (x.data, w.k, 1),
         b: (w.rows(), w.k, 1),
@@ -171,6 +176,11 @@ impl PlainGemm {
             Format::Fp8 => kernels::gemm_plain_e4m3,
             Format::Fp8Block | Format::Int4 | Format::Nvfp4 => unsupported(format),
         };
+        self.launch(queue, kernel);
+    }
+
+    /// The same with the kernel at hand.
+    pub fn launch(&self, queue: &mut CudaQueue, kernel: Kernel<GemmPlain>) {
         let PlainGemm { a, b, sizes: (m, n, k), scales, bias, add, out } = *self;
         let args = GemmPlain {
             a: a.0,

@@ -9,6 +9,7 @@
 //! trainer's forward pass has the engine's bits.
 
 use super::adapter;
+use super::bits4::operand_format;
 use super::constants::{ABSMAX_STRIDE, QUANTIZED_FOURS};
 use super::context::Context;
 use super::device::Cuda;
@@ -94,7 +95,7 @@ pub(super) fn mlp(queue: &mut CudaQueue, args: Mlp<Cuda>) {
         queue.launch(kernels::swiglu_bf16, Launch::blocks(rows, conversion_threads(f)), args);
     }
     let second = match activated {
-        Some((_, activated)) if down.format == Format::Bf16 => activated,
+        Some((_, activated)) if operand_format(down.format) == Format::Bf16 => activated,
         _ => operand(queue, down.format, source, rows, f),
     };
     gemm(queue, second, rows, down, 0, Output::Add, x_at);
@@ -118,7 +119,7 @@ fn gated_mlp(
     kept: Option<(DevicePtr, Option<Operand>)>,
 ) {
     let (format, f) = (gate_up.format, down.k);
-    let quantized = format.is_quantized();
+    let quantized = operand_format(format).is_quantized();
     let absmax = if quantized { queue.alloc(4 * ABSMAX_STRIDE * rows) } else { 0 };
     let source = match source {
         Source::Normed { x, gain, eps, .. } => Source::Normed { x, gain, eps, absmax },

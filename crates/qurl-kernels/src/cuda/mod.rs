@@ -14,6 +14,7 @@
 mod adapter;
 mod attention;
 mod batch;
+mod bits4;
 mod canonical;
 pub mod compile;
 mod constants;

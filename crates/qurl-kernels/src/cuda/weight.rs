@@ -1,5 +1,6 @@
 //! Packed weights of linear layers.
 
+use super::bits4::{self, is_bits4, operand_format};
 use super::context::Context;
 use super::ffi::DevicePtr;
 use super::gemm::{self, Gating, Packed};
@@ -26,13 +27,14 @@ pub struct CudaWeight {
     data: Buffer,
     /// The same in rows, for the backward pass of trained weights that are packed.
     rows: Option<Buffer>,
-    /// One per output channel, for quantized values.
+    /// One per output channel, for quantized values; of four bits what [`bits4::scale_bytes`] says.
     scales: Option<Buffer>,
 }
 
-/// Bytes of a number of a GEMM's operands.
+/// Bytes of a number of tokens that weights in a format are multiplied with, and of weights but those in four
+/// bits.
 pub(super) fn number_bytes(format: Format) -> usize {
-    match format {
+    match operand_format(format) {
         Format::F32 => 4,
         Format::Bf16 => 2,
         Format::Int8 | Format::Fp8 => 1,
@@ -50,8 +52,8 @@ impl CudaWeight {
     pub(super) fn new(context: &Arc<Context>, shape: WeightShape) -> Result<Self, DeviceError> {
         let WeightShape { n, k, format, trained } = shape;
         let refuse = |reason: String| Err(DeviceError::Pack { format, reason });
-        if matches!(format, Format::Fp8Block | Format::Int4 | Format::Nvfp4) {
-            return refuse("not supported on cuda; expected f32, bf16, int8 or fp8".to_string());
+        if format == Format::Fp8Block {
+            return refuse("not supported on cuda; expected f32, bf16, int8, fp8, int4 or nvfp4".to_string());
         }
         if format.is_quantized() && trained {
             return refuse("quantized weights have no gradients; train in f32 or bf16".to_string());
@@ -62,12 +64,20 @@ impl CudaWeight {
         if format == Format::Int8 && k > INT8_MAX_K {
             return refuse(format!("{k} inputs, but 32-bit sums hold at most {INT8_MAX_K}"));
         }
-        let bytes = n * k * number_bytes(format);
+        let bytes = match is_bits4(format) {
+            true => n * k.div_ceil(2),
+            false => n * k * number_bytes(format),
+        };
         let packed = gemm::packed_bytes(format, n, k);
         let data = Buffer::new(context, packed.unwrap_or(bytes), "weights")?;
         let both = trained && packed.is_some();
         let rows = both.then(|| Buffer::new(context, bytes, "rows of weights")).transpose()?;
-        let scales = format.is_quantized().then(|| Buffer::new(context, 4 * n, "weight scales"));
+        let scales = match format {
+            Format::F32 | Format::Bf16 => 0,
+            Format::Int4 | Format::Nvfp4 => bits4::scale_bytes(format, n, k, packed.is_some()),
+            Format::Int8 | Format::Fp8 | Format::Fp8Block => 4 * n,
+        };
+        let scales = (scales > 0).then(|| Buffer::new(context, scales, "weight scales"));
         Ok(CudaWeight {
             n,
             k,
@@ -93,6 +103,11 @@ impl CudaWeight {
             gemm::pack_bf16(queue, weights, n, k, rows, self.data.at());
             return Ok(());
         }
+        if is_bits4(format) {
+            let bad = self.no_bad_row(queue);
+            self.fill_bits4(queue, weights, rounding, bad);
+            return self.refuse_bad_row(queue, weights, bad);
+        }
         let rows = match (&self.rows, self.packed) {
             (Some(rows), _) => rows.at(),
             (None, true) => queue.alloc(n * k * number_bytes(format)),
@@ -116,12 +131,28 @@ impl CudaWeight {
             Rounding::Nearest => (0u32, 0),
             Rounding::Stochastic { seed } => (1, seed),
         };
-        let bad = queue.alloc(4);
-        queue.fill_bytes(bad, 0xff, 4);
-        let scales = self.scales();
+        let (bad, scales) = (self.no_bad_row(queue), self.scales());
         let args = QuantizeWeights { w: weights, k: k32, stochastic, seed, out: rows, scales, bad };
         queue.launch(kernel, launch, args);
         self.pack(queue, rows);
+        self.refuse_bad_row(queue, weights, bad)
+    }
+
+    /// A place for the first row with a number that is not finite.
+    fn no_bad_row(&self, queue: &mut CudaQueue) -> DevicePtr {
+        let bad = queue.alloc(4);
+        queue.fill_bytes(bad, 0xff, 4);
+        bad
+    }
+
+    /// An error where a row was found there.
+    fn refuse_bad_row(
+        &self,
+        queue: &mut CudaQueue,
+        weights: DevicePtr,
+        bad: DevicePtr,
+    ) -> Result<(), DeviceError> {
+        let (k, format) = (self.k, self.format);
         let mut row = [0u32];
         queue.read_values(bad, &mut row)?;
         match row[0] {
@@ -159,7 +190,8 @@ impl CudaWeight {
             Format::Bf16 => kernels::gemm_unpack_bf16,
             Format::Int8 => kernels::gemm_unpack_i8,
             Format::Fp8 => kernels::gemm_unpack_e4m3,
-            Format::Fp8Block | Format::Int4 | Format::Nvfp4 => unsupported(self.format),
+            Format::Int4 | Format::Nvfp4 => return self.bits4_numbers(queue, false),
+            Format::Fp8Block => unsupported(self.format),
         };
         let (n, k) = (self.n, self.k);
         let rows = queue.alloc(n * k * number_bytes(Format::Bf16));

@@ -13,7 +13,7 @@ use crate::support::{Random, assert_bits, assert_close, distance, units_off, wid
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::cuda::compile::{Architecture, SOURCES, Source, compile, missing_kernel, on_all_cores};
 use qurl_kernels::cuda::ffi::{self, Nvrtc};
-use qurl_kernels::ops::Output;
+use qurl_kernels::ops::{LinearBackward, Output};
 use qurl_kernels::types::{Batch, KvFormat, MomentFormat, Sampled, WeightShape};
 use qurl_kernels::{Cpu, Cuda, Device, DeviceError, Format, Queue, Rounding};
 use std::process::Command;
@@ -180,6 +180,92 @@ fn hold_eight_bit_gemms(cuda: &Ops<Cuda>, generation: &str) {
     }
 }
 
+/// Weights in four bits have the CPU's codes and scales, whether quantized here or taken over as bytes, and
+/// their GEMMs and the gradient of their input differ by the rounding of sums.
+#[test]
+fn four_bit_gemms_equal_the_cpu() {
+    for (cuda, generation) in generations() {
+        hold_four_bit_gemms(&cuda, generation);
+    }
+}
+
+fn hold_four_bit_gemms(cuda: &Ops<Cuda>, generation: &str) {
+    let (cpu, formats) = (scalar(), [Format::Int4, Format::Nvfp4]);
+    // The third and the fourth do not go into tiles.
+    for (rows, n, k) in [
+        (1, 64, 64),
+        (3, 48, 96),
+        (2, 5, 17),
+        (17, 130, 257),
+        (64, 896, 896),
+        (40, 200, 648),
+        (130, 200, 648),
+        (200, 512, 1024),
+        (300, 80, 4864),
+    ] {
+        let mut random = Random::new((rows + n + k) as u64);
+        let (x, mut w, bias) = (random.normals(rows * k), random.normals(n * k), random.normals(n));
+        // Groups whose scales are small, and one of zeros.
+        w.iter_mut().step_by(19).for_each(|x| *x *= 30.0);
+        w.iter_mut().skip(n * k / 2).take(40).for_each(|x| *x *= 1e-4);
+        w.iter_mut().take(17).for_each(|x| *x = 0.0);
+        for (format, rounding) in formats
+            .into_iter()
+            .flat_map(|format| [Rounding::Nearest, Rounding::Stochastic { seed: 9 }].map(|r| (format, r)))
+        {
+            let what = format!("{format} {rows}x{n}x{k} {rounding:?} {generation}");
+            let shape = WeightShape { n, k, format, trained: false };
+            let bytes = exported(&cpu, &w, shape, rounding);
+            assert!(exported(cuda, &w, shape, rounding) == bytes, "{what}: other codes or scales");
+            let mut taken = cuda.device().weight(shape).expect("memory for a test");
+            cuda.queue().import(&bytes, &mut taken).expect("imported");
+            let mut again = Vec::new();
+            cuda.queue().export(&taken, &mut again).expect("exported");
+            assert!(again == bytes, "{what}: other bytes after taking them over");
+            let want = stored_and_added(&cpu, shape, rounding, rows, &x, &w, &bias);
+            let got = stored_and_added(cuda, shape, rounding, rows, &x, &w, &bias);
+            let off = distance(&got, &want);
+            assert!(off < 3e-6, "{what}: {off:.1e} off");
+            let want = input_gradient(&cpu, shape, rounding, rows, &w, &x);
+            let got = input_gradient(cuda, shape, rounding, rows, &w, &x);
+            let off = distance(&got, &want);
+            assert!(off < 3e-6, "{what}: dx {off:.1e} off");
+        }
+    }
+}
+
+fn exported<D: Device>(ops: &Ops<D>, w: &[f32], shape: WeightShape, rounding: Rounding) -> Vec<u8> {
+    let (packed, mut bytes) = (ops.packed(w, shape, rounding), Vec::new());
+    ops.queue().export(&packed, &mut bytes).expect("exported");
+    bytes
+}
+
+/// The gradient of the input of frozen weights, from a gradient that begins with numbers of `x`.
+fn input_gradient<D: Device>(
+    ops: &Ops<D>,
+    shape: WeightShape,
+    rounding: Rounding,
+    rows: usize,
+    w: &[f32],
+    x: &[f32],
+) -> Vec<f64> {
+    let WeightShape { n, k, .. } = shape;
+    let dy: Vec<f32> = x.iter().copied().cycle().take(rows * n).collect();
+    let (x, w, dy, mut dx) = (&ops.up(x), &ops.packed(w, shape, rounding), &ops.up(&dy), ops.stale(rows * k));
+    ops.queue().linear_backward(LinearBackward {
+        adapter: None,
+        x,
+        rows,
+        norm: None,
+        w,
+        dy,
+        dw: None,
+        dbias: None,
+        dx: Some(&mut dx),
+    });
+    ops.down(&dx)
+}
+
 /// A linear layer with its bias, and added to that once more without.
 fn stored_and_added<D: Device>(
     ops: &Ops<D>,
@@ -221,7 +307,7 @@ fn gemms_do_not_depend_on_the_batch() {
     }) {
         let mut random = Random::new(8);
         let (x, w) = (random.normals(rows * k), random.normals(n * k));
-        for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8] {
+        for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8, Format::Int4, Format::Nvfp4] {
             let packed = cuda.frozen(&w, n, k, format);
             let run = |first: usize, count: usize| {
                 let (x, mut out) = (cuda.up(&x[first * k..][..count * k]), cuda.stale(count * n));
@@ -302,6 +388,8 @@ fn recorded_steps_give_the_same_bits() {
             (Format::Bf16, KvFormat::Bf16),
             (Format::Int8, KvFormat::Int8),
             (Format::Fp8, KvFormat::Fp8),
+            (Format::Int4, KvFormat::Bf16),
+            (Format::Nvfp4, KvFormat::Int8),
         ] {
             let before = cuda.queue().recorded_steps();
             check_replay(&cuda, format, kv_format);

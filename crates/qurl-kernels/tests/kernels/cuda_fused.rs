@@ -44,7 +44,7 @@ fn check_mlp<D: Device>(ops: &Ops<D>, rows: usize, d: usize, f: usize) {
     let small = |values: Vec<f32>| values.into_iter().map(|v| 0.05 * v).collect::<Vec<f32>>();
     let (gate_up, down) = (small(random.normals(2 * f * d)), small(random.normals(d * f)));
     let norm = || Norm { gain: &gain, eps: EPS };
-    for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8] {
+    for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8, Format::Int4, Format::Nvfp4] {
         let run = |[gate_up, down]: &[D::Weight; 2], from: usize, count: usize, keep: bool| {
             let mut y = ops.up(&x[from * d..][..count * d]);
             // Quantized weights keep for gradients in bf16.
@@ -445,7 +445,7 @@ fn check_decode<D: Device>(
     let runs = |from: usize| lengths.into_iter().enumerate().map(move |(i, len)| (i, len + from));
     let prompts = paged.batch(lengths.into_iter().enumerate().map(|(i, len)| (i, 0..len)));
     let [one, two] = [0, 1].map(|from| paged.batch(runs(from).map(|(i, at)| (i, at..at + 1))));
-    for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8] {
+    for format in [Format::F32, Format::Bf16, Format::Int8, Format::Fp8, Format::Nvfp4] {
         let o = &ops.frozen(&weights, d, inner, format);
         let attend = |rows: &Batch, qkv: &[f32], kv: &mut D::Kv, keep: bool| {
             let (batch, count) = (&ops.load(rows), rows.rows());

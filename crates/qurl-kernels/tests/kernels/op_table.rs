@@ -9,6 +9,7 @@
 mod adapter;
 mod attend;
 mod attention;
+mod bits4;
 mod head;
 mod linear;
 mod mlp;
@@ -86,6 +87,7 @@ fn sum_units(k: usize) -> f64 {
 pub fn table<D: Device>() -> Vec<Case<D>> {
     let mut cases = linear::cases();
     cases.extend(adapter::cases());
+    cases.extend(bits4::cases());
     cases.extend(rows::cases());
     cases.extend(mlp::cases());
     cases.extend(attention::cases());
