@@ -114,6 +114,23 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_backward(float* gate_up
 __device__ __forceinline__ float bf16_low(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float bf16_high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
+// Two neighbours of x in bf16 in each word, the first in its low half.
+extern "C" __global__ void __launch_bounds__(256) narrow(const float* x, u64 count, u32* words) {
+    u64 all = (count + 1) / 2;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += (u64)gridDim.x * blockDim.x)
+        words[i] = bf16_two(x[2 * i], 2 * i + 1 < count ? x[2 * i + 1] : 0.0f);
+}
+
+// y = the values of narrow.
+extern "C" __global__ void __launch_bounds__(256) widen(const u32* words, u64 count, float* y) {
+    u64 all = (count + 1) / 2;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += (u64)gridDim.x * blockDim.x) {
+        u32 pair = words[i];
+        y[2 * i] = bf16_low(pair);
+        if (2 * i + 1 < count) y[2 * i + 1] = bf16_high(pair);
+    }
+}
+
 // The gradients of two neighbours, in place of gate and up.
 __device__ __forceinline__ void swiglu_gradient_pair(u32& gate, u32& up, u32 dout) {
     float g[2] = {bf16_low(gate), bf16_high(gate)}, u[2] = {bf16_low(up), bf16_high(up)},

@@ -467,6 +467,29 @@ pub struct AddPieces<'a, D: Device> {
     pub at: usize,
 }
 
+/// Rounds values to bf16, two of which lie in a number of `to`: what travels between ranks where it will be
+/// rounded to bf16 anyway.
+pub struct Narrow<'a, D: Device> {
+    /// [at least len]
+    pub from: &'a D::Tensor,
+    /// How many values; an odd one is followed by a zero.
+    pub len: usize,
+    /// [at least (at + len) / 2, rounded up]
+    pub to: &'a mut D::Tensor,
+    /// The place of the first value, an even number.
+    pub at: usize,
+}
+
+/// Takes values in bf16 apart again.
+pub struct Widen<'a, D: Device> {
+    /// [at least len / 2, rounded up], as [`Narrow`] makes it.
+    pub from: &'a D::Tensor,
+    /// [at least len], overwritten.
+    pub to: &'a mut D::Tensor,
+    /// How many values.
+    pub len: usize,
+}
+
 /// Some of a tensor's values.
 pub struct Slice<'a, D: Device> {
     /// All values.
@@ -477,12 +500,13 @@ pub struct Slice<'a, D: Device> {
     pub len: usize,
 }
 
-/// An exchange of tensors between ranks: see [`Queue::begin_exchange`](crate::Queue::begin_exchange).
+/// An exchange of tensors between ranks: see [`Queue::begin_exchange`](crate::Queue::begin_exchange). Several
+/// tensors travel together, as one group of messages.
 pub enum Exchange<'a, D: Device> {
-    /// Each rank its piece of everyone's tensor.
-    AllToAll(AllToAll<'a, D>),
-    /// Everyone's piece to all ranks.
-    AllGather(AllGather<'a, D>),
+    /// Each rank its pieces of everyone's tensors.
+    AllToAll(Vec<AllToAll<'a, D>>),
+    /// Everyone's pieces to all ranks.
+    AllGather(Vec<AllGather<'a, D>>),
     /// One rank's tensor to all ranks.
     Broadcast(Broadcast<'a, D>),
 }

@@ -160,6 +160,10 @@ pub trait Queue: Send + Sized + 'static {
     fn add(&mut self, from: &Tensor<Self>, to: &mut Tensor<Self>, len: usize);
     /// Adds up pieces in a binary tree.
     fn add_pieces(&mut self, args: AddPieces<Self::Device>);
+    /// Rounds values to bf16, in half the memory.
+    fn narrow(&mut self, args: Narrow<Self::Device>);
+    /// Values of [`Queue::narrow`] in f32.
+    fn widen(&mut self, args: Widen<Self::Device>);
     /// Sum of the squares of all values: of each tensor's, added up in order.
     fn sum_squares(&mut self, tensors: &[&Tensor<Self>]) -> Result<f64, DeviceError>;
     /// The parts of [`Queue::sum_squares`]: for each slice, the sums of the squares of blocks of
@@ -179,12 +183,12 @@ pub trait Queue: Send + Sized + 'static {
     fn join_exchanges(&mut self) -> Result<(), DeviceError>;
     /// Each rank its piece of everyone's tensor.
     fn all_to_all(&mut self, args: AllToAll<Self::Device>) -> Result<(), DeviceError> {
-        self.begin_exchange(Exchange::AllToAll(args))?;
+        self.begin_exchange(Exchange::AllToAll(vec![args]))?;
         self.join_exchanges()
     }
     /// Everyone's piece to all ranks.
     fn all_gather(&mut self, args: AllGather<Self::Device>) -> Result<(), DeviceError> {
-        self.begin_exchange(Exchange::AllGather(args))?;
+        self.begin_exchange(Exchange::AllGather(vec![args]))?;
         self.join_exchanges()
     }
     /// One rank's tensor to all ranks.

@@ -4,13 +4,14 @@
 //! phase: arithmetic, memory, links. Nothing is assumed to overlap, so they are meant as upper bounds for a
 //! machine that sustains the given rates.
 
+use crate::gather::Travel;
 use crate::learner::Passes;
 use crate::ranks::cuts;
-use crate::recipe::{RlPlan, Trainer, Updates};
+use crate::recipe::{Forward, Recipe, RlPlan, Trainer, Updates};
 use qurl_kernels::collective::Moved;
 use qurl_kernels::types::SQUARES_BLOCK;
 use qurl_kernels::{Format, KvFormat};
-use qurl_model::{ModelConfig, params};
+use qurl_model::{Lora, ModelConfig, ParamInfo, Params, params};
 
 /// Bytes of a number of gradients and weights.
 const NUMBER: u64 = 4;
@@ -94,7 +95,7 @@ pub fn updates(plan: &RlPlan, of: &Updates) -> usize {
 }
 
 /// How the ranks of a run share a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sharing {
     /// How many there are.
     pub ranks: usize,
@@ -102,12 +103,30 @@ pub struct Sharing {
     pub shards: usize,
     /// Whether packed weights and gradients are divided, too (ZeRO-3).
     pub divided: bool,
+    /// `trainer.compute`.
+    pub compute: Format,
+    /// Whether the copy that samples is packed after every update, since it runs the forward passes.
+    pub straight: bool,
+    /// What is trained, where it is not the model.
+    pub lora: Option<Lora>,
 }
 
 impl Sharing {
     /// By a recipe, on so many ranks.
-    pub fn of(trainer: &Trainer, ranks: usize) -> Sharing {
-        Sharing { ranks, shards: trainer.shards, divided: trainer.zero_stage == 3 && ranks > 1 }
+    pub fn of(recipe: &Recipe, ranks: usize) -> Sharing {
+        let Trainer { shards, zero_stage, compute, .. } = recipe.trainer;
+        Sharing {
+            ranks,
+            shards,
+            divided: zero_stage == 3 && ranks > 1,
+            compute,
+            straight: recipe.trainer.forward == Forward::Rollout,
+            lora: recipe.lora_options().map(|options| options.lora),
+        }
+    }
+
+    fn shapes(&self, config: &ModelConfig, value_head: bool) -> Params<ParamInfo> {
+        self.lora.map_or_else(|| params::shapes(config, value_head), |lora| lora.shapes(config))
     }
 }
 
@@ -127,27 +146,35 @@ pub fn passes(plan: &RlPlan, trainer: &Trainer, work: &Work, sharing: &Sharing) 
     Passes { forward: networks * scored + probed, training }
 }
 
-/// Bytes that a rank sends for leaves of these lengths: once its part of everyone's gradient to its owner,
-/// once its pieces of the weights to everyone, and its partial sums of the norm.
-pub fn leaf_bytes(leaves: impl IntoIterator<Item = usize>, rank: usize, ranks: usize) -> Moved {
+/// Bytes that a rank sends for these leaves: once its part of everyone's gradient to its owner, once its pieces
+/// of the weights to everyone, and its partial sums of the norm.
+fn leaf_bytes<'a>(
+    leaves: impl IntoIterator<Item = &'a ParamInfo>,
+    travel: Travel,
+    rank: usize,
+    ranks: usize,
+) -> Moved {
     let mut moved = Moved::default();
-    for len in leaves {
-        let cuts = cuts(len, ranks);
-        let own = (cuts[rank + 1] - cuts[rank]) as u64;
-        moved.all_to_all += NUMBER * (len as u64 - own);
-        moved.all_gather += NUMBER * own * (ranks as u64 - 1);
-        moved.host += 8 * own.div_ceil(SQUARES_BLOCK as u64) * (ranks as u64 - 1);
+    for leaf in leaves {
+        let cuts = cuts(leaf.len(), ranks);
+        let own = cuts[rank + 1] - cuts[rank];
+        moved.all_to_all += NUMBER * (leaf.len() - own) as u64;
+        moved.all_gather += NUMBER * travel.numbers(leaf, own) as u64 * (ranks as u64 - 1);
+        moved.host += 8 * own.div_ceil(SQUARES_BLOCK) as u64 * (ranks as u64 - 1);
     }
     moved
 }
 
 /// Bytes that a rank sends in a step: exact for tensors, an estimate for facts about tokens. What is done
-/// beside the step (checkpoints, evaluations, figures of the weights) gathers the weights, too.
+/// beside the step (checkpoints, evaluations, figures of the weights) gathers the weights, too, and so does
+/// `rollout.lag`.
 ///
 /// An update sends all gradients once and gathers all weights for the network that is packed anew; divided,
 /// gradients are sent after every shard of a rank, and blocks gathered in every pass, where the backward
 /// begins with the block that the forward ended with. The actor's weights are gathered once more, for the
-/// copy that samples.
+/// copy that samples, and where that runs the forward passes, after every update.
+///
+/// The first step sends less: the weights of its last update are gathered by the next one's first pass.
 pub fn step_bytes(
     plan: &RlPlan,
     config: &ModelConfig,
@@ -159,42 +186,56 @@ pub fn step_bytes(
     let (mut moved, ranks) = (Moved::default(), sharing.ranks);
     let learners =
         std::iter::once((&plan.actor, false)).chain(plan.critic.as_ref().map(|critic| (critic, true)));
+    let own = Travel::of(sharing.compute, sharing.compute);
     for (of, value_head) in learners {
-        let shapes = params::shapes(config, value_head);
-        let all = leaf_bytes(shapes.iter().map(|leaf| leaf.len()), rank, ranks);
-        let of_blocks = shapes.iter().filter(|leaf| leaf.layer.is_some()).map(|leaf| leaf.len());
-        let blocks = leaf_bytes(of_blocks, rank, ranks);
+        let shapes = sharing.shapes(config, value_head);
+        let all = leaf_bytes(shapes.iter(), own, rank, ranks);
+        let of_blocks = shapes.layers.iter().flat_map(|layer| layer.as_ref().into_leaves());
+        let blocks = leaf_bytes(of_blocks, own, rank, ranks);
         let count = updates(plan, of) as u64;
         let (sent, gathered) = match sharing.divided {
             true => ((sharing.shards / ranks) as u64, all.all_gather - blocks.all_gather),
             false => (1, all.all_gather),
         };
         moved.all_to_all += count * sent * all.all_to_all;
-        moved.all_gather += count * gathered + u64::from(!value_head) * all.all_gather;
+        moved.all_gather += count * gathered;
         moved.host += count * all.host;
+        if !value_head {
+            let copies = if sharing.straight { 1 + count } else { 1 };
+            moved.all_gather +=
+                copies * leaf_bytes(shapes.iter(), of_copy(plan, sharing), rank, ranks).all_gather;
+        }
     }
     if sharing.divided {
         let layers = config.num_layers as u64;
-        let layer = params::shapes(config, false).layers.swap_remove(0).into_leaves();
-        let block = leaf_bytes(layer.iter().map(|leaf| leaf.len()), rank, ranks).all_gather;
+        let layer = params::shapes(config, false).layers.swap_remove(0);
+        let block = leaf_bytes(layer.as_ref().into_leaves(), own, rank, ranks).all_gather;
         moved.all_gather += (passes.forward * layers + passes.training * (2 * layers - 1)) * block;
     }
     moved.host += TOKEN * (work.tokens() as u64).div_ceil(ranks as u64) * (ranks as u64 - 1);
     moved
 }
 
+/// As what weights travel for the copy that samples: a scale of fewer bits is that of a whole row in f32.
+fn of_copy(plan: &RlPlan, sharing: &Sharing) -> Travel {
+    match plan.rollout.stochastic_rounding {
+        true => Travel::Full,
+        false => Travel::of(sharing.compute, plan.rollout.format),
+    }
+}
+
 /// Seconds of a step on so many ranks.
 pub fn step_time(
     plan: &RlPlan,
     config: &ModelConfig,
-    trainer: &Trainer,
+    recipe: &Recipe,
     work: &Work,
     ranks: usize,
     on: &Cluster,
 ) -> StepTime {
     let (size, parts) = (config.param_count() as f64, ranks as f64);
     let tokens = work.tokens() as f64 / parts;
-    let operations = |of: &Updates| of.ppo_epochs as f64 * if trainer.recompute { 8.0 } else { 6.0 };
+    let operations = |of: &Updates| of.ppo_epochs as f64 * if recipe.trainer.recompute { 8.0 } else { 6.0 };
     let trained = operations(&plan.actor) + plan.critic.as_ref().map_or(0.0, operations);
     let scored =
         2.0 * (1 + usize::from(plan.algorithm.needs_reference()) + usize::from(plan.critic.is_some())) as f64;
@@ -202,7 +243,7 @@ pub fn step_time(
         rollout: rollout_time(plan, config, work, parts, on),
         scoring: scored * size * tokens / on.flops,
         training: trained * size * tokens / on.flops,
-        exchange: exchange_time(plan, config, trainer, work, ranks, on),
+        exchange: exchange_time(plan, config, recipe, work, ranks, on),
     }
 }
 
@@ -240,7 +281,7 @@ fn weight_bytes(format: Format) -> f64 {
 fn exchange_time(
     plan: &RlPlan,
     config: &ModelConfig,
-    trainer: &Trainer,
+    recipe: &Recipe,
     work: &Work,
     ranks: usize,
     on: &Cluster,
@@ -248,13 +289,14 @@ fn exchange_time(
     if ranks == 1 {
         return 0.0;
     }
-    let sharing = &Sharing::of(trainer, ranks);
-    let passes = passes(plan, trainer, work, sharing);
+    let sharing = &Sharing::of(recipe, ranks);
+    let passes = passes(plan, &recipe.trainer, work, sharing);
     let moved = step_bytes(plan, config, work, passes, 0, sharing).total() as f64;
     let near = on.per_machine.min(ranks) as f64 - 1.0;
     let others = ranks as f64 - 1.0;
     let (local, network) = (moved * near / others, moved * (others - near) / others);
-    let leaves = params::shapes(config, false).iter().count() as f64;
+    // Leaves of a block travel together; embedding, norm and head are the rest.
+    let groups = config.num_layers as f64 + 3.0;
     let learners = std::iter::once(&plan.actor).chain(plan.critic.as_ref());
     let updates = learners.map(|of| updates(plan, of) as f64).sum::<f64>();
     let exchanges = match sharing.divided {
@@ -263,7 +305,7 @@ fn exchange_time(
         }
         false => 2.0 * updates,
     };
-    (local / on.local).max(network / on.network) + leaves * (1.0 + exchanges) * on.latency
+    (local / on.local).max(network / on.network) + groups * (1.0 + exchanges) * on.latency
 }
 
 #[cfg(test)]
@@ -271,31 +313,42 @@ mod tests {
     use super::*;
     use crate::recipe::Recipe;
 
-    fn plan(recipe: &str) -> RlPlan {
-        let path = format!("../../recipes/{recipe}.toml");
+    fn recipe(name: &str, set: &[&str]) -> Recipe {
+        let path = format!("../../recipes/{name}.toml");
         let text = std::fs::read_to_string(&path).expect("a recipe");
-        Recipe::parse(&text, &path, &[]).expect("a recipe").rl(&path).expect("a plan")
+        let set: Vec<String> = set.iter().map(|s| s.to_string()).collect();
+        Recipe::parse(&text, &path, &set).expect("a recipe")
     }
 
     #[test]
     fn one_rank_sends_nothing_and_all_ranks_together_what_a_ring_would() {
-        let leaves = [1000, 5 * SQUARES_BLOCK + 7, 64 * SQUARES_BLOCK];
-        assert_eq!(leaf_bytes(leaves, 0, 1), Moved::default());
+        let config = ModelConfig::named("qwen2.5-0.5b").expect("a shape");
+        let shapes = params::shapes(&config, false);
+        let leaves = || shapes.layers[0].as_ref().into_leaves().into_iter().chain([&shapes.embed]);
+        assert_eq!(leaf_bytes(leaves(), Travel::Full, 0, 1), Moved::default());
+        let numbers: u64 = leaves().map(|leaf| leaf.len() as u64).sum();
+        let linear: u64 =
+            leaves().filter(|leaf| leaf.kind.is_block_linear()).map(|leaf| leaf.len() as u64).sum();
+        assert!(linear > 0 && linear < numbers);
         for ranks in [2, 4, 8] {
-            let all = (0..ranks).map(|rank| leaf_bytes(leaves, rank, ranks));
-            let sum = all.fold((0, 0), |(a, b), moved| (a + moved.all_to_all, b + moved.all_gather));
-            let numbers: u64 = leaves.iter().sum::<usize>() as u64;
-            assert_eq!(sum, (NUMBER * numbers * (ranks as u64 - 1), NUMBER * numbers * (ranks as u64 - 1)));
+            for (travel, halved) in [(Travel::Full, 0), (Travel::Bf16, linear)] {
+                let all = (0..ranks).map(|rank| leaf_bytes(leaves(), travel, rank, ranks));
+                let sum = all.fold((0, 0), |(a, b), moved| (a + moved.all_to_all, b + moved.all_gather));
+                let others = ranks as u64 - 1;
+                assert_eq!(sum, (4 * numbers * others, (4 * numbers - 2 * halved) * others));
+            }
         }
     }
 
     #[test]
     fn more_ranks_take_less_time_and_are_less_efficient() {
-        let (plan, config) = (plan("aime-dapo"), ModelConfig::named("qwen2.5-7b").expect("a shape"));
+        let recipe = recipe("aime-dapo", &["trainer.zero_stage=1", "trainer.shards=64"]);
+        let plan = recipe.rl(recipe.file()).expect("a plan");
+        let config = ModelConfig::named("qwen2.5-7b").expect("a shape");
         let (work, on) = (Work::of(&plan), Cluster::default());
         assert_eq!((work.responses, work.prompt, work.response, work.longest), (8192, 1024, 4096, 8192));
-        let trainer = Trainer { shards: 64, recompute: true, ..Trainer::default() };
-        let time = |ranks| step_time(&plan, &config, &trainer, &work, ranks, &on);
+        assert!(recipe.trainer.recompute);
+        let time = |ranks| step_time(&plan, &config, &recipe, &work, ranks, &on);
         let alone = time(1);
         assert_eq!(alone.exchange, 0.0);
         // 8 P operations for each token, at the given rate.
@@ -310,8 +363,8 @@ mod tests {
             last = (total, efficiency);
         }
         // Slower links cost time, and only there.
-        let slow = step_time(&plan, &config, &trainer, &work, 16, &Cluster { network: 4.5e9, ..on });
+        let slow = step_time(&plan, &config, &recipe, &work, 16, &Cluster { network: 4.5e9, ..on });
         assert!(slow.exchange > 5.0 * time(16).exchange && slow.training == time(16).training);
-        assert_eq!(step_time(&plan, &config, &trainer, &work, 8, &Cluster { network: 4.5e9, ..on }), time(8));
+        assert_eq!(step_time(&plan, &config, &recipe, &work, 8, &Cluster { network: 4.5e9, ..on }), time(8));
     }
 }

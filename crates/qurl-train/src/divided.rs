@@ -1,12 +1,14 @@
-//! Weights that are divided among the ranks (ZeRO-3): a pass gathers each block before it computes, while the
-//! block before it computes.
+//! Weights that come while a pass needs them: it gathers each block before it computes, while the block before
+//! it computes.
 //!
 //! What is gathered are the master weights, and each rank packs the block from them, so the packed weights
-//! have the bits of a whole network's. There is memory for one packed block, beside that of the [`Gather`].
-//! Embedding, last norm and head stay whole.
+//! have the bits of a whole network's. Where weights are divided among the ranks (ZeRO-3), every pass gathers
+//! all blocks, and there is memory for one packed block, beside that of the [`Gather`]; embedding, last norm
+//! and head stay whole. Where the network is whole (ZeRO-1), the first forward pass after an update takes the
+//! blocks over.
 
 use crate::gather::Gather;
-use qurl_kernels::{Device, DeviceError, Queue};
+use qurl_kernels::{Device, DeviceError};
 use qurl_model::LayerParams;
 use qurl_model::compute::{Block, Network, Weights};
 
@@ -30,6 +32,14 @@ impl<D: Device> Slot<D> {
 pub(crate) enum PassWeights<'a, D: Device> {
     /// All blocks are there.
     Whole(&'a Network<D>),
+    /// All blocks have their place, and those from `fresh` on are still those of before the update.
+    Behind {
+        net: &'a mut Network<D>,
+        /// This rank's pieces of the blocks.
+        pieces: &'a [LayerParams<D::Tensor>],
+        gather: &'a mut Gather<D>,
+        fresh: &'a mut usize,
+    },
     /// They come one at a time.
     Divided {
         /// All but the blocks.
@@ -60,30 +70,49 @@ impl<D: Device> Weights<D> for PassWeights<'_, D> {
     fn network(&self) -> &Network<D> {
         match self {
             PassWeights::Whole(net) | PassWeights::Divided { net, .. } => net,
+            PassWeights::Behind { net, .. } => net,
         }
     }
 
     fn prefetch(&mut self, queue: &mut D::Queue, index: usize) -> Result<(), DeviceError> {
-        let PassWeights::Divided { pieces, slot, gather, .. } = self else { return Ok(()) };
-        gather.begin_layer(queue, &pieces[index])?;
-        slot.in_flight = Some(index);
-        Ok(())
+        match self {
+            PassWeights::Behind { pieces, gather, fresh, .. } if index >= **fresh => {
+                gather.begin_layer(queue, &pieces[index], gather.own_travel())
+            }
+            PassWeights::Whole(_) | PassWeights::Behind { .. } => Ok(()),
+            PassWeights::Divided { pieces, slot, gather, .. } => {
+                gather.begin_layer(queue, &pieces[index], gather.own_travel())?;
+                slot.in_flight = Some(index);
+                Ok(())
+            }
+        }
     }
 
     fn load(&mut self, queue: &mut D::Queue, index: usize) -> Result<(), DeviceError> {
-        let PassWeights::Divided { net, slot, gather, .. } = self else { return Ok(()) };
-        if slot.in_flight.take() == Some(index) {
-            queue.join_exchanges()?;
-            slot.block.refresh(queue, net.config(), index, gather.layer())?;
-            slot.holds = Some(index);
+        match self {
+            PassWeights::Behind { net, gather, fresh, .. } if index >= **fresh => {
+                assert_eq!(index, **fresh, "a block that was not prefetched");
+                gather.arrive(queue)?;
+                net.refresh_block(queue, index, gather.layer())?;
+                **fresh += 1;
+            }
+            PassWeights::Whole(_) | PassWeights::Behind { .. } => {}
+            PassWeights::Divided { net, slot, gather, .. } => {
+                if slot.in_flight.take() == Some(index) {
+                    gather.arrive(queue)?;
+                    slot.block.refresh(queue, net.config(), index, gather.layer())?;
+                    slot.holds = Some(index);
+                }
+                assert_eq!(slot.holds, Some(index), "a block that was not prefetched");
+            }
         }
-        assert_eq!(slot.holds, Some(index), "a block that was not prefetched");
         Ok(())
     }
 
     fn block(&self, index: usize) -> &Block<D> {
         match self {
             PassWeights::Whole(net) => net.block(index),
+            PassWeights::Behind { net, .. } => net.block(index),
             PassWeights::Divided { slot, .. } => &slot.block,
         }
     }

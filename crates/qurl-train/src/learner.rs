@@ -97,6 +97,10 @@ pub struct Learner<D: Device> {
     net: Network<D>,
     /// The block at hand, where they are.
     slot: Option<Slot<D>>,
+    /// How many of the network's blocks have the newest weights.
+    fresh: usize,
+    /// Whether those that have not are gathered while the next forward pass runs.
+    catches_up: bool,
     /// Moments and the number of updates.
     pub optimizer: Optimizer<D>,
     /// None while it rests.
@@ -181,7 +185,7 @@ impl<D: Device> Learner<D> {
         taken: &mut dyn FnMut(&str),
     ) -> Result<Self, DeviceError> {
         let (device, value_head) = (queue.device().clone(), shapes.value_head.is_some());
-        let mut master = Master::new(queue, shapes.map(|leaf| leaf.len()), weights, ranks)?;
+        let mut master = Master::new(queue, &shapes, options.compute, weights, ranks)?;
         taken("weights in f32");
         let works = !ranks.divides_weights();
         let grads = works.then(|| Gradients::new(&*device, master.lengths(), ranks)).transpose()?;
@@ -214,7 +218,24 @@ impl<D: Device> Learner<D> {
         let (ranks, tape_options) = (ranks.clone(), options.tape);
         let (passes, passed) = (0, Passes::default());
         let rested = (tape_options, kv_format);
-        Ok(Learner { master, grads, net, slot, optimizer, tape, rested, ranks, passes, passed })
+        // Where another network runs the forward passes, nothing is gained.
+        let catches_up =
+            ranks.size() > 1 && slot.is_none() && options.lora.is_none() && options.kv_format.is_none();
+        let fresh = config.num_layers;
+        Ok(Learner {
+            master,
+            grads,
+            net,
+            slot,
+            fresh,
+            catches_up,
+            optimizer,
+            tape,
+            rested,
+            ranks,
+            passes,
+            passed,
+        })
     }
 
     /// Takes the memory for activations, if it has rested. Gradients take theirs where a shard begins.
@@ -239,7 +260,8 @@ impl<D: Device> Learner<D> {
         &self.ranks
     }
 
-    /// The network with the newest weights; without blocks where they are divided among the ranks.
+    /// The network, which may be waiting for its newest weights ([`Learner::catch_up`]); without blocks where
+    /// they are divided among the ranks.
     pub fn network(&self) -> &Network<D> {
         &self.net
     }
@@ -252,6 +274,7 @@ impl<D: Device> Learner<D> {
         queue: &mut D::Queue,
         memory: &'a mut Option<Network<D>>,
     ) -> Result<&'a mut Network<D>, DeviceError> {
+        self.catch_up(queue)?;
         match self.slot {
             None => Ok(&mut self.net),
             Some(_) => {
@@ -266,11 +289,24 @@ impl<D: Device> Learner<D> {
         self.passed
     }
 
+    /// Takes over the newest weights, where the next forward pass would do it. All ranks call it at the same
+    /// places: before they exchange anything else after passes that not all of them may have made.
+    pub fn catch_up(&mut self, queue: &mut D::Queue) -> Result<(), DeviceError> {
+        match self.fresh < self.net.config().num_layers {
+            true => idle_forward(queue, self.weights_of_pass().0),
+            false => Ok(()),
+        }
+    }
+
     /// The weights of a pass.
     fn weights_of_pass(&mut self) -> (PassWeights<'_, D>, &mut Tape<D>, &mut Option<Gradients<D>>) {
-        let Learner { net, slot, master, tape, grads, .. } = self;
-        let pieces = &master.pieces.layers;
-        (PassWeights::of(net, pieces, slot.as_mut(), &mut master.gather), at_work(tape), grads)
+        let Learner { net, slot, fresh, master, tape, grads, .. } = self;
+        let (pieces, gather) = (&master.pieces.layers, &mut master.gather);
+        let weights = match *fresh < net.config().num_layers {
+            true => PassWeights::Behind { net, pieces, gather, fresh },
+            false => PassWeights::of(net, pieces, slot.as_mut(), gather),
+        };
+        (weights, at_work(tape), grads)
     }
 
     /// The same of another network of the same model.
@@ -455,6 +491,7 @@ impl<D: Device> Learner<D> {
 
     /// What was added so far was one of this rank's shards; the next begins at zero.
     pub fn end_shard(&mut self, queue: &mut D::Queue) -> Result<(), DeviceError> {
+        self.catch_up(queue)?;
         while self.slot.is_some() && self.passes > 0 {
             self.begin_pass();
             let (weights, _, grads) = self.weights_of_pass();
@@ -466,13 +503,19 @@ impl<D: Device> Learner<D> {
 
     /// One optimizer update with the gradients of all shards, at all ranks.
     pub fn update(&mut self, queue: &mut D::Queue, lr: f64) -> Result<UpdateReport, DeviceError> {
+        self.catch_up(queue)?;
         let grads = at_work(&mut self.grads);
         grads.end(queue)?;
         let (lengths, pieces) = self.master.parts_mut();
         let report = self.optimizer.step(queue, lr, lengths, pieces, &grads.sum())?;
         grads.clear(queue);
-        if report.applied {
-            self.net.refresh_leaves(queue, &mut self.master, Rounding::Nearest)?;
+        match (report.applied, self.catches_up) {
+            (false, _) => {}
+            (true, true) => {
+                self.net.refresh_tables(queue, &mut self.master, Rounding::Nearest)?;
+                self.fresh = 0;
+            }
+            (true, false) => self.net.refresh_leaves(queue, &mut self.master, Rounding::Nearest)?,
         }
         Ok(report)
     }
@@ -546,6 +589,7 @@ impl<D: Device> Learner<D> {
         queue: &mut D::Queue,
         options: NetworkOptions,
     ) -> Result<Network<D>, DeviceError> {
+        self.catch_up(queue)?;
         let mut network = self.net.sharing(queue, options)?;
         if options.lora.is_some() {
             network.refresh_leaves(queue, &mut self.master, Rounding::Nearest)?;
@@ -618,6 +662,7 @@ impl<D: Device> Learner<D> {
             queue.write_moments(to, from)?;
         }
         self.optimizer.steps = from.updates;
+        self.fresh = self.net.config().num_layers;
         self.net.refresh_leaves(queue, &mut self.master, Rounding::Nearest)
     }
 }

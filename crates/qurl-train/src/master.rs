@@ -7,9 +7,9 @@
 use crate::gather::Gather;
 use crate::ranks::Ranks;
 use qurl_kernels::checksum::{SEED, mix};
-use qurl_kernels::{Device, DeviceError, Queue};
-use qurl_model::Params;
+use qurl_kernels::{Device, DeviceError, Format, Queue};
 use qurl_model::compute::Leaves;
+use qurl_model::{ParamInfo, Params};
 
 /// Master weights.
 pub struct Master<D: Device> {
@@ -22,19 +22,21 @@ pub struct Master<D: Device> {
 }
 
 impl<D: Device> Master<D> {
-    /// Takes over this rank's pieces of weights, or zeros.
+    /// Takes over this rank's pieces of weights of a model that computes in this format, or zeros.
     pub fn new(
         queue: &mut D::Queue,
-        lengths: Params<usize>,
+        shapes: &Params<ParamInfo>,
+        compute: Format,
         weights: Option<Params<&Vec<f32>>>,
         ranks: &Ranks,
     ) -> Result<Self, DeviceError> {
         let device = queue.device().clone();
+        let lengths = shapes.as_ref().map(ParamInfo::len);
         let pieces = match weights {
             Some(weights) => weights.try_map(|leaf| queue.upload(&leaf[ranks.piece(leaf.len())]))?,
             None => lengths.clone().try_map(|len| device.zeros(ranks.piece(len).len()))?,
         };
-        let gather = Gather::new(&*device, &lengths, ranks)?;
+        let gather = Gather::new(&*device, shapes, compute, ranks)?;
         Ok(Master { lengths, pieces, ranks: ranks.clone(), gather })
     }
 
@@ -43,8 +45,9 @@ impl<D: Device> Master<D> {
         &self.lengths
     }
 
-    /// Numbers of each whole leaf, and this rank's pieces.
+    /// Numbers of each whole leaf, and this rank's pieces, which are about to change.
     pub(crate) fn parts_mut(&mut self) -> (&Params<usize>, &mut Params<D::Tensor>) {
+        self.gather.forget();
         (&self.lengths, &mut self.pieces)
     }
 
@@ -59,6 +62,7 @@ impl<D: Device> Master<D> {
 
     /// Takes over weights of the same layout.
     pub fn write(&mut self, queue: &mut D::Queue, weights: &Params<Vec<f32>>) {
+        self.gather.forget();
         for (to, from) in self.pieces.iter_mut().zip(weights.iter()) {
             queue.write(to, &from[self.ranks.piece(from.len())]);
         }
@@ -75,7 +79,15 @@ impl<D: Device> Master<D> {
 
 impl<D: Device> Leaves<D> for Master<D> {
     fn leaf(&mut self, queue: &mut D::Queue, index: usize) -> Result<&D::Tensor, DeviceError> {
-        let Some(piece) = self.pieces.iter().nth(index) else { panic!("no leaf {index}") };
-        self.gather.leaf(queue, &self.lengths, index, piece)
+        self.leaf_for(queue, index, Format::F32)
+    }
+
+    fn leaf_for(
+        &mut self,
+        queue: &mut D::Queue,
+        index: usize,
+        format: Format,
+    ) -> Result<&D::Tensor, DeviceError> {
+        self.gather.leaf(queue, &self.lengths, index, &self.pieces, format)
     }
 }

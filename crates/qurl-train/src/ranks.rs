@@ -158,11 +158,13 @@ impl Ranks {
     }
 
     /// How many passes the rank that has the most takes for [its part](Ranks::part_of), where weights are
-    /// divided and all have to pass alike; else as many as this rank.
+    /// divided and all have to pass alike; else as many as this rank, and one at least where another has one:
+    /// weights may come with it.
     pub fn passes_of(&self, lengths: &[usize], tape: TapeOptions) -> usize {
         let parts = shards::cut(lengths, self.size()).into_iter().enumerate();
         let counted = parts.filter(|(rank, _)| self.divides_weights() || *rank == self.rank());
-        counted.map(|(_, part)| micro_batches(&lengths[part], tape).len()).max().unwrap_or(0)
+        let most = counted.map(|(_, part)| micro_batches(&lengths[part], tape).len()).max().unwrap_or(0);
+        most.max(usize::from(!lengths.is_empty()))
     }
 
     /// Where the pieces of a leaf of `len` numbers begin, and where the last ends. They are cut at blocks of

@@ -183,28 +183,9 @@ impl Collective {
         self.all_lengths(0).map(|_| ())
     }
 
-    /// [`Queue::all_to_all`](crate::Queue::all_to_all) in the memory of the host.
-    pub(crate) fn all_to_all(
-        &self,
-        from: &[u8],
-        pieces: &Pieces,
-        into: &mut [u8],
-    ) -> Result<(), CollectiveError> {
-        let own = pieces.range(self.rank);
-        let mut slots = pieces.slots(self.rank, into);
-        slots[self.rank].copy_from_slice(&from[own.clone()]);
-        let sends = self.others().map(|to| Send { to, bytes: &from[pieces.range(to)] }).collect::<Vec<_>>();
-        self.count(Kind::AllToAll, pieces.total() - own.len());
-        self.exchange(&sends, &mut self.receive_from_others(&mut slots))
-    }
-
-    /// [`Queue::all_gather`](crate::Queue::all_gather) in the memory of the host.
-    pub(crate) fn all_gather(&self, pieces: &Pieces, tensor: &mut [u8]) -> Result<(), CollectiveError> {
-        let mut slices = pieces.slices(tensor);
-        let mine: &[u8] = &*std::mem::take(&mut slices[self.rank]);
-        let sends = self.others().map(|to| Send { to, bytes: mine }).collect::<Vec<_>>();
-        self.count(Kind::AllGather, (self.size - 1) * mine.len());
-        self.exchange(&sends, &mut self.receive_from_others(&mut slices))
+    /// Exchanges of tensors in the memory of the host that travel together.
+    pub(crate) fn together(&self) -> Together<'_> {
+        Together { ranks: self, sends: Vec::new(), receives: Vec::new() }
     }
 
     /// [`Queue::broadcast`](crate::Queue::broadcast) in the memory of the host.
@@ -255,6 +236,45 @@ impl Collective {
         let sends = self.others().map(|to| Send { to, bytes: &mine }).collect::<Vec<_>>();
         self.exchange(&sends, &mut self.receive_from_others(&mut lengths))?;
         Ok(lengths.iter().map(from_length).collect())
+    }
+}
+
+/// Messages of several tensors that wait to be exchanged: ranks wait for each other once.
+pub(crate) struct Together<'a> {
+    ranks: &'a Collective,
+    sends: Vec<Send<'a>>,
+    receives: Vec<Receive<'a>>,
+}
+
+impl<'a> Together<'a> {
+    /// [`Queue::all_to_all`](crate::Queue::all_to_all)
+    pub fn all_to_all(&mut self, from: &'a [u8], pieces: &Pieces, into: &'a mut [u8]) {
+        let (ranks, own) = (self.ranks, pieces.range(self.ranks.rank));
+        let mut slots = pieces.slots(ranks.rank, into);
+        slots[ranks.rank].copy_from_slice(&from[own.clone()]);
+        ranks.count(Kind::AllToAll, pieces.total() - own.len());
+        self.sends.extend(ranks.others().map(|to| Send { to, bytes: &from[pieces.range(to)] }));
+        self.receive(slots);
+    }
+
+    /// [`Queue::all_gather`](crate::Queue::all_gather)
+    pub fn all_gather(&mut self, pieces: &Pieces, tensor: &'a mut [u8]) {
+        let ranks = self.ranks;
+        let mut slices = pieces.slices(tensor);
+        let mine: &'a [u8] = &*std::mem::take(&mut slices[ranks.rank]);
+        ranks.count(Kind::AllGather, (ranks.size - 1) * mine.len());
+        self.sends.extend(ranks.others().map(|to| Send { to, bytes: mine }));
+        self.receive(slices);
+    }
+
+    fn receive(&mut self, places: Vec<&'a mut [u8]>) {
+        let places = places.into_iter().enumerate().filter(|(from, _)| *from != self.ranks.rank);
+        self.receives.extend(places.map(|(from, bytes)| Receive { from, bytes }));
+    }
+
+    /// Sends and receives all of it.
+    pub fn exchange(mut self) -> Result<(), CollectiveError> {
+        self.ranks.exchange(&self.sends, &mut self.receives)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::Context;
 use super::buf::Parts;
+use super::scalar::{bf16_bits, bf16_value};
 use super::simd::{Simd, exp, simd_dispatch};
 
 /// Rotates the first `heads` heads of each row of `x[rows, stride]` by the angles of its position; `inverse`
@@ -226,6 +227,39 @@ pub fn add_pieces(ctx: &Context, pieces: &[f32], count: usize, y: &mut [f32]) {
         // SAFETY: ranges are disjoint between tasks.
         let y = unsafe { y.slice(range.start, range.len()) };
         y.copy_from_slice(&sums[0]);
+    });
+}
+
+/// Two neighbours of `x` in bf16 in each word, the first in its low half.
+pub fn narrow(ctx: &Context, x: &[f32], words: &mut [f32]) {
+    assert!(words.len() == x.len().div_ceil(2), "narrow: shapes");
+    let count = words.len();
+    let words = Parts::new(words);
+    ctx.pool.for_ranges(count, 1 << 13, &|range| {
+        // SAFETY: ranges are disjoint between tasks.
+        let words = unsafe { words.slice(range.start, range.len()) };
+        let pairs = x[2 * range.start..(2 * range.end).min(x.len())].chunks(2);
+        for (word, pair) in words.iter_mut().zip(pairs) {
+            let bits = |x: &f32| u32::from(bf16_bits(*x));
+            *word = f32::from_bits(bits(&pair[0]) | pair.get(1).map_or(0, bits) << 16);
+        }
+    });
+}
+
+/// `y` = the values of [`narrow`].
+pub fn widen(ctx: &Context, words: &[f32], y: &mut [f32]) {
+    assert!(words.len() == y.len().div_ceil(2), "widen: shapes");
+    let len = y.len();
+    let y = Parts::new(y);
+    ctx.pool.for_ranges(words.len(), 1 << 13, &|range| {
+        let (first, end) = (2 * range.start, (2 * range.end).min(len));
+        // SAFETY: ranges are disjoint between tasks.
+        let y = unsafe { y.slice(first, end - first) };
+        for (pair, word) in y.chunks_mut(2).zip(&words[range]) {
+            let bits = word.to_bits();
+            let halves = [bf16_value(bits as u16), bf16_value((bits >> 16) as u16)];
+            pair.copy_from_slice(&halves[..pair.len()]);
+        }
     });
 }
 

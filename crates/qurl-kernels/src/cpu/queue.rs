@@ -328,6 +328,17 @@ impl Queue for CpuQueue {
         elementwise::add_pieces(self.ctx(), &pieces[..count * len], count, &mut to[at..at + len]);
     }
 
+    fn narrow(&mut self, args: Narrow<Cpu>) {
+        let Narrow { from, len, to, at } = args;
+        assert!(at.is_multiple_of(2), "narrow: from {at} on");
+        elementwise::narrow(self.ctx(), &from[..len], &mut to[at / 2..(at + len).div_ceil(2)]);
+    }
+
+    fn widen(&mut self, args: Widen<Cpu>) {
+        let Widen { from, to, len } = args;
+        elementwise::widen(self.ctx(), &from[..len.div_ceil(2)], &mut to[..len]);
+    }
+
     fn sum_squares(&mut self, tensors: &[&Aligned<f32>]) -> Result<f64, DeviceError> {
         let blocks: Vec<Vec<f64>> = tensors.iter().map(|x| adamw::block_squares(self.ctx(), x)).collect();
         self.add_block_squares(&blocks)
@@ -348,13 +359,23 @@ impl Queue for CpuQueue {
 
     fn begin_exchange(&mut self, exchange: Exchange<Cpu>) -> Result<(), DeviceError> {
         match exchange {
-            Exchange::AllToAll(AllToAll { ranks, from, cuts, into }) => {
-                let pieces = Pieces::new(cuts, ranks.size(), from.len());
-                ranks.all_to_all(bytes_of(from), &pieces, bytes_of_mut(into))?;
+            Exchange::AllToAll(tensors) => {
+                let Some(ranks) = tensors.first().map(|first| first.ranks) else { return Ok(()) };
+                let mut together = ranks.together();
+                for AllToAll { from, cuts, into, .. } in tensors {
+                    let pieces = Pieces::new(cuts, ranks.size(), from.len());
+                    together.all_to_all(bytes_of(from), &pieces, bytes_of_mut(into));
+                }
+                together.exchange()?;
             }
-            Exchange::AllGather(AllGather { ranks, cuts, tensor }) => {
-                let pieces = Pieces::new(cuts, ranks.size(), tensor.len());
-                ranks.all_gather(&pieces, bytes_of_mut(tensor))?;
+            Exchange::AllGather(tensors) => {
+                let Some(ranks) = tensors.first().map(|first| first.ranks) else { return Ok(()) };
+                let mut together = ranks.together();
+                for AllGather { cuts, tensor, .. } in tensors {
+                    let pieces = Pieces::new(cuts, ranks.size(), tensor.len());
+                    together.all_gather(&pieces, bytes_of_mut(tensor));
+                }
+                together.exchange()?;
             }
             Exchange::Broadcast(Broadcast { ranks, root, tensor }) => {
                 ranks.broadcast(root, bytes_of_mut(tensor))?;

@@ -18,23 +18,30 @@ use crate::types::DeviceError;
 /// Begins an exchange after what the queue has been given so far.
 pub(super) fn begin(queue: &mut CudaQueue, exchange: Exchange<Cuda>) -> Result<(), DeviceError> {
     match exchange {
-        Exchange::AllToAll(AllToAll { ranks, from, cuts, into }) => {
-            let pieces = Pieces::new(cuts, ranks.size(), from.len);
-            let (rank, own) = (ranks.rank(), pieces.range(ranks.rank()));
-            assert!(4 * into.len >= pieces.received(rank), "all to all: [ranks, own piece] and the tensor");
-            let at = |tensor: &CudaTensor, offset: usize| -> DevicePtr { tensor.at() + offset as u64 };
-            queue.copy_bytes(at(from, own.start), at(into, rank * own.len()), own.len());
-            ranks.count(Kind::AllToAll, pieces.total() - own.len());
-            with_others(queue, ranks, |clique, stream, done| {
-                clique.all_to_all(stream, done, from.at(), &pieces, into.at())
-            })
+        Exchange::AllToAll(tensors) => {
+            let Some(ranks) = tensors.first().map(|first| first.ranks) else { return Ok(()) };
+            let rank = ranks.rank();
+            let mut places = Vec::with_capacity(tensors.len());
+            for AllToAll { from, cuts, into, .. } in tensors {
+                let pieces = Pieces::new(cuts, ranks.size(), from.len);
+                let own = pieces.range(rank);
+                assert!(4 * into.len >= pieces.received(rank), "all to all: [ranks, own piece], the tensor");
+                let at = |tensor: &CudaTensor, offset: usize| -> DevicePtr { tensor.at() + offset as u64 };
+                queue.copy_bytes(at(from, own.start), at(into, rank * own.len()), own.len());
+                ranks.count(Kind::AllToAll, pieces.total() - own.len());
+                places.push((from.at(), pieces, into.at()));
+            }
+            with_others(queue, ranks, |clique, stream, done| clique.all_to_all(stream, done, &places))
         }
-        Exchange::AllGather(AllGather { ranks, cuts, tensor }) => {
-            let pieces = Pieces::new(cuts, ranks.size(), tensor.len);
-            ranks.count(Kind::AllGather, (ranks.size() - 1) * pieces.range(ranks.rank()).len());
-            with_others(queue, ranks, |clique, stream, done| {
-                clique.all_gather(stream, done, &pieces, tensor.at())
-            })
+        Exchange::AllGather(tensors) => {
+            let Some(ranks) = tensors.first().map(|first| first.ranks) else { return Ok(()) };
+            let mut places = Vec::with_capacity(tensors.len());
+            for AllGather { cuts, tensor, .. } in tensors {
+                let pieces = Pieces::new(cuts, ranks.size(), tensor.len);
+                ranks.count(Kind::AllGather, (ranks.size() - 1) * pieces.range(ranks.rank()).len());
+                places.push((pieces, tensor.at()));
+            }
+            with_others(queue, ranks, |clique, stream, done| clique.all_gather(stream, done, &places))
         }
         Exchange::Broadcast(Broadcast { ranks, root, tensor }) => {
             assert!(root < ranks.size(), "root {root} of {} ranks", ranks.size());

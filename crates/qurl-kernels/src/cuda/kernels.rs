@@ -456,6 +456,10 @@ kernels! {
     ) { "optim": adamw_f32, adamw_bf16, adamw_8bit; }
     /// A binary tree over pieces.
     AddPieces(pieces: Ptr, count: u32, len: u64, add: u32, to: Ptr) { "optim": add_pieces; }
+    /// Values in bf16, two in a word.
+    Narrow(x: Ptr, count: u64, words: Ptr) { "elementwise": narrow; }
+    /// They in f32 again.
+    Widen(words: Ptr, count: u64, y: Ptr) { "elementwise": widen; }
     /// Sums of squares.
     SquarePartials(x: Ptr, count: u64, per: u32, partials: Ptr) { "optim": square_partials; }
     /// Their sums, a block for each tensor.

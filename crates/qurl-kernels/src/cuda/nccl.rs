@@ -87,51 +87,56 @@ impl Clique {
         2 * STAGING
     }
 
-    /// Each rank its piece of the others' `from`; the own piece is the caller's matter.
+    /// Of each of these `(from, pieces, into)`, each rank its piece of the others' `from`; the own piece is the
+    /// caller's matter.
     pub(super) fn all_to_all(
         &self,
         queue: Handle,
         done: &Event,
-        from: DevicePtr,
-        pieces: &Pieces,
-        into: DevicePtr,
+        tensors: &[(DevicePtr, Pieces, DevicePtr)],
     ) -> Result<(), DeviceError> {
-        let own = pieces.range(self.rank);
         self.after(queue, done, |parts| {
             self.group(parts, |group| {
-                for peer in (0..self.size).filter(|&peer| peer != self.rank) {
-                    group.send(from + pieces.range(peer).start as u64, pieces.range(peer).len(), peer)?;
-                    group.receive(into + (peer * own.len()) as u64, own.len(), peer)?;
+                for (from, pieces, into) in tensors {
+                    let own = pieces.range(self.rank).len();
+                    for peer in (0..self.size).filter(|&peer| peer != self.rank) {
+                        group.send(from + pieces.range(peer).start as u64, pieces.range(peer).len(), peer)?;
+                        group.receive(into + (peer * own) as u64, own, peer)?;
+                    }
                 }
                 Ok(())
             })
         })
     }
 
-    /// Everyone's piece to all ranks, in place.
+    /// Everyone's pieces of these tensors to all ranks, in place: those of even pieces by NCCL's own
+    /// algorithm, small and uneven ones as one group of messages.
     pub(super) fn all_gather(
         &self,
         queue: Handle,
         done: &Event,
-        pieces: &Pieces,
-        tensor: DevicePtr,
+        tensors: &[(Pieces, DevicePtr)],
     ) -> Result<(), DeviceError> {
-        let own = pieces.range(self.rank);
-        let mine = tensor + own.start as u64;
+        let (even, uneven): (Vec<_>, Vec<_>) = tensors.iter().partition(|(pieces, _)| pieces.even());
         self.after(queue, done, |parts| {
-            if pieces.even() {
+            for (pieces, tensor) in even {
+                let own = pieces.range(self.rank);
+                let mine = tensor + own.start as u64;
                 // SAFETY: the caller's tensor has the pieces; in place, as NCCL allows: the sent piece is
                 // where it will be received.
                 let status = unsafe {
-                    (self.nccl.all_gather)(at(mine), at(tensor), own.len(), BYTES, parts.comm, parts.stream)
+                    (self.nccl.all_gather)(at(mine), at(*tensor), own.len(), BYTES, parts.comm, parts.stream)
                 };
-                return Ok(self.nccl.done("ncclAllGather", status, parts.comm)?);
+                self.nccl.done("ncclAllGather", status, parts.comm)?;
             }
             self.group(parts, |group| {
-                for peer in (0..self.size).filter(|&peer| peer != self.rank) {
-                    let theirs = pieces.range(peer);
-                    group.send(mine, own.len(), peer)?;
-                    group.receive(tensor + theirs.start as u64, theirs.len(), peer)?;
+                for (pieces, tensor) in uneven {
+                    let own = pieces.range(self.rank);
+                    for peer in (0..self.size).filter(|&peer| peer != self.rank) {
+                        let theirs = pieces.range(peer);
+                        group.send(tensor + own.start as u64, own.len(), peer)?;
+                        group.receive(tensor + theirs.start as u64, theirs.len(), peer)?;
+                    }
                 }
                 Ok(())
             })

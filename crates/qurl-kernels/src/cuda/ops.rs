@@ -215,6 +215,25 @@ impl Queue for CudaQueue {
         sums::pieces(self, pieces.at(), count, len, Output::Store, to.at() + 4 * at as u64);
     }
 
+    fn narrow(&mut self, args: Narrow<Cuda>) {
+        let Narrow { from, len, to, at } = args;
+        let fits = at.is_multiple_of(2) && len <= from.len && (at + len).div_ceil(2) <= to.len;
+        assert!(fits, "narrow: lengths");
+        if len > 0 {
+            let args = kernels::Narrow { x: from.at(), count: len as u64, words: to.at() + 2 * at as u64 };
+            self.launch(kernels::narrow, Launch::elements(len.div_ceil(2).min(1 << 22)), args);
+        }
+    }
+
+    fn widen(&mut self, args: Widen<Cuda>) {
+        let Widen { from, to, len } = args;
+        assert!(len <= to.len && len.div_ceil(2) <= from.len, "widen: lengths");
+        if len > 0 {
+            let args = kernels::Widen { words: from.at(), count: len as u64, y: to.at() };
+            self.launch(kernels::widen, Launch::elements(len.div_ceil(2).min(1 << 22)), args);
+        }
+    }
+
     fn sum_squares(&mut self, tensors: &[&CudaTensor]) -> Result<f64, DeviceError> {
         self.begin();
         sums::squares(self, tensors)

@@ -2,7 +2,7 @@
 //! tells whose it is and where it was.
 
 use qurl_kernels::collective::Moved;
-use qurl_kernels::ops::{AllGather, AllToAll, Broadcast};
+use qurl_kernels::ops::{AllGather, AllToAll, Broadcast, Exchange};
 use qurl_kernels::{Collective, Device, Queue};
 use std::sync::Arc;
 
@@ -20,9 +20,10 @@ pub fn check<D: Device>(device: &Arc<D>, ranks: &Collective) {
         let cuts = cuts(size, piece);
         tensors(&mut queue, ranks, &cuts);
         let own = cuts[rank + 1] - cuts[rank];
+        // Each alone, and two together.
         let expected = Moved {
-            all_to_all: 4 * (cuts[size] - own) as u64,
-            all_gather: 4 * ((size - 1) * own) as u64,
+            all_to_all: 3 * 4 * (cuts[size] - own) as u64,
+            all_gather: 3 * 4 * ((size - 1) * own) as u64,
             broadcast: 4 * ((size - 1) * (cuts[size] + 1)) as u64,
             host: 0,
         };
@@ -67,12 +68,45 @@ fn tensors<Q: Queue>(queue: &mut Q, ranks: &Collective, cuts: &[usize]) {
     let expected: Vec<f32> = (0..len + 2).map(|at| value(owner(at), at)).collect();
     assert_eq!(queue.read(&tensor, len + 2).expect("read"), expected, "all gather at rank {rank}");
 
+    together(queue, ranks, cuts);
     for root in 0..size {
         let mut tensor = queue.upload(&values(rank, len + 1)).expect("a tensor");
         queue.broadcast(Broadcast { ranks, root, tensor: &mut tensor }).expect("broadcast");
         let got = queue.read(&tensor, len + 1).expect("read");
         assert_eq!(got, values(root, len + 1), "broadcast of rank {root} at rank {rank}");
     }
+}
+
+/// Two tensors in one exchange: each arrives in its own place.
+fn together<Q: Queue>(queue: &mut Q, ranks: &Collective, cuts: &[usize]) {
+    let (rank, size, len) = (ranks.rank(), ranks.size(), cuts[ranks.size()]);
+    let own = cuts[rank]..cuts[rank + 1];
+    let second = |values: Vec<f32>| values.into_iter().map(|x| -x - 0.5).collect::<Vec<f32>>();
+    let [from, other] =
+        [values(rank, len), second(values(rank, len))].map(|v| queue.upload(&v).expect("a tensor"));
+    let [mut into, mut into_other] =
+        [0, 1].map(|_| queue.upload(&vec![9.0; size * own.len() + 1]).expect("a tensor"));
+    let tensors = vec![
+        AllToAll { ranks, from: &from, cuts, into: &mut into },
+        AllToAll { ranks, from: &other, cuts, into: &mut into_other },
+    ];
+    queue.begin_exchange(Exchange::AllToAll(tensors)).expect("begun");
+    queue.join_exchanges().expect("joined");
+    let received: Vec<f32> =
+        (0..size).flat_map(|sender| own.clone().map(move |at| value(sender, at))).collect();
+    assert_eq!(queue.read(&into, received.len()).expect("read"), received, "at rank {rank}");
+    assert_eq!(queue.read(&into_other, received.len()).expect("read"), second(received), "at rank {rank}");
+
+    let [mut all, mut other] =
+        [values(rank, len), second(values(rank, len))].map(|v| queue.upload(&v).expect("a tensor"));
+    let tensors =
+        vec![AllGather { ranks, cuts, tensor: &mut all }, AllGather { ranks, cuts, tensor: &mut other }];
+    queue.begin_exchange(Exchange::AllGather(tensors)).expect("begun");
+    queue.join_exchanges().expect("joined");
+    let owner = |at: usize| (0..size).rfind(|&r| cuts[r] <= at && at < cuts[r + 1]).unwrap_or(rank);
+    let gathered: Vec<f32> = (0..len).map(|at| value(owner(at), at)).collect();
+    assert_eq!(queue.read(&all, len).expect("read"), gathered, "at rank {rank}");
+    assert_eq!(queue.read(&other, len).expect("read"), second(gathered), "at rank {rank}");
 }
 
 fn bytes(ranks: &Collective) {

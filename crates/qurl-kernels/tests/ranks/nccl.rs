@@ -59,10 +59,10 @@ fn overlapped(device: &Arc<Cuda>, ranks: &Collective) {
         let mut into = device.zeros(size * piece).expect("a tensor");
         let mut weights = queue.upload(&vec![value(rank); size * piece]).expect("a tensor");
         let exchange = AllToAll { ranks, from: &from, cuts: &cuts, into: &mut into };
-        queue.begin_exchange(Exchange::AllToAll(exchange)).expect("begun");
+        queue.begin_exchange(Exchange::AllToAll(vec![exchange])).expect("begun");
         queue.fill_random(&mut work, round as u64, 1.0);
         let exchange = AllGather { ranks, cuts: &cuts, tensor: &mut weights };
-        queue.begin_exchange(Exchange::AllGather(exchange)).expect("begun");
+        queue.begin_exchange(Exchange::AllGather(vec![exchange])).expect("begun");
         queue.fill_random(&mut work, round as u64 + 1, 1.0);
         queue.join_exchanges().expect("joined");
         for tensor in [&into, &weights] {

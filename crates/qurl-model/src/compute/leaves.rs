@@ -5,12 +5,23 @@ use super::network::random_leaf;
 use crate::config::ModelConfig;
 use crate::hf::OpenModel;
 use crate::params::{Params, shapes};
-use qurl_kernels::{Device, DeviceError, Queue};
+use qurl_kernels::{Device, DeviceError, Format, Queue};
 
 /// Master weights, leaf by leaf: never need all of them be in one place.
 pub trait Leaves<D: Device> {
     /// A whole leaf, by its number in the order of [`Params`].
     fn leaf(&mut self, queue: &mut D::Queue, index: usize) -> Result<&D::Tensor, DeviceError>;
+
+    /// A leaf of a block that is packed in this format, to the nearest value: a matrix may have been rounded
+    /// to the format before. All leaves of a block are asked for in order and with one format.
+    fn leaf_for(
+        &mut self,
+        queue: &mut D::Queue,
+        index: usize,
+        _format: Format,
+    ) -> Result<&D::Tensor, DeviceError> {
+        self.leaf(queue, index)
+    }
 }
 
 impl<D: Device> Leaves<D> for &Params<D::Tensor> {

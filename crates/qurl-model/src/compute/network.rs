@@ -294,6 +294,9 @@ impl<D: Device> Network<D> {
             let mut to = queue.device().weight(shape)?;
             let made;
             let from = match source {
+                Source::Leaves(leaves) if info.layer.is_some() => {
+                    leaves.leaf_for(queue, *index, options.format)?
+                }
                 Source::Leaves(leaves) => leaves.leaf(queue, *index)?,
                 Source::Random(seed) => {
                     made = random_leaf::<D>(queue, config, info, *seed)?;
@@ -307,7 +310,10 @@ impl<D: Device> Network<D> {
             |queue: &mut D::Queue, source: &mut Source<D>, (index, info): &(usize, ParamInfo)| match source {
                 Source::Leaves(leaves) => {
                     let mut copy = queue.device().zeros(info.len())?;
-                    let leaf = leaves.leaf(queue, *index)?;
+                    let leaf = match info.layer {
+                        Some(_) => leaves.leaf_for(queue, *index, options.format)?,
+                        None => leaves.leaf(queue, *index)?,
+                    };
                     queue.copy(leaf, &mut copy, info.len());
                     Ok(copy)
                 }
@@ -391,7 +397,7 @@ impl<D: Device> Network<D> {
                 .try_for_each(|(layer, block)| adapters.refresh(queue, leaves, layer, &mut block.adapters));
         }
         let mut matrices = 0;
-        let mut rounding = || {
+        let mut next = || {
             matrices += 1;
             match rounding {
                 Rounding::Nearest => rounding,
@@ -401,18 +407,43 @@ impl<D: Device> Network<D> {
             }
         };
         let numbers = numbered(&self.config, self.value_head.is_some());
+        let format = match rounding {
+            Rounding::Nearest => self.options.format,
+            Rounding::Stochastic { .. } => Format::F32,
+        };
         for (layer, block) in numbers.layers.iter().zip(&mut self.blocks) {
             let to = layer.as_ref().into_leaves().into_iter().zip(block.params.as_mut().into_leaves());
             for ((index, info), to) in to {
-                let from = leaves.leaf(queue, *index)?;
+                let from = leaves.leaf_for(queue, *index, format)?;
                 match to {
                     Packed::Tensor(to) => queue.copy(from, to, info.len()),
                     Packed::Weight(to) => {
-                        queue.pack(Pack { from, rounding: rounding(), copy: None, to: own(to) })?;
+                        queue.pack(Pack { from, rounding: next(), copy: None, to: own(to) })?;
                     }
                 }
             }
         }
+        self.refresh_tables(queue, leaves, next())
+    }
+
+    /// Takes over the newest weights of a block alone.
+    pub fn refresh_block(
+        &mut self,
+        queue: &mut D::Queue,
+        index: usize,
+        leaves: &LayerParams<D::Tensor>,
+    ) -> Result<(), DeviceError> {
+        self.blocks[index].refresh(queue, &self.config, index, leaves)
+    }
+
+    /// Takes over the newest weights of all but the blocks: norm, embedding, and the head with this rounding.
+    pub fn refresh_tables(
+        &mut self,
+        queue: &mut D::Queue,
+        leaves: &mut impl Leaves<D>,
+        rounding: Rounding,
+    ) -> Result<(), DeviceError> {
+        let numbers = numbered(&self.config, self.value_head.is_some());
         let vectors = [(Some(&numbers.final_norm), Some(&mut self.final_norm))];
         let vectors = vectors.into_iter().chain([(numbers.value_head.as_ref(), self.value_head.as_mut())]);
         for ((index, info), to) in vectors.filter_map(|(leaf, to)| leaf.zip(to)) {
@@ -429,7 +460,7 @@ impl<D: Device> Network<D> {
             None => (numbers.embed.0, Some(own(&mut self.embed))),
         };
         let from = leaves.leaf(queue, head)?;
-        queue.pack(Pack { from, rounding: rounding(), copy, to: own(&mut self.head) })
+        queue.pack(Pack { from, rounding, copy, to: own(&mut self.head) })
     }
 
     /// Sets the gains of the norms before attention and MLP to those of the model plus normal noise of this

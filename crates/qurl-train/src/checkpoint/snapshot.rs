@@ -307,6 +307,11 @@ pub(super) fn check_whole(dir: &Path) -> Result<(), CheckpointError> {
     files.extend(state.has_reference.then(|| REFERENCE.to_string()));
     files.extend(state.has_measured.then(|| MEASURED.to_string()));
     for model in models {
+        // Adapters have no model beside them.
+        if manifest.has(&format!("{model}{}", peft::CONFIG)) {
+            files.extend([peft::CONFIG, peft::WEIGHTS].map(|file| format!("{model}{file}")));
+            continue;
+        }
         files.push(format!("{model}config.json"));
         match manifest.has(&format!("{model}{}", hf::WEIGHTS_INDEX)) {
             true => {

@@ -74,11 +74,17 @@ impl<D: Device> InFlight<D> {
             Part::Head | Part::Rest => self.rest.iter_mut().collect(),
         };
         // Frozen leaves have no numbers.
-        for (from, into) in leaves.into_iter().zip(into).filter(|(from, _)| D::len(from) > 0) {
-            let (ranks, cuts) = (self.ranks.collective(), self.ranks.cuts(D::len(from)));
-            queue.begin_exchange(Exchange::AllToAll(AllToAll { ranks, from, cuts: &cuts, into }))?;
-        }
-        Ok(())
+        let moving = leaves.into_iter().zip(into).filter(|(from, _)| D::len(from) > 0);
+        let mut moving: Vec<_> =
+            moving.map(|(from, into)| (self.ranks.cuts(D::len(from)), from, into)).collect();
+        let ranks = self.ranks.collective();
+        let tensors = moving.iter_mut().map(|(cuts, from, into)| AllToAll::<D> {
+            ranks,
+            from: *from,
+            cuts,
+            into: &mut **into,
+        });
+        queue.begin_exchange(Exchange::AllToAll(tensors.collect()))
     }
 
     /// The part that was on its way, if there was one.

@@ -156,8 +156,8 @@ impl<'a, D: Device> SftTrainer<'a, D> {
             let out = self.learner.score(&mut self.queue, &batch, &targets, 1.0)?;
             own.push(out.logp.iter().map(|&x| f64::from(x)).sum::<f64>());
         }
-        // Where all ranks must pass alike, some have one micro-batch more.
-        if ranks.divides_weights() && own.len() < micros.len().div_ceil(ranks.size()) {
+        // Some ranks may have one micro-batch more, and all pass alike.
+        if own.len() < micros.len().div_ceil(ranks.size()) {
             self.learner.idle(&mut self.queue)?;
         }
         ranks.join(own).map_err(DeviceError::from)?.iter().for_each(|logp| sum -= logp);

@@ -5,6 +5,7 @@ use qurl_kernels::collective::{Collective, Moved};
 use qurl_kernels::cpu::level::Level;
 use qurl_model::ModelConfig;
 use qurl_train::cost::{Sharing, Work, step_bytes};
+use qurl_train::learner::Passes;
 use qurl_train::memory::{DRIVER_RESERVE, MemoryPlan};
 use qurl_train::ranks::Ranks;
 use qurl_train::recipe::Recipe;
@@ -30,14 +31,20 @@ fn step(recipe: &Recipe, collective: Collective) -> (Moved, Moved) {
     let start = Start::from_recipe(recipe, &*task).expect("a start");
     let (file, config) = (recipe.file().to_string(), start.config.clone());
     let mut trainer = RlTrainer::on_ranks(&cpu, recipe, &file, start, task, ranks).expect("a trainer");
-    let before = trainer.ranks().collective().moved();
     assert_eq!(trainer.passed(), Default::default());
+    // The weights of a step's last update are gathered by the next one's first pass.
+    trainer.step().expect("a step");
+    let (before, passed) = (trainer.ranks().collective().moved(), trainer.passed());
     trainer.step().expect("a step");
     let moved = trainer.ranks().collective().moved().since(&before);
+    let passes = Passes {
+        forward: trainer.passed().forward - passed.forward,
+        training: trainer.passed().training - passed.training,
+    };
     let plan = recipe.rl(&file).expect("a plan");
     let work = Work { response: plan.data.max_response_length, ..Work::of(&plan) };
-    let sharing = Sharing::of(&recipe.trainer, size);
-    (moved, step_bytes(&plan, &config, &work, trainer.passed(), rank, &sharing))
+    let sharing = Sharing::of(recipe, size);
+    (moved, step_bytes(&plan, &config, &work, passes, rank, &sharing))
 }
 
 #[test]

@@ -318,6 +318,8 @@ fn what_adapters_cannot_be_combined_with_is_refused_by_its_key() {
     refused(&["rollout.uaq=1.5"], &["rollout.uaq", "1 beside [lora]"]);
     refused(&["rollout.quantize_head=true"], &["rollout.quantize_head"]);
     refused(&["rollout.lag=1"], &["rollout.lag", "0 beside [lora]"]);
+    refused(&["trainer.zero_stage=3"], &["trainer.zero_stage", "1, since the base of adapters is frozen"]);
+    refused(&["trainer.forward=rollout"], &["trainer.forward", "full: with [lora]"]);
     refused(&["rollout.stochastic_rounding=true"], &["rollout.stochastic_rounding"]);
     refused(&["trainer.compute=f32"], &["rollout.format", "int8", "f32, as trainer.compute"]);
     refused(&["sft={ steps = 1, batch_size = 1, lr = 1e-3 }"], &["sft", "lora.path"]);

@@ -7,10 +7,10 @@ use qurl_kernels::cpu::level::Level;
 use qurl_kernels::types::HeadOutput;
 use qurl_kernels::{Cpu, Device, DeviceError, Format};
 use qurl_model::compute::{Targets, whole_batch};
-use qurl_model::{ModelConfig, Params};
+use qurl_model::{Dtype, ModelConfig, Params};
 use qurl_tasks::reward::RewardError;
 use qurl_tasks::task::{Attempt, Problem, Split, Task, Verdict};
-use qurl_train::checkpoint::{Keep, Store};
+use qurl_train::checkpoint::{Keep, ModelFiles, Store};
 use qurl_train::learner::{Learner, LearnerOptions, LossGradient, LossScope};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::optimizer::AdamWOptions;
@@ -193,6 +193,79 @@ fn ppo_with_a_critic_has_the_same_bits_on_any_number_of_ranks() {
 #[test]
 fn dapo_with_dynamic_sampling_has_the_same_bits_on_any_number_of_ranks() {
     same_bits(DAPO);
+}
+
+/// A model that knows a little of the task.
+fn warmed(recipe: &Recipe) -> Params<Vec<f32>> {
+    let task = recipe.task().expect("[task]").task().expect("task");
+    let start = Start::from_recipe(recipe, &*task).expect("start");
+    let settings = recipe.sft.as_ref().expect("sft");
+    let examples = Examples::open(settings, recipe.trainer.seed, &start, Some(&*task)).expect("examples");
+    sft::run(&cpu(), recipe, settings, &start, &examples, |_| {}).expect("warm start")
+}
+
+/// Three steps from such a model, or from the adapters of the recipe: their records and the weights.
+fn stepped(recipe: &Recipe, from: &Params<Vec<f32>>, collective: Collective) -> (Vec<String>, Vec<u32>) {
+    let ranks = Ranks::new(Arc::new(collective), recipe).expect("ranks");
+    let task = recipe.task().expect("[task]").task().expect("task");
+    let mut start = Start::from_recipe(recipe, &*task).expect("start");
+    if start.adapters.is_none() {
+        start.weights = from.clone();
+    }
+    let mut trainer = RlTrainer::on_ranks(&cpu(), recipe, "tiny", start, task, ranks).expect("trainer");
+    let mut lines: Vec<String> = (0..3).map(|_| line(&trainer.step().expect("step"))).collect();
+    lines.push(format!("{:?}", trainer.evaluate().expect("an evaluation")));
+    (lines, bits(&trainer.weights().expect("weights")))
+}
+
+/// [`stepped`] on one rank, and on so many with ZeRO of a stage.
+fn same_steps(recipe: &Recipe, from: &Params<Vec<f32>>, cases: &[(usize, usize)]) -> (Vec<String>, Vec<u32>) {
+    let alone = stepped(recipe, from, Collective::alone());
+    for &(count, stage) in cases {
+        let mut recipe = recipe.clone();
+        recipe.trainer.zero_stage = stage;
+        for (rank, found) in on_ranks(count, |c| stepped(&recipe, from, c)).into_iter().enumerate() {
+            assert_eq!(found.0, alone.0, "rank {rank} of {count}, ZeRO-{stage}");
+            assert!(found.1 == alone.1, "the weights of rank {rank} of {count} differ, ZeRO-{stage}");
+        }
+    }
+    alone
+}
+
+#[test]
+fn lag_and_forward_passes_of_the_rollout_have_the_same_bits_on_any_number_of_ranks() {
+    let weights = warmed(&recipe(&[]));
+    let lag = same_steps(&recipe(&["rollout.lag=1", "trainer.compute=bf16"]), &weights, &[(2, 1), (4, 3)]);
+    assert!(lag.0[2].contains("\"rollout_version\":2"), "step 3 samples with older weights: {:?}", lag.0[2]);
+    let straight = ["trainer.forward=rollout", "trainer.compute=bf16"];
+    let straight = same_steps(&recipe(&straight), &weights, &[(2, 1), (4, 1)]);
+    assert!(straight.0[0].contains("\"rho_max\":1.0,"), "{:?}", straight.0[0]);
+}
+
+#[test]
+fn adapters_have_the_same_bits_on_any_number_of_ranks_and_where_another_number_resumes() {
+    let whole = recipe(&[]);
+    let (weights, base) = (warmed(&whole), Scratch::new());
+    let task = whole.task().expect("[task]").task().expect("task");
+    let start = Start::from_recipe(&whole, &*task).expect("start");
+    ModelFiles::of(&start).save(&base.0, &start.config, &weights, Dtype::F32).expect("saved");
+    let section = |from: &str, to: &str| {
+        let at = |name: &str| TINY.find(name).expect("a section");
+        &TINY[at(from)..at(to)]
+    };
+    let path = base.0.display();
+    let text =
+        format!("[model]\npath = \"{path}\"\n[lora]\nrank = 4\nalpha = 8\n{}", section("[task]", "[sft]"));
+    let text = text + section("[data]", "[trainer]") + &TINY[TINY.find("[trainer]").expect("a section")..];
+    let set = ["trainer.compute=bf16", "algorithm.kl_loss_coef=0.01", "actor.optim.moments='8bit'"];
+    let recipe = Recipe::parse(&text, "lora", &set.map(String::from)).expect("a recipe");
+    let alone = same_steps(&recipe, &weights, &[(2, 1), (4, 1)]);
+    assert!(alone.0[2].contains("\"updates\":4"), "{:?}", alone.0[2]);
+    let torn = Scratch::new();
+    for (count, last) in [(4, 1), (2, 9)] {
+        let found = on_ranks(count, |collective| run(&recipe, &torn.0, collective, last));
+        assert!(last < 9 || found.iter().all(|bits| *bits == alone.1), "resumed by {count} ranks");
+    }
 }
 
 #[test]
@@ -468,8 +541,9 @@ fn weights_and_moments_are_divided_and_gradients_counted_in_the_plan_of_a_rank()
     // The head is the embedding.
     let embedding = 4 * config.vocab_size * config.hidden_size;
     let block = (4 * parameters - embedding) / config.num_layers;
-    // An eighth of the weights, in whole blocks, and a place for all of a block and of the embedding.
-    close(part(&eight, "weights in f32"), parameters / 2 + embedding + block, "weights in f32");
+    // An eighth of the weights, in whole blocks, and a place for all of a block, twice where its matrices
+    // travel in bf16, and of the embedding.
+    close(part(&eight, "weights in f32"), parameters / 2 + embedding + 3 * block / 2, "weights in f32");
     close(part(&eight, "moments"), parameters, "moments");
     // One shard, and everyone's pieces of a block and of the embedding.
     close(part(&eight, "gradients"), 4 * parameters + embedding + block, "gradients");

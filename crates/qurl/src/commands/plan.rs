@@ -138,11 +138,11 @@ fn plan(args: &Args) -> anyhow::Result<Report> {
     let mut alone = 0.0;
     for ranks in std::iter::successors(Some(1), |ranks| Some(2 * ranks)).take_while(|&ranks| ranks <= gpus) {
         memory = memory_of(&gpu, &recipe, &rl, &config, ranks)?;
-        let time = cost::step_time(&rl, &config, &recipe.trainer, &work, ranks, &cluster);
+        let time = cost::step_time(&rl, &config, &recipe, &work, ranks, &cluster);
         if ranks == 1 {
             alone = time.total();
         }
-        let sharing = Sharing::of(&recipe.trainer, ranks);
+        let sharing = Sharing::of(&recipe, ranks);
         let passes = cost::passes(&rl, &recipe.trainer, &work, &sharing);
         let sent = cost::step_bytes(&rl, &config, &work, passes, 0, &sharing);
         let StepTime { rollout, scoring, training, exchange } = time;

@@ -72,9 +72,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let recipe = args.device.put_into(recipe);
     let plan = recipe.rl(&file).or_bad()?;
     recipe.task().or_bad()?;
-    if let Some(ranks) = args.ranks.to_start()? {
-        Ranks::new(Arc::new(Collective::counted(0, ranks)), &recipe).or_bad()?;
-        return start_local(ranks, recipe.trainer.device);
+    if let Some(count) = args.ranks.to_start()? {
+        let ranks = Ranks::new(Arc::new(Collective::counted(0, count)), &recipe).or_bad()?;
+        if plan.rollout.workers.is_some() {
+            crate::workers::prepare(&ranks)?;
+        }
+        return start_local(count, recipe.trainer.device);
     }
     on_ranks!(recipe.trainer.device, (device, ranks) => {
         run_on(device, ranks, args, recipe, file, plan, began)

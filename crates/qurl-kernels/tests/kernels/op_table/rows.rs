@@ -7,8 +7,8 @@ use crate::ops::Ops;
 use crate::paged::sampling;
 use crate::support::{Random, plus, wide};
 use qurl_kernels::ops::{
-    AddPieces, Gather, Index, NormBackward, RmsNormBackward, RowDots, RowDotsBackward, Sample, ScatterAdd,
-    Slice, Update,
+    AddPieces, Gather, Index, Narrow, NormBackward, RmsNormBackward, RowDots, RowDotsBackward, Sample,
+    ScatterAdd, Slice, Update, Widen,
 };
 use qurl_kernels::types::{
     AdamW, MomentFormat, MomentValues, Moments, Rows, SQUARES_BLOCK, SampleRow, Token,
@@ -46,6 +46,7 @@ pub fn cases<D: Device>() -> Vec<Case<D>> {
             sum_squares(len, seed as u64),
         ]);
         cases.extend([1, 2, 8].map(|count| add_pieces(count, len, seed as u64)));
+        cases.push(narrow(len, seed as u64));
     }
     cases
 }
@@ -310,6 +311,29 @@ fn adamw_in_fewer_bits<D: Device>(len: usize, seed: u64) -> Case<D> {
         Vec::new()
     };
     Case { name: format!("adamw in fewer bits {len}"), run: Box::new(run), want: Box::new(Vec::new) }
+}
+
+/// To bf16 and back: what rounding to the nearest gives, to the bit, from a place in the middle on.
+fn narrow<D: Device>(len: usize, seed: u64) -> Case<D> {
+    let mut random = Random::new(seed);
+    let values = random.normals(len);
+    let given = values.clone();
+    let run = move |ops: &Ops<D>| {
+        let (from, mut words) = (&ops.up(&given), ops.up(&vec![0.0; len.div_ceil(2) + 3]));
+        ops.queue().narrow(Narrow { from, len, to: &mut words, at: 6 });
+        let mut all = ops.up(&vec![9.0; len + 7]);
+        ops.queue().widen(Widen { from: &words, to: &mut all, len: len + 6 });
+        vec![ops.down(&all)]
+    };
+    let want = move || {
+        let round = |x: &f32| {
+            let bits = x.to_bits();
+            f64::from(f32::from_bits((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000))
+        };
+        let expected: Vec<f64> = [0.0; 6].into_iter().chain(values.iter().map(round)).chain([9.0]).collect();
+        vec![Want::new("rounded", expected, 0.0)]
+    };
+    Case { name: format!("narrow {len}"), run: Box::new(run), want: Box::new(want) }
 }
 
 /// The tree in f32, as the documentation has it, to the bit; and plain addition.

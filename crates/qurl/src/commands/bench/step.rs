@@ -214,7 +214,7 @@ pub fn run<D: Machine>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> an
     }
     let rollout = rollout_rates(before, trainer.engine().stats(), &records[args.steps - 1]);
     let kv_format = trainer.engine().network().options().kv_format;
-    let shared = sent.shared(&mut trainer, &recipe.trainer, memory.total(), args.steps)?;
+    let shared = sent.shared(&mut trainer, &recipe, memory.total(), args.steps)?;
     if !ranks.is_first() {
         return Ok(());
     }

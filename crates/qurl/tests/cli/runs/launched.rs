@@ -47,13 +47,46 @@ fn what_cannot_start_says_what_is_missing() {
     assert!(!dir.join("run").exists());
 }
 
+/// Whether ranks can be started here.
+fn has_mpirun() -> bool {
+    let found = Command::new("mpirun").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let there = found.is_ok_and(|status| status.success());
+    if !there {
+        eprintln!("skipped: there is no mpirun on the path; `cargo xtask test` installs it where it can");
+    }
+    there
+}
+
+#[test]
+fn ranks_that_would_not_train_the_same_are_refused_by_what_differs() {
+    if !has_mpirun() {
+        return;
+    }
+    let dir = place("runs-launched-differ");
+    let rank = |more: &[&str]| -> Vec<String> {
+        let train = ["-n", "1", env!("CARGO_BIN_EXE_qurl"), "train", "tiny.toml", "--run", "run"];
+        let args = [&train[..], &["--device", "cpu", "--set", "trainer.shards=2"], more].concat();
+        args.into_iter().map(String::from).collect()
+    };
+    let output = Command::new("mpirun")
+        .args(rank(&[]))
+        .arg(":")
+        .args(rank(&["--set", "actor.lr=2e-3"]))
+        .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
+        .envs([("OMPI_MCA_rmaps_base_oversubscribe", "1"), ("OMPI_MCA_hwloc_base_binding_policy", "none")])
+        .current_dir(&dir)
+        .output()
+        .expect("mpirun starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("the ranks differ in key `actor.lr`: 0.002 on rank 1, 0.001 on rank 0"), "{said}");
+    assert!(!dir.join("run").exists());
+}
+
 #[test]
 fn ctrl_c_at_ranks_saves_and_the_run_resumes_with_the_same_bits() {
-    let found = Command::new("mpirun").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    if !found.is_ok_and(|status| status.success()) {
-        return eprintln!(
-            "skipped: there is no mpirun on the path; `cargo xtask test` installs it where it can"
-        );
+    if !has_mpirun() {
+        return;
     }
     let dir = place("runs-launched-stopped");
     let command = |run: &str, more: &[&str]| {

@@ -8,17 +8,36 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The recipes of the project on a smaller task, so that a warm start of a second gives rewards that differ.
-const SMALL: [&str; 8] = [
+/// The recipes of the project on a smaller task.
+const SMALL: [&str; 5] = [
     "task.level=1",
     "trainer.shards=4",
-    "sft.steps=60",
-    "sft.warmup_steps=3",
-    "sft.batch_size=32",
     "run.test_problems=20",
     "data.train_batch_size=16",
     "actor.ppo_mini_batch_size=8",
 ];
+
+/// A directory with these recipes, which begin with a model that was trained on one rank: a second of that gives
+/// rewards that differ, and their own warm start would be made anew by every run. (That ranks share one is
+/// shown below.)
+fn place(name: &str, recipes: &[&str]) -> PathBuf {
+    let dir = directory(name);
+    let of_project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+    let source = of_project.join("tiny-grpo.toml").display().to_string();
+    let small = ["--set", "task.level=1", "--set", "sft.warmup_steps=3", "--set", "sft.batch_size=32"];
+    let args = ["sft", &source, "--run", "warm", "--steps", "60", "--device", "cpu", "--quiet"];
+    let warm = qurl_in(&dir, &[&args[..], &small].concat(), "");
+    assert_eq!(warm.status, 0, "{}", warm.stderr);
+    for recipe in recipes {
+        let file = format!("{recipe}.toml");
+        let text = std::fs::read_to_string(of_project.join(&file)).expect("a recipe");
+        let kept =
+            text.split("\n\n").filter(|part| !part.starts_with("[model.new]") && !part.starts_with("[sft]"));
+        let text = [&["[model]\npath = \"warm/model\""], &kept.collect::<Vec<_>>()[..]].concat().join("\n\n");
+        std::fs::write(dir.join(&file), text).expect("written");
+    }
+    dir
+}
 
 /// Whether ranks can be started here.
 fn has_mpirun() -> bool {
@@ -30,10 +49,9 @@ fn has_mpirun() -> bool {
     there
 }
 
-/// The arguments of a run of a recipe of the project.
+/// The arguments of a run of such a recipe.
 fn arguments(recipe: &str, run: &str, more: &[&str]) -> Vec<String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
-    let recipe_file = root.join(format!("{recipe}.toml")).display().to_string();
+    let recipe_file = format!("{recipe}.toml");
     let mut args =
         ["train", &recipe_file, "--device", "cpu", "--quiet", "--run", run].map(String::from).to_vec();
     let critic: &[&str] = if recipe == "tiny-ppo" { &["critic.ppo_mini_batch_size=8"] } else { &[] };
@@ -57,40 +75,46 @@ fn trained(dir: &Path, recipe: &str, run: &str, ranks: usize, more: &[&str]) -> 
     Outcome::of(&dir.join(run))
 }
 
-#[test]
-fn one_two_and_four_ranks_train_the_same_bits() {
-    if !has_mpirun() {
-        return;
-    }
-    let dir = directory("runs-ranks");
-    for recipe in ["tiny-ppo", "tiny-grpo", "tiny-dapo"] {
-        let alone = trained(&dir, recipe, &format!("{recipe}-1"), 1, &["--steps", "3"]);
-        assert!(alone.learned(), "{recipe}: nothing was learned");
-        for (ranks, stage) in [(2, 1), (2, 3), (4, 1), (4, 3)] {
-            let run = format!("{recipe}-{ranks}-{stage}");
-            let stage = format!("trainer.zero_stage={stage}");
-            let found = trained(&dir, recipe, &run, ranks, &["--steps", "3", "--set", &stage]);
-            alone.assert_same_training(&found, &run);
-            let part = format!("checkpoints/step-3/optimizer-{ranks:05}-of-{ranks:05}.safetensors");
-            assert!(dir.join(&run).join(&part).exists(), "{run} has no {part}");
-        }
-    }
-    // And as others start it.
-    let args = arguments("tiny-grpo", "by-mpirun", &["--steps", "3", "--json"]);
+/// [`trained`] as others start it.
+fn trained_under_mpirun(dir: &Path, recipe: &str, run: &str, ranks: usize, more: &[&str]) -> Outcome {
     let output = Command::new("mpirun")
-        .args(["-n", "2", env!("CARGO_BIN_EXE_qurl")])
-        .args(args)
+        .args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_qurl")])
+        .args(arguments(recipe, run, &[more, &["--json"]].concat()))
         .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
         .envs([("OMPI_MCA_rmaps_base_oversubscribe", "1"), ("OMPI_MCA_hwloc_base_binding_policy", "none")])
-        .current_dir(&dir)
+        .current_dir(dir)
         .output()
         .expect("mpirun starts");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     let summary: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
     assert_eq!(summary["steps"], 3, "one document, by rank 0: {text}");
-    Outcome::of(&dir.join("tiny-grpo-1"))
-        .assert_same_training(&Outcome::of(&dir.join("by-mpirun")), "under mpirun");
+    Outcome::of(&dir.join(run))
+}
+
+#[test]
+fn one_two_and_four_ranks_train_the_same_bits() {
+    if !has_mpirun() {
+        return;
+    }
+    let dir = place("runs-ranks", &["tiny-ppo", "tiny-grpo", "tiny-dapo"]);
+    for recipe in ["tiny-ppo", "tiny-grpo", "tiny-dapo"] {
+        let alone = trained(&dir, recipe, &format!("{recipe}-1"), 1, &["--steps", "3"]);
+        assert!(alone.learned(), "{recipe}: nothing was learned");
+        for (ranks, stage) in [(2, 1), (2, 3), (4, 1), (4, 3)] {
+            let run = format!("{recipe}-{ranks}-{stage}");
+            let more = ["--steps", "3", "--set", &format!("trainer.zero_stage={stage}")];
+            let found = match (recipe, ranks, stage) {
+                ("tiny-grpo", 2, 1) | ("tiny-ppo", 4, 3) => {
+                    trained_under_mpirun(&dir, recipe, &run, ranks, &more)
+                }
+                _ => trained(&dir, recipe, &run, ranks, &more),
+            };
+            alone.assert_same_training(&found, &run);
+            let part = format!("checkpoints/step-3/optimizer-{ranks:05}-of-{ranks:05}.safetensors");
+            assert!(dir.join(&run).join(&part).exists(), "{run} has no {part}");
+        }
+    }
 }
 
 /// A process that was started for a run as this rank, found by what the system says of its environment.
@@ -123,13 +147,13 @@ fn a_run_whose_rank_was_killed_is_resumed_by_another_number_of_ranks() {
     if !has_mpirun() || !cfg!(target_os = "linux") {
         return;
     }
-    let dir = directory("runs-ranks-killed");
-    let more = ["--steps", "40", "--set", "trainer.save_freq=3"];
+    let dir = place("runs-ranks-killed", &["tiny-ppo"]);
+    let more = ["--steps", "20", "--set", "trainer.save_freq=3"];
     let whole = trained(&dir, "tiny-ppo", "whole", 1, &more);
     let run: PathBuf = dir.join("killed");
     let resume = [&more[..], &["--resume"]].concat();
     let mut kills = 0;
-    for (ranks, steps, stage) in [(4, 5, 3), (2, 14, 1)] {
+    for (ranks, steps, stage) in [(4, 4, 3), (2, 9, 1)] {
         let stage = format!("trainer.zero_stage={stage}");
         let more = [&resume[..], &["--set", &stage]].concat();
         let mut child = spawn(&dir, "tiny-ppo", "killed", ranks, &more);
@@ -152,14 +176,14 @@ fn a_run_whose_rank_was_killed_is_resumed_by_another_number_of_ranks() {
         kills += 1;
     }
     assert_eq!(kills, 2);
-    assert!(lines(&run) < 40, "nothing is left to resume");
+    assert!(lines(&run) < 20, "nothing is left to resume");
     let resumed = trained(&dir, "tiny-ppo", "killed", 1, &resume);
     whole.assert_same_training(&resumed, "killed twice, on 4, 2 and 1 ranks");
 }
 
 #[test]
 fn ranks_that_cannot_share_the_work_are_refused_by_name() {
-    let dir = directory("runs-ranks-refused");
+    let dir = place("runs-ranks-refused", &["tiny-grpo"]);
     // Before any rank is started.
     let refused = train(&dir, "tiny-grpo", "a", 4, &["--set", "trainer.shards=2"]);
     refused.assert_bad(&["`trainer.shards` is 2", "4 ranks", "trainer.shards = 8"]);
@@ -169,6 +193,12 @@ fn ranks_that_cannot_share_the_work_are_refused_by_name() {
     refused.assert_bad(&["`trainer.shards` is 6", "a power of two"]);
     let refused = train(&dir, "tiny-grpo", "a", 1, &["--set", "trainer.zero_stage=2"]);
     refused.assert_bad(&["`trainer.zero_stage` is 2", "1 or 3"]);
+    let straight = ["--set", "trainer.zero_stage=3", "--set", "trainer.forward=rollout"];
+    let refused = train(&dir, "tiny-grpo", "a", 2, &straight);
+    refused.assert_bad(&["`trainer.zero_stage` is 3", "1, since blocks that come one at a time"]);
+    let workers = "rollout.workers={ listen = \"127.0.0.1:0\" }";
+    let refused = train(&dir, "tiny-grpo", "a", 2, &["--set", workers]);
+    refused.assert_bad(&["rollout.workers", "runs of one rank", "this one has 2"]);
     assert!(!dir.join("a").exists());
 }
 

@@ -7,7 +7,7 @@ use qurl_kernels::collective::Moved;
 use qurl_kernels::{Device, checksum};
 use qurl_train::cost::{Sharing, Work, step_bytes};
 use qurl_train::learner::Passes;
-use qurl_train::recipe::Trainer;
+use qurl_train::recipe::Recipe;
 use qurl_train::rl::RlTrainer;
 use serde::Serialize;
 
@@ -51,7 +51,7 @@ impl Sent {
     pub fn shared<D: Device>(
         &self,
         trainer: &mut RlTrainer<D>,
-        settings: &Trainer,
+        recipe: &Recipe,
         planned: usize,
         steps: usize,
     ) -> anyhow::Result<Shared> {
@@ -63,7 +63,7 @@ impl Sent {
             forward: (passed.forward - self.passed.forward) / steps,
             training: (passed.training - self.passed.training) / steps,
         };
-        let sharing = Sharing::of(settings, ranks.size());
+        let sharing = Sharing::of(recipe, ranks.size());
         let (plan, config) = (trainer.plan(), &trainer.start().config);
         let model = step_bytes(plan, config, &Work::of(plan), passes, ranks.rank(), &sharing);
         let peak = trainer.device().memory().map_or(0, |memory| memory.peak);
@@ -88,8 +88,8 @@ impl Sent {
         let weights = trainer.weights()?;
         let sum = weights.iter().map(|leaf| checksum::values(leaf)).fold(checksum::SEED, checksum::mix);
         Ok(Shared {
-            shards: settings.shards,
-            zero_stage: settings.zero_stage,
+            shards: recipe.trainer.shards,
+            zero_stage: recipe.trainer.zero_stage,
             checksum: format!("{sum:016x}"),
             ranks: of_ranks.collect(),
         })
