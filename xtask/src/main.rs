@@ -104,7 +104,9 @@ fn at_night() -> Result<(), String> {
 /// Builds the program, optimised and with the checks of the tests, and runs it.
 fn fuzz(arguments: &[String]) -> Result<(), String> {
     let mut command = stages::cargo(&workspace_root()?);
-    command.args(["run", "--quiet", "--locked", "--profile", "fuzz", "-p", "qurl-fuzz", "--"]).args(arguments);
+    command
+        .args(["run", "--quiet", "--locked", "--profile", "fuzz", "-p", "qurl-fuzz", "--"])
+        .args(arguments);
     let status = command.status().map_err(|error| format!("cargo did not start: {error}"))?;
     if status.success() { Ok(()) } else { Err(format!("fuzz: {status}")) }
 }
