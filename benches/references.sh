@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Reference runs: losses, rewards and the final weights of a few steps of the tiny recipes, bit for bit.
+# Reference runs: losses, rewards and the final weights of a few steps of the default and the tiny recipes, bit
+# for bit.
 #
 #   benches/references.sh QURL DEVICE LEVEL > crates/qurl/tests/cli/references/NAME.json
 #
@@ -11,7 +12,7 @@ qurl=${1:?usage: references.sh QURL DEVICE LEVEL} device=${2:-cpu} level=${3:-be
 here=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-for recipe in tiny-ppo tiny-grpo tiny-dapo; do
+for recipe in default tiny-ppo tiny-grpo tiny-dapo; do
     QURL_CPU=$([ "$level" = best ] || echo "$level") "$qurl" train "$here/recipes/$recipe.toml" \
         --device "$device" --quiet --run "$folder/$recipe" --steps 3 --set sft.steps=120 \
         --set sft.batch_size=16 --set task.level=1 --set run.test_problems=8 > /dev/null 2> "$folder/log" ||
@@ -20,7 +21,7 @@ done
 python3 - "$folder" <<'P'
 import json, sys, zlib
 folder, runs = sys.argv[1], {}
-for recipe in ["tiny-ppo", "tiny-grpo", "tiny-dapo"]:
+for recipe in ["default", "tiny-ppo", "tiny-grpo", "tiny-dapo"]:
     run = f"{folder}/{recipe}"
     lines = [json.loads(line) for line in open(f"{run}/metrics.jsonl")]
     crc = zlib.crc32(open(f"{run}/model/model.safetensors", "rb").read())

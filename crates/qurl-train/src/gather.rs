@@ -86,7 +86,7 @@ impl<D: Device> Gather<D> {
         gather.layer = Some(layer.try_map(&mut |leaf: &ParamInfo| device.zeros(leaf.len()))?);
         if compute == Format::Bf16 {
             gather.narrow = shapes.layers[0].as_ref().try_map(&mut |leaf: &ParamInfo| {
-                let linear = leaf.kind.is_block_linear() && leaf.len() > 0;
+                let linear = leaf.kind.is_block_linear() && !leaf.is_empty();
                 linear.then(|| device.zeros(Travel::Bf16.numbers(leaf, leaf.len()))).transpose()
             })?;
         }

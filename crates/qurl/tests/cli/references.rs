@@ -1,6 +1,6 @@
-//! Reference runs: a few steps of the tiny recipes give the losses, rewards and weights that are committed in
-//! `references/`, bit for bit, at the level of instructions of the machine (all levels at night). The files are
-//! written by `benches/references.sh`; those of a GPU are compared by hand, by the same script.
+//! Reference runs: a few steps of the default and the tiny recipes give the losses, rewards and weights that are
+//! committed in `references/`, bit for bit, at the level of instructions of the machine (all levels at night).
+//! The files are written by `benches/references.sh`; those of a GPU are compared by hand, by the same script.
 
 use crate::common::{directory, qurl_with};
 use qurl_kernels::cpu::level::Level;
@@ -30,7 +30,7 @@ fn traced(dir: &Path, recipe: &str, level: &str) -> Value {
 }
 
 #[test]
-fn tiny_recipes_have_the_bits_that_are_committed() {
+fn recipes_have_the_bits_that_are_committed() {
     let dir = directory("references");
     let named = |level| match level {
         Level::Scalar => "scalar",
