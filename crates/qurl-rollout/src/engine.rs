@@ -332,6 +332,7 @@ impl<D: Device> Engine<D> {
         if self.unfinished() > 0 {
             return Err(RolloutError::Busy { unfinished: self.unfinished() });
         }
+        self.scheduler.forget_prefixes();
         self.kv = Vec::new();
         Ok(())
     }

@@ -101,6 +101,14 @@ fn pages_of_common_beginnings_change_no_bit() {
         assert_eq!(a.samples[0].tokens, b.samples[0].tokens);
         assert_eq!(bits(&a.samples[0].logprobs), bits(&b.samples[0].logprobs));
     }
+
+    // Pages that were given back: what they held is gone.
+    served.sleep().expect("nothing is in flight");
+    served.wake().expect("memory");
+    let again = served.generate(&requests).expect("generate");
+    for (a, b) in again.iter().zip(&expected) {
+        assert_eq!(bits(&a.samples[0].logprobs), bits(&b.samples[0].logprobs));
+    }
 }
 
 /// The most probable tokens stand beside each sampled one, with the log-probs that scoring gives them.
