@@ -103,11 +103,7 @@ fn stage(root: &Path, binary: &Path, staged: &Path) -> Result<(), String> {
     for (shell, place) in COMPLETIONS {
         write(&staged.join(place), &output(Command::new(&qurl).args(["completions", shell]))?)?;
     }
-    let recipes = root.join("recipes");
-    for entry in std::fs::read_dir(&recipes).map_err(|e| format!("{}: {e}", recipes.display()))? {
-        let recipe = entry.map_err(|e| format!("{}: {e}", recipes.display()))?;
-        copy(&recipe.path(), &staged.join("share/qurl/recipes").join(recipe.file_name()))?;
-    }
+    copy_folder(&root.join("recipes"), &staged.join("share/qurl/recipes"))?;
     let documents = staged.join("share/doc/qurl");
     for file in
         ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE", "docs/guide.md", "docs/recipe.md"]
@@ -143,6 +139,16 @@ fn output(command: &mut Command) -> Result<Vec<u8>, String> {
 fn copy(from: &Path, to: &Path) -> Result<(), String> {
     let done = std::fs::create_dir_all(to.parent().unwrap_or(to)).and_then(|()| std::fs::copy(from, to));
     done.map(|_| ()).map_err(|e| format!("{} to {}: {e}", from.display(), to.display()))
+}
+
+/// Copies a folder with all that is in it.
+fn copy_folder(from: &Path, to: &Path) -> Result<(), String> {
+    for entry in std::fs::read_dir(from).map_err(|e| format!("{}: {e}", from.display()))? {
+        let from = entry.map_err(|e| format!("{}: {e}", from.display()))?.path();
+        let to = to.join(from.file_name().unwrap_or_default());
+        if from.is_dir() { copy_folder(&from, &to)? } else { copy(&from, &to)? }
+    }
+    Ok(())
 }
 
 fn write(file: &Path, bytes: &[u8]) -> Result<(), String> {
@@ -200,6 +206,24 @@ mod tests {
                     "{message}"
                 );
             }
+        }
+        std::fs::remove_dir_all(&dir).expect("removed");
+    }
+
+    /// All but the binary: pages and completions are taken from a stand-in.
+    #[test]
+    fn everything_that_goes_into_the_tarball_is_there() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+        let dir = std::env::temp_dir().join(format!("qurl-stage-{}", std::process::id()));
+        stage(root, Path::new("/bin/true"), &dir).expect("staged");
+        for file in [
+            "bin/qurl",
+            "share/fish/vendor_completions.d/qurl.fish",
+            "share/qurl/recipes/default.toml",
+            "share/qurl/recipes/studies/claims.toml",
+            "share/doc/qurl/LICENSES-OF-DEPENDENCIES",
+        ] {
+            assert!(dir.join(file).is_file(), "{file}");
         }
         std::fs::remove_dir_all(&dir).expect("removed");
     }
