@@ -13,6 +13,7 @@ mod limits;
 mod problems;
 mod resumed;
 mod shared;
+mod synced;
 
 use super::machine::Machine;
 use super::{Document, median, print_json, shape};
@@ -95,6 +96,9 @@ pub struct Args {
     /// and make them again: the weights must be the same
     #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
+    /// Measure, too, what bringing the weights from each step to the next takes to a rollout worker
+    #[arg(long)]
+    sync: bool,
     #[command(flatten)]
     pub device: DeviceArg,
     /// Print one JSON document
@@ -123,6 +127,9 @@ struct Row {
     seconds: f64,
     phases: BTreeMap<String, Phase>,
     rollout: RolloutRates,
+    /// Of the weights that sampled, from a step to the next.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    sync: Vec<synced::Synced>,
     ranks: shared::Shared,
     resumed: Option<resumed::Resumed>,
 }
@@ -192,10 +199,18 @@ pub fn run<D: Machine>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> an
     let (mut records, mut limits) = (Vec::new(), Vec::new());
     let mut before = trainer.engine().stats();
     let sent = shared::Sent::by(&trainer);
+    let (mut old, mut synced) = (None, Vec::new());
+    let sync = args.sync && ranks.is_first();
+    if sync {
+        synced::measure(&trainer, &mut device.queue()?, &mut old, &mut synced)?;
+    }
     for _ in 0..args.steps {
         before = trainer.engine().stats();
         records.push(trainer.step()?);
         limits.push(limits::of_last_step(&trainer, &rates, args.prompt));
+        if sync {
+            synced::measure(&trainer, &mut device.queue()?, &mut old, &mut synced)?;
+        }
     }
     let rollout = rollout_rates(before, trainer.engine().stats(), &records[args.steps - 1]);
     let kv_format = trainer.engine().network().options().kv_format;
@@ -210,6 +225,7 @@ pub fn run<D: Machine>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> an
         return Ok(());
     }
     let row = row(&args, kv_format, &plan, &records, &limits, rollout, shared, resumed);
+    let row = Row { sync: synced, ..row };
     if args.json {
         return print_json(&Document { machine: device.info().description, results: vec![row] });
     }
@@ -360,6 +376,7 @@ fn row(
         seconds: seconds("total"),
         phases: names.into_iter().map(|name| (name.to_string(), phase(name))).collect(),
         rollout,
+        sync: Vec::new(),
         ranks,
         resumed,
     }
@@ -398,6 +415,7 @@ fn print(row: &Row) -> Result<(), OutputError> {
         r.preemptions,
         r.prefill_tokens
     )?;
+    row.sync.iter().try_for_each(synced::Synced::print)?;
     row.ranks.print()?;
     row.resumed.as_ref().map_or(Ok(()), resumed::Resumed::print)
 }
