@@ -148,10 +148,17 @@ fn values_and_gradients_of_a_critic() {
     }
 }
 
+/// Models, formats of weights and activations, formats of keys and values.
+const STRAIGHT: [(&str, Format, KvFormat); 5] = [
+    ("qwen2", Format::Int8, KvFormat::Int8),
+    ("qwen3", Format::Fp8, KvFormat::Fp8),
+    ("qwen3", Format::Fp8, KvFormat::Bf16),
+    ("llama3", Format::Int4, KvFormat::Bf16),
+    ("qwen2-untied", Format::Nvfp4, KvFormat::Bf16),
+];
+
 #[derive(serde::Deserialize)]
 struct StraightThrough {
-    format: String,
-    kv_cache: String,
     sequences: Vec<StraightSequence>,
 }
 
@@ -169,12 +176,11 @@ struct StraightSequence {
 /// that of the other goldens; the gradients without rounding are 2.6e-2 to 1.1 of their norm away.
 #[test]
 fn gradients_straight_through_quantized_weights() {
-    for name in ["qwen2", "qwen3", "llama3", "qwen2-untied"] {
-        let case = load(name);
-        let text = std::fs::read_to_string(case.dir.join("straight_through.json")).expect("golden");
+    for (name, format, kv_format) in STRAIGHT {
+        let (case, file) = (load(name), format!("straight_through-{format}-{}", kv_format.name()));
+        let text = std::fs::read_to_string(case.dir.join(format!("{file}.json"))).expect("golden");
         let golden: StraightThrough = serde_json::from_str(&text).expect("golden");
-        let format: Format = golden.format.parse().expect("format");
-        let want = golden_gradients(&case, "straight_through.safetensors");
+        let want = golden_gradients(&case, &format!("{file}.safetensors"));
         let ids: Vec<Vec<u32>> = golden.sequences.iter().map(|s| s.ids.clone()).collect();
         let dlogp: Vec<f32> = golden.sequences.iter().flat_map(|s| s.g.clone()).collect();
         let rows = ids.iter().map(Vec::len).sum();
@@ -184,10 +190,9 @@ fn gradients_straight_through_quantized_weights() {
             let params = upload::<Cpu>(queue, &case.params);
             let full = NetworkOptions::training(&case.config, Format::F32);
             let net = Network::<Cpu>::new(queue, &case.config, &params, full).expect("network");
-            let kv_format: KvFormat = golden.kv_cache.parse().expect("format");
             let options = NetworkOptions { format, kv_format, trained: false, ..full };
             let ran = Network::<Cpu>::new(queue, &case.config, &params, options).expect("network");
-            let what = format!("{name} in {format} at {level}");
+            let what = format!("{name} in {format}, keys in {kv_format:?}, at {level}");
             let mut bits = Vec::new();
             for recompute in [false, true] {
                 let options = TapeOptions { rows, sequences: ids.len(), recompute };
