@@ -38,7 +38,7 @@ pub struct AdamWOptions {
     /// does.
     #[serde(skip_serializing_if = "is_one")]
     pub lr_factor_matrices: f64,
-    /// Factor of the learning rate of the gains of these norms.
+    /// Factor of the learning rate of the gains of these norms. Both are 1 where they are not set.
     #[serde(skip_serializing_if = "is_one")]
     pub lr_factor_norms: f64,
     /// Number format of the means: 8, 4 or 2 bytes of memory for a parameter. Fewer bits are rounded up or
