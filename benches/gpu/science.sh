@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What only a GPU shows of training in the rollout's format, and the studies there.
 #
-#   QURL=target/release/qurl benches/gpu/science.sh OUT          # under ten minutes: costs, and rho = 1 in real runs
-#   QURL=target/release/qurl benches/gpu/science.sh OUT claims   # hours: the study of this name, resumed where it is there
+#   QURL=target/release/qurl benches/gpu/science.sh OUT          # under ten minutes: costs, rho = 1 in runs
+#   QURL=target/release/qurl benches/gpu/science.sh OUT claims   # hours: the study of this name, resumed
 #
 # leaves its raw output in OUT. Expected: score-7b has int8 at 1.6 times the tokens/s of bf16 or more; on-policy.txt
 # has kl 0 and rho 1 for every step of every format; gradients and parity pass (they compare with the CPU).
@@ -26,8 +26,9 @@ step() { # seconds, name, command...
     tail -n 20 "$out/$name.txt"
     tail -n 3 "$out/$name.err"
 }
-step 120 score-7b "$QURL" bench score --device cuda --shape qwen2.5-7b --formats bf16,int8,fp8 --batch 8 --length 4096
-step 60 score-1.5b "$QURL" bench score --device cuda --shape qwen2.5-1.5b --formats bf16,int8,fp8 --batch 8 --length 4096
+score=(bench score --device cuda --formats bf16,int8,fp8 --batch 8 --length 4096)
+step 120 score-7b "$QURL" "${score[@]}" --shape qwen2.5-7b
+step 60 score-1.5b "$QURL" "${score[@]}" --shape qwen2.5-1.5b
 # 20 steps of GRPO with four updates each; the lines say the smallest and largest KL and rho of all tokens.
 for format in int8 fp8 int4 nvfp4; do
     rm -rf "$out/on-policy-$format"
@@ -39,8 +40,10 @@ import json, sys
 lines = [json.loads(line) for line in open(sys.argv[2])]
 of = lambda key: [line["mismatch"][key] for line in lines]
 tokens, updates = sum(of("tokens")), sum(line["updates"] for line in lines)
-print(f"{sys.argv[1]}: {len(lines)} steps, {updates} updates, {tokens} tokens: kl {min(of('kl'))} to {max(of('kl'))}, "
-      f"rho {min(of('rho_min'))} to {max(of('rho_max'))}, probabilities differ by at most {max(of('probs_diff_max'))}")
+kl, rho = (min(of("kl")), max(of("kl"))), (min(of("rho_min")), max(of("rho_max")))
+print(f"{sys.argv[1]}: {len(lines)} steps, {updates} updates, {tokens} tokens: kl {kl}, rho {rho}, "
+      f"probabilities differ by at most {max(of('probs_diff_max'))}")
 EOF
 done
-step 240 gradients cargo test --release --locked -p qurl-rollout --test rollout gradients_equal_the_cpu -- --nocapture
+step 240 gradients cargo test --release --locked -p qurl-rollout --test rollout gradients_equal_the_cpu -- \
+    --nocapture
