@@ -131,7 +131,7 @@ impl<D: Device> Learner<D> {
         };
         let slot = ranks.divides_weights().then(|| Slot::new(&*device, &net)).transpose()?;
         taken("packed weights");
-        let optimizer = Optimizer::new(&*device, master.lengths(), options.adamw, ranks)?;
+        let optimizer = Optimizer::new(&*device, &shapes, options.adamw, ranks)?;
         taken("moments");
         let kv_format = options.kv_format.unwrap_or(net.options().kv_format);
         let tape = works.then(|| Tape::with_kv(&*device, &net, kv_format, options.tape)).transpose()?;

@@ -14,7 +14,8 @@ use crate::recipe::schema;
 use qurl_kernels::ops::{Slice, Update};
 use qurl_kernels::types::{AdamW, MomentFormat, Moments};
 use qurl_kernels::{Device, DeviceError, Queue};
-use qurl_model::Params;
+use qurl_model::params::ParamKind;
+use qurl_model::{ParamInfo, Params};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,14 @@ pub struct AdamWOptions {
     pub weight_decay: f64,
     /// Gradients with a larger norm over all parameters are scaled down to it.
     pub clip_grad: f64,
+    /// Factor of the learning rate of the matrices after the norms of a block: Q, K and V, gate and up
+    /// projections. With s here and 1/s for `lr_factor_norms` AdamW does in the function what `rollout.uaq = s`
+    /// does.
+    #[serde(skip_serializing_if = "is_one")]
+    pub lr_factor_matrices: f64,
+    /// Factor of the learning rate of the gains of these norms. Both are 1 where they are not set.
+    #[serde(skip_serializing_if = "is_one")]
+    pub lr_factor_norms: f64,
     /// Number format of the means: 8, 4 or 2 bytes of memory for a parameter. Fewer bits are rounded up or
     /// down, right in the mean; updates are computed in f32.
     #[serde(with = "moment_format_name")]
@@ -47,7 +56,24 @@ impl Default for AdamWOptions {
             eps: 1e-8,
             weight_decay: 0.01,
             clip_grad: 1.0,
+            lr_factor_matrices: 1.0,
+            lr_factor_norms: 1.0,
             moments: MomentFormat::F32,
+        }
+    }
+}
+
+fn is_one(factor: &f64) -> bool {
+    *factor == 1.0
+}
+
+impl AdamWOptions {
+    /// The factor of a leaf's learning rate.
+    fn lr_factor(&self, of: ParamKind) -> f64 {
+        match of {
+            ParamKind::Qkv | ParamKind::GateUp => self.lr_factor_matrices,
+            ParamKind::AttnNorm | ParamKind::MlpNorm => self.lr_factor_norms,
+            _ => 1.0,
         }
     }
 }
@@ -59,6 +85,8 @@ pub struct Optimizer<D: Device> {
     pub steps: u64,
     /// First and second moments.
     pub moments: Params<D::Moments>,
+    /// Of each leaf's learning rate.
+    lr_factors: Vec<f64>,
     ranks: Ranks,
 }
 
@@ -72,16 +100,17 @@ pub struct UpdateReport {
 }
 
 impl<D: Device> Optimizer<D> {
-    /// Zero moments for leaves of these lengths, of which each of the ranks has its pieces.
+    /// Zero moments for leaves of these shapes, of which each of the ranks has its pieces.
     pub fn new(
         device: &D,
-        lengths: &Params<usize>,
+        shapes: &Params<ParamInfo>,
         options: AdamWOptions,
         ranks: &Ranks,
     ) -> Result<Self, DeviceError> {
-        let piece = |len: &usize| ranks.piece(*len).len();
-        let moments = lengths.as_ref().try_map(|len| device.moments(piece(len), options.moments))?;
-        Ok(Optimizer { options, steps: 0, moments, ranks: ranks.clone() })
+        let piece = |info: &ParamInfo| ranks.piece(info.len()).len();
+        let moments = shapes.as_ref().try_map(|info| device.moments(piece(info), options.moments))?;
+        let lr_factors = shapes.iter().map(|info| options.lr_factor(info.kind)).collect();
+        Ok(Optimizer { options, steps: 0, moments, lr_factors, ranks: ranks.clone() })
     }
 
     /// Begins again: zero moments, no updates made.
@@ -144,7 +173,9 @@ impl<D: Device> Optimizer<D> {
             };
             let starts = lengths.iter().map(|&len| self.ranks.piece(len).start).collect::<Vec<_>>();
             let leaves = pieces.iter_mut().zip(grads.leaves.iter()).zip(starts);
-            for (((w, g), at), moments) in leaves.zip(self.moments.iter_mut()) {
+            let moments = self.moments.iter_mut().zip(&self.lr_factors);
+            for (((w, g), at), (moments, factor)) in leaves.zip(moments) {
+                let adamw = AdamW { lr: (lr * factor) as f32, ..adamw };
                 queue.adamw(Update { adamw, w, g, at, moments });
             }
         }

@@ -172,7 +172,8 @@ pub enum Forward {
     /// The engine's own packed weights, in `rollout.format` with the head and the cache of keys and values as
     /// the engine has them. Gradients go straight through the rounding to the weights in `trainer.compute`.
     /// The policy that samples is then the policy that is trained, to the bit, nothing is left to correct
-    /// for, and scoring is as fast as prefill. After each update the weights are packed again.
+    /// for, and scoring is as fast as prefill. After each update the weights are packed again. Held-out
+    /// problems are solved by these weights, too: it is the quantized model that gets better.
     Rollout,
 }
 

@@ -148,56 +148,68 @@ fn values_and_gradients_of_a_critic() {
     }
 }
 
+/// Models, formats of weights and activations, formats of keys and values.
+const STRAIGHT: [(&str, Format, KvFormat); 5] = [
+    ("qwen2", Format::Int8, KvFormat::Int8),
+    ("qwen3", Format::Fp8, KvFormat::Fp8),
+    ("qwen3", Format::Fp8, KvFormat::Bf16),
+    ("llama3", Format::Int4, KvFormat::Bf16),
+    ("qwen2-untied", Format::Nvfp4, KvFormat::Bf16),
+];
+
 #[derive(serde::Deserialize)]
 struct StraightThrough {
-    format: String,
-    kv_cache: String,
-    logprobs: Vec<Vec<f32>>,
+    sequences: Vec<StraightSequence>,
+}
+
+#[derive(serde::Deserialize)]
+struct StraightSequence {
+    ids: Vec<u32>,
+    /// dL/dlogp of all tokens but the first, and their log-probs.
+    g: Vec<f32>,
+    logprobs: Vec<f32>,
 }
 
 /// A forward pass of quantized weights and a backward pass through full ones against PyTorch's
-/// straight-through graph of the same roundings. A number that lies between two quantized values may go
-/// either way here and there, so the tolerance is wider than elsewhere: 1.4e-2 was seen, at the norm of the first
-/// block. The gradients in full precision are 0.06 to 1.4 of their norm away.
+/// straight-through graph of the same roundings. No number of these sequences is so close to the middle
+/// between two values of eight bits that sums in another order take it to the other one, so the tolerance is
+/// that of the other goldens; the gradients without rounding are 2.6e-2 to 1.1 of their norm away.
 #[test]
-#[ignore = "known difference: the embedding of qwen3 in fp8 is 4.7e-2 off (limit 3e-2), not yet explained"]
 fn gradients_straight_through_quantized_weights() {
-    for name in ["qwen2", "qwen3", "llama3", "qwen2-untied"] {
-        let case = load(name);
-        let text = std::fs::read_to_string(case.dir.join("straight_through.json")).expect("golden");
+    for (name, format, kv_format) in STRAIGHT {
+        let (case, file) = (load(name), format!("straight_through-{format}-{}", kv_format.name()));
+        let text = std::fs::read_to_string(case.dir.join(format!("{file}.json"))).expect("golden");
         let golden: StraightThrough = serde_json::from_str(&text).expect("golden");
-        let format: Format = golden.format.parse().expect("format");
-        let want = golden_gradients(&case, "straight_through.safetensors");
+        let want = golden_gradients(&case, &format!("{file}.safetensors"));
+        let ids: Vec<Vec<u32>> = golden.sequences.iter().map(|s| s.ids.clone()).collect();
+        let dlogp: Vec<f32> = golden.sequences.iter().flat_map(|s| s.g.clone()).collect();
+        let rows = ids.iter().map(Vec::len).sum();
         for level in Level::available() {
             let cpu = Arc::new(Cpu::new(level, 2));
             let queue = &mut cpu.queue().expect("a queue");
             let params = upload::<Cpu>(queue, &case.params);
             let full = NetworkOptions::training(&case.config, Format::F32);
             let net = Network::<Cpu>::new(queue, &case.config, &params, full).expect("network");
-            let kv_format: KvFormat = golden.kv_cache.parse().expect("format");
             let options = NetworkOptions { format, kv_format, trained: false, ..full };
             let ran = Network::<Cpu>::new(queue, &case.config, &params, options).expect("network");
-            let (ids, what) = (&case.golden.ids, format!("{name} in {format} at {level}"));
+            let what = format!("{name} in {format}, keys in {kv_format:?}, at {level}");
             let mut bits = Vec::new();
             for recompute in [false, true] {
-                let options = TapeOptions { recompute, ..whole(&case.golden) };
+                let options = TapeOptions { rows, sequences: ids.len(), recompute };
                 let mut tape = Tape::with_kv(&*cpu, &net, kv_format, options).expect("memory");
-                let targets = Targets::of(ids, |_, _| true);
-                let forward = tape.forward(queue, &ran, &whole_batch(ids), targets, 1.0).expect("forward");
-                let scored = tape.score(queue, &ran, &whole_batch(ids), &Targets::of(ids, |_, _| true), 1.0);
-                assert_eq!(scored.expect("scores"), forward.out, "{what}");
-                let forward_again = tape
-                    .forward(queue, &ran, &whole_batch(ids), Targets::of(ids, |_, _| true), 1.0)
-                    .expect("forward");
-                for (got, want) in forward.out.logp.iter().zip(golden.logprobs.iter().flatten()) {
-                    assert!((got - want).abs() < 5e-3 * (1.0 + want.abs()), "{what}: {got} is not {want}");
+                let targets = || Targets::of(&ids, |_, _| true);
+                let scored = tape.score(queue, &ran, &whole_batch(&ids), &targets(), 1.0).expect("scores");
+                let forward = tape.forward(queue, &ran, &whole_batch(&ids), targets(), 1.0).expect("forward");
+                assert_eq!(scored, forward.out, "{what}");
+                let logprobs = golden.sequences.iter().flat_map(|s| &s.logprobs);
+                for (got, want) in forward.out.logp.iter().zip(logprobs) {
+                    assert!((got - want).abs() < 1e-4, "{what}: {got} is not {want}");
                 }
-                let dlogp = flatten(&case.golden.scorings[0].sequences, |s| s.g.clone());
                 let gradient = HeadGradient { dlogp: &dlogp, dentropy: &[] };
                 let mut grads = zeros_like(&*cpu, &case.params);
-                tape.backward_straight(queue, Some(&ran), &net, forward_again, gradient, &mut grads)
+                tape.backward_straight(queue, Some(&ran), &net, forward, gradient, &mut grads)
                     .expect("backward");
-                assert_gradients(&what, &case.config, &grads, &want, 3e-2);
+                assert_gradients(&what, &case.config, &grads, &want, TOLERANCE);
                 bits.push(grads.map(|g| g.iter().map(|x| x.to_bits()).collect::<Vec<_>>()));
             }
             assert!(bits[0] == bits[1], "{what}: recomputation changed the gradients");

@@ -99,6 +99,19 @@ impl LoraSource {
                         model; train adapters with `qurl sft` first and continue from `lora.path`";
         check.that("sft", "there", !both, expected)?;
         check.that("critic", "there", recipe.critic.is_none(), "no section beside [lora]")?;
+        let sections = [
+            ("actor", recipe.actor.as_ref().map(|actor| actor.optim)),
+            ("sft", recipe.sft.as_ref().map(|sft| sft.optim)),
+        ];
+        for (section, optim) in sections {
+            let Some(optim) = optim else { continue };
+            for (key, factor) in
+                [("lr_factor_matrices", optim.lr_factor_matrices), ("lr_factor_norms", optim.lr_factor_norms)]
+            {
+                let key = format!("{section}.optim.{key}");
+                check.that(&key, factor, factor == 1.0, "1 beside [lora]: these leaves are frozen")?;
+            }
+        }
         let (compute, format) = (recipe.trainer.compute, recipe.base_format());
         let fits = (compute == Format::F32) == (format == Format::F32);
         let key = if recipe.data.is_some() { "rollout.format" } else { "lora.base_format" };

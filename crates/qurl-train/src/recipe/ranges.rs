@@ -99,6 +99,17 @@ const RANGES: &[(&[&str], Range)] = &[
         &["sft.optim.clip_grad", "actor.optim.clip_grad", "critic.optim.clip_grad"],
         Range { low: Some(End::Beyond(0.0)), high: None, multiple_of: None, whole: false },
     ),
+    (
+        &[
+            "sft.optim.lr_factor_matrices",
+            "sft.optim.lr_factor_norms",
+            "actor.optim.lr_factor_matrices",
+            "actor.optim.lr_factor_norms",
+            "critic.optim.lr_factor_matrices",
+            "critic.optim.lr_factor_norms",
+        ],
+        number(End::Beyond(0.0), End::At(1e3)),
+    ),
     (&["data.max_prompt_length", "data.max_response_length", "run.stages.max_response_length"], TOKENS),
     (&["rollout.n", "run.stages.n"], whole(1, 1 << 16)),
     (&["rollout.temperature"], number(End::At(1e-3), End::At(1e3))),

@@ -1,12 +1,13 @@
-//! Held-out problems, solved by the actor in full precision.
+//! Held-out problems, solved by the policy that is trained: the actor in full precision, or the rollout's copy
+//! of it where that runs the trainer's forward passes.
 //!
-//! The rollout engine lends its pages and workspace: for an evaluation it runs with the trainer's own
-//! network, so that nothing is packed or allocated beside what training has.
+//! The rollout engine lends its pages and workspace: for an evaluation in full precision it runs with the
+//! trainer's own network, so that nothing is packed or allocated beside what training has.
 
 use super::{RlTrainer, TrainError};
 use crate::solve::{SolveOptions, accuracy, draw_problems, held_out, reward, solve};
 use qurl_kernels::Device;
-use qurl_rollout::Sampling;
+use qurl_rollout::{Engine, Sampling};
 use qurl_tasks::task::Split;
 
 /// What an evaluation found.
@@ -33,7 +34,7 @@ impl<D: Device> RlTrainer<D> {
         held_out(&*self.task, self.plan.run.test_problems)
     }
 
-    /// Accuracy of the actor in full precision on held-out problems: greedy, and of `run.test_k` samples. All
+    /// Accuracy of the policy that is trained on held-out problems: greedy, and of `run.test_k` samples. All
     /// evaluations of a run use the same problems and random numbers.
     pub fn evaluate(&mut self) -> Result<Tested, TrainError> {
         let version = self.version()?;
@@ -50,11 +51,12 @@ impl<D: Device> RlTrainer<D> {
             lengths: None,
         };
         let sampled = SolveOptions { n: self.plan.run.test_k, sampling: self.plan.test_sampling(), ..greedy };
+        if self.straight {
+            self.quantize()?;
+        }
         let (queue, start, task, ranks) = (&mut self.queue, &self.start, &*self.task, &self.ranks);
         self.engine.wake()?;
-        let mut packed = None;
-        let network = self.actor.whole_network(queue, &mut packed)?;
-        let tested = self.engine.with_network(network, version, |engine| {
+        let solve_all = |queue: &mut D::Queue, engine: &mut Engine<D>| {
             let mut measure = |options: SolveOptions| -> Result<(f64, f64), TrainError> {
                 let (solved, _) = solve(queue, engine, start, task, problems.clone(), options, ranks)?;
                 Ok((accuracy(&solved), reward(&solved)))
@@ -62,7 +64,14 @@ impl<D: Device> RlTrainer<D> {
             let (accuracy, reward) = measure(greedy)?;
             let avg_at_k = if sampled.n > 0 { Some(measure(sampled)?.0) } else { None };
             Ok(Tested { accuracy, reward: Some(reward), avg_at_k })
-        })?;
+        };
+        let tested = if self.straight {
+            solve_all(queue, &mut self.engine)
+        } else {
+            let mut packed = None;
+            let network = self.actor.whole_network(queue, &mut packed)?;
+            self.engine.with_network(network, version, |engine| solve_all(queue, engine))?
+        };
         self.rest_engine()?;
         tested
     }

@@ -13,4 +13,5 @@ mod ranks;
 mod rl;
 mod sft;
 mod stages;
+mod uaq;
 mod workers;

@@ -6,8 +6,10 @@ use qurl_train::study::stats::Estimate;
 use std::fmt::Write;
 
 /// Colours of methods, told apart by those who see few colours, too.
-const COLOURS: [&str; 8] =
-    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933"];
+const COLOURS: [&str; 12] = [
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933", "#882255",
+    "#44aa99", "#888888", "#6600aa",
+];
 
 /// A number in a few digits.
 fn short(x: f64) -> String {
@@ -53,9 +55,12 @@ fn cell(row: &Row, metric: &str) -> String {
     row.figures.get(metric).map_or("-".to_string(), interval)
 }
 
+/// The mean difference with its interval, and how likely it is by chance.
 fn difference(v: &Verdict) -> String {
+    let Some(e) = v.estimate else { return "-".to_string() };
     let margin = if v.margin == 0.0 { String::new() } else { format!(", margin {}", short(v.margin)) };
-    v.estimate.map_or("-".to_string(), |e| format!("{}: {}{margin}", v.compared, interval(&e)))
+    let p = if e.mean > v.margin { v.p_above } else { v.p_below };
+    format!("{}: {}{margin}, p {p:.3}", v.compared, interval(&e))
 }
 
 fn escaped(text: &str) -> String {
@@ -74,8 +79,11 @@ pub fn render(document: &Document) -> String {
          svg{{max-width:100%;height:auto}}figcaption{{font-weight:600}}</style>\n<h1>{name}</h1>\n<p>{}</p>\n",
         escaped(&document.about)
     );
-    html += "<h2>Verdicts</h2>\n<table><tr><th>claim<th>recipe<th>verdict<th>n<th>mean of paired differences, 95% \
-             bootstrap interval</tr>\n";
+    html += "<h2>Verdicts</h2>\n<p>Pairs of runs differ in the method alone. A claim holds where there are at least \
+             five pairs, the 95% interval of their mean difference (Student's t) is above the margin and the exact \
+             sign-flip test agrees (one-sided p at most 0.05); it does not hold where the same is true below it.</p>\n\
+             <table><tr><th>claim<th>recipe<th>verdict<th>n<th>mean of paired differences, 95% interval, p\
+             <th>differences, seed by seed</tr>\n";
     for v in &document.verdicts {
         let class = match v.verdict {
             "holds" => "holds",
@@ -83,13 +91,15 @@ pub fn render(document: &Document) -> String {
             _ => "",
         };
         let n = v.estimate.map_or(0, |e| e.n);
+        let pairs: Vec<String> = v.differences.iter().map(|d| short(*d)).collect();
         let _ = writeln!(
             html,
-            "<tr><td>{}<td>{}<td class=\"{class}\">{}<td>{n}<td>{}</tr>",
+            "<tr><td>{}<td>{}<td class=\"{class}\">{}<td>{n}<td>{}<td>{}</tr>",
             escaped(&v.claim),
             escaped(&v.recipe),
             v.verdict,
-            escaped(&difference(v))
+            escaped(&difference(v)),
+            pairs.join(", ")
         );
     }
     html += "</table>\n<h2>Figures</h2>\n<table><tr><th>recipe<th>method<th>n";

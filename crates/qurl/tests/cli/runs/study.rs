@@ -83,7 +83,8 @@ fn a_grid_with_verdicts_that_can_be_resumed() {
         verdicts.iter().all(|v| v["verdict"] == "not decided" && v["estimate"]["n"] == 2),
         "{verdicts:?}"
     );
-    assert!(verdicts[0]["estimate"]["low"].as_f64().is_some_and(|low| low > 0.0));
+    assert!(verdicts[0]["estimate"]["mean"].as_f64().is_some_and(|mean| mean > 0.0));
+    assert_eq!(verdicts[0]["p_above"], 0.25);
     assert_eq!(verdicts[1]["estimate"]["mean"], 0.0);
     let page = std::fs::read_to_string(dir.join("s/study.html")).expect("a page");
     assert!(
