@@ -6,17 +6,22 @@ use super::tensors::{self, Pieces, Tree};
 use super::{CheckpointError, ModelFiles, moments};
 use crate::ranks::Ranks;
 use crate::rl::{OldWeights, Tested};
+use crate::runlog::Lines;
 use qurl_files::disk::DiskFile;
 use qurl_kernels::types::Moments;
 use qurl_model::hf::{self, peft};
 use qurl_model::{Dtype, ModelConfig, Params, params};
 use qurl_rl::KlCoefficient;
 use serde::{Deserialize, Serialize};
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
 /// Version of the files; another one is refused.
 const FORMAT: u32 = 1;
+/// Steps, updates and versions of weights that a run can have, and ranks: what a state is computed with stays far
+/// from the ends of its types.
+const MAX_COUNT: u64 = 1 << 53;
+const MAX_RANKS: usize = 1 << 16;
 
 const STATE: &str = "state.json";
 const RECIPE: &str = "recipe.toml";
@@ -185,7 +190,7 @@ impl Snapshot {
         dir: &Path,
         model: &ModelFiles,
         pieces: Pieces,
-        metrics: &str,
+        metrics: Option<&Lines>,
     ) -> Result<(), CheckpointError> {
         let layout = model.shapes();
         moments::write(&dir.join(pieces.file(OPTIMIZER)), &layout, pieces, &self.actor.moments)?;
@@ -202,7 +207,7 @@ impl Snapshot {
         if pieces.rank != 0 {
             return Ok(());
         }
-        write_synced(&dir.join(METRICS), metrics.as_bytes())?;
+        write_lines(&dir.join(METRICS), metrics)?;
         self.write_whole(dir, model, pieces.ranks)
     }
 
@@ -283,6 +288,15 @@ impl State {
             let (found, expected) = (format!("format {}", state.format), format!("format {FORMAT}"));
             return Err(CheckpointError::damaged(&path, found, expected));
         }
+        let counts = [state.step, state.drawn, state.actor_updates, state.critic_updates.unwrap_or(0)];
+        if let Some(count) = counts.iter().chain(&state.old_versions).find(|count| **count > MAX_COUNT) {
+            let expected = format!("numbers of steps and updates of at most {MAX_COUNT}");
+            return Err(CheckpointError::damaged(&path, count, expected));
+        }
+        if !(1..=MAX_RANKS).contains(&state.ranks) {
+            let (found, expected) = (format!("{} ranks", state.ranks), format!("1 to {MAX_RANKS}"));
+            return Err(CheckpointError::damaged(&path, found, expected));
+        }
         Ok(state)
     }
 }
@@ -330,9 +344,51 @@ pub(super) fn read_recipe(dir: &Path) -> Result<String, CheckpointError> {
     qurl_files::read_text(&path, 16 * qurl_files::MIB).map_err(CheckpointError::io(&path, "be read"))
 }
 
+/// Writes a run's lines without times, one after the other: a long run has many.
+fn write_lines(path: &Path, lines: Option<&Lines>) -> Result<(), CheckpointError> {
+    let file = DiskFile::create(path).map_err(CheckpointError::io(path, "be created"))?;
+    let mut file = BufWriter::with_capacity(1 << 16, file);
+    let written = lines.map_or(Ok(()), |lines| lines.write_untimed(&mut file));
+    let file = written.and_then(|()| file.into_inner().map_err(|error| error.into_error()));
+    file.and_then(|file| file.sync_contents()).map_err(CheckpointError::io(path, "be written"))
+}
+
 /// Writes a small file and waits for the disk.
 pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     let mut file = DiskFile::create(path).map_err(CheckpointError::io(path, "be created"))?;
     file.write_all(bytes).map_err(CheckpointError::io(path, "be written"))?;
     file.sync_contents().map_err(CheckpointError::io(path, "be synced"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn numbers_that_no_run_reaches_are_refused() {
+        let dir = std::env::temp_dir().join(format!("qurl-state-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let read = |key: &str, value: serde_json::Value| {
+            let mut state = json!({"format": FORMAT, "step": 3, "drawn": 0, "actor_updates": 3,
+                "has_reference": false, "has_measured": false, "recipe_hash": ""});
+            state[key] = value;
+            std::fs::write(dir.join(STATE), state.to_string()).expect("written");
+            State::read(&dir).map_err(|error| error.to_string())
+        };
+        assert!(read("step", json!(4)).is_ok() && read("ranks", json!(8)).is_ok());
+        for (key, value) in [
+            ("step", json!(u64::MAX)),
+            ("drawn", json!(u64::MAX)),
+            ("actor_updates", json!(1_u64 << 60)),
+            ("critic_updates", json!(u64::MAX)),
+            ("old_versions", json!([1, u64::MAX])),
+            ("ranks", json!(0)),
+            ("ranks", json!(u64::MAX)),
+        ] {
+            let error = read(key, value.clone()).expect_err(key);
+            assert!(error.contains(STATE), "{key} {value}: {error}");
+        }
+        std::fs::remove_dir_all(&dir).expect("removed");
+    }
 }
