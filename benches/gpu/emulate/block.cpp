@@ -8,7 +8,6 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
-#include <thread>
 
 namespace emu {
 
@@ -293,7 +292,7 @@ static void spoil_shared(const Launch& launch) {
     std::memset(launch.function->module->dynamic(), 0xff, launch.shared);
 }
 
-static void worker(Launch& launch);
+static void add_worker(Launch& launch);
 
 static void run_block(Launch& launch, Block& block) {
     unsigned threads = launch.block.x;
@@ -361,7 +360,7 @@ static void run_block(Launch& launch, Block& block) {
         // Whoever waits for other blocks needs them to run.
         polls += block.polls - before;
         if (block.polls - before == runs) sched_yield();
-        if (polls > 1 << 12) polls = 0, ++launch.wanted;
+        if (polls > 1 << 12) polls = 0, add_worker(launch);
     }
     give_stacks(stack);
     // Nobody's shared memory goes while others may use it.
@@ -384,7 +383,14 @@ static void worker(Launch& launch) {
         block.team = &team, block.rank = 0;
         run_block(launch, block);
     }
-    --launch.workers;
+}
+
+// One more block at a time, while there are places for it.
+static void add_worker(Launch& launch) {
+    uint64_t all = (uint64_t)launch.grid.x * launch.grid.y * launch.grid.z;
+    std::lock_guard<std::mutex> lock(launch.mutex);
+    if (launch.next < all && launch.helpers.size() + 1 < settings().sms)
+        launch.helpers.emplace_back([&launch] { worker(launch); });
 }
 
 // Clusters: a thread of the machine for every block, as many as fit at once.
@@ -415,23 +421,17 @@ void run(const Function& function, Dim grid, Dim block, unsigned shared, void** 
     launch.function = &function, launch.grid = grid, launch.block = block;
     launch.shared = shared, launch.arguments = arguments;
     if (function.cluster > 1) return run_clusters(launch, function.cluster);
-    // Two blocks at a time; more where these wait for others, but no more than the device has places for.
-    uint64_t all = (uint64_t)grid.x * grid.y * grid.z;
-    unsigned most = std::min<uint64_t>(all, settings().sms);
-    std::vector<std::thread> threads;
-    auto add = [&] {
-        ++launch.workers;
-        threads.emplace_back([&launch] { worker(launch); });
-    };
-    for (unsigned i = 0; i < std::min(most, 2u); ++i) add();
-    while (launch.workers > 0) {
-        if (threads.size() < most && launch.wanted > 0 && launch.next < all) {
-            --launch.wanted;
-            add();
-        }
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    // Two blocks at a time, where there is some work; blocks that wait for others add workers.
+    if ((uint64_t)grid.x * grid.y * grid.z >= 8) add_worker(launch);
+    worker(launch);
+    // All blocks have begun: nobody adds workers any more.
+    for (size_t i = 0;; ++i) {
+        std::unique_lock<std::mutex> lock(launch.mutex);
+        if (i == launch.helpers.size()) break;
+        std::thread helper = std::move(launch.helpers[i]);
+        lock.unlock();
+        helper.join();
     }
-    for (auto& thread : threads) thread.join();
 }
 
 }  // namespace emu

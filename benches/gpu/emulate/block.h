@@ -4,6 +4,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 #include "runtime.h"
 
@@ -81,8 +82,9 @@ struct Launch {
     Dim grid, block;
     unsigned shared;
     void** arguments;
-    std::atomic<uint64_t> next{0};
-    std::atomic<unsigned> workers{0}, wanted{0};
+    std::atomic<uint64_t> next{0};  // block
+    std::mutex mutex;
+    std::vector<std::thread> helpers;  // beside the thread that launches
 };
 
 struct Block {
