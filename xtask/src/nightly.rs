@@ -5,7 +5,7 @@ use crate::stages::cargo;
 use std::path::Path;
 
 /// What is run, and the arguments after `cargo`.
-const RUNS: [(&str, &[&str]); 3] = [
+const RUNS: [(&str, &[&str]); 4] = [
     (
         "a loss of power and a failing call at every moment of a run",
         &["test", "-p", "qurl-train", "--test", "train", "disk::", "--", "--nocapture"],
@@ -14,6 +14,10 @@ const RUNS: [(&str, &[&str]); 3] = [
     (
         "100 kills, reference runs at every level of this machine",
         &["test", "-p", "qurl", "--test", "cli", "--", "--nocapture", "killed::", "references::"],
+    ),
+    (
+        "GEMMs of the CUDA backend on emulated devices",
+        &["test", "-p", "qurl-kernels", "--test", "kernels", "--", "--nocapture", "emulated::"],
     ),
 ];
 

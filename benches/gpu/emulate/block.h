@@ -1,0 +1,118 @@
+// Blocks of threads as fibers of one thread of the machine.
+#pragma once
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+#include "runtime.h"
+
+namespace emu {
+
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// How the emulator is asked to behave (README.md).
+struct Settings {
+    unsigned architecture, sms, seed, seconds;
+    bool late;  // copies and MMAs in the background happen as late as they may
+};
+const Settings& settings();
+
+// Threads that do something together, such as an MMA: the last to come does it for all.
+struct Gather {
+    unsigned mask, arrived = 0;
+    Fiber* fibers[32];
+    void* items[32];
+    const void* what = nullptr;
+    void (*last)(Gather&) = nullptr;
+};
+
+// What happens in the background, in groups that are waited for.
+struct Background {
+    std::vector<std::function<void()>> open;
+    std::vector<std::vector<std::function<void()>>> groups;
+
+    void commit();
+    // Until only so many groups are left.
+    void finish(size_t left);
+};
+
+struct Warp {
+    unsigned live = 0;
+    std::vector<Gather> gathers;  // one for each set of lanes
+    Background mmas;
+};
+
+// Blocks with a barrier and each other's shared memory: a cluster.
+struct Team {
+    std::mutex mutex;  // of everything that blocks do to each other's shared memory
+    std::vector<Block*> blocks;
+    std::atomic<unsigned> arrived{0}, generation{0}, live{0}, ready{0}, ended{0};
+};
+
+struct Barrier {
+    unsigned arrived = 0, expected = 0;
+    std::vector<Fiber*> waiting;
+};
+
+// A copy whose arrival a barrier in shared memory counts.
+struct Arrival {
+    uint32_t barrier;
+    std::function<void()> copy;
+};
+
+struct Module {
+    std::string name;
+    void* library;
+    uint8_t* (*dynamic)();  // shared memory of this thread of the machine
+    unsigned skew;          // of dynamic shared memory, from a multiple of 1024
+};
+
+struct Function {
+    Module* module;
+    std::string name;
+    void (*call)(void**);
+    size_t (*size)(size_t);
+    unsigned count, cluster, bound, shared;
+};
+
+struct Launch {
+    const Function* function;
+    Dim grid, block;
+    unsigned shared;
+    void** arguments;
+    std::atomic<uint64_t> next{0};  // block
+    std::mutex mutex;
+    std::vector<std::thread> helpers;  // beside the thread that launches
+};
+
+struct Block {
+    Launch* launch;
+    Dim index;
+    Team* team;
+    unsigned rank;
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    std::vector<Background> copies;  // of each thread
+    std::vector<Background> bulk;
+    Barrier barriers[16];
+    unsigned live;
+    uint8_t* zero;  // where shared address 0 would be
+    std::vector<Arrival> arrivals;
+    uint64_t polls = 0;
+};
+
+// Dynamic shared memory begins here.
+const uint32_t DYNAMIC_AT = 16 << 20;
+// From here on addresses are those of block number (bits - 1) of the cluster.
+const unsigned RANK_SHIFT = 26;
+uint8_t* shared(uint32_t address, size_t bytes);
+
+void gather(unsigned mask, const void* what, void* item, void (*last)(Gather&));
+void barrier_sync(unsigned number, unsigned threads);
+void cluster_arrive();
+void cluster_wait();
+void run(const Function& function, Dim grid, Dim block, unsigned shared, void** arguments);
+
+}  // namespace emu
