@@ -107,7 +107,7 @@ unsafe fn decode_at<S: Simd, E: Element, const R: usize>(
         let sums: *mut f32 = (&raw mut (*workspace).sums).cast();
         let blocks: *mut f32 = (&raw mut (*workspace).blocks).cast();
         let from = job.qkv.as_ptr().add(span.row * job.heads.qkv_width() + head * R * head_dim);
-        pack_strips(R, head_dim, job.heads.scale, R, |row| from.add(row * head_dim), queries);
+        pack_strips::<S>(R, head_dim, job.heads.scale, R, |row| from.add(row * head_dim), queries);
         let mut state = [RowState::NEW; R];
         for tile in (0..keys).step_by(TILE) {
             let count = TILE.min(keys - tile);
