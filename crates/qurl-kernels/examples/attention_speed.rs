@@ -3,7 +3,8 @@
 //! `cargo run --release -p qurl-kernels --example attention_speed [rounds] [format ...]`
 //!
 //! The heads are those of a 0.5B model, the batch and the layers so many that the cache comes from memory.
-//! Formats are interleaved, every round reads memory before and after, and medians are printed.
+//! Formats are interleaved within a round and the best round counts, so that other work on the machine disturbs
+//! all of them alike.
 
 use qurl_kernels::cpu::kv::KvPages;
 use qurl_kernels::cpu::{attention, peak};
@@ -55,29 +56,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .map(|i| Span { row: i, rows: 1, position: CONTEXT - 1, pages: i * CONTEXT / PAGE })
         .collect();
     let mut out = vec![0.0; BATCH * HEADS.q_width()];
-    let (mut rates, mut memory) = (vec![Vec::new(); formats.len()], Vec::new());
+    let (mut rates, mut memory) = (vec![0.0f64; formats.len()], 0.0f64);
     for _ in 0..rounds {
-        for ((&format, layers), rates) in formats.iter().zip(&layers).zip(&mut rates) {
-            memory.push(peak::read_bandwidth(ctx) / 1e9);
-            let start = Instant::now();
-            for kv in layers {
-                attention::forward(ctx, HEADS, &rows, kv, &spans, &numbers, &mut out, None);
-            }
-            let seconds = start.elapsed().as_secs_f64();
+        for ((&format, layers), rate) in formats.iter().zip(&layers).zip(&mut rates) {
+            memory = memory.max(peak::read_bandwidth(ctx) / 1e9);
             let shape = KvShape { format, pages, page_size: PAGE, kv_heads, head_dim };
-            rates.push((LAYERS * pages * KvPages::page_bytes(shape)) as f64 / seconds / 1e9);
+            for kv in layers {
+                let start = Instant::now();
+                attention::forward(ctx, HEADS, &rows, kv, &spans, &numbers, &mut out, None);
+                let bytes = pages * KvPages::page_bytes(shape);
+                *rate = rate.max(bytes as f64 / start.elapsed().as_secs_f64() / 1e9);
+            }
         }
     }
-    let memory = median(memory);
     println!("reading memory: {memory:.1} GB/s");
-    for (format, rates) in formats.iter().zip(rates) {
-        let rate = median(rates);
+    for (format, rate) in formats.iter().zip(rates) {
         println!("{:5} cache at {rate:5.1} GB/s, {:3.0}%", format.name(), 100.0 * rate / memory);
     }
     Ok(())
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

@@ -26,6 +26,8 @@ use std::cell::RefCell;
 pub(crate) const ROW_BLOCK: usize = 48;
 /// Keys of one softmax tile.
 pub(crate) const TILE: usize = 64;
+/// How many tiles ahead keys and values are prefetched.
+const AHEAD: usize = 2;
 /// Largest head dimension.
 pub const MAX_HEAD_DIM: usize = Heads::MAX_DIM;
 const BLOCKS: usize = TILE / KEY_BLOCK;
@@ -109,6 +111,25 @@ impl Job<'_> {
             // SAFETY: the caller has the instructions of S.
             unsafe { self.kv.prefetch::<S>(page, head, slot) }
         }
+    }
+
+    /// The tile that is [`AHEAD`] tiles after `tile` of `keys` keys: of what is attended to now or `next`.
+    /// Pages are scattered in memory, so no hardware guesses where it lies.
+    #[inline(always)]
+    fn ahead<'s>(
+        &self,
+        now: (&'s Span, usize),
+        next: Option<(&'s Span, usize)>,
+        tile: usize,
+        keys: usize,
+    ) -> Option<(&'s Span, usize, usize)> {
+        let later = tile + AHEAD * TILE;
+        if later < keys {
+            return Some((now.0, now.1, later));
+        }
+        let (span, head) = next?;
+        let later = later - keys.next_multiple_of(TILE);
+        (later < span.position + span.rows).then_some((span, head, later))
     }
 
     /// Page and slot of a position.

@@ -55,10 +55,10 @@ pub(super) unsafe fn rows(
         let strip = strip_rows(level);
         for tile in (first_seen(0) / TILE * TILE..keys).step_by(TILE) {
             let blocks = Tile::find(job, span, head, tile, keys);
-            // Pages are scattered in memory, so no hardware guesses where the next tile lies.
-            let ahead = match next {
-                _ if tile + TILE < keys => Tile::find(job, span, head, tile + TILE, keys),
-                Some((span, head)) => Tile::find(job, span, head, 0, span.position + span.rows),
+            let ahead = match job.ahead((span, head), next, tile, keys) {
+                Some((span, head, tile)) => {
+                    Tile::find(job, span, head, tile, span.position + span.rows)
+                }
                 None => blocks,
             };
             for first in (0..count).step_by(strip) {
@@ -82,7 +82,7 @@ pub(super) unsafe fn rows(
                     weights: weights.add(first * TILE),
                     sums: sums.add(first * head_dim),
                 };
-                attend(level, height, &rows, &blocks, (first == 0).then_some(&ahead));
+                attend(level, height, &rows, &blocks, if first == 0 { &ahead } else { &blocks });
             }
         }
         for (row, state) in state.iter().enumerate().take(count) {
@@ -206,12 +206,12 @@ unsafe fn finish_at<S: Simd>(sums: *const f32, len: usize, total: f32, out: *mut
 /// A function for every number of rows: one that has them all keeps its addresses on the stack.
 macro_rules! by_rows {
     ($($rows:literal $name:ident $generic:ident;)*) => {
-        /// Adds a tile to a strip of `height` rows and prefetches another one.
+        /// Adds a tile to a strip of `height` rows and prefetches the one `ahead` meanwhile.
         ///
         /// # Safety
         /// The machine has the instructions of the level; the pointers are valid for the rows and the tile.
         #[inline(always)]
-        unsafe fn attend(level: Level, height: usize, rows: &Rows, tile: &Tile, ahead: Option<&Tile>) {
+        unsafe fn attend(level: Level, height: usize, rows: &Rows, tile: &Tile, ahead: &Tile) {
             // SAFETY: the caller's promise.
             unsafe {
                 match height {
@@ -222,10 +222,10 @@ macro_rules! by_rows {
         }
 
         $(
-            simd_dispatch!(fn $name(rows: &Rows, tile: &Tile, ahead: Option<&Tile>) = $generic);
+            simd_dispatch!(fn $name(rows: &Rows, tile: &Tile, ahead: &Tile) = $generic);
 
             #[inline(always)]
-            unsafe fn $generic<S: Simd>(rows: &Rows, tile: &Tile, ahead: Option<&Tile>) {
+            unsafe fn $generic<S: Simd>(rows: &Rows, tile: &Tile, ahead: &Tile) {
                 // SAFETY: the caller's promise. Heights that the level does not use are not compiled.
                 unsafe {
                     if const { $rows <= S::MR } {
@@ -253,17 +253,18 @@ by_rows! {
 }
 
 #[inline(always)]
-unsafe fn attend_at<S: Simd, const R: usize>(rows: &Rows, tile: &Tile, ahead: Option<&Tile>) {
+unsafe fn attend_at<S: Simd, const R: usize>(rows: &Rows, tile: &Tile, ahead: &Tile) {
     let head_dim = rows.head_dim;
     let widest = rows.sees[R - 1].1;
     // SAFETY: the caller gives rows and a tile; of the last vector of columns only those of the head are
     // stored.
     unsafe {
-        if let Some(ahead) = ahead {
-            prefetch::<S>(ahead, head_dim);
+        for block in &ahead.0 {
+            S::prefetch_close(block.key_scales.cast());
+            S::prefetch_close(block.value_scales.cast());
         }
         for key in (0..widest).step_by(2 * S::LANES) {
-            score::<S, R>(rows, tile, key);
+            score::<S, R>(rows, tile, ahead, key);
         }
         let mut factors = [0.0f32; R];
         for (row, factor) in factors.iter_mut().enumerate() {
@@ -281,30 +282,15 @@ unsafe fn attend_at<S: Simd, const R: usize>(rows: &Rows, tile: &Tile, ahead: Op
         }
         let columns = head_dim.div_ceil(2 * S::LANES);
         for column in 0..columns {
-            weigh::<S, R>(rows, tile, widest, column * 2 * S::LANES, &factors);
+            weigh::<S, R>(rows, tile, ahead, widest, column * 2 * S::LANES, &factors);
         }
     }
 }
 
-/// Prefetches a tile: every second line, since they come in pairs.
+/// Scores of two vectors of keys from `key` on. What is loaded here is prefetched at the same place ahead, line
+/// by line: all lines of a tile at once would hold up the multiplications.
 #[inline(always)]
-unsafe fn prefetch<S: Simd>(tile: &Tile, head_dim: usize) {
-    for block in &tile.0 {
-        // SAFETY: any address may be prefetched.
-        unsafe {
-            for line in (0..KEY_BLOCK * head_dim).step_by(128) {
-                S::prefetch(block.keys.cast::<u8>().wrapping_add(line));
-                S::prefetch(block.values.cast::<u8>().wrapping_add(line));
-            }
-            S::prefetch(block.key_scales.cast());
-            S::prefetch(block.value_scales.cast());
-        }
-    }
-}
-
-/// Scores of two vectors of keys from `key` on.
-#[inline(always)]
-unsafe fn score<S: Simd, const R: usize>(rows: &Rows, tile: &Tile, key: usize) {
+unsafe fn score<S: Simd, const R: usize>(rows: &Rows, tile: &Tile, ahead: &Tile, key: usize) {
     let words = rows.head_dim.div_ceil(4);
     // SAFETY: the caller gives rows and a tile whose keys are blocks of sixteen.
     unsafe {
@@ -312,8 +298,11 @@ unsafe fn score<S: Simd, const R: usize>(rows: &Rows, tile: &Tile, key: usize) {
         let blocks = [&tile.0[key / KEY_BLOCK], &tile.0[next / KEY_BLOCK]];
         let places = [key % KEY_BLOCK, next % KEY_BLOCK];
         let (first, second) = (blocks[0].keys.add(places[0]), blocks[1].keys.add(places[1]));
+        let ahead = [ahead.0[key / KEY_BLOCK].keys, ahead.0[next / KEY_BLOCK].keys];
         let mut acc = [[S::zero_i(); 2]; R];
         for word in 0..words {
+            S::prefetch_close(ahead[0].wrapping_add(word * KEY_BLOCK).cast());
+            S::prefetch_close(ahead[1].wrapping_add(word * KEY_BLOCK).cast());
             let first = S::widen_i8(S::load_i(first.add(word * KEY_BLOCK)));
             let second = S::widen_i8(S::load_i(second.add(word * KEY_BLOCK)));
             for half in 0..2 {
@@ -374,6 +363,7 @@ unsafe fn round_weights<S: Simd>(
 unsafe fn weigh<S: Simd, const R: usize>(
     rows: &Rows,
     tile: &Tile,
+    ahead: &Tile,
     widest: usize,
     column: usize,
     factors: &[f32; R],
@@ -385,11 +375,13 @@ unsafe fn weigh<S: Simd, const R: usize>(
         let second = column + S::LANES < head_dim;
         let mut acc = [[S::zero_i(); 2]; R];
         for (block, values) in tile.0.iter().enumerate().take(widest.div_ceil(KEY_BLOCK)) {
-            let values = values.values.add(column);
+            let (values, ahead) = (values.values.add(column), ahead.0[block].values.wrapping_add(column));
             let words = (widest - block * KEY_BLOCK).min(KEY_BLOCK).div_ceil(4);
             for word in 0..words {
                 let values = values.add(word * head_dim);
                 let next = if second { values.add(S::LANES) } else { values };
+                S::prefetch_close(ahead.wrapping_add(word * head_dim).cast());
+                S::prefetch_close(ahead.wrapping_add(word * head_dim + S::LANES).cast());
                 let [first, second] = [S::widen_i8(S::load_i(values)), S::widen_i8(S::load_i(next))];
                 for half in 0..2 {
                     for (r, acc) in acc.iter_mut().enumerate() {
