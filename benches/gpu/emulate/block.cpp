@@ -23,9 +23,9 @@ void fail(const char* format, ...) {
     std::vfprintf(stderr, format, args);
     if (now) {
         const Block& b = *now->block;
-        std::fprintf(stderr, "\n  in %s, block %u %u %u of %u %u %u, thread %u", b.launch->function->name.c_str(),
-                     b.index.x, b.index.y, b.index.z, b.launch->grid.x, b.launch->grid.y, b.launch->grid.z,
-                     now->number);
+        const Launch& l = *b.launch;
+        std::fprintf(stderr, "\n  in %s, block %u %u %u of %u %u %u, thread %u", l.function->name.c_str(),
+                     b.index.x, b.index.y, b.index.z, l.grid.x, l.grid.y, l.grid.z, now->number);
     }
     std::fprintf(stderr, "\n");
     std::abort();
@@ -172,7 +172,8 @@ static void open_barrier(Barrier& barrier) {
 void barrier_sync(unsigned number, unsigned threads) {
     Block& block = *now->block;
     Barrier& barrier = block.barriers[number];
-    if (barrier.arrived > 0 && barrier.expected != threads) fail("barrier %u: two numbers of threads", number);
+    if (barrier.arrived > 0 && barrier.expected != threads)
+        fail("barrier %u: two numbers of threads", number);
     barrier.expected = threads;
     barrier.waiting.push_back(now);
     unsigned expected = threads ? threads : block.live;
@@ -396,8 +397,10 @@ static void add_worker(Launch& launch) {
 // Clusters: a thread of the machine for every block, as many as fit at once.
 static void run_clusters(Launch& launch, unsigned cluster) {
     unsigned all = launch.grid.x, fitting = std::max(1u, settings().sms / cluster) * cluster;
-    if (launch.grid.y * launch.grid.z != 1 || all % cluster) fail("%s: a grid that is no whole clusters",
-                                                                  launch.function->name.c_str());
+    if (launch.grid.y * launch.grid.z != 1 || all % cluster)
+        fail("%s: a grid that is no whole clusters", launch.function->name.c_str());
+    // No worker takes them one by one.
+    launch.next = all;
     for (unsigned first = 0; first < all; first += fitting) {
         unsigned count = std::min(fitting, all - first);
         std::vector<Team> teams(count / cluster);

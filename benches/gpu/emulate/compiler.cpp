@@ -31,7 +31,9 @@ std::string read(const std::string& path) {
     return text.str();
 }
 
-void write(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+void write(const std::string& path, const std::string& text) {
+    std::ofstream(path, std::ios::binary) << text;
+}
 
 // Words of the kernels' language that another step reads.
 const char* const WORDS = R"(
@@ -98,8 +100,9 @@ std::string assembly(const std::string& inside) {
     auto part = [&](size_t n) {
         return n < colons.size() - 1 ? inside.substr(colons[n] + 1, colons[n + 1] - colons[n] - 1) : "";
     };
-    return "::emu::ptx([]() -> const ::emu::Site& { static const ::emu::Site site(" + inside.substr(0, colons[0]) +
-           "); return site; }(), {" + operands(part(0), "out") + operands(part(1), "in") + "})";
+    return "::emu::ptx([]() -> const ::emu::Site& { static const ::emu::Site site(" +
+           inside.substr(0, colons[0]) + "); return site; }(), {" + operands(part(0), "out") +
+           operands(part(1), "in") + "})";
 }
 
 std::string rewritten(const std::string& t, std::string& kernels) {
@@ -153,10 +156,12 @@ std::string rewritten(const std::string& t, std::string& kernels) {
                     continue;
                 }
                 to += "void " + next;
-                kernels += "extern \"C\" void emu_call_" + next + "(void** p) { emu::call(" + next + ", p); }\n" +
-                           "extern \"C\" size_t emu_size_" + next + "(size_t i) { return emu::sizes(" + next +
-                           ", i); }\n" + "extern \"C\" unsigned emu_cluster_" + next + " = " + cluster +
-                           ", emu_bound_" + next + " = " + bound + ";\n";
+                const std::string c = "extern \"C\" ";
+                kernels += c + "void emu_call_" + next + "(void** p) { emu::call(" + next + ", p); }\n";
+                kernels += c + "size_t emu_size_" + next + "(size_t i) { return emu::sizes(" + next;
+                kernels += ", i); }\n";
+                kernels += c + "unsigned emu_cluster_" + next + " = " + cluster + ";\n";
+                kernels += c + "unsigned emu_bound_" + next + " = " + bound + ";\n";
                 break;
             }
         } else {
@@ -209,8 +214,8 @@ EXPORT int nvrtcCompileProgram(Program* p, int count, const char* const* options
     for (auto& [name, text] : p->headers) write(in + "/" + name, text);
     write(in + "/words.h", WORDS);
     write(in + "/" + p->name, p->text);
-    int status = shell("g++ -E -x c++ -std=c++17 -I" + in + " -include " + in + "/words.h" + defines + " " + in +
-                           "/" + p->name + " -o " + in + "/text.ii", p->log, in);
+    std::string preprocess = "g++ -E -x c++ -std=c++17 -I" + in + " -include " + in + "/words.h" + defines;
+    int status = shell(preprocess + " " + in + "/" + p->name + " -o " + in + "/text.ii", p->log, in);
     if (status == 0) {
         std::string text = read(in + "/text.ii"), kernels;
         // What is not said to lie at a multiple of 1024 does not.
@@ -222,9 +227,10 @@ EXPORT int nvrtcCompileProgram(Program* p, int count, const char* const* options
                   "; }\nextern \"C\" unsigned emu_skew = " + (aligned ? "0" : "528") + ";\n" +
                   rewritten(text, kernels) + "\n" + kernels);
         std::string shim = folder();
-        status = shell("g++ -O2 -march=native -std=c++20 -ffp-contract=off -fno-strict-aliasing -fPIC -shared -w "
-                       "-fno-stack-protector -I" + shim + " " + in + "/kernels.cpp -o " + in + "/kernels.so -L" +
-                           shim + " -lemulate -Wl,-rpath," + shim, p->log, in);
+        std::string flags = "-O2 -march=native -std=c++20 -ffp-contract=off -fno-strict-aliasing -shared";
+        std::string libraries = " -L" + shim + " -lemulate -fPIC -w -Wl,-rpath," + shim;
+        status = shell("g++ " + flags + " -I" + shim + " " + in + "/kernels.cpp -o " + in + "/kernels.so" +
+                           libraries, p->log, in);
     }
     if (status == 0) {
         std::string library = read(in + "/kernels.so");
@@ -241,7 +247,11 @@ EXPORT int nvrtcCompileProgram(Program* p, int count, const char* const* options
     return status == 0 ? 0 : 6;
 }
 EXPORT int nvrtcGetProgramLogSize(Program* p, size_t* size) { return *size = p->log.size() + 1, 0; }
-EXPORT int nvrtcGetProgramLog(Program* p, char* log) { return std::memcpy(log, p->log.c_str(), p->log.size() + 1), 0; }
+EXPORT int nvrtcGetProgramLog(Program* p, char* to) {
+    return std::memcpy(to, p->log.c_str(), p->log.size() + 1), 0;
+}
 EXPORT int nvrtcGetCUBINSize(Program* p, size_t* size) { return *size = p->library.size(), 0; }
-EXPORT int nvrtcGetCUBIN(Program* p, char* to) { return std::memcpy(to, p->library.data(), p->library.size()), 0; }
+EXPORT int nvrtcGetCUBIN(Program* p, char* to) {
+    return std::memcpy(to, p->library.data(), p->library.size()), 0;
+}
 EXPORT int nvrtcDestroyProgram(Program** p) { return delete *p, 0; }

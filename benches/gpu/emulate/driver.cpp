@@ -105,7 +105,9 @@ EXPORT int cuMemFree_v2(Address at) {
     allocations.erase(found);
     return 0;
 }
-EXPORT int cuMemHostAlloc(void** at, size_t bytes, unsigned) { return (*at = std::calloc(1, bytes)) ? 0 : OUT_OF_MEMORY; }
+EXPORT int cuMemHostAlloc(void** at, size_t bytes, unsigned) {
+    return (*at = std::calloc(1, bytes)) ? 0 : OUT_OF_MEMORY;
+}
 EXPORT int cuMemFreeHost(void* at) { return std::free(at), 0; }
 EXPORT int cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Handle stream) {
     return issue(stream, [=] { std::memcpy((void*)to, from, bytes); });
@@ -176,7 +178,7 @@ EXPORT int cuModuleUnload(Handle handle) {
 }
 EXPORT int cuModuleGetFunction(Handle* function, Handle handle, const char* name) {
     Module* module = (Module*)handle;
-    auto symbol = [&](const char* what) { return dlsym(module->library, (std::string(what) + name).c_str()); };
+    auto symbol = [&](std::string what) { return dlsym(module->library, (what + name).c_str()); };
     if (!symbol("emu_call_")) return NOT_FOUND;
     Function* f = new Function;
     f->module = module, f->name = name;
@@ -192,7 +194,9 @@ EXPORT int cuFuncSetAttribute(Handle function, int attribute, int value) {
     ((Function*)function)->shared = value;
     return 0;
 }
-EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Handle function, int threads, size_t shared) {
+EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    int* count, Handle function, int threads, size_t shared
+) {
     const Function& f = *(Function*)function;
     return *count = (unsigned)threads <= f.bound && shared <= f.shared, 0;
 }

@@ -1,4 +1,4 @@
-// What NVRTC gives kernels without being asked, for g++. The text of a kernel follows, rewritten (compiler.cpp).
+// What NVRTC gives kernels without being asked, for g++. Their rewritten text follows (compiler.cpp).
 #pragma once
 #include <algorithm>
 #include <atomic>

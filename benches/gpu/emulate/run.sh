@@ -16,5 +16,6 @@ for file in "$here"/*.cpp "$here"/*.h; do
     mv "$to/libemulate.so.new" "$to/libemulate.so"
     break
 done
-export QURL_CUDA=$to/libemulate.so QURL_NVRTC=$to/libemulate.so QURL_CUBLASLT=/dev/null XDG_CACHE_HOME=$to/cache
+export QURL_CUDA=$to/libemulate.so QURL_NVRTC=$to/libemulate.so QURL_CUBLASLT=/dev/null
+export XDG_CACHE_HOME=$to/cache
 exec "$@"

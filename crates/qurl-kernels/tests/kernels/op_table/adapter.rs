@@ -1,6 +1,7 @@
-//! Low-rank adapters beside frozen weights: linear layers of one and of several modules with and without a
-//! norm, and an MLP, forward and backward, against the naive twins.
+//! Low-rank adapters beside frozen weights, in their own format or in four bits: linear layers of one and of several
+//! modules with and without a norm, and an MLP, forward and backward, against the naive twins.
 
+use super::bits4::stands_for;
 use super::{Case, Want, sum_units};
 use crate::naive;
 use crate::ops::Ops;
@@ -128,6 +129,41 @@ impl Low {
     }
 }
 
+/// The format of the weights, and of the adapters beside them.
+#[derive(Clone, Copy)]
+struct Formats {
+    base: Format,
+    adapter: Format,
+}
+
+impl Formats {
+    const ALL: [Formats; 4] = [
+        Formats { base: Format::F32, adapter: Format::F32 },
+        Formats { base: Format::Bf16, adapter: Format::Bf16 },
+        Formats { base: Format::Int4, adapter: Format::Bf16 },
+        Formats { base: Format::Nvfp4, adapter: Format::Bf16 },
+    ];
+
+    /// Weights `[.., k]` as the forward pass and as the gradient of the input sees them.
+    fn weights(self, w: &[f32], k: usize) -> [Vec<f64>; 2] {
+        let forward = match self.base {
+            Format::Int4 | Format::Nvfp4 => stands_for(self.base, w, k),
+            _ => as_operand(self.base, w),
+        };
+        let gradient = forward.iter().copied().map(rounding(self.adapter)).collect();
+        [forward, gradient]
+    }
+}
+
+impl std::fmt::Display for Formats {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self.base == self.adapter {
+            true => write!(f, "{}", self.base),
+            false => write!(f, "beside {}", self.base),
+        }
+    }
+}
+
 fn add(a: Vec<f64>, b: &[f64]) -> Vec<f64> {
     a.into_iter().zip(b).map(|(a, b)| a + b).collect()
 }
@@ -144,7 +180,7 @@ struct Inputs {
 
 pub fn cases<D: Device>() -> Vec<Case<D>> {
     let mut cases = Vec::new();
-    for format in [Format::F32, Format::Bf16] {
+    for formats in Formats::ALL {
         for (seed, (rows, k, rank, scale, modules)) in SHAPES.into_iter().enumerate() {
             let mut random = Random::new(70 + seed as u64);
             let low = Low::new(&mut random, k, rank, scale, modules);
@@ -158,22 +194,22 @@ pub fn cases<D: Device>() -> Vec<Case<D>> {
                 old_out: random.normals(rows * n),
                 old_dx: random.normals(rows * k),
             });
-            cases.extend([false, true].map(|normed| linear(inputs.clone(), format, rows, normed)));
+            cases.extend([false, true].map(|normed| linear(inputs.clone(), formats, rows, normed)));
         }
-        cases.extend([(13, 33, 17, 3), (70, 64, 96, 8)].map(|shape| mlp(format, shape)));
+        cases.extend([(13, 33, 17, 3), (70, 64, 96, 8)].map(|shape| mlp(formats, shape)));
     }
     cases
 }
 
-fn linear<D: Device>(inputs: Rc<Inputs>, format: Format, rows: usize, normed: bool) -> Case<D> {
-    let (n, k) = (inputs.low.n, inputs.low.k);
+fn linear<D: Device>(inputs: Rc<Inputs>, formats: Formats, rows: usize, normed: bool) -> Case<D> {
+    let (n, k, Formats { base, adapter: format }) = (inputs.low.n, inputs.low.k, formats);
     let norms = if normed { "with" } else { "without" };
-    let name = format!("adapter {format} {rows}x{n}x{k} {norms} a norm");
+    let name = format!("adapter {formats} {rows}x{n}x{k} {norms} a norm");
     let given = inputs.clone();
     let run = move |ops: &Ops<D>| {
         let i = &*given;
         let (x, dy, gain) = (&ops.up(&i.x), &ops.up(&i.dy), &ops.up(&i.gain));
-        let w = &ops.frozen(&i.w, n, k, format);
+        let w = &ops.frozen(&i.w, n, k, base);
         let [a, b] = &i.low.up(ops, format);
         let norm = || normed.then_some(Norm { gain, eps: EPS });
         let (mut stored, mut added) = (ops.stale(rows * n), ops.up(&i.old_out));
@@ -198,14 +234,14 @@ fn linear<D: Device>(inputs: Rc<Inputs>, format: Format, rows: usize, normed: bo
     };
     let want = move || {
         let i = &*inputs;
-        let (w, dy) = (as_operand(format, &i.w), as_operand(format, &i.dy));
+        let ([w, w_back], dy) = (formats.weights(&i.w, k), as_operand(format, &i.dy));
         let (dense, eps) = (Rows::dense(rows, k), f64::from(EPS));
         let x = if normed { naive::norm(&wide(&i.x), &wide(&i.gain), dense, eps) } else { wide(&i.x) };
         let x: Vec<f64> = x.into_iter().map(rounding(format)).collect();
         let out = naive::linear(&x, &w, None, rows, n, k);
         let out = add(out, &i.low.forward(format, &x, rows));
         let [dlow, da, db] = i.low.backward(format, &x, &dy, rows);
-        let dx = add(naive::linear_input_gradient(&dy, &w, rows, n, k), &dlow);
+        let dx = add(naive::linear_input_gradient(&dy, &w_back, rows, n, k), &dlow);
         let dx = match normed {
             true => plus(naive::norm_backward(&wide(&i.x), &wide(&i.gain), dense, eps, &dx).0, &i.old_dx),
             false => dx,
@@ -224,7 +260,8 @@ fn linear<D: Device>(inputs: Rc<Inputs>, format: Format, rows: usize, normed: bo
     Case { name, run: Box::new(run), want: Box::new(want) }
 }
 
-fn mlp<D: Device>(format: Format, (rows, d, f, rank): (usize, usize, usize, usize)) -> Case<D> {
+fn mlp<D: Device>(formats: Formats, (rows, d, f, rank): (usize, usize, usize, usize)) -> Case<D> {
+    let Formats { base, adapter: format } = formats;
     struct Numbers {
         low: [Low; 2],
         x: Vec<f32>,
@@ -249,8 +286,8 @@ fn mlp<D: Device>(format: Format, (rows, d, f, rank): (usize, usize, usize, usiz
     let run = move |ops: &Ops<D>| {
         let i = &*given;
         let (x, gain) = (&ops.up(&i.x), &ops.up(&i.gain));
-        let gate_up = &ops.frozen(&i.gate_up, 2 * f, d, format);
-        let down = &ops.frozen(&i.down, d, f, format);
+        let gate_up = &ops.frozen(&i.gate_up, 2 * f, d, base);
+        let down = &ops.frozen(&i.down, d, f, base);
         let [first, second] = &i.low;
         let ([a, b], [c, e]) = (&first.up(ops, format), &second.up(ops, format));
         let ([mut da, mut db], [mut dc, mut de]) = (first.gradients(ops), second.gradients(ops));
@@ -282,7 +319,8 @@ fn mlp<D: Device>(format: Format, (rows, d, f, rank): (usize, usize, usize, usiz
         let ([first, second], round) = (&i.low, rounding(format));
         let rounded = |values: &[f64]| -> Vec<f64> { values.iter().map(|&x| round(x)).collect() };
         let (x, gain, dense, eps) = (wide(&i.x), wide(&i.gain), Rows::dense(rows, d), f64::from(EPS));
-        let (gate_up, down) = (as_operand(format, &i.gate_up), as_operand(format, &i.down));
+        let [gate_up, gate_up_back] = formats.weights(&i.gate_up, d);
+        let [down, down_back] = formats.weights(&i.down, f);
         let normed = rounded(&naive::norm(&x, &gain, dense, eps));
         let kept = naive::linear(&normed, &gate_up, None, rows, 2 * f, d);
         let kept = add(kept, &first.forward(format, &normed, rows));
@@ -292,10 +330,10 @@ fn mlp<D: Device>(format: Format, (rows, d, f, rank): (usize, usize, usize, usiz
 
         let dy = as_operand(format, &i.dy);
         let [dlow, dc, de] = second.backward(format, &activated, &dy, rows);
-        let dactivated = add(naive::linear_input_gradient(&dy, &down, rows, d, f), &dlow);
+        let dactivated = add(naive::linear_input_gradient(&dy, &down_back, rows, d, f), &dlow);
         let dkept = rounded(&naive::swiglu_backward(&kept, &dactivated, rows, f));
         let [dlow, da, db] = first.backward(format, &normed, &dkept, rows);
-        let dnormed = add(naive::linear_input_gradient(&dkept, &gate_up, rows, 2 * f, d), &dlow);
+        let dnormed = add(naive::linear_input_gradient(&dkept, &gate_up_back, rows, 2 * f, d), &dlow);
         let dx = plus(naive::norm_backward(&x, &gain, dense, eps, &dnormed).0, &i.dy);
         let units = 64.0 * (sum_units(2 * f) + sum_units(d) + sum_units(rows) + sum_units(rank));
         // In bf16 a device may keep projections, and compute the gradient of SwiGLU's output, in bf16.
@@ -310,6 +348,6 @@ fn mlp<D: Device>(format: Format, (rows, d, f, rank): (usize, usize, usize, usiz
             want("db of down", de),
         ]
     };
-    let name = format!("mlp with adapters {format} {rows}x{d}x{f}");
+    let name = format!("mlp with adapters {formats} {rows}x{d}x{f}");
     Case { name, run: Box::new(run), want: Box::new(want) }
 }

@@ -101,7 +101,7 @@ fn nearest(magnitudes: &[f32], x: f32) -> f32 {
 }
 
 /// The numbers that quantized weights stand for: `docs/formats.md`.
-fn stands_for(format: Format, w: &[f32], k: usize) -> Vec<f64> {
+pub(super) fn stands_for(format: Format, w: &[f32], k: usize) -> Vec<f64> {
     let e2m1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let e4m3: Vec<f32> = (0..127)
         .map(|code: i32| match code / 8 {
