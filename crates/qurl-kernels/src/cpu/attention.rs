@@ -401,6 +401,19 @@ struct RowState {
 impl RowState {
     const NEW: RowState = RowState { largest: f32::NEG_INFINITY, total: 0.0, rescale: 1.0 };
 
+    /// Takes the largest score of a tile into account.
+    #[inline(always)]
+    unsafe fn raise<S: Simd>(&mut self, of_tile: f32) {
+        // Not `f32::max`, which would drop a NaN.
+        let largest = if of_tile < self.largest { self.largest } else { of_tile };
+        let difference = self.largest - largest;
+        // Before the first tile there is nothing to rescale.
+        let keeps = difference == 0.0 || self.largest == f32::NEG_INFINITY;
+        // SAFETY: the caller has the instructions of S.
+        self.rescale = if keeps { 1.0 } else { unsafe { exp_one::<S>(difference) } };
+        self.largest = largest;
+    }
+
     /// Logarithm of the denominator.
     fn lse(&self) -> f32 {
         self.largest + self.total.ln()
@@ -421,14 +434,8 @@ unsafe fn softmax_tile<S: Simd>(scores: *mut f32, seen: usize, widest: usize, st
             let n = seen.saturating_sub(i).min(S::LANES);
             largest = S::max(largest, S::keep_n(S::load(scores.add(i)), n, f32::NEG_INFINITY));
         }
-        let tile_largest = S::largest(largest);
-        // Not `f32::max`, which would drop a NaN.
-        let largest = if tile_largest < state.largest { state.largest } else { tile_largest };
-        let difference = state.largest - largest;
-        // Before the first tile there is nothing to rescale.
-        let keeps = difference == 0.0 || state.largest == f32::NEG_INFINITY;
-        state.rescale = if keeps { 1.0 } else { exp_one::<S>(difference) };
-        state.largest = largest;
+        state.raise::<S>(S::largest(largest));
+        let largest = state.largest;
         let mut total = S::splat(0.0);
         for i in (0..whole).step_by(S::LANES) {
             let v = exp::<S>(S::sub(S::load(scores.add(i)), S::splat(largest)));
@@ -442,6 +449,38 @@ unsafe fn softmax_tile<S: Simd>(scores: *mut f32, seen: usize, widest: usize, st
             total = S::add(total, v);
         }
         state.total = state.total * state.rescale + S::sum(total);
+    }
+}
+
+/// [`softmax_tile`] of `R` rows that see the whole tile, with the same bits: every step is done for all rows
+/// before the next one, so that a row does not wait for its own reductions.
+#[inline(always)]
+unsafe fn softmax_whole<S: Simd, const R: usize>(scores: *mut f32, state: *mut RowState) {
+    // SAFETY: the caller gives R rows of TILE scores and R states.
+    unsafe {
+        let mut largest = [S::splat(f32::NEG_INFINITY); R];
+        for (row, largest) in largest.iter_mut().enumerate() {
+            for i in (0..TILE).step_by(S::LANES) {
+                *largest = S::max(*largest, S::load(scores.add(row * TILE + i)));
+            }
+        }
+        for (row, &largest) in largest.iter().enumerate() {
+            let state = &mut *state.add(row);
+            state.raise::<S>(S::largest(largest));
+        }
+        let mut totals = [S::splat(0.0); R];
+        for (row, total) in totals.iter_mut().enumerate() {
+            let (scores, largest) = (scores.add(row * TILE), S::splat((*state.add(row)).largest));
+            for i in (0..TILE).step_by(S::LANES) {
+                let v = exp::<S>(S::sub(S::load(scores.add(i)), largest));
+                S::store(scores.add(i), v);
+                *total = S::add(*total, v);
+            }
+        }
+        for (row, &total) in totals.iter().enumerate() {
+            let state = &mut *state.add(row);
+            state.total = state.total * state.rescale + S::sum(total);
+        }
     }
 }
 

@@ -138,8 +138,7 @@ fn integers_are_near_the_naive_twin() {
                 let mut twin = naive_attention::Store::new(paged.store_pages, paged.page_size, heads);
                 twin.write(&wide(&rounded), heads, &slots);
                 let (spans, pages) = ([paged.span(0, 0, ROWS, 0)], &paged.pages);
-                let want =
-                    naive_attention::attention(heads, &wide(&rounded), &twin, &spans, pages, ROWS);
+                let want = naive_attention::attention(heads, &wide(&rounded), &twin, &spans, pages, ROWS);
                 let mut kv = paged.stale_store(&cpu, heads, KvFormat::Int8);
                 kv.write(ctx, &qkv, heads.qkv_width(), heads.q_width(), &slots);
                 let mut out = vec![f32::NAN; ROWS * heads.q_width()];

@@ -5,7 +5,7 @@
 //! its own, because one that has them all keeps its addresses on the stack. The steps are those of the
 //! general kernel, in the same order: the same bits.
 
-use super::{BLOCKS, Job, RowState, TILE, Workspace, pack_strips, softmax_tile};
+use super::{BLOCKS, Job, RowState, TILE, Workspace, pack_strips, softmax_tile, softmax_whole};
 use crate::cpu::kv::{Element, KEY_BLOCK, Pair};
 use crate::cpu::level::Level;
 use crate::cpu::simd::{Simd, simd_dispatch};
@@ -143,8 +143,12 @@ unsafe fn decode_at<S: Simd, E: Element, const R: usize>(
                 };
                 first += done;
             }
-            for (row, state) in state.iter_mut().enumerate() {
-                softmax_tile::<S>(scores.add(row * TILE), count, count, state);
+            if count == TILE {
+                softmax_whole::<S, R>(scores, state.as_mut_ptr());
+            } else {
+                for (row, state) in state.iter_mut().enumerate() {
+                    softmax_tile::<S>(scores.add(row * TILE), count, count, state);
+                }
             }
             let mut column = 0;
             while column < head_dim {

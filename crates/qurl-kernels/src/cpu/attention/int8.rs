@@ -10,7 +10,7 @@
 //! What a row does not see has a weight of zero, whatever lies there, since a code is always finite; so one
 //! kernel serves decode, prefill and training.
 
-use super::{BLOCKS, Job, ROW_BLOCK, RowState, TILE, Workspace, softmax_tile};
+use super::{BLOCKS, Job, ROW_BLOCK, RowState, TILE, Workspace, softmax_tile, softmax_whole};
 use crate::cpu::kv::{Int8Block, KEY_BLOCK};
 use crate::cpu::level::Level;
 use crate::cpu::quant::{largest_bits, scale_of};
@@ -56,9 +56,7 @@ pub(super) unsafe fn rows(
         for tile in (first_seen(0) / TILE * TILE..keys).step_by(TILE) {
             let blocks = Tile::find(job, span, head, tile, keys);
             let ahead = match job.ahead((span, head), next, tile, keys) {
-                Some((span, head, tile)) => {
-                    Tile::find(job, span, head, tile, span.position + span.rows)
-                }
+                Some((span, head, tile)) => Tile::find(job, span, head, tile, span.position + span.rows),
                 None => blocks,
             };
             for first in (0..count).step_by(strip) {
@@ -267,7 +265,13 @@ unsafe fn attend_at<S: Simd, const R: usize>(rows: &Rows, tile: &Tile, ahead: &T
             score::<S, R>(rows, tile, ahead, key);
         }
         let mut factors = [0.0f32; R];
-        for (row, factor) in factors.iter_mut().enumerate() {
+        // Rows follow positions: the first one sees the fewest keys, the last one's window hides the most.
+        let whole = rows.sees[0].1 == TILE && rows.sees[R - 1].0 == 0;
+        if whole {
+            softmax_whole::<S, R>(rows.scores, rows.state);
+            round_whole::<S, R>(rows, tile, &mut factors);
+        }
+        for (row, factor) in factors.iter_mut().enumerate().take(if whole { 0 } else { R }) {
             let (hidden, seen) = rows.sees[row];
             let (scores, state) = (rows.scores.add(row * TILE), &mut *rows.state.add(row));
             let weights = rows.weights.add(row * TILE);
@@ -355,6 +359,33 @@ unsafe fn round_weights<S: Simd>(
             S::store_i16(weights.add(i), S::mul(S::load(scores.add(i)), inverse));
         }
         scale
+    }
+}
+
+/// [`round_weights`] of rows that see the whole tile, with the same bits, every step for all rows.
+#[inline(always)]
+unsafe fn round_whole<S: Simd, const R: usize>(rows: &Rows, tile: &Tile, factors: &mut [f32; R]) {
+    // SAFETY: R rows of TILE scores and of TILE weights.
+    unsafe {
+        let mut largest = [S::zero_i(); R];
+        for i in (0..TILE).step_by(S::LANES) {
+            let scales = S::load(tile.0[i / KEY_BLOCK].value_scales.add(i % KEY_BLOCK));
+            for (row, largest) in largest.iter_mut().enumerate() {
+                let at = rows.scores.add(row * TILE + i);
+                let v = S::mul(S::load(at), scales);
+                S::store(at, v);
+                *largest = S::abs_max(*largest, v);
+            }
+        }
+        for (factor, &largest) in factors.iter_mut().zip(&largest) {
+            *factor = scale_of(S::largest_i(largest), LARGEST);
+        }
+        for (row, &factor) in factors.iter().enumerate() {
+            let inverse = S::splat(1.0 / factor);
+            for i in (row * TILE..(row + 1) * TILE).step_by(S::LANES) {
+                S::store_i16(rows.weights.add(i), S::mul(S::load(rows.scores.add(i)), inverse));
+            }
+        }
     }
 }
 
