@@ -1,9 +1,13 @@
-//! Changes to an input: of bytes, of text, and of the structure where there is one (JSON, and the JSON in
-//! front of a safetensors file, whose length is then put right).
+//! Changes to an input: of bytes, of text, and of the structure where there is one (JSON, lines of it, what gzip
+//! has packed, and the JSON in front of a safetensors file, whose length is then put right).
 
 use crate::input::Input;
 use crate::random::Random;
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
 use serde_json::{Map, Value, json};
+use std::io::{Read, Write};
 
 /// Parts do not grow beyond this, unless a seed is longer.
 const LONGEST: usize = 1 << 16;
@@ -50,8 +54,26 @@ pub fn nth(name: &str, seed: u64, index: u64, seeds: &[Input], words: &[&str]) -
 fn change(input: &mut Input, seeds: &[Input], words: &[&str], random: &mut Random) {
     let index = random.below(input.parts.len());
     let Some((name, bytes)) = input.parts.get_mut(index) else { return };
+    // The same part of another seed, to splice with.
+    let other = random.pick(seeds).map(|seed| seed.bytes(name)).unwrap_or_default();
+    change_part(name, bytes, other, words, random);
+}
+
+fn change_part(name: &str, bytes: &mut Vec<u8>, other: &[u8], words: &[&str], random: &mut Random) {
     if name.ends_with(".safetensors") && !random.once_in(4) {
         return change_header(bytes, words, random);
+    }
+    if let Some(inner) = name.strip_suffix(".gz")
+        && !random.once_in(4)
+        && let Some(mut unpacked) = unpack(bytes)
+    {
+        let other = unpack(other).unwrap_or_default();
+        change_part(inner, &mut unpacked, &other, words, random);
+        *bytes = pack(&unpacked);
+        return;
+    }
+    if name.ends_with(".jsonl") && !random.once_in(3) {
+        return change_line(bytes, words, random);
     }
     if !random.once_in(3)
         && let Ok(mut value) = serde_json::from_slice::<Value>(bytes)
@@ -60,16 +82,40 @@ fn change(input: &mut Input, seeds: &[Input], words: &[&str], random: &mut Rando
         *bytes = value.to_string().into_bytes();
         return;
     }
-    // The same part of another seed, to splice with.
-    let other = random.pick(seeds).map(|seed| seed.bytes(name).to_vec()).unwrap_or_default();
     if random.once_in(2) && std::str::from_utf8(bytes).is_ok() {
         change_text(bytes, words, random);
     } else {
-        change_bytes(bytes, &other, words, random);
+        change_bytes(bytes, other, words, random);
     }
     if bytes.len() > LONGEST.max(2 * other.len()) {
         bytes.truncate(LONGEST);
     }
+}
+
+/// What gzip has packed, if all of it is there and not too long to be changed.
+fn unpack(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut unpacked = Vec::new();
+    GzDecoder::new(bytes).take(LONGEST as u64).read_to_end(&mut unpacked).ok()?;
+    Some(unpacked)
+}
+
+fn pack(bytes: &[u8]) -> Vec<u8> {
+    let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
+    packer.write_all(bytes).and_then(|()| packer.finish()).unwrap_or_default()
+}
+
+/// A value in one of the lines, each of them JSON.
+fn change_line(bytes: &mut Vec<u8>, words: &[&str], random: &mut Random) {
+    let lines = runs(bytes, |byte| byte != b'\n');
+    let Some(line) = random.pick(&lines).cloned() else { return };
+    match serde_json::from_slice::<Value>(&bytes[line.clone()]) {
+        Ok(mut value) => {
+            change_value(&mut value, words, random);
+            bytes.splice(line, value.to_string().into_bytes());
+        }
+        Err(_) => change_text(bytes, words, random),
+    }
+    bytes.truncate(LONGEST);
 }
 
 /// The JSON before the tensors, with its new length.
@@ -296,6 +342,24 @@ mod tests {
             broken += usize::from(!is_json);
         }
         assert!(json > 300 && header > 300 && broken > 100, "{json} {header} {broken}");
+    }
+
+    #[test]
+    fn lines_are_changed_inside_of_gzip_too() {
+        let lines = b"{\"x\": 1}\n{\"y\": [2, 3]}\n".to_vec();
+        let seed = Input::new([("a.jsonl", lines.clone()), ("b.jsonl.gz", pack(&lines))]);
+        let (mut plain, mut packed) = (0, 0);
+        for i in 1..500 {
+            let input = nth("t", 1, i, std::slice::from_ref(&seed), &["word"]);
+            let good = |text: &[u8]| {
+                let mut each = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+                text != seed.bytes("a.jsonl")
+                    && each.all(|line| serde_json::from_slice::<Value>(line).is_ok())
+            };
+            plain += usize::from(good(input.bytes("a.jsonl")));
+            packed += usize::from(unpack(input.bytes("b.jsonl.gz")).is_some_and(|text| good(&text)));
+        }
+        assert!(plain > 100 && packed > 100, "{plain} {packed}");
     }
 
     #[test]

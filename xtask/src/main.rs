@@ -43,9 +43,10 @@ Commands:
   fuzz [TARGET...] [--inputs N] [--from N] [--seed N]
          hostile input for what reads files, requests and answers; with --help
          the targets. What fails is kept in target/fuzz.
-  sanitize
-         the tests of kernels, pool and pages under AddressSanitizer and Miri;
-         needs a nightly toolchain with miri and rust-src.
+  sanitize [NAME]
+         the tests of kernels, pool and pages under AddressSanitizer, ThreadSanitizer
+         and Miri, or what has NAME in its name; needs a nightly toolchain with miri
+         and rust-src.
   help   this text
 
 Exit status: 0 when all is well, 1 when a stage failed, 2 on bad usage.";
@@ -58,7 +59,7 @@ enum Command {
     Dist,
     Deny(Option<PathBuf>),
     Fuzz(Vec<String>),
-    Sanitize,
+    Sanitize(Option<String>),
     Help,
 }
 
@@ -66,13 +67,14 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
     match arguments {
         [] => Err("a command is missing".to_string()),
         [name, rest @ ..] if name == "fuzz" => Ok(Command::Fuzz(rest.to_vec())),
+        [name, part] if name == "sanitize" => Ok(Command::Sanitize(Some(part.clone()))),
         [name, folder] if name == "deny" => Ok(Command::Deny(Some(folder.into()))),
         [name] => match name.as_str() {
             "test" => Ok(Command::Test),
             "nightly" => Ok(Command::Nightly),
             "dist" => Ok(Command::Dist),
             "deny" => Ok(Command::Deny(None)),
-            "sanitize" => Ok(Command::Sanitize),
+            "sanitize" => Ok(Command::Sanitize(None)),
             "help" | "-h" | "--help" => Ok(Command::Help),
             other => Err(format!("no command '{other}'")),
         },
@@ -123,7 +125,9 @@ fn main() -> ExitCode {
         Ok(Command::Dist) => workspace_root().and_then(|root| dist::run(&root)),
         Ok(Command::Deny(folder)) => workspace_root().and_then(|root| deny::run(&root, folder.as_deref())),
         Ok(Command::Fuzz(arguments)) => fuzz(&arguments),
-        Ok(Command::Sanitize) => workspace_root().and_then(|root| sanitize::run(&root)),
+        Ok(Command::Sanitize(part)) => {
+            workspace_root().and_then(|root| sanitize::run(&root, part.as_deref()))
+        }
         Err(message) => {
             eprintln!("xtask: {message}\n\n{HELP}");
             return ExitCode::from(2);
@@ -152,6 +156,8 @@ mod tests {
         assert_eq!(parse_words(&["nightly"]), Ok(Command::Nightly));
         assert_eq!(parse_words(&["dist"]), Ok(Command::Dist));
         assert_eq!(parse_words(&["--help"]), Ok(Command::Help));
+        let pool = Command::Sanitize(Some("pool".to_string()));
+        assert_eq!(parse_words(&["sanitize", "pool"]), Ok(pool));
         assert_eq!(parse_words(&["deny", "db"]), Ok(Command::Deny(Some("db".into()))));
         let inputs = ["--inputs", "7"].map(String::from).to_vec();
         assert_eq!(parse_words(&["fuzz", "--inputs", "7"]), Ok(Command::Fuzz(inputs)));

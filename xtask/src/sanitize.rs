@@ -69,10 +69,16 @@ const CHECKS: &[Check] = &[
         environment: &[("RUSTFLAGS", "-Zsanitizer=address"), ("ASAN_OPTIONS", "detect_leaks=0")],
     },
 ];
-/// Runs all checks; the error names those that failed.
-pub fn run(root: &Path) -> Result<(), String> {
+
+/// Runs the checks whose name has `part` in it, all where none is given; the error names those that failed.
+pub fn run(root: &Path, part: Option<&str>) -> Result<(), String> {
+    let chosen = |check: &&Check| part.is_none_or(|part| check.name.contains(part));
+    if !CHECKS.iter().any(|check| chosen(&check)) {
+        let names: Vec<&str> = CHECKS.iter().map(|check| check.name).collect();
+        return Err(format!("no check '{}'; there are: {}", part.unwrap_or_default(), names.join(", ")));
+    }
     let mut failed = Vec::new();
-    for check in CHECKS {
+    for check in CHECKS.iter().filter(chosen) {
         println!("== {}", check.name);
         let mut command = Command::new("cargo");
         // The toolchain that built this program is named by these, and would win over `+nightly`.
@@ -90,4 +96,15 @@ pub fn run(root: &Path) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("{}; needed: rustup toolchain install nightly --component miri rust-src", failed.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_check_is_refused() {
+        let error = run(Path::new("."), Some("valgrind")).unwrap_err();
+        assert!(error.starts_with("no check 'valgrind'; there are: Miri: pool, "), "{error}");
+    }
 }

@@ -101,43 +101,95 @@ fn long_number(text: &str) -> Option<&str> {
     numbers.filter(|digits| !large(digits)).map(|digits| &digits[..digits.len().min(20)]).next()
 }
 
-/// What is wrong with the size of a source, and the line where.
+/// What is wrong with the size of a source, and the line where. Comments, raw blocks, texts and brackets end where
+/// they end for the template engine: where the two differed, an expression could be hidden from its limit.
 pub(super) fn check_source(source: &str) -> Result<(), (usize, String)> {
     if source.len() > MAX_SOURCE {
         return Err((1, format!("{} bytes, expected at most {MAX_SOURCE}", source.len())));
     }
     let bytes = source.as_bytes();
     let mut at = 0;
-    while let Some(open) = source[at..].find('{').map(|found| at + found) {
-        at = open + 1;
-        let close: &[u8] = match bytes.get(at) {
+    while let Some(open) = find(bytes, at, b"{") {
+        at = open + 2;
+        let close = match bytes.get(open + 1) {
             Some(b'{') => b"}}",
             Some(b'%') => b"%}",
-            _ => continue,
-        };
-        let (mut length, mut quote) = (0, None);
-        at += 1;
-        while let Some(&byte) = bytes.get(at) {
-            match quote {
-                Some(_) if byte == b'\\' => at += 1,
-                Some(open) if byte == open => quote = None,
-                Some(_) => {}
-                None if bytes[at..].starts_with(close) => break,
-                None if byte == b'"' || byte == b'\'' => quote = Some(byte),
-                None => length += 1,
+            Some(b'#') => {
+                at = find(bytes, at, b"#}").map_or(bytes.len(), |end| end + 2);
+                continue;
             }
-            at += 1;
+            _ => {
+                at = open + 1;
+                continue;
+            }
+        };
+        if close == b"%}"
+            && let Some(raw) = skip_tag(&bytes[at..], b"raw")
+        {
+            at = end_of_raw(bytes, at + raw);
+            continue;
         }
+        let length = tag(bytes, &mut at, close);
         if length > MAX_TAG {
             let line = 1 + source[..open].matches('\n').count();
             return Err((line, format!("an expression of {length} bytes, expected at most {MAX_TAG}")));
         }
-        at = at.min(source.len());
-        while !source.is_char_boundary(at) {
-            at += 1;
-        }
     }
     Ok(())
+}
+
+/// Where a pattern is next.
+fn find(bytes: &[u8], from: usize, pattern: &[u8]) -> Option<usize> {
+    let rest = bytes.get(from..)?;
+    rest.windows(pattern.len()).position(|window| window == pattern).map(|found| from + found)
+}
+
+/// Bytes of a tag's body without its texts; `at` moves from its beginning to after its end. Inside of brackets no
+/// tag ends.
+fn tag(bytes: &[u8], at: &mut usize, close: &[u8]) -> usize {
+    let (mut length, mut quote, mut brackets) = (0, None, 0_i64);
+    while let Some(&byte) = bytes.get(*at) {
+        match (quote, byte) {
+            (Some(_), b'\\') => *at += 1,
+            (Some(open), _) if byte == open => quote = None,
+            (Some(_), _) => {}
+            (None, _) if brackets == 0 && bytes[*at..].starts_with(close) => {
+                *at += close.len();
+                break;
+            }
+            (None, b'"' | b'\'') => quote = Some(byte),
+            (None, _) => {
+                length += 1;
+                brackets += i64::from(matches!(byte, b'(' | b'[' | b'{'));
+                brackets -= i64::from(matches!(byte, b')' | b']' | b'}'));
+            }
+        }
+        *at += 1;
+    }
+    length
+}
+
+/// The length of what follows `{%` if that is a tag of one word, with its end.
+fn skip_tag(after: &[u8], word: &[u8]) -> Option<usize> {
+    let sign = |rest: &[u8]| usize::from(matches!(rest.first(), Some(b'-' | b'+')));
+    let space = |rest: &[u8]| rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+    let mut at = sign(after);
+    at += space(&after[at..]);
+    at += after[at..].starts_with(word).then_some(word.len())?;
+    at += space(&after[at..]);
+    at += sign(&after[at..]);
+    after[at..].starts_with(b"%}").then_some(at + 2)
+}
+
+/// The end of a raw block whose text begins at `at`.
+fn end_of_raw(bytes: &[u8], mut at: usize) -> usize {
+    while let Some(open) = find(bytes, at, b"{%") {
+        at = open + 2;
+        if let Some(end) = skip_tag(&bytes[at..], b"endraw") {
+            return at + end;
+        }
+    }
+    bytes.len()
 }
 
 /// A text that may not become longer than its limit.
@@ -179,8 +231,17 @@ mod tests {
         let long = "x".repeat(MAX_TAG + 1);
         assert!(check_source(&format!("{{{{ '{long}' }}}} {long} {{# {long} #}}")).is_ok());
         assert!(check_source(&format!("{{{{ 'it\\'s {long}' }}}}é{{ {{%é")).is_ok());
+        assert!(check_source(&format!("{{% raw -%}}{{{{ {long}{{% endraw %}}")).is_ok());
         let (line, reason) = check_source(&format!("a\nb {{% set x = {long} %}}")).unwrap_err();
         assert_eq!(line, 2);
         assert!(reason.starts_with("an expression of 16395 bytes"), "{reason}");
+        // What only looks like the beginning or the end of a text or a tag hides nothing.
+        for start in
+            ["{# {{ ' #}", "{%- raw %}{{ \"{%+ endraw -%}", "{{ {'a': {}}, ", "{{ '}}' ", "{# {% raw %} #}"]
+        {
+            for tag in ["{{ ", "{%- set x = "] {
+                assert!(check_source(&format!("{start}{tag}{long}}}}} ' \"")).is_err(), "{start} {tag}");
+            }
+        }
     }
 }

@@ -301,6 +301,12 @@ fn what_a_template_uses_up_is_bounded() {
     for (source, expected) in [
         (format!("{range}{range}{range}{end}{end}{end}"), "fuel"),
         (format!("{{{{ 1{} }}}}", "+1".repeat(200_000)), "bytes, expected at most"),
+        (format!("{{# {{{{ ' #}}{{{{ 1{} }}}}", "+1".repeat(120_000)), "bytes, expected at most"),
+        (format!("{{{{ {{'a': {{}}}}, 1{} }}}}", "+1".repeat(120_000)), "bytes, expected at most"),
+        (
+            format!("{{% raw %}}{{{{ '{{% endraw %}}{{{{ 1{} }}}}", "+1".repeat(120_000)),
+            "bytes, expected at most",
+        ),
         (format!("{{{{ {}1{} }}}}", "(".repeat(8000), ")".repeat(8000)), "recursion"),
         (format!("{}{}", "{% if a %}".repeat(9000), "{% endif %}".repeat(9000)), "recursion"),
         (

@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 use crate::grader::extract;
 use crate::task::{Message, Prompt};
 
+mod footer;
 mod gzip;
 mod parquet;
 

@@ -2,7 +2,8 @@
 //! of JSONL.
 //!
 //! The crate trusts what a file says of itself in places: it panics on some, and unpacks pages as far as they go.
-//! So it runs on a thread that is watched from outside, and hands rows on one by one.
+//! So it runs on a thread that is watched from outside, and hands rows on one by one. What no watching helps
+//! against is looked at before ([`footer`]).
 
 use std::fs::File;
 use std::path::Path;
@@ -13,7 +14,7 @@ use parquet::record::{Field, Row as Record};
 use qurl_files::{GaveUp, MIB, Patience, watched_each};
 use serde_json::{Map, Value};
 
-use super::{DataError, MAX_ROW};
+use super::{DataError, MAX_ROW, footer};
 
 /// How many times its length a file may unpack to, beyond what every file may: a column with one text in all of
 /// its rows takes next to nothing.
@@ -77,6 +78,7 @@ pub(super) fn each_record<E: From<DataError>>(
 fn read(file: File, packed: u64, give: &mut dyn FnMut(Made) -> bool) {
     let mut unpacked = 0;
     let rows = || {
+        footer::check(&file)?;
         let reader = SerializedFileReader::new(file)?;
         for record in reader.get_row_iter(None)? {
             let mut size = 0;

@@ -104,6 +104,37 @@ fn damaged_parquet_files_are_errors() {
     assert!(read_anyway > 10 && refused > 1000);
 }
 
+/// A parquet file without rows whose schema is `levels` columns in one another, the innermost with `children`.
+fn nested(levels: usize, children: u8) -> Vec<u8> {
+    let mut footer = vec![0x15, 2, 0x19, 0xfc];
+    let mut count = levels + 2;
+    while count > 127 {
+        footer.push(count as u8 | 0x80);
+        count >>= 7;
+    }
+    footer.push(count as u8);
+    footer.extend([0x48, 1, b'm', 0x15, 2, 0]);
+    (0..levels).for_each(|_| footer.extend([0x35, 2, 0x18, 1, b'a', 0x15, 2, 0]));
+    footer.extend([0x15, 2, 0x25, 2, 0x18, 1, b'a', 0x15, 2 * children, 0, 0x16, 0, 0x19, 0x0c, 0]);
+    let length = (footer.len() as u32).to_le_bytes();
+    [&b"PAR1"[..], &footer, &length, b"PAR1"].concat()
+}
+
+#[test]
+fn columns_in_columns_have_an_end() {
+    let error = |levels, children| {
+        let file = Scratch::new("nested.parquet", &nested(levels, children));
+        read(file.path()).unwrap_err().to_string()
+    };
+    assert!(error(100, 0).ends_with("nested.parquet: no rows"), "{}", error(100, 0));
+    for (levels, children, expected) in
+        [(128, 0, "128 levels"), (200_000, 0, "128 levels"), (1, 9, "more children")]
+    {
+        let error = error(levels, children);
+        assert!(error.contains("nested.parquet") && error.contains(expected), "{error}");
+    }
+}
+
 #[test]
 fn what_unpacks_without_end_is_refused() {
     let count = |file: &Scratch| {
