@@ -165,4 +165,43 @@ mod tests {
         assert!(parse_words(&["tset"]).unwrap_err().contains("'tset'"));
         assert!(parse_words(&["test", "now"]).unwrap_err().contains("'now'"));
     }
+
+    /// Every crate but the one of the kernels forbids `unsafe`, and no file elsewhere has any: programs of tests
+    /// and build scripts are crates of their own.
+    #[test]
+    fn unsafe_code_is_in_the_kernels_alone() {
+        fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+            for entry in std::fs::read_dir(folder).unwrap().flatten() {
+                let path = entry.path();
+                match path.is_dir() {
+                    true if path.ends_with("target") || path.ends_with("qurl-kernels") => {}
+                    true => collect(&path, files),
+                    false if path.extension().is_some_and(|extension| extension == "rs") => files.push(path),
+                    false => {}
+                }
+            }
+        }
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut files = Vec::new();
+        ["crates", "examples", "fuzz", "xtask"].iter().for_each(|part| collect(&root.join(part), &mut files));
+        let mut roots = 0;
+        for file in files {
+            let text = std::fs::read_to_string(&file).unwrap();
+            let is_root = file.ends_with("src/lib.rs")
+                || file.ends_with("src/main.rs")
+                || file.parent().is_some_and(|folder| folder.ends_with("examples"));
+            roots += usize::from(is_root);
+            assert!(
+                !is_root || text.contains("#![forbid(unsafe_code)]"),
+                "{} does not forbid it",
+                file.display()
+            );
+            let word = "unsafe";
+            let has = [" {", " fn", " impl", " trait", " extern", "(no_mangle"]
+                .iter()
+                .any(|after| text.contains(&format!("{word}{after}")));
+            assert!(!has, "{} has unsafe code", file.display());
+        }
+        assert!(roots >= 14, "{roots} crates");
+    }
 }

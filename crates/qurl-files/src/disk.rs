@@ -9,7 +9,7 @@
 //! its files has to carry a disk that only tests replace. Without a watch a change costs one look at a flag.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -108,13 +108,14 @@ pub struct DiskFile {
 impl DiskFile {
     /// Makes a file, or empties the one that is there.
     pub fn create(path: &Path) -> io::Result<DiskFile> {
-        let file = make(Change::Create(path), || File::create(path))?;
+        let create = || File::options().read(true).write(true).create(true).truncate(true).open(path);
+        let file = make(Change::Create(path), create)?;
         Ok(DiskFile { path: path.to_path_buf(), file, at: 0 })
     }
 
     /// Opens a file to be cut to `length` bytes and continued, or makes it.
     pub fn open_at(path: &Path, length: u64) -> io::Result<DiskFile> {
-        let open = || File::options().write(true).create(true).truncate(false).open(path);
+        let open = || File::options().read(true).write(true).create(true).truncate(false).open(path);
         let mut file = make(Change::Open(path), open)?;
         if file.metadata()?.len() != length {
             make(Change::SetLen(path, length), || file.set_len(length))?;
@@ -139,6 +140,14 @@ impl DiskFile {
         Ok(DiskFile { path: self.path.clone(), file: self.file.try_clone()?, at: self.at })
     }
 
+    /// What is in the file, from its beginning, even where it has lost its name. The place of the next write stays.
+    pub fn reader(&self) -> io::Result<impl Read + '_> {
+        #[cfg(unix)]
+        return Ok(AtPlace { file: &self.file, at: 0 });
+        #[cfg(not(unix))]
+        File::open(&self.path)
+    }
+
     /// Whether the file is still there under its name.
     pub fn is_there(&self) -> bool {
         #[cfg(unix)]
@@ -150,6 +159,22 @@ impl DiskFile {
         }
         #[cfg(not(unix))]
         self.path.exists()
+    }
+}
+
+/// Reads a file without moving the place that its handles share.
+#[cfg(unix)]
+struct AtPlace<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+#[cfg(unix)]
+impl Read for AtPlace<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = std::os::unix::fs::FileExt::read_at(self.file, buffer, self.at)?;
+        self.at += read as u64;
+        Ok(read)
     }
 }
 
@@ -282,6 +307,14 @@ mod tests {
         assert!(file.is_there());
         remove(&dir.join("log")).expect("removed");
         assert!(!file.is_there());
+        // Its contents are still there for whoever holds it.
+        #[cfg(unix)]
+        for more in ["d", "e"] {
+            let mut held = String::new();
+            file.reader().and_then(|mut reader| reader.read_to_string(&mut held)).expect("read");
+            assert!(held.starts_with("abc") && !held.contains(more), "{held}");
+            file.write_all(more.as_bytes()).expect("written");
+        }
         remove(&dir.join("log")).expect("nothing to remove");
         let mut file = DiskFile::open_at(&dir.join("log"), 2).expect("opened");
         file.write_all(b"c").expect("written");

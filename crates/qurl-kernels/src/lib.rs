@@ -46,3 +46,14 @@ pub use cuda::Cuda;
 pub use device::Device;
 pub use queue::Queue;
 pub use types::{DeviceError, DeviceKind, Format, KvFormat, Rounding, UnknownDeviceKind, UnknownFormat};
+
+#[cfg(test)]
+mod tests {
+    /// The tests' profile optimises this crate and leaves all checks on.
+    #[test]
+    fn sums_are_checked_in_tests() {
+        assert!(cfg!(debug_assertions));
+        let most = std::hint::black_box(i32::MAX);
+        assert!(std::panic::catch_unwind(|| most + 1).is_err());
+    }
+}

@@ -88,7 +88,7 @@ impl<D: Device> Run<D> {
         recipe: &Recipe,
         parts: RunParts<RunLog>,
     ) -> Result<Run<D>, RunError> {
-        let RunParts { path, store, from, log } = parts;
+        let RunParts { path, store, from, mut log } = parts;
         let (text, plan) = (recipe.to_toml(), trainer.plan().clone());
         let start_path = recipe.model.path.clone().filter(|_| recipe.sft.is_none());
         let ranks = trainer.ranks().clone();
@@ -117,7 +117,7 @@ impl<D: Device> Run<D> {
             None => unless_cancelled(trainer.evaluate())?,
         };
         let mut totals = Totals::default();
-        log.kept().iter().for_each(|line| totals.add(line));
+        log.take_kept().iter().for_each(|line| totals.add(line));
         let seconds_before = totals.seconds.get("total").copied().unwrap_or(0.0);
         let health = Health::new(plan.run.alarm.patience);
         let tested = None;

@@ -22,7 +22,7 @@ mod steps;
 
 pub use events::{EventFile, EventReader, flatten};
 pub use lock::RunLock;
-pub use metrics::MetricsFile;
+pub use metrics::{Lines, MetricsFile};
 pub use steps::StepLog;
 
 use crate::rl::{SampledRollout, StepRecord};
@@ -80,8 +80,8 @@ pub struct RunLog {
 pub struct Logged {
     /// Files that have to be on disk before it is.
     pub files: Vec<DiskFile>,
-    /// The lines of `metrics.jsonl`, without times.
-    pub lines: String,
+    /// The lines of `metrics.jsonl`; none where nothing is written.
+    pub lines: Option<Lines>,
 }
 
 impl RunLog {
@@ -106,9 +106,9 @@ impl RunLog {
         RunLog { dir: PathBuf::new(), steps: StepLog::silent() }
     }
 
-    /// Lines of `metrics.jsonl` that were kept.
-    pub fn kept(&self) -> &[serde_json::Value] {
-        self.steps.kept()
+    /// Lines of `metrics.jsonl` that were kept; afterwards they are only in the file.
+    pub fn take_kept(&mut self) -> Vec<serde_json::Value> {
+        self.steps.take_kept()
     }
 
     /// What a user should know of lines that were lost.

@@ -209,6 +209,21 @@ fn random_damage_never_panics() {
     assert!(errors > 0 && loads > 0, "{errors} {loads}");
 }
 
+/// What a configuration says decides how much memory is taken: more than there is, is refused before any is.
+#[cfg(target_os = "linux")]
+#[test]
+fn weights_that_do_not_fit_into_memory_are_refused() {
+    let (dir, _) = saved("memory");
+    let path = dir.file("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["vocab_size"] = json!(1 << 30);
+    config["hidden_size"] = json!(1 << 16);
+    fs::write(&path, config.to_string()).unwrap();
+    let (error, text) = error_of(&dir);
+    assert!(matches!(error, HfError::Memory { need, .. } if need > 1 << 48), "{text}");
+    assert!(text.contains("MiB of memory that are free"), "{text}");
+}
+
 #[test]
 fn numbers_that_are_not_finite_are_found() {
     for (bits, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {

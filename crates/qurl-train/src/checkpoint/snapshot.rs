@@ -6,13 +6,14 @@ use super::tensors::{self, Pieces, Tree};
 use super::{CheckpointError, ModelFiles, moments};
 use crate::ranks::Ranks;
 use crate::rl::{OldWeights, Tested};
+use crate::runlog::Lines;
 use qurl_files::disk::DiskFile;
 use qurl_kernels::types::Moments;
 use qurl_model::hf::{self, peft};
 use qurl_model::{Dtype, ModelConfig, Params, params};
 use qurl_rl::KlCoefficient;
 use serde::{Deserialize, Serialize};
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
 /// Version of the files; another one is refused.
@@ -185,7 +186,7 @@ impl Snapshot {
         dir: &Path,
         model: &ModelFiles,
         pieces: Pieces,
-        metrics: &str,
+        metrics: Option<&Lines>,
     ) -> Result<(), CheckpointError> {
         let layout = model.shapes();
         moments::write(&dir.join(pieces.file(OPTIMIZER)), &layout, pieces, &self.actor.moments)?;
@@ -202,7 +203,7 @@ impl Snapshot {
         if pieces.rank != 0 {
             return Ok(());
         }
-        write_synced(&dir.join(METRICS), metrics.as_bytes())?;
+        write_lines(&dir.join(METRICS), metrics)?;
         self.write_whole(dir, model, pieces.ranks)
     }
 
@@ -328,6 +329,15 @@ pub(super) fn check_whole(dir: &Path) -> Result<(), CheckpointError> {
 pub(super) fn read_recipe(dir: &Path) -> Result<String, CheckpointError> {
     let path = dir.join(RECIPE);
     qurl_files::read_text(&path, 16 * qurl_files::MIB).map_err(CheckpointError::io(&path, "be read"))
+}
+
+/// Writes a run's lines without times, one after the other: a long run has many.
+fn write_lines(path: &Path, lines: Option<&Lines>) -> Result<(), CheckpointError> {
+    let file = DiskFile::create(path).map_err(CheckpointError::io(path, "be created"))?;
+    let mut file = BufWriter::with_capacity(1 << 16, file);
+    let written = lines.map_or(Ok(()), |lines| lines.write_untimed(&mut file));
+    let file = written.and_then(|()| file.into_inner().map_err(|error| error.into_error()));
+    file.and_then(|file| file.sync_contents()).map_err(CheckpointError::io(path, "be written"))
 }
 
 /// Writes a small file and waits for the disk.

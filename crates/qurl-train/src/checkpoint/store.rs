@@ -10,6 +10,7 @@ use super::manifest::{MANIFEST, Manifest};
 use super::snapshot::{check_whole, read_recipe, write_synced};
 use super::tensors::Pieces;
 use super::{CheckpointError, Snapshot, State};
+use crate::runlog::Lines;
 use crate::start::Start;
 use qurl_files::disk;
 use qurl_model::hf::{self, HfError, SaveOptions, peft};
@@ -188,10 +189,10 @@ impl Store {
         snapshot: &Snapshot,
         model: &ModelFiles,
         pieces: Pieces,
-        metrics: &str,
+        metrics: Option<&Lines>,
     ) -> Result<(), CheckpointError> {
         if pieces.rank == 0 {
-            self.check_space(snapshot.bytes() + metrics.len() as u64, model)?;
+            self.check_space(snapshot.bytes() + metrics.map_or(0, Lines::bytes), model)?;
         }
         let temporary = self.temporary(snapshot.state.step);
         let written = disk::create_dir_all(&temporary)

@@ -98,7 +98,7 @@ impl Writer {
             for log in &logged.files {
                 log.sync().map_err(CheckpointError::io(store.dir(), "have the logs beside it synced"))?;
             }
-            store.write_part(&snapshot, model, pieces, &logged.lines)?;
+            store.write_part(&snapshot, model, pieces, logged.lines.as_ref())?;
             let seconds = began.elapsed().as_secs_f64();
             tracing::info!(step, bytes = snapshot.bytes(), seconds, "checkpoint written");
             if pieces == Pieces::ALL { commit(store, step) } else { Ok(()) }

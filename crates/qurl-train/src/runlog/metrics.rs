@@ -1,25 +1,55 @@
 //! `metrics.jsonl`: one line per step.
 //!
-//! All of its lines are kept in memory, too: checkpoints hold them (without times), and a file that somebody
-//! removes from under a run is written again at once. A run that continues takes from its checkpoint what the
-//! file has lost.
+//! A file that somebody removes from under a run is written again at once, from the handle that the run holds.
+//! Checkpoints have the lines, too (without times), and a run that continues takes from its checkpoint what the
+//! file has lost. Nothing here grows with the steps: lines are read from the file where they are wanted.
 
 use super::LogError;
 use qurl_files::disk::{self, DiskFile};
 use serde::Serialize;
 use serde_json::Value;
-use std::io::{ErrorKind, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// The file and what is in it.
 pub struct MetricsFile {
     path: PathBuf,
     file: DiskFile,
+    /// Its bytes.
+    length: u64,
     kept: Vec<Value>,
-    /// Steps that were taken from the checkpoint.
+    /// Steps that were there when it was opened.
+    steps: usize,
+    /// Steps of them that were taken from the checkpoint.
     restored: usize,
-    text: String,
-    untimed: String,
+}
+
+/// The lines of the file up to some moment.
+#[derive(Debug)]
+pub struct Lines {
+    file: DiskFile,
+    length: u64,
+}
+
+impl Lines {
+    /// Bytes that a checkpoint needs for them, at most.
+    pub fn bytes(&self) -> u64 {
+        self.length
+    }
+
+    /// Writes them as checkpoints hold them: without what differs between two equal runs. What somebody has made
+    /// of the file that is no line of ours is left out.
+    pub fn write_untimed(&self, to: &mut impl Write) -> io::Result<()> {
+        let mut lines = BufReader::with_capacity(1 << 16, self.file.reader()?.take(self.length));
+        let mut line = Vec::new();
+        while lines.read_until(b'\n', &mut line)? > 0 {
+            if let Ok(value) = serde_json::from_slice(&line) {
+                to.write_all(without_times(value).as_bytes())?;
+            }
+            line.clear();
+        }
+        Ok(())
+    }
 }
 
 impl MetricsFile {
@@ -46,18 +76,29 @@ impl MetricsFile {
         all.extend(saved);
         restored += all.len() - left;
         let text: String = all.iter().map(|(_, _, line)| format!("{line}\n")).collect();
-        let untimed = all.iter().map(|(_, value, _)| without_times(value)).collect();
         if !bytes.starts_with(text.as_bytes()) {
             disk::replace(path, text.as_bytes()).map_err(LogError::io(path, "be written"))?;
         }
-        let file = DiskFile::open_at(path, text.len() as u64).map_err(LogError::io(path, "be opened"))?;
-        let kept = all.into_iter().map(|(_, value, _)| value).collect();
-        Ok(MetricsFile { path: path.to_path_buf(), file, kept, restored, text, untimed })
+        let length = text.len() as u64;
+        let file = DiskFile::open_at(path, length).map_err(LogError::io(path, "be opened"))?;
+        let kept: Vec<Value> = all.into_iter().map(|(_, value, _)| value).collect();
+        let steps = kept.len();
+        Ok(MetricsFile { path: path.to_path_buf(), file, length, kept, steps, restored })
     }
 
     /// The lines that were kept.
     pub fn kept(&self) -> &[Value] {
         &self.kept
+    }
+
+    /// The lines that were kept; afterwards they are only in the file.
+    pub fn take_kept(&mut self) -> Vec<Value> {
+        std::mem::take(&mut self.kept)
+    }
+
+    /// How many lines were kept.
+    pub fn steps(&self) -> usize {
+        self.steps
     }
 
     /// How many of them the file had lost.
@@ -67,26 +108,29 @@ impl MetricsFile {
 
     /// Writes a line. Returns whether the file had vanished and was written again.
     pub fn write(&mut self, record: &impl Serialize) -> Result<bool, LogError> {
-        let json = |source| LogError::Json { file: self.path.clone(), source };
-        let line = serde_json::to_string(record).map_err(json)?;
-        let value = serde_json::from_str(&line).map_err(json)?;
+        let line = serde_json::to_string(record)
+            .map_err(|source| LogError::Json { file: self.path.clone(), source })?;
         let vanished = !self.file.is_there();
         if vanished {
-            let written = disk::replace(&self.path, self.text.as_bytes());
+            let mut text = Vec::new();
+            let reader = self.file.reader().map_err(LogError::io(&self.path, "be read"))?;
+            let read = reader.take(self.length).read_to_end(&mut text);
+            read.map_err(LogError::io(&self.path, "be read"))?;
+            let written = disk::replace(&self.path, &text);
             written.map_err(LogError::io(&self.path, "be written again"))?;
-            let opened = DiskFile::open_at(&self.path, self.text.len() as u64);
+            self.length = text.len() as u64;
+            let opened = DiskFile::open_at(&self.path, self.length);
             self.file = opened.map_err(LogError::io(&self.path, "be opened again"))?;
         }
         let line = format!("{line}\n");
         self.file.write_all(line.as_bytes()).map_err(LogError::io(&self.path, "be written"))?;
-        self.text.push_str(&line);
-        self.untimed.push_str(&without_times(&value));
+        self.length += line.len() as u64;
         Ok(vanished)
     }
 
-    /// All lines, without times.
-    pub fn untimed(&self) -> &str {
-        &self.untimed
+    /// All lines so far.
+    pub fn lines(&self) -> Result<Lines, LogError> {
+        Ok(Lines { file: self.file()?, length: self.length })
     }
 
     /// Another handle to the file.
@@ -111,9 +155,8 @@ fn lines_up_to(bytes: &[u8], step: u64) -> Vec<(u64, Value, String)> {
     all
 }
 
-/// A line as checkpoints hold it: without what differs between two equal runs.
-fn without_times(value: &Value) -> String {
-    let mut value = value.clone();
+/// A line as checkpoints hold it.
+fn without_times(mut value: Value) -> String {
     if let Some(record) = value.as_object_mut() {
         record.shift_remove("timing");
     }
@@ -151,13 +194,23 @@ mod tests {
         assert_eq!((opened.restored(), opened.kept().len()), (2, 4));
         let all = [line(1, ""), line(2, timed), line(3, timed), line(4, "")].concat();
         let left = || std::fs::read_to_string(&path).expect("read");
-        assert_eq!((left(), opened.untimed()), (all.clone(), saved.as_str()));
+        let untimed = |opened: &MetricsFile| {
+            let mut text = Vec::new();
+            opened.lines().expect("a handle").write_untimed(&mut text).expect("read");
+            String::from_utf8(text).expect("text")
+        };
+        assert_eq!((left(), untimed(&opened)), (all.clone(), saved.clone()));
+        let earlier = opened.lines().expect("a handle");
         // Removed from under the run.
         assert!(!opened.write(&serde_json::json!({"step": 5})).expect("written"));
         std::fs::remove_file(&path).expect("removed");
         assert!(opened.write(&serde_json::json!({"step": 6, "timing": {}})).expect("written"));
         assert_eq!(left(), [all, line(5, ""), line(6, ",\"timing\":{}")].concat());
-        assert_eq!(opened.untimed(), [saved, line(5, ""), line(6, "")].concat());
+        assert_eq!(untimed(&opened), [saved.clone(), line(5, ""), line(6, "")].concat());
+        // What a checkpoint took before is as it was then.
+        let mut text = Vec::new();
+        earlier.write_untimed(&mut text).expect("read");
+        assert_eq!(String::from_utf8(text).expect("text"), saved);
         std::fs::remove_file(&path).expect("removed");
     }
 }

@@ -52,7 +52,7 @@ impl StepLog {
     /// What a user should know of a run that continues after `step` steps: lines that were lost.
     pub fn warning(&self, step: u64) -> Option<String> {
         let files = self.files.as_ref()?;
-        let (kept, restored) = (files.metrics.kept().len() as u64, files.metrics.restored());
+        let (kept, restored) = (files.metrics.steps() as u64, files.metrics.restored());
         let name = files.path.display();
         match () {
             () if kept != step => Some(format!("warning: {name} has {kept} of the {step} steps done so far")),
@@ -64,9 +64,9 @@ impl StepLog {
         }
     }
 
-    /// Lines that were kept.
-    pub fn kept(&self) -> &[serde_json::Value] {
-        self.files.as_ref().map_or(&[], |files| files.metrics.kept())
+    /// Lines that were kept; afterwards they are only in the file.
+    pub fn take_kept(&mut self) -> Vec<serde_json::Value> {
+        self.files.as_mut().map_or_else(Vec::new, |files| files.metrics.take_kept())
     }
 
     /// Whether it writes nothing.
@@ -95,7 +95,7 @@ impl StepLog {
     /// What a checkpoint after these steps needs.
     pub fn logged(&self) -> Result<Logged, LogError> {
         let Some(files) = &self.files else { return Ok(Logged::default()) };
-        let lines = files.metrics.untimed().to_string();
+        let lines = Some(files.metrics.lines()?);
         Ok(Logged { files: vec![files.metrics.file()?, files.events.file()?], lines })
     }
 }

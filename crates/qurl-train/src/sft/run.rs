@@ -3,6 +3,7 @@
 //! ([`crate::run`]), and so is the promise: a run that was stopped or killed at any moment resumes with the
 //! same bits.
 
+use super::summary::SftTotals;
 use super::{SftError, SftRecord, SftTrainer};
 use crate::checkpoint::{Keeper, ModelFiles, Snapshot};
 use crate::memory::MemoryPlan;
@@ -24,8 +25,8 @@ pub struct SftRun<'a, D: Device> {
     text: String,
     pub(super) keeper: Keeper,
     log: StepLog,
-    /// All lines of `metrics.jsonl`, those before a restart included.
-    pub(super) lines: Vec<Value>,
+    /// Sums over all steps, those before a restart included.
+    pub(super) totals: SftTotals,
     /// What it is expected to take of the device's memory.
     pub(super) memory: Option<MemoryPlan>,
     /// Where the weights are that the first step started from, if they are anywhere.
@@ -48,8 +49,8 @@ impl<'a, D: Device> SftRun<'a, D> {
         start: &'a Start,
         parts: RunParts<StepLog>,
     ) -> Result<SftRun<'a, D>, RunError> {
-        let RunParts { path, store, from, log } = parts;
-        let (lines, ranks) = (log.kept().to_vec(), trainer.ranks().clone());
+        let RunParts { path, store, from, mut log } = parts;
+        let (lines, ranks) = (log.take_kept(), trainer.ranks().clone());
         let (before, validated) = match &from {
             Some((_, path)) => {
                 let snapshot = Snapshot::read(path, &start.config, &ranks).map_err(RunError::Resume)?;
@@ -63,8 +64,9 @@ impl<'a, D: Device> SftRun<'a, D> {
         };
         let newest = from.map(|(step, _)| step);
         let keeper = Keeper::new(store, ModelFiles::of(start), &ranks, newest, recipe.trainer.save_freq);
-        let seconds = |line: &Value| line["timing"]["total"].as_f64();
-        let seconds_before = lines.iter().filter_map(seconds).sum();
+        let mut totals = SftTotals::default();
+        lines.iter().for_each(|line| totals.add(line));
+        let seconds_before = totals.seconds.get("total").copied().unwrap_or(0.0);
         let device = trainer.device();
         let planned = || MemoryPlan::of_sft(device, recipe, trainer.sft(), &start.config, &ranks);
         let memory = device.memory().map(|_| planned()).transpose().map_err(SftError::from)?;
@@ -76,7 +78,7 @@ impl<'a, D: Device> SftRun<'a, D> {
             text,
             keeper,
             log,
-            lines,
+            totals,
             memory,
             start_path,
             seconds_before,
@@ -141,7 +143,7 @@ impl<'a, D: Device> SftRun<'a, D> {
             self.warnings.push(format!("step {step}: {vanished}"));
         }
         // Plain numbers and maps by name: there is nothing in it that JSON does not have.
-        self.lines.push(serde_json::to_value(&*record).unwrap_or_default());
+        self.totals.add(&serde_json::to_value(&*record).unwrap_or_default());
         match saved {
             Some(snapshot) => self.keeper.start(snapshot, self.log.logged()?).map_err(RunError::Checkpoint),
             None => Ok(()),

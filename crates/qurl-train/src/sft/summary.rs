@@ -103,30 +103,23 @@ impl<D: Device> SftRun<'_, D> {
 
     /// The summary of a finished run, after `seconds` of this process.
     pub fn summary(&self, accuracy: Option<f64>, seconds: f64) -> Result<SftSummary, RunError> {
-        let number = |line: &Value, key: &str| line[key].as_f64();
-        let loss = |line: Option<&Value>| line.and_then(|line| number(line, "loss")).unwrap_or(f64::NAN);
-        let sum = |key: &str| self.lines.iter().filter_map(|line| line[key].as_u64()).sum::<u64>();
-        let mut seconds_by_phase = BTreeMap::new();
-        for (phase, time) in self.lines.iter().filter_map(|line| line["timing"].as_object()).flatten() {
-            *seconds_by_phase.entry(phase.clone()).or_default() += time.as_f64().unwrap_or(0.0);
-        }
+        let totals = &self.totals;
         let memory = self.trainer.device().memory();
-        let update = seconds_by_phase.get("update").copied().unwrap_or(f64::NAN);
-        let validated = self.lines.iter().rev().find_map(|line| number(line, "validation_loss"));
+        let update = totals.seconds.get("update").copied().unwrap_or(f64::NAN);
         Ok(SftSummary {
             begun: self.begun(),
-            first_loss: loss(self.lines.first()),
-            last_loss: loss(self.lines.last()),
-            validation_loss_after: validated,
+            first_loss: totals.first_loss.unwrap_or(f64::NAN),
+            last_loss: totals.last_loss.unwrap_or(f64::NAN),
+            validation_loss_after: totals.validated,
             best: self.best()?,
             accuracy,
-            steps: self.lines.len() as u64,
-            skipped_updates: sum("skipped_updates"),
-            tokens: sum("tokens"),
-            tokens_per_s: sum("tokens") as f64 / update,
+            steps: totals.steps,
+            skipped_updates: totals.skipped,
+            tokens: totals.tokens,
+            tokens_per_s: totals.tokens as f64 / update,
             memory: self.memory.as_ref().zip(memory).map(|(plan, memory)| Memory::of(plan, memory)),
             seconds: self.seconds_before + seconds,
-            seconds_by_phase,
+            seconds_by_phase: totals.seconds.clone(),
             model: self.model_path().display().to_string(),
             report: self.path.join("report.html").display().to_string(),
             run: self.path.display().to_string(),
@@ -135,9 +128,8 @@ impl<D: Device> SftRun<'_, D> {
 
     /// The lowest validation loss, of equal ones the newest, and where its model is.
     fn best(&self) -> Result<Option<SftBest>, RunError> {
-        let after = |line: &Value| Some((line["validation_loss"].as_f64()?, line["step"].as_u64()?));
-        let losses = self.before.map(|loss| (loss, 0)).into_iter().chain(self.lines.iter().filter_map(after));
-        let lowest = losses.reduce(|best, next| if next.0 <= best.0 { next } else { best });
+        let losses = self.before.map(|loss| (loss, 0)).into_iter().chain(self.totals.lowest);
+        let lowest = losses.reduce(lower);
         let Some((validation_loss, step)) = lowest else { return Ok(None) };
         let model = match step {
             step if step == self.trainer.steps_done() => Some(self.model_path()),
@@ -146,5 +138,49 @@ impl<D: Device> SftRun<'_, D> {
         };
         let model = model.map(|path| path.display().to_string());
         Ok(Some(SftBest { validation_loss, step, model }))
+    }
+}
+
+/// The lower of two losses with their steps, of equal ones the newer.
+fn lower(best: (f64, u64), next: (f64, u64)) -> (f64, u64) {
+    if next.0 <= best.0 { next } else { best }
+}
+
+/// Sums over the steps of a run: nothing is kept of a step itself.
+#[derive(Default)]
+pub(super) struct SftTotals {
+    steps: u64,
+    skipped: u64,
+    tokens: u64,
+    first_loss: Option<f64>,
+    last_loss: Option<f64>,
+    /// The newest validation loss.
+    validated: Option<f64>,
+    /// The lowest one after a step, and the step.
+    lowest: Option<(f64, u64)>,
+    /// Seconds by phase.
+    pub(super) seconds: BTreeMap<String, f64>,
+}
+
+impl SftTotals {
+    /// Adds a step, as a line of `metrics.jsonl` holds it.
+    pub(super) fn add(&mut self, line: &Value) {
+        let count = |key: &str| line[key].as_u64().unwrap_or(0);
+        self.skipped += count("skipped_updates");
+        self.tokens += count("tokens");
+        let loss = line["loss"].as_f64();
+        if self.steps == 0 {
+            self.first_loss = loss;
+        }
+        self.last_loss = loss;
+        self.steps += 1;
+        if let Some(validated) = line["validation_loss"].as_f64() {
+            self.validated = Some(validated);
+            let now = (validated, count("step"));
+            self.lowest = Some(self.lowest.map_or(now, |lowest| lower(lowest, now)));
+        }
+        for (phase, time) in line["timing"].as_object().into_iter().flatten() {
+            *self.seconds.entry(phase.clone()).or_default() += time.as_f64().unwrap_or(0.0);
+        }
     }
 }
