@@ -1,7 +1,7 @@
 //! Checkpoints, as a resumed run reads them. The manifest tells nearly every change of a file; half of the
 //! inputs therefore get a new one, so that what comes after it is tried, too.
 
-use super::models::fresh;
+use super::models::Folder;
 use super::{Run, Target};
 use crate::input::Input;
 use qurl_kernels::Cpu;
@@ -31,6 +31,8 @@ num_attention_heads = 2
 num_key_value_heads = 1
 max_position_embeddings = 16
 "#;
+/// The file that vouches for the others.
+const MANIFEST: &str = "manifest.json";
 const KEEP: Keep = Keep { last: 1, best: 1 };
 
 pub const CHECKPOINT: Target = Target {
@@ -72,9 +74,9 @@ pub const CHECKPOINT: Target = Target {
     open: |scratch| {
         let (mut trainer, start) = trainer()?;
         let folder = scratch.join("checkpoints");
+        let mut step = Folder::new(folder.join("step-0"));
         let run: Run = Box::new(move |input| {
-            fresh(&folder);
-            let resumed = resume(&folder, input, &start, &mut trainer);
+            let resumed = resume(&folder, &mut step, input, &start, &mut trainer);
             resumed.is_ok()
         });
         Ok(run)
@@ -92,15 +94,22 @@ fn trainer() -> Result<(RlTrainer<Cpu>, Start), Box<dyn Error>> {
 /// What a resumed run does up to its first step.
 fn resume(
     folder: &Path,
+    step: &mut Folder,
     input: &Input,
     start: &Start,
     trainer: &mut RlTrainer<Cpu>,
 ) -> Result<(), Box<dyn Error>> {
-    let step = folder.join("step-0");
-    input.write(&step)?;
+    step.hold(&input.parts).expect("the files of an input");
     let total: usize = input.parts.iter().map(|(_, bytes)| bytes.len()).sum();
     if total.is_multiple_of(2) {
-        std::fs::write(step.join("manifest.json"), Manifest::of(&step)?.to_json()?)?;
+        let mut input = input.clone();
+        let manifest = Manifest::of(step.path())?.to_json()?.into_bytes();
+        input
+            .parts
+            .iter_mut()
+            .filter(|(name, _)| name == MANIFEST)
+            .for_each(|part| part.1 = manifest.clone());
+        step.hold(&input.parts).expect("the files of an input");
     }
     let store = Store::open(folder, KEEP)?;
     let (number, place) = store.newest()?.whole.ok_or("no checkpoint")?;

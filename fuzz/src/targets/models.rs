@@ -8,8 +8,10 @@ use qurl_model::tokenizer::CharacterSpecials;
 use qurl_model::{ChatTemplate, Dims, Family, GenerationConfig, ModelConfig, Tokenizer, params};
 use qurl_train::start::Start;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::error::Error;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
 /// What tokenizers are asked to read.
 const TEXTS: [&str; 4] =
@@ -195,22 +197,48 @@ pub const MODEL: Target = Target {
     ],
     made: models,
     open: |scratch| {
-        let folder = scratch.join("model");
+        let mut folder = Folder::new(scratch.join("model"));
         let run: Run = Box::new(move |input| {
-            fresh(&folder);
-            if input.write(&folder).is_err() {
-                return false; // a name that is no file's
-            }
-            Start::load(&folder).is_ok()
+            folder.hold(&input.parts).expect("the files of an input");
+            Start::load(folder.path()).is_ok()
         });
         Ok(run)
     },
 };
 
-/// Empties a folder.
-pub fn fresh(folder: &Path) {
-    _ = std::fs::remove_dir_all(folder);
-    _ = std::fs::create_dir_all(folder);
+/// A folder that holds the files of one input after the other. Only what differs is written: most inputs have most
+/// of their files from the same seed.
+pub struct Folder {
+    path: PathBuf,
+    there: BTreeMap<String, Vec<u8>>,
+}
+
+impl Folder {
+    /// An empty folder.
+    pub fn new(path: PathBuf) -> Folder {
+        Folder { path, there: BTreeMap::new() }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes these files, and no others, be there.
+    pub fn hold(&mut self, parts: &[(String, Vec<u8>)]) -> io::Result<()> {
+        let gone = |name: &&String| !parts.iter().any(|(part, _)| part == *name);
+        let gone: Vec<String> = self.there.keys().filter(gone).cloned().collect();
+        for name in gone {
+            self.there.remove(&name);
+            std::fs::remove_file(self.path.join(name))?;
+        }
+        let there = &self.there;
+        let new = parts.iter().filter(|(name, bytes)| there.get(name) != Some(bytes)).cloned().collect();
+        let new = Input { parts: new };
+        new.write(&self.path)?;
+        self.there.extend(new.parts);
+        Ok(())
+    }
 }
 
 /// Small models of three families, one in several files.

@@ -261,7 +261,7 @@ mod tests {
             (&[0x09, 40, 0, 0], "a list or a map"),
             (
                 &[0x48, 1, b'm', 0x15, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 0],
-                "more than 63 bits",
+                "a number of more than 63 bits",
             ),
         ] {
             let error = read(&footer(1, elements)).expect_err(expected);

@@ -270,6 +270,12 @@ pub(super) fn last_number(text: &str) -> Option<(usize, &str)> {
     }
 }
 
+/// What joins a number with what stands before or after it.
+const OPERATORS: [char; 16] =
+    ['+', '*', '/', '×', '÷', '·', '&', '±', '∓', '↑', '√', '∑', '∫', '⋅', '∗', '∕'];
+/// What says that the number after it is not the value.
+const RELATIONS: [char; 4] = ['<', '≤', '≥', '≠'];
+
 /// Whether the last number of a text that could not be read stands in prose. In a formula it is a part of
 /// something whose value nobody knows: the 1 of `9^{9^{9^9}} + 1` is no answer.
 fn stands_alone(text: &str, number: &str) -> bool {
@@ -281,8 +287,12 @@ fn stands_alone(text: &str, number: &str) -> bool {
     let bold = before.ends_with("**") && after.starts_with("**");
     let operand = |c: char| c.is_alphanumeric() || matches!(c, ')' | ']');
     let minus = before.strip_suffix(['-', '−']).is_some_and(|left| left.trim_end().ends_with(operand));
-    let joined = before.ends_with(['+', '*', '/', '×', '÷', '·'])
-        || after.starts_with(['+', '*', '/', '!', '×', '÷', '·']);
+    // "x => 1", "-> 1", a quoted line and a tag are prose; "x > 1" is not.
+    let above = before
+        .strip_suffix('>')
+        .is_some_and(|left| left.trim_end() != left && left.trim_end().ends_with(operand));
+    let joined = before.ends_with(OPERATORS) || after.starts_with(OPERATORS) || above;
+    let joined = joined || before.ends_with(RELATIONS) || after.starts_with('!');
     !in_tex && (bold || !joined && !minus)
 }
 

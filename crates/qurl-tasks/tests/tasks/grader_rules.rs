@@ -733,6 +733,12 @@ fn parts_of_unreadable_formulas_are_no_answers() {
         ("1", long.as_str()),
         ("3", "we find that ?? * 3"),
         ("4", "the total is (?? 2) - 4"),
+        ("1", "2↑↑1"),
+        ("1", "it is ?? ± 1"),
+        ("1", "we only know ≠ 1"),
+        ("1", "?? x < 1"),
+        ("1", "?? x > 1"),
+        ("1", "?? 1 ⋅ n"),
     ] {
         let graded = grade(gold, response, Policy::Equivalence);
         assert!(!graded.equal, "{gold} | {:?}", graded.extracted);
@@ -742,6 +748,10 @@ fn parts_of_unreadable_formulas_are_no_answers() {
         ("7", "I first thought $x^2 + 1$, but there are 7 apples left"),
         ("7", "There are **7** apples, as ?? said"),
         ("-7", "It is cold today: -7"),
+        ("7", "It ?? so x => 7"),
+        ("7", "What ?? follows -> 7"),
+        ("7", "> 7"),
+        ("7", "Well ?? <b>7</b>"),
     ] {
         assert!(grade(gold, response, Policy::Equivalence).equal, "{gold} | {response}");
     }
