@@ -15,7 +15,7 @@ use super::poly::{
 };
 
 /// Largest power to which a sum is multiplied out.
-const MAX_EXPANSION: i64 = 40;
+const MAX_EXPANSION: u64 = 40;
 /// Longest name of an opaque atom, in bytes.
 const MAX_NAME: usize = 1000;
 /// Most terms of a Σ or Π that are written out.
@@ -113,12 +113,12 @@ fn whole_power(base: &Form, power: &Rational, budget: &mut Budget) -> Result<For
         num.terms.insert(monomial, product(&raised, &moved));
         return Ok(Form { num, den: Poly::constant(Rational::one()) });
     }
-    if n.abs() > MAX_EXPANSION {
+    if n.unsigned_abs() > MAX_EXPANSION {
         return Err(Stop);
     }
     let start = if n < 0 { base.inverted(budget)? } else { base.clone() };
     let mut product = start.clone();
-    for _ in 1..n.abs() {
+    for _ in 1..n.unsigned_abs() {
         product = product.times(&start, budget)?;
     }
     Ok(product)

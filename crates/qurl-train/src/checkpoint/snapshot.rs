@@ -18,6 +18,10 @@ use std::path::Path;
 
 /// Version of the files; another one is refused.
 const FORMAT: u32 = 1;
+/// Steps, updates and versions of weights that a run can have, and ranks: what a state is computed with stays far
+/// from the ends of its types.
+const MAX_COUNT: u64 = 1 << 53;
+const MAX_RANKS: usize = 1 << 16;
 
 const STATE: &str = "state.json";
 const RECIPE: &str = "recipe.toml";
@@ -284,6 +288,15 @@ impl State {
             let (found, expected) = (format!("format {}", state.format), format!("format {FORMAT}"));
             return Err(CheckpointError::damaged(&path, found, expected));
         }
+        let counts = [state.step, state.drawn, state.actor_updates, state.critic_updates.unwrap_or(0)];
+        if let Some(count) = counts.iter().chain(&state.old_versions).find(|count| **count > MAX_COUNT) {
+            let expected = format!("numbers of steps and updates of at most {MAX_COUNT}");
+            return Err(CheckpointError::damaged(&path, count, expected));
+        }
+        if !(1..=MAX_RANKS).contains(&state.ranks) {
+            let (found, expected) = (format!("{} ranks", state.ranks), format!("1 to {MAX_RANKS}"));
+            return Err(CheckpointError::damaged(&path, found, expected));
+        }
         Ok(state)
     }
 }
@@ -345,4 +358,37 @@ pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointEr
     let mut file = DiskFile::create(path).map_err(CheckpointError::io(path, "be created"))?;
     file.write_all(bytes).map_err(CheckpointError::io(path, "be written"))?;
     file.sync_contents().map_err(CheckpointError::io(path, "be synced"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn numbers_that_no_run_reaches_are_refused() {
+        let dir = std::env::temp_dir().join(format!("qurl-state-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let read = |key: &str, value: serde_json::Value| {
+            let mut state = json!({"format": FORMAT, "step": 3, "drawn": 0, "actor_updates": 3,
+                "has_reference": false, "has_measured": false, "recipe_hash": ""});
+            state[key] = value;
+            std::fs::write(dir.join(STATE), state.to_string()).expect("written");
+            State::read(&dir).map_err(|error| error.to_string())
+        };
+        assert!(read("step", json!(4)).is_ok() && read("ranks", json!(8)).is_ok());
+        for (key, value) in [
+            ("step", json!(u64::MAX)),
+            ("drawn", json!(u64::MAX)),
+            ("actor_updates", json!(1_u64 << 60)),
+            ("critic_updates", json!(u64::MAX)),
+            ("old_versions", json!([1, u64::MAX])),
+            ("ranks", json!(0)),
+            ("ranks", json!(u64::MAX)),
+        ] {
+            let error = read(key, value.clone()).expect_err(key);
+            assert!(error.contains(STATE), "{key} {value}: {error}");
+        }
+        std::fs::remove_dir_all(&dir).expect("removed");
+    }
 }
