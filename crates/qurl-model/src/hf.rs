@@ -94,15 +94,15 @@ pub fn open(dir: &Path) -> Result<OpenModel, HfError> {
     if config.tie_word_embeddings && checkpoint.contains(HEAD) {
         checkpoint.check_equal(EMBED, HEAD)?;
     }
-    check_memory(dir, &config)?;
+    check_memory(dir, config.param_count())?;
     let unused_tensors = unused(&checkpoint, &layout, &config);
     check_blocks(dir, &config, &unused_tensors)?;
     Ok(OpenModel { config, generation, unused_tensors, checkpoint, layout })
 }
 
-/// Refuses a model whose weights do not fit into memory, before any are read.
-fn check_memory(dir: &Path, config: &ModelConfig) -> Result<(), HfError> {
-    let need = config.param_count().saturating_mul(4);
+/// Refuses so many weights where they do not fit into memory, before any are read.
+fn check_memory(dir: &Path, numbers: u64) -> Result<(), HfError> {
+    let need = numbers.saturating_mul(4);
     match qurl_files::available_memory() {
         Some(free) if need > free => Err(HfError::Memory { dir: dir.to_path_buf(), need, free }),
         _ => Ok(()),

@@ -175,8 +175,8 @@ impl Cell {
 impl Study {
     /// Reads and checks a study, and the recipes of all its cells.
     pub fn read(path: &Path) -> Result<(Study, Vec<Cell>), StudyError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|error| StudyError::File { path: path.into(), error })?;
+        let text = qurl_files::read_text(path, qurl_files::MIB)
+            .map_err(|error| StudyError::File { path: path.into(), error })?;
         let study = Study::parse(&text, path)?;
         let cells = study.cells(path)?;
         Ok((study, cells))

@@ -30,7 +30,7 @@ pub fn cached(id: &str) -> Option<PathBuf> {
 
 fn cached_in(cache: &Path, id: &str) -> Option<PathBuf> {
     let model = cache.join(format!("models--{}", id.replace('/', "--")));
-    let commit = std::fs::read_to_string(model.join("refs/main")).ok()?;
+    let commit = qurl_files::read_text(&model.join("refs/main"), qurl_files::MIB).ok()?;
     let snapshot = model.join("snapshots").join(commit.trim());
     snapshot.join("config.json").exists().then_some(snapshot)
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
+use super::check_memory;
 use super::checkpoint::Checkpoint;
 use super::error::HfError;
 use super::save::{pretty, write_tensors};
@@ -23,6 +24,9 @@ use crate::tokenizer;
 pub const CONFIG: &str = "adapter_config.json";
 /// The file with the weights.
 pub const WEIGHTS: &str = "adapter_model.safetensors";
+
+/// Bytes of the settings.
+const MAX_CONFIG: u64 = 16 * qurl_files::MIB;
 
 /// Keys whose values say nothing about what is computed.
 const NEUTRAL: [&str; 14] = [
@@ -70,13 +74,14 @@ pub fn load(dir: &Path, config: &ModelConfig) -> Result<LoadedAdapter, HfError> 
         let expected = format!("A and B of {} in {} blocks alone", lora.targets, config.num_layers);
         return Err(HfError::Adapter { file, found: format!("tensor {tensor}"), expected });
     }
+    check_memory(dir, lora.param_count(config))?;
     let params = layout.try_map(|leaf| checkpoint.read_leaf(&leaf))?;
     Ok(LoadedAdapter { lora, params, base })
 }
 
 /// The settings of an adapter, and the name of its base.
 fn read_config(file: &Path) -> Result<(Lora, Option<String>), HfError> {
-    let text = std::fs::read_to_string(file).map_err(|source| HfError::Io {
+    let text = qurl_files::read_text(file, MAX_CONFIG).map_err(|source| HfError::Io {
         file: file.to_path_buf(),
         action: "be read",
         source,

@@ -262,7 +262,8 @@ pub fn dtype(
     tree: Tree,
 ) -> Result<Dtype, CheckpointError> {
     let path = dir.join(Pieces { rank: 0, ranks: written }.file(name));
-    let bytes = map_file(&path).map_err(CheckpointError::io(&path, "be read"))?;
+    let regular = qurl_files::open(&path).and_then(|_| map_file(&path));
+    let bytes = regular.map_err(CheckpointError::io(&path, "be read"))?;
     let name = format!("{}.{}", tree.name, layout.embed.name);
     let tensors = SafeTensors::deserialize(&bytes);
     let tensor = tensors.as_ref().ok().and_then(|tensors| tensors.tensor(&name).ok());

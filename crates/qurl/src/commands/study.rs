@@ -158,7 +158,7 @@ fn directory(args: &Args) -> anyhow::Result<PathBuf> {
 
 /// Keeps the study's text; an error where the directory has another one, or something else.
 fn keep_copy(args: &Args, dir: &Path) -> anyhow::Result<()> {
-    let (text, copy) = (std::fs::read_to_string(&args.file)?, dir.join(COPY));
+    let (text, copy) = (qurl_files::read_text(&args.file, qurl_files::MIB)?, dir.join(COPY));
     match std::fs::read_to_string(&copy) {
         Ok(_) if !args.resume => {
             Err(bad(format!("--run {}: has a study already; continue it with --resume", dir.display())))

@@ -26,6 +26,11 @@ fn a_fifo_is_no_file_and_nothing_waits_for_it() {
     let data = data.to_str().expect("UTF-8");
     qurl(&["eval", "--model", model.text(), "--data", data]).assert_bad(&["data.jsonl", "a FIFO"]);
     qurl(&["generate", "--model", model.text(), "--prompts", data]).assert_bad(&["data.jsonl", "a FIFO"]);
+    qurl(&["study", data]).assert_bad(&["data.jsonl", "a FIFO"]);
+    fifo(&place.path().join("adapter_config.json"));
+    let adapter = place.text();
+    qurl(&["generate", "--model", model.text(), "--adapter", adapter, "1+1="])
+        .assert_bad(&["adapter_config.json", "a FIFO, expected a regular file"]);
     qurl(&["train", data]).assert_bad(&["data.jsonl", "a FIFO"]);
     qurl(&["train", "/dev/zero"]).assert_bad(&["/dev/zero", "a device"]);
 }

@@ -61,7 +61,8 @@ impl Sizes {
     pub fn read(file: Option<&Path>, prompt: usize, new: usize) -> anyhow::Result<Sizes> {
         let Some(file) = file else { return Ok(Sizes(vec![(prompt, new)])) };
         let name = file.display();
-        let text = std::fs::read_to_string(file).map_err(|e| bad(format!("--lengths {name}: {e}")))?;
+        let text = qurl_files::read_text(file, 64 * qurl_files::MIB)
+            .map_err(|e| bad(format!("--lengths {name}: {e}")))?;
         let mut sizes = Vec::new();
         for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
             match serde_json::from_str(line) {
