@@ -1,21 +1,27 @@
 //! OpenAI's `/v1/chat/completions`, with vLLM's further keys. Tools and further variables go through the
 //! model's own chat template; what it answers is given as it is.
 
-use super::call::{Call, Outcome, usage};
-use super::completions::stream_options;
+use super::call::{Call, Usage};
+use super::document::{Document, Head, StreamUsage};
 use super::error::ApiError;
 use super::fields::{Fields, is_empty};
 use super::logprobs::Naming;
+use super::outcome::Outcome;
 use super::sampling::{Dialect, Wanted, top};
-use super::{App, answer, fingerprint, now};
+use super::stream::{Events, event};
+use super::{App, answer};
 use crate::service::News;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use qurl_rollout::WeightVersion;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+
+const OBJECT: &str = "chat.completion";
+const CHUNK: &str = "chat.completion.chunk";
 
 /// What is told beside the text.
 #[derive(Clone, Copy)]
@@ -26,14 +32,65 @@ struct Shown {
     prompt_logprobs: bool,
 }
 
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
+    refusal: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: usize,
+    message: Message<'a>,
+    logprobs: Option<Value>,
+    finish_reason: &'static str,
+    stop_reason: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [u32]>,
+}
+
+#[derive(Serialize)]
+struct Delta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    content: &'a str,
+}
+
+#[derive(Serialize)]
+struct ChunkChoice<'a> {
+    index: usize,
+    delta: Delta<'a>,
+    logprobs: Option<Value>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [u32]>,
+}
+
 /// `POST /v1/chat/completions`
 pub async fn complete(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let body = app.json(body).await?;
-    let fields = Fields::of(&body)?;
+    let (call, shown, stream) = app.read(body, |fields| wanted(&app, &headers, fields)).await?;
+    match stream {
+        None => whole(&app, &call, shown).await,
+        Some(usage) => {
+            let answers = app.submit(&call, true)?;
+            let chunks = Chunks::new(app.clone(), call, shown, usage);
+            app.stream(answers, chunks).await
+        }
+    }
+}
+
+/// What a body asks for, and how it is streamed if it is.
+fn wanted(
+    app: &App,
+    headers: &HeaderMap,
+    fields: Fields<'_>,
+) -> Result<(Call, Shown, Option<StreamUsage>), ApiError> {
     app.check_model(fields)?;
     for key in ["functions", "function_call", "audio", "echo", "continue_final_message", "web_search_options"]
     {
@@ -57,20 +114,14 @@ pub async fn complete(
         as_ids: fields.is("return_tokens_as_token_ids")?,
         prompt_logprobs: prompt_logprobs.is_some(),
     };
-    let own =
-        fields.text("request_id")?.or_else(|| headers.get("x-request-id").and_then(|id| id.to_str().ok()));
     let call = Call {
-        id: app.name("chatcmpl", own),
-        prompts: vec![prompt(&app, fields)?],
+        id: app.name_of("chatcmpl", headers, fields)?,
+        prompts: vec![prompt(app, fields)?],
         wanted,
         top: best.unwrap_or(0),
         prompt_top: prompt_logprobs,
     };
-    if fields.is("stream")? {
-        streamed(app, fields, call, shown).await
-    } else {
-        whole(&app, &call, shown).await
-    }
+    Ok((call, shown, fields.stream()?))
 }
 
 /// Tokens of the conversation.
@@ -140,151 +191,125 @@ fn message(message: &Value) -> Result<Value, ApiError> {
     Ok(Value::Object(message))
 }
 
-fn head(app: &App, id: &str, object: &str, created: u64, weights: WeightVersion) -> Value {
-    json!({
-        "id": id,
-        "object": object,
-        "created": created,
-        "model": app.model_name(),
-        "system_fingerprint": fingerprint(weights),
-        "weight_version": app.version_name(weights),
-    })
-}
-
 async fn whole(app: &App, call: &Call, shown: Shown) -> Result<Response, ApiError> {
     let outcomes = app.collect(call).await?;
     let (Some(outcome), Some(prompt)) = (outcomes.first(), call.prompts.first()) else {
         return Err(ApiError::broken("no answer"));
     };
     let naming = Naming { texts: &app.texts, as_ids: shown.as_ids };
-    let choices: Vec<Value> = outcome
+    let choices: Vec<Choice<'_>> = outcome
         .samples
         .iter()
         .enumerate()
-        .map(|(index, sample)| {
-            let mut choice = json!({
-                "index": index,
-                "message": {"role": "assistant", "content": sample.text, "refusal": null},
-                "logprobs": shown.logprobs.then(|| naming.chat(sample, 0..sample.ids.len())),
-                "finish_reason": sample.finish_reason(),
-                "stop_reason": sample.stop_reason(&call.wanted),
-            });
-            if shown.token_ids {
-                choice["token_ids"] = json!(sample.ids);
-            }
-            choice
+        .map(|(index, sample)| Choice {
+            index,
+            message: Message { role: "assistant", content: &sample.text, refusal: None },
+            logprobs: shown.logprobs.then(|| naming.chat(sample, 0..sample.ids.len())),
+            finish_reason: sample.finish_reason(),
+            stop_reason: sample.stop_reason(&call.wanted),
+            token_ids: shown.token_ids.then_some(&sample.ids),
         })
         .collect();
-    let mut body = head(app, &call.id, "chat.completion", now(), outcome.weights);
-    body["choices"] = json!(choices);
-    body["usage"] = usage(prompt.len(), outcome.new_tokens());
-    if shown.token_ids {
-        body["prompt_token_ids"] = json!(prompt);
-    }
-    if shown.prompt_logprobs {
-        body["prompt_logprobs"] = naming.prompt(prompt, outcome);
-    }
-    Ok(answer(body))
+    let head = Head::of(app, &call.id, OBJECT, outcome.weights);
+    Ok(answer(Document {
+        usage: Some(Usage::of(prompt.len(), outcome.new_tokens())),
+        prompt_token_ids: shown.token_ids.then_some(prompt),
+        prompt_logprobs: shown.prompt_logprobs.then(|| naming.prompt(prompt, outcome)),
+        ..Document::new(&head, &choices)
+    }))
 }
 
-async fn streamed(app: Arc<App>, fields: Fields<'_>, call: Call, shown: Shown) -> Result<Response, ApiError> {
-    const CHUNK: &str = "chat.completion.chunk";
-    let (with_usage, always_usage) = stream_options(fields)?;
-    let mut outcome = Outcome::new(&call, &app.texts);
-    let (created, id, wanted, prompt) =
-        (now(), call.id.clone(), call.wanted.clone(), call.prompts[0].clone());
-    let prompt_tokens = prompt.len();
-    let counted = Arc::new(std::sync::Mutex::new((0, WeightVersion::default())));
-    let (state, last) = (app.clone(), (app.clone(), call.id.clone(), counted.clone()));
-    let chunks = move |_: usize, news: News| {
-        let mut chunks = Vec::new();
-        let mut chunk = |outcome: &Outcome, choice: Value| {
-            let mut body = head(&state, &id, CHUNK, created, outcome.weights);
-            body["choices"] = json!([choice]);
-            chunks.push(body);
+/// The answer as a stream: the roles, then an event for every token.
+struct Chunks {
+    app: Arc<App>,
+    call: Call,
+    shown: Shown,
+    usage: StreamUsage,
+    head: Head,
+    outcome: Outcome,
+    new_tokens: usize,
+}
+
+impl Chunks {
+    fn new(app: Arc<App>, call: Call, shown: Shown, usage: StreamUsage) -> Chunks {
+        let outcome = Outcome::new(&call.wanted, &app.texts);
+        let head = Head::of(&app, &call.id, CHUNK, WeightVersion::default());
+        Chunks { app, call, shown, usage, head, outcome, new_tokens: 0 }
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::of(self.call.prompts[0].len(), self.new_tokens)
+    }
+
+    /// That an answer begins, for each sample.
+    fn begin(&self, to: &mut Vec<u8>) {
+        for index in 0..self.outcome.samples.len() {
+            let choice = ChunkChoice {
+                index,
+                delta: Delta { role: Some("assistant"), content: "" },
+                logprobs: None,
+                finish_reason: None,
+                stop_reason: Value::Null,
+                token_ids: None,
+            };
+            let prompt = &self.call.prompts[0];
+            let prompt_token_ids = (self.shown.token_ids && index == 0).then_some(prompt.as_slice());
+            let usage = self.usage.always.then(|| self.usage());
+            event(to, &Document { usage, prompt_token_ids, ..Document::new(&self.head, &[choice]) });
+        }
+    }
+
+    /// What a sample has from a token on.
+    fn chunk(&self, index: usize, text: &str, from: usize, to: &mut Vec<u8>) {
+        let Chunks { app, call, shown, .. } = self;
+        let sample = &self.outcome.samples[index];
+        let range = from..sample.ids.len();
+        let ended = sample.has_ended();
+        if text.is_empty() && !ended && !shown.logprobs && !shown.token_ids {
+            return;
+        }
+        let naming = Naming { texts: &app.texts, as_ids: shown.as_ids };
+        let choice = ChunkChoice {
+            index,
+            delta: Delta { role: None, content: text },
+            logprobs: shown.logprobs.then(|| naming.chat(sample, range.clone())),
+            finish_reason: ended.then(|| sample.finish_reason()),
+            stop_reason: sample.stop_reason(&call.wanted),
+            token_ids: shown.token_ids.then_some(&sample.ids[range]),
         };
-        let piece = |outcome: &Outcome, index: usize, text: String, from: usize| {
-            let sample = &outcome.samples[index];
-            let range = from..sample.ids.len();
-            let ended = sample.finish.is_some() || sample.aborted;
-            if text.is_empty() && !ended && !shown.logprobs && !shown.token_ids {
-                return None;
-            }
-            let naming = Naming { texts: &state.texts, as_ids: shown.as_ids };
-            let mut choice = json!({
-                "index": index,
-                "delta": {"content": text},
-                "logprobs": shown.logprobs.then(|| naming.chat(sample, range.clone())),
-                "finish_reason": ended.then(|| sample.finish_reason()),
-                "stop_reason": sample.stop_reason(&wanted),
-            });
-            if shown.token_ids {
-                choice["token_ids"] = json!(sample.ids[range]);
-            }
-            Some(choice)
-        };
+        let usage = self.usage.always.then(|| self.usage());
+        event(to, &Document { usage, ..Document::new(&self.head, &[choice]) });
+    }
+}
+
+impl Events for Chunks {
+    fn take(&mut self, _: usize, news: News, to: &mut Vec<u8>) {
         match news {
             News::Began(weights) => {
-                outcome.weights = weights;
-                for index in 0..outcome.samples.len() {
-                    let delta = json!({"role": "assistant", "content": ""});
-                    let choice =
-                        json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
-                    chunk(&outcome, choice);
-                }
-                if shown.token_ids
-                    && let Some(first) = chunks.first_mut()
-                {
-                    first["prompt_token_ids"] = json!(prompt);
-                }
+                self.head.is_of(&self.app, weights);
+                self.begin(to);
             }
             News::Tokens(tokens) => {
-                let new = tokens.len();
                 for token in tokens {
                     let index = token.sample as usize;
-                    let text = outcome.grow(token);
-                    let from = outcome.samples[index].ids.len() - 1;
-                    if let Some(choice) = piece(&outcome, index, text, from) {
-                        chunk(&outcome, choice);
-                    }
-                }
-                if let Ok(mut counted) = counted.lock() {
-                    *counted = (counted.0 + new, outcome.weights);
+                    let text = self.outcome.grow(token);
+                    self.new_tokens += 1;
+                    self.chunk(index, &text, self.outcome.samples[index].ids.len() - 1, to);
                 }
             }
             News::Aborted => {
-                let open: Vec<(usize, usize)> = outcome
-                    .samples
-                    .iter()
-                    .enumerate()
-                    .filter(|(_, sample)| sample.finish.is_none())
-                    .map(|(index, sample)| (index, sample.text.len()))
-                    .collect();
-                outcome.abort();
-                for (index, before) in open {
-                    let text = outcome.samples[index].text[before..].to_string();
-                    if let Some(choice) = piece(&outcome, index, text, outcome.samples[index].ids.len()) {
-                        chunk(&outcome, choice);
-                    }
+                for (index, rest) in self.outcome.abort() {
+                    self.chunk(index, &rest, self.outcome.samples[index].ids.len(), to);
                 }
             }
-            other => _ = outcome.take(other),
+            News::Done(_) | News::Failed(_) => {}
         }
-        if always_usage {
-            let new = counted.lock().map_or(0, |counted| counted.0);
-            chunks.iter_mut().for_each(|chunk| chunk["usage"] = usage(prompt_tokens, new));
+    }
+
+    fn end(&mut self, to: &mut Vec<u8>) {
+        if self.usage.at_end {
+            let usage = Some(self.usage());
+            event(to, &Document { usage, ..Document::<ChunkChoice<'_>>::new(&self.head, &[]) });
         }
-        chunks
-    };
-    let finish = move |events: &mut Vec<Value>| {
-        if with_usage {
-            let (app, id, counted) = last;
-            let (new, weights) = counted.lock().map_or_else(|_| Default::default(), |counted| *counted);
-            let mut body = head(&app, &id, CHUNK, created, weights);
-            body["choices"] = json!([]);
-            body["usage"] = usage(prompt_tokens, new);
-            events.push(body);
-        }
-    };
-    app.stream(&call, chunks, finish, "data: [DONE]\n\n").await
+    }
 }

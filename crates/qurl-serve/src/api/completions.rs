@@ -1,21 +1,26 @@
 //! OpenAI's `/v1/completions`, with vLLM's further keys: ids as prompts, `return_token_ids`,
 //! `prompt_logprobs`, `return_tokens_as_token_ids`.
 
-use super::call::{Call, Outcome, usage};
+use super::call::{Call, Usage};
+use super::document::{Document, Head, StreamUsage};
 use super::error::ApiError;
 use super::fields::{Fields, ids, is_empty};
 use super::logprobs::Naming;
+use super::outcome::Outcome;
 use super::sampling::{Dialect, Wanted, top};
-use super::{App, answer, fingerprint, now};
+use super::stream::{Events, event};
+use super::{App, answer};
 use crate::service::News;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use qurl_rollout::WeightVersion;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use std::sync::Arc;
 
+const OBJECT: &str = "text_completion";
 /// New tokens where a request does not say, as OpenAI has it.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
@@ -31,14 +36,44 @@ struct Shown {
     none_new: bool,
 }
 
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: usize,
+    text: &'a str,
+    logprobs: Option<Value>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [u32]>,
+}
+
 /// `POST /v1/completions`
 pub async fn complete(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let body = app.json(body).await?;
-    let fields = Fields::of(&body)?;
+    let (call, shown, stream) = app.read(body, |fields| wanted(&app, &headers, fields)).await?;
+    match stream {
+        None => whole(&app, &call, shown).await,
+        Some(usage) => {
+            let answers = app.submit(&call, true)?;
+            let chunks = Chunks::new(app.clone(), call, shown, usage);
+            app.stream(answers, chunks).await
+        }
+    }
+}
+
+/// What a body asks for, and how it is streamed if it is.
+fn wanted(
+    app: &App,
+    headers: &HeaderMap,
+    fields: Fields<'_>,
+) -> Result<(Call, Shown, Option<StreamUsage>), ApiError> {
     app.check_model(fields)?;
     fields.refuse("suffix", is_empty)?;
     let mut wanted = Wanted::read(fields, Dialect::OpenAi)?;
@@ -54,21 +89,19 @@ pub async fn complete(
         echo: fields.is("echo")?,
         none_new,
     };
-    let own =
-        fields.text("request_id")?.or_else(|| headers.get("x-request-id").and_then(|id| id.to_str().ok()));
     let echoed = asked.filter(|_| shown.echo);
     let call = Call {
-        id: app.name("cmpl", own),
-        prompts: prompts(&app, fields)?,
+        id: app.name_of("cmpl", headers, fields)?,
+        prompts: prompts(app, fields)?,
         wanted,
         top: asked.unwrap_or(0),
         prompt_top: prompt_logprobs.max(echoed),
     };
-    let stream = fields.is("stream")?;
-    if stream && (shown.echo || shown.none_new) {
+    let stream = fields.stream()?;
+    if stream.is_some() && (shown.echo || shown.none_new) {
         return Err(ApiError::invalid("stream", "stream with echo, or without new tokens, is not supported"));
     }
-    if stream { streamed(app, fields, call, shown).await } else { whole(&app, &call, shown).await }
+    Ok((call, shown, stream))
 }
 
 /// The prompts: a text, some texts, ids, or some lists of ids.
@@ -91,48 +124,42 @@ fn prompts(app: &App, fields: Fields<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
     Ok(prompts)
 }
 
-fn head(app: &App, id: &str, created: u64, weights: WeightVersion) -> Value {
-    json!({
-        "id": id,
-        "object": "text_completion",
-        "created": created,
-        "model": app.model_name(),
-        "system_fingerprint": fingerprint(weights),
-        "weight_version": app.version_name(weights),
-    })
-}
-
 async fn whole(app: &App, call: &Call, shown: Shown) -> Result<Response, ApiError> {
     let outcomes = app.collect(call).await?;
-    let mut choices = Vec::new();
+    let mut texts = Vec::new();
     for (prompt, outcome) in call.prompts.iter().zip(&outcomes) {
-        for sample in 0..outcome.samples.len() {
-            choices.push(choice(app, call, shown, choices.len(), (prompt, outcome, sample))?);
+        for sample in &outcome.samples {
+            let new = if shown.none_new { "" } else { &sample.text };
+            texts.push(match shown.echo {
+                true => app.texts.decode(prompt, call.wanted.skip_special)? + new,
+                false => new.to_string(),
+            });
+        }
+    }
+    let mut choices = Vec::with_capacity(texts.len());
+    for (prompt, outcome) in call.prompts.iter().zip(&outcomes) {
+        for number in 0..outcome.samples.len() {
+            let index = choices.len();
+            choices.push(choice(app, call, shown, (index, &texts[index]), (prompt, outcome, number)));
         }
     }
     let new = if shown.none_new { 0 } else { outcomes.iter().map(Outcome::new_tokens).sum() };
     let weights = outcomes.first().map(|outcome| outcome.weights).unwrap_or_default();
-    let mut body = head(app, &call.id, now(), weights);
-    body["choices"] = json!(choices);
-    body["usage"] = usage(call.prompts.iter().map(Vec::len).sum(), new);
-    Ok(answer(body))
+    let head = Head::of(app, &call.id, OBJECT, weights);
+    let usage = Some(Usage::of(call.prompts.iter().map(Vec::len).sum(), new));
+    Ok(answer(Document { usage, ..Document::new(&head, &choices) }))
 }
 
-fn choice(
+fn choice<'a>(
     app: &App,
     call: &Call,
     shown: Shown,
-    index: usize,
-    (prompt, outcome, number): (&[u32], &Outcome, usize),
-) -> Result<Value, ApiError> {
+    (index, text): (usize, &'a str),
+    (prompt, outcome, number): (&'a [u32], &'a Outcome, usize),
+) -> Choice<'a> {
     let sample = &outcome.samples[number];
     let naming = Naming { texts: &app.texts, as_ids: shown.as_ids };
     let new = if shown.none_new { 0 } else { sample.ids.len() };
-    let text = if shown.none_new { "" } else { &sample.text };
-    let text = match shown.echo {
-        true => app.texts.decode(prompt, call.wanted.skip_special)? + text,
-        false => text.to_string(),
-    };
     let logprobs = shown.logprobs.then(|| {
         let scores = &outcome.prompt;
         let of_prompt = prompt.iter().enumerate().map(|(i, &id)| {
@@ -141,114 +168,109 @@ fn choice(
             (id, place.and_then(|i| scores.logprobs.get(i)).copied(), top)
         });
         let of_prompt = of_prompt.take(if shown.echo { prompt.len() } else { 0 });
-        let of_new = (0..new).map(|i| (sample.ids[i], Some(sample.logprobs[i]), sample.top[i].as_slice()));
+        let of_new = (0..new).map(|i| (sample.ids[i], Some(sample.logprobs[i]), sample.top(i)));
         naming.completion(of_prompt.chain(of_new), &mut 0)
     });
     let finish = if shown.none_new { "length" } else { sample.finish_reason() };
-    let mut choice = json!({
-        "index": index,
-        "text": text,
-        "logprobs": logprobs,
-        "finish_reason": finish,
-        "stop_reason": sample.stop_reason(&call.wanted),
-    });
-    if shown.prompt_logprobs {
-        choice["prompt_logprobs"] = naming.prompt(prompt, outcome);
+    Choice {
+        index,
+        text,
+        logprobs,
+        finish_reason: Some(finish),
+        stop_reason: sample.stop_reason(&call.wanted),
+        prompt_logprobs: shown.prompt_logprobs.then(|| naming.prompt(prompt, outcome)),
+        prompt_token_ids: shown.token_ids.then_some(prompt),
+        token_ids: shown.token_ids.then_some(&sample.ids[..new]),
     }
-    if shown.token_ids {
-        choice["prompt_token_ids"] = json!(prompt);
-        choice["token_ids"] = json!(sample.ids[..new]);
-    }
-    Ok(choice)
 }
 
-/// Whether a stream ends with what it used, and whether every piece says so.
-pub fn stream_options(fields: Fields<'_>) -> Result<(bool, bool), ApiError> {
-    let Some(options) = fields.object("stream_options")? else { return Ok((false, false)) };
-    Ok((options.is("include_usage")?, options.is("continuous_usage_stats")?))
+/// The answer as a stream: an event for every token.
+struct Chunks {
+    app: Arc<App>,
+    call: Call,
+    shown: Shown,
+    usage: StreamUsage,
+    head: Head,
+    outcomes: Vec<Outcome>,
+    /// Where the next token of each choice begins in its text.
+    offsets: Vec<usize>,
+    prompt_tokens: usize,
+    new_tokens: usize,
 }
 
-async fn streamed(app: Arc<App>, fields: Fields<'_>, call: Call, shown: Shown) -> Result<Response, ApiError> {
-    let (with_usage, always_usage) = stream_options(fields)?;
-    let mut outcomes: Vec<Outcome> = call.prompts.iter().map(|_| Outcome::new(&call, &app.texts)).collect();
-    let (created, id, wanted) = (now(), call.id.clone(), call.wanted.clone());
-    let prompts = if shown.token_ids { call.prompts.clone() } else { Vec::new() };
-    let prompt_tokens: usize = call.prompts.iter().map(Vec::len).sum();
-    let mut offsets = vec![0; call.prompts.len() * wanted.n];
-    let (state, counted) = (app.clone(), Arc::new(std::sync::Mutex::new((0, WeightVersion::default()))));
-    let last = (app.clone(), call.id.clone(), counted.clone());
-    let chunks = move |prompt: usize, news: News| {
-        let outcome = &mut outcomes[prompt];
-        let mut chunks = Vec::new();
-        let mut chunk = |outcome: &Outcome, sample: usize, text: String, from: usize| {
-            let growth = &outcome.samples[sample];
-            let index = prompt * wanted.n + sample;
-            let naming = Naming { texts: &state.texts, as_ids: shown.as_ids };
-            let range = from..growth.ids.len();
-            let tokens =
-                range.clone().map(|i| (growth.ids[i], Some(growth.logprobs[i]), growth.top[i].as_slice()));
-            let logprobs = shown.logprobs.then(|| naming.completion(tokens, &mut offsets[index]));
-            let ended = growth.finish.is_some() || growth.aborted;
-            if text.is_empty() && !ended && logprobs.is_none() && !shown.token_ids {
-                return;
-            }
-            let mut choice = json!({
-                "index": index,
-                "text": text,
-                "logprobs": logprobs,
-                "finish_reason": ended.then(|| growth.finish_reason()),
-                "stop_reason": growth.stop_reason(&wanted),
-            });
-            if shown.token_ids {
-                if from == 0 {
-                    choice["prompt_token_ids"] = json!(prompts[prompt]);
-                }
-                choice["token_ids"] = json!(growth.ids[range]);
-            }
-            let mut body = head(&state, &id, created, outcome.weights);
-            body["choices"] = json!([choice]);
-            chunks.push(body);
+impl Chunks {
+    fn new(app: Arc<App>, call: Call, shown: Shown, usage: StreamUsage) -> Chunks {
+        Chunks {
+            shown,
+            usage,
+            head: Head::of(&app, &call.id, OBJECT, WeightVersion::default()),
+            outcomes: Outcome::all(&call, &app.texts),
+            offsets: vec![0; call.prompts.len() * call.wanted.n],
+            prompt_tokens: call.prompts.iter().map(Vec::len).sum(),
+            new_tokens: 0,
+            app,
+            call,
+        }
+    }
+
+    /// What a sample has from a token on.
+    fn chunk(&mut self, prompt: usize, sample: usize, text: &str, from: usize, to: &mut Vec<u8>) {
+        let Chunks { app, call, shown, .. } = self;
+        let growth = &self.outcomes[prompt].samples[sample];
+        let index = prompt * call.wanted.n + sample;
+        let naming = Naming { texts: &app.texts, as_ids: shown.as_ids };
+        let range = from..growth.ids.len();
+        let tokens = range.clone().map(|i| (growth.ids[i], Some(growth.logprobs[i]), growth.top(i)));
+        let logprobs = shown.logprobs.then(|| naming.completion(tokens, &mut self.offsets[index]));
+        let ended = growth.has_ended();
+        if text.is_empty() && !ended && logprobs.is_none() && !shown.token_ids {
+            return;
+        }
+        let choice = Choice {
+            index,
+            text,
+            logprobs,
+            finish_reason: ended.then(|| growth.finish_reason()),
+            stop_reason: growth.stop_reason(&call.wanted),
+            prompt_logprobs: None,
+            prompt_token_ids: (shown.token_ids && from == 0).then_some(&call.prompts[prompt]),
+            token_ids: shown.token_ids.then_some(&growth.ids[range]),
         };
+        let usage = self.usage.always.then(|| Usage::of(self.prompt_tokens, self.new_tokens));
+        event(to, &Document { usage, ..Document::new(&self.head, &[choice]) });
+    }
+}
+
+impl Events for Chunks {
+    fn take(&mut self, prompt: usize, news: News, to: &mut Vec<u8>) {
         match news {
+            News::Began(weights) => {
+                self.outcomes[prompt].weights = weights;
+                self.head.is_of(&self.app, weights);
+            }
             News::Tokens(tokens) => {
-                let new = tokens.len();
                 for token in tokens {
                     let sample = token.sample as usize;
-                    let text = outcome.grow(token);
-                    chunk(outcome, sample, text, outcome.samples[sample].ids.len() - 1);
-                }
-                if let Ok(mut counted) = counted.lock() {
-                    counted.0 += new;
-                    counted.1 = outcome.weights;
+                    let text = self.outcomes[prompt].grow(token);
+                    self.new_tokens += 1;
+                    let from = self.outcomes[prompt].samples[sample].ids.len() - 1;
+                    self.chunk(prompt, sample, &text, from, to);
                 }
             }
             News::Aborted => {
-                let open: Vec<usize> =
-                    (0..outcome.samples.len()).filter(|&i| outcome.samples[i].finish.is_none()).collect();
-                let before: Vec<usize> = outcome.samples.iter().map(|sample| sample.text.len()).collect();
-                outcome.abort();
-                for sample in open {
-                    let text = outcome.samples[sample].text[before[sample]..].to_string();
-                    chunk(outcome, sample, text, outcome.samples[sample].ids.len());
+                for (sample, rest) in self.outcomes[prompt].abort() {
+                    let from = self.outcomes[prompt].samples[sample].ids.len();
+                    self.chunk(prompt, sample, &rest, from, to);
                 }
             }
-            other => _ = outcome.take(other),
+            News::Done(_) | News::Failed(_) => {}
         }
-        if always_usage {
-            let new = counted.lock().map_or(0, |counted| counted.0);
-            chunks.iter_mut().for_each(|chunk| chunk["usage"] = usage(prompt_tokens, new));
+    }
+
+    fn end(&mut self, to: &mut Vec<u8>) {
+        if self.usage.at_end {
+            let usage = Some(Usage::of(self.prompt_tokens, self.new_tokens));
+            event(to, &Document { usage, ..Document::<Choice<'_>>::new(&self.head, &[]) });
         }
-        chunks
-    };
-    let finish = move |events: &mut Vec<Value>| {
-        if with_usage {
-            let (app, id, counted) = last;
-            let (new, weights) = counted.lock().map_or_else(|_| Default::default(), |counted| *counted);
-            let mut body = head(&app, &id, created, weights);
-            body["choices"] = json!([]);
-            body["usage"] = usage(prompt_tokens, new);
-            events.push(body);
-        }
-    };
-    app.stream(&call, chunks, finish, "data: [DONE]\n\n").await
+    }
 }

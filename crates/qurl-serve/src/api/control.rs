@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use qurl_model::hf;
 use qurl_rollout::WeightVersion;
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,6 +55,8 @@ async fn update(
     in_flight: InFlight,
 ) -> Result<WeightVersion, ApiError> {
     let dir = allowed(app, dir)?;
+    // Weights of one update at a time are in memory, and versions are in the order of their numbers.
+    let _turn = app.turns.loading.lock().await;
     let reading = dir.clone();
     let read = tokio::task::spawn_blocking(move || {
         let model = hf::load(&reading).map_err(|error| ApiError::bad(error.to_string()))?;
@@ -96,24 +98,26 @@ fn version_name(fields: Fields<'_>, key: &str) -> Result<Option<String>, ApiErro
 
 /// `POST /update_weights {"weight_dir", "version"?, "mode"?}`
 pub async fn update_weights(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let body = app.json(body).await?;
-    let fields = Fields::of(&body)?;
-    let dir = fields.text("weight_dir")?.ok_or_else(|| fields.wrong("weight_dir", "a directory"))?;
-    let in_flight = mode(fields.text("mode")?, InFlight::Wait)?;
-    let name = version_name(fields, "version")?;
-    let weights = update(&app, Path::new(dir), name.as_deref(), in_flight).await?;
+    let wanted = app.read(body, |fields| {
+        let dir = fields.text("weight_dir")?.ok_or_else(|| fields.wrong("weight_dir", "a directory"))?;
+        let in_flight = mode(fields.text("mode")?, InFlight::Wait)?;
+        Ok((PathBuf::from(dir), version_name(fields, "version")?, in_flight))
+    });
+    let (dir, name, in_flight) = wanted.await?;
+    let weights = update(&app, &dir, name.as_deref(), in_flight).await?;
     let checksum = format!("{:016x}", weights.checksum);
     Ok(answer(json!({"status": "ok", "weight_version": app.version_name(weights), "checksum": checksum})))
 }
 
 /// `POST /update_weights_from_disk {"model_path", "weight_version"?, "abort_all_requests"?}`
 pub async fn update_weights_from_disk(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let body = app.json(body).await?;
-    let fields = Fields::of(&body)?;
-    let dir = fields.text("model_path")?.ok_or_else(|| fields.wrong("model_path", "a directory"))?;
-    let in_flight = if fields.is("abort_all_requests")? { InFlight::Abort } else { InFlight::Wait };
-    let name = version_name(fields, "weight_version")?;
-    Ok(match update(&app, Path::new(dir), name.as_deref(), in_flight).await {
+    let wanted = app.read(body, |fields| {
+        let dir = fields.text("model_path")?.ok_or_else(|| fields.wrong("model_path", "a directory"))?;
+        let in_flight = if fields.is("abort_all_requests")? { InFlight::Abort } else { InFlight::Wait };
+        Ok((PathBuf::from(dir), version_name(fields, "weight_version")?, in_flight))
+    });
+    let (dir, name, in_flight) = wanted.await?;
+    Ok(match update(&app, &dir, name.as_deref(), in_flight).await {
         Ok(weights) => {
             let message = format!("the weights are {weights}");
             answer(json!({"success": true, "message": message, "num_paused_requests": 0}))
@@ -134,8 +138,8 @@ pub async fn pause(
 
 /// `POST /pause_generation {"mode"?}`
 pub async fn pause_generation(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let body = app.json(body).await?;
-    app.service.pause(mode(Fields::of(&body)?.text("mode")?, InFlight::Abort)?).await?;
+    let mode = app.read(body, |fields| mode(fields.text("mode")?, InFlight::Abort)).await?;
+    app.service.pause(mode).await?;
     Ok(answer(json!({"status": "paused", "message": "Generation paused successfully."})))
 }
 
@@ -152,30 +156,23 @@ pub async fn is_paused(State(app): State<Arc<App>>) -> Response {
 
 /// `POST /abort_requests {"request_ids"?}`: those, or all.
 pub async fn abort_requests(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let body = app.json(body).await?;
-    let fields = Fields::of(&body)?;
-    let mut aborted = 0;
-    match fields.get("request_ids") {
-        None => aborted = app.service.abort(None).await?,
-        Some(_) => {
-            for id in fields.texts("request_ids")? {
-                aborted += app.service.abort(Some(id)).await?;
-            }
-        }
-    }
+    let wanted =
+        app.read(body, |fields| fields.get("request_ids").map(|_| fields.texts("request_ids")).transpose());
+    let aborted = match wanted.await? {
+        None => app.service.abort(None).await?,
+        Some(ids) => app.service.abort(Some(ids.into_iter().collect())).await?,
+    };
     Ok(answer(json!({"status": "ok", "aborted": aborted})))
 }
 
 /// `POST /abort_request {"rid"?, "abort_all"?}`
 pub async fn abort_request(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let body = app.json(body).await?;
-    let fields = Fields::of(&body)?;
-    let id = fields.text("rid")?.filter(|id| !id.is_empty()).map(str::to_string);
-    if id.is_none() && !fields.is("abort_all")? {
-        return Err(ApiError::invalid("rid", "neither rid nor abort_all: true is given"));
-    }
-    let id = if fields.is("abort_all")? { None } else { id };
-    let aborted = app.service.abort(id).await?;
+    let wanted = app.read(body, |fields| match fields.text("rid")?.filter(|id| !id.is_empty()) {
+        _ if fields.is("abort_all")? => Ok(None),
+        Some(id) => Ok(Some(BTreeSet::from([id.to_string()]))),
+        None => Err(ApiError::invalid("rid", "neither rid nor abort_all: true is given")),
+    });
+    let aborted = app.service.abort(wanted.await?).await?;
     Ok(answer(json!({"status": "ok", "aborted": aborted})))
 }
 

@@ -1,5 +1,6 @@
 //! Typed reading of a request: errors name the key, what was there and what was expected.
 
+use super::document::StreamUsage;
 use super::error::ApiError;
 use serde_json::{Map, Value};
 
@@ -72,6 +73,18 @@ impl<'a> Fields<'a> {
     /// True or false.
     pub fn is_or(self, key: &str, absent: bool) -> Result<bool, ApiError> {
         Ok(self.read(key, "true or false", Value::as_bool)?.unwrap_or(absent))
+    }
+
+    /// Whether the answer is to be a stream, and where that tells what it used.
+    pub fn stream(self) -> Result<Option<StreamUsage>, ApiError> {
+        let usage = match self.object("stream_options")? {
+            None => StreamUsage::default(),
+            Some(options) => StreamUsage {
+                at_end: options.is("include_usage")?,
+                always: options.is("continuous_usage_stats")?,
+            },
+        };
+        Ok(self.is("stream")?.then_some(usage))
     }
 
     /// A text.

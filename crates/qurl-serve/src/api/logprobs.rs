@@ -1,6 +1,7 @@
 //! Log-probs in the shapes of the dialects. Numbers are printed so that the f32 survives.
 
-use super::call::{Growth, Outcome, number};
+use super::call::number;
+use super::outcome::{Growth, Outcome};
 use super::texts::Texts;
 use serde_json::{Map, Value, json};
 use std::ops::Range;
@@ -36,7 +37,7 @@ impl Naming<'_> {
             .map(|i| {
                 let mut entry = self.entry(sample.ids[i], sample.logprobs[i]);
                 let top: Vec<Value> =
-                    sample.top[i].iter().map(|&(id, logp)| Value::Object(self.entry(id, logp))).collect();
+                    sample.top(i).iter().map(|&(id, logp)| Value::Object(self.entry(id, logp))).collect();
                 entry.insert("top_logprobs".to_string(), json!(top));
                 Value::Object(entry)
             })

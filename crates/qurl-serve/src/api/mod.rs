@@ -7,12 +7,15 @@ mod call;
 mod chat;
 mod completions;
 mod control;
+mod document;
 mod error;
 mod fields;
 mod info;
 mod logprobs;
+mod outcome;
 mod sampling;
 mod sglang;
+mod stream;
 mod texts;
 mod vllm;
 
@@ -23,12 +26,15 @@ use crate::http::{BodyBudget, guard};
 use crate::service::Service;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::HeaderMap;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use fields::Fields;
 use qurl_model::ModelConfig;
 use qurl_rollout::WeightVersion;
+use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -36,7 +42,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::task::block_in_place;
 
+/// Bytes of a body from which on it is read off the threads of the connections, and one at a time: JSON takes
+/// many times the memory of its text, and a tokenizer takes its time.
+const LONG: usize = 256 << 10;
 /// Most names of versions that are remembered.
 const MAX_LABELS: usize = 64;
 
@@ -87,6 +97,15 @@ pub struct App {
     pub seed: u64,
     /// What was counted since the start.
     pub counters: Counters,
+    /// Who reads a long body, and who loads weights: one at a time.
+    pub turns: Turns,
+}
+
+/// What one request at a time does.
+#[derive(Default)]
+pub struct Turns {
+    reading: Mutex<()>,
+    loading: tokio::sync::Mutex<()>,
 }
 
 /// Numbers that rise while the server runs, and names of weights.
@@ -110,6 +129,12 @@ impl App {
         own.map_or_else(|| format!("{prefix}-{:016x}{number:08x}", self.seed), str::to_string)
     }
 
+    /// The same, where the client may have named it in the body or in a header.
+    fn name_of(&self, prefix: &str, headers: &HeaderMap, fields: Fields<'_>) -> Result<String, ApiError> {
+        let own = fields.text("request_id")?;
+        Ok(self.name(prefix, own.or_else(|| headers.get("x-request-id")?.to_str().ok())))
+    }
+
     fn labels(&self) -> MutexGuard<'_, BTreeMap<u64, String>> {
         self.counters.labels.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -129,7 +154,7 @@ impl App {
     }
 
     /// Refuses requests for another model.
-    fn check_model(&self, body: fields::Fields<'_>) -> Result<(), ApiError> {
+    fn check_model(&self, body: Fields<'_>) -> Result<(), ApiError> {
         match body.text("model")? {
             Some(name) if !name.is_empty() && !self.model.names.iter().any(|own| own == name) => Err(
                 ApiError::not_found(format!("the model `{name}` is not here, `{}` is", self.model.names[0])),
@@ -143,15 +168,30 @@ impl App {
         &self.model.names[0]
     }
 
-    /// Reads a body as JSON; an empty one as an empty object.
-    async fn json(&self, body: Body) -> Result<Value, ApiError> {
-        self.bodies
-            .read(body, |bytes| match bytes.is_empty() {
-                true => Ok(Value::Object(serde_json::Map::new())),
+    /// Reads a body of JSON, an empty one as an empty object, and makes of its keys what is wanted. What is
+    /// not wanted is gone before anyone waits for an answer.
+    async fn read<T>(
+        &self,
+        body: Body,
+        wanted: impl FnOnce(Fields<'_>) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let parse = |bytes: Vec<u8>| {
+            let value = match bytes.is_empty() {
+                true => Value::Object(serde_json::Map::new()),
                 false => serde_json::from_slice(&bytes)
-                    .map_err(|error| ApiError::bad(format!("the body is no JSON: {error}"))),
-            })
-            .await?
+                    .map_err(|error| ApiError::bad(format!("the body is no JSON: {error}")))?,
+            };
+            drop(bytes);
+            wanted(Fields::of(&value)?)
+        };
+        let parse = |bytes: Vec<u8>| match bytes.len() {
+            ..LONG => parse(bytes),
+            _ => block_in_place(|| {
+                let _turn = self.turns.reading.lock().unwrap_or_else(PoisonError::into_inner);
+                parse(bytes)
+            }),
+        };
+        self.bodies.read(body, parse).await?
     }
 }
 
@@ -221,6 +261,6 @@ async fn guarded(State(app): State<Arc<App>>, request: Request, next: Next) -> R
 }
 
 /// An answer of JSON.
-fn answer(value: Value) -> Response {
+fn answer(value: impl Serialize) -> Response {
     Json(value).into_response()
 }

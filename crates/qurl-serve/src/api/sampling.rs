@@ -11,6 +11,10 @@ use qurl_rollout::{Request, SampleKey, Sampling};
 
 /// Most tokens whose log-probs are given at a place.
 pub const MAX_TOP: usize = 64;
+/// Most stop strings, bytes of all of them, and stop tokens: the engine looks for each after every token.
+const MAX_STOPS: usize = 64;
+const MAX_STOP_BYTES: usize = 4096;
+const MAX_STOP_IDS: usize = 1024;
 
 /// Whose words a request speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +117,15 @@ impl Wanted {
         if stop.iter().any(String::is_empty) {
             return Err(fields.wrong("stop", "texts that are not empty"));
         }
+        if stop.len() > MAX_STOPS || stop.iter().map(String::len).sum::<usize>() > MAX_STOP_BYTES {
+            return Err(
+                fields.wrong("stop", &format!("at most {MAX_STOPS} texts of {MAX_STOP_BYTES} bytes in all"))
+            );
+        }
+        let stop_ids = fields.ids("stop_token_ids")?.unwrap_or_default();
+        if stop_ids.len() > MAX_STOP_IDS {
+            return Err(fields.wrong("stop_token_ids", &format!("at most {MAX_STOP_IDS} tokens")));
+        }
         let keep_stop = match dialect {
             Dialect::OpenAi => "include_stop_str_in_output",
             Dialect::Sglang => "no_stop_trim",
@@ -122,7 +135,7 @@ impl Wanted {
             sampling,
             seed: seed.map(|seed| seed as u64),
             max_new,
-            stop_ids: fields.ids("stop_token_ids")?.unwrap_or_default(),
+            stop_ids,
             stop,
             ignore_eos: fields.is("ignore_eos")?,
             skip_special: fields.is_or("skip_special_tokens", true)?,

@@ -1,10 +1,12 @@
 //! SGLang's `/generate`: one prompt or several, `sampling_params`, and log-probs as
 //! `[log-prob, id, text or null]`.
 
-use super::call::{Call, Growth, Outcome, number};
+use super::call::{Call, number};
 use super::error::ApiError;
 use super::fields::{Fields, ids, is_empty};
+use super::outcome::{Growth, Outcome};
 use super::sampling::{Dialect, Wanted, top};
+use super::stream::{Events, event};
 use super::{App, answer};
 use crate::service::News;
 use axum::body::Body;
@@ -13,6 +15,7 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use qurl_rollout::FinishReason;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// What is told beside the text.
@@ -22,6 +25,8 @@ struct Shown {
     /// From which token of the prompt on its log-probs are wanted.
     from: Option<usize>,
     texts: bool,
+    /// How many of the most probable tokens are wanted at each place.
+    best: usize,
     /// Whether the answer is a list: several prompts were given, or several samples asked for.
     many: bool,
 }
@@ -32,41 +37,11 @@ pub async fn generate(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let body = app.json(body).await?;
-    let fields = Fields::of(&body)?;
-    for key in
-        ["image_data", "audio_data", "input_embeds", "lora_path", "return_hidden_states", "session_params"]
-    {
-        fields.refuse(key, is_empty)?;
-    }
-    fields.refuse("token_ids_logprob", is_empty)?;
-    let empty = Value::Object(Map::new());
-    let params = match fields.object("sampling_params")? {
-        Some(params) => params,
-        None => Fields::of(&empty)?,
-    };
-    let wanted = Wanted::read(params, Dialect::Sglang)?;
-    let none_new = wanted.max_new == Some(0);
-    let wanted = Wanted { max_new: wanted.max_new.or(Some(128)), ..wanted };
-    let (prompts, several) = prompts(&app, fields)?;
-    let logprobs = fields.is("return_logprob")?;
-    let from = fields.i64("logprob_start_len")?.unwrap_or(-1);
-    let best = if logprobs { top(fields, "top_logprobs_num")?.unwrap_or(0) } else { 0 };
-    let shown = Shown {
-        logprobs,
-        from: usize::try_from(from).ok().filter(|_| logprobs),
-        texts: fields.is("return_text_in_logprobs")?,
-        many: several || wanted.n > 1,
-    };
-    let own = match fields.get("rid") {
-        Some(Value::Array(list)) => list.first().and_then(Value::as_str),
-        _ => fields.text("rid")?,
-    };
-    let own = own.or_else(|| headers.get("x-request-id").and_then(|id| id.to_str().ok()));
-    let call =
-        Call { id: app.name("gen", own), prompts, wanted, top: best, prompt_top: shown.from.map(|_| best) };
-    if fields.is("stream")? {
-        return streamed(app, call, shown).await;
+    let (call, shown, none_new, stream) = app.read(body, |fields| wanted(&app, &headers, fields)).await?;
+    if stream {
+        let answers = app.submit(&call, true)?;
+        let (outcomes, changed) = (Outcome::all(&call, &app.texts), BTreeSet::new());
+        return app.clone().stream(answers, Changes { app, call, shown, outcomes, changed }).await;
     }
     let outcomes = app.collect(&call).await?;
     let mut answers: Vec<Value> = Vec::new();
@@ -91,6 +66,43 @@ pub async fn generate(
         true => answer(json!(answers)),
         false => answer(answers.pop().unwrap_or_default()),
     })
+}
+
+/// What a body asks for, whether for no new token, and whether for a stream.
+fn wanted(app: &App, headers: &HeaderMap, fields: Fields<'_>) -> Result<(Call, Shown, bool, bool), ApiError> {
+    for key in
+        ["image_data", "audio_data", "input_embeds", "lora_path", "return_hidden_states", "session_params"]
+    {
+        fields.refuse(key, is_empty)?;
+    }
+    fields.refuse("token_ids_logprob", is_empty)?;
+    let empty = Value::Object(Map::new());
+    let params = match fields.object("sampling_params")? {
+        Some(params) => params,
+        None => Fields::of(&empty)?,
+    };
+    let wanted = Wanted::read(params, Dialect::Sglang)?;
+    let none_new = wanted.max_new == Some(0);
+    let wanted = Wanted { max_new: wanted.max_new.or(Some(128)), ..wanted };
+    let (prompts, several) = prompts(app, fields)?;
+    let logprobs = fields.is("return_logprob")?;
+    let from = fields.i64("logprob_start_len")?.unwrap_or(-1);
+    let best = if logprobs { top(fields, "top_logprobs_num")?.unwrap_or(0) } else { 0 };
+    let shown = Shown {
+        logprobs,
+        from: usize::try_from(from).ok().filter(|_| logprobs),
+        texts: fields.is("return_text_in_logprobs")?,
+        best,
+        many: several || wanted.n > 1,
+    };
+    let own = match fields.get("rid") {
+        Some(Value::Array(list)) => list.first().and_then(Value::as_str),
+        _ => fields.text("rid")?,
+    };
+    let own = own.or_else(|| headers.get("x-request-id").and_then(|id| id.to_str().ok()));
+    let call =
+        Call { id: app.name("gen", own), prompts, wanted, top: best, prompt_top: shown.from.map(|_| best) };
+    Ok((call, shown, none_new, fields.is("stream")?))
 }
 
 /// The prompts, and whether they came as a list.
@@ -138,15 +150,14 @@ fn told(
         "finish_reason": finish,
         "prompt_tokens": prompt.len(),
         "completion_tokens": new,
-        "cached_tokens": 0,
         "weight_version": app.version_name(outcome.weights),
         "weight_checksum": format!("{:016x}", outcome.weights.checksum),
     });
     if shown.logprobs {
         let triples = sample.ids.iter().zip(&sample.logprobs).map(|(&id, &logp)| triple(id, Some(logp)));
         meta["output_token_logprobs"] = triples.collect();
-        if sample.top.iter().any(|top| !top.is_empty()) {
-            meta["output_top_logprobs"] = sample.top.iter().map(|top| json!(best(top))).collect();
+        if shown.best > 0 {
+            meta["output_top_logprobs"] = (0..new).map(|i| json!(best(sample.top(i)))).collect();
         }
         let from = shown.from.unwrap_or(prompt.len());
         let scores = &outcome.prompt;
@@ -160,37 +171,44 @@ fn told(
     json!({"text": sample.text, "output_ids": sample.ids, "meta_info": meta})
 }
 
-/// Streams what has come of a sample so far, again and again, as SGLang does.
-async fn streamed(app: Arc<App>, call: Call, shown: Shown) -> Result<Response, ApiError> {
-    let mut outcomes: Vec<Outcome> = call.prompts.iter().map(|_| Outcome::new(&call, &app.texts)).collect();
-    let (state, id, prompts) = (app.clone(), call.id.clone(), call.prompts.clone());
-    let (wanted, n) = (call.wanted.clone(), call.wanted.n);
-    let chunks = move |prompt: usize, news: News| {
-        let outcome = &mut outcomes[prompt];
-        let mut changed: Vec<usize> = Vec::new();
+/// A stream: every event has all that has come of a sample so far, as SGLang has it. What is overtaken before
+/// it could be sent is left out.
+struct Changes {
+    app: Arc<App>,
+    call: Call,
+    shown: Shown,
+    outcomes: Vec<Outcome>,
+    /// Prompts and samples of which there is more to tell.
+    changed: BTreeSet<(usize, usize)>,
+}
+
+impl Events for Changes {
+    fn take(&mut self, prompt: usize, news: News, _: &mut Vec<u8>) {
+        let outcome = &mut self.outcomes[prompt];
         match news {
+            News::Began(weights) => outcome.weights = weights,
             News::Tokens(tokens) => {
                 for token in tokens {
-                    changed.push(token.sample as usize);
+                    self.changed.insert((prompt, token.sample as usize));
                     outcome.grow(token);
                 }
-                changed.dedup();
             }
-            News::Aborted => {
-                changed = (0..n).filter(|&i| outcome.samples[i].finish.is_none()).collect();
-                outcome.abort();
-            }
-            other => _ = outcome.take(other),
+            News::Aborted => self.changed.extend(outcome.abort().into_iter().map(|(i, _)| (prompt, i))),
+            News::Done(scores) => outcome.prompt = scores,
+            News::Failed(_) => {}
         }
-        let tell = |&sample: &usize| {
-            let mut one =
-                told(&state, (&id, &wanted), shown, &prompts[prompt], outcome, &outcome.samples[sample]);
+    }
+
+    fn catch_up(&mut self, to: &mut Vec<u8>) {
+        let Changes { app, call, shown, .. } = self;
+        for (prompt, number) in std::mem::take(&mut self.changed) {
+            let (outcome, ids) = (&self.outcomes[prompt], &call.prompts[prompt]);
+            let mut so_far =
+                told(app, (&call.id, &call.wanted), *shown, ids, outcome, &outcome.samples[number]);
             if shown.many {
-                one["index"] = json!(prompt * n + sample);
+                so_far["index"] = json!(prompt * call.wanted.n + number);
             }
-            one
-        };
-        changed.iter().map(tell).collect()
-    };
-    app.stream(&call, chunks, |_| {}, "data: [DONE]\n\n").await
+            event(to, &so_far);
+        }
+    }
 }

@@ -117,25 +117,26 @@ impl Growing {
         if self.keep_stop || !matches!(finish, Some(FinishReason::StopId(_))) {
             self.held.push_str(&self.decoder.push(&tokenizer, id).unwrap_or_default());
         }
-        if finish.is_some() {
-            return self.end(matches!(finish, Some(FinishReason::StopString(_))));
+        match finish {
+            Some(FinishReason::StopString(ended)) => return self.end(Some(ended)),
+            Some(_) => return self.end(None),
+            None => {}
         }
         let certain = self.held.len() - self.may_be_stop();
         self.held.drain(..certain).collect()
     }
 
-    /// The rest of the text; cut at the stop string where one `ended` the sample.
-    pub fn end(&mut self, ended: bool) -> String {
+    /// The rest of the text; cut at the stop string that `ended` the sample, if one did.
+    pub fn end(&mut self, ended: Option<usize>) -> String {
         let decoder = std::mem::replace(&mut self.decoder, StreamDecoder::new(false));
         if let Some(tokenizer) = &self.tokenizer {
             self.held.push_str(&decoder.finish(tokenizer).unwrap_or_default());
         }
         let mut text = std::mem::take(&mut self.held);
-        if ended {
-            let found = self.stop.iter().filter_map(|stop| Some((text.find(stop.as_str())?, stop.len())));
-            if let Some((at, len)) = found.min() {
-                text.truncate(if self.keep_stop { at + len } else { at });
-            }
+        if let Some(stop) = ended.and_then(|ended| self.stop.get(ended))
+            && let Some(at) = text.find(stop.as_str())
+        {
+            text.truncate(if self.keep_stop { at + stop.len() } else { at });
         }
         text
     }
@@ -154,21 +155,28 @@ impl Growing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use qurl_model::tokenizer::CharacterSpecials;
+    use qurl_model::tokenizer::{BytePattern, CharacterSpecials};
 
-    fn texts() -> Texts {
-        let tokenizer = Tokenizer::characters("abcdef", &CharacterSpecials::default()).expect("a tokenizer");
+    fn texts(tokenizer: Tokenizer) -> Texts {
         Texts { tokenizer: Some(Arc::new(tokenizer)), template: None, stop_ids: Vec::new() }
     }
 
-    /// What is handed out after each character of a text; the last ends it.
-    fn grown(text: &str, stop: &[&str], keep: bool, last: FinishReason) -> Vec<String> {
-        let texts = texts();
+    fn characters() -> Texts {
+        let tokenizer = Tokenizer::characters("abcdef", &CharacterSpecials::default());
+        texts(tokenizer.expect("a tokenizer"))
+    }
+
+    /// What is handed out after each token of a text; the last ends it.
+    fn pieces(texts: &Texts, text: &str, stop: &[&str], keep: bool, last: FinishReason) -> Vec<String> {
         let stop: Vec<String> = stop.iter().map(|s| s.to_string()).collect();
         let mut growing = texts.grow(&stop, true, keep);
         let ids = texts.encode("text", text, false).expect("ids");
         let end = ids.len() - 1;
         ids.iter().enumerate().map(|(i, id)| growing.push(*id, (i == end).then_some(last))).collect()
+    }
+
+    fn grown(text: &str, stop: &[&str], keep: bool, last: FinishReason) -> Vec<String> {
+        pieces(&characters(), text, stop, keep, last)
     }
 
     #[test]
@@ -183,8 +191,34 @@ mod tests {
             "the earliest place it can begin at"
         );
         assert_eq!(grown("abc", &["cx"], false, FinishReason::Length), ["a", "b", "c"]);
+        // Of two that the last token completes it is cut at the one that is said to have ended it.
+        assert_eq!(grown("dab", &["b", "ab"], false, stopped), ["d", "", "a"]);
+        assert_eq!(grown("dab", &["ab", "b"], false, stopped), ["d", "", ""]);
         // The token that ended it is no text of its own.
         assert_eq!(grown("abc", &[], false, FinishReason::StopId(5)), ["a", "b", ""]);
         assert_eq!(grown("abc", &[], true, FinishReason::StopId(5)), ["a", "b", "c"]);
+    }
+    /// A token is a byte: characters and stop strings are spread over several.
+    #[test]
+    fn characters_and_stop_strings_span_tokens() {
+        // As GPT-2 spells bytes: those that cannot be seen are letters further on.
+        let visible = |byte: &u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+        let others = (0..256).filter(|byte| !visible(byte)).zip(256..).map(|(_, letter)| letter);
+        let letters = (0..256).filter(visible).chain(others).filter_map(char::from_u32);
+        let vocab: Map<String, Value> = letters.map(String::from).zip((0..).map(Value::from)).collect();
+        let vocab = Value::Object(vocab).to_string();
+        let bytes = texts(
+            Tokenizer::byte_level_bpe(&vocab, "#version: 0.2\n", BytePattern::Qwen2, &[])
+                .expect("a tokenizer"),
+        );
+        let all = |text, stop: &[&str], last| pieces(&bytes, text, stop, false, last);
+        assert_eq!(all("aä€b", &[], FinishReason::Length), ["a", "", "ä", "", "", "€", "b"]);
+        assert_eq!(all("a€ä", &["€ä"], FinishReason::StopString(0)), ["a", "", "", "", "", ""]);
+        assert_eq!(all("a€b", &["€ä"], FinishReason::Length), ["a", "", "", "", "€b"]);
+        // Cut off in the middle of a character: what there is of it is told, and only at the end.
+        let ids = bytes.encode("text", "a€", false).expect("ids");
+        let mut growing = bytes.grow(&["€€".to_string()], true, false);
+        let told: Vec<String> = ids[..3].iter().map(|id| growing.push(*id, None)).collect();
+        assert_eq!((told.concat(), growing.end(None)), ("a".to_string(), "\u{FFFD}".to_string()));
     }
 }

@@ -1,6 +1,6 @@
 //! vLLM's own addresses: token in, token out, and the tokenizer.
 
-use super::call::{Call, usage};
+use super::call::{Call, Usage};
 use super::error::ApiError;
 use super::fields::{Fields, is_empty};
 use super::logprobs::Naming;
@@ -20,31 +20,30 @@ pub async fn generate(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let body = app.json(body).await?;
-    let fields = Fields::of(&body)?;
-    app.check_model(fields)?;
-    for key in ["stream", "features", "content_parts", "kv_transfer_params"] {
-        fields.refuse(key, is_empty)?;
-    }
-    let empty = Value::Object(Map::new());
-    let params = match fields.object("sampling_params")? {
-        Some(params) => params,
-        None => Fields::of(&empty)?,
-    };
-    let wanted = Wanted::read(params, Dialect::OpenAi)?;
-    let wanted = Wanted { max_new: wanted.max_new.or(Some(16)), ..wanted };
-    let best = top(params, "logprobs")?;
-    let own =
-        fields.text("request_id")?.or_else(|| headers.get("x-request-id").and_then(|id| id.to_str().ok()));
-    let call = Call {
-        id: app.name("gen", own),
-        prompts: vec![
-            fields.ids("token_ids")?.ok_or_else(|| fields.wrong("token_ids", "a list of token ids"))?,
-        ],
-        wanted,
-        top: best.unwrap_or(0),
-        prompt_top: top(params, "prompt_logprobs")?,
-    };
+    let wanted = app.read(body, |fields| {
+        app.check_model(fields)?;
+        for key in ["stream", "features", "content_parts", "kv_transfer_params"] {
+            fields.refuse(key, is_empty)?;
+        }
+        let empty = Value::Object(Map::new());
+        let params = match fields.object("sampling_params")? {
+            Some(params) => params,
+            None => Fields::of(&empty)?,
+        };
+        let wanted = Wanted::read(params, Dialect::OpenAi)?;
+        let wanted = Wanted { max_new: wanted.max_new.or(Some(16)), ..wanted };
+        let best = top(params, "logprobs")?;
+        let prompt = fields.ids("token_ids")?;
+        let call = Call {
+            id: app.name_of("gen", &headers, fields)?,
+            prompts: vec![prompt.ok_or_else(|| fields.wrong("token_ids", "a list of token ids"))?],
+            wanted,
+            top: best.unwrap_or(0),
+            prompt_top: top(params, "prompt_logprobs")?,
+        };
+        Ok((call, best.is_some(), fields.is("return_token_ids")?))
+    });
+    let (call, logprobs, prompt_ids) = wanted.await?;
     let outcomes = app.collect(&call).await?;
     let (Some(outcome), Some(prompt)) = (outcomes.first(), call.prompts.first()) else {
         return Err(ApiError::broken("no answer"));
@@ -57,7 +56,7 @@ pub async fn generate(
         .map(|(index, sample)| {
             json!({
                 "index": index,
-                "logprobs": best.map(|_| naming.chat(sample, 0..sample.ids.len())),
+                "logprobs": logprobs.then(|| naming.chat(sample, 0..sample.ids.len())),
                 "finish_reason": sample.finish_reason(),
                 "stop_reason": sample.stop_reason(&call.wanted),
                 "token_ids": sample.ids,
@@ -68,8 +67,8 @@ pub async fn generate(
         "request_id": call.id,
         "choices": choices,
         "prompt_logprobs": call.prompt_top.map(|_| naming.prompt(prompt, outcome)),
-        "prompt_token_ids": fields.is("return_token_ids")?.then_some(prompt),
-        "usage": usage(prompt.len(), outcome.new_tokens()),
+        "prompt_token_ids": prompt_ids.then_some(prompt),
+        "usage": Usage::of(prompt.len(), outcome.new_tokens()),
         "kv_transfer_params": null,
         "weight_version": app.version_name(outcome.weights),
         "weight_checksum": format!("{:016x}", outcome.weights.checksum),
@@ -78,22 +77,24 @@ pub async fn generate(
 
 /// `POST /tokenize`: a `prompt`, or `messages` through the chat template.
 pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let body = app.json(body).await?;
-    let fields = Fields::of(&body)?;
-    app.check_model(fields)?;
-    let ids = match fields.text("prompt")? {
-        Some(text) => app.texts.encode("prompt", text, fields.is_or("add_special_tokens", true)?)?,
-        None if fields.get("messages").is_some() => super::chat::prompt(&app, fields)?,
-        None => return Err(fields.wrong("prompt", "a text, or messages in its place")),
-    };
+    let ids = app.read(body, |fields| {
+        app.check_model(fields)?;
+        match fields.text("prompt")? {
+            Some(text) => app.texts.encode("prompt", text, fields.is_or("add_special_tokens", true)?),
+            None if fields.get("messages").is_some() => super::chat::prompt(&app, fields),
+            None => Err(fields.wrong("prompt", "a text, or messages in its place")),
+        }
+    });
+    let ids = ids.await?;
     Ok(answer(json!({"count": ids.len(), "max_model_len": app.model.max_model_len, "tokens": ids})))
 }
 
 /// `POST /detokenize`: `tokens` to text.
 pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let body = app.json(body).await?;
-    let fields = Fields::of(&body)?;
-    app.check_model(fields)?;
-    let ids = fields.ids("tokens")?.ok_or_else(|| fields.wrong("tokens", "a list of token ids"))?;
-    Ok(answer(json!({"prompt": app.texts.decode(&ids, false)?})))
+    let text = app.read(body, |fields| {
+        app.check_model(fields)?;
+        let ids = fields.ids("tokens")?.ok_or_else(|| fields.wrong("tokens", "a list of token ids"))?;
+        app.texts.decode(&ids, false)
+    });
+    Ok(answer(json!({"prompt": text.await?})))
 }

@@ -18,11 +18,11 @@ use qurl_kernels::{Device, DeviceError};
 use qurl_model::Params;
 use qurl_rollout::{Engine, FinishReason, Request, WeightVersion};
 use shared::{Place, Shared};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::sync::{mpsc, oneshot};
@@ -113,11 +113,12 @@ pub struct NewWeights {
 
 /// What the worker is told.
 enum Command {
-    Job(Box<Job>),
+    /// Jobs that begin together, and so with the same weights.
+    Jobs(Vec<Box<Job>>),
     /// The owner of a job has gone.
     Gone(u64),
-    /// Aborts the jobs of this name, or all; says how many they were.
-    Abort(Option<String>, oneshot::Sender<usize>),
+    /// Aborts the jobs of these names, or all; says how many they were.
+    Abort(Option<BTreeSet<String>>, oneshot::Sender<usize>),
     Pause(InFlight, oneshot::Sender<()>),
     Resume(oneshot::Sender<()>),
     Load(Box<NewWeights>, oneshot::Sender<Result<WeightVersion, String>>),
@@ -140,18 +141,26 @@ pub struct Ticket {
     number: u64,
     commands: Sender<Command>,
     news: mpsc::UnboundedReceiver<News>,
+    /// Whether its end has been told.
+    ended: bool,
 }
 
 impl Ticket {
-    /// What is new; nothing after the end.
+    /// What is new; nothing after the end. An engine that has ended before is told as a failure.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<News>> {
-        self.news.poll_recv(cx)
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let gone = || News::Failed(Failure::Broken(Refused::Ended.to_string()));
+        let news = ready!(self.news.poll_recv(cx)).unwrap_or_else(gone);
+        self.ended = matches!(news, News::Done(_) | News::Aborted | News::Failed(_));
+        Poll::Ready(Some(news))
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if !self.news.is_closed() {
+        if !self.ended {
             _ = self.commands.send(Command::Gone(self.number));
         }
     }
@@ -192,20 +201,32 @@ impl Service {
         Ok((service.clone(), Running { thread, service }))
     }
 
-    /// Hands a request over. Refused where too much is in flight, or where the engine has ended.
-    pub fn submit(&self, name: String, request: Request, streamed: bool) -> Result<Ticket, Refused> {
-        let place = self.shared.clone().enter(request.n)?;
-        let number = self.jobs.fetch_add(1, Ordering::Relaxed);
-        let (sender, news) = mpsc::unbounded_channel();
+    /// Hands requests over, so many of so many samples each, which begin together. Refused where too much is
+    /// in flight, or where the engine has ended; none is made then.
+    pub fn submit(
+        &self,
+        name: &str,
+        (count, n): (usize, usize),
+        requests: impl Iterator<Item = Request>,
+        streamed: bool,
+    ) -> Result<Vec<Ticket>, Refused> {
+        let mut places = self.shared.clone().enter(count.saturating_mul(n))?;
         let arrived = Instant::now();
-        let job = Job { number, name, request, streamed, arrived, news: sender, _place: place };
-        self.commands.send(Command::Job(Box::new(job))).map_err(|_| Refused::Ended)?;
-        Ok(Ticket { number, commands: self.commands.clone(), news })
+        let first = self.jobs.fetch_add(count as u64, Ordering::Relaxed);
+        let (mut jobs, mut tickets) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for (number, request) in (first..).zip(requests.take(count)) {
+            let (sender, news) = mpsc::unbounded_channel();
+            let (name, _place) = (name.to_string(), places.split(n));
+            jobs.push(Box::new(Job { number, name, request, streamed, arrived, news: sender, _place }));
+            tickets.push(Ticket { number, commands: self.commands.clone(), news, ended: false });
+        }
+        self.commands.send(Command::Jobs(jobs)).map_err(|_| Refused::Ended)?;
+        Ok(tickets)
     }
 
-    /// Aborts the requests of a name, or all; how many they were.
-    pub async fn abort(&self, name: Option<String>) -> Result<usize, Refused> {
-        self.ask(|reply| Command::Abort(name, reply)).await
+    /// Aborts the requests of some names, or all; how many they were.
+    pub async fn abort(&self, names: Option<BTreeSet<String>>) -> Result<usize, Refused> {
+        self.ask(|reply| Command::Abort(names, reply)).await
     }
 
     /// Takes up no more requests; says so when those in flight have been dealt with as asked.

@@ -1,7 +1,7 @@
 //! What the worker and those who ask share: places in the queue, and what is counted.
 
 use qurl_rollout::{EngineStats, WeightVersion};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub enum Refused {
         limit: usize,
     },
     /// More samples at once than the server ever holds.
-    #[error("{n} samples are more than the {limit} that may be in flight")]
+    #[error("n = {n} samples, of all prompts together, are more than the {limit} that may be in flight")]
     TooMany {
         /// Samples asked for.
         n: usize,
@@ -102,24 +102,31 @@ pub struct Snapshot {
 pub(super) struct Shared {
     in_flight: AtomicUsize,
     limit: usize,
+    refused: AtomicU64,
     now: Mutex<Snapshot>,
 }
 
 impl Shared {
     pub fn new(running: usize, waiting: usize) -> Shared {
-        let now = Snapshot { healthy: true, ..Snapshot::default() };
-        Shared { in_flight: AtomicUsize::new(0), limit: running + waiting, now: Mutex::new(now) }
+        let now = Mutex::new(Snapshot { healthy: true, ..Snapshot::default() });
+        let limit = running.saturating_add(waiting);
+        Shared { in_flight: AtomicUsize::new(0), limit, refused: AtomicU64::new(0), now }
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, Snapshot> {
+    fn lock(&self) -> MutexGuard<'_, Snapshot> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The worker's word.
+    pub fn publish(&self, now: &Snapshot) {
+        self.lock().clone_from(now);
     }
 
     /// The worker's last word; what waits in the channel counts as waiting.
     pub fn snapshot(&self) -> Snapshot {
         let now = self.lock().clone();
         let waiting = self.in_flight.load(Ordering::Relaxed).saturating_sub(now.running);
-        Snapshot { waiting, ..now }
+        Snapshot { waiting, refused: self.refused.load(Ordering::Relaxed), ..now }
     }
 
     /// Takes places for so many sequences.
@@ -128,11 +135,11 @@ impl Shared {
         if n > limit {
             return Err(Refused::TooMany { n, limit });
         }
-        let enter = |waiting: usize| (waiting + n <= limit).then_some(waiting + n);
+        let enter = |waiting: usize| waiting.checked_add(n).filter(|together| *together <= limit);
         match self.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, enter) {
             Ok(_) => Ok(Place { shared: self, n }),
             Err(waiting) => {
-                self.lock().refused += 1;
+                self.refused.fetch_add(1, Ordering::Relaxed);
                 Err(Refused::Full { waiting, limit })
             }
         }
@@ -143,6 +150,15 @@ impl Shared {
 pub(super) struct Place {
     shared: Arc<Shared>,
     n: usize,
+}
+
+impl Place {
+    /// Some of them.
+    pub fn split(&mut self, n: usize) -> Place {
+        let n = n.min(self.n);
+        self.n -= n;
+        Place { shared: self.shared.clone(), n }
+    }
 }
 
 impl Drop for Place {

@@ -1,10 +1,10 @@
 //! The thread that owns queue and engine: takes commands, steps, tells the owners of requests.
 
-use super::shared::Shared;
+use super::shared::{Shared, Snapshot};
 use super::{Command, Failure, InFlight, Job, NewWeights, News, Numbers, PromptScores, Token, leaves};
 use qurl_kernels::{Device, Rounding};
 use qurl_rollout::{Engine, Group, RequestId, RolloutError, WeightVersion};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
@@ -30,6 +30,8 @@ pub(super) struct Worker<D: Device> {
     engine: Engine<D>,
     inbox: Receiver<Command>,
     shared: Arc<Shared>,
+    /// What is published after every step.
+    now: Snapshot,
     /// By the engine's numbers.
     active: BTreeMap<RequestId, Active>,
     numbers: Numbers,
@@ -54,6 +56,7 @@ impl<D: Device> Worker<D> {
             engine,
             inbox,
             shared,
+            now: Snapshot::default(),
             active: BTreeMap::new(),
             numbers: Numbers::new(),
             held: VecDeque::new(),
@@ -74,7 +77,8 @@ impl<D: Device> Worker<D> {
             self.active.values().for_each(|active| failed(&active.job));
             self.held.iter().for_each(|job| failed(job));
         }
-        self.shared.lock().healthy = false;
+        self.now.healthy = false;
+        self.shared.publish(&self.now);
         ended
     }
 
@@ -116,11 +120,11 @@ impl<D: Device> Worker<D> {
 
     fn take(&mut self, command: Command) {
         match command {
-            Command::Job(job) if self.paused.is_some() || !self.loads.is_empty() => self.held.push_back(job),
-            Command::Job(job) => self.begin(job),
+            Command::Jobs(jobs) if self.paused.is_some() || !self.loads.is_empty() => self.held.extend(jobs),
+            Command::Jobs(jobs) => jobs.into_iter().for_each(|job| self.begin(job)),
             Command::Gone(number) => self.gone(number),
-            Command::Abort(name, reply) => {
-                let aborted = self.abort(name.as_deref());
+            Command::Abort(names, reply) => {
+                let aborted = self.abort(names.as_ref());
                 _ = reply.send(aborted);
             }
             Command::Pause(in_flight, reply) => {
@@ -136,6 +140,8 @@ impl<D: Device> Worker<D> {
             }
             Command::Resume(reply) => {
                 self.paused = None;
+                // Who waits for the others to end need not any longer.
+                self.told.drain(..).for_each(|reply| _ = reply.send(()));
                 _ = reply.send(());
             }
             Command::Load(weights, reply) => {
@@ -158,12 +164,12 @@ impl<D: Device> Worker<D> {
     /// Gives a job to the engine, which may refuse it.
     fn begin(&mut self, job: Box<Job>) {
         if job.news.is_closed() {
-            self.shared.lock().gone += 1;
+            self.now.gone += 1;
             return;
         }
         match self.engine.submit(job.request.clone()) {
             Ok(id) => {
-                self.shared.lock().prompt_tokens += job.request.prompt.len() as u64;
+                self.now.prompt_tokens += job.request.prompt.len() as u64;
                 let weights = self.engine.weights().unwrap_or_default();
                 _ = job.news.send(News::Began(weights));
                 self.numbers.insert(job.number, id);
@@ -171,7 +177,7 @@ impl<D: Device> Worker<D> {
                 self.active.insert(id, Active { job, tokens: Vec::new(), last });
             }
             Err(error) => {
-                self.shared.lock().failed += 1;
+                self.now.failed += 1;
                 let reason = error.to_string();
                 let failure = match error {
                     RolloutError::NoWeights | RolloutError::Device(_) => Failure::Broken(reason),
@@ -186,36 +192,36 @@ impl<D: Device> Worker<D> {
         if let Some(id) = self.numbers.remove(&number) {
             self.engine.cancel(id);
             self.active.remove(&id);
-            self.shared.lock().gone += 1;
+            self.now.gone += 1;
         } else if let Some(at) = self.held.iter().position(|job| job.number == number) {
             self.held.remove(at);
-            self.shared.lock().gone += 1;
+            self.now.gone += 1;
         }
     }
 
-    /// Aborts the jobs of a name, or all, those that are held included.
-    fn abort(&mut self, name: Option<&str>) -> usize {
+    /// Aborts the jobs of some names, or all, those that are held included.
+    fn abort(&mut self, names: Option<&BTreeSet<String>>) -> usize {
         let before = self.held.len();
         self.held.retain(|job| {
-            let keep = name.is_some_and(|name| job.name != name);
+            let keep = names.is_some_and(|names| !names.contains(&job.name));
             if !keep {
                 _ = job.news.send(News::Aborted);
             }
             keep
         });
         let held = before - self.held.len();
-        self.shared.lock().aborted += held as u64;
-        held + self.abort_active(name)
+        self.now.aborted += held as u64;
+        held + self.abort_active(names)
     }
 
-    fn abort_active(&mut self, name: Option<&str>) -> usize {
-        let named = self.active.iter().filter(|(_, a)| name.is_none_or(|name| a.job.name == name));
+    fn abort_active(&mut self, names: Option<&BTreeSet<String>>) -> usize {
+        let named = self.active.iter().filter(|(_, a)| names.is_none_or(|names| names.contains(&a.job.name)));
         let ids: Vec<RequestId> = named.map(|(id, _)| *id).collect();
         for &id in &ids {
             self.engine.cancel(id);
             self.end(id, |_| News::Aborted);
         }
-        self.shared.lock().aborted += ids.len() as u64;
+        self.now.aborted += ids.len() as u64;
         ids.len()
     }
 
@@ -253,7 +259,7 @@ impl<D: Device> Worker<D> {
             self.finish(group);
         }
         if let Some((id, reason)) = failed {
-            self.shared.lock().failed += 1;
+            self.now.failed += 1;
             self.end(id, |_| News::Failed(Failure::Broken(reason)));
         }
         Ok(())
@@ -263,7 +269,6 @@ impl<D: Device> Worker<D> {
     fn tell_tokens(&mut self) {
         let now = Instant::now();
         let (emitted, top) = (self.engine.emitted(), self.engine.top());
-        let mut shared = self.shared.lock();
         for of_request in emitted.chunk_by(|a, b| a.request == b.request) {
             let Some(active) = self.active.get_mut(&of_request[0].request) else { continue };
             for token in of_request {
@@ -274,8 +279,8 @@ impl<D: Device> Worker<D> {
                 let (id, logp, finish) = (token.token, token.logp, token.finish);
                 active.tokens.push(Token { sample: token.sample, id, logp, top: best, finish });
                 match active.last[token.sample as usize].replace(now) {
-                    None => shared.first_token.add(now - active.job.arrived),
-                    Some(before) => shared.between_tokens.add(now - before),
+                    None => self.now.first_token.add(now - active.job.arrived),
+                    Some(before) => self.now.between_tokens.add(now - before),
                 }
             }
             if active.job.streamed {
@@ -287,9 +292,8 @@ impl<D: Device> Worker<D> {
     fn finish(&mut self, group: Group) {
         let id = group.request;
         if let Some(active) = self.active.get(&id) {
-            let mut shared = self.shared.lock();
-            shared.done += 1;
-            shared.whole.add(active.job.arrived.elapsed());
+            self.now.done += 1;
+            self.now.whole.add(active.job.arrived.elapsed());
         }
         self.end(id, |_| News::Done(PromptScores { logprobs: group.prompt_logprobs, top: group.prompt_top }));
     }
@@ -297,12 +301,13 @@ impl<D: Device> Worker<D> {
     fn publish(&mut self) {
         let pages = self.engine.pages();
         let (total, free) = (pages.total(), pages.free());
-        let mut now = self.shared.lock();
+        let now = &mut self.now;
         now.healthy = self.engine.weights().is_some();
         now.weights = self.engine.weights().unwrap_or_default();
         now.paused = self.paused.is_some();
         now.running = self.engine.running();
         (now.pages, now.pages_used) = (total, total - free);
         now.stats = self.engine.stats();
+        self.shared.publish(now);
     }
 }

@@ -1,5 +1,6 @@
 //! Runs in other programs that track experiments, read back by those programs themselves, offline.
 
+use crate::common::python::python;
 use crate::common::{directory, qurl_in};
 use qurl_train::runlog::flatten;
 use serde_json::{Value, json};
@@ -26,20 +27,6 @@ fn write_run(dir: &Path, seed: u64) {
     std::fs::write(dir.join("metrics.jsonl"), (1..=3).map(line).collect::<String>()).expect("written");
     std::fs::write(dir.join("summary.json"), "{\"accuracy_before\": 0.5, \"accuracy_after\": 0.75}")
         .expect("written");
-}
-
-/// A Python with this package, or why the test is skipped.
-fn python(package: &str) -> Option<String> {
-    let Ok(python) = std::env::var("QURL_PYTHON") else {
-        println!("skipped: QURL_PYTHON does not name a Python with {package}");
-        return None;
-    };
-    let there = Command::new(&python).args(["-c", &format!("import {package}")]).output();
-    if !there.is_ok_and(|output| output.status.success()) {
-        println!("skipped: {python} (QURL_PYTHON) has no {package}");
-        return None;
-    }
-    Some(python)
 }
 
 /// What one of our scripts prints.
@@ -80,7 +67,7 @@ fn mlflow_reads_what_is_exported() {
     let count = std::fs::read_dir(dir.join("the store").join(&experiment)).expect("an experiment").count();
     assert_eq!(count, 3, "two runs and meta.yaml");
 
-    let Some(python) = python("mlflow") else { return };
+    let Some(python) = python(&["mlflow"]) else { return };
     let found = told(&python, "mlflow_store.py", &[&dir.join("the store"), Path::new("my \"own\": 1")]);
     let runs = found["runs"].as_array().expect("runs");
     assert_eq!(runs.len(), 2, "{found}");
@@ -125,7 +112,7 @@ fn the_script_of_the_guide_follows_a_run_into_weights_and_biases() {
     let script =
         page.split("```python\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a script");
     assert!(script.lines().count() <= 10, "ten lines were promised");
-    let Some(python) = python("wandb") else { return };
+    let Some(python) = python(&["wandb"]) else { return };
     let dir = directory("follow-wandb");
     let run = dir.join("run");
     write_run(&run, 1);

@@ -13,17 +13,26 @@ from pathlib import Path
 what, url, key, model = sys.argv[1:5]
 
 
+def completion_sample(choice):
+    return {"ids": choice.token_ids, "logprobs": choice.logprobs.token_logprobs}
+
+
+def chat_sample(choice):
+    return {"ids": choice.token_ids, "logprobs": [token.logprob for token in choice.logprobs.content]}
+
+
 def with_openai():
     from openai import APIStatusError, AsyncOpenAI, AuthenticationError, OpenAI
 
     client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
     card = client.models.list().data[0]
     seen = {"model": card.id, "max_model_len": card.max_model_len}
+    ids = {"extra_body": {"return_token_ids": True}}
 
-    chat = dict(model=card.id, messages=[{"role": "user", "content": "12+3"}], seed=5, max_tokens=8)
-    whole = client.chat.completions.create(**chat, n=2, logprobs=True, top_logprobs=3)
+    chat = dict(model=card.id, messages=[{"role": "user", "content": "12+3"}], max_tokens=8, logprobs=True)
+    whole = client.chat.completions.create(**chat, **ids, seed=5, n=2, top_logprobs=3)
     stream = client.chat.completions.create(
-        **chat, n=2, logprobs=True, stream=True, stream_options={"include_usage": True}
+        **chat, seed=5, n=2, stream=True, stream_options={"include_usage": True}
     )
     texts, logprobs, usage = ["", ""], [[], []], None
     for chunk in stream:
@@ -33,33 +42,34 @@ def with_openai():
             if choice.logprobs:
                 logprobs[choice.index] += [token.logprob for token in choice.logprobs.content]
     assert [choice.message.content for choice in whole.choices] == texts
-    assert [[t.logprob for t in choice.logprobs.content] for choice in whole.choices] == logprobs
+    assert [chat_sample(choice)["logprobs"] for choice in whole.choices] == logprobs
     assert all(len(token.top_logprobs) == 3 for token in whole.choices[0].logprobs.content)
     assert usage.completion_tokens == whole.usage.completion_tokens and usage.prompt_tokens == 5
-    seen["chat"] = texts
+    seen["chat_prompt"], seen["chats"] = whole.prompt_token_ids, [chat_sample(c) for c in whole.choices]
 
-    completion = dict(model=card.id, prompt="12+34=", seed=3, max_tokens=10, logprobs=2)
-    one = client.completions.create(**completion, extra_body={"return_token_ids": True})
-    pieces = list(client.completions.create(**completion, stream=True))
-    assert "".join(chunk.choices[0].text for chunk in pieces) == one.choices[0].text
-    ids = one.choices[0].token_ids
-    again = client.completions.create(**completion | {"prompt": one.choices[0].prompt_token_ids})
-    assert again.choices[0].text == one.choices[0].text
-    seen["completion"] = {"ids": ids, "logprobs": one.choices[0].logprobs.token_logprobs}
-    seen["prompt_ids"] = one.choices[0].prompt_token_ids
+    completion = dict(model=card.id, prompt="12+34=", max_tokens=10, logprobs=2)
+    one = client.completions.create(**completion, **ids, seed=3).choices[0]
+    pieces = [chunk.choices[0] for chunk in client.completions.create(**completion, seed=3, stream=True)]
+    assert "".join(piece.text for piece in pieces) == one.text
+    streamed = [logprob for piece in pieces for logprob in piece.logprobs.token_logprobs]
+    assert streamed == one.logprobs.token_logprobs
+    again = client.completions.create(**completion | {"prompt": one.prompt_token_ids}, seed=3)
+    assert again.choices[0].text == one.text
+    seen["completion_prompt"], seen["completions"] = one.prompt_token_ids, [completion_sample(one)]
 
-    # Sixty-four at once: each as alone.
-    async def many():
-        async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as many:
-            calls = [
-                many.completions.create(model=card.id, prompt="12+34=", seed=seed, max_tokens=10, logprobs=1)
-                for seed in range(64)
-            ]
-            return await asyncio.gather(*calls)
+    # Sixty-four clients at once, each with connections of its own.
+    async def at_once(ask):
+        async def one(seed):
+            async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+                return await ask(client, seed)
 
-    answers = asyncio.run(many())
-    assert answers[3].choices[0].logprobs.token_logprobs == seen["completion"]["logprobs"]
-    seen["many"] = len({answer.choices[0].text for answer in answers})
+        return await asyncio.gather(*[one(seed) for seed in range(64)])
+
+    answers = asyncio.run(at_once(lambda c, seed: c.completions.create(**completion, **ids, seed=seed)))
+    seen["many_completions"] = [completion_sample(answer.choices[0]) for answer in answers]
+    assert len({answer.choices[0].text for answer in answers}) > 10
+    answers = asyncio.run(at_once(lambda c, seed: c.chat.completions.create(**chat, **ids, seed=seed)))
+    seen["many_chats"] = [chat_sample(answer.choices[0]) for answer in answers]
 
     for wrong, status in [
         (lambda: client.completions.create(model="another", prompt="1"), 404),
@@ -127,9 +137,8 @@ def with_verifiers():
 
     tokens = [response.tokens for response in asyncio.run(rollouts())]
     return {
-        "prompt_ids": tokens[0].prompt_ids,
-        "ids": [own.completion_ids for own in tokens],
-        "logprobs": [own.completion_logprobs for own in tokens],
+        "prompt": tokens[0].prompt_ids,
+        "samples": [{"ids": own.completion_ids, "logprobs": own.completion_logprobs} for own in tokens],
     }
 
 

@@ -1,6 +1,8 @@
 //! The command line as its users see it: what goes in, what comes out, with which status. And a tiny model to
 //! try it on.
 
+pub mod python;
+
 use qurl_model::hf::{SaveOptions, save};
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
 use qurl_model::{Dims, Family, GenerationConfig, ModelConfig, params};

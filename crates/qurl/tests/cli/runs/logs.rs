@@ -2,6 +2,7 @@
 //! transformers.
 
 use super::support::{place, trained};
+use crate::common::python::python;
 use crate::common::{qurl_in, qurl_with};
 use qurl_train::runlog::flatten;
 use serde_json::{Value, json};
@@ -37,10 +38,7 @@ fn tensorboard_and_transformers_read_what_is_written() {
     ] {
         assert!(expected.contains_key(tag), "{tag} of {:?}", expected.keys());
     }
-    let Some(python) = std::env::var_os("QURL_PYTHON") else {
-        println!("skipped: QURL_PYTHON does not name a Python with tensorboard, torch and transformers");
-        return;
-    };
+    let Some(python) = python(&["tensorboard", "torch", "transformers"]) else { return };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/run_directory.py");
     let checkpoint = dir.join("run/checkpoints/step-6");
     let output = Command::new(python).arg(script).arg(dir.join("run/tensorboard")).arg(&checkpoint).output();
