@@ -1,8 +1,11 @@
 //! Weights on their way: whole, or as what changed since the version that the reader has.
 //!
-//! A change is the XOR of the bytes of both versions, compressed with zstd: most quantized values stay the
-//! same between two steps, and zeros cost next to nothing. It knows nothing of number formats. Both forms are
-//! cut into chunks that are made and read on several threads.
+//! Most quantized values stay the same between two steps: the XOR of the bytes of both versions is nearly all
+//! zeros, and costs next to nothing once it is compressed with zstd. Values in f32 (embedding, norms, biases,
+//! scales) nearly all change, but by little: the difference of their bits as whole numbers is small, and its
+//! bytes, all first ones, then all second ones, and so on, are half zeros. A chunk is sent in whichever form is
+//! smaller on a sample of it, so this knows nothing of number formats and of where matrices begin. Chunks are
+//! made and read on several threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,9 +15,72 @@ use twox_hash::XxHash3_128;
 const CHUNK: usize = 4 << 20;
 /// Level of zstd: higher ones gain a few percent in several times the time.
 const LEVEL: i32 = 1;
+/// Bytes of a chunk that are tried in both forms.
+const SAMPLE: usize = 64 << 10;
 /// What a delta and a whole begin with.
-const DELTA: &[u8; 8] = b"qurlXOR1";
+const DELTA: &[u8; 8] = b"qurlDEL2";
 const WHOLE: &[u8; 8] = b"qurlALL1";
+
+/// The form in which the changes of a chunk are written; the first byte of what is sent of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// The XOR of its bytes.
+    Bytes = 0,
+    /// Differences of its 32-bit words, the sign in the lowest bit; byte by byte of all words. What is left at
+    /// the end is XORed.
+    Words = 1,
+}
+
+impl Form {
+    /// What turns a chunk into another one.
+    fn changes(self, old: &[u8], new: &[u8]) -> Vec<u8> {
+        let xor = |old: &[u8], new: &[u8]| -> Vec<u8> { old.iter().zip(new).map(|(a, b)| a ^ b).collect() };
+        if self == Form::Bytes {
+            return xor(old, new);
+        }
+        let ((old, old_rest), (new, new_rest)) = (old.as_chunks::<4>(), new.as_chunks::<4>());
+        let words = new.len();
+        let mut changes = vec![0; 4 * words];
+        for (i, (old, new)) in old.iter().zip(new).enumerate() {
+            let moved = u32::from_le_bytes(*new).wrapping_sub(u32::from_le_bytes(*old)).cast_signed();
+            let folded = (moved << 1) ^ (moved >> 31);
+            for (plane, byte) in folded.to_le_bytes().into_iter().enumerate() {
+                changes[plane * words + i] = byte;
+            }
+        }
+        changes.extend(xor(old_rest, new_rest));
+        changes
+    }
+
+    /// Turns a chunk into the one that these changes, as many bytes, lead to.
+    fn apply(self, chunk: &mut [u8], changes: &[u8]) {
+        let xor = |chunk: &mut [u8], changes: &[u8]| {
+            chunk.iter_mut().zip(changes).for_each(|(byte, change)| *byte ^= change);
+        };
+        if self == Form::Bytes {
+            return xor(chunk, changes);
+        }
+        let (words, rest) = chunk.as_chunks_mut::<4>();
+        let count = words.len();
+        for (i, word) in words.iter_mut().enumerate() {
+            let folded = u32::from_le_bytes([0, 1, 2, 3].map(|plane| changes[plane * count + i]));
+            let moved = (folded >> 1) ^ (folded & 1).wrapping_neg();
+            *word = u32::from_le_bytes(*word).wrapping_add(moved).to_le_bytes();
+        }
+        xor(rest, &changes[4 * count..]);
+    }
+
+    /// The form in which a chunk is sent.
+    fn best(old: &[u8], new: &[u8]) -> Form {
+        let first = old.len().saturating_sub(SAMPLE) / 2 / 4 * 4;
+        let sample = first..old.len().min(first + SAMPLE);
+        let len = |form: Form| {
+            let changes = form.changes(&old[sample.clone()], &new[sample.clone()]);
+            zstd::bulk::compress(&changes, LEVEL).map_or(usize::MAX, |packed| packed.len())
+        };
+        if len(Form::Words) < len(Form::Bytes) { Form::Words } else { Form::Bytes }
+    }
+}
 
 /// Bytes that are not the weights they should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,9 +110,10 @@ pub fn encode(base: Option<&[u8]>, bytes: &[u8], threads: usize) -> Vec<u8> {
     let chunks: Vec<(&[u8], &[u8])> = base.chunks(CHUNK).zip(bytes.chunks(CHUNK)).collect();
     let packed = parallel(chunks.len(), threads, |i| {
         let (old, new) = chunks[i];
-        let changed: Vec<u8> = old.iter().zip(new).map(|(a, b)| a ^ b).collect();
+        let form = Form::best(old, new);
         // Compressing into memory of the library's own bound cannot fail; as it is, it would be sent whole.
-        zstd::bulk::compress(&changed, LEVEL).ok()
+        let packed = zstd::bulk::compress(&form.changes(old, new), LEVEL).ok()?;
+        Some([&[form as u8], packed.as_slice()].concat())
     });
     let Some(packed) = packed.into_iter().collect::<Option<Vec<Vec<u8>>>>() else {
         return [WHOLE, bytes].concat();
@@ -81,7 +148,7 @@ pub fn decode(
     if found == expected { Ok(bytes) } else { Err(DeltaError::Hash { found, expected }) }
 }
 
-/// XORs the changes into the version before.
+/// Makes the changes to the version before.
 fn apply(mut bytes: Vec<u8>, sent: &[u8], threads: usize) -> Option<Vec<u8>> {
     let (len, rest) = sent.split_first_chunk::<8>()?;
     let count = bytes.len().div_ceil(CHUNK);
@@ -98,8 +165,10 @@ fn apply(mut bytes: Vec<u8>, sent: &[u8], threads: usize) -> Option<Vec<u8>> {
     let places: Vec<Mutex<&mut [u8]>> = bytes.chunks_mut(CHUNK).map(Mutex::new).collect();
     let done = parallel(count, threads, |i| {
         let mut place = places[i].lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = zstd::bulk::decompress(packed[i], place.len()).ok()?;
-        (changed.len() == place.len()).then(|| place.iter_mut().zip(&changed).for_each(|(a, b)| *a ^= b))
+        let (form, packed) = packed[i].split_first()?;
+        let form = [Form::Bytes, Form::Words].into_iter().find(|own| *own as u8 == *form)?;
+        let changes = zstd::bulk::decompress(packed, place.len()).ok()?;
+        (changes.len() == place.len()).then(|| form.apply(&mut place, &changes))
     });
     drop(places);
     (rest.is_empty() && done.iter().all(Option::is_some)).then_some(bytes)
@@ -130,6 +199,7 @@ fn parallel<T: Send>(count: usize, threads: usize, work: impl Fn(usize) -> T + S
 #[cfg(test)]
 mod tests {
     use super::*;
+    use qurl_model::rng::CounterRng;
 
     #[test]
     fn changes_make_the_new_version_of_the_old_one() {
@@ -155,5 +225,33 @@ mod tests {
             }
         }
         assert_eq!(encode(Some(&[1]), &[1, 2], 1), encode(None, &[1, 2], 1), "of another length: whole");
+    }
+
+    /// Numbers that all move a little are sent as differences, and those of which a few change as bytes.
+    #[test]
+    fn each_kind_of_number_has_its_form() {
+        let random = CounterRng::new(&[5]);
+        let f32s = |lr: f32| -> Vec<u8> {
+            let value = |i: u64| 0.02 * (random.uniform_f64_at(2 * i) as f32 - 0.5);
+            let moved = |i: u64| value(i) + lr * (random.uniform_f64_at(2 * i + 1) as f32 - 0.5);
+            (0..100_001).flat_map(|i| moved(i).to_le_bytes()).collect()
+        };
+        let (old, new) = (f32s(0.0), f32s(1e-6));
+        assert_eq!(Form::best(&old, &new), Form::Words);
+        let delta = encode(Some(&old), &new, 1);
+        let xored = zstd::bulk::compress(&Form::Bytes.changes(&old, &new), LEVEL).expect("compressed");
+        assert!(5 * delta.len() < 4 * xored.len(), "{} of {} bytes", delta.len(), xored.len());
+        assert_eq!(decode(Some(old.clone()), &delta, hash(&new), 1), Ok(new.clone()));
+
+        let mut changed = old.clone();
+        changed.iter_mut().step_by(997).for_each(|byte| *byte = byte.wrapping_sub(1));
+        assert_eq!(Form::best(&old, &changed), Form::Bytes);
+        for form in [Form::Bytes, Form::Words] {
+            for len in [0, 1, 3, 4, 4001] {
+                let mut chunk = old[..len].to_vec();
+                form.apply(&mut chunk, &form.changes(&old[..len], &changed[..len]));
+                assert_eq!(chunk, changed[..len], "{form:?}");
+            }
+        }
     }
 }

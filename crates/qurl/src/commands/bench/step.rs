@@ -13,13 +13,14 @@ mod problems;
 mod shared;
 
 use super::machine::Machine;
+use super::sync::{self, Transfer};
 use super::{Document, median, print_json, shape};
 use crate::device::DeviceArg;
 use crate::input::{OrBad, bad};
 use crate::output::{OutputError, out};
 use limits::Rates;
 use problems::Digits;
-use qurl_kernels::{Collective, Format, KvFormat};
+use qurl_kernels::{Collective, Device, Format, KvFormat};
 use qurl_model::compute::NetworkOptions;
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
 use qurl_model::{GenerationConfig, ModelConfig, params};
@@ -88,6 +89,9 @@ pub struct Args {
     /// Timed steps, after one that is not
     #[arg(long, default_value_t = 2)]
     steps: usize,
+    /// Measure, too, what bringing the weights from each step to the next takes to a rollout worker
+    #[arg(long)]
+    sync: bool,
     #[command(flatten)]
     pub device: DeviceArg,
     /// Print one JSON document
@@ -116,7 +120,20 @@ struct Row {
     seconds: f64,
     phases: BTreeMap<String, Phase>,
     rollout: RolloutRates,
+    /// Of the weights that sampled, from a step to the next.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    sync: Vec<Sync>,
     ranks: shared::Shared,
+}
+
+/// What the weights of a step take to a worker, to one that comes late and to one that has those of the step
+/// before.
+#[derive(Serialize)]
+struct Sync {
+    /// Share of all bytes that are not what they were.
+    changed: f64,
+    #[serde(flatten)]
+    transfer: Transfer,
 }
 
 /// A phase, the median of the timed steps; `limit_s` is what the machine cannot beat.
@@ -207,10 +224,18 @@ pub fn run<D: Machine>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> an
     let (mut records, mut limits) = (Vec::new(), Vec::new());
     let mut before = trainer.engine().stats();
     let sent = shared::Sent::by(&trainer);
+    let (mut old, mut synced) = (None, Vec::new());
+    let sync = args.sync && ranks.is_first();
+    if sync {
+        measure_sync(&trainer, &mut device.queue()?, &mut old, &mut synced)?;
+    }
     for _ in 0..args.steps {
         before = trainer.engine().stats();
         records.push(trainer.step()?);
         limits.push(limits::of_last_step(&trainer, &rates, args.prompt));
+        if sync {
+            measure_sync(&trainer, &mut device.queue()?, &mut old, &mut synced)?;
+        }
     }
     let rollout = rollout_rates(before, trainer.engine().stats(), &records[args.steps - 1]);
     let kv_format = trainer.engine().network().options().kv_format;
@@ -219,6 +244,7 @@ pub fn run<D: Machine>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> an
         return Ok(());
     }
     let row = row(&args, kv_format, trainer.plan(), &records, &limits, rollout, shared);
+    let row = Row { sync: synced, ..row };
     if args.json {
         return print_json(&Document { machine: device.info().description, results: vec![row] });
     }
@@ -324,8 +350,29 @@ fn row(
         seconds: seconds("total"),
         phases: names.into_iter().map(|name| (name.to_string(), phase(name))).collect(),
         rollout,
+        sync: Vec::new(),
         ranks,
     }
+}
+
+/// Measures what the weights that the last step sampled with take to a worker that has those of the step
+/// before, which become these.
+fn measure_sync<D: Device>(
+    trainer: &RlTrainer<D>,
+    queue: &mut D::Queue,
+    old: &mut Option<Vec<u8>>,
+    rows: &mut Vec<Sync>,
+) -> anyhow::Result<()> {
+    let new = trainer.engine().network().export(queue)?;
+    if let Some(was) = old.take() {
+        let changed = was.iter().zip(&new).filter(|(a, b)| a != b).count() as f64 / new.len() as f64;
+        for base in [None, Some(was)] {
+            let (transfer, _) = sync::transfer(base, &new)?;
+            rows.push(Sync { changed, transfer });
+        }
+    }
+    *old = Some(new);
+    Ok(())
 }
 
 fn print(row: &Row) -> Result<(), OutputError> {
@@ -361,5 +408,15 @@ fn print(row: &Row) -> Result<(), OutputError> {
         r.preemptions,
         r.prefill_tokens
     )?;
+    for Sync { changed, transfer } in &row.sync {
+        let Transfer { case, bytes, share, encode_s, loopback_s, decode_s } = transfer;
+        out!(
+            "sync      {case:7} {:8.1} MB ({:.1}%), {:.1}% of the bytes changed: {encode_s:.3} s to make, \
+             {loopback_s:.3} s over loopback, {decode_s:.3} s to read",
+            *bytes as f64 / 1e6,
+            100.0 * share,
+            100.0 * changed
+        )?;
+    }
     row.ranks.print()
 }

@@ -1,8 +1,10 @@
 //! What it takes to bring a worker from one version of the weights to the next: bytes and time, whole and as
 //! changes, over a loopback connection.
 //!
-//! The weights are random. Between the versions lie some updates of AdamW as its first steps are: every weight
-//! moves by about the learning rate, up or down. Trained models move less, since their gradients repeat.
+//! The weights are random, and so is what moves them: between the versions lie some updates in which every
+//! weight moves by about the learning rate, up or down, as the first ones of AdamW do. That is more than any
+//! later step of a run changes, and takes seconds. What steps of RL change is measured by `qurl bench step
+//! --sync`, which makes such steps.
 
 use super::{Document, print_json};
 use crate::device::DeviceArg;
@@ -43,18 +45,25 @@ pub struct Args {
 }
 
 /// One way of bringing weights over.
+#[derive(Clone, Serialize)]
+pub(super) struct Transfer {
+    /// Whole, or as changes.
+    pub case: &'static str,
+    /// Bytes that travel, and their share of the whole version.
+    pub bytes: usize,
+    pub share: f64,
+    /// Seconds: to make them, over loopback, to make the version of them and check it.
+    pub encode_s: f64,
+    pub loopback_s: f64,
+    pub decode_s: f64,
+}
+
 #[derive(Serialize)]
 struct Case {
-    case: &'static str,
     format: String,
     lr: f32,
-    /// Bytes that travel, and their share of the whole version.
-    bytes: usize,
-    share: f64,
-    /// Seconds: to make them, over loopback, to make the version of them and check it.
-    encode_s: f64,
-    loopback_s: f64,
-    decode_s: f64,
+    #[serde(flatten)]
+    transfer: Transfer,
     /// Seconds for what both have in common: out of the trainer's engine and into the worker's.
     export_s: f64,
     import_s: f64,
@@ -97,9 +106,8 @@ pub fn run<D: Device>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     }
     out!("{}, {} updates between the versions, {threads} threads, {machine}", args.shape, args.updates)?;
     out!("format  lr       case      MB        share   encode  loopback  decode  export  import (s)")?;
-    for Case { case, format, lr, bytes, share, encode_s, loopback_s, decode_s, export_s, import_s } in
-        &results
-    {
+    for Case { format, lr, transfer, export_s, import_s } in &results {
+        let Transfer { case, bytes, share, encode_s, loopback_s, decode_s } = transfer;
         let mb = *bytes as f64 / 1e6;
         out!(
             "{format:<7} {lr:<8e} {case:<8} {mb:>8.1}  {:>6.1}%  {encode_s:>6.3}  {loopback_s:>8.3}  \
@@ -133,41 +141,35 @@ fn cases<D: Device>(
     let began = Instant::now();
     let new = network.export(&mut queue)?;
     let export_s = began.elapsed().as_secs_f64();
-    let expected = delta::hash(&new);
     let mut results = Vec::new();
-    for (case, base) in [("whole", None), ("changes", Some(&old))] {
+    for base in [None, Some(old)] {
+        let (transfer, received) = transfer(base, &new)?;
         let began = Instant::now();
-        let sent = delta::encode(base.map(Vec::as_slice), &new, threads());
-        let encode_s = began.elapsed().as_secs_f64();
-        let began = Instant::now();
-        let received = over_loopback(&sent)?;
-        let loopback_s = began.elapsed().as_secs_f64();
-        let (bytes, have) = (sent.len(), base.cloned());
-        drop(sent);
-        let began = Instant::now();
-        let decoded = delta::decode(have, &received, expected, threads())?;
-        let decode_s = began.elapsed().as_secs_f64();
-        let began = Instant::now();
-        network.import(&mut queue, &decoded)?;
+        network.import(&mut queue, &received)?;
         queue.synchronize()?;
         let import_s = began.elapsed().as_secs_f64();
-        anyhow::ensure!(decoded == new, "{case}: other weights");
-        let share = bytes as f64 / new.len() as f64;
-        let format = format.to_string();
-        results.push(Case {
-            case,
-            format,
-            lr,
-            bytes,
-            share,
-            encode_s,
-            loopback_s,
-            decode_s,
-            export_s,
-            import_s,
-        });
+        results.push(Case { format: format.to_string(), lr, transfer, export_s, import_s });
     }
     Ok(results)
+}
+
+/// Brings a version to a worker that has another one, or none; gives what the worker has then.
+pub(super) fn transfer(base: Option<Vec<u8>>, new: &[u8]) -> anyhow::Result<(Transfer, Vec<u8>)> {
+    let (case, expected) = (if base.is_some() { "changes" } else { "whole" }, delta::hash(new));
+    let began = Instant::now();
+    let sent = delta::encode(base.as_deref(), new, threads());
+    let encode_s = began.elapsed().as_secs_f64();
+    let began = Instant::now();
+    let received = over_loopback(&sent)?;
+    let loopback_s = began.elapsed().as_secs_f64();
+    let bytes = sent.len();
+    drop(sent);
+    let began = Instant::now();
+    let decoded = delta::decode(base, &received, expected, threads())?;
+    let decode_s = began.elapsed().as_secs_f64();
+    anyhow::ensure!(decoded == new, "{case}: other weights");
+    let share = bytes as f64 / new.len() as f64;
+    Ok((Transfer { case, bytes, share, encode_s, loopback_s, decode_s }, decoded))
 }
 
 /// Sends bytes to a thread of this process.

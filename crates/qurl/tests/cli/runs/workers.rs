@@ -5,9 +5,11 @@ use super::support::{Outcome, lines, place, spawn_with, wait_for};
 use crate::common::qurl_with;
 use qurl_model::rng::CounterRng;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const SECRET: (&str, &str) = ("QURL_WORKER_SECRET", "0123456789abcdef");
@@ -70,7 +72,7 @@ impl Drop for Process {
 fn worker(port: u16) -> Process {
     let child = Command::new(env!("CARGO_BIN_EXE_qurl"))
         .args(["worker", "--join", &format!("http://127.0.0.1:{port}"), "--kv-cache-mb", "8", "--json"])
-        .args(["--patience", "60"])
+        .args(["--patience", "600"])
         .envs([SECRET, ("QURL_THREADS", "1")])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -79,41 +81,85 @@ fn worker(port: u16) -> Process {
     Process(Some(child.expect("the command starts")))
 }
 
-/// Three workers, of which one is killed and another one comes every now and then; the trainer, too, once.
-/// One of them lives through all of it. Nothing where the run was over before anyone had killed its trainer.
-fn with_kills(dir: &Path, run: &str, port: u16) -> Option<String> {
+/// What stands between workers and their trainer, and can cut them off.
+struct Wire {
+    port: u16,
+    is_cut: Arc<AtomicBool>,
+}
+
+impl Wire {
+    /// To a trainer on a port; cut from the moment at which `cuts` is true on, for who comes then.
+    fn to(trainer: u16, cuts: impl Fn() -> bool + Send + 'static) -> Wire {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let is_cut = Arc::new(AtomicBool::new(false));
+        let cut = is_cut.clone();
+        std::thread::spawn(move || {
+            let mut may_cut = true;
+            for worker in listener.incoming() {
+                let Ok(worker) = worker else { return };
+                if may_cut && cuts() {
+                    (may_cut, _) = (false, cut.store(true, Ordering::SeqCst));
+                }
+                let trainer = TcpStream::connect(("127.0.0.1", trainer)).ok();
+                let Some(trainer) = trainer.filter(|_| !cut.load(Ordering::SeqCst)) else { continue };
+                let copy = |from: &TcpStream, to: &TcpStream| {
+                    let ends = (from.try_clone().expect("a socket"), to.try_clone().expect("a socket"));
+                    std::thread::spawn(move || {
+                        let (mut from, mut to) = ends;
+                        _ = std::io::copy(&mut from, &mut to);
+                        _ = to.shutdown(Shutdown::Write);
+                    });
+                };
+                copy(&worker, &trainer);
+                copy(&trainer, &worker);
+            }
+        });
+        Wire { port, is_cut }
+    }
+}
+
+/// Three workers, of which one is killed and another one comes every now and then; the trainer, too, once. One
+/// worker lives through all of it.
+///
+/// The trainer is killed in the middle of its run however fast all are: nobody reaches it any more once half
+/// of the steps are done, and the rest of them need workers.
+fn with_kills(dir: &Path, run: &str, port: u16) -> String {
     let set = overrides(port, 1, "wait");
+    let steps = {
+        let metrics = dir.join(run);
+        move || lines(&metrics)
+    };
+    let half = steps.clone();
+    let wire = Wire::to(port, move || half() >= 3);
     let mut trainer_now = trainer(dir, run, &set, &[]);
-    let (faithful, mut mortal) = (worker(port), [worker(port), worker(port)]);
+    let (faithful, mut mortal) = (worker(wire.port), [worker(wire.port), worker(wire.port)]);
     let (random, mut kills, mut resumed) = (CounterRng::new(&[2026, 11]), 0, false);
     while trainer_now.try_wait().expect("a child").is_none() {
         std::thread::sleep(Duration::from_millis(20 + random.below_at(2 * kills, 100)));
         if kills < 8 {
             let one = random.below_at(2 * kills + 1, 2) as usize;
-            mortal[one] = worker(port); // the old one is killed
+            mortal[one] = worker(wire.port); // the old one is killed
             kills += 1;
         }
-        if !resumed && lines(&dir.join(run)) >= 3 {
+        if !resumed && wire.is_cut.load(Ordering::SeqCst) {
             trainer_now.kill().expect("killed");
             trainer_now.wait().expect("ended");
-            if lines(&dir.join(run)) == 6 {
-                return None;
-            }
+            assert!((3..6).contains(&steps()), "{} steps without workers", steps());
             trainer_now = trainer(dir, run, &set, &["--resume"]);
+            wire.is_cut.store(false, Ordering::SeqCst);
             resumed = true;
         }
     }
     let said = ended(trainer_now);
+    assert!(resumed, "it ended while workers were cut off: {said}");
     mortal.into_iter().for_each(Process::killed);
     let output = faithful.ended();
     let faithful = String::from_utf8_lossy(&output.stderr);
-    if !resumed {
-        return None;
-    }
     assert!(output.status.success() && faithful.contains("the run is over"), "{faithful}");
     let noticed = ["cannot be reached", "has forgotten this worker"];
     assert!(noticed.iter().any(|said| faithful.contains(said)), "its trainer was away: {faithful}");
-    Some(format!("{kills} kills: {said}"))
+    format!("{kills} kills: {said}")
 }
 
 #[test]
@@ -134,18 +180,15 @@ fn workers_die_at_any_moment_and_so_does_the_trainer() {
     assert!(done["changed_versions"].as_u64() > Some(0), "{done}");
     Outcome::of(&dir.join("one")).assert_same_training(&whole, "one worker");
 
-    let (run, what) = (0..5)
-        .map(|attempt| format!("three-{attempt}"))
-        .find_map(|run| with_kills(&dir, &run, port).map(|what| (run, what)))
-        .expect("a run whose trainer was killed");
-    Outcome::of(&dir.join(run)).assert_same_training(&whole, &what);
+    let what = with_kills(&dir, "three", port);
+    Outcome::of(&dir.join("three")).assert_same_training(&whole, &what);
 }
 
 /// An HTTP request by hand; the status line, or nothing where the connection was closed.
 fn posted(port: u16, head: &str, body: &[u8]) -> String {
     let address: SocketAddr = ([127, 0, 0, 1], port).into();
     let mut stream = TcpStream::connect(address).expect("it listens");
-    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
     _ = stream.write_all(format!("{head}\r\nContent-Length: {}\r\n\r\n", body.len()).as_bytes());
     _ = stream.write_all(body);
     let mut answer = Vec::new();
