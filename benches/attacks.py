@@ -135,10 +135,11 @@ HALF_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: loc"
 HALF_BODY = f"POST /v1/completions HTTP/1.1\r\n{HEAD}Content-Length: 1000000\r\n\r\n{{".encode()
 SLOW_HEAD = b"GET /health HTTP/1.1\r\nX: " + b"a" * 100
 SLOW_BODY = HALF_BODY + b" " * 100
-ZEROS = '{"prompt": "1+1=", "max_tokens": 2, "unknown": [' + "0," * ((8 << 20) // 2 - 40) + "0]}"
-LISTS = '{"prompt": [' + "[1]," * ((8 << 20) // 4 - 40) + "[1]]}"
+ZEROS = '{"prompt": "1+1=", "max_tokens": 2, "unknown": [' + "0," * 1_000_000 + "0]}"
+MORE = '{"prompt": "1+1=", "max_tokens": 2, "unknown": [' + "0," * ((8 << 20) // 2 - 40) + "0]}"
+LISTS = '{"prompt": [' + "[1]," * 500_000 + "[1]]}"
 LONG = json.dumps({"prompt": "12+34=" * ((8 << 20) // 6 - 40)})
-DEEP = '{"prompt": ' + "[" * (8 << 19) + "]" * (8 << 19) + "}"
+DEEP = '{"prompt": ' + "[" * (1 << 21) + "]" * (1 << 21) + "}"
 TRICKS = [
     "/../../etc/passwd", "//etc/passwd", "/v1/%2e%2e/%2e%2e/etc/passwd", "/%00", "/v1/models/../../x",
     "/v1/models/%ff%fe", "/" + "a/" * 8000, "http://evil.example/", "*", "/v1/models/" + "%2f.." * 50,
@@ -158,10 +159,11 @@ ATTACKS = {
         200, lambda _: answer(f"GET /health HTTP/1.1\r\n{HEAD}X: {'a' * (1 << 20)}\r\n\r\n".encode())
     ),
     "200 times 10,000 headers": lambda: together(
-        200, lambda _: answer(f"GET /health HTTP/1.1\r\n{HEAD}{'A: b' * 1}\r\n".encode() + b"X: y\r\n" * 10000)
+        200, lambda _: answer(f"GET /health HTTP/1.1\r\n{HEAD}".encode() + b"X: y\r\n" * 10000)
     ),
-    "64 bodies of 8 MB of zeros": lambda: together(64, lambda _: post("/v1/completions", ZEROS)),
-    "64 bodies of 2 million prompts": lambda: together(64, lambda _: post("/v1/completions", LISTS)),
+    "64 bodies of a million zeros": lambda: together(64, lambda _: post("/v1/completions", ZEROS)),
+    "64 bodies of four million zeros": lambda: together(64, lambda _: post("/v1/completions", MORE)),
+    "64 bodies of 500,000 prompts": lambda: together(64, lambda _: post("/v1/completions", LISTS)),
     "16 prompts of 8 MB of text": lambda: together(16, lambda _: post("/v1/completions", LONG)),
     "16 bodies of 4 million brackets": lambda: together(16, lambda _: post("/v1/completions", DEEP)),
     "64 bodies of 100 MB": lambda: together(64, lambda _: post("/v1/completions", b" " * (100 << 20))),

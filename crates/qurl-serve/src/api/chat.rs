@@ -150,7 +150,7 @@ pub fn prompt(app: &App, fields: Fields<'_>) -> Result<Vec<u32>, ApiError> {
     let open = fields.is_or("add_generation_prompt", true)?;
     let text = app.texts.render(&json!(messages), open, &variables)?;
     // The template has put special tokens where they belong.
-    app.texts.encode("messages", &text, fields.is("add_special_tokens")?)
+    app.encode("messages", &text, fields.is("add_special_tokens")?)
 }
 
 /// A message as templates expect it: parts of text as one text, arguments of tool calls as objects.

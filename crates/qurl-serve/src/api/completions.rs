@@ -108,7 +108,7 @@ fn wanted(
 fn prompts(app: &App, fields: Fields<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
     const EXPECTED: &str = "a text, a list of texts, a list of token ids or a list of such lists";
     let prompt = fields.get("prompt").ok_or_else(|| fields.wrong("prompt", EXPECTED))?;
-    let encode = |text: &str| app.texts.encode("prompt", text, fields.is_or("add_special_tokens", true)?);
+    let encode = |text: &str| app.encode("prompt", text, fields.is_or("add_special_tokens", true)?);
     let wrong = || fields.wrong("prompt", EXPECTED);
     let prompts = match prompt {
         Value::String(text) => vec![encode(text)?],

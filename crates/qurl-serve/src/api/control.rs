@@ -9,6 +9,7 @@ use super::{App, WeightSource, answer};
 use crate::service::{InFlight, NewWeights};
 use axum::Json;
 use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -130,8 +131,9 @@ pub async fn update_weights_from_disk(State(app): State<Arc<App>>, body: Body) -
 /// `POST /pause?mode=keep|wait|abort`
 pub async fn pause(
     State(app): State<Arc<App>>,
-    Query(query): Query<HashMap<String, String>>,
+    query: Result<Query<HashMap<String, String>>, QueryRejection>,
 ) -> Result<Response, ApiError> {
+    let Query(query) = query.map_err(|error| ApiError::bad(error.to_string()))?;
     app.service.pause(mode(query.get("mode").map(String::as_str), InFlight::Abort)?).await?;
     Ok(answer(json!({"status": "paused"})))
 }

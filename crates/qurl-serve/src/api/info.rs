@@ -5,6 +5,7 @@ use super::error::ApiError;
 use super::sampling::{Dialect, Wanted};
 use super::{App, answer, fields::Fields, now};
 use crate::service::{Histogram, Snapshot};
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
@@ -32,7 +33,11 @@ pub async fn models(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `GET /v1/models/NAME`
-pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Response, ApiError> {
+pub async fn model(
+    State(app): State<Arc<App>>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let Ok(Path(name)) = name else { return Err(ApiError::not_found("no model has such a name")) };
     match app.model.names.contains(&name) {
         true => Ok(answer(card(&app, &name))),
         false => Err(ApiError::not_found(format!("the model `{name}` is not here"))),

@@ -44,9 +44,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::task::block_in_place;
 
-/// Bytes of a body from which on it is read off the threads of the connections, and one at a time: JSON takes
+/// Bytes of a body from which on it is parsed off the threads of the connections, and one at a time: JSON takes
 /// many times the memory of its text, and a tokenizer takes its time.
 const LONG: usize = 256 << 10;
+/// Most values of a body, which take up to 200 bytes each.
+const MAX_VALUES: usize = 1 << 20;
 /// Most names of versions that are remembered.
 const MAX_LABELS: usize = 64;
 
@@ -168,14 +170,25 @@ impl App {
         &self.model.names[0]
     }
 
+    /// Tokens of a text.
+    fn encode(&self, key: &str, text: &str, add_special: bool) -> Result<Vec<u32>, ApiError> {
+        self.texts.encode(key, text, add_special, self.model.max_model_len)
+    }
+
     /// Reads a body of JSON, an empty one as an empty object, and makes of its keys what is wanted. What is
     /// not wanted is gone before anyone waits for an answer.
     async fn read<T>(
         &self,
         body: Body,
-        wanted: impl FnOnce(Fields<'_>) -> Result<T, ApiError>,
-    ) -> Result<T, ApiError> {
+        wanted: impl FnOnce(Fields<'_>) -> Result<T, ApiError> + Send,
+    ) -> Result<T, ApiError>
+    where
+        T: Send,
+    {
         let parse = |bytes: Vec<u8>| {
+            if values(&bytes) > MAX_VALUES {
+                return Err(ApiError::bad(format!("the body has more than {MAX_VALUES} values")));
+            }
             let value = match bytes.is_empty() {
                 true => Value::Object(serde_json::Map::new()),
                 false => serde_json::from_slice(&bytes)
@@ -188,11 +201,28 @@ impl App {
             ..LONG => parse(bytes),
             _ => block_in_place(|| {
                 let _turn = self.turns.reading.lock().unwrap_or_else(PoisonError::into_inner);
-                parse(bytes)
+                // On a thread of its own: allocators keep what a thread has had for the next one.
+                let parsed = std::thread::scope(|scope| scope.spawn(|| parse(bytes)).join());
+                parsed.unwrap_or_else(|_| Err(ApiError::broken("the body could not be parsed")))
             }),
         };
         self.bodies.read(body, parse).await?
     }
+}
+
+/// Values of a JSON text, or a few more; whatever it is, where it is none.
+fn values(text: &[u8]) -> usize {
+    let (mut count, mut inside, mut escaped) = (1, false, false);
+    for &byte in text {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = inside,
+            b'"' => inside = !inside,
+            b',' | b'[' | b'{' if !inside => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 /// Which weights: `system_fingerprint`.
@@ -263,4 +293,23 @@ async fn guarded(State(app): State<Arc<App>>, request: Request, next: Next) -> R
 /// An answer of JSON.
 fn answer(value: impl Serialize) -> Response {
     Json(value).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_counted_outside_of_texts() {
+        for (text, count) in [
+            ("", 1),
+            ("1", 1),
+            ("[1,2,3]", 4),
+            (r#"{"a": [1, {"b": "x, [y"}], "c\"],[": 2}"#, 6),
+            (r#"["\\", "]"]"#, 3),
+            (r#""[[[[,,,,"#, 1),
+        ] {
+            assert_eq!(values(text.as_bytes()), count, "{text}");
+        }
+    }
 }

@@ -120,7 +120,7 @@ fn prompts(app: &App, fields: Fields<'_>) -> Result<(Vec<Vec<u32>>, bool), ApiEr
         return Err(ApiError::invalid("text", "neither text nor input_ids is given"));
     }
     let several = fields.get("text").is_some_and(Value::is_array);
-    let prompts = texts.iter().map(|text| app.texts.encode("text", text, true));
+    let prompts = texts.iter().map(|text| app.encode("text", text, true));
     Ok((prompts.collect::<Result<_, _>>()?, several))
 }
 

@@ -11,6 +11,8 @@ use std::sync::Arc;
 pub struct Texts {
     tokenizer: Option<Arc<Tokenizer>>,
     template: Option<ChatTemplate>,
+    /// Bytes of the longest token.
+    longest: usize,
     /// Tokens that end a sample of this model.
     pub stop_ids: Vec<u32>,
 }
@@ -24,12 +26,17 @@ impl Texts {
         stop_ids.extend(tokenizer.as_ref().and_then(Tokenizer::eos));
         stop_ids.sort_unstable();
         stop_ids.dedup();
-        Ok(Texts { tokenizer: tokenizer.map(Arc::new), template, stop_ids })
+        let longest = tokenizer.iter().flat_map(|tokenizer| {
+            let tokens = 0..tokenizer.vocab_size() as u32;
+            tokens.filter_map(|id| Some(tokenizer.id_to_token(id)?.len()))
+        });
+        let longest = longest.max().unwrap_or(0);
+        Ok(Texts { tokenizer: tokenizer.map(Arc::new), template, longest, stop_ids })
     }
 
     /// Neither tokenizer nor stop tokens: ids in, ids out.
     pub fn none() -> Texts {
-        Texts { tokenizer: None, template: None, stop_ids: Vec::new() }
+        Texts { tokenizer: None, template: None, longest: 0, stop_ids: Vec::new() }
     }
 
     /// How the engine makes text, to look for stop strings in.
@@ -49,9 +56,25 @@ impl Texts {
         self.tokenizer.as_deref().ok_or_else(missing)
     }
 
-    /// Tokens of a text.
-    pub fn encode(&self, key: &str, text: &str, add_special: bool) -> Result<Vec<u32>, ApiError> {
-        let ids = self.tokenizer()?.encode(text, add_special);
+    /// Tokens of a text, of which there may be so many: a text that is longer than that whatever its tokens are
+    /// is refused unread, since finding its tokens takes a hundred times its memory.
+    pub fn encode(
+        &self,
+        key: &str,
+        text: &str,
+        add_special: bool,
+        most: usize,
+    ) -> Result<Vec<u32>, ApiError> {
+        let (len, longest) = (text.len(), self.longest);
+        let tokenizer = self.tokenizer()?;
+        if len > most.saturating_mul(longest) {
+            let message = format!(
+                "This model's maximum context length is {most} tokens, none of which has more than {longest} \
+                 bytes; the text has {len}."
+            );
+            return Err(ApiError::invalid(key, message));
+        }
+        let ids = tokenizer.encode(text, add_special);
         ids.map_err(|error| ApiError::invalid(key, error.to_string()))
     }
 
@@ -158,7 +181,7 @@ mod tests {
     use qurl_model::tokenizer::{BytePattern, CharacterSpecials};
 
     fn texts(tokenizer: Tokenizer) -> Texts {
-        Texts { tokenizer: Some(Arc::new(tokenizer)), template: None, stop_ids: Vec::new() }
+        Texts { tokenizer: Some(Arc::new(tokenizer)), template: None, longest: 8, stop_ids: Vec::new() }
     }
 
     fn characters() -> Texts {
@@ -170,7 +193,7 @@ mod tests {
     fn pieces(texts: &Texts, text: &str, stop: &[&str], keep: bool, last: FinishReason) -> Vec<String> {
         let stop: Vec<String> = stop.iter().map(|s| s.to_string()).collect();
         let mut growing = texts.grow(&stop, true, keep);
-        let ids = texts.encode("text", text, false).expect("ids");
+        let ids = texts.encode("text", text, false, 100).expect("ids");
         let end = ids.len() - 1;
         ids.iter().enumerate().map(|(i, id)| growing.push(*id, (i == end).then_some(last))).collect()
     }
@@ -216,7 +239,7 @@ mod tests {
         assert_eq!(all("a€ä", &["€ä"], FinishReason::StopString(0)), ["a", "", "", "", "", ""]);
         assert_eq!(all("a€b", &["€ä"], FinishReason::Length), ["a", "", "", "", "€b"]);
         // Cut off in the middle of a character: what there is of it is told, and only at the end.
-        let ids = bytes.encode("text", "a€", false).expect("ids");
+        let ids = bytes.encode("text", "a€", false, 100).expect("ids");
         let mut growing = bytes.grow(&["€€".to_string()], true, false);
         let told: Vec<String> = ids[..3].iter().map(|id| growing.push(*id, None)).collect();
         assert_eq!((told.concat(), growing.end(None)), ("a".to_string(), "\u{FFFD}".to_string()));

@@ -80,7 +80,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Respons
     let ids = app.read(body, |fields| {
         app.check_model(fields)?;
         match fields.text("prompt")? {
-            Some(text) => app.texts.encode("prompt", text, fields.is_or("add_special_tokens", true)?),
+            Some(text) => app.encode("prompt", text, fields.is_or("add_special_tokens", true)?),
             None if fields.get("messages").is_some() => super::chat::prompt(&app, fields),
             None => Err(fields.wrong("prompt", "a text, or messages in its place")),
         }

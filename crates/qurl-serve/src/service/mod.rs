@@ -295,3 +295,26 @@ impl<D: Device> qurl_model::compute::Leaves<D> for OneByOne<'_, D> {
 
 /// Jobs by number, for those who only know that.
 type Numbers = BTreeMap<u64, qurl_rollout::RequestId>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::task::Waker;
+
+    /// An engine that has gone before it has told an end is a failure, not an answer that is complete.
+    #[test]
+    fn an_engine_that_goes_is_told_once() {
+        let (commands, inbox) = std::sync::mpsc::channel();
+        let (sender, news) = mpsc::unbounded_channel();
+        let mut ticket = Ticket { number: 3, commands, news, ended: false };
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(ticket.poll_next(&mut cx).is_pending());
+        sender.send(News::Tokens(Vec::new())).expect("an open channel");
+        drop(sender);
+        assert!(matches!(ticket.poll_next(&mut cx), Poll::Ready(Some(News::Tokens(_)))));
+        assert!(matches!(ticket.poll_next(&mut cx), Poll::Ready(Some(News::Failed(Failure::Broken(_))))));
+        assert!(matches!(ticket.poll_next(&mut cx), Poll::Ready(None)));
+        drop(ticket);
+        assert!(inbox.try_recv().is_err(), "nothing is left to be cancelled");
+    }
+}

@@ -32,8 +32,9 @@ const LIMITS: Limits = Limits {
 const LONGEST: usize = 256 << 20;
 const TOGETHER: usize = 1 << 30;
 const BODY_TIME: Duration = Duration::from_secs(300);
-/// How long workers are told that a run is over. They ask every two seconds, on a loaded machine less often.
-const GOODBYE: Duration = Duration::from_secs(10);
+/// How long workers are told that a run is over, those that have been heard of within a lease. They ask every
+/// two seconds, on a loaded machine less often.
+const GOODBYE: Duration = Duration::from_secs(30);
 
 /// A server in the background.
 pub struct Server {

@@ -57,6 +57,12 @@ impl Process {
         }
     }
 
+    /// Whether it has ended with an error.
+    fn has_failed(&mut self) -> bool {
+        let status = self.0.as_mut().and_then(|child| child.try_wait().expect("a child"));
+        status.is_some_and(|status| !status.success())
+    }
+
     /// Waits for its end.
     fn ended(mut self) -> Output {
         self.0.take().expect("a process").wait_with_output().expect("ended")
@@ -70,8 +76,12 @@ impl Drop for Process {
 }
 
 fn worker(port: u16) -> Process {
+    worker_to("127.0.0.1", port)
+}
+
+fn worker_to(host: &str, port: u16) -> Process {
     let child = Command::new(env!("CARGO_BIN_EXE_qurl"))
-        .args(["worker", "--join", &format!("http://127.0.0.1:{port}"), "--kv-cache-mb", "8", "--json"])
+        .args(["worker", "--join", &format!("http://{host}:{port}"), "--kv-cache-mb", "8", "--json"])
         .args(["--patience", "600"])
         .envs([SECRET, ("QURL_THREADS", "1")])
         .stdin(Stdio::null())
@@ -83,15 +93,16 @@ fn worker(port: u16) -> Process {
 
 /// What stands between workers and their trainer, and can cut them off.
 struct Wire {
-    port: u16,
     is_cut: Arc<AtomicBool>,
 }
 
 impl Wire {
+    /// Where it listens: on the trainer's port, since a trainer answers to no other.
+    const HOST: &str = "127.0.0.2";
+
     /// To a trainer on a port; cut from the moment at which `cuts` is true on, for who comes then.
     fn to(trainer: u16, cuts: impl Fn() -> bool + Send + 'static) -> Wire {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("an address").port();
+        let listener = TcpListener::bind((Wire::HOST, trainer)).expect("a second loopback address");
         let is_cut = Arc::new(AtomicBool::new(false));
         let cut = is_cut.clone();
         std::thread::spawn(move || {
@@ -115,7 +126,7 @@ impl Wire {
                 copy(&trainer, &worker);
             }
         });
-        Wire { port, is_cut }
+        Wire { is_cut }
     }
 }
 
@@ -133,13 +144,15 @@ fn with_kills(dir: &Path, run: &str, port: u16) -> String {
     let half = steps.clone();
     let wire = Wire::to(port, move || half() >= 3);
     let mut trainer_now = trainer(dir, run, &set, &[]);
-    let (faithful, mut mortal) = (worker(wire.port), [worker(wire.port), worker(wire.port)]);
+    let come = || worker_to(Wire::HOST, port);
+    let (mut faithful, mut mortal) = (come(), [come(), come()]);
     let (random, mut kills, mut resumed) = (CounterRng::new(&[2026, 11]), 0, false);
     while trainer_now.try_wait().expect("a child").is_none() {
+        assert!(!faithful.has_failed(), "{}", String::from_utf8_lossy(&faithful.ended().stderr));
         std::thread::sleep(Duration::from_millis(20 + random.below_at(2 * kills, 100)));
         if kills < 8 {
             let one = random.below_at(2 * kills + 1, 2) as usize;
-            mortal[one] = worker(wire.port); // the old one is killed
+            mortal[one] = come(); // the old one is killed
             kills += 1;
         }
         if !resumed && wire.is_cut.load(Ordering::SeqCst) {

@@ -86,6 +86,8 @@ fn what_is_asked_for_is_done_or_refused() {
         (json!({"prompt": [[1, 2], [99999]]}), "99999"),
         (json!({"prompt": [1, -1]}), "prompt"),
         (json!({"prompt": "ÄÖ"}), "prompt"),
+        (json!({"prompt": "1".repeat(5000)}), "the text has 5000"),
+        (json!({"unheard_of": vec![0; 1 << 20]}), "more than 1048576 values"),
         (json!({"prompt": vec![5; 96]}), "maximum context length is 96"),
         (json!({"n": 8}), "n"),
     ] {
