@@ -111,7 +111,7 @@ def with_guidellm():
             f"kind=json,path={out}",
             "--disable-console",
         ]
-        subprocess.run(command, check=True, stdout=sys.stderr, timeout=100)
+        subprocess.run(command, check=True, stdout=sys.stderr)
         benchmark = json.loads(out.read_text())["benchmarks"][0]
     totals = benchmark["metrics"]["request_totals"]
     return {"successful": totals["successful"], "errored": totals["errored"]}
