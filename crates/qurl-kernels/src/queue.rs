@@ -158,6 +158,11 @@ pub trait Queue: Send + Sized + 'static {
     fn write_moments(&mut self, to: &mut Moments<Self>, from: &HostMoments) -> Result<(), DeviceError>;
     /// `to[i] += from[i]` for the first `len` values.
     fn add(&mut self, from: &Tensor<Self>, to: &mut Tensor<Self>, len: usize);
+    /// [`Queue::add`], after which the first `len` values of `from` are zero.
+    fn drain(&mut self, from: &mut Tensor<Self>, to: &mut Tensor<Self>, len: usize) {
+        self.add(from, to, len);
+        self.clear(from, len);
+    }
     /// Adds up pieces in a binary tree.
     fn add_pieces(&mut self, args: AddPieces<Self::Device>);
     /// Rounds values to bf16, in half the memory.

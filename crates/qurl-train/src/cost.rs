@@ -146,8 +146,8 @@ pub fn passes(plan: &RlPlan, trainer: &Trainer, work: &Work, sharing: &Sharing) 
     Passes { forward: networks * scored + probed, training }
 }
 
-/// Bytes that a rank sends for these leaves: once its part of everyone's gradient to its owner, once its pieces
-/// of the weights to everyone, and its partial sums of the norm.
+/// Bytes that a rank sends for these leaves: once its part of everyone's gradient to its owner, once its
+/// pieces of the weights to everyone, and its partial sums of the norm.
 fn leaf_bytes<'a>(
     leaves: impl IntoIterator<Item = &'a ParamInfo>,
     travel: Travel,

@@ -1,5 +1,5 @@
-//! Weights that come while a pass needs them: it gathers each block before it computes, while the block before
-//! it computes.
+//! Weights that come while a pass needs them: it gathers each block before it computes, while the block
+//! before it computes.
 //!
 //! What is gathered are the master weights, and each rank packs the block from them, so the packed weights
 //! have the bits of a whole network's. Where weights are divided among the ranks (ZeRO-3), every pass gathers

@@ -1,8 +1,8 @@
 //! Whole leaves of weights of which each rank has a piece: where they are gathered.
 //!
-//! There is memory for one block, all of whose leaves travel together, maybe while another block computes, and
-//! for one leaf of each length beside the blocks. Linear layers that are to be packed in bf16 travel in bf16:
-//! rounding is the same before and after, and half as many bytes go over the links.
+//! There is memory for one block, all of whose leaves travel together, maybe while another block computes,
+//! and for one leaf of each length beside the blocks. Linear layers that are to be packed in bf16 travel in
+//! bf16: rounding is the same before and after, and half as many bytes go over the links.
 
 use crate::ranks::Ranks;
 use qurl_kernels::ops::{AddPieces, AllGather, Exchange, Narrow, Widen};
@@ -103,8 +103,8 @@ impl<D: Device> Gather<D> {
         Ok(gather)
     }
 
-    /// A whole leaf, of which this rank has a piece, to be packed in a format. Leaves of a block come together
-    /// with the first of them that is asked for.
+    /// A whole leaf, of which this rank has a piece, to be packed in a format. Leaves of a block come
+    /// together with the first of them that is asked for.
     pub fn leaf<'a>(
         &'a mut self,
         queue: &mut D::Queue,

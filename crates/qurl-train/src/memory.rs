@@ -167,8 +167,8 @@ impl MemoryPlan {
         &self.parts
     }
 
-    /// What each phase of a step takes beside the parts that are there all the time, where weights are divided
-    /// and memory is given back between the phases; workspaces of those before it included.
+    /// What each phase of a step takes beside the parts that are there all the time, where weights are
+    /// divided and memory is given back between the phases; workspaces of those before it included.
     pub fn phases(&self) -> &[(String, usize)] {
         &self.phases
     }

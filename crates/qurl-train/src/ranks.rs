@@ -8,9 +8,8 @@
 //! An exchange is entered by all ranks or by none: what leads to one must be the same everywhere, or be
 //! agreed upon first ([`Ranks::any`], [`Ranks::of_first`]).
 
-use crate::learner::micro_batches;
 use crate::recipe::{Recipe, RecipeError};
-use crate::shards;
+use crate::shards::{self, micro_batches};
 use crate::wire::Wire;
 use qurl_kernels::collective::{Collective, CollectiveError};
 use qurl_kernels::types::SQUARES_BLOCK;

@@ -35,10 +35,11 @@ pub use test::Tested;
 pub(crate) use models::Models;
 
 use crate::divided::Frozen;
-use crate::learner::{Learner, Passes, micro_batches};
+use crate::learner::{Learner, Passes};
 use crate::lengths::ForcedLengths;
 use crate::ranks::Ranks;
 use crate::recipe::{Recipe, RecipeError, RlPlan};
+use crate::shards::micro_batches;
 use crate::solve::{SolveError, Solved, Trouble};
 use crate::start::Start;
 use crate::workers::{Pool, PoolError};
@@ -218,6 +219,10 @@ impl<D: Device> RlTrainer<D> {
         let mut queue = device.queue()?;
         let Models { actor, critic, reference, engine, old, tape, straight } =
             Models::new(&mut queue, recipe, &plan, &start.config, &ranks, Some(&start), &mut |_| ())?;
+        if reference.is_none() {
+            // The learners have them; only a reference is saved as it was.
+            start.weights = start.weights.map(|_| Vec::new());
+        }
         let kl = plan.algorithm.kl_in_reward.as_ref().map(|k| KlCoefficient::new(k.kl_ctrl)).transpose()?;
         Ok(RlTrainer {
             plan,
@@ -495,9 +500,9 @@ impl<D: Device> RlTrainer<D> {
     }
 }
 
-/// Collects what `score` says of each micro-batch of these sequences, in order. Each rank asks for its part of
-/// them; a sequence's scores do not depend on what is computed with it. Where all ranks must pass alike, those
-/// that have fewer micro-batches are asked for none.
+/// Collects what `score` says of each micro-batch of these sequences, in order. Each rank asks for its part
+/// of them; a sequence's scores do not depend on what is computed with it. Where all ranks must pass alike,
+/// those that have fewer micro-batches are asked for none.
 fn by_micro_batches(
     ranks: &Ranks,
     batch: &RolloutBatch,

@@ -27,6 +27,24 @@ pub fn cut(lengths: &[usize], shards: usize) -> Vec<Range<usize>> {
     ranges.collect()
 }
 
+/// Splits whole sequences into micro-batches of at most `rows` tokens and `sequences` sequences, in order. A
+/// sequence longer than `rows` is an error of the caller.
+pub fn micro_batches(lengths: &[usize], options: TapeOptions) -> Vec<Range<usize>> {
+    let mut batches = Vec::new();
+    let (mut start, mut rows) = (0, 0);
+    for (i, &length) in lengths.iter().enumerate() {
+        if i > start && (rows + length > options.rows || i - start == options.sequences) {
+            batches.push(start..i);
+            (start, rows) = (i, 0);
+        }
+        rows += length;
+    }
+    if start < lengths.len() {
+        batches.push(start..lengths.len());
+    }
+    batches
+}
+
 /// Passes that a shard takes at most, of so many sequences that are not longer than `longest`.
 pub fn most_passes(sequences: usize, longest: usize, shards: usize, tape: TapeOptions) -> usize {
     // Each end of a shard reaches beyond its part by half a sequence at most.
@@ -38,7 +56,6 @@ pub fn most_passes(sequences: usize, longest: usize, shards: usize, tape: TapeOp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::learner::micro_batches;
 
     #[test]
     fn shards_are_neighbours_of_about_as_many_tokens() {
@@ -78,5 +95,12 @@ mod tests {
             let finer = cut(&lengths, 2 * shards);
             assert!(ranges.iter().zip(finer.chunks(2)).all(|(r, f)| *r == (f[0].start..f[1].end)));
         }
+    }
+
+    #[test]
+    fn micro_batches_keep_order_and_bounds() {
+        let options = TapeOptions { rows: 10, sequences: 3, recompute: false };
+        assert_eq!(micro_batches(&[4, 4, 4, 1, 1, 1, 1, 10], options), [0..2, 2..5, 5..7, 7..8]);
+        assert!(micro_batches(&[], options).is_empty());
     }
 }

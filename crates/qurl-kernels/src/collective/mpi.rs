@@ -30,12 +30,15 @@ pub(crate) struct Mpi {
     lock: Mutex<()>,
     rank: usize,
     size: usize,
+    /// How long an exchange may take while nobody watches over the ranks.
+    patience: Option<Duration>,
 }
 
 impl Mpi {
     /// Finds the library and joins the job that its launcher started, whose size is known from the launcher's
-    /// variables.
-    pub fn join(rank: usize, size: usize) -> Result<Mpi, CollectiveError> {
+    /// variables. An exchange that takes longer than `patience` ends the process: not every launcher ends the
+    /// ranks that wait for one that has died.
+    pub fn join(rank: usize, size: usize, patience: Duration) -> Result<Mpi, CollectiveError> {
         let library = Library::find()?;
         library.init()?;
         let (its_rank, its_size) = library.place()?;
@@ -48,7 +51,12 @@ impl Mpi {
             );
             return Err(CollectiveError::Library { library: "MPI".to_string(), reason });
         }
-        Ok(Mpi { library, lock: Mutex::new(()), rank, size })
+        Ok(Mpi { library, lock: Mutex::new(()), rank, size, patience: Some(patience) })
+    }
+
+    /// From here on somebody watches over the ranks.
+    pub fn watched(&mut self) {
+        self.patience = None;
     }
 
     /// What the library is.
@@ -94,6 +102,12 @@ impl Mpi {
             self.check(status, "waiting for", self.rank);
             if done != 0 {
                 return Ok(());
+            }
+            if let Some(patience) = self.patience.filter(|&patience| began.elapsed() > patience) {
+                let (rank, size, seconds) = (self.rank, self.size, patience.as_secs_f64());
+                end::process(&format!(
+                    "rank {rank} of {size}: the other ranks did not answer over MPI within {seconds} s"
+                ));
             }
             match began.elapsed() < EAGER {
                 true => std::thread::yield_now(),

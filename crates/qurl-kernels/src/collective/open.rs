@@ -33,7 +33,8 @@ impl Collective {
             );
             return Err(CollectiveError::Library { library: "MPI".to_string(), reason });
         }
-        let ranks = Collective::over(rank, size, Transport::Mpi(Mpi::join(rank, size)?));
+        let mpi = Mpi::join(rank, size, join.limits.rendezvous)?;
+        let ranks = Collective::over(rank, size, Transport::Mpi(mpi));
         let met = ranks.meet_by_mpi(&join, &[])?;
         let ranks = ranks.watched(met, join.limits)?;
         // Nobody is past this before everyone watches.
@@ -59,7 +60,8 @@ impl Collective {
                 (None, met)
             }
             None => {
-                let ranks = Collective::over(rank, size, Transport::Mpi(Mpi::join(rank, size)?));
+                let mpi = Mpi::join(rank, size, limits.rendezvous)?;
+                let ranks = Collective::over(rank, size, Transport::Mpi(mpi));
                 let met = ranks.meet_by_mpi(&join, &id)?;
                 (Some(ranks), met)
             }
@@ -102,6 +104,9 @@ impl Collective {
     fn watched(mut self, met: Met, limits: Limits) -> Result<Collective, CollectiveError> {
         let watch = Watch::begin(self.rank, self.size, met, limits);
         self.watch = Some(watch.map_err(|e| failed(e.to_string()))?);
+        if let Transport::Mpi(mpi) = &mut self.transport {
+            mpi.watched();
+        }
         Ok(self)
     }
 

@@ -207,6 +207,30 @@ pub fn add(ctx: &Context, x: &[f32], y: &mut [f32]) {
     });
 }
 
+/// `y += x`, and zeros in `x`: one pass over memory in place of [`add`] and [`clear`].
+pub fn drain(ctx: &Context, x: &mut [f32], y: &mut [f32]) {
+    assert!(x.len() <= y.len(), "drain: shapes");
+    let len = x.len();
+    let (x, y) = (Parts::new(x), Parts::new(y));
+    ctx.pool.for_ranges(len, 1 << 14, &|range| {
+        // SAFETY: ranges are disjoint between tasks.
+        let (x, y) = unsafe { (x.slice(range.start, range.len()), y.slice(range.start, range.len())) };
+        for (y, x) in y.iter_mut().zip(x) {
+            *y += std::mem::take(x);
+        }
+    });
+}
+
+/// Zeros.
+pub fn clear(ctx: &Context, x: &mut [f32]) {
+    let len = x.len();
+    let x = Parts::new(x);
+    ctx.pool.for_ranges(len, 1 << 15, &|range| {
+        // SAFETY: ranges are disjoint between tasks.
+        unsafe { x.slice(range.start, range.len()) }.fill(0.0);
+    });
+}
+
 /// `y = sum of pieces[count, len]` in a binary tree; `count` is a power of two.
 pub fn add_pieces(ctx: &Context, pieces: &[f32], count: usize, y: &mut [f32]) {
     let len = y.len();

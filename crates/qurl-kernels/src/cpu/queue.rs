@@ -57,7 +57,7 @@ impl Queue for CpuQueue {
     }
 
     fn clear(&mut self, tensor: &mut Aligned<f32>, len: usize) {
-        tensor[..len].fill(0.0);
+        elementwise::clear(self.ctx(), &mut tensor[..len]);
     }
 
     fn fill_random(&mut self, tensor: &mut Aligned<f32>, seed: u64, factor: f32) {
@@ -321,6 +321,10 @@ impl Queue for CpuQueue {
 
     fn add(&mut self, from: &Aligned<f32>, to: &mut Aligned<f32>, len: usize) {
         elementwise::add(self.ctx(), &from[..len], &mut to[..len]);
+    }
+
+    fn drain(&mut self, from: &mut Aligned<f32>, to: &mut Aligned<f32>, len: usize) {
+        elementwise::drain(self.ctx(), &mut from[..len], &mut to[..len]);
     }
 
     fn add_pieces(&mut self, args: AddPieces<Cpu>) {

@@ -1,5 +1,5 @@
-//! Where the weights of a network come from, leaf by leaf: never need all of them be on the device in full, nor,
-//! from files, on the host.
+//! Where the weights of a network come from, leaf by leaf: never need all of them be on the device in full,
+//! nor, from files, on the host.
 
 use super::network::random_leaf;
 use crate::config::ModelConfig;

@@ -1,8 +1,9 @@
-//! Adapter directories as PEFT writes them, in and out: `adapter_config.json` and `adapter_model.safetensors`.
+//! Adapter directories as PEFT writes them, in and out: `adapter_config.json` and
+//! `adapter_model.safetensors`.
 //!
-//! What PEFT can ask for and we do not compute (DoRA, biases, other ranks for some layers, layers left out) is
-//! refused by its key: an adapter that loads is the whole adapter. Keys that are not known are accepted where
-//! they say nothing (`null`, `false`, `{}`), since new versions of PEFT add such keys.
+//! What PEFT can ask for and we do not compute (DoRA, biases, other ranks for some layers, layers left out)
+//! is refused by its key: an adapter that loads is the whole adapter. Keys that are not known are accepted
+//! where they say nothing (`null`, `false`, `{}`), since new versions of PEFT add such keys.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -125,8 +126,8 @@ fn targets(value: &Value) -> Option<Modules> {
         return Some(Modules::ALL);
     }
     let names: Option<Vec<&str>> = value.as_array()?.iter().map(Value::as_str).collect();
-    // Names of modules or, where PEFT was asked for all of them, their places in the model; whether all blocks
-    // have theirs shows when the tensors are read.
+    // Names of modules or, where PEFT was asked for all of them, their places in the model; whether all
+    // blocks have theirs shows when the tensors are read.
     let last = |name: &str| Module::of_name(name.rsplit('.').next().unwrap_or(name));
     let modules: Option<Vec<Module>> = names?.into_iter().map(last).collect();
     modules.filter(|modules| !modules.is_empty()).map(Modules::of)

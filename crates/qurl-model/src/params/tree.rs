@@ -1,7 +1,7 @@
 //! Structs of leaves: one list of fields makes the struct and its walks.
 //!
-//! A field is a `leaf(T)`, an `optional(Option<T>)` leaf, an `mlp(..)`, an optional tree `adapter(..)`, or trees
-//! in a row: the `layers(..)`, their `adapters(..)`.
+//! A field is a `leaf(T)`, an `optional(Option<T>)` leaf, an `mlp(..)`, an optional tree `adapter(..)`, or
+//! trees in a row: the `layers(..)`, their `adapters(..)`.
 
 /// Declares a tree and its walks: `map_leaves` (consuming, stops at the first error), `as_ref`, `as_mut` and
 /// `layout`.

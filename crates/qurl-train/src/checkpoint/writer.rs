@@ -87,8 +87,8 @@ impl Writer {
         }
     }
 
-    /// Writes a checkpoint in the background, after what is in the logs: a checkpoint that is there means that
-    /// the logs up to its step are. One that is still being written is waited for.
+    /// Writes a checkpoint in the background, after what is in the logs: a checkpoint that is there means
+    /// that the logs up to its step are. One that is still being written is waited for.
     pub fn start(&mut self, snapshot: Snapshot, logged: Logged) -> Result<(), CheckpointError> {
         self.finish()?;
         let step = snapshot.state.step;

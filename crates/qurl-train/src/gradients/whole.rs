@@ -75,8 +75,7 @@ impl<D: Device> Whole<D> {
             let left = left.last_mut().unwrap_or_else(|| panic!("a sum of as many shards"));
             for (to, from) in leaves(left, part).into_iter().zip(leaves(&mut right[0], part)) {
                 let len = D::len(to);
-                queue.add(&*from, to, len);
-                queue.clear(from, len);
+                queue.drain(from, to, len);
             }
         }
         if ended == self.shards {

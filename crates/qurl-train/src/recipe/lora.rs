@@ -20,20 +20,20 @@ pub struct LoraSource {
     pub alpha: f64,
     /// Scale by alpha / sqrt(rank) instead (rsLoRA).
     pub rslora: bool,
-    /// Dropout before the adapters. Only 0 is computed: with dropout, training and rollouts would be different
-    /// models.
+    /// Dropout before the adapters. Only 0 is computed: with dropout, training and rollouts would be
+    /// different models.
     pub dropout: f64,
     /// Linear layers that have an adapter: some of `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`,
     /// `up_proj` and `down_proj`, or `"all-linear"` for all of them.
     pub target_modules: TargetModules,
     /// Number format of the frozen base, which is held once: trainer, rollouts and reference share it. In
-    /// reinforcement learning it is `rollout.format`; in supervised training `trainer.compute` where it is not
-    /// given.
+    /// reinforcement learning it is `rollout.format`; in supervised training `trainer.compute` where it is
+    /// not given.
     #[serde(with = "optional_format", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::formats")]
     pub base_format: Option<Format>,
-    /// Directory of an adapter, as PEFT or a run has written it, to continue from; its rank, alpha, scaling and
-    /// modules must be those of this section. By default a new one, which changes nothing yet.
+    /// Directory of an adapter, as PEFT or a run has written it, to continue from; its rank, alpha, scaling
+    /// and modules must be those of this section. By default a new one, which changes nothing yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
 }

@@ -31,8 +31,8 @@ pub(crate) struct Models<D: Device> {
 }
 
 impl<D: Device> Models<D> {
-    /// Takes all memory. Without a start all weights are zero: for plans. `taken` is called with each part after it
-    /// was taken.
+    /// Takes all memory. Without a start all weights are zero: for plans. `taken` is called with each part
+    /// after it was taken.
     pub fn new(
         queue: &mut D::Queue,
         recipe: &Recipe,

@@ -2,8 +2,8 @@
 //! in another format. Neither changes anything that training sees.
 
 use super::{RlTrainer, RolloutBatch, TrainError};
-use crate::learner::micro_batches;
 use crate::ranks::Ranks;
+use crate::shards::micro_batches;
 use crate::solve::{SolveError, SolveOptions, draw_problems, solve};
 use crate::start::Start;
 use qurl_kernels::{Device, Format};

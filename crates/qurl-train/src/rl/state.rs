@@ -13,9 +13,9 @@ impl<D: Device> RlTrainer<D> {
         self.step
     }
 
-    /// The actor (or its adapters) as the run hands it on: with the scaling of update-aware quantization taken off, so that the
-    /// next run may scale it again, unless the recipe keeps it (`run.export_uaq`). The configuration says
-    /// which.
+    /// The actor (or its adapters) as the run hands it on: with the scaling of update-aware quantization
+    /// taken off, so that the next run may scale it again, unless the recipe keeps it (`run.export_uaq`). The
+    /// configuration says which.
     pub fn model(&mut self) -> Result<(ModelConfig, Params<Vec<f32>>), TrainError> {
         let (mut config, mut weights) = (self.start.config.clone(), self.actor.weights(&mut self.queue)?);
         if !self.plan.run.export_uaq && self.start.adapters.is_none() {

@@ -2,10 +2,11 @@
 
 use super::{EpochOrder, Example, Examples, SftError, SftRecord};
 use crate::checkpoint::Snapshot;
-use crate::learner::{Learner, LearnerOptions, LossGradient, LossScope, micro_batches};
+use crate::learner::{Learner, LearnerOptions, LossGradient, LossScope};
 use crate::optimizer::UpdateReport;
 use crate::ranks::Ranks;
 use crate::recipe::{Recipe, Sft};
+use crate::shards::micro_batches;
 use crate::start::Start;
 use qurl_kernels::{Device, DeviceError, Queue};
 use qurl_model::Params;

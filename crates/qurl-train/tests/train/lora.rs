@@ -1,7 +1,7 @@
-//! Adapters beside a frozen base that trainer and engine share: on-policy to the bit in any format, the base as
-//! the reference, runs that resume with the same bits, and what such runs take of a device's memory.
+//! Adapters beside a frozen base that trainer and engine share: on-policy to the bit in any format, the base
+//! as the reference, runs that resume with the same bits, and what such runs take of a device's memory.
 
-use qurl_kernels::cpu::level::Level;
+use crate::common::tiny::{self, Scratch, bits, steps, warmed};
 use qurl_kernels::{Cpu, Device};
 use qurl_model::config::Dims;
 use qurl_model::hf::peft;
@@ -9,148 +9,52 @@ use qurl_model::{Dtype, Family, ModelConfig, Params};
 use qurl_train::checkpoint::ModelFiles;
 use qurl_train::memory::MemoryPlan;
 use qurl_train::ranks::Ranks;
-use qurl_train::recipe::Recipe;
-use qurl_train::rl::{RlTrainer, StepRecord};
-use qurl_train::sft::{self, Examples, SftTrainer};
+use qurl_train::recipe::{Recipe, RecipeError};
+use qurl_train::rl::RlTrainer;
+use qurl_train::sft::{Examples, SftTrainer};
 use qurl_train::start::Start;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-const NEW: &str = r#"
-[model.new]
-hidden_size = 64
-intermediate_size = 128
-num_hidden_layers = 2
-num_attention_heads = 4
-num_key_value_heads = 2
-max_position_embeddings = 64
-
-[task]
-type = "synthetic"
-kind = "addition"
-level = 1
-format_weight = 0.5
-
-[sft]
-steps = 20
-batch_size = 16
-lr = 5e-3
-max_length = 48
-
-[trainer]
-compute = "f32"
-micro_tokens = 128
-"#;
-
-const RL: &str = r#"
-[lora]
-rank = 4
-alpha = 8
-
-[task]
-type = "synthetic"
-kind = "addition"
-level = 1
-format_weight = 0.5
-
-[data]
-train_batch_size = 4
-max_prompt_length = 8
-max_response_length = 24
-
-[rollout]
-n = 4
-format = "int8"
-kv_cache_mb = 16
-
-[algorithm]
-adv_estimator = { type = "grpo" }
-
-[actor]
-lr = 5e-3
-ppo_mini_batch_size = 2
-
-[run]
-total_steps = 3
-test_problems = 8
-
-[trainer]
-compute = "bf16"
-micro_tokens = 128
-"#;
-
-/// A directory that is removed when the test ends.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let dir = std::env::temp_dir().join(format!("qurl-lora-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).expect("a directory");
-        Scratch(dir)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+/// Adapters of rank 4.
+const ADAPTERS: &[&str] = &["lora={ rank = 4, alpha = 8 }", "actor.lr=5e-3", "trainer.compute=bf16"];
 
 fn cpu() -> Arc<Cpu> {
-    Arc::new(Cpu::new(Level::best(), 2))
+    tiny::cpu(2)
 }
 
 /// A model that knows a little of the task, as a directory.
 fn base(dir: &Path) {
-    let recipe = Recipe::parse(NEW, "new", &[]).expect("recipe");
-    let task = recipe.task().expect("[task]").task().expect("task");
-    let mut start = Start::from_recipe(&recipe, &*task).expect("start");
-    let sft = recipe.sft.as_ref().expect("sft");
-    let examples = Examples::open(sft, recipe.trainer.seed, &start, Some(&*task)).expect("examples");
-    let weights = sft::run(&cpu(), &recipe, sft, &start, &examples, |_| {}).expect("warm start");
-    drop(examples);
-    start.weights = weights;
-    let files = ModelFiles::of(&start);
-    files.save(dir, &start.config, &start.weights, Dtype::F32).expect("saved");
+    let model = ["model.new.hidden_size=64", "model.new.intermediate_size=128"];
+    let recipe = tiny::parsed(tiny::WARM_START, &model).expect("a recipe");
+    let (start, _) = tiny::start(&recipe);
+    let weights = warmed(&cpu(), &recipe);
+    ModelFiles::of(&start).save(dir, &start.config, &weights, Dtype::F32).expect("saved");
 }
 
-fn recipe(text: &str, base: &Path, overrides: &[&str]) -> Recipe {
-    let mut all = vec![format!("model.path={}", base.display())];
-    all.extend(overrides.iter().map(|s| s.to_string()));
-    Recipe::parse(text, "lora", &all).expect("recipe")
+/// Reinforcement learning of adapters beside a base.
+fn parsed(base: &Path, overrides: &[&str]) -> Result<Recipe, RecipeError> {
+    let path = format!("model.path={}", base.display());
+    tiny::parsed(tiny::RL, &[&[path.as_str()], ADAPTERS, overrides].concat())
+}
+
+fn recipe(base: &Path, overrides: &[&str]) -> Recipe {
+    parsed(base, overrides).expect("a recipe")
 }
 
 fn trainer(recipe: &Recipe) -> RlTrainer<Cpu> {
-    let task = recipe.task().expect("[task]").task().expect("task");
-    let start = Start::from_recipe(recipe, &*task).expect("start");
-    RlTrainer::new(&cpu(), recipe, "lora", start, task).expect("trainer")
-}
-
-fn steps(trainer: &mut RlTrainer<Cpu>, count: usize) -> Vec<StepRecord> {
-    let step = |_| {
-        let mut record = trainer.step().expect("step");
-        record.timing.clear();
-        record
-    };
-    (0..count).map(step).collect()
-}
-
-fn bits(weights: &Params<Vec<f32>>) -> Vec<u32> {
-    weights.iter().flatten().map(|x| x.to_bits()).collect()
+    let (start, task) = tiny::start(recipe);
+    RlTrainer::new(&cpu(), recipe, "lora", start, task).expect("a trainer")
 }
 
 #[test]
 fn rollouts_beside_a_frozen_base_are_exactly_on_policy_in_any_format() {
-    let scratch = Scratch::new("policy");
+    let scratch = Scratch::new();
     let base_dir = scratch.path("base");
     base(&base_dir);
     for format in ["bf16", "int8", "fp8", "fp8-block", "int4", "nvfp4"] {
         let kl = "algorithm.kl_loss_coef=0.01";
-        let recipe = recipe(RL, &base_dir, &[&format!("rollout.format={format}"), kl]);
+        let recipe = recipe(&base_dir, &[&format!("rollout.format={format}"), kl]);
         let mut trainer = trainer(&recipe);
         let before = trainer.weights().expect("weights");
         let records = steps(&mut trainer, 2);
@@ -173,16 +77,13 @@ fn rollouts_beside_a_frozen_base_are_exactly_on_policy_in_any_format() {
 
 #[test]
 fn a_run_with_adapters_resumes_with_the_same_bits_from_a_directory_of_peft() {
-    let scratch = Scratch::new("resume");
+    let scratch = Scratch::new();
     let base_dir = scratch.path("base");
     base(&base_dir);
     let text = |noise: bool| if noise { "rollout.norm_noise={ num_stages = 2 }" } else { "trainer.seed=1" };
     for noise in [false, true] {
-        let recipe = recipe(
-            RL,
-            &base_dir,
-            &["lora.target_modules=[\"q_proj\", \"v_proj\", \"up_proj\"]", text(noise)],
-        );
+        let recipe =
+            recipe(&base_dir, &["lora.target_modules=[\"q_proj\", \"v_proj\", \"up_proj\"]", text(noise)]);
         let mut whole = trainer(&recipe);
         let records = steps(&mut whole, 3);
         let mut first = trainer(&recipe);
@@ -207,15 +108,22 @@ fn a_run_with_adapters_resumes_with_the_same_bits_from_a_directory_of_peft() {
 
 #[test]
 fn supervised_training_of_adapters_learns_and_continues_from_them() {
-    let scratch = Scratch::new("sft");
+    let scratch = Scratch::new();
     let base_dir = scratch.path("base");
     base(&base_dir);
-    let sft = "[lora]\nrank = 8\nalpha = 16\nrslora = true\nbase_format = \"int8\"\n\
-               [task]\ntype = \"synthetic\"\nkind = \"addition\"\nlevel = 1\n\
-               [sft]\nsteps = 12\nbatch_size = 16\nlr = 5e-3\nmax_length = 48\n\
-               [trainer]\nmicro_tokens = 256\n";
+    let path = format!("model.path={}", base_dir.display());
+    let of_sft = |overrides: &[&str]| {
+        let set = [
+            path.as_str(),
+            "lora={ rank = 8, alpha = 16, rslora = true, base_format = \"int8\" }",
+            "sft.steps=12",
+            "trainer.compute=bf16",
+            "trainer.micro_tokens=256",
+        ];
+        tiny::parsed(&["task", "sft"], &[&set[..], overrides].concat()).expect("a recipe")
+    };
     let run = |overrides: &[&str]| -> (Vec<f64>, Params<Vec<f32>>, Start) {
-        let recipe = recipe(sft, &base_dir, overrides);
+        let recipe = of_sft(overrides);
         let settings = recipe.sft.clone().expect("sft");
         let task = recipe.task().expect("[task]").task().expect("task");
         let start = Start::of_sft(&recipe, Some(&*task)).expect("start");
@@ -236,7 +144,7 @@ fn supervised_training_of_adapters_learns_and_continues_from_them() {
     let (continued, ..) = run(&[&path]);
     assert!(continued[0] < 0.9 * losses[0], "{losses:?}, then {continued:?}");
     // Another rank is another adapter.
-    let recipe = recipe(sft, &base_dir, &[&path, "lora.rank=4"]);
+    let recipe = of_sft(&[&path, "lora.rank=4"]);
     let task = recipe.task().expect("[task]").task().expect("task");
     let error = Start::of_sft(&recipe, Some(&*task)).err().expect("refused").to_string();
     assert!(error.contains("lora.path") && error.contains("rank 8") && error.contains("rank 4"), "{error}");
@@ -303,9 +211,7 @@ fn a_7b_base_fits_a_consumer_gpu_and_a_32b_base_one_large_gpu() {
 #[test]
 fn what_adapters_cannot_be_combined_with_is_refused_by_its_key() {
     let refused = |overrides: &[&str], expected: &[&str]| {
-        let mut all = vec!["model.path=/nowhere".to_string()];
-        all.extend(overrides.iter().map(|s| s.to_string()));
-        let error = Recipe::parse(RL, "lora", &all).expect_err("refused").to_string();
+        let error = parsed(Path::new("/nowhere"), overrides).expect_err("refused").to_string();
         for part in expected {
             assert!(error.contains(part), "{overrides:?}: {error}");
         }

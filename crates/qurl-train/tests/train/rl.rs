@@ -1,86 +1,10 @@
 //! The RL step as a whole, on a tiny model: reproducible, and without quantization exactly on-policy.
 
-use qurl_kernels::Cpu;
-use qurl_kernels::cpu::level::Level;
-use qurl_train::recipe::Recipe;
-use qurl_train::rl::{RlTrainer, StepRecord};
-use qurl_train::sft::{self, Examples};
-use qurl_train::start::Start;
-use std::sync::Arc;
-
-const TINY: &str = r#"
-[model.new]
-hidden_size = 32
-intermediate_size = 64
-num_hidden_layers = 2
-num_attention_heads = 4
-num_key_value_heads = 2
-max_position_embeddings = 64
-
-[task]
-type = "synthetic"
-kind = "addition"
-level = 1
-format_weight = 0.5
-
-[sft]
-steps = 20
-batch_size = 16
-lr = 5e-3
-max_length = 48
-
-[data]
-train_batch_size = 4
-max_prompt_length = 8
-max_response_length = 24
-
-[rollout]
-n = 4
-format = "int8"
-kv_cache_mb = 16
-
-[algorithm]
-adv_estimator = { type = "grpo" }
-
-[actor]
-lr = 1e-3
-ppo_mini_batch_size = 2
-
-[run]
-total_steps = 3
-test_problems = 8
-
-[trainer]
-compute = "f32"
-micro_tokens = 128
-"#;
+use crate::common::tiny::{self, steps, trainer};
+use qurl_train::rl::StepRecord;
 
 fn run(overrides: &[&str], threads: usize) -> Vec<StepRecord> {
     steps(&mut trainer(overrides, threads), 3)
-}
-
-/// A trainer after its warm start.
-pub fn trainer(overrides: &[&str], threads: usize) -> RlTrainer<Cpu> {
-    let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
-    let recipe = Recipe::parse(TINY, "tiny", &overrides).expect("recipe");
-    let cpu = Arc::new(Cpu::new(Level::best(), threads));
-    let task = recipe.task().expect("[task]").task().expect("task");
-    let mut start = Start::from_recipe(&recipe, &*task).expect("start");
-    let sft = recipe.sft.as_ref().expect("sft");
-    let examples = Examples::open(sft, recipe.trainer.seed, &start, Some(&*task)).expect("examples");
-    let weights = sft::run(&cpu, &recipe, sft, &start, &examples, |_| {}).expect("warm start");
-    drop(examples);
-    start.weights = weights;
-    RlTrainer::new(&cpu, &recipe, "tiny", start, task).expect("trainer")
-}
-
-pub fn steps(trainer: &mut RlTrainer<Cpu>, count: usize) -> Vec<StepRecord> {
-    let step = |_| {
-        let mut record = trainer.step().expect("step");
-        record.timing.clear();
-        record
-    };
-    (0..count).map(step).collect()
 }
 
 #[test]
@@ -340,7 +264,7 @@ fn a_run_with_a_lag_resumes_exactly() {
 
 #[test]
 fn a_lag_that_never_ends_is_refused() {
-    let set = ["rollout.lag=3".to_string()];
-    let refused = Recipe::parse(TINY, "tiny", &set).expect_err("three steps").to_string();
+    let sections = [tiny::WARM_START, tiny::RL].concat();
+    let refused = tiny::parsed(&sections, &["rollout.lag=3"]).expect_err("three steps").to_string();
     assert!(refused.contains("rollout.lag") && refused.contains("run.total_steps = 3"), "{refused}");
 }

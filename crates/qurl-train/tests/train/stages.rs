@@ -1,62 +1,30 @@
 //! A stage with a new reference and a new optimizer trains as a run of its own would, from the same weights.
 
+use crate::common::tiny::{self, cpu};
 use qurl_kernels::Cpu;
-use qurl_kernels::cpu::level::Level;
 use qurl_rollout::{FinishReason, Sample, WeightVersion};
 use qurl_tasks::task::{Problem, Prompt, Verdict};
-use qurl_train::recipe::Recipe;
 use qurl_train::rl::{RlTrainer, StepRecord};
 use qurl_train::solve::{Response, Solved};
-use qurl_train::start::Start;
 use serde_json::Value;
-use std::sync::Arc;
 
-const RECIPE: &str = r#"
-[model.new]
-hidden_size = 32
-intermediate_size = 64
-num_hidden_layers = 2
-num_attention_heads = 4
-num_key_value_heads = 2
-max_position_embeddings = 64
-
-[task]
-type = "synthetic"
-kind = "addition"
-level = 1
-
-[data]
-train_batch_size = 2
-max_prompt_length = 8
-max_response_length = 8
-
-[rollout]
-n = 2
-kv_cache_mb = 4
-
-[algorithm]
-adv_estimator = { type = "grpo" }
-kl_loss_coef = 0.5
-
-[actor]
-lr = 1e-2
-lr_warmup_steps = 2
-ppo_mini_batch_size = 1
-
-[run]
-total_steps = 4
-
-[trainer]
-compute = "f32"
-micro_tokens = 64
-"#;
+/// Two updates a step of two prompts with two responses each, from a fresh model.
+const SMALL: &[&str] = &[
+    "data.train_batch_size=2",
+    "data.max_response_length=8",
+    "rollout.n=2",
+    "algorithm.kl_loss_coef=0.5",
+    "actor.lr=1e-2",
+    "actor.lr_warmup_steps=2",
+    "actor.ppo_mini_batch_size=1",
+    "run.total_steps=4",
+];
 
 fn trainer(overrides: &[&str]) -> RlTrainer<Cpu> {
-    let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
-    let recipe = Recipe::parse(RECIPE, "stages", &overrides).expect("recipe");
-    let task = recipe.task().expect("[task]").task().expect("task");
-    let start = Start::from_recipe(&recipe, &*task).expect("start");
-    RlTrainer::new(&Arc::new(Cpu::new(Level::best(), 1)), &recipe, "stages", start, task).expect("trainer")
+    let sections = [&["model.new"], tiny::RL].concat();
+    let recipe = tiny::parsed(&sections, &[SMALL, overrides].concat()).expect("a recipe");
+    let (start, task) = tiny::start(&recipe);
+    RlTrainer::new(&cpu(1), &recipe, "stages", start, task).expect("a trainer")
 }
 
 /// The same two prompts with two responses each, other ones at every step.
@@ -83,7 +51,7 @@ fn numbers(record: &StepRecord) -> (f64, f64, f64, Option<f64>) {
 }
 
 fn bits(trainer: &mut RlTrainer<Cpu>) -> Vec<u32> {
-    trainer.weights().expect("weights").iter().flatten().map(|x| x.to_bits()).collect()
+    tiny::bits(&trainer.weights().expect("weights"))
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Rollout workers beside a trainer, in one process: however many there are and whatever they do, a run has
 //! the bits of one without them, or ends with an error that says why.
 
-use crate::rl::{steps, trainer};
+use crate::common::tiny::{steps, trainer};
 use qurl_kernels::Cpu;
 use qurl_kernels::cpu::level::Level;
 use qurl_model::Params;

@@ -352,21 +352,28 @@ fn add_pieces<D: Device>(count: usize, len: usize, seed: u64) -> Case<D> {
     let given = (pieces.clone(), old.clone());
     let run = move |ops: &Ops<D>| {
         let (pieces, mut to) = (&ops.up(&given.0), ops.up(&given.1));
-        let mut added = ops.up(&given.1);
+        let (mut added, mut drained, mut filled) = (ops.up(&given.1), ops.up(&given.0), ops.up(&given.1));
         ops.queue().add_pieces(AddPieces { pieces, count, len, to: &mut to, at: 3 });
         ops.queue().add(pieces, &mut added, len);
+        ops.queue().drain(&mut drained, &mut filled, len);
         // A rank may have no piece of a small tensor.
         let empty = ops.device().zeros(0).expect("memory for a test");
         ops.queue().add_pieces(AddPieces { pieces: &empty, count: 1, len: 0, to: &mut to, at: 3 });
         assert_eq!(ops.queue().checksum(&empty), Ok(qurl_kernels::checksum::values(&[])));
-        vec![ops.down(&to), ops.down(&added)]
+        vec![ops.down(&to), ops.down(&added), ops.down(&filled), ops.down(&drained)]
     };
     let want = move || {
         let each: Vec<&[f32]> = pieces.chunks(len).collect();
         let sums = (0..len).map(|i| tree(&each, i)).collect::<Vec<f32>>();
         let added = (0..len).map(|i| old[i] + pieces[i]);
         let added: Vec<f32> = added.chain(old[len..].iter().copied()).collect();
-        vec![Want::new("sum", wide(&[&old[..3], &sums].concat()), 0.0), Want::new("added", wide(&added), 0.0)]
+        let drained = [&vec![0.0; len][..], &pieces[len..]].concat();
+        vec![
+            Want::new("sum", wide(&[&old[..3], &sums].concat()), 0.0),
+            Want::new("added", wide(&added), 0.0),
+            Want::new("filled", wide(&added), 0.0),
+            Want::new("drained", wide(&drained), 0.0),
+        ]
     };
     Case { name: format!("add_pieces {count}x{len}"), run: Box::new(run), want: Box::new(want) }
 }

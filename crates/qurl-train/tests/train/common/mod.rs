@@ -1,4 +1,7 @@
-//! What the goldens of whole steps have in common: rollouts as the trainer gets them from its engine.
+//! What tests share: rollouts of the goldens of whole steps, as the trainer gets them from its engine, and a
+//! recipe of a second ([`tiny`]).
+
+pub mod tiny;
 
 use qurl_rollout::{FinishReason, Sample, WeightVersion};
 use qurl_tasks::task::{Problem, Prompt, Verdict};

@@ -6,10 +6,12 @@
 //! is set from outside: responses have forced lengths, because they would never end, and rewards alternate.
 //!
 //! Launched as several ranks (mpirun, srun, torchrun) they make the step together; then what each of them
-//! has sent stands beside the cost model, and its memory beside its plan ([`shared`]).
+//! has sent stands beside the cost model, and its memory beside its plan ([`shared`]). With `--checkpoint`
+//! the state is evaluated, saved and resumed from, too ([`resumed`]).
 
 mod limits;
 mod problems;
+mod resumed;
 mod shared;
 
 use super::machine::Machine;
@@ -22,7 +24,7 @@ use problems::Digits;
 use qurl_kernels::{Collective, Format, KvFormat};
 use qurl_model::compute::NetworkOptions;
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
-use qurl_model::{GenerationConfig, ModelConfig, params};
+use qurl_model::{GenerationConfig, ModelConfig, Params, params};
 use qurl_rollout::EngineStats;
 use qurl_train::lengths::ForcedLengths;
 use qurl_train::memory::MemoryPlan;
@@ -32,6 +34,7 @@ use qurl_train::rl::{RlTrainer, StepRecord};
 use qurl_train::start::{BaseSource, Start, StartAdapters};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 #[derive(clap::Args)]
@@ -88,6 +91,10 @@ pub struct Args {
     /// Timed steps, after one that is not
     #[arg(long, default_value_t = 2)]
     steps: usize,
+    /// After the step that is not timed, evaluate and save the state here; after the others, resume from it
+    /// and make them again: the weights must be the same
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
     #[command(flatten)]
     pub device: DeviceArg,
     /// Print one JSON document
@@ -117,6 +124,7 @@ struct Row {
     phases: BTreeMap<String, Phase>,
     rollout: RolloutRates,
     ranks: shared::Shared,
+    resumed: Option<resumed::Resumed>,
 }
 
 /// A phase, the median of the timed steps; `limit_s` is what the machine cannot beat.
@@ -176,34 +184,11 @@ pub fn run<D: Machine>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> an
         let options = if plan.rollout.quantize_head { options.quantize_head() } else { options };
         Rates::measure::<D>(&mut device.queue()?, recipe.trainer.compute, options)?
     };
-    let tokenizer = Tokenizer::characters(Digits::ALPHABET, &CharacterSpecials::default())?;
-    tokenizer.check_fits(&config).or_bad()?;
-    let around = tokenizer.encode("", true)?.len();
-    let task = Box::new(Digits { characters: args.prompt - around });
-    let adapters = recipe.lora.as_ref().map(|lora| StartAdapters {
-        lora: lora.lora(),
-        weights: lora.lora().init(&config, 1),
-        base: BaseSource::Random(1),
-        dir: "random weights".into(),
-    });
-    let start = Start {
-        weights: match adapters {
-            Some(_) => params::shapes(&config, false).map(|_| Vec::new()),
-            None => shape::weights(&config),
-        },
-        adapters,
-        config,
-        tokenizer,
-        template: None,
-        generation: GenerationConfig::default(),
-        warning: None,
-    };
-    let mut trainer = RlTrainer::on_ranks(&device, &recipe, FILE, start, task, ranks.clone()).or_bad()?;
-    trainer.force_lengths(match args.spread {
-        true => ForcedLengths::Lognormal { mean: args.length as f64 / 4.0, sigma: SIGMA },
-        false => ForcedLengths::Full,
-    });
+    let trainer_of = |weights| trainer(&device, &recipe, &config, &ranks, &args, weights);
+    let mut trainer = trainer_of(shape::weights)?;
     trainer.step()?;
+    let saved =
+        args.checkpoint.as_deref().map(|dir| resumed::save(&mut trainer, &recipe, dir)).transpose()?;
     let (mut records, mut limits) = (Vec::new(), Vec::new());
     let mut before = trainer.engine().stats();
     let sent = shared::Sent::by(&trainer);
@@ -215,15 +200,65 @@ pub fn run<D: Machine>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> an
     let rollout = rollout_rates(before, trainer.engine().stats(), &records[args.steps - 1]);
     let kv_format = trainer.engine().network().options().kv_format;
     let shared = sent.shared(&mut trainer, &recipe, memory.total(), args.steps)?;
+    drop(trainer);
+    let resumed = match saved {
+        // From other weights than it began with, which are to be read.
+        Some(saved) => Some(saved.resume(trainer_of(zeros)?, args.steps, &shared)?),
+        None => None,
+    };
     if !ranks.is_first() {
         return Ok(());
     }
-    let row = row(&args, kv_format, trainer.plan(), &records, &limits, rollout, shared);
+    let row = row(&args, kv_format, &plan, &records, &limits, rollout, shared, resumed);
     if args.json {
         return print_json(&Document { machine: device.info().description, results: vec![row] });
     }
     out!("{}", device.info().description)?;
     Ok(print(&row)?)
+}
+
+/// A trainer of a model with such weights, or of adapters beside a random base.
+fn trainer<D: Machine>(
+    device: &Arc<D>,
+    recipe: &Recipe,
+    config: &ModelConfig,
+    ranks: &Ranks,
+    args: &Args,
+    weights: fn(&ModelConfig) -> Params<Vec<f32>>,
+) -> anyhow::Result<RlTrainer<D>> {
+    let tokenizer = Tokenizer::characters(Digits::ALPHABET, &CharacterSpecials::default())?;
+    tokenizer.check_fits(config).or_bad()?;
+    let around = tokenizer.encode("", true)?.len();
+    let task = Box::new(Digits { characters: args.prompt - around });
+    let adapters = recipe.lora.as_ref().map(|lora| StartAdapters {
+        lora: lora.lora(),
+        weights: lora.lora().init(config, 1),
+        base: BaseSource::Random(1),
+        dir: "random weights".into(),
+    });
+    let start = Start {
+        weights: match adapters {
+            Some(_) => params::shapes(config, false).map(|_| Vec::new()),
+            None => weights(config),
+        },
+        adapters,
+        config: config.clone(),
+        tokenizer,
+        template: None,
+        generation: GenerationConfig::default(),
+        warning: None,
+    };
+    let mut trainer = RlTrainer::on_ranks(device, recipe, FILE, start, task, ranks.clone()).or_bad()?;
+    trainer.force_lengths(match args.spread {
+        true => ForcedLengths::Lognormal { mean: args.length as f64 / 4.0, sigma: SIGMA },
+        false => ForcedLengths::Full,
+    });
+    Ok(trainer)
+}
+
+/// Weights that are all zero.
+fn zeros(config: &ModelConfig) -> Params<Vec<f32>> {
+    params::shapes(config, false).map(|info| vec![0.0; info.len()])
 }
 
 /// Where messages say a value of the recipe stands.
@@ -300,6 +335,7 @@ fn row(
     limits: &[BTreeMap<&'static str, f64>],
     rollout: RolloutRates,
     ranks: shared::Shared,
+    resumed: Option<resumed::Resumed>,
 ) -> Row {
     let seconds = |phase: &str| median(records.iter().filter_map(|r| r.timing.get(phase).copied()).collect());
     let phase = |name: &str| {
@@ -325,6 +361,7 @@ fn row(
         phases: names.into_iter().map(|name| (name.to_string(), phase(name))).collect(),
         rollout,
         ranks,
+        resumed,
     }
 }
 
@@ -361,5 +398,6 @@ fn print(row: &Row) -> Result<(), OutputError> {
         r.preemptions,
         r.prefill_tokens
     )?;
-    row.ranks.print()
+    row.ranks.print()?;
+    row.resumed.as_ref().map_or(Ok(()), resumed::Resumed::print)
 }

@@ -23,7 +23,7 @@ pub struct Shared {
     shards: usize,
     zero_stage: usize,
     /// Of the weights after the last step.
-    checksum: String,
+    pub checksum: String,
     /// By rank.
     ranks: Vec<OfRank>,
 }
@@ -39,6 +39,13 @@ struct OfRank {
     planned_bytes: u64,
     /// Allocated at most; 0 where the device has no memory of its own.
     peak_bytes: u64,
+}
+
+/// A number that tells the trained weights from others, the same for any number of ranks.
+pub fn checksum_of<D: Device>(trainer: &mut RlTrainer<D>) -> anyhow::Result<String> {
+    let weights = trainer.weights()?;
+    let sum = weights.iter().map(|leaf| checksum::values(leaf)).fold(checksum::SEED, checksum::mix);
+    Ok(format!("{sum:016x}"))
 }
 
 impl Sent {
@@ -85,12 +92,11 @@ impl Sent {
             planned_bytes: of[5],
             peak_bytes: of[6],
         });
-        let weights = trainer.weights()?;
-        let sum = weights.iter().map(|leaf| checksum::values(leaf)).fold(checksum::SEED, checksum::mix);
+        let checksum = checksum_of(trainer)?;
         Ok(Shared {
             shards: recipe.trainer.shards,
             zero_stage: recipe.trainer.zero_stage,
-            checksum: format!("{sum:016x}"),
+            checksum,
             ranks: of_ranks.collect(),
         })
     }
