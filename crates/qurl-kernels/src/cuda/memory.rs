@@ -47,7 +47,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: allocated in `new`; whoever issues work on the buffer borrows it, so none is issued any
-        // more.
+        // more, and the driver waits for what was, exchanges in flight included.
         unsafe { self.context.free(self.at, self.bytes) };
     }
 }
