@@ -13,7 +13,7 @@
 #      256            22 s      48 s     6 min, 2 of which load, save and read 44 GiB
 #      512            44 s      95 s    10 min
 #     1024            90 s     195 s    17 min
-#     4096           350 s     790 s    the largest sizes: 20 min for 7b, 42 for 32b
+#     4096           420 s     790 s    the largest sizes: 25 min for 7b, 42 for 32b
 #
 # One call of ten minutes holds the default, or LENGTH=512 for one of the models, or LENGTH=1024 for 7b. KV_MB
 # sets the memory for keys and values. 7B takes 46 GB under SCRATCH (by default the working directory) and 80

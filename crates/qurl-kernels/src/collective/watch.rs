@@ -64,6 +64,9 @@ const BEAT: Duration = Duration::from_secs(1);
 /// How long a rank that fails by itself has to say so, once another has.
 const MOMENT: Duration = Duration::from_millis(500);
 
+/// How long a rank that fails waits at most until rank 0 has said so.
+const ANSWER: Duration = Duration::from_secs(2);
+
 /// What is known of another rank.
 struct Other {
     rank: usize,
@@ -82,6 +85,8 @@ struct Shared {
     begun: AtomicU64,
     /// Whether this rank has finished: what others do is of no interest any more.
     left: AtomicBool,
+    /// Whether another rank has ended since, or says that the run ends.
+    answered: AtomicBool,
     others: Mutex<Vec<Other>>,
 }
 
@@ -109,6 +114,7 @@ impl Watch {
             limits,
             begun,
             left: AtomicBool::new(false),
+            answered: AtomicBool::new(false),
             others: Mutex::new(others),
         });
         for (other, stream) in readers {
@@ -126,14 +132,19 @@ impl Watch {
         self.shared.begun.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Tells the others that this rank has failed and why: they end with it.
+    /// Tells the others that this rank has failed and why: they end with it. Returns once rank 0 has said so:
+    /// some launchers kill all ranks as soon as one has ended, and then nobody would.
     pub fn fail(&self, reason: &str) {
-        let Shared { rank, size, left, .. } = &*self.shared;
+        let Shared { rank, size, left, answered, .. } = &*self.shared;
         if !left.swap(true, Ordering::Relaxed) {
             // What rank 0 says is taken as it is; it says for the others who they are.
             let reason =
                 if *rank == 0 { format!("rank 0 of {size} failed: {reason}") } else { reason.to_string() };
             self.shared.tell(&Frame::new(Kind::Fault, reason.as_bytes()));
+            let began = Instant::now();
+            while *rank != 0 && !answered.load(Ordering::Relaxed) && began.elapsed() < ANSWER {
+                std::thread::sleep(Duration::from_millis(5));
+            }
         }
     }
 
@@ -171,7 +182,10 @@ impl Shared {
         loop {
             let frame = Frame::read(&mut stream);
             if self.left.load(Ordering::Relaxed) {
-                return;
+                if frame.as_ref().is_ok_and(|frame| frame.kind != Kind::Fault) {
+                    continue;
+                }
+                return self.answered.store(true, Ordering::Relaxed);
             }
             let mut others = self.others();
             let Some(other) = others.iter_mut().find(|other| other.rank == rank) else { return };
