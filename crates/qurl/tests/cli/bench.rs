@@ -1,5 +1,6 @@
 //! `qurl bench rollout`: what it reports, not how fast it is.
 
+use crate::common::directory;
 use crate::models::qurl;
 
 #[test]
@@ -126,6 +127,22 @@ fn a_step_reports_its_phases_beside_limits() {
         let rollout = &result["rollout"];
         assert!(rollout["full_batch_tokens_per_s"].as_f64().is_some_and(|x| x > 0.0), "{result}");
         assert_eq!(rollout["preemptions"].as_u64(), Some(0));
+    }
+}
+
+/// A trainer that began with other weights takes over the state after the first step, or the command fails.
+#[test]
+fn steps_are_made_again_from_a_checkpoint() {
+    let dir = directory("bench-step-checkpoint");
+    for (name, set) in
+        [("whole", "actor.optim.moments=\"8bit\""), ("adapters", "lora={ rank = 4, alpha = 8 }")]
+    {
+        let at = dir.join(name).display().to_string();
+        let result = step(&["--checkpoint", &at, "--set", set, "--set", "run.test_problems=3"]);
+        let resumed = &result["resumed"];
+        assert_eq!(resumed["checksum"], result["ranks"]["checksum"], "{result}");
+        assert!(resumed["checkpoint_bytes"].as_u64() > Some(1000), "{result}");
+        assert!(dir.join(name).join("step-1/manifest.json").exists());
     }
 }
 
