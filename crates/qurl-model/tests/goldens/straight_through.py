@@ -4,18 +4,19 @@ and .safetensors of the models named below.
     python straight_through.py
 
 A plain PyTorch model of the same weights: linear layers round their weights and their inputs as the format says,
-keys and values are rounded as the cache holds them, and autograd goes through every rounding as through the
-identity, to weights and inputs as they were before it (x + (rounded(x) - x).detach()). Nothing here shares code
-or structure with the Rust side. The roundings are written from docs/formats.md. Weights are rounded in float32, as
-by the kernels; everything else is computed in float64.
+keys and values are rounded as the cache holds them, and gradients go through every rounding as through the identity.
+A linear layer is differentiated at its weights and inputs as they were before rounding, as docs/math.md defines it
+(dL/dx = dL/dy W and not dL/dy Q(W)); attention at the rounded keys and values. Nothing here shares code or structure
+with the Rust side. The roundings are written from docs/formats.md. Weights are rounded in float32, as by the
+kernels; everything else is computed in float64.
 
 A number that lies between two values of eight bits may fall either way: sums in another order move it by a few 1e-7
 of the largest of its row (by more where QK-norm has blown up a small head), and where it falls the other way it
 moves by up to 1/16 of itself, takes later roundings with it, and gradients end up a few percent away. That would
 hide an error of the same size. So sequences are drawn at random until each of their numbers lies AWAY times further
 from such a place than float32 moves any number of its row: what is left between this and a right implementation is
-the rounding of sums. (One key that fell the other way in bf16, by 1/256, took so many of the next roundings in fp8
-with it that the gradient of the embedding was 4.4e-2 away.) Where activations are bf16, nothing is so steep, and
+the rounding of sums. (One key that falls the other way in bf16, by 1/256, can take so many of the next roundings in
+fp8 with it that the gradient of the embedding is 4e-2 away.) Where activations are bf16, nothing is so steep, and
 roundings to bf16 are left out of this: there are too many.
 """
 
@@ -120,17 +121,31 @@ def bf16(x):
     return x.bfloat16().to(x.dtype)
 
 
+class Straight(torch.autograd.Function):
+    """The product of rounded inputs and weights, differentiated at those that were not rounded."""
+
+    @staticmethod
+    def forward(ctx, x, w, xq, wq):
+        ctx.save_for_backward(x, w)
+        return xq @ wq.T
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        return dy @ w, dy.T @ x, None, None
+
+
 def linear(x, w, bias, form, fused=None):
     """`fused` are the matrices that lie in one with w: they share a scale of the whole matrix."""
     if form == "full":
         return x @ w.T if bias is None else x @ w.T + bias
     whole = [part.detach().float() for part in fused or [w]]
-    wq = straight(w, weights(w.detach().float(), form, whole).to(w.dtype))
+    wq = weights(w.detach().float(), form, whole).to(w.dtype)
     largest = {"int8": 127.0, "fp8": 448.0}.get(form)
     if largest:
         ROUNDED.append((x.detach() / safe(x.detach().abs().amax(-1, keepdim=True)) * largest, largest))
-    xq = straight(x, rows(x.detach(), largest) if largest else bf16(x.detach()))
-    y = xq @ wq.T
+    xq = rows(x.detach(), largest) if largest else bf16(x.detach())
+    y = Straight.apply(x, w, xq, wq)
     return y if bias is None else y + bias
 
 
