@@ -49,7 +49,7 @@ pub fn save<D: Device>(trainer: &mut RlTrainer<D>, recipe: &Recipe, dir: &Path) 
     let snapshot = trainer.snapshot(&recipe.to_toml())?;
     let (step, bytes) = (snapshot.state.step, snapshot.bytes());
     let mut keeper = Keeper::new(store.clone(), ModelFiles::of(trainer.start()), &ranks, None, 1);
-    keeper.start(snapshot, Logged { files: Vec::new(), lines: String::new() })?;
+    keeper.start(snapshot, Logged::default())?;
     keeper.finish()?;
     Ok(Saved { path: store.path(step), evaluation_s, save_s: began.elapsed().as_secs_f64(), bytes })
 }
