@@ -15,7 +15,7 @@ namespace emu {
 // How the emulator is asked to behave (README.md).
 struct Settings {
     unsigned architecture, sms, seed, seconds;
-    bool late;  // copies and MMAs in the background happen as late as they may
+    bool late_copies, late_mmas;  // what runs in the background happens when it is waited for
 };
 const Settings& settings();
 
@@ -109,6 +109,8 @@ const uint32_t DYNAMIC_AT = 16 << 20;
 const unsigned RANK_SHIFT = 26;
 uint8_t* shared(uint32_t address, size_t bytes);
 
+// After something that others may have waited for: with a seed they come first.
+void signalled();
 void gather(unsigned mask, const void* what, void* item, void (*last)(Gather&));
 void barrier_sync(unsigned number, unsigned threads);
 void cluster_arrive();

@@ -52,7 +52,7 @@ static void bulk_copy(Env& e, const Statement& s) {
         std::memcpy(shared(to, bytes), from, bytes);
         Phases(barrier).change(0, -(int64_t)bytes);
     });
-    if (!settings().late) arrive_now(barrier);
+    if (!settings().late_copies) arrive_now(barrier);
 }
 
 // A matrix as cuTensorMapEncodeTiled (driver.cpp) describes it.
@@ -98,7 +98,7 @@ static void bulk_box(Env& e, const Statement& s) {
         };
         Block* there = team.blocks[rank];
         arrive_later(*there, barrier, copy);
-        if (settings().late) continue;
+        if (settings().late_copies) continue;
         // By a thread of that block, as far as addresses go.
         Fiber* self = now;
         now = &there->fibers[0];
@@ -120,7 +120,7 @@ static void store_box(Env& e, const Statement& s, bool adds) {
             std::memcpy(to, adds ? (void*)y : place, 16);
         });
     };
-    if (settings().late) {
+    if (settings().late_copies) {
         now->block->bulk[now->number].open.push_back(store);
     } else {
         store();
@@ -136,7 +136,7 @@ static void copy_16_or_4(Env& e, const Statement& s) {
         std::memcpy(place, from, used);
         std::memset(place + used, 0, bytes - used);
     };
-    if (settings().late) {
+    if (settings().late_copies) {
         now->block->copies[now->number].open.push_back(copy);
     } else {
         copy();
@@ -167,8 +167,11 @@ const Instructions& copy_instructions() {
              Phases(e.get(ITEM(1))).change(1, e.get(ITEM(2)));
          }},
         {"mbarrier.arrive", RUN {
-             auto lock = locked();
-             Phases(e.get(ITEM(1))).change(1, 0);
+             {
+                 auto lock = locked();
+                 Phases(e.get(ITEM(1))).change(1, 0);
+             }
+             signalled();
          }},
         {"mbarrier.try_wait.parity", RUN {
              bool done;

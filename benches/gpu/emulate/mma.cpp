@@ -177,7 +177,7 @@ static void start_wgmma(Env& e, const Statement& s) {
         unsigned warp = now->number / 32;
         std::vector<Env*> lanes;
         for (void* item : g.items) lanes.push_back((Env*)item);
-        if (!settings().late) return wgmma(lanes, warp, s);
+        if (!settings().late_mmas) return wgmma(lanes, warp, s);
         // The operands stay where they are; their list goes with this call.
         struct Kept {
             std::vector<std::vector<Operand>> operands;

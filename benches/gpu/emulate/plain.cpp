@@ -60,7 +60,10 @@ const Instructions& plain_instructions() {
              global_load(e, s);
              poll();
          }},
-        {"st.relaxed.gpu.global", global_store},
+        {"st.relaxed.gpu.global", RUN {
+             global_store(e, s);
+             signalled();
+         }},
         {"st.global", global_store},
         {"red.global.add", global_store},
         {"setp.ne.b32", RUN {

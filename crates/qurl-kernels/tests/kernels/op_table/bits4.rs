@@ -9,7 +9,7 @@ use qurl_kernels::{Device, Format, Queue};
 use std::rc::Rc;
 
 /// (rows, n, k)
-const SHAPES: [(usize, usize, usize); 12] = [
+const SHAPES: [(usize, usize, usize); 13] = [
     (1, 1, 1),
     (1, 5, 17),
     (2, 32, 64),
@@ -17,6 +17,7 @@ const SHAPES: [(usize, usize, usize); 12] = [
     (7, 64, 1032),
     (3, 1101, 8),
     (16, 200, 264),
+    (20, 72, 2056),
     (25, 205, 40),
     (70, 130, 384),
     (100, 65, 520),
