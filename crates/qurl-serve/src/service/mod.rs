@@ -114,7 +114,7 @@ pub struct NewWeights {
 /// What the worker is told.
 enum Command {
     /// Jobs that begin together, and so with the same weights.
-    Jobs(Vec<Box<Job>>),
+    Jobs(Vec<Job>),
     /// The owner of a job has gone.
     Gone(u64),
     /// Aborts the jobs of these names, or all; says how many they were.
@@ -217,7 +217,7 @@ impl Service {
         for (number, request) in (first..).zip(requests.take(count)) {
             let (sender, news) = mpsc::unbounded_channel();
             let (name, _place) = (name.to_string(), places.split(n));
-            jobs.push(Box::new(Job { number, name, request, streamed, arrived, news: sender, _place }));
+            jobs.push(Job { number, name, request, streamed, arrived, news: sender, _place });
             tickets.push(Ticket { number, commands: self.commands.clone(), news, ended: false });
         }
         self.commands.send(Command::Jobs(jobs)).map_err(|_| Refused::Ended)?;

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 /// A job in the engine.
 struct Active {
-    job: Box<Job>,
+    job: Job,
     /// Tokens that nobody streams: they are told at the end.
     tokens: Vec<Token>,
     /// When each sample got its last token.
@@ -36,7 +36,7 @@ pub(super) struct Worker<D: Device> {
     active: BTreeMap<RequestId, Active>,
     numbers: Numbers,
     /// Jobs that wait for a resume or for new weights.
-    held: VecDeque<Box<Job>>,
+    held: VecDeque<Job>,
     loads: VecDeque<Pending>,
     /// Set while paused: what happens to requests in flight, and who is told when it has.
     paused: Option<InFlight>,
@@ -75,7 +75,7 @@ impl<D: Device> Worker<D> {
         if let Err(reason) = &ended {
             let failed = |job: &Job| _ = job.news.send(News::Failed(Failure::Broken(reason.clone())));
             self.active.values().for_each(|active| failed(&active.job));
-            self.held.iter().for_each(|job| failed(job));
+            self.held.iter().for_each(failed);
         }
         self.now.healthy = false;
         self.shared.publish(&self.now);
@@ -162,7 +162,7 @@ impl<D: Device> Worker<D> {
     }
 
     /// Gives a job to the engine, which may refuse it.
-    fn begin(&mut self, job: Box<Job>) {
+    fn begin(&mut self, job: Job) {
         if job.news.is_closed() {
             self.now.gone += 1;
             return;
