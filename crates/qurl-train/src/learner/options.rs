@@ -13,7 +13,7 @@ pub struct LearnerOptions {
     /// Longest sequence.
     pub positions: usize,
     /// Format of keys and values, where a forward pass of training is run by a network that stores them in
-    /// another than `compute` does ([`Learner::accumulate_straight`]).
+    /// another than `compute` does ([`accumulate_straight`](super::Learner::accumulate_straight)).
     pub kv_format: Option<KvFormat>,
     /// Micro-batches and recomputation.
     pub tape: TapeOptions,

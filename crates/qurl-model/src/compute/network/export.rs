@@ -7,8 +7,8 @@ use qurl_kernels::{Device, DeviceError, Queue, Rounding, canonical};
 
 impl<D: Device> Network<D> {
     /// The weights as bytes that are the same on every device ([`qurl_kernels::canonical`]): vectors and the
-    /// embedding in f32, matrices as they are packed, leaf by leaf in the order of [`Params`]. A tied head in
-    /// full is left out: it is packed from the embedding. Adapters come last.
+    /// embedding in f32, matrices as they are packed, leaf by leaf in the order of [`Params`](crate::Params).
+    /// A tied head in full is left out: it is packed from the embedding. Adapters come last.
     pub fn export(&self, queue: &mut D::Queue) -> Result<Vec<u8>, DeviceError> {
         let mut bytes = Vec::with_capacity(self.exported_bytes());
         let vector = |queue: &mut D::Queue, from: &D::Tensor, bytes: &mut Vec<u8>| {
