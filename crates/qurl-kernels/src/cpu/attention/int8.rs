@@ -44,11 +44,11 @@ pub(super) unsafe fn rows(
     // SAFETY: `Workspace` holds the rows and all columns; everything is written before it is read.
     unsafe {
         let Parts { queries, scores, weights, sums } = Parts::of(workspace);
-        for row in 0..count {
+        for (row, scale) in scales.iter_mut().enumerate().take(count) {
             let (query, at) = ((start + row) / group, head * group + (start + row) % group);
             let from = (span.row + query) * job.heads.qkv_width() + at * head_dim;
             let codes = queries.add(row * key_dim);
-            scales[row] = round(level, &job.qkv[from..from + head_dim], codes) * job.heads.scale;
+            *scale = round(level, &job.qkv[from..from + head_dim], codes) * job.heads.scale;
         }
         std::ptr::write_bytes(sums, 0, count * head_dim);
         let keys = position(count - 1) + 1;
