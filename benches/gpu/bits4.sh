@@ -44,7 +44,8 @@ if [[ " $only " == *" tests "* ]]; then
     # The first compiles all kernels. What Hopper has of its own and what it has not fail apart.
     tests 60 compile "as it is" cuda::checksums_are_those_of_the_host
     for generation in "as it is" "as of 8.0"; do
-        at=${generation##* }
+        at=newest
+        [ "$generation" = "as it is" ] || at=oldest
         for format in int4 nvfp4; do
             tests 15 "table-$format-$at" "$generation" cuda::op_table "linear $format"
         done
