@@ -1,6 +1,6 @@
 """Processor time of a server's threads for each token: 64 streams at once, beside 64 answers that are sent whole.
 
-    cpu_per_token.py QURL MODEL [ROUNDS]
+    serve_cpu.py QURL MODEL [ROUNDS]
 """
 import http.client, json, os, subprocess, sys, threading, time
 
