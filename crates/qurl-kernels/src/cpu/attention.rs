@@ -13,11 +13,12 @@
 //! whatever the window.
 
 mod decode;
+mod int8;
 
 use super::Context;
 use super::buf::{Aligned, Parts};
 use super::kv::{KEY_BLOCK, KvPages};
-use super::simd::{Simd, exp, simd_dispatch};
+use super::simd::{MAX_LANES, Simd, exp, simd_dispatch};
 use crate::types::{Heads, Span};
 use std::cell::RefCell;
 
@@ -25,6 +26,8 @@ use std::cell::RefCell;
 pub(crate) const ROW_BLOCK: usize = 48;
 /// Keys of one softmax tile.
 pub(crate) const TILE: usize = 64;
+/// How many tiles ahead keys and values are prefetched.
+const AHEAD: usize = 2;
 /// Largest head dimension.
 pub const MAX_HEAD_DIM: usize = Heads::MAX_DIM;
 const BLOCKS: usize = TILE / KEY_BLOCK;
@@ -77,6 +80,9 @@ pub fn forward(
                     // Rows whose window hides keys go through the general kernel, which leaves them out one
                     // by one.
                     let whole = heads.first_seen(span.position) == 0;
+                    if kv.is_int8() {
+                        return int8::rows(ctx.level, &job, span, head, start, next, workspace);
+                    }
                     match span.rows == 1 && decodes && whole {
                         true => decode::rows(ctx.level, &job, span, head, next, workspace),
                         false => row_block(ctx.level, &job, span, head, start, next, workspace),
@@ -105,6 +111,25 @@ impl Job<'_> {
             // SAFETY: the caller has the instructions of S.
             unsafe { self.kv.prefetch::<S>(page, head, slot) }
         }
+    }
+
+    /// The tile that is [`AHEAD`] tiles after `tile` of `keys` keys: of what is attended to now or `next`.
+    /// Pages are scattered in memory, so no hardware guesses where it lies.
+    #[inline(always)]
+    fn ahead<'s>(
+        &self,
+        now: (&'s Span, usize),
+        next: Option<(&'s Span, usize)>,
+        tile: usize,
+        keys: usize,
+    ) -> Option<(&'s Span, usize, usize)> {
+        let later = tile + AHEAD * TILE;
+        if later < keys {
+            return Some((now.0, now.1, later));
+        }
+        let (span, head) = next?;
+        let later = later - keys.next_multiple_of(TILE);
+        (later < span.position + span.rows).then_some((span, head, later))
     }
 
     /// Page and slot of a position.
@@ -177,23 +202,35 @@ pub(crate) const fn strip_rows<S: Simd>() -> usize {
 }
 
 /// Copies rows into strips `[strip][d][rows of strip]`, times a factor; row `i` is read from `row_of(i)`.
+/// Strips have at most as many rows as a vector lanes.
 #[inline(always)]
-pub(crate) unsafe fn pack_strips(
+pub(crate) unsafe fn pack_strips<S: Simd>(
     rows: usize,
     head_dim: usize,
     factor: f32,
     strip: usize,
-    source: impl Fn(usize) -> *const f32,
+    row_of: impl Fn(usize) -> *const f32,
     to: *mut f32,
 ) {
-    for row in 0..rows {
-        let (first, width) = (row / strip * strip, strip.min(rows - row / strip * strip));
-        let from = source(row);
-        // SAFETY: the caller gives rows of head_dim values and workspace for all.
-        unsafe {
-            let to = to.add(first * head_dim + row - first);
-            for d in 0..head_dim {
-                *to.add(d * width) = *from.add(d) * factor;
+    let whole = head_dim / S::LANES * S::LANES;
+    // SAFETY: the caller gives rows of head_dim values and workspace for all.
+    unsafe {
+        for first in (0..rows).step_by(strip) {
+            let (width, to) = (strip.min(rows - first), to.add(first * head_dim));
+            for d in (0..whole).step_by(S::LANES) {
+                let mut square = std::mem::MaybeUninit::<[[u32; MAX_LANES]; MAX_LANES]>::uninit();
+                let square: *mut u32 = square.as_mut_ptr().cast();
+                for row in 0..width {
+                    let scaled = S::mul(S::load(row_of(first + row).add(d)), S::splat(factor));
+                    S::store(square.add(row * MAX_LANES).cast(), scaled);
+                }
+                S::transpose(square, MAX_LANES, width, to.add(d * width).cast(), width);
+            }
+            for row in 0..width {
+                let from = row_of(first + row);
+                for d in whole..head_dim {
+                    *to.add(d * width + row) = *from.add(d) * factor;
+                }
             }
         }
     }
@@ -236,7 +273,7 @@ unsafe fn row_block_at<S: Simd>(
         let mut state = [RowState::NEW; ROW_BLOCK];
         let width = job.heads.qkv_width();
         let query = |row: usize| job.qkv.as_ptr().add(batch_row(row) * width + head_of(row) * head_dim);
-        pack_strips(rows, head_dim, job.heads.scale, strip, query, queries);
+        pack_strips::<S>(rows, head_dim, job.heads.scale, strip, query, queries);
         std::ptr::write_bytes(sums, 0, rows * head_dim);
 
         let keys = position(rows - 1) + 1;
@@ -364,6 +401,19 @@ struct RowState {
 impl RowState {
     const NEW: RowState = RowState { largest: f32::NEG_INFINITY, total: 0.0, rescale: 1.0 };
 
+    /// Takes the largest score of a tile into account.
+    #[inline(always)]
+    unsafe fn raise<S: Simd>(&mut self, of_tile: f32) {
+        // Not `f32::max`, which would drop a NaN.
+        let largest = if of_tile < self.largest { self.largest } else { of_tile };
+        let difference = self.largest - largest;
+        // Before the first tile there is nothing to rescale.
+        let keeps = difference == 0.0 || self.largest == f32::NEG_INFINITY;
+        // SAFETY: the caller has the instructions of S.
+        self.rescale = if keeps { 1.0 } else { unsafe { exp_one::<S>(difference) } };
+        self.largest = largest;
+    }
+
     /// Logarithm of the denominator.
     fn lse(&self) -> f32 {
         self.largest + self.total.ln()
@@ -384,14 +434,8 @@ unsafe fn softmax_tile<S: Simd>(scores: *mut f32, seen: usize, widest: usize, st
             let n = seen.saturating_sub(i).min(S::LANES);
             largest = S::max(largest, S::keep_n(S::load(scores.add(i)), n, f32::NEG_INFINITY));
         }
-        let tile_largest = S::largest(largest);
-        // Not `f32::max`, which would drop a NaN.
-        let largest = if tile_largest < state.largest { state.largest } else { tile_largest };
-        let difference = state.largest - largest;
-        // Before the first tile there is nothing to rescale.
-        let keeps = difference == 0.0 || state.largest == f32::NEG_INFINITY;
-        state.rescale = if keeps { 1.0 } else { exp_one::<S>(difference) };
-        state.largest = largest;
+        state.raise::<S>(S::largest(largest));
+        let largest = state.largest;
         let mut total = S::splat(0.0);
         for i in (0..whole).step_by(S::LANES) {
             let v = exp::<S>(S::sub(S::load(scores.add(i)), S::splat(largest)));
@@ -405,6 +449,38 @@ unsafe fn softmax_tile<S: Simd>(scores: *mut f32, seen: usize, widest: usize, st
             total = S::add(total, v);
         }
         state.total = state.total * state.rescale + S::sum(total);
+    }
+}
+
+/// [`softmax_tile`] of `R` rows that see the whole tile, with the same bits: every step is done for all rows
+/// before the next one, so that a row does not wait for its own reductions.
+#[inline(always)]
+unsafe fn softmax_whole<S: Simd, const R: usize>(scores: *mut f32, state: *mut RowState) {
+    // SAFETY: the caller gives R rows of TILE scores and R states.
+    unsafe {
+        let mut largest = [S::splat(f32::NEG_INFINITY); R];
+        for (row, largest) in largest.iter_mut().enumerate() {
+            for i in (0..TILE).step_by(S::LANES) {
+                *largest = S::max(*largest, S::load(scores.add(row * TILE + i)));
+            }
+        }
+        for (row, &largest) in largest.iter().enumerate() {
+            let state = &mut *state.add(row);
+            state.raise::<S>(S::largest(largest));
+        }
+        let mut totals = [S::splat(0.0); R];
+        for (row, total) in totals.iter_mut().enumerate() {
+            let (scores, largest) = (scores.add(row * TILE), S::splat((*state.add(row)).largest));
+            for i in (0..TILE).step_by(S::LANES) {
+                let v = exp::<S>(S::sub(S::load(scores.add(i)), largest));
+                S::store(scores.add(i), v);
+                *total = S::add(*total, v);
+            }
+        }
+        for (row, &total) in totals.iter().enumerate() {
+            let state = &mut *state.add(row);
+            state.total = state.total * state.rescale + S::sum(total);
+        }
     }
 }
 

@@ -3,8 +3,9 @@
 //!
 //! With `P = e^(S - lse)`, `D = rowsum(dO * O)`: `dV = P^T dO`, `dS = P * (dO V^T - D)`, `dQ = scale dS K`,
 //! `dK = scale dS^T Q`. One task owns one sequence and one key/value head with all query heads of its group,
-//! so every gradient is summed by one thread in the order of the rows. Memory beside the outputs is two
-//! transposed copies of the head's keys and values: linear in the length.
+//! so every gradient is summed by one thread in the order of the rows. Memory beside the outputs are copies of
+//! the head's keys and values, transposed, and of its keys as rows side by side (in the source rows are so far
+//! apart that they displace each other from a cache): linear in the length.
 
 use super::Context;
 use super::attention::{MAX_HEAD_DIM, ROW_BLOCK, TILE, by_tile, multiply, pack_strips, strip_rows};
@@ -39,8 +40,8 @@ pub fn backward(
     ctx.pool.for_each(spans.len() * heads.kv_heads, &|task| {
         let span = &spans[task / heads.kv_heads];
         let tiles = span.rows.div_ceil(TILE);
-        let mut transposed = ctx.scratch.take(2 * tiles * heads.head_dim * TILE);
-        let workspace = transposed.as_mut_ptr().cast::<f32>();
+        let mut copies = ctx.scratch.take(3 * tiles * heads.head_dim * TILE);
+        let workspace = copies.as_mut_ptr().cast::<f32>();
         // SAFETY: the level was detected; shapes were checked; a task owns its heads' columns of the span's
         // rows.
         unsafe { head_backward(ctx.level, &job, span, task % heads.kv_heads, workspace) }
@@ -57,7 +58,7 @@ struct Job<'a> {
 }
 
 simd_dispatch!(
-    plain fn head_backward(job: &Job, span: &Span, head: usize, transposed: *mut f32) = head_backward_at
+    plain fn head_backward(job: &Job, span: &Span, head: usize, copies: *mut f32) = head_backward_at
 );
 
 /// Working memory of a task, on its stack.
@@ -73,7 +74,7 @@ struct Workspace {
 }
 
 #[inline(always)]
-unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transposed: *mut f32) {
+unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, copies: *mut f32) {
     let Heads { heads, kv_heads, head_dim, scale, .. } = job.heads;
     let group = job.heads.group();
     let width = job.heads.qkv_width();
@@ -94,21 +95,17 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
         let dscores: *mut f32 = (&raw mut (*workspace).dscores).cast();
         let row_of = |position: usize| (span.row + position) * width;
 
-        // Keys and values as [tile][head_dim][TILE]; rows past the end are zero.
-        let (keys_t, values_t) = (transposed, transposed.add(tiles * head_dim * TILE));
-        for position in 0..tiles * TILE {
-            let (tile, slot) = (position / TILE, position % TILE);
-            let at = tile * head_dim * TILE + slot;
-            for d in 0..head_dim {
-                let real = position < span.rows;
-                let row = row_of(if real { position } else { 0 });
-                *keys_t.add(at + d * TILE) = if real { job.qkv[row + key_column + d] } else { 0.0 };
-                *values_t.add(at + d * TILE) = if real { job.qkv[row + value_column + d] } else { 0.0 };
-            }
-            if position < span.rows {
-                job.dqkv.slice(row_of(position) + key_column, head_dim).fill(0.0);
-                job.dqkv.slice(row_of(position) + value_column, head_dim).fill(0.0);
-            }
+        // Keys and values as [tile][head_dim][TILE], and keys as rows.
+        let copy = tiles * head_dim * TILE;
+        let (keys_t, values_t, key_rows) = (copies, copies.add(copy), copies.add(2 * copy));
+        let (keys, values) = (row_of(0) + key_column, row_of(0) + value_column);
+        transpose_tiles::<S>(job.qkv.as_ptr().add(keys), width, span.rows, head_dim, keys_t);
+        transpose_tiles::<S>(job.qkv.as_ptr().add(values), width, span.rows, head_dim, values_t);
+        for position in 0..span.rows {
+            let key = job.qkv.as_ptr().add(row_of(position) + key_column);
+            std::ptr::copy_nonoverlapping(key, key_rows.add(position * head_dim), head_dim);
+            job.dqkv.slice(row_of(position) + key_column, head_dim).fill(0.0);
+            job.dqkv.slice(row_of(position) + value_column, head_dim).fill(0.0);
         }
 
         for start in (0..span.rows * group).step_by(ROW_BLOCK) {
@@ -131,7 +128,7 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                 }
                 *stat = (job.lse[(span.row + position(row)) * heads + head_of(row)], S::sum(dot));
             }
-            pack_strips(
+            pack_strips::<S>(
                 rows,
                 head_dim,
                 1.0,
@@ -139,7 +136,8 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                 |row| queries.add(row * head_dim),
                 query_strips,
             );
-            pack_strips(rows, head_dim, 1.0, strip_rows::<S>(), |row| douts.add(row * head_dim), dout_strips);
+            let dout = |row: usize| douts.add(row * head_dim).cast_const();
+            pack_strips::<S>(rows, head_dim, 1.0, strip_rows::<S>(), dout, dout_strips);
             std::ptr::write_bytes(dqueries, 0, rows * head_dim);
 
             let strip = strip_rows::<S>();
@@ -184,8 +182,8 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                         }
                     }
                     let into = Target { data: dqueries.add(first * head_dim), stride: head_dim, add: true };
-                    let key_rows = job.qkv.as_ptr().add(row_of(tile * TILE) + key_column);
-                    gemm::<S>(height, head_dim, widest, Operand::rows(dscore), key_rows, width, into);
+                    let keys = key_rows.add(tile_at);
+                    gemm::<S>(height, head_dim, widest, Operand::rows(dscore), keys, head_dim, into);
                 }
                 for first in (0..seen(rows - 1)).step_by(strip) {
                     // Earlier strips of rows see none of these keys.
@@ -212,6 +210,38 @@ unsafe fn head_backward_at<S: Simd>(job: &Job, span: &Span, head: usize, transpo
                         S::mul(S::load_n(dqueries.add(row * head_dim + d), n), S::splat(scale)),
                         n,
                     );
+                }
+            }
+        }
+    }
+}
+
+/// Rows of `head_dim` values, `stride` apart, as `[tile][head_dim][TILE]`; rows past the end are zero.
+#[inline(always)]
+unsafe fn transpose_tiles<S: Simd>(
+    from: *const f32,
+    stride: usize,
+    rows: usize,
+    head_dim: usize,
+    to: *mut f32,
+) {
+    let whole = head_dim / S::LANES * S::LANES;
+    // SAFETY: the caller gives the rows and workspace for whole tiles.
+    unsafe {
+        let full = rows / TILE * TILE;
+        if rows > full {
+            to.add(full * head_dim).write_bytes(0, head_dim * TILE);
+        }
+        for first in (0..rows).step_by(S::LANES) {
+            let n = S::LANES.min(rows - first);
+            let from = from.add(first * stride);
+            let to = to.add(first / TILE * TILE * head_dim + first % TILE);
+            for d in (0..whole).step_by(S::LANES) {
+                S::transpose(from.add(d).cast(), stride, n, to.add(d * TILE).cast(), TILE);
+            }
+            for d in whole..head_dim {
+                for row in 0..n {
+                    *to.add(d * TILE + row) = *from.add(row * stride + d);
                 }
             }
         }

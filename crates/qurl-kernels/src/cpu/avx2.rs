@@ -234,6 +234,28 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn dot_i16(acc: Self::I, a: u32, b: Self::I) -> Self::I {
+        // SAFETY: register operations.
+        unsafe { _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_set1_epi32(a as i32), b)) }
+    }
+    #[inline(always)]
+    unsafe fn widen_i8(bytes: Self::I) -> [Self::I; 2] {
+        // SAFETY: register operations.
+        unsafe {
+            let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes));
+            [even, _mm256_srai_epi16::<8>(bytes)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i16(p: *mut i16, v: Self::V) {
+        // SAFETY: the caller gives LANES writable numbers.
+        unsafe {
+            let whole = _mm256_cvtps_epi32(v);
+            let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packs_epi32(whole, whole));
+            _mm_storeu_si128(p.cast(), _mm256_castsi256_si128(packed));
+        }
+    }
+    #[inline(always)]
     unsafe fn abs_max(acc: Self::I, v: Self::V) -> Self::I {
         // SAFETY: register operations.
         unsafe {
@@ -253,5 +275,10 @@ unsafe impl Simd for Avx2 {
     unsafe fn prefetch(p: *const u8) {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch_close(p: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 }

@@ -258,6 +258,19 @@ macro_rules! common_operations {
             unsafe { halves(_mm512_maskz_loadu_epi32(mask(n), p.cast())) }
         }
         #[inline(always)]
+        unsafe fn widen_i8(bytes: Self::I) -> [Self::I; 2] {
+            // SAFETY: register operations.
+            unsafe {
+                let even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes));
+                [even, _mm512_srai_epi16::<8>(bytes)]
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_i16(p: *mut i16, v: Self::V) {
+            // SAFETY: the caller gives LANES writable numbers.
+            unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v))) }
+        }
+        #[inline(always)]
         unsafe fn abs_max(acc: Self::I, v: Self::V) -> Self::I {
             // SAFETY: register operations.
             unsafe {
@@ -458,11 +471,13 @@ macro_rules! common_operations {
         }
         #[inline(always)]
         unsafe fn transpose(from: *const u32, from_stride: usize, n: usize, to: *mut u32, to_stride: usize) {
-            // SAFETY: the caller gives sixteen readable rows; masked lanes are not written.
+            // SAFETY: the caller gives n readable rows; masked lanes are not written.
             unsafe {
                 let mut rows = [_mm512_setzero_si512(); 16];
                 for (r, row) in rows.iter_mut().enumerate() {
-                    *row = _mm512_loadu_si512(from.add(r * from_stride).cast());
+                    if r < n {
+                        *row = _mm512_loadu_si512(from.add(r * from_stride).cast());
+                    }
                 }
                 for (column, v) in transpose_words(rows).into_iter().enumerate() {
                     _mm512_mask_storeu_epi32(to.add(column * to_stride).cast(), mask(n), v);
@@ -530,6 +545,11 @@ unsafe impl Simd for Avx512 {
             _mm512_add_epi32(acc, _mm512_madd_epi16(a_odd, b_odd))
         }
     }
+    #[inline(always)]
+    unsafe fn dot_i16(acc: Self::I, a: u32, b: Self::I) -> Self::I {
+        // SAFETY: register operations.
+        unsafe { _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_set1_epi32(a as i32), b)) }
+    }
 }
 
 // SAFETY: as above, with avx512bf16 and avx512vnni enabled too.
@@ -586,6 +606,11 @@ unsafe impl Simd for Avx512Bf16 {
     unsafe fn dot_u8i8(acc: Self::I, a: u32, b: Self::I) -> Self::I {
         // SAFETY: register operations.
         unsafe { _mm512_dpbusd_epi32(acc, _mm512_set1_epi32(a as i32), b) }
+    }
+    #[inline(always)]
+    unsafe fn dot_i16(acc: Self::I, a: u32, b: Self::I) -> Self::I {
+        // SAFETY: register operations.
+        unsafe { _mm512_dpwssd_epi32(acc, _mm512_set1_epi32(a as i32), b) }
     }
 }
 

@@ -7,7 +7,9 @@
 //!
 //! bf16 lie in words of two: keys with their neighbour along the head dimension, values with that of the next
 //! token ([`element`]). In the 8-bit formats the keys of a token and head share a scale, and so do its values
-//! ([`eight_bits`]).
+//! ([`eight_bits`]). int8 lie in words of four: keys with their neighbours along the head dimension, values
+//! with those of the next three tokens, each word in the order 0, 2, 1, 3, so that its even and its odd bytes
+//! are two pairs of neighbours.
 
 mod eight_bits;
 mod element;
@@ -19,6 +21,7 @@ use super::level::Level;
 use super::simd::{MAX_LANES, Simd, simd_dispatch};
 use crate::types::{Heads, KvFormat, KvShape};
 use eight_bits::Code;
+pub(crate) use eight_bits::Int8Block;
 pub(crate) use element::{Element, Pair};
 
 /// Tokens of a key block.
@@ -53,8 +56,11 @@ impl KvPages {
         let whole_pairs = format != KvFormat::Bf16 || head_dim.is_multiple_of(2);
         assert!(whole_pairs, "heads of {head_dim}: bf16 keys are stored in pairs");
         let scales = pages * page_size * kv_heads * 2;
-        let len = scales * head_dim;
-        let coded = |code| Store::Coded(code, Aligned::zeros(len), Aligned::zeros(scales));
+        let len = scales / 2 * (key_dim(format, head_dim) + head_dim);
+        let coded = |code| {
+            let codes = Aligned::zeros(len + eight_bits::TRAIL);
+            Store::Coded(code, codes, Aligned::zeros(scales))
+        };
         let store = match format {
             KvFormat::F32 => Store::F32(Aligned::zeros(len)),
             KvFormat::Bf16 => Store::Bf16(Aligned::zeros(len)),
@@ -88,6 +94,10 @@ impl KvPages {
         matches!(self.store, Store::Bf16(_))
     }
 
+    pub(crate) fn is_int8(&self) -> bool {
+        matches!(self.store, Store::Coded(Code::Int8, ..))
+    }
+
     /// Bytes that a page of this format takes in one layer.
     pub fn page_bytes(shape: KvShape) -> usize {
         let KvShape { format, page_size, kv_heads, head_dim, .. } = shape;
@@ -96,7 +106,8 @@ impl KvPages {
             KvFormat::Bf16 => 2 * head_dim,
             KvFormat::Int8 | KvFormat::Fp8 => head_dim + size_of::<f32>(),
         };
-        page_size * kv_heads * 2 * token_and_head
+        let padding = key_dim(format, head_dim) - head_dim;
+        page_size * kv_heads * (2 * token_and_head + padding)
     }
 
     /// Writes keys and values of `slots.len()` tokens. Row `i` of `qkv[.., stride]` has its keys from column
@@ -175,14 +186,31 @@ impl KvPages {
             Store::Bf16(data) => data.copy_within(from * len..(from + 1) * len, to * len),
             Store::Coded(_, data, scales) => {
                 data.copy_within(from * len..(from + 1) * len, to * len);
-                let len = len / self.head_dim;
+                let len = self.page_size * self.kv_heads * 2;
                 scales.copy_within(from * len..(from + 1) * len, to * len);
             }
         }
     }
 
     fn shape(&self) -> Shape {
-        Shape { page_size: self.page_size, kv_heads: self.kv_heads, head_dim: self.head_dim }
+        let KvPages { page_size, kv_heads, head_dim, .. } = *self;
+        Shape { page_size, kv_heads, key_dim: key_dim(self.format(), head_dim), head_dim }
+    }
+
+    /// Where the codes and scales of sixteen tokens lie in a store of int8.
+    pub(crate) fn int8_block(&self, page: usize, head: usize, slot: usize) -> Int8Block {
+        let Store::Coded(Code::Int8, data, scales) = &self.store else {
+            unreachable!("the caller has looked at the format")
+        };
+        let (shape, slot) = (self.shape(), slot / KEY_BLOCK * KEY_BLOCK);
+        let (key, value) = (shape.key_block(page, head, slot), shape.value_block(page, head, slot));
+        let scales = |part| scales[shape.scale(page, head, slot, part)..][..KEY_BLOCK].as_ptr();
+        Int8Block {
+            keys: data[key..][..KEY_BLOCK * shape.key_dim].as_ptr().cast(),
+            values: data[value..][..KEY_BLOCK * self.head_dim].as_ptr().cast(),
+            key_scales: scales(0),
+            value_scales: scales(1),
+        }
     }
 
     /// Asks the caches for what [`KvPages::block`] will read.
@@ -241,24 +269,25 @@ impl KvPages {
                         values,
                     );
                 }
-                Store::Coded(code, data, scales) => {
+                Store::Coded(Code::E4m3, data, scales) => {
                     let scales = |part| {
                         let at = shape.scale(page, head, slot, part);
                         &scales[at..at + KEY_BLOCK]
                     };
-                    eight_bits::keys::<S>(*code, &data[key..key + len], scales(0), keys);
-                    eight_bits::values::<S>(*code, &data[value..value + len], scales(1), values);
+                    eight_bits::keys::<S>(&data[key..key + len], scales(0), keys);
+                    eight_bits::values::<S>(&data[value..value + len], scales(1), values);
                 }
+                Store::Coded(Code::Int8, ..) => unreachable!("attention reads int8 as it is stored"),
             }
             (keys, values)
         }
     }
 }
 
-/// Prefetches the cache lines of `len` values: for every second one, since they come in pairs.
+/// Prefetches the cache lines of `len` values.
 #[inline(always)]
 unsafe fn prefetch_lines<S: Simd, T>(from: *const T, len: usize) {
-    for byte in (0..len * size_of::<T>()).step_by(128) {
+    for byte in (0..len * size_of::<T>()).step_by(64) {
         // SAFETY: any address may be prefetched.
         unsafe { S::prefetch(from.cast::<u8>().wrapping_add(byte)) }
     }
@@ -307,10 +336,28 @@ impl Writer {
                         let mut codes = [0u8; eight_bits::MAX_CODES];
                         *scales.at(shape.scale(page, head, slot, 0)) =
                             eight_bits::quantize(level, *code, keys, &mut codes);
-                        spread(data, key, &codes[..head_dim]);
+                        match code {
+                            Code::Int8 => {
+                                codes[head_dim..shape.key_dim].fill(0);
+                                let at = shape.key_block(page, head, slot) + 4 * place;
+                                let words = codes[..shape.key_dim].as_chunks::<4>().0;
+                                for (i, &[a, b, c, d]) in words.iter().enumerate() {
+                                    data.slice(at + 4 * i * KEY_BLOCK, 4).copy_from_slice(&[a, c, b, d]);
+                                }
+                            }
+                            Code::E4m3 => spread(data, key, &codes[..head_dim]),
+                        }
                         *scales.at(shape.scale(page, head, slot, 1)) =
                             eight_bits::quantize(level, *code, values, &mut codes);
-                        data.slice(value, head_dim).copy_from_slice(&codes[..head_dim]);
+                        match code {
+                            Code::Int8 => {
+                                let words = value - place % 4 * head_dim;
+                                for (i, &code) in codes[..head_dim].iter().enumerate() {
+                                    *data.at(words + 4 * i + [0, 2, 1, 3][place % 4]) = code;
+                                }
+                            }
+                            Code::E4m3 => data.slice(value, head_dim).copy_from_slice(&codes[..head_dim]),
+                        }
                     }
                 }
             }
@@ -421,13 +468,20 @@ pub fn round(ctx: &Context, qkv: &mut [f32], rows: usize, heads: Heads, format: 
 struct Shape {
     page_size: usize,
     kv_heads: usize,
+    /// Stored numbers of a key.
+    key_dim: usize,
     head_dim: usize,
+}
+
+/// Stored numbers of a key: int8 lie in whole words of four, the last one padded with zeros.
+fn key_dim(format: KvFormat, head_dim: usize) -> usize {
+    if format == KvFormat::Int8 { head_dim.next_multiple_of(4) } else { head_dim }
 }
 
 impl Shape {
     /// Values of one head in one page, keys and values together.
     fn head_len(self) -> usize {
-        self.page_size * self.head_dim * 2
+        self.page_size * (self.key_dim + self.head_dim)
     }
 
     /// Values of one page.
@@ -437,12 +491,13 @@ impl Shape {
 
     /// Offset of the block of keys that has `slot`.
     fn key_block(self, page: usize, head: usize, slot: usize) -> usize {
-        (page * self.kv_heads + head) * self.head_len() + slot / KEY_BLOCK * KEY_BLOCK * self.head_dim
+        (page * self.kv_heads + head) * self.head_len() + slot / KEY_BLOCK * KEY_BLOCK * self.key_dim
     }
 
     /// Offset of the block of values that has `slot`.
     fn value_block(self, page: usize, head: usize, slot: usize) -> usize {
-        self.key_block(page, head, slot) + self.page_size * self.head_dim
+        let first = (page * self.kv_heads + head) * self.head_len() + self.page_size * self.key_dim;
+        first + slot / KEY_BLOCK * KEY_BLOCK * self.head_dim
     }
 
     /// Offset of the scale of the keys (`part` 0) or values (1) of `slot`.

@@ -10,6 +10,7 @@ use super::gemm::Precision;
 use super::scalar::bf16_bits;
 use super::simd::{MAX_LANES, Simd, simd_dispatch};
 use super::source::{Piece, Source};
+use std::ops::Range;
 
 /// How the source lies in memory (row-major).
 #[derive(Clone, Copy)]
@@ -46,15 +47,14 @@ pub(crate) fn pack(
     let past_caches = pad && 4 * total >= PAST_CACHES && words.as_ptr().addr().is_multiple_of(2 * width);
     let out = Parts::new(words);
     ctx.pool.for_ranges(groups, (1 << 15) / (width * k).max(1) + 1, &|range| {
-        for group in range {
-            let first = group * width;
-            let real = width.min(lanes - first);
-            let stride = if pad { width } else { real };
-            // SAFETY: groups own disjoint parts of the words; sizes were checked above; the level was
-            // detected.
-            unsafe {
-                match layout {
-                    Layout::LanesByK => {
+        // SAFETY: groups own disjoint parts of the words; sizes were checked above; the level was detected.
+        unsafe {
+            match layout {
+                Layout::LanesByK => {
+                    for group in range {
+                        let first = group * width;
+                        let real = width.min(lanes - first);
+                        let stride = if pad { width } else { real };
                         let rows = &source[first * k..(first + real) * k];
                         let ahead = Ahead { more: pad && first + 2 * real <= lanes, past_caches };
                         pack_transposed(
@@ -68,9 +68,11 @@ pub(crate) fn pack(
                             out.at(first * k_words),
                         );
                     }
-                    Layout::KByLanes => {
-                        let out = out.slice(first * k_words, stride * k_words);
-                        pack_copied(ctx.level, precision, &source[first..], k, lanes, real, stride, out)
+                }
+                Layout::KByLanes => {
+                    for first in range.clone().step_by(TOGETHER) {
+                        let groups = first..(first + TOGETHER).min(range.end);
+                        pack_copied(ctx.level, precision, source, shape, groups, out);
                     }
                 }
             }
@@ -81,6 +83,10 @@ pub(crate) fn pack(
         }
     });
 }
+
+/// Neighbouring groups that are copied together: they share cache lines of every row of the source, and rows
+/// far apart come from memory in larger pieces. More would fall on the same places of a first-level cache.
+const TOGETHER: usize = 4;
 
 /// Bytes of panels from which on they are written past the caches, which could not hold them until they are
 /// used.
@@ -141,7 +147,7 @@ simd_dispatch!(
 simd_dispatch!(fn finish() = finish_at);
 simd_dispatch!(
     fn pack_copied(
-        precision: Precision, source: &[f32], k: usize, ld: usize, real: usize, stride: usize, out: &mut [u32]
+        precision: Precision, source: &[f32], shape: Shape, groups: Range<usize>, out: Parts<u32>
     ) = pack_copied_at
 );
 
@@ -180,6 +186,8 @@ unsafe fn pack_transposed_at<S: Simd>(
 ) {
     let real = rows.len() / k.max(1);
     let words = k.div_ceil(precision.per_word());
+    // f32 are taken from where they are, unless lanes without a row stand beside them.
+    let direct = precision == Precision::F32 && real == lanes;
     // Lanes without a row are zero; the others are not cleared: that would take longer than filling them.
     let mut staged = std::mem::MaybeUninit::<[[u32; CHUNK]; WIDEST]>::uninit();
     // SAFETY: any bits are a word, and those that are read are written before; lanes are at most WIDEST.
@@ -205,6 +213,7 @@ unsafe fn pack_transposed_at<S: Simd>(
                 }
             }
             match precision {
+                Precision::F32 if direct => {}
                 Precision::F32 => {
                     for (word, x) in staged.iter_mut().zip(&row[start..start + count]) {
                         *word = x.to_bits();
@@ -228,19 +237,23 @@ unsafe fn pack_transposed_at<S: Simd>(
             }
         }
         let squares = count / S::LANES * S::LANES;
-        // SAFETY: a vector of staged rows from every such lane on, and as many packed rows; lanes beyond the
-        // last are not written.
+        // SAFETY: a vector of staged rows from every such lane on, or the rows themselves, and as many packed
+        // rows; lanes beyond the last are not written.
         unsafe {
+            let (from, apart) = match direct {
+                true => (rows.as_ptr().cast::<u32>().add(start), k),
+                false => (staged.as_ptr().cast::<u32>(), CHUNK),
+            };
             let out = out.add(start * stride);
             if stride == 1 {
-                std::ptr::copy_nonoverlapping(staged[0].as_ptr(), out, count);
+                std::ptr::copy_nonoverlapping(from, out, count);
                 continue;
             }
             for word in (0..squares).step_by(S::LANES) {
                 for lane in (0..lanes).step_by(S::LANES) {
-                    let (from, to) = (staged[lane][word..].as_ptr(), out.add(word * stride + lane));
+                    let (from, to) = (from.add(lane * apart + word), out.add(word * stride + lane));
                     if ahead.past_caches {
-                        S::transpose(from, CHUNK, S::LANES, square, MAX_LANES);
+                        S::transpose(from, apart, S::LANES, square, MAX_LANES);
                         for row in 0..S::LANES {
                             S::stream_i(
                                 to.add(row * stride).cast(),
@@ -249,53 +262,67 @@ unsafe fn pack_transposed_at<S: Simd>(
                         }
                         continue;
                     }
-                    S::transpose(from, CHUNK, S::LANES.min(lanes - lane), to, stride);
+                    S::transpose(from, apart, S::LANES.min(lanes - lane), to, stride);
                 }
             }
             for i in squares..count {
-                for (lane, staged) in staged.iter().enumerate().take(lanes) {
-                    *out.add(i * stride + lane) = staged[i];
+                for lane in 0..lanes {
+                    *out.add(i * stride + lane) = *from.add(lane * apart + i);
                 }
             }
         }
     }
 }
 
+/// Copies rows of `[k, lanes]` into neighbouring groups of lanes.
 #[inline(always)]
 unsafe fn pack_copied_at<S: Simd>(
     precision: Precision,
     source: &[f32],
-    k: usize,
-    ld: usize,
-    real: usize,
-    stride: usize,
-    out: &mut [u32],
+    shape: Shape,
+    groups: Range<usize>,
+    out: Parts<u32>,
 ) {
-    for (i, out) in out.chunks_exact_mut(stride).enumerate() {
-        let (used, padding) = out.split_at_mut(real);
-        let row = i * precision.per_word();
-        let second = row + 1 < k;
-        for lane in (0..real).step_by(S::LANES) {
-            let n = S::LANES.min(real - lane);
-            // SAFETY: n lanes of one or two rows of the source and of the packed row; what is beyond is
-            // masked.
+    let Shape { lanes, k, width, pad } = shape;
+    let words = k.div_ceil(precision.per_word());
+    for word in 0..words {
+        let row = word * precision.per_word();
+        for group in groups.clone() {
+            let first = group * width;
+            let real = width.min(lanes - first);
+            let stride = if pad { width } else { real };
+            // SAFETY: the caller owns the groups; lanes of the source that are not the group's are masked, or
+            // there is no second row and zeros stand in.
             unsafe {
-                let to = used.as_mut_ptr().add(lane).cast::<f32>();
-                let low = S::load_n(source.as_ptr().add(row * ld + lane), n);
-                match precision {
-                    Precision::F32 => S::store_n(to, low, n),
-                    Precision::Bf16 => {
-                        let high =
-                            if second { source.as_ptr().add((row + 1) * ld + lane) } else { source.as_ptr() };
-                        let high = S::load_n(high, if second { n } else { 0 });
-                        let mut words = [0u32; WIDEST];
-                        S::store_pairs(words.as_mut_ptr(), low, high);
-                        S::store_n(to, S::load(words.as_ptr().cast()), n);
+                let to = out.at(first * words + word * stride);
+                let from = source.as_ptr().add(row * lanes + first);
+                for lane in (0..real).step_by(S::LANES) {
+                    let n = S::LANES.min(real - lane);
+                    let (to, from) = (to.add(lane), from.add(lane));
+                    // What a whole vector writes beyond the lanes, the next row of the group writes again.
+                    let whole = n == S::LANES || (word + 1 < words && S::LANES - n <= stride);
+                    let low = S::load_n(from, n);
+                    match precision {
+                        Precision::F32 if whole => S::store(to.cast(), low),
+                        Precision::F32 => S::store_n(to.cast(), low, n),
+                        Precision::Bf16 => {
+                            let second = row + 1 < k;
+                            let high = if second { S::load_n(from.add(lanes), n) } else { S::splat(0.0) };
+                            if whole {
+                                S::store_pairs(to, low, high);
+                            } else {
+                                let mut last = [0u32; MAX_LANES];
+                                S::store_pairs(last.as_mut_ptr(), low, high);
+                                std::ptr::copy_nonoverlapping(last.as_ptr(), to, n);
+                            }
+                        }
                     }
+                }
+                if stride > real {
+                    to.add(real).write_bytes(0, stride - real);
                 }
             }
         }
-        padding.fill(0);
     }
 }
 

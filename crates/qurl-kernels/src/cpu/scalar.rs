@@ -173,6 +173,28 @@ unsafe impl Simd for Scalar {
         })
     }
     #[inline(always)]
+    unsafe fn dot_i16(acc: Self::I, a: u32, b: Self::I) -> Self::I {
+        let halves = |word: u32| [i32::from(word as i16), i32::from((word >> 16) as i16)];
+        let [a0, a1] = halves(a);
+        std::array::from_fn(|i| {
+            let [b0, b1] = halves(b[i] as u32);
+            acc[i] + a0 * b0 + a1 * b1
+        })
+    }
+    #[inline(always)]
+    unsafe fn widen_i8(bytes: Self::I) -> [Self::I; 2] {
+        let pair = |low: u8, high: u8| {
+            let wide = |byte: u8| i16::from(byte.cast_signed()) as u16;
+            (u32::from(wide(low)) | u32::from(wide(high)) << 16).cast_signed()
+        };
+        let [mut even, mut odd] = [[0; N]; 2];
+        for (i, word) in bytes.iter().enumerate() {
+            let [a, b, c, d] = word.to_le_bytes();
+            (even[i], odd[i]) = (pair(a, c), pair(b, d));
+        }
+        [even, odd]
+    }
+    #[inline(always)]
     unsafe fn load_i(p: *const i32) -> Self::I {
         // SAFETY: the caller gives LANES readable values.
         unsafe { p.cast::<[i32; N]>().read_unaligned() }

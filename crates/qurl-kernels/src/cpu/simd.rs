@@ -81,6 +81,11 @@ pub unsafe trait Simd: Copy + 'static {
     /// Adds to each lane four products of an unsigned byte of `a` (the same four for all lanes) and a signed
     /// byte of `b`.
     unsafe fn dot_u8i8(acc: Self::I, a: u32, b: Self::I) -> Self::I;
+    /// Adds to each lane two products of signed 16-bit numbers: `a` is one pair for all lanes, `b` a pair per
+    /// lane.
+    unsafe fn dot_i16(acc: Self::I, a: u32, b: Self::I) -> Self::I;
+    /// The signed bytes 0 and 2 of every lane as a pair of 16-bit numbers, and those of 1 and 3.
+    unsafe fn widen_i8(bytes: Self::I) -> [Self::I; 2];
     unsafe fn load_i(p: *const i32) -> Self::I;
     unsafe fn store_i(p: *mut i32, v: Self::I);
     /// The integers as f32, rounded to nearest even.
@@ -118,6 +123,12 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn store_i8(p: *mut u8, v: Self::V) {
         // SAFETY: the caller gives LANES writable bytes.
         unsafe { each_lane::<Self>(v, |lane, x| *p.add(lane) = codec::i8_code(x)) }
+    }
+    /// Stores the nearest signed 16-bit numbers (ties to even), saturating; what a NaN becomes is open.
+    #[inline(always)]
+    unsafe fn store_i16(p: *mut i16, v: Self::V) {
+        // SAFETY: the caller gives LANES writable numbers.
+        unsafe { each_lane::<Self>(v, |lane, x| *p.add(lane) = x.round_ties_even() as i16) }
     }
     /// Stores `LANES` words of four neighbours times `factor`, each as [`Simd::store_i8`] rounds it and 128
     /// larger.
@@ -264,8 +275,7 @@ pub unsafe trait Simd: Copy + 'static {
             })
         }
     }
-    /// Transposes the first `n` of `LANES` readable rows of `LANES` words: `LANES` rows of `n` words are
-    /// written.
+    /// Transposes `n <= LANES` rows of `LANES` words: `LANES` rows of `n` words are written.
     #[inline(always)]
     unsafe fn transpose(from: *const u32, from_stride: usize, n: usize, to: *mut u32, to_stride: usize) {
         for column in 0..Self::LANES {

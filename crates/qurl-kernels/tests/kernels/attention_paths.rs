@@ -55,7 +55,7 @@ fn prefill_chunks_and_decode_agree_on_any_pages() {
         let heads = Heads { window, ..heads(kv_heads, group, head_dim) };
         let qkv = Random::new(head_dim as u64).normals(LENGTH * heads.qkv_width());
         for cpu in cpus(2) {
-            for format in [KvFormat::F32, KvFormat::Bf16] {
+            for format in [KvFormat::F32, KvFormat::Bf16, KvFormat::Int8] {
                 let want = in_steps(&cpu, heads, format, &qkv, 16, &[LENGTH]);
                 assert!(want.0.iter().all(|x| x.is_finite()), "stale slots were read");
                 for page_size in PAGE_SIZES {

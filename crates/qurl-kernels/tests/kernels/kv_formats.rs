@@ -1,6 +1,10 @@
 //! The 8-bit key/value stores: what is written, what attention reads, and that rounding before writing is the
 //! same.
 
+use crate::naive_attention;
+use crate::ops::cpus;
+use crate::paged::Paged;
+use crate::support::{Random, wide};
 use qurl_kernels::cpu::kv::{self, KvPages};
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::cpu::quant::codec;
@@ -100,11 +104,51 @@ fn attention_sees_the_rounded_numbers() {
             for format in CODED {
                 let mut rounded = qkv.clone();
                 kv::round(ctx, &mut rounded, TOKENS, heads, format);
-                let wide = attend(ctx, heads, KvFormat::F32, &rounded, TOKENS);
+                // int8 are multiplied as integers, not as the f32 that they stand for.
+                let stored = if format == KvFormat::Int8 { format } else { KvFormat::F32 };
+                let want = attend(ctx, heads, stored, &rounded, TOKENS);
                 for steps in [TOKENS, 7, 1] {
                     let what = format!("{format:?} {level} {head_dim}, {steps} at a time");
-                    assert_eq!(attend(ctx, heads, format, &qkv, steps), wide, "{what}");
-                    assert_eq!(attend(ctx, heads, format, &rounded, steps), wide, "{what}, rounded before");
+                    assert_eq!(attend(ctx, heads, format, &qkv, steps), want, "{what}");
+                    assert_eq!(attend(ctx, heads, format, &rounded, steps), want, "{what}, rounded before");
+                }
+            }
+        }
+    }
+}
+
+/// Attention over int8 rounds queries and weights to 16 bits: that much it may differ from the naive twin on
+/// what the codes stand for.
+#[test]
+fn integers_are_near_the_naive_twin() {
+    const ROWS: usize = 150;
+    let shapes = [(1, 1, 6), (2, 7, 64), (1, 9, 80), (1, 13, 16), (2, 3, 256), (1, 4, 20)];
+    for (seed, (kv_heads, group, head_dim)) in (0..).zip(shapes) {
+        for window in [None, Some(1), Some(33), Some(100)] {
+            let scale = 1.0 / (head_dim as f32).sqrt();
+            let heads = Heads { heads: kv_heads * group, kv_heads, head_dim, scale, window };
+            let mut random = Random::new(seed);
+            let paged = Paged::scattered(&mut random, &[ROWS], 32);
+            let qkv = random.normals(ROWS * heads.qkv_width());
+            for cpu in cpus(2) {
+                let ctx = cpu.context();
+                let mut rounded = qkv.clone();
+                kv::round(ctx, &mut rounded, ROWS, heads, KvFormat::Int8);
+                let slots = paged.slots(0, 0..ROWS);
+                let mut twin = naive_attention::Store::new(paged.store_pages, paged.page_size, heads);
+                twin.write(&wide(&rounded), heads, &slots);
+                let (spans, pages) = ([paged.span(0, 0, ROWS, 0)], &paged.pages);
+                let want = naive_attention::attention(heads, &wide(&rounded), &twin, &spans, pages, ROWS);
+                let mut kv = paged.stale_store(&cpu, heads, KvFormat::Int8);
+                kv.write(ctx, &qkv, heads.qkv_width(), heads.q_width(), &slots);
+                let mut out = vec![f32::NAN; ROWS * heads.q_width()];
+                let mut lse = vec![f32::NAN; ROWS * heads.heads];
+                attention::forward(ctx, heads, &qkv, &kv, &spans, pages, &mut out, Some(&mut lse));
+                for (got, want, what) in [(&out, &want.0, "out"), (&lse, &want.1, "lse")] {
+                    for (i, (got, want)) in wide(got).iter().zip(want).enumerate() {
+                        let off = (got - want).abs();
+                        assert!(off <= 5e-4, "{heads:?} {}: {what}[{i}] {got}, not {want}", cpu.name());
+                    }
                 }
             }
         }

@@ -5,7 +5,7 @@
 //! its own, because one that has them all keeps its addresses on the stack. The steps are those of the
 //! general kernel, in the same order: the same bits.
 
-use super::{BLOCKS, Job, RowState, TILE, Workspace, pack_strips, softmax_tile};
+use super::{BLOCKS, Job, RowState, TILE, Workspace, pack_strips, softmax_tile, softmax_whole};
 use crate::cpu::kv::{Element, KEY_BLOCK, Pair};
 use crate::cpu::level::Level;
 use crate::cpu::simd::{Simd, simd_dispatch};
@@ -107,23 +107,28 @@ unsafe fn decode_at<S: Simd, E: Element, const R: usize>(
         let sums: *mut f32 = (&raw mut (*workspace).sums).cast();
         let blocks: *mut f32 = (&raw mut (*workspace).blocks).cast();
         let from = job.qkv.as_ptr().add(span.row * job.heads.qkv_width() + head * R * head_dim);
-        pack_strips(R, head_dim, job.heads.scale, R, |row| from.add(row * head_dim), queries);
+        pack_strips::<S>(R, head_dim, job.heads.scale, R, |row| from.add(row * head_dim), queries);
         let mut state = [RowState::NEW; R];
         for tile in (0..keys).step_by(TILE) {
             let count = TILE.min(keys - tile);
             let used = count.div_ceil(KEY_BLOCK);
-            // Pages are scattered in memory, so no hardware guesses where the next tile lies.
-            let ahead = match next {
-                Some((next, head)) if tile + TILE >= keys => (next, head, 0),
-                _ => (span, head, tile + TILE),
-            };
-            let mut key_blocks = [std::ptr::null::<E>(); BLOCKS];
-            let mut value_blocks = [std::ptr::null::<E>(); BLOCKS];
+            let ahead = job.ahead((span, head), next, tile, keys);
+            let (mut key_blocks, mut value_blocks) = ([Block::NONE; BLOCKS], [Block::NONE; BLOCKS]);
             for block in 0..used {
-                job.prefetch::<S>(ahead.0, ahead.1, ahead.2 + block * KEY_BLOCK);
                 let (page, slot) = job.place(span, tile + block * KEY_BLOCK);
                 let into = blocks.add(block * 2 * KEY_BLOCK * head_dim);
-                (key_blocks[block], value_blocks[block]) = E::block::<S>(job.kv, page, head, slot, into);
+                let (key, value) = E::block::<S>(job.kv, page, head, slot, into);
+                let (mut key_ahead, mut value_ahead) = (key, value);
+                if let Some((span, head, tile)) = ahead {
+                    let at = (tile + block * KEY_BLOCK).min(span.position);
+                    let (page, slot) = job.place(span, at);
+                    match E::in_store(job.kv, page, head, slot) {
+                        Some(stored) => (key_ahead, value_ahead) = stored,
+                        None => job.kv.prefetch::<S>(page, head, slot),
+                    }
+                }
+                key_blocks[block] = Block { here: key, ahead: key_ahead };
+                value_blocks[block] = Block { here: value, ahead: value_ahead };
             }
             let vectors = count.div_ceil(S::LANES);
             let mut first = 0;
@@ -138,8 +143,12 @@ unsafe fn decode_at<S: Simd, E: Element, const R: usize>(
                 };
                 first += done;
             }
-            for (row, state) in state.iter_mut().enumerate() {
-                softmax_tile::<S>(scores.add(row * TILE), count, count, state);
+            if count == TILE {
+                softmax_whole::<S, R>(scores, state.as_mut_ptr());
+            } else {
+                for (row, state) in state.iter_mut().enumerate() {
+                    softmax_tile::<S>(scores.add(row * TILE), count, count, state);
+                }
             }
             let mut column = 0;
             while column < head_dim {
@@ -193,12 +202,23 @@ unsafe fn decode_at<S: Simd, E: Element, const R: usize>(
     }
 }
 
+/// Sixteen keys or values, and those that are prefetched meanwhile.
+#[derive(Clone, Copy)]
+struct Block<E> {
+    here: *const E,
+    ahead: *const E,
+}
+
+impl<E> Block<E> {
+    const NONE: Block<E> = Block { here: std::ptr::null(), ahead: std::ptr::null() };
+}
+
 /// Scores of `V` vectors of keys from vector `first` on.
 #[inline(always)]
 unsafe fn score<S: Simd, E: Element, const R: usize, const V: usize>(
     head_dim: usize,
     queries: *const f32,
-    blocks: &[*const E; BLOCKS],
+    blocks: &[Block<E>; BLOCKS],
     first: usize,
     scores: *mut f32,
 ) -> usize {
@@ -206,11 +226,14 @@ unsafe fn score<S: Simd, E: Element, const R: usize, const V: usize>(
     unsafe {
         let mut acc = [[S::splat(0.0); V]; R];
         let mut keys = [std::ptr::null::<E>(); V];
-        for (v, keys) in keys.iter_mut().enumerate() {
+        let mut ahead = keys;
+        for v in 0..V {
             let key = (first + v) * S::LANES;
-            *keys = blocks[key / KEY_BLOCK].add(key % KEY_BLOCK);
+            let block = &blocks[key / KEY_BLOCK];
+            keys[v] = block.here.add(key % KEY_BLOCK);
+            ahead[v] = block.ahead;
         }
-        E::multiply::<S, R, V, 1>(head_dim, queries, R, keys, KEY_BLOCK, &mut acc);
+        E::multiply::<S, R, V, 1>(head_dim, queries, R, keys, ahead, KEY_BLOCK, &mut acc);
         for (r, acc) in acc.iter().enumerate() {
             for (v, &acc) in acc.iter().enumerate() {
                 S::store(scores.add(r * TILE + (first + v) * S::LANES), acc);
@@ -224,7 +247,7 @@ unsafe fn score<S: Simd, E: Element, const R: usize, const V: usize>(
 #[inline(always)]
 unsafe fn weigh<S: Simd, E: Element, const R: usize, const V: usize>(
     weights: *const f32,
-    blocks: &[*const E; BLOCKS],
+    blocks: &[Block<E>; BLOCKS],
     count: usize,
     head_dim: usize,
     column: usize,
@@ -243,13 +266,16 @@ unsafe fn weigh<S: Simd, E: Element, const R: usize, const V: usize>(
                 }
             }
         }
-        for (block, &rows) in blocks.iter().enumerate().take(count.div_ceil(KEY_BLOCK)) {
+        for (block, rows) in blocks.iter().enumerate().take(count.div_ceil(KEY_BLOCK)) {
             let n = (count - block * KEY_BLOCK).min(KEY_BLOCK);
             let mut values = [std::ptr::null::<E>(); V];
-            for (v, values) in values.iter_mut().enumerate() {
-                *values = rows.add(column + v * S::LANES);
+            let mut ahead = values;
+            for v in 0..V {
+                values[v] = rows.here.add(column + v * S::LANES);
+                ahead[v] = rows.ahead.wrapping_add(column + v * S::LANES);
             }
-            E::multiply::<S, R, V, TILE>(n, weights.add(block * KEY_BLOCK), 1, values, head_dim, &mut acc);
+            let weights = weights.add(block * KEY_BLOCK);
+            E::multiply::<S, R, V, TILE>(n, weights, 1, values, ahead, head_dim, &mut acc);
         }
         for (r, acc) in acc.iter().enumerate() {
             for (v, &acc) in acc.iter().enumerate() {

@@ -2,7 +2,7 @@
 //!
 //! Scales are rounded up to sixteen significant bits, so that the largest code times the scale is exact.
 //! Numbers that have been rounded once then get the same scale and codes again: the trainer may round before
-//! it stores.
+//! it stores. int8 are multiplied as integers ([`attention`](crate::cpu::attention)); E4M3 become f32 first.
 
 use crate::cpu::attention::MAX_HEAD_DIM;
 use crate::cpu::kv::KEY_BLOCK;
@@ -12,6 +12,22 @@ use crate::cpu::simd::{Simd, simd_dispatch};
 
 /// Bytes of a buffer for the codes of one head.
 pub(super) const MAX_CODES: usize = MAX_HEAD_DIM + 16;
+
+/// Bytes after the last code: a vector of values that goes beyond the last row reads them.
+pub(super) const TRAIL: usize = 64;
+
+/// Where sixteen tokens lie: codes in words of four and scales.
+#[derive(Clone, Copy)]
+pub(crate) struct Int8Block {
+    /// `[key_dim / 4][16]`
+    pub keys: *const i32,
+    /// `[16 / 4][head_dim]`
+    pub values: *const i32,
+    /// One a token.
+    pub key_scales: *const f32,
+    /// One a token.
+    pub value_scales: *const f32,
+}
 
 /// The kind of code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,46 +73,39 @@ unsafe fn round_at<S: Simd>(code: Code, values: &mut [f32]) {
     unsafe {
         let scale = S::splat(quantize_at::<S>(code, values, &mut codes));
         for i in (0..values.len()).step_by(S::LANES) {
-            let v = S::mul(decode::<S>(code, codes.as_ptr().add(i)), scale);
-            S::store_n(values.as_mut_ptr().add(i), v, S::LANES.min(values.len() - i));
+            let from = codes.as_ptr().add(i);
+            let v = match code {
+                Code::Int8 => S::load_i8(from),
+                Code::E4m3 => S::load_e4m3(from),
+            };
+            S::store_n(values.as_mut_ptr().add(i), S::mul(v, scale), S::LANES.min(values.len() - i));
         }
     }
 }
 
-#[inline(always)]
-unsafe fn decode<S: Simd>(code: Code, from: *const u8) -> S::V {
-    // SAFETY: the caller gives LANES codes.
-    unsafe {
-        match code {
-            Code::Int8 => S::load_i8(from),
-            Code::E4m3 => S::load_e4m3(from),
-        }
-    }
-}
-
-/// A key block `[head_dim][16]`, whose tokens have a scale each.
+/// An E4M3 key block `[head_dim][16]`, whose tokens have a scale each.
 ///
 /// # Safety
 /// `out` holds all; the machine has the instructions of S.
 #[inline(always)]
-pub(super) unsafe fn keys<S: Simd>(code: Code, codes: &[u8], scales: &[f32], out: *mut f32) {
+pub(super) unsafe fn keys<S: Simd>(codes: &[u8], scales: &[f32], out: *mut f32) {
     // SAFETY: sixteen tokens are one or two vectors, for codes and scales alike.
     unsafe {
         for token in (0..KEY_BLOCK).step_by(S::LANES) {
             let scale = S::load(scales[token..token + S::LANES].as_ptr());
             for i in (token..codes.len()).step_by(KEY_BLOCK) {
-                S::store(out.add(i), S::mul(decode::<S>(code, codes.as_ptr().add(i)), scale));
+                S::store(out.add(i), S::mul(S::load_e4m3(codes.as_ptr().add(i)), scale));
             }
         }
     }
 }
 
-/// Value rows `[16][head_dim]`, each with a scale.
+/// E4M3 value rows `[16][head_dim]`, each with a scale.
 ///
 /// # Safety
 /// `out` holds all; the machine has the instructions of S.
 #[inline(always)]
-pub(super) unsafe fn values<S: Simd>(code: Code, codes: &[u8], scales: &[f32], out: *mut f32) {
+pub(super) unsafe fn values<S: Simd>(codes: &[u8], scales: &[f32], out: *mut f32) {
     let head_dim = codes.len() / KEY_BLOCK;
     for (row, &scale) in scales.iter().enumerate() {
         let start = row * head_dim;
@@ -106,11 +115,11 @@ pub(super) unsafe fn values<S: Simd>(code: Code, codes: &[u8], scales: &[f32], o
             let scale = S::splat(scale);
             for i in (start..start + head_dim).step_by(S::LANES) {
                 if i + S::LANES <= codes.len() {
-                    S::store(out.add(i), S::mul(decode::<S>(code, codes.as_ptr().add(i)), scale));
+                    S::store(out.add(i), S::mul(S::load_e4m3(codes.as_ptr().add(i)), scale));
                 } else {
                     let mut last = [0u8; 16];
                     last[..codes.len() - i].copy_from_slice(&codes[i..]);
-                    S::store_n(out.add(i), S::mul(decode::<S>(code, last.as_ptr()), scale), codes.len() - i);
+                    S::store_n(out.add(i), S::mul(S::load_e4m3(last.as_ptr()), scale), codes.len() - i);
                 }
             }
         }

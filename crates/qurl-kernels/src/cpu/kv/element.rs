@@ -12,7 +12,8 @@ use crate::cpu::simd::Simd;
 /// An element of a block.
 pub(crate) trait Element: Copy {
     /// `acc[r][v] += sum over i < k of a[r * A_ROW + i * a_step] * row i of b[v]`, each sum one chain over i.
-    /// Blocks have `width` columns; `b[v]` begins at the columns of vector v.
+    /// Blocks have `width` columns; `b[v]` begins at the columns of vector v. What is loaded is prefetched at the
+    /// same place of `ahead`, line by line: all lines of a tile at once would hold up the multiplications.
     ///
     /// # Safety
     /// The operands have the stated shape; the machine has the instructions of S.
@@ -21,6 +22,7 @@ pub(crate) trait Element: Copy {
         a: *const f32,
         a_step: usize,
         b: [*const Self; V],
+        ahead: [*const Self; V],
         width: usize,
         acc: &mut [[S::V; V]; R],
     );
@@ -35,6 +37,8 @@ pub(crate) trait Element: Copy {
         slot: usize,
         workspace: *mut f32,
     ) -> (*const Self, *const Self);
+    /// The same addresses where no workspace is needed.
+    fn in_store(kv: &KvPages, page: usize, head: usize, slot: usize) -> Option<(*const Self, *const Self)>;
 }
 
 impl Element for f32 {
@@ -44,6 +48,7 @@ impl Element for f32 {
         a: *const f32,
         a_step: usize,
         b: [*const f32; V],
+        ahead: [*const f32; V],
         width: usize,
         acc: &mut [[S::V; V]; R],
     ) {
@@ -52,6 +57,7 @@ impl Element for f32 {
             for i in 0..k {
                 let mut row = [S::splat(0.0); V];
                 for v in 0..V {
+                    S::prefetch_close(ahead[v].wrapping_add(i * width).cast());
                     row[v] = S::load(b[v].add(i * width));
                 }
                 for (r, acc) in acc.iter_mut().enumerate() {
@@ -75,6 +81,14 @@ impl Element for f32 {
         // SAFETY: the caller's promise.
         unsafe { kv.block::<S>(page, head, slot, workspace) }
     }
+
+    #[inline(always)]
+    fn in_store(kv: &KvPages, page: usize, head: usize, slot: usize) -> Option<(*const f32, *const f32)> {
+        let Store::F32(data) = &kv.store else { return None };
+        let (shape, slot, len) = (kv.shape(), slot / KEY_BLOCK * KEY_BLOCK, KEY_BLOCK * kv.head_dim);
+        let (key, value) = (shape.key_block(page, head, slot), shape.value_block(page, head, slot));
+        Some((data[key..key + len].as_ptr(), data[value..value + len].as_ptr()))
+    }
 }
 
 /// Two bf16, neighbours along the summed dimension, the first in the low half.
@@ -89,6 +103,7 @@ impl Element for Pair {
         a: *const f32,
         a_step: usize,
         b: [*const Pair; V],
+        ahead: [*const Pair; V],
         width: usize,
         acc: &mut [[S::V; V]; R],
     ) {
@@ -98,6 +113,7 @@ impl Element for Pair {
             for i in 0..k / 2 {
                 let mut rows = [[S::splat(0.0); V]; 2];
                 for v in 0..V {
+                    S::prefetch_close(ahead[v].wrapping_add(i * width).cast());
                     [rows[0][v], rows[1][v]] = S::load_pairs(b[v].add(i * width).cast());
                 }
                 for (half, row) in rows.iter().enumerate() {
@@ -126,11 +142,19 @@ impl Element for Pair {
         page: usize,
         head: usize,
         slot: usize,
-        _room: *mut f32,
+        _workspace: *mut f32,
     ) -> (*const Pair, *const Pair) {
-        let Store::Bf16(data) = &kv.store else { unreachable!("the caller has looked at the format") };
+        let Some(stored) = Self::in_store(kv, page, head, slot) else {
+            unreachable!("the caller has looked at the format")
+        };
+        stored
+    }
+
+    #[inline(always)]
+    fn in_store(kv: &KvPages, page: usize, head: usize, slot: usize) -> Option<(*const Pair, *const Pair)> {
+        let Store::Bf16(data) = &kv.store else { return None };
         let (shape, slot, len) = (kv.shape(), slot / KEY_BLOCK * KEY_BLOCK, KEY_BLOCK * kv.head_dim);
         let (key, value) = (shape.key_block(page, head, slot), shape.value_block(page, head, slot));
-        (data[key..key + len].as_ptr().cast(), data[value..value + len].as_ptr().cast())
+        Some((data[key..key + len].as_ptr().cast(), data[value..value + len].as_ptr().cast()))
     }
 }
