@@ -19,6 +19,7 @@ use crate::task::{Message, Prompt};
 mod footer;
 mod gzip;
 mod parquet;
+mod source;
 
 /// Bytes of a line, or of the texts of a row of a parquet file.
 const MAX_ROW: u64 = 64 * MIB;

@@ -14,6 +14,7 @@ use parquet::record::{Field, Row as Record};
 use qurl_files::{GaveUp, MIB, Patience, watched_each};
 use serde_json::{Map, Value};
 
+use super::source::Source;
 use super::{DataError, MAX_ROW, footer};
 
 /// How many times its length a file may unpack to, beyond what every file may: a column with one text in all of
@@ -79,7 +80,7 @@ fn read(file: File, packed: u64, give: &mut dyn FnMut(Made) -> bool) {
     let mut unpacked = 0;
     let rows = || {
         footer::check(&file)?;
-        let reader = SerializedFileReader::new(file)?;
+        let reader = SerializedFileReader::new(Source { file, length: packed })?;
         for record in reader.get_row_iter(None)? {
             let mut size = 0;
             let fields = fields_of(&record?, &mut size);

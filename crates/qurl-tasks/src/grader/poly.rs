@@ -60,7 +60,7 @@ pub struct Form {
 
 /// Checks an exponent's size, so that sums and products of a few of them cannot overflow.
 pub fn exponent(value: Exponent) -> Result<Exponent, Stop> {
-    if value.numer().abs() > 1_000_000 || *value.denom() > 10_000 {
+    if value.numer().unsigned_abs() > 1_000_000 || *value.denom() > 10_000 {
         return Err(Stop);
     }
     Ok(value)

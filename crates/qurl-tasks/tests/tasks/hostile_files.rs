@@ -135,6 +135,15 @@ fn columns_in_columns_have_an_end() {
     }
 }
 
+/// Found by fuzzing: the header of a page that has a list of lists of 2^31 numbers after the end of the file.
+#[test]
+fn what_is_after_the_end_is_not_skipped_forever() {
+    let file =
+        Scratch::new("lists.parquet", include_bytes!("../../../../fuzz/regressions/data/slow/rows.parquet"));
+    let error = read(file.path()).unwrap_err().to_string();
+    assert!(error.contains("lists.parquet"), "{error}");
+}
+
 #[test]
 fn what_unpacks_without_end_is_refused() {
     let count = |file: &Scratch| {
