@@ -173,7 +173,8 @@ struct StraightSequence {
 /// A forward pass of quantized weights and a backward pass through full ones against PyTorch's
 /// straight-through graph of the same roundings. No number of these sequences is so close to the middle
 /// between two values of eight bits that sums in another order take it to the other one, so the tolerance is
-/// that of the other goldens; the gradients without rounding are 2.6e-2 to 1.1 of their norm away.
+/// that of the other goldens. Activations in bf16 may be rounded the other way here and there, by 1/256. The
+/// gradients without rounding are 1e-2 to 8e-1 of their norm away.
 #[test]
 fn gradients_straight_through_quantized_weights() {
     for (name, format, kv_format) in STRAIGHT {
@@ -184,6 +185,10 @@ fn gradients_straight_through_quantized_weights() {
         let ids: Vec<Vec<u32>> = golden.sequences.iter().map(|s| s.ids.clone()).collect();
         let dlogp: Vec<f32> = golden.sequences.iter().flat_map(|s| s.g.clone()).collect();
         let rows = ids.iter().map(Vec::len).sum();
+        let (of_logp, of_gradients) = match format {
+            Format::Int8 | Format::Fp8 => (1e-4, TOLERANCE),
+            _ => (3e-3, 5e-3),
+        };
         for level in Level::available() {
             let cpu = Arc::new(Cpu::new(level, 2));
             let queue = &mut cpu.queue().expect("a queue");
@@ -203,13 +208,13 @@ fn gradients_straight_through_quantized_weights() {
                 assert_eq!(scored, forward.out, "{what}");
                 let logprobs = golden.sequences.iter().flat_map(|s| &s.logprobs);
                 for (got, want) in forward.out.logp.iter().zip(logprobs) {
-                    assert!((got - want).abs() < 1e-4, "{what}: {got} is not {want}");
+                    assert!((got - want).abs() < of_logp, "{what}: {got} is not {want}");
                 }
                 let gradient = HeadGradient { dlogp: &dlogp, dentropy: &[] };
                 let mut grads = zeros_like(&*cpu, &case.params);
                 tape.backward_straight(queue, Some(&ran), &net, forward, gradient, &mut grads)
                     .expect("backward");
-                assert_gradients(&what, &case.config, &grads, &want, TOLERANCE);
+                assert_gradients(&what, &case.config, &grads, &want, of_gradients);
                 bits.push(grads.map(|g| g.iter().map(|x| x.to_bits()).collect::<Vec<_>>()));
             }
             assert!(bits[0] == bits[1], "{what}: recomputation changed the gradients");
