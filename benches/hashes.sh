@@ -4,8 +4,8 @@
 #   benches/hashes.sh QURL DEVICE FOLDER [LEVEL..]
 #
 # prints one line for each recipe and level of CPU instructions (QURL_CPU; "best" by default). STEPS steps (6)
-# are made after a warm start of SFT_STEPS (60); with STEPS=all, all that the recipe says. SET holds more settings
-# ("rollout.kv_cache=bf16": the bits of before int8 rollouts kept keys and values in 8 bits).
+# are made after a warm start of SFT_STEPS (60); with STEPS=all, all that the recipe says. SET holds more
+# settings ("rollout.kv_cache=bf16": the bits of before int8 rollouts kept keys and values in 8 bits).
 set -eu
 qurl=${1:?usage: hashes.sh QURL DEVICE FOLDER [LEVEL..]} device=$2 folder=$3
 shift 3

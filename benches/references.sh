@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Reference runs: losses, rewards and the final weights of a few steps of the default and the tiny recipes, bit
-# for bit.
+# Reference runs: losses, rewards and the final weights of a few steps of the default and the tiny recipes,
+# bit for bit.
 #
 #   benches/references.sh QURL DEVICE LEVEL > crates/qurl/tests/cli/references/NAME.json
 #

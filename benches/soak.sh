@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A long run under watch: memory, descriptors, threads and disk of one process, sampled sixty times.
 #
-#   benches/soak.sh train SECONDS OUT [ARGUMENTS]    the default recipe, steps without end, ended by Ctrl-C
-#   benches/soak.sh serve SECONDS OUT [ARGUMENTS]    the server of a tiny model and its callers (soak_callers.py)
+#   benches/soak.sh train SECONDS OUT [ARGUMENTS] the default recipe, steps without end, ended by Ctrl-C
+#   benches/soak.sh serve SECONDS OUT [ARGUMENTS] the server of a tiny model and its callers (soak_callers.py)
 #
 # QURL names the binary. OUT gets train.csv or serve.csv (the samples), a log of what the program said and
 # train.txt or serve.txt, with the means of the second and of the last quarter of the time: whatever grows

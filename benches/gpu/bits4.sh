@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Weights in four bits on a GPU, in four minutes: their kernels against the naive twins, the CPU and themselves
-# at other batches, on Hopper's instructions and on those of every tensor core; decode of 7B and 32B in int8,
-# int4 and nvfp4, and beside adapters; every form of the GEMM timed beside int8.
+# Weights in four bits on a GPU, in four minutes: their kernels against the naive twins, the CPU and
+# themselves at other batches, on Hopper's instructions and on those of every tensor core; decode of 7B and
+# 32B in int8, int4 and nvfp4, and beside adapters; every form of the GEMM timed beside int8.
 #
 #   benches/gpu/bits4.sh OUT
 #
-# leaves its raw output in OUT, and in OUT/summary.txt a line for every step. QURL and KERNEL_TESTS name binaries
-# built elsewhere (`cargo build --release -p qurl`, `cargo test --no-run -p qurl-kernels --test kernels`).
-# ONLY="tests" or "bench" or "gemms" runs a part. What fails or takes too long does not stop the rest; what does
-# not fit into LIMIT seconds any more (230) is left out, and said so. The most telling steps come first.
+# leaves its raw output in OUT, and in OUT/summary.txt a line for every step. QURL and KERNEL_TESTS name
+# binaries built elsewhere (`cargo build --release -p qurl`,
+# `cargo test --no-run -p qurl-kernels --test kernels`). ONLY="tests" or "bench" or "gemms" runs a part. What
+# fails or takes too long does not stop the rest; what does not fit into LIMIT seconds any more (230) is left
+# out, and said so. The most telling steps come first.
 set -u
 out=${1:?usage: benches/gpu/bits4.sh OUT}
 mkdir -p "$out"

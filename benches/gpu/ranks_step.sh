@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Steps of several ranks on one GPU, each with its own NCCL_HOSTID: weights that come out, bytes that each rank
-# has sent beside the cost model, its memory beside its plan; and what shards cost one rank. In under six
+# Steps of several ranks on one GPU, each with its own NCCL_HOSTID: weights that come out, bytes that each
+# rank has sent beside the cost model, its memory beside its plan; and what shards cost one rank. In under six
 # minutes, or a part of it:
 #
 #   benches/gpu/ranks_step.sh OUT [default] [half] [wide] [shards]
 #
-# default, half: a GRPO step of the default shape and of 0.5B on 1, 2 and 4 ranks, ZeRO-1 and ZeRO-3, by mpirun
-# and torchrun; wide: the 7B model of recipes/aime-dapo.toml cut to 2 layers of full width on 4 ranks; shards: a
-# step of 1.5B with 1 and 8 shards of the same micro-batches, alternating. Several ranks on a GPU are
-# time-sliced: their times say nothing. Leaves its raw output in OUT; QURL names the binary, and DEVICE=cpu
-# tries the parts that mpirun starts without a GPU.
+# default, half: a GRPO step of the default shape and of 0.5B on 1, 2 and 4 ranks, ZeRO-1 and ZeRO-3, by
+# mpirun and torchrun; wide: the 7B model of recipes/aime-dapo.toml cut to 2 layers of full width on 4 ranks;
+# shards: a step of 1.5B with 1 and 8 shards of the same micro-batches, alternating. Several ranks on a GPU
+# are time-sliced: their times say nothing. Leaves its raw output in OUT; QURL names the binary, and
+# DEVICE=cpu tries the parts that mpirun starts without a GPU.
 set -u
 out=${1:?usage: benches/gpu/ranks_step.sh OUT [default] [half] [wide] [shards]}
 shift

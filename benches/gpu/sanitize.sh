@@ -4,9 +4,10 @@
 #
 #   benches/gpu/sanitize.sh OUT
 #
-# QURL names the binary, LIMIT the seconds of all of it (180). Six runs at a time share the GPU; each makes two
-# steps of the warm start, one step of GRPO and one test, which is every kernel of its format at least once. OUT
-# gets a file for each tool and format; the status is 1 where one found something or did not come to its end.
+# QURL names the binary, LIMIT the seconds of all of it (180). Six runs at a time share the GPU; each makes
+# two steps of the warm start, one step of GRPO and one test, which is every kernel of its format at least
+# once. OUT gets a file for each tool and format; the status is 1 where one found something or did not come to
+# its end.
 set -u
 out=${1:?usage: benches/gpu/sanitize.sh OUT}
 here=$(cd "$(dirname "$0")/../.." && pwd)

@@ -4,8 +4,9 @@
 #   QURL=target/release/qurl benches/gpu/science.sh OUT          # under ten minutes: costs, rho = 1 in runs
 #   QURL=target/release/qurl benches/gpu/science.sh OUT claims   # hours: the study of this name, resumed
 #
-# leaves its raw output in OUT. Expected: score-7b has int8 at 1.6 times the tokens/s of bf16 or more; on-policy.txt
-# has kl 0 and rho 1 for every step of every format; gradients and parity pass (they compare with the CPU).
+# leaves its raw output in OUT. Expected: score-7b has int8 at 1.6 times the tokens/s of bf16 or more;
+# on-policy.txt has kl 0 and rho 1 for every step of every format; gradients and parity pass (they compare
+# with the CPU).
 set -u
 out=${1:?usage: benches/gpu/science.sh OUT [STUDY]}
 mkdir -p "$out"

@@ -1,5 +1,5 @@
-//! Changes to an input: of bytes, of text, and of the structure where there is one (JSON, lines of it, what gzip
-//! has packed, and the JSON in front of a safetensors file, whose length is then put right).
+//! Changes to an input: of bytes, of text, and of the structure where there is one (JSON, lines of it, what
+//! gzip has packed, and the JSON in front of a safetensors file, whose length is then put right).
 
 use crate::input::Input;
 use crate::random::Random;

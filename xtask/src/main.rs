@@ -166,8 +166,8 @@ mod tests {
         assert!(parse_words(&["test", "now"]).unwrap_err().contains("'now'"));
     }
 
-    /// Every crate but the one of the kernels forbids `unsafe`, and no file elsewhere has any: programs of tests
-    /// and build scripts are crates of their own.
+    /// Every crate but the one of the kernels forbids `unsafe`, and no file elsewhere has any: programs of
+    /// tests and build scripts are crates of their own.
     #[test]
     fn unsafe_code_is_in_the_kernels_alone() {
         fn collect(folder: &Path, files: &mut Vec<PathBuf>) {

@@ -1,5 +1,5 @@
-//! What takes too long for every change: tests that the gate makes in a shorter form, and whole here, where the
-//! variable `QURL_NIGHTLY` tells them so.
+//! What takes too long for every change: tests that the gate makes in a shorter form, and whole here, where
+//! the variable `QURL_NIGHTLY` tells them so.
 
 use crate::stages::cargo;
 use std::path::Path;

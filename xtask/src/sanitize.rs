@@ -1,8 +1,8 @@
-//! What is `unsafe`, what threads share and what counts pages, under instruments that need a nightly toolchain:
-//! Miri over the pool, the pages and the scheduler, where it also tells data races and tries schedules that a
-//! processor seldom takes; ThreadSanitizer over the pool and the kernels that are shared out by it, at full
-//! speed; AddressSanitizer over the kernels' tests, which Miri is too slow for and whose vector instructions it
-//! does not know. A GPU has its own (`benches/gpu/sanitize.sh`).
+//! What is `unsafe`, what threads share and what counts pages, under instruments that need a nightly
+//! toolchain: Miri over the pool, the pages and the scheduler, where it also tells data races and tries
+//! schedules that a processor seldom takes; ThreadSanitizer over the pool and the kernels that are shared out
+//! by it, at full speed; AddressSanitizer over the kernels' tests, which Miri is too slow for and whose
+//! vector instructions it does not know. A GPU has its own (`benches/gpu/sanitize.sh`).
 
 use std::path::Path;
 use std::process::Command;

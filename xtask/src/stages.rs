@@ -1,7 +1,7 @@
 //! The stages of the gate, timed; the first failure ends the run. Most are one cargo command; the tests
-//! themselves are run by [`crate::programs`]. Compiling the tests, which clippy checks on the way, is a stage of
-//! its own, so that the times tell building from testing. Beside the time stands the processor's, which says more where a machine is
-//! shared.
+//! themselves are run by [`crate::programs`]. Compiling the tests, which clippy checks on the way, is a stage
+//! of its own, so that the times tell building from testing. Beside the time stands the processor's, which
+//! says more where a machine is shared.
 
 use crate::deny;
 use crate::programs::{self, Program};
@@ -43,9 +43,10 @@ pub const GATE: &[Stage] = &[
 const BUILD_TESTS: &[&str] =
     &["test", "--locked", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"];
 
-/// Makes cargo compile our packages with clippy's compiler, and warnings errors, as `cargo clippy -- -D warnings`
-/// does. That compiler is rustc with lints: it checks and generates code in one pass over each package, where
-/// `cargo clippy` and then `cargo test` read all of them and all dependencies twice.
+/// Makes cargo compile our packages with clippy's compiler, and warnings errors, as
+/// `cargo clippy -- -D warnings` does. That compiler is rustc with lints: it checks and generates code in one
+/// pass over each package, where `cargo clippy` and then `cargo test` read all of them and all dependencies
+/// twice.
 pub fn under_clippy(command: &mut Command) {
     const DRIVER: &str = "clippy-driver";
     let beside_cargo = std::env::var_os("CARGO").map(|cargo| Path::new(&cargo).with_file_name(DRIVER));

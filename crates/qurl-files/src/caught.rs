@@ -1,8 +1,8 @@
 //! Parsers of other crates on bytes that nobody vouches for.
 //!
 //! Such a parser may panic where it should return an error: an `unwrap` on a missing key, an index that the
-//! file made up. Its caller has nothing half-changed to lose (the bytes stay, the value is dropped), so a panic
-//! is caught here and becomes text; nothing is printed. All other panics are reported as ever.
+//! file made up. Its caller has nothing half-changed to lose (the bytes stay, the value is dropped), so a
+//! panic is caught here and becomes text; nothing is printed. All other panics are reported as ever.
 
 use std::any::Any;
 use std::cell::Cell;

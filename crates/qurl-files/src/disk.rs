@@ -1,12 +1,13 @@
 //! Changes of files that must survive a crash: those of run directories and checkpoints.
 //!
-//! Everything such a directory is changed by is here and nowhere else, for two reasons. What makes a change last
-//! is easily forgotten: a file needs a sync, and so does the directory that names it. And a test can stand in for
-//! the disk: [`watch`] sees every change below a folder before and after it is made, may refuse it as a full
-//! disk would, and can replay it onto a disk that loses whatever was not synced.
+//! Everything such a directory is changed by is here and nowhere else, for two reasons. What makes a change
+//! last is easily forgotten: a file needs a sync, and so does the directory that names it. And a test can
+//! stand in for the disk: [`watch`] sees every change below a folder before and after it is made, may refuse
+//! it as a full disk would, and can replay it onto a disk that loses whatever was not synced.
 //!
-//! The watches are found by path, in one list of the process, so that no function between a run and the last of
-//! its files has to carry a disk that only tests replace. Without a watch a change costs one look at a flag.
+//! The watches are found by path, in one list of the process, so that no function between a run and the last
+//! of its files has to carry a disk that only tests replace. Without a watch a change costs one look at a
+//! flag.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -140,7 +141,8 @@ impl DiskFile {
         Ok(DiskFile { path: self.path.clone(), file: self.file.try_clone()?, at: self.at })
     }
 
-    /// What is in the file, from its beginning, even where it has lost its name. The place of the next write stays.
+    /// What is in the file, from its beginning, even where it has lost its name. The place of the next write
+    /// stays.
     pub fn reader(&self) -> io::Result<impl Read + '_> {
         #[cfg(unix)]
         return Ok(AtPlace { file: &self.file, at: 0 });

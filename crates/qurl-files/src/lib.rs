@@ -1,12 +1,12 @@
 //! Files from outside, read with care, and files of ours that must survive.
 //!
-//! - [`open`], [`read`] and [`read_text`] read what a user or a model directory names: regular files only, and
-//!   no more bytes than the caller can use. A FIFO would block, a device would never end.
+//! - [`open`], [`read`] and [`read_text`] read what a user or a model directory names: regular files only,
+//!   and no more bytes than the caller can use. A FIFO would block, a device would never end.
 //! - [`caught`] runs a parser of another crate on bytes that nobody vouches for: its panic becomes a value.
 //! - [`watched`] and [`watched_each`] run what may take all time or memory, and give up on it.
 //! - [`available_memory`] is what a model or a run has to fit into.
-//! - [`disk`] is what run directories and checkpoints are changed by, so that they survive a loss of power and a
-//!   test can show it.
+//! - [`disk`] is what run directories and checkpoints are changed by, so that they survive a loss of power
+//!   and a test can show it.
 //!
 //! A crate of its own below all others, because model directories, data sets and runs need the same care.
 #![forbid(unsafe_code)]

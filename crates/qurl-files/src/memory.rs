@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-/// Bytes that can be had without swapping, by the machine and by the limits of the container (cgroup 2 or 1) that
-/// this process is in; none where the system does not say.
+/// Bytes that can be had without swapping, by the machine and by the limits of the container (cgroup 2 or 1)
+/// that this process is in; none where the system does not say.
 pub fn available_memory() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let machine = read("/proc/meminfo").and_then(|text| field(&text, "MemAvailable:").map(|kib| kib << 10));

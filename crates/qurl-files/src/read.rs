@@ -7,8 +7,8 @@ use std::path::Path;
 /// Bytes in a mebibyte.
 pub const MIB: u64 = 1 << 20;
 
-/// Opens a regular file for reading. Anything else (a FIFO, a device, a socket) is refused without waiting for
-/// it; a directory is the system's own error.
+/// Opens a regular file for reading. Anything else (a FIFO, a device, a socket) is refused without waiting
+/// for it; a directory is the system's own error.
 pub fn open(path: &Path) -> io::Result<File> {
     // Before opening, because opening a device can already do something.
     check(path.metadata()?.file_type())?;

@@ -1,9 +1,10 @@
-//! Work on things that nobody vouches for, watched from outside: what no limit inside of it catches (a page that
-//! unpacks to gigabytes, a text that doubles forty times) shows in the memory of the process or on the clock.
+//! Work on things that nobody vouches for, watched from outside: what no limit inside of it catches (a page
+//! that unpacks to gigabytes, a text that doubles forty times) shows in the memory of the process or on the
+//! clock.
 //!
-//! The work runs on a thread of its own and hands on what it makes. Whoever takes it gives up when nothing comes
-//! although memory grows or time passes. A thread cannot be stopped from outside, so it is left behind: programs
-//! end on such an error, and a server looks at such files before it listens.
+//! The work runs on a thread of its own and hands on what it makes. Whoever takes it gives up when nothing
+//! comes although memory grows or time passes. A thread cannot be stopped from outside, so it is left behind:
+//! programs end on such an error, and a server looks at such files before it listens.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
@@ -58,8 +59,8 @@ pub fn watched<T: Send + 'static>(
     result.ok_or_else(|| GaveUp("ended early".to_string()))
 }
 
-/// Gives everything that `work` makes to `take`, in order, until that has an error. `give` returns whether more
-/// is wanted.
+/// Gives everything that `work` makes to `take`, in order, until that has an error. `give` returns whether
+/// more is wanted.
 pub fn watched_each<T: Send + 'static, E: From<GaveUp>>(
     patience: Patience,
     work: impl FnOnce(&mut dyn FnMut(T) -> bool) + Send + 'static,

@@ -2,8 +2,8 @@
 //
 // A tile is 64 rows x 128 of k. It lies as the MMAs want their left operand in registers: [2 halves of k][4
 // strips of 16 rows][32 lanes][4 words], then its scales. A word is what a lane holds of 16 rows x 16 of k,
-// four registers of two neighbours along k: register i has row lane / 4 + 8 (i % 2) and columns 2 (lane % 4) +
-// 8 (i / 2) + {0, 1}, those of even columns in the lower half of the word. Bits of a half:
+// four registers of two neighbours along k: register i has row lane / 4 + 8 (i % 2) and columns 2 (lane % 4)
+// + 8 (i / 2) + {0, 1}, those of even columns in the lower half of the word. Bits of a half:
 //
 //   int4   register i at bits 4 i .. 4 i + 3, 8 too large (never negative)
 //   nvfp4  register   sign   magnitude, from its highest bit on: those of 0, 1 and 2 fall into the places of
@@ -18,7 +18,8 @@
 //   nvfp4  [4 strips][8 pairs][8 sixteens of k][2] bytes: five bits of exponent and three of mantissa, which
 //          are the bits of a bf16 (without sign) that is 2^118 too large, from its fourth on
 //
-// A decoded number of nvfp4 is the product of code and scale, exact in bf16, and 2^8 too small (NVFP4_FACTOR).
+// A decoded number of nvfp4 is the product of code and scale, exact in bf16, and 2^8 too small
+// (NVFP4_FACTOR).
 #pragma once
 #include "common.cuh"
 #include "gemm_sums.cuh"

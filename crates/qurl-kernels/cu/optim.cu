@@ -1,5 +1,5 @@
-// AdamW with decoupled weight decay and moments in several formats, and the sum of squares for clipping by the
-// global norm.
+// AdamW with decoupled weight decay and moments in several formats, and the sum of squares for clipping by
+// the global norm.
 #include "common.cuh"
 
 struct AdamW {

@@ -3,8 +3,8 @@
 //! `cargo run --release -p qurl-kernels --example attention_speed [rounds] [format ...]`
 //!
 //! The heads are those of a 0.5B model, the batch and the layers so many that the cache comes from memory.
-//! Formats are interleaved within a round and the best round counts, so that other work on the machine disturbs
-//! all of them alike.
+//! Formats are interleaved within a round and the best round counts, so that other work on the machine
+//! disturbs all of them alike.
 
 use qurl_kernels::cpu::kv::KvPages;
 use qurl_kernels::cpu::{attention, peak};

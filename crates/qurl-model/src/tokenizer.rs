@@ -5,9 +5,9 @@
 //! and refuses a tokenizer with ids the model has no embedding for. [`Tokenizer::characters`] makes a
 //! character-level tokenizer for models trained from nothing; it is a plain `tokenizer.json` too.
 //!
-//! Files come with models that nobody vouches for, and the crate trusts them in places: a value that it has not
-//! checked makes it panic, while reading or on the first text. Every call that depends on a file is therefore
-//! made through [`caught`], sizes are bounded, and so is how much longer a text may become.
+//! Files come with models that nobody vouches for, and the crate trusts them in places: a value that it has
+//! not checked makes it panic, while reading or on the first text. Every call that depends on a file is
+//! therefore made through [`caught`], sizes are bounded, and so is how much longer a text may become.
 
 mod build;
 mod growth;

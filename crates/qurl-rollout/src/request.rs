@@ -109,8 +109,8 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// Number of samples.
     pub n: usize,
-    /// What the first sample is called in the key of the random numbers: 0, unless some of a request's samples
-    /// are made again.
+    /// What the first sample is called in the key of the random numbers: 0, unless some of a request's
+    /// samples are made again.
     pub first_sample: u32,
     /// How tokens are sampled.
     pub sampling: Sampling,

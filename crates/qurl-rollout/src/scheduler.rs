@@ -266,8 +266,8 @@ impl Scheduler {
             let sequence = &self.waiting[at];
             let (request, shared, len) = (sequence.id().request, sequence.shareable(), sequence.len());
             let prefix = self.prefix(sequence.id(), shared);
-            // Pages for all of its tokens at once, though they may be computed in several steps; and one where
-            // the last page of what it shares is partly filled and not its own.
+            // Pages for all of its tokens at once, though they may be computed in several steps; and one
+            // where the last page of what it shares is partly filled and not its own.
             let need = self.pool.pages_for(len);
             let partly_filled = !shared.is_multiple_of(self.pool.page_size());
             let rest = need - self.pool.pages_for(shared);
@@ -296,8 +296,8 @@ impl Scheduler {
                 }
             }
             if !self.has_room(need - others.ids().len(), request) {
-                // With nobody running, only a copy of a kept page can be too much. Without what is kept for it
-                // the sequence begins with whole pages of others, which it never writes to, and all other
+                // With nobody running, only a copy of a kept page can be too much. Without what is kept for
+                // it the sequence begins with whole pages of others, which it never writes to, and all other
                 // pages can be given up.
                 if self.running.is_empty() && self.kept.remove(&request).is_some() {
                     continue;

@@ -34,8 +34,8 @@ pub struct AdamWOptions {
     /// Gradients with a larger norm over all parameters are scaled down to it.
     pub clip_grad: f64,
     /// Factor of the learning rate of the matrices after the norms of a block: Q, K and V, gate and up
-    /// projections. With s here and 1/s for `lr_factor_norms` AdamW does in the function what `rollout.uaq = s`
-    /// does.
+    /// projections. With s here and 1/s for `lr_factor_norms` AdamW does in the function what
+    /// `rollout.uaq = s` does.
     #[serde(skip_serializing_if = "is_one")]
     pub lr_factor_matrices: f64,
     /// Factor of the learning rate of the gains of these norms. Both are 1 where they are not set.

@@ -85,8 +85,8 @@ pub struct Logged {
 }
 
 impl RunLog {
-    /// Opens the logs of a run of which the steps up to the checkpoint that it continues `from` are kept; what
-    /// is later is cut off.
+    /// Opens the logs of a run of which the steps up to the checkpoint that it continues `from` are kept;
+    /// what is later is cut off.
     pub fn open(dir: &Path, from: Option<&(u64, PathBuf)>) -> Result<RunLog, LogError> {
         let step = from.map_or(0, |(step, _)| *step);
         let folder = dir.join("rollouts");

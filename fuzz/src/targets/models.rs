@@ -206,8 +206,8 @@ pub const MODEL: Target = Target {
     },
 };
 
-/// A folder that holds the files of one input after the other. Only what differs is written: most inputs have most
-/// of their files from the same seed.
+/// A folder that holds the files of one input after the other. Only what differs is written: most inputs have
+/// most of their files from the same seed.
 pub struct Folder {
     path: PathBuf,
     there: BTreeMap<String, Vec<u8>>,

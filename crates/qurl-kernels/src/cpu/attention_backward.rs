@@ -3,9 +3,9 @@
 //!
 //! With `P = e^(S - lse)`, `D = rowsum(dO * O)`: `dV = P^T dO`, `dS = P * (dO V^T - D)`, `dQ = scale dS K`,
 //! `dK = scale dS^T Q`. One task owns one sequence and one key/value head with all query heads of its group,
-//! so every gradient is summed by one thread in the order of the rows. Memory beside the outputs are copies of
-//! the head's keys and values, transposed, and of its keys as rows side by side (in the source rows are so far
-//! apart that they displace each other from a cache): linear in the length.
+//! so every gradient is summed by one thread in the order of the rows. Memory beside the outputs are copies
+//! of the head's keys and values, transposed, and of its keys as rows side by side (in the source rows are so
+//! far apart that they displace each other from a cache): linear in the length.
 
 use super::Context;
 use super::attention::{MAX_HEAD_DIM, ROW_BLOCK, TILE, by_tile, multiply, pack_strips, strip_rows};

@@ -67,8 +67,8 @@ impl Level {
         }
     }
 
-    /// The level with this name: `scalar`, `avx2`, `avx512`, which takes the bf16 and 8-bit dot products where
-    /// present, or `avx512-without-bf16`, which does not.
+    /// The level with this name: `scalar`, `avx2`, `avx512`, which takes the bf16 and 8-bit dot products
+    /// where present, or `avx512-without-bf16`, which does not.
     pub fn named(name: &str) -> Result<Level, LevelError> {
         let available = Level::available();
         let candidates: &[Level] = match name {

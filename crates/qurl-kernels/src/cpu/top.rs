@@ -1,8 +1,8 @@
 //! The most probable tokens of rows, with their log-probabilities.
 //!
-//! For readers of a distribution, not for the sampler: logits of a few rows are written out, scaled and summed
-//! by the head's own code, so a token has the bits of log-probability here that scoring and sampling (without
-//! truncation) give it.
+//! For readers of a distribution, not for the sampler: logits of a few rows are written out, scaled and
+//! summed by the head's own code, so a token has the bits of log-probability here that scoring and sampling
+//! (without truncation) give it.
 
 use super::Context;
 use super::buf::Parts;

@@ -32,7 +32,8 @@ pub(super) struct BatchShape {
     pub truncated: usize,
 }
 
-/// Where the parts of an area begin, in bytes. Page numbers come last: sequences grow, and nothing else moves.
+/// Where the parts of an area begin, in bytes. Page numbers come last: sequences grow, and nothing else
+/// moves.
 struct Layout {
     tokens: usize,
     positions: usize,

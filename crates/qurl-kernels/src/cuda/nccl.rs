@@ -87,8 +87,8 @@ impl Clique {
         2 * STAGING
     }
 
-    /// Of each of these `(from, pieces, into)`, each rank its piece of the others' `from`; the own piece is the
-    /// caller's matter.
+    /// Of each of these `(from, pieces, into)`, each rank its piece of the others' `from`; the own piece is
+    /// the caller's matter.
     pub(super) fn all_to_all(
         &self,
         queue: Handle,

@@ -197,7 +197,8 @@ mod tests {
         assert!(other >= first + 4 * 64);
     }
 
-    /// Inside of an operation inputs never overlap, however large: the ring begins anew between two operations only.
+    /// Inside of an operation inputs never overlap, however large: the ring begins anew between two
+    /// operations only.
     #[test]
     fn inputs_of_an_operation_do_not_overlap() {
         let mut queue = queue();

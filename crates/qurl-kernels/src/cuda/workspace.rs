@@ -82,8 +82,8 @@ mod tests {
     use super::super::device::Cuda;
     use super::*;
 
-    /// What one operation takes never overlaps and is never moved, however often the workspace grows; the next
-    /// operation finds one block that has all of it.
+    /// What one operation takes never overlaps and is never moved, however often the workspace grows; the
+    /// next operation finds one block that has all of it.
     #[test]
     fn addresses_of_an_operation_stay() {
         let cuda = Cuda::counting_as(&GpuProfile::h200());

@@ -127,8 +127,8 @@ fn op_table() {
     }
 }
 
-/// Continues after failures: the whole table is worth more than its first gap. `QURL_CASES` may name a part of
-/// it, by what the names of its cases begin with.
+/// Continues after failures: the whole table is worth more than its first gap. `QURL_CASES` may name a part
+/// of it, by what the names of its cases begin with.
 fn hold_op_table(cuda: &Ops<Cuda>) {
     let (mut failures, mut outputs) = (Vec::new(), 0);
     let wanted = std::env::var("QURL_CASES").unwrap_or_default();
@@ -184,7 +184,8 @@ fn hold_eight_bit_gemms(cuda: &Ops<Cuda>, generation: &str) {
     }
 }
 
-/// Multiplications that an emulated device takes a second or two for (`benches/gpu/emulate`), and others do not.
+/// Multiplications that an emulated device takes a second or two for (`benches/gpu/emulate`), and others do
+/// not.
 const FEW: usize = 40_000_000;
 
 /// Whether a GEMM is not too large for the device at hand.

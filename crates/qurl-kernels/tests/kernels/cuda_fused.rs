@@ -21,8 +21,9 @@ const EPS: f32 = 1e-6;
 #[test]
 fn an_mlp_equals_its_parts_and_does_not_depend_on_the_batch() {
     let Some(cuda) = device() else { return };
-    // From the fourth on, gate and up projections of int8 have tiles of 40, 48, 64 and, two rounds of them, 40
-    // columns (`cuda/gemm.rs`); in the last those of bf16 have tiles of 192 tokens, with sums cut inside tiles.
+    // From the fourth on, gate and up projections of int8 have tiles of 40, 48, 64 and, two rounds of them,
+    // 40 columns (`cuda/gemm.rs`); in the last those of bf16 have tiles of 192 tokens, with sums cut inside
+    // tiles.
     let shapes = [
         (300, 136, 192),
         (300, 72, 320),

@@ -1,6 +1,6 @@
-//! The tests of the CUDA backend on devices that are emulated (`benches/gpu/emulate`), at night: kernels run to
-//! their last line where there is no GPU, in other orders of threads and with work in the background done as
-//! late as it may be, where a GPU has one order.
+//! The tests of the CUDA backend on devices that are emulated (`benches/gpu/emulate`), at night: kernels run
+//! to their last line where there is no GPU, in other orders of threads and with work in the background done
+//! as late as it may be, where a GPU has one order.
 
 use std::path::Path;
 use std::process::Command;

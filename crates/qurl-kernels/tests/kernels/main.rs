@@ -3,9 +3,9 @@
 //! its naive forward (`gradients`), and the bits of a result depend on nothing but the row and its history
 //! (`determinism`, `attention_paths`), nor on what an operation does at once (`fused`) or whether a step is
 //! replayed (`replay`). `numbers` looks at the edges: exponentials over their whole range, and where a NaN
-//! may travel; `sampling` at tokens, `kv_formats` at stored keys and values. `cuda`,
-//! `cuda_attention` and `cuda_fused` hold the device against the same checks and the CPU, `emulated` those devices
-//! that are emulated.
+//! may travel; `sampling` at tokens, `kv_formats` at stored keys and values. `cuda`, `cuda_attention` and
+//! `cuda_fused` hold the device against the same checks and the CPU, `emulated` those devices that are
+//! emulated.
 
 mod attention_paths;
 mod cuda;

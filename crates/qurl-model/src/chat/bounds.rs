@@ -1,12 +1,12 @@
 //! What a chat template may use up. It comes with a model, so nobody vouches for it.
 //!
 //! - Instructions are counted (`fuel`), and so are levels of recursion: loops in loops end.
-//! - Templates are compiled and rendered on a thread of their own with a stack for the largest program that the
-//!   limits on the source allow, because parser, code generator and values recurse.
+//! - Templates are compiled and rendered on a thread of their own with a stack for the largest program that
+//!   the limits on the source allow, because parser, code generator and values recurse.
 //! - What a single argument could blow up (an indentation of 10^12) is refused before it is computed.
 //! - The text that comes out is bounded while it is written.
-//! - What is left are values that double in few instructions, and comparisons of values that were made so: the
-//!   thread is watched from outside ([`qurl_files::watched`]).
+//! - What is left are values that double in few instructions, and comparisons of values that were made so:
+//!   the thread is watched from outside ([`qurl_files::watched`]).
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -101,8 +101,9 @@ fn long_number(text: &str) -> Option<&str> {
     numbers.filter(|digits| !large(digits)).map(|digits| &digits[..digits.len().min(20)]).next()
 }
 
-/// What is wrong with the size of a source, and the line where. Comments, raw blocks, texts and brackets end where
-/// they end for the template engine: where the two differed, an expression could be hidden from its limit.
+/// What is wrong with the size of a source, and the line where. Comments, raw blocks, texts and brackets end
+/// where they end for the template engine: where the two differed, an expression could be hidden from its
+/// limit.
 pub(super) fn check_source(source: &str) -> Result<(), (usize, String)> {
     if source.len() > MAX_SOURCE {
         return Err((1, format!("{} bytes, expected at most {MAX_SOURCE}", source.len())));
@@ -144,8 +145,8 @@ fn find(bytes: &[u8], from: usize, pattern: &[u8]) -> Option<usize> {
     rest.windows(pattern.len()).position(|window| window == pattern).map(|found| from + found)
 }
 
-/// Bytes of a tag's body without its texts; `at` moves from its beginning to after its end. Inside of brackets no
-/// tag ends.
+/// Bytes of a tag's body without its texts; `at` moves from its beginning to after its end. Inside of
+/// brackets no tag ends.
 fn tag(bytes: &[u8], at: &mut usize, close: &[u8]) -> usize {
     let (mut length, mut quote, mut brackets) = (0, None, 0_i64);
     while let Some(&byte) = bytes.get(*at) {

@@ -1,5 +1,5 @@
-//! A model directory whose weights are read when they are wanted: a frozen base of many billions of weights is
-//! packed leaf by leaf and never is on the host in full.
+//! A model directory whose weights are read when they are wanted: a frozen base of many billions of weights
+//! is packed leaf by leaf and never is on the host in full.
 
 use std::path::Path;
 

@@ -1,5 +1,6 @@
-//! Adapters beside a frozen base on a GPU: training, scoring and decoding have the same bits in every format that
-//! the GPU has, and log-probs and gradients are those of the CPU. Says so and passes where there is no GPU.
+//! Adapters beside a frozen base on a GPU: training, scoring and decoding have the same bits in every format
+//! that the GPU has, and log-probs and gradients are those of the CPU. Says so and passes where there is no
+//! GPU.
 
 use crate::common::golden::{ADAPTED, flatten, gradients_of, load_adapted, upload, whole, zeros_like};
 use qurl_kernels::cpu::level::Level;

@@ -342,9 +342,9 @@ fn one_prefill_for_all_samples() {
     }
 }
 
-/// A pool of just as many pages as a sequence needs. The page that holds the end of the prompt is kept for the
-/// next sample and for requests that begin alike, so the sample may not write to it, and there is none for a
-/// copy: it begins with the whole pages before.
+/// A pool of just as many pages as a sequence needs. The page that holds the end of the prompt is kept for
+/// the next sample and for requests that begin alike, so the sample may not write to it, and there is none
+/// for a copy: it begins with the whole pages before.
 #[test]
 fn a_sample_does_not_wait_for_a_copy_of_what_is_kept_for_it() {
     for ahead in [0, 100] {

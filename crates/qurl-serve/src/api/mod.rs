@@ -44,8 +44,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::task::block_in_place;
 
-/// Bytes of a body from which on it is parsed off the threads of the connections, and one at a time: JSON takes
-/// many times the memory of its text, and a tokenizer takes its time.
+/// Bytes of a body from which on it is parsed off the threads of the connections, and one at a time: JSON
+/// takes many times the memory of its text, and a tokenizer takes its time.
 const LONG: usize = 256 << 10;
 /// Most values of a body, which take up to 200 bytes each.
 const MAX_VALUES: usize = 1 << 20;

@@ -56,8 +56,8 @@ impl Texts {
         self.tokenizer.as_deref().ok_or_else(missing)
     }
 
-    /// Tokens of a text, of which there may be so many: a text that is longer than that whatever its tokens are
-    /// is refused unread, since finding its tokens takes a hundred times its memory.
+    /// Tokens of a text, of which there may be so many: a text that is longer than that whatever its tokens
+    /// are is refused unread, since finding its tokens takes a hundred times its memory.
     pub fn encode(
         &self,
         key: &str,

@@ -1,13 +1,15 @@
 //! The schema in the footer of a parquet file, looked at before the crate builds it.
 //!
-//! The crate builds it by recursion, a call for every level, and reserves a list as long as an element says it has
-//! children. Neither has a bound there: a file of less than a megabyte overflows a stack, one of a hundred bytes
-//! asks for gigabytes, and both end the process. So depth and numbers of children are checked here.
+//! The crate builds it by recursion, a call for every level, and reserves a list as long as an element says
+//! it has children. Neither has a bound there: a file of less than a megabyte overflows a stack, one of a
+//! hundred bytes asks for gigabytes, and both end the process. So depth and numbers of children are checked
+//! here.
 //!
-//! The footer is a struct in Thrift's compact encoding. Its first field is a version, its second the list of the
-//! schema's elements in depth-first order. The crate takes a field for what its number says, whatever type its
-//! header has; a walk that skips it by its type would lose the way there and miss what comes. Fields that the
-//! crate knows therefore must have the type that the format gives them, and a footer in another order is refused.
+//! The footer is a struct in Thrift's compact encoding. Its first field is a version, its second the list of
+//! the schema's elements in depth-first order. The crate takes a field for what its number says, whatever
+//! type its header has; a walk that skips it by its type would lose the way there and miss what comes. Fields
+//! that the crate knows therefore must have the type that the format gives them, and a footer in another
+//! order is refused.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -33,8 +35,8 @@ const LIST: u8 = 9;
 const STRUCT: u8 = 12;
 const UUID: u8 = 13;
 
-/// An error where the schema is nested too deeply or its numbers do not fit. What is not a footer at all is left
-/// to the crate.
+/// An error where the schema is nested too deeply or its numbers do not fit. What is not a footer at all is
+/// left to the crate.
 pub(super) fn check(mut file: &File) -> Result<(), ParquetError> {
     let mut tail = [0; 8];
     let length = file.seek(SeekFrom::End(0))?;

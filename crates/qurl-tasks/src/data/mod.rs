@@ -3,8 +3,8 @@
 //! A row needs a problem and an answer. Names differ between projects, so a few aliases are understood;
 //! whatever else a row has is kept in `extra`.
 //!
-//! Nobody vouches for a file: it is a regular one, rows are read one after the other and only as far as they are
-//! wanted, their size is bounded, and what unpacks to a hundred times its length is refused.
+//! Nobody vouches for a file: it is a regular one, rows are read one after the other and only as far as they
+//! are wanted, their size is bounded, and what unpacks to a hundred times its length is refused.
 
 use std::io::{BufRead, BufReader, Read};
 use std::ops::ControlFlow;

@@ -1,9 +1,9 @@
 //! Parquet files through the record interface: a row becomes a JSON object, and the rules for rows are those
 //! of JSONL.
 //!
-//! The crate trusts what a file says of itself in places: it panics on some, and unpacks pages as far as they go.
-//! So it runs on a thread that is watched from outside, and hands rows on one by one. What no watching helps
-//! against is looked at before ([`footer`]).
+//! The crate trusts what a file says of itself in places: it panics on some, and unpacks pages as far as they
+//! go. So it runs on a thread that is watched from outside, and hands rows on one by one. What no watching
+//! helps against is looked at before ([`footer`]).
 
 use std::fs::File;
 use std::path::Path;
@@ -17,8 +17,8 @@ use serde_json::{Map, Value};
 use super::source::Source;
 use super::{DataError, MAX_ROW, footer};
 
-/// How many times its length a file may unpack to, beyond what every file may: a column with one text in all of
-/// its rows takes next to nothing.
+/// How many times its length a file may unpack to, beyond what every file may: a column with one text in all
+/// of its rows takes next to nothing.
 const MAX_RATIO: u64 = 1000;
 const ALWAYS: u64 = 256 * MIB;
 /// The page and the dictionary of every column of some rows are in memory at once.
@@ -140,8 +140,8 @@ fn value_of(field: &Field, size: &mut u64) -> Value {
     }
 }
 
-/// A field as text. Days and moments that no calendar has are numbers, as they are stored: the crate panics on
-/// them.
+/// A field as text. Days and moments that no calendar has are numbers, as they are stored: the crate panics
+/// on them.
 fn shown(field: &Field) -> String {
     const MAX_SECONDS: i64 = 8_000_000_000_000; // some 250,000 years
     let (stored, seconds) = match field {

@@ -1,7 +1,7 @@
 //! A file as the parquet crate reads it, that ends where it ends.
 //!
-//! What the crate skips may be as long as the file says: beyond its end it skips nothing, two thousand million
-//! times over, and it reserves memory for a piece before it looks whether the file has one.
+//! What the crate skips may be as long as the file says: beyond its end it skips nothing, two thousand
+//! million times over, and it reserves memory for a piece before it looks whether the file has one.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};

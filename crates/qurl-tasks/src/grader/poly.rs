@@ -12,7 +12,7 @@ use std::fmt::Write;
 use num_bigint::BigInt;
 use num_integer::Integer;
 use num_rational::Ratio;
-use num_traits::{One, Signed, ToPrimitive, Zero};
+use num_traits::{One, ToPrimitive, Zero};
 
 use super::budget::{Budget, MAX_BITS, MAX_TERMS, Stop};
 use super::expr::Rational;

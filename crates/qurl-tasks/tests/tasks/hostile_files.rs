@@ -1,4 +1,5 @@
-//! Files that nobody vouches for: whatever is in them, reading ends with rows or an error that names the file.
+//! Files that nobody vouches for: whatever is in them, reading ends with rows or an error that names the
+//! file.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -104,7 +105,8 @@ fn damaged_parquet_files_are_errors() {
     assert!(read_anyway > 10 && refused > 1000);
 }
 
-/// A parquet file without rows whose schema is `levels` columns in one another, the innermost with `children`.
+/// A parquet file without rows whose schema is `levels` columns in one another, the innermost with
+/// `children`.
 fn nested(levels: usize, children: u8) -> Vec<u8> {
     let mut footer = vec![0x15, 2, 0x19, 0xfc];
     let mut count = levels + 2;

@@ -18,8 +18,8 @@ use std::path::Path;
 
 /// Version of the files; another one is refused.
 const FORMAT: u32 = 1;
-/// Steps, updates and versions of weights that a run can have, and ranks: what a state is computed with stays far
-/// from the ends of its types.
+/// Steps, updates and versions of weights that a run can have, and ranks: what a state is computed with stays
+/// far from the ends of its types.
 const MAX_COUNT: u64 = 1 << 53;
 const MAX_RANKS: usize = 1 << 16;
 

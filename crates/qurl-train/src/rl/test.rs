@@ -1,5 +1,5 @@
-//! Held-out problems, solved by the policy that is trained: the actor in full precision, or the rollout's copy
-//! of it where that runs the trainer's forward passes.
+//! Held-out problems, solved by the policy that is trained: the actor in full precision, or the rollout's
+//! copy of it where that runs the trainer's forward passes.
 //!
 //! The rollout engine lends its pages and workspace: for an evaluation in full precision it runs with the
 //! trainer's own network, so that nothing is packed or allocated beside what training has.

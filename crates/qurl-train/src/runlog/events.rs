@@ -31,8 +31,8 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// Opens or makes the event file of a directory; events after `step` and torn ones are cut off. Steps that
-    /// are missing of those that were `kept` make it be written anew.
+    /// Opens or makes the event file of a directory; events after `step` and torn ones are cut off. Steps
+    /// that are missing of those that were `kept` make it be written anew.
     pub fn open(dir: &Path, step: u64, kept: &[Value]) -> Result<EventFile, LogError> {
         disk::create_dir_all(dir).map_err(LogError::io(dir, "be created"))?;
         let path = dir.join(NAME);

@@ -1,8 +1,9 @@
 //! `metrics.jsonl`: one line per step.
 //!
-//! A file that somebody removes from under a run is written again at once, from the handle that the run holds.
-//! Checkpoints have the lines, too (without times), and a run that continues takes from its checkpoint what the
-//! file has lost. Nothing here grows with the steps: lines are read from the file where they are wanted.
+//! A file that somebody removes from under a run is written again at once, from the handle that the run
+//! holds. Checkpoints have the lines, too (without times), and a run that continues takes from its checkpoint
+//! what the file has lost. Nothing here grows with the steps: lines are read from the file where they are
+//! wanted.
 
 use super::LogError;
 use qurl_files::disk::{self, DiskFile};
@@ -37,8 +38,8 @@ impl Lines {
         self.length
     }
 
-    /// Writes them as checkpoints hold them: without what differs between two equal runs. What somebody has made
-    /// of the file that is no line of ours is left out.
+    /// Writes them as checkpoints hold them: without what differs between two equal runs. What somebody has
+    /// made of the file that is no line of ours is left out.
     pub fn write_untimed(&self, to: &mut impl Write) -> io::Result<()> {
         let mut lines = BufReader::with_capacity(1 << 16, self.file.reader()?.take(self.length));
         let mut line = Vec::new();

@@ -1,10 +1,10 @@
 //! Claims and their verdicts.
 //!
-//! A claim holds where there are at least five pairs, the 95% interval of their mean difference by Student's t
-//! is above the margin, and the exact sign-flip test agrees (one-sided p at most 0.05: with five pairs, all
+//! A claim holds where there are at least five pairs, the 95% interval of their mean difference by Student's
+//! t is above the margin, and the exact sign-flip test agrees (one-sided p at most 0.05: with five pairs, all
 //! five on the same side of the margin). It does not hold where the same is true of the other side. All else
-//! is not decided, equal results included. Of claims about nothing but chance about one in forty holds, and as
-//! many do not: a study that asks many questions has to be read so.
+//! is not decided, equal results included. Of claims about nothing but chance about one in forty holds, and
+//! as many do not: a study that asks many questions has to be read so.
 
 use super::stats::{Estimate, sign_flip_p};
 use super::{METRICS, Results};

@@ -3,9 +3,9 @@
 //! Most quantized values stay the same between two steps: the XOR of the bytes of both versions is nearly all
 //! zeros, and costs next to nothing once it is compressed with zstd. Values in f32 (embedding, norms, biases,
 //! scales) nearly all change, but by little: the difference of their bits as whole numbers is small, and its
-//! bytes, all first ones, then all second ones, and so on, are half zeros. A chunk is sent in whichever form is
-//! smaller on a sample of it, so this knows nothing of number formats and of where matrices begin. Chunks are
-//! made and read on several threads.
+//! bytes, all first ones, then all second ones, and so on, are half zeros. A chunk is sent in whichever form
+//! is smaller on a sample of it, so this knows nothing of number formats and of where matrices begin. Chunks
+//! are made and read on several threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -26,8 +26,8 @@ const WHOLE: &[u8; 8] = b"qurlALL1";
 enum Form {
     /// The XOR of its bytes.
     Bytes = 0,
-    /// Differences of its 32-bit words, the sign in the lowest bit; byte by byte of all words. What is left at
-    /// the end is XORed.
+    /// Differences of its 32-bit words, the sign in the lowest bit; byte by byte of all words. What is left
+    /// at the end is XORed.
     Words = 1,
 }
 

@@ -1,7 +1,7 @@
 //! Rollout workers: other processes that sample for a trainer, on machines that come and go.
 //!
-//! The trainer hands out prompts by their global number (step, prompt) with all that a sample depends on: ids,
-//! sampling settings, the seed of its random numbers, and the version of the weights, as bytes that are
+//! The trainer hands out prompts by their global number (step, prompt) with all that a sample depends on:
+//! ids, sampling settings, the seed of its random numbers, and the version of the weights, as bytes that are
 //! already quantized ([`delta`]). So it does not matter who samples a prompt, when, or how often: a prompt
 //! whose worker is lost is handed out again and comes back with the same bits, and a run has the same bits
 //! with any number of workers, or none.

@@ -26,8 +26,8 @@ pub struct Welcome {
     pub config: String,
     /// How it is packed.
     pub network: NetworkOptions,
-    /// Memory for keys and values, tokens of a page, sequences and tokens at a time: suggestions, which change
-    /// no bits.
+    /// Memory for keys and values, tokens of a page, sequences and tokens at a time: suggestions, which
+    /// change no bits.
     pub engine: [usize; 4],
     /// Seconds after which a silent worker's prompts are given to others.
     pub lease_s: u64,

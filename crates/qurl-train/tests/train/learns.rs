@@ -1,6 +1,6 @@
-//! PPO, GRPO and DAPO each learn on their recipe of seconds, in its first half (whole at night). The three share
-//! one warm start. The default recipe takes a minute and is trained at night; its first steps are among the
-//! reference runs of every day.
+//! PPO, GRPO and DAPO each learn on their recipe of seconds, in its first half (whole at night). The three
+//! share one warm start. The default recipe takes a minute and is trained at night; its first steps are among
+//! the reference runs of every day.
 
 use qurl_kernels::Cpu;
 use qurl_kernels::cpu::level::Level;

@@ -1,5 +1,6 @@
-//! Invariant scaling under Adam is a learning rate: "What UAQ does under Adam" of `docs/math.md`, in the trainer
-//! itself. With a power of two nothing is rounded by the scaling, so the two runs are the same to the bit.
+//! Invariant scaling under Adam is a learning rate: "What UAQ does under Adam" of `docs/math.md`, in the
+//! trainer itself. With a power of two nothing is rounded by the scaling, so the two runs are the same to the
+//! bit.
 
 use crate::common::tiny::{steps, trainer};
 use qurl_model::Params;

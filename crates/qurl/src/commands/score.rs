@@ -1,9 +1,9 @@
 //! `qurl score`: per-token log-probs of given ids at temperature 1.
 //!
 //! Input lines are `{"ids":[..]}`, output lines `{"logprobs":[null,..]}`. Numbers are printed as the shortest
-//! decimals that read back as the same f32, so the bits survive; what is not finite is an error, since JSON has
-//! no number for it. Lines are answered as they come; those that
-//! have arrived together are scored together, which changes no bit.
+//! decimals that read back as the same f32, so the bits survive; what is not finite is an error, since JSON
+//! has no number for it. Lines are answered as they come; those that have arrived together are scored
+//! together, which changes no bit.
 
 use crate::adapter::AdapterArg;
 use crate::device::{DeviceArg, on_device};

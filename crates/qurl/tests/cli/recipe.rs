@@ -552,8 +552,8 @@ fn a_plan_for_several_gpus_needs_none() {
     let (alone, all) = (&rows[0], &rows[3]);
     let number = |row: &serde_json::Value, key: &str| row[key].as_f64().expect("a number");
     assert_eq!((number(alone, "all_to_all"), number(alone, "efficiency")), (0.0, 1.0));
-    // 16 updates of 1.54 B gradients of 4 bytes, of which 7 of 8 go to others. As many weights come back, in two
-    // bytes all but the embedding; and once more for the copy that samples, in four.
+    // 16 updates of 1.54 B gradients of 4 bytes, of which 7 of 8 go to others. As many weights come back, in
+    // two bytes all but the embedding; and once more for the copy that samples, in four.
     let weights = 16.0 * (2.0 * 1.3103e9 + 4.0 * 0.2334e9) + 4.0 * 1.5437e9;
     for (key, bytes) in [("all_to_all", 16.0 * 4.0 * 1.5437e9), ("all_gather", weights)] {
         assert!((number(all, key) / (bytes * 7.0 / 8.0) - 1.0).abs() < 0.001, "{all}");

@@ -1,7 +1,7 @@
-//! Reference runs: a few steps of the default and the tiny recipes give the losses, rewards and weights that are
-//! committed in `references/`, bit for bit, at the level of instructions of the machine (at night all levels, and the
-//! default).
-//! The files are written by `benches/references.sh`; those of a GPU are compared by hand, by the same script.
+//! Reference runs: a few steps of the default and the tiny recipes give the losses, rewards and weights that
+//! are committed in `references/`, bit for bit, at the level of instructions of the machine (at night all
+//! levels, and the default). The files are written by `benches/references.sh`; those of a GPU are compared by
+//! hand, by the same script.
 
 use crate::common::{directory, qurl_with};
 use qurl_kernels::cpu::level::Level;

@@ -291,8 +291,8 @@ unsafe fn attend_at<S: Simd, const R: usize>(rows: &Rows, tile: &Tile, ahead: &T
     }
 }
 
-/// Scores of two vectors of keys from `key` on. What is loaded here is prefetched at the same place ahead, line
-/// by line: all lines of a tile at once would hold up the multiplications.
+/// Scores of two vectors of keys from `key` on. What is loaded here is prefetched at the same place ahead,
+/// line by line: all lines of a tile at once would hold up the multiplications.
 #[inline(always)]
 unsafe fn score<S: Simd, const R: usize>(rows: &Rows, tile: &Tile, ahead: &Tile, key: usize) {
     let words = rows.head_dim.div_ceil(4);

@@ -12,8 +12,9 @@ use crate::cpu::simd::Simd;
 /// An element of a block.
 pub(crate) trait Element: Copy {
     /// `acc[r][v] += sum over i < k of a[r * A_ROW + i * a_step] * row i of b[v]`, each sum one chain over i.
-    /// Blocks have `width` columns; `b[v]` begins at the columns of vector v. What is loaded is prefetched at the
-    /// same place of `ahead`, line by line: all lines of a tile at once would hold up the multiplications.
+    /// Blocks have `width` columns; `b[v]` begins at the columns of vector v. What is loaded is prefetched at
+    /// the same place of `ahead`, line by line: all lines of a tile at once would hold up the
+    /// multiplications.
     ///
     /// # Safety
     /// The operands have the stated shape; the machine has the instructions of S.

@@ -1,5 +1,5 @@
-//! Low-rank adapters beside frozen weights, in their own format or in four bits: linear layers of one and of several
-//! modules with and without a norm, and an MLP, forward and backward, against the naive twins.
+//! Low-rank adapters beside frozen weights, in their own format or in four bits: linear layers of one and of
+//! several modules with and without a norm, and an MLP, forward and backward, against the naive twins.
 
 use super::bits4::stands_for;
 use super::{Case, Want, sum_units};

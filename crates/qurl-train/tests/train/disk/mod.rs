@@ -1,8 +1,9 @@
 //! A run on a disk that fails: power that goes at any moment, and calls that return errors.
 //!
-//! The layer through which runs change files (`qurl_files::disk`) is watched. A simulated disk ([`simulated`])
-//! replays what a run has done up to some moment, forgets what was not synced, wholly or in part and in any
-//! order, and the run is resumed on what is left: from the last whole checkpoint, with the same bits.
+//! The layer through which runs change files (`qurl_files::disk`) is watched. A simulated disk
+//! ([`simulated`]) replays what a run has done up to some moment, forgets what was not synced, wholly or in
+//! part and in any order, and the run is resumed on what is left: from the last whole checkpoint, with the
+//! same bits.
 
 mod simulated;
 

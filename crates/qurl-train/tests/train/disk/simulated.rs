@@ -1,9 +1,9 @@
 //! A disk in memory that loses what was not synced.
 //!
-//! Files are numbered; directories map names to files and directories. Of both there is what programs see and what
-//! is on the disk for certain. When the power goes, each write since the last sync of its file is there, not there,
-//! or there in part, independently of the others, and each change of names since the last sync of its directory is
-//! there or not. That is more than real file systems do, which keep some of the order.
+//! Files are numbered; directories map names to files and directories. Of both there is what programs see and
+//! what is on the disk for certain. When the power goes, each write since the last sync of its file is there,
+//! not there, or there in part, independently of the others, and each change of names since the last sync of
+//! its directory is there or not. That is more than real file systems do, which keep some of the order.
 
 use qurl_files::disk::{Change, Watch};
 use std::collections::BTreeMap;

@@ -13,8 +13,8 @@ def is_there(name):
 print(' '.join(name for name in sys.argv[1:] if not is_there(name)))
 ";
 
-/// A Python that has these modules: the one that QURL_PYTHON names, or else the `python3` that is found. Where
-/// they are missing it says so, and the test is skipped.
+/// A Python that has these modules: the one that QURL_PYTHON names, or else the `python3` that is found.
+/// Where they are missing it says so, and the test is skipped.
 pub fn python(modules: &[&str]) -> Option<String> {
     let (python, named) = match std::env::var("QURL_PYTHON") {
         Ok(python) => (python, " (QURL_PYTHON)"),

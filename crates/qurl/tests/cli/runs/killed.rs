@@ -23,8 +23,9 @@ fn in_the_writing(run: &Path) -> Option<String> {
     names.into_iter().find(|name| name.starts_with(".step-") && name.ends_with(".part"))
 }
 
-/// The first moment is the very beginning; of the others (84 at night, then with 100 kills) two thirds are anywhere
-/// in the run, one third in the middle of writing a checkpoint. Some of the runs are killed a second time.
+/// The first moment is the very beginning; of the others (84 at night, then with 100 kills) two thirds are
+/// anywhere in the run, one third in the middle of writing a checkpoint. Some of the runs are killed a second
+/// time.
 #[test]
 fn kills_at_any_moment_change_nothing() {
     let dir = place("runs-killed");

@@ -17,9 +17,9 @@ const SMALL: [&str; 5] = [
     "actor.ppo_mini_batch_size=8",
 ];
 
-/// A directory with these recipes, which begin with a model that was trained on one rank: a second of that gives
-/// rewards that differ, and their own warm start would be made anew by every run. (That ranks share one is
-/// shown below.)
+/// A directory with these recipes, which begin with a model that was trained on one rank: a second of that
+/// gives rewards that differ, and their own warm start would be made anew by every run. (That ranks share one
+/// is shown below.)
 fn place(name: &str, recipes: &[&str]) -> PathBuf {
     let dir = directory(name);
     let of_project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");

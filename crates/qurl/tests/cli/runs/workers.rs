@@ -130,8 +130,8 @@ impl Wire {
     }
 }
 
-/// Three workers, of which one is killed and another one comes every now and then; the trainer, too, once. One
-/// worker lives through all of it.
+/// Three workers, of which one is killed and another one comes every now and then; the trainer, too, once.
+/// One worker lives through all of it.
 ///
 /// The trainer is killed in the middle of its run however fast all are: nobody reaches it any more once half
 /// of the steps are done, and the rest of them need workers.

@@ -1,5 +1,5 @@
-//! Public packages as their users run them, unchanged: OpenAI's client, a load generator, and the rollout client
-//! of an RL framework.
+//! Public packages as their users run them, unchanged: OpenAI's client, a load generator, and the rollout
+//! client of an RL framework.
 
 use super::{Server, bits, ids, scores};
 use crate::common::python::python;

@@ -1,5 +1,6 @@
-//! What the weights of a step take to a rollout worker: to one that comes late, and to one that has those of the
-//! step before (`bench step --sync`). They are the weights of real updates, as the engine has them packed.
+//! What the weights of a step take to a rollout worker: to one that comes late, and to one that has those of
+//! the step before (`bench step --sync`). They are the weights of real updates, as the engine has them
+//! packed.
 
 use crate::commands::bench::sync::{self, Transfer};
 use crate::output::{OutputError, out};
