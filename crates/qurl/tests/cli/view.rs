@@ -2,6 +2,7 @@
 
 use crate::browser::Browser;
 use crate::common::{directory, qurl, qurl_in};
+use crate::runs::support::{lines, signal, wait_for};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -279,10 +280,14 @@ fn the_live_page_follows_a_run_and_closes() {
         .stderr(Stdio::null())
         .spawn();
     let mut training = Ended(training.expect("the run starts"));
+    // Held in the middle, so that the page sees it there however slow the browser is.
+    assert!(wait_for(&mut training.0, || lines(&run) > 0));
+    signal(&training.0, "STOP");
     browser.wait_for("return Number(document.getElementById('plot-reward').dataset.points) > 0");
     assert_eq!(browser.eval("return document.getElementById('status').dataset.state"), "running");
     let first = browser.eval(steps).as_u64().expect("a count");
     assert!(first < 60, "the page saw the run only at its end");
+    signal(&training.0, "CONT");
     browser
         .wait_for(&format!("return Number(document.getElementById('plot-reward').dataset.points) > {first}"));
     assert!(training.0.wait().expect("the run ends").success());

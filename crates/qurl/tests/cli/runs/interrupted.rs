@@ -1,15 +1,9 @@
 //! Ctrl-C: finish the step, save, say how to resume; a second one stops at once.
 #![cfg(unix)]
 
-use super::support::{Outcome, lines, place, spawn, spawn_with, trained, wait_for};
+use super::support::{Outcome, lines, place, signal, spawn, spawn_with, trained, wait_for};
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command};
-
-fn signal(child: &Child, name: &str) {
-    let sent =
-        Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().expect("kill");
-    assert!(sent.success());
-}
+use std::process::Child;
 
 /// Status and what was said.
 fn end(mut child: Child) -> (Option<i32>, String) {

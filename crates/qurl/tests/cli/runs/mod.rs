@@ -25,7 +25,7 @@ mod study;
 mod supervised;
 mod supervised_formats;
 mod supervised_resume;
-mod support;
+pub(crate) mod support;
 mod torn;
 mod unused;
 mod workers;

@@ -3,7 +3,7 @@
 #![cfg(unix)]
 
 use super::data_sets::{RECIPE, write_sums};
-use super::support::{place, wait_for};
+use super::support::{place, signal, wait_for};
 use crate::common::{qurl_in, tiny_model};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -57,12 +57,6 @@ fn train() -> Command {
     let mut program = Command::new(env!("CARGO_BIN_EXE_qurl"));
     program.args(["train", "data.toml", "--run", "run"]);
     program
-}
-
-fn signal(child: &Child, name: &str) {
-    let sent =
-        Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().expect("kill");
-    assert!(sent.success());
 }
 
 /// Status and what was said.

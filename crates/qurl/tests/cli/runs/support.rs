@@ -109,6 +109,13 @@ pub fn spawn_with(dir: &Path, run: &str, more: &[&str], environment: &[(&str, &s
         .expect("the command starts")
 }
 
+/// Sends a signal by its name.
+pub fn signal(child: &Child, name: &str) {
+    let sent =
+        Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().expect("kill");
+    assert!(sent.success());
+}
+
 /// Waits until something holds; a run that ends first is left to the caller. Far too long a wait is a
 /// failure.
 pub fn wait_for(child: &mut Child, mut holds: impl FnMut() -> bool) -> bool {
