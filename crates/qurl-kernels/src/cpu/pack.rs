@@ -283,39 +283,72 @@ unsafe fn pack_copied_at<S: Simd>(
     groups: Range<usize>,
     out: Parts<u32>,
 ) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match precision {
+            Precision::F32 => copy_groups::<S, false>(source, shape, groups, out),
+            Precision::Bf16 => copy_groups::<S, true>(source, shape, groups, out),
+        }
+    }
+}
+
+/// Rows of the source that are prefetched ahead: they are too far apart for the hardware to guess.
+const ROWS_AHEAD: usize = 8;
+
+#[inline(always)]
+unsafe fn copy_groups<S: Simd, const BF16: bool>(
+    source: &[f32],
+    shape: Shape,
+    groups: Range<usize>,
+    out: Parts<u32>,
+) {
     let Shape { lanes, k, width, pad } = shape;
-    let words = k.div_ceil(precision.per_word());
+    let per_word = if BF16 { 2 } else { 1 };
+    let words = k.div_ceil(per_word);
+    let (first, end) = (groups.start * width, (groups.end * width).min(lanes));
     for word in 0..words {
-        let row = word * precision.per_word();
-        for group in groups.clone() {
-            let first = group * width;
-            let real = width.min(lanes - first);
-            let stride = if pad { width } else { real };
-            // SAFETY: the caller owns the groups; lanes of the source that are not the group's are masked, or
-            // there is no second row and zeros stand in.
-            unsafe {
-                let to = out.at(first * words + word * stride);
-                let from = source.as_ptr().add(row * lanes + first);
-                for lane in (0..real).step_by(S::LANES) {
-                    let n = S::LANES.min(real - lane);
-                    let (to, from) = (to.add(lane), from.add(lane));
-                    // What a whole vector writes beyond the lanes, the next row of the group writes again.
-                    let whole = n == S::LANES || (word + 1 < words && S::LANES - n <= stride);
-                    let low = S::load_n(from, n);
-                    match precision {
-                        Precision::F32 if whole => S::store(to.cast(), low),
-                        Precision::F32 => S::store_n(to.cast(), low, n),
-                        Precision::Bf16 => {
-                            let second = row + 1 < k;
-                            let high = if second { S::load_n(from.add(lanes), n) } else { S::splat(0.0) };
-                            if whole {
-                                S::store_pairs(to, low, high);
-                            } else {
-                                let mut last = [0u32; MAX_LANES];
-                                S::store_pairs(last.as_mut_ptr(), low, high);
-                                std::ptr::copy_nonoverlapping(last.as_ptr(), to, n);
-                            }
+        // SAFETY: the caller owns the groups; lanes of the source that are not theirs are masked, and where
+        // there is no second row zeros stand in. Any address may be prefetched.
+        unsafe {
+            let low = source.as_ptr().add(word * per_word * lanes);
+            let high = if word * per_word + 1 < k { low.add(lanes) } else { std::ptr::null() };
+            for row in 0..per_word {
+                let ahead = low.wrapping_add((ROWS_AHEAD * per_word + row) * lanes);
+                for at in (first..end).step_by(16) {
+                    S::prefetch_close(ahead.wrapping_add(at).cast());
+                }
+            }
+            for at in (first..end).step_by(width) {
+                let real = width.min(end - at);
+                let stride = if pad { width } else { real };
+                let to = out.at(at * words + word * stride);
+                let mut lane = 0;
+                while lane + S::LANES <= real {
+                    let low = S::load(low.add(at + lane));
+                    if BF16 {
+                        let high = if high.is_null() { S::splat(0.0) } else { S::load(high.add(at + lane)) };
+                        S::store_pairs(to.add(lane), low, high);
+                    } else {
+                        S::store(to.add(lane).cast(), low);
+                    }
+                    lane += S::LANES;
+                }
+                if lane < real {
+                    let n = real - lane;
+                    let low = S::load_n(low.add(at + lane), n);
+                    if BF16 {
+                        let high =
+                            if high.is_null() { S::splat(0.0) } else { S::load_n(high.add(at + lane), n) };
+                        // What a whole vector writes beyond the lanes, the next row of the group writes again.
+                        if word + 1 < words && S::LANES - n <= stride {
+                            S::store_pairs(to.add(lane), low, high);
+                        } else {
+                            let mut last = [0u32; MAX_LANES];
+                            S::store_pairs(last.as_mut_ptr(), low, high);
+                            std::ptr::copy_nonoverlapping(last.as_ptr(), to.add(lane), n);
                         }
+                    } else {
+                        S::store_n(to.add(lane).cast(), low, n);
                     }
                 }
                 if stride > real {
