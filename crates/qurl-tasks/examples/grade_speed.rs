@@ -1,6 +1,7 @@
 //! How many answers one thread grades in a second.
 //!
 //! `cargo run --release -p qurl-tasks --example grade_speed`
+#![forbid(unsafe_code)]
 
 use std::time::Instant;
 
