@@ -35,6 +35,8 @@ const BODY_TIME: Duration = Duration::from_secs(300);
 /// How long workers are told that a run is over, those that have been heard of within a lease. They ask every
 /// two seconds, on a loaded machine less often.
 const GOODBYE: Duration = Duration::from_secs(30);
+/// How long the last answers have to leave.
+const LAST_ANSWERS: Duration = Duration::from_millis(300);
 
 /// A server in the background.
 pub struct Server {
@@ -81,6 +83,9 @@ impl Server {
         while self.pool.waiting() > 0 && std::time::Instant::now() < until {
             std::thread::sleep(Duration::from_millis(20));
         }
+        // An answer counts as told when it is made; this is its time to leave, since the runtime drops what has
+        // not left when it ends.
+        std::thread::sleep(LAST_ANSWERS);
         self.stop.send_replace(true);
         self.runtime.shutdown_timeout(Duration::from_millis(500));
     }
