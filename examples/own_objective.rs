@@ -44,6 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         lora: None,
         compute: Format::F32,
         positions,
+        pack_once: false,
         kv_format: None,
         tape,
         adamw: AdamWOptions::default(),

@@ -1,7 +1,7 @@
 //! The seam, one half: a [`Device`] owns memory. What is computed in that memory is asked of a [`Queue`].
 
 use crate::queue::Queue;
-use crate::types::{DeviceError, Format, KvShape, MomentFormat, WeightShape};
+use crate::types::{DeviceError, Format, KvShape, MomentShape, WeightShape};
 use std::sync::Arc;
 
 /// What a device is.
@@ -29,6 +29,8 @@ pub struct DeviceMemory {
     pub allocated: usize,
     /// The most that this process had allocated at a time.
     pub peak: usize,
+    /// Bytes of the host's memory that hold a part of the state, page-locked.
+    pub on_host: usize,
 }
 
 /// Something that computes: a CPU with its threads, a GPU. It allocates and says what it is; it may be shared
@@ -103,8 +105,8 @@ pub trait Device: Send + Sync + Sized + 'static {
     /// Memory for what `rows` rows leave in an MLP of this width, for weights in a format that is trained, or
     /// in a quantized one beside trained weights in bf16.
     fn kept_mlp(&self, rows: usize, width: usize, format: Format) -> Result<Self::KeptMlp, DeviceError>;
-    /// Moments of `len` numbers, zero.
-    fn moments(&self, len: usize, format: MomentFormat) -> Result<Self::Moments, DeviceError>;
+    /// Moments, zero.
+    fn moments(&self, shape: MomentShape) -> Result<Self::Moments, DeviceError>;
     /// A batch without rows.
     fn batch(&self) -> Self::Batch;
     /// Memory for the sampled tokens of `rows` rows.

@@ -5,6 +5,8 @@
 //! figures, in place of failing somewhere on the way; at the end of a run they are printed beside what was
 //! really allocated.
 
+mod advice;
+
 use crate::learner::{Learner, LearnerOptions};
 use crate::ranks::Ranks;
 use crate::recipe::{Recipe, RlPlan, Sft};
@@ -27,6 +29,8 @@ pub struct MemoryPlan {
     parts: Vec<(String, usize)>,
     /// What each phase of a step takes beside the parts, where memory is given back between them.
     phases: Vec<(String, usize)>,
+    /// State that is kept in page-locked memory of the host.
+    on_host: usize,
 }
 
 /// What is allocated on a counting device, part by part.
@@ -72,6 +76,7 @@ impl<'a, C: Device> Count<'a, C> {
             self.plan.parts.push(("the largest phase of a step".to_string(), most));
         }
         self.plan.parts.push(("workspace".to_string(), rest - most));
+        self.plan.on_host = self.memory().on_host;
         self.plan
     }
 }
@@ -116,6 +121,7 @@ impl MemoryPlan {
         let options = LearnerOptions {
             compute: recipe.trainer.compute,
             positions,
+            pack_once: recipe.trainer.pack_once,
             kv_format: None,
             tape,
             adamw: sft.optim,
@@ -173,14 +179,19 @@ impl MemoryPlan {
         &self.phases
     }
 
+    /// Bytes of the host's memory, page-locked: moments with `offload`.
+    pub fn on_host(&self) -> usize {
+        self.on_host
+    }
+
     /// All parts together.
     pub fn total(&self) -> usize {
         self.parts.iter().map(|(_, bytes)| bytes).sum()
     }
 
     /// Refuses a run that the device's free memory, or its budget in bytes, does not hold with
-    /// `DRIVER_RESERVE` beside it. A CPU has the memory of the machine or the container, and no driver and no
-    /// workspace worth counting.
+    /// `DRIVER_RESERVE` beside it, or whose state on the host the machine does not hold. A CPU has the memory
+    /// of the machine or the container, and no driver and no workspace worth counting.
     pub fn check<D: Device>(&self, device: &D, budget: Option<usize>) -> Result<(), DeviceError> {
         let budget = budget.unwrap_or(usize::MAX);
         match device.memory() {
@@ -191,13 +202,27 @@ impl MemoryPlan {
                 };
                 let what = format!(
                     "this run: {self}, and {} MiB for the driver; lower trainer.micro_tokens or \
-                     rollout.kv_cache_mb, or set trainer.recompute or actor.optim.moments = \"8bit\"",
+                     rollout.kv_cache_mb, or set trainer.recompute or trainer.pack_once",
                     DRIVER_RESERVE >> 20
                 );
                 Err(DeviceError::OutOfMemory { device, need: self.total(), what })
             }
-            Some(_) => Ok(()),
+            Some(_) => self.check_state_on_host(qurl_files::available_memory()),
             None => self.check_host(qurl_files::available_memory()),
+        }
+    }
+
+    /// What the host holds of the state of a run on a GPU.
+    fn check_state_on_host(&self, free: Option<u64>) -> Result<(), DeviceError> {
+        let need = self.on_host;
+        match free {
+            Some(free) if need as u64 > free => {
+                let device = format!("the machine ({} MiB of memory available)", free >> 20);
+                let what =
+                    "moments on the host; leave out optim.offload or set actor.optim.moments = \"8bit\"";
+                Err(DeviceError::OutOfMemory { device, need, what: what.to_string() })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -205,15 +230,16 @@ impl MemoryPlan {
     fn check_host(&self, free: Option<u64>) -> Result<(), DeviceError> {
         let of_a_gpu = |part: &str| part == "queue" || part == "workspace";
         let parts = self.parts.iter().filter(|(part, _)| !of_a_gpu(part)).cloned().collect();
-        let plan = MemoryPlan { parts, phases: Vec::new() };
+        let plan = MemoryPlan { parts, phases: Vec::new(), on_host: self.on_host };
+        let need = plan.total() + plan.on_host;
         match free {
-            Some(free) if plan.total() as u64 > free => {
+            Some(free) if need as u64 > free => {
                 let device = format!("the machine ({} MiB of memory available)", free >> 20);
                 let what = format!(
                     "this run: {plan}; lower trainer.micro_tokens or rollout.kv_cache_mb, or set \
-                     trainer.recompute"
+                     trainer.recompute or trainer.pack_once"
                 );
-                Err(DeviceError::OutOfMemory { device, need: plan.total(), what })
+                Err(DeviceError::OutOfMemory { device, need, what })
             }
             _ => Ok(()),
         }
@@ -225,7 +251,11 @@ impl fmt::Display for MemoryPlan {
         for (part, bytes) in &self.parts {
             write!(f, "{part} {} MiB, ", bytes >> 20)?;
         }
-        write!(f, "together {} MiB", self.total() >> 20)
+        write!(f, "together {} MiB", self.total() >> 20)?;
+        match self.on_host {
+            0 => Ok(()),
+            bytes => write!(f, "; on the host {} MiB, page-locked", bytes >> 20),
+        }
     }
 }
 
@@ -245,6 +275,7 @@ mod tests {
         let options = LearnerOptions {
             compute: Format::Bf16,
             positions: 512,
+            pack_once: false,
             kv_format: None,
             tape,
             adamw: AdamWOptions::default(),
@@ -279,6 +310,23 @@ mod tests {
             let taken = part(&plan.expect("a plan"), "model: moments");
             assert!((bytes..bytes + bytes / 60).contains(&taken), "{moments:?}: {taken}");
         }
+        // Moments on the host are no part of the device's memory, and what the host lacks is said.
+        let offload = AdamWOptions { offload: true, ..options.adamw };
+        let offload = LearnerOptions { adamw: offload, ..options };
+        let offload = MemoryPlan::of_learner(&cpu, &config, offload, &Ranks::alone()).expect("a plan");
+        assert!(part(&offload, "model: moments") == 0 && offload.on_host() == 8 * parameters, "{offload}");
+        assert_eq!(offload.total() + offload.on_host(), plan.total());
+        assert!(offload.check_host(Some(host as u64)).is_ok());
+        assert!(offload.check_host(Some(host as u64 - 1)).is_err());
+        assert!(offload.check_state_on_host(Some(8 * parameters as u64)).is_ok());
+        let error = offload.check_state_on_host(Some(8 * parameters as u64 - 1)).expect_err("refused");
+        assert!(error.to_string().contains("optim.offload"), "{error}");
+        // One packed copy of the blocks: two bytes less for each of their weights.
+        let once = LearnerOptions { pack_once: true, ..options };
+        let once = MemoryPlan::of_learner(&cpu, &config, once, &Ranks::alone()).expect("a plan");
+        let [once, twice] = [&once, &plan].map(|plan| part(plan, "model: packed weights"));
+        let blocks = parameters - config.vocab_size * config.hidden_size;
+        assert!((twice - once).abs_diff(2 * blocks) < blocks / 50, "{twice} and {once}");
         let recomputed = LearnerOptions { tape: TapeOptions { recompute: true, ..tape }, ..options };
         let recomputed = MemoryPlan::of_learner(&cpu, &config, recomputed, &Ranks::alone()).expect("a plan");
         assert!(part(&recomputed, "model: activations") < part(&plan, "model: activations") / 4);

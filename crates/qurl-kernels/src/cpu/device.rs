@@ -11,7 +11,7 @@ use super::{Context, canonical};
 use crate::cuda::Cuda;
 use crate::cuda::counting::GpuProfile;
 use crate::device::{Device, DeviceInfo, DeviceMemory};
-use crate::types::{Batch, DeviceError, Format, KvShape, MomentFormat, Sampled, WeightShape};
+use crate::types::{Batch, DeviceError, Format, KvShape, MomentShape, Sampled, WeightShape};
 use std::sync::Arc;
 
 /// The CPU as a [`Device`].
@@ -143,8 +143,8 @@ impl Device for Cpu {
         self.zeros(rows * 2 * width)
     }
 
-    fn moments(&self, len: usize, format: MomentFormat) -> Result<CpuMoments, DeviceError> {
-        CpuMoments::new(len, format)
+    fn moments(&self, shape: MomentShape) -> Result<CpuMoments, DeviceError> {
+        CpuMoments::new(shape.len, shape.format)
     }
 
     fn batch(&self) -> CpuBatch {

@@ -47,6 +47,8 @@ pub(super) struct Context {
     /// Bytes that this process has allocated, and the most it ever had.
     allocated: AtomicUsize,
     peak: AtomicUsize,
+    /// Bytes of state in page-locked memory of the host.
+    on_host: AtomicUsize,
 }
 
 // SAFETY: the raw pointers are handles of the driver, whose functions may be called from any thread once the
@@ -124,6 +126,7 @@ impl Context {
             kernels: Kernels::default(),
             allocated: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
+            on_host: AtomicUsize::new(0),
         })
     }
 
@@ -144,6 +147,7 @@ impl Context {
             kernels: Kernels::default(),
             allocated: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
+            on_host: AtomicUsize::new(0),
         }
     }
 
@@ -197,6 +201,21 @@ impl Context {
     /// The most bytes that this process had allocated at a time.
     pub fn peak_memory(&self) -> usize {
         self.peak.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of state in page-locked memory of the host.
+    pub fn on_host(&self) -> usize {
+        self.on_host.load(Ordering::Relaxed)
+    }
+
+    /// So many bytes of state are kept in page-locked memory of the host from now on.
+    pub fn keep_on_host(&self, bytes: usize) {
+        self.on_host.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// They are not any more.
+    pub fn drop_from_host(&self, bytes: usize) {
+        self.on_host.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Takes memory; its content is whatever was there.

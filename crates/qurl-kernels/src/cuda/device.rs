@@ -13,7 +13,7 @@ use super::pending::CudaPending;
 use super::queue::CudaQueue;
 use super::weight::CudaWeight;
 use crate::device::{Device, DeviceInfo, DeviceMemory};
-use crate::types::{DeviceError, Format, KvShape, MomentFormat, WeightShape};
+use crate::types::{DeviceError, Format, KvShape, MomentShape, WeightShape};
 use std::sync::Arc;
 
 /// An NVIDIA GPU.
@@ -100,7 +100,7 @@ impl Device for Cuda {
     fn memory(&self) -> Option<DeviceMemory> {
         let (free, total) = self.context.memory_info().ok()?;
         let (allocated, peak) = (self.context.allocated(), self.context.peak_memory());
-        Some(DeviceMemory { free, total, allocated, peak })
+        Some(DeviceMemory { free, total, allocated, peak, on_host: self.context.on_host() })
     }
 
     fn counting(&self) -> Cuda {
@@ -127,8 +127,8 @@ impl Device for Cuda {
         CudaKeptMlp::new(&self.context, rows, width, format)
     }
 
-    fn moments(&self, len: usize, format: MomentFormat) -> Result<CudaMoments, DeviceError> {
-        CudaMoments::new(&self.context, len, format)
+    fn moments(&self, shape: MomentShape) -> Result<CudaMoments, DeviceError> {
+        CudaMoments::new(&self.context, shape)
     }
 
     fn batch(&self) -> CudaBatch {

@@ -2,6 +2,8 @@
 
 use super::context::Context;
 use super::ffi::DevicePtr;
+use super::queue::CudaQueue;
+use crate::Queue;
 use crate::types::DeviceError;
 use std::sync::Arc;
 
@@ -69,7 +71,7 @@ impl Pinned {
         let mut host = std::ptr::null_mut();
         // SAFETY: the place is valid.
         let status = unsafe { (context.driver.host_alloc)(&mut host, bytes, 0) };
-        context.done("taking page-locked memory", status)?;
+        context.done(&format!("taking {} MiB of page-locked memory", bytes >> 20), status)?;
         Ok(Pinned { context: context.clone(), host: host.cast(), bytes })
     }
 
@@ -103,6 +105,70 @@ impl Drop for Pinned {
             // SAFETY: allocated in `new`; the driver waits for copies in flight.
             unsafe { (self.context.driver.host_free)(self.host.cast()) };
         }
+    }
+}
+
+/// State in page-locked memory of the host that kernels read and write over the bus, at the same address as
+/// the host does (all memory of a 64-bit process has one).
+pub(super) struct HostState {
+    context: Arc<Context>,
+    /// None on a device that only counts.
+    memory: Option<Pinned>,
+    bytes: usize,
+}
+
+// SAFETY: what a shared reference gives is the address, which only queues that borrow the state issue work
+// on, and values that are read when the queue is idle.
+unsafe impl Sync for HostState {}
+
+impl HostState {
+    /// Takes memory of zeros.
+    pub fn zeros(context: &Arc<Context>, bytes: usize) -> Result<HostState, DeviceError> {
+        let memory = match context.only_counts() || bytes == 0 {
+            true => None,
+            false => {
+                let memory = Pinned::new(context, bytes)?;
+                // SAFETY: so many bytes were taken, and no device knows of them yet.
+                unsafe { std::ptr::write_bytes(memory.host(), 0, bytes) };
+                Some(memory)
+            }
+        };
+        context.keep_on_host(bytes);
+        Ok(HostState { context: context.clone(), memory, bytes })
+    }
+
+    /// Its address, on the device as well.
+    pub fn at(&self) -> DevicePtr {
+        self.memory.as_ref().map_or(0, |memory| memory.host() as DevicePtr)
+    }
+
+    /// Its first values, once `queue` has done everything that was issued on it.
+    pub fn read<T: Plain>(&self, queue: &mut CudaQueue, to: &mut [T]) -> Result<(), DeviceError> {
+        queue.synchronize()?;
+        assert!(size_of_val(to) <= self.bytes, "reading host state: length");
+        if let Some(memory) = &self.memory {
+            // SAFETY: inside the memory by the check above, aligned as the driver aligns; the queue is idle,
+            // and any bit pattern is a value.
+            unsafe { std::ptr::copy_nonoverlapping(memory.host().cast(), to.as_mut_ptr(), to.len()) };
+        }
+        Ok(())
+    }
+
+    /// Overwrites its first values, once `queue` has done everything that was issued on it.
+    pub fn write<T: Plain>(&mut self, queue: &mut CudaQueue, from: &[T]) -> Result<(), DeviceError> {
+        queue.synchronize()?;
+        assert!(size_of_val(from) <= self.bytes, "writing host state: length");
+        if let Some(memory) = &self.memory {
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), memory.host().cast(), from.len()) };
+        }
+        Ok(())
+    }
+}
+
+impl Drop for HostState {
+    fn drop(&mut self) {
+        self.context.drop_from_host(self.bytes);
     }
 }
 

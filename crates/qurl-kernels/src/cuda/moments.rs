@@ -5,10 +5,10 @@ use super::device::Cuda;
 use super::ffi::DevicePtr;
 use super::kernels;
 use super::launch::Launch;
-use super::memory::{Buffer, Plain};
+use super::memory::{Buffer, HostState, Plain};
 use super::queue::CudaQueue;
 use crate::ops::Update;
-use crate::types::{AdamW, DeviceError, MOMENT_BLOCK, MomentFormat, MomentValues, Moments};
+use crate::types::{AdamW, DeviceError, MOMENT_BLOCK, MomentFormat, MomentShape, MomentValues, Moments};
 use std::sync::Arc;
 
 /// Both moments of a tensor.
@@ -22,25 +22,63 @@ pub struct CudaMoments {
 /// One moment of a tensor.
 struct Stored {
     /// [n], up to the end of a block where blocks share an exponent.
-    values: Buffer,
-    /// [ceil(n / MOMENT_BLOCK)], where they do.
+    values: Values,
+    /// [ceil(n / MOMENT_BLOCK)], where they do; always on the device, a byte at a time would be slow on the bus.
     exponents: Option<Buffer>,
 }
 
+/// Where the values of a moment are.
+enum Values {
+    Device(Buffer),
+    /// An update reads and writes each number once, in order, so it runs at the speed of the bus without
+    /// copies on the device.
+    Host(HostState),
+}
+
 impl CudaMoments {
-    /// `len` zeros each.
-    pub(super) fn new(context: &Arc<Context>, len: usize, format: MomentFormat) -> Result<Self, DeviceError> {
-        let zeros = |bytes| Buffer::zeros(context, bytes, "moments");
+    /// Zeros.
+    pub(super) fn new(context: &Arc<Context>, shape: MomentShape) -> Result<Self, DeviceError> {
+        let MomentShape { len, format, on_host } = shape;
+        let on_device = |bytes| Buffer::zeros(context, bytes, "moments");
+        let values = |bytes| match on_host {
+            true => HostState::zeros(context, bytes).map(Values::Host),
+            false => on_device(bytes).map(Values::Device),
+        };
         let stored = || {
             let blocks = len.div_ceil(MOMENT_BLOCK);
             let (values, exponents) = match format {
-                MomentFormat::F32 => (zeros(4 * len)?, None),
-                MomentFormat::Bf16 => (zeros(2 * len)?, None),
-                MomentFormat::EightBit => (zeros(MOMENT_BLOCK * blocks)?, Some(zeros(blocks)?)),
+                MomentFormat::F32 => (values(4 * len)?, None),
+                MomentFormat::Bf16 => (values(2 * len)?, None),
+                MomentFormat::EightBit => (values(MOMENT_BLOCK * blocks)?, Some(on_device(blocks)?)),
             };
             Ok::<_, DeviceError>(Stored { values, exponents })
         };
         Ok(CudaMoments { format, len, first: stored()?, second: stored()? })
+    }
+}
+
+impl Values {
+    fn at(&self) -> DevicePtr {
+        match self {
+            Values::Device(buffer) => buffer.at(),
+            Values::Host(state) => state.at(),
+        }
+    }
+
+    fn read<T: Plain>(&self, q: &mut CudaQueue, mut to: Vec<T>) -> Result<Vec<T>, DeviceError> {
+        match self {
+            Values::Device(buffer) => q.read_values(buffer.at(), &mut to)?,
+            Values::Host(state) => state.read(q, &mut to)?,
+        }
+        Ok(to)
+    }
+
+    fn write<T: Plain>(&mut self, q: &mut CudaQueue, from: &[T]) -> Result<(), DeviceError> {
+        match self {
+            Values::Device(buffer) => q.write_values(buffer.at(), from),
+            Values::Host(state) => state.write(q, from)?,
+        }
+        Ok(())
     }
 }
 
@@ -50,32 +88,23 @@ impl Stored {
     }
 
     fn read(&self, q: &mut CudaQueue, len: usize, format: MomentFormat) -> Result<MomentValues, DeviceError> {
-        fn numbers<T: Plain>(
-            q: &mut CudaQueue,
-            from: DevicePtr,
-            mut to: Vec<T>,
-        ) -> Result<Vec<T>, DeviceError> {
-            q.read_values(from, &mut to)?;
-            Ok(to)
-        }
-        let at = self.values.at();
         Ok(match MomentValues::zeros(len, format) {
-            MomentValues::F32(to) => MomentValues::F32(numbers(q, at, to)?),
-            MomentValues::Bf16(to) => MomentValues::Bf16(numbers(q, at, to)?),
-            MomentValues::EightBit { values, exponents } => MomentValues::EightBit {
-                values: numbers(q, at, values)?,
-                exponents: numbers(q, self.exponents_at(), exponents)?,
-            },
+            MomentValues::F32(to) => MomentValues::F32(self.values.read(q, to)?),
+            MomentValues::Bf16(to) => MomentValues::Bf16(self.values.read(q, to)?),
+            MomentValues::EightBit { values, mut exponents } => {
+                q.read_values(self.exponents_at(), &mut exponents)?;
+                MomentValues::EightBit { values: self.values.read(q, values)?, exponents }
+            }
         })
     }
 
-    fn write(&mut self, q: &mut CudaQueue, from: &MomentValues) {
+    fn write(&mut self, q: &mut CudaQueue, from: &MomentValues) -> Result<(), DeviceError> {
         match from {
-            MomentValues::F32(from) => q.write_values(self.values.at(), from),
-            MomentValues::Bf16(from) => q.write_values(self.values.at(), from),
+            MomentValues::F32(from) => self.values.write(q, from),
+            MomentValues::Bf16(from) => self.values.write(q, from),
             MomentValues::EightBit { values, exponents } => {
-                q.write_values(self.values.at(), values);
                 q.write_values(self.exponents_at(), exponents);
+                self.values.write(q, values)
             }
         }
     }
@@ -95,7 +124,7 @@ pub(super) fn write(q: &mut CudaQueue, to: &mut CudaMoments, from: &Moments) -> 
         if from.format() != *expected {
             return Err(DeviceError::Moments { found: from.format(), expected: *expected });
         }
-        to.write(q, from);
+        to.write(q, from)?;
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ pub use device_kind::{DeviceKind, UnknownDeviceKind};
 pub use error::DeviceError;
 pub use format::{Format, Rounding, UnknownFormat, WeightShape};
 pub use head::{HeadGradient, HeadOutput, LossGradient};
-pub use moments::{MOMENT_BLOCK, MomentFormat, MomentValues, Moments};
+pub use moments::{MOMENT_BLOCK, MomentFormat, MomentShape, MomentValues, Moments};
 pub use optimizer::{AdamW, SQUARES_BLOCK};
 pub use rows::Rows;
 pub use sampling::{SampleRow, Sampled};

@@ -42,6 +42,18 @@ impl MomentFormat {
     }
 }
 
+/// An optimizer's moments of a tensor, or of a piece of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MomentShape {
+    /// Numbers of the tensor.
+    pub len: usize,
+    /// Number format.
+    pub format: MomentFormat,
+    /// Whether they are kept in page-locked memory of the host, which updates read and write over the bus: a
+    /// device of little memory holds larger models then. A CPU has one memory.
+    pub on_host: bool,
+}
+
 /// One moment of a tensor on the host, to the bit as a device has it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MomentValues {

@@ -14,7 +14,7 @@ use qurl_kernels::cpu::level::Level;
 use qurl_kernels::cuda::compile::{Architecture, SOURCES, Source, compile, missing_kernel, on_all_cores};
 use qurl_kernels::cuda::ffi::{self, Nvrtc};
 use qurl_kernels::ops::{LinearBackward, Output};
-use qurl_kernels::types::{Batch, KvFormat, MomentFormat, Sampled, WeightShape};
+use qurl_kernels::types::{Batch, KvFormat, MomentFormat, MomentShape, Sampled, WeightShape};
 use qurl_kernels::{Cpu, Cuda, Device, DeviceError, Format, Queue, Rounding};
 use std::process::Command;
 
@@ -309,8 +309,9 @@ fn updates_equal_the_cpu() {
     for len in [1, 63, 64, 65, 1000, 40_000] {
         let [w, g] = [(); 2].map(|_| random.normals(len));
         for format in MomentFormat::ALL {
-            let on_gpu = updated(&cuda, &w, &cuda.up(&g), format, len);
-            let on_cpu = updated(&cpu, &w, &cpu.up(&g), format, len);
+            let shape = MomentShape { len, format, on_host: false };
+            let on_gpu = updated(&cuda, &w, &cuda.up(&g), shape);
+            let on_cpu = updated(&cpu, &w, &cpu.up(&g), shape);
             assert_eq!(on_gpu, on_cpu, "{len} numbers, {format:?}");
         }
     }

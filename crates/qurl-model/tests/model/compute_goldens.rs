@@ -53,23 +53,21 @@ fn log_probs_and_gradients_of_every_family() {
         for name in CASES {
             let case = load(name);
             let params = upload::<Cpu>(queue, &case.params);
-            let net = Network::<Cpu>::new(
-                queue,
-                &case.config,
-                &params,
-                NetworkOptions::training(&case.config, Format::F32),
-            )
-            .expect("network");
+            let options = NetworkOptions::training(&case.config, Format::F32);
+            let [twice, once] = [false, true].map(|pack_once| {
+                let options = NetworkOptions { pack_once, ..options };
+                Network::<Cpu>::new(queue, &case.config, &params, options).expect("network")
+            });
             for scoring in &case.golden.scorings {
                 let what = format!("{name} at {level}, T = {}", scoring.temperature);
                 let ids = &case.golden.ids;
                 let mut gradients = Vec::new();
-                for recompute in [false, true] {
+                for (recompute, net) in [(false, &twice), (true, &twice), (false, &once)] {
                     let options = TapeOptions { recompute, ..whole(&case.golden) };
-                    let mut tape = Tape::new(&*cpu, &net, options).expect("memory");
+                    let mut tape = Tape::new(&*cpu, net, options).expect("memory");
                     let targets = Targets::of(ids, |_, _| true);
                     let forward = tape
-                        .forward(queue, &net, &whole_batch(ids), targets, scoring.temperature)
+                        .forward(queue, net, &whole_batch(ids), targets, scoring.temperature)
                         .expect("forward");
                     let dlogp = flatten(&scoring.sequences, |s| s.g.clone());
                     let dentropy = flatten(&scoring.sequences, |s| s.e.clone());
@@ -99,7 +97,7 @@ fn log_probs_and_gradients_of_every_family() {
 
                     let mut grads = zeros_like(&*cpu, &case.params);
                     let gradient = HeadGradient { dlogp: &dlogp, dentropy: &dentropy };
-                    tape.backward(queue, &net, forward, gradient, &mut grads).expect("backward");
+                    tape.backward(queue, net, forward, gradient, &mut grads).expect("backward");
                     assert_gradients(
                         &what,
                         &case.config,
@@ -110,6 +108,7 @@ fn log_probs_and_gradients_of_every_family() {
                     gradients.push(grads.map(|g| g.iter().map(|x| x.to_bits()).collect::<Vec<_>>()));
                 }
                 assert!(gradients[0] == gradients[1], "{what}: recomputation changed the gradients");
+                assert!(gradients[0] == gradients[2], "{what}: one packed copy changed the gradients");
             }
         }
     }

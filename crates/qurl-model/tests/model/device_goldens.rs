@@ -21,11 +21,29 @@ struct Computed {
     gradients: Params<Vec<f32>>,
 }
 
+/// With weights that are packed for both passes; those that are packed once have to give the same bits.
 fn compute<D: Device>(device: &Arc<D>, case: &Case, scoring: &Scoring, format: Format) -> Computed {
+    let [twice, once] = [false, true].map(|pack_once| {
+        let options = NetworkOptions { pack_once, ..NetworkOptions::training(&case.config, format) };
+        compute_with(device, case, scoring, options)
+    });
+    let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&once.logp), bits(&twice.logp), "{format}: log-probs of one packed copy");
+    for (once, twice) in once.gradients.iter().zip(twice.gradients.iter()) {
+        assert!(bits(once) == bits(twice), "{format}: gradients of one packed copy");
+    }
+    twice
+}
+
+fn compute_with<D: Device>(
+    device: &Arc<D>,
+    case: &Case,
+    scoring: &Scoring,
+    options: NetworkOptions,
+) -> Computed {
     let ids = &case.golden.ids;
     let queue = &mut device.queue().expect("a queue");
     let params = upload::<D>(queue, &case.params);
-    let options = NetworkOptions::training(&case.config, format);
     let net = Network::new(queue, &case.config, &params, options).expect("network");
     let mut tape = Tape::new(&**device, &net, whole(&case.golden)).expect("memory");
     let targets = Targets::of(ids, |_, _| true);

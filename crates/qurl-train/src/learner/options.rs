@@ -12,6 +12,8 @@ pub struct LearnerOptions {
     pub compute: Format,
     /// Longest sequence.
     pub positions: usize,
+    /// Whether blocks are packed for the forward pass alone ([`NetworkOptions::pack_once`]).
+    pub pack_once: bool,
     /// Format of keys and values, where a forward pass of training is run by a network that stores them in
     /// another than `compute` does ([`accumulate_straight`](super::Learner::accumulate_straight)).
     pub kv_format: Option<KvFormat>,
@@ -41,8 +43,11 @@ impl LearnerOptions {
     /// Of the network that it trains.
     pub(super) fn network(&self, config: &ModelConfig) -> NetworkOptions {
         let format = self.lora.map_or(self.compute, |lora| lora.base_format);
-        let mut options =
-            NetworkOptions { positions: self.positions, ..NetworkOptions::training(config, format) };
+        let mut options = NetworkOptions {
+            positions: self.positions,
+            pack_once: self.pack_once,
+            ..NetworkOptions::training(config, format)
+        };
         if let Some(lora) = self.lora {
             options.lora = Some(lora.lora);
             options.kv_format = self.kv_format.unwrap_or(options.kv_format);

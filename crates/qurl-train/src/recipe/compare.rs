@@ -36,8 +36,12 @@ pub struct Changes {
 }
 
 /// Keys that no step depends on, and sections of such keys (with a dot at the end).
-const BOOKKEEPING: [&str; 9] = [
+const BOOKKEEPING: [&str; 13] = [
     "trainer.zero_stage",
+    "trainer.pack_once",
+    "actor.optim.offload",
+    "critic.optim.offload",
+    "sft.optim.offload",
     "trainer.save_freq",
     "trainer.keep_last",
     "trainer.keep_best",

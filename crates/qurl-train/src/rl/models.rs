@@ -43,7 +43,7 @@ impl<D: Device> Models<D> {
         taken: &mut dyn FnMut(&str),
     ) -> Result<Models<D>, TrainError> {
         let (positions, compute) = (plan.longest(), recipe.trainer.compute);
-        let tape = plan.tape(&recipe.trainer);
+        let (tape, pack_once) = (plan.tape(&recipe.trainer), recipe.trainer.pack_once);
         let device = queue.device().clone();
         if recipe.lora.is_some() {
             return Models::with_adapters(queue, recipe, plan, config, ranks, start, taken);
@@ -61,7 +61,8 @@ impl<D: Device> Models<D> {
                 let shapes = params::shapes(config, value_head.is_some());
                 let weights =
                     weights.map(|weights| Params { value_head: value_head.as_ref(), ..weights.as_ref() });
-                let options = LearnerOptions { compute, positions, kv_format, tape, adamw, lora: None };
+                let options =
+                    LearnerOptions { compute, positions, pack_once, kv_format, tape, adamw, lora: None };
                 let mut taken = |part: &str| taken(&format!("{name}: {part}"));
                 Learner::of(queue, config, shapes, weights, None, options, ranks, &mut taken)
             };
@@ -116,9 +117,9 @@ impl<D: Device> Models<D> {
         taken: &mut dyn FnMut(&str),
     ) -> Result<Models<D>, TrainError> {
         let (positions, compute, tape) = (plan.longest(), recipe.trainer.compute, plan.tape(&recipe.trainer));
-        let (lora, adamw) = (recipe.lora_options(), plan.actor.optim);
+        let (lora, adamw, pack_once) = (recipe.lora_options(), plan.actor.optim, recipe.trainer.pack_once);
         let kv_format = plan.rollout.kv_format();
-        let options = LearnerOptions { compute, positions, kv_format, tape, adamw, lora };
+        let options = LearnerOptions { compute, positions, pack_once, kv_format, tape, adamw, lora };
         let mut part = |part: &str| taken(&format!("actor: {part}"));
         let mut actor = match start.map(Start::learner) {
             Some(LearnerStart::Adapters(base, adapters)) => {

@@ -49,6 +49,7 @@ impl<'a, D: Device> SftTrainer<'a, D> {
         let options = LearnerOptions {
             compute: recipe.trainer.compute,
             positions,
+            pack_once: recipe.trainer.pack_once,
             kv_format: None,
             tape,
             adamw: sft.optim,

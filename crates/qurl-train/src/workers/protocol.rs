@@ -157,7 +157,8 @@ impl Wire for Welcome {
         let Welcome { worker, config, network, engine, lease_s } = self;
         (*worker, config.clone()).put(to);
         // Recipes with adapters have no workers.
-        let NetworkOptions { format, head_format, kv_format, trained, positions, lora: _ } = network;
+        let NetworkOptions { format, head_format, kv_format, trained, pack_once: _, positions, lora: _ } =
+            network;
         vec![format.name().to_string(), head_format.name().to_string(), kv_format.name().to_string()].put(to);
         (*trained, *positions).put(to);
         (engine.to_vec(), *lease_s).put(to);
@@ -173,6 +174,7 @@ impl Wire for Welcome {
             head_format: head.parse::<Format>().ok()?,
             kv_format: KvFormat::ALL.into_iter().find(|format| format.name() == kv)?,
             trained,
+            pack_once: false,
             positions,
             lora: None,
         };
@@ -209,6 +211,7 @@ mod tests {
             head_format: Format::Bf16,
             kv_format: KvFormat::Fp8,
             trained: false,
+            pack_once: false,
             positions: 77,
         };
         let welcome = Welcome { worker: 2, config: "{}".into(), network, engine: [1, 2, 3, 4], lease_s: 60 };

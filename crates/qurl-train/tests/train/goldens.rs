@@ -2,7 +2,7 @@
 
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::ops::Update;
-use qurl_kernels::types::{AdamW, MomentFormat};
+use qurl_kernels::types::{AdamW, MomentFormat, MomentShape};
 use qurl_kernels::{Cpu, Device, DeviceError, Format, Queue};
 use qurl_model::compute::{TapeOptions, score};
 use qurl_model::hf;
@@ -40,7 +40,8 @@ fn twenty_steps_of_adamw() {
         let mut queue = cpu.queue().expect("a queue");
         for run in golden["runs"].as_array().expect("runs") {
             let mut w = queue.upload(&floats(&run["initial"])).expect("memory");
-            let mut moments = cpu.moments(w.len(), MomentFormat::F32).expect("memory");
+            let shape = MomentShape { len: w.len(), format: MomentFormat::F32, on_host: false };
+            let mut moments = cpu.moments(shape).expect("memory");
             for (i, step) in run["trace"].as_array().expect("trace").iter().enumerate() {
                 let g = queue.upload(&floats(&step["gradients"])).expect("memory");
                 let norm = queue.sum_squares(&[&g]).expect("norm").sqrt();
@@ -74,8 +75,15 @@ fn ten_steps_of_training() {
     let model = hf::load(&goldens().join("qwen2")).expect("model");
     let tape = TapeOptions { rows: 64, sequences: 4, recompute: false };
     let adamw = AdamWOptions { weight_decay: 0.01, ..AdamWOptions::default() };
-    let options =
-        LearnerOptions { lora: None, compute: Format::F32, positions: 64, kv_format: None, tape, adamw };
+    let options = LearnerOptions {
+        lora: None,
+        compute: Format::F32,
+        positions: 64,
+        pack_once: false,
+        kv_format: None,
+        tape,
+        adamw,
+    };
     let queue = &mut Arc::new(Cpu::new(Level::best(), 2)).queue().expect("a queue");
     let mut learner = Learner::<Cpu>::new(queue, &model.config, &model.params, options).expect("learner");
     let examples: Vec<Example> =
@@ -124,6 +132,7 @@ fn non_finite_gradients_are_not_applied() {
         lora: None,
         compute: Format::F32,
         positions: 64,
+        pack_once: false,
         kv_format: None,
         tape,
         adamw: AdamWOptions::default(),

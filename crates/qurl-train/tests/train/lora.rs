@@ -2,14 +2,15 @@
 //! as the reference, runs that resume with the same bits, and what such runs take of a device's memory.
 
 use crate::common::tiny::{self, Scratch, bits, steps, warmed};
-use qurl_kernels::{Cpu, Device};
+use qurl_kernels::cuda::counting::GpuProfile;
+use qurl_kernels::{Cpu, Cuda, Device};
 use qurl_model::config::Dims;
 use qurl_model::hf::peft;
 use qurl_model::{Dtype, Family, ModelConfig, Params};
 use qurl_train::checkpoint::ModelFiles;
 use qurl_train::memory::MemoryPlan;
 use qurl_train::ranks::Ranks;
-use qurl_train::recipe::{Recipe, RecipeError};
+use qurl_train::recipe::{Recipe, RecipeError, RlPlan};
 use qurl_train::rl::RlTrainer;
 use qurl_train::sft::{Examples, SftTrainer};
 use qurl_train::start::Start;
@@ -156,26 +157,36 @@ fn shape(dims: Dims) -> ModelConfig {
     config
 }
 
-/// The plan of a recipe on a large GPU, constructed on a device that only counts.
-fn plan(file: &str, config: &ModelConfig, overrides: &[&str]) -> (MemoryPlan, Option<usize>) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes").join(file);
-    let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
-    let recipe = Recipe::read(&path, &overrides).expect("recipe");
-    let rl = recipe.rl(file).expect("a plan");
-    let plan = MemoryPlan::of_rl(&*cpu(), &recipe, &rl, config, &Ranks::alone()).expect("a plan");
-    (plan, recipe.memory_budget())
-}
-
-#[test]
-fn a_7b_base_fits_a_consumer_gpu_and_a_32b_base_one_large_gpu() {
-    let small = shape(Dims {
+fn seven_b() -> ModelConfig {
+    shape(Dims {
         vocab_size: 152_064,
         hidden_size: 3584,
         intermediate_size: 18_944,
         num_layers: 28,
         num_heads: 28,
         num_kv_heads: 4,
-    });
+    })
+}
+
+/// The plan of a recipe on a large GPU, constructed on a device that only counts.
+fn plan(file: &str, config: &ModelConfig, overrides: &[&str]) -> (MemoryPlan, Option<usize>) {
+    let (recipe, rl) = published(file, overrides);
+    let plan = MemoryPlan::of_rl(&*cpu(), &recipe, &rl, config, &Ranks::alone()).expect("a plan");
+    (plan, recipe.memory_budget())
+}
+
+/// A recipe of the project.
+fn published(file: &str, overrides: &[&str]) -> (Recipe, RlPlan) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes").join(file);
+    let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
+    let recipe = Recipe::read(&path, &overrides).expect("recipe");
+    let rl = recipe.rl(file).expect("a plan");
+    (recipe, rl)
+}
+
+#[test]
+fn a_7b_base_fits_a_consumer_gpu_and_a_32b_base_one_large_gpu() {
+    let small = seven_b();
     let large = shape(Dims {
         vocab_size: 152_064,
         hidden_size: 5120,
@@ -206,6 +217,33 @@ fn a_7b_base_fits_a_consumer_gpu_and_a_32b_base_one_large_gpu() {
     assert!(part(&thirty_two, "rollout: adapters") < packed / 20, "{thirty_two}");
     assert!(part(&thirty_two, "reference: norms") < 64 << 20, "{thirty_two}");
     assert!(part(&thirty_two, "actor: moments") < 4 << 30, "{thirty_two}");
+}
+
+/// All of 7B with answers of 8k tokens on one GPU of 141 GB; without what makes it fit, the error says what to
+/// set, in the order of what it costs.
+#[test]
+fn all_of_7b_fits_one_large_gpu_and_a_plan_that_does_not_fit_says_what_would() {
+    let (file, config) = ("qwen-7b-whole.toml", seven_b());
+    let gpu = Cuda::counting_as(&GpuProfile::h200());
+    let ranks = Ranks::alone();
+    let check = |overrides: &[&str]| {
+        let (recipe, rl) = published(file, overrides);
+        let plan = MemoryPlan::of_rl(&gpu, &recipe, &rl, &config, &ranks).expect("a plan");
+        (plan.clone(), plan.check(&gpu, recipe.memory_budget()), recipe, rl)
+    };
+    // The host of this test need not hold the moments.
+    let (whole, fits, ..) = check(&[]);
+    assert!(whole.on_host() > 28 << 30 && whole.total() < 135 << 30, "{whole}");
+    if let Err(error) = fits {
+        assert!(error.to_string().contains("memory available"), "{error}");
+    }
+    let without = ["trainer.pack_once=false", "trainer.recompute=false", "actor.optim.moments='f32'"];
+    let (plan, refused, recipe, rl) = check(&[&without[..], &["actor.optim.offload=false"]].concat());
+    refused.expect_err("too large");
+    let error = plan.check_rl(&gpu, &recipe, &rl, &config, &ranks).expect_err("too large").to_string();
+    let place = |key: &str| error.find(&format!("; with {key}")).unwrap_or_else(|| panic!("{key}: {error}"));
+    let (once, offload) = (place("trainer.pack_once = true"), place("actor.optim.offload = true as well"));
+    assert!(once < offload && offload < place("trainer.recompute = true as well"), "{error}");
 }
 
 #[test]

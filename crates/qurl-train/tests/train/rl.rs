@@ -15,6 +15,15 @@ fn same_recipe_same_seed_same_records() {
     assert_ne!(run(&["trainer.seed=2"], 2), first);
 }
 
+/// Where weights and moments lie changes no bit.
+#[test]
+fn one_packed_copy_and_moments_on_the_host_have_the_same_records() {
+    for compute in ["trainer.compute=f32", "trainer.compute=bf16"] {
+        let more = ["trainer.pack_once=true", "actor.optim.offload=true", compute];
+        assert_eq!(run(&more, 2), run(&[compute], 2), "{compute}");
+    }
+}
+
 #[test]
 fn an_unquantized_rollout_is_exactly_on_policy() {
     for format in ["f32", "bf16"] {

@@ -79,6 +79,8 @@ struct Report {
     /// between the phases.
     phases_gib: Vec<(String, f64)>,
     total_gib: f64,
+    /// Page-locked memory of a rank's host.
+    on_host_gib: f64,
     gpu_gib: f64,
     fits: bool,
     /// For 1, 2, 4, ... GPUs.
@@ -172,6 +174,7 @@ fn plan(args: &Args) -> anyhow::Result<Report> {
         memory_gib: gib(memory.parts()),
         phases_gib: gib(memory.phases()),
         total_gib: memory.total() as f64 / GIB,
+        on_host_gib: memory.on_host() as f64 / GIB,
         gpu_gib: args.gpu_memory * 1e9 / GIB,
         fits: fits(&gpu, &memory, gpus),
         rows,
@@ -258,6 +261,9 @@ fn text(report: &Report) -> String {
     );
     for (part, gib) in report.memory_gib.iter().filter(|(_, gib)| *gib >= 0.05) {
         let _ = writeln!(text, "  {part:<32} {gib:>8.1} GiB");
+    }
+    if report.on_host_gib > 0.0 {
+        let _ = writeln!(text, "  {:<32} {:>8.1} GiB", "on the host, page-locked", report.on_host_gib);
     }
     if !report.phases_gib.is_empty() {
         let phases = report.phases_gib.iter().map(|(phase, gib)| format!("{phase} {gib:.1}"));

@@ -278,11 +278,11 @@ pub fn foresee_memory<D: Device>(
     let memory = MemoryPlan::of_rl(device, recipe, plan, config, ranks);
     if device.memory().is_none() {
         // A CPU has formats that the GPU which counts does not have: what cannot be counted is not foreseen.
-        return memory.map_or(Ok(()), |memory| memory.check(device, recipe.memory_budget()).or_bad());
+        return memory.map_or(Ok(()), |memory| memory.check_rl(device, recipe, plan, config, ranks).or_bad());
     }
     let (memory, each) = (memory?, if ranks.size() > 1 { " of each rank" } else { "" });
     view.note(&format!("memory{each}: {memory}"));
-    memory.check(device, recipe.memory_budget()).or_bad()
+    memory.check_rl(device, recipe, plan, config, ranks).or_bad()
 }
 
 /// Supervised training first; the weights it ends with.

@@ -11,7 +11,7 @@ use qurl_kernels::ops::{
     ScatterAdd, Slice, Update, Widen,
 };
 use qurl_kernels::types::{
-    AdamW, MomentFormat, MomentValues, Moments, Rows, SQUARES_BLOCK, SampleRow, Token,
+    AdamW, MomentFormat, MomentShape, MomentValues, Moments, Rows, SQUARES_BLOCK, SampleRow, Token,
 };
 use qurl_kernels::{Device, DeviceError, Queue};
 
@@ -193,7 +193,7 @@ fn adamw<D: Device>(len: usize, step: u64, seed: u64) -> Case<D> {
     let run = move |ops: &Ops<D>| {
         let (w, g, m, v) = given.clone();
         let (mut w, g) = (ops.up(&w), &ops.up(&g));
-        let mut moments = ops.device().moments(len, MomentFormat::F32).expect("memory for a test");
+        let mut moments = ops.device().moments(shape(len, MomentFormat::F32)).expect("memory for a test");
         let start = Moments { first: MomentValues::F32(m), second: MomentValues::F32(v) };
         ops.queue().write_moments(&mut moments, &start).expect("written");
         let moments_mut = &mut moments;
@@ -217,29 +217,36 @@ fn adamw<D: Device>(len: usize, step: u64, seed: u64) -> Case<D> {
 }
 
 /// A tensor updated piece by piece, with moments of each piece, has the bits of the tensor updated as a
-/// whole: weights and moments, in every format.
+/// whole, and so has one whose moments are on the host: weights and moments, in every format.
 fn adamw_of_pieces<D: Device>(len: usize, seed: u64) -> Case<D> {
     let mut random = Random::new(seed);
     let [w, g] = [(); 2].map(|_| random.normals(len));
     let run = move |ops: &Ops<D>| {
         let g = &ops.up(&g);
         for format in MomentFormat::ALL {
-            let whole = updated(ops, &w, g, format, len);
-            assert_eq!(updated(ops, &w, g, format, SQUARES_BLOCK), whole, "pieces of {len} in {format:?}");
+            let whole = updated(ops, &w, g, shape(len, format));
+            for of in [shape(SQUARES_BLOCK, format), MomentShape { on_host: true, ..shape(len, format) }] {
+                assert_eq!(updated(ops, &w, g, of), whole, "{of:?} of {len}");
+            }
         }
         Vec::new()
     };
     Case { name: format!("adamw of pieces {len}"), run: Box::new(run), want: Box::new(Vec::new) }
 }
 
-/// Weights and the bits of the moments after three updates of pieces of this length.
+/// Moments on the device.
+fn shape(len: usize, format: MomentFormat) -> MomentShape {
+    MomentShape { len, format, on_host: false }
+}
+
+/// Weights and the bits of the moments after three updates of pieces with at most such moments.
 pub(crate) fn updated<D: Device>(
     ops: &Ops<D>,
     w: &[f32],
     g: &D::Tensor,
-    format: MomentFormat,
-    piece: usize,
+    of: MomentShape,
 ) -> (Vec<f64>, Vec<u32>) {
+    let MomentShape { len: piece, format, .. } = of;
     let bits = |values: MomentValues| -> Vec<u32> {
         match values {
             MomentValues::F32(values) => values.into_iter().map(f32::to_bits).collect(),
@@ -249,7 +256,8 @@ pub(crate) fn updated<D: Device>(
     };
     let (mut weights, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
     for (at, w) in (0..w.len()).step_by(piece).zip(w.chunks(piece)) {
-        let mut moments = ops.device().moments(w.len(), format).expect("memory for a test");
+        let mut moments =
+            ops.device().moments(MomentShape { len: w.len(), ..of }).expect("memory for a test");
         let (w_len, mut w) = (w.len(), ops.up(w));
         for step in 1..4 {
             let grad_scale = 0.5 / step as f32;
@@ -293,7 +301,7 @@ fn adamw_in_fewer_bits<D: Device>(len: usize, seed: u64) -> Case<D> {
         let few = if len < 100 { 8.0 } else { 1.0 };
         for (format, far, off) in [(MomentFormat::Bf16, 2e-3, 1e-3), (MomentFormat::EightBit, 2e-2, 1e-2)] {
             let [mut exact, mut rounded] = [MomentFormat::F32, format]
-                .map(|format| ops.device().moments(len, format).expect("memory for a test"));
+                .map(|format| ops.device().moments(shape(len, format)).expect("memory for a test"));
             let [mut w_exact, mut w_rounded] = [(); 2].map(|_| ops.up(&w));
             for step in 1..=200 {
                 for (w, moments) in [(&mut w_exact, &mut exact), (&mut w_rounded, &mut rounded)] {

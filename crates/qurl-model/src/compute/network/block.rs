@@ -65,7 +65,7 @@ impl<D: Device> Block<D> {
                     n: info.rows,
                     k: info.cols,
                     format: options.format,
-                    trained: options.trained,
+                    trained: options.packs_twice(),
                 })?)),
                 false => Packed::Tensor(device.zeros(info.len())?),
             })

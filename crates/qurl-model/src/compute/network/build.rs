@@ -129,7 +129,10 @@ impl<D: Device> Network<D> {
                     (index, info): &(usize, ParamInfo),
                     format: Format| {
             // The gradient of the head's input is taken with every token, so a frozen head is packed for it.
-            let trained = options.trained && (options.lora.is_none() || !info.kind.is_block_linear());
+            let trained = match info.kind.is_block_linear() {
+                true => options.packs_twice(),
+                false => options.trained,
+            };
             let shape = WeightShape { n: info.rows, k: info.cols, format, trained };
             let mut to = queue.device().weight(shape)?;
             let made;

@@ -15,6 +15,9 @@ pub struct NetworkOptions {
     pub kv_format: KvFormat,
     /// Whether gradients will be computed: of the adapters alone where there are some.
     pub trained: bool,
+    /// Whether the blocks' weights are packed for the forward pass alone, and unpacked layer by layer where a
+    /// backward pass needs them: half the memory of packed weights, and the same bits.
+    pub pack_once: bool,
     /// Longest sequence.
     pub positions: usize,
     /// Adapters beside the blocks' linear layers, which then are frozen like all else.
@@ -31,6 +34,7 @@ impl NetworkOptions {
             head_format,
             kv_format,
             trained: false,
+            pack_once: false,
             positions: config.max_position_embeddings,
             lora: None,
         }
@@ -44,6 +48,11 @@ impl NetworkOptions {
     /// The format of adapters: in full beside a base in full, else bf16.
     pub fn adapter_format(&self) -> Format {
         if self.format == Format::F32 { Format::F32 } else { Format::Bf16 }
+    }
+
+    /// Whether the blocks' linear layers are packed for the gradient of their input, too.
+    pub(super) fn packs_twice(&self) -> bool {
+        self.trained && !self.pack_once && self.lora.is_none()
     }
 
     /// Training in f32 or bf16.

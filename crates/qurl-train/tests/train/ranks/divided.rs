@@ -23,8 +23,15 @@ fn updated(collective: Collective, stage: usize, rows: usize, critic: bool) -> V
     let weights = qurl_model::params::init(&config, 7, critic);
     let tape = TapeOptions { rows, sequences: 8, recompute: false };
     let adamw = AdamWOptions::default();
-    let options =
-        LearnerOptions { compute: Format::Bf16, positions: 64, kv_format: None, tape, adamw, lora: None };
+    let options = LearnerOptions {
+        compute: Format::Bf16,
+        positions: 64,
+        pack_once: false,
+        kv_format: None,
+        tape,
+        adamw,
+        lora: None,
+    };
     let queue = &mut cpu(1).queue().expect("a queue");
     let mut learner = Learner::<Cpu>::on_ranks(queue, &config, &weights, options, &ranks).expect("a learner");
     learner.work(queue).expect("activations");
@@ -82,6 +89,7 @@ fn weights_and_moments_are_divided_and_gradients_counted_in_the_plan_of_a_rank()
         lora: None,
         compute: Format::Bf16,
         positions: 512,
+        pack_once: false,
         kv_format: None,
         tape,
         adamw: AdamWOptions::default(),

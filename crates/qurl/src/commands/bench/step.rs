@@ -183,7 +183,7 @@ pub fn run<D: Machine>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> an
     let ranks = Ranks::new(ranks, &recipe).or_bad()?;
     let memory = MemoryPlan::of_rl(&*device, &recipe, &plan, &config, &ranks)?;
     if ranks.size() == 1 && device.memory().is_some() {
-        memory.check(&*device, recipe.memory_budget())?;
+        memory.check_rl(&*device, &recipe, &plan, &config, &ranks)?;
     }
     // Before the run has taken its memory.
     let rates = {

@@ -48,6 +48,9 @@ pub struct Args {
     /// Keep only the inputs of the blocks and compute them again in the backward pass
     #[arg(long)]
     recompute: bool,
+    /// Pack the weights of blocks for the forward pass alone (see trainer.pack_once)
+    #[arg(long)]
+    pack_once: bool,
     #[command(flatten)]
     pub device: DeviceArg,
     /// Print one JSON document
@@ -122,6 +125,7 @@ fn measure<D: Machine>(
         lora: None,
         compute: format,
         positions: args.length,
+        pack_once: args.pack_once,
         kv_format: None,
         tape,
         adamw: AdamWOptions::default(),

@@ -56,6 +56,8 @@ struct Report {
     memory: Vec<Part>,
     memory_mib: usize,
     memory_on: &'static str,
+    /// Page-locked memory of the host.
+    memory_on_host_mib: usize,
     /// Estimates, for sequences at half and at the whole of their limit.
     time_of_a_step: Vec<StepTime>,
     /// Why there are none.
@@ -164,12 +166,15 @@ fn look<D: Machine>(on: &Arc<D>, recipe: &Recipe) -> anyhow::Result<Report> {
         if let Some(task) = task.as_deref_mut() {
             dropped = prepare(device, recipe, file, &start, task).or_bad()?;
         }
-        memory =
-            foreseen(device, MemoryPlan::of_rl(device, recipe, &plan, &start.config, &Ranks::one(recipe)))?;
+        let (config, ranks) = (&start.config, Ranks::one(recipe));
+        memory = foreseen(device, MemoryPlan::of_rl(device, recipe, &plan, config, &ranks))?;
+        if let Some(memory) = &memory {
+            let fits = memory.check_rl(device, recipe, &plan, config, &ranks);
+            fits.or_bad().context("this recipe does not fit")?;
+        }
         reinforcement = Some(step_of(&plan));
         rl_plan = Some(plan);
-    }
-    if let Some(memory) = &memory {
+    } else if let Some(memory) = &memory {
         memory.check(device, recipe.memory_budget()).or_bad().context("this recipe does not fit")?;
     }
     let estimated = estimate(on, recipe, rl_plan.as_ref(), &start, task.as_deref());
@@ -202,7 +207,8 @@ fn look<D: Machine>(on: &Arc<D>, recipe: &Recipe) -> anyhow::Result<Report> {
         reinforcement,
         memory_on: if device.memory().is_some() { "this device" } else { "a GPU such as NVIDIA H200" },
         memory: memory.iter().flat_map(MemoryPlan::parts).map(Part::of).collect(),
-        memory_mib: memory.map_or(0, |memory| memory.total() >> 20),
+        memory_mib: memory.as_ref().map_or(0, |memory| memory.total() >> 20),
+        memory_on_host_mib: memory.map_or(0, |memory| memory.on_host() >> 20),
         warnings,
     })
 }
@@ -327,6 +333,9 @@ fn text(report: &Report) -> String {
     };
     for Part { part, mib } in &report.memory {
         let _ = writeln!(text, "  {part}: {mib} MiB");
+    }
+    if report.memory_on_host_mib > 0 {
+        let _ = writeln!(text, "  on the host, page-locked: {} MiB", report.memory_on_host_mib);
     }
     let command = if report.reinforcement.is_some() { "train" } else { "sft" };
     let _ = match &report.no_time {
