@@ -122,7 +122,8 @@ def on_policy(name, file):
     moved = max(line["grad_norm"] for line in lines)
     print(f"   {name}: {len(lines)} steps, {updates} updates, {tokens} tokens: kl {kl}, rho {rho}, probabilities"
           f" differ by at most {max(of('probs_diff_max'))}; gradients up to {moved:.2g}")
-    return tokens > 0 and kl == (0, 0) and rho == (1, 1)
+    # Without gradients the weights are those that sampled, whatever their forward pass.
+    return moved > 0 and kl == (0, 0) and rho == (1, 1)
 
 
 def score(file, ratio):

@@ -18,12 +18,12 @@ small=${SMALL:-}
 export QURL=${QURL:-$root/target/release/qurl}
 deadline=$((SECONDS + ${LIMIT:-36000}))
 failed=()
-children=()
 trap stop TERM INT
 
 stop() { # ends what runs, and the script with it
     trap - TERM INT
-    [ ${#children[@]} -eq 0 ] || kill "${children[@]}" 2> /dev/null
+    # shellcheck disable=SC2046
+    kill $(jobs -p) 2> /dev/null
     wait
     echo "stopped after $SECONDS s"
     exit 143
@@ -50,9 +50,7 @@ step() { # seconds, name, command...: output in NAME.txt (or NAME, if that ends 
     [ "$seconds" -lt $left ] || seconds=$left
     # A kernel that waits for ever goes with its process.
     timeout -k 10 "$seconds" "$@" > "$to" 2> "$log" <&0 &
-    children=($!)
-    wait ${children[0]} || status=$?
-    children=()
+    wait $! || status=$?
     [ $status -ne 124 ] || ending=", its limit"
     echo "== $name: status $status after $((SECONDS - began)) s$ending"
     [[ $name == *.json ]] || tail -n "${TAIL:-6}" "$to" | cut -c 1-300
@@ -99,7 +97,7 @@ begin() { # what machine this is; and all kernels compiled, once, outside of the
         echo "$version"
         ! gpu || nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
     } > "$out/machine.txt"
-    [ "$device" = cuda ] || return 0
+    [ -z "$small" ] || return 0
     TAIL=1 step "${COMPILE_LIMIT:-180}" compile "$QURL" bench rollout --device cuda --shape default \
         --formats int8 --batch 1 --prompt 16 --new 8 --rounds 1
 }
