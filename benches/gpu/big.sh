@@ -18,9 +18,10 @@
 #
 # 7b loads, saves and reads 44 GiB, which takes 2 to 3 of its minutes.
 #
-# KV_MB sets the memory for keys and values. 7B takes 46 GB under SCRATCH and 80 GB of the host's memory; where
-# SCRATCH (the working directory) has no room or writes less than 400 MB/s, the memory is taken (/dev/shm), and
-# where that has no room either, the step is made without a checkpoint, and the script says so and fails.
+# KV_MB sets the memory for keys and values. 7B takes 46 GB under SCRATCH and 80 GB of the host's memory;
+# where SCRATCH (the working directory) has no room or writes less than 400 MB/s, the memory is taken
+# (/dev/shm), and where that has no room either, the step is made without a checkpoint, and the script says so
+# and fails.
 out=${1:?usage: benches/gpu/big.sh OUT [7b] [32b]}
 shift
 parts=${*:-32b 7b}

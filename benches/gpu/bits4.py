@@ -1,5 +1,5 @@
-"""GEMMs with weights in four bits: every form checked against exact sums of the numbers that the weights stand
-for, then timed at the shapes of 7B and 32B beside int8, with the share of the memory's bandwidth.
+"""GEMMs with weights in four bits: every form checked against exact sums of the numbers that the weights
+stand for, then timed at the shapes of 7B and 32B beside int8, with the share of the memory's bandwidth.
 
     python3 bits4.py [tokens...]
 """

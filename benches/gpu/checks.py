@@ -1,10 +1,10 @@
-"""What the scripts beside it hold their JSON to: prints the figures of steps, and ends with status 1 where one
-is not as it should be.
+"""What the scripts beside it hold their JSON to: prints the figures of steps, and ends with status 1 where
+one is not as it should be.
 
     python3 checks.py same OUT NAME...      ranks: one checksum of weights, bytes by the model, memory by plan
     python3 checks.py shards OUT            what eight shards cost beside one
     python3 checks.py big NAME              a step, its checkpoint and its memory (NAME.json, NAME.used)
-    python3 checks.py memory PLANNED PEAK   whether a plan is within 5% of what was allocated
+    python3 checks.py summary FILE          summary.json: memory planned within 5% of what was allocated
     python3 checks.py on-policy NAME FILE   metrics.jsonl of a run in which rho has to be 1
     python3 checks.py score FILE RATIO      rates of scoring by format; int8 at RATIO of bf16 at least
 """
@@ -46,7 +46,8 @@ def same(out, *names):
             continue
         shared = found["ranks"]
         sums.add(shared["checksum"])
-        print(f"   {name}: weights {shared['checksum']}, {shared['shards']} shards, ZeRO-{shared['zero_stage']}")
+        stage = f"{shared['shards']} shards, ZeRO-{shared['zero_stage']}"
+        print(f"   {name}: weights {shared['checksum']}, {stage}")
         for rank, of in enumerate(shared["ranks"]):
             exact = all(of[what] == of[f"{what}_by_model"] for what in ("gradients", "weights"))
             memory, fits = planned(of["planned_bytes"], of["peak_bytes"])
@@ -105,8 +106,13 @@ def big(name):
     return good
 
 
-def memory(plan, peak):
-    text, good = planned(int(plan), int(peak))
+def summary(file):
+    if not os.path.exists(file):
+        print("   no summary")
+        return False
+    with open(file) as text:
+        memory = json.load(text).get("memory", {"planned": 0, "peak": 0})  # a CPU has none
+    text, good = planned(memory["planned"], memory["peak"])
     print(f"   memory: {text}")
     return good
 
@@ -120,8 +126,8 @@ def on_policy(name, file):
     tokens, updates = sum(of("tokens")), sum(line["updates"] for line in lines)
     kl, rho = (min(of("kl")), max(of("kl"))), (min(of("rho_min")), max(of("rho_max")))
     moved = max(line["grad_norm"] for line in lines)
-    print(f"   {name}: {len(lines)} steps, {updates} updates, {tokens} tokens: kl {kl}, rho {rho}, probabilities"
-          f" differ by at most {max(of('probs_diff_max'))}; gradients up to {moved:.2g}")
+    print(f"   {name}: {len(lines)} steps, {updates} updates, {tokens} tokens: kl {kl}, rho {rho},"
+          f" probabilities differ by at most {max(of('probs_diff_max'))}; gradients up to {moved:.2g}")
     # Without gradients the weights are those that sampled, whatever their forward pass.
     return moved > 0 and kl == (0, 0) and rho == (1, 1)
 
@@ -138,7 +144,14 @@ def score(file, ratio):
     return rates["int8"] >= float(ratio) * rates["bf16"]
 
 
-WAYS = {"same": same, "shards": shards, "big": big, "memory": memory, "on-policy": on_policy, "score": score}
+WAYS = {
+    "same": same,
+    "shards": shards,
+    "big": big,
+    "summary": summary,
+    "on-policy": on_policy,
+    "score": score,
+}
 
 if __name__ == "__main__":
     if len(sys.argv) < 3 or sys.argv[1] not in WAYS:

@@ -7,7 +7,7 @@
 #   DEVICE   cuda; with cpu the script tries itself: small shapes, and what needs a GPU left out
 #   SMALL    1: small shapes on a GPU, too (for an emulated one)
 #   LIMIT    seconds of the whole script; steps that no longer fit are left out, and named as failed
-# shellcheck shell=bash disable=SC2034
+# shellcheck shell=bash disable=SC2034,SC2154
 set -u
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
@@ -25,7 +25,7 @@ stop() { # ends what runs, and the script with it
     # shellcheck disable=SC2046
     kill $(jobs -p) 2> /dev/null
     wait
-    echo "stopped after $SECONDS s"
+    echo "FAILED: ${failed[*]} stopped after $SECONDS s"
     exit 143
 }
 
@@ -87,6 +87,11 @@ test_binary() { # variable, package, test: what it names, or what cargo builds
     echo "== no test binary $3: $1 names none, and cargo built none"
     fail "$1"
     return 1
+}
+
+ran() { # name of a step of tests: some ran, and none was skipped for want of a GPU
+    grep -q 'test result: ok. [1-9]' "$out/$1.txt" || return 1
+    [ "$device" != cuda ] || ! grep -qs '^skipped' "$out/$1.log"
 }
 
 begin() { # what machine this is; and all kernels compiled, once, outside of the limits of other steps

@@ -28,6 +28,7 @@ done
 
 # Rank 1 of 3 is killed while the others wait for it inside of NCCL: they must end and name it.
 ranks mpirun 3
+# shellcheck disable=SC2016
 step 100 killed bash -c '"$@"; status=$?; [ $status -ne 0 ] && [ $status -ne 124 ]' _ \
     "${launch[@]}" "$RANK_TESTS" --exact nccl::as_a_gpu_that_waits --ignored --nocapture --test-threads 1
 check killed-named grep -q 'rank 1 of 3 is lost: its process has ended' "$out/killed.txt" "$out/killed.log"

@@ -19,6 +19,7 @@ export out root device
 until=$(($(date +%s) + ${LIMIT:-240} - 10))
 export until
 
+# shellcheck disable=SC2329
 train() { # format, folder, command before it...
     local format=$1 run=$2
     shift 2
@@ -28,18 +29,19 @@ train() { # format, folder, command before it...
         --set actor.ppo_mini_batch_size=2 --set actor.lr_warmup_steps=0 --set run.total_steps=1 \
         --set run.test_problems=2
 }
+# shellcheck disable=SC2329
 under() { # tool, format
     local tool=$1 format=$2 before=() run=$out/run-$1-$2
     local log=$out/$tool-$format.txt status=0 left=$((until - $(date +%s)))
-    if [ $left -lt 5 ]; then
+    if [ "$left" -lt 5 ]; then
         echo "$tool $format: left out, no time"
         return 1
     fi
     [ "$device" != cuda ] || before=(compute-sanitizer --tool "$tool" --error-exitcode 9)
-    train "$format" "$run" timeout -k 10 $left "${before[@]}" > "$log" 2>&1 || status=$?
+    train "$format" "$run" timeout -k 10 "$left" "${before[@]}" > "$log" 2>&1 || status=$?
     rm -rf "$run"
     echo "$tool $format: status $status, $(grep -h 'ERROR SUMMARY' "$log" | tail -n 1)"
-    return $status
+    return "$status"
 }
 export -f train under
 
@@ -54,4 +56,7 @@ done > "$out/runs"
 # A function of bash has no process of its own that `step` could limit: xargs has.
 TAIL=30 step 3600 all xargs -a "$out/runs" -P "${JOBS:-6}" -L 1 bash -c 'under "$@"' _
 rm -f "$out/runs"
+for bad in $(grep -v ': status 0,' "$out/all.txt" | sed 's/^\([^ ]*\) \([^:]*\):.*/\1-\2/'); do
+    fail "$bad"
+done
 finish
