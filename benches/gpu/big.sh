@@ -18,10 +18,10 @@
 #
 # 7b loads, saves and reads 44 GiB, which takes 2 to 3 of its minutes.
 #
-# KV_MB sets the memory for keys and values. 7B takes 46 GB under SCRATCH and 80 GB of the host's memory;
-# where SCRATCH (the working directory) has no room or writes less than 400 MB/s, the memory is taken
-# (/dev/shm), and where that has no room either, the step is made without a checkpoint, and the script says so
-# and fails.
+# KV_MB sets the memory for keys and values. 7B takes 46 GB under SCRATCH (the working directory) and 80 GB of
+# the host's memory. Where SCRATCH has no room, or writes so slowly that LIMIT does not suffice, the
+# checkpoint goes to memory (/dev/shm), and where that has no room either, the step is made without one: the
+# script says so and fails.
 out=${1:?usage: benches/gpu/big.sh OUT [7b] [32b]}
 shift
 parts=${*:-32b 7b}
@@ -34,20 +34,26 @@ trap 'rm -rf "$scratch"' EXIT
 room() { # folder: GB that are free there
     df -B1000000000 --output=avail "$1" | tail -n 1
 }
+in_time() { # GB, MB/s: whether the step, its checkpoint and the same step again fit into what is left
+    [ $((140 + $1 * 1000 / $2)) -le $((deadline - SECONDS)) ]
+}
 place() { # GB: prints where a checkpoint of that size can go, and nothing where nowhere
     local gb=$1 to=${SCRATCH:-.} began rate
+    [ "$gb" -gt 4 ] || { echo "$to"; return; }
     if [ "$(room "$to")" -ge $((gb + 2)) ]; then
-        [ "$gb" -gt 4 ] || { echo "$to"; return; }
         began=$(date +%s%N)
         dd if=/dev/zero of="$to/big.speed" bs=8M count=128 conv=fdatasync 2> /dev/null
         rate=$((1073741824 * 1000 / ($(date +%s%N) - began)))
         rm -f "$to/big.speed"
         echo "   $to: $rate MB/s" >&2
-        [ $rate -lt 400 ] || { echo "$to"; return; }
+        ! in_time "$gb" $rate || { echo "$to"; return; }
     fi
-    # A checkpoint in memory stands beside the 80 GB of the process.
-    [ "$(room /dev/shm)" -lt $((gb + 2)) ] || [ "$(awk '/^MemTotal/ { print int($2 / 1e6) }' /proc/meminfo)" \
-        -lt $((gb + 82)) ] || echo /dev/shm
+    # There it stands beside the 80 GB of the process.
+    local memory
+    memory=$(awk '/^MemAvailable/ { print int($2 / 1e6) }' /proc/meminfo)
+    if [ "$(room /dev/shm)" -ge $((gb + 2)) ] && [ "$memory" -ge $((gb + 84)) ] && in_time "$gb" 1500; then
+        echo /dev/shm
+    fi
 }
 
 model() { # name, GB of its checkpoint, tokens of an answer, arguments of `qurl bench step`...
@@ -87,7 +93,7 @@ fi
 if wanted 7b; then
     size=(--shape qwen2.5-7b --prompts 64 --mini-batches 4 --max-num-seqs 256 --prompt 128
         --kv-cache-mb "${KV_MB:-12000}") gb=46
-    [ -z "$small" ] || size=(--shape 5m --prompts 4 --mini-batches 2 --max-num-seqs 16 --prompt 16) gb=3
+    [ -z "$small" ] || size=(--shape 5m --prompts 4 --mini-batches 2 --max-num-seqs 16 --prompt 16) gb=5
     model 7b $gb 256 "${size[@]}" --set algorithm.kl_loss_coef=0.0 --set 'actor.optim.moments="8bit"'
 fi
 finish

@@ -37,6 +37,7 @@ killed() { # a run that is killed once it has a checkpoint
     kill -9 "$process"
     wait "$process"
     echo "killed after $(wc -l < "$run/metrics.jsonl") of 10 steps"
+    [ -d "$run/checkpoints/step-2" ]
 }
 
 if wanted default; then

@@ -56,7 +56,7 @@ done > "$out/runs"
 # A function of bash has no process of its own that `step` could limit: xargs has.
 TAIL=30 step 3600 all xargs -a "$out/runs" -P "${JOBS:-6}" -L 1 bash -c 'under "$@"' _
 rm -f "$out/runs"
-for bad in $(grep -v ': status 0,' "$out/all.txt" | sed 's/^\([^ ]*\) \([^:]*\):.*/\1-\2/'); do
-    fail "$bad"
-done
+while read -r tool format _; do
+    fail "$tool-${format%:}"
+done < <(grep -v ': status 0,' "$out/all.txt")
 finish
