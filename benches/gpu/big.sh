@@ -5,112 +5,95 @@
 #
 #   benches/gpu/big.sh OUT [7b] [32b]
 #
-# LENGTH sets the tokens of an answer, 256 by default: 64 x 8 and 32 x 8 answers. Each model makes three steps
-# (one untimed, one timed, and that one again after the resume). What to expect on an H200, from steps of 16 x
-# 8 and 8 x 8 answers that were measured there (`benches/runs/2026-11-18-h200/{moments,adapters}`):
+# LENGTH sets the tokens of an answer (256 for 7b, 128 for 32b): 64 x 8 and 32 x 8 answers. Each model makes
+# three steps (one untimed, one timed, and that one again after the resume). What to expect on an H200, from
+# steps of 16 x 8 and 8 x 8 answers that were measured there
+# (`benches/runs/2026-11-18-h200/{moments,adapters}`):
 #
-#   LENGTH    a step of 7B    of 32B    the whole script
-#      256            22 s      48 s     6 min, 2 of which load, save and read 44 GiB
-#      512            44 s      95 s    10 min
-#     1024            90 s     195 s    17 min
-#     4096           420 s     790 s    the largest sizes: 25 min for 7b, 42 for 32b
+#   LENGTH    a step of 7B    all of 7b    a step of 32B    all of 32b
+#      128                                          24 s         2 min
+#      256            22 s        4 min             48 s       3.5 min
+#     1024            90 s        7 min            195 s        11 min
+#     4096           420 s       25 min            790 s        42 min
 #
-# One call of ten minutes holds the default, or LENGTH=512 for one of the models, or LENGTH=1024 for 7b. KV_MB
-# sets the memory for keys and values. 7B takes 46 GB under SCRATCH (by default the working directory) and 80
-# GB of the host's memory.
+# 7b loads, saves and reads 44 GiB, which takes 2 to 3 of its minutes.
 #
-# QURL names the binary. DEVICE=cpu tries the script where there is no GPU: small shapes, the same parts.
-set -u
+# KV_MB sets the memory for keys and values. 7B takes 46 GB under SCRATCH (the working directory) and 80 GB of
+# the host's memory. Where SCRATCH has no room, or writes so slowly that LIMIT does not suffice, the
+# checkpoint goes to memory (/dev/shm), and where that has no room either, the step is made without one: the
+# script says so and fails.
 out=${1:?usage: benches/gpu/big.sh OUT [7b] [32b]}
 shift
-parts=" ${*:-7b 32b} "
-mkdir -p "$out"
-out=$(cd "$out" && pwd)
-here=$(cd "$(dirname "$0")/../.." && pwd)
-QURL=${QURL:-$here/target/release/qurl}
-device=${DEVICE:-cuda}
-length=${LENGTH:-256}
-scratch=$(mktemp -d -p "${SCRATCH:-.}" big.XXXXXX)
+parts=${*:-32b 7b}
+. "$(dirname "$0")/common.sh"
+known 7b 32b
+begin
+scratch=
 trap 'rm -rf "$scratch"' EXIT
-failed=0
 
-if [ "$device" = cuda ]; then
-    { date -u; nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader; } \
-        | tee "$out/machine.txt"
-fi
-
-part() { # name: whether it is wanted
-    case $parts in *" $1 "*) return 0 ;; esac
-    return 1
+room() { # folder: GB that are free there
+    df -B1000000000 --output=avail "$1" | tail -n 1
+}
+in_time() { # GB, MB/s: whether the step, its checkpoint and the same step again fit into what is left
+    [ $((140 + $1 * 1000 / $2)) -le $((deadline - SECONDS)) ]
+}
+place() { # GB: prints where a checkpoint of that size can go, and nothing where nowhere
+    local gb=$1 to=${SCRATCH:-.} began rate
+    [ "$gb" -gt 4 ] || { echo "$to"; return; }
+    if [ "$(room "$to")" -ge $((gb + 2)) ]; then
+        began=$(date +%s%N)
+        dd if=/dev/zero of="$to/big.speed" bs=8M count=128 conv=fdatasync 2> /dev/null
+        rate=$((1073741824 * 1000 / ($(date +%s%N) - began)))
+        rm -f "$to/big.speed"
+        echo "   $to: $rate MB/s" >&2
+        ! in_time "$gb" $rate || { echo "$to"; return; }
+    fi
+    # There it stands beside the 80 GB of the process.
+    local memory
+    memory=$(awk '/^MemAvailable/ { print int($2 / 1e6) }' /proc/meminfo)
+    if [ "$(room /dev/shm)" -ge $((gb + 2)) ] && [ "$memory" -ge $((gb + 84)) ] && in_time "$gb" 1500; then
+        echo /dev/shm
+    fi
 }
 
-run() { # name, arguments of `qurl bench step`...
-    local name=$1 watcher=
-    shift
-    echo "== $name, answers of $length tokens"
-    if [ "$device" = cuda ]; then
+model() { # name, GB of its checkpoint, tokens of an answer, arguments of `qurl bench step`...
+    local name=$1 length=${LENGTH:-$3} to keep=() watcher=
+    [ -z "$small" ] || length=16
+    to=$(place "$2")
+    shift 3
+    echo "== $name, answers of $length tokens, checkpoint in ${to:-NO PLACE}"
+    if [ -n "$to" ]; then
+        scratch=$(mktemp -d -p "$to" big.XXXXXX)
+        keep=(--checkpoint "$scratch/run")
+    else
+        fail "$name-checkpoint"
+    fi
+    if gpu; then
         nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -lms 200 > "$out/$name.used" &
         watcher=$!
     fi
-    local began=$SECONDS
-    "$QURL" bench step --device "$device" --json --steps 1 --checkpoint "$scratch/$name" "$@" \
-        > "$out/$name.json" 2> "$out/$name.log"
-    local status=$?
-    [ -n "$watcher" ] && kill "$watcher"
-    echo "   status $status after $((SECONDS - began)) s"
-    rm -rf "${scratch:?}/$name"
-    if [ $status -ne 0 ]; then
-        failed=1
-        tail -5 "$out/$name.log"
-        return
-    fi
-    python3 - "$out/$name" << 'END' || failed=1
-import json, os, sys
-name = sys.argv[1]
-row = json.load(open(f"{name}.json"))["results"][0]
-for phase, of in row["phases"].items():
-    limit = f" of {of['limit_s']:.2f} s at least" if of["limit_s"] else ""
-    print(f"   {phase:9} {of['seconds']:8.2f} s{limit}")
-tokens, seconds = row["response_tokens"], row["seconds"]
-print(f"   step      {seconds:8.2f} s, {tokens} tokens, {tokens / seconds:.0f} tokens/s;"
-      f" rollout {row['rollout']['tokens_per_s']:.0f} tokens/s")
-resumed = row["resumed"]
-print(f"   evaluate  {resumed['evaluation_s']:8.2f} s")
-print(f"   save      {resumed['save_s']:8.2f} s, {resumed['checkpoint_bytes'] >> 20} MiB")
-print(f"   resume    {resumed['resume_s']:8.2f} s, then the same weights: {resumed['checksum']}")
-planned, peak = row["ranks"]["ranks"][0]["planned_bytes"], resumed["peak_bytes"]
-if peak == 0:
-    sys.exit(0)  # a CPU
-used = max(int(line) for line in open(f"{name}.used") if line.strip().isdigit())
-print(f"   memory: {planned >> 20} MiB planned, {peak >> 20} allocated at most: {planned / peak:.3f}"
-      f" (0.95 to 1.05); {used} MiB used on the whole device")
-os.remove(f"{name}.used")
-sys.exit(not 0.95 <= planned / peak <= 1.05)
-END
+    step "${SECONDS_EACH:-3600}" "$name.json" "$QURL" bench step --device "$device" --json --steps 1 \
+        "${keep[@]}" --n 8 --length "$length" --micro-tokens 8192 --recompute --format int8 \
+        --set run.test_problems=32 "$@"
+    [ -z "$watcher" ] || kill "$watcher"
+    [ -z "$scratch" ] || rm -rf "$scratch"
+    check "$name" python3 "$root/benches/gpu/checks.py" big "$out/$name"
+    rm -f "$out/$name.used"
 }
 
-# 32 problems are evaluated. No KL: a reference is 15 GB more, and a checkpoint would save it as f32.
-if part 7b; then
-    if [ "$device" = cuda ]; then
-        size="--shape qwen2.5-7b --prompts 64 --mini-batches 4 --max-num-seqs 256
-            --kv-cache-mb ${KV_MB:-12000} --prompt 128"
-    else
-        size="--shape 5m --prompts 4 --mini-batches 2 --max-num-seqs 16 --prompt 16"
-    fi
-    # shellcheck disable=SC2086
-    run 7b $size --n 8 --length "$length" --micro-tokens 8192 --recompute --format int8 \
-        --set algorithm.kl_loss_coef=0.0 --set 'actor.optim.moments="8bit"' --set run.test_problems=32
+# 32 problems are evaluated.
+if wanted 32b; then
+    size=(--shape qwen2.5-32b --prompts 32 --mini-batches 4 --max-num-seqs 128 --prompt 128
+        --kv-cache-mb "${KV_MB:-40000}")
+    [ -z "$small" ] || size=(--shape 5m --prompts 4 --mini-batches 2 --max-num-seqs 16 --prompt 16)
+    model 32b 4 128 "${size[@]}" --set 'lora={ rank = 32, alpha = 64 }'
 fi
 
-if part 32b; then
-    if [ "$device" = cuda ]; then
-        size="--shape qwen2.5-32b --prompts 32 --mini-batches 4 --max-num-seqs 128
-            --kv-cache-mb ${KV_MB:-40000} --prompt 128"
-    else
-        size="--shape 5m --prompts 4 --mini-batches 2 --max-num-seqs 16 --prompt 16"
-    fi
-    # shellcheck disable=SC2086
-    run 32b $size --n 8 --length "$length" --micro-tokens 8192 --recompute --format int8 \
-        --set 'lora={ rank = 32, alpha = 64 }' --set run.test_problems=32
+# No KL: a reference is 15 GB more, and a checkpoint would save it as f32.
+if wanted 7b; then
+    size=(--shape qwen2.5-7b --prompts 64 --mini-batches 4 --max-num-seqs 256 --prompt 128
+        --kv-cache-mb "${KV_MB:-12000}") gb=46
+    [ -z "$small" ] || size=(--shape 5m --prompts 4 --mini-batches 2 --max-num-seqs 16 --prompt 16) gb=5
+    model 7b $gb 256 "${size[@]}" --set algorithm.kl_loss_coef=0.0 --set 'actor.optim.moments="8bit"'
 fi
-exit $failed
+finish

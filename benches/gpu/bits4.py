@@ -1,5 +1,5 @@
-"""GEMMs with weights in four bits: every form checked against exact sums of the numbers that the weights stand
-for, then timed at the shapes of 7B and 32B beside int8, with the share of the memory's bandwidth.
+"""GEMMs with weights in four bits: every form checked against exact sums of the numbers that the weights
+stand for, then timed at the shapes of 7B and 32B beside int8, with the share of the memory's bandwidth.
 
     python3 bits4.py [tokens...]
 """
@@ -100,6 +100,8 @@ class Bits4:
 
 
 def verify(bits):
+    """Whether every form is right."""
+    right = True
     for fmt in TILE:
         for n, k in [(256, 128), (512, 512), (4608, 3584), (3584, 1536), (192, 2048)]:
             w = torch.randn(n, k, device="cuda")
@@ -120,9 +122,11 @@ def verify(bits):
                 off = float((outs[0].double() - want).norm() / want.norm())
                 same = torch.equal(outs[0], outs[1])
                 alike = torch.equal(first.setdefault("out", outs[0])[:16], outs[0][:16])
-                word = "ok" if off < 1e-5 and same and alike else "WRONG"
+                fine = off < 1e-5 and same and alike
+                right &= fine
                 print(f"{fmt} {n}x{k} {v}: {off:.1e} off, again {same}, as 16 rows {alike}, "
-                      f"quantization {lost:.3f} {word}")
+                      f"quantization {lost:.3f} {'ok' if fine else 'WRONG'}", flush=True)
+    return right
 
 
 def timing(bits, fmt, v, tokens, n, k):
@@ -144,7 +148,7 @@ def timing(bits, fmt, v, tokens, n, k):
 
 def main(batches):
     bits = Bits4()
-    verify(bits)
+    right = verify(bits)
     pool = gemm.Pool()
     eight = [("int8", 16, 2, 1, "STREAM"), ("int8", 64, 2, 1, "STREAM"), ("int8", 128, 2, 1, "STREAM")]
     int8 = gemm.Gemm(eight)
@@ -169,8 +173,10 @@ def main(batches):
                         key = f"{fmt} {v[0]}_{v[1]}_{v[2]}_{v[3]}"
                         sums[key] = sums.get(key, 0) + us
                         line += f"  {key} {us:6.1f} ({size / us / 1e6:.2f})"
-                print(line)
+                print(line, flush=True)
             print("block: " + ", ".join(f"{key} {us:.1f}" for key, us in sums.items()), flush=True)
+    if not right:
+        sys.exit("some forms are WRONG")
 
 
 if __name__ == "__main__":

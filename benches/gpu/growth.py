@@ -40,17 +40,21 @@ def step_cases():
 
 
 def measure(qurl, out):
+    """Whether every benchmark came to its end."""
+    good = True
     with open(out, "w") as file:
         for case in [*decode_cases(), *train_cases(), *step_cases()]:
             run = subprocess.run([qurl, *case.split()], capture_output=True, text=True)
             if run.returncode != 0:
-                print(f"{case}: {run.stderr.strip().splitlines()[-1:]}", flush=True)
+                print(f"{case}: status {run.returncode}: {run.stderr.strip()[-300:]}", flush=True)
+                good = False
                 continue
             for row in json.loads(run.stdout)["results"]:
                 row["command"] = f"qurl {case}"
                 file.write(json.dumps(row) + "\n")
             file.flush()
             print(case, flush=True)
+    return good
 
 
 # ---- plots ------------------------------------------------------------------------------------------------
@@ -164,4 +168,7 @@ def plots(source, folder):
 if __name__ == "__main__":
     if len(sys.argv) != 4 or sys.argv[1] not in ("measure", "plot"):
         sys.exit(__doc__)
-    measure(*sys.argv[2:]) if sys.argv[1] == "measure" else plots(*sys.argv[2:])
+    if sys.argv[1] == "plot":
+        plots(*sys.argv[2:])
+    elif not measure(*sys.argv[2:]):
+        sys.exit(1)

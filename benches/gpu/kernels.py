@@ -1,6 +1,7 @@
 """All CUDA kernels with tensor cores: checks first, then times beside the limits and beside torch's
 libraries."""
 
+import sys
 import time
 
 import torch
@@ -43,6 +44,7 @@ for f in ("bf16", "fp8"):
         if not same:
             say(f"bits of {v} differ from {small}: WRONG")
 say(f"GEMMs {'right, bits do not depend on the number of rows' if good else 'WRONG'}")
+wrong = not good
 pool = gemms.Pool()
 for model in gemms.SHAPES:
     for tokens in (16, 64, 128, 256):
@@ -74,9 +76,11 @@ say("compiled")
 good = attention.check_forward(flash, say)
 good &= attention.check_rotation(flash, say)
 say(f"attention forward {'right' if good else 'WRONG'}")
+wrong |= not good
 for backward in (attention.Backward(False), attention.Backward()):
     good = attention.check_backward(backward, say)
     say(f"attention backward {'right' if good else 'WRONG'}")
+    wrong |= not good
     for heads, kv_heads, hd, batch, length in (
         (12, 2, 128, 8, 4096),
         (12, 2, 128, 2, 4096),
@@ -125,3 +129,4 @@ for heads, kv_heads, hd, batch, length in (
     for library, t in attention.torch_prefill(heads, hd, batch, length):
         say(f"torch's {library} (heads not shared): {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s")
 say("end")
+sys.exit(int(wrong))

@@ -68,3 +68,4 @@ for heads, kv_heads, hd in ((12, 2, 128), (28, 4, 128), (14, 2, 64)):
         for library, t in attention.torch_prefill(heads, hd, batch, length):
             say(f"torch's {library} (heads not shared): {t:.1f} us {flops / t / 1e6:.0f} TFLOP/s")
 say("end")
+sys.exit(not all(good.values()))

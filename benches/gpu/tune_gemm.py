@@ -110,3 +110,4 @@ for tokens, n, k in ((8192, 3584, 3584), (4096, 37888, 3584)):
 for key, times in sums.items():
     print(key, f"sum of four: {sum(t for t, _ in times):.1f} us, torch {sum(t for _, t in times):.1f} us")
 say("end")
+sys.exit(len(bad) > 0)

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# What a step costs on one GPU, part by part: decode over long contexts and in large batches, forward passes
+# alone, training, whole steps, and PyTorch's decode beside, on the same machine.
+#
+#   benches/gpu/speed.sh OUT [decode] [forward] [train] [ppo] [grpo] [torch] [spread]
+#
+# The first five take four minutes (grpo two of them), torch two; spread, a step whose answers end at
+# different lengths (512 x 8, 4k in the mean, 16k at most), takes ten and is made only where it is asked for.
+out=${1:?usage: benches/gpu/speed.sh OUT [decode] [forward] [train] [ppo] [grpo] [torch] [spread]}
+shift
+parts=${*:-decode forward train ppo grpo torch}
+. "$(dirname "$0")/common.sh"
+known decode forward train ppo grpo torch spread
+begin
+
+bench() { # seconds, name, benchmark, shape, more...
+    local seconds=$1 name=$2 what=$3 shape=$4
+    shift 4
+    [ -z "$small" ] || shape=5m
+    TAIL=12 step "$seconds" "$name" "$QURL" bench "$what" --device "$device" --shape "$shape" "$@"
+}
+decode() { # name, shape, weights, cache, batch, context
+    local head=()
+    [ "$3" = bf16 ] || head=(--quantize-head)
+    [ -z "$small" ] || set -- "$1" "$2" "$3" "$4" 2 64
+    bench 45 "decode-$1" rollout "$2" --formats "$3" "${head[@]}" --kv "$4" --batch "$5" --context "$6" \
+        --rounds 1
+}
+if wanted decode; then
+    decode 7b-64x8k-bf16 qwen2.5-7b int8 bf16 64 8200
+    decode 7b-64x8k-int8 qwen2.5-7b int8 int8 64 8200
+    decode 1.5b-128x16k-bf16 qwen2.5-1.5b bf16 bf16 128 16400
+    decode 1.5b-128x16k-int8 qwen2.5-1.5b bf16 int8 128 16400
+    decode 7b-16x32k-int8 qwen2.5-7b int8 int8 16 32600
+    decode 7b-256-eight qwen2.5-7b int8,fp8 int8 256 256
+    decode 7b-64-eight qwen2.5-7b int8,fp8 int8 64 256
+    decode 0.5b-256-eight qwen2.5-0.5b int8,fp8 int8 256 256
+fi
+
+short=8,1024 lengths=(8,4096 2,16384)
+[ -z "$small" ] || short=4,32 lengths=(2,64 2,128)
+if wanted forward; then
+    for case in "${lengths[@]}"; do
+        bench 45 "forward-${case/,/x}" score qwen2.5-1.5b --formats bf16 --batch "${case%,*}" \
+            --length "${case#*,}" --rounds 3
+    done
+fi
+if wanted train; then
+    for case in $short "${lengths[@]}"; do
+        length=${case#*,}
+        bench 60 "train-${case/,/x}" train qwen2.5-1.5b --formats bf16 --batch "${case%,*}" \
+            --length "$length" --micro-tokens $((length > 8192 ? length : 8192)) --steps 3
+    done
+fi
+if wanted ppo; then
+    size=(--prompts 32 --n 8 --length 512)
+    [ -z "$small" ] || size=(--prompts 4 --n 2 --length 16 --prompt 16)
+    bench 90 step-ppo-0.5b step qwen2.5-0.5b "${size[@]}" --critic
+fi
+if wanted grpo; then
+    size=(--prompts 32 --n 8 --length 4096 --steps 1)
+    [ -z "$small" ] || size=(--prompts 4 --n 2 --length 16 --prompt 16 --steps 1)
+    bench 180 step-grpo-1.5b step qwen2.5-1.5b "${size[@]}"
+fi
+if wanted torch && [ "$device" = cuda ]; then
+    TAIL=4 step 200 torch python3 -u "$root/benches/peers/decode_torch.py" \
+        7b,64,8200 1.5b,128,16400 7b,16,32600
+fi
+if wanted spread; then
+    size=(--prompts 512 --n 8 --length 16384)
+    [ -z "$small" ] || size=(--prompts 4 --n 2 --length 32 --prompt 16)
+    bench 900 step-spread-1.5b step qwen2.5-1.5b "${size[@]}" --spread --steps 1
+fi
+finish
