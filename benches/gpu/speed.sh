@@ -2,15 +2,15 @@
 # What a step costs on one GPU, part by part: decode over long contexts and in large batches, forward passes
 # alone, training, whole steps, and PyTorch's decode beside, on the same machine.
 #
-#   benches/gpu/speed.sh OUT [decode] [forward] [train] [ppo] [grpo] [torch] [spread]
+#   benches/gpu/speed.sh OUT [decode] [forward] [train] [ppo] [grpo] [memory] [torch] [spread]
 #
-# The first five take four minutes (grpo two of them), torch two; spread, a step whose answers end at
+# The first five take four minutes (grpo two of them), memory one, torch two; spread, a step whose answers end at
 # different lengths (512 x 8, 4k in the mean, 16k at most), takes ten and is made only where it is asked for.
-out=${1:?usage: benches/gpu/speed.sh OUT [decode] [forward] [train] [ppo] [grpo] [torch] [spread]}
+out=${1:?usage: benches/gpu/speed.sh OUT [decode] [forward] [train] [ppo] [grpo] [memory] [torch] [spread]}
 shift
-parts=${*:-decode forward train ppo grpo torch}
+parts=${*:-decode forward train ppo grpo memory torch}
 . "$(dirname "$0")/common.sh"
-known decode forward train ppo grpo torch spread
+known decode forward train ppo grpo memory torch spread
 begin
 
 bench() { # seconds, name, benchmark, shape, more...
@@ -61,6 +61,14 @@ if wanted grpo; then
     size=(--prompts 32 --n 8 --length 4096 --steps 1)
     [ -z "$small" ] || size=(--prompts 4 --n 2 --length 16 --prompt 16 --steps 1)
     bench 180 step-grpo-1.5b step qwen2.5-1.5b "${size[@]}"
+fi
+if wanted memory; then
+    # What it costs to pack weights once, and to keep moments on the host; the weights at the end are the same.
+    size=(--prompts 8 --n 8 --length 512 --steps 2)
+    [ -z "$small" ] || size=(--prompts 4 --n 2 --length 16 --prompt 16 --steps 1)
+    for key in trainer.pack_once=false trainer.pack_once=true actor.optim.offload=true; do
+        bench 45 "memory-${key//[.=]/-}" step qwen2.5-1.5b "${size[@]}" --set "$key"
+    done
 fi
 if wanted torch && [ "$device" = cuda ]; then
     TAIL=4 step 200 torch python3 -u "$root/benches/peers/decode_torch.py" \
