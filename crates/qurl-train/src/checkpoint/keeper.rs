@@ -41,7 +41,7 @@ impl Keeper {
         }
         let Some(score) = score else { return Ok(false) };
         self.finish()?; // the one being written may be one of the best, too
-        let kept = if self.ranks.is_first() { self.store.would_keep(score) } else { Ok(false) };
+        let kept = if self.ranks.is_first() { self.store.would_keep(step, score) } else { Ok(false) };
         match kept {
             Ok(kept) => Ok(self.ranks.of_first(kept)?),
             Err(error) => Err(error),

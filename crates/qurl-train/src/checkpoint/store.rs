@@ -107,7 +107,7 @@ pub struct Torn {
 pub struct Newest {
     /// Step and directory of the newest whole checkpoint.
     pub whole: Option<(u64, PathBuf)>,
-    /// Newer ones that are not whole.
+    /// Those that are not whole, newer and older ones.
     pub torn: Vec<Torn>,
 }
 
@@ -155,26 +155,38 @@ impl Store {
         Ok(entries.flatten().filter_map(|entry| step(&entry.file_name().to_string_lossy())).collect())
     }
 
-    /// The newest whole checkpoint and the torn ones after it. An error where there are some and none is
-    /// whole: continuing would begin anew and throw the run's logs away.
+    /// The newest whole checkpoint, and all that are torn: older ones, too, since one of them may be kept for
+    /// its score. An error where there are some and none is whole: continuing would begin anew and throw the
+    /// run's logs away.
     pub fn newest(&self) -> Result<Newest, CheckpointError> {
         let mut newest = Newest::default();
         for step in self.steps()?.into_iter().rev() {
             let dir = self.path(step);
             match check_whole(&dir) {
-                Ok(()) => {
-                    newest.whole = Some((step, dir));
-                    return Ok(newest);
-                }
+                Ok(()) => newest.whole = newest.whole.or(Some((step, dir))),
                 Err(error) => newest.torn.push(Torn { step, error }),
             }
         }
-        match newest.torn.first() {
+        match newest.torn.first().filter(|_| newest.whole.is_none()) {
             Some(torn) => {
                 Err(CheckpointError::NoneWhole { dir: self.dir.clone(), newest: torn.error.to_string() })
             }
             None => Ok(newest),
         }
+    }
+
+    /// Takes a torn checkpoint out of the way, so that nothing counts it and its step can be saved again.
+    /// Nothing of it is lost; returns where it is.
+    pub fn set_aside(&self, step: u64) -> Result<PathBuf, CheckpointError> {
+        let (path, mut place) = (self.path(step), self.dir.join(format!("damaged-step-{step}")));
+        let mut number = 2;
+        while place.exists() {
+            place = self.dir.join(format!("damaged-step-{step}-{number}"));
+            number += 1;
+        }
+        disk::rename(&path, &place).map_err(CheckpointError::io(&path, "be renamed"))?;
+        sync_dir(&self.dir)?;
+        Ok(place)
     }
 
     /// The recipe of a checkpoint.
@@ -262,11 +274,13 @@ impl Store {
         Ok(())
     }
 
-    /// Whether a checkpoint with this score would be kept for it.
-    pub fn would_keep(&self, score: f64) -> Result<bool, CheckpointError> {
+    /// Whether a checkpoint of `step` with this score would be kept for it: of equal scores the newest
+    /// counts. Checkpoints of later steps, or of this one, are not of the run as it is now.
+    pub fn would_keep(&self, step: u64, score: f64) -> Result<bool, CheckpointError> {
         let found = |s: u64| State::read(&self.path(s)).ok()?.score();
-        let as_good = self.steps()?.into_iter().filter_map(found).filter(|&there| there >= score).count();
-        Ok(as_good < self.keep.best)
+        let earlier = self.steps()?.into_iter().filter(|&s| s < step);
+        let better = earlier.filter_map(found).filter(|&there| there > score).count();
+        Ok(better < self.keep.best)
     }
 
     /// Where the checkpoint of a step is.
@@ -302,4 +316,53 @@ fn free_space(dir: &Path) -> Option<u64> {
 #[cfg(not(unix))]
 fn free_space(_dir: &Path) -> Option<u64> {
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A store in a directory of its own, with checkpoints of these scores, of which only states are there.
+    fn store(name: &str, best: usize, scores: &[(u64, f64)]) -> Store {
+        let dir = std::env::temp_dir().join(format!("qurl-store-{name}-{}", std::process::id()));
+        let store = Store::open(&dir, Keep { last: 1, best }).expect("a store");
+        for &(step, score) in scores {
+            let state = serde_json::json!({
+                "format": 1, "step": step, "drawn": 0, "actor_updates": step, "has_reference": false,
+                "has_measured": false, "test_accuracy": score, "recipe_hash": "",
+            });
+            std::fs::create_dir_all(store.path(step)).expect("created");
+            std::fs::write(store.path(step).join("state.json"), state.to_string()).expect("written");
+            assert_eq!(State::read(&store.path(step)).expect("a state").score(), Some(score));
+        }
+        store
+    }
+
+    #[test]
+    fn of_equal_scores_the_newest_is_kept() {
+        let store = store("equal", 1, &[(0, 0.25), (4, 0.5)]);
+        let keeps = |score: f64| store.would_keep(8, score).expect("scores");
+        assert!(keeps(0.75) && keeps(0.5) && !keeps(0.25));
+        // As it is when what was saved so is cleared up.
+        store.prune(4).expect("pruned");
+        assert_eq!(store.steps().expect("steps"), [4].into());
+        std::fs::remove_dir_all(store.dir()).expect("removed");
+    }
+
+    #[test]
+    fn what_is_not_of_the_run_before_a_step_does_not_count() {
+        let store = store("later", 1, &[(4, 0.5), (8, 0.75), (12, 1.0)]);
+        // Left by a run that went further, and made again.
+        assert!(store.would_keep(8, 0.75).expect("scores"), "that of step 4 is worse");
+        assert!(!store.would_keep(8, 0.25).expect("scores"));
+        let aside = store.set_aside(8).expect("renamed");
+        assert!(aside.join("state.json").exists() && aside.ends_with("damaged-step-8"));
+        assert_eq!(store.steps().expect("steps"), [4, 12].into());
+        std::fs::create_dir(store.path(8)).expect("created");
+        assert!(store.set_aside(8).expect("renamed again").ends_with("damaged-step-8-2"));
+        // Opening clears away what is unfinished, and nothing of this.
+        let store = Store::open(store.dir(), store.keep).expect("opened");
+        assert!(store.dir().join("damaged-step-8").exists() && store.dir().join("damaged-step-8-2").exists());
+        std::fs::remove_dir_all(store.dir()).expect("removed");
+    }
 }

@@ -147,6 +147,11 @@ impl RunDir {
             }
         }
         dir.write_recipe(recipe)?;
+        for torn in &newest.torn {
+            let place = dir.store.set_aside(torn.step)?;
+            let (step, place) = (torn.step, place.display());
+            view.warn(&format!("the damaged checkpoint of step {step} is now {place}, and can be removed"));
+        }
         if let Some((step, _)) = dir.from {
             dir.store.prune(step)?; // a process killed between writing and clearing up left one too many
         }

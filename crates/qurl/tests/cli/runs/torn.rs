@@ -75,6 +75,10 @@ fn every_file_of_a_checkpoint_torn_one_by_one() {
                 done.stderr
             );
             assert!(done.stderr.contains("resumes after step 4"), "{what}: {}", done.stderr);
+            // It was taken out of the way, so that its step could be saved again, and is not lost.
+            let aside = run.join("checkpoints/damaged-step-8");
+            assert!(done.stderr.contains("checkpoints/damaged-step-8"), "{what}: {}", done.stderr);
+            std::fs::remove_dir_all(aside).expect("what is left of it");
             Outcome::of(&run).assert_same(&whole, &what);
         }
     }
@@ -140,6 +144,46 @@ fn the_newest_and_the_best_are_kept() {
     expected.sort();
     expected.dedup();
     assert_eq!(steps("best"), expected);
+}
+
+/// A damaged checkpoint that was kept for its score is not kept for it any longer, nor named as the best.
+#[test]
+fn a_damaged_best_checkpoint_is_no_best() {
+    let dir = place("runs-torn-best");
+    // One supervised step solves nothing, and nothing is learned: all scores are equal.
+    let settings = [
+        ["--set", "sft.steps=1"],
+        ["--set", "actor.lr=1e-12"],
+        ["--set", "critic.lr=1e-12"],
+        ["--set", "run.test_freq=2"],
+        ["--set", "trainer.save_freq=100"],
+        ["--set", "trainer.keep_last=1"],
+        ["--set", "run.alarm.patience=0"],
+    ]
+    .concat();
+    let steps = |keep_best: &'static str, steps: &'static str| -> Vec<&'static str> {
+        [&settings[..], &["--set", keep_best, "--steps", steps]].concat()
+    };
+    let checkpoints = || {
+        let entries = std::fs::read_dir(dir.join("run/checkpoints")).expect("checkpoints").flatten();
+        let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    };
+    trained(&dir, "run", &steps("trainer.keep_best=2", "5"));
+    let tested = std::fs::read_to_string(dir.join("run/metrics.jsonl")).expect("metrics");
+    let scores = tested.lines().filter_map(|line| line.split_once("\"test_accuracy\":")).map(|(_, rest)| {
+        let end = rest.find([',', '}']).expect("an end");
+        rest[..end].to_string()
+    });
+    let scores: Vec<String> = scores.collect();
+    assert!(scores.len() == 3 && scores.iter().all(|s| *s == scores[0]), "this test needs ties: {scores:?}");
+    assert_eq!(checkpoints(), ["step-4", "step-5"], "of equal ones the newest");
+    truncated(&dir.join("run/checkpoints/step-4/model.safetensors"));
+    let done = trained(&dir, "run", &[&steps("trainer.keep_best=2", "7")[..], &["--resume"]].concat());
+    assert!(done.stderr.contains("step 4 is not whole"), "{}", done.stderr);
+    assert!(done.stderr.contains("resumes after step 5"), "{}", done.stderr);
+    assert_eq!(checkpoints(), ["damaged-step-4", "step-6", "step-7"]);
 }
 
 /// A manifest that vouches for what is there does not make a checkpoint whole.
