@@ -61,6 +61,15 @@ impl KlControl {
         }
         Ok(())
     }
+
+    /// Checks the settings for updates of at most so many samples: an adaptive coefficient that an update can
+    /// make 0 stays 0.
+    pub fn check_samples(&self, samples: usize) -> Result<(), RlError> {
+        let Self::Adaptive { horizon, .. } = *self else { return Ok(()) };
+        let expected = "more than a fifth of the responses of a step (data.train_batch_size times the largest \
+                        n): one update could make the coefficient 0 for ever";
+        setting(horizon > MAX_ERROR * samples as f64, "horizon", horizon, expected)
+    }
 }
 
 /// A coefficient in use: part of the state of a run, saved in its checkpoints.
@@ -122,6 +131,11 @@ mod tests {
         assert!((k.value() - before * 0.9).abs() < 1e-15);
         k.update(0.0, 100_000); // never negative
         assert_eq!(k.value(), 0.0);
+        k.update(9.0, 50); // and 0 for ever, so it is refused
+        assert_eq!(k.value(), 0.0);
+        assert_eq!(control.check_samples(499), Ok(()));
+        assert!(matches!(control.check_samples(500), Err(RlError::Setting { key: "horizon", .. })));
+        assert_eq!(KlControl::default().check_samples(usize::MAX), Ok(()));
     }
 
     #[test]

@@ -78,11 +78,13 @@ impl Recipe {
         if self.run.is_some() { "run.total_steps" } else { "sft.steps" }
     }
 
-    /// Whether the first steps are the same however many follow: only a decaying learning rate looks ahead.
+    /// Whether the first steps are the same however many follow: only a decaying learning rate and the noise
+    /// on norms look ahead.
     fn is_independent_of_its_length(&self) -> bool {
         let constant = |u: &Option<super::Updates>| u.as_ref().is_none_or(|u| u.decay == Decay::Constant);
+        let noisy = self.rollout.as_ref().is_some_and(|rollout| rollout.norm_noise.is_some());
         match &self.run {
-            Some(_) => constant(&self.actor) && constant(&self.critic),
+            Some(_) => constant(&self.actor) && constant(&self.critic) && !noisy,
             None => self.sft.as_ref().is_none_or(|sft| sft.decay == Decay::Constant),
         }
     }

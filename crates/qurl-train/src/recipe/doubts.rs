@@ -67,6 +67,12 @@ impl Recipe {
                 format!("the run ends after run.total_steps = {}, before the warm-up does", run.total_steps);
             say("actor.lr_warmup_steps", actor.lr_warmup_steps.to_string(), &why);
         }
+        let total = self.run.as_ref().map_or(0, |run| run.total_steps);
+        let stages = self.run.iter().flat_map(|run| &run.stages).enumerate();
+        for (i, stage) in stages.filter(|(_, stage)| stage.from_step > total) {
+            let why = format!("the run ends after run.total_steps = {total}, before the stage begins");
+            say(&format!("run.stages[{i}].from_step"), stage.from_step.to_string(), &why);
+        }
         doubts
     }
 }

@@ -48,6 +48,8 @@ const ANY: Range = Range { low: None, high: None, multiple_of: None, whole: fals
 const INFINITY: End = End::Beyond(f64::INFINITY);
 const POSITIVE: Range = number(End::Beyond(0.0), INFINITY);
 const NOT_NEGATIVE: Range = number(End::At(0.0), INFINITY);
+/// Numbers that are used in f32 and must not vanish there.
+const POSITIVE_F32: Range = number(End::At(f32::MIN_POSITIVE as f64), INFINITY);
 const SHARE: Range = number(End::At(0.0), End::At(1.0));
 const BELOW_ONE: Range = number(End::At(0.0), End::Beyond(1.0));
 const COEFFICIENT: Range = number(End::At(0.0), End::At(1000.0));
@@ -93,7 +95,7 @@ const RANGES: &[(&[&str], Range)] = &[
     (&["sft.min_lr_ratio", "actor.min_lr_ratio", "critic.min_lr_ratio"], SHARE),
     (&["sft.optim.beta1", "actor.optim.beta1", "critic.optim.beta1"], BELOW_ONE),
     (&["sft.optim.beta2", "actor.optim.beta2", "critic.optim.beta2"], BELOW_ONE),
-    (&["sft.optim.eps", "actor.optim.eps", "critic.optim.eps"], POSITIVE),
+    (&["sft.optim.eps", "actor.optim.eps", "critic.optim.eps"], POSITIVE_F32),
     (&["sft.optim.weight_decay", "actor.optim.weight_decay", "critic.optim.weight_decay"], NOT_NEGATIVE),
     (
         &["sft.optim.clip_grad", "actor.optim.clip_grad", "critic.optim.clip_grad"],
@@ -204,7 +206,7 @@ impl fmt::Display for Range {
             (None, None) => f.write_str("a number"),
             (Some(End::Beyond(0.0)), None) => f.write_str("a positive number"),
             (Some(End::At(0.0)), None) if !self.whole => f.write_str("0 or a positive number"),
-            (Some(End::At(low)), None) => write!(f, "{what} of at least {low}"),
+            (Some(End::At(low)), None) => write!(f, "{what} of at least {}", shown(low)),
             (Some(End::Beyond(low)), None) => write!(f, "{what} above {low}"),
             (Some(End::At(low)), Some(End::At(high))) => write!(f, "{what} from {low} to {high}"),
             (Some(End::At(low)), Some(End::Beyond(high))) => write!(f, "{what} from {low} to below {high}"),

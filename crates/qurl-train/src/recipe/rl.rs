@@ -16,7 +16,7 @@ pub use updates::Updates;
 use super::{Check, RecipeError, Trainer};
 use crate::shards;
 use qurl_model::compute::TapeOptions;
-use qurl_rl::{Estimator, RlError};
+use qurl_rl::{Estimator, LossAggMode, RlError};
 use qurl_rollout::{RolloutError, Sampling};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -65,10 +65,14 @@ impl RlPlan {
 
     /// Passes that a shard of an update takes at most.
     pub fn passes_of_shard(&self, of: &Updates, trainer: &Trainer) -> usize {
-        let stages = self.run.stages.iter().filter_map(|stage| stage.n);
-        let n = stages.chain([self.rollout.n]).max().unwrap_or(1);
-        let (sequences, longest) = (of.ppo_mini_batch_size * n, self.longest());
+        let (sequences, longest) = (of.ppo_mini_batch_size * self.most_responses(), self.longest());
         shards::most_passes(sequences, longest, trainer.shards, self.tape(trainer))
+    }
+
+    /// Most responses to a prompt, at any step.
+    fn most_responses(&self) -> usize {
+        let stages = self.run.stages.iter().filter_map(|stage| stage.n);
+        stages.chain([self.rollout.n]).max().unwrap_or(1)
     }
 
     /// Bytes of the tensors of a checkpoint of a model with so many parameters.
@@ -117,10 +121,17 @@ impl RlPlan {
         let RlPlan { data, rollout, algorithm, actor, critic, run, preset_sampling: _ } = self;
         let grouped = matches!(
             algorithm.adv_estimator,
-            Estimator::Grpo { .. } | Estimator::DrGrpo {} | Estimator::Rloo {}
+            Estimator::Grpo { .. }
+                | Estimator::DrGrpo {}
+                | Estimator::Rloo {}
+                | Estimator::ReinforcePlusPlusBaseline {}
         );
-        let in_a_group = "at least 2 for advantages within a group";
-        check.that("rollout.n", rollout.n, !grouped || rollout.n > 1, in_a_group)?;
+        let check_n = |key: &str, n: usize| {
+            check.that(key, n, !grouped || n > 1, "at least 2 for advantages within a group")?;
+            let expected = "at least 2 with algorithm.filter_groups, which drops groups of one reward";
+            check.that(key, n, algorithm.filter_groups.is_none() || n > 1, expected)
+        };
+        check_n("rollout.n", rollout.n)?;
         let whole = rollout.sampling().is_full() || rollout.allow_truncated_sampling;
         let expected = "top_p = 1 and top_k = 0, because the trainer scores the whole distribution (or set \
                         rollout.allow_truncated_sampling)";
@@ -150,11 +161,22 @@ impl RlPlan {
         rl("algorithm.adv_estimator", algorithm.adv_estimator.check())?;
         rl("algorithm.objective", algorithm.objective.check())?;
         if let Some(kl) = &algorithm.kl_in_reward {
-            rl("algorithm.kl_in_reward.kl_ctrl", kl.kl_ctrl.check())?;
+            let kl = kl.kl_ctrl;
+            let most = data.train_batch_size * self.most_responses();
+            rl("algorithm.kl_in_reward.kl_ctrl", kl.check().and_then(|()| kl.check_samples(most)))?;
         }
         if let Some(buffer) = &algorithm.overlong_buffer {
             rl("algorithm.overlong_buffer", buffer.check(data.max_response_length))?;
         }
+        let mode = algorithm.objective.loss_agg_mode(algorithm.loss_agg_mode);
+        let fits = algorithm.loss_scale_factor.is_none() || mode == LossAggMode::SeqMeanTokenSumNorm;
+        check.that(
+            "algorithm.loss_scale_factor",
+            algorithm.loss_scale_factor.unwrap_or(0.0),
+            fits,
+            "nothing: it belongs to algorithm.loss_agg_mode = \"seq-mean-token-sum-norm\", which gspo does not \
+             have",
+        )?;
         actor.check(check, "actor", data.train_batch_size)?;
         check.that(
             "actor.cliprange_value",
@@ -186,8 +208,7 @@ impl RlPlan {
             let expected =
                 "false where there is no reference model: no algorithm.kl_loss_coef and no kl_in_reward";
             check.that(&key("new_reference"), stage.new_reference, there, expected)?;
-            let n = stage.n.unwrap_or(rollout.n);
-            check.that(&key("n"), n, !grouped || n > 1, in_a_group)?;
+            check_n(&key("n"), stage.n.unwrap_or(rollout.n))?;
             if let Some(buffer) = &algorithm.overlong_buffer {
                 let (found, longest) = (buffer.len, stage.max_response_length);
                 let expected = format!("at most {} = {longest}", key("max_response_length"));

@@ -94,6 +94,9 @@ impl Sft {
         let warmup = self.warmup_steps <= self.steps;
         let expected = format!("at most sft.steps = {}", self.steps);
         check.that("sft.warmup_steps", self.warmup_steps, warmup, &expected)?;
+        let (ratio, floor) = (self.min_lr_ratio, self.decay == Decay::Cosine);
+        let expected = "0 with sft.decay = \"constant\"";
+        check.that("sft.min_lr_ratio", ratio, floor || ratio == 0.0, expected)?;
         let one = self.held_out == 0.0 || self.validation_files.is_empty();
         check.that("sft.held_out", self.held_out, one, "0 where there are sft.validation_files")?;
         let of_files = self.files.is_empty() && (self.held_out > 0.0 || !self.validation_files.is_empty());

@@ -190,6 +190,10 @@ fn impossible_and_conflicting_settings_of_rl() {
             "run.stages=[{ from_step = 2, max_response_length = 9, new_reference = true }]",
             "`run.stages[0].new_reference` is true, expected false where there is no reference model",
         ),
+        (
+            "run.stages=[{ from_step = 2, max_response_length = 8, n = 1 }]",
+            "`run.stages[0].n` is 1, expected at least 2 for advantages within a group",
+        ),
         ("model.max_position_embeddings=256", "model.new.max_position_embeddings"),
         ("data.train_batch_size=0", "data.train_batch_size"),
         ("rollout.uaq=0.0", "rollout.uaq"),
@@ -199,6 +203,72 @@ fn impossible_and_conflicting_settings_of_rl() {
     }
     let missing = text.replace("[run]\ntotal_steps = 2\n", "");
     assert!(error(&missing, &[]).contains("[run]"));
+}
+
+/// Settings that each are in their range and together can do nothing, or something else than they say.
+#[test]
+fn settings_that_do_not_go_together() {
+    let text = format!("{GOOD}{RL}");
+    let plus_plus = "algorithm.adv_estimator={ type = \"reinforce-plus-plus\" }";
+    let baseline = "algorithm.adv_estimator={ type = \"reinforce-plus-plus-baseline\" }";
+    let filter = "algorithm.filter_groups={ max_num_gen_batches = 2 }";
+    let one = "run.stages=[{ from_step = 2, max_response_length = 8, n = 1 }]";
+    let kl = |horizon: &str| {
+        format!("algorithm.kl_in_reward={{ kl_ctrl = {{ type = \"adaptive\", horizon = {horizon} }} }}")
+    };
+    let (short, long) = (kl("6.4"), kl("6.5")); // of 8 prompts with 4 responses each
+    let more = "run.stages=[{ from_step = 2, max_response_length = 8, n = 8 }]";
+    let gspo = "algorithm.objective={ type = \"gspo\" }";
+    let (norm, factor) =
+        ("algorithm.loss_agg_mode=seq-mean-token-sum-norm", "algorithm.loss_scale_factor=8.0");
+    let critic = |more: &str| format!("critic={{ lr = 1.0, ppo_mini_batch_size = 4, {more} }}");
+    let gae = "algorithm.adv_estimator={ type = \"gae\" }";
+    let (constant, cosine) = (critic("min_lr_ratio = 0.1"), critic("min_lr_ratio = 0.1, decay = \"cosine\""));
+    let noise = "rollout.norm_noise={}";
+    let refused: &[(&[&str], &str)] = &[
+        (&[baseline, "rollout.n=1"], "`rollout.n` is 1, expected at least 2 for advantages within a group"),
+        (
+            &[plus_plus, filter, "rollout.n=1"],
+            "`rollout.n` is 1, expected at least 2 with algorithm.filter_gr",
+        ),
+        (
+            &[plus_plus, filter, one],
+            "`run.stages[0].n` is 1, expected at least 2 with algorithm.filter_groups",
+        ),
+        (&[&short], "`algorithm.kl_in_reward.kl_ctrl.horizon` is 6.4, expected more than a fifth"),
+        (&[&long, more], "`algorithm.kl_in_reward.kl_ctrl.horizon` is 6.5, expected more than a fifth"),
+        (&[factor], "`algorithm.loss_scale_factor` is 8, expected nothing: it belongs to"),
+        (&[factor, norm, gspo], "`algorithm.loss_scale_factor` is 8, expected nothing: it belongs to"),
+        (
+            &["actor.min_lr_ratio=0.1"],
+            "`actor.min_lr_ratio` is 0.1, expected 0 with actor.decay = \"constant\"",
+        ),
+        (&["sft.min_lr_ratio=0.1"], "`sft.min_lr_ratio` is 0.1, expected 0 with sft.decay = \"constant\""),
+        (&[gae, &constant], "`critic.min_lr_ratio` is 0.1, expected 0 with critic.decay = \"constant\""),
+        (&[noise, "trainer.forward=rollout"], "`rollout.norm_noise` is there, expected no section"),
+        (
+            &["actor.optim.eps=1e-40"],
+            "`actor.optim.eps` is 1e-40, expected a number of at least 1.1754944e-38",
+        ),
+    ];
+    for (change, expected) in refused {
+        let e = error(&text, change);
+        assert!(e.contains(expected), "{change:?}: {e}");
+    }
+    let accepted: [&[&str]; 9] = [
+        &[plus_plus, "rollout.n=1"],
+        &[plus_plus, filter],
+        &[&long],
+        &[factor, norm],
+        &["actor.min_lr_ratio=0.1", "actor.decay=cosine"],
+        &["sft.min_lr_ratio=0.1", "sft.decay=cosine"],
+        &[gae, &cosine],
+        &[noise],
+        &["actor.optim.eps=1.2e-38"],
+    ];
+    for change in accepted {
+        plan(change);
+    }
 }
 
 /// The plan of the good recipe of RL with these overrides.
@@ -283,5 +353,10 @@ fn a_run_continues_with_its_own_recipe_only() {
     // A decaying learning rate of the past would have been another one.
     let decaying = Recipe::parse(&text, "r.toml", &["actor.decay=cosine".to_string()]).expect("good");
     let changes = against(&decaying, &["actor.decay=cosine", "run.total_steps=9"]);
+    assert_eq!(changes.refused.iter().map(|c| c.key.as_str()).collect::<Vec<_>>(), ["run.total_steps"]);
+    // So would noise that is annealed over the run.
+    let noise = "rollout.norm_noise={}";
+    let noisy = Recipe::parse(&text, "r.toml", &[noise.to_string()]).expect("good");
+    let changes = against(&noisy, &[noise, "run.total_steps=9"]);
     assert_eq!(changes.refused.iter().map(|c| c.key.as_str()).collect::<Vec<_>>(), ["run.total_steps"]);
 }

@@ -55,6 +55,9 @@ impl Updates {
         let mini = self.ppo_mini_batch_size;
         let fits = mini > 0 && mini <= batch && batch.is_multiple_of(mini);
         let expected = format!("a divisor of data.train_batch_size = {batch}");
-        check.that(&key("ppo_mini_batch_size"), mini, fits, &expected)
+        check.that(&key("ppo_mini_batch_size"), mini, fits, &expected)?;
+        let floor = self.decay == Decay::Cosine || self.min_lr_ratio == 0.0;
+        let expected = format!("0 with {section}.decay = \"constant\"");
+        check.that(&key("min_lr_ratio"), self.min_lr_ratio, floor, &expected)
     }
 }

@@ -298,6 +298,15 @@ fn what_can_hardly_be_meant_is_doubted() {
             line_of(&text, "train_batch_size")
         )]
     );
+    let stage = "run.stages=[{ from_step = 2, max_response_length = 8 }, \
+                 { from_step = 3, max_response_length = 8 }]";
+    assert_eq!(
+        doubts(&[stage], None),
+        [format!(
+            "--set {stage}: key `run.stages[1].from_step` is 3: the run ends after run.total_steps = 2, before \
+             the stage begins"
+        )]
+    );
     assert_eq!(
         doubts(&["rollout.temperature=3.0", "actor.lr_warmup_steps=5"], None),
         [

@@ -53,7 +53,12 @@ fn ctrl_c_in_the_warm_start() {
 fn a_second_ctrl_c_stops_at_once() {
     let dir = place("runs-interrupted-twice");
     // One step of this takes far longer than it takes to send a signal.
-    let more = ["--set", "data.train_batch_size=20000", "--set", "rollout.n=16"];
+    let more = [
+        ["--set", "data.train_batch_size=20000"],
+        ["--set", "rollout.n=16"],
+        ["--set", "algorithm.kl_in_reward.kl_ctrl.horizon=1e6"],
+    ]
+    .concat();
     let mut child = spawn_with(&dir, "run", &more, &[("RUST_LOG", "qurl_train=debug")]);
     let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
     let mut said = String::new();
