@@ -367,11 +367,12 @@ impl<D: Device> RlTrainer<D> {
         batch.values = self.values(&batch)?;
         let full_kl = self.full_kl(&batch)?;
         let lagged = self.score_lagged(&batch)?;
+        let sampled = batch.mask.clone();
         self.advantages(&mut batch, &mut record)?;
         record.learnable = batch.advantages.iter().zip(&batch.mask).any(|(&a, &counts)| counts && a != 0.0);
         phases.end("score");
 
-        self.updates(&mut batch, full_kl, &mut record)?;
+        self.updates(&mut batch, &sampled, full_kl, &mut record)?;
         self.actor.rest();
         self.critic.iter_mut().for_each(Learner::rest);
         record.lagged = lagged.map(|scored| scored.measure(&batch)).transpose()?;
@@ -471,7 +472,8 @@ impl<D: Device> RlTrainer<D> {
         })
     }
 
-    /// Rewards of tokens (with KL to the reference taken off where asked), then advantages and returns.
+    /// Rewards of tokens (with KL to the reference taken off where asked), then advantages and returns. What
+    /// the objective rejects leaves the mask.
     fn advantages(&mut self, batch: &mut RolloutBatch, record: &mut StepRecord) -> Result<(), TrainError> {
         let mut rewards: Vec<f64> = batch.rewards.iter().map(|&r| r as f64).collect();
         if let (Some(settings), Some(coefficient)) = (&self.plan.algorithm.kl_in_reward, &mut self.kl) {
@@ -491,11 +493,21 @@ impl<D: Device> RlTrainer<D> {
         }
         let values = wide(&batch.values);
         let values = self.critic.is_some().then_some(values.as_slice());
-        let rollouts =
-            Rollouts { rewards: &rewards, mask: &batch.mask, seq: &batch.seq, groups: &batch.groups, values };
-        let estimate = self.plan.algorithm.adv_estimator.estimate(&rollouts)?;
+        let algorithm = &self.plan.algorithm;
+        let accepted = algorithm.objective.accepted(&batch.behav, &batch.prox, &batch.mask, &batch.seq)?;
+        let estimate = algorithm.adv_estimator.estimate(&Rollouts {
+            rewards: &rewards,
+            mask: &batch.mask,
+            seq: &batch.seq,
+            groups: &batch.groups,
+            values,
+            accepted: accepted.as_deref(),
+        })?;
         batch.advantages = to_f32(&estimate.advantages);
         batch.returns = to_f32(&estimate.returns);
+        if let Some(accepted) = accepted {
+            batch.mask = accepted;
+        }
         Ok(())
     }
 }

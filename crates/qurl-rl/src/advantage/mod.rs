@@ -82,6 +82,10 @@ pub struct Rollouts<'a, F> {
     pub groups: &'a [u32],
     /// The critic's value at every token, where there is a critic.
     pub values: Option<&'a [F]>,
+    /// Those of the tokens that remain where an objective has rejected some
+    /// ([`Objective::accepted`](crate::Objective::accepted)): whitening is over these alone. Baselines of
+    /// groups are those of all responses.
+    pub accepted: Option<&'a [bool]>,
 }
 
 impl Estimator {
@@ -104,12 +108,13 @@ impl Estimator {
     /// Advantages and returns of all tokens. Without a critic the returns are the advantages.
     pub fn estimate<F: Copy + Into<f64>>(&self, r: &Rollouts<F>) -> Result<Estimate, RlError> {
         let on_tokens = |scores: Vec<f64>| broadcast(&scores, r.mask, r.seq);
+        let counted = r.accepted.unwrap_or(r.mask);
         let advantages = match *self {
             Self::Gae { gamma, lam } => {
                 let values = r.values.ok_or(RlError::NoValues)?;
                 let raw = token::gae(r.rewards, values, r.mask, r.seq, gamma, lam)?;
                 return Ok(Estimate {
-                    advantages: token::whiten(&raw.advantages, r.mask)?,
+                    advantages: token::whiten(&raw.advantages, counted)?,
                     returns: raw.returns,
                 });
             }
@@ -120,12 +125,12 @@ impl Estimator {
             Self::Rloo {} => on_tokens(group::rloo(&scores(r)?, r.groups)?)?,
             Self::ReinforcePlusPlus { gamma } => {
                 let returns = token::reward_to_go(r.rewards, r.mask, r.seq, gamma)?;
-                let advantages = token::whiten(&returns, r.mask)?;
+                let advantages = token::whiten(&returns, counted)?;
                 return Ok(Estimate { advantages, returns });
             }
             Self::ReinforcePlusPlusBaseline {} => {
                 let centred = on_tokens(group::grpo(&scores(r)?, r.groups, false)?)?;
-                token::whiten(&centred, r.mask)?
+                token::whiten(&centred, counted)?
             }
         };
         Ok(Estimate { returns: advantages.clone(), advantages })
@@ -173,6 +178,7 @@ mod tests {
             seq: &[0, 0, 1, 1, 2],
             groups: &[4, 4, 9],
             values: None,
+            accepted: None,
         }
     }
 
@@ -192,6 +198,29 @@ mod tests {
             assert!(a.iter().sum::<f64>().abs() < 1e-12, "{e:?}");
             assert_eq!(a[3], 0.0);
         }
+    }
+
+    /// What an objective rejects is no part of the mean and the deviation, and is part of the baseline.
+    #[test]
+    fn rejected_tokens_are_whitened_out() {
+        let accepted = [true, true, false, false, true];
+        let (rewards, values) = ([0.0, 1.0, 0.0, 0.0, 0.75], [0.25, 0.5, 0.75, 0.0, 2.0]);
+        for e in [
+            Estimator::ReinforcePlusPlus { gamma: 0.9 },
+            Estimator::ReinforcePlusPlusBaseline {},
+            Estimator::Gae { gamma: 1.0, lam: 0.9 },
+        ] {
+            let all = Rollouts { rewards: &rewards, values: Some(&values), ..rollouts() };
+            let some = e.estimate(&Rollouts { accepted: Some(&accepted), ..all }).unwrap();
+            let kept: Vec<f64> = (0..5).filter(|&t| accepted[t]).map(|t| some.advantages[t]).collect();
+            assert!(kept.iter().sum::<f64>().abs() < 1e-12, "{e:?}: {kept:?}");
+            assert!((kept.iter().map(|a| a * a).sum::<f64>() - 2.0).abs() < 1e-4, "{e:?}: {kept:?}");
+            assert_eq!((some.advantages[2], some.advantages[3]), (0.0, 0.0), "{e:?}");
+            assert_ne!(some.advantages[0], e.estimate(&all).unwrap().advantages[0], "{e:?}");
+        }
+        // Sequence 1 is rejected; sequence 0 is still compared with it.
+        let grouped = Rollouts { accepted: Some(&accepted), ..rollouts() };
+        assert_eq!(Estimator::DrGrpo {}.estimate(&grouped), Estimator::DrGrpo {}.estimate(&rollouts()));
     }
 
     #[test]

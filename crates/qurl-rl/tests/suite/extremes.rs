@@ -92,8 +92,14 @@ fn advantages_stay_finite_and_respect_the_mask() {
     for _ in 0..100 {
         let b = extreme(&mut random);
         let groups: Vec<u32> = (0..8).map(|_| random.below(3) as u32).collect();
-        let rollouts =
-            Rollouts { rewards: &b.adv, mask: &b.mask, seq: &b.seq, groups: &groups, values: Some(&b.theta) };
+        let rollouts = Rollouts {
+            rewards: &b.adv,
+            mask: &b.mask,
+            seq: &b.seq,
+            groups: &groups,
+            values: Some(&b.theta),
+            accepted: None,
+        };
         for estimator in [
             Estimator::Gae { gamma: 0.99, lam: 0.95 },
             Estimator::default(),

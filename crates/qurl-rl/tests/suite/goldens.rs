@@ -65,8 +65,14 @@ fn advantages() {
     let (rewards, values) = (floats(&a["rewards"]), floats(&a["values"]));
     let (mask, seq, groups) = (mask(&g), indices(&g["tokens"]["seq"]), indices(&a["groups"]));
     let (gamma, lam) = (float(&a["gamma"]), float(&a["lam"]));
-    let rollouts =
-        Rollouts { rewards: &rewards, mask: &mask, seq: &seq, groups: &groups, values: Some(&values) };
+    let rollouts = Rollouts {
+        rewards: &rewards,
+        mask: &mask,
+        seq: &seq,
+        groups: &groups,
+        values: Some(&values),
+        accepted: None,
+    };
     let raw = token::gae(&rewards, &values, &mask, &seq, gamma, lam).unwrap();
     all_close(&raw.advantages, &a["gae_raw"], "gae_raw");
     for (name, estimator, returns) in [

@@ -25,6 +25,8 @@ pub enum Symptom {
         /// How many there were.
         updates: u64,
     },
+    /// The objective rejected every token, so that no update was made.
+    AllRejected,
     /// Gradients of zero although responses of a group had different rewards.
     NoGradient,
     /// Every token is as likely as any other.
@@ -51,6 +53,9 @@ impl Symptom {
     pub fn of(record: &StepRecord, vocabulary: usize) -> Option<Symptom> {
         if record.skipped_updates > 0 && record.updates == 0 {
             return Some(Symptom::SkippedUpdates { updates: record.skipped_updates });
+        }
+        if record.response_tokens > 0 && record.updates == 0 {
+            return Some(Symptom::AllRejected);
         }
         let without_gradient = record.learnable && record.updates > 0 && record.grad_norm == 0.0;
         Symptom::of_entropy(record.rollout_entropy, vocabulary)
@@ -90,6 +95,10 @@ impl fmt::Display for Symptom {
             Symptom::SkippedUpdates { updates } => {
                 write!(f, "none of its {updates} updates had a finite gradient, all were skipped")
             }
+            Symptom::AllRejected => f.write_str(
+                "no update was made: algorithm.objective rejected every token, since its policies are too far \
+                 apart",
+            ),
             Symptom::NoGradient => {
                 f.write_str("its gradients are zero although there was something to learn")
             }

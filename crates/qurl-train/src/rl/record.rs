@@ -127,7 +127,7 @@ pub struct StepRecord {
     pub clip_fraction_lower: f64,
     /// Share of tokens capped by the dual clip.
     pub clip_fraction_dual: f64,
-    /// Share of tokens that the correction dropped.
+    /// Share of tokens that the objective dropped, or rejected before the updates.
     pub rejected_fraction: f64,
     /// Largest ratio of the updated to the proximal policy.
     pub ratio_max: f64,
@@ -209,6 +209,7 @@ struct Sums {
     loss: f64,
     entropy: f64,
     entropy_tokens: u64,
+    left_out: u64,
     norms: f64,
     reference_kl: f64,
     reference_tokens: u64,
@@ -292,9 +293,20 @@ impl StepRecord {
         self.clip_fraction_upper = share(self.facts.clipped_upper);
         self.clip_fraction_lower = share(self.facts.clipped_lower);
         self.clip_fraction_dual = share(self.facts.clipped_dual);
-        self.rejected_fraction = self.facts.rejected_fraction();
+        self.set_rejected_fraction();
         self.ratio_max = self.facts.ratio_max;
         self.entropy = self.sums.entropy / self.sums.entropy_tokens.max(1) as f64;
+    }
+
+    /// Tokens of a mini-batch that the objective has rejected before it was evaluated.
+    pub fn add_left_out(&mut self, tokens: u64) {
+        self.sums.left_out += tokens;
+        self.set_rejected_fraction();
+    }
+
+    fn set_rejected_fraction(&mut self) {
+        let (left_out, Facts { tokens, rejected, .. }) = (self.sums.left_out, self.facts);
+        self.rejected_fraction = (rejected + left_out) as f64 / (tokens + left_out).max(1) as f64;
     }
 
     fn add_reference_kl(&mut self, sum: f64, tokens: u64) {

@@ -28,20 +28,15 @@ impl<D: Device> RlTrainer<D> {
         first.filter(|_| !self.plan.algorithm.needs_prox_first()).unwrap_or(0..0)
     }
 
-    /// All updates of a step. What is measured of the rollouts is computed meanwhile, on a thread of its own.
+    /// All updates of a step. What is measured of the rollouts, of all tokens that were `sampled`, is
+    /// computed meanwhile, on a thread of its own.
     pub(super) fn updates(
         &mut self,
         batch: &mut RolloutBatch,
+        sampled: &[bool],
         full_kl: FullKl,
         record: &mut StepRecord,
     ) -> Result<(), TrainError> {
-        let sampled = batch.mask.clone();
-        let algorithm = &self.plan.algorithm;
-        if let Some(kept) =
-            algorithm.objective.accepted(&batch.behav, &batch.prox, &batch.mask, &batch.seq)?
-        {
-            batch.mask = kept;
-        }
         record.lr = self.plan.lr_at(&self.plan.actor, self.step);
         let mini_batches = batch.mini_batches(self.plan.actor.ppo_mini_batch_size);
         let epochs = self.plan.actor.ppo_epochs;
@@ -59,7 +54,7 @@ impl<D: Device> RlTrainer<D> {
         let temperature = f64::from(self.plan.rollout.temperature);
         std::thread::scope(|scope| {
             let measuring = scope.spawn(|| {
-                let mismatch = Mismatch::measure(&batch.behav, &batch.prox, &sampled, &batch.seq)?;
+                let mismatch = Mismatch::measure(&batch.behav, &batch.prox, sampled, &batch.seq)?;
                 Ok::<_, TrainError>((mismatch, full_kl.measure(vocabulary, temperature)?))
             });
             for mini in minis {
@@ -85,6 +80,7 @@ impl<D: Device> RlTrainer<D> {
         let algorithm = &self.plan.algorithm;
         let whole = batch.view(mini.clone());
         let denominator = Denominator::count(whole.mask, &whole.seq)?;
+        record.add_left_out(whole.mask.len() as u64 - denominator.tokens);
         if denominator.tokens == 0 {
             return Ok(Vec::new());
         }
@@ -204,6 +200,9 @@ impl<D: Device> RlTrainer<D> {
             for mini in batch.mini_batches(updates.ppo_mini_batch_size) {
                 let whole = batch.view(mini.clone());
                 let denominator = Denominator::count(whole.mask, &whole.seq)?;
+                if denominator.tokens == 0 {
+                    continue; // as the actor: an update without a gradient is one of decay and momentum
+                }
                 let mut all_losses = Vec::new();
                 for shard in own_shards(&self.ranks, batch, mini, self.tape) {
                     let mut losses = Vec::new();

@@ -50,7 +50,7 @@ fn advantages(overrides: &[&str]) -> ([f64; 4], StepRecord) {
     let record = StepRecord::new(1, &solved, &batch, sampled, 0.5);
     let rewards: Vec<f64> = batch.rewards.iter().map(|&r| f64::from(r)).collect();
     let (mask, seq, groups) = (&batch.mask[..], &batch.seq[..], &batch.groups[..]);
-    let rollouts = Rollouts { rewards: &rewards, mask, seq, groups, values: None };
+    let rollouts = Rollouts { rewards: &rewards, mask, seq, groups, values: None, accepted: None };
     let estimate = plan.algorithm.adv_estimator.estimate(&rollouts).expect("advantages");
     let of_sequence = |sequence: u32| {
         let tokens =

@@ -1,7 +1,7 @@
 //! The RL step as a whole, on a tiny model: reproducible, and without quantization exactly on-policy.
 
 use crate::common::tiny::{self, steps, trainer};
-use qurl_train::rl::StepRecord;
+use qurl_train::rl::{StepRecord, Symptom};
 
 fn run(overrides: &[&str], threads: usize) -> Vec<StepRecord> {
     steps(&mut trainer(overrides, threads), 3)
@@ -108,6 +108,49 @@ fn prox_of_the_first_mini_batch_is_what_the_update_computes() {
         assert_eq!(with, without, "{case:?}");
         assert!(with.iter().all(|r| r.mismatch.expect("tokens").rho_max > 1.0), "{case:?}: {with:?}");
         assert!(with.iter().all(|r| r.full_kl.is_some_and(|kl| kl > 0.0)), "{case:?}");
+    }
+}
+
+/// What is rejected before the updates is counted, and is no part of what advantages are whitened over. A
+/// step that rejects everything changes nothing, not even the critic, and is a symptom.
+#[test]
+fn rejected_sequences_are_counted_and_without_others_nothing_changes() {
+    let gae = "algorithm.adv_estimator={ type = \"gae\" }";
+    let critic = "critic={ lr = 1e-3, ppo_mini_batch_size = 2, optim = { weight_decay = 0.1 } }";
+    let some = "algorithm.objective={ type = \"geo-mask\", low = 0.0, high = 1.0 }";
+    let mut trainer = tiny::trainer(&[gae, critic, some], 2);
+    let vocabulary = trainer.start().config.vocab_size;
+    let record = trainer.step().expect("a step");
+    let batch = trainer.last_batch();
+    let kept: Vec<f64> = batch
+        .advantages
+        .iter()
+        .zip(&batch.mask)
+        .filter(|(_, kept)| **kept)
+        .map(|(a, _)| f64::from(*a))
+        .collect();
+    let share = (batch.tokens() - kept.len()) as f64 / batch.tokens() as f64;
+    assert!(share > 0.0 && share < 1.0, "this test needs sequences on both sides: {share}");
+    assert_eq!(record.rejected_fraction, share);
+    assert_eq!(Symptom::of(&record, vocabulary), None);
+    let mean = kept.iter().sum::<f64>() / kept.len() as f64;
+    assert!(mean.abs() < 1e-6, "whitened over what is kept: {mean}");
+
+    let band = "correction = { type = \"geo-mask\", low = 2.0, high = 3.0 }";
+    for objective in [
+        "{ type = \"geo-mask\", low = 2.0, high = 3.0 }".to_string(),
+        format!("{{ type = \"cispo\", {band} }}"),
+        format!("{{ type = \"gspo\", {band} }}"),
+    ] {
+        let objective = format!("algorithm.objective={objective}");
+        let mut trainer = tiny::trainer(&[gae, critic, &objective], 2);
+        let before = tiny::bits(&trainer.weights().expect("weights"));
+        for record in steps(&mut trainer, 2) {
+            assert_eq!((record.updates, record.rejected_fraction), (0, 1.0), "{objective}");
+            assert_eq!((record.value_loss, record.value_grad_norm), (None, None), "{objective}");
+            assert_eq!(Symptom::of(&record, vocabulary), Some(Symptom::AllRejected), "{objective}");
+        }
+        assert_eq!(tiny::bits(&trainer.weights().expect("weights")), before, "{objective}");
     }
 }
 
