@@ -251,9 +251,12 @@ impl<D: Device> Run<D> {
     /// A step that failed. If it changed nothing, the state before it is saved.
     fn failed(&mut self, step: u64, error: TrainError) -> Result<Outcome, RunError> {
         if let Some(symptom) = Symptom::of_error(&error, self.vocabulary()) {
-            self.health.observe(step, Some(&symptom));
-            self.finish_checkpoints()?;
-            return Ok(Outcome::Broken { step, symptom });
+            // What is not finite cannot be sampled with; anything else may be chance.
+            let broken = self.health.observe(step, Some(&symptom));
+            if broken || matches!(symptom, Symptom::NotFinite { .. }) {
+                self.finish_checkpoints()?;
+                return Ok(Outcome::Broken { step, symptom });
+            }
         }
         if error.is_cancelled() {
             return Err(self.stopped()?);

@@ -52,3 +52,23 @@ fn whole_mini_batches_are_trained_on_where_the_recipe_allows_it() {
         "this test needs a step that is not full: {text}"
     );
 }
+
+/// Dynamic sampling that runs out while the policy shows a symptom is what it is, until the symptom has
+/// lasted for as many steps as the recipe says: with a patience of 0 it never breaks a run.
+#[test]
+fn running_out_with_a_symptom_breaks_a_run_only_when_its_patience_is_over() {
+    let dir = place_with("dynamic-symptom", "{ max_num_gen_batches = 1 }");
+    // Supervised steps that saturate the softmax: the policy is uniform, or always writes the same.
+    let ruin = ["--set", "sft.steps=4", "--set", "sft.lr=10", "--steps", "3"];
+    let out = |patience: &'static str| train(&dir, patience, &[&ruin[..], &["--set", patience]].concat());
+    for patient in ["run.alarm.patience=0", "run.alarm.patience=2"] {
+        let out = out(patient);
+        assert_eq!(out.status, 1, "{}", out.stderr);
+        assert!(out.stderr.contains("`algorithm.filter_groups.max_num_gen_batches` is 1"), "{}", out.stderr);
+        assert!(!out.stderr.contains("training is broken"), "{}", out.stderr);
+        assert!(dir.join(patient).join("checkpoints/step-0/manifest.json").exists(), "the state is saved");
+    }
+    let hasty = out("run.alarm.patience=1");
+    assert_eq!(hasty.status, 1, "{}", hasty.stderr);
+    assert!(hasty.stderr.contains("as 1 steps in a row show"), "{}", hasty.stderr);
+}
