@@ -90,7 +90,7 @@ impl<D: Device> Run<D> {
     ) -> Result<Run<D>, RunError> {
         let RunParts { path, store, from, mut log } = parts;
         let (text, plan) = (recipe.to_toml(), trainer.plan().clone());
-        let start_path = recipe.model.path.clone().filter(|_| recipe.sft.is_none());
+        let start_path = recipe.start_path().cloned().filter(|_| recipe.sft.is_none());
         let ranks = trainer.ranks().clone();
         let planned = || MemoryPlan::of_rl(trainer.device(), recipe, &plan, &trainer.start().config, &ranks);
         let memory = trainer.device().memory().map(|_| planned()).transpose()?;

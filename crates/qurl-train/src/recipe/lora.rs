@@ -152,6 +152,12 @@ impl Recipe {
         self.lora.as_ref().map_or(Ok(()), |lora| lora.check(self, check))
     }
 
+    /// Where the model is that training starts from: the adapters, where they continue from some.
+    pub fn start_path(&self) -> Option<&PathBuf> {
+        let adapters = self.lora.as_ref().and_then(|lora| lora.path.as_ref());
+        adapters.or(self.model.path.as_ref())
+    }
+
     /// Number format of the frozen base beside adapters.
     fn base_format(&self) -> Format {
         let rollout = || self.rollout.clone().unwrap_or_default().format;

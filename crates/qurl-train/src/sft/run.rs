@@ -70,7 +70,7 @@ impl<'a, D: Device> SftRun<'a, D> {
         let device = trainer.device();
         let planned = || MemoryPlan::of_sft(device, recipe, trainer.sft(), &start.config, &ranks);
         let memory = device.memory().map(|_| planned()).transpose().map_err(SftError::from)?;
-        let (text, start_path) = (recipe.to_toml(), recipe.model.path.clone());
+        let (text, start_path) = (recipe.to_toml(), recipe.start_path().cloned());
         Ok(SftRun {
             trainer,
             start,

@@ -7,11 +7,13 @@ use qurl_kernels::{Cpu, Cuda, Device};
 use qurl_model::config::Dims;
 use qurl_model::hf::peft;
 use qurl_model::{Dtype, Family, ModelConfig, Params};
-use qurl_train::checkpoint::ModelFiles;
+use qurl_train::checkpoint::{Keep, ModelFiles, Store};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::ranks::Ranks;
 use qurl_train::recipe::{Recipe, RecipeError, RlPlan};
-use qurl_train::rl::RlTrainer;
+use qurl_train::rl::{RlTrainer, Symptom};
+use qurl_train::run::{Run, RunParts};
+use qurl_train::runlog::RunLog;
 use qurl_train::sft::{Examples, SftTrainer};
 use qurl_train::start::Start;
 use std::path::Path;
@@ -104,6 +106,27 @@ fn a_run_with_adapters_resumes_with_the_same_bits_from_a_directory_of_peft() {
         let off: Vec<bool> =
             records.iter().map(|record| record.mismatch.expect("tokens").rho_max > 1.0).collect();
         assert_eq!(off, [false, noise, noise]);
+    }
+}
+
+/// Where training starts is what it falls back on: the adapters, where it continues from some.
+#[test]
+fn a_run_that_breaks_at_once_names_the_adapters_that_it_began_with() {
+    let scratch = Scratch::new();
+    let base_dir = scratch.path("base");
+    base(&base_dir);
+    let (dir, new) = (scratch.path("adapter"), trainer(&recipe(&base_dir, &[])));
+    let snapshot = { new }.snapshot("").expect("snapshot");
+    let (start, _) = tiny::start(&recipe(&base_dir, &[]));
+    ModelFiles::of(&start).save(&dir, &start.config, &snapshot.actor.weights, Dtype::F32).expect("saved");
+    let continued = format!("lora.path={}", dir.display());
+    for (overrides, expected) in [(&[][..], &base_dir), (&[continued.as_str()][..], &dir)] {
+        let (recipe, path) = (recipe(&base_dir, overrides), scratch.path("run"));
+        let store = Store::open(&path.join("checkpoints"), Keep { last: 1, best: 1 }).expect("a store");
+        let parts = RunParts { log: RunLog::open(&path, None).expect("logs"), path, store, from: None };
+        let run = Run::begin(trainer(&recipe), &recipe, parts).expect("begun");
+        let broken = run.broken(1, &Symptom::NoGradient).expect("a summary");
+        assert_eq!(broken.last_good, Some(expected.display().to_string()));
     }
 }
 
