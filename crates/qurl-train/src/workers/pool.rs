@@ -2,11 +2,11 @@
 //! back.
 //!
 //! A prompt is open, leased to a worker until a time, taken by the trainer itself, or answered. A worker that
-//! says nothing for longer than a lease loses its prompts, which are open again; whoever answers first
-//! answers, and what comes later is dropped. A worker whose answer cannot be one, or is found to be another
-//! than the trainer computes, is told nothing more, and what it has sent since the last step is sampled
-//! again. If rollouts of his were used before unchecked, the run's bits are not what they should be: that
-//! ends the run ([`PoolError::Lied`]).
+//! says nothing for longer than a lease loses its prompts, which are open again. Only the holder of a lease
+//! answers, or whoever comes while the prompt is open; what else comes is dropped. A worker whose answer
+//! cannot be one, or is found to be another than the trainer computes, is told nothing more, and what it has
+//! sent since the last step is sampled again. If rollouts of his were used before unchecked, the run's bits
+//! are not what they should be: that ends the run ([`PoolError::Lied`]).
 
 mod desk;
 mod state;

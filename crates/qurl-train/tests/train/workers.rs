@@ -5,12 +5,12 @@ use crate::common::tiny::{steps, trainer};
 use qurl_kernels::Cpu;
 use qurl_kernels::cpu::level::Level;
 use qurl_model::Params;
-use qurl_rollout::WeightVersion;
+use qurl_rollout::{FinishReason, Group, Request, Sample, WeightVersion};
 use qurl_train::recipe::Workers;
 use qurl_train::rl::StepRecord;
-use qurl_train::workers::protocol::{Ask, Hello, Report, VersionName, Welcome, Work};
+use qurl_train::workers::protocol::{Answer, Ask, Hello, Report, VersionName, Welcome, Work};
 use qurl_train::workers::{
-    Done, Link, LinkError, Pool, Refused, Without, Worker, WorkerError, WorkerOptions,
+    Done, Link, LinkError, Pool, PoolError, Refused, Without, Worker, WorkerError, WorkerOptions,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -267,6 +267,98 @@ fn a_lie_after_unchecked_rollouts_ends_the_run() {
     let error = found.records.expect_err("a lie");
     for part in ["worker w0 lied", "scored again it is", "used in steps [1"] {
         assert!(error.contains(part), "{error}");
+    }
+}
+
+/// A worker that is spoken for, message by message.
+struct Spoken {
+    pool: Arc<Pool>,
+    number: u64,
+    has: VersionName,
+}
+
+impl Spoken {
+    /// Joins and has the weights.
+    fn joins(pool: &Arc<Pool>, name: &str, has: VersionName) -> Spoken {
+        let kind = format!("cpu, {}", Level::best());
+        let hello = Hello { program: PROGRAM.to_string(), kind, name: name.to_string() };
+        let welcome = Pool::join(pool, &hello).expect("welcome");
+        Spoken { pool: pool.clone(), number: welcome.worker, has }
+    }
+
+    fn asks(&self, busy: bool) -> Work {
+        let ask = Ask { worker: self.number, samples: 1, has: Some(self.has), busy };
+        Pool::work(&self.pool, &ask).expect("an answer")
+    }
+
+    /// Answers a request with one token, over and over.
+    fn answers(&self, request: &Request, token: u32) {
+        let sample = Sample {
+            tokens: vec![token; request.max_new],
+            logprobs: vec![-1.0; request.max_new],
+            entropies: vec![1.0; request.max_new],
+            finish: FinishReason::Length,
+            weights: self.has.weights,
+        };
+        let answers = vec![Answer { key: request.key, samples: vec![sample] }];
+        let report = Report { worker: self.number, version: self.has, answers, failed: None };
+        Pool::report(&self.pool, report).expect("taken or dropped");
+    }
+}
+
+/// A pool with leases of a second and one prompt, and what its weights are called.
+fn with_one_prompt() -> (Arc<Pool>, VersionName, Request) {
+    let mut trainer = trainer(&[], 1);
+    let pool = trainer.open_pool(&checked(0.0), PROGRAM, |_| false);
+    let (weights, bytes) = (WeightVersion { version: 1, checksum: 7 }, b"weights");
+    pool.publish(weights, bytes.to_vec());
+    let request = Request::new(vec![1, 2], 3);
+    pool.submit(1, std::slice::from_ref(&request));
+    (pool, VersionName::of(weights, bytes), request)
+}
+
+/// The first token of what the pool has collected.
+fn collected(pool: &Pool, request: &Request) -> u32 {
+    let own = |_: &[Request]| -> Result<Vec<Group>, PoolError> { panic!("a worker has sampled it") };
+    let groups = pool.collect(1, std::slice::from_ref(request), own, |_| Ok(Vec::new())).expect("groups");
+    groups[0].samples[0].tokens[0]
+}
+
+/// A worker that samples a prompt for longer than a lease, and asks for more meanwhile, keeps it.
+#[test]
+fn a_prompt_that_takes_longer_than_a_lease_is_sampled_once() {
+    let (pool, has, request) = with_one_prompt();
+    let slow = Spoken::joins(&pool, "slow", has);
+    assert_eq!(slow.asks(false), Work::Prompts(vec![request.clone()]));
+    let other = Spoken::joins(&pool, "other", has);
+    for _ in 0..16 {
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(slow.asks(true), Work::Nothing);
+        // As if at work, so that it need not wait for something to do.
+        assert_eq!(other.asks(true), Work::Nothing, "{:?}", pool.notes());
+    }
+    slow.answers(&request, 4);
+    assert_eq!(collected(&pool, &request), 4);
+    let notes = pool.notes();
+    assert!(notes.iter().all(|note| note.contains("has joined")), "{notes:?}");
+}
+
+/// What a worker says of a prompt that was taken from it is dropped where another one has it, and counts
+/// where nobody has.
+#[test]
+fn a_late_answer_is_dropped_where_somebody_else_has_the_prompt() {
+    for taken in [true, false] {
+        let (pool, has, request) = with_one_prompt();
+        let late = Spoken::joins(&pool, "late", has);
+        assert_eq!(late.asks(false), Work::Prompts(vec![request.clone()]));
+        std::thread::sleep(Duration::from_millis(1100));
+        let other = Spoken::joins(&pool, "other", has);
+        if taken {
+            assert_eq!(other.asks(false), Work::Prompts(vec![request.clone()]));
+        }
+        late.answers(&request, 4);
+        other.answers(&request, 5);
+        assert_eq!(collected(&pool, &request), if taken { 5 } else { 4 });
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a pool says to workers: each of the four messages, and its answer.
+//! What a pool says to workers: each of their messages, and its answer.
 
 use super::super::check::check;
 use super::super::delta;
@@ -62,13 +62,17 @@ impl Pool {
         })
     }
 
-    /// Prompts for a worker; waits a moment for some where it has nothing to do.
+    /// Prompts for a worker; waits a moment for some where it has nothing to do. One that is at work keeps
+    /// what it has: it may ask more often than it reports.
     pub fn work(&self, ask: &Ask) -> Result<Work, Refused> {
         let until = Instant::now() + LONG_POLL;
         let mut state = self.state();
         loop {
             state.touch(ask.worker, self.options.lease)?;
             state.expire();
+            if ask.busy {
+                state.renew(ask.worker, self.options.lease);
+            }
             if state.ended {
                 state.peers.entry(ask.worker).and_modify(|peer| peer.told_end = true);
                 return Ok(Work::End);
@@ -127,8 +131,8 @@ impl Pool {
             let own = state.batches.get(&key.step).map(|batch| batch.version);
             let Some(expected) = own.and_then(|own| Some(state.versions.get(&own)?.name)) else { continue };
             let Some(prompt) = state.prompt(key.step, key.prompt) else { continue };
-            if matches!(prompt.place, Place::Answered(..) | Place::Done(_) | Place::Own) {
-                continue; // too late
+            if !matches!(prompt.place, Place::Open) && !prompt.is_leased_to(worker) {
+                continue; // too late: somebody else has it, or has answered
             }
             let wrong = match () {
                 () if key != prompt.request.key => {
@@ -163,10 +167,7 @@ impl Pool {
         }
         if let Some((key, why)) = failed {
             let name = state.name(worker);
-            if let Some(prompt) = state
-                .prompt(key.step, key.prompt)
-                .filter(|p| matches!(p.place, Place::Leased(w, _) if w == worker))
-            {
+            if let Some(prompt) = state.prompt(key.step, key.prompt).filter(|p| p.is_leased_to(worker)) {
                 (prompt.place, prompt.own_only) = (Place::Open, true);
                 state.notes.push(format!(
                     "worker {name} could not sample prompt {} of step {}: {why}",

@@ -67,6 +67,12 @@ pub struct State {
     pub ended: bool,
 }
 
+impl Prompt {
+    pub fn is_leased_to(&self, worker: u64) -> bool {
+        matches!(self.place, Place::Leased(holder, _) if holder == worker)
+    }
+}
+
 impl Batch {
     pub fn is(&self, version: u64, requests: &[Request]) -> bool {
         let same = |(prompt, request): (&Prompt, &Request)| prompt.request == *request;
