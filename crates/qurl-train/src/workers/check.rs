@@ -2,7 +2,7 @@
 
 use qurl_rollout::{FinishReason, Request, Sample, WeightVersion};
 
-/// How far above zero rounding may bring a log-prob, or below zero an entropy.
+/// How far above zero rounding may bring a log-prob, or an entropy below zero or above the uniform one.
 const ROUNDING: f32 = 1e-3;
 
 /// Checks the samples of a prompt made with these weights; what is wrong, if anything.
@@ -48,8 +48,10 @@ fn one(
     if let Some(logp) = logprobs.iter().find(|x| !(x.is_finite() && **x <= ROUNDING)) {
         return Err(format!("a log-prob of {logp}"));
     }
-    if let Some(entropy) = entropies.iter().find(|x| !(x.is_finite() && **x >= -ROUNDING)) {
-        return Err(format!("an entropy of {entropy}"));
+    let uniform = (vocabulary as f64).ln() as f32;
+    let possible = -ROUNDING..=uniform + ROUNDING;
+    if let Some(entropy) = entropies.iter().find(|x| !possible.contains(x)) {
+        return Err(format!("an entropy of {entropy}, of at most {uniform}"));
     }
     let stops = |token: &u32| request.stop_ids.contains(token);
     if let Some(at) = tokens[..count - 1].iter().position(stops) {
@@ -76,7 +78,7 @@ mod tests {
         let good = Sample {
             tokens: vec![4, 5, 7],
             logprobs: vec![-1.0, -0.5, 0.0],
-            entropies: vec![1.0, 0.0, 0.5],
+            entropies: vec![1.0, 0.0, 2.303], // ln 10 is less, by a rounding
             finish: FinishReason::StopId(7),
             weights,
         };
@@ -86,7 +88,7 @@ mod tests {
         assert_eq!(found(long.clone()), Ok(()));
         let two = check(&request, &[good.clone(), good.clone()], weights, (10, 64));
         assert_eq!(two, Err("2 samples, expected 1".to_string()));
-        let cases: [(&str, Sample); 10] = [
+        let cases: [(&str, Sample); 12] = [
             ("made with", Sample { weights: WeightVersion { version: 2, ..weights }, ..good.clone() }),
             ("made with", Sample { weights: WeightVersion { checksum: 8, ..weights }, ..good.clone() }),
             ("expected 1 to 3", Sample { tokens: vec![4; 4], ..good.clone() }),
@@ -95,6 +97,8 @@ mod tests {
             ("log-prob of NaN", Sample { logprobs: vec![-1.0, f32::NAN, 0.0], ..good.clone() }),
             ("log-prob of 1", Sample { logprobs: vec![-1.0, 1.0, 0.0], ..good.clone() }),
             ("an entropy", Sample { entropies: vec![1.0, -1.0, 0.0], ..good.clone() }),
+            ("an entropy", Sample { entropies: vec![1.0, 2.31, 0.0], ..good.clone() }),
+            ("an entropy", Sample { entropies: vec![1.0, f32::NAN, 0.0], ..good.clone() }),
             ("stop token 7 at 0", Sample { tokens: vec![7, 5, 7], ..good.clone() }),
             ("is not how", Sample { finish: FinishReason::Length, ..good }),
         ];

@@ -18,6 +18,7 @@ use qurl_model::compute::NetworkOptions;
 use qurl_rollout::{EngineOptions, Group, Request, WeightVersion};
 use state::{Batch, Peer, Place, Prompt, State, Version};
 use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -103,8 +104,8 @@ pub struct Pool {
     changed: Condvar,
     /// Whether waiting is to end, told whether nobody is there who could end it.
     stop: Box<dyn Fn(bool) -> bool + Send + Sync>,
-    /// Says which samples are computed again, and names workers: no worker can know it, and no bit of the run
-    /// depends on it.
+    /// Says which samples are computed again and which of their tokens, and names workers: no worker can know
+    /// it, and no bit of the run depends on it.
     random: RandomState,
 }
 
@@ -223,7 +224,8 @@ impl Pool {
             if (self.stop)(nobody && self.options.without == Without::Wait) {
                 return Err(PoolError::Stopped.into());
             }
-            let spots = state.spots(key);
+            let spots =
+                state.spots(key, |prompt, number| self.random.hash_one((key, prompt, number, "again")));
             if !spots.is_empty() {
                 drop(state);
                 let wrong = verify(&spots)?;

@@ -5,13 +5,14 @@ use crate::common::tiny::{steps, trainer};
 use qurl_kernels::Cpu;
 use qurl_kernels::cpu::level::Level;
 use qurl_model::Params;
-use qurl_rollout::{FinishReason, Group, Request, Sample, WeightVersion};
+use qurl_rollout::{FinishReason, Group, Request, Sample, SampleKey, WeightVersion};
 use qurl_train::recipe::Workers;
 use qurl_train::rl::StepRecord;
 use qurl_train::workers::protocol::{Answer, Ask, Hello, Report, VersionName, Welcome, Work};
 use qurl_train::workers::{
     Done, Link, LinkError, Pool, PoolError, Refused, Without, Worker, WorkerError, WorkerOptions,
 };
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -360,6 +361,29 @@ fn a_late_answer_is_dropped_where_somebody_else_has_the_prompt() {
         other.answers(&request, 5);
         assert_eq!(collected(&pool, &request), if taken { 5 } else { 4 });
     }
+}
+
+/// Which token is looked at does not follow from what a worker has sent: the same answer, looked at often.
+#[test]
+fn no_worker_can_foresee_where_the_trainer_looks() {
+    let mut trainer = trainer(&[], 1);
+    let pool = trainer.open_pool(&checked(1.0), PROGRAM, |_| false);
+    let (weights, bytes) = (WeightVersion { version: 1, checksum: 7 }, b"weights");
+    pool.publish(weights, bytes.to_vec());
+    let key = |prompt| SampleKey { prompt, ..SampleKey::default() };
+    let requests: Vec<Request> =
+        (0..12).map(|i| Request { key: key(i), ..Request::new(vec![1, 2], 24) }).collect();
+    pool.submit(1, &requests);
+    let worker = Spoken::joins(&pool, "worker", VersionName::of(weights, bytes));
+    requests.iter().for_each(|request| worker.answers(request, 4));
+    let mut looked = BTreeSet::new();
+    let own = |_: &[Request]| -> Result<Vec<Group>, PoolError> { panic!("a worker has sampled it") };
+    let groups = pool.collect(1, &requests, own, |spots| {
+        looked.extend(spots.iter().map(|spot| spot.again));
+        Ok(vec![None; spots.len()])
+    });
+    assert_eq!(groups.expect("groups").len(), 12);
+    assert!(looked.len() > 1 && looked.iter().all(|&at| at < 24), "{looked:?}");
 }
 
 #[test]

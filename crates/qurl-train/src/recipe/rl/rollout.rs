@@ -96,7 +96,8 @@ pub struct Workers {
     pub without: Without,
     /// Seconds of silence after which the prompts of a worker are given to others.
     pub lease_s: u64,
-    /// The share of samples that the trainer computes again, to find workers that lie or fail.
+    /// The share of samples that the trainer checks by computing them again, to find workers that lie or
+    /// fail: all log-probs and two of the tokens (docs/workers.md).
     pub spot_check: f64,
     /// Allow workers on other kinds of devices than the trainer's. Their samples are as good, but not the
     /// same bits.

@@ -179,17 +179,16 @@ impl State {
         taken.collect()
     }
 
-    /// Samples of a batch that are to be computed again.
-    pub fn spots(&self, key: u64) -> Vec<Spot> {
+    /// Samples of a batch that are to be computed again; `drawn` is a random number for prompt and sample.
+    pub fn spots(&self, key: u64, drawn: impl Fn(u64, u32) -> u64) -> Vec<Spot> {
         let mut spots = Vec::new();
         for prompt in self.batches.get(&key).into_iter().flat_map(|batch| &batch.prompts) {
             let Place::Answered(_, samples, left) = &prompt.place else { continue };
             for &number in left {
                 let sample = samples[number as usize].clone();
-                // Some place in the middle that depends on what came, and on nothing that its sender can
-                // choose without choosing the sample.
-                let at = sample.logprobs.iter().fold(number, |sum, x| sum.rotate_left(5) ^ x.to_bits());
-                let again = at as usize % sample.tokens.len();
+                // What follows from the sample is known to its sender, who could lie elsewhere.
+                let place = drawn(prompt.request.key.prompt, number) % sample.tokens.len() as u64;
+                let again = place as usize;
                 spots.push(Spot { request: prompt.request.clone(), number, sample, again });
             }
         }
