@@ -1,6 +1,6 @@
 //! Rollout workers over HTTP: a trainer that listens for them, and a worker's way to its trainer.
 //!
-//! Four routes under `/workers/v1/` take a message of `qurl_train::workers::protocol` and answer with one, or
+//! Five routes under `/workers/v1/` take a message of `qurl_train::workers::protocol` and answer with one, or
 //! with a status and a reason as text. Both sides show the secret of QURL_WORKER_SECRET as a bearer key, on a
 //! loopback address, too. There is no TLS: where the network is not trusted, both ends stand behind a proxy
 //! or in a tunnel.

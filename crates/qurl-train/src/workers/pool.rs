@@ -25,6 +25,9 @@ use std::time::Duration;
 /// How often the trainer looks whether leases have run out or it was told to stop.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// How long a worker that was told that the run is over has for its goodbye.
+const GOODBYE: Duration = Duration::from_secs(3);
+
 /// What happens where no worker is there.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
@@ -160,11 +163,14 @@ impl Pool {
         self.changed.notify_all();
     }
 
-    /// Workers that do not know yet that the run is over.
+    /// Workers that have not said that they know that the run is over. One that was told and says nothing
+    /// is not waited for any longer than a moment.
     pub fn waiting(&self) -> usize {
         let state = self.state();
         let here = |peer: &&Peer| {
-            !peer.told_end && peer.sent_away.is_none() && peer.seen.elapsed() < self.options.lease
+            let may_hear = peer.told_end.is_none_or(|told| told.elapsed() < GOODBYE);
+            let alive = peer.sent_away.is_none() && peer.seen.elapsed() < self.options.lease;
+            !peer.has_left && may_hear && alive
         };
         if state.ended { state.peers.values().filter(here).count() } else { 0 }
     }

@@ -47,6 +47,8 @@ pub trait Link {
     -> Result<Vec<u8>, LinkError>;
     /// [`Pool::report`]
     fn report(&mut self, report: Report) -> Result<(), LinkError>;
+    /// [`Pool::goodbye`]
+    fn goodbye(&mut self, worker: u64) -> Result<(), LinkError>;
 }
 
 /// In the same process.
@@ -70,6 +72,11 @@ impl Link for Arc<Pool> {
 
     fn report(&mut self, report: Report) -> Result<(), LinkError> {
         Ok(Pool::report(self, report)?)
+    }
+
+    fn goodbye(&mut self, worker: u64) -> Result<(), LinkError> {
+        Pool::goodbye(self, worker);
+        Ok(())
     }
 }
 
@@ -300,7 +307,11 @@ impl<D: Device, L: Link> Worker<D, L> {
             let work = self.link.work(&Ask { worker: stay.number, samples: room.max(1), has, busy })?;
             (stay.heard, stay.asked) = (Instant::now(), Some(Instant::now()));
             match work {
-                Work::End => return Ok(false),
+                Work::End => {
+                    // It is only that the trainer need not wait, and it does not wait for long.
+                    _ = self.link.goodbye(stay.number);
+                    return Ok(false);
+                }
                 Work::Weights(name) => match self.take_over(stay, name) {
                     // It came too late for them: others have done what they were for.
                     Err(WorkerError::Link(LinkError::Refused(Refused::Gone(_)))) => {}

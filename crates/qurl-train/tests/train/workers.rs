@@ -122,6 +122,10 @@ impl Link for Faulty {
         }
         Link::report(&mut self.pool, report)
     }
+
+    fn goodbye(&mut self, worker: u64) -> Result<(), LinkError> {
+        Link::goodbye(&mut self.pool, worker)
+    }
 }
 
 struct Outcome {
@@ -361,6 +365,24 @@ fn a_late_answer_is_dropped_where_somebody_else_has_the_prompt() {
         other.answers(&request, 5);
         assert_eq!(collected(&pool, &request), if taken { 5 } else { 4 });
     }
+}
+
+/// A trainer waits for workers until they say that they know that the run is over.
+#[test]
+fn a_worker_says_goodbye_when_the_run_is_over() {
+    let mut trainer = trainer(&[], 1);
+    let pool = trainer.open_pool(&Workers { lease_s: 60, ..checked(0.0) }, PROGRAM, |_| false);
+    let has = VersionName::of(WeightVersion { version: 1, checksum: 7 }, b"weights");
+    let [first, second] = ["first", "second"].map(|name| Spoken::joins(&pool, name, has));
+    assert_eq!(pool.waiting(), 0, "the run goes on");
+    pool.end();
+    assert_eq!(pool.waiting(), 2);
+    assert_eq!(first.asks(false), Work::End);
+    assert_eq!(pool.waiting(), 2, "the answer may not have come");
+    Pool::goodbye(&pool, first.number);
+    assert_eq!(pool.waiting(), 1);
+    Pool::goodbye(&pool, second.number);
+    assert_eq!(pool.waiting(), 0);
 }
 
 /// Which token is looked at does not follow from what a worker has sent: the same answer, looked at often.

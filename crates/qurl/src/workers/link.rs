@@ -14,8 +14,9 @@ use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-/// How long a connection may take, a small message, and weights.
+/// How long a connection may take, the last message, a small one, and weights.
 const CONNECT: Duration = Duration::from_secs(10);
+const GOODBYE: Duration = Duration::from_secs(3);
 const MESSAGE: Duration = Duration::from_secs(60);
 const WEIGHTS: Duration = Duration::from_secs(1800);
 
@@ -114,5 +115,9 @@ impl Link for HttpLink {
 
     fn report(&mut self, report: Report) -> Result<(), LinkError> {
         self.call("report", &report, WEIGHTS).map(|_| ())
+    }
+
+    fn goodbye(&mut self, worker: u64) -> Result<(), LinkError> {
+        self.call("goodbye", &worker, GOODBYE).map(|_| ())
     }
 }

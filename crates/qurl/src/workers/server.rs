@@ -1,4 +1,4 @@
-//! The trainer's side of the four routes.
+//! The trainer's side of the five routes.
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -77,14 +77,13 @@ impl Server {
         self.address
     }
 
-    /// Answers a moment longer, so that workers hear that the run is over.
+    /// Answers a moment longer, until workers have said that they know that the run is over.
     pub fn goodbye(self) {
         let until = std::time::Instant::now() + GOODBYE;
         while self.pool.waiting() > 0 && std::time::Instant::now() < until {
             std::thread::sleep(Duration::from_millis(20));
         }
-        // An answer counts as told when it is made; this is its time to leave, since the runtime drops what has
-        // not left when it ends.
+        // Those who come to join now say no goodbye; and the runtime drops what has not left when it ends.
         std::thread::sleep(LAST_ANSWERS);
         self.stop.send_replace(true);
         self.runtime.shutdown_timeout(Duration::from_millis(500));
@@ -97,6 +96,7 @@ fn routes(shared: Shared) -> Router {
         .route("/workers/v1/work", post(work))
         .route("/workers/v1/weights", post(weights))
         .route("/workers/v1/report", post(report))
+        .route("/workers/v1/goodbye", post(goodbye))
         .layer(middleware::from_fn_with_state(shared.clone(), admit))
         .with_state(shared)
 }
@@ -137,6 +137,14 @@ async fn weights(State(shared): State<Shared>, body: Body) -> Response {
 
 async fn report(State(shared): State<Shared>, body: Body) -> Response {
     answer(shared, body, |pool, report| pool.report(report).map(|()| Bytes::new())).await
+}
+
+async fn goodbye(State(shared): State<Shared>, body: Body) -> Response {
+    let heard = |pool: &Pool, worker: u64| {
+        pool.goodbye(worker);
+        Ok(Bytes::new())
+    };
+    answer(shared, body, heard).await
 }
 
 /// Weights that are sent to several workers without a copy for each.

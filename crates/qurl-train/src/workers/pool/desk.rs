@@ -46,7 +46,8 @@ impl Pool {
             name: name.clone(),
             seen: Instant::now(),
             sent_away: None,
-            told_end: false,
+            told_end: None,
+            has_left: false,
             unchecked: BTreeSet::new(),
         };
         state.peers.insert(number, peer);
@@ -69,12 +70,13 @@ impl Pool {
         let mut state = self.state();
         loop {
             state.touch(ask.worker, self.options.lease)?;
-            state.expire();
             if ask.busy {
                 state.renew(ask.worker, self.options.lease);
             }
+            state.expire();
             if state.ended {
-                state.peers.entry(ask.worker).and_modify(|peer| peer.told_end = true);
+                let told = |peer: &mut Peer| _ = peer.told_end.get_or_insert_with(Instant::now);
+                state.peers.entry(ask.worker).and_modify(told);
                 return Ok(Work::End);
             }
             if let Some(work) = state.hand_out(ask, self.options.lease) {
@@ -86,6 +88,11 @@ impl Pool {
             }
             state = self.wait(state, (until - now).min(LOOK));
         }
+    }
+
+    /// A worker has heard that the run is over.
+    pub fn goodbye(&self, worker: u64) {
+        self.state().peers.entry(worker).and_modify(|peer| peer.has_left = true);
     }
 
     /// The bytes of a version for a worker that has the version `have` (and its hash), or none.

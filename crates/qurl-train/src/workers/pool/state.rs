@@ -48,8 +48,10 @@ pub struct Peer {
     pub name: String,
     pub seen: Instant,
     pub sent_away: Option<String>,
-    /// Whether it knows that the run is over.
-    pub told_end: bool,
+    /// When it was first told that the run is over.
+    pub told_end: Option<Instant>,
+    /// Whether it has heard that.
+    pub has_left: bool,
     /// Steps that used rollouts of it which were not computed again.
     pub unchecked: BTreeSet<u64>,
 }
