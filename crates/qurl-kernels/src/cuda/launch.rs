@@ -144,7 +144,10 @@ impl Context {
     /// A kernel, with so much dynamic shared memory at least.
     fn function(&self, kernel: KernelId, shared: u32) -> Result<Handle, String> {
         if self.only_counts() {
-            return Ok(std::ptr::null_mut());
+            return match shared as usize <= self.shared {
+                true => Ok(std::ptr::null_mut()),
+                false => Err(format!("{shared} bytes of shared memory for {}: too many", kernel.name())),
+            };
         }
         let place = &self.kernels.functions[kernel as usize];
         if let Some(function) = place.get().filter(|f| f.shared.load(Ordering::Acquire) >= shared) {
