@@ -71,7 +71,7 @@ pub struct CudaQueue {
     lt: Option<Option<Lt>>,
     /// The end of the exchanges begun so far, where some were.
     pub(super) exchanged: Option<Event>,
-    error: Option<DeviceError>,
+    pub(super) error: Option<DeviceError>,
 }
 
 // SAFETY: the raw pointers are handles of the driver and page-locked memory that this queue alone owns; the
