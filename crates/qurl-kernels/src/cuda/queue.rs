@@ -162,7 +162,7 @@ impl CudaQueue {
         if self.recording.is_none() {
             self.tidy();
         }
-        self.workspace.rewind(Mark::default());
+        self.workspace.begin();
     }
 
     /// Gives memory that was too small its final size.
@@ -170,7 +170,7 @@ impl CudaQueue {
         if self.workspace.is_fragmented() {
             // Recorded steps have addresses of the workspace.
             self.graphs.clear(&self.context.driver);
-            let merged = self.workspace.merge(&self.context);
+            let merged = self.workspace.merge(&self.context, 0);
             self.keep(merged);
         }
         if self.ring.is_spent() {
@@ -192,7 +192,13 @@ impl CudaQueue {
             self.fail("a recorded step needs more workspace than it did when it ran directly".to_string());
             return 0;
         }
-        let grown = self.workspace.grow(&self.context, bytes);
+        let grown = match self.workspace.can_be_replaced() {
+            true => {
+                self.graphs.clear(&self.context.driver);
+                self.workspace.merge(&self.context, bytes)
+            }
+            false => self.workspace.grow(&self.context, bytes),
+        };
         self.keep(grown);
         self.workspace.take(bytes).unwrap_or(0)
     }
