@@ -67,6 +67,8 @@ pub struct CudaQueue {
     /// While a step is recorded: what it needs.
     pub(super) recording: Option<Needs>,
     pub(super) maps: TensorMaps,
+    /// Whether weights have been written since the last launch.
+    pub(super) packed: bool,
     /// cuBLASLt, once it has been looked for, where the machine has it.
     lt: Option<Option<Lt>>,
     /// The end of the exchanges begun so far, where some were.
@@ -106,6 +108,7 @@ impl CudaQueue {
             graphs: Graphs::default(),
             recording: None,
             maps: TensorMaps::default(),
+            packed: false,
             lt: None,
             exchanged: None,
             error: None,

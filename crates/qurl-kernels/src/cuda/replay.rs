@@ -106,6 +106,7 @@ impl CudaQueue {
         // SAFETY: graph and stream are alive.
         let status = unsafe { (self.context.driver.graph_launch)(graph, self.stream) };
         self.check("launching a recorded step", status);
+        self.packed = false;
     }
 
     /// Records a step.
