@@ -114,10 +114,15 @@ impl Collective {
         }
     }
 
-    /// Tells the watch that an exchange begins.
-    pub(crate) fn begin_exchange(&self) {
+    /// Tells the watch that an exchange begins: its number, of which all ranks have as many.
+    pub(crate) fn begin_exchange(&self) -> u64 {
+        self.watch.as_ref().map_or(0, Watch::begin_exchange)
+    }
+
+    /// Tells the watch that it has ended, and all before it.
+    fn end_exchange(&self, number: u64) {
         if let Some(watch) = &self.watch {
-            watch.begin_exchange();
+            watch.end_exchange(number);
         }
     }
 
@@ -206,6 +211,10 @@ impl Collective {
             let from = rank(place - leads);
             self.exchange(&[], &mut [Receive { from, bytes: &mut *bytes }])?;
         }
+        // As many exchanges everywhere: the root receives nothing.
+        if place == 0 {
+            self.exchange(&[], &mut [])?;
+        }
         let bytes: &[u8] = bytes;
         let reach =
             std::iter::successors(Some(leads / 2), |reach| Some(reach / 2)).take_while(|&reach| reach > 0);
@@ -216,8 +225,10 @@ impl Collective {
 
     /// All exchanges of bytes of the host come here.
     fn exchange(&self, sends: &[Send], receives: &mut [Receive]) -> Result<(), CollectiveError> {
-        self.begin_exchange();
-        self.transport.exchange(sends, receives)
+        let number = self.begin_exchange();
+        let done = self.transport.exchange(sends, receives);
+        self.end_exchange(number);
+        done
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {

@@ -95,6 +95,7 @@ pub(super) fn driver() -> Driver {
         graph_destroy: one_handle,
         event_create: stream_create,
         event_record: two_handles,
+        event_query: one_handle,
         event_wait: one_handle,
         event_destroy: one_handle,
         error_text,

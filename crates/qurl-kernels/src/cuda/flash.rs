@@ -100,7 +100,7 @@ fn everywhere(queue: &mut CudaQueue, heads: Heads, kv: &CudaKv, rows: &Rows) {
     let Rows { qkv, spans, pages, work, blocks, out, lse } = *rows;
     let (key_scales, value_scales) = kv.scales();
     let hd = heads.head_dim;
-    // Two tiles of keys and values with their scales, and what the threads have summed up: of two rows, maxima
+    // Two tiles of keys and values with their scales, and what the threads have summed up of two rows: maxima
     // and denominators, and sums, which may wait in `out`.
     let tiles = 4 * FLASH_TILE * hd * 2 + 4 * FLASH_TILE * 4;
     let with = |sums: usize| tiles + PREFILL_THREADS * (sums + 4) * 4;
