@@ -34,8 +34,8 @@ EMPTY(cuFuncGetAttribute) EMPTY(cuOccupancyMaxActiveBlocksPerMultiprocessor)
 EMPTY(cuOccupancyMaxActiveClusters) EMPTY(cuLaunchKernelEx) EMPTY(cuTensorMapEncodeTiled)
 EMPTY(cuStreamBeginCapture_v2) EMPTY(cuStreamEndCapture) EMPTY(cuGraphInstantiateWithFlags)
 EMPTY(cuGraphLaunch) EMPTY(cuGraphExecDestroy) EMPTY(cuGraphDestroy) EMPTY(cuEventCreate)
-EMPTY(cuEventRecord) EMPTY(cuEventSynchronize) EMPTY(cuEventQuery) EMPTY(cuEventElapsedTime) EMPTY(cuEventDestroy_v2)
-EMPTY(cuStreamWaitEvent)
+EMPTY(cuEventRecord) EMPTY(cuEventSynchronize) EMPTY(cuEventElapsedTime) EMPTY(cuEventDestroy_v2)
+EMPTY(cuStreamWaitEvent) EMPTY(cuEventQuery)
 EMPTY(cuGetErrorString)
 int nvrtcCompileProgram() { return COMPILED; }
 int nvrtcGetProgramLogSize(void* program, size_t* size) { *size = 9; return 0; }
