@@ -176,7 +176,8 @@ class Flash:
             (work.shape[0], case.kv_heads),
             (256,),
             smem,
-            [*self.inputs(case), work, out, lse, *self.numbers(case)],
+            # Sums wait in shared memory.
+            [*self.inputs(case), work, out, lse, *self.numbers(case), ctypes.c_uint32(0)],
         )
 
     def decode(self, case, out, lse, angles=None, output=0, scales=None):

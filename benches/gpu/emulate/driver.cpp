@@ -45,6 +45,18 @@ std::map<Address, std::pair<void*, size_t>> allocations;
 const size_t TOTAL = (size_t)16 << 30, PAGE = 4096;
 size_t allocated;
 
+// Shared memory that a block may have.
+int shared_of_a_block() {
+    switch (settings().architecture) {
+        case 80:
+        case 87: return 163 << 10;
+        case 86:
+        case 89:
+        case 120: return 99 << 10;
+        default: return 227 << 10;
+    }
+}
+
 int issue(Handle stream, Work work) {
     Graph* recording = stream ? ((Stream*)stream)->recording : nullptr;
     if (recording) {
@@ -71,6 +83,7 @@ EXPORT int cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
         case 16: return *value = settings().sms, 0;
         case 75: return *value = settings().architecture / 10, 0;
+        case 97: return *value = shared_of_a_block(), 0;
         case 76: return *value = settings().architecture % 10, 0;
         default: return INVALID;
     }
@@ -128,6 +141,7 @@ EXPORT int cuStreamWaitEvent(Handle, Handle, unsigned) { return 0; }
 EXPORT int cuEventCreate(Handle* event, unsigned) { return *event = (Handle)1, 0; }
 EXPORT int cuEventRecord(Handle, Handle) { return 0; }
 EXPORT int cuEventSynchronize(Handle) { return 0; }
+EXPORT int cuEventQuery(Handle) { return 0; }
 EXPORT int cuEventDestroy_v2(Handle) { return 0; }
 
 EXPORT int cuStreamBeginCapture_v2(Handle stream, int) { return ((Stream*)stream)->recording = new Graph, 0; }
@@ -190,7 +204,7 @@ EXPORT int cuModuleGetFunction(Handle* function, Handle handle, const char* name
     return *function = f, 0;
 }
 EXPORT int cuFuncSetAttribute(Handle function, int attribute, int value) {
-    if (attribute != 8 || value > 227 << 10) return INVALID;
+    if (attribute != 8 || value > shared_of_a_block()) return INVALID;
     ((Function*)function)->shared = value;
     return 0;
 }

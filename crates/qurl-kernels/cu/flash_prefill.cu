@@ -3,8 +3,12 @@
 
 // 128 packed rows of one span and key/value head; tiles of keys and values are shared by eight warps,
 // double-buffered.
+//
+// What the splits before the one at hand have summed up waits in shared memory. With heads of 128 that is more
+// than some devices have (99 KB a block on compute capability 8.6, 8.9 and 12.x): there `sums_in_out` lets the
+// sums wait in the block's own rows of `out`, from which they are read once per 512 keys.
 template <int FORMAT, int HD>
-__device__ __forceinline__ void prefill(const FlashArgs& a) {
+__device__ __forceinline__ void prefill(const FlashArgs& a, bool sums_in_out) {
     const int BYTES = HD * 2;
     const int TILE_BYTES = FLASH_TILE * BYTES;
     extern __shared__ __align__(1024) u8 smem[];
@@ -113,8 +117,18 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
 
     Softmax state;
     float o[HD / 8][4];
-    float* buffer = totals + warp * (HD / 2 + 4) * WARP + lane;
-    float* total = buffer + HD / 2 * WARP;  // m and l of both rows
+    // m and l of both rows, then the sums.
+    float* total = totals + warp * (sums_in_out ? 4 : HD / 2 + 4) * WARP + lane;
+    float* buffer = total + 4 * WARP;
+    // A row's place in `out` (in heads), computed again rather than kept over the loop.
+    auto place = [&](int h) {
+        const volatile u32* work = a.work;
+        const volatile u32* again =
+            reinterpret_cast<const volatile u32*>(a.spans + (work ? work[2 * blockIdx.x] : blockIdx.x));
+        u32 row = (work ? work[2 * blockIdx.x + 1] : 0) + threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
+        row += 8 * h;
+        return (u64)(again[0] + row / group) * a.heads + kv_head * group + row % group;
+    };
     auto reset = [&]() {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -129,8 +143,8 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
     };
     reset();
     u32 folded_splits = 0;
-    // Folds the state of a split into the total.
-    auto close_split = [&]() {
+    // Folds the state of a split into the total, which is kept for the next one unless it is the last.
+    auto close_split = [&](bool last) {
         float keep[2] = {0.0f, 0.0f}, take[2] = {1.0f, 1.0f};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -143,13 +157,32 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
             total[2 * h * WARP] = state.m[h];
             total[(2 * h + 1) * WARP] = state.l[h];
         }
+        if (sums_in_out) {
 #pragma unroll
-        for (int t = 0; t < HD / 8; ++t) {
+            for (int h = 0; h < 2; ++h) {
+                if (limit[h] == 0) continue;
+                float* own = a.out + place(h) * HD + quad * 2;
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                float* at = buffer + (t * 4 + e) * WARP;
-                if (folded_splits > 0) o[t][e] = folded(*at, o[t][e], keep[e / 2], take[e / 2]);
-                *at = o[t][e];
+                for (int t = 0; t < HD / 8; ++t) {
+                    float2* at = reinterpret_cast<float2*>(own + t * 8);
+                    float &x = o[t][2 * h], &y = o[t][2 * h + 1];
+                    if (folded_splits > 0) {
+                        float2 before = *at;
+                        x = folded(before.x, x, keep[h], take[h]);
+                        y = folded(before.y, y, keep[h], take[h]);
+                    }
+                    if (!last) *at = make_float2(x, y);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int t = 0; t < HD / 8; ++t) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    float* at = buffer + (t * 4 + e) * WARP;
+                    if (folded_splits > 0) o[t][e] = folded(*at, o[t][e], keep[e / 2], take[e / 2]);
+                    if (!last) *at = o[t][e];
+                }
             }
         }
         ++folded_splits;
@@ -164,7 +197,7 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
         copies_wait<1>();
         __syncthreads();
         if (tile > first_tile && tile % SPLIT_TILES == 0) {
-            close_split();
+            close_split(false);
             reset();
         }
         // The warp's first row lies at most 15 positions before its last one: so much longer than a row's is
@@ -207,26 +240,19 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
         if (tile + 1 < tile_count) settle(tile + 1);
         __syncthreads();
     }
-    if (folded_splits > 0) close_split();
-    // Places are computed again rather than kept over the loop.
-    const volatile u32* work = a.work;
-    const volatile u32* again =
-        reinterpret_cast<const volatile u32*>(a.spans + (work ? work[2 * blockIdx.x] : blockIdx.x));
-    u32 span_row = again[0];
-    packed = (work ? work[2 * blockIdx.x + 1] : 0) + threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
+    if (folded_splits > 0) close_split(true);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         if (limit[h] == 0) continue;
-        u64 place =
-            (u64)(span_row + (packed + 8 * h) / group) * a.heads + kv_head * group + (packed + 8 * h) % group;
+        u64 to = place(h);
         float inverse = __frcp_rn(state.l[h]);
-        float* out = a.out + place * HD + quad * 2;
+        float* out = a.out + to * HD + quad * 2;
 #pragma unroll
         for (int t = 0; t < HD / 8; ++t) {
             float2 pair = {__fmul_rn(o[t][2 * h], inverse), __fmul_rn(o[t][2 * h + 1], inverse)};
             *reinterpret_cast<float2*>(out + t * 8) = pair;
         }
-        if (a.lse && quad == 0) a.lse[place] = log_sum(state.m[h], state.l[h]);
+        if (a.lse && quad == 0) a.lse[to] = log_sum(state.m[h], state.l[h]);
     }
 }
 
@@ -234,13 +260,14 @@ __device__ __forceinline__ void prefill(const FlashArgs& a) {
     extern "C" __global__ void __launch_bounds__(256, 1) flash_prefill_##name##_##hd(                \
         const float* qkv, const u8* keys, const u8* values, const float* key_scales,                 \
         const float* value_scales, const Span* spans, const u32* pages, const u32* work, float* out, \
-        float* lse, int stride, int heads, int kv_heads, int page_shift, float scale, u32 window     \
+        float* lse, int stride, int heads, int kv_heads, int page_shift, float scale, u32 window,    \
+        u32 sums_in_out                                                                              \
     ) {                                                                                              \
         FlashArgs args = {qkv,      keys,       values, key_scales, value_scales, spans,   pages,    \
                           work,     out,        lse,    nullptr,    nullptr,      stride,  heads,    \
                           kv_heads, page_shift, 1,      scale,      window,       nullptr, nullptr,  \
                           0,        nullptr};                                                        \
-        prefill<format, hd>(args);                                                                   \
+        prefill<format, hd>(args, hd > 64 && sums_in_out);                                           \
     }
 KERNEL(bf16, KV_BF16, 64)
 KERNEL(bf16, KV_BF16, 128)

@@ -114,10 +114,15 @@ impl Collective {
         }
     }
 
-    /// Tells the watch that an exchange begins.
-    pub(crate) fn begin_exchange(&self) {
+    /// Tells the watch that an exchange begins: its number, of which all ranks have as many.
+    pub(crate) fn begin_exchange(&self) -> u64 {
+        self.watch.as_ref().map_or(0, Watch::begin_exchange)
+    }
+
+    /// Tells the watch that it has ended, and all before it.
+    fn end_exchange(&self, number: u64) {
         if let Some(watch) = &self.watch {
-            watch.begin_exchange();
+            watch.end_exchange(number);
         }
     }
 
@@ -202,22 +207,34 @@ impl Collective {
         let place = (self.rank + self.size - root) % self.size;
         let rank = |place: usize| (place + root) % self.size;
         let leads = if place == 0 { self.size.next_power_of_two() } else { 1 << place.trailing_zeros() };
-        if place != 0 {
-            let from = rank(place - leads);
-            self.exchange(&[], &mut [Receive { from, bytes: &mut *bytes }])?;
-        }
-        let bytes: &[u8] = bytes;
-        let reach =
-            std::iter::successors(Some(leads / 2), |reach| Some(reach / 2)).take_while(|&reach| reach > 0);
-        let below = reach.map(|reach| place + reach).filter(|&below| below < self.size);
-        let sends = below.map(|below| Send { to: rank(below), bytes }).collect::<Vec<_>>();
-        self.exchange(&sends, &mut [])
+        // One exchange everywhere, though the root only sends.
+        self.as_one(|transport| {
+            if place != 0 {
+                let from = rank(place - leads);
+                transport.exchange(&[], &mut [Receive { from, bytes: &mut *bytes }])?;
+            }
+            let bytes: &[u8] = bytes;
+            let reach = std::iter::successors(Some(leads / 2), |reach| Some(reach / 2))
+                .take_while(|&reach| reach > 0);
+            let below = reach.map(|reach| place + reach).filter(|&below| below < self.size);
+            let sends = below.map(|below| Send { to: rank(below), bytes }).collect::<Vec<_>>();
+            transport.exchange(&sends, &mut [])
+        })
     }
 
-    /// All exchanges of bytes of the host come here.
     fn exchange(&self, sends: &[Send], receives: &mut [Receive]) -> Result<(), CollectiveError> {
-        self.begin_exchange();
-        self.transport.exchange(sends, receives)
+        self.as_one(|transport| transport.exchange(sends, receives))
+    }
+
+    /// All exchanges of bytes of the host come here; the watch takes what runs for one exchange.
+    fn as_one(
+        &self,
+        run: impl FnOnce(&Transport) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        let number = self.begin_exchange();
+        let done = run(&self.transport);
+        self.end_exchange(number);
+        done
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {

@@ -69,8 +69,13 @@ impl Collective {
         let id = met.gift.clone();
         // From here on a rank that dies is noticed, also while the others wait for it to join the clique.
         let ranks = Collective::over(rank, size, Transport::Alone).watched(met, limits)?;
+        let joining = ranks.begin_exchange();
         let clique =
             Clique::join(device, rank, size, &id).inspect_err(|error| ranks.fail(&error.to_string()))?;
+        ranks.end_exchange(joining);
+        if let Some(watch) = &ranks.watch {
+            watch.ask(clique.pulse()).map_err(|e| failed(e.to_string()))?;
+        }
         let ranks =
             Collective { transport: Transport::Nccl(Box::new(clique)), job: job.map(Box::new), ..ranks };
         ranks.barrier()?;

@@ -10,7 +10,7 @@ use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 /// What a rank says first, so that strangers are not taken for ranks. The digit is the protocol's version.
-const MAGIC: &[u8; 8] = b"QURLRNK1";
+const MAGIC: &[u8; 8] = b"QURLRNK2";
 /// How long a newcomer may take to say who it is.
 const HELLO: Duration = Duration::from_secs(2);
 /// A pause between tries.
@@ -43,7 +43,7 @@ pub(super) enum Kind {
     Welcome = 2,
     /// Something is wrong; the text says what. The run ends.
     Fault = 3,
-    /// A sign of life, with the number of exchanges begun.
+    /// A sign of life, with the numbers of exchanges begun and ended.
     Beat = 4,
     /// The rank has finished.
     Leave = 5,
@@ -243,7 +243,7 @@ fn connect(at: &Address) -> std::io::Result<TcpStream> {
 }
 
 /// "rank 3 of 4", "ranks 1, 2 of 4".
-fn name_ranks(ranks: &[usize], size: usize) -> String {
+pub(super) fn name_ranks(ranks: &[usize], size: usize) -> String {
     let list = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     format!("rank{} {list} of {size}", if ranks.len() == 1 { "" } else { "s" })
 }

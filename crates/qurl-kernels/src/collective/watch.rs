@@ -1,17 +1,23 @@
 //! Signs of life: a rank that dies or hangs ends all others, with an error that names it.
 //!
 //! Libraries wait for a lost rank for ever. So each rank keeps its connection to rank 0 and beats over it
-//! once a second, with the number of exchanges it has begun. Rank 0 sees three things and tells all others:
+//! once a second, with the number of exchanges it has begun and of those that have ended. Rank 0 sees four
+//! things and tells all others:
 //! - a connection that closes without a farewell: the process is dead (at once);
 //! - no beat for [`Limits::silence`]: the process is stopped, or its machine is gone;
-//! - beats, but for [`Limits::stall`] no rank begins an exchange although some are further than others: those
-//!   wait for the one that has begun fewest, which hangs.
+//! - beats, but for [`Limits::stall`] no exchange begins or ends although some wait in one: for the rank that
+//!   has begun fewest, which hangs;
+//! - the same where all have begun as many: a GPU or a link does not answer.
+//!
+//! Exchanges of GPUs run in the background, and the threads that issue them wait in calls that may never
+//! return. Whether they have ended, and what the library says of its links, is asked by a thread that waits
+//! for nobody ([`Watch::ask`]).
 //!
 //! Whoever learns of it ends its process ([`end`](super::end)), whatever its threads wait in. Rank 0 itself
 //! is watched by all others in the same way.
 
 use super::end;
-use super::rendezvous::{Frame, Kind, Met};
+use super::rendezvous::{Frame, Kind, Met, name_ranks};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +30,8 @@ pub struct Limits {
     pub rendezvous: Duration,
     /// For a sign of life of a process.
     pub silence: Duration,
-    /// For a rank that is alive, while others wait for it in an exchange.
+    /// For a rank that is alive, while others wait for it in an exchange; and for an exchange to end that all
+    /// have begun.
     pub stall: Duration,
 }
 
@@ -67,13 +74,54 @@ const MOMENT: Duration = Duration::from_millis(500);
 /// How long a rank that fails waits at most until rank 0 has said so.
 const ANSWER: Duration = Duration::from_secs(2);
 
+/// How far a rank is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Progress {
+    /// Exchanges that it has begun.
+    begun: u64,
+    /// The last of them that has ended.
+    ended: u64,
+}
+
+impl Progress {
+    fn to_bytes(self) -> [u8; 16] {
+        (u128::from(self.begun) | u128::from(self.ended) << 64).to_le_bytes()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Progress {
+        let both = bytes.first_chunk().map_or(0, |bytes| u128::from_le_bytes(*bytes));
+        Progress { begun: both as u64, ended: (both >> 64) as u64 }
+    }
+}
+
+/// Why nothing changes any more.
+#[derive(Debug, PartialEq, Eq)]
+enum Stall {
+    /// A rank is missing in an exchange in which another one waits.
+    Missing { rank: usize, waits: usize },
+    /// All have begun the exchange in which these wait.
+    Stuck(Vec<usize>),
+}
+
+impl Stall {
+    /// What ranks that do not get on are in; nothing where none of them waits.
+    fn of(ranks: &[(usize, Progress)]) -> Option<Stall> {
+        let waiting = || ranks.iter().filter(|(_, progress)| progress.begun > progress.ended);
+        let furthest = waiting().max_by_key(|(_, progress)| progress.begun)?;
+        let slowest = ranks.iter().min_by_key(|(_, progress)| progress.begun)?;
+        Some(match slowest.1.begun < furthest.1.begun {
+            true => Stall::Missing { rank: slowest.0, waits: furthest.0 },
+            false => Stall::Stuck(waiting().map(|&(rank, _)| rank).collect()),
+        })
+    }
+}
+
 /// What is known of another rank.
 struct Other {
     rank: usize,
     stream: TcpStream,
     last_sign: Instant,
-    /// Exchanges that it has begun.
-    begun: u64,
+    progress: Progress,
     has_left: bool,
 }
 
@@ -81,8 +129,9 @@ struct Shared {
     rank: usize,
     size: usize,
     limits: Limits,
-    /// Exchanges that this rank has begun.
+    /// This rank's [`Progress`].
     begun: AtomicU64,
+    ended: AtomicU64,
     /// Whether this rank has finished: what others do is of no interest any more.
     left: AtomicBool,
     /// Whether another rank has ended since, or says that the run ends.
@@ -105,14 +154,15 @@ impl Watch {
             stream.set_read_timeout(None)?;
             stream.set_write_timeout(Some(limits.silence))?;
             readers.push((rank, stream.try_clone()?));
-            others.push(Other { rank, stream, last_sign: Instant::now(), begun: 0, has_left: false });
+            let (last_sign, progress) = (Instant::now(), Progress::default());
+            others.push(Other { rank, stream, last_sign, progress, has_left: false });
         }
-        let begun = AtomicU64::new(0);
         let shared = Arc::new(Shared {
             rank,
             size,
             limits,
-            begun,
+            begun: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
             left: AtomicBool::new(false),
             answered: AtomicBool::new(false),
             others: Mutex::new(others),
@@ -127,25 +177,37 @@ impl Watch {
         Ok(Watch { shared })
     }
 
-    /// Counts an exchange.
-    pub fn begin_exchange(&self) {
-        self.shared.begun.fetch_add(1, Ordering::Relaxed);
+    /// Counts an exchange that begins: its number.
+    pub fn begin_exchange(&self) -> u64 {
+        self.shared.begun.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The exchange of this number has ended, and so have those before it.
+    pub fn end_exchange(&self, number: u64) {
+        self.shared.ended.fetch_max(number, Ordering::Relaxed);
+    }
+
+    /// Asks in the background, as often as this rank beats, for the last exchange that has ended, or for what
+    /// is wrong, with which this rank ends.
+    pub fn ask(&self, pulse: impl Fn() -> Result<u64, String> + Send + 'static) -> std::io::Result<()> {
+        let shared = self.shared.clone();
+        let asking = move || {
+            while !shared.left.load(Ordering::Relaxed) {
+                match pulse() {
+                    Ok(number) => shared.ended.fetch_max(number, Ordering::Relaxed),
+                    Err(reason) if shared.fail(&reason) => end::process(&shared.failure(&reason)),
+                    Err(_) => return,
+                };
+                std::thread::sleep(shared.pause());
+            }
+        };
+        std::thread::Builder::new().name("pulse".to_string()).spawn(asking).map(|_| ())
     }
 
     /// Tells the others that this rank has failed and why: they end with it. Returns once rank 0 has said so:
     /// some launchers kill all ranks as soon as one has ended, and then nobody would.
     pub fn fail(&self, reason: &str) {
-        let Shared { rank, size, left, answered, .. } = &*self.shared;
-        if !left.swap(true, Ordering::Relaxed) {
-            // What rank 0 says is taken as it is; it says for the others who they are.
-            let reason =
-                if *rank == 0 { format!("rank 0 of {size} failed: {reason}") } else { reason.to_string() };
-            self.shared.tell(&Frame::new(Kind::Fault, reason.as_bytes()));
-            let began = Instant::now();
-            while *rank != 0 && !answered.load(Ordering::Relaxed) && began.elapsed() < ANSWER {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-        }
+        self.shared.fail(reason);
     }
 
     /// This rank has finished; others may still be about to.
@@ -169,6 +231,30 @@ impl Drop for Watch {
 impl Shared {
     fn others(&self) -> std::sync::MutexGuard<'_, Vec<Other>> {
         self.others.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time between two beats.
+    fn pause(&self) -> Duration {
+        BEAT.min(self.limits.silence / 4)
+    }
+
+    fn failure(&self, reason: &str) -> String {
+        format!("rank {} of {} failed: {reason}", self.rank, self.size)
+    }
+
+    /// [`Watch::fail`]; whether this rank had not failed or left before.
+    fn fail(&self, reason: &str) -> bool {
+        let first = !self.left.swap(true, Ordering::Relaxed);
+        if first {
+            // What rank 0 says is taken as it is; it says for the others who they are.
+            let reason = if self.rank == 0 { self.failure(reason) } else { reason.to_string() };
+            self.tell(&Frame::new(Kind::Fault, reason.as_bytes()));
+            let began = Instant::now();
+            while self.rank != 0 && !self.answered.load(Ordering::Relaxed) && began.elapsed() < ANSWER {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        first
     }
 
     fn tell(&self, frame: &Frame) {
@@ -198,8 +284,7 @@ impl Shared {
                 Ok(frame) => match frame.kind {
                     Kind::Beat => {
                         other.last_sign = Instant::now();
-                        let begun = frame.content.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-                        other.begun = begun;
+                        other.progress = Progress::from_bytes(&frame.content);
                     }
                     Kind::Leave => other.has_left = true,
                     Kind::Fault => {
@@ -217,16 +302,16 @@ impl Shared {
 
     /// Beats, and looks at the others' signs of life.
     fn beat(&self) {
-        let pause = BEAT.min(self.limits.silence / 4);
         let mut last_counts = Vec::new();
         let mut last_progress = Instant::now();
         while !self.left.load(Ordering::Relaxed) {
-            let begun = self.begun.load(Ordering::Relaxed);
-            self.tell(&Frame::new(Kind::Beat, &begun.to_le_bytes()));
-            let mut counts = vec![(begun, self.rank)];
+            let [ended, begun] = [&self.ended, &self.begun].map(|count| count.load(Ordering::Relaxed));
+            let progress = Progress { begun, ended };
+            self.tell(&Frame::new(Kind::Beat, &progress.to_bytes()));
+            let mut counts = vec![(self.rank, progress)];
             let mut silent = None;
             for other in self.others().iter().filter(|other| !other.has_left) {
-                counts.push((other.begun, other.rank));
+                counts.push((other.rank, other.progress));
                 if other.last_sign.elapsed() > self.limits.silence {
                     silent = Some(other.rank);
                 }
@@ -238,15 +323,21 @@ impl Shared {
             if counts != last_counts {
                 (last_counts, last_progress) = (counts, Instant::now());
             } else if self.rank == 0 && last_progress.elapsed() > self.limits.stall {
-                let slowest = last_counts.iter().min().copied().unwrap_or_default();
-                let fastest = last_counts.iter().max().copied().unwrap_or_default();
-                if slowest.0 < fastest.0 {
-                    let seconds = self.limits.stall.as_secs_f64();
-                    let what = format!("it hangs: rank {} has waited for it for {seconds} s", fastest.1);
-                    return self.lost(slowest.1, &what);
+                let seconds = self.limits.stall.as_secs_f64();
+                match Stall::of(&last_counts) {
+                    Some(Stall::Missing { rank, waits }) => {
+                        let what = format!("it hangs: rank {waits} has waited for it for {seconds} s");
+                        return self.lost(rank, &what);
+                    }
+                    Some(Stall::Stuck(ranks)) if !self.left.load(Ordering::Relaxed) => self.end(&format!(
+                        "an exchange that all ranks have begun has not ended at {} for {seconds} s: a GPU or \
+                         a link does not answer",
+                        name_ranks(&ranks, self.size)
+                    )),
+                    Some(Stall::Stuck(_)) | None => {}
                 }
             }
-            std::thread::sleep(pause);
+            std::thread::sleep(self.pause());
         }
     }
 
@@ -277,5 +368,31 @@ impl Shared {
             self.tell(&Frame::new(Kind::Fault, message.as_bytes()));
         }
         end::silently()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_do_not_get_on_are_told_from_those_that_compute() {
+        let of = |counts: &[(u64, u64)]| {
+            let ranks = counts.iter().map(|&(begun, ended)| Progress { begun, ended }).enumerate();
+            Stall::of(&ranks.collect::<Vec<_>>())
+        };
+        // All compute, also where some have begun more.
+        assert_eq!([of(&[(3, 3), (3, 3)]), of(&[(3, 3), (4, 4)])], [None, None]);
+        assert_eq!(of(&[(4, 3), (3, 3), (5, 4)]), Some(Stall::Missing { rank: 1, waits: 2 }));
+        assert_eq!(of(&[(4, 3), (3, 2)]), Some(Stall::Missing { rank: 1, waits: 0 }));
+        assert_eq!(of(&[(4, 3), (4, 4), (4, 1)]), Some(Stall::Stuck(vec![0, 2])));
+        assert_eq!(of(&[(4, 3), (5, 5)]), Some(Stall::Stuck(vec![0])));
+    }
+
+    #[test]
+    fn progress_travels() {
+        let progress = Progress { begun: 1 << 40 | 7, ended: (1 << 40) - 2 };
+        assert_eq!(Progress::from_bytes(&progress.to_bytes()), progress);
+        assert_eq!(Progress::from_bytes(&[1, 2]), Progress::default());
     }
 }

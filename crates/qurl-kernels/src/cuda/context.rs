@@ -19,6 +19,8 @@ pub(super) const HOPPER: u32 = 90;
 const ATTRIBUTE_SMS: c_int = 16;
 pub(super) const ATTRIBUTE_MAJOR: c_int = 75;
 pub(super) const ATTRIBUTE_MINOR: c_int = 76;
+/// Shared memory that a block may have if its kernel asks for it.
+const ATTRIBUTE_SHARED: c_int = 97;
 /// A stream that does not wait for the default stream.
 pub(super) const STREAM_NON_BLOCKING: u32 = 1;
 /// Out of memory, as the driver says it.
@@ -43,6 +45,8 @@ pub(super) struct Context {
     /// The architecture whose instructions are used: its own, or an older one.
     pub generation: u32,
     pub sms: usize,
+    /// Bytes of shared memory that a block may have.
+    pub shared: usize,
     pub kernels: Kernels,
     /// Bytes that this process has allocated, and the most it ever had.
     allocated: AtomicUsize,
@@ -76,7 +80,7 @@ impl Context {
         let (mut count, mut device) = (0, 0);
         let (mut handle, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
         let mut name = [0 as std::ffi::c_char; 256];
-        let mut attributes = [0; 3];
+        let mut attributes = [0; 4];
         // SAFETY: every place is valid for what the function writes.
         unsafe {
             done("starting the driver", (driver.init)(0))?;
@@ -90,14 +94,14 @@ impl Context {
             };
             done("choosing a device", (driver.device_get)(&mut device, wanted))?;
             done("naming the device", (driver.device_name)(name.as_mut_ptr(), 255, device))?;
-            let wanted = [ATTRIBUTE_MAJOR, ATTRIBUTE_MINOR, ATTRIBUTE_SMS];
+            let wanted = [ATTRIBUTE_MAJOR, ATTRIBUTE_MINOR, ATTRIBUTE_SMS, ATTRIBUTE_SHARED];
             for (value, attribute) in attributes.iter_mut().zip(wanted) {
                 done("asking the device", (driver.device_attribute)(value, attribute, device))?;
             }
         }
         // SAFETY: the driver ends the name with a zero inside the array.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-        let [major, minor, sms] = attributes.map(c_int::unsigned_abs);
+        let [major, minor, sms, shared] = attributes.map(c_int::unsigned_abs);
         let architecture = Architecture(major * 10 + minor);
         if architecture.0 < OLDEST {
             let found = format!("{name} has compute capability {major}.{minor}, expected 8.0 or newer");
@@ -123,6 +127,7 @@ impl Context {
             architecture,
             generation: architecture.0.min(newest),
             sms: sms as usize,
+            shared: (shared as usize).min(shared_of(newest)),
             kernels: Kernels::default(),
             allocated: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
@@ -144,6 +149,7 @@ impl Context {
             architecture: Architecture(gpu.architecture),
             generation: gpu.architecture,
             sms: gpu.sms,
+            shared: gpu.shared,
             kernels: Kernels::default(),
             allocated: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
@@ -279,6 +285,15 @@ impl Drop for Context {
             (self.driver.context_release)(self.device);
         }
         CURRENT.set(0);
+    }
+}
+
+/// Bytes of shared memory that a block of an architecture may have.
+pub(super) fn shared_of(architecture: u32) -> usize {
+    match architecture {
+        80 | 87 => 163 << 10,
+        86 | 88 | 89 | 120 | 121 => 99 << 10,
+        _ => 227 << 10,
     }
 }
 

@@ -4,7 +4,7 @@
 //! addresses that nobody uses, launches nothing and answers every question with bytes of all ones. So the
 //! memory that a run will take is known without a second description of who allocates what.
 
-use super::context::Context;
+use super::context::{Context, shared_of};
 use super::device::Cuda;
 use super::ffi::{DevicePtr, Driver, Handle, LaunchConfig, Status, TensorMap};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -21,6 +21,8 @@ pub struct GpuProfile {
     pub architecture: u32,
     /// Its SMs.
     pub sms: usize,
+    /// Bytes of shared memory that a block may have.
+    pub shared: usize,
     /// Bytes of its memory.
     pub memory: usize,
 }
@@ -28,7 +30,8 @@ pub struct GpuProfile {
 impl GpuProfile {
     /// NVIDIA H200.
     pub fn h200() -> GpuProfile {
-        GpuProfile { name: "NVIDIA H200".to_string(), architecture: 90, sms: 132, memory: 143_771 << 20 }
+        let (name, shared) = ("NVIDIA H200".to_string(), shared_of(90));
+        GpuProfile { name, architecture: 90, sms: 132, shared, memory: 143_771 << 20 }
     }
 }
 
@@ -41,9 +44,9 @@ impl Cuda {
 
     /// What kind of GPU this is.
     pub fn profile(&self) -> GpuProfile {
-        let Context { name, generation, sms, .. } = &**self.context();
+        let Context { name, generation, sms, shared, .. } = &**self.context();
         let memory = self.context().memory_info().map_or(0, |(_, total)| total);
-        GpuProfile { name: name.clone(), architecture: *generation, sms: *sms, memory }
+        GpuProfile { name: name.clone(), architecture: *generation, sms: *sms, shared: *shared, memory }
     }
 }
 
@@ -52,7 +55,8 @@ const BLOCKS_PER_SM: c_int = 2;
 /// Bytes before page-locked memory, which hold its size.
 const HEADER: usize = 64;
 
-fn driver() -> Driver {
+/// Its driver.
+pub(super) fn driver() -> Driver {
     Driver {
         init,
         device_count,
@@ -91,6 +95,7 @@ fn driver() -> Driver {
         graph_destroy: one_handle,
         event_create: stream_create,
         event_record: two_handles,
+        event_query: one_handle,
         event_wait: one_handle,
         event_destroy: one_handle,
         error_text,

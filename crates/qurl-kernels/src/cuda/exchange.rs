@@ -88,6 +88,7 @@ fn with_others(
         Some(event) => event,
         None => queue.exchanged.insert(Event::new(&queue.context)?),
     };
-    ranks.begin_exchange();
-    exchange(clique, queue.stream, exchanged)
+    let number = ranks.begin_exchange();
+    exchange(clique, queue.stream, exchanged)?;
+    clique.mark(number)
 }

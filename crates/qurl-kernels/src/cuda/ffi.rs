@@ -82,6 +82,7 @@ table! {
         graph_destroy as "cuGraphDestroy" (Handle);
         event_create as "cuEventCreate" (*mut Handle, c_uint);
         event_record as "cuEventRecord" (Handle, Handle);
+        event_query as "cuEventQuery" (Handle);
         event_wait as "cuEventSynchronize" (Handle);
         event_destroy as "cuEventDestroy_v2" (Handle);
         error_text as "cuGetErrorString" (c_int, *mut *const c_char);

@@ -100,9 +100,12 @@ fn everywhere(queue: &mut CudaQueue, heads: Heads, kv: &CudaKv, rows: &Rows) {
     let Rows { qkv, spans, pages, work, blocks, out, lse } = *rows;
     let (key_scales, value_scales) = kv.scales();
     let hd = heads.head_dim;
-    // Two tiles of keys and values with their scales, and what the warps have summed up.
-    let warps = PREFILL_THREADS / 32;
-    let shared = 4 * FLASH_TILE * hd * 2 + 4 * FLASH_TILE * 4 + warps * (hd / 2 + 4) * 32 * 4;
+    // Two tiles of keys and values with their scales, and what the threads have summed up of two rows: maxima
+    // and denominators, and sums, which may wait in `out`.
+    let tiles = 4 * FLASH_TILE * hd * 2 + 4 * FLASH_TILE * 4;
+    let with = |sums: usize| tiles + PREFILL_THREADS * (sums + 4) * 4;
+    let sums_in_out = hd == 128 && with(hd / 2) > queue.context.shared;
+    let shared = with(if sums_in_out { 0 } else { hd / 2 });
     let kernel = match (kv.shape.format, hd) {
         (KvFormat::Int8, 64) => kernels::flash_prefill_int8_64,
         (KvFormat::Int8, _) => kernels::flash_prefill_int8_128,
@@ -129,6 +132,7 @@ fn everywhere(queue: &mut CudaQueue, heads: Heads, kv: &CudaKv, rows: &Rows) {
         page_shift: kv.shape.page_size.trailing_zeros(),
         scale: heads.scale * LOG2_E,
         window: window(heads),
+        sums_in_out: u32::from(sums_in_out),
     };
     queue.launch(kernel, Launch::grid([blocks, heads.kv_heads, 1], PREFILL_THREADS).shared(shared), args);
 }

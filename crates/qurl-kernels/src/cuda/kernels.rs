@@ -349,7 +349,7 @@ kernels! {
     FlashPrefill(
         qkv: Ptr, keys: Ptr, values: Ptr, key_scales: Ptr, value_scales: Ptr, spans: Ptr, pages: Ptr,
         work: Ptr, out: Ptr, lse: Ptr, stride: u32, heads: u32, kv_heads: u32, page_shift: u32, scale: f32,
-        window: u32
+        window: u32, sums_in_out: u32
     ) {
         "flash_prefill":
             flash_prefill_bf16_64, flash_prefill_bf16_128, flash_prefill_int8_64, flash_prefill_int8_128,

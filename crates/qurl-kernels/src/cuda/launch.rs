@@ -144,7 +144,10 @@ impl Context {
     /// A kernel, with so much dynamic shared memory at least.
     fn function(&self, kernel: KernelId, shared: u32) -> Result<Handle, String> {
         if self.only_counts() {
-            return Ok(std::ptr::null_mut());
+            return match shared as usize <= self.shared {
+                true => Ok(std::ptr::null_mut()),
+                false => Err(format!("{shared} bytes of shared memory for {}: too many", kernel.name())),
+            };
         }
         let place = &self.kernels.functions[kernel as usize];
         if let Some(function) = place.get().filter(|f| f.shared.load(Ordering::Acquire) >= shared) {
@@ -252,6 +255,11 @@ impl CudaQueue {
         };
         let mut pointers = [std::ptr::null_mut(); MAX_ARGUMENTS];
         args.pointers(&mut pointers);
+        // GEMMs read weights before they wait for earlier kernels, which orders nothing after what wrote the
+        // weights. So the kernel after a pack begins when all before it has ended, and those after it later
+        // than that. What is recorded packs nothing, and as a whole begins after what was issued before.
+        let ordered = self.recording.is_none() && std::mem::take(&mut self.packed);
+        let overlaps = A::OVERLAPS && self.context.generation >= OVERLAPS && !ordered;
         let attributes = [LaunchAttribute::overlap()];
         let config = LaunchConfig {
             grid: grid.map(|n| n as u32),
@@ -259,7 +267,7 @@ impl CudaQueue {
             shared,
             stream: self.stream,
             attributes: attributes.as_ptr(),
-            count: u32::from(A::OVERLAPS && self.context.generation >= OVERLAPS),
+            count: u32::from(overlaps),
         };
         self.bind();
         // SAFETY: the arguments are those of the kernel, in its order; the driver copies them before it
@@ -326,5 +334,60 @@ impl CudaQueue {
             self.maps.insert(key, map);
         }
         map
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::counting::{self, GpuProfile};
+    use super::super::device::Cuda;
+    use super::*;
+    use crate::ops::{Linear, Output, Pack};
+    use crate::types::{Format, Rounding, WeightShape};
+    use crate::{Device, Queue};
+    use std::cell::RefCell;
+    use std::ffi::c_void;
+    use std::sync::Arc;
+
+    thread_local! {
+        /// How many attributes the launches had.
+        static ATTRIBUTES: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
+    }
+
+    unsafe extern "C" fn launch(
+        config: *const LaunchConfig,
+        _: Handle,
+        _: *mut *mut c_void,
+        _: *mut *mut c_void,
+    ) -> c_int {
+        // SAFETY: the caller gives a configuration.
+        ATTRIBUTES.with_borrow_mut(|counts| counts.push(unsafe { (*config).count }));
+        0
+    }
+
+    /// Nothing that reads weights early runs beside what packs them.
+    #[test]
+    fn the_kernel_after_a_pack_waits_for_it() {
+        let driver = Driver { launch, ..counting::driver() };
+        let cuda = Arc::new(Cuda::of(Arc::new(Context::counting(driver, &GpuProfile::h200()))));
+        let mut queue = cuda.queue().expect("a queue");
+        let (n, k, format) = (128, 256, Format::Bf16);
+        let mut w = cuda.weight(WeightShape { n, k, format, trained: false }).expect("weights");
+        let [from, x] = [n * k, k].map(|len| cuda.zeros(len).expect("a tensor"));
+        let mut out = cuda.zeros(n).expect("a tensor");
+        let mut linear = |queue: &mut CudaQueue, w: &_| {
+            ATTRIBUTES.take();
+            let (rows, output, out) = (1, Output::Store, &mut out);
+            queue.linear(Linear { adapter: None, x: &x, rows, norm: None, w, bias: None, output, out });
+            ATTRIBUTES.take()
+        };
+        for packed in [true, false, true] {
+            if packed {
+                let (rounding, copy, to) = (Rounding::Nearest, None, &mut w);
+                queue.pack(Pack { from: &from, rounding, copy, to }).expect("packed");
+            }
+            // The rows are rounded, then multiplied.
+            assert_eq!(linear(&mut queue, &w), [u32::from(!packed), 1], "packed: {packed}");
+        }
     }
 }

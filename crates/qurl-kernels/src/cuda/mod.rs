@@ -46,6 +46,7 @@ mod norm;
 mod ops;
 pub mod peak;
 mod pending;
+mod pulse;
 mod queue;
 mod replay;
 mod rows;

@@ -8,7 +8,8 @@ use super::context::{Context, STREAM_NON_BLOCKING};
 use super::device::Cuda;
 use super::ffi::{DevicePtr, Handle};
 use super::memory::{Buffer, Event};
-use crate::collective::nccl_library::{self, BYTES, Comm, UniqueId};
+use super::pulse::Pulse;
+use crate::collective::nccl_library::{BYTES, Comm, Nccl, UniqueId};
 use crate::collective::transport::{Receive, Send};
 use crate::collective::{CollectiveError, Pieces};
 use crate::types::DeviceError;
@@ -20,12 +21,13 @@ const STAGING: usize = 32 << 20;
 
 /// This GPU among those of the run.
 pub(crate) struct Clique {
-    nccl: nccl_library::Nccl,
+    nccl: Arc<Nccl>,
     context: Arc<Context>,
     rank: usize,
     size: usize,
-    /// One exchange at a time.
+    /// One exchange at a time; held by whoever waits for one.
     turn: Mutex<Parts>,
+    pulse: Arc<Pulse>,
 }
 
 struct Parts {
@@ -43,7 +45,7 @@ unsafe impl std::marker::Send for Parts {}
 
 /// What rank 0 makes for all.
 pub(crate) fn unique_id() -> Result<Vec<u8>, CollectiveError> {
-    let nccl = nccl_library::Nccl::find()?;
+    let nccl = Nccl::find()?;
     let mut id = UniqueId([0; 128]);
     // SAFETY: the place is valid.
     let status = unsafe { (nccl.unique_id)(&mut id) };
@@ -54,15 +56,15 @@ pub(crate) fn unique_id() -> Result<Vec<u8>, CollectiveError> {
 impl Clique {
     /// Joins; returns once all ranks have.
     pub fn join(device: &Cuda, rank: usize, size: usize, id: &[u8]) -> Result<Clique, DeviceError> {
-        let nccl = nccl_library::Nccl::find()?;
+        let nccl = Arc::new(Nccl::find()?);
         let context = device.context().clone();
         let Ok(id) = id.try_into().map(UniqueId) else {
             let (what, reason) =
                 ("joining the clique of GPUs".to_string(), format!("{} bytes of id", id.len()));
             return Err(CollectiveError::Failed { what, reason }.into());
         };
-        let (ready, staging) =
-            (Event::new(&context)?, Buffer::new(&context, 2 * STAGING, "bytes between ranks")?);
+        let [ready, event] = [Event::new(&context)?, Event::new(&context)?];
+        let staging = Buffer::new(&context, 2 * STAGING, "bytes between ranks")?;
         context.bind()?;
         let (mut stream, mut comm) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the places are valid; the context is current.
@@ -72,8 +74,21 @@ impl Clique {
             let status = (nccl.init_rank)(&mut comm, size as c_int, id, rank as c_int);
             nccl.done("ncclCommInitRank", status, std::ptr::null_mut())?;
         }
+        let pulse = Arc::new(Pulse::new(nccl.clone(), context.clone(), comm, event));
         let turn = Mutex::new(Parts { comm, stream, ready, staging });
-        Ok(Clique { nccl, context, rank, size, turn })
+        Ok(Clique { nccl, context, rank, size, turn, pulse })
+    }
+
+    /// Asks for the last exchange that has ended, or for what is wrong with the clique, without waiting.
+    pub fn pulse(&self) -> impl Fn() -> Result<u64, String> + std::marker::Send + 'static {
+        let pulse = Arc::downgrade(&self.pulse);
+        move || pulse.upgrade().map_or(Ok(0), |pulse| pulse.ask())
+    }
+
+    /// What was issued last is the exchange of this number.
+    pub(super) fn mark(&self, number: u64) -> Result<(), DeviceError> {
+        let stream = self.turn().stream;
+        self.pulse.mark(stream, number)
     }
 
     /// What the library is.
@@ -292,6 +307,7 @@ impl Clique {
         };
         self.context.bind().map_err(failed)?;
         let comm = std::mem::replace(&mut parts.comm, std::ptr::null_mut());
+        self.pulse.give_up();
         // SAFETY: the stream and the clique are alive; the clique is not used again.
         let (waited, status) =
             unsafe { ((self.context.driver.stream_wait)(parts.stream), (self.nccl.destroy)(comm)) };
@@ -302,7 +318,7 @@ impl Clique {
 
 /// A group that is being filled.
 struct Group<'a> {
-    nccl: &'a nccl_library::Nccl,
+    nccl: &'a Nccl,
     parts: &'a Parts,
 }
 

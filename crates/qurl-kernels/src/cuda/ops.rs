@@ -69,7 +69,9 @@ impl Queue for CudaQueue {
     fn import(&mut self, bytes: &[u8], to: &mut CudaWeight) -> Result<(), DeviceError> {
         crate::canonical::check(canonical::shape(to), bytes.len())?;
         self.begin();
-        canonical::import(self, bytes, to)
+        let imported = canonical::import(self, bytes, to);
+        self.packed = true;
+        imported
     }
 
     fn pack(&mut self, args: Pack<Cuda>) -> Result<(), DeviceError> {
@@ -79,7 +81,9 @@ impl Queue for CudaQueue {
         if let Some(copy) = copy {
             self.copy(from, copy, from.len);
         }
-        to.fill(self, from.at(), rounding)
+        let filled = to.fill(self, from.at(), rounding);
+        self.packed = true;
+        filled
     }
 
     fn load(&mut self, batch: &mut CudaBatch, rows: &Batch) {

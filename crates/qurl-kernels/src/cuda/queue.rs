@@ -67,11 +67,13 @@ pub struct CudaQueue {
     /// While a step is recorded: what it needs.
     pub(super) recording: Option<Needs>,
     pub(super) maps: TensorMaps,
+    /// Whether weights have been written since the last launch.
+    pub(super) packed: bool,
     /// cuBLASLt, once it has been looked for, where the machine has it.
     lt: Option<Option<Lt>>,
     /// The end of the exchanges begun so far, where some were.
     pub(super) exchanged: Option<Event>,
-    error: Option<DeviceError>,
+    pub(super) error: Option<DeviceError>,
 }
 
 // SAFETY: the raw pointers are handles of the driver and page-locked memory that this queue alone owns; the
@@ -106,6 +108,7 @@ impl CudaQueue {
             graphs: Graphs::default(),
             recording: None,
             maps: TensorMaps::default(),
+            packed: false,
             lt: None,
             exchanged: None,
             error: None,
@@ -162,7 +165,7 @@ impl CudaQueue {
         if self.recording.is_none() {
             self.tidy();
         }
-        self.workspace.rewind(Mark::default());
+        self.workspace.begin();
     }
 
     /// Gives memory that was too small its final size.
@@ -170,7 +173,7 @@ impl CudaQueue {
         if self.workspace.is_fragmented() {
             // Recorded steps have addresses of the workspace.
             self.graphs.clear(&self.context.driver);
-            let merged = self.workspace.merge(&self.context);
+            let merged = self.workspace.merge(&self.context, 0);
             self.keep(merged);
         }
         if self.ring.is_spent() {
@@ -192,7 +195,13 @@ impl CudaQueue {
             self.fail("a recorded step needs more workspace than it did when it ran directly".to_string());
             return 0;
         }
-        let grown = self.workspace.grow(&self.context, bytes);
+        let grown = match self.workspace.can_be_replaced() {
+            true => {
+                self.graphs.clear(&self.context.driver);
+                self.workspace.merge(&self.context, bytes)
+            }
+            false => self.workspace.grow(&self.context, bytes),
+        };
         self.keep(grown);
         self.workspace.take(bytes).unwrap_or(0)
     }

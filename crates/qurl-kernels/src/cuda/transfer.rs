@@ -50,7 +50,10 @@ impl CudaQueue {
             return at;
         }
         let at = self.stage(&make());
-        self.ring.lists.insert(key, at);
+        // Nowhere, where it was refused.
+        if at != 0 {
+            self.ring.lists.insert(key, at);
+        }
         at
     }
 

@@ -13,6 +13,9 @@ const AMPERE: [Device; 2] = [["80", "16", "0", "0"], ["80", "5", "7", "1"]];
 /// Ranges that are whole tiles, that share tiles, and that begin anywhere.
 const HOPPER: [Device; 3] = [["90", "16", "0", "0"], ["90", "4", "7", "3"], ["90", "6", "3", "2"]];
 
+/// Less shared memory for a block.
+const ADA: Device = ["89", "16", "3", "1"];
+
 /// Runs a test of this program on a device, on the cases whose names begin so.
 fn hold(device: Device, test: &str, cases: &str) {
     let run = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/gpu/emulate/run.sh");
@@ -71,4 +74,12 @@ fn gemms_of_every_tensor_core() {
 #[test]
 fn gemms_of_hopper() {
     HOPPER.into_iter().filter(|_| at_night()).for_each(hold_gemms);
+}
+
+#[test]
+fn attention_with_little_shared_memory() {
+    let tests = ["stored_keys_and_values_equal_the_cpu", "windows_begin_in_any_tile_and_split"];
+    for test in tests.into_iter().filter(|_| at_night()) {
+        hold(ADA, &format!("cuda_attention::{test}"), "");
+    }
 }

@@ -4,12 +4,13 @@
 //! (`determinism`, `attention_paths`), nor on what an operation does at once (`fused`) or whether a step is
 //! replayed (`replay`). `numbers` looks at the edges: exponentials over their whole range, and where a NaN
 //! may travel; `sampling` at tokens, `kv_formats` at stored keys and values. `cuda`, `cuda_attention` and
-//! `cuda_fused` hold the device against the same checks and the CPU, `emulated` those devices that are
-//! emulated.
+//! `cuda_fused` hold the device against the same checks and the CPU, `cuda_counted` launches against what a
+//! device takes, `emulated` those devices that are emulated.
 
 mod attention_paths;
 mod cuda;
 mod cuda_attention;
+mod cuda_counted;
 mod cuda_fused;
 mod determinism;
 mod emulated;

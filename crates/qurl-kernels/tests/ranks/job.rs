@@ -69,7 +69,7 @@ pub fn play(cases: &[Case]) {
         if case == "other version" { format!("qurl {}", launch.rank / 2) } else { "qurl 0".to_string() };
     let join = Join { launch: &launch, identity: &identity, limits };
     let joined = match case.as_str() {
-        "a gpu" => Collective::nccl(join, &Cuda::counting_as(&GpuProfile::h200())),
+        gpu if gpu.starts_with("a gpu") => Collective::nccl(join, &Cuda::counting_as(&GpuProfile::h200())),
         _ => Collective::mpi(join).map_err(Into::into),
     };
     match joined {

@@ -13,6 +13,8 @@ const CASES: &[job::Case] = &[
     ("stopped", faults::stopped),
     ("hanging", faults::hanging),
     ("failing", faults::failing),
+    ("stuck", faults::stuck),
+    ("a gpu that waits", faults::waiting),
 ];
 
 #[test]

@@ -19,7 +19,7 @@ int cuDeviceGetName(char* name, int length, int device) {
     strncpy(name, "a device of the tests", length); return 0;
 }
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
-    *value = attribute == 75 ? 9 : attribute == 76 ? 0 : 132; return 0;
+    *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 97 ? 227 << 10 : 132; return 0;
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) { *context = (void*)1; return 0; }
 int cuMemGetInfo_v2(size_t* free, size_t* total) {
@@ -35,7 +35,7 @@ EMPTY(cuOccupancyMaxActiveClusters) EMPTY(cuLaunchKernelEx) EMPTY(cuTensorMapEnc
 EMPTY(cuStreamBeginCapture_v2) EMPTY(cuStreamEndCapture) EMPTY(cuGraphInstantiateWithFlags)
 EMPTY(cuGraphLaunch) EMPTY(cuGraphExecDestroy) EMPTY(cuGraphDestroy) EMPTY(cuEventCreate)
 EMPTY(cuEventRecord) EMPTY(cuEventSynchronize) EMPTY(cuEventElapsedTime) EMPTY(cuEventDestroy_v2)
-EMPTY(cuStreamWaitEvent)
+EMPTY(cuStreamWaitEvent) EMPTY(cuEventQuery)
 EMPTY(cuGetErrorString)
 int nvrtcCompileProgram() { return COMPILED; }
 int nvrtcGetProgramLogSize(void* program, size_t* size) { *size = 9; return 0; }
