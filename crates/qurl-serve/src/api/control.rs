@@ -1,7 +1,9 @@
 //! Orders: new weights, pause and resume, aborts; in vLLM's and SGLang's words.
 //!
 //! Requests in flight keep their weights. An update lets them finish first, those too that a pause has
-//! frozen, or aborts them where it is asked to; what arrives meanwhile waits for the new weights.
+//! frozen, or aborts them where it is asked to; what arrives meanwhile waits for the new weights. Orders that
+//! have nothing to say in a body read it all the same: a connection over which something is left unread cannot
+//! be used again.
 
 use super::error::ApiError;
 use super::fields::Fields;
@@ -132,7 +134,9 @@ pub async fn update_weights_from_disk(State(app): State<Arc<App>>, body: Body) -
 pub async fn pause(
     State(app): State<Arc<App>>,
     query: Result<Query<HashMap<String, String>>, QueryRejection>,
+    body: Body,
 ) -> Result<Response, ApiError> {
+    app.bodies.read(body, drop).await?;
     let Query(query) = query.map_err(|error| ApiError::bad(error.to_string()))?;
     app.service.pause(mode(query.get("mode").map(String::as_str), InFlight::Abort)?).await?;
     Ok(answer(json!({"status": "paused"})))
@@ -146,7 +150,8 @@ pub async fn pause_generation(State(app): State<Arc<App>>, body: Body) -> Result
 }
 
 /// `POST /resume`, `POST /continue_generation`
-pub async fn resume(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+pub async fn resume(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    app.bodies.read(body, drop).await?;
     app.service.resume().await?;
     Ok(answer(json!({"status": "resumed"})))
 }
@@ -179,7 +184,8 @@ pub async fn abort_request(State(app): State<Arc<App>>, body: Body) -> Result<Re
 }
 
 /// `POST /flush_cache`
-pub async fn flush_cache(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+pub async fn flush_cache(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    app.bodies.read(body, drop).await?;
     app.service.flush().await?;
     Ok(answer(json!({"status": "ok"})))
 }

@@ -5,6 +5,7 @@ use super::error::ApiError;
 use super::sampling::{Dialect, Wanted};
 use super::{App, answer, fields::Fields, now};
 use crate::service::{Histogram, Snapshot};
+use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -45,13 +46,14 @@ pub async fn model(
 }
 
 /// `GET /health`: whether requests can be computed.
-pub async fn health(State(app): State<Arc<App>>) -> Response {
-    match app.service.is_healthy() {
+pub async fn health(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    app.bodies.read(body, drop).await?;
+    Ok(match app.service.is_healthy() {
         true => answer(json!({"status": "ok"})),
         false => {
             (StatusCode::SERVICE_UNAVAILABLE, "the engine has no weights, or has failed\n").into_response()
         }
-    }
+    })
 }
 
 /// `GET /health_generate`: computes a token.
@@ -74,13 +76,14 @@ pub async fn version() -> Response {
 }
 
 /// `GET /get_weight_version`
-pub async fn weight_version(State(app): State<Arc<App>>) -> Response {
+pub async fn weight_version(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    app.bodies.read(body, drop).await?;
     let weights = app.service.snapshot().weights;
-    answer(json!({
+    Ok(answer(json!({
         "weight_version": app.version_name(weights),
         "version": weights.version,
         "checksum": format!("{:016x}", weights.checksum),
-    }))
+    })))
 }
 
 /// `GET /model_info`

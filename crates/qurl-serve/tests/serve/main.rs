@@ -1,0 +1,5 @@
+//! The server in this process, asked over real connections: what the command's tests (`qurl`'s `serve`) would
+//! need a whole binary for.
+
+mod common;
+mod orders;
