@@ -1,15 +1,15 @@
 //! OpenAI's `/v1/chat/completions`, with vLLM's further keys. Tools and further variables go through the
 //! model's own chat template; what it answers is given as it is.
 
-use super::call::{Call, Usage};
+use super::App;
+use super::call::{Call, Told, Usage};
 use super::document::{Document, Head, StreamUsage};
 use super::error::ApiError;
 use super::fields::{Fields, is_empty};
-use super::logprobs::Naming;
+use super::logprobs::{Chat, Naming, Prompt};
 use super::outcome::Outcome;
 use super::sampling::{Dialect, Wanted, top};
 use super::stream::{Events, event};
-use super::{App, answer};
 use crate::service::News;
 use axum::body::Body;
 use axum::extract::State;
@@ -43,7 +43,7 @@ struct Message<'a> {
 struct Choice<'a> {
     index: usize,
     message: Message<'a>,
-    logprobs: Option<Value>,
+    logprobs: Option<Chat<'a>>,
     finish_reason: &'static str,
     stop_reason: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,7 +61,7 @@ struct Delta<'a> {
 struct ChunkChoice<'a> {
     index: usize,
     delta: Delta<'a>,
-    logprobs: Option<Value>,
+    logprobs: Option<Chat<'a>>,
     finish_reason: Option<&'static str>,
     stop_reason: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,7 +74,7 @@ pub async fn complete(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let (call, shown, stream) = app.read(body, |fields| wanted(&app, &headers, fields)).await?;
+    let (call, shown, stream) = app.read(body, move |app, fields| wanted(app, &headers, fields)).await?;
     match stream {
         None => whole(&app, &call, shown).await,
         Some(usage) => {
@@ -114,7 +114,13 @@ fn wanted(
         as_ids: fields.is("return_tokens_as_token_ids")?,
         prompt_logprobs: prompt_logprobs.is_some(),
     };
+    let told = Told {
+        new: usize::from(logprobs),
+        prompt: usize::from(shown.prompt_logprobs),
+        plain: usize::from(shown.token_ids),
+    };
     let call = Call {
+        told,
         id: app.name_of("chatcmpl", headers, fields)?,
         prompts: vec![prompt(app, fields)?],
         wanted,
@@ -192,7 +198,7 @@ fn message(message: &Value) -> Result<Value, ApiError> {
 }
 
 async fn whole(app: &App, call: &Call, shown: Shown) -> Result<Response, ApiError> {
-    let outcomes = app.collect(call).await?;
+    let (outcomes, share) = app.collect(call).await?;
     let (Some(outcome), Some(prompt)) = (outcomes.first(), call.prompts.first()) else {
         return Err(ApiError::broken("no answer"));
     };
@@ -204,19 +210,22 @@ async fn whole(app: &App, call: &Call, shown: Shown) -> Result<Response, ApiErro
         .map(|(index, sample)| Choice {
             index,
             message: Message { role: "assistant", content: &sample.text, refusal: None },
-            logprobs: shown.logprobs.then(|| naming.chat(sample, 0..sample.ids.len())),
+            logprobs: shown.logprobs.then_some(Chat { naming, sample, range: 0..sample.ids.len() }),
             finish_reason: sample.finish_reason(),
             stop_reason: sample.stop_reason(&call.wanted),
             token_ids: shown.token_ids.then_some(&sample.ids),
         })
         .collect();
     let head = Head::of(app, &call.id, OBJECT, outcome.weights);
-    Ok(answer(Document {
-        usage: Some(Usage::of(prompt.len(), outcome.new_tokens())),
-        prompt_token_ids: shown.token_ids.then_some(prompt),
-        prompt_logprobs: shown.prompt_logprobs.then(|| naming.prompt(prompt, outcome)),
-        ..Document::new(&head, &choices)
-    }))
+    let document = || {
+        Ok(Document {
+            usage: Some(Usage::of(prompt.len(), outcome.new_tokens())),
+            prompt_token_ids: shown.token_ids.then_some(prompt),
+            prompt_logprobs: shown.prompt_logprobs.then_some(Prompt { texts: &app.texts, prompt, outcome }),
+            ..Document::new(&head, &choices)
+        })
+    };
+    app.tell((call, share), &outcomes, document).await
 }
 
 /// The answer as a stream: the roles, then an event for every token.
@@ -272,7 +281,7 @@ impl Chunks {
         let choice = ChunkChoice {
             index,
             delta: Delta { role: None, content: text },
-            logprobs: shown.logprobs.then(|| naming.chat(sample, range.clone())),
+            logprobs: shown.logprobs.then(|| Chat { naming, sample, range: range.clone() }),
             finish_reason: ended.then(|| sample.finish_reason()),
             stop_reason: sample.stop_reason(&call.wanted),
             token_ids: shown.token_ids.then_some(&sample.ids[range]),

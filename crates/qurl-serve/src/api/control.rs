@@ -101,7 +101,7 @@ fn version_name(fields: Fields<'_>, key: &str) -> Result<Option<String>, ApiErro
 
 /// `POST /update_weights {"weight_dir", "version"?, "mode"?}`
 pub async fn update_weights(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let wanted = app.read(body, |fields| {
+    let wanted = app.read(body, |_, fields| {
         let dir = fields.text("weight_dir")?.ok_or_else(|| fields.wrong("weight_dir", "a directory"))?;
         let in_flight = mode(fields.text("mode")?, InFlight::Wait)?;
         Ok((PathBuf::from(dir), version_name(fields, "version")?, in_flight))
@@ -114,7 +114,7 @@ pub async fn update_weights(State(app): State<Arc<App>>, body: Body) -> Result<R
 
 /// `POST /update_weights_from_disk {"model_path", "weight_version"?, "abort_all_requests"?}`
 pub async fn update_weights_from_disk(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let wanted = app.read(body, |fields| {
+    let wanted = app.read(body, |_, fields| {
         let dir = fields.text("model_path")?.ok_or_else(|| fields.wrong("model_path", "a directory"))?;
         let in_flight = if fields.is("abort_all_requests")? { InFlight::Abort } else { InFlight::Wait };
         Ok((PathBuf::from(dir), version_name(fields, "weight_version")?, in_flight))
@@ -144,7 +144,7 @@ pub async fn pause(
 
 /// `POST /pause_generation {"mode"?}`
 pub async fn pause_generation(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let mode = app.read(body, |fields| mode(fields.text("mode")?, InFlight::Abort)).await?;
+    let mode = app.read(body, |_, fields| mode(fields.text("mode")?, InFlight::Abort)).await?;
     app.service.pause(mode).await?;
     Ok(answer(json!({"status": "paused", "message": "Generation paused successfully."})))
 }
@@ -163,8 +163,8 @@ pub async fn is_paused(State(app): State<Arc<App>>) -> Response {
 
 /// `POST /abort_requests {"request_ids"?}`: those, or all.
 pub async fn abort_requests(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let wanted =
-        app.read(body, |fields| fields.get("request_ids").map(|_| fields.texts("request_ids")).transpose());
+    let wanted = app
+        .read(body, |_, fields| fields.get("request_ids").map(|_| fields.texts("request_ids")).transpose());
     let aborted = match wanted.await? {
         None => app.service.abort(None).await?,
         Some(ids) => app.service.abort(Some(ids.into_iter().collect())).await?,
@@ -174,7 +174,7 @@ pub async fn abort_requests(State(app): State<Arc<App>>, body: Body) -> Result<R
 
 /// `POST /abort_request {"rid"?, "abort_all"?}`
 pub async fn abort_request(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let wanted = app.read(body, |fields| match fields.text("rid")?.filter(|id| !id.is_empty()) {
+    let wanted = app.read(body, |_, fields| match fields.text("rid")?.filter(|id| !id.is_empty()) {
         _ if fields.is("abort_all")? => Ok(None),
         Some(id) => Ok(Some(BTreeSet::from([id.to_string()]))),
         None => Err(ApiError::invalid("rid", "neither rid nor abort_all: true is given")),

@@ -1,6 +1,6 @@
 //! What the server says of itself: models, health, versions, metrics.
 
-use super::call::Call;
+use super::call::{Call, Told};
 use super::error::ApiError;
 use super::sampling::{Dialect, Wanted};
 use super::{App, answer, fields::Fields, now};
@@ -65,8 +65,9 @@ pub async fn health_generate(State(app): State<Arc<App>>) -> Result<Response, Ap
         wanted: Wanted::read(Fields::of(&params)?, Dialect::OpenAi)?,
         top: 0,
         prompt_top: None,
+        told: Told::default(),
     };
-    app.collect(&call).await?;
+    app.collect(&call).await.map(drop)?;
     Ok(answer(json!({"status": "ok"})))
 }
 

@@ -201,6 +201,11 @@ impl Service {
         Ok((service.clone(), Running { thread, service }))
     }
 
+    /// Refuses more sequences than could ever be in flight.
+    pub fn could_hold(&self, count: usize, n: usize) -> Result<(), Refused> {
+        self.shared.could_hold(count.saturating_mul(n))
+    }
+
     /// Hands requests over, so many of so many samples each, which begin together. Refused where too much is
     /// in flight, or where the engine has ended; none is made then.
     pub fn submit(

@@ -128,7 +128,6 @@ impl Server {
     }
 
     /// The events of a stream.
-    #[allow(dead_code)]
     pub fn events(&self, path: &str, body: Value) -> Vec<Value> {
         let answer = self.post(path, body, 200);
         let answer = answer.as_str().expect("a stream");
