@@ -67,7 +67,7 @@ pub enum ServerError {
 
 /// Serves an engine at an address until `stop` says so, and then finishes what is in progress.
 pub fn serve<D: Device>(
-    listener: &Listener,
+    listener: Listener,
     queue: D::Queue,
     mut engine: Engine<D>,
     (texts, model): (Texts, ModelFacts),

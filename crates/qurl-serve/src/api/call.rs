@@ -17,6 +17,8 @@ use tokio::time::{Instant, timeout_at};
 pub struct Call {
     /// What the client may abort it by.
     pub id: String,
+    /// The same for each of its prompts, where they have ids of their own.
+    pub ids: Vec<String>,
     /// Tokens of each prompt.
     pub prompts: Vec<Vec<u32>>,
     /// How they are sampled.
@@ -44,6 +46,11 @@ pub struct Told {
 const PLAIN: usize = 8;
 
 impl Call {
+    /// What the client may abort a prompt by.
+    pub fn id_of(&self, prompt: usize) -> &str {
+        self.ids.get(prompt).unwrap_or(&self.id)
+    }
+
     /// Log-probs of its answer, where `new` tokens come of each prompt.
     pub fn log_probs(&self, new: impl Fn(usize) -> usize) -> usize {
         let Call { told, top, prompt_top, .. } = self;
@@ -101,6 +108,9 @@ impl App {
     /// Hands a call to the engine: all of its prompts, which are computed with the same weights, or none.
     pub fn submit(&self, call: &Call, streamed: bool) -> Result<Answers, ApiError> {
         let context = self.model.max_model_len;
+        if !call.wanted.stop.is_empty() && !self.texts.has_tokenizer() {
+            return Err(ApiError::invalid("stop", "stop: this model has no tokenizer; use stop_token_ids"));
+        }
         for prompt in &call.prompts {
             if prompt.is_empty() {
                 return Err(ApiError::invalid("prompt", "the prompt is empty: expected at least one token"));
@@ -133,7 +143,8 @@ impl App {
         };
         let (count, n) = (call.prompts.len(), call.wanted.n);
         let requests = call.prompts.iter().enumerate().map(request);
-        let tickets = self.service.submit(&call.id, (count, n), requests, streamed)?;
+        let names = (0..count).map(|prompt| call.id_of(prompt).to_string());
+        let tickets = self.service.submit(names, (count, n), requests, streamed)?;
         let tickets = tickets.into_iter().map(Some).collect();
         Ok(Answers { tickets, first: 0, share })
     }

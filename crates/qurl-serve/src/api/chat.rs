@@ -23,6 +23,9 @@ use std::sync::Arc;
 const OBJECT: &str = "chat.completion";
 const CHUNK: &str = "chat.completion.chunk";
 
+/// What a template is given by the request's own keys, not by `chat_template_kwargs`.
+const RESERVED: [&str; 5] = ["messages", "conversation", "tools", "documents", "chat_template"];
+
 /// What is told beside the text.
 #[derive(Clone, Copy)]
 struct Shown {
@@ -122,12 +125,17 @@ fn wanted(
     let call = Call {
         told,
         id: app.name_of("chatcmpl", headers, fields)?,
+        ids: Vec::new(),
         prompts: vec![prompt(app, fields)?],
         wanted,
         top: best.unwrap_or(0),
         prompt_top: prompt_logprobs,
     };
-    Ok((call, shown, fields.stream()?))
+    let stream = fields.stream()?;
+    if stream.is_some() && shown.prompt_logprobs {
+        return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs with stream is not supported"));
+    }
+    Ok((call, shown, stream))
 }
 
 /// Tokens of the conversation.
@@ -137,7 +145,14 @@ pub fn prompt(app: &App, fields: Fields<'_>) -> Result<Vec<u32>, ApiError> {
     let list = list.ok_or_else(|| fields.wrong("messages", "a list of at least one message"))?;
     let messages = list.iter().map(message).collect::<Result<Vec<Value>, ApiError>>()?;
     let mut variables: Map<String, Value> = match fields.get("chat_template_kwargs") {
-        Some(Value::Object(map)) => map.clone(),
+        Some(Value::Object(map)) => {
+            if let Some(key) = map.keys().find(|key| RESERVED.contains(&key.as_str())) {
+                let why =
+                    format!("chat_template_kwargs: `{key}` is a key of the request, not of the template");
+                return Err(ApiError::invalid("chat_template_kwargs", why));
+            }
+            map.clone()
+        }
         None => Map::new(),
         Some(_) => return Err(fields.wrong("chat_template_kwargs", "an object")),
     };

@@ -99,6 +99,7 @@ fn wanted(
     };
     let call = Call {
         id: app.name_of("cmpl", headers, fields)?,
+        ids: Vec::new(),
         prompts: prompts(app, fields, n)?,
         told,
         wanted,
@@ -108,6 +109,9 @@ fn wanted(
     let stream = fields.stream()?;
     if stream.is_some() && (shown.echo || shown.none_new) {
         return Err(ApiError::invalid("stream", "stream with echo, or without new tokens, is not supported"));
+    }
+    if stream.is_some() && shown.prompt_logprobs {
+        return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs with stream is not supported"));
     }
     Ok((call, shown, stream))
 }

@@ -61,6 +61,7 @@ pub async fn health_generate(State(app): State<Arc<App>>) -> Result<Response, Ap
     let params = json!({"max_tokens": 1, "temperature": 0, "ignore_eos": true});
     let call = Call {
         id: app.name("health", None),
+        ids: Vec::new(),
         prompts: vec![vec![0]],
         wanted: Wanted::read(Fields::of(&params)?, Dialect::OpenAi)?,
         top: 0,

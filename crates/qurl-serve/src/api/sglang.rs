@@ -96,10 +96,14 @@ fn wanted(app: &App, headers: &HeaderMap, fields: Fields<'_>) -> Result<(Call, S
         many: several || wanted.n > 1,
         none_new,
     };
-    let own = match fields.get("rid") {
-        Some(Value::Array(list)) => list.first().and_then(Value::as_str),
-        _ => fields.text("rid")?,
+    let (own, ids) = match fields.get("rid") {
+        Some(Value::Array(_)) => (None, fields.texts("rid")?),
+        _ => (fields.text("rid")?, Vec::new()),
     };
+    if !ids.is_empty() && ids.len() != prompts.len() {
+        return Err(fields.wrong("rid", &format!("a text, or one for each of the {} prompts", prompts.len())));
+    }
+    let own = own.or(ids.first().map(String::as_str));
     let own = own.or_else(|| headers.get("x-request-id").and_then(|id| id.to_str().ok()));
     let stream = fields.is("stream")?;
     // Every event of a stream has all so far, and some events wait for their reader.
@@ -110,7 +114,7 @@ fn wanted(app: &App, headers: &HeaderMap, fields: Fields<'_>) -> Result<(Call, S
         plain: 0,
     };
     let (id, prompt_top) = (app.name("gen", own), shown.from.map(|_| best));
-    Ok((Call { id, prompts, wanted, top: best, prompt_top, told }, shown, stream))
+    Ok((Call { id, ids, prompts, wanted, top: best, prompt_top, told }, shown, stream))
 }
 
 /// The prompts, and whether they came as a list.
@@ -260,7 +264,7 @@ fn told<'a>(
         text: if shown.none_new { "" } else { &sample.text },
         output_ids: &sample.ids[..new],
         meta_info: Meta {
-            id: &call.id,
+            id: call.id_of(prompt),
             finish_reason: finish,
             prompt_tokens: ids.len(),
             completion_tokens: new,

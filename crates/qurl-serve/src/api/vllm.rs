@@ -54,6 +54,9 @@ pub async fn generate(
             None => Fields::of(&empty)?,
         };
         let wanted = Wanted::read(params, Dialect::OpenAi)?;
+        if wanted.max_new == Some(0) {
+            return Err(params.wrong("max_tokens", "at least 1"));
+        }
         let wanted = Wanted { max_new: wanted.max_new.or(Some(16)), ..wanted };
         let best = top(params, "logprobs")?;
         let prompt_top = top(params, "prompt_logprobs")?;
@@ -66,6 +69,7 @@ pub async fn generate(
         let prompt = fields.ids("token_ids")?;
         let call = Call {
             id: app.name_of("gen", &headers, fields)?,
+            ids: Vec::new(),
             prompts: vec![prompt.ok_or_else(|| fields.wrong("token_ids", "a list of token ids"))?],
             wanted,
             top: best.unwrap_or(0),

@@ -3,6 +3,9 @@
 use super::common::Server;
 use qurl_serve::ServerOptions;
 use serde_json::{Value, json};
+use std::io::Read;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 /// What an answer could hold is known before it is computed: too much is refused, whole and as a stream.
 #[test]
@@ -72,4 +75,80 @@ fn a_long_answer_is_whole() {
     let lists = |key: &str| told["meta_info"][key].as_array().map(Vec::len);
     assert_eq!((lists("output_top_logprobs"), lists("input_top_logprobs")), (Some(128), Some(6)));
     assert_eq!(told["meta_info"]["input_top_logprobs"][1].as_array().map(Vec::len), Some(40));
+}
+
+/// A stream of SGLang's tells the prompt's log-probs at the latest in its last event, and no token where none
+/// is wanted, as the whole answer does.
+#[test]
+fn streams_tell_what_whole_answers_tell() {
+    let server = Server::start(ServerOptions::default());
+    let mut body = json!({
+        "text": "12+34=", "return_logprob": true, "logprob_start_len": 0, "top_logprobs_num": 2,
+        "sampling_params": {"max_new_tokens": 5, "sampling_seed": 4, "n": 2, "ignore_eos": true},
+    });
+    for new in [5, 0] {
+        body["sampling_params"]["max_new_tokens"] = json!(new);
+        body["stream"] = json!(false);
+        let whole = server.post("/generate", body.clone(), 200);
+        body["stream"] = json!(true);
+        let events = server.events("/generate", body.clone());
+        for (index, whole) in whole.as_array().expect("two samples").iter().enumerate() {
+            let last = events.iter().rfind(|event| event["index"] == index).expect("an event");
+            for key in ["finish_reason", "completion_tokens", "output_token_logprobs", "input_token_logprobs"]
+            {
+                assert_eq!(last["meta_info"][key], whole["meta_info"][key], "{key} of {new} tokens");
+            }
+            assert_eq!(whole["meta_info"]["completion_tokens"], new);
+            assert!(last["meta_info"]["input_token_logprobs"][5][0].is_number(), "{last}");
+            assert!(last["meta_info"]["input_top_logprobs"][5].is_array(), "{last}");
+            assert_eq!((&last["text"], &last["output_ids"]), (&whole["text"], &whole["output_ids"]));
+        }
+    }
+}
+
+/// What cannot be done is refused, not left out.
+#[test]
+fn nothing_is_silently_left_out() {
+    let server = Server::start(ServerOptions::default());
+    let refused = |path: &str, body: Value, key: &str| {
+        let answer = server.post(path, body, 400);
+        assert_eq!(answer["error"]["param"], key, "{answer}");
+    };
+    let params = json!({"max_tokens": 0});
+    refused("/inference/v1/generate", json!({"token_ids": [5], "sampling_params": params}), "max_tokens");
+    let body = json!({"prompt": "1", "stream": true, "prompt_logprobs": 1, "max_tokens": 1});
+    refused("/v1/completions", body, "prompt_logprobs");
+    let two = json!({"text": ["1", "2"], "rid": ["a", "b"], "sampling_params": {"max_new_tokens": 1}});
+    let told = server.post("/generate", two.clone(), 200);
+    assert_eq!((&told[0]["meta_info"]["id"], &told[1]["meta_info"]["id"]), (&json!("a"), &json!("b")));
+    let mut three = two;
+    three["rid"] = json!(["a", "b", "c"]);
+    refused("/generate", three, "rid");
+
+    let server = Server::of(ServerOptions::default(), false);
+    let body = json!({"prompt": [5, 6], "max_tokens": 3, "logprobs": 4, "seed": 1, "ignore_eos": true});
+    let told = server.post("/v1/completions", body.clone(), 200);
+    let logprobs = &told["choices"][0]["logprobs"];
+    let own = logprobs["tokens"][1].as_str().expect("a name");
+    let best = logprobs["top_logprobs"][1].as_object().expect("the best");
+    assert!(own.starts_with("token_id:") && best.contains_key(own) && best.len() >= 4, "{logprobs}");
+    let mut stopped = body;
+    stopped["stop"] = json!(["x"]);
+    assert_eq!(server.post("/v1/completions", stopped, 400)["error"]["param"], "stop");
+}
+
+/// While answers in progress end, who comes new is refused by the system, and does not wait.
+#[test]
+fn a_server_that_stops_is_closed() {
+    let server = Server::start(ServerOptions::default());
+    let body = json!({"prompt": "1", "n": 60, "max_tokens": 2000, "ignore_eos": true, "stream": true});
+    let mut stream = server.begin("/v1/completions", &body);
+    stream.read_exact(&mut [0; 1]).expect("it begins");
+    server.ask_to_stop();
+    let began = Instant::now();
+    while TcpStream::connect(server.address).is_ok() {
+        assert!(began.elapsed() < Duration::from_secs(20), "callers are still accepted");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(stream);
 }

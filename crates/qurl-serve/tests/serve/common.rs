@@ -85,7 +85,7 @@ impl Server {
         let (address, stop) = (listener.address(), Arc::new(AtomicBool::new(false)));
         let stopped = stop.clone();
         let serving = std::thread::spawn(move || {
-            serve(&listener, queue, engine, (texts, facts), options, || stopped.load(Ordering::Relaxed))
+            serve(listener, queue, engine, (texts, facts), options, || stopped.load(Ordering::Relaxed))
         });
         Server { address, stop, serving: Some(serving) }
     }

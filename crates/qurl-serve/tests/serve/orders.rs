@@ -7,6 +7,7 @@ use qurl_serve::http::runtime;
 use qurl_serve::service::{InFlight, NewWeights, Service};
 use serde_json::Value;
 use std::io::{Read, Write};
+use std::iter::once;
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -18,7 +19,8 @@ fn an_order_that_waits_ends_with_the_last_request() {
         let (queue, engine, model) = engine();
         let (service, _running) = Service::start(queue, engine, 8).expect("a thread");
         let request = Request::new(vec![5; 3], CONTEXT - 8);
-        let begin = || service.submit("a", (1, 1), std::iter::once(request.clone()), false).expect("taken");
+        let begin =
+            || service.submit(once("a".to_string()), (1, 1), once(request.clone()), false).expect("taken");
         runtime(1).expect("a runtime").block_on(async {
             let ticket = begin();
             let version = WeightVersion { version: 5, checksum: 2 };
