@@ -1,9 +1,10 @@
 //! Orders: new weights, pause and resume, aborts; in vLLM's and SGLang's words.
 //!
 //! Requests in flight keep their weights. An update lets them finish first, those too that a pause has
-//! frozen, or aborts them where it is asked to; what arrives meanwhile waits for the new weights. Orders that
-//! have nothing to say in a body read it all the same: a connection over which something is left unread cannot
-//! be used again.
+//! frozen, or aborts them where it is asked to; what arrives meanwhile waits for the new weights.
+//!
+//! Orders that need nothing of a body read it all the same: a connection over which bytes are left unread
+//! cannot be used again.
 
 use super::error::ApiError;
 use super::fields::Fields;

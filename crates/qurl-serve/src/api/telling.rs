@@ -61,9 +61,9 @@ impl Telling {
     pub fn promise(&self, count: usize) -> Result<Share, ApiError> {
         if count > MOST {
             let message = format!(
-                "this answer could have {count} log-probs (of samples x new tokens x most probable tokens, and \
-                 of the prompts, as often as they are told), more than the {MOST} that an answer may have: ask \
-                 for less at a time"
+                "this answer could have {count} log-probs (of samples x new tokens x most probable tokens, \
+                 and of the prompts, as often as they are told), more than the {MOST} that an answer may \
+                 have: ask for less at a time"
             );
             return Err(ApiError::bad(message));
         }

@@ -92,8 +92,8 @@ impl Listener {
         self.address
     }
 
-    /// Serves the routes until `stop` is ready, closes the address, and waits for the answers in progress as long as the limits
-    /// say. Within a [`runtime`].
+    /// Serves the routes until `stop` is ready, closes the address, and waits for the answers in progress as
+    /// long as the limits say. Within a [`runtime`].
     pub async fn serve(
         self,
         routes: Router,

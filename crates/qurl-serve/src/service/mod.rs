@@ -206,8 +206,8 @@ impl Service {
         self.shared.could_hold(count.saturating_mul(n))
     }
 
-    /// Hands requests over, so many of so many samples each, which begin together, and each with its name. Refused where too much is
-    /// in flight, or where the engine has ended; none is made then.
+    /// Hands requests over, so many of so many samples each, which begin together, and each with its name.
+    /// Refused where too much is in flight, or where the engine has ended; none is made then.
     pub fn submit(
         &self,
         names: impl Iterator<Item = String>,

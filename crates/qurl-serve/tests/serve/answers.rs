@@ -70,7 +70,10 @@ fn a_long_answer_is_whole() {
         let own = choice["logprobs"]["tokens"][7].as_str().expect("a token");
         assert_eq!(best[own], choice["logprobs"]["token_logprobs"][7]);
     }
-    let body = json!({"text": "12+34=", "sampling_params": {"ignore_eos": true}, "return_logprob": true, "logprob_start_len": 0, "top_logprobs_num": 40});
+    let body = json!({
+        "text": "12+34=", "return_logprob": true, "logprob_start_len": 0, "top_logprobs_num": 40,
+        "sampling_params": {"ignore_eos": true},
+    });
     let told = server.post("/generate", body, 200);
     let lists = |key: &str| told["meta_info"][key].as_array().map(Vec::len);
     assert_eq!((lists("output_top_logprobs"), lists("input_top_logprobs")), (Some(128), Some(6)));
