@@ -189,6 +189,7 @@ for name, attack in ATTACKS.items():
     before, most, over = memory(), [0.0], threading.Event()
 
     def watch():
+        most[0] = max(most[0], memory())
         while not over.wait(0.1):
             most[0] = max(most[0], memory())
 
@@ -199,5 +200,6 @@ for name, attack in ATTACKS.items():
     took, served = time.monotonic() - began, completion()
     over.set()
     watcher.join()
+    most[0] = max(most[0], memory())
     memories = f"{before:.0f}, {most[0]:.0f}, {memory():.0f} MB"
     print(f"{name}: {told}; {took:.1f} s; memory {memories}; completion {served:.3f} s", flush=True)

@@ -1,6 +1,6 @@
 //! A server: the engine's thread, the routes, and an address.
 
-use crate::api::{App, Counters, ModelFacts, Texts, Turns, WeightSource, routes};
+use crate::api::{App, Counters, ModelFacts, Telling, Texts, Turns, WeightSource, routes};
 use crate::http::{BodyBudget, Limits, Listener, runtime};
 use crate::service::Service;
 use qurl_kernels::Device;
@@ -67,7 +67,7 @@ pub enum ServerError {
 
 /// Serves an engine at an address until `stop` says so, and then finishes what is in progress.
 pub fn serve<D: Device>(
-    listener: &Listener,
+    listener: Listener,
     queue: D::Queue,
     mut engine: Engine<D>,
     (texts, model): (Texts, ModelFacts),
@@ -91,7 +91,8 @@ pub fn serve<D: Device>(
         weight_source,
         seed,
         counters: Counters::default(),
-        turns: Turns::default(),
+        telling: Telling::default(),
+        turns: Turns::start()?,
     };
     let runtime = runtime(threads)?;
     let stopped = async {

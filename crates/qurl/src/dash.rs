@@ -80,6 +80,15 @@ impl Shared {
     fn tell(&self) {
         self.news.send_modify(|count| *count += 1);
     }
+
+    fn watch(&self, stop: &AtomicBool) {
+        while !stop.load(Ordering::Relaxed) {
+            if self.board().look() {
+                self.tell();
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
 }
 
 impl Server {
@@ -99,32 +108,24 @@ impl Server {
     }
 
     /// Serves until `stop` is set, then says goodbye to whoever is connected.
-    pub fn serve(&self, stop: &AtomicBool) -> anyhow::Result<()> {
+    pub fn serve(self, stop: &AtomicBool) -> anyhow::Result<()> {
+        let Server { listener, shared } = self;
         let runtime = runtime(1)?;
         std::thread::scope(|scope| {
-            scope.spawn(|| self.watch(stop));
+            scope.spawn(|| shared.watch(stop));
             let stopped = async {
                 while !stop.load(Ordering::Relaxed) {
                     sleep(STOP_EVERY).await;
                 }
-                self.shared.board().closing = true;
-                self.shared.tell();
+                shared.board().closing = true;
+                shared.tell();
             };
-            let served = runtime.block_on(self.listener.serve(routes(&self.shared), LIMITS, stopped));
+            let served = runtime.block_on(listener.serve(routes(&shared), LIMITS, stopped));
             stop.store(true, Ordering::Relaxed); // for the watcher, where serving failed
             served
         })?;
         runtime.shutdown_background();
         Ok(())
-    }
-
-    fn watch(&self, stop: &AtomicBool) {
-        while !stop.load(Ordering::Relaxed) {
-            if self.shared.board().look() {
-                self.shared.tell();
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
     }
 }
 

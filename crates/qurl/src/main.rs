@@ -166,7 +166,10 @@ fn finish(result: anyhow::Result<()>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if output::is_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::err!("qurl: {}", input::message(&error));
+            let message = input::message(&error);
+            if !message.is_empty() {
+                output::err!("qurl: {message}");
+            }
             match error.downcast_ref::<stop::Stopped>() {
                 Some(stopped) => ExitCode::from(stopped.status),
                 None if error.is::<ranks::Ended>() => ExitCode::from(ranks::status(&error)),

@@ -10,6 +10,7 @@ pub use local::{Ended, start as start_local, status};
 
 use crate::device::{self, Opened};
 use crate::input::{OrBad, bad};
+use crate::stop::Stopped;
 use crate::version;
 use anyhow::Context;
 use qurl_kernels::collective::{Join, Launch, Limits};
@@ -77,9 +78,15 @@ fn has_gpus(device: DeviceKind) -> bool {
 
 /// Leaves the other ranks: together after a command that ended well or was stopped, else with the reason.
 pub fn leave(ranks: &Collective, outcome: anyhow::Result<()>) -> anyhow::Result<()> {
-    let orderly = outcome.as_ref().err().is_none_or(|error| error.is::<crate::stop::Stopped>());
+    let orderly = outcome.as_ref().err().is_none_or(|error| error.is::<Stopped>());
     match (orderly, outcome) {
-        (true, outcome) => ranks.close().context("leaving the other ranks").and(outcome),
+        (true, outcome) => {
+            let outcome = outcome.map_err(|error| match error.downcast_ref::<Stopped>() {
+                Some(stopped) if ranks.rank() != 0 => stopped.silent().into(), // the first one says it
+                _ => error,
+            });
+            ranks.close().context("leaving the other ranks").and(outcome)
+        }
         (false, outcome) => {
             let reason = outcome.as_ref().err().map(crate::input::message).unwrap_or_default();
             ranks.fail(&reason);

@@ -58,13 +58,17 @@ impl Stop {
 
     /// The error that ends the command, with the status that a shell expects.
     pub fn error(&self, message: String) -> anyhow::Error {
-        let signal = u8::try_from(self.signal.load(Ordering::SeqCst)).unwrap_or(SIGINT as u8);
+        // Nothing was asked of this rank where another one was.
+        let signal = match u8::try_from(self.signal.load(Ordering::SeqCst)) {
+            Ok(0) | Err(_) => SIGINT as u8,
+            Ok(signal) => signal,
+        };
         anyhow::Error::new(Stopped { status: 128 + signal, message })
     }
 }
 
 /// Whether this process was started with the signal ignored. Linux says so; elsewhere nothing is known.
-fn is_ignored(signal: i32) -> bool {
+pub fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
@@ -77,6 +81,13 @@ pub struct Stopped {
     /// 128 and the signal's number.
     pub status: u8,
     message: String,
+}
+
+impl Stopped {
+    /// The same without a word, for a rank whose words are another one's, too.
+    pub fn silent(&self) -> Stopped {
+        Stopped { status: self.status, message: String::new() }
+    }
 }
 
 impl fmt::Display for Stopped {

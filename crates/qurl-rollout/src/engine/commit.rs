@@ -8,6 +8,8 @@ use qurl_kernels::{Device, Queue};
 
 /// Tokens before the longest possible stop string that are decoded with it: a character may span several.
 const TEXT_MARGIN: usize = 8;
+/// Most replacement characters that a character whose last byte is missing becomes.
+const UNFINISHED: usize = 3;
 
 impl<D: Device> Engine<D> {
     /// Reads the sampled tokens of a step and takes note of the sequences that end.
@@ -67,6 +69,18 @@ impl<D: Device> Engine<D> {
     }
 }
 
+/// The stop string that a text has; `cut` where a longer one ends with it. Replacement characters at its ends
+/// may be parts of characters, of one that began before it or whose other bytes are yet to come: they are not
+/// looked at. What they are is certain when more has come.
+fn stop_in(text: &str, cut: bool, stops: &[String]) -> Option<usize> {
+    const REPLACED: char = char::REPLACEMENT_CHARACTER;
+    let mut certain = if cut { text.trim_start_matches(REPLACED) } else { text };
+    for _ in 0..UNFINISHED {
+        certain = certain.strip_suffix(REPLACED).unwrap_or(certain);
+    }
+    stops.iter().position(|stop| certain.contains(stop))
+}
+
 /// Whether a sequence ends with the token it has just got.
 fn finish(sequence: &Sequence, decoder: Option<&TextDecoder>, context: usize) -> Option<FinishReason> {
     let (request, tokens) = (sequence.request(), &sequence.tokens);
@@ -77,8 +91,9 @@ fn finish(sequence: &Sequence, decoder: Option<&TextDecoder>, context: usize) ->
         // A stop string that the newest token completes lies in the last few tokens: a token is a byte or
         // more.
         let longest = request.stop_strings.iter().map(String::len).max().unwrap_or(0);
-        let text = decode(&tokens[tokens.len().saturating_sub(longest + TEXT_MARGIN)..]);
-        if let Some(index) = request.stop_strings.iter().position(|stop| text.contains(stop)) {
+        let first = tokens.len().saturating_sub(longest + TEXT_MARGIN);
+        let text = decode(&tokens[first..]);
+        if let Some(index) = stop_in(&text, first > 0, &request.stop_strings) {
             return Some(FinishReason::StopString(index));
         }
     }
@@ -86,5 +101,25 @@ fn finish(sequence: &Sequence, decoder: Option<&TextDecoder>, context: usize) ->
         () if tokens.len() >= request.limit_of(sequence.id().sample) => Some(FinishReason::Length),
         () if sequence.known_len() >= context => Some(FinishReason::Context),
         () => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::stop_in;
+
+    /// Bytes that may still become a character are no replacement characters yet.
+    #[test]
+    fn half_a_character_is_no_stop_string() {
+        let found = |text, cut, stop: &str| stop_in(text, cut, &["never".to_string(), stop.to_string()]);
+        assert_eq!(found("ab\u{FFFD}", false, "\u{FFFD}"), None);
+        assert_eq!(found("ab\u{FFFD}\u{FFFD}\u{FFFD}", false, "\u{FFFD}"), None);
+        assert_eq!(found("ab\u{1F600}", false, "\u{FFFD}"), None);
+        assert_eq!(found("ab\u{FFFD}c", false, "\u{FFFD}"), Some(1));
+        assert_eq!(found("ab\u{FFFD}\u{FFFD}\u{FFFD}\u{FFFD}", false, "b\u{FFFD}"), Some(1));
+        // The other half of a character that began before what is looked at.
+        assert_eq!(found("\u{FFFD}c", true, "\u{FFFD}"), None);
+        assert_eq!(found("\u{FFFD}c", false, "\u{FFFD}"), Some(1));
+        assert_eq!(found("\u{FFFD}cd\u{FFFD}", true, "cd"), Some(1));
     }
 }

@@ -4,10 +4,10 @@ use super::App;
 use super::error::ApiError;
 use super::outcome::Outcome;
 use super::sampling::Wanted;
+use super::telling::Share;
 use crate::service::{Failure, News, Ticket};
 use qurl_rollout::Request;
 use serde::Serialize;
-use serde_json::{Value, json};
 use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -17,6 +17,8 @@ use tokio::time::{Instant, timeout_at};
 pub struct Call {
     /// What the client may abort it by.
     pub id: String,
+    /// The same for each of its prompts, where they have ids of their own.
+    pub ids: Vec<String>,
     /// Tokens of each prompt.
     pub prompts: Vec<Vec<u32>>,
     /// How they are sampled.
@@ -25,12 +27,49 @@ pub struct Call {
     pub top: usize,
     /// Log-probs of the prompt, with as many of the most probable tokens at each place.
     pub prompt_top: Option<usize>,
+    /// How often the answer tells them.
+    pub told: Told,
+}
+
+/// How often an answer tells what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Log-probs of a new token.
+    pub new: usize,
+    /// Log-probs of a token of the prompt.
+    pub prompt: usize,
+    /// A token of the prompt without any.
+    pub plain: usize,
+}
+
+/// Tokens without log-probs that take as much text as one with.
+const PLAIN: usize = 8;
+
+impl Call {
+    /// What the client may abort a prompt by.
+    pub fn id_of(&self, prompt: usize) -> &str {
+        self.ids.get(prompt).unwrap_or(&self.id)
+    }
+
+    /// Log-probs of its answer, where `new` tokens come of each prompt.
+    pub fn log_probs(&self, new: impl Fn(usize) -> usize) -> usize {
+        let Call { told, top, prompt_top, .. } = self;
+        let of = |(number, prompt): (usize, &Vec<u32>)| {
+            let of_new = new(number).saturating_mul(top + 1).saturating_mul(told.new);
+            let of_prompt = prompt.len() * (prompt_top.unwrap_or(0) + 1);
+            let of_prompt = of_prompt.saturating_mul(told.prompt);
+            let plain = prompt.len().saturating_mul(told.plain) / PLAIN;
+            of_new.saturating_add(of_prompt).saturating_add(plain)
+        };
+        self.prompts.iter().enumerate().map(of).fold(0, usize::saturating_add)
+    }
 }
 
 /// The prompts of a call in the engine.
 pub struct Answers {
     tickets: Vec<Option<Ticket>>,
     first: usize,
+    share: Share,
 }
 
 impl Answers {
@@ -69,6 +108,9 @@ impl App {
     /// Hands a call to the engine: all of its prompts, which are computed with the same weights, or none.
     pub fn submit(&self, call: &Call, streamed: bool) -> Result<Answers, ApiError> {
         let context = self.model.max_model_len;
+        if !call.wanted.stop.is_empty() && !self.texts.has_tokenizer() {
+            return Err(ApiError::invalid("stop", "stop: this model has no tokenizer; use stop_token_ids"));
+        }
         for prompt in &call.prompts {
             if prompt.is_empty() {
                 return Err(ApiError::invalid("prompt", "the prompt is empty: expected at least one token"));
@@ -82,6 +124,11 @@ impl App {
                 return Err(ApiError::invalid("prompt", message));
             }
         }
+        let most = |prompt: usize| {
+            let left = context.saturating_sub(call.prompts[prompt].len());
+            call.wanted.max_new.unwrap_or(left).min(left).saturating_mul(call.wanted.n)
+        };
+        let share = self.telling.promise(call.log_probs(most))?;
         let request = |(index, prompt): (usize, &Vec<u32>)| {
             let number = match call.wanted.seed {
                 Some(_) => index as u64,
@@ -96,9 +143,10 @@ impl App {
         };
         let (count, n) = (call.prompts.len(), call.wanted.n);
         let requests = call.prompts.iter().enumerate().map(request);
-        let tickets = self.service.submit(&call.id, (count, n), requests, streamed)?;
+        let names = (0..count).map(|prompt| call.id_of(prompt).to_string());
+        let tickets = self.service.submit(names, (count, n), requests, streamed)?;
         let tickets = tickets.into_iter().map(Some).collect();
-        Ok(Answers { tickets, first: 0 })
+        Ok(Answers { tickets, first: 0, share })
     }
 
     /// When a call that begins now has to be done.
@@ -110,8 +158,8 @@ impl App {
         ApiError::too_slow(format!("the answer took longer than {:?}", self.time.unwrap_or_default()))
     }
 
-    /// The whole answer.
-    pub async fn collect(&self, call: &Call) -> Result<Vec<Outcome>, ApiError> {
+    /// What comes of a call, and the share that it has until that is told.
+    pub async fn collect(&self, call: &Call) -> Result<(Vec<Outcome>, Share), ApiError> {
         let mut answers = self.submit(call, false)?;
         let mut outcomes = Outcome::all(call, &self.texts);
         let all = async {
@@ -121,7 +169,7 @@ impl App {
             Ok::<_, ApiError>(())
         };
         timeout_at(self.deadline(), all).await.map_err(|_| self.too_slow())??;
-        Ok(outcomes)
+        Ok((outcomes, answers.share))
     }
 }
 
@@ -132,11 +180,6 @@ impl From<Failure> for ApiError {
             Failure::Broken(message) => ApiError::broken(message),
         }
     }
-}
-
-/// An f32 as JSON: the shortest decimal that reads back as the same f32.
-pub fn number(value: f32) -> Value {
-    json!(value.to_string().parse::<f64>().unwrap_or(f64::from(value)))
 }
 
 /// What a call has taken, in tokens.

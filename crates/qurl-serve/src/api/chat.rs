@@ -1,15 +1,15 @@
 //! OpenAI's `/v1/chat/completions`, with vLLM's further keys. Tools and further variables go through the
 //! model's own chat template; what it answers is given as it is.
 
-use super::call::{Call, Usage};
+use super::App;
+use super::call::{Call, Told, Usage};
 use super::document::{Document, Head, StreamUsage};
 use super::error::ApiError;
 use super::fields::{Fields, is_empty};
-use super::logprobs::Naming;
+use super::logprobs::{Chat, Naming, Prompt};
 use super::outcome::Outcome;
 use super::sampling::{Dialect, Wanted, top};
 use super::stream::{Events, event};
-use super::{App, answer};
 use crate::service::News;
 use axum::body::Body;
 use axum::extract::State;
@@ -22,6 +22,9 @@ use std::sync::Arc;
 
 const OBJECT: &str = "chat.completion";
 const CHUNK: &str = "chat.completion.chunk";
+
+/// What a template is given by the request's own keys, not by `chat_template_kwargs`.
+const RESERVED: [&str; 5] = ["messages", "conversation", "tools", "documents", "chat_template"];
 
 /// What is told beside the text.
 #[derive(Clone, Copy)]
@@ -43,7 +46,7 @@ struct Message<'a> {
 struct Choice<'a> {
     index: usize,
     message: Message<'a>,
-    logprobs: Option<Value>,
+    logprobs: Option<Chat<'a>>,
     finish_reason: &'static str,
     stop_reason: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,7 +64,7 @@ struct Delta<'a> {
 struct ChunkChoice<'a> {
     index: usize,
     delta: Delta<'a>,
-    logprobs: Option<Value>,
+    logprobs: Option<Chat<'a>>,
     finish_reason: Option<&'static str>,
     stop_reason: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,7 +77,7 @@ pub async fn complete(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let (call, shown, stream) = app.read(body, |fields| wanted(&app, &headers, fields)).await?;
+    let (call, shown, stream) = app.read(body, move |app, fields| wanted(app, &headers, fields)).await?;
     match stream {
         None => whole(&app, &call, shown).await,
         Some(usage) => {
@@ -114,14 +117,25 @@ fn wanted(
         as_ids: fields.is("return_tokens_as_token_ids")?,
         prompt_logprobs: prompt_logprobs.is_some(),
     };
+    let told = Told {
+        new: usize::from(logprobs),
+        prompt: usize::from(shown.prompt_logprobs),
+        plain: usize::from(shown.token_ids),
+    };
     let call = Call {
+        told,
         id: app.name_of("chatcmpl", headers, fields)?,
+        ids: Vec::new(),
         prompts: vec![prompt(app, fields)?],
         wanted,
         top: best.unwrap_or(0),
         prompt_top: prompt_logprobs,
     };
-    Ok((call, shown, fields.stream()?))
+    let stream = fields.stream()?;
+    if stream.is_some() && shown.prompt_logprobs {
+        return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs with stream is not supported"));
+    }
+    Ok((call, shown, stream))
 }
 
 /// Tokens of the conversation.
@@ -131,7 +145,14 @@ pub fn prompt(app: &App, fields: Fields<'_>) -> Result<Vec<u32>, ApiError> {
     let list = list.ok_or_else(|| fields.wrong("messages", "a list of at least one message"))?;
     let messages = list.iter().map(message).collect::<Result<Vec<Value>, ApiError>>()?;
     let mut variables: Map<String, Value> = match fields.get("chat_template_kwargs") {
-        Some(Value::Object(map)) => map.clone(),
+        Some(Value::Object(map)) => {
+            if let Some(key) = map.keys().find(|key| RESERVED.contains(&key.as_str())) {
+                let why =
+                    format!("chat_template_kwargs: `{key}` is a key of the request, not of the template");
+                return Err(ApiError::invalid("chat_template_kwargs", why));
+            }
+            map.clone()
+        }
         None => Map::new(),
         Some(_) => return Err(fields.wrong("chat_template_kwargs", "an object")),
     };
@@ -192,7 +213,7 @@ fn message(message: &Value) -> Result<Value, ApiError> {
 }
 
 async fn whole(app: &App, call: &Call, shown: Shown) -> Result<Response, ApiError> {
-    let outcomes = app.collect(call).await?;
+    let (outcomes, share) = app.collect(call).await?;
     let (Some(outcome), Some(prompt)) = (outcomes.first(), call.prompts.first()) else {
         return Err(ApiError::broken("no answer"));
     };
@@ -204,19 +225,22 @@ async fn whole(app: &App, call: &Call, shown: Shown) -> Result<Response, ApiErro
         .map(|(index, sample)| Choice {
             index,
             message: Message { role: "assistant", content: &sample.text, refusal: None },
-            logprobs: shown.logprobs.then(|| naming.chat(sample, 0..sample.ids.len())),
+            logprobs: shown.logprobs.then_some(Chat { naming, sample, range: 0..sample.ids.len() }),
             finish_reason: sample.finish_reason(),
             stop_reason: sample.stop_reason(&call.wanted),
             token_ids: shown.token_ids.then_some(&sample.ids),
         })
         .collect();
     let head = Head::of(app, &call.id, OBJECT, outcome.weights);
-    Ok(answer(Document {
-        usage: Some(Usage::of(prompt.len(), outcome.new_tokens())),
-        prompt_token_ids: shown.token_ids.then_some(prompt),
-        prompt_logprobs: shown.prompt_logprobs.then(|| naming.prompt(prompt, outcome)),
-        ..Document::new(&head, &choices)
-    }))
+    let document = || {
+        Ok(Document {
+            usage: Some(Usage::of(prompt.len(), outcome.new_tokens())),
+            prompt_token_ids: shown.token_ids.then_some(prompt),
+            prompt_logprobs: shown.prompt_logprobs.then_some(Prompt { texts: &app.texts, prompt, outcome }),
+            ..Document::new(&head, &choices)
+        })
+    };
+    app.tell((call, share), &outcomes, document).await
 }
 
 /// The answer as a stream: the roles, then an event for every token.
@@ -272,7 +296,7 @@ impl Chunks {
         let choice = ChunkChoice {
             index,
             delta: Delta { role: None, content: text },
-            logprobs: shown.logprobs.then(|| naming.chat(sample, range.clone())),
+            logprobs: shown.logprobs.then(|| Chat { naming, sample, range: range.clone() }),
             finish_reason: ended.then(|| sample.finish_reason()),
             stop_reason: sample.stop_reason(&call.wanted),
             token_ids: shown.token_ids.then_some(&sample.ids[range]),

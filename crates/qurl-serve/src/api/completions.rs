@@ -1,15 +1,15 @@
 //! OpenAI's `/v1/completions`, with vLLM's further keys: ids as prompts, `return_token_ids`,
 //! `prompt_logprobs`, `return_tokens_as_token_ids`.
 
-use super::call::{Call, Usage};
+use super::App;
+use super::call::{Call, Told, Usage};
 use super::document::{Document, Head, StreamUsage};
 use super::error::ApiError;
 use super::fields::{Fields, ids, is_empty};
-use super::logprobs::Naming;
+use super::logprobs::{Completion, Naming, Prompt};
 use super::outcome::Outcome;
 use super::sampling::{Dialect, Wanted, top};
 use super::stream::{Events, event};
-use super::{App, answer};
 use crate::service::News;
 use axum::body::Body;
 use axum::extract::State;
@@ -40,11 +40,11 @@ struct Shown {
 struct Choice<'a> {
     index: usize,
     text: &'a str,
-    logprobs: Option<Value>,
+    logprobs: Option<Completion<'a>>,
     finish_reason: Option<&'static str>,
     stop_reason: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<Value>,
+    prompt_logprobs: Option<Prompt<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,7 +57,7 @@ pub async fn complete(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let (call, shown, stream) = app.read(body, |fields| wanted(&app, &headers, fields)).await?;
+    let (call, shown, stream) = app.read(body, move |app, fields| wanted(app, &headers, fields)).await?;
     match stream {
         None => whole(&app, &call, shown).await,
         Some(usage) => {
@@ -90,9 +90,18 @@ fn wanted(
         none_new,
     };
     let echoed = asked.filter(|_| shown.echo);
+    let n = wanted.n;
+    let as_often = |told: bool| if told { n } else { 0 };
+    let told = Told {
+        new: usize::from(shown.logprobs),
+        prompt: as_often(shown.prompt_logprobs) + as_often(shown.logprobs && shown.echo),
+        plain: as_often(shown.token_ids) + as_often(shown.echo),
+    };
     let call = Call {
         id: app.name_of("cmpl", headers, fields)?,
-        prompts: prompts(app, fields)?,
+        ids: Vec::new(),
+        prompts: prompts(app, fields, n)?,
+        told,
         wanted,
         top: asked.unwrap_or(0),
         prompt_top: prompt_logprobs.max(echoed),
@@ -101,15 +110,23 @@ fn wanted(
     if stream.is_some() && (shown.echo || shown.none_new) {
         return Err(ApiError::invalid("stream", "stream with echo, or without new tokens, is not supported"));
     }
+    if stream.is_some() && shown.prompt_logprobs {
+        return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs with stream is not supported"));
+    }
     Ok((call, shown, stream))
 }
 
 /// The prompts: a text, some texts, ids, or some lists of ids.
-fn prompts(app: &App, fields: Fields<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
+fn prompts(app: &App, fields: Fields<'_>, n: usize) -> Result<Vec<Vec<u32>>, ApiError> {
     const EXPECTED: &str = "a text, a list of texts, a list of token ids or a list of such lists";
     let prompt = fields.get("prompt").ok_or_else(|| fields.wrong("prompt", EXPECTED))?;
     let encode = |text: &str| app.encode("prompt", text, fields.is_or("add_special_tokens", true)?);
     let wrong = || fields.wrong("prompt", EXPECTED);
+    if let Value::Array(list) = prompt
+        && list.first().is_some_and(|first| !first.is_number())
+    {
+        app.service.could_hold(list.len(), n)?; // before anything is made of them
+    }
     let prompts = match prompt {
         Value::String(text) => vec![encode(text)?],
         Value::Array(list) if list.first().is_some_and(Value::is_string) => list
@@ -125,33 +142,34 @@ fn prompts(app: &App, fields: Fields<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
 }
 
 async fn whole(app: &App, call: &Call, shown: Shown) -> Result<Response, ApiError> {
-    let outcomes = app.collect(call).await?;
-    let mut texts = Vec::new();
-    for (prompt, outcome) in call.prompts.iter().zip(&outcomes) {
-        for sample in &outcome.samples {
-            let new = if shown.none_new { "" } else { &sample.text };
-            texts.push(match shown.echo {
-                true => app.texts.decode(prompt, call.wanted.skip_special)? + new,
-                false => new.to_string(),
-            });
-        }
-    }
-    let mut choices = Vec::with_capacity(texts.len());
-    for (prompt, outcome) in call.prompts.iter().zip(&outcomes) {
-        for number in 0..outcome.samples.len() {
-            let index = choices.len();
-            choices.push(choice(app, call, shown, (index, &texts[index]), (prompt, outcome, number)));
-        }
-    }
+    let (outcomes, share) = app.collect(call).await?;
     let new = if shown.none_new { 0 } else { outcomes.iter().map(Outcome::new_tokens).sum() };
     let weights = outcomes.first().map(|outcome| outcome.weights).unwrap_or_default();
     let head = Head::of(app, &call.id, OBJECT, weights);
     let usage = Some(Usage::of(call.prompts.iter().map(Vec::len).sum(), new));
-    Ok(answer(Document { usage, ..Document::new(&head, &choices) }))
+    let (mut texts, mut choices) = (Vec::new(), Vec::new());
+    app.tell((call, share), &outcomes, || {
+        for (prompt, outcome) in call.prompts.iter().zip(&outcomes) {
+            let before = match shown.echo {
+                true => app.texts.decode(prompt, call.wanted.skip_special)?,
+                false => String::new(),
+            };
+            let new = |text| before.clone() + if shown.none_new { "" } else { text };
+            texts.extend(outcome.samples.iter().map(|sample| new(&sample.text)));
+        }
+        for (prompt, outcome) in call.prompts.iter().zip(&outcomes) {
+            for number in 0..outcome.samples.len() {
+                let index = choices.len();
+                choices.push(choice(app, call, shown, (index, &texts[index]), (prompt, outcome, number)));
+            }
+        }
+        Ok(Document { usage, ..Document::new(&head, &choices) })
+    })
+    .await
 }
 
 fn choice<'a>(
-    app: &App,
+    app: &'a App,
     call: &Call,
     shown: Shown,
     (index, text): (usize, &'a str),
@@ -169,7 +187,7 @@ fn choice<'a>(
         });
         let of_prompt = of_prompt.take(if shown.echo { prompt.len() } else { 0 });
         let of_new = (0..new).map(|i| (sample.ids[i], Some(sample.logprobs[i]), sample.top(i)));
-        naming.completion(of_prompt.chain(of_new), &mut 0)
+        Completion::new(naming, of_prompt.chain(of_new), &mut 0)
     });
     let finish = if shown.none_new { "length" } else { sample.finish_reason() };
     Choice {
@@ -178,7 +196,7 @@ fn choice<'a>(
         logprobs,
         finish_reason: Some(finish),
         stop_reason: sample.stop_reason(&call.wanted),
-        prompt_logprobs: shown.prompt_logprobs.then(|| naming.prompt(prompt, outcome)),
+        prompt_logprobs: shown.prompt_logprobs.then_some(Prompt { texts: &app.texts, prompt, outcome }),
         prompt_token_ids: shown.token_ids.then_some(prompt),
         token_ids: shown.token_ids.then_some(&sample.ids[..new]),
     }
@@ -221,7 +239,7 @@ impl Chunks {
         let naming = Naming { texts: &app.texts, as_ids: shown.as_ids };
         let range = from..growth.ids.len();
         let tokens = range.clone().map(|i| (growth.ids[i], Some(growth.logprobs[i]), growth.top(i)));
-        let logprobs = shown.logprobs.then(|| naming.completion(tokens, &mut self.offsets[index]));
+        let logprobs = shown.logprobs.then(|| Completion::new(naming, tokens, &mut self.offsets[index]));
         let ended = growth.has_ended();
         if text.is_empty() && !ended && logprobs.is_none() && !shown.token_ids {
             return;

@@ -2,6 +2,9 @@
 //!
 //! Requests in flight keep their weights. An update lets them finish first, those too that a pause has
 //! frozen, or aborts them where it is asked to; what arrives meanwhile waits for the new weights.
+//!
+//! Orders that need nothing of a body read it all the same: a connection over which bytes are left unread
+//! cannot be used again.
 
 use super::error::ApiError;
 use super::fields::Fields;
@@ -99,7 +102,7 @@ fn version_name(fields: Fields<'_>, key: &str) -> Result<Option<String>, ApiErro
 
 /// `POST /update_weights {"weight_dir", "version"?, "mode"?}`
 pub async fn update_weights(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let wanted = app.read(body, |fields| {
+    let wanted = app.read(body, |_, fields| {
         let dir = fields.text("weight_dir")?.ok_or_else(|| fields.wrong("weight_dir", "a directory"))?;
         let in_flight = mode(fields.text("mode")?, InFlight::Wait)?;
         Ok((PathBuf::from(dir), version_name(fields, "version")?, in_flight))
@@ -112,7 +115,7 @@ pub async fn update_weights(State(app): State<Arc<App>>, body: Body) -> Result<R
 
 /// `POST /update_weights_from_disk {"model_path", "weight_version"?, "abort_all_requests"?}`
 pub async fn update_weights_from_disk(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let wanted = app.read(body, |fields| {
+    let wanted = app.read(body, |_, fields| {
         let dir = fields.text("model_path")?.ok_or_else(|| fields.wrong("model_path", "a directory"))?;
         let in_flight = if fields.is("abort_all_requests")? { InFlight::Abort } else { InFlight::Wait };
         Ok((PathBuf::from(dir), version_name(fields, "weight_version")?, in_flight))
@@ -132,7 +135,9 @@ pub async fn update_weights_from_disk(State(app): State<Arc<App>>, body: Body) -
 pub async fn pause(
     State(app): State<Arc<App>>,
     query: Result<Query<HashMap<String, String>>, QueryRejection>,
+    body: Body,
 ) -> Result<Response, ApiError> {
+    app.bodies.read(body, drop).await?;
     let Query(query) = query.map_err(|error| ApiError::bad(error.to_string()))?;
     app.service.pause(mode(query.get("mode").map(String::as_str), InFlight::Abort)?).await?;
     Ok(answer(json!({"status": "paused"})))
@@ -140,13 +145,14 @@ pub async fn pause(
 
 /// `POST /pause_generation {"mode"?}`
 pub async fn pause_generation(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let mode = app.read(body, |fields| mode(fields.text("mode")?, InFlight::Abort)).await?;
+    let mode = app.read(body, |_, fields| mode(fields.text("mode")?, InFlight::Abort)).await?;
     app.service.pause(mode).await?;
     Ok(answer(json!({"status": "paused", "message": "Generation paused successfully."})))
 }
 
 /// `POST /resume`, `POST /continue_generation`
-pub async fn resume(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+pub async fn resume(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    app.bodies.read(body, drop).await?;
     app.service.resume().await?;
     Ok(answer(json!({"status": "resumed"})))
 }
@@ -158,8 +164,8 @@ pub async fn is_paused(State(app): State<Arc<App>>) -> Response {
 
 /// `POST /abort_requests {"request_ids"?}`: those, or all.
 pub async fn abort_requests(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let wanted =
-        app.read(body, |fields| fields.get("request_ids").map(|_| fields.texts("request_ids")).transpose());
+    let wanted = app
+        .read(body, |_, fields| fields.get("request_ids").map(|_| fields.texts("request_ids")).transpose());
     let aborted = match wanted.await? {
         None => app.service.abort(None).await?,
         Some(ids) => app.service.abort(Some(ids.into_iter().collect())).await?,
@@ -169,7 +175,7 @@ pub async fn abort_requests(State(app): State<Arc<App>>, body: Body) -> Result<R
 
 /// `POST /abort_request {"rid"?, "abort_all"?}`
 pub async fn abort_request(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let wanted = app.read(body, |fields| match fields.text("rid")?.filter(|id| !id.is_empty()) {
+    let wanted = app.read(body, |_, fields| match fields.text("rid")?.filter(|id| !id.is_empty()) {
         _ if fields.is("abort_all")? => Ok(None),
         Some(id) => Ok(Some(BTreeSet::from([id.to_string()]))),
         None => Err(ApiError::invalid("rid", "neither rid nor abort_all: true is given")),
@@ -179,7 +185,8 @@ pub async fn abort_request(State(app): State<Arc<App>>, body: Body) -> Result<Re
 }
 
 /// `POST /flush_cache`
-pub async fn flush_cache(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+pub async fn flush_cache(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    app.bodies.read(body, drop).await?;
     app.service.flush().await?;
     Ok(answer(json!({"status": "ok"})))
 }

@@ -1,10 +1,10 @@
 //! The shape that OpenAI's answers have in common, whole or as an event of a stream.
 
 use super::call::Usage;
+use super::logprobs::Prompt;
 use super::{App, fingerprint, now};
 use qurl_rollout::WeightVersion;
 use serde::Serialize;
-use serde_json::Value;
 
 /// What every answer of a call begins with.
 #[derive(Serialize)]
@@ -47,7 +47,7 @@ pub struct Document<'a, C> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_logprobs: Option<Value>,
+    pub prompt_logprobs: Option<Prompt<'a>>,
 }
 
 impl<'a, C> Document<'a, C> {

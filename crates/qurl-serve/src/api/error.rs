@@ -55,6 +55,11 @@ impl ApiError {
         ApiError::new(500, message)
     }
 
+    /// There is no room for it now.
+    pub fn busy(message: impl Into<String>) -> ApiError {
+        ApiError { retry: true, ..ApiError::new(429, message) }
+    }
+
     /// It took too long.
     pub fn too_slow(message: impl Into<String>) -> ApiError {
         ApiError::new(504, message)

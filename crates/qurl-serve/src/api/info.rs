@@ -1,10 +1,11 @@
 //! What the server says of itself: models, health, versions, metrics.
 
-use super::call::Call;
+use super::call::{Call, Told};
 use super::error::ApiError;
 use super::sampling::{Dialect, Wanted};
 use super::{App, answer, fields::Fields, now};
 use crate::service::{Histogram, Snapshot};
+use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -45,13 +46,14 @@ pub async fn model(
 }
 
 /// `GET /health`: whether requests can be computed.
-pub async fn health(State(app): State<Arc<App>>) -> Response {
-    match app.service.is_healthy() {
+pub async fn health(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    app.bodies.read(body, drop).await?;
+    Ok(match app.service.is_healthy() {
         true => answer(json!({"status": "ok"})),
         false => {
             (StatusCode::SERVICE_UNAVAILABLE, "the engine has no weights, or has failed\n").into_response()
         }
-    }
+    })
 }
 
 /// `GET /health_generate`: computes a token.
@@ -59,12 +61,14 @@ pub async fn health_generate(State(app): State<Arc<App>>) -> Result<Response, Ap
     let params = json!({"max_tokens": 1, "temperature": 0, "ignore_eos": true});
     let call = Call {
         id: app.name("health", None),
+        ids: Vec::new(),
         prompts: vec![vec![0]],
         wanted: Wanted::read(Fields::of(&params)?, Dialect::OpenAi)?,
         top: 0,
         prompt_top: None,
+        told: Told::default(),
     };
-    app.collect(&call).await?;
+    app.collect(&call).await.map(drop)?;
     Ok(answer(json!({"status": "ok"})))
 }
 
@@ -74,13 +78,14 @@ pub async fn version() -> Response {
 }
 
 /// `GET /get_weight_version`
-pub async fn weight_version(State(app): State<Arc<App>>) -> Response {
+pub async fn weight_version(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    app.bodies.read(body, drop).await?;
     let weights = app.service.snapshot().weights;
-    answer(json!({
+    Ok(answer(json!({
         "weight_version": app.version_name(weights),
         "version": weights.version,
         "checksum": format!("{:016x}", weights.checksum),
-    }))
+    })))
 }
 
 /// `GET /model_info`

@@ -13,13 +13,16 @@ mod fields;
 mod info;
 mod logprobs;
 mod outcome;
+mod reading;
 mod sampling;
 mod sglang;
 mod stream;
+mod telling;
 mod texts;
 mod vllm;
 
 pub use error::ApiError;
+pub use telling::Telling;
 pub use texts::Texts;
 
 use crate::http::{BodyBudget, guard};
@@ -34,19 +37,23 @@ use axum::{Json, Router};
 use fields::Fields;
 use qurl_model::ModelConfig;
 use qurl_rollout::WeightVersion;
+use reading::Readers;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::task::block_in_place;
 
-/// Bytes of a body from which on it is parsed off the threads of the connections, and one at a time: JSON
-/// takes many times the memory of its text, and a tokenizer takes its time.
+/// Bytes of a body from which on it is parsed off the threads of the connections, since a tokenizer or a
+/// template takes its time; and from which on one at a time: JSON takes many times the memory of its text.
+const SHORT: usize = 8 << 10;
 const LONG: usize = 256 << 10;
+/// Threads that parse those in between.
+const READERS: usize = 2;
 /// Most values of a body, which take up to 200 bytes each.
 const MAX_VALUES: usize = 1 << 20;
 /// Most names of versions that are remembered.
@@ -99,15 +106,25 @@ pub struct App {
     pub seed: u64,
     /// What was counted since the start.
     pub counters: Counters,
-    /// Who reads a long body, and who loads weights: one at a time.
+    /// What answers may take.
+    pub telling: Telling,
+    /// Who reads bodies, and who loads weights: one at a time.
     pub turns: Turns,
 }
 
-/// What one request at a time does.
-#[derive(Default)]
+/// What few requests at a time do.
 pub struct Turns {
-    reading: Mutex<()>,
+    reading: Readers,
+    reading_long: Readers,
     loading: tokio::sync::Mutex<()>,
+}
+
+impl Turns {
+    /// Starts the threads that read bodies.
+    pub fn start() -> io::Result<Turns> {
+        let (reading, reading_long) = (Readers::start(READERS)?, Readers::start(1)?);
+        Ok(Turns { reading, reading_long, loading: tokio::sync::Mutex::default() })
+    }
 }
 
 /// Numbers that rise while the server runs, and names of weights.
@@ -177,36 +194,40 @@ impl App {
 
     /// Reads a body of JSON, an empty one as an empty object, and makes of its keys what is wanted. What is
     /// not wanted is gone before anyone waits for an answer.
-    async fn read<T>(
-        &self,
+    async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
         body: Body,
-        wanted: impl FnOnce(Fields<'_>) -> Result<T, ApiError> + Send,
-    ) -> Result<T, ApiError>
-    where
-        T: Send,
-    {
-        let parse = |bytes: Vec<u8>| {
-            if values(&bytes) > MAX_VALUES {
-                return Err(ApiError::bad(format!("the body has more than {MAX_VALUES} values")));
-            }
-            let value = match bytes.is_empty() {
-                true => Value::Object(serde_json::Map::new()),
-                false => serde_json::from_slice(&bytes)
-                    .map_err(|error| ApiError::bad(format!("the body is no JSON: {error}")))?,
-            };
-            drop(bytes);
-            wanted(Fields::of(&value)?)
+        wanted: impl FnOnce(&App, Fields<'_>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (bytes, share) = self.bodies.whole(body).await?;
+        let (app, length) = (self.clone(), bytes.len());
+        let parse = move || {
+            let read = app.parse(bytes, wanted);
+            drop(share);
+            read
         };
-        let parse = |bytes: Vec<u8>| match bytes.len() {
-            ..LONG => parse(bytes),
-            _ => block_in_place(|| {
-                let _turn = self.turns.reading.lock().unwrap_or_else(PoisonError::into_inner);
-                // On a thread of its own: allocators keep what a thread has had for the next one.
-                let parsed = std::thread::scope(|scope| scope.spawn(|| parse(bytes)).join());
-                parsed.unwrap_or_else(|_| Err(ApiError::broken("the body could not be parsed")))
-            }),
+        match length {
+            ..SHORT => parse(),
+            ..LONG => self.turns.reading.run(parse).await?,
+            _ => self.turns.reading_long.run(parse).await?,
+        }
+    }
+
+    fn parse<T>(
+        &self,
+        bytes: Vec<u8>,
+        wanted: impl FnOnce(&App, Fields<'_>) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        if values(&bytes) > MAX_VALUES {
+            return Err(ApiError::bad(format!("the body has more than {MAX_VALUES} values")));
+        }
+        let value = match bytes.is_empty() {
+            true => Value::Object(serde_json::Map::new()),
+            false => serde_json::from_slice(&bytes)
+                .map_err(|error| ApiError::bad(format!("the body is no JSON: {error}")))?,
         };
-        self.bodies.read(body, parse).await?
+        drop(bytes);
+        wanted(self, Fields::of(&value)?)
     }
 }
 

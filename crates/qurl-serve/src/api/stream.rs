@@ -85,7 +85,15 @@ impl App {
                 if ended {
                     piece.extend_from_slice(DONE);
                 }
-                if (!piece.is_empty() && sender.send(Bytes::from(piece)).await.is_err()) || ended {
+                // In slices, of which so many wait: not so many pieces, each as long as all that has come.
+                let mut piece = Bytes::from(piece);
+                while !piece.is_empty() {
+                    let slice = piece.split_to(piece.len().min(LONG_PIECE));
+                    if sender.send(slice).await.is_err() {
+                        return;
+                    }
+                }
+                if ended {
                     return;
                 }
                 next = tokio::select! {

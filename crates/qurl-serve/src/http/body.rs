@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
 
 /// Bytes that a permit of the budget stands for.
@@ -31,6 +31,9 @@ pub enum BodyError {
     Broken,
 }
 
+/// What a body takes of the budget; given back when dropped.
+pub type BodyShare = OwnedSemaphorePermit;
+
 /// How bodies are read: one at most so long, within a time, and all that are being read together out of one
 /// budget.
 #[derive(Clone, Debug)]
@@ -50,21 +53,26 @@ impl BodyBudget {
     /// Reads a body whole. What has come of it counts against the budget until `consume` has made of the
     /// bytes what is wanted; a sender who announces much and sends little takes little.
     pub async fn read<T>(&self, body: Body, consume: impl FnOnce(Vec<u8>) -> T) -> Result<T, BodyError> {
-        let announced = body.size_hint().lower();
-        if announced > self.longest as u64 {
-            return Err(BodyError::TooLong(self.longest));
-        }
-        let read = timeout(self.time, self.gather(body)).await;
-        let (bytes, share) = read.map_err(|_| BodyError::TooSlow(self.time))??;
+        let (bytes, share) = self.whole(body).await?;
         let made = consume(bytes);
         drop(share);
         Ok(made)
     }
 
-    async fn gather(&self, mut body: Body) -> Result<(Vec<u8>, SemaphorePermit<'_>), BodyError> {
+    /// The same for who needs more time with the bytes: they count until their share is dropped.
+    pub async fn whole(&self, body: Body) -> Result<(Vec<u8>, BodyShare), BodyError> {
+        let announced = body.size_hint().lower();
+        if announced > self.longest as u64 {
+            return Err(BodyError::TooLong(self.longest));
+        }
+        let read = timeout(self.time, self.gather(body)).await;
+        read.map_err(|_| BodyError::TooSlow(self.time))?
+    }
+
+    async fn gather(&self, mut body: Body) -> Result<(Vec<u8>, BodyShare), BodyError> {
         let take = |permits: usize| {
             let permits = u32::try_from(permits).unwrap_or(u32::MAX);
-            self.left.try_acquire_many(permits).map_err(|_| BodyError::Busy)
+            self.left.clone().try_acquire_many_owned(permits).map_err(|_| BodyError::Busy)
         };
         let (mut bytes, mut share) = (Vec::new(), take(1)?);
         while let Some(frame) = body.frame().await {

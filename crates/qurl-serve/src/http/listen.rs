@@ -92,15 +92,15 @@ impl Listener {
         self.address
     }
 
-    /// Serves the routes until `stop` is ready, then waits for the answers in progress as long as the limits
-    /// say. Within a [`runtime`].
+    /// Serves the routes until `stop` is ready, closes the address, and waits for the answers in progress as
+    /// long as the limits say. Within a [`runtime`].
     pub async fn serve(
-        &self,
+        self,
         routes: Router,
         limits: Limits,
         stop: impl Future<Output = ()>,
     ) -> io::Result<()> {
-        let listener = TcpListener::from_std(self.inner.try_clone()?)?;
+        let listener = TcpListener::from_std(self.inner)?;
         let places = Arc::new(Semaphore::new(limits.connections.max(1)));
         let (stopping, stopped) = watch::channel(false);
         let mut stop = pin!(stop);
@@ -123,7 +123,7 @@ impl Listener {
                 drop(place);
             });
         }
-        drop(listener);
+        drop(listener); // whoever comes now is refused by the system, not left to wait
         stopping.send_replace(true);
         let everyone = u32::try_from(limits.connections.max(1)).unwrap_or(u32::MAX);
         _ = timeout(limits.goodbye, places.acquire_many(everyone)).await;

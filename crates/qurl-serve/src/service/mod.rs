@@ -201,11 +201,16 @@ impl Service {
         Ok((service.clone(), Running { thread, service }))
     }
 
-    /// Hands requests over, so many of so many samples each, which begin together. Refused where too much is
-    /// in flight, or where the engine has ended; none is made then.
+    /// Refuses more sequences than could ever be in flight.
+    pub fn could_hold(&self, count: usize, n: usize) -> Result<(), Refused> {
+        self.shared.could_hold(count.saturating_mul(n))
+    }
+
+    /// Hands requests over, so many of so many samples each, which begin together, and each with its name.
+    /// Refused where too much is in flight, or where the engine has ended; none is made then.
     pub fn submit(
         &self,
-        name: &str,
+        names: impl Iterator<Item = String>,
         (count, n): (usize, usize),
         requests: impl Iterator<Item = Request>,
         streamed: bool,
@@ -214,9 +219,9 @@ impl Service {
         let arrived = Instant::now();
         let first = self.jobs.fetch_add(count as u64, Ordering::Relaxed);
         let (mut jobs, mut tickets) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        for (number, request) in (first..).zip(requests.take(count)) {
+        for ((number, name), request) in (first..).zip(names).zip(requests.take(count)) {
             let (sender, news) = mpsc::unbounded_channel();
-            let (name, _place) = (name.to_string(), places.split(n));
+            let _place = places.split(n);
             jobs.push(Job { number, name, request, streamed, arrived, news: sender, _place });
             tickets.push(Ticket { number, commands: self.commands.clone(), news, ended: false });
         }

@@ -129,12 +129,18 @@ impl Shared {
         Snapshot { waiting, refused: self.refused.load(Ordering::Relaxed), ..now }
     }
 
+    /// Whether there could be places for so many sequences.
+    pub fn could_hold(&self, n: usize) -> Result<(), Refused> {
+        match self.limit {
+            limit if n > limit => Err(Refused::TooMany { n, limit }),
+            _ => Ok(()),
+        }
+    }
+
     /// Takes places for so many sequences.
     pub fn enter(self: Arc<Self>, n: usize) -> Result<Place, Refused> {
+        self.could_hold(n)?;
         let limit = self.limit;
-        if n > limit {
-            return Err(Refused::TooMany { n, limit });
-        }
         let enter = |waiting: usize| waiting.checked_add(n).filter(|together| *together <= limit);
         match self.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, enter) {
             Ok(_) => Ok(Place { shared: self, n }),

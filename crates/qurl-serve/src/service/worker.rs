@@ -84,32 +84,46 @@ impl<D: Device> Worker<D> {
 
     fn work(&mut self) -> Result<(), String> {
         loop {
-            if !self.can_step() && !self.stopping {
-                match self.inbox.recv() {
-                    Ok(command) => self.take(command),
-                    Err(_) => return Ok(()),
-                }
-            }
             while let Ok(command) = self.inbox.try_recv() {
                 self.take(command);
             }
-            if self.engine.unfinished() == 0 {
-                self.told.drain(..).for_each(|reply| _ = reply.send(()));
-                self.load();
-            }
-            if self.paused.is_none() && self.loads.is_empty() {
-                while let Some(job) = self.held.pop_front() {
-                    self.begin(job);
-                }
-            }
-            if self.stopping && !self.can_step() {
-                return Ok(());
-            }
+            self.settle();
             if self.can_step() {
                 self.step()?;
+                self.publish();
+                continue;
             }
             self.publish();
+            if self.stopping {
+                return Ok(());
+            }
+            // Only here, where nothing is left that could be settled: nobody else need ever speak.
+            match self.inbox.recv() {
+                Ok(command) => self.take(command),
+                Err(_) => return Ok(()),
+            }
         }
+    }
+
+    /// Does what waited for the end of the requests in flight.
+    fn settle(&mut self) {
+        if self.engine.unfinished() == 0 {
+            for reply in std::mem::take(&mut self.told) {
+                self.reply(reply, ());
+            }
+            self.load();
+        }
+        if self.paused.is_none() && self.loads.is_empty() {
+            while let Some(job) = self.held.pop_front() {
+                self.begin(job);
+            }
+        }
+    }
+
+    /// Answers an order: whoever asks how things are after that is told what has come of it.
+    fn reply<T>(&mut self, to: oneshot::Sender<T>, what: T) {
+        self.publish();
+        _ = to.send(what);
     }
 
     /// Whether there is something to compute. Frozen requests are let go where new weights wait for them.
@@ -125,24 +139,26 @@ impl<D: Device> Worker<D> {
             Command::Gone(number) => self.gone(number),
             Command::Abort(names, reply) => {
                 let aborted = self.abort(names.as_ref());
-                _ = reply.send(aborted);
+                self.reply(reply, aborted);
             }
             Command::Pause(in_flight, reply) => {
                 self.paused = Some(in_flight);
                 match in_flight {
                     InFlight::Wait => self.told.push(reply), // told when all have ended
-                    InFlight::Keep => _ = reply.send(()),
+                    InFlight::Keep => self.reply(reply, ()),
                     InFlight::Abort => {
                         self.abort(None);
-                        _ = reply.send(());
+                        self.reply(reply, ());
                     }
                 }
             }
             Command::Resume(reply) => {
                 self.paused = None;
                 // Who waits for the others to end need not any longer.
-                self.told.drain(..).for_each(|reply| _ = reply.send(()));
-                _ = reply.send(());
+                for told in std::mem::take(&mut self.told) {
+                    self.reply(told, ());
+                }
+                self.reply(reply, ());
             }
             Command::Load(weights, reply) => {
                 if weights.in_flight == InFlight::Abort {
@@ -152,7 +168,7 @@ impl<D: Device> Worker<D> {
             }
             Command::Flush(reply) => {
                 self.engine.forget_prefixes();
-                _ = reply.send(());
+                self.reply(reply, ());
             }
             Command::Stop => {
                 self.stopping = true;
@@ -244,7 +260,7 @@ impl<D: Device> Worker<D> {
             let loaded = engine.load_with(version, |network| {
                 network.refresh_leaves(queue, &mut leaves::<D>(&params), Rounding::Nearest)
             });
-            _ = reply.send(loaded.map(|()| version).map_err(|error| error.to_string()));
+            self.reply(reply, loaded.map(|()| version).map_err(|error| error.to_string()));
         }
     }
 

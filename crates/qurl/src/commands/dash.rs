@@ -2,7 +2,9 @@
 
 use crate::dash::Server;
 use crate::output::{err, even_if_closed, out};
+use crate::stop::is_ignored;
 use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,8 +32,10 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let server = Server::bind(args.host, args.port, args.runs.clone())?;
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone())?;
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        if signal != SIGHUP || !is_ignored(signal) {
+            signal_hook::flag::register(signal, stop.clone())?;
+        }
     }
     let url = format!("http://{}/", server.address());
     let runs: Vec<String> = args.runs.iter().map(|run| run.display().to_string()).collect();

@@ -95,8 +95,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 fn run_on<D: Device>(device: Arc<D>, args: &Args) -> anyhow::Result<()> {
-    let key = args.api_key.clone().or_else(|| std::env::var(KEY_VARIABLE).ok());
-    let key = key.filter(|key| !key.is_empty());
+    let key = match &args.api_key {
+        Some(key) if key.is_empty() => return Err(bad("--api-key: an empty key would let everyone in")),
+        Some(key) => Some(key.clone()),
+        None => std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()),
+    };
     let weight_source = match &args.weights_from {
         Some(dir) if dir.is_dir() => WeightSource::Inside(dir.clone()),
         Some(dir) => return Err(bad(format!("--weights-from {}: is no directory", dir.display()))),
@@ -151,7 +154,7 @@ fn run_on<D: Device>(device: Arc<D>, args: &Args) -> anyhow::Result<()> {
     };
     tell(args, &listener, &facts, options.key.is_some())?;
     let stop = Stop::watch()?;
-    serve(&listener, queue, engine, (texts, facts), options, || stop.requested())?;
+    serve(listener, queue, engine, (texts, facts), options, || stop.requested())?;
     Ok(())
 }
 

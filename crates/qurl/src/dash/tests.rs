@@ -16,8 +16,9 @@ fn serving(dir: &Path, visit: impl FnOnce(SocketAddr)) {
     let server = Server::bind(IpAddr::from([127, 0, 0, 1]), 0, vec![dir.to_path_buf()]).expect("bound");
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let serving = scope.spawn(|| server.serve(&stop));
-        visit(server.address());
+        let (address, stop) = (server.address(), &stop);
+        let serving = scope.spawn(move || server.serve(stop));
+        visit(address);
         stop.store(true, Ordering::Relaxed);
         serving.join().expect("no panic").expect("served");
     });

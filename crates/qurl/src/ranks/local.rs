@@ -145,14 +145,14 @@ fn cpu_ranks(program: &std::path::Path, arguments: &[OsString], ranks: usize) ->
 
 /// Waits for all, hands signals on, and ends the others where one has ended badly.
 fn wait(mut started: Vec<Started>, signal: &AtomicUsize) -> anyhow::Result<()> {
-    let mut asked = false;
+    let mut asked: Option<Signal> = None;
     let mut first_failure: Option<(Instant, Ended)> = None;
     loop {
         if let Some(signal) = Signal::from_named_raw(signal.swap(0, Ordering::SeqCst) as i32) {
             for one in started.iter().filter(|one| one.ended.is_none()) {
-                end(&one.child, if asked { signal } else { one.asks_by.unwrap_or(signal) });
+                end(&one.child, if asked.is_some() { signal } else { one.asks_by.unwrap_or(signal) });
             }
-            asked = true;
+            asked.get_or_insert(signal);
         }
         for one in started.iter_mut().filter(|one| one.ended.is_none()) {
             let Some(status) = one.child.try_wait().context("waiting for ranks")? else { continue };
@@ -163,7 +163,7 @@ fn wait(mut started: Vec<Started>, signal: &AtomicUsize) -> anyhow::Result<()> {
         }
         if started.iter().all(|one| one.ended.is_some()) {
             return match first_failure {
-                Some((_, ended)) => Err(ended.into()),
+                Some((_, ended)) => Err(as_asked(ended, asked).into()),
                 None => Ok(()),
             };
         }
@@ -174,6 +174,15 @@ fn wait(mut started: Vec<Started>, signal: &AtomicUsize) -> anyhow::Result<()> {
             }
         }
         std::thread::sleep(POLL);
+    }
+}
+
+/// Ranks that were asked to stop and did: what they were asked by stands for what this process was.
+fn as_asked(ended: Ended, asked: Option<Signal>) -> Ended {
+    let by_request = [SIGUSR1, SIGINT].map(|signal| 128 + signal as u8).contains(&ended.status);
+    match asked {
+        Some(signal) if by_request => Ended { status: 128 + signal.as_raw() as u8, ..ended },
+        _ => ended,
     }
 }
 
@@ -243,6 +252,23 @@ mod tests {
         let error = wait(ranks(&["sleep 0.5", "exit 2", "sleep 0.5; exit 3"]), &AtomicUsize::new(0));
         let error = error.expect_err("one fails");
         assert_eq!((status(&error), error.to_string().as_str()), (2, "rank 1 ended with status 2"));
+    }
+
+    /// `mpirun` is asked by another signal, and its ranks end with that one's status.
+    #[test]
+    fn the_status_is_that_of_the_signal_that_came() {
+        for (signal, script, expected) in [
+            (SIGTERM, "trap 'exit 138' USR1; sleep 60 & wait", 143),
+            (SIGHUP, "trap 'exit 130' USR1; sleep 60 & wait", 129),
+            (SIGINT, "trap 'exit 1' USR1; sleep 60 & wait", 1),
+        ] {
+            let mut ranks = ranks(&[script]);
+            ranks[0].asks_by = Some(Signal::USR1);
+            std::thread::sleep(Duration::from_millis(300)); // until the trap is set
+            let ended = wait(ranks, &AtomicUsize::new(signal as usize)).expect_err("asked to stop");
+            assert_eq!(i32::from(status(&ended)), expected, "{script}");
+        }
+        assert_eq!(status(&wait(ranks(&["exit 138"]), &AtomicUsize::new(0)).expect_err("by itself")), 138);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A worker's way to its trainer: one request after the other, a connection for each.
 
+use super::server::MARK;
 use crate::input::bad;
 use axum::body::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -25,6 +26,8 @@ pub struct HttpLink {
     authority: String,
     prefix: String,
     secret: String,
+    /// Whether a trainer has been there.
+    joined: bool,
     runtime: Runtime,
 }
 
@@ -45,6 +48,7 @@ impl HttpLink {
             authority: format!("{}:{port}", authority.host()),
             prefix,
             secret,
+            joined: false,
             runtime: runtime(1)?,
         })
     }
@@ -65,9 +69,14 @@ impl HttpLink {
                 .map_err(|e| LinkError::Foreign(e.to_string()))?;
             let response = sender.send_request(request).await.map_err(|e| away(&e))?;
             let status = response.status().as_u16();
+            let from = match (response.headers().contains_key(MARK), self.joined) {
+                (true, _) => Refuser::Trainer,
+                (false, true) => Refuser::ElsewhereNow,
+                (false, false) => Refuser::Elsewhere,
+            };
             let body = response.into_body().collect().await.map_err(|e| away(&e))?.to_bytes();
             connection.abort();
-            answered(status, body)
+            answered(status, from, body)
         };
         self.runtime
             .block_on(async { timeout(time, exchange).await })
@@ -80,23 +89,39 @@ impl HttpLink {
     }
 }
 
+/// Who refuses.
+#[derive(Clone, Copy)]
+enum Refuser {
+    Trainer,
+    /// A proxy, or another program.
+    Elsewhere,
+    /// The same where a trainer has been before: it may be starting again.
+    ElsewhereNow,
+}
+
 /// What an answer means.
-fn answered(status: u16, body: Bytes) -> Result<Bytes, LinkError> {
+fn answered(status: u16, from: Refuser, body: Bytes) -> Result<Bytes, LinkError> {
     let why = || String::from_utf8_lossy(&body[..body.len().min(1000)]).trim().to_string();
     match status {
         200 => Ok(body),
         401 => Err(LinkError::Secret),
-        404 => Err(Refused::Gone(why()).into()),
+        404 => Err(match from {
+            Refuser::Trainer => Refused::Gone(why()).into(),
+            Refuser::ElsewhereNow => LinkError::Away(format!("status {status}: {}", why())),
+            Refuser::Elsewhere => LinkError::Foreign(format!("status {status}: {}", why())),
+        }),
         409 => Err(Refused::Unfit(why()).into()),
         410 => Err(Refused::Unknown.into()),
-        500..=599 => Err(LinkError::Away(format!("status {status}: {}", why()))),
+        408 | 429 | 500..=599 => Err(LinkError::Away(format!("status {status}: {}", why()))),
         _ => Err(LinkError::Foreign(format!("status {status}: {}", why()))),
     }
 }
 
 impl Link for HttpLink {
     fn join(&mut self, hello: &Hello) -> Result<Welcome, LinkError> {
-        self.ask("join", hello)
+        let welcome = self.ask("join", hello)?;
+        self.joined = true;
+        Ok(welcome)
     }
 
     fn work(&mut self, ask: &Ask) -> Result<Work, LinkError> {
@@ -119,5 +144,23 @@ impl Link for HttpLink {
 
     fn goodbye(&mut self, worker: u64) -> Result<(), LinkError> {
         self.call("goodbye", &worker, GOODBYE).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A run is over where a trainer says so, not where a proxy finds nothing.
+    #[test]
+    fn only_a_trainer_ends_a_run() {
+        let means = |status, from| answered(status, from, Bytes::from_static(b"why\n")).expect_err("refused");
+        assert_eq!(means(404, Refuser::Trainer), Refused::Gone("why".to_string()).into());
+        assert_eq!(means(404, Refuser::ElsewhereNow), LinkError::Away("status 404: why".to_string()));
+        assert_eq!(means(404, Refuser::Elsewhere), LinkError::Foreign("status 404: why".to_string()));
+        for status in [408, 429, 502] {
+            assert!(matches!(means(status, Refuser::ElsewhereNow), LinkError::Away(_)), "{status}");
+        }
+        assert!(matches!(means(418, Refuser::Trainer), LinkError::Foreign(_)));
     }
 }

@@ -38,6 +38,9 @@ const GOODBYE: Duration = Duration::from_secs(30);
 /// How long the last answers have to leave.
 const LAST_ANSWERS: Duration = Duration::from_millis(300);
 
+/// The header of a refusal that comes from a trainer.
+pub const MARK: &str = "qurl-trainer";
+
 /// A server in the background.
 pub struct Server {
     runtime: Runtime,
@@ -184,7 +187,8 @@ async fn answer<T: Wire + Send + 'static>(
                 Refused::Unknown => StatusCode::GONE,
                 Refused::Gone(_) => StatusCode::NOT_FOUND,
             };
-            said(status, &refused.to_string())
+            let marked = [(MARK, "1")]; // a 404 of anything else on the way has no such header
+            (marked, said(status, &refused.to_string())).into_response()
         }
         Err(_) => said(StatusCode::INTERNAL_SERVER_ERROR, "the trainer failed on this message"),
     }

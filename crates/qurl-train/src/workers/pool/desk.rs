@@ -14,10 +14,28 @@ use std::time::{Duration, Instant};
 /// How long a worker that asks for work is kept waiting for some.
 const LONG_POLL: Duration = Duration::from_secs(2);
 
+/// Bytes of a worker's name.
+const LONGEST_NAME: usize = 128;
+
+/// Whether a worker may be called so: its name goes to the trainer's terminal.
+fn is_name(name: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:".contains(&byte);
+    (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(fits)
+}
+
+/// What a worker says, as much of it as is fit for a terminal.
+fn plain(said: &str) -> String {
+    said.chars().filter(|c| !c.is_control()).take(300).collect()
+}
+
 impl Pool {
     /// A worker wants to join.
     pub fn join(&self, hello: &Hello) -> Result<Welcome, Refused> {
         let Hello { program, kind, name } = hello;
+        if !is_name(name) {
+            let wanted = "letters, digits, `.`, `_`, `-` and `:`";
+            return Err(Refused::Unfit(format!("a worker's name has 1 to {LONGEST_NAME} of {wanted}")));
+        }
         if *program != self.options.program {
             let own = &self.options.program;
             return Err(Refused::Unfit(format!("the trainer is {own}, the worker {program}: use the same")));
@@ -130,6 +148,7 @@ impl Pool {
     /// answer is refused with a reason, and its worker sent away.
     pub fn report(&self, report: Report) -> Result<(), Refused> {
         let Report { worker, version, answers, failed } = report;
+        let failed = failed.map(|(key, why)| (key, plain(&why)));
         let mut state = self.state();
         state.touch(worker, self.options.lease)?;
         state.renew(worker, self.options.lease);
@@ -185,5 +204,20 @@ impl Pool {
         drop(state);
         self.changed.notify_all();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LONGEST_NAME, is_name};
+
+    #[test]
+    fn names_are_fit_for_a_terminal() {
+        for name in ["gpu-7.example.org-1234", "a", "rack_1:3", &"x".repeat(LONGEST_NAME)] {
+            assert!(is_name(name), "{name}");
+        }
+        for name in ["", "a b", "\u{1b}[2J", "a\n", "\u{202e}", &"x".repeat(LONGEST_NAME + 1)] {
+            assert!(!is_name(name), "{name:?}");
+        }
     }
 }

@@ -207,9 +207,10 @@ fn of_own<D: Machine>(device: Arc<D>, args: &Args, sizes: &Sizes) -> anyhow::Res
         let options = ServerOptions { max_waiting: args.requests, ..ServerOptions::default() };
         let stop = AtomicBool::new(false);
         let measured = std::thread::scope(|scope| {
-            let serving = scope.spawn(|| {
-                let stop = || stop.load(Ordering::Relaxed);
-                serve(&listener, queue, engine, (Texts::none(), facts), options, stop)
+            let stopped = &stop;
+            let serving = scope.spawn(move || {
+                let stop = || stopped.load(Ordering::Relaxed);
+                serve(listener, queue, engine, (Texts::none(), facts), options, stop)
             });
             let measured = measure(address, None, vocabulary, args, sizes, |figures| {
                 let alone = alone.filter(|_| figures.rate.is_none());

@@ -38,6 +38,17 @@ fn what_is_asked_for_is_done_or_refused() {
         "u=hi u=what is t1 a="
     );
 
+    // What the request's own keys say is not replaced.
+    for reserved in ["messages", "tools", "documents"] {
+        let kwargs = json!({reserved: []});
+        let body = json!({"messages": messages, "max_tokens": 1, "chat_template_kwargs": kwargs});
+        let answer = server.post("/v1/chat/completions", body, 400);
+        assert_eq!(answer["error"]["param"], "chat_template_kwargs", "{answer}");
+    }
+    let body = json!({"messages": messages, "max_tokens": 1, "stream": true, "prompt_logprobs": 1});
+    let answer = server.post("/v1/chat/completions", body, 400);
+    assert_eq!(answer["error"]["param"], "prompt_logprobs", "{answer}");
+
     // A stop string ends a sample before it; the tokens are those that it has without.
     let text = choices[0]["message"]["content"].as_str().expect("text").to_string();
     let stop: String = text.chars().skip(4).take(2).collect();

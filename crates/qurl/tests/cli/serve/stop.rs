@@ -32,6 +32,7 @@ fn a_stop_finishes_what_is_in_progress() {
         crate::models::qurl(&[&["serve", "--model", model.text(), "--device", "cpu"], options].concat())
     };
     run(&["--max-model-len", "97"]).assert_bad(&["--max-model-len 97", "96"]);
+    run(&["--api-key", ""]).assert_bad(&["--api-key", "empty"]);
     run(&["--weights-from", "/nowhere"]).assert_bad(&["--weights-from /nowhere"]);
     run(&["--host", "192.0.2.1"]).assert_bad(&["192.0.2.1", "cannot be listened on"]);
 }
