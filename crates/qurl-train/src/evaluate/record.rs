@@ -120,6 +120,10 @@ impl Records {
             out.into_inner()?.sync_all()?;
             std::fs::rename(&new, &self.path)
         };
-        write().map_err(io)
+        let written = write();
+        if written.is_err() {
+            let _ = std::fs::remove_file(&new); // a full disk has room for nothing else then
+        }
+        written.map_err(io)
     }
 }

@@ -11,7 +11,7 @@ mod runner;
 use crate::input::{OrBad, bad};
 use crate::output::{self, out};
 use crate::stop::Stop;
-use crate::target::free_run;
+use crate::target::{self, free_run};
 use anyhow::Context;
 use qurl_train::runlog::RunLock;
 use qurl_train::study::stats::Estimate;
@@ -176,7 +176,7 @@ fn keep_copy(args: &Args, dir: &Path) -> anyhow::Result<()> {
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+    target::write(path, text)
 }
 
 fn document(study: &Study, results: &Results, cells: Vec<CellRow>, dir: &Path) -> Document {

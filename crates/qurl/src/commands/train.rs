@@ -10,6 +10,7 @@ use crate::device::RecipeDevice;
 use crate::input::{OrBad, bad};
 use crate::ranks::{RanksArg, on_ranks, start_local};
 use crate::stop::Stop;
+use crate::target;
 use crate::view::{Mode, TrainView};
 use crate::workers::Workers;
 use anyhow::Context;
@@ -324,6 +325,5 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
 
 /// A file of a run, all or nothing.
 pub fn write_file(path: &Path, text: &str) -> anyhow::Result<()> {
-    let written = qurl_files::disk::replace(path, text.as_bytes());
-    written.with_context(|| format!("writing {}", path.display()))
+    target::write(path, text)
 }

@@ -5,6 +5,7 @@ mod browser;
 mod common;
 mod device;
 mod eval;
+mod full;
 mod generate;
 mod grade;
 mod guide;

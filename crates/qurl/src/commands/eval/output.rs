@@ -2,7 +2,7 @@
 
 use super::Sources;
 use crate::input::{OrBad, bad};
-use crate::target::free_run;
+use crate::target::{self, NewDir, free_run};
 use anyhow::Context;
 use qurl_model::compute::NetworkOptions;
 use qurl_tasks::grader::ExtractRule;
@@ -118,9 +118,9 @@ impl Output {
                 dir.display()
             )));
         } else {
-            std::fs::create_dir_all(&dir).with_context(|| format!("--out {}", dir.display())).or_bad()?;
+            let _new = NewDir::make(&dir).with_context(|| format!("--out {}", dir.display())).or_bad()?;
             let text = serde_json::to_string_pretty(settings)? + "\n";
-            std::fs::write(&file, text).with_context(|| file.display().to_string()).or_bad()?;
+            target::write(&file, &text).or_bad()?;
         }
         let (records, done) = Records::open(&responses).or_bad()?;
         Ok((Output { dir, records }, done))
@@ -141,7 +141,7 @@ impl Output {
         self.records.finish(records)?;
         let file = self.dir.join(SUMMARY);
         let text = serde_json::to_string_pretty(summary)? + "\n";
-        std::fs::write(&file, text).with_context(|| file.display().to_string())
+        target::write(&file, &text)
     }
 }
 
