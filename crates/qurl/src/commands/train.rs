@@ -164,7 +164,7 @@ fn run_on<D: Device>(
     workers.iter().for_each(Workers::over);
     drop(workers);
     match outcome {
-        Outcome::Done => end::done(run, &plan, began, args.json, &view),
+        Outcome::Done => end::done(run, &plan, began, &dir.path, args.json, &view),
         Outcome::Broken { step, symptom } => end::broken(run, step, &symptom, &dir.path, &view),
     }
 }
