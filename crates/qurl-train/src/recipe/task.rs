@@ -48,9 +48,12 @@ pub enum TaskSource {
     Dataset(Box<DatasetSource>),
     /// The problems of `[task.source]` with the reward of a program of yours.
     Command {
-        /// Program and arguments. It reads JSON lines and writes one reply a line (docs/rewards.md), and runs
-        /// in the directory that `qurl` was started in.
+        /// Program and arguments. It reads JSON lines and writes one reply a line (docs/rewards.md).
         command: Vec<String>,
+        /// Directory that the command runs in; by default the one that `qurl` was started in. The recipe of a
+        /// run has it written down, so that a run that resumes from elsewhere runs the same program.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        directory: Option<PathBuf>,
         /// Seconds that the replies to one batch may take.
         #[serde(default = "time_limit")]
         time_limit_s: f64,
@@ -201,12 +204,15 @@ impl TaskSource {
         match self {
             TaskSource::Synthetic { rewards, .. } => Cow::Borrowed(rewards),
             TaskSource::Dataset(source) => Cow::Borrowed(&source.rewards),
-            TaskSource::Command { command, time_limit_s, .. } => Cow::Owned(vec![RewardRule::Command {
-                name: None,
-                weight: 1.0,
-                command: command.clone(),
-                time_limit_s: *time_limit_s,
-            }]),
+            TaskSource::Command { command, directory, time_limit_s, .. } => {
+                Cow::Owned(vec![RewardRule::Command {
+                    name: None,
+                    weight: 1.0,
+                    command: command.clone(),
+                    directory: directory.clone(),
+                    time_limit_s: *time_limit_s,
+                }])
+            }
         }
     }
 

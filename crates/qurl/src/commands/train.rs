@@ -69,7 +69,12 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
-    let (recipe, file) = recipe_of(&args)?;
+    let (mut recipe, file) = recipe_of(&args)?;
+    match args.run.as_ref().filter(|_| args.resume).map(|run| run.join(RECIPE)).filter(|path| path.exists()) {
+        // One that cannot be read is told where it is compared.
+        Some(begun) => _ = Recipe::read(&begun, &[]).map(|begun| recipe.continue_as(&begun)),
+        None => recipe.begin_in(&std::env::current_dir().context("the current directory")?),
+    }
     let recipe = args.device.put_into(recipe);
     let plan = recipe.rl(&file).or_bad()?;
     recipe.task().or_bad()?;
