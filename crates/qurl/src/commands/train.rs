@@ -284,6 +284,9 @@ pub fn foresee_memory<D: Device>(
     let memory = MemoryPlan::of_rl(device, recipe, plan, config, ranks);
     if device.memory().is_none() {
         // A CPU has formats that the GPU which counts does not have: what cannot be counted is not foreseen.
+        if let (Err(error), Some(_)) = (&memory, recipe.memory_budget()) {
+            view.warn(&format!("warning: trainer.memory_budget_mb bounds nothing here: {error}"));
+        }
         return memory.map_or(Ok(()), |memory| memory.check_rl(device, recipe, plan, config, ranks).or_bad());
     }
     let (memory, each) = (memory?, if ranks.size() > 1 { " of each rank" } else { "" });
