@@ -176,9 +176,8 @@ pub enum RewardError {
     },
     /// A sum that cannot be trained on.
     #[error(
-        "the reward of a response to problem {id:?} is {found:e}, expected a finite number: {weighted}; \
-         smaller \
-         weights may help"
+        "the reward of a response to problem {id:?} is {found:e}, expected a number from -3.4e38 to 3.4e38 \
+         (rewards are 32-bit floating-point numbers): {weighted}; smaller weights may help"
     )]
     NotFinite {
         /// The problem.

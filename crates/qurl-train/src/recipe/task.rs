@@ -155,12 +155,12 @@ pub enum TaskSourceError {
     Setting(#[from] BadSetting),
     /// A row that a template cannot be applied to.
     #[error("key `{section}.prompt.{}`, line {}: {} \
-             ({})", .source.key, .source.line, .source.reason, .source.place)]
+             ({})", .error.key, .error.line, .error.reason, .error.place)]
     Prompt {
         /// The section of the task.
         section: String,
-        /// What went wrong.
-        source: PromptError,
+        /// What went wrong. Not named as a cause, since the message says all of it in other words.
+        error: PromptError,
     },
     /// No row is of the wanted data sets.
     #[error(
@@ -358,7 +358,7 @@ impl DatasetSource {
             task = task.with_extract(rule.compile()?);
         }
         if let Some(rule) = &self.prompt {
-            let failed = |source| TaskSourceError::Prompt { section: section.to_string(), source };
+            let failed = |error| TaskSourceError::Prompt { section: section.to_string(), error };
             task = task.with_prompt(&rule.compile(self.template()?)?).map_err(failed)?;
         }
         Ok(task)

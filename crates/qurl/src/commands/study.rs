@@ -95,6 +95,7 @@ struct CellRow {
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let (study, cells) = Study::read(&args.file).or_bad()?;
+    check_only(&args.only, &cells)?;
     if args.list {
         return list(&cells, &args);
     }
@@ -136,6 +137,15 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let failed = document.cells.iter().filter(|cell| cell.state == State::Failed).count();
     anyhow::ensure!(failed == 0, "{failed} cells failed; why is in {}", dir.join("study.json").display());
     Ok(())
+}
+
+/// Refuses a text that no cell has in its path: nothing would run, and nobody would be told.
+fn check_only(only: &[String], cells: &[Cell]) -> anyhow::Result<()> {
+    let paths: Vec<String> = cells.iter().map(|cell| cell.path().display().to_string()).collect();
+    match only.iter().find(|text| !paths.iter().any(|path| path.contains(*text))) {
+        Some(text) => Err(bad(format!("--only {text}: no cell has it; the cells are {}", paths.join(", ")))),
+        None => Ok(()),
+    }
 }
 
 fn list(cells: &[Cell], args: &Args) -> anyhow::Result<()> {

@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// Steps, instead of the recipe's run.total_steps
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=i64::MAX as u64))]
     steps: Option<u64>,
     /// Directory of the run (default: the next free runs/train-N)
     #[arg(long)]
@@ -109,8 +109,10 @@ fn run_on<D: Device>(
     agree(&ranks, &recipe, &start, Some(&*task))?;
     let mut view = TrainView::new(Mode::of_rank(&ranks, args.quiet, args.json));
     overlaps(&*task).iter().for_each(|note| view.warn(note));
+    // What is wrong is told alone, without the doubts that come of it.
+    let dropped = prepare(&*device, &recipe, &file, &start, &mut *task).or_bad()?;
     recipe.doubts(task.len(Split::Train)).iter().for_each(|doubt| view.warn(&format!("warning: {doubt}")));
-    note_dropped(prepare(&*device, &recipe, &file, &start, &mut *task).or_bad()?, &plan, &view);
+    note_dropped(dropped, &plan, &view);
     foresee_memory(&*device, &recipe, &plan, &start.config, &ranks, &view)?;
     let dir = RunDir::open_on(&ranks, Kind::Train, args.run.as_deref(), args.resume, &recipe, &view)?;
     if let Some(summary) = &dir.finished {
