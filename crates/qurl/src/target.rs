@@ -59,7 +59,10 @@ fn place(file: &Path, bytes: &[u8]) -> io::Result<()> {
         return std::fs::write(file, bytes);
     }
     // Links stay, and so does who may read it.
-    disk::replace(&file.canonicalize()?, bytes)?;
+    match file.is_symlink() {
+        true => disk::replace(&file.canonicalize()?, bytes)?,
+        false => disk::replace(file, bytes)?,
+    }
     std::fs::set_permissions(file, there.permissions())
 }
 

@@ -39,8 +39,8 @@ fn write(command: Command, dir: &Path) -> std::io::Result<()> {
     let aside = dir.join(format!(".pages.{}.part", std::process::id()));
     let written = std::fs::create_dir(&aside).and_then(|()| {
         clap_mangen::generate_to(command, &aside)?;
-        for page in std::fs::read_dir(&aside)? {
-            let page = page?;
+        let pages: Vec<_> = std::fs::read_dir(&aside)?.collect::<Result<_, _>>()?;
+        for page in pages {
             std::fs::rename(page.path(), dir.join(page.file_name()))?;
         }
         Ok(())

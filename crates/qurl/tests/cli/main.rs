@@ -10,6 +10,7 @@ mod generate;
 mod grade;
 mod guide;
 mod hostile;
+mod messages;
 mod models;
 mod objective;
 mod output;

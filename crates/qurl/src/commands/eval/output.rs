@@ -154,6 +154,10 @@ pub fn table(sets: &[Summary], total: &Summary, mean: &MeanOverSets, k: usize) -
     };
     let titles = ["data set", "problems", "Avg@1", "Avg@k", "pass@k", "maj@k", "tokens", "cut off"];
     let mut rows = vec![titles.map(|t| t.replace("@k", &format!("@{k}")))];
+    if k == 1 {
+        rows[0][2] = "greedy Avg@1".to_string();
+        rows[0][3] = "sampled Avg@1".to_string();
+    }
     let shown = sets.iter().chain((sets.len() > 1).then_some(total));
     rows.extend(shown.map(|s| {
         [
