@@ -47,7 +47,7 @@ pub enum ChatError {
     #[error("{file}: {found}, expected {expected}")]
     Contents {
         /// The file.
-        file: &'static str,
+        file: String,
         /// What is there.
         found: String,
         /// What should be.
@@ -92,7 +92,7 @@ impl ChatTemplate {
         let Some((source, file)) = find_source(tokenizer)? else {
             return Ok(None);
         };
-        let mut template = Self::new(&source, file)?;
+        let mut template = Self::new(&source, &file)?;
         let specials = tokenizer.specials();
         template.bos = specials.bos.as_ref().map(|token| token.content.clone());
         template.eos = specials.eos.as_ref().map(|token| token.content.clone());
@@ -225,16 +225,17 @@ fn set_clock(environment: &mut Environment, clock: Clock) {
 }
 
 /// The template's text and the file it came from.
-fn find_source(tokenizer: &Tokenizer) -> Result<Option<(String, &'static str)>, ChatError> {
+fn find_source(tokenizer: &Tokenizer) -> Result<Option<(String, String)>, ChatError> {
     const JINJA: &str = "chat_template.jinja";
     if let Some(bytes) = tokenizer.file(JINJA) {
-        return Ok(Some((String::from_utf8_lossy(bytes).into_owned(), JINJA)));
+        return Ok(Some((String::from_utf8_lossy(bytes).into_owned(), tokenizer.place_of(JINJA))));
     }
-    for file in ["chat_template.json", TOKENIZER_CONFIG] {
-        let Some(bytes) = tokenizer.file(file) else {
+    for name in ["chat_template.json", TOKENIZER_CONFIG] {
+        let Some(bytes) = tokenizer.file(name) else {
             continue;
         };
-        let wrong = |found: String, expected| ChatError::Contents { file, found, expected };
+        let file = tokenizer.place_of(name);
+        let wrong = |found: String, expected| ChatError::Contents { file: file.clone(), found, expected };
         let settings: serde_json::Value = serde_json::from_slice(bytes)
             .map_err(|error| wrong(format!("invalid JSON ({error})"), "a JSON object"))?;
         match settings.get("chat_template") {

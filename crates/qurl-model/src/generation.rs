@@ -79,6 +79,23 @@ impl GenerationConfig {
         }
     }
 
+    /// Refuses end tokens that the model cannot say, by the file and the key that name them.
+    pub fn check_end_tokens(&self, config: &ModelConfig, dir: &Path) -> Result<(), ConfigError> {
+        for (file, ids) in [("config.json", &config.eos_token_ids), (GENERATION_CONFIG, &self.eos_token_ids)]
+        {
+            if let Some(id) = ids.iter().find(|id| **id as usize >= config.vocab_size) {
+                let below = config.vocab_size;
+                return Err(ConfigError::Invalid {
+                    file: dir.join(file).display().to_string(),
+                    key: "eos_token_id".to_string(),
+                    found: id.to_string(),
+                    expected: format!("tokens of the vocabulary: less than vocab_size = {below}"),
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// Parses the text; special tokens that it leaves out come from the model's configuration.
     pub fn from_json(text: &str, file: &str, config: &ModelConfig) -> Result<GenerationConfig, ConfigError> {
         let mut map = parse_object(text, file)?;

@@ -123,6 +123,8 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     specials: Specials,
     files: Vec<(String, Vec<u8>)>,
+    /// Where they are, for messages.
+    dir: String,
     vocab_size: usize,
 }
 
@@ -168,7 +170,7 @@ impl Tokenizer {
             None => Value::Null,
         };
         Self::from_json(&json, &file, |inner| Specials::read(&[&settings, &map], inner))
-            .map(|tokenizer| Tokenizer { files, ..tokenizer })
+            .map(|tokenizer| Tokenizer { files, dir: dir.to_string(), ..tokenizer })
     }
 
     /// A byte-level BPE tokenizer from the contents of `vocab.json` and `merges.txt`.
@@ -225,7 +227,7 @@ impl Tokenizer {
             .map_err(|panic| wrong(format!("something that its reader fails on ({panic})"), expected))?
             .map_err(|error| wrong(error.to_string(), expected))?;
         check_added_ids(json, file, &inner)?;
-        Ok(Tokenizer { specials, inner, files: Vec::new(), vocab_size })
+        Ok(Tokenizer { specials, inner, files: Vec::new(), dir: String::new(), vocab_size })
     }
 
     /// The ids of a text. `add_special` lets the tokenizer add what it adds by itself (often bos).
@@ -246,6 +248,11 @@ impl Tokenizer {
             Ok(decoded) => decoded.map_err(|error| failed(error.to_string())),
             Err(panic) => Err(failed(format!("{TOKENIZER_JSON} has something that fails on them ({panic})"))),
         }
+    }
+
+    /// A file's name with its directory, for messages.
+    pub(crate) fn place_of(&self, file: &str) -> String {
+        if self.dir.is_empty() { file.to_string() } else { format!("{}/{file}", self.dir) }
     }
 
     /// Largest id plus one: the smallest `vocab_size` a model needs.

@@ -24,6 +24,7 @@ pub use process::MAX_LINE;
 use process::{Line, Process, shown};
 use protocol::{Replies, Style};
 pub use protocol::{Reply, is_name};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
@@ -47,6 +48,9 @@ pub struct Launch {
     pub guard: Vec<String>,
     /// Once this is set, nothing waits for scores any more.
     pub cancel: Arc<AtomicBool>,
+    /// Where it runs, and what a relative path of a program is relative to; without one where this process
+    /// does.
+    pub directory: Option<PathBuf>,
 }
 
 /// A running reward command.
@@ -81,7 +85,7 @@ impl ExternalReward {
             return Err(ExternalError::Empty);
         }
         let shown = command.join(" ");
-        let started = Process::start(&launch.guard, command);
+        let started = Process::start(&launch.guard, command, launch.directory.as_deref());
         let process = started.map_err(|source| ExternalError::Start { command: shown.clone(), source })?;
         let cancel = launch.cancel.clone();
         Ok(ExternalReward {

@@ -193,12 +193,13 @@ impl MemoryPlan {
     /// `DRIVER_RESERVE` beside it, or whose state on the host the machine does not hold. A CPU has the memory
     /// of the machine or the container, and no driver and no workspace worth counting.
     pub fn check<D: Device>(&self, device: &D, budget: Option<usize>) -> Result<(), DeviceError> {
-        let budget = budget.unwrap_or(usize::MAX);
         match device.memory() {
-            Some(DeviceMemory { free, total, .. }) if self.total() + DRIVER_RESERVE > free.min(budget) => {
-                let device = match budget < free {
-                    true => format!("the device (trainer.memory_budget_mb = {})", budget >> 20),
-                    false => format!("the device ({} of {} MiB free)", free >> 20, total >> 20),
+            Some(DeviceMemory { free, total, .. })
+                if self.total() + DRIVER_RESERVE > free.min(budget.unwrap_or(free)) =>
+            {
+                let device = match budget.filter(|budget| *budget < free) {
+                    Some(budget) => format!("the device (trainer.memory_budget_mb = {})", budget >> 20),
+                    None => format!("the device ({} of {} MiB free)", free >> 20, total >> 20),
                 };
                 let what = format!(
                     "this run: {self}, and {} MiB for the driver; lower trainer.micro_tokens or \
@@ -208,7 +209,7 @@ impl MemoryPlan {
                 Err(DeviceError::OutOfMemory { device, need: self.total(), what })
             }
             Some(_) => self.check_state_on_host(qurl_files::available_memory()),
-            None => self.check_host(qurl_files::available_memory()),
+            None => self.check_host(qurl_files::available_memory(), budget),
         }
     }
 
@@ -226,15 +227,21 @@ impl MemoryPlan {
         }
     }
 
-    /// What a CPU holds of the plan, which was counted on a GPU that is not there.
-    fn check_host(&self, free: Option<u64>) -> Result<(), DeviceError> {
+    /// What a CPU holds of the plan, which was counted on a GPU that is not there: the memory that is free, or
+    /// the budget where that is less.
+    fn check_host(&self, free: Option<u64>, budget: Option<usize>) -> Result<(), DeviceError> {
         let of_a_gpu = |part: &str| part == "queue" || part == "workspace";
         let parts = self.parts.iter().filter(|(part, _)| !of_a_gpu(part)).cloned().collect();
         let plan = MemoryPlan { parts, phases: Vec::new(), on_host: self.on_host };
         let need = plan.total() + plan.on_host;
-        match free {
-            Some(free) if need as u64 > free => {
-                let device = format!("the machine ({} MiB of memory available)", free >> 20);
+        let budget =
+            budget.map(|budget| budget as u64).filter(|budget| free.is_none_or(|free| *budget < free));
+        match budget.or(free) {
+            Some(limit) if need as u64 > limit => {
+                let device = match budget {
+                    Some(budget) => format!("the machine (trainer.memory_budget_mb = {})", budget >> 20),
+                    None => format!("the machine ({} MiB of memory available)", limit >> 20),
+                };
                 let what = format!(
                     "this run: {plan}; lower trainer.micro_tokens or rollout.kv_cache_mb, or set \
                      trainer.recompute or trainer.pack_once"
@@ -298,9 +305,19 @@ mod tests {
         assert!(part(&plan, "model: activations") > kept, "{text}");
         // On a CPU the same, but for what only a GPU has.
         let host = plan.total() - part(&plan, "workspace") - part(&plan, "queue");
-        assert!(plan.check_host(Some(host as u64)).is_ok() && plan.check_host(None).is_ok());
-        let error = plan.check_host(Some(host as u64 - 1)).expect_err("refused").to_string();
+        assert!(plan.check_host(Some(host as u64), None).is_ok() && plan.check_host(None, None).is_ok());
+        let error = plan.check_host(Some(host as u64 - 1), None).expect_err("refused").to_string();
         assert!(error.contains("MiB of memory available") && error.contains("model: moments"), "{error}");
+        // The budget counts where it is less than what is free.
+        for free in [None, Some(u64::MAX)] {
+            assert!(plan.check_host(free, Some(host)).is_ok());
+            let error = plan.check_host(free, Some(host - 1)).expect_err("refused").to_string();
+            assert!(error.contains("trainer.memory_budget_mb = "), "{error}");
+        }
+        let error = plan.check(&cpu, Some(1 << 20)).expect_err("refused").to_string();
+        assert!(error.contains("trainer.memory_budget_mb = 1)"), "{error}");
+        let error = plan.check_host(Some(1 << 20), Some(host - 1)).expect_err("refused").to_string();
+        assert!(error.contains("(1 MiB of memory available)"), "{error}");
         for (moments, bytes) in
             [(MomentFormat::Bf16, 4 * parameters), (MomentFormat::EightBit, 2 * parameters)]
         {
@@ -316,8 +333,8 @@ mod tests {
         let offload = MemoryPlan::of_learner(&cpu, &config, offload, &Ranks::alone()).expect("a plan");
         assert!(part(&offload, "model: moments") == 0 && offload.on_host() == 8 * parameters, "{offload}");
         assert_eq!(offload.total() + offload.on_host(), plan.total());
-        assert!(offload.check_host(Some(host as u64)).is_ok());
-        assert!(offload.check_host(Some(host as u64 - 1)).is_err());
+        assert!(offload.check_host(Some(host as u64), None).is_ok());
+        assert!(offload.check_host(Some(host as u64 - 1), None).is_err());
         assert!(offload.check_state_on_host(Some(8 * parameters as u64)).is_ok());
         let error = offload.check_state_on_host(Some(8 * parameters as u64 - 1)).expect_err("refused");
         assert!(error.to_string().contains("optim.offload"), "{error}");

@@ -134,7 +134,8 @@ pub struct Trainer {
     /// none.
     pub save_freq: u64,
     /// Most memory of the device that a run may take, in MiB, with the driver's share: a run whose plan needs
-    /// more is refused, as one that the device does not hold. By default all that is free.
+    /// more is refused, as one that the device does not hold. By default all that is free. On a CPU it is the
+    /// machine's memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_budget_mb: Option<usize>,
     /// How many of the newest checkpoints are kept; a run resumes from the newest.
@@ -440,6 +441,23 @@ impl Check<'_> {
     }
 }
 
+/// The two parts of `rewards[0]`.
+fn place_of_list(key: &str) -> Option<(&str, usize)> {
+    let (list, place) = key.strip_suffix(']')?.split_once('[')?;
+    Some((list, place.parse().ok()?))
+}
+
+/// An entry of a list that is there.
+fn entry_of<'a>(table: &'a mut toml::Table, list: &str, place: usize) -> Result<&'a mut toml::Value, String> {
+    let Some(toml::Value::Array(entries)) = table.get_mut(list) else {
+        return Err(format!("there is no list `{list}`; set all of it"));
+    };
+    let count = entries.len();
+    entries
+        .get_mut(place)
+        .ok_or_else(|| format!("`{list}` has {count} entries, the first of them `{list}[0]`"))
+}
+
 /// Applies one override and gives its key. The value is TOML; what is not is taken as a string.
 fn set(table: &mut toml::Table, entry: &str) -> Result<String, RecipeError> {
     let wrong = |reason: String| RecipeError::Override { found: entry.to_string(), reason };
@@ -457,13 +475,22 @@ fn set(table: &mut toml::Table, entry: &str) -> Result<String, RecipeError> {
     let Some((last, parents)) = keys.split_last() else { return Err(wrong("no key".to_string())) };
     let mut table = table;
     for key in parents {
-        let next = table.entry(key.to_string()).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+        let next = match place_of_list(key) {
+            Some((list, place)) => entry_of(table, list, place).map_err(wrong)?,
+            None => table.entry(key.to_string()).or_insert_with(|| toml::Value::Table(toml::Table::new())),
+        };
         match next {
             toml::Value::Table(next) => table = next,
+            toml::Value::Array(_) => {
+                return Err(wrong(format!("`{key}` is a list; `{key}[0]` is its first entry")));
+            }
             _ => return Err(wrong(format!("`{key}` is a value, not a section"))),
         }
     }
-    table.insert(last.to_string(), value);
+    match place_of_list(last) {
+        Some((list, place)) => *entry_of(table, list, place).map_err(wrong)? = value,
+        None => _ = table.insert(last.to_string(), value),
+    }
     let key = path.trim().to_string();
     if key == "model.path" {
         table.remove("new"); // a model in place of a new one

@@ -197,18 +197,24 @@ impl<D: Device> Run<D> {
         let stopped = alarm.is_some() && run.alarm.action == AlarmAction::Stop;
         let ends = stopped || broken || step == run.total_steps;
         self.tested = None;
+        // What only the evaluation after this step shows: weights that cannot be sampled with.
+        let mut unsampled = None;
         if ends || (run.test_freq > 0 && step.is_multiple_of(run.test_freq)) {
             let began = Instant::now();
-            self.tested = match self.trainer.evaluate() {
-                // Weights that cannot even be sampled with: the next step says so.
-                Err(error) if Symptom::of_error(&error, self.vocabulary()).is_some() => None,
-                tested => Some(unless_cancelled(tested)?),
+            let tested = self.trainer.evaluate();
+            unsampled = tested.as_ref().err().and_then(|e| Symptom::of_error(e, self.vocabulary()));
+            self.tested = match &unsampled {
+                Some(symptom) => {
+                    self.health.observe(step + 1, Some(symptom));
+                    None
+                }
+                None => Some(unless_cancelled(tested)?),
             };
             self.tested.into_iter().for_each(|tested| record.add_test(tested));
             record.add_phase("test", began.elapsed().as_secs_f64());
         }
         let began = Instant::now();
-        let saved = match self.wants_checkpoint(step, ends)? {
+        let saved = match unsampled.is_none() && self.wants_checkpoint(step, ends)? {
             true => {
                 self.finish_checkpoints()?;
                 Some(self.snapshot(self.tested)?)
@@ -241,7 +247,8 @@ impl<D: Device> Run<D> {
         if record.groups == 0 {
             warn("no mini-batch of groups with different rewards: nothing was learned".to_string());
         }
-        Ok(match symptom {
+        Ok(match unsampled.or(symptom) {
+            Some(symptom @ Symptom::NotFinite { .. }) => Some(Outcome::Broken { step, symptom }),
             Some(symptom) if broken => Some(Outcome::Broken { step, symptom }),
             _ if ends => Some(Outcome::Done),
             _ => None,

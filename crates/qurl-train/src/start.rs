@@ -157,6 +157,7 @@ impl Start {
         generation: GenerationConfig,
         warning: Option<String>,
     ) -> Result<Start, StartError> {
+        generation.check_end_tokens(&config, dir).map_err(qurl_model::HfError::from)?;
         let tokenizer = Tokenizer::load(dir)?;
         let wrong = |source| StartError::WrongTokenizer { dir: dir.display().to_string(), source };
         tokenizer.check_fits(&config).map_err(wrong)?;

@@ -1,6 +1,7 @@
 //! Errors that the user can mend: they end with exit status 2.
 
 use std::fmt;
+use std::io::ErrorKind;
 
 /// Wrong usage or input.
 #[derive(Debug)]
@@ -28,15 +29,27 @@ pub fn message(error: &anyhow::Error) -> String {
     })
 }
 
+/// Whether the system has no room for what was written: no other input would help.
+fn is_no_room(error: &anyhow::Error) -> bool {
+    let system = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    system.filter(|e| e.raw_os_error().is_some()).any(|e| {
+        matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
+    })
+}
+
 /// Marks an error as the user's to mend.
 pub trait OrBad<T> {
-    /// Keeps the message (with its causes) and makes it a [`BadInput`].
+    /// Keeps the message (with its causes) and makes it a [`BadInput`]; but a disk that is full stays a
+    /// failure.
     fn or_bad(self) -> anyhow::Result<T>;
 }
 
 impl<T, E: Into<anyhow::Error>> OrBad<T> for Result<T, E> {
     fn or_bad(self) -> anyhow::Result<T> {
-        self.map_err(|e| bad(message(&e.into())))
+        self.map_err(|e| match e.into() {
+            error if is_no_room(&error) => error,
+            error => bad(message(&error)),
+        })
     }
 }
 
@@ -54,5 +67,21 @@ mod tests {
         assert_eq!(message(&said), "saving: a.txt: cannot be written: the disk is full");
         let unsaid = Err::<(), _>(cause()).context("saving").or_bad().expect_err("an error");
         assert_eq!(unsaid.to_string(), "saving: the disk is full");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_full_disk_is_not_the_users_to_mend() {
+        let system = |code| std::io::Error::from_raw_os_error(code);
+        let is_bad = |error: std::io::Error| {
+            let error =
+                Err::<(), _>(error).context("a.txt").context("saving").or_bad().expect_err("an error");
+            assert!(message(&error).starts_with("saving: a.txt: "), "{error}");
+            error.is::<BadInput>()
+        };
+        let [denied, no_space, quota, too_large] = [13, 28, 122, 27].map(system);
+        assert!(is_bad(denied) && !is_bad(no_space) && !is_bad(quota) && !is_bad(too_large));
+        // What is larger than we read is a matter of the input.
+        assert!(is_bad(std::io::Error::new(ErrorKind::FileTooLarge, "5 bytes, expected at most 4")));
     }
 }

@@ -126,7 +126,8 @@ fn main() -> ExitCode {
         Err(answer) if is_long_version(&answer) => {
             return finish(output::text(&version::long()).map_err(anyhow::Error::from));
         }
-        Err(answer) => answer.exit(),
+        Err(answer) if answer.use_stderr() => answer.exit(),
+        Err(help) => return finish(help.print().map_err(|e| output::OutputError::from(e).into())),
     };
     let result = match cli.command {
         Command::Train(args) => commands::train::run(args),

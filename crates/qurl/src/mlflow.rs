@@ -11,8 +11,9 @@
 //! A run has the id of its directory, so that writing it again, when it has gone further, takes the place of
 //! what was there. It is written aside and moved, so that a reader never sees half a run.
 
-use crate::input::bad;
+use crate::input::OrBad;
 use crate::report::RunData;
+use crate::target::{self, NewDir};
 use anyhow::Context;
 use qurl_train::runlog::flatten;
 use serde_json::{Value, json};
@@ -40,19 +41,20 @@ impl Store {
     /// Makes the store and the experiment, or takes those that are there.
     pub fn open(root: &Path, experiment: &str) -> anyhow::Result<Store> {
         let name = root.display();
-        std::fs::create_dir_all(root).map_err(|e| bad(format!("--out {name}: cannot be made: {e}")))?;
-        let root = root.canonicalize().map_err(|e| bad(format!("--out {name}: {e}")))?;
+        let _new = NewDir::make(root).with_context(|| format!("--out {name}: cannot be made")).or_bad()?;
+        let root = root.canonicalize().with_context(|| format!("--out {name}")).or_bad()?;
         if let Some(id) = find_experiment(&root, experiment)? {
             return Ok(Store { root, experiment: id });
         }
         let id = (hash(experiment) % 10u128.pow(18)).to_string();
         let (dir, now) = (root.join(&id), milliseconds(SystemTime::now()));
-        std::fs::create_dir_all(&dir).map_err(|e| bad(format!("--out {name}: cannot be written to: {e}")))?;
+        let unwritten = || format!("--out {name}: cannot be written to");
+        let _experiment = NewDir::make(&dir).with_context(unwritten).or_bad()?;
         let meta = json!({
             "artifact_location": uri(&dir), "creation_time": now, "experiment_id": id,
             "last_update_time": now, "lifecycle_stage": "active", "name": experiment,
         });
-        write(&dir.join("meta.yaml"), &yaml(&meta))?;
+        target::write(&dir.join("meta.yaml"), &yaml(&meta))?;
         Ok(Store { root, experiment: id })
     }
 
@@ -85,6 +87,25 @@ pub fn write_run(store: &Store, run: &RunData) -> anyhow::Result<String> {
     // MLflow looks for no experiments in its own folder for what was deleted.
     let aside = store.root.join(".trash").join(format!("{id}.part"));
     remove(&aside)?;
+    let written = write_aside(store, run, &id, &place, &home, &aside);
+    if written.is_err() {
+        _ = remove(&aside); // the error that matters is the one at hand
+    }
+    written?;
+    remove(&home)?;
+    std::fs::rename(&aside, &home).with_context(|| format!("writing {}", home.display()))?;
+    Ok(id)
+}
+
+/// Writes all files of a run where nobody looks for them.
+fn write_aside(
+    store: &Store,
+    run: &RunData,
+    id: &str,
+    place: &Path,
+    home: &Path,
+    aside: &Path,
+) -> anyhow::Result<()> {
     for folder in ["metrics", "params", "tags", "artifacts"] {
         let folder = aside.join(folder);
         std::fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
@@ -117,9 +138,7 @@ pub fn write_run(store: &Store, run: &RunData) -> anyhow::Result<String> {
         let (from, to) = (run.dir.join(name), aside.join("artifacts").join(name));
         std::fs::copy(&from, &to).with_context(|| format!("copying {}", from.display()))?;
     }
-    remove(&home)?;
-    std::fs::rename(&aside, &home).with_context(|| format!("writing {}", home.display()))?;
-    Ok(id)
+    Ok(())
 }
 
 /// The lines of all metrics by name, and when the run began and ended, in milliseconds.

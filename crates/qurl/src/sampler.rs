@@ -63,6 +63,7 @@ pub struct Texts {
 impl Texts {
     fn load(args: &SamplerArgs, model: &LoadedModel, needed: bool) -> anyhow::Result<Texts> {
         let dir = args.model.clone();
+        model.generation.check_end_tokens(&model.config, &dir).or_bad()?;
         let tokenizer = match Tokenizer::load(&dir) {
             Err(TokenizerError::NotFound { .. }) if !needed && args.stop.is_empty() => None,
             Err(error) => return Err(bad(error)),

@@ -28,6 +28,9 @@ impl ModelConfig {
 
         let hidden_size = keys.required_usize("hidden_size")?;
         let num_heads = keys.required_usize("num_attention_heads")?;
+        if num_heads == 0 {
+            return Err(keys.invalid("num_attention_heads", "a whole number of at least 1"));
+        }
         let num_kv_heads = match (keys.usize("num_key_value_heads")?, family) {
             (Some(n), _) => n,
             (None, Family::Llama) => num_heads,
@@ -36,7 +39,7 @@ impl ModelConfig {
         let head_dim = match (keys.usize("head_dim")?, family) {
             (Some(n), _) => n,
             (None, Family::Qwen3) => 128,
-            (None, _) if num_heads > 0 && hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
+            (None, _) if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
             (None, _) => {
                 let expected =
                     format!("a multiple of num_attention_heads = {num_heads} where head_dim is not given");

@@ -2,7 +2,7 @@
 //!
 //! Every file is first written under a temporary name and synced to disk; [`Staged::publish`] then
 //! renames them one after the other. Until then an existing directory stays as it was, and whatever is
-//! left of a failed attempt is removed.
+//! left of a failed attempt is removed, a directory that was made for it included.
 
 use std::collections::BTreeSet;
 use std::io::{BufWriter, Write};
@@ -17,17 +17,21 @@ pub(super) struct Staged {
     dir: PathBuf,
     /// (temporary path, final path), in the order of publication
     files: Vec<(PathBuf, PathBuf)>,
+    /// Directories that were not there before, the innermost first.
+    made: Vec<PathBuf>,
 }
 
 impl Staged {
     /// Starts a set in `dir`, which is created where needed.
     pub fn new(dir: &Path) -> Result<Staged, HfError> {
+        let missing = dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
+        let made = missing.map(Path::to_path_buf).collect();
         disk::create_dir_all(dir).map_err(|source| HfError::Io {
             file: dir.to_path_buf(),
             action: "be created",
             source,
         })?;
-        Ok(Staged { dir: dir.to_path_buf(), files: Vec::new() })
+        Ok(Staged { dir: dir.to_path_buf(), files: Vec::new(), made })
     }
 
     /// Writes one file under its temporary name and syncs it.
@@ -85,5 +89,8 @@ impl Drop for Staged {
             // Nothing to report to: the attempt already failed with the error that matters.
             let _ = disk::remove(temporary);
         }
+        let is_empty =
+            |dir: &&PathBuf| std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none());
+        let _ = self.made.iter().take_while(is_empty).try_for_each(|dir| disk::remove(dir));
     }
 }

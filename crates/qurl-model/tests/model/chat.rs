@@ -221,7 +221,7 @@ fn header_style() {
     let error = chat.render_json(&call(2), false, &Map::new()).unwrap_err();
     assert!(matches!(error, ChatError::Render { .. }));
     let text = error.to_string();
-    assert!(text.starts_with("tokenizer_config.json: the chat template failed at line "), "{text}");
+    assert!(text.contains("tokenizer_config.json: the chat template failed at line "), "{text}");
     assert!(text.ends_with("This model only supports single tool-calls at once!"), "{text}");
 }
 
@@ -251,7 +251,7 @@ fn broken_templates_are_named() {
     let error = |template: Value| ChatTemplate::of(&tokenizer_with(template)).unwrap_err();
     let syntax = error(json!("{% if x %}\n{{ 1 + }}"));
     assert!(matches!(syntax, ChatError::Syntax { line: 2, .. }), "{syntax}");
-    assert!(syntax.to_string().starts_with("tokenizer_config.json: line 2 of the chat template"), "{syntax}");
+    assert!(syntax.to_string().contains("/tokenizer_config.json: line 2 of the chat template"), "{syntax}");
     assert!(error(json!(3)).to_string().contains("`chat_template` is 3, expected a text"));
     assert!(error(json!([{"name": "rag", "template": ""}])).to_string().contains("named `default`"));
     let failing = template("a\n{{ messages[0].content.fly() }}").render(&conversation(), false);

@@ -29,6 +29,11 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// What some editors write before the first character of a text; no part of it.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
+/// Names of the field with the problem.
+const PROBLEM: [&str; 3] = ["problem", "question", "prompt"];
+/// Names of the field with the answer.
+const ANSWER: [&str; 4] = ["reward_model.ground_truth", "answer", "ground_truth", "final_answer"];
+
 /// One problem of a data set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
@@ -82,14 +87,28 @@ pub enum DataError {
         source: std::str::Utf8Error,
     },
     /// A line is not JSON.
-    #[error("{path}, line {row}: not a JSON object: {source}")]
+    #[error("{path}, line {row}: not a JSON object: {reason}")]
     Json {
         /// The file.
         path: PathBuf,
         /// Number of the line, from 1.
         row: usize,
-        /// What went wrong.
-        source: serde_json::Error,
+        /// What went wrong, and at which column.
+        reason: String,
+    },
+    /// A field is there and of no use.
+    #[error("{path}, {} {row}: `{key}` is {found}, expected {expected}", unit(path))]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// Row number, from 1.
+        row: usize,
+        /// The field.
+        key: String,
+        /// What is in it.
+        found: String,
+        /// What should be.
+        expected: &'static str,
     },
     /// A row lacks a field.
     #[error("{path}, {} {row}: expected {expected}, found the keys {keys:?}", unit(path))]
@@ -230,31 +249,40 @@ fn each_line<E: From<DataError>>(
             continue;
         }
         let fields = serde_json::from_str(text);
-        take(row, fields.map_err(|source| DataError::Json { path: path.into(), row, source })?)?;
+        let wrong = |error| DataError::Json { path: path.into(), row, reason: in_one_line(&error) };
+        take(row, fields.map_err(wrong)?)?;
     }
     Ok(())
 }
 
+/// What is wrong with one line of JSON. The reader counts lines, too, and is always at its first.
+pub fn in_one_line(error: &serde_json::Error) -> String {
+    error.to_string().replace(" at line 1 column ", " at column ")
+}
+
 /// Makes a row of a record's fields.
 fn row_of(path: &Path, row: usize, mut fields: Map<String, Value>) -> Result<Row, DataError> {
-    let missing = |expected, fields: &Map<String, Value>| DataError::Field {
-        path: path.into(),
-        row,
-        expected,
-        keys: fields.keys().cloned().collect(),
+    // A field that is there is what the row means by it; only where there is none, it lacks one.
+    let wrong = |keys: &[&str], form, expected, fields: &Map<String, Value>| {
+        let there = keys.iter().find_map(|key| Some((key.to_string(), nested(fields, key)?)));
+        let path = path.to_path_buf();
+        match there {
+            Some((key, value)) => DataError::Value { path, row, key, found: shown(value), expected: form },
+            None => DataError::Field { path, row, expected, keys: fields.keys().cloned().collect() },
+        }
     };
-    let Some(problem) = ["problem", "question", "prompt"].iter().find_map(|key| prompt_of(fields.get(*key)?))
-    else {
-        return Err(missing("a text or chat messages under `problem`, `question` or `prompt`", &fields));
+    let Some(problem) = PROBLEM.iter().find_map(|key| prompt_of(fields.get(*key)?)) else {
+        let expected = "a text or chat messages under `problem`, `question` or `prompt`";
+        return Err(wrong(&PROBLEM, "a text or chat messages (`role`, `content`)", expected, &fields));
     };
-    let ground_truth = fields.get("reward_model").and_then(|r| r.get("ground_truth")).and_then(answer_of);
-    let named =
-        || ["answer", "ground_truth", "final_answer"].iter().find_map(|key| answer_of(fields.get(*key)?));
+    let ground_truth = nested(&fields, ANSWER[0]).and_then(answer_of);
+    let named = || ANSWER[1..].iter().find_map(|key| answer_of(fields.get(*key)?));
     let boxed = || Some(extract::boxed(fields.get("solution")?.as_str()?)?.1);
     let Some(answer) = ground_truth.or_else(named).or_else(boxed).filter(|a| !a.trim().is_empty()) else {
         let expected =
             "an answer under `answer`, `ground_truth`, `reward_model.ground_truth` or boxed in `solution`";
-        return Err(missing(expected, &fields));
+        let form = "a text, a number or a list of them";
+        return Err(wrong(&ANSWER, form, expected, &fields));
     };
     let text_of = |key: &str| match fields.get(key) {
         Some(Value::String(s)) => Some(s.clone()),
@@ -269,6 +297,26 @@ fn row_of(path: &Path, row: usize, mut fields: Map<String, Value>) -> Result<Row
         fields.remove(key);
     }
     Ok(Row { id, problem, answer, source, extra: Value::Object(fields) })
+}
+
+/// A field by its name, or one inside of another as `outer.inner`.
+fn nested<'a>(fields: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
+    match key.split_once('.') {
+        Some((outer, inner)) => fields.get(outer)?.get(inner),
+        None => fields.get(key),
+    }
+}
+
+/// A value that is of no use, in words.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "null".into(),
+        Value::String(text) if text.trim().is_empty() => "empty".into(),
+        Value::Array(items) if items.is_empty() => "an empty list".into(),
+        Value::Array(_) => "a list of something else".into(),
+        Value::Object(_) => "an object".into(),
+        other => other.to_string(),
+    }
 }
 
 /// Text, or a list of `{role, content}`.

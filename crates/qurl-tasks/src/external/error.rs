@@ -89,6 +89,9 @@ pub enum Slip {
     /// A number that is none, and where.
     #[error("{0}, expected a finite number")]
     NotFinite(String),
+    /// A number that f32 does not hold, and where.
+    #[error("{0}, expected a number from -3.4e38 to 3.4e38: rewards are 32-bit floating-point numbers")]
+    TooLarge(String),
     /// Whether it is right is neither yes nor no.
     #[error("expected true or false under `correct`; how good a response is says `score`")]
     NotCorrect,

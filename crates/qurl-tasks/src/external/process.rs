@@ -41,19 +41,24 @@ pub(super) struct Process {
 impl Process {
     /// Starts `command` as arguments of `guard`, or by itself where that is empty. Neither is empty at the
     /// same time.
-    pub fn start(guard: &[String], command: &[String]) -> std::io::Result<Process> {
+    pub fn start(guard: &[String], command: &[String], directory: Option<&Path>) -> std::io::Result<Process> {
         let [program, arguments @ ..] = command else { return Err(ErrorKind::InvalidInput.into()) };
+        if let Some(missing) = directory.filter(|directory| !directory.is_dir()) {
+            let what = format!("its directory {} is not there", missing.display());
+            return Err(Error::new(ErrorKind::NotFound, what));
+        }
+        let directory = directory.unwrap_or(Path::new("."));
         let mut ready = match guard {
             [] => Command::new(program),
             [guard, first @ ..] => {
                 // The guard starts the command later: what can be said now is said now.
-                find_program(program)?;
+                find_program(program, directory)?;
                 let mut ready = Command::new(guard);
                 ready.args(first).arg(program);
                 ready
             }
         };
-        ready.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        ready.args(arguments).current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::piped());
         // A Ctrl-C at the terminal is for the run, which ends its step first and needs the scores for it.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut ready, 0);
@@ -180,7 +185,7 @@ pub(super) fn shown(line: &str) -> String {
 }
 
 /// Whether there is a program of this name, as starting it would look for it.
-fn find_program(program: &str) -> std::io::Result<()> {
+fn find_program(program: &str, directory: &Path) -> std::io::Result<()> {
     let is_program = |path: &Path| {
         let found = path.metadata()?;
         #[cfg(unix)]
@@ -190,7 +195,7 @@ fn find_program(program: &str) -> std::io::Result<()> {
         if found.is_file() && executable { Ok(()) } else { Err(Error::from(ErrorKind::PermissionDenied)) }
     };
     if program.contains('/') {
-        return is_program(Path::new(program));
+        return is_program(&directory.join(program));
     }
     let mut outcome = Err(ErrorKind::NotFound.into());
     for directory in std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()) {

@@ -194,6 +194,7 @@ pub fn is_name(name: &str) -> bool {
 fn finite(key: &str, number: f64) -> Result<f64, Slip> {
     match (number as f32).is_finite() {
         true => Ok(number),
+        false if number.is_finite() => Err(Slip::TooLarge(format!("`{key}` is {number:e}"))),
         false => Err(Slip::NotFinite(format!("`{key}` is {number:e}"))),
     }
 }

@@ -15,6 +15,7 @@ pub use checks::{Length, Tags};
 use regex::Regex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -105,9 +106,12 @@ pub enum RewardRule {
         /// What it is multiplied with; negative for a penalty, 0 to be shown only.
         #[serde(default = "one")]
         weight: f64,
-        /// Program and arguments. It reads JSON lines and writes one reply a line (docs/rewards.md), and runs
-        /// in the directory that `qurl` was started in.
+        /// Program and arguments. It reads JSON lines and writes one reply a line (docs/rewards.md).
         command: Vec<String>,
+        /// Directory that the command runs in; by default the one that `qurl` was started in. The recipe of a
+        /// run has it written down, so that a run that resumes from elsewhere runs the same program.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        directory: Option<PathBuf>,
         /// Seconds that the replies to one batch may take.
         #[serde(default = "time_limit")]
         time_limit_s: f64,
@@ -172,9 +176,8 @@ pub enum RewardError {
     },
     /// A sum that cannot be trained on.
     #[error(
-        "the reward of a response to problem {id:?} is {found:e}, expected a finite number: {weighted}; \
-         smaller \
-         weights may help"
+        "the reward of a response to problem {id:?} is {found:e}, expected a number from -3.4e38 to 3.4e38 \
+         (rewards are 32-bit floating-point numbers): {weighted}; smaller weights may help"
     )]
     NotFinite {
         /// The problem.
@@ -279,8 +282,9 @@ impl RewardRule {
             RewardRule::Pattern { pattern: text, .. } => Kind::Pattern(pattern("pattern", text)?),
             RewardRule::Tags { tags, opened, .. } => Kind::Tags(Tags::new(tags, *opened)?),
             RewardRule::Length { full_at, zero_at, .. } => Kind::Length(Length::new(*full_at, *zero_at)?),
-            RewardRule::Command { command, time_limit_s, .. } => {
-                let started = ExternalReward::start(command, Duration::from_secs_f64(*time_limit_s), launch);
+            RewardRule::Command { command, directory, time_limit_s, .. } => {
+                let launch = Launch { directory: directory.clone(), ..launch.clone() };
+                let started = ExternalReward::start(command, Duration::from_secs_f64(*time_limit_s), &launch);
                 let failed = |source| RewardError::External { name: self.name().into(), source };
                 Kind::Command(Mutex::new(started.map_err(failed)?))
             }

@@ -351,3 +351,41 @@ fn overlaps_of_the_shared_sets() {
         assert_eq!(rows.len() - kept.len(), equal.len() + inside, "{train}");
     }
 }
+
+/// A field that is there is not looked for under another name, and not said to be missing.
+#[test]
+fn a_field_of_no_use_is_named_with_what_it_is() {
+    let dir = std::env::temp_dir().join(format!("qurl-fields-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let file = dir.join("rows.jsonl");
+    let said = |row: &str| {
+        std::fs::write(&file, format!("\n{row}\n")).expect("written");
+        let said = read(&file).expect_err("a bad row").to_string();
+        said.strip_prefix(&format!("{}, line 2: ", file.display())).expect("the place").to_string()
+    };
+    let (problem, answer) = (
+        "expected a text or chat messages (`role`, `content`)",
+        "expected a text, a number or a list of them",
+    );
+    for (row, found, expected) in [
+        (r#"{"problem": "", "answer": "1"}"#, "`problem` is empty", problem),
+        (r#"{"problem": null, "answer": "1"}"#, "`problem` is null", problem),
+        (r#"{"question": 5, "answer": "1"}"#, "`question` is 5", problem),
+        (r#"{"prompt": [], "answer": "1"}"#, "`prompt` is an empty list", problem),
+        (r#"{"prompt": [{"role": "user"}], "answer": "1"}"#, "`prompt` is a list of something else", problem),
+        (r#"{"problem": "1", "answer": " "}"#, "`answer` is empty", answer),
+        (r#"{"problem": "1", "answer": null}"#, "`answer` is null", answer),
+        (
+            r#"{"problem": "1", "reward_model": {"ground_truth": ""}}"#,
+            "`reward_model.ground_truth` is empty",
+            answer,
+        ),
+    ] {
+        assert_eq!(said(row), format!("{found}, {expected}"));
+    }
+    assert!(
+        said(r#"{"problem": "1", "solution": "2"}"#).contains("found the keys [\"problem\", \"solution\"]")
+    );
+    assert_eq!(said(r#"{"problem": }"#), "not a JSON object: expected value at column 13");
+    std::fs::remove_dir_all(&dir).expect("removed");
+}

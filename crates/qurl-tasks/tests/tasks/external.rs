@@ -264,7 +264,11 @@ fn nonsense_and_bad_numbers_are_reported() {
             r#"{"score": 1, "parts": {"a": 2, "style": NaN}}"#,
             "`parts.style` is NaN, expected a finite number",
         ),
-        (r#"{"score": 1e300}"#, "`score` is 1e300, expected a finite number"),
+        (
+            r#"{"score": 1e39}"#,
+            "`score` is 1e39, expected a number from -3.4e38 to 3.4e38: rewards are 32-bit floating-point \
+             numbers",
+        ),
         (r#"{"score": 1e999}"#, "there is a number beyond all floating-point ones, expected a finite number"),
         (
             r#"{"score": 1, "correct": 0.5}"#,

@@ -122,9 +122,9 @@ fn what_fails_is_named() {
     let error = judge(&task(list("1e35")), &["x"]).expect_err("too large").to_string();
     assert_eq!(
         error,
-        "the reward of a response to problem \"p\" is 1e41, expected a finite number: 1 * `correct` = 1 * \
-         0e0, 1000000 * \
-         `style` = 1000000 * 1e35; smaller weights may help"
+        "the reward of a response to problem \"p\" is 1e41, expected a number from -3.4e38 to 3.4e38 \
+         (rewards are 32-bit floating-point numbers): 1 * `correct` = 1 * 0e0, 1000000 * `style` = 1000000 * \
+         1e35; smaller weights may help"
     );
     let start = |rule: serde_json::Value| {
         let rule: RewardRule = serde_json::from_value(rule).expect("a rule");

@@ -60,14 +60,14 @@ pub enum RecordError {
         source: io::Error,
     },
     /// A line before the last is not a record.
-    #[error("{}, line {line}: not a record of an evaluation: {source}", file.display())]
+    #[error("{}, line {line}: not a record of an evaluation: {reason}", file.display())]
     Line {
         /// The file.
         file: PathBuf,
         /// Counted from 1.
         line: usize,
         /// What is wrong.
-        source: serde_json::Error,
+        reason: String,
     },
 }
 
@@ -89,7 +89,10 @@ impl Records {
         let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |last| last + 1);
         let mut records = Vec::new();
         for (i, line) in bytes[..whole].split_inclusive(|b| *b == b'\n').enumerate() {
-            let wrong = |source| RecordError::Line { file: path.into(), line: i + 1, source };
+            let wrong = |error| {
+                let reason = qurl_tasks::data::in_one_line(&error);
+                RecordError::Line { file: path.into(), line: i + 1, reason }
+            };
             records.push(serde_json::from_slice(line).map_err(wrong)?);
         }
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(io)?;
@@ -120,6 +123,10 @@ impl Records {
             out.into_inner()?.sync_all()?;
             std::fs::rename(&new, &self.path)
         };
-        write().map_err(io)
+        let written = write();
+        if written.is_err() {
+            let _ = std::fs::remove_file(&new); // a full disk has room for nothing else then
+        }
+        written.map_err(io)
     }
 }

@@ -6,6 +6,7 @@
 use super::source::Source;
 use super::{Recipe, TaskSource};
 use qurl_model::hf::hub;
+use qurl_tasks::reward::RewardRule;
 use std::path::{Path, PathBuf};
 
 /// For messages about files that are not there.
@@ -24,10 +25,54 @@ impl Recipe {
         }
         if let Some(task) = &mut self.task {
             resolve_task(task, "task", source);
+            for (key, directory) in task.directories() {
+                directory
+                    .iter_mut()
+                    .for_each(|directory| *directory = absolute(base(source, &key), directory));
+            }
         }
         if let Some(sft) = &mut self.sft {
             resolve(&mut sft.files, base(source, "sft.files"));
             resolve(&mut sft.validation_files, base(source, "sft.validation_files"));
+        }
+    }
+}
+
+impl TaskSource {
+    /// The directories of its reward commands, where they are set or not, by their keys.
+    fn directories(&mut self) -> Vec<(String, &mut Option<PathBuf>)> {
+        let rules = match self {
+            TaskSource::Command { directory, .. } => return vec![("task.directory".to_string(), directory)],
+            TaskSource::Synthetic { rewards, .. } => rewards,
+            TaskSource::Dataset(source) => &mut source.rewards,
+        };
+        let of_rule = |(i, rule)| match rule {
+            &mut RewardRule::Command { ref mut directory, .. } => {
+                Some((format!("task.rewards[{i}].directory"), directory))
+            }
+            _ => None,
+        };
+        rules.iter_mut().enumerate().filter_map(of_rule).collect()
+    }
+}
+
+impl Recipe {
+    /// Writes down where reward commands run that no key says it of: a run begins in this directory.
+    pub fn begin_in(&mut self, directory: &Path) {
+        for (_, of_command) in self.task.iter_mut().flat_map(TaskSource::directories) {
+            of_command.get_or_insert_with(|| directory.to_path_buf());
+        }
+    }
+
+    /// Takes over where the reward commands of a run have run, but for those that say it themselves: the run
+    /// continues, wherever that happens.
+    pub fn continue_as(&mut self, begun: &Recipe) {
+        let Some(mut begun) = begun.task.clone() else { return };
+        let begun = begun.directories();
+        for (key, of_command) in self.task.iter_mut().flat_map(TaskSource::directories) {
+            let known = begun.iter().find(|(other, _)| *other == key);
+            let known = known.and_then(|(_, directory)| directory.as_ref());
+            *of_command = of_command.take().or_else(|| known.cloned());
         }
     }
 }

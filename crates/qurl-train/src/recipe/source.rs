@@ -54,7 +54,7 @@ impl Source {
 
     /// Where a key is set; `file` alone where it has its default.
     pub(super) fn place(&self, file: &str, key: &str) -> String {
-        match (self.override_of(key), self.lines.get(key)) {
+        match (self.override_of(key).or_else(|| self.override_of_entry(key)), self.lines.get(key)) {
             (Some(entry), _) => format!("--set {entry}"),
             (None, Some(line)) => format!("{file}, line {line}"),
             // A section that is there only because something in it was set.
@@ -62,6 +62,12 @@ impl Source {
                 self.override_inside(key).map_or(file.to_string(), |entry| format!("--set {entry}"))
             }
         }
+    }
+
+    /// What sets something in an entry of a list on the command line, if anything does.
+    fn override_of_entry(&self, list: &str) -> Option<&str> {
+        let inside = |path: &str| path.strip_prefix(list).is_some_and(|rest| rest.starts_with('['));
+        self.overrides.iter().rfind(|(path, _)| inside(path)).map(|(_, entry)| entry.as_str())
     }
 
     /// What sets a key of a section on the command line, if anything does.

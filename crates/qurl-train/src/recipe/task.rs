@@ -48,9 +48,12 @@ pub enum TaskSource {
     Dataset(Box<DatasetSource>),
     /// The problems of `[task.source]` with the reward of a program of yours.
     Command {
-        /// Program and arguments. It reads JSON lines and writes one reply a line (docs/rewards.md), and runs
-        /// in the directory that `qurl` was started in.
+        /// Program and arguments. It reads JSON lines and writes one reply a line (docs/rewards.md).
         command: Vec<String>,
+        /// Directory that the command runs in; by default the one that `qurl` was started in. The recipe of a
+        /// run has it written down, so that a run that resumes from elsewhere runs the same program.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        directory: Option<PathBuf>,
         /// Seconds that the replies to one batch may take.
         #[serde(default = "time_limit")]
         time_limit_s: f64,
@@ -152,12 +155,12 @@ pub enum TaskSourceError {
     Setting(#[from] BadSetting),
     /// A row that a template cannot be applied to.
     #[error("key `{section}.prompt.{}`, line {}: {} \
-             ({})", .source.key, .source.line, .source.reason, .source.place)]
+             ({})", .error.key, .error.line, .error.reason, .error.place)]
     Prompt {
         /// The section of the task.
         section: String,
-        /// What went wrong.
-        source: PromptError,
+        /// What went wrong. Not named as a cause, since the message says all of it in other words.
+        error: PromptError,
     },
     /// No row is of the wanted data sets.
     #[error(
@@ -201,12 +204,15 @@ impl TaskSource {
         match self {
             TaskSource::Synthetic { rewards, .. } => Cow::Borrowed(rewards),
             TaskSource::Dataset(source) => Cow::Borrowed(&source.rewards),
-            TaskSource::Command { command, time_limit_s, .. } => Cow::Owned(vec![RewardRule::Command {
-                name: None,
-                weight: 1.0,
-                command: command.clone(),
-                time_limit_s: *time_limit_s,
-            }]),
+            TaskSource::Command { command, directory, time_limit_s, .. } => {
+                Cow::Owned(vec![RewardRule::Command {
+                    name: None,
+                    weight: 1.0,
+                    command: command.clone(),
+                    directory: directory.clone(),
+                    time_limit_s: *time_limit_s,
+                }])
+            }
         }
     }
 
@@ -352,7 +358,7 @@ impl DatasetSource {
             task = task.with_extract(rule.compile()?);
         }
         if let Some(rule) = &self.prompt {
-            let failed = |source| TaskSourceError::Prompt { section: section.to_string(), source };
+            let failed = |error| TaskSourceError::Prompt { section: section.to_string(), error };
             task = task.with_prompt(&rule.compile(self.template()?)?).map_err(failed)?;
         }
         Ok(task)

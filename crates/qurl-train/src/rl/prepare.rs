@@ -92,14 +92,17 @@ fn nothing_left(
         }
         (key("files"), "train on")
     } else {
-        let asked = if held_out > 0.0 { key("held_out") } else { key("test_files") };
+        // Of the two keys that could give some, the one that somebody set is to blame.
+        let set = |name: &str| recipe.place(file, &key(name)) != file;
+        let share = held_out > 0.0 || (set("held_out") && !set("test_files"));
+        let asked = key(if share { "held_out" } else { "test_files" });
+        let (files, held_out_key, test_files) = (key("files"), key("held_out"), key("test_files"));
         match dropped.test {
             0 if held_out > 0.0 => why.push(format!("{held_out} of so few is none")),
-            0 => why.push(format!(
-                "give {asked}, or hold out a share of {} with {}",
-                key("files"),
-                key("held_out")
-            )),
+            0 if share => {
+                why.push(format!("it is 0; hold out a share of {files} with it, or give {test_files}"))
+            }
+            0 => why.push(format!("give {test_files}, or hold out a share of {files} with {held_out_key}")),
             count => why.push(long(count)),
         }
         (asked, "measure on")

@@ -136,6 +136,22 @@ impl<D: Device> Run<D> {
         if self.plan.rollout.format.is_quantized() { self.trainer.rollout_speed() } else { Ok(None) }
     }
 
+    /// What it shows of the trained weights that their rollouts failed so, if training is broken: at all ranks
+    /// what rank 0 saw.
+    pub fn last_symptom(&mut self, failed: Option<&TrainError>) -> Result<Option<Symptom>, RunError> {
+        let reason = match failed.and_then(|error| Symptom::of_error(error, self.vocabulary())) {
+            Some(Symptom::NotFinite { reason }) => reason,
+            _ => String::new(),
+        };
+        let reason = self.trainer.ranks().of_first(reason).map_err(RunError::Exchange)?;
+        let symptom = (!reason.is_empty()).then_some(Symptom::NotFinite { reason });
+        // The next step would have sampled with these weights.
+        symptom
+            .iter()
+            .for_each(|symptom| _ = self.health.observe(self.trainer.steps_done() + 1, Some(symptom)));
+        Ok(symptom)
+    }
+
     /// The summary of a finished run, after `seconds` of this process.
     pub fn summary(&self, rollout_speed: Option<RolloutSpeed>, seconds: f64) -> Result<Summary, RunError> {
         let (totals, begun) = (&self.totals, self.begun());

@@ -170,7 +170,7 @@ impl<'a> Examples<'a> {
             let (test, train): (Vec<_>, Vec<_>) =
                 examples.into_iter().partition(|example| side(example) == Split::Test);
             (examples, validation) = (train, test);
-            if validation.is_empty() {
+            if validation.is_empty() && found > 0 {
                 let why = format!("{} of {found} is none", sft.held_out);
                 return Err(ExampleError::Empty { key: "sft.held_out", what: "validate on", why });
             }

@@ -294,6 +294,10 @@ fn bad_rows_are_named() {
         refused(&[good], &["sft.held_out=1e-9"]),
         "key `sft.held_out` leaves no example to validate on: 0.000000001 of 1 is none"
     );
+    assert_eq!(
+        refused(&[good], &["sft.max_length=3", "sft.held_out=0.3"]),
+        "key `sft.files` leaves no example to learn: 1 have more than sft.max_length = 3 tokens"
+    );
     let sft = Rows::new("none", &[good], &["sft.files=[]"]);
     let error = Examples::open(sft.recipe.sft.as_ref().expect("a section"), 1, &start, None);
     assert_eq!(

@@ -17,6 +17,7 @@ use crate::output::out;
 use crate::report::{read_runs, render};
 use crate::stop::Stop;
 use crate::view::{Mode, TrainView};
+use anyhow::Context;
 use one_run::one_run;
 use plan::{Plan, directory};
 use qurl_kernels::Device;
@@ -55,7 +56,7 @@ pub struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// Steps, instead of the recipe's run.total_steps
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=i64::MAX as u64))]
     steps: Option<u64>,
     /// Directory of the comparison (default: the next free runs/compare-N)
     #[arg(long)]
@@ -116,7 +117,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }
         (_, path) => recipe_or_default(path.as_deref(), &overrides)?,
     };
-    let base = args.device.put_into(base);
+    let mut base = args.device.put_into(base);
+    match &begun {
+        Some(plan) => base.continue_as(&Recipe::parse(&plan.recipe, &plan.file, &[]).or_bad()?),
+        None => base.begin_in(&std::env::current_dir().context("the current directory")?),
+    }
     let plan = match begun {
         Some(plan) => {
             plan.check(&base, args.run.as_deref().unwrap_or(Path::new(".")))?;

@@ -2,7 +2,7 @@
 
 use crate::input::bad;
 use crate::mlflow::{Store, write_run};
-use crate::output::out;
+use crate::output::{err, out};
 use crate::report::read_runs;
 use serde_json::json;
 use std::path::PathBuf;
@@ -42,6 +42,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return Err(bad("--experiment: is empty, expected a name"));
     }
     let runs = read_runs(&args.runs)?;
+    for warning in runs.iter().flat_map(|run| &run.warnings) {
+        err!("qurl: {warning}");
+    }
     let store = Store::open(&args.out, &args.experiment)?;
     let mut written = Vec::new();
     for run in &runs {

@@ -14,6 +14,7 @@ use qurl_kernels::Device;
 use qurl_model::chat::Message;
 use qurl_model::tokenizer::Tokenizer;
 use qurl_rollout::{Group, Request};
+use qurl_tasks::data::in_one_line;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -160,7 +161,7 @@ fn of_file<D: Device>(device: Arc<D>, args: &Args, file: &Path) -> anyhow::Resul
 fn tokens_of(text: &str, args: &Args, texts: &Texts) -> Result<Vec<u32>, String> {
     let expected =
         r#"expected {"prompt":".."}, {"messages":[{"role":"..","content":".."}]} or {"prompt_ids":[..]}"#;
-    let line: Line = serde_json::from_str(text).map_err(|e| format!("{e}; {expected}"))?;
+    let line: Line = serde_json::from_str(text).map_err(|e| format!("{}; {expected}", in_one_line(&e)))?;
     let tokens = match (line.prompt, line.messages, line.prompt_ids) {
         (None, None, Some(ids)) => return Ok(ids),
         (Some(text), None, None) if args.chat => texts.of_chat(&[Message::new("user", &text)], "--chat"),

@@ -1,12 +1,10 @@
 //! `qurl report`: runs as one HTML file.
 
-use crate::input::bad;
+use crate::input::{OrBad, bad};
 use crate::output::{err, out};
 use crate::report::{figures, read_runs, render};
-use crate::target::create;
-use anyhow::Context;
+use crate::target;
 use serde_json::{Value, json};
-use std::io::Write;
 use std::path::PathBuf;
 
 /// Options of `qurl report`.
@@ -40,7 +38,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return Err(bad(format!("--out {}: is a directory, expected the name of a file", out.display())));
     }
     let page = render(&runs);
-    create(&out)?.write_all(page.as_bytes()).with_context(|| format!("writing {}", out.display()))?;
+    target::write(&out, &page).or_bad()?;
     if args.json {
         let figures: Vec<Value> =
             runs.iter().map(|run| json!({"run": run.label, "figures": figures(run)})).collect();

@@ -38,5 +38,5 @@ pub fn launch(cancel: Arc<AtomicBool>) -> anyhow::Result<Launch> {
         true => "/proc/self/exe".into(),
         false => std::env::current_exe().context("the path of this program")?.display().to_string(),
     };
-    Ok(Launch { guard: vec![program, "reward-guard".into()], cancel })
+    Ok(Launch { guard: vec![program, "reward-guard".into()], cancel, directory: None })
 }

@@ -14,6 +14,7 @@ use crate::packing::Packing;
 use qurl_kernels::Device;
 use qurl_model::ModelConfig;
 use qurl_model::compute::score;
+use qurl_tasks::data::in_one_line;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -68,7 +69,8 @@ fn run_on<D: Device>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     let net = args.adapter.network::<D>(&mut queue, &model.config, &model.params, options)?;
     let read = |number: usize, text: &str| {
         let in_line = |what: String| format!("line {number}: {what}");
-        let line = serde_json::from_str(text).map_err(|e| in_line(format!("{e}; expected {{\"ids\":[..]}}")));
+        let wrong = |e| in_line(format!("{}; expected {{\"ids\":[..]}}", in_one_line(&e)));
+        let line = serde_json::from_str(text).map_err(wrong);
         line.and_then(|Line { ids }| check(&ids, &model.config).map(|()| (number, ids)).map_err(in_line))
     };
     answer_stdin_together(args.batch, read, |lines| {

@@ -117,6 +117,7 @@ fn run_on<D: Device>(device: Arc<D>, args: &Args) -> anyhow::Result<()> {
 
     let dir = model::directory(&args.model).map_err(bad)?;
     let loaded = model::load(&dir)?;
+    loaded.generation.check_end_tokens(&loaded.config, &dir).or_bad()?;
     let tokenizer = match Tokenizer::load(&dir) {
         Err(TokenizerError::NotFound { .. }) => {
             err!("warning: {} has no tokenizer: prompts and answers are ids", dir.display());

@@ -43,7 +43,7 @@ pub struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// Steps, instead of the recipe's sft.steps
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=i64::MAX as u64))]
     steps: Option<u64>,
     /// Directory of the run, which receives the model as DIR/model (default: the next free runs/sft-N)
     #[arg(long)]

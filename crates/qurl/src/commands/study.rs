@@ -11,7 +11,7 @@ mod runner;
 use crate::input::{OrBad, bad};
 use crate::output::{self, out};
 use crate::stop::Stop;
-use crate::target::free_run;
+use crate::target::{self, free_run};
 use anyhow::Context;
 use qurl_train::runlog::RunLock;
 use qurl_train::study::stats::Estimate;
@@ -95,6 +95,7 @@ struct CellRow {
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let (study, cells) = Study::read(&args.file).or_bad()?;
+    check_only(&args.only, &cells)?;
     if args.list {
         return list(&cells, &args);
     }
@@ -138,6 +139,15 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Refuses a text that no cell has in its path: nothing would run, and nobody would be told.
+fn check_only(only: &[String], cells: &[Cell]) -> anyhow::Result<()> {
+    let paths: Vec<String> = cells.iter().map(|cell| cell.path().display().to_string()).collect();
+    match only.iter().find(|text| !paths.iter().any(|path| path.contains(*text))) {
+        Some(text) => Err(bad(format!("--only {text}: no cell has it; the cells are {}", paths.join(", ")))),
+        None => Ok(()),
+    }
+}
+
 fn list(cells: &[Cell], args: &Args) -> anyhow::Result<()> {
     let paths: Vec<String> = cells.iter().map(|cell| cell.path().display().to_string()).collect();
     match args.json {
@@ -176,7 +186,7 @@ fn keep_copy(args: &Args, dir: &Path) -> anyhow::Result<()> {
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+    target::write(path, text)
 }
 
 fn document(study: &Study, results: &Results, cells: Vec<CellRow>, dir: &Path) -> Document {

@@ -10,6 +10,7 @@ use crate::device::RecipeDevice;
 use crate::input::{OrBad, bad};
 use crate::ranks::{RanksArg, on_ranks, start_local};
 use crate::stop::Stop;
+use crate::target;
 use crate::view::{Mode, TrainView};
 use crate::workers::Workers;
 use anyhow::Context;
@@ -45,7 +46,7 @@ pub struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// Steps, instead of the recipe's run.total_steps
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=i64::MAX as u64))]
     steps: Option<u64>,
     /// Directory of the run (default: the next free runs/train-N)
     #[arg(long)]
@@ -68,7 +69,12 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
-    let (recipe, file) = recipe_of(&args)?;
+    let (mut recipe, file) = recipe_of(&args)?;
+    match args.run.as_ref().filter(|_| args.resume).map(|run| run.join(RECIPE)).filter(|path| path.exists()) {
+        // One that cannot be read is told where it is compared.
+        Some(begun) => _ = Recipe::read(&begun, &[]).map(|begun| recipe.continue_as(&begun)),
+        None => recipe.begin_in(&std::env::current_dir().context("the current directory")?),
+    }
     let recipe = args.device.put_into(recipe);
     let plan = recipe.rl(&file).or_bad()?;
     recipe.task().or_bad()?;
@@ -103,8 +109,10 @@ fn run_on<D: Device>(
     agree(&ranks, &recipe, &start, Some(&*task))?;
     let mut view = TrainView::new(Mode::of_rank(&ranks, args.quiet, args.json));
     overlaps(&*task).iter().for_each(|note| view.warn(note));
+    // What is wrong is told alone, without the doubts that come of it.
+    let dropped = prepare(&*device, &recipe, &file, &start, &mut *task).or_bad()?;
     recipe.doubts(task.len(Split::Train)).iter().for_each(|doubt| view.warn(&format!("warning: {doubt}")));
-    note_dropped(prepare(&*device, &recipe, &file, &start, &mut *task).or_bad()?, &plan, &view);
+    note_dropped(dropped, &plan, &view);
     foresee_memory(&*device, &recipe, &plan, &start.config, &ranks, &view)?;
     let dir = RunDir::open_on(&ranks, Kind::Train, args.run.as_deref(), args.resume, &recipe, &view)?;
     if let Some(summary) = &dir.finished {
@@ -163,7 +171,7 @@ fn run_on<D: Device>(
     workers.iter().for_each(Workers::over);
     drop(workers);
     match outcome {
-        Outcome::Done => end::done(run, &plan, began, args.json, &view),
+        Outcome::Done => end::done(run, &plan, began, &dir.path, args.json, &view),
         Outcome::Broken { step, symptom } => end::broken(run, step, &symptom, &dir.path, &view),
     }
 }
@@ -278,6 +286,9 @@ pub fn foresee_memory<D: Device>(
     let memory = MemoryPlan::of_rl(device, recipe, plan, config, ranks);
     if device.memory().is_none() {
         // A CPU has formats that the GPU which counts does not have: what cannot be counted is not foreseen.
+        if let (Err(error), Some(_)) = (&memory, recipe.memory_budget()) {
+            view.warn(&format!("warning: trainer.memory_budget_mb bounds nothing here: {error}"));
+        }
         return memory.map_or(Ok(()), |memory| memory.check_rl(device, recipe, plan, config, ranks).or_bad());
     }
     let (memory, each) = (memory?, if ranks.size() > 1 { " of each rank" } else { "" });
@@ -324,6 +335,5 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
 
 /// A file of a run, all or nothing.
 pub fn write_file(path: &Path, text: &str) -> anyhow::Result<()> {
-    let written = qurl_files::disk::replace(path, text.as_bytes());
-    written.with_context(|| format!("writing {}", path.display()))
+    target::write(path, text)
 }

@@ -201,6 +201,10 @@ fn overrides_are_named_and_lines_stay_those_of_the_file() {
         ("rollot.n=4", "--set rollot.n=4: unknown section [rollot]; did you mean [rollout]?"),
         ("task.level.x=1", "--set task.level.x=1: `level` is a value, not a section"),
         (
+            "task.rewards[0].weight=2",
+            "--set task.rewards[0].weight=2: there is no list `rewards`; set all of it",
+        ),
+        (
             "sft.warmup_steps=20",
             "--set sft.warmup_steps=20: key `sft.warmup_steps` is 20, expected at most sft.steps = 10",
         ),

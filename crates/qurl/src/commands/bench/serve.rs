@@ -137,7 +137,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return Err(bad(format!("{options} must be at least 1")));
     }
     if let Some(plot) = &args.plot {
-        crate::target::create(plot)?; // a wrong name is told before the work
+        crate::target::check_file(plot)?; // a wrong name is told before the work
     }
     let sizes = Sizes::read(args.lengths.as_deref(), args.prompt, args.new)?;
     let (machine, rows) = match &args.url {
@@ -147,8 +147,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if let Some(plot) = &args.plot {
         let lines: Vec<(String, &Figures)> =
             rows.iter().map(|row| (row.format.clone().unwrap_or_default(), &row.figures)).collect();
-        std::fs::write(plot, plot::page(&args.shape, &lines))
-            .map_err(|e| bad(format!("--plot {}: cannot be written: {e}", plot.display())))?;
+        crate::target::write(plot, &plot::page(&args.shape, &lines))?;
     }
     if args.json {
         print_json(&Document { machine, results: rows })?;

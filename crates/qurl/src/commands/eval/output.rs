@@ -2,7 +2,7 @@
 
 use super::Sources;
 use crate::input::{OrBad, bad};
-use crate::target::free_run;
+use crate::target::{self, NewDir, free_run};
 use anyhow::Context;
 use qurl_model::compute::NetworkOptions;
 use qurl_tasks::grader::ExtractRule;
@@ -118,9 +118,9 @@ impl Output {
                 dir.display()
             )));
         } else {
-            std::fs::create_dir_all(&dir).with_context(|| format!("--out {}", dir.display())).or_bad()?;
+            let _new = NewDir::make(&dir).with_context(|| format!("--out {}", dir.display())).or_bad()?;
             let text = serde_json::to_string_pretty(settings)? + "\n";
-            std::fs::write(&file, text).with_context(|| file.display().to_string()).or_bad()?;
+            target::write(&file, &text).or_bad()?;
         }
         let (records, done) = Records::open(&responses).or_bad()?;
         Ok((Output { dir, records }, done))
@@ -141,7 +141,7 @@ impl Output {
         self.records.finish(records)?;
         let file = self.dir.join(SUMMARY);
         let text = serde_json::to_string_pretty(summary)? + "\n";
-        std::fs::write(&file, text).with_context(|| file.display().to_string())
+        target::write(&file, &text)
     }
 }
 
@@ -154,6 +154,10 @@ pub fn table(sets: &[Summary], total: &Summary, mean: &MeanOverSets, k: usize) -
     };
     let titles = ["data set", "problems", "Avg@1", "Avg@k", "pass@k", "maj@k", "tokens", "cut off"];
     let mut rows = vec![titles.map(|t| t.replace("@k", &format!("@{k}")))];
+    if k == 1 {
+        rows[0][2] = "greedy Avg@1".to_string();
+        rows[0][3] = "sampled Avg@1".to_string();
+    }
     let shown = sets.iter().chain((sets.len() > 1).then_some(total));
     rows.extend(shown.map(|s| {
         [

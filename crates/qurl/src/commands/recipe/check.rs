@@ -258,11 +258,11 @@ fn missing_programs(recipe: &Recipe) -> Vec<String> {
     let mut missing = Vec::new();
     let Some(task) = &recipe.task else { return missing };
     for (i, rule) in task.rewards().iter().enumerate() {
-        let RewardRule::Command { command, .. } = rule else { continue };
+        let RewardRule::Command { command, directory, .. } = rule else { continue };
         let Some(program) = command.first() else { continue };
         let path = env::var_os("PATH").unwrap_or_default();
         let there = match program.contains('/') {
-            true => Path::new(program).exists(),
+            true => directory.as_deref().unwrap_or(Path::new("")).join(program).exists(),
             false => env::split_paths(&path).any(|dir| dir.join(program).exists()),
         };
         let key = match task {

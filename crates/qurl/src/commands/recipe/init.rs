@@ -5,6 +5,7 @@
 use super::init_sft;
 use crate::input::{OrBad, bad};
 use crate::output::{self, err, out};
+use crate::target;
 use anyhow::Context;
 use qurl_model::ModelConfig;
 use qurl_model::chat::ChatTemplate;
@@ -101,9 +102,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let name = args.out.as_ref().map_or("the new recipe".to_string(), |file| file.display().to_string());
     Recipe::parse(&text, &name, &[])?;
     if let Some(file) = &args.out {
-        std::fs::write(file, &text)
-            .with_context(|| format!("--out {}: cannot be written", file.display()))
-            .or_bad()?;
+        target::write(file, &text).context("--out").or_bad()?;
         let command = if args.algorithm == Algorithm::Sft { "sft" } else { "train" };
         err!("look at it with `qurl recipe check {name}`, start it with `qurl {command} {name}`");
     }

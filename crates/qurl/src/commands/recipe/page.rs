@@ -17,10 +17,11 @@ supervised training ([sft.md](sft.md)). This page is generated from the program
   `--algorithm` is grpo, ppo, dapo or sft.
 - `qurl recipe check mine.toml` reads recipe, model and data and says what a run would be, without starting
   one.
-- `--set KEY=VALUE` overrides any key on the command line, as in `--set trainer.seed=7`. The value is TOML;
-  what is not is taken as text.
+- `--set KEY=VALUE` overrides any key on the command line, as in `--set trainer.seed=7`, in an entry of a list
+  by its number, as in `--set task.rewards[0].weight=2`. The value is TOML; what is not is taken as text.
 - Paths in a recipe are relative to the directory of its file, those given with `--set` to the working
-  directory. The `recipe.toml` in a run's directory has absolute ones, so that a run resumes from anywhere.
+  directory. The `recipe.toml` in a run's directory has absolute ones, and the directory that reward commands
+  run in, so that a run resumes from anywhere.
 - An editor with a TOML language server completes and checks a recipe that begins with
   `#:schema ./recipe.schema.json`, after `qurl recipe schema > recipe.schema.json`.
 - Sections may be written as `[actor.optim]` or inline as `optim = { weight_decay = 0.0 }`.

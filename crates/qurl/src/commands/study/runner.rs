@@ -137,7 +137,7 @@ impl Runner<'_> {
             if run.is_dir() {
                 std::fs::remove_dir_all(&run).with_context(|| format!("removing {}", run.display()))?;
             }
-            std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+            crate::target::write(&path, text)?;
         }
         Ok(path)
     }

@@ -14,16 +14,23 @@ use qurl_train::run::{Best, Memory, Run, SUMMARY, Summary};
 use std::path::Path;
 use std::time::Instant;
 
-/// Saves the model, measures the speed of its rollouts, writes summary and report.
+/// Measures the speed of the trained model's rollouts, saves it, writes summary and report. A model that
+/// cannot be sampled with is not saved: training broke it.
 pub fn done<D: Device>(
     mut run: Run<D>,
     plan: &RlPlan,
     began: Instant,
+    dir: &Path,
     json: bool,
     view: &TrainView,
 ) -> anyhow::Result<()> {
+    let rollout_speed = run.rollout_speed();
+    if let Some(symptom) = run.last_symptom(rollout_speed.as_ref().err())? {
+        let step = run.trainer().steps_done();
+        return broken(run, step, &symptom, dir, view);
+    }
     run.save_model()?;
-    let rollout_speed = run.rollout_speed().unwrap_or_else(|error| {
+    let rollout_speed = rollout_speed.unwrap_or_else(|error| {
         view.warn(&format!("the speed of the rollouts could not be measured: {error}"));
         None
     });

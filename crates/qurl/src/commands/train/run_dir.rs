@@ -158,13 +158,17 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// The summary of a run that has made all steps of this very recipe and written its model.
+    /// The summary of a run that has made all steps of this recipe and written its model. Of the keys that may
+    /// differ, one alone changes what is left of such a run.
     fn summary_if_finished(&self, recipe: &Recipe) -> Option<String> {
         let read = |file: &str| std::fs::read_to_string(self.path.join(file)).ok();
         let (text, (_, total)) = (read(SUMMARY)?, self.kind.steps(recipe));
         let summary: serde_json::Value = serde_json::from_str(&text).ok()?;
         let made = self.step() == total && summary["steps"] == total && self.path.join("model").is_dir();
-        (made && read(RECIPE)? == recipe.to_toml()).then_some(text)
+        let file = self.path.join(RECIPE).display().to_string();
+        let changes = Changes::between(&Recipe::parse(&read(RECIPE)?, &file, &[]).ok()?, recipe);
+        let same = changes.refused.is_empty() && changes.allowed.iter().all(|c| c.key != "run.export_uaq");
+        (made && same).then_some(text)
     }
 
     /// The step that the run resumes from.

@@ -40,6 +40,29 @@ fn a_learning_rate_and_a_weight_decay_that_break_training_end_the_run() {
     }
 }
 
+/// The last step has no next one whose rollouts would show what it did; nor does one that nothing follows but
+/// an evaluation.
+#[test]
+fn a_model_that_the_last_step_broke_is_not_saved() {
+    let dir = place("broken-last");
+    for (run, steps) in [("one", "1"), ("four", "4")] {
+        let lr = ["--set", "actor.lr=1e30", "--set", "rollout.uaq=1", "--steps", steps];
+        let tested = ["--set", "run.test_freq=1", "--set", "run.alarm.patience=0"];
+        let broken = train(&dir, run, &[&lr[..], &tested[..]].concat());
+        assert_eq!(broken.status, 1, "{}", broken.stderr);
+        assert!(
+            broken.stderr.contains("training is broken: step 1: the model is not finite"),
+            "{}",
+            broken.stderr
+        );
+        assert_last_good(&dir, &broken.stderr);
+        let run = dir.join(run);
+        assert!(!run.join("model").exists(), "broken weights are not the run's model");
+        assert!(!run.join("checkpoints/step-1").exists(), "nor a checkpoint");
+        assert_eq!(lines(&run), 1, "the step that broke it is in the log");
+    }
+}
+
 #[test]
 fn patience_is_a_setting() {
     let dir = place("broken-patience");

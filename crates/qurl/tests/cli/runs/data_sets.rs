@@ -147,6 +147,12 @@ fn long_prompts_are_left_out_and_held_out_problems_counted_once() {
             "--set task.test_files=[]: key `task.test_files` leaves no problem to measure on: give \
              task.test_files, or hold out a share of task.files with task.held_out",
         ),
+        (
+            "task={ type = 'dataset', files = ['train.jsonl'], held_out = 0 }",
+            "--set task={ type = 'dataset', files = ['train.jsonl'], held_out = 0 }: key `task.test_files` \
+             leaves no problem to measure on: give task.test_files, or hold out a share of task.files with \
+             task.held_out",
+        ),
     ] {
         let said = train("none", &["--set", change]);
         said.assert_bad(&[]);

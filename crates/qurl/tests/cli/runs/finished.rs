@@ -30,6 +30,8 @@ fn resuming_a_finished_run_changes_nothing() {
     assert!(again.stdout.contains("is finished: it has made its 4 steps"), "{}", again.stdout);
     let json = train(&dir, "run", &["--resume", "--steps", "4", "--json"]).json();
     assert_eq!(json, first, "the same summary");
+    let other = train(&dir, "run", &["--resume", "--steps", "4", "--set", "trainer.save_freq=1"]);
+    assert!(other.status == 0 && other.stdout.contains("is finished"), "{}{}", other.stdout, other.stderr);
     files(&dir.join("run"), &mut after);
     assert!(before == after, "a file was changed");
 }

@@ -42,6 +42,34 @@ fn place_with_reward(name: &str, script: &str) -> PathBuf {
     dir
 }
 
+/// The command is named by a path that is relative to where the run began.
+#[test]
+fn a_run_that_resumes_from_elsewhere_runs_the_same_command() {
+    let script = r#"while read -r line; do
+    n=${line#*\"request\":}
+    echo "{\"request\": ${n%%[,\}]*}, \"score\": 0.5}"
+done"#;
+    let dir = place_with_reward("rewards-elsewhere", script);
+    let begun = qurl_in(&dir, &["train", "data.toml", "--run", "run", "--steps", "1"], "");
+    assert_eq!(begun.status, 0, "{}", begun.stderr);
+    let elsewhere = dir.join("elsewhere");
+    std::fs::create_dir(&elsewhere).expect("created");
+    std::fs::write(elsewhere.join("reward.sh"), "echo another program; exit 1").expect("written");
+    for more in [&["--steps", "2"][..], &["../data.toml", "--steps", "3"]] {
+        let resumed = qurl_in(&elsewhere, &[&["train", "--run", "../run", "--resume"], more].concat(), "");
+        assert_eq!(resumed.status, 0, "{}", resumed.stderr);
+    }
+    let recipe = std::fs::read_to_string(dir.join("run/recipe.toml")).expect("a recipe");
+    let written = format!("directory = {:?}", dir.canonicalize().expect("a path").display().to_string());
+    assert!(recipe.contains(&written), "{recipe}");
+    // A directory of its own is relative to the recipe, and one that is not there is named.
+    let set = ["--set", "task.directory=elsewhere", "--run", "other", "--steps", "1"];
+    let other = qurl_in(&dir, &[&["train", "data.toml"], &set[..]].concat(), "");
+    assert!(other.status == 1 && other.stderr.contains("another program"), "{}", other.stderr);
+    qurl_in(&dir, &["train", "data.toml", "--set", "task.directory=nowhere", "--run", "none"], "")
+        .assert_bad(&["its directory", "nowhere is not there"]);
+}
+
 /// A run in the background that has asked for its first scores. What it says goes to a file: a child that
 /// outlives it must not keep a test waiting.
 fn asking(dir: &Path, program: &mut Command) -> Child {

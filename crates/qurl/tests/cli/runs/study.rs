@@ -49,6 +49,13 @@ fn a_grid_with_verdicts_that_can_be_resumed() {
     let list = qurl_in(&dir, &["study", "study.toml", "--list", "--json"], "").json();
     assert_eq!(list.as_array().map(Vec::len), Some(4));
 
+    qurl_in(&dir, &["study", "study.toml", "--run", "s", "--only", "acr/,acrr", "--json"], "").assert_bad(&[
+        "--only acrr: no cell has it",
+        "int8/acr/seed-1, ",
+        "int8/straight/seed-2",
+    ]);
+    assert!(!dir.join("s").exists(), "nothing was begun");
+
     // A part first, then the rest.
     let part = ["study", "study.toml", "--run", "s", "--only", "acr/", "--json"];
     let document = qurl_in(&dir, &part, "").json();

@@ -66,6 +66,6 @@ fn a_report_needs_a_place_that_can_be_written() {
     let dir = place("report-places");
     trained(&dir, "run", &["--set", "sft.steps=2", "--set", "run.total_steps=1"]);
     qurl_in(&dir, &["report", "run", "--out", "tiny.toml/x.html"], "")
-        .assert_bad(&["tiny.toml/x.html", "cannot be made"]);
+        .assert_bad(&["tiny.toml/x.html", "cannot be written"]);
     qurl_in(&dir, &["report", "run", "--out", "no/such/x.html"], "").assert_bad(&["no/such/x.html"]);
 }
