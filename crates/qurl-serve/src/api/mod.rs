@@ -208,7 +208,7 @@ impl App {
         };
         match length {
             ..SHORT => parse(),
-            ..LONG => self.turns.reading.run(parse).await?,
+            SHORT..LONG => self.turns.reading.run(parse).await?,
             _ => self.turns.reading_long.run(parse).await?,
         }
     }

@@ -221,10 +221,11 @@ struct Tops<'a> {
 
 impl Serialize for Tops<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let triples = |top: &'_ [(u32, f32)]| {
-            List(top.to_vec().into_iter().map(|(id, logp)| self.names.triple(id, Some(logp))))
-        };
-        serializer.collect_seq(self.tops.iter().map(|top| top.map(triples)))
+        let tops = self
+            .tops
+            .iter()
+            .map(|top| top.map(|top| List(top.iter().map(|&(id, logp)| self.names.triple(id, Some(logp))))));
+        serializer.collect_seq(tops)
     }
 }
 
