@@ -156,10 +156,16 @@ const CACHE_LINE: usize = 64;
 #[repr(align(64))]
 struct AtLine<T>(T);
 
-/// How far ahead in the same stream of weights a single row prefetches, in bytes. A row alone reads as
-/// fast as memory gives; prefetching the next panel instead, as tiles of more rows do, was seen to slow it
-/// down by a seventh.
-const NEAR: usize = 512;
+/// How far ahead in the same stream of weights a strip without others prefetches, in bytes, every line of it.
+/// It reads nothing twice, so it is held up by memory and not by products. A single row reads fastest so
+/// close; more rows take longer for a line than memory does, and on Zen 5 want what lies further ahead.
+const fn far(rows: usize) -> usize {
+    match rows {
+        1 => 512,
+        2..=8 => 8 << 10,
+        _ => 16 << 10,
+    }
+}
 /// Rows of codes that are brought from the L2 to the first before they are decoded.
 const CLOSE: usize = 15;
 /// Words along k that are decoded at a time before the tiles use them; tiles that decode themselves do whole
@@ -226,6 +232,7 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                         ahead,
                         ahead_step,
                         decodes_for_others: strips.len() > 1,
+                        alone: rows == 1 || (strips.len() == 1 && !coded),
                         a: job.a.add(row * job.words + k0 * rows),
                         b,
                         words: k1 - k0,
@@ -303,6 +310,8 @@ struct Tile {
     codes: *const u32,
     /// Whether other tiles use what this one decodes.
     decodes_for_others: bool,
+    /// Whether it prefetches its own words further along instead: a single row, or a single strip.
+    alone: bool,
     /// Two flags for every row of codes: whether its halves have zeros or subnormals.
     small: *const u8,
     a: *const u32,
@@ -355,25 +364,10 @@ impl Tile {
                 } else {
                     self.decode_and_multiply::<S, W, R, false>(&mut acc);
                 }
+            } else if self.alone {
+                self.multiply::<S, W, R, true>(&mut acc);
             } else {
-                let (mut a, mut b) = (self.a, self.b.cast::<i32>());
-                for word in 0..self.words {
-                    if const { R == 1 } {
-                        S::prefetch(b.cast::<u8>().wrapping_add(NEAR));
-                        S::prefetch(b.cast::<u8>().wrapping_add(NEAR + CACHE_LINE));
-                    } else {
-                        let step = if const { W::CODED } { self.ahead_step } else { CACHE_LINE };
-                        S::prefetch(self.ahead.wrapping_add(word * step));
-                    }
-                    let columns = [S::load_i(b), S::load_i(b.add(l))];
-                    for (r, acc) in acc.iter_mut().enumerate() {
-                        let word = *a.add(r);
-                        acc[0] = W::multiply_add::<S>(acc[0], word, columns[0]);
-                        acc[1] = W::multiply_add::<S>(acc[1], word, columns[1]);
-                    }
-                    a = a.add(R);
-                    b = b.add(2 * l);
-                }
+                self.multiply::<S, W, R, false>(&mut acc);
             }
             if blocks == 1 && !self.last {
                 for (r, acc) in acc.iter().enumerate() {
@@ -417,6 +411,36 @@ impl Tile {
                     S::store_n(c, sums[0], low);
                     S::store_n(c.add(low), sums[1], high);
                 }
+            }
+        }
+    }
+
+    /// Multiplies by the words of the pass; `ALONE` if no other strip does so.
+    #[inline(always)]
+    unsafe fn multiply<S: Simd, W: Words, const R: usize, const ALONE: bool>(
+        &self,
+        acc: &mut [[W::Acc<S>; 2]; R],
+    ) {
+        let (mut a, mut b) = (self.a, self.b.cast::<i32>());
+        // SAFETY: the caller gives a tile that lies inside the operands.
+        unsafe {
+            for word in 0..self.words {
+                if ALONE {
+                    let ahead = b.cast::<u8>().wrapping_add(far(R));
+                    S::prefetch(ahead);
+                    S::prefetch(ahead.wrapping_add(CACHE_LINE));
+                } else {
+                    let step = if const { W::CODED } { self.ahead_step } else { CACHE_LINE };
+                    S::prefetch(self.ahead.wrapping_add(word * step));
+                }
+                let columns = [S::load_i(b), S::load_i(b.add(S::LANES))];
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let word = *a.add(r);
+                    acc[0] = W::multiply_add::<S>(acc[0], word, columns[0]);
+                    acc[1] = W::multiply_add::<S>(acc[1], word, columns[1]);
+                }
+                a = a.add(R);
+                b = b.add(2 * S::LANES);
             }
         }
     }
