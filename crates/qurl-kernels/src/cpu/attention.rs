@@ -135,9 +135,16 @@ impl Job<'_> {
     /// Page and slot of a position.
     #[inline(always)]
     fn place(&self, span: &Span, position: usize) -> (usize, usize) {
+        let (page, slot) = self.entry(span, position);
+        (self.pages[page] as usize, slot)
+    }
+
+    /// Place in the table of pages and slot of a position.
+    #[inline(always)]
+    fn entry(&self, span: &Span, position: usize) -> (usize, usize) {
         // 32 bits are divided faster.
         let (position, page_size) = (position as u32, self.kv.page_size() as u32);
-        (self.pages[span.pages + (position / page_size) as usize] as usize, (position % page_size) as usize)
+        (span.pages + (position / page_size) as usize, (position % page_size) as usize)
     }
 }
 
@@ -458,6 +465,25 @@ unsafe fn softmax_tile<S: Simd>(scores: *mut f32, seen: usize, widest: usize, st
 unsafe fn softmax_whole<S: Simd, const R: usize>(scores: *mut f32, state: *mut RowState) {
     // SAFETY: the caller gives R rows of TILE scores and R states.
     unsafe {
+        raise_whole::<S, R>(scores, state);
+        let mut totals = [S::splat(0.0); R];
+        for (row, total) in totals.iter_mut().enumerate() {
+            let (scores, largest) = (scores.add(row * TILE), S::splat((*state.add(row)).largest));
+            for i in (0..TILE).step_by(S::LANES) {
+                let v = exp::<S>(S::sub(S::load(scores.add(i)), largest));
+                S::store(scores.add(i), v);
+                *total = S::add(*total, v);
+            }
+        }
+        add_totals::<S, R>(&totals, state);
+    }
+}
+
+/// Takes the largest scores of a whole tile into account.
+#[inline(always)]
+unsafe fn raise_whole<S: Simd, const R: usize>(scores: *const f32, state: *mut RowState) {
+    // SAFETY: the caller gives R rows of TILE scores and R states.
+    unsafe {
         let mut largest = [S::splat(f32::NEG_INFINITY); R];
         for (row, largest) in largest.iter_mut().enumerate() {
             for i in (0..TILE).step_by(S::LANES) {
@@ -468,16 +494,15 @@ unsafe fn softmax_whole<S: Simd, const R: usize>(scores: *mut f32, state: *mut R
             let state = &mut *state.add(row);
             state.raise::<S>(S::largest(largest));
         }
-        let mut totals = [S::splat(0.0); R];
-        for (row, total) in totals.iter_mut().enumerate() {
-            let (scores, largest) = (scores.add(row * TILE), S::splat((*state.add(row)).largest));
-            for i in (0..TILE).step_by(S::LANES) {
-                let v = exp::<S>(S::sub(S::load(scores.add(i)), largest));
-                S::store(scores.add(i), v);
-                *total = S::add(*total, v);
-            }
-        }
-        for (row, &total) in totals.iter().enumerate() {
+    }
+}
+
+/// Adds the weights of a tile, summed lane by lane, to the denominators.
+#[inline(always)]
+unsafe fn add_totals<S: Simd, const R: usize>(totals: &[S::V; R], state: *mut RowState) {
+    for (row, &total) in totals.iter().enumerate() {
+        // SAFETY: the caller gives R states.
+        unsafe {
             let state = &mut *state.add(row);
             state.total = state.total * state.rescale + S::sum(total);
         }

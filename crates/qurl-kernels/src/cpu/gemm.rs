@@ -188,6 +188,7 @@ impl Right<'_> {
             kind,
             a: left.strips.first(),
             b,
+            steps: [0; 2],
             panel_words,
             codes,
             factors,
@@ -249,6 +250,7 @@ pub(crate) fn matmul_part(ctx: &Context, x: &[f32], rows: usize, b: &PackedB, ra
         kind: b.precision.into(),
         a: strips.as_ptr(),
         b: b.words[range.start / per_word * ctx.panel()..].as_ptr(),
+        steps: [0; 2],
         panel_words: b.k.div_ceil(per_word),
         codes: Codes::Words,
         factors: Factors::NONE,
@@ -286,6 +288,7 @@ pub(crate) fn accumulate(
         kind: precision.into(),
         a: strips.as_ptr(),
         b: panels.as_ptr(),
+        steps: [0; 2],
         panel_words: words,
         codes: Codes::Words,
         factors: Factors::NONE,
@@ -421,10 +424,19 @@ thread_local! {
     static OWN_LEFT: RefCell<Aligned<u32>> = RefCell::new(Aligned::zeros(0));
 }
 
-/// Tokens that are packed and multiplied at a time for a weight gradient.
+/// Tokens that are multiplied at a time for a weight gradient.
 const TOKEN_BLOCK: usize = 512;
 
+/// Rows of a weight gradient up to which f32 activations are multiplied where they lie: every strip of so many
+/// rows reads them again, and of more it would be worth to pack them.
+const FEW_ROWS: usize = 1024;
+/// Bytes of a row of such activations: as long as a page, each would need an address translation of its own.
+const SHORT_ROW: usize = 4096;
+
 /// `dw[n, k] += sum_t dy[t, n] x[t, k]`, one chain over the tokens that continues from `dw`.
+///
+/// f32 operands need not be packed: a word is a number, and its neighbours along a row are those of a strip or
+/// a panel. Gradients `dy` are always read where they lie, since a strip reads a line for twelve numbers.
 pub fn weight_gradient(
     ctx: &Context,
     precision: Precision,
@@ -437,15 +449,24 @@ pub fn weight_gradient(
 ) {
     assert!(x.len() >= tokens * k && dy.len() >= tokens * n && dw.len() >= n * k, "weight_gradient: shapes");
     let block_words = TOKEN_BLOCK.min(tokens).div_ceil(precision.per_word());
-    let mut strips = ctx.scratch.take(n * block_words);
-    let mut panels = ctx.scratch.take(k.div_ceil(ctx.panel()) * ctx.panel() * block_words);
+    let dy_lies = precision == Precision::F32;
+    // A panel that is wider than what is left of a row would read beyond the last one.
+    let x_lies = dy_lies && n <= FEW_ROWS && 4 * k < SHORT_ROW && k.is_multiple_of(ctx.panel());
+    let mut strips = ctx.scratch.take(if dy_lies { 0 } else { n * block_words });
+    let lanes = k.next_multiple_of(ctx.panel());
+    let mut panels = ctx.scratch.take(if x_lies { 0 } else { lanes * block_words });
     for start in (0..tokens).step_by(TOKEN_BLOCK) {
         let block = TOKEN_BLOCK.min(tokens - start);
         let words = block.div_ceil(precision.per_word());
-        let shape = pack::Shape { lanes: n, k: block, width: ctx.strip(), pad: false };
-        pack::pack(ctx, precision, Layout::KByLanes, &dy[start * n..], shape, &mut strips);
-        let shape = pack::Shape { lanes: k, k: block, width: ctx.panel(), pad: true };
-        pack::pack(ctx, precision, Layout::KByLanes, &x[start * k..], shape, &mut panels);
+        let (dy, x) = (&dy[start * n..(start + block) * n], &x[start * k..(start + block) * k]);
+        if !dy_lies {
+            let shape = pack::Shape { lanes: n, k: block, width: ctx.strip(), pad: false };
+            pack::pack(ctx, precision, Layout::KByLanes, dy, shape, &mut strips);
+        }
+        if !x_lies {
+            let shape = pack::Shape { lanes: k, k: block, width: ctx.panel(), pad: true };
+            pack::pack(ctx, precision, Layout::KByLanes, x, shape, &mut panels);
+        }
         run(
             ctx,
             &Job {
@@ -453,8 +474,9 @@ pub fn weight_gradient(
                 n: k,
                 words,
                 kind: precision.into(),
-                a: strips.as_ptr(),
-                b: panels.as_ptr(),
+                a: if dy_lies { dy.as_ptr().cast() } else { strips.as_ptr() },
+                b: if x_lies { x.as_ptr().cast() } else { panels.as_ptr() },
+                steps: [if dy_lies { n } else { 0 }, if x_lies { k } else { 0 }],
                 panel_words: words,
                 codes: Codes::Words,
                 factors: Factors::NONE,

@@ -197,20 +197,12 @@ impl KvPages {
         Shape { page_size, kv_heads, key_dim: key_dim(self.format(), head_dim), head_dim }
     }
 
-    /// Where the codes and scales of sixteen tokens lie in a store of int8.
-    pub(crate) fn int8_block(&self, page: usize, head: usize, slot: usize) -> Int8Block {
-        let Store::Coded(Code::Int8, data, scales) = &self.store else {
+    /// The codes and scales of a store of int8.
+    pub(crate) fn int8_store(&self) -> Int8Store<'_> {
+        let Store::Coded(Code::Int8, codes, scales) = &self.store else {
             unreachable!("the caller has looked at the format")
         };
-        let (shape, slot) = (self.shape(), slot / KEY_BLOCK * KEY_BLOCK);
-        let (key, value) = (shape.key_block(page, head, slot), shape.value_block(page, head, slot));
-        let scales = |part| scales[shape.scale(page, head, slot, part)..][..KEY_BLOCK].as_ptr();
-        Int8Block {
-            keys: data[key..][..KEY_BLOCK * shape.key_dim].as_ptr().cast(),
-            values: data[value..][..KEY_BLOCK * self.head_dim].as_ptr().cast(),
-            key_scales: scales(0),
-            value_scales: scales(1),
-        }
+        Int8Store { codes, scales, shape: self.shape() }
     }
 
     /// Asks the caches for what [`KvPages::block`] will read.
@@ -280,6 +272,30 @@ impl KvPages {
                 Store::Coded(Code::Int8, ..) => unreachable!("attention reads int8 as it is stored"),
             }
             (keys, values)
+        }
+    }
+}
+
+/// A store of int8: what is looked up for every tile without looking at the format again.
+#[derive(Clone, Copy)]
+pub(crate) struct Int8Store<'a> {
+    codes: &'a [u8],
+    scales: &'a [f32],
+    shape: Shape,
+}
+
+impl Int8Store<'_> {
+    /// Where the codes and scales of sixteen tokens lie.
+    #[inline(always)]
+    pub(crate) fn block(&self, page: usize, head: usize, slot: usize) -> Int8Block {
+        let (shape, slot) = (self.shape, slot / KEY_BLOCK * KEY_BLOCK);
+        let (key, value) = (shape.key_block(page, head, slot), shape.value_block(page, head, slot));
+        let scales = |part| self.scales[shape.scale(page, head, slot, part)..][..KEY_BLOCK].as_ptr();
+        Int8Block {
+            keys: self.codes[key..][..KEY_BLOCK * shape.key_dim].as_ptr().cast(),
+            values: self.codes[value..][..KEY_BLOCK * shape.head_dim].as_ptr().cast(),
+            key_scales: scales(0),
+            value_scales: scales(1),
         }
     }
 }

@@ -272,6 +272,51 @@ fn linear_weight_gradients_in_pieces() {
     }
 }
 
+/// Whether f32 operands are packed or multiplied where they lie depends on the shape: rows or columns more on
+/// either side of a limit leave the others' bits as they are.
+#[test]
+fn weight_gradients_of_more_rows_and_columns() {
+    let tokens = 131;
+    let (widest, longest) = (1060, 1040);
+    let mut random = Random::new(15);
+    let (x, dy) = (random.normals(tokens * longest), random.normals(tokens * widest));
+    let part = |rows: &[f32], width: usize, columns: usize| -> Vec<f32> {
+        rows.chunks(width).flat_map(|row| &row[..columns]).copied().collect()
+    };
+    for cpu in cpus(2) {
+        for format in FORMATS {
+            let gradient = |n: usize, k: usize| {
+                let (x, dy) = (cpu.up(&part(&x, longest, k)), cpu.up(&part(&dy, widest, n)));
+                let (w, start) = (cpu.trained(&vec![0.5; n * k], n, k, format), vec![0.25; n * k]);
+                let mut dw = cpu.up(&start);
+                cpu.queue().linear_backward(LinearBackward {
+                    adapter: None,
+                    x: &x,
+                    rows: tokens,
+                    norm: None,
+                    w: &w,
+                    dy: &dy,
+                    dw: Some(&mut dw),
+                    dbias: None,
+                    dx: None,
+                });
+                wide(&dw)
+            };
+            for [(n, k), (more, longer)] in [
+                [(40, 64), (40, 65)],
+                [(1, 32), (13, 97)],
+                [(5, 992), (5, 1024)],
+                [(1024, 32), (1025, 32)],
+                [(1040, 33), (1060, 64)],
+            ] {
+                let (want, got) = (gradient(n, k), gradient(more, longer));
+                let got: Vec<f64> = got.chunks(longer).take(n).flat_map(|row| &row[..k]).copied().collect();
+                assert_bits(&format!("{n} x {k} of {more} x {longer}, {format}"), &got, &want);
+            }
+        }
+    }
+}
+
 #[test]
 fn repacked_weights_equal_fresh_ones() {
     let mut random = Random::new(8);

@@ -63,6 +63,9 @@ pub(crate) struct Job {
     pub a: *const u32,
     /// Panels of B.
     pub b: *const u32,
+    /// Distances of the words along k of operands that lie as rows `[k][rows of A]` and `[k][columns of B]`,
+    /// or zero where they are packed into strips and panels.
+    pub steps: [usize; 2],
     /// Stored words along k from one panel to the next; more than the GEMM needs where only a part of k is
     /// summed.
     pub panel_words: usize,
@@ -90,15 +93,33 @@ impl Job {
     /// The panel and the word lie inside the operand.
     #[inline(always)]
     pub(super) unsafe fn stored(&self, panel: usize, word: usize, width: usize) -> *const u32 {
+        let at = match self.steps[1] {
+            0 => (panel * self.panel_words + word / self.codes.per_word()) * width,
+            step => panel * width + word * step,
+        };
         // SAFETY: the caller's promise.
-        unsafe { self.b.add((panel * self.panel_words + word / self.codes.per_word()) * width) }
+        unsafe { self.b.add(at) }
+    }
+
+    /// Where the words of `rows` rows from `row` (at a strip) begin, from `word` on.
+    ///
+    /// # Safety
+    /// The rows and the word lie inside the operand.
+    #[inline(always)]
+    unsafe fn left(&self, row: usize, rows: usize, word: usize) -> *const u32 {
+        let at = match self.steps[0] {
+            0 => row * self.words + word * rows,
+            step => row + word * step,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.a.add(at) }
     }
 
     /// The GEMM of `rows` rows from `first_row` (at a strip) and `columns` columns from `first_column` (at a
     /// panel) with a C of its own.
     ///
     /// # Safety
-    /// The window lies inside the job, and `width` is the panel width of its level.
+    /// The window lies inside the job, whose operands are packed, and `width` is the panel width of its level.
     pub unsafe fn window(
         &self,
         first_row: usize,
@@ -107,6 +128,7 @@ impl Job {
         columns: usize,
         width: usize,
     ) -> Job {
+        debug_assert!(self.steps == [0; 2], "a window of operands that are not packed");
         let mut job = *self;
         let panel = first_column / width;
         (job.m, job.n) = (rows, columns);
@@ -156,10 +178,16 @@ const CACHE_LINE: usize = 64;
 #[repr(align(64))]
 struct AtLine<T>(T);
 
-/// How far ahead in the same stream of weights a single row prefetches, in bytes. A row alone reads as
-/// fast as memory gives; prefetching the next panel instead, as tiles of more rows do, was seen to slow it
-/// down by a seventh.
-const NEAR: usize = 512;
+/// How far ahead in the same stream of weights a strip without others prefetches, in bytes, every line of it.
+/// It reads nothing twice, so it is held up by memory and not by products. A single row reads fastest so
+/// close; more rows take longer for a line than memory does, and on Zen 5 want what lies further ahead.
+const fn far(rows: usize) -> usize {
+    match rows {
+        1 => 512,
+        2..=8 => 8 << 10,
+        _ => 16 << 10,
+    }
+}
 /// Rows of codes that are brought from the L2 to the first before they are decoded.
 const CLOSE: usize = 15;
 /// Words along k that are decoded at a time before the tiles use them; tiles that decode themselves do whole
@@ -211,23 +239,32 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                 for strip in strips.clone().rev() {
                     let row = strip * S::MR;
                     let rows = S::MR.min(job.m - row);
-                    let lines = (strips.end - 1 - strip) * (k1 - k0);
-                    let (ahead, ahead_step) =
-                        if lines * CACHE_LINE < (k1 - k0) * width * 4 / job.codes.per_word() {
-                            (next.cast::<u8>().wrapping_add(lines * CACHE_LINE), CACHE_LINE)
-                        } else if coded {
-                            (job.a.cast(), 0)
-                        } else {
-                            (b.cast(), CACHE_LINE)
-                        };
+                    let before = strips.end - 1 - strip;
+                    let lines = before * (k1 - k0);
+                    let (ahead, ahead_step) = if job.steps[1] != 0 {
+                        // A word's lines are neighbours, its words are not.
+                        let from = if before * CACHE_LINE < width * 4 { next } else { b };
+                        (from.cast::<u8>().wrapping_add(before * CACHE_LINE % (width * 4)), job.steps[1] * 4)
+                    } else if lines * CACHE_LINE < (k1 - k0) * width * 4 / job.codes.per_word() {
+                        (next.cast::<u8>().wrapping_add(lines * CACHE_LINE), CACHE_LINE)
+                    } else if coded {
+                        (job.a.cast(), 0)
+                    } else {
+                        (b.cast(), CACHE_LINE)
+                    };
                     let tile = Tile {
                         codes: if fused && strip + 1 == strips.end { stored } else { std::ptr::null() },
                         small,
                         ahead,
                         ahead_step,
                         decodes_for_others: strips.len() > 1,
-                        a: job.a.add(row * job.words + k0 * rows),
+                        alone: job.steps[1] == 0 && (rows == 1 || (strips.len() == 1 && !coded)),
+                        a: job.left(row, rows, k0),
                         b,
+                        steps: [
+                            if job.steps[0] == 0 { rows } else { job.steps[0] },
+                            if job.steps[1] == 0 { width } else { job.steps[1] },
+                        ],
                         words: k1 - k0,
                         c: job.c.at(row * job.ldc + panel * width),
                         columns,
@@ -303,10 +340,14 @@ struct Tile {
     codes: *const u32,
     /// Whether other tiles use what this one decodes.
     decodes_for_others: bool,
+    /// Whether it prefetches its own words further along instead: a single row, or a single strip.
+    alone: bool,
     /// Two flags for every row of codes: whether its halves have zeros or subnormals.
     small: *const u8,
     a: *const u32,
     b: *const u32,
+    /// Distances of their words along k.
+    steps: [usize; 2],
     words: usize,
     c: *mut f32,
     columns: usize,
@@ -355,25 +396,10 @@ impl Tile {
                 } else {
                     self.decode_and_multiply::<S, W, R, false>(&mut acc);
                 }
+            } else if self.alone {
+                self.multiply::<S, W, R, true>(&mut acc);
             } else {
-                let (mut a, mut b) = (self.a, self.b.cast::<i32>());
-                for word in 0..self.words {
-                    if const { R == 1 } {
-                        S::prefetch(b.cast::<u8>().wrapping_add(NEAR));
-                        S::prefetch(b.cast::<u8>().wrapping_add(NEAR + CACHE_LINE));
-                    } else {
-                        let step = if const { W::CODED } { self.ahead_step } else { CACHE_LINE };
-                        S::prefetch(self.ahead.wrapping_add(word * step));
-                    }
-                    let columns = [S::load_i(b), S::load_i(b.add(l))];
-                    for (r, acc) in acc.iter_mut().enumerate() {
-                        let word = *a.add(r);
-                        acc[0] = W::multiply_add::<S>(acc[0], word, columns[0]);
-                        acc[1] = W::multiply_add::<S>(acc[1], word, columns[1]);
-                    }
-                    a = a.add(R);
-                    b = b.add(2 * l);
-                }
+                self.multiply::<S, W, R, false>(&mut acc);
             }
             if blocks == 1 && !self.last {
                 for (r, acc) in acc.iter().enumerate() {
@@ -417,6 +443,35 @@ impl Tile {
                     S::store_n(c, sums[0], low);
                     S::store_n(c.add(low), sums[1], high);
                 }
+            }
+        }
+    }
+
+    /// Multiplies by the words of the pass; `ALONE` if no other strip does so.
+    #[inline(always)]
+    unsafe fn multiply<S: Simd, W: Words, const R: usize, const ALONE: bool>(
+        &self,
+        acc: &mut [[W::Acc<S>; 2]; R],
+    ) {
+        let (mut a, mut b, steps) = (self.a, self.b.cast::<i32>(), self.steps);
+        // SAFETY: the caller gives a tile that lies inside the operands.
+        unsafe {
+            for word in 0..self.words {
+                if ALONE {
+                    let ahead = b.cast::<u8>().wrapping_add(far(R));
+                    S::prefetch(ahead);
+                    S::prefetch(ahead.wrapping_add(CACHE_LINE));
+                } else {
+                    S::prefetch(self.ahead.wrapping_add(word * self.ahead_step));
+                }
+                let columns = [S::load_i(b), S::load_i(b.add(S::LANES))];
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let word = *a.add(r);
+                    acc[0] = W::multiply_add::<S>(acc[0], word, columns[0]);
+                    acc[1] = W::multiply_add::<S>(acc[1], word, columns[1]);
+                }
+                a = a.add(steps[0]);
+                b = b.add(steps[1]);
             }
         }
     }

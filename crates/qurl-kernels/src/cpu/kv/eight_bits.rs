@@ -9,6 +9,7 @@ use crate::cpu::kv::KEY_BLOCK;
 use crate::cpu::quant::codec::CodeKind;
 use crate::cpu::quant::{largest_bits, scale_of};
 use crate::cpu::simd::{Simd, simd_dispatch};
+use std::ptr::null;
 
 /// Bytes of a buffer for the codes of one head.
 pub(super) const MAX_CODES: usize = MAX_HEAD_DIM + 16;
@@ -27,6 +28,12 @@ pub(crate) struct Int8Block {
     pub key_scales: *const f32,
     /// One a token.
     pub value_scales: *const f32,
+}
+
+impl Int8Block {
+    /// No block.
+    pub(crate) const NONE: Int8Block =
+        Int8Block { keys: null(), values: null(), key_scales: null(), value_scales: null() };
 }
 
 /// The kind of code.
