@@ -4,8 +4,9 @@
 #
 #   benches/gpu/speed.sh OUT [decode] [forward] [train] [ppo] [grpo] [memory] [torch] [spread]
 #
-# The first five take four minutes (grpo two of them), memory one, torch two; spread, a step whose answers end at
-# different lengths (512 x 8, 4k in the mean, 16k at most), takes ten and is made only where it is asked for.
+# The first five take four minutes (grpo two of them), memory one, torch two; spread, a step whose answers end
+# at different lengths (512 x 8, 4k in the mean, 16k at most), takes ten and is made only where it is asked
+# for.
 out=${1:?usage: benches/gpu/speed.sh OUT [decode] [forward] [train] [ppo] [grpo] [memory] [torch] [spread]}
 shift
 parts=${*:-decode forward train ppo grpo memory torch}
@@ -63,7 +64,8 @@ if wanted grpo; then
     bench 180 step-grpo-1.5b step qwen2.5-1.5b "${size[@]}"
 fi
 if wanted memory; then
-    # What it costs to pack weights once, and to keep moments on the host; the weights at the end are the same.
+    # What it costs to pack weights once, and to keep moments on the host; the weights at the end are the
+    # same.
     size=(--prompts 8 --n 8 --length 512 --steps 2)
     [ -z "$small" ] || size=(--prompts 4 --n 2 --length 16 --prompt 16 --steps 1)
     for key in trainer.pack_once=false trainer.pack_once=true actor.optim.offload=true; do

@@ -4,9 +4,9 @@
 // 128 packed rows of one span and key/value head; tiles of keys and values are shared by eight warps,
 // double-buffered.
 //
-// What the splits before the one at hand have summed up waits in shared memory. With heads of 128 that is more
-// than some devices have (99 KB a block on compute capability 8.6, 8.9 and 12.x): there `sums_in_out` lets the
-// sums wait in the block's own rows of `out`, from which they are read once per 512 keys.
+// What the splits before the one at hand have summed up waits in shared memory. With heads of 128 that is
+// more than some devices have (99 KB a block on compute capability 8.6, 8.9 and 12.x): there `sums_in_out`
+// lets the sums wait in the block's own rows of `out`, from which they are read once per 512 keys.
 template <int FORMAT, int HD>
 __device__ __forceinline__ void prefill(const FlashArgs& a, bool sums_in_out) {
     const int BYTES = HD * 2;

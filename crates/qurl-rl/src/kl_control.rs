@@ -66,8 +66,8 @@ impl KlControl {
     /// make 0 stays 0.
     pub fn check_samples(&self, samples: usize) -> Result<(), RlError> {
         let Self::Adaptive { horizon, .. } = *self else { return Ok(()) };
-        let expected = "more than a fifth of the responses of a step (data.train_batch_size times the largest \
-                        n): one update could make the coefficient 0 for ever";
+        let expected = "more than a fifth of the responses of a step (data.train_batch_size times the \
+                        largest n): one update could make the coefficient 0 for ever";
         setting(horizon > MAX_ERROR * samples as f64, "horizon", horizon, expected)
     }
 }

@@ -227,8 +227,8 @@ impl MemoryPlan {
         }
     }
 
-    /// What a CPU holds of the plan, which was counted on a GPU that is not there: the memory that is free, or
-    /// the budget where that is less.
+    /// What a CPU holds of the plan, which was counted on a GPU that is not there: the memory that is free,
+    /// or the budget where that is less.
     fn check_host(&self, free: Option<u64>, budget: Option<usize>) -> Result<(), DeviceError> {
         let of_a_gpu = |part: &str| part == "queue" || part == "workspace";
         let parts = self.parts.iter().filter(|(part, _)| !of_a_gpu(part)).cloned().collect();

@@ -335,8 +335,8 @@ impl Recipe {
             "full: with [lora] the engine's base and adapters run the trainer's forward passes anyway";
         check.that("trainer.forward", "rollout", self.lora.is_none(), expected)?;
         let noisy = self.rollout.as_ref().is_some_and(|r| r.norm_noise.is_some());
-        let expected = "no section with trainer.forward = \"rollout\": the noise is on the rollouts only, and \
-                        here their weights train, too";
+        let expected = "no section with trainer.forward = \"rollout\": the noise is on the rollouts only, \
+                        and here their weights train, too";
         check.that("rollout.norm_noise", "there", !noisy, expected)?;
         let lag = self.rollout.as_ref().map_or(0, |r| r.lag);
         let expected =

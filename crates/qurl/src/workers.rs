@@ -55,8 +55,8 @@ pub fn prepare(ranks: &Ranks) -> anyhow::Result<()> {
     if ranks.size() > 1 {
         let size = ranks.size();
         return Err(bad(format!(
-            "rollout.workers: workers are for runs of one rank, and this one has {size}: leave the section out \
-             or start one rank"
+            "rollout.workers: workers are for runs of one rank, and this one has {size}: leave the section \
+             out or start one rank"
         )));
     }
     secret().map(|_| ())

@@ -427,16 +427,16 @@ thread_local! {
 /// Tokens that are multiplied at a time for a weight gradient.
 const TOKEN_BLOCK: usize = 512;
 
-/// Rows of a weight gradient up to which f32 activations are multiplied where they lie: every strip of so many
-/// rows reads them again, and of more it would be worth to pack them.
+/// Rows of a weight gradient up to which f32 activations are multiplied where they lie: every strip of so
+/// many rows reads them again, and of more it would be worth to pack them.
 const FEW_ROWS: usize = 1024;
 /// Bytes of a row of such activations: as long as a page, each would need an address translation of its own.
 const SHORT_ROW: usize = 4096;
 
 /// `dw[n, k] += sum_t dy[t, n] x[t, k]`, one chain over the tokens that continues from `dw`.
 ///
-/// f32 operands need not be packed: a word is a number, and its neighbours along a row are those of a strip or
-/// a panel. Gradients `dy` are always read where they lie, since a strip reads a line for twelve numbers.
+/// f32 operands need not be packed: a word is a number, and its neighbours along a row are those of a strip
+/// or a panel. Gradients `dy` are always read where they lie, since a strip reads a line for twelve numbers.
 pub fn weight_gradient(
     ctx: &Context,
     precision: Precision,

@@ -23,7 +23,8 @@ pub struct CudaMoments {
 struct Stored {
     /// [n], up to the end of a block where blocks share an exponent.
     values: Values,
-    /// [ceil(n / MOMENT_BLOCK)], where they do; always on the device, a byte at a time would be slow on the bus.
+    /// [ceil(n / MOMENT_BLOCK)], where they do; always on the device, a byte at a time would be slow on the
+    /// bus.
     exponents: Option<Buffer>,
 }
 

@@ -1,8 +1,8 @@
 //! What is asked of a clique of GPUs while its exchanges run.
 //!
 //! The threads that issue exchanges wait in calls that do not return where a GPU or a link is stuck. So
-//! another one asks (`collective/watch.rs`), over a mutex of its own: nothing here waits, and nobody waits who
-//! holds it.
+//! another one asks (`collective/watch.rs`), over a mutex of its own: nothing here waits, and nobody waits
+//! who holds it.
 
 use super::context::Context;
 use super::ffi::Handle;

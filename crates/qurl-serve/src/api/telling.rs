@@ -130,7 +130,7 @@ impl Write for Pieces {
     }
 }
 
-/// An answer on its way.
+/// An answer that is being sent.
 struct Told {
     pieces: VecDeque<Bytes>,
     _room: OwnedSemaphorePermit,

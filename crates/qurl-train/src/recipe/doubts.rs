@@ -56,8 +56,8 @@ impl Recipe {
             && rollout.lag > 0
             && matches!(algorithm.objective, Objective::Naive(_))
         {
-            let why = "`algorithm.objective` is naive, which takes old tokens for those of the newest weights; \
-                       acr, tis and decoupled correct for it";
+            let why = "`algorithm.objective` is naive, which takes old tokens for those of the newest \
+                       weights; acr, tis and decoupled correct for it";
             say("rollout.lag", rollout.lag.to_string(), why);
         }
         if let (Some(actor), Some(run)) = (&self.actor, &self.run)

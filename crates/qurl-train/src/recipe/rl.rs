@@ -65,12 +65,12 @@ impl RlPlan {
 
     /// Passes that a shard of an update takes at most.
     pub fn passes_of_shard(&self, of: &Updates, trainer: &Trainer) -> usize {
-        let (sequences, longest) = (of.ppo_mini_batch_size * self.most_responses(), self.longest());
+        let (sequences, longest) = (of.ppo_mini_batch_size * self.max_responses(), self.longest());
         shards::most_passes(sequences, longest, trainer.shards, self.tape(trainer))
     }
 
     /// Most responses to a prompt, at any step.
-    fn most_responses(&self) -> usize {
+    fn max_responses(&self) -> usize {
         let stages = self.run.stages.iter().filter_map(|stage| stage.n);
         stages.chain([self.rollout.n]).max().unwrap_or(1)
     }
@@ -162,7 +162,7 @@ impl RlPlan {
         rl("algorithm.objective", algorithm.objective.check())?;
         if let Some(kl) = &algorithm.kl_in_reward {
             let kl = kl.kl_ctrl;
-            let most = data.train_batch_size * self.most_responses();
+            let most = data.train_batch_size * self.max_responses();
             rl("algorithm.kl_in_reward.kl_ctrl", kl.check().and_then(|()| kl.check_samples(most)))?;
         }
         if let Some(buffer) = &algorithm.overlong_buffer {
@@ -174,8 +174,8 @@ impl RlPlan {
             "algorithm.loss_scale_factor",
             algorithm.loss_scale_factor.unwrap_or(0.0),
             fits,
-            "nothing: it belongs to algorithm.loss_agg_mode = \"seq-mean-token-sum-norm\", which gspo does not \
-             have",
+            "nothing: it belongs to algorithm.loss_agg_mode = \"seq-mean-token-sum-norm\", which gspo does \
+             not have",
         )?;
         actor.check(check, "actor", data.train_batch_size)?;
         check.that(

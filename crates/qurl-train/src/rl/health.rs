@@ -96,8 +96,8 @@ impl fmt::Display for Symptom {
                 write!(f, "none of its {updates} updates had a finite gradient, all were skipped")
             }
             Symptom::AllRejected => f.write_str(
-                "no update was made: algorithm.objective rejected every token, since its policies are too far \
-                 apart",
+                "no update was made: algorithm.objective rejected every token, since its policies are too \
+                 far apart",
             ),
             Symptom::NoGradient => {
                 f.write_str("its gradients are zero although there was something to learn")

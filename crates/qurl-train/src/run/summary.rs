@@ -136,8 +136,8 @@ impl<D: Device> Run<D> {
         if self.plan.rollout.format.is_quantized() { self.trainer.rollout_speed() } else { Ok(None) }
     }
 
-    /// What it shows of the trained weights that their rollouts failed so, if training is broken: at all ranks
-    /// what rank 0 saw.
+    /// What it shows of the trained weights that their rollouts failed so, if training is broken: at all
+    /// ranks what rank 0 saw.
     pub fn last_symptom(&mut self, failed: Option<&TrainError>) -> Result<Option<Symptom>, RunError> {
         let reason = match failed.and_then(|error| Symptom::of_error(error, self.vocabulary())) {
             Some(Symptom::NotFinite { reason }) => reason,

@@ -81,8 +81,8 @@ pub enum Refused {
 pub enum PoolError {
     /// A worker's rollouts are not what its weights sample, and others of his were used.
     #[error(
-        "worker {name} lied: {what}; rollouts of it that were not computed again were used in steps {steps:?}: \
-         resume from a checkpoint before them"
+        "worker {name} lied: {what}; rollouts of it that were not computed again were used in steps \
+         {steps:?}: resume from a checkpoint before them"
     )]
     Lied {
         /// Its name.

@@ -242,8 +242,8 @@ fn a_7b_base_fits_a_consumer_gpu_and_a_32b_base_one_large_gpu() {
     assert!(part(&thirty_two, "actor: moments") < 4 << 30, "{thirty_two}");
 }
 
-/// All of 7B with answers of 8k tokens on one GPU of 141 GB; without what makes it fit, the error says what to
-/// set, in the order of what it costs.
+/// All of 7B with answers of 8k tokens on one GPU of 141 GB; without what makes it fit, the error says what
+/// to set, in the order of what it costs.
 #[test]
 fn all_of_7b_fits_one_large_gpu_and_a_plan_that_does_not_fit_says_what_would() {
     let (file, config) = ("qwen-7b-whole.toml", seven_b());

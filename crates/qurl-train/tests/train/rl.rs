@@ -173,8 +173,8 @@ fn corrections_that_drop_nothing_and_some_that_do() {
     for (limit, plain) in same {
         assert_eq!(with(limit, &[]), with(plain, &[]), "{limit}");
     }
-    // Other micro-batches lead to other weights, so: the first step, one update in it, and batches of the warm
-    // start that are one micro-batch either way.
+    // Other micro-batches lead to other weights, so: the first step, one update in it, and batches of the
+    // warm start that are one micro-batch either way.
     let m2po = r#"{ type = "m2po", tau = 1e-7, ratio = "behav" }"#;
     let rejected = |micro_tokens: &str| {
         let one = ["actor.ppo_epochs=1", "actor.ppo_mini_batch_size=4", "sft.batch_size=2", micro_tokens];

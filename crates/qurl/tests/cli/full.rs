@@ -1,6 +1,6 @@
 //! Commands that write a file or a directory where the system has no room for it: status 1, what was there
-//! stays as it was, and nothing stands in the way of trying again. The room is taken by a limit on the size of
-//! files, which needs no file system of its own.
+//! stays as it was, and nothing stands in the way of trying again. The room is taken by a limit on the size
+//! of files, which needs no file system of its own.
 #![cfg(target_os = "linux")]
 
 use crate::common::{Run, qurl_in};

@@ -61,8 +61,8 @@ fn overrides_are_named_and_doubts_are_not_said_beside_errors() {
     refused(
         &dir,
         &["--set", "task.held_out=0"],
-        "--set task.held_out=0: key `task.held_out` leaves no problem to measure on: it is 0; hold out a share \
-         of task.files with it, or give task.test_files",
+        "--set task.held_out=0: key `task.held_out` leaves no problem to measure on: it is 0; hold out a \
+         share of task.files with it, or give task.test_files",
     );
     refused(
         &dir,

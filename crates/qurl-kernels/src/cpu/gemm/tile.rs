@@ -119,7 +119,8 @@ impl Job {
     /// panel) with a C of its own.
     ///
     /// # Safety
-    /// The window lies inside the job, whose operands are packed, and `width` is the panel width of its level.
+    /// The window lies inside the job, whose operands are packed, and `width` is the panel width of its
+    /// level.
     pub unsafe fn window(
         &self,
         first_row: usize,

@@ -307,8 +307,8 @@ fn what_can_hardly_be_meant_is_doubted() {
     assert_eq!(
         doubts(&[stage], None),
         [format!(
-            "--set {stage}: key `run.stages[1].from_step` is 3: the run ends after run.total_steps = 2, before \
-             the stage begins"
+            "--set {stage}: key `run.stages[1].from_step` is 3: the run ends after run.total_steps = 2, \
+             before the stage begins"
         )]
     );
     assert_eq!(

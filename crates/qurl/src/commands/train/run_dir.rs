@@ -158,8 +158,8 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// The summary of a run that has made all steps of this recipe and written its model. Of the keys that may
-    /// differ, one alone changes what is left of such a run.
+    /// The summary of a run that has made all steps of this recipe and written its model. Of the keys that
+    /// may differ, one alone changes what is left of such a run.
     fn summary_if_finished(&self, recipe: &Recipe) -> Option<String> {
         let read = |file: &str| std::fs::read_to_string(self.path.join(file)).ok();
         let (text, (_, total)) = (read(SUMMARY)?, self.kind.steps(recipe));

@@ -73,7 +73,7 @@ by_rows! {
 }
 
 /// Most rows whose weights are computed between products: the sums of more take all registers.
-const MOST_MIXED: usize = 8;
+const MAX_MIXED: usize = 8;
 
 #[inline(always)]
 unsafe fn attend_at<S: Simd, const R: usize>(rows: &Rows, tiles: &Tiles) {
@@ -155,7 +155,7 @@ unsafe fn score<S: Simd, const R: usize, const MIXED: bool>(
         let ahead = [ahead.0[key / KEY_BLOCK].keys, ahead.0[next / KEY_BLOCK].keys];
         let mut acc = [[S::zero_i(); 2]; R];
         let mut word = 0;
-        if const { MIXED && R <= MOST_MIXED && S::LANES == 16 } {
+        if const { MIXED && R <= MAX_MIXED && S::LANES == 16 } {
             while weights.done < R && word + TILE / S::LANES <= words {
                 let mut row = Row::<S>::begin(rows, weights.done);
                 for at in (0..TILE).step_by(S::LANES) {
