@@ -8,6 +8,7 @@
 //! until the first update.
 
 mod batch;
+mod error;
 mod health;
 mod lag;
 mod models;
@@ -16,6 +17,7 @@ mod probe;
 mod record;
 mod rollouts;
 mod sampled;
+mod score;
 mod stages;
 mod state;
 mod test;
@@ -23,6 +25,7 @@ mod update;
 mod workers;
 
 pub use batch::RolloutBatch;
+pub use error::TrainError;
 pub use health::{Health, Symptom};
 pub use lag::OldWeights;
 pub use prepare::prepare;
@@ -38,117 +41,21 @@ use crate::divided::Frozen;
 use crate::learner::{Learner, Passes};
 use crate::lengths::ForcedLengths;
 use crate::ranks::Ranks;
-use crate::recipe::{Recipe, RecipeError, RlPlan};
-use crate::shards::micro_batches;
-use crate::solve::{SolveError, Solved, Trouble};
+use crate::recipe::{Recipe, RlPlan};
+use crate::solve::Solved;
 use crate::start::Start;
-use crate::workers::{Pool, PoolError};
+use crate::workers::Pool;
 use lag::Lag;
-use qurl_kernels::collective::CollectiveError;
 use qurl_kernels::{Device, DeviceError, Queue, Rounding};
 use qurl_model::Params;
-use qurl_model::compute::{Batch, TapeOptions, whole_batch};
+use qurl_model::compute::TapeOptions;
 use qurl_model::rng::CounterRng;
-use qurl_quant::{QuantError, diagnostics, uaq};
-use qurl_rl::advantage::Rollouts;
-use qurl_rl::{KlCoefficient, RlError, to_f32};
+use qurl_quant::{diagnostics, uaq};
+use qurl_rl::KlCoefficient;
 use qurl_rollout::{Engine, RolloutError, WeightVersion};
 use qurl_tasks::task::Task;
 use rollouts::{Entropy, Rolled};
-use std::ops::Range;
 use std::sync::Arc;
-
-/// Why training stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum TrainError {
-    /// The recipe.
-    #[error(transparent)]
-    Recipe(#[from] RecipeError),
-    /// The computation.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// An exchange with other ranks.
-    #[error(transparent)]
-    Exchange(#[from] CollectiveError),
-    /// The rollout engine.
-    #[error(transparent)]
-    Rollout(#[from] RolloutError),
-    /// Prompts, responses and verdicts.
-    #[error(transparent)]
-    Solve(#[from] SolveError),
-    /// Advantages and objectives.
-    #[error(transparent)]
-    Rl(#[from] RlError),
-    /// Scaling and diagnostics of the weights.
-    #[error(transparent)]
-    Quant(#[from] QuantError),
-    /// Dynamic sampling did not find enough.
-    #[error(
-        "key `algorithm.filter_groups.max_num_gen_batches` is {batches}: after so many batches of prompts \
-         only {found} of {wanted} groups had responses with different rewards (the others: {right} all \
-         right, {wrong} all wrong, {other} all alike otherwise); allow more batches, choose problems that \
-         fit the model, or set `algorithm.filter_groups.allow_fewer = true` to train on whole mini-batches \
-         of what was found"
-    )]
-    TooFewGroups {
-        /// Batches of prompts sampled.
-        batches: usize,
-        /// Groups found.
-        found: usize,
-        /// Groups of a step.
-        wanted: usize,
-        /// Dropped groups whose responses were all right.
-        right: usize,
-        /// Dropped groups whose responses were all wrong.
-        wrong: usize,
-        /// Other groups that were dropped.
-        other: usize,
-        /// Mean entropy of all responses.
-        entropy: f64,
-    },
-    /// A checkpoint of another kind of run.
-    #[error(
-        "the checkpoint has (critic, reference, measured weights) = {found:?}, the recipe asks for \
-         {expected:?}"
-    )]
-    OtherState {
-        /// What the checkpoint has.
-        found: [bool; 3],
-        /// What the recipe asks for.
-        expected: [bool; 3],
-    },
-    /// A checkpoint of a run with another lag.
-    #[error("the checkpoint has the weights of versions {found:?}, `rollout.lag` asks for {expected:?}")]
-    OtherLag {
-        /// What the checkpoint has.
-        found: Vec<u64>,
-        /// What the recipe asks for.
-        expected: Vec<u64>,
-    },
-    /// A checkpoint of a run with other problems.
-    #[error("the problems of the task are not those that the run was begun with: its files were changed")]
-    OtherProblems,
-}
-
-impl TrainError {
-    /// Whether the run was told to end while it waited for the scores of a reward command.
-    pub fn is_cancelled(&self) -> bool {
-        match self {
-            TrainError::Solve(SolveError::Reward(error)) => error.is_cancelled(),
-            TrainError::Solve(SolveError::Workers(error)) => *error == PoolError::Stopped,
-            TrainError::Solve(SolveError::OtherRank { trouble, .. }) => *trouble == Trouble::Cancelled,
-            _ => false,
-        }
-    }
-}
-
-impl TrainError {
-    /// Whether every rank of the run has failed with this error, or with one that names the rank that did.
-    pub fn is_of_all_ranks(&self) -> bool {
-        matches!(self, TrainError::TooFewGroups { .. } | TrainError::Rl(_))
-            || matches!(self, TrainError::Solve(error) if !error.is_exchange())
-    }
-}
 
 /// A run of reinforcement learning.
 pub struct RlTrainer<D: Device> {
@@ -427,115 +334,4 @@ impl<D: Device> RlTrainer<D> {
         self.measured = Some(after);
         Ok(())
     }
-
-    /// Log-probs of the response tokens under the actor, at the sampling temperature; NaN for those that the
-    /// first update computes anyway.
-    fn prox(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
-        let unscored = self.scored_by_update(batch);
-        let (actor, queue) = (&mut self.actor, &mut self.queue);
-        let forward = self.straight.then(|| self.engine.network());
-        let temperature = self.plan.rollout.temperature;
-        let mut prox = vec![f32::NAN; batch.token_range(unscored.clone()).len()];
-        let sequences = unscored.end..batch.sequences();
-        let scored = by_micro_batches(&self.ranks, batch, sequences, self.tape, |micro| match micro {
-            Some((ids, range)) => {
-                let targets = batch.targets(range);
-                actor.score_with(queue, forward, &ids, &targets, temperature).map(|out| out.logp)
-            }
-            None => actor.idle(queue).map(|()| Vec::new()),
-        })?;
-        prox.extend(scored);
-        Ok(prox)
-    }
-
-    /// The same under the reference model; empty where there is none.
-    fn reference_logprobs(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
-        let Some(reference) = &self.reference else { return Ok(Vec::new()) };
-        let (actor, queue) = (&mut self.actor, &mut self.queue);
-        let temperature = self.plan.rollout.temperature;
-        by_micro_batches(&self.ranks, batch, 0..batch.sequences(), self.tape, |micro| match micro {
-            Some((ids, range)) => {
-                let targets = batch.targets(range);
-                actor.score_frozen(queue, reference, &ids, &targets, temperature).map(|out| out.logp)
-            }
-            None => actor.idle_with(queue, reference).map(|()| Vec::new()),
-        })
-    }
-
-    /// The critic's value of the state before each response token; empty where there is no critic.
-    fn values(&mut self, batch: &RolloutBatch) -> Result<Vec<f32>, TrainError> {
-        let Some(critic) = &mut self.critic else { return Ok(Vec::new()) };
-        let queue = &mut self.queue;
-        by_micro_batches(&self.ranks, batch, 0..batch.sequences(), self.tape, |micro| match micro {
-            Some((ids, range)) => critic.values(queue, &ids, &batch.targets(range).rows),
-            None => critic.idle(queue).map(|()| Vec::new()),
-        })
-    }
-
-    /// Rewards of tokens (with KL to the reference taken off where asked), then advantages and returns. What
-    /// the objective rejects leaves the mask.
-    fn advantages(&mut self, batch: &mut RolloutBatch, record: &mut StepRecord) -> Result<(), TrainError> {
-        let mut rewards: Vec<f64> = batch.rewards.iter().map(|&r| r as f64).collect();
-        if let (Some(settings), Some(coefficient)) = (&self.plan.algorithm.kl_in_reward, &mut self.kl) {
-            let (prox, reference): (Vec<f64>, Vec<f64>) = (wide(&batch.prox), wide(&batch.reference));
-            let kl = settings.kl_penalty.in_reward(
-                coefficient.value(),
-                &rewards,
-                &prox,
-                &reference,
-                &batch.mask,
-                &batch.seq,
-            )?;
-            rewards = kl.rewards;
-            record.reference_kl = Some(kl.mean_kl);
-            record.kl_coef = Some(coefficient.value());
-            coefficient.update(kl.mean_kl, batch.sequences());
-        }
-        let values = wide(&batch.values);
-        let values = self.critic.is_some().then_some(values.as_slice());
-        let algorithm = &self.plan.algorithm;
-        let accepted = algorithm.objective.accepted(&batch.behav, &batch.prox, &batch.mask, &batch.seq)?;
-        let estimate = algorithm.adv_estimator.estimate(&Rollouts {
-            rewards: &rewards,
-            mask: &batch.mask,
-            seq: &batch.seq,
-            groups: &batch.groups,
-            values,
-            accepted: accepted.as_deref(),
-        })?;
-        batch.advantages = to_f32(&estimate.advantages);
-        batch.returns = to_f32(&estimate.returns);
-        if let Some(accepted) = accepted {
-            batch.mask = accepted;
-        }
-        Ok(())
-    }
-}
-
-/// Collects what `score` says of each micro-batch of these sequences, in order. Each rank asks for its part
-/// of them; a sequence's scores do not depend on what is computed with it. Where all ranks must pass alike,
-/// those that have fewer micro-batches are asked for none.
-fn by_micro_batches(
-    ranks: &Ranks,
-    batch: &RolloutBatch,
-    sequences: Range<usize>,
-    tape: TapeOptions,
-    mut score: impl FnMut(Option<(Batch, Range<usize>)>) -> Result<Vec<f32>, DeviceError>,
-) -> Result<Vec<f32>, TrainError> {
-    let (first, lengths) = (sequences.start, &batch.lengths()[sequences]);
-    let part = ranks.part_of(lengths);
-    let mut own = Vec::with_capacity(batch.token_range(first + part.start..first + part.end).len());
-    let mut micros = micro_batches(&lengths[part.clone()], tape).into_iter();
-    for _ in 0..ranks.passes_of(lengths, tape) {
-        own.extend(score(micros.next().map(|micro| {
-            let first = first + part.start;
-            let range = first + micro.start..first + micro.end;
-            (whole_batch(&batch.ids(range.clone())), range)
-        }))?);
-    }
-    Ok(ranks.join(own)?)
-}
-
-fn wide(values: &[f32]) -> Vec<f64> {
-    values.iter().map(|&v| v as f64).collect()
 }

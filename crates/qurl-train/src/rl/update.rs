@@ -10,7 +10,8 @@
 use super::batch::View;
 use super::probe::FullKl;
 use super::record::Said;
-use super::{RlTrainer, RolloutBatch, StepRecord, TrainError, by_micro_batches};
+use super::score::by_micro_batches;
+use super::{RlTrainer, RolloutBatch, StepRecord, TrainError};
 use crate::learner::{LossGradient, LossScope};
 use crate::ranks::{Ranks, Shard};
 use qurl_kernels::Device;
