@@ -14,8 +14,12 @@ mod commit;
 mod context;
 mod options;
 mod rehearse;
+mod scores;
+mod stats;
+mod weights;
 
 pub use options::EngineOptions;
+pub use stats::{EngineStats, FullBatches};
 
 use crate::error::RolloutError;
 use crate::pages::PagePool;
@@ -23,56 +27,18 @@ use crate::request::{FinishReason, Group, Request, RequestId, Sample, TopTokens,
 use crate::rows::StepRows;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, SequenceId};
-use qurl_kernels::{Device, DeviceError, Queue};
-use qurl_model::Params;
-use qurl_model::compute::{Inference, Network, Targets};
+use qurl_kernels::{Device, Queue};
+use qurl_model::compute::{Inference, Network};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Turns tokens into text, for stop strings.
 pub type TextDecoder = Arc<dyn Fn(&[u32]) -> String + Send + Sync>;
 
 /// Engines so far.
 static ENGINES: AtomicU32 = AtomicU32::new(0);
-
-/// What an engine has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EngineStats {
-    /// Tokens computed only for their keys and values: prompts (all but their last token), and what was
-    /// preempted.
-    pub prefill_tokens: u64,
-    /// Tokens computed to sample the next one, which was taken.
-    pub decode_tokens: u64,
-    /// How often a sequence gave back its pages and was computed again.
-    pub preemptions: u64,
-    /// Tokens that were not computed because another request's pages hold them.
-    pub shared_tokens: u64,
-    /// Steps launched.
-    pub steps: u64,
-    /// Most pages in use at the same time.
-    pub peak_pages: usize,
-    /// What full batches took: beside it stands what a whole rollout took, with its tail.
-    pub full: FullBatches,
-}
-
-/// Steps in which every place decoded, right after another such step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FullBatches {
-    /// Tokens that they sampled.
-    pub tokens: u64,
-    /// The time they took.
-    pub time: Duration,
-}
-
-impl FullBatches {
-    /// Tokens a second since an earlier moment; nothing where no batch was full.
-    pub fn tokens_per_s_since(&self, before: FullBatches) -> Option<f64> {
-        let (tokens, time) = (self.tokens - before.tokens, self.time - before.time);
-        (tokens > 0).then(|| tokens as f64 / time.as_secs_f64())
-    }
-}
 
 /// A token that the last step sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -279,106 +245,6 @@ impl<D: Device> Engine<D> {
         self.scheduler.unfinished() + self.failed.len()
     }
 
-    /// Takes over changed parameters. Refused while requests are in flight.
-    pub fn load(
-        &mut self,
-        queue: &mut D::Queue,
-        params: &Params<D::Tensor>,
-        weights: WeightVersion,
-    ) -> Result<(), RolloutError> {
-        self.load_with(weights, |network| network.refresh(queue, params))
-    }
-
-    /// Lets `change` write new weights into the network. Refused while requests are in flight; if it fails,
-    /// the engine refuses requests until another load succeeds.
-    pub fn load_with(
-        &mut self,
-        weights: WeightVersion,
-        change: impl FnOnce(&mut Network<D>) -> Result<(), DeviceError>,
-    ) -> Result<(), RolloutError> {
-        if self.unfinished() > 0 {
-            return Err(RolloutError::Busy { unfinished: self.unfinished() });
-        }
-        self.weights = None;
-        self.scheduler.forget_prefixes();
-        change(&mut self.network)?;
-        self.weights = Some(weights);
-        Ok(())
-    }
-
-    /// Lets `work` use the engine, its memory included, with another network of the same model. Requests that
-    /// `work` leaves in flight are dropped. Refused while requests are in flight.
-    ///
-    /// # Panics
-    /// If the network is of another model.
-    pub fn with_network<T>(
-        &mut self,
-        network: &mut Network<D>,
-        weights: WeightVersion,
-        work: impl FnOnce(&mut Engine<D>) -> T,
-    ) -> Result<T, RolloutError> {
-        let own = self.weights;
-        self.swap_network(network, Some(weights))?;
-        let result = work(self);
-        let left: Vec<RequestId> =
-            self.pending.keys().copied().chain(self.failed.iter().map(|(id, _)| *id)).collect();
-        left.into_iter().for_each(|id| self.cancel(id));
-        self.swap_network(network, own)?;
-        Ok(result)
-    }
-
-    /// Gives the memory of the pages back, until [`Engine::wake`]. Refused while requests are in flight.
-    pub fn sleep(&mut self) -> Result<(), RolloutError> {
-        if self.unfinished() > 0 {
-            return Err(RolloutError::Busy { unfinished: self.unfinished() });
-        }
-        self.scheduler.forget_prefixes();
-        self.kv = Vec::new();
-        Ok(())
-    }
-
-    /// Takes the memory of the pages again; nothing where the engine does not sleep.
-    pub fn wake(&mut self) -> Result<(), RolloutError> {
-        if self.kv.is_empty() {
-            let (_, pages) = self.options.pages(&*self.device, &self.network)?;
-            self.kv = self.options.page_store(&*self.device, &self.network, pages)?;
-            // Recorded steps know the old addresses.
-            self.identity = ENGINES.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
-    fn swap_network(
-        &mut self,
-        other: &mut Network<D>,
-        weights: Option<WeightVersion>,
-    ) -> Result<(), RolloutError> {
-        if self.unfinished() > 0 {
-            return Err(RolloutError::Busy { unfinished: self.unfinished() });
-        }
-        let (old, new) = (*self.network.options(), *other.options());
-        assert!(
-            self.network.config() == other.config() && old.positions == new.positions,
-            "a network of another model"
-        );
-        self.weights = None;
-        self.scheduler.forget_prefixes();
-        std::mem::swap(&mut self.network, other);
-        if old.kv_format != new.kv_format {
-            // The same bytes as pages of another format. The old ones go first, so that both are never there
-            // at once.
-            let (page_bytes, pages) = self.options.pages(&*self.device, &self.network)?;
-            self.kv.clear();
-            self.kv = self.options.page_store(&*self.device, &self.network, pages)?;
-            self.page_bytes = page_bytes;
-            self.scheduler = self.options.scheduler(pages);
-            // Recorded steps know the old addresses.
-            self.identity = ENGINES.fetch_add(1, Ordering::Relaxed);
-        }
-        self.weights = weights;
-        Ok(())
-    }
-
     /// Queues a request.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, RolloutError> {
         self.enqueue(request, false)
@@ -505,63 +371,6 @@ impl<D: Device> Engine<D> {
     /// Returns groups that were taken too early.
     pub(crate) fn put_back(&mut self, groups: Vec<Group>) {
         self.finished.extend(groups);
-    }
-
-    /// Log-probs of the prompts that asked for them, as far as this step has computed them for the first
-    /// time. They are read at once, since the next step overwrites its rows.
-    fn score_prompts(&mut self, queue: &mut D::Queue) -> Result<(), RolloutError> {
-        if !self.prompts_are_scored {
-            return Ok(());
-        }
-        let scheduled = self.scheduler.running().iter().filter(|s| !s.rows().is_empty());
-        for (sequence, span) in scheduled.zip(&self.rows.batch.spans) {
-            let Some(pending) = self.pending.get_mut(&sequence.id().request) else { continue };
-            let (prompt, done) = (sequence.prompt(), pending.prompt_logprobs.len());
-            let rows = done..sequence.rows().end.min(prompt.len() - 1);
-            if !pending.request.prompt_logprobs || rows.is_empty() || rows.start < span.position {
-                continue;
-            }
-            let first = (span.row + rows.start - span.position) as u32;
-            let targets = Targets {
-                rows: (first..first + rows.len() as u32).collect(),
-                tokens: prompt[rows.start + 1..rows.end + 1].to_vec(),
-            };
-            let temperature = pending.request.sampling.logp_temperature();
-            let out = self.work.head(queue, &self.network, &targets, temperature)?;
-            pending.prompt_logprobs.extend(out.logp);
-            if let count @ 1.. = pending.request.prompt_top_logprobs {
-                let factors = vec![1.0 / temperature; targets.rows.len()];
-                let top = self.work.top(queue, &self.network, &targets.rows, &factors, count)?;
-                pending.prompt_top.extend(top);
-            }
-        }
-        Ok(())
-    }
-
-    /// The most probable tokens for the sampled rows of the step whose requests want them, by the rows'
-    /// places; read at once, too.
-    fn top_tokens(&mut self, queue: &mut D::Queue) -> Result<Vec<(usize, TopTokens)>, RolloutError> {
-        if !self.wants_top {
-            return Ok(Vec::new());
-        }
-        let batch = &self.rows.batch;
-        let sampling = self.scheduler.running().iter().filter(|s| s.samples()).zip(&batch.sampled_rows);
-        let (mut places, mut rows, mut factors, mut counts) = (vec![], vec![], vec![], vec![]);
-        for (place, (sequence, &row)) in sampling.enumerate() {
-            if let count @ 1.. = sequence.request().top_logprobs {
-                places.push(place);
-                rows.push(row);
-                factors.push(batch.samples[place].inverse_temperature());
-                counts.push(count);
-            }
-        }
-        let Some(&most) = counts.iter().max() else { return Ok(Vec::new()) };
-        let top = self.work.top(queue, &self.network, &rows, &factors, most)?;
-        let cut = |(mut top, count): (TopTokens, usize)| {
-            top.truncate(count);
-            top
-        };
-        Ok(places.into_iter().zip(top.into_iter().zip(counts).map(cut)).collect())
     }
 }
 
