@@ -96,11 +96,13 @@ ran() { # name of a step of tests: some ran, and none was skipped for want of a 
 
 begin() { # what machine this is; and all kernels compiled, once, outside of the limits of other steps
     local version
-    version=$("$QURL" --version) || { echo "QURL=$QURL does not run"; exit 1; }
+    version=$("$QURL" --version) || { echo "QURL=$QURL does not run" >&2; exit 1; }
     {
         date -u
         echo "$version"
         ! gpu || nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+        free -g | sed -n 2p
+        df -h "$out" /dev/shm 2> /dev/null | tail -n +2
     } > "$out/machine.txt"
     [ -z "$small" ] || return 0
     TAIL=1 step "${COMPILE_LIMIT:-180}" compile "$QURL" bench rollout --device cuda --shape default \
@@ -110,6 +112,10 @@ begin() { # what machine this is; and all kernels compiled, once, outside of the
 # How ranks start on one GPU: each has a host id of its own, or NCCL takes two of them for a mistake. `ranks
 # mpirun 2` puts into `launch` what stands before the command of each rank.
 export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo}
+# An exchange that stays away is named within the limit of its step; NCCL speaks into files of its own, since
+# its standard output is the results'.
+export QURL_RANK_TIMEOUT=${QURL_RANK_TIMEOUT:-40}
+export NCCL_DEBUG=${NCCL_DEBUG:-WARN} NCCL_DEBUG_FILE=${NCCL_DEBUG_FILE:-$out/nccl-%h-%p.log}
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 # shellcheck disable=SC2016
 own_host='export NCCL_HOSTID=rank-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${RANK:-0}}}; exec "$@"'

@@ -1,6 +1,7 @@
 """How the cost of a token grows with the context, and that of a step with the model, beside the limits.
 
-    python3 growth.py measure QURL OUT.jsonl     runs the benchmarks on the GPU at hand
+    python3 growth.py measure QURL OUT.jsonl [decode] [train] [step]
+                                                 runs the benchmarks on the GPU at hand
     python3 growth.py plot OUT.jsonl DIR         draws DIR/growth-{decode,train,step}.svg
 
 Plots are written by hand as SVG: nothing but Python is needed.
@@ -13,7 +14,13 @@ import sys
 from pathlib import Path
 
 CONTEXTS = [1024, 2048, 4096, 8192, 16384, 32768]
-SHAPES = [("0.5B", "qwen2.5-0.5b", 0.49), ("1.5B", "qwen2.5-1.5b", 1.54), ("3B", "qwen2.5-3b", 3.09)]
+# With all of 7B on one GPU moments have 8 bits.
+SHAPES = [
+    ("0.5B", "qwen2.5-0.5b", 0.49, ""),
+    ("1.5B", "qwen2.5-1.5b", 1.54, ""),
+    ("3B", "qwen2.5-3b", 3.09, ""),
+    ("7B", "qwen2.5-7b", 7.62, " --recompute --set trainer.pack_once=true --set actor.optim.moments=8bit"),
+]
 
 
 def decode_cases():
@@ -35,15 +42,19 @@ def train_cases():
 
 
 def step_cases():
-    for _, shape, _ in SHAPES:
-        yield f"bench step --device cuda --shape {shape} --prompts 32 --n 8 --length 1024 --steps 1 --json"
+    for _, shape, _, more in SHAPES:
+        size = "--prompts 32 --n 8 --length 1024 --steps 1"
+        yield f"bench step --device cuda --shape {shape} {size}{more} --json"
 
 
-def measure(qurl, out):
-    """Whether every benchmark came to its end."""
+CASES = {"decode": decode_cases, "train": train_cases, "step": step_cases}
+
+
+def measure(qurl, out, *parts):
+    """Adds a line for every case; whether every benchmark came to its end."""
     good = True
-    with open(out, "w") as file:
-        for case in [*decode_cases(), *train_cases(), *step_cases()]:
+    with open(out, "a") as file:
+        for case in (case for part in parts or CASES for case in CASES[part]()):
             run = subprocess.run([qurl, *case.split()], capture_output=True, text=True)
             if run.returncode != 0:
                 print(f"{case}: status {run.returncode}: {run.stderr.strip()[-300:]}", flush=True)
@@ -146,7 +157,7 @@ def plots(source, folder):
         contexts,
         both("1.5B", train),
     )
-    sizes = {shape: size for _, shape, size in SHAPES}
+    sizes = {shape: size for _, shape, size, _ in SHAPES}
     step = []
     for row in rows:
         if row["case"] == "step":
@@ -160,13 +171,15 @@ def plots(source, folder):
         "A GRPO step, 256 responses of 1024 tokens, one H200",
         "parameters",
         "seconds",
-        [(size, name) for name, _, size in SHAPES],
+        [(size, name) for name, _, size, _ in SHAPES],
         both("step", step),
     )
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[1] not in ("measure", "plot"):
+    given = sys.argv[1:]
+    known = len(given) == 3 and given[0] == "plot" or len(given) >= 3 and given[0] == "measure"
+    if not known or not CASES.keys() >= set(given[3:]):
         sys.exit(__doc__)
     if sys.argv[1] == "plot":
         plots(*sys.argv[2:])

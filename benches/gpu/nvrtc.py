@@ -114,7 +114,8 @@ if __name__ == "__main__":
     for name, registers, spills, stack in resources(log):
         print(f"{name:44} registers {registers:3} spills {spills:4} stack {stack}")
     for line in log.splitlines():
-        if "warning" in line.lower():
+        # ptxas says as a mere remark that it serializes wgmma.
+        if "warning" in line.lower() or "Loss" in line:
             print(line)
     if options.out:
         open(options.out, "wb").write(cubin)

@@ -15,12 +15,20 @@ parts=${*:-default half wide shards}
 known default half wide shards
 begin
 
+stuck=
 of_ranks() { # seconds, name, launcher, ranks, more arguments than those in `shape`...
-    local seconds=$1 name=$2
-    ranks "$3" "$4"
+    local seconds=$1 name=$2 count=$4 began=$SECONDS
+    # Where several ranks have run out of their time, others would, too.
+    if [ -n "$stuck" ] && [ "$count" -gt 1 ]; then
+        echo "== $name: left out, since $stuck ran out of time"
+        fail "$name"
+        return 1
+    fi
+    ranks "$3" "$count"
     shift 4
     step "$seconds" "$name.json" "${launch[@]}" "$QURL" bench step --device "$device" --json \
-        "${shape[@]}" "$@"
+        "${shape[@]}" "$@" && return
+    [ "$count" -eq 1 ] || [ $((SECONDS - began)) -lt "$seconds" ] || stuck=$name
 }
 checks=(python3 "$root/benches/gpu/checks.py")
 divided=(--set trainer.zero_stage=3)

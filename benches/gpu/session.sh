@@ -41,6 +41,7 @@ fi
 LIMIT=${LIMIT:-540} out=$work/machine
 . "$here/common.sh"
 summary=$results/summary.txt
+(exec "$QURL" --version) > /dev/null || { echo "QURL=$QURL does not run on this machine" >&2; exit 1; }
 begin > "$work/begin.txt" || fail kernels
 cat "$out/machine.txt" "$work/begin.txt" | tee "$summary"
 line() { # part, seconds, status, more

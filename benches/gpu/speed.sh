@@ -2,16 +2,17 @@
 # What a step costs on one GPU, part by part: decode over long contexts and in large batches, forward passes
 # alone, training, whole steps, and PyTorch's decode beside, on the same machine.
 #
-#   benches/gpu/speed.sh OUT [decode] [forward] [train] [ppo] [grpo] [memory] [torch] [spread]
+#   benches/gpu/speed.sh OUT [decode] [forward] [train] [ppo] [grpo] [memory] [torch] [spread] [old]
 #
-# The first five take four minutes (grpo two of them), memory one, torch two; spread, a step whose answers end
-# at different lengths (512 x 8, 4k in the mean, 16k at most), takes ten and is made only where it is asked
-# for.
-out=${1:?usage: benches/gpu/speed.sh OUT [decode] [forward] [train] [ppo] [grpo] [memory] [torch] [spread]}
+# The first five take four minutes (grpo two of them), memory one, torch three. Only where they are asked for:
+# spread, a step of 0.5B whose answers end at different lengths (512 x 8, 4k in the mean, 16k at most), seven
+# minutes; old, decode, forward and training with the kernels of GPUs before Hopper, two.
+all="decode forward train ppo grpo memory torch spread old"
+out=${1:?usage: benches/gpu/speed.sh OUT [PART...], of $all}
 shift
 parts=${*:-decode forward train ppo grpo memory torch}
 . "$(dirname "$0")/common.sh"
-known decode forward train ppo grpo memory torch spread
+known $all
 begin
 
 bench() { # seconds, name, benchmark, shape, more...
@@ -75,10 +76,20 @@ fi
 if wanted torch && [ "$device" = cuda ]; then
     TAIL=4 step 200 torch python3 -u "$root/benches/peers/decode_torch.py" \
         7b,64,8200 1.5b,128,16400 7b,16,32600
+    TAIL=6 step 120 torch-train python3 -u "$root/benches/peers/passes_torch.py" 1.5b
 fi
 if wanted spread; then
     size=(--prompts 512 --n 8 --length 16384)
     [ -z "$small" ] || size=(--prompts 4 --n 2 --length 32 --prompt 16)
-    bench 900 step-spread-1.5b step qwen2.5-1.5b "${size[@]}" --spread --steps 1
+    bench 500 step-spread-0.5b step qwen2.5-0.5b "${size[@]}" --spread --steps 1
+fi
+if wanted old; then
+    export QURL_CUDA_NEWEST=80
+    decode old-7b-64 qwen2.5-7b bf16,int8 int8 64 256
+    decode old-7b-64x8k qwen2.5-7b int8 int8 64 8200
+    bench 45 old-forward-8x4096 score qwen2.5-1.5b --formats bf16,int8 --batch 8 --length 4096 --rounds 2
+    bench 60 old-train-8x1024 train qwen2.5-1.5b --formats bf16 --batch 8 --length 1024 --micro-tokens 8192 \
+        --steps 3
+    unset QURL_CUDA_NEWEST
 fi
 finish

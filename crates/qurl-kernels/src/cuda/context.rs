@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// The oldest architecture with the instructions that the kernels use.
-const OLDEST: u32 = 80;
+pub(super) const OLDEST: u32 = 80;
 /// The architecture that has kernels of its own: GEMMs, and the backward pass of attention.
 pub(super) const HOPPER: u32 = 90;
 const ATTRIBUTE_SMS: c_int = 16;

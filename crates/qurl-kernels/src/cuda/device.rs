@@ -3,7 +3,7 @@
 use super::batch::CudaBatch;
 use super::canonical;
 use super::constants::TOKEN_WORDS;
-use super::context::Context;
+use super::context::{Context, OLDEST};
 use super::ffi::{self, DevicePtr};
 use super::kv::CudaKv;
 use super::memory::Buffer;
@@ -45,10 +45,22 @@ impl CudaTokens {
     }
 }
 
+/// Names the newest architecture whose instructions are used: 80 runs the kernels of older GPUs on a newer one.
+const NEWEST: &str = "QURL_CUDA_NEWEST";
+
 impl Cuda {
     /// A GPU of the machine by its number; an error where there is none or its driver or compiler is missing.
+    /// [`NEWEST`] may keep it from newer instructions.
     pub fn open(ordinal: usize) -> Result<Cuda, DeviceError> {
-        Cuda::open_as(ordinal, u32::MAX)
+        let newest = match std::env::var(NEWEST) {
+            Err(_) => u32::MAX,
+            Ok(given) => given.parse().ok().filter(|&newest| newest >= OLDEST).ok_or_else(|| {
+                let reason =
+                    format!("{NEWEST} is {given:?}, expected 80 (for compute capability 8.0) or more");
+                DeviceError::Unavailable { device: format!("cuda:{ordinal}"), reason }
+            })?,
+        };
+        Cuda::open_as(ordinal, newest)
     }
 
     /// The same, with instructions of at most the architecture `newest` (80 for compute capability 8.0): how

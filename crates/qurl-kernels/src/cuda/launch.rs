@@ -246,7 +246,7 @@ impl CudaQueue {
     /// Launches a kernel.
     pub(super) fn launch<A: Arguments>(&mut self, kernel: Kernel<A>, launch: Launch, args: A) {
         let Launch { grid, threads, shared } = launch;
-        if grid.contains(&0) {
+        if grid.contains(&0) || self.has_failed() {
             return;
         }
         let function = match self.context.function(kernel.id, shared) {

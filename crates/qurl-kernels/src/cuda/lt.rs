@@ -112,6 +112,9 @@ impl Lt {
 
     fn run(&mut self, queue: &mut CudaQueue, shape: Shape, a: DevicePtr, b: DevicePtr, d: DevicePtr) -> bool {
         let Some(library) = &self.library else { return true };
+        if queue.has_failed() {
+            return true;
+        }
         if !self.plans.contains_key(&shape) {
             let plan = plan(library, self.handle, shape);
             self.plans.insert(shape, plan);

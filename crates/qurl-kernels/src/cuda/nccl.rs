@@ -125,28 +125,21 @@ impl Clique {
     }
 
     /// Everyone's pieces of these tensors to all ranks, in place: those of even pieces by NCCL's own
-    /// algorithm, small and uneven ones as one group of messages.
+    /// algorithm, small and uneven ones by messages, all of a block as one group, which NCCL runs together.
     pub(super) fn all_gather(
         &self,
         queue: Handle,
         done: &Event,
         tensors: &[(Pieces, DevicePtr)],
     ) -> Result<(), DeviceError> {
-        let (even, uneven): (Vec<_>, Vec<_>) = tensors.iter().partition(|(pieces, _)| pieces.even());
         self.after(queue, done, |parts| {
-            for (pieces, tensor) in even {
-                let own = pieces.range(self.rank);
-                let mine = tensor + own.start as u64;
-                // SAFETY: the caller's tensor has the pieces; in place, as NCCL allows: the sent piece is
-                // where it will be received.
-                let status = unsafe {
-                    (self.nccl.all_gather)(at(mine), at(*tensor), own.len(), BYTES, parts.comm, parts.stream)
-                };
-                self.nccl.done("ncclAllGather", status, parts.comm)?;
-            }
             self.group(parts, |group| {
-                for (pieces, tensor) in uneven {
+                for (pieces, tensor) in tensors {
                     let own = pieces.range(self.rank);
+                    if pieces.even() {
+                        group.all_gather(tensor + own.start as u64, *tensor, own.len())?;
+                        continue;
+                    }
                     for peer in (0..self.size).filter(|&peer| peer != self.rank) {
                         let theirs = pieces.range(peer);
                         group.send(tensor + own.start as u64, own.len(), peer)?;
@@ -280,7 +273,7 @@ impl Clique {
         self.context.done("marking a stream", status)
     }
 
-    /// Sends and receives that run at the same time.
+    /// Exchanges that run at the same time.
     fn group(
         &self,
         parts: &Parts,
@@ -341,6 +334,15 @@ impl Group<'_> {
         // SAFETY: as above.
         let status = unsafe { (self.nccl.recv)(at(into), bytes, BYTES, from as c_int, comm, stream) };
         self.nccl.done(&format!("ncclRecv from rank {from}"), status, comm)
+    }
+
+    /// `bytes` of every rank, one after the other; in place, where the own ones are already there.
+    fn all_gather(&self, own: DevicePtr, all: DevicePtr, bytes: usize) -> Result<(), CollectiveError> {
+        let Parts { comm, stream, .. } = *self.parts;
+        // SAFETY: the caller's tensor has the bytes of all ranks; in place, as NCCL allows: the sent piece is
+        // where it will be received.
+        let status = unsafe { (self.nccl.all_gather)(at(own), at(all), bytes, BYTES, comm, stream) };
+        self.nccl.done("ncclAllGather", status, comm)
     }
 }
 

@@ -145,6 +145,12 @@ impl CudaQueue {
         self.error.clone().map_or(Ok(()), Err)
     }
 
+    /// Whether an error was kept. Nothing is issued then: addresses may be 0 where memory was short, and a
+    /// kernel that touches them would end the whole context, with a message that hides the first.
+    pub(super) fn has_failed(&self) -> bool {
+        self.error.is_some()
+    }
+
     /// Makes the context current in this thread.
     pub(super) fn bind(&mut self) {
         let bound = self.context.bind();

@@ -145,7 +145,7 @@ impl CudaQueue {
 
     /// A copy inside the device's memory.
     pub(super) fn copy_bytes(&mut self, from: DevicePtr, to: DevicePtr, bytes: usize) {
-        if bytes == 0 {
+        if bytes == 0 || self.has_failed() {
             return;
         }
         self.bind();
@@ -156,7 +156,7 @@ impl CudaQueue {
 
     /// Sets bytes.
     pub(super) fn fill_bytes(&mut self, to: DevicePtr, byte: u8, bytes: usize) {
-        if bytes == 0 {
+        if bytes == 0 || self.has_failed() {
             return;
         }
         self.bind();
@@ -168,13 +168,19 @@ impl CudaQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::counting::GpuProfile;
+    use super::super::context::Context;
+    use super::super::counting::{self, GpuProfile};
     use super::super::device::Cuda;
+    use super::super::ffi::{Driver, Handle, LaunchConfig, Status};
+    use super::super::kernels;
+    use super::super::launch::Launch;
     use super::super::queue::Needs;
     use super::super::staging::ListKind;
     use super::*;
     use crate::{Device, Queue};
+    use std::ffi::c_void;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn queue() -> CudaQueue {
         Arc::new(Cuda::counting_as(&GpuProfile::h200())).queue().expect("a queue")
@@ -198,6 +204,43 @@ mod tests {
         assert_eq!(queue.stage_list(key(1), || panic!("it is there")), first);
         let other = queue.stage_list(key(2), || vec![0; 64]);
         assert!(other >= first + 4 * 64);
+    }
+
+    /// A kernel at address 0 would end the context, and hide that memory was short.
+    #[test]
+    fn nothing_is_issued_after_an_error() {
+        static ISSUED: AtomicUsize = AtomicUsize::new(0);
+        unsafe extern "C" fn copy(_: DevicePtr, _: DevicePtr, _: usize, _: Handle) -> Status {
+            ISSUED.fetch_add(1, Ordering::Relaxed);
+            0
+        }
+        unsafe extern "C" fn fill8(_: DevicePtr, _: u8, _: usize, _: Handle) -> Status {
+            ISSUED.fetch_add(1, Ordering::Relaxed);
+            0
+        }
+        unsafe extern "C" fn launch(
+            _: *const LaunchConfig,
+            _: Handle,
+            _: *mut *mut c_void,
+            _: *mut *mut c_void,
+        ) -> Status {
+            ISSUED.fetch_add(1, Ordering::Relaxed);
+            0
+        }
+        let driver = Driver { copy, fill8, launch, ..counting::driver() };
+        let context = Context::counting(driver, &GpuProfile::h200());
+        let mut queue = Arc::new(Cuda::of(Arc::new(context))).queue().expect("a queue");
+        let issue = |queue: &mut CudaQueue| {
+            let before = ISSUED.load(Ordering::Relaxed);
+            queue.copy_bytes(1, 2, 3);
+            queue.fill_bytes(1, 0, 2);
+            let args = kernels::SquarePartials { x: 1, count: 2, per: 3, partials: 4 };
+            queue.launch(kernels::square_partials, Launch::blocks(1, 256), args);
+            ISSUED.load(Ordering::Relaxed) - before
+        };
+        assert_eq!(issue(&mut queue), 3);
+        queue.fail("memory is short".to_string());
+        assert_eq!(issue(&mut queue), 0);
     }
 
     /// Inside of an operation inputs never overlap, however large: the ring begins anew between two
