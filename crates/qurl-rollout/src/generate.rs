@@ -1,10 +1,9 @@
-//! The engine as one call: all requests at once, groups in their order.
+//! The engine as one call: all requests at once, groups in their order or as they finish.
 
 use crate::engine::Engine;
 use crate::error::RolloutError;
 use crate::request::{Group, Request, RequestId};
 use qurl_kernels::Device;
-use std::collections::BTreeMap;
 
 impl<D: Device> Engine<D> {
     /// Serves all requests and returns their groups in the same order. If one of them is refused or fails,
@@ -15,6 +14,22 @@ impl<D: Device> Engine<D> {
         queue: &mut D::Queue,
         requests: &[Request],
     ) -> Result<Vec<Group>, RolloutError> {
+        let mut groups: Vec<Option<Group>> = requests.iter().map(|_| None).collect();
+        self.generate_each(queue, requests, &mut |number, group| {
+            groups[number] = Some(group);
+            true
+        })?;
+        Ok(groups.into_iter().flatten().collect())
+    }
+
+    /// The same, where `give` gets every group as soon as it is finished, with the number of its request.
+    /// Where it answers that no more are wanted, the requests that are left are dropped.
+    pub fn generate_each(
+        &mut self,
+        queue: &mut D::Queue,
+        requests: &[Request],
+        give: &mut dyn FnMut(usize, Group) -> bool,
+    ) -> Result<(), RolloutError> {
         for request in requests {
             self.check(request)?;
         }
@@ -22,38 +37,37 @@ impl<D: Device> Engine<D> {
         for request in requests {
             ids.push(self.submit(request.clone())?);
         }
-        let mut groups = BTreeMap::new();
-        let result = self.run(queue, &ids, &mut groups);
-        if let Err(error) = result {
-            for &id in &ids {
-                self.cancel(id);
-            }
-            return Err(error);
+        let mut others = Vec::new();
+        let result = self.run(queue, &ids, give, &mut others);
+        self.put_back(others);
+        // What has finished is not there any more.
+        for &id in &ids {
+            self.cancel(id);
         }
-        Ok(ids.iter().filter_map(|id| groups.remove(id)).collect())
+        result
     }
 
     fn run(
         &mut self,
         queue: &mut D::Queue,
         ids: &[RequestId],
-        groups: &mut BTreeMap<RequestId, Group>,
+        give: &mut dyn FnMut(usize, Group) -> bool,
+        others: &mut Vec<Group>,
     ) -> Result<(), RolloutError> {
-        let mut others = Vec::new();
-        while groups.len() < ids.len() {
+        let (mut given, mut wanted) = (0, true);
+        while wanted && given < ids.len() {
             let stepped = self.step(queue).map(|_| ());
             for group in self.finished() {
                 match ids.binary_search(&group.request) {
-                    Ok(_) => _ = groups.insert(group.request, group),
+                    Ok(number) => {
+                        given += 1;
+                        wanted = wanted && give(number, group);
+                    }
                     Err(_) => others.push(group),
                 }
             }
-            if let Err(error) = stepped {
-                self.put_back(others);
-                return Err(error);
-            }
+            stepped?;
         }
-        self.put_back(others);
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 //! random numbers belong to a problem's number, so it does not matter who samples it.
 
 mod exchange;
+mod judging;
 
 pub use exchange::Trouble;
 pub(crate) use exchange::is_not_finite;
@@ -18,7 +19,6 @@ use qurl_tasks::reward::RewardError;
 use qurl_tasks::task::{Attempt, Problem, Split, Task, Verdict};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::time::Instant;
 
 /// Why problems could not be solved.
 #[derive(Debug, thiserror::Error)]
@@ -143,7 +143,7 @@ pub fn held_out(task: &dyn Task, wanted: u64) -> u64 {
 }
 
 /// Samples responses to all problems and judges them, each rank its part; the second result is how many
-/// seconds judging took here.
+/// seconds judging took here after the last sample.
 pub fn solve<D: Device>(
     queue: &mut D::Queue,
     engine: &mut Engine<D>,
@@ -154,11 +154,14 @@ pub fn solve<D: Device>(
     ranks: &Ranks,
 ) -> Result<(Vec<Solved>, f64), SolveError> {
     let own = ranks.part(problems.len());
-    let generate = |requests: &[Request]| Ok(engine.generate(queue, requests)?);
+    let generate = |requests: &[Request], give: &mut dyn FnMut(usize, Group) -> bool| {
+        Ok(engine.generate_each(queue, requests, give)?)
+    };
     solve_with(start, task, problems, options, own, ranks, generate)
 }
 
-/// [`solve`] where `generate` samples this rank's part of the problems.
+/// [`solve`] where `generate` samples this rank's part of the problems: it hands over groups by their numbers
+/// in this part, and ends early where it is told that no more are wanted.
 pub(crate) fn solve_with(
     start: &Start,
     task: &dyn Task,
@@ -166,16 +169,19 @@ pub(crate) fn solve_with(
     options: SolveOptions,
     own: Range<usize>,
     ranks: &Ranks,
-    generate: impl FnOnce(&[Request]) -> Result<Vec<Group>, SolveError>,
+    generate: impl FnOnce(&[Request], &mut dyn FnMut(usize, Group) -> bool) -> Result<(), SolveError>,
 ) -> Result<(Vec<Solved>, f64), SolveError> {
     let requests = requests(start, &problems, options)?;
-    let mut seconds = 0.0;
-    let responses = generate(&requests[own.clone()]).and_then(|groups| {
-        let judging = Instant::now();
-        let responses = judge(start, task, &problems[own], groups);
-        seconds = judging.elapsed().as_secs_f64();
-        responses
-    });
+    let (asked, problems_here) = (&requests[own.clone()], &problems[own]);
+    let judged = judging::beside_sampling(
+        asked.len(),
+        |give| generate(asked, give),
+        |part, groups| judge(start, task, &problems_here[part], groups),
+    );
+    let (responses, seconds) = match judged {
+        Ok((responses, seconds)) => (Ok(responses), seconds),
+        Err(error) => (Err(error), 0.0),
+    };
     let responses = exchange::gather(ranks, responses)?;
     let solved = problems.into_iter().zip(requests).zip(responses);
     let solved = solved.map(|((problem, r), responses)| Solved { problem, prompt: r.prompt, responses });

@@ -10,7 +10,7 @@ use crate::recipe::Workers;
 use crate::solve::{SolveError, SolveOptions, Solved, draw_problems, requests, solve, solve_with};
 use crate::workers::{Pool, PoolOptions, spot};
 use qurl_kernels::{Device, Queue};
-use qurl_rollout::{Request, RolloutError};
+use qurl_rollout::{Group, Request, RolloutError};
 use qurl_tasks::task::{Problem, Split};
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,10 +70,10 @@ impl<D: Device> RlTrainer<D> {
         };
         let version = engine.weights().ok_or(RolloutError::NoWeights)?.version;
         let all = 0..problems.len();
-        let generate = |requests: &[Request]| {
+        let generate = |requests: &[Request], give: &mut dyn FnMut(usize, Group) -> bool| {
             // Both closures want the engine, one at a time.
             let device = std::cell::RefCell::new((queue, engine));
-            pool.collect(
+            let groups = pool.collect(
                 version,
                 requests,
                 |own| {
@@ -84,7 +84,9 @@ impl<D: Device> RlTrainer<D> {
                     let (queue, engine) = &mut *device.borrow_mut();
                     spot::verify::<D>(queue, engine, spots, pool.same_kind()).map_err(SolveError::from)
                 },
-            )
+            )?;
+            groups.into_iter().enumerate().all(|(number, group)| give(number, group));
+            Ok(())
         };
         Ok(solve_with(start, &**task, problems, options, all, ranks, generate)?)
     }
