@@ -96,7 +96,8 @@ impl<D: Device> Models<D> {
         };
         let network = actor.packed(queue, options)?;
         taken("rollout: packed weights");
-        let mut engine = Engine::new(device.clone(), network, WeightVersion::default(), r.engine_options())?;
+        let options = r.engine_options(&*device);
+        let mut engine = Engine::new(device.clone(), network, WeightVersion::default(), options)?;
         taken("rollout: keys and values, buffers");
         if ranks.divides_weights() {
             engine.sleep()?;
@@ -141,7 +142,8 @@ impl<D: Device> Models<D> {
         let network = actor.sharing(queue, own)?;
         taken("rollout: adapters");
         let (device, version) = (queue.device().clone(), WeightVersion::default());
-        let engine = Engine::new(device, network, version, plan.rollout.engine_options())?;
+        let options = plan.rollout.engine_options(&*device);
+        let engine = Engine::new(device, network, version, options)?;
         taken("rollout: keys and values, buffers");
         Ok(Models { actor, critic: None, reference, engine, old: None, tape, straight: false })
     }

@@ -163,10 +163,11 @@ pub(super) fn check_uaq(
 fn sequence_bytes<D: Device>(device: &D, plan: &RlPlan, start: &Start) -> usize {
     let (c, r) = (&start.config, &plan.rollout);
     let format = r.kv_format().unwrap_or(NetworkOptions::inference(c, r.format).kv_format);
-    let (page_size, kv_heads, head_dim) = (r.page_size, c.num_kv_heads, c.head_dim);
+    let page_size = r.engine_options(device).page_size;
+    let (kv_heads, head_dim) = (c.num_kv_heads, c.head_dim);
     let shape = KvShape { format, pages: 1, page_size, kv_heads, head_dim };
     let page = device.kv_page_bytes(shape) * c.num_layers;
-    page * plan.longest().div_ceil(r.page_size)
+    page * plan.longest().div_ceil(page_size)
 }
 
 fn encode(start: &Start, problem: &Problem) -> Result<Vec<u32>, SolveError> {

@@ -39,7 +39,8 @@ impl<D: Device> RlTrainer<D> {
             threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
         };
         let (config, network) = (&self.start.config, *self.engine.network().options());
-        let pool = Arc::new(Pool::new(options, config, network, self.plan.rollout.engine_options(), stop));
+        let engine = self.plan.rollout.engine_options(&**self.queue.device());
+        let pool = Arc::new(Pool::new(options, config, network, engine, stop));
         self.pool = Some(pool.clone());
         pool
     }

@@ -193,7 +193,6 @@ fn engine<D: Device>(
 ) -> anyhow::Result<(Engine<D>, usize, qurl_model::ModelConfig)> {
     let LoadedModel { config, params, .. } = loaded;
     let device = queue.device().clone();
-    let is_gpu = device.info().asynchronous;
     let context = config.max_position_embeddings;
     let positions = args.max_model_len.unwrap_or(context);
     if positions > context || positions < 2 {
@@ -207,10 +206,7 @@ fn engine<D: Device>(
         Network::<D>::of_leaves(queue, &config, false, &mut leaves::<D>(&params), options).or_bad()?;
     drop(params);
     queue.synchronize()?;
-    let defaults = match is_gpu {
-        true => EngineOptions { max_num_batched_tokens: 8192, page_size: 64, ..EngineOptions::default() },
-        false => EngineOptions::default(),
-    };
+    let defaults = EngineOptions::of_device(&*device);
     let max_num_batched_tokens = args.max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens);
     let kv_bytes = match (args.kv_cache_mb, device.memory()) {
         (Some(megabytes), _) => megabytes << 20,

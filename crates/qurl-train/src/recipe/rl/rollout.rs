@@ -2,7 +2,7 @@
 
 use crate::recipe::{format_name, schema};
 use crate::workers::Without;
-use qurl_kernels::{Format, KvFormat};
+use qurl_kernels::{Device, Format, KvFormat};
 use qurl_rollout::{EngineOptions, Sampling};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -53,12 +53,16 @@ pub struct Rollout {
     pub workers: Option<Workers>,
     /// Memory for keys and values, in MiB.
     pub kv_cache_mb: usize,
-    /// Tokens of a page of keys and values.
-    pub page_size: usize,
+    /// Tokens of a page of keys and values; 64 on a GPU and 16 on a CPU, where it is not given. It changes no
+    /// bit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page_size: Option<usize>,
     /// Most responses that are sampled at the same time.
     pub max_num_seqs: usize,
-    /// Most tokens, of prompts and responses together, that are computed at once.
-    pub max_num_batched_tokens: usize,
+    /// Most tokens, of prompts and responses together, that are computed at once; 8192 on a GPU and 1024 on a
+    /// CPU, where it is not given. It changes no bit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_num_batched_tokens: Option<usize>,
 }
 
 impl Default for Rollout {
@@ -78,9 +82,9 @@ impl Default for Rollout {
             lag: 0,
             workers: None,
             kv_cache_mb: 1024,
-            page_size: 16,
+            page_size: None,
             max_num_seqs: 256,
-            max_num_batched_tokens: 1024,
+            max_num_batched_tokens: None,
         }
     }
 }
@@ -131,13 +135,14 @@ impl Rollout {
         self.version_at(step + 1)..step + 1
     }
 
-    /// Size of the engine.
-    pub fn engine_options(&self) -> EngineOptions {
+    /// Size of the engine on a device.
+    pub fn engine_options<D: Device>(&self, device: &D) -> EngineOptions {
+        let defaults = EngineOptions::of_device(device);
         EngineOptions {
             kv_bytes: self.kv_cache_mb << 20,
-            page_size: self.page_size,
+            page_size: self.page_size.unwrap_or(defaults.page_size),
             max_num_seqs: self.max_num_seqs,
-            max_num_batched_tokens: self.max_num_batched_tokens,
+            max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
             share_prefixes: false,
         }
     }

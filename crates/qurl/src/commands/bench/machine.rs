@@ -4,7 +4,6 @@ use qurl_kernels::cpu::CpuQueue;
 use qurl_kernels::cpu::peak::{self as cpu_peak, Unit};
 use qurl_kernels::cuda::{CudaQueue, peak as cuda_peak};
 use qurl_kernels::{Cpu, Cuda, Device, Format, Queue};
-use qurl_rollout::EngineOptions;
 
 /// A device whose limits can be measured.
 pub trait Machine: Device {
@@ -18,8 +17,6 @@ pub trait Machine: Device {
     fn peak_gflops(queue: &mut Self::Queue, format: Format) -> anyhow::Result<f64>;
     /// Groups of weights that are packed between two measurements of the bandwidth.
     const PACKED_TOGETHER: usize;
-    /// Size of an engine that keeps the device busy.
-    fn engine() -> EngineOptions;
 }
 
 /// The unit that bounds GEMMs in a format on the CPU.
@@ -52,10 +49,6 @@ impl Machine for Cpu {
     fn peak_gflops(queue: &mut CpuQueue, format: Format) -> anyhow::Result<f64> {
         Ok(cpu_peak::operations_per_second(queue.device().context(), unit(format)) / 1e9)
     }
-
-    fn engine() -> EngineOptions {
-        EngineOptions::default()
-    }
 }
 
 impl Machine for Cuda {
@@ -84,9 +77,5 @@ impl Machine for Cuda {
             Format::Int8 | Format::Fp8 => 2.0 * bf16,
             Format::Bf16 | Format::Fp8Block | Format::Int4 | Format::Nvfp4 => bf16,
         })
-    }
-
-    fn engine() -> EngineOptions {
-        EngineOptions { max_num_batched_tokens: 8192, page_size: 64, ..EngineOptions::default() }
     }
 }

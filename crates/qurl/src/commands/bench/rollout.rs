@@ -19,7 +19,7 @@ use crate::output::{OutputError, out};
 use crate::packing::Extent;
 use crate::system::peak_rss_mb;
 use qurl_kernels::types::KvShape;
-use qurl_kernels::{Format, Queue};
+use qurl_kernels::{Device, Format, Queue};
 use qurl_model::ModelConfig;
 use qurl_model::compute::{Network, NetworkOptions};
 use qurl_model::lora::{Lora, Modules};
@@ -56,6 +56,12 @@ pub struct Args {
     /// New tokens per prompt
     #[arg(long, default_value_t = 128)]
     new: usize,
+    /// Most tokens of a step; longer prompts are computed in chunks. As `rollout.max_num_batched_tokens`
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    max_num_batched_tokens: Option<u32>,
+    /// Tokens of a page of keys and values. As `rollout.page_size`
+    #[arg(long)]
+    page_size: Option<usize>,
     /// Runs of every format
     #[arg(long, default_value_t = 3)]
     rounds: usize,
@@ -70,6 +76,19 @@ impl Args {
     /// Tokens of a sequence before the first new one.
     fn cached(&self) -> usize {
         self.context.unwrap_or(self.prompt)
+    }
+
+    /// Size of an engine, as recipes have it on this device where nothing else is asked for; without memory.
+    fn engine<D: Device>(&self, device: &D, batch: usize) -> EngineOptions {
+        let defaults = EngineOptions::of_device(device);
+        EngineOptions {
+            page_size: self.page_size.unwrap_or(defaults.page_size),
+            max_num_batched_tokens: self
+                .max_num_batched_tokens
+                .map_or(defaults.max_num_batched_tokens, |most| most as usize),
+            max_num_seqs: batch,
+            ..defaults
+        }
     }
 }
 
@@ -237,7 +256,8 @@ fn measure<D: Machine>(
     let mut together = 0;
     for &format in &args.formats {
         let weights = 2 * config.param_count() as usize; // at most, but for f32
-        together += weights + kv_bytes::<D>(queue, config, batch, options(format));
+        let size = args.engine(&**queue.device(), batch);
+        together += weights + kv_bytes(&**queue.device(), config, options(format), size);
     }
     // An eighth of the memory for f32 weights that are packed, workspace and the driver.
     let fits = queue.device().memory().is_none_or(|memory| together < memory.free / 8 * 7);
@@ -247,7 +267,8 @@ fn measure<D: Machine>(
     for formats in groups {
         let mut engines = Vec::new();
         for &format in formats {
-            let mut engine = engine::<D>(queue, config, batch, options(format))?;
+            let size = args.engine(&**queue.device(), batch);
+            let mut engine = engine::<D>(queue, config, options(format), size)?;
             if args.context.is_some() {
                 engine.fill_pages(queue, 5)?;
             }
@@ -276,23 +297,23 @@ fn measure<D: Machine>(
 fn engine<D: Machine>(
     queue: &mut D::Queue,
     config: &ModelConfig,
-    batch: usize,
     options: NetworkOptions,
+    size: EngineOptions,
 ) -> anyhow::Result<Engine<D>> {
+    let device = queue.device().clone();
+    let kv_bytes = kv_bytes(&*device, config, options, size);
     let network = Network::random(queue, config, options, 5)?;
-    let kv_bytes = kv_bytes::<D>(queue, config, batch, options);
-    let options = EngineOptions { kv_bytes, max_num_seqs: batch, ..D::engine() };
-    Engine::new(queue.device().clone(), network, WeightVersion::default(), options).or_bad()
+    Engine::new(device, network, WeightVersion::default(), EngineOptions { kv_bytes, ..size }).or_bad()
 }
 
-/// Memory for the keys and values of a batch.
-fn kv_bytes<D: Machine>(
-    queue: &D::Queue,
+/// Memory for the keys and values of a whole batch.
+fn kv_bytes<D: Device>(
+    device: &D,
     config: &ModelConfig,
-    batch: usize,
     options: NetworkOptions,
+    size: EngineOptions,
 ) -> usize {
-    let page_size = D::engine().page_size;
+    let page_size = size.page_size;
     let shape = KvShape {
         format: options.kv_format,
         pages: 1,
@@ -301,8 +322,8 @@ fn kv_bytes<D: Machine>(
         head_dim: config.head_dim,
     };
     // Some pages more than the batch fills, as the scheduler keeps a few free.
-    let pages = batch * options.positions.div_ceil(page_size) * 51 / 50 + 2;
-    queue.device().kv_page_bytes(shape) * config.num_layers * pages
+    let pages = size.max_num_seqs * options.positions.div_ceil(page_size.max(1)) * 51 / 50 + 2;
+    device.kv_page_bytes(shape) * config.num_layers * pages
 }
 
 /// Packs the weights anew and answers one batch of prompts.

@@ -318,14 +318,14 @@ fn engine<D: Machine>(
 ) -> anyhow::Result<Engine<D>> {
     let options = NetworkOptions { positions, ..args.extent.options(config, format) };
     let network = Network::random(queue, config, options, 5)?;
-    let page_size = D::engine().page_size;
+    let size = EngineOptions::of_device(&**queue.device());
+    let page_size = size.page_size;
     let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
     let shape = KvShape { format: options.kv_format, pages: 1, page_size, kv_heads, head_dim };
     // Some pages more than the places fill, as the scheduler keeps a few free.
     let pages = args.max_num_seqs * positions.div_ceil(page_size) * 11 / 10 + 2;
     let kv_bytes = queue.device().kv_page_bytes(shape) * config.num_layers * pages;
-    let options =
-        EngineOptions { kv_bytes, max_num_seqs: args.max_num_seqs, share_prefixes: true, ..D::engine() };
+    let options = EngineOptions { kv_bytes, max_num_seqs: args.max_num_seqs, share_prefixes: true, ..size };
     Engine::new(queue.device().clone(), network, WeightVersion::default(), options).or_bad()
 }
 

@@ -26,7 +26,7 @@ use qurl_kernels::{Collective, Format, KvFormat};
 use qurl_model::compute::NetworkOptions;
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
 use qurl_model::{GenerationConfig, ModelConfig, Params, params};
-use qurl_rollout::EngineStats;
+use qurl_rollout::{EngineOptions, EngineStats};
 use qurl_train::lengths::ForcedLengths;
 use qurl_train::memory::MemoryPlan;
 use qurl_train::ranks::Ranks;
@@ -178,7 +178,7 @@ pub fn run<D: Machine>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> an
         Some(megabytes) => megabytes,
         None => cache_size(&*device, &config, &ranks, &args)?,
     };
-    let recipe = recipe::<D>(&args, kv_cache_mb)?;
+    let recipe = recipe(&args, kv_cache_mb)?;
     let plan = recipe.rl(FILE).or_bad()?;
     let ranks = Ranks::new(ranks, &recipe).or_bad()?;
     let memory = MemoryPlan::of_rl(&*device, &recipe, &plan, &config, &ranks)?;
@@ -281,10 +281,8 @@ fn zeros(config: &ModelConfig) -> Params<Vec<f32>> {
 const FILE: &str = "bench step";
 
 /// The recipe that the options describe.
-fn recipe<D: Machine>(args: &Args, kv_cache_mb: usize) -> anyhow::Result<Recipe> {
+fn recipe(args: &Args, kv_cache_mb: usize) -> anyhow::Result<Recipe> {
     let Args { prompts, n, length, prompt, format, max_num_seqs, micro_tokens, recompute, .. } = args;
-    let engine = D::engine();
-    let (page_size, rows) = (engine.page_size, engine.max_num_batched_tokens);
     let mini = prompts / args.mini_batches;
     let kv = args.kv.map_or(String::new(), |kv| format!("kv_cache = \"{}\"\n", kv.name()));
     let algorithm = match args.critic {
@@ -298,8 +296,8 @@ fn recipe<D: Machine>(args: &Args, kv_cache_mb: usize) -> anyhow::Result<Recipe>
     let text = format!(
         "[model]\npath = \"random weights\"\n\
          [data]\ntrain_batch_size = {prompts}\nmax_prompt_length = {prompt}\nmax_response_length = {length}\n\
-         [rollout]\nn = {n}\nformat = \"{format}\"\n{kv}kv_cache_mb = {kv_cache_mb}\npage_size = {page_size}\n\
-         max_num_seqs = {max_num_seqs}\nmax_num_batched_tokens = {rows}\n\
+         [rollout]\nn = {n}\nformat = \"{format}\"\n{kv}kv_cache_mb = {kv_cache_mb}\n\
+         max_num_seqs = {max_num_seqs}\n\
          [actor]\nlr = 1e-7\nppo_mini_batch_size = {mini}\n\
          [run]\ntotal_steps = {}\nupdate_metrics_freq = 0\n\
          [trainer]\nmicro_tokens = {micro_tokens}\nrecompute = {recompute}\n\
@@ -320,10 +318,11 @@ fn cache_size<D: Machine>(
     let longest = args.prompt + args.length;
     let token = 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim; // at most, in f32
     let sequences = args.max_num_seqs.min(args.prompts * args.n) + 1;
-    let wanted = (token * longest.next_multiple_of(D::engine().page_size) * sequences).div_ceil(1 << 20);
+    let page_size = EngineOptions::of_device(device).page_size;
+    let wanted = (token * longest.next_multiple_of(page_size) * sequences).div_ceil(1 << 20);
     let Some(memory) = device.memory() else { return Ok(wanted) };
-    let one = (token * (longest + D::engine().page_size)).div_ceil(1 << 20);
-    let recipe = recipe::<D>(args, one)?;
+    let one = (token * (longest + page_size)).div_ceil(1 << 20);
+    let recipe = recipe(args, one)?;
     let ranks = Ranks::new(ranks.clone(), &recipe).or_bad()?;
     let rest = MemoryPlan::of_rl(device, &recipe, &recipe.rl(FILE).or_bad()?, config, &ranks)?.total();
     let left = memory.free.saturating_sub(rest + DRIVER) >> 20;

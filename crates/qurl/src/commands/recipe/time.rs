@@ -8,7 +8,7 @@
 
 use super::calibration::{Costs, RolloutWorkload, Workload, measure, page_bytes};
 use crate::commands::bench::machine::Machine;
-use qurl_kernels::Queue;
+use qurl_kernels::{Device, Queue};
 use qurl_model::ModelConfig;
 use qurl_model::compute::TapeOptions;
 use qurl_rollout::EngineOptions;
@@ -71,7 +71,7 @@ pub fn of_rl<D: Machine>(
 ) -> anyhow::Result<Vec<StepTime>> {
     let (longest, n) = plan.sizes_at(1);
     let estimate = |response| {
-        let mut step = RlStep::of(recipe, plan, n, prompt, response);
+        let mut step = RlStep::of(&**queue.device(), recipe, plan, n, prompt, response);
         step.fit_cache(page_bytes(&**queue.device(), config, step.rollout));
         let costs = measure::<D>(queue, config, step.workload())?;
         Ok(step.time(&costs, plan))
@@ -123,13 +123,21 @@ struct RlStep {
 }
 
 impl RlStep {
-    fn of(recipe: &Recipe, plan: &RlPlan, n: usize, prompt: usize, response: usize) -> RlStep {
+    fn of<D: Device>(
+        device: &D,
+        recipe: &Recipe,
+        plan: &RlPlan,
+        n: usize,
+        prompt: usize,
+        response: usize,
+    ) -> RlStep {
         let (r, compute) = (&plan.rollout, recipe.trainer.compute);
         let prompts = plan.data.train_batch_size;
+        let engine = r.engine_options(device);
         let engine = EngineOptions {
             max_num_seqs: r.max_num_seqs.min(prompts * n),
-            max_num_batched_tokens: r.max_num_batched_tokens.min(prompts * prompt).max(1),
-            ..r.engine_options()
+            max_num_batched_tokens: engine.max_num_batched_tokens.min(prompts * prompt).max(1),
+            ..engine
         };
         let tape = plan.tape(&recipe.trainer);
         let learned = plan.actor.ppo_mini_batch_size * n * (prompt + response);
@@ -307,7 +315,7 @@ mod tests {
             Costs { score: 1.0, learn: 10.0, update: 100.0, quantize: 7.0, prefill: 3.0, decode: 1000.0 };
         let time = |overrides: &[&str], page_bytes: usize| {
             let (recipe, plan) = recipe(overrides);
-            let mut step = RlStep::of(&recipe, &plan, 4, 4, 16);
+            let mut step = RlStep::of(&Cpu::new(Level::Scalar, 1), &recipe, &plan, 4, 4, 16);
             step.fit_cache(page_bytes);
             step.time(&costs, &plan)
         };
