@@ -38,7 +38,7 @@ pub use task::{DatasetSource, TaskSource, TaskSourceError};
 pub use trainer::{Forward, Trainer};
 
 pub(crate) use error::Check;
-pub(crate) use names::{device_name, format_name};
+pub(crate) use names::{device_name, format_name, recompute_name};
 pub(crate) use trainer::is_false;
 
 use schemars::JsonSchema;

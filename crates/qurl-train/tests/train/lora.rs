@@ -266,7 +266,7 @@ fn all_of_7b_fits_one_large_gpu_and_a_plan_that_does_not_fit_says_what_would() {
     let error = plan.check_rl(&gpu, &recipe, &rl, &config, &ranks).expect_err("too large").to_string();
     let place = |key: &str| error.find(&format!("; with {key}")).unwrap_or_else(|| panic!("{key}: {error}"));
     let (once, offload) = (place("trainer.pack_once = true"), place("actor.optim.offload = true as well"));
-    assert!(once < offload && offload < place("trainer.recompute = true as well"), "{error}");
+    assert!(once < offload && offload < place("trainer.recompute = \"mlp\" as well"), "{error}");
 }
 
 #[test]
