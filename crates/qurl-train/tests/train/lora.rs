@@ -6,6 +6,7 @@ use qurl_kernels::cuda::counting::GpuProfile;
 use qurl_kernels::{Cpu, Cuda, Device};
 use qurl_model::config::Dims;
 use qurl_model::hf::peft;
+use qurl_model::params::{DenseMlp, MlpParams};
 use qurl_model::{Dtype, Family, ModelConfig, Params};
 use qurl_train::checkpoint::{Keep, ModelFiles, Store};
 use qurl_train::memory::MemoryPlan;
@@ -107,6 +108,31 @@ fn a_run_with_adapters_resumes_with_the_same_bits_from_a_directory_of_peft() {
             records.iter().map(|record| record.mismatch.expect("tokens").rho_max > 1.0).collect();
         assert_eq!(off, [false, noise, noise]);
     }
+}
+
+/// The base is read from its directory again when a run resumes: other weights of the same sizes there are
+/// noticed, and what an old checkpoint does not say is said.
+#[test]
+fn a_base_that_was_changed_is_noticed_by_its_weights_when_a_run_resumes() {
+    let scratch = Scratch::new();
+    let base_dir = scratch.path("base");
+    base(&base_dir);
+    let recipe = recipe(&base_dir, &["rollout.format=int8"]);
+    let mut first = trainer(&recipe);
+    let snapshot = first.snapshot(&recipe.to_toml()).expect("snapshot");
+    let mut old = snapshot.clone();
+    old.state.base = None;
+    let warning = trainer(&recipe).restore(old).expect("restored").expect("a warning");
+    assert!(warning.contains("older version") && warning.contains("base"), "{warning}");
+    assert_eq!(trainer(&recipe).restore(snapshot.clone()).expect("restored"), None);
+    // One number of one matrix, by one bit.
+    let mut start = Start::load(&base_dir).expect("a model");
+    let MlpParams::Dense(DenseMlp { down, .. }) = &mut start.weights.layers[1].mlp;
+    down[7] = f32::from_bits(down[7].to_bits() ^ 1);
+    ModelFiles::of(&start).save(&base_dir, &start.config, &start.weights, Dtype::F32).expect("saved");
+    let error = trainer(&recipe).restore(snapshot).expect_err("another base").to_string();
+    let expected = [base_dir.to_str().expect("a path"), "1 of ", "down", "lora.path"];
+    assert!(expected.iter().all(|part| error.contains(part)), "{error}");
 }
 
 /// Where training starts is what it falls back on: the adapters, where it continues from some.
