@@ -46,8 +46,8 @@ pub struct Trainer {
     /// none.
     pub save_freq: u64,
     /// Most memory of the device that a run may take, in MiB, with the driver's share: a run whose plan needs
-    /// more is refused, as one that the device does not hold. By default all that is free. On a CPU it is the
-    /// machine's memory.
+    /// more is refused, as one that the device does not hold, and on a GPU so is what it would allocate
+    /// beyond it later on. By default all that is free. On a CPU it is the machine's memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_budget_mb: Option<usize>,
     /// How many of the newest checkpoints are kept; a run resumes from the newest.

@@ -59,6 +59,7 @@ impl<'a, D: Device> SftTrainer<'a, D> {
             adamw: sft.optim,
             lora: recipe.lora_options(),
         };
+        device.limit_memory(recipe.memory_limit());
         let mut queue = device.queue()?;
         let mut learner = Learner::from_start(&mut queue, &start.config, start.learner(), options, ranks)?;
         learner.work(&mut queue)?;
