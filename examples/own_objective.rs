@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 
 use qurl_kernels::{Cpu, Device, DeviceError, Format, Rounding};
-use qurl_model::compute::{Network, NetworkOptions, TapeOptions, Targets, whole_batch};
+use qurl_model::compute::{Network, NetworkOptions, Recompute, TapeOptions, Targets, whole_batch};
 use qurl_model::{Dims, Family, ModelConfig, params};
 use qurl_rollout::{Engine, EngineOptions, Request, SampleKey, WeightVersion};
 use qurl_train::learner::{Learner, LearnerOptions, LossGradient, LossScope};
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // The policy in full precision, and its quantized copy that samples.
     let positions = 1 + LENGTH;
-    let tape = TapeOptions { rows: SAMPLES * positions, sequences: SAMPLES, recompute: false };
+    let tape = TapeOptions { rows: SAMPLES * positions, sequences: SAMPLES, recompute: Recompute::None };
     let options = LearnerOptions {
         lora: None,
         compute: Format::F32,

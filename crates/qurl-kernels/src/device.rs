@@ -33,6 +33,15 @@ pub struct DeviceMemory {
     pub on_host: usize,
 }
 
+/// What may be allocated of a device's own memory at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// Bytes at a time.
+    pub bytes: usize,
+    /// What set it, as errors name it: a key of a recipe.
+    pub set_by: &'static str,
+}
+
 /// Something that computes: a CPU with its threads, a GPU. It allocates and says what it is; it may be shared
 /// by threads, each with a [`Queue`] of its own.
 ///
@@ -88,6 +97,9 @@ pub trait Device: Send + Sync + Sized + 'static {
     fn info(&self) -> DeviceInfo;
     /// Its memory, where it has its own.
     fn memory(&self) -> Option<DeviceMemory>;
+    /// Refuses allocations beyond a limit from now on, where the device has memory of its own; `None` is
+    /// none.
+    fn limit_memory(&self, limit: Option<MemoryLimit>);
     /// A device on which nothing is computed and whose allocations are counted: a run's memory plan is what
     /// the real constructors and operations take there. It is like this one, or a large GPU where this one
     /// has no memory of its own.

@@ -225,9 +225,32 @@ pub struct LinearBackward<'a, D: Device> {
     pub dx: Option<&'a mut D::Tensor>,
 }
 
+/// What an [`Mlp`] computes. What is kept is for the backward pass; quantized weights keep for one through
+/// weights of the kept format.
+pub enum MlpPass<'a, D: Device> {
+    /// `x` is updated, and nothing is kept.
+    Forward,
+    /// `x` is updated, and what the backward pass needs is kept.
+    Keep(&'a mut D::KeptMlp),
+    /// What [`MlpPass::Keep`] keeps, bit for bit, and no more: `x` stays, since the backward pass never reads
+    /// the output of the down projection, which is a third of the GEMMs.
+    KeepOnly(&'a mut D::KeptMlp),
+}
+
+impl<'a, D: Device> MlpPass<'a, D> {
+    /// Where to keep, and whether that is all there is to do.
+    pub(crate) fn split(self) -> (Option<&'a mut D::KeptMlp>, bool) {
+        match self {
+            MlpPass::Forward => (None, false),
+            MlpPass::Keep(kept) => (Some(kept), false),
+            MlpPass::KeepOnly(kept) => (Some(kept), true),
+        }
+    }
+}
+
 /// `x += swiglu(norm(x) gate_up^T) down^T`: a block's dense MLP.
 pub struct Mlp<'a, D: Device> {
-    /// [T, d], read and updated.
+    /// [T, d], read, and updated unless the pass only keeps.
     pub x: &'a mut D::Tensor,
     /// Rows T.
     pub rows: usize,
@@ -241,9 +264,8 @@ pub struct Mlp<'a, D: Device> {
     pub gate_up_adapter: Option<Adapter<'a, D>>,
     /// Adapter of the down projection.
     pub down_adapter: Option<Adapter<'a, D>>,
-    /// Takes what the backward pass needs. Quantized weights keep for a backward pass through weights of the
-    /// kept format.
-    pub kept: Option<&'a mut D::KeptMlp>,
+    /// What is computed and kept.
+    pub pass: MlpPass<'a, D>,
 }
 
 /// Backward of [`Mlp`]. Gradients of weights are added to, and `None` where they are frozen.

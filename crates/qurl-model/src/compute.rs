@@ -22,5 +22,5 @@ pub use infer::{Inference, score};
 pub use leaves::{Base, BaseLeaves, Leaves};
 pub use network::{Block, Network, NetworkOptions, random_leaf};
 pub use qurl_kernels::types::Batch;
-pub use train::{Tape, TapeOptions};
+pub use train::{Recompute, Tape, TapeOptions};
 pub use weights::{BlockGradients, GradientSink, Part, Weights, idle_forward, idle_training};

@@ -11,6 +11,7 @@ use crate::recipe::{Forward, Recipe, RlPlan, Trainer, Updates};
 use qurl_kernels::collective::Moved;
 use qurl_kernels::types::SQUARES_BLOCK;
 use qurl_kernels::{Format, KvFormat};
+use qurl_model::compute::Recompute;
 use qurl_model::{Lora, ModelConfig, ParamInfo, Params, params};
 
 /// Bytes of a number of gradients and weights.
@@ -235,16 +236,29 @@ pub fn step_time(
 ) -> StepTime {
     let (size, parts) = (config.param_count() as f64, ranks as f64);
     let tokens = work.tokens() as f64 / parts;
-    let operations = |of: &Updates| of.ppo_epochs as f64 * if recipe.trainer.recompute { 8.0 } else { 6.0 };
+    let of_pass = 6.0 * size + computed_again(recipe.trainer.recompute, config);
+    let operations = |of: &Updates| of.ppo_epochs as f64 * of_pass;
     let trained = operations(&plan.actor) + plan.critic.as_ref().map_or(0.0, operations);
     let scored =
         2.0 * (1 + usize::from(plan.algorithm.needs_reference()) + usize::from(plan.critic.is_some())) as f64;
     StepTime {
         rollout: rollout_time(plan, config, work, parts, on),
         scoring: scored * size * tokens / on.flops,
-        training: trained * size * tokens / on.flops,
+        training: trained * tokens / on.flops,
         exchange: exchange_time(plan, config, recipe, work, ranks, on),
     }
+}
+
+/// Operations for a token that the backward pass does a second time, in GEMMs of all blocks but the last.
+fn computed_again(recompute: Recompute, config: &ModelConfig) -> f64 {
+    let d = config.hidden_size;
+    let gate_up = 2 * config.intermediate_size * d;
+    let weights = match recompute {
+        Recompute::None => 0,
+        Recompute::Mlp => gate_up,
+        Recompute::Block => gate_up + d * (config.qkv_dim() + config.q_dim()),
+    };
+    2.0 * (weights * (config.num_layers - 1)) as f64
 }
 
 /// Prefill is arithmetic. A step of decoding reads all weights and the keys and values of its sequences;
@@ -347,14 +361,23 @@ mod tests {
         let config = ModelConfig::named("qwen2.5-7b").expect("a shape");
         let (work, on) = (Work::of(&plan), Cluster::default());
         assert_eq!((work.responses, work.prompt, work.response, work.longest), (8192, 1024, 4096, 8192));
-        assert!(recipe.trainer.recompute);
+        assert_eq!(recipe.trainer.recompute, Recompute::Block);
         let time = |ranks| step_time(&plan, &config, &recipe, &work, ranks, &on);
         let alone = time(1);
         assert_eq!(alone.exchange, 0.0);
-        // 8 P operations for each token, at the given rate.
+        // 6 P operations for each token, at the given rate, and 2 for each weight that is used a second time:
+        // those of 27 of 28 blocks but for their down projections.
         let tokens = (8192 * (1024 + 4096)) as f64;
-        let expected = 8.0 * config.param_count() as f64 * tokens / on.flops;
-        assert!((alone.training / expected - 1.0).abs() < 1e-12);
+        let (d, f, qkv) = (3584.0, 18_944.0, 4608.0);
+        let of_pass =
+            |again: f64| (6.0 * config.param_count() as f64 + 2.0 * 27.0 * again) * tokens / on.flops;
+        let close = |time: StepTime, again: f64| (time.training / of_pass(again) - 1.0).abs() < 1e-12;
+        assert!(close(alone, d * (qkv + d + 2.0 * f)));
+        for (recompute, again) in [(Recompute::Mlp, 2.0 * d * f), (Recompute::None, 0.0)] {
+            let trainer = Trainer { recompute, ..recipe.trainer.clone() };
+            let with = Recipe { trainer, ..recipe.clone() };
+            assert!(close(step_time(&plan, &config, &with, &work, 1, &on), again), "{recompute}");
+        }
         let mut last = (alone.total(), 1.0);
         for ranks in [2, 4, 8, 16, 32, 64] {
             let total = time(ranks).total();

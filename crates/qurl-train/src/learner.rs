@@ -52,6 +52,8 @@ pub struct Learner<D: Device> {
     passes: usize,
     /// Passes so far.
     passed: Passes,
+    /// Checksums of the frozen base's leaves, where adapters are trained beside one.
+    base: Option<Vec<u64>>,
 }
 
 impl<D: Device> Learner<D> {
@@ -116,6 +118,7 @@ impl<D: Device> Learner<D> {
             taken("gradients");
         }
         let network = options.network(config);
+        let mut sums = None;
         let net = match options.lora {
             None if ranks.divides_weights() => {
                 Network::without_blocks(queue, config, value_head, &mut master, network)?
@@ -123,8 +126,9 @@ impl<D: Device> Learner<D> {
             None => Network::of_leaves(queue, config, value_head, &mut master, network)?,
             Some(_) => {
                 let zeros: Vec<usize> = params::shapes(config, false).iter().map(ParamInfo::len).collect();
-                let mut base = BaseLeaves::new(base.unwrap_or(Base::Zeros(&zeros)));
+                let mut base = BaseLeaves::summed(base.unwrap_or(Base::Zeros(&zeros)));
                 let mut net = Network::of_leaves(queue, config, false, &mut base, network)?;
+                sums = Some(base.into_sums());
                 net.refresh_leaves(queue, &mut master, Rounding::Nearest)?;
                 net
             }
@@ -158,6 +162,7 @@ impl<D: Device> Learner<D> {
             ranks,
             passes,
             passed,
+            base: sums,
         })
     }
 
@@ -176,6 +181,12 @@ impl<D: Device> Learner<D> {
         if self.slot.is_some() {
             (self.tape, self.grads) = (None, None);
         }
+    }
+
+    /// Checksums of the frozen base's leaves, in the order of [`Params`], where adapters are trained beside
+    /// one.
+    pub fn base_sums(&self) -> Option<&[u64]> {
+        self.base.as_deref()
     }
 
     /// Who trains it.

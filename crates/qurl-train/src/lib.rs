@@ -30,6 +30,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod base;
 pub mod best;
 pub mod checkpoint;
 pub mod compare;

@@ -203,7 +203,8 @@ impl MemoryPlan {
                 };
                 let what = format!(
                     "this run: {self}, and {} MiB for the driver; lower trainer.micro_tokens or \
-                     rollout.kv_cache_mb, or set trainer.recompute or trainer.pack_once",
+                     rollout.kv_cache_mb, or set trainer.recompute (\"mlp\" or \"block\") or \
+                     trainer.pack_once",
                     DRIVER_RESERVE >> 20
                 );
                 Err(DeviceError::OutOfMemory { device, need: self.total(), what })
@@ -244,7 +245,7 @@ impl MemoryPlan {
                 };
                 let what = format!(
                     "this run: {plan}; lower trainer.micro_tokens or rollout.kv_cache_mb, or set \
-                     trainer.recompute or trainer.pack_once"
+                     trainer.recompute (\"mlp\" or \"block\") or trainer.pack_once"
                 );
                 Err(DeviceError::OutOfMemory { device, need, what })
             }
@@ -273,12 +274,13 @@ mod tests {
     use qurl_kernels::cpu::level::Level;
     use qurl_kernels::types::MomentFormat;
     use qurl_kernels::{Cpu, Format};
+    use qurl_model::compute::Recompute;
 
     #[test]
     fn a_plan_names_its_parts_and_their_sum() {
         let cpu = Cpu::new(Level::best(), 1);
         let config = ModelConfig::named("qwen2.5-0.5b").expect("a known shape");
-        let tape = TapeOptions { rows: 4096, sequences: 8, recompute: false };
+        let tape = TapeOptions { rows: 4096, sequences: 8, recompute: Recompute::None };
         let options = LearnerOptions {
             compute: Format::Bf16,
             positions: 512,
@@ -344,8 +346,15 @@ mod tests {
         let [once, twice] = [&once, &plan].map(|plan| part(plan, "model: packed weights"));
         let blocks = parameters - config.vocab_size * config.hidden_size;
         assert!((twice - once).abs_diff(2 * blocks) < blocks / 50, "{twice} and {once}");
-        let recomputed = LearnerOptions { tape: TapeOptions { recompute: true, ..tape }, ..options };
-        let recomputed = MemoryPlan::of_learner(&cpu, &config, recomputed, &Ranks::alone()).expect("a plan");
-        assert!(part(&recomputed, "model: activations") < part(&plan, "model: activations") / 4);
+        let [mlp, block] = [Recompute::Mlp, Recompute::Block].map(|recompute| {
+            let options = LearnerOptions { tape: TapeOptions { recompute, ..tape }, ..options };
+            let plan = MemoryPlan::of_learner(&cpu, &config, options, &Ranks::alone()).expect("a plan");
+            part(&plan, "model: activations")
+        });
+        let all = part(&plan, "model: activations");
+        assert!(block < all / 4);
+        // Of what MLPs keep there is one layer's left.
+        let layers = config.num_layers;
+        assert!((all - mlp).abs_diff(kept / layers * (layers - 1)) < kept / layers / 50, "{all} and {mlp}");
     }
 }

@@ -38,9 +38,11 @@ pub use task::{DatasetSource, TaskSource, TaskSourceError};
 pub use trainer::{Forward, Trainer};
 
 pub(crate) use error::Check;
-pub(crate) use names::{device_name, format_name};
+pub(crate) use names::{device_name, format_name, recompute_name};
 pub(crate) use trainer::is_false;
 
+use crate::memory::DRIVER_RESERVE;
+use qurl_kernels::device::MemoryLimit;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use source::Source;
@@ -181,6 +183,12 @@ impl Recipe {
     /// Most bytes of the device's memory that a run may take, where there is a limit.
     pub fn memory_budget(&self) -> Option<usize> {
         self.trainer.memory_budget_mb.map(|megabytes| megabytes << 20)
+    }
+
+    /// What a run may allocate by that on a device with memory of its own: the driver has its share, too.
+    pub fn memory_limit(&self) -> Option<MemoryLimit> {
+        let bytes = self.memory_budget()?.saturating_sub(DRIVER_RESERVE);
+        Some(MemoryLimit { bytes, set_by: "trainer.memory_budget_mb" })
     }
 
     /// `[task]`; an error where it is missing.

@@ -123,6 +123,7 @@ impl<D: Device> RlTrainer<D> {
         let measures = plan.run.update_metrics_freq > 0 && start.adapters.is_none();
         let measured = measures.then(|| start.weights.clone());
         prepare::check_context(&plan, recipe, file, &start.config)?;
+        device.limit_memory(recipe.memory_limit());
         let mut queue = device.queue()?;
         let Models { actor, critic, reference, engine, old, tape, straight } =
             Models::new(&mut queue, recipe, &plan, &start.config, &ranks, Some(&start), &mut |_| ())?;

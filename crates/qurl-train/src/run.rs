@@ -78,6 +78,8 @@ pub struct Run<D: Device> {
     before: Tested,
     /// The evaluation after the last step, if there was one.
     tested: Option<Tested>,
+    /// What a user should know of the checkpoint, before the next step.
+    warning: Option<String>,
 }
 
 impl<D: Device> Run<D> {
@@ -97,13 +99,13 @@ impl<D: Device> Run<D> {
         let newest = from.as_ref().map(|(step, _)| *step);
         let mut keeper =
             Keeper::new(store, ModelFiles::of(trainer.start()), &ranks, newest, recipe.trainer.save_freq);
-        let mut before = None;
+        let (mut before, mut warning) = (None, None);
         match &from {
             Some((_, path)) => {
                 let snapshot =
                     Snapshot::read(path, &trainer.start().config, &ranks).map_err(RunError::Resume)?;
                 before = snapshot.state.before();
-                trainer.restore(snapshot).map_err(RunError::OtherRun)?;
+                warning = trainer.restore(snapshot).map_err(RunError::OtherRun)?;
             }
             None if recipe.sft.is_some() && keeper.is_on() => {
                 // The warm start is not to be lost while it is evaluated.
@@ -135,6 +137,7 @@ impl<D: Device> Run<D> {
             seconds_before,
             before,
             tested,
+            warning,
         };
         if evaluated && run.keeper.is_on() && run.trainer.steps_done() == 0 && run.start_path.is_none() {
             // The start of a model that is nowhere else, with its accuracy: it may turn out to be the best
@@ -165,6 +168,7 @@ impl<D: Device> Run<D> {
         stop: impl Fn() -> bool,
         mut report: impl FnMut(Event),
     ) -> Result<Outcome, RunError> {
+        self.warning.take().into_iter().for_each(|warning| report(Event::Warning(warning)));
         while self.trainer.steps_done() < self.plan.run.total_steps {
             if self.trainer.ranks().any(stop()).map_err(RunError::Exchange)? {
                 return Err(self.stopped()?);

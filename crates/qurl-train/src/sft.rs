@@ -18,6 +18,7 @@ pub use run::SftRun;
 pub use summary::{SftBegun, SftBest, SftSummary};
 pub use trainer::{SftTrainer, train_step};
 
+use crate::base::OtherBase;
 use crate::ranks::Ranks;
 use crate::recipe::{Recipe, Sft};
 use crate::start::{Start, StartError};
@@ -51,6 +52,9 @@ pub enum SftError {
     /// A checkpoint of a run with other examples.
     #[error("the examples are not those that the run was begun with: their files were changed")]
     OtherExamples,
+    /// Adapters of another base.
+    #[error(transparent)]
+    OtherBase(#[from] OtherBase),
 }
 
 /// All steps of a recipe's supervised training, and the weights that they lead to. `on_step` sees the record

@@ -56,6 +56,7 @@ pub fn most_passes(sequences: usize, longest: usize, shards: usize, tape: TapeOp
 #[cfg(test)]
 mod tests {
     use super::*;
+    use qurl_model::compute::Recompute;
 
     #[test]
     fn shards_are_neighbours_of_about_as_many_tokens() {
@@ -69,7 +70,7 @@ mod tests {
 
     #[test]
     fn no_shard_takes_more_passes_than_it_may() {
-        let tape = TapeOptions { rows: 100, sequences: 1000, recompute: false };
+        let tape = TapeOptions { rows: 100, sequences: 1000, recompute: Recompute::None };
         assert_eq!(most_passes(4, 20, 1, tape), 1);
         assert_eq!(most_passes(64, 20, 16, tape), 1);
         assert_eq!(most_passes(64, 20, 8, tape), 4);
@@ -99,7 +100,7 @@ mod tests {
 
     #[test]
     fn micro_batches_keep_order_and_bounds() {
-        let options = TapeOptions { rows: 10, sequences: 3, recompute: false };
+        let options = TapeOptions { rows: 10, sequences: 3, recompute: Recompute::None };
         assert_eq!(micro_batches(&[4, 4, 4, 1, 1, 1, 1, 10], options), [0..2, 2..5, 5..7, 7..8]);
         assert!(micro_batches(&[], options).is_empty());
     }

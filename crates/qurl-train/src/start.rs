@@ -285,7 +285,8 @@ impl Start {
     /// A number that tells these weights from others.
     pub fn checksum(&self) -> u64 {
         let Some(adapters) = &self.adapters else { return checksum::host_params(&self.weights) };
-        // The base is what its files say it is: their configuration and sizes stand for it.
+        // Configuration and sizes of the base's files stand for it here, since its weights are read while
+        // they are packed; a run that resumes compares those ([`crate::base`]).
         let base = match &adapters.base {
             BaseSource::Files(files) => text_key(&format!("{:?}", files.stored())),
             BaseSource::Random(seed) => *seed,

@@ -4,6 +4,7 @@ use crate::input::OrBad;
 use crate::output::err;
 use qurl_kernels::cpu::CpuError;
 use qurl_kernels::cpu::level::Level;
+use qurl_kernels::cuda::counting::GpuProfile;
 use qurl_kernels::{Cpu, Cuda, DeviceError, DeviceKind};
 use qurl_train::recipe::Recipe;
 
@@ -36,6 +37,11 @@ impl RecipeDevice {
         recipe.trainer.device = self.device.unwrap_or(recipe.trainer.device);
         recipe
     }
+}
+
+/// A kind of GPU that a plan is made for, by its short name.
+pub fn gpu(name: &str) -> Result<GpuProfile, String> {
+    GpuProfile::named(name).ok_or_else(|| format!("expected one of {}", GpuProfile::names().join(", ")))
 }
 
 /// A device in use.

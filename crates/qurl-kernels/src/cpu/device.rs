@@ -10,7 +10,7 @@ use super::queue::CpuQueue;
 use super::{Context, canonical};
 use crate::cuda::Cuda;
 use crate::cuda::counting::GpuProfile;
-use crate::device::{Device, DeviceInfo, DeviceMemory};
+use crate::device::{Device, DeviceInfo, DeviceMemory, MemoryLimit};
 use crate::types::{Batch, DeviceError, Format, KvShape, MomentShape, Sampled, WeightShape};
 use std::sync::Arc;
 
@@ -100,6 +100,9 @@ impl Device for Cpu {
     fn memory(&self) -> Option<DeviceMemory> {
         None
     }
+
+    /// The memory is the machine's, whose limits are not ours.
+    fn limit_memory(&self, _: Option<MemoryLimit>) {}
 
     fn counting(&self) -> Cuda {
         Cuda::counting_as(&GpuProfile::h200())

@@ -159,9 +159,10 @@ impl Queue for CpuQueue {
     }
 
     fn mlp(&mut self, args: Mlp<Cpu>) {
-        let Mlp { x, rows, norm, gate_up, down, gate_up_adapter, down_adapter, kept } = args;
+        let Mlp { x, rows, norm, gate_up, down, gate_up_adapter, down_adapter, pass } = args;
         let Norm { gain, eps } = norm;
         let ctx = self.ctx();
+        let (kept, keep_only) = pass.split();
         let mut workspace = ctx.scratch.take(if kept.is_some() { 0 } else { rows * gate_up.n });
         let projected: &mut [f32] = match kept {
             Some(kept) => kept,
@@ -173,6 +174,9 @@ impl Queue for CpuQueue {
         first(gate_up, projected);
         adapter::forward(ctx, gate_up_adapter, rows, first, projected);
         assert_eq!(gate_up.n, 2 * down.k, "mlp: widths");
+        if keep_only {
+            return;
+        }
         gemm::swiglu_matmul(ctx, projected, rows, down.right(), Mode::Add, x);
         let second = |w: &CpuWeight, out: &mut [f32]| {
             gemm::swiglu_matmul(ctx, projected, rows, w.right(), Mode::Store, out);

@@ -6,6 +6,7 @@
 use super::compile::Architecture;
 use super::ffi::{self, DevicePtr, Driver, Handle, Nvrtc, Status};
 use super::launch::Kernels;
+use crate::device::MemoryLimit;
 use crate::types::DeviceError;
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
@@ -53,6 +54,8 @@ pub(super) struct Context {
     peak: AtomicUsize,
     /// Bytes of state in page-locked memory of the host.
     on_host: AtomicUsize,
+    /// What may be allocated at most, where something bounds it.
+    limit: Mutex<Option<MemoryLimit>>,
 }
 
 // SAFETY: the raw pointers are handles of the driver, whose functions may be called from any thread once the
@@ -132,6 +135,7 @@ impl Context {
             allocated: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
             on_host: AtomicUsize::new(0),
+            limit: Mutex::new(None),
         })
     }
 
@@ -154,6 +158,7 @@ impl Context {
             allocated: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
             on_host: AtomicUsize::new(0),
+            limit: Mutex::new(None),
         }
     }
 
@@ -224,9 +229,32 @@ impl Context {
         self.on_host.fetch_sub(bytes, Ordering::Relaxed);
     }
 
+    /// Bounds what may be allocated from now on.
+    pub fn set_limit(&self, limit: Option<MemoryLimit>) {
+        *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = limit;
+    }
+
     /// Takes memory; its content is whatever was there.
     pub fn allocate(&self, bytes: usize, what: &str) -> Result<DevicePtr, DeviceError> {
         self.bind()?;
+        // Counted before it is taken, so that threads cannot pass the limit together.
+        let now = self.allocated.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let taken = self.take(now, bytes, what);
+        match &taken {
+            Ok(_) => self.peak.fetch_max(now, Ordering::Relaxed),
+            Err(_) => self.allocated.fetch_sub(bytes, Ordering::Relaxed),
+        };
+        taken
+    }
+
+    /// Memory of the driver, with which `now` bytes are allocated.
+    fn take(&self, now: usize, bytes: usize, what: &str) -> Result<DevicePtr, DeviceError> {
+        let limit = *self.limit.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(MemoryLimit { bytes: most, set_by }) = limit.filter(|limit| now > limit.bytes) {
+            let (used, most) = ((now - bytes) >> 20, most >> 20);
+            let device = format!("{} ({used} of the {most} MiB that {set_by} leaves are taken)", self.name);
+            return Err(DeviceError::OutOfMemory { device, need: bytes, what: what.to_string() });
+        }
         let mut at = 0;
         // SAFETY: the place is valid.
         match unsafe { (self.driver.alloc)(&mut at, bytes.max(ALIGN)) } {
@@ -235,12 +263,7 @@ impl Context {
                 let device = format!("{} ({} of {} MiB free)", self.name, free >> 20, total >> 20);
                 Err(DeviceError::OutOfMemory { device, need: bytes, what: what.to_string() })
             }
-            status => {
-                self.done("taking memory", status)?;
-                let now = self.allocated.fetch_add(bytes, Ordering::Relaxed) + bytes;
-                self.peak.fetch_max(now, Ordering::Relaxed);
-                Ok(at)
-            }
+            status => self.done("taking memory", status).map(|()| at),
         }
     }
 

@@ -27,11 +27,42 @@ pub struct GpuProfile {
     pub memory: usize,
 }
 
+/// Kinds that plans can be made for, with a short name each: compute capability, SMs, and the MiB that
+/// `nvidia-smi` reports, which are fewer than the name says where the device keeps some for itself or for
+/// error correction.
+const KINDS: [(&str, &str, u32, usize, usize); 10] = [
+    ("h200", "NVIDIA H200", 90, 132, 143_771),
+    ("h100", "NVIDIA H100 80GB HBM3", 90, 132, 81_559),
+    ("a100-80", "NVIDIA A100-SXM4-80GB", 80, 108, 81_920),
+    ("a100-40", "NVIDIA A100-SXM4-40GB", 80, 108, 40_960),
+    ("l40s", "NVIDIA L40S", 89, 142, 46_068),
+    ("l4", "NVIDIA L4", 89, 58, 23_034),
+    ("a10", "NVIDIA A10", 86, 72, 23_028),
+    ("rtx3090", "NVIDIA GeForce RTX 3090", 86, 82, 24_576),
+    ("rtx4090", "NVIDIA GeForce RTX 4090", 89, 128, 24_564),
+    ("rtx5090", "NVIDIA GeForce RTX 5090", 120, 170, 32_607),
+];
+
 impl GpuProfile {
+    /// Short names of the kinds that are known.
+    pub fn names() -> [&'static str; KINDS.len()] {
+        KINDS.map(|(short, ..)| short)
+    }
+
+    /// The kind with this short name, if it is known.
+    pub fn named(name: &str) -> Option<GpuProfile> {
+        KINDS.iter().find(|(short, ..)| *short == name).map(|&(_, name, architecture, sms, mib)| GpuProfile {
+            name: name.to_string(),
+            architecture,
+            sms,
+            shared: shared_of(architecture),
+            memory: mib << 20,
+        })
+    }
+
     /// NVIDIA H200.
     pub fn h200() -> GpuProfile {
-        let (name, shared) = ("NVIDIA H200".to_string(), shared_of(90));
-        GpuProfile { name, architecture: 90, sms: 132, shared, memory: 143_771 << 20 }
+        GpuProfile::named(KINDS[0].0).unwrap_or_else(|| panic!("the first of all kinds has a name"))
     }
 }
 
@@ -250,6 +281,7 @@ unsafe extern "C" fn error_text(_: c_int, _: *mut *const c_char) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::MemoryLimit;
     use crate::ops::{Linear, Output, Pack};
     use crate::types::{Format, Rounding, WeightShape};
     use crate::{Device, Queue};
@@ -292,5 +324,32 @@ mod tests {
         assert_eq!((memory.total - memory.free, memory.peak), (allocated(&gpu), allocated(&gpu)));
         drop((x, out, w, from, queue));
         assert_eq!(allocated(&gpu), 0);
+    }
+
+    #[test]
+    fn what_a_limit_does_not_leave_is_refused_by_the_name_of_what_set_it() {
+        let gpu = Cuda::counting_as(&GpuProfile::h200());
+        gpu.limit_memory(Some(MemoryLimit { bytes: 3 << 20, set_by: "the.key" }));
+        let kept = gpu.zeros(2 << 18).expect("within the limit");
+        let refused = gpu.zeros((1 << 18) + 1).err().map(|error| error.to_string()).expect("refused");
+        assert!(refused.contains("2 of the 3 MiB that the.key leaves are taken"), "{refused}");
+        assert_eq!(allocated(&gpu), 2 << 20, "what was refused is not counted");
+        let rest = gpu.zeros(1 << 18).expect("all that the limit leaves");
+        drop((kept, rest));
+        // A plan is no run: what it counts has no limit.
+        assert!(gpu.counting().zeros(1 << 20).is_ok() && gpu.zeros(1 << 20).is_err());
+        gpu.limit_memory(None);
+        assert!(gpu.zeros(1 << 20).is_ok());
+    }
+
+    #[test]
+    fn kinds_of_gpus_are_found_by_their_short_names() {
+        let kinds = GpuProfile::names().map(|name| GpuProfile::named(name).expect("a kind"));
+        assert_eq!(kinds[0], GpuProfile::h200());
+        assert_eq!(GpuProfile::named("h2000"), None);
+        let found = GpuProfile::named("rtx4090").expect("a kind");
+        assert_eq!((found.architecture, found.shared >> 10, found.memory >> 20), (89, 99, 24_564));
+        // An H200 has more than the 141 GB of its name, and an RTX 4090 less than 24 GiB.
+        assert!(kinds[0].memory > 141_000_000_000 && found.memory < 24 << 30);
     }
 }

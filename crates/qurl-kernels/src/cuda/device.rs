@@ -12,7 +12,7 @@ use super::moments::CudaMoments;
 use super::pending::CudaPending;
 use super::queue::CudaQueue;
 use super::weight::CudaWeight;
-use crate::device::{Device, DeviceInfo, DeviceMemory};
+use crate::device::{Device, DeviceInfo, DeviceMemory, MemoryLimit};
 use crate::types::{DeviceError, Format, KvShape, MomentShape, WeightShape};
 use std::sync::Arc;
 
@@ -113,6 +113,10 @@ impl Device for Cuda {
         let (free, total) = self.context.memory_info().ok()?;
         let (allocated, peak) = (self.context.allocated(), self.context.peak_memory());
         Some(DeviceMemory { free, total, allocated, peak, on_host: self.context.on_host() })
+    }
+
+    fn limit_memory(&self, limit: Option<MemoryLimit>) {
+        self.context.set_limit(limit);
     }
 
     fn counting(&self) -> Cuda {

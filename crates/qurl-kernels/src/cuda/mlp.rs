@@ -70,11 +70,14 @@ impl CudaKeptMlp {
 
 /// [`crate::Queue::mlp`]
 pub(super) fn mlp(queue: &mut CudaQueue, args: Mlp<Cuda>) {
-    let Mlp { x, rows, norm, gate_up, down, gate_up_adapter, down_adapter, kept } = args;
+    let Mlp { x, rows, norm, gate_up, down, gate_up_adapter, down_adapter, pass } = args;
     assert!(rows * gate_up.k <= x.len && down.n == gate_up.k && gate_up.n == 2 * down.k, "mlp: widths");
-    let (f, x_at) = (down.k, x.at());
+    let f = down.k;
     let source = normed(x, &norm, gate_up.k);
+    let (kept, keep_only) = pass.split();
     let kept = kept.map(|kept| kept.places(rows, f, gate_up.format));
+    // The residual stream that the down projection is added to, where it is wanted.
+    let x_at = (!keep_only).then_some(x.at());
     // What is added to the projections comes before they are brought together.
     let apart = gate_up_adapter.is_some();
     let together = |w: &Packed| !apart && w.format == down.format && w.takes_gating(&queue.context);
@@ -94,6 +97,7 @@ pub(super) fn mlp(queue: &mut CudaQueue, args: Mlp<Cuda>) {
         let args = SwigluRowsBf16 { gate_up: projected, f: f as u32, kept, out: activated.data };
         queue.launch(kernels::swiglu_bf16, Launch::blocks(rows, conversion_threads(f)), args);
     }
+    let Some(x_at) = x_at else { return };
     let second = match activated {
         Some((_, activated)) if operand_format(down.format) == Format::Bf16 => activated,
         _ => operand(queue, down.format, source, rows, f),
@@ -108,14 +112,14 @@ const KNOWN_SHARE: usize = 4 * QUANTIZED_FOURS * KNOWN_THREADS;
 
 /// An MLP whose gate and up projections are brought together inside of the first GEMM, which keeps them where
 /// training wants them and finds the absmax of each row of the result in eight bits: `x += (silu(gate) * up)
-/// down^T`.
+/// down^T`, where there is an `x` to add to.
 fn gated_mlp(
     queue: &mut CudaQueue,
     source: Source,
     rows: usize,
     gate_up: Packed,
     (down, down_adapter): (&CudaWeight, Option<Adapter<Cuda>>),
-    x: DevicePtr,
+    x: Option<DevicePtr>,
     kept: Option<(DevicePtr, Option<Operand>)>,
 ) {
     let (format, f) = (gate_up.format, down.k);
@@ -136,15 +140,18 @@ fn gated_mlp(
     let gated = Packed { gating: Gating::Swiglu { absmax, kept }, ..gate_up };
     gemm::linear(queue, first, rows, gated, 0, false, activated);
     if quantized {
-        let kernel = eight_bits(format, kernels::known_i8, kernels::known_e4m3);
-        let Operand { data: out, scales, .. } = second;
-        let args = QuantizeKnown { x: activated, k: f as u32, absmax, out, scales };
-        queue.launch(kernel, Launch::grid([rows, f.div_ceil(KNOWN_SHARE), 1], KNOWN_THREADS), args);
+        if x.is_some() {
+            let kernel = eight_bits(format, kernels::known_i8, kernels::known_e4m3);
+            let Operand { data: out, scales, .. } = second;
+            let args = QuantizeKnown { x: activated, k: f as u32, absmax, out, scales };
+            queue.launch(kernel, Launch::grid([rows, f.div_ceil(KNOWN_SHARE), 1], KNOWN_THREADS), args);
+        }
         if let Some(Operand { data: out, .. }) = kept_activated {
             let args = RowsBf16 { x: activated, k: f as u32, out };
             queue.launch(kernels::rows_bf16, Launch::blocks(rows, conversion_threads(f)), args);
         }
     }
+    let Some(x) = x else { return };
     gemm(queue, second, rows, down, 0, Output::Add, x);
     adapter::forward(queue, down_adapter, (down, second), Source::Rows(activated), rows, x);
 }

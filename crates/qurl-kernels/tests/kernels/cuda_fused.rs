@@ -8,8 +8,8 @@ use crate::ops::{Ops, Tables, cpus};
 use crate::paged::{Paged, heads};
 use crate::support::{Random, assert_bits, distance, round_bf16};
 use qurl_kernels::ops::{
-    Attend, Head, HeadBackward, HeadTraining, KeptAttention, Linear, LinearBackward, Mlp, MlpBackward, Norm,
-    NormBackward, Output,
+    Attend, Head, HeadBackward, HeadTraining, KeptAttention, Linear, LinearBackward, Mlp, MlpBackward,
+    MlpPass, Norm, NormBackward, Output,
 };
 use qurl_kernels::types::{Batch, HeadGradient, HeadOutput, KvFormat, LossGradient};
 use qurl_kernels::{Device, DeviceError, Format, Queue};
@@ -68,7 +68,7 @@ fn check_mlp<D: Device>(ops: &Ops<D>, rows: usize, d: usize, f: usize) {
                 norm: norm(),
                 gate_up,
                 down,
-                kept,
+                pass: kept.map_or(MlpPass::Forward, MlpPass::Keep),
             });
             ops.down(&y)
         };
@@ -208,7 +208,7 @@ fn check_mlp_backward<D: Device>(ops: &Ops<D>, rounding: Rounding, rows: usize, 
                     norm: forward,
                     gate_up: ran_gate_up,
                     down: ran_down,
-                    kept: Some(kept),
+                    pass: MlpPass::Keep(kept),
                 });
                 ops.queue().mlp_backward(MlpBackward {
                     gate_up_adapter: None,
@@ -349,7 +349,7 @@ fn kept_of<D: Device>(ops: &Ops<D>, projected: &[f64], rows: usize, f: usize) ->
         norm,
         gate_up,
         down,
-        kept: Some(&mut kept),
+        pass: MlpPass::Keep(&mut kept),
     });
     kept
 }

@@ -5,7 +5,7 @@ use crate::paged::{Paged, heads};
 use crate::support::{Random, assert_bits, wide};
 use qurl_kernels::cpu::{attention, elementwise, kv};
 use qurl_kernels::ops::{
-    Linear, LinearBackward, Mlp, MlpBackward, Norm, NormBackward, Output, RmsNormBackward,
+    Linear, LinearBackward, Mlp, MlpBackward, MlpPass, Norm, NormBackward, Output, RmsNormBackward,
 };
 use qurl_kernels::types::KvFormat;
 use qurl_kernels::{Cpu, Device, Format, Queue};
@@ -44,11 +44,17 @@ fn normed_and_activated_rows_of_a_gemm() {
 
                     // The same weights as the down projection of an MLP.
                     let [mut want, mut kept, mut nothing_kept] = [(); 3].map(|_| cpu.up(&stream[..rows * n]));
-                    let [mut projected, mut left] = [(); 2].map(|_| cpu.stale(rows * 2 * k));
+                    let mut unread = cpu.up(&stream[..rows * n]);
+                    let [mut projected, mut left, mut again] = [(); 3].map(|_| cpu.stale(rows * 2 * k));
                     normed(&want, &narrow_gain, gate_up, None, &mut projected);
                     elementwise::swiglu(cpu.context(), &projected, rows, k, &mut made);
                     cpu.linear(&made, rows, w, None, Output::Add, &mut want);
-                    for (x, kept) in [(&mut kept, Some(&mut left)), (&mut nothing_kept, None)] {
+                    let passes = [
+                        (&mut kept, MlpPass::Keep(&mut left)),
+                        (&mut nothing_kept, MlpPass::Forward),
+                        (&mut unread, MlpPass::KeepOnly(&mut again)),
+                    ];
+                    for (x, pass) in passes {
                         let norm = norm(&narrow_gain);
                         cpu.queue().mlp(Mlp {
                             gate_up_adapter: None,
@@ -58,12 +64,14 @@ fn normed_and_activated_rows_of_a_gemm() {
                             norm,
                             gate_up,
                             down: w,
-                            kept,
+                            pass,
                         });
                     }
                     assert_bits(&format!("mlp, {what}"), &cpu.down(&kept), &cpu.down(&want));
                     assert_bits(&format!("mlp alone, {what}"), &cpu.down(&nothing_kept), &cpu.down(&want));
                     assert_bits(&format!("kept, {what}"), &cpu.down(&left), &cpu.down(&projected));
+                    assert_bits(&format!("kept alone, {what}"), &cpu.down(&again), &cpu.down(&projected));
+                    assert_bits(&format!("stream, {what}"), &cpu.down(&unread), &wide(&stream[..rows * n]));
                 }
             }
         }

@@ -4,7 +4,7 @@
 use crate::ops::{Ops, Tables, cpus};
 use crate::paged::{Paged, heads, sampling};
 use crate::support::{Random, assert_bits};
-use qurl_kernels::ops::{Attend, Gather, Index, Linear, Mlp, Norm, Output, RmsNorm, Sample};
+use qurl_kernels::ops::{Attend, Gather, Index, Linear, Mlp, MlpPass, Norm, Output, RmsNorm, Sample};
 use qurl_kernels::types::{Heads, KvFormat, SampleRow, Sampled, Token};
 use qurl_kernels::{Device, Format, Queue};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -118,7 +118,7 @@ impl<Dev: Device> Network<Dev> {
                 norm: norm(),
                 gate_up,
                 down,
-                kept: None,
+                pass: MlpPass::Forward,
             });
         }
         queue.gather(Gather { table: &b.x, index: Index::Sampled(batch), width: D, out: &mut b.picked });

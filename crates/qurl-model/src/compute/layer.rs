@@ -1,9 +1,10 @@
-//! The forward pass of one transformer block: the only one there is.
+//! The forward pass of one transformer block: the only one there is. A backward pass that kept less than it
+//! needs runs it again, or its MLP alone, with [`MlpPass::KeepOnly`].
 
 use super::adapters::beside;
 use super::network::{Block, Network};
 use crate::params::{DenseMlp, MlpParams};
-use qurl_kernels::ops::{Attend, KeptAttention, Linear, Mlp, Norm, Output, QkNorm};
+use qurl_kernels::ops::{Attend, KeptAttention, Linear, Mlp, MlpPass, Norm, Output, QkNorm};
 use qurl_kernels::{Device, DeviceError, Queue};
 
 /// What a block's forward pass writes. Training gives every block its own and keeps them for the backward
@@ -15,7 +16,8 @@ pub struct Activations<D: Device> {
     pub(crate) kept: Option<Kept<D>>,
 }
 
-/// What the backward pass of a block needs.
+/// What the backward pass of a block needs of its attention, and of its MLP but for the gate and up
+/// projections, which are the widest and have a buffer of their own ([`kept_mlp`]).
 pub struct Kept<D: Device> {
     /// `[rows, qkv]` before QK-norm; only for models that have it.
     pub(crate) qkv_raw: Option<D::Tensor>,
@@ -25,8 +27,15 @@ pub struct Kept<D: Device> {
     pub(crate) lse: D::Tensor,
     /// `[rows, d]` the residual stream between attention and MLP.
     pub(crate) middle: D::Tensor,
-    /// Gate and up projections.
-    pub(crate) mlp: D::KeptMlp,
+}
+
+/// Memory for the gate and up projections of `rows` rows of a block.
+pub(crate) fn kept_mlp<D: Device>(
+    device: &D,
+    net: &Network<D>,
+    rows: usize,
+) -> Result<D::KeptMlp, DeviceError> {
+    device.kept_mlp(rows, net.config().intermediate_size, net.options().format)
 }
 
 impl<D: Device> Activations<D> {
@@ -40,7 +49,6 @@ impl<D: Device> Activations<D> {
                 attention: zeros(c.q_dim())?,
                 lse: zeros(c.num_heads)?,
                 middle: zeros(c.hidden_size)?,
-                mlp: device.kept_mlp(rows, c.intermediate_size, net.options().format)?,
             })
         };
         Ok(Activations { qkv: zeros(c.qkv_dim())?, kept: kept.then(kept_buffers).transpose()? })
@@ -51,21 +59,24 @@ impl<D: Device> Activations<D> {
 pub struct Written<'a, D: Device> {
     qkv: &'a mut D::Tensor,
     kept: Option<&'a mut Kept<D>>,
+    mlp: MlpPass<'a, D>,
 }
 
 impl<D: Device> Activations<D> {
-    /// For a pass with a backward, where there is memory to keep what it needs.
-    pub fn keep(&mut self) -> Written<'_, D> {
-        Written { qkv: &mut self.qkv, kept: self.kept.as_mut() }
+    /// For a pass with a backward, where there is memory to keep what it needs; what the MLP does is said
+    /// apart.
+    pub fn keep<'a>(&'a mut self, mlp: MlpPass<'a, D>) -> Written<'a, D> {
+        Written { qkv: &mut self.qkv, kept: self.kept.as_mut(), mlp }
     }
 
     /// For a pass without a backward: a device may fuse what is not kept and never write it.
     pub fn pass(&mut self) -> Written<'_, D> {
-        Written { qkv: &mut self.qkv, kept: None }
+        Written { qkv: &mut self.qkv, kept: None, mlp: MlpPass::Forward }
     }
 }
 
-/// Runs one block on the rows of the batch: `x[rows, d]` is the residual stream, read and updated.
+/// Runs one block on the rows of the batch: `x[rows, d]` is the residual stream, read and updated; where the
+/// MLP only keeps, to what it is between attention and MLP.
 pub fn forward<D: Device>(
     queue: &mut D::Queue,
     net: &Network<D>,
@@ -77,13 +88,12 @@ pub fn forward<D: Device>(
 ) {
     let c = net.config();
     let (w, low, eps) = (&block.params, &block.adapters, c.rms_norm_eps);
-    let Written { qkv, kept } = written;
-    let (mut raw, mut attention, mut middle, mut mlp) = (None, None, None, None);
+    let Written { qkv, kept, mlp: pass } = written;
+    let (mut raw, mut attention, mut middle) = (None, None, None);
     if let Some(kept) = kept {
         raw = kept.qkv_raw.as_mut();
         attention = Some((&mut kept.attention, &mut kept.lse));
         middle = Some(&mut kept.middle);
-        mlp = Some(&mut kept.mlp);
     }
 
     queue.linear(Linear {
@@ -113,6 +123,19 @@ pub fn forward<D: Device>(
     if let Some(middle) = middle.take() {
         queue.copy(x, middle, rows * c.hidden_size);
     }
+    mlp(queue, net, block, rows, x, pass);
+}
+
+/// Runs a block's MLP on the residual stream that comes out of its attention.
+pub fn mlp<D: Device>(
+    queue: &mut D::Queue,
+    net: &Network<D>,
+    block: &Block<D>,
+    rows: usize,
+    x: &mut D::Tensor,
+    pass: MlpPass<D>,
+) {
+    let (w, low, eps) = (&block.params, &block.adapters, net.config().rms_norm_eps);
     let MlpParams::Dense(DenseMlp { gate_up: projections, down }) = &w.mlp;
     queue.mlp(Mlp {
         x,
@@ -122,6 +145,6 @@ pub fn forward<D: Device>(
         down: down.weight(),
         gate_up_adapter: beside(&low.gate_up),
         down_adapter: beside(&low.down),
-        kept: mlp.take(),
+        pass,
     });
 }

@@ -6,6 +6,7 @@ use crate::config::ModelConfig;
 use crate::hf::OpenModel;
 use crate::params::{Params, shapes};
 use qurl_kernels::{Device, DeviceError, Format, Queue};
+use std::collections::BTreeMap;
 
 /// Master weights, leaf by leaf: never need all of them be in one place.
 pub trait Leaves<D: Device> {
@@ -47,12 +48,24 @@ pub enum Base<'a> {
 pub struct BaseLeaves<'a, D: Device> {
     base: Base<'a>,
     leaf: Option<(usize, D::Tensor)>,
+    /// Checksums of the leaves that were there, where they are wanted.
+    sums: Option<BTreeMap<usize, u64>>,
 }
 
 impl<'a, D: Device> BaseLeaves<'a, D> {
     /// The leaves of a base.
     pub fn new(base: Base<'a>) -> Self {
-        BaseLeaves { base, leaf: None }
+        BaseLeaves { base, leaf: None, sums: None }
+    }
+
+    /// The same, whose leaves are checksummed while they are on the device anyway.
+    pub fn summed(base: Base<'a>) -> Self {
+        BaseLeaves { sums: Some(BTreeMap::new()), ..BaseLeaves::new(base) }
+    }
+
+    /// The checksums of the leaves that were there, in their order.
+    pub fn into_sums(self) -> Vec<u64> {
+        self.sums.into_iter().flat_map(BTreeMap::into_values).collect()
     }
 }
 
@@ -75,6 +88,9 @@ impl<D: Device> Leaves<D> for BaseLeaves<'_, D> {
                     queue.device().zeros(*lengths.get(index).unwrap_or_else(|| panic!("no leaf {index}")))?
                 }
             };
+            if let Some(sums) = &mut self.sums {
+                sums.insert(index, queue.checksum(&leaf)?);
+            }
             self.leaf = Some((index, leaf));
         }
         match &self.leaf {

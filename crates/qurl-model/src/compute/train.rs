@@ -2,8 +2,8 @@
 //!
 //! [`Tape`] owns the memory of one micro-batch. `forward` runs the blocks (the same [`layer::forward`] as
 //! inference) and the head; `backward` takes `dL/dlogp` per scored token and adds to the gradients of all
-//! parameters. With recomputation only the input of each block is kept, and a block's forward pass is run
-//! again on the backward pass.
+//! parameters. What is kept of each block is a matter of memory alone ([`Recompute`]): what is not kept is
+//! computed again in the backward pass, with the same bits.
 //!
 //! The forward pass may be run by another network than the one that gradients pass through, packed from the
 //! same master weights in any format, with keys and values in any format ([`Tape::train_straight`]): rounding
@@ -16,6 +16,7 @@
 //! with any network of the model: a step of RL scores its rollouts without allocating anything.
 
 mod backward;
+mod recompute;
 mod score;
 
 use super::batch::{PAGE, Targets};
@@ -24,10 +25,11 @@ use super::network::{Block, Network};
 use super::weights::{GradientSink, Weights, next_forward};
 use backward::trained;
 use qurl_kernels::ops::{
-    Gather, Head, HeadBackward, HeadTraining, Index, Norm, RmsNorm, RowDots, RowDotsBackward,
+    Gather, Head, HeadBackward, HeadTraining, Index, MlpPass, Norm, RmsNorm, RowDots, RowDotsBackward,
 };
 use qurl_kernels::types::{Batch, HeadGradient, HeadOutput, KvShape, LossGradient};
 use qurl_kernels::{Device, DeviceError, KvFormat, Queue};
+pub use recompute::Recompute;
 use std::ops::Range;
 
 /// How a tape uses memory.
@@ -37,8 +39,8 @@ pub struct TapeOptions {
     pub rows: usize,
     /// Most sequences of a micro-batch: each begins a page of keys and values of its own.
     pub sequences: usize,
-    /// Keep only the inputs of the blocks and run each block again in the backward pass.
-    pub recompute: bool,
+    /// What the backward pass computes again.
+    pub recompute: Recompute,
 }
 
 impl TapeOptions {
@@ -56,8 +58,10 @@ pub struct Tape<D: Device> {
     rows: usize,
     /// Input of each block `[rows, d]`.
     inputs: Vec<D::Tensor>,
-    /// Kept activations of each block; a single one with recomputation.
+    /// Kept activations of each block; a single one where blocks are run again.
     acts: Vec<Activations<D>>,
+    /// Gate and up projections of each block; a single one where they are computed again.
+    mlps: Vec<D::KeptMlp>,
     /// Keys and values of the block that is running.
     kv: D::Kv,
     kv_format: KvFormat,
@@ -95,14 +99,15 @@ impl<D: Device> Tape<D> {
     ) -> Result<Self, DeviceError> {
         let c = net.config();
         let (rows, d) = (options.rows, c.hidden_size);
-        let kept = if options.recompute { 1 } else { c.num_layers };
+        let (blocks, mlps) = options.recompute.kept(c.num_layers);
         let zeros = |width: usize| device.zeros(rows * width);
         Ok(Tape {
             options,
             batch: device.batch(),
             rows: 0,
             inputs: (0..c.num_layers).map(|_| zeros(d)).collect::<Result<_, _>>()?,
-            acts: (0..kept).map(|_| Activations::new(device, net, rows, true)).collect::<Result<_, _>>()?,
+            acts: (0..blocks).map(|_| Activations::new(device, net, rows, true)).collect::<Result<_, _>>()?,
+            mlps: (0..mlps).map(|_| layer::kept_mlp(device, net, rows)).collect::<Result<_, _>>()?,
             kv: device.kv_pages(KvShape { format: kv_format, ..net.kv_shape(options.pages(), PAGE) })?,
             kv_format,
             x: zeros(d)?,
@@ -118,10 +123,18 @@ impl<D: Device> Tape<D> {
         self.options
     }
 
+    /// Runs a block of a forward pass that a backward pass follows: what that computes again is not kept now.
     fn run_block(&mut self, queue: &mut D::Queue, net: &Network<D>, block: &Block<D>, index: usize) {
-        let acts = if self.options.recompute { &mut self.acts[0] } else { &mut self.acts[index] };
+        let last = index + 1 == net.config().num_layers;
+        let (at, mlp) = self.options.recompute.places(index);
+        let acts = &mut self.acts[at];
+        let written = match self.options.recompute.of_block(last) {
+            Recompute::None => acts.keep(MlpPass::Keep(&mut self.mlps[mlp])),
+            Recompute::Mlp => acts.keep(MlpPass::Forward),
+            Recompute::Block => acts.pass(),
+        };
         let rows = (&self.batch, self.rows);
-        layer::forward(queue, net, block, rows, &mut self.kv, &mut self.x, acts.keep());
+        layer::forward(queue, net, block, rows, &mut self.kv, &mut self.x, written);
     }
 
     fn embed(&mut self, queue: &mut D::Queue, net: &Network<D>, batch: &Batch) {

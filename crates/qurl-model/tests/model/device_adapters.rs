@@ -7,7 +7,7 @@ use qurl_kernels::cpu::level::Level;
 use qurl_kernels::types::HeadGradient;
 use qurl_kernels::{Cpu, Cuda, Device, Format, Queue};
 use qurl_model::compute::{
-    Base, BaseLeaves, Network, NetworkOptions, Tape, TapeOptions, Targets, score, whole_batch,
+    Base, BaseLeaves, Network, NetworkOptions, Recompute, Tape, TapeOptions, Targets, score, whole_batch,
 };
 use qurl_model::lora::{Module, Modules};
 use qurl_model::rng::CounterRng;
@@ -68,25 +68,34 @@ fn compute<D: Device>(device: &Arc<D>, model: &Model, format: Format) -> Compute
     net.refresh(queue, &uploaded).expect("adapters");
     sharing.refresh(queue, &uploaded).expect("adapters");
     let batch = whole_batch(ids);
-    let tape = TapeOptions { rows: batch.rows(), sequences: ids.len(), recompute: true };
-    let mut tape = Tape::new(&**device, &net, tape).expect("memory");
     let targets = || Targets::of(ids, |_, _| true);
-    let forward = tape.forward(queue, &net, &batch, targets(), 1.0).expect("forward");
-    let logp = forward.out.logp.clone();
-    let bits = |logp: &[f32]| logp.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    let dlogp: Vec<f32> = (0..logp.len()).map(|i| 1.0 - 0.1 * (i % 7) as f32).collect();
-    let mut gradients = zeros_like(&**device, adapters);
-    let gradient = HeadGradient { dlogp: &dlogp, dentropy: &[] };
-    tape.backward(queue, &net, forward, gradient, &mut gradients).expect("backward");
-    let scored = tape.score(queue, &sharing, &batch, &targets(), 1.0).expect("scores");
+    let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     let what = format!("{format}, rank {}", lora.rank);
-    assert!(bits(&scored.logp) == bits(&logp), "{what}: training and scoring differ");
+    // All gradients have the same bits, whatever is computed again.
+    let trained = Recompute::ALL.map(|recompute| {
+        let tape = TapeOptions { rows: batch.rows(), sequences: ids.len(), recompute };
+        let mut tape = Tape::new(&**device, &net, tape).expect("memory");
+        let forward = tape.forward(queue, &net, &batch, targets(), 1.0).expect("forward");
+        let logp = forward.out.logp.clone();
+        let dlogp: Vec<f32> = (0..logp.len()).map(|i| 1.0 - 0.1 * (i % 7) as f32).collect();
+        let mut gradients = zeros_like(&**device, adapters);
+        let gradient = HeadGradient { dlogp: &dlogp, dentropy: &[] };
+        tape.backward(queue, &net, forward, gradient, &mut gradients).expect("backward");
+        let scored = tape.score(queue, &sharing, &batch, &targets(), 1.0).expect("scores");
+        assert!(bits(&scored.logp) == bits(&logp), "{what}: training and scoring differ");
+        let gradients = gradients.as_ref().map(|g| queue.read(g, D::len(g)).expect("memory")).into_leaves();
+        (logp, gradients)
+    });
+    let [(logp, gradients), others @ ..] = trained;
+    for (other_logp, other) in &others {
+        let same = other.iter().zip(&gradients).all(|(a, b)| bits(a) == bits(b));
+        assert!(same && bits(other_logp) == bits(&logp), "{what}: recomputation changes bits");
+    }
     for chunk in [1, 5, 64, 1000] {
         let outs = score(queue, &sharing, ids, 1.0, chunk).expect("scores");
         let chunked: Vec<f32> = outs.into_iter().flat_map(|out| out.logp).collect();
         assert!(bits(&chunked) == bits(&logp), "{what}: training and chunks of {chunk} differ");
     }
-    let gradients = gradients.as_ref().map(|g| queue.read(g, D::len(g)).expect("memory")).into_leaves();
     Computed { logp, gradients }
 }
 

@@ -5,7 +5,7 @@
 use crate::common::*;
 use qurl_kernels::types::{HeadOutput, LossGradient};
 use qurl_kernels::{Cuda, Device, DeviceError, Format, KvFormat, Queue};
-use qurl_model::compute::{Network, NetworkOptions, Tape, TapeOptions, Targets, whole_batch};
+use qurl_model::compute::{Network, NetworkOptions, Recompute, Tape, TapeOptions, Targets, whole_batch};
 use qurl_model::{Family, ModelConfig, Params};
 use qurl_rollout::{EngineOptions, Group, Request};
 use std::ops::Range;
@@ -58,7 +58,7 @@ fn taped<D: Device>(device: &Arc<D>, net: &Network<D>, requests: &[Request], gro
     for (request, group) in requests.iter().zip(groups) {
         let sequences = sequences(std::slice::from_ref(group));
         let rows = sequences.iter().map(Vec::len).sum();
-        let options = TapeOptions { rows, sequences: sequences.len(), recompute: false };
+        let options = TapeOptions { rows, sequences: sequences.len(), recompute: Recompute::None };
         let mut tape = Tape::new(&**device, net, options).expect("tape");
         let targets = Targets::of(&sequences, |_, position| position >= request.prompt.len());
         let temperature = request.sampling.logp_temperature();
@@ -347,7 +347,7 @@ fn gradients<D: Device>(
         .iter()
         .map(|&n| (0..n).map(|i| ((i * 37 + n) % VOCABULARY) as u32).collect())
         .collect();
-    for recompute in [false, true] {
+    for recompute in [Recompute::None, Recompute::Block] {
         let options = TapeOptions { rows: 140, sequences: 3, recompute };
         let mut tape = Tape::with_kv(&**device, &net, kv_format, options).expect("tape");
         let targets = Targets::of(&sequences, |_, _| true);
@@ -357,7 +357,7 @@ fn gradients<D: Device>(
             dlogp: targets.map(|i| ((i * 7 % 13) as f32 - 6.0) / 50.0).collect(),
         };
         // The head in two passes, and in one.
-        if recompute {
+        if recompute == Recompute::Block {
             let loss = |targets: Range<usize>, _: &HeadOutput| Ok::<_, DeviceError>(gradient(targets));
             tape.train_straight(&mut queue, Some(ran), &net, &batch, &targets, 1.0, loss, &mut grads)
                 .expect("gradients");

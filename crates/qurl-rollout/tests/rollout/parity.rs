@@ -4,7 +4,7 @@
 
 use crate::common::*;
 use qurl_kernels::{Cpu, Format, KvFormat};
-use qurl_model::compute::{Network, NetworkOptions, Tape, TapeOptions, Targets, whole_batch};
+use qurl_model::compute::{Network, NetworkOptions, Recompute, Tape, TapeOptions, Targets, whole_batch};
 use qurl_model::{Family, ModelConfig, Params};
 use qurl_rollout::{EngineOptions, Group, Request};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn assert_scores(what: &str, cpu: &Arc<Cpu>, net: &Network<Cpu>, requests: &[Req
         let temperature = request.sampling.logp_temperature();
         let scored = score(cpu, net, &sequences, temperature, 37);
         let rows = sequences.iter().map(Vec::len).sum();
-        let options = TapeOptions { rows, sequences: sequences.len(), recompute: false };
+        let options = TapeOptions { rows, sequences: sequences.len(), recompute: Recompute::None };
         let mut tape = Tape::new(&**cpu, net, options).expect("tape");
         let targets = Targets::of(&sequences, |_, _| true);
         let forward = tape

@@ -89,6 +89,9 @@ pub struct State {
     /// Tells the task's problems from others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problems: Option<u64>,
+    /// Checksums of the leaves of the frozen base that adapters are trained beside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Vec<u64>>,
 }
 
 fn one() -> usize {
@@ -168,6 +171,7 @@ impl Snapshot {
             validation_loss: None,
             recipe_hash: format!("{:016x}", qurl_model::rng::text_key(&recipe)),
             problems: Some(problems),
+            base: None,
         };
         Snapshot { state, recipe, actor, critic, reference, measured, old }
     }

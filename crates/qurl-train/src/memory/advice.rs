@@ -7,25 +7,37 @@ use crate::recipe::{Recipe, RlPlan};
 use qurl_kernels::types::MomentFormat;
 use qurl_kernels::{Device, DeviceError};
 use qurl_model::ModelConfig;
+use qurl_model::compute::Recompute;
 
 /// A switch, by the key that sets it.
 type Switch = (&'static str, fn(&mut Recipe, &mut RlPlan) -> bool);
 
-/// By what they cost: a few percent of a backward pass, a second of an update, a third more work, bits of the
-/// moments. Each says whether it changed something.
-const SWITCHES: [Switch; 4] = [
+/// By what they cost: a few percent of a backward pass, a second of an update, one GEMM more of each MLP, a
+/// forward pass more but for its down projections, bits of the moments. Each says whether it changed
+/// something.
+const SWITCHES: [Switch; 5] = [
     ("trainer.pack_once = true", |recipe, _| {
         recipe.lora.is_none() && !std::mem::replace(&mut recipe.trainer.pack_once, true)
     }),
     ("actor.optim.offload = true", |recipe, plan| {
         recipe.lora.is_none() && !std::mem::replace(&mut plan.actor.optim.offload, true)
     }),
-    ("trainer.recompute = true", |recipe, _| !std::mem::replace(&mut recipe.trainer.recompute, true)),
+    ("trainer.recompute = \"mlp\"", |recipe, _| recompute_more(recipe, Recompute::Mlp)),
+    ("trainer.recompute = \"block\"", |recipe, _| recompute_more(recipe, Recompute::Block)),
     ("actor.optim.moments = \"8bit\"", |recipe, plan| {
         let moments = std::mem::replace(&mut plan.actor.optim.moments, MomentFormat::EightBit);
         recipe.lora.is_none() && moments != MomentFormat::EightBit
     }),
 ];
+
+/// Computes more again than so far, if it is more.
+fn recompute_more(recipe: &mut Recipe, what: Recompute) -> bool {
+    let more = recipe.trainer.recompute < what;
+    if more {
+        recipe.trainer.recompute = what;
+    }
+    more
+}
 
 impl MemoryPlan {
     /// [`MemoryPlan::check`] of a plan of reinforcement learning; the error says what would make it fit.

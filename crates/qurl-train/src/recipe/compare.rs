@@ -36,9 +36,10 @@ pub struct Changes {
 }
 
 /// Keys that no step depends on, and sections of such keys (with a dot at the end).
-const BOOKKEEPING: [&str; 13] = [
+const BOOKKEEPING: [&str; 14] = [
     "trainer.zero_stage",
     "trainer.pack_once",
+    "trainer.recompute",
     "actor.optim.offload",
     "critic.optim.offload",
     "sft.optim.offload",

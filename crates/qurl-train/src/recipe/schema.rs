@@ -6,6 +6,7 @@ use super::model::NewModel;
 use super::ranges::{self, End};
 use qurl_kernels::KvFormat;
 use qurl_kernels::{DeviceKind, Format};
+use qurl_model::compute::Recompute;
 use qurl_tasks::grader::Policy;
 use qurl_tasks::presets::{EVAL_PRESETS, TEMPLATES};
 use qurl_tasks::tasks::Kind;
@@ -32,6 +33,10 @@ pub(super) fn kv_formats(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn devices(_: &mut SchemaGenerator) -> Schema {
     names(DeviceKind::ALL.map(DeviceKind::name))
+}
+
+pub(super) fn recomputations(_: &mut SchemaGenerator) -> Schema {
+    names(Recompute::ALL.map(Recompute::name))
 }
 
 pub(super) fn families(_: &mut SchemaGenerator) -> Schema {

@@ -4,6 +4,7 @@ mod reference;
 
 use super::*;
 use qurl_kernels::Format;
+use qurl_model::compute::Recompute;
 
 const GOOD: &str = r#"
 [model.new]
@@ -360,4 +361,26 @@ fn a_run_continues_with_its_own_recipe_only() {
     let noisy = Recipe::parse(&text, "r.toml", &[noise.to_string()]).expect("good");
     let changes = against(&noisy, &[noise, "run.total_steps=9"]);
     assert_eq!(changes.refused.iter().map(|c| c.key.as_str()).collect::<Vec<_>>(), ["run.total_steps"]);
+}
+
+/// Recipes had true and false, and runs of theirs resume; they are written by name.
+#[test]
+fn recomputation_is_named_and_its_old_spelling_is_read() {
+    for (written, expected) in [
+        ("true", Recompute::Block),
+        ("false", Recompute::None),
+        ("\"block\"", Recompute::Block),
+        ("mlp", Recompute::Mlp),
+        ("none", Recompute::None),
+    ] {
+        let set = [format!("trainer.recompute={written}")];
+        let recipe = Recipe::parse(GOOD, "good.toml", &set).expect("a recipe");
+        assert_eq!(recipe.trainer.recompute, expected, "{written}");
+        let named = format!("recompute = \"{expected}\"");
+        assert!(recipe.to_toml().contains(&named), "{}", recipe.to_toml());
+    }
+    let error = Recipe::parse(GOOD, "good.toml", &["trainer.recompute=attention".to_string()]);
+    let error = error.expect_err("refused").to_string();
+    let expected = ["trainer.recompute", "attention", "none, mlp or block"];
+    assert!(expected.iter().all(|part| error.contains(part)), "{error}");
 }

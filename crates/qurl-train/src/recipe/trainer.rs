@@ -1,7 +1,8 @@
 //! `[trainer]`: how and where a run computes.
 
-use super::{Check, Recipe, RecipeError, Rollout, device_name, format_name, schema};
+use super::{Check, Recipe, RecipeError, Rollout, device_name, format_name, recompute_name, schema};
 use qurl_kernels::{DeviceKind, Format};
+use qurl_model::compute::Recompute;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -20,9 +21,13 @@ pub struct Trainer {
     /// Most tokens that are trained on at once, or one longest sequence where that has more. It bounds
     /// memory; results do not depend on it beyond rounding.
     pub micro_tokens: usize,
-    /// Keep only the inputs of the blocks and compute the rest again in the backward pass: less memory, a
-    /// third more work.
-    pub recompute: bool,
+    /// What of a block's forward pass is not kept and is computed again in the backward pass, the last block
+    /// apart, which changes no bit. `none`: nothing. `mlp`: the gate and up projections, which are most of
+    /// the activations. `block`: all but the down projection, so that only the inputs of blocks are kept;
+    /// the least memory. `true` and `false` are read as `block` and `none`.
+    #[serde(with = "recompute_name")]
+    #[schemars(schema_with = "schema::recomputations")]
+    pub recompute: Recompute,
     /// Pack the weights of blocks once, for the forward pass, and unpack a layer's where the backward pass
     /// needs them: 2 bytes a parameter of the blocks less memory in bf16, for a copy of each layer's weights
     /// in every backward pass. It changes no bit.
@@ -41,8 +46,8 @@ pub struct Trainer {
     /// none.
     pub save_freq: u64,
     /// Most memory of the device that a run may take, in MiB, with the driver's share: a run whose plan needs
-    /// more is refused, as one that the device does not hold. By default all that is free. On a CPU it is the
-    /// machine's memory.
+    /// more is refused, as one that the device does not hold, and on a GPU so is what it would allocate
+    /// beyond it later on. By default all that is free. On a CPU it is the machine's memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_budget_mb: Option<usize>,
     /// How many of the newest checkpoints are kept; a run resumes from the newest.
@@ -63,7 +68,7 @@ impl Default for Trainer {
             compute: Format::Bf16,
             forward: Forward::Full,
             micro_tokens: 2048,
-            recompute: false,
+            recompute: Recompute::None,
             pack_once: false,
             shards: 1,
             zero_stage: 1,

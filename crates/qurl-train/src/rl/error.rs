@@ -1,5 +1,6 @@
 //! Why a run of reinforcement learning stops.
 
+use crate::base::OtherBase;
 use crate::recipe::RecipeError;
 use crate::solve::{SolveError, Trouble};
 use crate::workers::PoolError;
@@ -79,6 +80,9 @@ pub enum TrainError {
     /// A checkpoint of a run with other problems.
     #[error("the problems of the task are not those that the run was begun with: its files were changed")]
     OtherProblems,
+    /// Adapters of another base.
+    #[error(transparent)]
+    OtherBase(#[from] OtherBase),
 }
 
 impl TrainError {

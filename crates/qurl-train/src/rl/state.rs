@@ -1,8 +1,10 @@
 //! The state of a run in and out: what a checkpoint holds of a trainer.
 
 use super::{RlTrainer, TrainError};
+use crate::base;
 use crate::checkpoint::Snapshot;
 use crate::divided::Frozen;
+use crate::start::StartAdapters;
 use qurl_kernels::{Device, Rounding};
 use qurl_model::{ModelConfig, Params};
 use qurl_quant::uaq;
@@ -29,7 +31,7 @@ impl<D: Device> RlTrainer<D> {
     pub fn snapshot(&mut self, recipe: &str) -> Result<Snapshot, TrainError> {
         let critic = self.critic.as_mut().map(|c| c.snapshot(&mut self.queue)).transpose()?;
         let reference = self.kept_reference().map(|_| self.start.weights.clone());
-        Ok(Snapshot::new(
+        let mut snapshot = Snapshot::new(
             self.step,
             self.drawn,
             recipe.to_string(),
@@ -40,7 +42,9 @@ impl<D: Device> RlTrainer<D> {
             reference,
             self.measured.clone(),
             self.lag.after(self.plan.rollout.old_versions_after(self.step)),
-        ))
+        );
+        snapshot.state.base = self.actor.base_sums().map(<[u64]>::to_vec);
+        Ok(snapshot)
     }
 
     /// The reference, where it is not the frozen base.
@@ -48,8 +52,9 @@ impl<D: Device> RlTrainer<D> {
         self.reference.as_ref().filter(|_| self.start.adapters.is_none())
     }
 
-    /// Takes over the state of a run with the same recipe.
-    pub fn restore(&mut self, snapshot: Snapshot) -> Result<(), TrainError> {
+    /// Takes over the state of a run with the same recipe; a warning where it cannot know whether the frozen
+    /// base is the same.
+    pub fn restore(&mut self, snapshot: Snapshot) -> Result<Option<String>, TrainError> {
         let there = [snapshot.critic.is_some(), snapshot.reference.is_some(), snapshot.measured.is_some()];
         let wanted = [self.critic.is_some(), self.kept_reference().is_some(), self.measured.is_some()];
         if there != wanted {
@@ -58,6 +63,12 @@ impl<D: Device> RlTrainer<D> {
         if snapshot.state.problems.is_some_and(|problems| problems != self.problems) {
             return Err(TrainError::OtherProblems);
         }
+        let warning = match (&self.start.adapters, self.actor.base_sums()) {
+            (Some(StartAdapters { dir, .. }), Some(own)) => {
+                base::check(dir, &self.start.config, own, snapshot.state.base.as_deref())?
+            }
+            _ => None,
+        };
         let found: Vec<u64> = snapshot.old.iter().map(|old| old.version).collect();
         let expected: Vec<u64> = self.plan.rollout.old_versions_after(snapshot.state.step).collect();
         if found != expected {
@@ -80,6 +91,7 @@ impl<D: Device> RlTrainer<D> {
         self.drawn = snapshot.state.drawn;
         let version = self.version()?;
         let (queue, master) = (&mut self.queue, &mut self.actor.master);
-        Ok(self.engine.load_with(version, |net| net.refresh_leaves(queue, master, Rounding::Nearest))?)
+        self.engine.load_with(version, |net| net.refresh_leaves(queue, master, Rounding::Nearest))?;
+        Ok(warning)
     }
 }

@@ -51,13 +51,14 @@ impl<'a, D: Device> SftRun<'a, D> {
     ) -> Result<SftRun<'a, D>, RunError> {
         let RunParts { path, store, from, mut log } = parts;
         let (lines, ranks) = (log.take_kept(), trainer.ranks().clone());
+        let mut warnings = Vec::new();
         let (before, validated) = match &from {
             Some((_, path)) => {
                 let snapshot = Snapshot::read(path, &start.config, &ranks).map_err(RunError::Resume)?;
                 let skipped = |line: &&Value| line["skipped_updates"].as_u64().is_some_and(|n| n > 0);
                 let skipped = lines.iter().rev().take_while(skipped).count();
                 let skipped = ranks.of_first(skipped).map_err(RunError::Exchange)?;
-                trainer.restore(&snapshot, skipped as u64)?;
+                warnings.extend(trainer.restore(&snapshot, skipped as u64)?);
                 (snapshot.state.validation_loss_before, snapshot.state.validation_loss)
             }
             None => (trainer.validation_loss()?, None),
@@ -84,7 +85,7 @@ impl<'a, D: Device> SftRun<'a, D> {
             seconds_before,
             before,
             validated,
-            warnings: Vec::new(),
+            warnings,
         })
     }
 

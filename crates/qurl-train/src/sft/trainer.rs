@@ -1,6 +1,7 @@
 //! A model that learns from examples: one step, the validation loss, and the state in and out.
 
 use super::{EpochOrder, Example, Examples, SftError, SftRecord};
+use crate::base;
 use crate::checkpoint::Snapshot;
 use crate::learner::{Learner, LearnerOptions, LossGradient, LossScope};
 use crate::optimizer::UpdateReport;
@@ -12,6 +13,7 @@ use qurl_kernels::{Device, DeviceError, Queue};
 use qurl_model::Params;
 use qurl_model::compute::{Batch, TapeOptions, Targets, whole_batch};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -31,6 +33,8 @@ pub struct SftTrainer<'a, D: Device> {
     skipped_in_a_row: u64,
     /// Tells the examples from others.
     fingerprint: u64,
+    /// The directory of the frozen base, where adapters are trained beside one.
+    base: Option<PathBuf>,
 }
 
 impl<'a, D: Device> SftTrainer<'a, D> {
@@ -55,6 +59,7 @@ impl<'a, D: Device> SftTrainer<'a, D> {
             adamw: sft.optim,
             lora: recipe.lora_options(),
         };
+        device.limit_memory(recipe.memory_limit());
         let mut queue = device.queue()?;
         let mut learner = Learner::from_start(&mut queue, &start.config, start.learner(), options, ranks)?;
         learner.work(&mut queue)?;
@@ -68,6 +73,7 @@ impl<'a, D: Device> SftTrainer<'a, D> {
             step: 0,
             skipped_in_a_row: 0,
             fingerprint: examples.fingerprint(),
+            base: start.adapters.as_ref().map(|adapters| adapters.dir.clone()),
         })
     }
 
@@ -172,7 +178,7 @@ impl<'a, D: Device> SftTrainer<'a, D> {
         let drawn = self.step * self.sft.batch_size as u64;
         let learner = self.learner.snapshot(&mut self.queue)?;
         let recipe = recipe.to_string();
-        Ok(Snapshot::new(
+        let mut snapshot = Snapshot::new(
             self.step,
             drawn,
             recipe,
@@ -183,19 +189,30 @@ impl<'a, D: Device> SftTrainer<'a, D> {
             None,
             None,
             Vec::new(),
-        ))
+        );
+        snapshot.state.base = self.learner.base_sums().map(<[u64]>::to_vec);
+        Ok(snapshot)
     }
 
     /// Takes over the state of a run with the same recipe, the last updates of which were skipped so many
-    /// times.
-    pub fn restore(&mut self, snapshot: &Snapshot, skipped_in_a_row: u64) -> Result<(), SftError> {
+    /// times; a warning where it cannot know whether the frozen base is the same.
+    pub fn restore(
+        &mut self,
+        snapshot: &Snapshot,
+        skipped_in_a_row: u64,
+    ) -> Result<Option<String>, SftError> {
         if snapshot.state.problems != Some(self.fingerprint) {
             return Err(SftError::OtherExamples);
         }
+        let config = self.learner.network().config();
+        let warning = match (&self.base, self.learner.base_sums()) {
+            (Some(dir), Some(own)) => base::check(dir, config, own, snapshot.state.base.as_deref())?,
+            _ => None,
+        };
         self.learner.restore(&mut self.queue, &snapshot.actor)?;
         self.step = snapshot.state.step;
         self.skipped_in_a_row = skipped_in_a_row;
-        Ok(())
+        Ok(warning)
     }
 }
 

@@ -4,7 +4,7 @@ use qurl_kernels::cpu::level::Level;
 use qurl_kernels::ops::Update;
 use qurl_kernels::types::{AdamW, MomentFormat, MomentShape};
 use qurl_kernels::{Cpu, Device, DeviceError, Format, Queue};
-use qurl_model::compute::{TapeOptions, score};
+use qurl_model::compute::{Recompute, TapeOptions, score};
 use qurl_model::hf;
 use qurl_train::learner::{Learner, LearnerOptions, LossGradient, LossScope};
 use qurl_train::optimizer::AdamWOptions;
@@ -73,7 +73,7 @@ fn ten_steps_of_training() {
     let golden = read("training.json");
     let ids: Vec<Vec<u32>> = serde_json::from_value(read("qwen2/golden.json")["ids"].clone()).expect("ids");
     let model = hf::load(&goldens().join("qwen2")).expect("model");
-    let tape = TapeOptions { rows: 64, sequences: 4, recompute: false };
+    let tape = TapeOptions { rows: 64, sequences: 4, recompute: Recompute::None };
     let adamw = AdamWOptions { weight_decay: 0.01, ..AdamWOptions::default() };
     let options = LearnerOptions {
         lora: None,
@@ -127,7 +127,7 @@ fn ten_steps_of_training() {
 #[test]
 fn non_finite_gradients_are_not_applied() {
     let model = hf::load(&goldens().join("qwen2")).expect("model");
-    let tape = TapeOptions { rows: 64, sequences: 4, recompute: false };
+    let tape = TapeOptions { rows: 64, sequences: 4, recompute: Recompute::None };
     let options = LearnerOptions {
         lora: None,
         compute: Format::F32,

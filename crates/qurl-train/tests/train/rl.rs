@@ -15,11 +15,12 @@ fn same_recipe_same_seed_same_records() {
     assert_ne!(run(&["trainer.seed=2"], 2), first);
 }
 
-/// Where weights and moments lie changes no bit.
+/// Where weights and moments lie, and what is kept of a forward pass, changes no bit.
 #[test]
-fn one_packed_copy_and_moments_on_the_host_have_the_same_records() {
-    for compute in ["trainer.compute=f32", "trainer.compute=bf16"] {
-        let more = ["trainer.pack_once=true", "actor.optim.offload=true", compute];
+fn one_packed_copy_moments_on_the_host_and_recomputation_have_the_same_records() {
+    for (compute, again) in [("f32", "mlp"), ("bf16", "block"), ("bf16", "mlp")] {
+        let (compute, again) = (&*format!("trainer.compute={compute}"), format!("trainer.recompute={again}"));
+        let more = ["trainer.pack_once=true", "actor.optim.offload=true", compute, &again];
         assert_eq!(run(&more, 2), run(&[compute], 2), "{compute}");
     }
 }

@@ -1,6 +1,7 @@
 //! `qurl plan`: what a recipe needs of several GPUs, before there are any. Memory of a rank by the run's own
 //! constructors, bytes that ranks send, and the time of a step by the cost model (`docs/scale.md`).
 
+use crate::device::gpu;
 use crate::input::{OrBad, bad};
 use crate::output::{self, out};
 use anyhow::Context;
@@ -22,9 +23,7 @@ const GIB: f64 = (1u64 << 30) as f64;
 
 /// Options of `qurl plan`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Example: qurl plan recipes/aime-dapo.toml --shape qwen2.5-7b --gpus 8 --gpu-memory 80"
-)]
+#[command(after_help = "Example: qurl plan recipes/aime-dapo.toml --shape qwen2.5-7b --gpus 8 --gpu h100")]
 pub struct Args {
     /// Recipe file
     recipe: PathBuf,
@@ -34,9 +33,13 @@ pub struct Args {
     /// GPUs, one rank each: a power of two
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024))]
     gpus: u16,
-    /// Memory of a GPU in GB (1e9 bytes)
-    #[arg(long, value_name = "GB", default_value_t = 141.0)]
-    gpu_memory: f64,
+    /// Kind of the GPUs, whose kernels and memory are planned with: h200, h100, a100-80, a100-40, l40s, l4,
+    /// a10, rtx3090, rtx4090 or rtx5090
+    #[arg(long, value_name = "KIND", default_value = "h200", value_parser = gpu)]
+    gpu: GpuProfile,
+    /// Memory of a GPU in GB (1e9 bytes), in place of what its kind has
+    #[arg(long, value_name = "GB")]
+    gpu_memory: Option<f64>,
     /// A published shape in place of the recipe's model, as qwen2.5-1.5b: no files are needed
     #[arg(long)]
     shape: Option<String>,
@@ -81,6 +84,7 @@ struct Report {
     total_gib: f64,
     /// Page-locked memory of a rank's host.
     on_host_gib: f64,
+    gpu: String,
     gpu_gib: f64,
     fits: bool,
     /// For 1, 2, 4, ... GPUs.
@@ -133,8 +137,9 @@ fn plan(args: &Args) -> anyhow::Result<Report> {
         let (given, limit) = (work.response, work.longest);
         return Err(bad(format!("--length {given}: expected at most data.max_response_length = {limit}")));
     }
-    let gpu =
-        Cuda::counting_as(&GpuProfile { memory: (args.gpu_memory * 1e9) as usize, ..GpuProfile::h200() });
+    let given = args.gpu_memory.map_or(args.gpu.memory, |gb| (gb * 1e9) as usize);
+    let profile = GpuProfile { memory: given, ..args.gpu.clone() };
+    let gpu = Cuda::counting_as(&profile);
     let mut rows: Vec<Row> = Vec::new();
     let mut memory = MemoryPlan::default();
     let mut alone = 0.0;
@@ -175,7 +180,8 @@ fn plan(args: &Args) -> anyhow::Result<Report> {
         phases_gib: gib(memory.phases()),
         total_gib: memory.total() as f64 / GIB,
         on_host_gib: memory.on_host() as f64 / GIB,
-        gpu_gib: args.gpu_memory * 1e9 / GIB,
+        gpu: profile.name,
+        gpu_gib: profile.memory as f64 / GIB,
         fits: fits(&gpu, &memory, gpus),
         rows,
     })
@@ -188,7 +194,7 @@ fn gib(parts: &[(String, usize)]) -> Vec<(String, f64)> {
 /// The rates that were given, each more than nothing.
 fn cluster(args: &Args) -> anyhow::Result<Cluster> {
     let rates = [
-        ("--gpu-memory", args.gpu_memory),
+        ("--gpu-memory", args.gpu_memory.unwrap_or(1.0)),
         ("--tflops", args.tflops),
         ("--memory-bandwidth", args.memory_bandwidth),
         ("--nvlink", args.nvlink),
@@ -254,9 +260,11 @@ fn text(report: &Report) -> String {
     let does = if report.fits { "fits" } else { "does not fit" };
     let _ = writeln!(
         text,
-        "memory of a rank of {gpus}: {:.1} GiB, {does} in {:.1} GiB (with {:.1} GiB for the driver)",
+        "memory of a rank of {gpus}: {:.1} GiB, {does} in {:.1} GiB (planned for {}, with {:.1} GiB for the \
+         driver)",
         report.total_gib,
         report.gpu_gib,
+        report.gpu,
         DRIVER_RESERVE as f64 / GIB
     );
     for (part, gib) in report.memory_gib.iter().filter(|(_, gib)| *gib >= 0.05) {

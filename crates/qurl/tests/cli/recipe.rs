@@ -572,6 +572,19 @@ fn a_plan_for_several_gpus_needs_none() {
     assert!(fits.status == 0 && fits.stdout.contains("GiB, fits in 74.5 GiB"), "{}", fits.stdout);
     let small = plan("aime-dapo", &["--shape", "qwen2.5-1.5b", "--gpu-memory", "16"]);
     assert!(small.status == 0 && small.stdout.contains("does not fit in 14.9 GiB"), "{}", small.stdout);
+    // What the project's own recipes promise, on the GPUs that they name, with the memory those have.
+    for (recipe, shape, more) in [
+        ("qwen-7b-whole", "qwen2.5-7b", &[][..]),
+        ("qwen-32b-lora", "qwen2.5-32b", &[]),
+        ("qwen-32b-lora", "qwen2.5-32b", &["--gpu", "a100-80", "--set", "rollout.kv_cache_mb=16384"]),
+        ("qwen-7b-grpo", "qwen2.5-7b", &["--gpu", "rtx4090"]),
+    ] {
+        let planned = plan(recipe, &[&["--shape", shape, "--gpus", "1", "--json"], more].concat()).json();
+        assert_eq!(planned["fits"], true, "{planned}");
+    }
+    let own = plan("tiny-grpo", &["--gpu", "rtx4090", "--gpu-memory", "10", "--gpus", "1"]);
+    let expected = "fits in 9.3 GiB (planned for NVIDIA GeForce RTX 4090";
+    assert!(own.status == 0 && own.stdout.contains(expected), "{}{}", own.stdout, own.stderr);
     let tiny = plan("tiny-grpo", &["--gpus", "2"]);
     assert!(tiny.status == 0 && tiny.stdout.contains("a new model"), "{}{}", tiny.stdout, tiny.stderr);
 }
@@ -579,6 +592,8 @@ fn a_plan_for_several_gpus_needs_none() {
 #[test]
 fn a_plan_that_makes_no_sense_is_refused_by_name() {
     plan("tiny-grpo", &["--gpus", "6"]).assert_bad(&["--gpus 6", "a power of two"]);
+    plan("tiny-grpo", &["--gpu-memory", "0"]).assert_bad(&["--gpu-memory 0", "more than 0"]);
+    plan("tiny-grpo", &["--gpu", "rtx4080"]).assert_bad(&["rtx4080", "h200", "rtx4090"]);
     plan("tiny-grpo", &["--network", "0"]).assert_bad(&["--network 0", "more than 0"]);
     plan("tiny-grpo", &["--length", "9999"]).assert_bad(&["--length 9999", "data.max_response_length"]);
     plan("aime-dapo", &["--shape", "qwen2.5-9b"]).assert_bad(&["qwen2.5-9b", "qwen2.5-7b"]);

@@ -7,7 +7,8 @@ use crate::naive;
 use crate::ops::Ops;
 use crate::support::{Random, as_operand, plus, rounding, wide};
 use qurl_kernels::ops::{
-    Adapter, AdapterBackward, Linear, LinearBackward, Mlp, MlpBackward, Norm, NormBackward, Output, Spread,
+    Adapter, AdapterBackward, Linear, LinearBackward, Mlp, MlpBackward, MlpPass, Norm, NormBackward, Output,
+    Spread,
 };
 use qurl_kernels::types::{AdapterBlock, AdapterBlocks, Rows};
 use qurl_kernels::{Device, Format, Queue};
@@ -292,10 +293,10 @@ fn mlp<D: Device>(formats: Formats, (rows, d, f, rank): (usize, usize, usize, us
         let ([a, b], [c, e]) = (&first.up(ops, format), &second.up(ops, format));
         let ([mut da, mut db], [mut dc, mut de]) = (first.gradients(ops), second.gradients(ops));
         let (mut kept, [mut y, mut alone]) = (ops.kept_mlp(rows, f, format), [(); 2].map(|_| ops.up(&i.x)));
-        for (x, kept) in [(&mut y, Some(&mut kept)), (&mut alone, None)] {
+        for (x, pass) in [(&mut y, MlpPass::Keep(&mut kept)), (&mut alone, MlpPass::Forward)] {
             let norm = Norm { gain, eps: EPS };
             let (gate_up_adapter, down_adapter) = (Some(Adapter { a, b }), Some(Adapter { a: c, b: e }));
-            ops.queue().mlp(Mlp { x, rows, norm, gate_up, down, gate_up_adapter, down_adapter, kept });
+            ops.queue().mlp(Mlp { x, rows, norm, gate_up, down, gate_up_adapter, down_adapter, pass });
         }
         let mut dx = ops.up(&i.dy);
         let (da_to, db_to, dc_to, de_to) = (&mut da, &mut db, &mut dc, &mut de);

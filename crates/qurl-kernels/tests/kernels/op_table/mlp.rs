@@ -4,7 +4,7 @@ use super::{Case, Want, sum_units};
 use crate::naive;
 use crate::ops::Ops;
 use crate::support::{Random, as_operand, plus, rounding, wide};
-use qurl_kernels::ops::{Mlp, MlpBackward, Norm, NormBackward};
+use qurl_kernels::ops::{Mlp, MlpBackward, MlpPass, Norm, NormBackward};
 use qurl_kernels::types::Rows;
 use qurl_kernels::{Device, Format, Queue};
 use std::rc::Rc;
@@ -76,7 +76,7 @@ fn forward<D: Device>(inputs: Rc<Inputs>, format: Format, rows: usize, d: usize,
             norm: norm(),
             gate_up,
             down,
-            kept: Some(&mut kept),
+            pass: MlpPass::Keep(&mut kept),
         });
         ops.queue().mlp(Mlp {
             gate_up_adapter: None,
@@ -86,7 +86,7 @@ fn forward<D: Device>(inputs: Rc<Inputs>, format: Format, rows: usize, d: usize,
             norm: norm(),
             gate_up,
             down,
-            kept: None,
+            pass: MlpPass::Forward,
         });
         [x, y].iter().map(|t| ops.down(t)).collect()
     };
@@ -116,9 +116,10 @@ fn backward<D: Device>(inputs: Rc<Inputs>, format: Format, rows: usize, d: usize
         let (x, gain) = (&ops.up(&i.x), &ops.up(&i.gain));
         let gate_up = &ops.trained(&i.gate_up, 2 * f, d, format);
         let down = &ops.trained(&i.down, d, f, format);
-        let run = |frozen: bool| {
+        let run = |frozen: bool, only: bool| {
             let (mut stream, mut kept) = (ops.up(&i.x), ops.kept_mlp(rows, f, format));
             let norm = Norm { gain, eps: EPS };
+            let pass = if only { MlpPass::KeepOnly(&mut kept) } else { MlpPass::Keep(&mut kept) };
             ops.queue().mlp(Mlp {
                 gate_up_adapter: None,
                 down_adapter: None,
@@ -127,7 +128,7 @@ fn backward<D: Device>(inputs: Rc<Inputs>, format: Format, rows: usize, d: usize
                 norm,
                 gate_up,
                 down,
-                kept: Some(&mut kept),
+                pass,
             });
             let (mut dgate_up, mut ddown) = (ops.up(&i.old_dgate_up), ops.up(&i.old_ddown));
             let (mut dgain, mut dx) = (ops.up(&i.old_dgain), ops.up(&i.dy));
@@ -145,10 +146,16 @@ fn backward<D: Device>(inputs: Rc<Inputs>, format: Format, rows: usize, d: usize
                 ddown: trained(&mut ddown),
                 dx: &mut dx,
             });
-            [dx, dgain, dgate_up, ddown]
+            [dx, dgain, dgate_up, ddown, stream].map(|t| ops.down(&t))
         };
-        let frozen = &run(true)[0];
-        run(false).iter().chain([frozen]).map(|t| ops.down(t)).collect()
+        let [all, frozen, again] = [run(false, false), run(true, false), run(false, true)];
+        // A pass that only keeps does so for the same gradients, and leaves the stream as it is.
+        let bits = |of: &[Vec<f64>]| of.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let same = bits(&all[..4]) == bits(&again[..4]);
+        assert!(same, "mlp {format} {rows}x{d}x{f}: gradients of what was kept alone");
+        let [dx, dgain, dgate_up, ddown, _] = all;
+        let [.., unread] = again;
+        vec![dx, dgain, dgate_up, ddown, frozen.into_iter().next().unwrap_or_default(), unread]
     };
     let want = move || {
         let i = &*inputs;
@@ -179,6 +186,7 @@ fn backward<D: Device>(inputs: Rc<Inputs>, format: Format, rows: usize, d: usize
             want("dgate_up", plus(dgate_up, &i.old_dgate_up), units(sum_units(rows) + sum_units(d))),
             Want::of_operands(format, "ddown", ddown, kept_units + 12.0 + sum_units(rows)),
             want("dx, all frozen", dx, units(sum_units(2 * f) + sum_units(d))),
+            Want::new("x, only kept", x, 0.0),
         ]
     };
     Case { name: format!("mlp backward {format} {rows}x{d}x{f}"), run: Box::new(run), want: Box::new(want) }

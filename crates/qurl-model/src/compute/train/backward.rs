@@ -48,15 +48,9 @@ impl<D: Device> Tape<D> {
         for index in (0..layers).rev() {
             next_backward(queue, weights, grads, index)?;
             let (net, block) = (weights.network(), weights.block(index));
-            if self.options.recompute {
-                // Run the block again from its input; the gradient waits in `hidden`.
-                std::mem::swap(&mut self.x, &mut self.hidden);
-                queue.copy(&self.inputs[index], &mut self.x, rows * d);
-                match ran {
-                    Some(ran) => self.run_block(queue, ran, ran.block(index), index),
-                    None => self.run_block(queue, net, block, index),
-                }
-                std::mem::swap(&mut self.x, &mut self.hidden);
+            match ran {
+                Some(ran) => self.run_again(queue, ran, ran.block(index), index),
+                None => self.run_again(queue, net, block, index),
             }
             let (dparams, dadapters) = grads.block(index);
             self.block_backward(queue, (net, block), index, dparams, dadapters);
@@ -82,8 +76,8 @@ impl<D: Device> Tape<D> {
         let Block { heads, params: w, adapters: low } = block;
         let dlow = adapters.map_or(no_adapters(), LayerAdapters::as_mut);
         let slots = net.adapters().map(Adapters::slots);
-        let acts = if self.options.recompute { &mut self.acts[0] } else { &mut self.acts[index] };
-        let Activations { qkv, kept: Some(Kept { qkv_raw, attention, lse, middle, mlp: kept }) } = acts
+        let (at, mlp_at) = self.options.recompute.places(index);
+        let Activations { qkv, kept: Some(Kept { qkv_raw, attention, lse, middle }) } = &mut self.acts[at]
         else {
             panic!("activations were not kept")
         };
@@ -98,7 +92,7 @@ impl<D: Device> Tape<D> {
             norm: NormBackward { gain, eps, dgain },
             gate_up: mlp.gate_up.weight(),
             down: mlp.down.weight(),
-            kept,
+            kept: &mut self.mlps[mlp_at],
             gate_up_adapter: gradient(
                 &low.gate_up,
                 slots.and_then(|slots| slots.gate_up.as_ref()),

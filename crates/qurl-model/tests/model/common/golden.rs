@@ -2,7 +2,7 @@
 //! needs.
 
 use qurl_kernels::{Device, Queue};
-use qurl_model::compute::TapeOptions;
+use qurl_model::compute::{Recompute, TapeOptions};
 use qurl_model::hf::peft::{self, LoadedAdapter};
 use qurl_model::params::{LeafLayout, Params, hf_names};
 use qurl_model::{ModelConfig, hf};
@@ -139,7 +139,7 @@ pub fn gradients_of(case: &Case, file: &str, leaves: Params<LeafLayout>) -> Para
 
 pub fn whole(golden: &Golden) -> TapeOptions {
     let rows = golden.ids.iter().map(Vec::len).sum();
-    TapeOptions { rows, sequences: golden.ids.len(), recompute: false }
+    TapeOptions { rows, sequences: golden.ids.len(), recompute: Recompute::None }
 }
 
 pub fn flatten<T: Copy>(sequences: &[Scored], f: impl Fn(&Scored) -> Vec<T>) -> Vec<T> {

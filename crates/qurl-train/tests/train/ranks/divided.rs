@@ -6,7 +6,7 @@ use qurl_kernels::collective::Collective;
 use qurl_kernels::types::HeadOutput;
 use qurl_kernels::{Cpu, Device, DeviceError, Format};
 use qurl_model::ModelConfig;
-use qurl_model::compute::{TapeOptions, Targets, whole_batch};
+use qurl_model::compute::{Recompute, TapeOptions, Targets, whole_batch};
 use qurl_train::learner::{Learner, LearnerOptions, LossGradient, LossScope};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::optimizer::AdamWOptions;
@@ -21,7 +21,7 @@ fn updated(collective: Collective, stage: usize, rows: usize, critic: bool) -> V
     let mut config = tiny::start(&recipe).0.config;
     config.tie_word_embeddings = false;
     let weights = qurl_model::params::init(&config, 7, critic);
-    let tape = TapeOptions { rows, sequences: 8, recompute: false };
+    let tape = TapeOptions { rows, sequences: 8, recompute: Recompute::None };
     let adamw = AdamWOptions::default();
     let options = LearnerOptions {
         compute: Format::Bf16,
@@ -84,7 +84,7 @@ fn a_head_of_its_own_and_a_value_head_have_the_same_bits_however_they_are_divide
 #[test]
 fn weights_and_moments_are_divided_and_gradients_counted_in_the_plan_of_a_rank() {
     let config = ModelConfig::named("qwen2.5-0.5b").expect("a known shape");
-    let tape = TapeOptions { rows: 1024, sequences: 8, recompute: true };
+    let tape = TapeOptions { rows: 1024, sequences: 8, recompute: Recompute::Block };
     let options = LearnerOptions {
         lora: None,
         compute: Format::Bf16,

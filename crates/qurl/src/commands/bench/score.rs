@@ -13,7 +13,7 @@ use crate::output::out;
 use qurl_kernels::Format;
 use qurl_kernels::types::KvFormat;
 use qurl_model::ModelConfig;
-use qurl_model::compute::{Network, NetworkOptions, Tape, TapeOptions, Targets, whole_batch};
+use qurl_model::compute::{Network, NetworkOptions, Recompute, Tape, TapeOptions, Targets, whole_batch};
 use qurl_model::rng::CounterRng;
 use serde::Serialize;
 use std::sync::Arc;
@@ -85,7 +85,11 @@ pub fn run<D: Machine>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
         let options = NetworkOptions { kv_format, ..options };
         let peaks = (D::peak_gflops(&mut queue, format)?, D::peak_gflops(&mut queue, Format::Bf16)?);
         let net = Network::<D>::random(&mut queue, &config, options, 7)?;
-        let tape = TapeOptions { rows: args.batch * args.length, sequences: args.batch, recompute: true };
+        let tape = TapeOptions {
+            rows: args.batch * args.length,
+            sequences: args.batch,
+            recompute: Recompute::Block,
+        };
         // The tape of an update keeps activations; scoring needs those of one block.
         let tape = Tape::with_kv(&*device, &net, kv_format, tape)?;
         networks.push((net, tape, peaks, Vec::new()));

@@ -23,7 +23,7 @@ use crate::output::{OutputError, out};
 use limits::Rates;
 use problems::Digits;
 use qurl_kernels::{Collective, Format, KvFormat};
-use qurl_model::compute::NetworkOptions;
+use qurl_model::compute::{NetworkOptions, Recompute};
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
 use qurl_model::{GenerationConfig, ModelConfig, Params, params};
 use qurl_rollout::{EngineOptions, EngineStats};
@@ -83,9 +83,10 @@ pub struct Args {
     /// Most tokens that are trained on at once; one longest sequence at least
     #[arg(long, default_value_t = 8192)]
     micro_tokens: usize,
-    /// Keep only the inputs of the blocks and compute them again in the backward pass
-    #[arg(long)]
-    recompute: bool,
+    /// Compute none, mlp or block again in the backward pass (see trainer.recompute); block if it is not said
+    #[arg(long, value_name = "WHAT", num_args = 0..=1, default_value_t = Recompute::None,
+        default_missing_value = "block")]
+    recompute: Recompute,
     /// Set any other key of the recipe
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -300,7 +301,7 @@ fn recipe(args: &Args, kv_cache_mb: usize) -> anyhow::Result<Recipe> {
          max_num_seqs = {max_num_seqs}\n\
          [actor]\nlr = 1e-7\nppo_mini_batch_size = {mini}\n\
          [run]\ntotal_steps = {}\nupdate_metrics_freq = 0\n\
-         [trainer]\nmicro_tokens = {micro_tokens}\nrecompute = {recompute}\n\
+         [trainer]\nmicro_tokens = {micro_tokens}\nrecompute = \"{recompute}\"\n\
          [algorithm]\nobjective = {{ type = \"acr\", c = 2.0 }}\n{algorithm}",
         args.steps + 1
     );

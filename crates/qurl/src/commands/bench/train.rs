@@ -12,7 +12,7 @@ use crate::output::out;
 use crate::system::peak_rss_mb;
 use qurl_kernels::{DeviceError, Format, Queue};
 use qurl_model::ModelConfig;
-use qurl_model::compute::{TapeOptions, Targets, whole_batch};
+use qurl_model::compute::{Recompute, TapeOptions, Targets, whole_batch};
 use qurl_model::rng::CounterRng;
 use qurl_train::learner::{Learner, LearnerOptions, LossGradient, LossScope};
 use qurl_train::memory::MemoryPlan;
@@ -45,9 +45,10 @@ pub struct Args {
     /// Shards that the gradients of a step are added up in, a power of two (see trainer.shards)
     #[arg(long, default_value_t = 1)]
     shards: usize,
-    /// Keep only the inputs of the blocks and compute them again in the backward pass
-    #[arg(long)]
-    recompute: bool,
+    /// Compute none, mlp or block again in the backward pass (see trainer.recompute); block if it is not said
+    #[arg(long, value_name = "WHAT", num_args = 0..=1, default_value_t = Recompute::None,
+        default_missing_value = "block")]
+    recompute: Recompute,
     /// Pack the weights of blocks for the forward pass alone (see trainer.pack_once)
     #[arg(long)]
     pack_once: bool,

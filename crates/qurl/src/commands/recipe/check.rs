@@ -6,12 +6,14 @@ use crate::device::{self, on_device};
 use crate::input::OrBad;
 use crate::output::{self, out};
 use anyhow::Context;
-use qurl_kernels::Device;
+use qurl_kernels::cuda::counting::GpuProfile;
+use qurl_kernels::{Cuda, Device};
+use qurl_model::ModelConfig;
 use qurl_tasks::reward::RewardRule;
 use qurl_tasks::task::{Dropped, Split, Task};
 use qurl_train::memory::MemoryPlan;
 use qurl_train::ranks::Ranks;
-use qurl_train::recipe::{Recipe, RlPlan, TaskSource};
+use qurl_train::recipe::{Recipe, RlPlan, Sft, TaskSource};
 use qurl_train::rl::{TrainError, prepare};
 use qurl_train::sft::{Examples, LeftOut};
 use qurl_train::solve::draw_problems;
@@ -36,6 +38,10 @@ pub struct Args {
     overrides: Vec<String>,
     #[command(flatten)]
     device: device::RecipeDevice,
+    /// Plan the memory for a GPU of this kind in place of the device: h200, h100, a100-80, a100-40, l40s, l4,
+    /// a10, rtx3090, rtx4090 or rtx5090
+    #[arg(long, value_name = "KIND", value_parser = device::gpu)]
+    gpu: Option<GpuProfile>,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -55,7 +61,7 @@ struct Report {
     reinforcement: Option<Reinforcement>,
     memory: Vec<Part>,
     memory_mib: usize,
-    memory_on: &'static str,
+    memory_on: String,
     /// Page-locked memory of the host.
     memory_on_host_mib: usize,
     /// Estimates, for sequences at half and at the whole of their limit.
@@ -125,15 +131,16 @@ impl Part {
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let recipe = args.device.put_into(Recipe::read(&args.recipe, &args.overrides).or_bad()?);
-    let report = on_device!(recipe.trainer.device, device => look(&device, &recipe)?);
+    let report = on_device!(recipe.trainer.device, device => look(&device, args.gpu.as_ref(), &recipe)?);
     match args.json {
         true => Ok(out!("{}", serde_json::to_string(&report)?)?),
         false => Ok(output::text(&text(&report))?),
     }
 }
 
-fn look<D: Machine>(on: &Arc<D>, recipe: &Recipe) -> anyhow::Result<Report> {
+fn look<D: Machine>(on: &Arc<D>, gpu: Option<&GpuProfile>, recipe: &Recipe) -> anyhow::Result<Report> {
     let device = &**on;
+    let planned_on = gpu.map(Cuda::counting_as);
     let file = recipe.file();
     let mut task = recipe.task.as_ref().map(TaskSource::problems).transpose().or_bad()?;
     let start = Start::of_sft(recipe, task.as_deref()).or_bad()?;
@@ -144,8 +151,11 @@ fn look<D: Machine>(on: &Arc<D>, recipe: &Recipe) -> anyhow::Result<Report> {
     let mut rl_plan = None;
     let supervised = match &recipe.sft {
         Some(sft) => {
-            let planned = MemoryPlan::of_sft(device, recipe, sft, &start.config, &Ranks::one(recipe));
-            memory = foreseen(device, planned.map_err(TrainError::from))?;
+            let config = &start.config;
+            memory = match &planned_on {
+                Some(gpu) => memory_of_sft(gpu, recipe, sft, config)?,
+                None => memory_of_sft(device, recipe, sft, config)?,
+            };
             let examples = Examples::open(sft, recipe.trainer.seed, &start, task.as_deref()).or_bad()?;
             warnings.extend(examples.count().and_then(|count| recipe.doubt_of_examples(count)));
             let LeftOut { too_long, too_long_to_validate, overlaps } = examples.left_out();
@@ -166,16 +176,12 @@ fn look<D: Machine>(on: &Arc<D>, recipe: &Recipe) -> anyhow::Result<Report> {
         if let Some(task) = task.as_deref_mut() {
             dropped = prepare(device, recipe, file, &start, task).or_bad()?;
         }
-        let (config, ranks) = (&start.config, Ranks::one(recipe));
-        memory = foreseen(device, MemoryPlan::of_rl(device, recipe, &plan, config, &ranks))?;
-        if let Some(memory) = &memory {
-            let fits = memory.check_rl(device, recipe, &plan, config, &ranks);
-            fits.or_bad().context("this recipe does not fit")?;
-        }
+        memory = match &planned_on {
+            Some(gpu) => memory_of_rl(gpu, recipe, &plan, &start.config)?,
+            None => memory_of_rl(device, recipe, &plan, &start.config)?,
+        };
         reinforcement = Some(step_of(&plan));
         rl_plan = Some(plan);
-    } else if let Some(memory) = &memory {
-        memory.check(device, recipe.memory_budget()).or_bad().context("this recipe does not fit")?;
     }
     let estimated = estimate(on, recipe, rl_plan.as_ref(), &start, task.as_deref());
     let (time_of_a_step, no_time) = match estimated {
@@ -205,7 +211,11 @@ fn look<D: Machine>(on: &Arc<D>, recipe: &Recipe) -> anyhow::Result<Report> {
         time_of_a_step,
         no_time,
         reinforcement,
-        memory_on: if device.memory().is_some() { "this device" } else { "a GPU such as NVIDIA H200" },
+        memory_on: match (gpu, device.memory()) {
+            (Some(gpu), _) => gpu.name.clone(),
+            (None, Some(_)) => "this device".to_string(),
+            (None, None) => "a GPU such as NVIDIA H200".to_string(),
+        },
         memory: memory.iter().flat_map(MemoryPlan::parts).map(Part::of).collect(),
         memory_mib: memory.as_ref().map_or(0, |memory| memory.total() >> 20),
         memory_on_host_mib: memory.map_or(0, |memory| memory.on_host() >> 20),
@@ -240,6 +250,37 @@ fn mean_prompt(recipe: &Recipe, start: &Start, task: &dyn Task) -> anyhow::Resul
     let lengths = problems.iter().map(|problem| Ok(start.encode(&problem.prompt).or_bad()?.len()));
     let tokens: usize = lengths.sum::<anyhow::Result<usize>>()?;
     Ok((tokens / problems.len().max(1)).max(1))
+}
+
+/// What supervised training takes of a device; an error where that does not hold it and nothing follows.
+fn memory_of_sft<P: Device>(
+    on: &P,
+    recipe: &Recipe,
+    sft: &Sft,
+    config: &ModelConfig,
+) -> anyhow::Result<Option<MemoryPlan>> {
+    let planned = MemoryPlan::of_sft(on, recipe, sft, config, &Ranks::one(recipe));
+    let memory = foreseen(on, planned.map_err(TrainError::from))?;
+    if let Some(memory) = memory.as_ref().filter(|_| recipe.run.is_none()) {
+        memory.check(on, recipe.memory_budget()).or_bad().context("this recipe does not fit")?;
+    }
+    Ok(memory)
+}
+
+/// What reinforcement learning takes of a device; an error where that does not hold it.
+fn memory_of_rl<P: Device>(
+    on: &P,
+    recipe: &Recipe,
+    plan: &RlPlan,
+    config: &ModelConfig,
+) -> anyhow::Result<Option<MemoryPlan>> {
+    let ranks = Ranks::one(recipe);
+    let memory = foreseen(on, MemoryPlan::of_rl(on, recipe, plan, config, &ranks))?;
+    if let Some(memory) = &memory {
+        let fits = memory.check_rl(on, recipe, plan, config, &ranks);
+        fits.or_bad().context("this recipe does not fit")?;
+    }
+    Ok(memory)
 }
 
 /// The plan; a device without memory of its own gets that of a GPU, where a GPU can do it.

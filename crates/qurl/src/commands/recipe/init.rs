@@ -352,7 +352,7 @@ fn learning(args: &Args, sizes: &Sizes) -> Vec<(&'static str, Vec<Line>)> {
     let trainer = vec![
         set("trainer.seed", "1"),
         Off("trainer.compute", "\"f32\""),
-        Off("trainer.recompute", "true"),
+        Off("trainer.recompute", "\"mlp\""),
         Off("trainer.device", "\"cuda\""),
     ];
     sections.push(("trainer", trainer));

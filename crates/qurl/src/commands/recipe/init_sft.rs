@@ -59,7 +59,7 @@ pub fn sections(args: &Args) -> anyhow::Result<Vec<(&'static str, Vec<Line>)>> {
         set("trainer.seed", "1"),
         set("trainer.save_freq", "100"),
         Off("trainer.compute", "\"f32\""),
-        Off("trainer.recompute", "true"),
+        Off("trainer.recompute", "\"mlp\""),
         Off("trainer.device", "\"cuda\""),
     ];
     sections.push(("trainer", trainer));
