@@ -134,12 +134,16 @@ impl App {
                 Some(_) => index as u64,
                 None => self.next_unseeded(),
             };
-            Request {
+            let mut request = Request {
                 top_logprobs: call.top,
                 prompt_logprobs: call.prompt_top.is_some(),
                 prompt_top_logprobs: call.prompt_top.unwrap_or(0),
                 ..call.wanted.request(&self.texts, prompt.clone(), number, self.seed, context)
+            };
+            if request.sampling.top_k as usize >= self.model.config.vocab_size {
+                request.sampling.top_k = 0; // all of them
             }
+            request
         };
         let (count, n) = (call.prompts.len(), call.wanted.n);
         let requests = call.prompts.iter().enumerate().map(request);

@@ -120,9 +120,14 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// A token id.
+pub fn id(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|id| u32::try_from(id).ok())
+}
+
 /// A list of token ids.
 pub fn ids(value: &Value) -> Option<Vec<u32>> {
-    value.as_array()?.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+    value.as_array()?.iter().map(id).collect()
 }
 
 /// Whether a value is empty: a list, an object or a text with nothing in it, or false.

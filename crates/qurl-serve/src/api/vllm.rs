@@ -57,7 +57,6 @@ pub async fn generate(
         if wanted.max_new == Some(0) {
             return Err(params.wrong("max_tokens", "at least 1"));
         }
-        let wanted = Wanted { max_new: wanted.max_new.or(Some(16)), ..wanted };
         let best = top(params, "logprobs")?;
         let prompt_top = top(params, "prompt_logprobs")?;
         let prompt_ids = fields.is("return_token_ids")?;
