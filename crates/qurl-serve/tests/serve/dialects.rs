@@ -125,7 +125,7 @@ fn cached_tokens_are_told() {
     assert_eq!(server.post("/generate", generate.clone(), 200)["meta_info"]["cached_tokens"], 0);
     let cached = server.post("/generate", generate.clone(), 200)["meta_info"]["cached_tokens"].clone();
     let count = cached.as_u64().expect("a number");
-    assert!(count >= 64 && count < 100 && count % 16 == 0, "{count}: whole pages, and not all");
+    assert!((64..100).contains(&count) && count.is_multiple_of(16), "{count}: whole pages, and not all");
     let mut stream = generate;
     stream["stream"] = json!(true);
     let events = server.events("/generate", stream);
