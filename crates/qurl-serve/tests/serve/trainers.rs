@@ -72,6 +72,7 @@ fn salts_set_prompts_apart() {
             "model": "tiny", "token_ids": vec![5; 64], "sampling_params": params, "cache_salt": salt,
         });
         let answer = server.post("/inference/v1/generate", body, 200);
+        server.get("/liveness"); // whose answer comes after what was counted
         let metrics = server.get("/metrics");
         let shared = metrics.as_str().and_then(|text| text.split("\nqurl_shared_tokens_total ").nth(1));
         let shared = shared.and_then(|rest| rest.lines().next()).expect("the metric").parse::<u64>();
