@@ -56,7 +56,12 @@ pub fn engine_of(config: ModelConfig, params: Params<Vec<f32>>) -> Ready {
     let mut queue = device.queue().expect("a queue");
     let options = NetworkOptions::inference(&config, Format::F32);
     let network = Network::of_leaves(&mut queue, &config, false, &mut leaves::<Cpu>(&params), options);
-    let options = EngineOptions { kv_bytes: 64 << 20, max_num_seqs: 64, ..EngineOptions::default() };
+    let options = EngineOptions {
+        kv_bytes: 64 << 20,
+        max_num_seqs: 64,
+        share_prefixes: true,
+        ..EngineOptions::default()
+    };
     let version = WeightVersion { version: 0, checksum: 1 };
     let engine = Engine::new(device, network.expect("a network"), version, options).expect("an engine");
     let generation = GenerationConfig::default();
