@@ -134,7 +134,8 @@ fn cached_tokens_are_told() {
     let details = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
     assert_eq!(details(&server.post("/v1/completions", body, 200)), cached);
     let body = json!({
-        "prompt": [prompt, prompt], "max_tokens": 1, "stream": true, "stream_options": {"include_usage": true},
+        "prompt": [prompt, prompt], "max_tokens": 1, "stream": true,
+        "stream_options": {"include_usage": true},
     });
     let events = server.events("/v1/completions", body);
     assert_eq!(details(events.last().expect("the usage")), json!(2 * count));

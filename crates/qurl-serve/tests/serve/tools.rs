@@ -95,7 +95,8 @@ fn both() -> Parsers {
 
 fn asked(ends_with: &str, tools: bool) -> Value {
     let mut body = json!({
-        "messages": [{"role": "user", "content": format!("10+2{ends_with}")}], "temperature": 0, "max_tokens": 40,
+        "messages": [{"role": "user", "content": format!("10+2{ends_with}")}], "temperature": 0,
+        "max_tokens": 40,
     });
     if tools {
         let parameters = json!({"type": "object", "properties": {"a": {}, "b": {}}});
