@@ -4,6 +4,9 @@ use super::document::StreamUsage;
 use super::error::ApiError;
 use serde_json::{Map, Value};
 
+/// Most bytes of a `cache_salt`, which every first page of its prompts keeps.
+const MAX_SALT: usize = 512;
+
 /// The keys of a JSON object. `null` counts as absent.
 #[derive(Clone, Copy)]
 pub struct Fields<'a>(&'a Map<String, Value>);
@@ -102,6 +105,16 @@ impl<'a> Fields<'a> {
         Ok(texts.unwrap_or_default())
     }
 
+    /// The `cache_salt`: texts that differ set apart what prompts share; prime-rl has one for every version
+    /// of the weights.
+    pub fn salt(self) -> Result<Vec<u32>, ApiError> {
+        let salt = self.text("cache_salt")?.unwrap_or_default();
+        if salt.len() > MAX_SALT {
+            return Err(self.wrong("cache_salt", &format!("a text of at most {MAX_SALT} bytes")));
+        }
+        Ok(salt.bytes().map(u32::from).collect())
+    }
+
     /// A list of token ids.
     pub fn ids(self, key: &str) -> Result<Option<Vec<u32>>, ApiError> {
         self.read(key, "a list of token ids", ids)
@@ -120,15 +133,21 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A list of token ids.
-pub fn ids(value: &Value) -> Option<Vec<u32>> {
-    value.as_array()?.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+/// A token id.
+pub fn id(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-/// Whether a value is empty: a list, an object or a text with nothing in it, or false.
+/// A list of token ids.
+pub fn ids(value: &Value) -> Option<Vec<u32>> {
+    value.as_array()?.iter().map(id).collect()
+}
+
+/// Whether a value is empty: an object or a text with nothing in it, null or false, or a list of such.
 pub fn is_empty(value: &Value) -> bool {
     match value {
-        Value::Array(list) => list.is_empty(),
+        Value::Null => true,
+        Value::Array(list) => list.iter().all(is_empty),
         Value::Object(map) => map.is_empty(),
         Value::String(text) => text.is_empty(),
         other => other == &Value::Bool(false),

@@ -5,9 +5,10 @@
 //! that is not known is ignored.
 
 use super::error::ApiError;
-use super::fields::{Fields, is_empty, is_number};
+use super::fields::{Fields, id, is_empty, is_number};
 use super::texts::Texts;
 use qurl_rollout::{Request, SampleKey, Sampling};
+use serde_json::Value;
 
 /// Most tokens whose log-probs are given at a place.
 pub const MAX_TOP: usize = 64;
@@ -15,6 +16,8 @@ pub const MAX_TOP: usize = 64;
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 4096;
 const MAX_STOP_IDS: usize = 1024;
+/// Temperatures below are greedy: the softmax of logits that are divided by less is one token.
+const LEAST_TEMPERATURE: f32 = 1e-3;
 
 /// Whose words a request speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +60,7 @@ impl Wanted {
         for key in ["repetition_penalty", "length_penalty"] {
             fields.refuse(key, is_number(1.0))?;
         }
-        const UNKNOWN: [&str; 22] = [
+        const UNKNOWN: [&str; 24] = [
             "logit_bias",
             "logits_processors",
             "custom_logit_processor",
@@ -80,9 +83,14 @@ impl Wanted {
             "image_data",
             "lora_path",
             "features",
+            "logprob_token_ids",
+            "thinking_token_budget",
         ];
         for key in UNKNOWN {
             fields.refuse(key, is_empty)?;
+        }
+        if let Some(custom) = fields.object("custom_params")? {
+            custom.refuse("return_top_p_token_ids", is_empty)?; // slime's, with a patched SGLang
         }
         fields.refuse("response_format", |format| format["type"] == "text")?;
 
@@ -93,10 +101,16 @@ impl Wanted {
         fields.refuse("best_of", |best| best.as_u64() == Some(n as u64))?;
         let top_k = match fields.i64("top_k")? {
             None | Some(-1 | 0) => 0,
-            Some(k) => u32::try_from(k).map_err(|_| fields.wrong("top_k", "-1 for all, or at least 1"))?,
+            // More than a vocabulary has are all of it: AReaL says 100000000 where it wants no limit.
+            Some(k @ 1..) => u32::try_from(k).unwrap_or(u32::MAX),
+            Some(_) => return Err(fields.wrong("top_k", "-1 for all, or at least 1")),
         };
         let sampling = Sampling {
-            temperature: fields.f32("temperature")?.unwrap_or(1.0),
+            temperature: match fields.f32("temperature")?.unwrap_or(1.0) {
+                // As good as the argmax, and what clients say who mean it.
+                tiny if (0.0..LEAST_TEMPERATURE).contains(&tiny) => 0.0,
+                temperature => temperature,
+            },
             top_p: fields.f32("top_p")?.unwrap_or(1.0),
             top_k,
             min_p: fields.f32("min_p")?.unwrap_or(0.0),
@@ -122,7 +136,11 @@ impl Wanted {
                 fields.wrong("stop", &format!("at most {MAX_STOPS} texts of {MAX_STOP_BYTES} bytes in all"))
             );
         }
-        let stop_ids = fields.ids("stop_token_ids")?.unwrap_or_default();
+        // A tokenizer that has no such token says null, and clients send that on.
+        let known = |list: &Vec<Value>| list.iter().filter(|id| !id.is_null()).map(id).collect();
+        let stop_ids =
+            fields.read("stop_token_ids", "a list of token ids", |list| list.as_array().and_then(known))?;
+        let stop_ids: Vec<u32> = stop_ids.unwrap_or_default();
         if stop_ids.len() > MAX_STOP_IDS {
             return Err(fields.wrong("stop_token_ids", &format!("at most {MAX_STOP_IDS} tokens")));
         }
@@ -173,10 +191,18 @@ impl Wanted {
     }
 }
 
-/// How many of the most probable tokens are wanted: a number up to [`MAX_TOP`].
-pub fn top(fields: Fields<'_>, key: &str) -> Result<Option<usize>, ApiError> {
-    match fields.usize(key)? {
-        Some(k) if k > MAX_TOP => Err(fields.wrong(key, &format!("at most {MAX_TOP}"))),
+/// How many of the most probable tokens are wanted: a number up to [`MAX_TOP`], or vLLM's -1 for the whole
+/// vocabulary where it is no larger.
+pub fn top(fields: Fields<'_>, key: &str, vocabulary: usize) -> Result<Option<usize>, ApiError> {
+    let count = match fields.i64(key)? {
+        Some(-1) => Some(vocabulary),
+        Some(k) => {
+            Some(usize::try_from(k).map_err(|_| fields.wrong(key, "0 or more, or -1 for all tokens"))?)
+        }
+        None => None,
+    };
+    match count {
+        Some(k) if k > MAX_TOP => Err(fields.wrong(key, &format!("at most {MAX_TOP} tokens"))),
         k => Ok(k),
     }
 }

@@ -19,6 +19,8 @@ use tokio::time::{sleep_until, timeout_at};
 const HELD_PIECES: usize = 16;
 /// Bytes of a piece from which on no more is added to it.
 const LONG_PIECE: usize = 32 << 10;
+/// Readers that are not told the encoding take ISO 8859-1, as HTTP once had it for texts.
+const EVENT_STREAM: &str = "text/event-stream; charset=utf-8";
 /// What all streams end with.
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
@@ -108,6 +110,7 @@ impl App {
                 };
             }
         });
-        Ok(([(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")], body).into_response())
+        let headers = [(CONTENT_TYPE, EVENT_STREAM), (CACHE_CONTROL, "no-cache")];
+        Ok((headers, body).into_response())
     }
 }

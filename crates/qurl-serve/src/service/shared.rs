@@ -76,6 +76,8 @@ pub struct Snapshot {
     pub pages: usize,
     /// Pages that somebody holds, or that are kept for requests to come.
     pub pages_used: usize,
+    /// Pages that requests in flight hold, as of a moment ago.
+    pub pages_in_use: usize,
     /// What the engine has counted.
     pub stats: EngineStats,
     /// Requests that ended, failed, were aborted, and whose clients left.
@@ -88,6 +90,10 @@ pub struct Snapshot {
     pub gone: u64,
     /// Requests that were refused because the queue was full.
     pub refused: u64,
+    /// Sequences that a stop token or a stop string ended.
+    pub stopped: u64,
+    /// Sequences that were as long as they may be.
+    pub cut: u64,
     /// Tokens of prompts of the requests that were taken up.
     pub prompt_tokens: u64,
     /// From arrival to the first token.

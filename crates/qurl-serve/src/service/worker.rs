@@ -3,12 +3,15 @@
 use super::shared::{Shared, Snapshot};
 use super::{Command, Failure, InFlight, Job, NewWeights, News, Numbers, PromptScores, Token, leaves};
 use qurl_kernels::{Device, Rounding};
-use qurl_rollout::{Engine, Group, RequestId, RolloutError, WeightVersion};
+use qurl_rollout::{Engine, FinishReason, Group, RequestId, RolloutError, WeightVersion};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
+
+/// How often the pages in use are counted, which goes over all pages of all sequences.
+const COUNT_EVERY: Duration = Duration::from_millis(200);
 
 /// A job in the engine.
 struct Active {
@@ -32,6 +35,8 @@ pub(super) struct Worker<D: Device> {
     shared: Arc<Shared>,
     /// What is published after every step.
     now: Snapshot,
+    /// When the pages in use were counted last.
+    counted: Instant,
     /// By the engine's numbers.
     active: BTreeMap<RequestId, Active>,
     numbers: Numbers,
@@ -57,6 +62,7 @@ impl<D: Device> Worker<D> {
             inbox,
             shared,
             now: Snapshot::default(),
+            counted: Instant::now(),
             active: BTreeMap::new(),
             numbers: Numbers::new(),
             held: VecDeque::new(),
@@ -293,6 +299,11 @@ impl<D: Device> Worker<D> {
                     Err(_) => Vec::new(),
                 };
                 let (id, logp, finish) = (token.token, token.logp, token.finish);
+                match finish.map(FinishReason::is_truncated) {
+                    Some(true) => self.now.cut += 1,
+                    Some(false) => self.now.stopped += 1,
+                    None => {}
+                }
                 active.tokens.push(Token { sample: token.sample, id, logp, top: best, finish });
                 match active.last[token.sample as usize].replace(now) {
                     None => self.now.first_token.add(now - active.job.arrived),
@@ -311,7 +322,8 @@ impl<D: Device> Worker<D> {
             self.now.done += 1;
             self.now.whole.add(active.job.arrived.elapsed());
         }
-        self.end(id, |_| News::Done(PromptScores { logprobs: group.prompt_logprobs, top: group.prompt_top }));
+        let (logprobs, top, cached) = (group.prompt_logprobs, group.prompt_top, group.cached_tokens);
+        self.end(id, |_| News::Done(PromptScores { logprobs, top, cached }));
     }
 
     fn publish(&mut self) {
@@ -323,6 +335,9 @@ impl<D: Device> Worker<D> {
         now.paused = self.paused.is_some();
         now.running = self.engine.running();
         (now.pages, now.pages_used) = (total, total - free);
+        if now.running == 0 || self.counted.elapsed() >= COUNT_EVERY {
+            (now.pages_in_use, self.counted) = (self.engine.pages_in_use(), Instant::now());
+        }
         now.stats = self.engine.stats();
         self.shared.publish(now);
     }

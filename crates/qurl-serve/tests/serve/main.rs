@@ -3,4 +3,7 @@
 
 mod answers;
 mod common;
+mod dialects;
 mod orders;
+mod tools;
+mod trainers;
