@@ -82,6 +82,7 @@ mod tests {
             prompt: vec![1],
             prompt_logprobs: Vec::new(),
             prompt_top: Vec::new(),
+            cached_tokens: 0,
             samples: vec![sample],
         }
     }
