@@ -39,7 +39,7 @@ const Settings& settings() {
     static const Settings found = {
         number("EMULATE_ARCH", 80), number("EMULATE_SMS", 16), number("EMULATE_SEED", 0),
         number("EMULATE_SECONDS", 300), (number("EMULATE_LATE", 0) & 1) != 0,
-        (number("EMULATE_LATE", 0) & 2) != 0,
+        (number("EMULATE_LATE", 0) & 2) != 0, (number("EMULATE_LATE", 0) & 4) != 0,
     };
     return found;
 }
@@ -307,6 +307,8 @@ static void run_block(Launch& launch, Block& block) {
     block.warps.resize((threads + 31) / 32);
     block.copies.resize(threads);
     block.bulk.resize(threads);
+    block.named.resize(threads);
+    for (auto& registers : block.named) registers.fill(0xffffffffu);
     block.live = threads;
     const Module& module = *launch.function->module;
     block.zero = module.dynamic() - DYNAMIC_AT - module.skew;

@@ -1,5 +1,6 @@
 // Blocks of threads as fibers of one thread of the machine.
 #pragma once
+#include <array>
 #include <atomic>
 #include <functional>
 #include <mutex>
@@ -15,7 +16,8 @@ namespace emu {
 // How the emulator is asked to behave (README.md).
 struct Settings {
     unsigned architecture, sms, seed, seconds;
-    bool late_copies, late_mmas;  // what runs in the background happens when it is waited for
+    // What runs in the background happens when it is waited for: in kernels, and kernels themselves.
+    bool late_copies, late_mmas, late_streams;
 };
 const Settings& settings();
 
@@ -62,6 +64,9 @@ struct Arrival {
     std::function<void()> copy;
 };
 
+// Registers of a thread that several texts of inline assembly name.
+const size_t NAMED_REGISTERS = 64;
+
 struct Module {
     std::string name;
     void* library;
@@ -96,6 +101,7 @@ struct Block {
     std::vector<Warp> warps;
     std::vector<Background> copies;  // of each thread
     std::vector<Background> bulk;
+    std::vector<std::array<uint32_t, NAMED_REGISTERS>> named;  // of each thread
     Barrier barriers[16];
     unsigned live;
     uint8_t* zero;  // where shared address 0 would be

@@ -64,6 +64,7 @@ const Instructions& plain_instructions() {
              global_store(e, s);
              signalled();
          }},
+        {"ld.global", global_load},
         {"st.global", global_store},
         {"red.global.add", global_store},
         {"setp.ne.b32", RUN {
@@ -127,6 +128,7 @@ const Instructions& plain_instructions() {
              }
              e.set(ITEM(0), (e.get(ITEM(1)) & 0xffff) | e.get(ITEM(2)) << 16);
          }},
+        {"mov.f32", RUN { e.set(ITEM(0), e.get(ITEM(1))); }},
         {"mov.b64", RUN { e.set(ITEM(0), (e.get(ITEM(1)) & 0xffffffff) | e.get(ITEM(2)) << 32); }},
         {"mov.u32 %tid.x", RUN { e.set(ITEM(0), (uint64_t)now->thread.x); }},
         {"mov.u32 %ctaid.x", RUN { e.set(ITEM(0), (uint64_t)block_index().x); }},

@@ -7,8 +7,9 @@
 
 namespace emu {
 
+// NAMED are registers of a thread that several texts name, by a number or (BY_OPERAND) an operand's value.
 struct Item {
-    enum { OPERAND, LOCAL, NUMBER, NOTHING } kind;
+    enum { OPERAND, LOCAL, NUMBER, NOTHING, NAMED, BY_OPERAND } kind;
     int64_t value;
 };
 struct Env;
@@ -26,11 +27,18 @@ struct Code {
 
 struct Env {
     const Operand* operands;
+    uint32_t* named;
     uint64_t locals[8] = {};
 
+    uint32_t& register_of(const Item& item) const {
+        uint64_t number = item.kind == Item::NAMED ? item.value : operands[item.value].bits;
+        if (number >= NAMED_REGISTERS) fail("register %lu of a thread", number);
+        return named[number];
+    }
     uint64_t get(const Item& item) const {
         if (item.kind == Item::LOCAL) return locals[item.value];
         if (item.kind == Item::NUMBER) return item.value;
+        if (item.kind != Item::OPERAND) return register_of(item);
         const Operand& o = operands[item.value];
         uint64_t bits = o.bits;
         if (o.at) bits = 0, std::memcpy(&bits, o.at, o.size);
@@ -44,6 +52,7 @@ struct Env {
     }
     void set(const Item& item, uint64_t bits) {
         if (item.kind == Item::LOCAL) locals[item.value] = bits;
+        if (item.kind == Item::NAMED || item.kind == Item::BY_OPERAND) register_of(item) = bits;
         if (item.kind != Item::OPERAND) return;
         const Operand& o = operands[item.value];
         std::memcpy(o.at, &bits, o.size);

@@ -15,7 +15,7 @@ mkdir -p "$to"
     [ -f "$to/libemulate.so" ] && [ "$(cat "$to/key" 2> /dev/null)" = "$key" ] && exit
     g++ -O2 -g -march=native -std=c++20 -Wall -fPIC -shared -fno-strict-aliasing "$here"/*.cpp \
         -o "$to/libemulate.so" -ldl -lpthread
-    cp "$here"/{kernel,runtime}.h "$to"
+    cp "$here"/{kernel.h,runtime.h,compiler.cpp} "$to"
     echo "$key" > "$to/key"
 ) 9> "$to/lock"
 export QURL_CUDA=$to/libemulate.so QURL_NVRTC=$to/libemulate.so QURL_CUBLASLT=/dev/null
