@@ -20,6 +20,7 @@ struct Statement {
     bool negated = false;
     int target = -1;  // of a branch
     void (*run)(Env&, const Statement&) = nullptr;
+    mutable int kind = 0;  // of numbers, once it has been asked for
 };
 struct Code {
     std::vector<Statement> statements;
