@@ -229,6 +229,8 @@ EXPORT int nvrtcCompileProgram(Program* p, int count, const char* const* options
                   kernels);
         std::string shim = folder();
         std::string flags = "-O2 -march=native -std=c++20 -ffp-contract=off -fno-strict-aliasing -shared";
+        // What a GPU faults on, or computes something else from (memory.cpp says where).
+        flags += " -fsanitize=alignment,bounds,shift-exponent -fsanitize-undefined-trap-on-error";
         // What it calls is found where it is loaded (driver.cpp).
         status = shell("g++ " + flags + " -I" + shim + " " + in + "/kernels.cpp -o " + in +
                            "/kernels.so -fPIC -w", p->log, in);

@@ -42,6 +42,7 @@ bool inside(Address at, size_t bytes, bool device) {
 // Names what was touched; the signal's own way on follows.
 void faulted(int number, siginfo_t* info, void*) {
     Address at = (Address)info->si_addr;
+    if (now && number == SIGILL) fail("an access that is not aligned, or an index or a shift out of bounds");
     if (mutex.try_lock()) {
         if (auto* found = owner(at)) {
             const Allocation& a = found->second;
@@ -60,7 +61,7 @@ void watch_faults() {
         struct sigaction action = {};
         action.sa_sigaction = faulted;
         action.sa_flags = SA_SIGINFO;
-        return sigaction(SIGSEGV, &action, nullptr) == 0;
+        return sigaction(SIGSEGV, &action, nullptr) == 0 && sigaction(SIGILL, &action, nullptr) == 0;
     }();
     (void)once;
 }

@@ -19,6 +19,9 @@ extern "C" __global__ void __launch_bounds__(64) fill(unsigned* to, unsigned val
     smem[threadIdx.x] = value;
     to[blockIdx.x * blockDim.x + threadIdx.x] = smem[threadIdx.x];
 }
+extern "C" __global__ void __launch_bounds__(64) four(unsigned* to, unsigned at) {
+    *(uint4*)(to + at) = uint4{1, 2, 3, 4};
+}
 """
 
 
@@ -54,7 +57,7 @@ def elsewhere(run):
     assert not wrong, wrong
 
 
-def function():
+def function(name=b"fill"):
     program, size = c.c_void_p(), c.c_size_t()
     call("nvrtcCreateProgram", c.byref(program), KERNEL, b"fill.cu", 0, None, None)
     call("nvrtcCompileProgram", program, 0, None)
@@ -63,7 +66,7 @@ def function():
     call("nvrtcGetCUBIN", program, image)
     call("nvrtcDestroyProgram", c.byref(program))
     module = made("cuModuleLoadData", image)
-    return made("cuModuleGetFunction", module, b"fill"), module
+    return made("cuModuleGetFunction", module, name), module
 
 
 def alloc(size):
@@ -163,8 +166,8 @@ def tensor_maps():
         place = c.create_string_buffer(256)
         to = (c.addressof(place) + 63) // 64 * 64 + shift
         call("cuTensorMapEncodeTiled", c.c_void_p(to), 0, 2, c.c_uint64(at.value + offset),
-             (c.c_uint64 * 2)(width, 64), (c.c_uint64 * 1)(stride), (c.c_uint * 2)(*box), (c.c_uint * 2)(1, 1),
-             0, swizzle, 3, 0, expect=0 if good and hopper else 1)
+             (c.c_uint64 * 2)(width, 64), (c.c_uint64 * 1)(stride), (c.c_uint * 2)(*box),
+             (c.c_uint * 2)(1, 1), 0, swizzle, 3, 0, expect=0 if good and hopper else 1)
 
     encode(True)
     encode(True, box=(16, 256), swizzle=0)
@@ -212,9 +215,26 @@ def stale():
     call("cuStreamSynchronize", stream)
 
 
+def askew():
+    """So does an access that is not aligned."""
+    call("cuCtxSetCurrent", made("cuDevicePrimaryCtxRetain", 0))
+    kernel, _ = function(b"four")
+    stream, at = made("cuStreamCreate", 1), alloc(1024)
+    for place in [4, 2]:
+        launch(kernel, stream, at.value, value=place)
+        call("cuStreamSynchronize", stream)
+        print("done", flush=True)
+
+
+def ends(what, says, after=""):
+    """What is wrong ends the program, with a reason."""
+    ended = subprocess.run([sys.executable, __file__, what], capture_output=True, text=True)
+    assert ended.returncode < 0 and says in ended.stderr and ended.stdout == after, ended
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["stale"]:
-        stale()
+    if sys.argv[1:]:
+        {"stale": stale, "askew": askew}[sys.argv[1]]()
         sys.exit()
     contexts()
     kernel, module = function()
@@ -222,6 +242,6 @@ if __name__ == "__main__":
     captures(kernel, module)
     tensor_maps()
     late(kernel)
-    ended = subprocess.run([sys.executable, __file__, "stale"], capture_output=True, text=True)
-    assert ended.returncode < 0 and "that was freed\nemulator: address" in ended.stderr, ended
+    ends("stale", "that was freed\nemulator: address")
+    ends("askew", "emulator: an access that is not aligned", after="done\n")
     print("the emulated driver keeps the rules")

@@ -18,6 +18,8 @@ mkdir -p "$to"
     cp "$here"/{kernel.h,runtime.h,compiler.cpp} "$to"
     echo "$key" > "$to/key"
 ) 9> "$to/lock"
-export QURL_CUDA=$to/libemulate.so QURL_NVRTC=$to/libemulate.so QURL_CUBLASLT=/dev/null
+export QURL_CUDA=$to/libemulate.so QURL_NVRTC=$to/libemulate.so
+# Another one, such as /dev/null, is a machine that has none.
+export QURL_CUBLASLT=${QURL_CUBLASLT-$to/libemulate.so}
 export XDG_CACHE_HOME=$to/cache
 exec "$@"
