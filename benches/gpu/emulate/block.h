@@ -18,6 +18,7 @@ struct Settings {
     unsigned architecture, sms, seed, seconds;
     // What runs in the background happens when it is waited for: in kernels, and kernels themselves.
     bool late_copies, late_mmas, late_streams;
+    bool early_kernels;  // kernels that may begin before the one before them has ended do
 };
 const Settings& settings();
 
@@ -88,6 +89,8 @@ struct Launch {
     unsigned shared;
     void** arguments;
     std::atomic<uint64_t> next{0};  // block
+    // Whether the kernel before has ended, and where it has not, whether the blocks that run wait for that.
+    std::atomic<bool> alone{true}, waits{false};
     std::mutex mutex;
     std::vector<std::thread> helpers;  // beside the thread that launches
 };
@@ -122,5 +125,9 @@ void barrier_sync(unsigned number, unsigned threads);
 void cluster_arrive();
 void cluster_wait();
 void run(const Function& function, Dim grid, Dim block, unsigned shared, void** arguments);
+// Runs the first blocks of a kernel up to where they wait for the kernel before it; gives the rest.
+std::function<void()> begin(const Function& function, Dim grid, Dim block, unsigned shared, void** arguments);
+// Until the kernel before has ended.
+void wait_for_previous();
 
 }  // namespace emu

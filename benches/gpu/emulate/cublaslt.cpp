@@ -1,7 +1,7 @@
 // The functions of libcublasLt that qurl uses (src/cuda/ffi.rs): GEMMs of bf16 whose sums are in f32.
 //
-// d = alpha a op(b) + beta c, in columns, as the library counts them. The order of its sums is its own, as on a
-// GPU.
+// d = alpha a op(b) + beta c, in columns, as the library counts them. The order of its sums is its own, as on
+// a GPU.
 #include <memory>
 #include "driver.h"
 #include "numbers.h"
@@ -113,5 +113,5 @@ EXPORT int cublasLtMatmul(
     if (!on_device(a, gemm.a.bytes()) || !on_device(b, gemm.b.bytes()) || !on_device(c, gemm.d.bytes()) ||
         !on_device(d, gemm.d.bytes()) || !on_device(workspace, bytes))
         return refuse(REFUSED, "a matrix outside of any allocation");
-    return issue(__func__, stream, [gemm] { gemm.run(); });
+    return issue(__func__, stream, {[gemm] { gemm.run(); }});
 }

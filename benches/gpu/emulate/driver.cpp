@@ -186,11 +186,19 @@ EXPORT int cuLaunchKernelEx(const Config* config, Handle function, void** argume
     for (unsigned i = 0; i < f.count; ++i) std::memcpy((*kept)[i].bytes, arguments[i], f.size(i));
     Dim grid = {config->grid[0], config->grid[1], config->grid[2]}, block = {config->block[0], 1, 1};
     unsigned shared = config->shared;
-    return issue(__func__, config->stream, [=, &f] {
+    auto list = [kept] {
         std::vector<void*> list;
         for (Place& place : *kept) list.push_back(place.bytes);
-        run(f, grid, block, shared, list.data());
-    });
+        return list;
+    };
+    Work work = {[=, &f] { run(f, grid, block, shared, list().data()); }, true};
+    if (config->count > 0)
+        work.begin = [=, &f] {
+            auto arguments = std::make_shared<std::vector<void*>>(list());
+            Run rest = begin(f, grid, block, shared, arguments->data());
+            return [kept, arguments, rest] { rest(); };
+        };
+    return issue(__func__, config->stream, std::move(work));
 }
 
 // What the TMA is told, as copies.cpp reads it. The rules are those of the driver's manual.

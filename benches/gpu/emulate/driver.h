@@ -6,7 +6,13 @@ namespace emu {
 
 typedef void* Handle;
 typedef uint64_t Address;
-typedef std::function<void()> Work;
+typedef std::function<void()> Run;
+struct Work {
+    Run run;
+    bool kernel = false;
+    // Of a kernel that may begin before the one before it has ended: begins it, and gives the rest.
+    std::function<Run()> begin = nullptr;
+};
 
 enum Status {
     OK = 0,
@@ -34,7 +40,7 @@ int refuse(int status, const char* format, ...) __attribute__((format(printf, 2,
 enum Kind { HARMLESS, UNSAFE };
 int may_call(const char* name, Kind kind);
 
-// A copy or a launch: recorded, done now, or done when somebody waits for the stream.
+// Copies and launches: recorded, done now, or done when somebody waits for the stream.
 int issue(const char* name, Handle stream, Work work);
 // All that was issued on any stream is done.
 void finish_all_streams();

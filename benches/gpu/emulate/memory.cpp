@@ -131,11 +131,11 @@ EXPORT int cuMemFreeHost(void* at) {
 
 // ---- copies -----------------------------------------------------------------------------------------------
 
-static int copied(const char* name, Handle stream, bool there, bool locked, Work work) {
+static int copied(const char* name, Handle stream, bool there, bool locked, Run run) {
     if (!there) return refuse(INVALID, "%s outside of any allocation", name);
     // The driver would read pageable memory now or later.
     if (int status = may_call(name, locked ? HARMLESS : UNSAFE)) return status;
-    return issue(name, stream, std::move(work));
+    return issue(name, stream, {std::move(run)});
 }
 EXPORT int cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Handle stream) {
     return copied(__func__, stream, on_device(to, bytes), page_locked(from, bytes),

@@ -51,6 +51,7 @@ static uint32_t lane_of(uint64_t word, int i) { return word >> (16 * i) & 0xffff
 const Instructions& plain_instructions() {
     static const Instructions all = {
         {"fence.", RUN {}},
+        {"griddepcontrol.wait", RUN { wait_for_previous(); }},
         {"griddepcontrol.", RUN {}},
         {"setmaxnreg.", RUN {}},
         {"createpolicy.", RUN { e.set(ITEM(0), (uint64_t)0); }},

@@ -22,6 +22,11 @@ extern "C" __global__ void __launch_bounds__(64) fill(unsigned* to, unsigned val
 extern "C" __global__ void __launch_bounds__(64) four(unsigned* to, unsigned at) {
     *(uint4*)(to + at) = uint4{1, 2, 3, 4};
 }
+extern "C" __global__ void __launch_bounds__(64) peek(unsigned* to, unsigned at) {
+    unsigned early = to[0];
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (threadIdx.x == 0) to[at] = early, to[at + 1] = to[0];
+}
 """
 
 
@@ -73,8 +78,12 @@ def alloc(size):
     return made("cuMemAlloc_v2", c.c_size_t(size), kind=c.c_uint64)
 
 
-def launch(kernel, stream, to, value=7, grid=(1, 1, 1), block=(64, 1, 1), shared=256, expect=0):
-    config = Config((c.c_uint * 3)(*grid), (c.c_uint * 3)(*block), shared, stream, None, 0)
+def launch(
+    kernel, stream, to, value=7, expect=0, grid=(1, 1, 1), block=(64, 1, 1), shared=256, overlaps=False
+):
+    overlap = (c.c_uint * 18)(6, 0, 1)  # programmatic stream serialization
+    place = c.addressof(overlap) if overlaps else None
+    config = Config((c.c_uint * 3)(*grid), (c.c_uint * 3)(*block), shared, stream, place, int(overlaps))
     arguments = [c.c_uint64(to), c.c_uint(value)]
     places = (c.c_void_p * 2)(*[c.addressof(argument) for argument in arguments])
     call("cuLaunchKernelEx", c.byref(config), kernel, places, None, expect=expect)
@@ -207,6 +216,37 @@ def late(kernel):
     assert words[0] == (2 if is_late else 1), words[0]
 
 
+def overlap(kernel):
+    """With EMULATE_LATE=12 a kernel that may begin before the one before it has ended does."""
+    peek, _ = function(b"peek")
+    stream, at, back = made("cuStreamCreate", 1), alloc(1024), made("cuMemHostAlloc", c.c_size_t(1024), 0)
+    words = c.cast(back, c.POINTER(c.c_uint))
+    begins = int(os.environ.get("EMULATE_LATE", 0)) & 12 == 12
+
+    def work():
+        launch(kernel, stream, at.value, value=5)
+        launch(peek, stream, at.value, value=100, overlaps=True)
+        launch(peek, stream, at.value, value=110, overlaps=True)
+
+    def look():
+        call("cuMemcpyDtoHAsync_v2", back, at, c.c_size_t(1024), stream)
+        call("cuStreamSynchronize", stream)
+        assert [words[i] for i in (100, 101, 110, 111)] == [1 if begins else 5, 5, 5, 5], "another order"
+
+    launch(kernel, stream, at.value, value=1)
+    call("cuStreamSynchronize", stream)
+    work()
+    look()
+    launch(kernel, stream, at.value, value=1)
+    call("cuStreamSynchronize", stream)
+    call("cuStreamBeginCapture_v2", stream, THREAD_LOCAL)
+    work()
+    graph = c.c_void_p()
+    call("cuStreamEndCapture", stream, c.byref(graph))
+    call("cuGraphLaunch", made("cuGraphInstantiateWithFlags", graph, c.c_uint64(0)), stream)
+    look()
+
+
 def stale():
     """A graph that is launched after memory of its was freed ends the program."""
     call("cuCtxSetCurrent", made("cuDevicePrimaryCtxRetain", 0))
@@ -242,6 +282,8 @@ if __name__ == "__main__":
     captures(kernel, module)
     tensor_maps()
     late(kernel)
+    if int(os.environ.get("EMULATE_ARCH", 80)) >= 90:
+        overlap(kernel)
     ends("stale", "that was freed\nemulator: address")
     ends("askew", "emulator: an access that is not aligned", after="done\n")
     print("the emulated driver keeps the rules")

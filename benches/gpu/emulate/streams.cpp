@@ -13,11 +13,23 @@ namespace emu {
 
 namespace {
 
+// Work in its order.
+struct Order {
+    Run begun;  // the rest of what is next, where that has begun
+
+    // A kernel begins before the one before it has ended, where both agree to it.
+    void run(const Work& work, const Work* next) {
+        Run rest = begun ? std::exchange(begun, nullptr) : work.run;
+        if (work.kernel && next && next->begin && settings().early_kernels) begun = next->begin();
+        rest();
+    }
+};
 struct Graph {
     std::vector<Work> work;
 };
 struct Stream {
     std::deque<Work> pending;
+    Order order;
     uint64_t issued = 0;
     std::atomic<uint64_t> done{0};
     // While it is captured: what, by whom, and whether that is still of use.
@@ -48,13 +60,14 @@ void run_until(Stream* stream, uint64_t number) {
     if (stream->done >= number) return;
     std::lock_guard<std::recursive_mutex> order(running);
     while (stream->done < number) {
-        Work work;
+        Work work, next;
         {
             std::lock_guard<std::mutex> lock(mutex);
             work = std::move(stream->pending.front());
             stream->pending.pop_front();
+            if (stream->done + 1 < number) next = stream->pending.front();
         }
-        work();
+        stream->order.run(work, &next);
         ++stream->done;
     }
 }
@@ -99,7 +112,7 @@ int issue(const char* name, Handle handle, Work work) {
         return OK;
     }
     lock.unlock();
-    work();
+    work.run();
     ++stream->done;
     return OK;
 }
@@ -190,7 +203,7 @@ EXPORT int cuStreamWaitEvent(Handle stream, Handle event, unsigned) {
     }
     // To the driver, one that was never recorded has passed.
     if (!found.stream) return OK;
-    return issue(__func__, stream, [=] { run_until(found.stream, found.at); });
+    return issue(__func__, stream, {[=] { run_until(found.stream, found.at); }});
 }
 EXPORT int cuEventSynchronize(Handle event) {
     MAY_CALL(UNSAFE);
@@ -245,9 +258,11 @@ EXPORT int cuGraphInstantiateWithFlags(Handle* exec, Handle graph, uint64_t) {
 EXPORT int cuGraphLaunch(Handle exec, Handle stream) {
     if (!known(graphs, exec)) return refuse(INVALID_HANDLE, "launching no graph");
     // A graph that is destroyed is kept until it has run.
-    return issue(__func__, stream, [graph = *(Graph*)exec] {
-        for (const Work& work : graph.work) work();
-    });
+    return issue(__func__, stream, {[graph = *(Graph*)exec] {
+                     Order order;
+                     for (size_t i = 0; i < graph.work.size(); ++i)
+                         order.run(graph.work[i], i + 1 < graph.work.size() ? &graph.work[i + 1] : nullptr);
+                 }});
 }
 static int destroy_graph(Handle graph) {
     if (!known(graphs, graph)) return refuse(INVALID_HANDLE, "destroying no graph");

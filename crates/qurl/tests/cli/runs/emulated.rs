@@ -102,7 +102,7 @@ fn check(architecture: &str) {
     let plain = run("plain", "0", &[]);
     assert!(plain.learned(), "no step has a gradient");
     let elsewhere = ["--set", "trainer.pack_once=true", "--set", "actor.optim.offload=true"];
-    run("elsewhere", "7", &elsewhere).assert_same_training(&plain, "packed once, offloaded, late");
+    run("elsewhere", "15", &elsewhere).assert_same_training(&plain, "packed once, offloaded, late");
     let mut killed = begin(&dir, "killed", architecture, "4", &[]);
     assert!(wait_for(&mut killed, || dir.join("killed/checkpoints/step-1").exists()), "it ended first");
     killed.kill().expect("killed");
