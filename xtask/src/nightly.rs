@@ -5,7 +5,7 @@ use crate::stages::cargo;
 use std::path::Path;
 
 /// What is run, and the arguments after `cargo`.
-const RUNS: [(&str, &[&str]); 4] = [
+const RUNS: [(&str, &[&str]); 5] = [
     (
         "a loss of power and a failing call at every moment of a run",
         &["test", "-p", "qurl-train", "--test", "train", "disk::", "--", "--nocapture"],
@@ -16,7 +16,11 @@ const RUNS: [(&str, &[&str]); 4] = [
         &["test", "-p", "qurl", "--test", "cli", "--", "--nocapture", "killed::", "references::"],
     ),
     (
-        "GEMMs of the CUDA backend on emulated devices",
+        "whole runs on emulated GPUs, one at a time",
+        &["test", "-p", "qurl", "--test", "cli", "--", "--nocapture", "--test-threads", "1", "emulated::"],
+    ),
+    (
+        "GEMMs and steps of the CUDA backend on emulated GPUs",
         &["test", "-p", "qurl-kernels", "--test", "kernels", "--", "--nocapture", "emulated::"],
     ),
 ];

@@ -8,6 +8,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 
 namespace emu {
 
@@ -39,7 +40,8 @@ const Settings& settings() {
     static const Settings found = {
         number("EMULATE_ARCH", 80), number("EMULATE_SMS", 16), number("EMULATE_SEED", 0),
         number("EMULATE_SECONDS", 300), (number("EMULATE_LATE", 0) & 1) != 0,
-        (number("EMULATE_LATE", 0) & 2) != 0,
+        (number("EMULATE_LATE", 0) & 2) != 0, (number("EMULATE_LATE", 0) & 4) != 0,
+        (number("EMULATE_LATE", 0) & 8) != 0,
     };
     return found;
 }
@@ -87,6 +89,10 @@ void poll() {
         if (time - since > std::chrono::seconds(settings().seconds)) fail("waits for ever");
     }
     give_way();
+}
+
+void wait_for_previous() {
+    while (!now->block->launch->alone) poll();
 }
 
 void signalled() {
@@ -307,6 +313,8 @@ static void run_block(Launch& launch, Block& block) {
     block.warps.resize((threads + 31) / 32);
     block.copies.resize(threads);
     block.bulk.resize(threads);
+    block.named.resize(threads);
+    for (auto& registers : block.named) registers.fill(0xffffffffu);
     block.live = threads;
     const Module& module = *launch.function->module;
     block.zero = module.dynamic() - DYNAMIC_AT - module.skew;
@@ -365,7 +373,13 @@ static void run_block(Launch& launch, Block& block) {
         }
         // Whoever waits for other blocks needs them to run.
         polls += block.polls - before;
-        if (block.polls - before == runs) sched_yield();
+        bool idle = block.polls - before == runs;
+        if (idle && !launch.alone) {
+            launch.waits = true;
+            std::this_thread::sleep_for(std::chrono::microseconds(200));
+        } else if (idle) {
+            sched_yield();
+        }
         if (polls > 1 << 12) polls = 0, add_worker(launch);
     }
     give_stacks(stack);
@@ -424,13 +438,17 @@ static void run_clusters(Launch& launch, unsigned cluster) {
     }
 }
 
-void run(const Function& function, Dim grid, Dim block, unsigned shared, void** arguments) {
-    Launch launch;
+static void describe(
+    Launch& launch, const Function& function, Dim grid, Dim block, unsigned shared, void** arguments
+) {
     launch.function = &function, launch.grid = grid, launch.block = block;
     launch.shared = shared, launch.arguments = arguments;
-    if (function.cluster > 1) return run_clusters(launch, function.cluster);
+}
+
+static void run(Launch& launch) {
+    if (launch.function->cluster > 1) return run_clusters(launch, launch.function->cluster);
     // Two blocks at a time, where there is some work; blocks that wait for others add workers.
-    if ((uint64_t)grid.x * grid.y * grid.z >= 8) add_worker(launch);
+    if ((uint64_t)launch.grid.x * launch.grid.y * launch.grid.z >= 8) add_worker(launch);
     worker(launch);
     // All blocks have begun: nobody adds workers any more.
     for (size_t i = 0;; ++i) {
@@ -440,6 +458,29 @@ void run(const Function& function, Dim grid, Dim block, unsigned shared, void** 
         lock.unlock();
         helper.join();
     }
+}
+
+void run(const Function& function, Dim grid, Dim block, unsigned shared, void** arguments) {
+    Launch launch;
+    describe(launch, function, grid, block, shared, arguments);
+    run(launch);
+}
+
+std::function<void()> begin(
+    const Function& function, Dim grid, Dim block, unsigned shared, void** arguments
+) {
+    auto launch = std::make_shared<Launch>();
+    describe(*launch, function, grid, block, shared, arguments);
+    launch->alone = false;
+    auto thread = std::make_shared<std::thread>([launch] {
+        run(*launch);
+        launch->waits = true;
+    });
+    while (!launch->waits) sched_yield();
+    return [launch, thread] {
+        launch->alone = true;
+        thread->join();
+    };
 }
 
 }  // namespace emu

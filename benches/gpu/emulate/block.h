@@ -1,5 +1,6 @@
 // Blocks of threads as fibers of one thread of the machine.
 #pragma once
+#include <array>
 #include <atomic>
 #include <functional>
 #include <mutex>
@@ -15,7 +16,9 @@ namespace emu {
 // How the emulator is asked to behave (README.md).
 struct Settings {
     unsigned architecture, sms, seed, seconds;
-    bool late_copies, late_mmas;  // what runs in the background happens when it is waited for
+    // What runs in the background happens when it is waited for: in kernels, and kernels themselves.
+    bool late_copies, late_mmas, late_streams;
+    bool early_kernels;  // kernels that may begin before the one before them has ended do
 };
 const Settings& settings();
 
@@ -62,6 +65,9 @@ struct Arrival {
     std::function<void()> copy;
 };
 
+// Registers of a thread that several texts of inline assembly name.
+const size_t NAMED_REGISTERS = 64;
+
 struct Module {
     std::string name;
     void* library;
@@ -83,6 +89,8 @@ struct Launch {
     unsigned shared;
     void** arguments;
     std::atomic<uint64_t> next{0};  // block
+    // Whether the kernel before has ended, and where it has not, whether the blocks that run wait for that.
+    std::atomic<bool> alone{true}, waits{false};
     std::mutex mutex;
     std::vector<std::thread> helpers;  // beside the thread that launches
 };
@@ -96,6 +104,7 @@ struct Block {
     std::vector<Warp> warps;
     std::vector<Background> copies;  // of each thread
     std::vector<Background> bulk;
+    std::vector<std::array<uint32_t, NAMED_REGISTERS>> named;  // of each thread
     Barrier barriers[16];
     unsigned live;
     uint8_t* zero;  // where shared address 0 would be
@@ -116,5 +125,9 @@ void barrier_sync(unsigned number, unsigned threads);
 void cluster_arrive();
 void cluster_wait();
 void run(const Function& function, Dim grid, Dim block, unsigned shared, void** arguments);
+// Runs the first blocks of a kernel up to where they wait for the kernel before it; gives the rest.
+std::function<void()> begin(const Function& function, Dim grid, Dim block, unsigned shared, void** arguments);
+// Until the kernel before has ended.
+void wait_for_previous();
 
 }  // namespace emu

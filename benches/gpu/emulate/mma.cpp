@@ -5,14 +5,20 @@
 
 namespace emu {
 
-enum Kind { KIND_BF16, KIND_F16, KIND_S8, KIND_E4M3 };
+enum Kind { KIND_UNKNOWN, KIND_BF16, KIND_F16, KIND_S8, KIND_E4M3 };
 
-static Kind kind_of(const std::string& name) {
-    if (name.find(".bf16.bf16") != std::string::npos) return KIND_BF16;
-    if (name.find(".f16.f16") != std::string::npos) return KIND_F16;
-    if (name.find(".s8.s8") != std::string::npos) return KIND_S8;
-    if (name.find(".e4m3.e4m3") != std::string::npos) return KIND_E4M3;
-    fail("no numbers of %s", name.c_str());
+// What is multiplied; looked up in a statement's name once.
+static Kind kind_of(const Statement& s) {
+    if (s.kind == KIND_UNKNOWN) {
+        auto has = [&](const char* text) { return s.name.find(text) != std::string::npos; };
+        s.kind = has(".bf16.bf16")   ? KIND_BF16
+                 : has(".f16.f16")   ? KIND_F16
+                 : has(".s8.s8")     ? KIND_S8
+                 : has(".e4m3.e4m3") ? KIND_E4M3
+                                     : KIND_UNKNOWN;
+        if (s.kind == KIND_UNKNOWN) fail("no numbers of %s", s.name.c_str());
+    }
+    return (Kind)s.kind;
 }
 
 static double number(Kind kind, uint32_t word, int i) {
@@ -31,12 +37,18 @@ static float cut_off(double x) {
     return std::fabs((double)f) > std::fabs(x) ? std::nextafter(f, 0.0f) : f;
 }
 
-// d[row][column] += sum of a[row][i] b[column][i]; sums of products are exact, and cut off once.
-static void add_product(
-    Kind kind, Env& lane, const Item& to, const double* a, const double* b, int count, bool adds
-) {
-    double sum = 0;
-    for (int i = 0; i < count; ++i) sum += a[i] * b[i];
+// Eight columns of a result, which are computed at once.
+typedef double Columns __attribute__((vector_size(64)));
+
+// A row of `a`, times k rows of eight columns; sums of products are exact, in order of k.
+static Columns row_times(const double* a, const Columns* b, int k, int stride) {
+    Columns sum = {};
+    for (int i = 0; i < k; ++i) sum += a[i] * b[i * stride];
+    return sum;
+}
+
+// d += sum, cut off once.
+static void add_sum(Kind kind, Env& lane, const Item& to, double sum, bool adds) {
     if (kind == KIND_S8) {
         int32_t before = adds ? (int32_t)lane.get(to) : 0;
         lane.set(to, (uint64_t)(uint32_t)(before + (int32_t)sum));
@@ -46,9 +58,10 @@ static void add_product(
 }
 
 static void mma(Gather& g, const Statement& s) {
-    Kind kind = kind_of(s.name);
+    Kind kind = kind_of(s);
     int each = per_word(kind), k = 8 * each;
-    double a[16][32], b[8][32];
+    double a[16][32];
+    Columns b[32], d[16];
     for (int lane = 0; lane < 32; ++lane) {
         const Env& e = *(Env*)g.items[lane];
         for (int i = 0; i < 4; ++i) {
@@ -59,45 +72,53 @@ static void mma(Gather& g, const Statement& s) {
         for (int i = 0; i < 2; ++i) {
             uint32_t word = e.get(s.items[8 + i]);
             for (int j = 0; j < each; ++j)
-                b[lane / 4][i * 4 * each + lane % 4 * each + j] = number(kind, word, j);
+                b[i * 4 * each + lane % 4 * each + j][lane / 4] = number(kind, word, j);
         }
     }
+    for (int row = 0; row < 16; ++row) d[row] = row_times(a[row], b, k, 1);
     for (int lane = 0; lane < 32; ++lane) {
         Env& e = *(Env*)g.items[lane];
         for (int i = 0; i < 4; ++i)
-            add_product(kind, e, s.items[i], a[lane / 4 + i / 2 * 8], b[lane % 4 * 2 + i % 2], k, true);
+            add_sum(kind, e, s.items[i], d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2], true);
     }
 }
 
-// An operand of wgmma in shared memory: rows of 128 bytes in groups of eight, swizzled over 128 bytes.
-static const uint8_t* operand_row(uint64_t descriptor, int row, int byte) {
+// An operand of wgmma in shared memory: lines of 128 bytes in groups of eight, swizzled over 128 bytes. Lines
+// are rows or columns of the matrix that are summed over (k), or, transposed, have 64 of those that are not.
+static const uint8_t* operand_at(uint64_t descriptor, bool transposed, int row, int k, int size) {
     if (descriptor >> 62 != 1) fail("an operand of wgmma that is not swizzled over 128 bytes");
-    uint32_t stride = (descriptor >> 32 & 0x3fff) << 4;
+    uint32_t stride = (descriptor >> 32 & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
     uint32_t low = (descriptor & 0x3fff) << 4;
     uint32_t begin = DYNAMIC_AT + now->block->launch->function->module->skew;
     uint32_t address = begin + ((low - begin) & 0x3ffff);
-    address += row / 8 * stride + row % 8 * 128 + byte;
+    address += transposed ? row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * size
+                          : row / 8 * stride + row % 8 * 128 + k * size;
     // What is swizzled are the bits of addresses.
     address ^= (address >> 7 & 7) << 4;
-    return shared(address, 1);
+    return shared(address, size);
 }
 
 // A warp's part of a wgmma: 16 of 64 rows, all columns.
 static void wgmma(const std::vector<Env*>& lanes, unsigned warp, const Statement& s) {
-    Kind kind = kind_of(s.name);
+    Kind kind = kind_of(s);
     int each = per_word(kind), k = 8 * each, columns = std::atoi(s.name.c_str() + s.name.find('n', 28) + 1);
     // Left operands in registers: four words, a descriptor, a predicate, scale-a, scale-b, transpose-b.
     int sums = columns / 2, left = s.items.size() == (size_t)sums + 9 ? 4 : 1;
     double a[16][32];
-    std::vector<double> b(columns * k);
+    int eights = columns / 8;
+    std::vector<Columns> b(eights * k);
     const Env& first = *lanes[0];
-    auto from_shared = [&](uint64_t descriptor, int row, double* to) {
-        for (int i = 0; i < k / each; ++i) {
-            uint32_t word;
-            std::memcpy(&word, operand_row(descriptor, row, i * 4), 4);
-            for (int j = 0; j < each; ++j) to[i * each + j] = number(kind, word, j);
+    bool transposed = left == 4 && first.get(s.items[sums + 8]);
+    auto from_shared = [&](uint64_t descriptor, bool transposed, int row, double* to) {
+        for (int i = 0; i < k; ++i) {
+            uint32_t word = 0;
+            std::memcpy(&word, operand_at(descriptor, transposed, row, i, 4 / each), 4 / each);
+            to[i] = number(kind, word, 0);
         }
     };
+    if (left == 1 && s.items.size() == (size_t)sums + 7)
+        for (int i : {5, 6})
+            if (first.get(s.items[sums + i])) fail("a transposed operand beside a left one in shared memory");
     if (left == 4) {
         for (int lane = 0; lane < 32; ++lane)
             for (int i = 0; i < 4; ++i) {
@@ -107,15 +128,21 @@ static void wgmma(const std::vector<Env*>& lanes, unsigned warp, const Statement
             }
     } else {
         for (int row = 0; row < 16; ++row)
-            from_shared(first.get(s.items[sums]), warp % 4 * 16 + row, a[row]);
+            from_shared(first.get(s.items[sums]), false, warp % 4 * 16 + row, a[row]);
     }
-    for (int column = 0; column < columns; ++column)
-        from_shared(first.get(s.items[sums + left]), column, &b[column * k]);
+    for (int column = 0; column < columns; ++column) {
+        double of_column[32];
+        from_shared(first.get(s.items[sums + left]), transposed, column, of_column);
+        for (int i = 0; i < k; ++i) b[i * eights + column / 8][column % 8] = of_column[i];
+    }
+    std::vector<Columns> d(16 * eights);
+    for (int row = 0; row < 16; ++row)
+        for (int i = 0; i < eights; ++i) d[row * eights + i] = row_times(a[row], &b[i], k, eights);
     bool adds = first.get(s.items[sums + left + 1]);
     for (int lane = 0; lane < 32; ++lane)
         for (int i = 0; i < sums; ++i)
-            add_product(kind, *lanes[lane], s.items[i], a[lane / 4 + i / 2 % 2 * 8],
-                        &b[(i / 4 * 8 + lane % 4 * 2 + i % 2) * k], k, adds);
+            add_sum(kind, *lanes[lane], s.items[i],
+                    d[(lane / 4 + i / 2 % 2 * 8) * eights + i / 4][lane % 4 * 2 + i % 2], adds);
 }
 
 // ---- matrices of 8 x 8 ------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ static uint32_t lane_of(uint64_t word, int i) { return word >> (16 * i) & 0xffff
 const Instructions& plain_instructions() {
     static const Instructions all = {
         {"fence.", RUN {}},
+        {"griddepcontrol.wait", RUN { wait_for_previous(); }},
         {"griddepcontrol.", RUN {}},
         {"setmaxnreg.", RUN {}},
         {"createpolicy.", RUN { e.set(ITEM(0), (uint64_t)0); }},
@@ -64,6 +65,7 @@ const Instructions& plain_instructions() {
              global_store(e, s);
              signalled();
          }},
+        {"ld.global", global_load},
         {"st.global", global_store},
         {"red.global.add", global_store},
         {"setp.ne.b32", RUN {
@@ -127,6 +129,7 @@ const Instructions& plain_instructions() {
              }
              e.set(ITEM(0), (e.get(ITEM(1)) & 0xffff) | e.get(ITEM(2)) << 16);
          }},
+        {"mov.f32", RUN { e.set(ITEM(0), e.get(ITEM(1))); }},
         {"mov.b64", RUN { e.set(ITEM(0), (e.get(ITEM(1)) & 0xffffffff) | e.get(ITEM(2)) << 32); }},
         {"mov.u32 %tid.x", RUN { e.set(ITEM(0), (uint64_t)now->thread.x); }},
         {"mov.u32 %ctaid.x", RUN { e.set(ITEM(0), (uint64_t)block_index().x); }},

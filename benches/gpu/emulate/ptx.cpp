@@ -1,7 +1,8 @@
 // Inline assembly: a text is parsed once into statements, and run with the operands of a thread. Of PTX it
-// knows registers of the text's own, predicates, labels and branches; the instructions are in mma.cpp,
-// copies.cpp and plain.cpp, as the PTX manual has them.
+// knows registers of the text's own and one array of them for all texts, predicates, labels and branches; the
+// instructions are in mma.cpp, copies.cpp and plain.cpp, as the PTX manual has them.
 #include "ptx.h"
+#include <algorithm>
 #include <map>
 
 namespace emu {
@@ -15,6 +16,9 @@ static std::string word_at(const std::string& t, size_t& i) {
     }
     return t.substr(from, i - from);
 }
+
+// The array of registers that all texts know, once a text has declared it (.reg .f32 name<64>).
+static std::string array;
 
 Site::Site(const char* text) : code(nullptr) {
     Code* c = new Code;
@@ -54,6 +58,10 @@ Site::Site(const char* text) : code(nullptr) {
             for (size_t k = at; k < rest.size();) {
                 if (std::isalpha((unsigned char)rest[k])) {
                     std::string local = word_at(rest, k);
+                    if (rest[k] == '<') {
+                        array = local;
+                        break;
+                    }
                     int next = locals.size();
                     locals[local] = next;
                 } else {
@@ -80,6 +88,9 @@ Site::Site(const char* text) : code(nullptr) {
             } else if (ch == '%') {
                 k += rest[k + 1] == '%' ? 2 : 1;
                 s.name += " %" + word_at(rest, k);
+            } else if (rest.compare(k, 2, "0f") == 0) {
+                s.items.push_back({Item::NUMBER, std::stoll(rest.substr(k + 2, 8), nullptr, 16)});
+                k += 10;
             } else if (std::isdigit((unsigned char)ch)) {
                 size_t length;
                 bool real = rest.find('.', k) != std::string::npos && s.name.rfind("createpolicy", 0) == 0;
@@ -92,8 +103,18 @@ Site::Site(const char* text) : code(nullptr) {
                 ++k;
             } else if (std::isalpha((unsigned char)ch)) {
                 std::string local = word_at(rest, k);
-                if (!locals.count(local)) fail("no register %s in: %s", local.c_str(), text);
-                s.items.push_back({Item::LOCAL, locals[local]});
+                std::string number = local.substr(std::min(local.size(), array.size()));
+                if (locals.count(local)) {
+                    s.items.push_back({Item::LOCAL, locals[local]});
+                } else if (array.empty() || local.compare(0, array.size(), array) != 0) {
+                    fail("no register %s in: %s", local.c_str(), text);
+                } else if (number.empty() && rest[k] == '%') {
+                    size_t length;
+                    s.items.push_back({Item::BY_OPERAND, std::stoll(rest.substr(k + 1), &length)});
+                    k += 1 + length;
+                } else {
+                    s.items.push_back({Item::NAMED, std::stoll(number)});
+                }
             } else {
                 ++k;
             }
@@ -113,6 +134,7 @@ Site::Site(const char* text) : code(nullptr) {
 void ptx(const Site& site, std::initializer_list<Operand> operands) {
     Env env;
     env.operands = operands.begin();
+    env.named = now->block->named[now->number].data();
     const std::vector<Statement>& all = site.code->statements;
     for (size_t i = 0; i < all.size(); ++i) {
         const Statement& s = all[i];

@@ -7,8 +7,9 @@
 
 namespace emu {
 
+// NAMED are registers of a thread that several texts name, by a number or (BY_OPERAND) an operand's value.
 struct Item {
-    enum { OPERAND, LOCAL, NUMBER, NOTHING } kind;
+    enum { OPERAND, LOCAL, NUMBER, NOTHING, NAMED, BY_OPERAND } kind;
     int64_t value;
 };
 struct Env;
@@ -19,6 +20,7 @@ struct Statement {
     bool negated = false;
     int target = -1;  // of a branch
     void (*run)(Env&, const Statement&) = nullptr;
+    mutable int kind = 0;  // of numbers, once it has been asked for
 };
 struct Code {
     std::vector<Statement> statements;
@@ -26,11 +28,18 @@ struct Code {
 
 struct Env {
     const Operand* operands;
+    uint32_t* named;
     uint64_t locals[8] = {};
 
+    uint32_t& register_of(const Item& item) const {
+        uint64_t number = item.kind == Item::NAMED ? item.value : operands[item.value].bits;
+        if (number >= NAMED_REGISTERS) fail("register %lu of a thread", number);
+        return named[number];
+    }
     uint64_t get(const Item& item) const {
         if (item.kind == Item::LOCAL) return locals[item.value];
         if (item.kind == Item::NUMBER) return item.value;
+        if (item.kind != Item::OPERAND) return register_of(item);
         const Operand& o = operands[item.value];
         uint64_t bits = o.bits;
         if (o.at) bits = 0, std::memcpy(&bits, o.at, o.size);
@@ -44,6 +53,7 @@ struct Env {
     }
     void set(const Item& item, uint64_t bits) {
         if (item.kind == Item::LOCAL) locals[item.value] = bits;
+        if (item.kind == Item::NAMED || item.kind == Item::BY_OPERAND) register_of(item) = bits;
         if (item.kind != Item::OPERAND) return;
         const Operand& o = operands[item.value];
         std::memcpy(o.at, &bits, o.size);

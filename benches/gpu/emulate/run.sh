@@ -15,9 +15,11 @@ mkdir -p "$to"
     [ -f "$to/libemulate.so" ] && [ "$(cat "$to/key" 2> /dev/null)" = "$key" ] && exit
     g++ -O2 -g -march=native -std=c++20 -Wall -fPIC -shared -fno-strict-aliasing "$here"/*.cpp \
         -o "$to/libemulate.so" -ldl -lpthread
-    cp "$here"/{kernel,runtime}.h "$to"
+    cp "$here"/{kernel.h,runtime.h,compiler.cpp} "$to"
     echo "$key" > "$to/key"
 ) 9> "$to/lock"
-export QURL_CUDA=$to/libemulate.so QURL_NVRTC=$to/libemulate.so QURL_CUBLASLT=/dev/null
+export QURL_CUDA=$to/libemulate.so QURL_NVRTC=$to/libemulate.so
+# Another one, such as /dev/null, is a machine that has none.
+export QURL_CUBLASLT=${QURL_CUBLASLT-$to/libemulate.so}
 export XDG_CACHE_HOME=$to/cache
 exec "$@"

@@ -9,19 +9,20 @@ const int FLASH_ROWS = 64;
 // Bytes of half a tile.
 const int HALF = FLASH_ROWS * 128;
 
-// d += left . right: 64 rows in registers by 16 columns, and a tile's N columns of 16 rows.
+// d += left . right: 64 rows in registers by 16 columns, and a tile's N columns of 16 rows. The registers are
+// the caller's own, since the MMA still reads them when this returns.
 template <int N>
-__device__ __forceinline__ void wgmma_across(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 right) {
+__device__ __forceinline__ void wgmma_across(float (&d)[N / 2], const u32* a, u64 right) {
     if constexpr (N == 64) {
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" REGS32
                      "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
                      : SUMS32("+f", 0)
-                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(right));
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right));
     } else {
         asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGS64
                      "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
                      : SUMS64("+f", 0)
-                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(right));
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right));
     }
 }
 
@@ -70,10 +71,8 @@ struct Left {
 template <int HD>
 __device__ __forceinline__ void accumulate(float (&sum)[HD / 2], const Left& left, u32 tile) {
 #pragma unroll
-    for (int k = 0; k < FLASH_ROWS / 16; ++k) {
-        const u32* a = left.a + 4 * k;
-        wgmma_across<HD>(sum, a[0], a[1], a[2], a[3], operand_across(tile + k * 16 * 128));
-    }
+    for (int k = 0; k < FLASH_ROWS / 16; ++k)
+        wgmma_across<HD>(sum, left.a + 4 * k, operand_across(tile + k * 16 * 128));
     commit_products();
 }
 

@@ -10,6 +10,7 @@ mod compare;
 mod data_sets;
 mod disk;
 mod dynamic;
+mod emulated;
 mod finished;
 mod interrupted;
 mod killed;
