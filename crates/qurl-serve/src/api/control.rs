@@ -9,7 +9,7 @@
 use super::error::ApiError;
 use super::fields::Fields;
 use super::{App, WeightSource, answer};
-use crate::service::{InFlight, NewWeights};
+use crate::service::{InFlight, LoadError, NewWeights};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
@@ -59,15 +59,17 @@ async fn update(
     in_flight: InFlight,
 ) -> Result<WeightVersion, ApiError> {
     let dir = allowed(app, dir)?;
-    // Weights of one update at a time are in memory, and versions are in the order of their numbers.
-    let _turn = app.turns.loading.lock().await;
+    // Weights of one update at a time are read, to the end even where its caller leaves; versions are in the
+    // order in which the engine gets them, and the newest one that it has not begun with replaces the others.
+    let turn = app.turns.loading.clone().lock_owned().await;
     let reading = dir.clone();
     let read = tokio::task::spawn_blocking(move || {
         let model = hf::load(&reading).map_err(|error| ApiError::bad(error.to_string()))?;
         let checksum = qurl_quant::checksum::host_params(&model.params);
-        Ok::<_, ApiError>((model, checksum))
+        Ok::<_, ApiError>((model, checksum, turn))
     });
-    let (model, checksum) = read.await.map_err(|_| ApiError::broken("reading the weights failed"))??;
+    let (model, checksum, turn) =
+        read.await.map_err(|_| ApiError::broken("reading the weights failed"))??;
     if !same_shape(&model.config, &app.model.config) || model.params.value_head.is_some() {
         let message = format!("{}: weights of another model than the one that is served", dir.display());
         return Err(ApiError::bad(message));
@@ -77,8 +79,12 @@ async fn update(
     if let Some(name) = name {
         app.label(version.version, name);
     }
-    let loaded = app.service.load(NewWeights { params: model.params, version, in_flight }).await?;
-    loaded.map_err(ApiError::broken)
+    let loading = app.service.load(NewWeights { params: model.params, version, in_flight });
+    drop(turn);
+    loading.await?.map_err(|error| match error {
+        LoadError::Superseded => ApiError::conflict(format!("{}: {error}", dir.display())),
+        LoadError::Failed(reason) => ApiError::broken(reason),
+    })
 }
 
 /// Whether both have the same weights in the same places, whatever their stop tokens.

@@ -111,6 +111,20 @@ pub struct NewWeights {
     pub in_flight: InFlight,
 }
 
+/// Why weights are not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// Newer ones came before these were begun with.
+    #[error("superseded: newer weights came before these were loaded")]
+    Superseded,
+    /// They cannot be loaded.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// What has come of new weights.
+type Loaded = Result<WeightVersion, LoadError>;
+
 /// What the worker is told.
 enum Command {
     /// Jobs that begin together, and so with the same weights.
@@ -121,7 +135,7 @@ enum Command {
     Abort(Option<BTreeSet<String>>, oneshot::Sender<usize>),
     Pause(InFlight, oneshot::Sender<()>),
     Resume(oneshot::Sender<()>),
-    Load(Box<NewWeights>, oneshot::Sender<Result<WeightVersion, String>>),
+    Load(Box<NewWeights>, oneshot::Sender<Loaded>),
     /// Forgets the pages that are kept for requests to come.
     Flush(oneshot::Sender<()>),
     /// Takes nothing more, finishes what is there.
@@ -249,15 +263,22 @@ impl Service {
         self.ask(Command::Flush).await
     }
 
-    /// Changes the weights; what the error says is for the caller.
-    pub async fn load(&self, weights: NewWeights) -> Result<Result<WeightVersion, String>, Refused> {
-        self.ask(|reply| Command::Load(Box::new(weights), reply)).await
+    /// Changes the weights. They are handed over by the call itself, so that of two calls the second one has
+    /// the newer; whoever drops what it returns before they are begun with does not want them any longer.
+    pub fn load(&self, weights: NewWeights) -> impl Future<Output = Result<Loaded, Refused>> + use<> {
+        self.ask(|reply| Command::Load(Box::new(weights), reply))
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Refused> {
+    fn ask<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> Command,
+    ) -> impl Future<Output = Result<T, Refused>> + use<T> {
         let (sender, reply) = oneshot::channel();
-        self.commands.send(command(sender)).map_err(|_| Refused::Ended)?;
-        reply.await.map_err(|_| Refused::Ended)
+        let sent = self.commands.send(command(sender)).map_err(|_| Refused::Ended);
+        async move {
+            sent?;
+            reply.await.map_err(|_| Refused::Ended)
+        }
     }
 
     /// What the engine is doing.

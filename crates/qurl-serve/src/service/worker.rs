@@ -1,9 +1,10 @@
 //! The thread that owns queue and engine: takes commands, steps, tells the owners of requests.
 
 use super::shared::{Shared, Snapshot};
-use super::{Command, Failure, InFlight, Job, NewWeights, News, Numbers, PromptScores, Token, leaves};
+use super::{Command, Failure, InFlight, Job, LoadError, Loaded, NewWeights, News, Numbers, PromptScores};
+use super::{Token, leaves};
 use qurl_kernels::{Device, Rounding};
-use qurl_rollout::{Engine, Group, RequestId, RolloutError, WeightVersion};
+use qurl_rollout::{Engine, Group, RequestId, RolloutError};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -22,7 +23,7 @@ struct Active {
 /// Weights to come, and who waits for them.
 struct Pending {
     weights: Box<NewWeights>,
-    reply: oneshot::Sender<Result<WeightVersion, String>>,
+    reply: oneshot::Sender<Loaded>,
 }
 
 pub(super) struct Worker<D: Device> {
@@ -37,7 +38,8 @@ pub(super) struct Worker<D: Device> {
     numbers: Numbers,
     /// Jobs that wait for a resume or for new weights.
     held: VecDeque<Job>,
-    loads: VecDeque<Pending>,
+    /// The newest weights that were not begun with: what came before them is not loaded any longer.
+    next: Option<Pending>,
     /// Set while paused: what happens to requests in flight, and who is told when it has.
     paused: Option<InFlight>,
     told: Vec<oneshot::Sender<()>>,
@@ -60,7 +62,7 @@ impl<D: Device> Worker<D> {
             active: BTreeMap::new(),
             numbers: Numbers::new(),
             held: VecDeque::new(),
-            loads: VecDeque::new(),
+            next: None,
             paused: None,
             told: Vec::new(),
             stopping: false,
@@ -107,13 +109,15 @@ impl<D: Device> Worker<D> {
 
     /// Does what waited for the end of the requests in flight.
     fn settle(&mut self) {
+        // Whoever has gone does not want the weights, and nobody need wait for them.
+        self.next.take_if(|next| next.reply.is_closed());
         if self.engine.unfinished() == 0 {
             for reply in std::mem::take(&mut self.told) {
                 self.reply(reply, ());
             }
             self.load();
         }
-        if self.paused.is_none() && self.loads.is_empty() {
+        if self.paused.is_none() && self.next.is_none() {
             while let Some(job) = self.held.pop_front() {
                 self.begin(job);
             }
@@ -128,13 +132,13 @@ impl<D: Device> Worker<D> {
 
     /// Whether there is something to compute. Frozen requests are let go where new weights wait for them.
     fn can_step(&self) -> bool {
-        let frozen = self.paused == Some(InFlight::Keep) && self.loads.is_empty() && !self.stopping;
+        let frozen = self.paused == Some(InFlight::Keep) && self.next.is_none() && !self.stopping;
         self.engine.unfinished() > 0 && !frozen
     }
 
     fn take(&mut self, command: Command) {
         match command {
-            Command::Jobs(jobs) if self.paused.is_some() || !self.loads.is_empty() => self.held.extend(jobs),
+            Command::Jobs(jobs) if self.paused.is_some() || self.next.is_some() => self.held.extend(jobs),
             Command::Jobs(jobs) => jobs.into_iter().for_each(|job| self.begin(job)),
             Command::Gone(number) => self.gone(number),
             Command::Abort(names, reply) => {
@@ -161,10 +165,15 @@ impl<D: Device> Worker<D> {
                 self.reply(reply, ());
             }
             Command::Load(weights, reply) => {
+                if reply.is_closed() {
+                    return;
+                }
                 if weights.in_flight == InFlight::Abort {
                     self.abort_active(None);
                 }
-                self.loads.push_back(Pending { weights, reply });
+                if let Some(older) = self.next.replace(Pending { weights, reply }) {
+                    _ = older.reply.send(Err(LoadError::Superseded));
+                }
             }
             Command::Flush(reply) => {
                 self.engine.forget_prefixes();
@@ -254,14 +263,14 @@ impl<D: Device> Worker<D> {
 
     /// Takes over the weights that wait. Nothing is in flight.
     fn load(&mut self) {
-        while let Some(Pending { weights, reply }) = self.loads.pop_front() {
-            let NewWeights { params, version, .. } = *weights;
-            let (engine, queue) = (&mut self.engine, &mut self.queue);
-            let loaded = engine.load_with(version, |network| {
-                network.refresh_leaves(queue, &mut leaves::<D>(&params), Rounding::Nearest)
-            });
-            self.reply(reply, loaded.map(|()| version).map_err(|error| error.to_string()));
-        }
+        let Some(Pending { weights, reply }) = self.next.take() else { return };
+        let NewWeights { params, version, .. } = *weights;
+        let (engine, queue) = (&mut self.engine, &mut self.queue);
+        let loaded = engine.load_with(version, |network| {
+            network.refresh_leaves(queue, &mut leaves::<D>(&params), Rounding::Nearest)
+        });
+        self.now.loads += u64::from(loaded.is_ok());
+        self.reply(reply, loaded.map(|()| version).map_err(|error| LoadError::Failed(error.to_string())));
     }
 
     fn step(&mut self) -> Result<(), String> {
