@@ -14,8 +14,9 @@ mod worker;
 
 pub use shared::{Histogram, Refused, Snapshot};
 
-use qurl_kernels::{Device, DeviceError};
+use qurl_kernels::Device;
 use qurl_model::Params;
+use qurl_model::hf::OpenModel;
 use qurl_rollout::{Engine, FinishReason, Request, WeightVersion};
 use shared::{Place, Shared};
 use std::collections::{BTreeMap, BTreeSet};
@@ -101,10 +102,18 @@ pub enum InFlight {
     Keep,
 }
 
+/// Where new weights are.
+pub enum NewParams {
+    /// On the host, in f32.
+    Host(Params<Vec<f32>>),
+    /// In files, from which they are read leaf by leaf: never are all of them on the host in full.
+    Files(Box<OpenModel>),
+}
+
 /// New weights.
 pub struct NewWeights {
-    /// All of them, in f32.
-    pub params: Params<Vec<f32>>,
+    /// All of them.
+    pub params: NewParams,
     /// What they are called.
     pub version: WeightVersion,
     /// What happens to the requests in flight.
@@ -289,33 +298,6 @@ impl Service {
     /// Whether requests can be computed.
     pub fn is_healthy(&self) -> bool {
         self.shared.snapshot().healthy
-    }
-}
-
-/// Weights on the host that are brought to the device leaf by leaf.
-struct OneByOne<'a, D: Device> {
-    params: Vec<&'a Vec<f32>>,
-    /// The last leaf that was asked for.
-    there: Option<(usize, D::Tensor)>,
-}
-
-/// [`Params`] on the host as leaves for a device: never is more than one of them there in full.
-pub fn leaves<D: Device>(params: &Params<Vec<f32>>) -> impl qurl_model::compute::Leaves<D> {
-    OneByOne { params: params.iter().collect(), there: None }
-}
-
-impl<D: Device> qurl_model::compute::Leaves<D> for OneByOne<'_, D> {
-    fn leaf(&mut self, queue: &mut D::Queue, index: usize) -> Result<&D::Tensor, DeviceError> {
-        use qurl_kernels::Queue as _;
-        if self.there.as_ref().is_none_or(|(there, _)| *there != index) {
-            self.there = None; // the old one goes before the new one comes
-            let leaf = queue.upload(self.params[index])?;
-            self.there = Some((index, leaf));
-        }
-        match &self.there {
-            Some((_, leaf)) => Ok(leaf),
-            None => unreachable!("it was just brought"),
-        }
     }
 }
 

@@ -1,9 +1,11 @@
 //! The thread that owns queue and engine: takes commands, steps, tells the owners of requests.
 
 use super::shared::{Shared, Snapshot};
-use super::{Command, Failure, InFlight, Job, LoadError, Loaded, NewWeights, News, Numbers, PromptScores};
-use super::{Token, leaves};
-use qurl_kernels::{Device, Rounding};
+use super::{Command, Failure, InFlight, Job, LoadError, Loaded, NewParams, NewWeights, News, Numbers};
+use super::{PromptScores, Token};
+use qurl_kernels::{Device, DeviceError, Rounding};
+use qurl_model::compute::{Base, BaseLeaves, Network};
+use qurl_quant::checksum::Summed;
 use qurl_rollout::{Engine, Group, RequestId, RolloutError};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -266,9 +268,8 @@ impl<D: Device> Worker<D> {
         let Some(Pending { weights, reply }) = self.next.take() else { return };
         let NewWeights { params, version, .. } = *weights;
         let (engine, queue) = (&mut self.engine, &mut self.queue);
-        let loaded = engine.load_with(version, |network| {
-            network.refresh_leaves(queue, &mut leaves::<D>(&params), Rounding::Nearest)
-        });
+        let loaded =
+            engine.load_with(version, |network| refresh::<D>(queue, network, &params, version.checksum));
         self.now.loads += u64::from(loaded.is_ok());
         self.reply(reply, loaded.map(|()| version).map_err(|error| LoadError::Failed(error.to_string())));
     }
@@ -334,5 +335,27 @@ impl<D: Device> Worker<D> {
         (now.pages, now.pages_used) = (total, total - free);
         now.stats = self.engine.stats();
         self.shared.publish(now);
+    }
+}
+
+/// Packs new weights. Files were read before, when their checksum was taken: what is packed must be that.
+fn refresh<D: Device>(
+    queue: &mut D::Queue,
+    network: &mut Network<D>,
+    params: &NewParams,
+    checksum: u64,
+) -> Result<(), DeviceError> {
+    match params {
+        NewParams::Host(params) => {
+            network.refresh_leaves(queue, &mut BaseLeaves::new(Base::Host(params)), Rounding::Nearest)
+        }
+        NewParams::Files(model) => {
+            let mut leaves = Summed::new(Base::Files(model));
+            network.refresh_leaves(queue, &mut leaves, Rounding::Nearest)?;
+            match leaves.total(queue)? == checksum {
+                true => Ok(()),
+                false => Err(DeviceError::Source("the files were changed while they were read".to_string())),
+            }
+        }
     }
 }

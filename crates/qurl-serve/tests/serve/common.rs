@@ -2,14 +2,13 @@
 
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::{Cpu, Device, Format};
-use qurl_model::compute::{Network, NetworkOptions};
+use qurl_model::compute::{Base, BaseLeaves, Network, NetworkOptions};
 use qurl_model::hf::LoadedModel;
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
 use qurl_model::{Dims, Family, GenerationConfig, ModelConfig, params};
 use qurl_rollout::{Engine, EngineOptions, WeightVersion};
 use qurl_serve::api::{ModelFacts, Texts};
 use qurl_serve::http::Listener;
-use qurl_serve::service::leaves;
 use qurl_serve::{ServerError, ServerOptions, serve};
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -46,7 +45,8 @@ pub fn engine() -> (<Cpu as Device>::Queue, Engine<Cpu>, LoadedModel) {
     let mut queue = device.queue().expect("a queue");
     let params = params::init(&config, 7, false);
     let options = NetworkOptions::inference(&config, Format::F32);
-    let network = Network::of_leaves(&mut queue, &config, false, &mut leaves::<Cpu>(&params), options);
+    let mut leaves = BaseLeaves::new(Base::Host(&params));
+    let network = Network::of_leaves(&mut queue, &config, false, &mut leaves, options);
     let options = EngineOptions { kv_bytes: 64 << 20, max_num_seqs: 64, ..EngineOptions::default() };
     let version = WeightVersion { version: 0, checksum: 1 };
     let engine = Engine::new(device, network.expect("a network"), version, options).expect("an engine");
@@ -71,7 +71,8 @@ impl Server {
     pub fn of(options: ServerOptions, with_text: bool) -> Server {
         let (queue, engine, model) = engine();
         let texts = match with_text {
-            true => Texts::new(&model, Some(tokenizer())).expect("no template to be wrong"),
+            true => Texts::new(&model.config, &model.generation, Some(tokenizer()))
+                .expect("no template to be wrong"),
             false => Texts::none(),
         };
         let facts = ModelFacts {

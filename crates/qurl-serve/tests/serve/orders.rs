@@ -4,7 +4,7 @@ use super::common::{CONTEXT, Server, engine};
 use qurl_rollout::{Request, WeightVersion};
 use qurl_serve::ServerOptions;
 use qurl_serve::http::runtime;
-use qurl_serve::service::{InFlight, LoadError, NewWeights, Service};
+use qurl_serve::service::{InFlight, LoadError, NewParams, NewWeights, Service};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::iter::once;
@@ -24,7 +24,7 @@ fn an_order_that_waits_ends_with_the_last_request() {
         runtime(1).expect("a runtime").block_on(async {
             let ticket = begin();
             let version = WeightVersion { version: 5, checksum: 2 };
-            let load = service.load(NewWeights { params: model.params, version, in_flight });
+            let load = service.load(NewWeights { params: NewParams::Host(model.params), version, in_flight });
             let loaded = timeout(patience, load).await.expect("the update ends");
             assert_eq!(loaded.expect("an engine"), Ok(version));
             drop(ticket);
@@ -49,7 +49,8 @@ fn only_the_newest_weights_that_somebody_waits_for_are_loaded() {
     let (service, _running) = Service::start(queue, engine, 8).expect("a thread");
     let load = |version| {
         let version = WeightVersion { version, checksum: 2 };
-        service.load(NewWeights { params: model.params.clone(), version, in_flight: InFlight::Wait })
+        let params = NewParams::Host(model.params.clone());
+        service.load(NewWeights { params, version, in_flight: InFlight::Wait })
     };
     runtime(1).expect("a runtime").block_on(async {
         // In flight until the ticket is dropped: 64 long samples.
