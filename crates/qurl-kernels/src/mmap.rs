@@ -10,13 +10,24 @@ use std::path::Path;
 
 /// The bytes of a file, mapped into memory until dropped.
 #[derive(Debug)]
-pub struct Mapped(memmap2::Mmap);
+pub struct Mapped {
+    map: memmap2::Mmap,
+    file: File,
+}
+
+impl Mapped {
+    /// Bytes that the file has now. Where they are fewer than those mapped, somebody has cut it, and to read
+    /// what is gone would end the process.
+    pub fn file_len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+}
 
 impl Deref for Mapped {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.0
+        &self.map
     }
 }
 
@@ -27,5 +38,5 @@ pub fn map_file(path: &Path) -> io::Result<Mapped> {
     // one over it, which leaves the mapped one intact. A foreign program that truncates the file while
     // it is mapped ends this process with a bus error; that is the accepted price of not copying it.
     let map = unsafe { memmap2::Mmap::map(&file)? };
-    Ok(Mapped(map))
+    Ok(Mapped { map, file })
 }

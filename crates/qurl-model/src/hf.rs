@@ -28,6 +28,7 @@ use crate::generation::GenerationConfig;
 use crate::params::{LeafLayout, Params, hf_names};
 use checkpoint::{Checkpoint, scale_name};
 
+const CONFIG: &str = "config.json";
 const BLOCKS: &str = "model.layers.";
 const EMBED: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
@@ -74,14 +75,33 @@ fn unused_warning(dir: &Path, names: &[String]) -> Option<String> {
 /// files then leave out is not missed (it is treated as tied).
 pub fn load(dir: &Path) -> Result<LoadedModel, HfError> {
     let OpenModel { config, generation, unused_tensors, checkpoint, layout } = open(dir)?;
+    check_memory(dir, config.param_count())?;
     let params = layout.try_map(|leaf| checkpoint.read_leaf(&leaf))?;
     Ok(LoadedModel { config, params, generation, unused_tensors })
 }
 
-/// [`load`] that leaves the weights where they are: they are checked when they are read, leaf by leaf.
+/// [`load`] that leaves the weights where they are. All are there with their shapes; whether their numbers are
+/// finite is seen when they are read, leaf by leaf.
 pub fn open(dir: &Path) -> Result<OpenModel, HfError> {
-    let mut config = ModelConfig::read(&dir.join("config.json"))?;
+    let config = ModelConfig::read(&dir.join(CONFIG))?;
     let generation = GenerationConfig::load(dir, &config)?;
+    open_weights(dir, config, generation)
+}
+
+/// [`open`] for other weights of a model that is known: a directory that has no `config.json`, as trainers
+/// write it for an engine, has that model's.
+pub fn open_update(dir: &Path, known: &ModelConfig) -> Result<OpenModel, HfError> {
+    match dir.join(CONFIG).exists() {
+        true => open(dir),
+        false => open_weights(dir, known.clone(), GenerationConfig::from_model(known)),
+    }
+}
+
+fn open_weights(
+    dir: &Path,
+    mut config: ModelConfig,
+    generation: GenerationConfig,
+) -> Result<OpenModel, HfError> {
     let checkpoint = Checkpoint::open(dir)?;
     let value_head = checkpoint.contains(VALUE_HEAD);
     if value_head && !checkpoint.contains(HEAD) {
@@ -94,9 +114,10 @@ pub fn open(dir: &Path) -> Result<OpenModel, HfError> {
     if config.tie_word_embeddings && checkpoint.contains(HEAD) {
         checkpoint.check_equal(EMBED, HEAD)?;
     }
-    check_memory(dir, config.param_count())?;
+    check_memory(dir, layout.iter().map(|leaf| leaf.info.len() as u64).max().unwrap_or(0))?;
     let unused_tensors = unused(&checkpoint, &layout, &config);
     check_blocks(dir, &config, &unused_tensors)?;
+    layout.iter().try_for_each(|leaf| checkpoint.check_leaf(leaf))?;
     Ok(OpenModel { config, generation, unused_tensors, checkpoint, layout })
 }
 

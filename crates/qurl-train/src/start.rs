@@ -150,6 +150,16 @@ impl Start {
         Start::with_tokenizer(dir, config, weights, generation, warning)
     }
 
+    /// Opens a Hugging Face directory to sample from it: its weights, of which there are none here, stay in its
+    /// files.
+    pub fn without_weights(dir: &Path) -> Result<(Start, OpenModel), StartError> {
+        let model = hf::open(dir)?;
+        let (config, generation) = (model.config.clone(), model.generation.clone());
+        let nothing = params::shapes(&config, false).map(|_| Vec::new());
+        let start = Start::with_tokenizer(dir, config, nothing, generation, model.warning(dir))?;
+        Ok((start, model))
+    }
+
     fn with_tokenizer(
         dir: &Path,
         config: ModelConfig,
@@ -168,11 +178,10 @@ impl Start {
 
     /// Opens a Hugging Face directory beside which adapters are trained: those of `path`, or new ones.
     fn open(dir: &Path, lora: Lora, path: Option<&Path>, seed: u64) -> Result<Start, StartError> {
-        let base = hf::open(dir)?;
-        let (config, generation) = (base.config.clone(), base.generation.clone());
+        let (mut start, base) = Start::without_weights(dir)?;
         let weights = match path {
             Some(path) => {
-                let adapter = peft::load(path, &config)?;
+                let adapter = peft::load(path, &base.config)?;
                 if adapter.lora != lora {
                     let path = path.display().to_string();
                     let (found, expected) = (adapter.lora.to_string(), lora.to_string());
@@ -180,10 +189,8 @@ impl Start {
                 }
                 adapter.params
             }
-            None => lora.init(&config, seed),
+            None => lora.init(&base.config, seed),
         };
-        let nothing = params::shapes(&config, false).map(|_| Vec::new());
-        let mut start = Start::with_tokenizer(dir, config, nothing, generation, base.warning(dir))?;
         let base = BaseSource::Files(Box::new(base));
         start.adapters = Some(StartAdapters { lora, weights, base, dir: dir.to_path_buf() });
         Ok(start)

@@ -8,7 +8,7 @@ use crate::packing::Packing;
 use qurl_kernels::{Device, Queue};
 use qurl_model::chat::{ChatTemplate, Message};
 use qurl_model::compute::NetworkOptions;
-use qurl_model::hf::LoadedModel;
+use qurl_model::hf::OpenModel;
 use qurl_model::tokenizer::{StreamDecoder, Tokenizer, TokenizerError};
 use qurl_rollout::{Engine, EngineOptions, Group, Request, SampleKey, Sampling, WeightVersion};
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ pub struct Texts {
 }
 
 impl Texts {
-    fn load(args: &SamplerArgs, model: &LoadedModel, needed: bool) -> anyhow::Result<Texts> {
+    fn load(args: &SamplerArgs, model: &OpenModel, needed: bool) -> anyhow::Result<Texts> {
         let dir = args.model.clone();
         model.generation.check_end_tokens(&model.config, &dir).or_bad()?;
         let tokenizer = match Tokenizer::load(&dir) {
@@ -131,7 +131,7 @@ impl<D: Device> Sampler<D> {
         needed: bool,
         size: impl FnOnce(&Texts) -> anyhow::Result<Size>,
     ) -> anyhow::Result<Sampler<D>> {
-        let model = model::load(&args.model)?;
+        let model = model::open(&args.model)?;
         let texts = Texts::load(args, &model, needed)?;
         let Size { sequences, positions } = size(&texts)?;
         let request = Request {
@@ -147,7 +147,7 @@ impl<D: Device> Sampler<D> {
             ..Request::new(Vec::new(), args.max_new)
         };
         let mut queue = device.queue()?;
-        let mut engine = engine(&mut queue, args, model, sequences, positions)?;
+        let mut engine = engine(&mut queue, args, &model, sequences, positions)?;
         if let Some(tokenizer) = &texts.tokenizer {
             let tokenizer = tokenizer.clone();
             // A decoder fails on ids without a token only, and the engine's are the model's own.
@@ -185,7 +185,7 @@ impl<D: Device> Sampler<D> {
 }
 
 /// Tokens that end a sample.
-fn stop_ids(model: &LoadedModel, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
+fn stop_ids(model: &OpenModel, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
     let mut ids = model.generation.eos_token_ids.clone();
     ids.extend(&model.config.eos_token_ids);
     ids.extend(tokenizer.and_then(Tokenizer::eos));
@@ -197,15 +197,14 @@ fn stop_ids(model: &LoadedModel, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
 fn engine<D: Device>(
     queue: &mut D::Queue,
     args: &SamplerArgs,
-    model: LoadedModel,
+    model: &OpenModel,
     sequences: usize,
     positions: usize,
 ) -> anyhow::Result<Engine<D>> {
-    let LoadedModel { config, params, .. } = model;
+    let config = &model.config;
     let positions = positions.min(config.max_position_embeddings);
-    let options = NetworkOptions { positions, ..args.packing.options(&config) };
-    let network = args.adapter.network::<D>(queue, &config, &params, options)?;
-    drop(params);
+    let options = NetworkOptions { positions, ..args.packing.options(config) };
+    let (network, _) = args.adapter.network::<D>(queue, &args.model, model, options)?;
     let defaults = EngineOptions::default();
     let device = queue.device().clone();
     let layer_page = device.kv_page_bytes(network.kv_shape(1, defaults.page_size));

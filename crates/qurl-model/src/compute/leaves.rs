@@ -44,6 +44,18 @@ pub enum Base<'a> {
     Zeros(&'a [usize]),
 }
 
+impl Base<'_> {
+    /// How many leaves there are.
+    pub fn leaves(&self) -> usize {
+        match self {
+            Base::Host(params) => params.iter().len(),
+            Base::Files(model) => model.leaves(),
+            Base::Random(config, _) => shapes(config, false).iter().len(),
+            Base::Zeros(lengths) => lengths.len(),
+        }
+    }
+}
+
 /// A [`Base`] on its way to the device, where one leaf is at a time.
 pub struct BaseLeaves<'a, D: Device> {
     base: Base<'a>,

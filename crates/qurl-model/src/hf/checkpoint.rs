@@ -179,10 +179,19 @@ impl Checkpoint {
         }
     }
 
+    /// An error unless all tensors of a leaf are there with the shapes that the model asks for.
+    pub fn check_leaf(&self, leaf: &LeafLayout) -> Result<(), HfError> {
+        leaf.tensors.iter().try_for_each(|tensor| self.find_shaped(tensor).map(drop))
+    }
+
     /// Gathers the tensors of one fused leaf into one vector.
     pub fn read_leaf(&self, leaf: &LeafLayout) -> Result<Vec<f32>, HfError> {
         let stored =
             leaf.tensors.iter().map(|tensor| self.find_shaped(tensor)).collect::<Result<Vec<_>, _>>()?;
+        // A leaf may be read long after its file was opened.
+        for tensor in &leaf.tensors {
+            self.places.get(&tensor.name).map_or(Ok(()), |&at| self.shards[at].check_length())?;
+        }
         let mut values = vec![0.0; leaf.info.len()];
         let mut rest = values.as_mut_slice();
         for (tensor, stored) in leaf.tensors.iter().zip(stored) {
@@ -297,6 +306,16 @@ impl Shard {
         match SafeTensors::read_metadata(&bytes) {
             Ok((header, metadata)) => Ok(Shard { data_start: 8 + header, path, bytes, metadata }),
             Err(error) => Err(header_error(path, &bytes, &error)),
+        }
+    }
+
+    /// An error where the file has become shorter since it was mapped.
+    fn check_length(&self) -> Result<(), HfError> {
+        let (file, expected) = (self.path.clone(), self.bytes.len() as u64);
+        match self.bytes.file_len() {
+            Ok(found) if found < expected => Err(HfError::Length { file, expected, found }),
+            Ok(_) => Ok(()),
+            Err(source) => Err(HfError::Io { file, action: "be read", source }),
         }
     }
 }

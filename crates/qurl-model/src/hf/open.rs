@@ -27,6 +27,11 @@ impl OpenModel {
         self.layout.value_head.is_some()
     }
 
+    /// How many leaves it has.
+    pub fn leaves(&self) -> usize {
+        self.layout.iter().len()
+    }
+
     /// The numbers of a leaf, by its number in the order of [`Params`].
     ///
     /// # Panics

@@ -9,14 +9,14 @@
 use super::error::ApiError;
 use super::fields::Fields;
 use super::{App, WeightSource, answer};
-use crate::service::{InFlight, NewWeights};
+use crate::service::{InFlight, LoadError, NewParams, NewWeights};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use qurl_model::hf;
+use qurl_model::hf::{self, HfError, OpenModel};
 use qurl_rollout::WeightVersion;
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashMap};
@@ -59,26 +59,38 @@ async fn update(
     in_flight: InFlight,
 ) -> Result<WeightVersion, ApiError> {
     let dir = allowed(app, dir)?;
-    // Weights of one update at a time are in memory, and versions are in the order of their numbers.
-    let _turn = app.turns.loading.lock().await;
-    let reading = dir.clone();
-    let read = tokio::task::spawn_blocking(move || {
-        let model = hf::load(&reading).map_err(|error| ApiError::bad(error.to_string()))?;
-        let checksum = qurl_quant::checksum::host_params(&model.params);
-        Ok::<_, ApiError>((model, checksum))
-    });
-    let (model, checksum) = read.await.map_err(|_| ApiError::broken("reading the weights failed"))??;
-    if !same_shape(&model.config, &app.model.config) || model.params.value_head.is_some() {
-        let message = format!("{}: weights of another model than the one that is served", dir.display());
-        return Err(ApiError::bad(message));
-    }
+    // Weights of one update at a time are read, to the end even where its caller leaves; versions are in the
+    // order in which the engine gets them, and the newest one that it has not begun with replaces the others.
+    let turn = app.turns.loading.clone().lock_owned().await;
+    let (reading, reader) = (dir.clone(), app.clone());
+    let read = tokio::task::spawn_blocking(move || read_weights(&reading, &reader).map(|read| (read, turn)));
+    let ((model, checksum), turn) =
+        read.await.map_err(|_| ApiError::broken("reading the weights failed"))??;
     let version = app.counters.version.fetch_add(1, Ordering::Relaxed) + 1;
     let version = WeightVersion { version, checksum };
     if let Some(name) = name {
         app.label(version.version, name);
     }
-    let loaded = app.service.load(NewWeights { params: model.params, version, in_flight }).await?;
-    loaded.map_err(ApiError::broken)
+    let params = NewParams::Files(Box::new(model));
+    let loading = app.service.load(NewWeights { params, version, in_flight });
+    drop(turn);
+    loading.await?.map_err(|error| match error {
+        LoadError::Superseded => ApiError::conflict(format!("{}: {error}", dir.display())),
+        LoadError::Failed(reason) => ApiError::broken(format!("{}: {reason}", dir.display())),
+    })
+}
+
+/// Opens weights of the model that is served and reads all of them once, leaf by leaf: what could be wrong
+/// with them is known before the engine changes anything.
+fn read_weights(dir: &Path, app: &App) -> Result<(OpenModel, u64), ApiError> {
+    let bad = |error: HfError| ApiError::bad(error.to_string());
+    let model = hf::open_update(dir, &app.model.config).map_err(bad)?;
+    if !same_shape(&model.config, &app.model.config) || model.has_value_head() {
+        let message = format!("{}: weights of another model than the one that is served", dir.display());
+        return Err(ApiError::bad(message));
+    }
+    let checksum = qurl_quant::checksum::files(&model).map_err(bad)?;
+    Ok((model, checksum))
 }
 
 /// Whether both have the same weights in the same places, whatever their stop tokens.

@@ -50,6 +50,11 @@ impl ApiError {
         ApiError::new(405, "this address is not for this method")
     }
 
+    /// Something newer took its place.
+    pub fn conflict(message: impl Into<String>) -> ApiError {
+        ApiError::new(409, message)
+    }
+
     /// The server cannot do it.
     pub fn broken(message: impl Into<String>) -> ApiError {
         ApiError::new(500, message)

@@ -83,6 +83,7 @@ fn exposition(now: &Snapshot) -> String {
     one("pages_used", "gauge", "Pages in use or kept", &[(plain, now.pages_used as f64)]);
     one("pages_in_use", "gauge", "Pages of requests in flight", &[(plain, now.pages_in_use as f64)]);
     one("weight_version", "gauge", "Version of the weights", &[(plain, now.weights.version as f64)]);
+    one("weight_loads_total", "counter", "New weights that were loaded", &[(plain, now.loads as f64)]);
     for (name, help, histogram) in [
         ("first_token_seconds", "From arrival to the first token", &now.first_token),
         ("between_tokens_seconds", "Between tokens of a sample", &now.between_tokens),

@@ -123,14 +123,14 @@ pub struct App {
 pub struct Turns {
     reading: Readers,
     reading_long: Readers,
-    loading: tokio::sync::Mutex<()>,
+    loading: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Turns {
     /// Starts the threads that read bodies.
     pub fn start() -> io::Result<Turns> {
         let (reading, reading_long) = (Readers::start(READERS)?, Readers::start(1)?);
-        Ok(Turns { reading, reading_long, loading: tokio::sync::Mutex::default() })
+        Ok(Turns { reading, reading_long, loading: Arc::default() })
     }
 }
 

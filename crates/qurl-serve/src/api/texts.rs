@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use qurl_model::tokenizer::{StreamDecoder, Tokenizer};
-use qurl_model::{ChatTemplate, LoadedModel};
+use qurl_model::{ChatTemplate, GenerationConfig, ModelConfig};
 use qurl_rollout::{FinishReason, TextDecoder};
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -19,10 +19,14 @@ pub struct Texts {
 
 impl Texts {
     /// From a model and its tokenizer; without one, prompts are ids and answers have no text.
-    pub fn new(model: &LoadedModel, tokenizer: Option<Tokenizer>) -> Result<Texts, qurl_model::ChatError> {
+    pub fn new(
+        config: &ModelConfig,
+        generation: &GenerationConfig,
+        tokenizer: Option<Tokenizer>,
+    ) -> Result<Texts, qurl_model::ChatError> {
         let template = tokenizer.as_ref().map(ChatTemplate::of).transpose()?.flatten();
-        let mut stop_ids = model.generation.eos_token_ids.clone();
-        stop_ids.extend(&model.config.eos_token_ids);
+        let mut stop_ids = generation.eos_token_ids.clone();
+        stop_ids.extend(&config.eos_token_ids);
         stop_ids.extend(tokenizer.as_ref().and_then(Tokenizer::eos));
         stop_ids.sort_unstable();
         stop_ids.dedup();

@@ -14,8 +14,9 @@ mod worker;
 
 pub use shared::{Histogram, Refused, Snapshot};
 
-use qurl_kernels::{Device, DeviceError};
+use qurl_kernels::Device;
 use qurl_model::Params;
+use qurl_model::hf::OpenModel;
 use qurl_rollout::{Engine, FinishReason, Request, WeightVersion};
 use shared::{Place, Shared};
 use std::collections::{BTreeMap, BTreeSet};
@@ -103,15 +104,37 @@ pub enum InFlight {
     Keep,
 }
 
+/// Where new weights are.
+pub enum NewParams {
+    /// On the host, in f32.
+    Host(Params<Vec<f32>>),
+    /// In files, from which they are read leaf by leaf: never are all of them on the host in full.
+    Files(Box<OpenModel>),
+}
+
 /// New weights.
 pub struct NewWeights {
-    /// All of them, in f32.
-    pub params: Params<Vec<f32>>,
+    /// All of them.
+    pub params: NewParams,
     /// What they are called.
     pub version: WeightVersion,
     /// What happens to the requests in flight.
     pub in_flight: InFlight,
 }
+
+/// Why weights are not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// Newer ones came before these were begun with.
+    #[error("superseded: newer weights came before these were loaded")]
+    Superseded,
+    /// They cannot be loaded.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// What has come of new weights.
+pub type Loaded = Result<WeightVersion, LoadError>;
 
 /// What the worker is told.
 enum Command {
@@ -123,7 +146,7 @@ enum Command {
     Abort(Option<BTreeSet<String>>, oneshot::Sender<usize>),
     Pause(InFlight, oneshot::Sender<()>),
     Resume(oneshot::Sender<()>),
-    Load(Box<NewWeights>, oneshot::Sender<Result<WeightVersion, String>>),
+    Load(Box<NewWeights>, oneshot::Sender<Loaded>),
     /// Forgets the pages that are kept for requests to come.
     Flush(oneshot::Sender<()>),
     /// Takes nothing more, finishes what is there.
@@ -284,15 +307,25 @@ impl Service {
         self.ask(Command::Flush).await
     }
 
-    /// Changes the weights; what the error says is for the caller.
-    pub async fn load(&self, weights: NewWeights) -> Result<Result<WeightVersion, String>, Refused> {
-        self.ask(|reply| Command::Load(Box::new(weights), reply)).await
+    /// Changes the weights. They are handed over by the call itself, so that of two calls the second one has
+    /// the newer; whoever drops what it returns before they are begun with does not want them any longer.
+    pub fn load(&self, weights: NewWeights) -> impl Future<Output = Result<Loaded, Refused>> + use<> {
+        let sent = self.order(|reply| Command::Load(Box::new(weights), reply));
+        async move { sent?.await.map_err(|_| Refused::Ended) }
     }
 
     async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Refused> {
+        self.order(command)?.await.map_err(|_| Refused::Ended)
+    }
+
+    /// Sends a command, whose reply is to come.
+    fn order<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> Command,
+    ) -> Result<oneshot::Receiver<T>, Refused> {
         let (sender, reply) = oneshot::channel();
         self.commands.send(command(sender)).map_err(|_| Refused::Ended)?;
-        reply.await.map_err(|_| Refused::Ended)
+        Ok(reply)
     }
 
     /// What the engine is doing.
@@ -303,33 +336,6 @@ impl Service {
     /// Whether requests can be computed.
     pub fn is_healthy(&self) -> bool {
         self.shared.snapshot().healthy
-    }
-}
-
-/// Weights on the host that are brought to the device leaf by leaf.
-struct OneByOne<'a, D: Device> {
-    params: Vec<&'a Vec<f32>>,
-    /// The last leaf that was asked for.
-    there: Option<(usize, D::Tensor)>,
-}
-
-/// [`Params`] on the host as leaves for a device: never is more than one of them there in full.
-pub fn leaves<D: Device>(params: &Params<Vec<f32>>) -> impl qurl_model::compute::Leaves<D> {
-    OneByOne { params: params.iter().collect(), there: None }
-}
-
-impl<D: Device> qurl_model::compute::Leaves<D> for OneByOne<'_, D> {
-    fn leaf(&mut self, queue: &mut D::Queue, index: usize) -> Result<&D::Tensor, DeviceError> {
-        use qurl_kernels::Queue as _;
-        if self.there.as_ref().is_none_or(|(there, _)| *there != index) {
-            self.there = None; // the old one goes before the new one comes
-            let leaf = queue.upload(self.params[index])?;
-            self.there = Some((index, leaf));
-        }
-        match &self.there {
-            Some((_, leaf)) => Ok(leaf),
-            None => unreachable!("it was just brought"),
-        }
     }
 }
 

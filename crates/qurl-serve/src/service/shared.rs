@@ -68,6 +68,8 @@ pub struct Snapshot {
     pub paused: bool,
     /// The weights in use.
     pub weights: WeightVersion,
+    /// How often weights were loaded since the start.
+    pub loads: u64,
     /// Sequences that hold pages.
     pub running: usize,
     /// Sequences in flight that do not.

@@ -1,9 +1,12 @@
 //! The thread that owns queue and engine: takes commands, steps, tells the owners of requests.
 
 use super::shared::{Shared, Snapshot};
-use super::{Command, Failure, InFlight, Job, NewWeights, News, Numbers, PromptScores, Token, leaves};
-use qurl_kernels::{Device, Rounding};
-use qurl_rollout::{Engine, FinishReason, Group, RequestId, RolloutError, WeightVersion};
+use super::{Command, Failure, InFlight, Job, LoadError, Loaded, NewParams, NewWeights, News, Numbers};
+use super::{PromptScores, Token};
+use qurl_kernels::{Device, DeviceError, Rounding};
+use qurl_model::compute::{Base, BaseLeaves, Network};
+use qurl_quant::checksum::Summed;
+use qurl_rollout::{Engine, FinishReason, Group, RequestId, RolloutError};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -25,7 +28,7 @@ struct Active {
 /// Weights to come, and who waits for them.
 struct Pending {
     weights: Box<NewWeights>,
-    reply: oneshot::Sender<Result<WeightVersion, String>>,
+    reply: oneshot::Sender<Loaded>,
 }
 
 pub(super) struct Worker<D: Device> {
@@ -42,7 +45,8 @@ pub(super) struct Worker<D: Device> {
     numbers: Numbers,
     /// Jobs that wait for a resume or for new weights.
     held: VecDeque<Job>,
-    loads: VecDeque<Pending>,
+    /// The newest weights that were not begun with: what came before them is not loaded any longer.
+    next: Option<Pending>,
     /// Set while paused: what happens to requests in flight, and who is told when it has.
     paused: Option<InFlight>,
     told: Vec<oneshot::Sender<()>>,
@@ -66,7 +70,7 @@ impl<D: Device> Worker<D> {
             active: BTreeMap::new(),
             numbers: Numbers::new(),
             held: VecDeque::new(),
-            loads: VecDeque::new(),
+            next: None,
             paused: None,
             told: Vec::new(),
             stopping: false,
@@ -113,13 +117,15 @@ impl<D: Device> Worker<D> {
 
     /// Does what waited for the end of the requests in flight.
     fn settle(&mut self) {
+        // Whoever has gone does not want the weights, and nobody need wait for them.
+        self.next.take_if(|next| next.reply.is_closed());
         if self.engine.unfinished() == 0 {
             for reply in std::mem::take(&mut self.told) {
                 self.reply(reply, ());
             }
             self.load();
         }
-        if self.paused.is_none() && self.loads.is_empty() {
+        if self.paused.is_none() && self.next.is_none() {
             while let Some(job) = self.held.pop_front() {
                 self.begin(job);
             }
@@ -134,13 +140,13 @@ impl<D: Device> Worker<D> {
 
     /// Whether there is something to compute. Frozen requests are let go where new weights wait for them.
     fn can_step(&self) -> bool {
-        let frozen = self.paused == Some(InFlight::Keep) && self.loads.is_empty() && !self.stopping;
+        let frozen = self.paused == Some(InFlight::Keep) && self.next.is_none() && !self.stopping;
         self.engine.unfinished() > 0 && !frozen
     }
 
     fn take(&mut self, command: Command) {
         match command {
-            Command::Jobs(jobs) if self.paused.is_some() || !self.loads.is_empty() => self.held.extend(jobs),
+            Command::Jobs(jobs) if self.paused.is_some() || self.next.is_some() => self.held.extend(jobs),
             Command::Jobs(jobs) => jobs.into_iter().for_each(|job| self.begin(job)),
             Command::Gone(number) => self.gone(number),
             Command::Abort(names, reply) => {
@@ -167,10 +173,15 @@ impl<D: Device> Worker<D> {
                 self.reply(reply, ());
             }
             Command::Load(weights, reply) => {
+                if reply.is_closed() {
+                    return;
+                }
                 if weights.in_flight == InFlight::Abort {
                     self.abort_active(None);
                 }
-                self.loads.push_back(Pending { weights, reply });
+                if let Some(older) = self.next.replace(Pending { weights, reply }) {
+                    _ = older.reply.send(Err(LoadError::Superseded));
+                }
             }
             Command::Flush(reply) => {
                 self.engine.forget_prefixes();
@@ -260,14 +271,13 @@ impl<D: Device> Worker<D> {
 
     /// Takes over the weights that wait. Nothing is in flight.
     fn load(&mut self) {
-        while let Some(Pending { weights, reply }) = self.loads.pop_front() {
-            let NewWeights { params, version, .. } = *weights;
-            let (engine, queue) = (&mut self.engine, &mut self.queue);
-            let loaded = engine.load_with(version, |network| {
-                network.refresh_leaves(queue, &mut leaves::<D>(&params), Rounding::Nearest)
-            });
-            self.reply(reply, loaded.map(|()| version).map_err(|error| error.to_string()));
-        }
+        let Some(Pending { weights, reply }) = self.next.take() else { return };
+        let NewWeights { params, version, .. } = *weights;
+        let (engine, queue) = (&mut self.engine, &mut self.queue);
+        let loaded =
+            engine.load_with(version, |network| refresh::<D>(queue, network, &params, version.checksum));
+        self.now.loads += u64::from(loaded.is_ok());
+        self.reply(reply, loaded.map(|()| version).map_err(|error| LoadError::Failed(error.to_string())));
     }
 
     fn step(&mut self) -> Result<(), String> {
@@ -340,5 +350,27 @@ impl<D: Device> Worker<D> {
         }
         now.stats = self.engine.stats();
         self.shared.publish(now);
+    }
+}
+
+/// Packs new weights. Files were read before, when their checksum was taken: what is packed must be that.
+fn refresh<D: Device>(
+    queue: &mut D::Queue,
+    network: &mut Network<D>,
+    params: &NewParams,
+    checksum: u64,
+) -> Result<(), DeviceError> {
+    match params {
+        NewParams::Host(params) => {
+            network.refresh_leaves(queue, &mut BaseLeaves::new(Base::Host(params)), Rounding::Nearest)
+        }
+        NewParams::Files(model) => {
+            let mut leaves = Summed::new(Base::Files(model));
+            network.refresh_leaves(queue, &mut leaves, Rounding::Nearest)?;
+            match leaves.total(queue)? == checksum {
+                true => Ok(()),
+                false => Err(DeviceError::Source("the files were changed while they were read".to_string())),
+            }
+        }
     }
 }

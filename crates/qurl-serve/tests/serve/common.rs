@@ -2,14 +2,13 @@
 
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::{Cpu, Device, Format};
-use qurl_model::compute::{Network, NetworkOptions};
+use qurl_model::compute::{Base, BaseLeaves, Network, NetworkOptions};
 use qurl_model::hf::LoadedModel;
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
 use qurl_model::{Dims, Family, GenerationConfig, ModelConfig, Params, params};
 use qurl_rollout::{Engine, EngineOptions, WeightVersion};
 use qurl_serve::api::{ModelFacts, Texts};
 use qurl_serve::http::Listener;
-use qurl_serve::service::leaves;
 use qurl_serve::{ServerError, ServerOptions, serve};
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -55,7 +54,8 @@ pub fn engine_of(config: ModelConfig, params: Params<Vec<f32>>) -> Ready {
     let device = Arc::new(Cpu::new(level, 1));
     let mut queue = device.queue().expect("a queue");
     let options = NetworkOptions::inference(&config, Format::F32);
-    let network = Network::of_leaves(&mut queue, &config, false, &mut leaves::<Cpu>(&params), options);
+    let mut leaves = BaseLeaves::new(Base::Host(&params));
+    let network = Network::of_leaves(&mut queue, &config, false, &mut leaves, options);
     let options = EngineOptions {
         kv_bytes: 64 << 20,
         max_num_seqs: 64,
@@ -85,7 +85,8 @@ impl Server {
     pub fn of(options: ServerOptions, with_text: bool) -> Server {
         let ready = engine();
         let texts = match with_text {
-            true => Texts::new(&ready.2, Some(tokenizer())).expect("no template to be wrong"),
+            true => Texts::new(&ready.2.config, &ready.2.generation, Some(tokenizer()))
+                .expect("no template to be wrong"),
             false => Texts::none(),
         };
         Server::run(ready, texts, options)

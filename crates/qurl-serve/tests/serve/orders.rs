@@ -4,7 +4,7 @@ use super::common::{CONTEXT, Server, engine};
 use qurl_rollout::{Request, WeightVersion};
 use qurl_serve::ServerOptions;
 use qurl_serve::http::runtime;
-use qurl_serve::service::{InFlight, NewWeights, Service};
+use qurl_serve::service::{InFlight, LoadError, NewParams, NewWeights, Service};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::iter::once;
@@ -24,7 +24,7 @@ fn an_order_that_waits_ends_with_the_last_request() {
         runtime(1).expect("a runtime").block_on(async {
             let ticket = begin();
             let version = WeightVersion { version: 5, checksum: 2 };
-            let load = service.load(NewWeights { params: model.params, version, in_flight });
+            let load = service.load(NewWeights { params: NewParams::Host(model.params), version, in_flight });
             let loaded = timeout(patience, load).await.expect("the update ends");
             assert_eq!(loaded.expect("an engine"), Ok(version));
             drop(ticket);
@@ -39,6 +39,34 @@ fn an_order_that_waits_ends_with_the_last_request() {
             assert!(!service.snapshot().paused);
         });
     }
+}
+
+/// New weights that nobody waits for any longer are not loaded, nor are those that newer ones came after.
+#[test]
+fn only_the_newest_weights_that_somebody_waits_for_are_loaded() {
+    let patience = Duration::from_secs(60);
+    let (queue, engine, model) = engine();
+    let (service, _running) = Service::start(queue, engine, 8).expect("a thread");
+    let load = |version| {
+        let version = WeightVersion { version, checksum: 2 };
+        let params = NewParams::Host(model.params.clone());
+        service.load(NewWeights { params, version, in_flight: InFlight::Wait })
+    };
+    runtime(1).expect("a runtime").block_on(async {
+        // In flight until the ticket is dropped: 64 long samples.
+        let request = Request { n: 64, ..Request::new(vec![5; 3], CONTEXT - 8) };
+        let mut tickets =
+            service.submit(once("a".to_string()), (1, 64), once(request), false).expect("taken");
+        (1..=3).for_each(|version| drop(load(version)));
+        let (older, newer) = (load(4), load(5));
+        let older = timeout(patience, older).await.expect("told while requests are in flight");
+        assert_eq!(older.expect("an engine"), Err(LoadError::Superseded));
+        assert_eq!(service.snapshot().weights.version, 0);
+        tickets.clear();
+        let newer = timeout(patience, newer).await.expect("loaded").expect("an engine");
+        assert_eq!(newer, Ok(WeightVersion { version: 5, checksum: 2 }));
+        assert_eq!(service.snapshot().loads, 1);
+    });
 }
 
 /// A connection is good for the next request whatever an order does with its body, which may come later than

@@ -21,6 +21,7 @@ use output::{Output, Settings};
 use qurl_kernels::collective::Collective;
 use qurl_kernels::{Device, Queue};
 use qurl_model::compute::NetworkOptions;
+use qurl_model::hf::OpenModel;
 use qurl_rollout::{Engine, EngineOptions, Sampling, WeightVersion};
 use qurl_train::evaluate::record::ProblemRecord;
 use qurl_train::evaluate::summary::{MeanOverSets, Summary, summarize};
@@ -132,13 +133,14 @@ fn run_on<D: Device>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> anyh
     if args.resume && args.out.is_none() {
         return Err(bad("--resume needs --out: the directory of the evaluation to resume"));
     }
-    let start = Start::load(&args.model).or_bad()?;
+    let (start, model) = Start::without_weights(&args.model).or_bad()?;
     warn(start.warning.as_deref().filter(|_| ranks.is_first()));
     let sets = sources.sets();
     let mut queue = device.queue()?;
-    let mut engine = engine::<D>(&args, &mut queue, &start, &sets, options)?;
+    let mut engine = engine::<D>(&args, &mut queue, (&start, &model), &sets, options)?;
+    drop(model);
     evaluate::check(&engine, &start, &sets, options).or_bad()?;
-    let settings = Settings::new(&args.model, engine.network().options(), options, &start, &sources);
+    let settings = Settings::new(&args.model, &engine, options, &sources);
     ranks.collective().agree(&[("the settings of the evaluation", settings.of_any_place()?)]).or_bad()?;
     let opened = match ranks.is_first() {
         true => Some(Output::open(args.out.as_deref(), args.resume, &settings)?),
@@ -259,7 +261,7 @@ pub fn dataset_of(recipe: &Path) -> anyhow::Result<DatasetSource> {
 fn engine<D: Device>(
     args: &Args,
     queue: &mut D::Queue,
-    start: &Start,
+    (start, model): (&Start, &OpenModel),
     sets: &[EvalSet],
     options: EvalOptions,
 ) -> anyhow::Result<Engine<D>> {
@@ -279,7 +281,7 @@ fn engine<D: Device>(
     let context = start.config.max_position_embeddings;
     let positions = longest.saturating_add(options.max_new).min(context);
     let network = NetworkOptions { positions, ..args.packing.options(&start.config) };
-    let network = args.adapter.network::<D>(queue, &start.config, &start.weights, network)?;
+    let (network, checksum) = args.adapter.network::<D>(queue, &args.model, model, network)?;
 
     let engine = EngineOptions { max_num_seqs: args.max_num_seqs, ..EngineOptions::default() };
     let c = &start.config;
@@ -288,6 +290,6 @@ fn engine<D: Device>(
     let pages = positions.div_ceil(engine.page_size).saturating_add(1).saturating_mul(args.max_num_seqs);
     let useful = layer.saturating_mul(c.num_layers).saturating_mul(pages);
     let kv_bytes = args.kv_mib.saturating_mul(1 << 20).min(useful);
-    let weights = WeightVersion { version: 0, checksum: start.checksum() };
+    let weights = WeightVersion { version: 0, checksum };
     Engine::new(device, network, weights, EngineOptions { kv_bytes, ..engine }).or_bad()
 }

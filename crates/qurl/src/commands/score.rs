@@ -63,10 +63,10 @@ fn run_on<D: Device>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     if args.chunk == 0 || args.batch == 0 {
         return Err(bad("--chunk and --batch must be at least 1"));
     }
-    let model = model::load(&args.model)?;
+    let model = model::open(&args.model)?;
     let options = args.packing.options(&model.config);
     let mut queue = device.queue()?;
-    let net = args.adapter.network::<D>(&mut queue, &model.config, &model.params, options)?;
+    let (net, _) = args.adapter.network::<D>(&mut queue, &args.model, &model, options)?;
     let read = |number: usize, text: &str| {
         let in_line = |what: String| format!("line {number}: {what}");
         let wrong = |e| in_line(format!("{}; expected {{\"ids\":[..]}}", in_one_line(&e)));

@@ -1,5 +1,6 @@
 //! `qurl serve`: a model over HTTP.
 
+use crate::adapter;
 use crate::device::{DeviceArg, on_device};
 use crate::input::{OrBad, bad};
 use crate::model;
@@ -7,18 +8,17 @@ use crate::output::{err, even_if_closed, out};
 use crate::packing::Packing;
 use crate::stop::Stop;
 use qurl_kernels::{Device, Queue};
-use qurl_model::compute::{Network, NetworkOptions};
-use qurl_model::hf::LoadedModel;
+use qurl_model::compute::NetworkOptions;
+use qurl_model::hf::OpenModel;
 use qurl_model::tokenizer::{Tokenizer, TokenizerError};
 use qurl_rollout::{Engine, EngineOptions, WeightVersion};
 use qurl_serve::api::{ModelFacts, Parsers, ReasoningParser, Texts, ToolParser, WeightSource};
 use qurl_serve::http::{Limits, Listener};
-use qurl_serve::service::leaves;
 use qurl_serve::{ServerOptions, serve};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -123,8 +123,8 @@ fn run_on<D: Device>(device: Arc<D>, args: &Args) -> anyhow::Result<()> {
         .map_err(|e| bad(format!("--host {} --port {}: cannot be listened on: {e}", args.host, args.port)))?;
 
     let dir = model::directory(&args.model).map_err(bad)?;
-    let loaded = model::load(&dir)?;
-    loaded.generation.check_end_tokens(&loaded.config, &dir).or_bad()?;
+    let opened = model::open(&dir)?;
+    opened.generation.check_end_tokens(&opened.config, &dir).or_bad()?;
     let tokenizer = match Tokenizer::load(&dir) {
         Err(TokenizerError::NotFound { .. }) => {
             err!("warning: {} has no tokenizer: prompts and answers are ids", dir.display());
@@ -132,13 +132,14 @@ fn run_on<D: Device>(device: Arc<D>, args: &Args) -> anyhow::Result<()> {
         }
         Err(error) => return Err(bad(error)),
         Ok(tokenizer) => {
-            tokenizer.check_fits(&loaded.config).map_err(|e| bad(format!("{}: {e}", dir.display())))?;
+            tokenizer.check_fits(&opened.config).map_err(|e| bad(format!("{}: {e}", dir.display())))?;
             Some(tokenizer)
         }
     };
-    let texts = Texts::new(&loaded, tokenizer).or_bad()?;
+    let texts = Texts::new(&opened.config, &opened.generation, tokenizer).or_bad()?;
     let mut queue = device.queue()?;
-    let (engine, max_model_len, config) = engine::<D>(&mut queue, loaded, args)?;
+    let (engine, max_model_len) = engine::<D>(&mut queue, &dir, &opened, args)?;
+    let config = opened.config;
 
     let mut names = args.served_model_name.clone();
     if names.is_empty() {
@@ -193,13 +194,14 @@ fn connections(wanted: usize) -> usize {
     wanted.min(most.max(now.min(need)).saturating_sub(OTHERS).max(1) as usize)
 }
 
-/// The engine, the longest sequence that it takes, and the model's configuration.
+/// The engine and the longest sequence that it takes.
 fn engine<D: Device>(
     queue: &mut D::Queue,
-    loaded: LoadedModel,
+    dir: &Path,
+    model: &OpenModel,
     args: &Args,
-) -> anyhow::Result<(Engine<D>, usize, qurl_model::ModelConfig)> {
-    let LoadedModel { config, params, .. } = loaded;
+) -> anyhow::Result<(Engine<D>, usize)> {
+    let config = &model.config;
     let device = queue.device().clone();
     let context = config.max_position_embeddings;
     let positions = args.max_model_len.unwrap_or(context);
@@ -208,11 +210,8 @@ fn engine<D: Device>(
             "--max-model-len {positions}: expected 2 to the model's context of {context}"
         )));
     }
-    let options = NetworkOptions { positions, ..args.packing.options(&config) };
-    let checksum = qurl_quant::checksum::host_params(&params);
-    let network =
-        Network::<D>::of_leaves(queue, &config, false, &mut leaves::<D>(&params), options).or_bad()?;
-    drop(params);
+    let options = NetworkOptions { positions, ..args.packing.options(config) };
+    let (network, checksum) = adapter::network::<D>(queue, dir, model, None, options)?;
     queue.synchronize()?;
     let defaults = EngineOptions::of_device(&*device);
     let max_num_batched_tokens = args.max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens);
@@ -240,5 +239,5 @@ fn engine<D: Device>(
             (need >> 20) + 1
         );
     }
-    Ok((engine, positions.min(fits), config))
+    Ok((engine, positions.min(fits)))
 }

@@ -4,13 +4,13 @@ use super::Sources;
 use crate::input::{OrBad, bad};
 use crate::target::{self, NewDir, free_run};
 use anyhow::Context;
-use qurl_model::compute::NetworkOptions;
+use qurl_kernels::Device;
+use qurl_rollout::Engine;
 use qurl_tasks::grader::ExtractRule;
 use qurl_tasks::metrics::Estimate;
 use qurl_train::evaluate::EvalOptions;
 use qurl_train::evaluate::record::{ProblemRecord, Records};
 use qurl_train::evaluate::summary::{MeanOverSets, Summary};
-use qurl_train::start::Start;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -42,16 +42,16 @@ pub struct Settings {
 
 impl Settings {
     /// The settings of this evaluation.
-    pub fn new(
+    pub fn new<D: Device>(
         model: &Path,
-        network: &NetworkOptions,
+        engine: &Engine<D>,
         options: EvalOptions,
-        start: &Start,
         sources: &Sources,
     ) -> Settings {
+        let network = engine.network().options();
         Settings {
             model: model.display().to_string(),
-            weights: format!("{:016x}", start.checksum()),
+            weights: format!("{:016x}", engine.weights().unwrap_or_default().checksum),
             format: network.format.name(),
             head_format: network.head_format.name(),
             kv_format: network.kv_format.name(),

@@ -2,6 +2,7 @@
 //! and callers who mean no good.
 
 mod asked;
+mod broadcast;
 mod clients;
 mod logprobs;
 mod stop;
