@@ -108,7 +108,8 @@ struct Beside {
     engine_per_token_s: f64,
     /// Share of its tokens a second that clients get.
     engine_share: f64,
-    /// What clients wait longer for it, as a share; nothing where requests have one token.
+    /// What clients wait longer for it, as a share; nothing where requests have one token, or come in one
+    /// piece.
     overhead_per_token: Option<f64>,
 }
 
@@ -125,7 +126,7 @@ impl Alone {
             engine_tokens_per_s: self.tokens_per_s,
             engine_per_token_s: self.per_token_s,
             engine_share: figures.tokens_per_s / self.tokens_per_s,
-            overhead_per_token: (self.per_token_s > 0.0)
+            overhead_per_token: (self.per_token_s > 0.0 && figures.per_token_s.p50 > 0.0)
                 .then(|| figures.per_token_s.p50 / self.per_token_s - 1.0),
         }
     }
@@ -294,16 +295,20 @@ fn print_saturated(rows: &[Row]) -> anyhow::Result<()> {
     let all: Vec<(&Row, Beside)> = rows.iter().filter_map(|row| Some((row, row.beside?))).collect();
     let Some((first, alone)) = all.first() else { return Ok(()) };
     let of = |figure: fn(&(&Row, Beside)) -> f64| median(all.iter().map(figure).collect());
+    let overheads: Vec<f64> = all.iter().filter_map(|(_, beside)| beside.overhead_per_token).collect();
+    let overhead = match overheads.is_empty() {
+        true => "answers came in one piece".to_string(),
+        false => format!("{:+.1}%", 100.0 * median(overheads)),
+    };
     out!(
         "{:9} saturated: {:.1} tokens/s, engine alone {:.1}: {:.1}%  a token {:.3} ms, engine alone {:.3}: \
-         {:+.1}%  ({} places, {} requests, medians of {})",
+         {overhead}  ({} places, {} requests, medians of {})",
         first.format.as_deref().unwrap_or("server"),
         of(|(row, _)| row.figures.tokens_per_s),
         alone.engine_tokens_per_s,
         100.0 * of(|(_, beside)| beside.engine_share),
         1e3 * of(|(row, _)| row.figures.per_token_s.p50),
         1e3 * alone.engine_per_token_s,
-        100.0 * of(|(_, beside)| beside.overhead_per_token.unwrap_or(0.0)),
         first.max_num_seqs.unwrap_or_default(),
         first.figures.requests,
         all.len()
