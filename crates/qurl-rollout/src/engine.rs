@@ -60,6 +60,8 @@ struct Pending {
     request: Arc<Request>,
     prompt_logprobs: Vec<f32>,
     prompt_top: Vec<TopTokens>,
+    /// Tokens of the prompt that its first sample found computed.
+    cached: usize,
     samples: Vec<Option<Sample>>,
 }
 
@@ -235,6 +237,11 @@ impl<D: Device> Engine<D> {
         self.scheduler.pool()
     }
 
+    /// Pages that unfinished requests hold: what is kept for requests to come is not among them.
+    pub fn pages_in_use(&self) -> usize {
+        self.scheduler.pages_in_use()
+    }
+
     /// Bytes that a page takes in all layers together.
     pub fn page_bytes(&self) -> usize {
         self.page_bytes
@@ -268,7 +275,8 @@ impl<D: Device> Engine<D> {
             self.scheduler.add(sequence);
         }
         let samples = (0..request.n).map(|_| None).collect();
-        let pending = Pending { request, prompt_logprobs: Vec::new(), prompt_top: Vec::new(), samples };
+        let (prompt_logprobs, prompt_top) = (Vec::new(), Vec::new());
+        let pending = Pending { request, prompt_logprobs, prompt_top, cached: 0, samples };
         self.prompts_are_scored &= !self.pending.is_empty();
         self.prompts_are_scored |= pending.request.prompt_logprobs;
         self.wants_top &= !self.pending.is_empty();

@@ -10,8 +10,12 @@
 //! last one first. With a page go those after it, even if they are in use: they could no longer be found, and
 //! whoever computed them would bring them a second time. So the tree holds no page twice, and a page with one
 //! more holder is in use.
+//!
+//! A salt stands before the tokens of a first page: beginnings with different salts have no page in common.
+//! As all pages have the same number of tokens, no salt can be taken for another one.
 
 use crate::pages::{PagePool, Pages};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 /// The parent of first pages.
@@ -20,11 +24,20 @@ const ROOT: u64 = 0;
 #[derive(Debug)]
 struct Node {
     parent: u64,
+    /// Those of the page, after the salt where it is a first one.
     tokens: Box<[u32]>,
     /// One page.
     page: Pages,
     /// Its key in `order`.
     used: u64,
+}
+
+/// What a page is found by after its parent.
+fn named<'a>(salt: &[u32], parent: u64, page: &'a [u32]) -> Cow<'a, [u32]> {
+    match parent {
+        ROOT if !salt.is_empty() => Cow::Owned([salt, page].concat()),
+        _ => Cow::Borrowed(page),
+    }
 }
 
 /// The tree.
@@ -47,12 +60,13 @@ impl Prefixes {
         self.numbers
     }
 
-    /// The nodes of the whole pages that `tokens` begin with, as far as they are here.
-    pub fn find(&self, tokens: &[u32], page_size: usize) -> Vec<u64> {
+    /// The nodes of the whole pages that `tokens` begin with, as far as they are here with this salt.
+    pub fn find(&self, salt: &[u32], tokens: &[u32], page_size: usize) -> Vec<u64> {
         let mut parent = ROOT;
         let mut path = Vec::new();
         for page in tokens.chunks_exact(page_size) {
-            let Some(&node) = self.children.get(&parent).and_then(|after| after.get(page)) else { break };
+            let page = named(salt, parent, page);
+            let Some(&node) = self.children.get(&parent).and_then(|after| after.get(&*page)) else { break };
             path.push(node);
             parent = node;
         }
@@ -83,12 +97,12 @@ impl Prefixes {
 
     /// Keeps the whole pages of `tokens`, which hold their keys and values; those that are here already stay
     /// as they are.
-    pub fn insert(&mut self, tokens: &[u32], pages: &Pages, page_size: usize) {
-        let mut path = self.find(tokens, page_size);
+    pub fn insert(&mut self, salt: &[u32], tokens: &[u32], pages: &Pages, page_size: usize) {
+        let mut path = self.find(salt, tokens, page_size);
         let mut parent = path.last().copied().unwrap_or(ROOT);
         for (at, page) in tokens.chunks_exact(page_size).enumerate().skip(path.len()) {
             let (id, used) = (self.number(), self.number());
-            let tokens: Box<[u32]> = page.into();
+            let tokens: Box<[u32]> = named(salt, parent, page).into();
             self.children.entry(parent).or_default().insert(tokens.clone(), id);
             self.nodes.insert(id, Node { parent, tokens, page: pages.fork_page(at), used });
             self.order.insert(used, id);
@@ -168,28 +182,45 @@ mod tests {
         let mut prefixes = Prefixes::default();
         let tokens: Vec<u32> = (0..40).collect();
         let first = taken(&pool, 40);
-        prefixes.insert(&tokens, &first, 16);
+        prefixes.insert(&[], &tokens, &first, 16);
         assert_eq!((prefixes.pages().count(), pool.free()), (2, 5), "the third page is not whole");
         let ids = first.ids().to_vec();
         drop(first);
         assert_eq!(pool.free(), 6);
 
-        let path = prefixes.find(&tokens[..33], 16);
+        let path = prefixes.find(&[], &tokens[..33], 16);
         assert_eq!(prefixes.fork(&path, &pool).ids(), &ids[..2]);
-        assert_eq!(prefixes.find(&tokens[..31], 16).len(), 1);
-        assert_eq!(prefixes.find(&tokens[1..], 16).len(), 0, "the same tokens at other places");
+        assert_eq!(prefixes.find(&[], &tokens[..31], 16).len(), 1);
+        assert_eq!(prefixes.find(&[], &tokens[1..], 16).len(), 0, "the same tokens at other places");
         let mut other = tokens.clone();
         other[20] = 7;
-        assert_eq!(prefixes.find(&other, 16).len(), 1);
+        assert_eq!(prefixes.find(&[], &other, 16).len(), 1);
 
         // A page in use stays, the others go from the end on.
         let held = prefixes.fork(&path[..1], &pool);
         assert!(prefixes.evict(&pool));
-        assert_eq!((prefixes.find(&tokens, 16).len(), pool.free()), (1, 7));
+        assert_eq!((prefixes.find(&[], &tokens, 16).len(), pool.free()), (1, 7));
         assert!(!prefixes.evict(&pool) && !prefixes.evict(&pool));
         drop(held);
         assert!(prefixes.evict(&pool) && prefixes.pages().count() == 0);
         assert_eq!(pool.free(), 8);
+    }
+
+    /// The same tokens with another salt, or with none, are another beginning.
+    #[test]
+    fn salts_share_nothing() {
+        let pool = PagePool::new(8, 4);
+        let mut prefixes = Prefixes::default();
+        let tokens: Vec<u32> = (0..8).collect();
+        prefixes.insert(&[3], &tokens, &taken(&pool, 8), 4);
+        let found = |prefixes: &Prefixes, salt: &[u32]| prefixes.find(salt, &tokens, 4).len();
+        assert_eq!([found(&prefixes, &[3]), found(&prefixes, &[]), found(&prefixes, &[3, 3])], [2, 0, 0]);
+        // A salt and the tokens after it are not the same as another salt and fewer tokens.
+        assert_eq!(prefixes.find(&[], &[&[3], &tokens[..]].concat(), 4).len(), 0);
+        prefixes.insert(&[], &tokens, &taken(&pool, 8), 4);
+        assert_eq!((prefixes.pages().count(), found(&prefixes, &[])), (4, 2));
+        while prefixes.evict(&pool) {}
+        assert_eq!((prefixes.pages().count(), pool.free()), (0, 8));
     }
 
     /// Two compute the same pages, and the first of them brings only the beginning. Where that is given up,
@@ -200,12 +231,12 @@ mod tests {
         let mut prefixes = Prefixes::default();
         let tokens: Vec<u32> = (0..48).collect();
         let (first, second) = (taken(&pool, 48), taken(&pool, 48));
-        prefixes.insert(&tokens[..16], &first, 16);
-        prefixes.insert(&tokens, &second, 16);
+        prefixes.insert(&[], &tokens[..16], &first, 16);
+        prefixes.insert(&[], &tokens, &second, 16);
         drop(first);
         assert!(prefixes.evict(&pool));
         assert_eq!((prefixes.pages().count(), pool.free()), (0, 5), "those after it are gone, too");
-        prefixes.insert(&tokens, &second, 16);
+        prefixes.insert(&[], &tokens, &second, 16);
         assert!(second.ids().iter().all(|&page| pool.holders(page) == 2));
         drop(second);
         while prefixes.evict(&pool) {}
@@ -217,10 +248,10 @@ mod tests {
         let pool = PagePool::new(8, 16);
         let mut prefixes = Prefixes::default();
         let tokens: Vec<u32> = (0..48).collect();
-        prefixes.insert(&tokens, &taken(&pool, 48), 16);
-        prefixes.insert(&tokens, &taken(&pool, 48), 16);
+        prefixes.insert(&[], &tokens, &taken(&pool, 48), 16);
+        prefixes.insert(&[], &tokens, &taken(&pool, 48), 16);
         assert_eq!((prefixes.pages().count(), pool.free()), (3, 5), "the second copy is not needed");
         prefixes.clear();
-        assert_eq!((prefixes.pages().count(), prefixes.find(&tokens, 16).len(), pool.free()), (0, 0, 8));
+        assert_eq!((prefixes.pages().count(), prefixes.find(&[], &tokens, 16).len(), pool.free()), (0, 0, 8));
     }
 }

@@ -130,6 +130,8 @@ pub struct Request {
     pub prompt_logprobs: bool,
     /// How many of the most probable tokens are wanted with each of them.
     pub prompt_top_logprobs: usize,
+    /// Pages are shared with requests of the same salt alone, where pages of requests are shared.
+    pub salt: Vec<u32>,
 }
 
 impl Request {
@@ -148,6 +150,7 @@ impl Request {
             top_logprobs: 0,
             prompt_logprobs: false,
             prompt_top_logprobs: 0,
+            salt: Vec::new(),
         }
     }
 
@@ -213,6 +216,8 @@ pub struct Group {
     pub prompt_logprobs: Vec<f32>,
     /// The most probable tokens at the same places with their log-probs, the best first, where wanted.
     pub prompt_top: Vec<TopTokens>,
+    /// Tokens of the prompt whose keys and values were found in pages of other requests.
+    pub cached_tokens: usize,
     /// The samples, in their order.
     pub samples: Vec<Sample>,
 }

@@ -28,7 +28,7 @@ use crate::pages::{PageCopy, PagePool, Pages};
 use crate::prefixes::Prefixes;
 use crate::request::RequestId;
 use crate::sequence::{Sequence, SequenceId};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 /// Tokens that every running sequence can grow by, or half of what it may grow at most, before somebody has
 /// to be preempted: pages for so many stay free when another sequence is admitted, but no more than a
@@ -166,6 +166,12 @@ impl Scheduler {
         self.kept.values()
     }
 
+    /// Pages that unfinished sequences hold; those that are kept for requests to come are free for them.
+    pub fn pages_in_use(&self) -> usize {
+        let own = self.running.iter().map(Sequence::pages).chain(self.kept.values());
+        own.flat_map(Pages::ids).collect::<HashSet<_>>().len()
+    }
+
     /// Takes a new sequence; it must be later in the order of arrival than all before.
     pub fn add(&mut self, sequence: Sequence) {
         self.enqueue(sequence);
@@ -247,10 +253,14 @@ impl Scheduler {
             return Shared::Nodes(Vec::new());
         };
         let (size, tokens) = (self.pool.page_size(), &sequence.prompt()[..sequence.shareable()]);
-        let nodes = prefixes.find(tokens, size);
+        let salt = sequence.salt();
+        let nodes = prefixes.find(salt, tokens, size);
         let next = (nodes.len() + 1) * size;
         let comes = |other: &Sequence| {
-            other.computed < next && !other.at_context && other.prompt().get(..next) == tokens.get(..next)
+            other.computed < next
+                && !other.at_context
+                && other.salt() == salt
+                && other.prompt().get(..next) == tokens.get(..next)
         };
         match next <= tokens.len() && self.running.iter().any(comes) {
             true => Shared::Coming,
@@ -319,6 +329,9 @@ impl Scheduler {
             };
             if matches!(prefix, Prefix::Absent) && !sequence.at_context {
                 self.counts.shared_tokens += sequence.computed as u64;
+                if sequence.tokens.is_empty() {
+                    sequence.cached = sequence.computed;
+                }
             }
             if !sequence.pages.prepare(sequence.computed, len, &mut self.copies) {
                 // Not reached, as there were pages; without pages of its own the sequence simply waits on.
@@ -396,7 +409,8 @@ impl Scheduler {
                 let whole = |tokens: usize| tokens.min(sequence.prompt().len()) / size;
                 let pages = whole(sequence.computed);
                 if pages > whole(before) {
-                    prefixes.insert(&sequence.prompt()[..pages * size], &sequence.pages, size);
+                    let prompt = &sequence.prompt()[..pages * size];
+                    prefixes.insert(sequence.salt(), prompt, &sequence.pages, size);
                 }
             }
             if samples {
@@ -435,7 +449,7 @@ impl Scheduler {
                 // What was sampled may be the beginning of the next turn. The last token is not computed.
                 let mut tokens = [sequence.prompt(), &sequence.tokens].concat();
                 tokens.truncate(sequence.computed.min(tokens.len() - 1));
-                prefixes.insert(&tokens, &pages, self.pool.page_size());
+                prefixes.insert(sequence.salt(), &tokens, &pages, self.pool.page_size());
             }
             let first = |s: &Sequence| s.id().request < request;
             let belongs = |s: Option<&Sequence>| s.is_some_and(|s| s.id().request == request);

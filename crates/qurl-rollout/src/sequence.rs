@@ -45,6 +45,8 @@ pub struct Sequence {
     pub(crate) pages: Pages,
     /// Tokens whose keys and values are in the pages once the launched steps are done.
     pub(crate) computed: usize,
+    /// Those of them that another request had computed when the sequence first ran.
+    pub(crate) cached: usize,
     /// Whether what its fresh pages hold counts as the keys and values of its prompt: for benchmarks only.
     pub(crate) at_context: bool,
     /// Tokens that are computed in the step that is being planned.
@@ -72,6 +74,7 @@ impl Sequence {
             finish: None,
             pages,
             computed: 0,
+            cached: 0,
             at_context: false,
             scheduled: 0,
             coming: 0,
@@ -92,6 +95,11 @@ impl Sequence {
     /// Tokens of the prompt.
     pub fn prompt(&self) -> &[u32] {
         &self.request.prompt
+    }
+
+    /// What sets its pages apart from those of requests that begin alike.
+    pub fn salt(&self) -> &[u32] {
+        &self.request.salt
     }
 
     /// Its pages.

@@ -44,18 +44,25 @@ impl<D: Device> Engine<D> {
         let weights = self.weights.unwrap_or_default();
         for sequence in self.ended.drain(..) {
             let SequenceId { request, sample } = sequence.id();
-            let Sequence { tokens, logprobs, entropies, finish: Some(finish), .. } = sequence else {
+            let Sequence { tokens, logprobs, entropies, finish: Some(finish), cached, .. } = sequence else {
                 continue;
             };
             let Some(pending) = self.pending.get_mut(&request) else { continue };
+            pending.cached = pending.cached.max(cached);
             pending.samples[sample as usize] = Some(Sample { tokens, logprobs, entropies, finish, weights });
             if pending.samples.iter().all(Option::is_some)
-                && let Some(Pending { request: asked, prompt_logprobs, prompt_top, samples }) =
+                && let Some(Pending { request: asked, prompt_logprobs, prompt_top, cached, samples }) =
                     self.pending.remove(&request)
             {
-                let (key, prompt) = (asked.key, asked.prompt.clone());
-                let samples = samples.into_iter().flatten().collect();
-                self.finished.push(Group { request, key, prompt, prompt_logprobs, prompt_top, samples });
+                self.finished.push(Group {
+                    request,
+                    key: asked.key,
+                    prompt: asked.prompt.clone(),
+                    prompt_logprobs,
+                    prompt_top,
+                    cached_tokens: cached,
+                    samples: samples.into_iter().flatten().collect(),
+                });
             }
         }
         for (SequenceId { request, sample }, position) in failed {

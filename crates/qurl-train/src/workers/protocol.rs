@@ -123,6 +123,7 @@ wire!(Request {
     top_logprobs,
     prompt_logprobs,
     prompt_top_logprobs,
+    salt,
 });
 
 impl Wire for Work {

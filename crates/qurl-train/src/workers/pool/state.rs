@@ -241,7 +241,15 @@ impl State {
             let samples = if let Place::Done(samples) = place { samples } else { Vec::new() };
             let Request { key, prompt, .. } = request;
             let (prompt_logprobs, prompt_top) = (Vec::new(), Vec::new());
-            Group { request: RequestId(key.prompt), key, prompt, prompt_logprobs, prompt_top, samples }
+            Group {
+                request: RequestId(key.prompt),
+                key,
+                prompt,
+                prompt_logprobs,
+                prompt_top,
+                cached_tokens: 0, // who sampled it kept its pages
+                samples,
+            }
         });
         groups.collect()
     }
