@@ -23,6 +23,8 @@ pub struct Call {
     pub prompts: Vec<Vec<u32>>,
     /// How they are sampled.
     pub wanted: Wanted,
+    /// Its pages are shared with calls of the same salt alone.
+    pub salt: Vec<u32>,
     /// Most probable tokens at each new one.
     pub top: usize,
     /// Log-probs of the prompt, with as many of the most probable tokens at each place.
@@ -138,6 +140,7 @@ impl App {
                 top_logprobs: call.top,
                 prompt_logprobs: call.prompt_top.is_some(),
                 prompt_top_logprobs: call.prompt_top.unwrap_or(0),
+                salt: call.salt.clone(),
                 ..call.wanted.request(&self.texts, prompt.clone(), number, self.seed, context)
             };
             if request.sampling.top_k as usize >= self.model.config.vocab_size {

@@ -95,8 +95,7 @@ fn wanted(
     fields: Fields<'_>,
 ) -> Result<(Call, Shown, Option<StreamUsage>), ApiError> {
     app.check_model(fields)?;
-    for key in ["functions", "function_call", "audio", "echo", "continue_final_message", "web_search_options"]
-    {
+    for key in ["functions", "function_call", "audio", "echo", "web_search_options"] {
         fields.refuse(key, is_empty)?;
     }
     fields.refuse("modalities", |modalities| modalities == &json!(["text"]))?;
@@ -127,6 +126,7 @@ fn wanted(
         id: app.name_of("chatcmpl", headers, fields)?,
         ids: Vec::new(),
         prompts: vec![prompt(app, fields)?],
+        salt: fields.salt()?,
         wanted,
         top: best.unwrap_or(0),
         prompt_top: prompt_logprobs,
@@ -156,7 +156,9 @@ pub fn prompt(app: &App, fields: Fields<'_>) -> Result<Vec<u32>, ApiError> {
         None => Map::new(),
         Some(_) => return Err(fields.wrong("chat_template_kwargs", "an object")),
     };
-    fields.refuse("chat_template", is_empty)?;
+    for key in ["chat_template", "continue_final_message"] {
+        fields.refuse(key, is_empty)?;
+    }
     for key in ["documents", "reasoning_effort"] {
         if let Some(value) = fields.get(key) {
             variables.insert(key.to_string(), value.clone());

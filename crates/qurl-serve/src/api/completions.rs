@@ -102,6 +102,7 @@ fn wanted(
         ids: Vec::new(),
         prompts: prompts(app, fields, n)?,
         told,
+        salt: fields.salt()?,
         wanted,
         top: asked.unwrap_or(0),
         prompt_top: prompt_logprobs.max(echoed),

@@ -162,15 +162,12 @@ pub async fn is_paused(State(app): State<Arc<App>>) -> Response {
     answer(json!({"is_paused": app.service.snapshot().paused}))
 }
 
-/// `POST /abort_requests {"request_ids"?}`: those, or all.
+/// `POST /abort_requests {"request_ids"?}`: those, or all where none is named, as vLLM has it.
 pub async fn abort_requests(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let wanted = app
-        .read(body, |_, fields| fields.get("request_ids").map(|_| fields.texts("request_ids")).transpose());
-    let aborted = match wanted.await? {
-        None => app.service.abort(None).await?,
-        Some(ids) => app.service.abort(Some(ids.into_iter().collect())).await?,
-    };
-    Ok(answer(json!({"status": "ok", "aborted": aborted})))
+    let ids = app.read(body, |_, fields| fields.texts("request_ids")).await?;
+    let ids = (!ids.is_empty()).then(|| ids.into_iter().collect());
+    let aborted = app.service.abort(ids).await?;
+    Ok(answer(json!({"status": "aborted", "aborted": aborted})))
 }
 
 /// `POST /abort_request {"rid"?, "abort_all"?}`
@@ -189,4 +186,11 @@ pub async fn flush_cache(State(app): State<Arc<App>>, body: Body) -> Result<Resp
     app.bodies.read(body, drop).await?;
     app.service.flush().await?;
     Ok(answer(json!({"status": "ok"})))
+}
+
+/// `POST /reset_prefix_cache`
+pub async fn reset_prefix_cache(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    app.bodies.read(body, drop).await?;
+    app.service.flush().await?;
+    Ok(answer(json!({"success": true})))
 }

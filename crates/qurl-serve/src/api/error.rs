@@ -60,6 +60,11 @@ impl ApiError {
         ApiError { retry: true, ..ApiError::new(429, message) }
     }
 
+    /// Nobody can be served now.
+    pub fn unavailable(message: impl Into<String>) -> ApiError {
+        ApiError::new(503, message)
+    }
+
     /// It took too long.
     pub fn too_slow(message: impl Into<String>) -> ApiError {
         ApiError::new(504, message)

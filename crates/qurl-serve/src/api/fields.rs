@@ -4,6 +4,9 @@ use super::document::StreamUsage;
 use super::error::ApiError;
 use serde_json::{Map, Value};
 
+/// Most bytes of a `cache_salt`, which every first page of its prompts keeps.
+const MAX_SALT: usize = 512;
+
 /// The keys of a JSON object. `null` counts as absent.
 #[derive(Clone, Copy)]
 pub struct Fields<'a>(&'a Map<String, Value>);
@@ -100,6 +103,16 @@ impl<'a> Fields<'a> {
             _ => None,
         })?;
         Ok(texts.unwrap_or_default())
+    }
+
+    /// The `cache_salt`: texts that differ set apart what prompts share; prime-rl has one for every version of
+    /// the weights.
+    pub fn salt(self) -> Result<Vec<u32>, ApiError> {
+        let salt = self.text("cache_salt")?.unwrap_or_default();
+        if salt.len() > MAX_SALT {
+            return Err(self.wrong("cache_salt", &format!("a text of at most {MAX_SALT} bytes")));
+        }
+        Ok(salt.bytes().map(u32::from).collect())
     }
 
     /// A list of token ids.

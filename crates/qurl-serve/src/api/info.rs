@@ -39,6 +39,7 @@ pub async fn model(
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
     let Ok(Path(name)) = name else { return Err(ApiError::not_found("no model has such a name")) };
+    let name = name.strip_suffix('/').unwrap_or(&name).to_string();
     match app.model.names.contains(&name) {
         true => Ok(answer(card(&app, &name))),
         false => Err(ApiError::not_found(format!("the model `{name}` is not here"))),
@@ -64,6 +65,7 @@ pub async fn health_generate(State(app): State<Arc<App>>) -> Result<Response, Ap
         ids: Vec::new(),
         prompts: vec![vec![0]],
         wanted: Wanted::read(Fields::of(&params)?, Dialect::OpenAi)?,
+        salt: Vec::new(),
         top: 0,
         prompt_top: None,
         told: Told::default(),
@@ -77,17 +79,6 @@ pub async fn version() -> Response {
     answer(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// `GET /get_weight_version`
-pub async fn weight_version(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    app.bodies.read(body, drop).await?;
-    let weights = app.service.snapshot().weights;
-    Ok(answer(json!({
-        "weight_version": app.version_name(weights),
-        "version": weights.version,
-        "checksum": format!("{:016x}", weights.checksum),
-    })))
-}
-
 /// `GET /model_info`
 pub async fn model_info(State(app): State<Arc<App>>) -> Response {
     answer(json!({
@@ -95,23 +86,6 @@ pub async fn model_info(State(app): State<Arc<App>>) -> Response {
         "served_model_name": app.model.names[0],
         "is_generation": true,
         "weight_version": app.version_name(app.service.snapshot().weights),
-    }))
-}
-
-/// `GET /server_info`
-pub async fn server_info(State(app): State<Arc<App>>) -> Response {
-    let now = app.service.snapshot();
-    answer(json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "model_path": app.model.dir,
-        "served_model_name": app.model.names[0],
-        "context_length": app.model.max_model_len,
-        "vocab_size": app.model.config.vocab_size,
-        "format": app.model.format,
-        "weight_version": app.version_name(now.weights),
-        "running": now.running,
-        "waiting": now.waiting,
-        "paused": now.paused,
     }))
 }
 

@@ -9,6 +9,7 @@ mod completions;
 mod control;
 mod document;
 mod error;
+mod external;
 mod fields;
 mod info;
 mod logprobs;
@@ -256,38 +257,53 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// All routes.
+/// All routes, each also with a slash at its end, as some clients make addresses.
 pub fn routes(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/v1/models", get(info::models))
-        .route("/v1/models/{*id}", get(info::model))
-        .route("/v1/completions", post(completions::complete))
-        .route("/v1/chat/completions", post(chat::complete))
-        .route("/inference/v1/generate", post(vllm::generate))
-        .route("/tokenize", post(vllm::tokenize))
-        .route("/detokenize", post(vllm::detokenize))
-        .route("/generate", post(sglang::generate))
-        .route("/health", get(info::health))
-        .route("/ping", get(info::health).post(info::health))
-        .route("/health_generate", get(info::health_generate))
-        .route("/metrics", get(info::metrics))
-        .route("/version", get(info::version))
-        .route("/server_info", get(info::server_info))
-        .route("/get_server_info", get(info::server_info))
-        .route("/model_info", get(info::model_info))
-        .route("/get_model_info", get(info::model_info))
-        .route("/get_weight_version", get(info::weight_version).post(info::weight_version))
-        .route("/update_weights", post(control::update_weights))
-        .route("/update_weights_from_disk", post(control::update_weights_from_disk))
-        .route("/pause", post(control::pause))
-        .route("/resume", post(control::resume))
-        .route("/is_paused", get(control::is_paused))
-        .route("/abort_requests", post(control::abort_requests))
-        .route("/pause_generation", post(control::pause_generation))
-        .route("/continue_generation", post(control::resume))
-        .route("/abort_request", post(control::abort_request))
-        .route("/flush_cache", get(control::flush_cache).post(control::flush_cache))
-        .route("/reset_prefix_cache", post(control::flush_cache))
+    let of_orders = [
+        ("/update_weights", post(control::update_weights)),
+        ("/update_weights_from_disk", post(control::update_weights_from_disk)),
+        ("/update_weight_version", post(external::update_weight_version)),
+        ("/pause", post(control::pause)),
+        ("/resume", post(control::resume)),
+        ("/is_paused", get(control::is_paused)),
+        ("/abort_requests", post(control::abort_requests)),
+        ("/pause_generation", post(control::pause_generation)),
+        ("/continue_generation", post(control::resume)),
+        ("/abort_request", post(control::abort_request)),
+        ("/flush_cache", get(control::flush_cache).post(control::flush_cache)),
+        ("/reset_prefix_cache", post(control::reset_prefix_cache)),
+    ];
+    let of_facts = [
+        ("/v1/models", get(info::models)),
+        ("/health", get(info::health)),
+        ("/ping", get(info::health).post(info::health)),
+        ("/health_generate", get(info::health_generate)),
+        ("/liveness", get(external::liveness)),
+        ("/metrics", get(info::metrics)),
+        ("/version", get(info::version)),
+        ("/server_info", get(external::server_info)),
+        ("/get_server_info", get(external::server_info)),
+        ("/model_info", get(info::model_info)),
+        ("/get_model_info", get(info::model_info)),
+        ("/get_weight_version", get(external::weight_version).post(external::weight_version)),
+        ("/weight_version", get(external::weight_version)),
+        ("/get_world_size", get(external::world_size)),
+        ("/v1/loads", get(external::loads)),
+        ("/get_load", get(external::old_loads)),
+    ];
+    let of_answers = [
+        ("/v1/completions", post(completions::complete)),
+        ("/v1/chat/completions", post(chat::complete)),
+        ("/inference/v1/generate", post(vllm::generate)),
+        ("/tokenize", post(vllm::tokenize)),
+        ("/detokenize", post(vllm::detokenize)),
+        ("/generate", post(sglang::generate)),
+    ];
+    let mut router = Router::new().route("/v1/models/{*id}", get(info::model));
+    for (path, methods) in of_orders.into_iter().chain(of_facts).chain(of_answers) {
+        router = router.route(path, methods.clone()).route(&format!("{path}/"), methods);
+    }
+    router
         .fallback(async || ApiError::not_found("there is nothing at this address"))
         .method_not_allowed_fallback(async || ApiError::method())
         .layer(from_fn_with_state(app.clone(), guarded))
@@ -297,7 +313,7 @@ pub fn routes(app: Arc<App>) -> Router {
 /// Lets in who may ask. Whether the server is well may be asked without a key.
 async fn guarded(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let headers = request.headers();
-    let open = matches!(request.uri().path(), "/health" | "/ping");
+    let open = matches!(request.uri().path(), "/health" | "/health/");
     let mut may = guard::check_host(headers, app.address);
     if may.is_ok() && !open {
         may = match &app.key {

@@ -114,7 +114,7 @@ fn wanted(app: &App, headers: &HeaderMap, fields: Fields<'_>) -> Result<(Call, S
         plain: 0,
     };
     let (id, prompt_top) = (app.name("gen", own), shown.from.map(|_| best));
-    Ok((Call { id, ids, prompts, wanted, top: best, prompt_top, told }, shown, stream))
+    Ok((Call { id, ids, prompts, wanted, salt: fields.salt()?, top: best, prompt_top, told }, shown, stream))
 }
 
 /// The prompts, and whether they came as a list.

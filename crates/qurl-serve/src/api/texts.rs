@@ -110,6 +110,11 @@ impl Texts {
         decoded.and_then(Result::ok).unwrap_or_default()
     }
 
+    /// How the vocabulary spells a token.
+    pub fn spelling(&self, id: u32) -> Option<String> {
+        self.tokenizer.as_deref()?.id_to_token(id)
+    }
+
     /// The text of a sample that is about to grow.
     pub fn grow(&self, stop: &[String], skip_special: bool, keep_stop: bool) -> Growing {
         Growing {

@@ -70,6 +70,7 @@ pub async fn generate(
             id: app.name_of("gen", &headers, fields)?,
             ids: Vec::new(),
             prompts: vec![prompt.ok_or_else(|| fields.wrong("token_ids", "a list of token ids"))?],
+            salt: fields.salt()?,
             wanted,
             top: best.unwrap_or(0),
             prompt_top,
@@ -109,14 +110,19 @@ pub async fn generate(
 pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
     let ids = app.read(body, |app, fields| {
         app.check_model(fields)?;
-        match fields.text("prompt")? {
-            Some(text) => app.encode("prompt", text, fields.is_or("add_special_tokens", true)?),
-            None if fields.get("messages").is_some() => super::chat::prompt(app, fields),
-            None => Err(fields.wrong("prompt", "a text, or messages in its place")),
-        }
+        let ids = match fields.text("prompt")? {
+            Some(text) => app.encode("prompt", text, fields.is_or("add_special_tokens", true)?)?,
+            None if fields.get("messages").is_some() => super::chat::prompt(app, fields)?,
+            None => return Err(fields.wrong("prompt", "a text, or messages in its place")),
+        };
+        Ok((ids, fields.is("return_token_strs")?))
     });
-    let ids = ids.await?;
-    Ok(answer(json!({"count": ids.len(), "max_model_len": app.model.max_model_len, "tokens": ids})))
+    let (ids, spelled) = ids.await?;
+    let spelled = spelled.then(|| ids.iter().map(|&id| app.texts.spelling(id)).collect::<Vec<_>>());
+    let (count, max_model_len) = (ids.len(), app.model.max_model_len);
+    Ok(answer(json!({
+        "count": count, "max_model_len": max_model_len, "tokens": ids, "token_strs": spelled,
+    })))
 }
 
 /// `POST /detokenize`: `tokens` to text.

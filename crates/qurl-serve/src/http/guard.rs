@@ -3,7 +3,7 @@
 use axum::http::HeaderMap;
 use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
 use std::hint::black_box;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Why a request is not answered, whatever it asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,16 +36,25 @@ pub fn check_host(headers: &HeaderMap, address: SocketAddr) -> Result<(), Refusa
     let mut hosts = headers.get_all(HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err(Refusal::NoHost) };
     let host = host.to_str().map_err(|_| Refusal::WrongHost)?;
-    match address.ip().is_loopback() && !names_loopback(host.trim(), address) {
+    match address.ip().is_loopback() && !names_loopback(host.trim()) {
         true => Err(Refusal::WrongHost),
         false => Ok(()),
     }
 }
 
-/// Whether a Host header names this machine by a loopback name, and this port.
-fn names_loopback(host: &str, address: SocketAddr) -> bool {
-    let name = host.strip_suffix(&format!(":{}", address.port())).unwrap_or(host);
-    let ip = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+/// Whether a Host header names this machine by a loopback name. Any port will do: a tunnel (`ssh -L`) has one
+/// of its own, and what is to be kept out, a page whose name was pointed here, shows in the name.
+fn names_loopback(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) && port.parse::<u16>().is_ok() => {
+            name
+        }
+        _ => host,
+    };
+    let ip = match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+        Some(name) => name.parse::<Ipv6Addr>().map(IpAddr::V6),
+        None => name.parse::<Ipv4Addr>().map(IpAddr::V4),
+    };
     name.eq_ignore_ascii_case("localhost") || ip.is_ok_and(|ip| ip.is_loopback())
 }
 
@@ -94,10 +103,22 @@ mod tests {
     fn a_loopback_server_answers_to_loopback_names_only() {
         let address: SocketAddr = "127.0.0.1:7878".parse().expect("an address");
         let check = |host: &str, address| check_host(&headers(&[("host", host)]), address);
-        for host in ["127.0.0.1:7878", "localhost:7878", "LOCALHOST", "[::1]:7878", "127.0.0.1"] {
+        // A tunnel listens on a port of its own.
+        for host in
+            ["127.0.0.1:7878", "localhost:7878", "LOCALHOST", "[::1]:7878", "127.0.0.1", "localhost:9000", "[::1]:1"]
+        {
             assert_eq!(check(host, address), Ok(()), "{host}");
         }
-        for host in ["evil.example", "127.0.0.1.evil.example:7878", "localhost:99", "10.0.0.1:7878", ""] {
+        for host in [
+            "evil.example",
+            "127.0.0.1.evil.example:7878",
+            "localhost:99999",
+            "localhost:+80",
+            "localhost:80:80",
+            "localhost.evil.example:80",
+            "10.0.0.1:7878",
+            "",
+        ] {
             assert_eq!(check(host, address), Err(Refusal::WrongHost), "{host}");
         }
         assert_eq!(check("box.lan", "0.0.0.0:7878".parse().expect("an address")), Ok(()));

@@ -128,9 +128,30 @@ enum Command {
     Stop,
 }
 
+/// What an engine can hold, which stays as it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Most sequences that run at the same time.
+    pub max_running: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// Pages for keys and values.
+    pub pages: usize,
+    /// Accelerators: one, or none where a CPU computes.
+    pub accelerators: usize,
+}
+
+impl Sizes {
+    /// Most tokens of all sequences together.
+    pub fn max_tokens(&self) -> usize {
+        self.page_size * self.pages
+    }
+}
+
 /// The way to the engine. Clones speak with the same one.
 #[derive(Clone)]
 pub struct Service {
+    sizes: Sizes,
     commands: Sender<Command>,
     shared: Arc<Shared>,
     jobs: Arc<AtomicU64>,
@@ -193,12 +214,24 @@ impl Service {
         engine: Engine<D>,
         max_waiting: usize,
     ) -> std::io::Result<(Service, Running)> {
-        let shared = Arc::new(Shared::new(engine.options().max_num_seqs, max_waiting));
+        use qurl_kernels::Queue as _;
+        let sizes = Sizes {
+            max_running: engine.options().max_num_seqs,
+            page_size: engine.options().page_size,
+            pages: engine.pages().total(),
+            accelerators: usize::from(queue.device().info().asynchronous),
+        };
+        let shared = Arc::new(Shared::new(sizes.max_running, max_waiting));
         let (commands, inbox) = std::sync::mpsc::channel();
         let worker = worker::Worker::new(queue, engine, inbox, shared.clone());
         let thread = std::thread::Builder::new().name("qurl-engine".to_string()).spawn(|| worker.run())?;
-        let service = Service { commands, shared, jobs: Arc::default() };
+        let service = Service { sizes, commands, shared, jobs: Arc::default() };
         Ok((service.clone(), Running { thread, service }))
+    }
+
+    /// What the engine can hold.
+    pub fn sizes(&self) -> Sizes {
+        self.sizes
     }
 
     /// Refuses more sequences than could ever be in flight.

@@ -76,6 +76,8 @@ pub struct Snapshot {
     pub pages: usize,
     /// Pages that somebody holds, or that are kept for requests to come.
     pub pages_used: usize,
+    /// Pages that requests in flight hold, as of a moment ago.
+    pub pages_in_use: usize,
     /// What the engine has counted.
     pub stats: EngineStats,
     /// Requests that ended, failed, were aborted, and whose clients left.

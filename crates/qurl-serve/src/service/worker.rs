@@ -7,8 +7,11 @@ use qurl_rollout::{Engine, Group, RequestId, RolloutError, WeightVersion};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
+
+/// How often the pages in use are counted, which goes over all pages of all sequences.
+const COUNT_EVERY: Duration = Duration::from_millis(200);
 
 /// A job in the engine.
 struct Active {
@@ -32,6 +35,8 @@ pub(super) struct Worker<D: Device> {
     shared: Arc<Shared>,
     /// What is published after every step.
     now: Snapshot,
+    /// When the pages in use were counted last.
+    counted: Instant,
     /// By the engine's numbers.
     active: BTreeMap<RequestId, Active>,
     numbers: Numbers,
@@ -57,6 +62,7 @@ impl<D: Device> Worker<D> {
             inbox,
             shared,
             now: Snapshot::default(),
+            counted: Instant::now(),
             active: BTreeMap::new(),
             numbers: Numbers::new(),
             held: VecDeque::new(),
@@ -323,6 +329,9 @@ impl<D: Device> Worker<D> {
         now.paused = self.paused.is_some();
         now.running = self.engine.running();
         (now.pages, now.pages_used) = (total, total - free);
+        if now.running == 0 || self.counted.elapsed() >= COUNT_EVERY {
+            (now.pages_in_use, self.counted) = (self.engine.pages_in_use(), Instant::now());
+        }
         now.stats = self.engine.stats();
         self.shared.publish(now);
     }

@@ -118,11 +118,17 @@ impl Server {
         serde_json::from_str(&answer).unwrap_or(Value::String(answer))
     }
 
-    pub fn get(&self, path: &str) -> Value {
+    /// Status and body of the answer to a request without a body, with these lines in its head.
+    pub fn ask(&self, method: &str, path: &str, lines: &str) -> (u16, String) {
         let mut stream = self.connect();
-        let head = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address);
+        let host = self.address;
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\n{lines}Connection: close\r\n\r\n");
         stream.write_all(head.as_bytes()).expect("sent");
-        let (status, answer) = whole(stream);
+        whole(stream)
+    }
+
+    pub fn get(&self, path: &str) -> Value {
+        let (status, answer) = self.ask("GET", path, "");
         assert_eq!(status, 200, "{path}: {answer}");
         serde_json::from_str(&answer).unwrap_or(Value::String(answer))
     }
