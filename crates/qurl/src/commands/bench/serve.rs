@@ -6,9 +6,10 @@
 //! process on a loopback address and with random weights of a named shape, or another one that `--url` names.
 //!
 //! With a server of its own as many requests of the same lengths are also given to its engine directly, all
-//! at once: what HTTP costs is the difference to that. Beside all tokens a second stands the median time
-//! between two tokens of a request, which is a decode step of a full batch and knows nothing of how requests
-//! come and go.
+//! at once: what HTTP costs is the difference to that. Beside all tokens a second stands the time that a
+//! request takes for each token after the first, in the median over requests, which is a decode step of a full
+//! batch and knows little of how requests come and go. It is not the median gap: where tokens reach a client
+//! several at a time, most gaps are nothing.
 
 mod load;
 mod plot;
@@ -103,28 +104,30 @@ struct Row {
 #[derive(Clone, Copy, Serialize)]
 struct Beside {
     engine_tokens_per_s: f64,
-    /// The median.
-    engine_between_tokens_s: f64,
+    /// For each token of a request after the first, the median over requests.
+    engine_per_token_s: f64,
     /// Share of its tokens a second that clients get.
     engine_share: f64,
-    /// What clients wait longer between two tokens, as a share, in the median.
-    overhead_per_token: f64,
+    /// What clients wait longer for it, as a share; nothing where requests have one token, or come in one
+    /// piece.
+    overhead_per_token: Option<f64>,
 }
 
 /// The engine alone, medians over some rounds.
 #[derive(Clone, Copy)]
 struct Alone {
     tokens_per_s: f64,
-    between_tokens_s: f64,
+    per_token_s: f64,
 }
 
 impl Alone {
     fn beside(self, figures: &Figures) -> Beside {
         Beside {
             engine_tokens_per_s: self.tokens_per_s,
-            engine_between_tokens_s: self.between_tokens_s,
+            engine_per_token_s: self.per_token_s,
             engine_share: figures.tokens_per_s / self.tokens_per_s,
-            overhead_per_token: figures.between_tokens_s.p50 / self.between_tokens_s - 1.0,
+            overhead_per_token: (self.per_token_s > 0.0 && figures.per_token_s.p50 > 0.0)
+                .then(|| figures.per_token_s.p50 / self.per_token_s - 1.0),
         }
     }
 }
@@ -292,16 +295,20 @@ fn print_saturated(rows: &[Row]) -> anyhow::Result<()> {
     let all: Vec<(&Row, Beside)> = rows.iter().filter_map(|row| Some((row, row.beside?))).collect();
     let Some((first, alone)) = all.first() else { return Ok(()) };
     let of = |figure: fn(&(&Row, Beside)) -> f64| median(all.iter().map(figure).collect());
+    let overheads: Vec<f64> = all.iter().filter_map(|(_, beside)| beside.overhead_per_token).collect();
+    let overhead = match overheads.is_empty() {
+        true => "answers came in one piece".to_string(),
+        false => format!("{:+.1}%", 100.0 * median(overheads)),
+    };
     out!(
-        "{:9} saturated: {:.1} tokens/s, engine alone {:.1}: {:.1}%  between tokens {:.3} ms, engine alone \
-         {:.3}: {:+.1}%  ({} places, {} requests, medians of {})",
+        "{:9} saturated: {:.1} tokens/s, engine alone {:.1}: {:.1}%  a token {:.3} ms, engine alone {:.3}: \
+         {overhead}  ({} places, {} requests, medians of {})",
         first.format.as_deref().unwrap_or("server"),
         of(|(row, _)| row.figures.tokens_per_s),
         alone.engine_tokens_per_s,
         100.0 * of(|(_, beside)| beside.engine_share),
-        1e3 * of(|(row, _)| row.figures.between_tokens_s.p50),
-        1e3 * alone.engine_between_tokens_s,
-        100.0 * of(|(_, beside)| beside.overhead_per_token),
+        1e3 * of(|(row, _)| row.figures.per_token_s.p50),
+        1e3 * alone.engine_per_token_s,
         first.max_num_seqs.unwrap_or_default(),
         first.figures.requests,
         all.len()
@@ -342,13 +349,13 @@ fn alone<D: Machine>(
         return Ok(None);
     }
     directly(queue, engine, 0, args, sizes)?;
-    let (mut rates, mut gaps) = (Vec::new(), Vec::new());
+    let (mut rates, mut times) = (Vec::new(), Vec::new());
     for round in 1..=rounds {
-        let Alone { tokens_per_s, between_tokens_s } = directly(queue, engine, round, args, sizes)?;
+        let Alone { tokens_per_s, per_token_s } = directly(queue, engine, round, args, sizes)?;
         rates.push(tokens_per_s);
-        gaps.push(between_tokens_s);
+        times.push(per_token_s);
     }
-    Ok(Some(Alone { tokens_per_s: median(rates), between_tokens_s: median(gaps) }))
+    Ok(Some(Alone { tokens_per_s: median(rates), per_token_s: median(times) }))
 }
 
 /// One round of it.
@@ -367,15 +374,20 @@ fn directly<D: Machine>(
         let key = SampleKey { seed: round, step: 0, prompt: number as u64 };
         engine.submit(qurl_rollout::Request { key, ..qurl_rollout::Request::new(ids, new) })?;
     }
-    let (mut tokens, mut gaps) = (0, Vec::with_capacity(args.requests * sizes.longest()));
-    let mut last: BTreeMap<RequestId, f64> = BTreeMap::new();
+    let mut tokens = 0;
+    // When the first and the last token of each request came, and how many there are.
+    let mut seen: BTreeMap<RequestId, (f64, f64, usize)> = BTreeMap::new();
     while engine.unfinished() > 0 {
         let emitted = engine.step(queue)?;
         let now = began.elapsed().as_secs_f64();
         tokens += emitted.len();
-        gaps.extend(emitted.iter().filter_map(|e| Some(now - last.insert(e.request, now)?)));
+        for token in emitted {
+            let (_, last, count) = seen.entry(token.request).or_insert((now, now, 0));
+            (*last, *count) = (now, *count + 1);
+        }
     }
     engine.finished();
     let tokens_per_s = tokens as f64 / began.elapsed().as_secs_f64();
-    Ok(Alone { tokens_per_s, between_tokens_s: Spread::of(gaps).p50 })
+    let times = seen.values().filter_map(|&(first, last, count)| load::per_token(first, last, count));
+    Ok(Alone { tokens_per_s, per_token_s: Spread::of(times.collect()).p50 })
 }

@@ -132,7 +132,10 @@ pub struct Figures {
     pub requests_per_s: f64,
     pub tokens_per_s: f64,
     pub first_token_s: Spread,
+    /// All gaps between two tokens of a request.
     pub between_tokens_s: Spread,
+    /// The mean gap of each request.
+    pub per_token_s: Spread,
     pub request_s: Spread,
 }
 
@@ -142,6 +145,19 @@ struct Seen {
     whole: Duration,
     ended: Instant,
     complete: bool,
+}
+
+impl Seen {
+    fn per_token(&self) -> Option<f64> {
+        let (first, last) = (self.times.first()?, self.times.last()?);
+        per_token(first.as_secs_f64(), last.as_secs_f64(), self.times.len())
+    }
+}
+
+/// The mean time between the tokens of a request that came at these times. Tokens that come together make
+/// most gaps nothing and few long; the mean does not care.
+pub fn per_token(first: f64, last: f64, tokens: usize) -> Option<f64> {
+    (tokens > 1).then(|| (last - first) / (tokens - 1) as f64)
 }
 
 /// One measurement.
@@ -230,6 +246,7 @@ pub fn run(
         tokens_per_s: new_tokens as f64 / seconds,
         first_token_s: Spread::of(first),
         between_tokens_s: Spread::of(between.map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect()),
+        per_token_s: Spread::of(whole.iter().filter_map(|seen| seen.per_token()).collect()),
         request_s: Spread::of(whole.iter().map(|seen| seen.whole.as_secs_f64()).collect()),
     })
 }
@@ -237,6 +254,18 @@ pub fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Eight tokens that come in two pieces: most gaps are nothing, the time for each is not.
+    #[test]
+    fn tokens_that_come_together_take_their_time() {
+        let seconds = [1.0, 1.0, 1.0, 1.0, 1.7, 1.7, 1.7, 1.7];
+        let times: Vec<Duration> = seconds.into_iter().map(Duration::from_secs_f64).collect();
+        let gaps = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
+        assert_eq!(Spread::of(gaps).p50, 0.0);
+        let seen = Seen { times, whole: Duration::from_secs(2), ended: Instant::now(), complete: true };
+        assert!(seen.per_token().is_some_and(|time| (time - 0.1).abs() < 1e-9));
+        assert_eq!((per_token(1.0, 1.0, 1), per_token(1.0, 3.0, 2)), (None, Some(2.0)));
+    }
 
     #[test]
     fn percentiles_are_times_that_were_seen() {
