@@ -9,6 +9,7 @@ use crate::service::{Failure, News, Ticket};
 use qurl_rollout::Request;
 use serde::Serialize;
 use std::future::poll_fn;
+use std::iter::once;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
@@ -23,6 +24,8 @@ pub struct Call {
     pub prompts: Vec<Vec<u32>>,
     /// How they are sampled.
     pub wanted: Wanted,
+    /// The same for each of its prompts, where they differ in it; all have as many samples.
+    pub each: Vec<Wanted>,
     /// Its pages are shared with calls of the same salt alone.
     pub salt: Vec<u32>,
     /// Most probable tokens at each new one.
@@ -51,6 +54,11 @@ impl Call {
     /// What the client may abort a prompt by.
     pub fn id_of(&self, prompt: usize) -> &str {
         self.ids.get(prompt).unwrap_or(&self.id)
+    }
+
+    /// How a prompt is sampled.
+    pub fn wanted_of(&self, prompt: usize) -> &Wanted {
+        self.each.get(prompt).unwrap_or(&self.wanted)
     }
 
     /// Log-probs of its answer, where `new` tokens come of each prompt.
@@ -110,7 +118,8 @@ impl App {
     /// Hands a call to the engine: all of its prompts, which are computed with the same weights, or none.
     pub fn submit(&self, call: &Call, streamed: bool) -> Result<Answers, ApiError> {
         let context = self.model.max_model_len;
-        if !call.wanted.stop.is_empty() && !self.texts.has_tokenizer() {
+        let stops = once(&call.wanted).chain(&call.each).any(|wanted| !wanted.stop.is_empty());
+        if stops && !self.texts.has_tokenizer() {
             return Err(ApiError::invalid("stop", "stop: this model has no tokenizer; use stop_token_ids"));
         }
         for prompt in &call.prompts {
@@ -128,11 +137,12 @@ impl App {
         }
         let most = |prompt: usize| {
             let left = context.saturating_sub(call.prompts[prompt].len());
-            call.wanted.max_new.unwrap_or(left).min(left).saturating_mul(call.wanted.n)
+            call.wanted_of(prompt).max_new.unwrap_or(left).min(left).saturating_mul(call.wanted.n)
         };
         let share = self.telling.promise(call.log_probs(most))?;
         let request = |(index, prompt): (usize, &Vec<u32>)| {
-            let number = match call.wanted.seed {
+            let wanted = call.wanted_of(index);
+            let number = match wanted.seed {
                 Some(_) => index as u64,
                 None => self.next_unseeded(),
             };
@@ -141,7 +151,7 @@ impl App {
                 prompt_logprobs: call.prompt_top.is_some(),
                 prompt_top_logprobs: call.prompt_top.unwrap_or(0),
                 salt: call.salt.clone(),
-                ..call.wanted.request(&self.texts, prompt.clone(), number, self.seed, context)
+                ..wanted.request(&self.texts, prompt.clone(), number, self.seed, context)
             };
             if request.sampling.top_k as usize >= self.model.config.vocab_size {
                 request.sampling.top_k = 0; // all of them
@@ -195,11 +205,30 @@ pub struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
+    /// Known at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_tokens_details: Option<OfPrompt>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct OfPrompt {
+    cached_tokens: usize,
 }
 
 impl Usage {
     /// Of so many tokens of prompts and new ones.
     pub fn of(prompt: usize, new: usize) -> Usage {
-        Usage { prompt_tokens: prompt, completion_tokens: new, total_tokens: prompt + new }
+        Usage {
+            prompt_tokens: prompt,
+            completion_tokens: new,
+            total_tokens: prompt + new,
+            prompt_tokens_details: None,
+        }
+    }
+
+    /// The same at the end, when it is known how much of the prompts other requests had computed.
+    pub fn ended(self, outcomes: &[Outcome]) -> Usage {
+        let cached_tokens = outcomes.iter().map(|outcome| outcome.prompt.cached).sum();
+        Usage { prompt_tokens_details: Some(OfPrompt { cached_tokens }), ..self }
     }
 }

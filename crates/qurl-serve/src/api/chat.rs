@@ -18,6 +18,7 @@ use axum::response::Response;
 use qurl_rollout::WeightVersion;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use std::slice::from_ref;
 use std::sync::Arc;
 
 const OBJECT: &str = "chat.completion";
@@ -95,6 +96,7 @@ fn wanted(
     fields: Fields<'_>,
 ) -> Result<(Call, Shown, Option<StreamUsage>), ApiError> {
     app.check_model(fields)?;
+    let vocabulary = app.model.config.vocab_size;
     for key in ["functions", "function_call", "audio", "echo", "web_search_options"] {
         fields.refuse(key, is_empty)?;
     }
@@ -105,11 +107,11 @@ fn wanted(
         return Err(ApiError::invalid("max_tokens", "max_tokens = 0: expected at least 1"));
     }
     let logprobs = fields.is("logprobs")?;
-    let best = top(fields, "top_logprobs")?;
+    let best = top(fields, "top_logprobs", vocabulary)?;
     if best.is_some_and(|best| best > 0) && !logprobs {
         return Err(ApiError::invalid("top_logprobs", "top_logprobs without logprobs: true"));
     }
-    let prompt_logprobs = top(fields, "prompt_logprobs")?;
+    let prompt_logprobs = top(fields, "prompt_logprobs", vocabulary)?;
     let shown = Shown {
         logprobs,
         token_ids: fields.is("return_token_ids")?,
@@ -126,6 +128,7 @@ fn wanted(
         id: app.name_of("chatcmpl", headers, fields)?,
         ids: Vec::new(),
         prompts: vec![prompt(app, fields)?],
+        each: Vec::new(),
         salt: fields.salt()?,
         wanted,
         top: best.unwrap_or(0),
@@ -236,7 +239,7 @@ async fn whole(app: &App, call: &Call, shown: Shown) -> Result<Response, ApiErro
     let head = Head::of(app, &call.id, OBJECT, outcome.weights);
     let document = || {
         Ok(Document {
-            usage: Some(Usage::of(prompt.len(), outcome.new_tokens())),
+            usage: Some(Usage::of(prompt.len(), outcome.new_tokens()).ended(&outcomes)),
             prompt_token_ids: shown.token_ids.then_some(prompt),
             prompt_logprobs: shown.prompt_logprobs.then_some(Prompt { texts: &app.texts, prompt, outcome }),
             ..Document::new(&head, &choices)
@@ -328,13 +331,14 @@ impl Events for Chunks {
                     self.chunk(index, &rest, self.outcome.samples[index].ids.len(), to);
                 }
             }
-            News::Done(_) | News::Failed(_) => {}
+            News::Done(scores) => self.outcome.prompt = scores,
+            News::Failed(_) => {}
         }
     }
 
     fn end(&mut self, to: &mut Vec<u8>) {
         if self.usage.at_end {
-            let usage = Some(self.usage());
+            let usage = Some(self.usage().ended(from_ref(&self.outcome)));
             event(to, &Document { usage, ..Document::<ChunkChoice<'_>>::new(&self.head, &[]) });
         }
     }

@@ -75,12 +75,13 @@ fn wanted(
     fields: Fields<'_>,
 ) -> Result<(Call, Shown, Option<StreamUsage>), ApiError> {
     app.check_model(fields)?;
+    let vocabulary = app.model.config.vocab_size;
     fields.refuse("suffix", is_empty)?;
     let mut wanted = Wanted::read(fields, Dialect::OpenAi)?;
     let none_new = wanted.max_new == Some(0);
     wanted.max_new = wanted.max_new.or(Some(DEFAULT_MAX_TOKENS));
-    let asked = top(fields, "logprobs")?;
-    let prompt_logprobs = top(fields, "prompt_logprobs")?;
+    let asked = top(fields, "logprobs", vocabulary)?;
+    let prompt_logprobs = top(fields, "prompt_logprobs", vocabulary)?;
     let shown = Shown {
         logprobs: asked.is_some(),
         token_ids: fields.is("return_token_ids")?,
@@ -102,6 +103,7 @@ fn wanted(
         ids: Vec::new(),
         prompts: prompts(app, fields, n)?,
         told,
+        each: Vec::new(),
         salt: fields.salt()?,
         wanted,
         top: asked.unwrap_or(0),
@@ -147,7 +149,7 @@ async fn whole(app: &App, call: &Call, shown: Shown) -> Result<Response, ApiErro
     let new = if shown.none_new { 0 } else { outcomes.iter().map(Outcome::new_tokens).sum() };
     let weights = outcomes.first().map(|outcome| outcome.weights).unwrap_or_default();
     let head = Head::of(app, &call.id, OBJECT, weights);
-    let usage = Some(Usage::of(call.prompts.iter().map(Vec::len).sum(), new));
+    let usage = Some(Usage::of(call.prompts.iter().map(Vec::len).sum(), new).ended(&outcomes));
     let (mut texts, mut choices) = (Vec::new(), Vec::new());
     app.tell((call, share), &outcomes, || {
         for (prompt, outcome) in call.prompts.iter().zip(&outcomes) {
@@ -282,13 +284,14 @@ impl Events for Chunks {
                     self.chunk(prompt, sample, &rest, from, to);
                 }
             }
-            News::Done(_) | News::Failed(_) => {}
+            News::Done(scores) => self.outcomes[prompt].prompt = scores,
+            News::Failed(_) => {}
         }
     }
 
     fn end(&mut self, to: &mut Vec<u8>) {
         if self.usage.at_end {
-            let usage = Some(Usage::of(self.prompt_tokens, self.new_tokens));
+            let usage = Some(Usage::of(self.prompt_tokens, self.new_tokens).ended(&self.outcomes));
             event(to, &Document { usage, ..Document::<Choice<'_>>::new(&self.head, &[]) });
         }
     }

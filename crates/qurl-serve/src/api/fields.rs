@@ -143,10 +143,11 @@ pub fn ids(value: &Value) -> Option<Vec<u32>> {
     value.as_array()?.iter().map(id).collect()
 }
 
-/// Whether a value is empty: a list, an object or a text with nothing in it, or false.
+/// Whether a value is empty: an object or a text with nothing in it, null or false, or a list of such.
 pub fn is_empty(value: &Value) -> bool {
     match value {
-        Value::Array(list) => list.is_empty(),
+        Value::Null => true,
+        Value::Array(list) => list.iter().all(is_empty),
         Value::Object(map) => map.is_empty(),
         Value::String(text) => text.is_empty(),
         other => other == &Value::Bool(false),

@@ -13,6 +13,7 @@ mod external;
 mod fields;
 mod info;
 mod logprobs;
+mod metrics;
 mod outcome;
 mod reading;
 mod sampling;
@@ -279,7 +280,7 @@ pub fn routes(app: Arc<App>) -> Router {
         ("/ping", get(info::health).post(info::health)),
         ("/health_generate", get(info::health_generate)),
         ("/liveness", get(external::liveness)),
-        ("/metrics", get(info::metrics)),
+        ("/metrics", get(metrics::metrics)),
         ("/version", get(info::version)),
         ("/server_info", get(external::server_info)),
         ("/get_server_info", get(external::server_info)),

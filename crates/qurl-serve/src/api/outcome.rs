@@ -38,7 +38,7 @@ pub struct Outcome {
 impl Outcome {
     /// Nothing yet, for every prompt of a call that the engine has taken.
     pub fn all(call: &Call, texts: &Texts) -> Vec<Outcome> {
-        call.prompts.iter().map(|_| Outcome::new(&call.wanted, texts)).collect()
+        (0..call.prompts.len()).map(|prompt| Outcome::new(call.wanted_of(prompt), texts)).collect()
     }
 
     /// Nothing yet, for one prompt.

@@ -60,7 +60,7 @@ impl Wanted {
         for key in ["repetition_penalty", "length_penalty"] {
             fields.refuse(key, is_number(1.0))?;
         }
-        const UNKNOWN: [&str; 22] = [
+        const UNKNOWN: [&str; 24] = [
             "logit_bias",
             "logits_processors",
             "custom_logit_processor",
@@ -83,9 +83,14 @@ impl Wanted {
             "image_data",
             "lora_path",
             "features",
+            "logprob_token_ids",
+            "thinking_token_budget",
         ];
         for key in UNKNOWN {
             fields.refuse(key, is_empty)?;
+        }
+        if let Some(custom) = fields.object("custom_params")? {
+            custom.refuse("return_top_p_token_ids", is_empty)?; // slime's, with a patched SGLang
         }
         fields.refuse("response_format", |format| format["type"] == "text")?;
 
@@ -186,10 +191,18 @@ impl Wanted {
     }
 }
 
-/// How many of the most probable tokens are wanted: a number up to [`MAX_TOP`].
-pub fn top(fields: Fields<'_>, key: &str) -> Result<Option<usize>, ApiError> {
-    match fields.usize(key)? {
-        Some(k) if k > MAX_TOP => Err(fields.wrong(key, &format!("at most {MAX_TOP}"))),
+/// How many of the most probable tokens are wanted: a number up to [`MAX_TOP`], or vLLM's -1 for the whole
+/// vocabulary where it is no larger.
+pub fn top(fields: Fields<'_>, key: &str, vocabulary: usize) -> Result<Option<usize>, ApiError> {
+    let count = match fields.i64(key)? {
+        Some(-1) => Some(vocabulary),
+        Some(k) => {
+            Some(usize::try_from(k).map_err(|_| fields.wrong(key, "0 or more, or -1 for all tokens"))?)
+        }
+        None => None,
+    };
+    match count {
+        Some(k) if k > MAX_TOP => Err(fields.wrong(key, &format!("at most {MAX_TOP} tokens"))),
         k => Ok(k),
     }
 }

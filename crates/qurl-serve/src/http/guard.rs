@@ -46,7 +46,9 @@ pub fn check_host(headers: &HeaderMap, address: SocketAddr) -> Result<(), Refusa
 /// of its own, and what is to be kept out, a page whose name was pointed here, shows in the name.
 fn names_loopback(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) && port.parse::<u16>().is_ok() => {
+        Some((name, port))
+            if port.bytes().all(|digit| digit.is_ascii_digit()) && port.parse::<u16>().is_ok() =>
+        {
             name
         }
         _ => host,
@@ -104,9 +106,15 @@ mod tests {
         let address: SocketAddr = "127.0.0.1:7878".parse().expect("an address");
         let check = |host: &str, address| check_host(&headers(&[("host", host)]), address);
         // A tunnel listens on a port of its own.
-        for host in
-            ["127.0.0.1:7878", "localhost:7878", "LOCALHOST", "[::1]:7878", "127.0.0.1", "localhost:9000", "[::1]:1"]
-        {
+        for host in [
+            "127.0.0.1:7878",
+            "localhost:7878",
+            "LOCALHOST",
+            "[::1]:7878",
+            "127.0.0.1",
+            "localhost:9000",
+            "[::1]:1",
+        ] {
             assert_eq!(check(host, address), Ok(()), "{host}");
         }
         for host in [

@@ -74,6 +74,8 @@ pub struct PromptScores {
     pub logprobs: Vec<f32>,
     /// The most probable tokens at each of these places.
     pub top: Vec<Vec<(u32, f32)>>,
+    /// Its tokens whose keys and values another request had computed.
+    pub cached: usize,
 }
 
 /// A request on its way to the engine.

@@ -90,6 +90,10 @@ pub struct Snapshot {
     pub gone: u64,
     /// Requests that were refused because the queue was full.
     pub refused: u64,
+    /// Sequences that a stop token or a stop string ended.
+    pub stopped: u64,
+    /// Sequences that were as long as they may be.
+    pub cut: u64,
     /// Tokens of prompts of the requests that were taken up.
     pub prompt_tokens: u64,
     /// From arrival to the first token.

@@ -3,7 +3,7 @@
 use super::shared::{Shared, Snapshot};
 use super::{Command, Failure, InFlight, Job, NewWeights, News, Numbers, PromptScores, Token, leaves};
 use qurl_kernels::{Device, Rounding};
-use qurl_rollout::{Engine, Group, RequestId, RolloutError, WeightVersion};
+use qurl_rollout::{Engine, FinishReason, Group, RequestId, RolloutError, WeightVersion};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -299,6 +299,11 @@ impl<D: Device> Worker<D> {
                     Err(_) => Vec::new(),
                 };
                 let (id, logp, finish) = (token.token, token.logp, token.finish);
+                match finish.map(FinishReason::is_truncated) {
+                    Some(true) => self.now.cut += 1,
+                    Some(false) => self.now.stopped += 1,
+                    None => {}
+                }
                 active.tokens.push(Token { sample: token.sample, id, logp, top: best, finish });
                 match active.last[token.sample as usize].replace(now) {
                     None => self.now.first_token.add(now - active.job.arrived),
@@ -317,7 +322,8 @@ impl<D: Device> Worker<D> {
             self.now.done += 1;
             self.now.whole.add(active.job.arrived.elapsed());
         }
-        self.end(id, |_| News::Done(PromptScores { logprobs: group.prompt_logprobs, top: group.prompt_top }));
+        let (logprobs, top, cached) = (group.prompt_logprobs, group.prompt_top, group.cached_tokens);
+        self.end(id, |_| News::Done(PromptScores { logprobs, top, cached }));
     }
 
     fn publish(&mut self) {

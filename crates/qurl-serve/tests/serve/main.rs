@@ -3,5 +3,6 @@
 
 mod answers;
 mod common;
+mod dialects;
 mod orders;
 mod trainers;

@@ -36,7 +36,8 @@ fn areal_samples() {
     greedy["temperature"] = json!(0.0);
     let greedy = server.post("/v1/completions", greedy, 200);
     assert_eq!(tiny["choices"], greedy["choices"]);
-    for (key, value) in [("top_k", json!(-2)), ("temperature", json!(-0.5)), ("stop_token_ids", json!([-1]))] {
+    for (key, value) in [("top_k", json!(-2)), ("temperature", json!(-0.5)), ("stop_token_ids", json!([-1]))]
+    {
         let mut wrong = json!({"prompt": [5], "max_tokens": 1});
         wrong[key] = value;
         let answer = server.post("/v1/completions", wrong, 400);
@@ -123,7 +124,8 @@ fn slime_takes_an_external_engine() {
     let open = server.begin("/generate", &body);
     let load = || server.get("/v1/loads?include=core")["loads"][0].clone();
     let requests = |load: &Value| {
-        let counts = ["num_running_reqs", "num_waiting_reqs"].map(|key| load[key].as_u64().expect("a number"));
+        let counts =
+            ["num_running_reqs", "num_waiting_reqs"].map(|key| load[key].as_u64().expect("a number"));
         counts.iter().sum::<u64>()
     };
     let until = |wanted: u64| {
