@@ -1,6 +1,6 @@
 //! A server: the engine's thread, the routes, and an address.
 
-use crate::api::{App, Counters, ModelFacts, Telling, Texts, Turns, WeightSource, routes};
+use crate::api::{App, Counters, ModelFacts, Parsers, Telling, Texts, Turns, WeightSource, routes};
 use crate::http::{BodyBudget, Limits, Listener, runtime};
 use crate::service::Service;
 use qurl_kernels::Device;
@@ -30,6 +30,8 @@ pub struct ServerOptions {
     pub time: Option<Duration>,
     /// Where new weights may come from.
     pub weight_source: WeightSource,
+    /// What is looked for in the answers of chats.
+    pub parsers: Parsers,
     /// Seed of requests that name none.
     pub seed: u64,
     /// What connections may take.
@@ -47,6 +49,7 @@ impl Default for ServerOptions {
             body_time: Duration::from_secs(30),
             time: None,
             weight_source: WeightSource::Nowhere,
+            parsers: Parsers::default(),
             seed: 0,
             limits: Limits::default(),
             threads: 2,
@@ -77,12 +80,14 @@ pub fn serve<D: Device>(
     if let Some(decoder) = texts.decoder() {
         engine.set_text_decoder(decoder);
     }
-    let ServerOptions { key, body_bytes, body_time, time, weight_source, seed, limits, threads, .. } =
-        options;
+    let ServerOptions {
+        key, body_bytes, body_time, time, weight_source, parsers, seed, limits, threads, ..
+    } = options;
     let (service, running) = Service::start(queue, engine, options.max_waiting)?;
     let app = App {
         service,
         texts,
+        parsers,
         model,
         address: listener.address(),
         key,

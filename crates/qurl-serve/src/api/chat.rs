@@ -1,13 +1,16 @@
 //! OpenAI's `/v1/chat/completions`, with vLLM's further keys. Tools and further variables go through the
-//! model's own chat template; what it answers is given as it is.
+//! model's own chat template; what it answers is given as it is, unless the server was told how the model
+//! writes calls and thoughts.
 
 use super::App;
 use super::call::{Call, Told, Usage};
+use super::conversation;
 use super::document::{Document, Head, StreamUsage};
 use super::error::ApiError;
 use super::fields::{Fields, is_empty};
 use super::logprobs::{Chat, Naming, Prompt};
-use super::outcome::Outcome;
+use super::outcome::{Growth, Outcome};
+use super::parts::{Parts, Reader, Reading, ToolCall};
 use super::sampling::{Dialect, Wanted, top};
 use super::stream::{Events, event};
 use crate::service::News;
@@ -17,15 +20,12 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use qurl_rollout::WeightVersion;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::slice::from_ref;
 use std::sync::Arc;
 
 const OBJECT: &str = "chat.completion";
 const CHUNK: &str = "chat.completion.chunk";
-
-/// What a template is given by the request's own keys, not by `chat_template_kwargs`.
-const RESERVED: [&str; 5] = ["messages", "conversation", "tools", "documents", "chat_template"];
 
 /// What is told beside the text.
 #[derive(Clone, Copy)]
@@ -34,19 +34,46 @@ struct Shown {
     token_ids: bool,
     as_ids: bool,
     prompt_logprobs: bool,
+    /// How the text of an answer is read.
+    reading: Reading,
 }
 
 #[derive(Serialize)]
-struct Message<'a> {
+struct Message {
     role: &'static str,
-    content: &'a str,
+    content: Option<String>,
     refusal: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Called>,
+}
+
+/// A call as OpenAI tells it; the number is told in streams.
+#[derive(Serialize)]
+struct Called {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    id: String,
+    r#type: &'static str,
+    function: ToolCall,
+}
+
+/// Calls of a sample of a call of ours, from a number on.
+fn called(call: &Call, sample: usize, from: usize, calls: Vec<ToolCall>, streamed: bool) -> Vec<Called> {
+    let of = |(number, function): (usize, ToolCall)| Called {
+        index: streamed.then_some(number),
+        id: format!("call-{}-{sample}-{number}", call.id),
+        r#type: "function",
+        function,
+    };
+    (from..).zip(calls).map(of).collect()
 }
 
 #[derive(Serialize)]
 struct Choice<'a> {
     index: usize,
-    message: Message<'a>,
+    message: Message,
     logprobs: Option<Chat<'a>>,
     finish_reason: &'static str,
     stop_reason: Value,
@@ -54,17 +81,21 @@ struct Choice<'a> {
     token_ids: Option<&'a [u32]>,
 }
 
-#[derive(Serialize)]
-struct Delta<'a> {
+#[derive(Serialize, Default)]
+struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
-    content: &'a str,
+    content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Called>,
 }
 
 #[derive(Serialize)]
 struct ChunkChoice<'a> {
     index: usize,
-    delta: Delta<'a>,
+    delta: Delta,
     logprobs: Option<Chat<'a>>,
     finish_reason: Option<&'static str>,
     stop_reason: Value,
@@ -112,11 +143,13 @@ fn wanted(
         return Err(ApiError::invalid("top_logprobs", "top_logprobs without logprobs: true"));
     }
     let prompt_logprobs = top(fields, "prompt_logprobs", vocabulary)?;
+    let (text, ids) = conversation::rendered(app, fields)?;
     let shown = Shown {
         logprobs,
         token_ids: fields.is("return_token_ids")?,
         as_ids: fields.is("return_tokens_as_token_ids")?,
         prompt_logprobs: prompt_logprobs.is_some(),
+        reading: Reading::of(app.parsers, conversation::tools(fields)?.is_some(), &text),
     };
     let told = Told {
         new: usize::from(logprobs),
@@ -127,7 +160,7 @@ fn wanted(
         told,
         id: app.name_of("chatcmpl", headers, fields)?,
         ids: Vec::new(),
-        prompts: vec![prompt(app, fields)?],
+        prompts: vec![ids],
         each: Vec::new(),
         salt: fields.salt()?,
         wanted,
@@ -141,80 +174,12 @@ fn wanted(
     Ok((call, shown, stream))
 }
 
-/// Tokens of the conversation.
-pub fn prompt(app: &App, fields: Fields<'_>) -> Result<Vec<u32>, ApiError> {
-    let list = fields.read("messages", "a list of messages", Value::as_array)?;
-    let list = list.filter(|list| !list.is_empty());
-    let list = list.ok_or_else(|| fields.wrong("messages", "a list of at least one message"))?;
-    let messages = list.iter().map(message).collect::<Result<Vec<Value>, ApiError>>()?;
-    let mut variables: Map<String, Value> = match fields.get("chat_template_kwargs") {
-        Some(Value::Object(map)) => {
-            if let Some(key) = map.keys().find(|key| RESERVED.contains(&key.as_str())) {
-                let why =
-                    format!("chat_template_kwargs: `{key}` is a key of the request, not of the template");
-                return Err(ApiError::invalid("chat_template_kwargs", why));
-            }
-            map.clone()
-        }
-        None => Map::new(),
-        Some(_) => return Err(fields.wrong("chat_template_kwargs", "an object")),
-    };
-    for key in ["chat_template", "continue_final_message"] {
-        fields.refuse(key, is_empty)?;
+/// Why a sample ended: where it calls tools and ends by itself, it is for that.
+fn finish_reason(sample: &Growth, has_called: bool) -> &'static str {
+    match sample.finish_reason() {
+        "stop" if has_called => "tool_calls",
+        reason => reason,
     }
-    for key in ["documents", "reasoning_effort"] {
-        if let Some(value) = fields.get(key) {
-            variables.insert(key.to_string(), value.clone());
-        }
-    }
-    if let Some(tools) = fields.read("tools", "a list of tools", Value::as_array)?
-        && !tools.is_empty()
-        && fields.get("tool_choice").is_none_or(|choice| choice != "none")
-    {
-        variables.insert("tools".to_string(), json!(tools));
-    }
-    let open = fields.is_or("add_generation_prompt", true)?;
-    let text = app.texts.render(&json!(messages), open, &variables)?;
-    // The template has put special tokens where they belong.
-    app.encode("messages", &text, fields.is("add_special_tokens")?)
-}
-
-/// A message as templates expect it: parts of text as one text, arguments of tool calls as objects.
-fn message(message: &Value) -> Result<Value, ApiError> {
-    let wrong = |expected: &str| ApiError::invalid("messages", format!("a message: expected {expected}"));
-    let mut message = message.as_object().ok_or_else(|| wrong("an object"))?.clone();
-    if !message.get("role").is_some_and(Value::is_string) {
-        return Err(wrong("a role that is a text"));
-    }
-    match message.get("content") {
-        None | Some(Value::Null) => _ = message.insert("content".to_string(), json!("")),
-        Some(Value::String(_)) => {}
-        Some(Value::Array(parts)) => {
-            let text = |part: &Value| match part["type"].as_str() {
-                Some("text" | "input_text" | "output_text" | "refusal") | None => {
-                    let text = part["text"].as_str().or(part["refusal"].as_str()).or(part.as_str());
-                    text.map(str::to_string).ok_or_else(|| wrong("parts with a text"))
-                }
-                Some(other) => {
-                    Err(ApiError::invalid("messages", format!("content of type {other} is not supported")))
-                }
-            };
-            let texts = parts.iter().map(text).collect::<Result<Vec<_>, _>>()?;
-            message.insert("content".to_string(), json!(texts.join("\n")));
-        }
-        Some(_) => return Err(wrong("content that is a text or a list of parts")),
-    }
-    if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
-        for call in calls {
-            let arguments = call.get_mut("function").and_then(|function| function.get_mut("arguments"));
-            if let Some(arguments) = arguments
-                && let Some(Ok(parsed)) = arguments.as_str().map(serde_json::from_str::<Value>)
-            {
-                *arguments = parsed;
-            }
-        }
-    }
-    Ok(Value::Object(message))
 }
 
 async fn whole(app: &App, call: &Call, shown: Shown) -> Result<Response, ApiError> {
@@ -227,13 +192,23 @@ async fn whole(app: &App, call: &Call, shown: Shown) -> Result<Response, ApiErro
         .samples
         .iter()
         .enumerate()
-        .map(|(index, sample)| Choice {
-            index,
-            message: Message { role: "assistant", content: &sample.text, refusal: None },
-            logprobs: shown.logprobs.then_some(Chat { naming, sample, range: 0..sample.ids.len() }),
-            finish_reason: sample.finish_reason(),
-            stop_reason: sample.stop_reason(&call.wanted),
-            token_ids: shown.token_ids.then_some(&sample.ids),
+        .map(|(index, sample)| {
+            let Parts { reasoning, content, calls } = shown.reading.parts(&sample.text);
+            let tool_calls = called(call, index, 0, calls, false);
+            Choice {
+                index,
+                finish_reason: finish_reason(sample, !tool_calls.is_empty()),
+                message: Message {
+                    role: "assistant",
+                    content: Some(content).filter(|content| tool_calls.is_empty() || !content.is_empty()),
+                    refusal: None,
+                    reasoning_content: Some(reasoning).filter(|reasoning| !reasoning.is_empty()),
+                    tool_calls,
+                },
+                logprobs: shown.logprobs.then_some(Chat { naming, sample, range: 0..sample.ids.len() }),
+                stop_reason: sample.stop_reason(&call.wanted),
+                token_ids: shown.token_ids.then_some(&sample.ids),
+            }
         })
         .collect();
     let head = Head::of(app, &call.id, OBJECT, outcome.weights);
@@ -257,13 +232,16 @@ struct Chunks {
     head: Head,
     outcome: Outcome,
     new_tokens: usize,
+    /// What reads the text of each sample, and how many calls it has found.
+    readers: Vec<(Reader, usize)>,
 }
 
 impl Chunks {
     fn new(app: Arc<App>, call: Call, shown: Shown, usage: StreamUsage) -> Chunks {
         let outcome = Outcome::new(&call.wanted, &app.texts);
         let head = Head::of(&app, &call.id, CHUNK, WeightVersion::default());
-        Chunks { app, call, shown, usage, head, outcome, new_tokens: 0 }
+        let readers = (0..call.wanted.n).map(|_| (shown.reading.reader(), 0)).collect();
+        Chunks { app, call, shown, usage, head, outcome, new_tokens: 0, readers }
     }
 
     fn usage(&self) -> Usage {
@@ -275,7 +253,7 @@ impl Chunks {
         for index in 0..self.outcome.samples.len() {
             let choice = ChunkChoice {
                 index,
-                delta: Delta { role: Some("assistant"), content: "" },
+                delta: Delta { role: Some("assistant"), content: Some(String::new()), ..Delta::default() },
                 logprobs: None,
                 finish_reason: None,
                 stop_reason: Value::Null,
@@ -289,25 +267,38 @@ impl Chunks {
     }
 
     /// What a sample has from a token on.
-    fn chunk(&self, index: usize, text: &str, from: usize, to: &mut Vec<u8>) {
-        let Chunks { app, call, shown, .. } = self;
-        let sample = &self.outcome.samples[index];
+    fn chunk(&mut self, index: usize, text: &str, from: usize, to: &mut Vec<u8>) {
+        let usage = self.usage.always.then(|| self.usage());
+        let Chunks { app, call, shown, head, outcome, readers, .. } = self;
+        let sample = &outcome.samples[index];
         let range = from..sample.ids.len();
         let ended = sample.has_ended();
-        if text.is_empty() && !ended && !shown.logprobs && !shown.token_ids {
+        let (reader, calls_before) = &mut readers[index];
+        let mut parts = reader.push(text);
+        if ended {
+            parts.add(reader.end());
+        }
+        if parts == Parts::default() && !ended && !shown.logprobs && !shown.token_ids {
             return;
         }
+        let tool_calls = called(call, index, *calls_before, parts.calls, true);
+        *calls_before += tool_calls.len();
+        let only_other = parts.content.is_empty() && !(parts.reasoning.is_empty() && tool_calls.is_empty());
         let naming = Naming { texts: &app.texts, as_ids: shown.as_ids };
         let choice = ChunkChoice {
             index,
-            delta: Delta { role: None, content: text },
+            delta: Delta {
+                role: None,
+                content: Some(parts.content).filter(|_| !only_other),
+                reasoning_content: Some(parts.reasoning).filter(|reasoning| !reasoning.is_empty()),
+                tool_calls,
+            },
             logprobs: shown.logprobs.then(|| Chat { naming, sample, range: range.clone() }),
-            finish_reason: ended.then(|| sample.finish_reason()),
+            finish_reason: ended.then(|| finish_reason(sample, *calls_before > 0)),
             stop_reason: sample.stop_reason(&call.wanted),
             token_ids: shown.token_ids.then_some(&sample.ids[range]),
         };
-        let usage = self.usage.always.then(|| self.usage());
-        event(to, &Document { usage, ..Document::new(&self.head, &[choice]) });
+        event(to, &Document { usage, ..Document::new(head, &[choice]) });
     }
 }
 

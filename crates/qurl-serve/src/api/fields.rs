@@ -105,8 +105,8 @@ impl<'a> Fields<'a> {
         Ok(texts.unwrap_or_default())
     }
 
-    /// The `cache_salt`: texts that differ set apart what prompts share; prime-rl has one for every version of
-    /// the weights.
+    /// The `cache_salt`: texts that differ set apart what prompts share; prime-rl has one for every version
+    /// of the weights.
     pub fn salt(self) -> Result<Vec<u32>, ApiError> {
         let salt = self.text("cache_salt")?.unwrap_or_default();
         if salt.len() > MAX_SALT {

@@ -40,7 +40,7 @@ impl<I: Iterator<Item: Serialize> + Clone> Serialize for List<I> {
     }
 }
 
-/// A token with its log-prob and the bytes of its text, which a part of a character has not.
+/// A token with its log-prob and the bytes of its text, which a part of a character has, too.
 struct Entry<'a> {
     naming: Naming<'a>,
     token: (u32, f32),
@@ -52,7 +52,10 @@ impl Serialize for Entry<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Entry { naming, token: (id, logp), top } = *self;
         let name = naming.name(id);
-        let bytes = (!name.contains('\u{FFFD}')).then_some(name.as_bytes());
+        let bytes = match name.contains('\u{FFFD}') {
+            true => naming.texts.bytes(id, &name).map(Cow::Owned),
+            false => Some(Cow::Borrowed(name.as_bytes())),
+        };
         let mut entry = serializer.serialize_struct("Entry", 3 + usize::from(top.is_some()))?;
         entry.serialize_field("token", &name)?;
         entry.serialize_field("logprob", &logp)?;

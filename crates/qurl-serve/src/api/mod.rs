@@ -7,6 +7,7 @@ mod call;
 mod chat;
 mod completions;
 mod control;
+mod conversation;
 mod document;
 mod error;
 mod external;
@@ -15,6 +16,7 @@ mod info;
 mod logprobs;
 mod metrics;
 mod outcome;
+mod parts;
 mod reading;
 mod sampling;
 mod sglang;
@@ -24,6 +26,7 @@ mod texts;
 mod vllm;
 
 pub use error::ApiError;
+pub use parts::{Parsers, ReasoningParser, ToolParser};
 pub use telling::Telling;
 pub use texts::Texts;
 
@@ -92,6 +95,8 @@ pub struct App {
     pub service: Service,
     /// Text to tokens and back.
     pub texts: Texts,
+    /// What is looked for in the answers of chats.
+    pub parsers: Parsers,
     /// What is served.
     pub model: ModelFacts,
     /// Where the server listens.

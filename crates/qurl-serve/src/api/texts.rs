@@ -110,6 +110,18 @@ impl Texts {
         decoded.and_then(Result::ok).unwrap_or_default()
     }
 
+    /// The bytes of a token whose text is this, which has replacement characters where it is only a part of a
+    /// character; nothing where the vocabulary does not spell bytes.
+    pub fn bytes(&self, id: u32, text: &str) -> Option<Vec<u8>> {
+        let spelling = self.spelling(id)?;
+        // One byte in the way of SentencePiece, or a letter for each in the way of GPT-2.
+        let bytes = match spelling.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>')) {
+            Some(digits) => vec![u8::from_str_radix(digits, 16).ok()?],
+            None => spelling.chars().map(byte_of).collect::<Option<Vec<u8>>>()?,
+        };
+        (String::from_utf8_lossy(&bytes) == text).then_some(bytes)
+    }
+
     /// How the vocabulary spells a token.
     pub fn spelling(&self, id: u32) -> Option<String> {
         self.tokenizer.as_deref()?.id_to_token(id)
@@ -124,6 +136,16 @@ impl Texts {
             stop: stop.to_vec(),
             keep_stop,
         }
+    }
+}
+
+/// The byte that a letter stands for in vocabularies of bytes: those that can be seen for themselves, the
+/// others in their order from U+0100 on.
+fn byte_of(letter: char) -> Option<u8> {
+    let visible = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    match u8::try_from(u32::from(letter)) {
+        Ok(byte) => Some(byte).filter(|byte| visible(*byte)),
+        Err(_) => (0..=255).filter(|byte| !visible(*byte)).nth(u32::from(letter) as usize - 256),
     }
 }
 
@@ -239,6 +261,11 @@ mod tests {
             Tokenizer::byte_level_bpe(&vocab, "#version: 0.2\n", BytePattern::Qwen2, &[])
                 .expect("a tokenizer"),
         );
+        // Each is told by its byte, though none of them is a text.
+        let ids = bytes.encode("text", " €", false, 100).expect("ids");
+        let told: Option<Vec<Vec<u8>>> = ids.iter().map(|id| bytes.bytes(*id, &bytes.token(*id))).collect();
+        assert_eq!(told.map(|told| told.concat()).as_deref(), Some(" €".as_bytes()));
+        assert_eq!(bytes.bytes(ids[0], "another text"), None);
         let all = |text, stop: &[&str], last| pieces(&bytes, text, stop, false, last);
         assert_eq!(all("aä€b", &[], FinishReason::Length), ["a", "", "ä", "", "", "€", "b"]);
         assert_eq!(all("a€ä", &["€ä"], FinishReason::StopString(0)), ["a", "", "", "", "", ""]);

@@ -258,7 +258,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Respons
         app.check_model(fields)?;
         let ids = match fields.text("prompt")? {
             Some(text) => app.encode("prompt", text, fields.is_or("add_special_tokens", true)?)?,
-            None if fields.get("messages").is_some() => super::chat::prompt(app, fields)?,
+            None if fields.get("messages").is_some() => super::conversation::prompt(app, fields)?,
             None => return Err(fields.wrong("prompt", "a text, or messages in its place")),
         };
         Ok((ids, fields.is("return_token_strs")?))

@@ -5,7 +5,7 @@ use qurl_kernels::{Cpu, Device, Format};
 use qurl_model::compute::{Network, NetworkOptions};
 use qurl_model::hf::LoadedModel;
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
-use qurl_model::{Dims, Family, GenerationConfig, ModelConfig, params};
+use qurl_model::{Dims, Family, GenerationConfig, ModelConfig, Params, params};
 use qurl_rollout::{Engine, EngineOptions, WeightVersion};
 use qurl_serve::api::{ModelFacts, Texts};
 use qurl_serve::http::Listener;
@@ -29,25 +29,39 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::characters(characters, &CharacterSpecials::default()).expect("a tokenizer of characters")
 }
 
-/// An engine with its queue.
-pub fn engine() -> (<Cpu as Device>::Queue, Engine<Cpu>, LoadedModel) {
-    let dims = Dims {
-        vocab_size: tokenizer().vocab_size(),
-        hidden_size: 32,
-        intermediate_size: 64,
-        num_layers: 1,
-        num_heads: 2,
-        num_kv_heads: 1,
-    };
+/// An engine with its queue, and the model that it computes.
+pub type Ready = (<Cpu as Device>::Queue, Engine<Cpu>, LoadedModel);
+
+/// An engine for the tokenizer of characters.
+pub fn engine() -> Ready {
+    let (config, params) = model(tokenizer().vocab_size(), 32);
+    engine_of(config, params)
+}
+
+/// A random model of one block.
+pub fn model(vocab_size: usize, hidden_size: usize) -> (ModelConfig, Params<Vec<f32>>) {
+    let dims =
+        Dims { vocab_size, hidden_size, intermediate_size: 64, num_layers: 1, num_heads: 2, num_kv_heads: 1 };
     let mut config = ModelConfig::from_dims(Family::Qwen2, dims).expect("sizes that fit together");
     (config.initializer_range, config.max_position_embeddings) = (0.15, CONTEXT);
+    config.tie_word_embeddings = false;
+    let params = params::init(&config, 7, false);
+    (config, params)
+}
+
+/// An engine for a model.
+pub fn engine_of(config: ModelConfig, params: Params<Vec<f32>>) -> Ready {
     let level = *Level::available().last().expect("every machine has a level");
     let device = Arc::new(Cpu::new(level, 1));
     let mut queue = device.queue().expect("a queue");
-    let params = params::init(&config, 7, false);
     let options = NetworkOptions::inference(&config, Format::F32);
     let network = Network::of_leaves(&mut queue, &config, false, &mut leaves::<Cpu>(&params), options);
-    let options = EngineOptions { kv_bytes: 64 << 20, max_num_seqs: 64, ..EngineOptions::default() };
+    let options = EngineOptions {
+        kv_bytes: 64 << 20,
+        max_num_seqs: 64,
+        share_prefixes: true,
+        ..EngineOptions::default()
+    };
     let version = WeightVersion { version: 0, checksum: 1 };
     let engine = Engine::new(device, network.expect("a network"), version, options).expect("an engine");
     let generation = GenerationConfig::default();
@@ -69,11 +83,16 @@ impl Server {
 
     /// With a tokenizer or without.
     pub fn of(options: ServerOptions, with_text: bool) -> Server {
-        let (queue, engine, model) = engine();
+        let ready = engine();
         let texts = match with_text {
-            true => Texts::new(&model, Some(tokenizer())).expect("no template to be wrong"),
+            true => Texts::new(&ready.2, Some(tokenizer())).expect("no template to be wrong"),
             false => Texts::none(),
         };
+        Server::run(ready, texts, options)
+    }
+
+    /// With an engine and its texts.
+    pub fn run((queue, engine, model): Ready, texts: Texts, options: ServerOptions) -> Server {
         let facts = ModelFacts {
             names: vec!["tiny".to_string()],
             dir: None,

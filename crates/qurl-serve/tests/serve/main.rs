@@ -5,4 +5,5 @@ mod answers;
 mod common;
 mod dialects;
 mod orders;
+mod tools;
 mod trainers;

@@ -11,7 +11,7 @@ use qurl_model::compute::{Network, NetworkOptions};
 use qurl_model::hf::LoadedModel;
 use qurl_model::tokenizer::{Tokenizer, TokenizerError};
 use qurl_rollout::{Engine, EngineOptions, WeightVersion};
-use qurl_serve::api::{ModelFacts, Texts, WeightSource};
+use qurl_serve::api::{ModelFacts, Parsers, ReasoningParser, Texts, ToolParser, WeightSource};
 use qurl_serve::http::{Limits, Listener};
 use qurl_serve::service::leaves;
 use qurl_serve::{ServerOptions, serve};
@@ -81,6 +81,13 @@ pub struct Args {
     /// addresses none are taken unless this is given
     #[arg(long, value_name = "DIR")]
     weights_from: Option<PathBuf>,
+    /// How the model writes calls of tools, which chats with tools then tell as `tool_calls`: hermes
+    #[arg(long, value_name = "NAME", value_parser = ToolParser::named)]
+    tool_call_parser: Option<ToolParser>,
+    /// How the model writes what it thinks, which chats then tell as `reasoning_content`: think, qwen3 or
+    /// deepseek_r1
+    #[arg(long, value_name = "NAME", value_parser = ReasoningParser::named)]
+    reasoning_parser: Option<ReasoningParser>,
     /// Seed of requests that name none; another one at every start if not given
     #[arg(long)]
     seed: Option<u64>,
@@ -147,6 +154,7 @@ fn run_on<D: Device>(device: Arc<D>, args: &Args) -> anyhow::Result<()> {
         body_bytes: args.max_body_mb << 20,
         time: Some(Duration::from_secs(args.timeout.max(1))),
         weight_source,
+        parsers: Parsers { tools: args.tool_call_parser, reasoning: args.reasoning_parser },
         seed: args.seed.unwrap_or(now),
         limits: Limits { connections: connections(args.max_connections), ..Limits::default() },
         threads: std::thread::available_parallelism().map_or(1, |n| n.get() / 4).clamp(1, 4),

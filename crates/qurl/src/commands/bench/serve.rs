@@ -7,9 +7,9 @@
 //!
 //! With a server of its own as many requests of the same lengths are also given to its engine directly, all
 //! at once: what HTTP costs is the difference to that. Beside all tokens a second stands the time that a
-//! request takes for each token after the first, in the median over requests, which is a decode step of a full
-//! batch and knows little of how requests come and go. It is not the median gap: where tokens reach a client
-//! several at a time, most gaps are nothing.
+//! request takes for each token after the first, in the median over requests, which is a decode step of a
+//! full batch and knows little of how requests come and go. It is not the median gap: where tokens reach a
+//! client several at a time, most gaps are nothing.
 
 mod load;
 mod plot;

@@ -33,6 +33,8 @@ fn a_stop_finishes_what_is_in_progress() {
     };
     run(&["--max-model-len", "97"]).assert_bad(&["--max-model-len 97", "96"]);
     run(&["--api-key", ""]).assert_bad(&["--api-key", "empty"]);
+    run(&["--tool-call-parser", "pythonic"]).assert_bad(&["--tool-call-parser", "hermes"]);
+    run(&["--reasoning-parser", "none"]).assert_bad(&["--reasoning-parser", "qwen3"]);
     run(&["--weights-from", "/nowhere"]).assert_bad(&["--weights-from /nowhere"]);
     run(&["--host", "192.0.2.1"]).assert_bad(&["192.0.2.1", "cannot be listened on"]);
 }
