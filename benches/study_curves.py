@@ -1,12 +1,13 @@
-"""Means and spreads over seeds of a study's runs, step by step, and a plot of them.
+"""Figures of a study's runs over steps, and a plot of them.
 
     python study_curves.py collect STUDY_DIR RECIPE OUT.json [--window 20]
-    python study_curves.py plot OUT.json FILE.svg [--methods full,naive,tis,acr] [--title TEXT]
+    python study_curves.py plot FILE.svg OUT.json[=TITLE] ... [--methods full,naive,tis,acr]
 
 `collect` reads `metrics.jsonl` of every finished run: means over windows of so many steps (of the largest
 ratio: the largest of the window), one list for each method, seed and figure; the held-out accuracy where it
-was measured. `plot` draws the mean over seeds (of logarithms where the axis has them) in a band of one
-sample standard deviation. Needs only the standard library.
+was measured. `plot` draws a column for each file: every seed as a line, or, from five seeds on, the mean over
+seeds (of logarithms where the axis has them) in a band of one sample standard deviation. Needs only the
+standard library.
 """
 
 import argparse
@@ -26,11 +27,12 @@ COLOURS = {
 }
 # name, title, logarithmic
 PANELS = [
-    ("accuracy", "held-out accuracy of the policy that is trained", False),
-    ("reward", "reward of rollouts (the quantized policy)", False),
+    ("accuracy", "held-out accuracy", False),
     ("kl", "mismatch KL", True),
-    ("rho_max", "largest ratio of each window", True),
+    ("rho_max", "largest ratio of a window", True),
 ]
+# Of fewer seeds every one is drawn by itself: a mean of two says nothing of either.
+BAND_FROM = 5
 
 
 def collect(study, recipe, out, window):
@@ -59,78 +61,95 @@ def collect(study, recipe, out, window):
 
 def series(data, method, figure):
     """Steps and, for each, the values of the seeds."""
-    runs = data["methods"][method].values()
+    runs = list(data["methods"][method].values())
     if figure == "accuracy":
-        steps = [step for step, _ in next(iter(runs))["tests"]]
-        return steps, list(zip(*([value for _, value in run["tests"]] for run in runs)))
+        values = zip(*([value for _, value in run["tests"]] for run in runs))
+        return [step for step, _ in runs[0]["tests"]], list(values)
     columns = list(zip(*(run[figure] for run in runs)))
     return [(i + 0.5) * data["window"] for i in range(len(columns))], columns
 
 
-def plot(source, path, methods, title):
-    data = json.loads(Path(source).read_text())
-    methods = [m for m in methods if m in data["methods"]]
-    width, height, left, right, top, bottom = 470, 250, 56, 12, 34, 30
-    text = lambda x, y, s, more="": f'<text x="{x:.1f}" y="{y:.1f}" {more}>{s}</text>'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * width} {2 * height + 60}" '
-        'font-family="sans-serif" font-size="12" fill="#24292f">',
-        f'<rect width="{2 * width}" height="{2 * height + 60}" fill="white"/>',
-        text(left, 22, title, 'font-size="14" font-weight="bold"'),
-    ]
-    for i, method in enumerate(methods):
-        x = left + i * 130
-        parts.append(f'<rect x="{x}" y="32" width="12" height="12" fill="{COLOURS[method]}"/>')
-        parts.append(text(x + 18, 42, f"{method} ({len(data['methods'][method])})"))
-    for panel, (figure, name, logarithmic) in enumerate(PANELS):
-        x0, y0 = panel % 2 * width + left, panel // 2 * height + 50 + top
-        inner, tall = width - left - right, height - top - bottom
-        lines = []
-        for method in methods:
-            steps, columns = series(data, method, figure)
-            # Nothing to see where rho is 1.
-            if logarithmic and (figure == "kl" and max(map(max, columns)) < 1e-6):
-                continue
-            if logarithmic and figure == "rho_max" and max(map(max, columns)) <= 1.0:
-                continue
-            change = math.log10 if logarithmic else float
-            columns = [[change(max(v, 1e-9)) for v in column] for column in columns]
-            means = [statistics.fmean(c) for c in columns]
-            spread = [statistics.stdev(c) if len(c) > 1 else 0.0 for c in columns]
-            lines.append((method, steps, means, spread))
-        if not lines:
+def lines_of(data, methods, figure, logarithmic):
+    """(method, steps, values of the seeds at each), as the axis has them; none where KL is 0 and rho is 1."""
+    found = []
+    for method in [m for m in methods if m in data["methods"]]:
+        steps, columns = series(data, method, figure)
+        nothing = {"kl": 1e-6, "rho_max": 1.0}.get(figure, -1.0)
+        if max(map(max, columns)) > nothing:
+            change = (lambda v: math.log10(max(v, 1e-6))) if logarithmic else float
+            found.append((method, steps, [[change(v) for v in column] for column in columns]))
+    return found
+
+
+def panel(parts, lines, box, low, high, last, name, logarithmic):
+    """Draws a panel into a box (left, top, width, height)."""
+    x0, y0, wide, tall = box
+    x_at = lambda x: x0 + x / last * wide
+    y_at = lambda y: y0 + tall - (min(max(y, low), high) - low) / (high - low) * tall
+    text = lambda x, y, s, more="": parts.append(f'<text x="{x:.1f}" y="{y:.1f}" {more}>{s}</text>')
+    text(x0, y0 - 8, name, 'font-weight="bold"')
+    if logarithmic:
+        decades = range(math.floor(low), math.ceil(high) + 1)
+        ticks = [(float(d), f"{10.0**d:g}") for d in decades]
+    else:
+        ticks = [(i / 5, f"{20 * i}%") for i in range(6)]
+    for at, label in ticks:
+        if low <= at <= high:
+            y = y_at(at)
+            parts.append(f'<line x1="{x0}" x2="{x0 + wide}" y1="{y:.1f}" y2="{y:.1f}" stroke="#d8dee4"/>')
+            text(x0 - 6, y + 4, label, 'text-anchor="end"')
+    for step in range(0, last + 1, 200):
+        text(x_at(step), y0 + tall + 16, step, 'text-anchor="middle"')
+    draw = lambda steps, values, colour, more: parts.append(
+        f'<polyline points="{" ".join(f"{x_at(x):.1f},{y_at(v):.1f}" for x, v in zip(steps, values))}" '
+        f'fill="none" stroke="{colour}" {more}/>'
+    )
+    for method, steps, columns in lines:
+        colour = COLOURS[method]
+        if len(columns[0]) < BAND_FROM:
+            for i, values in enumerate(zip(*columns)):
+                dash = f' stroke-dasharray="{2 + 3 * i} 2"' if i else ""
+                draw(steps, values, colour, f'stroke-width="1.6"{dash}')
             continue
-        low = min(m - s for _, _, ms, ss in lines for m, s in zip(ms, ss))
-        high = max(m + s for _, _, ms, ss in lines for m, s in zip(ms, ss))
-        high = min(high, 1.0) if not logarithmic else high
+        mean, spread = [statistics.fmean(c) for c in columns], [statistics.stdev(c) for c in columns]
+        edge = [(x, m + s) for x, m, s in zip(steps, mean, spread)]
+        edge += [(x, m - s) for x, m, s in zip(steps, mean, spread)][::-1]
+        band = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in edge)
+        parts.append(f'<polygon points="{band}" fill="{colour}" fill-opacity="0.12"/>')
+        draw(steps, mean, colour, 'stroke-width="1.8"')
+
+
+def plot(path, sources, methods):
+    columns = []
+    for source in sources:
+        file, _, title = source.partition("=")
+        columns.append((title, json.loads(Path(file).read_text())))
+    width, height, left, right, top, bottom = 470, 210, 60, 14, 30, 26
+    tall = len(PANELS) * height + 64
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {len(columns) * width} {tall}" '
+        'font-family="sans-serif" font-size="12" fill="#24292f">',
+        f'<rect width="{len(columns) * width}" height="{tall}" fill="white"/>',
+    ]
+    shown = [m for m in methods if any(m in data["methods"] for _, data in columns)]
+    for i, method in enumerate(shown):
+        x = left + i * 120
+        parts.append(f'<rect x="{x}" y="10" width="12" height="12" fill="{COLOURS[method]}"/>')
+        parts.append(f'<text x="{x + 18}" y="20">{method}</text>')
+    for row, (figure, name, logarithmic) in enumerate(PANELS):
+        drawn = [lines_of(data, methods, figure, logarithmic) for _, data in columns]
+        values = [v for lines in drawn for _, _, cs in lines for column in cs for v in column]
+        low, high = (min(values), max(values)) if logarithmic else (0.0, 1.0)
         low, high = low - 0.03 * (high - low), high + 0.03 * (high - low)
-        last = max(steps[-1] for _, steps, _, _ in lines)
+        last = max(steps[-1] for lines in drawn for _, steps, _ in lines)
         last = math.ceil(last / 100) * 100
-        x_at = lambda x: x0 + x / last * inner
-        y_at = lambda y: y0 + tall - (min(max(y, low), high) - low) / (high - low) * tall
-        parts.append(text(x0, y0 - 8, name, 'font-weight="bold"'))
-        if logarithmic:
-            decades = range(math.floor(low), math.ceil(high) + 1)
-            ticks = [(math.log10(f) + d, f"{f * 10.0**d:g}") for d in decades for f in (1, 2, 5)]
-        else:
-            unit = 0.1 if high - low > 0.35 else 0.05 if high - low > 0.15 else 0.02
-            ticks = [(i * unit, f"{100 * i * unit:.0f}%") for i in range(int(1 / unit) + 1)]
-        for at, label in ticks:
-            if low <= at <= high:
-                y = y_at(at)
-                parts.append(f'<line x1="{x0}" x2="{x0 + inner}" y1="{y:.1f}" y2="{y:.1f}" stroke="#eaeef2"/>')
-                parts.append(text(x0 - 6, y + 4, label, 'text-anchor="end"'))
-        for step in range(0, last + 1, 200):
-            parts.append(text(x_at(step), y0 + tall + 18, step, 'text-anchor="middle"'))
-        for method, steps, means, spread in lines:
-            over = [f"{x_at(x):.1f},{y_at(m + s):.1f}" for x, m, s in zip(steps, means, spread)]
-            under = [f"{x_at(x):.1f},{y_at(m - s):.1f}" for x, m, s in zip(steps, means, spread)]
-            band = " ".join(over + under[::-1])
-            parts.append(f'<polygon points="{band}" fill="{COLOURS[method]}" fill-opacity="0.12"/>')
-        for method, steps, means, _ in lines:
-            where = " ".join(f"{x_at(x):.1f},{y_at(m):.1f}" for x, m in zip(steps, means))
-            colour = COLOURS[method]
-            parts.append(f'<polyline points="{where}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        for column, ((title, _), lines) in enumerate(zip(columns, drawn)):
+            if row == 0:
+                x = column * width + left
+                parts.append(f'<text x="{x}" y="48" font-size="14" font-weight="bold">{title}</text>')
+            corner = (column * width + left, row * height + 54 + top)
+            box = (*corner, width - left - right, height - top - bottom)
+            panel(parts, lines, box, low, high, last, name, logarithmic)
     Path(path).write_text("\n".join([*parts, "</svg>"]) + "\n")
 
 
@@ -142,15 +161,14 @@ def main():
         one.add_argument(name)
     one.add_argument("--window", type=int, default=20)
     two = commands.add_parser("plot")
-    two.add_argument("source")
     two.add_argument("path")
-    two.add_argument("--methods", default="full,naive,tis,acr,rollout-forward")
-    two.add_argument("--title", default="")
+    two.add_argument("sources", nargs="+")
+    two.add_argument("--methods", default="full,naive,tis,acr")
     args = parser.parse_args()
     if args.command == "collect":
         collect(args.study, args.recipe, args.out, args.window)
     else:
-        plot(args.source, args.path, args.methods.split(","), args.title)
+        plot(args.path, args.sources, args.methods.split(","))
 
 
 if __name__ == "__main__":
