@@ -132,7 +132,7 @@ pub enum LoadError {
 }
 
 /// What has come of new weights.
-type Loaded = Result<WeightVersion, LoadError>;
+pub type Loaded = Result<WeightVersion, LoadError>;
 
 /// What the worker is told.
 enum Command {
@@ -275,19 +275,22 @@ impl Service {
     /// Changes the weights. They are handed over by the call itself, so that of two calls the second one has
     /// the newer; whoever drops what it returns before they are begun with does not want them any longer.
     pub fn load(&self, weights: NewWeights) -> impl Future<Output = Result<Loaded, Refused>> + use<> {
-        self.ask(|reply| Command::Load(Box::new(weights), reply))
+        let sent = self.order(|reply| Command::Load(Box::new(weights), reply));
+        async move { sent?.await.map_err(|_| Refused::Ended) }
     }
 
-    fn ask<T>(
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Refused> {
+        self.order(command)?.await.map_err(|_| Refused::Ended)
+    }
+
+    /// Sends a command, whose reply is to come.
+    fn order<T>(
         &self,
         command: impl FnOnce(oneshot::Sender<T>) -> Command,
-    ) -> impl Future<Output = Result<T, Refused>> + use<T> {
+    ) -> Result<oneshot::Receiver<T>, Refused> {
         let (sender, reply) = oneshot::channel();
-        let sent = self.commands.send(command(sender)).map_err(|_| Refused::Ended);
-        async move {
-            sent?;
-            reply.await.map_err(|_| Refused::Ended)
-        }
+        self.commands.send(command(sender)).map_err(|_| Refused::Ended)?;
+        Ok(reply)
     }
 
     /// What the engine is doing.
