@@ -22,6 +22,29 @@ struct Sampled {
     float entropy;
 };
 
+// types::BANNED_LOGIT.
+#define BANNED_LOGIT -1e9f
+
+struct Bias {
+    u32 row;
+    u32 token;
+    float add;
+};
+
+// Adds to logits before they are scaled, a thread each: `rows` rows of the batch from `first` on are here. A
+// bias of no row fills its place only. No two are of one logit.
+extern "C" __global__ void __launch_bounds__(BIAS_THREADS)
+    bias_logits(float* logits, u32 vocabulary, u32 first, u32 rows, const Bias* biases, u32 count) {
+    u32 i = blockIdx.x * BIAS_THREADS + threadIdx.x;
+    if (i >= count) return;
+    Bias bias = biases[i];
+    u32 row = bias.row - first; // one before the first is after the last
+    if (row >= rows || bias.token >= vocabulary) return;
+    float* logit = logits + (u64)row * vocabulary + bias.token;
+    bool banned = bias.add == -INFINITY_F && fabsf(*logit) < INFINITY_F;
+    *logit = banned ? BANNED_LOGIT : __fadd_rn(*logit, bias.add);
+}
+
 // The first of `count` weights at which the running sum passes `point`, by one warp: blocks of 32 weights are
 // summed in order, then the block is walked. Rounding may put the point after the last weight: then the last
 // one with any weight is meant.

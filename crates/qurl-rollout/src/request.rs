@@ -114,6 +114,12 @@ pub struct Request {
     pub first_sample: u32,
     /// How tokens are sampled.
     pub sampling: Sampling,
+    /// What is added to the logits of tokens, once for each: from -100 to 100, or minus infinity for tokens
+    /// that are not sampled.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Tokens before the first one that may end a sample: until then stop tokens are not sampled, and stop
+    /// strings not looked for.
+    pub min_new: usize,
     /// Names the random numbers.
     pub key: SampleKey,
     /// Most new tokens of a sample.
@@ -142,6 +148,8 @@ impl Request {
             n: 1,
             first_sample: 0,
             sampling: Sampling::default(),
+            logit_bias: Vec::new(),
+            min_new: 0,
             key: SampleKey::default(),
             max_new,
             max_new_of: Vec::new(),
@@ -152,6 +160,11 @@ impl Request {
             prompt_top_logprobs: 0,
             salt: Vec::new(),
         }
+    }
+
+    /// Whether every token is sampled with the model's own probability at the temperature.
+    pub fn is_full(&self) -> bool {
+        self.sampling.is_full() && self.logit_bias.is_empty() && self.min_new == 0
     }
 
     /// Most new tokens of one of the samples.

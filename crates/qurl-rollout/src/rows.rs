@@ -33,6 +33,7 @@ impl StepRows {
             batch.slots.extend(rows.map(|position| sequence.pages().slot(position)));
             if sequence.samples() {
                 batch.sampled_rows.push(batch.tokens.len() as u32 - 1);
+                batch.biases.extend(sequence.biases(batch.samples.len() as u32));
                 batch.samples.push(sequence.sample_row());
             }
         }

@@ -12,8 +12,9 @@
 
 use crate::pages::Pages;
 use crate::request::{FinishReason, Request, RequestId, SampleKey, Sampling};
-use qurl_kernels::types::{SampleRow, Sampled, Token};
+use qurl_kernels::types::{Bias, SampleRow, Sampled, Token};
 use qurl_model::rng::{CounterRng, text_key};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Names a sequence. The order of names is the order of arrival.
@@ -31,6 +32,8 @@ pub struct Sequence {
     id: SequenceId,
     request: Arc<Request>,
     random: CounterRng,
+    /// What is added to logits, by token: as long as it may not end, and after that.
+    biases: [Vec<(u32, f32)>; 2],
     /// Most tokens that it can have, those of the prompt included.
     limit: usize,
     /// Tokens sampled so far.
@@ -66,6 +69,7 @@ impl Sequence {
         Sequence {
             id,
             random,
+            biases: [true, false].map(|early| biases(&request, early)),
             limit: request.prompt.len().saturating_add(request.limit_of(id.sample)).min(context),
             request,
             tokens: Vec::new(),
@@ -168,6 +172,15 @@ impl Sequence {
         SampleRow { temperature, top_p, top_k, min_p, uniform: self.random.uniform_f64_at(self.len() as u64) }
     }
 
+    /// What is added to the logits of its next token, the `row`-th that is sampled. It depends on how many
+    /// tokens there are, not on which, so that it is known before they are.
+    pub fn biases(&self, row: u32) -> impl Iterator<Item = Bias> {
+        let [early, later] = &self.biases;
+        let is_early = self.len() - self.request.prompt.len() < self.request.min_new;
+        let biases = if is_early { early } else { later };
+        biases.iter().map(move |&(token, add)| Bias { row, token, add })
+    }
+
     /// The step has been launched; its sampled token, if it has one, is the `sampled_row`-th.
     pub(crate) fn launched(&mut self, sampled_row: u32) {
         if self.samples() {
@@ -184,4 +197,12 @@ impl Sequence {
         self.logprobs.push(sampled.logp);
         self.entropies.push(sampled.entropy);
     }
+}
+
+/// What is added to logits, by token; `early`, tokens that end a sample are not sampled.
+fn biases(request: &Request, early: bool) -> Vec<(u32, f32)> {
+    let stops = if early && request.min_new > 0 { &request.stop_ids[..] } else { &[] };
+    let mut biases: BTreeMap<u32, f32> = request.logit_bias.iter().copied().collect();
+    biases.extend(stops.iter().map(|&token| (token, f32::NEG_INFINITY)));
+    biases.into_iter().collect()
 }

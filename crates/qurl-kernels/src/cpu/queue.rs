@@ -14,7 +14,7 @@ use crate::checksum;
 use crate::collective::{Pieces, bytes_of, bytes_of_mut};
 use crate::ops::*;
 use crate::queue::Queue;
-use crate::types::{Batch, DeviceError, HeadOutput, Heads, Moments, Rows, Sampled, Token};
+use crate::types::{Batch, Bias, DeviceError, HeadOutput, Heads, Moments, Rows, Sampled, Token};
 use std::sync::Arc;
 
 /// Operations on the CPU, in order.
@@ -99,6 +99,7 @@ impl Queue for CpuQueue {
     }
 
     fn load(&mut self, batch: &mut CpuBatch, rows: &Batch) {
+        Bias::check(&rows.biases, rows.samples.len());
         batch.0.clone_from(rows);
     }
 
@@ -281,7 +282,7 @@ impl Queue for CpuQueue {
 
     fn sample(&mut self, args: Sample<Cpu>) {
         let Sample { hidden, head, batch: CpuBatch(batch), out: CpuTokens(out) } = args;
-        let sampled = sample::sample(self.ctx(), hidden, head.right(), &batch.samples);
+        let sampled = sample::sample(self.ctx(), hidden, head.right(), &batch.samples, &batch.biases);
         out[..sampled.len()].copy_from_slice(&sampled);
     }
 

@@ -7,6 +7,9 @@
 //! tokens of the chunk it falls into; or, truncated, the kept tokens from the most probable on), so it
 //! depends on nothing but the row.
 //!
+//! Biases are added to logits of a row before all else, so what is sampled, its log-probability and its
+//! entropy are of the biased distribution. Rows without any have the bits that they have alone.
+//!
 //! Truncation follows the order of Hugging Face's generation: temperature, then the `top_k` most probable
 //! tokens, then of those the smallest set with at least `top_p` of their probability, then of those the ones
 //! with at least `min_p` of the most probable one's probability. Equals are ranked by their number. What is
@@ -18,30 +21,60 @@ use super::buf::Parts;
 use super::gemm::Right;
 use super::head::{CHUNK, Distribution, Partial, Tiles, reduce};
 use super::simd::{Simd, copy_past_caches, simd_dispatch};
-use crate::types::{SampleRow, Sampled};
+use crate::types::{Bias, SampleRow, Sampled};
 
 /// Logits that are held at the same time (64 MiB): more rows are sampled in chunks.
 const HELD_LOGITS: usize = 1 << 24;
 /// How far below the largest scaled logit the search for kept tokens looks, step by step; at last everywhere.
 const DEPTHS: [f64; 5] = [4.0, 8.0, 16.0, 32.0, f64::INFINITY];
 
-/// Samples a token for every row of `hidden`; `head` is packed for the forward GEMM.
+/// Samples a token for every row of `hidden`; `head` is packed for the forward GEMM, `biases` are in the
+/// order of rows and tokens.
 pub fn sample<'a>(
     ctx: &Context,
     hidden: &[f32],
     head: impl Into<Right<'a>>,
     rows: &[SampleRow],
+    biases: &[Bias],
 ) -> Vec<Sampled> {
     let head = head.into();
     let mut out = vec![Sampled::default(); rows.len()];
     let chunk = (HELD_LOGITS / head.n()).max(1);
     for (first, (rows, out)) in (0..).step_by(chunk).zip(rows.chunks(chunk).zip(out.chunks_mut(chunk))) {
-        sample_chunk(ctx, &hidden[first * head.k()..], head, rows, out);
+        let biases = Biases { biases, first };
+        sample_chunk(ctx, &hidden[first * head.k()..], head, rows, biases, out);
     }
     out
 }
 
-fn sample_chunk(ctx: &Context, hidden: &[f32], head: Right<'_>, rows: &[SampleRow], out: &mut [Sampled]) {
+/// Biases, and the row that counts as the first.
+struct Biases<'a> {
+    biases: &'a [Bias],
+    first: usize,
+}
+
+impl Biases<'_> {
+    /// Adds those of a row to its logits from a column on.
+    fn add(&self, row: usize, first_column: usize, logits: &mut [f32]) {
+        let (row, columns) = (self.first + row, first_column..first_column + logits.len());
+        let before = |column: usize| {
+            self.biases.partition_point(|bias| (bias.row as usize, bias.token as usize) < (row, column))
+        };
+        for bias in &self.biases[before(columns.start)..before(columns.end)] {
+            let logit = &mut logits[bias.token as usize - first_column];
+            *logit = bias.of(*logit);
+        }
+    }
+}
+
+fn sample_chunk(
+    ctx: &Context,
+    hidden: &[f32],
+    head: Right<'_>,
+    rows: &[SampleRow],
+    biases: Biases,
+    out: &mut [Sampled],
+) {
     let vocabulary = head.n();
     assert!(hidden.len() >= rows.len() * head.k(), "sample: hidden rows");
     let tiles = Tiles::new(ctx, hidden, rows.len(), head);
@@ -56,6 +89,7 @@ fn sample_chunk(ctx: &Context, hidden: &[f32], head: Right<'_>, rows: &[SampleRo
             for (i, logits) in logits.chunks_exact_mut(CHUNK).enumerate() {
                 let row = first_row + i;
                 let logits = &mut logits[..columns];
+                biases.add(row, first_column, logits);
                 // SAFETY: the level was detected; this row and chunk belong to this task; f32 and u32 have
                 // one size.
                 unsafe {

@@ -9,7 +9,7 @@ use super::context::ALIGN;
 use super::ffi::DevicePtr;
 use super::memory::{Buffer, Plain};
 use super::queue::CudaQueue;
-use crate::types::{Batch, SampleRow, Span, Token};
+use crate::types::{Batch, Bias, SampleRow, Span, Token};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Positions of a split: contexts are rounded up to whole tiles, as far as there is one split of them, and to
@@ -30,6 +30,8 @@ pub(super) struct BatchShape {
     /// Rows whose next token is sampled, and those of them that keep only some tokens.
     pub sampled: usize,
     pub truncated: usize,
+    /// Places for biases: a power of two, so that steps with a few more or less are of one shape.
+    pub biases: usize,
 }
 
 /// Where the parts of an area begin, in bytes. Page numbers come last: sequences grow, and nothing else
@@ -43,6 +45,7 @@ struct Layout {
     samples: usize,
     factors: usize,
     truncated: usize,
+    biases: usize,
     pages: usize,
 }
 
@@ -63,6 +66,7 @@ impl BatchShape {
             samples: part(self.sampled, size_of::<SampleWords>()),
             factors: part(self.sampled, size_of::<f32>()),
             truncated: part(self.truncated, size_of::<u32>()),
+            biases: part(self.biases, size_of::<BiasWords>()),
             pages: bytes,
         }
     }
@@ -90,6 +94,18 @@ struct SampleWords {
 
 // SAFETY: numbers of 4 and 8 bytes, each at a multiple of its size, 24 bytes together.
 unsafe impl Plain for SampleWords {}
+
+/// [`Bias`] as the kernels read it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct BiasWords {
+    row: u32,
+    token: u32,
+    add: f32,
+}
+
+// SAFETY: three numbers of 4 bytes.
+unsafe impl Plain for BiasWords {}
 
 /// The largest numbers of a batch, which the buffers of a step must have place for; one more than each, 0 for
 /// none.
@@ -163,6 +179,11 @@ impl CudaBatch {
         self.shape.area + (self.shape.layout().truncated + first * size_of::<u32>()) as u64
     }
 
+    /// [`BiasWords`], those that only fill their places included.
+    pub(super) fn biases(&self) -> DevicePtr {
+        self.shape.area + self.shape.layout().biases as u64
+    }
+
     /// Whether all pages of its sequences are in the list, with pages of so many tokens.
     pub(super) fn has_pages(&self, page_size: usize) -> bool {
         let last = |span: &Span| span.pages + (span.position + span.rows).div_ceil(page_size);
@@ -175,11 +196,12 @@ static GENERATIONS: AtomicU64 = AtomicU64::new(1);
 
 /// [`crate::Queue::load`]
 pub(super) fn load(queue: &mut CudaQueue, to: &mut CudaBatch, from: &Batch) {
-    let Batch { tokens, positions, slots, spans, pages, sampled_rows, samples } = from;
+    let Batch { tokens, positions, slots, spans, pages, sampled_rows, samples, biases } = from;
     let rows = tokens.len();
     assert!(positions.len() == rows && slots.len() == rows, "batch: one token, position and slot a row");
     assert!(sampled_rows.len() == samples.len(), "batch: one sample for each sampled row");
     assert!(sampled_rows.iter().all(|&row| (row as usize) < rows), "batch: sampled rows");
+    Bias::check(biases, samples.len());
     to.spans.clone_from(spans);
     to.spans.sort_by_key(|span| span.row);
     to.tokens.clone_from(tokens);
@@ -200,6 +222,7 @@ pub(super) fn load(queue: &mut CudaQueue, to: &mut CudaBatch, from: &Batch) {
         single: spans.iter().all(|span| span.rows == 1),
         sampled: samples.len(),
         truncated,
+        biases: if biases.is_empty() { 0 } else { biases.len().next_power_of_two() },
     };
     let layout = shape.layout();
     let bytes = layout.pages + size_of_val(&pages[..]);
@@ -216,6 +239,7 @@ pub(super) fn load(queue: &mut CudaQueue, to: &mut CudaBatch, from: &Batch) {
         host.put(layout.samples, samples.iter().map(sample_words));
         host.put(layout.factors, samples.iter().map(SampleRow::inverse_temperature));
         host.put(layout.truncated, truncating.iter().copied());
+        host.put(layout.biases, (0..shape.biases).map(|i| bias_words(biases.get(i))));
         host.put(layout.pages, pages.iter().copied());
     });
 }
@@ -253,14 +277,20 @@ fn sample_words(&SampleRow { temperature, top_p, top_k, min_p, uniform }: &Sampl
     SampleWords { temperature, top_p, top_k, min_p, uniform }
 }
 
+/// A bias; where there is none, that of no row.
+fn bias_words(bias: Option<&Bias>) -> BiasWords {
+    let none = BiasWords { row: u32::MAX, token: 0, add: 0.0 };
+    bias.map_or(none, |&Bias { row, token, add }| BiasWords { row, token, add })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn parts_of_an_area_do_not_overlap() {
-        let shape =
-            BatchShape { rows: 37, sequences: 33, sampled: 35, truncated: 3, ..BatchShape::default() };
+        let (rows, sequences, sampled, truncated, biases) = (37, 33, 35, 3, 8);
+        let shape = BatchShape { rows, sequences, sampled, truncated, biases, ..BatchShape::default() };
         let l = shape.layout();
         let parts = [
             (l.tokens, 37 * 8),
@@ -271,6 +301,7 @@ mod tests {
             (l.samples, 35 * 24),
             (l.factors, 35 * 4),
             (l.truncated, 3 * 4),
+            (l.biases, 8 * 12),
             (l.pages, 0),
         ];
         assert!(parts.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));

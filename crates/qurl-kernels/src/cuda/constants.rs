@@ -29,6 +29,8 @@ shared! {
     HEAD_THREADS = 128;
     SAMPLE_THREADS = 128;
     TRUNCATED_THREADS = 256;
+    /// Threads of a block that adds biases to logits.
+    BIAS_THREADS = 128;
     /// Threads that normalise a row.
     NORM_THREADS = 256;
     /// Threads that sum squares up, and warps that share the partial sums of columns.

@@ -4,10 +4,11 @@
 //! that sum a row up, so without truncation a sampled token's log-probability has the bits that scoring it
 //! gives.
 
-use super::constants::{HEAD_CHUNK, HEAD_THREADS, SAMPLE_THREADS, TOKEN_WORDS, TRUNCATED_THREADS};
+use super::constants::TRUNCATED_THREADS;
+use super::constants::{BIAS_THREADS, HEAD_CHUNK, HEAD_THREADS, SAMPLE_THREADS, TOKEN_WORDS};
 use super::device::Cuda;
 use super::ffi::DevicePtr;
-use super::kernels::{self, ReduceLogits, SampleRows, SampleTruncated, ScoreRows, TopTokens};
+use super::kernels::{self, BiasLogits, ReduceLogits, SampleRows, SampleTruncated, ScoreRows, TopTokens};
 use super::launch::Launch;
 use super::linear::{self, Operand, Source};
 use super::queue::CudaQueue;
@@ -162,6 +163,19 @@ pub(super) fn sample(queue: &mut CudaQueue, args: Sample<Cuda>) {
         queue.rewind(mark);
         let (first, rows) = (range.start, range.len());
         let logits = Logits::new(queue, head, hidden.at() + (first * head.k * 4) as u64, rows);
+        if batch.shape.biases > 0 {
+            let (biases, count) = (batch.biases(), batch.shape.biases);
+            let args = BiasLogits {
+                logits: logits.at,
+                vocabulary: logits.vocabulary,
+                first: first as u32,
+                rows: rows as u32,
+                biases,
+                count: count as u32,
+            };
+            let blocks = count.div_ceil(BIAS_THREADS);
+            queue.launch(kernels::bias_logits, Launch::blocks(blocks, BIAS_THREADS), args);
+        }
         let partials = logits.reduce(queue, rows, 1.0, batch.factors(first));
         let (chunks, vocabulary) = (logits.chunks as u32, logits.vocabulary);
         let (samples, to) = (batch.samples(first), out.at() + (first * TOKEN_WORDS * 4) as u64);

@@ -431,6 +431,10 @@ kernels! {
         logits: Ptr, vocabulary: u32, targets: Ptr, scale: f32, inverse_temperature: f32, lse: Ptr,
         dlogp: Ptr, dentropy: Ptr, entropy: Ptr, out: Ptr
     ) { "head": logit_gradients_f32, logit_gradients_bf16; }
+    /// Logits with their biases.
+    BiasLogits(logits: Ptr, vocabulary: u32, first: u32, rows: u32, biases: Ptr, count: u32) {
+        "sample": bias_logits;
+    }
     /// Tokens of rows that keep all of them.
     SampleRows(logits: Ptr, vocabulary: u32, chunks: u32, partials: Ptr, samples: Ptr, out: Ptr) overlaps {
         "sample": sample_rows;

@@ -1,7 +1,7 @@
 //! The rows that one pass computes: tokens, where their keys and values go, what they see, which of them are
 //! sampled.
 
-use super::{SampleRow, Span};
+use super::{Bias, SampleRow, Span};
 
 /// A token of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum Token {
 /// another sequence, which the host has not seen yet:
 ///
 /// ```
-/// use qurl_kernels::types::{Batch, SampleRow, Span, Token};
+/// use qurl_kernels::types::{Batch, Bias, SampleRow, Span, Token};
 ///
 /// let page_size = 16;
 /// let pages = vec![5, 2, 7]; // the first sequence has page 5, the second has pages 2 and 7
@@ -34,6 +34,7 @@ pub enum Token {
 ///     pages,
 ///     sampled_rows: vec![2, 3],
 ///     samples: vec![SampleRow::greedy(), SampleRow { temperature: 0.7, ..SampleRow::greedy() }],
+///     biases: vec![Bias { row: 1, token: 2, add: f32::NEG_INFINITY }], // the second does not sample token 2
 /// };
 /// assert_eq!(batch.rows(), 4);
 /// ```
@@ -53,6 +54,8 @@ pub struct Batch {
     pub sampled_rows: Vec<u32>,
     /// How, one for each of those rows.
     pub samples: Vec<SampleRow>,
+    /// What is added to single logits of those rows, by row and token.
+    pub biases: Vec<Bias>,
 }
 
 impl Batch {
@@ -63,10 +66,11 @@ impl Batch {
 
     /// Removes all rows and keeps the memory.
     pub fn clear(&mut self) {
-        let Batch { tokens, positions, slots, spans, pages, sampled_rows, samples } = self;
+        let Batch { tokens, positions, slots, spans, pages, sampled_rows, samples, biases } = self;
         tokens.clear();
         spans.clear();
         samples.clear();
+        biases.clear();
         [positions, slots, pages, sampled_rows].into_iter().for_each(Vec::clear);
     }
 }

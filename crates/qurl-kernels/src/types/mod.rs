@@ -22,4 +22,4 @@ pub use head::{HeadGradient, HeadOutput, LossGradient};
 pub use moments::{MOMENT_BLOCK, MomentFormat, MomentShape, MomentValues, Moments};
 pub use optimizer::{AdamW, SQUARES_BLOCK};
 pub use rows::Rows;
-pub use sampling::{SampleRow, Sampled};
+pub use sampling::{BANNED_LOGIT, Bias, SampleRow, Sampled};

@@ -1,5 +1,42 @@
 //! How a row is sampled, and what was sampled.
 
+/// The logit of a token that is not sampled, before its temperature. It is finite, so that sums over the row
+/// are, and weighs nothing beside any other: what is left is a distribution of its own, with its own
+/// log-probabilities and entropy.
+pub const BANNED_LOGIT: f32 = -1e9;
+
+/// What is added to one logit of a sampled row, before its temperature and all else.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bias {
+    /// Which of the sampled rows.
+    pub row: u32,
+    /// Which logit.
+    pub token: u32,
+    /// How much; minus infinity: the token is not sampled.
+    pub add: f32,
+}
+
+impl Bias {
+    /// The logit with it. One that is not finite stays so.
+    pub fn of(&self, logit: f32) -> f32 {
+        match self.add == f32::NEG_INFINITY && logit.is_finite() {
+            true => BANNED_LOGIT,
+            false => logit + self.add,
+        }
+    }
+
+    /// Refuses lists that are not in the order of rows and tokens, with one bias for each, or that name other
+    /// rows.
+    pub(crate) fn check(biases: &[Bias], rows: usize) {
+        let place = |bias: &Bias| (bias.row, bias.token);
+        assert!(
+            biases.is_sorted_by(|a, b| place(a) < place(b)),
+            "batch: biases by row and token, one for each"
+        );
+        assert!(biases.last().is_none_or(|last| (last.row as usize) < rows), "batch: biases of sampled rows");
+    }
+}
+
 /// How one row is sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleRow {

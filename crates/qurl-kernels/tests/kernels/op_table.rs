@@ -14,6 +14,7 @@ mod head;
 mod linear;
 mod mlp;
 mod rows;
+mod sample;
 
 use crate::ops::{Ops, cpus};
 use crate::support::{distance, units_off};
@@ -93,6 +94,7 @@ pub fn table<D: Device>() -> Vec<Case<D>> {
     cases.extend(attention::cases());
     cases.extend(attend::cases());
     cases.extend(head::cases());
+    cases.extend(sample::cases());
     cases
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::{TempDir, small};
-use qurl_model::hf::{SaveOptions, load, save};
+use qurl_model::hf::{SaveOptions, load, open, open_update, save};
 use qurl_model::params::init;
 use qurl_model::rng::CounterRng;
 use qurl_model::{Dtype, Family, GenerationConfig, HfError, MlpParams, ModelConfig, Params};
@@ -222,6 +222,20 @@ fn weights_that_do_not_fit_into_memory_are_refused() {
     let (error, text) = error_of(&dir);
     assert!(matches!(error, HfError::Memory { need, .. } if need > 1 << 47), "{text}");
     assert!(text.contains("MiB of memory that are free"), "{text}");
+}
+
+/// A file that is cut after it was opened is an error of the leaf that is read, not the end of the process.
+#[test]
+fn a_file_that_is_cut_while_it_is_open_is_an_error() {
+    let (dir, config) = saved("cut");
+    fs::remove_file(dir.file("config.json")).unwrap();
+    assert!(matches!(open(dir.path()), Err(HfError::Config(_))));
+    let model = open_update(dir.path(), &config).unwrap();
+    assert_eq!(model.leaves(), init(&config, 1, false).iter().len());
+    assert_eq!(&model.leaf(0).unwrap(), init(&config, 1, false).iter().next().unwrap());
+    fs::OpenOptions::new().write(true).open(dir.file("model.safetensors")).unwrap().set_len(4096).unwrap();
+    let error = model.leaf(0).unwrap_err();
+    assert!(matches!(error, HfError::Length { found: 4096, .. }), "{error}");
 }
 
 #[test]

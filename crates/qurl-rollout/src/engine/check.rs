@@ -4,6 +4,7 @@ use super::Engine;
 use crate::error::RolloutError;
 use crate::request::Request;
 use qurl_kernels::Device;
+use std::collections::BTreeSet;
 
 /// Most samples of one request.
 const MAX_SAMPLES: usize = 1 << 20;
@@ -33,6 +34,10 @@ impl<D: Device> Engine<D> {
         for &token in &request.stop_ids {
             inside(&|| "stop token".to_string(), token)?;
         }
+        for &(token, _) in &request.logit_bias {
+            inside(&|| "biased token".to_string(), token)?;
+        }
+        check_biases(request, vocabulary)?;
         let count = |key, value: usize, limit: usize| match (1..=limit).contains(&value) {
             true => Ok(()),
             false => {
@@ -77,5 +82,39 @@ impl<D: Device> Engine<D> {
             return Err(RolloutError::BudgetTooSmall { tokens, need, need_pages, have, have_pages });
         }
         Ok(())
+    }
+}
+
+/// Biases are numbers, one for each token, and leave something to sample.
+fn check_biases(request: &Request, vocabulary: usize) -> Result<(), RolloutError> {
+    let wrong = |key, found: String, expected: &str| {
+        Err(RolloutError::OutOfRange { key, found, expected: expected.to_string() })
+    };
+    let mut biased = BTreeSet::new();
+    let mut banned: BTreeSet<u32> = match request.min_new {
+        0 => BTreeSet::new(),
+        _ => request.stop_ids.iter().copied().collect(),
+    };
+    for &(token, add) in &request.logit_bias {
+        if add == f32::NEG_INFINITY {
+            banned.insert(token);
+        } else if !(-100.0..=100.0).contains(&add) {
+            let found = format!("{add} for token {token}");
+            return wrong("logit_bias", found, "a number from -100 to 100, or minus infinity");
+        }
+        if !biased.insert(token) {
+            return wrong("logit_bias", format!("two numbers for token {token}"), "one for each token");
+        }
+    }
+    let min_new = request.min_new;
+    match () {
+        () if banned.len() >= vocabulary => {
+            let expected = "at least one token that may be sampled";
+            wrong("logit_bias", format!("{} tokens that may not be sampled", banned.len()), expected)
+        }
+        () if min_new > request.max_new => {
+            wrong("min_new", min_new.to_string(), &format!("at most max_new = {}", request.max_new))
+        }
+        () => Ok(()),
     }
 }

@@ -79,13 +79,19 @@ impl<D: Device> Engine<D> {
 /// The stop string that a text has; `cut` where a longer one ends with it. Replacement characters at its ends
 /// may be parts of characters, of one that began before it or whose other bytes are yet to come: they are not
 /// looked at. What they are is certain when more has come.
-fn stop_in(text: &str, cut: bool, stops: &[String]) -> Option<usize> {
+///
+/// One that ends within the first `early` bytes is not looked at either.
+fn stop_in(text: &str, cut: bool, early: usize, stops: &[String]) -> Option<usize> {
     const REPLACED: char = char::REPLACEMENT_CHARACTER;
     let mut certain = if cut { text.trim_start_matches(REPLACED) } else { text };
+    let early = early.saturating_sub(text.len() - certain.len());
     for _ in 0..UNFINISHED {
         certain = certain.strip_suffix(REPLACED).unwrap_or(certain);
     }
-    stops.iter().position(|stop| certain.contains(stop))
+    stops.iter().position(|stop| {
+        let from = (early + 1).saturating_sub(stop.len()).min(certain.len());
+        certain[certain.ceil_char_boundary(from)..].contains(stop)
+    })
 }
 
 /// Whether a sequence ends with the token it has just got.
@@ -94,13 +100,15 @@ fn finish(sequence: &Sequence, decoder: Option<&TextDecoder>, context: usize) ->
     if let Some(&token) = tokens.last().filter(|token| request.stop_ids.contains(token)) {
         return Some(FinishReason::StopId(token));
     }
-    if let Some(decode) = decoder.filter(|_| !request.stop_strings.is_empty()) {
+    let looked_for = !request.stop_strings.is_empty() && tokens.len() > request.min_new;
+    if let Some(decode) = decoder.filter(|_| looked_for) {
         // A stop string that the newest token completes lies in the last few tokens: a token is a byte or
         // more.
         let longest = request.stop_strings.iter().map(String::len).max().unwrap_or(0);
         let first = tokens.len().saturating_sub(longest + TEXT_MARGIN);
         let text = decode(&tokens[first..]);
-        if let Some(index) = stop_in(&text, first > 0, &request.stop_strings) {
+        let early = if first < request.min_new { decode(&tokens[first..request.min_new]).len() } else { 0 };
+        if let Some(index) = stop_in(&text, first > 0, early, &request.stop_strings) {
             return Some(FinishReason::StopString(index));
         }
     }
@@ -118,7 +126,7 @@ mod tests {
     /// Bytes that may still become a character are no replacement characters yet.
     #[test]
     fn half_a_character_is_no_stop_string() {
-        let found = |text, cut, stop: &str| stop_in(text, cut, &["never".to_string(), stop.to_string()]);
+        let found = |text, cut, stop: &str| stop_in(text, cut, 0, &["never".to_string(), stop.to_string()]);
         assert_eq!(found("ab\u{FFFD}", false, "\u{FFFD}"), None);
         assert_eq!(found("ab\u{FFFD}\u{FFFD}\u{FFFD}", false, "\u{FFFD}"), None);
         assert_eq!(found("ab\u{1F600}", false, "\u{FFFD}"), None);
@@ -128,5 +136,16 @@ mod tests {
         assert_eq!(found("\u{FFFD}c", true, "\u{FFFD}"), None);
         assert_eq!(found("\u{FFFD}c", false, "\u{FFFD}"), Some(1));
         assert_eq!(found("\u{FFFD}cd\u{FFFD}", true, "cd"), Some(1));
+    }
+
+    #[test]
+    fn a_stop_string_ends_after_the_text_that_comes_too_early() {
+        let found = |text, early| stop_in(text, false, early, &["ab".to_string()]).is_some();
+        let cut = |text, early| stop_in(text, true, early, &["ab".to_string()]).is_some();
+        assert_eq!([0, 1, 2, 3].map(|early| found("abc", early)), [true, true, false, false]);
+        assert_eq!([2, 3, 4, 9].map(|early| found("abab", early)), [true, true, false, false]);
+        // A place inside of a character, and bytes of one that are not looked at.
+        assert!(found("\u{1F600}ab", 3) && !found("ab\u{1F600}", 3));
+        assert!(cut("\u{FFFD}ab", 3) && cut("\u{FFFD}ab", 4) && !cut("\u{FFFD}ab", 5));
     }
 }

@@ -22,6 +22,8 @@ fn requests() {
         change(&mut request.sampling);
         request
     };
+    let biased = |biases: &[(u32, f32)]| Request { logit_bias: biases.to_vec(), ..good.clone() };
+    let all: Vec<(u32, f32)> = (0..VOCABULARY as u32).map(|token| (token, f32::NEG_INFINITY)).collect();
     let cases = [
         (Request { prompt: vec![], ..good.clone() }, "prompt is empty"),
         (
@@ -59,6 +61,17 @@ fn requests() {
         (sampling(|s| s.top_k = 51), "top_k = 51: expected 0 for all, or at most the 50"),
         (sampling(|s| s.min_p = -0.1), "min_p = -0.1: expected a number from 0 to 1"),
         (sampling(|s| s.min_p = f32::NAN), "min_p = NaN"),
+        (biased(&[(50, 1.0)]), "biased token 50 is outside of the vocabulary of 50"),
+        (biased(&[(4, 101.0)]), "logit_bias = 101 for token 4: expected a number from -100 to 100"),
+        (biased(&[(4, f32::NAN)]), "logit_bias = NaN for token 4"),
+        (biased(&[(4, f32::INFINITY)]), "logit_bias = inf for token 4"),
+        (biased(&[(4, 1.0), (4, 2.0)]), "logit_bias = two numbers for token 4: expected one for each"),
+        (biased(&all), "logit_bias = 50 tokens that may not be sampled: expected at least one"),
+        (
+            Request { min_new: 1, stop_ids: (0..50).collect(), ..good.clone() },
+            "50 tokens that may not be sampled",
+        ),
+        (Request { min_new: 9, ..good.clone() }, "min_new = 9: expected at most max_new = 8"),
     ];
     for (request, expected) in cases {
         let message = text(engine.submit(request.clone()));

@@ -3,6 +3,7 @@
 
 mod ahead;
 mod bad_input;
+mod biased;
 mod common;
 mod context;
 mod cuda;

@@ -1,7 +1,7 @@
 //! How a request wants to be sampled, in the words of each dialect.
 //!
 //! What a client asks for is done or refused: a setting that would change the answer and is not implemented
-//! (penalties, biases, grammars) is an error that names it, unless its value switches it off. Everything else
+//! (penalties, grammars) is an error that names it, unless its value switches it off. Everything else
 //! that is not known is ignored.
 
 use super::error::ApiError;
@@ -18,6 +18,8 @@ const MAX_STOP_BYTES: usize = 4096;
 const MAX_STOP_IDS: usize = 1024;
 /// Temperatures below are greedy: the softmax of logits that are divided by less is one token.
 const LEAST_TEMPERATURE: f32 = 1e-3;
+/// Most tokens with a bias: all of them go to the device with every token.
+const MAX_BIASES: usize = 1024;
 
 /// Whose words a request speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +39,12 @@ pub struct Wanted {
     pub sampling: Sampling,
     /// Names the random numbers; the server chooses where absent.
     pub seed: Option<u64>,
+    /// What is added to the logits of tokens.
+    pub logit_bias: Vec<(u32, f32)>,
     /// Most new tokens; as many as there can be where absent.
     pub max_new: Option<usize>,
+    /// Tokens before the first one that may end a sample.
+    pub min_new: usize,
     /// Tokens that end a sample, beside those of the model.
     pub stop_ids: Vec<u32>,
     /// Texts that end a sample.
@@ -54,14 +60,17 @@ pub struct Wanted {
 impl Wanted {
     /// Reads the settings; what cannot be done is refused.
     pub fn read(fields: Fields<'_>, dialect: Dialect) -> Result<Wanted, ApiError> {
-        for key in ["presence_penalty", "frequency_penalty", "min_tokens", "min_new_tokens"] {
+        let (min_new, other) = match dialect {
+            Dialect::OpenAi => ("min_tokens", "min_new_tokens"),
+            Dialect::Sglang => ("min_new_tokens", "min_tokens"),
+        };
+        for key in ["presence_penalty", "frequency_penalty", other] {
             fields.refuse(key, is_number(0.0))?;
         }
         for key in ["repetition_penalty", "length_penalty"] {
             fields.refuse(key, is_number(1.0))?;
         }
-        const UNKNOWN: [&str; 24] = [
-            "logit_bias",
+        const UNKNOWN: [&str; 23] = [
             "logits_processors",
             "custom_logit_processor",
             "bad_words",
@@ -123,6 +132,13 @@ impl Wanted {
         for key in limits {
             max_new = max_new.or(fields.usize(key)?);
         }
+        let most = max_new.map(|most| most.max(1));
+        let min_new = match fields.usize(min_new)?.unwrap_or(0) {
+            min if most.is_some_and(|most| min > most) => {
+                return Err(fields.wrong(min_new, "at most as many as there may be new tokens"));
+            }
+            min => min,
+        };
         let seed = match dialect {
             Dialect::OpenAi => fields.i64("seed")?,
             Dialect::Sglang => fields.i64("sampling_seed")?,
@@ -151,8 +167,10 @@ impl Wanted {
         Ok(Wanted {
             n,
             sampling,
+            logit_bias: logit_bias(fields)?,
             seed: seed.map(|seed| seed as u64),
             max_new,
+            min_new,
             stop_ids,
             stop,
             ignore_eos: fields.is("ignore_eos")?,
@@ -179,15 +197,35 @@ impl Wanted {
         stop_ids.extend(self.stop.iter().filter_map(|stop| texts.special(stop)));
         let left = context.saturating_sub(prompt.len()).max(1);
         let key = SampleKey { seed: self.seed.unwrap_or(seed), step: 0, prompt: number };
+        // A sample of no tokens is one of which none is given.
+        let max_new = self.max_new.unwrap_or(left).clamp(1, left);
         Request {
             n: self.n,
             sampling: self.sampling,
             key,
             stop_ids,
             stop_strings: if texts.has_tokenizer() { self.stop.clone() } else { Vec::new() },
-            // A sample of no tokens is one of which none is given.
-            ..Request::new(prompt, self.max_new.unwrap_or(left).clamp(1, left))
+            logit_bias: self.logit_bias.clone(),
+            min_new: self.min_new.min(max_new),
+            ..Request::new(prompt, max_new)
         }
+    }
+}
+
+/// What is added to the logits of tokens: an object from their ids to numbers from -100 to 100.
+fn logit_bias(fields: Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
+    const KEY: &str = "logit_bias";
+    let expected = "an object from token ids to numbers from -100 to 100";
+    let biases = fields.read(KEY, expected, |value| {
+        let number = |value: &serde_json::Value| {
+            value.as_f64().map(|x| x as f32).filter(|x| (-100.0..=100.0).contains(x))
+        };
+        value.as_object()?.iter().map(|(id, x)| Some((id.parse::<u32>().ok()?, number(x)?))).collect()
+    });
+    let biases: Vec<(u32, f32)> = biases?.unwrap_or_default();
+    match biases.len() {
+        0..=MAX_BIASES => Ok(biases),
+        _ => Err(fields.wrong(KEY, &format!("at most {MAX_BIASES} tokens"))),
     }
 }
 

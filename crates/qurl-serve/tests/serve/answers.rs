@@ -140,6 +140,40 @@ fn nothing_is_silently_left_out() {
     assert_eq!(server.post("/v1/completions", stopped, 400)["error"]["param"], "stop");
 }
 
+/// What SkyRL sends with every request; biases; and minimal lengths in both dialects.
+#[test]
+fn biases_and_minimal_lengths() {
+    let server = Server::start(ServerOptions::default());
+    let params = json!({
+        "min_tokens": 1, "skip_special_tokens": true, "include_stop_str_in_output": true, "max_tokens": 9,
+        "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "logprobs": 1, "stop": null, "seed": 2,
+    });
+    let body = json!({"token_ids": [5, 6], "sampling_params": params});
+    let told = server.post("/inference/v1/generate", body.clone(), 200);
+    assert!(told["choices"][0]["logprobs"]["content"][0]["logprob"].is_number(), "{told}");
+    // Token 7 would be the first of each.
+    for min in [0, 1, 4] {
+        let mut body = body.clone();
+        let own = json!({"min_tokens": min, "logit_bias": {"7": 100}, "stop_token_ids": [7]});
+        let own = own.as_object().expect("an object").clone();
+        body["sampling_params"].as_object_mut().expect("an object").extend(own);
+        let told = server.post("/inference/v1/generate", body, 200);
+        let ids = told["choices"][0]["token_ids"].as_array().expect("ids");
+        let at = ids.iter().position(|id| *id == 7);
+        assert_eq!((ids.len(), at), (min + 1, Some(min)), "{told}");
+        let sampling = json!({
+            "max_new_tokens": 9, "min_new_tokens": min, "stop_token_ids": [7], "logit_bias": {"7": 100},
+        });
+        let told = server.post("/generate", json!({"input_ids": [5, 6], "sampling_params": sampling}), 200);
+        assert_eq!(told["meta_info"]["completion_tokens"], min + 1, "{told}");
+    }
+    let many: serde_json::Map<String, Value> = (0..1025).map(|id| (id.to_string(), json!(1))).collect();
+    for biases in [json!({"7": 101}), json!({"7": "1"}), json!({"x": 1}), json!([7]), json!(many)] {
+        let body = json!({"prompt": "1", "max_tokens": 2, "logit_bias": biases});
+        assert_eq!(server.post("/v1/completions", body, 400)["error"]["param"], "logit_bias");
+    }
+}
+
 /// While answers in progress end, who comes new is refused by the system, and does not wait.
 #[test]
 fn a_server_that_stops_is_closed() {

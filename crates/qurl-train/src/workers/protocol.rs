@@ -115,6 +115,8 @@ wire!(Request {
     n,
     first_sample,
     sampling,
+    logit_bias,
+    min_new,
     key,
     max_new,
     max_new_of,

@@ -54,8 +54,8 @@ pub fn verify<D: Device>(
     let verdict = |(spot, groups): (&Spot, &[qurl_rollout::Group])| {
         let first = spot.request.prompt.len();
         let sample = &spot.sample;
-        // With truncated sampling the log-probs of sampled tokens are not those of scoring.
-        if spot.request.sampling.is_full() {
+        // With truncated or biased sampling the log-probs of sampled tokens are not those of scoring.
+        if spot.request.is_full() {
             let scored = &groups[0].prompt_logprobs[first - 1..];
             if let Some(wrong) = apart(&sample.logprobs, scored, same_kind) {
                 return Some(wrong);

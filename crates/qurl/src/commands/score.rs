@@ -67,11 +67,13 @@ fn run_on<D: Device>(device: Arc<D>, args: Args) -> anyhow::Result<()> {
     let options = args.packing.options(&model.config);
     let mut queue = device.queue()?;
     let (net, _) = args.adapter.network::<D>(&mut queue, &args.model, &model, options)?;
+    let config = model.config.clone();
+    drop(model); // unmaps its files
     let read = |number: usize, text: &str| {
         let in_line = |what: String| format!("line {number}: {what}");
         let wrong = |e| in_line(format!("{}; expected {{\"ids\":[..]}}", in_one_line(&e)));
         let line = serde_json::from_str(text).map_err(wrong);
-        line.and_then(|Line { ids }| check(&ids, &model.config).map(|()| (number, ids)).map_err(in_line))
+        line.and_then(|Line { ids }| check(&ids, &config).map(|()| (number, ids)).map_err(in_line))
     };
     answer_stdin_together(args.batch, read, |lines| {
         let (numbers, sequences): (Vec<usize>, Vec<Vec<u32>>) = lines.into_iter().unzip();

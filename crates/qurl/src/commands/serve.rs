@@ -139,7 +139,8 @@ fn run_on<D: Device>(device: Arc<D>, args: &Args) -> anyhow::Result<()> {
     let texts = Texts::new(&opened.config, &opened.generation, tokenizer).or_bad()?;
     let mut queue = device.queue()?;
     let (engine, max_model_len) = engine::<D>(&mut queue, &dir, &opened, args)?;
-    let config = opened.config;
+    let config = opened.config.clone();
+    drop(opened); // unmaps its files
 
     let mut names = args.served_model_name.clone();
     if names.is_empty() {

@@ -88,7 +88,12 @@ fn what_is_asked_for_is_done_or_refused() {
     };
     for (extra, key) in [
         (json!({"presence_penalty": 0.5}), "presence_penalty"),
-        (json!({"logit_bias": {"5": 1}}), "logit_bias"),
+        (json!({"repetition_penalty": 1.1}), "repetition_penalty"),
+        (json!({"logit_bias": {"five": 1}}), "logit_bias"),
+        (json!({"logit_bias": {"5": 101}}), "logit_bias"),
+        (json!({"logit_bias": {"99999": 1}}), "99999"),
+        (json!({"min_tokens": 5}), "min_tokens"),
+        (json!({"min_new_tokens": 1}), "min_new_tokens"),
         (json!({"temperature": "hot"}), "temperature"),
         (json!({"top_p": 0}), "top_p"),
         (json!({"n": 0}), "n"),
