@@ -228,6 +228,11 @@ impl<T> Parts<T> {
         Parts(array.as_mut_ptr())
     }
 
+    /// An array that tasks only read.
+    pub(crate) fn reading(array: *const T) -> Self {
+        Parts(array.cast_mut())
+    }
+
     /// The address of the first element, for reading when no task writes.
     pub(crate) fn first(&self) -> *const T {
         self.0

@@ -3,6 +3,8 @@
 //! `C[m,n] = sum_k A[m,k] B[k,n]`. Both operands are packed first: A into strips of `MR` rows, B into panels
 //! of two vectors of columns, each as `[k][lane]`, so that the inner loop reads memory straight ahead. A
 //! packed word is 32 bits in every format: one f32, a pair of bf16 or four bytes that are neighbours along k.
+//! In f32 a word is a number as it lies in memory: many rows of A are then multiplied where they are
+//! ([`Lies::Rows`]), a tile reading each of its rows for itself, and so are both operands of weight gradients.
 //!
 //! **Order of summation.** Every output is one chain over k in ascending order, whatever the number of rows,
 //! the blocking or the threads. That is why a row has the same bits alone and in a batch, in prefill and in
@@ -14,7 +16,7 @@ mod tile;
 mod words;
 
 pub(crate) use decode::{Codes, NVFP4_GROUP};
-pub(crate) use tile::{Factors, Job, Kind};
+pub(crate) use tile::{Factors, Job, Kind, Lies};
 
 use super::Context;
 use super::buf::{Aligned, Borrowed, Parts};
@@ -164,13 +166,26 @@ impl Right<'_> {
         }
     }
 
+    /// Whether `rows` rows of a left operand are multiplied where they lie: a word of f32 is a number, and a
+    /// tile can read each of its rows for itself. A few strips are packed: one alone prefetches B that way.
+    fn left_lies(&self, ctx: &Context, rows: usize) -> bool {
+        let float = matches!(self, Right::Float(b) if b.precision == Precision::F32);
+        float && rows > 4 * ctx.strip()
+    }
+
     /// Packs the left operand `x[rows, k]` as this right operand needs it.
-    pub(crate) fn pack_left<'c>(&self, ctx: &'c Context, x: &Source, rows: usize) -> Left<'c> {
+    pub(crate) fn pack_left<'c>(&self, ctx: &'c Context, x: &Source<'c>, rows: usize) -> Left<'c> {
         let (words, scales) = self.left_words();
+        if self.left_lies(ctx, rows) {
+            if !matches!(x, Source::Ready(_)) {
+                x.pack(ctx, rows, self.k(), &|_| {});
+            }
+            return Left { _memory: None, parts: LeftParts::lying(x.made(), rows, words) };
+        }
         let mut memory = ctx.scratch.take(rows * (words + scales));
         let parts = LeftParts::new(&mut memory, rows, words);
         x.pack(ctx, rows, self.k(), &|piece| self.pack_piece(ctx, &parts, piece));
-        Left { _memory: memory, parts }
+        Left { _memory: Some(memory), parts }
     }
 
     /// The GEMM with a packed left operand.
@@ -187,8 +202,9 @@ impl Right<'_> {
             words: left.words,
             kind,
             a: left.strips.first(),
+            a_lies: left.lies,
             b,
-            steps: [0; 2],
+            b_step: 0,
             panel_words,
             codes,
             factors,
@@ -202,14 +218,16 @@ impl Right<'_> {
 
 /// A left operand, packed into strips.
 pub(crate) struct Left<'a> {
-    /// Keeps what `parts` points to.
-    _memory: Borrowed<'a>,
+    /// Keeps what `parts` points to, unless that lies in the source.
+    _memory: Option<Borrowed<'a>>,
     pub parts: LeftParts,
 }
 
 /// Where a left operand lies; every row belongs to one thread while it is packed.
 pub(crate) struct LeftParts {
+    /// Strips, or the rows as they are.
     pub strips: Parts<u32>,
+    pub lies: Lies,
     /// Scales `[rows][blocks of k]` as bits of f32, where rows are quantized.
     pub scales: Parts<u32>,
     pub rows: usize,
@@ -221,7 +239,18 @@ impl LeftParts {
     /// `rows` rows of `words` words, and scales in what is left of the memory.
     fn new(memory: &mut [u32], rows: usize, words: usize) -> LeftParts {
         let (strips, scales) = memory.split_at_mut(rows * words);
-        LeftParts { strips: Parts::new(strips), scales: Parts::new(scales), rows, words }
+        LeftParts { strips: Parts::new(strips), lies: Lies::Strips, scales: Parts::new(scales), rows, words }
+    }
+
+    /// f32 rows as they are; they are only read.
+    fn lying(from: *const f32, rows: usize, words: usize) -> LeftParts {
+        LeftParts {
+            strips: Parts::reading(from.cast()),
+            lies: Lies::Rows,
+            scales: Parts::new(&mut []),
+            rows,
+            words,
+        }
     }
 }
 
@@ -241,16 +270,20 @@ pub(crate) fn matmul_part(ctx: &Context, x: &[f32], rows: usize, b: &PackedB, ra
     assert!(range.start.is_multiple_of(per_word) && (range.end.is_multiple_of(per_word) || range.end == b.k));
     assert!(x.len() >= rows * range.len() && out.len() >= rows * b.n, "matmul part: shapes");
     let words = range.len().div_ceil(per_word);
-    let mut strips = ctx.scratch.take(rows * words);
-    pack::pack_rows(ctx, b.precision, &Source::Ready(x), rows, range.len(), &mut strips);
+    let lies = Right::Float(b).left_lies(ctx, rows);
+    let mut strips = ctx.scratch.take(if lies { 0 } else { rows * words });
+    if !lies {
+        pack::pack_rows(ctx, b.precision, &Source::Ready(x), rows, range.len(), &mut strips);
+    }
     let job = Job {
         m: rows,
         n: b.n,
         words,
         kind: b.precision.into(),
-        a: strips.as_ptr(),
+        a: if lies { x.as_ptr().cast() } else { strips.as_ptr() },
+        a_lies: if lies { Lies::Rows } else { Lies::Strips },
         b: b.words[range.start / per_word * ctx.panel()..].as_ptr(),
-        steps: [0; 2],
+        b_step: 0,
         panel_words: b.k.div_ceil(per_word),
         codes: Codes::Words,
         factors: Factors::NONE,
@@ -287,8 +320,9 @@ pub(crate) fn accumulate(
         words,
         kind: precision.into(),
         a: strips.as_ptr(),
+        a_lies: Lies::Strips,
         b: panels.as_ptr(),
-        steps: [0; 2],
+        b_step: 0,
         panel_words: words,
         codes: Codes::Words,
         factors: Factors::NONE,
@@ -388,6 +422,7 @@ fn multiply_rows_apart(
     out: &mut [f32],
 ) {
     let (n, (words, scales)) = (b.n(), b.left_words());
+    let lies = b.left_lies(ctx, rows);
     let out = Parts::new(out);
     let strip = ctx.strip();
     let parts = ctx.threads() * rows.div_ceil(ctx.threads() * 8 * strip);
@@ -398,15 +433,22 @@ fn multiply_rows_apart(
         for part in range {
             let part = begin(part)..begin(part + 1);
             OWN_LEFT.with_borrow_mut(|memory| {
-                let len = part.len() * (words + scales);
+                let len = if lies { 0 } else { part.len() * (words + scales) };
                 if memory.len() < len {
                     *memory = Aligned::zeros(len);
                 }
-                let left = LeftParts::new(&mut memory[..len], part.len(), words);
+                let left = match lies {
+                    // SAFETY: the part is among the rows of the source.
+                    true => LeftParts::lying(unsafe { x.made().add(part.start * words) }, part.len(), words),
+                    false => LeftParts::new(&mut memory[..len], part.len(), words),
+                };
                 // SAFETY: the part's rows belong to this task, and the memory of its left operand to this
                 // thread.
                 unsafe {
                     x.pack_part(ctx, part.clone(), part.clone(), b.k(), &|piece| {
+                        if lies {
+                            return;
+                        }
                         let (first, strip) = (piece.first - part.start, piece.strip - part.start);
                         b.pack_piece(ctx, &left, Piece { first, strip, ..piece });
                     });
@@ -475,8 +517,9 @@ pub fn weight_gradient(
                 words,
                 kind: precision.into(),
                 a: if dy_lies { dy.as_ptr().cast() } else { strips.as_ptr() },
+                a_lies: if dy_lies { Lies::Columns(n) } else { Lies::Strips },
                 b: if x_lies { x.as_ptr().cast() } else { panels.as_ptr() },
-                steps: [if dy_lies { n } else { 0 }, if x_lies { k } else { 0 }],
+                b_step: if x_lies { k } else { 0 },
                 panel_words: words,
                 codes: Codes::Words,
                 factors: Factors::NONE,

@@ -216,7 +216,7 @@ pub(super) struct Tiles<'a> {
 
 impl<'a> Tiles<'a> {
     /// Packs the hidden rows for the GEMM.
-    pub(super) fn new(ctx: &'a Context, hidden: &[f32], rows: usize, head: impl Into<Right<'a>>) -> Self {
+    pub(super) fn new(ctx: &'a Context, hidden: &'a [f32], rows: usize, head: impl Into<Right<'a>>) -> Self {
         let head = head.into();
         Tiles { ctx, head, left: head.pack_left(ctx, &Source::Ready(hidden), rows), rows }
     }

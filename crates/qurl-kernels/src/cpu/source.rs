@@ -45,6 +45,14 @@ impl Source<'_> {
         });
     }
 
+    /// Where all rows are, once they are made.
+    pub fn made(&self) -> *const f32 {
+        match self {
+            Source::Ready(x) => x.as_ptr(),
+            Source::Normed { into, .. } | Source::Activated { into, .. } => into.first(),
+        }
+    }
+
     /// Calls `pack` for pieces of strips that together are the rows `part`, on this thread. Strips begin with
     /// the first row of `operand`.
     ///

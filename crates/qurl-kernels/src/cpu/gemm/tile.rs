@@ -48,6 +48,17 @@ impl Factors {
     };
 }
 
+/// How the words of A lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lies {
+    /// Packed into strips.
+    Strips,
+    /// As `[rows of A][k]`, side by side: f32 only.
+    Rows,
+    /// As `[k][rows of A]`, so far apart: f32 only.
+    Columns(usize),
+}
+
 /// A GEMM of packed operands.
 #[derive(Clone, Copy)]
 pub(crate) struct Job {
@@ -59,13 +70,15 @@ pub(crate) struct Job {
     pub words: usize,
     /// How words are multiplied.
     pub kind: Kind,
-    /// Strips of A.
+    /// A.
     pub a: *const u32,
+    /// How it lies.
+    pub a_lies: Lies,
     /// Panels of B.
     pub b: *const u32,
-    /// Distances of the words along k of operands that lie as rows `[k][rows of A]` and `[k][columns of B]`,
-    /// or zero where they are packed into strips and panels.
-    pub steps: [usize; 2],
+    /// Distance of the words along k of a B that lies as rows `[k][columns of B]`, or zero where it is packed
+    /// into panels.
+    pub b_step: usize,
     /// Stored words along k from one panel to the next; more than the GEMM needs where only a part of k is
     /// summed.
     pub panel_words: usize,
@@ -93,7 +106,7 @@ impl Job {
     /// The panel and the word lie inside the operand.
     #[inline(always)]
     pub(super) unsafe fn stored(&self, panel: usize, word: usize, width: usize) -> *const u32 {
-        let at = match self.steps[1] {
+        let at = match self.b_step {
             0 => (panel * self.panel_words + word / self.codes.per_word()) * width,
             step => panel * width + word * step,
         };
@@ -107,9 +120,10 @@ impl Job {
     /// The rows and the word lie inside the operand.
     #[inline(always)]
     unsafe fn left(&self, row: usize, rows: usize, word: usize) -> *const u32 {
-        let at = match self.steps[0] {
-            0 => row * self.words + word * rows,
-            step => row + word * step,
+        let at = match self.a_lies {
+            Lies::Strips => row * self.words + word * rows,
+            Lies::Rows => row * self.words + word,
+            Lies::Columns(step) => row + word * step,
         };
         // SAFETY: the caller's promise.
         unsafe { self.a.add(at) }
@@ -129,7 +143,8 @@ impl Job {
         columns: usize,
         width: usize,
     ) -> Job {
-        debug_assert!(self.steps == [0; 2], "a window of operands that are not packed");
+        let packed = self.b_step == 0 && !matches!(self.a_lies, Lies::Columns(_));
+        debug_assert!(packed, "a window of operands that are not packed");
         let mut job = *self;
         let panel = first_column / width;
         (job.m, job.n) = (rows, columns);
@@ -242,10 +257,10 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                     let rows = S::MR.min(job.m - row);
                     let before = strips.end - 1 - strip;
                     let lines = before * (k1 - k0);
-                    let (ahead, ahead_step) = if job.steps[1] != 0 {
+                    let (ahead, ahead_step) = if job.b_step != 0 {
                         // A word's lines are neighbours, its words are not.
                         let from = if before * CACHE_LINE < width * 4 { next } else { b };
-                        (from.cast::<u8>().wrapping_add(before * CACHE_LINE % (width * 4)), job.steps[1] * 4)
+                        (from.cast::<u8>().wrapping_add(before * CACHE_LINE % (width * 4)), job.b_step * 4)
                     } else if lines * CACHE_LINE < (k1 - k0) * width * 4 / job.codes.per_word() {
                         (next.cast::<u8>().wrapping_add(lines * CACHE_LINE), CACHE_LINE)
                     } else if coded {
@@ -259,12 +274,18 @@ unsafe fn block<S: Simd, W: Words>(job: &Job, strips: Span, panels: Span) {
                         ahead,
                         ahead_step,
                         decodes_for_others: strips.len() > 1,
-                        alone: job.steps[1] == 0 && (rows == 1 || (strips.len() == 1 && !coded)),
+                        alone: job.b_step == 0
+                            && job.a_lies == Lies::Strips
+                            && (rows == 1 || (strips.len() == 1 && !coded)),
                         a: job.left(row, rows, k0),
                         b,
                         steps: [
-                            if job.steps[0] == 0 { rows } else { job.steps[0] },
-                            if job.steps[1] == 0 { width } else { job.steps[1] },
+                            match job.a_lies {
+                                Lies::Strips => rows,
+                                Lies::Rows => 1,
+                                Lies::Columns(step) => step,
+                            },
+                            if job.b_step == 0 { width } else { job.b_step },
                         ],
                         words: k1 - k0,
                         c: job.c.at(row * job.ldc + panel * width),
@@ -398,9 +419,11 @@ impl Tile {
                     self.decode_and_multiply::<S, W, R, false>(&mut acc);
                 }
             } else if self.alone {
-                self.multiply::<S, W, R, true>(&mut acc);
+                self.multiply::<S, W, R, true, false>(job, &mut acc);
+            } else if W::LIE_AS_ROWS && job.a_lies == Lies::Rows {
+                self.multiply::<S, W, R, false, true>(job, &mut acc);
             } else {
-                self.multiply::<S, W, R, false>(&mut acc);
+                self.multiply::<S, W, R, false, false>(job, &mut acc);
             }
             if blocks == 1 && !self.last {
                 for (r, acc) in acc.iter().enumerate() {
@@ -448,13 +471,15 @@ impl Tile {
         }
     }
 
-    /// Multiplies by the words of the pass; `ALONE` if no other strip does so.
+    /// Multiplies by the words of the pass; `ALONE` if no other strip does so, `ROWS` if A lies as rows.
     #[inline(always)]
-    unsafe fn multiply<S: Simd, W: Words, const R: usize, const ALONE: bool>(
+    unsafe fn multiply<S: Simd, W: Words, const R: usize, const ALONE: bool, const ROWS: bool>(
         &self,
+        job: &Job,
         acc: &mut [[W::Acc<S>; 2]; R],
     ) {
         let (mut a, mut b, steps) = (self.a, self.b.cast::<i32>(), self.steps);
+        let apart = if ROWS { job.words } else { 1 };
         // SAFETY: the caller gives a tile that lies inside the operands.
         unsafe {
             for word in 0..self.words {
@@ -467,11 +492,11 @@ impl Tile {
                 }
                 let columns = [S::load_i(b), S::load_i(b.add(S::LANES))];
                 for (r, acc) in acc.iter_mut().enumerate() {
-                    let word = *a.add(r);
+                    let word = *a.add(r * apart);
                     acc[0] = W::multiply_add::<S>(acc[0], word, columns[0]);
                     acc[1] = W::multiply_add::<S>(acc[1], word, columns[1]);
                 }
-                a = a.add(steps[0]);
+                a = a.add(if ROWS { 1 } else { steps[0] });
                 b = b.add(steps[1]);
             }
         }

@@ -12,6 +12,8 @@ pub(super) trait Words {
     type Acc<S: Simd>: Copy;
     /// Whether B may be stored as codes of these words.
     const CODED: bool;
+    /// Whether A may lie as rows: a word is one number.
+    const LIE_AS_ROWS: bool;
     unsafe fn zero<S: Simd>() -> Self::Acc<S>;
     unsafe fn load<S: Simd>(from: *const f32) -> Self::Acc<S>;
     unsafe fn store<S: Simd>(to: *mut f32, acc: Self::Acc<S>);
@@ -39,6 +41,7 @@ macro_rules! float_sums {
     ($coded:literal) => {
         type Acc<S: Simd> = S::V;
         const CODED: bool = $coded;
+        const LIE_AS_ROWS: bool = !$coded;
         #[inline(always)]
         unsafe fn zero<S: Simd>() -> S::V {
             // SAFETY: register operations.
@@ -92,6 +95,7 @@ impl Words for Bf16Words {
 impl Words for Int8Words {
     type Acc<S: Simd> = S::I;
     const CODED: bool = false;
+    const LIE_AS_ROWS: bool = false;
     #[inline(always)]
     unsafe fn zero<S: Simd>() -> S::I {
         // SAFETY: register operations.
