@@ -112,8 +112,9 @@ struct Block {
     uint64_t polls = 0;
 };
 
-// Dynamic shared memory begins here.
-const uint32_t DYNAMIC_AT = 16 << 20;
+// Dynamic shared memory begins here: static variables may lie before it, and in a descriptor of wgmma no bit
+// of an address reaches the next field (a GPU's have 18 bits, these 20, of which 16 are kept in 16).
+const uint32_t DYNAMIC_AT = 512 << 10;
 // From here on addresses are those of block number (bits - 1) of the cluster.
 const unsigned RANK_SHIFT = 26;
 uint8_t* shared(uint32_t address, size_t bytes);
