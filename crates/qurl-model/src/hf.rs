@@ -80,7 +80,11 @@ pub fn load(dir: &Path) -> Result<LoadedModel, HfError> {
 
 /// [`load`] that leaves the weights where they are: they are checked when they are read, leaf by leaf.
 pub fn open(dir: &Path) -> Result<OpenModel, HfError> {
-    let mut config = ModelConfig::read(&dir.join("config.json"))?;
+    let file = dir.join("config.json");
+    if peft::is_adapter(dir) && !file.exists() {
+        return Err(peft::instead_of_model(dir));
+    }
+    let mut config = ModelConfig::read(&file)?;
     let generation = GenerationConfig::load(dir, &config)?;
     let checkpoint = Checkpoint::open(dir)?;
     let value_head = checkpoint.contains(VALUE_HEAD);
