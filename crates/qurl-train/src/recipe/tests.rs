@@ -3,6 +3,7 @@ mod own;
 mod reference;
 
 use super::*;
+use qurl_kernels::Format;
 
 const GOOD: &str = r#"
 [model.new]
