@@ -174,8 +174,9 @@ fn look<D: Machine>(on: &Arc<D>, recipe: &Recipe) -> anyhow::Result<Report> {
         }
         reinforcement = Some(step_of(&plan));
         rl_plan = Some(plan);
-    } else if let Some(memory) = &memory {
-        memory.check(device, recipe.memory_budget()).or_bad().context("this recipe does not fit")?;
+    } else if let (Some(memory), Some(sft)) = (&memory, &recipe.sft) {
+        let fits = memory.check_sft(device, recipe, sft, &start.config, &Ranks::one(recipe));
+        fits.or_bad().context("this recipe does not fit")?;
     }
     let estimated = estimate(on, recipe, rl_plan.as_ref(), &start, task.as_deref());
     let (time_of_a_step, no_time) = match estimated {
