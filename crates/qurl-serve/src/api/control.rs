@@ -8,7 +8,7 @@
 
 use super::error::ApiError;
 use super::fields::Fields;
-use super::{App, WeightSource, answer};
+use super::{App, ModelFacts, WeightSource, answer};
 use crate::service::{InFlight, NewWeights};
 use axum::Json;
 use axum::body::Body;
@@ -16,7 +16,8 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use qurl_model::hf;
+use qurl_model::Params;
+use qurl_model::hf::{self, HfError, peft};
 use qurl_rollout::WeightVersion;
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashMap};
@@ -61,24 +62,39 @@ async fn update(
     let dir = allowed(app, dir)?;
     // Weights of one update at a time are in memory, and versions are in the order of their numbers.
     let _turn = app.turns.loading.lock().await;
-    let reading = dir.clone();
+    let (reading, served) = (dir.clone(), app.clone());
     let read = tokio::task::spawn_blocking(move || {
-        let model = hf::load(&reading).map_err(|error| ApiError::bad(error.to_string()))?;
-        let checksum = qurl_quant::checksum::host_params(&model.params);
-        Ok::<_, ApiError>((model, checksum))
+        let params = read_weights(&reading, &served.model)?;
+        let checksum = qurl_quant::checksum::host_params(&params);
+        Ok::<_, ApiError>((params, checksum))
     });
-    let (model, checksum) = read.await.map_err(|_| ApiError::broken("reading the weights failed"))??;
-    if !same_shape(&model.config, &app.model.config) || model.params.value_head.is_some() {
-        let message = format!("{}: weights of another model than the one that is served", dir.display());
-        return Err(ApiError::bad(message));
-    }
+    let (params, checksum) = read.await.map_err(|_| ApiError::broken("reading the weights failed"))??;
     let version = app.counters.version.fetch_add(1, Ordering::Relaxed) + 1;
     let version = WeightVersion { version, checksum };
     if let Some(name) = name {
         app.label(version.version, name);
     }
-    let loaded = app.service.load(NewWeights { params: model.params, version, in_flight }).await?;
+    let loaded = app.service.load(NewWeights { params, version, in_flight }).await?;
     loaded.map_err(ApiError::broken)
+}
+
+/// The weights of a directory that can replace those that are served: of the whole model, or of the adapters
+/// beside it.
+fn read_weights(dir: &Path, served: &ModelFacts) -> Result<Params<Vec<f32>>, ApiError> {
+    let bad = |error: HfError| ApiError::bad(error.to_string());
+    let other = |what: &str| Err(ApiError::bad(format!("{}: {what}", dir.display())));
+    if let Some(lora) = served.lora {
+        let adapter = peft::load(dir, &served.config).map_err(bad)?;
+        return match adapter.lora == lora {
+            true => Ok(adapter.params),
+            false => other(&format!("adapters with {}, expected those served, with {lora}", adapter.lora)),
+        };
+    }
+    let model = hf::load(dir).map_err(bad)?;
+    match same_shape(&model.config, &served.config) && model.params.value_head.is_none() {
+        true => Ok(model.params),
+        false => other("weights of another model than the one that is served"),
+    }
 }
 
 /// Whether both have the same weights in the same places, whatever their stop tokens.

@@ -1,5 +1,6 @@
 //! `qurl serve`: a model over HTTP.
 
+use crate::adapter::{self, AdapterArg};
 use crate::device::{DeviceArg, on_device};
 use crate::input::{OrBad, bad};
 use crate::model;
@@ -7,13 +8,12 @@ use crate::output::{err, even_if_closed, out};
 use crate::packing::Packing;
 use crate::stop::Stop;
 use qurl_kernels::{Device, Queue};
-use qurl_model::compute::{Network, NetworkOptions};
+use qurl_model::compute::NetworkOptions;
 use qurl_model::hf::LoadedModel;
 use qurl_model::tokenizer::{Tokenizer, TokenizerError};
 use qurl_rollout::{Engine, EngineOptions, WeightVersion};
 use qurl_serve::api::{ModelFacts, Texts, WeightSource};
 use qurl_serve::http::{Limits, Listener};
-use qurl_serve::service::leaves;
 use qurl_serve::{ServerOptions, serve};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
@@ -34,6 +34,8 @@ pub struct Args {
     /// Hugging Face directory, or an id of the hub whose snapshot is in the local cache
     #[arg(long)]
     model: String,
+    #[command(flatten)]
+    adapter: AdapterArg,
     #[command(flatten)]
     packing: Packing,
     #[command(flatten)]
@@ -140,7 +142,8 @@ fn run_on<D: Device>(device: Arc<D>, args: &Args) -> anyhow::Result<()> {
         names.extend(last.filter(|name| *name != args.model));
     }
     let format = engine.network().options().format.to_string();
-    let facts = ModelFacts { names, dir: Some(dir), max_model_len, config, format };
+    let lora = engine.network().options().lora;
+    let facts = ModelFacts { names, dir: Some(dir), max_model_len, config, format, lora };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
     let options = ServerOptions {
         max_waiting: args.max_queue,
@@ -191,7 +194,8 @@ fn engine<D: Device>(
     loaded: LoadedModel,
     args: &Args,
 ) -> anyhow::Result<(Engine<D>, usize, qurl_model::ModelConfig)> {
-    let LoadedModel { config, params, .. } = loaded;
+    let LoadedModel { config, mut params, .. } = loaded;
+    params.value_head = None; // nobody asks for values
     let device = queue.device().clone();
     let is_gpu = device.info().asynchronous;
     let context = config.max_position_embeddings;
@@ -202,9 +206,10 @@ fn engine<D: Device>(
         )));
     }
     let options = NetworkOptions { positions, ..args.packing.options(&config) };
-    let checksum = qurl_quant::checksum::host_params(&params);
-    let network =
-        Network::<D>::of_leaves(queue, &config, false, &mut leaves::<D>(&params), options).or_bad()?;
+    let adapter = args.adapter.load(&config)?;
+    // Of what new weights replace.
+    let checksum = qurl_quant::checksum::host_params(adapter.as_ref().map_or(&params, |a| &a.params));
+    let network = adapter::network::<D>(queue, &config, &params, adapter.as_ref(), options)?;
     drop(params);
     queue.synchronize()?;
     let defaults = match is_gpu {
