@@ -83,7 +83,11 @@ pub fn load(dir: &Path) -> Result<LoadedModel, HfError> {
 /// [`load`] that leaves the weights where they are. All are there with their shapes; whether their numbers are
 /// finite is seen when they are read, leaf by leaf.
 pub fn open(dir: &Path) -> Result<OpenModel, HfError> {
-    let config = ModelConfig::read(&dir.join(CONFIG))?;
+    let file = dir.join(CONFIG);
+    if peft::is_adapter(dir) && !file.exists() {
+        return Err(peft::instead_of_model(dir));
+    }
+    let config = ModelConfig::read(&file)?;
     let generation = GenerationConfig::load(dir, &config)?;
     open_weights(dir, config, generation)
 }

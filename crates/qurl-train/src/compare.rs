@@ -6,7 +6,7 @@
 //! that every method gets the same ones.
 
 use crate::best::{BestSeen, score_of};
-use crate::recipe::{Forward, Recipe};
+use crate::recipe::{Forward, Recipe, RecipeError};
 use crate::rl::Tested;
 use qurl_kernels::Format;
 use qurl_rl::objective::recipe::{Clip, Dppo, Kpop, M2po, Objective, OffPolicyMask, Truncated};
@@ -142,8 +142,14 @@ impl Method {
         }
     }
 
-    /// The recipe of this method; it must have the sections of reinforcement learning.
-    pub fn recipe(self, base: &Recipe, seed: u64) -> Recipe {
+    /// The recipe of this method, which must have the sections of reinforcement learning; an error where the
+    /// base does not go together with what the method changes.
+    pub fn recipe(self, base: &Recipe, seed: u64) -> Result<Recipe, RecipeError> {
+        self.change(base, seed).checked()
+    }
+
+    /// The same without the check, for those who change it further.
+    pub(crate) fn change(self, base: &Recipe, seed: u64) -> Recipe {
         let mut recipe = base.clone();
         recipe.trainer.seed = seed;
         let mut rollout = recipe.rollout.take().unwrap_or_default();
@@ -342,7 +348,7 @@ mod tests {
     fn every_method_is_a_valid_recipe_with_the_bounds_of_the_base() {
         let base = base();
         for method in Method::all() {
-            let recipe = method.recipe(&base, 7);
+            let recipe = method.recipe(&base, 7).expect("a valid recipe");
             let text = recipe.to_toml();
             let again = Recipe::parse(&text, &method.name(), &[]).expect("valid");
             assert_eq!(again, recipe);
@@ -356,17 +362,41 @@ mod tests {
     #[test]
     fn methods_differ_in_what_they_should() {
         let base = base();
-        let rollout = |m: Method| m.recipe(&base, 1).rollout.expect("rollout");
+        let recipe = |m: Method| m.recipe(&base, 1).expect("a valid recipe");
+        let rollout = |m: Method| recipe(m).rollout.expect("rollout");
         assert_eq!(rollout(Method::Full).format, base.trainer.compute);
         assert_eq!(rollout(Method::Naive).format, base.rollout.as_ref().expect("rollout").format);
         assert_eq!(rollout(Method::Tis).uaq, 1.0);
         assert_eq!(rollout(Method::Qurl { uaq: 3.0 }).uaq, 3.0);
         assert!(rollout(Method::StochasticRounding).stochastic_rounding);
-        assert_eq!(Method::RolloutForward.recipe(&base, 1).trainer.forward, Forward::Rollout);
-        let lr = |m: Method| m.recipe(&base, 1).actor.expect("actor").lr;
+        assert_eq!(recipe(Method::RolloutForward).trainer.forward, Forward::Rollout);
+        let lr = |m: Method| recipe(m).actor.expect("actor").lr;
         assert_eq!(lr(Method::FasterLearning { factor: 2.0 }), 2.0 * lr(Method::Tis));
         let names: std::collections::BTreeSet<String> = Method::all().map(|m| m.name()).collect();
         assert_eq!(names.len(), Method::all().count());
+    }
+
+    #[test]
+    fn methods_that_adapters_cannot_have_are_refused_by_their_keys() {
+        let set =
+            ["model.path=base", "lora.rank=4", "trainer.compute=bf16", "rollout.uaq=1"].map(str::to_string);
+        let text: toml::Table = toml::from_str(BASE).expect("TOML");
+        let without = |(key, _): &(String, toml::Value)| key != "sft" && key != "model";
+        let text: toml::Table = text.into_iter().filter(without).collect();
+        let base = Recipe::parse(&text.to_string(), "adapters.toml", &set).expect("a recipe with adapters");
+        for method in Method::all() {
+            let key = match method {
+                Method::Qurl { uaq } if uaq != 1.0 => "rollout.uaq",
+                Method::StochasticRounding => "rollout.stochastic_rounding",
+                Method::RolloutForward => "trainer.forward",
+                _ => {
+                    method.recipe(&base, 1).expect("valid");
+                    continue;
+                }
+            };
+            let error = method.recipe(&base, 1).expect_err(&method.name()).to_string();
+            assert!(error.contains(&format!("`{key}` is ")) && error.contains("[lora]"), "{error}");
+        }
     }
 
     #[test]

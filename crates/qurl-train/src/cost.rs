@@ -4,6 +4,10 @@
 //! phase: arithmetic, memory, links. Nothing is assumed to overlap, so they are meant as upper bounds for a
 //! machine that sustains the given rates.
 
+mod network;
+
+pub use network::{NetworkWork, Operations};
+
 use crate::gather::Travel;
 use crate::learner::Passes;
 use crate::ranks::cuts;
@@ -225,7 +229,8 @@ fn of_copy(plan: &RlPlan, sharing: &Sharing) -> Travel {
     }
 }
 
-/// Seconds of a step on so many ranks.
+/// Seconds of a step on so many ranks. All arithmetic is at the rate of bf16, that of quantized forward
+/// passes, too; weights beside adapters have no gradients.
 pub fn step_time(
     plan: &RlPlan,
     config: &ModelConfig,
@@ -236,14 +241,22 @@ pub fn step_time(
 ) -> StepTime {
     let (size, parts) = (config.param_count() as f64, ranks as f64);
     let tokens = work.tokens() as f64 / parts;
-    let of_pass = 6.0 * size + computed_again(recipe.trainer.recompute, config);
-    let operations = |of: &Updates| of.ppo_epochs as f64 * of_pass;
-    let trained = operations(&plan.actor) + plan.critic.as_ref().map_or(0.0, operations);
-    let scored =
-        2.0 * (1 + usize::from(plan.algorithm.needs_reference()) + usize::from(plan.critic.is_some())) as f64;
+    let actor = NetworkWork::actor(recipe, plan, config);
+    let critic = plan.critic.as_ref().map(|of| (of, NetworkWork::critic(recipe, config)));
+    let again = computed_again(recipe.trainer.recompute, config);
+    let forwards = if recipe.trainer.recompute == Recompute::None { 1.0 } else { 2.0 };
+    // Of a token in an epoch.
+    let operations = |of: &Updates, network: &NetworkWork| {
+        let weights = (1.0 + network.backward_of_weights()) * 2.0 * size + again;
+        of.ppo_epochs as f64 * (weights + (forwards + 2.0) * network.of_adapters())
+    };
+    let trained = operations(&plan.actor, &actor)
+        + critic.as_ref().map_or(0.0, |(of, network)| operations(of, network));
+    let others = usize::from(plan.algorithm.needs_reference()) + usize::from(critic.is_some());
+    let scored = 2.0 * size * (1 + others) as f64 + actor.of_adapters();
     StepTime {
         rollout: rollout_time(plan, config, work, parts, on),
-        scoring: scored * size * tokens / on.flops,
+        scoring: scored * tokens / on.flops,
         training: trained * tokens / on.flops,
         exchange: exchange_time(plan, config, recipe, work, ranks, on),
     }
@@ -352,6 +365,26 @@ mod tests {
                 assert_eq!(sum, (4 * numbers * others, (4 * numbers - 2 * halved) * others));
             }
         }
+    }
+
+    #[test]
+    fn beside_adapters_weights_have_no_gradients() {
+        let config = ModelConfig::named("qwen2.5-7b").expect("a shape");
+        let training = |set: &[&str]| {
+            let set = [&["trainer.zero_stage=1", "trainer.recompute=false"], set].concat();
+            let recipe = recipe("aime-dapo", &set);
+            let plan = recipe.rl(recipe.file()).expect("a plan");
+            let time = step_time(&plan, &config, &recipe, &Work::of(&plan), 1, &Cluster::default());
+            (time.training, time.scoring)
+        };
+        let whole = training(&[]);
+        let lora = ["lora.rank=1", "rollout.uaq=1", "lora.target_modules=k_proj"];
+        let adapters = training(&lora);
+        assert!((adapters.0 / whole.0 - 2.0 / 3.0).abs() < 1e-3 && adapters.1 >= whole.1);
+        let recomputed = training(&[&lora[..], &["trainer.recompute=true"]].concat());
+        assert!((recomputed.0 / adapters.0 - 1.5).abs() < 1e-3);
+        let larger = training(&["lora.rank=256", "rollout.uaq=1"]);
+        assert!(larger.0 > 1.05 * adapters.0 && larger.0 < whole.0 && larger.1 > adapters.1);
     }
 
     #[test]

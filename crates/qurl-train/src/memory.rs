@@ -191,7 +191,8 @@ impl MemoryPlan {
 
     /// Refuses a run that the device's free memory, or its budget in bytes, does not hold with
     /// `DRIVER_RESERVE` beside it, or whose state on the host the machine does not hold. A CPU has the memory
-    /// of the machine or the container, and no driver and no workspace worth counting.
+    /// of the machine or the container. What to change is said by [`MemoryPlan::check_rl`] and
+    /// [`MemoryPlan::check_sft`], which know the recipe.
     pub fn check<D: Device>(&self, device: &D, budget: Option<usize>) -> Result<(), DeviceError> {
         match device.memory() {
             Some(DeviceMemory { free, total, .. })
@@ -201,16 +202,30 @@ impl MemoryPlan {
                     Some(budget) => format!("the device (trainer.memory_budget_mb = {})", budget >> 20),
                     None => format!("the device ({} of {} MiB free)", free >> 20, total >> 20),
                 };
-                let what = format!(
-                    "this run: {self}, and {} MiB for the driver; lower trainer.micro_tokens or \
-                     rollout.kv_cache_mb, or set trainer.recompute (\"mlp\" or \"block\") or \
-                     trainer.pack_once",
-                    DRIVER_RESERVE >> 20
-                );
+                let what = format!("this run: {self}, and {} MiB for the driver", DRIVER_RESERVE >> 20);
                 Err(DeviceError::OutOfMemory { device, need: self.total(), what })
             }
             Some(_) => self.check_state_on_host(qurl_files::available_memory()),
             None => self.check_host(qurl_files::available_memory(), budget),
+        }
+    }
+
+    /// What a CPU holds of it: there is no driver and no workspace worth counting, and what would be kept on
+    /// the host is memory like all other.
+    fn on_a_cpu(&self) -> MemoryPlan {
+        let of_a_gpu = |part: &str| part == "queue" || part == "workspace";
+        let mut parts: Vec<_> = self.parts.iter().filter(|(part, _)| !of_a_gpu(part)).cloned().collect();
+        if self.on_host > 0 {
+            parts.push(("state kept on the host".to_string(), self.on_host));
+        }
+        MemoryPlan { parts, phases: Vec::new(), on_host: 0 }
+    }
+
+    /// Bytes that are needed of the memory of a device, or of the machine where the device is a CPU.
+    pub fn needed<D: Device>(&self, device: &D) -> usize {
+        match device.memory() {
+            Some(_) => self.total(),
+            None => self.on_a_cpu().total(),
         }
     }
 
@@ -220,8 +235,7 @@ impl MemoryPlan {
         match free {
             Some(free) if need as u64 > free => {
                 let device = format!("the machine ({} MiB of memory available)", free >> 20);
-                let what =
-                    "moments on the host; leave out optim.offload or set actor.optim.moments = \"8bit\"";
+                let what = "moments on the host; leave out optim.offload or set optim.moments = \"8bit\"";
                 Err(DeviceError::OutOfMemory { device, need, what: what.to_string() })
             }
             _ => Ok(()),
@@ -231,10 +245,8 @@ impl MemoryPlan {
     /// What a CPU holds of the plan, which was counted on a GPU that is not there: the memory that is free,
     /// or the budget where that is less.
     fn check_host(&self, free: Option<u64>, budget: Option<usize>) -> Result<(), DeviceError> {
-        let of_a_gpu = |part: &str| part == "queue" || part == "workspace";
-        let parts = self.parts.iter().filter(|(part, _)| !of_a_gpu(part)).cloned().collect();
-        let plan = MemoryPlan { parts, phases: Vec::new(), on_host: self.on_host };
-        let need = plan.total() + plan.on_host;
+        let plan = self.on_a_cpu();
+        let need = plan.total();
         let budget =
             budget.map(|budget| budget as u64).filter(|budget| free.is_none_or(|free| *budget < free));
         match budget.or(free) {
@@ -243,11 +255,7 @@ impl MemoryPlan {
                     Some(budget) => format!("the machine (trainer.memory_budget_mb = {})", budget >> 20),
                     None => format!("the machine ({} MiB of memory available)", limit >> 20),
                 };
-                let what = format!(
-                    "this run: {plan}; lower trainer.micro_tokens or rollout.kv_cache_mb, or set \
-                     trainer.recompute (\"mlp\" or \"block\") or trainer.pack_once"
-                );
-                Err(DeviceError::OutOfMemory { device, need, what })
+                Err(DeviceError::OutOfMemory { device, need, what: format!("this run: {plan}") })
             }
             _ => Ok(()),
         }

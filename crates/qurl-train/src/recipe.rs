@@ -146,6 +146,12 @@ impl Recipe {
         toml::to_string(self).unwrap_or_else(|e| format!("# this recipe cannot be written: {e}\n"))
     }
 
+    /// Checks a recipe that a program has changed, as it is checked when it is read.
+    pub fn checked(self) -> Result<Recipe, RecipeError> {
+        self.check(self.file())?;
+        Ok(self)
+    }
+
     fn check(&self, file: &str) -> Result<(), RecipeError> {
         let check = Check { file, source: &self.source };
         self.check_ranges(check)?;

@@ -256,7 +256,7 @@ impl Study {
                     let base = Recipe::read(&directory.join(&recipe.file), &recipe.set).map_err(wrong)?;
                     let known = method.method.as_ref().unwrap_or(&method.name);
                     let Some(known) = Method::named(known) else { continue };
-                    let text = known.recipe(&base, seed).to_toml();
+                    let text = known.change(&base, seed).to_toml();
                     let file = recipe.file.display().to_string();
                     let whole = Recipe::parse(&text, &file, &method.set).map_err(wrong)?;
                     whole.rl(&file).map_err(wrong)?;

@@ -42,6 +42,8 @@ pub struct Network<D: Device> {
     pub(crate) blocks: Vec<Block<D>>,
     pub(crate) final_norm: D::Tensor,
     pub(crate) head: Arc<D::Weight>,
+    /// The same in full, where adapters are trained below a quantized head ([`Network::trained_head`]).
+    head_for_gradient: Option<Arc<D::Weight>>,
     pub(crate) value_head: Option<D::Tensor>,
     cos: Arc<D::Tensor>,
     sin: Arc<D::Tensor>,
@@ -98,6 +100,12 @@ impl<D: Device> Network<D> {
         let c = &self.config;
         let format = self.options.kv_format;
         KvShape { format, pages, page_size, kv_heads: c.num_kv_heads, head_dim: c.head_dim }
+    }
+
+    /// The head that gradients of hidden rows pass through: of a quantized one the weights as they were,
+    /// straight through the rounding.
+    pub(crate) fn trained_head(&self) -> &D::Weight {
+        self.head_for_gradient.as_ref().unwrap_or(&self.head)
     }
 
     /// Bytes of weights that one forward pass of a few rows reads: blocks and head.

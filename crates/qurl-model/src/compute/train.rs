@@ -233,7 +233,7 @@ impl<D: Device> Tape<D> {
         queue.head_backward(HeadBackward {
             hidden: &self.hidden,
             head: ran_head,
-            trained: &net.head,
+            trained: net.trained_head(),
             targets: &targets.tokens,
             temperature,
             out: &out,
@@ -284,7 +284,7 @@ impl<D: Device> Tape<D> {
         let head = HeadTraining {
             hidden: &self.hidden,
             head: &*ran_net.head,
-            trained: &*net.head,
+            trained: net.trained_head(),
             targets: &targets.tokens,
             temperature,
             dhidden: &mut self.dhidden,

@@ -35,6 +35,14 @@ fn cached_in(cache: &Path, id: &str) -> Option<PathBuf> {
     snapshot.join("config.json").exists().then_some(snapshot)
 }
 
+/// The id and the revision of a directory that is a snapshot in a cache of the hub.
+pub fn of_snapshot(dir: &Path) -> Option<(String, String)> {
+    let revision = dir.file_name()?.to_str()?;
+    let snapshots = dir.parent().filter(|parent| parent.ends_with("snapshots"))?;
+    let id = snapshots.parent()?.file_name()?.to_str()?.strip_prefix("models--")?;
+    Some((id.replacen("--", "/", 1), revision.to_string()))
+}
+
 /// How to get the model of an id that is not in the cache.
 pub fn how_to_get(id: &str) -> String {
     let cache = cache().map_or("not to be found".to_string(), |dir| dir.display().to_string());
@@ -74,7 +82,15 @@ mod tests {
         std::fs::write(model.join("refs/main"), "abc\n").expect("written");
         assert_eq!(cached_in(&cache, "Qwen/Tiny"), None, "a snapshot without a model");
         std::fs::write(model.join("snapshots/abc/config.json"), "{}").expect("written");
-        assert_eq!(cached_in(&cache, "Qwen/Tiny"), Some(model.join("snapshots/abc")));
+        let snapshot = cached_in(&cache, "Qwen/Tiny").expect("a snapshot");
+        assert_eq!(snapshot, model.join("snapshots/abc"));
+        let of = |dir: &Path| of_snapshot(dir).map(|(id, revision)| format!("{id}@{revision}"));
+        assert_eq!(of(&snapshot).as_deref(), Some("Qwen/Tiny@abc"));
+        for other in
+            [model.as_path(), &model.join("snapshots"), Path::new("snapshots/abc"), Path::new("/models/qwen")]
+        {
+            assert_eq!(of(other), None, "{}", other.display());
+        }
         assert_eq!(cached_in(&cache, "Qwen/Other"), None);
         std::fs::remove_dir_all(&cache).expect("removed");
     }

@@ -3,7 +3,11 @@
 //!
 //! What PEFT can ask for and we do not compute (DoRA, biases, other ranks for some layers, layers left out)
 //! is refused by its key: an adapter that loads is the whole adapter. Keys that are not known are accepted
-//! where they say nothing (`null`, `false`, `{}`), since new versions of PEFT add such keys.
+//! where they say nothing (`null`, `false`, `{}`), since new versions of PEFT add such keys. So is an adapter
+//! that was trained beside a base that PEFT had changed first ([`leaves_the_base`]): beside the base as it is
+//! it would be another model.
+
+mod targets;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,12 +17,14 @@ use serde_json::{Map, Value, json};
 use super::check_memory;
 use super::checkpoint::Checkpoint;
 use super::error::HfError;
+use super::hub;
 use super::save::{pretty, write_tensors};
 use super::staged::Staged;
 use crate::config::{Dtype, ModelConfig};
-use crate::lora::{Lora, Module, Modules};
+use crate::lora::{Lora, Module};
 use crate::params::Params;
 use crate::tokenizer;
+use targets::Refused;
 
 /// The file with the settings.
 pub const CONFIG: &str = "adapter_config.json";
@@ -29,14 +35,19 @@ pub const WEIGHTS: &str = "adapter_model.safetensors";
 const MAX_CONFIG: u64 = 16 * qurl_files::MIB;
 
 /// Keys whose values say nothing about what is computed.
-const NEUTRAL: [&str; 14] = [
+///
+/// The settings of an initialization are among them: where `init_lora_weights` names another one, PEFT does
+/// not read them, and what PEFT has converted to plain LoRA keeps them.
+const NEUTRAL: [&str; 16] = [
     "auto_mapping",
     "base_model_name_or_path",
+    "corda_config",
     "ensure_weight_tying",
+    "eva_config",
     "inference_mode",
-    "init_lora_weights",
     "layers_pattern",
     "lora_dropout",
+    "lora_ga_config",
     "loftq_config",
     "megatron_config",
     "megatron_core",
@@ -62,9 +73,50 @@ pub fn is_adapter(dir: &Path) -> bool {
     dir.join(CONFIG).exists()
 }
 
+/// Where PEFT put weights before it wrote safetensors; a pickle can run code, and is not read.
+const PICKLED: &str = "adapter_model.bin";
+
+/// Refuses a directory that is not one of adapters, and says where they are if they are near.
+fn check_directory(dir: &Path) -> Result<(), HfError> {
+    let wrong = |found: &str, expected: String| {
+        Err(HfError::Adapter { file: dir.to_path_buf(), found: found.to_string(), expected })
+    };
+    if !is_adapter(dir) {
+        let files = format!("a directory of LoRA adapters, with {CONFIG} and {WEIGHTS}");
+        // A run, or a checkpoint.
+        let model = dir.join("model");
+        return match (is_adapter(&model), dir.join("config.json").exists()) {
+            (true, _) => wrong("no adapters", format!("{files}, as is {}", model.display())),
+            (false, true) => wrong("a whole model (config.json)", files),
+            (false, false) => wrong("no adapters", files),
+        };
+    }
+    if !dir.join(WEIGHTS).exists() && dir.join(PICKLED).exists() {
+        let how = format!("{WEIGHTS}: load the adapter in PEFT and save it with safe_serialization=True");
+        return wrong(PICKLED, how);
+    }
+    Ok(())
+}
+
+/// What to say of a directory of adapters where a whole model is expected.
+pub(super) fn instead_of_model(dir: &Path) -> HfError {
+    let base = qurl_files::read_text(&dir.join(CONFIG), MAX_CONFIG)
+        .ok()
+        .and_then(|text| serde_json::from_str::<Value>(&text).ok())
+        .and_then(|config| config["base_model_name_or_path"].as_str().map(str::to_string));
+    let (base, dir) = (base.unwrap_or_else(|| "BASE".to_string()), dir.to_path_buf());
+    let expected = format!(
+        "a whole model with config.json; adapters go beside their base: `--model {base} --adapter {}` on a \
+         command line, `model.path` and `lora.path` in a recipe",
+        dir.display()
+    );
+    HfError::Adapter { file: dir, found: format!("LoRA adapters ({CONFIG})"), expected }
+}
+
 /// Loads an adapter of this model.
 pub fn load(dir: &Path, config: &ModelConfig) -> Result<LoadedAdapter, HfError> {
-    let (lora, base) = read_config(&dir.join(CONFIG))?;
+    check_directory(dir)?;
+    let (lora, base) = read_config(&dir.join(CONFIG), config)?;
     let checkpoint = Checkpoint::open_file(dir.join(WEIGHTS))?;
     let layout = lora.names(config);
     let used: BTreeSet<&str> =
@@ -79,8 +131,27 @@ pub fn load(dir: &Path, config: &ModelConfig) -> Result<LoadedAdapter, HfError> 
     Ok(LoadedAdapter { lora, params, base })
 }
 
+/// Whether PEFT leaves the weights of the base as they are with this `init_lora_weights`, when training
+/// begins and when the adapter is loaded again.
+///
+/// OLoRA, PiSSA, CorDA and LoftQ take the first product of B and A (or an error of rounding) out of the base;
+/// the first two do so again on loading, from the base's own weights. LoRA-GA does so in training alone, so
+/// that even PEFT computes something else with what it has saved. EVA, orthogonal and MiCA only choose A and
+/// B, which are then read from the file.
+fn leaves_the_base(init: &Value) -> bool {
+    match init {
+        Value::Null | Value::Bool(_) => true,
+        Value::String(name) => {
+            // PEFT takes these two in any case.
+            let any_case = ["gaussian", "mica"].iter().any(|known| name.eq_ignore_ascii_case(known));
+            any_case || name == "eva" || name == "orthogonal"
+        }
+        _ => false,
+    }
+}
+
 /// The settings of an adapter, and the name of its base.
-fn read_config(file: &Path) -> Result<(Lora, Option<String>), HfError> {
+fn read_config(file: &Path, model: &ModelConfig) -> Result<(Lora, Option<String>), HfError> {
     let text = qurl_files::read_text(file, MAX_CONFIG).map_err(|source| HfError::Io {
         file: file.to_path_buf(),
         action: "be read",
@@ -107,11 +178,26 @@ fn read_config(file: &Path) -> Result<(Lora, Option<String>), HfError> {
     if !matches!(value("bias"), Value::Null) && value("bias") != "none" {
         return refuse("bias", "\"none\": biases are not trained here");
     }
-    let targets = targets(value("target_modules"));
-    let Some(targets) = targets else {
-        return refuse("target_modules", &format!("\"all-linear\", or a list of some of {}", Modules::ALL));
-    };
-    let known = ["peft_type", "r", "lora_alpha", "bias", "target_modules", "use_rslora"];
+    if !leaves_the_base(value("init_lora_weights")) {
+        let expected = "true, false, \"gaussian\", \"eva\", \"orthogonal\" or \"mica\": this one changes \
+                        the weights of the base before training, so beside the base as it is the adapter is \
+                        another model; save it in PEFT as plain LoRA \
+                        (`save_pretrained(DIR, path_initial_model_for_weight_conversion=INITIAL)`), or \
+                        merge it there";
+        return refuse("init_lora_weights", expected);
+    }
+    let targets = targets::matched(value("target_modules"), value("exclude_modules"), model)
+        .map_err(|Refused { key, why }| wrong(format!("`{key}` is {}", value(key)), &why))?;
+    let known = [
+        "peft_type",
+        "r",
+        "lora_alpha",
+        "bias",
+        "target_modules",
+        "exclude_modules",
+        "init_lora_weights",
+        "use_rslora",
+    ];
     let says_nothing = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
         Value::Array(values) => values.is_empty(),
@@ -126,19 +212,8 @@ fn read_config(file: &Path) -> Result<(Lora, Option<String>), HfError> {
     Ok((lora, value("base_model_name_or_path").as_str().map(str::to_string)))
 }
 
-fn targets(value: &Value) -> Option<Modules> {
-    if value == "all-linear" {
-        return Some(Modules::ALL);
-    }
-    let names: Option<Vec<&str>> = value.as_array()?.iter().map(Value::as_str).collect();
-    // Names of modules or, where PEFT was asked for all of them, their places in the model; whether all
-    // blocks have theirs shows when the tensors are read.
-    let last = |name: &str| Module::of_name(name.rsplit('.').next().unwrap_or(name));
-    let modules: Option<Vec<Module>> = names?.into_iter().map(last).collect();
-    modules.filter(|modules| !modules.is_empty()).map(Modules::of)
-}
-
-/// Writes an adapter that PEFT loads, in f32, and the tokenizer files. `base` names the model it belongs to.
+/// Writes an adapter that PEFT loads, in f32, and the tokenizer files. `base` names the model it belongs to;
+/// a snapshot in the cache of the hub by its id and revision, which are the same on every machine.
 ///
 /// Nothing is visible under its final name before everything is on disk.
 pub fn save(
@@ -158,10 +233,16 @@ pub fn save(
     }
     let targets: Vec<&str> = lora.targets.iter().map(Module::name).collect();
     let alpha = if lora.alpha.fract() == 0.0 { json!(lora.alpha as i64) } else { json!(lora.alpha) };
+    let snapshot = base.and_then(|base| hub::of_snapshot(Path::new(base)));
+    let (base, revision) = match &snapshot {
+        Some((id, revision)) => (Some(id.as_str()), Some(revision.as_str())),
+        None => (base, None),
+    };
     let settings = json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
+        "revision": revision,
         "r": lora.rank,
         "lora_alpha": alpha,
         "use_rslora": lora.rslora,

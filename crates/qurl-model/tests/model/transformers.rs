@@ -4,7 +4,8 @@ use crate::common::{TempDir, python, small};
 use qurl_kernels::cpu::level::Level;
 use qurl_kernels::{Cpu, Device, Format, Queue};
 use qurl_model::compute::{Base, BaseLeaves, Network, NetworkOptions, score};
-use qurl_model::hf::{SaveOptions, load, peft, save};
+use qurl_model::hf::peft::{self, LoadedAdapter};
+use qurl_model::hf::{SaveOptions, load, save};
 use qurl_model::lora::{Module, Modules};
 use qurl_model::params::{hf_names, init};
 use qurl_model::rng::CounterRng;
@@ -182,9 +183,122 @@ fn peft_loads_what_we_save_and_we_what_it_saves() {
             let count = 2 * targets.iter().count() * config.num_layers;
             assert_eq!(printed["trained"], count, "{}", printed["modules"]);
         }
-        let theirs = TempDir::new("lora-theirs");
-        let Some(printed) = of_peft("make", base.path(), theirs.path(), &ids) else { return };
-        assert_log_probs(&with_adapter(base.path(), theirs.path(), &ids), &printed);
+        // Begun in other ways they are the same for all families.
+        let (begun, changed) = match family {
+            Family::Qwen2 => (
+                &["make", "make-gaussian", "make-orthogonal", "make-mica", "regex", "plain-olora"][..],
+                &["make-olora", "make-pissa", "make-pissa_niter_4"][..],
+            ),
+            _ => (&["make"][..], &[][..]),
+        };
+        for what in begun {
+            let theirs = TempDir::new("lora-theirs");
+            let Some(printed) = of_peft(what, base.path(), theirs.path(), &ids) else { return };
+            let loaded = peft::load(theirs.path(), &config).unwrap();
+            if *what == "regex" {
+                assert_eq!(
+                    loaded.lora.targets,
+                    Modules::of([Module::QProj, Module::OProj, Module::DownProj])
+                );
+            }
+            assert_log_probs(&with_adapter(base.path(), theirs.path(), &ids), &printed);
+        }
+        for what in changed {
+            let theirs = TempDir::new("lora-of-another-base");
+            if of_peft(what, base.path(), theirs.path(), &ids).is_none() {
+                return;
+            }
+            let error = peft::load(theirs.path(), &config).unwrap_err().to_string();
+            let init = what.trim_start_matches("make-");
+            assert!(error.contains(&format!("`init_lora_weights` is \"{init}\"")), "{error}");
+        }
+    }
+}
+
+/// The settings of a directory with one key changed, and what loading it says.
+fn reload(dir: &Path, config: &ModelConfig, changes: &[(&str, Value)]) -> Result<LoadedAdapter, String> {
+    let lora = Lora { rank: 2, alpha: 4.0, rslora: false, targets: Modules::ALL };
+    peft::save(dir, config, &lora, &lora.init(config, 1), None, &[]).unwrap();
+    let file = dir.join(peft::CONFIG);
+    let mut settings: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    changes.iter().for_each(|(key, value)| settings[key] = value.clone());
+    std::fs::write(&file, settings.to_string()).unwrap();
+    peft::load(dir, config).map_err(|e| e.to_string())
+}
+
+#[test]
+fn an_adapter_of_a_base_that_peft_changed_is_refused() {
+    let config = small(Family::Qwen2);
+    let dir = TempDir::new("lora-init");
+    let of = |init: Value| reload(dir.path(), &config, &[("init_lora_weights", init)]);
+    for init in ["olora", "OLoRA", "pissa", "pissa_niter_16", "corda", "loftq", "lora_ga", "another"] {
+        let error = of(init.into()).unwrap_err();
+        let found = format!("adapter_config.json: `init_lora_weights` is \"{init}\", expected true");
+        assert!(error.contains(&found), "{error}");
+        assert!(error.contains("path_initial_model_for_weight_conversion"), "{error}");
+    }
+    for init in ["gaussian", "Gaussian", "eva", "orthogonal", "mica"] {
+        assert!(of(init.into()).is_ok(), "{init}");
+    }
+    for init in [Value::Bool(true), Value::Bool(false), Value::Null] {
+        assert!(of(init).is_ok());
+    }
+    // The settings of an initialization that is not used are not read, here as in PEFT.
+    let settings = serde_json::json!({"rho": 2.0});
+    let eva = reload(dir.path(), &config, &[("init_lora_weights", "eva".into()), ("eva_config", settings)]);
+    assert!(eva.is_ok(), "{eva:?}");
+}
+
+#[test]
+fn modules_are_matched_as_peft_matches_them() {
+    let config = small(Family::Qwen2);
+    let dir = TempDir::new("lora-targets");
+    let of = |targets: Value, excluded: Value| {
+        reload(dir.path(), &config, &[("target_modules", targets), ("exclude_modules", excluded)])
+            .map(|adapter| adapter.lora.targets)
+    };
+    // What Unsloth writes.
+    let parts = "self_attn|attention|attn|mlp|feed_forward|ffn|dense";
+    let modules = "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj";
+    let unsloth = format!(
+        "(?:.*?(?:language|text).*?(?:{parts}).*?(?:{modules}).*?)|\
+         (?:\\bmodel\\.layers\\.[\\d]{{1,}}\\.(?:{parts})\\.(?:(?:{modules})))"
+    );
+    assert_eq!(of(unsloth.into(), Value::Null), Ok(Modules::ALL));
+    assert_eq!(of("All-Linear".into(), serde_json::json!(["lm_head", "visual"])), Ok(Modules::ALL));
+    assert_eq!(of("all-linear".into(), "".into()), Ok(Modules::ALL));
+    let every: Vec<String> = (0..config.num_layers)
+        .flat_map(|i| Module::ALL.map(|m| format!("layers.{i}.{}.{}", part_of(m), m.name())))
+        .collect();
+    assert_eq!(of(serde_json::json!(every), Value::Null), Ok(Modules::ALL));
+    // A whole match, in every block, and of what has adapters here.
+    let refused = |targets: Value, excluded: Value| of(targets, excluded).unwrap_err();
+    for (targets, excluded, key, why) in [
+        (Value::from("q_proj"), Value::Null, "target_modules", "regular expression"),
+        ("(?!lm_head).*proj".into(), Value::Null, "target_modules", "without lookaround"),
+        (".*".into(), Value::Null, "target_modules", "lm_head"),
+        ("model.layers.0.*_proj".into(), Value::Null, "target_modules", "q_proj is meant in 1 of"),
+        (
+            "all-linear".into(),
+            serde_json::json!(["layers.1.mlp.up_proj"]),
+            "target_modules",
+            "up_proj is meant",
+        ),
+        (serde_json::json!(["q_proj", "c_attn"]), Value::Null, "target_modules", "has no c_attn"),
+        (serde_json::json!([]), Value::Null, "target_modules", "a list of some of"),
+        ("all-linear".into(), 3.into(), "exclude_modules", "a list of names"),
+    ] {
+        let error = refused(targets, excluded);
+        assert!(error.contains(&format!("`{key}` is ")) && error.contains(why), "{error}");
+    }
+    // Modules that are excluded have no tensors: those that the file has are then too many.
+    assert!(refused("all-linear".into(), serde_json::json!(["q_proj"])).contains("q_proj.lora_A"));
+}
+
+fn part_of(module: Module) -> &'static str {
+    match module {
+        Module::QProj | Module::KProj | Module::VProj | Module::OProj => "self_attn",
+        Module::GateProj | Module::UpProj | Module::DownProj => "mlp",
     }
 }
 

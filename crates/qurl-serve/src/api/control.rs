@@ -8,7 +8,7 @@
 
 use super::error::ApiError;
 use super::fields::Fields;
-use super::{App, WeightSource, answer};
+use super::{App, ModelFacts, WeightSource, answer};
 use crate::service::{InFlight, LoadError, NewParams, NewWeights};
 use axum::Json;
 use axum::body::Body;
@@ -16,7 +16,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use qurl_model::hf::{self, HfError, OpenModel};
+use qurl_model::hf::{self, HfError, peft};
 use qurl_rollout::WeightVersion;
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashMap};
@@ -63,15 +63,15 @@ async fn update(
     // order in which the engine gets them, and the newest one that it has not begun with replaces the others.
     let turn = app.turns.loading.clone().lock_owned().await;
     let (reading, reader) = (dir.clone(), app.clone());
-    let read = tokio::task::spawn_blocking(move || read_weights(&reading, &reader).map(|read| (read, turn)));
-    let ((model, checksum), turn) =
+    let read =
+        tokio::task::spawn_blocking(move || read_weights(&reading, &reader.model).map(|read| (read, turn)));
+    let ((params, checksum), turn) =
         read.await.map_err(|_| ApiError::broken("reading the weights failed"))??;
     let version = app.counters.version.fetch_add(1, Ordering::Relaxed) + 1;
     let version = WeightVersion { version, checksum };
     if let Some(name) = name {
         app.label(version.version, name);
     }
-    let params = NewParams::Files(Box::new(model));
     let loading = app.service.load(NewWeights { params, version, in_flight });
     drop(turn);
     loading.await?.map_err(|error| match error {
@@ -80,17 +80,26 @@ async fn update(
     })
 }
 
-/// Opens weights of the model that is served and reads all of them once, leaf by leaf: what could be wrong
-/// with them is known before the engine changes anything.
-fn read_weights(dir: &Path, app: &App) -> Result<(OpenModel, u64), ApiError> {
+/// The weights of a directory that can replace those that are served, and their checksum: of the whole model,
+/// or of the adapters beside it. A model is opened and all of it read once, leaf by leaf: what could be wrong
+/// with it is known before the engine changes anything.
+fn read_weights(dir: &Path, served: &ModelFacts) -> Result<(NewParams, u64), ApiError> {
     let bad = |error: HfError| ApiError::bad(error.to_string());
-    let model = hf::open_update(dir, &app.model.config).map_err(bad)?;
-    if !same_shape(&model.config, &app.model.config) || model.has_value_head() {
-        let message = format!("{}: weights of another model than the one that is served", dir.display());
-        return Err(ApiError::bad(message));
+    let other = |what: &str| Err(ApiError::bad(format!("{}: {what}", dir.display())));
+    if let Some(lora) = served.lora {
+        let adapter = peft::load(dir, &served.config).map_err(bad)?;
+        if adapter.lora != lora {
+            return other(&format!("adapters with {}, expected those served, with {lora}", adapter.lora));
+        }
+        let checksum = qurl_quant::checksum::host_params(&adapter.params);
+        return Ok((NewParams::Host(adapter.params), checksum));
+    }
+    let model = hf::open_update(dir, &served.config).map_err(bad)?;
+    if !same_shape(&model.config, &served.config) || model.has_value_head() {
+        return other("weights of another model than the one that is served");
     }
     let checksum = qurl_quant::checksum::files(&model).map_err(bad)?;
-    Ok((model, checksum))
+    Ok((NewParams::Files(Box::new(model)), checksum))
 }
 
 /// Whether both have the same weights in the same places, whatever their stop tokens.

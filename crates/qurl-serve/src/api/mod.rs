@@ -40,7 +40,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use fields::Fields;
-use qurl_model::ModelConfig;
+use qurl_model::{Lora, ModelConfig};
 use qurl_rollout::WeightVersion;
 use reading::Readers;
 use serde::Serialize;
@@ -76,6 +76,8 @@ pub struct ModelFacts {
     pub config: ModelConfig,
     /// Number format of the weights.
     pub format: String,
+    /// Adapters beside its weights, which new weights replace in place of these.
+    pub lora: Option<Lora>,
 }
 
 /// Where new weights may come from.

@@ -100,6 +100,7 @@ impl Server {
             max_model_len: CONTEXT,
             config: model.config,
             format: "f32".to_string(),
+            lora: None,
         };
         let listener = Listener::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).expect("a port");
         let (address, stop) = (listener.address(), Arc::new(AtomicBool::new(false)));

@@ -32,6 +32,8 @@ pub struct LoraOptions {
     pub lora: Lora,
     /// Number format of the base.
     pub base_format: Format,
+    /// Whether its output head has that format, too.
+    pub quantize_head: bool,
 }
 
 impl LearnerOptions {
@@ -49,6 +51,7 @@ impl LearnerOptions {
             ..NetworkOptions::training(config, format)
         };
         if let Some(lora) = self.lora {
+            options = if lora.quantize_head { options.quantize_head() } else { options };
             options.lora = Some(lora.lora);
             options.kv_format = self.kv_format.unwrap_or(options.kv_format);
         }

@@ -129,8 +129,6 @@ impl LoraSource {
         check.that("rollout.uaq", rollout.uaq, rollout.uaq == 1.0, "1 beside [lora]: the base is frozen")?;
         let (key, found) = ("rollout.stochastic_rounding", rollout.stochastic_rounding);
         check.that(key, found, !found, "false beside [lora]: the base is packed once")?;
-        let (key, found) = ("rollout.quantize_head", rollout.quantize_head);
-        check.that(key, found, !found, "false beside [lora]: the trainer shares the head")?;
         let expected = "no section beside [lora]: workers hold whole models";
         check.that("rollout.workers", "there", rollout.workers.is_none(), expected)?;
         let newest = recipe.trainer.forward == super::Forward::default();
@@ -171,7 +169,9 @@ impl Recipe {
     /// How the learner's adapters are computed, where there are some.
     pub fn lora_options(&self) -> Option<LoraOptions> {
         let lora = self.lora.as_ref()?.lora();
-        Some(LoraOptions { lora, base_format: self.base_format() })
+        let rollout = self.rollout.as_ref().filter(|_| self.data.is_some());
+        let quantize_head = rollout.is_some_and(|rollout| rollout.quantize_head);
+        Some(LoraOptions { lora, base_format: self.base_format(), quantize_head })
     }
 }
 

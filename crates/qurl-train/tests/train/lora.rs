@@ -56,10 +56,14 @@ fn rollouts_beside_a_frozen_base_are_exactly_on_policy_in_any_format() {
     let scratch = Scratch::new();
     let base_dir = scratch.path("base");
     base(&base_dir);
-    for format in ["bf16", "int8", "fp8", "fp8-block", "int4", "nvfp4"] {
+    let blocks = ["bf16", "int8", "fp8", "fp8-block", "int4", "nvfp4"].map(|format| (format, false));
+    for (format, head) in blocks.into_iter().chain([("int8", true), ("int4", true)]) {
         let kl = "algorithm.kl_loss_coef=0.01";
-        let recipe = recipe(&base_dir, &[&format!("rollout.format={format}"), kl]);
+        let set = [format!("rollout.format={format}"), format!("rollout.quantize_head={head}")];
+        let recipe = recipe(&base_dir, &[&set[0], &set[1], kl]);
         let mut trainer = trainer(&recipe);
+        let of_head = trainer.engine().network().options().head_format;
+        assert_eq!(of_head.to_string(), if head { format } else { "bf16" });
         let before = trainer.weights().expect("weights");
         let records = steps(&mut trainer, 2);
         for record in &records {
@@ -314,7 +318,6 @@ fn what_adapters_cannot_be_combined_with_is_refused_by_its_key() {
     refused(&["lora.target_modules=[\"q_proj\", \"lm_head\"]"], &["lora.target_modules", "lm_head"]);
     refused(&["lora.base_format=nvfp4"], &["lora.base_format", "nvfp4", "rollout.format = int8"]);
     refused(&["rollout.uaq=1.5"], &["rollout.uaq", "1 beside [lora]"]);
-    refused(&["rollout.quantize_head=true"], &["rollout.quantize_head"]);
     refused(&["rollout.lag=1"], &["rollout.lag", "0 beside [lora]"]);
     refused(&["trainer.zero_stage=3"], &["trainer.zero_stage", "1, since the base of adapters is frozen"]);
     refused(&["trainer.forward=rollout"], &["trainer.forward", "full: with [lora]"]);

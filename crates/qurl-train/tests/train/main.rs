@@ -8,6 +8,7 @@ mod goldens;
 mod grpo_step;
 mod learns;
 mod lora;
+mod memory;
 mod ppo_step;
 mod ranks;
 mod rl;

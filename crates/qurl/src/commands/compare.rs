@@ -136,6 +136,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             keep_models: args.keep_models,
         },
     };
+    for method in plan.methods()? {
+        recipe_of(method, &base, base.trainer.seed)?;
+    }
     on_device!(base.trainer.device, device => run_on(device, args, base, plan))
 }
 
@@ -177,7 +180,7 @@ fn run_on<D: Device>(device: Arc<D>, args: Args, base: Recipe, whole: Plan) -> a
         for (method, figures) in methods.iter().zip(&mut figures) {
             let path = dir.join(format!("seed-{seed}")).join(method.name());
             view.note(&format!("seed {seed}: {}", method.title()));
-            let recipe = method.recipe(&base, seed);
+            let recipe = recipe_of(*method, &base, seed)?;
             figures.push(one_run(&device, &comparison, &recipe, &path, &mut weights, &mut view)?);
         }
     }
@@ -204,6 +207,14 @@ fn run_on<D: Device>(device: Arc<D>, args: Args, base: Recipe, whole: Plan) -> a
         crate::output::text(&table(&document))?;
     }
     Ok(())
+}
+
+/// The recipe of a method, checked as one that is read.
+fn recipe_of(method: Method, base: &Recipe, seed: u64) -> anyhow::Result<Recipe> {
+    let name = method.name();
+    method.recipe(base, seed).map_err(|error| {
+        bad(format!("method {name}: {error}; name the methods that go with this recipe with --methods"))
+    })
 }
 
 fn methods(args: &Args) -> anyhow::Result<Vec<Method>> {

@@ -1,6 +1,6 @@
 //! `qurl serve`: a model over HTTP.
 
-use crate::adapter;
+use crate::adapter::{self, AdapterArg};
 use crate::device::{DeviceArg, on_device};
 use crate::input::{OrBad, bad};
 use crate::model;
@@ -34,6 +34,8 @@ pub struct Args {
     /// Hugging Face directory, or an id of the hub whose snapshot is in the local cache
     #[arg(long)]
     model: String,
+    #[command(flatten)]
+    adapter: AdapterArg,
     #[command(flatten)]
     packing: Packing,
     #[command(flatten)]
@@ -149,7 +151,8 @@ fn run_on<D: Device>(device: Arc<D>, args: &Args) -> anyhow::Result<()> {
         names.extend(last.filter(|name| *name != args.model));
     }
     let format = engine.network().options().format.to_string();
-    let facts = ModelFacts { names, dir: Some(dir), max_model_len, config, format };
+    let lora = engine.network().options().lora;
+    let facts = ModelFacts { names, dir: Some(dir), max_model_len, config, format, lora };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
     let options = ServerOptions {
         max_waiting: args.max_queue,
@@ -212,7 +215,10 @@ fn engine<D: Device>(
         )));
     }
     let options = NetworkOptions { positions, ..args.packing.options(config) };
-    let (network, checksum) = adapter::network::<D>(queue, dir, model, None, options)?;
+    let adapter = args.adapter.load(config)?;
+    let (network, of_base) = adapter::network::<D>(queue, dir, model, adapter.as_ref(), options)?;
+    // Of what new weights replace.
+    let checksum = adapter.as_ref().map_or(of_base, |a| qurl_quant::checksum::host_params(&a.params));
     queue.synchronize()?;
     let defaults = EngineOptions::of_device(&*device);
     let max_num_batched_tokens = args.max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens);

@@ -119,7 +119,7 @@ fn run_on<D: Device>(
     if device.memory().is_some() {
         view.note(&format!("memory: {memory}"));
     }
-    memory.check(&*device, recipe.memory_budget()).or_bad()?;
+    memory.check_sft(&*device, &recipe, &sft, &start.config, &ranks).or_bad()?;
     let dir = RunDir::open_on(&ranks, Kind::Sft, args.run.as_deref(), args.resume, &recipe, &view)?;
     if let Some(summary) = &dir.finished {
         return if ranks.is_first() { finished_before(summary, &dir, args.json) } else { Ok(()) };

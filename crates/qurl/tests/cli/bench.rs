@@ -146,6 +146,42 @@ fn steps_are_made_again_from_a_checkpoint() {
     }
 }
 
+/// Beside adapters nothing of the frozen base is updated, and little of the copy that samples is packed; on a
+/// CPU nobody counts what is allocated, so only the plan is told.
+#[test]
+fn limits_of_a_step_with_adapters_are_those_of_what_is_trained() {
+    let lora = ["--set", "lora={ rank = 1, alpha = 2, target_modules = [\"k_proj\"] }"];
+    let limit = |result: &serde_json::Value, phase: &str| {
+        result["phases"][phase]["limit_s"].as_f64().unwrap_or_else(|| panic!("{phase}: {result}"))
+    };
+    let (whole, adapters) = (step(&["--format", "bf16"]), step(&[&["--format", "bf16"], &lora[..]].concat()));
+    assert!(limit(&adapters, "quantize") < 0.05 * limit(&whole, "quantize"), "{adapters} {whole}");
+    assert_eq!(adapters["ranks"]["ranks"][0]["peak_bytes"], 0);
+    let sizes = ["--shape", "default", "--prompts", "4", "--n", "2", "--length", "8", "--prompt", "12"];
+    let run = |more: &[&str]| {
+        qurl(&[&["bench", "step"], &sizes[..], &["--steps", "1", "--device", "cpu"], more].concat())
+    };
+    let text = run(&[]).stdout;
+    assert!(text.contains(" MiB planned") && !text.contains("memory 0 MiB"), "{text}");
+    // What does not fit is refused on a CPU, too, before anything is made.
+    run(&["--set", "trainer.memory_budget_mb=1"]).assert_bad(&[
+        "trainer.memory_budget_mb = 1",
+        "actor: moments",
+        "lower trainer.micro_tokens",
+    ]);
+}
+
+#[test]
+fn training_that_the_machine_cannot_hold_is_refused() {
+    let held_by = 700 << 30;
+    if qurl_files::available_memory().is_none_or(|free| free > held_by) {
+        println!("skipped: this machine could hold 32B in training");
+        return;
+    }
+    qurl(&["bench", "train", "--shape", "qwen2.5-32b", "--device", "cpu"])
+        .assert_bad(&["MiB of memory available", "model: moments"]);
+}
+
 /// Nothing is scored by the actor where the step makes one update, and with no reference nothing at all.
 #[test]
 fn an_on_policy_step_has_nothing_to_score() {

@@ -19,7 +19,7 @@ fn bits(value: &Value) -> Vec<u32> {
 }
 
 /// Scores whole sequences with the same model options.
-fn score(model: &str, options: &[&str], sequences: &[Vec<u32>]) -> Vec<Value> {
+pub fn score(model: &str, options: &[&str], sequences: &[Vec<u32>]) -> Vec<Value> {
     let lines: Vec<String> = sequences.iter().map(|ids| json!({ "ids": ids }).to_string()).collect();
     let mut arguments = vec!["score", "--model", model];
     arguments.extend(options);
@@ -28,7 +28,7 @@ fn score(model: &str, options: &[&str], sequences: &[Vec<u32>]) -> Vec<Value> {
     outcome.stdout.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
 }
 
-fn assert_scored_as_generated(dir: &str, options: &[&str]) {
+pub fn assert_scored_as_generated(dir: &str, options: &[&str]) {
     let mut arguments =
         vec!["generate", "--model", dir, "--n", "3", "--max-new", "40", "--json", "--seed", "5"];
     arguments.extend(options);

@@ -1,5 +1,6 @@
 //! The command as its users meet it: every test here starts the program itself.
 
+mod adapters;
 mod bench;
 mod browser;
 mod common;

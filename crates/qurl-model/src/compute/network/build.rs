@@ -85,6 +85,7 @@ impl<D: Device> Network<D> {
             blocks,
             final_norm: vector(queue, &self.final_norm)?,
             head: self.head.clone(),
+            head_for_gradient: self.head_for_gradient.clone().filter(|_| options.trained),
             value_head: self.value_head.as_ref().map(|head| vector(queue, head)).transpose()?,
             cos: self.cos.clone(),
             sin: self.sin.clone(),
@@ -127,12 +128,7 @@ impl<D: Device> Network<D> {
         let pack = |queue: &mut D::Queue,
                     source: &mut Source<D>,
                     (index, info): &(usize, ParamInfo),
-                    format: Format| {
-            // The gradient of the head's input is taken with every token, so a frozen head is packed for it.
-            let trained = match info.kind.is_block_linear() {
-                true => options.packs_twice(),
-                false => options.trained,
-            };
+                    (format, trained): (Format, bool)| {
             let shape = WeightShape { n: info.rows, k: info.cols, format, trained };
             let mut to = queue.device().weight(shape)?;
             let made;
@@ -168,7 +164,10 @@ impl<D: Device> Network<D> {
         for (index, layer) in layers {
             let params = layer.as_ref().try_map(&mut |leaf: &(usize, ParamInfo)| {
                 Ok::<_, DeviceError>(match leaf.1.kind.is_block_linear() {
-                    true => Packed::Weight(pack(queue, &mut source, leaf, options.format)?),
+                    true => {
+                        let packing = (options.format, options.packs_twice());
+                        Packed::Weight(pack(queue, &mut source, leaf, packing)?)
+                    }
                     false => Packed::Tensor(own(queue, &mut source, leaf)?),
                 })
             })?;
@@ -176,6 +175,11 @@ impl<D: Device> Network<D> {
         }
         let (cos, sin) = rope::tables(&config.rope, config.head_dim, options.positions);
         let head = leaves.head.as_ref().unwrap_or(&leaves.embed);
+        // The gradient of the head's input is taken with every token, so a frozen head is packed for it, a
+        // quantized one beside its own packing.
+        let beside = options.packs_head_beside();
+        let for_gradient =
+            beside.then(|| pack(queue, &mut source, head, (Format::Bf16, true))).transpose()?;
         let mut network = Network {
             id: NETWORKS.fetch_add(1, Ordering::Relaxed),
             config: config.clone(),
@@ -183,7 +187,8 @@ impl<D: Device> Network<D> {
             embed: Arc::new(own(queue, &mut source, &leaves.embed)?),
             blocks,
             final_norm: own(queue, &mut source, &leaves.final_norm)?,
-            head: pack(queue, &mut source, head, options.head_format)?,
+            head: pack(queue, &mut source, head, (options.head_format, options.trained && !beside))?,
+            head_for_gradient: for_gradient,
             value_head: leaves.value_head.as_ref().map(|leaf| own(queue, &mut source, leaf)).transpose()?,
             cos: Arc::new(queue.upload(&cos)?),
             sin: Arc::new(queue.upload(&sin)?),

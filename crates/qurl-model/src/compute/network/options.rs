@@ -55,6 +55,11 @@ impl NetworkOptions {
         self.trained && !self.pack_once && self.lora.is_none()
     }
 
+    /// Whether there is a second head for gradients: the one that runs is quantized and frozen.
+    pub(super) fn packs_head_beside(&self) -> bool {
+        self.trained && self.lora.is_some() && self.head_format.is_quantized()
+    }
+
     /// Training in f32 or bf16.
     pub fn training(config: &ModelConfig, format: Format) -> Self {
         NetworkOptions { trained: true, ..Self::inference(config, format) }

@@ -203,6 +203,7 @@ fn of_own<D: Machine>(device: Arc<D>, args: &Args, sizes: &Sizes) -> anyhow::Res
             max_model_len: positions,
             config: config.clone(),
             format: format.to_string(),
+            lora: None,
         };
         let listener = Listener::bind(IpAddr::from([127, 0, 0, 1]), 0)?;
         let (address, vocabulary) = (listener.address(), config.vocab_size as u32);

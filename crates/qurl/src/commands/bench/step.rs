@@ -23,10 +23,11 @@ use crate::output::{OutputError, out};
 use limits::Rates;
 use problems::Digits;
 use qurl_kernels::{Collective, Format, KvFormat};
-use qurl_model::compute::{NetworkOptions, Recompute};
+use qurl_model::compute::Recompute;
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
 use qurl_model::{GenerationConfig, ModelConfig, Params, params};
 use qurl_rollout::{EngineOptions, EngineStats};
+use qurl_train::cost::NetworkWork;
 use qurl_train::lengths::ForcedLengths;
 use qurl_train::memory::MemoryPlan;
 use qurl_train::ranks::Ranks;
@@ -183,14 +184,15 @@ pub fn run<D: Machine>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> an
     let plan = recipe.rl(FILE).or_bad()?;
     let ranks = Ranks::new(ranks, &recipe).or_bad()?;
     let memory = MemoryPlan::of_rl(&*device, &recipe, &plan, &config, &ranks)?;
-    if ranks.size() == 1 && device.memory().is_some() {
-        memory.check_rl(&*device, &recipe, &plan, &config, &ranks)?;
+    if ranks.size() == 1 {
+        memory.check_rl(&*device, &recipe, &plan, &config, &ranks).or_bad()?;
     }
     // Before the run has taken its memory.
     let rates = {
-        let options = NetworkOptions::inference(&config, plan.rollout.format);
-        let options = if plan.rollout.quantize_head { options.quantize_head() } else { options };
-        Rates::measure::<D>(&mut device.queue()?, recipe.trainer.compute, options)?
+        let (actor, sampler) =
+            (NetworkWork::actor(&recipe, &plan, &config), NetworkWork::sampler(&recipe, &plan, &config));
+        let formats = [actor.formats(), sampler.formats()].concat();
+        Rates::measure::<D>(&mut device.queue()?, &formats)?
     };
     let trainer_of = |weights| trainer(&device, &recipe, &config, &ranks, &args, weights);
     let mut trainer = trainer_of(shape::weights)?;
@@ -208,14 +210,14 @@ pub fn run<D: Machine>(device: Arc<D>, ranks: Arc<Collective>, args: Args) -> an
     for _ in 0..args.steps {
         before = trainer.engine().stats();
         records.push(trainer.step()?);
-        limits.push(limits::of_last_step(&trainer, &rates, args.prompt));
+        limits.push(limits::of_last_step(&trainer, &recipe, &rates, args.prompt));
         if sync {
             synced::measure(&trainer, &mut device.queue()?, &mut old, &mut synced)?;
         }
     }
     let rollout = rollout_rates(before, trainer.engine().stats(), &records[args.steps - 1]);
     let kv_format = trainer.engine().network().options().kv_format;
-    let shared = sent.shared(&mut trainer, &recipe, memory.total(), args.steps)?;
+    let shared = sent.shared(&mut trainer, &recipe, memory.needed(&*device), args.steps)?;
     drop(trainer);
     let resumed = match saved {
         // From other weights than it began with, which are to be read.

@@ -7,7 +7,7 @@
 use super::machine::Machine;
 use super::{Document, median, print_json, shape};
 use crate::device::DeviceArg;
-use crate::input::bad;
+use crate::input::{OrBad, bad};
 use crate::output::out;
 use crate::system::peak_rss_mb;
 use qurl_kernels::{DeviceError, Format, Queue};
@@ -132,9 +132,7 @@ fn measure<D: Machine>(
         adamw: AdamWOptions::default(),
     };
     let ranks = Ranks::sharded(args.shards);
-    if device.memory().is_some() {
-        MemoryPlan::of_learner(&**device, config, options, &ranks)?.check(&**device, None)?;
-    }
+    MemoryPlan::of_learner(&**device, config, options, &ranks)?.check(&**device, None).or_bad()?;
     let mut queue = device.queue()?;
     let peak = D::peak_gflops(&mut queue, format)?;
     let weights = shape::weights(config);

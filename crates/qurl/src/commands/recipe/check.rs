@@ -259,10 +259,12 @@ fn memory_of_sft<P: Device>(
     sft: &Sft,
     config: &ModelConfig,
 ) -> anyhow::Result<Option<MemoryPlan>> {
-    let planned = MemoryPlan::of_sft(on, recipe, sft, config, &Ranks::one(recipe));
+    let ranks = Ranks::one(recipe);
+    let planned = MemoryPlan::of_sft(on, recipe, sft, config, &ranks);
     let memory = foreseen(on, planned.map_err(TrainError::from))?;
     if let Some(memory) = memory.as_ref().filter(|_| recipe.run.is_none()) {
-        memory.check(on, recipe.memory_budget()).or_bad().context("this recipe does not fit")?;
+        let fits = memory.check_sft(on, recipe, sft, config, &ranks);
+        fits.or_bad().context("this recipe does not fit")?;
     }
     Ok(memory)
 }

@@ -57,6 +57,34 @@ fn methods_side_by_side_from_one_start() {
         .assert_bad(&["ppo2", "quantized-is"]);
 }
 
+/// Methods that adapters cannot have are told before the first run, not run as if nothing were wrong.
+#[test]
+fn methods_that_a_recipe_cannot_have_are_refused_before_the_first_run() {
+    let dir = place("compare-refused");
+    let tiny = std::fs::read_to_string(dir.join("tiny.toml")).expect("the recipe");
+    let table: toml::Table = toml::from_str(&tiny).expect("TOML");
+    let without = |(key, _): &(String, toml::Value)| !["model", "sft", "critic"].contains(&key.as_str());
+    let text: toml::Table = table.into_iter().filter(without).collect();
+    std::fs::write(dir.join("lora.toml"), text.to_string()).expect("written");
+    let lora = ["--set", "model.path=base", "--set", "lora.rank=4", "--set", "rollout.uaq=1"];
+    let rest = ["--set", "algorithm.adv_estimator={ type = \"grpo\" }", "--set", "trainer.compute=bf16"];
+    for (method, key) in [
+        ("acr-uaq", "`rollout.uaq` is 1.5"),
+        ("acr-stochastic", "`rollout.stochastic_rounding` is true"),
+        ("rollout-forward", "`trainer.forward` is rollout"),
+    ] {
+        let methods = format!("naive,{method}");
+        let compare = ["compare", "lora.toml", "--run", "c", "--methods", &methods];
+        qurl_in(&dir, &[&compare[..], &lora, &rest].concat(), "").assert_bad(&[
+            &format!("method {method}: "),
+            key,
+            "[lora]",
+            "--methods",
+        ]);
+        assert!(!dir.join("c").exists());
+    }
+}
+
 /// Every run of a comparison without its timings, and when its metrics were written last.
 fn runs(dir: &Path) -> BTreeMap<String, (Vec<Value>, SystemTime)> {
     let mut found = BTreeMap::new();

@@ -1,6 +1,7 @@
 //! `qurl serve` over real connections: answers, log-probs beside `qurl score`, new weights, public clients,
 //! and callers who mean no good.
 
+mod adapters;
 mod asked;
 mod broadcast;
 mod clients;

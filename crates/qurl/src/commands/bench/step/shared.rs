@@ -37,7 +37,7 @@ struct OfRank {
     weights_by_model: u64,
     host: u64,
     planned_bytes: u64,
-    /// Allocated at most; 0 where the device has no memory of its own.
+    /// Allocated at most; 0 where the device has no memory of its own, which nobody counts.
     peak_bytes: u64,
 }
 
@@ -108,16 +108,19 @@ impl Shared {
         let Shared { shards, zero_stage, checksum, ranks } = self;
         out!("weights   {checksum} ({shards} shards, ZeRO-{zero_stage})")?;
         for (rank, of) in ranks.iter().enumerate() {
+            let planned = of.planned_bytes >> 20;
+            let memory = match of.peak_bytes {
+                0 => format!("memory {planned} MiB planned"),
+                peak => format!("memory {} MiB of {planned} planned", peak >> 20),
+            };
             out!(
                 "rank {rank}: sent a step: gradients {} (by the model {}), weights {} (by the model {}), host \
-                 {}; memory {} MiB of {} planned",
+                 {}; {memory}",
                 of.gradients,
                 of.gradients_by_model,
                 of.weights,
                 of.weights_by_model,
-                of.host,
-                of.peak_bytes >> 20,
-                of.planned_bytes >> 20
+                of.host
             )?;
         }
         Ok(())
