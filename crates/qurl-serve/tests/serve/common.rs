@@ -71,7 +71,7 @@ impl Server {
     pub fn of(options: ServerOptions, with_text: bool) -> Server {
         let (queue, engine, model) = engine();
         let texts = match with_text {
-            true => Texts::new(&model, Some(tokenizer())).expect("no template to be wrong"),
+            true => Texts::new(&model, Some(tokenizer()), Vec::new()).expect("no template to be wrong"),
             false => Texts::none(),
         };
         let facts = ModelFacts {

@@ -129,7 +129,7 @@ fn run_on<D: Device>(device: Arc<D>, args: &Args) -> anyhow::Result<()> {
             Some(tokenizer)
         }
     };
-    let texts = Texts::new(&loaded, tokenizer).or_bad()?;
+    let texts = Texts::new(&loaded, tokenizer, super::chat_renderer::command()?).or_bad()?;
     let mut queue = device.queue()?;
     let (engine, max_model_len, config) = engine::<D>(&mut queue, loaded, args)?;
 
