@@ -42,8 +42,8 @@ impl std::error::Error for GaveUp {}
 
 /// How often memory and clock are looked at.
 const LOOK: Duration = Duration::from_millis(20);
-/// Things that are made ahead.
-const AHEAD: usize = 64;
+/// Things that are made ahead: few, since one can be a row of 64 MiB.
+const AHEAD: usize = 8;
 
 /// The result of `work`.
 pub fn watched<T: Send + 'static>(

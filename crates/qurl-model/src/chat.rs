@@ -7,6 +7,7 @@
 
 mod bounds;
 mod clock;
+mod process;
 mod tojson;
 
 use std::borrow::Cow;
@@ -18,9 +19,10 @@ use qurl_files::watched;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
-use crate::tokenizer::{TOKENIZER_CONFIG, Tokenizer};
+use crate::tokenizer::{Special, TOKENIZER_CONFIG, Tokenizer};
 use bounds::{Output, PATIENCE};
 use clock::Clock;
+pub use process::{RENDERER_MEMORY, Renderer, answer};
 
 const NAME: &str = "chat_template";
 
@@ -73,12 +75,27 @@ pub enum ChatError {
         /// What the template said.
         reason: String,
     },
+    /// The template took more than a rendering may take.
+    #[error("{file}: the chat template was given up: {why}")]
+    GaveUp {
+        /// Where the template came from.
+        file: String,
+        /// What it took, or how its process ended.
+        why: String,
+    },
 }
 
 /// A compiled chat template with the special tokens it may name.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Arc<Environment<'static>>,
+    origin: Origin,
+}
+
+/// What a template is made of: another process can compile it from that.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Origin {
+    source: String,
     file: String,
     bos: Option<String>,
     eos: Option<String>,
@@ -92,24 +109,26 @@ impl ChatTemplate {
         let Some((source, file)) = find_source(tokenizer)? else {
             return Ok(None);
         };
-        let mut template = Self::new(&source, &file)?;
         let specials = tokenizer.specials();
-        template.bos = specials.bos.as_ref().map(|token| token.content.clone());
-        template.eos = specials.eos.as_ref().map(|token| token.content.clone());
-        template.pad = specials.pad.as_ref().map(|token| token.content.clone());
-        Ok(Some(template))
+        let text = |token: &Option<Special>| token.as_ref().map(|token| token.content.clone());
+        let (bos, eos, pad) = (text(&specials.bos), text(&specials.eos), text(&specials.pad));
+        Self::compile(Origin { source, file, bos, eos, pad }).map(Some)
     }
 
     /// Compiles a template without special tokens; `file` names its origin in messages.
     pub fn new(source: &str, file: &str) -> Result<ChatTemplate, ChatError> {
-        let error = |line, reason| ChatError::Syntax { file: file.to_string(), line, reason };
-        bounds::check_source(source).map_err(|(line, reason)| error(line, reason))?;
-        let source = plain_generation_blocks(source).into_owned();
+        let (source, file) = (source.to_string(), file.to_string());
+        Self::compile(Origin { source, file, bos: None, eos: None, pad: None })
+    }
+
+    fn compile(origin: Origin) -> Result<ChatTemplate, ChatError> {
+        let error = |line, reason| ChatError::Syntax { file: origin.file.clone(), line, reason };
+        bounds::check_source(&origin.source).map_err(|(line, reason)| error(line, reason))?;
+        let source = plain_generation_blocks(&origin.source).into_owned();
         let compiled = watched(PATIENCE, move || compile(source));
         let environment = compiled.map_err(|why| error(0, why.to_string()))?;
         let environment = environment.map_err(|e| error(e.line().unwrap_or(0), reason(&e)))?;
-        let environment = Arc::new(environment);
-        Ok(ChatTemplate { environment, file: file.to_string(), bos: None, eos: None, pad: None })
+        Ok(ChatTemplate { environment: Arc::new(environment), origin })
     }
 
     /// Fixes the time that `strftime_now` sees (seconds since 1970, UTC), so that prompts can be
@@ -153,7 +172,8 @@ impl ChatTemplate {
             ("documents".to_string(), Value::from(())),
             ("add_generation_prompt".to_string(), Value::from(add_generation_prompt)),
         ];
-        let tokens = [("bos_token", &self.bos), ("eos_token", &self.eos), ("pad_token", &self.pad)];
+        let Origin { bos, eos, pad, .. } = &self.origin;
+        let tokens = [("bos_token", bos), ("eos_token", eos), ("pad_token", pad)];
         for (name, token) in tokens {
             if let Some(token) = token {
                 context.push((name.to_string(), Value::from(token.as_str())));
@@ -165,9 +185,13 @@ impl ChatTemplate {
         }
         let mut environment = Environment::clone(&self.environment);
         let rendered = watched(PATIENCE, move || render(&mut environment, context, bytes));
-        let failed = |line, reason| ChatError::Render { file: self.file.clone(), line, reason };
-        let rendered = rendered.map_err(|why| failed(0, why.to_string()))?;
-        rendered.map_err(|error| failed(error.line().unwrap_or(0), reason(&error)))
+        let file = || self.origin.file.clone();
+        let rendered = rendered.map_err(|why| ChatError::GaveUp { file: file(), why: why.to_string() })?;
+        rendered.map_err(|error| ChatError::Render {
+            file: file(),
+            line: error.line().unwrap_or(0),
+            reason: reason(&error),
+        })
     }
 }
 

@@ -364,13 +364,13 @@ impl ModelConfig {
             return fail("qurl.uaq", self.uaq.to_string(), "a number from 1/64 to 64, 1 for none");
         }
         if !(self.rope.theta.is_finite() && self.rope.theta > 0.0) {
-            return fail("rope_theta", self.rope.theta.to_string(), "a finite number above 0");
+            return fail("rope_theta", shown(self.rope.theta), "a finite number above 0");
         }
         let positive = |key: &str, value: f64| {
             if value.is_finite() && value > 0.0 {
                 return Ok(());
             }
-            fail(key, value.to_string(), "a finite number above 0")
+            fail(key, shown(value), "a finite number above 0")
         };
         match self.rope.scaling {
             RopeScaling::None => {}
@@ -385,8 +385,8 @@ impl ModelConfig {
                 positive("rope_scaling.low_freq_factor", low_freq_factor)?;
                 positive("rope_scaling.high_freq_factor", high_freq_factor)?;
                 if high_freq_factor <= low_freq_factor {
-                    let expected = format!("a number above low_freq_factor = {low_freq_factor}");
-                    let found = high_freq_factor.to_string();
+                    let expected = format!("a number above low_freq_factor = {}", shown(low_freq_factor));
+                    let found = shown(high_freq_factor);
                     return fail("rope_scaling.high_freq_factor", found, &expected);
                 }
                 if original_max_position_embeddings == 0 {
@@ -454,4 +454,11 @@ impl ModelConfig {
         let heads = if self.tie_word_embeddings { 1 } else { 2 };
         heads * v * d + self.num_layers as u64 * layer + d
     }
+}
+
+/// A number in a message, where 1e308 is no line of digits.
+pub(crate) fn shown(number: f64) -> String {
+    const MAX_DIGITS: usize = 24;
+    let digits = number.to_string();
+    if digits.len() > MAX_DIGITS { format!("{number:e}") } else { digits }
 }

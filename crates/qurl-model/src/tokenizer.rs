@@ -7,16 +7,16 @@
 //!
 //! Files come with models that nobody vouches for, and the crate trusts them in places: a value that it has
 //! not checked makes it panic, while reading or on the first text. Every call that depends on a file is
-//! therefore made through [`caught`], sizes are bounded, and so is how much longer a text may become.
+//! therefore made through [`caught`], and `bounds` says what a file and a text may take.
 
+mod bounds;
 mod build;
-mod growth;
 mod special;
 mod stream;
 
 use std::path::{Path, PathBuf};
 
-use qurl_files::{MIB, caught};
+use qurl_files::{caught, watched};
 use serde_json::Value;
 
 pub use build::{AddedToken, BytePattern, CharacterSpecials};
@@ -29,9 +29,6 @@ pub(crate) const TOKENIZER_JSON: &str = "tokenizer.json";
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const VOCAB_JSON: &str = "vocab.json";
 const MERGES_TXT: &str = "merges.txt";
-
-/// Bytes of one of a tokenizer's files; the largest published ones have some 40 million.
-const MAX_FILE: u64 = 256 * MIB;
 
 /// Everything in a model directory that belongs to the tokenizer.
 pub(crate) const FILES: [&str; 9] = [
@@ -126,6 +123,8 @@ pub struct Tokenizer {
     /// Where they are, for messages.
     dir: String,
     vocab_size: usize,
+    /// Bytes of the longest token.
+    longest: usize,
 }
 
 impl Tokenizer {
@@ -134,7 +133,7 @@ impl Tokenizer {
         let mut files = Vec::new();
         for name in FILES {
             let file = dir.join(name);
-            match qurl_files::read(&file, MAX_FILE) {
+            match qurl_files::read(&file, bounds::MAX_FILE) {
                 Ok(contents) => files.push((name.to_string(), contents)),
                 Err(source) if source.kind() == std::io::ErrorKind::NotFound => {}
                 Err(source) => return Err(TokenizerError::Io { file, source }),
@@ -210,24 +209,33 @@ impl Tokenizer {
             found,
             expected: expected.to_string(),
         };
-        if let Some(found) = growth::too_much(json) {
-            return Err(wrong(found, "replacements that do not multiply a text's length"));
+        if let Some((found, expected)) = bounds::too_much(json) {
+            return Err(wrong(found, &expected));
         }
-        let read = caught(|| {
-            let mut inner = tokenizers::Tokenizer::from_bytes(json.to_string())?;
-            // Both are left over from training in some files; transformers resets them as well.
-            inner.with_padding(None);
-            inner.with_truncation(None)?;
-            let ids = inner.get_vocab(true);
-            let vocab_size = ids.values().max().map_or(0, |&max| max as usize + 1);
-            Ok::<_, tokenizers::Error>((specials(&inner), vocab_size, inner))
-        });
         let expected = "a tokenizer in the format of Hugging Face";
-        let (specials, vocab_size, inner) = read
-            .map_err(|panic| wrong(format!("something that its reader fails on ({panic})"), expected))?
+        let fails = |panic: String| wrong(format!("something that its reader fails on ({panic})"), expected);
+        let text = json.to_string();
+        let read = watched(bounds::PATIENCE, move || {
+            caught(|| {
+                let mut inner = tokenizers::Tokenizer::from_bytes(text)?;
+                // Both are left over from training in some files; transformers resets them as well.
+                inner.with_padding(None);
+                inner.with_truncation(None)?;
+                let ids = inner.get_vocab(true);
+                let vocab_size = ids.values().max().map_or(0, |&max| max as usize + 1);
+                let longest = ids.keys().map(String::len).max().unwrap_or(0);
+                Ok::<_, tokenizers::Error>((vocab_size, longest, inner))
+            })
+        });
+        let (vocab_size, longest, inner) = read
+            .map_err(|gave_up| {
+                wrong(format!("something that takes its reader too long ({gave_up})"), expected)
+            })?
+            .map_err(fails)?
             .map_err(|error| wrong(error.to_string(), expected))?;
+        let specials = caught(|| specials(&inner)).map_err(fails)?;
         check_added_ids(json, file, &inner)?;
-        Ok(Tokenizer { specials, inner, files: Vec::new(), dir: String::new(), vocab_size })
+        Ok(Tokenizer { specials, inner, files: Vec::new(), dir: String::new(), vocab_size, longest })
     }
 
     /// The ids of a text. `add_special` lets the tokenizer add what it adds by itself (often bos).
@@ -248,6 +256,18 @@ impl Tokenizer {
             Ok(decoded) => decoded.map_err(|error| failed(error.to_string())),
             Err(panic) => Err(failed(format!("{TOKENIZER_JSON} has something that fails on them ({panic})"))),
         }
+    }
+
+    /// How many tokens a text has at least, by its length: no token has more bytes than the longest one.
+    /// Finding the tokens of a text takes hundreds of times its memory, so one that is too long anyway is
+    /// better not looked at.
+    pub fn tokens_at_least(&self, text: &str) -> usize {
+        text.len() / self.longest.max(1)
+    }
+
+    /// Bytes of the longest token.
+    pub fn longest_token(&self) -> usize {
+        self.longest
     }
 
     /// A file's name with its directory, for messages.
@@ -319,6 +339,15 @@ pub(crate) fn parse_object(bytes: &[u8], file: &str) -> Result<Value, TokenizerE
         found,
         expected: "a JSON object".to_string(),
     };
+    let size = qurl_files::json_size(bytes);
+    for (found, unit, most) in
+        [(size.values, "values", bounds::MAX_VALUES), (size.objects, "objects", bounds::MAX_OBJECTS)]
+    {
+        if found > most {
+            let (file, found) = (file.to_string(), format!("{found} {unit}"));
+            return Err(TokenizerError::Contents { file, found, expected: format!("at most {most}") });
+        }
+    }
     match serde_json::from_slice::<Value>(bytes) {
         Ok(value) if value.is_object() => Ok(value),
         Ok(_) => Err(wrong("another JSON value".to_string())),

@@ -382,7 +382,9 @@ mod tests {
         let adapters = training(&lora);
         assert!((adapters.0 / whole.0 - 2.0 / 3.0).abs() < 1e-3 && adapters.1 >= whole.1);
         let recomputed = training(&[&lora[..], &["trainer.recompute=true"]].concat());
-        assert!((recomputed.0 / adapters.0 - 1.5).abs() < 1e-3);
+        // Blocks but the last run again, without their down projections.
+        let again = recomputed.0 / adapters.0;
+        assert!((1.25..1.35).contains(&again), "{again}");
         let larger = training(&["lora.rank=256", "rollout.uaq=1"]);
         assert!(larger.0 > 1.05 * adapters.0 && larger.0 < whole.0 && larger.1 > adapters.1);
     }

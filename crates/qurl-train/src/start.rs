@@ -139,6 +139,14 @@ pub enum StartError {
     /// A chat prompt needs a template.
     #[error("the prompt is a chat and the tokenizer has no chat template")]
     NoTemplate,
+    /// A text that is too long whatever its tokens are: they are not looked for.
+    #[error("a text of {bytes} bytes has more tokens than the {most} of the model's context")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+        /// Tokens of the context.
+        most: usize,
+    },
 }
 
 impl Start {
@@ -313,23 +321,42 @@ impl Start {
 
     /// Tokens of a prompt.
     pub fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>, StartError> {
-        encode(&self.tokenizer, self.template.as_ref(), prompt)
+        encode(&self.tokenizer, self.template.as_ref(), prompt, self.config.max_position_embeddings)
+    }
+
+    /// Tokens of a text, which fit into the model's context if it is no longer than that allows.
+    pub fn encode_text(&self, text: &str, add_special: bool) -> Result<Vec<u32>, StartError> {
+        encode_text(&self.tokenizer, text, add_special, self.config.max_position_embeddings)
     }
 }
 
-/// Tokens of a prompt.
+/// Tokens of a text for a context of `most`.
+fn encode_text(
+    tokenizer: &Tokenizer,
+    text: &str,
+    add_special: bool,
+    most: usize,
+) -> Result<Vec<u32>, StartError> {
+    if tokenizer.tokens_at_least(text) > most {
+        return Err(StartError::TooLong { bytes: text.len(), most });
+    }
+    Ok(tokenizer.encode(text, add_special)?)
+}
+
+/// Tokens of a prompt for a context of `most`.
 pub fn encode(
     tokenizer: &Tokenizer,
     template: Option<&ChatTemplate>,
     prompt: &Prompt,
+    most: usize,
 ) -> Result<Vec<u32>, StartError> {
     match prompt {
-        Prompt::Text(text) => Ok(tokenizer.encode(text, true)?),
+        Prompt::Text(text) => encode_text(tokenizer, text, true, most),
         Prompt::Chat(messages) => {
             let template = template.ok_or(StartError::NoTemplate)?;
             let messages: Vec<chat::Message> =
                 messages.iter().map(|m| chat::Message::new(&m.role, &m.content)).collect();
-            Ok(tokenizer.encode(&template.render(&messages, true)?, false)?)
+            encode_text(tokenizer, &template.render(&messages, true)?, false, most)
         }
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod chat;
+pub mod chat_renderer;
 pub mod compare;
 pub mod completions;
 pub mod dash;

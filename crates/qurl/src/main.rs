@@ -98,6 +98,9 @@ enum Command {
     /// Runs a reward command and ends with it all that it started
     #[command(hide = true)]
     RewardGuard(commands::reward_guard::Args),
+    /// Renders the chat template of a server
+    #[command(hide = true)]
+    ChatRenderer(commands::chat_renderer::Args),
 }
 
 /// Events of the libraries on standard error where `RUST_LOG` asks for them, as in
@@ -157,6 +160,7 @@ fn main() -> ExitCode {
             Ok(status) => return status,
             Err(error) => Err(error),
         },
+        Command::ChatRenderer(args) => commands::chat_renderer::run(args),
     };
     finish(result)
 }

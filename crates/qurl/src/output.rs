@@ -5,9 +5,13 @@
 //! for standard output is the command's result, so [`out!`](out) gives an error; commands that train or write
 //! files print after they have saved. An output that was closed because its reader has seen enough is no
 //! failure: `main` ends then with status 0 and says nothing.
+//!
+//! What is printed holds names and texts of files that nobody vouches for: tensors, rows, what a template says.
+//! So every line goes through [`printable`], here and nowhere else; on standard output only where a terminal
+//! shows it, since programs read it otherwise.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
 /// Why a result could not be printed.
 #[derive(Debug)]
@@ -51,7 +55,7 @@ pub fn even_if_closed(printed: Result<(), OutputError>) -> Result<(), OutputErro
     }
 }
 
-/// What a model wrote, for a terminal: control characters and those that turn the direction of writing are
+/// What a model or a file says, for a terminal: control characters and those that turn the direction of writing are
 /// shown as escapes, so that no text can move the cursor, change colours or hide what it says. Line breaks
 /// and tabs stay.
 pub fn printable(text: &str) -> String {
@@ -77,12 +81,17 @@ pub fn text(text: &str) -> Result<(), OutputError> {
 
 /// A line for standard output; called through [`out!`](out).
 pub fn line(line: fmt::Arguments<'_>) -> Result<(), OutputError> {
-    Ok(writeln!(io::stdout().lock(), "{line}")?)
+    let mut stdout = io::stdout().lock();
+    match stdout.is_terminal() {
+        true => writeln!(stdout, "{}", printable(&line.to_string()))?,
+        false => writeln!(stdout, "{line}")?,
+    }
+    Ok(())
 }
 
 /// A line for standard error; called through [`err!`](err).
 pub fn remark(line: fmt::Arguments<'_>) {
-    _ = writeln!(io::stderr().lock(), "{line}");
+    _ = writeln!(io::stderr().lock(), "{}", printable(&line.to_string()));
 }
 
 /// Prints a line to standard output: `println!` with a `Result`.

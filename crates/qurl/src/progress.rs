@@ -1,6 +1,6 @@
 //! Progress of a run on standard error: a bar on a terminal, plain lines otherwise.
 
-use crate::output::err;
+use crate::output::{err, printable};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::cell::Cell;
 use std::io::IsTerminal;
@@ -32,7 +32,7 @@ impl Progress {
     /// Step `step` (from 1) is done.
     pub fn step(&self, step: u64, message: &str) {
         if let Some(bar) = &self.bar {
-            bar.set_message(message.to_string());
+            bar.set_message(printable(message));
             bar.set_position(step);
             return;
         }

@@ -58,6 +58,8 @@ pub struct Texts {
     /// Missing where nothing asks for text.
     pub tokenizer: Option<Arc<Tokenizer>>,
     template: Option<ChatTemplate>,
+    /// Tokens of the model's context.
+    context: usize,
 }
 
 impl Texts {
@@ -76,7 +78,7 @@ impl Texts {
             Some(tokenizer) => ChatTemplate::of(tokenizer).or_bad()?,
             None => None,
         };
-        Ok(Texts { dir, tokenizer, template })
+        Ok(Texts { dir, tokenizer, template, context: model.config.max_position_embeddings })
     }
 
     fn tokenizer(&self) -> anyhow::Result<&Tokenizer> {
@@ -90,15 +92,26 @@ impl Texts {
         if text.is_empty() {
             return Err(bad("the prompt is empty: expected some text"));
         }
-        self.tokenizer()?.encode(text, true).or_bad()
+        self.encode(text, true)
     }
 
     /// Tokens of a conversation that the model is to answer; `asked` is what asked for the chat template.
     pub fn of_chat(&self, messages: &[Message], asked: &str) -> anyhow::Result<Vec<u32>> {
-        let (tokenizer, dir) = (self.tokenizer()?, self.dir.display());
+        let dir = self.dir.display();
+        self.tokenizer()?;
         let missing = || format!("{asked}: {dir} has no chat template; only text to continue can be given");
         let template = self.template.as_ref().ok_or_else(|| bad(missing()))?;
-        tokenizer.encode(&template.render(messages, true).or_bad()?, false).or_bad()
+        self.encode(&template.render(messages, true).or_bad()?, false)
+    }
+
+    /// Tokens of a text; one that is too long whatever they are is refused before they are looked for.
+    fn encode(&self, text: &str, add_special: bool) -> anyhow::Result<Vec<u32>> {
+        let (tokenizer, bytes, context) = (self.tokenizer()?, text.len(), self.context);
+        if tokenizer.tokens_at_least(text) > context {
+            let why = "more tokens than the model's context, which has";
+            return Err(bad(format!("the prompt has {bytes} bytes and so {why} {context}")));
+        }
+        tokenizer.encode(text, add_special).or_bad()
     }
 }
 

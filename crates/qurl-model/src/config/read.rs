@@ -209,7 +209,8 @@ fn rope(keys: &Keys, max_position_embeddings: usize) -> Result<Rope, ConfigError
         refuse_partial(group)?;
         if let Some(inner) = group.f64("rope_theta")? {
             if theta.is_some_and(|outer| outer != inner) {
-                let expected = format!("the same value as the other rope_theta, {}", theta.unwrap_or(inner));
+                let other = super::shown(theta.unwrap_or(inner));
+                let expected = format!("the same value as the other rope_theta, {other}");
                 return Err(group.invalid("rope_theta", &expected));
             }
             theta = Some(inner);

@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::TokenizerError;
+use super::bounds::MAX_MERGES;
 
 /// The regular expression by which Qwen2 and Qwen3 cut text into words before merging bytes.
 const QWEN2_WORDS: &str = concat!(
@@ -84,6 +85,14 @@ pub(super) fn byte_level_bpe(
     pattern: BytePattern,
     added: &[AddedToken],
 ) -> Result<Value, TokenizerError> {
+    let count = merges_txt.lines().count();
+    if count > MAX_MERGES {
+        return Err(TokenizerError::Contents {
+            file: merges_file.to_string(),
+            found: format!("{count} lines"),
+            expected: format!("at most {MAX_MERGES}"),
+        });
+    }
     let mut merges = Vec::new();
     for (number, line) in merges_txt.lines().enumerate() {
         if line.is_empty() || (number == 0 && line.starts_with("#version")) {

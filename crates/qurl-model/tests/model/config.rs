@@ -132,6 +132,10 @@ fn wrong_values_are_named() {
         (json!({"eos_token_id": "</s>"}), "eos_token_id"),
         (json!({"rope_scaling": {"type": "linear"}}), "key `rope_scaling.factor` is missing"),
         (json!({"rope_parameters": {"rope_theta": 1.0}}), "rope_parameters.rope_theta"),
+        (
+            json!({"rope_theta": 1e308, "rope_parameters": {"rope_theta": 1.0}}),
+            "is 1.0, expected the same value as the other rope_theta, 1e308",
+        ),
         (json!({"qurl": {"uaq": 0}}), "key `qurl.uaq` is 0, expected a number from 1/64 to 64"),
         (json!({"qurl": {"uaq": "2"}}), "key `qurl.uaq` is \"2\", expected a number"),
         (json!({"qurl": {"scale": 2}}), "qurl.scale"),

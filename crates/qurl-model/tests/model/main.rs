@@ -8,6 +8,7 @@ mod config;
 mod device_adapters;
 mod device_goldens;
 mod hf;
+mod hostile_tokenizers;
 mod params;
 mod tokenizer;
 mod transformers;

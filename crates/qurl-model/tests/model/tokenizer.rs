@@ -413,14 +413,3 @@ fn a_hostile_tokenizer_is_an_error() {
     println!("{tried} files, {usable} usable, {} ways to panic: {caught:#?}", caught.len());
     assert!(tried > 2000 && usable > 100 && caught.len() >= 5);
 }
-
-#[test]
-fn a_tokenizer_that_multiplies_texts_is_refused() {
-    let content = "x".repeat(2000);
-    let replace = json!({"type": "Replace", "pattern": {"Regex": "."}, "content": content});
-    let mut json = every_part().remove(3);
-    json["normalizer"] = json!({"type": "Sequence", "normalizers": [replace, replace]});
-    let files = vec![("tokenizer.json".to_string(), json.to_string().into_bytes())];
-    let error = Tokenizer::from_files(files, "dir").unwrap_err().to_string();
-    assert!(error.contains("dir/tokenizer.json") && error.contains("times as long"), "{error}");
-}

@@ -1,8 +1,9 @@
 //! Text to tokens and back, as a server needs it: for prompts, conversations, and answers that grow.
 
 use super::error::ApiError;
+use qurl_model::chat::{ChatTemplate, Renderer};
 use qurl_model::tokenizer::{StreamDecoder, Tokenizer};
-use qurl_model::{ChatTemplate, GenerationConfig, ModelConfig};
+use qurl_model::{ChatError, GenerationConfig, ModelConfig};
 use qurl_rollout::{FinishReason, TextDecoder};
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -10,37 +11,33 @@ use std::sync::Arc;
 /// What a model directory says of text.
 pub struct Texts {
     tokenizer: Option<Arc<Tokenizer>>,
-    template: Option<ChatTemplate>,
-    /// Bytes of the longest token.
-    longest: usize,
+    template: Option<Renderer>,
     /// Tokens that end a sample of this model.
     pub stop_ids: Vec<u32>,
 }
 
 impl Texts {
-    /// From a model and its tokenizer; without one, prompts are ids and answers have no text.
+    /// From a model and its tokenizer; without one, prompts are ids and answers have no text. `renderer` is
+    /// the command that starts a process for its chat template ([`qurl_model::chat::answer`]).
     pub fn new(
         config: &ModelConfig,
         generation: &GenerationConfig,
         tokenizer: Option<Tokenizer>,
-    ) -> Result<Texts, qurl_model::ChatError> {
+        renderer: Vec<String>,
+    ) -> Result<Texts, ChatError> {
         let template = tokenizer.as_ref().map(ChatTemplate::of).transpose()?.flatten();
+        let template = template.map(|template| Renderer::new(template, renderer));
         let mut stop_ids = generation.eos_token_ids.clone();
         stop_ids.extend(&config.eos_token_ids);
         stop_ids.extend(tokenizer.as_ref().and_then(Tokenizer::eos));
         stop_ids.sort_unstable();
         stop_ids.dedup();
-        let longest = tokenizer.iter().flat_map(|tokenizer| {
-            let tokens = 0..tokenizer.vocab_size() as u32;
-            tokens.filter_map(|id| Some(tokenizer.id_to_token(id)?.len()))
-        });
-        let longest = longest.max().unwrap_or(0);
-        Ok(Texts { tokenizer: tokenizer.map(Arc::new), template, longest, stop_ids })
+        Ok(Texts { tokenizer: tokenizer.map(Arc::new), template, stop_ids })
     }
 
     /// Neither tokenizer nor stop tokens: ids in, ids out.
     pub fn none() -> Texts {
-        Texts { tokenizer: None, template: None, longest: 0, stop_ids: Vec::new() }
+        Texts { tokenizer: None, template: None, stop_ids: Vec::new() }
     }
 
     /// How the engine makes text, to look for stop strings in.
@@ -69,8 +66,8 @@ impl Texts {
         add_special: bool,
         most: usize,
     ) -> Result<Vec<u32>, ApiError> {
-        let (len, longest) = (text.len(), self.longest);
         let tokenizer = self.tokenizer()?;
+        let (len, longest) = (text.len(), tokenizer.longest_token());
         if len > most.saturating_mul(longest) {
             let message = format!(
                 "This model's maximum context length is {most} tokens, none of which has more than {longest} \
@@ -212,7 +209,7 @@ mod tests {
     use qurl_model::tokenizer::{BytePattern, CharacterSpecials};
 
     fn texts(tokenizer: Tokenizer) -> Texts {
-        Texts { tokenizer: Some(Arc::new(tokenizer)), template: None, longest: 8, stop_ids: Vec::new() }
+        Texts { tokenizer: Some(Arc::new(tokenizer)), template: None, stop_ids: Vec::new() }
     }
 
     fn characters() -> Texts {

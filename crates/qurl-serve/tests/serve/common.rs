@@ -85,7 +85,7 @@ impl Server {
     pub fn of(options: ServerOptions, with_text: bool) -> Server {
         let ready = engine();
         let texts = match with_text {
-            true => Texts::new(&ready.2.config, &ready.2.generation, Some(tokenizer()))
+            true => Texts::new(&ready.2.config, &ready.2.generation, Some(tokenizer()), Vec::new())
                 .expect("no template to be wrong"),
             false => Texts::none(),
         };

@@ -84,7 +84,8 @@ fn reciter(parsers: Parsers) -> Server {
     }
     let (queue, engine, mut model) = engine_of(config, params);
     model.generation = GenerationConfig { eos_token_ids: vec![end], ..GenerationConfig::default() };
-    let texts = Texts::new(&model.config, &model.generation, Some(tokenizer)).expect("a template");
+    let texts =
+        Texts::new(&model.config, &model.generation, Some(tokenizer), Vec::new()).expect("a template");
     let options = ServerOptions { parsers, ..ServerOptions::default() };
     Server::run((queue, engine, model), texts, options)
 }

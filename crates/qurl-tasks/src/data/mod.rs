@@ -4,10 +4,10 @@
 //! whatever else a row has is kept in `extra`.
 //!
 //! Nobody vouches for a file: it is a regular one, rows are read one after the other and only as far as they
-//! are wanted, their size is bounded, and what unpacks to a hundred times its length is refused.
+//! are wanted, their size and their values are bounded, what unpacks to a hundred times its length is refused,
+//! and so are more rows than half of the memory holds.
 
 use std::io::{BufRead, BufReader, Read};
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use qurl_files::{GaveUp, MIB};
@@ -15,14 +15,18 @@ use serde_json::{Map, Value};
 
 use crate::grader::extract;
 use crate::task::{Message, Prompt};
+use held::Held;
 
 mod footer;
 mod gzip;
+mod held;
 mod parquet;
 mod source;
 
 /// Bytes of a line, or of the texts of a row of a parquet file.
 const MAX_ROW: u64 = 64 * MIB;
+/// Values of a row: two bytes of JSON can be a value of a hundred, or an object of five hundred.
+const MAX_VALUES: usize = 1 << 16;
 
 /// How a gzip file begins.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
@@ -130,6 +134,31 @@ pub enum DataError {
         /// Row number, from 1.
         row: usize,
     },
+    /// A row has too many values.
+    #[error("{path}, {} {row}: {found} values, expected at most {MAX_VALUES}", unit(path))]
+    Values {
+        /// The file.
+        path: PathBuf,
+        /// Row number, from 1.
+        row: usize,
+        /// How many there are.
+        found: usize,
+    },
+    /// The rows take too much memory together.
+    #[error(
+        "{path}, row {row}: it and the rows before it take {} MiB, expected at most {}, half of the free memory",
+        found >> 20, most >> 20
+    )]
+    Memory {
+        /// The file.
+        path: PathBuf,
+        /// How many rows there are so far.
+        row: usize,
+        /// Bytes that they take.
+        found: u64,
+        /// Bytes that they may take.
+        most: u64,
+    },
     /// The file is packed so tightly that it is no data set.
     #[error("{path}: {packed} bytes unpack to more than {unpacked}, expected a data set")]
     Bomb {
@@ -164,18 +193,33 @@ pub enum DataError {
     },
 }
 
+/// What became of a row that was handed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It is held.
+    Kept,
+    /// It is not.
+    Left,
+    /// It is held, and no more are wanted.
+    Last,
+}
+
 /// Reads all problems of a `.jsonl`, `.jsonl.gz` or `.parquet` file.
 pub fn read(path: &Path) -> Result<Vec<Row>, DataError> {
     let mut rows = Vec::new();
     each_row(path, |row| {
         rows.push(row);
-        ControlFlow::Continue(())
+        Taken::Kept
     })?;
     Ok(rows)
 }
 
 /// Hands on the problems of a file until no more are wanted; the rest is not read.
-pub fn each_row(path: &Path, mut take: impl FnMut(Row) -> ControlFlow<()>) -> Result<(), DataError> {
+pub fn each_row(path: &Path, take: impl FnMut(Row) -> Taken) -> Result<(), DataError> {
+    each_row_within(path, Held::new(None), take)
+}
+
+fn each_row_within(path: &Path, mut held: Held, mut take: impl FnMut(Row) -> Taken) -> Result<(), DataError> {
     /// What ends the reading.
     enum End {
         Enough,
@@ -186,9 +230,21 @@ pub fn each_row(path: &Path, mut take: impl FnMut(Row) -> ControlFlow<()>) -> Re
             End::Data(error)
         }
     }
-    let read = each_record(path, |row, fields| match take(row_of(path, row, fields)?) {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(End::Enough),
+    let mut count = 0;
+    let read = each_record(path, |number, fields| {
+        let row = row_of(path, number, fields)?;
+        count += 1;
+        // Before it is handed on: what holds it may take as much again.
+        let fits = held.hold(&row);
+        match (take(row), fits) {
+            (Taken::Left, _) => held.forget(),
+            (_, Err((found, most))) => {
+                return Err(DataError::Memory { path: path.into(), row: count, found, most }.into());
+            }
+            (Taken::Kept, Ok(())) => {}
+            (Taken::Last, Ok(())) => return Err(End::Enough),
+        }
+        Ok(())
     });
     match read {
         Ok(()) | Err(End::Enough) => Ok(()),
@@ -247,6 +303,10 @@ fn each_line<E: From<DataError>>(
         let text = if row == 1 { text.trim_start_matches(BYTE_ORDER_MARK) } else { text };
         if text.trim().is_empty() {
             continue;
+        }
+        let found = qurl_files::json_size(text.as_bytes()).values;
+        if found > MAX_VALUES {
+            return Err(DataError::Values { path: path.into(), row, found }.into());
         }
         let fields = serde_json::from_str(text);
         let wrong = |error| DataError::Json { path: path.into(), row, reason: in_one_line(&error) };
@@ -348,5 +408,28 @@ fn answer_of(value: &Value) -> Option<String> {
         // A Countdown ground truth is an object with its target.
         Value::Object(fields) => answer_of(fields.get("target")?),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is refused is the sum of what is kept.
+    #[test]
+    fn rows_that_are_held_are_counted_together() {
+        let path = std::env::temp_dir().join(format!("qurl-held-{}.jsonl", std::process::id()));
+        let row = serde_json::json!({"problem": "2+2?", "answer": "4", "x": "y".repeat(1 << 20)});
+        std::fs::write(&path, format!("{row}\n").repeat(5)).expect("written");
+        let read = |mebibytes: u64, taken: Taken| {
+            each_row_within(&path, Held::new(Some(mebibytes << 20)), |_| taken).map_err(|e| e.to_string())
+        };
+        assert_eq!(read(6, Taken::Kept), Ok(()));
+        assert_eq!(read(2, Taken::Left), Ok(()), "one after the other");
+        assert_eq!(read(2, Taken::Last), Ok(()), "the first");
+        let error = read(3, Taken::Kept).expect_err("too much");
+        assert!(error.contains(&format!("{}, row 3: it and the rows before it take 3 MiB", path.display())));
+        assert!(error.ends_with("expected at most 3, half of the free memory"), "{error}");
+        std::fs::remove_file(path).expect("removed");
     }
 }

@@ -15,7 +15,7 @@ use qurl_files::{GaveUp, MIB, Patience, watched_each};
 use serde_json::{Map, Value};
 
 use super::source::Source;
-use super::{DataError, MAX_ROW, footer};
+use super::{DataError, MAX_ROW, MAX_VALUES, footer};
 
 /// How many times its length a file may unpack to, beyond what every file may: a column with one text in all
 /// of its rows takes next to nothing.
@@ -31,7 +31,21 @@ type Made = Result<Map<String, Value>, Failed>;
 enum Failed {
     Parquet(ParquetError),
     TooLarge,
+    Values(usize),
     Bomb(u64),
+}
+
+/// What a row has, about.
+#[derive(Default)]
+struct Size {
+    bytes: u64,
+    values: usize,
+}
+
+impl Size {
+    fn is_too_much(&self) -> bool {
+        self.bytes > MAX_ROW || self.values > MAX_VALUES
+    }
 }
 
 /// Hands on the fields of every row of a parquet file, with its number from 1.
@@ -48,6 +62,7 @@ pub(super) fn each_record<E: From<DataError>>(
         let failed = |failed| match failed {
             Failed::Parquet(source) => DataError::Parquet { path: path.into(), source },
             Failed::TooLarge => DataError::TooLarge { path: path.into(), row },
+            Failed::Values(found) => DataError::Values { path: path.into(), row, found },
             Failed::Bomb(unpacked) => DataError::Bomb { path: path.into(), packed, unpacked },
         };
         take(row, made.map_err(failed)?).map_err(End::Taker)
@@ -82,11 +97,12 @@ fn read(file: File, packed: u64, give: &mut dyn FnMut(Made) -> bool) {
         footer::check(&file)?;
         let reader = SerializedFileReader::new(Source { file, length: packed })?;
         for record in reader.get_row_iter(None)? {
-            let mut size = 0;
+            let mut size = Size::default();
             let fields = fields_of(&record?, &mut size);
-            unpacked += size;
+            unpacked += size.bytes;
             let row = match () {
-                () if size > MAX_ROW => Err(Failed::TooLarge),
+                () if size.bytes > MAX_ROW => Err(Failed::TooLarge),
+                () if size.values > MAX_VALUES => Err(Failed::Values(size.values)),
                 () if unpacked > ALWAYS + MAX_RATIO * packed => Err(Failed::Bomb(unpacked)),
                 () => Ok(fields),
             };
@@ -101,18 +117,19 @@ fn read(file: File, packed: u64, give: &mut dyn FnMut(Made) -> bool) {
     }
 }
 
-/// The fields of a row; `size` grows by their bytes, about.
-fn fields_of(record: &Record, size: &mut u64) -> Map<String, Value> {
+/// The fields of a row, as far as it is not too large.
+fn fields_of(record: &Record, size: &mut Size) -> Map<String, Value> {
     record.get_column_iter().map(|(name, field)| (name.clone(), value_of(field, size))).collect()
 }
 
-fn value_of(field: &Field, size: &mut u64) -> Value {
-    *size += match field {
+fn value_of(field: &Field, size: &mut Size) -> Value {
+    size.values += 1;
+    size.bytes += match field {
         Field::Str(text) => text.len(),
         Field::Bytes(bytes) => bytes.len(),
         _ => size_of::<Value>(),
     } as u64;
-    if *size > MAX_ROW {
+    if size.is_too_much() {
         return Value::Null; // the row is refused
     }
     match field {

@@ -4,7 +4,7 @@
 //! Values are complex, so that i and roots of negative numbers work. Points are positive first, because
 //! answers assume the domain where their roots and logarithms exist; negative points count only where both
 //! formulas stay real (they tell |x| from x). Formulas with floors, factorials and the like are tried at
-//! whole numbers.
+//! whole numbers. Some points are far away: a floor of x/1000 is nothing near zero.
 
 use super::budget::{Budget, Stop};
 use super::expr::{Constant, Expr, Func};
@@ -22,8 +22,10 @@ const RELATIVE: f64 = 1e-10;
 const SAFETY: f64 = 16.0;
 /// A value whose rounding error may be this large, absolutely and relatively, says nothing.
 const UNRELIABLE: f64 = 1e-6;
-/// Points that are tried.
+/// Points that are tried near zero.
 const POINTS: u64 = 10;
+/// Sizes of those that are tried far away, after them.
+const FAR: [f64; 3] = [1e3, 1e6, -1e3];
 /// Points that must agree.
 const NEEDED: usize = 3;
 
@@ -82,18 +84,21 @@ fn compare_at_points(
     names.sort();
     names.dedup();
     let wants_whole = exprs.iter().any(|e| e.any(&is_discrete));
+    let wants_natural = exprs.iter().any(|e| e.any(&|n| is_discrete(n) && !is_rounding(n)));
     let is_complex = exprs.iter().any(|e| e.any(&|n| matches!(n, Expr::Const(Constant::I))));
     let mut agreed = 0;
-    for point in 0..POINTS {
-        let negative = point % 3 == 2;
-        if negative && (is_complex || wants_whole) {
+    for point in 0..POINTS + FAR.len() as u64 {
+        let far = point.checked_sub(POINTS).map(|far| FAR[far as usize]);
+        let negative = far.map_or(point % 3 == 2, |size| size < 0.0);
+        if negative && (is_complex || wants_natural) {
             continue;
         }
-        let values: Vec<(String, f64)> = names
-            .iter()
-            .enumerate()
-            .map(|(i, name)| (name.clone(), coordinate(point, i as u64, wants_whole, negative)))
-            .collect();
+        let coordinate = |variable| match far {
+            None => near(point, variable, wants_whole, negative),
+            Some(size) => away(point, variable, wants_whole, size),
+        };
+        let values: Vec<(String, f64)> =
+            names.iter().zip(0..).map(|(name, variable)| (name.clone(), coordinate(variable))).collect();
         let (Some(a), Some(b)) = (evaluate(exprs[0], &values, budget)?, evaluate(exprs[1], &values, budget)?)
         else {
             continue;
@@ -113,15 +118,44 @@ fn compare_at_points(
     Ok((agreed >= NEEDED).then_some(true))
 }
 
-/// A variable's value: positive in (0.3, 3.3), negative, or a small whole number.
-fn coordinate(point: u64, variable: u64, whole: bool, negative: bool) -> f64 {
+/// A number in [0, 1) for a variable at a point, and whether it comes with a minus.
+fn unit(point: u64, variable: u64) -> (f64, bool) {
     let bits = mix(&[0x9a11, point, variable]);
-    let unit = (bits >> 11) as f64 / (1u64 << 53) as f64;
-    if whole {
-        return 2.0 + (unit * 11.0).floor() + if point >= 5 { 7.0 } else { 0.0 };
+    ((bits >> 11) as f64 / (1u64 << 53) as f64, bits & 1 == 0 || variable == 0)
+}
+
+/// A variable's value: in (0.3, 3.3), or a small whole number; perhaps negative.
+fn near(point: u64, variable: u64, whole: bool, negative: bool) -> f64 {
+    let (unit, minus) = unit(point, variable);
+    let size = match whole {
+        true => 2.0 + (unit * 11.0).floor() + if point >= 5 { 7.0 } else { 0.0 },
+        false => 0.3 + 3.0 * unit,
+    };
+    if negative && minus { -size } else { size }
+}
+
+/// A value of this size and sign.
+fn away(point: u64, variable: u64, whole: bool, size: f64) -> f64 {
+    let (unit, _) = unit(point, variable);
+    let value = size * (1.0 + unit);
+    if whole { value.round() } else { value }
+}
+
+/// Whether random points can miss where a formula changes, since it is made of pieces.
+pub fn is_piecewise(e: &Expr) -> bool {
+    match e {
+        Expr::Call(f, _) => matches!(f, Func::Max | Func::Min | Func::Abs | Func::Sign) || is_discrete(e),
+        Expr::Pow(base, power) => {
+            let root = power.as_number().is_some_and(|power| !power.is_integer());
+            root && !base.variables().is_empty() || is_discrete(e)
+        }
+        other => is_discrete(other),
     }
-    let size = 0.3 + 3.0 * unit;
-    if negative && (bits & 1 == 0 || variable == 0) { -size } else { size }
+}
+
+/// Functions of all reals that are only tried at whole numbers.
+fn is_rounding(e: &Expr) -> bool {
+    matches!(e, Expr::Call(Func::Floor | Func::Ceil | Func::Mod, _))
 }
 
 fn is_discrete(e: &Expr) -> bool {

@@ -134,6 +134,13 @@ impl Comparer {
         match exact {
             Ok((true, _)) => Ok(true),
             Ok((false, true)) => self.same_rounded(a, b),
+            // A number is no formula of pieces with a variable that exact rules cannot remove: such a formula
+            // can be that number wherever it is tried.
+            _ if a.variables().is_empty() != b.variables().is_empty()
+                && [a, b].iter().any(|e| e.any(&numeric::is_piecewise)) =>
+            {
+                Ok(false)
+            }
             _ => {
                 let same = match self.same_surds(a, b)? {
                     None => numeric::agree(a, b, &mut self.budget)?,

@@ -5,7 +5,7 @@
 use super::TrainError;
 use crate::recipe::{Recipe, RecipeError, RlPlan, TaskSource};
 use crate::solve::{SolveError, draw_problems};
-use crate::start::Start;
+use crate::start::{Start, StartError};
 use qurl_kernels::Device;
 use qurl_kernels::types::KvShape;
 use qurl_model::ModelConfig;
@@ -179,6 +179,7 @@ fn drop_long_prompts(start: &Start, task: &mut dyn Task, most: usize) -> Result<
     let mut failed = None;
     let mut fits = |problem: &Problem| match encode(start, problem) {
         Ok(prompt) => prompt.len() <= most,
+        Err(SolveError::Prompt { source, .. }) if matches!(*source, StartError::TooLong { .. }) => false,
         Err(error) => {
             failed.get_or_insert(error);
             true

@@ -8,12 +8,16 @@ use super::rows::Row;
 use crate::recipe::Sft;
 use crate::solve::held_out;
 use crate::start::{Start, StartError};
+use qurl_files::available_memory;
 use qurl_model::chat::Message;
 use qurl_model::rng::{CounterRng, permutation, text_key};
 use qurl_tasks::data::{self, DataError};
 use qurl_tasks::task::{Problem, Prompt, Split, Task, split_of};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+
+/// Bytes of a token and of whether it is learned.
+const BYTES_OF_A_TOKEN: u64 = 5;
 
 /// A sequence, and which of its tokens are learned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -263,7 +267,7 @@ fn worked(task: &dyn Task, start: &Start, problem: &Problem) -> Result<Option<Ex
 fn pair(start: &Start, prompt: &Prompt, response: &str) -> Result<Example, StartError> {
     let mut ids = start.encode(prompt)?;
     let learned_from = ids.len().max(1);
-    ids.extend(start.tokenizer.encode(response, false)?);
+    ids.extend(start.encode_text(response, false)?);
     ids.extend(start.stop_ids().first());
     let loss = (0..ids.len()).map(|i| i >= learned_from).collect();
     Ok(Example { ids, loss })
@@ -274,7 +278,7 @@ fn pair(start: &Start, prompt: &Prompt, response: &str) -> Result<Example, Start
 fn conversation(start: &Start, messages: &[Message], learned_from: usize) -> Result<Example, StartError> {
     let template = start.template.as_ref().ok_or(StartError::NoTemplate)?;
     let encode = |messages: &[Message], open: bool| -> Result<Vec<u32>, StartError> {
-        Ok(start.tokenizer.encode(&template.render(messages, open)?, false)?)
+        start.encode_text(&template.render(messages, open)?, false)
     };
     let ids = encode(messages, false)?;
     let mut loss = vec![false; ids.len()];
@@ -296,22 +300,36 @@ fn read(
     max_length: usize,
 ) -> Result<(Vec<Example>, usize), ExampleError> {
     let (mut examples, mut too_long) = (Vec::new(), 0);
+    let (mut held, most) = (0, available_memory().map_or(u64::MAX, |bytes| bytes / 2));
     for file in files {
         if !file.exists() {
             return Err(ExampleError::Missing { key, file: file.clone() });
         }
-        each_example(key, file, start, |example| {
-            if example.ids.len() <= max_length { examples.push(example) } else { too_long += 1 }
+        each_example(key, file, start, |row, example| {
+            match example.filter(|example| example.ids.len() <= max_length) {
+                Some(example) => {
+                    held += size_of::<Example>() as u64 + BYTES_OF_A_TOKEN * example.ids.len() as u64;
+                    examples.push(example);
+                }
+                None => too_long += 1,
+            }
+            if held > most {
+                let (found, path) = (held, file.clone());
+                return Err(DataError::Memory { path, row, found, most });
+            }
+            Ok::<_, DataError>(())
         })?;
     }
     Ok((examples, too_long))
 }
 
+/// Hands on the examples of a file with the number of their row; none where a text is too long for the model,
+/// whatever its tokens are.
 fn each_example(
     key: &'static str,
     file: &Path,
     start: &Start,
-    mut take: impl FnMut(Example),
+    mut take: impl FnMut(usize, Option<Example>) -> Result<(), DataError>,
 ) -> Result<(), ExampleError> {
     /// What ends the reading of a file.
     enum End {
@@ -329,13 +347,16 @@ fn each_example(
             Row::Text { prompt, response } => pair(start, &Prompt::Text(prompt), &response),
             Row::Chat { messages, learned_from } => conversation(start, &messages, learned_from),
         };
-        let example = example.map_err(|e| wrong(e.to_string()))?;
-        if example.scored() == 0 {
-            let reason = "there is nothing to learn: no response and no turn of the assistant";
-            return Err(wrong(reason.to_string()));
-        }
-        take(example);
-        Ok(())
+        let example = match example {
+            Err(StartError::TooLong { .. }) => None,
+            Err(error) => return Err(wrong(error.to_string())),
+            Ok(example) if example.scored() == 0 => {
+                let reason = "there is nothing to learn: no response and no turn of the assistant";
+                return Err(wrong(reason.to_string()));
+            }
+            Ok(example) => Some(example),
+        };
+        Ok(take(row, example)?)
     });
     read.map_err(|end| match end {
         End::Data(source) => ExampleError::Data { key, source },

@@ -7,6 +7,7 @@ use qurl_model::chat::ChatTemplate;
 use qurl_model::compute::{Network, NetworkOptions, score};
 use qurl_model::tokenizer::{CharacterSpecials, Tokenizer};
 use qurl_model::{Dims, Family, GenerationConfig, ModelConfig, params};
+use qurl_tasks::Prompt;
 use qurl_train::ranks::Ranks;
 use qurl_train::recipe::Recipe;
 use qurl_train::sft::{EpochOrder, Example, Examples, SftTrainer};
@@ -311,4 +312,19 @@ fn bad_rows_are_named() {
         error.starts_with("key `sft.files` names /no/such/file.jsonl, which does not exist; "),
         "{error}"
     );
+}
+
+/// Looking for the tokens of a text takes hundreds of times its memory: one that is too long anyway is counted
+/// by its length.
+#[test]
+fn a_text_that_is_too_long_is_left_out_unread() {
+    let start = start();
+    let long = "7".repeat(20_000_000);
+    let error = start.encode(&Prompt::Text(long.clone())).expect_err("too long").to_string();
+    assert_eq!(error, "a text of 20000000 bytes has more tokens than the 128 of the model's context");
+    let row = format!("{{\"prompt\": \"{long}\", \"response\": \"1\"}}");
+    let short = "{\"prompt\": \"1+1=\", \"response\": \"2\"}";
+    let rows = Rows::new("long-text", &[short, &row, short], &[]);
+    let examples = rows.open(&start);
+    assert_eq!((examples.count(), examples.left_out().too_long), (Some(2), 1));
 }

@@ -3,6 +3,7 @@
 //! Input lines are described in [`case`]; output lines are `{"loss":x,"dlogp":[..],"clip_fraction":y}`.
 
 mod case;
+mod unique;
 
 use crate::lines::answer_stdin;
 use case::run_line;

@@ -33,10 +33,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// How this program starts reward commands; setting `cancel` gives up waiting for them.
 pub fn launch(cancel: Arc<AtomicBool>) -> anyhow::Result<Launch> {
-    // On Linux this is the running program even where its file has been replaced since.
-    let program = match cfg!(target_os = "linux") {
+    Ok(Launch { guard: vec![this_program()?, "reward-guard".into()], cancel, directory: None })
+}
+
+/// How this program is started once more. On Linux that is the running program even where its file has been
+/// replaced since.
+pub fn this_program() -> anyhow::Result<String> {
+    Ok(match cfg!(target_os = "linux") {
         true => "/proc/self/exe".into(),
         false => std::env::current_exe().context("the path of this program")?.display().to_string(),
-    };
-    Ok(Launch { guard: vec![program, "reward-guard".into()], cancel, directory: None })
+    })
 }

@@ -138,7 +138,8 @@ fn run_on<D: Device>(device: Arc<D>, args: &Args) -> anyhow::Result<()> {
             Some(tokenizer)
         }
     };
-    let texts = Texts::new(&opened.config, &opened.generation, tokenizer).or_bad()?;
+    let renderer = super::chat_renderer::command()?;
+    let texts = Texts::new(&opened.config, &opened.generation, tokenizer, renderer).or_bad()?;
     let mut queue = device.queue()?;
     let (engine, max_model_len) = engine::<D>(&mut queue, &dir, &opened, args)?;
     let config = opened.config.clone();

@@ -333,7 +333,10 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
     write_file(path, &text)
 }
 
-/// A file of a run, all or nothing.
+/// A file of a run, all or nothing. A FIFO or a device of that name is replaced: it would be waited for.
 pub fn write_file(path: &Path, text: &str) -> anyhow::Result<()> {
+    if path.metadata().is_ok_and(|there| !there.is_file()) {
+        std::fs::remove_file(path).with_context(|| format!("{}: cannot be replaced", path.display()))?;
+    }
     target::write(path, text)
 }

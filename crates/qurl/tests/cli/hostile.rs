@@ -46,3 +46,20 @@ fn a_tokenizer_that_makes_its_reader_panic() {
     let refused = qurl(&["generate", "--model", model.text(), "1+1="]);
     refused.assert_bad(&["tokenizer.json", "something that its reader fails on"]);
 }
+
+/// What files say reaches a terminal as text: no colours, no titles, no turned writing.
+#[test]
+fn nothing_of_a_file_steers_a_terminal() {
+    let model = saved(Family::Qwen2);
+    let template = "{{ raise_exception('\u{1b}[31mHI\u{7}\u{202e}') }}";
+    std::fs::write(model.path().join("chat_template.jinja"), template).expect("written");
+    let refused = qurl(&["generate", "--model", model.text(), "--chat", "1+1="]);
+    refused.assert_bad(&["chat_template.jinja", "\\u{1b}[31mHI\\u{7}\\u{202e}"]);
+    let place = TempDir::new();
+    let data = place.path().join("rows.jsonl");
+    std::fs::write(&data, "{\"problem\":\"1\",\"ans\\u001b[31mwer\":3}\n").expect("written");
+    let data = data.to_str().expect("UTF-8");
+    let refused = qurl(&["eval", "--model", model.text(), "--data", data]);
+    refused.assert_bad(&["rows.jsonl"]);
+    assert!(!refused.stderr.contains(|c: char| c.is_control() && c != '\n'), "{:?}", refused.stderr);
+}

@@ -91,3 +91,13 @@ fn lines_give_the_goldens() {
         );
     }
 }
+
+/// The last of two keys used to win.
+#[test]
+fn what_a_line_says_twice_is_refused() {
+    let line = r#"{"theta":[-1],"prox":[-1],"behav":[-1],"adv":[1],"objective":{"type":"naive"},"adv":[2]}"#;
+    qurl(&["objective"], line).assert_bad(&["line 1", "key `adv` is there twice"]);
+    let inside =
+        r#"{"theta":[-1],"prox":[-1],"behav":[-1],"adv":[1],"objective":{"type":"tis","c":2,"c":3}}"#;
+    qurl(&["objective"], inside).assert_bad(&["line 1", "key `c` is there twice"]);
+}

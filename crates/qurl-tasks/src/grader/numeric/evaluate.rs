@@ -6,6 +6,7 @@
 
 use num_traits::ToPrimitive;
 
+use super::SAFETY;
 use super::complex::Complex;
 use super::functions::{real_call, sensitivity};
 use crate::grader::budget::{Budget, Stop};
@@ -13,6 +14,9 @@ use crate::grader::expr::{Big, BigKind, Constant, Expr, Func, to_f64};
 
 /// Longest Σ or Π that is added up.
 const MAX_TERMS: f64 = 200.0;
+
+/// The largest rounding error of a number that is rounded to a whole one, which forgives twice as much.
+const WHOLE_ERROR: f64 = 5e-10;
 
 /// The value at a point.
 #[derive(Clone, Copy, Debug)]
@@ -160,6 +164,9 @@ fn call(
         }
         inputs.push(value);
     }
+    if is_torn(func, &inputs) {
+        return Ok(None);
+    }
     let mut left_reals = inputs.iter().any(|v| v.left_reals);
     let first = inputs.first().map_or(Complex::real(0.0), |v| v.value);
     let value = if inputs.iter().all(|v| v.value.is_real()) {
@@ -180,6 +187,19 @@ fn call(
             inputs.iter().map(|v| v.error * sensitivity(func, v.value.abs(), value.abs())).sum();
         Value { value, error: magnified + f64::EPSILON * value.abs(), left_reals }
     }))
+}
+
+/// Whether rounding decides which whole number a function gives.
+fn is_torn(func: &Func, inputs: &[Value]) -> bool {
+    let (size, error) = match (func, inputs) {
+        (Func::Floor | Func::Ceil, [x]) => (x.value.re, x.error),
+        (Func::Mod, [a, m]) if m.value.re != 0.0 => {
+            let quotient = a.value.re / m.value.re;
+            (quotient, (a.error + quotient.abs() * m.error) / m.value.re.abs())
+        }
+        _ => return false,
+    };
+    error > WHOLE_ERROR && (size - size.round()).abs() <= SAFETY * error
 }
 
 fn complex_call(func: &Func, x: Complex) -> Option<Complex> {

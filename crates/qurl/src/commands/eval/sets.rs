@@ -3,7 +3,7 @@
 //! A file of several data sets (rows with different `data_source`) counts as several sets.
 
 use crate::input::{OrBad, bad};
-use qurl_tasks::data::{self, DataError, Row};
+use qurl_tasks::data::{self, DataError, Row, Taken};
 use qurl_tasks::grader::ExtractRule;
 use qurl_tasks::rng::{mix, mix_text};
 use qurl_tasks::task::{Problem, Split, Task};
@@ -11,7 +11,6 @@ use qurl_tasks::tasks::{Kind, Synthetic};
 use qurl_train::evaluate::EvalSet;
 use qurl_train::recipe::DatasetSource;
 use qurl_train::solve::draw_problems;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 /// Generated problems where no limit is given.
@@ -114,13 +113,13 @@ fn by_data_source(file: &Path, limit: usize) -> Result<Vec<(String, Vec<Row>)>, 
     data::each_row(file, |row| {
         let source = row.extra.get("data_source").and_then(|s| s.as_str()).map(str::to_string);
         match sets.iter_mut().find(|(other, _)| *other == source) {
-            Some((_, rows)) if rows.len() >= limit => {}
+            Some((_, rows)) if rows.len() >= limit => return Taken::Left,
             Some((_, rows)) => rows.push(row),
             None => sets.push((source, vec![row])),
         }
         match &sets[..] {
-            [(None, rows)] if rows.len() >= limit => ControlFlow::Break(()),
-            _ => ControlFlow::Continue(()),
+            [(None, rows)] if rows.len() >= limit => Taken::Last,
+            _ => Taken::Kept,
         }
     })?;
     let several = sets.len() > 1;

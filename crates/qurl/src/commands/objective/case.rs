@@ -8,6 +8,7 @@
 //! all zero), `loss_agg_mode` (default `token-mean`) and `loss_scale_factor` may be left out. The line is
 //! read by hand and not by derived code, because a debugging aid must say which line, key and value is wrong.
 
+use super::unique::Unique;
 use qurl_rl::{Aggregation, LossAggMode, Objective, RlError, Tokens};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -122,7 +123,7 @@ pub struct CaseResult {
 impl Case {
     /// Reads line number `line` (from 1).
     pub fn parse(line: usize, text: &str) -> Result<Self, CaseError> {
-        let value: Value = serde_json::from_str(text).map_err(|e| json_error(line, text, &e))?;
+        let Unique(value) = serde_json::from_str(text).map_err(|e| json_error(line, text, &e))?;
         let Value::Object(map) = value else {
             return Err(wrong(line, "(the line)", &value, "a JSON object"));
         };

@@ -14,7 +14,7 @@ use qurl_model::tokenizer::Tokenizer;
 use qurl_tasks::task::{Split, Task};
 use qurl_train::recipe::reference::{Key, keys};
 use qurl_train::recipe::{Recipe, TaskSource};
-use qurl_train::start::encode;
+use qurl_train::start::{StartError, encode};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -246,12 +246,16 @@ fn sizes(model: &Path, sections: &[(&'static str, Vec<Line>)]) -> anyhow::Result
     let task = problems(&set.collect::<Vec<_>>().join("\n"))?;
     let count = task.len(Split::Train).unwrap_or(u64::MAX);
     let mut longest = 1;
+    let context = config.max_position_embeddings;
     for index in 0..count.min(MEASURED) {
         if let Some(problem) = task.draw(Split::Train, 1, index) {
-            longest = longest.max(encode(&tokenizer, template.as_ref(), &problem.prompt).or_bad()?.len());
+            let prompt = match encode(&tokenizer, template.as_ref(), &problem.prompt, context) {
+                Err(StartError::TooLong { most, .. }) => most,
+                prompt => prompt.or_bad()?.len(),
+            };
+            longest = longest.max(prompt);
         }
     }
-    let context = config.max_position_embeddings;
     let prompt = longest.next_multiple_of(64).min(context / 2).max(1);
     let response = RESPONSE.min(context - prompt).max(1);
     // Sixteen longest sequences in f32, the widest that keys and values can be.

@@ -9,6 +9,7 @@ use qurl_train::ranks::Ranks;
 use qurl_train::recipe::{Changes, Recipe};
 use qurl_train::run::SUMMARY;
 use qurl_train::runlog::RunLock;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 /// What runs in the directory.
@@ -47,6 +48,9 @@ impl Kind {
 pub const RECIPE: &str = "recipe.toml";
 
 const CHECKPOINTS: &str = "checkpoints";
+const METRICS: &str = "metrics.jsonl";
+/// Bytes of a summary or a recipe.
+const MAX_FILE: u64 = 16 * qurl_files::MIB;
 
 /// How many checkpoints a recipe wants.
 fn keep(recipe: &Recipe) -> Keep {
@@ -161,7 +165,7 @@ impl RunDir {
     /// The summary of a run that has made all steps of this recipe and written its model. Of the keys that
     /// may differ, one alone changes what is left of such a run.
     fn summary_if_finished(&self, recipe: &Recipe) -> Option<String> {
-        let read = |file: &str| std::fs::read_to_string(self.path.join(file)).ok();
+        let read = |file: &str| qurl_files::read_text(&self.path.join(file), MAX_FILE).ok();
         let (text, (_, total)) = (read(SUMMARY)?, self.kind.steps(recipe));
         let summary: serde_json::Value = serde_json::from_str(&text).ok()?;
         let made = self.step() == total && summary["steps"] == total && self.path.join("model").is_dir();
@@ -218,9 +222,29 @@ impl RunDir {
         }
         match &self.from {
             Some((step, _)) => view.note(&format!("resumes after step {step}")),
-            None => view.warn(&format!("--resume: the run in {name} has no checkpoint yet; it begins anew")),
+            None => {
+                self.check_nothing_lost(recipe)?;
+                view.warn(&format!("--resume: the run in {name} has no checkpoint yet; it begins anew"));
+            }
         }
         Ok(())
+    }
+
+    /// Refuses to begin anew over steps whose checkpoints are gone: they may be elsewhere, and hours of work.
+    fn check_nothing_lost(&self, recipe: &Recipe) -> anyhow::Result<()> {
+        let file = self.path.join(METRICS);
+        let Ok(metrics) = qurl_files::open(&file) else { return Ok(()) };
+        let steps = BufReader::new(metrics).split(b'\n').map_while(Result::ok).count() as u64;
+        let every = recipe.trainer.save_freq;
+        // The checkpoint of a step may still be on its way when the step is written down.
+        if every == 0 || steps <= every {
+            return Ok(());
+        }
+        let (file, name) = (file.display(), self.path.display());
+        Err(bad(format!(
+            "--resume: {file} has {steps} steps, but {name} has no checkpoint, expected one every {every} steps \
+             (trainer.save_freq): put {CHECKPOINTS} back, or begin anew in another directory"
+        )))
     }
 
     /// All or nothing, so that a reader never sees half a recipe.

@@ -236,3 +236,28 @@ fn metrics_that_vanish_are_taken_from_the_checkpoint() {
         EventReader::new(&events).filter(|e| !e.scalars.is_empty()).map(|e| e.step).collect();
     assert_eq!(steps, [1, 2, 3, 4, 5, 6]);
 }
+
+/// Checkpoints that are gone altogether, where the metrics say that there were some; and a summary that is no
+/// file, which used to be waited for.
+#[cfg(unix)]
+#[test]
+fn a_run_is_not_begun_anew_over_steps_that_had_checkpoints() {
+    let dir = place("runs-no-checkpoint");
+    let more = ["--set", "run.total_steps=4", "--set", "trainer.save_freq=2"];
+    trained(&dir, "run", &more);
+    let summary = dir.join("run/summary.json");
+    std::fs::remove_file(&summary).expect("removed");
+    assert!(std::process::Command::new("mkfifo").arg(&summary).status().expect("mkfifo").success());
+    trained(&dir, "run", &[&more[..], &["--resume"]].concat());
+    assert!(summary.is_file(), "written again");
+
+    std::fs::rename(dir.join("run/checkpoints"), dir.join("elsewhere")).expect("moved");
+    let metrics = std::fs::read(dir.join("run/metrics.jsonl")).expect("metrics");
+    train(&dir, "run", &[&more[..], &["--resume"]].concat()).assert_bad(&[
+        "run/metrics.jsonl has 4 steps",
+        "no checkpoint",
+        "one every 2 steps",
+        "put checkpoints back",
+    ]);
+    assert_eq!(std::fs::read(dir.join("run/metrics.jsonl")).expect("metrics"), metrics);
+}

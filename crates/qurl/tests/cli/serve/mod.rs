@@ -8,6 +8,7 @@ mod clients;
 mod logprobs;
 mod stop;
 mod strangers;
+mod templates;
 mod weights;
 
 use serde_json::{Value, json};
