@@ -140,7 +140,9 @@ fn biases_are_a_rows_own() {
     }
     let alone: Vec<Group> = requests
         .iter()
-        .flat_map(|request| model.engine(roomy(), false).generate(&[request.clone()]).expect("generate"))
+        .flat_map(|request| {
+            model.engine(roomy(), false).generate(std::slice::from_ref(request)).expect("generate")
+        })
         .collect();
     for (max_num_seqs, max_num_batched_tokens) in [(64, 256), (3, 7), (10, 33)] {
         let options = EngineOptions { max_num_seqs, max_num_batched_tokens, ..roomy() };
