@@ -5,7 +5,7 @@ use crate::ops::{Ops, Tables, cpus};
 use crate::paged::{Paged, heads, sampling};
 use crate::support::{Random, assert_bits};
 use qurl_kernels::ops::{Attend, Gather, Index, Linear, Mlp, MlpPass, Norm, Output, RmsNorm, Sample};
-use qurl_kernels::types::{Heads, KvFormat, SampleRow, Sampled, Token};
+use qurl_kernels::types::{Bias, Heads, KvFormat, SampleRow, Sampled, Token};
 use qurl_kernels::{Device, Format, Queue};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -212,6 +212,11 @@ pub(crate) fn check_replay<Dev: Device>(ops: &Ops<Dev>, format: Format, kv_forma
             ..SampleRow::greedy()
         };
         rows.samples = (0..members.len()).map(row).collect();
+        // So are those with biases, of which some steps have none.
+        let biased = (0..members.len() as u32).filter(|row| (*row as usize + round) % 5 < round % 3);
+        let bias =
+            |row| Bias { row, token: row % 7, add: if round % 2 == 0 { f32::NEG_INFINITY } else { 3.0 } };
+        rows.biases = biased.map(bias).collect();
         steps.push(rows);
     }
 }

@@ -276,6 +276,7 @@ impl<D: Device> Worker<D> {
         let (engine, queue) = (&mut self.engine, &mut self.queue);
         let loaded =
             engine.load_with(version, |network| refresh::<D>(queue, network, &params, version.checksum));
+        drop(params); // unmaps their files
         self.now.loads += u64::from(loaded.is_ok());
         self.reply(reply, loaded.map(|()| version).map_err(|error| LoadError::Failed(error.to_string())));
     }
