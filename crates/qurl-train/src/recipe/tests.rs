@@ -381,6 +381,6 @@ fn recomputation_is_named_and_its_old_spelling_is_read() {
     }
     let error = Recipe::parse(GOOD, "good.toml", &["trainer.recompute=attention".to_string()]);
     let error = error.expect_err("refused").to_string();
-    let expected = ["trainer.recompute", "attention", "none, mlp or block"];
+    let expected = ["trainer.recompute", "attention", "one of none, mlp, block"];
     assert!(expected.iter().all(|part| error.contains(part)), "{error}");
 }
