@@ -409,9 +409,8 @@ mod tests {
         let close = |time: StepTime, again: f64| (time.training / of_pass(again) - 1.0).abs() < 1e-12;
         assert!(close(alone, d * (qkv + d + 2.0 * f)));
         for (recompute, again) in [(Recompute::Mlp, 2.0 * d * f), (Recompute::None, 0.0)] {
-            let trainer = Trainer { recompute, ..recipe.trainer.clone() };
             let mut with = recipe.clone();
-            with.trainer = trainer;
+            with.trainer.recompute = recompute;
             assert!(close(step_time(&plan, &config, &with, &work, 1, &on), again), "{recompute}");
         }
         let mut last = (alone.total(), 1.0);
