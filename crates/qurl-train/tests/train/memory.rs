@@ -96,14 +96,15 @@ fn a_run_that_does_not_fit_is_told_what_its_own_sections_can_save() {
     let whole = [
         "trainer.pack_once = true",
         "actor.optim.offload = true",
-        "trainer.recompute = true",
+        "trainer.recompute = \"mlp\"",
+        "trainer.recompute = \"block\"",
         "actor.optim.moments = \"8bit\"",
         "rollout.kv_cache_mb = 200",
     ];
     let (needed, error, settings) = refused(&gpu, RL, &[]);
     assert_shrinks(needed, &error, &settings);
     // Moments that the host holds take nothing of the device, in whatever format.
-    assert_eq!(keys(&settings), [&whole[..3], &whole[4..]].concat(), "{error}");
+    assert_eq!(keys(&settings), [&whole[..4], &whole[5..]].concat(), "{error}");
     // A CPU has one memory: what is on the host is there, too.
     let (needed, error, settings) = refused(&cpu, RL, &[]);
     assert_shrinks(needed, &error, &settings);
@@ -139,7 +140,12 @@ fn beside_adapters_a_smaller_base_and_cache_are_named_and_nothing_that_does_noth
 fn supervised_training_is_told_its_own_keys() {
     let (needed, error, settings) = refused(&Cuda::counting_as(&GpuProfile::h200()), SFT, &[]);
     assert_shrinks(needed, &error, &settings);
-    let expected = ["trainer.pack_once = true", "sft.optim.offload = true", "trainer.recompute = true"];
+    let expected = [
+        "trainer.pack_once = true",
+        "sft.optim.offload = true",
+        "trainer.recompute = \"mlp\"",
+        "trainer.recompute = \"block\"",
+    ];
     assert_eq!(keys(&settings), expected, "{error}");
     let (needed, error, settings) = refused(&Cpu::new(Level::best(), 1), SFT, &[]);
     assert_shrinks(needed, &error, &settings);

@@ -236,8 +236,8 @@ impl RunDir {
         let Ok(metrics) = qurl_files::open(&file) else { return Ok(()) };
         let steps = BufReader::new(metrics).split(b'\n').map_while(Result::ok).count() as u64;
         let every = recipe.trainer.save_freq;
-        // The checkpoint of a step may still be on its way when the step is written down.
-        if every == 0 || steps <= every {
+        // A checkpoint may be on its way until the next one is begun.
+        if every == 0 || steps <= 2 * every {
             return Ok(());
         }
         let (file, name) = (file.display(), self.path.display());

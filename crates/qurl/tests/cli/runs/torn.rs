@@ -243,7 +243,7 @@ fn metrics_that_vanish_are_taken_from_the_checkpoint() {
 #[test]
 fn a_run_is_not_begun_anew_over_steps_that_had_checkpoints() {
     let dir = place("runs-no-checkpoint");
-    let more = ["--set", "run.total_steps=4", "--set", "trainer.save_freq=2"];
+    let more = ["--set", "run.total_steps=4", "--set", "trainer.save_freq=1"];
     trained(&dir, "run", &more);
     let summary = dir.join("run/summary.json");
     std::fs::remove_file(&summary).expect("removed");
@@ -256,7 +256,7 @@ fn a_run_is_not_begun_anew_over_steps_that_had_checkpoints() {
     train(&dir, "run", &[&more[..], &["--resume"]].concat()).assert_bad(&[
         "run/metrics.jsonl has 4 steps",
         "no checkpoint",
-        "one every 2 steps",
+        "one every 1 steps",
         "put checkpoints back",
     ]);
     assert_eq!(std::fs::read(dir.join("run/metrics.jsonl")).expect("metrics"), metrics);
