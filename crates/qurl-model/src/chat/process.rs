@@ -55,15 +55,20 @@ enum Reply {
 #[derive(Debug)]
 pub struct Renderer {
     command: Vec<String>,
+    /// Where there is no command: the template, which this process renders itself.
+    here: Option<ChatTemplate>,
     origin: Origin,
     /// Processes that wait for a conversation: never more than there were callers at once.
     idle: Mutex<Vec<Process>>,
 }
 
 impl Renderer {
-    /// Renders a template by processes that `command` starts; they call [`answer`].
+    /// Renders a template by processes that `command` starts; they call [`answer`]. Without a command this
+    /// process renders it: for programs that trust their template.
     pub fn new(template: ChatTemplate, command: Vec<String>) -> Renderer {
-        Renderer { command, origin: template.origin, idle: Mutex::default() }
+        let origin = template.origin.clone();
+        let here = command.is_empty().then_some(template);
+        Renderer { command, here, origin, idle: Mutex::default() }
     }
 
     /// As [`ChatTemplate::render_json`].
@@ -73,6 +78,9 @@ impl Renderer {
         add_generation_prompt: bool,
         variables: &Map<String, Value>,
     ) -> Result<String, ChatError> {
+        if let Some(template) = &self.here {
+            return template.render_json(messages, add_generation_prompt, variables);
+        }
         let file = || self.origin.file.clone();
         let gave_up = |why: String| ChatError::GaveUp { file: file(), why };
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();

@@ -18,7 +18,7 @@ pub struct Texts {
 
 impl Texts {
     /// From a model and its tokenizer; without one, prompts are ids and answers have no text. `renderer` is
-    /// the command that starts a process for its chat template ([`qurl_model::chat::answer`]).
+    /// the command that starts a process for its chat template ([`qurl_model::chat::Renderer`]).
     pub fn new(
         config: &ModelConfig,
         generation: &GenerationConfig,
