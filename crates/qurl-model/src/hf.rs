@@ -80,8 +80,8 @@ pub fn load(dir: &Path) -> Result<LoadedModel, HfError> {
     Ok(LoadedModel { config, params, generation, unused_tensors })
 }
 
-/// [`load`] that leaves the weights where they are. All are there with their shapes; whether their numbers are
-/// finite is seen when they are read, leaf by leaf.
+/// [`load`] that leaves the weights where they are. All are there with their shapes; whether their numbers
+/// are finite is seen when they are read, leaf by leaf.
 pub fn open(dir: &Path) -> Result<OpenModel, HfError> {
     let file = dir.join(CONFIG);
     if peft::is_adapter(dir) && !file.exists() {

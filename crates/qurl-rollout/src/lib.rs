@@ -63,5 +63,6 @@ pub mod sequence;
 pub use engine::{Emitted, Engine, EngineOptions, EngineStats, FullBatches, TextDecoder};
 pub use error::RolloutError;
 pub use request::{
-    FinishReason, Group, Request, RequestId, Sample, SampleKey, Sampling, TopTokens, WeightVersion,
+    FinishReason, Group, MIN_TEMPERATURE, Request, RequestId, Sample, SampleKey, Sampling, TopTokens,
+    WeightVersion,
 };

@@ -32,6 +32,9 @@ impl fmt::Display for WeightVersion {
 /// distribution at the request's temperature, even where only some of its tokens may be sampled.
 pub type TopTokens = Vec<(u32, f32)>;
 
+/// The lowest temperature above 0: the softmax of logits that are divided by less is one token.
+pub const MIN_TEMPERATURE: f32 = 1e-3;
+
 /// How tokens are sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
@@ -80,7 +83,8 @@ impl Sampling {
             }),
         };
         let t = self.temperature;
-        number("temperature", t, t == 0.0 || (1e-3..=1e3).contains(&t), "0, or a number from 0.001 to 1000")?;
+        let usable = t == 0.0 || (MIN_TEMPERATURE..=1e3).contains(&t);
+        number("temperature", t, usable, "0, or a number from 0.001 to 1000")?;
         number("top_p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "a number above 0, at most 1")?;
         number("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "a number from 0 to 1")?;
         if self.top_k as usize > vocabulary {

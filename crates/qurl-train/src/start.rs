@@ -158,8 +158,8 @@ impl Start {
         Start::with_tokenizer(dir, config, weights, generation, warning)
     }
 
-    /// Opens a Hugging Face directory to sample from it: its weights, of which there are none here, stay in its
-    /// files.
+    /// Opens a Hugging Face directory to sample from it: its weights, of which there are none here, stay in
+    /// its files.
     pub fn without_weights(dir: &Path) -> Result<(Start, OpenModel), StartError> {
         let model = hf::open(dir)?;
         let (config, generation) = (model.config.clone(), model.generation.clone());

@@ -6,9 +6,9 @@
 //! files print after they have saved. An output that was closed because its reader has seen enough is no
 //! failure: `main` ends then with status 0 and says nothing.
 //!
-//! What is printed holds names and texts of files that nobody vouches for: tensors, rows, what a template says.
-//! So every line goes through [`printable`], here and nowhere else; on standard output only where a terminal
-//! shows it, since programs read it otherwise.
+//! What is printed holds names and texts of files that nobody vouches for: tensors, rows, what a template
+//! says. So every line goes through [`printable`], here and nowhere else; on standard output only where a
+//! terminal shows it, since programs read it otherwise.
 
 use std::fmt;
 use std::io::{self, ErrorKind, IsTerminal, Write};
@@ -55,9 +55,9 @@ pub fn even_if_closed(printed: Result<(), OutputError>) -> Result<(), OutputErro
     }
 }
 
-/// What a model or a file says, for a terminal: control characters and those that turn the direction of writing are
-/// shown as escapes, so that no text can move the cursor, change colours or hide what it says. Line breaks
-/// and tabs stay.
+/// What a model or a file says, for a terminal: control characters and those that turn the direction of
+/// writing are shown as escapes, so that no text can move the cursor, change colours or hide what it says.
+/// Line breaks and tabs stay.
 pub fn printable(text: &str) -> String {
     let turns =
         |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

@@ -4,7 +4,8 @@
 //! of two vectors of columns, each as `[k][lane]`, so that the inner loop reads memory straight ahead. A
 //! packed word is 32 bits in every format: one f32, a pair of bf16 or four bytes that are neighbours along k.
 //! In f32 a word is a number as it lies in memory: many rows of A are then multiplied where they are
-//! ([`Lies::Rows`]), a tile reading each of its rows for itself, and so are both operands of weight gradients.
+//! ([`Lies::Rows`]), a tile reading each of its rows for itself, and so are both operands of weight
+//! gradients.
 //!
 //! **Order of summation.** Every output is one chain over k in ascending order, whatever the number of rows,
 //! the blocking or the threads. That is why a row has the same bits alone and in a batch, in prefill and in

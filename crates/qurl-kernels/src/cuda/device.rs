@@ -45,7 +45,8 @@ impl CudaTokens {
     }
 }
 
-/// Names the newest architecture whose instructions are used: 80 runs the kernels of older GPUs on a newer one.
+/// Names the newest architecture whose instructions are used: 80 runs the kernels of older GPUs on a newer
+/// one.
 const NEWEST: &str = "QURL_CUDA_NEWEST";
 
 impl Cuda {

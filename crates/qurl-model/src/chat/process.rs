@@ -170,8 +170,8 @@ fn write_line(mut output: impl Write, value: &impl Serialize) -> io::Result<()> 
     output.flush()
 }
 
-/// The other side of a [`Renderer`]: renders the conversations that come in until the input ends, or one takes
-/// more than it may.
+/// The other side of a [`Renderer`]: renders the conversations that come in until the input ends, or one
+/// takes more than it may.
 pub fn answer(mut input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     let mut line = Vec::new();
     qurl_files::read_line(&mut input, &mut line, MAX_LINE)?;

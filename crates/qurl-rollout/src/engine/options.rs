@@ -36,8 +36,8 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// What suits a device: a GPU reads keys and values faster in longer pages, and needs more rows at once for
-    /// its GEMMs.
+    /// What suits a device: a GPU reads keys and values faster in longer pages, and needs more rows at once
+    /// for its GEMMs.
     pub fn of_device<D: Device>(device: &D) -> EngineOptions {
         match device.info().asynchronous {
             true => EngineOptions { page_size: 64, max_num_batched_tokens: 8192, ..EngineOptions::default() },

@@ -4,33 +4,11 @@
 
 use crate::common::*;
 use qurl_kernels::{Cpu, Format};
-use qurl_model::{Family, ModelConfig, Params};
 use qurl_rollout::{EngineOptions, FinishReason, Group, Request, RolloutError};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const VOCABULARY: usize = 700;
-
-struct Model {
-    cpu: Arc<Cpu>,
-    config: ModelConfig,
-    params: Params<Vec<f32>>,
-}
-
-impl Model {
-    fn new() -> Model {
-        let (config, params) = model(Family::Qwen2, VOCABULARY, 1);
-        Model { cpu: cpu(2), config, params }
-    }
-
-    fn engine(&self, options: EngineOptions, ahead: bool) -> Served<Cpu> {
-        let mut engine =
-            engine(&self.cpu, network(&self.cpu, &self.config, &self.params, Format::Int8, None), options);
-        engine.set_text_decoder(Arc::new(|ids| ids.iter().map(|id| format!("<{id}>")).collect()));
-        engine.set_ahead(ahead);
-        engine
-    }
-}
 
 /// Stop ids, stop strings, lengths, groups, prompts whose log-probs are wanted.
 fn requests() -> Vec<Request> {
@@ -51,7 +29,7 @@ fn taken(groups: &[Group]) -> u64 {
 
 #[test]
 fn the_same_groups_whatever_the_size_of_a_step() {
-    let model = Model::new();
+    let model = Small::new(VOCABULARY, Format::Int8);
     let requests = requests();
     let expected = model.engine(roomy(), false).generate(&requests).expect("generate");
     let reasons: Vec<FinishReason> =
@@ -84,7 +62,7 @@ fn the_same_groups_whatever_the_size_of_a_step() {
 
 #[test]
 fn the_same_groups_when_pages_run_out() {
-    let model = Model::new();
+    let model = Small::new(VOCABULARY, Format::Int8);
     let requests = requests();
     let expected = model.engine(roomy(), false).generate(&requests).expect("generate");
     for pages in [10, 12, 15] {
@@ -102,7 +80,7 @@ fn the_same_groups_when_pages_run_out() {
 
 #[test]
 fn requests_come_and_go_while_a_step_is_in_flight() {
-    let model = Model::new();
+    let model = Small::new(VOCABULARY, Format::Int8);
     let requests = requests();
     let expected = model.engine(roomy(), false).generate(&requests).expect("generate");
     let mut engine = model.engine(EngineOptions { max_num_seqs: 6, ..roomy() }, true);
@@ -154,7 +132,7 @@ fn requests_come_and_go_while_a_step_is_in_flight() {
 
 #[test]
 fn a_logit_that_is_not_finite_ends_its_request_alone() {
-    let mut model = Model::new();
+    let mut model = Small::new(VOCABULARY, Format::Int8);
     // A head of its own, so that only sequences with the token are ill, which some sample sooner or later.
     let ill_token = 5;
     model.config.tie_word_embeddings = false;

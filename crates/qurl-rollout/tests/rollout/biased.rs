@@ -2,35 +2,12 @@
 //! log-probs, whatever else is computed.
 
 use crate::common::*;
-use qurl_kernels::{Cpu, Format};
-use qurl_model::{Family, ModelConfig, Params};
+use qurl_kernels::Format;
 use qurl_rollout::{EngineOptions, FinishReason, Group, Request, SampleKey, Sampling};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 const VOCABULARY: usize = 700;
 const EOS: u32 = 5;
-
-struct Model {
-    cpu: Arc<Cpu>,
-    config: ModelConfig,
-    params: Params<Vec<f32>>,
-}
-
-impl Model {
-    fn new() -> Model {
-        let (config, params) = model(Family::Qwen2, VOCABULARY, 1);
-        Model { cpu: cpu(2), config, params }
-    }
-
-    fn engine(&self, options: EngineOptions, ahead: bool) -> Served<Cpu> {
-        let net = network(&self.cpu, &self.config, &self.params, Format::Bf16, None);
-        let mut engine = engine(&self.cpu, net, options);
-        engine.set_text_decoder(Arc::new(|ids| ids.iter().map(|id| format!("<{id}>")).collect()));
-        engine.set_ahead(ahead);
-        engine
-    }
-}
 
 /// A request that its bias ends with the first token, unless it may not.
 fn eager(min_new: usize) -> Request {
@@ -45,7 +22,7 @@ fn lengths(groups: &[Group]) -> Vec<usize> {
 
 #[test]
 fn a_model_that_would_end_at_once_ends_when_it_may() {
-    let model = Model::new();
+    let model = Small::new(VOCABULARY, Format::Bf16);
     for ahead in [false, true] {
         let mut engine = model.engine(roomy(), ahead);
         for min_new in [0, 1, 5] {
@@ -69,7 +46,7 @@ fn a_model_that_would_end_at_once_ends_when_it_may() {
 /// Every token has a decimal for its text, so that the stop string is there in every token.
 #[test]
 fn stop_strings_are_not_looked_for_too_early() {
-    let mut engine = Model::new().engine(roomy(), false);
+    let mut engine = Small::new(VOCABULARY, Format::Bf16).engine(roomy(), false);
     for (min_new, length) in [(0, 1), (1, 2), (5, 6), (12, 12)] {
         let request =
             Request { min_new, stop_strings: vec![">".to_string()], ..Request::new(vec![3, 1, 4], 12) };
@@ -81,7 +58,7 @@ fn stop_strings_are_not_looked_for_too_early() {
 /// Log-probs are those of the whole distribution with its biases, made anew.
 #[test]
 fn log_probs_are_of_what_is_sampled() {
-    let model = Model::new();
+    let model = Small::new(VOCABULARY, Format::Bf16);
     let biases: Vec<(u32, f32)> = (0..300)
         .map(|i| ((i * 7) % VOCABULARY as u32, [1.5, -2.0, f32::NEG_INFINITY][i as usize % 3]))
         .chain([(1, 4.0)])
@@ -127,7 +104,7 @@ fn log_probs_are_of_what_is_sampled() {
 /// The same bits alone, in batches of any size and a step ahead; and rows beside biased ones have their own.
 #[test]
 fn biases_are_a_rows_own() {
-    let model = Model::new();
+    let model = Small::new(VOCABULARY, Format::Bf16);
     let plain = mixed_requests(VOCABULARY);
     let mut requests = plain.clone();
     requests.extend([0, 1, 4].map(eager));

@@ -112,11 +112,7 @@ pub async fn complete(
     let (call, shown, stream) = app.read(body, move |app, fields| wanted(app, &headers, fields)).await?;
     match stream {
         None => whole(&app, &call, shown).await,
-        Some(usage) => {
-            let answers = app.submit(&call, true)?;
-            let chunks = Chunks::new(app.clone(), call, shown, usage);
-            app.stream(answers, chunks).await
-        }
+        Some(usage) => app.stream(call, |app, call| Chunks::new(app, call, shown, usage)).await,
     }
 }
 

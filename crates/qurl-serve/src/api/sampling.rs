@@ -7,7 +7,7 @@
 use super::error::ApiError;
 use super::fields::{Fields, id, is_empty, is_number};
 use super::texts::Texts;
-use qurl_rollout::{Request, SampleKey, Sampling};
+use qurl_rollout::{MIN_TEMPERATURE, Request, SampleKey, Sampling};
 use serde_json::Value;
 
 /// Most tokens whose log-probs are given at a place.
@@ -16,8 +16,6 @@ pub const MAX_TOP: usize = 64;
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 4096;
 const MAX_STOP_IDS: usize = 1024;
-/// Temperatures below are greedy: the softmax of logits that are divided by less is one token.
-const LEAST_TEMPERATURE: f32 = 1e-3;
 /// Most tokens with a bias: all of them go to the device with every token.
 const MAX_BIASES: usize = 1024;
 
@@ -117,7 +115,7 @@ impl Wanted {
         let sampling = Sampling {
             temperature: match fields.f32("temperature")?.unwrap_or(1.0) {
                 // As good as the argmax, and what clients say who mean it.
-                tiny if (0.0..LEAST_TEMPERATURE).contains(&tiny) => 0.0,
+                tiny if (0.0..MIN_TEMPERATURE).contains(&tiny) => 0.0, // greedy
                 temperature => temperature,
             },
             top_p: fields.f32("top_p")?.unwrap_or(1.0),

@@ -81,9 +81,11 @@ pub async fn generate(
 ) -> Result<Response, ApiError> {
     let (call, shown, stream) = app.read(body, move |app, fields| wanted(app, &headers, fields)).await?;
     if stream {
-        let answers = app.submit(&call, true)?;
-        let (outcomes, changed) = (Outcome::all(&call, &app.texts), BTreeSet::new());
-        return app.clone().stream(answers, Changes { app, call, shown, outcomes, changed }).await;
+        let changes = |app: Arc<App>, call| {
+            let (outcomes, changed) = (Outcome::all(&call, &app.texts), BTreeSet::new());
+            Changes { app, call, shown, outcomes, changed }
+        };
+        return app.stream(call, changes).await;
     }
     let (outcomes, share) = app.collect(&call).await?;
     let told = (0..call.prompts.len()).flat_map(|prompt| {

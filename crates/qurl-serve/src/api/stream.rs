@@ -4,7 +4,7 @@
 //! engine costs less, not more.
 
 use super::App;
-use super::call::Answers;
+use super::call::Call;
 use super::error::ApiError;
 use crate::http::pieces;
 use crate::service::News;
@@ -45,12 +45,15 @@ pub fn event(to: &mut Vec<u8>, event: &impl Serialize) {
 }
 
 impl App {
-    /// The answer as server-sent events. What is wrong with a call is said before the stream begins.
-    pub async fn stream(
+    /// Submits a call and tells its answer as server-sent events. What is wrong with a call is said before the
+    /// stream begins.
+    pub async fn stream<E: Events>(
         self: Arc<Self>,
-        mut answers: Answers,
-        mut events: impl Events,
+        call: Call,
+        events: impl FnOnce(Arc<Self>, Call) -> E,
     ) -> Result<Response, ApiError> {
+        let mut answers = self.submit(&call, true)?;
+        let mut events = events(self.clone(), call);
         let deadline = self.deadline();
         let mut next = match timeout_at(deadline, answers.next()).await {
             Err(_) => return Err(self.too_slow()),

@@ -4,8 +4,8 @@
 //! whatever else a row has is kept in `extra`.
 //!
 //! Nobody vouches for a file: it is a regular one, rows are read one after the other and only as far as they
-//! are wanted, their size and their values are bounded, what unpacks to a hundred times its length is refused,
-//! and so are more rows than half of the memory holds.
+//! are wanted, their size and their values are bounded, what unpacks to a hundred times its length is
+//! refused, and so are more rows than half of the memory holds.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -146,7 +146,8 @@ pub enum DataError {
     },
     /// The rows take too much memory together.
     #[error(
-        "{path}, row {row}: it and the rows before it take {} MiB, expected at most {}, half of the free memory",
+        "{path}, row {row}: it and the rows before it take {} MiB, expected at most {}, half of the free \
+         memory",
         found >> 20, most >> 20
     )]
     Memory {

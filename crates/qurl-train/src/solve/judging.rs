@@ -1,5 +1,5 @@
-//! Judging beside sampling: responses to earlier prompts are judged while later ones are still sampled, so that
-//! a grader that takes its time does not leave the device without work.
+//! Judging beside sampling: responses to earlier prompts are judged while later ones are still sampled, so
+//! that a grader that takes its time does not leave the device without work.
 //!
 //! What is judged together does not depend on which responses ended first: it is the next prompts in their
 //! order, [`TOGETHER`] at a time, once all of their samples are there. So a reward that looks at what it is
@@ -15,9 +15,9 @@ use std::time::Instant;
 /// reward command without numbered replies waits for silence after each batch.
 const TOGETHER: usize = 32;
 
-/// Lets `sample` make a group for each of so many prompts, and `judge` judge them beside it; the second result
-/// is how many seconds judging took after the last sample. `sample` hands over groups by their numbers, in any
-/// order, and ends early where it is told that no more are wanted.
+/// Lets `sample` make a group for each of so many prompts, and `judge` judge them beside it; the second
+/// result is how many seconds judging took after the last sample. `sample` hands over groups by their
+/// numbers, in any order, and ends early where it is told that no more are wanted.
 pub(super) fn beside_sampling(
     prompts: usize,
     sample: impl FnOnce(&mut dyn FnMut(usize, Group) -> bool) -> Result<(), SolveError>,

@@ -314,8 +314,8 @@ fn bad_rows_are_named() {
     );
 }
 
-/// Looking for the tokens of a text takes hundreds of times its memory: one that is too long anyway is counted
-/// by its length.
+/// Looking for the tokens of a text takes hundreds of times its memory: one that is too long anyway is
+/// counted by its length.
 #[test]
 fn a_text_that_is_too_long_is_left_out_unread() {
     let start = start();

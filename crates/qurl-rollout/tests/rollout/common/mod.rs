@@ -158,6 +158,29 @@ pub fn engine(cpu: &Arc<Cpu>, net: Network<Cpu>, options: EngineOptions) -> Serv
     Served::new(cpu, net, WEIGHTS, options)
 }
 
+/// A small model, and engines that make text of its tokens: `<17>`.
+pub struct Small {
+    pub cpu: Arc<Cpu>,
+    pub config: ModelConfig,
+    pub params: Params<Vec<f32>>,
+    pub format: Format,
+}
+
+impl Small {
+    pub fn new(vocabulary: usize, format: Format) -> Small {
+        let (config, params) = model(Family::Qwen2, vocabulary, 1);
+        Small { cpu: cpu(2), config, params, format }
+    }
+
+    pub fn engine(&self, options: EngineOptions, ahead: bool) -> Served<Cpu> {
+        let net = network(&self.cpu, &self.config, &self.params, self.format, None);
+        let mut engine = engine(&self.cpu, net, options);
+        engine.set_text_decoder(Arc::new(|ids| ids.iter().map(|id| format!("<{id}>")).collect()));
+        engine.set_ahead(ahead);
+        engine
+    }
+}
+
 /// An engine with a budget of exactly this many pages.
 pub fn engine_of_pages(
     cpu: &Arc<Cpu>,

@@ -1,5 +1,5 @@
-//! JSON whose objects have each key once. The usual reader takes the last of several, and a line that says two
-//! things is a mistake.
+//! JSON whose objects have each key once. The usual reader takes the last of several, and a line that says
+//! two things is a mistake.
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};

@@ -236,14 +236,14 @@ impl RunDir {
         let Ok(metrics) = qurl_files::open(&file) else { return Ok(()) };
         let steps = BufReader::new(metrics).split(b'\n').map_while(Result::ok).count() as u64;
         let every = recipe.trainer.save_freq;
-        // A checkpoint may be on its way until the next one is begun.
+        // The first checkpoint may still be being written until the second one is begun.
         if every == 0 || steps <= 2 * every {
             return Ok(());
         }
         let (file, name) = (file.display(), self.path.display());
         Err(bad(format!(
-            "--resume: {file} has {steps} steps, but {name} has no checkpoint, expected one every {every} steps \
-             (trainer.save_freq): put {CHECKPOINTS} back, or begin anew in another directory"
+            "--resume: {file} has {steps} steps, but {name} has no checkpoint, expected one every {every} \
+             steps (trainer.save_freq): put {CHECKPOINTS} back, or begin anew in another directory"
         )))
     }
 
